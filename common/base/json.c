@@ -212,6 +212,64 @@ bool json_has(const json_t *object, const char *key)
     return value && !json_is_null(value);
 }
 
+// afresh: what holds otherwise is set first.
+static enum status read_field(const char *where, const json_t *object, const struct json_field *f,
+                              bool afresh, void *at)
+{
+    double x;
+    enum status st;
+    switch (f->type) {
+    case AS_TEXT:
+        if (afresh) *(const char **)at = NULL;
+        return json_get_string(where, object, f->name, at);
+    case AS_JSON:
+        if (afresh) *(const json_t **)at = NULL;
+        if (json_has(object, f->name)) *(const json_t **)at = json_object_get(object, f->name);
+        return ST_OK;
+    case AS_BOOL:
+        if (afresh) *(bool *)at = f->otherwise != 0;
+        return json_get_bool(where, object, f->name, at);
+    case AS_INT32:
+        if (afresh) *(int *)at = (int)f->otherwise;
+        return json_get_int32(where, object, f->name, (int)f->min, (int)f->max, at);
+    case AS_INT:
+        if (afresh) *(int64_t *)at = f->otherwise;
+        return json_get_int(where, object, f->name, f->min, f->max, at);
+    case AS_F32:
+        x = afresh ? f->or_else : (double)*(float *)at;
+        st = json_get_double(where, object, f->name, f->from, f->to, &x);
+        *(float *)at = (float)x;
+        return st;
+    case AS_REAL:
+        if (afresh) *(double *)at = f->or_else;
+        return json_get_double(where, object, f->name, f->from, f->to, at);
+    }
+    return ST_OK;
+}
+
+enum status json_read_field(const char *where, const json_t *object, const struct json_field *f,
+                            void *ret)
+{
+    return read_field(where, object, f, false, (char *)ret + f->offset);
+}
+
+enum status json_read_fields(const char *where, const json_t *object,
+                             const struct json_field *fields, const char *needs, void *ret)
+{
+    char name[64];
+    enum status st = ST_OK;
+    for (const struct json_field *f = fields; f->name; f++)
+        CHECK(read_field(where, object, f, true, (char *)ret + f->offset));
+    for (const char *word = needs ? needs : ""; *word; word += strspn(word, " ")) {
+        const int n = (int)strcspn(word, " ");
+        snprintf(name, sizeof name, "%.*s", n, word);
+        if (!json_has(object, name)) FAIL(ST_INVALID, "%s: \"%s\" is missing", where, name);
+        word += n;
+    }
+out:
+    return st;
+}
+
 enum status json_put_line(struct bytes *to, json_t *line, size_t flags)
 {
     char *text = line ? json_dumps(line, JSON_COMPACT | flags) : NULL;

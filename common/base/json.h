@@ -32,6 +32,38 @@ enum status json_get_string(const char *where, const json_t *object, const char 
                             const char **ret_x);
 bool json_has(const json_t *object, const char *key); // present and not null
 
+// ---- fields by a table --------------------------------------------------------------------------
+// Names, types and ranges of an object's fields, where each goes in the struct that is filled, and
+// what holds where it is absent or null.
+struct json_field {
+    const char *name; // NULL ends a table
+    enum json_field_type { AS_TEXT, AS_JSON, AS_BOOL, AS_INT32, AS_INT, AS_F32, AS_REAL } type;
+    size_t offset; // of a const char * (NULL: absent), const json_t *, bool, int, int64_t, ...
+    int64_t min, max, otherwise; // of whole numbers
+    double from, to, or_else;    // of others
+};
+
+// Rows of a table, after #define FIELDS_OF struct the_one_that_is_filled. Texts and JSON are
+// borrowed from the object.
+#define FIELD_(n, t, member, ...)                                                                  \
+    {                                                                                              \
+        .name = n, .type = t, .offset = offsetof(FIELDS_OF, member), __VA_ARGS__                   \
+    }
+#define FIELD_TEXT(name, member)            FIELD_(name, AS_TEXT, member, )
+#define FIELD_JSON(name, member)            FIELD_(name, AS_JSON, member, )
+#define FIELD_BOOL(name, member, otherwise) FIELD_(name, AS_BOOL, member, 0, 1, otherwise)
+#define FIELD_INT32(name, member, ...)      FIELD_(name, AS_INT32, member, __VA_ARGS__)
+#define FIELD_INT(name, member, ...)        FIELD_(name, AS_INT, member, __VA_ARGS__)
+#define FIELD_REAL(name, member, ...)       FIELD_(name, AS_REAL, member, .from = __VA_ARGS__)
+#define FIELD_F32(name, member, ...)        FIELD_(name, AS_F32, member, .from = __VA_ARGS__)
+
+// One of them. Where it is absent or null what is there stays.
+enum status json_read_field(const char *where, const json_t *object, const struct json_field *f,
+                            void *ret);
+// All of a table. needs: those that must be there, "model_id seq_id"; NULL: none.
+enum status json_read_fields(const char *where, const json_t *object,
+                             const struct json_field *fields, const char *needs, void *ret);
+
 // A list of numbers, read into an array.
 struct number_list {
     const char *key; // its field, for errors

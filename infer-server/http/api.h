@@ -7,7 +7,6 @@
 
 #include "infer-server/engine/engine.h"
 #include "common/base/json_out.h"
-#include "infer-server/http/request_fields.h"
 #include "infer-server/http/stop.h"
 #include "infer-server/http/tool_form.h"
 #include "common/text/chat_template.h"
@@ -24,6 +23,13 @@
 #define REQUEST_ID_BYTES   144      // "chatcmpl-NAME"
 // Of all prompts in one whole answer, the likeliest tokens' among them: some 300 MB as JSON.
 #define API_MAX_PROMPT_LOGPROBS 4000000
+
+// What is done about a field that the table (request_fields.c) does not have.
+struct unknown_fields {
+    bool accept; // --unknown-fields warn: each name is logged once, and the field has no effect
+    char logged[32][64];
+    int n_logged;
+};
 
 // The served model, as requests are checked against it.
 struct api_model {
@@ -54,6 +60,22 @@ enum status api_model_read_defaults(const char *where, const json_t *generation_
 bool api_names_frozen(const struct api_model *model, const char *name);
 
 enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE, API_INFERENCE };
+
+// Fields that mean something with others alone, or are no numbers: as they stand in the JSON, whose
+// they are; NULL where they do not.
+struct api_given {
+    const char *model, *lora, *request_id, *cache_salt, *speculative, *tool_choice, *selector;
+    const json_t *prompt, *prompts, *prompt_ids, *messages, *tools, *template_kwargs;
+    const json_t *groups, *group_id, *sampling, *tandem, *stream_options;
+    const json_t *stop, *stop_token_ids, *logit_bias;
+    bool add_special, generation_prompt, token_strings;
+    int best_of, top_logprobs; // best_of 0: not said
+    // of the adapters' endpoints, and of /reload
+    const char *lora_name, *lora_path, *copy_of, *adapter_path, *adapter_name;
+    const json_t *config, *draft;
+    bool in_place;
+    int writer;
+};
 
 struct api_prompt {
     int32_t *ids; // owned
@@ -90,8 +112,9 @@ struct api_request {
     bool many_prompts;     // /generate: "prompts", not "prompt"
     json_t *tools;         // whose calls the answer is searched for; owned; NULL: it is not
     const struct tool_form *tool_form; // in which they are written
-    bool one_call;                     // at most, of a choice
+    bool several_calls;                // of a choice; false: one at most
     bool shorten;                      // max_tokens is a default, and gives way to the context
+    struct api_given given;            // while it is read, then empty
 };
 
 // ST_FORMAT: not JSON; ST_INVALID, ST_UNSUPPORTED: a field, named in quotes by the sentence;
@@ -100,10 +123,11 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
                               size_t len, struct api_request **ret);
 void api_request_free(struct api_request *r);
 
-// Token ids of {"prompt"} or {"messages"}, a body of /tokenize.
+// A body that is an object (json_decref); with `empty`, none at all is {}.
+enum status api_read_object(const char *body, size_t len, bool empty, json_t **ret);
+// Token ids of {"prompt"} or {"messages"}, a body of /tokenize; *ret_strings: their spelling too.
 enum status api_tokenize(const struct api_model *model, const json_t *object,
-                         struct token_list *ret);
-
+                         struct token_list *ret, bool *ret_strings);
 // Ids of {"tokens"}, a body of /detokenize.
 enum status api_detokenize(const struct api_model *model, const json_t *object,
                            struct token_list *ret);

@@ -103,23 +103,23 @@ static enum status render(const struct chat_template *chat, const struct chat_in
     return st == ST_OK ? st : status_recall(&first);
 }
 
-enum status api_chat_render(const json_t *object, const struct api_model *model,
-                            bool generation_prompt, struct bytes *ret)
+enum status api_chat_render(const struct api_given *given, const struct api_model *model,
+                            struct bytes *ret)
 {
     json_t *plain = NULL, *messages = NULL;
-    const json_t *given = json_object_get(object, "messages");
-    const json_t *tools = json_object_get(object, "tools");
     const char *where = "request: \"messages\"";
     enum status st;
-    CHECK(check_messages(given));
-    CHECK(api_messages_plain(given, chat_template_mentions(model->chat, "developer"), &plain));
+    CHECK(check_messages(given->messages));
+    CHECK(api_messages_plain(given->messages, chat_template_mentions(model->chat, "developer"),
+                             &plain));
     CHECK(parse_tool_calls(plain));
     CHECK(chat_messages_join_parts(model->chat, plain, &messages));
     struct chat_input input = {
         .messages = messages,
-        .tools = json_is_array(tools) && json_array_size(tools) == 0 ? NULL : tools,
-        .kwargs = json_object_get(object, "chat_template_kwargs"),
-        .add_generation_prompt = generation_prompt,
+        .tools =
+            json_is_array(given->tools) && json_array_size(given->tools) == 0 ? NULL : given->tools,
+        .kwargs = given->template_kwargs,
+        .add_generation_prompt = given->generation_prompt,
     };
     CHECK(render(model->chat, &input, messages, ret)); // which checks the fields' types
     where = "request";
@@ -130,33 +130,30 @@ out:
     return status_context(st, "%s", where);
 }
 
-enum status api_read_tools(struct api_request *r, const json_t *object,
-                           const struct api_model *model)
+void api_set_tools(struct api_request *r, const struct api_model *model)
 {
-    json_t *tools = json_object_get(object, "tools");
-    const char *choice = json_string_value(json_object_get(object, "tool_choice"));
-    bool several = true;
-    enum status st = json_get_bool("request", object, "parallel_tool_calls", &several);
+    const char *choice = r->given.tool_choice;
     const bool searched = model->tool_form && !(choice && strcmp(choice, "none") == 0);
-    r->one_call = !several;
     r->tool_form = model->tool_form;
-    if (searched && json_array_size(tools) > 0) r->tools = json_incref(tools);
-    return st;
+    if (searched && json_array_size(r->given.tools) > 0)
+        r->tools = json_incref((json_t *)r->given.tools);
 }
 
-enum status api_chat_refuse_fields(const json_t *object)
+enum status api_chat_refuse_fields(const struct api_given *given)
 {
-    static const char *const fields[] = {"tools", "chat_template_kwargs"};
+    const struct {
+        const char *name;
+        const json_t *value;
+    } fields[] = {{"tools", given->tools}, {"chat_template_kwargs", given->template_kwargs}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        const json_t *value = json_object_get(object, fields[i]);
-        bool empty = !value || json_is_null(value) ||
-                     (json_is_array(value) && json_array_size(value) == 0) ||
-                     (json_is_object(value) && json_object_size(value) == 0);
+        const json_t *value = fields[i].value;
+        const bool empty = !value || (json_is_array(value) && json_array_size(value) == 0) ||
+                           (json_is_object(value) && json_object_size(value) == 0);
         if (!empty)
             return status_fail(ST_INVALID,
                                "request: \"%s\" goes with messages and would do nothing here; "
                                "leave it out, or put it beside them",
-                               fields[i]);
+                               fields[i].name);
     }
     return ST_OK;
 }

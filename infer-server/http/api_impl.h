@@ -1,46 +1,60 @@
-/* api_impl.h: reading a request, as its files share it: api_request.c, the whole; api_prompt.c, its
- * prompts; api_chat.c, a chat's text; api_sampling.c, how it is sampled. Private to these; any
- * thread. A failure's sentence names the field. */
+/* api_impl.h: reading a request, as its files share it: request_fields.c, the table of all fields;
+ * api_request.c, the whole; api_prompt.c, its prompts; api_chat.c, a chat's text. Any thread. A
+ * failure's sentence names the field. */
 #ifndef INFER_SERVER_API_IMPL_H
 #define INFER_SERVER_API_IMPL_H
 
 #include "infer-server/http/api.h"
 
-#define UP_TO_CONTEXT (-1) // max_tokens, until the prompts are known
+// The objects that have fields: bodies by endpoint, and objects within them.
+enum field_place {
+    PLACE_COMPLETIONS = 1 << 0,
+    PLACE_CHAT = 1 << 1,
+    PLACE_GENERATE = 1 << 2,
+    PLACE_INFERENCE = 1 << 3, // POST /inference/v1/generate
+    PLACE_ROLLOUTS = 1 << 4,
+    PLACE_SAMPLING = 1 << 5, // "sampling" of rollouts, "sampling_params" of /inference/v1/generate
+    PLACE_GROUP = 1 << 6,    // one of "groups"
+    PLACE_STREAM_OPTIONS = 1 << 7,
+    PLACE_TOKENIZE = 1 << 8,
+    PLACE_DETOKENIZE = 1 << 9,
+    PLACE_PROMPT = 1 << 10, // an object as "prompt" of /generate
+    PLACE_TANDEM = 1 << 11,
+    PLACE_LORA = 1 << 12,    // /v1/load_lora_adapter, /v1/unload_lora_adapter
+    PLACE_ADAPTER = 1 << 13, // /lora/load, /lora/unload
+    PLACE_RELOAD = 1 << 14,
+};
 
-// "model", which may be left out: ST_NOT_FOUND where it is another one's name.
-enum status api_check_model_name(const json_t *object, const struct api_model *model);
+// Reads an object's fields by the table: the body's into the request itself, those of an object
+// within it into one of its own. What is absent or null stays as it is; object NULL: all are.
+// ST_UNSUPPORTED: a value asks for what nothing here does. ST_INVALID: an unknown field, which
+// `unknown` may let pass (NULL: it does not), or one of another type or range.
+enum status request_read(const json_t *object, enum field_place place,
+                         struct unknown_fields *unknown, struct api_request *ret);
+// Row i of the table for tests and documentation; false past its end. ret_accepts is NULL for a
+// field that is read, "*" for one that means nothing here, else a JSON array of the values taken.
+bool request_fields_row(int i, const char **ret_name, unsigned *ret_places,
+                        const char **ret_accepts);
 
-// The sampling fields of `object`; r->sampling holds the defaults.
-enum status api_read_sampling(struct api_request *r, const json_t *object,
-                              const struct api_model *model);
-// prompt_logprobs. Behind logprobs and echo: an echo with log-probabilities needs the prompt's.
-enum status api_read_prompt_logprobs(struct api_request *r, const json_t *object);
-// What all prompts' log-probabilities take is bounded. Once the prompts are known.
-enum status api_check_prompt_logprobs(const struct api_request *r);
+// The given "model", which may be left out: ST_NOT_FOUND where it is another one's name.
+enum status api_check_model_name(const struct api_request *r, const struct api_model *model);
 
-// The prompts of the body `object`, with their samples and seeds; r->sampling is read already.
-enum status api_read_completion_prompts(struct api_request *r, const json_t *object,
-                                        const struct api_model *model);
-enum status api_read_chat_prompt(struct api_request *r, const json_t *object,
-                                 const struct api_model *model);
-enum status api_read_groups(struct api_request *r, const json_t *object,
-                            const struct api_model *model);
-enum status api_read_generate_prompts(struct api_request *r, const json_t *object,
-                                      const struct api_model *model);
-enum status api_read_inference_prompt(struct api_request *r, const json_t *object,
-                                      const struct api_model *model);
+// The prompts that are given, with their samples and seeds; r->sampling is read already.
+enum status api_read_completion_prompts(struct api_request *r, const struct api_model *model);
+enum status api_read_chat_prompt(struct api_request *r, const struct api_model *model);
+enum status api_read_groups(struct api_request *r, const struct api_model *model);
+enum status api_read_generate_prompts(struct api_request *r, const struct api_model *model);
+enum status api_read_inference_prompt(struct api_request *r, const struct api_model *model);
 
-// The text of `object`'s messages by the model's chat template. ST_INVALID, ST_UNSUPPORTED name the
+// The text of the given messages by the model's chat template. ST_INVALID, ST_UNSUPPORTED name the
 // field.
-enum status api_chat_render(const json_t *object, const struct api_model *model,
-                            bool generation_prompt, struct bytes *ret);
+enum status api_chat_render(const struct api_given *given, const struct api_model *model,
+                            struct bytes *ret);
 // Whose calls the answer is searched for, and how many are given.
-enum status api_read_tools(struct api_request *r, const json_t *object,
-                           const struct api_model *model);
-// ST_INVALID where `object`, which has no messages, has one of the other fields of a chat: they
+void api_set_tools(struct api_request *r, const struct api_model *model);
+// ST_INVALID where what is given, without messages, has one of the other fields of a chat: they
 // would do nothing.
-enum status api_chat_refuse_fields(const json_t *object);
+enum status api_chat_refuse_fields(const struct api_given *given);
 // A list (json_decref) of the same messages, in which role "developer" is "system" (its older name
 // in OpenAI's API) unless it is known, and an empty "tool_calls" list is gone. What is no message
 // is left as it is.

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char where[] = "request";
-
 // Room for n prompts, which came in `field`.
 static enum status make_prompts(struct api_request *r, size_t n, const char *field)
 {
@@ -93,20 +91,14 @@ out:
     return st;
 }
 
-static enum status read_messages(const json_t *object, const struct api_model *model,
+static enum status read_messages(const struct api_given *given, const struct api_model *model,
                                  struct api_prompt *ret)
 {
     struct bytes text = BYTES_INIT;
-    enum status st = ST_OK;
-    bool generation_prompt = true, continue_final = false;
-    const json_t *messages = json_object_get(object, "messages");
-    if (!json_is_array(messages) || json_array_size(messages) == 0)
+    enum status st;
+    if (!json_is_array(given->messages) || json_array_size(given->messages) == 0)
         return status_fail(ST_INVALID,
                            "request: \"messages\" must be an array of one message or more");
-    CHECK(json_get_bool(where, object, "add_generation_prompt", &generation_prompt));
-    CHECK(json_get_bool(where, object, "continue_final_message", &continue_final));
-    if (continue_final)
-        return status_fail(ST_UNSUPPORTED, "request: \"continue_final_message\" is not supported");
     if (!model->tokenizer)
         return status_fail(ST_INVALID,
                            "request: \"messages\" are text, but %s has no tokenizer.json; send "
@@ -115,7 +107,7 @@ static enum status read_messages(const json_t *object, const struct api_model *m
     if (!model->chat)
         return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
                            model->why_no_chat);
-    CHECK(api_chat_render(object, model, generation_prompt, &text));
+    CHECK(api_chat_render(given, model, &text));
     CHECK(bytes_status(&text));
     // the template has written the special tokens itself
     CHECK(encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
@@ -124,16 +116,9 @@ out:
     return st;
 }
 
-static enum status add_special_of(const json_t *object, bool *ret)
-{
-    *ret = true;
-    return json_get_bool(where, object, "add_special_tokens", ret);
-}
-
 // A prompt that is a string, which an echo and /generate give back.
-static enum status read_text(const struct api_request *r, const json_t *value, bool add_special,
-                             const char *field, const struct api_model *model,
-                             struct api_prompt *ret)
+static enum status read_text(const struct api_request *r, const json_t *value, const char *field,
+                             const struct api_model *model, struct api_prompt *ret)
 {
     const char *text = json_string_value(value);
     const size_t len = json_string_length(value);
@@ -143,61 +128,53 @@ static enum status read_text(const struct api_request *r, const json_t *value, b
         memcpy(ret->text, text, len);
         ret->text_len = len;
     }
-    return encode_text(text, len, add_special, field, model, ret);
+    return encode_text(text, len, r->given.add_special, field, model, ret);
 }
 
 // One of "prompt_token_ids", "messages", "prompt": a group of rollouts.
-static enum status read_group_prompt(const json_t *object, const struct api_model *model,
+static enum status read_group_prompt(const struct api_given *given, const struct api_model *model,
                                      struct api_prompt *ret)
 {
-    bool ids = json_has(object, "prompt_token_ids"), messages = json_has(object, "messages");
-    bool prompt = json_has(object, "prompt"), add_special;
-    if (ids + messages + prompt != 1)
+    const json_t *ids = given->prompt_ids, *prompt = given->prompt;
+    if (!!ids + !!given->messages + !!prompt != 1)
         return status_fail(ST_INVALID, "request: \"groups\": give each group exactly one of "
                                        "prompt_token_ids, messages and prompt");
-    enum status st = messages ? ST_OK : api_chat_refuse_fields(object);
+    if (given->messages) return read_messages(given, model, ret);
+    enum status st = api_chat_refuse_fields(given);
     if (st != ST_OK) return st;
-    if (ids)
-        return read_ids(json_object_get(object, "prompt_token_ids"), "prompt_token_ids", model,
-                        ret);
-    if (messages) return read_messages(object, model, ret);
-    const json_t *value = json_object_get(object, "prompt");
-    if (!json_is_string(value))
+    if (ids) return read_ids(ids, "prompt_token_ids", model, ret);
+    if (!json_is_string(prompt))
         return status_fail(
             ST_INVALID,
             "request: \"prompt\" of a group must be a string (token ids go into prompt_token_ids)");
-    st = add_special_of(object, &add_special);
-    if (st != ST_OK) return st;
-    return encode_text(json_string_value(value), json_string_length(value), add_special, "prompt",
-                       model, ret);
+    return encode_text(json_string_value(prompt), json_string_length(prompt), given->add_special,
+                       "prompt", model, ret);
 }
 
 static enum status read_group(const json_t *group, int i, const struct api_model *model,
                               struct api_prompt *ret)
 {
-    const json_t *id = json_object_get(group, "id");
-    int64_t seed = (int64_t)ret->seed;
+    struct api_request own = {.sampling = {.n = ret->n, .seed = ret->seed},
+                              .given = {.add_special = true, .generation_prompt = true}};
+    const json_t **id = &own.given.group_id;
     enum status st;
     if (!json_is_object(group))
         return status_fail(ST_INVALID, "request: \"groups\": entry %d is not an object", i);
-    if (id && !json_is_null(id) && !json_is_string(id) && !json_is_integer(id))
-        return status_fail(ST_INVALID,
-                           "request: \"id\" of group %d must be a string or a whole number", i);
-    CHECK(request_fields_check(group, PLACE_GROUP, model->unknown));
-    ret->group_id = id && !json_is_null(id) ? json_deep_copy(id) : json_integer(i);
-    CHECK(json_get_int32(where, group, "n", 1, API_MAX_N, &ret->n));
-    CHECK(json_get_int(where, group, "seed", INT64_MIN, INT64_MAX, &seed));
-    ret->seed = (uint64_t)seed;
-    st = status_context(read_group_prompt(group, model, ret), "group %d", i);
+    CHECK(request_read(group, PLACE_GROUP, model->unknown, &own));
+    if (*id && !json_is_string(*id) && !json_is_integer(*id))
+        FAIL(ST_INVALID, "request: \"id\" of group %d must be a string or a whole number", i);
+    ret->group_id = *id ? json_deep_copy(*id) : json_integer(i);
+    ret->n = own.sampling.n;
+    ret->seed = own.sampling.seed;
+    st = status_context(read_group_prompt(&own.given, model, ret), "group %d", i);
 out:
     return st;
 }
 
-enum status api_read_groups(struct api_request *r, const json_t *object,
-                            const struct api_model *model)
+enum status api_read_groups(struct api_request *r, const struct api_model *model)
 {
     enum status st;
-    const json_t *groups = json_object_get(object, "groups");
+    const json_t *groups = r->given.groups;
     if (!json_is_array(groups))
         return status_fail(ST_INVALID, "request: \"groups\" must be an array of groups");
     CHECK(make_prompts(r, json_array_size(groups), "groups"));
@@ -210,90 +187,72 @@ out:
 // "prompt" is a string, token ids, or an object as vLLM's TokensPrompt and TextPrompt; "prompts" is
 // a list of any of them.
 static enum status read_generate_prompt(const struct api_request *r, const json_t *value,
-                                        const json_t *object, const struct api_model *model,
-                                        struct api_prompt *ret)
+                                        const struct api_model *model, struct api_prompt *ret)
 {
-    bool add_special;
-    enum status st = add_special_of(object, &add_special);
-    if (st == ST_OK && json_is_object(value))
-        st = request_fields_check(value, PLACE_PROMPT, model->unknown);
-    if (st != ST_OK) return st;
-    if (json_is_object(value) && json_has(value, "prompt_token_ids"))
-        return read_ids(json_object_get(value, "prompt_token_ids"), "prompt_token_ids", model, ret);
-    if (json_is_object(value)) value = json_object_get(value, "prompt");
+    struct api_request own = {.name = ""};
+    if (json_is_object(value)) {
+        enum status st = request_read(value, PLACE_PROMPT, model->unknown, &own);
+        if (st != ST_OK) return st;
+        if (own.given.prompt_ids)
+            return read_ids(own.given.prompt_ids, "prompt_token_ids", model, ret);
+        value = own.given.prompt;
+    }
     if (json_is_array(value)) return read_ids(value, "prompt", model, ret);
-    if (json_is_string(value)) return read_text(r, value, add_special, "prompt", model, ret);
+    if (json_is_string(value)) return read_text(r, value, "prompt", model, ret);
     return status_fail(ST_INVALID, "request: \"prompt\" must be a string, an array of token ids, "
                                    "or an object with prompt_token_ids or prompt");
 }
 
-enum status api_read_generate_prompts(struct api_request *r, const json_t *object,
-                                      const struct api_model *model)
+enum status api_read_generate_prompts(struct api_request *r, const struct api_model *model)
 {
     enum status st;
-    const json_t *one = json_object_get(object, "prompt"),
-                 *many = json_object_get(object, "prompts");
-    if (json_has(object, "prompts") == json_has(object, "prompt"))
+    const json_t *one = r->given.prompt, *many = r->given.prompts;
+    if (!!one == !!many)
         return status_fail(ST_INVALID, "request: give exactly one of \"prompt\" and \"prompts\"");
-    r->many_prompts = json_has(object, "prompts");
-    if (r->many_prompts && !json_is_array(many))
+    r->many_prompts = many != NULL;
+    if (many && !json_is_array(many))
         return status_fail(ST_INVALID, "request: \"prompts\" must be an array");
-    CHECK(make_prompts(r, r->many_prompts ? json_array_size(many) : 1,
-                       r->many_prompts ? "prompts" : "prompt"));
+    CHECK(make_prompts(r, many ? json_array_size(many) : 1, many ? "prompts" : "prompt"));
     for (int i = 0; i < r->n_prompts; i++)
-        CHECK(read_generate_prompt(r, r->many_prompts ? json_array_get(many, (size_t)i) : one,
-                                   object, model, &r->prompts[i]));
+        CHECK(read_generate_prompt(r, many ? json_array_get(many, (size_t)i) : one, model,
+                                   &r->prompts[i]));
 out:
     return st;
 }
 
-enum status api_read_chat_prompt(struct api_request *r, const json_t *object,
-                                 const struct api_model *model)
+enum status api_read_chat_prompt(struct api_request *r, const struct api_model *model)
 {
     enum status st = make_prompts(r, 1, "messages");
-    if (st == ST_OK) st = api_read_tools(r, object, model);
-    return st == ST_OK ? read_messages(object, model, &r->prompts[0]) : st;
+    api_set_tools(r, model);
+    return st == ST_OK ? read_messages(&r->given, model, &r->prompts[0]) : st;
 }
 
-enum status api_read_inference_prompt(struct api_request *r, const json_t *object,
-                                      const struct api_model *model)
+enum status api_read_inference_prompt(struct api_request *r, const struct api_model *model)
 {
     enum status st = make_prompts(r, 1, "token_ids");
-    if (st != ST_OK) return st;
-    return read_ids(json_object_get(object, "token_ids"), "token_ids", model, &r->prompts[0]);
+    return st == ST_OK ? read_ids(r->given.prompt_ids, "token_ids", model, &r->prompts[0]) : st;
 }
 
 // A string, an array of strings, an array of ids, or an array of arrays of ids.
-enum status api_read_completion_prompts(struct api_request *r, const json_t *object,
-                                        const struct api_model *model)
+enum status api_read_completion_prompts(struct api_request *r, const struct api_model *model)
 {
     enum status st = ST_OK;
-    int best_of = r->sampling.n;
-    CHECK(json_get_int32(where, object, "best_of", 1, API_MAX_N, &best_of));
-    if (best_of != r->sampling.n)
+    const bool ids = r->given.prompt_ids != NULL;
+    const char *field = ids ? "prompt_token_ids" : "prompt";
+    const json_t *value = ids ? r->given.prompt_ids : r->given.prompt;
+    if (r->given.best_of && r->given.best_of != r->sampling.n)
         return status_fail(ST_UNSUPPORTED, "request: \"best_of\" must be equal to n");
-    const char *field = json_has(object, "prompt_token_ids") ? "prompt_token_ids" : "prompt";
-    const json_t *value = json_object_get(object, field);
-    bool add_special;
-    CHECK(add_special_of(object, &add_special));
-    if (json_is_string(value)) {
-        CHECK(make_prompts(r, 1, field));
-        return read_text(r, value, add_special, field, model, &r->prompts[0]);
-    }
-    if (!json_is_array(value))
+    if (!json_is_string(value) && !json_is_array(value))
         return status_fail(ST_INVALID,
                            "request: \"%s\" must be a string, an array of strings, an array of "
                            "token ids, or an array of arrays of token ids",
                            field);
-    if (json_is_integer(json_array_get(value, 0))) {
-        CHECK(make_prompts(r, 1, field));
-        return read_ids(value, field, model, &r->prompts[0]);
-    }
-    CHECK(make_prompts(r, json_array_size(value), field));
+    const bool alone = json_is_string(value) || json_is_integer(json_array_get(value, 0));
+    CHECK(make_prompts(r, alone ? 1 : json_array_size(value), field));
     for (int i = 0; i < r->n_prompts; i++) {
-        const json_t *one = json_array_get(value, (size_t)i);
+        const json_t *one = alone ? value : json_array_get(value, (size_t)i);
         if (json_is_string(one))
-            CHECK(read_text(r, one, add_special, field, model, &r->prompts[i]));
+            CHECK(read_text(r, one, field, model, &r->prompts[i]));
         else if (json_is_array(one))
             CHECK(read_ids(one, field, model, &r->prompts[i]));
         else
@@ -309,24 +268,23 @@ out:
 // ---- /tokenize and /detokenize ------------------------------------------------------------------
 
 enum status api_tokenize(const struct api_model *model, const json_t *object,
-                         struct token_list *ret)
+                         struct token_list *ret, bool *ret_strings)
 {
+    struct api_request own = {.given = {.add_special = true, .generation_prompt = true}};
     struct api_prompt prompt = {0};
     struct api_model unbounded = *model; // a text need not fit to be counted
-    bool add_special = false;
     enum status st;
     unbounded.max_context = 0;
-    CHECK(request_fields_check(object, PLACE_TOKENIZE, model->unknown));
-    CHECK(api_check_model_name(object, model));
-    if (json_has(object, "messages") == json_has(object, "prompt"))
-        return status_fail(ST_INVALID, "request: give exactly one of \"prompt\" and \"messages\"");
-    if (json_has(object, "messages"))
-        CHECK(json_get_bool(where, object, "add_special_tokens", &add_special));
-    if (add_special)
-        return status_fail(ST_UNSUPPORTED, "request: \"add_special_tokens\" with messages is not "
-                                           "supported: the chat template writes them");
-    CHECK(read_group_prompt(object, &unbounded, &prompt));
+    CHECK(request_read(object, PLACE_TOKENIZE, model->unknown, &own));
+    CHECK(api_check_model_name(&own, model));
+    if (!!own.given.messages == !!own.given.prompt)
+        FAIL(ST_INVALID, "request: give exactly one of \"prompt\" and \"messages\"");
+    if (own.given.messages && json_is_true(json_object_get(object, "add_special_tokens")))
+        FAIL(ST_UNSUPPORTED, "request: \"add_special_tokens\" with messages is not supported: the "
+                             "chat template writes them");
+    CHECK(read_group_prompt(&own.given, &unbounded, &prompt));
     *ret = (struct token_list){prompt.ids, prompt.n_ids, prompt.n_ids};
+    *ret_strings = own.given.token_strings;
 out:
     return st;
 }
@@ -334,13 +292,14 @@ out:
 enum status api_detokenize(const struct api_model *model, const json_t *object,
                            struct token_list *ret)
 {
+    struct api_request own = {.name = ""};
     struct api_prompt tokens = {0};
-    const json_t *list = json_object_get(object, "tokens");
+    const json_t **list = &own.given.prompt_ids;
     enum status st;
-    CHECK(request_fields_check(object, PLACE_DETOKENIZE, model->unknown));
-    CHECK(api_check_model_name(object, model));
-    if (json_is_array(list) && json_array_size(list) == 0) return ST_OK; // the empty text
-    CHECK(read_ids(list, "tokens", model, &tokens));
+    CHECK(request_read(object, PLACE_DETOKENIZE, model->unknown, &own));
+    CHECK(api_check_model_name(&own, model));
+    if (json_is_array(*list) && json_array_size(*list) == 0) return ST_OK; // the empty text
+    CHECK(read_ids(*list, "tokens", model, &tokens));
     *ret = (struct token_list){tokens.ids, tokens.n_ids, tokens.n_ids};
 out:
     return st;

@@ -1,16 +1,21 @@
-/* api_request.c: request bodies to struct api_request. Every field is checked here, where its name
- * is known; the engine only sees token ids and numbers that make sense. Which fields there are, and
- * what becomes of those that are not read here, is in request_fields.c. Any thread: it reads the
- * model's facts, which nobody changes, and writes its own request. */
+/* api_request.c: request bodies to struct api_request. Each field by itself is read and checked by
+ * the table (request_fields.c), here what they mean with one another and for this model; the engine
+ * only sees token ids and numbers that make sense. Any thread: it reads the model's facts, which
+ * nobody changes, and writes its own request. */
 #include "infer-server/http/api_impl.h"
 #include "common/base/hash.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 
+#include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
-static const char where[] = "request";
+#define UP_TO_CONTEXT (-1) // max_tokens, until the prompts are known
+#define UNSAID        INT_MIN
 
 // 64 bits of a text's SHA-256, never 0.
 static uint64_t hash64(const char *text)
@@ -53,13 +58,11 @@ static enum status fail_model_name(const struct api_model *model, const char *na
                        model->name);
 }
 
-enum status api_check_model_name(const json_t *object, const struct api_model *model)
+enum status api_check_model_name(const struct api_request *r, const struct api_model *model)
 {
-    const char *name = NULL;
+    const char *name = r->given.model;
     struct adapter_ref ref;
-    enum status st = json_get_string(where, object, "model", &name);
-    if (st != ST_OK || !name) return st;
-    if (names_policy(model, name) || api_names_frozen(model, name)) return ST_OK;
+    if (!name || names_policy(model, name) || api_names_frozen(model, name)) return ST_OK;
     if (model->engine && engine_find_adapter(model->engine, name, &ref)) return ST_OK;
     return fail_model_name(model, name);
 }
@@ -72,15 +75,10 @@ static bool use_adapter(struct api_request *r, const struct api_model *model, co
     return true;
 }
 
-// "lora": an adapter's name; or "model", where that is one's, or the frozen model's. An adapter may
-// have gone since api_check_model_name() was content.
-static enum status read_adapter(struct api_request *r, const json_t *object,
-                                const struct api_model *model)
+// "lora": an adapter's name; or "model", where that is one's, or the frozen model's.
+static enum status set_model(struct api_request *r, const struct api_model *model)
 {
-    const char *name = NULL, *lora = NULL;
-    enum status st;
-    CHECK(json_get_string(where, object, "model", &name));
-    CHECK(json_get_string(where, object, "lora", &lora));
+    const char *name = r->given.model, *lora = r->given.lora;
     if (name && api_names_frozen(model, name)) {
         r->sampling.frozen = true;
         snprintf(r->adapter, sizeof r->adapter, API_FROZEN);
@@ -90,53 +88,215 @@ static enum status read_adapter(struct api_request *r, const json_t *object,
     if (!lora && !name && r->kind == API_GENERATE && model->active_adapter[0])
         lora = model->active_adapter;
     if (lora && !use_adapter(r, model, lora))
-        st = status_fail(ST_NOT_FOUND,
-                         "request: \"lora\" is '%.200s', which is no adapter of this server; "
-                         "/v1/models lists them",
-                         lora);
-out:
-    return st;
+        return status_fail(ST_NOT_FOUND,
+                           "request: \"lora\" is '%.200s', which is no adapter of this server; "
+                           "/v1/models lists them",
+                           lora);
+    return ST_OK;
 }
 
-static enum status read_stream(struct api_request *r, const json_t *object,
-                               const struct api_model *model)
+// Of rollouts it always is one.
+static enum status set_stream(struct api_request *r, const struct api_model *model)
 {
-    enum status st;
-    CHECK(json_get_bool(where, object, "stream", &r->stream));
-    if (!json_has(object, "stream_options")) return ST_OK;
-    const json_t *options = json_object_get(object, "stream_options");
+    const json_t *options = r->given.stream_options;
+    if (r->kind == API_ROLLOUTS) r->stream = true;
+    if (r->stream && r->kind == API_GENERATE)
+        return status_fail(ST_UNSUPPORTED, "request: \"stream\" is not supported by /generate; use "
+                                           "/v1/completions or /v1/rollouts");
+    if (!options) return ST_OK;
     if (!json_is_object(options))
         return status_fail(ST_INVALID, "request: \"stream_options\" must be an object");
     if (!r->stream)
         return status_fail(ST_INVALID, "request: \"stream_options\" need \"stream\": true");
-    CHECK(request_fields_check(options, PLACE_STREAM_OPTIONS, model->unknown));
-    CHECK(json_get_bool(where, options, "include_usage", &r->include_usage));
-    CHECK(json_get_bool(where, options, "continuous_usage_stats", &r->continuous_usage));
+    enum status st = request_read(options, PLACE_STREAM_OPTIONS, model->unknown, r);
     r->continuous_usage = r->continuous_usage && r->include_usage; // as vLLM has it
-out:
     return st;
 }
 
-// Fields that say how the response and the request's blocks are to be known.
-static enum status read_identity(struct api_request *r, const json_t *object)
+// How the response and the request's blocks are to be known.
+static enum status set_identity(struct api_request *r)
 {
-    const char *id = NULL, *salt = NULL;
-    enum status st;
-    CHECK(json_get_bool(where, object, "return_token_ids", &r->return_prompt_ids));
-    CHECK(json_get_bool(where, object, "return_tokens_as_token_ids", &r->tokens_as_ids));
-    CHECK(json_get_string(where, object, "request_id", &id));
-    CHECK(json_get_string(where, object, "cache_salt", &salt));
+    const char *id = r->given.request_id, *salt = r->given.cache_salt;
     if (salt && !*salt)
         return status_fail(ST_INVALID, "request: \"cache_salt\" is empty: leave it out");
     if (salt) r->sampling.cache_salt = hash64(salt);
+    if (r->kind == API_INFERENCE) r->tokens_as_ids = true;
     if (!id) return ST_OK;
     const size_t n = strlen(id);
     if (n == 0 || n >= REQUEST_NAME_BYTES)
         return status_fail(ST_INVALID, "request: \"request_id\" must have 1 to %d bytes",
                            REQUEST_NAME_BYTES - 1);
     memcpy(r->name, id, n + 1);
+    return ST_OK;
+}
+
+// ---- sampling ----------------------------------------------------------------------------------
+
+// A seed nobody asked for.
+static uint64_t random_seed(void)
+{
+    uint64_t seed = 0;
+    if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = (uint64_t)(uintptr_t)&seed;
+    return seed;
+}
+
+static enum status set_stop(const json_t *stop, struct stop_set *ret)
+{
+    const json_t *one;
+    size_t i;
+    if (!stop) return ST_OK;
+    if (json_is_string(stop))
+        return stop_set_add(ret, json_string_value(stop), json_string_length(stop));
+    if (!json_is_array(stop))
+        return status_fail(ST_INVALID, "request: \"stop\" must be a string or an array of strings");
+    json_array_foreach (stop, i, one) {
+        if (!json_is_string(one))
+            return status_fail(ST_INVALID, "request: \"stop\": entry %zu is not a string", i);
+        enum status st = stop_set_add(ret, json_string_value(one), json_string_length(one));
+        if (st != ST_OK) return st;
+    }
+    return ST_OK;
+}
+
+static enum status set_stop_ids(const json_t *ids, const struct api_model *model,
+                                struct sampling *s)
+{
+    const json_t *one;
+    const int max = (int)(sizeof s->stop_ids / sizeof *s->stop_ids);
+    size_t i;
+    if (!ids) return ST_OK;
+    if (!json_is_array(ids) || json_array_size(ids) > (size_t)max)
+        return status_fail(ST_INVALID,
+                           "request: \"stop_token_ids\" must be an array of at most %d token ids",
+                           max);
+    json_array_foreach (ids, i, one) {
+        json_int_t id = json_integer_value(one);
+        if (!json_is_integer(one) || id < 0 || id >= model->vocab_size)
+            return status_fail(
+                ST_INVALID, "request: \"stop_token_ids\": entry %zu is not a token id from 0 to %d",
+                i, model->vocab_size - 1);
+        s->stop_ids[s->n_stop_ids++] = (int32_t)id;
+    }
+    return ST_OK;
+}
+
+// The frozen model's part in what is sampled.
+static enum status set_tandem(struct api_request *r, const struct api_model *model)
+{
+    const json_t *tandem = r->given.tandem;
+    struct api_request own = {.sampling.tandem = {.p = 0.5, .chunk = TANDEM_CHUNK_TOKENS}};
+    struct tandem_choice *t = &own.sampling.tandem;
+    if (!tandem) return ST_OK;
+    if (r->kind != API_ROLLOUTS)
+        return status_fail(ST_UNSUPPORTED, "request: \"tandem\" is for /v1/rollouts only");
+    if (!json_is_object(tandem))
+        return status_fail(ST_INVALID, "request: \"tandem\" must be an object");
+    enum status st = request_read(tandem, PLACE_TANDEM, model->unknown, &own);
+    if (st == ST_OK && own.given.selector)
+        st = status_context(name_parse(tandem_selector_names, own.given.selector, &t->selector),
+                            "request: \"tandem\": \"selector\"");
+    t->on = true;
+    t->shared = json_has(tandem, "seed");
+    t->seed = own.sampling.seed;
+    r->sampling.tandem = *t;
+    return st;
+}
+
+// An object from token id, in decimal digits, to bias.
+static enum status set_bias(struct api_request *r, int vocab)
+{
+    json_t *biases = (json_t *)r->given.logit_bias, *value;
+    const char *key;
+    if (!biases) return ST_OK;
+    if (!json_is_object(biases) || json_object_size(biases) > API_MAX_BIASES)
+        return status_fail(
+            ST_INVALID,
+            "request: \"logit_bias\" must be an object of at most %d biases by token id",
+            API_MAX_BIASES);
+    r->logit_bias = calloc(json_object_size(biases) + 1, sizeof *r->logit_bias);
+    if (!r->logit_bias) return status_fail(ST_NO_MEMORY, "out of memory");
+    json_object_foreach (biases, key, value) {
+        char *end;
+        errno = 0;
+        const long id = strtol(key, &end, 10);
+        if (end == key || *end || errno || id < 0 || id >= vocab)
+            return status_fail(ST_INVALID,
+                               "request: \"logit_bias\": '%.40s' is not a token id from 0 to %d",
+                               key, vocab - 1);
+        const double bias = json_number_value(value);
+        if (!json_is_number(value) || !(fabs(bias) <= 100))
+            return status_fail(
+                ST_INVALID,
+                "request: \"logit_bias\" of token %ld must be a number from -100 to 100", id);
+        if (bias == 0) continue;
+        r->logit_bias[r->sampling.n_logit_bias++] =
+            (struct token_bias){.token = (int32_t)id, .bias = (float)bias};
+    }
+    r->sampling.logit_bias = r->logit_bias;
+    return ST_OK;
+}
+
+static enum status set_sampling(struct api_request *r, const struct api_model *model)
+{
+    struct sampling *s = &r->sampling;
+    enum status st = ST_OK;
+    CHECK(set_stop(r->given.stop, &r->stop));
+    CHECK(set_stop_ids(r->given.stop_token_ids, model, s));
+    if (r->given.speculative)
+        CHECK(status_context(speculative_parse(r->given.speculative, &s->speculative),
+                             "request: \"speculative\""));
+    CHECK(set_tandem(r, model));
+    CHECK(set_bias(r, model->vocab_size));
+    if (r->echo && r->kind != API_COMPLETIONS)
+        FAIL(ST_UNSUPPORTED, "request: \"echo\" is for /v1/completions only; \"prompt_logprobs\" "
+                             "gives a prompt's log-probabilities");
+    if (r->want_text_offset && r->kind != API_ROLLOUTS)
+        FAIL(ST_UNSUPPORTED, "request: \"text_offset\" is for /v1/rollouts only");
+    if (!(s->top_p > 0)) FAIL(ST_INVALID, "request: \"top_p\" is 0; it must be above 0 (1 is off)");
+    if (s->temperature > 0 && s->temperature < 1e-3f)
+        FAIL(ST_INVALID, "request: \"temperature\" is %g; use 0 for greedy, or at least 0.001",
+             (double)s->temperature);
+    if (s->top_k < 0 || s->top_k >= model->vocab_size) s->top_k = 0;
+    r->filtered = s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
+    r->filtered |= sampling_adjusts(s);
+    if (s->min_tokens > s->max_tokens && s->max_tokens != UP_TO_CONTEXT)
+        FAIL(ST_INVALID, "request: \"min_tokens\" is %d, above max_tokens, %d", s->min_tokens,
+             s->max_tokens);
+    if (r->stop.n > 0 && !model->tokenizer)
+        FAIL(ST_INVALID,
+             "request: \"stop\" needs text, but %s has no tokenizer.json; use stop_token_ids",
+             model->folder);
 out:
     return st;
+}
+
+// Those of the sampled tokens, and of the prompt's; an echo with log-probabilities needs both.
+static enum status set_logprobs(struct api_request *r)
+{
+    struct sampling *s = &r->sampling;
+    if (r->kind == API_CHAT) {
+        if (r->given.top_logprobs > 0 && !r->want_logprobs)
+            return status_fail(ST_INVALID, "request: \"top_logprobs\" needs \"logprobs\": true");
+        if (r->want_logprobs) s->logprobs = r->given.top_logprobs;
+    } else if (r->kind == API_ROLLOUTS) {
+        if (s->logprobs > 0)
+            return status_fail(ST_INVALID,
+                               "request: \"logprobs\" is %d; rollouts have the sampled token's "
+                               "alone: it must be 0",
+                               s->logprobs);
+        s->logprobs = 0;
+    }
+    r->want_logprobs = s->logprobs >= 0;
+    r->want_prompt_logprobs = r->prompt_top >= 0;
+    if (r->want_prompt_logprobs && r->stream && r->kind != API_ROLLOUTS)
+        return status_fail(
+            ST_UNSUPPORTED,
+            "request: \"prompt_logprobs\" are not given in a stream; leave \"stream\" out");
+    const bool echoed = r->echo && r->want_logprobs;
+    if (r->prompt_top < 0) r->prompt_top = 0;
+    s->prompt_logprobs = r->want_prompt_logprobs || echoed;
+    s->prompt_top = echoed && s->logprobs > r->prompt_top ? s->logprobs : r->prompt_top;
+    return ST_OK;
 }
 
 // ---- the five kinds ----------------------------------------------------------------------------
@@ -147,8 +307,7 @@ static const struct kind {
     const char *sampling; // the object that holds the sampling fields; NULL: the body itself
     int max_tokens;       // where neither the request nor (openai) the model says
     bool openai;          // with a name, and a default length that gives way to the context
-    enum status (*read_prompts)(struct api_request *r, const json_t *object,
-                                const struct api_model *model);
+    enum status (*read_prompts)(struct api_request *r, const struct api_model *model);
 } kinds[] = {
     [API_COMPLETIONS] = {PLACE_COMPLETIONS, "prompt", NULL, 16, true, api_read_completion_prompts},
     [API_CHAT] = {PLACE_CHAT, "messages", NULL, UP_TO_CONTEXT, true, api_read_chat_prompt},
@@ -158,66 +317,66 @@ static const struct kind {
                        api_read_inference_prompt},
 };
 
-// "sampling" of rollouts may be left out.
-static enum status find_sampling(const struct kind *kind, const json_t *object, const json_t **ret)
+static void set_defaults(struct api_request *r, const struct api_model *model)
 {
-    if (!kind->sampling) return ST_OK;
-    const json_t *sampling = json_object_get(object, kind->sampling);
-    const bool absent = !sampling || json_is_null(sampling);
-    if (!json_is_object(sampling) && !(absent && kind->place == PLACE_ROLLOUTS))
-        return status_fail(ST_INVALID, "request: \"%s\" must be an object", kind->sampling);
-    *ret = absent ? NULL : sampling;
-    return ST_OK;
-}
-
-static enum status read_logprobs(struct api_request *r, const json_t *sampling)
-{
-    enum status st;
-    const bool always = r->kind == API_ROLLOUTS;
-    int n = always ? 0 : -1, top = 0;
-    if (r->kind == API_CHAT) {
-        CHECK(json_get_bool(where, sampling, "logprobs", &r->want_logprobs));
-        CHECK(json_get_int32(where, sampling, "top_logprobs", 0, API_MAX_LOGPROBS, &top));
-        if (top > 0 && !r->want_logprobs)
-            return status_fail(ST_INVALID, "request: \"top_logprobs\" needs \"logprobs\": true");
-        n = r->want_logprobs ? top : -1;
-    } else {
-        CHECK(json_get_int32(where, sampling, "logprobs", 0, always ? 0 : API_MAX_LOGPROBS, &n));
-    }
-    r->want_logprobs = n >= 0;
-    r->sampling.logprobs = n;
-    st = api_read_prompt_logprobs(r, sampling);
-out:
-    return st;
+    const bool openai = r->kind == API_COMPLETIONS || r->kind == API_CHAT;
+    r->skip_special = r->several_calls = true;
+    r->prompt_top = -1;
+    r->given = (struct api_given){.add_special = true, .generation_prompt = true};
+    r->sampling = (struct sampling){
+        .n = 1,
+        .max_tokens = UNSAID,
+        .temperature = openai ? (float)model->temperature : 1.0f,
+        .top_p = openai ? (float)model->top_p : 1.0f,
+        .min_p = openai ? (float)model->min_p : 0.0f,
+        .top_k = openai ? model->top_k : 0,
+        .repetition_penalty = 1,
+        .seed = random_seed(),
+        .logprobs = -1,
+    };
 }
 
 static enum status read_fields(struct api_request *r, const json_t *object,
                                const struct api_model *model)
 {
     const struct kind *kind = &kinds[r->kind];
-    const json_t *sampling = object;
+    const json_t **sampling = &r->given.sampling;
     enum status st;
-    CHECK(find_sampling(kind, object, &sampling));
-    r->sampling.max_tokens = kind->max_tokens;
-    if (kind->openai && model->max_new_tokens > 0) r->sampling.max_tokens = model->max_new_tokens;
-    r->shorten = kind->openai && !json_has(sampling, "max_tokens") &&
-                 !json_has(sampling, "max_completion_tokens");
-    CHECK(request_fields_check(object, kind->place, model->unknown));
-    if (kind->sampling) CHECK(request_fields_check(sampling, PLACE_SAMPLING, model->unknown));
-    if (r->kind == API_ROLLOUTS)
-        r->stream = true;
-    else
-        CHECK(read_stream(r, object, model));
-    if (r->stream && r->kind == API_GENERATE)
-        return status_fail(ST_UNSUPPORTED, "request: \"stream\" is not supported by /generate; use "
-                                           "/v1/completions or /v1/rollouts");
-    if (kind->openai) CHECK(read_identity(r, object));
-    if (r->kind == API_INFERENCE) r->tokens_as_ids = true;
-    CHECK(api_read_sampling(r, sampling, model));
-    CHECK(read_logprobs(r, sampling));
-    CHECK(kind->read_prompts(r, object, model));
+    CHECK(request_read(object, kind->place, model->unknown, r));
+    if (kind->sampling) { // that of rollouts may be left out
+        if (!json_is_object(*sampling) && (*sampling || r->kind != API_ROLLOUTS))
+            FAIL(ST_INVALID, "request: \"%s\" must be an object", kind->sampling);
+        CHECK(request_read(*sampling, PLACE_SAMPLING, model->unknown, r));
+    }
+    if (r->sampling.max_tokens == UNSAID) {
+        const bool own = kind->openai && model->max_new_tokens > 0;
+        r->sampling.max_tokens = own ? model->max_new_tokens : kind->max_tokens;
+        r->shorten = kind->openai;
+    }
+    CHECK(set_model(r, model));
+    CHECK(set_stream(r, model));
+    CHECK(set_identity(r));
+    CHECK(set_sampling(r, model));
+    CHECK(set_logprobs(r));
+    CHECK(kind->read_prompts(r, model));
 out:
     return st;
+}
+
+// What all prompts' log-probabilities take is bounded.
+static enum status check_prompt_logprobs(const struct api_request *r)
+{
+    int64_t n = 0;
+    if (!r->sampling.prompt_logprobs) return ST_OK;
+    for (int i = 0; i < r->n_prompts; i++) {
+        const int copies = r->kind == API_COMPLETIONS ? r->prompts[i].n : 1; // in every choice
+        n += (int64_t)r->prompts[i].n_ids * (1 + r->sampling.prompt_top) * copies;
+    }
+    if (n <= API_MAX_PROMPT_LOGPROBS) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "request: \"prompt_logprobs\" of all prompts makes %lld log-probabilities; "
+                       "at most %d in one request",
+                       (long long)n, API_MAX_PROMPT_LOGPROBS);
 }
 
 static enum status check_lengths(struct api_request *r, const struct api_model *model)
@@ -250,29 +409,52 @@ static enum status check_lengths(struct api_request *r, const struct api_model *
             "request: max_tokens is %d after a prompt of %d tokens. This model's maximum "
             "context length is %d tokens, prompt and completion together: ask for at most %d",
             r->sampling.max_tokens, longest, model->max_context, room);
-    return api_check_prompt_logprobs(r);
+    return check_prompt_logprobs(r);
 }
 
 enum status api_model_read_defaults(const char *file, const json_t *generation_config,
                                     struct api_model *ret)
 {
-    double temperature = 1, top_p = 1, min_p = 0;
-    int top_k = 0, max_new_tokens = 0;
-    bool sample = true;
-    enum status st;
-    CHECK(json_get_double(file, generation_config, "temperature", 0, 100, &temperature));
-    CHECK(json_get_double(file, generation_config, "top_p", 0, 1, &top_p));
-    CHECK(json_get_double(file, generation_config, "min_p", 0, 1, &min_p));
-    CHECK(json_get_int32(file, generation_config, "top_k", -1, INT_MAX, &top_k));
-    CHECK(
-        json_get_int32(file, generation_config, "max_new_tokens", 1, INT_MAX / 4, &max_new_tokens));
-    CHECK(json_get_bool(file, generation_config, "do_sample", &sample));
-    ret->temperature = sample && temperature >= 1e-3 ? temperature : 0;
-    ret->top_p = top_p > 0 ? top_p : 1;
-    ret->min_p = min_p;
-    ret->top_k = top_k;
-    ret->max_new_tokens = max_new_tokens;
-out:
+    struct wanted {
+        double temperature, top_p, min_p;
+        int top_k, max_new_tokens;
+        bool sample;
+    } w;
+#undef FIELDS_OF
+#define FIELDS_OF struct wanted
+    static const struct json_field fields[] = {
+        FIELD_REAL("temperature", temperature, 0, 100, 1),
+        FIELD_REAL("top_p", top_p, 0, 1, 1),
+        FIELD_REAL("min_p", min_p, 0, 1, 0),
+        FIELD_INT32("top_k", top_k, -1, INT_MAX, 0),
+        FIELD_INT32("max_new_tokens", max_new_tokens, 1, INT_MAX / 4, 0),
+        FIELD_BOOL("do_sample", sample, true),
+        {0},
+    };
+    enum status st = json_read_fields(file, generation_config, fields, NULL, &w);
+    if (st != ST_OK) return st;
+    ret->temperature = w.sample && w.temperature >= 1e-3 ? w.temperature : 0;
+    ret->top_p = w.top_p > 0 ? w.top_p : 1;
+    ret->min_p = w.min_p;
+    ret->top_k = w.top_k;
+    ret->max_new_tokens = w.max_new_tokens;
+    return ST_OK;
+}
+
+enum status api_read_object(const char *body, size_t len, bool empty, json_t **ret)
+{
+    json_t *object = NULL;
+    enum status st = ST_OK;
+    if (len || !empty)
+        st = json_parse("request", body, len, &object);
+    else if (!(object = json_object()))
+        st = status_fail(ST_NO_MEMORY, "out of memory");
+    if (st == ST_OK && !json_is_object(object))
+        st = status_fail(ST_INVALID, "request: the body must be a JSON object");
+    if (st == ST_OK)
+        *ret = object;
+    else
+        json_decref(object);
     return st;
 }
 
@@ -283,23 +465,12 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
     json_t *object = NULL;
     struct api_request *r = calloc(1, sizeof *r);
     if (!r) return status_fail(ST_NO_MEMORY, "out of memory");
-    bool openai = kind == API_COMPLETIONS || kind == API_CHAT;
     r->kind = kind;
-    r->skip_special = true;
-    r->sampling = (struct sampling){
-        .n = 1,
-        .temperature = openai ? (float)model->temperature : 1.0f,
-        .top_p = openai ? (float)model->top_p : 1.0f,
-        .min_p = openai ? (float)model->min_p : 0.0f,
-        .top_k = openai ? model->top_k : 0,
-        .logprobs = -1,
-    };
-    CHECK(json_parse(where, body, len, &object));
-    if (!json_is_object(object)) FAIL(ST_INVALID, "request: the body must be a JSON object");
-    CHECK(api_check_model_name(object, model));
-    CHECK(read_adapter(r, object, model));
+    set_defaults(r, model);
+    CHECK(api_read_object(body, len, false, &object));
     CHECK(read_fields(r, object, model));
     CHECK(check_lengths(r, model));
+    r->given = (struct api_given){0}; // what is there goes
     *ret = r;
     r = NULL;
 out:

@@ -2,15 +2,13 @@
  * (/v1/load_lora_adapter, /v1/unload_lora_adapter) and as Atropos does (/lora/load, /lora/unload,
  * /lora/status), where the one loaded last is that of every /generate that names none. The work is
  * the engine's, at a step boundary (job.h). Loop's thread, but for adapter_done(). */
-#include "common/base/json.h"
 #include "common/base/log.h"
 #include "infer-server/weights/adapters.h"
+#include "infer-server/http/api_impl.h"
 #include "infer-server/http/job.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static const char where[] = "request";
 
 struct adapter_job {
     struct job job;
@@ -19,16 +17,6 @@ struct adapter_job {
 };
 
 // ---- the order ----------------------------------------------------------------------------------
-// The body's object; an empty body is {}.
-static enum status read_body(const struct job *j, json_t **ret)
-{
-    const struct bytes *body = &j->body.bytes;
-    enum status st = body->len ? json_parse(where, bytes_text(body), body->len, ret) : ST_OK;
-    if (st == ST_OK && !*ret) *ret = json_object();
-    if (st != ST_OK || json_is_object(*ret)) return st;
-    return status_fail(ST_INVALID, "request: the body must be a JSON object");
-}
-
 static enum status take_name(struct adapter_job *a, const char *field, const char *name)
 {
     const struct api_model *model = &a->job.server->model;
@@ -61,19 +49,16 @@ static void adapter_done(void *context, enum status st, const char *sentence, ui
 // {"lora_name", "lora_path"}; or, for a trainer that is to write it, {"lora_name", "config"}:
 // PEFT's adapter_config.json; or, to keep what it has written, {"lora_name", "copy_of"}: another's
 // name.
-static enum status order_load(struct adapter_job *a, const json_t *object)
+static enum status order_load(struct adapter_job *a, const struct api_given *given)
 {
-    struct adapter_order order = {0};
-    char *config = NULL;
+    char *config = given->config ? json_dumps(given->config, JSON_ENCODE_ANY) : NULL;
+    const struct adapter_order order = {.name = given->lora_name,
+                                        .folder = given->lora_path,
+                                        .config = config,
+                                        .copy_of = given->copy_of,
+                                        .in_place = given->in_place};
     enum status st;
-    CHECK(json_get_string(where, object, "lora_name", &order.name));
-    CHECK(json_get_string(where, object, "lora_path", &order.folder));
-    CHECK(json_get_string(where, object, "copy_of", &order.copy_of));
-    CHECK(json_get_bool(where, object, "load_inplace", &order.in_place));
     CHECK(take_name(a, "lora_name", order.name));
-    if (json_has(object, "config"))
-        config = json_dumps(json_object_get(object, "config"), JSON_ENCODE_ANY);
-    order.config = config;
     if (!!order.folder + !!order.config + !!order.copy_of != 1)
         FAIL(ST_INVALID, "request: give \"lora_path\", a PEFT folder, or \"config\", an "
                          "adapter_config.json, for a new adapter, or \"copy_of\", another's name");
@@ -83,51 +68,38 @@ out:
     return st;
 }
 
-static enum status order_unload(struct adapter_job *a, const json_t *object)
+static enum status order_unload(struct adapter_job *a, const struct api_given *given)
 {
-    const char *name = NULL;
-    int writer = 0;
-    enum status st;
-    CHECK(json_get_string(where, object, "lora_name", &name));
-    CHECK(json_get_int32(where, object, "writer_pid", 0, INT32_MAX, &writer));
-    CHECK(take_name(a, "lora_name", name));
-    st = engine_unload_adapter(a->job.server->engine, a->name, writer, adapter_done, a);
-out:
-    return st;
+    enum status st = take_name(a, "lora_name", given->lora_name);
+    if (st != ST_OK) return st;
+    return engine_unload_adapter(a->job.server->engine, a->name, given->writer, adapter_done, a);
 }
 
-static enum status order_activate(struct adapter_job *a, const json_t *object)
+static enum status order_activate(struct adapter_job *a, const struct api_given *given)
 {
     struct server *s = a->job.server;
-    struct adapter_order order = {.in_place = true};
     char made[32];
-    enum status st;
     snprintf(made, sizeof made, "adapter_%d", s->adapter_loads);
-    order.name = made;
-    CHECK(json_get_string(where, object, "adapter_path", &order.folder));
-    CHECK(json_get_string(where, object, "adapter_name", &order.name));
-    if (!order.folder) FAIL(ST_INVALID, "request: \"adapter_path\" is missing: a PEFT folder");
-    CHECK(take_name(a, "adapter_name", order.name));
-    st = engine_load_adapter(s->engine, &order, adapter_done, a);
-out:
-    return st;
+    const struct adapter_order order = {.name = given->adapter_name ? given->adapter_name : made,
+                                        .folder = given->adapter_path,
+                                        .in_place = true};
+    if (!order.folder)
+        return status_fail(ST_INVALID, "request: \"adapter_path\" is missing: a PEFT folder");
+    enum status st = take_name(a, "adapter_name", order.name);
+    return st == ST_OK ? engine_load_adapter(s->engine, &order, adapter_done, a) : st;
 }
 
 // The active one, or {"adapter_name"}; where there is none, nothing is to be done.
-static enum status order_deactivate(struct adapter_job *a, const json_t *object)
+static enum status order_deactivate(struct adapter_job *a, const struct api_given *given)
 {
     struct server *s = a->job.server;
-    const char *name = s->model.active_adapter;
-    enum status st;
-    CHECK(json_get_string(where, object, "adapter_name", &name));
-    if (name[0]) {
-        CHECK(take_name(a, "adapter_name", name));
-        st = engine_unload_adapter(s->engine, a->name, 0, adapter_done, a);
-    } else {
+    const char *name = given->adapter_name ? given->adapter_name : s->model.active_adapter;
+    if (!name[0]) {
         adapter_done(a, ST_OK, NULL, 0);
+        return ST_OK;
     }
-out:
-    return st;
+    enum status st = take_name(a, "adapter_name", name);
+    return st == ST_OK ? engine_unload_adapter(s->engine, a->name, 0, adapter_done, a) : st;
 }
 
 // ---- the response -------------------------------------------------------------------------------
@@ -191,13 +163,14 @@ static void deactivated(struct adapter_job *a)
 
 // ---- the endpoints ------------------------------------------------------------------------------
 static const struct change {
-    enum status (*order)(struct adapter_job *a, const json_t *object);
+    enum field_place place; // of its fields
+    enum status (*order)(struct adapter_job *a, const struct api_given *given);
     void (*done)(struct adapter_job *a); // where it succeeded
 } changes[] = {
-    [ADAPTER_LOAD] = {order_load, loaded},
-    [ADAPTER_UNLOAD] = {order_unload, unloaded},
-    [ADAPTER_ACTIVATE] = {order_activate, activated},
-    [ADAPTER_DEACTIVATE] = {order_deactivate, deactivated},
+    [ADAPTER_LOAD] = {PLACE_LORA, order_load, loaded},
+    [ADAPTER_UNLOAD] = {PLACE_LORA, order_unload, unloaded},
+    [ADAPTER_ACTIVATE] = {PLACE_ADAPTER, order_activate, activated},
+    [ADAPTER_DEACTIVATE] = {PLACE_ADAPTER, order_deactivate, deactivated},
 };
 
 static void ended(struct job *job)
@@ -215,14 +188,17 @@ static void ended(struct job *job)
 void handle_adapter_change(void *server, struct http_request *q)
 {
     struct server *s = server;
+    struct api_request wanted = {.name = ""};
     json_t *object = NULL;
     enum status st;
     if (!server_is_open(s, q)) return;
     struct adapter_job *a = job_new(s, q, sizeof *a, ended);
     if (!a) return;
     a->change = &changes[http_which(q)];
-    CHECK(read_body(&a->job, &object));
-    CHECK(a->change->order(a, object));
+    const struct bytes *body = &a->job.body.bytes;
+    CHECK(api_read_object(bytes_text(body), body->len, true, &object));
+    CHECK(request_read(object, a->change->place, s->model.unknown, &wanted));
+    CHECK(a->change->order(a, &wanted.given));
 out:
     json_decref(object);
     if (st == ST_OK) return;

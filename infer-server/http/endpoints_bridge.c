@@ -3,6 +3,7 @@
  * What has to wait for a step boundary is a job (job.h): pausing in libuv's thread pool
  * (engine_pause blocks), facts and reloading on the engine's thread, which calls back there. Loop's
  * thread but for run_pause(), reload_done() and facts_done(). */
+#include "infer-server/http/api_impl.h"
 #include "infer-server/http/job.h"
 #include "common/base/json.h"
 
@@ -228,14 +229,12 @@ static void reload_done(void *context, enum status st, const char *sentence, uin
     job_post(&b->job);
 }
 
-// "draft": true is the folder of --draft, a string a folder; ret_folder stays where it is not asked
-// for.
+// "draft": true is the folder of --draft, a string a folder; NULL: it is not asked for.
 static enum status draft_to_reload(const struct server *s, const json_t *object,
-                                   const char **ret_folder)
+                                   const json_t *draft, const char **ret_folder)
 {
-    const json_t *draft = json_object_get(object, "draft");
     const char *own = s->options->engine.draft_folder;
-    if (!draft || json_is_null(draft) || json_is_false(draft)) return ST_OK;
+    if (!draft || json_is_false(draft)) return ST_OK;
     if (json_is_string(draft)) return json_get_string("request", object, "draft", ret_folder);
     if (!json_is_true(draft))
         return status_fail(
@@ -251,19 +250,18 @@ static enum status draft_to_reload(const struct server *s, const json_t *object,
 void handle_reload(void *server, struct http_request *q)
 {
     struct server *s = server;
-    const char *folder = s->model.folder, *draft = NULL;
+    struct api_request wanted = {.given = {.model = s->model.folder}};
+    const char *draft = NULL;
     json_t *object = NULL;
-    enum status st = ST_OK;
+    enum status st;
     if (!server_is_open(s, q)) return;
     struct bridge_job *b = job_new(s, q, sizeof *b, reloaded);
     if (!b) return;
-    const struct bytes *body = &b->job.body.bytes;
-    if (body->len > 0) { // without a body: the folder it was started with
-        CHECK(json_parse("request", bytes_text(body), body->len, &object));
-        CHECK(json_get_string("request", object, "model", &folder));
-        CHECK(draft_to_reload(s, object, &draft));
-    }
-    CHECK(engine_reload(s->engine, folder, draft, reload_done, b));
+    const struct bytes *body = &b->job.body.bytes; // none: the folder it was started with
+    CHECK(api_read_object(bytes_text(body), body->len, true, &object));
+    CHECK(request_read(object, PLACE_RELOAD, s->model.unknown, &wanted));
+    CHECK(draft_to_reload(s, object, wanted.given.draft, &draft));
+    CHECK(engine_reload(s->engine, wanted.given.model, draft, reload_done, b));
 out:
     json_decref(object);
     if (st == ST_OK) return;

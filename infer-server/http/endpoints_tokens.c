@@ -34,8 +34,7 @@ static enum status tokenize(const struct api_model *model, const json_t *object,
     struct token_list ids = TOKEN_LIST_INIT;
     bool strings = false;
     enum status st;
-    CHECK(json_get_bool("request", object, "return_token_strs", &strings));
-    CHECK(api_tokenize(model, object, &ids));
+    CHECK(api_tokenize(model, object, &ids, &strings));
     *ret = json_pack("{s:i, s:i, s:o, s:o}", "count", ids.n, "max_model_len", model->max_context,
                      "tokens", json_ids(ids.ids, ids.n), "token_strs",
                      strings ? token_strings(model->tokenizer, &ids) : json_null());
@@ -67,12 +66,8 @@ static enum status run(struct job *job)
     if (!j->model.tokenizer)
         return status_fail(ST_UNSUPPORTED, "%s has no tokenizer.json: there is no text here",
                            j->model.folder);
-    CHECK(json_parse("request", bytes_text(&job->body.bytes), job->body.bytes.len, &object));
-    if (!json_is_object(object))
-        st = status_fail(ST_INVALID, "request: the body must be a JSON object");
-    else
-        st = (j->tokenize ? tokenize : detokenize)(&j->model, object, &answer);
-    if (st != ST_OK) goto out;
+    CHECK(api_read_object(bytes_text(&job->body.bytes), job->body.bytes.len, false, &object));
+    CHECK((j->tokenize ? tokenize : detokenize)(&j->model, object, &answer));
     written = answer ? json_dumps(answer, JSON_COMPACT) : NULL; // here, as it may be long, too
     if (written)
         bytes_puts(&j->answer, written);

@@ -1,10 +1,14 @@
-/* request_fields.c: the table, and the check of one object against it. The names are those of
- * OpenAI's API, of vLLM's requests and SamplingParams, and this server's own. A field that gains
- * its effect changes its row to READ, and is read where its kind is parsed (api_request.c). */
-#include "infer-server/http/request_fields.h"
+/* request_fields.c: the one table of the fields that requests may have: those that are read, by
+ * type and range, those that are taken with the value that changes nothing, and those that mean
+ * nothing here whatever their value. No field is ignored unsaid: what is not in the table is
+ * refused by its name. The names are those of OpenAI's API, of vLLM's requests and SamplingParams,
+ * and this server's own. What fields mean with one another is api_request.c's. Any thread. */
+#include "infer-server/http/api_impl.h"
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/names.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,153 +20,178 @@
 #define MODELS                                                                                     \
     (OPENAI | PLACE_GENERATE | PLACE_INFERENCE | PLACE_ROLLOUTS | PLACE_TOKENIZE | PLACE_DETOKENIZE)
 
-#define READ   NULL
 #define ANY    "*"
 #define ABSENT "[]"                 // null only
 #define EMPTY  "[false,\"\",[],{}]" // and what asks for nothing
 
 struct field {
-    const char *name;
+    struct json_field how; // offset 0: it is not read
     unsigned places;
-    const char *accepts; // READ, ANY, or the values that change nothing; null is always taken
+    const char *accepts; // ANY, or the values that change nothing; NULL: whatever it may be
 };
+#define FIELDS_OF struct api_request
+
+// clang-format off
+#define TEXT(name, places, member)      {FIELD_TEXT(name, given.member), places, NULL}
+#define JSON(name, places, member)      {FIELD_JSON(name, given.member), places, NULL}
+#define BOOL(name, places, member)      {FIELD_BOOL(name, member, 0), places, NULL}
+#define INT(name, places, member, ...)  {FIELD_INT32(name, member, __VA_ARGS__), places, NULL}
+#define REAL(name, places, member, ...) {FIELD_F32(name, member, __VA_ARGS__), places, NULL}
+#define ONLY(n, places, values)         {{.name = n}, places, values}
+// clang-format on
+#define MAX_TOKENS 0, INT_MAX / 4
 
 static const struct field fields[] = {
     // what is generated from
-    {"model", MODELS, READ},
-    {"lora", OPENAI | PLACE_GENERATE | PLACE_INFERENCE | PLACE_ROLLOUTS, READ},
-    {"prompt", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_GROUP | PLACE_TOKENIZE | PLACE_PROMPT,
-     READ},
-    {"prompts", PLACE_GENERATE, READ},
-    {"prompt_token_ids", PLACE_COMPLETIONS | PLACE_GROUP | PLACE_PROMPT, READ},
-    {"token_ids", PLACE_INFERENCE, READ},
-    {"tokens", PLACE_DETOKENIZE, READ},
-    {"messages", CHATS, READ},
-    {"groups", PLACE_ROLLOUTS, READ},
-    {"sampling", PLACE_ROLLOUTS, READ},
-    {"sampling_params", PLACE_INFERENCE, READ},
-    {"id", PLACE_GROUP, READ},
-    {"add_special_tokens", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_GROUP | PLACE_TOKENIZE, READ},
-    {"add_special_tokens", PLACE_CHAT, "[false]"},
-    {"add_generation_prompt", CHATS, READ},
-    {"continue_final_message", CHATS, READ},
-    {"chat_template", CHATS, ABSENT},
-    {"chat_template_kwargs", CHATS, READ},
-    {"documents", CHATS, "[[]]"},
-    {"tools", CHATS, READ},
-    {"tools", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_SAMPLING, "[[]]"},
-    {"functions", CHATS | SAMPLED, "[[]]"},
-    {"tool_choice", PLACE_CHAT, "[\"none\",\"auto\"]"},
-    {"function_call", PLACE_CHAT, "[\"none\",\"auto\"]"},
-    {"parallel_tool_calls", PLACE_CHAT, READ},
-    {"suffix", SAMPLED, "[\"\"]"},
-    {"prompt_embeds", PLACE_COMPLETIONS, EMPTY},
-    {"images", SAMPLED, EMPTY},
-    {"features", PLACE_INFERENCE, EMPTY},
-    {"content_parts", PLACE_INFERENCE, EMPTY},
-    {"mm_processor_kwargs", CHATS, EMPTY},
-    {"media_io_kwargs", CHATS, EMPTY},
-    {"audio", PLACE_CHAT, ABSENT},
-    {"modalities", PLACE_CHAT, "[[\"text\"]]"},
-    {"truncate_prompt_tokens", SAMPLED, "[-1]"},
-    {"truncation_side", OPENAI, ANY}, // nothing is truncated
-    {"lora_request", SAMPLED, EMPTY},
-    {"generation_kwargs", PLACE_GENERATE, EMPTY},
-    {"web_search_options", PLACE_CHAT, ABSENT},
+    TEXT("model", MODELS | PLACE_RELOAD, model),
+    TEXT("lora", OPENAI | PLACE_GENERATE | PLACE_INFERENCE | PLACE_ROLLOUTS, lora),
+    JSON("prompt", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_GROUP | PLACE_TOKENIZE | PLACE_PROMPT,
+         prompt),
+    JSON("prompts", PLACE_GENERATE, prompts),
+    JSON("prompt_token_ids", PLACE_COMPLETIONS | PLACE_GROUP | PLACE_PROMPT, prompt_ids),
+    JSON("token_ids", PLACE_INFERENCE, prompt_ids),
+    JSON("tokens", PLACE_DETOKENIZE, prompt_ids),
+    JSON("messages", CHATS, messages),
+    JSON("groups", PLACE_ROLLOUTS, groups),
+    JSON("sampling", PLACE_ROLLOUTS, sampling),
+    JSON("sampling_params", PLACE_INFERENCE, sampling),
+    JSON("id", PLACE_GROUP, group_id),
+    BOOL("add_special_tokens", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_GROUP | PLACE_TOKENIZE,
+         given.add_special),
+    ONLY("add_special_tokens", PLACE_CHAT, "[false]"),
+    BOOL("add_generation_prompt", CHATS, given.generation_prompt),
+    ONLY("continue_final_message", CHATS, "[false]"),
+    ONLY("chat_template", CHATS, ABSENT),
+    JSON("chat_template_kwargs", CHATS, template_kwargs),
+    ONLY("documents", CHATS, "[[]]"),
+    JSON("tools", CHATS, tools),
+    ONLY("tools", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_SAMPLING, "[[]]"),
+    ONLY("functions", CHATS | SAMPLED, "[[]]"),
+    {FIELD_TEXT("tool_choice", given.tool_choice), PLACE_CHAT, "[\"none\",\"auto\"]"},
+    ONLY("function_call", PLACE_CHAT, "[\"none\",\"auto\"]"),
+    BOOL("parallel_tool_calls", PLACE_CHAT, several_calls),
+    ONLY("suffix", SAMPLED, "[\"\"]"),
+    ONLY("prompt_embeds", PLACE_COMPLETIONS, EMPTY),
+    ONLY("images", SAMPLED, EMPTY),
+    ONLY("features", PLACE_INFERENCE, EMPTY),
+    ONLY("content_parts", PLACE_INFERENCE, EMPTY),
+    ONLY("mm_processor_kwargs", CHATS, EMPTY),
+    ONLY("media_io_kwargs", CHATS, EMPTY),
+    ONLY("audio", PLACE_CHAT, ABSENT),
+    ONLY("modalities", PLACE_CHAT, "[[\"text\"]]"),
+    ONLY("truncate_prompt_tokens", SAMPLED, "[-1]"),
+    ONLY("truncation_side", OPENAI, ANY), // nothing is truncated
+    ONLY("lora_request", SAMPLED, EMPTY),
+    ONLY("generation_kwargs", PLACE_GENERATE, EMPTY),
+    ONLY("web_search_options", PLACE_CHAT, ABSENT),
 
     // how
-    {"n", SAMPLED | PLACE_GROUP, READ},
-    {"best_of", PLACE_COMPLETIONS, READ},
-    {"max_tokens", SAMPLED, READ},
-    {"max_completion_tokens", SAMPLED, READ},
-    {"min_tokens", SAMPLED, READ},
-    {"temperature", SAMPLED, READ},
-    {"top_p", SAMPLED, READ},
-    {"top_k", SAMPLED, READ},
-    {"min_p", SAMPLED, READ},
-    {"seed", SAMPLED | PLACE_GROUP | PLACE_TANDEM, READ},
-    {"stop", SAMPLED, READ},
-    {"stop_token_ids", SAMPLED, READ},
-    {"include_stop_str_in_output", SAMPLED, READ},
-    {"ignore_eos", SAMPLED, READ},
-    {"skip_special_tokens", SAMPLED, READ},
-    {"speculative", SAMPLED, READ},
-    {"tandem", PLACE_SAMPLING, READ}, // of rollouts only
-    {"selector", PLACE_TANDEM, READ},
-    {"p", PLACE_TANDEM, READ},
-    {"chunk", PLACE_TANDEM, READ},
-    {"frequency_penalty", SAMPLED, READ},
-    {"presence_penalty", SAMPLED, READ},
-    {"repetition_penalty", SAMPLED, READ},
-    {"length_penalty", SAMPLED, "[1]"},
-    {"logit_bias", SAMPLED, READ},
-    {"bad_words", SAMPLED, "[[]]"},
-    {"allowed_token_ids", SAMPLED, "[[]]"},
-    {"use_beam_search", SAMPLED, "[false]"},
-    {"early_stopping", SAMPLED, "[false]"},
-    {"response_format", SAMPLED, "[{\"type\":\"text\"}]"},
-    {"structured_outputs", SAMPLED, EMPTY},
-    {"structured_outputs_regex", SAMPLED, EMPTY},
-    {"guided_decoding_regex", SAMPLED, EMPTY},
-    {"guided_json", SAMPLED, EMPTY},
-    {"guided_regex", SAMPLED, EMPTY},
-    {"guided_choice", SAMPLED, EMPTY},
-    {"guided_grammar", SAMPLED, EMPTY},
-    {"thinking_token_budget", SAMPLED, "[-1]"},
-    {"repetition_detection", SAMPLED, EMPTY},
-    {"reasoning_effort", PLACE_CHAT, ABSENT},
-    {"verbosity", PLACE_CHAT, "[\"medium\"]"},
-    {"prediction", PLACE_CHAT, ANY}, // a hint: text that may come
-    {"spaces_between_special_tokens", SAMPLED, "[true]"},
-    {"vllm_xargs", OPENAI, EMPTY},
-    {"extra_args", PLACE_GENERATE | PLACE_SAMPLING, EMPTY},
-    {"cache_salt", OPENAI | PLACE_INFERENCE, READ},
-    {"priority", OPENAI | PLACE_INFERENCE, "[0]"},
-    {"kv_transfer_params", OPENAI | PLACE_INFERENCE, EMPTY},
-    {"skip_reading_prefix_cache", PLACE_GENERATE | PLACE_SAMPLING, "[false]"},
-    {"service_tier", PLACE_CHAT, "[\"auto\",\"default\"]"},
+    INT("n", SAMPLED | PLACE_GROUP, sampling.n, 1, API_MAX_N),
+    INT("best_of", PLACE_COMPLETIONS, given.best_of, 1, API_MAX_N),
+    INT("max_tokens", SAMPLED, sampling.max_tokens, MAX_TOKENS),
+    INT("max_completion_tokens", SAMPLED, sampling.max_tokens, MAX_TOKENS),
+    INT("min_tokens", SAMPLED, sampling.min_tokens, MAX_TOKENS),
+    REAL("temperature", SAMPLED, sampling.temperature, 0, 100),
+    REAL("top_p", SAMPLED, sampling.top_p, 0, 1),
+    INT("top_k", SAMPLED, sampling.top_k, -1, INT_MAX),
+    REAL("min_p", SAMPLED, sampling.min_p, 0, 1),
+    {FIELD_INT("seed", sampling.seed, INT64_MIN, INT64_MAX), SAMPLED | PLACE_GROUP | PLACE_TANDEM,
+     NULL},
+    JSON("stop", SAMPLED, stop),
+    JSON("stop_token_ids", SAMPLED, stop_token_ids),
+    BOOL("include_stop_str_in_output", SAMPLED, include_stop),
+    BOOL("ignore_eos", SAMPLED, sampling.ignore_eos),
+    BOOL("skip_special_tokens", SAMPLED, skip_special),
+    TEXT("speculative", SAMPLED, speculative),
+    JSON("tandem", PLACE_SAMPLING, tandem), // of rollouts only
+    TEXT("selector", PLACE_TANDEM, selector),
+    {FIELD_REAL("p", sampling.tandem.p, 0, 1), PLACE_TANDEM, NULL},
+    INT("chunk", PLACE_TANDEM, sampling.tandem.chunk, 1, INT_MAX / 4),
+    REAL("frequency_penalty", SAMPLED, sampling.frequency_penalty, -2, 2),
+    REAL("presence_penalty", SAMPLED, sampling.presence_penalty, -2, 2),
+    REAL("repetition_penalty", SAMPLED, sampling.repetition_penalty, 0.01, 100),
+    ONLY("length_penalty", SAMPLED, "[1]"),
+    JSON("logit_bias", SAMPLED, logit_bias),
+    ONLY("bad_words", SAMPLED, "[[]]"),
+    ONLY("allowed_token_ids", SAMPLED, "[[]]"),
+    ONLY("use_beam_search", SAMPLED, "[false]"),
+    ONLY("early_stopping", SAMPLED, "[false]"),
+    ONLY("response_format", SAMPLED, "[{\"type\":\"text\"}]"),
+    ONLY("structured_outputs", SAMPLED, EMPTY),
+    ONLY("structured_outputs_regex", SAMPLED, EMPTY),
+    ONLY("guided_decoding_regex", SAMPLED, EMPTY),
+    ONLY("guided_json", SAMPLED, EMPTY),
+    ONLY("guided_regex", SAMPLED, EMPTY),
+    ONLY("guided_choice", SAMPLED, EMPTY),
+    ONLY("guided_grammar", SAMPLED, EMPTY),
+    ONLY("thinking_token_budget", SAMPLED, "[-1]"),
+    ONLY("repetition_detection", SAMPLED, EMPTY),
+    ONLY("reasoning_effort", PLACE_CHAT, ABSENT),
+    ONLY("verbosity", PLACE_CHAT, "[\"medium\"]"),
+    ONLY("prediction", PLACE_CHAT, ANY), // a hint: text that may come
+    ONLY("spaces_between_special_tokens", SAMPLED, "[true]"),
+    ONLY("vllm_xargs", OPENAI, EMPTY),
+    ONLY("extra_args", PLACE_GENERATE | PLACE_SAMPLING, EMPTY),
+    TEXT("cache_salt", OPENAI | PLACE_INFERENCE, cache_salt),
+    ONLY("priority", OPENAI | PLACE_INFERENCE, "[0]"),
+    ONLY("kv_transfer_params", OPENAI | PLACE_INFERENCE, EMPTY),
+    ONLY("skip_reading_prefix_cache", PLACE_GENERATE | PLACE_SAMPLING, "[false]"),
+    ONLY("service_tier", PLACE_CHAT, "[\"auto\",\"default\"]"),
 
     // what is answered
-    {"stream", OPENAI | PLACE_GENERATE | PLACE_INFERENCE, READ},
-    {"stream_options", OPENAI | PLACE_INFERENCE, READ},
-    {"include_usage", PLACE_STREAM_OPTIONS, READ},
-    {"continuous_usage_stats", PLACE_STREAM_OPTIONS, READ},
-    {"include_obfuscation", PLACE_STREAM_OPTIONS, "[false]"},
-    {"logprobs", SAMPLED, READ},
-    {"top_logprobs", PLACE_CHAT, READ},
-    {"prompt_logprobs", SAMPLED, READ},
-    {"logprob_token_ids", PLACE_GENERATE | PLACE_SAMPLING, "[[]]"},
-    {"flat_logprobs", PLACE_GENERATE | PLACE_SAMPLING, "[false]"},
-    {"echo", SAMPLED, READ},               // true: completions only
-    {"text_offset", PLACE_SAMPLING, READ}, // true: rollouts only
-    {"return_token_ids", OPENAI | PLACE_INFERENCE, READ},
-    {"return_tokens_as_token_ids", OPENAI, READ},
-    {"return_prompt_text", PLACE_CHAT, "[false]"},
-    {"return_token_strs", PLACE_TOKENIZE, READ},
-    {"include_reasoning", PLACE_CHAT, "[true]"},
-    {"request_id", OPENAI | PLACE_INFERENCE, READ},
-    {"detokenize", PLACE_GENERATE | PLACE_SAMPLING, ANY},  // text is given where the answer has it
-    {"output_kind", PLACE_GENERATE | PLACE_SAMPLING, ANY}, // vLLM's own, within its process
-    {"output_text_buffer_length", PLACE_GENERATE | PLACE_SAMPLING, ANY},
-    {"skip_clone", PLACE_GENERATE | PLACE_SAMPLING, ANY},
-    {"routed_experts_prompt_start", PLACE_GENERATE | PLACE_SAMPLING, "[0]"},
+    BOOL("stream", OPENAI | PLACE_GENERATE | PLACE_INFERENCE, stream),
+    JSON("stream_options", OPENAI | PLACE_INFERENCE, stream_options),
+    BOOL("include_usage", PLACE_STREAM_OPTIONS, include_usage),
+    BOOL("continuous_usage_stats", PLACE_STREAM_OPTIONS, continuous_usage),
+    ONLY("include_obfuscation", PLACE_STREAM_OPTIONS, "[false]"),
+    BOOL("logprobs", PLACE_CHAT, want_logprobs),
+    INT("logprobs", SAMPLED & ~PLACE_CHAT, sampling.logprobs, 0, API_MAX_LOGPROBS),
+    INT("top_logprobs", PLACE_CHAT, given.top_logprobs, 0, API_MAX_LOGPROBS),
+    INT("prompt_logprobs", SAMPLED, prompt_top, 0, API_MAX_PROMPT_TOP),
+    ONLY("logprob_token_ids", PLACE_GENERATE | PLACE_SAMPLING, "[[]]"),
+    ONLY("flat_logprobs", PLACE_GENERATE | PLACE_SAMPLING, "[false]"),
+    BOOL("echo", SAMPLED, echo),                           // true: completions only
+    BOOL("text_offset", PLACE_SAMPLING, want_text_offset), // true: rollouts only
+    BOOL("return_token_ids", OPENAI | PLACE_INFERENCE, return_prompt_ids),
+    BOOL("return_tokens_as_token_ids", OPENAI, tokens_as_ids),
+    ONLY("return_prompt_text", PLACE_CHAT, "[false]"),
+    BOOL("return_token_strs", PLACE_TOKENIZE, given.token_strings),
+    ONLY("include_reasoning", PLACE_CHAT, "[true]"),
+    TEXT("request_id", OPENAI | PLACE_INFERENCE, request_id),
+    ONLY("detokenize", PLACE_GENERATE | PLACE_SAMPLING,
+         ANY), // text is given where the answer has it
+    ONLY("output_kind", PLACE_GENERATE | PLACE_SAMPLING, ANY), // vLLM's own, within its process
+    ONLY("output_text_buffer_length", PLACE_GENERATE | PLACE_SAMPLING, ANY),
+    ONLY("skip_clone", PLACE_GENERATE | PLACE_SAMPLING, ANY),
+    ONLY("routed_experts_prompt_start", PLACE_GENERATE | PLACE_SAMPLING, "[0]"),
 
     // for the operator of a service
-    {"user", OPENAI, ANY},
-    {"safety_identifier", PLACE_CHAT, ANY},
-    {"metadata", PLACE_CHAT, ANY},
-    {"store", PLACE_CHAT, "[false]"},
-    {"moderation", PLACE_CHAT, ABSENT},
-    {"prompt_cache_key", PLACE_CHAT, ANY}, // the prefix cache finds prompts by themselves
-    {"prompt_cache_options", PLACE_CHAT, ANY},
-    {"prompt_cache_retention", PLACE_CHAT, ANY},
+    ONLY("user", OPENAI, ANY),
+    ONLY("safety_identifier", PLACE_CHAT, ANY),
+    ONLY("metadata", PLACE_CHAT, ANY),
+    ONLY("store", PLACE_CHAT, "[false]"),
+    ONLY("moderation", PLACE_CHAT, ABSENT),
+    ONLY("prompt_cache_key", PLACE_CHAT, ANY), // the prefix cache finds prompts by themselves
+    ONLY("prompt_cache_options", PLACE_CHAT, ANY),
+    ONLY("prompt_cache_retention", PLACE_CHAT, ANY),
+
+    // adapters and weights
+    TEXT("lora_name", PLACE_LORA, lora_name),
+    TEXT("lora_path", PLACE_LORA, lora_path),
+    TEXT("copy_of", PLACE_LORA, copy_of),
+    JSON("config", PLACE_LORA, config),
+    BOOL("load_inplace", PLACE_LORA, given.in_place),
+    INT("writer_pid", PLACE_LORA, given.writer, 0, INT_MAX),
+    TEXT("adapter_path", PLACE_ADAPTER, adapter_path),
+    TEXT("adapter_name", PLACE_ADAPTER, adapter_name),
+    JSON("draft", PLACE_RELOAD, draft),
 };
 
 bool request_fields_row(int i, const char **ret_name, unsigned *ret_places,
                         const char **ret_accepts)
 {
     if (i < 0 || (size_t)i >= sizeof fields / sizeof *fields) return false;
-    *ret_name = fields[i].name;
+    *ret_name = fields[i].how.name;
     *ret_places = fields[i].places;
     *ret_accepts = fields[i].accepts;
     return true;
@@ -171,7 +200,7 @@ bool request_fields_row(int i, const char **ret_name, unsigned *ret_places,
 static const struct field *find(const char *name, enum field_place place)
 {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if ((fields[i].places & place) && strcmp(fields[i].name, name) == 0) return &fields[i];
+        if ((fields[i].places & place) && strcmp(fields[i].how.name, name) == 0) return &fields[i];
     return NULL;
 }
 
@@ -195,9 +224,9 @@ static enum status check_value(const struct field *f, const json_t *value)
     json_decref(list);
     enum status st = ST_OK;
     if (!taken)
-        st = status_fail(ST_UNSUPPORTED,
-                         "request: \"%s\" is not supported%s%s: it is %.60s; leave it out", f->name,
-                         only ? " but for " : "", only ? only : "", given ? given : "?");
+        st = status_fail(
+            ST_UNSUPPORTED, "request: \"%s\" is not supported%s%s: it is %.60s; leave it out",
+            f->how.name, only ? " but for " : "", only ? only : "", given ? given : "?");
     free(given);
     free(only);
     return st;
@@ -207,8 +236,8 @@ static const char *near_field(const char *name, enum field_place place)
 {
     struct nearest_name nearest = {.word = name};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if ((fields[i].places & place) && fields[i].accepts == READ)
-            nearest_name_try(&nearest, fields[i].name);
+        if ((fields[i].places & place) && !fields[i].accepts)
+            nearest_name_try(&nearest, fields[i].how.name);
     return nearest.name;
 }
 
@@ -225,7 +254,10 @@ static const char *place_name(enum field_place place)
                                         "/tokenize",
                                         "/detokenize",
                                         "a \"prompt\" object",
-                                        "\"tandem\""}; // by the number of its bit
+                                        "\"tandem\"",
+                                        "/v1/load_lora_adapter",
+                                        "/lora/load",
+                                        "/reload"}; // by the number of its bit
     return names[__builtin_ctz(place)];
 }
 
@@ -258,23 +290,33 @@ static void log_once(struct unknown_fields *unknown, const char *name, const cha
              place, unknown->n_logged == max ? "; no further names are logged" : "");
 }
 
-enum status request_fields_check(const json_t *object, enum field_place place,
+// What is not in the table. Bodies that only ask for an adapter or other weights have always been
+// taken whatever else stood in them.
+static enum status check_unknown(const char *name, enum field_place place,
                                  struct unknown_fields *unknown)
 {
-    const char *name;
+    const bool lenient = place & (PLACE_LORA | PLACE_ADAPTER | PLACE_RELOAD);
+    if (!lenient && !(unknown && unknown->accept)) return unknown_field(name, place);
+    if (!unknown) return ST_OK;
+    pthread_mutex_lock(&logging);
+    log_once(unknown, name, place_name(place));
+    pthread_mutex_unlock(&logging);
+    return ST_OK;
+}
+
+enum status request_read(const json_t *object, enum field_place place,
+                         struct unknown_fields *unknown, struct api_request *ret)
+{
+    const char *where = place == PLACE_TANDEM ? "request: \"tandem\"" : "request", *name;
     json_t *value;
+    enum status st = ST_OK;
     json_object_foreach ((json_t *)object, name, value) {
         const struct field *f = find(name, place);
-        enum status st = ST_OK;
-        if (f)
-            st = check_value(f, value);
-        else if (unknown && unknown->accept) {
-            pthread_mutex_lock(&logging);
-            log_once(unknown, name, place_name(place));
-            pthread_mutex_unlock(&logging);
-        } else
-            st = unknown_field(name, place);
-        if (st != ST_OK) return st;
+        CHECK(f ? check_value(f, value) : check_unknown(name, place, unknown));
     }
-    return ST_OK;
+    for (size_t i = 0; object && i < sizeof fields / sizeof *fields; i++)
+        if ((fields[i].places & place) && fields[i].how.offset)
+            CHECK(json_read_field(where, object, &fields[i].how, ret));
+out:
+    return st;
 }

@@ -58,7 +58,7 @@ static void put_message(struct json_out *o, const struct response *a, struct gen
     const struct bytes *content = s->tools ? &s->tools->content : &s->text;
     const size_t from = chunk ? s->sent_text : 0;
     const size_t to = chunk && !s->tools ? s->safe : content->len;
-    const int n = !s->tools ? 0 : a->request->one_call && s->tools->n > 0 ? 1 : s->tools->n;
+    const int n = !s->tools ? 0 : !a->request->several_calls && s->tools->n > 0 ? 1 : s->tools->n;
     const int first_call = chunk ? s->sent_calls : 0;
     json_out_open(o, chunk ? "delta" : "message", '{');
     if (first) json_out_text(o, "role", "assistant");

@@ -66,14 +66,16 @@ static void generate(enum api_kind kind, const struct api_model *model, const ch
     api_request_free(r);
 }
 
-static void tokenize(const struct api_model *model, const char *body, size_t len,
-                     enum status (*read)(const struct api_model *model, const json_t *object,
-                                         struct token_list *ret))
+static void tokenize(const struct api_model *model, const char *body, size_t len, bool back)
 {
     struct token_list ids = TOKEN_LIST_INIT;
     json_t *object = NULL;
-    if (json_parse("request", body, len, &object) == ST_OK && json_is_object(object) &&
-        read(model, object, &ids) == ST_OK)
+    bool strings;
+    enum status st = api_read_object(body, len, false, &object);
+    if (st == ST_OK)
+        st = back ? api_detokenize(model, object, &ids)
+                  : api_tokenize(model, object, &ids, &strings);
+    if (st == ST_OK)
         for (int i = 0; i < ids.n; i++)
             if (ids.ids[i] < 0 || ids.ids[i] >= model->vocab_size) abort();
     token_list_release(&ids);
@@ -98,7 +100,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     // the first four as they always were, by two bits; others by bits that were free
     const int others = data[0] >> 6;
     if (others > 1)
-        tokenize(&model, body, size - 1, others == 2 ? api_tokenize : api_detokenize);
+        tokenize(&model, body, size - 1, others == 3);
     else
         generate(others ? API_INFERENCE : (enum api_kind)(data[0] & 3), &model, body, size - 1);
     return 0;

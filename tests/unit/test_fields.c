@@ -1,7 +1,7 @@
 /* test_fields.c: requests' fields by their table: what is read, what holds where nothing is there,
  * and the sentence of each fault. */
+#include "common/base/json.h"
 #include "tests/support/support.h"
-#include "trainer/serve/fields.h"
 
 #include <string.h>
 
@@ -13,7 +13,7 @@ struct wanted {
     double rate;
 };
 #define FIELDS_OF struct wanted
-static const struct field fields[] = {
+static const struct json_field fields[] = {
     FIELD_TEXT("text", text),
     FIELD_JSON("object", object),
     FIELD_BOOL("flag", flag, true),
@@ -27,7 +27,7 @@ static enum status read_fields(const char *text, const char *needs, json_t **ret
 {
     assert_ok(json_parse("test", text, strlen(text), ret_body));
     memset(ret, 0x55, sizeof *ret);
-    return fields_read("request", *ret_body, fields, needs, ret);
+    return json_read_fields("request", *ret_body, fields, needs, ret);
 }
 
 static void test_fields_read(void **state)
@@ -46,7 +46,7 @@ static void test_fields_read(void **state)
     assert_null(w.object);
     assert_true(w.flag && w.count == 4 && w.rate == 0.5);
     json_decref(body);
-    assert_ok(fields_read("request", NULL, fields, "", &w)); // no object is one without fields
+    assert_ok(json_read_fields("request", NULL, fields, "", &w)); // no object is one without fields
     assert_true(w.count == 4);
 }
 

@@ -283,7 +283,7 @@ static enum status check_optimizer(const json_t *optimizer, const char *name)
 }
 
 #define FIELDS_OF struct beginning
-static const struct field lora_fields[] = {
+static const struct json_field lora_fields[] = {
     FIELD_INT("rank", rank, 0, ADAPTER_MAX_RANK, 0),
     FIELD_INT("seed", seed, INT64_MIN, INT64_MAX, 0),
     FIELD_BOOL("train_attn", trains[RUN_ATTENTION], true),
@@ -321,8 +321,8 @@ static enum status create_model(const struct call *c)
     struct beginning b = {0};
     enum status st;
     // none, or no object: all is trained
-    CHECK(fields_read("lora_config", json_is_object(c->lora) ? c->lora : NULL, lora_fields, NULL,
-                      &b));
+    CHECK(json_read_fields("lora_config", json_is_object(c->lora) ? c->lora : NULL, lora_fields,
+                           NULL, &b));
     CHECK(check_lora(&b, c->tinker->model->max_adapters));
     CHECK(check_optimizer(c->optimizer, "optimizer_config"));
     CHECK(tinker_serves(c->tinker, c->base_model));
@@ -349,7 +349,7 @@ static enum status load_weights(const struct call *c)
     const char *base =
         c->base_model ? c->base_model : json_string_value(json_object_get(run, "base_model"));
     struct beginning b = {.with_optimizer = c->with_optimizer};
-    CHECK(fields_read("run.json", run, lora_fields, NULL, &b));
+    CHECK(json_read_fields("run.json", run, lora_fields, NULL, &b));
     b.rank = json_integer_value(json_object_get(run, "lora_rank"));
     if (!c->model_id) {
         if (c->base_model) CHECK(tinker_serves(c->tinker, base));
@@ -424,7 +424,7 @@ static enum status perform_optim_step(struct trained_model *m, struct request *r
 }
 
 #define FIELDS_OF struct training_request
-static const struct field adam_fields[] = {
+static const struct json_field adam_fields[] = {
     FIELD_REAL("learning_rate", lr, 0, 10, 1e-4),
     FIELD_REAL("beta1", adamw.beta1, 0, 0.9999999, 0.9),
     FIELD_REAL("beta2", adamw.beta2, 0, 0.9999999, 0.95),
@@ -446,7 +446,7 @@ static enum status optim_step(const struct call *c)
     if (!adam) adam = optimizer;
     if (st == ST_OK && !json_is_object(adam))
         st = status_fail(ST_INVALID, "request: \"adam_params\" is missing");
-    submit(r, c, st == ST_OK ? fields_read("adam_params", adam, adam_fields, NULL, r) : st);
+    submit(r, c, st == ST_OK ? json_read_fields("adam_params", adam, adam_fields, NULL, r) : st);
     return ST_OK;
 }
 

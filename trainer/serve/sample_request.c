@@ -1,6 +1,6 @@
 /* sample_request.c: requests of samples, as they are read and filled. */
 #include "trainer/serve/request.h"
-#include "trainer/serve/fields.h"
+#include "common/base/json.h"
 #include "common/base/protobuf.h"
 
 #include <math.h>
@@ -65,7 +65,7 @@ struct wanted {
     bool stable, prompt_logprobs;
 };
 #define FIELDS_OF struct wanted
-static const struct field request_fields[] = {
+static const struct json_field request_fields[] = {
     FIELD_BOOL("record_stability_info", stable, false),
     FIELD_INT("topk_sample_logprobs", sample_top, 0, INT64_MAX, 0),
     FIELD_INT("prompt_alt_tokens_k", alternatives, 0, INT64_MAX, 0),
@@ -76,7 +76,7 @@ static const struct field request_fields[] = {
     FIELD_JSON("sampling_params", params),
     {0},
 };
-static const struct field params_fields[] = {
+static const struct json_field params_fields[] = {
     FIELD_INT("max_tokens", max_tokens, 1, INT32_MAX, 0),
     FIELD_INT("top_k", top_k, -1, INT32_MAX, -1),
     FIELD_REAL("temperature", temperature, 0, 100, 1),
@@ -123,7 +123,7 @@ enum status sample_request_parse(const json_t *body, const struct trained_model_
     struct sample_request *r = ret;
     struct wanted w;
     enum status st;
-    CHECK(fields_read("request", body, request_fields, NULL, &w));
+    CHECK(json_read_fields("request", body, request_fields, NULL, &w));
     // what the API has and this server has not
     if (w.stable && !loss_for(model->limits.loss_for, "stable_reinforce"))
         FAIL(ST_UNSUPPORTED, "\"record_stability_info\" is of stable_reinforce, whose formula is "
@@ -138,7 +138,7 @@ enum status sample_request_parse(const json_t *body, const struct trained_model_
     CHECK(read_prompt(body, model->limits.vocab, r));
     if (w.params && !json_is_object(w.params))
         FAIL(ST_INVALID, "request: \"sampling_params\" must be an object");
-    CHECK(fields_read("sampling_params", w.params, params_fields, NULL, &w));
+    CHECK(json_read_fields("sampling_params", w.params, params_fields, NULL, &w));
     CHECK(set_sampling(&w, model, r));
     CHECK(json_get_int32("request", body, "prompt_logprobs_last_n", 1,
                          r->prompt.n > 1 ? r->prompt.n - 1 : 1, &r->last_n));

@@ -22,7 +22,7 @@
 // ---- what the endpoints share -------------------------------------------------------------------
 
 #define FIELDS_OF struct call
-static const struct field call_fields[] = {
+static const struct json_field call_fields[] = {
     FIELD_TEXT("session_id", session_id),
     FIELD_TEXT("model_id", model_id),
     FIELD_TEXT("sampling_session_id", sampling_session_id),
@@ -64,7 +64,7 @@ static void on_request(void *tinker, struct http_request *q)
         if (st != ST_OK) goto out;
         if (!json_is_object(body)) FAIL(ST_INVALID, "request: the body must be a JSON object");
         call.body = body;
-        call.status = fields_read("request", body, call_fields, e->needs, &call);
+        call.status = json_read_fields("request", body, call_fields, e->needs, &call);
         if (!call.model_id || call.seq_id < 1) CHECK(call.status);
     }
     st = e->handle(&call);

@@ -4,7 +4,7 @@
 #ifndef TRAINER_SERVE_TINKER_H
 #define TRAINER_SERVE_TINKER_H
 
-#include "trainer/serve/fields.h"
+#include "common/base/json.h"
 #include "trainer/serve/request.h"
 #include "trainer/serve/trained_model.h"
 
