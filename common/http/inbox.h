@@ -1,7 +1,7 @@
 /* inbox.h: how other threads hand work to the loop's thread: a locked list and a uv_async_t.
  * Posting never blocks for longer than the list's lock is held (a few instructions). What may lie
- * in it is bounded by what the server has admitted: a message is one step's tokens of one sample,
- * or the end of a command. */
+ * in it is bounded by what the server has admitted: a message is one step's tokens, or the end of a
+ * command. */
 #ifndef COMMON_HTTP_INBOX_H
 #define COMMON_HTTP_INBOX_H
 

@@ -31,10 +31,23 @@ static const struct sample_telemetry *close_telemetry(const struct executor *x,
     return t;
 }
 
-// What is all of a sample's events: the prompt's log-probabilities where they are due, and its end.
-static void deliver(const struct executor *x, struct sample *sample, struct engine_event *event)
+void deliver_all(struct executor *x)
+{
+    for (int i = 0; i < x->n_events; i++) {
+        x->events[i].more = i + 1 < x->n_events;
+        x->on_event(x->context, &x->events[i]);
+    }
+    x->n_events = 0;
+}
+
+// A sample's event, in which `what` stands: with the prompt's log-probabilities where they are due,
+// and all that there is to say of it where it ends.
+static void deliver(struct executor *x, struct sample *sample, const struct engine_event *what)
 {
     struct request *r = sample->request;
+    if (x->n_events == x->max_events) deliver_all(x);
+    struct engine_event *event = &x->events[x->n_events++];
+    *event = *what;
     event->request = r;
     event->sample = sample->index;
     if (r->prompt_tokens && !r->prompt_delivered && request_rows_read(r) == INT32_MAX) {
@@ -42,20 +55,17 @@ static void deliver(const struct executor *x, struct sample *sample, struct engi
         event->prompt_top = r->prompt_top;
         r->prompt_delivered = true;
     }
-    if (event->finish != FINISH_NONE) {
-        event->telemetry = close_telemetry(x, sample);
-        scheduler_remove(x->scheduler, sample);
-        x->stats->requests_done[event->finish]++;
-        event->request_done = ++r->n_done == r->sampling.n;
-    }
-    x->on_event(x->context, event);
+    if (event->finish == FINISH_NONE) return;
+    event->telemetry = close_telemetry(x, sample);
+    scheduler_remove(x->scheduler, sample);
+    x->stats->requests_done[event->finish]++;
+    event->request_done = ++r->n_done == r->sampling.n;
 }
 
-void deliver_end(const struct executor *x, struct sample *sample, enum finish_reason finish,
+void deliver_end(struct executor *x, struct sample *sample, enum finish_reason finish,
                  const char *error)
 {
-    struct engine_event event = {.finish = finish, .error = error};
-    deliver(x, sample, &event);
+    deliver(x, sample, &(struct engine_event){.finish = finish, .error = error});
 }
 
 static void count_prompt(const struct executor *x, const struct sample *sample)
@@ -63,8 +73,7 @@ static void count_prompt(const struct executor *x, const struct sample *sample)
     if (sample->index == 0) x->stats->prompt_tokens += (uint64_t)sample->telemetry.prompt_tokens;
 }
 
-void deliver_prompt(const struct executor *x, struct sample *sample, uint64_t version,
-                    int64_t now_ns)
+void deliver_prompt(struct executor *x, struct sample *sample, uint64_t version, int64_t now_ns)
 {
     struct sample_telemetry *t = &sample->telemetry;
     t->weight_version_first = t->weight_version_last = version;
@@ -73,7 +82,7 @@ void deliver_prompt(const struct executor *x, struct sample *sample, uint64_t ve
     deliver_end(x, sample, FINISH_LENGTH, NULL);
 }
 
-void deliver_token(const struct executor *x, struct sample *sample, int n,
+void deliver_token(struct executor *x, struct sample *sample, int n,
                    const struct token_record *token, const struct top_logprob *top,
                    enum finish_reason finish, int64_t now_ns)
 {
@@ -90,6 +99,9 @@ void deliver_token(const struct executor *x, struct sample *sample, int n,
     }
     t->weight_version_last = token->weight_version;
     sample->last_token_ns = now_ns;
-    struct engine_event event = {.tokens = token, .n_tokens = 1, .top = top, .finish = finish};
-    deliver(x, sample, &event);
+    if (x->n_events == x->max_events) deliver_all(x);
+    struct token_record *record = &x->records[x->n_events];
+    *record = *token;
+    deliver(x, sample,
+            &(struct engine_event){.tokens = record, .n_tokens = 1, .top = top, .finish = finish});
 }

@@ -138,14 +138,13 @@ static bool count_decoding(struct drafting *d, struct scheduler *scheduler, int 
     return may;
 }
 
-enum status drafting_propose(struct drafting *d, struct scheduler *scheduler)
+enum status drafting_propose(struct drafting *d, struct scheduler *scheduler, bool policy)
 {
     const int64_t start_ns = clock_now_ns();
     int64_t attended;
     int n_seqs, n = 0, n_sampling = 0;
     d->report = (struct step_report){.warm = true};
-    const bool next = scheduler_choose_runner(scheduler) == RUNNER_POLICY;
-    if (!count_decoding(d, scheduler, &n_seqs, &attended) || !next) return ST_OK;
+    if (!count_decoding(d, scheduler, &n_seqs, &attended) || !policy) return ST_OK;
     for (int i = 0; i < scheduler_running(scheduler); i++) {
         struct sample *sample = scheduler_at(scheduler, i);
         if (!sample_is_decoding(sample) || speculative_most(choice_of(d, sample)) == 0) continue;

@@ -28,8 +28,8 @@ enum status drafting_measure(struct drafting *d, struct runner *const runners[RU
 // Whether any running sample may be drafted for.
 bool drafting_is_wanted(const struct drafting *d, const struct scheduler *scheduler);
 // Looks for drafts of all decoding samples, and samples those of the draft model; sets
-// draft.n_verify of each.
-enum status drafting_propose(struct drafting *d, struct scheduler *scheduler);
+// draft.n_verify of each. policy: the step is its; else nothing is drafted.
+enum status drafting_propose(struct drafting *d, struct scheduler *scheduler, bool policy);
 // The policy's part of a step is enqueued: the draft model computes its prompts too.
 enum status drafting_follow(struct drafting *d, const struct step *step);
 // The k-th draft of a sample as its row verifies it.

@@ -136,6 +136,7 @@ struct engine_event {
     const char *error;                        // sentence, for FINISH_ERROR
     const struct sample_telemetry *telemetry; // with finish only
     bool request_done;                        // this was the last event of the request
+    bool more;                                // another one of the same step follows at once
 };
 typedef void (*engine_event_fn)(void *context, const struct engine_event *event);
 

@@ -152,8 +152,13 @@ enum status executor_new(struct device *dev, const struct weights *const weights
                                             .prefill_chunk = chunk,
                                             .no_reuse = config_state_elements(config) > 0};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
+    x->max_events = max_rows;
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
-    if (!x->item_end) FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
+    x->events = malloc((size_t)max_rows * sizeof *x->events);
+    x->records = malloc((size_t)max_rows * sizeof *x->records);
+    if (!x->item_end || !x->events || !x->records)
+        FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
+    x->drafts = speculative_most(options->speculative) > 0;
     CHECK(drafting_measure(x->drafting, x->runners));
     // Followers are told a step's tokens; a draft model, and who writes with another, need them.
     x->ahead = options->step_ahead && !group && !x->draft_model && !x->runners[RUNNER_FROZEN];
@@ -170,6 +175,8 @@ void executor_free(struct executor *x)
 {
     if (!x) return;
     free(x->item_end);
+    free(x->events);
+    free(x->records);
     drafting_free(x->drafting);
     draft_model_free(x->draft_model);
     scheduler_free(x->scheduler);
@@ -203,11 +210,13 @@ static int n_samples(const struct executor *x)
 
 void executor_add(struct executor *x, struct request *r)
 {
+    x->drafts |= speculative_most(r->sampling.speculative) > 0;
     if (scheduler_add(x->scheduler, r)) return;
     for (int i = 0, n = r->sampling.n; i < n; i++) {
         r->samples[i].queue.state = SAMPLE_DONE;
         deliver_end(x, &r->samples[i], FINISH_ERROR, "no memory to queue this request");
     }
+    deliver_all(x);
 }
 
 void executor_end_cancelled(struct executor *x)
@@ -217,12 +226,14 @@ void executor_end_cancelled(struct executor *x)
         struct sample *sample = scheduler_at(x->scheduler, i);
         if (sample->cancel) deliver_end(x, sample, FINISH_CANCELLED, NULL);
     }
+    deliver_all(x);
 }
 
 void executor_end_all(struct executor *x, enum finish_reason reason, const char *error)
 {
     x->flight.step = NULL; // nobody is left to have what comes of it
     while (n_samples(x) > 0) deliver_end(x, scheduler_at(x->scheduler, 0), reason, error);
+    deliver_all(x);
 }
 
 void executor_use_adapters(struct executor *x, const struct adapters *adapters)
@@ -355,16 +366,16 @@ static int take_tokens(struct executor *x, struct runner *r, struct sample *samp
     const struct sample_result *results = r->results + row;
     const struct verified v = verify(r, sample, results, item->n_drafts);
     const int before = sample->text.n_generated;
-    const bool frozen = sample->author.frozen;
+    const bool frozen = sample_author(sample) == RUNNER_FROZEN;
     scheduler_accept(x->scheduler, sample, v.n_accepted);
     if (v.n_accepted > 0)
         runner_copy_state(r, draft_state(x, item, v.n_accepted - 1), sample->blocks.state);
-    drafting_verified(x->drafting, sample, &v, results[0].token);
+    if (x->drafts) drafting_verified(x->drafting, sample, &v, results[0].token);
     for (int i = 0; i < v.n; i++) {
         sample_append(sample, results[i].token);
-        drafting_learn(x->drafting, sample);
+        if (x->drafts) drafting_learn(x->drafting, sample);
     }
-    choose_author(x, sample);
+    if (sample_is_tandem(sample)) choose_author(x, sample);
     sample_check(sample, r->limits.block_size);
     for (int i = 0; i < v.n; i++) {
         const struct token_record record = {.token = results[i].token,
@@ -397,6 +408,7 @@ static int take_step(struct executor *x, const struct step *step, uint64_t versi
         }
         row += item->n_drafts + 1;
     }
+    deliver_all(x);
     return n_tokens;
 }
 
@@ -431,7 +443,11 @@ static enum status plan(struct executor *x, uint64_t version, enum scheduler_adm
     ret->version = version;
     ret->overlapped = false;
     ret->start_ns = clock_now_ns();
-    const enum status st = drafting_propose(x->drafting, x->scheduler);
+    const bool policy =
+        !x->runners[RUNNER_FROZEN] || scheduler_choose_runner(x->scheduler) == RUNNER_POLICY;
+    ret->drafts = x->drafts;
+    const enum status st =
+        ret->drafts ? drafting_propose(x->drafting, x->scheduler, policy) : ST_OK;
     if (st != ST_OK) return st;
     ret->drafted_ns = clock_now_ns();
     ret->step = schedule(x->scheduler, admit);
@@ -447,7 +463,7 @@ static enum status launch(struct executor *x, const struct flight *f)
     CHECK(build_batch(x, f->step));
     CHECK(runner_step(r));
     CHECK(copy_blocks(x, f->step));
-    if (f->step->runner == RUNNER_POLICY) CHECK(drafting_follow(x->drafting, f->step));
+    if (f->drafts && f->step->runner == RUNNER_POLICY) CHECK(drafting_follow(x->drafting, f->step));
     st = runner_sample(r);
 out:
     return st;
@@ -466,7 +482,7 @@ static enum status collect(struct executor *x, const struct flight *f)
     const int n_prompt = prompt_tokens(step);
     const int n_generated = take_step(x, step, f->version, now_ns);
     histogram_add(&x->stats->step_tokens, &bounds_step_tokens, n_prompt + n_generated);
-    if (step->runner == RUNNER_POLICY && !f->overlapped)
+    if (f->drafts && step->runner == RUNNER_POLICY && !f->overlapped)
         drafting_step_over(x->drafting, (double)(now_ns - f->drafted_ns) / 1e6, r->warm);
     x->stats->steps++;
     x->collected_ns = clock_now_ns();
@@ -493,7 +509,7 @@ static bool may_go_ahead(const struct executor *x)
                                        !sampling_adjusts(&sample->request->sampling));
         if (!plain || step->items[step->sampled[i].item].n_drafts > 0) return false;
     }
-    return !drafting_is_wanted(x->drafting, x->scheduler);
+    return !x->drafts || !drafting_is_wanted(x->drafting, x->scheduler);
 }
 
 // What the step on its way samples counts as there from here on, or is about to be.

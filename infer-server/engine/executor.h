@@ -12,6 +12,7 @@
 struct flight {              // a step on its way
     const struct step *step; // NULL: none
     uint64_t version;        // of the weights that compute it
+    bool drafts;             // there may be some
     int64_t start_ns, drafted_ns;
     bool overlapped; // with the one before it or behind it: its time is not one step's
 };
@@ -25,6 +26,7 @@ struct executor {    // read by the engine's own files, written by executor.c
     struct scheduler *scheduler;
     struct draft_model *draft_model; // NULL: none
     struct drafting *drafting;
+    bool drafts; // somebody has asked for drafts: the server's options, or a request
     struct prompt_logprobs *prompt_logprobs;
     engine_event_fn on_event;
     void *context;
@@ -36,7 +38,10 @@ struct executor {    // read by the engine's own files, written by executor.c
     int *item_end; // (max_batch) of a step: the row behind each item's last
     bool ahead;    // a step stays on its way until the next one is
     struct flight flight;
-    int64_t collected_ns; // the last one was
+    int64_t collected_ns;        // the last one was
+    struct engine_event *events; // (max_events) of the present step, with their tokens
+    struct token_record *records;
+    int n_events, max_events;
 };
 
 // Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
@@ -75,16 +80,16 @@ void executor_note_state(struct executor *x); // what is queued and used now, in
 
 // delivery.c: tells submitters what became of their samples, and keeps each sample's times and
 // telemetry. The last event of a sample takes it out of the scheduler; after its request's last
-// event neither may be touched.
+// event neither may be touched. Events wait for those of the same step, until deliver_all().
 void delivery_started(const struct step *step, int64_t now_ns);
 // The sample's last token, or one before it where several came at once: the n-th it has.
-void deliver_token(const struct executor *x, struct sample *sample, int n,
+void deliver_token(struct executor *x, struct sample *sample, int n,
                    const struct token_record *token, const struct top_logprob *top,
                    enum finish_reason finish, int64_t now_ns);
 // A sample of max_tokens 0 ends with its prompt; what was sampled behind it is dropped.
-void deliver_prompt(const struct executor *x, struct sample *sample, uint64_t version,
-                    int64_t now_ns);
-void deliver_end(const struct executor *x, struct sample *sample, enum finish_reason finish,
+void deliver_prompt(struct executor *x, struct sample *sample, uint64_t version, int64_t now_ns);
+void deliver_end(struct executor *x, struct sample *sample, enum finish_reason finish,
                  const char *error);
+void deliver_all(struct executor *x);
 
 #endif

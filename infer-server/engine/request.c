@@ -76,8 +76,9 @@ enum status request_prepare(struct request *r, int block_size, uint64_t cache_sa
     for (int i = 0; i < r->sampling.n; i++) {
         struct sample *s = &r->samples[i];
         s->blocks.n_hashed = r->full_blocks;
-        s->author.frozen = r->sampling.frozen;
-        tandem_choose(&r->sampling.tandem, s->text.stream, 0, 0, &s->author);
+        s->owner = r->sampling.frozen ? RUNNER_FROZEN : RUNNER_POLICY;
+        if (r->sampling.tandem.on)
+            tandem_choose(&r->sampling.tandem, s->text.stream, 0, 0, &s->author);
         struct sample_text *text = &s->text;
         struct sample_blocks *b = &s->blocks;
         if (!text->generated)
@@ -167,6 +168,16 @@ enum status sample_feed(const struct sample *s, struct runner *r, int first, int
                            r->limits.max_tokens, n);
     sample_tokens(s, first, n, r->tokens);
     return runner_feed(r, r->tokens, n, first, s->blocks.at, s->blocks.n, seq);
+}
+
+// The author's. A prompt the other one computes first, so that siblings find it whole in the prefix
+// cache.
+enum runner_role sample_tandem_runner(const struct sample *s)
+{
+    const enum runner_role author = sample_author(s);
+    const enum runner_role other = author == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
+    const bool first = s->text.n_generated == 0 && s->kv[other].computed < s->request->n_prompt - 1;
+    return first ? other : author;
 }
 
 void sample_append(struct sample *s, int32_t token)

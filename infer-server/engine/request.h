@@ -17,7 +17,7 @@
  * Where two models write a sample together (tandem.h), kv[RUNNER_FROZEN] is the frozen model's.
  * Neither runs where the other writes: each computes what it has missed when its turn comes
  * (sample_runner), in one chunk. What is cached, both have computed. Where the frozen model writes
- * alone, kv[RUNNER_FROZEN] is all there is (sample_owner).
+ * alone, kv[RUNNER_FROZEN] is all there is (owner).
  */
 #ifndef INFER_SERVER_REQUEST_H
 #define INFER_SERVER_REQUEST_H
@@ -63,8 +63,10 @@ struct sample {
     struct sample_blocks blocks;
     struct sample_kv kv[RUNNERS];
     struct sample_queue queue;
-    struct tandem_author author;                  // of the next token; written by executor.c
-    struct draft draft;                           // of the tokens after the last; drafting.c's
+    enum runner_role owner;      // whose blocks say what of it is computed, and by which version: a
+                                 // tandem's are the policy's
+    struct tandem_author author; // of a tandem's next token; written by executor.c
+    struct draft draft;          // of the tokens after the last; drafting.c's
     int64_t queued_ns, started_ns, last_token_ns; // 0: not yet; these and telemetry: delivery.c's
     struct sample_telemetry telemetry;
 };
@@ -126,23 +128,14 @@ static inline bool sample_uses_frozen(const struct sample *s) // the frozen mode
 {
     return sample_is_tandem(s) || s->request->sampling.frozen;
 }
-// Whose blocks say what of it is computed, and by which version: a tandem's are the policy's.
-static inline enum runner_role sample_owner(const struct sample *s)
-{
-    return s->request->sampling.frozen ? RUNNER_FROZEN : RUNNER_POLICY;
-}
 static inline enum runner_role sample_author(const struct sample *s) // that samples its next token
 {
-    return s->author.frozen ? RUNNER_FROZEN : RUNNER_POLICY;
+    return sample_is_tandem(s) && s->author.frozen ? RUNNER_FROZEN : s->owner;
 }
-// Whose turn it is to compute: the author's. A prompt the other one computes first, so that
-// siblings find it whole in the prefix cache.
-static inline enum runner_role sample_runner(const struct sample *s)
+enum runner_role sample_tandem_runner(const struct sample *s);
+static inline enum runner_role sample_runner(const struct sample *s) // whose turn it is to compute
 {
-    const enum runner_role other = s->author.frozen ? RUNNER_POLICY : RUNNER_FROZEN;
-    const bool first = sample_is_tandem(s) && s->text.n_generated == 0 &&
-                       s->kv[other].computed < s->request->n_prompt - 1;
-    return first ? other : sample_author(s);
+    return sample_is_tandem(s) ? sample_tandem_runner(s) : s->owner;
 }
 static inline int sample_computed(const struct sample *s) // of these, by whose turn it is
 {
@@ -150,7 +143,7 @@ static inline int sample_computed(const struct sample *s) // of these, by whose 
 }
 static inline int sample_computed_by_all(const struct sample *s) // by all that write it
 {
-    const int own = s->kv[sample_owner(s)].computed, frozen = s->kv[RUNNER_FROZEN].computed;
+    const int own = s->kv[s->owner].computed, frozen = s->kv[RUNNER_FROZEN].computed;
     return sample_is_tandem(s) && frozen < own ? frozen : own;
 }
 // All its tokens are computed but the last, which was sampled.

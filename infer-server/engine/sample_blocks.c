@@ -35,7 +35,7 @@ void sample_blocks_share(struct block_manager *m, struct sample *sample, const i
     memmove(b->at, blocks, (size_t)n * sizeof *b->at);
     b->n = n;
     const int computed = n * block_manager_block_size(m);
-    sample->kv[sample_owner(sample)].computed = computed;
+    sample->kv[sample->owner].computed = computed;
     if (sample_is_tandem(sample)) sample->kv[RUNNER_FROZEN].computed = computed;
     note_peak(b);
 }
@@ -77,7 +77,7 @@ static bool hash_next_block(struct sample *sample, int block_size)
 void sample_blocks_cache(struct block_manager *m, struct sample *sample, uint64_t version)
 {
     struct sample_blocks *b = &sample->blocks;
-    const struct sample_kv *kv = &sample->kv[sample_owner(sample)];
+    const struct sample_kv *kv = &sample->kv[sample->owner];
     const int block_size = block_manager_block_size(m);
     const int computed = sample_computed_by_all(sample), coming = sample->text.n_coming;
     const int there = sample_known(sample) - coming; // whose blocks have hashes

@@ -212,7 +212,7 @@ void scheduler_update(struct scheduler *s, uint64_t version, bool recompute)
     if (recompute)
         while (s->running.n) preempt(s, s->running.at[s->running.n - 1]);
     for (int i = 0; i < s->running.n; i++) { // what they compute from here on makes two versions
-        struct sample_kv *kv = &s->running.at[i]->kv[sample_owner(s->running.at[i])];
+        struct sample_kv *kv = &s->running.at[i]->kv[s->running.at[i]->owner];
         kv->version = kv->computed == 0 ? version : 0;
     }
 }
@@ -260,7 +260,7 @@ static bool admit_one(struct scheduler *s, struct sample *sample, int places)
     sample_blocks_share(s->manager, sample, sample->blocks.at, found);
     if (!sample_blocks_grow(s->manager, sample, known)) return false; // was counted: never
     sample->blocks.n_cached = found;
-    sample->kv[sample_owner(sample)].version = s->version;
+    sample->kv[sample->owner].version = s->version;
     count_found(s, sample->request, sample_computed(sample));
     start(s, sample);
     let_siblings_wait(s, sample);
@@ -358,7 +358,7 @@ static bool share_prompt(struct scheduler *s, const struct sample *from, int ite
         step->copies[step->n_copies++] = (struct step_copy){.from = from->blocks.at[full],
                                                             .to = sample->blocks.at[full],
                                                             .frozen = sample_uses_frozen(from)};
-    const enum runner_role owner = sample_owner(sample);
+    const enum runner_role owner = sample->owner;
     sample->kv[owner] = (struct sample_kv){.computed = shared, .version = from->kv[owner].version};
     if (tandem) sample->kv[RUNNER_FROZEN].computed = shared;
     start(s, sample);
@@ -466,6 +466,6 @@ const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
 
 void scheduler_accept(struct scheduler *s, struct sample *sample, int n)
 {
-    sample->kv[sample_owner(sample)].computed += n;
+    sample->kv[sample->owner].computed += n;
     sample_blocks_trim(s->manager, sample, sample_computed(sample));
 }

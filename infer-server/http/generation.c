@@ -1,5 +1,6 @@
-/* generation.c: from the engine's tokens to samples with text. The engine's thread copies an event
- * into a message and posts it; all else happens on the loop's thread, so nothing here is locked.
+/* generation.c: from the engine's tokens to samples with text. The engine's thread copies the
+ * events of a step into one message and posts it; all else happens on the loop's thread, so nothing
+ * here is locked.
  *
  * A stop string is looked for after every token, which is what makes tokens and text end together;
  * the sample is then cancelled in the engine, and tokens that it still sends are dropped. A sample
@@ -11,57 +12,74 @@
 
 // ---- the engine's thread -----------------------------------------------------------------------
 
-struct event_message { // an event, and what it points to
+struct event_batch { // a step's events, one behind another: one message
     struct inbox_message message;
-    struct generation_host *host;
+    struct bytes records;
+};
+// Behind it lie what its event points to: tokens, their likeliest ones, telemetry, the sentence;
+// each begins at a multiple of 8 bytes.
+struct event_record {
+    size_t bytes; // with all of that
     struct prompt_run *run;
-    struct engine_event event; // tokens and top lie behind this struct
-    struct sample_telemetry telemetry;
-    char error[256];
-    struct prompt_token *prompt; // with prompt_top behind it; owned until delivered; NULL: none
-    struct top_logprob *prompt_top;
+    struct engine_event event; // `prompt`, with prompt_top behind it, is owned until delivered
 };
 
 static void deliver(struct inbox_message *message);
 
-// In one piece of memory, apart from the message: it stays.
-static bool take_prompt(struct event_message *m, const struct engine_event *event)
+static void put(struct bytes *to, const void *data, size_t n)
 {
-    const size_t n = (size_t)m->run->n_prompt, n_top = n * (size_t)m->run->n_prompt_top;
+    static const char zeros[8];
+    bytes_append(to, data, n);
+    bytes_append(to, zeros, -n % sizeof zeros);
+}
+
+// In one piece of memory, apart from the message: it stays.
+static bool take_prompt(const struct prompt_run *run, struct engine_event *event)
+{
+    const size_t n = (size_t)run->n_prompt, n_top = n * (size_t)run->n_prompt_top;
     if (!event->prompt) return true;
-    m->prompt = malloc(n * sizeof *m->prompt + n_top * sizeof *m->prompt_top);
-    if (!m->prompt) return false;
-    m->prompt_top = (struct top_logprob *)(m->prompt + n);
-    memcpy(m->prompt, event->prompt, n * sizeof *m->prompt);
-    if (n_top) memcpy(m->prompt_top, event->prompt_top, n_top * sizeof *m->prompt_top);
+    struct prompt_token *prompt =
+        malloc(n * sizeof *event->prompt + n_top * sizeof *event->prompt_top);
+    if (!prompt) return false;
+    struct top_logprob *top = (struct top_logprob *)(prompt + n);
+    memcpy(prompt, event->prompt, n * sizeof *prompt);
+    if (n_top) memcpy(top, event->prompt_top, n_top * sizeof *top);
+    event->prompt = prompt;
+    event->prompt_top = top;
+    return true;
+}
+
+static bool append_event(struct bytes *to, const struct engine_event *event)
+{
+    struct event_record record = {.run = request_tag(event->request), .event = *event};
+    const size_t start = to->len, n = (size_t)event->n_tokens;
+    if (!take_prompt(record.run, &record.event)) return false;
+    put(to, &record, sizeof record);
+    if (n) put(to, event->tokens, n * sizeof *event->tokens);
+    if (event->top) put(to, event->top, n * (size_t)record.run->n_top * sizeof *event->top);
+    if (event->telemetry) put(to, event->telemetry, sizeof *event->telemetry);
+    if (event->error) put(to, event->error, strlen(event->error) + 1);
+    if (to->failed) {
+        to->len = start;
+        free((void *)record.event.prompt);
+        return false;
+    }
+    record.bytes = to->len - start;
+    memcpy(to->data + start, &record.bytes, sizeof record.bytes);
     return true;
 }
 
 void generation_on_event(void *host_, const struct engine_event *event)
 {
     struct generation_host *host = host_;
-    struct prompt_run *run = request_tag(event->request);
-    size_t n = (size_t)event->n_tokens, n_top = event->top ? n * (size_t)run->n_top : 0;
-    struct event_message *m =
-        calloc(1, sizeof *m + n * sizeof *event->tokens + n_top * sizeof *event->top);
-    if (m) m->run = run;
-    if (!m || !take_prompt(m, event)) {
-        free(m);
+    struct event_batch *b = host->batch;
+    if (!b) b = host->batch = calloc(1, sizeof *b);
+    if (!b || !append_event(&b->records, event))
         __atomic_store_n(&host->lost_event, true, __ATOMIC_RELAXED);
-        return;
-    }
-    struct token_record *tokens = (struct token_record *)(m + 1);
-    struct top_logprob *top = (struct top_logprob *)(tokens + n);
-    m->message.deliver = deliver;
-    m->host = host;
-    m->event = *event;
-    m->event.tokens = tokens;
-    m->event.top = n_top ? top : NULL;
-    if (n) memcpy(tokens, event->tokens, n * sizeof *tokens);
-    if (n_top) memcpy(top, event->top, n_top * sizeof *top);
-    if (event->telemetry) m->telemetry = *event->telemetry;
-    if (event->error) snprintf(m->error, sizeof m->error, "%s", event->error);
-    inbox_post(&host->inbox, &m->message);
+    if (!b || event->more) return;
+    b->message.deliver = deliver;
+    host->batch = NULL;
+    inbox_post(&host->inbox, &b->message);
 }
 
 // ---- the loop's thread -------------------------------------------------------------------------
@@ -190,7 +208,7 @@ static void fail_sample(struct generation_sample *s, const char *sentence)
 }
 
 static void end_sample(struct generation *g, struct generation_sample *s,
-                       const struct event_message *m)
+                       const struct engine_event *event)
 {
     if (s->detokenizer && !s->stopped && s->finish == FINISH_NONE) {
         size_t before = s->text.len;
@@ -203,10 +221,10 @@ static void end_sample(struct generation *g, struct generation_sample *s,
     if (s->tools && s->finish == FINISH_NONE &&
         tool_calls_read(s->tools, bytes_text(&s->text), s->text.len, true) != ST_OK)
         fail_sample(s, status_message());
-    if (m->event.telemetry) s->telemetry = m->telemetry;
-    if (s->finish == FINISH_NONE) s->finish = s->stopped ? FINISH_STOP : m->event.finish;
+    if (event->telemetry) s->telemetry = *event->telemetry;
+    if (s->finish == FINISH_NONE) s->finish = s->stopped ? FINISH_STOP : event->finish;
     if (s->finish == FINISH_ERROR && !s->error)
-        fail_sample(s, m->error[0] ? m->error : "generation failed");
+        fail_sample(s, event->error ? event->error : "generation failed");
     // the engine may have gone a step or two past a stop string
     if (s->n < s->telemetry.generated_tokens) {
         s->telemetry.generated_tokens = s->n;
@@ -219,49 +237,74 @@ static void end_sample(struct generation *g, struct generation_sample *s,
 }
 
 static void take_tokens(struct generation *g, struct generation_sample *s,
-                        const struct event_message *m)
+                        const struct engine_event *event)
 {
     int n_top = g->runs[s->prompt].n_top;
-    for (int i = 0; i < m->event.n_tokens && !s->stopped && s->finish == FINISH_NONE; i++) {
+    for (int i = 0; i < event->n_tokens && !s->stopped && s->finish == FINISH_NONE; i++) {
         // the token that stopped it is no part of the text
-        bool is_stop = m->event.finish == FINISH_STOP && i == m->event.n_tokens - 1;
-        const struct top_logprob *top =
-            m->event.top ? m->event.top + (size_t)i * (size_t)n_top : NULL;
-        if (is_stop) s->stop_token = m->event.tokens[i].token;
-        enum status st = add_token(g, s, &m->event.tokens[i], top, !is_stop);
+        bool is_stop = event->finish == FINISH_STOP && i == event->n_tokens - 1;
+        const struct top_logprob *top = event->top ? event->top + (size_t)i * (size_t)n_top : NULL;
+        if (is_stop) s->stop_token = event->tokens[i].token;
+        enum status st = add_token(g, s, &event->tokens[i], top, !is_stop);
         if (st != ST_OK) fail_sample(s, status_message());
     }
     bool over = s->stopped || s->finish != FINISH_NONE;
-    if (over && m->event.finish == FINISH_NONE)
+    if (over && event->finish == FINISH_NONE)
         engine_cancel(g->host->engine, g->runs[s->prompt].request, s->index);
+}
+
+static void take_event(struct prompt_run *run, const struct engine_event *event)
+{
+    struct generation *g = run->generation;
+    struct generation_sample *s = &g->samples[g->first_sample[run->prompt] + event->sample];
+    bool was_over = s->stopped || s->finish != FINISH_NONE;
+    if (event->prompt) {
+        run->report.tokens = (struct prompt_token *)event->prompt;
+        run->report.top = (struct top_logprob *)event->prompt_top;
+    }
+    if (!was_over) take_tokens(g, s, event);
+    if (event->finish != FINISH_NONE) end_sample(g, s, event);
+    bool ended = event->finish != FINISH_NONE;
+    if (!g->released && (ended || (g->request->kind != API_ROLLOUTS && !was_over)))
+        make_ready(g, s);
+    if (event->request_done) {
+        request_free(run->request);
+        run->request = NULL;
+        if (--g->outstanding == 0) g->host->live--;
+    }
+    if (!g->released)
+        g->notify(g->context);
+    else if (g->outstanding == 0)
+        generation_free(g);
+}
+
+// The next piece of a record, where there is one: it is moved behind it.
+static const void *next_piece(const char **at, bool there, size_t bytes)
+{
+    const char *piece = *at;
+    if (!there) return NULL;
+    *at += (bytes + 7) / 8 * 8;
+    return piece;
 }
 
 static void deliver(struct inbox_message *message)
 {
-    struct event_message *m = (struct event_message *)message;
-    struct generation *g = m->run->generation;
-    struct generation_sample *s = &g->samples[g->first_sample[m->run->prompt] + m->event.sample];
-    bool was_over = s->stopped || s->finish != FINISH_NONE;
-    if (m->prompt) {
-        m->run->report.tokens = m->prompt;
-        m->run->report.top = m->prompt_top;
+    struct event_batch *b = (struct event_batch *)message;
+    const char *data = bytes_text(&b->records), *end = data + b->records.len;
+    while (data < end) {
+        const struct event_record *record = (const void *)data;
+        struct engine_event e = record->event;
+        const char *at = data + sizeof *record;
+        const size_t n = (size_t)e.n_tokens, n_top = n * (size_t)record->run->n_top;
+        e.tokens = next_piece(&at, true, n * sizeof *e.tokens);
+        e.top = next_piece(&at, e.top != NULL, n_top * sizeof *e.top);
+        e.telemetry = next_piece(&at, e.telemetry != NULL, sizeof *e.telemetry);
+        e.error = next_piece(&at, e.error != NULL, 0); // the last one
+        data += record->bytes;
+        take_event(record->run, &e);
     }
-    if (!was_over) take_tokens(g, s, m);
-    if (m->event.finish != FINISH_NONE) end_sample(g, s, m);
-    bool ended = m->event.finish != FINISH_NONE;
-    if (!g->released && (ended || (g->request->kind != API_ROLLOUTS && !was_over)))
-        make_ready(g, s);
-    if (m->event.request_done) {
-        request_free(m->run->request);
-        m->run->request = NULL;
-        if (--g->outstanding == 0) g->host->live--;
-    }
-    free(m);
-    if (g->released) {
-        if (g->outstanding == 0) generation_free(g);
-    } else {
-        g->notify(g->context);
-    }
+    bytes_release(&b->records);
+    free(b);
 }
 
 static enum status make_samples(struct generation *g, struct api_request *r)

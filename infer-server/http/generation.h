@@ -76,6 +76,7 @@ struct generation_host { // what a generation needs of its server
     const struct tokenizer *tokenizer; // NULL: samples have no text
     int live;                          // generations that the engine still works for
     bool lost_event;                   // an event could not be kept for want of memory: fatal
+    struct event_batch *batch;         // the engine's thread's: events of the present step
 };
 
 struct generation { // written by generation.c
