@@ -4,7 +4,6 @@
 #include "common/base/log.h"
 #include "common/base/program.h"
 #include "common/base/dtype.h"
-#include "common/http/api_key.h"
 #include "common/http/listen.h"
 #include "common/model/model_folder.h"
 #include "infer-server/engine/engine.h"

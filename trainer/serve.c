@@ -7,7 +7,6 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
-#include "common/http/api_key.h"
 #include "common/http/listen.h"
 #include "common/model/model.h"
 #include "trainer/run/learning.h"

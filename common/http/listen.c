@@ -1,17 +1,22 @@
-/* listen.c: listening sockets, made before anything else starts (main thread). */
+/* listen.c: listening sockets, and the key to one, made before anything else starts (main thread).
+ */
 #include "common/http/listen.h"
 #include "common/base/file.h"
+#include "common/base/log.h"
 
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -223,4 +228,49 @@ bool limit_connections(int sockets, int own_files, int64_t *max_connections, int
     *max_connections = room > 1 ? room : 1;
     *ret_files = (int64_t)limit.rlim_max;
     return true;
+}
+
+// ---- keys --------------------------------------------------------------------------------------
+
+enum status api_key_read(const char *option, const char *path, char **ret)
+{
+    struct bytes text = BYTES_INIT;
+    struct stat info;
+    enum status st;
+    CHECK(file_read(path, 64 << 10, &text));
+    const char *start = bytes_text(&text);
+    while (*start == ' ' || *start == '\t') start++;
+    size_t n = strcspn(start, "\r\n");
+    while (n > 0 && isspace((unsigned char)start[n - 1])) n--;
+    for (size_t i = 0; i < n; i++)
+        if (!isgraph((unsigned char)start[i]))
+            FAIL(ST_INVALID, "%s %s: the first line must be one word of plain ASCII", option, path);
+    if (n < 8) FAIL(ST_INVALID, "%s %s: the key must have 8 characters or more", option, path);
+    if (stat(path, &info) == 0 && (info.st_mode & 077))
+        log_warn("%s %s can be read by others: chmod 600 it", option, path);
+    *ret = strndup(start, n);
+    if (!*ret) st = status_fail(ST_NO_MEMORY, "out of memory");
+out:
+    bytes_release(&text);
+    return st;
+}
+
+enum status api_key_make(const char *option, const char *path, char **ret)
+{
+    uint64_t random[2];
+    char text[64];
+    enum status st;
+    if (!file_exists(path)) {
+        if (getrandom(random, sizeof random, 0) != sizeof random)
+            return status_fail(ST_IO, "%s: the system gives no random bits for a key", path);
+        snprintf(text, sizeof text, "tml-%016" PRIx64 "%016" PRIx64 "\n", random[0], random[1]);
+        CHECK(file_write_atomic(path, 0600, text, strlen(text)));
+    }
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) FAIL(ST_IO, "%s %s: %s", option, path, strerror(errno));
+    st = file_check_owner(fd, path);
+    close(fd);
+    if (st == ST_OK) st = api_key_read(option, path, ret);
+out:
+    return st;
 }

@@ -1,6 +1,5 @@
 /* adapter_commands.c: LoRA adapters under a running engine: loading, replacing and unloading them
- * at a step boundary, and counting who uses which. The engine's thread, but for what says "under
- * the lock".
+ * at a step boundary. The engine's thread.
  *
  * A new adapter's id is in the names of the KV blocks computed with it (request.c), so it never
  * finds those of another. Weights that are replaced in place keep the id and move the version, as a
@@ -12,42 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static struct adapter_info *find(struct engine *e, const struct adapter_ref *ref)
-{
-    for (int i = 0; i < e->n_adapters; i++)
-        if (e->adapter_list[i].ref.id == ref->id) return &e->adapter_list[i];
-    return NULL;
-}
-
-// Under the lock.
-enum status engine_check_adapter(struct engine *e, const struct adapter_ref *ref)
-{
-    if (ref->index == 0 || find(e, ref)) return ST_OK;
-    return status_fail(ST_NOT_FOUND, "the request's adapter was unloaded meanwhile");
-}
-
-// Under the lock.
-void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples, int tokens)
-{
-    struct adapter_info *info = ref->index ? find(e, ref) : NULL;
-    if (!info) return;
-    info->samples += samples;
-    info->generated_tokens += (uint64_t)tokens;
-}
-
-// Under the lock.
-void engine_count_running(struct engine *e)
-{
-    if (e->n_adapters == 0 || !e->executor) return;
-    const struct scheduler *s = e->executor->scheduler;
-    for (int i = 0; i < e->n_adapters; i++) e->adapter_list[i].running = 0;
-    for (int i = 0; i < scheduler_running(s); i++) {
-        const struct adapter_ref *ref = &scheduler_at(s, i)->request->sampling.adapter;
-        struct adapter_info *info = ref->index ? find(e, ref) : NULL;
-        if (info) info->running++;
-    }
-}
-
 // What other threads see; counts of those that stay are kept.
 static void publish_list(struct engine *e)
 {
@@ -58,7 +21,7 @@ static void publish_list(struct engine *e)
     for (int i = 0; i < adapters_max(a); i++) {
         const struct adapter_info *info = adapters_info(a, i);
         if (!info) continue;
-        const struct adapter_info *before = find(e, &info->ref);
+        const struct adapter_info *before = engine_adapter(e, &info->ref);
         list[n] = *info;
         if (before) {
             list[n].samples = before->samples;

@@ -9,21 +9,6 @@
 
 // ---- lists -------------------------------------------------------------------------------------
 
-static bool repeats(const struct sampling *s) // has a repetition penalty
-{
-    return s->repetition_penalty != 0 && s->repetition_penalty != 1;
-}
-
-static bool counts(const struct sampling *s) // what is generated matters
-{
-    return repeats(s) || s->frequency_penalty != 0 || s->presence_penalty != 0;
-}
-
-bool sampling_adjusts(const struct sampling *s)
-{
-    return counts(s) || s->n_logit_bias > 0;
-}
-
 static int by_token(const void *a, const void *b)
 {
     const int32_t x = ((const struct logit_entry *)a)->token;
@@ -50,8 +35,9 @@ static void merge_entries(struct logit_list *l)
 enum status logit_list_init(const struct sampling *s, const int32_t *prompt, int n_prompt,
                             struct logit_list *ret)
 {
-    const int n_seen = repeats(s) ? n_prompt : 0;
-    struct logit_list l = {.cap = n_seen + s->n_logit_bias + (counts(s) ? s->max_tokens : 0)};
+    const int n_seen = sampling_repeats(s) ? n_prompt : 0;
+    struct logit_list l = {.cap =
+                               n_seen + s->n_logit_bias + (sampling_counts(s) ? s->max_tokens : 0)};
     l.at = malloc((size_t)(l.cap + 1) * sizeof *l.at);
     if (!l.at) return status_fail(ST_NO_MEMORY, "no memory for the penalties of %d tokens", l.cap);
     for (int i = 0; i < n_seen; i++)
@@ -84,7 +70,7 @@ static int count_token(struct logit_entry *entries, int n, int32_t token)
 void logit_list_count(struct logit_list *l, const struct sampling *s, const int32_t *generated,
                       int n)
 {
-    if (!counts(s)) return;
+    if (!sampling_counts(s)) return;
     for (; l->n_counted < n; l->n_counted++)
         l->n = count_token(l->at, l->n, generated[l->n_counted]);
 }
@@ -133,7 +119,7 @@ enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
                          const struct adjustment *adjustment)
 {
     const struct logit_list *list = adjustment->list;
-    const int n_ahead = counts(s) ? adjustment->n_ahead : 0;
+    const int n_ahead = sampling_counts(s) ? adjustment->n_ahead : 0;
     if (list->n + n_ahead == 0) return ST_OK; // nothing was generated yet
     enum status st = reserve(a, a->n_entries + list->n + n_ahead);
     if (st != ST_OK) return st;
@@ -145,7 +131,7 @@ enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
         (struct logit_row){.row = row,
                            .first = a->n_entries,
                            .n = n,
-                           .repetition = repeats(s) ? s->repetition_penalty : 1,
+                           .repetition = sampling_repeats(s) ? s->repetition_penalty : 1,
                            .frequency = s->frequency_penalty,
                            .presence = s->presence_penalty};
     a->n_entries += n;
@@ -154,7 +140,6 @@ enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
 
 void adjuster_apply(struct adjuster *a, float *logits)
 {
-    if (a->n_rows == 0) return;
     device_copy_in(a->dev, a->rows, a->host_rows, (size_t)a->n_rows * sizeof *a->rows);
     device_copy_in(a->dev, a->entries, a->host_entries, (size_t)a->n_entries * sizeof *a->entries);
     device_ops(a->dev)->adjust_logits(a->dev, logits, a->saved, a->rows, a->entries, a->n_rows,
@@ -163,7 +148,6 @@ void adjuster_apply(struct adjuster *a, float *logits)
 
 void adjuster_undo(struct adjuster *a, float *logits)
 {
-    if (a->n_rows == 0) return;
     device_ops(a->dev)->adjust_logits(a->dev, logits, a->saved, a->rows, a->entries, a->n_rows,
                                       a->vocab, true);
 }

@@ -45,8 +45,7 @@ void adjuster_release(struct adjuster *a);
 // Row by row what is to be sampled next: adjuster_add() of those that are adjusted, then the whole.
 enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
                          const struct adjustment *adjustment); // ST_NO_MEMORY
-// Enqueues the adjustment of logits (max_rows, vocab), and its way back. Nothing where no row was
-// added.
+// Enqueues the adjustment of logits (max_rows, vocab), and its way back, where rows were added.
 void adjuster_apply(struct adjuster *a, float *logits);
 void adjuster_undo(struct adjuster *a, float *logits);
 

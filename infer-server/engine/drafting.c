@@ -91,7 +91,10 @@ static struct speculative_choice choice_of(const struct drafting *d, const struc
 
 static struct history history_of(const struct sample *sample)
 {
-    const struct request *r = sample->request;
+    struct request *r = sample->request;
+    if (!r->prompt_key)
+        r->prompt_key = speculative_prompt_key(r->prompt, r->n_prompt) ^ r->sampling.cache_salt ^
+                        r->sampling.adapter.id;
     return (struct history){.prompt = r->prompt,
                             .n_prompt = r->n_prompt,
                             .prompt_key = r->prompt_key,

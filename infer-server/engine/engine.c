@@ -21,42 +21,6 @@ static void wake(struct engine *e)
 
 // ---- life --------------------------------------------------------------------------------------
 
-const char *const kv_policy_names[] = {"keep", "recompute", "drain", NULL};
-
-// Once for all who compute with these weights: the bridge file tells it to trainers.
-static void choose_rope(struct engine *e)
-{
-    const int context = executor_requested_context(e->config, e->options.max_context);
-    struct model_config *draft = e->draft_config;
-    e->config->rope_context = context;
-    if (draft)
-        draft->rope_context = context < draft->max_positions ? context : draft->max_positions;
-    if (e->frozen_config) e->frozen_config->rope_context = context;
-}
-
-static enum status load_configs(struct engine *e)
-{
-    const struct engine_options *o = &e->options;
-    const struct further_model draft = {"--draft", "draft model", o->draft_folder, false};
-    const struct further_model frozen = {"--tandem-model", "frozen model", o->frozen_folder, true};
-    enum status st;
-    CHECK(model_config_load(o->model_folder, &e->config));
-    if (o->draft_folder)
-        CHECK(checks_further_model(&draft, o->model_folder, e->config, &e->draft_config));
-    if (o->frozen_folder) {
-        CHECK(checks_further_model(&frozen, o->model_folder, e->config, &e->frozen_config));
-        // What both write ends where the policy's texts end.
-        memcpy(e->frozen_config->eos_ids, e->config->eos_ids, sizeof e->config->eos_ids);
-        e->frozen_config->n_eos = e->config->n_eos;
-    }
-    CHECK(checks_states(o, e->config, e->frozen_config));
-    choose_rope(e);
-    if (o->who.size > 1)
-        CHECK(model_config_shard(e->config, (struct shard){o->who.rank, o->who.size}));
-out:
-    return st;
-}
-
 static void engine_release(struct engine *e)
 {
     pthread_cond_destroy(&e->changed);
@@ -89,8 +53,8 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     e->commands_end = &e->commands;
     clock_cond_init(&e->changed);
     pthread_mutex_init(&e->lock, NULL);
-    CHECK(checks_options(&e->options));
-    CHECK(load_configs(e));
+    CHECK(engine_check_options(&e->options));
+    CHECK(engine_load_configs(e));
     CHECK(start_thread(e));
     pthread_mutex_lock(&e->lock);
     while (!e->opened) pthread_cond_wait(&e->changed, &e->lock);
@@ -184,27 +148,43 @@ static enum status check_room(const struct engine *e, const struct request *r)
     return ST_OK;
 }
 
+// Under the lock.
+struct adapter_info *engine_adapter(struct engine *e, const struct adapter_ref *ref)
+{
+    for (int i = 0; i < e->n_adapters && ref->index; i++)
+        if (e->adapter_list[i].ref.id == ref->id) return &e->adapter_list[i];
+    return NULL;
+}
+
+// Under the lock.
+static enum status check_adapter(struct engine *e, const struct adapter_ref *ref)
+{
+    if (ref->index == 0 || engine_adapter(e, ref)) return ST_OK;
+    return status_fail(ST_NOT_FOUND, "the request's adapter was unloaded meanwhile");
+}
+
 enum status engine_submit(struct engine *e, struct request *r)
 {
-    enum status st = checks_request(&e->options, e->config, r);
+    enum status st = request_check(&e->options, e->config, r);
     if (st != ST_OK) return st;
     const int64_t now_ns = clock_now_ns();
     pthread_mutex_lock(&e->lock);
     st = check_room(e, r);
-    if (st == ST_OK) st = engine_check_adapter(e, &r->sampling.adapter);
+    if (st == ST_OK) st = check_adapter(e, &r->sampling.adapter);
     pthread_mutex_unlock(&e->lock);
     const uint64_t cache_salt = e->options.prefix_cache_off ? ++e->n_salts : r->sampling.cache_salt;
     if (st == ST_OK) st = request_prepare(r, e->options.block_size, cache_salt);
     if (st != ST_OK) return st;
     for (int i = 0; i < r->sampling.n; i++) r->samples[i].queued_ns = now_ns;
     pthread_mutex_lock(&e->lock);
-    CHECK(engine_check_adapter(e, &r->sampling.adapter));
+    CHECK(check_adapter(e, &r->sampling.adapter));
     CHECK(check_room(e, r)); // memory for thousands of samples takes a while
     r->next = NULL;
     *e->inbox_end = r;
     e->inbox_end = &r->next;
     e->n_inside += r->sampling.n;
-    engine_count_adapter(e, &r->sampling.adapter, r->sampling.n, 0);
+    struct adapter_info *adapter = engine_adapter(e, &r->sampling.adapter);
+    if (adapter) adapter->samples += r->sampling.n;
     wake(e);
 out:
     pthread_mutex_unlock(&e->lock);

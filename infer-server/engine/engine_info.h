@@ -73,7 +73,18 @@ struct sampling {
     // stop strings are the server's business: it detokenises, and cancels the sample
 };
 
-bool sampling_adjusts(const struct sampling *s); // some logit: there is a penalty or a bias
+static inline bool sampling_repeats(const struct sampling *s) // has a repetition penalty
+{
+    return s->repetition_penalty != 0 && s->repetition_penalty != 1;
+}
+static inline bool sampling_counts(const struct sampling *s) // what is generated matters
+{
+    return sampling_repeats(s) || s->frequency_penalty != 0 || s->presence_penalty != 0;
+}
+static inline bool sampling_adjusts(const struct sampling *s) // some logit, by penalty or bias
+{
+    return sampling_counts(s) || s->n_logit_bias > 0;
+}
 
 enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR };
 

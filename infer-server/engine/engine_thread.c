@@ -27,6 +27,18 @@
 
 // ---- state -------------------------------------------------------------------------------------
 
+// How many samples run with each adapter. Under the lock.
+static void count_running(struct engine *e)
+{
+    const struct scheduler *s = e->executor->scheduler;
+    for (int i = 0; i < e->n_adapters; i++) e->adapter_list[i].running = 0;
+    for (int i = 0; i < scheduler_running(s); i++) {
+        struct adapter_info *info =
+            engine_adapter(e, &scheduler_at(s, i)->request->sampling.adapter);
+        if (info) info->running++;
+    }
+}
+
 // Makes the live statistics what other threads see.
 void engine_publish(struct engine *e)
 {
@@ -34,7 +46,7 @@ void engine_publish(struct engine *e)
     pthread_mutex_lock(&e->lock);
     e->stats = e->live;
     for (const struct request *r = e->inbox; r; r = r->next) e->stats.waiting += r->sampling.n;
-    engine_count_running(e);
+    if (e->n_adapters > 0 && e->executor) count_running(e);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -45,14 +57,17 @@ void engine_set_state(struct engine *e, enum engine_state state, const char *det
     engine_publish(e);
 }
 
-static void on_event(void *context, const struct engine_event *event)
+void engine_on_event(void *context, const struct engine_event *event)
 {
     struct engine *e = context;
     if (event->finish != FINISH_NONE) {
         pthread_mutex_lock(&e->lock);
         e->n_inside--;
-        engine_count_adapter(e, &event->request->sampling.adapter, -1,
-                             event->telemetry ? event->telemetry->generated_tokens : 0);
+        struct adapter_info *adapter = engine_adapter(e, &event->request->sampling.adapter);
+        if (adapter) {
+            adapter->samples--;
+            adapter->generated_tokens += (uint64_t)event->telemetry->generated_tokens;
+        }
         pthread_mutex_unlock(&e->lock);
     }
     e->on_event(e->context, event);
@@ -220,113 +235,6 @@ static void stay_failed(struct engine *e)
     }
 }
 
-static enum status open_device(struct engine *e)
-{
-    enum status st = group_open_device(e->options.device, &e->options.who, &e->dev);
-    if (st != ST_OK) return st;
-    if (e->options.dtype < 0) e->options.dtype = device_default_dtype(e->dev);
-    if (!device_computes_in(e->dev, (enum dtype)e->options.dtype))
-        return status_fail(ST_UNSUPPORTED, "--dtype %s: %s computes in %s only",
-                           dtype_name((enum dtype)e->options.dtype), device_name(e->dev),
-                           dtype_name(device_default_dtype(e->dev)));
-    if (e->options.exact && !device_is_exact(e->dev, (enum dtype)e->options.dtype))
-        return status_fail(
-            ST_UNSUPPORTED,
-            "--exact: in %s on %s (%s) the last bits of a row depend on the batch it is computed "
-            "in; they do not in bf16 on a GPU of compute capability 9.0 (Hopper) and on --device "
-            "cpu: take one of these, or leave --exact away",
-            dtype_name((enum dtype)e->options.dtype), device_name(e->dev), device_spec(e->dev));
-    if (e->options.exact && device_kind(e->dev) == DEVICE_CUDA)
-        log_info("engine: --exact: on %s every operation's sums are in one order, with it and "
-                 "without; it couples a draft model's drafts and drafts without looking at a clock",
-                 device_name(e->dev));
-    return group_open(e->dev, e->options.bridge_path, &e->options.who, &e->group);
-}
-
-static void log_config(const struct model_config *config, const char *folder)
-{
-    char words[256];
-    if (config->mxfp4) log_info("engine: %s: %s", folder, MXFP4_NOTE);
-    if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
-    if (left_out_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
-}
-
-static void log_states(const struct engine *e)
-{
-    const struct executor *x = e->executor;
-    const bool policy = config_state_elements(e->config) > 0; // else the draft model
-    if (x->state_bytes == 0) return;
-    log_info("engine: %s carries a state of %.1f MB along each sequence: %smemory has room for %d "
-             "sequences at once (--max-batch %lld) and %d drafts a step",
-             policy ? e->options.model_folder : e->options.draft_folder,
-             (double)x->state_bytes / 1e6, policy ? "there is no prefix cache, and " : "",
-             x->max_batch, (long long)e->options.max_batch, x->max_drafts);
-}
-
-// Of a model beside the policy: its part of the pool's bytes is in the line before.
-static void log_further(const struct engine *e, const char *what, const char *folder,
-                        const struct weights *w)
-{
-    const struct engine_stats *s = &e->live;
-    const int64_t kv_bytes =
-        kv_memory_block_bytes(w->config, w->dt, s->kv_block_tokens) * s->kv_blocks_total;
-    log_info("engine: %s %s: %.1f MB of weights, %.1f of the KV blocks' MB", what, folder,
-             (double)w->bytes / 1e6, (double)kv_bytes / 1e6);
-    log_config(w->config, folder);
-}
-
-static enum status load(struct engine *e)
-{
-    enum status st = ST_OK;
-    struct weights_owner *owner = NULL;
-    const struct engine_options *o = &e->options;
-    const int64_t start_ns = clock_now_ns();
-    const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
-                                                          {e->draft_config, o->draft_folder},
-                                                          {e->frozen_config, o->frozen_folder}};
-    CHECK(
-        weights_owner_new(e->dev, e->group, sources, (enum dtype)o->dtype, o->bridge_path, &owner));
-    const struct weights *weights[RUNNERS];
-    for (int i = 0; i < RUNNERS; i++)
-        weights[i] = weights_owner_weights(owner, (enum weights_role)i);
-    const struct weights *draft = weights[RUNNER_DRAFT], *frozen = weights[RUNNER_FROZEN];
-    e->live.weight_bytes = (int64_t)weights[RUNNER_POLICY]->bytes;
-    e->live.draft_weight_bytes = draft ? (int64_t)draft->bytes : 0;
-    e->live.frozen_weight_bytes = frozen ? (int64_t)frozen->bytes : 0;
-    if (o->max_adapters)
-        CHECK(weights_owner_hold_adapters(owner, (int)o->max_adapters, (int)o->max_lora_rank));
-    CHECK(executor_new(e->dev, weights, e->group, o, on_event, e, &e->live, &e->executor));
-    executor_use_adapters(e->executor, weights_owner_adapters(owner));
-    e->live.weight_version = control_version(weights_owner_control(owner));
-    scheduler_update(e->executor->scheduler, e->live.weight_version, false);
-    pthread_mutex_lock(&e->lock);
-    e->max_context = e->executor->max_context; // before anybody reads the bridge file, and asks
-    pthread_mutex_unlock(&e->lock);
-    CHECK(weights_owner_announce(owner, o->socket_path));
-    pthread_mutex_lock(&e->lock);
-    e->owner = owner;
-    pthread_mutex_unlock(&e->lock);
-    engine_set_state(e, ENGINE_OK, "");
-    log_info("engine: %s on %s in %.1f s: %.1f MB of weights (%s), context %d, %d KV blocks of %d "
-             "tokens (%.1f MB)",
-             o->model_folder, device_name(e->dev), clock_ms_since(start_ns) / 1e3,
-             (double)e->live.weight_bytes / 1e6, dtype_name((enum dtype)o->dtype), e->max_context,
-             e->live.kv_blocks_total, e->live.kv_block_tokens,
-             (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
-    log_config(e->config, o->model_folder);
-    log_states(e);
-    if (draft) log_further(e, "draft model", o->draft_folder, draft);
-    if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);
-    if (frozen && speculative_most(o->speculative) > 0)
-        log_info("engine: requests with \"tandem\" draft nothing");
-    return ST_OK;
-out:
-    executor_free(e->executor);
-    e->executor = NULL;
-    weights_owner_free(owner);
-    return st;
-}
-
 static void leave(struct engine *e)
 {
     struct weights_owner *owner = e->owner;
@@ -350,14 +258,14 @@ void *engine_thread(void *arg)
 {
     struct engine *e = arg;
     pthread_setname_np(pthread_self(), "engine");
-    enum status st = open_device(e);
+    enum status st = engine_open_device(e);
     pthread_mutex_lock(&e->lock);
     e->opened = true;
     status_keep(&e->open_status, st);
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
     if (st == ST_OK) {
-        st = load(e);
+        st = engine_load(e);
         if (st == ST_OK)
             run(e);
         else

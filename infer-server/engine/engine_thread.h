@@ -1,5 +1,5 @@
 /* engine_thread.h: the engine's state, as its files share it: engine.c, which other threads call,
- * checks.c, engine_thread.c, the thread, and weight_updates.c. Private to these. */
+ * engine_start.c, engine_thread.c, the thread, and weight_updates.c. Private to these. */
 #ifndef INFER_SERVER_ENGINE_THREAD_H
 #define INFER_SERVER_ENGINE_THREAD_H
 
@@ -76,36 +76,18 @@ void engine_fail(struct engine *e, const char *message);
 void engine_serve_writer(struct engine *e);
 void engine_reload_weights(struct engine *e, const struct command *c);
 
-// adapter_commands.c: carries out what engine_load_adapter() and engine_unload_adapter() queued;
-// and who asks for which adapter, under the lock.
+// What other threads know of an adapter; NULL where it is none, or gone. Under the lock.
+struct adapter_info *engine_adapter(struct engine *e, const struct adapter_ref *ref);
+// adapter_commands.c: carries out what engine_load_adapter() and engine_unload_adapter() queued.
 void engine_change_adapters(struct engine *e, const struct command *c);
 void engine_free_retired(struct engine *e); // unloaded adapters that no sample needs any more
-enum status engine_check_adapter(struct engine *e, const struct adapter_ref *ref);
-void engine_count_adapter(struct engine *e, const struct adapter_ref *ref, int samples, int tokens);
-void engine_count_running(struct engine *e);                // with each, now
 void engine_take_version(struct engine *e, bool recompute); // of weights that changed
 
-// checks.c: what an engine is started with and asked for, before anything is done about it. Any
-// thread. Fills in the defaults. ST_INVALID names the option.
-enum status checks_options(struct engine_options *options);
-// Reads the config of a model beside the policy (the caller's to free). Token ids must mean the
-// same to both. Where both folders have a tokenizer the tokens themselves are compared, by who
-// loads them (server.c), and a draft's vocabulary may be the smaller: larger models pad theirs
-// further. Where one has none, sizes must be equal and the end tokens, if both name some, must
-// share one; that no more could be compared is logged. ST_MISMATCH says what differs.
-struct further_model {
-    const char *option, *what; // "--draft", "draft model"
-    const char *folder;
-    bool reads_all; // what the policy writes, so that its vocabulary must not be the smaller
-};
-enum status checks_further_model(const struct further_model *m, const char *policy_folder,
-                                 const struct model_config *policy, struct model_config **ret);
-// Models that carry a state along each sequence (config_state_elements()): what of the options does
-// not go with them. frozen: NULL where there is none.
-enum status checks_states(const struct engine_options *options, const struct model_config *policy,
-                          const struct model_config *frozen);
-// ST_INVALID names the field: what a model and an engine like these can never do.
-enum status checks_request(const struct engine_options *options, const struct model_config *config,
-                           const struct request *r);
+// engine_start.c. Fills in the defaults; ST_INVALID names the option. Any thread.
+enum status engine_check_options(struct engine_options *options);
+enum status engine_load_configs(struct engine *e); // of all models, which must go together
+enum status engine_open_device(struct engine *e);  // the thread's, as all that follows
+enum status engine_load(struct engine *e);
+void engine_on_event(void *engine, const struct engine_event *event); // the executor's
 
 #endif

@@ -24,168 +24,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_MAX_CONTEXT 32768
-#define MISSED_APART        7   // tokens of a sample that go in as rows of their own
-#define ROWS_APART          512 // of a step, beside its decoding samples', at most
-
-// ---- life --------------------------------------------------------------------------------------
-
-int executor_requested_context(const struct model_config *config, int named)
-{
-    const int max_positions = config->max_positions;
-    if (named > 0) return named;
-    return max_positions < DEFAULT_MAX_CONTEXT ? max_positions : DEFAULT_MAX_CONTEXT;
-}
-
-static enum status add_draft_model(struct executor *x, const struct weights *weights,
-                                   const struct engine_options *options, int context)
-{
-    const struct draft_model_limits limits = {.max_batch = options->max_batch,
-                                              .prefill_chunk = options->prefill_chunk,
-                                              .max_drafts = drafting_rows(options),
-                                              .shared_noise = options->exact};
-    const struct runner_limits own =
-        draft_model_runner_limits(&limits, weights->config, context, options->block_size);
-    struct runner **runner = &x->runners[RUNNER_DRAFT];
-    enum status st = runner_new(x->runners[RUNNER_POLICY]->dev, weights, &own, runner);
-    if (st != ST_OK) return status_context(st, "the draft model");
-    return draft_model_new(*runner, &limits, &x->draft_model);
-}
-
-// Rows of a step beside its decoding samples': what a tandem has missed.
-static int rows_apart(const struct engine_options *options)
-{
-    const int most = MISSED_APART * (int)options->max_batch;
-    return most < ROWS_APART ? most : ROWS_APART;
-}
-
-static enum status add_frozen_model(struct executor *x, const struct weights *weights, int context)
-{
-    const struct runner_limits own = x->runners[RUNNER_POLICY]->limits;
-    if (context > weights->config->max_positions)
-        return status_fail(ST_INVALID,
-                           "--tandem-model: it has a context of %d tokens, and %d are served; "
-                           "give --max-context %d or less",
-                           weights->config->max_positions, context, weights->config->max_positions);
-    enum status st =
-        runner_new(x->runners[RUNNER_POLICY]->dev, weights, &own, &x->runners[RUNNER_FROZEN]);
-    return status_context(st, "the frozen model");
-}
-
-// The pools take what memory is left: a block of each runner's for every block there is.
-static enum status allocate_kv(struct executor *x, const struct engine_options *options,
-                               int context)
-{
-    const struct runner *policy = x->runners[RUNNER_POLICY];
-    // Drafts that only requests ask for would take states from sequences.
-    const bool drafts =
-        config_state_elements(policy->config) == 0 || speculative_most(options->speculative) > 0;
-    const struct kv_request request = {.bytes = options->kv_bytes,
-                                       .percent = options->kv_percent,
-                                       .block_size = options->block_size,
-                                       .max_batch = options->max_batch,
-                                       .max_drafts = drafts ? drafting_rows(options) : 0,
-                                       .max_context = context,
-                                       .context_is_firm = options->max_context > 0,
-                                       .block_bytes = x->block_bytes,
-                                       .state_bytes = x->state_bytes};
-    struct kv_plan plan = {0};
-    enum status st = kv_memory_plan(policy->dev, &request, &plan);
-    const int n_blocks = plan.n_blocks, n_states = plan.max_batch + plan.max_drafts;
-    x->max_batch = plan.max_batch;
-    x->max_drafts = plan.max_drafts;
-    x->max_context = plan.max_context;
-    if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks, n_states);
-    if (st == ST_OK && x->draft_model)
-        st = draft_model_allocate_kv(x->draft_model, n_blocks, x->max_batch, x->max_drafts);
-    if (st == ST_OK && x->runners[RUNNER_FROZEN])
-        st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks, n_states);
-    if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
-    return st;
-}
-
-enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
-                         struct group *group, const struct engine_options *options,
-                         engine_event_fn on_event, void *context, struct engine_stats *stats,
-                         struct executor **ret)
-{
-    enum status st = ST_OK;
-    const struct model_config *config = weights[RUNNER_POLICY]->config;
-    const int max_batch = options->max_batch, chunk = options->prefill_chunk;
-    const int requested = executor_requested_context(config, options->max_context);
-    const int max_rows = max_batch + drafting_rows(options);
-    const int apart = weights[RUNNER_FROZEN] ? rows_apart(options) : 0;
-    const int max_seqs = max_rows > max_batch + apart ? max_rows : max_batch + apart;
-    struct executor *x = calloc(1, sizeof *x);
-    if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
-    if (requested > config->max_positions)
-        FAIL(ST_INVALID,
-             "--max-context %d is over the model's %d positions; give as many at most, or 0",
-             requested, config->max_positions);
-    const struct runner_limits own = {.max_tokens = max_seqs + chunk,
-                                      .max_seqs = max_seqs,
-                                      .max_rows = max_rows,
-                                      .max_context = requested,
-                                      .block_size = options->block_size};
-    CHECK(runner_new(dev, weights[RUNNER_POLICY], &own, &x->runners[RUNNER_POLICY]));
-    CHECK(runner_use_group(x->runners[RUNNER_POLICY], group));
-    CHECK(prompt_logprobs_new(x->runners[RUNNER_POLICY], &x->prompt_logprobs));
-    if (weights[RUNNER_DRAFT]) {
-        CHECK(add_draft_model(x, weights[RUNNER_DRAFT], options, requested));
-        x->runners[RUNNER_POLICY]->drafts = draft_model_logits(x->draft_model);
-    }
-    if (weights[RUNNER_FROZEN]) CHECK(add_frozen_model(x, weights[RUNNER_FROZEN], requested));
-    x->token_ends = options->token_ends;
-    x->n_token_ends = options->token_ends ? options->n_token_ends : 0;
-    x->stats = stats;
-    x->on_event = on_event;
-    x->context = context;
-    for (int i = 0; i < RUNNERS; i++)
-        if (x->runners[i]) {
-            x->block_bytes += kv_memory_block_bytes(x->runners[i]->config, x->runners[i]->model->dt,
-                                                    options->block_size);
-            x->state_bytes += kv_memory_state_bytes(x->runners[i]->config);
-        }
-    CHECK(allocate_kv(x, options, requested));
-    CHECK(drafting_new(options, x->draft_model, x->max_drafts, stats, &x->drafting));
-    const struct scheduler_limits limits = {.max_batch = x->max_batch,
-                                            .prefill_chunk = chunk,
-                                            .no_reuse = config_state_elements(config) > 0};
-    CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
-    x->max_events = max_rows;
-    x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
-    x->events = malloc((size_t)max_rows * sizeof *x->events);
-    x->records = malloc((size_t)max_rows * sizeof *x->records);
-    if (!x->item_end || !x->events || !x->records)
-        FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
-    x->drafts = speculative_most(options->speculative) > 0;
-    CHECK(drafting_measure(x->drafting, x->runners));
-    // Followers are told a step's tokens; a draft model, and who writes with another, need them.
-    x->ahead = options->step_ahead && !group && !x->draft_model && !x->runners[RUNNER_FROZEN];
-    if (x->ahead) CHECK(runner_make_sides(x->runners[RUNNER_POLICY]));
-    CHECK(device_sync(dev));
-    *ret = x;
-    return ST_OK;
-out:
-    executor_free(x);
-    return st;
-}
-
-void executor_free(struct executor *x)
-{
-    if (!x) return;
-    free(x->item_end);
-    free(x->events);
-    free(x->records);
-    drafting_free(x->drafting);
-    draft_model_free(x->draft_model);
-    scheduler_free(x->scheduler);
-    block_manager_free(x->manager);
-    prompt_logprobs_free(x->prompt_logprobs);
-    for (int i = 0; i < RUNNERS; i++) runner_free(x->runners[i]);
-    free(x);
-}
-
 void executor_note_state(struct executor *x)
 {
     const struct scheduler_counts *counts = scheduler_counts(x->scheduler);
@@ -210,7 +48,8 @@ static int n_samples(const struct executor *x)
 
 void executor_add(struct executor *x, struct request *r)
 {
-    x->drafts |= speculative_most(r->sampling.speculative) > 0;
+    const struct speculative_choice choice = r->sampling.speculative;
+    if (choice.chosen) x->drafts |= speculative_most(choice) > 0;
     if (scheduler_add(x->scheduler, r)) return;
     for (int i = 0, n = r->sampling.n; i < n; i++) {
         r->samples[i].queue.state = SAMPLE_DONE;
@@ -282,7 +121,8 @@ static enum status want_sample(struct executor *x, struct runner *r, struct samp
     const struct sampling *sampling = &sample->request->sampling;
     struct sample_text *text = &sample->text;
     enum status st = ST_OK;
-    logit_list_count(&text->counted, sampling, text->generated, text->n_generated);
+    if (text->counted.at)
+        logit_list_count(&text->counted, sampling, text->generated, text->n_generated);
     for (int k = 0; k <= n_drafts && st == ST_OK; k++) {
         const struct sampler_row row = {
             .sampling = sampling,
@@ -305,7 +145,7 @@ static bool goes_apart(const struct runner *r, const struct step *step)
     for (int i = 0; i < step->n_items && apart; i++) {
         const struct step_item *item = &step->items[i];
         const int missed = item->n - item->n_drafts - 1;
-        apart = missed == 0 || (missed <= MISSED_APART && sample_is_tandem(item->sample));
+        apart = missed == 0 || (missed <= EXECUTOR_MISSED_APART && sample_is_tandem(item->sample));
     }
     return apart;
 }
@@ -469,6 +309,16 @@ out:
     return st;
 }
 
+// Whether somebody wants the log-probabilities of a prompt that is in it.
+static bool scores_prompts(const struct step *step)
+{
+    for (int i = 0; i < step->n_items; i++) {
+        const struct sample *sample = step->items[i].sample;
+        if (sample && sample->request->sampling.prompt_logprobs) return true;
+    }
+    return false;
+}
+
 // Waits for it, and gives its samples what they have of it.
 static enum status collect(struct executor *x, const struct flight *f)
 {
@@ -476,7 +326,8 @@ static enum status collect(struct executor *x, const struct flight *f)
     struct runner *r = x->runners[step->runner];
     enum status st;
     CHECK(runner_collect(r));
-    CHECK(prompt_logprobs_read(x->prompt_logprobs, r, step, x->item_end, f->version));
+    if (scores_prompts(step))
+        CHECK(prompt_logprobs_read(x->prompt_logprobs, r, step, x->item_end, f->version));
     const int64_t now_ns = clock_now_ns();
     const int64_t start_ns = f->start_ns > x->collected_ns ? f->start_ns : x->collected_ns;
     const int n_prompt = prompt_tokens(step);
@@ -499,10 +350,7 @@ out:
 static bool may_go_ahead(const struct executor *x)
 {
     const struct step *step = x->flight.step;
-    for (int i = 0; i < step->n_items; i++) {
-        const struct sample *sample = step->items[i].sample;
-        if (sample && sample->request->sampling.prompt_logprobs) return false;
-    }
+    if (scores_prompts(step)) return false;
     for (int i = 0; i < step->n_sampled; i++) {
         const struct sample *sample = step->sampled[i].sample;
         const bool plain = !sample || (sample->request->sampling.logprobs <= 0 &&

@@ -44,10 +44,12 @@ struct executor {    // read by the engine's own files, written by executor.c
     int n_events, max_events;
 };
 
-// Allocates everything but the weights. Of the options it reads max_batch, max_context, kv_bytes,
-// kv_percent, block_size and prefill_chunk, which are all set but for max_context and the KV ones;
-// the speculative ones and token_ends. weights: each runner's; NULL: there is none, but for the
-// policy's. group: ranks that hold the other shards of it, or NULL.
+#define EXECUTOR_MISSED_APART 7 // tokens that a tandem's model has missed, as rows of their own
+
+// engine_start.c: allocates everything but the weights. Of the options it reads max_batch,
+// max_context, kv_bytes, kv_percent, block_size and prefill_chunk, which are all set but for
+// max_context and the KV ones; the speculative ones and token_ends. weights: each runner's; NULL:
+// there is none, but for the policy's. group: ranks that hold the other shards of it, or NULL.
 enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
                          struct group *group, const struct engine_options *options,
                          engine_event_fn on_event, void *context, struct engine_stats *stats,
@@ -78,7 +80,7 @@ void executor_end_all(struct executor *x, enum finish_reason reason, const char 
 
 void executor_note_state(struct executor *x); // what is queued and used now, into the statistics
 
-// delivery.c: tells submitters what became of their samples, and keeps each sample's times and
+// telemetry.c: tells submitters what became of their samples, and keeps each sample's times and
 // telemetry. The last event of a sample takes it out of the scheduler; after its request's last
 // event neither may be touched. Events wait for those of the same step, until deliver_all().
 void delivery_started(const struct step *step, int64_t now_ns);

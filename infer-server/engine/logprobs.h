@@ -1,5 +1,5 @@
 /* logprobs.h: log-probabilities of given tokens, and the likeliest ones, from rows of logits
- * on the device: of sampled tokens (sampler.c) and of a prompt's (prompt_logprobs.c), by the one
+ * on the device: of sampled tokens (sampler.c) and of a prompt's, by the one
  * kernel that the trainer's come from (ops.h, top_logprobs). The engine's thread. */
 #ifndef INFER_SERVER_LOGPROBS_H
 #define INFER_SERVER_LOGPROBS_H
@@ -29,7 +29,7 @@ struct logprob_rows {
 enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_rows *rows,
                                 const struct token_logprob **ret);
 
-// prompt_logprobs.c: those of a prompt's tokens, each given those before it. Prefill computes every
+// Those of a prompt's tokens, each given those before it. Prefill computes every
 // row of a prompt anyway; where a request asks for them, the vocabulary's logits of those rows are
 // computed too, in chunks of as many rows as the model has logits for, so that no prompt makes
 // memory grow.

@@ -5,6 +5,7 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/sampler.h"
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,8 +33,6 @@ enum status request_new(const int32_t *prompt, int n_prompt, const struct sampli
     r->samples = calloc((size_t)sampling->n, sizeof *r->samples);
     if (!r->prompt || !r->samples) goto no_memory;
     memcpy(r->prompt, prompt, (size_t)n_prompt * sizeof *r->prompt);
-    r->prompt_key =
-        speculative_prompt_key(prompt, n_prompt) ^ sampling->cache_salt ^ sampling->adapter.id;
     for (int i = 0; i < sampling->n; i++) {
         r->samples[i].request = r;
         r->samples[i].index = i;
@@ -47,6 +46,156 @@ no_memory:
     return status_fail(ST_NO_MEMORY, "no memory for a request of %d tokens and n = %d", n_prompt,
                        sampling->n);
 }
+
+// ---- what a model and an engine like these can never do ----------------------------------------
+
+enum status check_drafts(const struct engine_options *o, struct speculative_choice choice,
+                         const char *where)
+{
+    for (int m = 0; m < SPECULATIVE_METHODS; m++)
+        if (choice.k[m] < 0 || choice.k[m] > SPECULATIVE_MOST)
+            return status_fail(ST_INVALID, "%s: K is %d; it must be 1 to %d", where, choice.k[m],
+                               SPECULATIVE_MOST);
+    if (choice.k[SPECULATIVE_DRAFT_MODEL] && !o->draft_folder)
+        return status_fail(ST_INVALID,
+                           "%s: draft_model needs a draft model, and the server was started "
+                           "without one; start it with --draft DIR",
+                           where);
+    return ST_OK;
+}
+
+// Each draft takes memory for a state of its own; and a sequence's state cannot go on to where
+// another model wrote.
+static enum status check_states(const struct engine_options *o, const struct model_config *config,
+                                const struct sampling *s)
+{
+    if (config_state_elements(config) == 0) return ST_OK;
+    if (speculative_most(s->speculative) > 0 && speculative_most(o->speculative) == 0)
+        return status_fail(ST_UNSUPPORTED,
+                           "speculative: this model carries a state along each sequence, and the "
+                           "server has no memory for those of drafts; start it with --speculative, "
+                           "or leave \"speculative\" out");
+    if (s->tandem.on)
+        return status_fail(
+            ST_UNSUPPORTED,
+            "tandem: this model carries a state along each sequence, and writes none "
+            "together with another; leave \"tandem\" out");
+    return ST_OK;
+}
+
+static enum status check_ids(const struct model_config *config, const char *what,
+                             const int32_t *ids, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= config->vocab_size)
+            return status_fail(ST_INVALID, "%s %d is %d, outside the vocabulary of %d tokens", what,
+                               i, (int)ids[i], config->vocab_size);
+    return ST_OK;
+}
+
+// How many likeliest tokens can be listed beside one: `most`, or all of a smaller vocabulary.
+static enum status check_listed(const struct model_config *config, const char *what, int n,
+                                int most)
+{
+    if (most > config->vocab_size) most = config->vocab_size;
+    if (n <= most) return ST_OK;
+    return status_fail(ST_INVALID, "%s is %d; at most %d can be listed", what, n, most);
+}
+
+static enum status check_sampling(const struct model_config *config, const struct sampling *s)
+{
+    const struct {
+        bool bad;
+        const char *name;
+        double value;
+        const char *must;
+    } faults[] = {
+        {s->max_tokens < 0, "max_tokens", s->max_tokens, "cannot be negative"},
+        {!(s->temperature >= 0) || isinf(s->temperature), "temperature", s->temperature,
+         "must be 0 or more"},
+        {!(s->top_p > 0 && s->top_p <= 1), "top_p", s->top_p, "must be above 0 and at most 1"},
+        {!(s->min_p >= 0 && s->min_p <= 1), "min_p", s->min_p, "must be 0 to 1"},
+        {s->top_k < 0, "top_k", s->top_k, "must be 0 (off) or more"},
+        {!(s->repetition_penalty >= 0) || isinf(s->repetition_penalty), "repetition_penalty",
+         s->repetition_penalty, "must be above 0 (1 is off)"},
+        {!isfinite(s->frequency_penalty), "frequency_penalty", s->frequency_penalty,
+         "must be finite"},
+        {!isfinite(s->presence_penalty), "presence_penalty", s->presence_penalty, "must be finite"},
+    };
+    const int most = (int)(sizeof s->stop_ids / sizeof s->stop_ids[0]);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        if (faults[i].bad)
+            return status_fail(ST_INVALID, "%s is %g; it %s", faults[i].name, faults[i].value,
+                               faults[i].must);
+    if (s->n_stop_ids < 0 || s->n_stop_ids > most)
+        return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
+                           most);
+    enum status st = check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
+    if (st == ST_OK) st = check_listed(config, "logprobs", s->logprobs, SAMPLER_MAX_TOP);
+    if (st == ST_OK) st = check_listed(config, "prompt_logprobs", s->prompt_top, TOP_LOGPROBS_MOST);
+    for (int i = 0; i < s->n_logit_bias && st == ST_OK; i++) {
+        const struct token_bias *bias = &s->logit_bias[i];
+        st = check_ids(config, "logit_bias: token", &bias->token, 1);
+        if (st == ST_OK && !isfinite(bias->bias))
+            st = status_fail(ST_INVALID, "logit_bias of token %d is %g; it must be finite",
+                             (int)bias->token, bias->bias);
+    }
+    return st;
+}
+
+static enum status check_frozen(const struct engine_options *o, const struct sampling *s)
+{
+    if (!s->frozen) return ST_OK;
+    if (!o->frozen_folder)
+        return status_fail(ST_INVALID, "the server was started without a frozen model: start it "
+                                       "with --tandem-model DIR");
+    if (s->adapter.index || s->tandem.on)
+        return status_fail(ST_INVALID, "the frozen model samples alone: leave \"%s\" out",
+                           s->tandem.on ? "tandem" : "lora");
+    if (speculative_most(s->speculative) > 0)
+        return status_fail(ST_INVALID, "nothing is drafted for the frozen model: leave "
+                                       "\"speculative\" out");
+    return ST_OK;
+}
+
+static enum status check_tandem(const struct engine_options *o, const struct sampling *s)
+{
+    const struct tandem_choice *t = &s->tandem;
+    if (!t->on) return ST_OK;
+    if (!o->frozen_folder)
+        return status_fail(ST_INVALID,
+                           "tandem: the server was started without a model that writes with the "
+                           "policy; start it with --tandem-model DIR");
+    if (!(t->p >= 0 && t->p <= 1))
+        return status_fail(ST_INVALID, "tandem: p is %g; it must be 0 to 1", t->p);
+    if (t->chunk < 1)
+        return status_fail(ST_INVALID, "tandem: chunk is %d; it must be at least 1", t->chunk);
+    if ((t->selector == TANDEM_SENTENCE || t->selector == TANDEM_WORD) && !o->token_ends)
+        return status_fail(ST_INVALID,
+                           "tandem: the selector %s goes by text, and %s has no tokenizer.json",
+                           tandem_selector_names[t->selector], o->model_folder);
+    if (s->prompt_logprobs)
+        return status_fail(ST_INVALID, "tandem: prompt_logprobs are not given with it: ask for "
+                                       "them in a request of their own");
+    if (speculative_most(s->speculative) > 0)
+        return status_fail(ST_INVALID, "tandem: nothing is drafted with it; leave \"speculative\" "
+                                       "out");
+    return ST_OK;
+}
+
+enum status request_check(const struct engine_options *options, const struct model_config *config,
+                          const struct request *r)
+{
+    enum status st = check_ids(config, "prompt token", r->prompt, r->n_prompt);
+    if (st == ST_OK) st = check_sampling(config, &r->sampling);
+    if (st == ST_OK) st = check_states(options, config, &r->sampling);
+    if (st == ST_OK) st = check_tandem(options, &r->sampling);
+    if (st == ST_OK) st = check_frozen(options, &r->sampling);
+    if (st == ST_OK) st = check_drafts(options, r->sampling.speculative, "speculative");
+    return st;
+}
+
+// ---- its memory --------------------------------------------------------------------------------
 
 static enum status prepare_prompt_logprobs(struct request *r)
 {
@@ -113,36 +262,6 @@ void request_free(struct request *r)
     free((void *)r->sampling.logit_bias);
     free(r->prompt);
     free(r);
-}
-
-void draft_counts_step(struct draft_counts *c, int n_drafts, int n_accepted)
-{
-    c->num_drafts++;
-    c->num_draft_tokens += n_drafts;
-    c->num_accepted_tokens += n_accepted;
-    if (n_drafts > c->draft_positions) c->draft_positions = n_drafts;
-    for (int i = 0; i < n_accepted; i++) c->num_accepted_tokens_per_pos[i]++;
-}
-
-void draft_counts_add(struct draft_counts *sum, const struct draft_counts *more)
-{
-    sum->num_drafts += more->num_drafts;
-    sum->num_draft_tokens += more->num_draft_tokens;
-    sum->num_accepted_tokens += more->num_accepted_tokens;
-    if (more->draft_positions > sum->draft_positions) sum->draft_positions = more->draft_positions;
-    for (int i = 0; i < SPECULATIVE_MOST; i++)
-        sum->num_accepted_tokens_per_pos[i] += more->num_accepted_tokens_per_pos[i];
-}
-
-void telemetry_count_drafts(struct sample_telemetry *t, const struct token_record *tokens, int n)
-{
-    t->drafts = (struct draft_counts){0};
-    for (int i = 0, accepted; i < n; i += accepted + 1) {
-        for (accepted = 0; i + accepted < n && tokens[i + accepted].accepted_at;) accepted++;
-        // A step's tokens end with one that was not drafted, unless they were cut.
-        const int drafted = i + accepted == n ? accepted : tokens[i].drafted;
-        if (drafted > 0) draft_counts_step(&t->drafts, drafted, accepted);
-    }
 }
 
 void *request_tag(const struct request *r)

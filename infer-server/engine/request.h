@@ -67,7 +67,7 @@ struct sample {
                                  // tandem's are the policy's
     struct tandem_author author; // of a tandem's next token; written by executor.c
     struct draft draft;          // of the tokens after the last; drafting.c's
-    int64_t queued_ns, started_ns, last_token_ns; // 0: not yet; these and telemetry: delivery.c's
+    int64_t queued_ns, started_ns, last_token_ns; // 0: not yet; these and telemetry: telemetry.c's
     struct sample_telemetry telemetry;
 };
 
@@ -76,7 +76,7 @@ struct request {
     struct sampling sampling; // its logit_bias is the request's own
     int n_prompt;
     int32_t *prompt;
-    uint64_t prompt_key;       // of the suffix drafter
+    uint64_t prompt_key;       // of the suffix drafter; 0: not wanted yet
     struct block_hash *hashes; // (full_blocks + 1) of the blocks that the prompt fills; the first
                                // is what their chain starts from
     int full_blocks;
@@ -93,6 +93,13 @@ struct request {
     struct request *next;               // in the engine's inbox
 };
 
+// ST_INVALID names the field: what a model and an engine like these can never do. Any thread.
+struct engine_options;
+enum status request_check(const struct engine_options *options, const struct model_config *config,
+                          const struct request *r);
+// The drafts that are asked for; `where`: "--speculative", or the request's field.
+enum status check_drafts(const struct engine_options *options, struct speculative_choice choice,
+                         const char *where);
 // Room for what its samples generate and for their block tables, and the hashes of the prompt's
 // blocks; once, before it is queued. Requests find each other's blocks where their cache_salt is
 // the same (0: the one of all that do not mind).

@@ -168,8 +168,9 @@ enum status runner_want(struct runner *r, int row, const struct sampler_row *sam
 
 static int padded(const struct runner *r, int n, int most)
 {
+    if (!r->graphs) return n; // none is captured
     const int rows = decode_graphs_rows(n);
-    return r->graphs && rows <= most ? rows : n;
+    return rows <= most ? rows : n;
 }
 
 int runner_padded_rows(const struct runner *r, int n)

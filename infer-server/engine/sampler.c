@@ -186,7 +186,8 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
     if (st != ST_OK) return st;
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
     if (drafted) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
-    adjuster_apply(&s->adjuster, logits);
+    const bool adjusted = s->adjuster.n_rows > 0;
+    if (adjusted) adjuster_apply(&s->adjuster, logits);
     struct sample_args args = {.logits = logits, .params = s->params, .n = n, .vocab = s->vocab};
     if (drafted) {
         args.drafts = s->drafts;
@@ -194,7 +195,7 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
         args.draft_vocab = drafts->vocab;
     }
     device_ops(s->dev)->sample(s->dev, s->results, &args);
-    adjuster_undo(&s->adjuster, logits);
+    if (adjusted) adjuster_undo(&s->adjuster, logits);
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     return ST_OK;
 }

@@ -27,7 +27,6 @@
  * computed by then. The cache is also how siblings that come back after a preemption, or for which
  * there was no place, share their group's prompt again. */
 #include "infer-server/engine/scheduler.h"
-#include "infer-server/engine/sample_blocks.h"
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,6 +163,118 @@ bool scheduler_add(struct scheduler *s, struct request *r)
     return true;
 }
 
+// ---- blocks of a sample ------------------------------------------------------------------------
+/* Prefix cache. An admitted sample begins with the longest run of cached blocks that hold what its
+ * own would, short of its last token, which must be computed to sample the next, and of the first
+ * prompt token whose row has still to give a log-probability (logprobs.h). A block's key has
+ * the version in it, and only samples all of whose blocks that version computed put blocks there:
+ * after an update that keeps the running samples' keys and values, these serve nobody else. Where
+ * requests are to share nothing, their hashes begin differently (request_prepare). */
+
+static void note_peak(struct sample_blocks *b)
+{
+    if (b->n > b->peak) b->peak = b->n;
+}
+
+// Blocks for the first n tokens; false, with nothing taken, where too few are free.
+static bool blocks_grow(struct block_manager *m, struct sample *sample, int n_tokens)
+{
+    struct sample_blocks *b = &sample->blocks;
+    const int more = block_manager_blocks_for(m, n_tokens) - b->n;
+    if (more <= 0) return true;
+    if (!block_manager_allocate(m, more, b->at + b->n)) return false;
+    b->n += more;
+    note_peak(b);
+    return true;
+}
+
+// Begins the table with n blocks of others (which may stand in it already), all computed.
+static void blocks_share(struct block_manager *m, struct sample *sample, const int32_t *blocks,
+                         int n)
+{
+    struct sample_blocks *b = &sample->blocks;
+    assert(b->n == 0);
+    block_manager_share(m, blocks, n);
+    memmove(b->at, blocks, (size_t)n * sizeof *b->at);
+    b->n = n;
+    const int computed = n * block_manager_block_size(m);
+    sample->kv[sample->owner].computed = computed;
+    if (sample_is_tandem(sample)) sample->kv[RUNNER_FROZEN].computed = computed;
+    note_peak(b);
+}
+
+// Gives back what lies behind the first n tokens; what others share of the rest stays.
+static void blocks_trim(struct block_manager *m, struct sample *sample, int n_tokens)
+{
+    struct sample_blocks *b = &sample->blocks;
+    const int needed = block_manager_blocks_for(m, n_tokens);
+    if (needed >= b->n) return;
+    block_manager_drop(m, b->at + needed, b->n - needed);
+    b->n = needed;
+}
+
+// Gives all back: nothing is computed any more.
+static void blocks_drop(struct block_manager *m, struct sample *sample)
+{
+    blocks_trim(m, sample, 0);
+    sample->blocks.n_cached = 0;
+    memset(sample->kv, 0, sizeof sample->kv);
+}
+
+static struct block_key key_of(const struct sample *sample, int block, uint64_t version)
+{
+    return (struct block_key){.hash = *sample_prefix_hash(sample, block + 1), .version = version};
+}
+
+// False for want of memory.
+static bool hash_next_block(struct sample *sample, int block_size)
+{
+    const int n = sample->blocks.n_hashed;
+    int32_t tokens[BLOCK_SIZE_MAX];
+    sample_tokens(sample, n * block_size, block_size, tokens);
+    if (!block_hash_chain(sample_prefix_hash(sample, n), tokens, block_size, 1,
+                          sample_prefix_hash(sample, n + 1)))
+        return false;
+    sample->blocks.n_hashed++;
+    return true;
+}
+
+// Puts its full blocks into the prefix cache, those that weights of this version alone computed.
+static void cache_blocks(struct block_manager *m, struct sample *sample, uint64_t version)
+{
+    struct sample_blocks *b = &sample->blocks;
+    const struct sample_kv *kv = &sample->kv[sample->owner];
+    const int block_size = block_manager_block_size(m);
+    const int computed = sample_computed_by_all(sample), coming = sample->text.n_coming;
+    const int there = sample_known(sample) - coming; // whose blocks have hashes
+    if (kv->version == 0 || kv->version != version) return;
+    for (const int n = (computed < there ? computed : there) / block_size; b->n_cached < n;
+         b->n_cached++) {
+        if (b->n_cached == b->n_hashed && !hash_next_block(sample, block_size)) return; // later
+        const struct block_key key = key_of(sample, b->n_cached, version);
+        block_manager_cache(m, b->at[b->n_cached], &key);
+    }
+}
+
+// The run of blocks from the front that a waiting sample can begin with: into its block table, not
+// referenced yet. *ret_free of them nobody references.
+static int find_blocks(const struct block_manager *m, struct sample *sample, uint64_t version,
+                       int *ret_free)
+{
+    const int last = sample_known(sample) - 1, rows = request_rows_read(sample->request);
+    const int most = (rows < last ? rows : last) / block_manager_block_size(m);
+    int n = 0;
+    *ret_free = 0;
+    for (; n < most && n < sample->blocks.n_hashed; n++) {
+        const struct block_key key = key_of(sample, n, version);
+        const int32_t block = block_manager_find(m, &key);
+        if (block < 0) break;
+        sample->blocks.at[n] = block;
+        *ret_free += block_manager_ref_count(m, block) == 0;
+    }
+    return n;
+}
+
 // ---- running and waiting -----------------------------------------------------------------------
 
 static void start(struct scheduler *s, struct sample *sample)
@@ -178,7 +289,7 @@ static void start(struct scheduler *s, struct sample *sample)
 static void stop(struct scheduler *s, struct sample *sample)
 {
     if (sample->request->prefilling == sample) sample->request->prefilling = NULL;
-    sample_blocks_drop(s->manager, sample);
+    blocks_drop(s->manager, sample);
     sample->draft.n_verify = 0;
     list_remove(&s->running, sample);
     s->numbers[s->running.n] = sample->blocks.state;
@@ -253,12 +364,11 @@ static bool admit_one(struct scheduler *s, struct sample *sample, int places)
     const int known = sample_known(sample), available = block_manager_available(s->manager);
     int n_free = 0;
     if (available < 1 + places) return false; // whatever it finds
-    const int found =
-        s->limits.no_reuse ? 0 : sample_blocks_find(s->manager, sample, s->version, &n_free);
+    const int found = s->limits.no_reuse ? 0 : find_blocks(s->manager, sample, s->version, &n_free);
     const int needed = block_manager_blocks_for(s->manager, known) - found;
     if (available - n_free < needed + places) return false;
-    sample_blocks_share(s->manager, sample, sample->blocks.at, found);
-    if (!sample_blocks_grow(s->manager, sample, known)) return false; // was counted: never
+    blocks_share(s->manager, sample, sample->blocks.at, found);
+    if (!blocks_grow(s->manager, sample, known)) return false; // was counted: never
     sample->blocks.n_cached = found;
     sample->kv[sample->owner].version = s->version;
     count_found(s, sample->request, sample_computed(sample));
@@ -306,7 +416,7 @@ static void add_item(struct step *step, struct sample *sample, int n, int n_draf
 // A block for its last token, taken from the youngest if need be; false where that is itself.
 static bool make_room(struct scheduler *s, struct sample *sample)
 {
-    while (!sample_blocks_grow(s->manager, sample, sample_known(sample))) {
+    while (!blocks_grow(s->manager, sample, sample_known(sample))) {
         struct sample *youngest = s->running.at[s->running.n - 1];
         preempt(s, youngest);
         s->counts.preemptions++;
@@ -322,7 +432,7 @@ static int room_for_drafts(struct scheduler *s, struct sample *sample)
     const int more = block_manager_blocks_for(s->manager, own + n) - sample->blocks.n;
     if (n == 0) return 0;
     if (more > 0 && block_manager_available(s->manager) >= more + s->running.n)
-        sample_blocks_grow(s->manager, sample, own + n);
+        blocks_grow(s->manager, sample, own + n);
     const int room = sample->blocks.n * block_manager_block_size(s->manager) - own;
     return n < room ? n : room;
 }
@@ -351,9 +461,8 @@ static bool share_prompt(struct scheduler *s, const struct sample *from, int ite
     const int full = shared / block;
     if (s->running.n >= s->limits.max_batch) return false;
     if (block_manager_available(s->manager) < 1 + s->running.n) return false;
-    sample_blocks_share(s->manager, sample, from->blocks.at, full);
-    if (!sample_blocks_grow(s->manager, sample, from->request->n_prompt))
-        return false; // one was there
+    blocks_share(s->manager, sample, from->blocks.at, full);
+    if (!blocks_grow(s->manager, sample, from->request->n_prompt)) return false; // one was there
     if (shared > full * block)
         step->copies[step->n_copies++] = (struct step_copy){.from = from->blocks.at[full],
                                                             .to = sample->blocks.at[full],
@@ -455,17 +564,17 @@ const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
     }
     for (int i = 0; i < step->n_items; i++) start_siblings(s, i);
     for (int i = 0; i < step->n_items; i++) {
-        if (!s->limits.no_reuse) sample_blocks_cache(s->manager, step->items[i].sample, s->version);
+        if (!s->limits.no_reuse) cache_blocks(s->manager, step->items[i].sample, s->version);
         sample_check(step->items[i].sample, block_manager_block_size(s->manager));
     }
     for (int i = 0; i < s->running.n && !s->limits.no_reuse; i++) // what it leaves for others
         if (sample_is_ending(s->running.at[i]))
-            sample_blocks_cache(s->manager, s->running.at[i], s->version);
+            cache_blocks(s->manager, s->running.at[i], s->version);
     return step;
 }
 
 void scheduler_accept(struct scheduler *s, struct sample *sample, int n)
 {
     sample->kv[sample->owner].computed += n;
-    sample_blocks_trim(s->manager, sample, sample_computed(sample));
+    blocks_trim(s->manager, sample, sample_computed(sample));
 }

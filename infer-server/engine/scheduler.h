@@ -3,9 +3,8 @@
  * (sample.draft.n_verify, as far as there are blocks for them), and, beside them, up to
  * prefill_chunk tokens of prompts and of what a tandem's model has missed.
  *
- * Samples begin with what they find in the prefix cache (sample_blocks.h), and leave there what
- * they computed. Pure logic over samples and the block manager; it never sees the device. The
- * engine's thread. */
+ * Samples begin with what they find in the prefix cache, and leave there what they computed. Pure
+ * logic over samples and the block manager; it never sees the device. The engine's thread. */
 #ifndef INFER_SERVER_SCHEDULER_H
 #define INFER_SERVER_SCHEDULER_H
 

@@ -36,7 +36,7 @@ void api_request_free(struct api_request *r)
         json_decref(r->prompts[i].group_id);
     }
     free(r->prompts);
-    stop_set_release(&r->stop);
+    if (r->stop.n > 0) stop_set_release(&r->stop);
     free(r->logit_bias);
     json_decref(r->tools);
     free(r);

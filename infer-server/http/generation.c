@@ -97,7 +97,7 @@ void generation_sample_clear(struct generation_sample *s)
     free(s->top);
     free(s->text_at);
     bytes_release(&s->text);
-    tool_calls_free(s->tools);
+    if (s->tools) tool_calls_free(s->tools);
     s->tools = NULL;
     s->tokens = NULL;
     s->top = NULL;
@@ -112,7 +112,7 @@ static void generation_free(struct generation *g)
     for (int i = 0; g->runs && i < g->request->n_prompts; i++) {
         request_free(g->runs[i].request);
         free(g->runs[i].report.tokens);
-        echo_release(&g->runs[i].report.echo);
+        if (g->request->echo) echo_release(&g->runs[i].report.echo);
     }
     for (int i = 0; g->samples && i < g->request->n_samples; i++) sample_release(&g->samples[i]);
     api_request_free(g->request);

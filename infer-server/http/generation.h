@@ -8,7 +8,7 @@
 #define INFER_SERVER_GENERATION_H
 
 #include "infer-server/http/api.h"
-#include "common/http/inbox.h"
+#include "common/http/http.h"
 #include "infer-server/http/metrics.h"
 #include "infer-server/http/tool_calls.h"
 

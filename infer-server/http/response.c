@@ -1,4 +1,5 @@
-/* response.c: what all responses share. Loop's thread. */
+/* response.c: what all responses share: pieces of a choice, tokens used, the version of the
+ * weights, drafts verified, a prompt's log-probabilities. Loop's thread. */
 #include "infer-server/http/response.h"
 
 #include <stdio.h>
@@ -103,4 +104,186 @@ void put_finish(struct json_out *o, const struct response *a, const struct gener
         json_out_int(o, "stop_reason", s->stop_token);
     else
         json_out_text(o, "stop_reason", s->stop_string);
+}
+
+// ---- of the response
+// -----------------------------------------------------------------------------
+
+static void put_counts(struct json_out *o, int64_t prompt, int64_t completion)
+{
+    json_out_int(o, "prompt_tokens", prompt);
+    json_out_int(o, "completion_tokens", completion);
+    json_out_int(o, "total_tokens", prompt + completion);
+}
+
+void put_usage(struct json_out *o, const struct response *a)
+{
+    int64_t prompt = 0, completion = 0, cached = 0;
+    for (int i = 0; i < a->request->n_prompts; i++) prompt += a->request->prompts[i].n_ids;
+    for (int i = 0; i < a->request->n_samples; i++) {
+        completion += a->samples[i].n;
+        if (a->samples[i].index == 0) cached += a->samples[i].telemetry.cached_prompt_tokens;
+    }
+    json_out_open(o, "usage", '{');
+    put_counts(o, prompt, completion);
+    json_out_open(o, "prompt_tokens_details", '{');
+    json_out_int(o, "cached_tokens", cached);
+    json_out_close(o, '}');
+    json_out_close(o, '}');
+}
+
+void put_chunk_usage(struct json_out *o, const struct response *a,
+                     const struct generation_sample *s)
+{
+    if (!s) {
+        put_usage(o, a);
+    } else if (a->request->continuous_usage) {
+        json_out_open(o, "usage", '{');
+        put_counts(o, a->request->prompts[s->prompt].n_ids, s->n);
+        json_out_close(o, '}');
+    } else if (a->request->include_usage) {
+        json_out_null(o, "usage");
+    }
+}
+
+void put_draft_counts(struct json_out *o, const struct draft_counts *c)
+{
+    json_out_int(o, "num_drafts", c->num_drafts);
+    json_out_int(o, "num_draft_tokens", c->num_draft_tokens);
+    json_out_int(o, "num_accepted_tokens", c->num_accepted_tokens);
+    JSON_OUT_LIST(o, "num_accepted_tokens_per_pos", i, 0, c->draft_positions,
+                  json_out_int(o, NULL, c->num_accepted_tokens_per_pos[i]));
+    // null where nothing was drafted: 0 / 0 is no number
+    json_out_real(o, "accept_rate", (double)c->num_accepted_tokens / (double)c->num_draft_tokens);
+    json_out_real(o, "mean_acceptance_length",
+                  1 + (double)c->num_accepted_tokens / (double)c->num_drafts);
+}
+
+void put_spec_decode(struct json_out *o, const struct draft_counts *c)
+{
+    if (c->num_drafts == 0) {
+        json_out_null(o, "spec_decode");
+        return;
+    }
+    json_out_open(o, "spec_decode", '{');
+    put_draft_counts(o, c);
+    json_out_open(o, "acceptance_histogram", '[');
+    int64_t reached = c->num_drafts; // steps that accepted i drafts or more
+    for (int i = 0; i <= c->draft_positions; i++) {
+        const int64_t further = i < c->draft_positions ? c->num_accepted_tokens_per_pos[i] : 0;
+        json_out_int(o, NULL, reached - further);
+        reached = further;
+    }
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+}
+
+static uint64_t last_version(const struct generation_sample *s)
+{
+    if (s->n > 0) return s->tokens[s->n - 1].weight_version;
+    return s->telemetry.weight_version_last; // of a prompt alone, once it has ended
+}
+
+static void put_version(struct json_out *o, uint64_t version)
+{
+    if (version)
+        json_out_uint(o, "weight_version", version);
+    else
+        json_out_null(o, "weight_version"); // no token yet
+}
+
+void put_chunk_extras(struct json_out *o, const struct generation_sample *s)
+{
+    put_version(o, last_version(s));
+    put_spec_decode(o, &s->telemetry.drafts);
+}
+
+uint64_t response_version(const struct response *a)
+{
+    uint64_t version = 0;
+    for (int i = 0; i < a->request->n_samples; i++)
+        if (last_version(&a->samples[i]) > version) version = last_version(&a->samples[i]);
+    return version;
+}
+
+void put_extras(struct json_out *o, const struct response *a)
+{
+    struct draft_counts drafts = {0}; // of all choices
+    for (int i = 0; i < a->request->n_samples; i++)
+        draft_counts_add(&drafts, &a->samples[i].telemetry.drafts);
+    put_version(o, response_version(a));
+    put_spec_decode(o, &drafts);
+}
+
+// ---- a prompt's log-probabilities
+// ---------------------------------------------------------------- The first token has none: null.
+
+struct scored { // a prompt whose log-probabilities are there
+    const struct api_prompt *prompt;
+    const struct prompt_token *tokens; // (prompt->n_ids)
+    const struct top_logprob *top;     // (prompt->n_ids, stride)
+    int stride, n_top;                 // n_top of them are wanted
+};
+
+static struct scored scored_of(const struct response *a, int prompt)
+{
+    const struct generation_prompt *report = &a->generation->runs[prompt].report;
+    return (struct scored){.prompt = &a->request->prompts[prompt],
+                           .tokens = report->tokens,
+                           .top = report->top,
+                           .stride = a->request->sampling.prompt_top,
+                           .n_top = a->request->prompt_top};
+}
+
+static const struct top_logprob *top_of(const struct scored *s, int i)
+{
+    return s->top + (size_t)i * (size_t)s->stride;
+}
+
+// The prompt's token at each place, then the likeliest ones, which it may be among.
+static void put_place(struct json_out *o, const struct response *a, const struct scored *s, int i,
+                      bool decoded)
+{
+    const struct top_logprob own = {s->prompt->ids[i], s->tokens[i].logprob}, *top = top_of(s, i);
+    json_out_open(o, NULL, decoded ? '{' : '[');
+    for (int j = -1; j < s->n_top; j++) {
+        if (j >= 0 && top[j].token == own.token) continue;
+        if (!decoded) json_out_open(o, NULL, '{');
+        put_logprob(o, a, j < 0 ? own : top[j], j < 0 ? s->tokens[i].rank : j + 1, decoded);
+        if (!decoded) json_out_close(o, '}');
+    }
+    json_out_close(o, decoded ? '}' : ']');
+}
+
+static void put_top_pairs(struct json_out *o, const struct scored *s, int i)
+{
+    json_out_open(o, NULL, '[');
+    for (int j = 0; j < s->n_top; j++) {
+        json_out_open(o, NULL, '[');
+        json_out_int(o, NULL, top_of(s, i)[j].token);
+        json_out_logprob(o, NULL, top_of(s, i)[j].logprob);
+        json_out_close(o, ']');
+    }
+    json_out_close(o, ']');
+}
+
+// A list over the prompt's tokens, the first of which has nothing.
+#define PUT_SCORED(o, key, i, n, put)                                                              \
+    JSON_OUT_LIST(o, key, i, 0, n, i == 0 ? json_out_null(o, NULL) : put)
+
+void put_prompt_logprobs(struct json_out *o, const char *key, const struct response *a, int prompt,
+                         bool decoded)
+{
+    const struct scored s = scored_of(a, prompt);
+    PUT_SCORED(o, key, i, s.prompt->n_ids, put_place(o, a, &s, i, decoded));
+}
+
+void put_prompt_lists(struct json_out *o, const struct response *a, int prompt)
+{
+    const struct scored s = scored_of(a, prompt);
+    const int n = s.prompt->n_ids;
+    PUT_SCORED(o, "prompt_logprobs", i, n, json_out_logprob(o, NULL, s.tokens[i].logprob));
+    PUT_SCORED(o, "prompt_weight_versions", i, n,
+               json_out_uint(o, NULL, s.tokens[i].weight_version));
+    if (s.n_top > 0) PUT_SCORED(o, "prompt_top_logprobs", i, n, put_top_pairs(o, &s, i));
 }

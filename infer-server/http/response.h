@@ -64,14 +64,14 @@ enum stream_state stream_next(struct response *a, bool overdue, const char *befo
 void put_choice_logprobs(struct json_out *o, const struct response *a,
                          const struct generation_sample *s, int from, bool with_prompt);
 
-// response_prompt.c: a prompt's log-probabilities, which the request has asked for: vLLM's list of
+// A prompt's log-probabilities, which the request has asked for: vLLM's list of
 // {"ID": {"logprob", "rank", "decoded_token"}, ...}, or (not decoded) one with entries
 // [{"ID": logprob}, ...]; the keys of /v1/rollouts.
 void put_prompt_logprobs(struct json_out *o, const char *key, const struct response *a, int prompt,
                          bool decoded);
 void put_prompt_lists(struct json_out *o, const struct response *a, int prompt);
 
-// response_usage.c: what a response says beside its choices.
+// What a response says beside its choices.
 // "usage" of the whole response.
 void put_usage(struct json_out *o, const struct response *a);
 // That of a chunk, where it was asked for: of the choice s so far, or (NULL) of all in the end.

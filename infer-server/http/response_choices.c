@@ -89,7 +89,10 @@ static void put_choice(struct json_out *o, const struct response *a, struct gene
     } else {
         put_token_ids(o, "token_ids", s, from);
     }
-    put_choice_logprobs(o, a, s, from, with_prompt);
+    if (a->request->want_logprobs)
+        put_choice_logprobs(o, a, s, from, with_prompt);
+    else
+        json_out_null(o, "logprobs");
     if (a->request->want_prompt_logprobs && kind == API_COMPLETIONS)
         put_prompt_logprobs(o, "prompt_logprobs", a, s->prompt, true);
     put_finish(o, a, s);

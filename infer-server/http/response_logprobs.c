@@ -144,10 +144,6 @@ static void put_position(struct json_out *o, const struct response *a,
 void put_choice_logprobs(struct json_out *o, const struct response *a,
                          const struct generation_sample *s, int from, bool with_prompt)
 {
-    if (!a->request->want_logprobs) {
-        json_out_null(o, "logprobs");
-        return;
-    }
     json_out_open(o, "logprobs", '{');
     if (a->request->kind == API_COMPLETIONS)
         put_lists(o, a, s, from, with_prompt);

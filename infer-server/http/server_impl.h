@@ -56,6 +56,8 @@ enum { ADAPTER_LOAD, ADAPTER_UNLOAD, ADAPTER_ACTIVATE, ADAPTER_DEACTIVATE };
 void handle_adapter_change(void *server, struct http_request *q); // which: one of these
 void handle_lora_status(void *server, struct http_request *q);
 
+// Whether the model is there, and with it how long a context may be.
+bool server_knows_context(struct server *s);
 // "ok", "loading", "torn", "draining", "failed", by the engine's statistics as they are now;
 // ret_detail: a sentence (may be empty), of those or static.
 const char *server_state(struct server *s, struct engine_stats *ret_stats, const char **ret_detail);

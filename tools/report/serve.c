@@ -4,7 +4,7 @@
  * Nothing is done unasked: a page asks every few seconds what is new, and the run's folder is then
  * read on from where it was read before. Reading samples, which may take seconds at first, has a
  * small share of each answer, so that the page is there at once; it asks again while it is told
- * that there is more. Pages of other sites get no answer (common/http/hosts.c). */
+ * that there is more. Pages of other sites get no answer (common/http/http_route.c). */
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/http/http.h"

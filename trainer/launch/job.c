@@ -5,7 +5,7 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
-#include "common/http/api_key.h"
+#include "common/http/listen.h"
 #include "common/ranks/liveness.h"
 #include "common/ranks/processes.h"
 

@@ -12,7 +12,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "common/http/api_key.h"
+#include "common/http/listen.h"
 #include "bridge/bridge_file.h"
 #include "trainer/launch/server_process.h"
 #include "trainer/rollout/source.h"

@@ -10,7 +10,6 @@
 #define TRAINER_SERVE_REQUEST_H
 
 #include "common/http/http.h"
-#include "common/http/inbox.h"
 #include "common/text/tokenizer.h"
 #include "trainer/rollout/completion.h"
 #include "trainer/serve/trained_model.h"

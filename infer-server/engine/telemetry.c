@@ -1,6 +1,79 @@
-/* delivery.c: see executor.h. No state of its own. */
+/* telemetry.c: what becomes of samples is told to their submitters (executor.h), and counted: times
+ * and drafts of each, histograms of all (engine_info.h). The bounds are those of vLLM 0.24,
+ * vllm/v1/metrics/loggers.py. No state of its own; counting is any thread's, the rest the engine's.
+ */
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
+
+// ---- histograms --------------------------------------------------------------------------------
+
+const struct histogram_bounds bounds_first_token = {
+    22, {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+         1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560}};
+const struct histogram_bounds bounds_next_token = {22, {0.001, 0.0025, 0.005, // these are finer
+                                                        0.01,  0.025,  0.05,  0.075, 0.1, 0.15, 0.2,
+                                                        0.3,   0.4,    0.5,   0.75,  1,   2.5,  5,
+                                                        7.5,   10,     20,    40,    80}};
+const struct histogram_bounds bounds_request = {
+    27, {0.005, 0.01, 0.025, 0.05, 0.1, 0.2, // these are finer
+         0.3,   0.5,  0.8,   1,    1.5, 2,   2.5, 5,   10,   15,  20,
+         30,    40,   50,    60,   120, 240, 480, 960, 1920, 7680}};
+const struct histogram_bounds bounds_step_tokens = {
+    13, {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}};
+const struct histogram_bounds bounds_n = {5, {1, 2, 5, 10, 20}};
+
+void histogram_bounds_tokens(int most, struct histogram_bounds *ret)
+{
+    static const int steps[] = {1, 2, 5};
+    double power = 1;
+    ret->n = 0;
+    for (int i = 0; ret->n < HISTOGRAM_BOUNDS_MAX && steps[i] * power <= most; i = (i + 1) % 3) {
+        ret->at[ret->n++] = steps[i] * power;
+        if (i == 2) power *= 10;
+    }
+}
+
+void histogram_add(struct histogram *h, const struct histogram_bounds *bounds, double value)
+{
+    int i = 0;
+    while (i < bounds->n && value > bounds->at[i]) i++;
+    h->counts[i]++;
+    h->sum += value;
+}
+
+// ---- drafts ------------------------------------------------------------------------------------
+
+void draft_counts_step(struct draft_counts *c, int n_drafts, int n_accepted)
+{
+    c->num_drafts++;
+    c->num_draft_tokens += n_drafts;
+    c->num_accepted_tokens += n_accepted;
+    if (n_drafts > c->draft_positions) c->draft_positions = n_drafts;
+    for (int i = 0; i < n_accepted; i++) c->num_accepted_tokens_per_pos[i]++;
+}
+
+void draft_counts_add(struct draft_counts *sum, const struct draft_counts *more)
+{
+    sum->num_drafts += more->num_drafts;
+    sum->num_draft_tokens += more->num_draft_tokens;
+    sum->num_accepted_tokens += more->num_accepted_tokens;
+    if (more->draft_positions > sum->draft_positions) sum->draft_positions = more->draft_positions;
+    for (int i = 0; i < SPECULATIVE_MOST; i++)
+        sum->num_accepted_tokens_per_pos[i] += more->num_accepted_tokens_per_pos[i];
+}
+
+void telemetry_count_drafts(struct sample_telemetry *t, const struct token_record *tokens, int n)
+{
+    t->drafts = (struct draft_counts){0};
+    for (int i = 0, accepted; i < n; i += accepted + 1) {
+        for (accepted = 0; i + accepted < n && tokens[i + accepted].accepted_at;) accepted++;
+        // A step's tokens end with one that was not drafted, unless they were cut.
+        const int drafted = i + accepted == n ? accepted : tokens[i].drafted;
+        if (drafted > 0) draft_counts_step(&t->drafts, drafted, accepted);
+    }
+}
+
+// ---- delivery ----------------------------------------------------------------------------------
 
 // A sibling that shares a prompt has waited for nothing but the one that computed it: both left the
 // queue together.

@@ -1,0 +1,461 @@
+/* engine_start.c: from options to an engine that can step: the options are checked and completed,
+ * the folders' configs held against one another, the device opened, the weights loaded, and
+ * everything that steps need allocated. The main thread up to engine_load_configs(), then the
+ * engine's.
+ *
+ * A draft of other tokens is not wrong, verification sees to that; it only never saves a step, and
+ * says nothing. What another tokenizer's model writes with the policy would be nonsense. So folders
+ * of further models are held against the policy's. */
+#include "infer-server/engine/engine_thread.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/model/model_folder.h"
+#include "infer-server/engine/drafting.h"
+#include "infer-server/engine/logprobs.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define DEFAULT_BATCH       64
+#define DEFAULT_CHUNK       512
+#define DEFAULT_BLOCK       16
+#define DEFAULT_QUEUE       1024
+#define DEFAULT_MAX_CONTEXT 32768
+#define ROWS_APART          512 // of a step, beside its decoding samples', at most
+
+const char *const kv_policy_names[] = {"keep", "recompute", "drain", NULL};
+
+// ---- options -----------------------------------------------------------------------------------
+
+// What several ranks do not share yet.
+static enum status check_ranks(const struct engine_options *o)
+{
+    const struct {
+        bool given;
+        const char *option, *why;
+    } alone[] = {
+        {o->draft_folder, "--draft", "a draft model has no shards"},
+        {o->frozen_folder, "--tandem-model", "a frozen model has no shards"},
+        {o->max_adapters > 0, "--max-adapters", "LoRA adapters have no shards"},
+    };
+    for (size_t i = 0; o->who.size > 1 && i < sizeof alone / sizeof *alone; i++)
+        if (alone[i].given)
+            return status_fail(ST_UNSUPPORTED,
+                               "%s does not go with --tensor-parallel-size %d: %s; leave one of "
+                               "them away",
+                               alone[i].option, o->who.size, alone[i].why);
+    return ST_OK;
+}
+
+enum status engine_check_options(struct engine_options *o)
+{
+    if (!o->max_batch) o->max_batch = DEFAULT_BATCH;
+    if (!o->prefill_chunk) o->prefill_chunk = DEFAULT_CHUNK;
+    if (!o->block_size) o->block_size = DEFAULT_BLOCK;
+    if (!o->max_queue) o->max_queue = DEFAULT_QUEUE;
+    if (o->max_batch < 1 || o->max_batch > 4096)
+        return status_fail(ST_INVALID, "--max-batch %lld: it must be 1 to 4096",
+                           (long long)o->max_batch);
+    if (o->prefill_chunk < 1 || o->prefill_chunk > 1 << 20)
+        return status_fail(ST_INVALID, "a prefill chunk of %lld tokens: it must be 1 to %d",
+                           (long long)o->prefill_chunk, 1 << 20);
+    if (o->block_size < 1 || o->block_size > BLOCK_SIZE_MAX)
+        return status_fail(ST_INVALID, "KV blocks of %lld tokens: they must hold 1 to %d",
+                           (long long)o->block_size, BLOCK_SIZE_MAX);
+    if (o->max_context < 0 || o->max_queue < 0 || o->kv_bytes < 0)
+        return status_fail(ST_INVALID,
+                           "--max-context, the queue and --kv-memory cannot be negative");
+    if (!(o->kv_percent >= 0 && o->kv_percent <= 100))
+        return status_fail(ST_INVALID, "--kv-memory %g%%: it must be 0%% to 100%%", o->kv_percent);
+    enum status st = check_drafts(o, o->speculative, "--speculative");
+    if (st != ST_OK) return st;
+    st = check_ranks(o);
+    if (st != ST_OK) return st;
+    if (!o->bridge_path || !o->bridge_path[0])
+        return status_fail(ST_INVALID, "--bridge: a path is needed");
+    if (!o->socket_path || !o->socket_path[0])
+        return status_fail(ST_INVALID, "--socket: a path is needed");
+    return ST_OK;
+}
+
+// ---- models ------------------------------------------------------------------------------------
+
+// A model beside the policy. Token ids must mean the same to both. Where both folders have a
+// tokenizer the tokens themselves are compared, by who loads them (server.c), and a draft's
+// vocabulary may be the smaller: larger models pad theirs further. Where one has none, sizes must
+// be equal and the end tokens, if both name some, must share one; that no more could be compared is
+// logged. ST_MISMATCH says what differs.
+struct further_model {
+    const char *option, *what; // "--draft", "draft model"
+    const char *folder;
+    bool reads_all; // what the policy writes, so that its vocabulary must not be the smaller
+};
+
+// None in common, though both have some.
+static bool ends_differ(const struct model_config *a, const struct model_config *b)
+{
+    for (int i = 0; i < a->n_eos; i++)
+        for (int k = 0; k < b->n_eos; k++)
+            if (a->eos_ids[i] == b->eos_ids[k]) return false;
+    return a->n_eos > 0 && b->n_eos > 0;
+}
+
+static enum status check_sizes(const struct further_model *m, const struct model_config *config,
+                               const char *policy_folder, const struct model_config *policy)
+{
+    const char *bare = !model_file_exists(m->folder, "tokenizer.json")       ? m->folder
+                       : !model_file_exists(policy_folder, "tokenizer.json") ? policy_folder
+                                                                             : NULL;
+    const int vocab = config->vocab_size;
+    if (vocab > policy->vocab_size)
+        return status_fail(ST_MISMATCH,
+                           "%s %s: its vocabulary of %d tokens is larger than the %d of %s; a %s "
+                           "must be of the same tokenizer",
+                           m->option, m->folder, vocab, policy->vocab_size, policy_folder, m->what);
+    if (vocab != policy->vocab_size && m->reads_all)
+        return status_fail(ST_MISMATCH,
+                           "%s %s: its vocabulary of %d tokens is smaller than the %d of %s; a %s "
+                           "must know every token that the policy may write",
+                           m->option, m->folder, vocab, policy->vocab_size, policy_folder, m->what);
+    if (!bare) return ST_OK;
+    if (vocab != policy->vocab_size)
+        return status_fail(ST_MISMATCH,
+                           "%s %s: its vocabulary of %d tokens is not the %d of %s, and %s "
+                           "has no tokenizer.json to compare them by; a %s must be of the "
+                           "same tokenizer: if it is, copy tokenizer.json there",
+                           m->option, m->folder, vocab, policy->vocab_size, policy_folder, bare,
+                           m->what);
+    if (ends_differ(config, policy))
+        return status_fail(ST_MISMATCH,
+                           "%s %s: it ends texts with token %d, %s with %d, and %s has no "
+                           "tokenizer.json to compare them by; a %s must be of the same "
+                           "tokenizer: if it is, copy tokenizer.json there",
+                           m->option, m->folder, config->eos_ids[0], policy_folder,
+                           policy->eos_ids[0], bare, m->what);
+    log_info("%s has no tokenizer.json: %s and policy are compared by the size of the "
+             "vocabulary (%d) and end tokens alone",
+             bare, m->what, vocab);
+    return ST_OK;
+}
+
+static enum status read_further(const struct further_model *m, const char *policy_folder,
+                                const struct model_config *policy, struct model_config **ret)
+{
+    struct model_config *config = NULL;
+    enum status st = status_context(model_config_load(m->folder, &config), "%s", m->option);
+    if (st == ST_OK) st = check_sizes(m, config, policy_folder, policy);
+    if (st == ST_OK)
+        *ret = config;
+    else
+        model_config_free(config);
+    return st;
+}
+
+// Once for all who compute with these weights: the bridge file tells it to trainers.
+static void choose_rope(struct engine *e)
+{
+    const int context = executor_requested_context(e->config, e->options.max_context);
+    struct model_config *draft = e->draft_config;
+    e->config->rope_context = context;
+    if (draft)
+        draft->rope_context = context < draft->max_positions ? context : draft->max_positions;
+    if (e->frozen_config) e->frozen_config->rope_context = context;
+}
+
+static bool frozen_carries_states(const struct engine *e)
+{
+    return e->frozen_config && config_state_elements(e->frozen_config) > 0 &&
+           config_state_elements(e->config) == 0;
+}
+
+enum status engine_load_configs(struct engine *e)
+{
+    const struct engine_options *o = &e->options;
+    const struct further_model draft = {"--draft", "draft model", o->draft_folder, false};
+    const struct further_model frozen = {"--tandem-model", "frozen model", o->frozen_folder, true};
+    enum status st;
+    CHECK(model_config_load(o->model_folder, &e->config));
+    if (o->draft_folder) CHECK(read_further(&draft, o->model_folder, e->config, &e->draft_config));
+    if (o->frozen_folder) {
+        CHECK(read_further(&frozen, o->model_folder, e->config, &e->frozen_config));
+        // What both write ends where the policy's texts end.
+        memcpy(e->frozen_config->eos_ids, e->config->eos_ids, sizeof e->config->eos_ids);
+        e->frozen_config->n_eos = e->config->n_eos;
+    }
+    if (frozen_carries_states(e))
+        FAIL(ST_UNSUPPORTED,
+             "--tandem-model %s: it carries a state along each sequence, which is not shared among "
+             "samples that two models write; give a model without one",
+             o->frozen_folder);
+    choose_rope(e);
+    if (o->who.size > 1)
+        CHECK(model_config_shard(e->config, (struct shard){o->who.rank, o->who.size}));
+out:
+    return st;
+}
+
+// ---- what steps need ---------------------------------------------------------------------------
+
+int executor_requested_context(const struct model_config *config, int named)
+{
+    const int max_positions = config->max_positions;
+    if (named > 0) return named;
+    return max_positions < DEFAULT_MAX_CONTEXT ? max_positions : DEFAULT_MAX_CONTEXT;
+}
+
+static enum status add_draft_model(struct executor *x, const struct weights *weights,
+                                   const struct engine_options *options, int context)
+{
+    const struct draft_model_limits limits = {.max_batch = options->max_batch,
+                                              .prefill_chunk = options->prefill_chunk,
+                                              .max_drafts = drafting_rows(options),
+                                              .shared_noise = options->exact};
+    const struct runner_limits own =
+        draft_model_runner_limits(&limits, weights->config, context, options->block_size);
+    struct runner **runner = &x->runners[RUNNER_DRAFT];
+    enum status st = runner_new(x->runners[RUNNER_POLICY]->dev, weights, &own, runner);
+    if (st != ST_OK) return status_context(st, "the draft model");
+    return draft_model_new(*runner, &limits, &x->draft_model);
+}
+
+// Rows of a step beside its decoding samples': what a tandem has missed.
+static int rows_apart(const struct engine_options *options)
+{
+    const int most = EXECUTOR_MISSED_APART * (int)options->max_batch;
+    return most < ROWS_APART ? most : ROWS_APART;
+}
+
+static enum status add_frozen_model(struct executor *x, const struct weights *weights, int context)
+{
+    const struct runner_limits own = x->runners[RUNNER_POLICY]->limits;
+    if (context > weights->config->max_positions)
+        return status_fail(ST_INVALID,
+                           "--tandem-model: it has a context of %d tokens, and %d are served; "
+                           "give --max-context %d or less",
+                           weights->config->max_positions, context, weights->config->max_positions);
+    enum status st =
+        runner_new(x->runners[RUNNER_POLICY]->dev, weights, &own, &x->runners[RUNNER_FROZEN]);
+    return status_context(st, "the frozen model");
+}
+
+// The pools take what memory is left: a block of each runner's for every block there is.
+static enum status allocate_kv(struct executor *x, const struct engine_options *options,
+                               int context)
+{
+    const struct runner *policy = x->runners[RUNNER_POLICY];
+    // Drafts that only requests ask for would take states from sequences.
+    const bool drafts =
+        config_state_elements(policy->config) == 0 || speculative_most(options->speculative) > 0;
+    const struct kv_request request = {.bytes = options->kv_bytes,
+                                       .percent = options->kv_percent,
+                                       .block_size = options->block_size,
+                                       .max_batch = options->max_batch,
+                                       .max_drafts = drafts ? drafting_rows(options) : 0,
+                                       .max_context = context,
+                                       .context_is_firm = options->max_context > 0,
+                                       .block_bytes = x->block_bytes,
+                                       .state_bytes = x->state_bytes};
+    struct kv_plan plan = {0};
+    enum status st = kv_memory_plan(policy->dev, &request, &plan);
+    const int n_blocks = plan.n_blocks, n_states = plan.max_batch + plan.max_drafts;
+    x->max_batch = plan.max_batch;
+    x->max_drafts = plan.max_drafts;
+    x->max_context = plan.max_context;
+    if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks, n_states);
+    if (st == ST_OK && x->draft_model)
+        st = draft_model_allocate_kv(x->draft_model, n_blocks, x->max_batch, x->max_drafts);
+    if (st == ST_OK && x->runners[RUNNER_FROZEN])
+        st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks, n_states);
+    if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
+    return st;
+}
+
+enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
+                         struct group *group, const struct engine_options *options,
+                         engine_event_fn on_event, void *context, struct engine_stats *stats,
+                         struct executor **ret)
+{
+    enum status st = ST_OK;
+    const struct model_config *config = weights[RUNNER_POLICY]->config;
+    const int max_batch = options->max_batch, chunk = options->prefill_chunk;
+    const int requested = executor_requested_context(config, options->max_context);
+    const int max_rows = max_batch + drafting_rows(options);
+    const int apart = weights[RUNNER_FROZEN] ? rows_apart(options) : 0;
+    const int max_seqs = max_rows > max_batch + apart ? max_rows : max_batch + apart;
+    struct executor *x = calloc(1, sizeof *x);
+    if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");
+    if (requested > config->max_positions)
+        FAIL(ST_INVALID,
+             "--max-context %d is over the model's %d positions; give as many at most, or 0",
+             requested, config->max_positions);
+    const struct runner_limits own = {.max_tokens = max_seqs + chunk,
+                                      .max_seqs = max_seqs,
+                                      .max_rows = max_rows,
+                                      .max_context = requested,
+                                      .block_size = options->block_size};
+    CHECK(runner_new(dev, weights[RUNNER_POLICY], &own, &x->runners[RUNNER_POLICY]));
+    CHECK(runner_use_group(x->runners[RUNNER_POLICY], group));
+    CHECK(prompt_logprobs_new(x->runners[RUNNER_POLICY], &x->prompt_logprobs));
+    if (weights[RUNNER_DRAFT]) {
+        CHECK(add_draft_model(x, weights[RUNNER_DRAFT], options, requested));
+        x->runners[RUNNER_POLICY]->drafts = draft_model_logits(x->draft_model);
+    }
+    if (weights[RUNNER_FROZEN]) CHECK(add_frozen_model(x, weights[RUNNER_FROZEN], requested));
+    x->token_ends = options->token_ends;
+    x->n_token_ends = options->token_ends ? options->n_token_ends : 0;
+    x->stats = stats;
+    x->on_event = on_event;
+    x->context = context;
+    for (int i = 0; i < RUNNERS; i++)
+        if (x->runners[i]) {
+            x->block_bytes += kv_memory_block_bytes(x->runners[i]->config, x->runners[i]->model->dt,
+                                                    options->block_size);
+            x->state_bytes += kv_memory_state_bytes(x->runners[i]->config);
+        }
+    CHECK(allocate_kv(x, options, requested));
+    CHECK(drafting_new(options, x->draft_model, x->max_drafts, stats, &x->drafting));
+    const struct scheduler_limits limits = {.max_batch = x->max_batch,
+                                            .prefill_chunk = chunk,
+                                            .no_reuse = config_state_elements(config) > 0};
+    CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
+    x->max_events = max_rows;
+    x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
+    x->events = malloc((size_t)max_rows * sizeof *x->events);
+    x->records = malloc((size_t)max_rows * sizeof *x->records);
+    if (!x->item_end || !x->events || !x->records)
+        FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
+    x->drafts = speculative_most(options->speculative) > 0;
+    CHECK(drafting_measure(x->drafting, x->runners));
+    // Followers are told a step's tokens; a draft model, and who writes with another, need them.
+    x->ahead = options->step_ahead && !group && !x->draft_model && !x->runners[RUNNER_FROZEN];
+    if (x->ahead) CHECK(runner_make_sides(x->runners[RUNNER_POLICY]));
+    CHECK(device_sync(dev));
+    *ret = x;
+    return ST_OK;
+out:
+    executor_free(x);
+    return st;
+}
+
+void executor_free(struct executor *x)
+{
+    if (!x) return;
+    free(x->item_end);
+    free(x->events);
+    free(x->records);
+    drafting_free(x->drafting);
+    draft_model_free(x->draft_model);
+    scheduler_free(x->scheduler);
+    block_manager_free(x->manager);
+    prompt_logprobs_free(x->prompt_logprobs);
+    for (int i = 0; i < RUNNERS; i++) runner_free(x->runners[i]);
+    free(x);
+}
+
+// ---- the engine --------------------------------------------------------------------------------
+
+enum status engine_open_device(struct engine *e)
+{
+    enum status st = group_open_device(e->options.device, &e->options.who, &e->dev);
+    if (st != ST_OK) return st;
+    if (e->options.dtype < 0) e->options.dtype = device_default_dtype(e->dev);
+    if (!device_computes_in(e->dev, (enum dtype)e->options.dtype))
+        return status_fail(ST_UNSUPPORTED, "--dtype %s: %s computes in %s only",
+                           dtype_name((enum dtype)e->options.dtype), device_name(e->dev),
+                           dtype_name(device_default_dtype(e->dev)));
+    if (e->options.exact && !device_is_exact(e->dev, (enum dtype)e->options.dtype))
+        return status_fail(
+            ST_UNSUPPORTED,
+            "--exact: in %s on %s (%s) the last bits of a row depend on the batch it is computed "
+            "in; they do not in bf16 on a GPU of compute capability 9.0 (Hopper) and on --device "
+            "cpu: take one of these, or leave --exact away",
+            dtype_name((enum dtype)e->options.dtype), device_name(e->dev), device_spec(e->dev));
+    if (e->options.exact && device_kind(e->dev) == DEVICE_CUDA)
+        log_info("engine: --exact: on %s every operation's sums are in one order, with it and "
+                 "without; it couples a draft model's drafts and drafts without looking at a clock",
+                 device_name(e->dev));
+    return group_open(e->dev, e->options.bridge_path, &e->options.who, &e->group);
+}
+
+static void log_config(const struct model_config *config, const char *folder)
+{
+    char words[256];
+    if (config->mxfp4) log_info("engine: %s: %s", folder, MXFP4_NOTE);
+    if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
+    if (left_out_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
+}
+
+static void log_states(const struct engine *e)
+{
+    const struct executor *x = e->executor;
+    const bool policy = config_state_elements(e->config) > 0; // else the draft model
+    if (x->state_bytes == 0) return;
+    log_info("engine: %s carries a state of %.1f MB along each sequence: %smemory has room for %d "
+             "sequences at once (--max-batch %lld) and %d drafts a step",
+             policy ? e->options.model_folder : e->options.draft_folder,
+             (double)x->state_bytes / 1e6, policy ? "there is no prefix cache, and " : "",
+             x->max_batch, (long long)e->options.max_batch, x->max_drafts);
+}
+
+// Of a model beside the policy: its part of the pool's bytes is in the line before.
+static void log_further(const struct engine *e, const char *what, const char *folder,
+                        const struct weights *w)
+{
+    const struct engine_stats *s = &e->live;
+    const int64_t kv_bytes =
+        kv_memory_block_bytes(w->config, w->dt, s->kv_block_tokens) * s->kv_blocks_total;
+    log_info("engine: %s %s: %.1f MB of weights, %.1f of the KV blocks' MB", what, folder,
+             (double)w->bytes / 1e6, (double)kv_bytes / 1e6);
+    log_config(w->config, folder);
+}
+
+enum status engine_load(struct engine *e)
+{
+    enum status st = ST_OK;
+    struct weights_owner *owner = NULL;
+    const struct engine_options *o = &e->options;
+    const int64_t start_ns = clock_now_ns();
+    const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
+                                                          {e->draft_config, o->draft_folder},
+                                                          {e->frozen_config, o->frozen_folder}};
+    CHECK(
+        weights_owner_new(e->dev, e->group, sources, (enum dtype)o->dtype, o->bridge_path, &owner));
+    const struct weights *weights[RUNNERS];
+    for (int i = 0; i < RUNNERS; i++)
+        weights[i] = weights_owner_weights(owner, (enum weights_role)i);
+    const struct weights *draft = weights[RUNNER_DRAFT], *frozen = weights[RUNNER_FROZEN];
+    e->live.weight_bytes = (int64_t)weights[RUNNER_POLICY]->bytes;
+    e->live.draft_weight_bytes = draft ? (int64_t)draft->bytes : 0;
+    e->live.frozen_weight_bytes = frozen ? (int64_t)frozen->bytes : 0;
+    if (o->max_adapters)
+        CHECK(weights_owner_hold_adapters(owner, (int)o->max_adapters, (int)o->max_lora_rank));
+    CHECK(executor_new(e->dev, weights, e->group, o, engine_on_event, e, &e->live, &e->executor));
+    executor_use_adapters(e->executor, weights_owner_adapters(owner));
+    e->live.weight_version = control_version(weights_owner_control(owner));
+    scheduler_update(e->executor->scheduler, e->live.weight_version, false);
+    pthread_mutex_lock(&e->lock);
+    e->max_context = e->executor->max_context; // before anybody reads the bridge file, and asks
+    pthread_mutex_unlock(&e->lock);
+    CHECK(weights_owner_announce(owner, o->socket_path));
+    pthread_mutex_lock(&e->lock);
+    e->owner = owner;
+    pthread_mutex_unlock(&e->lock);
+    engine_set_state(e, ENGINE_OK, "");
+    log_info("engine: %s on %s in %.1f s: %.1f MB of weights (%s), context %d, %d KV blocks of %d "
+             "tokens (%.1f MB)",
+             o->model_folder, device_name(e->dev), clock_ms_since(start_ns) / 1e3,
+             (double)e->live.weight_bytes / 1e6, dtype_name((enum dtype)o->dtype), e->max_context,
+             e->live.kv_blocks_total, e->live.kv_block_tokens,
+             (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
+    log_config(e->config, o->model_folder);
+    log_states(e);
+    if (draft) log_further(e, "draft model", o->draft_folder, draft);
+    if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);
+    if (frozen && speculative_most(o->speculative) > 0)
+        log_info("engine: requests with \"tandem\" draft nothing");
+    return ST_OK;
+out:
+    executor_free(e->executor);
+    e->executor = NULL;
+    weights_owner_free(owner);
+    return st;
+}
