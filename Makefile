@@ -330,6 +330,12 @@ wheel:
 format:
 	$$(command -v clang-format-14 || echo clang-format) -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 
+# Mistakes that .clang-tidy names, in the files of some folders.
+TIDY ?= common/base bridge trainer/learn
+tidy:
+	@ls $(addsuffix /*.c,$(TIDY)) | xargs -P $$(nproc) -I{} $$(command -v clang-tidy-14 || echo clang-tidy) --quiet {} -- \
+	    $(CPPFLAGS_) -std=gnu11 2>/dev/null && echo "clang-tidy of $(TIDY): nothing"
+
 # tests/fuzz/run builds beside BUILD: BUILD-fuzz, and BUILD-fuzz-replay where FUZZ_SECONDS is 0.
 clean:
 	rm -rf $(foreach b,$(sort $(foreach k,build build-cpu build-cuda,$(k) $(k)-sanitize) $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
@@ -338,6 +344,6 @@ help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -13
 	@echo "targets: all test combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb wheel format clean"
 
-.PHONY: all tests test combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb wheel format clean help
+.PHONY: all tests test combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb wheel format tidy clean help
 .SECONDARY:
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
