@@ -87,7 +87,7 @@ CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cud
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
 # in the order in which they follow each other on the page
 REPORT_JS   := $(patsubst %,tools/report/page/%.js,dom number run chart time histogram charts rollouts page)
-BENCH_SRC   := $(wildcard tools/bench/*.c)
+BENCH_SRC   := $(filter-out tools/bench/time_ops.c,$(wildcard tools/bench/*.c))
 WORDS_SRC   := $(wildcard tools/word-problems/*.c)
 TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c)) \
                $(patsubst tools/%/main.c,$(BUILD)/cw-%,$(wildcard tools/*/main.c))
@@ -174,6 +174,9 @@ $(BUILD)/cw-trainer: $(BUILD)/obj/trainer/main.o $(call libs,trainer)
 $(BUILD)/cw-report: $(BUILD)/obj/tools/report/main.o $(call libs,report)
 	$(LINK)
 $(BUILD)/cw-bench: $(call obj,$(BENCH_SRC)) $(call libs,server trainer)
+	$(LINK)
+# For who works on kernels: not installed.
+$(BUILD)/time_ops: $(call obj,tools/bench/time_ops.c) $(call libs)
 	$(LINK)
 # As the bridge library, without kernels (those of libcommonweight.a are left there) and without BLAS.
 $(BUILD)/cw-ipc-check: LDFLAGS_ += -Wl,--as-needed

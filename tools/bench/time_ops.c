@@ -1,7 +1,7 @@
 /* time_ops.c: times the operations at the sizes of Qwen2.5-1.5B (experts: Mixtral-8x7B; latent
  * attention: DeepSeek-V2-Lite) on one device, through the table, and prints what each takes beside
  * the least its bytes or multiplications can take at the copy bandwidth and matrix rate measured in
- * the same run. Not a test: build it with `make build/tests/ops/time_ops`.
+ * the same run. Not a part of cw-bench: `make build/time_ops` builds it.
  *
  *   time_ops [--device cuda:N] [FILTER]     FILTER: lines whose name contains it */
 #include "common/base/rng.h"
@@ -606,6 +606,21 @@ static struct batch_view decode_view(int batch, int context)
     return view;
 }
 
+// What is sampled for each of the batch, and the token before it.
+static void put_samples(struct step *s, int batch)
+{
+    struct sample_params *params = calloc(batch, sizeof *params);
+    int32_t *host = calloc(batch, sizeof *host);
+    if (!params || !host) exit(1);
+    for (int i = 0; i < batch; i++) params[i] = (struct sample_params){1, 1, 0, 0, 7, i};
+    s->params = take(batch * sizeof *params);
+    device_copy_in(dev, s->params, params, batch * sizeof *params);
+    for (int i = 0; i < batch; i++) host[i] = 1000 + i;
+    s->tokens = ints(host, batch);
+    free(host);
+    free(params);
+}
+
 static void time_step(int batch, int context)
 {
     char name[64];
@@ -644,16 +659,7 @@ static void time_step(int batch, int context)
                             .n_blocks = batch * blocks,
                             .block_size = BLOCK,
                             .dt = DT_BF16};
-    struct sample_params *params = calloc(batch, sizeof *params);
-    int32_t *host = calloc(batch, sizeof *host);
-    if (!params || !host) exit(1);
-    for (int i = 0; i < batch; i++) params[i] = (struct sample_params){1, 1, 0, 0, 7, i};
-    s.params = take(batch * sizeof *params);
-    device_copy_in(dev, s.params, params, batch * sizeof *params);
-    for (int i = 0; i < batch; i++) host[i] = 1000 + i;
-    s.tokens = ints(host, batch);
-    free(host);
-    free(params);
+    put_samples(&s, batch);
     s.view = decode_view(batch, context);
 
     double weights = 2.0 * per_layer * LAYERS, head = 2.0 * VOCAB * HIDDEN;
@@ -893,22 +899,9 @@ static void time_vocabulary(void)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
-int main(int argc, char **argv)
+// What a copy and a large product reach here, against which the others are held.
+static void measure_limits(void)
 {
-    const char *spec = "cuda:0";
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--device") == 0 && i + 1 < argc)
-            spec = argv[++i];
-        else
-            filter = argv[i];
-    }
-    must(device_open(spec, &dev));
-    ops = device_ops(dev);
-    if (!device_computes_in(dev, DT_BF16)) {
-        fprintf(stderr, "time_ops: %s does not compute in bf16\n", device_name(dev));
-        return 1;
-    }
-
     const char *asked = filter;
     filter = NULL;
     struct copy c = {take(2ul << 30), random_bf16(1ul << 30, 1, 9), 2ll << 30};
@@ -931,7 +924,10 @@ int main(int argc, char **argv)
     device_release(dev, p.b);
     device_release(dev, p.c);
     filter = asked;
+}
 
+static void time_products(void)
+{
     static const int rows[] = {1, 8, 16, 32, 64, 192, 256};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char name[64];
@@ -948,16 +944,10 @@ int main(int argc, char **argv)
             time_product(name, rows[i], w[j].n, w[j].k, false, true, j == 4 ? 4 : 28);
         }
     }
-    time_step(1, 256);
-    time_step(16, 256);
-    time_step(64, 256);
-    time_step(256, 256);
-    time_step(16, 4096);
-    time_product("train gate+up", 8192, 2 * FFN, HIDDEN, false, true, 4);
-    time_product("train gate+up dx", 8192, HIDDEN, 2 * FFN, false, false, 4);
-    time_product("train gate+up dw", 2 * FFN, HIDDEN, 8192, true, false, 4);
-    time_product("train qkv", 8192, QKV, HIDDEN, false, true, 4);
-    time_product("train down", 8192, HIDDEN, FFN, false, true, 4);
+}
+
+static void time_adapters_and_experts(void)
+{
     static const int lora_rows[] = {1, 64, 8192};
     for (size_t i = 0; i < sizeof lora_rows / sizeof lora_rows[0]; i++) {
         const int kv = KV_HEADS * DIM;
@@ -969,6 +959,37 @@ int main(int argc, char **argv)
     static const int expert_rows[] = {1, 4, 16, 64, 256, 8192};
     for (size_t i = 0; i < sizeof expert_rows / sizeof expert_rows[0]; i++)
         time_experts(expert_rows[i]);
+}
+
+int main(int argc, char **argv)
+{
+    const char *spec = "cuda:0";
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--device") == 0 && i + 1 < argc)
+            spec = argv[++i];
+        else
+            filter = argv[i];
+    }
+    must(device_open(spec, &dev));
+    ops = device_ops(dev);
+    if (!device_computes_in(dev, DT_BF16)) {
+        fprintf(stderr, "time_ops: %s does not compute in bf16\n", device_name(dev));
+        return 1;
+    }
+
+    measure_limits();
+    time_products();
+    time_step(1, 256);
+    time_step(16, 256);
+    time_step(64, 256);
+    time_step(256, 256);
+    time_step(16, 4096);
+    time_product("train gate+up", 8192, 2 * FFN, HIDDEN, false, true, 4);
+    time_product("train gate+up dx", 8192, HIDDEN, 2 * FFN, false, false, 4);
+    time_product("train gate+up dw", 2 * FFN, HIDDEN, 8192, true, false, 4);
+    time_product("train qkv", 8192, QKV, HIDDEN, false, true, 4);
+    time_product("train down", 8192, HIDDEN, FFN, false, true, 4);
+    time_adapters_and_experts();
     time_packed(16, 1, 0, 512);
     time_packed(2, 1, 0, 4096);
     time_packed(4, 8, 64, 228); // samples of a GRPO step
