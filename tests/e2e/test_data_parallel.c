@@ -2,17 +2,8 @@
  * CPU under mpirun, or on cuda:0 and cuda:1 where COMMONWEIGHT_TEST_DEVICE says cuda: as one rank
  * would, to the same bits each time, through checkpoints of either, and through the death of a
  * rank. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/pair.h"
 #include "tests/support/torn.h"
-
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define END_IN_MS 10000 // for the others, once a rank is gone
 
@@ -22,9 +13,8 @@ static int train_one(struct pair *p, const char *run, const char *steps)
     return train(&p->s, run, OPTIONS(PAIR_NUMBERS, "--resume", "--max-steps", steps));
 }
 
-static void two_ranks_learn_as_one(void **state)
+TEST(two_ranks_learn_as_one)
 {
-    (void)state;
     struct pair p;
     pair_open(&p);
     assert_int_equal(train_one(&p, "one", "20"), 0);
@@ -36,12 +26,10 @@ static void two_ranks_learn_as_one(void **state)
     same_losses(&p.s, "two", "again", PAIR_STEPS, 0);
     test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "model.safetensors");
     test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "trainer/optimizer.safetensors");
-    pair_close(&p);
 }
 
-static void a_checkpoint_of_two_ranks_is_one_of_one(void **state)
+TEST(a_checkpoint_of_two_ranks_is_one_of_one)
 {
-    (void)state;
     struct pair p;
     pair_open(&p);
     assert_int_equal(train_one(&p, "one", "20"), 0);
@@ -52,38 +40,32 @@ static void a_checkpoint_of_two_ranks_is_one_of_one(void **state)
     pair_train(&p, "first-one", "20");
     pair_holds(&p, "first-one");
     same_losses(&p.s, "one", "first-one", PAIR_STEPS, 1e-5);
-    pair_close(&p);
 }
 
-static void adapters_learn_as_one(void **state)
+TEST(adapters_learn_as_one)
 {
-    (void)state;
     struct pair p;
     pair_learns_as_one(&p, NULL, OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"),
                        OPTIONS(PAIR_NUMBERS, "--lora-r", "4", "--max-steps", "20"));
     daemon_holds_adapter(&p.s.daemon, "policy", latest(&p.s, "two"));
     daemon_holds_adapter(&p.other, "policy", latest(&p.s, "two"));
-    pair_close(&p);
 }
 
 // Parts of a rollout, a choice of tokens over all ranks, the bonus' coefficient and a priced KL
 // divergence are of the whole step.
-static void recipes_learn_as_one(void **state)
+TEST(recipes_learn_as_one)
 {
-    (void)state;
     struct pair p;
     pair_learns_as_one(&p, NULL, NULL,
                        OPTIONS(PAIR_NUMBERS, "--max-steps", "20", "--steps-per-generation", "2",
                                "--top-entropy-quantile", "0.5", "--entropy-coef", "0.01",
                                "--use-adaptive-entropy", "--entropy-target", "100",
                                "--kl-reward-coef", "0.01", "--loss-type", "sapo"));
-    pair_close(&p);
 }
 
 // With --exact, because what is drafted otherwise goes by the clock, and with it what is sampled.
-static void a_draft_learns_as_one(void **state)
+TEST(a_draft_learns_as_one)
 {
-    (void)state;
     struct pair p;
     double one[PAIR_STEPS], two[PAIR_STEPS];
     if (!on_cpu()) test_skip("f32 is exact on the CPU alone");
@@ -97,7 +79,6 @@ static void a_draft_learns_as_one(void **state)
     const char *draft = test_path(latest(&p.s, "two"), "draft");
     daemon_holds(&p.s.daemon, "draft", draft);
     daemon_holds(&p.other, "draft", draft);
-    pair_close(&p);
 }
 
 static void kill_writer(const struct daemon *d)
@@ -106,7 +87,6 @@ static void kill_writer(const struct daemon *d)
     const json_t *pid = json_object_get(json_object_get(info, "control"), "writer_pid");
     assert_true(json_integer_value(pid) > 1);
     assert_int_equal(kill((pid_t)json_integer_value(pid), SIGKILL), 0);
-    json_decref(info);
 }
 
 // Once a rank is gone: the other ends in time and says so, and the run goes on.
@@ -122,15 +102,13 @@ static void ends_and_goes_on(struct pair *p, struct test_child *child, int gone)
     assert_contains(log, says);
     assert_contains(log, whom);
     assert_contains(log, "is gone: it was killed or ended without a word");
-    free(log);
     snprintf(steps, sizeof steps, "%d", steps_done(&p->s, "run") + 2);
     pair_train(p, "run", steps);
     pair_holds(p, "run");
 }
 
-static void a_rank_that_is_killed_ends_all(void **state)
+TEST(a_rank_that_is_killed_ends_all)
 {
-    (void)state;
     struct pair p;
     pair_open(&p);
     for (int rank = 0; rank < 2; rank++) {
@@ -142,13 +120,11 @@ static void a_rank_that_is_killed_ends_all(void **state)
         kill_writer(rank == 0 ? &p.s.daemon : &p.other);
         ends_and_goes_on(&p, &child, rank);
     }
-    pair_close(&p);
 }
 
 // The moment rank 1's version is odd. Of the attempts one must be torn.
-static void a_rank_that_is_killed_in_an_update_leaves_whole_weights(void **state)
+TEST(a_rank_that_is_killed_in_an_update_leaves_whole_weights)
 {
-    (void)state;
     struct pair p = {0};
     struct bridge *bridge;
     bool torn = false;
@@ -165,21 +141,18 @@ static void a_rank_that_is_killed_in_an_update_leaves_whole_weights(void **state
         struct control_facts facts;
         control_facts(control, &facts);
         wait_for_update(&child, control);
-        while (!(control_version(control) & 1) && test_running(&child)) {
-        }
+        wait_for_begin(&child, control);
         assert_int_equal(kill(facts.writer_pid, SIGKILL), 0);
         torn = control_version(control) & 1;
         ends_and_goes_on(&p, &child, 1);
     }
     assert_true(torn);
     bridge_detach(bridge);
-    pair_close(&p);
 }
 
 // What is compared every step, and at the start.
-static void servers_of_other_weights_are_refused(void **state)
+TEST(servers_of_other_weights_are_refused)
 {
-    (void)state;
     struct pair p = {0};
     struct test_child child = {0};
     scene_open(&p.s);
@@ -192,14 +165,11 @@ static void servers_of_other_weights_are_refused(void **state)
     char *log = test_read(child.log);
     assert_contains(log, "after step 0 the policy of rank 1's server is not that of rank 0's");
     assert_contains(log, "start all servers from one folder");
-    free(log);
     assert_int_equal(steps_done(&p.s, "run"), 0);
-    pair_close(&p);
 }
 
-static void options_of_one_rank_are_refused(void **state)
+TEST(options_of_one_rank_are_refused)
 {
-    (void)state;
     struct scene s;
     static const struct {
         const char *option, *value, *says;
@@ -220,21 +190,4 @@ static void options_of_one_rank_are_refused(void **state)
         assert_said(&s, cases[i].says);
     }
     for (size_t i = 0; i < n; i++) unsetenv(by_mpirun[i][0]);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_of_one_rank_are_refused),
-        cmocka_unit_test(servers_of_other_weights_are_refused),
-        cmocka_unit_test(two_ranks_learn_as_one),
-        cmocka_unit_test(a_checkpoint_of_two_ranks_is_one_of_one),
-        cmocka_unit_test(adapters_learn_as_one),
-        cmocka_unit_test(a_draft_learns_as_one),
-        cmocka_unit_test(recipes_learn_as_one),
-        cmocka_unit_test(a_rank_that_is_killed_ends_all),
-        cmocka_unit_test(a_rank_that_is_killed_in_an_update_leaves_whole_weights),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

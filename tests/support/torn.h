@@ -9,7 +9,8 @@
 // A scene with a model whose AdamW takes long enough for a signal to hit it: 11 M parameters on the
 // CPU, 90 M else. Its server has the options (NULL-ended, or NULL).
 void scene_open_large(struct scene *s, const char *const options[]);
-// One that begins from now on, to its end.
+// An update that begins from now on: to its beginning, and to its end.
+void wait_for_begin(struct test_child *trainer, const struct control *control);
 void wait_for_update(struct test_child *trainer, const struct control *control);
 // Kills the trainer the moment the version is odd. False if the update ended before the signal
 // came.
