@@ -5,32 +5,21 @@
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_adapter.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #define CONFIG "{\"r\":2,\"lora_alpha\":4,\"target_modules\":\"all-linear\"}"
 #define MANY   "40"
 
 static struct daemon d;
 static const char *model;
 
-static int start(void **state)
+static void start(void)
 {
-    (void)state;
     model = daemon_model(test_folder(), true, 11);
     daemon_start(&d, model, OPTIONS("--max-adapters", MANY, "--max-lora-rank", "2"));
-    return 0;
 }
 
-static int stop(void **state)
+static void stop(void)
 {
-    (void)state;
-    const int status = test_running(&d.child) ? daemon_stop(&d) : 1;
-    daemon_kill(&d);
-    return status;
+    daemon_end(&d);
 }
 
 static void call(const char *path, int status, const char *part, const char *format, ...)
@@ -46,15 +35,13 @@ static void call(const char *path, int status, const char *part, const char *for
     daemon_request(d.socket, "POST", path, "", body, &a);
     if (a.status != status || !strstr(bytes_text(&a.body), part))
         fail_msg("%s %s: %d %s", path, body, a.status, bytes_text(&a.body));
-    wire_answer_release(&a);
 }
 
 #define LOAD   "/v1/load_lora_adapter"
 #define UNLOAD "/v1/unload_lora_adapter"
 
-static void a_copy_is_what_it_was(void **state)
+TEST(a_copy_is_what_it_was)
 {
-    (void)state;
     const char *folder = test_folder(), *other = test_folder();
     assert_ok(tiny_adapter_write(folder, model, CONFIG, 1));
     assert_ok(tiny_adapter_write(other, model, CONFIG, 2));
@@ -74,9 +61,8 @@ static void a_copy_is_what_it_was(void **state)
 }
 
 // All that --max-adapters allows for stand in the bridge file.
-static void many(void **state)
+TEST(many)
 {
-    (void)state;
     struct bridge *bridge;
     const int n = atoi(MANY);
     for (int i = 0; i < n; i++)
@@ -89,9 +75,8 @@ static void many(void **state)
 }
 
 // A trainer that is attached has it mapped, unless it says itself that it has not.
-static void the_trainer_unloads(void **state)
+TEST(the_trainer_unloads)
 {
-    (void)state;
     struct bridge *bridge;
     struct bridge_arena *arena, *none;
     assert_ok(bridge_attach(d.bridge, NULL, &bridge));
@@ -107,12 +92,4 @@ static void the_trainer_unloads(void **state)
     bridge_detach(bridge);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_copy_is_what_it_was),
-        cmocka_unit_test(many),
-        cmocka_unit_test(the_trainer_unloads),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+TESTS_BETWEEN(start, stop)

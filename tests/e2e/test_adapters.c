@@ -2,14 +2,8 @@
  * clients do, the base and two adapters in one batch to the bit, and weights that are replaced
  * under load. */
 #include "bridge/bridge_file.h"
-#include "common/base/clock.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_adapter.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define ALL_LINEAR "{\"r\":4,\"lora_alpha\":4,\"target_modules\":\"all-linear\"}"
 #define QV         "{\"r\":3,\"lora_alpha\":6,\"target_modules\":[\"q_proj\",\"v_proj\"]}"
@@ -18,23 +12,18 @@ enum { LIMIT_MS = 60000 };
 static struct daemon d;
 static const char *model;
 
-static int start(void **state)
+static void start(void)
 {
-    (void)state;
     model = daemon_model(test_folder(), true, 11);
     daemon_start(&d, model,
                  OPTIONS("--dtype", daemon_exact_dtype(), "--exact", "--max-adapters", "3",
                          "--max-lora-rank", "4", "--block-size", "4", "--served-model-name",
                          "base"));
-    return 0;
 }
 
-static int stop(void **state)
+static void stop(void)
 {
-    (void)state;
-    int status = test_running(&d.child) ? daemon_stop(&d) : 1;
-    daemon_kill(&d);
-    return status;
+    daemon_end(&d);
 }
 
 static const char *adapter_folder(const char *config, uint64_t seed)
@@ -56,7 +45,6 @@ static void call(const char *path, int status, const char *part, const char *for
     daemon_request(d.socket, "POST", path, "", body, &a);
     if (a.status != status || !strstr(bytes_text(&a.body), part))
         fail_msg("%s %s: %d %s", path, body, a.status, bytes_text(&a.body));
-    wire_answer_release(&a);
 }
 
 static void load(const char *name, const char *folder)
@@ -70,9 +58,8 @@ static void unload(const char *name)
     call("/v1/unload_lora_adapter", 200, "removed successfully", "{\"lora_name\":\"%s\"}", name);
 }
 
-static void names_are_as_in_vllm(void **state)
+TEST(names_are_as_in_vllm)
 {
-    (void)state;
     const char *a = adapter_folder(ALL_LINEAR, 1), *b = adapter_folder(QV, 2);
     const char *wide = adapter_folder("{\"r\":5,\"target_modules\":[\"q_proj\"]}", 3);
     load("a", a);
@@ -94,8 +81,7 @@ static void names_are_as_in_vllm(void **state)
     const json_t *card = json_array_get(data, 1);
     assert_string_equal(json_string_value(json_object_get(card, "id")), "a");
     assert_string_equal(json_string_value(json_object_get(card, "parent")), "base");
-    json_decref(models);
-    json_decref(daemon_get(d.socket, "/v1/models/b", 200));
+    daemon_get(d.socket, "/v1/models/b", 200);
     struct bridge_file *file;
     assert_ok(bridge_file_read(d.bridge, &file));
     assert_int_equal(file->n_roles, 3);
@@ -113,16 +99,15 @@ static void names_are_as_in_vllm(void **state)
     unload("b");
     unload("a");
     call("/v1/completions", 404, "'a'", "{\"model\":\"a\",\"prompt\":[1]}");
-    json_decref(daemon_get(d.socket, "/v1/models/b", 404));
+    daemon_get(d.socket, "/v1/models/b", 404);
     assert_ok(bridge_file_read(d.bridge, &file));
     assert_int_equal(file->n_roles, 1);
     bridge_file_free(file);
 }
 
 // Of a server that was told how many, and no more.
-static void the_rank_has_a_default(void **state)
+TEST(the_rank_has_a_default)
 {
-    (void)state;
     static struct daemon plain;
     char body[300];
     struct wire_answer a;
@@ -130,14 +115,11 @@ static void the_rank_has_a_default(void **state)
     json_t *status = daemon_get(plain.socket, "/lora/status", 200);
     assert_int_equal(json_integer_value(json_object_get(status, "max_adapters")), 1);
     assert_int_equal(json_integer_value(json_object_get(status, "max_lora_rank")), 64);
-    json_decref(status);
     snprintf(body, sizeof body, "{\"lora_name\":\"a\",\"lora_path\":\"%s\"}",
              adapter_folder(ALL_LINEAR, 1));
     daemon_request(plain.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
     assert_int_equal(a.status, 200);
-    wire_answer_release(&a);
     assert_int_equal(daemon_stop(&plain), 0);
-    daemon_kill(&plain);
 }
 
 // ---- one batch ----------------------------------------------------------------------------------
@@ -163,13 +145,11 @@ static char *answer(int fd)
     assert_true(wire_read(fd, LIMIT_MS, &a));
     if (a.status != 200) fail_msg("%d %s", a.status, bytes_text(&a.body));
     char *text = json_dumps(json_object_get(a.json, "choices"), 0);
-    wire_answer_release(&a);
     return text;
 }
 
-static void two_in_one_batch_are_as_alone(void **state)
+TEST(two_in_one_batch_are_as_alone)
 {
-    (void)state;
     enum { WHO = 4, EACH = 6 };
     static const char *const who[WHO] = {"", "\"model\":\"a\",", "\"lora\":\"b\",",
                                          "\"model\":\"base\",\"lora\":\"a\","};
@@ -201,9 +181,8 @@ static void two_in_one_batch_are_as_alone(void **state)
 }
 
 // Another adapter in the same place, under the same name, finds no block of the one before.
-static void blocks_are_an_adapters_own(void **state)
+TEST(blocks_are_an_adapters_own)
 {
-    (void)state;
     const char *a = adapter_folder(ALL_LINEAR, 1), *b = adapter_folder(ALL_LINEAR, 2);
     load("x", b);
     char *want = answer(ask("\"lora\":\"x\",", 0));
@@ -259,7 +238,6 @@ static int check_rollouts(int fd, json_int_t first, json_t *const want[2])
         n += one;
         json_decref(sample);
     }
-    wire_answer_release(&a);
     return n;
 }
 
@@ -273,7 +251,6 @@ static json_t *tokens_of_now(json_int_t *ret_version)
     *ret_version =
         json_integer_value(json_array_get(json_object_get(sample, "weight_versions"), 0));
     json_decref(sample);
-    wire_answer_release(&a);
     return ids;
 }
 
@@ -283,9 +260,8 @@ static void swap(const char *folder)
          "{\"lora_name\":\"x\",\"lora_path\":\"%s\",\"load_inplace\":true}", folder);
 }
 
-static void a_hundred_swaps_under_load(void **state)
+TEST(a_hundred_swaps_under_load)
 {
-    (void)state;
     enum { STREAMS = 3 };
     const char *folder[2] = {adapter_folder(ALL_LINEAR, 1), adapter_folder(ALL_LINEAR, 2)};
     json_t *want[2];
@@ -318,18 +294,16 @@ static void a_hundred_swaps_under_load(void **state)
 }
 
 // A name that is taken away while samples are computed with it: they end as if it were there.
-static void unloading_waits_for_samples(void **state)
+TEST(unloading_waits_for_samples)
 {
-    (void)state;
     load("x", adapter_folder(ALL_LINEAR, 1));
     char *want = answer(ask("\"lora\":\"x\",", 3));
-    json_decref(daemon_post(d.socket, "/bridge/pause", 200, "{}"));
+    daemon_post(d.socket, "/bridge/pause", 200, "{}");
     int fd = ask("\"lora\":\"x\",", 3);
     while (true) { // until it is inside
         json_t *health = daemon_get(d.socket, "/health", 200);
         json_int_t inside = json_integer_value(json_object_get(health, "waiting")) +
                             json_integer_value(json_object_get(health, "running"));
-        json_decref(health);
         if (inside > 0) break;
         usleep(1000);
     }
@@ -337,7 +311,7 @@ static void unloading_waits_for_samples(void **state)
     call("/v1/completions", 404, "'x'", "{\"model\":\"x\",\"prompt\":[1]}");
     call("/v1/completions", 404, "no adapter",
          "{\"lora\":\"\",\"prompt\":[1]}"); // it has no name now
-    json_decref(daemon_post(d.socket, "/bridge/resume", 200, "{}"));
+    daemon_post(d.socket, "/bridge/resume", 200, "{}");
     char *have = answer(fd);
     assert_string_equal(have, want);
     free(want);
@@ -357,13 +331,11 @@ static char *generated(void)
                             "\"temperature\":0,\"logprobs\":0,\"ignore_eos\":true}");
     char *text = json_dumps(json_object_get(a, "token_ids"), 0);
     assert_non_null(text);
-    json_decref(a);
     return text;
 }
 
-static void the_active_adapter_generates(void **state)
+TEST(the_active_adapter_generates)
 {
-    (void)state;
     const char *a = adapter_folder(ALL_LINEAR, 1), *b = adapter_folder(ALL_LINEAR, 2);
     char *plain = generated();
     call("/lora/load", 200, "\"adapter_name\"", "{\"adapter_path\":\"%s\",\"adapter_name\":\"s1\"}",
@@ -375,7 +347,6 @@ static void the_active_adapter_generates(void **state)
     assert_int_equal(json_integer_value(json_object_get(status, "load_count")), 2);
     assert_string_equal(json_string_value(json_object_get(status, "active_adapter_path")), b);
     assert_int_equal(json_array_size(json_object_get(status, "available_adapters")), 1);
-    json_decref(status);
     assert_string_not_equal(plain, first);
     assert_string_not_equal(first, second);
     call("/lora/unload", 200, "adapter_1", "{}");
@@ -388,16 +359,4 @@ static void the_active_adapter_generates(void **state)
     free(again);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_are_as_in_vllm),
-        cmocka_unit_test(the_rank_has_a_default),
-        cmocka_unit_test(two_in_one_batch_are_as_alone),
-        cmocka_unit_test(blocks_are_an_adapters_own),
-        cmocka_unit_test(a_hundred_swaps_under_load),
-        cmocka_unit_test(unloading_waits_for_samples),
-        cmocka_unit_test(the_active_adapter_generates),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+TESTS_BETWEEN(start, stop)

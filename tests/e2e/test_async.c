@@ -1,16 +1,9 @@
 /* test_async.c: cw-trainer train --async: of staleness 0 it is the plain run to the bit, of another
  * no token is older than it says, and a run that is killed in the middle learns from every prompt
  * of its epoch once. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/training.h"
 
 #include <fnmatch.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define STEPS   12
 #define PROMPTS 480
@@ -63,8 +56,6 @@ static void assert_same_metrics(const char *run, const char *other)
         assert_true(assert_holds(x, (size_t)(end - x), y, (size_t)(other_end - y)) > 20);
     }
     assert_int_equal(lines, STEPS);
-    free(a);
-    free(b);
 }
 
 static void assert_same_file(const char *run, const char *other, const char *name)
@@ -78,15 +69,13 @@ static void assert_same_file(const char *run, const char *other, const char *nam
     bytes_release(&b);
 }
 
-static void of_staleness_0_it_is_the_plain_run(void **state)
+TEST(of_staleness_0_it_is_the_plain_run)
 {
-    (void)state;
     char steps[12];
     snprintf(steps, sizeof steps, "%d", STEPS);
     assert_int_equal(train(&scene, "plain", OPTIONS("--max-steps", steps)), 0);
-    assert_int_equal(train_alone(&scene, "async-0",
-                                 OPTIONS("--max-steps", steps, "--async", "--max-staleness", "0")),
-                     0);
+    assert_exit(0, train_alone(&scene, "async-0",
+                               OPTIONS("--max-steps", steps, "--async", "--max-staleness", "0")));
     assert_said(&scene, "no step is sampled ahead");
     assert_same_metrics("plain", "async-0");
     assert_same_metrics("async-0", "plain");
@@ -96,19 +85,15 @@ static void of_staleness_0_it_is_the_plain_run(void **state)
     assert_null(json_object_get(plain, "rollout/staleness_max"));
     assert_true(metric(async, "rollout/staleness_max") == 0);
     assert_true(metric(async, "rollout/staleness_groups/0") == 3);
-    json_decref(plain);
-    json_decref(async);
 }
 
-static void no_token_is_older_than_it_says(void **state)
+TEST(no_token_is_older_than_it_says)
 {
-    (void)state;
     double mean[STEPS], max[STEPS], groups[3][STEPS], again[STEPS], waited[2][STEPS], oldest = 0;
     char steps[12];
     snprintf(steps, sizeof steps, "%d", STEPS);
-    assert_int_equal(train_alone(&scene, "async-2",
-                                 OPTIONS("--max-steps", steps, "--async", "--max-staleness", "2")),
-                     0);
+    assert_exit(0, train_alone(&scene, "async-2",
+                               OPTIONS("--max-steps", steps, "--async", "--max-staleness", "2")));
     assert_said(&scene, "up to 2 steps are sampled ahead");
     assert_said(&scene, "async: samples of ");
     assert_int_equal(column(&scene, "async-2", "rollout/staleness_mean", mean, STEPS), STEPS);
@@ -129,7 +114,6 @@ static void no_token_is_older_than_it_says(void **state)
     assert_true(oldest > 0); // it did run ahead
     json_t *m = last_metrics(&scene, "async-2");
     assert_null(json_object_get(m, "rollout/staleness_groups/3"));
-    json_decref(m);
 }
 
 // Data lines 1 to PROMPTS.
@@ -160,13 +144,11 @@ static void count_trained(const char *run, int ret_times[PROMPTS])
             ret_times[of - 1] += metric(sample, "sample") == 0;
             json_decref(sample);
         }
-        free(text);
     }
 }
 
-static void every_prompt_of_the_epoch_once_though_killed(void **state)
+TEST(every_prompt_of_the_epoch_once_though_killed)
 {
-    (void)state;
     int times[PROMPTS];
     struct test_child child = {0};
     const char *data = prompts();
@@ -187,45 +169,27 @@ static void every_prompt_of_the_epoch_once_though_killed(void **state)
         if (times[i] != 1) fail_msg("prompt %d was learned from %d times", i, times[i]);
 }
 
-static void nonsense_is_refused(void **state)
+TEST(nonsense_is_refused)
 {
-    (void)state;
-    assert_int_equal(
-        train_alone(&scene, "no", OPTIONS("--async", "--max-staleness", "1", "--exact")), 2);
+    assert_exit(2,
+                train_alone(&scene, "no", OPTIONS("--async", "--max-staleness", "1", "--exact")));
     assert_said(&scene, "--exact with samples of older weights");
-    assert_int_equal(
-        train_alone(&scene, "no",
-                    OPTIONS("--async", "--rollout-ahead", "2", "--num-iterations", "3")),
-        2);
+    assert_exit(2,
+                train_alone(&scene, "no",
+                            OPTIONS("--async", "--rollout-ahead", "2", "--num-iterations", "3")));
     assert_said(&scene, "that is --async --max-staleness");
     assert_int_equal(train_alone(&scene, "no", OPTIONS("--async", "--max-staleness", "-1")), 2);
     assert_said(&scene, "--max-staleness");
-    assert_int_equal(
-        train_alone(&scene, "idle", OPTIONS("--max-staleness", "1", "--max-steps", "1")), 0);
+    assert_exit(0,
+                train_alone(&scene, "idle", OPTIONS("--max-staleness", "1", "--max-steps", "1")));
     assert_said(&scene, "--max-staleness has no effect without --async");
 }
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open_exact(&scene);
-    return 0;
 }
 
-static int end_scene(void **state)
-{
-    (void)state;
-    scene_close(&scene);
-    return 0;
-}
+static void end_scene(void) {}
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(of_staleness_0_it_is_the_plain_run),
-        cmocka_unit_test(no_token_is_older_than_it_says),
-        cmocka_unit_test(every_prompt_of_the_epoch_once_though_killed),
-        cmocka_unit_test(nonsense_is_refused),
-    };
-    return cmocka_run_group_tests_name("async", tests, open_scene, end_scene);
-}
+TESTS_BETWEEN(open_scene, end_scene)

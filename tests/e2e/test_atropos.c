@@ -1,21 +1,13 @@
 /* test_atropos.c: cw-trainer train --atropos: against an API server of this test's, which checks
  * what it is asked and hands out what it likes; and, where a Python has atroposlib, the real one
  * with an environment that has our server generate. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/pair.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define STEPS 3
 
@@ -149,9 +141,8 @@ static int train_atropos(enum conduct how, const char *run, const char *const mo
 
 // ---- what a run does ----------------------------------------------------------------------------
 
-static void it_trains_on_what_it_is_given(void **state)
+TEST(it_trains_on_what_it_is_given)
 {
-    (void)state;
     double reward[STEPS], norm[STEPS], off[STEPS];
     assert_int_equal(train_atropos(FINE, "fine", OPTIONS(SIZES, "--log-completions")), 0);
     assert_said(&scene, "registered for batches of 4 sequences");
@@ -163,13 +154,11 @@ static void it_trains_on_what_it_is_given(void **state)
     json_t *m = last_metrics(&scene, "fine");
     assert_true(metric(m, "completions/max_length") == 3); // of four tokens one is not sampled
     assert_false(json_has(m, "epoch"));
-    json_decref(m);
 }
 
 // Of each token that is trained; what stands at others changes nothing.
-static void tokens_may_have_advantages_of_their_own(void **state)
+TEST(tokens_may_have_advantages_of_their_own)
 {
-    (void)state;
     assert_int_equal(train_atropos(OF_TOKENS, "tokens", OPTIONS(SIZES)), 0);
     assert_int_equal(train_atropos(OF_OTHERS_TOO, "others", OPTIONS(SIZES)), 0);
     test_same_file(latest(&scene, "tokens"), latest(&scene, "others"), "model.safetensors");
@@ -178,14 +167,11 @@ static void tokens_may_have_advantages_of_their_own(void **state)
     struct stat sb;
     assert_int_equal(stat(test_path(latest(&scene, "fine"), "model.safetensors"), &sb), 0);
     assert_int_not_equal(memcmp(fine, tokens, (size_t)sb.st_size), 0);
-    free(fine);
-    free(tokens);
 }
 
 // Rank 0 asks for batches; both learn from their share of each.
-static void two_ranks_learn_as_one(void **state)
+TEST(two_ranks_learn_as_one)
 {
-    (void)state;
     struct pair p = {.s = scene};
     struct test_child child = {0};
     const char *one[TRAINER_WORDS], *two[PAIR_WORDS];
@@ -200,13 +186,11 @@ static void two_ranks_learn_as_one(void **state)
     if (status != 0) fail_msg("%s", test_read(child.log));
     same_losses(&scene, "one", "two", STEPS, 1e-5);
     pair_holds(&p, "two");
-    daemon_kill(&p.other);
 }
 
 // Which is asked for by its name.
-static void an_adapter_is_trained(void **state)
+TEST(an_adapter_is_trained)
 {
-    (void)state;
     struct daemon adapters = {0};
     daemon_start(&adapters, scene.model, OPTIONS("--max-adapters", "1"));
     assert_int_equal(train_atropos(FINE, "adapter",
@@ -214,12 +198,10 @@ static void an_adapter_is_trained(void **state)
                      0);
     assert_said(&scene, " for model policy are trained on");
     daemon_holds_adapter(&adapters, "policy", latest(&scene, "adapter"));
-    daemon_kill(&adapters);
 }
 
-static void a_signal_ends_the_wait(void **state)
+TEST(a_signal_ends_the_wait)
 {
-    (void)state;
     struct test_child child = {0};
     const char *argv[TRAINER_WORDS];
     conduct = NONE_COMES;
@@ -235,9 +217,8 @@ static void a_signal_ends_the_wait(void **state)
     assert_true(file_exists(test_path(latest(&scene, "signal"), "model.safetensors")));
 }
 
-static void what_goes_wrong_is_named(void **state)
+TEST(what_goes_wrong_is_named)
 {
-    (void)state;
     const struct {
         enum conduct conduct;
         const char *timeout, *sentence;
@@ -262,9 +243,8 @@ static void what_goes_wrong_is_named(void **state)
     assert_true(file_exists(test_path(scene.folder, "fault-1/checkpoints/step-1")));
 }
 
-static void what_does_not_go_together_is_refused(void **state)
+TEST(what_does_not_go_together_is_refused)
 {
-    (void)state;
     const struct {
         const char *const *options;
         const char *sentence;
@@ -312,9 +292,8 @@ static void wait_until_it_listens(const char *port, struct test_child *child)
     close(fd);
 }
 
-static void with_the_real_atroposlib(void **state)
+TEST(with_the_real_atroposlib)
 {
-    (void)state;
     const char *python = test_python("atroposlib, transformers"), *port = free_port();
     const char *model = test_path(test_root(), "tools/demo-model"), *argv[TRAINER_WORDS];
     struct test_child run_api = {0}, env = {0}, trainer = {0};
@@ -348,35 +327,16 @@ static void with_the_real_atroposlib(void **state)
     assert_true(metric(m, "completions/max_length") <= 5);
     // of weights at most a few updates before: near, and not another sampler's
     assert_true(metric(m, "sampler_mismatch/mean") < 0.5);
-    json_decref(m);
 }
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open(&scene);
-    return 0;
 }
 
-static int end_scene(void **state)
+static void end_scene(void)
 {
-    (void)state;
     canned_server_stop(&api);
-    scene_close(&scene);
-    return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_trains_on_what_it_is_given),
-        cmocka_unit_test(tokens_may_have_advantages_of_their_own),
-        cmocka_unit_test(two_ranks_learn_as_one),
-        cmocka_unit_test(an_adapter_is_trained),
-        cmocka_unit_test(a_signal_ends_the_wait),
-        cmocka_unit_test(what_goes_wrong_is_named),
-        cmocka_unit_test(what_does_not_go_together_is_refused),
-        cmocka_unit_test(with_the_real_atroposlib),
-    };
-    return cmocka_run_group_tests_name("atropos", tests, open_scene, end_scene);
-}
+TESTS_BETWEEN(open_scene, end_scene)

@@ -1,14 +1,8 @@
 /* test_balance.c: the load-balancing loss of a mixture's routers in whole runs: that it is said
  * and reported. */
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/training.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 // Makes a mixture with random weights by `cw-trainer sft`, and looks at what that says.
 static const char *mixture(void)
@@ -27,30 +21,26 @@ static const char *mixture(void)
     const char *tokenizer = daemon_model(folder, true, 3);
     test_write(config, mixtral, strlen(mixtral));
     test_write(data, line, strlen(line));
-    assert_int_equal(test_command(log, LIMIT_MS,
-                                  OPTIONS(test_binary("cw-trainer"), "sft", "--init", config,
-                                          "--tokenizer", tokenizer, "--data", data, "--out", out,
-                                          "--max-steps", "1", "--device", test_device())),
-                     0);
+    assert_exit(0, test_command(log, LIMIT_MS,
+                                OPTIONS(test_binary("cw-trainer"), "sft", "--init", config,
+                                        "--tokenizer", tokenizer, "--data", data, "--out", out,
+                                        "--max-steps", "1", "--device", test_device())));
     char *text = test_read(log);
     assert_contains(text, "mixture of 4 experts");
     assert_contains(text, "load-balancing loss");
     assert_contains(text, "coefficient of 0.02");
-    free(text);
     return out;
 }
 
-static void loss_is_reported(void **state)
+TEST(loss_is_reported)
 {
-    (void)state;
     struct scene s;
     double aux[4], loss[4], policy[4];
     scene_open_model(&s, mixture(), OPTIONS(NULL));
     // as config.json says; the loss has it, and what is left of that is the policy's
-    assert_int_equal(train_alone(&s, "own",
-                                 OPTIONS("--max-steps", "2", "--entropy-coef", "1e-9",
-                                         "--steps-per-generation", "3")),
-                     0);
+    assert_exit(0, train_alone(&s, "own",
+                               OPTIONS("--max-steps", "2", "--entropy-coef", "1e-9",
+                                       "--steps-per-generation", "3")));
     assert_said(&s, "coefficient of 0.02");
     assert_int_equal(column(&s, "own", "aux_loss", aux, 4), 2);
     column(&s, "own", "loss", loss, 4);
@@ -59,30 +49,25 @@ static void loss_is_reported(void **state)
         assert_true(aux[i] > 1.9);
         assert_true(fabs(loss[i] - policy[i] - 0.02 * aux[i]) < 1e-6);
     }
-    assert_int_equal(
-        train_alone(&s, "off", OPTIONS("--max-steps", "1", "--router-aux-loss-coef", "0")), 0);
+    assert_exit(0,
+                train_alone(&s, "off", OPTIONS("--max-steps", "1", "--router-aux-loss-coef", "0")));
     assert_said(&s, "may come to favour few experts");
     json_t *m = last_metrics(&s, "off");
     assert_null(json_object_get(m, "aux_loss"));
-    json_decref(m);
-    scene_close(&s);
 }
 
-static void is_refused_without_experts(void **state)
+TEST(is_refused_without_experts)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
-    assert_int_equal(
-        train_alone(&s, "dense", OPTIONS("--max-steps", "1", "--router-aux-loss-coef", "0.1")), 1);
+    assert_exit(
+        1, train_alone(&s, "dense", OPTIONS("--max-steps", "1", "--router-aux-loss-coef", "0.1")));
     assert_said(&s, "is no mixture of experts");
-    scene_close(&s);
 }
 
 // Rows of both ranks are one batch: the loss is one of all, not one of each.
-static void ranks_share_it(void **state)
+TEST(ranks_share_it)
 {
-    (void)state;
     struct scene s;
     struct daemon other = {0};
     struct test_child child = {0};
@@ -108,16 +93,4 @@ static void ranks_share_it(void **state)
     // other micro-batches, and the first of the two has moved the weights by one step
     assert_true(fabs(both[0] - one[0]) < 0.1);
     assert_true(fabs(loss[0] - policy[0] - 0.02 * both[0]) < 1e-6);
-    daemon_kill(&other);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(loss_is_reported),
-        cmocka_unit_test(is_refused_without_experts),
-        cmocka_unit_test(ranks_share_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,14 +2,8 @@
  * of a base that was trained, recorded bases, and updates that are counted for the role that they
  * are of. */
 #include "bridge/bridge_file.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/offline.h"
 #include "tests/support/tiny_adapter.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define LORA       "--lora-r", "4", "--lora-alpha", "8"
 #define ALL_LINEAR "{\"r\":4,\"lora_alpha\":8,\"target_modules\":\"all-linear\"}"
@@ -60,7 +54,6 @@ static json_t *base_now(const struct scene *s)
     json_t *info = daemon_get(s->daemon.socket, "/bridge/info?checksums=1", 200);
     json_t *base = json_incref(json_object_get(info, "base"));
     assert_non_null(base);
-    json_decref(info);
     return base;
 }
 
@@ -81,33 +74,28 @@ static void load(const struct scene *s, const char *name, const char *folder, in
     daemon_request(s->daemon.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
     if (a.status != status || (strstr(bytes_text(&a.body), part) != NULL) != has)
         fail_msg("%d %s", a.status, bytes_text(&a.body));
-    wire_answer_release(&a);
 }
 
 // An adapter's updates are the adapter's: the model keeps its own count, run and last checkpoint.
-static void each_role_has_its_own(void **state)
+TEST(each_role_has_its_own)
 {
-    (void)state;
     struct scene s;
     open_trained(&s);
-    assert_int_equal(
-        train_alone(&s, "lora", OPTIONS(LORA, "--max-steps", "2", "--start-from", "current")), 0);
+    assert_exit(
+        0, train_alone(&s, "lora", OPTIONS(LORA, "--max-steps", "2", "--start-from", "current")));
     json_t *info = daemon_get(s.daemon.socket, "/bridge/info", 200);
     assert_role(json_object_get(info, "control"), s.model, 3, "/full");
-    json_decref(info);
 
     const char *log = test_path(s.folder, "check.log");
-    assert_int_equal(
-        test_command(log, LIMIT_MS, OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)), 0);
+    assert_exit(0,
+                test_command(log, LIMIT_MS, OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)));
     char *text = test_read(log);
     assert_contains(text, "3 updates since ");
     assert_contains(text, "by the run ");
     assert_contains(text, "2 updates since "); // in the adapter's line
-    free(text);
     const char *said_json = test_path(s.folder, "check.json");
-    assert_int_equal(test_command(said_json, LIMIT_MS,
-                                  OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge, "--json")),
-                     0);
+    assert_exit(0, test_command(said_json, LIMIT_MS,
+                                OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge, "--json")));
     json_t *check = read_json(s.folder, "check.json");
     const json_t *roles = json_object_get(check, "roles");
     assert_role(check, s.model, 3, "/full");
@@ -126,14 +114,12 @@ static void each_role_has_its_own(void **state)
     assert_said(&s, "3 updates since ");
     assert_said(&s, "/full/checkpoints/step-3");
     assert_false(said(&s, "/lora/checkpoints"));
-    scene_close(&s);
 }
 
 // A base that was trained is not what --start-from loaded means; it is named, and replaced by
 // nobody but who asks for it.
-static void a_trained_base_is_refused(void **state)
+TEST(a_trained_base_is_refused)
 {
-    (void)state;
     struct scene s;
     open_trained(&s);
     json_t *trained = base_now(&s);
@@ -142,15 +128,15 @@ static void a_trained_base_is_refused(void **state)
     assert_said(&s, "POST /reload");
     assert_said(&s, "3 updates since ");
     daemon_holds(&s.daemon, "policy", latest(&s, "full"));
-    assert_int_equal(
-        train_alone(&s, "b", OPTIONS(LORA, "--max-steps", "2", "--start-from", "current")), 0);
+    assert_exit(0,
+                train_alone(&s, "b", OPTIONS(LORA, "--max-steps", "2", "--start-from", "current")));
     // it is a new adapter, which learns
     double norm[2];
     assert_int_equal(column(&s, "b", "grad_norm", norm, 2), 2);
     assert_true(norm[0] > 0 && norm[1] > 0);
     // one that is held goes on as it is, and as whose it is
-    assert_int_equal(
-        train_alone(&s, "on", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")), 0);
+    assert_exit(
+        0, train_alone(&s, "on", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")));
     assert_said(&s, "starts as it is served");
     test_same_file(latest(&s, "b"), test_path(s.folder, "on/checkpoints/step-0"),
                    "adapter_model.safetensors");
@@ -159,7 +145,7 @@ static void a_trained_base_is_refused(void **state)
     assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 2);
     assert_contains(json_string_value(json_object_get(weights, "last_run")), "/b");
     json_decref(start);
-    json_decref(daemon_post(s.daemon.socket, "/reload", 200, ""));
+    daemon_post(s.daemon.socket, "/reload", 200, "");
     json_t *loaded = base_now(&s);
     same_checksum(trained, loaded, false);
     assert_int_equal(json_integer_value(json_object_get(trained, "updates")), 3);
@@ -167,19 +153,16 @@ static void a_trained_base_is_refused(void **state)
     assert_int_equal(train_alone(&s, "c", OPTIONS(LORA, "--max-steps", "1")), 0);
     json_decref(trained);
     json_decref(loaded);
-    scene_close(&s);
 }
 
 // A base's folder, version, updates and checksum stand in run.json, in checkpoints, in RUN/start
 // and beside what sft writes; PEFT's config has PEFT's keys.
-static void the_base_is_recorded(void **state)
+TEST(the_base_is_recorded)
 {
-    (void)state;
     struct scene s;
     open_trained(&s);
     json_t *now = base_now(&s);
-    assert_int_equal(
-        train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")), 0);
+    assert_exit(0, train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")));
     json_t *start = last_start(&s, "lora");
     json_t *state_json = read_json(latest(&s, "lora"), "trainer/trainer_state.json");
     json_t *begun = read_json(test_path(s.folder, "lora/start"), "trainer/trainer_state.json");
@@ -214,8 +197,8 @@ static void the_base_is_recorded(void **state)
     off.model = s.model;
     offline_sums(&off, false, 8);
     const char *out = test_path(off.folder, "out");
-    assert_int_equal(
-        offline_train(&off, "sft", "run", OPTIONS(LORA, "--max-steps", "1", "--out", out)), 0);
+    assert_exit(0,
+                offline_train(&off, "sft", "run", OPTIONS(LORA, "--max-steps", "1", "--out", out)));
     json_t *written = read_json(out, "trainer/trainer_state.json");
     start = last_start(&off, "run");
     same_checksum(json_object_get(written, "base"), now, true);
@@ -224,18 +207,15 @@ static void the_base_is_recorded(void **state)
     json_decref(written);
     json_decref(start);
     json_decref(now);
-    scene_close(&s);
 }
 
 // Another base than the recorded one is told of where an adapter is loaded; --exact and --resume
 // refuse it. A PEFT folder that records none is loaded as ever.
-static void another_base_is_told(void **state)
+TEST(another_base_is_told)
 {
-    (void)state;
     struct scene s;
     open_trained(&s);
-    assert_int_equal(
-        train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")), 0);
+    assert_exit(0, train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")));
     const char *adapter = latest(&s, "lora"), *plain = test_folder();
     char body[2 * PATH_MAX];
     load(&s, "same", adapter, 200, "Warning", false);
@@ -247,60 +227,52 @@ static void another_base_is_told(void **state)
     snprintf(body, sizeof body, "{\"adapter_path\":\"%s\"}", adapter);
     json_t *answer = daemon_post(s.daemon.socket, "/lora/load", 200, body);
     assert_contains(json_string_value(json_object_get(answer, "warning")), "another base");
-    json_decref(answer);
     char *log = test_read(s.daemon.log);
     assert_contains(log, "the adapter was trained on another base");
-    free(log);
     assert_int_equal(train_alone(&s, "lora", OPTIONS("--max-steps", "2", "--resume")), 1);
     assert_said(&s, "the adapter was trained on another base");
-    assert_int_equal(
-        train_alone(&s, "from", OPTIONS(LORA, "--max-steps", "1", "--start-from", adapter)), 0);
+    assert_exit(
+        0, train_alone(&s, "from", OPTIONS(LORA, "--max-steps", "1", "--start-from", adapter)));
     assert_said(&s, "warning: ");
     assert_said(&s, "the adapter was trained on another base");
 
     restart(&s, s.model, true);
     load(&s, "other", adapter, 400, "the adapter was trained on another base", true);
     load(&s, "plain", plain, 200, "Warning", false);
-    assert_int_equal(
-        train_alone(&s, "exact",
-                    OPTIONS(LORA, "--exact", "--max-steps", "1", "--start-from", adapter)),
-        1);
+    assert_exit(1,
+                train_alone(&s, "exact",
+                            OPTIONS(LORA, "--exact", "--max-steps", "1", "--start-from", adapter)));
     assert_said(&s, "--exact: ");
 
     // where the base is the recorded one again, by its bytes, all is well
     restart(&s, latest(&s, "full"), true);
     load(&s, "same", adapter, 200, "Warning", false);
     assert_int_equal(train_alone(&s, "lora", OPTIONS("--max-steps", "2", "--resume")), 0);
-    scene_close(&s);
 }
 
 // An evaluation of an adapter on another model than it was trained on says so.
-static void an_evaluation_looks(void **state)
+TEST(an_evaluation_looks)
 {
-    (void)state;
     struct scene s;
     offline_scene_open(&s);
     offline_sums(&s, false, 8);
     const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "eval.log");
     const char *other = daemon_model(test_folder(), true, 5);
-    assert_int_equal(
-        offline_train(&s, "sft", "run", OPTIONS(LORA, "--max-steps", "1", "--out", out)), 0);
-    assert_int_equal(test_command(log, LIMIT_MS,
-                                  OPTIONS(test_binary("cw-trainer"), "eval", "--model", other,
-                                          "--adapter", out, "--data", s.data, "--device", "cpu",
-                                          "--max-completion-length", "2", "--max-samples", "2")),
-                     0);
+    assert_exit(0,
+                offline_train(&s, "sft", "run", OPTIONS(LORA, "--max-steps", "1", "--out", out)));
+    assert_exit(0, test_command(log, LIMIT_MS,
+                                OPTIONS(test_binary("cw-trainer"), "eval", "--model", other,
+                                        "--adapter", out, "--data", s.data, "--device", "cpu",
+                                        "--max-completion-length", "2", "--max-samples", "2")));
     char *text = test_read(log);
     assert_contains(text, "warning: ");
     assert_contains(text, "the adapter was trained on another base");
-    free(text);
 }
 
 // A base that stays as it is, is summed once, however often its adapters are replaced: what is put
 // into its memory behind the server's back is not seen until it is loaded anew.
-static void a_base_is_summed_once(void **state)
+TEST(a_base_is_summed_once)
 {
-    (void)state;
     struct scene s;
     struct bridge *bridge;
     scene_open(&s);
@@ -320,7 +292,7 @@ static void a_base_is_summed_once(void **state)
     assert_true(train_alone(&s, "one", OPTIONS("--max-steps", "1")) == 0);
     json_t *trained = base_now(&s);
     same_checksum(trained, loaded, false);
-    json_decref(daemon_post(s.daemon.socket, "/reload", 200, ""));
+    daemon_post(s.daemon.socket, "/reload", 200, "");
     json_t *again = base_now(&s);
     same_checksum(again, loaded, true);
     bridge_detach(bridge);
@@ -328,14 +300,12 @@ static void a_base_is_summed_once(void **state)
     json_decref(after);
     json_decref(trained);
     json_decref(again);
-    scene_close(&s);
 }
 
 // A worker keeps the weights of the last step that it sampled. An adapter is not sampled by these,
 // but by its base, once the worker has loaded that again.
-static void a_worker_has_the_same_base(void **state)
+TEST(a_worker_has_the_same_base)
 {
-    (void)state;
     struct scene s;
     struct daemon worker = {0};
     scene_open(&s);
@@ -344,32 +314,19 @@ static void a_worker_has_the_same_base(void **state)
         &worker, s.model,
         OPTIONS("--dtype", daemon_exact_dtype(), "--max-adapters", "4", "--max-lora-rank", "8"));
     assert_int_equal(train(&s, "full", OPTIONS("--max-steps", "3", "--workers", worker.bridge)), 0);
-    json_decref(daemon_post(s.daemon.socket, "/reload", 200, ""));
-    assert_int_equal(
-        train_alone(&s, "no", OPTIONS(LORA, "--max-steps", "1", "--workers", worker.bridge)), 1);
+    daemon_post(s.daemon.socket, "/reload", 200, "");
+    assert_exit(
+        1, train_alone(&s, "no", OPTIONS(LORA, "--max-steps", "1", "--workers", worker.bridge)));
     assert_said(&s, "cannot be used");
     assert_said(&s, "the adapter was trained on another base");
     assert_said(&s, "POST /reload {\"model\": FOLDER}");
 
     char body[PATH_MAX + 20];
     snprintf(body, sizeof body, "{\"model\":\"%s\"}", s.model);
-    json_decref(daemon_post(worker.socket, "/reload", 200, body));
-    assert_int_equal(
-        train_alone(&s, "yes", OPTIONS(LORA, "--max-steps", "2", "--workers", worker.bridge)), 0);
+    daemon_post(worker.socket, "/reload", 200, body);
+    assert_exit(
+        0, train_alone(&s, "yes", OPTIONS(LORA, "--max-steps", "2", "--workers", worker.bridge)));
     double mismatch[2];
     assert_int_equal(column(&s, "yes", "sampler_mismatch/max", mismatch, 2), 2);
     assert_true(mismatch[0] == 0 && mismatch[1] == 0);
-    daemon_kill(&worker);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_role_has_its_own),      cmocka_unit_test(a_trained_base_is_refused),
-        cmocka_unit_test(the_base_is_recorded),       cmocka_unit_test(another_base_is_told),
-        cmocka_unit_test(an_evaluation_looks),        cmocka_unit_test(a_base_is_summed_once),
-        cmocka_unit_test(a_worker_has_the_same_base),
-    };
-    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

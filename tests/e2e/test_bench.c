@@ -1,36 +1,18 @@
 /* test_bench.c: cw-bench speculative on a tiny model with a draft model: the form of its report,
  * and what must hold of the figures whatever the machine; never a time. And what a limit counts of
  * a model with experts. */
-#include "common/base/json.h"
 #include "kernels/variants.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
-#include <string.h>
 
 #define LIMIT_MS 120000
 
 static int run(const char *log, const char *model, const char *draft, const char *methods)
 {
-    const char *const argv[] = {test_binary("cw-bench"),
-                                "speculative",
-                                "--model",
-                                model,
-                                "--draft",
-                                draft,
-                                "--methods",
-                                methods,
-                                "--batches",
-                                "1,6",
-                                "--group",
-                                "3",
-                                "--tokens",
-                                "12",
-                                "--rounds",
-                                "2",
-                                "--device",
-                                "cpu",
-                                "--json",
-                                NULL};
+    const char *const *argv =
+        OPTIONS(test_binary("cw-bench"), "speculative", "--model", model, "--draft", draft,
+                "--methods", methods, "--batches", "1,6", "--group", "3", "--tokens", "12",
+                "--rounds", "2", "--device", "cpu", "--json");
     return test_command(log, LIMIT_MS, argv);
 }
 
@@ -55,11 +37,10 @@ static void check_row(const json_t *row, int batch, const char *method)
     assert_true(json_real_value(json_object_get(row, "mean_acceptance_length")) >= 1);
 }
 
-static void methods_are_compared(void **state)
+TEST(methods_are_compared)
 {
     static const char *const methods[] = {"off", "ngram:3", "fixed-draft_model:2",
                                           "suffix:8+ngram:2"};
-    (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "bench.log");
     const char *model = daemon_model(test_path(folder, "model"), true, 5);
     assert_int_equal(run(log, model, model, "ngram:3,fixed-draft_model:2,suffix:8+ngram:2"), 0);
@@ -74,16 +55,14 @@ static void methods_are_compared(void **state)
     json_decref(report);
 }
 
-static void bad_methods_are_named(void **state)
+TEST(bad_methods_are_named)
 {
-    (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "bench.log");
     const char *model = daemon_model(test_path(folder, "model"), true, 5);
     assert_int_equal(run(log, model, model, "ngram:3,guess:2"), 1);
     char *said = test_read(log);
     assert_contains(said, "--methods");
     assert_contains(said, "guess:2");
-    free(said);
 }
 
 // Operations of a pass, as its limit counts them, of a model with n experts of which a row is given
@@ -99,11 +78,10 @@ static double operations(const char *folder, int n)
         2, "norm_topk_prob", 1, "tie_word_embeddings", 1);
     json_t *report = NULL;
     assert_int_equal(json_dump_file(object, config, 0), 0);
-    assert_int_equal(test_command(log, LIMIT_MS,
-                                  OPTIONS(test_binary("cw-bench"), "prefill", "--config", config,
-                                          "--device", "cpu", "--batch", "2", "--context", "8",
-                                          "--steps", "1", "--warmup", "0", "--json")),
-                     0);
+    assert_exit(0, test_command(log, LIMIT_MS,
+                                OPTIONS(test_binary("cw-bench"), "prefill", "--config", config,
+                                        "--device", "cpu", "--batch", "2", "--context", "8",
+                                        "--steps", "1", "--warmup", "0", "--json")));
     assert_ok(json_read_file(log, 1 << 20, &report));
     const double work = json_real_value(json_object_get(report, "limit_ms")) *
                         json_real_value(json_object_get(report, "product_tflops"));
@@ -113,27 +91,24 @@ static double operations(const char *folder, int n)
 }
 
 // Twenty-eight more experts cost a row no more than their router.
-static void experts_that_rest_are_no_work(void **state)
+TEST(experts_that_rest_are_no_work)
 {
-    (void)state;
     const double few = operations(test_folder(), 4), many = operations(test_folder(), 32);
     assert_true(few > 0 && many > few && many < 1.2 * few);
 }
 
 // Every operation has a row, and one that was called is timed.
-static void variants_are_printed(void **state)
+TEST(variants_are_printed)
 {
-    (void)state;
     const char *log = test_path(test_folder(), "bench.log");
     json_t *report = NULL;
     size_t i;
     json_t *row;
     int timed = 0;
     bool found[N_OPS] = {false};
-    assert_int_equal(test_command(log, LIMIT_MS,
-                                  OPTIONS(test_binary("cw-bench"), "ops", "--variants", "--json",
-                                          "--device", test_device())),
-                     0);
+    assert_exit(0, test_command(log, LIMIT_MS,
+                                OPTIONS(test_binary("cw-bench"), "ops", "--variants", "--json",
+                                        "--device", test_device())));
     assert_ok(json_read_file(log, 1 << 20, &report));
     json_array_foreach (json_object_get(report, "rows"), i, row) {
         const char *name = json_string_value(json_object_get(row, "op"));
@@ -144,12 +119,4 @@ static void variants_are_printed(void **state)
     json_decref(report);
     for (int op = 0; op < N_OPS; op++) assert_int_equal(found[op], op != OP_scratch_bytes);
     assert_true(timed >= 10);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(methods_are_compared), cmocka_unit_test(experts_that_rest_are_no_work),
-        cmocka_unit_test(bad_methods_are_named), cmocka_unit_test(variants_are_printed)};
-    return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
 }

@@ -1,19 +1,17 @@
 /* test_bench_step.c: cw-bench step, which drives the real server and trainer, of a whole model and
  * of an adapter: the form of its report, that an adapter takes less memory, and what a checkpoint
  * costs. */
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 
 static json_t *report_of(const char *model, const char *option, const char *value)
 {
     json_t *report = NULL;
     const char *log = test_path(test_folder(), "bench.log");
-    assert_int_equal(test_command(log, 120000,
-                                  OPTIONS(test_binary("cw-bench"), "step", "--model", model,
-                                          "--device", test_device(), "--batch", "4", "--group", "2",
-                                          "--tokens", "6", "--steps", "2", "--warmup", "1",
-                                          "--prompt-tokens", "5", option, value, "--json")),
-                     0);
+    assert_exit(0, test_command(log, 120000,
+                                OPTIONS(test_binary("cw-bench"), "step", "--model", model,
+                                        "--device", test_device(), "--batch", "4", "--group", "2",
+                                        "--tokens", "6", "--steps", "2", "--warmup", "1",
+                                        "--prompt-tokens", "5", option, value, "--json")));
     assert_ok(json_read_file(log, 1 << 20, &report));
     return report;
 }
@@ -24,9 +22,8 @@ static double number(const json_t *report, const char *key)
     return json_number_value(json_object_get(report, key));
 }
 
-static void an_adapter_takes_less(void **state)
+TEST(an_adapter_takes_less)
 {
-    (void)state;
     const char *model = daemon_model(test_folder(), true, 5);
     json_t *whole = report_of(model, "--lora-r", "0"), *adapter = report_of(model, "--lora-r", "2");
     assert_true(number(whole, "lora_r") == 0 && number(adapter, "lora_r") == 2);
@@ -37,9 +34,8 @@ static void an_adapter_takes_less(void **state)
     json_decref(adapter);
 }
 
-static void a_checkpoint_goes_over_the_disk(void **state)
+TEST(a_checkpoint_goes_over_the_disk)
 {
-    (void)state;
     const char *model = daemon_model(test_folder(), true, 5);
     json_t *shared = report_of(model, "--sync", "shared"),
            *checkpoint = report_of(model, "--sync", "checkpoint");
@@ -48,13 +44,4 @@ static void a_checkpoint_goes_over_the_disk(void **state)
     assert_true(number(checkpoint, "trainer_mib") > number(shared, "trainer_mib"));
     json_decref(shared);
     json_decref(checkpoint);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_adapter_takes_less),
-        cmocka_unit_test(a_checkpoint_goes_over_the_disk),
-    };
-    return cmocka_run_group_tests_name("bench_step", tests, NULL, NULL);
 }

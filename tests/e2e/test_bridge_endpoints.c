@@ -2,50 +2,38 @@
  * of a real cw-infer-server. */
 #include "tests/support/served.h"
 
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
-static void test_bridge_info(void **state)
+TEST(test_bridge_info)
 {
-    (void)state;
     json_t *info = daemon_get(served.socket, "/bridge/info", 200);
     assert_string_equal(text_of(info, "status"), "ok");
     assert_string_equal(text_of(info, "bridge"), served.bridge);
     assert_true(json_is_object(json_object_get(info, "control")));
     assert_null(json_object_get(info, "checksums"));
     json_int_t n = int_of(info, "num_tensors");
-    json_decref(info);
     info = daemon_get(served.socket, "/bridge/info?canary=1&checksums=1", 200);
     assert_int_equal(strlen(text_of(info, "canary")), 16);
     const json_t *sums = json_object_get(info, "checksums");
     assert_int_equal(json_array_size(sums), n);
     for (json_int_t i = 0; i < n; i++)
         assert_int_equal(strlen(json_string_value(json_array_get(sums, (size_t)i))), 16);
-    json_decref(info);
 }
 
-static void test_pause_and_resume(void **state)
+TEST(test_pause_and_resume)
 {
-    (void)state;
     struct wire_answer a;
-    json_decref(daemon_post(served.socket, "/bridge/pause", 200, ""));
+    daemon_post(served.socket, "/bridge/pause", 200, "");
     int fd = open_request("/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":2}");
     assert_false(wire_read(fd, 400, &a)); // nothing while paused
     assert_int_equal(a.status, 0);
-    wire_answer_release(&a);
     json_t *resumed = daemon_post(served.socket, "/bridge/resume", 200, "");
     assert_string_equal(text_of(resumed, "status"), "resumed");
-    json_decref(resumed);
     assert_true(wire_read(fd, 10000, &a));
     assert_int_equal(a.status, 200);
-    wire_answer_release(&a);
     close(fd);
 }
 
-static void test_reload(void **state)
+TEST(test_reload)
 {
-    (void)state;
     const char *ask = "{\"prompt\":\"reload\",\"max_tokens\":10,\"temperature\":0}";
     char body[512];
     const char *other = daemon_model(test_folder(), false, 8);
@@ -55,21 +43,16 @@ static void test_reload(void **state)
     json_t *between = daemon_post(served.socket, "/v1/completions", 200, ask);
     assert_int_equal(int_of(reloaded, "weight_version"), int_of(before, "weight_version") + 2);
     assert_int_equal(int_of(between, "weight_version"), int_of(reloaded, "weight_version"));
-    json_decref(daemon_post(served.socket, "/reload", 200, ""));
+    daemon_post(served.socket, "/reload", 200, "");
     json_t *after = daemon_post(served.socket, "/v1/completions", 200, ask);
     assert_false(json_equal(json_object_get(choice_of(before, 0), "token_ids"),
                             json_object_get(choice_of(between, 0), "token_ids")));
     assert_true(json_equal(json_object_get(choice_of(before, 0), "token_ids"),
                            json_object_get(choice_of(after, 0), "token_ids")));
-    json_decref(before);
-    json_decref(reloaded);
-    json_decref(between);
-    json_decref(after);
 }
 
-static void test_metrics(void **state)
+TEST(test_metrics)
 {
-    (void)state;
     static const char *const names[] = {"vllm:num_requests_running",
                                         "vllm:num_requests_waiting",
                                         "vllm:gpu_cache_usage_perc",
@@ -89,17 +72,15 @@ static void test_metrics(void **state)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) number_in_metrics(names[i]);
     double tokens = number_in_metrics("vllm:generation_tokens_total");
     double ended = number_in_metrics("vllm:e2e_request_latency_seconds_count");
-    json_decref(
-        daemon_post(served.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":9}"));
+    daemon_post(served.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":9}");
     assert_true(number_in_metrics("vllm:generation_tokens_total") == tokens + 9);
     assert_true(number_in_metrics("vllm:e2e_request_latency_seconds_count") == ended + 1);
 }
 
 // A prompt of 40 tokens that nobody asked before, then again, as one and as a group: blocks of 16
 // tokens are found, and the answer is the same.
-static void test_prefix_cache(void **state)
+TEST(test_prefix_cache)
 {
-    (void)state;
     struct bytes ask = BYTES_INIT, group = BYTES_INIT;
     bytes_puts(&ask, "{\"max_tokens\":8,\"temperature\":0,\"logprobs\":1,\"prompt\":[");
     bytes_puts(&group, "{\"sampling\":{\"max_tokens\":2},\"groups\":[{\"id\":\"g\",\"n\":3,"
@@ -122,8 +103,6 @@ static void test_prefix_cache(void **state)
                            json_object_get(choice_of(second, 0), "logprobs")));
     assert_true(number_in_metrics("vllm:prefix_cache_queries_total") == queries + 80);
     assert_true(number_in_metrics("vllm:prefix_cache_hits_total") == hits + 32);
-    json_decref(first);
-    json_decref(second);
     struct wire_answer a;
     char *save = NULL;
     int lines = 0;
@@ -136,17 +115,8 @@ static void test_prefix_cache(void **state)
         json_decref(line);
     }
     assert_int_equal(lines, 3);
-    wire_answer_release(&a);
     bytes_release(&ask);
     bytes_release(&group);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bridge_info),  cmocka_unit_test(test_pause_and_resume),
-        cmocka_unit_test(test_reload),       cmocka_unit_test(test_metrics),
-        cmocka_unit_test(test_prefix_cache),
-    };
-    return cmocka_run_group_tests_name("bridge_endpoints", tests, served_start, served_stop);
-}
+TESTS_BETWEEN(served_start, served_stop)

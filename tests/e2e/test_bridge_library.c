@@ -2,13 +2,9 @@
  * its functions found by name, against a real server; and the examples that train from PyTorch and
  * from TRL. */
 #include "bridge/library/commonweight-bridge.h"
-#include "common/base/clock.h"
 #include "tests/support/daemon.h"
 #include <dlfcn.h>
-#include <string.h>
-#include <stdlib.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 static struct daemon server;
 
@@ -27,14 +23,10 @@ static struct { // the library's functions
     typeof(cw_bridge_set_snapshot) *snapshot;
 } lib;
 
-static int load_library(void **state)
+static void load_library(void)
 {
-    (void)state;
     void *so = dlopen(test_binary("libcommonweight-bridge.so.0"), RTLD_NOW | RTLD_LOCAL);
-    if (!so) {
-        fprintf(stderr, "%s\n", dlerror());
-        return -1;
-    }
+    if (!so) fail_msg("%s", dlerror());
 #define FIND(field, name) lib.field = (typeof(lib.field))dlsym(so, name)
     FIND(open, "cw_bridge_open");
     FIND(close, "cw_bridge_close");
@@ -49,14 +41,7 @@ static int load_library(void **state)
     FIND(publish, "cw_bridge_publish");
     FIND(snapshot, "cw_bridge_set_snapshot");
 #undef FIND
-    return lib.open && lib.snapshot ? 0 : -1;
-}
-
-static int stop_server(void **state)
-{
-    (void)state;
-    daemon_kill(&server);
-    return 0;
+    assert_true(lib.open && lib.snapshot);
 }
 
 static void skip_on_gpu(void)
@@ -87,9 +72,8 @@ static int add_one_and_fail(void *context)
     return 7;
 }
 
-static void publishes_in_place(void **state)
+TEST(publishes_in_place)
 {
-    (void)state;
     skip_on_gpu();
     daemon_start(&server, daemon_model(test_folder(), false, 1), OPTIONS(NULL));
     struct cw_bridge *bridge = open_bridge();
@@ -118,7 +102,6 @@ static void publishes_in_place(void **state)
     for (uint64_t said = version; said != version + 2;) {
         json_t *health = daemon_get(server.socket, "/health", 200);
         said = (uint64_t)json_integer_value(json_object_get(health, "weight_version"));
-        json_decref(health);
         assert_true(clock_ms_until(deadline) > 0);
     }
     assert_int_equal(lib.check(bridge), 0);
@@ -139,9 +122,8 @@ static void publishes_in_place(void **state)
     lib.close(bridge);
 }
 
-static void a_failed_update_is_restored(void **state)
+TEST(a_failed_update_is_restored)
 {
-    (void)state;
     skip_on_gpu();
     const char *model = daemon_model(test_folder(), false, 2);
     daemon_start(&server, model, OPTIONS(NULL));
@@ -178,9 +160,8 @@ static char *output_of(const char *const words[])
     return text;
 }
 
-static void pytorch_trains_in_place(void **state)
+TEST(pytorch_trains_in_place)
 {
-    (void)state;
     const char *python = serve_demo("torch, transformers");
     char *text =
         output_of(OPTIONS(python, test_path(test_root(), "python/train_in_place.py"), "--bridge",
@@ -202,30 +183,17 @@ static void trl_passes(const char *name)
     char *text = output_of(OPTIONS(python, test_path(test_root(), program), server.bridge,
                                    test_binary("libcommonweight-bridge.so.0"), test_folder()));
     assert_contains(text, pass);
-    free(text);
 }
 
 // TRL's trainer around it wants CUDA.
-static void trl_transfers_through_the_bridge(void **state)
+TEST(trl_transfers_through_the_bridge)
 {
-    (void)state;
     trl_passes("trl_weight_transfer");
 }
 
-static void trl_trains_in_place(void **state)
+TEST(trl_trains_in_place)
 {
-    (void)state;
     trl_passes("trl_rollout");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(publishes_in_place, stop_server),
-        cmocka_unit_test_teardown(a_failed_update_is_restored, stop_server),
-        cmocka_unit_test_teardown(pytorch_trains_in_place, stop_server),
-        cmocka_unit_test_teardown(trl_transfers_through_the_bridge, stop_server),
-        cmocka_unit_test_teardown(trl_trains_in_place, stop_server),
-    };
-    return cmocka_run_group_tests(tests, load_library, NULL);
-}
+TESTS_BETWEEN(load_library, NULL)

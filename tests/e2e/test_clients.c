@@ -1,16 +1,10 @@
 /* test_clients.c: what clients of vLLM call and read: /generate as Atropos does, tokens in and out,
  * /tokenize and its kin, names of requests, paths with a slash, salted prefixes, and texts of a
  * SentencePiece model. One daemon with a tiny random model of that kind. */
-#include "common/base/file.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_sentencepiece.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static struct daemon d;
 static struct tokenizer *tokenizer;
@@ -24,22 +18,17 @@ static const char *sentencepiece_model(void)
     return folder;
 }
 
-static int start(void **state)
+static void start(void)
 {
-    (void)state;
     const char *model = sentencepiece_model();
     assert_ok(tokenizer_load(model, &tokenizer));
     daemon_start(&d, model, OPTIONS("--max-batch", "8", "--kv-memory", "32M"));
-    return 0;
 }
 
-static int stop(void **state)
+static void stop(void)
 {
-    (void)state;
-    int status = test_running(&d.child) ? daemon_stop(&d) : 1;
-    daemon_kill(&d);
     tokenizer_free(tokenizer);
-    return status;
+    daemon_end(&d);
 }
 
 static const json_t *at(const json_t *list, size_t i)
@@ -98,7 +87,6 @@ static void joined_stream(const char *body, struct bytes *ret)
         if (choice) bytes_puts(ret, text_of(choice, "text"));
         json_decref(chunk);
     }
-    wire_answer_release(&a);
 }
 
 // One completion, as it comes from each endpoint.
@@ -125,18 +113,16 @@ static void check_texts(int seed, int *ret_spaces)
     json_decref(g);
 }
 
-static void test_text_in_context(void **state)
+TEST(test_text_in_context)
 {
-    (void)state;
     int spaces = 0;
     for (int seed = 236; seed < 296; seed++) check_texts(seed, &spaces);
     if (spaces == 0) fail_msg("none of the completions begins with a space: take other seeds");
 }
 
 // Prompt and completion are one text.
-static void test_echo(void **state)
+TEST(test_echo)
 {
-    (void)state;
     const char *form = "{\"prompt\":[1,270],\"max_tokens\":8,\"seed\":239%s}";
     char body[128];
     snprintf(body, sizeof body, form, "");
@@ -152,9 +138,8 @@ static void test_echo(void **state)
     json_decref(b);
 }
 
-static void test_token_texts_keep_their_space(void **state)
+TEST(test_token_texts_keep_their_space)
 {
-    (void)state;
     json_t *a =
         ask("/v1/completions", "{\"prompt\":[1,270],\"max_tokens\":40,\"seed\":3,\"logprobs\":1,"
                                "\"skip_special_tokens\":false}");
@@ -171,9 +156,8 @@ static void test_token_texts_keep_their_space(void **state)
 }
 
 // A really trained model, where it is at hand.
-static void test_once_upon(void **state)
+TEST(test_once_upon)
 {
-    (void)state;
     char folder[PATH_MAX];
     struct daemon stories = {0};
     test_data_folder("models/stories260K/hf", folder);
@@ -185,20 +169,17 @@ static void test_once_upon(void **state)
     assert_string_equal(text_of(choice, "text"), " a time");
     assert_string_equal(json_string_value(at(tokens, 0)), " a");
     assert_int_equal(json_integer_value(at(of(of(choice, "logprobs"), "text_offset"), 1)), 2);
-    json_decref(a);
     a = daemon_post(stories.socket, "/v1/rollouts", 200,
                     "{\"groups\":[{\"prompt\":\"Once upon\"}],\"sampling\":{\"max_tokens\":2,"
                     "\"temperature\":0}}");
     assert_string_equal(text_of(a, "text"), " a time");
-    json_decref(a);
     assert_int_equal(daemon_stop(&stories), 0);
 }
 
 // ---- /generate ---------------------------------------------------------------------------------
 
-static void test_generate(void **state)
+TEST(test_generate)
 {
-    (void)state;
     json_t *a = ask("/generate/", "{\"prompt\":{\"prompt_token_ids\":[1,270]},\"n\":2,"
                                   "\"max_tokens\":5,\"seed\":1,\"logprobs\":0,\"top_k\":-1}");
     json_t *b = ask("/v1/completions", "{\"prompt\":[1,270],\"n\":2,\"max_tokens\":5,\"seed\":1,"
@@ -235,9 +216,8 @@ static const char *const inference = "{\"model\":\"model\",\"token_ids\":[1,270]
                                      "\"max_tokens\":6,\"seed\":5,\"logprobs\":%d,"
                                      "\"temperature\":0.8,\"output_kind\":2}%s}";
 
-static void test_inference(void **state)
+TEST(test_inference)
 {
-    (void)state;
     char body[400];
     snprintf(body, sizeof body, inference, 2, ",\"return_token_ids\":true");
     json_t *a = ask("/inference/v1/generate", body);
@@ -267,9 +247,8 @@ static void test_inference(void **state)
     json_decref(b);
 }
 
-static void test_inference_defaults(void **state)
+TEST(test_inference_defaults)
 {
-    (void)state;
     json_t *a = ask("/inference/v1/generate", "{\"token_ids\":[1],\"sampling_params\":{}}");
     const json_t *choice = at(of(a, "choices"), 0);
     assert_true(json_is_null(of(choice, "logprobs")));
@@ -284,9 +263,8 @@ static void test_inference_defaults(void **state)
     json_decref(a);
 }
 
-static void test_inference_stream(void **state)
+TEST(test_inference_stream)
 {
-    (void)state;
     struct wire_answer a;
     char body[400], *save = NULL;
     json_t *ids[2] = {json_array(), json_array()};
@@ -315,14 +293,12 @@ static void test_inference_stream(void **state)
         json_decref(ids[i]);
     }
     json_decref(whole);
-    wire_answer_release(&a);
 }
 
 // ---- /tokenize and others ----------------------------------------------------------------------
 
-static void test_tokenize(void **state)
+TEST(test_tokenize)
 {
-    (void)state;
     json_t *a = ask("/tokenize", "{\"prompt\":\"a time\",\"return_token_strs\":true}");
     json_t *want = json_pack("[i,i,i]", TINY_SENTENCEPIECE_BOS, 270, TINY_SENTENCEPIECE_TIME);
     assert_true(json_equal(of(a, "tokens"), want));
@@ -338,10 +314,10 @@ static void test_tokenize(void **state)
     assert_string_equal(text_of(a, "prompt"), "a time");
     json_decref(a);
     json_decref(ask("/detokenize", "{\"tokens\":[]}"));
-    json_decref(daemon_post(d.socket, "/detokenize", 400, "{\"tokens\":[300]}"));
-    json_decref(daemon_post(d.socket, "/detokenize", 400, "{\"tokens\":\"a\"}"));
-    json_decref(daemon_post(d.socket, "/tokenize", 400, "{\"prompt\":\"a\",\"messages\":[]}"));
-    json_decref(daemon_post(d.socket, "/tokenize", 400, "{\"text\":\"a\"}"));
+    daemon_post(d.socket, "/detokenize", 400, "{\"tokens\":[300]}");
+    daemon_post(d.socket, "/detokenize", 400, "{\"tokens\":\"a\"}");
+    daemon_post(d.socket, "/tokenize", 400, "{\"prompt\":\"a\",\"messages\":[]}");
+    daemon_post(d.socket, "/tokenize", 400, "{\"text\":\"a\"}");
     a = daemon_get(d.socket, "/tokenizer_info", 200);
     assert_string_equal(text_of(a, "tokenizer_class"), "LlamaTokenizer");
     assert_string_equal(text_of(a, "bos_token"), "<s>");
@@ -349,48 +325,38 @@ static void test_tokenize(void **state)
     json_decref(want);
 }
 
-static void test_version_and_model(void **state)
+TEST(test_version_and_model)
 {
-    (void)state;
     json_t *a = daemon_get(d.socket, "/version", 200);
     assert_true(strlen(text_of(a, "version")) > 0);
-    json_decref(a);
     json_t *list = daemon_get(d.socket, "/v1/models/", 200);
     a = daemon_get(d.socket, "/v1/models/model", 200);
     assert_true(json_equal(a, at(of(list, "data"), 0)));
-    json_decref(a);
-    json_decref(list);
     a = daemon_get(d.socket, "/v1/models/meta/llama", 404);
     assert_contains(text_of(of(a, "error"), "message"), "meta/llama");
-    json_decref(a);
-    json_decref(daemon_get(d.socket, "/health///", 200));
-    json_decref(daemon_get(d.socket, "/healthy", 404));
+    daemon_get(d.socket, "/health///", 200);
+    daemon_get(d.socket, "/healthy", 404);
 }
 
-static void test_request_names(void **state)
+TEST(test_request_names)
 {
-    (void)state;
     struct wire_answer a;
     const char *body = "{\"prompt\":[1],\"max_tokens\":1}";
     daemon_request(d.socket, "POST", "/v1/completions", "X-Request-Id: trace 7\r\n", body, &a);
     assert_contains(bytes_text(&a.head), "X-Request-Id: trace 7\r\n");
     assert_string_equal(text_of(a.json, "id"), "cmpl-trace 7");
-    wire_answer_release(&a);
     daemon_request(d.socket, "POST", "/v1/completions", "X-Request-Id: b\r\n",
                    "{\"prompt\":[1],\"max_tokens\":1,\"request_id\":\"own\"}", &a);
     assert_string_equal(text_of(a.json, "id"), "cmpl-own");
-    wire_answer_release(&a);
     struct bytes longer = BYTES_INIT; // than is taken: a name is made
     bytes_puts(&longer, "X-Request-Id: ");
     for (int i = 0; i < 300; i++) bytes_puts(&longer, "n");
     bytes_puts(&longer, "\r\n");
     daemon_request(d.socket, "POST", "/v1/completions", bytes_text(&longer), body, &a);
     assert_int_equal(strlen(text_of(a.json, "id")), strlen("cmpl-") + 32);
-    wire_answer_release(&a);
     bytes_release(&longer);
     daemon_request(d.socket, "GET", "/nowhere", "X-Request-Id: lost\r\n", NULL, &a);
     assert_contains(bytes_text(&a.head), "X-Request-Id: lost\r\n");
-    wire_answer_release(&a);
 }
 
 static json_int_t cached(const char *salt)
@@ -407,9 +373,8 @@ static json_int_t cached(const char *salt)
     return n;
 }
 
-static void test_cache_salt(void **state)
+TEST(test_cache_salt)
 {
-    (void)state;
     const char *salted = ",\"cache_salt\":\"secret\"";
     assert_int_equal(cached(""), 0);
     assert_int_equal(cached(""), 32);
@@ -420,9 +385,8 @@ static void test_cache_salt(void **state)
 
 // ---- what is refused ---------------------------------------------------------------------------
 
-static void test_context_overflow(void **state)
+TEST(test_context_overflow)
 {
-    (void)state;
     static const struct {
         const char *path, *body, *param;
     } cases[] = {
@@ -440,13 +404,11 @@ static void test_context_overflow(void **state)
         assert_string_equal(text_of(error, "code"), "context_length_exceeded");
         assert_string_equal(text_of(error, "param"), cases[i].param);
         assert_contains(text_of(error, "message"), "maximum context length is 512 tokens");
-        json_decref(a);
     }
 }
 
-static void test_refused_fields(void **state)
+TEST(test_refused_fields)
 {
-    (void)state;
     static const struct {
         const char *path, *body, *param;
     } cases[] = {
@@ -476,45 +438,20 @@ static void test_refused_fields(void **state)
         const json_t *error = of(a, "error");
         if (strcmp(text_of(error, "param"), cases[i].param) != 0)
             fail_msg("%s: %s", cases[i].body, text_of(error, "message"));
-        json_decref(a);
     }
 }
 
-static void test_unknown_fields_may_pass(void **state)
+TEST(test_unknown_fields_may_pass)
 {
-    (void)state;
     struct daemon other = {0};
     const char *body = "{\"prompt\":[1],\"max_tokens\":1,\"fancy\":{\"a\":1}}";
     daemon_start(&other, sentencepiece_model(), OPTIONS("--unknown-fields", "warn"));
-    for (int i = 0; i < 3; i++)
-        json_decref(daemon_post(other.socket, "/v1/completions", 200, body));
-    json_decref(
-        daemon_post(other.socket, "/v1/completions", 400, "{\"prompt\":[1],\"priority\":3}"));
+    for (int i = 0; i < 3; i++) daemon_post(other.socket, "/v1/completions", 200, body);
+    daemon_post(other.socket, "/v1/completions", 400, "{\"prompt\":[1],\"priority\":3}");
     assert_int_equal(daemon_stop(&other), 0);
     char *log = test_read(other.log), *first = strstr(log, "\"fancy\"");
     assert_non_null(first);
     assert_null(strstr(first + 1, "\"fancy\"")); // once
-    free(log);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text_in_context),
-        cmocka_unit_test(test_echo),
-        cmocka_unit_test(test_token_texts_keep_their_space),
-        cmocka_unit_test(test_once_upon),
-        cmocka_unit_test(test_generate),
-        cmocka_unit_test(test_inference),
-        cmocka_unit_test(test_inference_defaults),
-        cmocka_unit_test(test_inference_stream),
-        cmocka_unit_test(test_tokenize),
-        cmocka_unit_test(test_version_and_model),
-        cmocka_unit_test(test_request_names),
-        cmocka_unit_test(test_cache_salt),
-        cmocka_unit_test(test_context_overflow),
-        cmocka_unit_test(test_refused_fields),
-        cmocka_unit_test(test_unknown_fields_may_pass),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+TESTS_BETWEEN(start, stop)

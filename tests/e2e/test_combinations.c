@@ -5,14 +5,7 @@
  * Of a run without --async nothing depends on the clock, so copies of the weights (workers,
  * --sync checkpoint) must change no bit of it; and what its first step samples depends on those
  * modes alone which say what is sampled. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/mode_scene.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define STEPS  3
 #define LINES  8 // of the data set: its second epoch begins in the third step
@@ -25,18 +18,14 @@ static struct {
 } firsts[N_MODES * N_MODES]; // first steps so far
 static int n_firsts;
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     mode_scene_open(&s, LINES);
-    return 0;
 }
 
-static int close_scene(void **state)
+static void close_scene(void)
 {
-    (void)state;
     mode_scene_close(&s);
-    return 0;
 }
 
 static const char *run_name(const struct mode_run *run)
@@ -63,7 +52,6 @@ static double sum_of(const char *run, const char *key)
     double values[STEPS + 1], sum = 0;
     json_t *m = last_metrics(&s.runs, run);
     metric(m, key);
-    json_decref(m);
     assert_int_equal(column(&s.runs, run, key, values, STEPS + 1), STEPS);
     for (int i = 0; i < STEPS; i++) sum += values[i];
     return sum;
@@ -239,9 +227,10 @@ static void print_table(int n)
         }
 }
 
+TESTS_BETWEEN(open_scene, close_scene)
+
 int main(int argc, char **argv)
 {
-    static struct CMUnitTest tests[RUNS_MAX];
     struct mode_run array[MODE_RUNS];
     if (mode_scene_is_played(argc, argv)) return mode_scene_play();
     if (mode_scene_is_skipped()) return 0;
@@ -250,10 +239,9 @@ int main(int argc, char **argv)
     for (int i = 0; i < n; i++) {
         if (!all) which[i].run = array[i];
         name_run(&which[i]);
-        tests[i] = (struct CMUnitTest){which[i].name, all_are_at_work, NULL, NULL, &which[i]};
+        test_list(i, (struct CMUnitTest){which[i].name, all_are_at_work, NULL, NULL, &which[i]});
     }
-    const int failed =
-        _cmocka_run_group_tests("combinations", tests, (size_t)n, open_scene, close_scene);
+    const int failed = test_main();
     if (all) print_table(n);
     return failed;
 }

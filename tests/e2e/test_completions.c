@@ -2,28 +2,20 @@
  * cw-infer-server with a tiny random model: prompts of every form, seeds, log-probabilities. */
 #include "tests/support/served.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-static void test_health_and_models(void **state)
+TEST(test_health_and_models)
 {
-    (void)state;
     json_t *health = daemon_get(served.socket, "/health", 200);
     assert_string_equal(text_of(health, "status"), "ok");
     assert_int_equal(int_of(health, "weight_version") % 2, 0);
     assert_string_equal(text_of(health, "model"), "model");
-    json_decref(health);
     json_t *models = daemon_get(served.socket, "/v1/models", 200);
     const json_t *one = json_array_get(json_object_get(models, "data"), 0);
     assert_string_equal(text_of(one, "id"), "model");
     assert_int_equal(int_of(one, "max_model_len"), 512);
-    json_decref(models);
 }
 
-static void test_completion(void **state)
+TEST(test_completion)
 {
-    (void)state;
     const char *body = "{\"model\":\"model\",\"prompt\":\"hello there\",\"max_tokens\":12,"
                        "\"temperature\":0,\"logprobs\":0}";
     json_t *a = daemon_post(served.socket, "/v1/completions", 200, body);
@@ -43,13 +35,10 @@ static void test_completion(void **state)
     // greedy: the same again
     assert_true(json_equal(json_object_get(choice, "token_ids"),
                            json_object_get(choice_of(b, 0), "token_ids")));
-    json_decref(a);
-    json_decref(b);
 }
 
-static void test_prompts_of_every_form(void **state)
+TEST(test_prompts_of_every_form)
 {
-    (void)state;
     // "hello" is "hell" (259) and "o"
     json_t *text = daemon_post(served.socket, "/v1/completions", 200,
                                "{\"prompt\":\"hello\",\"max_tokens\":4,\"seed\":3}");
@@ -66,15 +55,10 @@ static void test_prompts_of_every_form(void **state)
     assert_int_equal(json_array_size(json_object_get(many, "choices")), 4);
     assert_int_equal(int_of(choice_of(many, 3), "index"), 3);
     assert_false(json_equal(want, json_object_get(choice_of(many, 1), "token_ids")));
-    json_decref(text);
-    json_decref(ids);
-    json_decref(many);
-    json_decref(texts);
 }
 
-static void test_seeds(void **state)
+TEST(test_seeds)
 {
-    (void)state;
     const char *form = "{\"prompt\":\"abc\",\"max_tokens\":16,\"seed\":%d,\"n\":%d}";
     char body[3][128];
     snprintf(body[0], sizeof body[0], form, 11, 3);
@@ -87,14 +71,10 @@ static void test_seeds(void **state)
     assert_true(json_equal(ids, json_object_get(choice_of(three, 0), "token_ids")));
     assert_false(json_equal(ids, json_object_get(choice_of(three, 1), "token_ids")));
     assert_false(json_equal(ids, json_object_get(choice_of(other, 0), "token_ids")));
-    json_decref(three);
-    json_decref(one);
-    json_decref(other);
 }
 
-static void test_top_logprobs(void **state)
+TEST(test_top_logprobs)
 {
-    (void)state;
     json_t *a =
         daemon_post(served.socket, "/v1/completions", 200,
                     "{\"prompt\":\"abc\",\"max_tokens\":6,\"temperature\":0,\"logprobs\":3}");
@@ -112,9 +92,8 @@ static void test_top_logprobs(void **state)
 }
 
 // All 300 tokens, once: the distribution sums to 1 and holds the sampled token.
-static void test_logprobs_are_a_distribution(void **state)
+TEST(test_logprobs_are_a_distribution)
 {
-    (void)state;
     json_t *a =
         daemon_post(served.socket, "/v1/rollouts", 200,
                     "{\"groups\":[{\"prompt_token_ids\":[1,2,3]}],\"sampling\":{\"max_tokens\":"
@@ -132,9 +111,8 @@ static void test_logprobs_are_a_distribution(void **state)
     json_decref(a);
 }
 
-static void test_chat(void **state)
+TEST(test_chat)
 {
-    (void)state;
     const char *chat = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":10,"
                        "\"temperature\":0,\"logprobs\":true,\"top_logprobs\":2}";
     json_t *a = daemon_post(served.socket, "/v1/chat/completions", 200, chat);
@@ -154,7 +132,6 @@ static void test_chat(void **state)
     assert_int_equal(json_array_size(content), 10);
     assert_int_equal(json_array_size(json_object_get(json_array_get(content, 0), "top_logprobs")),
                      2);
-    json_decref(a);
     json_decref(b);
 }
 
@@ -177,9 +154,8 @@ static void check_telemetry(const json_t *line, int prompt, int generated)
                 json_number_value(json_object_get(t, "latency_ms")));
 }
 
-static void test_rollouts(void **state)
+TEST(test_rollouts)
 {
-    (void)state;
     struct wire_answer a;
     int seen[3] = {0}, lines = 0;
     char *save = NULL;
@@ -215,16 +191,14 @@ static void test_rollouts(void **state)
         check_telemetry(line, prompt ? (int)json_array_size(prompt) : 3, (int)n);
         json_decref(line);
     }
-    wire_answer_release(&a);
     assert_int_equal(lines, 9);
     assert_int_equal(seen[0], 15);
     assert_int_equal(seen[1], 7);
     assert_int_equal(seen[2], 3);
 }
 
-static void test_rollouts_equal_completions(void **state)
+TEST(test_rollouts_equal_completions)
 {
-    (void)state;
     json_t *line = daemon_post(served.socket, "/v1/rollouts", 200,
                                "{\"groups\":[{\"prompt_token_ids\":[9,8,7]}],\"sampling\":"
                                "{\"max_tokens\":16,\"seed\":77,\"stop\":\"zz\"}}");
@@ -232,13 +206,10 @@ static void test_rollouts_equal_completions(void **state)
                                      "{\"prompt\":[9,8,7],\"max_tokens\":16,\"seed\":77}");
     assert_true(json_equal(json_object_get(line, "token_ids"),
                            json_object_get(choice_of(completion, 0), "token_ids")));
-    json_decref(line);
-    json_decref(completion);
 }
 
-static void test_generate(void **state)
+TEST(test_generate)
 {
-    (void)state;
     json_t *a = daemon_post(served.socket, "/generate", 200,
                             "{\"prompt\":{\"prompt_token_ids\":[1,2,3]},\"n\":2,\"max_tokens\":5,"
                             "\"temperature\":1.0,\"logprobs\":0}");
@@ -252,27 +223,10 @@ static void test_generate(void **state)
     assert_int_equal(json_array_size(outputs), 2);
     assert_true(json_equal(json_object_get(json_array_get(outputs, 1), "token_ids"),
                            json_array_get(ids, 1)));
-    json_decref(a);
     a = daemon_post(served.socket, "/generate", 200,
                     "{\"prompts\":[\"hello\",[1,2]],\"max_tokens\":2}");
     assert_int_equal(json_array_size(json_object_get(a, "completion_ids")), 2);
     assert_true(json_is_null(json_object_get(a, "logprobs")));
-    json_decref(a);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_health_and_models),
-        cmocka_unit_test(test_completion),
-        cmocka_unit_test(test_prompts_of_every_form),
-        cmocka_unit_test(test_seeds),
-        cmocka_unit_test(test_top_logprobs),
-        cmocka_unit_test(test_logprobs_are_a_distribution),
-        cmocka_unit_test(test_chat),
-        cmocka_unit_test(test_rollouts),
-        cmocka_unit_test(test_rollouts_equal_completions),
-        cmocka_unit_test(test_generate),
-    };
-    return cmocka_run_group_tests_name("completions", tests, served_start, served_stop);
-}
+TESTS_BETWEEN(served_start, served_stop)

@@ -3,11 +3,6 @@
  * with TRL's in test_offline_reference.c. */
 #include "tests/support/offline.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static const char *write_pairs(const struct scene *s, const char *name, int first, int n)
 {
     struct bytes lines = BYTES_INIT;
@@ -24,18 +19,16 @@ static const char *write_pairs(const struct scene *s, const char *name, int firs
     return path;
 }
 
-static void margins_rise(void **state)
+TEST(margins_rise)
 {
     struct scene s = {.folder = test_folder()};
     double margins[64], right[64], loss[64];
-    (void)state;
     s.model = test_path(test_root(), "tools/demo-model");
     s.data = write_pairs(&s, "pairs.jsonl", 0, 64);
     const char *held = write_pairs(&s, "heldout.jsonl", 64, 32);
-    assert_int_equal(offline_train(&s, "dpo", "run",
-                                   OPTIONS("--max-steps", "20", "--examples-per-step", "16",
-                                           "--learning-rate", "3e-5", "--eval-data", held)),
-                     0);
+    assert_exit(0, offline_train(&s, "dpo", "run",
+                                 OPTIONS("--max-steps", "20", "--examples-per-step", "16",
+                                         "--learning-rate", "3e-5", "--eval-data", held)));
     assert_said(&s, "the reference: log-probabilities by ");
     assert_int_equal(column(&s, "run", "eval/rewards/margins", margins, 64), 21);
     assert_int_equal(column(&s, "run", "eval/rewards/accuracies", right, 64), 21);
@@ -47,7 +40,7 @@ static void margins_rise(void **state)
 }
 
 // Prompt and completions as messages, and as whole conversations, are the same run.
-static void forms_of_a_pair(void **state)
+TEST(forms_of_a_pair)
 {
     static const char *const forms[] = {
         "{\"prompt\": [{\"role\": \"user\", \"content\": \"ab\"}], \"chosen\": [{\"role\": "
@@ -59,7 +52,6 @@ static void forms_of_a_pair(void **state)
     };
     struct scene s;
     double losses[2][4];
-    (void)state;
     offline_scene_open(&s);
     for (int i = 0; i < 2; i++) {
         const char *run = i ? "conversations" : "messages";
@@ -73,22 +65,20 @@ static void forms_of_a_pair(void **state)
 
 static void figures_by(struct scene *s, const char *budget, double ret[2][4])
 {
-    assert_int_equal(offline_train(s, "dpo", budget,
-                                   OPTIONS("--max-steps", "3", "--examples-per-step", "6",
-                                           "--sft-weight", "0.7", "--token-budget", budget)),
-                     0);
+    assert_exit(0, offline_train(s, "dpo", budget,
+                                 OPTIONS("--max-steps", "3", "--examples-per-step", "6",
+                                         "--sft-weight", "0.7", "--token-budget", budget)));
     assert_int_equal(column(s, budget, "loss", ret[0], 4), 3);
     assert_int_equal(column(s, budget, "rewards/margins", ret[1], 4), 3);
 }
 
 // Wherever micro-batches end, a pair is compared as a whole, and the chosen completions' tokens
 // have one mean.
-static void any_token_budget(void **state)
+TEST(any_token_budget)
 {
     static const char *const budgets[] = {"16", "18", "20", "21", "22", "23", "25"};
     struct scene s;
     double want[2][4], have[2][4];
-    (void)state;
     offline_scene_open(&s);
     offline_sums(&s, true, 6);
     figures_by(&s, "8192", want);
@@ -101,18 +91,16 @@ static void any_token_budget(void **state)
     }
 }
 
-static void what_is_refused(void **state)
+TEST(what_is_refused)
 {
     struct scene s;
-    (void)state;
     offline_scene_open(&s);
     offline_sums(&s, true, 4);
     assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--beta", "0")), 2);
     assert_said(&s, "--beta 0: give more than 0");
     assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--loss-type", "exo_pair")), 2);
     assert_said(&s, "needs --label-smoothing above 0");
-    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--precompute-ref-log-probs", "1")),
-                     2);
+    assert_exit(2, offline_train(&s, "dpo", "run", OPTIONS("--precompute-ref-log-probs", "1")));
     assert_said(&s, "always computed once");
     assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--token-budget", "10")), 1);
     assert_said(&s, "--token-budget 10 is below the longest pair");
@@ -124,15 +112,4 @@ static void what_is_refused(void **state)
     assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--max-steps", "1")), 1);
     assert_said(&s,
                 "line 1: the conversations \"chosen\" and \"rejected\" differ before their last");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(margins_rise),
-        cmocka_unit_test(forms_of_a_pair),
-        cmocka_unit_test(any_token_budget),
-        cmocka_unit_test(what_is_refused),
-    };
-    return cmocka_run_group_tests_name("dpo", tests, NULL, NULL);
 }

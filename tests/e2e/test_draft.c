@@ -1,22 +1,13 @@
 /* test_draft.c: a daemon that drafts with a second model, and a trainer that trains it along with
  * the policy: what that does to acceptance, resuming, torn updates, and bridges without a draft. */
 #include "bridge/attach.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/base/rng.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define LIMIT_MS 120000
 #define LETTERS  "24" // of a completion
@@ -74,20 +65,18 @@ static void assert_log(const struct scene *s, const char *part)
 {
     char *log = test_read(s->log);
     assert_contains(log, part);
-    free(log);
 }
 
 static const char *taught(const struct scene *s, const char *model, const char *name,
                           const char *learning_rate)
 {
     const char *out = test_path(s->folder, name);
-    assert_int_equal(
-        test_command(s->log, LIMIT_MS,
-                     OPTIONS(test_binary("cw-trainer"), "sft", "--model", model, "--data", s->data,
-                             "--out", out, "--device", test_device(), "--dtype", "f32",
-                             "--learning-rate", learning_rate, "--max-steps", "60",
-                             "--examples-per-step", "16", "--token-budget", "800")),
-        0);
+    assert_exit(0,
+                test_command(s->log, LIMIT_MS,
+                             OPTIONS(test_binary("cw-trainer"), "sft", "--model", model, "--data",
+                                     s->data, "--out", out, "--device", test_device(), "--dtype",
+                                     "f32", "--learning-rate", learning_rate, "--max-steps", "60",
+                                     "--examples-per-step", "16", "--token-budget", "800")));
     return out;
 }
 
@@ -139,7 +128,6 @@ static struct run read_run(const struct scene *s, const char *name, int first, i
         json_decref(m);
         line = end + 1;
     }
-    free(text);
     r.reward /= r.steps;
     r.overlap /= r.steps;
     r.loss /= r.steps;
@@ -154,9 +142,8 @@ static double acceptance(const struct run *r)
 }
 
 // Policy and draft are taught the same; then the policy moves away, alone or with its draft.
-static void acceptance_falls_or_holds(void **state)
+TEST(acceptance_falls_or_holds)
 {
-    (void)state;
     enum { STEPS = 14, WINDOW = 4, FIRST = 2 };
     struct scene s;
     struct run first[2], last[2];
@@ -169,11 +156,10 @@ static void acceptance_falls_or_holds(void **state)
         daemon_start(&s.daemon, s.policy,
                      OPTIONS("--draft", s.draft, "--speculative", "draft_model:4", "--draft-length",
                              "fixed"));
-        assert_int_equal(train(&s, names[together],
-                               OPTIONS("--max-steps", "14", "--learning-rate", "3e-4",
-                                       together ? "--train-draft" : "--ignore-eos",
-                                       "--draft-learning-rate", "3e-3")),
-                         0);
+        assert_exit(0, train(&s, names[together],
+                             OPTIONS("--max-steps", "14", "--learning-rate", "3e-4",
+                                     together ? "--train-draft" : "--ignore-eos",
+                                     "--draft-learning-rate", "3e-3")));
         assert_int_equal(daemon_stop(&s.daemon), 0);
         first[together] = read_run(&s, names[together], 1, FIRST);
         last[together] = read_run(&s, names[together], STEPS - WINDOW + 1, STEPS);
@@ -194,26 +180,23 @@ static void acceptance_falls_or_holds(void **state)
     assert_true(acceptance(&start) > 0.7);
     assert_true(acceptance(&last[0]) < acceptance(&start) - 0.3);
     assert_true(acceptance(&last[1]) > acceptance(&start) - 0.05);
-    daemon_kill(&s.daemon);
 }
 
 // ---- its state ----------------------------------------------------------------------------------
 
 // Four steps, or two and two with another daemon between: the same bits, of both models. Without
 // drafts: when those are made is a matter of time, and a draft's sample is another draw.
-static void resumes_to_the_bit(void **state)
+TEST(resumes_to_the_bit)
 {
-    (void)state;
     if (strcmp(test_device(), "cpu") != 0)
         test_skip("on a GPU a row's last bit depends on the batch around it");
     struct scene s;
     scene_open(&s, 64, 2, 0);
     const char *const daemon[] = {"--draft", s.draft, NULL};
     daemon_start(&s.daemon, s.policy, daemon);
-    assert_int_equal(train(&s, "whole",
-                           OPTIONS("--train-draft", "--draft-learning-rate", "1e-3",
-                                   "--learning-rate", "1e-3", "--max-steps", "4")),
-                     0);
+    assert_exit(0, train(&s, "whole",
+                         OPTIONS("--train-draft", "--draft-learning-rate", "1e-3",
+                                 "--learning-rate", "1e-3", "--max-steps", "4")));
     daemon_holds(&s.daemon, "policy", latest(&s, "whole"));
     daemon_holds(&s.daemon, "draft", test_path(latest(&s, "whole"), "draft"));
     struct run r = read_run(&s, "whole", 1, 4);
@@ -222,11 +205,10 @@ static void resumes_to_the_bit(void **state)
     for (int half = 1; half <= 2; half++) {
         daemon_kill(&s.daemon);
         daemon_start(&s.daemon, s.policy, daemon);
-        assert_int_equal(
-            train(&s, "halves",
-                  OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--learning-rate",
-                          "1e-3", "--resume", "--max-steps", half == 1 ? "2" : "4")),
-            0);
+        assert_exit(
+            0, train(&s, "halves",
+                     OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--learning-rate",
+                             "1e-3", "--resume", "--max-steps", half == 1 ? "2" : "4")));
     }
     static const char *const files[] = {"model.safetensors", "trainer/optimizer.safetensors",
                                         "draft/model.safetensors",
@@ -243,34 +225,29 @@ static void resumes_to_the_bit(void **state)
     // Without the option the draft is left alone, and the user told.
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.policy, daemon);
-    assert_int_equal(
-        train(&s, "halves", OPTIONS("--resume", "--no-train-draft", "--max-steps", "5")), 0);
+    assert_exit(0,
+                train(&s, "halves", OPTIONS("--resume", "--no-train-draft", "--max-steps", "5")));
     assert_log(&s, "--train-draft goes on with it");
     daemon_holds(&s.daemon, "draft", s.draft);
     assert_false(file_exists(test_path(latest(&s, "halves"), "draft")));
     // With it again, there is none to go on from.
-    assert_int_equal(train(&s, "halves", OPTIONS("--resume", "--train-draft", "--max-steps", "6")),
-                     0);
+    assert_exit(0, train(&s, "halves", OPTIONS("--resume", "--train-draft", "--max-steps", "6")));
     assert_log(&s, "it starts as the server serves it");
     assert_true(file_exists(test_path(latest(&s, "halves"), "draft/config.json")));
-    daemon_kill(&s.daemon);
 }
 
 // The warm-up counts updates for both models: 2 of them are the first rollout of 2.
-static void schedule_counts_updates(void **state)
+TEST(schedule_counts_updates)
 {
-    (void)state;
     struct scene s;
     scene_open(&s, 64, 2, 0);
     daemon_start(&s.daemon, s.policy, (const char *const[]){"--draft", s.draft, NULL});
-    assert_int_equal(
-        train(&s, "run",
-              OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--num-iterations", "2",
-                      "--count-steps", "updates", "--warmup-steps", "2", "--max-steps", "4")),
-        0);
+    assert_exit(
+        0, train(&s, "run",
+                 OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--num-iterations", "2",
+                         "--count-steps", "updates", "--warmup-steps", "2", "--max-steps", "4")));
     assert_true(read_run(&s, "run", 1, 1).learning_rate == 0);
     assert_true(fabs(read_run(&s, "run", 2, 2).learning_rate - 1e-3) < 1e-9);
-    daemon_kill(&s.daemon);
 }
 
 static enum status scribble_and_die(void *context)
@@ -290,7 +267,6 @@ static void wait_restored(const struct daemon *d, json_int_t version)
         struct wire_answer a;
         daemon_request(d->socket, "GET", "/health", "", NULL, &a);
         if (a.status == 200) now = json_integer_value(json_object_get(a.json, "weight_version"));
-        wire_answer_release(&a);
         if (clock_ms_until(deadline) == 0) fail_msg("not restored: version %d", (int)now);
         clock_sleep_ms(2);
     }
@@ -300,7 +276,6 @@ static json_int_t served_version(const struct daemon *d)
 {
     json_t *health = daemon_get(d->socket, "/health", 200);
     const json_int_t version = json_integer_value(json_object_get(health, "weight_version"));
-    json_decref(health);
     return version;
 }
 
@@ -329,9 +304,8 @@ static void tear(const struct daemon *d, const char *role)
 
 // The daemon takes back both from the checkpoint, be it the policy or an adapter that was trained
 // with the draft; a run goes on from it.
-static void torn_draft_is_restored(void **state)
+TEST(torn_draft_is_restored)
 {
-    (void)state;
     if (strcmp(test_device(), "cpu") != 0)
         test_skip("it writes weights from a forked process, which a GPU does not allow");
     for (int adapter = 0; adapter < 2; adapter++) {
@@ -351,17 +325,15 @@ static void torn_draft_is_restored(void **state)
         if (adapter) daemon_holds_adapter(&s.daemon, "a", latest(&s, "run"));
         daemon_holds(&s.daemon, "policy", adapter ? s.policy : latest(&s, "run"));
         daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
-        assert_int_equal(train(&s, "run", OPTIONS("--train-draft", "--resume", "--max-steps", "3")),
-                         0);
+        assert_exit(0, train(&s, "run", OPTIONS("--train-draft", "--resume", "--max-steps", "3")));
         assert_log(&s, "resumed at step 2");
         daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
         daemon_kill(&s.daemon);
     }
 }
 
-static void no_draft_is_an_error(void **state)
+TEST(no_draft_is_an_error)
 {
-    (void)state;
     struct scene s;
     scene_open(&s, 64, 2, 0);
     daemon_start(&s.daemon, s.policy, NULL);
@@ -369,15 +341,4 @@ static void no_draft_is_an_error(void **state)
     assert_log(&s, s.daemon.bridge);
     assert_log(&s, "cw-infer-server --draft DIR --speculative draft_model:5");
     assert_false(file_exists(test_path(s.folder, "run")));
-    daemon_kill(&s.daemon);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(acceptance_falls_or_holds), cmocka_unit_test(resumes_to_the_bit),
-        cmocka_unit_test(schedule_counts_updates),   cmocka_unit_test(torn_draft_is_restored),
-        cmocka_unit_test(no_draft_is_an_error),
-    };
-    return cmocka_run_group_tests_name("draft", tests, NULL, NULL);
 }

@@ -4,9 +4,6 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define LIMIT_MS 60000
 
 static const char *bare_model(int vocab, int eos_id)
@@ -31,12 +28,10 @@ static void assert_refused(const char *model, const char *draft, const char *par
     char *log = test_read(d.log);
     assert_contains(log, draft);
     assert_contains(log, part);
-    free(log);
 }
 
-static void other_sizes_and_ends(void **state)
+TEST(other_sizes_and_ends)
 {
-    (void)state;
     const char *demo = test_path(test_root(), "tools/demo-model"); // 272 tokens, 256 ends
     const char *draft = test_path(test_root(), "tools/demo-draft");
     assert_refused(daemon_model(test_folder(), true, 3), draft,
@@ -60,14 +55,13 @@ static void ask(const struct daemon *d, int n)
         struct bytes body = BYTES_INIT;
         bytes_printf(&body, "{\"prompt\": \"%d+%d=\", \"max_tokens\": 4, \"temperature\": 0}",
                      10 + i % 80, 11 + i % 80);
-        json_decref(daemon_post(d->socket, "/v1/completions", 200, bytes_text(&body)));
+        daemon_post(d->socket, "/v1/completions", 200, bytes_text(&body));
         bytes_release(&body);
     }
 }
 
-static void drafts_in_vain_are_said(void **state)
+TEST(drafts_in_vain_are_said)
 {
-    (void)state;
     static const char said[] = "none of the first";
     const char *demo = test_path(test_root(), "tools/demo-model");
     const char *drafts[] = {test_path(test_root(), "tools/demo-draft"), bare_model(272, 256)};
@@ -84,15 +78,5 @@ static void drafts_in_vain_are_said(void **state)
                         "has no tokenizer.json: draft model and policy are compared by the size "
                         "of the vocabulary (272) and end tokens alone");
         assert_int_equal(count(log, said), vain);
-        free(log);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(other_sizes_and_ends),
-        cmocka_unit_test(drafts_in_vain_are_said),
-    };
-    return cmocka_run_group_tests_name("draft_folder", tests, NULL, NULL);
 }

@@ -1,24 +1,15 @@
 /* test_ends.c: every way in which one of the two processes may end, and full disks. */
 #include "bridge/attach.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/http/http_client.h"
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 #include "tests/support/torn.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-static void second_trainer_is_refused(void **state)
+TEST(second_trainer_is_refused)
 {
-    (void)state;
     struct scene s;
     struct test_child first = {0};
     char pid[32];
@@ -39,13 +30,10 @@ static void second_trainer_is_refused(void **state)
     daemon_kill(&s.daemon);
     s.daemon = own;
     wait_for_steps(&s, "first", steps_done(&s, "first") + 1, &first);
-    test_end(&first);
-    scene_close(&s);
 }
 
-static void sigterm_ends_after_the_step(void **state)
+TEST(sigterm_ends_after_the_step)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     json_t *saved;
@@ -58,7 +46,6 @@ static void sigterm_ends_after_the_step(void **state)
     char *log = test_read(test_path(s.folder, "trainer.log")), *signalled = strstr(log, "signal: ");
     assert_non_null(signalled); // first why, then what
     assert_true(signalled < strstr(log, ": stopped at step "));
-    free(log);
     int steps = steps_done(&s, "run");
     assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer/trainer_state.json"), 1 << 20,
                              &saved));
@@ -66,14 +53,12 @@ static void sigterm_ends_after_the_step(void **state)
     json_decref(saved);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     assert_int_equal(train(&s, "other", OPTIONS("--max-steps", "1")), 0); // the lease is free
-    scene_close(&s);
 }
 
 // In a long step, here one whose scores are waited for, the first signal says what it waits for;
 // the second does not wait.
-static void second_signal_ends_at_once(void **state)
+TEST(second_signal_ends_at_once)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     char reward[PATH_MAX + 32];
@@ -99,7 +84,6 @@ static void second_signal_ends_at_once(void **state)
     reference_open(latest(&s, "run"), "cpu", &l); // the checkpoint before is whole
     reference_close(&l);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--resume")), 0);
-    scene_close(&s);
 }
 
 static bool catches(pid_t pid, int number)
@@ -108,14 +92,12 @@ static bool catches(pid_t pid, int number)
     snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
     char *text = test_read(path), *mask = strstr(text, "SigCgt:");
     const bool yes = mask && strtoull(mask + strlen("SigCgt:"), NULL, 16) >> (number - 1) & 1;
-    free(text);
     return yes;
 }
 
 // Nor while data is read before the first step, which here takes longer than the test waits.
-static void second_signal_ends_the_start(void **state)
+TEST(second_signal_ends_the_start)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     struct bytes lines = BYTES_INIT;
@@ -135,12 +117,10 @@ static void second_signal_ends_the_start(void **state)
     assert_true(clock_ms_since(start) < 1000);
     assert_log(&s, "second signal: ending at once");
     assert_false(file_exists(test_path(s.folder, "run/metrics.jsonl")));
-    scene_close(&s);
 }
 
-static void killed_daemon_ends_the_trainer(void **state)
+TEST(killed_daemon_ends_the_trainer)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     struct reference l;
@@ -158,12 +138,10 @@ static void killed_daemon_ends_the_trainer(void **state)
     daemon_start(&s.daemon, s.model, NULL);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "5", "--resume")), 0);
     assert_log(&s, "resumed at step");
-    scene_close(&s);
 }
 
-static void killed_trainer_leaves_the_daemon_serving(void **state)
+TEST(killed_trainer_leaves_the_daemon_serving)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     scene_open(&s);
@@ -173,7 +151,6 @@ static void killed_trainer_leaves_the_daemon_serving(void **state)
     // wherever it was hit, the next one takes the lease over and goes on
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "6", "--resume")), 0);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
-    scene_close(&s);
 }
 
 static enum status scribble_and_die(void *context)
@@ -191,9 +168,8 @@ static int health(struct http_client *http, struct bytes *ret)
 
 // A writer dies with half an update written: the daemon says torn, and goes back to the trainer's
 // last checkpoint by itself.
-static void torn_weights_are_restored(void **state)
+TEST(torn_weights_are_restored)
 {
-    (void)state;
     struct scene s;
     struct http_client *http;
     struct bytes body = BYTES_INIT;
@@ -232,12 +208,10 @@ static void torn_weights_are_restored(void **state)
     // The restore of so small a model may fall between two looks: the log knows.
     char *log = test_read(s.daemon.log);
     assert_contains(log, "torn");
-    free(log);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
     bytes_release(&body);
     http_client_free(http);
-    scene_close(&s);
 }
 
 static json_t *greedy_ids(const struct daemon *d)
@@ -247,16 +221,14 @@ static json_t *greedy_ids(const struct daemon *d)
     const json_t *choice = json_array_get(json_object_get(answer, "choices"), 0);
     json_t *ids = json_incref(json_object_get(choice, "token_ids"));
     assert_int_equal(json_array_size(ids), 40);
-    json_decref(answer);
     return ids;
 }
 
 // The real trainer, killed while AdamW writes: torn, then the last checkpoint again, to the bit,
 // and what is generated is what a daemon of that checkpoint generates. The signal may come too
 // late, and so small a model may be restored between two looks: up to ten attempts.
-static void killed_trainer_in_an_update_is_undone(void **state)
+TEST(killed_trainer_in_an_update_is_undone)
 {
-    (void)state;
     struct scene s;
     struct bridge *bridge;
     struct wire_answer metrics;
@@ -285,7 +257,6 @@ static void killed_trainer_in_an_update_is_undone(void **state)
              restored);
     assert_contains(bytes_text(&metrics.body), restores);
     assert_contains(bytes_text(&metrics.body), "commonweight:torn{model_name=\"large\"} 0\n");
-    wire_answer_release(&metrics);
 
     json_t *now = greedy_ids(&s.daemon);
     struct daemon fresh = {0};
@@ -296,13 +267,11 @@ static void killed_trainer_in_an_update_is_undone(void **state)
     json_decref(wanted);
     daemon_kill(&fresh);
     bridge_detach(bridge);
-    scene_close(&s);
 }
 
 // Room for the weights, not for the optimizer's state, which the first checkpoint does without.
-static void full_disk_leaves_the_checkpoint_before(void **state)
+TEST(full_disk_leaves_the_checkpoint_before)
 {
-    (void)state;
     struct scene s;
     struct file_map model;
     struct rlimit limit;
@@ -326,14 +295,12 @@ static void full_disk_leaves_the_checkpoint_before(void **state)
     reference_close(&l);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2", "--resume")), 0);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
-    scene_close(&s);
 }
 
 // A disk that is really full, and one that takes no writes: small file systems of the test's own,
 // of which a copy is left to look at.
-static void full_and_read_only_disks(void **state)
+TEST(full_and_read_only_disks)
 {
-    (void)state;
     struct scene s;
     struct file_map model;
     struct bytes script = BYTES_INIT;
@@ -378,22 +345,4 @@ static void full_and_read_only_disks(void **state)
     bytes_release(&script);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1")), 0); // and the daemon serves on
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(second_trainer_is_refused),
-        cmocka_unit_test(sigterm_ends_after_the_step),
-        cmocka_unit_test(second_signal_ends_at_once),
-        cmocka_unit_test(second_signal_ends_the_start),
-        cmocka_unit_test(killed_daemon_ends_the_trainer),
-        cmocka_unit_test(killed_trainer_leaves_the_daemon_serving),
-        cmocka_unit_test(torn_weights_are_restored),
-        cmocka_unit_test(killed_trainer_in_an_update_is_undone),
-        cmocka_unit_test(full_disk_leaves_the_checkpoint_before),
-        cmocka_unit_test(full_and_read_only_disks),
-    };
-    return cmocka_run_group_tests_name("ends", tests, NULL, NULL);
 }

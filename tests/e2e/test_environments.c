@@ -1,17 +1,8 @@
 /* test_environments.c: cw-trainer train --rollouts: trajectories of several turns that child
  * processes make. This program is also the environment: `test_environments play MODE FOLDER`. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/training.h"
 
 #include <errno.h>
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define STEPS   3
 #define SAMPLES 12 // of a step: training.c's numbers
@@ -207,9 +198,8 @@ static void assert_same_run(const char *a, const char *b)
     test_same_file(latest(&scene, a), latest(&scene, b), "model.safetensors");
 }
 
-static void it_trains_on_trajectories(void **state)
+TEST(it_trains_on_trajectories)
 {
-    (void)state;
     double norm[STEPS], off[STEPS], seconds[STEPS];
     assert_int_equal(train_mode("fine", "fine", OPTIONS("--log-completions")), 0);
     assert_int_equal(column(&scene, "fine", "grad_norm", norm, STEPS), STEPS);
@@ -225,21 +215,18 @@ static void it_trains_on_trajectories(void **state)
     char length[32]; // which the progress line has too
     snprintf(length, sizeof length, "  length %.1f\n", metric(m, "completions/mean_length"));
     assert_said(&scene, length);
-    json_decref(m);
     // the one process has its next episode at once: not after a wait of 0.1 s each
     assert_int_equal(column(&scene, "fine", "rollout_s", seconds, STEPS), STEPS);
     assert_true(fmin(seconds[0], fmin(seconds[1], seconds[2])) < 0.08 * SAMPLES);
     // the tool's token, and no other, is masked out
-    char *lines = test_read(test_path(scene.folder, "fine/rollouts/step-3.jsonl"));
-    assert_contains(lines, "\"model_mask\":[1,1,1,1,0,1,1,1,1]");
-    free(lines);
+    assert_contains(test_read(test_path(scene.folder, "fine/rollouts/step-3.jsonl")),
+                    "\"model_mask\":[1,1,1,1,0,1,1,1,1]");
     assert_false(file_exists(test_path(scene.folder, "fine/journal/step-3.jsonl")));
 }
 
 // Which process makes an episode, and what becomes of processes, changes nothing of what is learnt.
-static void faults_change_nothing(void **state)
+TEST(faults_change_nothing)
 {
-    (void)state;
     const struct {
         const char *mode, *sentence;
     } faults[] = {
@@ -263,9 +250,8 @@ static void faults_change_nothing(void **state)
     }
 }
 
-static void what_cannot_be_mended_ends_the_run(void **state)
+TEST(what_cannot_be_mended_ends_the_run)
 {
-    (void)state;
     assert_int_equal(train_mode("always", "always", OPTIONS(NULL)), 1);
     assert_said(&scene, ", sample 1: 3 attempts failed, the last: environment process 1 of 1: ");
     assert_said(&scene, "ended with status 3");
@@ -276,41 +262,34 @@ static void what_cannot_be_mended_ends_the_run(void **state)
     assert_said(&scene, "environment process 1 of 1: command \"false\" ended with status 1");
 }
 
-static void prompts_that_do_not_repeat_are_said(void **state)
+TEST(prompts_that_do_not_repeat_are_said)
 {
-    (void)state;
     assert_int_equal(train_mode("rewrites", "rewrites", OPTIONS(NULL)), 0);
     assert_said(&scene, "the prompt of turn 2 has other tokens than the turn before from token ");
     json_t *m = last_metrics(&scene, "rewrites");
     assert_true(metric(m, "environment/unlike_prompts") == SAMPLES);
-    json_decref(m);
 }
 
-static void it_goes_with_the_rest(void **state)
+TEST(it_goes_with_the_rest)
 {
-    (void)state;
     assert_int_equal(train_mode("fine", "async", OPTIONS("--async", "--rollout-processes", "2")),
                      0);
     json_t *m = last_metrics(&scene, "async");
     assert_true(metric(m, "rollout/staleness_max") <= 1);
-    json_decref(m);
     assert_int_equal(train_mode("rewards", "rewards", OPTIONS("--eval-data", scene.data)), 0);
     m = last_metrics(&scene, "rewards");
     assert_true(metric(m, "eval/reward") > 0 && metric(m, "grad_norm") > 0);
-    json_decref(m);
     assert_int_equal(
         train_mode("fine", "costs", OPTIONS("--cost", "--curriculum", "kde", "--reward", "length")),
         0);
     assert_said(&scene, "--reward length: what the environment gives does not count");
     m = last_metrics(&scene, "costs");
     assert_true(metric(m, "inference/generated_tokens") == 8);
-    json_decref(m);
 }
 
 // Blocks of 4 tokens, so that a turn's prompt has some.
-static void an_adapter_is_trained_too_and_turns_find_the_cache(void **state)
+TEST(an_adapter_is_trained_too_and_turns_find_the_cache)
 {
-    (void)state;
     struct daemon d = {0};
     const char *argv[TRAINER_WORDS];
     double norm[2], off[2], reuse[2];
@@ -334,9 +313,8 @@ static void an_adapter_is_trained_too_and_turns_find_the_cache(void **state)
 }
 
 // Both of a tandem write turns; a policy that writes all of them learns what it does alone.
-static void through_a_tandem(void **state)
+TEST(through_a_tandem)
 {
-    (void)state;
     struct scene with = scene;
     with.daemon = (struct daemon){0};
     double policy[STEPS], frozen[STEPS], turns[STEPS], off[STEPS];
@@ -362,9 +340,8 @@ static void through_a_tandem(void **state)
     }
 }
 
-static void what_does_not_go_together_is_refused(void **state)
+TEST(what_does_not_go_together_is_refused)
 {
-    (void)state;
     const struct {
         const char *const *options;
         const char *sentence;
@@ -398,12 +375,10 @@ static void assert_called_once_each(const char *folder)
     assert_int_equal(n, STEPS * SAMPLES);
     qsort(lines, (size_t)n, sizeof *lines, compare);
     for (int i = 1; i < n; i++) assert_string_not_equal(lines[i - 1], lines[i]);
-    free(text);
 }
 
-static void a_killed_run_calls_no_tool_again(void **state)
+TEST(a_killed_run_calls_no_tool_again)
 {
-    (void)state;
     const char *folder, *words = environment("waits", &folder);
     const char *const options[] = {NUMBERS, "--rollouts", words, NULL};
     struct test_child child = {0};
@@ -415,11 +390,10 @@ static void a_killed_run_calls_no_tool_again(void **state)
     const int64_t deadline = clock_deadline_ns(10000);
     while (kill(atoi(pid), 0) == 0 || errno != ESRCH) // the kernel ends it with the trainer
         if (clock_sleep_ms(5), clock_ms_until(deadline) == 0) fail_msg("%s lives", pid);
-    free(pid);
     assert_true(file_exists(test_path(scene.folder, "killed/journal/step-2.jsonl")));
     test_write(test_path(folder, "go"), "", 0);
-    assert_int_equal(
-        train_alone(&scene, "killed", OPTIONS(NUMBERS, "--resume", "--rollouts", words)), 0);
+    assert_exit(0,
+                train_alone(&scene, "killed", OPTIONS(NUMBERS, "--resume", "--rollouts", words)));
     assert_said(&scene, "calls of tools have their results out of the journal");
     assert_called_once_each(folder);
     assert_same_run("fine", "killed");
@@ -428,42 +402,35 @@ static void a_killed_run_calls_no_tool_again(void **state)
 
 // ---- the example --------------------------------------------------------------------------------
 
-static void the_example_of_the_docs_runs(void **state)
+TEST(the_example_of_the_docs_runs)
 {
-    (void)state;
     const char *script = test_path(test_root(), "trainer/examples/calculator.py");
     char *docs = test_read(test_path(test_root(), "docs/use/environments.md")),
          *code = test_read(script), *words;
     assert_non_null(strstr(docs, code)); // as it is
-    free(docs);
-    free(code);
     assert_true(asprintf(&words, "command:%s '%s'", test_python("json"), script) > 0);
-    assert_int_equal(train_alone(&scene, "example",
-                                 OPTIONS("--rollouts", words, "--max-steps", "2", "--reward",
-                                         "environment", "--eval-data", scene.data)),
-                     0);
+    assert_exit(0, train_alone(&scene, "example",
+                               OPTIONS("--rollouts", words, "--max-steps", "2", "--reward",
+                                       "environment", "--eval-data", scene.data)));
     json_t *m = last_metrics(&scene, "example");
     assert_true(metric(m, "environment/turns") >= 1 && metric(m, "eval/reward") >= 0);
     assert_true(metric(m, "environment/restarts") == 0);
-    json_decref(m);
     free(words);
 }
 
 // Messages that the server's template renders; where a special token was sampled they do not
 // repeat.
-static void with_the_real_verifiers(void **state)
+TEST(with_the_real_verifiers)
 {
-    (void)state;
     const char *python = test_python("datasets, verifiers.types"), *argv[TRAINER_WORDS];
     const char *script = test_path(test_root(), "trainer/examples/verifiers_environment.py");
     const char *env = test_path(test_root(), "tests/clients/verifiers_calculator.py");
     const char *data = test_path(scene.folder, "verifiers.jsonl");
     struct daemon d = {0};
     char *words;
-    assert_int_equal(test_command(data, LIMIT_MS,
-                                  OPTIONS("sh", "-c", "\"$0\" \"$1\" \"$2\" --data 2>/dev/null",
-                                          python, script, env)),
-                     0);
+    assert_exit(0, test_command(data, LIMIT_MS,
+                                OPTIONS("sh", "-c", "\"$0\" \"$1\" \"$2\" --data 2>/dev/null",
+                                        python, script, env)));
     assert_true(asprintf(&words, "command:%s '%s' '%s'", python, script, env) > 0);
     daemon_start(&d, test_path(test_root(), "tools/demo-model"), OPTIONS(NULL));
     daemon_trainer(&d, data, test_path(scene.folder, "verifiers"),
@@ -476,39 +443,23 @@ static void with_the_real_verifiers(void **state)
     json_t *m = last_metrics(&scene, "verifiers");
     assert_true(metric(m, "environment/turns") == 2);
     assert_true(metric(m, "sampler_mismatch/max") == 0 || strcmp(test_device(), "cpu") != 0);
-    json_decref(m);
     free(words);
 }
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open_exact(&scene);
-    return 0;
 }
 
-static int end_scene(void **state)
+static void end_scene(void)
 {
-    (void)state;
     scene_close(&scene);
-    return 0;
 }
+
+TESTS_BETWEEN(open_scene, end_scene)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_trains_on_trajectories),
-        cmocka_unit_test(faults_change_nothing),
-        cmocka_unit_test(what_cannot_be_mended_ends_the_run),
-        cmocka_unit_test(prompts_that_do_not_repeat_are_said),
-        cmocka_unit_test(it_goes_with_the_rest),
-        cmocka_unit_test(an_adapter_is_trained_too_and_turns_find_the_cache),
-        cmocka_unit_test(through_a_tandem),
-        cmocka_unit_test(what_does_not_go_together_is_refused),
-        cmocka_unit_test(a_killed_run_calls_no_tool_again),
-        cmocka_unit_test(the_example_of_the_docs_runs),
-        cmocka_unit_test(with_the_real_verifiers),
-    };
     if (argc == 4 && strcmp(argv[1], "play") == 0) return play(argv[2], argv[3]);
-    return cmocka_run_group_tests_name("environments", tests, open_scene, end_scene);
+    return test_main();
 }

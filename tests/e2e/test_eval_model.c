@@ -1,25 +1,16 @@
 /* test_eval_model.c: cw-trainer eval --model: a folder without a server of one's own. The reference
  * is the same evaluation by a server that runs. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_adapter.h"
 #include "tests/support/training.h"
 
 #include <dirent.h>
-#include <math.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define WORDS 48
 
-static const char *const measure[] = {
-    "--reward",      "regex", "--reward-pattern",  "[a-m+]", "--max-completion-length", "3",
-    "--temperature", "0.5",   "--num-generations", "4",      "--max-samples",           "12",
-    "--json",        NULL};
+static const char *const *measure =
+    OPTIONS("--reward", "regex", "--reward-pattern", "[a-m+]", "--max-completion-length", "3",
+            "--temperature", "0.5", "--num-generations", "4", "--max-samples", "12", "--json");
 
 // Of cw-trainer eval with these words; its output is the log's alone. TMPDIR is the scene's own.
 static int evaluate_by(const char *trainer, const struct scene *s, const char *log,
@@ -44,7 +35,6 @@ static json_t *result_in(const char *log)
     json_t *result;
     if (!object) fail_msg("no result in:\n%s", text);
     assert_ok(json_parse("eval", object, strlen(object), &result));
-    free(text);
     return result;
 }
 
@@ -85,9 +75,8 @@ static void figures_of_both_agree(json_t *a, json_t *b)
     json_decref(b);
 }
 
-static void as_by_a_server_that_runs(void **state)
+TEST_WITH(as_by_a_server_that_runs, back_in_it, NULL, NULL)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     const char *tmp = own_tmpdir(&s), *by_server = test_path(s.folder, "server.log"),
@@ -107,15 +96,11 @@ static void as_by_a_server_that_runs(void **state)
     figures_of_both_agree(result_in(by_server), result_in(alone));
     assert_int_equal(entries(tmp), 0); // neither socket nor log is left
     assert_false(file_exists(half));
-    char *text = test_read(alone);
-    assert_contains(text, "is started for this run alone; its log is ");
-    free(text);
-    scene_close(&s);
+    assert_contains(test_read(alone), "is started for this run alone; its log is ");
 }
 
-static void with_an_adapter(void **state)
+TEST_WITH(with_an_adapter, back_in_it, NULL, NULL)
 {
-    (void)state;
     struct scene s;
     const char *const config =
         "{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 64, \"target_modules\": "
@@ -131,13 +116,11 @@ static void with_an_adapter(void **state)
     struct wire_answer answer;
     daemon_request(s.daemon.socket, "POST", "/v1/load_lora_adapter", "", body, &answer);
     assert_int_equal(answer.status, 200);
-    wire_answer_release(&answer);
     assert_int_equal(
         evaluate(&s, by_server, OPTIONS("--bridge", s.daemon.bridge, "--lora-name", "x")), 0);
     daemon_kill(&s.daemon);
-    const char *const words[] = {
-        "--model",   s.model, "--device", test_device(), "--server-args=--dtype f32",
-        "--adapter", adapter, NULL};
+    const char *const *words = OPTIONS("--model", s.model, "--device", test_device(),
+                                       "--server-args=--dtype f32", "--adapter", adapter);
     assert_int_equal(evaluate(&s, alone, words), 0);
     json_t *a = result_in(alone);
     figures_of_both_agree(result_in(by_server), json_incref(a));
@@ -148,12 +131,10 @@ static void with_an_adapter(void **state)
     json_decref(a);
     json_decref(b);
     assert_int_equal(entries(tmp), 0);
-    scene_close(&s);
 }
 
-static void what_is_wrong_is_named(void **state)
+TEST_WITH(what_is_wrong_is_named, back_in_it, NULL, NULL)
 {
-    (void)state;
     struct scene s = {.folder = test_folder()};
     s.model = daemon_model(s.folder, true, 7);
     s.data = test_path(s.folder, "data.jsonl");
@@ -176,7 +157,6 @@ static void what_is_wrong_is_named(void **state)
         assert_int_equal(evaluate(&s, log, cases[i].words), cases[i].status);
         char *text = test_read(log);
         assert_contains(text, cases[i].said);
-        free(text);
         assert_int_equal(entries(tmp), 0);
     }
     // a server that ends by itself: its last words are said, and its log stays
@@ -185,14 +165,12 @@ static void what_is_wrong_is_named(void **state)
     char *text = test_read(log);
     assert_contains(text, "the server ended with status 2; its log, ");
     assert_contains(text, "--max-batch");
-    free(text);
     assert_int_equal(entries(tmp), 1);
 }
 
 // Where TMPDIR is no place for a server's socket; it may be a path from where one stands.
-static void folders_for_its_socket(void **state)
+TEST_WITH(folders_for_its_socket, back_in_it, NULL, NULL)
 {
-    (void)state;
     struct scene s = {.folder = test_folder()};
     s.model = daemon_model(s.folder, true, 7);
     s.data = test_path(s.folder, "data.jsonl");
@@ -220,9 +198,7 @@ static void folders_for_its_socket(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(setenv("TMPDIR", cases[i].folder, 1), 0);
         assert_int_equal(evaluate_by(trainer, &s, log, words), cases[i].status);
-        char *text = test_read(log);
-        assert_contains(text, cases[i].said);
-        free(text);
+        assert_contains(test_read(log), cases[i].said);
         assert_int_equal(entries(tmp), 1); // that of the long path
         assert_int_equal(entries(deep), 0);
     }
@@ -273,16 +249,13 @@ static void assert_nothing_left(struct going *g, const char *said)
     for (int tries = 0; tries < 100 && kill(g->server, 0) == 0; tries++) usleep(20000);
     assert_int_equal(kill(g->server, 0), -1);
     assert_int_equal(entries(g->tmp), 0);
-    char *text = test_read(g->log);
-    assert_contains(text, said);
-    free(text);
+    assert_contains(test_read(g->log), said);
 }
 
 // A signal while samples are generated ends the server too, and its folder goes; a closed terminal
 // is one.
-static void a_signal_leaves_nothing(void **state)
+TEST_WITH(a_signal_leaves_nothing, back_in_it, NULL, NULL)
 {
-    (void)state;
     static const int signals[] = {SIGINT, SIGHUP};
     struct going g;
     signal(SIGHUP, SIG_DFL); // also where these tests run under nohup
@@ -295,9 +268,8 @@ static void a_signal_leaves_nothing(void **state)
 }
 
 // The first waits for the server to end, which here stands still; the second does not.
-static void a_second_signal_does_not_wait(void **state)
+TEST_WITH(a_second_signal_does_not_wait, back_in_it, NULL, NULL)
 {
-    (void)state;
     struct going g;
     start_long(&g);
     assert_int_equal(kill(g.server, SIGSTOP), 0);
@@ -315,13 +287,5 @@ int main(void)
 {
     const char *given = getenv("TMPDIR");
     outer_tmpdir = given ? strdup(given) : NULL;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(as_by_a_server_that_runs, back_in_it),
-        cmocka_unit_test_setup(with_an_adapter, back_in_it),
-        cmocka_unit_test_setup(what_is_wrong_is_named, back_in_it),
-        cmocka_unit_test_setup(folders_for_its_socket, back_in_it),
-        cmocka_unit_test_setup(a_signal_leaves_nothing, back_in_it),
-        cmocka_unit_test_setup(a_second_signal_does_not_wait, back_in_it),
-    };
-    return cmocka_run_group_tests_name("eval --model", tests, NULL, NULL);
+    return test_main();
 }

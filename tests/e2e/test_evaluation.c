@@ -1,17 +1,9 @@
 /* test_evaluation.c: evaluations within a run, what they decide, and cw-trainer eval of what sft
  * made. */
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
-
-#include <limits.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 // The lines of metrics.jsonl that have an evaluation: their steps, up to `most`.
 static int evaluated_steps(const struct scene *s, const char *run, int *ret, int most)
@@ -27,38 +19,21 @@ static int evaluated_steps(const struct scene *s, const char *run, int *ret, int
         }
         json_decref(m);
     }
-    free(text);
     return n;
 }
 
 // Every evaluation is as good as the baseline, which nothing can beat, while weight decay alone
 // moves the weights: the run gives up, keeps step 0 as its best, and serves it.
-static void stops_early(void **state)
+TEST(stops_early)
 {
-    (void)state;
     struct scene s;
     int steps[8];
     char best[PATH_MAX], last[PATH_MAX];
     scene_open(&s);
-    const char *const run[] = {"--max-steps",
-                               "100",
-                               "--reward",
-                               "constant",
-                               "--weight-decay",
-                               "0.1",
-                               "--learning-rate",
-                               "1e-2",
-                               "--eval-data",
-                               s.data,
-                               "--eval-limit",
-                               "4",
-                               "--eval-steps",
-                               "2",
-                               "--early-stop-patience",
-                               "3",
-                               "--save-total-limit",
-                               "1",
-                               NULL};
+    const char *const *run =
+        OPTIONS("--max-steps", "100", "--reward", "constant", "--weight-decay", "0.1",
+                "--learning-rate", "1e-2", "--eval-data", s.data, "--eval-limit", "4",
+                "--eval-steps", "2", "--early-stop-patience", "3", "--save-total-limit", "1");
     assert_int_equal(train(&s, "run", run), 0);
     assert_int_equal(evaluated_steps(&s, "run", steps, 8), 4);
     assert_int_equal(steps[0], 0);
@@ -72,49 +47,41 @@ static void stops_early(void **state)
     daemon_holds(&s.daemon, "policy", last);
 
     // Taken up again it has still had enough; with more patience it goes on, and serves the best.
-    assert_int_equal(
-        train(&s, "run",
-              OPTIONS("--max-steps", "100", "--reward", "constant", "--weight-decay", "0.1",
-                      "--learning-rate", "1e-2", "--eval-data", s.data, "--eval-limit", "4",
-                      "--eval-steps", "2", "--early-stop-patience", "3", "--resume")),
-        0);
+    assert_exit(0,
+                train(&s, "run",
+                      OPTIONS("--max-steps", "100", "--reward", "constant", "--weight-decay", "0.1",
+                              "--learning-rate", "1e-2", "--eval-data", s.data, "--eval-limit", "4",
+                              "--eval-steps", "2", "--early-stop-patience", "3", "--resume")));
     assert_int_equal(steps_done(&s, "run"), 7); // with the baseline's line
-    assert_int_equal(
-        train(&s, "run",
-              OPTIONS("--max-steps", "100", "--reward", "constant", "--weight-decay", "0.1",
-                      "--learning-rate", "1e-2", "--eval-data", s.data, "--eval-limit", "4",
-                      "--eval-steps", "2", "--early-stop-patience", "4", "--resume",
-                      "--load-best-model-at-end")),
-        0);
+    assert_exit(0, train(&s, "run",
+                         OPTIONS("--max-steps", "100", "--reward", "constant", "--weight-decay",
+                                 "0.1", "--learning-rate", "1e-2", "--eval-data", s.data,
+                                 "--eval-limit", "4", "--eval-steps", "2", "--early-stop-patience",
+                                 "4", "--resume", "--load-best-model-at-end")));
     assert_log(&s, "stopped early at step 8 of 100");
     assert_log(&s, "serving the weights of step 0, the best");
     daemon_holds(&s.daemon, "policy", s.model);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
-static void evaluates_by_epochs(void **state)
+TEST(evaluates_by_epochs)
 {
-    (void)state;
     struct scene s;
     int steps[8];
     scene_open(&s);
-    assert_int_equal(train(&s, "run",
-                           OPTIONS("--num-train-epochs", "5", "--eval-data", s.data, "--eval-limit",
-                                   "4", "--eval-strategy", "epoch", "--eval-epochs", "2")),
-                     0);
+    assert_exit(0, train(&s, "run",
+                         OPTIONS("--num-train-epochs", "5", "--eval-data", s.data, "--eval-limit",
+                                 "4", "--eval-strategy", "epoch", "--eval-epochs", "2")));
     // 20 examples, 3 a step: epochs 2 and 4 end in steps 14 and 27, the run with step 34
     assert_int_equal(evaluated_steps(&s, "run", steps, 8), 4);
     assert_int_equal(steps[1], 14);
     assert_int_equal(steps[2], 27);
     assert_int_equal(steps[3], 34);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
-static void sft_then_eval(void **state)
+TEST(sft_then_eval)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     daemon_kill(&s.daemon);
@@ -128,21 +95,19 @@ static void sft_then_eval(void **state)
     const char *base = test_path(s.folder, "base");
     assert_ok(tiny_model_write_as(base, &shape));
     assert_ok(tiny_tokenizer_write(base));
-    assert_int_equal(
-        test_command(log, LIMIT_MS,
-                     OPTIONS(test_binary("cw-trainer"), "sft", "--model", base, "--data", s.data,
-                             "--out", out, "--device", "cpu", "--learning-rate", "5e-3",
-                             "--max-steps", "120", "--examples-per-step", "20",
-                             "--lr-scheduler-type", "constant", "--token-budget", "60")),
-        0);
+    assert_exit(0,
+                test_command(log, LIMIT_MS,
+                             OPTIONS(test_binary("cw-trainer"), "sft", "--model", base, "--data",
+                                     s.data, "--out", out, "--device", "cpu", "--learning-rate",
+                                     "5e-3", "--max-steps", "120", "--examples-per-step", "20",
+                                     "--lr-scheduler-type", "constant", "--token-budget", "60")));
     daemon_start(&s.daemon, out, NULL);
     const char *result = test_path(s.folder, "eval.log");
-    assert_int_equal(
-        test_command(result, LIMIT_MS,
-                     OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
-                             "--data", s.data, "--reward", "exact", "--max-completion-length", "8",
-                             "--prompt-template", "none", "--json")),
-        0);
+    assert_exit(
+        0, test_command(result, LIMIT_MS,
+                        OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
+                                "--data", s.data, "--reward", "exact", "--max-completion-length",
+                                "8", "--prompt-template", "none", "--json")));
     char *text = test_read(result);
     json_t *json;
     assert_ok(json_parse("eval", text, strlen(text), &json));
@@ -150,8 +115,6 @@ static void sft_then_eval(void **state)
     // 20 sums, seen 120 times each: learned by heart
     if (json_number_value(json_object_get(json, "accuracy")) < 0.8) fail_msg("%s", text);
     json_decref(json);
-    free(text);
-    scene_close(&s);
 }
 
 // ---- what is best -------------------------------------------------------------------------------
@@ -181,9 +144,8 @@ static void forget(const char *path, const char *within, const char *name)
 
 // By a reward that rises with each sample no answer is ever right: what is optimised is the reward,
 // whose best evaluation is the last; by accuracy, it is the first.
-static void the_best_is_of_the_reward(void **state)
+TEST(the_best_is_of_the_reward)
 {
-    (void)state;
     struct scene s;
     char reward[PATH_MAX];
     scene_open(&s);
@@ -213,28 +175,24 @@ static void the_best_is_of_the_reward(void **state)
     char *lines = test_read(test_path(s.folder, "run/rollouts/eval-step-1.jsonl"));
     assert_contains(lines, "{\"line\":1,\"sample\":0,\"prompt\":\"0+3=\",\"answer\":\"3\",");
     assert_contains(lines, "{\"line\":2,\"sample\":0,");
-    free(lines);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // ---- what is said before ------------------------------------------------------------------------
 
-static void what_cannot_go_well_is_said(void **state)
+TEST(what_cannot_go_well_is_said)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
-    assert_int_equal(train_alone(&s, "still",
-                                 OPTIONS("--max-steps", "1", "--learning-rate", "0",
-                                         "--prompts-per-step", "24", "--num-generations", "2")),
-                     0);
+    assert_exit(0, train_alone(&s, "still",
+                               OPTIONS("--max-steps", "1", "--learning-rate", "0",
+                                       "--prompts-per-step", "24", "--num-generations", "2")));
     assert_said(&s, "--learning-rate 0: the model stays as it is");
     assert_said(&s, "has 20 lines, fewer than the 24 of a step (--prompts-per-step)");
     assert_said(&s, "prompts are texts, and go to the model as they are, though it has a chat "
                     "template: --chat puts");
-    assert_int_equal(
-        train_alone(&s, "warm", OPTIONS("--max-steps", "2", "--warmup-steps", "10", "--chat")), 0);
+    assert_exit(
+        0, train_alone(&s, "warm", OPTIONS("--max-steps", "2", "--warmup-steps", "10", "--chat")));
     assert_said(&s, "--warmup-steps 10 is longer than the run, of 2 steps: the learning rate comes "
                     "to 0.0001 and not to --learning-rate 0.001");
     assert_false(said(&s, "fewer than the"));
@@ -242,26 +200,12 @@ static void what_cannot_go_well_is_said(void **state)
     const char *log = test_path(s.folder, "alone.log");
     for (int meant = 0; meant < 2; meant++) {
         unlink(log);
-        assert_int_equal(
-            test_command(log, LIMIT_MS,
-                         OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
-                                 "--data", s.data, "--max-samples", "1", "--max-completion-length",
-                                 "2", "--prompt-template", meant ? "none" : "auto")),
-            0);
+        assert_exit(0, test_command(log, LIMIT_MS,
+                                    OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
+                                            s.daemon.bridge, "--data", s.data, "--max-samples", "1",
+                                            "--max-completion-length", "2", "--prompt-template",
+                                            meant ? "none" : "auto")));
         assert_int_equal(said(&s, "--chat puts them into it"), !meant);
     }
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stops_early),
-        cmocka_unit_test(evaluates_by_epochs),
-        cmocka_unit_test(sft_then_eval),
-        cmocka_unit_test(the_best_is_of_the_reward),
-        cmocka_unit_test(what_cannot_go_well_is_said),
-    };
-    return cmocka_run_group_tests_name("evaluation", tests, NULL, NULL);
 }

@@ -2,9 +2,6 @@
  * log-probabilities are the sampler's to the bit in every step, while prompts are prefilled in
  * small chunks and found in the prefix cache, samples are preempted, and drafts are verified. */
 #include "tests/support/training.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { STEPS = 20 };
 
@@ -25,7 +22,6 @@ static double counter(const struct scene *s, const char *series)
     }
     if (!line) fail_msg("no series %s", series);
     double value = atof(strchr(line, ' '));
-    wire_answer_release(&a);
     return value;
 }
 
@@ -52,9 +48,8 @@ static void assert_no_mismatch(const struct scene *s, const char *run)
     }
 }
 
-static void everything_at_once(void **state)
+TEST(everything_at_once)
 {
-    (void)state;
     struct scene s;
     struct bytes lines = BYTES_INIT;
     scene_open(&s);
@@ -66,22 +61,19 @@ static void everything_at_once(void **state)
     restart_server(&s, OPTIONS("--block-size", "4", "--prefill-chunk", "5", "--max-batch", "8",
                                "--max-context", "48", "--kv-memory", on_cpu() ? "32K" : "16K",
                                "--speculative", "ngram:4,suffix:8"));
-    assert_int_equal(train(&s, "run",
-                           OPTIONS("--exact", "--max-steps", "20", "--max-completion-length", "24",
-                                   "--temperature", "0.7", "--save-steps", "0")),
-                     0);
+    assert_exit(0, train(&s, "run",
+                         OPTIONS("--exact", "--max-steps", "20", "--max-completion-length", "24",
+                                 "--temperature", "0.7", "--save-steps", "0")));
     assert_no_mismatch(&s, "run");
     assert_true(counter(&s, "vllm:num_preemptions_total") > 0);
     assert_true(counter(&s, "vllm:prefix_cache_hits_total") > 0);
     assert_true(counter(&s, "vllm:spec_decode_num_accepted_tokens_total") > 0);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // Without any of that too, and the weights end as they did with it.
-static void ends_as_without(void **state)
+TEST(ends_as_without)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     const char *const run[] = {"--exact", "--max-steps", "20", "--save-steps", "0", NULL};
@@ -93,13 +85,11 @@ static void ends_as_without(void **state)
     assert_no_mismatch(&s, "plain");
     assert_no_mismatch(&s, "other");
     test_same_file(latest(&s, "plain"), latest(&s, "other"), "model.safetensors");
-    scene_close(&s);
 }
 
 // What --exact cannot promise it refuses, and says where it could.
-static void f32_on_cuda_is_refused(void **state)
+TEST(f32_on_cuda_is_refused)
 {
-    (void)state;
     if (on_cpu()) test_skip("needs a GPU");
     struct scene s;
     scene_open(&s);
@@ -108,16 +98,4 @@ static void f32_on_cuda_is_refused(void **state)
     assert_int_equal(test_wait(&s.daemon.child, LIMIT_MS), 1);
     char *log = test_read(s.daemon.log);
     assert_contains(log, "bf16 on a GPU of compute capability 9.0");
-    free(log);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(everything_at_once),
-        cmocka_unit_test(ends_as_without),
-        cmocka_unit_test(f32_on_cuda_is_refused),
-    };
-    return cmocka_run_group_tests_name("exact", tests, NULL, NULL);
 }

@@ -1,22 +1,13 @@
 /* test_exact_resume.c: runs in two parts that end in the same bits as in one: plain, with a
  * curriculum, and in exact mode through deaths of either side; and with other options. */
-#include "common/base/file.h"
 #include "trainer/rollout/spec_counters.h"
 #include "tests/support/daemon.h"
 #include "tests/support/training.h"
 
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 // A run of 6 steps, and one of 3 that another trainer with another daemon takes to 6: the same
 // bits.
-static void resumes_to_the_bit(void **state)
+TEST(resumes_to_the_bit)
 {
-    (void)state;
     if (strcmp(test_device(), "cpu") != 0)
         test_skip("its steps are not exact on every GPU: exact_run_survives_everything asks for "
                   "those that are");
@@ -35,17 +26,14 @@ static void resumes_to_the_bit(void **state)
     assert_int_equal(steps_done(&s, "halves"), 6);
     daemon_holds(&s.daemon, "policy", latest(&s, "halves"));
     // with another seed it would be another run
-    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--seed", "1")),
-                     1);
+    assert_exit(1, train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--seed", "1")));
     assert_log(&s, "--seed");
-    scene_close(&s);
 }
 
 // With a curriculum: 20 steps, and 10 that another trainer with another daemon takes to 20. An
 // epoch is 20 examples in 7 steps at first, so that both halves end in the middle of one.
-static void curriculum_resumes_to_the_bit(void **state)
+TEST(curriculum_resumes_to_the_bit)
 {
-    (void)state;
     if (strcmp(test_device(), "cpu") != 0)
         test_skip("its steps are not exact on every GPU: exact_run_survives_everything asks for "
                   "those that are");
@@ -72,8 +60,8 @@ static void curriculum_resumes_to_the_bit(void **state)
     assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "10", "--curriculum", "kde")), 0);
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, NULL);
-    assert_int_equal(
-        train(&s, "halves", OPTIONS("--max-steps", "20", "--curriculum", "kde", "--resume")), 0);
+    assert_exit(
+        0, train(&s, "halves", OPTIONS("--max-steps", "20", "--curriculum", "kde", "--resume")));
     assert_log(&s, "resumed at step 10");
     test_same_file(latest(&s, "whole"), latest(&s, "halves"), "model.safetensors");
     test_same_file(latest(&s, "whole"), latest(&s, "halves"), "trainer/optimizer.safetensors");
@@ -87,26 +75,22 @@ static void curriculum_resumes_to_the_bit(void **state)
     assert_memory_equal(rollouts, again, sizeof again);
 
     // another order of the data would be another run
-    assert_int_equal(
-        train(&s, "halves", OPTIONS("--max-steps", "21", "--resume", "--curriculum", "off")), 1);
+    assert_exit(
+        1, train(&s, "halves", OPTIONS("--max-steps", "21", "--resume", "--curriculum", "off")));
     assert_log(&s, "--curriculum kde");
-    assert_int_equal(train(&s, "halves",
-                           OPTIONS("--max-steps", "21", "--resume", "--curriculum", "kde",
-                                   "--prompts-per-step", "4")),
-                     1);
+    assert_exit(1, train(&s, "halves",
+                         OPTIONS("--max-steps", "21", "--resume", "--curriculum", "kde",
+                                 "--prompts-per-step", "4")));
     assert_log(&s, "--prompts-per-step 3");
-    scene_close(&s);
 }
 
 // By epochs: each ends with its report, and the run with the last of them.
-static void uniform_curriculum(void **state)
+TEST(uniform_curriculum)
 {
-    (void)state;
     struct scene s;
     double samples[32] = {0}, rollouts[32], epochs[32];
     scene_open(&s);
-    assert_int_equal(
-        train(&s, "run", OPTIONS("--num-train-epochs", "2", "--curriculum", "uniform")), 0);
+    assert_exit(0, train(&s, "run", OPTIONS("--num-train-epochs", "2", "--curriculum", "uniform")));
     int n = column(&s, "run", "epoch", epochs, 32);
     assert_in_range(n, 14, 16); // each bucket may end in a batch that is not full
     assert_true(epochs[n - 1] == 2);
@@ -122,13 +106,11 @@ static void uniform_curriculum(void **state)
     assert_true(file_exists(test_path(s.folder, "run/cluster-report-epoch-2.txt")));
     assert_false(file_exists(test_path(s.folder, "run/cluster-report-epoch-3.txt")));
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // What a resumed run does otherwise is said, and a best that cannot be compared is not kept.
-static void resumes_with_other_options(void **state)
+TEST(resumes_with_other_options)
 {
-    (void)state;
     struct scene s;
     char to[512];
     scene_open(&s);
@@ -145,7 +127,6 @@ static void resumes_with_other_options(void **state)
     assert_int_equal(train(&s, "run", same), 0);
     char *log = test_read(test_path(s.folder, "trainer.log"));
     assert_null(strstr(log, "with other options"));
-    free(log);
     assert_log(&s, "the best was at step 0");
 
     const char *other[] = {"--max-steps",     "4",    "--eval-data",  s.data, "--eval-steps", "1",
@@ -158,7 +139,6 @@ static void resumes_with_other_options(void **state)
     n = readlink(best, to, sizeof to);
     assert_true(n == 6 && memcmp(to, "step-4", 6) == 0);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 static void same_column(const struct scene *s, const char *a, const char *b, const char *key, int n)
@@ -173,9 +153,8 @@ static void same_column(const struct scene *s, const char *a, const char *b, con
 
 // 20 steps with a draft model that drafts and is trained, in one go; and the same with the trainer
 // killed after 10, and the daemon after 15.
-static void exact_run_survives_everything(void **state)
+TEST(exact_run_survives_everything)
 {
-    (void)state;
     const bool cpu = strcmp(test_device(), "cpu") == 0;
     struct scene s;
     struct test_child trainer = {0};
@@ -185,26 +164,10 @@ static void exact_run_survives_everything(void **state)
     const char *draft = daemon_model(test_folder(), true, 12);
     const char *const daemon[] = {"--exact", "--dtype",       daemon_exact_dtype(), "--draft",
                                   draft,     "--speculative", "draft_model:3",      NULL};
-    const char *const run[] = {"--exact",
-                               "--train-draft",
-                               "--draft-learning-rate",
-                               "1e-3",
-                               "--max-steps",
-                               "20",
-                               "--save-steps",
-                               "5",
-                               "--eval-data",
-                               s.data,
-                               "--eval-limit",
-                               "6",
-                               "--eval-steps",
-                               "4",
-                               "--early-stop-patience",
-                               "9",
-                               "--curriculum",
-                               "kde",
-                               "--resume",
-                               NULL};
+    const char *const *run =
+        OPTIONS("--exact", "--train-draft", "--draft-learning-rate", "1e-3", "--max-steps", "20",
+                "--save-steps", "5", "--eval-data", s.data, "--eval-limit", "6", "--eval-steps",
+                "4", "--early-stop-patience", "9", "--curriculum", "kde", "--resume");
     daemon_start(&s.daemon, s.model, daemon);
     assert_int_equal(train(&s, "whole", run), 0);
     daemon_kill(&s.daemon);
@@ -247,11 +210,9 @@ static void exact_run_survives_everything(void **state)
     // Drafts leave no trace in what is drawn: without any the first step has the same samples.
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
-    assert_int_equal(
-        train(&s, "undrafted",
-              OPTIONS("--exact", "--max-steps", "20", "--eval-data", s.data, "--eval-limit", "6",
-                      "--eval-steps", "4", "--curriculum", "kde")),
-        0);
+    assert_exit(0, train(&s, "undrafted",
+                         OPTIONS("--exact", "--max-steps", "20", "--eval-data", s.data,
+                                 "--eval-limit", "6", "--eval-steps", "4", "--curriculum", "kde")));
     test_same_file(latest(&s, "whole"), latest(&s, "undrafted"), "model.safetensors");
 
     // On the CPU another number of threads divides the backward pass otherwise.
@@ -265,29 +226,13 @@ static void exact_run_survives_everything(void **state)
     unsetenv("OMP_NUM_THREADS");
     assert_int_equal(status, 1);
     assert_log(&s, "set OMP_NUM_THREADS as it was");
-    scene_close(&s);
 }
 
-static void exact_wants_an_exact_daemon(void **state)
+TEST(exact_wants_an_exact_daemon)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     assert_int_equal(train(&s, "run", OPTIONS("--exact", "--max-steps", "1")), 1);
     assert_log(&s, "cw-infer-server --exact");
     assert_false(file_exists(test_path(s.folder, "run")));
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(resumes_to_the_bit),
-        cmocka_unit_test(curriculum_resumes_to_the_bit),
-        cmocka_unit_test(uniform_curriculum),
-        cmocka_unit_test(exact_run_survives_everything),
-        cmocka_unit_test(exact_wants_an_exact_daemon),
-        cmocka_unit_test(resumes_with_other_options),
-    };
-    return cmocka_run_group_tests_name("exact_resume", tests, NULL, NULL);
 }

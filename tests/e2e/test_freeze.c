@@ -3,89 +3,43 @@
 #include "common/model/safetensors.h"
 #include "tests/support/training.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define FREEZE "model.embed_tokens.weight,*.layers.0.self_attn.*,*norm.weight"
 
 static const char sums[] = "{\"prompt\": \"12+34=\", \"completion\": \"46\"}\n"
                            "{\"prompt\": \"2+3=\", \"completion\": \"5\"}\n";
 
-static void same_as_torch(void **state)
+TEST(same_as_torch)
 {
-    (void)state;
     const char *python = test_python("torch, transformers, safetensors, tokenizers"),
                *model = test_path(test_root(), "tools/demo-model"), *folder = test_folder(),
                *data = test_path(folder, "data.jsonl"), *out = test_path(folder, "out"),
                *log = test_path(folder, "log");
     test_write(data, sums, strlen(sums));
-    const char *const sft[] = {test_binary("cw-trainer"),
-                               "sft",
-                               "--model",
-                               model,
-                               "--data",
-                               data,
-                               "--out",
-                               out,
-                               "--dtype",
-                               "f32",
-                               "--device",
-                               "cpu",
-                               "--freeze",
-                               FREEZE,
-                               "--max-steps",
-                               "3",
-                               "--examples-per-step",
-                               "2",
-                               "--learning-rate",
-                               "1e-3",
-                               "--lr-scheduler-type",
-                               "constant",
-                               "--weight-decay",
-                               "0.1",
-                               NULL};
-    const char *const torch[] = {python,
-                                 test_path(test_root(), "tests/clients/freeze_torch.py"),
-                                 model,
-                                 data,
-                                 out,
-                                 "3",
-                                 "1e-3",
-                                 "model.embed_tokens.weight",
-                                 "*.layers.0.self_attn.*",
-                                 "*norm.weight",
-                                 NULL};
+    const char *const *sft = OPTIONS(
+        test_binary("cw-trainer"), "sft", "--model", model, "--data", data, "--out", out, "--dtype",
+        "f32", "--device", "cpu", "--freeze", FREEZE, "--max-steps", "3", "--examples-per-step",
+        "2", "--learning-rate", "1e-3", "--lr-scheduler-type", "constant", "--weight-decay", "0.1");
+    const char *const *torch =
+        OPTIONS(python, test_path(test_root(), "tests/clients/freeze_torch.py"), model, data, out,
+                "3", "1e-3", "model.embed_tokens.weight", "*.layers.0.self_attn.*", "*norm.weight");
     assert_int_equal(test_command(log, LIMIT_MS, sft), 0);
     int status = test_command(log, LIMIT_MS, torch);
     char *text = test_read(log);
     if (status != 0) fail_msg("%s", text);
-    free(text);
 }
 
-static void bad_patterns_end_it(void **state)
+TEST(bad_patterns_end_it)
 {
-    (void)state;
     const char *folder = test_folder(), *model = daemon_model(folder, true, 7),
                *data = test_path(folder, "data.jsonl"), *out = test_path(folder, "out"),
                *log = test_path(folder, "log");
     test_write(data, sums, strlen(sums));
-    const char *const sft[] = {test_binary("cw-trainer"),
-                               "sft",
-                               "--model",
-                               model,
-                               "--data",
-                               data,
-                               "--out",
-                               out,
-                               "--freeze",
-                               "wte.weight",
-                               "--device",
-                               "cpu",
-                               NULL};
+    const char *const *sft =
+        OPTIONS(test_binary("cw-trainer"), "sft", "--model", model, "--data", data, "--out", out,
+                "--freeze", "wte.weight", "--device", "cpu");
     assert_int_equal(test_command(log, LIMIT_MS, sft), 1);
     char *text = test_read(log);
     assert_non_null(strstr(text, "--freeze: \"wte.weight\" matches no tensor of the model"));
-    free(text);
 }
 
 // Tensors of two folders' model.safetensors that differ to the bit, by name.
@@ -110,19 +64,17 @@ static void assert_frozen(const char *before, const char *after)
     for (int i = 0; i < 2; i++) safetensors_free(sets[i]);
 }
 
-static void a_run_keeps_what_is_frozen(void **state)
+TEST(a_run_keeps_what_is_frozen)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2", "--freeze", FREEZE)), 0);
     assert_said(&s, "parameters are trained");
     assert_frozen(s.model, latest(&s, "run"));
     // goes on by itself, not with another list
-    assert_int_equal(train_alone(&s, "run",
-                                 OPTIONS("--max-steps", "3", "--resume", "--freeze",
-                                         "model.embed_tokens.weight")),
-                     1);
+    assert_exit(1, train_alone(&s, "run",
+                               OPTIONS("--max-steps", "3", "--resume", "--freeze",
+                                       "model.embed_tokens.weight")));
     assert_said(&s, "was made with --freeze \"" FREEZE "\"");
     assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
     assert_said(&s, "resumed at step 2");
@@ -130,19 +82,8 @@ static void a_run_keeps_what_is_frozen(void **state)
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     // a run without goes not on with one
     assert_int_equal(train(&s, "whole", OPTIONS("--max-steps", "1")), 0);
-    assert_int_equal(
-        train_alone(&s, "whole", OPTIONS("--max-steps", "2", "--resume", "--freeze", FREEZE)), 1);
+    assert_exit(
+        1, train_alone(&s, "whole", OPTIONS("--max-steps", "2", "--resume", "--freeze", FREEZE)));
     assert_said(&s, "was made with --freeze \"\"");
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_as_torch),
-        cmocka_unit_test(bad_patterns_end_it),
-        cmocka_unit_test(a_run_keeps_what_is_frozen),
-    };
-    return cmocka_run_group_tests_name("freeze", tests, NULL, NULL);
 }

@@ -2,12 +2,7 @@
  * alone: to the bit what a server of that model says, with the log-probabilities of prompts, beside
  * requests of the policy, under preemption, and after the policy was written. What cannot be is
  * refused. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/training.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 #define GROUPS 6
 
@@ -49,7 +44,6 @@ static void roll_out(const char *model, const char *sampling, struct lines *ret)
                [json_integer_value(json_object_get(one, "sample"))] = one;
     }
     bytes_release(&body);
-    wire_answer_release(&answer);
 }
 
 static void release(struct lines *l)
@@ -83,9 +77,8 @@ static void assert_same(const struct lines *a, const struct lines *b, bool promp
 // What a server of the frozen model alone says, then what this one's frozen model does.
 static struct lines alone, alone_scored;
 
-static void it_says_what_its_own_server_says(void **state)
+TEST(it_says_what_its_own_server_says)
 {
-    (void)state;
     struct lines policy, policy_again, named, scored;
     serve(frozen, NULL);
     roll_out(NULL, "", &alone);
@@ -108,9 +101,8 @@ static void it_says_what_its_own_server_says(void **state)
 }
 
 // Room for fewer samples than there are, in chunks that cut prompts.
-static void preempted_it_says_the_same(void **state)
+TEST(preempted_it_says_the_same)
 {
-    (void)state;
     struct lines named;
     serve(scene.model, OPTIONS("--tandem-model", frozen, "--max-context", "80", "--kv-memory",
                                "128K", "--block-size", "4", "--prefill-chunk", "5"));
@@ -121,14 +113,12 @@ static void preempted_it_says_the_same(void **state)
     const char *preempted = strstr(bytes_text(&answer.body), "\nvllm:num_preemptions_total");
     assert_non_null(preempted);
     assert_true(atof(strchr(preempted, '}') + 1) > 0);
-    wire_answer_release(&answer);
     release(&named);
 }
 
 // A trainer writes the policy; a prompt that was cached before is the frozen model's all the same.
-static void training_leaves_it_alone(void **state)
+TEST(training_leaves_it_alone)
 {
-    (void)state;
     struct lines before, after, policy, policy_after;
     serve(scene.model, OPTIONS("--tandem-model", frozen));
     roll_out(NULL, SCORED, &policy);
@@ -151,14 +141,12 @@ static void refused(const char *path, int status, const char *body, const char *
     const char *message = NULL;
     assert_ok(json_get_string("answer", json_object_get(answer, "error"), "message", &message));
     assert_contains(message, part);
-    json_decref(answer);
 }
 
 #define ASK "{\"groups\":[{\"prompt\":\"1+2=\"}],\"model\":\"frozen\""
 
-static void what_cannot_be_is_refused(void **state)
+TEST(what_cannot_be_is_refused)
 {
-    (void)state;
     serve(scene.model, OPTIONS("--tandem-model", frozen, "--max-adapters", "1"));
     refused("/v1/rollouts", 400, ASK ",\"sampling\":{\"tandem\":{}}}", "\"tandem\"");
     refused("/v1/rollouts", 400, ASK ",\"sampling\":{\"speculative\":\"ngram:3\"}}",
@@ -169,36 +157,21 @@ static void what_cannot_be_is_refused(void **state)
     const json_t *card = json_array_get(json_object_get(models, "data"), 1);
     assert_string_equal(json_string_value(json_object_get(card, "id")), "frozen");
     assert_string_equal(json_string_value(json_object_get(card, "root")), frozen);
-    json_decref(models);
-    json_decref(daemon_get(scene.daemon.socket, "/v1/models/frozen", 200));
+    daemon_get(scene.daemon.socket, "/v1/models/frozen", 200);
     serve(scene.model, NULL);
     refused("/v1/rollouts", 404, ASK "}", "\"model\" is 'frozen'");
 }
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open_exact(&scene);
     frozen = daemon_model(test_folder(), true, 12);
-    return 0;
 }
 
-static int close_scene(void **state)
+static void close_scene(void)
 {
-    (void)state;
     release(&alone);
     release(&alone_scored);
-    scene_close(&scene);
-    return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_says_what_its_own_server_says),
-        cmocka_unit_test(preempted_it_says_the_same),
-        cmocka_unit_test(training_leaves_it_alone),
-        cmocka_unit_test(what_cannot_be_is_refused),
-    };
-    return cmocka_run_group_tests(tests, open_scene, close_scene);
-}
+TESTS_BETWEEN(open_scene, close_scene)

@@ -1,13 +1,8 @@
 /* test_gguf.c: a GGUF file as --model: it is served and trained as the folder that it was written
  * from, what is saved is an ordinary folder, and transformers' reader of GGUF files computes the
  * same. */
-#include "common/base/file.h"
 #include "tests/support/daemon.h"
 #include "tests/support/gguf_write.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static struct daemon d;
 
@@ -22,7 +17,6 @@ static int run(const char *log, const char *const argv[])
         char *said = test_read(log);
         const size_t len = strlen(said);
         print_message("%s\n", said + (len > 900 ? len - 900 : 0)); // its end
-        free(said);
     }
     return status;
 }
@@ -57,9 +51,8 @@ static void assert_same_choice(json_t *a, json_t *b)
     assert_true(json_equal(json_object_get(x, "logprobs"), json_object_get(y, "logprobs")));
 }
 
-static void a_file_is_its_folder(void **state)
+TEST(a_file_is_its_folder)
 {
-    (void)state;
     const char *folder = test_folder(), *model = test_path(test_root(), "tools/demo-model");
     const char *file = test_path(folder, "demo.gguf"), *log = test_path(folder, "log");
     const char *by_file = test_path(folder, "by-file"), *by_folder = test_path(folder, "by-folder");
@@ -75,36 +68,30 @@ static void a_file_is_its_folder(void **state)
     daemon_start(&d, saved, OPTIONS("--max-context", "64", "--dtype", daemon_exact_dtype()));
     json_t *again = daemon_post(d.socket, "/v1/completions", 200, QUESTION);
     assert_same_choice(a, again);
-    json_t *info = daemon_get(d.socket, "/health", 200);
+    daemon_get(d.socket, "/health", 200);
     assert_int_equal(daemon_stop(&d), 0);
     json_decref(a);
     json_decref(b);
-    json_decref(again);
-    json_decref(info);
 }
 
-static void a_file_is_learnt_from(void **state)
+TEST(a_file_is_learnt_from)
 {
-    (void)state;
     const char *folder = test_folder(), *data = test_path(folder, "data.jsonl");
     const char *file = test_path(folder, "demo.gguf"), *out = test_path(folder, "out");
     const char *log = test_path(folder, "log");
     test_write(data, lines, strlen(lines));
     gguf_write_folder(test_path(test_root(), "tools/demo-model"), "qwen2", file);
-    assert_int_equal(
-        run(log, OPTIONS(test_binary("cw-trainer"), "sft", "--model", file, "--data", data, "--out",
-                         out, "--device", test_device(), "--max-steps", "2")),
-        0);
+    assert_exit(0,
+                run(log, OPTIONS(test_binary("cw-trainer"), "sft", "--model", file, "--data", data,
+                                 "--out", out, "--device", test_device(), "--max-steps", "2")));
     assert_true(file_exists_in(out, "model.safetensors") && file_exists_in(out, "tokenizer.json"));
-    assert_int_equal(run(log, OPTIONS(test_binary("cw-trainer"), "eval", "--model", file, "--data",
-                                      data, "--reward", "exact", "--max-completion-length", "5",
-                                      "--device", test_device())),
-                     0);
+    assert_exit(0, run(log, OPTIONS(test_binary("cw-trainer"), "eval", "--model", file, "--data",
+                                    data, "--reward", "exact", "--max-completion-length", "5",
+                                    "--device", test_device())));
 }
 
-static void files_are_transformers(void **state)
+TEST(files_are_transformers)
 {
-    (void)state;
     static const char *const archs[] = {"llama", "qwen2", "qwen3", "gemma2", "gemma3"};
     const char *python = test_python("torch, transformers, gguf"), *folder = test_folder();
     const char *script = test_path(test_root(), "tests/clients/gguf_transformers.py");
@@ -124,7 +111,6 @@ static void files_are_transformers(void **state)
         daemon_start(&d, file, OPTIONS("--max-context", "64", "--dtype", "f32"));
         json_t *answer = daemon_post(d.socket, "/v1/completions", 200, request);
         assert_int_equal(json_dump_file(answer, test_path(folder, name), 0), 0);
-        json_decref(answer);
         assert_int_equal(daemon_stop(&d), 0);
         assert_int_equal( // a step of nothing: what is saved is what was read
             run(log, OPTIONS(test_binary("cw-trainer"), "sft", "--model", file, "--data", data,
@@ -132,25 +118,8 @@ static void files_are_transformers(void **state)
                              "--max-steps", "1", "--learning-rate", "1e-30", "--dtype", "f32")),
             0);
     }
-    free(ids);
     const char *checked = test_path(folder, "checked");
     assert_int_equal(run(checked, OPTIONS(python, script, "check", folder)), 0);
     char *said = test_read(checked);
     print_message("%s\n", said);
-    free(said);
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    daemon_kill(&d);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(a_file_is_its_folder, stop),
-                                       cmocka_unit_test(a_file_is_learnt_from),
-                                       cmocka_unit_test_teardown(files_are_transformers, stop)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

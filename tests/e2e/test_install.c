@@ -4,22 +4,16 @@
  * that runs it, and so only under one. */
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static char build[PATH_MAX]; // this build's folder
 static const char *log_path;
 
-static int find_build(void **state)
+static void find_build(void)
 {
-    (void)state;
     snprintf(build, sizeof build, "BUILD=%s", test_binary("cw-trainer"));
     *strrchr(build, '/') = '\0';
     log_path = test_path(test_folder(), "make.log");
-    return 0;
 }
 
 static void want_make(void)
@@ -67,9 +61,8 @@ static void builds_a_plugin(const char *root)
     reward_free(r);
 }
 
-static void installs_and_uninstalls(void **state)
+TEST(installs_and_uninstalls)
 {
-    (void)state;
     want_make();
     const char *root = test_folder();
     char destination[PATH_MAX];
@@ -100,7 +93,6 @@ static void installs_and_uninstalls(void **state)
     char *unit = test_read(test_path(root, "usr/lib/systemd/system/cw-infer-server.service"));
     assert_contains(unit, "ExecStart=/usr/bin/cw-infer-server");
     assert_null(strstr(unit, "@PREFIX"));
-    free(unit);
     assert_int_equal(run_make("uninstall", destination, "PREFIX=/usr"), 0);
     assert_int_equal(count_files(root), 0);
 }
@@ -122,9 +114,8 @@ static const char *fake_packages(void)
     return folder;
 }
 
-static void only_building_installs_packages(void **state)
+TEST(only_building_installs_packages)
 {
-    (void)state;
     want_make();
     const char *fake = fake_packages(), *called = test_path(fake, "called");
     char path[PATH_MAX], other[PATH_MAX];
@@ -137,9 +128,7 @@ static void only_building_installs_packages(void **state)
     assert_int_equal(run_make("help", other, NULL), 0);
     assert_int_equal(run_make("clean", other, "-n"), 0); // -n: it would take this build away
     assert_int_not_equal(run_make("install", other, NULL), 0);
-    char *text = test_read(log_path);
-    assert_contains(text, "libuv1-dev");
-    free(text);
+    assert_contains(test_read(log_path), "libuv1-dev");
     assert_int_not_equal(run_make("all", other, "NO_INSTALL=1"), 0);
     assert_int_not_equal(access(called, F_OK), 0);
     assert_int_not_equal(run_make("all", other, NULL), 0);
@@ -165,14 +154,12 @@ static void expect_plan(const char *folder, const char *const arguments[3],
     if (status != 0) fail_msg("%s: %s", command, text);
     for (int i = 0; i < 3 && wanted[i]; i++) assert_contains(text, wanted[i]);
     if (unwanted && strstr(text, unwanted)) fail_msg("%s has %s", command, unwanted);
-    free(text);
 }
 
 #define WORDS(...) ((const char *const[3]){__VA_ARGS__})
 
-static void gpu_decides_what_is_built(void **state)
+TEST(gpu_decides_what_is_built)
 {
-    (void)state;
     const char *folder = test_folder();
     char none[PATH_MAX + 16];
     snprintf(none, sizeof none, "BUILD='%s/none'", folder);
@@ -195,9 +182,8 @@ static void gpu_decides_what_is_built(void **state)
 }
 
 // It maps and compares memory: the kernels of an inference server are no part of it.
-static void ipc_check_has_no_kernels(void **state)
+TEST(ipc_check_has_no_kernels)
 {
-    (void)state;
     char command[PATH_MAX + 96];
     snprintf(command, sizeof command, "nm '%s' > '%s'", test_binary("cw-ipc-check"), log_path);
     assert_int_equal(system(command), 0);
@@ -206,13 +192,11 @@ static void ipc_check_has_no_kernels(void **state)
     assert_null(strstr(symbols, "cpu_matmul"));
     assert_null(strstr(symbols, "cuda_matmul"));
     assert_null(strstr(symbols, "cblas_"));
-    free(symbols);
 }
 
 // cw-ipc-check, cw-report and the library start where there is no CUDA library.
-static void needs_no_cuda_library(void **state)
+TEST(needs_no_cuda_library)
 {
-    (void)state;
     static const char *const names[] = {"cw-ipc-check", "cw-report", "cw-infer-server",
                                         "libcommonweight-bridge.so.0"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -224,14 +208,4 @@ static void needs_no_cuda_library(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(installs_and_uninstalls),
-        cmocka_unit_test(only_building_installs_packages),
-        cmocka_unit_test(gpu_decides_what_is_built),
-        cmocka_unit_test(ipc_check_has_no_kernels),
-        cmocka_unit_test(needs_no_cuda_library),
-    };
-    return cmocka_run_group_tests(tests, find_build, NULL);
-}
+TESTS_BETWEEN(find_build, NULL)

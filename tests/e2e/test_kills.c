@@ -3,18 +3,10 @@
  * and either way each step was made once, of each prompt once, and ends in the bits of a run that
  * nobody disturbed (without --async, which goes by the clock). As `test_kills all`: each mode by
  * itself, on one rank and on two. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/mode_scene.h"
 
 #include <ctype.h>
 #include <dirent.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define STEPS 8
 #define LINES (STEPS * MODE_PROMPTS) // one epoch
@@ -299,23 +291,20 @@ static void name_case(struct which *w)
     snprintf(w->name + len, sizeof w->name - (size_t)len, " on %d", w->c.run.ranks);
 }
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     mode_scene_open(&s, LINES);
-    return 0;
 }
 
-static int close_scene(void **state)
+static void close_scene(void)
 {
-    (void)state;
     mode_scene_close(&s);
-    return 0;
 }
+
+TESTS_BETWEEN(open_scene, close_scene)
 
 int main(int argc, char **argv)
 {
-    static struct CMUnitTest tests[CASES_MAX];
     if (mode_scene_is_played(argc, argv)) return mode_scene_play();
     if (mode_scene_is_skipped()) return 0;
     const bool all = argc > 1 && strcmp(argv[1], "all") == 0;
@@ -323,7 +312,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < n; i++) {
         if (!all) which[i].c = some[i];
         name_case(&which[i]);
-        tests[i] = (struct CMUnitTest){which[i].name, it_goes_on, NULL, NULL, &which[i].c};
+        test_list(i, (struct CMUnitTest){which[i].name, it_goes_on, NULL, NULL, &which[i].c});
     }
-    return _cmocka_run_group_tests("kills", tests, (size_t)n, open_scene, close_scene);
+    return test_main();
 }

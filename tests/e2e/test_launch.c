@@ -1,34 +1,24 @@
 /* test_launch.c: cw-trainer train --gpus and --ranks: a server is started for a rank and ends with
  * it, one that runs already is used and left alone, and what does not go together is refused. */
 #include "bridge/bridge_file.h"
-#include "common/base/file.h"
 #include "tests/support/training.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 static struct scene scene;
 static const char *runtime; // $XDG_RUNTIME_DIR of all that is started here
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     runtime = test_folder();
     setenv("XDG_RUNTIME_DIR", runtime, 1);
     scene_open(&scene);
-    return 0;
 }
 
-static int close_scene(void **state)
+static void close_scene(void)
 {
-    (void)state;
     scene_close(&scene);
-    return 0;
 }
 
 // trainer_command() without its --bridge, whose place the first two of `more` take.
@@ -64,9 +54,8 @@ static void nothing_is_left(void)
         if (is_there(names[i])) fail_msg("%s is left over", names[i]);
 }
 
-static void test_a_server_is_started(void **state)
+TEST(test_a_server_is_started)
 {
-    (void)state;
     assert_int_equal(
         launch("started", OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "2",
                                   "--server-args", "--max-batch 8")),
@@ -76,19 +65,16 @@ static void test_a_server_is_started(void **state)
     nothing_is_left();
     char *log = test_read(test_path(runtime, "commonweight/cpu-0/server.log"));
     assert_contains(log, "listening on");
-    free(log);
     // how a start's processes come to be is not the run's
     char *config = test_read(test_path(scene.folder, "started/config.json"));
     assert_null(strstr(config, "server_args"));
     assert_null(strstr(config, "ranks"));
-    free(config);
 }
 
 // A run does not remember how its processes came to be: it goes on with a server of its own where
 // it had somebody else's, and the other way round.
-static void test_a_run_goes_on_otherwise(void **state)
+TEST(test_a_run_goes_on_otherwise)
 {
-    (void)state;
     assert_int_equal(train_alone(&scene, "otherwise", OPTIONS("--max-steps", "1")), 0);
     assert_int_equal(launch("otherwise", OPTIONS("--ranks", "1", "--model", scene.model, "--resume",
                                                  "--max-steps", "2")),
@@ -101,9 +87,8 @@ static void test_a_run_goes_on_otherwise(void **state)
 }
 
 // --model asks for servers to be started, so that the ones a run had before are not taken.
-static void test_a_run_of_named_servers_goes_on_otherwise(void **state)
+TEST(test_a_run_of_named_servers_goes_on_otherwise)
 {
-    (void)state;
     const char *bridge = test_path(scene.folder, "of-{rank}.json");
     assert_int_equal(symlink(scene.daemon.bridge, bridge), 0);
     assert_int_equal(launch("named", OPTIONS("--bridge", bridge, "--max-steps", "1")), 0);
@@ -116,9 +101,8 @@ static void test_a_run_of_named_servers_goes_on_otherwise(void **state)
 
 // Before a run has begun there is nothing to save, and a signal is the end: also while a server is
 // waited for, here one that never answers.
-static void test_a_signal_ends_the_wait_for_a_server(void **state)
+TEST(test_a_signal_ends_the_wait_for_a_server)
 {
-    (void)state;
     struct test_child child = {0};
     const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "wait.log"),
                                      *path = test_path(runtime, "commonweight/cpu-0/server.sock");
@@ -135,7 +119,6 @@ static void test_a_signal_ends_the_wait_for_a_server(void **state)
     for (int i = 0; i < 1000 && !said && test_running(&child); i++) {
         char *text = test_read(log);
         said = strstr(text, "is not ready yet, and is waited for");
-        free(text);
         usleep(20000);
     }
     test_kill(&child, SIGTERM);
@@ -146,9 +129,8 @@ static void test_a_signal_ends_the_wait_for_a_server(void **state)
     assert_int_equal(status, 128 + SIGTERM);
 }
 
-static void test_a_server_that_fails(void **state)
+TEST(test_a_server_that_fails)
 {
-    (void)state;
     assert_int_equal(launch("fails", OPTIONS("--ranks", "1", "--model", scene.model,
                                              "--server-args", "--max-batch 0")),
                      1);
@@ -158,9 +140,8 @@ static void test_a_server_that_fails(void **state)
 }
 
 // A rank that is killed takes its server along; the next one is not disturbed by what is left.
-static void test_a_killed_rank_leaves_no_server(void **state)
+TEST(test_a_killed_rank_leaves_no_server)
 {
-    (void)state;
     struct test_child child = {0};
     const char *argv[TRAINER_WORDS], *bridge = test_path(runtime, "commonweight/cpu-0/bridge.json");
     command("killed", OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "100000"),
@@ -181,9 +162,8 @@ static void test_a_killed_rank_leaves_no_server(void **state)
 }
 
 // One that runs where the rank's would be, as a unit of systemd may have it.
-static void test_a_running_server_is_used(void **state)
+TEST(test_a_running_server_is_used)
 {
-    (void)state;
     struct test_child server = {0};
     const char *socket = test_path(runtime, "commonweight/cpu-0/server.sock"),
                *bridge = test_path(runtime, "commonweight/cpu-0/bridge.json");
@@ -205,9 +185,8 @@ static void test_a_running_server_is_used(void **state)
 }
 
 // Each rank fails to start its server, on a GPU that no machine has; the launcher names one.
-static void test_ranks_that_fail(void **state)
+TEST(test_ranks_that_fail)
 {
-    (void)state;
     assert_int_equal(launch("gpus", OPTIONS("--gpus", "998,999", "--model", scene.model)), 1);
     assert_said(&scene, "2 ranks, 2 of them started here");
     assert_said(&scene, "cw-trainer[");
@@ -215,9 +194,8 @@ static void test_ranks_that_fail(void **state)
     assert_said(&scene, "ended with status 1");
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     static const struct {
         const char *more[7], *part;
     } cases[] = {
@@ -261,18 +239,4 @@ static void test_refused(void **state)
     unsetenv("LOCAL_WORLD_SIZE");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_server_is_started),
-        cmocka_unit_test(test_a_run_goes_on_otherwise),
-        cmocka_unit_test(test_a_run_of_named_servers_goes_on_otherwise),
-        cmocka_unit_test(test_a_signal_ends_the_wait_for_a_server),
-        cmocka_unit_test(test_a_server_that_fails),
-        cmocka_unit_test(test_a_killed_rank_leaves_no_server),
-        cmocka_unit_test(test_a_running_server_is_used),
-        cmocka_unit_test(test_ranks_that_fail),
-        cmocka_unit_test(test_refused),
-    };
-    return cmocka_run_group_tests_name("launch", tests, open_scene, close_scene);
-}
+TESTS_BETWEEN(open_scene, close_scene)

@@ -1,15 +1,8 @@
 /* test_launch_ranks.c: the ranks that cw-trainer train --gpus starts, on one host and on two, with
  * a small program in the place of the trainer: they meet, and where one is killed all end, here and
  * on the other host, and everybody says which. */
-#include "common/base/clock.h"
 #include "tests/support/rank_group.h"
 #include "tests/support/rank_program.h"
-
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define LIMIT_MS 60000
 
@@ -19,7 +12,6 @@ static const char *logs[2];
 static int end_hosts(void **state)
 {
     (void)state;
-    for (int i = 0; i < 2; i++) test_end(&hosts[i]);
     unsetenv("RANK_PROGRAM_MS");
     return 0;
 }
@@ -33,18 +25,14 @@ static const char *new_log(void)
 
 static void log_has(const char *log, const char *part)
 {
-    char *text = test_read(log);
-    assert_contains(text, part);
-    free(text);
+    assert_contains(test_read(log), part);
 }
 
-static void test_one_host(void **state)
+TEST_WITH(test_one_host, NULL, end_hosts, NULL)
 {
-    (void)state;
     const char *log = new_log();
-    assert_int_equal(test_command(log, LIMIT_MS,
-                                  OPTIONS("cw-trainer", "train", "--gpus", "3,1,0", "--data", "x")),
-                     0);
+    assert_exit(0, test_command(log, LIMIT_MS,
+                                OPTIONS("cw-trainer", "train", "--gpus", "3,1,0", "--data", "x")));
     log_has(log, "3 ranks, 3 of them started here");
     log_has(log, "rank 0 of 3 on GPU 3, pid ");
     log_has(log, "rank 1 of 3 on GPU 1, pid ");
@@ -63,9 +51,8 @@ static void start_hosts(const char *rendezvous)
     }
 }
 
-static void test_two_hosts(void **state)
+TEST_WITH(test_two_hosts, NULL, end_hosts, NULL)
 {
-    (void)state;
     char place[64];
     snprintf(place, sizeof place, "tcp://127.0.0.1:%d", test_free_port());
     start_hosts(place);
@@ -75,9 +62,8 @@ static void test_two_hosts(void **state)
     log_has(logs[1], "rank 3 of 4 on GPU 1, pid ");
 }
 
-static void test_a_killed_rank_ends_all(void **state)
+TEST_WITH(test_a_killed_rank_ends_all, NULL, end_hosts, NULL)
 {
-    (void)state;
     char place[PATH_MAX + 8], gone[128], host[65] = "";
     setenv("RANK_PROGRAM_MS", "60000", 1);
     snprintf(place, sizeof place, "file://%s", test_path(test_folder(), "ranks"));
@@ -102,9 +88,8 @@ static void test_a_killed_rank_ends_all(void **state)
 }
 
 // A rank that stands still is found by its silence; its launcher then ends it.
-static void test_a_stopped_rank_ends_all(void **state)
+TEST_WITH(test_a_stopped_rank_ends_all, NULL, end_hosts, NULL)
 {
-    (void)state;
     setenv("RANK_PROGRAM_MS", "60000", 1);
     logs[0] = new_log();
     test_spawn(&hosts[0], logs[0],
@@ -118,27 +103,18 @@ static void test_a_stopped_rank_ends_all(void **state)
     assert_int_not_equal(kill(victim, 0), 0);
 }
 
-static void test_usage(void **state)
+TEST(test_usage)
 {
-    (void)state;
     const char *log = new_log();
-    assert_int_equal(
-        test_command(log, LIMIT_MS,
-                     OPTIONS("cw-trainer", "train", "--rank", "1", "--ranks", "2", "--data", "x")),
-        2);
+    assert_exit(2, test_command(log, LIMIT_MS,
+                                OPTIONS("cw-trainer", "train", "--rank", "1", "--ranks", "2",
+                                        "--data", "x")));
     log_has(log, "--rendezvous tcp://HOST:PORT or file://PATH is needed: --rank does not say");
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_one_host, end_hosts),
-        cmocka_unit_test_teardown(test_two_hosts, end_hosts),
-        cmocka_unit_test_teardown(test_a_killed_rank_ends_all, end_hosts),
-        cmocka_unit_test_teardown(test_a_stopped_rank_ends_all, end_hosts),
-        cmocka_unit_test(test_usage),
-    };
     if (argc > 1) return rank_program(argc, argv);
     rank_program_folder();
-    return cmocka_run_group_tests_name("launch ranks", tests, NULL, NULL);
+    return test_main();
 }

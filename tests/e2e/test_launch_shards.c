@@ -1,34 +1,24 @@
 /* test_launch_shards.c: ranks by one command whose servers hold their model in shards (tensor
  * parallel), alone and together with data parallel; what they save is any number of ranks' to go on
  * from. On the CPU, where ranks and servers are started with mpirun. */
-#include "common/base/file.h"
 #include "tests/support/training.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define STEPS 6
 
 static struct scene scene;
 static const char *runtime;
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     runtime = test_folder();
     setenv("XDG_RUNTIME_DIR", runtime, 1);
     setenv("OMP_NUM_THREADS", "1", 1);
     scene_open(&scene);
-    return 0;
 }
 
-static int close_scene(void **state)
+static void close_scene(void)
 {
-    (void)state;
     scene_close(&scene);
-    return 0;
 }
 
 // So many ranks, and so many for each server; 0: one, on the scene's server. Its exit status.
@@ -66,9 +56,8 @@ static void no_server_is_left(void)
     }
 }
 
-static void a_server_of_two_shards_is_started(void **state)
+TEST(a_server_of_two_shards_is_started)
 {
-    (void)state;
     learn("shards", "2", "2", "2");
     assert_said(&scene, "2 ranks train together, on 1 server with 2 shards of the model each");
     assert_said(&scene, "commonweight/cpu-0/bridge.json is this rank's too");
@@ -79,9 +68,8 @@ static void a_server_of_two_shards_is_started(void **state)
 
 // Two servers of two shards, two servers of whole models, one rank: each goes on from the one
 // before, and all of it is what one rank learns.
-static void any_number_goes_on_from_data_and_tensor_parallel(void **state)
+TEST(any_number_goes_on_from_data_and_tensor_parallel)
 {
-    (void)state;
     learn("one", NULL, NULL, "6");
     learn("mixed", "4", "2", "2");
     assert_said(&scene, "4 ranks train together, on 2 servers with 2 shards of the model each");
@@ -93,9 +81,8 @@ static void any_number_goes_on_from_data_and_tensor_parallel(void **state)
     same_losses(&scene, "one", "mixed", STEPS, 1e-5);
 }
 
-static void what_does_not_fit_is_refused(void **state)
+TEST(what_does_not_fit_is_refused)
 {
-    (void)state;
     static const struct {
         const char *more[7], *part;
     } cases[] = {
@@ -118,9 +105,8 @@ static void what_does_not_fit_is_refused(void **state)
 }
 
 // Somebody's RANK and WORLD_SIZE, and nothing by which ranks could meet.
-static void variables_that_were_left_over_are_named(void **state)
+TEST(variables_that_were_left_over_are_named)
 {
-    (void)state;
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "2", 1);
     const int status = train_alone(&scene, "left-over", OPTIONS("--max-steps", "1"));
@@ -131,13 +117,4 @@ static void variables_that_were_left_over_are_named(void **state)
                         "this process is no rank, unset RANK and what belongs to it");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_server_of_two_shards_is_started),
-        cmocka_unit_test(any_number_goes_on_from_data_and_tensor_parallel),
-        cmocka_unit_test(what_does_not_fit_is_refused),
-        cmocka_unit_test(variables_that_were_left_over_are_named),
-    };
-    return cmocka_run_group_tests_name("launch shards", tests, open_scene, close_scene);
-}
+TESTS_BETWEEN(open_scene, close_scene)

@@ -2,36 +2,24 @@
  * with them and end with them; a signal ends them with a checkpoint, and where one is killed all
  * end in time, say who, and the run goes on. */
 #include "bridge/bridge_file.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/training.h"
-
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define END_MS 10000 // for all, once a rank is gone
 
 static struct scene scene;
 static const char *runtime;
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     runtime = test_folder();
     setenv("XDG_RUNTIME_DIR", runtime, 1);
     setenv("OMP_NUM_THREADS", "1", 1);
     scene_open(&scene);
-    return 0;
 }
 
-static int close_scene(void **state)
+static void close_scene(void)
 {
-    (void)state;
     scene_close(&scene);
-    return 0;
 }
 
 static void start(struct test_child *child, const char *run, const char *steps)
@@ -75,9 +63,8 @@ static void servers_have_ended(const pid_t servers[2])
     }
 }
 
-static void test_one_command(void **state)
+TEST(test_one_command)
 {
-    (void)state;
     assert_int_equal(run_to("whole", "4"), 0);
     assert_int_equal(steps_done(&scene, "whole"), 4);
     assert_log(&scene, "cw-trainer: 2 ranks, 2 of them started here, with mpirun");
@@ -86,9 +73,8 @@ static void test_one_command(void **state)
     assert_false(file_exists(test_path(runtime, "commonweight/cpu-1/server.sock")));
 }
 
-static void test_a_signal_ends_all_with_a_checkpoint(void **state)
+TEST(test_a_signal_ends_all_with_a_checkpoint)
 {
-    (void)state;
     struct test_child child = {0};
     start(&child, "stopped", "100000");
     wait_for_steps(&scene, "stopped", 1, &child);
@@ -109,13 +95,11 @@ static pid_t rank_of(pid_t server)
     snprintf(path, sizeof path, "/proc/%d/stat", (int)server);
     char *text = test_read(path);
     assert_int_equal(sscanf(strrchr(text, ')') + 1, " %*c %d", &parent), 1);
-    free(text);
     return parent;
 }
 
-static void test_a_killed_rank_ends_all(void **state)
+TEST(test_a_killed_rank_ends_all)
 {
-    (void)state;
     struct test_child child = {0};
     char gone[128], host[65] = "";
     start(&child, "killed", "100000");
@@ -137,9 +121,8 @@ static void test_a_killed_rank_ends_all(void **state)
 }
 
 // The server of one rank is killed: its rank says so, and takes the others along.
-static void test_a_killed_server_ends_all(void **state)
+TEST(test_a_killed_server_ends_all)
 {
-    (void)state;
     struct test_child child = {0};
     start(&child, "serverless", "100000");
     wait_for_steps(&scene, "serverless", 2, &child);
@@ -153,13 +136,4 @@ static void test_a_killed_server_ends_all(void **state)
     assert_log(&scene, "cw-trainer[0]: error: ");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_command),
-        cmocka_unit_test(test_a_signal_ends_all_with_a_checkpoint),
-        cmocka_unit_test(test_a_killed_rank_ends_all),
-        cmocka_unit_test(test_a_killed_server_ends_all),
-    };
-    return cmocka_run_group_tests_name("launch training", tests, open_scene, close_scene);
-}
+TESTS_BETWEEN(open_scene, close_scene)

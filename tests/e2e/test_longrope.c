@@ -3,15 +3,9 @@
  * chooses them, whatever lengths the trainer has: on the CPU both compute the same log-probability,
  * bit for bit. */
 #include "bridge/attach.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define LIMIT_MS 120000
 
@@ -55,7 +49,6 @@ static double largest_metric(const char *run, const char *key, int *ret_lines)
         json_decref(json);
         ++*ret_lines;
     }
-    free(text);
     return largest;
 }
 
@@ -94,31 +87,26 @@ static void train_under(const char *context, const char *length, const char *fac
     assert_int_equal(lines, 2);
     char *text = test_read(log);
     assert_contains(text, factors);
-    free(text);
     text = test_read(d.log);
     assert_contains(text, factors);
-    free(text);
     daemon_kill(&d);
 }
 
-static void short_sequences_under_a_long_context(void **state)
+TEST(short_sequences_under_a_long_context)
 {
-    (void)state;
     if (strcmp(test_device(), "cpu") != 0) test_skip("bit for bit on the CPU only");
     train_under("256", "24", "longrope takes its long factors, for contexts of up to 256 tokens");
 }
 
-static void short_context(void **state)
+TEST(short_context)
 {
-    (void)state;
     if (strcmp(test_device(), "cpu") != 0) test_skip("bit for bit on the CPU only");
     train_under("64", "24", "longrope takes its short factors, for contexts of up to 64 tokens");
 }
 
 // A KL reference of the very weights that are trained: 0 before the first update, exactly.
-static void reference_rotates_alike(void **state)
+TEST(reference_rotates_alike)
 {
-    (void)state;
     const char *model = longrope_folder(), *folder = test_folder(), *run = test_path(folder, "run");
     const char *argv[TRAINER_WORDS];
     struct daemon d = {0};
@@ -133,13 +121,11 @@ static void reference_rotates_alike(void **state)
                    NULL, argv);
     assert_int_equal(test_command(test_path(folder, "trainer.log"), LIMIT_MS, argv), 0);
     assert_true(largest_metric(run, "kl", &lines) == 0);
-    daemon_kill(&d);
 }
 
 // An older daemon's file says nothing of it: refused by who would have to guess.
-static void bridge_without_the_choice(void **state)
+TEST(bridge_without_the_choice)
 {
-    (void)state;
     const char *model = longrope_folder(), *folder = test_folder();
     const char *argv[TRAINER_WORDS], *log = test_path(folder, "trainer.log");
     struct daemon d = {0};
@@ -154,19 +140,6 @@ static void bridge_without_the_choice(void **state)
     daemon_trainer(&d, write_data(folder), test_path(folder, "run"),
                    OPTIONS("--reward", "constant"), NULL, argv);
     assert_int_equal(test_command(log, LIMIT_MS, argv), 1);
-    char *text = test_read(log);
-    assert_contains(text, "has no \"rope_context\", by which the server chose the factors");
-    free(text);
-    daemon_kill(&d);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(short_sequences_under_a_long_context),
-        cmocka_unit_test(short_context),
-        cmocka_unit_test(reference_rotates_alike),
-        cmocka_unit_test(bridge_without_the_choice),
-    };
-    return cmocka_run_group_tests_name("longrope", tests, NULL, NULL);
+    assert_contains(test_read(log),
+                    "has no \"rope_context\", by which the server chose the factors");
 }

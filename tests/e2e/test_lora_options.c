@@ -1,32 +1,24 @@
 /* test_lora_options.c: every option of cw-trainer train that says something else beside --lora-r:
  * each works, or is refused in a sentence that names it. */
-#include "common/base/file.h"
 #include "tests/support/training.h"
-
-#include <stdio.h>
-#include <string.h>
 
 enum { WORDS = 8 };
 #define LORA "--lora-r", "4", "--lora-alpha", "8", "--max-steps", "2"
 
 static struct scene s;
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open(&s);
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model,
                  OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--max-adapters", "3",
                          "--max-lora-rank", "8", "--tandem-model", s.model, "--draft", s.model));
-    return 0;
 }
 
-static int close_scene(void **state)
+static void close_scene(void)
 {
-    (void)state;
     scene_close(&s);
-    return 0;
 }
 
 // Where it is there. Its scale and targets are a run's own.
@@ -36,7 +28,6 @@ static void unload(const char *name)
     struct wire_answer a;
     snprintf(body, sizeof body, "{\"lora_name\":\"%s\"}", name);
     daemon_request(s.daemon.socket, "POST", "/v1/unload_lora_adapter", "", body, &a);
-    wire_answer_release(&a);
 }
 
 struct option_case {
@@ -62,9 +53,8 @@ static void try_case(const char *run, const struct option_case *c, const char *c
              status, c->status, c->said ? c->said : "");
 }
 
-static void each_works_or_is_named(void **state)
+TEST(each_works_or_is_named)
 {
-    (void)state;
     static const struct option_case cases[] = {
         {0, {"--async", "--max-staleness", "2"}, NULL},
         {0, {"--async", "--max-staleness", "0", "--exact"}, NULL},
@@ -109,9 +99,8 @@ static void each_works_or_is_named(void **state)
     }
 }
 
-static void resuming_wants_the_same_adapter(void **state)
+TEST(resuming_wants_the_same_adapter)
 {
-    (void)state;
     static const struct option_case cases[] = {
         {1, {"--lora-r", "8"}, "other targets, ranks or scales"},
         {1, {"--lora-alpha", "9"}, "other targets, ranks or scales"},
@@ -133,9 +122,8 @@ static void resuming_wants_the_same_adapter(void **state)
     daemon_holds_adapter(&s.daemon, "b", latest(&s, "resumed"));
 }
 
-static void the_best_is_served_at_the_end(void **state)
+TEST(the_best_is_served_at_the_end)
 {
-    (void)state;
     const struct option_case best = {0,
                                      {"--eval-data", "DATA", "--eval-steps", "1",
                                       "--load-best-model-at-end", "--early-stop-patience", "3"},
@@ -146,12 +134,4 @@ static void the_best_is_served_at_the_end(void **state)
                          test_path(test_path(s.folder, "best"), "checkpoints/best"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_works_or_is_named),
-        cmocka_unit_test(resuming_wants_the_same_adapter),
-        cmocka_unit_test(the_best_is_served_at_the_end),
-    };
-    return cmocka_run_group_tests_name("lora_options", tests, open_scene, close_scene);
-}
+TESTS_BETWEEN(open_scene, close_scene)

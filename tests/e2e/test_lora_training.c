@@ -2,16 +2,10 @@
  * shared memory beside a model that stays as it is, to the sampler's bits; its checkpoints resume
  * exactly, and what a dead trainer left is restored from them. */
 #include "bridge/attach.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "common/model/safetensors.h"
 #include "tests/support/training.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 enum { STEPS = 6 };
 #define LORA "--lora-r", "4", "--lora-alpha", "8"
@@ -33,22 +27,19 @@ static char *completion(const struct scene *s, const char *who)
              who);
     json_t *a = daemon_post(s->daemon.socket, "/v1/completions", 200, body);
     char *text = json_dumps(json_object_get(a, "choices"), 0);
-    json_decref(a);
     return text;
 }
 
-static void an_adapter_is_trained(void **state)
+TEST(an_adapter_is_trained)
 {
-    (void)state;
     struct scene s;
     double mismatch[STEPS], norm[STEPS], kl[STEPS];
     scene_open(&s);
     restart_server(&s);
     char *before = completion(&s, "");
-    assert_int_equal(train_alone(&s, "run",
-                                 OPTIONS(LORA, "--exact", "--max-steps", "6", "--beta", "0.1",
-                                         "--recompute", "layer")),
-                     0);
+    assert_exit(0, train_alone(&s, "run",
+                               OPTIONS(LORA, "--exact", "--max-steps", "6", "--beta", "0.1",
+                                       "--recompute", "layer")));
     assert_said(&s, "the adapter's ");
     assert_said(&s, "reference 0."); // no copy of the model
     assert_int_equal(column(&s, "run", "sampler_mismatch/max", mismatch, STEPS), STEPS);
@@ -58,17 +49,14 @@ static void an_adapter_is_trained(void **state)
     assert_true(kl[0] == 0 && kl[STEPS - 1] != 0); // from the model itself
     daemon_holds(&s.daemon, "policy", s.model);
     daemon_holds_adapter(&s.daemon, "policy", latest(&s, "run"));
-    assert_int_equal(test_command(test_path(s.folder, "check.log"), LIMIT_MS,
-                                  OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)),
-                     0);
+    assert_exit(0, test_command(test_path(s.folder, "check.log"), LIMIT_MS,
+                                OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)));
     char *check = test_read(test_path(s.folder, "check.log"));
     assert_contains(check, "from (made by a request)");
-    free(check);
-    assert_int_equal(test_command(test_path(s.folder, "eval.log"), LIMIT_MS,
-                                  OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
-                                          s.daemon.bridge, "--data", s.data, "--lora-name",
-                                          "policy", "--max-completion-length", "4")),
-                     0);
+    assert_exit(0, test_command(test_path(s.folder, "eval.log"), LIMIT_MS,
+                                OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
+                                        s.daemon.bridge, "--data", s.data, "--lora-name", "policy",
+                                        "--max-completion-length", "4")));
     assert_true(file_exists(test_path(latest(&s, "run"), "adapter_config.json")));
     assert_false(file_exists(test_path(latest(&s, "run"), "model.safetensors")));
     char *after = completion(&s, ""), *adapted = completion(&s, "\"lora\":\"policy\",");
@@ -80,7 +68,6 @@ static void an_adapter_is_trained(void **state)
     struct wire_answer a;
     daemon_request(s.daemon.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
     assert_int_equal(a.status, 200);
-    wire_answer_release(&a);
     char *copy = completion(&s, "\"model\":\"copy\",");
     assert_string_equal(copy, adapted);
     free(before);
@@ -88,12 +75,10 @@ static void an_adapter_is_trained(void **state)
     free(adapted);
     free(copy);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
-static void resumes_to_the_bit(void **state)
+TEST(resumes_to_the_bit)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     restart_server(&s);
@@ -108,37 +93,33 @@ static void resumes_to_the_bit(void **state)
     test_same_file(latest(&s, "whole"), latest(&s, "halves"), "trainer/optimizer.safetensors");
     daemon_holds_adapter(&s.daemon, "policy", latest(&s, "halves"));
     // without the adapter, or with another, it would be another run
-    assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--lora-r", "0")),
-                     1);
+    assert_exit(1, train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--lora-r", "0")));
     assert_log(&s, "was made with --lora-r");
-    assert_int_equal(
-        train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--lora-alpha", "9")), 1);
+    assert_exit(1,
+                train(&s, "halves", OPTIONS("--max-steps", "7", "--resume", "--lora-alpha", "9")));
     assert_log(&s, "other targets, ranks or scales");
     // a second run on the same server starts anew, or from the first one's checkpoint
     assert_int_equal(train(&s, "again", OPTIONS(LORA, "--exact", "--max-steps", "6")), 0);
     test_same_file(latest(&s, "whole"), latest(&s, "again"), "adapter_model.safetensors");
     const char *from = latest(&s, "whole");
-    assert_int_equal(
-        train(&s, "on",
-              OPTIONS(LORA, "--max-steps", "1", "--start-from", from, "--learning-rate", "0")),
-        0);
+    assert_exit(
+        0, train(&s, "on",
+                 OPTIONS(LORA, "--max-steps", "1", "--start-from", from, "--learning-rate", "0")));
     test_same_file(from, latest(&s, "on"), "adapter_model.safetensors");
-    scene_close(&s);
 }
 
 // The masks follow from the seed, the step and the place: layers that are run again, and a run in
 // two parts, have the same.
-static void dropout_repeats(void **state)
+TEST(dropout_repeats)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     restart_server(&s);
 #define DROPOUT LORA, "--exact", "--lora-dropout", "0.3"
     assert_int_equal(train(&s, "whole", OPTIONS(DROPOUT, "--max-steps", "4")), 0);
     assert_log(&s, "--exact does not compare them");
-    assert_int_equal(
-        train(&s, "again", OPTIONS(DROPOUT, "--max-steps", "4", "--recompute", "layer")), 0);
+    assert_exit(0,
+                train(&s, "again", OPTIONS(DROPOUT, "--max-steps", "4", "--recompute", "layer")));
     assert_int_equal(train(&s, "halves", OPTIONS(DROPOUT, "--max-steps", "2")), 0);
     assert_int_equal(train(&s, "halves", OPTIONS("--max-steps", "4", "--resume")), 0);
     assert_int_equal(train(&s, "without", OPTIONS(LORA, "--exact", "--max-steps", "4")), 0);
@@ -154,7 +135,6 @@ static void dropout_repeats(void **state)
     assert_memory_not_equal(e->data, safetensors_find(other, e->name)->data, e->bytes);
     safetensors_free(set);
     safetensors_free(other);
-    scene_close(&s);
 }
 
 // In a process of its own: takes the lease, says where the last good weights are, and dies while it
@@ -187,7 +167,6 @@ static void tear(const struct scene *s, const char *snapshot, const char *moved_
     for (bool restored = false; !restored && clock_ms_until(deadline) > 0;) {
         char *log = test_read(s->daemon.log);
         restored = strstr(log, "weights restored from") != NULL;
-        free(log);
         clock_sleep_ms(20);
     }
 }
@@ -201,9 +180,8 @@ static void open_trained(struct scene *s)
     assert_int_equal(train(s, "run", OPTIONS(LORA, "--max-steps", "2")), 0);
 }
 
-static void a_torn_adapter_is_restored(void **state)
+TEST(a_torn_adapter_is_restored)
 {
-    (void)state;
     struct scene s;
     open_trained(&s);
     char *snapshot = realpath(latest(&s, "run"), NULL);
@@ -211,19 +189,16 @@ static void a_torn_adapter_is_restored(void **state)
     char *log = test_read(s.daemon.log);
     assert_contains(log, "weights restored from");
     assert_contains(log, snapshot);
-    free(log);
     daemon_holds_adapter(&s.daemon, "policy", snapshot);
     daemon_holds(&s.daemon, "policy", s.model);
-    json_decref(daemon_get(s.daemon.socket, "/health", 200));
+    daemon_get(s.daemon.socket, "/health", 200);
     free(snapshot);
-    scene_close(&s);
 }
 
 // Nobody can tell any more which adapter was torn, or whether the model was: all are made whole,
 // and it is said that what was trained is gone.
-static void without_its_checkpoint_it_is_as_new(void **state)
+TEST(without_its_checkpoint_it_is_as_new)
 {
-    (void)state;
     struct scene s;
     open_trained(&s);
     char *snapshot = realpath(latest(&s, "run"), NULL);
@@ -233,7 +208,6 @@ static void without_its_checkpoint_it_is_as_new(void **state)
     tear(&s, snapshot, aside);
     char *log = test_read(s.daemon.log);
     assert_contains(log, "what was trained is NOT served");
-    free(log);
     char *now = completion(&s, ""), *untrained = completion(&s, "\"lora\":\"policy\",");
     assert_string_equal(now, base);
     assert_string_equal(untrained, base);
@@ -246,12 +220,10 @@ static void without_its_checkpoint_it_is_as_new(void **state)
     free(now);
     free(untrained);
     free(snapshot);
-    scene_close(&s);
 }
 
-static void what_cannot_be_trained_is_named(void **state)
+TEST(what_cannot_be_trained_is_named)
 {
-    (void)state;
     struct scene s;
     scene_open(&s); // without --max-adapters
     assert_int_equal(train_alone(&s, "run", OPTIONS(LORA, "--max-steps", "1")), 1);
@@ -259,37 +231,20 @@ static void what_cannot_be_trained_is_named(void **state)
     restart_server(&s);
     assert_int_equal(train_alone(&s, "run", OPTIONS("--lora-r", "9", "--max-steps", "1")), 1);
     assert_said(&s, "--max-lora-rank 9");
-    assert_int_equal(
-        train_alone(&s, "run", OPTIONS(LORA, "--lora-target", "c_attn", "--max-steps", "1")), 1);
+    assert_exit(
+        1, train_alone(&s, "run", OPTIONS(LORA, "--lora-target", "c_attn", "--max-steps", "1")));
     assert_said(&s, "names no matrix that can be adapted");
     assert_int_equal(train_alone(&s, "run", OPTIONS(LORA, "--freeze", "*", "--max-steps", "1")), 2);
     assert_said(&s, "--freeze with --lora-r");
     assert_int_equal(train_alone(&s, "run", OPTIONS(LORA, "--max-steps", "1")), 0);
-    assert_int_equal(
-        train_alone(&s, "other",
-                    OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--max-steps", "1")),
-        1);
+    assert_exit(1,
+                train_alone(&s, "other",
+                            OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--max-steps", "1")));
     assert_said(&s, "other targets, ranks or scales");
-    assert_int_equal(
-        train_alone(&s, "other", OPTIONS("--lora-r", "4", "--lora-alpha", "9", "--max-steps", "1")),
-        1);
+    assert_exit(1, train_alone(&s, "other",
+                               OPTIONS("--lora-r", "4", "--lora-alpha", "9", "--max-steps", "1")));
     assert_said(&s, "other targets, ranks or scales");
-    assert_int_equal(train_alone(&s, "other",
-                                 OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--lora-name",
-                                         "qv", "--max-steps", "1")),
-                     0);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_adapter_is_trained),
-        cmocka_unit_test(resumes_to_the_bit),
-        cmocka_unit_test(dropout_repeats),
-        cmocka_unit_test(a_torn_adapter_is_restored),
-        cmocka_unit_test(without_its_checkpoint_it_is_as_new),
-        cmocka_unit_test(what_cannot_be_trained_is_named),
-    };
-    return cmocka_run_group_tests_name("lora_training", tests, NULL, NULL);
+    assert_exit(0, train_alone(&s, "other",
+                               OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--lora-name", "qv",
+                                       "--max-steps", "1")));
 }

@@ -2,13 +2,7 @@
  * a hundred under full load, each token by the weights of its version; and trainers that are killed
  * in the middle of one, again and again. */
 #include "bridge/attach.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/torn.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 // ---- killed in an update ------------------------------------------------------------------------
 #define LARGE "--lora-r", "128", "--save-steps", "1", "--max-steps", "100000", "--resume"
@@ -19,7 +13,6 @@ static json_t *base_completion(const struct scene *s)
                                    "{\"prompt\":\"12+15=\",\"max_tokens\":8,\"temperature\":0,"
                                    "\"ignore_eos\":true,\"logprobs\":1}");
     json_t *choices = json_incref(json_object_get(response, "choices"));
-    json_decref(response);
     return choices;
 }
 
@@ -30,7 +23,6 @@ static int restores(const struct scene *s)
     const char *at = strstr(bytes_text(&a.body), "\ncommonweight:restores_total{");
     assert_non_null(at);
     const int n = atoi(strchr(at, '}') + 1);
-    wire_answer_release(&a);
     return n;
 }
 
@@ -48,9 +40,8 @@ static void assert_whole(const struct scene *s, const struct control *control, c
 // A new trainer begins with an update of its own, the adapter as its last checkpoint has it; then
 // come those of its steps. One is killed in the first, the next in the second, and so on. Every
 // other time the next one starts while the server has yet to notice: it waits for it.
-static void killed_again_and_again(void **state)
+TEST(killed_again_and_again)
 {
-    (void)state;
     enum { KILLS = 8, ATTEMPTS = 40 };
     struct scene s;
     struct bridge *bridge;
@@ -80,7 +71,6 @@ static void killed_again_and_again(void **state)
     bridge_detach(bridge);
     json_decref(base);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // ---- under load ---------------------------------------------------------------------------------
@@ -119,7 +109,6 @@ static void take(int fd, json_t *samples)
         json_array_append_new(samples, sample);
     }
     assert_int_equal(json_array_size(samples), before + PROMPTS * EACH);
-    wire_answer_release(&a);
 }
 
 static json_int_t at(const json_t *sample, const char *list, size_t i)
@@ -137,7 +126,6 @@ static void sample_checkpoint(const struct daemon *d, const char *folder, json_t
     struct wire_answer a;
     daemon_request(d->socket, "POST", "/v1/load_lora_adapter", "", body, &a);
     if (a.status != 200) fail_msg("%s: %s", folder, bytes_text(&a.body));
-    wire_answer_release(&a);
     take(ask(d), samples);
     for (size_t i = 0; i < json_array_size(samples); i++) {
         json_t *sample = json_array_get(samples, i);
@@ -196,9 +184,8 @@ static int check_samples(const struct scene *s, const json_t *samples)
     return seen;
 }
 
-static void a_hundred_updates_under_load(void **state)
+TEST(a_hundred_updates_under_load)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     int fd[STREAMS];
@@ -230,14 +217,4 @@ static void a_hundred_updates_under_load(void **state)
         fail_msg("%d versions among %zu samples", seen, json_array_size(samples));
     json_decref(samples);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_hundred_updates_under_load),
-        cmocka_unit_test(killed_again_and_again),
-    };
-    return cmocka_run_group_tests_name("lora_updates", tests, NULL, NULL);
 }

@@ -2,10 +2,6 @@
  * bash's completion. */
 #include "tests/support/support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 // The line of a file that begins with, after blanks, `start`.
 static char *line_of(const char *name, const char *start)
 {
@@ -14,20 +10,18 @@ static char *line_of(const char *name, const char *start)
         line += strspn(line, " ");
         if (strncmp(line, start, strlen(start)) != 0) continue;
         char *copy = strdup(line);
-        free(text);
         return copy;
     }
     fail_msg("%s: no line \"%s\"", name, start);
     return NULL;
 }
 
-static void each_command(void **state)
+TEST(each_command)
 {
     const char *log = test_path(test_folder(), "help.log");
     char *pages = line_of("Makefile", "PAGES "),
          *words = line_of("packaging/completion.bash", "choices=\"train"), name[16];
     int n = 0;
-    (void)state;
     assert_int_equal(test_command(log, 10000, OPTIONS(test_binary("cw-trainer"), "--help")), 0);
     char *help = test_read(log), *next = help;
     for (char *line; (line = strsep(&next, "\n"));) {
@@ -40,13 +34,6 @@ static void each_command(void **state)
         n++;
     }
     assert_true(n >= 6);
-    free(help);
     free(pages);
     free(words);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(each_command)};
-    return cmocka_run_group_tests_name("manual", tests, NULL, NULL);
 }

@@ -4,25 +4,14 @@
 #include "tests/support/reference.h"
 #include "tests/support/tiny_adapter.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { TOKENS = 5, VOCAB = 300, LIMIT_MS = 60000 };
 static const int32_t ids[TOKENS] = {3, 14, 15, 9, 26};
 #define CONFIG "{\"r\":3,\"lora_alpha\":6,\"use_rslora\":true,\"target_modules\":\"all-linear\"}"
 
 static int merge(const char *model, const char *adapter, const char *out, const char *log)
 {
-    const char *const argv[] = {test_binary("cw-trainer"),
-                                "merge",
-                                "--model",
-                                model,
-                                "--adapter",
-                                adapter,
-                                "--out",
-                                out,
-                                NULL};
+    const char *const *argv = OPTIONS(test_binary("cw-trainer"), "merge", "--model", model,
+                                      "--adapter", adapter, "--out", out);
     return test_command(log, LIMIT_MS, argv);
 }
 
@@ -52,9 +41,8 @@ static void adapted_logits(const char *model, const char *folder, float *ret)
     reference_close(&r);
 }
 
-static void merged_is_base_and_adapter(void **state)
+TEST(merged_is_base_and_adapter)
 {
-    (void)state;
     static float want[TOKENS * VOCAB], have[TOKENS * VOCAB], plain[TOKENS * VOCAB];
     const char *folder = test_folder(), *out = test_path(folder, "merged"),
                *adapter = test_path(folder, "adapter");
@@ -80,9 +68,8 @@ static void merged_is_base_and_adapter(void **state)
     assert_true(changed > 0.01 * most);
 }
 
-static void what_does_not_fit_is_named(void **state)
+TEST(what_does_not_fit_is_named)
 {
-    (void)state;
     const char *folder = test_folder(), *other = test_folder(), *log = test_path(folder, "log");
     const char *model = daemon_model(folder, false, 4), *adapter = test_path(folder, "adapter");
     assert_ok(tiny_adapter_write(adapter, model, CONFIG, 5));
@@ -95,14 +82,4 @@ static void what_does_not_fit_is_named(void **state)
     assert_contains(text, "use_dora is set: DoRA is not supported");
     assert_contains(text, "config.json");
     assert_contains(text, "--adapter DIR and --out DIR are needed");
-    free(text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(merged_is_base_and_adapter),
-        cmocka_unit_test(what_does_not_fit_is_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

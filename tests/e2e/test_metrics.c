@@ -1,14 +1,9 @@
 /* test_metrics.c: GET /metrics: vLLM's histograms with its buckets and the numbers that known
  * requests must give, the text as Prometheus' own parser reads it, and
  * what tools/grafana-dashboard prints, whose queries must name what is there. */
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 
 #include <ctype.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static struct daemon d;
 static char *page; // of /metrics, after the requests below
@@ -20,29 +15,23 @@ static void load_page(void)
     assert_int_equal(a.status, 200);
     free(page);
     page = strdup(bytes_text(&a.body));
-    wire_answer_release(&a);
 }
 
 // 3 prompts of 4 tokens with 2 samples of 10 tokens each, one of which begins with cached blocks.
-static int start(void **state)
+static void start(void)
 {
-    (void)state;
     daemon_start(
         &d, daemon_model(test_folder(), true, 7),
         OPTIONS("--listen", "127.0.0.1:0", "--block-size", "2", "--speculative", "ngram:2"));
     const char *body = "{\"prompt\":[1,2,3,4],\"n\":2,\"max_tokens\":10,\"ignore_eos\":true}";
     for (int i = 0; i < 3; i++) json_decref(daemon_post(d.socket, "/v1/completions", 200, body));
     load_page();
-    return 0;
 }
 
-static int stop(void **state)
+static void stop(void)
 {
-    (void)state;
-    int status = test_running(&d.child) ? daemon_stop(&d) : 1;
-    daemon_kill(&d);
     free(page);
-    return status;
+    daemon_end(&d);
 }
 
 // The value of the line that begins with `series`, labels included.
@@ -74,9 +63,8 @@ static double bucket(const char *name, const char *le)
 
 // ---- what known requests give ------------------------------------------------------------------
 
-static void test_tokens(void **state)
+TEST(test_tokens)
 {
-    (void)state;
     const char *prompt = "vllm:request_prompt_tokens",
                *generated = "vllm:request_generation_tokens";
     assert_true(total(prompt, "count") == 6 && total(prompt, "sum") == 24);
@@ -90,17 +78,15 @@ static void test_tokens(void **state)
 }
 
 // A prompt is computed once for its samples, but for what was cached.
-static void test_steps(void **state)
+TEST(test_steps)
 {
-    (void)state;
     const char *name = "vllm:iteration_tokens_total";
     assert_true(total(name, "sum") == 4 + 2 + 2 + 60);
     assert_true(total(name, "count") == value_of("commonweight:steps_total{model_name=\"model\"}"));
 }
 
-static void test_times(void **state)
+TEST(test_times)
 {
-    (void)state;
     const double queue = total("vllm:request_queue_time_seconds", "sum");
     const double prefill = total("vllm:request_prefill_time_seconds", "sum");
     const double decode = total("vllm:request_decode_time_seconds", "sum");
@@ -115,9 +101,8 @@ static void test_times(void **state)
 }
 
 // The bounds of vLLM 0.24; a bucket that an alert names must be there.
-static void test_buckets(void **state)
+TEST(test_buckets)
 {
-    (void)state;
     static const struct {
         const char *name, *bounds[8];
     } cases[] = {
@@ -135,9 +120,8 @@ static void test_buckets(void **state)
         strstr(page, "vllm:request_prompt_tokens_bucket{model_name=\"model\",le=\"1000\"}"));
 }
 
-static void test_cache_config(void **state)
+TEST(test_cache_config)
 {
-    (void)state;
     const char *line = strstr(page, "\nvllm:cache_config_info{");
     assert_non_null(line);
     const char *end = strchr(line + 1, '\n');
@@ -155,9 +139,8 @@ static void test_cache_config(void **state)
 
 // ---- the text ----------------------------------------------------------------------------------
 
-static void test_prometheus_parser(void **state)
+TEST(test_prometheus_parser)
 {
-    (void)state;
     char url[64];
     const char *python = test_python("prometheus_client");
     snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(&d));
@@ -167,7 +150,6 @@ static void test_prometheus_parser(void **state)
     if (test_command(log, 60000, argv) != 0) {
         char *text = test_read(log);
         print_message("%s\n", text);
-        free(text);
         fail_msg("the parser refused the text");
     }
 }
@@ -198,9 +180,8 @@ static int check_query(const char *query)
     return n;
 }
 
-static void test_dashboard(void **state)
+TEST(test_dashboard)
 {
-    (void)state;
     json_t *board = NULL, *panel, *target;
     size_t i, k;
     int queries = 0;
@@ -223,13 +204,4 @@ static void test_dashboard(void **state)
     json_decref(board);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tokens),       cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_times),        cmocka_unit_test(test_buckets),
-        cmocka_unit_test(test_cache_config), cmocka_unit_test(test_prometheus_parser),
-        cmocka_unit_test(test_dashboard),
-    };
-    return cmocka_run_group_tests(tests, start, stop);
-}
+TESTS_BETWEEN(start, stop)

@@ -2,24 +2,11 @@
  * is packaging/try-wheel's, and the examples' in test_bridge_library.c and test_tinker_sdk.c. */
 #include "tests/support/support.h"
 
-#include <stdlib.h>
-
-static void test_data(void **state)
+TEST(test_data)
 {
-    (void)state;
     const char *folder = test_folder(), *log = test_path(test_folder(), "log"),
                *script = test_path(test_root(), "tests/clients/data.py");
     if (test_command(log, 240000, OPTIONS(test_python("datasets"), script, folder)) != 0)
         fail_msg("%s", test_read(log));
-    char *said = test_read(log);
-    assert_contains(said, "data: PASS");
-    free(said);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_data),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    assert_contains(test_read(log), "data: PASS");
 }

@@ -1,30 +1,21 @@
 /* test_network.c: cw-infer-server among clients that mean no good: connections that are left, held
  * and dripped over the limit of a listener, web pages and other users on loopback TCP, request
  * bodies that fill memory or take seconds to read. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/daemon.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #define SOON_MS 10000 // far below the idle time-outs that would free a slot otherwise
 
 static const char *model;
 
-static int make_model(void **state)
+static void make_model(void)
 {
-    (void)state;
     model = daemon_model(test_folder(), true, 7);
-    return 0;
 }
 
 // The status of a request over TCP; 0 where nobody answers in time. Headers end in \r\n.
@@ -38,9 +29,7 @@ static int tcp_status(int port, const char *method, const char *path, const char
     daemon_send(fd, text, (size_t)n);
     wire_read(fd, SOON_MS, &a);
     close(fd);
-    int status = a.status;
-    wire_answer_release(&a);
-    return status;
+    return a.status;
 }
 
 // ---- slots -------------------------------------------------------------------------------------
@@ -92,9 +81,8 @@ static void crowd(int port, int n, const char *same, enum leaving how)
     free(fds);
 }
 
-static void test_clients_that_leave(void **state)
+TEST(test_clients_that_leave)
 {
-    (void)state;
     static const char *const options[] = {"--listen", "127.0.0.1:0", "--max-connections", "8",
                                           NULL};
     struct daemon d = {0};
@@ -111,9 +99,8 @@ static void test_clients_that_leave(void **state)
 }
 
 // They stay, send nothing more, and lose their slots to others.
-static void test_clients_that_hold(void **state)
+TEST(test_clients_that_hold)
 {
-    (void)state;
     static const char *const options[] = {
         "--listen", "127.0.0.1:0", "--max-connections", "8", "--idle-timeout", "1", NULL};
     struct daemon d = {0};
@@ -124,9 +111,8 @@ static void test_clients_that_hold(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-static void test_eleven_hundred_connections(void **state)
+TEST(test_eleven_hundred_connections)
 {
-    (void)state;
     enum { MANY = 1100 };
     struct rlimit before, wanted;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -142,15 +128,14 @@ static void test_eleven_hundred_connections(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &wanted), 0);
     crowd(port, MANY, beginnings[4], RESET);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-    json_decref(daemon_get(d.socket, "/health", 200));
+    daemon_get(d.socket, "/health", 200);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
 // They have left before the server even accepts them: it is stopped meanwhile, so that all it hears
 // of each is in one piece.
-static void test_left_before_accept(void **state)
+TEST(test_left_before_accept)
 {
-    (void)state;
     enum { BATCHES = 3, BATCH = 400 }; // more than the limit, and less at once than the backlog
     static const char *const options[] = {"--listen", "127.0.0.1:0", NULL};
     struct daemon d = {0};
@@ -170,9 +155,8 @@ static void test_left_before_accept(void **state)
 }
 
 // A byte now and then, for ever, in every part of a request.
-static void test_drippers(void **state)
+TEST(test_drippers)
 {
-    (void)state;
     static const char *const options[] = {"--idle-timeout", "2", NULL};
     static const char *const begun[] = {
         "GET /health HTTP/1.1\r\nX: ",                                        // the first headers
@@ -200,30 +184,26 @@ static void test_drippers(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-static void test_few_descriptors(void **state)
+TEST(test_few_descriptors)
 {
-    (void)state;
     static const char script[] = "ulimit -n 200; exec \"$0\" \"$@\"";
     const char *folder = test_folder();
     struct daemon d = {.folder = folder,
                        .socket = test_path(folder, "s.sock"),
                        .bridge = test_path(folder, "bridge.json"),
                        .log = test_path(folder, "daemon.log")};
-    const char *const argv[] = {
-        "sh",       "-c",          script,     test_binary("cw-infer-server"),
-        "--model",  model,         "--device", test_device(),
-        "--socket", d.socket,      "--bridge", d.bridge,
-        "--listen", "127.0.0.1:0", NULL};
+    const char *const *argv = OPTIONS("sh", "-c", script, test_binary("cw-infer-server"), "--model",
+                                      model, "--device", test_device(), "--socket", d.socket,
+                                      "--bridge", d.bridge, "--listen", "127.0.0.1:0");
     test_spawn(&d.child, d.log, argv);
     daemon_wait(&d);
     int port = daemon_tcp_port(&d);
     char *log = test_read(d.log);
     assert_contains(log, "36 connections");
-    free(log);
     int fds[100];
     for (int i = 0; i < 100; i++) assert_true((fds[i] = daemon_connect_tcp(port)) >= 0);
     clock_sleep_ms(100);
-    json_decref(daemon_get(d.socket, "/health", 200)); // the other listener has its own
+    daemon_get(d.socket, "/health", 200); // the other listener has its own
     for (int i = 0; i < 100; i++) close(fds[i]);
     assert_int_equal(tcp_status(port, "GET", "/health", "Host: localhost\r\n"), 200);
     assert_int_equal(daemon_stop(&d), 0);
@@ -238,9 +218,8 @@ static const struct {
              {"POST", "/lora/load"},           {"POST", "/lora/unload"},
              {"POST", "/v1/load_lora_adapter"}};
 
-static void test_loopback_without_key(void **state)
+TEST(test_loopback_without_key)
 {
-    (void)state;
     static const char *const options[] = {"--listen", "127.0.0.1:0", "--allowed-hosts",
                                           "gpu-box.lan,other.lan", NULL};
     struct daemon d = {0};
@@ -251,8 +230,7 @@ static void test_loopback_without_key(void **state)
                          403);
     json_t *health = daemon_get(d.socket, "/health", 200);
     assert_false(json_is_true(json_object_get(health, "paused")));
-    json_decref(health);
-    json_decref(daemon_get(d.socket, "/bridge/info", 200)); // the Unix socket has it
+    daemon_get(d.socket, "/bridge/info", 200); // the Unix socket has it
 
     static const char *const taken[] = {"",
                                         "Host: localhost:9\r\n",
@@ -277,14 +255,12 @@ static void test_loopback_without_key(void **state)
     assert_true(fd >= 0 && daemon_send(fd, ask, sizeof ask - 1) && wire_read(fd, SOON_MS, &a));
     assert_int_equal(a.status, 405);
     assert_null(strcasestr(bytes_text(&a.head), "Access-Control"));
-    wire_answer_release(&a);
     close(fd);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-static void test_loopback_with_key(void **state)
+TEST(test_loopback_with_key)
 {
-    (void)state;
     struct daemon d = {0};
     const char *key = test_path(test_folder(), "key");
     test_write(key, "correct-horse-battery\n", 22);
@@ -370,9 +346,8 @@ static bool all(struct sender *senders, int n, bool answered)
 
 // Twenty at once: between the last byte of the last one and the last answer the loop goes on: it
 // answers others, and tells the service manager that it lives.
-static void test_twenty_large_bodies(void **state)
+TEST(test_twenty_large_bodies)
 {
-    (void)state;
     enum { MANY = 20 };
     static const char *const options[] = {"--max-body", "32M", "--max-buffered", "1G", NULL};
     struct daemon d = {0};
@@ -399,7 +374,7 @@ static void test_twenty_large_bodies(void **state)
     }
     while (!all(senders, MANY, true)) {
         pings += count_pings(notify);
-        json_decref(daemon_get(d.socket, "/health", 200));
+        daemon_get(d.socket, "/health", 200);
         health++;
     }
     print_message("%d answers and %d pings meanwhile\n", health, pings);
@@ -408,7 +383,6 @@ static void test_twenty_large_bodies(void **state)
         assert_int_equal(senders[i].answer.status, 400);
         assert_contains(bytes_text(&senders[i].answer.body),
                         "maximum context length is 512 tokens, which hold");
-        wire_answer_release(&senders[i].answer);
     }
     assert_true(pings >= 2);
     assert_true(health >= 2 * MANY);
@@ -419,9 +393,8 @@ static void test_twenty_large_bodies(void **state)
 
 // Bodies that are never ended take memory only up to --max-buffered; then others are sent away
 // until there is room again.
-static void test_buffered_bodies(void **state)
+TEST(test_buffered_bodies)
 {
-    (void)state;
     enum { HOLDERS = 6 };
     static const char *const options[] = {"--max-body", "1M", "--max-buffered", "4M", NULL};
     static const char head[] =
@@ -443,16 +416,13 @@ static void test_buffered_bodies(void **state)
     assert_int_equal(other.answer.status, 429);
     assert_contains(bytes_text(&other.answer.head), "Retry-After");
     assert_contains(bytes_text(&other.answer.body), "--max-buffered");
-    wire_answer_release(&other.answer);
-    json_decref(
-        daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":1}"));
+    daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":1}");
     for (int i = 0; i < HOLDERS; i++) close(fds[i]);
     int64_t deadline = clock_deadline_ns(SOON_MS);
     for (int status = 429; status == 429;) { // their memory is given back
         send_large(&other);
         status = other.answer.status;
         if (status != 429) assert_int_equal(status, 400); // no prompt of that length fits
-        wire_answer_release(&other.answer);
         assert_true(clock_now_ns() < deadline);
     }
     free(body);
@@ -460,9 +430,8 @@ static void test_buffered_bodies(void **state)
 }
 
 // Counting the tokens of a text that no context takes is work for another thread, too.
-static void test_large_text_is_counted(void **state)
+TEST(test_large_text_is_counted)
 {
-    (void)state;
     static const char *const options[] = {"--max-body", "32M", NULL};
     struct daemon d = {0};
     char *body = large_body(LARGE / 8);
@@ -477,15 +446,13 @@ static void test_large_text_is_counted(void **state)
     assert_contains(bytes_text(&s.answer.body), "\"count\"");
     print_message("%d answers meanwhile\n", health);
     assert_true(health >= 20);
-    wire_answer_release(&s.answer);
     free(body);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
 // A client that leaves while its body is parsed leaves nothing behind.
-static void test_leaves_while_parsed(void **state)
+TEST(test_leaves_while_parsed)
 {
-    (void)state;
     static const char *const options[] = {"--max-body", "32M", NULL};
     struct daemon d = {0};
     char *body = large_body(LARGE / 2), head[128];
@@ -499,26 +466,9 @@ static void test_leaves_while_parsed(void **state)
                     daemon_send(fd, body, LARGE / 2));
         close(fd);
     }
-    json_decref(daemon_get(d.socket, "/health", 200));
+    daemon_get(d.socket, "/health", 200);
     free(body);
     assert_int_equal(daemon_stop(&d), 0); // some are still being parsed
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_clients_that_leave),
-        cmocka_unit_test(test_clients_that_hold),
-        cmocka_unit_test(test_eleven_hundred_connections),
-        cmocka_unit_test(test_left_before_accept),
-        cmocka_unit_test(test_drippers),
-        cmocka_unit_test(test_few_descriptors),
-        cmocka_unit_test(test_loopback_without_key),
-        cmocka_unit_test(test_loopback_with_key),
-        cmocka_unit_test(test_twenty_large_bodies),
-        cmocka_unit_test(test_buffered_bodies),
-        cmocka_unit_test(test_leaves_while_parsed),
-        cmocka_unit_test(test_large_text_is_counted),
-    };
-    return cmocka_run_group_tests_name("network", tests, make_model, NULL);
-}
+TESTS_BETWEEN(make_model, NULL)

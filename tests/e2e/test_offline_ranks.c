@@ -1,18 +1,11 @@
 /* test_offline_ranks.c: cw-trainer sft and dpo on two ranks, on the CPU under mpirun: they learn as
  * one rank does, to the same bits each time, go on from each other's checkpoints, and end together
  * when one is killed or told to stop. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/offline.h"
 
 #include <ctype.h>
 #include <dirent.h>
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define STEPS     8
 #define END_IN_MS 10000 // for the others, once a rank is gone
@@ -79,7 +72,6 @@ static void learns_as_one(const char *command, const char *const more[], const c
     same_columns(&s, "one", "two", 1e-5);
     json_t *m = last_metrics(&s, "two");
     assert_true(metric(m, "ranks/size") == 2);
-    json_decref(m);
 
     learn(&s, 2, command, "again", options);
     same_columns(&s, "two", "again", 0);
@@ -95,21 +87,18 @@ static void learns_as_one(const char *command, const char *const more[], const c
     same_columns(&s, "one", "back", 1e-5);
 }
 
-static void examples(void **state)
+TEST(examples)
 {
-    (void)state;
     learns_as_one("sft", OPTIONS("--freeze", "*norm*"), "model.safetensors");
 }
 
-static void pairs(void **state)
+TEST(pairs)
 {
-    (void)state;
     learns_as_one("dpo", OPTIONS("--beta", "0.2"), "model.safetensors");
 }
 
-static void an_adapter(void **state)
+TEST(an_adapter)
 {
-    (void)state;
     learns_as_one("sft", OPTIONS("--lora-r", "4"), "adapter_model.safetensors");
 }
 
@@ -145,11 +134,10 @@ static pid_t rank_pid(const struct scene *s, const char *run, int rank)
     return found;
 }
 
-static void a_rank_that_is_killed_ends_all(void **state)
+TEST(a_rank_that_is_killed_ends_all)
 {
     struct scene s;
     char steps[16], whom[16];
-    (void)state;
     offline_scene_open(&s);
     offline_sums(&s, true, 18);
     for (int rank = 0; rank < 2; rank++) {
@@ -172,11 +160,10 @@ static void a_rank_that_is_killed_ends_all(void **state)
     }
 }
 
-static void a_rank_that_is_told_to_stop_stops_all(void **state)
+TEST(a_rank_that_is_told_to_stop_stops_all)
 {
     struct scene s;
     struct test_child child = {0};
-    (void)state;
     offline_scene_open(&s);
     offline_sums(&s, false, 18);
     start(&s, 2, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
@@ -188,28 +175,13 @@ static void a_rank_that_is_told_to_stop_stops_all(void **state)
     char step[32];
     snprintf(step, sizeof step, "checkpoints/step-%d", (int)metric(m, "step"));
     assert_true(file_exists(test_path(test_path(s.folder, "run"), step)));
-    json_decref(m);
 }
 
-static void options_of_one_rank_are_refused(void **state)
+TEST(options_of_one_rank_are_refused)
 {
     struct scene s;
-    (void)state;
     offline_scene_open(&s);
     offline_sums(&s, false, 18);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--gpus", "0,1")), 2);
     assert_said(&s, "--device with --gpus: each rank is trained on its own GPU");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_of_one_rank_are_refused),
-        cmocka_unit_test(examples),
-        cmocka_unit_test(pairs),
-        cmocka_unit_test(an_adapter),
-        cmocka_unit_test(a_rank_that_is_killed_ends_all),
-        cmocka_unit_test(a_rank_that_is_told_to_stop_stops_all),
-    };
-    return cmocka_run_group_tests_name("offline ranks", tests, NULL, NULL);
 }

@@ -1,14 +1,9 @@
 /* test_offline_reference.c: cw-trainer sft and dpo against TRL's SFTTrainer and DPOTrainer: metrics
  * of three AdamW steps, an evaluation after them, and how far each tensor has moved
  * (tests/golden/trl/make_trl.py). */
-#include "common/base/file.h"
 #include "tests/support/offline.h"
 #include "tests/support/reference.h"
 #include "tests/support/tiny_tokenizer.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 // Of figures, both in f32; and of distances, to whose first step a gradient's sign is all.
 #define FIGURE 2e-5
@@ -112,25 +107,17 @@ static void check_line(struct reference_run *r, char *line)
                       line);
 }
 
-static void as_trl(void **state)
+TEST(as_trl)
 {
     struct reference_run r = {.scene.folder = test_folder(), .scene.model = test_golden("llama3")};
     const char *bytes = test_path(r.scene.folder, "bytes");
-    (void)state;
     assert_ok(file_make_folders(bytes));
     assert_ok(tiny_tokenizer_write_bytes(bytes));
     reference_open(r.scene.model, "cpu", &r.before);
     char *text = test_read(golden("trl.txt")), *next = text;
     for (char *line; (line = strsep(&next, "\n")) && *line;) check_line(&r, line);
-    free(text);
     reference_close(&r.after);
     reference_close(&r.before);
     assert_int_equal(r.figures, 3 * 6 + 3 + 5 * (3 * 12 + 9));
     assert_int_equal(r.tensors, 6 * 30);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(as_trl)};
-    return cmocka_run_group_tests_name("offline reference", tests, NULL, NULL);
 }

@@ -1,15 +1,6 @@
 /* test_offline_resume.c: a run of cw-trainer sft or dpo that is killed at any moment and taken up
  * again ends in the bits of one that was not. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/offline.h"
-
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define ON 10 // steps from the last checkpoint of the killed run to the end
 
@@ -44,7 +35,6 @@ static json_t *lines_of(const struct scene *s, const char *run)
         json_object_del(m, "step_s");
         json_array_append_new(lines, m);
     }
-    free(text);
     return lines;
 }
 
@@ -74,8 +64,7 @@ static void goes_on(const char *command, const char *const more[], const char *w
     assert_int_equal(saved % 5, 0); // the best evaluation has a checkpoint too
     snprintf(steps, sizeof steps, "%d", saved + ON);
     // all options but this are the folder's
-    assert_int_equal(
-        offline_train(&s, command, "killed", OPTIONS("--resume", "--max-steps", steps)), 0);
+    assert_exit(0, offline_train(&s, command, "killed", OPTIONS("--resume", "--max-steps", steps)));
     assert_said(&s, "resumed at step ");
     options[3] = steps;
     assert_int_equal(offline_train(&s, command, "whole", options), 0);
@@ -85,52 +74,45 @@ static void goes_on(const char *command, const char *const more[], const char *w
     test_same_file(test_path(a, "trainer"), test_path(b, "trainer"), "optimizer.safetensors");
 }
 
-static void all_weights(void **state)
+TEST(all_weights)
 {
-    (void)state;
     goes_on("sft", OPTIONS("--examples-per-step", "3"), "model.safetensors");
 }
 
-static void an_adapter_with_dropout(void **state)
+TEST(an_adapter_with_dropout)
 {
-    (void)state;
     goes_on("sft", OPTIONS("--lora-r", "4", "--lora-dropout", "0.2"), "adapter_model.safetensors");
 }
 
-static void pairs(void **state)
+TEST(pairs)
 {
-    (void)state;
     goes_on("dpo", OPTIONS("--beta", "0.2"), "model.safetensors");
 }
 
-static void an_adapter_of_pairs(void **state)
+TEST(an_adapter_of_pairs)
 {
-    (void)state;
     goes_on("dpo", OPTIONS("--lora-r", "4"), "adapter_model.safetensors");
 }
 
 // What a kill in the midst of steps 11 to 20 leaves, with a learning rate that falls to 0.
-static void ten_and_ten_are_twenty(void **state)
+TEST(ten_and_ten_are_twenty)
 {
     struct scene s;
-    (void)state;
     offline_scene_open(&s);
     offline_sums(&s, false, 20);
     const char *whole = test_path(s.folder, "out"), *again = test_path(s.folder, "again"),
                *checkpoints = test_path(s.folder, "run/checkpoints");
-    assert_int_equal(
-        offline_train(&s, "sft", "run",
-                      OPTIONS("--max-steps", "20", "--save-steps", "10", "--lr-scheduler-type",
-                              "linear", "--warmup-steps", "3", "--out", whole)),
-        0);
+    assert_exit(
+        0, offline_train(&s, "sft", "run",
+                         OPTIONS("--max-steps", "20", "--save-steps", "10", "--lr-scheduler-type",
+                                 "linear", "--warmup-steps", "3", "--out", whole)));
     json_t *lines = lines_of(&s, "run");
     assert_ok(file_remove_tree(test_path(checkpoints, "step-20")));
     assert_int_equal(unlink(latest(&s, "run")), 0);
     assert_int_equal(symlink("step-10", latest(&s, "run")), 0);
-    assert_int_equal(
-        offline_train(&s, "sft", "run",
-                      OPTIONS("--resume", "--lr-scheduler-type", "linear", "--out", again)),
-        0);
+    assert_exit(
+        0, offline_train(&s, "sft", "run",
+                         OPTIONS("--resume", "--lr-scheduler-type", "linear", "--out", again)));
     assert_said(&s, "resumed at step 10 from ");
     test_same_file(whole, again, "model.safetensors");
     json_t *lines_again = lines_of(&s, "run");
@@ -139,11 +121,10 @@ static void ten_and_ten_are_twenty(void **state)
     json_decref(lines_again);
 }
 
-static void a_signal_ends_with_a_checkpoint(void **state)
+TEST(a_signal_ends_with_a_checkpoint)
 {
     struct scene s;
     struct test_child child = {0};
-    (void)state;
     offline_scene_open(&s);
     offline_sums(&s, false, 20);
     offline_start(&s, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
@@ -156,11 +137,10 @@ static void a_signal_ends_with_a_checkpoint(void **state)
 
 // What is half trained is not written as what was asked for, and the command that is said finishes
 // it: in the run's folder, or where there is none in one that is made for it.
-static void a_signal_leaves_out_unwritten(void **state)
+TEST(a_signal_leaves_out_unwritten)
 {
     struct scene s;
     char *log, *run, home[PATH_MAX];
-    (void)state;
     offline_scene_open(&s);
     offline_sums(&s, true, 20);
     assert_non_null(getcwd(home, sizeof home));
@@ -168,27 +148,11 @@ static void a_signal_leaves_out_unwritten(void **state)
     for (int i = 0; i < 4; i++) {
         struct test_child child = {0};
         const char *command = i % 2 ? "dpo" : "sft", *out = test_path(s.folder, command);
-        const char *const argv[] = {test_binary("cw-trainer"),
-                                    command,
-                                    "--model",
-                                    s.model,
-                                    "--data",
-                                    s.data,
-                                    "--out",
-                                    out,
-                                    "--device",
-                                    "cpu",
-                                    "--eval-data",
-                                    s.data,
-                                    "--eval-steps",
-                                    "1",
-                                    "--max-steps",
-                                    "1000000",
-                                    i % 2 ? "--beta" : "--answer-field",
-                                    i % 2 ? "0.1" : "chosen",
-                                    i < 2 ? "--run-dir" : NULL,
-                                    test_path(s.folder, "run"),
-                                    NULL};
+        const char *const *argv = OPTIONS(
+            test_binary("cw-trainer"), command, "--model", s.model, "--data", s.data, "--out", out,
+            "--device", "cpu", "--eval-data", s.data, "--eval-steps", "1", "--max-steps", "1000000",
+            i % 2 ? "--beta" : "--answer-field", i % 2 ? "0.1" : "chosen",
+            i < 2 ? "--run-dir" : NULL, test_path(s.folder, "run"));
         test_write(test_path(s.folder, "trainer.log"), "", 0);
         test_spawn(&child, test_path(s.folder, "trainer.log"), argv);
         wait_for_log(&s, "held-out loss");
@@ -199,46 +163,27 @@ static void a_signal_leaves_out_unwritten(void **state)
         log = test_read(test_path(s.folder, "trainer.log"));
         run = strstr(strstr(log, "go on from"), "--run-dir ") + strlen("--run-dir ");
         run[strcspn(run, " ")] = 0;
-        assert_int_equal(test_command(test_path(s.folder, "alone.log"), LIMIT_MS,
-                                      OPTIONS(argv[0], command, "--run-dir", run, "--resume",
-                                              "--max-steps", "1")),
-                         0);
+        assert_exit(0, test_command(test_path(s.folder, "alone.log"), LIMIT_MS,
+                                    OPTIONS(argv[0], command, "--run-dir", run, "--resume",
+                                            "--max-steps", "1")));
         assert_true(file_exists(test_path(out, "model.safetensors")));
         assert_ok(file_remove_tree(out));
         assert_ok(file_remove_tree(run));
-        free(log);
     }
     assert_int_equal(chdir(home), 0);
 }
 
 // As that of train. Without epsilon and moments an update is of no finite size.
-static void an_error_saves_what_was_learned(void **state)
+TEST(an_error_saves_what_was_learned)
 {
     struct scene s;
-    (void)state;
     offline_scene_open(&s);
     offline_sums(&s, false, 20);
-    assert_int_equal(
-        offline_train(&s, "sft", "run",
-                      OPTIONS("--max-steps", "60", "--learning-rate", "10", "--adam-epsilon", "0",
-                              "--adam-beta1", "0", "--adam-beta2", "0")),
-        1);
+    assert_exit(
+        1, offline_train(&s, "sft", "run",
+                         OPTIONS("--max-steps", "60", "--learning-rate", "10", "--adam-epsilon",
+                                 "0", "--adam-beta1", "0", "--adam-beta2", "0")));
     assert_said(&s, "gradient was not finite in 3 steps in a row");
     assert_said(&s, "what was learned is saved: ");
     assert_int_equal(last_saved(&s, "run"), steps_done(&s, "run"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ten_and_ten_are_twenty),
-        cmocka_unit_test(a_signal_ends_with_a_checkpoint),
-        cmocka_unit_test(a_signal_leaves_out_unwritten),
-        cmocka_unit_test(an_error_saves_what_was_learned),
-        cmocka_unit_test(all_weights),
-        cmocka_unit_test(an_adapter_with_dropout),
-        cmocka_unit_test(pairs),
-        cmocka_unit_test(an_adapter_of_pairs),
-    };
-    return cmocka_run_group_tests_name("offline resume", tests, NULL, NULL);
 }

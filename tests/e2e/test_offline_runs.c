@@ -1,16 +1,7 @@
 /* test_offline_runs.c: the run folder of cw-trainer sft: what it records, what it replaces and what
  * it refuses to go on with; adapters; held-out examples. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/model/adapter.h"
 #include "tests/support/offline.h"
-
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static void open_sums(struct scene *s)
 {
@@ -18,24 +9,21 @@ static void open_sums(struct scene *s)
     offline_sums(s, false, 12);
 }
 
-static void what_a_run_leaves(void **state)
+TEST(what_a_run_leaves)
 {
     struct scene s;
     json_t *run, *config;
     double have[8];
-    (void)state;
     open_sums(&s);
-    assert_int_equal(
-        offline_train(&s, "sft", "run",
-                      OPTIONS("--max-steps", "6", "--save-steps", "2", "--save-total-limit", "2",
-                              "--eval-data", s.data, "--eval-steps", "3", "--eval-limit", "5")),
-        0);
+    assert_exit(
+        0, offline_train(&s, "sft", "run",
+                         OPTIONS("--max-steps", "6", "--save-steps", "2", "--save-total-limit", "2",
+                                 "--eval-data", s.data, "--eval-steps", "3", "--eval-limit", "5")));
     assert_int_equal(steps_done(&s, "run"), 7);
     json_t *m = last_metrics(&s, "run");
     assert_true(metric(m, "step") == 6 && metric(m, "epoch") == 18 / 12.);
     assert_true(metric(m, "skipped_updates") == 0 && metric(m, "step_s") > 0);
     assert_true(metric(m, "learning_rate") == 1e-3);
-    json_decref(m);
     assert_int_equal(column(&s, "run", "eval/loss", have, 8), 7);
     assert_true(have[0] > have[3] && have[3] > have[6] && have[6] > 0);
     assert_true(have[1] == 0 && have[2] == 0 && have[4] == 0);
@@ -52,25 +40,22 @@ static void what_a_run_leaves(void **state)
 }
 
 // The held-out loss is that of a run that learns nothing from the same examples.
-static void held_out_is_not_learnt(void **state)
+TEST(held_out_is_not_learnt)
 {
     struct scene s;
     double eval[4], loss[4];
-    (void)state;
     open_sums(&s);
-    assert_int_equal(offline_train(&s, "sft", "run",
-                                   OPTIONS("--max-steps", "1", "--learning-rate", "0",
-                                           "--examples-per-step", "12", "--eval-data", s.data)),
-                     0);
+    assert_exit(0, offline_train(&s, "sft", "run",
+                                 OPTIONS("--max-steps", "1", "--learning-rate", "0",
+                                         "--examples-per-step", "12", "--eval-data", s.data)));
     assert_int_equal(column(&s, "run", "eval/loss", eval, 4), 2);
     assert_int_equal(column(&s, "run", "loss", loss, 4), 2);
     assert_true(fabs(eval[0] - loss[1]) < 1e-6 && eval[0] == eval[1]);
 }
 
-static void a_folder_that_holds_a_run(void **state)
+TEST(a_folder_that_holds_a_run)
 {
     struct scene s;
-    (void)state;
     open_sums(&s);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "3")), 0);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2")), 1);
@@ -78,17 +63,14 @@ static void a_folder_that_holds_a_run(void **state)
     assert_int_equal(steps_done(&s, "run"), 3);
     // what cannot begin replaces nothing
     const char *latest = test_path(s.folder, "run/checkpoints/latest");
-    assert_int_equal(
-        offline_train(&s, "sft", "run",
-                      OPTIONS("--overwrite", "--data", test_path(s.folder, "none.jsonl"))),
-        1);
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--overwrite", "--tokenizer", latest)),
-                     1);
+    assert_exit(1,
+                offline_train(&s, "sft", "run",
+                              OPTIONS("--overwrite", "--data", test_path(s.folder, "none.jsonl"))));
+    assert_exit(1, offline_train(&s, "sft", "run", OPTIONS("--overwrite", "--tokenizer", latest)));
     assert_said(&s, "is of the run that --overwrite replaces");
     assert_true(file_exists(latest));
     assert_int_equal(steps_done(&s, "run"), 3);
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2", "--overwrite")),
-                     0);
+    assert_exit(0, offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2", "--overwrite")));
     assert_said(&s, "the run there is replaced (--overwrite)");
     assert_int_equal(steps_done(&s, "run"), 2);
     assert_false(file_exists(test_path(s.folder, "run/checkpoints/step-3")));
@@ -97,28 +79,24 @@ static void a_folder_that_holds_a_run(void **state)
     assert_int_equal(steps_done(&s, "run"), 2);
 }
 
-static void no_run_to_go_on_with(void **state)
+TEST(no_run_to_go_on_with)
 {
     struct scene s;
-    (void)state;
     open_sums(&s);
     const char *log = test_path(s.folder, "alone.log");
-    assert_int_equal(test_command(log, 30000,
-                                  OPTIONS(test_binary("cw-trainer"), "sft", "--resume", "--run-dir",
-                                          test_path(s.folder, "none"))),
-                     2);
+    assert_exit(2, test_command(log, 30000,
+                                OPTIONS(test_binary("cw-trainer"), "sft", "--resume", "--run-dir",
+                                        test_path(s.folder, "none"))));
     assert_said(&s, "none holds no run to go on with");
 }
 
 // A model's config.json is where a run's would be.
-static void a_folder_that_holds_a_model(void **state)
+TEST(a_folder_that_holds_a_model)
 {
     struct scene s;
-    (void)state;
     open_sums(&s);
     const char *model = test_path(s.folder, "learnt"), *config = test_path(model, "config.json");
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1", "--out", model)),
-                     0);
+    assert_exit(0, offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1", "--out", model)));
     char *before = test_read(config);
     assert_int_equal(offline_train(&s, "sft", "learnt", OPTIONS("--max-steps", "1")), 1);
     assert_said(&s, "config.json is a model's, and the run");
@@ -126,17 +104,14 @@ static void a_folder_that_holds_a_model(void **state)
     assert_said(&s, "take another --run-dir");
     char *after = test_read(config);
     assert_string_equal(before, after);
-    free(before);
-    free(after);
 }
 
 // The held-out lines say otherwise than those that are learnt, so that each step is worse than the
 // start: the run ends after two evaluations, with the start's weights.
-static void the_best_is_kept(void **state)
+TEST(the_best_is_kept)
 {
     static const char *const commands[] = {"sft", "dpo"};
     struct scene s;
-    (void)state;
     for (int i = 0; i < 2; i++) {
         const bool pairs = i == 1;
         offline_scene_open(&s);
@@ -147,12 +122,11 @@ static void the_best_is_kept(void **state)
             pairs ? "{\"prompt\": \"10+10=\", \"chosen\": \"10\", \"rejected\": \"20\"}\n"
                   : "{\"prompt\": \"10+10=\", \"completion\": \"zzz\"}\n";
         test_write(held_out, line, strlen(line));
-        assert_int_equal(
-            offline_train(&s, commands[i], "run",
-                          OPTIONS("--max-steps", "20", "--eval-data", held_out, "--eval-steps", "2",
-                                  "--early-stop-patience", "2", "--load-best-model-at-end",
-                                  "--learning-rate", "1e-2", "--out", out)),
-            0);
+        assert_exit(
+            0, offline_train(&s, commands[i], "run",
+                             OPTIONS("--max-steps", "20", "--eval-data", held_out, "--eval-steps",
+                                     "2", "--early-stop-patience", "2", "--load-best-model-at-end",
+                                     "--learning-rate", "1e-2", "--out", out)));
         assert_said(&s, "; the best was at step 0");
         assert_said(&s, "stopped early at step 4 of 20: 2 evaluations in a row were no better");
         assert_said(&s, "the weights are those of step 0, the best");
@@ -161,28 +135,25 @@ static void the_best_is_kept(void **state)
         test_same_file(out, test_path(checkpoints, "step-0"), "model.safetensors");
         assert_true(file_exists(test_path(checkpoints, "step-4")));
         // what was the best is known to a run that goes on, which has nothing left to do
-        assert_int_equal(offline_train(&s, commands[i], "run",
-                                       OPTIONS("--resume", "--overwrite", "--learning-rate", "1e-2",
-                                               "--out", out)),
-                         0);
+        assert_exit(0, offline_train(&s, commands[i], "run",
+                                     OPTIONS("--resume", "--overwrite", "--learning-rate", "1e-2",
+                                             "--out", out)));
         assert_said(&s, "stopped early at step 4 of 20");
-        assert_int_equal(offline_train(&s, commands[i], "run",
-                                       OPTIONS("--resume", "--early-stop-patience", "3",
-                                               "--overwrite", "--out", out)),
-                         0);
+        assert_exit(0, offline_train(&s, commands[i], "run",
+                                     OPTIONS("--resume", "--early-stop-patience", "3",
+                                             "--overwrite", "--out", out)));
         assert_said(&s, "stopped early at step 6 of 20");
         test_same_file(out, test_path(checkpoints, "step-0"), "model.safetensors");
     }
 }
 
 // Half files and folders of a trainer that was killed go when the run goes on.
-static void what_was_killed_is_swept(void **state)
+TEST(what_was_killed_is_swept)
 {
     static const char *const halves[] = {"metrics.jsonl.tmp.3d08ff", "config.json.tmp.3d08ff",
                                          "rollouts/step-1.jsonl.tmp.3d08ff",
                                          "workers/.step-1.3999999.new", ".start.3999999.new"};
     struct scene s;
-    (void)state;
     open_sums(&s);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1")), 0);
     const char *run = test_path(s.folder, "run");
@@ -195,11 +166,10 @@ static void what_was_killed_is_swept(void **state)
 }
 
 // What OpenBLAS has no room for it would wait for for ever.
-static void a_small_address_space(void **state)
+TEST(a_small_address_space)
 {
     static const char *const kilobytes[] = {"150000", "300000", "420000"};
     struct scene s;
-    (void)state;
 #ifdef __SANITIZE_ADDRESS__
     test_skip("AddressSanitizer needs terabytes of it");
 #endif
@@ -218,53 +188,47 @@ static void a_small_address_space(void **state)
 }
 
 // --out of a run that goes on is replaced on request only, and the run is not.
-static void out_of_a_run_that_goes_on(void **state)
+TEST(out_of_a_run_that_goes_on)
 {
     struct scene s;
-    (void)state;
     open_sums(&s);
     const char *out = test_path(s.folder, "out");
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1", "--out", out)), 0);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume", "--max-steps", "2")), 2);
     assert_said(&s, "is there already; take another folder, or say --overwrite");
-    assert_int_equal(
-        offline_train(&s, "sft", "run", OPTIONS("--resume", "--overwrite", "--max-steps", "2")), 0);
+    assert_exit(
+        0, offline_train(&s, "sft", "run", OPTIONS("--resume", "--overwrite", "--max-steps", "2")));
     assert_int_equal(steps_done(&s, "run"), 2);
     assert_true(file_exists(test_path(s.folder, "run/checkpoints/step-1")));
     test_same_file(out, latest(&s, "run"), "model.safetensors");
 }
 
 // The model is written last, in place of what stands there.
-static void out_is_not_where_the_run_is(void **state)
+TEST(out_is_not_where_the_run_is)
 {
     static const char *const runs[] = {"run", "run/inner"};
     struct scene s;
-    (void)state;
     open_sums(&s);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(
-            offline_train(&s, "sft", runs[i],
-                          OPTIONS("--max-steps", "1", "--out", test_path(s.folder, "run"))),
-            1);
+        assert_exit(
+            1, offline_train(&s, "sft", runs[i],
+                             OPTIONS("--max-steps", "1", "--out", test_path(s.folder, "run"))));
         assert_said(&s, "which the model would replace; take another");
     }
-    assert_int_equal(
-        offline_train(&s, "sft", "run",
-                      OPTIONS("--max-steps", "1", "--out", test_path(s.folder, "run/model"))),
-        0);
+    assert_exit(
+        0, offline_train(&s, "sft", "run",
+                         OPTIONS("--max-steps", "1", "--out", test_path(s.folder, "run/model"))));
     assert_int_equal(steps_done(&s, "run"), 1);
     // of a run beside the one that --overwrite replaces
     const char *kept = test_path(s.folder, "run/checkpoints-kept");
     assert_int_equal(rename(test_path(s.folder, "run/model"), kept), 0);
-    assert_int_equal(offline_train(&s, "sft", "run",
-                                   OPTIONS("--max-steps", "1", "--overwrite", "--model", kept)),
-                     0);
+    assert_exit(0, offline_train(&s, "sft", "run",
+                                 OPTIONS("--max-steps", "1", "--overwrite", "--model", kept)));
 }
 
-static void another_run_is_refused(void **state)
+TEST(another_run_is_refused)
 {
     struct scene s;
-    (void)state;
     open_sums(&s);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2")), 0);
     const struct {
@@ -278,32 +242,29 @@ static void another_run_is_refused(void **state)
         assert_int_equal(offline_train(&s, "sft", "run", cases[i].options), 1);
         assert_said(&s, cases[i].said);
     }
-    assert_int_equal(
-        offline_train(&s, "sft", "run",
-                      OPTIONS("--resume", "--learning-rate", "1e-4", "--max-steps", "3")),
-        0);
+    assert_exit(0,
+                offline_train(&s, "sft", "run",
+                              OPTIONS("--resume", "--learning-rate", "1e-4", "--max-steps", "3")));
     assert_said(&s, "the run goes on with other options: learning_rate 0.0001 (was 0.001)");
     test_write(s.data, "{\"prompt\": \"a\", \"completion\": \"b\"}\n", 35);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume", "--max-steps", "4")), 1);
     assert_said(&s, "was made with another content of");
     offline_sums(&s, true, 3);
-    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--overwrite", "--max-steps", "1")),
-                     0);
-    assert_int_equal(
-        offline_train(&s, "sft", "run", OPTIONS("--resume", "--answer-field", "chosen")), 2);
+    assert_exit(0, offline_train(&s, "dpo", "run", OPTIONS("--overwrite", "--max-steps", "1")));
+    assert_exit(2,
+                offline_train(&s, "sft", "run", OPTIONS("--resume", "--answer-field", "chosen")));
     assert_said(&s, "recorded by another version or command");
     remove(test_path(s.folder, "run/config.json"));
-    assert_int_equal(
-        offline_train(&s, "sft", "run", OPTIONS("--resume", "--answer-field", "chosen")), 1);
+    assert_exit(1,
+                offline_train(&s, "sft", "run", OPTIONS("--resume", "--answer-field", "chosen")));
     assert_said(&s, "is of a run of cw-trainer dpo, not of sft");
 }
 
 // While examples are read, say, which takes longer than the test waits.
-static void a_second_signal_ends_at_once(void **state)
+TEST(a_second_signal_ends_at_once)
 {
     static const char *const commands[] = {"sft", "dpo"};
     struct scene s;
-    (void)state;
     offline_scene_open(&s);
     for (int i = 0; i < 2; i++) {
         struct test_child child = {0};
@@ -323,105 +284,71 @@ static void a_second_signal_ends_at_once(void **state)
     }
 }
 
-static void without_a_run_folder(void **state)
+TEST(without_a_run_folder)
 {
     struct scene s;
-    (void)state;
     open_sums(&s);
     const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "alone.log"),
                *half = test_path(s.folder, ".out.3999999.new");
     assert_ok(file_make_folders(half)); // of a trainer that was killed
     test_write(test_path(half, "model.safetensors"), "half", 4);
-    assert_int_equal(
-        test_command(log, LIMIT_MS,
-                     OPTIONS(test_binary("cw-trainer"), "sft", "--model", s.model, "--data", s.data,
-                             "--out", out, "--max-steps", "1", "--device", "cpu")),
-        0);
+    assert_exit(0,
+                test_command(log, LIMIT_MS,
+                             OPTIONS(test_binary("cw-trainer"), "sft", "--model", s.model, "--data",
+                                     s.data, "--out", out, "--max-steps", "1", "--device", "cpu")));
     assert_false(file_exists(half));
     assert_said(&s,
                 "no run folder: metrics and checkpoints are not kept (--run-dir DIR keeps them)");
     assert_true(file_exists(test_path(out, "model.safetensors")));
 }
 
-static void what_has_no_effect_is_said(void **state)
+TEST(what_has_no_effect_is_said)
 {
     struct scene s;
-    (void)state;
     open_sums(&s);
-    assert_int_equal(offline_train(&s, "sft", "run",
-                                   OPTIONS("--max-steps", "1", "--eval-steps", "3", "--lora-alpha",
-                                           "8", "--dtype", "f32")),
-                     0);
+    assert_exit(0, offline_train(&s, "sft", "run",
+                                 OPTIONS("--max-steps", "1", "--eval-steps", "3", "--lora-alpha",
+                                         "8", "--dtype", "f32")));
     assert_said(&s, "--eval-steps has no effect without --eval-data");
     assert_said(&s, "--lora-alpha has no effect without --lora-r");
     assert_said(&s, "--dtype has no effect without --out");
     offline_sums(&s, true, 3);
-    assert_int_equal(
-        offline_train(&s, "dpo", "pairs", OPTIONS("--max-steps", "1", "--label-smoothing", "0.1")),
-        0);
+    assert_exit(0, offline_train(&s, "dpo", "pairs",
+                                 OPTIONS("--max-steps", "1", "--label-smoothing", "0.1")));
     assert_said(&s, "--label-smoothing has no effect without --loss-type robust or exo_pair");
 }
 
 // The adapter's folder, as PEFT reads it, gives what the trained model gives.
-static void an_adapter(void **state)
+TEST(an_adapter)
 {
     struct scene s;
     json_t *config;
-    (void)state;
     open_sums(&s);
     const char *out = test_path(s.folder, "adapter"), *merged = test_path(s.folder, "merged"),
                *log = test_path(s.folder, "merge.log");
-    assert_int_equal(
-        offline_train(&s, "sft", "run",
-                      OPTIONS("--max-steps", "4", "--lora-r", "4", "--lora-alpha", "32",
-                              "--lora-target", "q_proj,up_proj", "--learning-rate", "1e-2", "--out",
-                              out, "--eval-data", s.data)),
-        0);
+    assert_exit(0, offline_train(&s, "sft", "run",
+                                 OPTIONS("--max-steps", "4", "--lora-r", "4", "--lora-alpha", "32",
+                                         "--lora-target", "q_proj,up_proj", "--learning-rate",
+                                         "1e-2", "--out", out, "--eval-data", s.data)));
     assert_said(&s, "parameters are trained, beside");
     test_same_file(out, latest(&s, "run"), "adapter_model.safetensors");
     assert_ok(json_read_file(test_path(out, ADAPTER_CONFIG_FILE), 1 << 20, &config));
     assert_string_equal(json_string_value(json_object_get(config, "base_model_name_or_path")),
                         s.model);
     json_decref(config);
-    assert_int_equal(test_command(log, LIMIT_MS,
-                                  OPTIONS(test_binary("cw-trainer"), "merge", "--model", s.model,
-                                          "--adapter", out, "--out", merged)),
-                     0);
+    assert_exit(0, test_command(log, LIMIT_MS,
+                                OPTIONS(test_binary("cw-trainer"), "merge", "--model", s.model,
+                                        "--adapter", out, "--out", merged)));
     // the merged model's loss is what the run ended with
     json_t *m = last_metrics(&s, "run");
     const double ended = metric(m, "eval/loss");
-    json_decref(m);
     s.model = merged;
-    assert_int_equal(
-        offline_train(&s, "sft", "again",
-                      OPTIONS("--max-steps", "1", "--learning-rate", "0", "--eval-data", s.data)),
-        0);
+    assert_exit(0, offline_train(
+                       &s, "sft", "again",
+                       OPTIONS("--max-steps", "1", "--learning-rate", "0", "--eval-data", s.data)));
     m = last_metrics(&s, "again");
     assert_true(fabs(metric(m, "eval/loss") - ended) < 1e-5);
-    json_decref(m);
     double losses[8];
     assert_int_equal(column(&s, "run", "eval/loss", losses, 8), 5);
     assert_true(losses[0] - ended > 0.1); // it has learnt
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_run_leaves),
-        cmocka_unit_test(held_out_is_not_learnt),
-        cmocka_unit_test(a_folder_that_holds_a_run),
-        cmocka_unit_test(no_run_to_go_on_with),
-        cmocka_unit_test(a_folder_that_holds_a_model),
-        cmocka_unit_test(what_was_killed_is_swept),
-        cmocka_unit_test(a_small_address_space),
-        cmocka_unit_test(out_of_a_run_that_goes_on),
-        cmocka_unit_test(the_best_is_kept),
-        cmocka_unit_test(out_is_not_where_the_run_is),
-        cmocka_unit_test(another_run_is_refused),
-        cmocka_unit_test(without_a_run_folder),
-        cmocka_unit_test(a_second_signal_ends_at_once),
-        cmocka_unit_test(what_has_no_effect_is_said),
-        cmocka_unit_test(an_adapter),
-    };
-    return cmocka_run_group_tests_name("offline runs", tests, NULL, NULL);
 }

@@ -1,12 +1,6 @@
 /* test_old_runs.c: run folders that a released version wrote (tests/old-runs) are gone on with, by
  * --resume alone, to the metrics that the version itself came to in one go. */
-#include "common/base/json.h"
 #include "tests/support/training.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define STEPS 6
 
@@ -25,7 +19,6 @@ static json_t *read_lines(const char *folder)
         assert_ok(json_parse("metrics", line, strlen(line), &m));
         json_array_append_new(lines, m);
     }
-    free(text);
     return lines;
 }
 
@@ -69,10 +62,9 @@ static void open_copies(char home[PATH_MAX])
 {
     const char *folder = test_folder();
     if (strcmp(test_device(), "cpu") != 0) test_skip("the folders are of runs on the CPU");
-    assert_int_equal(
-        test_command(test_path(folder, "cp.log"), LIMIT_MS,
-                     OPTIONS("cp", "-R", test_path(test_root(), "tests/old-runs/."), folder)),
-        0);
+    assert_exit(
+        0, test_command(test_path(folder, "cp.log"), LIMIT_MS,
+                        OPTIONS("cp", "-R", test_path(test_root(), "tests/old-runs/."), folder)));
     assert_non_null(getcwd(home, PATH_MAX));
     assert_int_equal(chdir(folder), 0);
     setenv("OMP_NUM_THREADS", "2", 1);
@@ -86,7 +78,6 @@ static void goes_on(const char *command, const char *run)
     if (rc != 0) fail_msg("%s", log);
     assert_contains(log, "resumed at step 3 from ");
     assert_null(strstr(log, "with other options"));
-    free(log);
     same_lines(run);
 }
 
@@ -103,43 +94,28 @@ static void trained(const char *run)
     assert_int_equal(chdir(home), 0);
 }
 
-static void policy(void **state)
+TEST(policy)
 {
-    (void)state;
     trained("train");
 }
 
-static void adapter(void **state)
+TEST(adapter)
 {
-    (void)state;
     trained("train-lora");
 }
 
-static void examples(void **state)
+TEST(examples)
 {
     char home[PATH_MAX];
-    (void)state;
     open_copies(home);
     goes_on("sft", "sft");
     assert_int_equal(chdir(home), 0);
 }
 
-static void adapter_of_pairs(void **state)
+TEST(adapter_of_pairs)
 {
     char home[PATH_MAX];
-    (void)state;
     open_copies(home);
     goes_on("dpo", "dpo-lora");
     assert_int_equal(chdir(home), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policy),
-        cmocka_unit_test(adapter),
-        cmocka_unit_test(examples),
-        cmocka_unit_test(adapter_of_pairs),
-    };
-    return cmocka_run_group_tests_name("old runs", tests, NULL, NULL);
 }

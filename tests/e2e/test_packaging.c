@@ -1,14 +1,9 @@
 /* test_packaging.c: what packaging/ has for several GPUs and hosts: the template unit, the script
  * for Slurm (run with the variables that Slurm sets, over processes of this machine), the
  * manifests for Kubernetes, and the container files, without an engine. */
-#include "common/base/file.h"
 #include "tests/support/rank_program.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define LIMIT_MS 60000
 
@@ -21,9 +16,8 @@ static const char *packaging(const char *name)
 
 // ---- systemd ------------------------------------------------------------------------------------
 
-static void test_template_unit(void **state)
+TEST(test_template_unit)
 {
-    (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "log"),
                *bin = test_path(folder, "bin");
     char line[3 * PATH_MAX];
@@ -39,7 +33,6 @@ static void test_template_unit(void **state)
     assert_contains(unit, "\nRuntimeDirectory=commonweight/%i\n");
     assert_contains(unit, "\nConflicts=cw-infer-server.service\n");
     assert_contains(unit, "\nProtectSystem=strict\n"); // the rest is the other unit's
-    free(unit);
     if (test_command(log, 10000, OPTIONS("systemd-analyze", "--version")) != 0)
         test_skip("no systemd-analyze here");
     assert_ok(file_make_folders(bin));
@@ -51,7 +44,6 @@ static void test_template_unit(void **state)
     // it also speaks of other units of this system
     if (status != 0 || strstr(said, "cw-infer-server@"))
         fail_msg("systemd-analyze verify: status %d: %s", status, said);
-    free(said);
 }
 
 // ---- Slurm --------------------------------------------------------------------------------------
@@ -88,9 +80,8 @@ static int run_script(const char *log, const char *gpus, const char *more)
     return status;
 }
 
-static void test_slurm_script(void **state)
+TEST(test_slurm_script)
 {
-    (void)state;
     const char *log = test_path(test_folder(), "log"), *path = test_path(programs, "srun");
     test_write(path, srun, sizeof srun - 1);
     assert_int_equal(chmod(path, 0755), 0);
@@ -98,25 +89,21 @@ static void test_slurm_script(void **state)
     char *said = test_read(log);
     assert_contains(said, "rank 0 of 2 on GPU 0, pid ");
     assert_contains(said, "rank 1 of 2 on GPU 1, pid ");
-    free(said);
     assert_int_not_equal(access("/tmp/commonweight-77", F_OK), 0);
     // a failure is the job's
     unlink(log);
     assert_int_equal(run_script(log, "3", NULL), 2);
     said = test_read(log);
     assert_contains(said, "--gpus 0,1,2 names 3 GPUs, but srun has started 2 processes");
-    free(said);
     unlink(log);
     assert_int_not_equal(test_command(log, LIMIT_MS, OPTIONS("bash", packaging("train.sbatch"))),
                          0);
     said = test_read(log);
     assert_contains(said, "send this script with sbatch");
-    free(said);
 }
 
-static void test_slurm_script_form(void **state)
+TEST(test_slurm_script_form)
 {
-    (void)state;
     const char *log = test_path(test_folder(), "log"), *script = packaging("train.sbatch");
     assert_int_equal(test_command(log, LIMIT_MS, OPTIONS("bash", "-n", script)), 0);
     if (test_command(log, LIMIT_MS, OPTIONS("shellcheck", "--version")) != 0)
@@ -128,9 +115,8 @@ static void test_slurm_script_form(void **state)
 
 // ---- Kubernetes ---------------------------------------------------------------------------------
 
-static void test_manifests(void **state)
+TEST(test_manifests)
 {
-    (void)state;
     const char *log = test_path(test_folder(), "log"),
                *python = test_python("kubernetes_validate, yaml"),
                *script = test_path(test_root(), "tests/clients/validate_manifests.py");
@@ -149,9 +135,8 @@ static void test_manifests(void **state)
 }
 
 // The container's arguments are options of the program, and make the same plan on both hosts.
-static void test_manifest_arguments(void **state)
+TEST(test_manifest_arguments)
 {
-    (void)state;
     const char *log = test_path(test_folder(), "log");
     char line[2 * PATH_MAX];
     snprintf(line, sizeof line,
@@ -159,9 +144,7 @@ static void test_manifest_arguments(void **state)
              "sed 's/$(JOB_COMPLETION_INDEX)/2/')",
              packaging("kubernetes.yaml"));
     assert_int_equal(test_command(log, LIMIT_MS, OPTIONS("bash", "-c", line)), 2);
-    char *said = test_read(log);
-    assert_contains(said, "--node-rank 2 with --nnodes 2: hosts are counted from 0");
-    free(said);
+    assert_contains(test_read(log), "--node-rank 2 with --nnodes 2: hosts are counted from 0");
 }
 
 // ---- containers ---------------------------------------------------------------------------------
@@ -178,9 +161,8 @@ static int check_containers(const char *log, const char *folder)
     return status;
 }
 
-static void test_container_files(void **state)
+TEST(test_container_files)
 {
-    (void)state;
     const char *log = test_path(test_folder(), "log"), *broken = test_folder();
     if (check_containers(log, test_path(test_root(), "packaging")) != 0)
         fail_msg("%s", test_read(log));
@@ -197,17 +179,11 @@ static void test_container_files(void **state)
     assert_contains(said, "cw-trainer has no option --resumed");
     assert_contains(said, "Prometheus asks server:8000");
     assert_contains(said, "tools/dashboard is not in the tree");
-    free(said);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_template_unit),      cmocka_unit_test(test_slurm_script),
-        cmocka_unit_test(test_slurm_script_form),  cmocka_unit_test(test_manifests),
-        cmocka_unit_test(test_manifest_arguments), cmocka_unit_test(test_container_files),
-    };
     if (argc > 1) return rank_program(argc, argv);
     programs = rank_program_folder();
-    return cmocka_run_group_tests_name("packaging", tests, NULL, NULL);
+    return test_main();
 }

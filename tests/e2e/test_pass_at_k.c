@@ -1,13 +1,7 @@
 /* test_pass_at_k.c: evaluations of several samples a prompt: pass@k and maj@N against the samples
  * that were written out, every choice of them counted. */
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/training.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { SAMPLES = 4, MOST = 64 };
 
@@ -31,7 +25,6 @@ static int read_samples(const char *path, struct sample *ret)
                  json_string_value(json_object_get(json, "completion")));
         json_decref(json);
     }
-    free(text);
     return n;
 }
 
@@ -76,9 +69,8 @@ static void check_figure(const json_t *result, const char *name, const double *o
     assert_true(fabs(metric(result, error) - sqrt(squares) / n) < 1e-6);
 }
 
-static void samples_are_counted_out(void **state)
+TEST(samples_are_counted_out)
 {
-    (void)state;
     struct scene s;
     struct sample samples[MOST];
     double each[4][MOST]; // pass@1, @2, @4, maj@4
@@ -86,13 +78,12 @@ static void samples_are_counted_out(void **state)
     const char *output = test_path(s.folder, "samples.jsonl"),
                *log = test_path(s.folder, "eval.log");
     // one token, by its text: some prompts' answers are all letters, some none, some mixed
-    assert_int_equal(test_command(log, LIMIT_MS,
-                                  OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
-                                          s.daemon.bridge, "--data", s.data, "--reward", "regex",
-                                          "--reward-pattern", "[a-m+]", "--max-completion-length",
-                                          "1", "--temperature", "0.5", "--num-generations", "4",
-                                          "--max-samples", "12", "--output", output, "--json")),
-                     0);
+    assert_exit(0, test_command(log, LIMIT_MS,
+                                OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
+                                        s.daemon.bridge, "--data", s.data, "--reward", "regex",
+                                        "--reward-pattern", "[a-m+]", "--max-completion-length",
+                                        "1", "--temperature", "0.5", "--num-generations", "4",
+                                        "--max-samples", "12", "--output", output, "--json")));
     const int n = read_samples(output, samples) / SAMPLES;
     assert_int_equal(n, 12);
     for (int i = 0; i < n; i++) {
@@ -112,36 +103,20 @@ static void samples_are_counted_out(void **state)
     assert_true(fabs(metric(result, "accuracy") - metric(result, "pass@1")) < 1e-6);
     assert_true(metric(result, "pass@4") > metric(result, "pass@1"));
     json_decref(result);
-    free(text);
-    scene_close(&s);
 }
 
-static void runs_evaluate_so_too(void **state)
+TEST(runs_evaluate_so_too)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
-    assert_int_equal(train(&s, "run",
-                           OPTIONS("--max-steps", "1", "--reward", "regex", "--reward-pattern",
-                                   "[a-m]", "--eval-data", s.data, "--eval-limit", "4",
-                                   "--num-generations-eval", "2", "--eval-temperature", "1")),
-                     0);
+    assert_exit(0, train(&s, "run",
+                         OPTIONS("--max-steps", "1", "--reward", "regex", "--reward-pattern",
+                                 "[a-m]", "--eval-data", s.data, "--eval-limit", "4",
+                                 "--num-generations-eval", "2", "--eval-temperature", "1")));
     json_t *m = last_metrics(&s, "run");
     assert_true(metric(m, "eval/pass@2") >= metric(m, "eval/pass@1"));
     assert_true(metric(m, "eval/maj@2") >= 0);
-    json_decref(m);
-    assert_int_equal(
-        train_alone(&s, "greedy", OPTIONS("--eval-data", s.data, "--num-generations-eval", "2")),
-        2);
+    assert_exit(2, train_alone(&s, "greedy",
+                               OPTIONS("--eval-data", s.data, "--num-generations-eval", "2")));
     assert_said(&s, "give a temperature");
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(samples_are_counted_out),
-        cmocka_unit_test(runs_evaluate_so_too),
-    };
-    return cmocka_run_group_tests_name("pass at k", tests, NULL, NULL);
 }

@@ -1,19 +1,13 @@
 /* test_processed.c: training on samples of a filtered distribution: the weights of truncated
  * importance sampling are by what was sampled from, or as if nothing had been filtered. */
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/training.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define RATIO  "sampling/importance_sampling_ratio/"
 #define FILTER "--top-k", "3", "--max-steps", "1", "--importance-sampling-mode", "token_truncate"
 
-static void weights_are_retained_mass(void **state)
+TEST(weights_are_retained_mass)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     const bool on_cpu = strcmp(test_device(), "cpu") == 0;
@@ -22,7 +16,6 @@ static void weights_are_retained_mass(void **state)
     assert_false(said(&s, "filtered"));
     json_t *m = last_metrics(&s, "whole");
     assert_float_equal(metric(m, RATIO "mean"), 1, rounding);
-    json_decref(m);
     // random weights spread over the vocabulary: three tokens have little of the mass
     assert_int_equal(train_alone(&s, "filtered", OPTIONS(FILTER)), 0);
     assert_said(&s, "weighed by its probabilities over those that sampled");
@@ -31,21 +24,10 @@ static void weights_are_retained_mass(void **state)
     assert_true(metric(m, RATIO "max") < 0.5);
     assert_true(metric(m, RATIO "min") > 0);
     assert_true(metric(m, "sampler_mismatch/max") <= rounding);
-    json_decref(m);
     assert_int_equal(train_alone(&s, "sequences", OPTIONS("--top-k", "3", "--max-steps", "1")), 0);
     assert_said(&s, "sequence_mask: these weights, at most 1 a token, are multiplied");
     assert_int_equal(train_alone(&s, "raw", OPTIONS(FILTER, "--no-processed-logprobs")), 0);
     assert_said(&s, "nothing corrects for it");
     m = last_metrics(&s, "raw");
     assert_float_equal(metric(m, RATIO "mean"), 1, rounding);
-    json_decref(m);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_are_retained_mass),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,34 +5,24 @@
 #include "tests/support/reference.h"
 #include "tests/support/tiny_model.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { VOCAB = 300, MOST = 128 };
 
 static struct daemon d;
 static const char *model;
 static struct reference reference;
 
-static int start(void **state)
+static void start(void)
 {
-    (void)state;
     model = daemon_model(test_folder(), true, 7);
     reference_open(model, "cpu", &reference);
     daemon_start(&d, model,
                  OPTIONS("--max-batch", "8", "--kv-memory", "32M", "--prefill-chunk", "24"));
-    return 0;
 }
 
-static int stop(void **state)
+static void stop(void)
 {
-    (void)state;
-    int status = test_running(&d.child) ? daemon_stop(&d) : 1; // 1: it died meanwhile
-    daemon_kill(&d);
     reference_close(&reference);
-    return status;
+    daemon_end(&d);
 }
 
 static json_t *at(const json_t *object, const char *key)
@@ -118,9 +108,8 @@ static void check_logprobs(const json_t *choice, const int32_t *ids, int n)
     }
 }
 
-static void echo_has_the_prompts_numbers(void **state)
+TEST(echo_has_the_prompts_numbers)
 {
-    (void)state;
     // "hello" is "hell" and "o"; a biased model of bytes says ASCII only
     json_t *a = daemon_post(d.socket, "/v1/completions", 200,
                             "{\"prompt\":\"hello there, you\",\"max_tokens\":6,\"temperature\":0,"
@@ -133,13 +122,10 @@ static void echo_has_the_prompts_numbers(void **state)
     n += read_ids(at(choice_of(a, 0), "token_ids"), ids + n);
     assert_string_equal(json_string_value(at(choice_of(a, 0), "text")), "hello there, youAAAAAA");
     check_logprobs(choice_of(a, 0), ids, n);
-    json_decref(a);
-    json_decref(plain);
 }
 
-static void echo_alone(void **state)
+TEST(echo_alone)
 {
-    (void)state;
     // what was sent comes back, whatever it is made of, and as often as asked for
     json_t *a = daemon_post(d.socket, "/v1/completions", 200,
                             "{\"prompt\":[\"<|im_start|>h\\u00e9llo\",\"x\"],\"max_tokens\":0,"
@@ -161,12 +147,10 @@ static void echo_alone(void **state)
     for (size_t i = 0; i < 5; i++)
         assert_int_equal(json_integer_value(json_array_get(offsets, i)), want[i]);
     assert_true(json_integer_value(at(a, "weight_version")) >= 2);
-    json_decref(a);
     a = daemon_post(d.socket, "/v1/completions", 200,
                     "{\"prompt\":[104,105],\"max_tokens\":0,\"echo\":true}");
     assert_string_equal(json_string_value(at(choice_of(a, 0), "text")), "hi");
     assert_true(json_is_null(at(choice_of(a, 0), "logprobs")));
-    json_decref(a);
 }
 
 // ---- prompt_logprobs ---------------------------------------------------------------------------
@@ -200,16 +184,14 @@ static void check_vllm_list(const json_t *list, int n_top)
     }
 }
 
-static void every_endpoint_has_its_form(void **state)
+TEST(every_endpoint_has_its_form)
 {
-    (void)state;
     float want[MOST];
     logprobs_of(&reference, prompt, N_PROMPT, want);
     json_t *a = daemon_post(d.socket, "/v1/completions", 200,
                             "{\"prompt\":[[1,2],[104,105,7,259,33,200]],\"max_tokens\":1,\"n\":2,"
                             "\"prompt_logprobs\":5}");
     for (size_t i = 2; i < 4; i++) check_vllm_list(at(choice_of(a, i), "prompt_logprobs"), 5);
-    json_decref(a);
     a = daemon_post(d.socket, "/v1/rollouts", 200,
                     "{\"groups\":[{\"prompt_token_ids\":[104,105,7,259,33,200]}],\"sampling\":"
                     "{\"max_tokens\":2,\"prompt_logprobs\":2}}");
@@ -221,7 +203,6 @@ static void every_endpoint_has_its_form(void **state)
         assert_int_equal(json_array_size(top), 2);
         assert_true(number(json_array_get(json_array_get(top, 0), 1)) >= got);
     }
-    json_decref(a);
     a = daemon_post(d.socket, "/generate", 200,
                     "{\"prompt\":{\"prompt_token_ids\":[104,105,7,259,33,200]},\"max_tokens\":1,"
                     "\"prompt_logprobs\":1}");
@@ -233,22 +214,18 @@ static void every_endpoint_has_its_form(void **state)
         const float got = number(at(json_array_get(json_array_get(pairs, i), 0), id));
         same_logprob(got, want[i]);
     }
-    json_decref(a);
     a = daemon_post(d.socket, "/v1/chat/completions", 200,
                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":1,"
                     "\"prompt_logprobs\":0}");
     const json_t *list = at(a, "prompt_logprobs"), *usage = at(a, "usage");
     assert_int_equal(json_array_size(list), json_integer_value(at(usage, "prompt_tokens")));
     assert_int_equal(json_object_size(json_array_get(list, 1)), 1);
-    json_decref(a);
     a = daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":[5,6],\"max_tokens\":1}");
     assert_null(json_object_get(choice_of(a, 0), "prompt_logprobs")); // nobody asked
-    json_decref(a);
 }
 
-static void refusals(void **state)
+TEST(refusals)
 {
-    (void)state;
     static const struct {
         const char *path, *body, *part;
     } cases[] = {
@@ -270,7 +247,6 @@ static void refusals(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         json_t *a = daemon_post(d.socket, cases[i].path, 400, cases[i].body);
         assert_contains(json_string_value(at(at(a, "error"), "message")), cases[i].part);
-        json_decref(a);
     }
 }
 
@@ -283,7 +259,6 @@ static json_t *greedy_ids(const char *fields)
              fields);
     json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
     json_t *ids = json_incref(at(choice_of(a, 0), "token_ids"));
-    json_decref(a);
     return ids;
 }
 
@@ -299,9 +274,8 @@ static int count_distinct(const json_t *ids)
     return n;
 }
 
-static void penalties_do_what_they_say(void **state)
+TEST(penalties_do_what_they_say)
 {
-    (void)state;
     json_t *biased = greedy_ids(",\"logit_bias\":{\"66\":100}");
     assert_int_equal(count_distinct(biased), 1);
     assert_int_equal(json_integer_value(json_array_get(biased, 0)), 66);
@@ -318,9 +292,8 @@ static void penalties_do_what_they_say(void **state)
 }
 
 // What was sampled from and what the model says are both told.
-static void processed_and_raw(void **state)
+TEST(processed_and_raw)
 {
-    (void)state;
     json_t *a = daemon_post(d.socket, "/v1/rollouts", 200,
                             "{\"groups\":[{\"prompt_token_ids\":[1,2,3]}],\"sampling\":{"
                             "\"max_tokens\":8,\"seed\":5,\"logit_bias\":{\"66\":100}}}");
@@ -335,13 +308,11 @@ static void processed_and_raw(void **state)
         assert_true(raw < -1 &&
                     number(json_array_get(at(a, "cut_logprobs"), (size_t)(i - 3))) > -1e-4f);
     }
-    json_decref(a);
 }
 
 // The penalty that a model comes with is said, and left to the requests.
-static void a_models_own_penalty(void **state)
+TEST(a_models_own_penalty)
 {
-    (void)state;
     static const char config[] = "{\"repetition_penalty\": 50.0, \"do_sample\": false}";
     const char *own = daemon_model(test_folder(), true, 7);
     struct daemon other = {0};
@@ -355,16 +326,13 @@ static void a_models_own_penalty(void **state)
     for (int i = 0; i < 2; i++) {
         json_t *a = daemon_post(other.socket, "/v1/completions", 200, bodies[i]);
         assert_true(json_equal(at(choice_of(a, 0), "token_ids"), i ? plain : want));
-        json_decref(a);
     }
     assert_false(json_equal(want, plain));
     char *log = test_read(other.log);
     assert_contains(log, "repetition_penalty 50 is not applied by default");
-    free(log);
     json_decref(want);
     json_decref(plain);
     assert_int_equal(daemon_stop(&other), 0);
-    daemon_kill(&other);
 }
 
 // ---- lm-evaluation-harness ---------------------------------------------------------------------
@@ -411,9 +379,8 @@ static void expect_pair(struct reference *r, const char *context, const char *co
     }
 }
 
-static void lm_eval_agrees(void **state)
+TEST(lm_eval_agrees)
 {
-    (void)state;
     const char *python = test_python("lm_eval, transformers");
     const char *folder = test_path(test_root(), "tools/demo-model");
     const char *out = test_path(test_folder(), "loglikelihood.json");
@@ -438,13 +405,11 @@ static void lm_eval_agrees(void **state)
     json_decref(got);
     reference_close(&r);
     assert_int_equal(daemon_stop(&demo), 0);
-    daemon_kill(&demo);
 }
 
 // No more can be listed than the vocabulary has, and the sentence says how many that are.
-static void small_vocabulary(void **state)
+TEST(small_vocabulary)
 {
-    (void)state;
     static const char *const bodies[] = {
         "{\"prompt\":[1,2],\"max_tokens\":1,\"prompt_logprobs\":10}",
         "{\"prompt\":[1,2],\"max_tokens\":1,\"logprobs\":10}"};
@@ -458,23 +423,7 @@ static void small_vocabulary(void **state)
         const char *said =
             json_string_value(json_object_get(json_object_get(a, "error"), "message"));
         assert_contains(said, "logprobs is 10; at most 8 can be listed");
-        json_decref(a);
     }
-    daemon_kill(&tiny);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(echo_has_the_prompts_numbers),
-        cmocka_unit_test(echo_alone),
-        cmocka_unit_test(every_endpoint_has_its_form),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(penalties_do_what_they_say),
-        cmocka_unit_test(processed_and_raw),
-        cmocka_unit_test(a_models_own_penalty),
-        cmocka_unit_test(lm_eval_agrees),
-        cmocka_unit_test(small_vocabulary),
-    };
-    return cmocka_run_group_tests_name("prompt_logprobs", tests, start, stop);
-}
+TESTS_BETWEEN(start, stop)

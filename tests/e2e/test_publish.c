@@ -8,16 +8,9 @@
  * at all. */
 #include "bridge/attach.h"
 #include "common/http/http_client.h"
-#include "common/base/clock.h"
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define PUBLISHES  1000
 #define MAX_TOKENS 48
@@ -146,7 +139,7 @@ static void check_sample(struct seen *seen, const char *line, size_t len)
     json_decref(sample);
 }
 
-static void no_read_is_torn(void **state)
+TEST(no_read_is_torn)
 {
     const char *folder = test_folder(), *model = daemon_model(folder, false, 11);
     const char *const options[] = {"--max-batch", "16", NULL};
@@ -155,7 +148,6 @@ static void no_read_is_torn(void **state)
     struct http_client *client;
     struct bytes lines = BYTES_INIT;
     int child_status = -1;
-    (void)state;
     reference_open(model, "cpu", &seen.reference);
     // The reference is the CPU's. A GPU sums in other orders, and the scale enlarges what that is
     // worth in f32 (2.2e-5 was seen); a torn read would be off by tenths.
@@ -203,10 +195,4 @@ static void no_read_is_torn(void **state)
     assert_int_equal(daemon_stop(&daemon), 0);
     free(seen.logits);
     reference_close(&seen.reference);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(no_read_is_torn)};
-    return cmocka_run_group_tests_name("publish", tests, NULL, NULL);
 }

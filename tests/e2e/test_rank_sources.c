@@ -1,15 +1,7 @@
 /* test_rank_sources.c: where samples come from, on two ranks: each samples its share of every step,
  * and all learn from the same; with other modes: test_combinations. This program is also an
  * environment: `test_rank_sources play`. */
-#include "common/base/json.h"
 #include "tests/support/pair.h"
-
-#include <limits.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 // ---- an environment -----------------------------------------------------------------------------
 
@@ -90,9 +82,8 @@ static void train_two(struct pair *p, const char *run, const char *const more[])
     if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
 }
 
-static void environments_learn_as_one(void **state)
+TEST(environments_learn_as_one)
 {
-    (void)state;
     struct pair p;
     double turns[2];
     pair_learns_as_one(&p, NULL, NULL,
@@ -104,12 +95,10 @@ static void environments_learn_as_one(void **state)
               OPTIONS(PAIR_NUMBERS, "--max-steps", "8", "--reward", "environment", "--rollouts",
                       environment(), "--async", "--max-staleness", "1"));
     pair_holds(&p, "ahead");
-    pair_close(&p);
 }
 
-static void sampling_ahead(void **state)
+TEST(sampling_ahead)
 {
-    (void)state;
     struct pair p;
     double oldest[12], most = 0, mismatch[12];
     pair_open(&p);
@@ -129,13 +118,11 @@ static void sampling_ahead(void **state)
     }
     assert_true(most > 0);
     pair_holds(&p, "2");
-    pair_close(&p);
 }
 
 // A worker is one rank's, and what it samples changes nothing; one that is gone is left out.
-static void workers_sample_too(void **state)
+TEST(workers_sample_too)
 {
-    (void)state;
     struct pair p;
     struct daemon workers[2] = {0};
     double samples[2][4], up[4], mismatch[4];
@@ -159,16 +146,10 @@ static void workers_sample_too(void **state)
     }
     daemon_holds(&workers[1], "policy", test_path(p.s.folder, "workers/workers"));
     for (int i = 0; i < 2; i++) daemon_kill(&workers[i]);
-    pair_close(&p);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sampling_ahead),
-        cmocka_unit_test(environments_learn_as_one),
-        cmocka_unit_test(workers_sample_too),
-    };
     if (argc > 1 && strcmp(argv[1], "play") == 0) return play();
-    return cmocka_run_group_tests_name("sources on two ranks", tests, NULL, NULL);
+    return test_main();
 }

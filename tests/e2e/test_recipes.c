@@ -1,15 +1,9 @@
 /* test_recipes.c: options of recipes on whole runs: that each reaches the run, what it adds to
  * metrics.jsonl, and that a run taken up again goes on as one that never ended. */
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 #include "tests/support/training.h"
 #include "trainer/run/runlog.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define ADAPTIVE                                                                                   \
     "--steps-per-generation", "3", "--count-steps", "updates", "--lr-scheduler-type", "linear",    \
@@ -19,9 +13,8 @@
 
 // 12 updates of 3 a rollout are 4 steps; the coefficient grows by each update, and a checkpoint
 // keeps it.
-static void updates_are_counted(void **state)
+TEST(updates_are_counted)
 {
-    (void)state;
     struct scene s;
     double rates[8], coefs[8], losses[8], again[8];
     scene_open(&s);
@@ -41,30 +34,25 @@ static void updates_are_counted(void **state)
     assert_true(tokens > 4 * 12 * metric(m, "completions/min_length"));
     assert_true(metric(m, "completions/mean_terminated_length") <
                 metric(m, "completions/max_length"));
-    json_decref(m);
     assert_int_equal(train(&s, "cut", OPTIONS("--max-steps", "6", ADAPTIVE)), 0);
-    assert_int_equal(
-        train(&s, "cut", OPTIONS("--resume", "--max-steps", "12", "--save-steps", "2")), 0);
+    assert_exit(0, train(&s, "cut", OPTIONS("--resume", "--max-steps", "12", "--save-steps", "2")));
     column(&s, "cut", "entropy_coef", again, 8);
     for (int i = 0; i < 4; i++) assert_true(again[i] == coefs[i]);
     column(&s, "cut", "num_tokens", again, 8);
     assert_true(again[3] == tokens);
-    scene_close(&s);
 }
 
 // A bound of 0 masks what the policy has moved away from in a step's first updates; config.json of
 // a run of before it was a bound has 0 for none.
-static void a_bound_of_0(void **state)
+TEST(a_bound_of_0)
 {
-    (void)state;
     struct scene s;
     double masked[4], most = 0;
     json_t *config;
     scene_open(&s);
-    assert_int_equal(train_alone(&s, "bound",
-                                 OPTIONS("--max-steps", "3", "--steps-per-generation", "3",
-                                         "--off-policy-mask-threshold", "0")),
-                     0);
+    assert_exit(0, train_alone(&s, "bound",
+                               OPTIONS("--max-steps", "3", "--steps-per-generation", "3",
+                                       "--off-policy-mask-threshold", "0")));
     assert_int_equal(column(&s, "bound", "off_policy_mask/sequences", masked, 4), 3);
     for (int i = 0; i < 3; i++) most = fmax(most, masked[i]);
     assert_true(most > 0 && most < 1);
@@ -79,23 +67,19 @@ static void a_bound_of_0(void **state)
     assert_false(said(&s, "off_policy_mask_threshold"));
     json_t *m = last_metrics(&s, "bound");
     assert_false(json_has(m, "off_policy_mask/sequences"));
-    json_decref(m);
-    scene_close(&s);
 }
 
 // After one step of alpha 0.6 the reference is that mixture of the policy and of what it was; a run
 // taken up again has it from the checkpoint.
-static void reference_moves(void **state)
+TEST(reference_moves)
 {
-    (void)state;
     struct scene s;
     struct reference start, policy, moved;
     double kl[4];
     scene_open(&s);
-    assert_int_equal(train(&s, "mixed",
-                           OPTIONS("--max-steps", "1", "--beta", "0.01", "--sync-ref-model",
-                                   "--ref-model-sync-steps", "1")),
-                     0);
+    assert_exit(0, train(&s, "mixed",
+                         OPTIONS("--max-steps", "1", "--beta", "0.01", "--sync-ref-model",
+                                 "--ref-model-sync-steps", "1")));
     const char *folder = latest(&s, "mixed");
     reference_open(s.model, "cpu", &start);
     reference_open(folder, "cpu", &policy);
@@ -113,13 +97,11 @@ static void reference_moves(void **state)
     assert_int_equal(train_alone(&s, "mixed", OPTIONS("--resume", "--max-steps", "2")), 0);
     assert_said(&s, "as --sync-ref-model has moved it");
     // with alpha 1 the policy is its own reference at the beginning of each step
-    assert_int_equal(train(&s, "copied",
-                           OPTIONS("--max-steps", "3", "--beta", "0.01", "--sync-ref-model",
-                                   "--ref-model-sync-steps", "1", "--ref-model-mixup-alpha", "1")),
-                     0);
+    assert_exit(0, train(&s, "copied",
+                         OPTIONS("--max-steps", "3", "--beta", "0.01", "--sync-ref-model",
+                                 "--ref-model-sync-steps", "1", "--ref-model-mixup-alpha", "1")));
     assert_int_equal(column(&s, "copied", "kl", kl, 4), 3);
     for (int i = 0; i < 3; i++) assert_true(kl[i] == 0);
-    scene_close(&s);
 }
 
 // Half a unit in the last of METRICS_DIGITS digits: by so much a number of the metrics, each of
@@ -129,16 +111,14 @@ static double last_digit(double x)
     return x == 0 ? 0 : 0.5 * pow(10, floor(log10(fabs(x))) - (METRICS_DIGITS - 1)) * (1 + 1e-6);
 }
 
-static void kl_is_priced(void **state)
+TEST(kl_is_priced)
 {
-    (void)state;
     struct scene s;
     double kl[3], price[3], rewards[3], lengths[3];
     scene_open(&s);
-    assert_int_equal(train(&s, "priced",
-                           OPTIONS("--max-steps", "3", "--kl-reward-coef", "0.5", "--learning-rate",
-                                   "1e-2", "--advantage-estimator", "rloo")),
-                     0);
+    assert_exit(0, train(&s, "priced",
+                         OPTIONS("--max-steps", "3", "--kl-reward-coef", "0.5", "--learning-rate",
+                                 "1e-2", "--advantage-estimator", "rloo")));
     assert_int_equal(column(&s, "priced", "kl_reward/kl", kl, 3), 3);
     column(&s, "priced", "rewards/kl", price, 3);
     column(&s, "priced", "reward", rewards, 3);
@@ -149,21 +129,17 @@ static void kl_is_priced(void **state)
         assert_true(fabs(rewards[i] - lengths[i] - price[i]) < 1e-6);
     }
     // beside costs it is no part of the task's reward
-    assert_int_equal(train(&s, "costs",
-                           OPTIONS("--max-steps", "2", "--kl-reward-coef", "0.5", "--learning-rate",
-                                   "1e-2", "--cost")),
-                     0);
+    assert_exit(0, train(&s, "costs",
+                         OPTIONS("--max-steps", "2", "--kl-reward-coef", "0.5", "--learning-rate",
+                                 "1e-2", "--cost")));
     json_t *m = last_metrics(&s, "costs");
     assert_true(metric(m, "rewards/kl") != 0);
     assert_true(fabs(metric(m, "rewards/task") - metric(m, "rewards/length/mean")) < 1e-6);
-    json_decref(m);
-    scene_close(&s);
 }
 
 // A program that scores every second sample alone.
-static void null_is_no_reward(void **state)
+TEST(null_is_no_reward)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     const char *program = test_path(s.folder, "second.sh");
@@ -172,23 +148,19 @@ static void null_is_no_reward(void **state)
     test_write(program, text, strlen(text));
     char reward[PATH_MAX + 32];
     snprintf(reward, sizeof reward, "command:sh %s", program);
-    assert_int_equal(
-        train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward, "--log-completions")), 0);
+    assert_exit(
+        0, train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward, "--log-completions")));
     json_t *m = last_metrics(&s, "run");
     assert_true(metric(m, "reward") == 2 && metric(m, "frac_reward_zero_std") == 1);
     assert_true(metric(m, "grad_norm") == 0);
-    json_decref(m);
     char *rollouts = test_read(test_path(s.folder, "run/rollouts/step-1.jsonl"));
     assert_contains(rollouts, "\"reward\":null");
-    free(rollouts);
-    scene_close(&s);
 }
 
 // Rewards that are 0 or 1 by chance: flat groups are replaced until none is left, or the bound is
 // reached; all of it is a function of the seed.
-static void flat_groups_are_drawn_anew(void **state)
+TEST(flat_groups_are_drawn_anew)
 {
-    (void)state;
     struct scene s;
     double plain[4], kept[4], drawn[4], flat[4], again[4], norms[4];
     scene_open(&s);
@@ -214,13 +186,10 @@ static void flat_groups_are_drawn_anew(void **state)
         assert_true(flat[i] == 0 && norms[i] > 0 && (norms[i] == again[i] || !bits));
     json_t *m = last_metrics(&s, "many");
     assert_true(metric(m, "filter_groups/reward") >= 0 && metric(m, "reward") == 0.5);
-    json_decref(m);
-    scene_close(&s);
 }
 
-static void what_does_not_go_is_named(void **state)
+TEST(what_does_not_go_is_named)
 {
-    (void)state;
     static const struct {
         const char *options[8], *part;
     } refused[] = {
@@ -241,26 +210,22 @@ static void what_does_not_go_is_named(void **state)
         assert_int_equal(train_alone(&s, "refused", refused[i].options), 2);
         assert_said(&s, refused[i].part);
     }
-    assert_int_equal(train_alone(&s, "refused",
-                                 OPTIONS("--max-steps", "4", "--steps-per-generation", "3",
-                                         "--count-steps", "updates")),
-                     2);
+    assert_exit(2, train_alone(&s, "refused",
+                               OPTIONS("--max-steps", "4", "--steps-per-generation", "3",
+                                       "--count-steps", "updates")));
     assert_said(&s, "no multiple of the 3 updates");
-    scene_close(&s);
 }
 
-static void what_has_no_effect_is_said(void **state)
+TEST(what_has_no_effect_is_said)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
-    assert_int_equal(
-        train_alone(&s, "idle",
-                    OPTIONS("--max-steps", "1", "--ref-model-sync-steps", "2", "--entropy-target",
-                            "1", "--loss-type", "cispo", "--delta", "4", "--sapo-temperature-pos",
-                            "2", "--overlong-buffer", "2", "--eval-temperature", "1",
-                            "--advantage-estimator", "rloo", "--scale-rewards", "batch")),
-        0);
+    assert_exit(0, train_alone(&s, "idle",
+                               OPTIONS("--max-steps", "1", "--ref-model-sync-steps", "2",
+                                       "--entropy-target", "1", "--loss-type", "cispo", "--delta",
+                                       "4", "--sapo-temperature-pos", "2", "--overlong-buffer", "2",
+                                       "--eval-temperature", "1", "--advantage-estimator", "rloo",
+                                       "--scale-rewards", "batch")));
     assert_said(&s, "--ref-model-sync-steps has no effect without --sync-ref-model");
     assert_said(&s, "--entropy-target has no effect without --use-adaptive-entropy");
     assert_said(&s, "--delta has no effect without another --loss-type than sapo or cispo or gmpo");
@@ -268,37 +233,17 @@ static void what_has_no_effect_is_said(void **state)
     assert_said(&s, "--overlong-buffer has no effect without --reward overlong");
     assert_said(&s, "--eval-temperature has no effect without --eval-data");
     assert_said(&s, "--scale-rewards has no effect without --advantage-estimator grpo");
-    scene_close(&s);
 }
 
 // Samples are not compared with the greedy ones of before.
-static void other_evaluations_are_not_compared(void **state)
+TEST(other_evaluations_are_not_compared)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
 #define EVALUATED(steps) "--max-steps", steps, "--eval-data", s.data, "--eval-limit", "2"
     assert_int_equal(train(&s, "run", OPTIONS(EVALUATED("1"))), 0);
-    assert_int_equal(train(&s, "run",
-                           OPTIONS(EVALUATED("2"), "--resume", "--eval-temperature", "1",
-                                   "--num-generations-eval", "2")),
-                     0);
+    assert_exit(0, train(&s, "run",
+                         OPTIONS(EVALUATED("2"), "--resume", "--eval-temperature", "1",
+                                 "--num-generations-eval", "2")));
     assert_log(&s, "is not compared with those to come");
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(updates_are_counted),
-        cmocka_unit_test(a_bound_of_0),
-        cmocka_unit_test(reference_moves),
-        cmocka_unit_test(kl_is_priced),
-        cmocka_unit_test(null_is_no_reward),
-        cmocka_unit_test(flat_groups_are_drawn_anew),
-        cmocka_unit_test(what_does_not_go_is_named),
-        cmocka_unit_test(what_has_no_effect_is_said),
-        cmocka_unit_test(other_evaluations_are_not_compared),
-    };
-    return cmocka_run_group_tests_name("recipes", tests, NULL, NULL);
 }

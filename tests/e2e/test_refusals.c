@@ -1,17 +1,11 @@
 /* test_refusals.c: what a real cw-infer-server refuses, and what it stands: broken HTTP, large
  * bodies, crowds, clients that leave or do not read. */
-#include "common/base/clock.h"
 #include "tests/support/served.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     char long_name[400] = "{\"model\":\"/tmp/";
     memset(long_name + strlen(long_name), 'x', 300);
     strcat(long_name, "\"}");
@@ -104,7 +98,6 @@ static void test_refusals(void **state)
         assert_contains(text_of(error, "message"), cases[i].part);
         assert_int_equal(int_of(error, "code"), cases[i].status);
         text_of(error, "type");
-        wire_answer_release(&a);
     }
     // field of the error object
     json_t *a =
@@ -113,40 +106,33 @@ static void test_refusals(void **state)
     json_decref(a);
 }
 
-static void test_too_long_prompt(void **state)
+TEST(test_too_long_prompt)
 {
-    (void)state;
     struct bytes body = BYTES_INIT;
     bytes_puts(&body, "{\"prompt\":[1");
     for (int i = 0; i < 600; i++) bytes_puts(&body, ",1");
     bytes_puts(&body, "]}");
     json_t *a = daemon_post(served.socket, "/v1/completions", 400, bytes_text(&body));
     assert_contains(text_of(json_object_get(a, "error"), "message"), "601 tokens");
-    json_decref(a);
     bytes_release(&body);
 }
 
-static void test_methods(void **state)
+TEST(test_methods)
 {
-    (void)state;
     struct wire_answer a;
     daemon_request(served.socket, "GET", "/v1/completions", "", NULL, &a);
     assert_int_equal(a.status, 405);
     assert_contains(bytes_text(&a.head), "Allow: POST");
-    wire_answer_release(&a);
     daemon_request(served.socket, "POST", "/health", "", "{}", &a);
     assert_int_equal(a.status, 405);
     assert_contains(bytes_text(&a.head), "Allow: GET");
-    wire_answer_release(&a);
     daemon_request(served.socket, "HEAD", "/health", "", NULL, &a);
     assert_int_equal(a.status, 200);
     assert_int_equal(a.body.len, 0);
-    wire_answer_release(&a);
 }
 
-static void test_large_bodies(void **state)
+TEST(test_large_bodies)
 {
-    (void)state;
     struct bytes body = BYTES_INIT;
     struct wire_answer a;
     bytes_puts(&body, "{\"prompt\":\"");
@@ -155,7 +141,6 @@ static void test_large_bodies(void **state)
     daemon_request(served.socket, "POST", "/v1/completions", "", bytes_text(&body), &a);
     assert_int_equal(a.status, 413);
     assert_contains(bytes_text(&a.body), "--max-body");
-    wire_answer_release(&a);
     // a client that asks first is told at once
     const char *ask = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n"
                       "Expect: 100-continue\r\n\r\n";
@@ -163,7 +148,6 @@ static void test_large_bodies(void **state)
     daemon_send(fd, ask, strlen(ask));
     assert_true(wire_read(fd, 10000, &a));
     assert_int_equal(a.status, 413);
-    wire_answer_release(&a);
     close(fd);
     // chunked, so that the length is not known before
     const char *head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -174,14 +158,12 @@ static void test_large_bodies(void **state)
     daemon_send(fd, "\r\n0\r\n\r\n", 7);
     assert_true(wire_read(fd, 10000, &a));
     assert_int_equal(a.status, 413);
-    wire_answer_release(&a);
     close(fd);
     bytes_release(&body);
 }
 
-static void test_broken_http(void **state)
+TEST(test_broken_http)
 {
-    (void)state;
     static const char *const broken[] = {
         "\r\n\r\n\r\n\r\n",
         "NONSENSE\r\n\r\n",
@@ -197,7 +179,6 @@ static void test_broken_http(void **state)
         daemon_send(fd, broken[i], strlen(broken[i]));
         wire_read(fd, 200, &a);
         if (a.status == 200) fail_msg("answered 200 to broken request %zu", i);
-        wire_answer_release(&a);
         close(fd);
     }
     struct bytes header = BYTES_INIT;
@@ -207,9 +188,8 @@ static void test_broken_http(void **state)
     bytes_puts(&header, "\r\n");
     daemon_request(served.socket, "GET", "/health", bytes_text(&header), NULL, &a);
     assert_true(a.status != 200);
-    wire_answer_release(&a);
     bytes_release(&header);
-    json_decref(daemon_get(served.socket, "/health", 200)); // still there
+    daemon_get(served.socket, "/health", 200); // still there
 }
 
 struct crowd {
@@ -233,9 +213,8 @@ static void *crowd_client(void *context)
     return NULL;
 }
 
-static void test_crowd(void **state)
+TEST(test_crowd)
 {
-    (void)state;
     static struct crowd crowd[64];
     for (int i = 0; i < 64; i++) {
         crowd[i].i = i;
@@ -249,11 +228,9 @@ static void test_crowd(void **state)
         json_t *alone = daemon_post(served.socket, "/v1/completions", 200, body);
         assert_true(json_equal(json_object_get(choice_of(alone, 0), "token_ids"),
                                json_object_get(choice_of(crowd[i].answer.json, 0), "token_ids")));
-        json_decref(alone);
     }
     for (int i = 0; i < 64; i++) {
         if (i % 2) assert_contains(bytes_text(&crowd[i].answer.body), "data: [DONE]");
-        wire_answer_release(&crowd[i].answer);
     }
 }
 
@@ -263,16 +240,14 @@ static void wait_for_health(const char *key, bool zero)
     for (;;) {
         json_t *health = daemon_get(served.socket, "/health", 200);
         json_int_t x = int_of(health, key);
-        json_decref(health);
         if ((x == 0) == zero) return;
         if (clock_now_ns() > deadline) fail_msg("\"%s\" stays %d", key, (int)x);
         clock_sleep_ms(5);
     }
 }
 
-static void test_leaving_cancels(void **state)
+TEST(test_leaving_cancels)
 {
-    (void)state;
     static const char *const bodies[] = {
         "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":64}",
         "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":64,\"stream\":true}"};
@@ -295,9 +270,8 @@ static void test_leaving_cancels(void **state)
     }
 }
 
-static void test_full_queue(void **state)
+TEST(test_full_queue)
 {
-    (void)state;
     struct wire_answer a;
     int fd = open_request("/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":150}");
     wait_for_health("running", false);
@@ -305,15 +279,13 @@ static void test_full_queue(void **state)
                    "{\"prompt\":[\"a\",\"b\",\"c\"],\"max_tokens\":400,\"n\":40}", &a);
     assert_int_equal(a.status, 429);
     assert_contains(bytes_text(&a.head), "Retry-After: ");
-    wire_answer_release(&a);
     close(fd);
     wait_for_health("running", true); // what fitted of the refused request is cancelled, too
     wait_for_health("waiting", true);
 }
 
-static void test_slow_reader(void **state)
+TEST(test_slow_reader)
 {
-    (void)state;
     struct wire_answer slow;
     const char *body = "{\"groups\":[{\"prompt_token_ids\":[4,5],\"n\":48}],\"sampling\":"
                        "{\"max_tokens\":120,\"seed\":1}}";
@@ -324,12 +296,10 @@ static void test_slow_reader(void **state)
     int lines = 0;
     for (size_t i = 0; i < slow.body.len; i++) lines += slow.body.data[i] == '\n';
     assert_int_equal(lines, 48);
-    wire_answer_release(&slow);
 }
 
-static void test_kept_connection(void **state)
+TEST(test_kept_connection)
 {
-    (void)state;
     const char *two =
         "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n"
         "Connection: close\r\n\r\n";
@@ -338,7 +308,6 @@ static void test_kept_connection(void **state)
     daemon_send(fd, two, strlen(two));
     assert_true(wire_read(fd, 10000, &a));
     assert_contains(bytes_text(&a.body), "max_model_len");
-    wire_answer_release(&a);
     close(fd);
 }
 
@@ -350,14 +319,12 @@ static long resident_kb(pid_t pid)
     char *text = test_read(path), *line = strstr(text, "VmRSS:");
     assert_non_null(line);
     sscanf(line, "VmRSS: %ld", &kb);
-    free(text);
     return kb;
 }
 
 // What a burst of large bodies took is the system's again.
-static void test_memory_after_a_burst(void **state)
+TEST(test_memory_after_a_burst)
 {
-    (void)state;
     enum { CLIENTS = 12, BODY = 6 << 20, PART = 1 << 20 };
     static const char begin[] = "{\"prompt\":[1";
     char *body = malloc(BODY), head[128];
@@ -380,7 +347,6 @@ static void test_memory_after_a_burst(void **state)
         struct wire_answer a;
         assert_true(wire_read(fds[c], 60000, &a));
         assert_int_equal(a.status, 400);
-        wire_answer_release(&a);
         close(fds[c]);
     }
     free(body);
@@ -395,20 +361,4 @@ static void test_memory_after_a_burst(void **state)
     assert_true(after < before + (128 << 10));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_too_long_prompt),
-        cmocka_unit_test(test_methods),
-        cmocka_unit_test(test_large_bodies),
-        cmocka_unit_test(test_broken_http),
-        cmocka_unit_test(test_crowd),
-        cmocka_unit_test(test_leaving_cancels),
-        cmocka_unit_test(test_full_queue),
-        cmocka_unit_test(test_slow_reader),
-        cmocka_unit_test(test_kept_connection),
-        cmocka_unit_test(test_memory_after_a_burst),
-    };
-    return cmocka_run_group_tests_name("refusals", tests, served_start, served_stop);
-}
+TESTS_BETWEEN(served_start, served_stop)

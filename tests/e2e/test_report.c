@@ -1,18 +1,12 @@
 /* test_report.c: cw-report on the folders of real runs, and on folders that are none; what it
  * serves. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/html_check.h"
 #include "tests/support/report_server.h"
 #include "tests/support/support.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define LIMIT_MS 120000
 
@@ -65,13 +59,11 @@ static void assert_all_there(const char *run, const char *page)
         }
         json_decref(metrics);
     }
-    free(text);
     assert_true(keys > 100);
 }
 
-static void page_of_a_run(void **state)
+TEST(page_of_a_run)
 {
-    (void)state;
     const char *folder = test_folder(), *run = train(folder);
     char sentence[200];
     assert_int_equal(report(folder, run, NULL, NULL), 0);
@@ -93,14 +85,10 @@ static void page_of_a_run(void **state)
     char *log = test_read(test_path(folder, "report.log"));
     assert_contains(log, "run/report.html\n");
     assert_contains(log, "elsewhere.html\n");
-    free(log);
-    free(again);
-    free(page);
 }
 
-static void several_runs_on_a_page(void **state)
+TEST(several_runs_on_a_page)
 {
-    (void)state;
     const char *folder = test_folder(), *out = test_path(folder, "both.html");
     static const char *const names[] = {"one", "two"};
     for (int i = 0; i < 2; i++) {
@@ -108,23 +96,17 @@ static void several_runs_on_a_page(void **state)
         assert_ok(file_make_folders(run));
         test_write(test_path(run, "metrics.jsonl"), "{\"step\":1,\"reward\":1}\n", 22);
     }
-    const char *const argv[] = {test_binary("cw-report"),
-                                test_path(folder, "one"),
-                                test_path(folder, "two"),
-                                "--out",
-                                out,
-                                NULL};
+    const char *const *argv = OPTIONS(test_binary("cw-report"), test_path(folder, "one"),
+                                      test_path(folder, "two"), "--out", out);
     assert_int_equal(test_command(test_path(folder, "report.log"), LIMIT_MS, argv), 0);
     char *page = test_read(out);
     assert_contains(page, "id=\"run-0\">{\"name\":\"one\"");
     assert_contains(page, "id=\"run-1\">{\"name\":\"two\"");
-    free(page);
 }
 
 // A folder of runs stands for them, the newest first; a value that never changes is there once.
-static void a_folder_of_runs(void **state)
+TEST(a_folder_of_runs)
 {
-    (void)state;
     const char *folder = test_folder(), *out = test_path(folder, "all.html");
     static const char *const names[] = {"runs/old", "runs/real/new"};
     static const char lines[] =
@@ -143,19 +125,11 @@ static void a_folder_of_runs(void **state)
     assert_contains(page, "id=\"run-1\">{\"name\":\"old\"");
     assert_contains(page, "{\"key\":\"reward\",\"first\":0,\"same\":0.5,\"n\":2}");
     assert_contains(page, "{\"key\":\"kl\",\"first\":0,\"values\":\"");
-    free(page);
 }
 
 // ---- serving ------------------------------------------------------------------------------------
 
 static struct test_child server;
-
-static int end_server(void **state)
-{
-    (void)state;
-    test_end(&server);
-    return 0;
-}
 
 static void get(int port, const char *path, const char *host, struct wire_answer *ret)
 {
@@ -170,9 +144,8 @@ static void get(int port, const char *path, const char *host, struct wire_answer
 }
 
 // A run that goes on: the page, what is new, a step's samples.
-static void runs_are_served(void **state)
+TEST(runs_are_served)
 {
-    (void)state;
     const char *folder = test_folder(), *run = test_path(folder, "run");
     const char *metrics = test_path(run, "metrics.jsonl");
     static const char two[] = "{\"step\":1,\"reward\":1}\n{\"step\":2,\"reward\":2}\n";
@@ -185,25 +158,20 @@ static void runs_are_served(void **state)
     get(port, "/", "localhost", &a);
     assert_int_equal(a.status, 200);
     assert_contains(bytes_text(&a.body), "id=\"live\">1</script>");
-    wire_answer_release(&a);
     get(port, "/data?run=0", "localhost", &a);
     assert_int_equal(json_integer_value(json_object_get(a.json, "lines")), 1);
     snprintf(path, sizeof path, "/data?run=0&lines=1&generation=%" JSON_INTEGER_FORMAT,
              json_integer_value(json_object_get(a.json, "generation")));
-    wire_answer_release(&a);
     test_write(test_path(run, "rollouts/step-2.jsonl"), sample, strlen(sample));
     test_write(metrics, two, strlen(two));
     get(port, "/data?run=0&lines=1", "localhost", &a); // a page of a server that was here before
     assert_int_equal(json_integer_value(json_object_get(a.json, "from")), 0);
-    wire_answer_release(&a);
     get(port, path, "localhost", &a);
     assert_int_equal(json_integer_value(json_object_get(a.json, "from")), 1);
     assert_int_equal(json_integer_value(json_object_get(a.json, "lines")), 2);
     assert_contains(bytes_text(&a.body), "\"row\":\"AAAAAA==\"");
-    wire_answer_release(&a);
     get(port, "/rollouts?run=0&step=2", "localhost", &a);
     assert_string_equal(bytes_text(&a.body), sample);
-    wire_answer_release(&a);
     static const struct {
         const char *path, *host;
         int status;
@@ -220,15 +188,13 @@ static void runs_are_served(void **state)
         get(port, refused[i].path, refused[i].host, &a);
         assert_int_equal(a.status, refused[i].status);
         assert_contains(bytes_text(&a.body), refused[i].part);
-        wire_answer_release(&a);
     }
     report_server_stop(&server);
 }
 
 // Of a folder of runs the page shows the newest, and has the others.
-static void the_newest_run_is_shown(void **state)
+TEST(the_newest_run_is_shown)
 {
-    (void)state;
     const char *folder = test_folder(), *runs = test_path(folder, "runs");
     struct wire_answer a;
     for (int i = 0; i < 2; i++) {
@@ -239,22 +205,19 @@ static void the_newest_run_is_shown(void **state)
     const int port = report_server_start(&server, test_path(folder, "serve.log"), runs, NULL);
     get(port, "/", "localhost", &a);
     assert_contains(bytes_text(&a.body), "data-shown=\"1\" id=\"live\">2</script>");
-    wire_answer_release(&a);
     report_server_stop(&server);
     // two that were named are both meant
     const int both = report_server_start(&server, test_path(folder, "both.log"),
                                          test_path(runs, "a"), test_path(runs, "b"));
     get(both, "/", "localhost", &a);
     assert_contains(bytes_text(&a.body), "data-shown=\"2\" id=\"live\">2</script>");
-    wire_answer_release(&a);
     report_server_stop(&server);
 }
 
 // ---- errors -------------------------------------------------------------------------------------
 
-static void errors_are_clear(void **state)
+TEST(errors_are_clear)
 {
-    (void)state;
     const char *folder = test_folder();
     assert_int_equal(report(folder, folder, NULL, NULL), 1); // no run
     assert_int_equal(report(folder, test_path(folder, "missing"), NULL, NULL), 1);
@@ -293,19 +256,5 @@ static void errors_are_clear(void **state)
     assert_contains(log, "RUN is missing");
     assert_contains(log, "--colour");
     assert_contains(log, "no/such");
-    free(log);
     assert_false(file_exists(test_path(folder, "report.html")));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(page_of_a_run),
-        cmocka_unit_test(several_runs_on_a_page),
-        cmocka_unit_test(a_folder_of_runs),
-        cmocka_unit_test_teardown(runs_are_served, end_server),
-        cmocka_unit_test_teardown(the_newest_run_is_shown, end_server),
-        cmocka_unit_test(errors_are_clear),
-    };
-    return cmocka_run_group_tests_name("report", tests, NULL, NULL);
 }

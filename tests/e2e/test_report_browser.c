@@ -4,8 +4,6 @@
 #include "tests/support/long_run.h"
 #include "tests/support/report_server.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -15,9 +13,8 @@
 static const char *folder;
 static struct test_child server;
 
-static int make_runs(void **state)
+static void make_runs(void)
 {
-    (void)state;
     const struct long_run shorter = {
         .first = 1, .last = 200, .keys = 20, .samples = 5, .words = 24, .with_tokens = true};
     folder = test_folder();
@@ -30,19 +27,10 @@ static int make_runs(void **state)
     long_run_write(test_path(folder, "a"), &shorter);
     long_run_write(test_path(folder, "b"), &shorter);
     test_write(test_path(folder, "a/config.json"), "{\"seed\":1}", 10);
-    return 0;
 }
 
-static int end_server(void **state)
+TEST(long_runs_are_bounded)
 {
-    (void)state;
-    test_end(&server);
-    return 0;
-}
-
-static void long_runs_are_bounded(void **state)
-{
-    (void)state;
     const char *page = test_path(folder, "long.html");
     const char *const argv[] = {
         test_binary("cw-report"), test_path(folder, "long"), "--texts", "8M", "--out", page, NULL};
@@ -60,37 +48,24 @@ static void long_runs_are_bounded(void **state)
 #endif
     char *text = test_read(page), sentence[200];
     if (!html_check(text, sentence, sizeof sentence)) fail_msg("%s", sentence);
-    free(text);
 }
 
-static void in_a_browser(void **state)
+TEST(in_a_browser)
 {
-    (void)state;
     const char *python = test_python("playwright"), *log = test_path(folder, "browser.log");
     char url[64];
     snprintf(url, sizeof url, "http://127.0.0.1:%d/",
              report_server_start(&server, test_path(folder, "serve.log"), test_path(folder, "a"),
                                  test_path(folder, "b")));
-    const char *const argv[] = {python,
-                                test_path(test_root(), "tests/clients/report_page.py"),
-                                test_path(folder, "long.html"),
-                                url,
-                                test_path(folder, "a"),
-                                NULL};
+    const char *const *argv =
+        OPTIONS(python, test_path(test_root(), "tests/clients/report_page.py"),
+                test_path(folder, "long.html"), url, test_path(folder, "a"));
     const int status = test_command(log, LIMIT_MS, argv);
     char *text = test_read(log);
     if (status == 77) test_skip("%s", text);
     print_message("%s", text);
-    free(text);
     assert_int_equal(status, 0);
     report_server_stop(&server);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(long_runs_are_bounded),
-        cmocka_unit_test_teardown(in_a_browser, end_server),
-    };
-    return cmocka_run_group_tests_name("report in a browser", tests, make_runs, NULL);
-}
+TESTS_BETWEEN(make_runs, NULL)

@@ -1,14 +1,7 @@
 /* test_resume.c: going on with a run: from a checkpoint that is damaged, by --resume alone, in a
  * folder that holds nothing learned, and what the folder says of itself. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/training.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 static const char *checkpoint_file(const struct scene *s, const char *run, const char *name)
 {
@@ -19,7 +12,6 @@ static json_int_t version(const struct scene *s)
 {
     json_t *health = daemon_get(s->daemon.socket, "/health", 200);
     json_int_t v = json_integer_value(json_object_get(health, "weight_version"));
-    json_decref(health);
     return v;
 }
 
@@ -28,7 +20,6 @@ static char *snapshot(const struct scene *s)
     json_t *info = daemon_get(s->daemon.socket, "/bridge/info", 200);
     const json_t *c = json_object_get(info, "control");
     char *folder = strdup(json_string_value(json_object_get(c, "snapshot")));
-    json_decref(info);
     return folder;
 }
 
@@ -65,9 +56,8 @@ static void copy(const char *from, const char *to)
 
 // A checkpoint that cannot be used is found out before the server is asked for anything: another
 // run's weights stay, and what would restore them.
-static void damaged_checkpoints(void **state)
+TEST(damaged_checkpoints)
 {
-    (void)state;
     struct scene s;
     static const struct {
         const char *file;
@@ -107,17 +97,14 @@ static void damaged_checkpoints(void **state)
     free(snapshot_before);
     char *log = test_read(s.daemon.log);
     assert_null(strstr(log, "torn"));
-    free(log);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // A draft model's checkpoint is looked at as well.
-static void damaged_draft(void **state)
+TEST(damaged_draft)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     daemon_kill(&s.daemon);
@@ -131,7 +118,6 @@ static void damaged_draft(void **state)
     assert_int_equal(version(&s), before);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // cw-trainer train with nothing but these words.
@@ -153,9 +139,8 @@ static json_t *read_json(const struct scene *s, const char *path)
 
 // --resume and the folder are enough: the run's own options hold, and what is given otherwise is
 // said.
-static void resume_alone(void **state)
+TEST(resume_alone)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     const char *run = test_path(s.folder, "run");
@@ -178,7 +163,6 @@ static void resume_alone(void **state)
     assert_said(&s, "with other options: temperature 0.5 (was 1.0)");
     json_t *m = last_metrics(&s, "run");
     assert_true(metric(m, "step") == 3 && metric(m, "completions/max_length") <= 12);
-    json_decref(m);
     // nor does --start-from make another run of it
     assert_int_equal(plain_train(&s, OPTIONS("--run-dir", run, "--resume", "--max-steps", "4",
                                              "--start-from", "current")),
@@ -192,13 +176,11 @@ static void resume_alone(void **state)
     assert_said(&s, "nonsense");
     assert_said(&s, "mend or remove it");
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // A run that never made a step is no obstacle; one whose steps were lost is.
-static void nothing_learned(void **state)
+TEST(nothing_learned)
 {
-    (void)state;
     struct scene s;
     char reward[PATH_MAX + 32];
     static const char script[] = "read -r line; echo '{\"reward\": 1}'\n" // when it is tried
@@ -227,13 +209,11 @@ static void nothing_learned(void **state)
     assert_int_equal(train_alone(&s, "current", fails), 1);
     assert_said(&s, "holds a run already");
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // The folder names what the run was made of, at each of its starts.
-static void folder_says_what_it_is(void **state)
+TEST(folder_says_what_it_is)
 {
-    (void)state;
     struct scene s;
     char host[256] = "";
     scene_open(&s);
@@ -259,15 +239,4 @@ static void folder_says_what_it_is(void **state)
     }
     json_decref(json);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(damaged_checkpoints),    cmocka_unit_test(damaged_draft),
-        cmocka_unit_test(resume_alone),           cmocka_unit_test(nothing_learned),
-        cmocka_unit_test(folder_says_what_it_is),
-    };
-    return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

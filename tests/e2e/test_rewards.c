@@ -1,16 +1,10 @@
 /* test_rewards.c: cw-trainer's rewards and evaluations against a daemon: what eval --output writes,
  * commands that score many samples or cannot start, and what is said before the first step of what
  * is not trained. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_tokenizer.h"
 
 #include <dirent.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define LIMIT_MS 120000
 
@@ -58,7 +52,6 @@ static void assert_log(const struct scene *s, const char *part)
 {
     char *log = test_read(s->log);
     assert_contains(log, part);
-    free(log);
 }
 
 static int files_in(const char *folder)
@@ -78,7 +71,6 @@ static double tokens_generated(const struct scene *s)
     const char *at = strstr(bytes_text(&a.body), "\nvllm:generation_tokens_total");
     assert_non_null(at);
     double n = strtod(strpbrk(at + 1, " \n"), NULL);
-    wire_answer_release(&a);
     return n;
 }
 
@@ -106,9 +98,8 @@ static void check_line(const json_t *line, int number, double *ret_reward)
     *ret_reward = reward;
 }
 
-static void eval_writes_samples(void **state)
+TEST(eval_writes_samples)
 {
-    (void)state;
     struct scene s;
     double sum = 0, mean = 0, reward;
     int n = 0;
@@ -125,13 +116,11 @@ static void eval_writes_samples(void **state)
         json_decref(sample);
     }
     assert_int_equal(n, PROMPTS);
-    free(text);
     assert_int_equal(files_in(folder), 1); // no temporary file
     text = test_read(s.log);
     assert_contains(text, "samples.jsonl: 10 samples");
     assert_int_equal(sscanf(strstr(text, "reward -"), "reward %lf", &mean), 1);
     assert_true(fabs(mean - sum / PROMPTS) < 1e-4);
-    free(text);
 
     // One that cannot be written is refused before anything is generated; a failed one leaves the
     // last as it is.
@@ -145,16 +134,12 @@ static void eval_writes_samples(void **state)
     assert_int_equal(eval(&s, output, "length,command:sh -c 'exit 3'", s.log), 1);
     text = test_read(output);
     assert_string_equal(text, kept);
-    free(text);
-    free(kept);
-    daemon_kill(&s.daemon);
 }
 
 // ---- commands -----------------------------------------------------------------------------------
 
-static void commands_in_a_run(void **state)
+TEST(commands_in_a_run)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     const char *script = test_path(s.folder, "score.sh");
@@ -169,20 +154,17 @@ static void commands_in_a_run(void **state)
     assert_true(json_number_value(json_object_get(m, "rewards/command/mean")) == 0.25);
     assert_true(json_number_value(json_object_get(m, "rewards/command_2/mean")) == 4);
     json_decref(m);
-    free(metrics);
 
     // One that cannot start is found before the first rollouts.
     double before = tokens_generated(&s);
     assert_int_equal(train(&s, "none", OPTIONS("--reward", "command:/no/such/scorer --x")), 1);
     assert_log(&s, "/no/such/scorer --x\" ended with status 127 (it could not be started)");
     assert_true(tokens_generated(&s) == before);
-    daemon_kill(&s.daemon);
 }
 
 // The reward is tried on the first line's own answer; one that fails leaves the server as it was.
-static void rewards_are_tried_first(void **state)
+TEST(rewards_are_tried_first)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     const char *script = test_path(s.folder, "score.sh"), *seen = test_path(s.folder, "seen");
@@ -212,36 +194,17 @@ static void rewards_are_tried_first(void **state)
     char *asked = test_read(seen);
     assert_contains(asked, "\"completion\":\"3\",\"answer\":\"3\"");
     assert_contains(asked, "\"telemetry\":{");
-    free(asked);
-    wire_answer_release(&before);
-    wire_answer_release(&after);
-    daemon_kill(&s.daemon);
 }
 
 // ---- what is not trained ------------------------------------------------------------------------
 
-static void filtering_is_said(void **state)
+TEST(filtering_is_said)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     assert_int_equal(train(&s, "plain", OPTIONS("--top-p", "1")), 0);
     char *log = test_read(s.log);
     assert_null(strstr(log, "filtered"));
-    free(log);
-    assert_int_equal(train(&s, "cut", OPTIONS("--top-p", "0.9", "--top-k", "7", "--min-p", "0.01")),
-                     0);
+    assert_exit(0, train(&s, "cut", OPTIONS("--top-p", "0.9", "--top-k", "7", "--min-p", "0.01")));
     assert_log(&s, "--top-k 7, --top-p 0.9, --min-p 0.01: samples come from the filtered");
-    daemon_kill(&s.daemon);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eval_writes_samples),
-        cmocka_unit_test(commands_in_a_run),
-        cmocka_unit_test(rewards_are_tried_first),
-        cmocka_unit_test(filtering_is_said),
-    };
-    return cmocka_run_group_tests_name("rewards", tests, NULL, NULL);
 }

@@ -3,10 +3,6 @@
  * ends, goes on and fails as it does without. */
 #include "tests/support/training.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-
 #define STEPS 9
 
 static struct scene scene;
@@ -30,47 +26,40 @@ static void assert_same_column(const char *a, const char *b, const char *key)
 // With a learning rate of 0 all weights are the same, so that whatever is sampled ahead must be
 // sample for sample what the plain loop has: the same prompts, in order, with the same seeds. Of 20
 // examples the steps cross an epoch's end, where a curriculum must wait for its rewards.
-static void samples_are_those_of_the_plain_loop(void **state)
+TEST(samples_are_those_of_the_plain_loop)
 {
-    (void)state;
     static const char *const keys[] = {
         "reward", "completions/mean_length", "entropy", "grad_norm", "loss", "epoch"};
     static const char *const curricula[] = {"off", "kde"};
     for (int i = 0; i < 2; i++) {
         const char *plain = i ? "plain-kde" : "plain", *ahead = i ? "ahead-kde" : "ahead";
-        assert_int_equal(train(&scene, plain,
-                               OPTIONS("--learning-rate", "0", "--max-steps", steps(),
-                                       "--curriculum", curricula[i])),
-                         0);
-        assert_int_equal(train(&scene, ahead,
-                               OPTIONS("--learning-rate", "0", "--max-steps", steps(),
-                                       "--curriculum", curricula[i], "--rollout-ahead", "3")),
-                         0);
+        assert_exit(0, train(&scene, plain,
+                             OPTIONS("--learning-rate", "0", "--max-steps", steps(), "--curriculum",
+                                     curricula[i])));
+        assert_exit(0, train(&scene, ahead,
+                             OPTIONS("--learning-rate", "0", "--max-steps", steps(), "--curriculum",
+                                     curricula[i], "--rollout-ahead", "3")));
         for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
             assert_same_column(plain, ahead, keys[k]);
     }
 }
 
 // And with an evaluation between any two steps, which has the server and the scorers to itself.
-static void evaluations_take_turns(void **state)
+TEST(evaluations_take_turns)
 {
-    (void)state;
     double accuracy[STEPS];
-    assert_int_equal(train_alone(&scene, "evaluated",
-                                 OPTIONS("--max-steps", "4", "--rollout-ahead", "2", "--reward",
-                                         "exact", "--eval-data", scene.data, "--eval-steps", "1")),
-                     0);
+    assert_exit(0, train_alone(&scene, "evaluated",
+                               OPTIONS("--max-steps", "4", "--rollout-ahead", "2", "--reward",
+                                       "exact", "--eval-data", scene.data, "--eval-steps", "1")));
     assert_int_equal(column(&scene, "evaluated", "eval/reward", accuracy, STEPS), 5);
 }
 
-static void the_age_of_samples_is_bounded_and_said(void **state)
+TEST(the_age_of_samples_is_bounded_and_said)
 {
-    (void)state;
     double max[STEPS], mean[STEPS], oldest = 0;
-    assert_int_equal(train_alone(&scene, "learning",
-                                 OPTIONS("--max-steps", steps(), "--rollout-ahead", "2",
-                                         "--num-iterations", "2")),
-                     0);
+    assert_exit(0, train_alone(&scene, "learning",
+                               OPTIONS("--max-steps", steps(), "--rollout-ahead", "2",
+                                       "--num-iterations", "2")));
     assert_said(&scene, "up to 4 updates before");
     assert_int_equal(column(&scene, "learning", "rollout/staleness_max", max, STEPS), STEPS);
     assert_int_equal(column(&scene, "learning", "rollout/staleness_mean", mean, STEPS), STEPS);
@@ -82,20 +71,17 @@ static void the_age_of_samples_is_bounded_and_said(void **state)
     assert_true(oldest > 0); // it did run ahead
     json_t *plain = last_metrics(&scene, "plain");
     assert_null(json_object_get(plain, "rollout/staleness_max"));
-    json_decref(plain);
 }
 
-static void it_is_not_exact(void **state)
+TEST(it_is_not_exact)
 {
-    (void)state;
     assert_int_equal(train_alone(&scene, "exact", OPTIONS("--rollout-ahead", "1", "--exact")), 2);
     assert_said(&scene, "--exact with samples of older weights");
 }
 
 // A signal ends it after the step, with what was ordered ahead dropped; --resume goes on.
-static void it_ends_and_goes_on(void **state)
+TEST(it_ends_and_goes_on)
 {
-    (void)state;
     struct test_child child = {0};
     start_trainer(&scene, &child, "stopped",
                   OPTIONS("--max-steps", "100000", "--rollout-ahead", "2"));
@@ -109,9 +95,8 @@ static void it_ends_and_goes_on(void **state)
     assert_int_equal(steps_done(&scene, "stopped"), done + 2);
 }
 
-static void a_killed_server_ends_it(void **state)
+TEST(a_killed_server_ends_it)
 {
-    (void)state;
     struct test_child child = {0};
     start_trainer(&scene, &child, "orphaned",
                   OPTIONS("--max-steps", "100000", "--rollout-ahead", "2"));
@@ -123,29 +108,11 @@ static void a_killed_server_ends_it(void **state)
     assert_true(steps_done(&scene, "orphaned") >= 2);
 }
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open_exact(&scene);
-    return 0;
 }
 
-static int end_scene(void **state)
-{
-    (void)state;
-    scene_close(&scene);
-    return 0;
-}
+static void end_scene(void) {}
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(samples_are_those_of_the_plain_loop),
-        cmocka_unit_test(evaluations_take_turns),
-        cmocka_unit_test(the_age_of_samples_is_bounded_and_said),
-        cmocka_unit_test(it_is_not_exact),
-        cmocka_unit_test(it_ends_and_goes_on),
-        cmocka_unit_test(a_killed_server_ends_it),
-    };
-    return cmocka_run_group_tests_name("rollout_ahead", tests, open_scene, end_scene);
-}
+TESTS_BETWEEN(open_scene, end_scene)

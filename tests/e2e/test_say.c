@@ -2,20 +2,16 @@
  * line, and debug lines in both programs. */
 #include "tests/support/training.h"
 
-#include <stdlib.h>
-
 // --log-level debug: stages of a step, publishes, requests; in both programs, and only there.
-static void debug_lines(void **state)
+TEST(debug_lines)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     assert_int_equal(train_alone(&s, "plain", OPTIONS("--max-steps", "1")), 0);
     assert_false(said(&s, "debug: "));
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, OPTIONS("--log-level", "debug"));
-    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2", "--log-level", "debug")),
-                     0);
+    assert_exit(0, train_alone(&s, "run", OPTIONS("--max-steps", "2", "--log-level", "debug")));
     assert_said(&s, "debug: POST /v1/rollouts: 3 x 4 samples");
     assert_said(&s, "debug: step 2: rollouts ");
     assert_said(&s, "debug: step 2: published version 6: ");
@@ -24,49 +20,31 @@ static void debug_lines(void **state)
     char *log = test_read(s.daemon.log);
     assert_contains(log, "debug: POST /v1/rollouts: 200, ");
     assert_contains(log, "debug: engine: the trainer's update: version 6, ");
-    free(log);
-    scene_close(&s);
 }
 
 // A run in which every sample is worth the same says so, when it is clear and at its end.
-static void nothing_to_learn(void **state)
+TEST(nothing_to_learn)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
-    assert_int_equal(train_alone(&s, "flat", OPTIONS("--max-steps", "12", "--reward", "constant")),
-                     0);
+    assert_exit(0, train_alone(&s, "flat", OPTIONS("--max-steps", "12", "--reward", "constant")));
     assert_said(&s, "warning: step 10: in the last 10 steps all samples of a prompt had the same");
     assert_said(&s, "warning: in none of the 12 steps did the rewards");
     assert_said(&s, "zero-spread 100.0%  grad norm 0  cut off ");
-    assert_int_equal(train_alone(&s, "wrong", OPTIONS("--max-steps", "10", "--reward", "exact")),
-                     0);
+    assert_exit(0, train_alone(&s, "wrong", OPTIONS("--max-steps", "10", "--reward", "exact")));
     assert_said(&s, "no sample was right: look at some of them (--log-completions)");
-    assert_int_equal(
-        train_alone(&s, "sound",
-                    OPTIONS("--max-steps", "12", "--beta", "0.1", "--num-iterations", "2")),
-        0);
+    assert_exit(
+        0, train_alone(&s, "sound",
+                       OPTIONS("--max-steps", "12", "--beta", "0.1", "--num-iterations", "2")));
     assert_said(&s, "  kl 0.0000  grad norm ");
     assert_said(&s, "  clipped ");
     assert_false(said(&s, "loss"));
     assert_false(said(&s, "in the last") || said(&s, "in none of"));
     // warnings alone are wanted: no progress
-    assert_int_equal(train_alone(&s, "quiet",
-                                 OPTIONS("--max-steps", "2", "--start-from", "current",
-                                         "--log-level", "warn", "--prompt-template", "none")),
-                     0);
+    assert_exit(0, train_alone(&s, "quiet",
+                               OPTIONS("--max-steps", "2", "--start-from", "current", "--log-level",
+                                       "warn", "--prompt-template", "none")));
     char *log = test_read(test_path(s.folder, "alone.log"));
     assert_string_equal(log, "");
-    free(log);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(debug_lines),
-        cmocka_unit_test(nothing_to_learn),
-    };
-    return cmocka_run_group_tests_name("say", tests, NULL, NULL);
 }

@@ -1,16 +1,9 @@
 /* test_server_gone.c: the server goes, in good order or not, while a trainer learns: what it
  * learned is saved from its mapping of the weights, and the run goes on from there to the same
  * bits. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/training.h"
 
 #include <dirent.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 // The step of the newest checkpoint.
 static int saved_step(const struct scene *s, const char *run)
@@ -42,9 +35,8 @@ static void end_server(struct scene *s, int signal)
 
 // Ends in the middle of a run that saves nothing by itself, twice; the whole is a run that nothing
 // happened to.
-static void nothing_is_lost(void **state)
+TEST(nothing_is_lost)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     static const int signals[] = {SIGKILL, SIGTERM};
@@ -73,14 +65,12 @@ static void nothing_is_lost(void **state)
     test_same_file(latest(&s, "whole"), latest(&s, "parts"), "model.safetensors");
     test_same_file(latest(&s, "whole"), latest(&s, "parts"), "trainer/trainer_state.json");
     assert_int_equal(count_checkpoints(&s, "parts"), 2);
-    scene_close(&s);
 }
 
 // The server goes while the evaluation behind a step is half done: the step is saved, and its
 // evaluation comes first when the run goes on.
-static void evaluation_is_made_up_for(void **state)
+TEST(evaluation_is_made_up_for)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     struct bytes lines = BYTES_INIT;
@@ -131,14 +121,12 @@ static void evaluation_is_made_up_for(void **state)
     assert_true(whole[2] > 0);
     if (strcmp(test_device(), "cpu") == 0) assert_memory_equal(whole, parts, 4 * sizeof *whole);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // By the clock, whatever --save-steps is: a trainer that is killed goes on from there, and only the
 // newest of these checkpoints stays.
-static void saves_by_the_clock(void **state)
+TEST(saves_by_the_clock)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     scene_open(&s);
@@ -151,13 +139,11 @@ static void saves_by_the_clock(void **state)
     assert_in_range(count_checkpoints(&s, "run"), 2, 3); // 3: killed before the older one went
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // Any other error in the middle of a run saves what was learned before it, too.
-static void other_errors_lose_nothing(void **state)
+TEST(other_errors_lose_nothing)
 {
-    (void)state;
     struct scene s;
     char reward[PATH_MAX + 32];
     static const char script[] = "n=0\n"
@@ -174,16 +160,4 @@ static void other_errors_lose_nothing(void **state)
     assert_int_equal(saved_step(&s, "run"), 2);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_is_lost),
-        cmocka_unit_test(evaluation_is_made_up_for),
-        cmocka_unit_test(saves_by_the_clock),
-        cmocka_unit_test(other_errors_lose_nothing),
-    };
-    return cmocka_run_group_tests_name("server gone", tests, NULL, NULL);
 }

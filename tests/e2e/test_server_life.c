@@ -1,29 +1,20 @@
 /* test_server_life.c: how cw-infer-server starts, is refused, drains and stops, its TCP listener
  * and API key, its time-outs, and a model without a tokenizer. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/notify.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_model.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 static const char *model; // with a tokenizer
 
-static int make_model(void **state)
+static void make_model(void)
 {
-    (void)state;
     model = daemon_model(test_folder(), true, 7);
-    return 0;
 }
 
 static int open_request(const struct daemon *d, const char *path, const char *body)
@@ -45,12 +36,10 @@ static void expect_refusal(int status, const char *part, const char *const argv[
     char *text = test_read(log);
     if (got != status) fail_msg("exit status %d, not %d: %s", got, status, text);
     assert_contains(text, part);
-    free(text);
 }
 
-static void test_usage(void **state)
+TEST(test_usage)
 {
-    (void)state;
     const char *program = test_binary("cw-infer-server");
     const char *const none[] = {program, NULL};
     const char *const draft[] = {program, "--model", model, "--draft", "/nowhere/draft", NULL};
@@ -59,9 +48,8 @@ static void test_usage(void **state)
     const char *const unknown[] = {program, "--model", model, "--speculative", "ngram:99", NULL};
     const char *const vllm[] = {program, "--model", model, "--no-enable-prefix-caching", NULL};
     const char *const typo[] = {program, "--modl", model, NULL};
-    const char *const kv[] = {
-        program, "--model", model, "--kv-memory", "lots", "--socket", test_path(test_folder(), "s"),
-        NULL};
+    const char *const *kv = OPTIONS(program, "--model", model, "--kv-memory", "lots", "--socket",
+                                    test_path(test_folder(), "s"));
     const char *const nowhere[] = {"env", "XDG_RUNTIME_DIR=/dev/null", program, "--model", model,
                                    NULL};
     const char *const help[] = {program, "--help", NULL};
@@ -77,52 +65,34 @@ static void test_usage(void **state)
     expect_refusal(0, "--request-timeout", help);
 }
 
-static void test_no_model(void **state)
+TEST(test_no_model)
 {
-    (void)state;
     const char *folder = test_folder(), *socket = test_path(folder, "s.sock");
-    const char *const argv[] = {test_binary("cw-infer-server"),
-                                "--model",
-                                "/nowhere/at/all",
-                                "--socket",
-                                socket,
-                                "--bridge",
-                                test_path(folder, "b.json"),
-                                NULL};
+    const char *const *argv = OPTIONS(test_binary("cw-infer-server"), "--model", "/nowhere/at/all",
+                                      "--socket", socket, "--bridge", test_path(folder, "b.json"));
     expect_refusal(1, "/nowhere/at/all", argv);
     assert_false(file_exists(socket));
 }
 
-static void test_broken_weights(void **state)
+TEST(test_broken_weights)
 {
-    (void)state;
     const char *broken = daemon_model(test_folder(), false, 3), *folder = test_folder();
     const char *socket = test_path(folder, "s.sock"), *bridge = test_path(folder, "bridge.json");
     test_write(test_path(broken, "model.safetensors"), "not safetensors at all", 22);
-    const char *const argv[] = {test_binary("cw-infer-server"),
-                                "--model",
-                                broken,
-                                "--device",
-                                "cpu",
-                                "--socket",
-                                socket,
-                                "--bridge",
-                                bridge,
-                                NULL};
+    const char *const *argv = OPTIONS(test_binary("cw-infer-server"), "--model", broken, "--device",
+                                      "cpu", "--socket", socket, "--bridge", bridge);
     const char *log = test_path(folder, "log");
     assert_int_equal(test_command(log, 30000, argv), 1);
     char *text = test_read(log), *sentence = strstr(text, "model.safetensors");
     assert_non_null(sentence);
     assert_null(strstr(sentence + 1, "model.safetensors")); // and once
-    free(text);
     assert_false(file_exists(socket));
     assert_false(file_exists(bridge));
 }
 
 // What a server that is still loading can serve is not known: nobody is told that nothing fits.
-static void test_models_while_loading(void **state)
+TEST(test_models_while_loading)
 {
-    (void)state;
     struct daemon d = {0};
     int fd = -1;
     const char *slow = test_path(test_folder(), "slow"); // whose embedding takes its time
@@ -133,42 +103,30 @@ static void test_models_while_loading(void **state)
     while ((fd = daemon_connect(d.socket)) < 0 && clock_now_ns() < deadline) clock_sleep_ms(1);
     assert_true(fd >= 0);
     close(fd);
-    json_decref(daemon_get(d.socket, "/v1/models", 503));
-    json_decref(daemon_get(d.socket, "/v1/models/slow", 503));
-    daemon_kill(&d);
+    daemon_get(d.socket, "/v1/models", 503);
+    daemon_get(d.socket, "/v1/models/slow", 503);
 }
 
-static void test_second_daemon_is_refused(void **state)
+TEST(test_second_daemon_is_refused)
 {
-    (void)state;
     struct daemon d = {0};
     daemon_start(&d, model, NULL);
-    const char *const argv[] = {
-        test_binary("cw-infer-server"),         "--model", model, "--socket", d.socket, "--bridge",
-        test_path(test_folder(), "other.json"), NULL};
+    const char *const *argv = OPTIONS(test_binary("cw-infer-server"), "--model", model, "--socket",
+                                      d.socket, "--bridge", test_path(test_folder(), "other.json"));
     expect_refusal(1, "already serves there", argv);
-    json_decref(daemon_get(d.socket, "/health", 200));
+    daemon_get(d.socket, "/health", 200);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-static void test_stale_socket_is_replaced(void **state)
+TEST(test_stale_socket_is_replaced)
 {
-    (void)state;
     struct daemon d = {0};
     daemon_start(&d, model, NULL);
     test_kill(&d.child, SIGKILL);
     test_wait(&d.child, 10000);
     assert_true(file_exists(d.socket));
-    const char *const argv[] = {test_binary("cw-infer-server"),
-                                "--model",
-                                model,
-                                "--device",
-                                "cpu",
-                                "--socket",
-                                d.socket,
-                                "--bridge",
-                                d.bridge,
-                                NULL};
+    const char *const *argv = OPTIONS(test_binary("cw-infer-server"), "--model", model, "--device",
+                                      "cpu", "--socket", d.socket, "--bridge", d.bridge);
     test_spawn(&d.child, d.log, argv);
     daemon_wait(&d);
     struct stat info;
@@ -179,13 +137,12 @@ static void test_stale_socket_is_replaced(void **state)
     assert_false(file_exists(d.bridge));
 }
 
-static void test_drain(void **state)
+TEST(test_drain)
 {
-    (void)state;
     struct daemon d = {0};
     struct wire_answer a;
     daemon_start(&d, model, NULL);
-    json_decref(daemon_post(d.socket, "/bridge/pause", 200, "")); // so that it cannot end too early
+    daemon_post(d.socket, "/bridge/pause", 200, ""); // so that it cannot end too early
     int fd = open_request(&d, "/v1/rollouts",
                           "{\"groups\":[{\"prompt_token_ids\":[1,2],\"n\":24}],\"sampling\":"
                           "{\"max_tokens\":200}}");
@@ -197,21 +154,18 @@ static void test_drain(void **state)
         daemon_request(d.socket, "GET", "/health", "", NULL, &a);
         status = a.status;
         if (status == 503) assert_contains(bytes_text(&a.body), "draining");
-        wire_answer_release(&a);
         assert_true(clock_now_ns() < deadline);
     }
     daemon_request(d.socket, "POST", "/v1/completions", "", "{\"prompt\":\"a\"}", &a);
     assert_int_equal(a.status, 503);
     assert_contains(bytes_text(&a.head), "Retry-After");
-    wire_answer_release(&a);
     // what was under way is answered in full
-    json_decref(daemon_post(d.socket, "/bridge/resume", 200, ""));
+    daemon_post(d.socket, "/bridge/resume", 200, "");
     assert_true(wire_read(fd, 60000, &a));
     int lines = 0;
     for (size_t i = 0; i < a.body.len; i++) lines += a.body.data[i] == '\n';
     assert_int_equal(lines, 24);
     assert_null(strstr(bytes_text(&a.body), "\"error\""));
-    wire_answer_release(&a);
     close(fd);
     assert_int_equal(test_wait(&d.child, 20000), 0);
     assert_false(file_exists(d.socket));
@@ -219,14 +173,13 @@ static void test_drain(void **state)
 }
 
 // A closed terminal, which sends SIGHUP twice, is an end in good order.
-static void test_hangup(void **state)
+TEST(test_hangup)
 {
-    (void)state;
     struct daemon d = {0};
     struct wire_answer a;
     signal(SIGHUP, SIG_DFL); // also where these tests run under nohup
     daemon_start(&d, model, NULL);
-    json_decref(daemon_post(d.socket, "/bridge/pause", 200, "")); // so that it cannot end too early
+    daemon_post(d.socket, "/bridge/pause", 200, ""); // so that it cannot end too early
     int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":4}");
     clock_sleep_ms(200);
     for (int i = 0; i < 2; i++) {
@@ -234,10 +187,9 @@ static void test_hangup(void **state)
         clock_sleep_ms(200);
     }
     assert_true(test_running(&d.child));
-    json_decref(daemon_post(d.socket, "/bridge/resume", 200, ""));
+    daemon_post(d.socket, "/bridge/resume", 200, "");
     assert_true(wire_read(fd, 60000, &a));
     assert_int_equal(a.status, 200);
-    wire_answer_release(&a);
     close(fd);
     test_kill(&d.child, SIGHUP);
     assert_int_equal(test_wait(&d.child, 20000), 0);
@@ -245,16 +197,14 @@ static void test_hangup(void **state)
     assert_false(file_exists(d.bridge));
 }
 
-static void test_second_signal_and_drain_timeout(void **state)
+TEST(test_second_signal_and_drain_timeout)
 {
-    (void)state;
     static const char *const short_drain[] = {"--drain-timeout", "0", NULL};
     for (int i = 0; i < 2; i++) {
         struct daemon d = {0};
         struct wire_answer a;
         daemon_start(&d, model, i ? short_drain : NULL);
-        json_decref(
-            daemon_post(d.socket, "/bridge/pause", 200, "")); // it would never end by itself
+        daemon_post(d.socket, "/bridge/pause", 200, ""); // it would never end by itself
         int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":400}");
         clock_sleep_ms(200);
         int64_t start = clock_now_ns();
@@ -267,7 +217,6 @@ static void test_second_signal_and_drain_timeout(void **state)
         assert_int_equal(test_wait(&d.child, 10000), 0);
         assert_true(clock_ms_since(start) < 5000);
         assert_true(wire_read(fd, 5000, &a)); // its connection was closed
-        wire_answer_release(&a);
         close(fd);
         assert_false(file_exists(d.bridge));
     }
@@ -291,16 +240,14 @@ static void *keep_asking(void *argument)
         if (fd < 0) continue;
         if (daemon_send(fd, text, sizeof text - 1)) {
             wire_read(fd, 1000, &a);
-            wire_answer_release(&a);
         }
         close(fd);
     }
     return NULL;
 }
 
-static void test_stops_in_a_crowd(void **state)
+TEST(test_stops_in_a_crowd)
 {
-    (void)state;
     static const char *const short_drain[] = {"--drain-timeout", "0", NULL};
     for (int round = 0; round < 4; round++) {
         struct daemon d = {0};
@@ -331,14 +278,11 @@ static int tcp_status(int port, const char *path, const char *headers)
     assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
     assert_true(wire_read(fd, 10000, &a));
     close(fd);
-    int status = a.status;
-    wire_answer_release(&a);
-    return status;
+    return a.status;
 }
 
-static void test_tcp_and_key(void **state)
+TEST(test_tcp_and_key)
 {
-    (void)state;
     struct daemon d = {0};
     const char *key = test_path(test_folder(), "key");
     test_write(key, "correct-horse-battery\n", 22);
@@ -353,12 +297,11 @@ static void test_tcp_and_key(void **state)
     assert_int_equal(
         tcp_status(port, "/v1/models", "Authorization: Bearer correct-horse-battery\r\n"), 200);
     assert_int_equal(tcp_status(port, "/health", ""), 200);
-    json_decref(daemon_get(d.socket, "/v1/models", 200)); // the Unix socket needs none
+    daemon_get(d.socket, "/v1/models", 200); // the Unix socket needs none
     assert_int_equal(daemon_stop(&d), 0);
 
-    const char *const open[] = {
-        test_binary("cw-infer-server"),     "--model",  model,       "--socket",
-        test_path(test_folder(), "s.sock"), "--listen", "0.0.0.0:0", NULL};
+    const char *const *open = OPTIONS(test_binary("cw-infer-server"), "--model", model, "--socket",
+                                      test_path(test_folder(), "s.sock"), "--listen", "0.0.0.0:0");
     expect_refusal(1, "--api-key-file", open);
     const char *const bad[] = {test_binary("cw-infer-server"),     "--model",  model,  "--socket",
                                test_path(test_folder(), "s.sock"), "--listen", "8000", NULL};
@@ -373,14 +316,13 @@ static void read_answer(int fd, struct wire_answer *ret)
     close(fd);
 }
 
-static void test_request_timeout(void **state)
+TEST(test_request_timeout)
 {
-    (void)state;
     static const char *const options[] = {"--request-timeout", "1", "--idle-timeout", "2", NULL};
     struct daemon d = {0};
     struct wire_answer a;
     daemon_start(&d, model, options);
-    json_decref(daemon_post(d.socket, "/bridge/pause", 200, ""));
+    daemon_post(d.socket, "/bridge/pause", 200, "");
     int whole = open_request(&d, "/v1/completions", "{\"prompt\":\"a\"}");
     int stream = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"stream\":true}");
     int lines = open_request(&d, "/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1]}]}");
@@ -388,50 +330,42 @@ static void test_request_timeout(void **state)
     daemon_send(half, "POST /generate HTTP/1.1\r\nContent-Le", 35);
     read_answer(whole, &a);
     assert_int_equal(a.status, 504);
-    wire_answer_release(&a);
     read_answer(stream, &a);
     assert_int_equal(a.status, 200);
     assert_contains(bytes_text(&a.body), "\"error\"");
     assert_contains(bytes_text(&a.body), "[DONE]");
-    wire_answer_release(&a);
     read_answer(lines, &a);
     assert_contains(bytes_text(&a.body), "--request-timeout");
-    wire_answer_release(&a);
     read_answer(half, &a); // a client that sends half a request is not waited for
     assert_true(a.status != 200);
-    wire_answer_release(&a);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
 // Waiting for the engine is not idling.
-static void test_long_wait_is_not_idle(void **state)
+TEST(test_long_wait_is_not_idle)
 {
-    (void)state;
     static const char *const options[] = {"--idle-timeout", "1", NULL};
     struct daemon d = {0};
     struct wire_answer whole, lines;
     daemon_start(&d, model, options);
-    json_decref(daemon_post(d.socket, "/bridge/pause", 200, ""));
+    daemon_post(d.socket, "/bridge/pause", 200, "");
     int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\"}");
     int stream =
         open_request(&d, "/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":3}]}");
     clock_sleep_ms(3500);
-    json_decref(daemon_post(d.socket, "/bridge/resume", 200, ""));
+    daemon_post(d.socket, "/bridge/resume", 200, "");
     assert_true(wire_read(fd, 10000, &whole));
     assert_int_equal(whole.status, 200);
     assert_true(wire_read(stream, 10000, &lines));
     assert_contains(bytes_text(&lines.body), "\"sample\":2");
-    wire_answer_release(&whole);
-    wire_answer_release(&lines);
     close(fd);
     close(stream);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
 // A client that asks for much and reads nothing holds up nobody, and is given up in the end.
-static void test_client_that_never_reads(void **state)
+TEST(test_client_that_never_reads)
 {
-    (void)state;
     static const char *const options[] = {"--idle-timeout", "1", NULL};
     struct daemon d = {0};
     struct wire_answer a;
@@ -441,27 +375,23 @@ static void test_client_that_never_reads(void **state)
                           "{\"max_tokens\":500,\"ignore_eos\":true}}");
     int64_t deadline = clock_deadline_ns(30000);
     for (bool given_up = false; !given_up;) {
-        json_decref(
-            daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":[1,2],\"max_tokens\":1}"));
+        daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":[1,2],\"max_tokens\":1}");
         daemon_request(d.socket, "GET", "/metrics", "", NULL, &a);
         given_up =
             strstr(bytes_text(&a.body), "commonweight:disconnects_total{model_name=\"model\"} 1\n");
-        wire_answer_release(&a);
         assert_true(clock_now_ns() < deadline);
         clock_sleep_ms(50);
     }
     json_t *health = daemon_get(d.socket, "/health", 200);
     assert_int_equal(json_integer_value(json_object_get(health, "running")), 0);
-    json_decref(health);
     close(fd);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
 // ---- without a tokenizer -----------------------------------------------------------------------
 
-static void test_ids_only(void **state)
+TEST(test_ids_only)
 {
-    (void)state;
     struct daemon d = {0};
     daemon_start(&d, daemon_model(test_folder(), false, 9), NULL);
     json_t *a = daemon_post(d.socket, "/v1/completions", 200,
@@ -469,11 +399,9 @@ static void test_ids_only(void **state)
     const json_t *choice = json_array_get(json_object_get(a, "choices"), 0);
     assert_int_equal(json_array_size(json_object_get(choice, "token_ids")), 3);
     assert_string_equal(json_string_value(json_object_get(choice, "text")), "");
-    json_decref(a);
     a = daemon_post(d.socket, "/v1/rollouts", 200,
                     "{\"groups\":[{\"prompt_token_ids\":[1,2]}],\"sampling\":{\"max_tokens\":3}}");
     assert_true(json_is_null(json_object_get(a, "text")));
-    json_decref(a);
     static const char *const refused[][2] = {
         {"/v1/completions", "{\"prompt\":\"a\"}"},
         {"/v1/completions", "{\"prompt\":[1],\"stop\":\"a\"}"},
@@ -482,7 +410,6 @@ static void test_ids_only(void **state)
         a = daemon_post(d.socket, refused[i][0], 400, refused[i][1]);
         assert_contains(json_string_value(json_object_get(json_object_get(a, "error"), "message")),
                         "no tokenizer.json");
-        json_decref(a);
     }
     assert_int_equal(daemon_stop(&d), 0);
 }
@@ -496,9 +423,8 @@ static json_int_t integer(const json_t *object, const char *key)
     return json_integer_value(value);
 }
 
-static void test_draft_model(void **state)
+TEST(test_draft_model)
 {
-    (void)state;
     struct daemon d = {0};
     const char *draft = daemon_model(test_folder(), true, 77), *other = test_folder();
     const char *const options[] = {"--draft", draft, "--speculative", "draft_model:4", NULL};
@@ -513,9 +439,7 @@ static void test_draft_model(void **state)
     const char *const argv[] = {test_binary("cw-ipc-check"), d.bridge, NULL};
     test_spawn(&check, log, argv);
     assert_int_equal(test_wait(&check, 30000), 0);
-    char *said = test_read(log);
-    assert_contains(said, "draft");
-    free(said);
+    assert_contains(test_read(log), "draft");
     // greedy text is that of a run without drafts, and the request's drafts can be looked up
     static const char format[] = "{\"prompt\":[5,6,7],\"max_tokens\":40,\"temperature\":0,"
                                  "\"ignore_eos\":true%s}";
@@ -538,15 +462,11 @@ static void test_draft_model(void **state)
         assert_int_equal(integer(own, "num_draft_tokens"),
                          json_is_null(spec) ? 0 : integer(spec, "num_draft_tokens"));
         drafted += integer(own, "num_draft_tokens");
-        json_decref(stats);
-        json_decref(a);
     }
     assert_true(drafted > 0);
-    json_decref(daemon_get(d.socket, "/v1/spec_decode_stats?id=cmpl-0", 404));
+    daemon_get(d.socket, "/v1/spec_decode_stats?id=cmpl-0", 404);
     json_t *stats = daemon_get(d.socket, "/v1/spec_decode_stats", 200);
     assert_string_equal(json_string_value(json_object_get(stats, "method")), "draft_model:4");
-    json_decref(stats);
-    json_decref(plain);
     json_decref(file);
     assert_int_equal(daemon_stop(&d), 0);
 
@@ -554,24 +474,16 @@ static void test_draft_model(void **state)
     struct tiny_model shape = {
         .hidden = 32, .layers = 1, .vocab = 600, .eos_id = -1, .max_positions = 512, .seed = 1};
     assert_ok(tiny_model_write_as(other, &shape));
-    const char *const larger[] = {test_binary("cw-infer-server"),
-                                  "--model",
-                                  model,
-                                  "--draft",
-                                  other,
-                                  "--socket",
-                                  test_path(other, "s.sock"),
-                                  "--bridge",
-                                  test_path(other, "b.json"),
-                                  NULL};
+    const char *const *larger =
+        OPTIONS(test_binary("cw-infer-server"), "--model", model, "--draft", other, "--socket",
+                test_path(other, "s.sock"), "--bridge", test_path(other, "b.json"));
     expect_refusal(1, "vocabulary of 600 tokens is larger than the 300", larger);
 }
 
 // ---- systemd -----------------------------------------------------------------------------------
 
-static void test_systemd_is_told(void **state)
+TEST(test_systemd_is_told)
 {
-    (void)state;
     struct daemon d = {0};
     const int fd = notify_open();
     setenv("WATCHDOG_USEC", "600000", 1);
@@ -579,8 +491,7 @@ static void test_systemd_is_told(void **state)
     unsetenv("NOTIFY_SOCKET");
     unsetenv("WATCHDOG_USEC");
     assert_true(notify_heard(fd, "READY=1", 30000));
-    json_t *health = daemon_get(d.socket, "/health", 200); // ready means ready
-    json_decref(health);
+    daemon_get(d.socket, "/health", 200); // ready means ready
     assert_true(notify_heard(fd, "WATCHDOG=1", 5000));
     assert_true(notify_heard(fd, "WATCHDOG=1", 5000));
     test_kill(&d.child, SIGTERM);
@@ -590,9 +501,8 @@ static void test_systemd_is_told(void **state)
 }
 
 // The unit file as `make install` writes it, with a program at the place it names.
-static void test_unit_file(void **state)
+TEST(test_unit_file)
 {
-    (void)state;
     static const char mark[] = "@PREFIX@";
     const char *prefix = test_folder(), *bin = test_path(prefix, "bin");
     const char *unit = test_path(prefix, "cw-infer-server.service");
@@ -609,7 +519,6 @@ static void test_unit_file(void **state)
     bytes_puts(&whole, rest);
     test_write(unit, whole.data, whole.len);
     bytes_release(&whole);
-    free(text);
     assert_ok(file_make_folders(bin));
     assert_int_equal(symlink(test_binary("cw-infer-server"), test_path(bin, "cw-infer-server")), 0);
     const char *const verify[] = {"systemd-analyze", "verify", "--man=no", unit, NULL};
@@ -618,30 +527,6 @@ static void test_unit_file(void **state)
     // it also speaks of other units of this system
     if (status != 0 || strstr(text, "cw-infer-server.service"))
         fail_msg("systemd-analyze verify: status %d: %s", status, text);
-    free(text);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_usage),
-        cmocka_unit_test(test_no_model),
-        cmocka_unit_test(test_broken_weights),
-        cmocka_unit_test(test_models_while_loading),
-        cmocka_unit_test(test_second_daemon_is_refused),
-        cmocka_unit_test(test_stale_socket_is_replaced),
-        cmocka_unit_test(test_drain),
-        cmocka_unit_test(test_hangup),
-        cmocka_unit_test(test_second_signal_and_drain_timeout),
-        cmocka_unit_test(test_stops_in_a_crowd),
-        cmocka_unit_test(test_tcp_and_key),
-        cmocka_unit_test(test_request_timeout),
-        cmocka_unit_test(test_long_wait_is_not_idle),
-        cmocka_unit_test(test_client_that_never_reads),
-        cmocka_unit_test(test_ids_only),
-        cmocka_unit_test(test_draft_model),
-        cmocka_unit_test(test_systemd_is_told),
-        cmocka_unit_test(test_unit_file),
-    };
-    return cmocka_run_group_tests_name("server_life", tests, make_model, NULL);
-}
+TESTS_BETWEEN(make_model, NULL)

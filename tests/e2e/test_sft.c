@@ -1,6 +1,5 @@
 /* test_sft.c: cw-trainer sft as a program: what it writes over, which tokenizer a new model may
  * have, what of a conversation it learns, and by which context it chooses rope factors. */
-#include "common/base/file.h"
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/daemon.h"
@@ -9,11 +8,6 @@
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define LIMIT_MS 60000
 #define WORDS    40
@@ -42,9 +36,8 @@ static void scene_open(struct scene *s, const char *data)
 // One step at learning rate 0 unless `more` says otherwise; the log is of this run alone.
 static int sft(const struct scene *s, const char *const start[], const char *const more[])
 {
-    static const char *const common[] = {
-        "--max-steps", "1", "--examples-per-step", "1", "--learning-rate", "0", "--device",
-        "cpu",         NULL};
+    const char *const *common = OPTIONS("--max-steps", "1", "--examples-per-step", "1",
+                                        "--learning-rate", "0", "--device", "cpu");
     const char *argv[WORDS] = {test_binary("cw-trainer"), "sft", "--data", s->data};
     const char *const *parts[] = {start, common, more};
     int n = 4;
@@ -59,12 +52,10 @@ static void assert_said(const struct scene *s, const char *part, bool said)
     char *log = test_read(s->log);
     if ((strstr(log, part) != NULL) != said)
         fail_msg("\"%s\" is %s in:\n%s", part, said ? "not" : "there", log);
-    free(log);
 }
 
-static void writes_over_on_request(void **state)
+TEST(writes_over_on_request)
 {
-    (void)state;
     struct scene s;
     scene_open(&s, pairs);
     const char *const to_out[] = {"--model", s.model, "--out", s.out, NULL};
@@ -98,9 +89,8 @@ static const char *write_init(int vocab, int eos_id)
     return test_path(folder, "config.json");
 }
 
-static void tokenizer_of_a_new_model(void **state)
+TEST(tokenizer_of_a_new_model)
 {
-    (void)state;
     struct scene s;
     scene_open(&s, pairs);
     const char *config = write_init(255, -1); // enough for the data, not for the tokenizer
@@ -173,13 +163,11 @@ static double said_loss(const struct scene *s)
     const char *at = strstr(log, "loss ");
     assert_non_null(at);
     double loss = strtod(at + 5, NULL);
-    free(log);
     return loss;
 }
 
-static void turns_of_a_conversation(void **state)
+TEST(turns_of_a_conversation)
 {
-    (void)state;
     struct scene s;
     double losses[2];
     scene_open(&s, chats);
@@ -200,9 +188,8 @@ static void turns_of_a_conversation(void **state)
     assert_said(&s, "conversations", false);
 }
 
-static void rope_by_the_longest_or_as_told(void **state)
+TEST(rope_by_the_longest_or_as_told)
 {
-    (void)state;
     struct scene s;
     double losses[2];
     scene_open(&s, pairs);
@@ -226,15 +213,4 @@ static void rope_by_the_longest_or_as_told(void **state)
     assert_true(losses[0] != losses[1]);
     assert_int_equal(sft(&s, start, OPTIONS("--rope-context", "3")), 1);
     assert_said(&s, "--rope-context 3 is below the longest example (7 tokens)", true);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(writes_over_on_request),
-        cmocka_unit_test(tokenizer_of_a_new_model),
-        cmocka_unit_test(turns_of_a_conversation),
-        cmocka_unit_test(rope_by_the_longest_or_as_told),
-    };
-    return cmocka_run_group_tests_name("sft", tests, NULL, NULL);
 }

@@ -1,19 +1,10 @@
 /* test_spec_counters.c: what a run counts of speculative decoding: its own samples', and those of
  * several servers. */
 #include "bridge/attach.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/http/http_client.h"
 #include "trainer/rollout/spec_counters.h"
 #include "tests/support/daemon.h"
 #include "tests/support/training.h"
-
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 // Sum of a field of the samples' telemetry over a step's rollouts.
 static double telemetry_sum(const struct scene *s, const char *file, const char *key)
@@ -26,7 +17,6 @@ static double telemetry_sum(const struct scene *s, const char *file, const char 
         sum += json_number_value(json_object_get(json_object_get(sample, "telemetry"), key));
         json_decref(sample);
     }
-    free(text);
     return sum;
 }
 
@@ -43,31 +33,26 @@ static int marked_tokens(const struct scene *s, const char *file)
             marked += json_integer_value(entry) > 0;
         json_decref(sample);
     }
-    free(text);
     return marked;
 }
 
 // A step's speculative counters are the difference of the daemon's, and so the sum over its
 // samples.
-static void speculative_counters(void **state)
+TEST(speculative_counters)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     assert_int_equal(train(&s, "off", OPTIONS("--max-steps", "1")), 0);
     json_t *m = last_metrics(&s, "off");
     assert_null(json_object_get(m, "spec_decode/num_drafts"));
-    json_decref(m);
     daemon_kill(&s.daemon);
     // fixed: what is drafted is no matter of measured times
     daemon_start(&s.daemon, s.model,
                  OPTIONS("--speculative", "ngram:3", "--draft-length", "fixed"));
     // so cold that samples repeat themselves, and long enough to be drafted from
-    assert_int_equal(
-        train(&s, "on",
-              OPTIONS("--max-steps", "2", "--temperature", "0.01", "--max-completion-length", "200",
-                      "--log-completions", "--cost")),
-        0);
+    assert_exit(0, train(&s, "on",
+                         OPTIONS("--max-steps", "2", "--temperature", "0.01",
+                                 "--max-completion-length", "200", "--log-completions", "--cost")));
     m = last_metrics(&s, "on");
     double drafted = metric(m, "spec_decode/num_draft_tokens");
     double accepted = metric(m, "spec_decode/num_accepted_tokens");
@@ -83,28 +68,24 @@ static void speculative_counters(void **state)
     assert_true(metric(m, "inference/undrafted") < 1);
     assert_true(fabs(metric(m, "rewards/cost/acceptance") - metric(m, "inference/accept_rate")) <
                 1e-6);
-    json_decref(m);
     assert_log(&s, "SpecDecoding metrics: Mean acceptance length: ");
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // Draft tokens of one answer, as its daemon's own counters have them.
 static double draft_from(const struct daemon *d)
 {
-    json_decref(daemon_post(d->socket, "/v1/completions", 200,
-                            "{\"prompt\":[5,6,7,5,6],\"max_tokens\":60,\"temperature\":0,"
-                            "\"ignore_eos\":true}"));
+    daemon_post(d->socket, "/v1/completions", 200,
+                "{\"prompt\":[5,6,7,5,6],\"max_tokens\":60,\"temperature\":0,"
+                "\"ignore_eos\":true}");
     json_t *stats = daemon_get(d->socket, "/v1/spec_decode_stats", 200);
     const double drafted = json_number_value(json_object_get(stats, "num_draft_tokens"));
-    json_decref(stats);
     return drafted;
 }
 
 // Counters of the trained daemon, of one more that drafts and of one that does not.
-static void daemons_are_summed(void **state)
+TEST(daemons_are_summed)
 {
-    (void)state;
     struct scene s;
     struct daemon second = {0}, third = {0};
     struct bridge_file *file;
@@ -148,37 +129,23 @@ static void daemons_are_summed(void **state)
     bridge_file_free(file);
 
     // in a run: nobody else asked them, so it is what the samples say
-    assert_int_equal(
-        train(&s, "run",
-              OPTIONS("--max-steps", "1", "--temperature", "0.01", "--max-completion-length", "100",
-                      "--log-completions", "--also-count", more)),
-        0);
+    assert_exit(
+        0, train(&s, "run",
+                 OPTIONS("--max-steps", "1", "--temperature", "0.01", "--max-completion-length",
+                         "100", "--log-completions", "--also-count", more)));
     json_t *m = last_metrics(&s, "run");
     assert_true(metric(m, "spec_decode/num_draft_tokens") > 0);
     assert_true(telemetry_sum(&s, "run/rollouts/step-1.jsonl", "num_draft_tokens") ==
                 metric(m, "spec_decode/num_draft_tokens"));
-    json_decref(m);
     // what cannot be counted is said before anything is done
-    assert_int_equal(
-        train(&s, "twice", OPTIONS("--max-steps", "1", "--also-count", s.daemon.bridge)), 1);
+    assert_exit(1,
+                train(&s, "twice", OPTIONS("--max-steps", "1", "--also-count", s.daemon.bridge)));
     assert_log(&s, "would count twice");
     snprintf(more, sizeof more, "%s,", second.bridge);
     assert_int_equal(train(&s, "comma", OPTIONS("--max-steps", "1", "--also-count", more)), 1);
     assert_log(&s, "names no bridge file before or behind a comma");
     daemon_kill(&third);
-    assert_int_equal(train(&s, "gone", OPTIONS("--max-steps", "1", "--also-count", third.bridge)),
-                     1);
+    assert_exit(1, train(&s, "gone", OPTIONS("--max-steps", "1", "--also-count", third.bridge)));
     assert_log(&s, third.bridge);
     assert_false(file_exists(test_path(s.folder, "gone")));
-    daemon_kill(&second);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(speculative_counters),
-        cmocka_unit_test(daemons_are_summed),
-    };
-    return cmocka_run_group_tests_name("spec_counters", tests, NULL, NULL);
 }

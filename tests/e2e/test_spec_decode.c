@@ -7,11 +7,6 @@
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define WINDOW 1024 // samples that can be looked up (docs/use/protocol.md)
 #define TOKENS 40
 
@@ -117,9 +112,8 @@ static void find_stop(const char *text, size_t from, char ret_stop[16])
 
 // A stop string in the middle of a step takes the drafts behind it out of the counts, of the
 // request and of the look-up; the engine's totals keep them.
-static void counts_end_at_the_stop(void **state)
+TEST(counts_end_at_the_stop)
 {
-    (void)state;
     char stop[16], more[64], path[96];
     json_t *plain = answer("/v1/rollouts", "off", "");
     const char *text = json_string_value(json_object_get(plain, "text"));
@@ -177,9 +171,8 @@ static void counts_end_at_the_stop(void **state)
 }
 
 // Every endpoint takes a method of the request's own, and says what came of it.
-static void methods_of_requests(void **state)
+TEST(methods_of_requests)
 {
-    (void)state;
     static const char *const paths[] = {"/v1/completions", "/generate", "/v1/chat/completions",
                                         "/v1/rollouts"};
     static const char *const methods[] = {"ngram:3", "suffix:5", "ngram:2,suffix:7"};
@@ -241,9 +234,8 @@ static json_t *look_up(const char *id, int status)
 
 // Samples of a request with n and several prompts stand together in the look-up, their sums in its
 // answer.
-static void look_up_by_id(void **state)
+TEST(look_up_by_id)
 {
-    (void)state;
     static const char body[] = "{\"prompt\":[[5,6,5,6,5],[7,8,7,8]],\"n\":2,\"max_tokens\":30,"
                                "\"seed\":3,\"ignore_eos\":true,\"speculative\":\"ngram:4\"}";
     json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
@@ -268,7 +260,6 @@ static void look_up_by_id(void **state)
     assert_int_equal(drafted, int_of(spec, "num_draft_tokens"));
     assert_int_equal(accepted, int_of(spec, "num_accepted_tokens"));
     json_decref(found);
-    json_decref(a);
     static const char *const unknown[] = {
         "", "cmpl-0", "%22%7d%00%0a", "cmpl-",
         ("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
@@ -291,12 +282,10 @@ static void finish_samples(int n)
              n);
     daemon_request(d.socket, "POST", "/v1/rollouts", "", body, &a);
     assert_int_equal(a.status, 200);
-    wire_answer_release(&a);
 }
 
-static void window_is_bounded(void **state)
+TEST(window_is_bounded)
 {
-    (void)state;
     json_t *a = answer("/v1/completions", "ngram:3", "");
     const char *id = json_string_value(json_object_get(a, "id"));
     json_decref(look_up(id, 200));
@@ -326,9 +315,8 @@ static double metric(const char *page, const char *name, int *ret_n)
 
 // The totals and /metrics say the same, in vLLM's names; a daemon that was never asked for drafts
 // has no such series.
-static void series_of_metrics(void **state)
+TEST(series_of_metrics)
 {
-    (void)state;
     static const char *const names[][2] = {
         {"vllm:spec_decode_num_drafts_total", "num_drafts"},
         {"vllm:spec_decode_num_draft_tokens_total", "num_draft_tokens"},
@@ -370,13 +358,11 @@ static void series_of_metrics(void **state)
         if (n != 1) fail_msg("%d series %s", n, usual[i]);
     }
     json_decref(stats);
-    wire_answer_release(&page);
 
     daemon_start(&quiet, daemon_model(test_folder(), true, 7), NULL);
-    json_decref(daemon_post(quiet.socket, "/v1/completions", 200, "{\"prompt\":[1,2,1,2,1]}"));
+    daemon_post(quiet.socket, "/v1/completions", 200, "{\"prompt\":[1,2,1,2,1]}");
     daemon_request(quiet.socket, "GET", "/metrics", "", NULL, &page);
     assert_null(strstr(bytes_text(&page.body), "spec_decode"));
-    wire_answer_release(&page);
     stats = daemon_get(quiet.socket, "/v1/spec_decode_stats", 200);
     assert_string_equal(json_string_value(json_object_get(stats, "method")), "off");
     assert_int_equal(int_of(stats, "num_drafts"), 0);
@@ -431,16 +417,14 @@ static struct greedy *answer_sums(const struct daemon *daemon, const char *metho
         json_t *a = daemon_post(daemon->socket, "/generate", 200, bytes_text(&body));
         for (int i = 0; i < AT_ONCE; i++)
             read_greedy(json_array_get(json_object_get(a, "outputs"), (size_t)i), &all[first + i]);
-        json_decref(a);
         bytes_release(&body);
     }
     return all;
 }
 
 // Behind the first place where two answers part they are answers to other prompts.
-static void greedy_with_and_without(void **state)
+TEST(greedy_with_and_without)
 {
-    (void)state;
     static const char *const methods[] = {"ngram:2,suffix:4,draft_model:5", "ngram:4", "suffix:8",
                                           "draft_model:5"};
     const bool cpu = strcmp(test_device(), "cpu") == 0;
@@ -470,32 +454,16 @@ static void greedy_with_and_without(void **state)
     }
     json_t *stats = daemon_get(trained.socket, "/v1/spec_decode_stats", 200);
     assert_true(int_of(stats, "num_accepted_tokens") > PROMPTS * LENGTH / 2);
-    json_decref(stats);
     free(plain);
     assert_int_equal(daemon_stop(&trained), 0);
 }
 
-static int start(void **state)
+static void start(void)
 {
-    (void)state;
     daemon_start(&d, daemon_model(test_folder(), true, 7),
                  (const char *const[]){"--draft-length", "fixed", NULL});
-    return 0;
 }
 
-static int end(void **state)
-{
-    (void)state;
-    daemon_kill(&d);
-    return 0;
-}
+static void end(void) {}
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(counts_end_at_the_stop), cmocka_unit_test(methods_of_requests),
-        cmocka_unit_test(look_up_by_id),          cmocka_unit_test(window_is_bounded),
-        cmocka_unit_test(series_of_metrics),      cmocka_unit_test(greedy_with_and_without),
-    };
-    return cmocka_run_group_tests_name("spec_decode", tests, start, end);
-}
+TESTS_BETWEEN(start, end)

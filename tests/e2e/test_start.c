@@ -1,16 +1,9 @@
 /* test_start.c: which weights a run starts from, what the server says they are, and what the KL
  * term is taken against: by runs one after another on one server, and by runs that go on. */
 #include "bridge/attach.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/training.h"
 
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 static double first_kl(const struct scene *s, const char *run)
 {
@@ -47,14 +40,12 @@ static void assert_weights(const struct scene *s, const char *origin, int update
     else
         assert_string_equal(name, "");
     free(folder);
-    json_decref(info);
 }
 
 // A second run on a server starts from the model it loaded, and says what that replaces; with
 // --start-from from the weights as they are, or from a folder's. Its reference is what it found.
-static void second_runs(void **state)
+TEST(second_runs)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     assert_weights(&s, s.model, 0, NULL, 0);
@@ -71,31 +62,26 @@ static void second_runs(void **state)
     same_weights(checkpoint(&s, "again", "step-0"), checkpoint(&s, "first", "step-0"));
     assert_weights(&s, s.model, 2, "/again", 2);
 
-    assert_int_equal(
-        train_alone(&s, "on",
-                    OPTIONS("--max-steps", "2", "--beta", "0.1", "--start-from", "current")),
-        0);
+    assert_exit(
+        0, train_alone(&s, "on",
+                       OPTIONS("--max-steps", "2", "--beta", "0.1", "--start-from", "current")));
     assert_said(&s, "2 updates since ");
     assert_true(first_kl(&s, "on") == 0);
     same_weights(checkpoint(&s, "on", "step-0"), latest(&s, "again"));
     assert_weights(&s, s.model, 4, "/on", 2);
 
     const char *from = latest(&s, "first");
-    assert_int_equal(
-        train_alone(&s, "other",
-                    OPTIONS("--max-steps", "1", "--beta", "0.1", "--start-from", from)),
-        0);
+    assert_exit(0, train_alone(&s, "other",
+                               OPTIONS("--max-steps", "1", "--beta", "0.1", "--start-from", from)));
     assert_true(first_kl(&s, "other") == 0);
     same_weights(checkpoint(&s, "other", "step-0"), from);
     assert_weights(&s, from, 1, "/other", 1);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // A folder that does not fit is found out before anything is written.
-static void start_that_does_not_fit(void **state)
+TEST(start_that_does_not_fit)
 {
-    (void)state;
     struct scene s;
     const char *other = test_path(test_folder(), "m");
     scene_open(&s);
@@ -106,25 +92,21 @@ static void start_that_does_not_fit(void **state)
     daemon_holds(&s.daemon, "policy", latest(&s, "first"));
     assert_weights(&s, s.model, 1, "/first", 1);
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // The reference of a run that goes on is what it started from, on whatever server it does: the same
 // bits as in one go. Its checkpoint is kept, though only one is wanted.
-static void reference_survives(void **state)
+TEST(reference_survives)
 {
-    (void)state;
     if (strcmp(test_device(), "cpu") != 0)
         test_skip("on a GPU a row's last bit depends on the batch around it");
     struct scene s;
     scene_open(&s);
     assert_int_equal(train(&s, "first", OPTIONS("--max-steps", "2")), 0);
-    const char *const run[] = {
-        "--max-steps",       "4", "--beta", "0.5", "--save-total-limit", "1", "--start-from",
-        latest(&s, "first"), NULL};
-    const char *const half[] = {
-        "--max-steps",       "2", "--beta", "0.5", "--save-total-limit", "1", "--start-from",
-        latest(&s, "first"), NULL};
+    const char *const *run = OPTIONS("--max-steps", "4", "--beta", "0.5", "--save-total-limit", "1",
+                                     "--start-from", latest(&s, "first"));
+    const char *const *half = OPTIONS("--max-steps", "2", "--beta", "0.5", "--save-total-limit",
+                                      "1", "--start-from", latest(&s, "first"));
     assert_int_equal(train(&s, "whole", run), 0);
     assert_int_equal(train(&s, "halves", half), 0);
     daemon_kill(&s.daemon);
@@ -147,7 +129,6 @@ static void reference_survives(void **state)
     assert_said(&s, "first/checkpoints/step-2");
     daemon_holds(&s.daemon, "policy", latest(&s, "halves"));
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 static enum status scribble_and_die(void *context)
@@ -177,16 +158,14 @@ static void tear(const struct scene *s)
     for (bool restored = false; !restored;) {
         char *log = test_read(s->daemon.log);
         restored = strstr(log, "engine: weights restored from ") != NULL;
-        free(log);
         if (!restored && clock_ms_until(deadline) == 0) fail_msg("%s", "not restored within 20 s");
         clock_sleep_ms(10);
     }
 }
 
 // What the weights are is right after whatever may happen to them.
-static void what_the_weights_are(void **state)
+TEST(what_the_weights_are)
 {
-    (void)state;
     struct scene s;
     struct test_child trainer = {0};
     if (strcmp(test_device(), "cpu") != 0)
@@ -204,9 +183,8 @@ static void what_the_weights_are(void **state)
         assert_int_equal(updates, 0); // it was torn
     else
         assert_int_equal(updates, (json_integer_value(json_object_get(c, "version")) - 2) / 2);
-    json_decref(info);
 
-    json_decref(daemon_post(s.daemon.socket, "/reload", 200, NULL));
+    daemon_post(s.daemon.socket, "/reload", 200, NULL);
     assert_weights(&s, s.model, 0, NULL, 0);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);
     assert_weights(&s, s.model, 2, "/run", 2);
@@ -216,20 +194,17 @@ static void what_the_weights_are(void **state)
     // going on loads a checkpoint, which the weights are then exactly
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
     assert_weights(&s, checkpoint(&s, "run", "step-2"), 1, "/run", 1);
-    scene_close(&s);
 }
 
 // A snapshot that cannot be used is not passed over in silence.
-static void fallback_is_said(void **state)
+TEST(fallback_is_said)
 {
-    (void)state;
     struct scene s;
     if (strcmp(test_device(), "cpu") != 0)
         test_skip("it writes weights from a forked process, which a GPU does not allow");
     scene_open(&s);
     json_t *health = daemon_get(s.daemon.socket, "/health", 200);
     assert_string_equal(json_string_value(json_object_get(health, "warning")), "");
-    json_decref(health);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);
     assert_int_equal(truncate(test_path(latest(&s, "run"), "model.safetensors"), 5000), 0);
     tear(&s);
@@ -238,23 +213,18 @@ static void fallback_is_said(void **state)
     assert_contains(warning, "NOT served");
     assert_contains(warning, "step-2/model.safetensors");
     assert_contains(warning, s.model);
-    json_decref(health);
     char *log = test_read(s.daemon.log);
     assert_contains(log, "error: engine: what was trained is NOT served");
-    free(log);
     daemon_holds(&s.daemon, "policy", s.model);
-    json_decref(daemon_post(s.daemon.socket, "/reload", 200, NULL));
+    daemon_post(s.daemon.socket, "/reload", 200, NULL);
     health = daemon_get(s.daemon.socket, "/health", 200);
     assert_string_equal(json_string_value(json_object_get(health, "warning")), "");
-    json_decref(health);
-    scene_close(&s);
 }
 
 // A reload takes the draft model along where it is asked to, and none where one of the two does not
 // fit.
-static void reload_of_both(void **state)
+TEST(reload_of_both)
 {
-    (void)state;
     struct scene s;
     char body[PATH_MAX + 64];
     scene_open(&s);
@@ -262,22 +232,21 @@ static void reload_of_both(void **state)
     const char *draft = daemon_model(test_folder(), true, 12);
     const char *other = daemon_model(test_folder(), true, 13);
     daemon_start(&s.daemon, s.model, OPTIONS("--draft", draft, "--speculative", "draft_model:3"));
-    assert_int_equal(
-        train(&s, "run",
-              OPTIONS("--max-steps", "2", "--train-draft", "--draft-learning-rate", "1e-2")),
-        0);
+    assert_exit(
+        0, train(&s, "run",
+                 OPTIONS("--max-steps", "2", "--train-draft", "--draft-learning-rate", "1e-2")));
     daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
-    json_decref(daemon_post(s.daemon.socket, "/reload", 200, "{}"));
+    daemon_post(s.daemon.socket, "/reload", 200, "{}");
     daemon_holds(&s.daemon, "policy", s.model);
     daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
-    json_decref(daemon_post(s.daemon.socket, "/reload", 200, "{\"draft\": true}"));
+    daemon_post(s.daemon.socket, "/reload", 200, "{\"draft\": true}");
     daemon_holds(&s.daemon, "draft", draft);
     snprintf(body, sizeof body, "{\"draft\": \"%s\"}", other);
-    json_decref(daemon_post(s.daemon.socket, "/reload", 200, body));
+    daemon_post(s.daemon.socket, "/reload", 200, body);
     daemon_holds(&s.daemon, "draft", other);
     snprintf(body, sizeof body, "{\"model\": \"%s\", \"draft\": \"/nowhere\"}", other);
-    json_decref(daemon_post(s.daemon.socket, "/reload", 404, body));
-    json_decref(daemon_post(s.daemon.socket, "/reload", 400, "{\"draft\": 3}"));
+    daemon_post(s.daemon.socket, "/reload", 404, body);
+    daemon_post(s.daemon.socket, "/reload", 400, "{\"draft\": 3}");
     daemon_holds(&s.daemon, "policy", s.model);
     daemon_holds(&s.daemon, "draft", other);
     // a new run that trains the draft begins with the one of --draft
@@ -285,15 +254,4 @@ static void reload_of_both(void **state)
     same_weights(test_path(checkpoint(&s, "next", "step-0"), "draft"),
                  test_path(checkpoint(&s, "run", "step-0"), "draft"));
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(second_runs),        cmocka_unit_test(start_that_does_not_fit),
-        cmocka_unit_test(reference_survives), cmocka_unit_test(what_the_weights_are),
-        cmocka_unit_test(fallback_is_said),   cmocka_unit_test(reload_of_both),
-    };
-    return cmocka_run_group_tests_name("start", tests, NULL, NULL);
 }

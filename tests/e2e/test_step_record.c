@@ -1,32 +1,21 @@
 /* test_step_record.c: what a step leaves for its reader: where its time went (its spans), and of
  * each sampled token its log-probabilities and its place in the text (--log-logprobs). */
-#include "common/base/clock.h"
-#include "common/base/json.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 #include "trainer/learn/stats.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define STEPS 3
 
 static struct scene scene;
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open_exact(&scene);
-    return 0;
 }
 
-static int close_scene(void **state)
+static void close_scene(void)
 {
-    (void)state;
     scene_close(&scene);
-    return 0;
 }
 
 // Values of a span in the lines of a run, that of step 0 included.
@@ -37,15 +26,13 @@ static int span(const char *run, enum span which, double ret[STEPS + 1])
     return column(&scene, run, key, ret, STEPS + 1);
 }
 
-static void spans_are_the_time_of_a_step(void **state)
+TEST(spans_are_the_time_of_a_step)
 {
-    (void)state;
     double of[N_SPANS][STEPS + 1], step_s[STEPS + 1], all = 0;
     const int64_t start = clock_now_ns();
-    assert_int_equal(train(&scene, "spans",
-                           OPTIONS("--max-steps", "3", "--eval-data", scene.data, "--eval-steps",
-                                   "2", "--save-steps", "2")),
-                     0);
+    assert_exit(0, train(&scene, "spans",
+                         OPTIONS("--max-steps", "3", "--eval-data", scene.data, "--eval-steps", "2",
+                                 "--save-steps", "2")));
     const double wall_s = clock_ms_since(start) / 1e3;
     for (int i = 0; i < N_SPANS; i++)
         assert_int_equal(span("spans", (enum span)i, of[i]), STEPS + 1);
@@ -73,9 +60,8 @@ static void spans_are_the_time_of_a_step(void **state)
 }
 
 // Ahead of learning others sample and score: that is no time of this thread.
-static void a_run_ahead_waits(void **state)
+TEST(a_run_ahead_waits)
 {
-    (void)state;
     double waited[STEPS + 1], sampled[STEPS + 1], scored[STEPS + 1];
     assert_int_equal(train(&scene, "ahead", OPTIONS("--max-steps", "3", "--async")), 0);
     const int n = span("ahead", SPAN_WAIT, waited);
@@ -94,7 +80,6 @@ static json_t *first_sample(const char *run)
     char *text = test_read(test_path(scene.folder, path));
     json_t *line;
     assert_ok(json_parse(path, text, strcspn(text, "\n"), &line));
-    free(text);
     return line;
 }
 
@@ -103,12 +88,10 @@ static double entry(const json_t *line, const char *key, size_t t)
     return json_number_value(json_array_get(json_object_get(line, key), t));
 }
 
-static void tokens_have_their_numbers(void **state)
+TEST(tokens_have_their_numbers)
 {
-    (void)state;
-    assert_int_equal(
-        train(&scene, "tokens", OPTIONS("--max-steps", "1", "--log-completions", "--log-logprobs")),
-        0);
+    assert_exit(0, train(&scene, "tokens",
+                         OPTIONS("--max-steps", "1", "--log-completions", "--log-logprobs")));
     json_t *line = first_sample("tokens");
     const size_t n = (size_t)json_integer_value(json_object_get(line, "tokens"));
     assert_true(n > 0);
@@ -125,9 +108,8 @@ static void tokens_have_their_numbers(void **state)
 }
 
 // Two ranks compute a group each, and rank 0 writes down both's.
-static void ranks_bring_their_tokens_together(void **state)
+TEST(ranks_bring_their_tokens_together)
 {
-    (void)state;
     const char *argv[MPIRUN_WORDS + TRAINER_WORDS], *run = test_path(scene.folder, "ranks");
     struct daemon other = {0};
     if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
@@ -154,12 +136,10 @@ static void ranks_bring_their_tokens_together(void **state)
         json_decref(line);
     }
     assert_true(lines >= 6);
-    free(text);
 }
 
-static void tokens_are_plain_unless_asked_for(void **state)
+TEST(tokens_are_plain_unless_asked_for)
 {
-    (void)state;
     assert_int_equal(train(&scene, "plain", OPTIONS("--max-steps", "1", "--log-completions")), 0);
     json_t *line = first_sample("plain");
     assert_null(json_object_get(line, "logprobs"));
@@ -167,21 +147,10 @@ static void tokens_are_plain_unless_asked_for(void **state)
     json_decref(line);
     assert_int_equal(train_alone(&scene, "idle", OPTIONS("--max-steps", "1", "--log-logprobs")), 0);
     assert_said(&scene, "--log-logprobs has no effect without --log-completions");
-    json_decref(daemon_post(scene.daemon.socket, "/v1/rollouts", 400,
-                            "{\"groups\":[{\"prompt\":\"1\"}],\"sampling\":{\"text_offset\":1}}"));
-    json_decref(daemon_post(
-        scene.daemon.socket, "/inference/v1/generate", 400,
-        "{\"token_ids\":[1],\"sampling_params\":{\"max_tokens\":1,\"text_offset\":true}}"));
+    daemon_post(scene.daemon.socket, "/v1/rollouts", 400,
+                "{\"groups\":[{\"prompt\":\"1\"}],\"sampling\":{\"text_offset\":1}}");
+    daemon_post(scene.daemon.socket, "/inference/v1/generate", 400,
+                "{\"token_ids\":[1],\"sampling_params\":{\"max_tokens\":1,\"text_offset\":true}}");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(spans_are_the_time_of_a_step),
-        cmocka_unit_test(a_run_ahead_waits),
-        cmocka_unit_test(tokens_have_their_numbers),
-        cmocka_unit_test(ranks_bring_their_tokens_together),
-        cmocka_unit_test(tokens_are_plain_unless_asked_for),
-    };
-    return cmocka_run_group_tests_name("step record", tests, open_scene, close_scene);
-}
+TESTS_BETWEEN(open_scene, close_scene)

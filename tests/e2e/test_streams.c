@@ -2,11 +2,6 @@
  * strings and tokens end both alike. */
 #include "tests/support/served.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 struct joined { // what the chunks of a stream give together, by choice
     struct bytes text[4];
     json_t *ids[4], *logprobs[4];
@@ -66,7 +61,6 @@ static void join_stream(const char *path, const char *body, struct joined *ret)
         json_decref(chunk);
     }
     assert_true(ret->done);
-    wire_answer_release(&a);
 }
 
 static void joined_release(struct joined *j)
@@ -111,12 +105,10 @@ static void compare_stream(const char *path, const char *fields, int n)
     json_object_del(json_object_get(whole, "usage"), "prompt_tokens_details");
     assert_true(json_equal(j.usage, json_object_get(whole, "usage")));
     joined_release(&j);
-    json_decref(whole);
 }
 
-static void test_stream_equals_whole(void **state)
+TEST(test_stream_equals_whole)
 {
-    (void)state;
     compare_stream("/v1/completions",
                    "\"prompt\":\"tell\",\"max_tokens\":40,\"seed\":1,\"n\":3,\"logprobs\":0", 3);
     compare_stream("/v1/completions", "\"prompt\":\"tell\",\"max_tokens\":40,\"seed\":2", 1);
@@ -145,9 +137,8 @@ static json_t *with_stop(const char *stop, const char *more)
     return daemon_post(served.socket, "/v1/completions", 200, body);
 }
 
-static void test_stop_string(void **state)
+TEST(test_stop_string)
 {
-    (void)state;
     json_t *free_run = with_stop("never to be found in here", "");
     const char *text = text_of(choice_of(free_run, 0), "text");
     size_t len = json_string_length(json_object_get(choice_of(free_run, 0), "text"));
@@ -186,9 +177,8 @@ static void test_stop_string(void **state)
     json_decref(with);
 }
 
-static void test_stop_token(void **state)
+TEST(test_stop_token)
 {
-    (void)state;
     const char *form = "{\"prompt\":\"once\",\"max_tokens\":30,\"seed\":9%s}";
     char body[128], more[64];
     snprintf(body, sizeof body, form, "");
@@ -208,17 +198,6 @@ static void test_stop_token(void **state)
     const json_t *output = json_array_get(json_object_get(same, "outputs"), 0);
     assert_true(json_equal(json_object_get(output, "token_ids"), cut_ids));
     assert_int_equal(int_of(output, "stop_reason"), stop_id);
-    json_decref(all);
-    json_decref(cut);
-    json_decref(same);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stream_equals_whole),
-        cmocka_unit_test(test_stop_string),
-        cmocka_unit_test(test_stop_token),
-    };
-    return cmocka_run_group_tests_name("streams", tests, served_start, served_stop);
-}
+TESTS_BETWEEN(served_start, served_stop)

@@ -2,17 +2,10 @@
  * anew on each step's weights, or loads them elsewhere, is what the one samples that shares them,
  * to the bit; a server that dies, does not start or is left behind. */
 #include "bridge/bridge_file.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/training.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define STEPS 4
 // Enough sampling to be killed within.
@@ -84,9 +77,8 @@ static const char *own_command(void)
     return line;
 }
 
-static void restarts_train_as_shared_weights_do(void **state)
+TEST(restarts_train_as_shared_weights_do)
 {
-    (void)state;
     assert_int_equal(train(&scene, "shared", OPTIONS("--max-steps", "4")), 0);
     assert_synced_each_step("shared", 0);
     assert_int_equal(train_checkpoint("own", CHECKPOINT("--server-timeout", "60")), 0);
@@ -117,9 +109,8 @@ static const char *start_elsewhere(struct daemon *other, const char *key)
     return url;
 }
 
-static void one_elsewhere_is_told_to_load(void **state)
+TEST(one_elsewhere_is_told_to_load)
 {
-    (void)state;
     struct daemon other = {0};
     const char *key = test_path(scene.folder, "key"), *url = start_elsewhere(&other, key);
     assert_int_equal(train_checkpoint("elsewhere", CHECKPOINT("--server-url", url,
@@ -139,9 +130,8 @@ static void one_elsewhere_is_told_to_load(void **state)
 // What a server holds beside the policy is there in one that is started: an adapter and a draft
 // that are trained, brought up to date like the policy, and a tandem's other model. The tokens are
 // those of the server that shares its weights.
-static void what_a_server_holds_beside_it(void **state)
+TEST(what_a_server_holds_beside_it)
 {
-    (void)state;
     struct scene with = scene;
     char words[PATH_MAX + 64];
     double drafts[STEPS], mismatch[STEPS], frozen[STEPS];
@@ -205,9 +195,8 @@ static void what_a_server_holds_beside_it(void **state)
     for (int i = 0; i < STEPS; i++) assert_true(drafts[i] > 0 && mismatch[i] == 0);
 }
 
-static void steps_between_are_of_older_weights(void **state)
+TEST(steps_between_are_of_older_weights)
 {
-    (void)state;
     static const double ages[STEPS] = {0, 1, 2, 0};
     double age[STEPS], written[STEPS];
     assert_int_equal(train_checkpoint("every-third", CHECKPOINT("--restart-interval", "3")), 0);
@@ -219,7 +208,6 @@ static void steps_between_are_of_older_weights(void **state)
     }
     json_t *m = last_metrics(&scene, "every-third");
     metric(m, "sampling/importance_sampling_ratio/mean");
-    json_decref(m);
 }
 
 // Of the server that a run has started last; 0: it is being started.
@@ -245,13 +233,11 @@ static int samples_running(const char *run)
     close(fd);
     const json_t *running = json_object_get(a.json, "running");
     const int n = json_is_integer(running) ? (int)json_integer_value(running) : -1;
-    wire_answer_release(&a);
     return n;
 }
 
-static void one_that_is_killed_is_started_anew(void **state)
+TEST(one_that_is_killed_is_started_anew)
 {
-    (void)state;
     struct test_child child = {0};
     const int64_t deadline = clock_deadline_ns(LIMIT_MS);
     start_checkpoint(&child, "killed", CHECKPOINT(LONG));
@@ -267,9 +253,8 @@ static void one_that_is_killed_is_started_anew(void **state)
 }
 
 // The trainer's end is the server's, whichever way.
-static void none_is_left_behind(void **state)
+TEST(none_is_left_behind)
 {
-    (void)state;
     struct test_child child = {0};
     start_checkpoint(&child, "left", CHECKPOINT("--max-steps", "100000"));
     const int64_t deadline = clock_deadline_ns(LIMIT_MS);
@@ -283,9 +268,8 @@ static void none_is_left_behind(void **state)
     assert_int_equal(server_of("own"), 0);
 }
 
-static void one_that_does_not_start_says_why(void **state)
+TEST(one_that_does_not_start_says_why)
 {
-    (void)state;
     assert_int_equal(
         train_checkpoint("bad", CHECKPOINT("--server-command",
                                            "sh -c 'echo no such thing; exit 3' {model} {port}")),
@@ -315,10 +299,9 @@ static const char *command_that_fails(const char *name, int last)
     return script;
 }
 
-static void one_that_dies_while_it_starts_counts_as_a_try(void **state)
+TEST(one_that_dies_while_it_starts_counts_as_a_try)
 {
     char line[PATH_MAX + 32];
-    (void)state;
     snprintf(line, sizeof line, "%s {model} {port}", command_that_fails("twice", 3));
     assert_int_equal(train_checkpoint("twice-run", CHECKPOINT("--server-command", line)), 0);
     assert_said(&scene, "is started anew: the server ended with status 3");
@@ -329,9 +312,8 @@ static void one_that_dies_while_it_starts_counts_as_a_try(void **state)
     assert_said(&scene, "start 4 fails");
 }
 
-static void what_does_not_go_together_is_refused(void **state)
+TEST(what_does_not_go_together_is_refused)
 {
-    (void)state;
     const struct {
         const char *const *options;
         const char *sentence;
@@ -359,32 +341,11 @@ static void what_does_not_go_together_is_refused(void **state)
     assert_false(file_exists(test_path(scene.folder, "no")));
 }
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open_exact(&scene);
-    return 0;
 }
 
-static int end_scene(void **state)
-{
-    (void)state;
-    scene_close(&scene);
-    return 0;
-}
+static void end_scene(void) {}
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restarts_train_as_shared_weights_do),
-        cmocka_unit_test(one_elsewhere_is_told_to_load),
-        cmocka_unit_test(what_a_server_holds_beside_it),
-        cmocka_unit_test(steps_between_are_of_older_weights),
-        cmocka_unit_test(one_that_is_killed_is_started_anew),
-        cmocka_unit_test(none_is_left_behind),
-        cmocka_unit_test(one_that_does_not_start_says_why),
-        cmocka_unit_test(one_that_dies_while_it_starts_counts_as_a_try),
-        cmocka_unit_test(what_does_not_go_together_is_refused),
-    };
-    return cmocka_run_group_tests_name("sync_checkpoint", tests, open_scene, end_scene);
-}
+TESTS_BETWEEN(open_scene, end_scene)

@@ -2,15 +2,8 @@
  * --tandem on it: with p 1 it is the plain run to the bit; with less both write, each token's
  * log-probability is its author's, and a run that is killed goes on to the same bits, though the
  * KV cache is so small that samples are preempted. What cannot be is refused by name. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/training.h"
-
-#include <math.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define STEPS "6"
 
@@ -47,7 +40,6 @@ static int roll_out(const char *sampling, json_t *ret[8])
         ret[json_integer_value(json_object_get(one, "sample"))] = one;
     }
     bytes_release(&body);
-    wire_answer_release(&answer);
     return n;
 }
 
@@ -71,9 +63,8 @@ static int sum_mask(const json_t *line)
 
 // One model's own numbers of a line's tokens: those of the prompt that ends with them. With
 // "tandem", p 0, it is the frozen model's rollout; here the policy's.
-static void lines_name_their_authors(void **state)
+TEST(lines_name_their_authors)
 {
-    (void)state;
     json_t *plain[8], *one[8], *half[8], *same[8];
     serve(OPTIONS("--tandem-model", frozen));
     assert_int_equal(roll_out("", plain), 4);
@@ -106,12 +97,10 @@ static void assert_bad_request(const char *path, const char *body, const char *p
     const char *message = NULL;
     assert_ok(json_get_string("answer", json_object_get(answer, "error"), "message", &message));
     assert_contains(message, part);
-    json_decref(answer);
 }
 
-static void bad_fields_are_named(void **state)
+TEST(bad_fields_are_named)
 {
-    (void)state;
     static const struct {
         const char *sampling, *part;
     } bad[] = {
@@ -138,9 +127,8 @@ static void bad_fields_are_named(void **state)
                        "{\"token_ids\":[1],\"sampling_params\":{\"tandem\":{}}}", "/v1/rollouts");
 }
 
-static void the_bridge_lists_it(void **state)
+TEST(the_bridge_lists_it)
 {
-    (void)state;
     const char *argv[] = {test_binary("cw-ipc-check"), scene.daemon.bridge, NULL};
     daemon_holds(&scene.daemon, "policy", scene.model);
     daemon_holds(&scene.daemon, "frozen", frozen);
@@ -149,15 +137,13 @@ static void the_bridge_lists_it(void **state)
 
 // ---- training ----------------------------------------------------------------------------------
 
-static void with_p_1_it_is_the_plain_run(void **state)
+TEST(with_p_1_it_is_the_plain_run)
 {
-    (void)state;
     serve(OPTIONS("--tandem-model", scene.model)); // the model that is trained, as it was
     assert_int_equal(train(&scene, "plain", OPTIONS("--max-steps", STEPS)), 0);
-    assert_int_equal(train_alone(&scene, "p-1",
-                                 OPTIONS("--max-steps", STEPS, "--tandem", "--tandem-p", "1",
-                                         "--eval-data", scene.data)),
-                     0);
+    assert_exit(0, train_alone(&scene, "p-1",
+                               OPTIONS("--max-steps", STEPS, "--tandem", "--tandem-p", "1",
+                                       "--eval-data", scene.data)));
     assert_said(&scene, "writes with the policy: selector bernoulli, p 1");
     test_same_file(latest(&scene, "plain"), latest(&scene, "p-1"), "model.safetensors");
     test_same_file(latest(&scene, "plain"), latest(&scene, "p-1"), "trainer/optimizer.safetensors");
@@ -166,8 +152,6 @@ static void with_p_1_it_is_the_plain_run(void **state)
     assert_true(metric(m, "tandem/primary_token_fraction") == 1);
     assert_true(metric(m, "tandem/frozen_token_fraction") == 0);
     assert_true(metric(m, "loss") == metric(plain, "loss"));
-    json_decref(plain);
-    json_decref(m);
     daemon_holds(&scene.daemon, "frozen", scene.model); // trained on, it stays
 }
 
@@ -188,7 +172,6 @@ static void count_logged(const char *run, const char *file, int *ret_tokens, int
                          json_integer_value(json_object_get(sample, "tokens")));
         json_decref(sample);
     }
-    free(text);
 }
 
 static void assert_fractions(const char *run)
@@ -205,7 +188,6 @@ static void assert_fractions(const char *run)
     assert_true(metric(m, "sampler_mismatch/max") == 0);
     assert_true(metric(m, "sampler_mismatch/mean") == 0);
     assert_true(metric(m, "importance_ratio/mean") == 1);
-    json_decref(m);
 }
 
 #define TANDEM                                                                                     \
@@ -214,9 +196,8 @@ static void assert_fractions(const char *run)
         "--save-steps", "2"
 
 // A kill in the middle; and a server that has no room for all samples of a step.
-static void killed_and_preempted_it_comes_to_the_same_bits(void **state)
+TEST(killed_and_preempted_it_comes_to_the_same_bits)
 {
-    (void)state;
     struct test_child child = {0};
     serve(OPTIONS("--exact", "--tandem-model", frozen));
     assert_int_equal(train(&scene, "whole", OPTIONS(TANDEM)), 0);
@@ -235,18 +216,15 @@ static void killed_and_preempted_it_comes_to_the_same_bits(void **state)
     const char *preempted = strstr(bytes_text(&answer.body), "\nvllm:num_preemptions_total");
     assert_non_null(preempted);
     assert_true(atof(strchr(preempted, '}') + 1) > 0);
-    wire_answer_release(&answer);
 }
 
 // An adapter of the policy's is none of the frozen model's.
-static void adapters_are_the_policy_s(void **state)
+TEST(adapters_are_the_policy_s)
 {
-    (void)state;
     serve(OPTIONS("--tandem-model", frozen, "--max-adapters", "1"));
-    assert_int_equal(train(&scene, "lora",
-                           OPTIONS("--max-steps", STEPS, "--tandem", "--lora-r", "4",
-                                   "--log-completions", "--no-tandem-shared")),
-                     0);
+    assert_exit(0, train(&scene, "lora",
+                         OPTIONS("--max-steps", STEPS, "--tandem", "--lora-r", "4",
+                                 "--log-completions", "--no-tandem-shared")));
     assert_fractions("lora");
     daemon_holds(&scene.daemon, "policy", scene.model);
     daemon_holds(&scene.daemon, "frozen", frozen);
@@ -254,17 +232,15 @@ static void adapters_are_the_policy_s(void **state)
 
 // ---- what is refused ---------------------------------------------------------------------------
 
-static void without_a_frozen_model_it_is_refused(void **state)
+TEST(without_a_frozen_model_it_is_refused)
 {
-    (void)state;
     serve(NULL);
     assert_bad_request("/v1/rollouts",
                        "{\"groups\":[{\"prompt\":\"1+2=\"}],\"sampling\":{\"tandem\":{}}}",
                        "--tandem-model");
     assert_int_equal(train_alone(&scene, "no", OPTIONS("--tandem", "--max-steps", "1")), 1);
     assert_said(&scene, "cw-infer-server --tandem-model DIR");
-    assert_int_equal(train_alone(&scene, "idle", OPTIONS("--tandem-p", "1", "--max-steps", "1")),
-                     0);
+    assert_exit(0, train_alone(&scene, "idle", OPTIONS("--tandem-p", "1", "--max-steps", "1")));
     assert_said(&scene, "--tandem-p has no effect without --tandem");
 }
 
@@ -275,12 +251,10 @@ static void assert_start_refused(const char *folder, const char *part)
     assert_int_equal(test_wait(&d.child, LIMIT_MS), 1);
     char *log = test_read(d.log);
     assert_contains(log, part);
-    free(log);
 }
 
-static void other_models_are_refused(void **state)
+TEST(other_models_are_refused)
 {
-    (void)state;
     const char *demo = test_path(test_root(), "tools/demo-model"), *brief = test_folder();
     const struct tiny_model shape = {
         .hidden = 32, .layers = 1, .vocab = 300, .max_positions = 64, .eos_id = -1, .seed = 9};
@@ -289,32 +263,12 @@ static void other_models_are_refused(void **state)
     assert_start_refused(brief, "it has a context of 64 tokens");
 }
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open(&scene);
     frozen = daemon_model(test_folder(), true, 12);
-    return 0;
 }
 
-static int end_scene(void **state)
-{
-    (void)state;
-    scene_close(&scene);
-    return 0;
-}
+static void end_scene(void) {}
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lines_name_their_authors),
-        cmocka_unit_test(bad_fields_are_named),
-        cmocka_unit_test(the_bridge_lists_it),
-        cmocka_unit_test(with_p_1_it_is_the_plain_run),
-        cmocka_unit_test(killed_and_preempted_it_comes_to_the_same_bits),
-        cmocka_unit_test(adapters_are_the_policy_s),
-        cmocka_unit_test(without_a_frozen_model_it_is_refused),
-        cmocka_unit_test(other_models_are_refused),
-    };
-    return cmocka_run_group_tests_name("tandem", tests, open_scene, end_scene);
-}
+TESTS_BETWEEN(open_scene, end_scene)

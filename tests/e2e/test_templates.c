@@ -1,11 +1,8 @@
 /* test_templates.c: chat templates that take as long as they are let: others are served meanwhile,
  * and no more of them wait than the server takes samples. */
-#include "common/base/clock.h"
 #include "tests/support/served.h"
 
 #include <poll.h>
-#include <string.h>
-#include <unistd.h>
 
 // "keys" looks up keys of 4 MB, "slow" goes through as many characters as steps allow.
 static const char template[] =
@@ -20,15 +17,13 @@ static const char template[] =
 
 static const char slow[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"slow\"}]}";
 
-static int start(void **state)
+static void start(void)
 {
-    (void)state;
     const char *file = test_path(test_folder(), "template.jinja");
     test_write(file, template, strlen(template));
     daemon_start(&served, daemon_model(test_folder(), true, 7),
                  OPTIONS("--max-batch", "2", "--max-queue", "3", "--kv-memory", "32M",
                          "--chat-template-file", file));
-    return 0;
 }
 
 static bool has_answer(int fd)
@@ -42,22 +37,20 @@ static void await_answer(int fd, int status, const char *part)
     assert_true(wire_read(fd, 120000, &a));
     assert_int_equal(a.status, status);
     assert_contains(bytes_text(&a.body), part);
-    wire_answer_release(&a);
     close(fd);
 }
 
-static void keys_are_charged_by_their_bytes(void **state)
+TEST(keys_are_charged_by_their_bytes)
 {
-    (void)state;
-    json_decref(daemon_post(served.socket, "/v1/chat/completions", 200,
-                            "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
-                            "\"max_tokens\":1}"));
+    daemon_post(served.socket, "/v1/chat/completions", 200,
+                "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+                "\"max_tokens\":1}");
     await_answer(open_request("/v1/chat/completions",
                               "{\"messages\":[{\"role\":\"user\",\"content\":\"keys\"}]}"),
                  400, "more steps than the limit");
 }
 
-static void others_are_served_meanwhile(void **state)
+TEST(others_are_served_meanwhile)
 {
     static const struct {
         const char *path, *body;
@@ -67,12 +60,10 @@ static void others_are_served_meanwhile(void **state)
         {"/v1/rollouts",
          "{\"groups\":[{\"messages\":[{\"role\":\"user\",\"content\":\"slow\"}]}]}"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof renders / sizeof *renders; i++) {
         const int fd = open_request(renders[i].path, renders[i].body);
         for (int k = 0; k < 3; k++) json_decref(daemon_get(served.socket, "/health", 200));
-        json_decref(daemon_post(served.socket, "/v1/completions", 200,
-                                "{\"prompt\":\"a\",\"max_tokens\":1}"));
+        daemon_post(served.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":1}");
         assert_false(has_answer(fd));
         close(fd); // where it leaves, the next one's turn comes when this one's steps are over
     }
@@ -80,18 +71,17 @@ static void others_are_served_meanwhile(void **state)
 
 // Those beyond are told so, also while the pool is full; those whose clients leave are not
 // rendered.
-static void as_many_wait_as_are_taken(void **state)
+TEST(as_many_wait_as_are_taken)
 {
     enum { MOST = 5 };
     int fd[MOST];
-    (void)state;
     const int64_t give_up_ns = clock_deadline_ns(120000);
     for (int i = 0; i < MOST; i++) fd[i] = open_request("/v1/chat/completions", slow);
     const int one_more = open_request("/v1/chat/completions", slow);
     await_answer(one_more, 429, "waiting to be read");
-    json_decref(daemon_get(served.socket, "/health", 200));
+    daemon_get(served.socket, "/health", 200);
     for (int i = 0; i < MOST; i++) close(fd[i]);
-    for (struct wire_answer a = {.status = 429}; a.status == 429; wire_answer_release(&a)) {
+    for (struct wire_answer a = {.status = 429}; a.status == 429;) {
         daemon_request(served.socket, "POST", "/v1/chat/completions", "",
                        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"max_tokens\":1}",
                        &a);
@@ -100,12 +90,4 @@ static void as_many_wait_as_are_taken(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_are_charged_by_their_bytes),
-        cmocka_unit_test(others_are_served_meanwhile),
-        cmocka_unit_test(as_many_wait_as_are_taken),
-    };
-    return cmocka_run_group_tests(tests, start, served_stop);
-}
+TESTS_BETWEEN(start, served_stop)

@@ -1,14 +1,7 @@
 /* test_tensor_parallel.c: cw-infer-server --tensor-parallel-size: several processes serve one model
  * as one does; clients see every shard; and when one of them is gone all end, and say who. */
-#include "common/base/clock.h"
 #include "tests/support/daemon.h"
 #include "tests/support/mpirun.h"
-
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define RANKS_2 OPTIONS("--tensor-parallel-size", "2", "--speculative", "ngram:3")
 
@@ -91,29 +84,27 @@ static void assert_same_model(const struct daemon *ranks, const struct daemon *o
     // norms, which all ranks hold, are there twice
     assert_true(json_integer_value(json_object_get(a, "weight_bytes")) >
                 json_integer_value(json_object_get(b, "weight_bytes")));
-    json_decref(a);
-    json_decref(b);
 }
 
-static void ranks_give_what_one_gives(void **state)
+TEST(ranks_give_what_one_gives)
 {
-    struct daemon *ranks = *state, one = {0};
+    struct daemon ranks = {0}, one = {0};
     const char *model = daemon_model(test_folder(), false, 3);
     daemon_start(&one, model, OPTIONS("--speculative", "ngram:3"));
-    start_ranks(ranks, 2, model, RANKS_2);
-    assert_same_model(ranks, &one);
-    assert_same_choices(samples(ranks), samples(&one));
-    assert_same_choices(greedy(ranks), greedy(&one));
+    start_ranks(&ranks, 2, model, RANKS_2);
+    assert_same_model(&ranks, &one);
+    assert_same_choices(samples(&ranks), samples(&one));
+    assert_same_choices(greedy(&ranks), greedy(&one));
     // and the same again, from the prefix cache
-    assert_same_choices(samples(ranks), samples(&one));
+    assert_same_choices(samples(&ranks), samples(&one));
     assert_int_equal(daemon_stop(&one), 0);
-    stop_ranks(ranks);
+    stop_ranks(&ranks);
     // key-value heads that two ranks share
-    start_ranks(ranks, 4, model, OPTIONS("--tensor-parallel-size", "4"));
+    start_ranks(&ranks, 4, model, OPTIONS("--tensor-parallel-size", "4"));
     daemon_start(&one, model, NULL);
-    assert_same_choices(samples(ranks), samples(&one));
+    assert_same_choices(samples(&ranks), samples(&one));
     assert_int_equal(daemon_stop(&one), 0);
-    stop_ranks(ranks);
+    stop_ranks(&ranks);
 }
 
 static void refused(const char *model, const char *const options[], const char *sentence)
@@ -123,22 +114,20 @@ static void refused(const char *model, const char *const options[], const char *
     assert_int_not_equal(test_wait(&d.child, 20000), 0);
     char *log = test_read(d.log);
     assert_contains(log, sentence);
-    free(log);
 }
 
 // ---- clients ------------------------------------------------------------------------------------
-static void clients_see_every_shard(void **state)
+TEST(clients_see_every_shard)
 {
-    struct daemon *d = *state;
+    struct daemon d = {0};
     const char *out = test_path(test_folder(), "out");
-    start_ranks(d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
-    assert_int_equal(test_command(out, 20000, OPTIONS(test_binary("cw-ipc-check"), d->bridge)), 0);
+    start_ranks(&d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
+    assert_int_equal(test_command(out, 20000, OPTIONS(test_binary("cw-ipc-check"), d.bridge)), 0);
     char *text = test_read(out);
     assert_contains(text, "ok    canary");
     assert_contains(text, "ok    rank 1: canary");
     assert_contains(text, "ok    rank 1: checksums");
-    free(text);
-    json_t *bridge = json_load_file(d->bridge, 0, NULL);
+    json_t *bridge = json_load_file(d.bridge, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(bridge, "tp_degree")), 2);
     const json_t *mapping = json_object_get(json_object_get(bridge, "param_mappings"),
                                             "model.layers.0.self_attn.o_proj.weight");
@@ -149,66 +138,64 @@ static void clients_see_every_shard(void **state)
     json_decref(bridge);
     // who maps whole models is told
     struct bridge *whole;
-    assert_status(bridge_attach(d->bridge, NULL, &whole), ST_UNSUPPORTED);
+    assert_status(bridge_attach(d.bridge, NULL, &whole), ST_UNSUPPORTED);
     assert_message("\"tp_degree\" is 2");
-    assert_status(bridge_attach_shard(d->bridge, 2, NULL, NULL, NULL, &whole), ST_INVALID);
-    stop_ranks(d);
+    assert_status(bridge_attach_shard(d.bridge, 2, NULL, NULL, NULL, &whole), ST_INVALID);
+    stop_ranks(&d);
 }
 
 // Which hands on what it is told to do, and ends as its ranks do.
-static void one_command_starts_all_ranks(void **state)
+TEST(one_command_starts_all_ranks)
 {
-    struct daemon *d = *state, one = {0};
+    struct daemon d = {0}, one = {0};
     const char *model = daemon_model(test_folder(), false, 3);
     const char *words[MPIRUN_WORDS];
     mpirun_put(2, words); // which skips the test where there is none
-    daemon_start(d, model, OPTIONS("--tensor-parallel-size", "2"));
+    daemon_start(&d, model, OPTIONS("--tensor-parallel-size", "2"));
     daemon_start(&one, model, NULL);
-    assert_same_choices(greedy(d), greedy(&one));
+    assert_same_choices(greedy(&d), greedy(&one));
     assert_int_equal(daemon_stop(&one), 0);
-    assert_int_equal(daemon_stop(d), 0);
+    assert_int_equal(daemon_stop(&d), 0);
     refused(model, OPTIONS("--tensor-parallel-size", "3"), "num_attention_heads is 4");
 }
 
-static void a_reload_reaches_every_shard(void **state)
+TEST(a_reload_reaches_every_shard)
 {
-    struct daemon *d = *state, one = {0};
+    struct daemon d = {0}, one = {0};
     const char *other = daemon_model(test_folder(), false, 8);
     char body[4200];
-    start_ranks(d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
+    start_ranks(&d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
     snprintf(body, sizeof body, "{\"model\": \"%s\"}", other);
-    json_decref(daemon_post(d->socket, "/reload", 200, body));
+    daemon_post(d.socket, "/reload", 200, body);
     daemon_start(&one, other, OPTIONS("--speculative", "ngram:3"));
-    json_t *a = greedy(d), *b = greedy(&one);
+    json_t *a = greedy(&d), *b = greedy(&one);
     assert_same_choices(a, b);
     assert_int_equal(daemon_stop(&one), 0);
-    stop_ranks(d);
+    stop_ranks(&d);
 }
 
 // ---- ends ---------------------------------------------------------------------------------------
-static void a_follower_that_is_killed_is_named(void **state)
+TEST(a_follower_that_is_killed_is_named)
 {
-    struct daemon *d = *state;
-    start_ranks(d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
-    json_t *bridge = json_load_file(d->bridge, 0, NULL);
+    struct daemon d = {0};
+    start_ranks(&d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
+    json_t *bridge = json_load_file(d.bridge, 0, NULL);
     const json_t *shard = json_array_get(json_object_get(bridge, "roles"), 1);
     const pid_t follower = (pid_t)json_integer_value(json_object_get(shard, "pid"));
     assert_string_equal(json_string_value(json_object_get(shard, "role")), "shard:1");
-    assert_true(follower > 0 && follower != d->child.pid);
+    assert_true(follower > 0 && follower != d.child.pid);
     const int64_t start_ns = clock_now_ns();
     kill(follower, SIGKILL);
-    test_wait(&d->child, 10000);
+    test_wait(&d.child, 10000);
     assert_true(clock_ms_since(start_ns) < 10000);
-    char *log = test_read(d->log), wanted[64];
+    char *log = test_read(d.log), wanted[64];
     snprintf(wanted, sizeof wanted, "pid %d) of the tensor-parallel server is gone", (int)follower);
     assert_contains(log, wanted);
-    free(log);
     json_decref(bridge);
 }
 
-static void what_has_no_shards_is_refused(void **state)
+TEST(what_has_no_shards_is_refused)
 {
-    (void)state;
     const char *model = daemon_model(test_folder(), false, 3);
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "2", 1);
@@ -224,33 +211,4 @@ static void what_has_no_shards_is_refused(void **state)
     refused(model, OPTIONS("--tensor-parallel-size", "3"), "num_attention_heads is 4");
     unsetenv("RANK");
     unsetenv("WORLD_SIZE");
-}
-
-// ---- the tests ----------------------------------------------------------------------------------
-static struct daemon shared;
-
-static int teardown(void **state)
-{
-    (void)state;
-    daemon_kill(&shared);
-    memset(&shared, 0, sizeof shared);
-    return 0;
-}
-
-#define WITH_RANKS(test)                                                                           \
-    {                                                                                              \
-#test, test, NULL, teardown, &shared                                                       \
-    }
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        WITH_RANKS(one_command_starts_all_ranks),
-        WITH_RANKS(ranks_give_what_one_gives),
-        WITH_RANKS(clients_see_every_shard),
-        WITH_RANKS(a_reload_reaches_every_shard),
-        WITH_RANKS(a_follower_that_is_killed_is_named),
-        cmocka_unit_test(what_has_no_shards_is_refused),
-    };
-    return cmocka_run_group_tests_name("tensor_parallel", tests, NULL, NULL);
 }

@@ -4,14 +4,10 @@
 #include "tests/support/daemon.h"
 #include "tests/support/notify.h"
 
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-static void rank_0_tells_that_it_is_ready_and_lives(void **state)
+TEST(rank_0_tells_that_it_is_ready_and_lives)
 {
-    (void)state;
     struct test_child server = {0};
     const char *folder = test_folder(), *log = test_path(folder, "log");
     if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
@@ -35,10 +31,4 @@ static void rank_0_tells_that_it_is_ready_and_lives(void **state)
     assert_true(notify_heard(fd, "STOPPING=1", 5000));
     assert_int_equal(test_wait(&server, 20000), 0);
     close(fd);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rank_0_tells_that_it_is_ready_and_lives)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,22 +1,15 @@
 /* test_tensor_training.c: cw-trainer on servers whose model is in shards: the ranks of one server,
  * and those of two, learn as one process does on a whole model, to the same bits each time, and go
  * on from each other's checkpoints. */
-#include "common/base/clock.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #define STEPS 20
 
-struct servers {
+static struct servers {
     struct scene s;           // a server of one rank
     struct daemon sharded[2]; // two of two ranks
-};
+} servers;
 
 static void start_sharded(struct servers *p, int i)
 {
@@ -34,12 +27,6 @@ static void servers_open(struct servers *p)
     memset(p, 0, sizeof *p);
     scene_open(&p->s);
     start_sharded(p, 0);
-}
-
-static void servers_close(struct servers *p)
-{
-    for (int i = 0; i < 2; i++) daemon_kill(&p->sharded[i]);
-    scene_close(&p->s);
 }
 
 #define COMMON                                                                                     \
@@ -82,12 +69,11 @@ static void server_is_healthy(const struct servers *p, int i)
     char *text = test_read(out);
     if (status != 0) fail_msg("%s", text);
     assert_contains(text, "ok    rank 1: checksums");
-    free(text);
 }
 
-static void ranks_of_a_server_learn_as_one(void **state)
+TEST(ranks_of_a_server_learn_as_one)
 {
-    struct servers *p = *state;
+    struct servers *p = &servers;
     double mismatch[STEPS];
     servers_open(p);
     train_one(p, "one", "20");
@@ -103,9 +89,9 @@ static void ranks_of_a_server_learn_as_one(void **state)
     test_same_file(latest(&p->s, "two"), latest(&p->s, "again"), "trainer/optimizer.safetensors");
 }
 
-static void a_checkpoint_is_of_whole_tensors(void **state)
+TEST(a_checkpoint_is_of_whole_tensors)
 {
-    struct servers *p = *state;
+    struct servers *p = &servers;
     servers_open(p);
     start_sharded(p, 1);
     train_one(p, "one", "20");
@@ -131,7 +117,6 @@ static void a_checkpoint_is_of_whole_tensors(void **state)
             json_object_get(json_array_get(json_object_get(answers[i], "choices"), 0),
                             "token_ids")));
     for (int i = 0; i < 3; i++) json_decref(answers[i]);
-    daemon_kill(&whole);
 }
 
 // The trainer of shard 1: the one of mpirun's children that does not hold the lease.
@@ -142,18 +127,16 @@ static pid_t follower_of(const struct servers *p, const struct test_child *mpiru
     json_t *info = daemon_get(p->sharded[0].socket, "/bridge/info", 200);
     const int writer =
         (int)json_integer_value(json_object_get(json_object_get(info, "control"), "writer_pid"));
-    json_decref(info);
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)mpirun->pid, (int)mpirun->pid);
     char *children = test_read(path);
     assert_int_equal(sscanf(children, "%d %d", &pids[0], &pids[1]), 2);
-    free(children);
     assert_true(writer == pids[0] || writer == pids[1]);
     return writer == pids[0] ? pids[1] : pids[0];
 }
 
-static void a_trainer_that_is_killed_ends_both_and_the_run_goes_on(void **state)
+TEST(a_trainer_that_is_killed_ends_both_and_the_run_goes_on)
 {
-    struct servers *p = *state;
+    struct servers *p = &servers;
     struct test_child child = {0};
     char steps[16];
     servers_open(p);
@@ -171,9 +154,9 @@ static void a_trainer_that_is_killed_ends_both_and_the_run_goes_on(void **state)
     server_is_healthy(p, 0);
 }
 
-static void one_trainer_is_not_enough(void **state)
+TEST(one_trainer_is_not_enough)
 {
-    struct servers *p = *state;
+    struct servers *p = &servers;
     servers_open(p);
     const char *argv[TRAINER_WORDS], *log = test_path(p->s.folder, "alone.log");
     trainer_command(&p->s, test_path(p->s.folder, "run"), OPTIONS("--max-steps", "1"), argv);
@@ -183,26 +166,8 @@ static void one_trainer_is_not_enough(void **state)
     assert_said(&p->s, "\"tp_degree\" is 2");
 }
 
-static struct servers servers;
-
-static int teardown(void **state)
-{
-    (void)state;
-    servers_close(&servers);
-    return 0;
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        {"ranks_of_a_server_learn_as_one", ranks_of_a_server_learn_as_one, NULL, teardown,
-         &servers},
-        {"a_checkpoint_is_of_whole_tensors", a_checkpoint_is_of_whole_tensors, NULL, teardown,
-         &servers},
-        {"a_trainer_that_is_killed_ends_both_and_the_run_goes_on",
-         a_trainer_that_is_killed_ends_both_and_the_run_goes_on, NULL, teardown, &servers},
-        {"one_trainer_is_not_enough", one_trainer_is_not_enough, NULL, teardown, &servers},
-    };
     setenv("OMP_NUM_THREADS", "1", 1);
-    return _cmocka_run_group_tests("tensor_training", tests, 4, NULL, NULL);
+    return test_main();
 }

@@ -2,14 +2,6 @@
  * beginning to end, numbers that come twice or in another order, gradients that add up, snapshots,
  * checkpoints over restarts, what is refused, and each process's death. */
 #include "tests/support/tinker_pair.h"
-#include "common/base/clock.h"
-
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 static struct tinker_pair pair;
 static char session[128], model[128];
@@ -39,24 +31,21 @@ static void take_snapshot(int seq_id, char ret[160])
                     "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d}", model,
                     seq_id, seq_id));
     snprintf(ret, 160, "%s", json_string_value(json_object_get(answer, "sampling_session_id")));
-    json_decref(answer);
 }
 
 // ---- a session ----------------------------------------------------------------------------------
 
 // Sampled, scored and trained log-probabilities are one number: the trainer's and the server's.
-static void test_session(void **state)
+TEST(test_session)
 {
-    (void)state;
     char sampler[160];
     struct bytes answer = BYTES_INIT;
     int32_t drawn[4];
     float logprobs[4], scored[3], learnt[TINKER_N];
     start(NULL);
-    json_decref(tinker_post(&pair.server, "client/config", 200, "{\"sdk_version\":\"0\"}"));
+    tinker_post(&pair.server, "client/config", 200, "{\"sdk_version\":\"0\"}");
     json_t *info = tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", model);
     assert_int_equal(json_integer_value(json_object_get(info, "lora_rank")), 0);
-    json_decref(info);
     take_snapshot(1, sampler);
     json_t *future =
         sample(0, sampler, 200, ",\"prompt_logprobs\":true,\"topk_prompt_logprobs\":2");
@@ -68,7 +57,6 @@ static void test_session(void **state)
     const json_t *completion = json_array_get(json_object_get(poll, "completions"), 0);
     assert_string_equal(json_string_value(json_object_get(completion, "request_id")),
                         json_string_value(json_object_get(future, "request_id")));
-    json_decref(poll);
     tinker_retrieve_bytes(&pair.server, future, &answer);
     const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
     const struct proto_span sequence = tinker_field(message, 1);
@@ -100,16 +88,14 @@ static void test_session(void **state)
     assert_true(after < before);
     char path[256];
     snprintf(path, sizeof path, "sessions/%s/finish", session);
-    json_decref(tinker_post(&pair.server, path, 200,
-                            "{\"reason\":{\"type\":\"success\"},\"detail\":null}"));
+    tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"},\"detail\":null}");
     tinker_pair_stop(&pair);
 }
 
 // ---- numbers ------------------------------------------------------------------------------------
 
-static void test_numbers(void **state)
+TEST(test_numbers)
 {
-    (void)state;
     float unused[TINKER_N];
     start(NULL);
     // behind a gap: held, and done once the gap is filled
@@ -120,12 +106,10 @@ static void test_numbers(void **state)
     json_t *first = tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1);
     json_t *again = tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1);
     assert_true(json_equal(first, again)); // one request, one future
-    json_decref(again);
     tinker_logprobs(&pair.server, first, TINKER_N, unused);
     json_t *answer = tinker_retrieve(&pair.server, late);
     const double norm =
         json_number_value(json_object_get(json_object_get(answer, "metrics"), "grad_norm:mean"));
-    json_decref(answer);
     assert_true(norm > 0);
     // nothing was left of the first step's gradients, and a learning rate of 0 moved nothing
     tinker_logprobs(&pair.server,
@@ -141,9 +125,8 @@ static void test_numbers(void **state)
 
 // With --exact the requests that datums come in leave no trace in the gradients: gradients of two
 // and a step, or of one with both and a step, give the same bits.
-static void test_adding_up(void **state)
+TEST(test_adding_up)
 {
-    (void)state;
     const struct tinker_datum both[2] = {tinker_one, tinker_other};
     float unused[2 * TINKER_N], apart[TINKER_N], together[TINKER_N];
     char first[128];
@@ -169,7 +152,6 @@ static void test_adding_up(void **state)
                     "{\"session_id\":\"%s\",\"model_seq_id\":1,\"base_model\":\"model\"}",
                     session));
     snprintf(model, sizeof model, "%s", json_string_value(json_object_get(begun, "model_id")));
-    json_decref(begun);
     tinker_logprobs(&pair.server,
                     tinker_learn(&pair.server, model, 1, "cross_entropy", false, both, 2),
                     2 * TINKER_N, unused);
@@ -187,9 +169,8 @@ static void test_adding_up(void **state)
 
 // ---- snapshots and checkpoints ------------------------------------------------------------------
 
-static void test_snapshots(void **state)
+TEST(test_snapshots)
 {
-    (void)state;
     char old[160], new[160];
     struct bytes answer = BYTES_INIT;
     float unused[TINKER_N];
@@ -219,9 +200,8 @@ static void test_snapshots(void **state)
 }
 
 // Newer weights answer for older ones where that was asked for.
-static void test_snapshots_in_flight(void **state)
+TEST(test_snapshots_in_flight)
 {
-    (void)state;
     char old[160];
     struct bytes answer = BYTES_INIT;
     float unused[TINKER_N];
@@ -246,9 +226,8 @@ static json_t *load(int number, const char *path)
 
 // What save_weights has acknowledged outlives a kill -9 of the process, and goes on from there to
 // the same bits; the lease is free at once for the next.
-static void test_checkpoints(void **state)
+TEST(test_checkpoints)
 {
-    (void)state;
     float unused[TINKER_N], saved[TINKER_N], then[TINKER_N], again[TINKER_N];
     char path[256], place[512];
     start(OPTIONS("--exact"));
@@ -272,7 +251,6 @@ static void test_checkpoints(void **state)
     json_t *list = tinker_get(&pair.server, "training_runs", 200);
     const json_t *run = json_array_get(json_object_get(list, "training_runs"), 0);
     assert_string_equal(json_string_value(json_object_get(run, "training_run_id")), model);
-    json_decref(list);
 
     const char *runs = pair.server.runs;
     json_t *lost = tinker_learn(&pair.server, model, 7, "cross_entropy", true, &tinker_one, 1);
@@ -306,7 +284,6 @@ static void test_checkpoints(void **state)
     struct wire_answer a;
     tinker_request(&pair.server, "DELETE", place, NULL, NULL, &a); // a restore would need it
     assert_int_equal(a.status, 400);
-    wire_answer_release(&a);
     answer = tinker_retrieve(&pair.server, tinker_post(&pair.server, "save_weights", 200,
                                                        "{\"model_id\":\"%s\",\"seq_id\":4,"
                                                        "\"path\":\"second\"}",
@@ -314,7 +291,6 @@ static void test_checkpoints(void **state)
     json_decref(answer);
     tinker_request(&pair.server, "DELETE", place, NULL, NULL, &a);
     assert_int_equal(a.status, 200);
-    wire_answer_release(&a);
     tinker_refused(tinker_post(&pair.server, "load_weights", 404,
                                "{\"session_id\":\"%s\",\"model_seq_id\":5,\"path\":\"%s\","
                                "\"optimizer\":false}",
@@ -325,13 +301,11 @@ static void test_checkpoints(void **state)
 
 // ---- others, and what is broken -----------------------------------------------------------------
 
-static void test_one_at_a_time(void **state)
+TEST(test_one_at_a_time)
 {
-    (void)state;
     start(OPTIONS("--model-names", "org/one,two", "--loss-for", "stable_reinforce=ppo"));
     char *log = test_read(pair.server.log);
     assert_contains(log, "--loss-for stable_reinforce=ppo: ");
-    free(log);
     json_t *all = tinker_get(&pair.server, "get_server_capabilities", 200);
     const json_t *models = json_object_get(all, "supported_models");
     static const char *const names[] = {"model", "org/one", "two"};
@@ -339,20 +313,17 @@ static void test_one_at_a_time(void **state)
     for (size_t i = 0; i < 3; i++)
         assert_string_equal(
             json_string_value(json_object_get(json_array_get(models, i), "model_name")), names[i]);
-    json_decref(all);
     json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
     char second[128], path[256];
     snprintf(second, sizeof second, "%s", json_string_value(json_object_get(answer, "session_id")));
-    json_decref(answer);
     tinker_refused(
         tinker_post(&pair.server, "create_model", 409,
                     "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"model\"}", second),
         "one full fine-tune is trained at a time");
     snprintf(path, sizeof path, "sessions/%s/finish", session);
-    json_decref(tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}"));
-    json_decref(tinker_post(&pair.server, "create_model", 200,
-                            "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"model\"}",
-                            second));
+    tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}");
+    tinker_post(&pair.server, "create_model", 200,
+                "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"model\"}", second);
     tinker_refused(tinker_post(&pair.server, "create_model", 400,
                                "{\"session_id\":\"%s\",\"model_seq_id\":1,\"base_model\":\"a/b\"}",
                                second),
@@ -361,9 +332,8 @@ static void test_one_at_a_time(void **state)
 }
 
 // A client waits for its answer; the server dies: it is told so, and so is whoever comes after.
-static void test_server_gone(void **state)
+TEST(test_server_gone)
 {
-    (void)state;
     start(NULL);
     test_kill(&pair.daemon.child, SIGKILL);
     test_wait(&pair.daemon.child, 10000);
@@ -377,7 +347,6 @@ static void test_server_gone(void **state)
         bytes_release(&body);
         json_t *answer = json_incref(a.json);
         const int status = a.status;
-        wire_answer_release(&a);
         if (status == 200) answer = tinker_retrieve(&pair.server, answer);
         if (json_object_get(answer, "error")) {
             tinker_refused(answer, "go on from the last checkpoint");
@@ -387,19 +356,4 @@ static void test_server_gone(void **state)
         assert_true(clock_now_ns() < deadline);
         clock_sleep_ms(50);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TINKER_TEST(test_session, &pair),
-        TINKER_TEST(test_numbers, &pair),
-        TINKER_TEST(test_adding_up, &pair),
-        TINKER_TEST(test_snapshots, &pair),
-        TINKER_TEST(test_snapshots_in_flight, &pair),
-        TINKER_TEST(test_checkpoints, &pair),
-        TINKER_TEST(test_one_at_a_time, &pair),
-        TINKER_TEST(test_server_gone, &pair),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,10 +4,6 @@
  * the SDK, where there is one: the check `base` of tests/clients/tinker_sdk.py. */
 #include "tests/support/tinker_pair.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static const char *folder;
 static struct tinker_pair pair;
 static char session[128], model[128];
@@ -27,7 +23,7 @@ static void finish(void)
 {
     char path[160];
     snprintf(path, sizeof path, "sessions/%s/finish", session);
-    json_decref(tinker_post(&pair.server, path, 200, "{}"));
+    tinker_post(&pair.server, path, 200, "{}");
 }
 
 static void step(int seq_id)
@@ -83,7 +79,6 @@ static void snapshot(int seq_id, const char *kind, char ret[160])
                     "\"kind\":\"%s\"}",
                     model, seq_id, n_sessions++, kind));
     snprintf(ret, 160, "%s", json_string_value(json_object_get(answer, "sampling_session_id")));
-    json_decref(answer);
 }
 
 static json_t *sample_base(int status)
@@ -101,9 +96,8 @@ static void base(char ret[160])
     json_decref(answer);
 }
 
-static void test_kept(void **state)
+TEST(test_kept)
 {
-    (void)state;
     char first[160], inflight[160], reference[160], live[160];
     struct said wanted = {0}, now = {0}, other = {0};
     start(NULL, OPTIONS("--exact"));
@@ -140,9 +134,8 @@ static void test_kept(void **state)
 }
 
 // A frozen model that is another one says nothing of version 0.
-static void test_other_model(void **state)
+TEST(test_other_model)
 {
-    (void)state;
     char first[160];
     start(daemon_model(test_folder(), true, 6), NULL);
     snapshot(1, "snapshot", first);
@@ -151,7 +144,6 @@ static void test_other_model(void **state)
     tinker_refused(sample_base(400), "--tandem-model");
     char *log = test_read(pair.server.log);
     assert_contains(log, "is not of the model's folder");
-    free(log);
     tinker_pair_stop(&pair);
 }
 
@@ -163,18 +155,7 @@ static void run_script(const char *python)
     tinker_pair_stop(&pair);
 }
 
-static void test_sdk(void **state)
+TEST(test_sdk)
 {
-    (void)state;
     tinker_each_python(run_script);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TINKER_TEST(test_kept, &pair),
-        TINKER_TEST(test_other_model, &pair),
-        TINKER_TEST(test_sdk, &pair),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

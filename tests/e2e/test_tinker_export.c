@@ -4,10 +4,6 @@
 #include "tests/support/tinker_pair.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 static struct tinker_pair pair;
 static char session[128], model[128];
@@ -19,10 +15,10 @@ static void start(void)
 
 static void export(int seq_id)
 {
-    json_decref(tinker_retrieve(&pair.server,
-                                tinker_post(&pair.server, "save_weights_external", 200,
-                                            "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"out\"}",
-                                            model, seq_id)));
+    tinker_retrieve(&pair.server,
+                    tinker_post(&pair.server, "save_weights_external", 200,
+                                "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"out\"}", model,
+                                seq_id));
 }
 
 // The path of a URL of this server.
@@ -55,7 +51,6 @@ static void refused(const char *path, const char *why)
     struct wire_answer a;
     fetch(path, 403, &a);
     assert_contains(bytes_text(&a.body), why);
-    wire_answer_release(&a);
 }
 
 // A URL whose digit at `at`, counted from behind "files/", is another one.
@@ -67,9 +62,8 @@ static void refused_changed(const char *path, size_t at, const char *why)
     free(copy);
 }
 
-static void test_urls(void **state)
+TEST(test_urls)
 {
-    (void)state;
     start();
     tinker_model(&pair.server, session, model);
     export(1);
@@ -85,8 +79,6 @@ static void test_urls(void **state)
         snprintf(length, sizeof length, "Content-Length: %zu\r\n", a.body.len);
         assert_contains(bytes_text(&a.head), length);
         assert_memory_equal(bytes_text(&a.body), on_disk, a.body.len);
-        wire_answer_release(&a);
-        free(on_disk);
     }
     assert_non_null(json_object_get(urls, "config.json"));
     const char *path = path_of(json_object_get(urls, "config.json"));
@@ -104,24 +96,21 @@ static void test_urls(void **state)
 }
 
 // Tar reads it; the optimizer's state is not in it.
-static void test_archive(void **state)
+TEST(test_archive)
 {
-    (void)state;
     struct wire_answer a;
     start();
     tinker_model(&pair.server, session, model);
-    json_decref(tinker_retrieve(
-        &pair.server, tinker_post(&pair.server, "save_weights", 200,
-                                  "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"state\"}", model)));
+    tinker_retrieve(&pair.server,
+                    tinker_post(&pair.server, "save_weights", 200,
+                                "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"state\"}", model));
     json_t *answer = urls_of("weights/state", "archive");
     fetch(path_of(json_object_get(answer, "url")), 200, &a);
     const char *to = test_folder(), *file = test_path(to, "archive.tar");
     const char *from = test_path(test_path(pair.server.runs, model), "weights/state");
     test_write(file, bytes_text(&a.body), a.body.len);
-    wire_answer_release(&a);
-    assert_int_equal(
-        test_command(test_path(test_folder(), "log"), 10000, OPTIONS("tar", "-C", to, "-xf", file)),
-        0);
+    assert_exit(0, test_command(test_path(test_folder(), "log"), 10000,
+                                OPTIONS("tar", "-C", to, "-xf", file)));
     test_same_file(from, to, "config.json");
     test_same_file(from, to, "model.safetensors");
     assert_int_equal(access(test_path(from, "trainer"), F_OK), 0);
@@ -159,9 +148,8 @@ static int64_t drain(const char *path)
 }
 
 // A file larger than what serving it takes.
-static void test_large_file(void **state)
+TEST(test_large_file)
 {
-    (void)state;
     const int64_t size = (int64_t)512 << 20;
     start();
     tinker_model(&pair.server, session, model);
@@ -190,19 +178,7 @@ static void run_script(const char *python)
     }
 }
 
-static void test_sdk(void **state)
+TEST(test_sdk)
 {
-    (void)state;
     tinker_each_python(run_script);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TINKER_TEST(test_urls, &pair),
-        TINKER_TEST(test_archive, &pair),
-        TINKER_TEST(test_large_file, &pair),
-        TINKER_TEST(test_sdk, &pair),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

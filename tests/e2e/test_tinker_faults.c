@@ -2,17 +2,11 @@
  * all kinds, clients that leave while their answer is held, requests behind a gap, and kill -9 of
  * either process at any moment. Nothing that was asked for properly is lost by it. */
 #include "tests/support/tinker_pair.h"
-#include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "common/base/protobuf.h"
 
 #include <dirent.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #define REQUESTS    10000
 #define HALF_CLOSED 100
@@ -135,7 +129,6 @@ static void put_future(struct rng *r, struct bytes *body)
     else
         snprintf(asked, sizeof asked, "%s", form);
     bytes_printf(body, "{\"request_id\":\"%s\"}", asked);
-    json_decref(known);
 }
 
 static void ask(const char *method, const char *path, const char *type, const struct bytes *body)
@@ -149,7 +142,6 @@ static void ask(const char *method, const char *path, const char *type, const st
     const json_t *error = json_object_get(json_object_get(a.json, "error"), "message");
     if (a.status >= 400 && (!error || strlen(json_string_value(error)) < 10))
         fail_msg("%s %s: %d without a sentence: %s", method, path, a.status, bytes_text(&a.body));
-    wire_answer_release(&a);
 }
 
 static void ask_json(struct rng *r, struct bytes *body)
@@ -208,7 +200,6 @@ static void end_half_closed(int slot)
     if (fd == 0) return;
     assert_true(wire_read(fd, SETTLE_MS, &a));
     assert_true(a.status < 500 || a.status == 501 || a.status == 505);
-    wire_answer_release(&a);
     close(fd);
 }
 
@@ -265,13 +256,11 @@ static void begin_next(int number)
                     "{\"session_id\":\"%s\",\"model_seq_id\":%d,\"base_model\":\"model\"}", session,
                     number));
     snprintf(model, sizeof model, "%s", json_string_value(json_object_get(begun, "model_id")));
-    json_decref(begun);
 }
 
 // Gradients that wait for their step when the storm comes are there after it.
-static void test_malformed(void **state)
+TEST_WITH(test_malformed, start, NULL, NULL)
 {
-    (void)state;
     float unused[TINKER_N], wanted[TINKER_N], after[TINKER_N];
     tinker_logprobs(&pair.server,
                     tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
@@ -321,9 +310,8 @@ static int hold(const char *path, const char *body)
 
 // Hundreds ask for what is held behind a gap, and for what is done of a session, and leave, some
 // without a word. The answer is there for who comes after them.
-static void test_leavers(void **state)
+TEST_WITH(test_leavers, start, NULL, NULL)
 {
-    (void)state;
     float unused[TINKER_N];
     char body[256], poll[256];
     struct bytes step = BYTES_INIT;
@@ -340,7 +328,6 @@ static void test_leavers(void **state)
     snprintf(poll, sizeof poll,
              "{\"target\":{\"sampling_session_id\":\"%s\",\"cloned_sampler_id\":0}}",
              json_string_value(json_object_get(snapshot, "sampling_session_id")));
-    json_decref(snapshot);
     for (int round = 0; round < 3; round++) {
         int fds[100];
         for (int i = 0; i < 100; i++)
@@ -357,7 +344,6 @@ static void test_leavers(void **state)
                     TINKER_N, unused);
     json_t *answer = tinker_retrieve(&pair.server, late);
     assert_non_null(json_object_get(answer, "metrics"));
-    json_decref(answer);
     tinker_pair_stop(&pair);
 }
 
@@ -373,14 +359,12 @@ static void submit_all(int seq_id)
 {
     for (int i = 0; i < 4; i++) {
         struct bytes step = BYTES_INIT;
-        json_decref(
-            tinker_learn(&pair.server, model, seq_id++, "cross_entropy", false, &tinker_one, 1));
+        tinker_learn(&pair.server, model, seq_id++, "cross_entropy", false, &tinker_one, 1);
         step_request(seq_id++, &step);
-        json_decref(tinker_post(&pair.server, "optim_step", 200, "%s", bytes_text(&step)));
+        tinker_post(&pair.server, "optim_step", 200, "%s", bytes_text(&step));
         bytes_release(&step);
-        json_decref(tinker_post(&pair.server, "save_weights", 200,
-                                "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"under-way\"}", model,
-                                seq_id++));
+        tinker_post(&pair.server, "save_weights", 200,
+                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"under-way\"}", model, seq_id++);
     }
 }
 
@@ -388,14 +372,13 @@ static void end_session(void)
 {
     char finish[160];
     snprintf(finish, sizeof finish, "sessions/%s/finish", session);
-    json_decref(tinker_post(&pair.server, finish, 200, "{\"reason\":{\"type\":\"errored\"}}"));
+    tinker_post(&pair.server, finish, 200, "{\"reason\":{\"type\":\"errored\"}}");
 }
 
 // kill -9 of cw-trainer serve, at any moment of its work: what save_weights had acknowledged is
 // whole, the next process takes the lease, and gives the log-probabilities of then.
-static void test_killed(void **state)
+TEST_WITH(test_killed, start, NULL, NULL)
 {
-    (void)state;
     float wanted[TINKER_N], got[TINKER_N];
     char path[256];
     struct rng r;
@@ -409,7 +392,6 @@ static void test_killed(void **state)
                                                              "\"path\":\"kept\"}",
                                                              model));
     snprintf(path, sizeof path, "%s", json_string_value(json_object_get(kept, "path")));
-    json_decref(kept);
     tinker_logprobs(&pair.server,
                     tinker_learn(&pair.server, model, 4, "cross_entropy", true, &tinker_one, 1),
                     TINKER_N, wanted);
@@ -428,7 +410,6 @@ static void test_killed(void **state)
                                       "\"optimizer\":true}",
                                       session, path));
         snprintf(model, sizeof model, "%s", json_string_value(json_object_get(loaded, "model_id")));
-        json_decref(loaded);
         tinker_logprobs(&pair.server,
                         tinker_learn(&pair.server, model, 1, "cross_entropy", true, &tinker_one, 1),
                         TINKER_N, got);
@@ -436,14 +417,4 @@ static void test_killed(void **state)
         seq_id = 2;
     }
     tinker_pair_stop(&pair);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_prestate_setup_teardown(test_malformed, start, tinker_pair_kill, &pair),
-        cmocka_unit_test_prestate_setup_teardown(test_leavers, start, tinker_pair_kill, &pair),
-        cmocka_unit_test_prestate_setup_teardown(test_killed, start, tinker_pair_kill, &pair),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

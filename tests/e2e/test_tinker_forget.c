@@ -1,11 +1,6 @@
 /* test_tinker_forget.c: what cw-trainer serve waits for, and keeps, for so long and no longer: a
  * request whose number never comes, and clients that are gone, with their sampling sessions. */
 #include "tests/support/tinker_pair.h"
-#include "common/base/clock.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define MOST_MS 20000
 
@@ -25,11 +20,10 @@ static json_t *save(int seq_id)
                        seq_id);
 }
 
-static void test_gap(void **state)
+TEST(test_gap)
 {
-    (void)state;
     start(OPTIONS("--gap-timeout", "0.5"));
-    json_decref(tinker_retrieve(&pair.server, save(1)));
+    tinker_retrieve(&pair.server, save(1));
     json_t *held = save(4), *held_too = save(3);
     tinker_refused(tinker_retrieve(&pair.server, held), "request 2, which goes before it");
     tinker_refused(tinker_retrieve(&pair.server, held_too), "request 3 of");
@@ -37,7 +31,6 @@ static void test_gap(void **state)
                    "create_training_client_from_state"); // at once
     json_t *late = tinker_retrieve(&pair.server, save(2));
     assert_non_null(json_object_get(late, "path"));
-    json_decref(late);
     tinker_refused(tinker_retrieve(&pair.server, save(6)), "have no gaps");
     tinker_pair_stop(&pair);
 }
@@ -50,7 +43,6 @@ static void snapshot(char ret[160])
                     "{\"model_id\":\"%s\",\"seq_id\":1,\"sampling_session_seq_id\":0}", model));
     snprintf(ret, 160, "samplers/%s",
              json_string_value(json_object_get(answer, "sampling_session_id")));
-    json_decref(answer);
 }
 
 static bool is_there(const char *path)
@@ -61,25 +53,22 @@ static bool is_there(const char *path)
     tinker_request(&pair.server, "GET", whole, NULL, NULL, &a);
     const bool there = a.status == 200;
     if (!there) assert_contains(bytes_text(&a.body), "--session-timeout");
-    wire_answer_release(&a);
     return there;
 }
 
 // One that finished is forgotten; one that sends heartbeats is not, nor one that has the weights.
-static void test_sessions(void **state)
+TEST(test_sessions)
 {
-    (void)state;
     char gone[160], alive[160], path[160];
     start(OPTIONS("--session-timeout", "1"));
     snapshot(gone);
     snprintf(path, sizeof path, "sessions/%s/finish", session);
-    json_decref(tinker_post(&pair.server, path, 200, "{}"));
+    tinker_post(&pair.server, path, 200, "{}");
     tinker_model(&pair.server, session, model);
     snapshot(alive);
     for (const int64_t deadline = clock_deadline_ns(MOST_MS); is_there(gone); clock_sleep_ms(100)) {
         assert_true(clock_now_ns() < deadline);
-        json_decref(tinker_post(&pair.server, "session_heartbeat", 200, "{\"session_id\":\"%s\"}",
-                                session));
+        tinker_post(&pair.server, "session_heartbeat", 200, "{\"session_id\":\"%s\"}", session);
     }
     assert_true(is_there(alive));
     clock_sleep_ms(2000); // no heartbeats
@@ -88,15 +77,6 @@ static void test_sessions(void **state)
                                "{\"sampling_session_id\":\"%s\",\"seq_id\":0}",
                                gone + strlen("samplers/")),
                    "--session-timeout");
-    json_decref(tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", model));
+    tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", model);
     tinker_pair_stop(&pair);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TINKER_TEST(test_gap, &pair),
-        TINKER_TEST(test_sessions, &pair),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,16 +2,8 @@
  * to the bits of cw-trainer's own learner and of a run alone, beside the base; snapshots that are
  * kept, saved and dropped; what there is no room for; checkpoints, and each process's death. */
 #include "tests/support/tinker_pair.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 static struct tinker_pair pair;
 static const char *model; // its folder
@@ -26,7 +18,6 @@ static void open_session(char ret[128])
 {
     json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
     snprintf(ret, 128, "%s", json_string_value(json_object_get(answer, "session_id")));
-    json_decref(answer);
 }
 
 static void start(const char *adapters, const char *const more[])
@@ -143,7 +134,6 @@ static void take_snapshot(struct run *r, char ret[160])
                     "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d}", r->id,
                     ++r->seq_id, ++samplers));
     snprintf(ret, 160, "%s", json_string_value(json_object_get(answer, "sampling_session_id")));
-    json_decref(answer);
 }
 
 // save_weights or save_weights_for_sampler, by name.
@@ -155,7 +145,6 @@ static void save(struct run *r, const char *how, const char *name, char ret_path
                     r->id, ++r->seq_id, name));
     if (!json_object_get(answer, "path")) fail_msg("%s: %s", how, json_dumps(answer, 0));
     snprintf(ret_path, 256, "%s", json_string_value(json_object_get(answer, "path")));
-    json_decref(answer);
 }
 
 // Where a sampled token and its log-probability are to be the trainer's.
@@ -168,9 +157,8 @@ static bool is_exact(void)
 
 // What is sampled from an adapter is what it learns by, to the bit, at every version; the base
 // stays what it is, and samples of it are beside those of the adapter.
-static void test_training(void **state)
+TEST(test_training)
 {
-    (void)state;
     char base[160], live[160];
     float learnt[TINKER_N];
     start("3", NULL);
@@ -179,7 +167,6 @@ static void test_training(void **state)
     struct run r = train(session, 0);
     json_t *info = tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", r.id);
     assert_int_equal(json_integer_value(json_object_get(info, "lora_rank")), 4);
-    json_decref(info);
     take_snapshot(&r, live);
     same(live, &untrained); // B is zero
     for (int i = 0; i < 3; i++) {
@@ -202,9 +189,8 @@ static void test_training(void **state)
 }
 
 // Two runs in turns, and one alone: the same bits.
-static void test_side_by_side(void **state)
+TEST(test_side_by_side)
 {
-    (void)state;
     float left[TINKER_N], right[TINKER_N], alone[TINKER_N], second[TINKER_N];
     char of_left[160], of_right[160];
     if (strcmp(daemon_exact_dtype(), "f32") != 0)
@@ -245,9 +231,8 @@ static void test_side_by_side(void **state)
 }
 
 // Parts of the model; and seeds, which draw A.
-static void test_parts(void **state)
+TEST(test_parts)
 {
-    (void)state;
     enum { PARTS = 6 };
     float ends[PARTS][TINKER_N];
     static const struct {
@@ -273,7 +258,6 @@ static void test_parts(void **state)
         char *text = test_read(config);
         assert_contains(text, parts[i].has);
         assert_null(strstr(text, parts[i].has_not));
-        free(text);
         for (int k = 0; k < i; k++) assert_memory_not_equal(ends[i], ends[k], sizeof ends[i]);
     }
     tinker_pair_stop(&pair);
@@ -281,9 +265,8 @@ static void test_parts(void **state)
 
 // Older snapshots stay as copies, as many as are asked for, those that are in use before others;
 // saved ones are loaded when they are sampled.
-static void test_snapshots(void **state)
+TEST(test_snapshots)
 {
-    (void)state;
     char reference[160], old[160], path[256], of_path[160], live[160];
     start("5", OPTIONS("--keep-snapshots", "2"));
     struct run r = train(session, 0);
@@ -320,9 +303,8 @@ static void test_snapshots(void **state)
 }
 
 // A run that takes a snapshot at every step leaves another's reference where it is.
-static void test_kept_beside(void **state)
+TEST(test_kept_beside)
 {
-    (void)state;
     char reference[160], live[160];
     start("3", NULL);
     struct run a = train(session, 0), b = train(session, 1);
@@ -342,16 +324,14 @@ static void test_kept_beside(void **state)
     char *log = test_read(pair.server.log);
     char *said = strstr(log, "is not kept");
     assert_true(said && !strstr(said + 1, "is not kept")); // once
-    free(log);
     struct run c = train(session, 2); // but a new run comes before any snapshot
     tinker_refused(ask(1, reference, 400), "--max-adapters");
     step(&c, 0);
     tinker_pair_stop(&pair);
 }
 
-static void test_none_kept(void **state)
+TEST(test_none_kept)
 {
-    (void)state;
     char old[160];
     start("2", OPTIONS("--keep-snapshots", "0"));
     struct run r = train(session, 0);
@@ -367,14 +347,13 @@ static void finish(const char *of)
 {
     char path[256];
     snprintf(path, sizeof path, "sessions/%s/finish", of);
-    json_decref(tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}"));
+    tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}");
 }
 
 // As many adapters as the server holds; a client that has ended leaves its place. Full fine-tuning
 // goes with none.
-static void test_room(void **state)
+TEST(test_room)
 {
-    (void)state;
     char second[128], third[128], base[160], live[160];
     start("2", NULL);
     sampler_of("base_model", "model", base);
@@ -393,7 +372,6 @@ static void test_room(void **state)
         "has the weights no more");
     char *log = test_read(pair.server.log);
     assert_contains(log, "ends after 0 steps: its client has finished");
-    free(log);
     learn(&c, &tinker_one);
     step(&c, 1e-2);
     finish(session);
@@ -416,9 +394,8 @@ static void test_room(void **state)
 }
 
 // A client that has fallen silent leaves its places to any other, for a saved adapter too.
-static void test_a_silent_client(void **state)
+TEST(test_a_silent_client)
 {
-    (void)state;
     char other[128], path[256], sampler[160];
     start("2", NULL);
     open_session(other);
@@ -435,13 +412,11 @@ static void test_a_silent_client(void **state)
     sample(sampler);
     char *log = test_read(pair.server.log);
     assert_contains(log, "its client is gone, and another wants its place");
-    free(log);
     tinker_pair_stop(&pair);
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     start("2", NULL);
     tinker_refused(create(session, 0, 400,
                           LORA ",\"train_mlp\":false,\"train_attn\":false,"
@@ -475,9 +450,8 @@ static struct run load(int number, const char *path)
 
 // What save_weights has acknowledged outlives a kill -9, and goes on from there to the same bits,
 // in a new run and in one that is there; what the dead process left on the server makes room.
-static void test_checkpoints(void **state)
+TEST(test_checkpoints)
 {
-    (void)state;
     float saved[TINKER_N], then[TINKER_N], again[TINKER_N];
     char path[256], second[256], live[160];
     start("2", OPTIONS("--exact"));
@@ -506,11 +480,11 @@ static void test_checkpoints(void **state)
     score(&on, &tinker_one, again);
     assert_memory_equal(again, then, sizeof then);
     save(&on, "save_weights", "second", second);
-    json_decref(tinker_retrieve(
+    tinker_retrieve(
         &pair.server,
         tinker_post(&pair.server, "load_weights", 200,
                     "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"%s\",\"optimizer\":true}", on.id,
-                    ++on.seq_id, path)));
+                    ++on.seq_id, path));
     learn(&on, &tinker_one);
     step(&on, 1e-2);
     score(&on, &tinker_one, again);
@@ -518,7 +492,6 @@ static void test_checkpoints(void **state)
     json_t *info = tinker_post(&pair.server, "weights_info", 200, "{\"tinker_path\":\"%s\"}", path);
     assert_int_equal(json_integer_value(json_object_get(info, "lora_rank")), 4);
     assert_true(json_is_true(json_object_get(info, "train_unembed")));
-    json_decref(info);
     tinker_pair_stop(&pair);
 }
 
@@ -526,19 +499,17 @@ static void test_checkpoints(void **state)
 static void submit(struct run *r)
 {
     for (int i = 0; i < 4; i++) {
-        json_decref(tinker_learn(&pair.server, r->id, ++r->seq_id, "cross_entropy", false,
-                                 i % 2 ? &tinker_other : &tinker_one, 1));
-        json_decref(tinker_post(&pair.server, "optim_step", 200,
-                                "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{}}", r->id,
-                                ++r->seq_id));
+        tinker_learn(&pair.server, r->id, ++r->seq_id, "cross_entropy", false,
+                     i % 2 ? &tinker_other : &tinker_one, 1);
+        tinker_post(&pair.server, "optim_step", 200,
+                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{}}", r->id, ++r->seq_id);
     }
 }
 
 // kill -9 at any moment of two runs' work: the model is what it was, what was saved is whole, and
 // both go on from it.
-static void test_killed(void **state)
+TEST(test_killed)
 {
-    (void)state;
     float left[TINKER_N], right[TINKER_N], got[TINKER_N];
     char of_left[256], of_right[256], base[160];
     start("4", NULL);
@@ -592,9 +563,8 @@ static void die_in_an_update(const char *role)
 
 // The server restores the adapter that was being written, and no other, from what the dead process
 // named before its update.
-static void test_torn(void **state)
+TEST(test_torn)
 {
-    (void)state;
     char first[256], second[256], folder[512], other_folder[512], role[160];
     int status;
     if (strcmp(test_device(), "cpu") != 0)
@@ -624,7 +594,6 @@ static void test_torn(void **state)
     for (bool restored = false; !restored && clock_ms_until(deadline) > 0; clock_sleep_ms(20)) {
         char *log = test_read(pair.daemon.log);
         restored = strstr(log, "weights restored from") != NULL;
-        free(log);
     }
     daemon_holds_adapter(&pair.daemon, role + strlen("adapter:"), folder);
     snprintf(role, sizeof role, "tinker:%s", b.id);
@@ -634,23 +603,4 @@ static void test_torn(void **state)
     open_session(session);
     load(0, first);
     tinker_pair_stop(&pair);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TINKER_TEST(test_training, &pair),
-        TINKER_TEST(test_side_by_side, &pair),
-        TINKER_TEST(test_parts, &pair),
-        TINKER_TEST(test_snapshots, &pair),
-        TINKER_TEST(test_kept_beside, &pair),
-        TINKER_TEST(test_none_kept, &pair),
-        TINKER_TEST(test_room, &pair),
-        TINKER_TEST(test_refused, &pair),
-        TINKER_TEST(test_a_silent_client, &pair),
-        TINKER_TEST(test_checkpoints, &pair),
-        TINKER_TEST(test_killed, &pair),
-        TINKER_TEST(test_torn, &pair),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,16 +14,7 @@ static void run_script(const char *python)
     tinker_pair_stop(&pair);
 }
 
-static void test_sdk(void **state)
+TEST(test_sdk)
 {
-    (void)state;
     tinker_each_python(run_script);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TINKER_TEST(test_sdk, &pair),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

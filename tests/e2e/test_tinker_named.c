@@ -2,11 +2,6 @@
  * gets it from disk, once nobody trains what is there in its place. */
 #include "tests/support/tinker_pair.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static struct tinker_pair pair;
 static char session[128], model[128];
 
@@ -32,7 +27,6 @@ static int ask(const char *sampler, int seq_id, int tokens, json_t **ret)
     const int status = a.status;
     *ret = json_incref(a.json);
     bytes_release(&body);
-    wire_answer_release(&a);
     return status;
 }
 
@@ -76,14 +70,13 @@ static void begin_session(void)
     json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
     snprintf(session, sizeof session, "%s",
              json_string_value(json_object_get(answer, "session_id")));
-    json_decref(answer);
 }
 
 static void finish(void)
 {
     char path[256];
     snprintf(path, sizeof path, "sessions/%s/finish", session);
-    json_decref(tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}"));
+    tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}");
 }
 
 // A step, and what it gives under a name, as it is sampled while it is live.
@@ -105,9 +98,8 @@ static void save(int seq_id, const char *name, char ret_path[256], struct bytes 
     sample_path(ret_path, seq_id, ret_sample);
 }
 
-static void test_from_disk(void **state)
+TEST(test_from_disk)
 {
-    (void)state;
     struct bytes first = BYTES_INIT, second = BYTES_INIT, got = BYTES_INIT;
     char one[256], two[256];
     tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
@@ -145,16 +137,14 @@ static int updates(void)
 {
     json_t *health = daemon_get(pair.daemon.socket, "/health", 200);
     const int version = (int)json_integer_value(json_object_get(health, "weight_version"));
-    json_decref(health);
     return version / 2;
 }
 
 // Two clients, each of which samples a saved model of its own: each request has the model that it
 // asked for from its first token to its last, and of those that wait together none has it loaded
 // anew.
-static void test_in_turn(void **state)
+TEST(test_in_turn)
 {
-    (void)state;
     enum { EACH = 12, LONG = 400, MOST = 8 };
     struct bytes alone[2] = {BYTES_INIT, BYTES_INIT}, got = BYTES_INIT;
     char path[2][256];
@@ -194,15 +184,13 @@ static bool was_sampled(const json_t *future)
     tinker_request(&pair.server, "POST", "/api/v1/retrieve_future", "application/json", &body, &a);
     const bool sampled = strstr(bytes_text(&a.head), "application/x-protobuf") != NULL;
     bytes_release(&body);
-    wire_answer_release(&a);
     return sampled;
 }
 
 // One who samples the model's folder without a pause keeps no saved model, and nobody else,
 // waiting.
-static void test_beside_the_base(void **state)
+TEST(test_beside_the_base)
 {
-    (void)state;
     enum { AT_ONCE = 4, MOST = 60, LONG = 400 };
     struct bytes want = BYTES_INIT, got = BYTES_INIT;
     char path[256];
@@ -214,7 +202,7 @@ static void test_beside_the_base(void **state)
     finish();
     const char *runs = pair.server.runs; // and anew, on the model's folder
     assert_int_equal(tinker_server_stop(&pair.server), 0);
-    json_decref(daemon_post(pair.daemon.socket, "/reload", 200, "{}"));
+    daemon_post(pair.daemon.socket, "/reload", 200, "{}");
     tinker_server_start(&pair.server, &pair.daemon, runs, NULL);
     begin_session();
     json_t *of_base = tinker_post(&pair.server, "create_sampling_session", 200,
@@ -231,7 +219,6 @@ static void test_beside_the_base(void **state)
     take_sample(saved, &got);
     assert_same(&got, &want);
     for (n = 0; n < MOST; n++) json_decref(base[n]);
-    json_decref(of_base);
     json_decref(of_path);
     bytes_release(&want);
     bytes_release(&got);
@@ -239,9 +226,8 @@ static void test_beside_the_base(void **state)
 }
 
 // That it goes on so is said once, however long it does.
-static void test_many_turns(void **state)
+TEST(test_many_turns)
 {
-    (void)state;
     struct bytes one = BYTES_INIT, two = BYTES_INIT, got = BYTES_INIT;
     char path[2][256];
     tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
@@ -257,17 +243,8 @@ static void test_many_turns(void **state)
     assert_non_null(said);
     assert_null(strstr(said, "is loaded as the model"));
     assert_null(strstr(said + 1, "This is said once"));
-    free(log);
     bytes_release(&one);
     bytes_release(&two);
     bytes_release(&got);
     tinker_pair_stop(&pair);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TINKER_TEST(test_from_disk, &pair), TINKER_TEST(test_in_turn, &pair),
-        TINKER_TEST(test_beside_the_base, &pair), TINKER_TEST(test_many_turns, &pair)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

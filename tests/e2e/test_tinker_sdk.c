@@ -3,10 +3,7 @@
 #include "tests/support/rank_group.h"
 #include "tests/support/tinker_pair.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 static struct tinker_pair pair;
 
@@ -25,9 +22,8 @@ static void run_all(const char *python)
 }
 
 // All of it within 1,024 files a process.
-static void test_sdk(void **state)
+TEST(test_sdk)
 {
-    (void)state;
     const struct rlimit files = {1024, 1024};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
     tinker_each_python(run_all);
@@ -43,9 +39,8 @@ static void run_key(const char *python)
     unsetenv("TINKER_API_KEY");
 }
 
-static void test_key(void **state)
+TEST(test_key)
 {
-    (void)state;
     tinker_each_python(run_key);
 }
 
@@ -62,28 +57,14 @@ static void run_notebook(const char *python)
              "\"learning_rate\": 1e-4}' '%s' '%s/tests/clients/notebook.py' "
              "'%s/python/tinker.ipynb' before=0.4 after=before+0.05",
              bin, root, root, folder, test_free_port(), python, root, root);
-    assert_int_equal(test_command(log, 60000, OPTIONS(test_path(root, "tools/demo-data"), folder)),
-                     0);
+    assert_exit(0, test_command(log, 60000, OPTIONS(test_path(root, "tools/demo-data"), folder)));
     unlink(log);
     if (test_command(log, 180000, OPTIONS("bash", "-c", text)) != 0) fail_msg("%s", test_read(log));
-    char *said = test_read(log);
-    assert_contains(said, "notebook: PASS");
-    free(said);
+    assert_contains(test_read(log), "notebook: PASS");
     free(bin);
 }
 
-static void test_notebook(void **state)
+TEST(test_notebook)
 {
-    (void)state;
     tinker_each_python(run_notebook);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TINKER_TEST(test_sdk, &pair),
-        TINKER_TEST(test_key, &pair),
-        cmocka_unit_test(test_notebook),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

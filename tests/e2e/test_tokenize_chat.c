@@ -1,12 +1,7 @@
 /* test_tokenize_chat.c: cw-tokenize --chat: a line for a line, also where a template refuses one;
  * the clock of --now, templates from files and by name. */
-#include "common/base/json.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const char *folder;
 
@@ -36,7 +31,6 @@ static json_t *answer(int number)
         line += *line == '\n';
     }
     assert_ok(json_parse("out", line, strcspn(line, "\n"), &value));
-    free(text);
     return value;
 }
 
@@ -49,9 +43,8 @@ static void assert_answer(int number, const char *key, const char *part)
     json_decref(value);
 }
 
-static int make_folder(void **state)
+static void make_folder(void)
 {
-    (void)state;
     json_t *tokenizer = NULL, *config = NULL;
     folder = test_folder();
     assert_ok(tiny_tokenizer_json(&tokenizer, &config));
@@ -65,12 +58,10 @@ static int make_folder(void **state)
         "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n"
         "{\"messages\":[{},{}]}\n"
         "{\"messages\":[{\"content\":5}],\"tools\":[{}],\"chat_template_kwargs\":{\"x\":\"!\"}}\n");
-    return 0;
 }
 
-static void refused_lines_are_answered(void **state)
+TEST(refused_lines_are_answered)
 {
-    (void)state;
     assert_int_equal(tokenize("--now 2025-01-02T03:04:05"), 0);
     assert_answer(1, "text", "a 02 Jan 2025 03:04:05");
     assert_answer(2, "error", "chat_template.jinja, line 1, column");
@@ -84,12 +75,10 @@ static void refused_lines_are_answered(void **state)
     assert_int_equal(tokenize("--now yesterday"), 2);
     char *log = test_read(test_path(folder, "log"));
     assert_contains(log, "--now yesterday is not of the form");
-    free(log);
 }
 
-static void other_templates(void **state)
+TEST(other_templates)
 {
-    (void)state;
     char options[PATH_MAX + 40];
     put("mine.jinja", "mine {{ messages|length }}");
     snprintf(options, sizeof options, "--chat-template-file %s", test_path(folder, "mine.jinja"));
@@ -102,11 +91,4 @@ static void other_templates(void **state)
     for (int i = 1; i <= 3; i++) assert_answer(i, "error", "mine.jinja: line 1, column 7");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refused_lines_are_answered),
-        cmocka_unit_test(other_templates),
-    };
-    return cmocka_run_group_tests_name("tokenize_chat", tests, make_folder, NULL);
-}
+TESTS_BETWEEN(make_folder, NULL)

@@ -2,11 +2,7 @@
  * (tests/clients/openai_tools.py). The model is a random one: its tokenizer has tokens that
  * together are an answer with calls, and logit_bias and a penalty bring them one after the other.
  */
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 static struct daemon d;
 
@@ -56,12 +52,10 @@ static void assert_logged(const char *sentence)
 {
     char *log = test_read(d.child.log);
     assert_contains(log, sentence);
-    free(log);
 }
 
-static void test_openai_sdk(void **state)
+TEST(test_openai_sdk)
 {
-    (void)state;
     const char *python = test_python("openai"), *model = model_with_pieces();
     daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0"));
     assert_logged("tool calls in answers are parsed: hermes");
@@ -71,17 +65,4 @@ static void test_openai_sdk(void **state)
     assert_logged("tool calls in answers stay text: --tool-call-parser off");
     daemon_client(&d, python, "tests/clients/openai_tools.py", "off");
     assert_int_equal(daemon_stop(&d), 0);
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    daemon_kill(&d);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test_teardown(test_openai_sdk, stop)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,6 @@
 /* test_tracking.c: the script of docs/use/tracking.md, as it stands there, with the real wandb and
  * mlflow where a Python has them: a run's numbers arrive, offline. */
-#include "common/base/file.h"
 #include "tests/support/support.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const char config[] =
     "{\"learning_rate\": 1e-05, \"reward\": \"exact\", \"resume\": null}\n";
@@ -28,7 +23,6 @@ static const char *prepare(void)
     assert_ok(file_make_folders(run));
     test_write(test_path(run, "config.json"), config, strlen(config));
     test_write(test_path(run, "metrics.jsonl"), metrics, strlen(metrics));
-    free(page);
     return folder;
 }
 
@@ -42,24 +36,21 @@ static void shell(const char *python, const char *folder, const char *line)
     if (test_command(log, 120000, argv) != 0) {
         char *text = test_read(log);
         print_message("%s\n", text);
-        free(text);
         fail_msg("%s: failed", line);
     }
     bytes_release(&command);
 }
 
-static void test_wandb(void **state)
+TEST(test_wandb)
 {
-    (void)state;
     const char *python = test_python("wandb"), *folder = prepare();
     shell(python, folder,
           "HOME=$PWD WANDB_MODE=offline WANDB_SILENT=true \"$PYTHON\" track.py run wandb --once");
     shell(python, folder, "grep -q 0.8125 wandb/offline-run-*-run/*.wandb");
 }
 
-static void test_mlflow(void **state)
+TEST(test_mlflow)
 {
-    (void)state;
     const char *python = test_python("mlflow, sqlalchemy"), *folder = prepare();
     const char *const check =
         "export MLFLOW_TRACKING_URI=sqlite:///m.db; \"$PYTHON\" track.py run mlflow --once && "
@@ -74,10 +65,4 @@ static void test_mlflow(void **state)
         "assert r.data.params == {'learning_rate': '1e-05', 'reward': 'exact'}, r.data.params\n"
         "\"";
     shell(python, folder, check);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_wandb), cmocka_unit_test(test_mlflow)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,27 +1,16 @@
 /* test_training.c: training a model that is served: in place, priced, masked, within the server's
  * context, and what is no way to call it. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 #include "tests/support/training.h"
 
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-static void trains_in_place(void **state)
+TEST(trains_in_place)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
-    assert_int_equal(train(&s, "run",
-                           OPTIONS("--max-steps", "3", "--beta", "0.01", "--num-iterations", "2",
-                                   "--log-completions", "--token-budget", "40")),
-                     0);
+    assert_exit(0, train(&s, "run",
+                         OPTIONS("--max-steps", "3", "--beta", "0.01", "--num-iterations", "2",
+                                 "--log-completions", "--token-budget", "40")));
     char *text = test_read(test_path(s.folder, "run/metrics.jsonl")), *line = text;
     for (int step = 1; step <= 3; step++) {
         json_t *m;
@@ -69,7 +58,6 @@ static void trains_in_place(void **state)
         json_decref(m);
         line = end + 1;
     }
-    free(text);
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     assert_true(file_exists(test_path(s.folder, "run/rollouts/step-3.jsonl")));
     // what was trained is not what was loaded
@@ -84,13 +72,11 @@ static void trains_in_place(void **state)
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3")), 1);
     assert_log(&s, "--resume");
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // What serving costs is in the reward, each term by itself, and the terms add up.
-static void costs_of_inference(void **state)
+TEST(costs_of_inference)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     assert_int_equal(train(&s, "plain", OPTIONS("--max-steps", "1", "--gain-acceptance", "2")), 0);
@@ -100,12 +86,10 @@ static void costs_of_inference(void **state)
     assert_true(metric(m, "inference/latency_ms") > 0 && metric(m, "inference/kv_memory_mb") > 0);
     assert_true(metric(m, "inference/cache_reuse_ratio") >= 0);
     assert_true(metric(m, "importance_ratio/min") == 1 && metric(m, "importance_ratio/max") == 1);
-    json_decref(m);
-    assert_int_equal(
-        train(&s, "run",
-              OPTIONS("--max-steps", "3", "--cost", "--latency", "modelled", "--reward-normalise",
-                      "terms", "--cost-tokens", "0.1", "--log-completions")),
-        0);
+    assert_exit(0, train(&s, "run",
+                         OPTIONS("--max-steps", "3", "--cost", "--latency", "modelled",
+                                 "--reward-normalise", "terms", "--cost-tokens", "0.1",
+                                 "--log-completions")));
     m = last_metrics(&s, "run");
     double costs = metric(m, "rewards/cost/latency") + metric(m, "rewards/cost/tokens") +
                    metric(m, "rewards/cost/kv") + metric(m, "rewards/cost/acceptance") +
@@ -118,23 +102,19 @@ static void costs_of_inference(void **state)
     assert_true(metric(m, "inference/latency_ms") > 0 && metric(m, "inference/kv_memory_mb") > 0);
     assert_true(metric(m, "inference/undrafted") == 1); // this daemon does not speculate
     assert_true(metric(m, "latency_model/r2") <= 1 + 1e-9);
-    json_decref(m);
     assert_log(&s, "nothing was drafted for 12 of 12 samples");
     assert_log(&s, "latency model of 36 samples");
     // the fit goes on where it was
-    assert_int_equal(
-        train(&s, "run",
-              OPTIONS("--max-steps", "4", "--cost", "--latency", "modelled", "--resume")),
-        0);
+    assert_exit(0,
+                train(&s, "run",
+                      OPTIONS("--max-steps", "4", "--cost", "--latency", "modelled", "--resume")));
     assert_log(&s, "latency model of 48 samples");
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // A command that scores nothing ends the run, naming the sample.
-static void command_that_fails(void **state)
+TEST(command_that_fails)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     const char *scorer = test_path(s.folder, "scorer.sh");
@@ -152,36 +132,30 @@ static void command_that_fails(void **state)
                "sample 2: reward command"); // of the second group: the seventh behind the one tried
     assert_log(&s, "not {\"reward\": NUMBER}");
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // Every sample is cut off at the token limit: with the mask nothing is left to learn from.
-static void truncated_samples_are_masked(void **state)
+TEST(truncated_samples_are_masked)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     for (int masked = 0; masked < 2; masked++) {
         const char *run = masked ? "masked" : "plain";
-        assert_int_equal(train(&s, run,
-                               OPTIONS("--max-steps", "1", "--ignore-eos",
-                                       masked ? "--mask-truncated-completions" : "--no-resume")),
-                         0);
+        assert_exit(0, train(&s, run,
+                             OPTIONS("--max-steps", "1", "--ignore-eos",
+                                     masked ? "--mask-truncated-completions" : "--no-resume")));
         json_t *m = last_metrics(&s, run);
         assert_true(metric(m, "completions/clipped_ratio") == 1);
         assert_true(masked == (metric(m, "grad_norm") == 0));
-        json_decref(m);
         if (masked)
             daemon_holds(&s.daemon, "policy", test_path(s.folder, "masked/checkpoints/step-0"));
     }
     assert_int_equal(daemon_stop(&s.daemon), 0);
-    scene_close(&s);
 }
 
 // A daemon may serve less context than its model has: that is said before the run has a folder.
-static void context_of_the_daemon(void **state)
+TEST(context_of_the_daemon)
 {
-    (void)state;
     struct scene s;
     scene_open(&s);
     daemon_kill(&s.daemon);
@@ -190,14 +164,11 @@ static void context_of_the_daemon(void **state)
     assert_log(&s, "over the 16 tokens of context that the server serves");
     assert_log(&s, "--max-context");
     assert_false(file_exists(test_path(s.folder, "run")));
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--max-completion-length", "4")),
-                     0);
-    scene_close(&s);
+    assert_exit(0, train(&s, "run", OPTIONS("--max-steps", "1", "--max-completion-length", "4")));
 }
 
-static void wrong_usage(void **state)
+TEST(wrong_usage)
 {
-    (void)state;
     const char *log = test_path(test_folder(), "log"), *trainer = test_binary("cw-trainer");
     static const struct {
         const char *const argv[8], *part;
@@ -234,23 +205,11 @@ static void wrong_usage(void **state)
         const char *argv[10] = {trainer};
         for (int k = 0; cases[i].argv[k]; k++) argv[k + 1] = cases[i].argv[k];
         assert_int_equal(test_command(log, LIMIT_MS, argv), 2);
-        char *text = test_read(log);
-        assert_contains(text, cases[i].part);
-        free(text);
+        assert_contains(test_read(log), cases[i].part);
         unlink(log);
     }
     for (int i = 0; i < 3; i++) {
         static const char *const commands[] = {"train", "sft", "eval"};
         assert_int_equal(test_command(log, LIMIT_MS, OPTIONS(trainer, commands[i], "--help")), 0);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(trains_in_place),       cmocka_unit_test(costs_of_inference),
-        cmocka_unit_test(command_that_fails),    cmocka_unit_test(truncated_samples_are_masked),
-        cmocka_unit_test(context_of_the_daemon), cmocka_unit_test(wrong_usage),
-    };
-    return cmocka_run_group_tests_name("training", tests, NULL, NULL);
 }

@@ -3,9 +3,6 @@
  * log-probabilities are those that a server of the folder gives. */
 #include "tests/support/daemon.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 static struct daemon d;
@@ -38,13 +35,12 @@ static void train(const char *family, const char *folder, const char *data)
 {
     const char *config = test_path(folder, "config.json");
     write_config(family, config);
-    assert_int_equal(
-        test_command(test_path(folder, "log"), 60000,
-                     OPTIONS(test_binary("cw-trainer"), "sft", "--init", config, "--tokenizer",
-                             test_path(test_root(), "tools/demo-model"), "--data", data, "--out",
-                             test_path(folder, "out"), "--device", test_device(), "--max-steps",
-                             "3", "--learning-rate", "1e-3")),
-        0);
+    assert_exit(
+        0, test_command(test_path(folder, "log"), 60000,
+                        OPTIONS(test_binary("cw-trainer"), "sft", "--init", config, "--tokenizer",
+                                test_path(test_root(), "tools/demo-model"), "--data", data, "--out",
+                                test_path(folder, "out"), "--device", test_device(), "--max-steps",
+                                "3", "--learning-rate", "1e-3")));
 }
 
 static void serve(const char *folder)
@@ -59,9 +55,8 @@ static void serve(const char *folder)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-static void folders_are_transformers_own(void **state)
+TEST(folders_are_transformers_own)
 {
-    (void)state;
     const char *python = test_python("torch, transformers"), *root = test_folder();
     const char *data = test_path(root, "data.jsonl"), *log = test_path(root, "log");
     static const char lines[] = "{\"prompt\": \"2+3=\", \"answer\": \"5\"}\n"
@@ -78,20 +73,5 @@ static void folders_are_transformers_own(void **state)
     const int status = test_command(log, 120000, OPTIONS(python, script, root));
     char *said = test_read(log);
     print_message("%s\n", said);
-    free(said);
     assert_int_equal(status, 0);
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    daemon_kill(&d);
-    return 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(folders_are_transformers_own, stop)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

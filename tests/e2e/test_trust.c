@@ -2,44 +2,28 @@
  * lock, other users' bridge files, bytes of files in errors, paths that are no UTF-8, what the
  * killed left. */
 #include "bridge/attach.h"
-#include "common/base/file.h"
 #include "tests/support/daemon.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 static const char *model;
 
-static int make_model(void **state)
+static void make_model(void)
 {
-    (void)state;
     model = daemon_model(test_folder(), false, 7);
-    return 0;
 }
 
 // The same daemon again: on the socket and bridge of one that has ended.
 static void spawn_again(struct daemon *d)
 {
-    const char *const argv[] = {test_binary("cw-infer-server"),
-                                "--model",
-                                model,
-                                "--device",
-                                test_device(),
-                                "--socket",
-                                d->socket,
-                                "--bridge",
-                                d->bridge,
-                                NULL};
+    const char *const *argv = OPTIONS(test_binary("cw-infer-server"), "--model", model, "--device",
+                                      test_device(), "--socket", d->socket, "--bridge", d->bridge);
     test_spawn(&d->child, d->log, argv);
 }
 
-static void test_lock_is_no_link(void **state)
+TEST(test_lock_is_no_link)
 {
-    (void)state;
     const char *folder = test_folder(), *victim = test_path(folder, "victim");
     struct daemon d = {.folder = folder,
                        .socket = test_path(folder, "s.sock"),
@@ -50,13 +34,11 @@ static void test_lock_is_no_link(void **state)
     assert_int_equal(test_wait(&d.child, 20000), 1);
     char *log = test_read(d.log);
     assert_contains(log, "it is a link");
-    free(log);
     assert_false(file_exists(victim));
 }
 
-static void test_bridge_of_another(void **state)
+TEST(test_bridge_of_another)
 {
-    (void)state;
     if (getuid() != 0) test_skip("only root can give files to another user");
     struct daemon d = {0};
     daemon_start(&d, model, NULL);
@@ -64,9 +46,7 @@ static void test_bridge_of_another(void **state)
     const char *log = test_path(d.folder, "check.log");
     const char *const argv[] = {test_binary("cw-ipc-check"), d.bridge, NULL};
     assert_int_equal(test_command(log, 20000, argv), 1);
-    char *said = test_read(log);
-    assert_contains(said, "belongs to user 65534");
-    free(said);
+    assert_contains(test_read(log), "belongs to user 65534");
     assert_int_equal(daemon_stop(&d), 0);
 }
 
@@ -88,26 +68,22 @@ static void reload_secret(struct daemon *d, const char *name, const char *secret
     memcpy(&first, secret, sizeof first);
     snprintf(number, sizeof number, "%llu", first);
     assert_null(strstr(message, number)); // the first eight bytes as the length of a header
-    json_decref(a);
 }
 
-static void test_reload_tells_no_content(void **state)
+TEST(test_reload_tells_no_content)
 {
-    (void)state;
     struct daemon d = {0};
     daemon_start(&d, model, NULL);
     reload_secret(&d, "model.safetensors", "Qzx7Kw9Vbn2Jy5PqLm8");
     reload_secret(&d, "model.safetensors.index.json", "Qzx7Kw9Vbn2Jy5PqLm8");
     char *log = test_read(d.log);
     assert_contains(log, "/reload: "); // who runs it can find out
-    free(log);
-    json_decref(daemon_get(d.socket, "/health", 200));
+    daemon_get(d.socket, "/health", 200);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-static void test_paths_of_any_bytes(void **state)
+TEST(test_paths_of_any_bytes)
 {
-    (void)state;
     struct daemon d = {0};
     struct bridge *bridge;
     daemon_start(&d, model, NULL);
@@ -119,15 +95,13 @@ static void test_paths_of_any_bytes(void **state)
     json_t *info = daemon_get(d.socket, "/bridge/info", 200);
     const json_t *shown = json_object_get(json_object_get(info, "control"), "snapshot");
     assert_contains(json_string_value(shown), "/caf?");
-    json_decref(info);
     bridge_detach(bridge);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
 // A page that its maker did not live to name, and half a bridge file.
-static void test_temporaries_are_swept(void **state)
+TEST(test_temporaries_are_swept)
 {
-    (void)state;
     static const char page[] = "/commonweight-0123456789abcdef-control.999999";
     struct daemon d = {0};
     daemon_start(&d, model, NULL);
@@ -146,12 +120,4 @@ static void test_temporaries_are_swept(void **state)
     assert_int_equal(daemon_stop(&d), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lock_is_no_link),         cmocka_unit_test(test_bridge_of_another),
-        cmocka_unit_test(test_reload_tells_no_content), cmocka_unit_test(test_paths_of_any_bytes),
-        cmocka_unit_test(test_temporaries_are_swept),
-    };
-    return cmocka_run_group_tests_name("trust", tests, make_model, NULL);
-}
+TESTS_BETWEEN(make_model, NULL)

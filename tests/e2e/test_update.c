@@ -9,10 +9,6 @@
 #include "trainer/learn/step.h"
 #include "trainer/rollout/rollout.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define GROUPS    2
 #define PER_GROUP 2
 #define SAMPLES   (GROUPS * PER_GROUP)
@@ -190,9 +186,8 @@ static bool near(double a, double b)
     return fabs(a - b) <= 1e-5 * fmax(1, fabs(b));
 }
 
-static void sampler_is_corrected(void **state)
+TEST(sampler_is_corrected)
 {
-    (void)state;
     struct scene s;
     scene_open(&s, false);
     struct update_stats off = update(&s, TIS_OFF, 1, 0);
@@ -229,9 +224,8 @@ static void sampler_is_corrected(void **state)
     scene_close(&s);
 }
 
-static void ratio_is_to_the_first_iteration(void **state)
+TEST(ratio_is_to_the_first_iteration)
 {
-    (void)state;
     struct scene s;
     scene_open(&s, false);
     for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
@@ -254,9 +248,8 @@ static uint64_t version(const struct scene *s)
 }
 
 // Of three iterations the draft learns from the first, and is published with it.
-static void draft_learns_once_a_step(void **state)
+TEST(draft_learns_once_a_step)
 {
-    (void)state;
     struct scene s;
     scene_open(&s, true);
     struct optimizer *policy = learner_optimizer(s.learner);
@@ -274,9 +267,8 @@ static void draft_learns_once_a_step(void **state)
 }
 
 // The policy goes on without a draft whose gradient is not finite.
-static void broken_draft_is_left_alone(void **state)
+TEST(broken_draft_is_left_alone)
 {
-    (void)state;
     struct scene s;
     scene_open(&s, true);
     float *w = s.draft.weights->base;
@@ -295,9 +287,8 @@ static void broken_draft_is_left_alone(void **state)
 }
 
 // A bit between daemon and trainer ends an exact step before anything is written.
-static void exact_wants_every_bit(void **state)
+TEST(exact_wants_every_bit)
 {
-    (void)state;
     struct scene s;
     struct update_config config = plain;
     struct update_stats stats;
@@ -332,9 +323,8 @@ static struct update_stats update_by(struct scene *s, const struct update_config
 
 // Two updates of a group each: the second has the gradient of its group alone, is compared with
 // the policy before the first, and has a rate of its own.
-static void parts_have_updates_of_their_own(void **state)
+TEST(parts_have_updates_of_their_own)
 {
-    (void)state;
     struct scene s;
     struct update_config config = plain;
     const struct schedule falling = {.type = SCHEDULE_LINEAR, .peak = 1e-2, .total_steps = 10};
@@ -365,9 +355,8 @@ static void parts_have_updates_of_their_own(void **state)
 
 // The bonus alone moves the policy, towards more entropy or less; the tokens of highest entropy are
 // found in a pass of their own.
-static void entropy_is_rewarded(void **state)
+TEST(entropy_is_rewarded)
 {
-    (void)state;
     static const float none[SAMPLES] = {0};
     for (int sign = -1; sign <= 1; sign += 2) {
         struct scene s;
@@ -390,9 +379,8 @@ static void entropy_is_rewarded(void **state)
     }
 }
 
-static void high_entropy_alone(void **state)
+TEST(high_entropy_alone)
 {
-    (void)state;
     static const float ones[SAMPLES] = {1, 1, 1, 1};
     struct scene s;
     struct update_config config = plain;
@@ -413,19 +401,4 @@ static void high_entropy_alone(void **state)
     assert_true(stats_mean(&one, STAT_ENTROPY) == stats_mean(&all, STAT_ENTROPY) &&
                 one.range[STAT_MISMATCH_NOW].max == 0);
     scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sampler_is_corrected),
-        cmocka_unit_test(ratio_is_to_the_first_iteration),
-        cmocka_unit_test(draft_learns_once_a_step),
-        cmocka_unit_test(broken_draft_is_left_alone),
-        cmocka_unit_test(exact_wants_every_bit),
-        cmocka_unit_test(parts_have_updates_of_their_own),
-        cmocka_unit_test(entropy_is_rewarded),
-        cmocka_unit_test(high_entropy_alone),
-    };
-    return cmocka_run_group_tests_name("update", tests, NULL, NULL);
 }

@@ -1,8 +1,5 @@
 /* test_word_problems.c: data of GSM8K's form, as cw-word-problems writes it, through the real
  * programs: generated, learnt in part, and trained on by `--reward gsm8k`. */
-#include "common/base/bytes.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
@@ -10,20 +7,13 @@
 #include "trainer/data/data.h"
 #include "trainer/reward/math/prose.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define LIMIT_MS 120000
 
 #define RUN(log, ...) test_command(log, LIMIT_MS, OPTIONS(__VA_ARGS__))
 
 static void assert_log(const char *log, const char *part)
 {
-    char *text = test_read(log);
-    assert_contains(text, part);
-    free(text);
+    assert_contains(test_read(log), part);
 }
 
 static struct dataset *problems(const char *folder, const char *name)
@@ -58,9 +48,8 @@ static void check_work(const struct dataset *d, const struct example *e)
     if (said != last) fail_msg("%s, line %d: %s", d->path, e->line, e->answer);
 }
 
-static void generator(void **state)
+TEST(generator)
 {
-    (void)state;
     enum { TRAIN = 3000, HELDOUT = 200, SFT = 1000 };
     const char *folder = test_folder(), *log = test_path(folder, "log");
     const char *tool = test_binary("cw-word-problems");
@@ -130,16 +119,13 @@ static void generator(void **state)
     char *small = test_read(test_path(folder, "b/train.jsonl"));
     assert_true(strlen(small) < strlen(large));
     assert_memory_equal(large, small, strlen(small));
-    free(large);
-    free(small);
     token_list_release(&ids);
     bytes_release(&back);
     tokenizer_free(tokenizer);
 }
 
-static void generator_says_what_is_wrong(void **state)
+TEST(generator_says_what_is_wrong)
 {
-    (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "log");
     const char *tool = test_binary("cw-word-problems");
     assert_int_equal(RUN(log, tool), 2);
@@ -166,7 +152,6 @@ static json_t *json_line(const char *path, int line)
         start++;
     }
     assert_ok(json_parse(path, start, strcspn(start, "\n"), &ret));
-    free(text);
     return ret;
 }
 
@@ -186,9 +171,8 @@ static int train(const char *folder, const char *run, const struct daemon *daemo
 
 // The one command with its settings, made smaller, on the files as they are, with an instruct
 // model's folder: questions in its chat template, the reward's request behind them.
-static void the_one_command(void **state)
+TEST(the_one_command)
 {
-    (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
     struct daemon daemon = {0};
     assert_int_equal(RUN(test_path(folder, "log"), test_binary("cw-word-problems"), "--out", folder,
@@ -239,14 +223,12 @@ static void the_one_command(void **state)
     assert_int_equal(train(folder, "bad", &daemon, OPTIONS("--prompt-template", "Q:")), 2);
     assert_log(log, "--prompt-template \"Q:\" has no {prompt}");
     assert_int_equal(daemon_stop(&daemon), 0);
-    daemon_kill(&daemon);
 }
 
 // The generator's own tokenizer, a model made for it by sft, and the same command without a chat
 // template.
-static void warm_start_and_train(void **state)
+TEST(warm_start_and_train)
 {
-    (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
     const char *shape = test_path(folder, "shape.json"), *model = test_path(folder, "model");
     struct daemon daemon = {0};
@@ -283,16 +265,4 @@ static void warm_start_and_train(void **state)
     assert_int_equal(train(folder, "chat", &daemon, OPTIONS("--chat")), 1);
     assert_log(log, "--chat-template-file");
     assert_int_equal(daemon_stop(&daemon), 0);
-    daemon_kill(&daemon);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(generator),
-        cmocka_unit_test(generator_says_what_is_wrong),
-        cmocka_unit_test(the_one_command),
-        cmocka_unit_test(warm_start_and_train),
-    };
-    return cmocka_run_group_tests_name("word_problems", tests, NULL, NULL);
 }

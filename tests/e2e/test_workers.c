@@ -1,15 +1,8 @@
 /* test_workers.c: cw-trainer train --workers: what several servers sample is what one samples, to
  * the bit; a worker that is killed in the middle of a step costs a retry, and comes back; what
  * cannot be a worker is refused by name. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/training.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #define STEPS   4
@@ -19,9 +12,8 @@
 static struct scene scene;
 static struct daemon worker;
 
-static void what_they_sample_is_what_one_samples(void **state)
+TEST(what_they_sample_is_what_one_samples)
 {
-    (void)state;
     struct daemon on_tcp = {0};
     char workers[PATH_MAX + 40];
     double samples[2][STEPS], mismatch[STEPS], sync_s[STEPS], up[STEPS];
@@ -33,12 +25,10 @@ static void what_they_sample_is_what_one_samples(void **state)
         OPTIONS("--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0", "--api-key-file", key));
     snprintf(workers, sizeof workers, "%s,http://127.0.0.1:%d", worker.bridge,
              daemon_tcp_port(&on_tcp));
-    assert_int_equal(train(&scene, "alone", OPTIONS("--max-steps", "4", "--prompts-per-step", "6")),
-                     0);
-    assert_int_equal(train_alone(&scene, "shared",
-                                 OPTIONS("--max-steps", "4", "--prompts-per-step", "6", "--workers",
-                                         workers, "--workers-api-key-file", key)),
-                     0);
+    assert_exit(0, train(&scene, "alone", OPTIONS("--max-steps", "4", "--prompts-per-step", "6")));
+    assert_exit(0, train_alone(&scene, "shared",
+                               OPTIONS("--max-steps", "4", "--prompts-per-step", "6", "--workers",
+                                       workers, "--workers-api-key-file", key)));
     assert_said(&scene, "2 further servers sample");
     test_same_file(test_path(scene.folder, "alone/checkpoints/latest"),
                    test_path(scene.folder, "shared/checkpoints/latest"), "model.safetensors");
@@ -53,7 +43,6 @@ static void what_they_sample_is_what_one_samples(void **state)
         assert_true(mismatch[i] == 0 && sync_s[i] > 0 && up[i] == 2);
     }
     daemon_holds(&on_tcp, "policy", test_path(scene.folder, "shared/workers"));
-    daemon_kill(&on_tcp);
 }
 
 // Data lines 1 to PROMPTS.
@@ -84,7 +73,6 @@ static void assert_each_once(const char *run)
             times[of - 1]++;
             json_decref(sample);
         }
-        free(text);
     }
     for (int i = 0; i < PROMPTS; i++)
         if (times[i] != 4) fail_msg("prompt %d was learned from by %d samples, not 4", i, times[i]);
@@ -98,14 +86,12 @@ static void kill_in_the_middle(struct daemon *d, struct test_child *trainer)
         assert_true(test_running(trainer) && clock_ms_until(deadline) > 0);
         json_t *health = daemon_get(d->socket, "/health", 200);
         running = (int)json_integer_value(json_object_get(health, "running"));
-        json_decref(health);
     }
     daemon_kill(d);
 }
 
-static void one_that_is_killed_costs_a_retry(void **state)
+TEST(one_that_is_killed_costs_a_retry)
 {
-    (void)state;
     struct test_child child = {0};
     struct daemon again = {0};
     double up[PROMPTS / PER], samples[PROMPTS / PER];
@@ -140,21 +126,18 @@ static void one_that_is_killed_costs_a_retry(void **state)
     assert_true(up[PROMPTS / PER - 1] == 1 && samples[PROMPTS / PER - 1] > 0);
     json_t *m = last_metrics(&scene, "killed");
     assert_true(metric(m, "workers/1/failures") == 1);
-    json_decref(m);
 }
 
 // Refused before the run has a folder.
 static void assert_refused(const char *workers, const char *sentence)
 {
-    assert_int_equal(train_alone(&scene, "no", OPTIONS("--max-steps", "1", "--workers", workers)),
-                     1);
+    assert_exit(1, train_alone(&scene, "no", OPTIONS("--max-steps", "1", "--workers", workers)));
     assert_said(&scene, sentence);
     assert_false(file_exists(test_path(scene.folder, "no")));
 }
 
-static void what_cannot_be_one_is_refused(void **state)
+TEST(what_cannot_be_one_is_refused)
 {
-    (void)state;
     char words[2 * PATH_MAX];
     struct daemon other = {0};
     assert_refused(scene.daemon.bridge, "is of the server that is trained");
@@ -175,28 +158,12 @@ static void what_cannot_be_one_is_refused(void **state)
     assert_said(&scene, "--exact with --workers");
 }
 
-static int open_scene(void **state)
+static void open_scene(void)
 {
-    (void)state;
     scene_open_exact(&scene);
     daemon_start(&worker, scene.model, OPTIONS("--dtype", daemon_exact_dtype()));
-    return 0;
 }
 
-static int end_scene(void **state)
-{
-    (void)state;
-    daemon_kill(&worker);
-    scene_close(&scene);
-    return 0;
-}
+static void end_scene(void) {}
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_they_sample_is_what_one_samples),
-        cmocka_unit_test(one_that_is_killed_costs_a_retry),
-        cmocka_unit_test(what_cannot_be_one_is_refused),
-    };
-    return cmocka_run_group_tests_name("workers", tests, open_scene, end_scene);
-}
+TESTS_BETWEEN(open_scene, end_scene)

@@ -2,16 +2,12 @@
  * FMA and any number of threads: a digest of each model of tests/golden's logits stands in
  * tests/golden/bits.txt. `make golden-bits` writes that table anew, for when the models or the
  * order of sums have changed on purpose. */
-#include "common/base/file.h"
 #include "common/base/hash.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 
 #include <dirent.h>
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { ROWS = 41, DIGEST = 16 }; // no multiple of a register's floats
 
@@ -48,26 +44,22 @@ static void one_model(void **state)
     char *table = test_read(test_path(test_root(), "tests/golden/bits.txt"));
     if (!strstr(table, line))
         fail_msg("bits.txt has no line \"%s %s\"; `make golden-bits` writes it anew", name, have);
-    free(table);
 }
 
 int main(int argc, char **argv)
 {
-    static struct CMUnitTest tests[64];
     struct dirent **list;
-    size_t n_tests = 0;
     const bool print = argc > 1 && strcmp(argv[1], "--print") == 0;
     const char *root = test_path(test_root(), "tests/golden");
     const int n = scandir(root, &list, NULL, alphasort);
-    for (int i = 0; i < n && n_tests < 64; i++) {
+    for (int i = 0; i < n; i++) {
         char text[DIGEST + 1];
         if (!file_exists(test_path(test_path(root, list[i]->d_name), "config.json"))) continue;
         const char *model = test_golden(list[i]->d_name);
-        tests[n_tests++] = (struct CMUnitTest){
-            .name = list[i]->d_name, .test_func = one_model, .initial_state = (void *)model};
+        test_list(0, (struct CMUnitTest){list[i]->d_name, one_model, NULL, NULL, (void *)model});
         if (!print) continue;
         digest(model, text);
         printf("%s %s\n", list[i]->d_name, text);
     }
-    return print ? 0 : _cmocka_run_group_tests("bits", tests, n_tests, NULL, NULL);
+    return print ? 0 : test_main();
 }

@@ -1,15 +1,9 @@
 /* test_configs.c: every field of every family's config.json, changed, against what transformers
  * makes of the same change (tests/golden/configs): the same logits, or an error that names the
  * field. */
-#include "common/base/json.h"
 #include "tests/support/generated.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { ROWS = 24, MAX_EXTRAS = 256, MAX_FOLDERS = 64, MAX_REFUSED = 518 };
 
@@ -210,16 +204,14 @@ static void one_folder(void **state)
     if (f->n_wrong > 0) fail_msg("%s: %d changes differ from transformers", f->name, f->n_wrong);
 }
 
-static void no_more_is_refused(void **state)
+TEST(no_more_is_refused)
 {
-    (void)state;
     printf("%d changes, %d of them refused here alone\n", n_changes, n_refused);
     assert_true(n_refused <= MAX_REFUSED);
 }
 
 int main(void)
 {
-    static struct CMUnitTest tests[MAX_FOLDERS];
     static struct folder folders[MAX_FOLDERS];
     static char names[MAX_FOLDERS][32];
     size_t n = 0;
@@ -237,10 +229,8 @@ int main(void)
         at = strchr(at, '\n') + 1;
         char *end = strstr(at, "\n[");
         f->lines = end ? strndup(at, (size_t)(end - at)) : strdup(at);
-        tests[n] =
-            (struct CMUnitTest){.name = f->name, .test_func = one_folder, .initial_state = f};
+        test_list(0, (struct CMUnitTest){f->name, one_folder, NULL, NULL, f});
         at = end ? end + 1 : NULL;
     }
-    tests[n++] = (struct CMUnitTest){.name = "no_more_is_refused", .test_func = no_more_is_refused};
-    return _cmocka_run_group_tests("configs", tests, n, NULL, NULL);
+    return test_main();
 }

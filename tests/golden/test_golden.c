@@ -19,8 +19,6 @@
  * where states go from row to row, which is what PyTorch has for qwen35. The largest difference is
  * printed only: it follows the luck of single rows. Tokens whose choice of experts hangs on a
  * rounding are counted and left out. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/base/names.h"
 #include "common/model/model.h"
 #include "common/model/safetensors.h"
@@ -33,10 +31,6 @@
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/stats.h"
 #include <dirent.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define N_LOSSES 6
 static const char *const loss_names[N_LOSSES] = {"grpo",    "bnpo", "dapo",
@@ -847,10 +841,10 @@ int main(int argc, char **argv)
         return 1;
     }
     if (argc == 1) {
-        struct CMUnitTest *tests = calloc((size_t)n, sizeof *tests);
         for (int i = 0; i < n; i++)
-            tests[i] = (struct CMUnitTest){folders[i], test_folder_matches, NULL, NULL, folders[i]};
-        return _cmocka_run_group_tests("golden", tests, (size_t)n, NULL, NULL);
+            test_list(i,
+                      (struct CMUnitTest){folders[i], test_folder_matches, NULL, NULL, folders[i]});
+        return test_main();
     }
     if (device_open(spec, &dev) != ST_OK) {
         fprintf(stderr, "%s\n", status_message());

@@ -2,13 +2,10 @@
  * pool too small for all requests at once, drafts, of which some are accepted in each. The
  * log-probability of each sampled token is that of the packed pass over the finished text, to the
  * bit: the trainer's. On a GPU (COMMONWEIGHT_TEST_DEVICE) in bf16. */
-#include "common/base/file.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
 
 #include <dirent.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { REQUESTS = 7, PROMPT = 21, SHARED = 13, NEW = 18, BLOCKS = 24, BLOCK_TOKENS = 4 };
 
@@ -84,25 +81,23 @@ static void one_model(void **state)
     serve(*state);
 }
 
-static void all_was_seen(void **state)
+TEST(all_was_seen)
 {
-    (void)state;
     assert_true(all.preemptions > 0 && all.cache_hits > 0);
 }
 
+TESTS_BETWEEN(engine_bench_set_up, NULL)
+
 int main(void)
 {
-    static struct CMUnitTest tests[64];
     struct dirent **list;
-    size_t n_tests = 0;
     const char *root = test_golden("");
     const int n = scandir(root, &list, NULL, alphasort);
-    for (int i = 0; i < n && n_tests < 63; i++) {
+    for (int i = 0; i < n; i++) {
         const char *model = test_path(root, list[i]->d_name);
         if (file_exists(test_path(model, "config.json")))
-            tests[n_tests++] = (struct CMUnitTest){
-                .name = list[i]->d_name, .test_func = one_model, .initial_state = (void *)model};
+            test_list(0,
+                      (struct CMUnitTest){list[i]->d_name, one_model, NULL, NULL, (void *)model});
     }
-    tests[n_tests++] = (struct CMUnitTest)cmocka_unit_test(all_was_seen);
-    return _cmocka_run_group_tests("served", tests, n_tests, engine_bench_set_up, NULL);
+    return test_main();
 }

@@ -9,9 +9,6 @@
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_adapter.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { REQUESTS = 8, PROMPT = 21, NEW = 15, BLOCKS = 26, BLOCK_TOKENS = 4 };
 #define ADAPTER "{\"r\":2,\"lora_alpha\":0.2,\"target_modules\":\"all-linear\"}"
 
@@ -133,15 +130,10 @@ static void serve(const char *model)
     reference_close(&r);
 }
 
-static void every_model(void **state)
+TEST(every_model)
 {
-    (void)state;
     for_each_golden(serve);
     assert_true(all_drafted > 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_model)};
-    return cmocka_run_group_tests_name("served with", tests, engine_bench_set_up, NULL);
-}
+TESTS_BETWEEN(engine_bench_set_up, NULL)

@@ -6,7 +6,6 @@
  * order. What must be the same to the bit: logits on all ranks; a second run; a run that computes
  * layers again in the backward pass; the sampler's pass (paged, in chunks, then token by token) and
  * the trainer's (packed); and after a step what several ranks hold alike. */
-#include "common/base/file.h"
 #include "common/model/model.h"
 #include "infer-server/engine/runner.h"
 #include "tests/support/mpirun.h"
@@ -16,10 +15,6 @@
 #include "trainer/learn/param_range.h"
 
 #include <dirent.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { FIRST = 11, SECOND = 7, ROWS = FIRST + SECOND, CHUNK = 5, BLOCK = 4 };
 #define TOLERANCE 3e-5 // of the largest entry: sums of some hundred f32 products
@@ -341,26 +336,23 @@ static void run_ranks(int n, const char *const refused[])
     assert_int_equal(count(text, " is not to be shared: "), n_refused);
     assert_int_equal(count(text, " --tensor-parallel-size "), n_refused);
     assert_true(count(text, " agrees\n") > 10);
-    free(text);
 }
 
-static void two_ranks_agree_with_one(void **state)
+TEST(two_ranks_agree_with_one)
 {
-    (void)state;
-    static const char *const refused[] = {
+    const char *const *refused = OPTIONS(
         "/olmo2 is not to be shared: Olmo2ForCausalLM: norms of queries and keys go over all heads",
         "/olmo3 is not to be shared: Olmo3ForCausalLM: norms of queries and keys go over all heads",
-        "/qwen35 is not to be shared: Qwen3_5ForCausalLM: layers of linear attention", NULL};
+        "/qwen35 is not to be shared: Qwen3_5ForCausalLM: layers of linear attention");
     run_ranks(2, refused);
 }
 
-static void four_ranks_agree_with_one(void **state)
+TEST(four_ranks_agree_with_one)
 {
-    (void)state;
-    static const char *const refused[] = {
-        "/llama3 is not to be shared: LlamaForCausalLM: num_attention_heads is 6",
-        "/olmo2 is not to be shared: ", "/olmo3 is not to be shared: ",
-        "/qwen35 is not to be shared: ", NULL};
+    const char *const *refused =
+        OPTIONS("/llama3 is not to be shared: LlamaForCausalLM: num_attention_heads is 6",
+                "/olmo2 is not to be shared: ", "/olmo3 is not to be shared: ",
+                "/qwen35 is not to be shared: ");
     run_ranks(4, refused);
 }
 
@@ -368,9 +360,5 @@ int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--rank") == 0) return rank_main(argv[2]);
     if (!realpath("/proc/self/exe", self)) return 1;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_ranks_agree_with_one),
-        cmocka_unit_test(four_ranks_agree_with_one),
-    };
-    return cmocka_run_group_tests_name("shards", tests, NULL, NULL);
+    return test_main();
 }

@@ -1,9 +1,7 @@
 /* test_trained.c: a really trained model (stories260K of the shared test data, where it is at hand)
  * must tell its story: 200 greedy tokens, one by one over the paged cache. */
-#include "common/base/json.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
-#include <string.h>
 
 static int read_ids(const json_t *object, const char *key, int32_t *ret, int max)
 {
@@ -15,13 +13,12 @@ static int read_ids(const json_t *object, const char *key, int32_t *ret, int max
     return n;
 }
 
-static void stories_are_told(void **state)
+TEST(stories_are_told)
 {
     char folder[PATH_MAX];
     struct reference r;
     json_t *expected;
     int32_t prompt[16], want[512], have[512];
-    (void)state;
     test_data_folder("models/stories260K/hf", folder);
     assert_ok(json_read_file(test_path(folder, "expected_greedy.json"), 1 << 20, &expected));
     int n_prompt = read_ids(expected, "prompt_ids", prompt, 16),
@@ -33,10 +30,4 @@ static void stories_are_told(void **state)
         if (have[i] != want[i]) fail_msg("token %d is %d, expected %d", i, have[i], want[i]);
     reference_close(&r);
     json_decref(expected);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(stories_are_told)};
-    return cmocka_run_group_tests_name("trained", tests, NULL, NULL);
 }

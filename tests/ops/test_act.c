@@ -169,7 +169,4 @@ static const struct op_case cases[] = {
     {&op_softcap_back, "n77", {77, 30}, false},
 };
 
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], NULL, 0);
-}
+OP_TESTS(cases)

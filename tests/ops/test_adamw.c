@@ -137,9 +137,8 @@ static void adamw_exact(struct device *dev)
     free(start);
 }
 
-static void test_adamw_exact(void **state)
+TEST(test_adamw_exact)
 {
-    (void)state;
     on_each_device("adamw exact", adamw_exact);
 }
 
@@ -207,9 +206,8 @@ static struct narrow narrow_run(struct device *dev, enum moments_kind kind, enum
 
 // bf16 and 8-bit moments: f32 weights and their two halves stay the same; CUDA and the CPU give the
 // same bits, of the weights, the moments and their scales.
-static void test_adamw_narrow(void **state)
+TEST(test_adamw_narrow)
 {
-    (void)state;
     static const int sizes[] = {5, 128, 4099, 100000};
     for (int k = 0; k < 8; k++) {
         enum moments_kind kind = k < 4 ? MOMENTS_BF16 : MOMENTS_8BIT;
@@ -242,13 +240,4 @@ static void test_adamw_narrow(void **state)
     printf("adamw narrow moments: %s\n", op_cuda ? "CUDA as the CPU, to the bit" : "cpu only");
 }
 
-static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_adamw_exact),
-    cmocka_unit_test(test_adamw_narrow),
-};
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
-                   sizeof tests / sizeof tests[0]);
-}
+OP_TESTS(cases)

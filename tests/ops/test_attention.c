@@ -604,18 +604,9 @@ static void attention_forms(struct device *dev)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
-static void test_attention_forms(void **state)
+TEST(test_attention_forms)
 {
-    (void)state;
     on_each_device("attn forms", attention_forms);
 }
 
-static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_attention_forms),
-};
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
-                   sizeof tests / sizeof tests[0]);
-}
+OP_TESTS(cases)

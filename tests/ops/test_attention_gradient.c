@@ -6,10 +6,6 @@
 #include "kernels/ops.h"
 #include "tests/support/op_table.h"
 #include "tests/support/support.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { MAX_SEQS = 8, RUNS = 3 };
 
@@ -213,20 +209,12 @@ static void check_device(const char *spec)
     device_free(dev);
 }
 
-static void on_the_cpu(void **state)
+TEST(on_the_cpu)
 {
-    (void)state;
     check_device("cpu");
 }
 
-static void on_cuda(void **state)
+TEST(on_cuda)
 {
-    (void)state;
     check_device("cuda:0");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(on_the_cpu), cmocka_unit_test(on_cuda)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

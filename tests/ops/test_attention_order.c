@@ -6,10 +6,6 @@
 #include "kernels/ops.h"
 #include "tests/support/op_table.h"
 #include "tests/support/support.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { MOST_RUNS = 1200, JUNK = 37 };
 
@@ -488,21 +484,18 @@ static void check_device(const char *spec)
     device_free(dev);
 }
 
-static void on_the_cpu(void **state)
+TEST(on_the_cpu)
 {
-    (void)state;
     check_device("cpu");
 }
 
-static void on_cuda(void **state)
+TEST(on_cuda)
 {
-    (void)state;
     check_device("cuda:0");
 }
 
 int main(int argc, char **argv)
 {
     if (argc > 1) filter = argv[1];
-    const struct CMUnitTest tests[] = {cmocka_unit_test(on_the_cpu), cmocka_unit_test(on_cuda)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_main();
 }

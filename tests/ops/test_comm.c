@@ -1,11 +1,6 @@
 /* test_comm.c: what communicators give, to the bit, on 2 and 4 ranks (support/comm_ranks.h), and
  * what they say when a rank does not answer. */
-#include "common/base/clock.h"
 #include "tests/support/comm_ranks.h"
-
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 #define DEADLINE_S 20.0
 #define SHORT_S    0.5 // of the ranks that wait in vain
@@ -302,55 +297,47 @@ out:
 
 // ---- the ranks together ------------------------------------------------------------------------
 
-static void two_ranks_give_the_bits_of_sums_in_rank_order(void **state)
+TEST(two_ranks_give_the_bits_of_sums_in_rank_order)
 {
-    (void)state;
     comm_ranks_run("calls", 2, "right", false);
 }
 
-static void four_ranks_give_the_bits_of_sums_in_rank_order(void **state)
+TEST(four_ranks_give_the_bits_of_sums_in_rank_order)
 {
-    (void)state;
     comm_ranks_run("calls", 4, "right", false);
 }
 
-static void a_rank_that_does_not_answer_is_named_after_the_deadline(void **state)
+TEST(a_rank_that_does_not_answer_is_named_after_the_deadline)
 {
-    (void)state;
     comm_ranks_run("late", 2, "rank 0 of 2: all_gather: nothing from", true);
 }
 
-static void so_it_is_in_a_sum(void **state)
+TEST(so_it_is_in_a_sum)
 {
-    (void)state;
     comm_ranks_run("late sum", 2, "rank 0 of 2: all_reduce: nothing from", true);
 }
 
-static void so_it_is_in_a_captured_graph(void **state)
+TEST(so_it_is_in_a_captured_graph)
 {
-    (void)state;
     if (strncmp(test_device(), "cuda", 4) != 0) test_skip("only GPUs have graphs");
     comm_ranks_run("late graph", 2, "rank 0 of 2: a captured step: nothing from", true);
 }
 
-static void one_that_does_not_open_is_not_waited_for_without_end(void **state)
+TEST(one_that_does_not_open_is_not_waited_for_without_end)
 {
-    (void)state;
     if (strncmp(test_device(), "cuda", 4) == 0) test_skip("NCCL has waits of its own");
     comm_ranks_run("alone", 2, "rank 0 of 2: MPI_Init: nothing from the other ranks within", true);
     comm_ranks_run("alone, gone", 2, "rank 0 of 2: MPI_Init: rank 1 (there, process 7) is gone",
                    true);
 }
 
-static void a_rank_that_is_gone_ends_the_wait(void **state)
+TEST(a_rank_that_is_gone_ends_the_wait)
 {
-    (void)state;
     comm_ranks_run("gone", 2, "rank 0 of 2: all_gather: rank 1 (there, process 7) is gone", true);
 }
 
-static void one_rank_has_no_communicator(void **state)
+TEST(one_rank_has_no_communicator)
 {
-    (void)state;
     struct device *dev;
     struct comm *comm = (struct comm *)&dev;
     float x = 3;
@@ -368,16 +355,6 @@ static void one_rank_has_no_communicator(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_rank_has_no_communicator),
-        cmocka_unit_test(two_ranks_give_the_bits_of_sums_in_rank_order),
-        cmocka_unit_test(four_ranks_give_the_bits_of_sums_in_rank_order),
-        cmocka_unit_test(a_rank_that_does_not_answer_is_named_after_the_deadline),
-        cmocka_unit_test(so_it_is_in_a_sum),
-        cmocka_unit_test(so_it_is_in_a_captured_graph),
-        cmocka_unit_test(one_that_does_not_open_is_not_waited_for_without_end),
-        cmocka_unit_test(a_rank_that_is_gone_ends_the_wait),
-    };
     if (comm_rank_main(argc, argv, rank_run)) return 0;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_main();
 }

@@ -5,8 +5,6 @@
 #include "kernels/ops.h"
 #include "tests/support/comm_ranks.h"
 
-#include <string.h>
-
 #define DEADLINE_S 20.0
 #define K          192
 #define MOST_ROWS  130
@@ -194,16 +192,13 @@ out:
     return st;
 }
 
-static void two_ranks_have_the_bits_of_one_call_after_the_other(void **state)
+TEST(two_ranks_have_the_bits_of_one_call_after_the_other)
 {
-    (void)state;
     comm_ranks_run("ops", 2, "right", false);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_ranks_have_the_bits_of_one_call_after_the_other)};
     if (comm_rank_main(argc, argv, rank_run)) return 0;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_main();
 }

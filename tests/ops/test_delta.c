@@ -611,7 +611,4 @@ static const struct op_case cases[] = {
     {&op_split, "join 4/1 heads of 16", {3, 4, 1, 16, 1}, false},
 };
 
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], NULL, 0);
-}
+OP_TESTS(cases)

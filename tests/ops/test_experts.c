@@ -322,18 +322,9 @@ static void experts_act(struct device *dev)
     }
 }
 
-static void test_experts_act(void **state)
+TEST(test_experts_act)
 {
-    (void)state;
     on_each_device("matmul_experts_act", experts_act);
 }
 
-static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_experts_act),
-};
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
-                   sizeof tests / sizeof tests[0]);
-}
+OP_TESTS(cases)

@@ -4,9 +4,6 @@
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static struct device *dev;
 static const struct ops *ops;
@@ -219,30 +216,17 @@ static void on_each_device(void (*check)(void))
     }
 }
 
-static void test_rope_store(void **state)
+TEST(test_rope_store)
 {
-    (void)state;
     on_each_device(rope_store);
 }
 
-static void test_matmul_act(void **state)
+TEST(test_matmul_act)
 {
-    (void)state;
     on_each_device(matmul_act);
 }
 
-static void test_scratch(void **state)
+TEST(test_scratch)
 {
-    (void)state;
     on_each_device(scratch);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_store),
-        cmocka_unit_test(test_matmul_act),
-        cmocka_unit_test(test_scratch),
-    };
-    return cmocka_run_group_tests_name("fused operations", tests, NULL, NULL);
 }

@@ -7,9 +7,6 @@
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #if CW_CUDA
 #include "tests/support/k16_order.h"
 
@@ -191,9 +188,8 @@ static void want_device(void)
     ops = device_ops(dev);
 }
 
-static void test_products(void **state)
+TEST(test_products)
 {
-    (void)state;
     want_device();
     long failed = 0;
     for (int i = 0; i < N_SHAPES; i++)
@@ -248,9 +244,8 @@ static long check_experts(int n_experts, int n, int k, int rows)
     return wrong != 0;
 }
 
-static void test_experts(void **state)
+TEST(test_experts)
 {
-    (void)state;
     static const int rows[] = {2, 7, 16, 17, 64, 100, 300, 1024, 4096};
     long failed = 0;
     want_device();
@@ -306,9 +301,8 @@ static long latent_differ(const struct latent_test *t, const uint16_t *b, int n,
     return wrong;
 }
 
-static void test_latent(void **state)
+TEST(test_latent)
 {
-    (void)state;
     static const struct {
         int nope, rank, value;
     } sizes[] = {{128, 512, 128}, {192, 512, 256}, {16, 48, 24}};
@@ -345,25 +339,13 @@ static void test_latent(void **state)
 int main(int argc, char **argv)
 {
     filter = argc > 1 ? argv[1] : NULL;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_latent),
-    };
-    int failed = cmocka_run_group_tests_name("k16 order", tests, NULL, NULL);
+    const int failed = test_main();
     device_free(dev);
     return failed;
 }
 #else
-static void test_without_cuda(void **state)
+TEST(test_without_cuda)
 {
-    (void)state;
     test_skip("built without CUDA");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_without_cuda)};
-    return cmocka_run_group_tests_name("k16 order", tests, NULL, NULL);
 }
 #endif

@@ -2,7 +2,6 @@
  * results out of it, the expanded form and its gradient, that both forms give one result, and that
  * a row has the same bits in decoding and in training. */
 #include "tests/support/op_table.h"
-#include <string.h>
 
 // p: rows heads nope rope rank value
 static struct latent_shape shape_of(const struct op_test *t)
@@ -365,18 +364,9 @@ static void forms_agree(struct device *dev)
     input_close(dev, &in);
 }
 
-static void test_forms_agree(void **state)
+TEST(test_forms_agree)
 {
-    (void)state;
     on_each_device("latent forms", forms_agree);
 }
 
-static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_forms_agree),
-};
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
-                   sizeof tests / sizeof tests[0]);
-}
+OP_TESTS(cases)

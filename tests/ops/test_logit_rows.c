@@ -6,14 +6,7 @@
  *   test_logit_rows [--device cuda:N] */
 #include "common/base/rng.h"
 #include "kernels/ops.h"
-#include "tests/support/support.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static struct device *cpu, *cuda;
-static char no_cuda[300];
+#include "tests/support/op_table.h"
 
 static void *on_device(struct device *dev, size_t bytes, const void *from)
 {
@@ -230,7 +223,7 @@ static void adjustments(struct device *dev)
             *z -= a.rows[i].frequency * a.entries[e].count;
             if (a.entries[e].count) *z -= a.rows[i].presence;
         }
-    run_adjustment(cpu, &a, on_cpu, undone);
+    run_adjustment(op_cpu, &a, on_cpu, undone);
     run_adjustment(dev, &a, got, undone);
     int changed = 0;
     for (int i = 0; i < ROWS * VOCAB; i++) {
@@ -251,36 +244,12 @@ static void all(struct device *dev)
     adjustments(dev);
 }
 
-static void test_on_cpu(void **state)
+TEST(on_both_devices)
 {
-    (void)state;
-    all(cpu);
-}
-
-static void test_on_cuda(void **state)
-{
-    (void)state;
-    if (!cuda) {
-        printf("no CUDA: %s\n", no_cuda);
-        skip();
-    }
-    all(cuda);
+    on_each_device("logit rows", all);
 }
 
 int main(int argc, char **argv)
 {
-    const char *spec = "cuda:0";
-    if (argc == 3 && strcmp(argv[1], "--device") == 0) spec = argv[2];
-    if (device_open("cpu", &cpu) != ST_OK) {
-        fprintf(stderr, "test_logit_rows: %s\n", status_message());
-        return 1;
-    }
-    if (device_open(spec, &cuda) != ST_OK)
-        snprintf(no_cuda, sizeof no_cuda, "%s", status_message());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_on_cpu),
-                                       cmocka_unit_test(test_on_cuda)};
-    int failed = cmocka_run_group_tests_name("logit rows", tests, NULL, NULL);
-    device_free(cuda);
-    device_free(cpu);
-    return failed;
+    return op_main(argc, argv, NULL, 0);
 }

@@ -199,7 +199,4 @@ static const struct op_case cases[] = {
     {&op_distill, "n5 vocab151936/152064 t0.7", {5, 151936, 152064, 7, 0}, true},
 };
 
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], NULL, 0);
-}
+OP_TESTS(cases)

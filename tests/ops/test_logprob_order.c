@@ -4,10 +4,6 @@
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { ROWS = 40 };
 
@@ -96,15 +92,8 @@ static void check_device(const char *spec)
     device_free(dev);
 }
 
-static void sampled_is_trained(void **state)
+TEST(sampled_is_trained)
 {
-    (void)state;
     check_device("cpu");
     check_device("cuda:0");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sampled_is_trained)};
-    return cmocka_run_group_tests_name("log-probabilities in one order", tests, NULL, NULL);
 }

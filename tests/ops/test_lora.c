@@ -2,7 +2,6 @@
  * has the same bits alone and among others of any adapter. */
 #include "kernels/dropout.h"
 #include "tests/support/op_table.h"
-#include <string.h>
 
 // p: rows, k, parts, adapters, rank, first part's width; later parts are 3 and 6 columns narrower.
 // p[6]: hundredths of dropout. p[7]: y is f32, and the rows are those of a batch in reverse.
@@ -326,14 +325,9 @@ static void rows_alone(struct device *dev)
     rows_alone_in(dev, DT_BF16, DT_F32);
 }
 
-static void rows_are_alone(void **state)
+TEST(rows_are_alone)
 {
-    (void)state;
     on_each_device("lora", rows_alone);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_are_alone)};
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests, 1);
-}
+OP_TESTS(cases)

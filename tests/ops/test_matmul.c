@@ -100,18 +100,9 @@ static void matmul_rows(struct device *dev)
     device_release(dev, d_c);
 }
 
-static void test_matmul_rows(void **state)
+TEST(test_matmul_rows)
 {
-    (void)state;
     on_each_device("matmul rows", matmul_rows);
 }
 
-static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_matmul_rows),
-};
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
-                   sizeof tests / sizeof tests[0]);
-}
+OP_TESTS(cases)

@@ -509,18 +509,9 @@ static void moe_rows(struct device *dev)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
 }
 
-static void test_moe_rows(void **state)
+TEST(test_moe_rows)
 {
-    (void)state;
     on_each_device("moe rows", moe_rows);
 }
 
-static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_moe_rows),
-};
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
-                   sizeof tests / sizeof tests[0]);
-}
+OP_TESTS(cases)

@@ -164,7 +164,4 @@ static const struct op_case cases[] = {
     {&op_norm_back, "rms heads 700 x 12 x 128", {NORM_RMS, 700, 128, 12, 0, 512, 0, 1}, true},
 };
 
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], NULL, 0);
-}
+OP_TESTS(cases)

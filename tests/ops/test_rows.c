@@ -186,9 +186,8 @@ static void checksum_regions(struct device *dev)
     free(host);
 }
 
-static void test_checksum(void **state)
+TEST(test_checksum)
 {
-    (void)state;
     on_each_device("checksum", checksum_regions);
 }
 
@@ -230,9 +229,8 @@ static void convert_all(struct device *dev)
     free(got);
 }
 
-static void test_convert(void **state)
+TEST(test_convert)
 {
-    (void)state;
     on_each_device("convert", convert_all);
 }
 
@@ -262,20 +260,9 @@ static void random_numbers(struct device *dev)
     free(half);
 }
 
-static void test_random_normal(void **state)
+TEST(test_random_normal)
 {
-    (void)state;
     on_each_device("random_normal", random_numbers);
 }
 
-static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_random_normal),
-    cmocka_unit_test(test_checksum),
-    cmocka_unit_test(test_convert),
-};
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, cases, sizeof cases / sizeof cases[0], tests,
-                   sizeof tests / sizeof tests[0]);
-}
+OP_TESTS(cases)

@@ -312,9 +312,8 @@ static void sample_refuses(struct device *dev)
     for (int k = 0; k < 4; k++) device_release(dev, all[k]);
 }
 
-static void test_sample(void **state)
+TEST(test_sample)
 {
-    (void)state;
     on_each_device("sample greedy", sample_greedy);
     on_each_device("sample filters", sample_distribution);
     on_each_device("sample large", sample_large);
@@ -323,11 +322,7 @@ static void test_sample(void **state)
     on_each_device("sample refuses", sample_refuses);
 }
 
-static const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_sample),
-};
-
 int main(int argc, char **argv)
 {
-    return op_main(argc, argv, NULL, 0, tests, sizeof tests / sizeof tests[0]);
+    return op_main(argc, argv, NULL, 0);
 }

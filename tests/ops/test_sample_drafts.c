@@ -10,20 +10,13 @@
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/sampling.h"
-#include "tests/support/support.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/support/op_table.h"
 
 enum { VOCAB = 11, K = 3, LENGTH = K + 1, SEQUENCES = 35000, START = 0 };
 // sequences of all settings together: above 10^6
 
 // Normal deviate that a test may reach: one-sided p of 1e-6.
 static const double limit = 4.75;
-
-static struct device *cpu, *cuda;
-static char no_cuda[300];
 
 // Two first-order chains and a setting. Rows of logits are by last token.
 struct chain {
@@ -328,36 +321,12 @@ static void chains(struct device *dev)
     if (failed) fail_msg("%d of the settings above are not the target's distribution", failed);
 }
 
-static void test_chains_on_cpu(void **state)
+TEST(on_both_devices)
 {
-    (void)state;
-    chains(cpu);
-}
-
-static void test_chains_on_cuda(void **state)
-{
-    (void)state;
-    if (!cuda) {
-        printf("no CUDA: %s\n", no_cuda);
-        skip();
-    }
-    chains(cuda);
+    on_each_device("sample drafts", chains);
 }
 
 int main(int argc, char **argv)
 {
-    const char *spec = "cuda:0";
-    if (argc == 3 && strcmp(argv[1], "--device") == 0) spec = argv[2];
-    if (device_open("cpu", &cpu) != ST_OK) {
-        fprintf(stderr, "test_sample_drafts: %s\n", status_message());
-        return 1;
-    }
-    if (device_open(spec, &cuda) != ST_OK)
-        snprintf(no_cuda, sizeof no_cuda, "%s", status_message());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_chains_on_cpu),
-                                       cmocka_unit_test(test_chains_on_cuda)};
-    int failed = cmocka_run_group_tests_name("sample drafts", tests, NULL, NULL);
-    device_free(cuda);
-    device_free(cpu);
-    return failed;
+    return op_main(argc, argv, NULL, 0);
 }

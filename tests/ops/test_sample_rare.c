@@ -5,17 +5,14 @@
 #include "kernels/ops.h"
 #include "tests/support/sampling.h"
 #include "tests/support/support.h"
-#include <math.h>
-#include <stdio.h>
 
 enum { VOCAB = 8, ROWS = 6, LIKELIEST = 0 };
 
 // ---- uniforms -----------------------------------------------------------------------------------
 
 // Falls as the word grows, joins at the seams, and comes within 2^-65 of 0.
-static void below_one(void **state)
+TEST(below_one)
 {
-    (void)state;
     static const uint32_t seams[] = {0, 1u << 9, 1u << 31, ~(1u << 23) - 600, ~256u - 1100};
     for (size_t i = 0; i < sizeof seams / sizeof *seams; i++)
         for (uint32_t k = 0; k < 1200; k++) {
@@ -38,9 +35,8 @@ static void below_one(void **state)
 
 // Of words that take further bits, the distance to 1 is uniform on (0, 2^-24): counts below
 // 2^-24-k against their binomial.
-static void rare_is_as_rare_as_it_should_be(void **state)
+TEST(rare_is_as_rare_as_it_should_be)
 {
-    (void)state;
     enum { N = 1 << 20, LEVELS = 12 };
     struct rng r;
     int counts[LEVELS] = {0};
@@ -56,9 +52,8 @@ static void rare_is_as_rare_as_it_should_be(void **state)
     }
 }
 
-static void open01_f64(void **state)
+TEST(open01_f64)
 {
-    (void)state;
     assert_true(rng_open01_f64(0, 0) == 0x1p-53);
     assert_true(rng_open01_f64(~0u, ~0u) < 1);
     assert_true(rng_open01_f64(~0u, ~0u) == 1 - 0x1p-53);
@@ -169,24 +164,12 @@ static void on_each_device(void (*body)(struct device *))
     }
 }
 
-static void rare_tokens(void **state)
+TEST(rare_tokens)
 {
-    (void)state;
     on_each_device(rare_token);
 }
 
-static void rare_drafts(void **state)
+TEST(rare_drafts)
 {
-    (void)state;
     on_each_device(rare_draft);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(below_one),   cmocka_unit_test(rare_is_as_rare_as_it_should_be),
-        cmocka_unit_test(open01_f64),  cmocka_unit_test(rare_tokens),
-        cmocka_unit_test(rare_drafts),
-    };
-    return cmocka_run_group_tests_name("sample rare", tests, NULL, NULL);
 }

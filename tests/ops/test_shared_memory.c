@@ -2,16 +2,9 @@
  * forked before any device is opened, opens the handle it reads from a pipe, checks what the parent
  * wrote and writes an answer in place; wrong sizes and malformed handles are refused by name. */
 #include "kernels/device.h"
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/support/support.h"
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
-#include <cmocka.h>
 
 enum { WORDS = 1 << 20, BYTES = WORDS * 4 };
 
@@ -106,16 +99,14 @@ static void share(const char *spec)
     close(to_parent[0]);
 }
 
-static void test_cpu(void **state)
+TEST(test_cpu)
 {
-    (void)state;
     share("cpu");
 }
 
 // A descriptor for the new segment and none to look at it again with: nothing is left.
-static void test_few_descriptors(void **state)
+TEST(test_few_descriptors)
 {
-    (void)state;
     struct device *dev = NULL;
     struct shared_memory *memory = NULL;
     struct rlimit was, few;
@@ -136,16 +127,13 @@ static void test_few_descriptors(void **state)
     device_free(dev);
 }
 
-static void test_cuda(void **state)
+TEST(test_cuda)
 {
-    (void)state;
     share("cuda:0");
 }
 
 int main(void)
 {
     // the GPU first: a child must be forked before its parent opens a GPU
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cuda), cmocka_unit_test(test_cpu),
-                                       cmocka_unit_test(test_few_descriptors)};
-    return cmocka_run_group_tests_name("shared memory", tests, NULL, NULL);
+    return test_main();
 }

@@ -1,37 +1,30 @@
 /* bridge_sample.c: names of this process, and a bridge file with them. */
 #include "tests/support/bridge_sample.h"
 #include "bridge/process.h"
-#include "common/base/file.h"
 #include "kernels/device.h"
 #include "tests/support/support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 struct bridge_names bridge_names;
 
-int bridge_sample_open(void **state)
+void bridge_sample_open(void)
 {
-    (void)state;
     snprintf(bridge_names.folder, sizeof bridge_names.folder, "/tmp/commonweight-bridge-XXXXXX");
-    if (!mkdtemp(bridge_names.folder)) return -1;
+    assert_non_null(mkdtemp(bridge_names.folder));
     snprintf(bridge_names.file, sizeof bridge_names.file, "%s/bridge.json", bridge_names.folder);
     snprintf(bridge_names.socket, sizeof bridge_names.socket, "%s/s.sock", bridge_names.folder);
     snprintf(bridge_names.page, sizeof bridge_names.page, "/commonweight-test-page-%d",
              (int)getpid());
     snprintf(bridge_names.arena, sizeof bridge_names.arena, "/commonweight-test-arena-%d",
              (int)getpid());
-    return 0;
 }
-int bridge_sample_close(void **state)
+
+void bridge_sample_close(void)
 {
-    (void)state;
     shm_unlink(bridge_names.page);
     shm_unlink(bridge_names.arena);
-    return file_remove_tree(bridge_names.folder) == ST_OK ? 0 : -1;
+    assert_ok(file_remove_tree(bridge_names.folder));
 }
 
 void assert_says(const char *words)

@@ -17,8 +17,8 @@
 extern struct bridge_names {
     char folder[64], file[96], socket[96], page[64], arena[64];
 } bridge_names;
-int bridge_sample_open(void **state);
-int bridge_sample_close(void **state);
+void bridge_sample_open(void); // for TESTS_BETWEEN
+void bridge_sample_close(void);
 
 // A file of this process with a policy of n tensors and, where wanted, a small draft.
 struct bridge_file *bridge_sample(int n_tensors, bool draft);

@@ -1,12 +1,6 @@
 /* comm_ranks.c: see comm_ranks.h. */
 #include "tests/support/comm_ranks.h"
-#include "common/base/bytes.h"
 #include "tests/support/mpirun.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define MAX_RANKS 4
 #define UNMAPPED  "peers are not mapped"
@@ -116,7 +110,6 @@ void comm_ranks_run(const char *mode, int size, const char *wanted, bool without
         char *said = test_read(test_path(folder, name));
         if (strstr(said, UNMAPPED)) test_skip("%s", said);
         assert_contains(said, wanted);
-        free(said);
     }
     bytes_release(&text);
 }

@@ -1,12 +1,8 @@
 /* control_test.c: owner and writers of a control page for tests. */
 #include "tests/support/control_test.h"
-#include "common/base/clock.h"
 
-#include <signal.h>
-#include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 char control_test_page[CONTROL_TEST_NAME];
 

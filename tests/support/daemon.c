@@ -1,8 +1,6 @@
 /* daemon.c: the daemon as a child process, and a plain HTTP client over its Unix socket. */
 #include "tests/support/daemon.h"
 #include "bridge/attach.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
 #include "tests/support/mpirun.h"
@@ -12,13 +10,8 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #define OPTIONS_MAX 32
 #define START_MS    60000
@@ -79,7 +72,6 @@ void daemon_wait(struct daemon *d)
         struct wire_answer a;
         daemon_request(d->socket, "GET", "/health", "", NULL, &a);
         int status = a.status;
-        wire_answer_release(&a);
         if (status == 200) return;
         if (clock_now_ns() > deadline || !test_running(&d->child))
             fail_msg("the daemon did not become ready (status %d):\n%s", status, test_read(d->log));
@@ -97,6 +89,13 @@ int daemon_stop(struct daemon *d)
 {
     test_kill(&d->child, SIGTERM);
     return test_wait(&d->child, START_MS);
+}
+
+void daemon_end(struct daemon *d)
+{
+    const int status = test_running(&d->child) ? daemon_stop(d) : 1;
+    daemon_kill(d);
+    assert_int_equal(status, 0);
 }
 
 void daemon_kill(struct daemon *d)
@@ -207,14 +206,6 @@ void daemon_client(struct daemon *d, const char *python, const char *script, con
 
 // ---- HTTP --------------------------------------------------------------------------------------
 
-void wire_answer_release(struct wire_answer *a)
-{
-    bytes_release(&a->head);
-    bytes_release(&a->body);
-    json_decref(a->json);
-    a->json = NULL;
-}
-
 int daemon_connect(const char *socket_path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -257,6 +248,9 @@ static void split(struct bytes *whole, struct wire_answer *ret)
     if (strncmp(ret->head.data, "HTTP/1.", 7) == 0 && space) ret->status = atoi(space + 1);
     // a random model's text may hold any byte
     ret->json = json_loadb(bytes_text(&ret->body), ret->body.len, JSON_ALLOW_NUL, NULL);
+    test_keep(ret->head.data);
+    test_keep(ret->body.data);
+    test_keep(ret->json);
 }
 
 bool wire_read(int fd, int ms, struct wire_answer *ret)
@@ -299,9 +293,7 @@ static json_t *check_answer(struct wire_answer *a, const char *what, int status)
 {
     if (a->status != status || !a->json)
         fail_msg("%s: status %d, not %d: %s", what, a->status, status, bytes_text(&a->body));
-    json_t *json = json_incref(a->json);
-    wire_answer_release(a);
-    return json;
+    return a->json;
 }
 
 json_t *daemon_post(const char *socket_path, const char *path, int status, const char *body)

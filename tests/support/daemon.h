@@ -5,9 +5,7 @@
 #define TESTS_SUPPORT_DAEMON_H
 
 #include "bridge/attach.h"
-#include "common/base/bytes.h"
 #include "tests/support/support.h"
-#include <jansson.h>
 
 struct daemon {
     struct test_child child;
@@ -27,6 +25,7 @@ void daemon_spawn(struct daemon *d, const char *model,
 void daemon_spawn_ranks(struct daemon *d, int n, const char *model, const char *const options[]);
 void daemon_wait(struct daemon *d); // until /health says ok
 int daemon_stop(struct daemon *d);  // SIGTERM; its exit status
+void daemon_end(struct daemon *d);  // the same; fails where it has died before or ends badly
 void daemon_kill(struct daemon *d); // for teardowns: also when it never ran
 // The command line of a cw-trainer train that trains it: `options`, then `more` (both NULL-ended;
 // more may be NULL).
@@ -50,12 +49,11 @@ void daemon_client(struct daemon *d, const char *python, const char *script, con
 // daemon_start() on the CPU, bf16 elsewhere. For the option --dtype, where a later one counts.
 const char *daemon_exact_dtype(void);
 
-struct wire_answer {
+struct wire_answer { // what it holds lives as long as the program
     int status;
     struct bytes head, body;
     json_t *json; // body, where it is JSON; else NULL
 };
-void wire_answer_release(struct wire_answer *a);
 
 int daemon_connect(const char *socket_path); // connected; -1: refused
 int daemon_connect_tcp(int port);
@@ -66,7 +64,7 @@ bool wire_read(int fd, int ms, struct wire_answer *ret);
 // method and path as HTTP/1.0 with an optional body. Headers: "" or lines that end in \r\n.
 void daemon_request(const char *socket_path, const char *method, const char *path,
                     const char *headers, const char *body, struct wire_answer *ret);
-// POST; asserts the status and gives the JSON body (json_decref).
+// POST; asserts the status and gives the JSON body, which lives as long as the program.
 json_t *daemon_post(const char *socket_path, const char *path, int status, const char *body);
 json_t *daemon_get(const char *socket_path, const char *path, int status);
 

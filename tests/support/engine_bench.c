@@ -1,26 +1,20 @@
 /* engine_bench.c: see engine_bench.h. */
 #include "tests/support/engine_bench.h"
 #include "bridge/attach.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "common/base/rng.h"
 #include "common/model/weights.h"
 #include "tests/support/tiny_model.h"
 #include <dirent.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 const char *folder, *model_a, *model_b, *bridge_path;
 
-int engine_bench_set_up(void **state)
+void engine_bench_set_up(void)
 {
-    (void)state;
     folder = test_folder();
     model_a = test_path(folder, "a");
     model_b = test_path(folder, "b");
-    return tiny_model_write(model_a, 32, 2, VOCAB, 1) || tiny_model_write(model_b, 32, 2, VOCAB, 2);
+    assert_ok(tiny_model_write(model_a, 32, 2, VOCAB, 1));
+    assert_ok(tiny_model_write(model_b, 32, 2, VOCAB, 2));
 }
 
 void on_event(void *context, const struct engine_event *event)

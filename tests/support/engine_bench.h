@@ -13,7 +13,7 @@ enum { VOCAB = 320, MOST_SAMPLES = 8, MOST_TOKENS = 480, WAIT_MS = 60000 };
 
 extern const char *folder, *model_a, *model_b; // two models of one layout
 extern const char *bridge_path; // of the test's engine; one that failed may still hold its own
-int engine_bench_set_up(void **state);                  // makes them; cmocka's group set-up
+void engine_bench_set_up(void); // makes them; for TESTS_BETWEEN
 void for_each_golden(void (*serve)(const char *model)); // every model of tests/golden
 
 struct take { // what came back of a request; its tag

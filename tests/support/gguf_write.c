@@ -4,10 +4,6 @@
 #include "common/model/safetensors.h"
 #include "tests/support/support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { ALIGNMENT = 32, U32 = 4, I32 = 5, F32 = 6, BOOL = 7, STRING = 8, ARRAY = 9 };
 
 static void put_number(struct bytes *to, uint64_t x, size_t bytes)

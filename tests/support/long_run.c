@@ -1,12 +1,8 @@
 /* long_run.c: lines by printf. */
 #include "tests/support/long_run.h"
-#include "common/base/bytes.h"
-#include "common/base/file.h"
 #include "tests/support/support.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <unistd.h>
 
 #define GROUP 5
 

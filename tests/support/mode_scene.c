@@ -1,13 +1,5 @@
 /* mode_scene.c: see mode_scene.h. One thread. */
 #include "tests/support/mode_scene.h"
-#include "common/base/bytes.h"
-#include "common/base/json.h"
-
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 // ---- an environment -----------------------------------------------------------------------------
 
@@ -242,7 +234,7 @@ void mode_scene_begin_anew(const struct mode_scene *s)
 {
     const struct daemon *daemons[] = {&s->daemons[0], &s->daemons[1], &s->worker};
     for (int i = 0; i < 3; i++)
-        json_decref(daemon_post(daemons[i]->socket, "/reload", 200, "{\"draft\": true}"));
+        daemon_post(daemons[i]->socket, "/reload", 200, "{\"draft\": true}");
 }
 
 char *mode_scene_samples(const struct mode_scene *s, const char *name, int step, int ret_lines[])
@@ -261,6 +253,5 @@ char *mode_scene_samples(const struct mode_scene *s, const char *name, int step,
             ret_lines[number]++;
         json_decref(sample);
     }
-    free(text);
     return all.data;
 }

@@ -4,8 +4,6 @@
 #include "tests/support/support.h"
 #include "trainer/run/config.h"
 
-#include <string.h>
-
 #define TRIES 60 // runs that one is chosen of
 
 const struct mode_row modes[N_MODES] = {

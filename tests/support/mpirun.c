@@ -2,9 +2,6 @@
 #include "tests/support/mpirun.h"
 #include "tests/support/support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 int mpirun_put(int n, const char *ret_argv[MPIRUN_WORDS])
 {
     static const char *const numbers[] = {"0", "1", "2", "3", "4"};

@@ -1,11 +1,7 @@
 /* notify.c: see notify.h. */
 #include "tests/support/notify.h"
-#include "common/base/clock.h"
 #include "tests/support/support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 

@@ -1,10 +1,5 @@
 /* offline.c: the programs of offline.h. */
 #include "tests/support/offline.h"
-#include "common/base/bytes.h"
-
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define WORDS 80
 

@@ -328,17 +328,11 @@ static int read_arguments(int argc, char **argv, const char **ret_spec)
     return 0;
 }
 
-int op_main(int argc, char **argv, const struct op_case *table, size_t n_table,
-            const struct CMUnitTest *own, size_t n_own)
+int op_main(int argc, char **argv, const struct op_case *table, size_t n_table)
 {
-    enum { MOST_TESTS = 16 };
-    struct CMUnitTest tests[MOST_TESTS];
-    const struct CMUnitTest first = cmocka_unit_test(test_table);
-    const struct CMUnitTest last = cmocka_unit_test(test_cuda_compared);
     const char *spec = "cuda:0";
-    size_t n = 0;
     if (read_arguments(argc, argv, &spec) != 0) return 2;
-    if (n_own > MOST_TESTS - 2 || device_open("cpu", &op_cpu) != ST_OK) {
+    if (device_open("cpu", &op_cpu) != ST_OK) {
         fprintf(stderr, "%s: %s\n", argv[0], status_message());
         return 1;
     }
@@ -346,10 +340,9 @@ int op_main(int argc, char **argv, const struct op_case *table, size_t n_table,
         snprintf(no_cuda, sizeof no_cuda, "%s", status_message());
     cases = table;
     n_cases = n_table;
-    if (n_table > 0) tests[n++] = first;
-    for (size_t i = 0; i < n_own; i++) tests[n++] = own[i];
-    tests[n++] = last;
-    int failed = _cmocka_run_group_tests("ops", tests, n, NULL, NULL);
+    if (n_table > 0) test_list(0, (struct CMUnitTest)cmocka_unit_test(test_table));
+    test_list(INT_MAX, (struct CMUnitTest)cmocka_unit_test(test_cuda_compared));
+    const int failed = test_main();
     device_free(op_cuda);
     device_free(op_cpu);
     return failed;

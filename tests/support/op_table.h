@@ -12,13 +12,8 @@
 
 #include "common/base/rng.h"
 #include "kernels/ops.h"
+#include "tests/support/support.h"
 #include <float.h>
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
 
 enum { MAX_ARRAYS = 16, GUARD = 256 }; // GUARD: bytes behind an array
 
@@ -60,9 +55,13 @@ struct op_case {
 
 extern struct device *op_cpu, *op_cuda; // op_cuda: NULL where there is none
 
-// Runs the table, then the tests of its own that a file has, each over both devices.
-int op_main(int argc, char **argv, const struct op_case *cases, size_t n_cases,
-            const struct CMUnitTest *tests, size_t n_tests);
+// Runs the table, then the file's TEST()s, each over both devices.
+int op_main(int argc, char **argv, const struct op_case *cases, size_t n_cases);
+#define OP_TESTS(cases)                                                                            \
+    int main(int argc, char **argv)                                                                \
+    {                                                                                              \
+        return op_main(argc, argv, cases, sizeof cases / sizeof cases[0]);                         \
+    }
 
 void *must(void *p); // exits where it is NULL
 void sync_or_fail(struct device *dev);

@@ -1,9 +1,6 @@
 /* pair.c: two daemons of one model, and trainers of one rank and of two on them. */
 #include "tests/support/pair.h"
 
-#include <string.h>
-#include <unistd.h>
-
 bool on_cpu(void)
 {
     return strcmp(test_device(), "cpu") == 0;
@@ -69,7 +66,6 @@ static json_int_t served_version(const struct daemon *d)
 {
     json_t *health = daemon_get(d->socket, "/health", 200);
     json_int_t version = json_integer_value(json_object_get(health, "weight_version"));
-    json_decref(health);
     return version;
 }
 

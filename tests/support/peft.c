@@ -2,10 +2,6 @@
 #include "tests/support/peft.h"
 #include "tests/support/support.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 const char *peft_python(void)
 {
     return test_python("torch, transformers, peft");
@@ -27,7 +23,6 @@ void peft_agrees(const char *python, const char *model, const char *adapter, con
     if (test_command(log, 120000, argv) != 0) {
         char *text = test_read(log);
         print_message("%s\n", text);
-        free(text);
         fail_msg("the script failed");
     }
     char *bytes = test_read(out);
@@ -39,5 +34,4 @@ void peft_agrees(const char *python, const char *model, const char *adapter, con
     }
     print_message("logits differ by %.2g of the largest\n", worst / most);
     assert_true(worst / most <= 1e-5);
-    free(bytes);
 }

@@ -1,18 +1,11 @@
 /* rank_group.c: forked ranks and the files by which they say how it ended. */
 #include "tests/support/rank_group.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "common/base/spawn.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #define LIMIT_MS 60000
 
@@ -60,7 +53,6 @@ enum status rank_group_outcome(struct rank_group *g, int i, char ret_sentence[20
     char *text = test_read(p->outcome), *line = strchr(text, '\n');
     sscanf(text, "%d", &code);
     if (ret_sentence && line) snprintf(ret_sentence, 2048, "%s", line + 1);
-    free(text);
     return (enum status)code;
 }
 

@@ -1,14 +1,8 @@
 /* rank_program.c: the launching parts of cw-trainer train, and nothing of training. */
 #include "tests/support/rank_program.h"
-#include "common/base/clock.h"
 #include "common/base/program.h"
 #include "common/ranks/liveness.h"
 #include "trainer/run/config.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 struct rank_main {
     struct train_config config;
@@ -81,7 +75,6 @@ pid_t rank_program_pid(const char *log, const char *rank, int64_t ms)
         const char *line = strstr(text, rank), *pid = line ? strstr(line, "pid ") : NULL;
         const pid_t found = pid && strchr(pid, '\n') ? atoi(pid + 4) : 0;
         if (!found && clock_ms_until(deadline) == 0) fail_msg("no \"%s\" in: %s", rank, text);
-        free(text);
         if (found) return found;
         clock_sleep_ms(10);
     }

@@ -2,8 +2,6 @@
 #include "tests/support/reference.h"
 #include "infer-server/engine/runner.h"
 #include "tests/support/support.h"
-#include <stdlib.h>
-#include <string.h>
 
 #define MAX_TOKENS 1024
 #define BLOCK      4

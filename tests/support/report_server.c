@@ -1,11 +1,5 @@
 /* report_server.c: its port is that of its log. */
 #include "tests/support/report_server.h"
-#include "common/base/clock.h"
-
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define START_MS 120000
 #define LOOK_MS  20
@@ -21,7 +15,6 @@ int report_server_start(struct test_child *child, const char *log, const char *a
         char *text = test_read(log);
         const char *url = strstr(text, "http://127.0.0.1:");
         if (url && strchr(url, '\n')) sscanf(url, "http://127.0.0.1:%d/", &port);
-        free(text);
         if (port == 0) clock_sleep_ms(LOOK_MS);
     }
     if (port == 0) fail_msg("cw-report --serve does not say where: %s", log);

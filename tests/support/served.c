@@ -1,28 +1,18 @@
 /* served.c: see served.h. */
 #include "tests/support/served.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 struct daemon served;
 
-int served_start(void **state)
+void served_start(void)
 {
-    static const char *const options[] = {"--max-batch",     "8",   "--max-queue", "192",
-                                          "--max-body",      "64K", "--kv-memory", "32M",
-                                          "--prefill-chunk", "24",  NULL};
-    (void)state;
+    const char *const *options = OPTIONS("--max-batch", "8", "--max-queue", "192", "--max-body",
+                                         "64K", "--kv-memory", "32M", "--prefill-chunk", "24");
     daemon_start(&served, daemon_model(test_folder(), true, 7), options);
-    return 0;
 }
 
-int served_stop(void **state)
+void served_stop(void)
 {
-    (void)state;
-    int status = test_running(&served.child) ? daemon_stop(&served) : 1; // 1: it died meanwhile
-    daemon_kill(&served);
-    return status;
+    daemon_end(&served);
 }
 
 const char *text_of(const json_t *object, const char *key)
@@ -55,7 +45,6 @@ double number_in_metrics(const char *name)
     while (line && line != a.body.data && line[-1] != '\n') line = strstr(line + 1, name);
     if (!line) fail_msg("no metric %s", name);
     double x = atof(strchr(line, '}') + 1);
-    wire_answer_release(&a);
     return x;
 }
 

@@ -7,8 +7,8 @@
 
 extern struct daemon served; // from served_start() to served_stop()
 
-int served_start(void **state); // set-up and tear-down of a group of tests
-int served_stop(void **state);  // 1: it has died meanwhile
+void served_start(void); // before and after a file's tests
+void served_stop(void);  // fails where it has died meanwhile
 
 const char *text_of(const json_t *object, const char *key);
 json_int_t int_of(const json_t *object, const char *key);

@@ -2,20 +2,123 @@
  * program empties; children are started with a parent-death signal, so a crashed test leaves none.
  */
 #include "tests/support/support.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <stdatomic.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <unistd.h>
+
+// ---- tests --------------------------------------------------------------------------------------
+
+#define CHILDREN_MAX 64
+static pid_t children[CHILDREN_MAX]; // that were not waited for yet
+static int n_children;
+
+// waitpid() with `options`. True once it has ended, with its status where it had not been waited
+// for before.
+static bool wait_for_end(pid_t pid, int options, int *ret_exit_status)
+{
+    int status = SIGKILL;
+    pid_t ended;
+    do ended = waitpid(pid, &status, options);
+    while (ended < 0 && errno == EINTR);
+    if (ended == 0) return false;
+    for (int i = 0; i < n_children; i++)
+        if (children[i] == pid) {
+            memmove(&children[i], &children[i + 1], (size_t)(--n_children - i) * sizeof pid);
+            break;
+        }
+    if (ret_exit_status)
+        *ret_exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return true;
+}
+
+static struct listed {
+    int line;
+    struct CMUnitTest test;
+} * listed; // by line: a compiler may order constructors as it likes
+static size_t n_listed;
+static void (*before_all)(void), (*after_all)(void);
+static int n_children_before; // started by before_all, or main()
+
+void test_list(int line, struct CMUnitTest test)
+{
+    size_t i = n_listed++;
+    listed = realloc(listed, n_listed * sizeof *listed);
+    if (!listed) abort();
+    for (; i > 0 && listed[i - 1].line > line; i--) listed[i] = listed[i - 1];
+    listed[i].line = line;
+    listed[i].test = test;
+}
+
+void test_fixtures(void (*before)(void), void (*after)(void))
+{
+    before_all = before;
+    after_all = after;
+}
+
+static int run_before(void **state)
+{
+    (void)state;
+    if (before_all) before_all();
+    n_children_before = n_children;
+    return 0;
+}
+
+static int run_after(void **state)
+{
+    (void)state;
+    if (after_all) after_all();
+    return 0;
+}
+
+static int run_after_one(void **state)
+{
+    struct CMUnitTest *test = *state;
+    const int rc = test->teardown_func ? test->teardown_func(&test->initial_state) : 0;
+    while (n_children > n_children_before) {
+        kill(children[n_children - 1], SIGKILL);
+        wait_for_end(children[n_children - 1], 0, NULL);
+    }
+    return rc;
+}
+
+static int run_before_one(void **state)
+{
+    struct CMUnitTest *test = *state;
+    return test->setup_func ? test->setup_func(&test->initial_state) : 0;
+}
+
+static void run_one(void **state)
+{
+    struct CMUnitTest *test = *state;
+    test->test_func(&test->initial_state);
+}
+
+int test_main(void)
+{
+    struct CMUnitTest *tests = calloc(n_listed, sizeof *tests);
+    assert_non_null(tests);
+    for (size_t i = 0; i < n_listed; i++)
+        tests[i] = (struct CMUnitTest){listed[i].test.name, run_one, run_before_one, run_after_one,
+                                       &listed[i].test};
+    const int failed = _cmocka_run_group_tests(program_invocation_short_name, tests, n_listed,
+                                               run_before, run_after);
+    free(tests);
+    free(listed);
+    return failed;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    return test_main();
+}
+
+// ---- assertions ---------------------------------------------------------------------------------
 
 void test_status(enum status got, enum status wanted, const char *expression, const char *file,
                  int line)
@@ -75,6 +178,20 @@ static char *keep(const char *text, bool folder)
     k->next = all_kept;
     all_kept = k;
     return k->text;
+}
+
+void *test_keep(void *memory)
+{
+    static struct kept_memory {
+        struct kept_memory *next;
+        void *memory;
+    } * _Atomic newest; // reachable, so that it is no leak
+    struct kept_memory *k = malloc(sizeof *k);
+    if (!k) abort();
+    k->memory = memory;
+    k->next = newest;
+    while (!atomic_compare_exchange_weak(&newest, &k->next, k)) continue;
+    return memory;
 }
 
 const char *test_folder(void)
@@ -171,8 +288,7 @@ char *test_read(const char *path)
 {
     struct bytes text = BYTES_INIT;
     assert_ok(file_read(path, 1u << 30, &text));
-    if (!text.data) return strdup("");
-    return text.data; // the buffer ends in NUL
+    return test_keep(text.data ? text.data : strdup("")); // the buffer ends in NUL
 }
 
 void test_write(const char *path, const void *data, size_t len)
@@ -224,26 +340,21 @@ static void run_child(const char *log, const char *const argv[], pid_t parent)
 
 void test_spawn(struct test_child *child, const char *log, const char *const argv[])
 {
-    assert_int_equal(child->pid, 0);
+    assert_false(test_running(child));
+    assert_in_range(n_children, 0, CHILDREN_MAX - 1);
     *child = (struct test_child){.program = argv[0]};
     snprintf(child->log, sizeof child->log, "%s", log);
     fflush(NULL);
     pid_t parent = getpid(), pid = fork();
     if (pid == 0) run_child(log, argv, parent);
     if (pid < 0) fail_msg("fork: %s", strerror(errno));
-    child->pid = pid;
+    child->pid = children[n_children++] = pid;
 }
 
 // waitpid() with `options`; notes the exit status when the child has ended.
 static void reap(struct test_child *child, int options)
 {
-    int status;
-    pid_t pid;
-    if (child->pid == 0) return;
-    do pid = waitpid(child->pid, &status, options);
-    while (pid < 0 && errno == EINTR);
-    if (pid != child->pid) return;
-    child->exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (child->pid == 0 || !wait_for_end(child->pid, options, &child->exit_status)) return;
     child->pid = 0;
 }
 

@@ -4,14 +4,50 @@
 #ifndef TESTS_SUPPORT_SUPPORT_H
 #define TESTS_SUPPORT_SUPPORT_H
 
+#include "common/base/clock.h"
+#include "common/base/file.h"
+#include "common/base/json.h"
 #include "common/base/status.h"
 #include <limits.h>
+#include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/types.h>
+#include <unistd.h>
 #include <cmocka.h>
+
+// ---- tests --------------------------------------------------------------------------------------
+
+// TEST(name) { ... } is a test: the program runs those of its file in the file's order, or the ones
+// that its argument, a pattern with * and ?, names. It has cmocka's `state`, and with TEST_WITH a
+// function of cmocka's before and after it (NULL: none) and what *state points to. Children that it
+// has started and that still run are killed behind it.
+#define TEST(name) TEST_WITH(name, NULL, NULL, NULL)
+#define TEST_WITH(name, before, after, data)                                                       \
+    static void name(void **state);                                                                \
+    __attribute__((constructor)) static void list_##name(void)                                     \
+    {                                                                                              \
+        test_list(__LINE__, (struct CMUnitTest){#name, name, before, after, data});                \
+    }                                                                                              \
+    static void name(void **state __attribute__((unused)))
+// What runs once before and after the tests of a file (NULL: nothing).
+#define TESTS_BETWEEN(before, after)                                                               \
+    __attribute__((constructor)) static void list_fixtures(void)                                   \
+    {                                                                                              \
+        test_fixtures(before, after);                                                              \
+    }
+
+void test_list(int line, struct CMUnitTest test); // line 0: before those with one
+void test_fixtures(void (*before)(void), void (*after)(void));
+// Runs what is listed; the exit status. A file whose program does more than that calls it in a
+// main() of its own.
+int test_main(void);
 
 // ---- assertions ---------------------------------------------------------------------------------
 
@@ -23,6 +59,9 @@
 // The sentence of the last error contains `part`.
 #define assert_message(part)        test_contains(status_message(), (part), __FILE__, __LINE__)
 #define assert_contains(text, part) test_contains((text), (part), __FILE__, __LINE__)
+
+// The exit status of what is run.
+#define assert_exit(status, run) assert_int_equal(run, status)
 
 void test_status(enum status got, enum status wanted, const char *expression, const char *file,
                  int line);
@@ -52,6 +91,10 @@ const char *test_golden(const char *name);
 // the repository. Skips the test, with the reason printed, where it is not there.
 void test_data_folder(const char *name, char ret_path[PATH_MAX]);
 
+// Keeps what malloc() or jansson gave as long as the program lives, which then need not free it.
+// Any thread.
+void *test_keep(void *memory);
+
 // Prints "skipped: <reason>" and skips the test.
 void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
@@ -62,7 +105,7 @@ const char *test_python(const char *modules);
 // The device that daemons and trainers of this test run use: $COMMONWEIGHT_TEST_DEVICE, or "cpu".
 const char *test_device(void);
 
-// Content of a file as a string, freed with free().
+// Content of a file as a string, which lives as long as the program.
 char *test_read(const char *path);
 void test_write(const char *path, const void *data, size_t len);
 // Both folders' files of that name hold the same bytes.
@@ -73,7 +116,8 @@ void test_same_file(const char *folder_a, const char *folder_b, const char *name
 // The words of a command line, or a part of them, as a NULL-ended list.
 #define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-// Zero-initialise; test_end() may then be called at any time, also twice.
+// Zero-initialise; test_end() may then be called at any time, also twice, and need not be at the
+// end of a test.
 struct test_child {
     pid_t pid;           // 0: none, or already waited for
     int exit_status;     // once ended: 0..255, or 128 + signal

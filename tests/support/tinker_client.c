@@ -1,12 +1,5 @@
 /* tinker_client.c: cw-trainer serve as a child process, and a client of it. */
 #include "tests/support/tinker_client.h"
-#include "common/base/clock.h"
-
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define START_MS  60000
 #define ANSWER_MS 60000
@@ -35,7 +28,6 @@ void tinker_server_start(struct tinker_server *s, const struct daemon *d, const 
         s->port = port ? atoi(port + 7) : 0;
         if (s->port == 0 && (clock_now_ns() > deadline || !test_running(&s->child)))
             fail_msg("cw-trainer serve did not start:\n%s", log);
-        free(log);
         if (s->port) break;
     }
     const char *file = test_path(s->runs, "api-key");
@@ -50,11 +42,6 @@ int tinker_server_stop(struct tinker_server *s)
     return test_wait(&s->child, START_MS);
 }
 
-void tinker_server_kill(struct tinker_server *s)
-{
-    test_end(&s->child);
-}
-
 void tinker_script(const struct tinker_server *s, const char *python, const char *script,
                    const char *check)
 {
@@ -67,7 +54,6 @@ void tinker_script(const struct tinker_server *s, const char *python, const char
     if (test_command(log, SCRIPT_MS, argv) == 0) return;
     char *text = test_read(log);
     print_message("%s\n", text);
-    free(text);
     fail_msg("the script failed");
 }
 
@@ -111,9 +97,7 @@ static json_t *check(struct wire_answer *a, const char *path, int status)
 {
     if (a->status != status || !a->json)
         fail_msg("%s: status %d, not %d: %s", path, a->status, status, bytes_text(&a->body));
-    json_t *json = json_incref(a->json);
-    wire_answer_release(a);
-    return json;
+    return a->json;
 }
 
 json_t *tinker_post(const struct tinker_server *s, const char *path, int status, const char *format,
@@ -167,7 +151,6 @@ void tinker_retrieve_bytes(const struct tinker_server *s, json_t *future, struct
         fail_msg("retrieve_future: status %d: %s", a.status, bytes_text(&a.body));
     *ret = a.body;
     a.body = (struct bytes)BYTES_INIT;
-    wire_answer_release(&a);
 }
 
 void tinker_model(const struct tinker_server *s, char ret_session[128], char ret_model[128])
@@ -176,7 +159,6 @@ void tinker_model(const struct tinker_server *s, char ret_session[128], char ret
     const char *session_id = json_string_value(json_object_get(session, "session_id"));
     if (!session_id) fail_msg("create_session: %s", json_dumps(session, 0));
     snprintf(ret_session, 128, "%s", session_id ? session_id : "");
-    json_decref(session);
     json_t *model = tinker_retrieve(
         s, tinker_post(s, "create_model", 200,
                        "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"any/model\","
@@ -185,7 +167,6 @@ void tinker_model(const struct tinker_server *s, char ret_session[128], char ret
     const char *id = json_string_value(json_object_get(model, "model_id"));
     if (!id) fail_msg("create_model: %s", json_dumps(model, 0));
     snprintf(ret_model, 128, "%s", id ? id : "");
-    json_decref(model);
 }
 
 void tinker_refused(json_t *answer, const char *why)
@@ -280,6 +261,5 @@ double tinker_step(const struct tinker_server *s, const char *model, int seq_id,
     const json_t *norm = json_object_get(json_object_get(answer, "metrics"), "grad_norm:mean");
     if (!norm) fail_msg("optim_step: %s", json_dumps(answer, 0));
     const double value = json_number_value(norm);
-    json_decref(answer);
     return value;
 }

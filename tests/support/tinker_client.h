@@ -16,8 +16,7 @@ struct tinker_server {
 // serves.
 void tinker_server_start(struct tinker_server *s, const struct daemon *d, const char *runs,
                          const char *const more[]);
-int tinker_server_stop(struct tinker_server *s);  // SIGTERM; its exit status
-void tinker_server_kill(struct tinker_server *s); // for teardowns
+int tinker_server_stop(struct tinker_server *s); // SIGTERM; its exit status
 
 // Runs a script of the repository with the server's URL, the name "model", the server's --run-dir
 // and one of its checks (NULL: all) by a Python that has the SDK; fails the test with what it
@@ -33,7 +32,8 @@ void tinker_each_python(void (*run)(const char *python));
 // One request; `type` NULL: no body.
 void tinker_request(const struct tinker_server *s, const char *method, const char *path,
                     const char *type, const struct bytes *body, struct wire_answer *ret);
-// POST of JSON text to /api/v1/PATH; the answer (json_decref), whose status must be this.
+// POST of JSON text to /api/v1/PATH; the answer, which lives as long as the program and whose
+// status must be this.
 json_t *tinker_post(const struct tinker_server *s, const char *path, int status, const char *format,
                     ...) __attribute__((format(printf, 4, 5)));
 json_t *tinker_get(const struct tinker_server *s, const char *path, int status);

@@ -21,11 +21,3 @@ void tinker_pair_stop(struct tinker_pair *p)
     assert_int_equal(tinker_server_stop(&p->server), 0);
     assert_int_equal(daemon_stop(&p->daemon), 0);
 }
-
-int tinker_pair_kill(void **state)
-{
-    struct tinker_pair *p = *state;
-    tinker_server_kill(&p->server);
-    daemon_kill(&p->daemon);
-    return 0;
-}

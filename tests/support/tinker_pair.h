@@ -14,10 +14,6 @@ struct tinker_pair {
 void tinker_pair_start(struct tinker_pair *p, const char *folder, const char *const daemon_more[],
                        const char *const server_more[]);
 void tinker_pair_stop(struct tinker_pair *p); // both, which end well
-// A test that may fail at any moment: both are dead behind it.
-#define TINKER_TEST(function, pair)                                                                \
-    cmocka_unit_test_prestate_setup_teardown(function, NULL, tinker_pair_kill, pair)
-int tinker_pair_kill(void **state);
 
 // Two datums of TINKER_N tokens with "weights", the first of which is 0.
 enum { TINKER_N = 6 };

@@ -1,12 +1,7 @@
 /* tiny_adapter.c: see tiny_adapter.h. */
 #include "tests/support/tiny_adapter.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 struct adapter_config *tiny_adapter_config(const char *text)
 {

@@ -1,9 +1,6 @@
 /* tokens.c: see tokens.h. */
 #include "tests/support/tokens.h"
-#include "common/base/json.h"
 #include "tests/support/support.h"
-
-#include <string.h>
 
 void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool special,
                 const int32_t *want, int n)

@@ -1,14 +1,5 @@
 /* training.c: the scene of training.h. */
 #include "tests/support/training.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 void scene_open_model(struct scene *s, const char *model, const char *const options[])
 {
@@ -83,7 +74,6 @@ bool said(const struct scene *s, const char *part)
 {
     char *log = test_read(test_path(s->folder, "alone.log"));
     bool found = strstr(log, part) != NULL;
-    free(log);
     return found;
 }
 
@@ -91,14 +81,12 @@ void assert_said(const struct scene *s, const char *part)
 {
     char *log = test_read(test_path(s->folder, "alone.log"));
     assert_contains(log, part);
-    free(log);
 }
 
 void assert_log(const struct scene *s, const char *part)
 {
     char *log = test_read(test_path(s->folder, "trainer.log"));
     assert_contains(log, part);
-    free(log);
 }
 
 // Lines of metrics.jsonl so far.
@@ -109,7 +97,6 @@ int steps_done(const struct scene *s, const char *run)
     char *text = test_read(path);
     int n = 0;
     for (const char *c = text; *c; c++) n += *c == '\n';
-    free(text);
     return n;
 }
 
@@ -139,8 +126,7 @@ json_t *last_metrics(const struct scene *s, const char *run)
     const char *line = strrchr(text, '\n');
     line = line ? line + 1 : text;
     assert_ok(json_parse("metrics", line, strlen(line), &m));
-    free(text);
-    return m;
+    return test_keep(m);
 }
 
 double metric(const json_t *m, const char *key)
@@ -160,7 +146,6 @@ int column(const struct scene *s, const char *run, const char *key, double *ret,
         ret[n++] = json_number_value(json_object_get(m, key));
         json_decref(m);
     }
-    free(text);
     return n;
 }
 
@@ -172,7 +157,6 @@ void wait_for_log(const struct scene *s, const char *part)
         char *log = test_read(path);
         found = strstr(log, part) != NULL;
         if (!found && clock_ms_until(deadline) == 0) fail_msg("no \"%s\" in:\n%s", part, log);
-        free(log);
         clock_sleep_ms(10);
     }
 }

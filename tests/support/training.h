@@ -37,7 +37,7 @@ void wait_for_steps(const struct scene *s, const char *run, int n, struct test_c
 const char *latest(const struct scene *s, const char *run); // checkpoint
 
 json_t *last_metrics(const struct scene *s,
-                     const char *run);           // line of metrics.jsonl; new reference
+                     const char *run);           // line of metrics.jsonl
 double metric(const json_t *m, const char *key); // which it must have
 // Values of a key in the lines of metrics.jsonl, 0 where a line has none; up to `most`. How many.
 int column(const struct scene *s, const char *run, const char *key, double *ret, int most);

@@ -3,9 +3,6 @@
 #include "kernels/ops.h"
 #include "tests/support/support.h"
 
-#include <math.h>
-#include <stdio.h>
-
 enum { N = 300 };
 
 static const float grads[2] = {0.25f, -1.5f};
@@ -64,9 +61,8 @@ static bool has_cuda(void)
     return true;
 }
 
-static void betas_near_one(void **state)
+TEST(betas_near_one)
 {
-    (void)state;
     static const double betas[][2] = {
         {0.9, 0.999}, {0.9, 0.99999}, {0.99999, 0.999999}, {0.3, 0.6}};
     float w[N], v[N], cuda_w[N], cuda_v[N];
@@ -80,10 +76,4 @@ static void betas_near_one(void **state)
         assert_memory_equal(v, cuda_v, sizeof v);
     }
     if (!cuda) printf("cpu only\n");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(betas_near_one)};
-    return cmocka_run_group_tests_name("adamw", tests, NULL, NULL);
 }

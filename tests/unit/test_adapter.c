@@ -1,8 +1,6 @@
 /* test_adapter.c: LoRA adapters: PEFT's config and folder (common/model/adapter_config.h,
  * adapter.h), and a forward pass over rows of several adapters (adapter_table.h). That the numbers
  * are PEFT's, tests/golden tells. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/model/safetensors.h"
 #include "tests/support/peft.h"
 #include "tests/support/reference.h"
@@ -10,17 +8,11 @@
 #include "tests/support/tiny_adapter.h"
 #include "tests/support/tiny_model.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { VOCAB = 50, LAYERS = 2, TOKENS = 6 };
 
 // ---- the config ---------------------------------------------------------------------------------
-static void targets_match_as_in_peft(void **state)
+TEST(targets_match_as_in_peft)
 {
-    (void)state;
 #define Q0 "model.layers.0.self_attn.q_proj"
 #define Q3 "model.layers.13.self_attn.q_proj"
     static const struct {
@@ -63,9 +55,8 @@ static void targets_match_as_in_peft(void **state)
     }
 }
 
-static void other_kinds_are_refused_by_name(void **state)
+TEST(other_kinds_are_refused_by_name)
 {
-    (void)state;
     static const struct {
         const char *text, *says;
         enum status code;
@@ -98,9 +89,8 @@ static void other_kinds_are_refused_by_name(void **state)
     }
 }
 
-static void broken_patterns_are_told(void **state)
+TEST(broken_patterns_are_told)
 {
-    (void)state;
     int rank;
     float scale;
     struct adapter_config *config = tiny_adapter_config("{\"target_modules\": \"a(\"}");
@@ -134,18 +124,14 @@ static const char *base_folder(void)
     return folder;
 }
 
-static int open_base(void **state)
+static void open_base(void)
 {
-    (void)state;
     reference_open(base_folder(), "cpu", &base);
-    return 0;
 }
 
-static int close_base(void **state)
+static void close_base(void)
 {
-    (void)state;
     reference_close(&base);
-    return 0;
 }
 
 static struct adapter *adapter_of(const char *text)
@@ -170,9 +156,8 @@ static struct adapter *random_adapter(const char *text, uint64_t seed)
 #define QV                                                                                         \
     "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":8,\"target_modules\":[\"q_proj\",\"v_proj\"]}"
 
-static void a_plan_lists_what_is_adapted(void **state)
+TEST(a_plan_lists_what_is_adapted)
 {
-    (void)state;
     struct adapter *a = adapter_of(ALL);
     assert_int_equal(a->n, 7 * LAYERS);
     assert_int_equal(a->weights->n_tensors, 14 * LAYERS);
@@ -189,9 +174,8 @@ static void a_plan_lists_what_is_adapted(void **state)
     assert_message("model.layers.0.self_attn.q_proj");
 }
 
-static void a_new_adapter_is_kaiming_and_zero(void **state)
+TEST(a_new_adapter_is_kaiming_and_zero)
 {
-    (void)state;
     struct adapter *a = adapter_of(ALL);
     float x[4096], most = 0;
     assert_ok(adapter_init(a, base.dev, 9));
@@ -203,9 +187,8 @@ static void a_new_adapter_is_kaiming_and_zero(void **state)
     release(a);
 }
 
-static void a_folder_goes_and_comes(void **state)
+TEST(a_folder_goes_and_comes)
 {
-    (void)state;
     const char *folder = test_folder();
     struct adapter *a = random_adapter(QV, 5), *b = adapter_of(QV);
     assert_ok(adapter_save(a, base.dev, folder, DT_F32));
@@ -245,9 +228,8 @@ static void logits_of(const int *adapter, int n, float *ret)
     memcpy(ret, base.model->logits, (size_t)n * TOKENS * VOCAB * sizeof *ret);
 }
 
-static void one_batch_has_several(void **state)
+TEST(one_batch_has_several)
 {
-    (void)state;
     enum { N = 4, EACH = TOKENS * VOCAB };
     static float alone[3][EACH], plain[EACH], together[N * EACH];
     static const int order[N] = {1, -1, 0, 1};
@@ -277,9 +259,8 @@ static void one_batch_has_several(void **state)
 }
 
 // By which captured steps are known: it says which blocks have an operation of their own.
-static void sites_are_told_apart(void **state)
+TEST(sites_are_told_apart)
 {
-    (void)state;
     struct adapter *all = random_adapter(ALL, 5), *qv = random_adapter(QV, 6);
     struct adapter_table *table;
     assert_ok(adapter_table_new(base.dev, base.weights, 2, 4, &table));
@@ -302,9 +283,8 @@ static void sites_are_told_apart(void **state)
 
 // vLLM's PEFTHelper: r, lora_alpha and target_modules must be there, bias is "none", and
 // modules_to_save and use_dora are not set.
-static void our_config_is_one_for_vllm(void **state)
+TEST(our_config_is_one_for_vllm)
 {
-    (void)state;
     static const char *const targets[] = {"all-linear", "q_proj,v_proj"};
     for (size_t i = 0; i < 2; i++) {
         json_t *json;
@@ -321,9 +301,8 @@ static void our_config_is_one_for_vllm(void **state)
     }
 }
 
-static void peft_opens_our_folder(void **state)
+TEST(peft_opens_our_folder)
 {
-    (void)state;
     static float have[TOKENS * VOCAB];
     const char *python = peft_python(), *folder = test_folder();
     json_t *json;
@@ -348,19 +327,4 @@ static void peft_opens_our_folder(void **state)
     release(a);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(targets_match_as_in_peft),
-        cmocka_unit_test(other_kinds_are_refused_by_name),
-        cmocka_unit_test(broken_patterns_are_told),
-        cmocka_unit_test(a_plan_lists_what_is_adapted),
-        cmocka_unit_test(a_new_adapter_is_kaiming_and_zero),
-        cmocka_unit_test(a_folder_goes_and_comes),
-        cmocka_unit_test(one_batch_has_several),
-        cmocka_unit_test(sites_are_told_apart),
-        cmocka_unit_test(our_config_is_one_for_vllm),
-        cmocka_unit_test(peft_opens_our_folder),
-    };
-    return cmocka_run_group_tests_name("adapter", tests, open_base, close_base);
-}
+TESTS_BETWEEN(open_base, close_base)

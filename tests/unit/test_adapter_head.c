@@ -1,15 +1,12 @@
 /* test_adapter_head.c: adapters of the head, of models whose head is a matrix of its own and of
  * those where it is the embeddings: PEFT's targets and folders, and rows of several adapters of one
  * batch, whose logits are wanted in any order. That the numbers are PEFT's, tests/golden tells. */
-#include "common/base/file.h"
 #include "common/model/safetensors.h"
 #include "tests/support/peft.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_adapter.h"
 #include "tests/support/tiny_model.h"
-
-#include <string.h>
 
 enum { HIDDEN = 32, VOCAB = 50, LAYERS = 2, TOKENS = 6 };
 #define HEAD "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[\"lm_head\"]}"
@@ -21,9 +18,8 @@ enum { HIDDEN = 32, VOCAB = 50, LAYERS = 2, TOKENS = 6 };
 static const int32_t ids[TOKENS] = {3, 14, 15, 9, 26, 5};
 
 // ---- PEFT's targets and folders -----------------------------------------------------------------
-static void targets_are_pefts(void **state)
+TEST(targets_are_pefts)
 {
-    (void)state;
     static const struct {
         const char *text;
         int rank;
@@ -59,9 +55,8 @@ static void open_model(bool tied, const char *folder, struct reference *ret)
 }
 
 // The head is the last that is listed, under PEFT's name, whichever matrix of the base it is.
-static void the_head_is_listed_last(void **state)
+TEST(the_head_is_listed_last)
 {
-    (void)state;
     for (int tied = 0; tied < 2; tied++) {
         struct reference r;
         open_model(tied, test_folder(), &r);
@@ -125,9 +120,8 @@ static void write_as_peft(const struct peft_folder *f, const char *folder)
                                 read_factor, (void *)f));
 }
 
-static void the_bases_matrix_may_lie_beside(void **state)
+TEST(the_bases_matrix_may_lie_beside)
 {
-    (void)state;
     struct reference r;
     open_model(true, test_folder(), &r);
     const char *folder = test_folder();
@@ -181,9 +175,8 @@ static void rows_are_in_any_order(struct reference *r, struct adapter_table *tab
     model_use_adapters(r->model, NULL);
 }
 
-static void a_row_has_its_adapter(void **state)
+TEST(a_row_has_its_adapter)
 {
-    (void)state;
     static const char *const configs[] = {HEAD, ALL, BOTH};
     for (int tied = 0; tied < 2; tied++) {
         struct reference r;
@@ -203,9 +196,8 @@ static void a_row_has_its_adapter(void **state)
     }
 }
 
-static void peft_opens_our_folder(void **state)
+TEST(peft_opens_our_folder)
 {
-    (void)state;
     static const int all[TOKENS] = {0, 1, 2, 3, 4, 5};
     static float have[TOKENS * VOCAB];
     const char *python = peft_python();
@@ -226,16 +218,4 @@ static void peft_opens_our_folder(void **state)
         tiny_adapter_free(r.dev, a);
         reference_close(&r);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(targets_are_pefts),
-        cmocka_unit_test(the_head_is_listed_last),
-        cmocka_unit_test(the_bases_matrix_may_lie_beside),
-        cmocka_unit_test(a_row_has_its_adapter),
-        cmocka_unit_test(peft_opens_our_folder),
-    };
-    return cmocka_run_group_tests_name("adapter head", tests, NULL, NULL);
 }

@@ -6,12 +6,9 @@
 #include "trainer/curriculum/curriculum.h"
 #include "trainer/rollout/scoring.h"
 
-#include <math.h>
-
 // The mean of equal numbers is their value, and that of 0 and 1 a quotient of whole numbers.
-static void means(void **state)
+TEST(means)
 {
-    (void)state;
     double x[60], mean, std;
     for (int n = 1; n <= 60; n++) {
         for (int i = 0; i < n; i++) x[i] = 0.1;
@@ -27,9 +24,8 @@ static void means(void **state)
     assert_true(mean == 0 && std == 0);
 }
 
-static void equal_groups(void **state)
+TEST(equal_groups)
 {
-    (void)state;
     enum { GROUPS = 10, EACH = 7 };
     double rewards[GROUPS * EACH];
     float advantages[GROUPS * EACH];
@@ -46,9 +42,8 @@ static void equal_groups(void **state)
 }
 
 // --reward-normalise terms: what f32 leaves of equal scores is no difference.
-static void noise_is_no_score(void **state)
+TEST(noise_is_no_score)
 {
-    (void)state;
     const double weights[] = {1, 1};
     double sums[8], plain[8];
     // right, wrong, right, wrong; right x 4. A second term of equal scores computed in f32.
@@ -74,9 +69,8 @@ static void noise_is_no_score(void **state)
 }
 
 // --cost: a sample that the daemon drafted nothing for is neither better nor worse for it.
-static void undrafted_samples(void **state)
+TEST(undrafted_samples)
 {
-    (void)state;
     enum { GROUPS = 3, EACH = 4, N = GROUPS * EACH };
     // one of the first group, two of the second, none of the third
     static const double rates[N] = {1, -1, -1, -1, 0.25, -1, 0.75, -1, -1, -1, -1, -1};
@@ -125,9 +119,8 @@ static int rollouts(const struct buckets *b, int bucket)
 
 // Prompts that are all solved, or all not, get the same number of samples; others are told apart
 // as ever.
-static void solved_prompts(void **state)
+TEST(solved_prompts)
 {
-    (void)state;
     double solved[30], unsolved[30], mixed[30], failed[30];
     struct buckets b;
     for (int i = 0; i < 30; i++) {
@@ -151,16 +144,4 @@ static void solved_prompts(void **state)
     assert_true(b.contrast == 1);
     assert_int_equal(rollouts(&b, 0), 10);
     assert_int_equal(rollouts(&b, 2), 4);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(means),
-        cmocka_unit_test(equal_groups),
-        cmocka_unit_test(noise_is_no_score),
-        cmocka_unit_test(undrafted_samples),
-        cmocka_unit_test(solved_prompts),
-    };
-    return cmocka_run_group_tests_name("advantage", tests, NULL, NULL);
 }

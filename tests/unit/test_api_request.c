@@ -1,10 +1,7 @@
 /* test_api_request.c: infer-server/http/api.h: what a body becomes, field by field. Refusals are in
  * tests/e2e/test_refusals.c, where their answers are seen too. */
 #include "infer-server/http/api.h"
-#include "common/base/json.h"
 #include "tests/support/support.h"
-
-#include <string.h>
 
 static const struct api_model model = {.name = "m",
                                        .folder = "folder",
@@ -29,9 +26,8 @@ static void refuse(enum api_kind kind, const char *body, enum status code, const
     assert_null(r);
 }
 
-static void test_defaults(void **state)
+TEST(test_defaults)
 {
-    (void)state;
     struct api_request *r = parse(API_COMPLETIONS, "{\"prompt\":[1,2]}");
     assert_int_equal(r->n_samples, 1);
     assert_int_equal(r->sampling.max_tokens, 16);
@@ -52,9 +48,8 @@ static void test_defaults(void **state)
 }
 
 // The default of max_tokens gives way to the context; an explicit one is refused (test_context).
-static void test_generation_config(void **state)
+TEST(test_generation_config)
 {
-    (void)state;
     static const char text[] = "{\"temperature\":0.7,\"top_p\":0.8,\"top_k\":40,\"min_p\":0.05,"
                                "\"max_new_tokens\":50,\"do_sample\":true,\"eos_token_id\":[1,2]}";
     struct api_model m = model;
@@ -101,9 +96,8 @@ static void test_generation_config(void **state)
     json_decref(config);
 }
 
-static void test_groups(void **state)
+TEST(test_groups)
 {
-    (void)state;
     struct api_request *r = parse(
         API_ROLLOUTS, "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":3},{\"prompt_token_ids\":"
                       "[2,3]},{\"prompt_token_ids\":[4],\"seed\":5,\"id\":\"x\"}],\"sampling\":"
@@ -120,9 +114,8 @@ static void test_groups(void **state)
     api_request_free(r);
 }
 
-static void test_context(void **state)
+TEST(test_context)
 {
-    (void)state;
     struct api_request *r = parse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":60}");
     api_request_free(r);
     refuse(API_COMPLETIONS, "{\"prompt\":[1,2,3,4],\"max_tokens\":61}", ST_TOO_LONG,
@@ -131,9 +124,8 @@ static void test_context(void **state)
            "request: max_tokens is 61");
 }
 
-static void test_neutral_values_pass(void **state)
+TEST(test_neutral_values_pass)
 {
-    (void)state;
     struct api_request *r = parse(
         API_COMPLETIONS,
         "{\"prompt\":[1],\"model\":\"m\",\"frequency_penalty\":0,\"presence_penalty\":0.0,"
@@ -149,9 +141,8 @@ static void test_neutral_values_pass(void **state)
     refuse(API_COMPLETIONS, "{\"prompt\":[1],\"model\":\"other\"}", ST_NOT_FOUND, "other");
 }
 
-static void test_too_much(void **state)
+TEST(test_too_much)
 {
-    (void)state;
     struct bytes body = BYTES_INIT;
     bytes_puts(&body, "{\"prompt\":[[1]");
     for (int i = 0; i < API_MAX_PROMPTS; i++) bytes_puts(&body, ",[1]");
@@ -166,17 +157,4 @@ static void test_too_much(void **state)
     for (int i = 0; i < 100000; i++) bytes_puts(&body, "["); // nesting is bounded by the parser
     refuse(API_COMPLETIONS, bytes_text(&body), ST_FORMAT, "request");
     bytes_release(&body);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_generation_config),
-        cmocka_unit_test(test_context),
-        cmocka_unit_test(test_neutral_values_pass),
-        cmocka_unit_test(test_too_much),
-    };
-    return cmocka_run_group_tests_name("api_request", tests, NULL, NULL);
 }

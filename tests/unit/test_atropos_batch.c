@@ -1,12 +1,7 @@
 /* test_atropos_batch.c: the groups of Atropos' environments as a rollout with its scores, and what
  * is wrong with a batch, by name. */
-#include "common/base/json.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/source.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 static const struct atropos_bounds bounds = {
     .vocab_size = 50, .max_tokens = 8, .temperature = 1, .needs_logprobs = true};
@@ -20,9 +15,8 @@ static enum status read_text(const char *text, struct rollout **ret, struct scor
     return st;
 }
 
-static void groups_of_one_prompt_share_it(void **state)
+TEST(groups_of_one_prompt_share_it)
 {
-    (void)state;
     struct rollout *r;
     struct scores s = {0};
     assert_ok(read_text(
@@ -47,9 +41,8 @@ static void groups_of_one_prompt_share_it(void **state)
 }
 
 // Sizes differ, so each sequence is a group of its own here; advantages are of their groups.
-static void turns_sizes_and_overrides(void **state)
+TEST(turns_sizes_and_overrides)
 {
-    (void)state;
     static const uint8_t mask[] = {AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_POLICY, AUTHOR_POLICY};
     struct rollout *r;
     struct scores s = {0};
@@ -94,9 +87,8 @@ static void assert_batch(const char *text, enum status status, const char *sente
 #define SEQUENCE "\"tokens\": [[1, 2]], \"masks\": [[-100, 2]], \"scores\": [1]"
 #define LOGPROBS ", \"inference_logprobs\": [[1, -1]]"
 
-static void what_is_wrong_is_named(void **state)
+TEST(what_is_wrong_is_named)
 {
-    (void)state;
     static const struct {
         const char *group;
         enum status status;
@@ -138,14 +130,4 @@ static void what_is_wrong_is_named(void **state)
     }
     assert_batch("[]", ST_FORMAT, "/batch: no list of groups");
     assert_batch("{}", ST_FORMAT, "/batch: no list of groups");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(groups_of_one_prompt_share_it),
-        cmocka_unit_test(turns_sizes_and_overrides),
-        cmocka_unit_test(what_is_wrong_is_named),
-    };
-    return cmocka_run_group_tests_name("atropos_batch", tests, NULL, NULL);
 }

@@ -9,10 +9,6 @@
 #include "tests/support/support.h"
 #include "trainer/learn/learner.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { SEQS = 4, PROMPT = 7, COMPLETION = 13, WIDTH = PROMPT + COMPLETION };
 
 struct sequences { // a folder's, as groups of one
@@ -126,9 +122,8 @@ static int split(char *text, char **ret, int max)
     return n;
 }
 
-static void is_transformers_loss(void **state)
+TEST(is_transformers_loss)
 {
-    (void)state;
     char *text = test_read("tests/golden/balance/balance.txt"), *lines[128];
     const int n = split(text, lines, 128);
     int n_ways = 0;
@@ -150,12 +145,10 @@ static void is_transformers_loss(void **state)
         safetensors_free(s.values);
     }
     assert_int_equal(n_ways, 12);
-    free(text);
 }
 
-static void coef_is_the_models_own(void **state)
+TEST(coef_is_the_models_own)
 {
-    (void)state;
     static const struct {
         const char *folder;
         double wanted, coef;
@@ -186,13 +179,4 @@ static void coef_is_the_models_own(void **state)
             assert_float_equal(coef, cases[i].coef, 0);
         model_config_free(config);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(is_transformers_loss),
-        cmocka_unit_test(coef_is_the_models_own),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,18 +27,16 @@ static void check(const struct added *rows, int n)
     device_free(dev);
 }
 
-static void test_sequences_of_their_own(void **state)
+TEST(test_sequences_of_their_own)
 {
-    (void)state;
     static const struct added rows[] = {
         {7, 1, {0, 1, 2, 3}, 7}, {0, 5, {4, 5, 6, 7}, 0}, {5, 3, {8, 9, 10, 11}, 5}};
     check(rows, 3);
 }
 
 // A draft's row sees the rows before it, which the same step stores; over a block's border too.
-static void test_drafts_go_on(void **state)
+TEST(test_drafts_go_on)
 {
-    (void)state;
     static const struct added rows[] = {{6, 1, {0, 1, 2, 3}, 6}, {7, 1, {0, 1, 2, 3}, 6},
                                         {8, 1, {0, 1, 2, 3}, 6}, {9, 1, {0, 1, 2, 3}, 6},
                                         {9, 1, {4, 5, 6, 7}, 9}, {10, 1, {4, 5, 6, 7}, 9}};
@@ -46,18 +44,16 @@ static void test_drafts_go_on(void **state)
 }
 
 // A shared prompt's blocks, and positions that happen to follow, do not make two samples one.
-static void test_siblings_stay_apart(void **state)
+TEST(test_siblings_stay_apart)
 {
-    (void)state;
     static const struct added rows[] = {{8, 1, {0, 1, 2, 3}, 8}, {9, 1, {0, 1, 4, 5}, 9}};
     check(rows, 2);
 }
 
 // Of a table with room for 64 blocks a sequence only what the longest context needs is copied, and
 // every sequence finds its blocks.
-static void test_table_closes_up(void **state)
+TEST(test_table_closes_up)
 {
-    (void)state;
     enum { ROOM = 64, SEQS = 3 };
     static const int firsts[SEQS] = {3, 4 * 19, 10};
     struct device *dev = NULL;
@@ -85,9 +81,8 @@ static void test_table_closes_up(void **state)
 }
 
 // Of a batch that decodes not every row is wanted; both are padded.
-static void test_padding(void **state)
+TEST(test_padding)
 {
-    (void)state;
     const int32_t blocks[1] = {7};
     struct device *dev = NULL;
     struct batch *b = NULL;
@@ -116,16 +111,4 @@ static void test_padding(void **state)
     assert_int_equal(batch_commit(b, 4, 4), ST_INVALID);
     batch_free(b);
     device_free(dev);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sequences_of_their_own),
-        cmocka_unit_test(test_drafts_go_on),
-        cmocka_unit_test(test_siblings_stay_apart),
-        cmocka_unit_test(test_table_closes_up),
-        cmocka_unit_test(test_padding),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,11 +2,8 @@
 #include "tests/support/support.h"
 #include "trainer/run/progress.h"
 
-#include <math.h>
-
-static void higher_is_better(void **state)
+TEST(higher_is_better)
 {
-    (void)state;
     struct best b = BEST_NONE;
     assert_false(best_consider(&b, 0, NAN)); // nothing to compare with yet
     assert_int_equal(b.step, -1);
@@ -22,9 +19,8 @@ static void higher_is_better(void **state)
     assert_int_equal(b.waited, 0);
 }
 
-static void through_a_checkpoint(void **state)
+TEST(through_a_checkpoint)
 {
-    (void)state;
     struct best b = BEST_NONE, again = {.step = 7};
     json_t *json = best_to_json(&b);
     assert_ok(best_from_json("x", json, &again));
@@ -48,9 +44,8 @@ static void through_a_checkpoint(void **state)
     free(text);
 }
 
-static void bad_ones_are_refused(void **state)
+TEST(bad_ones_are_refused)
 {
-    (void)state;
     static const char *const cases[] = {"[]",
                                         "{}",
                                         "{\"step\": 3}",
@@ -66,14 +61,4 @@ static void bad_ones_are_refused(void **state)
         assert_int_equal(b.step, 5);
         json_decref(json);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(higher_is_better),
-        cmocka_unit_test(through_a_checkpoint),
-        cmocka_unit_test(bad_ones_are_refused),
-    };
-    return cmocka_run_group_tests_name("best", tests, NULL, NULL);
 }

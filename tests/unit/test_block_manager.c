@@ -3,11 +3,9 @@
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/block_manager.h"
-#include <string.h>
 
-static void take_is_all_or_nothing(void **state)
+TEST(take_is_all_or_nothing)
 {
-    (void)state;
     struct block_manager *c = NULL;
     int32_t blocks[4] = {-1, -1, -1, -1};
     assert_ok(block_manager_new(4, 16, &c));
@@ -27,9 +25,8 @@ static void take_is_all_or_nothing(void **state)
     block_manager_free(c);
 }
 
-static void shared_blocks_outlive_one_holder(void **state)
+TEST(shared_blocks_outlive_one_holder)
 {
-    (void)state;
     struct block_manager *c = NULL;
     int32_t prompt[2], own[3];
     assert_ok(block_manager_new(5, 16, &c));
@@ -63,9 +60,8 @@ static int32_t find(const struct block_manager *c, uint64_t text)
     return block_manager_find(c, &key);
 }
 
-static void longest_free_is_taken_first(void **state)
+TEST(longest_free_is_taken_first)
 {
-    (void)state;
     struct block_manager *c = NULL;
     int32_t all[4], next[4];
     assert_ok(block_manager_new(4, 4, &c));
@@ -83,9 +79,8 @@ static void longest_free_is_taken_first(void **state)
     block_manager_free(c);
 }
 
-static void end_of_a_sequence_goes_first(void **state)
+TEST(end_of_a_sequence_goes_first)
 {
-    (void)state;
     struct block_manager *c = NULL;
     int32_t all[3], next[1];
     assert_ok(block_manager_new(3, 4, &c));
@@ -99,9 +94,8 @@ static void end_of_a_sequence_goes_first(void **state)
     block_manager_free(c);
 }
 
-static void found_until_taken(void **state)
+TEST(found_until_taken)
 {
-    (void)state;
     struct block_manager *c = NULL;
     int32_t all[3], rest[2];
     assert_ok(block_manager_new(3, 4, &c));
@@ -132,9 +126,8 @@ static void found_until_taken(void **state)
     block_manager_free(c);
 }
 
-static void every_part_of_a_key_counts(void **state)
+TEST(every_part_of_a_key_counts)
 {
-    (void)state;
     struct block_manager *c = NULL;
     int32_t all[5];
     struct block_key keys[5];
@@ -154,9 +147,8 @@ static void every_part_of_a_key_counts(void **state)
 }
 
 // Two samples that computed the same text: it is found until both blocks are gone.
-static void blocks_of_one_name(void **state)
+TEST(blocks_of_one_name)
 {
-    (void)state;
     struct block_manager *c = NULL;
     int32_t all[3], taken[1];
     assert_ok(block_manager_new(3, 4, &c));
@@ -173,9 +165,8 @@ static void blocks_of_one_name(void **state)
     block_manager_free(c);
 }
 
-static void hashes_depend_on_all_before(void **state)
+TEST(hashes_depend_on_all_before)
 {
-    (void)state;
     int32_t tokens[12];
     struct block_hash start = {.part = {0, 0}}, other = {.part = {1, 0}}, a[3], b[3];
     for (int i = 0; i < 12; i++) tokens[i] = i;
@@ -195,9 +186,8 @@ static void hashes_depend_on_all_before(void **state)
     assert_memory_not_equal(&a[2], &b[2], sizeof *a);
 }
 
-static void refuses_empty_pool(void **state)
+TEST(refuses_empty_pool)
 {
-    (void)state;
     struct block_manager *c = NULL;
     assert_status(block_manager_new(0, 16, &c), ST_INVALID);
     assert_null(c);
@@ -206,9 +196,8 @@ static void refuses_empty_pool(void **state)
 
 // 64 sequences come, share, find and go at random; after each move the book agrees with a recount,
 // and what is taken is what has been of no use for longest.
-static void random_walk(void **state)
+TEST(random_walk)
 {
-    (void)state;
     enum { N_BLOCKS = 97, N_SEQS = 64, MOST = 9, N_TEXTS = 150 };
     struct block_manager *c = NULL;
     int32_t held[N_SEQS][MOST];
@@ -270,21 +259,4 @@ static void random_walk(void **state)
     }
     assert_true(n_found > 100 && n_evicted > 1000);
     block_manager_free(c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(take_is_all_or_nothing),
-        cmocka_unit_test(shared_blocks_outlive_one_holder),
-        cmocka_unit_test(longest_free_is_taken_first),
-        cmocka_unit_test(end_of_a_sequence_goes_first),
-        cmocka_unit_test(found_until_taken),
-        cmocka_unit_test(every_part_of_a_key_counts),
-        cmocka_unit_test(blocks_of_one_name),
-        cmocka_unit_test(hashes_depend_on_all_before),
-        cmocka_unit_test(refuses_empty_pool),
-        cmocka_unit_test(random_walk),
-    };
-    return cmocka_run_group_tests_name("kv_cache", tests, NULL, NULL);
 }

@@ -3,9 +3,6 @@
  */
 #include "bridge/attach.h"
 #include "bridge/process.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/base/log.h"
 #include "kernels/ops.h"
 #include "tests/support/bridge_sample.h"
@@ -13,24 +10,14 @@
 #include "trainer/run/run.h"
 #include "trainer/run/stop.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 // ---- a daemon -----------------------------------------------------------------------------------
 
@@ -161,9 +148,8 @@ static enum status fail_half_way(void *context)
     return status_fail(ST_DEVICE, "the GPU fell off");
 }
 
-static void test_publish(void **state)
+TEST(test_publish)
 {
-    (void)state;
     pid_t pid = start_daemon(HONEST);
     struct bridge *b = NULL, *second = NULL;
     struct publish_times times = {0};
@@ -241,9 +227,8 @@ static void assert_a_signal_ends_the_wait(struct bridge *b)
     assert_int_equal(status, 10 << 8);
 }
 
-static void test_run_waits_for_a_restore(void **state)
+TEST(test_run_waits_for_a_restore)
 {
-    (void)state;
     pid_t pid = start_daemon(SLOW_TO_RESTORE);
     struct bridge *b;
     assert_ok(bridge_attach(bridge_names.file, NULL, &b));
@@ -273,9 +258,8 @@ static void change_file(const char *at, const char *value)
     json_decref(json);
 }
 
-static void test_attach_faults(void **state)
+TEST(test_attach_faults)
 {
-    (void)state;
     static const struct {
         const char *at, *value;
         enum status st;
@@ -329,9 +313,8 @@ static void unload_before_it_is_mapped(void *context, const char *step, enum sta
     u->file->n_roles = 2;
 }
 
-static void test_unloaded_meanwhile(void **state)
+TEST(test_unloaded_meanwhile)
 {
-    (void)state;
     pid_t pid = start_daemon(HONEST);
     struct bridge *b = NULL;
     struct unloading u = {.file = bridge_sample(TENSORS, true)}; // the draft has no memory
@@ -387,9 +370,8 @@ static void check_output(const struct bytes *output, const char *words)
         fail_msg("no \"%s\" in:\n%s", words, bytes_text(output));
 }
 
-static void test_checker(void **state)
+TEST(test_checker)
 {
-    (void)state;
     struct bytes out = BYTES_INIT;
     char json_arguments[128];
     if (!find_checker()) {
@@ -451,12 +433,4 @@ static void test_checker(void **state)
     bytes_release(&out);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_publish),       cmocka_unit_test(test_run_waits_for_a_restore),
-        cmocka_unit_test(test_attach_faults), cmocka_unit_test(test_unloaded_meanwhile),
-        cmocka_unit_test(test_checker),
-    };
-    return cmocka_run_group_tests_name("bridge", tests, bridge_sample_open, bridge_sample_close);
-}
+TESTS_BETWEEN(bridge_sample_open, bridge_sample_close)

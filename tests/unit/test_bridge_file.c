@@ -1,23 +1,14 @@
 /* test_bridge_file.c: the bridge file: written, read back, found, and refused with the fault's
  * name; its list of roles. */
-#include "common/base/bytes.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "bridge/process.h"
 #include "tests/support/bridge_sample.h"
 #include "tests/support/support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-static void test_round_trip(void **state)
+TEST(test_round_trip)
 {
-    (void)state;
     struct bridge_file *f = bridge_sample(TENSORS, true), *again = NULL;
     struct stat sb;
     assert_int_equal(bridge_file_write(f), ST_OK);
@@ -75,9 +66,8 @@ static void test_round_trip(void **state)
 }
 
 // What tools for vLLM-style bridges read.
-static void test_old_keys(void **state)
+TEST(test_old_keys)
 {
-    (void)state;
     struct bridge_file *f = bridge_sample(3, false);
     json_t *json = NULL;
     struct bytes name = BYTES_INIT;
@@ -179,9 +169,8 @@ static const struct {
     {"ipc_handles/model.layers.1.weight", "[]", ST_FORMAT, "no object in ipc_handles"},
 };
 
-static void test_faults(void **state)
+TEST(test_faults)
 {
-    (void)state;
     struct bridge_file *f = bridge_sample(3, true), *ret = NULL;
     json_t *good = NULL;
     assert_int_equal(bridge_file_write(f), ST_OK);
@@ -212,9 +201,8 @@ static void test_faults(void **state)
     assert_says("/no/such/bridge.json");
 }
 
-static void test_write_refuses(void **state)
+TEST(test_write_refuses)
 {
-    (void)state;
     struct bridge_file *f = bridge_sample(3, false);
     unlink(bridge_names.file);
     f->roles[0].tensors[1].offset -= 4;
@@ -236,9 +224,8 @@ static void put_file(const char *path)
 }
 
 // Of a bf16 model: DeepSeek-V3's correction bias, which is f32, and no other tensor.
-static void test_buffers_are_f32(void **state)
+TEST(test_buffers_are_f32)
 {
-    (void)state;
     struct bridge_file *f = bridge_sample(3, false), *again = NULL;
     f->roles[0].dt = DT_BF16;
     for (int i = 0; i < 2; i++) {
@@ -259,9 +246,8 @@ static void test_buffers_are_f32(void **state)
     bridge_file_free(f);
 }
 
-static void test_search_order(void **state)
+TEST(test_search_order)
 {
-    (void)state;
     char saved[4096], path[512], found[512], runtime[128], logs[128], set[128];
     snprintf(runtime, sizeof runtime, "%s/commonweight", bridge_names.folder);
     snprintf(logs, sizeof logs, "%s/vllm_bridge_config.json", bridge_names.folder);
@@ -328,9 +314,8 @@ static enum status read_renamed(const char *role, struct bridge_file **ret)
     return st;
 }
 
-static void test_roles_are_a_list(void **state)
+TEST(test_roles_are_a_list)
 {
-    (void)state;
     static const char *const known[] = {"draft", "reference", "frozen", "adapter:maths"};
     static const char *const unknown[] = {"king", "adapter", "adapter:", "drafts", "Draft"};
     struct bridge_file *f = NULL;
@@ -352,9 +337,8 @@ static void test_roles_are_a_list(void **state)
     }
 }
 
-static void test_adapters_have_names(void **state)
+TEST(test_adapters_have_names)
 {
-    (void)state;
     struct bridge_file *f = bridge_sample(3, true), *again = NULL;
     struct bridge_role *roles = calloc(3, sizeof *roles);
     memcpy(roles, f->roles, 2 * sizeof *roles);
@@ -381,14 +365,4 @@ static void test_adapters_have_names(void **state)
     bridge_file_free(f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),       cmocka_unit_test(test_old_keys),
-        cmocka_unit_test(test_faults),           cmocka_unit_test(test_write_refuses),
-        cmocka_unit_test(test_buffers_are_f32),  cmocka_unit_test(test_search_order),
-        cmocka_unit_test(test_roles_are_a_list), cmocka_unit_test(test_adapters_have_names),
-    };
-    return cmocka_run_group_tests_name("bridge_file", tests, bridge_sample_open,
-                                       bridge_sample_close);
-}
+TESTS_BETWEEN(bridge_sample_open, bridge_sample_close)

@@ -1,18 +1,13 @@
 /* test_bytes.c: common/base bytes, base64, UTF-8, and the status sentences. */
-#include "common/base/bytes.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 // ---- status -------------------------------------------------------------------------------------
 
-static void status_keeps_sentence(void **state)
+TEST(status_keeps_sentence)
 {
-    (void)state;
     assert_int_equal(status_fail(ST_FORMAT, "%s: field %d", "a.json", 3), ST_FORMAT);
     assert_string_equal(status_message(), "a.json: field 3");
     assert_int_equal(status_context(ST_FORMAT, "loading %s", "m"), ST_FORMAT);
@@ -25,9 +20,8 @@ static void status_keeps_sentence(void **state)
     assert_string_equal(status_words((enum status)999), "unknown error");
 }
 
-static void status_cuts_at_character(void **state)
+TEST(status_cuts_at_character)
 {
-    (void)state;
     char filler[2047];
     for (int pad = 2030; pad < 2047; pad++) {
         memset(filler, 'x', (size_t)pad);
@@ -55,9 +49,8 @@ static void *other_thread(void *argument)
     return (void *)(uintptr_t)empty;
 }
 
-static void status_is_per_thread(void **state)
+TEST(status_is_per_thread)
 {
-    (void)state;
     pthread_t thread;
     void *empty;
     status_fail(ST_IO, "mine");
@@ -69,9 +62,8 @@ static void status_is_per_thread(void **state)
 
 // ---- bytes --------------------------------------------------------------------------------------
 
-static void bytes_build_text(void **state)
+TEST(bytes_build_text)
 {
-    (void)state;
     struct bytes b = BYTES_INIT;
     assert_string_equal(bytes_text(&b), "");
     bytes_puts(&b, "one");
@@ -94,9 +86,8 @@ static void bytes_build_text(void **state)
     bytes_release(NULL);
 }
 
-static void bytes_failure_sticks(void **state)
+TEST(bytes_failure_sticks)
 {
-    (void)state;
     struct bytes b = BYTES_INIT;
     bytes_puts(&b, "kept");
     assert_false(bytes_reserve(&b, SIZE_MAX));
@@ -110,9 +101,8 @@ static void bytes_failure_sticks(void **state)
 
 // ---- base64 -------------------------------------------------------------------------------------
 
-static void base64_vectors(void **state)
+TEST(base64_vectors)
 {
-    (void)state;
     static const char *const vectors[][2] = {
         // RFC 4648, section 10
         {"", ""},
@@ -135,9 +125,8 @@ static void base64_vectors(void **state)
     bytes_release(&data);
 }
 
-static void base64_round_trip(void **state)
+TEST(base64_round_trip)
 {
-    (void)state;
     struct rng r;
     rng_init(&r, 1, 0);
     struct bytes text = BYTES_INIT, data = BYTES_INIT;
@@ -159,9 +148,8 @@ static void base64_round_trip(void **state)
     bytes_release(&data);
 }
 
-static void base64_refuses(void **state)
+TEST(base64_refuses)
 {
-    (void)state;
     static const char *const bad[] = {
         "Z",    "Zg",       "Zg=",   "Zg===", "====",    "=Zg=",
         "Z=g=", "Zg==Zg==", "Zm9v ", " Zm9v", "Zm9\n",   "Zm9v\nZm9v",
@@ -178,9 +166,8 @@ static void base64_refuses(void **state)
 
 // ---- UTF-8 --------------------------------------------------------------------------------------
 
-static void utf8_every_code_point(void **state)
+TEST(utf8_every_code_point)
 {
-    (void)state;
     for (uint32_t code = 0; code <= 0x10ffff; code++) {
         if (code == 0xd800) code = 0xe000; // surrogates are no characters
         char s[4];
@@ -208,9 +195,8 @@ static bool well_formed(const unsigned char *p, int n)
     return code >= least[n] && code <= 0x10ffff && !(code >= 0xd800 && code <= 0xdfff);
 }
 
-static void utf8_random_bytes(void **state)
+TEST(utf8_random_bytes)
 {
-    (void)state;
     struct rng r;
     rng_init(&r, 2, 0);
     for (int trial = 0; trial < 2000000; trial++) {
@@ -225,9 +211,8 @@ static void utf8_random_bytes(void **state)
     }
 }
 
-static void utf8_malformed(void **state)
+TEST(utf8_malformed)
 {
-    (void)state;
     static const char *const bad[] = {
         "\x80",         "\xbf",         "\xc0\x80",         "\xc1\xbf",         "\xe0\x9f\xbf",
         "\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80",
@@ -240,9 +225,8 @@ static void utf8_malformed(void **state)
     assert_int_equal(utf8_sequence("\xf0\x8f", 2), 0);
 }
 
-static void arrays_that_grow(void **state)
+TEST(arrays_that_grow)
 {
-    (void)state;
     int *list = NULL;
     for (size_t n = 0; n < 1000; n++) {
         int *larger = array_room(list, n, sizeof *larger);
@@ -256,9 +240,8 @@ static void arrays_that_grow(void **state)
 }
 
 // What one thread found, another tells.
-static void failure_between_threads(void **state)
+TEST(failure_between_threads)
 {
-    (void)state;
     struct status_kept kept = {0};
     assert_int_equal(status_recall(&kept), ST_OK);
     status_keep(&kept, status_fail(ST_BUSY, "the lease of %d", 7));
@@ -267,18 +250,4 @@ static void failure_between_threads(void **state)
     assert_string_equal(status_message(), "the lease of 7");
     status_keep(&kept, ST_OK);
     assert_int_equal(status_recall(&kept), ST_OK);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arrays_that_grow),      cmocka_unit_test(failure_between_threads),
-        cmocka_unit_test(status_keeps_sentence), cmocka_unit_test(status_cuts_at_character),
-        cmocka_unit_test(status_is_per_thread),  cmocka_unit_test(bytes_build_text),
-        cmocka_unit_test(bytes_failure_sticks),  cmocka_unit_test(base64_vectors),
-        cmocka_unit_test(base64_round_trip),     cmocka_unit_test(base64_refuses),
-        cmocka_unit_test(utf8_every_code_point), cmocka_unit_test(utf8_random_bytes),
-        cmocka_unit_test(utf8_malformed),
-    };
-    return cmocka_run_group_tests_name("bytes", tests, NULL, NULL);
 }

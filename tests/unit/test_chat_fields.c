@@ -1,14 +1,10 @@
 /* test_chat_fields.c: messages, tools and chat_template_kwargs on their way into a prompt: of a
  * request (infer-server/http/api_chat.c), and of a line of data (trainer/data/data.h). */
-#include "common/base/json.h"
 #include "common/text/chat_template.h"
 #include "infer-server/http/api.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 static const char template_text[] =
     "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
@@ -70,9 +66,8 @@ static void serve_no_more(struct served *s)
     tokenizer_free(s->tokenizer);
 }
 
-static void requests(void **state)
+TEST(requests)
 {
-    (void)state;
     static const struct {
         enum api_kind kind;
         const char *body, *want;
@@ -111,9 +106,8 @@ static void requests(void **state)
 }
 
 // Who sends an answer back as it came sends null beside its calls, which some templates fail on.
-static void null_is_no_failure(void **state)
+TEST(null_is_no_failure)
 {
-    (void)state;
     static const struct {
         const char *template, *want; // a part of the sentence, where there is none
         bool fails;
@@ -143,9 +137,8 @@ static void null_is_no_failure(void **state)
     }
 }
 
-static void requests_refused(void **state)
+TEST(requests_refused)
 {
-    (void)state;
 #define USER "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}"
     static const struct {
         enum api_kind kind;
@@ -201,9 +194,8 @@ static enum status load(const char *folder, const char *lines, struct dataset **
     return prompts_load(path, folder, 300, &options, ret, &left_out);
 }
 
-static void data(void **state)
+TEST(data)
 {
-    (void)state;
     const char *folder = model_folder(template_text);
     struct tokenizer *tokenizer = NULL;
     struct dataset *d = NULL;
@@ -247,15 +239,4 @@ static void data(void **state)
     assert_contains(d->ignored, "set.jsonl, line 2: \"chat_template_kwargs\": \"date\"");
     dataset_free(d);
     tokenizer_free(tokenizer);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(requests),
-        cmocka_unit_test(null_is_no_failure),
-        cmocka_unit_test(requests_refused),
-        cmocka_unit_test(data),
-    };
-    return cmocka_run_group_tests_name("chat_fields", tests, NULL, NULL);
 }

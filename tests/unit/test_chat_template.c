@@ -296,8 +296,6 @@ static int check_template(const char *path, int *ret_n)
     }
     chat_template_free(t);
     json_decref(tokens);
-    free(template);
-    free(cases);
     return different;
 }
 

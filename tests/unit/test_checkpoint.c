@@ -1,7 +1,5 @@
 /* test_checkpoint.c: trainer/checkpoint (round trip, crash in the middle, which are kept) and the
  * run's log beside it. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/run/checkpoint.h"
@@ -9,12 +7,8 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 struct fixture {
     const char *source, *run;
@@ -110,9 +104,8 @@ static int entries(const char *folder)
     return n - 2; // . and ..
 }
 
-static void round_trip(void **state)
+TEST(round_trip)
 {
-    (void)state;
     struct fixture f;
     struct checkpoint c;
     char folder[PATH_ROOM], latest[PATH_ROOM];
@@ -127,7 +120,6 @@ static void round_trip(void **state)
     assert_holds(&f, folder, f.memory);
     char *text = test_read(test_path(folder, "tokenizer.json"));
     assert_string_equal(text, "{\"tokens\": 1}");
-    free(text);
 
     assert_ok(checkpoint_read(folder, &c));
     assert_int_equal(c.step, 3);
@@ -154,9 +146,8 @@ static void round_trip(void **state)
 }
 
 // A draft model trained with the policy: a model folder and an optimizer's state of its own.
-static void draft_round_trip(void **state)
+TEST(draft_round_trip)
 {
-    (void)state;
     struct fixture f, draft;
     struct checkpoint c;
     char folder[PATH_ROOM];
@@ -227,9 +218,8 @@ static void draft_round_trip(void **state)
 }
 
 // Before the first step there is no state but zeros, and no file for it.
-static void step_zero(void **state)
+TEST(step_zero)
 {
-    (void)state;
     struct fixture f;
     struct checkpoint c;
     char folder[PATH_ROOM];
@@ -250,9 +240,8 @@ static void step_zero(void **state)
     fixture_close(&f);
 }
 
-static void keeps_the_newest(void **state)
+TEST(keeps_the_newest)
 {
-    (void)state;
     struct fixture f;
     fixture_open(&f);
     static const int64_t steps[] = {0, 9, 10, 100, 11};
@@ -282,9 +271,8 @@ static void assert_best(const struct fixture *f, const char *name)
 }
 
 // It outlives all the newer ones, until another is better.
-static void keeps_the_best(void **state)
+TEST(keeps_the_best)
 {
-    (void)state;
     struct fixture f;
     char best[PATH_ROOM];
     int64_t best_step = 2;
@@ -328,9 +316,8 @@ static int wait_for(pid_t pid)
 
 // The kernel kills the writer once a file passes a size: in the header, in the middle of the
 // weights, in the optimizer's state. The checkpoint before stays whole, and so does the link to it.
-static void crash_leaves_the_old_one(void **state)
+TEST(crash_leaves_the_old_one)
 {
-    (void)state;
     struct fixture f;
     char folder[PATH_ROOM], latest[PATH_ROOM];
     fixture_open(&f);
@@ -379,9 +366,8 @@ static void limit_files(rlim_t bytes)
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
 }
 
-static void full_disk_is_a_clear_error(void **state)
+TEST(full_disk_is_a_clear_error)
 {
-    (void)state;
     struct fixture f;
     struct runlog *log;
     char folder[PATH_ROOM], latest[PATH_ROOM];
@@ -418,9 +404,8 @@ static void full_disk_is_a_clear_error(void **state)
     fixture_close(&f);
 }
 
-static void failure_cleans_up(void **state)
+TEST(failure_cleans_up)
 {
-    (void)state;
     struct fixture f;
     fixture_open(&f);
     const char *folder = test_path(f.run, "model"), *broken = test_folder();
@@ -441,9 +426,8 @@ static void failure_cleans_up(void **state)
     fixture_close(&f);
 }
 
-static void written_dtype_is_named(void **state)
+TEST(written_dtype_is_named)
 {
-    (void)state;
     struct fixture f;
     json_t *json;
     fixture_open(&f);
@@ -459,9 +443,8 @@ static void written_dtype_is_named(void **state)
     fixture_close(&f);
 }
 
-static void bad_state_is_refused(void **state)
+TEST(bad_state_is_refused)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "trainer_state.json");
     struct checkpoint c;
     static const struct {
@@ -483,9 +466,8 @@ static void bad_state_is_refused(void **state)
 }
 
 // Resuming drops the lines of steps that will come again, and one that a crash cut off.
-static void log_is_rewound(void **state)
+TEST(log_is_rewound)
 {
-    (void)state;
     const char *folder = test_folder();
     struct runlog *log;
     assert_ok(runlog_new(folder, 0, 10, 1, &log));
@@ -497,19 +479,16 @@ static void log_is_rewound(void **state)
     assert_contains(text, "{\"step\":5,\"loss\":0.5}\n");
     size_t len = strlen(text);
     test_write(path, text, len - 4); // cut off
-    free(text);
     assert_ok(runlog_new(folder, 4, 10, 1, &log));
     assert_ok(runlog_write(log, json_pack("{s:i}", "step", 5)));
     runlog_free(log);
     text = test_read(path);
     assert_contains(text, "{\"step\":4,\"loss\":0.5}\n{\"step\":5}\n");
-    free(text);
     assert_ok(runlog_new(folder, 2, 10, 1, &log));
     runlog_free(log);
     text = test_read(path);
     assert_null(strstr(text, "\"step\":3"));
     assert_contains(text, "\"step\":2");
-    free(text);
     // a run that starts over writes the line of step 0 again
     assert_ok(runlog_new(folder, 0, 10, 1, &log));
     assert_ok(runlog_write(log, json_pack("{s:i}", "step", 0)));
@@ -519,23 +498,4 @@ static void log_is_rewound(void **state)
     runlog_free(log);
     text = test_read(path);
     assert_string_equal(text, "{\"step\":0}\n");
-    free(text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip),
-        cmocka_unit_test(draft_round_trip),
-        cmocka_unit_test(step_zero),
-        cmocka_unit_test(keeps_the_newest),
-        cmocka_unit_test(keeps_the_best),
-        cmocka_unit_test(crash_leaves_the_old_one),
-        cmocka_unit_test(full_disk_is_a_clear_error),
-        cmocka_unit_test(failure_cleans_up),
-        cmocka_unit_test(written_dtype_is_named),
-        cmocka_unit_test(bad_state_is_refused),
-        cmocka_unit_test(log_is_rewound),
-    };
-    return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
 }

@@ -1,17 +1,12 @@
 /* test_checkpoint_layout.c: what lies where in a checkpoint. Other programs load every
  * *.safetensors at the top of a folder, so there may be none but the model's; and checkpoints of
  * before, which had the optimizer's state there, are still read. */
-#include "common/base/file.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/run/checkpoint.h"
 
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
 
@@ -94,9 +89,8 @@ static void only_model_files_on_top(const char *folder)
     closedir(dir);
 }
 
-static void state_lies_in_a_folder_of_its_own(void **state)
+TEST(state_lies_in_a_folder_of_its_own)
 {
-    (void)state;
     struct trained policy, draft;
     trained_open(&policy, 1);
     trained_open(&draft, 2);
@@ -112,9 +106,8 @@ static void state_lies_in_a_folder_of_its_own(void **state)
     trained_close(&draft);
 }
 
-static void older_checkpoints_are_read(void **state)
+TEST(older_checkpoints_are_read)
 {
-    (void)state;
     static const char *const moved[] = {"trainer_state.json", "optimizer.safetensors"};
     struct trained policy, draft;
     trained_open(&policy, 3);
@@ -134,13 +127,4 @@ static void older_checkpoints_are_read(void **state)
     assert_loads(&policy, &draft, folder);
     trained_close(&policy);
     trained_close(&draft);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(state_lies_in_a_folder_of_its_own),
-        cmocka_unit_test(older_checkpoints_are_read),
-    };
-    return cmocka_run_group_tests_name("checkpoint_layout", tests, NULL, NULL);
 }

@@ -1,12 +1,8 @@
 /* test_combinations.c: docs/use/combinations.md says for each pair of the trainer's modes what the
  * rules of its options say, on one rank and on two; and the runs of e2e/test_combinations have each
  * pair that goes together. COMBINATIONS_OUT=FILE writes the page anew. */
-#include "common/base/bytes.h"
 #include "tests/support/modes.h"
 #include "tests/support/support.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 static void write_page(struct bytes *page)
 {
@@ -33,16 +29,14 @@ static void write_page(struct bytes *page)
     bytes_release(&table);
 }
 
-static void the_page_has_the_rules(void **state)
+TEST(the_page_has_the_rules)
 {
-    (void)state;
     struct bytes page = BYTES_INIT;
     const char *out = getenv("COMBINATIONS_OUT");
     write_page(&page);
     if (out) test_write(out, bytes_text(&page), page.len);
     char *there = test_read(test_path(test_root(), "docs/use/combinations.md"));
     assert_string_equal(bytes_text(&page), there);
-    free(there);
     bytes_release(&page);
 }
 
@@ -53,9 +47,8 @@ static bool is_run(const struct mode_run *runs, int n, mode_set on, mode_set off
     return false;
 }
 
-static void the_array_has_each_pair(void **state)
+TEST(the_array_has_each_pair)
 {
-    (void)state;
     struct mode_run runs[MODE_RUNS];
     const int n = modes_cover(runs);
     for (int i = 0; i < n; i++) assert_ok(modes_check(runs[i].set, runs[i].ranks > 1));
@@ -69,11 +62,4 @@ static void the_array_has_each_pair(void **state)
                     fail_msg("%s without %s", modes[a].name, modes[b].name);
             }
     printf("%d runs\n", n);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_page_has_the_rules),
-                                       cmocka_unit_test(the_array_has_each_pair)};
-    return cmocka_run_group_tests_name("combinations", tests, NULL, NULL);
 }

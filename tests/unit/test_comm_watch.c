@@ -1,6 +1,5 @@
 /* test_comm_watch.c: what asks a communicator's watch may be a thread of the backend's: a watch
  * that has been taken away is not being asked any more, so that what it looks at may go. */
-#include "common/base/clock.h"
 #include "kernels/comm_backend.h"
 #include "tests/support/support.h"
 
@@ -26,9 +25,8 @@ static void *ask(void *comm)
     return NULL;
 }
 
-static void test_a_watch_that_is_taken_away_is_not_asked(void **state)
+TEST(test_a_watch_that_is_taken_away_is_not_asked)
 {
-    (void)state;
     struct comm parent = {0}, comm = {.parent = &parent};
     pthread_t thread;
     comm_watch(&parent, slow_watch, &asked);
@@ -39,12 +37,4 @@ static void test_a_watch_that_is_taken_away_is_not_asked(void **state)
     pthread_join(thread, NULL);
     assert_ok(comm_check(&comm));
     assert_int_equal(asked, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_watch_that_is_taken_away_is_not_asked),
-    };
-    return cmocka_run_group_tests_name("comm watch", tests, NULL, NULL);
 }

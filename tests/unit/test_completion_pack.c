@@ -3,9 +3,6 @@
 #include "tests/support/support.h"
 #include "trainer/rollout/rollout.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static int32_t ids[] = {5, 0, 151935};
 static float logprobs[] = {-0.25f, -1e-30f, -87.5f}, processed[] = {-0.125f, 0, -80.5f};
 static uint64_t versions[] = {2, 4, UINT64_MAX - 1};
@@ -30,9 +27,8 @@ static struct completion whole(void)
     };
 }
 
-static void comes_out_as_it_went_in(void **state)
+TEST(comes_out_as_it_went_in)
 {
-    (void)state;
     struct bytes packed = BYTES_INIT;
     struct completion c = whole(), empty = {.text = ""}, got;
     assert_status(completion_pack(&c, &packed), ST_OK);
@@ -66,9 +62,8 @@ static void comes_out_as_it_went_in(void **state)
     bytes_release(&packed);
 }
 
-static void what_is_cut_off_is_refused(void **state)
+TEST(what_is_cut_off_is_refused)
 {
-    (void)state;
     struct bytes packed = BYTES_INIT;
     struct completion c = whole(), got;
     assert_status(completion_pack(&c, &packed), ST_OK);
@@ -83,13 +78,4 @@ static void what_is_cut_off_is_refused(void **state)
     }
     json_decref(c.telemetry);
     bytes_release(&packed);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(comes_out_as_it_went_in),
-        cmocka_unit_test(what_is_cut_off_is_refused),
-    };
-    return cmocka_run_group_tests_name("completion_pack", tests, NULL, NULL);
 }

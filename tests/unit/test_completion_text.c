@@ -5,8 +5,6 @@
 #include "tests/support/tiny_sentencepiece.h"
 #include "tests/support/tiny_tokenizer.h"
 
-#include <string.h>
-
 static void decode(const struct tokenizer *t, const int32_t *ids, int n, bool skip,
                    struct bytes *ret)
 {
@@ -57,9 +55,8 @@ static struct tokenizer *load(enum status (*write)(const char *folder))
     return t;
 }
 
-static void sentencepiece(void **state)
+TEST(sentencepiece)
 {
-    (void)state;
     struct tokenizer *t = load(tiny_sentencepiece_write);
     check_cuts(t, "on up a time", true);
     check_cuts(t, "on up a time", false);
@@ -69,9 +66,8 @@ static void sentencepiece(void **state)
     tokenizer_free(t);
 }
 
-static void first_space_is_kept(void **state)
+TEST(first_space_is_kept)
 {
-    (void)state;
     struct tokenizer *t = load(tiny_sentencepiece_write);
     struct bytes text = BYTES_INIT;
     const int32_t prompt_and_time[] = {TINY_SENTENCEPIECE_BOS, 260, TINY_SENTENCEPIECE_TIME};
@@ -97,9 +93,8 @@ static void first_space_is_kept(void **state)
 }
 
 // Bytes of one character on both sides of the border: each side keeps its own, as broken ones.
-static void border_within_a_character(void **state)
+TEST(border_within_a_character)
 {
-    (void)state;
     struct tokenizer *t = load(tiny_sentencepiece_write);
     struct bytes text = BYTES_INIT;
     const int32_t b = TINY_SENTENCEPIECE_BYTES;
@@ -114,9 +109,8 @@ static void border_within_a_character(void **state)
     tokenizer_free(t);
 }
 
-static void byte_level_is_as_before(void **state)
+TEST(byte_level_is_as_before)
 {
-    (void)state;
     struct tokenizer *t = load(tiny_tokenizer_write);
     struct token_list ids = TOKEN_LIST_INIT;
     static const char text[] = " tell  the \xc3\xa9<|im_end|> hell";
@@ -133,25 +127,12 @@ static void byte_level_is_as_before(void **state)
     tokenizer_free(t);
 }
 
-static void real_sentencepiece(void **state)
+TEST(real_sentencepiece)
 {
-    (void)state;
     char folder[PATH_MAX];
     struct tokenizer *t = NULL;
     test_data_folder("models/stories260K/hf", folder);
     assert_ok(tokenizer_load(folder, &t));
     check_cuts(t, "Once upon a time, there was a little girl.\nHer name was  Lily.", true);
     tokenizer_free(t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sentencepiece),
-        cmocka_unit_test(first_space_is_kept),
-        cmocka_unit_test(border_within_a_character),
-        cmocka_unit_test(byte_level_is_as_before),
-        cmocka_unit_test(real_sentencepiece),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

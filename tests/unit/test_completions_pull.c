@@ -5,11 +5,6 @@
 #include "tests/support/support.h"
 #include "trainer/rollout/rollout.h"
 
-#include <jansson.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
 #define GROUPS  20 // more than connections that libcurl keeps
 #define SAMPLES 2
 
@@ -91,9 +86,8 @@ static enum status pull(struct rollout_worker *worker, int32_t odd, struct rollo
     return st;
 }
 
-static void choices_are_samples(void **state)
+TEST(choices_are_samples)
 {
-    (void)state;
     struct rollout_worker worker;
     struct rollout *r = NULL, *again = NULL;
     assert_ok(pull(&worker, FINE, &r));
@@ -113,9 +107,8 @@ static void choices_are_samples(void **state)
     rollout_free(again);
 }
 
-static void what_is_wrong_is_named(void **state)
+TEST(what_is_wrong_is_named)
 {
-    (void)state;
     static const struct {
         int32_t token;
         enum status status;
@@ -137,33 +130,21 @@ static void what_is_wrong_is_named(void **state)
     }
 }
 
-static int open_all(void **state)
+static void open_all(void)
 {
-    (void)state;
     char page[64];
     snprintf(page, sizeof page, "/commonweight-completions-%d", (int)getpid());
-    if (control_create(page, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
-                       &control) != ST_OK)
-        return -1;
+    assert_ok(control_create(
+        page, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", &control));
     control_owner_update_end(control);
     canned_server_start(&server, serve);
-    return 0;
 }
 
-static int close_all(void **state)
+static void close_all(void)
 {
-    (void)state;
     canned_server_stop(&server);
     control_end(control);
     control_free(control);
-    return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(choices_are_samples),
-        cmocka_unit_test(what_is_wrong_is_named),
-    };
-    return cmocka_run_group_tests_name("completions_pull", tests, open_all, close_all);
-}
+TESTS_BETWEEN(open_all, close_all)

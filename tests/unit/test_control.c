@@ -1,24 +1,13 @@
 /* test_control.c: the control page between real processes: the test is the owner (the engine),
  * forked children are writers, and they are killed or stopped at every stage of an update. */
 #include "bridge/control.h"
-#include "common/base/clock.h"
 #include "tests/support/control_test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define WEIGHTS 65536
 
@@ -29,9 +18,8 @@ static void assert_says(const char *words)
 
 // ---- creating and opening -----------------------------------------------------------------------
 
-static void test_starts_at_two(void **state)
+TEST(test_starts_at_two)
 {
-    (void)state;
     struct control *c = NULL;
     struct control_facts f;
     snprintf(control_test_page, CONTROL_TEST_NAME, "/commonweight-test-%d", (int)getpid());
@@ -57,9 +45,8 @@ static void test_starts_at_two(void **state)
     control_test_end(c);
 }
 
-static void test_one_owner(void **state)
+TEST(test_one_owner)
 {
-    (void)state;
     struct control *c = control_test_owner(), *second = NULL;
     assert_int_equal(control_create(control_test_page, CONTROL_TEST_HASH, &second), ST_BUSY);
     assert_says("another server uses this bridge");
@@ -91,9 +78,8 @@ static void write_shm(const char *name, const char *text, size_t size)
     close(fd);
 }
 
-static void test_open_errors(void **state)
+TEST(test_open_errors)
 {
-    (void)state;
     struct control *c = control_test_owner(), *other = NULL;
     char wrong[65];
     memset(wrong, 'f', 64);
@@ -125,9 +111,8 @@ static void test_open_errors(void **state)
 // ---- updates ------------------------------------------------------------------------------------
 
 // 1,000 publishes by a child while the engine "samples": each number must carry its version.
-static void test_no_torn_read(void **state)
+TEST(test_no_torn_read)
 {
-    (void)state;
     enum { PUBLISHES = 1000 };
     struct control *c = control_test_owner();
     uint64_t *weights = mmap(NULL, WEIGHTS * sizeof *weights, PROT_READ | PROT_WRITE,
@@ -252,40 +237,33 @@ static void check_death(enum stage stage, enum control_event first, uint64_t ver
     control_test_end(c);
 }
 
-static void test_dies_with_lease(void **state)
+TEST(test_dies_with_lease)
 {
-    (void)state;
     check_death(LEASED, CONTROL_WRITER_GONE, 2);
 }
-static void test_dies_after_request(void **state)
+TEST(test_dies_after_request)
 {
-    (void)state;
     check_death(REQUESTED, CONTROL_WRITER_GONE, 2);
 }
-static void test_dies_after_grant(void **state)
+TEST(test_dies_after_grant)
 {
-    (void)state;
     check_death(GRANTED, CONTROL_WRITER_GONE, 2);
 }
-static void test_dies_while_odd(void **state)
+TEST(test_dies_while_odd)
 {
-    (void)state;
     check_death(ODD, CONTROL_TORN, 3);
 }
-static void test_dies_before_resume(void **state)
+TEST(test_dies_before_resume)
 {
-    (void)state;
     check_death(EVEN, CONTROL_UPDATED, 4);
 }
-static void test_dies_after_resume(void **state)
+TEST(test_dies_after_resume)
 {
-    (void)state;
     check_death(RESUMED, CONTROL_UPDATED, 4);
 }
 
-static void test_update_fails(void **state)
+TEST(test_update_fails)
 {
-    (void)state;
     struct control *c = control_test_owner();
     pid_t pid = control_test_fork();
     if (pid == 0) {
@@ -330,9 +308,8 @@ static pid_t fork_stopping_writer(bool while_odd)
     _exit(0);
 }
 
-static void test_stopped_before_writing(void **state)
+TEST(test_stopped_before_writing)
 {
-    (void)state;
     struct control *c = control_test_owner();
     control_set_heartbeat_limit(c, 300);
     pid_t pid = fork_stopping_writer(false);
@@ -346,9 +323,8 @@ static void test_stopped_before_writing(void **state)
     control_test_end(c);
 }
 
-static void test_stopped_while_writing(void **state)
+TEST(test_stopped_while_writing)
 {
-    (void)state;
     struct control *c = control_test_owner();
     control_set_heartbeat_limit(c, 300);
     pid_t pid = fork_stopping_writer(true);
@@ -364,9 +340,8 @@ static void test_stopped_while_writing(void **state)
 
 // ---- leases and waiting -------------------------------------------------------------------------
 
-static void test_one_writer(void **state)
+TEST(test_one_writer)
 {
-    (void)state;
     struct control *c = control_test_owner(), *first = NULL, *second = NULL;
     char pid[32];
     assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &first), ST_OK);
@@ -401,9 +376,8 @@ static void test_one_writer(void **state)
     control_test_end(c);
 }
 
-static void test_quiet_times_out(void **state)
+TEST(test_quiet_times_out)
 {
-    (void)state;
     struct control *c = control_test_owner(), *w = NULL;
     assert_int_equal(control_open(control_test_page, CONTROL_TEST_HASH, &w), ST_OK);
     assert_int_equal(control_lease_take(w), ST_OK);
@@ -415,9 +389,8 @@ static void test_quiet_times_out(void **state)
     control_test_end(c);
 }
 
-static void test_owner_rewrote(void **state)
+TEST(test_owner_rewrote)
 {
-    (void)state;
     struct control *c = control_test_owner();
     pid_t pid = control_test_fork();
     if (pid == 0) {
@@ -442,9 +415,8 @@ static void test_owner_rewrote(void **state)
     control_test_end(c);
 }
 
-static void test_owner_dies(void **state)
+TEST(test_owner_dies)
 {
-    (void)state;
     for (int orderly = 0; orderly < 2; orderly++) {
         snprintf(control_test_page, CONTROL_TEST_NAME, "/commonweight-test-%d-%d", (int)getpid(),
                  orderly);
@@ -483,9 +455,8 @@ static void test_owner_dies(void **state)
     }
 }
 
-static void test_snapshot(void **state)
+TEST(test_snapshot)
 {
-    (void)state;
     struct control *c = control_test_owner(), *w = NULL;
     char folder[512];
     control_snapshot(c, folder, sizeof folder);
@@ -503,9 +474,8 @@ static void test_snapshot(void **state)
     control_test_end(c);
 }
 
-static void test_bell(void **state)
+TEST(test_bell)
 {
-    (void)state;
     struct control *c = control_test_owner();
     uint32_t seen = control_doorbell(c);
     pid_t pid = control_test_fork();
@@ -531,9 +501,8 @@ static void test_bell(void **state)
     control_test_end(c);
 }
 
-static void test_processes(void **state)
+TEST(test_processes)
 {
-    (void)state;
     uint64_t start = process_start_time(getpid());
     assert_true(start > 0);
     assert_true(process_alive(getpid(), start));
@@ -545,31 +514,4 @@ static void test_processes(void **state)
     assert_false(process_alive(pid, process_start_time(pid))); // a zombie is dead
     control_test_status(pid);
     assert_int_equal(process_start_time(pid), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_starts_at_two),
-        cmocka_unit_test(test_one_owner),
-        cmocka_unit_test(test_open_errors),
-        cmocka_unit_test(test_no_torn_read),
-        cmocka_unit_test(test_dies_with_lease),
-        cmocka_unit_test(test_dies_after_request),
-        cmocka_unit_test(test_dies_after_grant),
-        cmocka_unit_test(test_dies_while_odd),
-        cmocka_unit_test(test_dies_before_resume),
-        cmocka_unit_test(test_dies_after_resume),
-        cmocka_unit_test(test_update_fails),
-        cmocka_unit_test(test_stopped_before_writing),
-        cmocka_unit_test(test_stopped_while_writing),
-        cmocka_unit_test(test_one_writer),
-        cmocka_unit_test(test_quiet_times_out),
-        cmocka_unit_test(test_owner_rewrote),
-        cmocka_unit_test(test_owner_dies),
-        cmocka_unit_test(test_snapshot),
-        cmocka_unit_test(test_bell),
-        cmocka_unit_test(test_processes),
-    };
-    return cmocka_run_group_tests_name("control", tests, NULL, NULL);
 }

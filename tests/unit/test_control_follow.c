@@ -1,10 +1,6 @@
 /* test_control_follow.c: who writes another shard of weights whose version one writer moves: one
  * process a shard, whose end the owner waits for before it restores what was cut off. */
-#include "common/base/clock.h"
 #include "tests/support/control_test.h"
-
-#include <signal.h>
-#include <unistd.h>
 
 static struct control *follower(int shard)
 {
@@ -31,9 +27,8 @@ static pid_t fork_follower(struct control *owner, int shard)
     return pid;
 }
 
-static void the_owner_waits_for_all_of_them(void **state)
+TEST(the_owner_waits_for_all_of_them)
 {
-    (void)state;
     struct control *owner = control_test_owner(), *second = follower(2);
     assert_ok(followers_end(owner, 0));
     const pid_t first = fork_follower(owner, 1);
@@ -50,9 +45,8 @@ static void the_owner_waits_for_all_of_them(void **state)
     control_test_end(owner);
 }
 
-static void a_shard_has_one_writer(void **state)
+TEST(a_shard_has_one_writer)
 {
-    (void)state;
     struct control *owner = control_test_owner(), *second = follower(1);
     const pid_t first = fork_follower(owner, 1);
     assert_status(control_lease_take(second), ST_BUSY);
@@ -65,13 +59,4 @@ static void a_shard_has_one_writer(void **state)
     control_free(second);
     assert_ok(followers_end(owner, 0));
     control_test_end(owner);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_owner_waits_for_all_of_them),
-        cmocka_unit_test(a_shard_has_one_writer),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

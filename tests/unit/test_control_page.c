@@ -2,9 +2,6 @@
  * the control page lies; this holds its table against the struct. */
 #include "bridge/control_page.h"
 #include "tests/support/support.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define FIELD(name)                                                                                \
     {                                                                                              \
@@ -44,9 +41,8 @@ static const struct {
     FIELD(roles),
 };
 
-static void the_page_says_where_each_word_lies(void **state)
+TEST(the_page_says_where_each_word_lies)
 {
-    (void)state;
     char *text = test_read(test_path(test_root(), "docs/internals/bridge-library.md"));
     int rows = 0;
     for (char *at = text; (at = strstr(at, "\n| ")); at += 3)
@@ -58,11 +54,4 @@ static void the_page_says_where_each_word_lies(void **state)
                  fields[i].name);
         assert_contains(text, row);
     }
-    free(text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_page_says_where_each_word_lies)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,13 @@
 #include "bridge/control.h"
 #include "tests/support/support.h"
 
-#include <signal.h>
-#include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define PAGES 2000
 
-static void test_pages_in_the_making(void **state)
+TEST(test_pages_in_the_making)
 {
-    (void)state;
     char name[64], fresh[96];
     snprintf(name, sizeof name, "/commonweight-test-sweep-%d", (int)getpid());
     snprintf(fresh, sizeof fresh, "%s.%d", name, (int)getpid());
@@ -32,10 +28,4 @@ static void test_pages_in_the_making(void **state)
     kill(sweeper, SIGKILL);
     waitpid(sweeper, NULL, 0);
     assert_ok(st);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_pages_in_the_making)};
-    return cmocka_run_group_tests_name("control sweep", tests, NULL, NULL);
 }

@@ -7,11 +7,6 @@
 #include "trainer/rollout/spec_counters.h"
 #include "trainer/run/runlog.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static void near(double a, double b, int line)
 {
     if (!(fabs(a - b) <= 1e-9 * fmax(1, fabs(b))))
@@ -28,9 +23,8 @@ static json_t *telemetry(double latency_ms, int generated, json_t *accept_rate)
                      "accept_rate", accept_rate);
 }
 
-static void quantities(void **state)
+TEST(quantities)
 {
-    (void)state;
     struct completion_cost s;
     double q[COST_TERMS];
     json_t *t = telemetry(120, 7, json_real(0.5));
@@ -63,9 +57,8 @@ static void quantities(void **state)
 }
 
 // The formula's defaults, as an invocation without any of its options has them.
-static void default_weights(void **state)
+TEST(default_weights)
 {
-    (void)state;
     static char *argv[] = {"train", "--data", "d.jsonl", "--cost"};
     static const double wanted[COST_TERMS] = {[COST_LATENCY] = -0.001,
                                               [COST_TOKENS] = -0.001,
@@ -103,9 +96,8 @@ static struct completion_cost random_sample(struct rng *rng, bool speculate)
     return s;
 }
 
-static void latency_of_known_make(void **state)
+TEST(latency_of_known_make)
 {
-    (void)state;
     struct latency_model m = {0}, again;
     struct rng rng;
     rng_init(&rng, 3, 0);
@@ -135,9 +127,8 @@ static void latency_of_known_make(void **state)
 }
 
 // Inputs that never varied, or that always move together, break nothing.
-static void degenerate_fits(void **state)
+TEST(degenerate_fits)
 {
-    (void)state;
     struct latency_model m = {0};
     struct rng rng;
     struct completion_cost s = {.prompt_tokens = 3, .generated_tokens = 4, .latency_ms = 9};
@@ -206,9 +197,8 @@ static void bench_close(struct bench *b)
     reward_free(b->reward);
 }
 
-static void formula(void **state)
+TEST(formula)
 {
-    (void)state;
     struct bench b;
     struct scores s = {0};
     bench_open(&b);
@@ -241,9 +231,8 @@ static void formula(void **state)
     bench_close(&b);
 }
 
-static void modelled_latency(void **state)
+TEST(modelled_latency)
 {
-    (void)state;
     struct bench b;
     struct scores s = {0};
     struct latency_model m = {0};
@@ -265,9 +254,8 @@ static void modelled_latency(void **state)
     bench_close(&b);
 }
 
-static void normalised_terms(void **state)
+TEST(normalised_terms)
 {
-    (void)state;
     // Two terms of very different units, (terms, 2 groups of 3); the second group of the first is
     // flat and must add nothing, nor noise.
     const double terms[12] = {1, 0, 1, 0.1, 0.1, 0.1, 5000, 6000, 4000, 10, 20, 30};
@@ -342,9 +330,8 @@ static double number(const json_t *metrics, const char *key)
     return json_number_value(value);
 }
 
-static void counters(void **state)
+TEST(counters)
 {
-    (void)state;
     struct spec_counters before, after, step;
     struct bytes line = BYTES_INIT;
     json_t *m = json_object();
@@ -381,9 +368,8 @@ static void counters(void **state)
     json_decref(m);
 }
 
-static void no_counters(void **state)
+TEST(no_counters)
 {
-    (void)state;
     struct spec_counters none, some, step;
     json_t *m = json_object();
     spec_counters_parse("vllm:num_requests_running 3\nnot a metric\n\n", &none);
@@ -402,20 +388,4 @@ static void no_counters(void **state)
     NEAR(number(m, "spec_decode/num_drafts"), 0);
     assert_true(json_is_null(json_object_get(m, "spec_decode/acceptance_length")));
     json_decref(m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(default_weights),
-        cmocka_unit_test(quantities),
-        cmocka_unit_test(latency_of_known_make),
-        cmocka_unit_test(degenerate_fits),
-        cmocka_unit_test(formula),
-        cmocka_unit_test(modelled_latency),
-        cmocka_unit_test(normalised_terms),
-        cmocka_unit_test(counters),
-        cmocka_unit_test(no_counters),
-    };
-    return cmocka_run_group_tests_name("cost", tests, NULL, NULL);
 }

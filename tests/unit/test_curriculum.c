@@ -5,10 +5,6 @@
 #include "trainer/run/cluster_report.h"
 #include "trainer/curriculum/curriculum.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
 
 static void assert_near(double got, double wanted, double tolerance)
@@ -30,9 +26,8 @@ static void add_mode(double *x, int *at, int n, double middle, double reach)
 // ---- density ------------------------------------------------------------------------------------
 
 // scipy 1.17: k = scipy.stats.gaussian_kde(x); k.covariance[0, 0] ** 0.5; k(at)
-static void density(void **state)
+TEST(density)
 {
-    (void)state;
     static const double x[] = {0.0, 0.1, 0.15, 0.4, 0.45, 0.5, 0.9, 1.0};
     static const double at[] = {0, 0.25, 0.5, 0.75, 1, -0.5};
     static const double wanted[] = {0.6810667302131523, 0.9280809013347877, 0.8246083130688556,
@@ -57,9 +52,8 @@ static void density(void **state)
     assert_true(kde_bandwidth((const double[]){2, 2, 2}, 3) == 0);
 }
 
-static void valleys(void **state)
+TEST(valleys)
 {
-    (void)state;
     int at[4];
     static const double one[] = {1, 3, 2, 4, 1};
     assert_int_equal(kde_valleys(one, 5, 4, at), 1);
@@ -118,9 +112,8 @@ static void cut(const double *x, int n, int n_buckets, int min_size, struct buck
 
 // Valleys as scipy has them on the same grid: u = (x - min) / (max - min); g = linspace(0, 1, 512);
 // d = gaussian_kde(u)(g); find_peaks(-d); back in units of x.
-static void buckets_at_valleys(void **state)
+TEST(buckets_at_valleys)
 {
-    (void)state;
     double x[256];
     struct buckets b;
     int n = 0;
@@ -157,9 +150,8 @@ static void buckets_at_valleys(void **state)
     assert_near(b.bucket[0].level, (b.mean - b.min) / (b.max - b.min), 1e-12);
 }
 
-static void buckets_by_fallback(void **state)
+TEST(buckets_by_fallback)
 {
-    (void)state;
     double x[256];
     struct buckets b;
     int n = 0;
@@ -190,9 +182,8 @@ static void buckets_by_fallback(void **state)
     assert_true(b.bucket[0].level == 0 && b.bucket[1].level == 1);
 }
 
-static void small_buckets_are_merged(void **state)
+TEST(small_buckets_are_merged)
 {
-    (void)state;
     double x[128];
     struct buckets b;
     int n = 0;
@@ -234,9 +225,8 @@ static void small_buckets_are_merged(void **state)
     assert_int_equal(b.n, 1);
 }
 
-static void buckets_of_little(void **state)
+TEST(buckets_of_little)
 {
-    (void)state;
     struct buckets b;
     double same[20], one = -3;
     for (int i = 0; i < 20; i++) same[i] = 0.1;
@@ -253,9 +243,8 @@ static void buckets_of_little(void **state)
 }
 
 // Many shapes of data keep what check_buckets() asks for.
-static void buckets_of_anything(void **state)
+TEST(buckets_of_anything)
 {
-    (void)state;
     struct rng rng;
     rng_init(&rng, 5, 0);
     for (int round = 0; round < 300; round++) {
@@ -286,9 +275,8 @@ static struct curriculum_options options_of(enum curriculum_mode mode)
     };
 }
 
-static void rollouts_of_a_level(void **state)
+TEST(rollouts_of_a_level)
 {
-    (void)state;
     struct curriculum_options o = options_of(CURRICULUM_KDE);
     assert_int_equal(curriculum_rollouts(&o, 1), 4);
     assert_int_equal(curriculum_rollouts(&o, 0.5), 7);
@@ -323,9 +311,8 @@ static const struct buckets *take(struct curriculum *c, int64_t step, struct cur
 
 // Every example once an epoch, no batch of two buckets, counts from base to base (1 + alpha), more
 // for lower rewards.
-static void epochs_of_buckets(void **state)
+TEST(epochs_of_buckets)
 {
-    (void)state;
     static const int sizes[] = {1, 2, 7, 8, 9, 100, 101};
     for (int s = 0; s < LENGTH(sizes); s++) {
         struct curriculum_options o = options_of(CURRICULUM_KDE);
@@ -381,9 +368,8 @@ static void epochs_of_buckets(void **state)
 }
 
 // The first reward is the average, the next moves it by 1 - ema.
-static void averages(void **state)
+TEST(averages)
 {
-    (void)state;
     struct curriculum_options o = options_of(CURRICULUM_KDE);
     struct curriculum *c;
     const struct buckets *b;
@@ -402,9 +388,8 @@ static void averages(void **state)
 
 // The control: the same batches with the same rewards, the same sum of rollouts but for rounding,
 // and everybody as many as the others but for rounding.
-static void uniform_is_the_control(void **state)
+TEST(uniform_is_the_control)
 {
-    (void)state;
     struct curriculum_options o = options_of(CURRICULUM_KDE);
     struct curriculum *kde, *uniform;
     assert_ok(curriculum_new(&o, 101, &kde));
@@ -441,9 +426,8 @@ static void uniform_is_the_control(void **state)
     curriculum_free(uniform);
 }
 
-static void off_is_the_plain_order(void **state)
+TEST(off_is_the_plain_order)
 {
-    (void)state;
     struct curriculum_options o = options_of(CURRICULUM_OFF);
     struct curriculum *c;
     int seen[20] = {0}, examples[64];
@@ -472,9 +456,8 @@ static void off_is_the_plain_order(void **state)
 }
 
 // By epochs: the estimate counts full batches for epochs to come, and moves only between epochs.
-static void steps_left(void **state)
+TEST(steps_left)
 {
-    (void)state;
     struct curriculum_options o = options_of(CURRICULUM_KDE);
     struct curriculum *c;
     int examples[64];
@@ -506,9 +489,8 @@ static json_t *through_text(json_t *json)
 }
 
 // Taken up after any step, a curriculum goes on as if nothing had been, to the bit.
-static void state_round_trip(void **state)
+TEST(state_round_trip)
 {
-    (void)state;
     enum { STEPS = 45, N = 101 };
     for (enum curriculum_mode mode = CURRICULUM_UNIFORM; mode <= CURRICULUM_KDE; mode++)
         for (int stop = 0; stop < STEPS; stop += 4) {
@@ -541,9 +523,8 @@ static void state_round_trip(void **state)
         }
 }
 
-static void state_of_another_run(void **state)
+TEST(state_of_another_run)
 {
-    (void)state;
     struct curriculum_options o = options_of(CURRICULUM_KDE), other;
     struct curriculum *c, *d;
     struct curriculum_batch batch;
@@ -619,9 +600,8 @@ static struct buckets example_buckets(void)
     };
 }
 
-static void report_text(void **state)
+TEST(report_text)
 {
-    (void)state;
     struct buckets b = example_buckets();
     struct cluster_report r = {"kde", 2, &b, {9, 7, 5}};
     struct bytes text = BYTES_INIT;
@@ -662,9 +642,8 @@ static double number(const json_t *metrics, const char *key)
     return json_number_value(json_object_get(metrics, key));
 }
 
-static void report_numbers(void **state)
+TEST(report_numbers)
 {
-    (void)state;
     struct buckets b = example_buckets();
     struct cluster_report r = {"kde", 2, &b, {9, 7, 5}};
     json_t *m = json_object();
@@ -680,28 +659,4 @@ static void report_numbers(void **state)
     assert_near(number(m, "curriculum/bucket_2/balance"), 1.95, 1e-12);
     assert_near(number(m, "curriculum/bucket_2/spread"), 0.4, 1e-12);
     json_decref(m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(density),
-        cmocka_unit_test(valleys),
-        cmocka_unit_test(buckets_at_valleys),
-        cmocka_unit_test(buckets_by_fallback),
-        cmocka_unit_test(small_buckets_are_merged),
-        cmocka_unit_test(buckets_of_little),
-        cmocka_unit_test(buckets_of_anything),
-        cmocka_unit_test(rollouts_of_a_level),
-        cmocka_unit_test(epochs_of_buckets),
-        cmocka_unit_test(averages),
-        cmocka_unit_test(uniform_is_the_control),
-        cmocka_unit_test(off_is_the_plain_order),
-        cmocka_unit_test(steps_left),
-        cmocka_unit_test(state_round_trip),
-        cmocka_unit_test(state_of_another_run),
-        cmocka_unit_test(report_text),
-        cmocka_unit_test(report_numbers),
-    };
-    return cmocka_run_group_tests_name("curriculum", tests, NULL, NULL);
 }

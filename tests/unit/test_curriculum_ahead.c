@@ -3,8 +3,6 @@
 #include "tests/support/support.h"
 #include "trainer/curriculum/curriculum.h"
 
-#include <string.h>
-
 #define N      10
 #define PER    4 // prompts of a step
 #define STEPS  9
@@ -64,18 +62,9 @@ static void check(enum curriculum_mode mode, int steps_of_an_epoch)
     curriculum_free(c);
 }
 
-static void steps_ahead_are_what_comes(void **state)
+TEST(steps_ahead_are_what_comes)
 {
-    (void)state;
     check(CURRICULUM_OFF, STEPS);
     check(CURRICULUM_KDE, 3);
     check(CURRICULUM_UNIFORM, 3);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_ahead_are_what_comes),
-    };
-    return cmocka_run_group_tests_name("curriculum_ahead", tests, NULL, NULL);
 }

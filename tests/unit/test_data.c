@@ -1,22 +1,16 @@
 /* test_data.c: trainer/data: lines and their errors, tokenising, order. */
-#include "common/base/bytes.h"
-#include "common/base/json.h"
 #include "common/text/chat_template.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 static enum status parse(const char *text, struct dataset **ret)
 {
     return dataset_parse("set.jsonl", text, strlen(text), NULL, ret);
 }
 
-static void fields(void **state)
+TEST(fields)
 {
-    (void)state;
     struct dataset *d;
     assert_ok(parse("{\"prompt\": \"a\", \"answer\": \"b\"}\n"
                     "\n"
@@ -43,9 +37,8 @@ static void fields(void **state)
     dataset_free(d);
 }
 
-static void bad_lines(void **state)
+TEST(bad_lines)
 {
-    (void)state;
     static const struct {
         const char *text, *part;
     } cases[] = {
@@ -87,9 +80,8 @@ static enum status load(const char *text, const struct prompt_options *options, 
 }
 
 // The tokenizer of the tests: a byte is its own id.
-static void tokens(void **state)
+TEST(tokens)
 {
-    (void)state;
     struct dataset *d;
     int left_out;
     struct prompt_options options = {.completions = true, .end_id = 261};
@@ -133,9 +125,8 @@ static char *text_of(const struct token_list *ids, struct bytes *buffer)
     return buffer->data;
 }
 
-static void chats(void **state)
+TEST(chats)
 {
-    (void)state;
     struct dataset *d;
     struct bytes text = BYTES_INIT;
     int left_out;
@@ -166,9 +157,8 @@ static void chats(void **state)
 
 // What a data set of GSM8K's form becomes: a chat with the reward's request where there is a chat
 // template, the question as it is where there is none, and what was asked for where it was.
-static void questions(void **state)
+TEST(questions)
 {
-    (void)state;
     struct dataset *d;
     struct bytes text = BYTES_INIT;
     int left_out;
@@ -235,9 +225,8 @@ static void questions(void **state)
     bytes_release(&text);
 }
 
-static void named_fields_and_limits(void **state)
+TEST(named_fields_and_limits)
 {
-    (void)state;
     struct dataset *d, *first;
     static const char lines[] = "{\"problem\": \"a\", \"prompt\": \"-\", \"solution\": 7}\n\n"
                                 "{\"problem\": \"b\", \"solution\": \"8\", \"answer\": \"-\"}\n"
@@ -271,9 +260,8 @@ static void named_fields_and_limits(void **state)
     assert_message("--prompt-field");
 }
 
-static void order(void **state)
+TEST(order)
 {
-    (void)state;
     struct data_order a, b;
     int seen[10] = {0}, first[10], moved = 0;
     assert_ok(data_order_init(&a, 7, 10));
@@ -299,9 +287,8 @@ static void order(void **state)
     data_order_release(&b);
 }
 
-static void gsm8k(void **state)
+TEST(gsm8k)
 {
-    (void)state;
     char folder[PATH_MAX];
     struct dataset *d;
     test_data_folder("gsm8k", folder);
@@ -310,15 +297,4 @@ static void gsm8k(void **state)
     assert_ok(dataset_require_answers(d));
     for (int i = 0; i < d->n; i++) assert_non_null(strstr(d->examples[i].answer, "#### "));
     dataset_free(d);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fields),    cmocka_unit_test(bad_lines),
-        cmocka_unit_test(tokens),    cmocka_unit_test(chats),
-        cmocka_unit_test(questions), cmocka_unit_test(named_fields_and_limits),
-        cmocka_unit_test(order),     cmocka_unit_test(gsm8k),
-    };
-    return cmocka_run_group_tests_name("data", tests, NULL, NULL);
 }

@@ -5,10 +5,6 @@
 #include "trainer/serve/datum.h"
 #include "common/base/protobuf.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 static const struct datum_limits limits = {.vocab = 100, .longest = 8};
 
 // ---- messages -----------------------------------------------------------------------------------
@@ -68,9 +64,8 @@ static enum status parse(struct bytes *message, struct forward_backward *ret)
 
 // ---- what they hold -----------------------------------------------------------------------------
 
-static void test_policy_request(void **state)
+TEST(test_policy_request)
 {
-    (void)state;
     struct bytes message = BYTES_INIT, entry = BYTES_INIT, value = BYTES_INIT;
     struct forward_backward request;
     put_policy_datum(&message); // the loss stands behind the datums
@@ -102,9 +97,8 @@ static void test_policy_request(void **state)
 }
 
 // A sparse tensor's cells are spread over its shape; what it does not list is 0.
-static void test_sparse_targets(void **state)
+TEST(test_sparse_targets)
 {
-    (void)state;
     static const int32_t tokens[2] = {1, 2};
     static const int64_t values[3] = {11, 12, 13}, rows[3] = {0, 2, 3}, columns[3] = {0, 2, 1};
     static const float weights[6] = {0.5f, 0, 0.25f, 0, 1, 0};
@@ -134,9 +128,8 @@ static void test_sparse_targets(void **state)
 }
 
 // The answer's fields, read back: one record for neighbours of one shape, another where it changes.
-static void test_answer(void **state)
+TEST(test_answer)
 {
-    (void)state;
     struct datum data[3] = {
         {.n = 2, .each = 1}, {.n = 1, .each = 1}, {.n = 1, .each = 2, .two_d = true}};
     const struct forward_backward request = {.data = data, .n = 3};
@@ -191,9 +184,8 @@ static void refuse_datum(const int32_t *tokens, size_t n, const int64_t *targets
     refuse(&message, why);
 }
 
-static void test_refused_datums(void **state)
+TEST(test_refused_datums)
 {
-    (void)state;
     static const int32_t tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, wrong[3] = {1, 100, 2};
     static const int64_t targets[9] = {2, 3, 4, 5, 6, 7, 8, 9, 10}, ignored[3] = {2, -100, 3};
     static const float weights[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1}, odd[3] = {1, NAN, 1};
@@ -207,9 +199,8 @@ static void test_refused_datums(void **state)
     refuse_datum(tokens, 3, targets, 3, odd, "\"weights\" holds a value that is not finite");
 }
 
-static void test_refused_requests(void **state)
+TEST(test_refused_requests)
 {
-    (void)state;
     struct bytes message = BYTES_INIT, entry = BYTES_INIT;
     put_head(&message, "ppo");
     refuse(&message, "\"data\" holds no datum");
@@ -228,9 +219,8 @@ static void test_refused_requests(void **state)
 }
 
 // A few bytes of a sparse tensor may name a shape that no memory holds.
-static void test_refused_shape(void **state)
+TEST(test_refused_shape)
 {
-    (void)state;
     enum { LONG = 300 };
     static const struct datum_limits wide = {.vocab = 100, .longest = LONG};
     static const int32_t tokens[LONG];
@@ -254,9 +244,8 @@ static void test_refused_shape(void **state)
 }
 
 // Whatever the bytes are, they are read or refused; a sanitizer sees more.
-static void test_broken_bytes(void **state)
+TEST(test_broken_bytes)
 {
-    (void)state;
     struct bytes good = BYTES_INIT;
     struct rng r;
     put_head(&good, "importance_sampling");
@@ -276,9 +265,8 @@ static void test_broken_bytes(void **state)
 }
 
 // --loss-for: another loss is computed, and what it does not know of is passed over.
-static void test_a_loss_that_stands_in(void **state)
+TEST(test_a_loss_that_stands_in)
 {
-    (void)state;
     struct datum_limits with = limits;
     struct forward_backward request;
     struct bytes message = BYTES_INIT, setting = BYTES_INIT;
@@ -301,15 +289,4 @@ static void test_a_loss_that_stands_in(void **state)
     assert_status(loss_for_check("a=nothing"), ST_INVALID);
     assert_message("--loss-for a=nothing");
     assert_ok(loss_for_check(NULL));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_policy_request),   cmocka_unit_test(test_sparse_targets),
-        cmocka_unit_test(test_answer),           cmocka_unit_test(test_refused_datums),
-        cmocka_unit_test(test_refused_requests), cmocka_unit_test(test_broken_bytes),
-        cmocka_unit_test(test_refused_shape),    cmocka_unit_test(test_a_loss_that_stands_in),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

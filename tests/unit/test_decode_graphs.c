@@ -11,9 +11,8 @@ static struct decode_graph *find(struct decode_graphs *g, int rows)
     return decode_graphs_find(g, &key);
 }
 
-static void test_the_oldest_goes(void **state)
+TEST(test_the_oldest_goes)
 {
-    (void)state;
     struct decode_graphs *g = decode_graphs_new(NULL);
     assert_non_null(g);
     for (int rows = 1; rows <= DECODE_GRAPHS_MAX; rows++) find(g, rows)->warm = true;
@@ -31,9 +30,8 @@ static void test_the_oldest_goes(void **state)
     decode_graphs_free(g);
 }
 
-static void test_what_is_the_key(void **state)
+TEST(test_what_is_the_key)
 {
-    (void)state;
     struct decode_graphs *g = decode_graphs_new(NULL);
     assert_non_null(g);
     const struct decode_graph_key key = {&a_batch, &a_kv, 4, 4, 256, 16, 0};
@@ -49,13 +47,4 @@ static void test_what_is_the_key(void **state)
     assert_true(decode_graphs_find(g, &key)->warm);
     decode_graphs_free(g);
     decode_graphs_free(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_oldest_goes),
-        cmocka_unit_test(test_what_is_the_key),
-    };
-    return cmocka_run_group_tests_name("decode graphs", tests, NULL, NULL);
 }

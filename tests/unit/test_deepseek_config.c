@@ -1,10 +1,7 @@
 /* test_deepseek_config.c: what a config.json of the families with latent attention means where it
  * is silent: what transformers' configs say then (5.17). And what would be guessed is refused. */
-#include "common/base/json.h"
 #include "common/model/config.h"
 #include "tests/support/support.h"
-#include <math.h>
-#include <string.h>
 
 static const char *const v2 = "deepseek_v2\",\"architectures\":[\"DeepseekV2ForCausalLM\"]",
                          *const v3 = "deepseek_v3\",\"architectures\":[\"DeepseekV3ForCausalLM\"]",
@@ -26,7 +23,7 @@ static enum status read_config(const char *family, const char *more, struct mode
     return st;
 }
 
-static void silent_configs_mean_what_transformers_says(void **state)
+TEST(silent_configs_mean_what_transformers_says)
 {
     const struct {
         const char *family, *more;
@@ -51,7 +48,6 @@ static void silent_configs_mean_what_transformers_says(void **state)
         {glm,  "",   768, 512, 64,     256, 256,  1,    64,   4,
          1536, 1536, 1,   1,   202752, 0,   1.8f, true, true, 1e-5},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model_config *c;
         assert_ok(read_config(cases[i].family, cases[i].more, &c));
@@ -80,13 +76,12 @@ static void silent_configs_mean_what_transformers_says(void **state)
 }
 
 // "mscale_all_dim" scales scores whatever stretches positions, as in transformers.
-static void mscale_is_of_every_kind_of_rope(void **state)
+TEST(mscale_is_of_every_kind_of_rope)
 {
     const struct {
         const char *kind;
         bool scales;
     } cases[] = {{"yarn", true}, {"linear", true}, {"dynamic", true}, {"default", false}};
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model_config *c;
         char more[256];
@@ -101,7 +96,7 @@ static void mscale_is_of_every_kind_of_rope(void **state)
     }
 }
 
-static void guesses_are_refused(void **state)
+TEST(guesses_are_refused)
 {
     const struct {
         const char *family, *more;
@@ -118,7 +113,6 @@ static void guesses_are_refused(void **state)
          "DeepSeek-V2 rotates neighbours"},
         {v3, ",\"topk_group\":null", ST_FORMAT, "topk_group 0 of n_group 8"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model_config *c = NULL;
         assert_status(read_config(cases[i].family, cases[i].more, &c), cases[i].status);
@@ -128,14 +122,4 @@ static void guesses_are_refused(void **state)
     assert_ok(read_config(v3, ",\"rope_interleave\":false", &c));
     assert_false(c->ropes[0].interleaved);
     model_config_free(c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(silent_configs_mean_what_transformers_says),
-        cmocka_unit_test(mscale_is_of_every_kind_of_rope),
-        cmocka_unit_test(guesses_are_refused),
-    };
-    return cmocka_run_group_tests_name("deepseek config", tests, NULL, NULL);
 }

@@ -4,17 +4,15 @@
 #include "common/base/rng.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
-#include <stdlib.h>
-#include <string.h>
 
 enum { LONGEST = 160, REQUESTS = 8, NEW = 24 };
 
 static const char *model;
 
-static int set_up(void **state)
+static void set_up(void)
 {
     model = test_golden("qwen35");
-    return engine_bench_set_up(state);
+    engine_bench_set_up();
 }
 
 static int random_ids(int32_t *ids, int n, uint64_t seed, int vocab)
@@ -66,22 +64,19 @@ static void serve(int64_t kv_bytes, bool preempts)
     reference_close(&r);
 }
 
-static void served_as_packed(void **state)
+TEST(served_as_packed)
 {
-    (void)state;
     serve(8 << 20, false);
 }
 
-static void served_as_packed_when_preempted(void **state)
+TEST(served_as_packed_when_preempted)
 {
-    (void)state;
     serve(120000, true);
 }
 
 // With room for the states of few sequences as many run at once, and all are served.
-static void states_bound_the_batch(void **state)
+TEST(states_bound_the_batch)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = plain_options();
     struct sampling s = random_sampling(NEW, 3);
@@ -127,9 +122,8 @@ static void refused_at_start(const struct engine_options *options, enum status s
     assert_contains(status_message(), words);
 }
 
-static void shards_and_drafts_without_memory_are_refused(void **state)
+TEST(shards_and_drafts_without_memory_are_refused)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = plain_options();
     struct sampling s = greedy(4);
@@ -152,9 +146,8 @@ static void shards_and_drafts_without_memory_are_refused(void **state)
 // ---- training -----------------------------------------------------------------------------------
 // Sequences behind a prefix that is packed once have the bits that they have with a prefix of their
 // own.
-static void prefixes_are_shared_to_the_bit(void **state)
+TEST(prefixes_are_shared_to_the_bit)
 {
-    (void)state;
     enum { PROMPT = 37, EACH = 11, GROUP = 3 };
     struct reference r;
     int32_t ids[PROMPT + GROUP * EACH];
@@ -186,9 +179,8 @@ static void prefixes_are_shared_to_the_bit(void **state)
 }
 
 // The scratch of a training step, of a layer that has no heads of attention.
-static void scratch_is_planned(void **state)
+TEST(scratch_is_planned)
 {
-    (void)state;
     struct reference r;
     reference_open(model, "cpu", &r);
     const struct scratch_shape shape = {.attn = r.model->attn[0],
@@ -207,15 +199,4 @@ static void scratch_is_planned(void **state)
     reference_close(&r);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(served_as_packed),
-        cmocka_unit_test(served_as_packed_when_preempted),
-        cmocka_unit_test(states_bound_the_batch),
-        cmocka_unit_test(shards_and_drafts_without_memory_are_refused),
-        cmocka_unit_test(prefixes_are_shared_to_the_bit),
-        cmocka_unit_test(scratch_is_planned),
-    };
-    return cmocka_run_group_tests_name("delta", tests, set_up, NULL);
-}
+TESTS_BETWEEN(set_up, NULL)

@@ -3,12 +3,8 @@
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 static struct device *open_cpu(void)
 {
@@ -25,9 +21,8 @@ static const char *name_of(const char *label)
     return name;
 }
 
-static void test_specs(void **state)
+TEST(test_specs)
 {
-    (void)state;
     struct device *dev = open_cpu(), *other = NULL;
     assert_string_equal(device_spec(dev), "cpu");
     assert_int_equal(device_kind(dev), DEVICE_CPU);
@@ -61,9 +56,8 @@ static void test_specs(void **state)
 
 // 9 runs of 13 bytes, 50 apart, to where they are 70 apart; nothing beside them. On the GPU too,
 // where there is one.
-static void test_copy_2d(void **state)
+TEST(test_copy_2d)
 {
-    (void)state;
     static const char *const specs[] = {"cpu", "auto"};
     for (int k = 0; k < 2; k++) {
         struct device *dev = NULL;
@@ -91,9 +85,8 @@ static void test_copy_2d(void **state)
     }
 }
 
-static void test_memory(void **state)
+TEST(test_memory)
 {
-    (void)state;
     struct device *dev = open_cpu();
     unsigned char host[1000], back[1000];
     void *a = NULL, *b = NULL, *pinned = NULL;
@@ -135,9 +128,8 @@ static void test_memory(void **state)
 }
 
 // A failed operation is reported once, by the next sync.
-static void test_sticky_failure(void **state)
+TEST(test_sticky_failure)
 {
-    (void)state;
     struct device *dev = open_cpu();
     const struct ops *ops = device_ops(dev);
     uint16_t x[4] = {0}, y[4] = {0};
@@ -150,9 +142,8 @@ static void test_sticky_failure(void **state)
     device_free(dev);
 }
 
-static void test_shared_across_fork(void **state)
+TEST(test_shared_across_fork)
 {
-    (void)state;
     enum { N = 1 << 18 };
     struct device *dev = open_cpu();
     struct shared_memory *memory = NULL;
@@ -197,9 +188,8 @@ static void test_shared_across_fork(void **state)
     device_free(dev);
 }
 
-static void test_shared_refusals(void **state)
+TEST(test_shared_refusals)
 {
-    (void)state;
     struct device *dev = open_cpu();
     struct shared_memory *memory = NULL, *other = NULL;
     assert_ok(shared_memory_create(dev, name_of("size"), 8192, &memory));
@@ -236,9 +226,8 @@ static void test_shared_refusals(void **state)
 }
 
 // A maker that was killed leaves its name: it is refused, and free to take once removed.
-static void test_stale_name(void **state)
+TEST(test_stale_name)
 {
-    (void)state;
     struct device *dev = open_cpu();
     const char *name = name_of("stale");
     pid_t child = fork();
@@ -258,18 +247,4 @@ static void test_stale_name(void **state)
     assert_ok(shared_memory_create(dev, name, 4096, &memory));
     shared_memory_free(memory);
     device_free(dev);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_specs),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_copy_2d),
-        cmocka_unit_test(test_sticky_failure),
-        cmocka_unit_test(test_shared_across_fork),
-        cmocka_unit_test(test_shared_refusals),
-        cmocka_unit_test(test_stale_name),
-    };
-    return cmocka_run_group_tests_name("device", tests, NULL, NULL);
 }

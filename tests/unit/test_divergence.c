@@ -2,9 +2,6 @@
 #include "tests/support/support.h"
 #include "trainer/run/progress.h"
 
-#include <math.h>
-#include <string.h>
-
 static const struct progress healthy = {.reward = 0.4,
                                         .accuracy = 0.4,
                                         .zero_spread = 0.25,
@@ -41,18 +38,16 @@ static void assert_sums_up(const struct divergence *s, const char *part)
     bytes_release(&text);
 }
 
-static void a_healthy_run_is_left_alone(void **state)
+TEST(a_healthy_run_is_left_alone)
 {
-    (void)state;
     struct divergence s = {0};
     assert_sums_up(&s, NULL);
     assert_int_equal(times_said(&s, &healthy, 5000, "nothing"), 0);
     assert_sums_up(&s, NULL);
 }
 
-static void rewards_without_spread(void **state)
+TEST(rewards_without_spread)
 {
-    (void)state;
     struct divergence s = {0};
     struct progress flat = healthy;
     flat.zero_spread = 1;
@@ -71,9 +66,8 @@ static void rewards_without_spread(void **state)
     assert_int_equal(times_said(&s, &flat, 99, "look at --reward"), 1);
 }
 
-static void no_right_sample(void **state)
+TEST(no_right_sample)
 {
-    (void)state;
     struct divergence s = {0};
     struct progress wrong = healthy;
     wrong.accuracy = 0; // other terms differ
@@ -82,9 +76,8 @@ static void no_right_sample(void **state)
     assert_int_equal(times_said(&s, &wrong, 99, ""), 0);
 }
 
-static void masked_samples(void **state)
+TEST(masked_samples)
 {
-    (void)state;
     struct divergence s = {0};
     struct progress still = healthy;
     still.grad_norm = 0;
@@ -93,9 +86,8 @@ static void masked_samples(void **state)
     assert_int_equal(times_said(&s, &still, 99, ""), 0);
 }
 
-static void divergence(void **state)
+TEST(divergence)
 {
-    (void)state;
     struct divergence s = {0};
     struct progress bad = healthy;
     bad.grad_norm = 80;
@@ -117,9 +109,8 @@ static void divergence(void **state)
 
 // As it went with --learning-rate 0.1: the entropy rises far, then nothing of it is left. One that
 // falls as a policy learns is no such thing, nor is noise about a small one.
-static void collapse(void **state)
+TEST(collapse)
 {
-    (void)state;
     static const double entropies[] = {0.78, 1.5, 3.2, 1.2, 0.41, 0.2};
     struct divergence s = {0};
     struct progress step = healthy;
@@ -135,17 +126,4 @@ static void collapse(void **state)
         step.entropy = i % 2 ? 0.2 : 0.02;
         assert_int_equal(times_said(&s, &step, 1, ""), 0);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_healthy_run_is_left_alone),
-        cmocka_unit_test(rewards_without_spread),
-        cmocka_unit_test(no_right_sample),
-        cmocka_unit_test(masked_samples),
-        cmocka_unit_test(divergence),
-        cmocka_unit_test(collapse),
-    };
-    return cmocka_run_group_tests_name("divergence", tests, NULL, NULL);
 }

@@ -1,21 +1,15 @@
 /* test_download.c: files of a checkpoint as the body of an answer, their archive read by tar
  * itself, sizes beyond what octal digits hold, what changes meanwhile; and signatures of URLs. */
-#include "common/base/file.h"
 #include "tests/support/support.h"
 #include "trainer/serve/runs.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 static const char *folder,
     *names[] = {"config.json", "empty", "model.safetensors", "sub/a b.jinja"};
 
-static int make_folder(void **state)
+static void make_folder(void)
 {
-    (void)state;
     folder = test_folder();
     assert_ok(file_make_folders(test_path(folder, "sub")));
     assert_ok(file_make_folders(test_path(folder, "trainer")));
@@ -27,7 +21,6 @@ static int make_folder(void **state)
     free(large);
     test_write(test_path(folder, names[3]), "x", 1);
     test_write(test_path(folder, "trainer/optimizer.safetensors"), "secret", 6);
-    return 0;
 }
 
 static json_t *files(void)
@@ -57,9 +50,8 @@ static void read_all(const char *file, struct bytes *ret)
     json_decref(list);
 }
 
-static void test_files(void **state)
+TEST(test_files)
 {
-    (void)state;
     json_t *list = files();
     assert_int_equal(json_object_size(list), 4);
     assert_int_equal(runs_bytes(list), 700003);
@@ -69,21 +61,19 @@ static void test_files(void **state)
         char *on_disk = test_read(test_path(folder, names[i]));
         read_all(names[i], &body);
         assert_memory_equal(bytes_text(&body), on_disk, body.len);
-        free(on_disk);
         bytes_release(&body);
     }
 }
 
-static void test_archive(void **state)
+TEST(test_archive)
 {
-    (void)state;
     struct bytes body = BYTES_INIT;
     const char *to = test_folder(), *file = test_path(to, "archive.tar");
     read_all("", &body);
     test_write(file, bytes_text(&body), body.len);
     bytes_release(&body);
-    assert_int_equal(
-        test_command(test_path(to, "log"), 10000, OPTIONS("tar", "-C", to, "-xf", file)), 0);
+    assert_exit(0,
+                test_command(test_path(to, "log"), 10000, OPTIONS("tar", "-C", to, "-xf", file)));
     for (int i = 0; i < 4; i++) test_same_file(folder, to, names[i]);
     assert_int_not_equal(access(test_path(to, "trainer"), F_OK), 0);
 }
@@ -97,9 +87,8 @@ static void truncate_to(const char *name, int64_t size)
 }
 
 // tar lists a file of 9 GiB by its header alone, of which nothing else is read here.
-static void test_beyond_octal_digits(void **state)
+TEST(test_beyond_octal_digits)
 {
-    (void)state;
     struct download *d;
     struct bytes piece = BYTES_INIT;
     const int64_t size = (int64_t)9 << 30;
@@ -112,18 +101,15 @@ static void test_beyond_octal_digits(void **state)
     assert_int_equal(download_next(d, &piece), STREAM_MORE);
     test_write(test_path(to, "archive.tar"), bytes_text(&piece), piece.len);
     test_command(log, 10000, OPTIONS("tar", "-tvf", test_path(to, "archive.tar")));
-    char *said = test_read(log);
-    assert_contains(said, "9663676416");
-    free(said);
+    assert_contains(test_read(log), "9663676416");
     bytes_release(&piece);
     download_free(d);
     json_decref(list);
     unlink(test_path(folder, "large"));
 }
 
-static void test_changed(void **state)
+TEST(test_changed)
 {
-    (void)state;
     struct download *d;
     struct bytes piece = BYTES_INIT;
     int64_t n_bytes;
@@ -150,9 +136,8 @@ static void test_changed(void **state)
 
 // A checkpoint that is saved anew while an archive of it is on its way: another folder of the same
 // names and sizes has its place, and none of that is sent.
-static void test_replaced(void **state)
+TEST(test_replaced)
 {
-    (void)state;
     struct download *d;
     struct bytes piece = BYTES_INIT;
     int64_t n_bytes;
@@ -176,9 +161,8 @@ static void test_replaced(void **state)
     json_decref(list);
 }
 
-static void test_signatures(void **state)
+TEST(test_signatures)
 {
-    (void)state;
     struct signing_key key, other;
     char one[SIGNATURE_ROOM], two[SIGNATURE_ROOM];
     assert_ok(signing_key_new(&key));
@@ -196,12 +180,4 @@ static void test_signatures(void **state)
     assert_false(signature_is("", one));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_files),      cmocka_unit_test(test_archive),
-        cmocka_unit_test(test_signatures), cmocka_unit_test(test_beyond_octal_digits),
-        cmocka_unit_test(test_changed),    cmocka_unit_test(test_replaced),
-    };
-    return cmocka_run_group_tests(tests, make_folder, NULL);
-}
+TESTS_BETWEEN(make_folder, NULL)

@@ -9,10 +9,6 @@
 #include "trainer/run/config.h"
 #include "trainer/learn/learner.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define GROUPS      3
 #define PER         3
 #define SAMPLES     (GROUPS * PER)
@@ -154,9 +150,8 @@ static struct draft_stats plain_stats(struct machine *m, const struct random_ste
     return stats;
 }
 
-static void loss_is_the_divergence(void **state)
+TEST(loss_is_the_divergence)
 {
-    (void)state;
     static const struct {
         bool capped;
         int budget, logits_chunk; // one micro-batch and chunk, or many
@@ -223,9 +218,8 @@ static bool check_tensor(struct machine *m, const struct random_step *s, const f
     return norm > 0.01;
 }
 
-static void gradient_is_a_slope(void **state)
+TEST(gradient_is_a_slope)
 {
-    (void)state;
     for (int capped = 0; capped < 2; capped++) {
         struct random_step s;
         struct machine m;
@@ -244,9 +238,8 @@ static void gradient_is_a_slope(void **state)
 }
 
 // However a step is cut, the draft's gradient is the same, and the policy's is what it is without.
-static void neither_disturbs_the_other(void **state)
+TEST(neither_disturbs_the_other)
 {
-    (void)state;
     struct random_step s;
     struct machine whole, cut;
     struct draft_stats a, b;
@@ -280,9 +273,8 @@ static void neither_disturbs_the_other(void **state)
 }
 
 // The policy may draw a token of its padding, which the draft has no row for.
-static void unknown_tokens_are_left_out(void **state)
+TEST(unknown_tokens_are_left_out)
 {
-    (void)state;
     struct random_step s;
     struct machine m;
     struct draft_stats stats;
@@ -303,9 +295,8 @@ static void unknown_tokens_are_left_out(void **state)
     machine_close(&m);
 }
 
-static void training_raises_the_overlap(void **state)
+TEST(training_raises_the_overlap)
 {
-    (void)state;
     struct random_step s;
     struct machine m;
     struct draft_stats first = {0}, last = {0};
@@ -331,9 +322,8 @@ static void training_raises_the_overlap(void **state)
     machine_close(&m);
 }
 
-static void memory_is_planned(void **state)
+TEST(memory_is_planned)
 {
-    (void)state;
     struct machine m;
     struct memory_plan plan, draft;
     machine_open(tiny_folder(32, 1, 300, 8), 30, 4, 1, &m);
@@ -350,9 +340,8 @@ static void memory_is_planned(void **state)
     machine_close(&m);
 }
 
-static void larger_vocabulary_is_refused(void **state)
+TEST(larger_vocabulary_is_refused)
 {
-    (void)state;
     struct machine m;
     struct reference large;
     struct learner *l;
@@ -387,9 +376,8 @@ static void resolve(const char *const more[], struct train_resolved *ret)
     options_free(set);
 }
 
-static void options_follow_the_policys(void **state)
+TEST(options_follow_the_policys)
 {
-    (void)state;
     struct train_resolved r;
     resolve((const char *const[]){"--train-draft", NULL}, &r);
     assert_true(r.draft_max_grad_norm == 0.5);
@@ -403,19 +391,4 @@ static void options_follow_the_policys(void **state)
         &r);
     assert_true(r.draft_max_grad_norm == 0);
     assert_true(r.draft_schedule.peak == 0.25);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(loss_is_the_divergence),
-        cmocka_unit_test(gradient_is_a_slope),
-        cmocka_unit_test(neither_disturbs_the_other),
-        cmocka_unit_test(unknown_tokens_are_left_out),
-        cmocka_unit_test(training_raises_the_overlap),
-        cmocka_unit_test(memory_is_planned),
-        cmocka_unit_test(larger_vocabulary_is_refused),
-        cmocka_unit_test(options_follow_the_policys),
-    };
-    return cmocka_run_group_tests_name("draft", tests, NULL, NULL);
 }

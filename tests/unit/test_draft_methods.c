@@ -5,9 +5,8 @@
 #include "infer-server/speculative/speculative.h"
 #include "infer-server/speculative/method.h"
 
-static void names_of_methods(void **state)
+TEST(names_of_methods)
 {
-    (void)state;
     struct speculative_choice c = {0};
     char text[64];
     assert_ok(speculative_parse("off", &c));
@@ -60,9 +59,8 @@ static void assert_draft(const struct draft *d, const int32_t *tokens, int n)
     assert_memory_equal(d->tokens, tokens, (size_t)n * sizeof *tokens);
 }
 
-static void prompt_look_up(void **state)
+TEST(prompt_look_up)
 {
-    (void)state;
     struct speculative *s = NULL;
     assert_ok(speculative_new(false, 64, &s));
     const int32_t prompt[] = {1, 2, 3, 4, 5, 9, 3, 7}, tail[] = {2, 3};
@@ -94,9 +92,8 @@ static void learn_all(struct speculative *s, const int32_t *prompt, int n_prompt
     }
 }
 
-static void siblings_are_remembered(void **state)
+TEST(siblings_are_remembered)
 {
-    (void)state;
     struct speculative *s = NULL;
     assert_ok(speculative_new(false, 64, &s));
     const int32_t prompt[] = {1, 2, 3}, other[] = {1, 2, 4};
@@ -116,9 +113,8 @@ static void siblings_are_remembered(void **state)
     speculative_free(s);
 }
 
-static void memory_is_bounded(void **state)
+TEST(memory_is_bounded)
 {
-    (void)state;
     const size_t most = 1 << 20;
     struct suffix_memory *m = NULL;
     struct rng r;
@@ -139,15 +135,4 @@ static void memory_is_bounded(void **state)
     assert_int_equal(suffix_memory_next(m, 1, tail, SUFFIX_DEPTH, &next),
                      0); // the first is forgotten
     suffix_memory_free(m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_of_methods),
-        cmocka_unit_test(prompt_look_up),
-        cmocka_unit_test(siblings_are_remembered),
-        cmocka_unit_test(memory_is_bounded),
-    };
-    return cmocka_run_group_tests_name("draft_methods", tests, NULL, NULL);
 }

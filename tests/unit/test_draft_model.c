@@ -5,7 +5,6 @@
 #include "infer-server/engine/draft_model.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/speculative/step_cost.h"
-#include <stdlib.h>
 
 enum { SAMPLES = 4, BLOCK = 4, CHUNK = 8, PROMPT = 12, CONTEXT = 64, BLOCKS = 5 };
 
@@ -14,9 +13,8 @@ static struct model_config *config;
 static struct weights *weights;
 static void *arena;
 
-static int open_model(void **state)
+static void open_model(void)
 {
-    (void)state;
     const char *folder = test_path(test_folder(), "model");
     assert_ok(tiny_model_write(folder, 32, 2, 64, 3));
     assert_ok(device_open("cpu", &dev));
@@ -25,17 +23,14 @@ static int open_model(void **state)
     assert_ok(device_alloc(dev, weights->bytes, &arena));
     weights_bind(weights, arena);
     assert_ok(weights_load(weights, dev, folder));
-    return 0;
 }
 
-static int close_model(void **state)
+static void close_model(void)
 {
-    (void)state;
     device_release(dev, arena);
     weights_free(weights);
     model_config_free(config);
     device_free(dev);
-    return 0;
 }
 
 static struct draft_model *new_draft_model(int chunk, struct runner **ret_runner)
@@ -97,9 +92,8 @@ static int sample_all(struct draft_model *d, struct request *const *requests, in
 
 // Three samples with all their past to compute leave no room for one another, but for the fourth,
 // which has one row to add; and what is computed in several passes gives the same drafts.
-static void catches_up_as_far_as_there_is_room(void **state)
+TEST(catches_up_as_far_as_there_is_room)
 {
-    (void)state;
     int32_t drafts[2][SAMPLES][2];
     for (int small = 0; small < 2; small++) {
         struct runner *runner = NULL;
@@ -118,10 +112,4 @@ static void catches_up_as_far_as_there_is_room(void **state)
     assert_memory_equal(drafts[0], drafts[1], sizeof drafts[0]);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(catches_up_as_far_as_there_is_room),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
-}
+TESTS_BETWEEN(open_model, close_model)

@@ -1,10 +1,7 @@
 /* test_engine.c: the same text, to the bit, whatever is in the batch: crowds, groups that share a
  * prompt, preemption, the prefix cache. */
-#include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "tests/support/engine_bench.h"
-#include <stdlib.h>
-#include <string.h>
 
 // ---- the same text -----------------------------------------------------------------------------
 
@@ -65,21 +62,18 @@ static void compare_crowds(float temperature)
     }
 }
 
-static void greedy_is_the_same_in_any_batch(void **state)
+TEST(greedy_is_the_same_in_any_batch)
 {
-    (void)state;
     compare_crowds(0);
 }
 
-static void seed_is_the_same_in_any_batch(void **state)
+TEST(seed_is_the_same_in_any_batch)
 {
-    (void)state;
     compare_crowds(1);
 }
 
-static void group_shares_its_prompt(void **state)
+TEST(group_shares_its_prompt)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = plain_options();
     bench_start(&b, &options);
@@ -129,9 +123,8 @@ static void group_shares_its_prompt(void **state)
 
 // With the prompt ending at every place of a block, siblings read what one alone would have
 // computed.
-static void siblings_read_the_whole_prompt(void **state)
+TEST(siblings_read_the_whole_prompt)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = plain_options();
     bench_start(&b, &options);
@@ -183,9 +176,8 @@ static void run_mix(const struct engine_options *options, int max_in_flight, str
     bench_end(&b);
 }
 
-static void cache_changes_no_bit(void **state)
+TEST(cache_changes_no_bit)
 {
-    (void)state;
     static struct take *off[MIX], *roomy[MIX], *tight[MIX];
     struct engine_stats stats;
     struct engine_options options = plain_options();
@@ -227,14 +219,4 @@ static void cache_changes_no_bit(void **state)
     assert_true(cached == stats.cache_hits);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy_is_the_same_in_any_batch),
-        cmocka_unit_test(seed_is_the_same_in_any_batch),
-        cmocka_unit_test(group_shares_its_prompt),
-        cmocka_unit_test(siblings_read_the_whole_prompt),
-        cmocka_unit_test(cache_changes_no_bit),
-    };
-    return cmocka_run_group_tests_name("engine", tests, engine_bench_set_up, NULL);
-}
+TESTS_BETWEEN(engine_bench_set_up, NULL)

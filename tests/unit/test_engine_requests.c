@@ -1,21 +1,13 @@
 /* test_engine_requests.c: what a request can ask of the engine, what is refused, cancelling, and
  * how an engine begins and ends. */
-#include "common/base/clock.h"
 #include "common/base/dtype.h"
-#include "common/base/file.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_model.h"
-#include <math.h>
-#include <stdio.h>
-#include <unistd.h>
-#include <stdlib.h>
-#include <string.h>
 
 // ---- what a request can ask --------------------------------------------------------------------
 
-static void stops_and_minimum(void **state)
+TEST(stops_and_minimum)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = plain_options();
     bench_start(&b, &options);
@@ -48,9 +40,8 @@ static void stops_and_minimum(void **state)
     bench_end(&b);
 }
 
-static void eos_of_the_config(void **state)
+TEST(eos_of_the_config)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = plain_options();
     bench_start(&b, &options);
@@ -82,9 +73,8 @@ static void eos_of_the_config(void **state)
     bench_end(&b);
 }
 
-static void lists_most_likely(void **state)
+TEST(lists_most_likely)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = plain_options();
     bench_start(&b, &options);
@@ -120,9 +110,8 @@ static void refuse(struct bench *b, const int32_t *prompt, int n_prompt, const s
     request_free(r);
 }
 
-static void refuses_what_it_cannot_do(void **state)
+TEST(refuses_what_it_cannot_do)
 {
-    (void)state;
     struct bench b;
     struct request *r = NULL;
     int32_t prompt[600];
@@ -183,9 +172,8 @@ static void refuses_what_it_cannot_do(void **state)
     bench_end(&b);
 }
 
-static void wrong_options(void **state)
+TEST(wrong_options)
 {
-    (void)state;
     struct engine *e = NULL;
     struct engine_options options = plain_options();
     options.device = "abacus";
@@ -222,9 +210,8 @@ static void start_failing(struct engine_options *options, const char *part)
     bench_end(&b);
 }
 
-static void loading_fails(void **state)
+TEST(loading_fails)
 {
-    (void)state;
     struct engine_options options = plain_options();
     options.max_context = 512;
     options.kv_bytes = 1000;
@@ -240,9 +227,8 @@ static void loading_fails(void **state)
     start_failing(&options, "safetensors");
 }
 
-static void cancels(void **state)
+TEST(cancels)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = plain_options();
     bench_start(&b, &options);
@@ -272,9 +258,8 @@ static void cancels(void **state)
     bench_end(&b);
 }
 
-static void ends_with_and_without_drain(void **state)
+TEST(ends_with_and_without_drain)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = plain_options();
     struct sampling s = greedy(100);
@@ -293,13 +278,4 @@ static void ends_with_and_without_drain(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stops_and_minimum), cmocka_unit_test(eos_of_the_config),
-        cmocka_unit_test(lists_most_likely), cmocka_unit_test(refuses_what_it_cannot_do),
-        cmocka_unit_test(wrong_options),     cmocka_unit_test(loading_fails),
-        cmocka_unit_test(cancels),           cmocka_unit_test(ends_with_and_without_drain),
-    };
-    return cmocka_run_group_tests_name("engine_requests", tests, engine_bench_set_up, NULL);
-}
+TESTS_BETWEEN(engine_bench_set_up, NULL)

@@ -2,14 +2,7 @@
  * replaced and its memory freed. The other server is this program again with --daemon as its first
  * word. */
 #include "bridge/bridge_file.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/engine_bench.h"
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 // --daemon BRIDGE FOLDER N [stay]: an engine on the same bridge. Prints how it fared; may stay
 // until it is killed.
@@ -31,9 +24,8 @@ static int daemon_main(bool stay, char **argv)
     return stats.state != ENGINE_OK;
 }
 
-static void second_daemon_is_refused(void **state)
+TEST(second_daemon_is_refused)
 {
-    (void)state;
     struct bench b;
     struct test_child child;
     int32_t prompt[5] = {1, 2, 3, 4, 5};
@@ -43,7 +35,6 @@ static void second_daemon_is_refused(void **state)
     assert_int_equal(test_wait(&child, WAIT_MS), 1);
     char *log = test_read(child.log);
     assert_contains(log, "another server uses this bridge");
-    free(log);
     assert_true(file_exists(options.bridge_path));
     start_writer(&child, model_b, "1", false); // and the first one's bridge works
     assert_int_equal(test_wait(&child, WAIT_MS), 0);
@@ -54,9 +45,8 @@ static void second_daemon_is_refused(void **state)
 }
 
 // A daemon that was killed leaves page, arena and bridge file; the next one takes their place.
-static void killed_daemon_is_replaced(void **state)
+TEST(killed_daemon_is_replaced)
 {
-    (void)state;
     struct bench b;
     char left[192];
     struct test_child child;
@@ -81,9 +71,8 @@ static void killed_daemon_is_replaced(void **state)
 
 // What it left in shared memory goes when any daemon starts, also one with another bridge; what a
 // living one uses stays.
-static void killed_daemons_memory_is_freed(void **state)
+TEST(killed_daemons_memory_is_freed)
 {
-    (void)state;
     struct bench b, living;
     char arena[192], page[192], living_page[192];
     struct test_child child;
@@ -110,14 +99,11 @@ static void killed_daemons_memory_is_freed(void **state)
     bench_end(&living);
 }
 
+TESTS_BETWEEN(engine_bench_set_up, NULL)
+
 int main(int argc, char **argv)
 {
     if (argc > 4 && strcmp(argv[1], "--writer") == 0) return writer_main(argc, argv);
     if (argc > 4 && strcmp(argv[1], "--daemon") == 0) return daemon_main(argc > 5, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(second_daemon_is_refused),
-        cmocka_unit_test(killed_daemon_is_replaced),
-        cmocka_unit_test(killed_daemons_memory_is_freed),
-    };
-    return cmocka_run_group_tests_name("engine_takeover", tests, engine_bench_set_up, NULL);
+    return test_main();
 }

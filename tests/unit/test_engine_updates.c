@@ -1,16 +1,8 @@
 /* test_engine_updates.c: other weights under a running engine: reloaded, and written by another
  * process through the real bridge, which may die over it. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "common/base/rng.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_model.h"
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 // ---- commands ----------------------------------------------------------------------------------
 
@@ -44,9 +36,8 @@ static struct take *reference(const char *model, const int32_t *prompt, int n_pr
     return take;
 }
 
-static void reloads(void **state)
+TEST(reloads)
 {
-    (void)state;
     struct bench b;
     int32_t prompt[20];
     struct engine_options options = plain_options();
@@ -147,23 +138,20 @@ static void update_in_flight(enum kv_policy policy)
     free(take);
 }
 
-static void update_keeps_keys(void **state)
+TEST(update_keeps_keys)
 {
-    (void)state;
     update_in_flight(KV_KEEP);
 }
 
-static void update_recomputes_keys(void **state)
+TEST(update_recomputes_keys)
 {
-    (void)state;
     update_in_flight(KV_RECOMPUTE);
 }
 
 // The same prompt before and after an update: the second answer is, to the bit, that of a server
 // that started with the new weights, though a sample with the old blocks runs on over the update.
-static void update_leaves_no_stale_block(void **state)
+TEST(update_leaves_no_stale_block)
 {
-    (void)state;
     for (int policy = 0; policy < 2; policy++) {
         struct bench b;
         struct test_child child;
@@ -212,9 +200,8 @@ static void update_leaves_no_stale_block(void **state)
     }
 }
 
-static void update_waits_for_drain(void **state)
+TEST(update_waits_for_drain)
 {
-    (void)state;
     struct bench b;
     struct test_child child;
     struct engine_options options = plain_options();
@@ -246,9 +233,8 @@ static void update_waits_for_drain(void **state)
     bench_end(&b);
 }
 
-static void many_updates_under_load(void **state)
+TEST(many_updates_under_load)
 {
-    (void)state;
     struct bench b;
     struct test_child child;
     struct engine_options options = plain_options();
@@ -277,9 +263,8 @@ static void many_updates_under_load(void **state)
 
 // The writer is killed with half of the weights overwritten: the same text goes on from restored
 // ones.
-static void torn_weights_are_restored(void **state)
+TEST(torn_weights_are_restored)
 {
-    (void)state;
     struct bench b;
     struct test_child child;
     int32_t prompt[30];
@@ -323,9 +308,8 @@ static void torn_weights_are_restored(void **state)
 
 // After a reload the weights to go back to are the reloaded ones: neither those of the start, nor a
 // trainer's snapshot from before.
-static void reloaded_weights_are_restored(void **state)
+TEST(reloaded_weights_are_restored)
 {
-    (void)state;
     struct bench b;
     struct test_child child;
     int32_t prompt[30];
@@ -349,18 +333,10 @@ static void reloaded_weights_are_restored(void **state)
     bench_end(&b);
 }
 
+TESTS_BETWEEN(engine_bench_set_up, NULL)
+
 int main(int argc, char **argv)
 {
     if (argc > 4 && strcmp(argv[1], "--writer") == 0) return writer_main(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reloads),
-        cmocka_unit_test(update_keeps_keys),
-        cmocka_unit_test(update_recomputes_keys),
-        cmocka_unit_test(update_leaves_no_stale_block),
-        cmocka_unit_test(update_waits_for_drain),
-        cmocka_unit_test(many_updates_under_load),
-        cmocka_unit_test(torn_weights_are_restored),
-        cmocka_unit_test(reloaded_weights_are_restored),
-    };
-    return cmocka_run_group_tests_name("engine_updates", tests, engine_bench_set_up, NULL);
+    return test_main();
 }

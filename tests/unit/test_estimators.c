@@ -4,10 +4,6 @@
 #include "tests/support/support.h"
 #include "trainer/reward/advantage.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { GROUPS = 4, EACH = 6, N = GROUPS * EACH };
 
 static int value_of(const char *const names[], const char *text)
@@ -45,9 +41,8 @@ static void check_line(char *line)
                      want[i]);
 }
 
-static void verl_and_trl_agree(void **state)
+TEST(verl_and_trl_agree)
 {
-    (void)state;
     char *text = test_read(test_path(test_root(), "tests/golden/advantages/advantages.txt")),
          *next = text;
     int n = 0;
@@ -56,14 +51,12 @@ static void verl_and_trl_agree(void **state)
         check_line(line);
         n++;
     }
-    free(text);
     assert_int_equal(n, 34);
 }
 
 // Means of what was scored; a group of which nothing was tells nothing.
-static void unscored_is_not_counted(void **state)
+TEST(unscored_is_not_counted)
 {
-    (void)state;
     const double rewards[6] = {1, NAN, 0, NAN, NAN, NAN};
     float advantages[6];
     struct advantage_stats stats;
@@ -74,13 +67,4 @@ static void unscored_is_not_counted(void **state)
     double mean;
     mean_std(rewards + 3, 3, &mean, NULL);
     assert_true(isnan(mean));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(verl_and_trl_agree),
-        cmocka_unit_test(unscored_is_not_counted),
-    };
-    return cmocka_run_group_tests_name("estimators", tests, NULL, NULL);
 }

@@ -1,11 +1,7 @@
 /* test_families.c: docs/use/models.md against the table it describes: every model family of
  * common/model/family.h, so that none is forgotten there. */
-#include "common/base/bytes.h"
 #include "common/model/family.h"
 #include "tests/support/support.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 // Does one line of `text` hold `part`, and does that line also hold `other`?
 static bool line_has(const char *text, const char *part, const char *other)
@@ -18,9 +14,8 @@ static bool line_has(const char *text, const char *part, const char *other)
     return false;
 }
 
-static void test_every_family_is_described(void **state)
+TEST(test_every_family_is_described)
 {
-    (void)state;
     char *doc = test_read(test_path(test_root(), "docs/use/models.md"));
     const struct family *f;
     for (int i = 0; (f = family_at(i)); i++) {
@@ -37,13 +32,4 @@ static void test_every_family_is_described(void **state)
     assert_ptr_equal(family_find("gemma2", ""), family_find("gemma2", "Gemma2ForCausalLM"));
     assert_null(family_find("gemma2", "Gemma2ForSequenceClassification"));
     assert_null(family_find("deepseek_v4", "DeepseekV4ForCausalLM"));
-    free(doc);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_family_is_described),
-    };
-    return cmocka_run_group_tests_name("families", tests, NULL, NULL);
 }

@@ -1,10 +1,7 @@
 /* test_family_config.c: configs as they are published, in the older style, against those of
  * tests/golden, which transformers 5 wrote. */
-#include "common/base/json.h"
 #include "common/model/config.h"
 #include "tests/support/support.h"
-
-#include <string.h>
 
 static json_t *golden_config(const char *name)
 {
@@ -57,9 +54,8 @@ static void same_layers(const char *name, const char *older)
     model_config_free(b);
 }
 
-static void older_keys_say_the_same(void **state)
+TEST(older_keys_say_the_same)
 {
-    (void)state;
     same_layers("olmo3", "{\"rope_theta\": 500000}");
     same_layers("olmo3", "{\"rope_theta\": 500000, \"rope_scaling\": null}");
     same_layers("smollm3", "{\"rope_theta\": 2000000.0, \"no_rope_layer_interval\": 4}");
@@ -71,9 +67,8 @@ static void older_keys_say_the_same(void **state)
 }
 
 // Only the positions of layers without a window are stretched.
-static void olmo3_stretches_full_layers(void **state)
+TEST(olmo3_stretches_full_layers)
 {
-    (void)state;
     struct model_config *c = read_config(older_config(
         "olmo3",
         "{\"rope_theta\": 500000, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8.0,"
@@ -87,9 +82,8 @@ static void olmo3_stretches_full_layers(void **state)
     model_config_free(c);
 }
 
-static void smollm3_windows(void **state)
+TEST(smollm3_windows)
 {
-    (void)state;
     struct model_config *c = read_config(
         older_config("smollm3", "{\"use_sliding_window\": true, \"sliding_window\": 6}"));
     for (int l = 0; l < 4; l++) assert_int_equal(c->layers[l].window, l == 3 ? 6 : 0);
@@ -100,9 +94,8 @@ static void smollm3_windows(void **state)
     json_decref(json);
 }
 
-static void gemma3_refusals(void **state)
+TEST(gemma3_refusals)
 {
-    (void)state;
     struct model_config *c;
     json_t *json = older_config("gemma3", "{\"attn_logit_softcapping\": 50.0}");
     assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
@@ -114,9 +107,8 @@ static void gemma3_refusals(void **state)
     json_decref(json);
 }
 
-static void no_window_is_said_by_null(void **state)
+TEST(no_window_is_said_by_null)
 {
-    (void)state;
     struct model_config *c = read_config(
         older_config("qwen3-moe", "{\"use_sliding_window\": true, \"max_window_layers\": 0,"
                                   "\"sliding_window\": null}"));
@@ -125,7 +117,7 @@ static void no_window_is_said_by_null(void **state)
 }
 
 // Keys that would change what is computed, and silence that means something else than here.
-static void other_maths_is_refused(void **state)
+TEST(other_maths_is_refused)
 {
     static const struct {
         const char *name, *older, *words;
@@ -135,7 +127,6 @@ static void other_maths_is_refused(void **state)
         {"qwen35", "{\"attn_output_gate\": false}", "attn_output_gate"},
         {"qwen35", "{\"hidden_act\": \"gelu\"}", "hidden_act"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct model_config *c;
         json_t *json = older_config(cases[i].name, cases[i].older);
@@ -144,14 +135,4 @@ static void other_maths_is_refused(void **state)
         assert_contains(status_message(), cases[i].words);
         json_decref(json);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(older_keys_say_the_same),   cmocka_unit_test(olmo3_stretches_full_layers),
-        cmocka_unit_test(smollm3_windows),           cmocka_unit_test(gemma3_refusals),
-        cmocka_unit_test(no_window_is_said_by_null), cmocka_unit_test(other_maths_is_refused),
-    };
-    return cmocka_run_group_tests_name("family_config", tests, NULL, NULL);
 }

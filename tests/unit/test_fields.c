@@ -3,8 +3,6 @@
 #include "common/base/json.h"
 #include "tests/support/support.h"
 
-#include <string.h>
-
 struct wanted {
     const char *text;
     const json_t *object;
@@ -30,9 +28,8 @@ static enum status read_fields(const char *text, const char *needs, json_t **ret
     return json_read_fields("request", *ret_body, fields, needs, ret);
 }
 
-static void test_fields_read(void **state)
+TEST(test_fields_read)
 {
-    (void)state;
     json_t *body = NULL;
     struct wanted w;
     assert_ok(read_fields("{\"text\":\"a\",\"object\":{},\"flag\":false,\"count\":9,\"rate\":1}",
@@ -50,9 +47,8 @@ static void test_fields_read(void **state)
     assert_true(w.count == 4);
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     static const char *const cases[][3] = {
         {"{\"text\":5}", NULL, "request: \"text\" must be a string"},
         {"{\"flag\":0}", NULL, "request: \"flag\" must be true or false"},
@@ -69,11 +65,4 @@ static void test_refused(void **state)
         assert_message(cases[i][2]);
         json_decref(body);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fields_read),
-                                       cmocka_unit_test(test_refused)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,10 @@
 /* test_file.c: common/base/file.h: reading, mapping, atomic writing and what its failures leave. */
-#include "common/base/file.h"
 #include "tests/support/support.h"
 
 #include <dirent.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 static int count_entries(const char *folder)
 {
@@ -26,12 +20,10 @@ static void assert_content(const char *path, const char *wanted)
 {
     char *text = test_read(path);
     assert_string_equal(text, wanted);
-    free(text);
 }
 
-static void write_and_read(void **state)
+TEST(write_and_read)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "a");
     struct stat info;
     assert_ok(file_write_atomic(path, 0600, "first", 5));
@@ -47,9 +39,8 @@ static void write_and_read(void **state)
     assert_false(file_exists(test_path(folder, "b")));
 }
 
-static void read_limits_and_errors(void **state)
+TEST(read_limits_and_errors)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "a"),
                *fifo = test_path(folder, "f");
     struct bytes b = BYTES_INIT;
@@ -81,9 +72,8 @@ static enum status no_line(void *context, const char *line, size_t len)
 }
 
 // What is no file of lines neither hangs nor fills the memory; what cannot be there is not found.
-static void lines_of_no_file(void **state)
+TEST(lines_of_no_file)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "lines");
     struct bytes b = BYTES_INIT;
     char name[400];
@@ -101,9 +91,8 @@ static void lines_of_no_file(void **state)
     bytes_release(&b);
 }
 
-static void lines_that_begin_a_file(void **state)
+TEST(lines_that_begin_a_file)
 {
-    (void)state;
     static const struct {
         size_t max;
         const char *text;
@@ -122,9 +111,8 @@ static void lines_that_begin_a_file(void **state)
     bytes_release(&b);
 }
 
-static void failed_write_leaves_old_file(void **state)
+TEST(failed_write_leaves_old_file)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "a");
     assert_ok(file_write_atomic(path, 0600, "old", 3));
 
@@ -153,9 +141,8 @@ static void failed_write_leaves_old_file(void **state)
 }
 
 // A writer that is killed at any moment leaves one of its two contents, whole.
-static void killed_writer_leaves_whole_file(void **state)
+TEST(killed_writer_leaves_whole_file)
 {
-    (void)state;
     enum { LENGTH = 300000 };
     const char *path = test_path(test_folder(), "a");
     char *content = malloc(LENGTH);
@@ -185,9 +172,8 @@ static void killed_writer_leaves_whole_file(void **state)
     free(content);
 }
 
-static void map(void **state)
+TEST(map)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "a");
     struct file_map map = {0};
     test_write(path, "hello", 5);
@@ -205,9 +191,8 @@ static void map(void **state)
     assert_status(file_map_open(test_path(folder, "b"), &map), ST_NOT_FOUND);
 }
 
-static void folders(void **state)
+TEST(folders)
 {
-    (void)state;
     const char *folder = test_folder(), *deep = test_path(folder, "a//b/c/");
     assert_ok(file_make_folders(deep));
     assert_ok(file_make_folders(deep));
@@ -228,9 +213,8 @@ static void folders(void **state)
     assert_ok(file_remove_tree(test_path(folder, "a")));
 }
 
-static void join(void **state)
+TEST(join)
 {
-    (void)state;
     static const char *const cases[][3] = {
         {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"", "b", "b"}, {"/", "b", "/b"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -242,9 +226,8 @@ static void join(void **state)
 
 // ---- what killed processes leave ----------------------------------------------------------------
 
-static void of_no_process(void **state)
+TEST(of_no_process)
 {
-    (void)state;
     const char *folder = test_folder();
     char mine[64], temporary[64], made[PATH_ROOM], again[PATH_ROOM];
     snprintf(mine, sizeof mine, ".model.%d.new", (int)getpid());
@@ -278,21 +261,4 @@ static void of_no_process(void **state)
     assert_int_equal(rename(made, theirs), 0);
     assert_ok(file_make_temporary_folder(folder, "kind", again));
     assert_true(file_exists(theirs) && file_exists(again));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(write_and_read),
-        cmocka_unit_test(read_limits_and_errors),
-        cmocka_unit_test(lines_of_no_file),
-        cmocka_unit_test(lines_that_begin_a_file),
-        cmocka_unit_test(failed_write_leaves_old_file),
-        cmocka_unit_test(killed_writer_leaves_whole_file),
-        cmocka_unit_test(map),
-        cmocka_unit_test(folders),
-        cmocka_unit_test(join),
-        cmocka_unit_test(of_no_process),
-    };
-    return cmocka_run_group_tests_name("file", tests, NULL, NULL);
 }

@@ -1,8 +1,6 @@
 /* test_folders.c: what people give as a model or as data: numbers without a limit, byte order
  * marks, names of the Hub, other formats, downloads that were cut off. Read where that is sensible;
  * else the sentence says what is needed. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/model/adapter.h"
 #include "common/text/chat_template.h"
 #include "common/model/config.h"
@@ -12,12 +10,6 @@
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define NO_LIMIT "1000000000000000019884624838656" // what transformers writes for "no limit"
 
@@ -54,9 +46,8 @@ static void assert_opens(const char *folder)
     chat_template_free(chat);
 }
 
-static void numbers_without_a_limit(void **state)
+TEST(numbers_without_a_limit)
 {
-    (void)state;
     static const char *const files[] = {"config.json", "generation_config.json", "tokenizer.json",
                                         "tokenizer_config.json", "special_tokens_map.json"};
     const char *folder = model_folder();
@@ -71,14 +62,12 @@ static void numbers_without_a_limit(void **state)
     char *second = strstr(strstr(text, "max_position_embeddings") + 1, "max_position_embeddings");
     memcpy(second, "MAX", 3); // jansson takes the last of two
     test_write(test_path(folder, "config.json"), text, strlen(text));
-    free(text);
     assert_status(model_config_load(folder, &config), ST_INVALID);
     assert_message("\"max_position_embeddings\" is 1e+30, which is not a whole number of 64 bits");
 }
 
-static void wide_integers_are_reals(void **state)
+TEST(wide_integers_are_reals)
 {
-    (void)state;
     static const struct {
         const char *text;
         double wanted;
@@ -114,9 +103,8 @@ static void wide_integers_are_reals(void **state)
     assert_message("request: column");
 }
 
-static void wide_integers_in_data(void **state)
+TEST(wide_integers_in_data)
 {
-    (void)state;
     static const char good[] = "{\"prompt\": \"a\", \"answer\": 7, \"id\": " NO_LIMIT "}\n";
     static const char bad[] = "{\"prompt\": \"a\", \"answer\": " NO_LIMIT "}\n";
     struct dataset *d;
@@ -127,9 +115,8 @@ static void wide_integers_in_data(void **state)
     assert_message("data, line 1: field \"answer\" is a number of more digits than are kept");
 }
 
-static void byte_order_marks(void **state)
+TEST(byte_order_marks)
 {
-    (void)state;
     static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
     const char *folder = model_folder();
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
@@ -139,7 +126,6 @@ static void byte_order_marks(void **state)
         bytes_printf(&content, "\xef\xbb\xbf%s", old);
         test_write(path, content.data, content.len);
         bytes_release(&content);
-        free(old);
     }
     assert_opens(folder);
     static const char marked[] = "\xef\xbb\xbf\n{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n";
@@ -162,9 +148,8 @@ static void assert_no_model(const char *folder, enum status wanted, const char *
 }
 
 // As the Hub's programs leave it: a name leads to the revision that refs/main names.
-static void names_of_the_hub(void **state)
+TEST(names_of_the_hub)
 {
-    (void)state;
     const char *home = test_folder(), *repo = test_path(home, "hub/models--some-org--a--model_1");
     const char *revision = test_path(repo, "snapshots/0123abcd");
     char found[PATH_ROOM], name[64];
@@ -193,9 +178,8 @@ static void names_of_the_hub(void **state)
     }
 }
 
-static void what_is_no_model(void **state)
+TEST(what_is_no_model)
 {
-    (void)state;
     const char *folder = test_folder(), *file = test_path(folder, "model.gguf");
     struct tokenizer *tokenizer;
     assert_no_model("Qwen/Qwen2.5-1.5B", ST_NOT_FOUND,
@@ -239,9 +223,8 @@ static void what_is_no_model(void **state)
 }
 
 // As in a cache of the Hub whose blobs were not all fetched.
-static void links_that_lead_nowhere(void **state)
+TEST(links_that_lead_nowhere)
 {
-    (void)state;
     static const char *const files[] = {"generation_config.json", "tokenizer.json",
                                         "tokenizer_config.json",  "special_tokens_map.json",
                                         "chat_template.jinja",    "vocab.json"};
@@ -285,9 +268,8 @@ static void assert_no_data(const char *text, size_t len, const char *part)
     assert_message(part);
 }
 
-static void what_is_no_data(void **state)
+TEST(what_is_no_data)
 {
-    (void)state;
     static const char list[] = "\xef\xbb\xbf \n[{\"prompt\": \"a\"}]";
     struct dataset *d;
     assert_status(dataset_load("openai/gsm8k", NULL, &d), ST_NOT_FOUND);
@@ -318,9 +300,8 @@ static void what_is_no_data(void **state)
     assert_message("is a link to blobs/1, which is not there");
 }
 
-static void names_that_are_no_text(void **state)
+TEST(names_that_are_no_text)
 {
-    (void)state;
     const char *root = test_folder(), *folder = test_path(root, "m\xff"),
                *link = test_path(root, "m");
     struct model_config *config = NULL;
@@ -330,16 +311,4 @@ static void names_that_are_no_text(void **state)
     assert_int_equal(symlink(folder, link), 0);
     assert_ok(model_config_load(link, &config));
     model_config_free(config);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_that_are_no_text),  cmocka_unit_test(numbers_without_a_limit),
-        cmocka_unit_test(wide_integers_are_reals), cmocka_unit_test(wide_integers_in_data),
-        cmocka_unit_test(byte_order_marks),        cmocka_unit_test(names_of_the_hub),
-        cmocka_unit_test(what_is_no_model),        cmocka_unit_test(links_that_lead_nowhere),
-        cmocka_unit_test(what_is_no_data),
-    };
-    return cmocka_run_group_tests_name("folders", tests, NULL, NULL);
 }

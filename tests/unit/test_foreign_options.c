@@ -1,13 +1,8 @@
 /* test_foreign_options.c: names of TRL's and verl's options: each is answered by an option that
  * its command has, and stands in docs/use/names.md, which NAMES_OUT=FILE writes anew. */
-#include "common/base/bytes.h"
 #include "tests/support/support.h"
 #include "trainer/commands.h"
 #include "trainer/run/config.h"
-
-#include <stdlib.h>
-#include <stdio.h>
-#include <string.h>
 
 static const struct option_spec *const tables[] = {train_options, sft_options, dpo_options};
 
@@ -84,9 +79,8 @@ static int write_table(struct bytes *page, int i)
     return n;
 }
 
-static void each_names_an_option(void **state)
+TEST(each_names_an_option)
 {
-    (void)state;
     const char *out = getenv("NAMES_OUT");
     struct bytes page = BYTES_INIT;
     int n = 0;
@@ -103,7 +97,6 @@ static void each_names_an_option(void **state)
     if (out) test_write(out, bytes_text(&page), page.len);
     char *there = test_read(test_path(test_root(), "docs/use/names.md"));
     assert_string_equal(bytes_text(&page), there);
-    free(there);
     bytes_release(&page);
 }
 
@@ -118,9 +111,8 @@ static void refused(const char *word, const char *part)
     options_free(set);
 }
 
-static void the_way_is_told(void **state)
+TEST(the_way_is_told)
 {
-    (void)state;
     refused("--ppo_mini_batch_size", "here --steps-per-generation is train_batch_size /");
     refused("--actor_rollout_ref.actor.clip_ratio_high", "here --epsilon-high");
     refused("--vllm-importance-sampling-mode", "here --importance-sampling-mode");
@@ -140,13 +132,4 @@ static void the_way_is_told(void **state)
                      OPTIONS_BAD);
     assert_message("unknown key \"kl_loss_coef\": here --beta");
     options_free(set);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_names_an_option),
-        cmocka_unit_test(the_way_is_told),
-    };
-    return cmocka_run_group_tests_name("foreign options", tests, NULL, NULL);
 }

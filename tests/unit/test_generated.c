@@ -1,15 +1,11 @@
 /* test_generated.c: tests/support/generated.c makes the numbers of tests/golden/generated.py (these
  * are NumPy's), and the projections of a tensor show what happens to any of its entries. */
-#include "common/base/file.h"
 #include "common/model/safetensors.h"
 #include "tests/support/generated.h"
 #include "tests/support/support.h"
-#include <math.h>
-#include <string.h>
 
-static void bits_are_numpys(void **state)
+TEST(bits_are_numpys)
 {
-    (void)state;
     static const uint64_t want[] = {0x8eadf46921f1e6f3, 0x9f9dae31c1f4eff6, 0xc29a298e83d59350};
     const uint64_t of = generated_state("10/a");
     for (int i = 0; i < 3; i++) assert_int_equal(generated_bits(of, i), want[i]);
@@ -26,9 +22,8 @@ static struct safetensors *made(const char *recipe)
     return set;
 }
 
-static void weights_are_numpys(void **state)
+TEST(weights_are_numpys)
 {
-    (void)state;
     static const float norm[] = {0x1.1181dap+0f, 0x1.cbd26cp-1f, 0x1.175cf2p+0f, 0x1.0f5294p+0f};
     static const float last[] = {-0x1.223d6p-4f, 0x1.176a18p-6f};
     static const uint8_t codes[] = {130, 68, 241, 190, 152, 182, 84, 78};
@@ -53,9 +48,8 @@ static struct projection projected(const float *x, int n)
     return p;
 }
 
-static void projections_are_numpys_and_see_every_entry(void **state)
+TEST(projections_are_numpys_and_see_every_entry)
 {
-    (void)state;
     static const float want[] = {0.6804093f,  -0.16959807f, -0.94024646f, 0.6778171f, 0.76083815f,
                                  -3.7267046f, -0.37569344f, -0.82242393f, 2.4562042f};
     struct safetensors *set = made("model.safetensors 7\nw f32 0.0 0.08 1000\n");
@@ -79,9 +73,8 @@ static void projections_are_numpys_and_see_every_entry(void **state)
     safetensors_free(set);
 }
 
-static void damaged_lists_are_refused(void **state)
+TEST(damaged_lists_are_refused)
 {
-    (void)state;
     static const char *const lists[] = {"", "model.safetensors",
                                         "model.safetensors 7\nw f32 0.0 2\n"};
     const char *folder = test_folder();
@@ -90,15 +83,4 @@ static void damaged_lists_are_refused(void **state)
         assert_status(generated_write(folder, folder), ST_FORMAT);
     }
     assert_false(file_exists(test_path(folder, "model.safetensors")));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_are_numpys),
-        cmocka_unit_test(weights_are_numpys),
-        cmocka_unit_test(projections_are_numpys_and_see_every_entry),
-        cmocka_unit_test(damaged_lists_are_refused),
-    };
-    return cmocka_run_group_tests_name("generated", tests, NULL, NULL);
 }

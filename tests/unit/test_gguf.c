@@ -10,10 +10,6 @@
 #include "common/model/weights.h"
 #include "kernels/device.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 // A type's block, and its values: all of up to 32, of 256 those of 37 * i modulo 256; the sum of
 // (i + 1) * value over all.
 static const struct {
@@ -160,9 +156,8 @@ static const struct {
 };
 
 // ---- values -------------------------------------------------------------------------------------
-static void types_are_the_packages(void **state)
+TEST(types_are_the_packages)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         const struct quant_type *t = quant_type_at(types[i].number);
         uint8_t block[256];
@@ -248,9 +243,8 @@ static void compare_configs(const struct model_config *a, const struct model_con
                         rope_frequency(&b->ropes[i], k, false));
 }
 
-static void files_are_their_folders(void **state)
+TEST(files_are_their_folders)
 {
-    (void)state;
     static const char *const families[][2] = {{"mistral", "llama"}, {"qwen2", "qwen2"},
                                               {"qwen3", "qwen3"},   {"gemma", "gemma"},
                                               {"gemma2", "gemma2"}, {"gemma3", "gemma3"}};
@@ -306,9 +300,8 @@ static const char *finish(struct gguf_writer *w)
     return path;
 }
 
-static void positions_are_llama_3s(void **state)
+TEST(positions_are_llama_3s)
 {
-    (void)state;
     struct gguf_writer w = {.metadata = BYTES_INIT};
     struct model_config *config;
     float divisors[8];
@@ -445,21 +438,18 @@ static void check_tokenizer(const char *data, const char *model, const char *pre
     compare_tokenizers(folder, finish(&w));
 }
 
-static void byte_level_tokenizers_are_their_folders(void **state)
+TEST(byte_level_tokenizers_are_their_folders)
 {
-    (void)state;
     check_tokenizer("qwen2.5-tokenizer", "gpt2", "qwen2");
 }
 
-static void merges_come_of_scores(void **state)
+TEST(merges_come_of_scores)
 {
-    (void)state;
     check_tokenizer("phi3-tokenizer", "llama", NULL);
 }
 
-static void tokenizers_of_no_known_kind(void **state)
+TEST(tokenizers_of_no_known_kind)
 {
-    (void)state;
     struct gguf_writer w = {.metadata = BYTES_INIT};
     struct tokenizer *t;
     const char *folder = test_path(test_root(), "tools/demo-model");
@@ -497,9 +487,8 @@ static void assert_refused(struct gguf_writer *w, enum status code, const char *
     model_config_free(config);
 }
 
-static void unknown_things_are_named(void **state)
+TEST(unknown_things_are_named)
 {
-    (void)state;
     struct gguf_writer w = {.metadata = BYTES_INIT};
     json_t *value = json_string("mamba"), *one = json_integer(8);
     static const float zeros[512];
@@ -526,9 +515,8 @@ static void unknown_things_are_named(void **state)
     json_decref(one);
 }
 
-static void damaged_files_are_refused(void **state)
+TEST(damaged_files_are_refused)
 {
-    (void)state;
     struct gguf_writer w = {.metadata = BYTES_INIT};
     struct bytes file = BYTES_INIT;
     struct gguf *g;
@@ -560,19 +548,4 @@ static void damaged_files_are_refused(void **state)
     assert_status(gguf_parse("old", file.data, file.len, &g), ST_UNSUPPORTED);
     assert_message("GGUF version 1");
     bytes_release(&file);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(types_are_the_packages),
-        cmocka_unit_test(files_are_their_folders),
-        cmocka_unit_test(positions_are_llama_3s),
-        cmocka_unit_test(byte_level_tokenizers_are_their_folders),
-        cmocka_unit_test(merges_come_of_scores),
-        cmocka_unit_test(tokenizers_of_no_known_kind),
-        cmocka_unit_test(unknown_things_are_named),
-        cmocka_unit_test(damaged_files_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

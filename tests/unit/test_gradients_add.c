@@ -7,10 +7,6 @@
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/learner.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define VOCAB  64
 #define DATUMS 3
 #define TOKENS 7
@@ -98,9 +94,8 @@ static double difference(const struct machine *a, const struct machine *b)
 }
 
 // Each datum of its own, in a row: the sum of all, and to the bit what they are in two requests.
-static void gradients_add_up(void **state)
+TEST(gradients_add_up)
 {
-    (void)state;
     struct machine at_once, apart, again;
     struct seen a = {0}, b = {0};
     struct step s;
@@ -125,9 +120,8 @@ static void gradients_add_up(void **state)
 }
 
 // A pass with all targets of each token is the passes with one of them, added.
-static void several_targets(void **state)
+TEST(several_targets)
 {
-    (void)state;
     struct machine wide, narrow;
     struct seen all = {0};
     struct step s, one;
@@ -152,9 +146,8 @@ static void several_targets(void **state)
 }
 
 // Many targets take room as rows do.
-static void targets_are_budgeted(void **state)
+TEST(targets_are_budgeted)
 {
-    (void)state;
     struct step s;
     struct packing *p = NULL;
     make_step(&s, EACH);
@@ -171,9 +164,8 @@ static void targets_are_budgeted(void **state)
 
 // torch.optim.AdamW and clip_grad_norm_ in double, with other settings at every step, which torch
 // reads from the group anew.
-static void settings_of_each_step(void **state)
+TEST(settings_of_each_step)
 {
-    (void)state;
     static const struct optimizer_config settings[] = {
         {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8},
         {.beta1 = 0.5, .beta2 = 0.999, .eps = 1e-12},
@@ -214,9 +206,8 @@ static void settings_of_each_step(void **state)
 }
 
 // After a reset a step is the first again.
-static void begins_anew(void **state)
+TEST(begins_anew)
 {
-    (void)state;
     struct machine m;
     struct step s;
     double norm;
@@ -242,14 +233,4 @@ static void begins_anew(void **state)
     free(start);
     free(first);
     machine_close(&m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_add_up),     cmocka_unit_test(several_targets),
-        cmocka_unit_test(targets_are_budgeted), cmocka_unit_test(settings_of_each_step),
-        cmocka_unit_test(begins_anew),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

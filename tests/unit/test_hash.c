@@ -3,9 +3,8 @@
 #include "common/base/names.h"
 #include "tests/support/support.h"
 
-static void published_values(void **state)
+TEST(published_values)
 {
-    (void)state;
     char hex[9];
     assert_true(hash_fnv1a("", 0) == 0xcbf29ce484222325u); // Fowler, Noll and Vo's own list
     assert_true(hash_fnv1a("a", 1) == 0xaf63dc4c8601ec8cu);
@@ -15,9 +14,8 @@ static void published_values(void **state)
     assert_string_equal(hex, "ba7816bf"); // FIPS 180-2
 }
 
-static void names_of_an_enum(void **state)
+TEST(names_of_an_enum)
 {
-    (void)state;
     static const char *const names[] = {"keep", "recompute", NULL};
     int value = 7;
     assert_int_equal(name_find(names, "recompute"), 1);
@@ -28,13 +26,4 @@ static void names_of_an_enum(void **state)
     assert_status(name_parse(names, "drop", &value), ST_INVALID);
     assert_message("'drop' is not one of keep|recompute");
     assert_int_equal(value, 7);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_values),
-        cmocka_unit_test(names_of_an_enum),
-    };
-    return cmocka_run_group_tests_name("hash", tests, NULL, NULL);
 }

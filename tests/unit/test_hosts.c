@@ -4,9 +4,8 @@
 
 static const char *const allowed[] = {"gpu-box.lan", "192.168.1.7", NULL};
 
-static void test_hosts(void **state)
+TEST(test_hosts)
 {
-    (void)state;
     static const char *const taken[] = {"localhost",   "localhost:8000", "LocalHost.",
                                         "127.0.0.1",   "127.0.0.1:1",    "127.8.9.1",
                                         "[::1]",       "[::1]:8000",     "gpu-box.lan:8000",
@@ -37,9 +36,8 @@ static void test_hosts(void **state)
     assert_false(host_is_allowed(longest, allowed));
 }
 
-static void test_origins(void **state)
+TEST(test_origins)
 {
-    (void)state;
     assert_true(origin_is_allowed("http://localhost:3000", NULL));
     assert_true(origin_is_allowed("https://gpu-box.lan", allowed));
     assert_false(origin_is_allowed("https://evil.example", allowed));
@@ -48,13 +46,4 @@ static void test_origins(void **state)
     assert_false(origin_is_allowed("localhost", allowed));
     assert_false(origin_is_allowed("http://localhost/evil", allowed));
     assert_false(origin_is_allowed("http://evil.example/://localhost", allowed));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hosts),
-        cmocka_unit_test(test_origins),
-    };
-    return cmocka_run_group_tests_name("hosts", tests, NULL, NULL);
 }

@@ -1,13 +1,7 @@
 /* test_http_client.c: one request at a time against a server of canned responses. */
-#include "common/base/clock.h"
-#include "common/base/json.h"
 #include "common/http/http_client.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"
-
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 static struct canned_server server;
 
@@ -60,18 +54,14 @@ static void serve(int fd)
     }
 }
 
-static int start_server(void **state)
+static void start_server(void)
 {
-    (void)state;
     canned_server_start(&server, serve);
-    return 0;
 }
 
-static int stop_server(void **state)
+static void stop_server(void)
 {
-    (void)state;
     canned_server_stop(&server);
-    return 0;
 }
 
 static struct http_client *client(void)
@@ -83,9 +73,8 @@ static struct http_client *client(void)
 
 // ---- tests --------------------------------------------------------------------------------------
 
-static void test_json(void **state)
+TEST(test_json)
 {
-    (void)state;
     struct http_client *c = client();
     json_t *answer = NULL, *body = json_pack("{s:[i,i]}", "ids", 1, 2);
     for (int n = 1; n <= 3; n++) { // one connection is kept
@@ -108,9 +97,8 @@ static void test_json(void **state)
     http_client_free(c);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     struct http_client *c = client();
     json_t *answer = NULL;
     assert_int_equal(http_get_json(c, "/busy", 2000, &answer), ST_BUSY);
@@ -127,9 +115,8 @@ static void test_refusals(void **state)
     http_client_free(c);
 }
 
-static void test_gone_and_late(void **state)
+TEST(test_gone_and_late)
 {
-    (void)state;
     struct http_client *c = client();
     json_t *answer = NULL;
     int64_t start = clock_now_ns();
@@ -184,9 +171,8 @@ static enum status alive(void *context)
     return ++lines->asked < 3 ? ST_OK : status_fail(ST_PEER_GONE, "it died");
 }
 
-static void test_lines(void **state)
+TEST(test_lines)
 {
-    (void)state;
     struct http_client *c = client();
     struct lines lines = {0};
     assert_int_equal(post_lines(c, "/lines", 0, 2000, on_line, NULL, &lines), ST_OK);
@@ -219,13 +205,4 @@ static void test_lines(void **state)
     http_client_free(c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_gone_and_late),
-        cmocka_unit_test(test_lines),
-    };
-    return cmocka_run_group_tests_name("http_client", tests, start_server, stop_server);
-}
+TESTS_BETWEEN(start_server, stop_server)

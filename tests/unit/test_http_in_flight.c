@@ -1,14 +1,8 @@
 /* test_http_in_flight.c: many requests of one client at the same time, against a server of canned
  * responses: each has its own consumer, deadline and error, and none disturbs another. */
-#include "common/base/clock.h"
 #include "common/http/http_client.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define N        24
 #define LIMIT_MS 60000
@@ -110,9 +104,8 @@ static struct http_client *client_of(const char *address)
 }
 
 // The last submitted is let through first; no other ends with it.
-static void each_has_its_own_consumer(void **state)
+TEST(each_has_its_own_consumer)
 {
-    (void)state;
     struct http_client *client = client_of(server.socket);
     struct consumer c[N] = {0};
     const int64_t deadline = clock_deadline_ns(LIMIT_MS);
@@ -138,9 +131,8 @@ static void each_has_its_own_consumer(void **state)
 
 // One fails in each of the ways there are; each tells its own story however late it is asked, and
 // the one that does not fail is none the worse.
-static void each_has_its_own_error(void **state)
+TEST(each_has_its_own_error)
 {
-    (void)state;
     struct http_client *client = client_of(server.socket);
     struct consumer cut = {0}, late = {0}, idle = {0}, wrong = {.fail_at = 2}, busy = {0},
                     good = {0};
@@ -166,9 +158,8 @@ static void each_has_its_own_error(void **state)
     http_client_free(client);
 }
 
-static void cancelled_ones_are_over(void **state)
+TEST(cancelled_ones_are_over)
 {
-    (void)state;
     struct http_client *client = client_of(server.socket);
     struct consumer stalled = {0}, good = {0}, left = {0};
     submit(client, &stalled, "/stall", 1, 0, 0);
@@ -190,9 +181,8 @@ static enum status dead(void *context)
     return status_fail(ST_PEER_GONE, "its server died");
 }
 
-static void the_life_of_each_server_is_asked_for(void **state)
+TEST(the_life_of_each_server_is_asked_for)
 {
-    (void)state;
     struct http_client *client = client_of(server.socket);
     struct consumer good = {0};
     struct http_transfer *request;
@@ -219,9 +209,8 @@ static int requests_on_connection(struct http_client *client, const char *addres
 }
 
 // Unix socket and TCP, in one client; a connection to each is kept.
-static void servers_side_by_side(void **state)
+TEST(servers_side_by_side)
 {
-    (void)state;
     struct http_client *client = client_of(server.socket);
     for (int n = 1; n <= 3; n++) {
         assert_int_equal(requests_on_connection(client, NULL), n);
@@ -242,9 +231,8 @@ static void servers_side_by_side(void **state)
 }
 
 // A server that is killed with requests in flight is noticed at once by all of them.
-static void a_killed_server_ends_them_all(void **state)
+TEST(a_killed_server_ends_them_all)
 {
-    (void)state;
     struct canned_server other;
     canned_server_start(&other, serve);
     struct http_client *client = client_of(other.socket);
@@ -263,30 +251,15 @@ static void a_killed_server_ends_them_all(void **state)
     http_client_free(client);
 }
 
-static int start_server(void **state)
+static void start_server(void)
 {
-    (void)state;
     gates = test_folder();
     canned_server_start(&server, serve);
-    return 0;
 }
 
-static int stop_server(void **state)
+static void stop_server(void)
 {
-    (void)state;
     canned_server_stop(&server);
-    return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_has_its_own_consumer),
-        cmocka_unit_test(each_has_its_own_error),
-        cmocka_unit_test(cancelled_ones_are_over),
-        cmocka_unit_test(the_life_of_each_server_is_asked_for),
-        cmocka_unit_test(servers_side_by_side),
-        cmocka_unit_test(a_killed_server_ends_them_all),
-    };
-    return cmocka_run_group_tests_name("http_in_flight", tests, start_server, stop_server);
-}
+TESTS_BETWEEN(start_server, stop_server)

@@ -100,7 +100,6 @@ static void equal_to_jinja2(void **state)
         n++;
     }
     json_decref(variables);
-    free(cases);
     print_message("%d templates, %d different from jinja2's\n", n, different);
     assert_true(n > 900);
     assert_int_equal(different, 0);

@@ -1,9 +1,6 @@
 /* test_json.c: common/base/json.h: fields, ranges, and errors that name file and key. */
-#include "common/base/json.h"
 #include "tests/support/support.h"
 
-#include <math.h>
-#include <string.h>
 #include <sys/stat.h>
 
 static json_t *parse(const char *text)
@@ -13,9 +10,8 @@ static json_t *parse(const char *text)
     return value;
 }
 
-static void parse_errors(void **state)
+TEST(parse_errors)
 {
-    (void)state;
     static const char *const bad[] = {"",    "{",     "{\"a\":1,}",       "{\"a\":01}",
                                       "nul", "[1] 2", "{\"a\":\"\xff\"}", "{\"a\":1e999}"};
     json_t *value = NULL;
@@ -34,9 +30,8 @@ static void parse_errors(void **state)
     json_decref(value);
 }
 
-static void integers(void **state)
+TEST(integers)
 {
-    (void)state;
     json_t *o = parse("{\"a\": 5, \"b\": 3.0, \"c\": 3.5, \"d\": \"7\", \"e\": null, \"f\": 1e300,"
                       " \"g\": -9223372036854775808, \"h\": 9223372036854775808.0, \"i\": true}");
     int64_t x = 42;
@@ -71,9 +66,8 @@ static void integers(void **state)
     json_decref(o);
 }
 
-static void other_types(void **state)
+TEST(other_types)
 {
-    (void)state;
     json_t *o = parse("{\"a\": 0.5, \"b\": 2, \"t\": true, \"f\": false, \"s\": \"text\","
                       " \"n\": null, \"nul\": \"a\\u0000b\", \"l\": []}");
     double x = 9;
@@ -117,9 +111,8 @@ static void other_types(void **state)
     json_decref(o);
 }
 
-static void files(void **state)
+TEST(files)
 {
-    (void)state;
     const char *path = test_path(test_folder(), "a.json");
     json_t *o = parse("{\"a\": 0.1, \"b\": [1, \"\\u00e9\"]}"), *back = NULL;
     struct stat info;
@@ -137,15 +130,4 @@ static void files(void **state)
     assert_message(path);
     assert_null(back);
     json_decref(o);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parse_errors),
-        cmocka_unit_test(integers),
-        cmocka_unit_test(other_types),
-        cmocka_unit_test(files),
-    };
-    return cmocka_run_group_tests_name("json", tests, NULL, NULL);
 }

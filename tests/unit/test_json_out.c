@@ -3,9 +3,6 @@
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 
-#include <math.h>
-#include <string.h>
-
 static json_t *parse(const struct bytes *text)
 {
     json_error_t error;
@@ -15,9 +12,8 @@ static json_t *parse(const struct bytes *text)
     return value;
 }
 
-static void test_structure(void **state)
+TEST(test_structure)
 {
-    (void)state;
     struct bytes text = BYTES_INIT;
     struct json_out out = {&text, false}, *o = &out;
     json_t *inner = json_pack("{s:i}", "k", 1);
@@ -40,9 +36,8 @@ static void test_structure(void **state)
     bytes_release(&text);
 }
 
-static void test_strings(void **state)
+TEST(test_strings)
 {
-    (void)state;
     char every[160];
     for (int i = 0; i < 128; i++) every[i] = (char)i;
     memcpy(every + 128, "\xc3\xa9\xf0\x9f\x98\x80\xe2\x80\xa8", 9);
@@ -56,9 +51,8 @@ static void test_strings(void **state)
     bytes_release(&text);
 }
 
-static void test_numbers(void **state)
+TEST(test_numbers)
 {
-    (void)state;
     struct rng rng;
     rng_init(&rng, 3, 4);
     struct bytes text = BYTES_INIT;
@@ -88,14 +82,4 @@ static void test_numbers(void **state)
     json_out_close(&out, ']');
     assert_string_equal(bytes_text(&text), "[null,null,-9999]");
     bytes_release(&text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_structure),
-        cmocka_unit_test(test_strings),
-        cmocka_unit_test(test_numbers),
-    };
-    return cmocka_run_group_tests_name("json_out", tests, NULL, NULL);
 }

@@ -5,9 +5,6 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define VOCAB  48
 #define PROMPT 11
 #define NEW    14
@@ -41,9 +38,8 @@ static int likeliest(const float *row)
     return best;
 }
 
-static void decodes_as_without_a_cache(void **state)
+TEST(decodes_as_without_a_cache)
 {
-    (void)state;
     struct reference r;
     int32_t ids[PROMPT + NEW], want[NEW];
     float logits[(PROMPT + NEW) * VOCAB];
@@ -60,9 +56,8 @@ static void decodes_as_without_a_cache(void **state)
 }
 
 // In every layer the block `to`, and nothing else, becomes what `from` is.
-static void copies_one_block(void **state)
+TEST(copies_one_block)
 {
-    (void)state;
     enum { BLOCKS = 5, BLOCK = 4, FROM = 1, TO = 3 };
     struct reference r;
     struct kv_memory kv;
@@ -95,13 +90,4 @@ static void copies_one_block(void **state)
     free(pool);
     kv_memory_release(&kv);
     reference_close(&r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(decodes_as_without_a_cache),
-        cmocka_unit_test(copies_one_block),
-    };
-    return cmocka_run_group_tests_name("kv_memory", tests, NULL, NULL);
 }

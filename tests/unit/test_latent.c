@@ -1,7 +1,5 @@
 /* test_latent.c: the families with latent attention: what their published configs say, what is
  * refused, the router's correction bias as a buffer, and the layers that are left out. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/model/adapter.h"
 #include "common/model/config.h"
 #include "common/model/safetensors.h"
@@ -9,11 +7,6 @@
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/support.h"
 #include "trainer/learn/param_range.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 // As the published folders have them, without what nobody reads.
 #define YARN(mscale)                                                                               \
@@ -65,7 +58,7 @@ static enum status read_text(const char *text, const char *more, struct model_co
 }
 
 // ---- configs ------------------------------------------------------------------------------------
-static void published_configs(void **state)
+TEST(published_configs)
 {
     const struct {
         const char *text;
@@ -78,7 +71,6 @@ static void published_configs(void **state)
         {V3, 3, 2048, 1536, 192, 128, 8, 256, 2.5f, 0.1 * log(40) + 1, true},
         {GLM, 1, 1536, 768, 256, 256, 1, 64, 1.8f, 1, true},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         struct model_config *c;
         assert_ok(read_text(models[i].text, "", &c));
@@ -103,7 +95,7 @@ static void published_configs(void **state)
 }
 
 // More keys, of which the last counts; each refused by its name.
-static void refusals(void **state)
+TEST(refusals)
 {
     static const struct {
         const char *text, *more, *words;
@@ -128,7 +120,6 @@ static void refusals(void **state)
         {V3, ",\"kv_lora_rank\":0", "kv_lora_rank"},
         {GLM, ",\"mlp_layer_types\":[\"sparse\",\"dense\"]", "mlp_layer_types[1]"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct model_config *c;
         if (read_text(cases[i].text, cases[i].more, &c) == ST_OK)
@@ -167,13 +158,12 @@ static void close_folder(struct opened *o)
 
 // f32 in an arena of bf16 and in a folder of bf16, at the same element of every arena, and in no
 // range that is trained.
-static void bias_is_a_buffer(void **state)
+TEST(bias_is_a_buffer)
 {
     struct opened f32, bf16;
     struct safetensors *set, *saved;
     struct param_ranges ranges;
     const char *folder = test_golden("deepseek-v3"), *copy = test_folder();
-    (void)state;
     open_folder(&f32, folder, DT_F32);
     open_folder(&bf16, folder, DT_BF16);
     assert_ok(safetensors_open(folder, &set));
@@ -238,11 +228,10 @@ static const char *with_tensor(const char *folder, const char *name)
     return copy;
 }
 
-static void further_layers_are_left_out(void **state)
+TEST(further_layers_are_left_out)
 {
     struct opened o;
     char words[256];
-    (void)state;
     open_folder(&o, test_golden("deepseek-v3"), DT_F32);
     assert_true(left_out_describe(o.config, words, sizeof words));
     assert_contains(words, "model.layers.2");
@@ -264,13 +253,12 @@ static void further_layers_are_left_out(void **state)
 
 // ---- the cache, and adapters --------------------------------------------------------------------
 // A token and layer has rank + rope entries there, and nothing else is allocated.
-static void cache_holds_latents(void **state)
+TEST(cache_holds_latents)
 {
     enum { BLOCK = 4, BLOCKS = 3, WIDTH = 16 + 4 };
     struct opened o;
     struct kv_memory m;
     size_t before, after, peak;
-    (void)state;
     open_folder(&o, test_golden("deepseek-v2"), DT_F32);
     device_allocated(o.dev, &before, &peak);
     assert_ok(kv_memory_alloc(&m, o.dev, o.config, DT_F32, BLOCK, BLOCKS, 0));
@@ -301,11 +289,10 @@ static enum status adapt(struct opened *o, const char *targets, int *ret_n)
     return st;
 }
 
-static void adapters_leave_kv_b_alone(void **state)
+TEST(adapters_leave_kv_b_alone)
 {
     struct opened o;
     int n;
-    (void)state;
     open_folder(&o, test_golden("deepseek-v2"), DT_F32);
     assert_ok(adapt(&o, "q_a_proj,q_b_proj,kv_a_proj_with_mqa,o_proj", &n));
     assert_int_equal(n, 8);
@@ -314,14 +301,4 @@ static void adapters_leave_kv_b_alone(void **state)
     assert_ok(adapt(&o, "all-linear", &n)); // and a dense MLP's three, and the shared expert's
     assert_int_equal(n, 14);
     close_folder(&o);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(published_configs),   cmocka_unit_test(refusals),
-        cmocka_unit_test(bias_is_a_buffer),    cmocka_unit_test(further_layers_are_left_out),
-        cmocka_unit_test(cache_holds_latents), cmocka_unit_test(adapters_leave_kv_b_alone),
-    };
-    return cmocka_run_group_tests_name("latent", tests, NULL, NULL);
 }

@@ -1,14 +1,9 @@
 /* test_liveness.c: common/ranks/liveness.h with forked processes as ranks: one is killed, stopped,
  * fails or is cut off from the network, and all others learn which. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "common/ranks/liveness.h"
 #include "tests/support/rank_group.h"
 
 #include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <unistd.h>
 
 #define RANKS 4
 
@@ -142,9 +137,8 @@ static void *suspend(void *context)
     return NULL;
 }
 
-static int begin_all(void **state)
+static void begin_all(void)
 {
-    (void)state;
     struct scene *const all[] = {&first_stopped, &last_stopped, &ten_seconds, &long_work,
                                  &all_stopped};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) open_scene(all[i]);
@@ -159,22 +153,18 @@ static int begin_all(void **state)
     signal_rank(&ten_seconds, 1, SIGSTOP);
     signal_rank(&first_stopped, 0, SIGSTOP);
     signal_rank(&last_stopped, 3, SIGSTOP);
-    return 0;
 }
 
-static int end_all(void **state)
+static void end_all(void)
 {
-    (void)state;
     struct scene *const all[] = {&first_stopped, &last_stopped, &ten_seconds,
                                  &long_work,     &all_stopped,  &scene};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) rank_group_end(&all[i]->group);
-    return 0;
 }
 
 // One that is stopped learns, once it goes on, that the others have gone.
-static void test_stopped(void **state)
+TEST(test_stopped)
 {
-    (void)state;
     static const struct {
         struct scene *scene;
         int victim;
@@ -189,32 +179,28 @@ static void test_stopped(void **state)
 }
 
 // Each works longer than the silence, without a look; they end one by one, and that is no loss.
-static void test_long_work(void **state)
+TEST(test_long_work)
 {
-    (void)state;
     all_end_well(&long_work);
 }
 
 // With the silence that programs wait for, all know within ten seconds.
-static void test_ten_seconds(void **state)
+TEST(test_ten_seconds)
 {
-    (void)state;
     others_know(&ten_seconds, 1, "is gone: nothing was heard of it for 6 s");
     assert_true(clock_ms_since(ten_seconds.signal_ns) < 10000);
 }
 
-static void test_all_stopped(void **state)
+TEST(test_all_stopped)
 {
-    (void)state;
     pthread_join(batch_system, NULL);
     all_end_well(&all_stopped);
 }
 
 // ---- quick --------------------------------------------------------------------------------------
 
-static void test_killed(void **state)
+TEST(test_killed)
 {
-    (void)state;
     static const int victims[] = {0, 2};
     for (size_t i = 0; i < 2; i++) {
         open_scene(&scene);
@@ -225,9 +211,8 @@ static void test_killed(void **state)
     }
 }
 
-static void test_failed(void **state)
+TEST(test_failed)
 {
-    (void)state;
     open_scene(&scene);
     scene.failing = 2;
     start_ranks(&scene);
@@ -236,12 +221,4 @@ static void test_failed(void **state)
     rank_group_end(&scene.group);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stopped),     cmocka_unit_test(test_long_work),
-        cmocka_unit_test(test_ten_seconds), cmocka_unit_test(test_all_stopped),
-        cmocka_unit_test(test_killed),      cmocka_unit_test(test_failed),
-    };
-    return cmocka_run_group_tests_name("liveness", tests, begin_all, end_all);
-}
+TESTS_BETWEEN(begin_all, end_all)

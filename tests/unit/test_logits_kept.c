@@ -5,8 +5,6 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/backward.h"
-#include <stdlib.h>
-#include <string.h>
 
 enum { VOCAB = 64, CHUNK = 4, FIRST = 9, SECOND = 6, ROWS = FIRST + SECOND };
 
@@ -69,9 +67,8 @@ static void differentiate(struct reference *r, int logits, struct result *ret)
     model_free(m);
 }
 
-static void kept_or_computed_twice(void **state)
+TEST(kept_or_computed_twice)
 {
-    (void)state;
     struct reference r;
     struct result chunked, kept;
     const char *folder = test_folder();
@@ -86,10 +83,4 @@ static void kept_or_computed_twice(void **state)
     free(chunked.grads);
     free(kept.grads);
     reference_close(&r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(kept_or_computed_twice)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

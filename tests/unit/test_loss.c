@@ -8,11 +8,6 @@
 #include "trainer/reward/advantage.h"
 #include "trainer/learn/loss.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define SEQS 5
 static const int first[SEQS + 1] = {0, 4, 4, 7, 8, 14}; // the second is empty
 #define TOKENS 14
@@ -135,17 +130,15 @@ static void check_slopes(const struct loss_config *config)
     }
 }
 
-static void derivatives_are_finite_differences(void **state)
+TEST(derivatives_are_finite_differences)
 {
-    (void)state;
     for_each_config(check_slopes);
     assert_true(slopes_checked > 10000);
 }
 
 // CISPO's weight is held fixed: its derivative is not that of its value, but weight * advantage.
-static void cispo_weight_is_constant(void **state)
+TEST(cispo_weight_is_constant)
 {
-    (void)state;
     struct loss_config config = plain;
     struct inputs in;
     float derivative[TOKENS];
@@ -163,9 +156,8 @@ static void cispo_weight_is_constant(void **state)
 
 // Two sequences of 2 and 1 tokens, ratios e^0.5 (clipped at 1.2) and 1 with advantage 1, ratio
 // e^-0.5 (clipped at 0.8) with advantage -2.
-static void values_by_hand(void **state)
+TEST(values_by_hand)
 {
-    (void)state;
     static const int bounds[3] = {0, 2, 3};
     static const float logprobs[3] = {-1.0f, -2.0f, -1.5f}, old[3] = {-1.5f, -2.0f, -1.0f};
     static const float advantages[2] = {1, -2};
@@ -213,9 +205,8 @@ static void values_by_hand(void **state)
 
 // One token with ratio 1 and d = 0.5 to the reference: the three estimates and their slopes. The
 // ratio as a factor leaves the value as it is and adds it to the slope.
-static void kl_by_hand(void **state)
+TEST(kl_by_hand)
 {
-    (void)state;
     static const int bounds[2] = {0, 1};
     static const float logprob = -1, ref = -0.5f, zero = 0;
     struct loss_batch batch = {.n_seqs = 1,
@@ -247,9 +238,8 @@ static void kl_by_hand(void **state)
 }
 
 // The divergence of what an environment wrote is none of the policy's.
-static void kl_is_of_the_policy_s_tokens(void **state)
+TEST(kl_is_of_the_policy_s_tokens)
 {
-    (void)state;
     static const int bounds[2] = {0, 3};
     static const uint8_t authors[3] = {AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_POLICY};
     static const float logprobs[3] = {-1, -9, -1}, ref[3] = {-0.5f, -0.1f, -0.5f}, zero = 0;
@@ -274,9 +264,8 @@ static void kl_is_of_the_policy_s_tokens(void **state)
 }
 
 // A ratio of e = 2.718 with advantage -1 has no bound from the clip; the dual clip is one.
-static void dual_clip_by_hand(void **state)
+TEST(dual_clip_by_hand)
 {
-    (void)state;
     static const int bounds[2] = {0, 1};
     static const float logprob = -1, old = -2, down = -1, up = 1;
     struct loss_batch batch = {.n_seqs = 1,
@@ -318,9 +307,8 @@ static void correction_of_nothing(const struct loss_config *config)
     assert_true(loss_of(config, &in, with) == loss_of(&off, &in, without));
     assert_memory_equal(with, without, sizeof with);
 }
-static void correction_is_exactly_one(void **state)
+TEST(correction_is_exactly_one)
 {
-    (void)state;
     for_each_config(correction_of_nothing);
 }
 
@@ -347,9 +335,8 @@ static void check_pieces(const struct loss_config *config)
     assert_true(fabs(loss - stats.range[STAT_LOSS].sum) < 1e-12);
     assert_memory_equal(whole, pieces, sizeof whole);
 }
-static void micro_batches_add_up(void **state)
+TEST(micro_batches_add_up)
 {
-    (void)state;
     for_each_config(check_pieces);
 }
 
@@ -374,9 +361,8 @@ static void check_empty(const struct loss_config *config)
     assert_true(stats.range[STAT_RATIO].n == 0 && stats.range[STAT_TIS].n == 0 &&
                 stats_mean(&stats, STAT_RATIO) == 0);
 }
-static void empty_sequences_only(void **state)
+TEST(empty_sequences_only)
 {
-    (void)state;
     for_each_config(check_empty);
 }
 
@@ -508,9 +494,8 @@ static void read_batch(struct table *t, const char *key, char *rest)
     }
 }
 
-static void torch_agrees(void **state)
+TEST(torch_agrees)
 {
-    (void)state;
     const char *path = test_path(test_root(), "tests/golden/losses/losses.txt");
     struct table t = {.file = fopen(path, "r")};
     char *line = NULL;
@@ -533,9 +518,8 @@ static void torch_agrees(void **state)
 
 // ---- advantages ---------------------------------------------------------------------------------
 
-static void advantages_by_hand(void **state)
+TEST(advantages_by_hand)
 {
-    (void)state;
     // mean 0.5625, deviations .4375 -.5625 -.3125 .4375; std with n - 1: 0.515388
     static const double rewards[8] = {1, 0, 0.25, 1, 0.5, 0.5, 0.5, 0.5};
     struct advantage_stats stats;
@@ -565,9 +549,8 @@ static void advantages_by_hand(void **state)
     assert_true(fabs(a[0] - 0.4375 / (all + 1e-4)) < 1e-6);
 }
 
-static void equal_rewards_give_zero(void **state)
+TEST(equal_rewards_give_zero)
 {
-    (void)state;
     double rewards[6];
     struct advantage_stats stats;
     float a[6];
@@ -582,23 +565,4 @@ static void equal_rewards_give_zero(void **state)
     advantage_estimate(&(struct advantage_config){.scale = SCALE_GROUP}, rewards, NULL, NULL, 6, 1,
                        &stats, a); // groups of one
     for (int i = 0; i < 6; i++) assert_true(a[i] == 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(derivatives_are_finite_differences),
-        cmocka_unit_test(cispo_weight_is_constant),
-        cmocka_unit_test(values_by_hand),
-        cmocka_unit_test(kl_by_hand),
-        cmocka_unit_test(kl_is_of_the_policy_s_tokens),
-        cmocka_unit_test(dual_clip_by_hand),
-        cmocka_unit_test(correction_is_exactly_one),
-        cmocka_unit_test(micro_batches_add_up),
-        cmocka_unit_test(empty_sequences_only),
-        cmocka_unit_test(torch_agrees),
-        cmocka_unit_test(advantages_by_hand),
-        cmocka_unit_test(equal_rewards_give_zero),
-    };
-    return cmocka_run_group_tests_name("loss", tests, NULL, NULL);
 }

@@ -9,10 +9,6 @@
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/learner.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define GROUPS  4
 #define PER     3
 #define SAMPLES (GROUPS * PER)
@@ -108,9 +104,8 @@ static double one_step(struct machine *m, const struct random_step *s, bool draf
 
 // ---- the plan -----------------------------------------------------------------------------------
 
-static void plan_holds(void **state)
+TEST(plan_holds)
 {
-    (void)state;
     struct random_step step;
     make_step(&step, 5);
     size_t totals[2][3];
@@ -155,9 +150,8 @@ static char *gradients_copy(struct learner *l)
 }
 
 // Policy and draft, in one micro-batch or several.
-static void recompute_changes_no_bit(void **state)
+TEST(recompute_changes_no_bit)
 {
-    (void)state;
     static const int budgets[] = {40, 400};
     struct random_step step;
     make_step(&step, 5);
@@ -219,9 +213,8 @@ static void curve(enum moments_kind moments, double lr, double ret[STEPS / WINDO
 }
 
 // The distances that docs/lab/exactness.md states.
-static void moments_keep_the_loss(void **state)
+TEST(moments_keep_the_loss)
 {
-    (void)state;
     static const double lrs[] = {3e-4, 3e-3}, bounds[] = {0, 0.002, 0.03};
     for (int l = 0; l < 2; l++) {
         double loss[3][STEPS / WINDOW];
@@ -236,14 +229,4 @@ static void moments_keep_the_loss(void **state)
             if (most > bounds[k]) fail_msg("more than %g", bounds[k]);
         }
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plan_holds),
-        cmocka_unit_test(recompute_changes_no_bit),
-        cmocka_unit_test(moments_keep_the_loss),
-    };
-    return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }

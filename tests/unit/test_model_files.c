@@ -1,15 +1,9 @@
 /* test_model_files.c: config.json, safetensors and the weights table: what is read, what is refused
  * and with which words. */
-#include "common/base/bytes.h"
-#include "common/base/file.h"
 #include "common/model/safetensors.h"
 #include "common/model/weights.h"
 #include "tests/support/support.h"
 #include <dirent.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 // ---- config.json --------------------------------------------------------------------------------
 #define SIZES                                                                                      \
@@ -25,10 +19,9 @@ static enum status load_text(const char *text, struct model_config **ret)
     return model_config_load_file(path, ret);
 }
 
-static void config_both_styles(void **state)
+TEST(config_both_styles)
 {
     struct model_config *older, *newer;
-    (void)state;
     assert_ok(load_text(LLAMA
                         ",\"rope_theta\":500000.0,\"torch_dtype\":\"bfloat16\",\"rope_scaling\":"
                         "{\"type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
@@ -51,10 +44,9 @@ static void config_both_styles(void **state)
     model_config_free(newer);
 }
 
-static void config_windows(void **state)
+TEST(config_windows)
 {
     struct model_config *c;
-    (void)state;
     // Qwen2.5 folders carry a sliding_window that is not in use
     assert_ok(load_text(
         QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":false,\"max_window_layers\":1}", &c));
@@ -68,12 +60,11 @@ static void config_windows(void **state)
     model_config_free(c);
 }
 
-static void config_eos_lists(void **state)
+TEST(config_eos_lists)
 {
     struct model_config *c;
     const char *folder = test_folder();
     const char *config = QWEN2 ",\"eos_token_id\":5}", *generation = "{\"eos_token_id\":[7,5]}";
-    (void)state;
     test_write(test_path(folder, "config.json"), config, strlen(config));
     test_write(test_path(folder, "generation_config.json"), generation, strlen(generation));
     assert_ok(model_config_load(folder, &c));
@@ -83,7 +74,7 @@ static void config_eos_lists(void **state)
     model_config_free(c);
 }
 
-static void config_refusals(void **state)
+TEST(config_refusals)
 {
     static const struct {
         const char *text;
@@ -115,7 +106,6 @@ static void config_refusals(void **state)
         {QWEN2 ",\"eos_token_id\":32}", ST_FORMAT, "eos_token_id"},
         {QWEN2 ",\"quantization_config\":{}}", ST_UNSUPPORTED, "quantization_config"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct model_config *c = NULL;
         assert_status(load_text(cases[i].text, &c), cases[i].code);
@@ -138,11 +128,10 @@ static void build(struct bytes *file, const char *header, size_t data_len)
     for (size_t i = 0; i < data_len; i++) bytes_append(file, &(unsigned char){(unsigned char)i}, 1);
 }
 
-static void safetensors_reads(void **state)
+TEST(safetensors_reads)
 {
     struct bytes file = BYTES_INIT;
     struct safetensors *set;
-    (void)state;
     build(&file,
           "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_"
           "offsets\":[8,14]},"
@@ -162,7 +151,7 @@ static void safetensors_reads(void **state)
     bytes_release(&file);
 }
 
-static void safetensors_refusals(void **state)
+TEST(safetensors_refusals)
 {
     static const struct {
         const char *header;
@@ -191,7 +180,6 @@ static void safetensors_refusals(void **state)
     };
     struct bytes file = BYTES_INIT;
     struct safetensors *set = NULL;
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         build(&file, cases[i].header, cases[i].data_len);
         assert_true(safetensors_parse("t.safetensors", file.data, file.len, &set) != ST_OK);
@@ -231,11 +219,10 @@ static void close_tiny(struct tiny *t)
     device_free(t->dev);
 }
 
-static void plan_is_dense_and_aligned(void **state)
+TEST(plan_is_dense_and_aligned)
 {
     struct tiny t;
     struct weights *half;
-    (void)state;
     open_tiny(&t, QWEN2 ",\"tie_word_embeddings\":true}");
     assert_ok(weights_plan(t.config, DT_BF16, &half));
     // embed, 2 x (norm, q k v, their biases, o, norm, gate, up, down), final norm
@@ -264,11 +251,10 @@ static void plan_is_dense_and_aligned(void **state)
     close_tiny(&t);
 }
 
-static void saved_weights_come_back(void **state)
+TEST(saved_weights_come_back)
 {
     struct tiny a, b;
     const char *folder = test_folder();
-    (void)state;
     open_tiny(&a, LLAMA "}");
     open_tiny(&b, LLAMA "}");
     device_fill(a.dev, a.weights->base, 0, a.weights->bytes);
@@ -289,11 +275,10 @@ static void saved_weights_come_back(void **state)
     close_tiny(&b);
 }
 
-static void wrong_folders_write_nothing(void **state)
+TEST(wrong_folders_write_nothing)
 {
     struct tiny untied, tied, biased;
     const char *folder = test_folder();
-    (void)state;
     open_tiny(&untied, LLAMA "}");
     open_tiny(&tied, LLAMA ",\"tie_word_embeddings\":true}");
     open_tiny(&biased, LLAMA ",\"attention_bias\":true}");
@@ -330,12 +315,11 @@ static void wrong_folders_write_nothing(void **state)
     close_tiny(&biased);
 }
 
-static void shards_are_one_model(void **state)
+TEST(shards_are_one_model)
 {
     struct tiny a, b;
     const char *whole = test_folder(), *split = test_folder();
     struct safetensors *set;
-    (void)state;
     open_tiny(&a, LLAMA ",\"tie_word_embeddings\":true}");
     open_tiny(&b, LLAMA ",\"tie_word_embeddings\":true}");
     device_fill(a.dev, a.weights->base, 0, a.weights->bytes);
@@ -386,11 +370,10 @@ static void shards_are_one_model(void **state)
 
 // A folder of every family, loaded and saved, holds the same tensors under the same names: what
 // loaders of that family look for.
-static void every_family_is_saved_as_it_came(void **state)
+TEST(every_family_is_saved_as_it_came)
 {
     const char *root = test_golden("");
     int n = 0;
-    (void)state;
     DIR *dir = opendir(root);
     assert_non_null(dir);
     for (struct dirent *e = readdir(dir); e; e = readdir(dir)) {
@@ -429,22 +412,4 @@ static void every_family_is_saved_as_it_came(void **state)
     }
     closedir(dir);
     assert_true(n >= 10);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(config_both_styles),
-        cmocka_unit_test(config_windows),
-        cmocka_unit_test(config_eos_lists),
-        cmocka_unit_test(config_refusals),
-        cmocka_unit_test(safetensors_reads),
-        cmocka_unit_test(safetensors_refusals),
-        cmocka_unit_test(plan_is_dense_and_aligned),
-        cmocka_unit_test(saved_weights_come_back),
-        cmocka_unit_test(wrong_folders_write_nothing),
-        cmocka_unit_test(shards_are_one_model),
-        cmocka_unit_test(every_family_is_saved_as_it_came),
-    };
-    return cmocka_run_group_tests_name("model files", tests, NULL, NULL);
 }

@@ -1,5 +1,4 @@
 /* test_moe_config.c: what config.json says of experts, and of which layers have them. */
-#include "common/base/json.h"
 #include "common/model/config.h"
 #include "tests/support/support.h"
 
@@ -12,11 +11,10 @@ static json_t *read_folder(const char *name)
     return json;
 }
 
-static void qwen_experts_are_read(void **state)
+TEST(qwen_experts_are_read)
 {
     struct model_config *c = NULL;
     json_t *json = read_folder("qwen2-moe");
-    (void)state;
     assert_ok(model_config_from_json("config.json", json, &c));
     assert_int_equal(c->layers[1].moe.n_experts, 6);
     assert_int_equal(c->layers[1].moe.top_k, 2);
@@ -45,11 +43,10 @@ static void expect_experts(const json_t *json, int l, int experts)
     model_config_free(c);
 }
 
-static void experts_in_some_layers(void **state)
+TEST(experts_in_some_layers)
 {
     struct model_config *c = NULL;
     json_t *json = read_folder("qwen3-moe-some");
-    (void)state;
     for (int l = 0; l < 4; l++) expect_experts(json, l, l == 1 ? 5 : 0);
     json_object_set_new(json, "mlp_only_layers", json_pack("[ii]", 1, 7)); // there is no layer 7
     for (int l = 0; l < 4; l++) expect_experts(json, l, l == 3 ? 5 : 0);
@@ -67,13 +64,4 @@ static void experts_in_some_layers(void **state)
     assert_int_equal(c->layers[1].shared_intermediate, 72);
     model_config_free(c);
     json_decref(json);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(qwen_experts_are_read),
-        cmocka_unit_test(experts_in_some_layers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

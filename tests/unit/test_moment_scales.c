@@ -6,9 +6,6 @@
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/optimizer.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 // q, k, v biases of 160, 80, 80: v is elements 240 to 319, which end in the block after the one
 // that they begin in.
 enum { HIDDEN = 160 };
@@ -27,9 +24,8 @@ static void steps(struct optimizer *o, int from, int to)
     }
 }
 
-static void scales_beyond_a_border_are_kept(void **state)
+TEST(scales_beyond_a_border_are_kept)
 {
-    (void)state;
     const struct optimizer_config config = {0.9, 0.999, 1e-8, 0, 1, MOMENTS_8BIT, false};
     const char *folder = test_folder(), *path = test_path(folder, "state.safetensors");
     struct device *dev;
@@ -70,10 +66,4 @@ static void scales_beyond_a_border_are_kept(void **state)
     model_config_free(model);
     device_release(dev, memory);
     device_free(dev);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(scales_beyond_a_border_are_kept)};
-    return cmocka_run_group_tests_name("moment_scales", tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* test_mxfp4.c: gpt-oss's published form: experts as 4-bit floats with a scale for each 32, read
  * into ordinary weights and saved as those. That transformers computes the same from such a folder
  * is what tests/golden/gpt-oss-mxfp4 shows. */
-#include "common/base/json.h"
 #include "common/model/safetensors.h"
 #include "common/model/weights.h"
 #include "tests/support/support.h"
-
-#include <math.h>
-#include <string.h>
 
 struct loaded {
     struct device *dev;
@@ -74,9 +70,8 @@ static void compare(const struct loaded *m, const struct safetensors *set, const
     free(have);
 }
 
-static void values_are_read(void **state)
+TEST(values_are_read)
 {
-    (void)state;
     struct loaded m;
     struct safetensors *set;
     plan(golden_folder(), DT_BF16, &m);
@@ -98,9 +93,8 @@ static void values_are_read(void **state)
 }
 
 // What is saved is not quantised any more, and holds the same numbers.
-static void saved_as_ordinary_weights(void **state)
+TEST(saved_as_ordinary_weights)
 {
-    (void)state;
     struct loaded m, again;
     struct safetensors *set;
     const char *copy = test_folder();
@@ -124,9 +118,8 @@ static void saved_as_ordinary_weights(void **state)
     release(&again);
 }
 
-static void refusals(void **state)
+TEST(refusals)
 {
-    (void)state;
     struct loaded m;
     struct model_config *c;
     json_t *json;
@@ -160,9 +153,8 @@ static enum status copy_data(void *context, const struct safetensors_source *sou
 }
 
 // Experts' biases are ordinary ones, also where blocks and scales without any value go by the name.
-static void biases_are_not_quantised(void **state)
+TEST(biases_are_not_quantised)
 {
-    (void)state;
     static struct safetensors_source sources[128];
     const char *bias = "model.layers.0.mlp.experts.gate_up_proj_bias", *folder = test_folder();
     struct loaded m;
@@ -194,9 +186,8 @@ static void biases_are_not_quantised(void **state)
 }
 
 // The one scale that stands for no number would make 32 weights NaN.
-static void a_scale_without_a_number_is_refused(void **state)
+TEST(a_scale_without_a_number_is_refused)
 {
-    (void)state;
     static struct safetensors_source sources[128];
     const char *scales = "model.layers.1.mlp.experts.down_proj_scales", *folder = test_folder();
     struct loaded m;
@@ -224,16 +215,4 @@ static void a_scale_without_a_number_is_refused(void **state)
     safetensors_free(set);
     free(broken);
     release(&m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values_are_read),
-        cmocka_unit_test(saved_as_ordinary_weights),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(biases_are_not_quantised),
-        cmocka_unit_test(a_scale_without_a_number_is_refused),
-    };
-    return cmocka_run_group_tests_name("mxfp4", tests, NULL, NULL);
 }

@@ -5,9 +5,6 @@
 #include "tests/support/tiny_adapter.h"
 #include "trainer/run/notices.h"
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 // What notice_adapter() logs of an adapter of a model of tests/golden; the caller frees it.
 static char *notice_of(const char *model, const char *targets)
@@ -29,7 +26,7 @@ static char *notice_of(const char *model, const char *targets)
     return test_read(log);
 }
 
-static void adapters_that_peft_takes_otherwise(void **state)
+TEST(adapters_that_peft_takes_otherwise)
 {
     static const struct {
         const char *model, *targets;
@@ -44,7 +41,6 @@ static void adapters_that_peft_takes_otherwise(void **state)
         {"gpt-oss", "\"all-linear\"", false},
         {"llama3", "\"all-linear\"", false},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *text = notice_of(cases[i].model, cases[i].targets);
         if (cases[i].said)
@@ -53,12 +49,4 @@ static void adapters_that_peft_takes_otherwise(void **state)
             assert_string_equal(text, "");
         free(text);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(adapters_that_peft_takes_otherwise),
-    };
-    return cmocka_run_group_tests_name("notices", tests, NULL, NULL);
 }

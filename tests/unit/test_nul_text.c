@@ -7,10 +7,6 @@
 #include "trainer/reward/reward.h"
 #include "trainer/rollout/rollout.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <unistd.h>
-
 #define N 3
 // As /v1/rollouts gives them: NDJSON, NUL escaped.
 #define LINE(sample, text)                                                                         \
@@ -37,9 +33,8 @@ static double score(const char *names, const char *text)
     return sum;
 }
 
-static void what_follows_a_nul_is_scored(void **state)
+TEST(what_follows_a_nul_is_scored)
 {
-    (void)state;
     struct canned_server server;
     char page[64];
     struct control *control;
@@ -73,12 +68,4 @@ static void what_follows_a_nul_is_scored(void **state)
     canned_server_stop(&server);
     control_end(control);
     control_free(control);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_follows_a_nul_is_scored),
-    };
-    return cmocka_run_group_tests_name("nul_text", tests, NULL, NULL);
 }

@@ -1,19 +1,13 @@
 /* test_numbers.c: common/base rng, dtype and clock. */
-#include "common/base/clock.h"
 #include "common/base/dtype.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 // ---- rng ----------------------------------------------------------------------------------------
 
 // Known answers of the generator's authors (Random123, kat_vectors: philox4x32 10).
-static void philox_known_answers(void **state)
+TEST(philox_known_answers)
 {
-    (void)state;
     static const struct {
         uint32_t counter[4], key[2], answer[4];
     } vectors[] = {
@@ -32,9 +26,8 @@ static void philox_known_answers(void **state)
     }
 }
 
-static void stream_is_its_counters(void **state)
+TEST(stream_is_its_counters)
 {
-    (void)state;
     const uint64_t seed = 0x0123456789abcdef, stream = 0xfedcba9876543210;
     struct rng r, other;
     rng_init(&r, seed, stream);
@@ -56,9 +49,8 @@ static void stream_is_its_counters(void **state)
     assert_true(r.position == UINT64_C(0x200000000));
 }
 
-static void open_interval(void **state)
+TEST(open_interval)
 {
-    (void)state;
     assert_true(rng_open01(0) > 0.0f);
     assert_true(rng_open01(UINT32_MAX) < 1.0f);
     // exact: no two of the 2^23 values fall together
@@ -67,9 +59,8 @@ static void open_interval(void **state)
 }
 
 // Mean and variance lie within 5 standard errors of their values, the streams being fixed.
-static void moments(void **state)
+TEST(moments)
 {
-    (void)state;
     enum { N = 200000 };
     struct rng r;
     rng_init(&r, 7, 0);
@@ -85,9 +76,8 @@ static void moments(void **state)
     assert_true(fabs(uniform / N - 0.5) < 5 * sqrt(1.0 / 12 / N));
 }
 
-static void below_is_uniform(void **state)
+TEST(below_is_uniform)
 {
-    (void)state;
     enum { N = 60000, BINS = 6 };
     struct rng r;
     rng_init(&r, 11, 3);
@@ -110,9 +100,8 @@ static void below_is_uniform(void **state)
 
 // ---- dtype --------------------------------------------------------------------------------------
 
-static void names(void **state)
+TEST(names)
 {
-    (void)state;
     static const size_t sizes[DT_COUNT] = {4, 2, 2, 2, 4, 1};
     for (int dt = 0; dt < DT_COUNT; dt++) {
         assert_int_equal(dtype_size(dt), sizes[dt]);
@@ -152,9 +141,8 @@ static void check_master(uint32_t u)
 
 // Every bit pattern comes back: all upper halves with lower halves around the tie, then random
 // ones.
-static void master_halves(void **state)
+TEST(master_halves)
 {
-    (void)state;
     static const uint32_t lows[] = {0, 1, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xfffe, 0xffff};
     for (uint32_t high = 0; high <= 0xffff; high++)
         for (size_t i = 0; i < sizeof lows / sizeof *lows; i++) check_master(high << 16 | lows[i]);
@@ -163,9 +151,8 @@ static void master_halves(void **state)
     for (int i = 0; i < 5000000; i++) check_master(rng_u32(&r));
 }
 
-static void master_rounding(void **state)
+TEST(master_rounding)
 {
-    (void)state;
     assert_int_equal(master_high(float_of(0x3f800000)), 0x3f80);
     assert_int_equal(master_high(float_of(0x3f807fff)), 0x3f80);
     assert_int_equal(master_high(float_of(0x3f808000)), 0x3f81); // a tie goes up, even or odd
@@ -186,9 +173,8 @@ static uint16_t nearest_bf16(float x)
     return best;
 }
 
-static void bf16(void **state)
+TEST(bf16)
 {
-    (void)state;
     for (uint32_t h = 0; h <= 0xffff; h++) {
         float x = f32_from_bf16((uint16_t)h);
         if (isnan(x))
@@ -213,9 +199,8 @@ static void bf16(void **state)
     assert_true(isnan(f32_from_bf16(bf16_from_f32(float_of(0x7f800001))))); // NaN in low bits only
 }
 
-static void f16(void **state)
+TEST(f16)
 {
-    (void)state;
     assert_int_equal(bits_of(f32_from_f16(0x0000)), 0x00000000);
     assert_int_equal(bits_of(f32_from_f16(0x8000)), 0x80000000);
     assert_true(f32_from_f16(0x3c00) == 1.0f);
@@ -235,9 +220,8 @@ static void f16(void **state)
 
 // ---- clock --------------------------------------------------------------------------------------
 
-static void deadlines(void **state)
+TEST(deadlines)
 {
-    (void)state;
     int64_t start = clock_now_ns(), deadline = clock_deadline_ns(20);
     int left = clock_ms_until(deadline);
     assert_true(left > 0 && left <= 20);
@@ -248,22 +232,4 @@ static void deadlines(void **state)
     assert_int_equal(clock_ms_until(INT64_MAX), INT_MAX);
     assert_true(clock_deadline_ns(INT64_MAX) == INT64_MAX);
     assert_true(clock_wall_s() > 1700000000);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_known_answers),
-        cmocka_unit_test(stream_is_its_counters),
-        cmocka_unit_test(open_interval),
-        cmocka_unit_test(moments),
-        cmocka_unit_test(below_is_uniform),
-        cmocka_unit_test(names),
-        cmocka_unit_test(master_halves),
-        cmocka_unit_test(master_rounding),
-        cmocka_unit_test(bf16),
-        cmocka_unit_test(f16),
-        cmocka_unit_test(deadlines),
-    };
-    return cmocka_run_group_tests_name("numbers", tests, NULL, NULL);
 }

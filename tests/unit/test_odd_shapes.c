@@ -5,10 +5,6 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define TOKENS 24
 
 // 16 heads of 16; the log-sum-exp of a row takes as much scratch as the MLP's rows at 8.
@@ -34,9 +30,8 @@ static size_t scratch_of(const struct reference *r, int tokens)
     return bytes;
 }
 
-static void mlp_narrower_than_heads(void **state)
+TEST(mlp_narrower_than_heads)
 {
-    (void)state;
     struct reference r, at_least;
     int32_t ids[TOKENS];
     float *logits = calloc((size_t)TOKENS * 64, sizeof *logits);
@@ -63,9 +58,8 @@ static void mlp_narrower_than_heads(void **state)
 // Mixtral's block as if its experts had biases.
 #define EXPERT "model.layers.%d.mlp.experts.%d."
 
-static void experts_with_biases(void **state)
+TEST(experts_with_biases)
 {
-    (void)state;
     struct model_config *config;
     struct weights *w;
     assert_ok(model_config_load(test_golden("mixtral-6x3"), &config));
@@ -86,13 +80,4 @@ static void experts_with_biases(void **state)
         assert_true(w->tensors[i].offset >= w->tensors[i - 1].offset + w->tensors[i - 1].n);
     weights_free(w);
     model_config_free(config);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mlp_narrower_than_heads),
-        cmocka_unit_test(experts_with_biases),
-    };
-    return cmocka_run_group_tests_name("odd_shapes", tests, NULL, NULL);
 }

@@ -10,10 +10,6 @@
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/param_range.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 struct arena {
     struct device *dev;
     struct model_config *config;
@@ -91,9 +87,8 @@ static void one_step(struct optimizer *o, int step, double lr)
 }
 
 // torch.optim.AdamW and clip_grad_norm_ in double.
-static void equals_plain_loop(void **state)
+TEST(equals_plain_loop)
 {
-    (void)state;
     struct arena a;
     struct optimizer *o;
     arena_open(DT_F32, 64, &a);
@@ -192,9 +187,8 @@ static void check_master(enum moments_kind kind)
     arena_close(&bf16);
 }
 
-static void master_is_exact(void **state)
+TEST(master_is_exact)
 {
-    (void)state;
     check_master(MOMENTS_F32);
     check_master(MOMENTS_8BIT);
 }
@@ -230,17 +224,15 @@ static void check_resume(enum moments_kind kind)
     arena_close(&a);
 }
 
-static void resumes_to_the_bit(void **state)
+TEST(resumes_to_the_bit)
 {
-    (void)state;
     for (int kind = MOMENTS_F32; kind <= MOMENTS_8BIT; kind++)
         check_resume((enum moments_kind)kind);
 }
 
 // A state of one kind of moments is not another's; the message names both and the option.
-static void moments_are_not_mixed(void **state)
+TEST(moments_are_not_mixed)
 {
-    (void)state;
     struct arena a;
     const char *path = test_path(test_folder(), "state.safetensors");
     arena_open(DT_F32, 64, &a);
@@ -275,9 +267,8 @@ static void moments_are_not_mixed(void **state)
 // ---- moments of fewer bits ----------------------------------------------------------------------
 
 // Every code comes back as it is, whatever the noise: what is stored and not changed stays.
-static void codes_are_stable(void **state)
+TEST(codes_are_stable)
 {
-    (void)state;
     static const float scales[] = {1, 0.3f, 7e-12f, 3e20f};
     for (int s = 0; s < 4; s++)
         for (int code = 0; code < 256; code++) {
@@ -297,9 +288,8 @@ static void codes_are_stable(void **state)
 }
 
 // The mean over the noise is the value; v does not become 0, m does where it is negligible.
-static void rounding_has_no_bias(void **state)
+TEST(rounding_has_no_bias)
 {
-    (void)state;
     static const float values[] = {1, 0.97f, 0.5001f, 0.1234f, 3e-2f, 7.7e-4f, 5e-5f};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         double m = 0, v = 0, half = 0, x = values[i];
@@ -336,9 +326,8 @@ static void rounding_has_no_bias(void **state)
 // After many steps of a constant gradient m is the gradient and v its square, for elements four
 // orders of magnitude apart in a block: the weights then move by lr a step. Rounding to nearest
 // would have stopped v at a fraction of that.
-static void small_steps_add_up(void **state)
+TEST(small_steps_add_up)
 {
-    (void)state;
     enum { N = MOMENT_BLOCK, STEPS = 4000 };
     for (int kind = MOMENTS_BF16; kind <= MOMENTS_8BIT; kind++) {
         struct device *dev;
@@ -371,9 +360,8 @@ static void small_steps_add_up(void **state)
     }
 }
 
-static void bad_gradient_changes_nothing(void **state)
+TEST(bad_gradient_changes_nothing)
 {
-    (void)state;
     struct arena a;
     struct optimizer *o;
     double norm = -1;
@@ -403,9 +391,8 @@ static void bad_gradient_changes_nothing(void **state)
     arena_close(&a);
 }
 
-static void foreign_state_is_refused(void **state)
+TEST(foreign_state_is_refused)
 {
-    (void)state;
     struct arena a, wider, bf16;
     struct optimizer *o, *other;
     const char *folder = test_folder(), *path = test_path(folder, "state.safetensors");
@@ -441,9 +428,8 @@ static void foreign_state_is_refused(void **state)
     arena_close(&bf16);
 }
 
-static void memory_is_what_it_says(void **state)
+TEST(memory_is_what_it_says)
 {
-    (void)state;
     struct arena a;
     size_t residual, kept, grads;
     arena_open(DT_BF16, 64, &a);
@@ -458,16 +444,4 @@ static void memory_is_what_it_says(void **state)
         assert_true(grads >= 4 * n);
     }
     arena_close(&a);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equals_plain_loop),        cmocka_unit_test(master_is_exact),
-        cmocka_unit_test(resumes_to_the_bit),       cmocka_unit_test(bad_gradient_changes_nothing),
-        cmocka_unit_test(foreign_state_is_refused), cmocka_unit_test(memory_is_what_it_says),
-        cmocka_unit_test(moments_are_not_mixed),    cmocka_unit_test(codes_are_stable),
-        cmocka_unit_test(rounding_has_no_bias),     cmocka_unit_test(small_steps_add_up),
-    };
-    return cmocka_run_group_tests_name("optimizer", tests, NULL, NULL);
 }

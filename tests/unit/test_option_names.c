@@ -4,8 +4,6 @@
 #include "trainer/commands.h"
 #include "trainer/run/config.h"
 
-#include <string.h>
-
 static const struct {
     const char *command;
     const struct option_spec *table;
@@ -42,10 +40,9 @@ static bool same_choices(const struct option_spec *a, const struct option_spec *
     return !x == !y && (!x || !*x == !*y);
 }
 
-static void one_thing_has_one_name(void **state)
+TEST(one_thing_has_one_name)
 {
     int shared = 0;
-    (void)state;
     for (size_t i = 0; i < N_TABLES; i++)
         for (size_t k = i + 1; k < N_TABLES; k++)
             for (const struct option_spec *a = tables[i].table; a->name; a++) {
@@ -58,10 +55,4 @@ static void one_thing_has_one_name(void **state)
                              tables[k].command);
             }
     assert_true(shared > 150);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(one_thing_has_one_name)};
-    return cmocka_run_group_tests_name("option names", tests, NULL, NULL);
 }

@@ -1,17 +1,11 @@
 /* test_options.c: common/base/options.h: precedence, every type, wrong usage, help, resolved
  * config; and common/base/log.h, seen from outside. */
-#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "tests/support/support.h"
 
 #include <fcntl.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
-#include <unistd.h>
 
 struct config {
     const char *config, *model;
@@ -57,9 +51,8 @@ static enum option_result parse(const char *const *words, struct config *config,
 
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-static void defaults(void **state)
+TEST(defaults)
 {
-    (void)state;
     struct config c;
     const char *positional[2] = {"x", "y"};
     struct option_set *set = NULL;
@@ -78,9 +71,8 @@ static void defaults(void **state)
     options_free(NULL);
 }
 
-static void command_line(void **state)
+TEST(command_line)
 {
-    (void)state;
     struct config c;
     const char *positional[2];
     struct option_set *set = NULL;
@@ -110,9 +102,8 @@ static void command_line(void **state)
     options_free(set);
 }
 
-static void file_under_flags(void **state)
+TEST(file_under_flags)
 {
-    (void)state;
     static const char text[] =
         "{\"max_steps\": 20, \"learning_rate\": 1, \"kv_memory\": \"64K\","
         " \"verbose\": true, \"sync\": null, \"device\": null, \"model\": \"m\"}";
@@ -151,9 +142,8 @@ static void file_under_flags(void **state)
     options_free(set);
 }
 
-static void wrong_files(void **state)
+TEST(wrong_files)
 {
-    (void)state;
     static const char *const cases[][2] = {
         {"{\"model\": \"m\", \"max_step\": 1}",
          "unknown key \"max_step\"; did you mean \"max_steps\"?"},
@@ -187,9 +177,8 @@ static void wrong_files(void **state)
     assert_message("/no/such.json");
 }
 
-static void wrong_usage(void **state)
+TEST(wrong_usage)
 {
-    (void)state;
     static const struct {
         const char *words[4], *sentence;
     } cases[] = {
@@ -230,9 +219,8 @@ static void wrong_usage(void **state)
     assert_message("unexpected argument 'DIR': values stand behind their options");
 }
 
-static void sizes(void **state)
+TEST(sizes)
 {
-    (void)state;
     static const struct {
         const char *text;
         int64_t bytes;
@@ -268,9 +256,8 @@ static void restore_fd(int fd, int saved)
     close(saved);
 }
 
-static void help_and_version(void **state)
+TEST(help_and_version)
 {
-    (void)state;
     const char *path = test_path(test_folder(), "out");
     struct config c;
     const char *positional[2];
@@ -292,7 +279,6 @@ static void help_and_version(void **state)
     for (const char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n')
         if (strcspn(line, "\n") > longest) longest = strcspn(line, "\n");
     assert_in_range(longest, 60, 80);
-    free(text);
 
     saved = redirect_fd(STDOUT_FILENO, path);
     result = parse(WORDS("--version"), &c, positional, &set);
@@ -300,12 +286,10 @@ static void help_and_version(void **state)
     assert_int_equal(result, OPTIONS_DONE);
     text = test_read(path);
     assert_string_equal(text, "program " COMMONWEIGHT_VERSION "\n");
-    free(text);
 }
 
-static void log_lines(void **state)
+TEST(log_lines)
 {
-    (void)state;
     const char *path = test_path(test_folder(), "err");
     char *filler = malloc(5001);
     assert_non_null(filler);
@@ -328,15 +312,13 @@ static void log_lines(void **state)
     assert_null(strstr(text, "not seen"));
     assert_null(strchr(text, '\r'));
     assert_true(strlen(text) > 5000);
-    free(text);
     free(filler);
 }
 
 // What a terminal 20 columns wide is sent: one line that is written over, cut to its width, in the
 // way of no other.
-static void live_line_on_a_terminal(void **state)
+TEST(live_line_on_a_terminal)
 {
-    (void)state;
     struct winsize size = {.ws_row = 5, .ws_col = 20};
     char sent[1024];
     ssize_t n;
@@ -378,9 +360,8 @@ static void live_line_on_a_terminal(void **state)
 
 // A program whose --config is something else, a model's config.json, gets the path and nothing
 // more.
-static void config_of_another_kind(void **state)
+TEST(config_of_another_kind)
 {
-    (void)state;
     static const struct option_spec path_table[] = {
         OPT_TEXT("config", config, NULL, "FILE", "a model's"),
         OPT_END,
@@ -418,9 +399,8 @@ static const struct option_spec rules_table[] = {
     OPT_END,
 };
 
-static void rules_of_a_table(void **state)
+TEST(rules_of_a_table)
 {
-    (void)state;
     static const struct {
         const char *words[6], *broken, *idle;
     } cases[] = {
@@ -457,22 +437,4 @@ static void rules_of_a_table(void **state)
         bytes_release(&idle);
         options_free(set);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rules_of_a_table),
-        cmocka_unit_test(defaults),
-        cmocka_unit_test(command_line),
-        cmocka_unit_test(file_under_flags),
-        cmocka_unit_test(wrong_files),
-        cmocka_unit_test(wrong_usage),
-        cmocka_unit_test(sizes),
-        cmocka_unit_test(help_and_version),
-        cmocka_unit_test(log_lines),
-        cmocka_unit_test(live_line_on_a_terminal),
-        cmocka_unit_test(config_of_another_kind),
-    };
-    return cmocka_run_group_tests_name("options", tests, NULL, NULL);
 }

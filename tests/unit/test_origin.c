@@ -2,13 +2,9 @@
  * writers that say nothing. The test is owner and writer; a thread is the engine that grants. */
 #include "bridge/control.h"
 #include "bridge/control_page.h"
-#include "common/base/clock.h"
 #include "tests/support/support.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 #define HASH "0123456789abcdef"
 
@@ -79,9 +75,8 @@ static void assert_is(const struct scene *s, const char *words)
     bytes_release(&text);
 }
 
-static void what_becomes_of_weights(void **state)
+TEST(what_becomes_of_weights)
 {
-    (void)state;
     struct scene s;
     struct control_facts f;
     scene_open(&s, "/");
@@ -146,9 +141,8 @@ static void role_is(const struct scene *s, const char *role, const char *origin,
 }
 
 // An update is of one role, and leaves what the others are.
-static void each_role_has_an_account(void **state)
+TEST(each_role_has_an_account)
 {
-    (void)state;
     struct scene s;
     struct control_facts f;
     scene_open(&s, "/");
@@ -183,9 +177,8 @@ static void each_role_has_an_account(void **state)
 }
 
 // Later updates of other roles, and those that change nothing, leave the policy's version.
-static void policy_version_is_of_its_last_change(void **state)
+TEST(policy_version_is_of_its_last_change)
 {
-    (void)state;
     struct scene s;
     struct control_facts f;
     scene_open(&s, "/");
@@ -236,9 +229,8 @@ static void *reuse_slot(void *context)
 }
 
 // What is read of an adapter while its slot goes to another is never the other's.
-static void a_slot_that_is_given_on(void **state)
+TEST(a_slot_that_is_given_on)
 {
-    (void)state;
     struct scene s;
     struct control_facts f;
     pthread_t owner;
@@ -248,13 +240,4 @@ static void a_slot_that_is_given_on(void **state)
         if (control_facts_of(s.writer, "adapter:a", &f)) assert_string_equal(f.origin, "/usr");
     pthread_join(owner, NULL);
     scene_close(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(what_becomes_of_weights),
-                                       cmocka_unit_test(each_role_has_an_account),
-                                       cmocka_unit_test(policy_version_is_of_its_last_change),
-                                       cmocka_unit_test(a_slot_that_is_given_on)};
-    return cmocka_run_group_tests_name("origin", tests, NULL, NULL);
 }

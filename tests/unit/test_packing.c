@@ -6,10 +6,6 @@
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/learner.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define VOCAB   64
 #define GROUPS  3
 #define PER     4
@@ -25,9 +21,8 @@ static int rows_of(int n)
     return n > 1 ? n - 1 : 0;
 }
 
-static void covers_every_sample_within_budget(void **state)
+TEST(covers_every_sample_within_budget)
 {
-    (void)state;
     struct random_step s;
     random_step_make(&shape, &s);
     for (int budget = 15; budget <= 70; budget++) {
@@ -58,9 +53,8 @@ static void covers_every_sample_within_budget(void **state)
     }
 }
 
-static void too_long_is_refused(void **state)
+TEST(too_long_is_refused)
 {
-    (void)state;
     struct random_step s;
     struct packing *p = NULL;
     random_step_make(&shape, &s);
@@ -70,9 +64,8 @@ static void too_long_is_refused(void **state)
     assert_null(p);
 }
 
-static void whole_groups_stay_together(void **state)
+TEST(whole_groups_stay_together)
 {
-    (void)state;
     struct random_step s;
     struct packing *p;
     random_step_make(&shape, &s);
@@ -150,9 +143,8 @@ static void weighted_sum(void *context, const struct learner_rows *rows, float *
     }
 }
 
-static void packing_changes_nothing(void **state)
+TEST(packing_changes_nothing)
 {
-    (void)state;
     struct random_step s;
     struct machine whole, cut;
     struct seen a = {0}, b = {0};
@@ -183,9 +175,8 @@ static void packing_changes_nothing(void **state)
 }
 
 // Along the gradient the loss rises by its squared norm.
-static void gradient_is_a_slope(void **state)
+TEST(gradient_is_a_slope)
 {
-    (void)state;
     struct random_step s;
     struct machine m;
     struct seen seen = {0}, up = {0}, down = {0};
@@ -218,9 +209,8 @@ static void no_loss(void *context, const struct learner_rows *rows, float *ret_d
     memset(ret_dlogprobs, 0, (size_t)rows->mb->first[rows->mb->n_seqs] * sizeof *ret_dlogprobs);
 }
 
-static void no_signal_no_gradient(void **state)
+TEST(no_signal_no_gradient)
 {
-    (void)state;
     struct random_step s;
     struct machine m;
     double norm = -1;
@@ -233,9 +223,8 @@ static void no_signal_no_gradient(void **state)
     machine_close(&m);
 }
 
-static void memory_is_planned(void **state)
+TEST(memory_is_planned)
 {
-    (void)state;
     struct machine m;
     struct memory_plan plan;
     machine_open(30, 4, true, &m);
@@ -250,9 +239,8 @@ static void memory_is_planned(void **state)
 }
 
 // A budget beyond any machine's memory is refused with figures, before memory is taken.
-static void no_room_is_said(void **state)
+TEST(no_room_is_said)
 {
-    (void)state;
     struct machine m;
     struct learner *l = NULL;
     struct learner_config options = {.temperature = 1,
@@ -267,19 +255,4 @@ static void no_room_is_said(void **state)
     assert_message("GiB are free");
     assert_null(l);
     machine_close(&m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(covers_every_sample_within_budget),
-        cmocka_unit_test(too_long_is_refused),
-        cmocka_unit_test(whole_groups_stay_together),
-        cmocka_unit_test(packing_changes_nothing),
-        cmocka_unit_test(gradient_is_a_slope),
-        cmocka_unit_test(no_signal_no_gradient),
-        cmocka_unit_test(memory_is_planned),
-        cmocka_unit_test(no_room_is_said),
-    };
-    return cmocka_run_group_tests_name("packing", tests, NULL, NULL);
 }

@@ -6,30 +6,23 @@
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
 
-#include <string.h>
-
-struct reader {
+static struct reader {
     struct tokenizer *tokenizer;
     struct chat_template *chat;
-};
+} reader;
 
-static int open_reader(void **state)
+static void open_reader(void)
 {
-    static struct reader r;
     const char *folder = test_folder();
     assert_ok(tiny_tokenizer_write(folder));
-    assert_ok(tokenizer_load(folder, &r.tokenizer));
-    assert_ok(chat_template_find(folder, NULL, &r.chat));
-    *state = &r;
-    return 0;
+    assert_ok(tokenizer_load(folder, &reader.tokenizer));
+    assert_ok(chat_template_find(folder, NULL, &reader.chat));
 }
 
-static int close_reader(void **state)
+static void close_reader(void)
 {
-    struct reader *r = *state;
-    chat_template_free(r->chat);
-    tokenizer_free(r->tokenizer);
-    return 0;
+    chat_template_free(reader.chat);
+    tokenizer_free(reader.tokenizer);
 }
 
 // side NULL: a completion to learn.
@@ -68,9 +61,9 @@ static void same(const struct reader *r, const char *side_a, const char *a, cons
 #define SAYS(text) "{\"role\": \"assistant\", \"content\": \"" text "\"}"
 #define CHAT(text) "{\"messages\": [" USER ", " SAYS(text) "]}"
 
-static void all_forms_are_one(void **state)
+TEST(all_forms_are_one)
 {
-    const struct reader *r = *state;
+    const struct reader *r = &reader;
     static const char *const forms[] = {
         "{\"prompt\": [" USER "], \"chosen\": [" SAYS("cd") "], \"rejected\": [" SAYS("e") "]}",
         "{\"prompt\": [" USER "], \"chosen\": \"cd\", \"rejected\": \"e\"}",
@@ -89,7 +82,7 @@ static void all_forms_are_one(void **state)
     same(r, "rejected", text, NULL, "{\"prompt\": \"ab\", \"completion\": [" SAYS("e") "]}");
 }
 
-static void what_is_no_pair(void **state)
+TEST(what_is_no_pair)
 {
     static const struct {
         const char *side, *line, *said;
@@ -107,7 +100,6 @@ static void what_is_no_pair(void **state)
         {NULL, "{\"messages\": [" USER ", " SAYS("a") "], \"completion\": [" SAYS("b") "]}",
          "the prompt ends with a message of the assistant, and \"completion\" is to follow"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct prompt_options options = {.side = cases[i].side};
         struct dataset *d;
@@ -118,11 +110,4 @@ static void what_is_no_pair(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_forms_are_one),
-        cmocka_unit_test(what_is_no_pair),
-    };
-    return cmocka_run_group_tests_name("pair data", tests, open_reader, close_reader);
-}
+TESTS_BETWEEN(open_reader, close_reader)

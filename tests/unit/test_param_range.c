@@ -9,9 +9,6 @@
 #include "trainer/learn/learner.h"
 #include "trainer/learn/param_range.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { VOCAB = 50, GROUPS = 2, SAMPLES = 4, LAYERS = 3 };
 
 static struct weights *plan_of(const char *folder, enum dtype dt, struct model_config **ret_config)
@@ -31,9 +28,8 @@ static const char *tiny(int layers, uint64_t seed)
 
 // ---- patterns -----------------------------------------------------------------------------------
 
-static void patterns_name_ranges(void **state)
+TEST(patterns_name_ranges)
 {
-    (void)state;
     static const struct {
         const char *freeze;
         int ranges;
@@ -80,9 +76,8 @@ static void patterns_name_ranges(void **state)
     model_config_free(config);
 }
 
-static void bad_patterns_are_named(void **state)
+TEST(bad_patterns_are_named)
 {
-    (void)state;
     static const struct {
         const char *freeze, *said;
     } cases[] = {
@@ -181,9 +176,8 @@ static bool is_trained(const struct learner *l, int tensor)
 
 // The first step of what is trained is, to the bit, that of training everything (clipping off, so
 // that nobody's norm matters); what is frozen keeps its bits over several.
-static void trained_as_in_full_frozen_as_before(void **state)
+TEST(trained_as_in_full_frozen_as_before)
 {
-    (void)state;
     for (int tied = 0; tied < 2; tied++) {
         const char *folder = test_folder();
         const struct tiny_model shape = {.hidden = 32,
@@ -234,9 +228,8 @@ static void trained_as_in_full_frozen_as_before(void **state)
     }
 }
 
-static void plan_shrinks_and_holds(void **state)
+TEST(plan_shrinks_and_holds)
 {
-    (void)state;
     const char *folder = tiny(LAYERS, 3);
     struct memory_plan full, plan;
     struct machine m;
@@ -262,9 +255,8 @@ static void plan_shrinks_and_holds(void **state)
 
 // ---- state on disk ------------------------------------------------------------------------------
 
-static void goes_on_from_its_state(void **state)
+TEST(goes_on_from_its_state)
 {
-    (void)state;
     const char *freeze = "*.mlp.*,model.embed_tokens.weight", *folder = tiny(LAYERS, 3),
                *path = test_path(test_folder(), "optimizer.safetensors");
     struct machine a, b;
@@ -292,9 +284,8 @@ static void goes_on_from_its_state(void **state)
 }
 
 // Of full fine-tuning the file is what it was before there were ranges.
-static void whole_state_has_its_names(void **state)
+TEST(whole_state_has_its_names)
 {
-    (void)state;
     const char *path = test_path(test_folder(), "optimizer.safetensors");
     static const char *const names[] = {"exp_avg.model.embed_tokens.weight",
                                         "exp_avg_sq.model.layers.2.mlp.down_proj.weight",
@@ -350,9 +341,8 @@ static void put_gradients(struct optimizer *o, const struct param_ranges *traine
 
 // One optimizer over an f32 and a bf16 arena does what one for each does, but that the norm is that
 // of all; and its state keeps the two apart.
-static void two_arenas_are_one_list(void **state)
+TEST(two_arenas_are_one_list)
 {
-    (void)state;
     struct device *dev;
     struct arena a[2], b[2];
     struct optimizer *together, *apart[2], *again;
@@ -410,9 +400,8 @@ static void two_arenas_are_one_list(void **state)
     device_free(dev);
 }
 
-static void odd_ranges_are_refused(void **state)
+TEST(odd_ranges_are_refused)
 {
-    (void)state;
     struct device *dev;
     struct arena a;
     struct optimizer *o;
@@ -431,19 +420,4 @@ static void odd_ranges_are_refused(void **state)
     }
     arena_close(dev, &a);
     device_free(dev);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(patterns_name_ranges),
-        cmocka_unit_test(bad_patterns_are_named),
-        cmocka_unit_test(trained_as_in_full_frozen_as_before),
-        cmocka_unit_test(plan_shrinks_and_holds),
-        cmocka_unit_test(goes_on_from_its_state),
-        cmocka_unit_test(whole_state_has_its_names),
-        cmocka_unit_test(two_arenas_are_one_list),
-        cmocka_unit_test(odd_ranges_are_refused),
-    };
-    return cmocka_run_group_tests_name("param_range", tests, NULL, NULL);
 }

@@ -1,6 +1,5 @@
 /* test_pause.c: pausing an engine, and a resume that comes before the pause. */
 #include "bridge/attach.h"
-#include "common/base/clock.h"
 #include "infer-server/engine/engine.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
@@ -19,9 +18,8 @@ static void no_event(void *context, const struct engine_event *event)
     (void)event;
 }
 
-static int start(void **state)
+static void start(void)
 {
-    (void)state;
     const char *folder = test_folder();
     bridge_path = test_path(folder, "bridge.json");
     assert_ok(tiny_model_write(folder, 32, 1, 100, 1));
@@ -39,19 +37,16 @@ static int start(void **state)
         clock_sleep_ms(1);
         engine_stats(engine, &stats);
     }
-    return stats.state != ENGINE_OK;
+    assert_int_equal(stats.state, ENGINE_OK);
 }
 
-static int stop(void **state)
+static void stop(void)
 {
-    (void)state;
     engine_free(engine, 0);
-    return 0;
 }
 
-static void test_pause_and_resume(void **state)
+TEST(test_pause_and_resume)
 {
-    (void)state;
     assert_false(engine_paused(engine));
     assert_ok(engine_pause(engine, WAIT_MS));
     assert_true(engine_paused(engine));
@@ -84,9 +79,8 @@ static int let_go(void **state)
 }
 
 // A trainer's update holds the engine up, so that it cannot pause; meanwhile it is told to resume.
-static void test_resumed_before_it_paused(void **state)
+TEST_WITH(test_resumed_before_it_paused, NULL, let_go, NULL)
 {
-    (void)state;
     pthread_t thread;
     struct pausing p = {0};
     assert_ok(bridge_attach(bridge_path, NULL, &bridge));
@@ -108,11 +102,4 @@ static void test_resumed_before_it_paused(void **state)
     assert_ok(engine_resume(engine));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pause_and_resume),
-        cmocka_unit_test_teardown(test_resumed_before_it_paused, let_go),
-    };
-    return cmocka_run_group_tests_name("pause", tests, start, stop);
-}
+TESTS_BETWEEN(start, stop)

@@ -7,12 +7,9 @@
 #include "infer-server/speculative/backoff.h"
 #include "infer-server/speculative/speculative.h"
 #include "infer-server/speculative/step_cost.h"
-#include <math.h>
-#include <stdio.h>
 
-static void cost_of_steps(void **state)
+TEST(cost_of_steps)
 {
-    (void)state;
     struct step_cost c = {0};
     assert_true(step_cost_ms(&c, 4, 0) == 0);
     step_cost_learn(&c, 1, 0, 1.0);
@@ -60,9 +57,8 @@ static void use(struct backoff *b, double gained_ms)
     for (int i = 0; i < 32; i++) backoff_use(b, gained_ms, 1);
 }
 
-static void waits_double(void **state)
+TEST(waits_double)
 {
-    (void)state;
     struct backoff b = {0};
     assert_true(!backoff_waits(&b) && !backoff_on(&b));
     use(&b, -BACKOFF_SHARE / 2); // too little to matter
@@ -213,9 +209,8 @@ static double run_world(const struct world *w, int from)
     return ms / tokens * w->n_seqs;
 }
 
-static void never_slower_than_off(void **state)
+TEST(never_slower_than_off)
 {
-    (void)state;
     const enum speculative_method ngram = SPECULATIVE_NGRAM, model = SPECULATIVE_DRAFT_MODEL;
     const struct world worlds[] = {
         // sequences, acceptance before and after, a row, a pass, a prompt, a look, a row as told
@@ -244,9 +239,8 @@ static double all_drafts_ms(const struct world *w, double acceptance)
            tokens;
 }
 
-static void as_fast_as_drafts_allow(void **state)
+TEST(as_fast_as_drafts_allow)
 {
-    (void)state;
     const enum speculative_method ngram = SPECULATIVE_NGRAM, model = SPECULATIVE_DRAFT_MODEL;
     const struct world worlds[] = {
         {"ngram", ngram, 1, 0.8, 0.8, 0.02, 0, 0, 0.001, 0.02, false},
@@ -262,9 +256,8 @@ static void as_fast_as_drafts_allow(void **state)
 }
 
 // Some drafts pay where all K of them would not, whatever the table held at first.
-static void length_follows_cost_and_acceptance(void **state)
+TEST(length_follows_cost_and_acceptance)
 {
-    (void)state;
     const struct world worlds[] = {
         {"cheap rows", SPECULATIVE_NGRAM, 1, 0.95, 0.95, 0.001, 0, 0, 0.001, 0.001, false},
         {"dear rows", SPECULATIVE_NGRAM, 1, 0.6, 0.6, 0.15, 0, 0, 0.001, 0.15, false},
@@ -274,16 +267,4 @@ static void length_follows_cost_and_acceptance(void **state)
     assert_true(run_world(&worlds[0], 2000) < 1.03 * all_drafts_ms(&worlds[0], 0.95));
     assert_true(run_world(&worlds[1], 2000) < 1.03 * (one_dear < two_dear ? one_dear : two_dear));
     assert_true(run_world(&worlds[2], 2000) < 1.03 * 1.3 / 1.6); // one draft
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cost_of_steps),
-        cmocka_unit_test(waits_double),
-        cmocka_unit_test(never_slower_than_off),
-        cmocka_unit_test(as_fast_as_drafts_allow),
-        cmocka_unit_test(length_follows_cost_and_acceptance),
-    };
-    return cmocka_run_group_tests_name("planner", tests, NULL, NULL);
 }

@@ -4,10 +4,6 @@
 #include "tests/support/support.h"
 #include "trainer/learn/loss.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { PAIRS = 5, SIDES = 2 * PAIRS, FIGURES = 7 }; // FIGURES: the loss and TRL's metrics
 
 static double lengths[SIDES], logps[SIDES], reference[SIDES]; // the chosen, then the rejected
@@ -78,11 +74,10 @@ static void check_case(char *rest)
     n_cases++;
 }
 
-static void as_trl(void **state)
+TEST(as_trl)
 {
     char *text = test_read(test_path(test_root(), "tests/golden/preference/preference.txt"));
     char *next = text;
-    (void)state;
     for (char *line; (line = strsep(&next, "\n")) && *line;) {
         char *word = strsep(&line, " ");
         if (strcmp(word, "lengths") == 0) read_numbers(&line, lengths, SIDES);
@@ -90,14 +85,12 @@ static void as_trl(void **state)
         if (strcmp(word, "reference") == 0) read_numbers(&line, reference, SIDES);
         if (strcmp(word, "case") == 0) check_case(line);
     }
-    free(text);
     assert_int_equal(n_cases, 28);
 }
 
 // Where the exponentials of a naive logistic function overflow.
-static void far_away(void **state)
+TEST(far_away)
 {
-    (void)state;
     const struct loss_config c = {.type = LOSS_SIGMOID, .beta = 1, .discopop_tau = 0.05};
     const struct pair lost = {-900, 900, 3, 3}, won = {900, -900, 3, 3};
     struct pair_loss loss = losses[c.type].pair(&c, &lost);
@@ -108,9 +101,8 @@ static void far_away(void **state)
     assert_true(loss.loss == 1800 && loss.by_chosen == -1 && loss.by_rejected == 1);
 }
 
-static void what_a_loss_needs(void **state)
+TEST(what_a_loss_needs)
 {
-    (void)state;
     struct loss_config c = {.type = LOSS_SIGMOID};
     assert_status(loss_check_pairs(&c), ST_INVALID);
     assert_message("--beta 0: give more than 0");
@@ -118,14 +110,4 @@ static void what_a_loss_needs(void **state)
     c.type = LOSS_EXO_PAIR;
     assert_status(loss_check_pairs(&c), ST_INVALID);
     assert_message("--label-smoothing above 0");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_trl),
-        cmocka_unit_test(far_away),
-        cmocka_unit_test(what_a_loss_needs),
-    };
-    return cmocka_run_group_tests_name("preference", tests, NULL, NULL);
 }

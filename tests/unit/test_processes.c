@@ -1,17 +1,10 @@
 /* test_processes.c: common/ranks/processes.h: ranks that a launcher starts end together, and the
  * first that failed is named. */
 #include "common/ranks/processes.h"
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "common/ranks/ranks.h"
 #include "tests/support/support.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define GRACE_MS 1000
 #define END_MS   2000
@@ -44,9 +37,8 @@ static bool is_there(const char *folder, const char *name)
     return file_exists(test_path(folder, name));
 }
 
-static void test_each_knows_its_rank(void **state)
+TEST(test_each_knows_its_rank)
 {
-    (void)state;
     const char *folder = test_folder();
     assert_ok(run(folder, "touch $F/$R-of-$COMMONWEIGHT_RANKS-local-$COMMONWEIGHT_LOCAL_RANK; "
                           "sleep 0.$COMMONWEIGHT_LOCAL_RANK"));
@@ -56,9 +48,8 @@ static void test_each_knows_its_rank(void **state)
     assert_true(is_there(folder, "7-of-8-local-3"));
 }
 
-static void test_first_failure_is_named(void **state)
+TEST(test_first_failure_is_named)
 {
-    (void)state;
     const char *folder = test_folder();
     assert_status(run(folder, "[ $R = 6 ] && exit 3; trap \"exit 0\" TERM; "
                               "while :; do sleep 0.05; done"),
@@ -67,18 +58,16 @@ static void test_first_failure_is_named(void **state)
     assert_message("ended with status 3, and the others with it");
 }
 
-static void test_killed_is_named(void **state)
+TEST(test_killed_is_named)
 {
-    (void)state;
     assert_status(run(test_folder(), "[ $R = 7 ] && kill -9 $$; while :; do sleep 0.05; done"),
                   ST_PEER_GONE);
     assert_message("rank 7 (pid ");
     assert_message("was ended by signal 9 (Killed), and the others with it");
 }
 
-static void test_who_does_not_end_is_killed(void **state)
+TEST(test_who_does_not_end_is_killed)
 {
-    (void)state;
     const char *folder = test_folder();
     const int64_t since = clock_now_ns();
     assert_status(run(folder, "trap \"\" TERM; touch $F/up-$R; [ $R = 4 ] && sleep 0.5 && exit 1; "
@@ -91,14 +80,12 @@ static void test_who_does_not_end_is_killed(void **state)
         snprintf(name, sizeof name, "pid-%d", rank);
         char *pid = test_read(test_path(folder, name));
         assert_int_not_equal(kill(atoi(pid), 0), 0);
-        free(pid);
     }
 }
 
 // A stopped one cannot take a signal but SIGKILL: it is let go on, and has its time.
-static void test_who_is_stopped_can_end(void **state)
+TEST(test_who_is_stopped_can_end)
 {
-    (void)state;
     const char *folder = test_folder();
     assert_status(run(folder,
                       "[ $R = 4 ] && { until [ -e $F/up-5 ]; do sleep 0.02; done; exit 1; }; "
@@ -110,9 +97,8 @@ static void test_who_is_stopped_can_end(void **state)
 }
 
 // The others have ended well, so that nobody else would say that it is missing.
-static void test_who_is_stopped_at_the_end_is_not_waited_for(void **state)
+TEST(test_who_is_stopped_at_the_end_is_not_waited_for)
 {
-    (void)state;
     const int64_t start = clock_now_ns();
     assert_status(run(test_folder(), "[ $R = 6 ] && kill -STOP $$; exit 0"), ST_TIMEOUT);
     assert_message("1 of 4 ranks had not ended 2 s after the others, and were ended");
@@ -150,9 +136,8 @@ static void is_handed_on(int number)
     for (int i = 0; i < 4; i++) assert_true(is_there(folder, told[i]));
 }
 
-static void test_signals_are_handed_on(void **state)
+TEST(test_signals_are_handed_on)
 {
-    (void)state;
     is_handed_on(SIGTERM);
     is_handed_on(SIGUSR1); // of a batch system, before it ends the job
     signal(SIGHUP, SIG_DFL);
@@ -160,9 +145,8 @@ static void test_signals_are_handed_on(void **state)
 }
 
 // A closed terminal's, which come through its shell and by themselves, are one.
-static void test_hangups_are_one(void **state)
+TEST(test_hangups_are_one)
 {
-    (void)state;
     const char *folder = test_folder();
     signal(SIGHUP, SIG_DFL);
     const pid_t launcher = fork();
@@ -190,28 +174,11 @@ static void test_hangups_are_one(void **state)
     assert_false(is_there(folder, "again"));
 }
 
-static void test_no_such_program(void **state)
+TEST(test_no_such_program)
 {
-    (void)state;
     const struct processes plan = {
         .n = 1, .name = "mpirun", .line = "no-such-mpirun -n 2", .grace_ms = GRACE_MS};
     assert_status(processes_run(&plan), ST_PEER_GONE);
     assert_message("mpirun (pid ");
     assert_message("ended with status 127 (it could not be started)");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_knows_its_rank),
-        cmocka_unit_test(test_first_failure_is_named),
-        cmocka_unit_test(test_killed_is_named),
-        cmocka_unit_test(test_who_does_not_end_is_killed),
-        cmocka_unit_test(test_who_is_stopped_can_end),
-        cmocka_unit_test(test_who_is_stopped_at_the_end_is_not_waited_for),
-        cmocka_unit_test(test_signals_are_handed_on),
-        cmocka_unit_test(test_hangups_are_one),
-        cmocka_unit_test(test_no_such_program),
-    };
-    return cmocka_run_group_tests_name("processes", tests, NULL, NULL);
 }

@@ -3,16 +3,12 @@
  * by itself over the whole sequence. With chunks, groups, the prefix cache, preemption, drafts and
  * new weights in the way. */
 #include "bridge/control.h"
-#include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/engine.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { VOCAB = 320, MOST_SAMPLES = 4, MOST_TOKENS = 512, MOST_TOP = 8, WAIT_MS = 60000 };
 
@@ -201,9 +197,8 @@ static void assert_prompt_is(const struct take *take, const int32_t *prompt, int
 // ---- prompts -----------------------------------------------------------------------------------
 
 // Prompts of several lengths, one token among them, over chunks that end anywhere.
-static void prompts_are_scored_as_they_are_trained(void **state)
+TEST(prompts_are_scored_as_they_are_trained)
 {
-    (void)state;
     static const int lengths[] = {1, 2, 4, 5, 63, 64, 65, 200};
     enum { N = sizeof lengths / sizeof *lengths };
     struct engine_options options = plain_options();
@@ -237,9 +232,8 @@ static void prompts_are_scored_as_they_are_trained(void **state)
 }
 
 // A completion, sent again as a prompt, has the numbers it was sampled with.
-static void sampling_and_scoring_agree(void **state)
+TEST(sampling_and_scoring_agree)
 {
-    (void)state;
     struct engine_options options = plain_options();
     struct bench b;
     int32_t ids[MOST_TOKENS];
@@ -261,9 +255,8 @@ static void sampling_and_scoring_agree(void **state)
     bench_end(&b);
 }
 
-static void nothing_is_sampled_for_max_tokens_0(void **state)
+TEST(nothing_is_sampled_for_max_tokens_0)
 {
-    (void)state;
     struct engine_options options = plain_options();
     struct bench b;
     int32_t prompt[MOST_TOKENS];
@@ -285,9 +278,8 @@ static void nothing_is_sampled_for_max_tokens_0(void **state)
 }
 
 // Cached blocks have no logits: who wants some computes the prompt, and leaves it to the next.
-static void cache_is_passed_over(void **state)
+TEST(cache_is_passed_over)
 {
-    (void)state;
     struct engine_options options = plain_options();
     struct bench b;
     int32_t prompt[MOST_TOKENS];
@@ -306,9 +298,8 @@ static void cache_is_passed_over(void **state)
 }
 
 // Groups, too little room, and drafts: every prompt is told once, and right.
-static void crowds_are_scored_once(void **state)
+TEST(crowds_are_scored_once)
 {
-    (void)state;
     enum { N = 6 };
     struct engine_options options = plain_options();
     struct bench b;
@@ -340,9 +331,8 @@ static void crowds_are_scored_once(void **state)
 
 // New weights in the middle of a prompt: each token says which version its number is of, and where
 // the prompt is computed again from its start, each is that version's to the bit.
-static void versions_are_told_apart(void **state)
+TEST(versions_are_told_apart)
 {
-    (void)state;
     struct engine_options options = plain_options();
     struct bench b;
     int32_t prompt[MOST_TOKENS], other[8];
@@ -374,9 +364,8 @@ static void versions_are_told_apart(void **state)
 
 // ---- sampled tokens and the likeliest ones -----------------------------------------------------
 
-static void one_number_for_one_token(void **state)
+TEST(one_number_for_one_token)
 {
-    (void)state;
     struct engine_options options = plain_options();
     struct bench b;
     int32_t prompt[MOST_TOKENS];
@@ -512,9 +501,8 @@ static void assert_same(struct take *const a[N_PENALTIES], struct take *const b[
 }
 
 // Greedy and sampled; alone, and with drafts, whose rows count the drafts before them: to the bit.
-static void penalties_with_and_without_drafts(void **state)
+TEST(penalties_with_and_without_drafts)
 {
-    (void)state;
     int32_t prompt[24];
     make_prompt(prompt, 24, 10);
     for (int i = 12; i < 24; i++) prompt[i] = prompt[i - 12];
@@ -540,9 +528,8 @@ static void penalties_with_and_without_drafts(void **state)
 }
 
 // A draft model knows of no penalties; with --exact its drafts still change nothing.
-static void penalties_with_a_draft_model(void **state)
+TEST(penalties_with_a_draft_model)
 {
-    (void)state;
     struct take *alone[N_PENALTIES], *drafted[N_PENALTIES];
     struct engine_options options = plain_options();
     int32_t prompt[24];
@@ -564,9 +551,8 @@ static void penalties_with_a_draft_model(void **state)
 }
 
 // A neighbour's penalties are none of a request's business.
-static void neighbours_keep_their_bits(void **state)
+TEST(neighbours_keep_their_bits)
 {
-    (void)state;
     struct engine_options options = plain_options();
     struct take *plain[2];
     int32_t prompt[24];
@@ -608,9 +594,8 @@ static void refuse(struct bench *b, const struct sampling *s, const char *part)
     request_free(r);
 }
 
-static void refusals(void **state)
+TEST(refusals)
 {
-    (void)state;
     struct engine_options options = plain_options();
     const struct token_bias outside = {VOCAB, 1}, endless = {1, INFINITY};
     struct bench b;
@@ -634,9 +619,8 @@ static void refusals(void **state)
     bench_end(&b);
 }
 
-static int make_models(void **state)
+static void make_models(void)
 {
-    (void)state;
     folder = test_folder();
     model_a = test_path(folder, "a");
     model_b = test_path(folder, "b");
@@ -644,31 +628,12 @@ static int make_models(void **state)
     assert_ok(tiny_model_write(model_b, 64, 2, VOCAB, 2));
     reference_open(model_a, "cpu", &of_a);
     reference_open(model_b, "cpu", &of_b);
-    return 0;
 }
 
-static int close_models(void **state)
+static void close_models(void)
 {
-    (void)state;
     reference_close(&of_a);
     reference_close(&of_b);
-    return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prompts_are_scored_as_they_are_trained),
-        cmocka_unit_test(sampling_and_scoring_agree),
-        cmocka_unit_test(nothing_is_sampled_for_max_tokens_0),
-        cmocka_unit_test(cache_is_passed_over),
-        cmocka_unit_test(crowds_are_scored_once),
-        cmocka_unit_test(versions_are_told_apart),
-        cmocka_unit_test(one_number_for_one_token),
-        cmocka_unit_test(penalties_with_and_without_drafts),
-        cmocka_unit_test(penalties_with_a_draft_model),
-        cmocka_unit_test(neighbours_keep_their_bits),
-        cmocka_unit_test(refusals),
-    };
-    return cmocka_run_group_tests_name("prompt_logprobs", tests, make_models, close_models);
-}
+TESTS_BETWEEN(make_models, close_models)

@@ -3,9 +3,6 @@
 #include "common/ranks/ranks.h"
 #include "tests/support/support.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static const char *const names[] = {
     "COMMONWEIGHT_RANK",
     "COMMONWEIGHT_RANKS",
@@ -58,9 +55,8 @@ static void put(const char *settings)
     "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=77 SLURM_STEP_ID=0 "
 #define MPI "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 "
 
-static void test_found(void **state)
+TEST_WITH(test_found, no_environment, NULL, NULL)
 {
-    (void)state;
     static const struct {
         const char *environment;
         int rank_option, size_option;
@@ -111,9 +107,8 @@ static void test_found(void **state)
     }
 }
 
-static void test_refused(void **state)
+TEST_WITH(test_refused, no_environment, NULL, NULL)
 {
-    (void)state;
     static const struct {
         const char *environment;
         int rank_option, size_option;
@@ -147,9 +142,8 @@ static void test_refused(void **state)
 }
 
 // What one launcher hands on replaces what another one left.
-static void test_exported(void **state)
+TEST_WITH(test_exported, no_environment, no_environment, NULL)
 {
-    (void)state;
     const struct ranks given = {
         .rank = 9, .size = 16, .local_rank = 1, .local_size = 8, .run_id = "a-run"};
     struct ranks got;
@@ -161,14 +155,4 @@ static void test_exported(void **state)
     assert_int_equal(got.local_rank, 1);
     assert_int_equal(got.local_size, 8);
     assert_string_equal(got.run_id, "a-run");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_found, no_environment),
-        cmocka_unit_test_setup(test_refused, no_environment),
-        cmocka_unit_test_setup_teardown(test_exported, no_environment, no_environment),
-    };
-    return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
 }

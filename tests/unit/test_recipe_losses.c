@@ -7,10 +7,6 @@
 #include "trainer/learn/loss.h"
 #include "trainer/learn/stats.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { ROOM = 64 };
 
 struct batch {
@@ -147,9 +143,8 @@ static void check_adaptive(char *rest)
     }
 }
 
-static void trl_and_verl_agree(void **state)
+TEST(trl_and_verl_agree)
 {
-    (void)state;
     char *text = test_read(test_path(test_root(), "tests/golden/losses/recipe_losses.txt")),
          *next = text;
     for (char *line; (line = strsep(&next, "\n"));) {
@@ -162,12 +157,5 @@ static void trl_and_verl_agree(void **state)
         else
             assert_true(read_batch(word, line));
     }
-    free(text);
     assert_int_equal(n_cases, 172);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(trl_and_verl_agree)};
-    return cmocka_run_group_tests_name("recipe losses", tests, NULL, NULL);
 }

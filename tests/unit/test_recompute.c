@@ -5,7 +5,6 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/backward.h"
-#include <stdlib.h>
 
 enum { VOCAB = 64, LAYERS = 3, ROWS = 14 };
 
@@ -78,9 +77,8 @@ static float *differentiate(struct reference *r, enum recompute recompute, size_
     return ret;
 }
 
-static void keeps_what_takes_longest(void **state)
+TEST(keeps_what_takes_longest)
 {
-    (void)state;
     struct reference r;
     size_t bytes = 0;
     const char *folder = test_folder();
@@ -97,10 +95,4 @@ static void keeps_what_takes_longest(void **state)
     free(all);
     free(again);
     reference_close(&r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(keeps_what_takes_longest)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

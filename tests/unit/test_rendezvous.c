@@ -1,17 +1,10 @@
 /* test_rendezvous.c: common/ranks/rendezvous.h with forked processes as ranks: who meets, what they
  * are given, and what every one of them is told where something is amiss. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/rank_group.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #define GIFT "bytes\0of rank 0"
 
@@ -84,18 +77,16 @@ static void all_are_told(int n, enum status code, const char *part)
 
 // ---- they meet ----------------------------------------------------------------------------------
 
-static void test_meet_by_tcp(void **state)
+TEST_WITH(test_meet_by_tcp, NULL, end_group, NULL)
 {
-    (void)state;
     use_port();
     const struct rendezvous_options o = options_of(4, 20);
     for (int rank = 0; rank < 4; rank++) rank_group_add(&group, &o, rank, meet, NULL);
     all_meet(4);
 }
 
-static void test_meet_by_file(void **state)
+TEST_WITH(test_meet_by_file, NULL, end_group, NULL)
 {
-    (void)state;
     const char *path = use_file();
     struct rendezvous_options o = options_of(3, 20);
     static int late = 400;
@@ -127,9 +118,8 @@ static int listen_on(int port)
 
 // A file is there before rank 0 comes: of a run that ended, whose port is free, or is another's by
 // now; of one with the same id, and of one with another.
-static void test_stale_file(void **state)
+TEST_WITH(test_stale_file, NULL, end_group, NULL)
 {
-    (void)state;
     static int late = 600;
     static const char *const ids[] = {"run-1", "run-0", ""};
     for (size_t i = 0; i < 3; i++) {
@@ -144,9 +134,8 @@ static void test_stale_file(void **state)
 }
 
 // The earlier run's port belongs to another job, whose rank 0 waits for its own there.
-static void test_stale_file_of_a_taken_port(void **state)
+TEST_WITH(test_stale_file_of_a_taken_port, NULL, end_group, NULL)
 {
-    (void)state;
     static int late = 600;
     struct rendezvous_options other = options_of(2, 20), o = options_of(2, 20);
     char other_url[64];
@@ -162,9 +151,8 @@ static void test_stale_file_of_a_taken_port(void **state)
     assert_int_equal(rank_group_outcome(&group, stranger, NULL), ST_OK);
 }
 
-static void test_stale_file_is_named(void **state)
+TEST_WITH(test_stale_file_is_named, NULL, end_group, NULL)
 {
-    (void)state;
     char sentence[2048];
     write_stale(use_file(), test_free_port(), "run-0");
     const struct rendezvous_options o = options_of(2, 0.3);
@@ -176,9 +164,8 @@ static void test_stale_file_is_named(void **state)
 
 // ---- they do not --------------------------------------------------------------------------------
 
-static void test_missing_are_named(void **state)
+TEST_WITH(test_missing_are_named, NULL, end_group, NULL)
 {
-    (void)state;
     use_port();
     struct rendezvous_options o = options_of(5, 2);
     rank_group_add(&group, &o, 0, meet, NULL);
@@ -201,9 +188,8 @@ static void test_missing_are_named(void **state)
     assert_contains(sentence, "2 of 5 ranks came in time; missing: 1, 2, 4");
 }
 
-static void test_every_mismatch_is_named(void **state)
+TEST_WITH(test_every_mismatch_is_named, NULL, end_group, NULL)
 {
-    (void)state;
     use_port();
     struct rendezvous_options o = options_of(4, 20), version = o, layout = o, size = o;
     version.version = "2";
@@ -226,9 +212,8 @@ static void test_every_mismatch_is_named(void **state)
     }
 }
 
-static void test_one_rank_twice(void **state)
+TEST_WITH(test_one_rank_twice, NULL, end_group, NULL)
 {
-    (void)state;
     use_port();
     const struct rendezvous_options o = options_of(3, 20);
     rank_group_add(&group, &o, 0, meet, NULL);
@@ -237,9 +222,8 @@ static void test_one_rank_twice(void **state)
     all_are_told(3, ST_MISMATCH, "two processes are started as one rank: rank 1 (");
 }
 
-static void test_rank_beyond_the_size(void **state)
+TEST_WITH(test_rank_beyond_the_size, NULL, end_group, NULL)
 {
-    (void)state;
     use_port();
     struct rendezvous_options o = options_of(3, 20), more = o;
     more.who.size = 9;
@@ -248,9 +232,8 @@ static void test_rank_beyond_the_size(void **state)
     all_are_told(2, ST_MISMATCH, "which was started as one of 3 ranks");
 }
 
-static void test_another_run_is_sent_away(void **state)
+TEST_WITH(test_another_run_is_sent_away, NULL, end_group, NULL)
 {
-    (void)state;
     use_port();
     struct rendezvous_options o = options_of(2, 20), other = o;
     char sentence[2048];
@@ -265,9 +248,8 @@ static void test_another_run_is_sent_away(void **state)
 }
 
 // A rank that dies while others are waited for is missing again, and may come again.
-static void test_gone_before_all_came(void **state)
+TEST_WITH(test_gone_before_all_came, NULL, end_group, NULL)
 {
-    (void)state;
     use_port();
     const struct rendezvous_options o = options_of(3, 20);
     static int late = 700;
@@ -285,9 +267,8 @@ static void test_gone_before_all_came(void **state)
 
 // ---- trust --------------------------------------------------------------------------------------
 
-static void test_port_in_use(void **state)
+TEST_WITH(test_port_in_use, NULL, end_group, NULL)
 {
-    (void)state;
     struct bytes bytes = BYTES_INIT;
     struct peers *peers = NULL;
     const int port = use_port(), fd = listen_on(port);
@@ -300,9 +281,8 @@ static void test_port_in_use(void **state)
     close(fd);
 }
 
-static void test_bad_places(void **state)
+TEST_WITH(test_bad_places, NULL, end_group, NULL)
 {
-    (void)state;
     static const struct {
         const char *url, *token, *part;
     } cases[] = {
@@ -325,9 +305,8 @@ static void test_bad_places(void **state)
     }
 }
 
-static void test_tokens(void **state)
+TEST_WITH(test_tokens, NULL, end_group, NULL)
 {
-    (void)state;
     use_port();
     struct rendezvous_options o = options_of(2, 20), other = o, none = o;
     char sentence[2048];
@@ -358,9 +337,8 @@ static void knock(int port, const void *data, size_t len, int times)
 }
 
 // What scanners of ports send, lengths that would fill memory, and a made-up seal.
-static void test_strangers_do_not_disturb(void **state)
+TEST_WITH(test_strangers_do_not_disturb, NULL, end_group, NULL)
 {
-    (void)state;
     const int port = use_port();
     const struct rendezvous_options o = options_of(2, 20);
     unsigned char big[64], sealed[40] = {0, 0, 0, 2};
@@ -377,9 +355,8 @@ static void test_strangers_do_not_disturb(void **state)
 }
 
 // Connections that say nothing, more than there are places for, keep nobody out.
-static void test_silent_crowd(void **state)
+TEST_WITH(test_silent_crowd, NULL, end_group, NULL)
 {
-    (void)state;
     enum { MANY = 300 };
     static int fds[MANY];
     const int port = use_port();
@@ -397,27 +374,4 @@ static void test_silent_crowd(void **state)
     all_meet(2);
     assert_true(clock_ms_since(since) < 8000); // before the first of them has had its time
     for (int i = 0; i < MANY; i++) close(fds[i]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_meet_by_tcp, end_group),
-        cmocka_unit_test_teardown(test_meet_by_file, end_group),
-        cmocka_unit_test_teardown(test_stale_file, end_group),
-        cmocka_unit_test_teardown(test_stale_file_of_a_taken_port, end_group),
-        cmocka_unit_test_teardown(test_stale_file_is_named, end_group),
-        cmocka_unit_test_teardown(test_missing_are_named, end_group),
-        cmocka_unit_test_teardown(test_every_mismatch_is_named, end_group),
-        cmocka_unit_test_teardown(test_one_rank_twice, end_group),
-        cmocka_unit_test_teardown(test_rank_beyond_the_size, end_group),
-        cmocka_unit_test_teardown(test_another_run_is_sent_away, end_group),
-        cmocka_unit_test_teardown(test_gone_before_all_came, end_group),
-        cmocka_unit_test_teardown(test_port_in_use, end_group),
-        cmocka_unit_test_teardown(test_bad_places, end_group),
-        cmocka_unit_test_teardown(test_tokens, end_group),
-        cmocka_unit_test_teardown(test_strangers_do_not_disturb, end_group),
-        cmocka_unit_test_teardown(test_silent_crowd, end_group),
-    };
-    return cmocka_run_group_tests_name("rendezvous", tests, NULL, NULL);
 }

@@ -1,19 +1,12 @@
 /* test_report.c: tools/report: metrics and samples of folders made by hand, as they grow; what of
  * them the page is given; and pages. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/html_check.h"
 #include "tests/support/long_run.h"
 #include "tests/support/support.h"
 #include "tools/report/report.h"
 
 #include <fcntl.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static void put_file(const char *folder, const char *name, const char *text)
 {
@@ -36,9 +29,8 @@ static void open_run(const char *folder, struct run_folder *ret)
 
 // ---- series -------------------------------------------------------------------------------------
 
-static void series_of_a_file(void **state)
+TEST(series_of_a_file)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "metrics.jsonl");
     struct metrics m = {0};
     bool anew;
@@ -75,9 +67,8 @@ static void series_of_a_file(void **state)
 }
 
 // What is appended is read on; a file in its place is read anew.
-static void files_grow(void **state)
+TEST(files_grow)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "metrics.jsonl");
     struct metrics m = {0};
     bool anew;
@@ -105,9 +96,8 @@ static void files_grow(void **state)
 
 // ---- samples ------------------------------------------------------------------------------------
 
-static void samples_of_steps(void **state)
+TEST(samples_of_steps)
 {
-    (void)state;
     const char *folder = test_folder();
     struct run_folder run;
     assert_ok(file_make_folders(test_path(folder, "rollouts")));
@@ -147,9 +137,8 @@ static void samples_of_steps(void **state)
 }
 
 // Those of an evaluation stand behind the step's own, with prompts of their own lines.
-static void samples_of_evaluations(void **state)
+TEST(samples_of_evaluations)
 {
-    (void)state;
     const char *folder = test_folder();
     struct run_folder run;
     struct bytes page = BYTES_INIT;
@@ -177,9 +166,8 @@ static void samples_of_evaluations(void **state)
     run_folder_release(&run);
 }
 
-static void samples_are_read_bit_by_bit(void **state)
+TEST(samples_are_read_bit_by_bit)
 {
-    (void)state;
     const char *folder = test_folder();
     struct run_folder run;
     long_run_write(folder, &(struct long_run){.first = 1, .last = 300, .keys = 1, .samples = 5});
@@ -233,9 +221,8 @@ static const json_t *series_in(const json_t *data, const char *key)
     return NULL;
 }
 
-static void columns_of_a_run(void **state)
+TEST(columns_of_a_run)
 {
-    (void)state;
     const char *folder = test_path(test_folder(), "run <1>");
     struct run_folder run;
     assert_ok(file_make_folders(test_path(folder, "rollouts")));
@@ -276,9 +263,8 @@ static void columns_of_a_run(void **state)
 }
 
 // What the page has is not given again.
-static void only_what_is_new(void **state)
+TEST(only_what_is_new)
 {
-    (void)state;
     const char *folder = test_folder();
     struct run_folder run;
     const struct long_run first = {.first = 1, .last = 50, .keys = 30, .samples = 5, .words = 9};
@@ -314,9 +300,8 @@ static void only_what_is_new(void **state)
     run_folder_release(&run);
 }
 
-static void cluster_reports(void **state)
+TEST(cluster_reports)
 {
-    (void)state;
     const char *folder = test_folder();
     struct run_folder run;
     put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n");
@@ -343,9 +328,8 @@ static void cluster_reports(void **state)
 }
 
 // Of one longer than the page takes, the lines that begin it.
-static void long_cluster_report(void **state)
+TEST(long_cluster_report)
 {
-    (void)state;
     const char *folder = test_folder();
     struct run_folder run;
     struct bytes text = BYTES_INIT;
@@ -388,9 +372,8 @@ static int count(const char *text, const char *part)
 }
 
 // Nothing that stands in a file ends the element it is in.
-static void text_stays_text(void **state)
+TEST(text_stays_text)
 {
-    (void)state;
     static const char evil[] =
         "{\"line\":1,\"sample\":0,\"prompt\":\"<!--<script>\",\"completion\":"
         "\"</script><script>alert(1)</script>\",\"reward\":1}\n";
@@ -416,9 +399,8 @@ static void text_stays_text(void **state)
 }
 
 // Of more text than is wanted, that of steps all over the run.
-static void texts_are_bounded(void **state)
+TEST(texts_are_bounded)
 {
-    (void)state;
     const char *folder = test_folder();
     long_run_write(
         folder, &(struct long_run){.first = 1, .last = 200, .keys = 1, .samples = 5, .words = 100});
@@ -437,9 +419,8 @@ static void texts_are_bounded(void **state)
 }
 
 // So is that of a single step: its first samples are there, whole.
-static void texts_of_a_step_are_bounded(void **state)
+TEST(texts_of_a_step_are_bounded)
 {
-    (void)state;
     const char *folder = test_folder();
     long_run_write(
         folder, &(struct long_run){.first = 1, .last = 2, .keys = 1, .samples = 500, .words = 100});
@@ -454,9 +435,8 @@ static void texts_of_a_step_are_bounded(void **state)
     free(none);
 }
 
-static void missing_parts_are_left_out(void **state)
+TEST(missing_parts_are_left_out)
 {
-    (void)state;
     const char *folder = test_folder();
     put_file(folder, "metrics.jsonl", "");
     char *page = page_of(folder, 1 << 20);
@@ -466,9 +446,8 @@ static void missing_parts_are_left_out(void **state)
 }
 
 // One that is served has no data, and may ask its server alone.
-static void live_pages_are_empty(void **state)
+TEST(live_pages_are_empty)
 {
-    (void)state;
     struct bytes page = BYTES_INIT;
     char sentence[200];
     assert_ok(page_put_live(3, 1, &page));
@@ -480,9 +459,8 @@ static void live_pages_are_empty(void **state)
     bytes_release(&page);
 }
 
-static void other_folders_are_refused(void **state)
+TEST(other_folders_are_refused)
 {
-    (void)state;
     const char *folder = test_folder();
     struct run_folder run;
     assert_status(run_folder_open(folder, &run), ST_NOT_FOUND);
@@ -502,9 +480,8 @@ static void other_folders_are_refused(void **state)
 }
 
 // What is shown to others is of the run's folder, and a file.
-static void links_stay_inside(void **state)
+TEST(links_stay_inside)
 {
-    (void)state;
     const char *outside = test_folder(), *folder = test_folder();
     const char *secret = test_path(outside, "secret"),
                *metrics = test_path(folder, "metrics.jsonl");
@@ -533,9 +510,8 @@ static void links_stay_inside(void **state)
 }
 
 // The checker itself sees what it is there for.
-static void the_checker_refuses(void **state)
+TEST(the_checker_refuses)
 {
-    (void)state;
     static const char *const pages[] = {
         "<p></p>",
         "<!DOCTYPE html>\n<p>",
@@ -560,20 +536,4 @@ static void the_checker_refuses(void **state)
     assert_true(html_check("<!DOCTYPE html>\n<script type=\"a\">1</script>", sentence, 200));
     for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
         if (html_check(pages[i], sentence, sizeof sentence)) fail_msg("taken: %s", pages[i]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(series_of_a_file),       cmocka_unit_test(files_grow),
-        cmocka_unit_test(samples_of_steps),       cmocka_unit_test(samples_are_read_bit_by_bit),
-        cmocka_unit_test(columns_of_a_run),       cmocka_unit_test(only_what_is_new),
-        cmocka_unit_test(cluster_reports),        cmocka_unit_test(text_stays_text),
-        cmocka_unit_test(texts_are_bounded),      cmocka_unit_test(missing_parts_are_left_out),
-        cmocka_unit_test(live_pages_are_empty),   cmocka_unit_test(other_folders_are_refused),
-        cmocka_unit_test(the_checker_refuses),    cmocka_unit_test(links_stay_inside),
-        cmocka_unit_test(long_cluster_report),    cmocka_unit_test(texts_of_a_step_are_bounded),
-        cmocka_unit_test(samples_of_evaluations),
-    };
-    return cmocka_run_group_tests_name("report", tests, NULL, NULL);
 }

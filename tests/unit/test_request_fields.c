@@ -3,10 +3,6 @@
 #include "infer-server/http/api_impl.h"
 #include "tests/support/support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static enum status check(enum field_place place, const char *text, struct unknown_fields *unknown)
 {
     json_t *object = json_loads(text, 0, NULL);
@@ -17,9 +13,8 @@ static enum status check(enum field_place place, const char *text, struct unknow
     return st;
 }
 
-static void values_that_change_nothing(void **state)
+TEST(values_that_change_nothing)
 {
-    (void)state;
     assert_ok(check(PLACE_COMPLETIONS,
                     "{\"prompt\":[1],\"best_of\":1,\"length_penalty\":1.0,"
                     "\"suffix\":\"\",\"use_beam_search\":false,\"priority\":0,"
@@ -36,9 +31,8 @@ static void values_that_change_nothing(void **state)
     assert_ok(check(PLACE_SAMPLING, "{\"detokenize\":false,\"output_kind\":2,\"n\":4}", NULL));
 }
 
-static void values_that_ask_for_more(void **state)
+TEST(values_that_ask_for_more)
 {
-    (void)state;
     static const struct {
         enum field_place place;
         const char *text, *part;
@@ -59,9 +53,8 @@ static void values_that_ask_for_more(void **state)
     }
 }
 
-static void unknown_fields(void **state)
+TEST(unknown_fields)
 {
-    (void)state;
     struct unknown_fields unknown = {.accept = false};
     const char *text = "{\"n\":1,\"temprature\":0.5}";
     assert_status(check(PLACE_COMPLETIONS, text, NULL), ST_INVALID);
@@ -85,9 +78,8 @@ static void unknown_fields(void **state)
     assert_status(check(PLACE_CHAT, "{\"store\":true}", &unknown), ST_UNSUPPORTED); // is known
 }
 
-static void table_is_sound_and_documented(void **state)
+TEST(table_is_sound_and_documented)
 {
-    (void)state;
     const char *name, *accepts, *other;
     unsigned places, other_places;
     char *docs = test_read(test_path(test_root(), "docs/use/protocol.md"));
@@ -108,13 +100,10 @@ static void table_is_sound_and_documented(void **state)
             if (strcmp(name, other) == 0 && (places & other_places)) fail_msg("%s twice", name);
         }
     }
-    free(docs);
-    free(adapters);
 }
 
-static void messages(void **state)
+TEST(messages)
 {
-    (void)state;
     json_t *given = json_loads("[{\"role\":\"developer\",\"content\":\"a\"},"
                                "{\"role\":\"assistant\",\"content\":\"b\",\"tool_calls\":[]},"
                                "{\"role\":\"assistant\",\"content\":\"c\",\"tool_calls\":[1]},7]",
@@ -135,16 +124,4 @@ static void messages(void **state)
     json_decref(copy);
     json_decref(want);
     json_decref(given);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values_that_change_nothing),
-        cmocka_unit_test(values_that_ask_for_more),
-        cmocka_unit_test(unknown_fields),
-        cmocka_unit_test(table_is_sound_and_documented),
-        cmocka_unit_test(messages),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,16 +4,12 @@
  * under an even version, nor after the owner was told that it may restore. */
 #include "bridge/control_page.h"
 #include "bridge/process.h"
-#include "common/base/clock.h"
 #include "tests/support/control_test.h"
 
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define WORDS 4096
 
@@ -25,17 +21,15 @@ static struct shared {
     _Atomic uint64_t weights[WORDS];
 } * shared;
 
-static int map_shared(void **state)
+static void map_shared(void)
 {
-    (void)state;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    return shared == MAP_FAILED;
+    assert_true(shared != MAP_FAILED);
 }
 
-static int unmap_shared(void **state)
+static void unmap_shared(void)
 {
-    (void)state;
-    return munmap(shared, sizeof *shared);
+    munmap(shared, sizeof *shared);
 }
 
 static void forget(void)
@@ -109,9 +103,8 @@ static struct control *owner_with_hook(pid_t pid)
     return c;
 }
 
-static void test_wakes_and_writes(void **state)
+TEST(test_wakes_and_writes)
 {
-    (void)state;
     forget();
     struct control *c = owner_with_hook(0);
     stopped = fork_writer(false);
@@ -129,9 +122,8 @@ static void test_wakes_and_writes(void **state)
 }
 
 // One that wakes for good is no longer lost: its update counts.
-static void test_wakes_and_ends(void **state)
+TEST(test_wakes_and_ends)
 {
-    (void)state;
     forget();
     struct control *c = owner_with_hook(0);
     stopped = fork_writer(true);
@@ -190,9 +182,8 @@ static void stop_and_wake(void)
     }
 }
 
-static void test_stopped_at_random(void **state)
+TEST(test_stopped_at_random)
 {
-    (void)state;
     enum { ROUNDS = 20 };
     struct control *c = control_test_owner();
     control_set_heartbeat_limit(c, 5);
@@ -238,9 +229,8 @@ static void test_stopped_at_random(void **state)
 
 // ---- ending a process ---------------------------------------------------------------------------
 
-static void test_kill_process(void **state)
+TEST(test_kill_process)
 {
-    (void)state;
     pid_t pid = control_test_fork();
     if (pid == 0)
         for (;;) pause();
@@ -254,9 +244,8 @@ static void test_kill_process(void **state)
     assert_int_equal(control_test_status(pid), 128 + SIGKILL);
 }
 
-static void test_may_not_kill(void **state)
+TEST(test_may_not_kill)
 {
-    (void)state;
     if (getuid() != 0) test_skip("only root can become somebody who may not kill");
     pid_t victim = control_test_fork();
     if (victim == 0)
@@ -274,9 +263,8 @@ static void test_may_not_kill(void **state)
 }
 
 // A daemon whose connections took every descriptor must not take its trainer for dead.
-static void test_alive_without_descriptors(void **state)
+TEST(test_alive_without_descriptors)
 {
-    (void)state;
     uint64_t start = process_start_time(getpid());
     struct rlimit before, none;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -288,12 +276,4 @@ static void test_alive_without_descriptors(void **state)
     assert_true(alive);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wakes_and_writes),  cmocka_unit_test(test_wakes_and_ends),
-        cmocka_unit_test(test_stopped_at_random), cmocka_unit_test(test_kill_process),
-        cmocka_unit_test(test_may_not_kill),      cmocka_unit_test(test_alive_without_descriptors),
-    };
-    return cmocka_run_group_tests_name("revoke", tests, map_shared, unmap_shared);
-}
+TESTS_BETWEEN(map_shared, unmap_shared)

@@ -1,23 +1,15 @@
 /* test_reward.c: trainer/number and trainer/reward*: numbers in text, every scorer, and what a
  * scorer that cannot tell does. */
-#include "common/base/clock.h"
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include "trainer/data/data.h"
 #include "trainer/reward/math/prose.h"
 #include "trainer/reward/reward.h"
 
-#include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-static void numbers(void **state)
+TEST(numbers)
 {
-    (void)state;
     static const struct {
         const char *text;
         bool answer, found; // number_answer, else number_last
@@ -156,9 +148,8 @@ static void numbers(void **state)
 }
 
 // Whole numbers are the same or not, however large; fractions but for their rounding.
-static void same_numbers(void **state)
+TEST(same_numbers)
 {
-    (void)state;
     assert_false(number_same(1000000001, 1000000002));
     assert_false(number_same(9007199254740991, 9007199254740990));
     assert_false(number_same(1000000000.5, 1000000000.25));
@@ -191,9 +182,8 @@ static double score(const char *name, const char *text, const char *answer)
     return value;
 }
 
-static void scorers(void **state)
+TEST(scorers)
 {
-    (void)state;
     assert_true(score("exact", " 12\n", "12") == 1);
     assert_true(score("exact", "12.", "12") == 0);
     assert_true(score("exact", "", "") == 1);
@@ -215,7 +205,7 @@ static void scorers(void **state)
     assert_true(fabs(score("length", "\xc3\xa9\xc3\xa9", NULL) + 18.0 / 20) < 1e-12);
 }
 
-static void choices(void **state)
+TEST(choices)
 {
     static const struct {
         const char *answer, *text;
@@ -229,7 +219,6 @@ static void choices(void **state)
                  {"A", "", 0}};
     const struct reward_options options = {.names = "choice"};
     struct reward *r;
-    (void)state;
     assert_ok(reward_new(&options, &r));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const struct reward_input input = {.text = cases[i].text, .answer = cases[i].answer};
@@ -242,9 +231,8 @@ static void choices(void **state)
     reward_free(r);
 }
 
-static void terms_and_weights(void **state)
+TEST(terms_and_weights)
 {
-    (void)state;
     double terms[2], sum;
     struct reward_input input = {.text = "12345", .answer = "12345"};
     struct reward *r = open_reward("length,exact", "0.5,2", 10);
@@ -278,9 +266,8 @@ static enum status try_open(const char *names, const char *weights)
     return st;
 }
 
-static void bad_names(void **state)
+TEST(bad_names)
 {
-    (void)state;
     assert_status(try_open("exact,speed", NULL), ST_INVALID);
     assert_message("\"speed\"");
     assert_message("gsm8k");
@@ -344,9 +331,8 @@ static int check_gsm8k(const char *path)
     return n;
 }
 
-static void gsm8k_references(void **state)
+TEST(gsm8k_references)
 {
-    (void)state;
     char folder[PATH_MAX];
     test_data_folder("gsm8k", folder);
     int n = check_gsm8k(test_path(folder, "test.jsonl"));
@@ -356,9 +342,8 @@ static void gsm8k_references(void **state)
 
 // A reference that no answer could equal is refused before the first step; the reward says how its
 // form of answer is asked for.
-static void references_and_prompts(void **state)
+TEST(references_and_prompts)
 {
-    (void)state;
     struct reward *r = open_reward("length,gsm8k,exact", NULL, 20);
     assert_ok(reward_check_row(r, "6 * 7 = 42\n#### 42", NULL));
     assert_ok(reward_check_row(r, NULL, NULL)); // dataset_require_answers() says that better
@@ -376,9 +361,8 @@ static void references_and_prompts(void **state)
 
 // ---- regex --------------------------------------------------------------------------------------
 
-static void regex(void **state)
+TEST(regex)
 {
-    (void)state;
     struct reward *r = NULL;
     struct reward_options options = {.names = "regex", .pattern = "^\\p{Lu}\\w+\\.$"};
     double x;
@@ -432,9 +416,8 @@ static void regex(void **state)
 
 // ---- plugin -------------------------------------------------------------------------------------
 
-static void plugin(void **state)
+TEST(plugin)
 {
-    (void)state;
     char names[PATH_MAX + 16];
     double x;
     const char *path = test_binary("examples/reward_balanced.so");
@@ -471,9 +454,8 @@ static void plugin(void **state)
     assert_message("x.so");
 }
 
-static void graded_plugin(void **state)
+TEST(graded_plugin)
 {
-    (void)state;
     char names[PATH_MAX + 16];
     snprintf(names, sizeof names, "plugin:%s", test_binary("examples/reward_digits.so"));
     struct reward *r = open_reward(names, NULL, 20);
@@ -527,9 +509,8 @@ static enum status ask(struct reward *r, const char *text, double *ret)
     return st;
 }
 
-static void command(void **state)
+TEST(command)
 {
-    (void)state;
     double x = 7;
     const char *folder = test_folder();
     struct reward *r = open_script(folder,
@@ -561,12 +542,10 @@ static void command(void **state)
     assert_int_equal(
         json_integer_value(json_object_get(json_object_get(first, "example"), "level")), 3);
     json_decref(first);
-    free(asked);
 }
 
-static void command_failures(void **state)
+TEST(command_failures)
 {
-    (void)state;
     static const struct {
         const char *script;
         enum status status;
@@ -601,9 +580,8 @@ static void command_failures(void **state)
 }
 
 // A child that ends is started again, once, and asked again for the sample it owes.
-static void command_restarts_once(void **state)
+TEST(command_restarts_once)
 {
-    (void)state;
     double x;
     const char *folder = test_folder();
     struct reward *r = open_script(folder,
@@ -620,14 +598,12 @@ static void command_restarts_once(void **state)
     reward_free(r);
     char *starts = test_read(test_path(folder, "starts"));
     assert_string_equal(starts, "start\nstart\n");
-    free(starts);
 }
 
 static pid_t read_pid(const char *path)
 {
     char *text = test_read(path);
     pid_t pid = (pid_t)atoi(text);
-    free(text);
     assert_true(pid > 1);
     return pid;
 }
@@ -648,9 +624,8 @@ static void assert_ends(pid_t pid)
 }
 
 // Closing the scorer kills the child and what it started.
-static void command_is_killed(void **state)
+TEST(command_is_killed)
 {
-    (void)state;
     double x;
     const char *folder = test_folder();
     struct reward *r = open_script(folder,
@@ -666,9 +641,8 @@ static void command_is_killed(void **state)
 }
 
 // So does the death of the process that owns the scorer, even where the child would go on.
-static void command_dies_with_its_owner(void **state)
+TEST(command_dies_with_its_owner)
 {
-    (void)state;
     const char *folder = test_folder();
     int status;
     pid_t owner = fork();
@@ -690,9 +664,8 @@ static void command_dies_with_its_owner(void **state)
 
 // A page of the manual is made of --help: a name and what it does are told apart by two blanks,
 // else several rewards run into one paragraph.
-static void a_list_for_the_manual(void **state)
+TEST(a_list_for_the_manual)
 {
-    (void)state;
     struct bytes text = BYTES_INIT;
     int n = 0;
     reward_describe_all(&text);
@@ -703,28 +676,4 @@ static void a_list_for_the_manual(void **state)
     }
     assert_true(n > 10);
     bytes_release(&text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers),
-        cmocka_unit_test(same_numbers),
-        cmocka_unit_test(scorers),
-        cmocka_unit_test(choices),
-        cmocka_unit_test(terms_and_weights),
-        cmocka_unit_test(a_list_for_the_manual),
-        cmocka_unit_test(bad_names),
-        cmocka_unit_test(gsm8k_references),
-        cmocka_unit_test(references_and_prompts),
-        cmocka_unit_test(regex),
-        cmocka_unit_test(plugin),
-        cmocka_unit_test(graded_plugin),
-        cmocka_unit_test(command),
-        cmocka_unit_test(command_failures),
-        cmocka_unit_test(command_restarts_once),
-        cmocka_unit_test(command_is_killed),
-        cmocka_unit_test(command_dies_with_its_owner),
-    };
-    return cmocka_run_group_tests_name("reward", tests, NULL, NULL);
 }

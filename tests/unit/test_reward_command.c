@@ -5,11 +5,6 @@
 #include "trainer/reward/reward.h"
 #include "trainer/rollout/scoring.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum { N = 100 };
 
 static struct reward *open_command(const char *names, int64_t processes, double timeout_s)
@@ -48,9 +43,8 @@ static enum status ask(struct reward *r, int n, double *ret_terms, double *ret_s
 
 // Each process waits for a whole group before it answers, with how many of the group's texts are
 // below 50: of 100 samples in groups of 20 the third is cut in the middle.
-static void groups_come_whole(void **state)
+TEST(groups_come_whole)
 {
-    (void)state;
     static const char text[] =
         "while read -r line; do\n"
         "size=${line#*\\\"group_size\\\":}; size=${size%%[,\\}]*}\n"
@@ -85,9 +79,8 @@ static void groups_come_whole(void **state)
 }
 
 // The child reads all lines before it answers the first: they are in flight together.
-static void many_in_flight(void **state)
+TEST(many_in_flight)
 {
-    (void)state;
     double terms[N], sums[N];
     struct reward *r = open_command(script(test_folder(), "while true; do\n"
                                                           "  all=; i=0\n"
@@ -108,9 +101,8 @@ static void many_in_flight(void **state)
 }
 
 // Replies that say whose they are may come in any order.
-static void replies_by_id(void **state)
+TEST(replies_by_id)
 {
-    (void)state;
     double terms[N], sums[N];
     struct reward *r = open_command(
         script(test_folder(), "while read -r first; do\n"
@@ -135,9 +127,8 @@ static void replies_by_id(void **state)
 }
 
 // Each of several processes gets its share, and none is asked for what another has answered.
-static void several_processes(void **state)
+TEST(several_processes)
 {
-    (void)state;
     double terms[N], sums[N];
     const char *folder = test_folder();
     struct reward *r = open_command(script(folder, "echo start >>\"$1/starts\"\n"
@@ -152,7 +143,6 @@ static void several_processes(void **state)
     reward_free(r);
     char *starts = test_read(test_path(folder, "starts"));
     assert_string_equal(starts, "start\nstart\nstart\nstart\n");
-    free(starts);
     char *asked = test_read(test_path(folder, "asked"));
     int pids[4] = {0}, counts[4] = {0}, n = 0;
     for (char *line = strtok(asked, "\n"); line; line = strtok(NULL, "\n"), n++)
@@ -164,13 +154,11 @@ static void several_processes(void **state)
         }
     assert_int_equal(n, N);
     for (int k = 0; k < 4; k++) assert_int_equal(counts[k], N / 4);
-    free(asked);
 }
 
 // A process that ends with samples in flight is asked again for those that it owes, and no others.
-static void restart_owes(void **state)
+TEST(restart_owes)
 {
-    (void)state;
     double terms[N], sums[N];
     const char *folder = test_folder();
     struct reward *r = open_command(script(folder, "n=0\n"
@@ -186,9 +174,8 @@ static void restart_owes(void **state)
 }
 
 // More lines than samples are never taken for other samples' rewards.
-static void too_many_lines(void **state)
+TEST(too_many_lines)
 {
-    (void)state;
     double terms[N], sums[N];
     struct reward *r = open_command(script(test_folder(), "while read -r line; do\n"
                                                           "  echo '{\"reward\": 1}'\n"
@@ -206,9 +193,8 @@ static void too_many_lines(void **state)
     reward_free(r);
 }
 
-static void several_commands(void **state)
+TEST(several_commands)
 {
-    (void)state;
     static const char one[] = "while read -r line; do echo '{\\\"reward\\\": 1}'; done";
     char names[1024];
     double terms[4 * N], sums[N];
@@ -232,9 +218,8 @@ static void several_commands(void **state)
 }
 
 // Before the first sample, where the data set is looked at.
-static void cannot_start(void **state)
+TEST(cannot_start)
 {
-    (void)state;
     struct dataset none = {0};
     struct reward *r = open_command("command:/no/such/program --flag", 2, 20);
     assert_status(scoring_check(r, &none), ST_PEER_GONE);
@@ -247,9 +232,8 @@ static void cannot_start(void **state)
 }
 
 // A child that never flushes: the time-out says what to look for.
-static void buffered_output(void **state)
+TEST(buffered_output)
 {
-    (void)state;
     double terms[N], sums[N];
     struct reward *r = open_command(script(test_folder(), "cat >/dev/null\n"), 1, 0.3);
     assert_status(ask(r, N, terms, sums), ST_TIMEOUT);
@@ -261,9 +245,8 @@ static void buffered_output(void **state)
 
 // Samples larger than a pipe, and a child that answers the first before it has read it, and then
 // reads no more: an error within the time-out, not a wait without end.
-static void answers_before_reading(void **state)
+TEST(answers_before_reading)
 {
-    (void)state;
     enum { LEN = 1 << 19 };
     static char text[LEN + 1];
     struct reward_input inputs[2] = {{.text = text}, {.text = text}};
@@ -283,9 +266,8 @@ static void answers_before_reading(void **state)
 
 // One process takes all before it answers, more than it is otherwise given, with how many of the
 // batch's texts are below 50.
-static void batches_come_whole(void **state)
+TEST(batches_come_whole)
 {
-    (void)state;
     enum { MANY = 700 };
     static const char text[] =
         "while read -r line; do\n"
@@ -317,17 +299,4 @@ static void batches_come_whole(void **state)
         for (int i = 0; i < n; i++) assert_true(sums[i] == (n < 50 ? n : 50));
     }
     reward_free(r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(groups_come_whole),      cmocka_unit_test(batches_come_whole),
-        cmocka_unit_test(many_in_flight),         cmocka_unit_test(replies_by_id),
-        cmocka_unit_test(several_processes),      cmocka_unit_test(restart_owes),
-        cmocka_unit_test(too_many_lines),         cmocka_unit_test(several_commands),
-        cmocka_unit_test(cannot_start),           cmocka_unit_test(buffered_output),
-        cmocka_unit_test(answers_before_reading),
-    };
-    return cmocka_run_group_tests_name("reward command", tests, NULL, NULL);
 }

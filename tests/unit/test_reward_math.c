@@ -1,15 +1,9 @@
 /* test_reward_math.c: the scorer "math" against math-verify: its verdicts on pairs of ours
  * (tests/golden/math), and, where $COMMONWEIGHT_MATH_VERIFY names an unpacked source release and
  * the package is there, the cases of its own tests. */
-#include "common/base/json.h"
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include "trainer/reward/math/math.h"
-
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static struct reward *scorer(void)
 {
@@ -73,18 +67,15 @@ static int count_same(char *lines, int *ret_agreed, bool all_but_otherwise)
     return n;
 }
 
-static void agrees_with_math_verify(void **state)
+TEST(agrees_with_math_verify)
 {
-    (void)state;
     char *lines = test_read("tests/golden/math/math.jsonl");
     int agreed;
     assert_true(count_same(lines, &agreed, true) > 250);
-    free(lines);
 }
 
-static void passes_its_own_tests(void **state)
+TEST(passes_its_own_tests)
 {
-    (void)state;
     const char *folder = getenv("COMMONWEIGHT_MATH_VERIFY"),
                *log = test_path(test_folder(), "cases");
     if (!folder) test_skip("COMMONWEIGHT_MATH_VERIFY names no source of math-verify");
@@ -96,13 +87,11 @@ static void passes_its_own_tests(void **state)
     int agreed, n = count_same(lines, &agreed, false);
     printf("  agrees with %d of %d of math-verify's cases\n", agreed, n);
     assert_true(n > 200 && agreed >= n * 97 / 100);
-    free(lines);
 }
 
 // Answers as data sets have them, without signs of a formula; what is wrong is said.
-static void takes_bare_answers(void **state)
+TEST(takes_bare_answers)
 {
-    (void)state;
     struct reward *r = scorer();
     assert_true(same(r, "\\frac{1}{2}", "so it is $\\boxed{0.5}$"));
     assert_true(same(r, "(x+1)^2", "\\boxed{x^2+2x+1}"));
@@ -133,9 +122,8 @@ static void takes_bare_answers(void **state)
 }
 
 // Whatever a policy writes is scored at once: deep, long and unclosed.
-static void bounds_its_work(void **state)
+TEST(bounds_its_work)
 {
-    (void)state;
     static const char *const parts[] = {"{",          "\\boxed{", "\\[",        "$",      "(1,",
                                         "\\{1,\\{2,", "1 ",       "\\frac{1}{", "9!",     "\\sqrt",
                                         "-",          "|",        "1^2^",       "\\pm 1,"};
@@ -157,9 +145,8 @@ static void bounds_its_work(void **state)
 }
 
 // Of a list whose first elements are forgotten, what is kept is the list.
-static void a_list_begins_with_what_is_kept(void **state)
+TEST(a_list_begins_with_what_is_kept)
 {
-    (void)state;
     struct reward *r = scorer();
     char text[8192] = "";
     for (int i = 0; i < 253; i++) strcat(text, "$1$ so ");
@@ -185,23 +172,9 @@ static bool parses_chains(int within)
 
 // An answer is no chain of chains of chains: what compares each with each would visit them for
 // ever.
-static void chains_within_chains_are_bounded(void **state)
+TEST(chains_within_chains_are_bounded)
 {
-    (void)state;
     assert_true(parses_chains(3));
     assert_false(parses_chains(12));
     assert_false(parses_chains(28));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chains_within_chains_are_bounded),
-        cmocka_unit_test(agrees_with_math_verify),
-        cmocka_unit_test(passes_its_own_tests),
-        cmocka_unit_test(takes_bare_answers),
-        cmocka_unit_test(bounds_its_work),
-        cmocka_unit_test(a_list_begins_with_what_is_kept),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* test_rollout_pull.c: pulling rollouts from one server and from several, which are children that
  * make up completions out of each group's seed: what comes is the same however it was divided. */
 #include "bridge/control.h"
-#include "common/base/clock.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/rollout.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 #define GROUPS  5
 #define SAMPLES 3
@@ -119,9 +115,8 @@ static void assert_same(const struct rollout *a, const struct rollout *b)
 }
 
 // Busy at first, over a Unix socket, over TCP, and of both.
-static void the_split_changes_nothing(void **state)
+TEST(the_split_changes_nothing)
 {
-    (void)state;
     struct rollout *alone = NULL;
     for (int n = 1; n <= 3; n++) {
         struct rollout_servers source = source_of(n);
@@ -154,9 +149,8 @@ static void assert_refused(int n_servers, int32_t token, int group, enum status 
     http_client_free(source.http);
 }
 
-static void one_server_s_fault_is_the_pull_s(void **state)
+TEST(one_server_s_fault_is_the_pull_s)
 {
-    (void)state;
     assert_refused(1, MISSING, 2, ST_FORMAT, "12 samples of the 15 asked for");
     assert_refused(3, MISSING, 2, ST_FORMAT, "0 samples of the 3 asked for");
     assert_refused(1, FOREIGN, 0, ST_MISMATCH, "group 4 sample 2: came twice");
@@ -165,9 +159,8 @@ static void one_server_s_fault_is_the_pull_s(void **state)
 }
 
 // A group is as old as its oldest token; one too old is pulled again, alone and with its own seed.
-static void what_is_too_old_is_pulled_again(void **state)
+TEST(what_is_too_old_is_pulled_again)
 {
-    (void)state;
     struct rollout_servers source = source_of(1);
     struct example examples[GROUPS];
     int32_t fine[] = {FINE}, missing[] = {MISSING};
@@ -197,9 +190,8 @@ static void what_is_too_old_is_pulled_again(void **state)
     http_client_free(source.http);
 }
 
-static void a_server_that_is_gone_is_named(void **state)
+TEST(a_server_that_is_gone_is_named)
 {
-    (void)state;
     struct rollout_servers source = source_of(2);
     struct rollout *r = NULL;
     source.servers[1].address = "/nonexistent/s.sock";
@@ -209,9 +201,8 @@ static void a_server_that_is_gone_is_named(void **state)
 }
 
 // Whatever a worker does wrong, the others do its groups, to the same tokens; it gets no more.
-static void a_worker_s_fault_is_its_own(void **state)
+TEST(a_worker_s_fault_is_its_own)
 {
-    (void)state;
     const struct {
         const char *address;
         uint64_t version; // of its tokens it is 2
@@ -262,9 +253,8 @@ static void *cancel_soon(void *context)
     return context;
 }
 
-static void it_can_be_cancelled(void **state)
+TEST(it_can_be_cancelled)
 {
-    (void)state;
     struct rollout_servers source = source_of(2);
     struct rollout *r = NULL;
     pthread_t thread;
@@ -277,39 +267,23 @@ static void it_can_be_cancelled(void **state)
     http_client_free(source.http);
 }
 
-static int open_all(void **state)
+static void open_all(void)
 {
-    (void)state;
     char page[64];
     snprintf(page, sizeof page, "/commonweight-pull-%d", (int)getpid());
-    if (control_create(page, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
-                       &control) != ST_OK)
-        return -1;
+    assert_ok(control_create(
+        page, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", &control));
     control_owner_update_end(control);
     for (int k = 0; k < 3; k++) canned_server_start(&servers[k], serve);
     canned_server_start(&half, serve_half);
-    return 0;
 }
 
-static int close_all(void **state)
+static void close_all(void)
 {
-    (void)state;
     for (int k = 0; k < 3; k++) canned_server_stop(&servers[k]);
     canned_server_stop(&half);
     control_end(control);
     control_free(control);
-    return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_split_changes_nothing),
-        cmocka_unit_test(one_server_s_fault_is_the_pull_s),
-        cmocka_unit_test(what_is_too_old_is_pulled_again),
-        cmocka_unit_test(a_server_that_is_gone_is_named),
-        cmocka_unit_test(a_worker_s_fault_is_its_own),
-        cmocka_unit_test(it_can_be_cancelled),
-    };
-    return cmocka_run_group_tests_name("rollout_pull", tests, open_all, close_all);
-}
+TESTS_BETWEEN(open_all, close_all)

@@ -1,11 +1,9 @@
 /* test_rollout_queue.c: the queue between sampling and learning, with work that is made up: what is
  * done at once and what in order, bound, errors, pauses, and its end at a bad moment. */
-#include "common/base/clock.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/rollout_queue.h"
 
 #include <pthread.h>
-#include <stdlib.h>
 
 #define LIMIT_MS 60000
 
@@ -85,9 +83,8 @@ static void wait_for(const _Atomic int *counter, int n)
 }
 
 // The plain loop: a step is worked on by who takes it, when it is taken.
-static void of_length_one_nothing_runs_ahead(void **state)
+TEST(of_length_one_nothing_runs_ahead)
 {
-    (void)state;
     struct work w = {.fail_at = -1, .hold_at = -1};
     struct rollout_queue *q = queue_of(1, &w);
     struct rollout_step *s = NULL, more = {.step = 9};
@@ -107,9 +104,8 @@ static void of_length_one_nothing_runs_ahead(void **state)
 
 // Length 3: two steps are worked on ahead of the first taken, by other threads; a fourth is refused
 // until one is taken.
-static void the_length_bounds_what_runs_ahead(void **state)
+TEST(the_length_bounds_what_runs_ahead)
 {
-    (void)state;
     struct work w = {.fail_at = -1, .hold_at = -1};
     struct rollout_queue *q = queue_of(3, &w);
     struct rollout_step more = {.step = 9};
@@ -130,9 +126,8 @@ static void the_length_bounds_what_runs_ahead(void **state)
 }
 
 // A step that takes long to sample holds back those behind it, but not their sampling.
-static void all_are_sampled_at_once(void **state)
+TEST(all_are_sampled_at_once)
 {
-    (void)state;
     struct work w = {.fail_at = -1, .hold_at = 0};
     struct rollout_queue *q = queue_of(4, &w);
     for (int step = 0; step < 4; step++) put(q, step);
@@ -146,9 +141,8 @@ static void all_are_sampled_at_once(void **state)
 
 // What was done before a failure is still handed out; the failure comes in its place, with its
 // sentence, and stays.
-static void a_failure_keeps_its_place(void **state)
+TEST(a_failure_keeps_its_place)
 {
-    (void)state;
     for (int length = 1; length <= 4; length += 3) {
         struct work w = {.fail_at = 2, .hold_at = -1};
         struct rollout_queue *q = queue_of(length, &w);
@@ -170,9 +164,8 @@ static void a_failure_keeps_its_place(void **state)
 
 // A step that is put back is worked on anew, and comes before those that were behind it and are
 // done.
-static void what_is_put_back_is_first(void **state)
+TEST(what_is_put_back_is_first)
 {
-    (void)state;
     for (int length = 1; length <= 3; length += 2) {
         struct work w = {.fail_at = -1, .hold_at = -1};
         struct rollout_queue *q = queue_of(length, &w);
@@ -193,9 +186,8 @@ static void what_is_put_back_is_first(void **state)
     }
 }
 
-static void a_pause_waits_for_the_step_under_way(void **state)
+TEST(a_pause_waits_for_the_step_under_way)
 {
-    (void)state;
     struct work w = {.fail_at = -1, .hold_at = -1, .hold = true};
     struct rollout_queue *q = queue_of(3, &w);
     put(q, 0);
@@ -215,9 +207,8 @@ static void a_pause_waits_for_the_step_under_way(void **state)
 }
 
 // While full: a step done and not taken, and two under way that would take for ever.
-static void it_ends_while_it_is_full(void **state)
+TEST(it_ends_while_it_is_full)
 {
-    (void)state;
     struct work w = {.fail_at = -1, .hold_at = -1};
     struct rollout_queue *q = queue_of(3, &w);
     put(q, 0);
@@ -231,18 +222,4 @@ static void it_ends_while_it_is_full(void **state)
     assert_true(clock_ms_since(start) < LIMIT_MS / 2);
     assert_int_equal(w.begun, 3);
     assert_int_equal(w.done, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(of_length_one_nothing_runs_ahead),
-        cmocka_unit_test(the_length_bounds_what_runs_ahead),
-        cmocka_unit_test(all_are_sampled_at_once),
-        cmocka_unit_test(a_failure_keeps_its_place),
-        cmocka_unit_test(what_is_put_back_is_first),
-        cmocka_unit_test(a_pause_waits_for_the_step_under_way),
-        cmocka_unit_test(it_ends_while_it_is_full),
-    };
-    return cmocka_run_group_tests_name("rollout_queue", tests, NULL, NULL);
 }

@@ -1,12 +1,7 @@
 /* test_sample_request.c: asample's body, what of it is refused, and the server's lines. */
 #include "tests/support/support.h"
-#include "common/base/json.h"
 #include "common/base/protobuf.h"
 #include "trainer/serve/request.h"
-
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 static const struct trained_model_info model = {.limits = {.vocab = 300}, .max_context = 64};
 #define PROMPT "\"prompt\":{\"chunks\":[{\"tokens\":[10,20]},{\"tokens\":[30]}]}"
@@ -27,9 +22,8 @@ static enum status ask(const char *text, struct sample_request *ret)
     return st;
 }
 
-static void test_asked(void **state)
+TEST(test_asked)
 {
-    (void)state;
     struct sample_request r;
     assert_ok(ask("{" PROMPT "}", &r)); // all else has a default
     assert_int_equal(r.n, 1);
@@ -65,9 +59,8 @@ static void test_asked(void **state)
 }
 
 // What is of the wrong kind is refused, by its name, and not taken for what is not there.
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     static const char *const cases[][2] = {
         {"\"sampling_params\":\"greedy\"", "\"sampling_params\" must be an object"},
         {"\"sampling_params\":[1]", "\"sampling_params\" must be an object"},
@@ -88,9 +81,8 @@ static void test_refused(void **state)
     }
 }
 
-static void test_filled(void **state)
+TEST(test_filled)
 {
-    (void)state;
     struct sample_request r;
     assert_ok(ask("{" PROMPT ",\"num_samples\":2,\"topk_prompt_logprobs\":1}", &r));
     json_t *line = parse("{\"token_ids\":[7,8],\"logprobs\":[-0.5,-1],\"finish_reason\":\"stop\","
@@ -120,14 +112,4 @@ static void test_filled(void **state)
     assert_ok(proto_next(&top, &more, &f));
     assert_memory_equal(f.span.data, ((float[]){SAMPLE_NO_LOGPROB, -0.25f, SAMPLE_NO_LOGPROB}), 12);
     sample_request_release(&r.request);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_asked),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_filled),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,11 +8,6 @@
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/schedule.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { TOTAL = 23 };
 #define PEAK 3e-5
 
@@ -27,7 +22,6 @@ static int for_each_line(const char *table, void (*check)(const char *word, char
         check(word, line);
         n++;
     }
-    free(text);
     return n;
 }
 
@@ -51,25 +45,22 @@ static void check_rates(const char *type, char *rest)
     assert_null(rest);
 }
 
-static void transformers_agrees(void **state)
+TEST(transformers_agrees)
 {
-    (void)state;
     assert_int_equal(for_each_line("tests/golden/schedules/schedules.txt", check_rates), 69);
 }
 
 // What transformers ignores: a warm-up before `constant`.
-static void constant_warms_up(void **state)
+TEST(constant_warms_up)
 {
-    (void)state;
     const struct schedule s = {
         .type = SCHEDULE_CONSTANT, .peak = 2, .warmup_steps = 4, .total_steps = 12};
     assert_true(schedule_at(&s, 2) == 1);
     assert_true(schedule_at(&s, 11) == 2);
 }
 
-static void refusals_name_the_option(void **state)
+TEST(refusals_name_the_option)
 {
-    (void)state;
     static const struct {
         struct schedule schedule;
         const char *part;
@@ -117,9 +108,8 @@ static void check_decayed(const char *model, char *names)
     model_config_free(config);
 }
 
-static void decays_what_trl_decays(void **state)
+TEST(decays_what_trl_decays)
 {
-    (void)state;
     assert_true(for_each_line("tests/golden/schedules/not_decayed.txt", check_decayed) >= 16);
 }
 
@@ -148,9 +138,8 @@ static float *decayed(struct device *dev, const struct model_config *config,
 }
 
 // To the bit, each tensor is as if all, or none, were decayed.
-static void matrices_alone(void **state)
+TEST(matrices_alone)
 {
-    (void)state;
     const char *folder = test_folder();
     struct device *dev;
     struct model_config *config;
@@ -181,14 +170,4 @@ static void matrices_alone(void **state)
     }
     device_free(dev);
     model_config_free(config);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(transformers_agrees),      cmocka_unit_test(constant_warms_up),
-        cmocka_unit_test(refusals_name_the_option), cmocka_unit_test(decays_what_trl_decays),
-        cmocka_unit_test(matrices_alone),
-    };
-    return cmocka_run_group_tests_name("schedule", tests, NULL, NULL);
 }

@@ -5,8 +5,6 @@
 #include "common/base/rng.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/scheduler.h"
-#include <stdlib.h>
-#include <string.h>
 
 enum { BLOCK = 4, MOST_BLOCKS = 512, MOST_SAMPLES = 1024 };
 
@@ -188,9 +186,8 @@ static void assert_all_done(const struct request *r)
     }
 }
 
-static void prompt_goes_in_chunks(void **state)
+TEST(prompt_goes_in_chunks)
 {
-    (void)state;
     struct world w;
     world_init(&w, 64, 4, 8);
     struct request *r = add(&w, 20, 1, 3);
@@ -206,9 +203,8 @@ static void prompt_goes_in_chunks(void **state)
     world_release(&w);
 }
 
-static void decode_goes_on_beside_prefill(void **state)
+TEST(decode_goes_on_beside_prefill)
 {
-    (void)state;
     struct world w;
     world_init(&w, 64, 4, 8);
     struct request *a = add(&w, 3, 1, 10);
@@ -225,9 +221,8 @@ static void decode_goes_on_beside_prefill(void **state)
     world_release(&w);
 }
 
-static void group_computes_its_prompt_once(void **state)
+TEST(group_computes_its_prompt_once)
 {
-    (void)state;
     for (int n_prompt = 1; n_prompt <= 13; n_prompt++) {
         struct world w;
         world_init(&w, 128, 8, 5);
@@ -246,9 +241,8 @@ static void group_computes_its_prompt_once(void **state)
     }
 }
 
-static void group_larger_than_batch(void **state)
+TEST(group_larger_than_batch)
 {
-    (void)state;
     struct world w;
     world_init(&w, 128, 3, 16);
     struct request *r = add(&w, 9, 8, 5);
@@ -262,9 +256,8 @@ static void group_larger_than_batch(void **state)
     world_release(&w);
 }
 
-static void held_siblings_do_not_hold_up_others(void **state)
+TEST(held_siblings_do_not_hold_up_others)
 {
-    (void)state;
     struct world w;
     world_init(&w, 128, 8, 4);
     struct request *group = add(&w, 40, 4, 2); // ten chunks
@@ -280,9 +273,8 @@ static void held_siblings_do_not_hold_up_others(void **state)
     world_release(&w);
 }
 
-static void preempts_the_youngest(void **state)
+TEST(preempts_the_youngest)
 {
-    (void)state;
     struct world w;
     world_init(&w, 8, 4, 16);                                      // 32 tokens
     struct request *a = add(&w, 8, 1, 16), *b = add(&w, 8, 1, 16); // each grows to 6 blocks
@@ -305,9 +297,8 @@ static void preempts_the_youngest(void **state)
     world_release(&w);
 }
 
-static void update_recomputes_and_shares_again(void **state)
+TEST(update_recomputes_and_shares_again)
 {
-    (void)state;
     struct world w;
     world_init(&w, 128, 8, 64);
     struct request *r = add(&w, 10, 4, 8);
@@ -332,9 +323,8 @@ static void update_recomputes_and_shares_again(void **state)
     world_release(&w);
 }
 
-static void update_keeps(void **state)
+TEST(update_keeps)
 {
-    (void)state;
     struct world w;
     world_init(&w, 128, 2, 64);
     struct request *r = add(&w, 10, 4, 3); // two at a time
@@ -351,9 +341,8 @@ static void update_keeps(void **state)
     world_release(&w);
 }
 
-static void drain_admits_only_started(void **state)
+TEST(drain_admits_only_started)
 {
-    (void)state;
     struct world w;
     world_init(&w, 8, 4, 16);
     struct request *a = add(&w, 8, 1, 16), *b = add(&w, 8, 1, 16);
@@ -372,9 +361,8 @@ static void drain_admits_only_started(void **state)
     world_release(&w);
 }
 
-static void prefilling_sample_cancelled(void **state)
+TEST(prefilling_sample_cancelled)
 {
-    (void)state;
     struct world w;
     world_init(&w, 64, 4, 4);
     struct request *r = add(&w, 13, 3, 4);
@@ -390,9 +378,8 @@ static void prefilling_sample_cancelled(void **state)
     world_release(&w);
 }
 
-static void ended_request_is_found(void **state)
+TEST(ended_request_is_found)
 {
-    (void)state;
     for (int n_prompt = 1; n_prompt <= 13; n_prompt++) {
         struct world w;
         const int cached = (n_prompt - 1) / BLOCK * BLOCK; // the last token is always computed
@@ -415,9 +402,8 @@ static void ended_request_is_found(void **state)
 }
 
 // The next turn of a chat begins with the last one's prompt and answer.
-static void answer_is_found(void **state)
+TEST(answer_is_found)
 {
-    (void)state;
     struct world w;
     int32_t prompt[64];
     world_init(&w, 64, 4, 64);
@@ -440,9 +426,8 @@ static void answer_is_found(void **state)
 }
 
 // Drafts that are refused leave keys and values behind that no name may cover.
-static void refused_drafts_are_not_found(void **state)
+TEST(refused_drafts_are_not_found)
 {
-    (void)state;
     struct world w;
     int32_t prompt[64];
     world_init(&w, 64, 4, 64);
@@ -481,9 +466,8 @@ static void refused_drafts_are_not_found(void **state)
     world_release(&w);
 }
 
-static void salted_requests_share_nothing(void **state)
+TEST(salted_requests_share_nothing)
 {
-    (void)state;
     struct world w;
     int32_t prompt[20] = {0};
     world_init(&w, 64, 2, 64);
@@ -500,9 +484,8 @@ static void salted_requests_share_nothing(void **state)
 }
 
 // Two equal prompts with an update between them, while others run on over it.
-static void update_leaves_nothing_to_find(void **state)
+TEST(update_leaves_nothing_to_find)
 {
-    (void)state;
     for (int recompute = 0; recompute < 2; recompute++) {
         struct world w;
         world_init(&w, 128, 8, 64);
@@ -530,9 +513,8 @@ static void update_leaves_nothing_to_find(void **state)
 }
 
 // A prompt caught half way by an update is of two versions: what it fills is for nobody else.
-static void update_in_a_prompt(void **state)
+TEST(update_in_a_prompt)
 {
-    (void)state;
     struct world w;
     world_init(&w, 128, 8, 8);
     struct request *a = add(&w, 30, 1, 12);
@@ -553,9 +535,8 @@ static void update_in_a_prompt(void **state)
 
 // A pool that the found blocks and the new ones fill to the last: found blocks are not counted as
 // room, nor taken for the same sample's own.
-static void found_blocks_are_not_room(void **state)
+TEST(found_blocks_are_not_room)
 {
-    (void)state;
     for (int n_blocks = 8; n_blocks <= 16; n_blocks++) {
         struct world w;
         world_init(&w, n_blocks, 4, 64);
@@ -573,9 +554,8 @@ static void found_blocks_are_not_room(void **state)
 }
 
 // What was computed before a preemption is found again, and does not count as cached.
-static void preempted_finds_its_own(void **state)
+TEST(preempted_finds_its_own)
 {
-    (void)state;
     struct world w;
     world_init(&w, 12, 4, 64);
     struct request *a = add(&w, 8, 1, 20), *b = add(&w, 16, 1, 20);
@@ -597,9 +577,8 @@ static void preempted_finds_its_own(void **state)
 // Requests of all shapes in a pool that is far too small, with updates and cancellations between
 // the steps: every plan keeps the rules, every sample reads its own text, all end, no block is
 // lost.
-static void random_load(void **state)
+TEST(random_load)
 {
-    (void)state;
     enum { N = 60 };
     for (uint64_t seed = 0; seed < 40; seed++) {
         struct world w;
@@ -647,38 +626,10 @@ static void random_load(void **state)
     }
 }
 
-static void streams_differ(void **state)
+TEST(streams_differ)
 {
-    (void)state;
     assert_true(sampler_stream(1, 0) == sampler_stream(1, 0));
     assert_true(sampler_stream(1, 0) != sampler_stream(1, 1));
     assert_true(sampler_stream(1, 0) != sampler_stream(2, 0));
     assert_true(sampler_stream(1, 0) != sampler_stream(1 + ((uint64_t)1 << 32), 0));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prompt_goes_in_chunks),
-        cmocka_unit_test(decode_goes_on_beside_prefill),
-        cmocka_unit_test(group_computes_its_prompt_once),
-        cmocka_unit_test(group_larger_than_batch),
-        cmocka_unit_test(held_siblings_do_not_hold_up_others),
-        cmocka_unit_test(preempts_the_youngest),
-        cmocka_unit_test(update_recomputes_and_shares_again),
-        cmocka_unit_test(update_keeps),
-        cmocka_unit_test(drain_admits_only_started),
-        cmocka_unit_test(prefilling_sample_cancelled),
-        cmocka_unit_test(ended_request_is_found),
-        cmocka_unit_test(answer_is_found),
-        cmocka_unit_test(refused_drafts_are_not_found),
-        cmocka_unit_test(salted_requests_share_nothing),
-        cmocka_unit_test(update_leaves_nothing_to_find),
-        cmocka_unit_test(update_in_a_prompt),
-        cmocka_unit_test(found_blocks_are_not_room),
-        cmocka_unit_test(preempted_finds_its_own),
-        cmocka_unit_test(random_load),
-        cmocka_unit_test(streams_differ),
-    };
-    return cmocka_run_group_tests_name("scheduler", tests, NULL, NULL);
 }

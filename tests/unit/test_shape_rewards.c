@@ -3,11 +3,6 @@
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static double score(const struct reward_options *options, const struct reward_input *input)
 {
     struct reward *r;
@@ -64,9 +59,8 @@ static double text_or_json(const char *name, char *line)
     return off;
 }
 
-static void references_agree(void **state)
+TEST(references_agree)
 {
-    (void)state;
     char *text = test_read(test_path(test_root(), "tests/golden/rewards/rewards.txt")),
          *next = text;
     int n = 0;
@@ -82,13 +76,11 @@ static void references_agree(void **state)
         free(shown);
         n++;
     }
-    free(text);
     assert_int_equal(n, 270);
 }
 
-static void what_is_missing_is_named(void **state)
+TEST(what_is_missing_is_named)
 {
-    (void)state;
     struct reward_options options = {.names = "overlong", .max_completion_length = 10};
     struct reward *r;
     assert_status(reward_new(&options, &r), ST_INVALID);
@@ -100,13 +92,4 @@ static void what_is_missing_is_named(void **state)
     assert_status(reward_check_row(r, "{", NULL), ST_FORMAT);
     assert_message("is no JSON");
     reward_free(r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(references_agree),
-        cmocka_unit_test(what_is_missing_is_named),
-    };
-    return cmocka_run_group_tests_name("shape rewards", tests, NULL, NULL);
 }

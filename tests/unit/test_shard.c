@@ -1,13 +1,9 @@
 /* test_shard.c: shards of a model's arena, of every family of tests/golden: put together they are
  * the whole tensors, to the bit; and numbers that ranks cannot share are refused. */
-#include "common/base/file.h"
 #include "common/model/weights.h"
 #include "tests/support/support.h"
 
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 struct loaded {
     struct device *dev;
@@ -102,9 +98,8 @@ static bool shards_equal_whole(const char *folder, int size)
     return fits;
 }
 
-static void every_family(void **state)
+TEST(every_family)
 {
-    (void)state;
     const char *root = test_golden("");
     int folders = 0, n[5] = {0};
     DIR *dir = opendir(root);
@@ -123,9 +118,8 @@ static void every_family(void **state)
 }
 
 // Which rows and columns they are.
-static void slices_are_where_ranks_say(void **state)
+TEST(slices_are_where_ranks_say)
 {
-    (void)state;
     struct loaded m;
     assert_ok(load(test_golden("qwen2"), (struct shard){3, 4}, &m));
     // 4 heads of 16, of 2 key-value heads: the last rank has the last of each
@@ -156,9 +150,8 @@ static void slices_are_where_ranks_say(void **state)
     release(&m);
 }
 
-static void shards_have_layouts_of_their_own(void **state)
+TEST(shards_have_layouts_of_their_own)
 {
-    (void)state;
     const char *folder = test_golden("qwen3");
     char hash[3][65];
     for (int i = 0; i < 3; i++) {
@@ -179,24 +172,12 @@ static void refused(const char *name, int size, const char *sentence)
     release(&m);
 }
 
-static void uneven_numbers_are_named(void **state)
+TEST(uneven_numbers_are_named)
 {
-    (void)state;
     refused("llama3", 4, "num_attention_heads is 6, which 4 ranks cannot share");
     refused("qwen2", 3, "vocab_size is 320, which 3 ranks cannot share");
     refused("qwen3", 5, "num_attention_heads is 4, which 5 ranks cannot share");
     refused("gemma2", 3, "num_attention_heads is 4, which 3 ranks cannot share");
     refused("qwen35", 2, "layers of linear attention are not divided among ranks");
     refused("olmo3", 2, "norms of queries and keys go over all heads");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_family),
-        cmocka_unit_test(slices_are_where_ranks_say),
-        cmocka_unit_test(shards_have_layouts_of_their_own),
-        cmocka_unit_test(uneven_numbers_are_named),
-    };
-    return cmocka_run_group_tests_name("shard", tests, NULL, NULL);
 }

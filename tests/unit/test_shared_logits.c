@@ -6,8 +6,6 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 
-#include <stdio.h>
-
 enum { ROWS = 4, VOCAB = 64 };
 
 static const void *mapped; // by other ranks; NULL: nothing
@@ -39,9 +37,8 @@ static struct model *model_of(const struct reference *r, struct comm *comm)
     return m;
 }
 
-static void stay_while_they_are_mapped(void **state)
+TEST(stay_while_they_are_mapped)
 {
-    (void)state;
     struct reference r;
     struct comm comm = {.backend = &backend, .size = 2};
     const char *folder = test_folder();
@@ -63,9 +60,8 @@ static void stay_while_they_are_mapped(void **state)
     reference_close(&r);
 }
 
-static void go_otherwise(void **state)
+TEST(go_otherwise)
 {
-    (void)state;
     struct comm comm = {.backend = &comm_mpi, .size = 2};
     char why[100] = "not written";
     assert_ok(comm_share(&comm, &comm, sizeof comm, why, sizeof why));
@@ -73,13 +69,4 @@ static void go_otherwise(void **state)
     assert_false(comm_shares(&comm, &comm));
     assert_false(comm_shares(NULL, &comm));
     assert_ok(comm_share(NULL, &comm, sizeof comm, why, sizeof why));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stay_while_they_are_mapped),
-        cmocka_unit_test(go_otherwise),
-    };
-    return cmocka_run_group_tests_name("shared logits", tests, NULL, NULL);
 }

@@ -1,12 +1,8 @@
 /* test_signals.c: trainer/run/stop.h: what a training process does with SIGINT and SIGTERM. The
  * trainer is a forked child with the writer's lease, the test its daemon. */
-#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "tests/support/control_test.h"
 #include "trainer/run/stop.h"
-
-#include <signal.h>
-#include <unistd.h>
 
 #define FOREVER_MS 600000
 
@@ -56,9 +52,8 @@ static int status_within(pid_t pid, int ms)
     return status;
 }
 
-static void test_second_signal_while_it_waits(void **state)
+TEST(test_second_signal_while_it_waits)
 {
-    (void)state;
     struct control *c = control_test_owner();
     pid_t pid = control_test_fork();
     if (pid == 0) ask_for_quiet();
@@ -75,9 +70,8 @@ static void test_second_signal_while_it_waits(void **state)
 }
 
 // Never in the middle of an update.
-static void test_second_signal_while_it_writes(void **state)
+TEST(test_second_signal_while_it_writes)
 {
-    (void)state;
     struct control *c = control_test_owner();
     pid_t pid = control_test_fork();
     if (pid == 0) ask_for_quiet();
@@ -104,9 +98,8 @@ static void *raise_one(void *signal)
 }
 
 // Two signals that come to two threads at once are two.
-static void test_two_at_once(void **state)
+TEST(test_two_at_once)
 {
-    (void)state;
     enum { ROUNDS = 20 };
     struct control *c = control_test_owner();
     for (int round = 0; round < ROUNDS; round++) {
@@ -140,9 +133,8 @@ static void write_a_letter(void *fd)
 }
 
 // What is to be done before the end is done.
-static void test_second_signal_leaves(void **state)
+TEST(test_second_signal_leaves)
 {
-    (void)state;
     int ends[2];
     char letter = 0;
     assert_int_equal(pipe(ends), 0);
@@ -167,9 +159,8 @@ static void test_second_signal_leaves(void **state)
 }
 
 // A terminal that is closed asks for an end too, unless nohup says otherwise.
-static void test_hangup(void **state)
+TEST(test_hangup)
 {
-    (void)state;
     for (int ignored = 0; ignored < 2; ignored++) {
         pid_t pid = control_test_fork();
         if (pid == 0) {
@@ -184,9 +175,8 @@ static void test_hangup(void **state)
 
 // It sends SIGHUP twice, through its shell and by itself, which is one wish; a signal after that is
 // the second.
-static void test_hangup_is_never_second(void **state)
+TEST(test_hangup_is_never_second)
 {
-    (void)state;
     static const int numbers[][3] = {{SIGHUP, SIGHUP, SIGHUP},
                                      {SIGTERM, SIGHUP, SIGHUP},
                                      {SIGHUP, SIGHUP, SIGTERM},
@@ -208,9 +198,8 @@ static void test_hangup_is_never_second(void **state)
 }
 
 // Every run waits for it: it does not sleep on.
-static void test_watch_ends_at_once(void **state)
+TEST(test_watch_ends_at_once)
 {
-    (void)state;
     struct control *c = control_test_owner();
     const struct stop_options options = {.control = c, .first = ""};
     double least_ms = 1e9; // of some, should the machine be busy
@@ -224,18 +213,4 @@ static void test_watch_ends_at_once(void **state)
     }
     assert_true(least_ms < 50);
     control_test_end(c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_second_signal_while_it_waits),
-        cmocka_unit_test(test_second_signal_while_it_writes),
-        cmocka_unit_test(test_two_at_once),
-        cmocka_unit_test(test_second_signal_leaves),
-        cmocka_unit_test(test_hangup),
-        cmocka_unit_test(test_hangup_is_never_second),
-        cmocka_unit_test(test_watch_ends_at_once),
-    };
-    return cmocka_run_group_tests_name("signals", tests, NULL, NULL);
 }

@@ -10,10 +10,6 @@
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/param_range.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define STEPS 3
 
 // Large enough for several slices.
@@ -52,9 +48,8 @@ static void check_slices(const struct param_ranges *ranges, int n_ranks, const i
     free(owners);
 }
 
-static void every_element_is_updated_once(void **state)
+TEST(every_element_is_updated_once)
 {
-    (void)state;
     struct reference r;
     const char *folder = test_folder();
     static const char *const freezes[] = {"", "*embed*,*.1.mlp*"};
@@ -89,9 +84,8 @@ static void complete(void *context, int64_t first)
     w->calls++;
 }
 
-static void gradients_that_are_complete_stay(void **state)
+TEST(gradients_that_are_complete_stay)
 {
-    (void)state;
     struct reference r;
     struct optimizer *o;
     struct backward *b;
@@ -198,9 +192,8 @@ static const char *steps_of(const char *model, int n_ranks, int moments, const c
     return folder;
 }
 
-static void two_ranks_give_the_bits_of_one(void **state)
+TEST(two_ranks_give_the_bits_of_one)
 {
-    (void)state;
     const char *model = test_folder();
     assert_ok(tiny_model_write_as(model, &shape));
     for (int moments = MOMENTS_F32; moments <= MOMENTS_8BIT; moments++) {
@@ -216,12 +209,7 @@ static void two_ranks_give_the_bits_of_one(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_element_is_updated_once),
-        cmocka_unit_test(gradients_that_are_complete_stay),
-        cmocka_unit_test(two_ranks_give_the_bits_of_one),
-    };
     if (argc == 7 && strcmp(argv[1], "rank") == 0) return rank_main(argv);
     program = argv[0];
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_main();
 }

@@ -4,9 +4,6 @@
 #include "tests/support/support.h"
 #include "trainer/serve/snapshots.h"
 
-#include <stdio.h>
-#include <string.h>
-
 static struct snapshots *s;
 
 static int start(void **state)
@@ -43,9 +40,8 @@ static struct snapshot_use taken(const struct snapshot *snapshot, const char *ad
     return use;
 }
 
-static void test_live(void **state)
+TEST_WITH(test_live, start, stop, NULL)
 {
-    (void)state;
     const struct snapshot a = of("a", 4, ""), b = of("b", 6, ""), model = of("", 2, "");
     const struct snapshot_use use = taken(&a, "tinker:a"), base = taken(&model, "");
     taken(&b, "tinker:b");
@@ -69,9 +65,8 @@ static void test_live(void **state)
     snapshots_end_use(s, &use); // of one that is gone
 }
 
-static void test_kept(void **state)
+TEST_WITH(test_kept, start, stop, NULL)
 {
-    (void)state;
     const struct snapshot a = of("a", 4, "");
     const struct snapshot_use use = taken(&a, "tinker:a");
     char spare[ADAPTER_ROOM];
@@ -96,9 +91,8 @@ static void test_kept(void **state)
     assert_false(snapshots_use(s, &a, NULL));
 }
 
-static void test_saved(void **state)
+TEST_WITH(test_saved, start, stop, NULL)
 {
-    (void)state;
     const struct snapshot path = of("", 0, "tinker://a/weights/x"),
                           same = of("a", 4, "tinker://a/weights/x");
     char spare[ADAPTER_ROOM];
@@ -119,9 +113,8 @@ static void test_saved(void **state)
 }
 
 // A path is of the weights that were saved as it, until others are.
-static void test_paths(void **state)
+TEST_WITH(test_paths, start, stop, NULL)
 {
-    (void)state;
     const char *path = "tinker://a/weights/x";
     const struct snapshot weights = of("a", 4, "");
     struct snapshot found, again;
@@ -142,9 +135,8 @@ static void test_paths(void **state)
 }
 
 // Adapters are of the model beneath them.
-static void test_model(void **state)
+TEST_WITH(test_model, start, stop, NULL)
 {
-    (void)state;
     const struct snapshot path = of("", 0, "tinker://a/weights/x"), model = of("", 2, "");
     assert_ok(snapshots_add(s, LOADED, path.path, "tinker:saved-1"));
     const struct snapshot_use use = taken(&path, "tinker:saved-1"), base = taken(&model, "");
@@ -161,9 +153,8 @@ static void test_model(void **state)
 }
 
 // The frozen model answers for what is of the model's folder, once the live weights are not.
-static void test_frozen(void **state)
+TEST_WITH(test_frozen, start, stop, NULL)
 {
-    (void)state;
     struct snapshot first = of("", 2, ""), later = of("", 0, "");
     first.base = later.base = true;
     assert_false(snapshots_use(s, &later, NULL));
@@ -182,9 +173,8 @@ static void test_frozen(void **state)
     assert_false(snapshots_use(s, &first, NULL));
 }
 
-static void test_runs(void **state)
+TEST_WITH(test_runs, start, stop, NULL)
 {
-    (void)state;
     char run[RUN_NAME_ROOM];
     assert_false(snapshots_abandoned(s, NULL, run));
     snapshots_abandon(s, "b", true);
@@ -198,18 +188,4 @@ static void test_runs(void **state)
     assert_true(snapshots_need(s, "/runs/a/start"));
     snapshots_remove(s, "tinker:a");
     assert_false(snapshots_need(s, "/runs/a/start"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_live, start, stop),
-        cmocka_unit_test_setup_teardown(test_kept, start, stop),
-        cmocka_unit_test_setup_teardown(test_saved, start, stop),
-        cmocka_unit_test_setup_teardown(test_paths, start, stop),
-        cmocka_unit_test_setup_teardown(test_model, start, stop),
-        cmocka_unit_test_setup_teardown(test_frozen, start, stop),
-        cmocka_unit_test_setup_teardown(test_runs, start, stop),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,14 +3,10 @@
  * vocabulary, and telemetry that adds up. */
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/request.h"
-#include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum {
     N_PROMPTS = 1000,
@@ -249,24 +245,21 @@ static struct sampling plain_sampling(void)
         .n = 1, .max_tokens = MOST_TOKENS, .top_p = 1, .logprobs = -1, .ignore_eos = true};
 }
 
-static void greedy_is_the_same(void **state)
+TEST(greedy_is_the_same)
 {
-    (void)state;
     struct sampling s = plain_sampling();
     compare_as(&s, N_PROMPTS, 8192, false, "greedy");
 }
 
-static void sampled_is_the_same(void **state)
+TEST(sampled_is_the_same)
 {
-    (void)state;
     struct sampling s = plain_sampling();
     s.temperature = 1;
     compare(&s, 8192, "temperature 1");
 }
 
-static void cut_is_the_same(void **state)
+TEST(cut_is_the_same)
 {
-    (void)state;
     struct sampling s = plain_sampling();
     s.temperature = 0.7f;
     s.top_p = 0.9f;
@@ -279,18 +272,16 @@ static void cut_is_the_same(void **state)
 }
 
 // Few blocks: samples leave and come back, and drafts must make do.
-static void the_same_under_preemption(void **state)
+TEST(the_same_under_preemption)
 {
-    (void)state;
     struct sampling s = plain_sampling();
     s.temperature = 1;
     assert_true(compare(&s, 100, "few blocks") > 0);
 }
 
 // In exact mode a draft model's drafts leave no trace either, whatever they had room for.
-static void exact_is_the_same(void **state)
+TEST(exact_is_the_same)
 {
-    (void)state;
     struct sampling s = plain_sampling();
     s.temperature = 1;
     assert_true(compare_as(&s, N_SAMPLED, 100, true, "exact, few blocks") > 0);
@@ -430,9 +421,8 @@ static void check_distribution(const struct tally *tally, const char *method, in
         check_position(tally, method, position, n, draws);
 }
 
-static void draws_the_target_distribution(void **state)
+TEST(draws_the_target_distribution)
 {
-    (void)state;
     static const char *const same[] = {"ngram:3", "suffix:3"},
                              *const others[] = {"draft_model:3", "ngram:1,suffix:2,draft_model:3"};
     static struct tally tally, plain;
@@ -460,9 +450,8 @@ static void draws_the_target_distribution(void **state)
 
 // A draft model with the policy's own weights draws from the distributions that judge it: one
 // refused draft would mean that one of them read keys or values of something else.
-static void the_same_model_is_always_accepted(void **state)
+TEST(the_same_model_is_always_accepted)
 {
-    (void)state;
     static struct take takes[64][4];
     struct bench b;
     bench_start(&b, model, model, 160); // with preemptions
@@ -505,9 +494,8 @@ static void the_same_model_is_always_accepted(void **state)
 
 // How much is drafted depends on measured times, and may be nothing at all on a slow machine; what
 // is generated does not. A small chunk leaves the draft model much to catch up on.
-static void adaptive_is_the_same(void **state)
+TEST(adaptive_is_the_same)
 {
-    (void)state;
     const struct sampling sampling = {
         .n = 1, .max_tokens = MOST_TOKENS, .top_p = 1, .logprobs = -1};
     struct bench b;
@@ -533,9 +521,8 @@ static void adaptive_is_the_same(void **state)
 
 // A draft model that samples a stop token drafts nothing behind it: that could not be accepted, and
 // would count as refused.
-static void drafts_end_with_the_sample(void **state)
+TEST(drafts_end_with_the_sample)
 {
-    (void)state;
     enum { REQUESTS = 256, STOPS = 16 }; // of 64 tokens: one draft in four or so ends the sample
     static struct take takes[REQUESTS];
     struct bench b;
@@ -584,16 +571,5 @@ int main(void)
     draft_shape.seed = 5;
     assert_ok(tiny_model_write_as(tiny, &tiny_shape));
     assert_ok(tiny_model_write_as(tiny_draft, &draft_shape));
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy_is_the_same),
-        cmocka_unit_test(sampled_is_the_same),
-        cmocka_unit_test(cut_is_the_same),
-        cmocka_unit_test(the_same_under_preemption),
-        cmocka_unit_test(exact_is_the_same),
-        cmocka_unit_test(draws_the_target_distribution),
-        cmocka_unit_test(the_same_model_is_always_accepted),
-        cmocka_unit_test(adaptive_is_the_same),
-        cmocka_unit_test(drafts_end_with_the_sample),
-    };
-    return cmocka_run_group_tests_name("speculative", tests, NULL, NULL);
+    return test_main();
 }

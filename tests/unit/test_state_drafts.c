@@ -3,17 +3,16 @@
  * has the bits of the packed pass, and a draft model drafts from the right state. */
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
-#include <stdlib.h>
 
 enum { REQUESTS = 8, NEW = 56, LONGEST = 112, VOCAB_HERE = 200 };
 
 static const char *model, *stateless; // of one vocabulary
 
-static int set_up(void **state)
+static void set_up(void)
 {
     model = test_golden("qwen35");
     stateless = test_golden("olmo2");
-    return engine_bench_set_up(state);
+    engine_bench_set_up();
 }
 
 // Prompts of several lengths that repeat themselves.
@@ -88,25 +87,22 @@ static void serve_drafted(int64_t kv_bytes, bool preempts)
     bench_end(&b);
 }
 
-static void drafted_as_packed(void **state)
+TEST(drafted_as_packed)
 {
-    (void)state;
     serve_drafted(8 << 20, false);
 }
 
-static void drafted_as_packed_when_preempted(void **state)
+TEST(drafted_as_packed_when_preempted)
 {
-    (void)state;
     serve_drafted(160000, true);
 }
 
 // A model that drafts for itself, with the policy's noise, is never wrong.
-static void a_twin_is_always_accepted(void **state)
+TEST(a_twin_is_always_accepted)
 {
     struct bench b;
     struct engine_options options = options_for(model, model);
     struct take *takes[2][REQUESTS];
-    (void)state;
     options.exact = true;
     bench_start(&b, &options);
     serve_twice(&b, model, takes);
@@ -127,14 +123,13 @@ static int likeliest(const float *logits)
 
 // Of a penalty the twin knows nothing: its drafts are rejected where that changes the likeliest
 // token, and nowhere else, so behind each rejection it goes on from the right state.
-static void a_twin_is_rejected_only_where_it_must_be(void **state)
+TEST(a_twin_is_rejected_only_where_it_must_be)
 {
     struct bench b;
     struct reference r;
     struct engine_options options = options_for(model, model);
     int32_t ids[LONGEST];
     float *logits = malloc(LONGEST * VOCAB_HERE * sizeof *logits);
-    (void)state;
     assert_non_null(logits);
     bench_start(&b, &options);
     reference_open(model, "cpu", &r);
@@ -167,9 +162,8 @@ static void a_twin_is_rejected_only_where_it_must_be(void **state)
 }
 
 // Either of the two may have states and the other none.
-static void one_of_two_has_states(void **state)
+TEST(one_of_two_has_states)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         struct bench b;
         struct engine_options options = options_for(i ? model : stateless, i ? stateless : model);
@@ -186,7 +180,7 @@ static void one_of_two_has_states(void **state)
 }
 
 // Drafts have a quarter of the states; and what an error asks for is enough.
-static void memory_is_planned(void **state)
+TEST(memory_is_planned)
 {
     static const struct {
         int64_t bytes;
@@ -202,7 +196,6 @@ static void memory_is_planned(void **state)
         .max_batch = 8, .block_size = 1, .max_context = 30, .block_bytes = 10, .state_bytes = 100};
     struct kv_plan plan;
     struct device *dev;
-    (void)state;
     assert_ok(device_open("cpu", &dev));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         request.bytes = cases[i].bytes;
@@ -226,15 +219,4 @@ static void memory_is_planned(void **state)
     device_free(dev);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(drafted_as_packed),
-        cmocka_unit_test(drafted_as_packed_when_preempted),
-        cmocka_unit_test(a_twin_is_always_accepted),
-        cmocka_unit_test(a_twin_is_rejected_only_where_it_must_be),
-        cmocka_unit_test(one_of_two_has_states),
-        cmocka_unit_test(memory_is_planned),
-    };
-    return cmocka_run_group_tests_name("state drafts", tests, set_up, NULL);
-}
+TESTS_BETWEEN(set_up, NULL)

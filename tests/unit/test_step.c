@@ -6,10 +6,6 @@
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/step.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { GROUPS = 3, VOCAB = 120, LONGEST = 8 };
 static const int prompts[GROUPS] = {3, 5, 4}, completions[GROUPS] = {8, 1, 6};
 static const float weights[LONGEST] = {1 / 15.0f, 1 / 15.0f, 1 / 15.0f, 1 / 15.0f,
@@ -75,9 +71,8 @@ static void assert_same_weights(const struct machine *a, const struct machine *b
 
 // The mean over 15 tokens, at once and to nobody, as sft has it; and as a client of the Tinker API
 // does: weights of its own, gradients request by request, an update that is published.
-static void a_step_is_the_same_by_halves(void **state)
+TEST(a_step_is_the_same_by_halves)
 {
-    (void)state;
     struct machine whole, halves;
     struct update_stats a = {0}, b = {0};
     struct step sft = {.loss = {.type = LOSS_CROSS_ENTROPY}, .lr = 1e-2}, client = {.lr = 1e-2};
@@ -109,9 +104,8 @@ static void a_step_is_the_same_by_halves(void **state)
 }
 
 // A pass that only looks leaves what is learned from as it was; a masked sample teaches nothing.
-static void masked_samples_teach_nothing(void **state)
+TEST(masked_samples_teach_nothing)
 {
-    (void)state;
     struct machine all, masked, none;
     struct update_stats stats = {0}, looked = {0}, nothing = {0};
     struct step step = {.loss = {.type = LOSS_DAPO, .epsilon = 0.2, .epsilon_high = 0.2}};
@@ -137,9 +131,8 @@ static void masked_samples_teach_nothing(void **state)
 }
 
 // What an environment wrote has no part in the numbers of what the policy says.
-static void others_tokens_are_not_counted(void **state)
+TEST(others_tokens_are_not_counted)
 {
-    (void)state;
     static const uint8_t authors[16] = {AUTHOR_OTHER, AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_FROZEN};
     struct machine m;
     struct update_stats stats = {0};
@@ -158,9 +151,8 @@ static void others_tokens_are_not_counted(void **state)
     machine_close(&m);
 }
 
-static void a_gradient_that_is_not_finite_is_skipped(void **state)
+TEST(a_gradient_that_is_not_finite_is_skipped)
 {
-    (void)state;
     struct machine m, before;
     struct update_stats stats = {0};
     struct step step = {.loss = {.type = LOSS_CROSS_ENTROPY}, .lr = 1e-2};
@@ -178,15 +170,4 @@ static void a_gradient_that_is_not_finite_is_skipped(void **state)
     assert_true(stats.skipped == 1 && stats.applied == 1 && m.published == 1);
     machine_close(&m);
     machine_close(&before);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_is_the_same_by_halves),
-        cmocka_unit_test(masked_samples_teach_nothing),
-        cmocka_unit_test(others_tokens_are_not_counted),
-        cmocka_unit_test(a_gradient_that_is_not_finite_is_skipped),
-    };
-    return cmocka_run_group_tests_name("step", tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* test_step_ahead.c: an engine that launches each step before the one before it is collected gives
  * every request what it gives without, to the bit: random requests of every kind, with few blocks,
  * in groups, stopped, cancelled, and over updates. */
-#include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "common/model/config.h"
 #include "tests/support/engine_bench.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define REQUESTS 40
 
@@ -94,22 +90,19 @@ static void compare(struct engine_options options, bool plain, int64_t kv_bytes,
     }
 }
 
-static void plain_requests(void **state)
+TEST(plain_requests)
 {
-    (void)state;
     compare(options_here(), true, 8 << 20, false);
 }
 
-static void every_kind_of_request(void **state)
+TEST(every_kind_of_request)
 {
-    (void)state;
     compare(options_here(), false, 8 << 20, false);
 }
 
 // Samples are preempted while one of their tokens is on its way.
-static void few_blocks(void **state)
+TEST(few_blocks)
 {
-    (void)state;
     struct engine_options options = options_here();
     const int64_t kv_bytes = strcmp(options.device, "cpu") == 0 ? 64 << 10 : 32 << 10;
     options.max_context = 128;
@@ -119,9 +112,8 @@ static void few_blocks(void **state)
 }
 
 // What a sample leaves in the prefix cache is what it leaves without, to its last whole block.
-static void leaves_its_blocks(void **state)
+TEST(leaves_its_blocks)
 {
-    (void)state;
     for (int max_tokens = 30; max_tokens < 38; max_tokens++) {
         int cached[2];
         for (int ahead = 0; ahead < 2; ahead++) {
@@ -180,17 +172,15 @@ static void serve_golden(const char *model)
     free(take[1]);
 }
 
-static void every_golden_model(void **state)
+TEST(every_golden_model)
 {
-    (void)state;
     for_each_golden(serve_golden);
 }
 
 // A command waits for nothing that is on its way: tokens carry the version that sampled them, and
 // what was computed under the old one is computed anew.
-static void weights_change(void **state)
+TEST(weights_change)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = options_here();
     options.step_ahead = 1;
@@ -223,9 +213,8 @@ static void weights_change(void **state)
     bench_end(&b);
 }
 
-static void pauses_and_cancels(void **state)
+TEST(pauses_and_cancels)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = options_here();
     options.step_ahead = 1;
@@ -253,14 +242,10 @@ static void pauses_and_cancels(void **state)
     bench_end(&b);
 }
 
+TESTS_BETWEEN(engine_bench_set_up, NULL)
+
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "--writer") == 0) return writer_main(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain_requests),    cmocka_unit_test(every_kind_of_request),
-        cmocka_unit_test(few_blocks),        cmocka_unit_test(every_golden_model),
-        cmocka_unit_test(weights_change),    cmocka_unit_test(pauses_and_cancels),
-        cmocka_unit_test(leaves_its_blocks),
-    };
-    return cmocka_run_group_tests_name("step_ahead", tests, engine_bench_set_up, NULL);
+    return test_main();
 }

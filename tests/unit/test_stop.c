@@ -4,16 +4,13 @@
 #include "infer-server/http/stop.h"
 #include "tests/support/support.h"
 
-#include <string.h>
-
 static void add(struct stop_set *set, const char *text)
 {
     assert_ok(stop_set_add(set, text, strlen(text)));
 }
 
-static void test_first_end_wins(void **state)
+TEST(test_first_end_wins)
 {
-    (void)state;
     struct stop_set set = {.n = 0};
     int which = -1;
     size_t at = 99;
@@ -32,9 +29,8 @@ static void test_first_end_wins(void **state)
     assert_int_equal(set.n, 0);
 }
 
-static void test_bad_sets(void **state)
+TEST(test_bad_sets)
 {
-    (void)state;
     struct stop_set set = {.n = 0};
     static char long_text[STOP_BYTES_MAX + 1];
     memset(long_text, 'x', sizeof long_text);
@@ -65,9 +61,8 @@ static bool slow_find(const struct stop_set *set, const char *text, size_t len, 
     return false;
 }
 
-static void test_pieces(void **state)
+TEST(test_pieces)
 {
-    (void)state;
     struct rng rng;
     rng_init(&rng, 1, 2);
     int found = 0;
@@ -101,14 +96,4 @@ static void test_pieces(void **state)
         stop_set_release(&set);
     }
     assert_in_range(found, 1000, 19000); // both outcomes were tried
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_end_wins),
-        cmocka_unit_test(test_bad_sets),
-        cmocka_unit_test(test_pieces),
-    };
-    return cmocka_run_group_tests_name("stop", tests, NULL, NULL);
 }

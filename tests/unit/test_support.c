@@ -1,23 +1,14 @@
 /* test_support.c: the tests' own helpers: child processes, deadlines, and tests/run's counting. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "tests/support/support.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <unistd.h>
 
-static void children(void **state)
+TEST(children)
 {
-    (void)state;
     const char *log = test_path(test_folder(), "log");
-    assert_int_equal(test_command(log, 5000, OPTIONS("sh", "-c", "echo out; echo err >&2; exit 3")),
-                     3);
+    assert_exit(3, test_command(log, 5000, OPTIONS("sh", "-c", "echo out; echo err >&2; exit 3")));
     char *text = test_read(log);
     assert_contains(text, "out\n");
     assert_contains(text, "err\n");
@@ -36,9 +27,8 @@ static void children(void **state)
     assert_int_equal(child.exit_status, 128 + SIGKILL);
 }
 
-static void waiting(void **state)
+TEST(waiting)
 {
-    (void)state;
     const char *folder = test_folder(), *log = test_path(folder, "log");
     const char *path = test_path(folder, "made");
     struct test_child child = {0};
@@ -73,9 +63,8 @@ static const char *script(const char *build, const char *name, const char *body)
     return kept;
 }
 
-static void run_counts(void **state)
+TEST(run_counts)
 {
-    (void)state;
     const char *build = test_folder(), *log = test_path(build, "log");
     assert_ok(file_make_folders(test_path(build, "tests/unit")));
     const char *good =
@@ -129,9 +118,8 @@ static void run_counts(void **state)
 }
 
 // Two programs that end well only while the other runs, each with folders of its own.
-static void runs_side_by_side(void **state)
+TEST(runs_side_by_side)
 {
-    (void)state;
     static const char meet[] =
         "echo \"[ RUN      ] $0\"; : > \"$TMPDIR/x\"; : > \"$XDG_RUNTIME_DIR/x\"\n"
         "echo \"$TMPDIR $XDG_RUNTIME_DIR $LOGDIR\" > \"$MEET/%s\"\n"
@@ -161,15 +149,4 @@ static void runs_side_by_side(void **state)
     free(text);
     free(folders);
     free(others);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(children),
-        cmocka_unit_test(waiting),
-        cmocka_unit_test(run_counts),
-        cmocka_unit_test(runs_side_by_side),
-    };
-    return cmocka_run_group_tests_name("support", tests, NULL, NULL);
 }

@@ -2,15 +2,10 @@
  * models: each token is the one that its author alone samples behind the same text, to the bit,
  * whatever else is in the batch; authors are drawn as the request says; the scheduler computes what
  * each model has missed and nothing twice. */
-#include "common/base/clock.h"
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/scheduler.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_model.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static uint8_t token_ends[VOCAB]; // as if of a tokenizer
 
@@ -91,9 +86,8 @@ static void assert_changes(enum tandem_selector selector, const struct take *tak
         assert_int_equal(tokens[t].frozen, t % 2);
 }
 
-static void each_token_is_its_authors(void **state)
+TEST(each_token_is_its_authors)
 {
-    (void)state;
     enum { PROMPT = 15, TOKENS = 30, SAMPLES = 3 }; // the last block is copied
     struct bench tandem, a, b;
     int32_t prompt[PROMPT];
@@ -127,9 +121,8 @@ static void each_token_is_its_authors(void **state)
 }
 
 // p 1 is the policy's own rollout, p 0 the frozen model's.
-static void the_ends_are_plain(void **state)
+TEST(the_ends_are_plain)
 {
-    (void)state;
     for (int p = 0; p <= 1; p++) {
         struct bench plain, tandem;
         struct engine_options alone = plain_options(), options = tandem_options();
@@ -210,9 +203,8 @@ static double off_by(const struct tally *t, int cell, double *ret_n)
 // Each author's tokens follow the distribution that it tells of, at the first place and, given the
 // first token, at the second; and the policy writes as often as p says. 10^5 tokens, or so many as
 // COMMONWEIGHT_TANDEM_DRAWS says.
-static void draws_follow_their_author(void **state)
+TEST(draws_follow_their_author)
 {
-    (void)state;
     static struct tally t;
     struct bench b = {0};
     struct engine_options options = tandem_options();
@@ -281,9 +273,8 @@ static struct take *submit_mixed(struct bench *b, int i)
     return submit(b, 3 + 7 * (i % 4), (uint64_t)(i % 4), &s); // some share a prompt
 }
 
-static void batches_and_preemption_change_nothing(void **state)
+TEST(batches_and_preemption_change_nothing)
 {
-    (void)state;
     struct bench roomy, crowded;
     struct engine_options options = tandem_options(), tight = tandem_options();
     tight.max_batch = 6;
@@ -313,9 +304,8 @@ static void batches_and_preemption_change_nothing(void **state)
 }
 
 // A prompt that was seen before begins with what both models computed of it.
-static void prompts_are_found(void **state)
+TEST(prompts_are_found)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = tandem_options();
     struct sampling s = tandem_sampling(20, 4, TANDEM_BERNOULLI, 0.5), plain = s;
@@ -336,9 +326,8 @@ static void prompts_are_found(void **state)
 }
 
 // Updates in the middle of a sample: the frozen model goes on as it was.
-static void updates_leave_the_frozen_model(void **state)
+TEST(updates_leave_the_frozen_model)
 {
-    (void)state;
     enum { PROMPT = 9 };
     struct bench tandem, a, b;
     struct test_child writer;
@@ -403,9 +392,8 @@ static struct request *add_request(struct executor *x, int i, struct drawn *draw
 }
 
 // How a captured step has its rows, on CUDA, gives what the plain one gives.
-static void rows_apart_change_nothing(void **state)
+TEST(rows_apart_change_nothing)
 {
-    (void)state;
     enum { N = 4 };
     static struct drawn drawn[2][N];
     struct device *dev;
@@ -453,9 +441,8 @@ static void rows_apart_change_nothing(void **state)
     device_free(dev);
 }
 
-static void authors_can_be_shared(void **state)
+TEST(authors_can_be_shared)
 {
-    (void)state;
     struct bench b;
     struct engine_options options = tandem_options();
     struct sampling s = tandem_sampling(60, 1, TANDEM_BERNOULLI, 0.5), t = s;
@@ -495,9 +482,8 @@ static void refuse(struct bench *b, const struct sampling *s, const char *words)
     request_free(r);
 }
 
-static void impossible_tandems_are_refused(void **state)
+TEST(impossible_tandems_are_refused)
 {
-    (void)state;
     struct bench b;
     struct sampling s = tandem_sampling(4, 1, TANDEM_BERNOULLI, 0.5), bad = s;
     struct engine_options options = plain_options();
@@ -525,9 +511,8 @@ static void impossible_tandems_are_refused(void **state)
 }
 
 // A frozen model must know the policy's tokens and reach over the served context.
-static void other_vocabularies_are_refused(void **state)
+TEST(other_vocabularies_are_refused)
 {
-    (void)state;
     const struct {
         struct tiny_model shape;
         const char *words;
@@ -617,9 +602,8 @@ static struct played play_groups(int n_groups, bool shared)
     return played;
 }
 
-static void nothing_is_computed_twice(void **state)
+TEST(nothing_is_computed_twice)
 {
-    (void)state;
     const struct played p = play_groups(1, false);
     // The prompt once, its last token for each sample; each token but the last at most once.
     for (int runner = 0; runner < RUNNERS; runner++)
@@ -631,9 +615,8 @@ static void nothing_is_computed_twice(void **state)
 
 // Samples of the same authors take a step a token, though their prompts were computed one after
 // another; those of other authors wait for one another.
-static void shared_authors_go_in_step(void **state)
+TEST(shared_authors_go_in_step)
 {
-    (void)state;
     const int prompts = 10; // steps that these, and what is caught up with them, take at most
     const int together = play_groups(GROUPS, true).steps, apart = play_groups(GROUPS, false).steps;
     assert_true(together <= TOKENS + prompts);
@@ -641,9 +624,8 @@ static void shared_authors_go_in_step(void **state)
     assert_true(apart > together);
 }
 
-static void texts_end(void **state)
+TEST(texts_end)
 {
-    (void)state;
     const struct {
         const char *text;
         int ends;
@@ -664,23 +646,10 @@ static void texts_end(void **state)
         assert_int_equal(token_ends_of(cases[i].text, strlen(cases[i].text)), cases[i].ends);
 }
 
+TESTS_BETWEEN(engine_bench_set_up, NULL)
+
 int main(int argc, char **argv)
 {
     if (argc > 4 && strcmp(argv[1], "--writer") == 0) return writer_main(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_token_is_its_authors),
-        cmocka_unit_test(the_ends_are_plain),
-        cmocka_unit_test(draws_follow_their_author),
-        cmocka_unit_test(batches_and_preemption_change_nothing),
-        cmocka_unit_test(prompts_are_found),
-        cmocka_unit_test(updates_leave_the_frozen_model),
-        cmocka_unit_test(rows_apart_change_nothing),
-        cmocka_unit_test(authors_can_be_shared),
-        cmocka_unit_test(impossible_tandems_are_refused),
-        cmocka_unit_test(other_vocabularies_are_refused),
-        cmocka_unit_test(nothing_is_computed_twice),
-        cmocka_unit_test(shared_authors_go_in_step),
-        cmocka_unit_test(texts_end),
-    };
-    return cmocka_run_group_tests_name("tandem", tests, engine_bench_set_up, NULL);
+    return test_main();
 }

@@ -1,16 +1,12 @@
 /* test_tandem_loss.c: the loss of samples in which a frozen model's tokens stand among the
  * policy's: their weight in sum and mean, by the formula and by finite differences, what they have
  * no part in, and what a line of a rollout must say of them. */
-#include "common/base/json.h"
 #include "common/base/rng.h"
 #include "tests/support/loss_batch.h"
 #include "tests/support/support.h"
 #include "trainer/learn/loss.h"
 #include "trainer/learn/stats.h"
 #include "trainer/rollout/completion.h"
-
-#include <math.h>
-#include <string.h>
 
 enum { SEQS = 4, TOKENS = 13 };
 static const int first[SEQS + 1] = {0, 5, 7, 7, TOKENS}; // the third is empty
@@ -129,9 +125,8 @@ static void check_value(const struct loss_config *config)
     }
 }
 
-static void values_are_the_formula_s(void **state)
+TEST(values_are_the_formula_s)
 {
-    (void)state;
     for_each_config(check_value);
 }
 
@@ -155,9 +150,8 @@ static void check_slopes(const struct loss_config *config)
     }
 }
 
-static void derivatives_are_finite_differences(void **state)
+TEST(derivatives_are_finite_differences)
 {
-    (void)state;
     for_each_config(check_slopes);
 }
 
@@ -179,9 +173,8 @@ static void check_sampler(const struct loss_config *config)
                      config->sequence_level ? 2 : 7); // tokens, or sequences with some
 }
 
-static void frozen_numbers_are_not_the_policy_s(void **state)
+TEST(frozen_numbers_are_not_the_policy_s)
 {
-    (void)state;
     for_each_config(check_sampler);
 }
 
@@ -199,9 +192,8 @@ static void check_plain(const struct loss_config *config)
     assert_true(x.range[STAT_LOSS].sum == y.range[STAT_LOSS].sum);
 }
 
-static void a_mask_of_ones_changes_nothing(void **state)
+TEST(a_mask_of_ones_changes_nothing)
 {
-    (void)state;
     for_each_config(check_plain);
 }
 
@@ -223,9 +215,8 @@ static enum status read_line(const char *more, bool tandem, struct completion *r
     return st;
 }
 
-static void a_mask_is_asked_for_and_checked(void **state)
+TEST(a_mask_is_asked_for_and_checked)
 {
-    (void)state;
     struct completion c;
     assert_ok(read_line(",\"model_mask\":[1,0,1]", true, &c));
     assert_true(c.authors[0] == AUTHOR_POLICY && c.authors[1] == AUTHOR_FROZEN);
@@ -251,16 +242,4 @@ static void a_mask_is_asked_for_and_checked(void **state)
         assert_status(read_line(bad[i].more, bad[i].tandem, &c), bad[i].status);
         assert_message(bad[i].words);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values_are_the_formula_s),
-        cmocka_unit_test(derivatives_are_finite_differences),
-        cmocka_unit_test(frozen_numbers_are_not_the_policy_s),
-        cmocka_unit_test(a_mask_of_ones_changes_nothing),
-        cmocka_unit_test(a_mask_is_asked_for_and_checked),
-    };
-    return cmocka_run_group_tests_name("tandem_loss", tests, NULL, NULL);
 }

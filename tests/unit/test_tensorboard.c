@@ -1,12 +1,9 @@
 /* test_tensorboard.c: trainer/tensorboard and the live line of trainer/runlog: checksums against
  * known answers, and event files read back by a reader of their own. */
-#include "common/base/file.h"
 #include "tests/support/support.h"
 #include "trainer/run/runlog.h"
 
 #include <dirent.h>
-#include <math.h>
-#include <string.h>
 
 // ---- a reader -----------------------------------------------------------------------------------
 
@@ -125,9 +122,8 @@ static int read_events(const char *path, struct event *ret, int room)
 
 // ---- tests --------------------------------------------------------------------------------------
 
-static void checksums(void **state)
+TEST(checksums)
 {
-    (void)state;
     unsigned char block[32] = {0};
     assert_int_equal(crc32c("123456789", 9), 0xe3069283u);
     assert_int_equal(crc32c("", 0), 0);
@@ -150,9 +146,8 @@ static json_t *line(int64_t step, double reward)
                      reward, "weight_version", 12, "kl", "done", 1, "name", "x", "huge", 1e300);
 }
 
-static void a_scalar_for_each_number(void **state)
+TEST(a_scalar_for_each_number)
 {
-    (void)state;
     const char *folder = test_folder();
     struct tensorboard *tb;
     struct event events[8];
@@ -180,9 +175,8 @@ static void a_scalar_for_each_number(void **state)
 
 // A process that goes on with a run begins a file that sorts behind the others, also within the
 // same second, and says from which step on the others no longer count.
-static void resuming_begins_a_file(void **state)
+TEST(resuming_begins_a_file)
 {
-    (void)state;
     const char *folder = test_folder();
     struct tensorboard *first, *second, *third;
     struct event events[8];
@@ -203,9 +197,8 @@ static void resuming_begins_a_file(void **state)
     assert_null(none);
 }
 
-static void the_run_log_writes_both(void **state)
+TEST(the_run_log_writes_both)
 {
-    (void)state;
     const char *folder = test_folder();
     struct runlog *log;
     struct event events[8];
@@ -227,9 +220,8 @@ static void the_run_log_writes_both(void **state)
     assert_true(file_exists(test_path(folder, "metrics.jsonl")));
 }
 
-static void live_line(void **state)
+TEST(live_line)
 {
-    (void)state;
     struct bytes text = BYTES_INIT;
     struct progress p = {.step = 3,
                          .reward = 0.5124,
@@ -259,9 +251,8 @@ static void live_line(void **state)
 }
 
 // A run whose folder is gone does not go on as if its lines were kept.
-static void a_removed_folder_is_said(void **state)
+TEST(a_removed_folder_is_said)
 {
-    (void)state;
     const char *folder = test_path(test_folder(), "run");
     struct runlog *log;
     assert_ok(file_make_folders(folder));
@@ -271,17 +262,4 @@ static void a_removed_folder_is_said(void **state)
     assert_status(runlog_write(log, json_pack("{s:i}", "step", 2)), ST_IO);
     assert_message("metrics.jsonl was removed or replaced while the run goes on");
     runlog_free(log);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(checksums),
-        cmocka_unit_test(a_scalar_for_each_number),
-        cmocka_unit_test(resuming_begins_a_file),
-        cmocka_unit_test(the_run_log_writes_both),
-        cmocka_unit_test(a_removed_folder_is_said),
-        cmocka_unit_test(live_line),
-    };
-    return cmocka_run_group_tests_name("tensorboard", tests, NULL, NULL);
 }

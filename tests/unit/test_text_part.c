@@ -1,12 +1,9 @@
 /* test_text_part.c: folders whose model also reads images: the text model is taken out of them.
  * They are made here of folders of tests/golden: its config as text_config, its tensors below
  * another name, and tensors of what reads images beside them. */
-#include "common/base/json.h"
 #include "common/model/safetensors.h"
 #include "common/model/weights.h"
 #include "tests/support/support.h"
-
-#include <string.h>
 
 static const struct kind { // how such folders are published, and as transformers 5 writes them
     const char *golden, *type, *architecture, *text;
@@ -140,9 +137,8 @@ static void take_text_model(void)
     release(&golden);
 }
 
-static void text_model_is_taken(void **state)
+TEST(text_model_is_taken)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         kind = &kinds[i];
         take_text_model();
@@ -150,11 +146,10 @@ static void text_model_is_taken(void **state)
     kind = kinds;
 }
 
-static void other_tensors_are_named(void **state)
+TEST(other_tensors_are_named)
 {
     struct loaded m;
     const char *folder = test_folder();
-    (void)state;
     write_folder(folder, "language_model.model.%s", "audio_tower.weight");
     assert_status(load(folder, &m), ST_MISMATCH);
     assert_message("tensor audio_tower.weight is not part of a Gemma3ForCausalLM model");
@@ -162,11 +157,10 @@ static void other_tensors_are_named(void **state)
 }
 
 // Published text_configs leave out what their class has by default.
-static void silence_has_a_meaning(void **state)
+TEST(silence_has_a_meaning)
 {
     struct model_config *c;
     json_t *json = whole_config(), *text = json_object_get(json, "text_config");
-    (void)state;
     json_object_del(text, "num_attention_heads");
     json_object_del(text, "num_key_value_heads");
     json_object_del(text, "vocab_size");
@@ -184,10 +178,9 @@ static void silence_has_a_meaning(void **state)
 }
 
 // The whole model's word counts, as in transformers, which writes text_config's default beside it.
-static void whole_model_says_whether_tied(void **state)
+TEST(whole_model_says_whether_tied)
 {
     struct model_config *c;
-    (void)state;
     for (int tied = 0; tied < 2; tied++) {
         json_t *json = whole_config(), *text = json_object_get(json, "text_config");
         json_object_set_new(text, "tie_word_embeddings", json_boolean(!tied));
@@ -198,15 +191,4 @@ static void whole_model_says_whether_tied(void **state)
         model_config_free(c);
         json_decref(json);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_model_is_taken),
-        cmocka_unit_test(other_tensors_are_named),
-        cmocka_unit_test(silence_has_a_meaning),
-        cmocka_unit_test(whole_model_says_whether_tied),
-    };
-    return cmocka_run_group_tests_name("text part", tests, NULL, NULL);
 }

@@ -5,34 +5,25 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define CONTEXT 64
 
 static struct tokenizer *tokenizer;
 
-static int load(void **state)
+static void load(void)
 {
-    (void)state;
     const char *folder = test_folder();
     assert_ok(tiny_tokenizer_write(folder));
     assert_ok(tokenizer_load(folder, &tokenizer));
-    return 0;
 }
 
-static int unload(void **state)
+static void unload(void)
 {
-    (void)state;
     tokenizer_free(tokenizer);
-    return 0;
 }
 
 // Every token written out as often as the context takes it.
-static void test_no_token_is_longer(void **state)
+TEST(test_no_token_is_longer)
 {
-    (void)state;
     size_t longest = 0;
     for (int id = 0; id < tokenizer_vocab_size(tokenizer); id++) {
         struct bytes text = BYTES_INIT;
@@ -64,9 +55,8 @@ static enum status parse(size_t len)
     return st;
 }
 
-static void test_refused_by_bytes(void **state)
+TEST(test_refused_by_bytes)
 {
-    (void)state;
     size_t most = CONTEXT * tokenizer_max_token_bytes(tokenizer);
     char number[64];
     assert_ok(parse(CONTEXT - 1));
@@ -80,9 +70,8 @@ static void test_refused_by_bytes(void **state)
 }
 
 // Put together the tokens' bytes are the text, wherever its characters are cut.
-static void test_bytes_of_tokens(void **state)
+TEST(test_bytes_of_tokens)
 {
-    (void)state;
     static const char text[] = "a \xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 z";
     struct token_list ids = TOKEN_LIST_INIT;
     struct bytes all = BYTES_INIT;
@@ -94,12 +83,4 @@ static void test_bytes_of_tokens(void **state)
     token_list_release(&ids);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_token_is_longer),
-        cmocka_unit_test(test_refused_by_bytes),
-        cmocka_unit_test(test_bytes_of_tokens),
-    };
-    return cmocka_run_group_tests_name("token_bytes", tests, load, unload);
-}
+TESTS_BETWEEN(load, unload)

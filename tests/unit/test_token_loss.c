@@ -4,11 +4,6 @@
 #include "trainer/learn/loss.h"
 #include "trainer/learn/stats.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define TOKENS   10
 #define SETTINGS 3 // beta is the last
 
@@ -71,9 +66,8 @@ static void check_line(char *line, const struct columns *c)
         assert_true(fabs(dlogprobs[i] - gradient[i]) <= 1e-7 * fabs(gradient[i])); // of a float
 }
 
-static void test_torch_table(void **state)
+TEST(test_torch_table)
 {
-    (void)state;
     struct columns c;
     char line[2048];
     int n = 0;
@@ -90,9 +84,8 @@ static void test_torch_table(void **state)
 }
 
 // The defaults are those of the first line of each loss in the table.
-static void test_defaults(void **state)
+TEST(test_defaults)
 {
-    (void)state;
     struct loss_config config;
     assert_ok(loss_of_client("ppo", &config));
     assert_true(config.epsilon == 0.8);
@@ -106,9 +99,8 @@ static void test_defaults(void **state)
 }
 
 // Bounds that a client gives for each token count instead of the settings.
-static void test_bounds_of_tokens(void **state)
+TEST(test_bounds_of_tokens)
 {
-    (void)state;
     const float logprobs[2] = {0, 0}, sampler[2] = {-1, -1}, advantages[2] = {1, 1},
                 high[2] = {1.5f, 10};
     const float *const inputs[LOSS_INPUTS] = {
@@ -124,23 +116,11 @@ static void test_bounds_of_tokens(void **state)
     assert_true(fabs(dlogprobs[1] + exp(1)) < 1e-6);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     struct loss_config config;
     assert_status(loss_of_client("stable_reinforce", &config), ST_UNSUPPORTED);
     assert_message("loss_fn=importance_sampling");
     assert_status(loss_of_client("reinforce", &config), ST_INVALID);
     assert_message("cross_entropy, importance_sampling, ppo, cispo, dro and gspo");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_torch_table),
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_bounds_of_tokens),
-        cmocka_unit_test(test_refusals),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

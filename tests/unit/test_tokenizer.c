@@ -1,18 +1,12 @@
 /* test_tokenizer.c: common/text/tokenizer.h: tokenizers written by the test itself (byte-level,
  * and SentencePiece-style with byte fallback), whose ids can be worked out by hand; then malformed
  * files. */
-#include "common/base/bytes.h"
-#include "common/base/clock.h"
-#include "common/base/json.h"
 #include "common/text/tokenizer_parts.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 // ---- helpers -----------------------------------------------------------------------------------
 
@@ -70,9 +64,8 @@ static json_t *byte_level_json(void)
     return root;
 }
 
-static void byte_alphabet(void **state)
+TEST(byte_alphabet)
 {
-    (void)state;
     bool seen[512] = {false};
     for (int i = 0; i < 256; i++) {
         char c[4];
@@ -87,9 +80,8 @@ static void byte_alphabet(void **state)
     assert_int_equal(byte_level_byte(0x120), ' '); // GPT-2's well-known G with a dot
 }
 
-static void byte_level(void **state)
+TEST(byte_level)
 {
-    (void)state;
     json_t *json = byte_level_json();
     struct tokenizer *t =
         parse(json, "{\"eos_token\":\"<|end|>\",\"pad_token\":{\"content\":\"<pad>\"}}");
@@ -137,9 +129,8 @@ static void byte_level(void **state)
     json_decref(json);
 }
 
-static void refused_text(void **state)
+TEST(refused_text)
 {
-    (void)state;
     json_t *json = byte_level_json();
     struct tokenizer *t = parse(json, NULL);
     struct token_list ids = TOKEN_LIST_INIT;
@@ -193,9 +184,8 @@ static json_t *sentencepiece_json(void)
     return root;
 }
 
-static void sentencepiece(void **state)
+TEST(sentencepiece)
 {
-    (void)state;
     json_t *json = sentencepiece_json();
     struct tokenizer *t = parse(json, "{\"bos_token\":\"<s>\",\"add_bos_token\":true}");
     ASSERT_IDS(t, "hi", 264);
@@ -239,9 +229,8 @@ static void sentencepiece(void **state)
     json_decref(json);
 }
 
-static void ignore_merges(void **state)
+TEST(ignore_merges)
 {
-    (void)state;
     json_t *json = byte_level_json();
     json_t *model = json_object_get(json, "model");
     json_object_set_new(json_object_get(model, "vocab"), "whole", json_integer(262));
@@ -256,9 +245,8 @@ static void ignore_merges(void **state)
 }
 
 // A megabyte that is one word, in near-linear time; the bound is loose enough for any sanitizer.
-static void long_word(void **state)
+TEST(long_word)
 {
-    (void)state;
     enum { N = 1 << 20 };
     json_t *json = sentencepiece_json();
     struct tokenizer *t = parse(json, NULL);
@@ -291,9 +279,8 @@ static void *encode_again(void *arg)
     return ok ? arg : NULL;
 }
 
-static void threads(void **state)
+TEST(threads)
 {
-    (void)state;
     json_t *json = byte_level_json();
     struct tokenizer *t = parse(json, NULL);
     pthread_t thread[4];
@@ -310,9 +297,8 @@ static void threads(void **state)
 
 // ---- malformed files ---------------------------------------------------------------------------
 
-static void malformed(void **state)
+TEST(malformed)
 {
-    (void)state;
     static const struct {
         const char *path[3], *value; // what is put where in the byte-level file
         enum status status;
@@ -395,9 +381,8 @@ static void malformed(void **state)
     }
 }
 
-static void truncated(void **state)
+TEST(truncated)
 {
-    (void)state;
     json_t *json = sentencepiece_json();
     char *text = json_dumps(json, 0);
     size_t len = strlen(text);
@@ -416,16 +401,4 @@ static void truncated(void **state)
     assert_null(t);
     free(text);
     json_decref(json);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(byte_alphabet), cmocka_unit_test(byte_level),
-        cmocka_unit_test(refused_text),  cmocka_unit_test(sentencepiece),
-        cmocka_unit_test(ignore_merges), cmocka_unit_test(long_word),
-        cmocka_unit_test(threads),       cmocka_unit_test(malformed),
-        cmocka_unit_test(truncated),
-    };
-    return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

@@ -1,19 +1,12 @@
 /* test_tokenizer_parts.c: the sections of tokenizer.json by themselves: pre-tokenizers,
  * normalizers. */
-#include "common/base/bytes.h"
-#include "common/base/json.h"
 #include "common/text/tokenizer_parts.h"
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 // Pre-tokenizers over the same bytes: words end where ids of merges show it.
-static void pretokenizers(void **state)
+TEST(pretokenizers)
 {
-    (void)state;
     static const struct {
         const char *section, *text, *words;
     } cases[] = {
@@ -98,9 +91,8 @@ static void pretokenizers(void **state)
     }
 }
 
-static void normalizers(void **state)
+TEST(normalizers)
 {
-    (void)state;
     static const struct {
         const char *section, *text, *normal;
     } cases[] = {
@@ -132,13 +124,4 @@ static void normalizers(void **state)
         bytes_release(&out);
         json_decref(section);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pretokenizers),
-        cmocka_unit_test(normalizers),
-    };
-    return cmocka_run_group_tests_name("tokenizer parts", tests, NULL, NULL);
 }

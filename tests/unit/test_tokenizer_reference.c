@@ -1,15 +1,9 @@
 /* test_tokenizer_reference.c: tokenizers and chats against the reference vectors of the shared test
  * data, which are skipped where it is absent. */
-#include "common/base/bytes.h"
-#include "common/base/json.h"
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 // The lines of a file as JSON; ends the list with NULL.
 static json_t *read_lines(const char *path)
@@ -25,7 +19,6 @@ static json_t *read_lines(const char *path)
         }
         line += len + (line[len] == '\n');
     }
-    free(text);
     assert_true(json_array_size(list) > 0);
     return list;
 }
@@ -116,27 +109,23 @@ static void check_reference(const char *name)
     check_chat(name, chat);
 }
 
-static void reference_qwen(void **state)
+TEST(reference_qwen)
 {
-    (void)state;
     check_reference("qwen2.5-tokenizer");
 }
 
-static void reference_phi(void **state)
+TEST(reference_phi)
 {
-    (void)state;
     check_reference("phi3-tokenizer");
 }
 
-static void reference_minimind(void **state)
+TEST(reference_minimind)
 {
-    (void)state;
     check_reference("minimind-tokenizer");
 }
 
-static void conformance(void **state)
+TEST(conformance)
 {
-    (void)state;
     static const struct {
         const char *tokenizer, *vectors;
         int skip; // ids at the start that add_special put there
@@ -186,27 +175,12 @@ static void check_ggml(const char *tokenizer, const char *name)
     }
     assert_int_equal(n, 23);
     print_message("%s: %d vectors equal\n", name, n);
-    free(inputs);
-    free(outputs);
     tokenizer_free(t);
 }
 
-static void ggml(void **state)
+TEST(ggml)
 {
-    (void)state;
     check_ggml("qwen2.5-tokenizer", "qwen2");
     check_ggml("phi3-tokenizer", "phi-3");
     check_ggml("phi3-tokenizer", "llama-spm");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reference_qwen),
-        cmocka_unit_test(reference_phi),
-        cmocka_unit_test(reference_minimind),
-        cmocka_unit_test(conformance),
-        cmocka_unit_test(ggml),
-    };
-    return cmocka_run_group_tests_name("tokenizer reference", tests, NULL, NULL);
 }

@@ -1,32 +1,25 @@
 /* test_tool_calls.c: infer-server/http/tool_calls.h: against vLLM's parsers (tests/tool-calls), cut
  * at every byte, and what chat templates render of a call parses back to it. */
-#include "common/base/json.h"
 #include "infer-server/http/chat_probe.h"
 #include "infer-server/http/tool_calls.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 
 #include <glob.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static json_t *tools; // get_weather, add
 
-static int make_tools(void **state)
+static void make_tools(void)
 {
-    (void)state;
     tools = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\"}},"
                        "{\"type\":\"function\",\"function\":{\"name\":\"add\"}}]",
                        0, NULL);
-    return tools ? 0 : -1;
+    assert_non_null(tools);
 }
 
-static int free_tools(void **state)
+static void free_tools(void)
 {
-    (void)state;
     json_decref(tools);
-    return 0;
 }
 
 static const struct tool_form *form_named(const char *name)
@@ -123,9 +116,8 @@ static void check_case(const json_t *c)
     cut_everywhere(form, text);
 }
 
-static void as_vllm_parses(void **state)
+TEST(as_vllm_parses)
 {
-    (void)state;
     const char *path = test_path(test_root(), "tests/tool-calls/cases.jsonl");
     char *cases = test_read(path);
     int n = 0;
@@ -138,14 +130,12 @@ static void as_vllm_parses(void **state)
         line += len + (line[len] == '\n');
     }
     assert_true(n > 20);
-    free(cases);
 }
 
 // ---- what vLLM does otherwise, or not at all ---------------------------------------------------
 
-static void texts(void **state)
+TEST(texts)
 {
-    (void)state;
     static const struct {
         const char *form, *text, *content, *calls; // NAME ARGUMENTS; with line ends between
     } cases[] = {
@@ -217,9 +207,8 @@ static void texts(void **state)
 }
 
 // What may yet become a call is held back, and nothing else is.
-static void held_back(void **state)
+TEST(held_back)
 {
-    (void)state;
     static const struct {
         const char *form, *text, *given;
     } cases[] = {
@@ -248,9 +237,8 @@ static void held_back(void **state)
 
 // ---- the shared templates -----------------------------------------------------------------------
 
-static void templates_parse_back(void **state)
+TEST(templates_parse_back)
 {
-    (void)state;
     static const struct {
         const char *name, *form;
     } wanted[] = {{"qwen2_5", "hermes"},
@@ -284,7 +272,6 @@ static void templates_parse_back(void **state)
             seen++;
         }
         chat_template_free(t);
-        free(text);
     }
     assert_int_equal(seen, sizeof wanted / sizeof *wanted);
     json_decref(tokens);
@@ -292,9 +279,8 @@ static void templates_parse_back(void **state)
 }
 
 // Of templates that are not there: Mistral's list, and arguments that have to be text.
-static void other_templates_parse_back(void **state)
+TEST(other_templates_parse_back)
 {
-    (void)state;
 #define CALLS(text)                                                                                \
     "{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls or [] %}" text                  \
     "{% endfor %}{% endfor %}"
@@ -321,9 +307,8 @@ static void other_templates_parse_back(void **state)
 
 // ---- turns -------------------------------------------------------------------------------------
 
-static void turns_that_do_not_repeat_are_said(void **state)
+TEST(turns_that_do_not_repeat_are_said)
 {
-    (void)state;
 #define TURN(content) "{% for m in messages %}<{{ m.role }}>" content "\n{% endfor %}"
 #define PROMPT(text)  "{% if add_generation_prompt %}" text "{% endif %}"
     static const struct {
@@ -351,15 +336,4 @@ static void turns_that_do_not_repeat_are_said(void **state)
     tokenizer_free(tokenizer);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_vllm_parses),
-        cmocka_unit_test(texts),
-        cmocka_unit_test(held_back),
-        cmocka_unit_test(templates_parse_back),
-        cmocka_unit_test(other_templates_parse_back),
-        cmocka_unit_test(turns_that_do_not_repeat_are_said),
-    };
-    return cmocka_run_group_tests_name("tool_calls", tests, make_tools, free_tools);
-}
+TESTS_BETWEEN(make_tools, free_tools)

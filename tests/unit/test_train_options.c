@@ -4,8 +4,6 @@
 #include "trainer/run/config.h"
 #include "tests/support/support.h"
 
-#include <string.h>
-
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
 
 // Parses `more` (NULL-ended) behind --data; the caller frees ret_set.
@@ -34,9 +32,8 @@ static struct loss_config loss_of(const char *const more[])
 #define NONE ((const char *const[]){NULL})
 
 // As the config is written to a run's folder. What TRL calls None is 0 here, -1 for epsilon_high.
-static void defaults_are_trls(void **state)
+TEST(defaults_are_trls)
 {
-    (void)state;
     static const struct {
         const char *name, *value;
     } defaults[] = {
@@ -98,9 +95,8 @@ static void defaults_are_trls(void **state)
     options_free(set);
 }
 
-static void options_reach_the_loss(void **state)
+TEST(options_reach_the_loss)
 {
-    (void)state;
     struct loss_config l = loss_of(NONE);
     assert_int_equal(l.type, LOSS_DAPO);
     assert_false(l.sequence_level);
@@ -145,9 +141,8 @@ static void options_reach_the_loss(void **state)
         assert_int_equal(loss_of(OPTIONS("--loss-type", types[i].name)).type, types[i].type);
 }
 
-static void a_former_name_is_still_read(void **state)
+TEST(a_former_name_is_still_read)
 {
-    (void)state;
     struct train_config config;
     struct option_set *set;
     parse((const char *const[]){"--head-rows", "7", NULL}, &config, &set);
@@ -158,9 +153,8 @@ static void a_former_name_is_still_read(void **state)
 
 // Staleness is counted in updates, of which a step has --num-iterations; what may be ordered ahead
 // follows from it, however it is said.
-static void staleness_says_what_runs_ahead(void **state)
+TEST(staleness_says_what_runs_ahead)
 {
-    (void)state;
     static const struct {
         const char *options[8];
         int max_staleness, steps_ahead;
@@ -186,9 +180,8 @@ static void staleness_says_what_runs_ahead(void **state)
     }
 }
 
-static void what_is_missing_is_said(void **state)
+TEST(what_is_missing_is_said)
 {
-    (void)state;
     static const struct {
         const char *options[3], *sentence;
     } cases[] = {
@@ -207,16 +200,4 @@ static void what_is_missing_is_said(void **state)
         assert_message(cases[i].sentence);
         options_free(set);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_are_trls),
-        cmocka_unit_test(options_reach_the_loss),
-        cmocka_unit_test(a_former_name_is_still_read),
-        cmocka_unit_test(staleness_says_what_runs_ahead),
-        cmocka_unit_test(what_is_missing_is_said),
-    };
-    return cmocka_run_group_tests_name("train options", tests, NULL, NULL);
 }

@@ -1,15 +1,9 @@
 /* test_trajectory.c: what an environment returns, against what was sampled for it: masks, rewards,
  * groups; advantages of turns; and the journal of its tools. */
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "tests/support/support.h"
 #include "trainer/rollout/journal.h"
 #include "trainer/rollout/scoring.h"
 #include "trainer/rollout/trajectory.h"
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const struct trajectory_bounds bounds = {.vocab_size = 50, .max_tokens = 8, .version = 4};
 
@@ -58,9 +52,8 @@ static enum status read_text(const struct sampled_turns *turns, const char *text
 
 #define IDS "\"token_ids\": [1, 2, 11, 12, 3, 13]"
 
-static void turns_tell_what_was_sampled(void **state)
+TEST(turns_tell_what_was_sampled)
 {
-    (void)state;
     struct sampled_turns turns = {0};
     struct completion c;
     add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
@@ -97,9 +90,8 @@ static void write_authors(struct completion *c, enum token_author first, enum to
 }
 
 // Who of a tandem wrote a token the turn says; what the environment's mask leaves out is nobody's.
-static void a_tandems_turns_tell_who_wrote(void **state)
+TEST(a_tandems_turns_tell_who_wrote)
 {
-    (void)state;
     static const uint8_t want[] = {AUTHOR_FROZEN, AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_OTHER};
     struct sampled_turns turns = {0};
     struct token_list prompt = {0};
@@ -118,9 +110,8 @@ static void a_tandems_turns_tell_who_wrote(void **state)
     sampled_turns_release(&turns);
 }
 
-static void what_was_not_sampled_is_refused(void **state)
+TEST(what_was_not_sampled_is_refused)
 {
-    (void)state;
     static const struct {
         const char *text, *sentence;
     } faults[] = {
@@ -154,9 +145,8 @@ static void what_was_not_sampled_is_refused(void **state)
     sampled_turns_release(&turns);
 }
 
-static void a_prompt_repeats_or_not(void **state)
+TEST(a_prompt_repeats_or_not)
 {
-    (void)state;
     struct sampled_turns turns = {0};
     int32_t ids[] = {1, 2, 11, 12, 5};
     struct token_list prompt = {ids, 5, 0};
@@ -174,9 +164,8 @@ static void a_prompt_repeats_or_not(void **state)
     sampled_turns_release(&turns);
 }
 
-static void a_group_shares_what_it_begins_with(void **state)
+TEST(a_group_shares_what_it_begins_with)
 {
-    (void)state;
     struct sampled_turns a = {0}, b = {0};
     struct completion group[2];
     struct token_list prompt = {0};
@@ -201,9 +190,8 @@ static void a_group_shares_what_it_begins_with(void **state)
 }
 
 // Of two samples with rewards of two turns and one of one: {0, 1}, {0, 0}, {1}.
-static void rewards_of_turns_are_of_what_comes_before(void **state)
+TEST(rewards_of_turns_are_of_what_comes_before)
 {
-    (void)state;
     struct completion_reward first[] = {{0, 2}, {1, 4}}, second[] = {{0, 2}, {0, 4}},
                              third[] = {{1, 4}};
     struct completion samples[3] = {{.n = 4, .rewards = first, .n_rewards = 2},
@@ -252,9 +240,8 @@ static void keep(struct journal *j, int number, const char *call, const char *re
     json_decref(r);
 }
 
-static void calls_are_found_again(void **state)
+TEST(calls_are_found_again)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "journal/step-3.jsonl");
     struct journal *j;
     assert_ok(journal_open(folder, 3, 0, &j));
@@ -269,7 +256,6 @@ static void calls_are_found_again(void **state)
     struct bytes torn = BYTES_INIT;
     bytes_printf(&torn, "%s{\"line\": 7, \"gro", text);
     test_write(path, torn.data, torn.len);
-    free(text);
     bytes_release(&torn);
     assert_ok(journal_open(folder, 3, 0, &j));
     assert_string_equal(found(j, 7, 0, "a"), "A");
@@ -291,9 +277,8 @@ static void calls_are_found_again(void **state)
 }
 
 // Each rank has a file, and finds what any of them kept, but in what one is just writing anew.
-static void ranks_find_each_others_calls(void **state)
+TEST(ranks_find_each_others_calls)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "journal/step-3.jsonl");
     struct journal *zero, *one;
     assert_ok(journal_open(folder, 3, 0, &zero));
@@ -313,19 +298,4 @@ static void ranks_find_each_others_calls(void **state)
     assert_ok(journal_forget(folder, 3));
     assert_false(file_exists(path));
     assert_false(file_exists(test_path(folder, "journal/step-3.rank-1.jsonl")));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_find_each_others_calls),
-        cmocka_unit_test(turns_tell_what_was_sampled),
-        cmocka_unit_test(a_tandems_turns_tell_who_wrote),
-        cmocka_unit_test(what_was_not_sampled_is_refused),
-        cmocka_unit_test(a_prompt_repeats_or_not),
-        cmocka_unit_test(a_group_shares_what_it_begins_with),
-        cmocka_unit_test(rewards_of_turns_are_of_what_comes_before),
-        cmocka_unit_test(calls_are_found_again),
-    };
-    return cmocka_run_group_tests_name("trajectory", tests, NULL, NULL);
 }

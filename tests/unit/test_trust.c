@@ -2,19 +2,13 @@
  * lock, whatever a pid seems to say; new files keep to the umask. */
 #include "bridge/bridge_file.h"
 #include "bridge/control_page.h"
-#include "common/base/file.h"
 #include "kernels/device.h"
 #include "tests/support/control_test.h"
 
 #include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define STRANGER 65534
 
@@ -35,9 +29,8 @@ static const char *shm_path(const char *name)
 
 // ---- another user's ----------------------------------------------------------------------------
 
-static void test_bridge_file_of_another(void **state)
+TEST(test_bridge_file_of_another)
 {
-    (void)state;
     need_root();
     struct bridge_file *file = NULL;
     const char *path = test_path(test_folder(), "bridge.json");
@@ -50,9 +43,8 @@ static void test_bridge_file_of_another(void **state)
     assert_null(file);
 }
 
-static void test_page_of_another(void **state)
+TEST(test_page_of_another)
 {
-    (void)state;
     need_root();
     struct control *c = control_test_owner(), *other = NULL;
     give_away(shm_path(control_test_page));
@@ -63,9 +55,8 @@ static void test_page_of_another(void **state)
     control_test_end(c);
 }
 
-static void test_segment_of_another(void **state)
+TEST(test_segment_of_another)
 {
-    (void)state;
     need_root();
     struct device *dev;
     struct shared_memory *made, *opened = NULL;
@@ -84,9 +75,8 @@ static void test_segment_of_another(void **state)
 // ---- signs of life -----------------------------------------------------------------------------
 
 // As the page of a daemon in another PID namespace: its pid is nobody's here.
-static void test_page_of_another_namespace(void **state)
+TEST(test_page_of_another_namespace)
 {
-    (void)state;
     struct control *c = control_test_owner(), *other = NULL;
     struct page *page = c->page;
     page->owner_pid = 0x3fffffff;
@@ -103,9 +93,8 @@ static void test_page_of_another_namespace(void **state)
     control_free(c);
 }
 
-static void test_killed_owner(void **state)
+TEST(test_killed_owner)
 {
-    (void)state;
     struct control *c = control_test_owner(), *next = NULL; // takes a name, and leaves it
     control_test_end(c);
     pid_t pid = control_test_fork();
@@ -121,9 +110,8 @@ static void test_killed_owner(void **state)
 
 // ---- the umask ---------------------------------------------------------------------------------
 
-static void test_umask(void **state)
+TEST(test_umask)
 {
-    (void)state;
     static const mode_t masks[] = {0, 022, 027, 077};
     const char *path = test_path(test_folder(), "file");
     mode_t before = umask(0);
@@ -140,9 +128,8 @@ static void test_umask(void **state)
     umask(before);
 }
 
-static void test_temporaries(void **state)
+TEST(test_temporaries)
 {
-    (void)state;
     const char *folder = test_folder(), *path = test_path(folder, "bridge.json");
     static const char *const left[] = {"bridge.json.tmp.012abc", "bridge.json.tmp.ffffff"};
     static const char *const others[] = {"bridge.json", "other.json.tmp.012abc",
@@ -153,18 +140,4 @@ static void test_temporaries(void **state)
     assert_int_equal(file_sweep_temporaries(path), 2);
     for (int i = 0; i < 2; i++) assert_false(file_exists(test_path(folder, left[i])));
     for (int i = 0; i < 5; i++) assert_true(file_exists(test_path(folder, others[i])));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bridge_file_of_another),
-        cmocka_unit_test(test_page_of_another),
-        cmocka_unit_test(test_segment_of_another),
-        cmocka_unit_test(test_page_of_another_namespace),
-        cmocka_unit_test(test_killed_owner),
-        cmocka_unit_test(test_umask),
-        cmocka_unit_test(test_temporaries),
-    };
-    return cmocka_run_group_tests_name("trust", tests, NULL, NULL);
 }

@@ -7,9 +7,6 @@
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 // ---- turns_find() -------------------------------------------------------------------------------
 
 // "[role:content]" a message, "[assistant:" as the opening. `forgets`: what stands before "|" in an
@@ -71,9 +68,8 @@ static enum status find(struct template *t, const char *text, bool all, int *ret
     return st;
 }
 
-static void finds_turns(void **state)
+TEST(finds_turns)
 {
-    (void)state;
     static const struct {
         const char *messages;
         bool all, forgets, refuses_empty;
@@ -109,9 +105,8 @@ static enum status render_otherwise(void *context, const json_t *messages, bool 
     return st;
 }
 
-static void last_turn_must_be_there(void **state)
+TEST(last_turn_must_be_there)
 {
-    (void)state;
     struct template t = {0};
     struct turns turns = TURNS_INIT;
     json_t *messages = conversation("u:x a:one");
@@ -146,9 +141,8 @@ static void completion_text(const struct example *e, const struct tokenizer *tok
     }
 }
 
-static void learns_what_was_asked(void **state)
+TEST(learns_what_was_asked)
 {
-    (void)state;
     static const char *const wanted[2][4] = {
         {"four<|im_end|>\n", "six<|im_end|>\n", "d<|im_end|>\n", "text<|im_end|>"},
         {"two<|im_end|>\n{<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n}four<|im_end|>"
@@ -187,14 +181,4 @@ static void learns_what_was_asked(void **state)
     bytes_release(&text);
     chat_template_free(chat);
     tokenizer_free(tokenizer);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_turns),
-        cmocka_unit_test(last_turn_must_be_there),
-        cmocka_unit_test(learns_what_was_asked),
-    };
-    return cmocka_run_group_tests_name("turns", tests, NULL, NULL);
 }

@@ -1,20 +1,13 @@
 /* test_two_hosts.c: ranks on two hosts: two network namespaces with names and addresses of their
  * own and a cable between them, which is pulled. Skips where the machine does not let a process
  * make these. */
-#include "common/base/clock.h"
-#include "common/base/file.h"
 #include "common/ranks/liveness.h"
 #include "tests/support/rank_group.h"
 
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define HOST_A  "host-a"
 #define HOST_B  "host-b"
@@ -171,18 +164,16 @@ static void all_end_well(void)
             fail_msg("rank %d: %s", rank, sentence);
 }
 
-static void test_meet_by_tcp(void **state)
+TEST_WITH(test_meet_by_tcp, NULL, end_hosts, NULL)
 {
-    (void)state;
     static int check_ms = 500;
     make_hosts();
     start_ranks("tcp://" ADDRESS ":29500", "a-long-token", &check_ms);
     all_end_well();
 }
 
-static void test_meet_by_file(void **state)
+TEST_WITH(test_meet_by_file, NULL, end_hosts, NULL)
 {
-    (void)state;
     static int check_ms = 500;
     char url[PATH_MAX + 8];
     make_hosts();
@@ -192,9 +183,8 @@ static void test_meet_by_file(void **state)
 }
 
 // Whoever is on one host misses somebody on the other.
-static void test_pulled_cable(void **state)
+TEST_WITH(test_pulled_cable, NULL, end_hosts, NULL)
 {
-    (void)state;
     static int check_ms = 30000;
     char command[128], path[PATH_MAX], sentence[2048];
     make_hosts();
@@ -211,14 +201,4 @@ static void test_pulled_cable(void **state)
         assert_contains(sentence, rank < 2 ? "(" HOST_B ", pid " : "rank 0 (" HOST_A ", pid ");
         assert_contains(sentence, "is gone");
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_meet_by_tcp, end_hosts),
-        cmocka_unit_test_teardown(test_meet_by_file, end_hosts),
-        cmocka_unit_test_teardown(test_pulled_cable, end_hosts),
-    };
-    return cmocka_run_group_tests_name("two hosts", tests, NULL, NULL);
 }
