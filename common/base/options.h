@@ -135,6 +135,6 @@ void options_free(struct option_set *set);
 enum status options_size(const char *text, int64_t *ret_bytes);
 
 // The version every program prints with --version.
-#define COMMONWEIGHT_VERSION "0.1.0"
+#define COMMONWEIGHT_VERSION "0.2.0"
 
 #endif
