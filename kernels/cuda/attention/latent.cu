@@ -1,72 +1,87 @@
 /* latent.cu: what latent attention needs beside attention (ops.h, struct latent_shape): queries
  * into the absorbed form and its results out of it, and the layout of the expanded form.
  *
- * Where latent_tensor.cu does not have the two products, they are an ordinary tiled one for each
- * head, on the ordinary units in f32. */
-#include "kernels/cuda/attention/latent.cuh"
+ * The two products are of all heads in one launch. In bf16 few rows take narrow tiles, all of whose
+ * weights are on their way at once, as reading these is all the work; more take larger ones, up to
+ * 128 x 128. */
+#include "kernels/cuda/matmul/tile.cuh"
 
-#define THREADS 256
-#define ROWS    32 // of a block's tile of the result, two a thread
-#define COLS    64 // four a thread
-#define DEPTH   16
+#define THREADS  256
+#define FEW_ROWS 64
 
-// Of head blockIdx.z.
-template <typename T> __global__ void __launch_bounds__(THREADS) product_kernel(heads_product<T> p)
+// Of each head: C (rows, cols) = A (rows, depth) B, of which entry (k, c) is at b[k * b_depth + c *
+// b_col]. An entry is one sum in the order of the inner dimension, whatever the number of rows: a
+// row has the same bits in decoding and in training.
+template <typename T> struct heads_product {
+    T *c;
+    const T *a, *b;
+    int n_heads, rows, cols, depth;
+    bool early; // B (ops.h, Order)
+    int64_t a_row, a_head, b_head, c_row, c_head, b_depth, b_col;
+    // What of the absorbed form is there already: behind a row's `depth` and `cols` entries of a
+    // head the rotated ones, to be copied, and behind all heads the row's key, c_head wide.
+    int rotated;
+    const T *keys; // NULL: nothing of this
+};
+
+// Copies n rows of `width` elements, which lie so many apart.
+template <typename T, int V>
+__device__ __forceinline__ void copy_entries(T *to, int64_t to_row, const T *from, int64_t from_row,
+                                             int n, int width)
 {
-    grid_begin();
-    __shared__ float left[DEPTH][ROWS + 1], right[DEPTH][COLS + 1];
-    const T *a = p.a + blockIdx.z * p.a_head, *b = p.b + blockIdx.z * p.b_head;
-    int row0 = blockIdx.x * ROWS, col0 = blockIdx.y * COLS;
-    int x = threadIdx.x % 16, y = threadIdx.x / 16;
-    float sum[2][4] = {};
-    for (int k0 = 0; k0 < p.depth; k0 += DEPTH) {
-        __syncthreads();
-        for (int i = threadIdx.x; i < DEPTH * ROWS; i += THREADS) {
-            int k = i % DEPTH, r = i / DEPTH;
-            bool in = row0 + r < p.rows && k0 + k < p.depth;
-            left[k][r] = in ? to_f32(a[(row0 + r) * p.a_row + k0 + k]) : 0.f;
-        }
-        for (int i = threadIdx.x; i < DEPTH * COLS; i += THREADS) {
-            // neighbouring threads read neighbours in memory
-            int k = p.b_col == 1 ? i / COLS : i % DEPTH, c = p.b_col == 1 ? i % COLS : i / DEPTH;
-            bool in = col0 + c < p.cols && k0 + k < p.depth;
-            right[k][c] = in ? to_f32(b[(k0 + k) * p.b_depth + (col0 + c) * p.b_col]) : 0.f;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < DEPTH; k++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    sum[i][j] = __fmaf_rn(left[k][y + 16 * i], right[k][x + 16 * j], sum[i][j]);
+    typedef pack<T, V> unit;
+    const int units = width / V;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < n * units; i += blockDim.x) {
+        int r = i / units, u = i % units * V;
+        *(unit *)(to + r * to_row + u) = *(const unit *)(from + r * from_row + u);
     }
-    T *c = p.c + blockIdx.z * p.c_head;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int row = row0 + y + 16 * i, col = col0 + x + 16 * j;
-            if (row < p.rows && col < p.cols) c[row * p.c_row + col] = from_f32<T>(sum[i][j]);
-        }
 }
 
-// What of the absorbed form is there already: the rotated part of every query, and the key.
-template <typename T>
-__global__ void absorbed_rest_kernel(T *qkv, const T *q, const T *keys, latent_shape s)
+// A head's rotated entries of some rows, and the keys of the head's share of them.
+template <typename T, int V>
+__device__ __forceinline__ void copy_rotated(const heads_product<T> &p, int row0, int rows)
 {
+    rows = min(rows, p.rows - row0);
+    copy_entries<T, V>(p.c + row0 * p.c_row + blockIdx.z * p.c_head + p.cols, p.c_row,
+                       p.a + row0 * p.a_row + blockIdx.z * p.a_head + p.depth, p.a_row, rows,
+                       p.rotated);
+    int n = (rows + p.n_heads - 1) / p.n_heads, first = row0 + blockIdx.z * n;
+    copy_entries<T, V>(p.c + first * p.c_row + p.n_heads * p.c_head, p.c_row,
+                       p.keys + first * p.c_head, p.c_head, min(n, row0 + rows - first),
+                       (int)p.c_head);
+}
+
+// V: elements that are copied at once.
+template <typename TILE, typename T, int V>
+__global__ void __launch_bounds__(TILE::threads, TILE::blocks) heads_kernel(heads_product<T> p)
+{
+    const int row0 = blockIdx.x * TILE::rows, col0 = blockIdx.y * TILE::cols;
+    const tile_operand<T> l = {p.a + blockIdx.z * p.a_head + row0 * p.a_row, p.a_row,
+                               p.rows - row0};
+    const tile_operand<T> r = {p.b + blockIdx.z * p.b_head + col0 * p.b_col,
+                               TILE::r_across ? p.b_depth : p.b_col, p.cols - col0};
+    const bool early = p.early && col0 < p.cols;
+    if (early) TILE::begin_right(r, p.depth);
     grid_begin();
-    int width = s.rank + s.rope, rotated = s.n_heads * s.rope;
-    int i = blockIdx.y * THREADS + threadIdx.x;
-    T *to = qkv + (int64_t)blockIdx.x * (s.n_heads + 1) * width;
-    if (i < rotated) {
-        int head = i / s.rope, d = i % s.rope, dim = s.nope + s.rope;
-        to[(int64_t)head * width + s.rank + d] =
-            q[((int64_t)blockIdx.x * s.n_heads + head) * dim + s.nope + d];
-    } else if (i < rotated + width) {
-        to[(int64_t)s.n_heads * width + i - rotated] =
-            keys[(int64_t)blockIdx.x * width + i - rotated];
-    }
+    if (col0 >= p.cols) return copy_rotated<T, V>(p, row0, TILE::rows);
+    typename TILE::sums sum = {};
+    TILE::multiply(sum, l, r, p.depth, early);
+    TILE::store_tile(p.c + blockIdx.z * p.c_head + row0 * p.c_row + col0, p.c_row, sum, l.n, r.n);
+}
+
+template <typename TILE> static dim3 tiles_of(int rows, int cols, int heads)
+{
+    return dim3(ceil_div(rows, TILE::rows), ceil_div(cols, TILE::cols), heads);
+}
+
+template <typename TILE, typename T, int V>
+static void launch(struct device *dev, const heads_product<T> &p)
+{
+    dim3 grid = tiles_of<TILE>(p.rows, p.cols, p.n_heads);
+    grid.y += p.keys != NULL;
+    cuda_launch(dev, "latent attention's heads", heads_kernel<TILE, T, V>, grid, TILE::threads,
+                TILE::shared, p);
 }
 
 // A call of latent_query, or, where keys are NULL, of latent_value.
@@ -101,28 +116,45 @@ template <typename T> static heads_product<T> product_of(const latent_call &call
     return p;
 }
 
+// Whether all that is copied comes in 16 bytes.
 static bool mma_takes(struct device *dev, const latent_call &c)
 {
-    return c.shape->dt == DT_BF16 && latent_mma_takes(dev, product_of<bf16>(c));
+    if (!on_hopper(dev) || c.shape->dt != DT_BF16) return false;
+    const heads_product<bf16> p = product_of<bf16>(c);
+    return p.cols % 8 == 0 && p.depth % 8 == 0 && p.rotated % 8 == 0 &&
+           aligned(16, {p.a, p.b, p.c, p.keys},
+                   {p.a_row * 2, p.a_head * 2, p.b_head * 2, p.c_row * 2, p.c_head * 2,
+                    (p.b_col == 1 ? p.b_depth : p.b_col) * 2});
+}
+
+// ACROSS: the inner dimension is B's rows.
+template <bool ACROSS> static void multiply(struct device *dev, const heads_product<bf16> &p)
+{
+    using few = mma_tile<16, 64, 1, 4, 64, 8, false, ACROSS>;
+    using some = mma_tile<64, 64, 2, 2, 64, 4, false, ACROSS>;
+    using many = mma_tile<128, 128, 2, 4, 64, 3, false, ACROSS>;
+    const dim3 large = tiles_of<many>(p.rows, p.cols, p.n_heads);
+    if (p.rows <= FEW_ROWS)
+        launch<few, bf16, 8>(dev, p);
+    else if ((int64_t)large.x * large.y * large.z <= 2 * cuda_use(dev)->n_sms)
+        launch<some, bf16, 8>(dev, p);
+    else
+        launch<many, bf16, 8>(dev, p);
 }
 
 static void mma_launch(struct device *dev, const latent_call &c)
 {
-    latent_mma(dev, product_of<bf16>(c));
+    const heads_product<bf16> p = product_of<bf16>(c);
+    (p.b_col == 1 ? multiply<true> : multiply<false>)(dev, p);
 }
 
 static void plain(struct device *dev, const latent_call &c)
 {
-    const struct latent_shape *s = c.shape;
-    with_type(s->dt, [&](auto t) {
+    with_type(c.shape->dt, [&](auto t) {
         using T = decltype(t);
         const heads_product<T> p = product_of<T>(c);
-        cuda_launch(dev, "latent attention's heads", product_kernel<T>,
-                    dim3(ceil_div(p.rows, ROWS), ceil_div(p.cols, COLS), p.n_heads), THREADS, 0, p);
-        if (!p.keys) return;
-        int rest = s->n_heads * s->rope + s->rank + s->rope;
-        cuda_launch(dev, "latent attention's queries", absorbed_rest_kernel<T>,
-                    dim3(s->rows, ceil_div(rest, THREADS)), THREADS, 0, p.c, p.a, p.keys, *s);
+        (p.b_col == 1 ? launch<plain_tile<false, true>, T, 1>
+                      : launch<plain_tile<false, false>, T, 1>)(dev, p);
     });
 }
 
@@ -184,7 +216,7 @@ void cuda_latent_expand(struct device *dev, void *qkv, const void *q, const void
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "latent attention's expanded form", expand_kernel<T, V>,
                     dim3(s->rows, ceil_div(s->n_heads * (s->nope + s->rope), THREADS * V)), THREADS,
-                    0, (T *)qkv, (const T *)q, (const T *)kv, (const T *)keys, *s);
+                    0, qkv, q, kv, keys, *s);
     });
 }
 
@@ -227,7 +259,7 @@ void cuda_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkey
         constexpr int V = decltype(v)::value;
         int units = s->n_heads * (s->nope + s->rope) + s->rope;
         cuda_launch(dev, "latent attention's gradient", expand_back_kernel<T, V>,
-                    dim3(s->rows, ceil_div(units, THREADS * V)), THREADS, 0, (T *)dq, (T *)dkv,
-                    (T *)dkeys, (const T *)dqkv, *s);
+                    dim3(s->rows, ceil_div(units, THREADS * V)), THREADS, 0, dq, dkv, dkeys, dqkv,
+                    *s);
     });
 }

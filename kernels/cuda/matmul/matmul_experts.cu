@@ -14,17 +14,9 @@
  */
 #include "kernels/cuda/matmul/experts.cuh"
 #include "kernels/cuda/matmul/matmul.cuh"
-#include "kernels/cuda/tensor.cuh"
+#include "kernels/cuda/matmul/tile.cuh"
 
-#define THREADS 256
-#define GROUP   8 // tiles down the result that neighbouring blocks take before the next column
-
-// What a block computes: a tile of an expert's result.
-struct tile {
-    int expert, j;
-    int i, i_end; // rows of the result: of all rows up to the expert's end, or of n
-    int p, p_end; // the sum's range
-};
+#define GROUP 8 // tiles down the result that neighbouring blocks take before the next column
 
 // Blocks of one group share rows of L and columns of R, which then come from the L2.
 __device__ __forceinline__ void place_block(int block, int columns, int &ret_down, int &ret_column)
@@ -47,255 +39,68 @@ template <typename T, typename U> struct experts_args {
     int n_experts, n, k;
 };
 
-/* The block's tile of a result in tiles of (height, width). GRADIENT: of the weights, an (n, k)
- * matrix for each expert (blockIdx.y), summed over its rows; else all rows by n. */
-template <bool GRADIENT, typename T, typename U>
-__device__ __forceinline__ bool find_tile(tile &ret, const experts_args<T, U> &a, int height,
-                                          int width)
+// What a block computes: a tile of an expert's result, (0, 0) of which is at c, of p_end terms.
+template <typename T, typename U> struct experts_tile {
+    tile_operand<T> l, r;
+    U *c;
+    int columns, p_end;
+};
+
+/* The block's tile. GRADIENT: of the weights, an (n, k) matrix for each expert (blockIdx.y), summed
+ * over its rows; else all rows by n. */
+template <typename TILE, typename T, typename U>
+__device__ __forceinline__ bool find_tile(experts_tile<T, U> &ret, const experts_args<T, U> &a)
 {
-    int down, column, columns = ((GRADIENT ? a.k : a.n) + width - 1) / width;
-    place_block(blockIdx.x, columns, down, column);
-    ret.j = column * width;
+    constexpr bool GRADIENT = TILE::l_across;
+    int down, column, expert = blockIdx.y, i, i_end = a.n, p = 0, p_end = a.k;
+    const int columns = GRADIENT ? a.k : a.n;
+    place_block(blockIdx.x, (columns + TILE::cols - 1) / TILE::cols, down, column);
     if (GRADIENT) {
-        ret.expert = blockIdx.y;
-        ret.i = down * height;
-        ret.i_end = a.n;
-        ret.p = a.offsets[ret.expert];
-        ret.p_end = a.offsets[ret.expert + 1];
-        return ret.i < a.n && ret.p < ret.p_end;
+        i = down * TILE::rows;
+        p = a.offsets[expert];
+        p_end = a.offsets[expert + 1];
+        if (i >= a.n || p >= p_end) return false;
+    } else {
+        expert_span rows;
+        if (!find_expert_rows(rows, a.offsets, a.n_experts, down, TILE::rows)) return false;
+        expert = rows.expert;
+        i = rows.start;
+        i_end = rows.end;
     }
-    expert_span rows;
-    if (!find_expert_rows(rows, a.offsets, a.n_experts, down, height)) return false;
-    ret.expert = rows.expert;
-    ret.i = rows.start;
-    ret.i_end = rows.end;
-    ret.p = 0;
-    ret.p_end = a.k;
+    const int j = column * TILE::cols;
+    const int64_t matrix = (int64_t)expert * a.n * a.k, l_stride = GRADIENT ? a.n : a.k;
+    const int64_t r_stride = TILE::r_across && !GRADIENT ? a.n : a.k;
+    const T *r = GRADIENT ? a.r : a.r + matrix;
+    ret.l = {a.l + (GRADIENT ? p * l_stride + i : i * l_stride), l_stride, i_end - i};
+    ret.r = {r + (TILE::r_across ? p * r_stride + j : j * r_stride), r_stride, columns - j};
+    ret.c = a.c + (GRADIENT ? matrix : 0) + (int64_t)i * columns + j;
+    ret.columns = columns;
+    ret.p_end = p_end - p;
     return true;
 }
 
-// Launches a kernel of tiles of (height, width) over the whole result; m: all rows.
-template <bool GRADIENT, typename T, typename U>
-static void launch_tiles(struct device *dev, void (*kernel)(experts_args<T, U>), int height,
-                         int width, size_t shared, const experts_args<T, U> &a, int m)
-{
-    if (GRADIENT) {
-        dim3 grid(blocks_of(ceil_div(a.n, height), ceil_div(a.k, width)), a.n_experts);
-        cuda_launch(dev, "gradient of experts' weights", kernel, grid, THREADS, shared, a);
-        return;
-    }
-    int down = expert_tiles(m, a.n_experts, height);
-    cuda_launch(dev, "experts' matmuls", kernel, blocks_of(down, ceil_div(a.n, width)), THREADS,
-                shared, a);
-}
-
-// ---- plain tiles -------------------------------------------------------------------------------
-
-#define PLAIN       64 // rows and columns of a tile; a thread sums 4 x 4 of it
-#define PLAIN_DEPTH 16 // of p at a time
-
-// A thread's four elements of an operand's next tile: (i, p) for i0 <= i < i_end and p0 <= p <
-// p_end.
-template <bool ACROSS, typename T>
-__device__ __forceinline__ void fetch(float (&ret)[4], const T *x, int64_t stride, int i0,
-                                      int i_end, int p0, int p_end)
-{
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        int at = threadIdx.x + s * THREADS;
-        int i = i0 + (ACROSS ? at % PLAIN : at / PLAIN_DEPTH);
-        int p = p0 + (ACROSS ? at / PLAIN : at % PLAIN_DEPTH);
-        ret[s] = 0;
-        if (i < i_end && p < p_end) ret[s] = to_f32(ACROSS ? x[p * stride + i] : x[i * stride + p]);
-    }
-}
-
-template <bool ACROSS>
-__device__ __forceinline__ void put(float (&to)[PLAIN_DEPTH][PLAIN + 4], const float (&x)[4])
-{
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        int at = threadIdx.x + s * THREADS;
-        to[ACROSS ? at / PLAIN : at % PLAIN_DEPTH][ACROSS ? at % PLAIN : at / PLAIN_DEPTH] = x[s];
-    }
-}
-
-template <bool L_ACROSS, bool R_ACROSS, typename T, typename U>
-__global__ void __launch_bounds__(THREADS) plain_kernel(experts_args<T, U> a)
+template <typename TILE, typename T, typename U>
+__global__ void __launch_bounds__(TILE::threads, TILE::blocks) experts_kernel(experts_args<T, U> a)
 {
     grid_begin();
-    constexpr bool GRADIENT = L_ACROSS;
-    __shared__ __align__(16) float left[PLAIN_DEPTH][PLAIN + 4], right[PLAIN_DEPTH][PLAIN + 4];
-    tile t;
-    if (!find_tile<GRADIENT>(t, a, PLAIN, PLAIN)) return;
-    int columns = GRADIENT ? a.k : a.n;
-    int64_t l_stride = GRADIENT ? a.n : a.k, r_stride = GRADIENT ? a.k : R_ACROSS ? a.n : a.k;
-    const T *r = GRADIENT ? a.r : a.r + (int64_t)t.expert * a.n * a.k;
-    U *c = GRADIENT ? a.c + (int64_t)t.expert * a.n * a.k : a.c;
-
-    float sum[4][4] = {}, x[4], y[4];
-    int i = threadIdx.x / 16 * 4, j = threadIdx.x % 16 * 4;
-    fetch<L_ACROSS>(x, a.l, l_stride, t.i, t.i_end, t.p, t.p_end);
-    fetch<R_ACROSS>(y, r, r_stride, t.j, columns, t.p, t.p_end);
-    for (int p = t.p; p < t.p_end; p += PLAIN_DEPTH) {
-        put<L_ACROSS>(left, x);
-        put<R_ACROSS>(right, y);
-        __syncthreads();
-        fetch<L_ACROSS>(x, a.l, l_stride, t.i, t.i_end, p + PLAIN_DEPTH, t.p_end);
-        fetch<R_ACROSS>(y, r, r_stride, t.j, columns, p + PLAIN_DEPTH, t.p_end);
-#pragma unroll
-        for (int q = 0; q < PLAIN_DEPTH; q++) {
-            float u[4], v[4];
-            load<float, 4>(u, &left[q][i]);
-            load<float, 4>(v, &right[q][j]);
-#pragma unroll
-            for (int f = 0; f < 4; f++)
-#pragma unroll
-                for (int g = 0; g < 4; g++) sum[f][g] += u[f] * v[g];
+    constexpr bool ADDS = TILE::l_across; // a gradient
+    experts_tile<T, U> t;
+    if (!find_tile<TILE>(t, a)) return;
+    typename TILE::sums sum = {};
+    TILE::multiply(sum, t.l, t.r, t.p_end);
+    TILE::each_pair(sum, [&](int i, int j, float x, float y) {
+        if (i >= t.l.n || j >= t.r.n) return;
+        const bool both = TILE::in_pairs || j + 1 < t.r.n;
+        U *to = t.c + (int64_t)i * t.columns + j;
+        if (ADDS) x += to_f32(to[0]);
+        if (ADDS && both) y += to_f32(to[1]);
+        if (TILE::in_pairs) {
+            store_pair(to, x, y);
+            return;
         }
-        __syncthreads();
-    }
-#pragma unroll
-    for (int f = 0; f < 4; f++)
-#pragma unroll
-        for (int g = 0; g < 4; g++) {
-            int row = t.i + i + f, column = t.j + j + g;
-            if (row >= t.i_end || column >= columns) continue;
-            U *to = c + (int64_t)row * columns + column;
-            *to = from_f32<U>(GRADIENT ? to_f32(*to) + sum[f][g] : sum[f][g]);
-        }
-}
-
-// ---- tiles on the tensor cores -----------------------------------------------------------------
-
-#define WIDTH  128 // columns of a tile; 4 of the 8 warps lie side by side, 32 columns each
-#define DEPTH  32  // of p in a stage
-#define STAGES 4
-#define PAD    8 // keeps ldmatrix free of bank conflicts
-
-// Elements of a stage of an operand with N rows (or columns) of the result.
-template <bool ACROSS, int N>
-constexpr int stage_size = ACROSS ? DEPTH *(N + PAD) : N *(DEPTH + PAD);
-
-// Starts copying a stage: entries i < i_left, p < p_left of an operand, x pointing at entry (0, 0);
-// zeros for the rest. i_left, or along the rows p_left, is a multiple of 8.
-template <bool ACROSS, int N>
-__device__ __forceinline__ void copy_stage(bf16 *stage, const bf16 *x, int64_t stride, int i_left,
-                                           int p_left)
-{
-    constexpr int ROWS = ACROSS ? DEPTH : N, PER_ROW = (ACROSS ? N : DEPTH) / 8;
-    int rows_left = ACROSS ? p_left : i_left, left = ACROSS ? i_left : p_left;
-#pragma unroll
-    for (int at = threadIdx.x; at < ROWS * PER_ROW; at += THREADS) {
-        int row = at / PER_ROW, column = at % PER_ROW * 8;
-        bool valid = row < rows_left && column < left;
-        copy16(stage + row * (PER_ROW * 8 + PAD) + column, x + (valid ? row * stride + column : 0),
-               valid);
-    }
-}
-
-// 16 x 16 of L from row i and place p of a stage: the left operand of an mma.
-template <bool ACROSS, int N>
-__device__ __forceinline__ void left_operand(uint32_t (&ret)[4], const bf16 *stage, int i, int p)
-{
-    int lane = threadIdx.x % 32;
-    if (ACROSS)
-        load_matrices_transposed(ret, stage + (p + lane % 8 + lane / 16 * 8) * (N + PAD) + i +
-                                          lane / 8 % 2 * 8);
-    else
-        load_matrices(ret, stage + (i + lane % 16) * (DEPTH + PAD) + p + lane / 16 * 8);
-}
-
-// 16 x 16 of R: the right operands of two mma, columns j to j + 7 and j + 8 to j + 15.
-template <bool ACROSS, int N>
-__device__ __forceinline__ void right_operand(uint32_t (&ret)[4], const bf16 *stage, int j, int p)
-{
-    int lane = threadIdx.x % 32;
-    if (ACROSS)
-        load_matrices_transposed(ret, stage + (p + lane % 16) * (N + PAD) + j + lane / 16 * 8);
-    else
-        load_matrices(ret, stage + (j + lane / 16 * 8 + lane % 8) * (DEPTH + PAD) + p +
-                               lane / 8 % 2 * 8);
-}
-
-template <int HEIGHT, bool L_ACROSS, bool R_ACROSS> constexpr size_t tensor_shared()
-{
-    return STAGES * (stage_size<L_ACROSS, HEIGHT> + stage_size<R_ACROSS, WIDTH>)*sizeof(bf16);
-}
-
-template <int HEIGHT, bool L_ACROSS, bool R_ACROSS, typename U>
-__global__ void __launch_bounds__(THREADS, 2) tensor_kernel(experts_args<bf16, U> a)
-{
-    grid_begin();
-    constexpr bool GRADIENT = L_ACROSS;
-    constexpr int L_STAGE = stage_size<L_ACROSS, HEIGHT>, R_STAGE = stage_size<R_ACROSS, WIDTH>;
-    constexpr int DOWN = HEIGHT / 32; // a warp has DOWN x 2 squares of 16 x 16
-    extern __shared__ __align__(16) bf16 stages[];
-    tile t;
-    if (!find_tile<GRADIENT>(t, a, HEIGHT, WIDTH)) return;
-    int columns = GRADIENT ? a.k : a.n;
-    int64_t l_stride = GRADIENT ? a.n : a.k, r_stride = GRADIENT ? a.k : R_ACROSS ? a.n : a.k;
-    const bf16 *r = GRADIENT ? a.r : a.r + (int64_t)t.expert * a.n * a.k;
-    U *c = GRADIENT ? a.c + (int64_t)t.expert * a.n * a.k : a.c;
-
-    auto copy = [&](int p, int slot) {
-        bf16 *left = stages + slot * (L_STAGE + R_STAGE), *right = left + L_STAGE;
-        if (p < t.p_end) {
-            copy_stage<L_ACROSS, HEIGHT>(left,
-                                         a.l + (L_ACROSS ? p * l_stride + t.i : t.i * l_stride + p),
-                                         l_stride, t.i_end - t.i, t.p_end - p);
-            copy_stage<R_ACROSS, WIDTH>(right,
-                                        r + (R_ACROSS ? p * r_stride + t.j : t.j * r_stride + p),
-                                        r_stride, columns - t.j, t.p_end - p);
-        }
-        copies_commit(); // an empty group keeps the count
-    };
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) copy(t.p + s * DEPTH, s);
-
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int i0 = warp / 4 * (HEIGHT / 2), j0 = warp % 4 * (WIDTH / 4), slot = 0;
-    float sum[DOWN][4][4] = {};
-    for (int p = t.p; p < t.p_end; p += DEPTH) {
-        copies_wait<STAGES - 2>();
-        __syncthreads(); // this stage is whole, and all are done with the one before it
-        copy(p + (STAGES - 1) * DEPTH, (slot + STAGES - 1) % STAGES);
-        const bf16 *left = stages + slot * (L_STAGE + R_STAGE), *right = left + L_STAGE;
-#pragma unroll
-        for (int q = 0; q < DEPTH; q += 16) {
-            uint32_t x[DOWN][4], y[2][4];
-#pragma unroll
-            for (int f = 0; f < DOWN; f++)
-                left_operand<L_ACROSS, HEIGHT>(x[f], left, i0 + f * 16, q);
-#pragma unroll
-            for (int g = 0; g < 2; g++) right_operand<R_ACROSS, WIDTH>(y[g], right, j0 + g * 16, q);
-#pragma unroll
-            for (int f = 0; f < DOWN; f++)
-#pragma unroll
-                for (int g = 0; g < 4; g++)
-                    mma(sum[f][g], x[f], y[g / 2][g % 2 * 2], y[g / 2][g % 2 * 2 + 1]);
-        }
-        slot = (slot + 1) % STAGES;
-    }
-#pragma unroll
-    for (int f = 0; f < DOWN; f++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int row = t.i + i0 + f * 16 + h * 8 + lane / 4;
-            if (row >= t.i_end) continue;
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                int column = t.j + j0 + g * 8 + lane % 4 * 2;
-                if (column >= columns) continue;
-                U *to = c + (int64_t)row * columns + column;
-                float u = sum[f][g][h * 2], v = sum[f][g][h * 2 + 1];
-                if (GRADIENT) {
-                    u += to_f32(to[0]);
-                    v += to_f32(to[1]);
-                }
-                store_pair(to, u, v);
-            }
-        }
+        to[0] = from_f32<U>(x);
+        if (both) to[1] = from_f32<U>(y);
+    });
 }
 
 // ---- launches ----------------------------------------------------------------------------------
@@ -306,64 +111,61 @@ bool experts_mma_takes(struct device *, const matmul_call &c)
            aligned(16, {c.c, c.a, c.b}, {});
 }
 
-template <typename T, typename U> static experts_args<T, U> experts_args_of(const matmul_call &c)
+// Launches over the whole result.
+template <typename TILE, typename T, typename U>
+static void launch_tiles(struct device *dev, const matmul_call &c)
 {
-    return {(U *)c.c,    (const T *)c.a, (const T *)c.b, c.offsets,
-            c.n_experts, c.shape->n,     c.shape->k};
+    const struct matmul *s = c.shape;
+    const experts_args<T, U> a = {
+        (U *)c.c, (const T *)c.a, (const T *)c.b, c.offsets, c.n_experts, s->n, s->k};
+    dim3 grid(blocks_of(expert_tiles(s->m, c.n_experts, TILE::rows), ceil_div(s->n, TILE::cols)));
+    if (TILE::l_across)
+        grid = dim3(blocks_of(ceil_div(s->n, TILE::rows), ceil_div(s->k, TILE::cols)), c.n_experts);
+    cuda_launch(dev, TILE::l_across ? "gradient of experts' weights" : "experts' matmuls",
+                experts_kernel<TILE, T, U>, grid, TILE::threads, TILE::shared, a);
 }
 
-template <int HEIGHT, bool L_ACROSS, bool R_ACROSS, typename U>
-static void launch_tensor(struct device *dev, const matmul_call &c)
-{
-    launch_tiles<L_ACROSS>(dev, tensor_kernel<HEIGHT, L_ACROSS, R_ACROSS, U>, HEIGHT, WIDTH,
-                           tensor_shared<HEIGHT, L_ACROSS, R_ACROSS>(), experts_args_of<bf16, U>(c),
-                           c.shape->m);
-}
+template <int HEIGHT, bool L_ACROSS, bool R_ACROSS>
+using tensor_tile = mma_tile<HEIGHT, 128, 2, 4, 32, 4, L_ACROSS, R_ACROSS>;
 
 static void experts_mma(struct device *dev, const matmul_call &c)
 {
     const bool tall = c.shape->m > 64 * c.n_experts, along = c.shape->trans_b;
     with_type(c.shape->out, [&](auto u) {
         using U = decltype(u);
-        const auto launch =
-            tall ? along ? launch_tensor<128, false, false, U> : launch_tensor<128, false, true, U>
-            : along ? launch_tensor<64, false, false, U>
-                    : launch_tensor<64, false, true, U>;
+        const auto launch = tall    ? along ? launch_tiles<tensor_tile<128, false, false>, bf16, U>
+                                            : launch_tiles<tensor_tile<128, false, true>, bf16, U>
+                               : along ? launch_tiles<tensor_tile<64, false, false>, bf16, U>
+                                    : launch_tiles<tensor_tile<64, false, true>, bf16, U>;
         launch(dev, c);
     });
 }
 
 static void experts_mma_back(struct device *dev, const matmul_call &c)
 {
-    launch_tensor<128, true, true, float>(dev, c);
+    launch_tiles<tensor_tile<128, true, true>, bf16, float>(dev, c);
 }
 
-template <bool L_ACROSS, bool R_ACROSS, typename T, typename U>
-static void launch_plain(struct device *dev, const matmul_call &c)
+template <typename T, typename U> static void launch_plain(struct device *dev, const matmul_call &c)
 {
-    launch_tiles<L_ACROSS>(dev, plain_kernel<L_ACROSS, R_ACROSS, T, U>, PLAIN, PLAIN, 0,
-                           experts_args_of<T, U>(c), c.shape->m);
+    (c.shape->trans_b ? launch_tiles<plain_tile<false, false>, T, U>
+                      : launch_tiles<plain_tile<false, true>, T, U>)(dev, c);
 }
 
 static void experts_plain(struct device *dev, const matmul_call &c)
 {
-    const auto launch = [&](auto t, auto u) {
-        using T = decltype(t);
-        using U = decltype(u);
-        (c.shape->trans_b ? launch_plain<false, false, T, U> : launch_plain<false, true, T, U>)(dev,
-                                                                                                c);
-    };
     if (c.shape->in == DT_F32)
-        launch(float(), float());
+        launch_plain<float, float>(dev, c);
     else if (c.shape->out == DT_F32)
-        launch(bf16(), float());
+        launch_plain<bf16, float>(dev, c);
     else
-        launch(bf16(), bf16());
+        launch_plain<bf16, bf16>(dev, c);
 }
 
 static void experts_plain_back(struct device *dev, const matmul_call &c)
 {
-    with_type(c.shape->in, [&](auto t) { launch_plain<true, true, decltype(t), float>(dev, c); });
+    with_type(c.shape->in,
+              [&](auto t) { launch_tiles<plain_tile<true, true>, decltype(t), float>(dev, c); });
 }
 
 static void experts_act_apart(struct device *dev, const matmul_call &c)
