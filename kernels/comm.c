@@ -117,6 +117,13 @@ enum status comm_open(struct device *dev, const unsigned char *id, int rank, int
         *ret = NULL;
         return ST_OK;
     }
+    const struct comm_backend *backend = backend_of(device_kind(dev));
+    if (backend->missing)
+        return status_fail(ST_UNSUPPORTED,
+                           "%d ranks on %s: this program was built without %s; build it with the "
+                           "package %s",
+                           size, device_kind(dev) == DEVICE_CPU ? "the CPU" : "GPUs",
+                           backend->missing, backend->package);
     enum status st = comm_new(dev, deadline_s, &comm);
     if (st != ST_OK) return st;
     comm->rank = rank;

@@ -28,6 +28,9 @@ struct comm_backend {
     void (*broadcast)(struct comm *comm, void *data, size_t bytes, int root);
     void (*send)(struct comm *comm, const void *data, size_t bytes, int to);
     void (*recv)(struct comm *comm, void *data, size_t bytes, int from);
+    // Where the program was built without it, what it is and the package that it wants, and nothing
+    // else; or NULL.
+    const char *missing, *package;
 };
 
 struct comm {

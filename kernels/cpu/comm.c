@@ -447,20 +447,6 @@ const struct comm_backend comm_mpi = {
 
 #else
 
-static enum status no_open(struct comm *comm, const unsigned char *id)
-{
-    (void)id;
-    return status_fail(ST_UNSUPPORTED,
-                       "%d ranks on the CPU: this program was built without MPI; build it with the "
-                       "package libopenmpi-dev",
-                       comm->size);
-}
-
-static void no_close(struct comm *comm)
-{
-    (void)comm;
-}
-
-const struct comm_backend comm_mpi = {.open = no_open, .close = no_close};
+const struct comm_backend comm_mpi = {.missing = "MPI", .package = "libopenmpi-dev"};
 
 #endif

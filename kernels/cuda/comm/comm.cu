@@ -1,7 +1,7 @@
 /* comm.cu: communicators of GPUs, over NCCL. Calls are enqueued on the device's stream, or on one
  * of the communicator's own (comm_beside) that waits for what the device was given before.
  *
- * NCCL is looked up when it is first used, as cuBLASLt is (cublaslt.cu), and opened non-blocking,
+ * NCCL is looked up when it is first used (library.cuh), and opened non-blocking,
  * so that no call of it waits by itself. What the device's thread may come to wait for, anywhere,
  * is a stream in which another rank is missing: so each communicator has a thread that looks, every
  * 20 ms, whether the oldest call is done, and where its deadline is past, NCCL has failed, or a
@@ -16,92 +16,46 @@
 
 #if __has_include(<nccl.h>)
 
-#include <dlfcn.h>
-#include <mutex>
+#include "kernels/cuda/library.cuh"
 #include <nccl.h>
 #include <pthread.h>
 
-#define LIBRARY  "libnccl.so.2"
 #define LOOK_MS  20
 #define MAX_OPEN 64 // calls that are looked at one by one; beyond, the last stands for those after
 
 // ---- the library -------------------------------------------------------------------------------
 
-static char missing[512]; // what the loader said; "": nothing went wrong
-
-static void *find(const char *name)
-{
-    static void *handle;
-    static std::once_flag once;
-    std::call_once(once, [] {
-        handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-        if (!handle)
-            snprintf(missing, sizeof missing,
-                     "several GPUs want NCCL: %s (install libnccl2, or put its folder into "
-                     "LD_LIBRARY_PATH)",
-                     dlerror());
-    });
-    void *function = handle ? dlsym(handle, name) : NULL;
-    if (!function && !missing[0]) snprintf(missing, sizeof missing, LIBRARY " lacks %s", name);
-    return function;
-}
-
-#define FORWARD(name, parameters, arguments)                                                       \
-    static ncclResult_t nccl_##name parameters                                                     \
-    {                                                                                              \
-        static auto function = (decltype(&nccl##name))find("nccl" #name);                          \
-        return function ? function arguments : ncclSystemError;                                    \
-    }
-
-FORWARD(GetUniqueId, (ncclUniqueId * id), (id))
-FORWARD(CommInitRankConfig,
-        (ncclComm_t * comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config),
-        (comm, size, id, rank, config))
-FORWARD(CommSplit, (ncclComm_t comm, int color, int key, ncclComm_t *ret, ncclConfig_t *config),
-        (comm, color, key, ret, config))
-FORWARD(CommUserRank, (const ncclComm_t comm, int *rank), (comm, rank))
-FORWARD(CommCount, (const ncclComm_t comm, int *size), (comm, size))
-FORWARD(CommGetAsyncError, (ncclComm_t comm, ncclResult_t *error), (comm, error))
-FORWARD(CommAbort, (ncclComm_t comm), (comm))
-FORWARD(CommFinalize, (ncclComm_t comm), (comm))
-FORWARD(CommDestroy, (ncclComm_t comm), (comm))
-FORWARD(AllReduce,
-        (const void *from, void *to, size_t n, ncclDataType_t dt, ncclRedOp_t op, ncclComm_t comm,
-         cudaStream_t stream),
-        (from, to, n, dt, op, comm, stream))
-FORWARD(ReduceScatter,
-        (const void *from, void *to, size_t n, ncclDataType_t dt, ncclRedOp_t op, ncclComm_t comm,
-         cudaStream_t stream),
-        (from, to, n, dt, op, comm, stream))
-FORWARD(AllGather,
-        (const void *from, void *to, size_t n, ncclDataType_t dt, ncclComm_t comm,
-         cudaStream_t stream),
-        (from, to, n, dt, comm, stream))
-FORWARD(Broadcast,
-        (const void *from, void *to, size_t n, ncclDataType_t dt, int root, ncclComm_t comm,
-         cudaStream_t stream),
-        (from, to, n, dt, root, comm, stream))
-FORWARD(GroupStart, (), ())
-FORWARD(GroupEnd, (), ())
-FORWARD(Send,
-        (const void *from, size_t n, ncclDataType_t dt, int to, ncclComm_t comm,
-         cudaStream_t stream),
-        (from, n, dt, to, comm, stream))
-FORWARD(Recv,
-        (void *to, size_t n, ncclDataType_t dt, int from, ncclComm_t comm, cudaStream_t stream),
-        (to, n, dt, from, comm, stream))
+static late_library library("libnccl.so.2", "several GPUs want NCCL: ", "libnccl2");
+#define NCCL(name) LATE_FUNCTION(nccl_##name, nccl##name, library, ncclSystemError)
+NCCL(GetUniqueId)
+NCCL(CommInitRankConfig)
+NCCL(CommSplit)
+NCCL(CommUserRank)
+NCCL(CommCount)
+NCCL(CommGetAsyncError)
+NCCL(CommAbort)
+NCCL(CommFinalize)
+NCCL(CommDestroy)
+NCCL(AllReduce)
+NCCL(ReduceScatter)
+NCCL(AllGather)
+NCCL(Broadcast)
+NCCL(GroupStart)
+NCCL(GroupEnd)
+NCCL(Send)
+NCCL(Recv)
+LATE_FUNCTION(nccl_GetErrorString, ncclGetErrorString, library, library.missing)
+LATE_FUNCTION(nccl_GetLastError, ncclGetLastError, library, "")
 
 // What NCCL says of a result, or why there is no NCCL.
 static const char *words(ncclResult_t result)
 {
-    static auto get = (decltype(&ncclGetErrorString))find("ncclGetErrorString");
-    return get && !missing[0] ? get(result) : missing;
+    return library.missing[0] ? library.missing : nccl_GetErrorString(result);
 }
 
 static const char *last_words()
 {
-    static auto get = (decltype(&ncclGetLastError))find("ncclGetLastError");
-    const char *text = get ? get(NULL) : "";
+    const char *text = nccl_GetLastError((ncclComm_t)NULL);
     return text ? text : "";
 }
 
@@ -253,12 +207,13 @@ enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
     static_assert(sizeof(ncclUniqueId) == COMM_ID_BYTES, "NCCL's id");
     ncclResult_t result = nccl_GetUniqueId((ncclUniqueId *)ret_id);
     if (result == ncclSuccess) return ST_OK;
-    return status_fail(missing[0] ? ST_UNSUPPORTED : ST_DEVICE, "NCCL's id: %s", words(result));
+    return status_fail(library.missing[0] ? ST_UNSUPPORTED : ST_DEVICE, "NCCL's id: %s",
+                       words(result));
 }
 
 static enum status failure(const struct comm *comm)
 {
-    return status_fail(missing[0] ? ST_UNSUPPORTED : ST_DEVICE, "%s", comm->failure);
+    return status_fail(library.missing[0] ? ST_UNSUPPORTED : ST_DEVICE, "%s", comm->failure);
 }
 
 static enum status new_state(struct comm *comm, bool own_stream)
@@ -588,26 +543,25 @@ static void nccl_recv(struct comm *comm, void *data, size_t bytes, int from)
 }
 
 const struct comm_backend comm_nccl = {
-    nccl_open,           nccl_split,     nccl_close, nccl_map_peers,  nccl_share,
-    nccl_unmap_peers,    nccl_shares,    nccl_join,  nccl_all_reduce, nccl_all_gather,
-    nccl_reduce_scatter, nccl_broadcast, nccl_send,  nccl_recv,
+    nccl_open,
+    nccl_split,
+    nccl_close,
+    nccl_map_peers,
+    nccl_share,
+    nccl_unmap_peers,
+    nccl_shares,
+    nccl_join,
+    nccl_all_reduce,
+    nccl_all_gather,
+    nccl_reduce_scatter,
+    nccl_broadcast,
+    nccl_send,
+    nccl_recv,
+    NULL,
+    NULL,
 };
 
 #else
-
-static enum status no_open(struct comm *comm, const unsigned char *id)
-{
-    (void)id;
-    return status_fail(ST_UNSUPPORTED,
-                       "%d ranks on GPUs: this program was built without NCCL; build it with the "
-                       "package libnccl-dev",
-                       comm->size);
-}
-
-static void no_close(struct comm *comm)
-{
-    (void)comm;
-}
 
 enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
 {
@@ -636,7 +590,7 @@ const struct peer_places *comm_place_columns(struct comm *, void *, void **)
 
 void comm_call_enqueued(struct comm *, const char *) {}
 
-const struct comm_backend comm_nccl = {no_open, NULL, no_close, NULL, NULL, NULL, NULL,
-                                       NULL,    NULL, NULL,     NULL, NULL, NULL, NULL};
+const struct comm_backend comm_nccl = {NULL, NULL, NULL, NULL, NULL, NULL, NULL,   NULL,
+                                       NULL, NULL, NULL, NULL, NULL, NULL, "NCCL", "libnccl-dev"};
 
 #endif

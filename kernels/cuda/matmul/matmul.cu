@@ -56,15 +56,14 @@ static void matmul_large(struct device *dev, void *c, const void *a, const void 
     if (st != CUBLAS_STATUS_SUCCESS) {
         device_fail(dev, "matmul (%d, %d, %d)%s%s %s to %s: cuBLASLt: %s", shape->m, shape->n,
                     shape->k, shape->trans_a ? " A'" : "", shape->trans_b ? " B'" : "",
-                    dtype_name(shape->in), dtype_name(shape->out), cublasLtGetStatusName(st));
+                    dtype_name(shape->in), dtype_name(shape->out), plan_status_name(st));
         return;
     }
     if (plan->add_bias)
         with_type(shape->in, [&](auto t) {
             using T = decltype(t);
             cuda_launch(dev, "adding a bias", add_bias_kernel<T>,
-                        dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, (float *)c,
-                        (const T *)bias, shape->n);
+                        dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, c, bias, shape->n);
         });
     cuda_enqueued(state, true);
 }

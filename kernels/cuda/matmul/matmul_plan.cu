@@ -12,9 +12,37 @@
  * on whose number no order of summation of an unsplit algorithm was seen to depend. Every split
  * adds in a fixed order, so each choice gives the same bits each time. */
 #include "common/base/hash.h"
+#include "kernels/cuda/library.cuh"
 #include "kernels/cuda/matmul/matmul_plan.cuh"
 #include <stdlib.h>
 #include <string.h>
+
+// Where the library is missing a device still opens, with an empty handle: programs that multiply
+// no matrices need none. The first matmul then fails with what the loader said.
+#define TEXT_(x) #x
+#define TEXT(x)  TEXT_(x)
+static late_library cublaslt("libcublasLt.so." TEXT(CUBLAS_VER_MAJOR), "", "CUDA's cuBLAS");
+#define LT(name) LATE_FUNCTION(lt_##name, cublasLt##name, cublaslt, CUBLAS_STATUS_NOT_INITIALIZED)
+LT(Create)
+LT(Destroy)
+LT(Matmul)
+LT(MatmulAlgoCheck)
+LT(MatmulAlgoConfigGetAttribute)
+LT(MatmulAlgoGetHeuristic)
+LT(MatmulDescCreate)
+LT(MatmulDescDestroy)
+LT(MatmulDescSetAttribute)
+LT(MatrixLayoutCreate)
+LT(MatrixLayoutDestroy)
+LT(MatmulPreferenceCreate)
+LT(MatmulPreferenceDestroy)
+LT(MatmulPreferenceSetAttribute)
+LATE_FUNCTION(lt_GetStatusName, cublasLtGetStatusName, cublaslt, cublaslt.missing)
+
+const char *plan_status_name(cublasStatus_t status)
+{
+    return lt_GetStatusName(status);
+}
 
 #define WORKSPACE_BYTES  (64u << 20)
 #define PLAN_SLOTS       4096 // open addressing; emptied when three quarters full
@@ -37,10 +65,10 @@ struct matmul_state {
 
 static void plan_clear(struct plan *plan)
 {
-    if (plan->operation) cublasLtMatmulDescDestroy(plan->operation);
-    if (plan->a) cublasLtMatrixLayoutDestroy(plan->a);
-    if (plan->b) cublasLtMatrixLayoutDestroy(plan->b);
-    if (plan->c) cublasLtMatrixLayoutDestroy(plan->c);
+    if (plan->operation) lt_MatmulDescDestroy(plan->operation);
+    if (plan->a) lt_MatrixLayoutDestroy(plan->a);
+    if (plan->b) lt_MatrixLayoutDestroy(plan->b);
+    if (plan->c) lt_MatrixLayoutDestroy(plan->c);
     memset(plan, 0, sizeof *plan);
 }
 
@@ -48,15 +76,15 @@ enum status matmul_state_new(struct device *dev, struct matmul_state **ret)
 {
     struct matmul_state *state = (struct matmul_state *)calloc(1, sizeof *state);
     if (!state) return status_fail(ST_NO_MEMORY, "no memory for matmul plans");
-    cublasStatus_t blas = cublasLtCreate(&state->handle);
-    if (blas != CUBLAS_STATUS_SUCCESS) {
+    cublasStatus_t blas = lt_Create(&state->handle);
+    if (blas != CUBLAS_STATUS_SUCCESS && !cublaslt.missing[0]) {
         free(state);
         return status_fail(ST_DEVICE, "%s: starting cuBLASLt: %s", dev->spec,
-                           cublasLtGetStatusName(blas));
+                           lt_GetStatusName(blas));
     }
     cudaError_t error = cudaMalloc(&state->workspace, WORKSPACE_BYTES);
     if (error != cudaSuccess) {
-        cublasLtDestroy(state->handle);
+        lt_Destroy(state->handle);
         free(state);
         return status_fail(ST_NO_MEMORY, "%s: no room for cuBLASLt's workspace of %u bytes: %s",
                            dev->spec, WORKSPACE_BYTES, cudaGetErrorString(error));
@@ -69,7 +97,7 @@ void matmul_state_free(struct matmul_state *state)
 {
     if (!state) return;
     for (int i = 0; i < PLAN_SLOTS; i++) plan_clear(&state->plans[i]);
-    cublasLtDestroy(state->handle);
+    lt_Destroy(state->handle);
     cudaFree(state->workspace);
     free(state);
 }
@@ -85,8 +113,8 @@ static bool splits_k(const cublasLtMatmulAlgo_t *algorithm)
 {
     int n = 0;
     size_t written;
-    return cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &n,
-                                                sizeof n, &written) != CUBLAS_STATUS_SUCCESS ||
+    return lt_MatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &n, sizeof n,
+                                           &written) != CUBLAS_STATUS_SUCCESS ||
            n > 1;
 }
 
@@ -183,10 +211,10 @@ static cublasStatus_t ask_library(struct matmul_state *state, struct plan *plan,
     const uint32_t align_a = 1u << key->align_b, align_b = 1u << key->align_a,
                    align_c = 1u << key->align_c, no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
     cublasLtMatmulPreference_t preference = NULL;
-    cublasStatus_t st = cublasLtMatmulPreferenceCreate(&preference);
+    cublasStatus_t st = lt_MatmulPreferenceCreate(&preference);
 #define PREFER(attribute, value)                                                                   \
     if (st == CUBLAS_STATUS_SUCCESS)                                                               \
-    st = cublasLtMatmulPreferenceSetAttribute(preference, attribute, &(value), sizeof(value))
+    st = lt_MatmulPreferenceSetAttribute(preference, attribute, &(value), sizeof(value))
     PREFER(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
     PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align_a);
     PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align_b);
@@ -195,9 +223,9 @@ static cublasStatus_t ask_library(struct matmul_state *state, struct plan *plan,
     if (!may_split) PREFER(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, no_split);
 #undef PREFER
     if (st == CUBLAS_STATUS_SUCCESS)
-        st = cublasLtMatmulAlgoGetHeuristic(state->handle, plan->operation, plan->a, plan->b,
-                                            plan->c, plan->c, preference, wanted, ret, ret_n);
-    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+        st = lt_MatmulAlgoGetHeuristic(state->handle, plan->operation, plan->a, plan->b, plan->c,
+                                       plan->c, preference, wanted, ret, ret_n);
+    if (preference) lt_MatmulPreferenceDestroy(preference);
     return st;
 }
 
@@ -225,8 +253,8 @@ static int ask_for_more_tokens(struct matmul_state *state, const struct plan *pl
 static bool take_choice(struct matmul_state *state, struct plan *plan, const struct choice *choice)
 {
     cublasLtMatmulHeuristicResult_t result;
-    if (cublasLtMatmulAlgoCheck(state->handle, plan->operation, plan->a, plan->b, plan->c, plan->c,
-                                &choice->algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
+    if (lt_MatmulAlgoCheck(state->handle, plan->operation, plan->a, plan->b, plan->c, plan->c,
+                           &choice->algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
         result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > WORKSPACE_BYTES)
         return false;
     plan->algorithm = choice->algorithm;
@@ -269,12 +297,12 @@ cublasStatus_t plan_run(struct device *dev, const struct plan *plan, const struc
     const float one = 1.f;
     cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
     if (o->bias && !plan->add_bias)
-        st = cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                            &o->bias, sizeof o->bias);
+        st = lt_MatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias,
+                                       sizeof o->bias);
     if (st != CUBLAS_STATUS_SUCCESS) return st;
-    return cublasLtMatmul(matmul->handle, plan->operation, &one, o->b, plan->a, o->a, plan->b,
-                          &beta, c, plan->c, c, plan->c, &plan->algorithm, matmul->workspace,
-                          WORKSPACE_BYTES, state->stream);
+    return lt_Matmul(matmul->handle, plan->operation, &one, o->b, plan->a, o->a, plan->b, &beta, c,
+                     plan->c, c, plan->c, &plan->algorithm, matmul->workspace, WORKSPACE_BYTES,
+                     state->stream);
 }
 
 static cublasStatus_t plan_describe(struct plan *plan)
@@ -293,8 +321,8 @@ static cublasStatus_t plan_describe(struct plan *plan)
         if (st != CUBLAS_STATUS_SUCCESS) return st;                                                \
     } while (0)
 #define DESCRIBE(attribute, value)                                                                 \
-    TRY(cublasLtMatmulDescSetAttribute(plan->operation, attribute, &(value), sizeof(value)))
-    TRY(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    TRY(lt_MatmulDescSetAttribute(plan->operation, attribute, &(value), sizeof(value)))
+    TRY(lt_MatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     DESCRIBE(CUBLASLT_MATMUL_DESC_TRANSA, op_a);
     DESCRIBE(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
     if (key->bias && key->in == key->out) {
@@ -303,9 +331,9 @@ static cublasStatus_t plan_describe(struct plan *plan)
         DESCRIBE(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in);
     }
     plan->add_bias = key->bias && key->in != key->out;
-    TRY(cublasLtMatrixLayoutCreate(&plan->a, in, a_rows, a_cols, a_rows));
-    TRY(cublasLtMatrixLayoutCreate(&plan->b, in, b_rows, b_cols, b_rows));
-    TRY(cublasLtMatrixLayoutCreate(&plan->c, out, key->n, key->m, key->n));
+    TRY(lt_MatrixLayoutCreate(&plan->a, in, a_rows, a_cols, a_rows));
+    TRY(lt_MatrixLayoutCreate(&plan->b, in, b_rows, b_cols, b_rows));
+    TRY(lt_MatrixLayoutCreate(&plan->c, out, key->n, key->m, key->n));
 #undef DESCRIBE
 #undef TRY
     return st;

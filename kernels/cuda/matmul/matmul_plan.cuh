@@ -25,6 +25,8 @@ struct plan {
 // operands, which takes a few milliseconds; none is while a graph is captured.
 cublasStatus_t plan_find(struct device *dev, const struct plan_key *key,
                          const struct plan_operands *operands, struct plan **ret);
+// What the library says of a result, or why there is none.
+const char *plan_status_name(cublasStatus_t status);
 // Enqueues it.
 cublasStatus_t plan_run(struct device *dev, const struct plan *plan,
                         const struct plan_operands *operands, float beta, void *c);
