@@ -28,95 +28,50 @@ __device__ __forceinline__ float adamw_step(float p, float &m, float &v, float g
     return __fsub_rn(p, __fdiv_rn(__fmul_rn(c.step, m), scale));
 }
 
-// A moment in memory: float, or bf16 bits.
-__device__ __forceinline__ float moment_load(float x)
+// A moment in memory: f32, bf16 bits, or an 8-bit code of its block's largest (scale; inverse: of
+// what the block's largest is now).
+template <typename M> __device__ __forceinline__ float m_of(M x, float scale)
 {
-    return x;
+    if constexpr (sizeof(M) == 4)
+        return x;
+    else if constexpr (sizeof(M) == 2)
+        return f32_from_bf16(x);
+    else
+        return moment_unpack_m(x, scale);
 }
-__device__ __forceinline__ float moment_load(uint16_t x)
+template <typename M> __device__ __forceinline__ float v_of(M x, float scale)
 {
-    return f32_from_bf16(x);
+    if constexpr (sizeof(M) == 1)
+        return moment_unpack_v(x, scale);
+    else
+        return m_of<M>(x, scale);
 }
-__device__ __forceinline__ void moment_store(float &to, float x, uint32_t)
+template <typename M> __device__ __forceinline__ M m_kept(float x, float inverse, uint32_t noise)
 {
-    to = x;
+    if constexpr (sizeof(M) == 4)
+        return x;
+    else if constexpr (sizeof(M) == 2)
+        return moment_to_bf16(x, noise);
+    else
+        return moment_pack_m(x, inverse, noise);
 }
-__device__ __forceinline__ void moment_store(uint16_t &to, float x, uint32_t noise)
+template <typename M> __device__ __forceinline__ M v_kept(float x, float inverse, uint32_t noise)
 {
-    to = moment_to_bf16(x, noise);
-}
-
-// W is float, or uint16_t: the upper half of the master beside `low`. M is float or uint16_t
-// (bf16). A thread does V parameters; `first` is the number of the range's first one.
-template <typename W, typename M, int V>
-__global__ void __launch_bounds__(THREADS)
-    adamw_kernel(W *w, uint16_t *low, M *m, M *v, const float *grad, int64_t first, int64_t n,
-                 coefficients c)
-{
-    grid_wait();                     // no release before all weights are written
-    constexpr int F = V < 4 ? V : 4; // floats an access
-    constexpr int FM = sizeof(M) == 4 ? F : V;
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
-    if (i >= n) return;
-    float clip = c.grad_scale[0];
-    pack<float, F> gs[V / F];
-    pack<M, FM> ms[V / FM], vs[V / FM];
-    pack<W, sizeof(W) == 4 ? F : V> ws[sizeof(W) == 4 ? V / F : 1];
-    pack<uint16_t, V> lows;
-#pragma unroll
-    for (int k = 0; k < V / F; k++) {
-        gs[k] = reinterpret_cast<const pack<float, F> *>(grad + i)[k];
-        if (sizeof(W) == 4) ws[k] = reinterpret_cast<decltype(&ws[0])>(w + i)[k];
-    }
-#pragma unroll
-    for (int k = 0; k < V / FM; k++) {
-        ms[k] = reinterpret_cast<const pack<M, FM> *>(m + i)[k];
-        vs[k] = reinterpret_cast<const pack<M, FM> *>(v + i)[k];
-    }
-    if (sizeof(W) == 2) {
-        ws[0] = *reinterpret_cast<decltype(&ws[0])>(w + i);
-        lows = *reinterpret_cast<const pack<uint16_t, V> *>(low + i);
-    }
-#pragma unroll
-    for (int k = 0; k < V; k++) {
-        float mk = moment_load(ms[k / FM].at[k % FM]), vk = moment_load(vs[k / FM].at[k % FM]);
-        float g = __fmul_rn(gs[k / F].at[k % F], clip);
-        if (sizeof(W) == 4) {
-            W &p = ws[k / F].at[k % F];
-            p = (W)adamw_step((float)p, mk, vk, g, c);
-        } else {
-            float p = master_join((uint16_t)ws[0].at[k], lows.at[k]);
-            p = adamw_step(p, mk, vk, g, c);
-            ws[0].at[k] = (W)master_high(p);
-            lows.at[k] = master_low(p);
-        }
-        uint32_t noise =
-            sizeof(M) == 4 ? 0 : moment_noise((uint64_t)(c.number + first + i + k), c.steps);
-        moment_store(ms[k / FM].at[k % FM], mk, noise >> 16);
-        moment_store(vs[k / FM].at[k % FM], vk, noise & 0xffff);
-    }
-#pragma unroll
-    for (int k = 0; k < V / FM; k++) {
-        reinterpret_cast<pack<M, FM> *>(m + i)[k] = ms[k];
-        reinterpret_cast<pack<M, FM> *>(v + i)[k] = vs[k];
-    }
-    if (sizeof(W) == 4) {
-#pragma unroll
-        for (int k = 0; k < V / F; k++) reinterpret_cast<decltype(&ws[0])>(w + i)[k] = ws[k];
-    } else {
-        *reinterpret_cast<decltype(&ws[0])>(w + i) = ws[0];
-        *reinterpret_cast<pack<uint16_t, V> *>(low + i) = lows;
-    }
+    if constexpr (sizeof(M) == 1)
+        return moment_pack_v(x, inverse, noise);
+    else
+        return m_kept<M>(x, inverse, noise);
 }
 
 #define LANE 4 // parameters of a lane: a warp does one block of 8-bit moments
 static_assert(LANE * 32 == MOMENT_BLOCK, "a warp is a block");
 
-// `count` values at `from`, in one access where they are LANE; the rest are 0.
-template <typename T> __device__ __forceinline__ pack<T, LANE> lane_load(const T *from, int count)
+// `count` values at `from`, in one access where they are LANE and lie so (wide); the rest are 0.
+template <typename T>
+__device__ __forceinline__ pack<T, LANE> lane_load(const T *from, int count, bool wide)
 {
     pack<T, LANE> p = {};
-    if (count == LANE) return *reinterpret_cast<const pack<T, LANE> *>(from);
+    if (wide && count == LANE) return *reinterpret_cast<const pack<T, LANE> *>(from);
 #pragma unroll
     for (int k = 0; k < LANE; k++)
         if (k < count) p.at[k] = from[k];
@@ -124,9 +79,9 @@ template <typename T> __device__ __forceinline__ pack<T, LANE> lane_load(const T
 }
 
 template <typename T>
-__device__ __forceinline__ void lane_store(T *to, const pack<T, LANE> &p, int count)
+__device__ __forceinline__ void lane_store(T *to, const pack<T, LANE> &p, int count, bool wide)
 {
-    if (count == LANE) {
+    if (wide && count == LANE) {
         *reinterpret_cast<pack<T, LANE> *>(to) = p;
         return;
     }
@@ -135,30 +90,36 @@ __device__ __forceinline__ void lane_store(T *to, const pack<T, LANE> &p, int co
         if (k < count) to[k] = p.at[k];
 }
 
-// The same with moments of 8 bits. Pointers are aligned to LANE elements.
-template <typename W>
+// W is float, or uint16_t: the upper half of the master beside `low`. M is float, uint16_t (bf16)
+// or uint8_t.
+template <typename W, typename M>
 __global__ void __launch_bounds__(THREADS)
-    adamw_8bit_kernel(W *w, uint16_t *low, moments to, const float *grad, int64_t n, coefficients c)
+    adamw_kernel(W *w, uint16_t *low, moments to, const float *grad, int64_t n, coefficients c,
+                 bool wide)
 {
-    grid_wait();
-    int64_t block = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    int64_t i = block * MOMENT_BLOCK + threadIdx.x % 32 * LANE;
+    grid_wait(); // no release before all weights are written
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * LANE;
+    const int64_t block = i / MOMENT_BLOCK;
     if (block * MOMENT_BLOCK >= n) return; // the whole warp
-    int count = i + LANE <= n ? LANE : i < n ? (int)(n - i) : 0;
-    uint8_t *m_codes = (uint8_t *)to.m + i, *v_codes = (uint8_t *)to.v + i;
-    float clip = c.grad_scale[0], m_scale = to.m_scale[block], v_scale = to.v_scale[block];
-    pack<float, LANE> gs = lane_load(grad + i, count);
-    pack<W, LANE> ws = lane_load(w + i, count);
+    const int count = i + LANE <= n ? LANE : i < n ? (int)(n - i) : 0;
+    M *const m_at = (M *)to.m + i, *const v_at = (M *)to.v + i;
+    const float clip = c.grad_scale[0];
+    float m_scale = 0, v_scale = 0;
+    if (sizeof(M) == 1) {
+        m_scale = to.m_scale[block];
+        v_scale = to.v_scale[block];
+    }
+    pack<float, LANE> gs = lane_load(grad + i, count, wide);
+    pack<W, LANE> ws = lane_load(w + i, count, wide);
     pack<uint16_t, LANE> lows = {};
-    if (sizeof(W) == 2) lows = lane_load<uint16_t>(low + i, count);
-    pack<uint8_t, LANE> ms = lane_load<uint8_t>(m_codes, count);
-    pack<uint8_t, LANE> vs = lane_load<uint8_t>(v_codes, count);
+    if (sizeof(W) == 2) lows = lane_load<uint16_t>(low + i, count, wide);
+    pack<M, LANE> ms = lane_load<M>(m_at, count, wide), vs = lane_load<M>(v_at, count, wide);
     float m[LANE], v[LANE], m_most = 0, v_most = 0;
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
-        m[k] = moment_unpack_m(ms.at[k], m_scale);
-        v[k] = moment_unpack_v(vs.at[k], v_scale);
-        float g = __fmul_rn(gs.at[k], clip);
+        m[k] = m_of<M>(ms.at[k], m_scale);
+        v[k] = v_of<M>(vs.at[k], v_scale);
+        const float g = __fmul_rn(gs.at[k], clip);
         if (sizeof(W) == 4) {
             ws.at[k] = (W)adamw_step((float)ws.at[k], m[k], v[k], g, c);
         } else {
@@ -169,55 +130,41 @@ __global__ void __launch_bounds__(THREADS)
         m_most = fmaxf(m_most, fabsf(m[k]));
         v_most = fmaxf(v_most, v[k]);
     }
-    m_most = lanes_max(m_most);
-    v_most = lanes_max(v_most);
-    float m_inverse = moment_inverse(m_most), v_inverse = moment_inverse(v_most);
+    if (sizeof(M) == 1) {
+        m_most = lanes_max(m_most);
+        v_most = lanes_max(v_most);
+        if (threadIdx.x % 32 == 0) {
+            to.m_scale[block] = m_most;
+            to.v_scale[block] = v_most;
+        }
+    }
+    const float m_inverse = moment_inverse(m_most), v_inverse = moment_inverse(v_most);
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
-        uint32_t noise = moment_noise((uint64_t)(c.number + i + k), c.steps);
-        ms.at[k] = moment_pack_m(m[k], m_inverse, noise >> 16);
-        vs.at[k] = moment_pack_v(v[k], v_inverse, noise & 0xffff);
+        const uint32_t noise =
+            sizeof(M) == 4 ? 0 : moment_noise((uint64_t)(c.number + i + k), c.steps);
+        ms.at[k] = m_kept<M>(m[k], m_inverse, noise >> 16);
+        vs.at[k] = v_kept<M>(v[k], v_inverse, noise & 0xffff);
     }
-    lane_store(w + i, ws, count);
-    if (sizeof(W) == 2) lane_store(low + i, lows, count);
-    lane_store(m_codes, ms, count);
-    lane_store(v_codes, vs, count);
-    if (threadIdx.x % 32 == 0) {
-        to.m_scale[block] = m_most;
-        to.v_scale[block] = v_most;
-    }
+    lane_store(w + i, ws, count, wide);
+    if (sizeof(W) == 2) lane_store(low + i, lows, count, wide);
+    lane_store(m_at, ms, count, wide);
+    lane_store(v_at, vs, count, wide);
 }
 
-// The multiple of V parameters wide, the rest one by one.
-template <typename W, typename M, int V>
-static void adamw_all(struct device *dev, W *w, uint16_t *low, M *m, M *v, const float *grad,
-                      int64_t n, const coefficients &c)
-{
-    int64_t whole = aligned(16, {w, low, m, v, grad}, {}) ? n / V * V : 0;
-    auto range = [&](auto kernel, int wide, int64_t first, int64_t count) {
-        if (count > 0)
-            cuda_launch(dev, "adamw", kernel, ceil_div(count, THREADS * wide), THREADS, 0,
-                        w + first, low ? low + first : low, m + first, v + first, grad + first,
-                        first, count, c);
-    };
-    range(adamw_kernel<W, M, V>, V, 0, whole);
-    range(adamw_kernel<W, M, 1>, 1, whole, n - whole);
-}
-
-template <typename W, int V>
-static void adamw_kinds(struct device *dev, W *w, uint16_t *low, const moments &moments,
+template <typename W>
+static void adamw_kinds(struct device *dev, W *w, uint16_t *low, const moments &to,
                         const float *grad, int64_t n, const coefficients &c)
 {
-    void *m = moments.m, *v = moments.v;
-    if (moments.kind == MOMENTS_F32)
-        adamw_all<W, float, V>(dev, w, low, (float *)m, (float *)v, grad, n, c);
-    else if (moments.kind == MOMENTS_BF16)
-        adamw_all<W, uint16_t, V>(dev, w, low, (uint16_t *)m, (uint16_t *)v, grad, n, c);
-    else if (!aligned(16, {w, low, m, v, grad}, {}))
+    const auto kernel = to.kind == MOMENTS_F32    ? adamw_kernel<W, float>
+                        : to.kind == MOMENTS_BF16 ? adamw_kernel<W, uint16_t>
+                                                  : adamw_kernel<W, uint8_t>;
+    const bool wide = aligned(16, {w, low, to.m, to.v, grad}, {});
+    if (!wide && to.kind == MOMENTS_8BIT)
         device_fail(dev, "adamw: 8-bit moments need arrays aligned to 16 bytes");
     else
-        cuda_launch(dev, "adamw", adamw_8bit_kernel<W>, ceil_div(n, MOMENT_BLOCK * (THREADS / 32)),
-                    THREADS, 0, w, low, moments, grad, n, c);
+        cuda_launch(dev, "adamw", kernel, ceil_div(n, THREADS * LANE), THREADS, 0, w, low, to, grad,
+                    n, c, wide);
 }
 
 void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments *moments,
@@ -242,9 +189,9 @@ void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments
     c.steps = shape->step;
     c.number = shape->first;
     if (w_dt == DT_F32)
-        adamw_kinds<float, 4>(dev, (float *)w, NULL, *moments, grad, n, c);
+        adamw_kinds<float>(dev, (float *)w, NULL, *moments, grad, n, c);
     else
-        adamw_kinds<uint16_t, 8>(dev, (uint16_t *)w, low, *moments, grad, n, c);
+        adamw_kinds<uint16_t>(dev, (uint16_t *)w, low, *moments, grad, n, c);
 }
 
 // ---- sum of squares ----------------------------------------------------------------------------
@@ -302,6 +249,5 @@ void cuda_sum_squares(struct device *dev, double *out, const float *x, int64_t n
         cuda_launch(dev, "sum_squares", squares_kernel<4>, blocks, THREADS, 0, parts, x, n);
     else
         cuda_launch(dev, "sum_squares", squares_kernel<1>, blocks, THREADS, 0, parts, x, n);
-    cuda_launch(dev, "sum_squares", squares_end_kernel, 1, THREADS, 0, out, (const double *)parts,
-                blocks);
+    cuda_launch(dev, "sum_squares", squares_end_kernel, 1, THREADS, 0, out, parts, blocks);
 }
