@@ -151,29 +151,6 @@ void cpu_logprob_back(struct device *dev, void *dlogits, const struct head_grads
 
 // The divergence of a teacher's distribution from a student's, and its gradient: what a draft model
 // is trained on. Summed as above.
-// e^(z - max) for z = row * scale, times inverse_sum, is a row's softmax.
-struct softmax {
-    const float *row;
-    float scale, max, inverse_sum;
-    double log_sum;
-};
-
-static struct softmax softmax_of(const float *row, int vocab, float scale)
-{
-    struct softmax s = {.row = row, .scale = scale, .max = max_f32(row, vocab) * scale};
-    double sum = 0;
-    for (int start = 0; start < vocab; start += CHUNK) {
-        int end = vocab - start < CHUNK ? vocab : start + CHUNK;
-        float each[CHUNK];
-#pragma omp simd
-        for (int t = start; t < end; t++) each[t - start] = exp_f32(row[t] * scale - s.max);
-        sum += sum_f32(each, end - start);
-    }
-    s.inverse_sum = (float)(1 / sum);
-    s.log_sum = log(sum);
-    return s;
-}
-
 void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
                  const struct distill_args *args, enum dtype dt)
 {
@@ -189,8 +166,11 @@ void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
 #pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
     for (int i = 0; i < n; i++) {
         const float inverse = 1.0f / args->temperature;
-        const struct softmax p = softmax_of(teacher + (int64_t)i * teacher_vocab, vocab, inverse);
-        const struct softmax q = softmax_of(student + (int64_t)i * vocab, vocab, inverse);
+        const float *row_p = teacher + (int64_t)i * teacher_vocab;
+        const float *row_q = student + (int64_t)i * vocab;
+        const struct row_sums p = sum_row(row_p, vocab, inverse);
+        const struct row_sums q = sum_row(row_q, vocab, inverse);
+        const float p_share = (float)(1 / p.sum), q_share = (float)(1 / q.sum);
         float *gradient = dstudent ? (float *)dstudent + (int64_t)i * vocab : NULL;
         double weighted = 0, common = 0; // sums of p (z_p - z_q), from the maxima; and of min(p, q)
         for (int start = 0; start < vocab; start += CHUNK) {
@@ -198,8 +178,8 @@ void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
             float each[CHUNK], least[CHUNK];
 #pragma omp simd
             for (int t = start; t < end; t++) {
-                float zp = p.row[t] * inverse - p.max, zq = q.row[t] * inverse - q.max;
-                float pt = exp_f32(zp) * p.inverse_sum, qt = exp_f32(zq) * q.inverse_sum;
+                float zp = row_p[t] * inverse - p.max, zq = row_q[t] * inverse - q.max;
+                float pt = exp_f32(zp) * p_share, qt = exp_f32(zq) * q_share;
                 each[t - start] = pt > 0 ? pt * (zp - zq) : 0; // a logit of -inf adds nothing
                 least[t - start] = pt < qt ? pt : qt;
                 if (gradient) gradient[t] = slope * (qt - pt);
@@ -207,7 +187,7 @@ void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
             weighted += sum_f32(each, end - start);
             common += sum_f32(least, end - start);
         }
-        kl[i] = (float)(weighted - p.log_sum + q.log_sum);
+        kl[i] = (float)(weighted - log(p.sum) + log(q.sum));
         overlap[i] = (float)common;
     }
 }
