@@ -256,6 +256,17 @@ template <int LANES = 32> __device__ __forceinline__ float lanes_max(float x)
     return x;
 }
 
+// The sum of this lane's and of those before it.
+template <typename T> __device__ __forceinline__ T lanes_until(T x)
+{
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        const T before = __shfl_up_sync(0xffffffffu, x, o);
+        if (threadIdx.x % 32 >= o) x += before;
+    }
+    return x;
+}
+
 // Sum over the block, given to every thread. `shared` holds 32 floats; blockDim.x is a multiple
 // of 32.
 __device__ __forceinline__ float block_sum(float x, float *shared)
@@ -278,20 +289,29 @@ __device__ __forceinline__ float block_max(float x, float *shared)
     return lanes_max(lane < warps ? shared[lane] : -INFINITY);
 }
 
-// True in every thread of the last of `n` blocks to arrive at `ticket`, which is left at zero. What
-// the other blocks wrote before is visible to it. shared: a number that nobody needs any more.
-__device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n, int *shared)
+// True in all the threads that meet() where they, who bring `own`, complete the n of `ticket`,
+// which is left at zero. What the others wrote before is visible to them. first: one of them;
+// shared: a number that nobody needs any more.
+template <typename MEET>
+__device__ __forceinline__ bool completes(unsigned *ticket, unsigned own, unsigned n, bool first,
+                                          int *shared, MEET meet)
 {
     __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        bool last = atomicAdd(ticket, 1u) == n - 1;
+    meet();
+    if (first) {
+        bool last = atomicAdd(ticket, own) == n - own;
         if (last) *ticket = 0;
         *shared = last;
     }
-    __syncthreads();
+    meet();
     if (*shared) __threadfence();
     return *shared;
+}
+
+// Of `n` blocks the last to arrive.
+__device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n, int *shared)
+{
+    return completes(ticket, 1, n, threadIdx.x == 0, shared, [] { __syncthreads(); });
 }
 
 __device__ __forceinline__ bool last_block(unsigned *ticket, unsigned n)

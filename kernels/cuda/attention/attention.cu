@@ -39,35 +39,26 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
     const int dims = a.head_dim, stride = dims + 1, value_dims = latent ? a.latent : dims;
     float *queries = shared, *keys = queries + TILE * stride;
     float *values = latent ? keys : keys + KEYS * stride;
-    int s = blockIdx.z, kv_head = blockIdx.y, start = a.query_start[s];
-    int n_packed = (a.query_start[s + 1] - start) * a.group, base = blockIdx.x * TILE;
-    if (base >= n_packed) return;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    row_tile t;
+    if (!row_tile_of<TILE>(t, a, blockIdx.z, blockIdx.y, blockIdx.x)) return;
+    const packed_rows &rows = t.rows;
     load_tile<T>(queries, dims, [&](int r) -> const T * {
-        int p = base + r;
-        if (p >= n_packed) return NULL;
-        return a.q + (start + p / a.group) * a.q_stride +
-               (int64_t)(kv_head * a.group + p % a.group) * dims;
+        return rows.in(r) ? a.q + query_at(a, place_of(a, rows, r)) : NULL;
     });
-    int first_row = start + base / a.group;
-    int last_row = start + (min(base + TILE, n_packed) - 1) / a.group;
-    int lo = any_row_position(a, s, first_row), hi = any_row_position(a, s, last_row);
-    lo = a.window > 0 ? max(0, lo - a.window + 1) : 0;
-
     int position[ROWS];
     float top[ROWS], sum[ROWS], out[ROWS][MAX_LATENT_DIMS] = {};
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-        int p = base + warp * ROWS + i;
-        position[i] = p < n_packed ? any_row_position(a, s, start + p / a.group) : -1;
+        const int r = warp * ROWS + i;
+        position[i] = rows.in(r) ? any_row_position(a, t.s, place_of(a, rows, r).row) : -1;
         top[i] = -INFINITY;
         sum[i] = 0;
     }
-    for (int tile = lo / KEYS * KEYS; tile <= hi; tile += KEYS) {
+    for (int tile = t.low / KEYS * KEYS; tile <= t.highest; tile += KEYS) {
         auto row_of = [&](int r, const T *from) -> const T * {
-            if (tile + r > hi) return NULL;
-            return from + any_key_row(a, s, tile + r) * a.kv_stride + (int64_t)kv_head * dims;
+            if (tile + r > t.highest) return NULL;
+            return from + any_key_row(a, t.s, tile + r) * a.kv_stride + (int64_t)t.kv_head * dims;
         };
         __syncthreads();
         load_tile<T>(keys, dims, [&](int r) { return row_of(r, a.k); });
@@ -91,7 +82,7 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
 #pragma unroll
             for (int k = 0; k < MAX_LATENT_DIMS; k++) out[i][k] *= factor;
         }
-        int n = min(KEYS, hi - tile + 1);
+        int n = min(KEYS, t.highest - tile + 1);
         for (int j = 0; j < n; j++) {
             float w[ROWS];
 #pragma unroll
@@ -108,10 +99,10 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
     }
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-        int p = base + warp * ROWS + i;
-        if (p >= n_packed) break;
-        int64_t at = (int64_t)(start + p / a.group) * a.n_heads + kv_head * a.group + p % a.group;
-        sum[i] = with_sink(a, kv_head * a.group + p % a.group, top[i], sum[i]);
+        if (!rows.in(warp * ROWS + i)) break;
+        const place to = place_of(a, rows, warp * ROWS + i);
+        const int64_t at = index_of(a, to);
+        sum[i] = with_sink(a, to.head, top[i], sum[i]);
         float scale = sum[i] > 0 ? 1.f / sum[i] : 0.f;
 #pragma unroll
         for (int k = 0; k < MAX_LATENT_DIMS; k++) {
@@ -256,207 +247,169 @@ __global__ void delta_kernel(float *delta, const T *dout, const T *out, int64_t 
     if (threadIdx.x % 32 == 0) delta[i] = sum;
 }
 
+// What a packed row's scores and their gradients take of it; one that is not there sees nothing.
+struct row_facts {
+    float lse, inner;  // log2 units; dout . out
+    int row, position; // of the batch; in its context
+};
+
 template <typename T>
-__global__ void __launch_bounds__(WARPS * 32)
-    dq_kernel(attn_args<T> a, T *dqkv, const T *dout, const float *delta)
+__device__ __forceinline__ row_facts facts_of(const attn_args<T> &a, const packed_rows &p, int r,
+                                              const float *delta)
 {
-    grid_begin();
-    extern __shared__ float shared[];
-    const int dims = a.head_dim, stride = dims + 1;
-    float *queries = shared, *grads = queries + TILE * stride;
-    float *keys = grads + TILE * stride, *values = keys + KEYS * stride;
-    int s = blockIdx.z, kv_head = blockIdx.y, start = a.query_start[s];
-    int n_packed = (a.query_start[s + 1] - start) * a.group, base = blockIdx.x * TILE;
-    if (base >= n_packed) return;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    auto head_of = [&](int p) { return kv_head * a.group + p % a.group; };
-
-    load_tile<T>(queries, dims, [&](int r) -> const T * {
-        int p = base + r;
-        if (p >= n_packed) return NULL;
-        return a.q + (start + p / a.group) * a.q_stride + (int64_t)head_of(p) * dims;
-    });
-    load_tile<T>(grads, dims, [&](int r) -> const T * {
-        int p = base + r;
-        if (p >= n_packed) return NULL;
-        return dout + ((int64_t)(start + p / a.group) * a.n_heads + head_of(p)) * dims;
-    });
-    int first_row = start + base / a.group;
-    int last_row = start + (min(base + TILE, n_packed) - 1) / a.group;
-    int lo = row_position<false>(a, s, first_row), hi = row_position<false>(a, s, last_row);
-    lo = a.window > 0 ? max(0, lo - a.window + 1) : 0;
-
-    int position[ROWS];
-    float lse[ROWS], inner[ROWS], dq[ROWS][MAX_DIMS] = {};
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        int p = base + warp * ROWS + i;
-        bool in = p < n_packed;
-        int64_t at = in ? (int64_t)(start + p / a.group) * a.n_heads + head_of(p) : 0;
-        position[i] = in ? row_position<false>(a, s, start + p / a.group) : -1;
-        lse[i] = a.lse[at] * LOG2E;
-        inner[i] = delta[at];
-    }
-    for (int tile = lo / KEYS * KEYS; tile <= hi; tile += KEYS) {
-        auto row_of = [&](int r, const T *from) -> const T * {
-            if (tile + r > hi) return NULL;
-            return from + key_row<false>(a, s, tile + r) * a.kv_stride + (int64_t)kv_head * dims;
-        };
-        __syncthreads();
-        load_tile<T>(keys, dims, [&](int r) { return row_of(r, a.k); });
-        load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
-        __syncthreads();
-        float dot[ROWS] = {}, dp[ROWS] = {};
-        for (int d = 0; d < dims; d++) {
-            float k = keys[lane * stride + d], v = values[lane * stride + d];
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                dot[i] += queries[(warp * ROWS + i) * stride + d] * k;
-                dp[i] += grads[(warp * ROWS + i) * stride + d] * v;
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            float score = score_log2(a, dot[i]);
-            dot[i] =
-                visible(a, position[i], tile + lane)
-                    ? exp2f(score - lse[i]) * (dp[i] - inner[i]) * a.scale * softcap_slope(a, score)
-                    : 0.f;
-        }
-        int n = min(KEYS, hi - tile + 1);
-        for (int j = 0; j < n; j++) {
-            float ds[ROWS];
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) ds[i] = __shfl_sync(~0u, dot[i], j);
-#pragma unroll
-            for (int k = 0; k < MAX_DIMS; k++) {
-                if (k * 32 >= dims) break;
-                int d = k * 32 + lane;
-                float key = d < dims ? keys[j * stride + d] : 0.f;
-#pragma unroll
-                for (int i = 0; i < ROWS; i++) dq[i][k] += ds[i] * key;
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        int p = base + warp * ROWS + i;
-        if (p >= n_packed) break;
-        T *to = dqkv + (start + p / a.group) * a.q_stride + (int64_t)head_of(p) * dims;
-#pragma unroll
-        for (int k = 0; k < MAX_DIMS; k++) {
-            int d = k * 32 + lane;
-            if (d < dims) to[d] = from_f32<T>(dq[i][k]);
-        }
-    }
+    if (!p.in(r)) return {0, 0, -1, -1};
+    const place at = place_of(a, p, r);
+    const int64_t i = index_of(a, at);
+    return {a.lse[i] * LOG2E, delta[i], at.row, row_position<false>(a, a.seq_of[at.row], at.row)};
 }
 
-// Block (x, y): keys of the batch's rows 32 x .. of kv head y.
+// Of the batch's keys, those that a row sees are the ones before it and below `end`.
+struct key_facts {
+    int row, end, position;
+};
+
+template <typename T> __device__ __forceinline__ key_facts facts_of(const attn_args<T> &a, int row)
+{
+    if (row >= a.n_tokens) return {row, 0, 0};
+    const int s = a.seq_of[row];
+    return {row, a.attend_end[s], row_position<false>(a, s, row)};
+}
+
+// Queries, with their gradients, into two tiles; and keys, with their values, of the rows that
+// row_of(r) gives, -1: none.
 template <typename T>
+__device__ __forceinline__ void load_queries(float *queries, float *grads, const attn_args<T> &a,
+                                             const packed_rows &p, const T *dout)
+{
+    load_tile<T>(queries, a.head_dim, [&](int r) -> const T * {
+        return p.in(r) ? a.q + query_at(a, place_of(a, p, r)) : NULL;
+    });
+    load_tile<T>(grads, a.head_dim, [&](int r) -> const T * {
+        return p.in(r) ? dout + index_of(a, place_of(a, p, r)) * a.head_dim : NULL;
+    });
+}
+template <typename T, typename F>
+__device__ __forceinline__ void load_keys(float *keys, float *values, const attn_args<T> &a,
+                                          int kv_head, F row_of)
+{
+    auto load = [&](float *tile, const T *from) {
+        load_tile<T>(tile, a.head_dim, [&](int r) -> const T * {
+            const int64_t row = row_of(r);
+            return row >= 0 ? from + row * a.kv_stride + (int64_t)kv_head * a.head_dim : NULL;
+        });
+    };
+    load(keys, a.k);
+    load(values, a.v);
+}
+
+/* A block keeps 32 rows and walks others, 32 at a time. Its packed rows of sequence z and kv head
+ * y, against the keys that they see: dq. Or (OF_KEYS) the keys of the batch's rows 32 x .. of kv
+ * head y, against the packed rows that attend to them: dk and dv. Either way a warp has four of the
+ * kept rows, first a lane is one of the others, then a dimension. */
+template <typename T, bool OF_KEYS>
 __global__ void __launch_bounds__(WARPS * 32)
-    dkv_kernel(attn_args<T> a, T *dqkv, const T *dout, const float *delta)
+    gradient_kernel(attn_args<T> a, T *dqkv, const T *dout, const float *delta)
 {
     grid_begin();
     extern __shared__ float shared[];
     __shared__ int stop_at;
-    const int dims = a.head_dim, stride = dims + 1;
-    float *keys = shared, *values = keys + TILE * stride;
-    float *queries = values + TILE * stride, *grads = queries + KEYS * stride;
-    int kv_head = blockIdx.y, base = blockIdx.x * TILE;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    auto head_of = [&](int p) { return kv_head * a.group + p % a.group; };
-
-    auto key_at = [&](int r, const T *from) -> const T * {
-        if (base + r >= a.n_tokens) return NULL;
-        return from + (base + r) * a.kv_stride + (int64_t)kv_head * dims;
-    };
-    load_tile<T>(keys, dims, [&](int r) { return key_at(r, a.k); });
-    load_tile<T>(values, dims, [&](int r) { return key_at(r, a.v); });
-    if (warp == 0) {
-        int row = base + lane;
-        int end = row < a.n_tokens ? a.attend_end[a.seq_of[row]] : 0;
-        end = __reduce_max_sync(~0u, end);
-        if (lane == 0) stop_at = end;
-    }
-    int end[ROWS], position[ROWS];
-    float dk[ROWS][MAX_DIMS] = {}, dv[ROWS][MAX_DIMS] = {};
+    const int dims = a.head_dim, stride = dims + 1, kv_head = blockIdx.y;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = blockIdx.x * TILE;
+    float *kept = shared, *kept_too = kept + TILE * stride;
+    float *others = kept_too + TILE * stride, *others_too = others + KEYS * stride;
+    packed_rows p = {base, 0, 0, kv_head * a.group};
+    int s = 0, first = 0, end = 0; // the others: positions of keys, or packed rows
+    row_facts rows[ROWS];          // of the kept, or (OF_KEYS) the first: the lane's of the others
+    key_facts keys[ROWS];
+    if (OF_KEYS) {
+        load_keys(kept, kept_too, a, kv_head,
+                  [&](int r) { return base + r < a.n_tokens ? base + r : -1; });
+        const int stop = __reduce_max_sync(~0u, facts_of(a, base + lane).end);
+        if (threadIdx.x == 0) stop_at = stop;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        int row = base + warp * ROWS + i, s = row < a.n_tokens ? a.seq_of[row] : 0;
-        end[i] = row < a.n_tokens ? a.attend_end[s] : 0;
-        position[i] = row_position<false>(a, s, row);
+        for (int i = 0; i < ROWS; i++) keys[i] = facts_of(a, base + warp * ROWS + i);
+        __syncthreads();
+        end = p.n = (stop_at - base) * a.group; // of the rows base .. stop_at - 1
+    } else {
+        row_tile t;
+        if (!row_tile_of<TILE>(t, a, blockIdx.z, kv_head, blockIdx.x)) return;
+        p = t.rows;
+        s = t.s;
+        first = t.low / KEYS * KEYS;
+        end = t.highest + 1;
+        load_queries(kept, kept_too, a, p, dout);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) rows[i] = facts_of(a, p, warp * ROWS + i, delta);
     }
-    __syncthreads();
-    int n_packed = (stop_at - base) * a.group; // of the rows base .. stop_at - 1
-    for (int tile = 0; tile < n_packed; tile += KEYS) {
+    // of the others times ds, and (OF_KEYS) of their gradients times p
+    float sum[ROWS][MAX_DIMS] = {}, sum_too[ROWS][MAX_DIMS] = {};
+    for (int tile = first; tile < end; tile += KEYS) {
         __syncthreads();
-        load_tile<T>(queries, dims, [&](int r) -> const T * {
-            int p = tile + r;
-            if (p >= n_packed) return NULL;
-            return a.q + (base + p / a.group) * a.q_stride + (int64_t)head_of(p) * dims;
-        });
-        load_tile<T>(grads, dims, [&](int r) -> const T * {
-            int p = tile + r;
-            if (p >= n_packed) return NULL;
-            return dout + ((int64_t)(base + p / a.group) * a.n_heads + head_of(p)) * dims;
-        });
+        if (OF_KEYS) {
+            p.base = tile;
+            load_queries(others, others_too, a, p, dout);
+            rows[0] = facts_of(a, p, lane, delta);
+        } else {
+            load_keys(others, others_too, a, kv_head, [&](int r) -> int64_t {
+                return tile + r < end ? key_row<false>(a, s, tile + r) : -1;
+            });
+        }
         __syncthreads();
-        int packed = tile + lane, row = base + packed / a.group;
-        bool in = packed < n_packed;
-        int64_t at = in ? (int64_t)row * a.n_heads + head_of(packed) : 0;
-        int seen_from = in ? row_position<false>(a, a.seq_of[row], row) : 0;
-        float lse = a.lse[at] * LOG2E, inner = delta[at], p[ROWS] = {}, ds[ROWS] = {};
+        float w[ROWS] = {}, ds[ROWS] = {};
         for (int d = 0; d < dims; d++) {
-            float q = queries[lane * stride + d], g = grads[lane * stride + d];
+            const float x = others[lane * stride + d], y = others_too[lane * stride + d];
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
-                p[i] += keys[(warp * ROWS + i) * stride + d] * q;
-                ds[i] += values[(warp * ROWS + i) * stride + d] * g;
+                w[i] += kept[(warp * ROWS + i) * stride + d] * x;
+                ds[i] += kept_too[(warp * ROWS + i) * stride + d] * y;
             }
         }
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            int key = base + warp * ROWS + i;
-            bool seen = in && key <= row && row < end[i] && visible(a, seen_from, position[i]);
-            float score = score_log2(a, p[i]);
-            p[i] = seen ? exp2f(score - lse) : 0.f;
-            ds[i] = seen ? p[i] * (ds[i] - inner) * a.scale * softcap_slope(a, score) : 0.f;
+            const row_facts &row = rows[OF_KEYS ? 0 : i];
+            const key_facts &key = keys[i];
+            const bool seen = OF_KEYS ? key.row <= row.row && row.row < key.end &&
+                                            visible(a, row.position, key.position)
+                                      : visible(a, row.position, tile + lane);
+            const float score = score_log2(a, w[i]);
+            w[i] = seen ? exp2f(score - row.lse) : 0.f;
+            ds[i] = seen ? w[i] * (ds[i] - row.inner) * a.scale * softcap_slope(a, score) : 0.f;
         }
-        int n = min(KEYS, n_packed - tile);
+        const int n = min(KEYS, end - tile);
         for (int j = 0; j < n; j++) {
-            float pj[ROWS], dsj[ROWS];
+            float ds_j[ROWS], w_j[ROWS];
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
-                pj[i] = __shfl_sync(~0u, p[i], j);
-                dsj[i] = __shfl_sync(~0u, ds[i], j);
+                ds_j[i] = __shfl_sync(~0u, ds[i], j);
+                if (OF_KEYS) w_j[i] = __shfl_sync(~0u, w[i], j);
             }
 #pragma unroll
             for (int k = 0; k < MAX_DIMS; k++) {
+                const int d = k * 32 + lane;
                 if (k * 32 >= dims) break;
-                int d = k * 32 + lane;
-                float q = d < dims ? queries[j * stride + d] : 0.f;
-                float g = d < dims ? grads[j * stride + d] : 0.f;
+                const float x = d < dims ? others[j * stride + d] : 0.f;
+                const float y = OF_KEYS && d < dims ? others_too[j * stride + d] : 0.f;
 #pragma unroll
                 for (int i = 0; i < ROWS; i++) {
-                    dv[i][k] += pj[i] * g;
-                    dk[i][k] += dsj[i] * q;
+                    sum[i][k] += ds_j[i] * x;
+                    if (OF_KEYS) sum_too[i][k] += w_j[i] * y;
                 }
             }
         }
     }
+    p.base = base;
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-        int row = base + warp * ROWS + i;
-        if (row >= a.n_tokens) break;
-        T *to_k = dqkv + row * a.q_stride + (int64_t)(a.n_heads + kv_head) * dims;
-        T *to_v = to_k + (int64_t)a.n_kv_heads * dims;
+        const int r = warp * ROWS + i;
+        if (OF_KEYS ? base + r >= a.n_tokens : !p.in(r)) break;
+        T *to = dqkv + (OF_KEYS ? (base + r) * a.q_stride + (int64_t)(a.n_heads + kv_head) * dims
+                                : query_at(a, place_of(a, p, r)));
 #pragma unroll
         for (int k = 0; k < MAX_DIMS; k++) {
-            int d = k * 32 + lane;
-            if (d < dims) {
-                to_k[d] = from_f32<T>(dk[i][k]);
-                to_v[d] = from_f32<T>(dv[i][k]);
-            }
+            const int d = k * 32 + lane;
+            if (d >= dims) break;
+            to[d] = from_f32<T>(sum[i][k]);
+            if (OF_KEYS) to[(int64_t)a.n_kv_heads * dims + d] = from_f32<T>(sum_too[i][k]);
         }
     }
 }
@@ -499,12 +452,12 @@ static void plain_back(struct device *dev, const attn_call &c)
         using T = decltype(t);
         const attn_args<T> a = attn_args_of<T>(c);
         auto launch = [&](auto kernel, dim3 grid) {
-            cuda_launch(dev, "attention gradient", kernel, grid, WARPS * 32, tiles, a, (T *)c.dqkv,
-                        (const T *)c.dout, (const float *)c.delta);
+            cuda_launch(dev, "attention gradient", kernel, grid, WARPS * 32, tiles, a, c.dqkv,
+                        c.dout, c.delta);
         };
-        launch(dq_kernel<T>,
+        launch(gradient_kernel<T, false>,
                dim3(ceil_div((int64_t)c.batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs));
-        launch(dkv_kernel<T>, dim3(ceil_div(a.n_tokens, TILE), a.n_kv_heads));
+        launch(gradient_kernel<T, true>, dim3(ceil_div(a.n_tokens, TILE), a.n_kv_heads));
     });
 }
 
@@ -535,8 +488,7 @@ void cuda_attn_packed_back(struct device *dev, void *dqkv, const void *dout, con
     with_type(shape->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "attention gradient", in_fours ? delta_kernel<T, 4> : delta_kernel<T, 1>,
-                    ceil_div(n, WARPS), WARPS * 32, 0, call.delta, (const T *)dout, (const T *)out,
-                    n, shape->head_dim);
+                    ceil_div(n, WARPS), WARPS * 32, 0, call.delta, dout, out, n, shape->head_dim);
     });
     op_take_variant(dev, &attn_packed_back_variants, &call);
 }
@@ -579,7 +531,6 @@ void cuda_attn_sinks_back(struct device *dev, float *dsinks, const void *dout, c
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "attn_sinks_back", sinks_back_kernel<T>, s->n_heads, SINK_WARPS * 32, 0,
-                    dsinks, (const T *)dout, (const T *)out, lse, (const T *)s->sinks, rows,
-                    s->n_heads, s->head_dim);
+                    dsinks, dout, out, lse, s->sinks, rows, s->n_heads, s->head_dim);
     });
 }

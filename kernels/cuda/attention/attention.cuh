@@ -151,10 +151,11 @@ __device__ __forceinline__ int64_t any_key_row(const attn_args<T> &a, int s, int
     return a.block_size > 0 ? key_row<true>(a, s, j) : key_row<false>(a, s, j);
 }
 
-template <typename T>
+template <bool FROM_L2 = false, typename T>
 __device__ __forceinline__ int any_row_position(const attn_args<T> &a, int s, int row)
 {
-    return a.block_size > 0 ? row_position<true>(a, s, row) : row_position<false>(a, s, row);
+    return a.block_size > 0 ? row_position<true, FROM_L2>(a, s, row)
+                            : row_position<false, FROM_L2>(a, s, row);
 }
 
 template <typename T>
@@ -224,6 +225,33 @@ template <typename T> __device__ __forceinline__ int64_t index_of(const attn_arg
 template <typename T> __device__ __forceinline__ int64_t query_at(const attn_args<T> &a, place at)
 {
     return at.row * a.q_stride + (int64_t)at.head * a.head_dim;
+}
+
+// A tile of packed rows of a sequence and kv head, and what they see.
+struct row_tile {
+    packed_rows rows;
+    int s, kv_head;
+    int lowest, highest; // positions of its first and its last row
+    int low;             // keys before it no row's window has
+};
+
+// The tile-th, of N rows at most; false where there is none. FROM_L2: as number_at() has it.
+template <int N, bool FROM_L2 = false, typename T>
+__device__ __forceinline__ bool row_tile_of(row_tile &ret, const attn_args<T> &a, int s,
+                                            int kv_head, int tile)
+{
+    const int start = number_at<FROM_L2>(a.query_start + s);
+    packed_rows p = {start, tile * N, 0, kv_head * a.group};
+    p.n = (number_at<FROM_L2>(a.query_start + s + 1) - start) * a.group;
+    ret.rows = p;
+    ret.s = s;
+    ret.kv_head = kv_head;
+    if (p.base >= p.n) return false;
+    const int last = min(N, p.n - p.base) - 1;
+    ret.lowest = any_row_position<FROM_L2>(a, s, place_of(a, p, 0).row);
+    ret.highest = any_row_position<FROM_L2>(a, s, place_of(a, p, last).row);
+    ret.low = a.window > 0 ? max(0, ret.lowest - a.window + 1) : 0;
+    return true;
 }
 
 /* bf16 whose heads are multiples of 8 goes to the tensor cores: attn_few.cu and attn_few_tma.cu

@@ -13,6 +13,7 @@
  * so after a kernel that stores those of this step they are already on their way while it runs.
  */
 #include "kernels/cuda/attention/attn_few.cuh"
+#include "kernels/cuda/attention/attn_rows.cuh"
 #include <algorithm>
 
 #define WARPS   8
@@ -25,9 +26,9 @@ static_assert(CHUNK_KEYS == THREADS, "a thread looks up one key");
 // ---- shared memory -----------------------------------------------------------------------------
 
 template <int HD> struct block_memory {
-    bf16 keys[CHUNK_KEYS * HD];      // later the values, unless these have room of their own
-    bf16 weights[ROWS * CHUNK_KEYS]; // before: the queries
-    float most[TILES][ROWS][WARPS];  // largest dot product of a row and a warp's keys
+    bf16 keys[CHUNK_KEYS * HD];           // later the values, unless these have room of their own
+    bf16 weights[TASK_ROWS * CHUNK_KEYS]; // before: the queries
+    float most[TILES][TASK_ROWS][WARPS];  // largest dot product of a row and a warp's keys
     int32_t key_rows[CHUNK_KEYS]; // of the pool; -1: none. In the end [0]: this is the last block
 };
 static_assert(3 * (sizeof(block_memory<128>) + 1024) <= 228 * 1024, "three blocks on an SM");
@@ -52,7 +53,7 @@ __device__ __forceinline__ void copy_queries(bf16 *tile, const attn_args<bf16> &
 {
     constexpr int UNITS = HD / 8;
 #pragma unroll
-    for (int i = threadIdx.x; i < ROWS * UNITS; i += THREADS) {
+    for (int i = threadIdx.x; i < TASK_ROWS * UNITS; i += THREADS) {
         int r = i / UNITS, u = i % UNITS;
         bool valid = w.rows.in(r) && u * 8 < a.head_dim;
         int64_t at = valid ? query_at(a, place_of(a, w.rows, r)) + u * 8 : 0;
@@ -89,25 +90,17 @@ __device__ __forceinline__ void multiply_keys(float (&dot)[TILES][4], block_memo
 // The soft cap, and -inf for keys that a row does not see; then the warp's largest of each row.
 template <int HD>
 __device__ __forceinline__ void mask(float (&dot)[TILES][4], block_memory<HD> &m,
-                                     const attn_args<bf16> &a, const task &w,
-                                     const int (&position)[2])
+                                     const attn_args<bf16> &a, const task &w, const rows_seen &seen)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, hidden[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) hidden[h] = a.window > 0 ? position[h] - a.window : -1;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    to_scores<TILES * 8>(a, dot);
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int j = w.begin + tile * TILE_KEYS + warp * 8 + lane % 4 * 2 + e % 2;
-            if (a.softcap > 0) dot[tile][e] = capped(a, dot[tile][e]);
-            if (j > position[e / 2] || j <= hidden[e / 2]) dot[tile][e] = -INFINITY;
-        }
+        float(&eight)[1][4] = reinterpret_cast<float(&)[1][4]>(dot[tile]);
+        hide<8>(eight, seen, w.begin + tile * TILE_KEYS + warp * 8, -INFINITY);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float most = fmaxf(dot[tile][h * 2], dot[tile][h * 2 + 1]);
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            const float most = lanes_max<4>(fmaxf(dot[tile][h * 2], dot[tile][h * 2 + 1]));
             if (lane % 4 == 0) m.most[tile][lane / 4 + h * 8][warp] = most;
         }
     }
@@ -308,7 +301,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     const bf16 *k = a.k + (int64_t)w.kv_head * a.head_dim;
     const bf16 *v = a.v + (int64_t)w.kv_head * a.head_dim;
     int n = 0, old = 0; // keys, in whole tiles; those of earlier batches
-    int position[2];    // of this thread's rows
+    rows_seen seen;
     if (works) {
         int key = w.begin + threadIdx.x;
         bool is_seen = key >= w.low && key < w.end;
@@ -318,12 +311,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
         __syncthreads();
         copy_keys<HD>(m.keys, m.key_rows, k, a, 0, old);
         if (at_once) copy_keys<HD>(values, m.key_rows, v, a, 0, old);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int r = threadIdx.x % 32 / 4 + h * 8;
-            position[h] =
-                w.rows.in(r) ? row_position<true, true>(a, w.s, place_of(a, w.rows, r).row) : -1;
-        }
+        seen = seen_by<true, true>(a, w.s, w.rows, 0);
     }
     if (a.early) grid_wait();
     grid_release();
@@ -344,7 +332,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     copies_wait<1>();
     __syncthreads();
     multiply_keys<HD>(dot, m, n);
-    mask<HD>(dot, m, a, w, position);
+    mask<HD>(dot, m, a, w, seen);
     __syncthreads();
     if (!at_once) copy_keys<HD>(values, m.key_rows, v, a, 0, n);
     copies_commit();
@@ -362,9 +350,9 @@ template <int HD>
 static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max_context)
 {
     struct cuda_state *state = cuda_use(dev);
-    int rows = std::min(max_query * a.group, FEW_ROWS), row_tiles = ceil_div(rows, ROWS);
+    int rows = std::min(max_query * a.group, FEW_ROWS), row_tiles = ceil_div(rows, TASK_ROWS);
     int chunks = attn_chunks(a, max_query, max_context), n_seqs = a.n_seqs;
-    chunk_parts parts = {NULL, state->tickets, std::min(rows, ROWS)};
+    chunk_parts parts = {NULL, state->tickets, std::min(rows, TASK_ROWS)};
     size_t keys = sizeof(bf16) * CHUNK_KEYS * HD, shared = sizeof(block_memory<HD>);
     // values wait for the keys' room where blocks on the same SM have work meanwhile
     auto fit_at_once = [&](int64_t blocks) {

@@ -5,38 +5,27 @@
 
 #include "kernels/cuda/attention/attn_order.cuh"
 
-#define ROWS 16 // of a task, at most
+#define TASK_ROWS 16 // at most
 
-// What a block works on: packed rows of a sequence and kv head, and some chunks of its context.
-struct task {
-    packed_rows rows;
-    int s, kv_head;
+// What a block works on: packed rows, and some chunks of their context.
+struct task : row_tile {
     int first_chunk, n_chunks; // that its rows see
     int begin, end;            // positions of the keys of this block's chunks, up to the last row's
-    int low, seen;             // keys before them no row's window has; every row sees, but for low
 };
 
-// Task `at` of a sequence (a tile of rows of a kv head), and of it n chunks from `chunk` on. False
-// where there is nothing to do. May run before grid_wait().
+// Task `at` of a sequence of up to MOST packed rows (a tile of N of them of a kv head), and of it n
+// chunks from `chunk` on. False where there is nothing to do. May run before grid_wait().
+template <int N = TASK_ROWS, int MOST = FEW_ROWS>
 __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int row_tiles, int s,
-                                        int at, int chunk, int n_chunks)
+                                        int at, int chunk, int n)
 {
-    w.s = s;
-    w.kv_head = at / row_tiles;
-    int start = number_at<true>(a.query_start + s);
-    int n = (number_at<true>(a.query_start + s + 1) - start) * a.group;
-    w.rows = {start, at % row_tiles * ROWS, n, w.kv_head * a.group};
     w.n_chunks = 0;
-    if (w.rows.base >= n || n > FEW_ROWS) return false;
-    int last = min(ROWS, n - w.rows.base) - 1;
-    int lowest = row_position<true, true>(a, s, place_of(a, w.rows, 0).row);
-    int highest = row_position<true, true>(a, s, place_of(a, w.rows, last).row);
-    w.low = a.window > 0 ? max(0, lowest - a.window + 1) : 0;
-    w.seen = lowest + 1;
+    if (!row_tile_of<N, true>(w, a, s, at / row_tiles, at % row_tiles) || w.rows.n > MOST)
+        return false;
     w.first_chunk = w.low / CHUNK_KEYS;
-    w.n_chunks = highest < 0 ? 1 : highest / CHUNK_KEYS - w.first_chunk + 1;
+    w.n_chunks = w.highest < 0 ? 1 : w.highest / CHUNK_KEYS - w.first_chunk + 1;
     w.begin = (w.first_chunk + chunk) * CHUNK_KEYS;
-    w.end = min(w.begin + n_chunks * CHUNK_KEYS, highest + 1);
+    w.end = min(w.begin + n * CHUNK_KEYS, w.highest + 1);
     return chunk < w.n_chunks;
 }
 
@@ -68,7 +57,7 @@ __device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task
                                             int first, int n)
 {
     constexpr int FOURS = HD / 4;
-    int rows = min(ROWS, w.rows.n - w.rows.base);
+    int rows = min(TASK_ROWS, w.rows.n - w.rows.base);
     for (int i = first; i < rows * FOURS; i += n) {
         int r = i / FOURS, d = i % FOURS * 4, part = r * part_width<HD>;
         float top = -INFINITY, sum = 0, x[4] = {};

@@ -43,8 +43,8 @@ template <int HD> constexpr int stage_bytes = WARPS *box_bytes<HD>;
 
 // What is behind the ring.
 struct block_memory {
-    bf16 weights[ROWS * TILE_KEYS];
-    float most[ROWS][WARPS]; // largest dot product of a row and a warp's keys
+    bf16 weights[TASK_ROWS * TILE_KEYS];
+    float most[TASK_ROWS][WARPS]; // largest dot product of a row and a warp's keys
     uint64_t full[MOST_STAGES], empty[MOST_STAGES];
     int is_last;
     int ends[MOST_SEQS]; // !whole: chunks of the sequences up to this one
@@ -70,12 +70,7 @@ __device__ __forceinline__ void count_chunks(block_memory &m, const attn_args<bf
         const int keys = number_at<true>(a.context_len + s);
         int x = min(max((keys + CHUNK_KEYS - 1) / CHUNK_KEYS, 1), p.chunks);
         if (n * a.group > FEW_ROWS || first + lane >= a.n_seqs) x = 0;
-#pragma unroll
-        for (int i = 1; i < 32; i *= 2) {
-            const int y = __shfl_up_sync(~0u, x, i);
-            if (lane >= i) x += y;
-        }
-        x += before;
+        x = lanes_until(x) + before;
         if (first + lane < a.n_seqs) m.ends[s] = x;
         before = __shfl_sync(~0u, x, 31);
     }
@@ -300,21 +295,6 @@ __device__ __forceinline__ void store_part(float *part, const row_sums<HD / WARP
     }
 }
 
-// Whether an item is the last of its task to be summed; what the others wrote before is visible.
-__device__ __forceinline__ bool is_last(const item &w, const tma_plan &p, block_memory &m)
-{
-    __threadfence();
-    meet();
-    if (threadIdx.x == 0) {
-        unsigned *ticket = &p.tickets[w.number];
-        m.is_last = atomicAdd(ticket, (unsigned)w.n) + w.n == w.n_chunks;
-        if (m.is_last) *ticket = 0;
-    }
-    meet();
-    if (m.is_last) __threadfence();
-    return m.is_last;
-}
-
 template <int HD>
 __device__ __forceinline__ void sum_item(stage_ring &ring, block_memory &m,
                                          const attn_args<bf16> &a, const tma_plan &p, const item &w,
@@ -337,7 +317,7 @@ __device__ __forceinline__ void sum_item(stage_ring &ring, block_memory &m,
         if (lane == 0) barrier_arrive(ring.is_empty());
         ring.next();
         const float factor = to_scores<16>(a, dot);
-        if (a.window > 0 || key + TILE_KEYS > w.seen)
+        if (a.window > 0 || key + TILE_KEYS > w.lowest + 1)
             hide<16>(dot, seen, key + warp * BOX_KEYS, -INFINITY);
         weigh(shrink, r.top, dot, m, factor);
         barrier_wait(ring.is_full(), ring.parity);
@@ -362,7 +342,8 @@ __device__ __forceinline__ void sum_item(stage_ring &ring, block_memory &m,
     }
     if (whole)
         store_result(r, a, w.rows, 0, warp * (HD / WARPS));
-    else if (is_last(w, p, m))
+    else if (completes(&p.tickets[w.number], w.n, w.n_chunks, threadIdx.x == 0, &m.is_last,
+                       [] { meet(); }))
         join_chunks<HD, 8>(a, w, parts_in_memory{parts, stride}, threadIdx.x, THREADS);
 }
 
@@ -426,10 +407,10 @@ template <int HD> static void launch(struct device *dev, const attn_call &c)
     const int max_query = c.batch->max_query, n_seqs = a.n_seqs;
     const int rows = std::min(max_query * a.group, FEW_ROWS);
     tma_plan p = {};
-    p.row_tiles = ceil_div(rows, ROWS);
+    p.row_tiles = ceil_div(rows, TASK_ROWS);
     p.tasks = a.n_kv_heads * p.row_tiles;
     p.chunks = attn_chunks(a, max_query, c.batch->max_context);
-    p.part_rows = std::min(rows, ROWS);
+    p.part_rows = std::min(rows, TASK_ROWS);
     p.tickets = state->tickets;
     const int all_tasks = p.tasks * n_seqs, sms = state->n_sms;
     p.whole = p.chunks == 1 || (p.chunks <= WHOLE_CHUNKS && all_tasks > sms / 2);

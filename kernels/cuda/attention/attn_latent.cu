@@ -12,6 +12,7 @@
  * Few rows: an item is one chunk of their context, whose sums go to memory, and the last to be done
  * joins them in order. Of the 64 rows of a tile a decode step of 16 heads has 16: that costs no
  * time that reading the keys does not take. */
+#include "kernels/cuda/attention/attn_few.cuh"
 #include "kernels/cuda/attention/attn_wgmma.cuh"
 #include <algorithm>
 #include <climits>
@@ -41,20 +42,13 @@ struct latent_parts {
 __device__ __forceinline__ bool take_chunk(work &w, const attn_args<bf16> &a,
                                            const latent_parts &parts, int item)
 {
-    int tasks = parts.row_tiles * a.n_seqs, chunk = item / tasks;
-    int s = item % tasks / parts.row_tiles, start = number_at<true>(a.query_start + s);
-    packed_rows p = {start, item % parts.row_tiles * ROWS,
-                     (number_at<true>(a.query_start + s + 1) - start) * a.group, 0};
-    if (p.base >= p.n || p.n > SPREAD_FEW) return false;
-    int last = min(ROWS, p.n - p.base) - 1;
-    int lowest = row_position<true, true>(a, s, place_of(a, p, 0).row);
-    int highest = row_position<true, true>(a, s, place_of(a, p, last).row);
-    int low = a.window > 0 ? max(0, lowest - a.window + 1) : 0;
-    int first_chunk = low / CHUNK_KEYS;
-    int n_chunks = highest < 0 ? 1 : highest / CHUNK_KEYS - first_chunk + 1;
-    int begin = (first_chunk + chunk) * CHUNK_KEYS, end = min(begin + CHUNK_KEYS, highest + 1);
-    w = {OF_QUERIES, p, s, 0, max(begin, low / ROWS * ROWS), end, ROWS, chunk, n_chunks};
-    return chunk < n_chunks;
+    const int tasks = parts.row_tiles * a.n_seqs, chunk = item / tasks;
+    const int s = item % tasks / parts.row_tiles, at = item % parts.row_tiles;
+    task t;
+    if (!task_of<ROWS, SPREAD_FEW>(t, a, parts.row_tiles, s, at, chunk, 1)) return false;
+    const int first = max(t.begin, t.low / ROWS * ROWS);
+    w = {OF_QUERIES, t.rows, s, 0, first, t.end, ROWS, chunk, t.n_chunks};
+    return true;
 }
 
 // ---- copying -----------------------------------------------------------------------------------

@@ -128,33 +128,15 @@ template <int HD> constexpr size_t forward_shared()
     return (ROWS + 2 * TILE_KEYS) * (HD + PAD) * sizeof(bf16);
 }
 
-// A block's tile of queries and the keys that it goes through.
-struct query_tile {
-    packed_rows rows;
-    int s, kv_head;
-    int lowest, highest; // positions of its first and its last row
-    int first;           // key of the first tile
-};
-
-// False where the block has nothing to do. The last rows see most and go first.
-template <int KEYS>
-__device__ __forceinline__ bool query_tile_of(query_tile &t, const attn_args<bf16> &a)
+// A block's tile of queries; false where it has nothing to do. The last rows see most and go first.
+__device__ __forceinline__ bool block_tile(row_tile &t, const attn_args<bf16> &a)
 {
-    t.s = blockIdx.z;
-    t.kv_head = blockIdx.y;
-    t.rows = {a.query_start[t.s], (int)(gridDim.x - 1 - blockIdx.x) * ROWS, 0, t.kv_head * a.group};
-    packed_rows &p = t.rows;
-    p.n = (a.query_start[t.s + 1] - p.start) * a.group;
-    if (p.base >= p.n || (a.block_size > 0 && p.n <= FEW_ROWS)) return false;
-    t.lowest = any_row_position(a, t.s, place_of(a, p, 0).row);
-    t.highest = any_row_position(a, t.s, place_of(a, p, min(ROWS, p.n - p.base) - 1).row);
-    t.first = a.window > 0 ? max(0, t.lowest - a.window + 1) / KEYS * KEYS : 0;
-    return true;
+    return row_tile_of<ROWS>(t, a, blockIdx.z, blockIdx.y, gridDim.x - 1 - blockIdx.x) &&
+           (a.block_size == 0 || t.rows.n > FEW_ROWS);
 }
 
 template <int HD>
-__device__ __forceinline__ void copy_queries(bf16 *to, const attn_args<bf16> &a,
-                                             const query_tile &t)
+__device__ __forceinline__ void copy_queries(bf16 *to, const attn_args<bf16> &a, const row_tile &t)
 {
     copy_tile<HD, ROWS>(to, a.head_dim, a.q, [&](int r, int64_t &at) {
         at = query_at(a, place_of(a, t.rows, r));
@@ -165,7 +147,7 @@ __device__ __forceinline__ void copy_queries(bf16 *to, const attn_args<bf16> &a,
 // Keys, or values, from `start` on; zeros behind the last that the tile sees.
 template <int HD, int KEYS>
 __device__ __forceinline__ void copy_keys(bf16 *to, const bf16 *from, const attn_args<bf16> &a,
-                                          const query_tile &t, int start)
+                                          const row_tile &t, int start)
 {
     copy_tile<HD, KEYS>(to, a.head_dim, from, [&](int r, int64_t &at) {
         bool seen = start + r <= t.highest;
@@ -183,11 +165,12 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     extern __shared__ __align__(16) bf16 tiles[];
     bf16 *queries = tiles, *keys = queries + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
     int warp = threadIdx.x / 32;
-    query_tile t;
-    if (!query_tile_of<KEYS>(t, a)) return;
+    row_tile t;
+    if (!block_tile(t, a)) return;
     const packed_rows &p = t.rows;
+    const int first = t.low / KEYS * KEYS;
     copy_queries<HD>(queries, a, t);
-    copy_keys<HD, KEYS>(keys, a.k, a, t, t.first);
+    copy_keys<HD, KEYS>(keys, a.k, a, t, first);
     copies_commit();
 
     rows_seen seen = a.block_size > 0 ? seen_by<true>(a, t.s, p, warp * 16)
@@ -197,8 +180,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>) forward_kernel(att
     asm volatile("" : "+l"(before)); // in memory, whatever the compiler would rather do
     bool first_chunk = true;
     clear(r);
-    for (int tile = t.first; tile <= t.highest; tile += KEYS) {
-        if (tile % CHUNK_KEYS == 0 && tile > t.first) {
+    for (int tile = first; tile <= t.highest; tile += KEYS) {
+        if (tile % CHUNK_KEYS == 0 && tile > first) {
             join_chunk(r, before, first_chunk);
             put_aside(before, r);
             clear(r);
@@ -279,9 +262,10 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
     bf16 *queries = tiles, *grads = queries + ROWS * (HD + PAD);
     bf16 *keys = grads + ROWS * (HD + PAD), *values = keys + KEYS * (HD + PAD);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    query_tile t;
-    if (!query_tile_of<KEYS>(t, a)) return;
+    row_tile t;
+    if (!block_tile(t, a)) return;
     const packed_rows &p = t.rows;
+    const int first = t.low / KEYS * KEYS;
     auto copy = [&](bf16 *tile, const bf16 *from, int start) {
         copy_keys<HD, KEYS>(tile, from, a, t, start);
         copies_commit();
@@ -291,8 +275,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
         at = index_of(a, place_of(a, p, r)) * a.head_dim;
         return p.in(r);
     });
-    copy(keys, a.k, t.first);
-    copy(values, a.v, t.first);
+    copy(keys, a.k, first);
+    copy(values, a.v, first);
 
     rows_seen seen = seen_by<false>(a, t.s, p, warp * 16);
     float lse[2], inner[2], dq[HD / 8][4] = {};
@@ -304,7 +288,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
         lse[h] = in ? a.lse[at] * LOG2E : 0.f;
         inner[h] = in ? delta[at] : 0.f;
     }
-    for (int tile = t.first; tile <= t.highest; tile += KEYS) {
+    for (int tile = first; tile <= t.highest; tile += KEYS) {
         copies_wait<0>();
         __syncthreads();
         float w[KEYS / 8][4], dp[KEYS / 8][4];
@@ -542,7 +526,7 @@ template <int HD, int N> static void back(struct device *dev, const attn_call &c
     if (c.n_parts > 1)
         cuda_launch(dev, "attention gradient", join_kernel,
                     dim3(a.n_tokens, ceil_div(a.n_kv_heads * 2 * a.head_dim, THREADS * 4)), THREADS,
-                    0, a, dqkv, (const float *)c.parts, c.n_parts);
+                    0, a, dqkv, c.parts, c.n_parts);
 }
 
 int attn_parts(struct device *dev, int n_tokens, int n_kv_heads)

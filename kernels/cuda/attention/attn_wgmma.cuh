@@ -79,14 +79,11 @@ __device__ __forceinline__ bool take_queries(work &w, const attn_args<bf16> &a, 
         else
             last = middle - 1;
     }
-    int start = a.query_start[s], kv_head = item % a.n_kv_heads;
-    packed_rows p = {start, (tile - first_tile<N>(a, s)) * N,
-                     (a.query_start[s + 1] - start) * a.group, kv_head * a.group};
-    if (p.base >= p.n || p.n <= few) return false;
-    int lowest = row_position<PAGED>(a, s, place_of(a, p, 0).row);
-    int highest = row_position<PAGED>(a, s, place_of(a, p, min(N, p.n - p.base) - 1).row);
-    int first = a.window > 0 ? max(0, lowest - a.window + 1) / ROWS * ROWS : 0;
-    w = {OF_QUERIES, p, s, kv_head, first, highest + 1, ROWS, 0, 1};
+    row_tile t;
+    if (!row_tile_of<N>(t, a, s, item % a.n_kv_heads, tile - first_tile<N>(a, s)) ||
+        t.rows.n <= few)
+        return false;
+    w = {OF_QUERIES, t.rows, s, t.kv_head, t.low / ROWS * ROWS, t.highest + 1, ROWS, 0, 1};
     return true;
 }
 
@@ -353,19 +350,10 @@ __device__ __forceinline__ void group_sync(int group)
     asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
 }
 
-// True in every thread of the last of n warpgroups to arrive at `ticket`, which is left at zero.
-// What the others wrote before is visible to it. is_last: this warpgroup's, shared.
+// Of n warpgroups the last to arrive. is_last: this warpgroup's, shared.
 __device__ __forceinline__ bool last_group(unsigned *ticket, int n, int group, int *is_last)
 {
-    __threadfence();
-    group_sync(group);
-    if (threadIdx.x % 128 == 0) {
-        *is_last = atomicAdd(ticket, 1u) == (unsigned)n - 1;
-        if (*is_last) *ticket = 0;
-    }
-    group_sync(group);
-    if (*is_last) __threadfence();
-    return *is_last;
+    return completes(ticket, 1, n, threadIdx.x % 128 == 0, is_last, [=] { group_sync(group); });
 }
 
 // ---- a block -----------------------------------------------------------------------------------

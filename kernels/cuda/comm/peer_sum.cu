@@ -115,7 +115,7 @@ void peer_sum_begin(struct device *dev, const struct peer_places *places, void *
     with_type(dt, [&](auto t) {
         typedef decltype(t) T;
         cuda_launch(dev, "all_reduce", sum_kernel<T>, dim3((unsigned)grid), dim3((unsigned)block),
-                    0, *places, (T *)data, n, sent);
+                    0, *places, data, n, sent);
     });
 }
 
@@ -143,8 +143,8 @@ void peer_sum_add(struct device *dev, void *data, const void *rest, size_t n, si
     with_type(dt, [&](auto t) {
         typedef decltype(t) T;
         cuda_launch(dev, "all_reduce", add_kernel<T>,
-                    dim3((unsigned)(wanted < sms * 8 ? wanted : sms * 8)), dim3(256), 0, (T *)data,
-                    (const T *)rest, n, pitch, rank, size);
+                    dim3((unsigned)(wanted < sms * 8 ? wanted : sms * 8)), dim3(256), 0, data, rest,
+                    n, pitch, rank, size);
     });
 }
 

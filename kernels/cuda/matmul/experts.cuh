@@ -28,12 +28,7 @@ __device__ __forceinline__ bool find_expert_rows(expert_span &ret, const int32_t
     for (int base = 0; base < n_experts; base += 32) {
         int start = offsets[min(base + lane, n_experts)];
         int end = offsets[min(base + lane + 1, n_experts)];
-        int tiles = (end - start + height - 1) / height, sum = tiles; // inclusive sum over lanes
-#pragma unroll
-        for (int o = 1; o < 32; o *= 2) {
-            int before = __shfl_up_sync(~0u, sum, o);
-            if (lane >= o) sum += before;
-        }
+        int tiles = (end - start + height - 1) / height, sum = lanes_until(tiles);
         unsigned reached = __ballot_sync(~0u, tile < sum);
         if (reached) {
             int from = __ffs(reached) - 1;
@@ -62,12 +57,8 @@ __device__ __forceinline__ void count_tiles(int *before, const int32_t *offsets,
     if (lane == 0) before[0] = 0;
 #pragma unroll 4
     for (int base = 0; base < n_experts; base += 32) {
-        int e = min(base + lane, n_experts - 1), sum = tiles(offsets[e + 1] - offsets[e]);
-#pragma unroll
-        for (int o = 1; o < 32; o *= 2) {
-            int lower = __shfl_up_sync(~0u, sum, o);
-            if (lane >= o) sum += lower;
-        }
+        int e = min(base + lane, n_experts - 1);
+        int sum = lanes_until(tiles(offsets[e + 1] - offsets[e]));
         if (base + lane < n_experts) before[e + 1] = all + sum;
         all += __shfl_sync(~0u, sum, 31);
     }

@@ -185,8 +185,7 @@ static void widen(struct device *dev, void *y, const float *h, const lora_view &
 {
     const int width = back ? l.k : l.first[l.n_parts];
     cuda_launch(dev, "lora", back ? widen_kernel<true> : widen_kernel<false>,
-                dim3(ceil_div(l.rows, ROWS), ceil_div(width, THREADS)), THREADS, 0, (float *)y, h,
-                l);
+                dim3(ceil_div(l.rows, ROWS), ceil_div(width, THREADS)), THREADS, 0, y, h, l);
 }
 
 static void outer(struct device *dev, float *, const void *x, const float *h, int part0, int n,
@@ -196,7 +195,7 @@ static void outer(struct device *dev, float *, const void *x, const float *h, in
     for (int p = 0; of_b && p < l.n_parts; p++) width = max(width, l.first[p + 1] - l.first[p]);
     const dim3 grid(ceil_div(width, 32), ceil_div(l.max_rank, RANKS * THREADS / 32), n);
     cuda_launch(dev, "lora_back", of_b ? outer_kernel<true> : outer_kernel<false>, grid, THREADS, 0,
-                (const float *)x, h, part0, l);
+                x, h, part0, l);
 }
 
 static const struct lora_steps lora_f32 = {thin, widen, NULL, outer};
@@ -227,7 +226,7 @@ static const void *drop(struct device *dev, void *to, const void *x, int part,
     with_type(l->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "dropout", drop_kernel<T>, dim3(v.rows, ceil_div(v.k, 4 * THREADS)),
-                    THREADS, 0, (T *)to, (const T *)x, part, v);
+                    THREADS, 0, to, x, part, v);
     });
     return to;
 }

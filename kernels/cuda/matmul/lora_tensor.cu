@@ -539,8 +539,8 @@ static void thin(struct device *dev, float *h, const void *x, int part0, int n, 
 {
     const dim3 grid(ceil_div(l.rows, ROWS), n, ceil_div(l.max_rank, RANKS));
     cuda_launch(dev, "lora", back ? thin_tensor_kernel<true> : thin_tensor_kernel<false>, grid,
-                THREADS, 0, h, (const bf16 *)x, part0, rows_aligned(x, l, back, 8),
-                rows_aligned(x, l, back, 64), l);
+                THREADS, 0, h, x, part0, rows_aligned(x, l, back, 8), rows_aligned(x, l, back, 64),
+                l);
 }
 
 static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back,
@@ -550,21 +550,20 @@ static void widen(struct device *dev, void *y, const float *h, const lora_view &
     const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(width, WARPS * FEWER_COLUMNS),
                     back ? 1 : l.n_parts);
     if (f32) // logits
-        cuda_launch(dev, "lora", widen_tensor_kernel<false, float>, grid, THREADS, 0, (float *)y, h,
+        cuda_launch(dev, "lora", widen_tensor_kernel<false, float>, grid, THREADS, 0, y, h,
                     rows_aligned(y, l, true, 4, sizeof(float)), l);
     else
         cuda_launch(dev, "lora",
                     back ? widen_tensor_kernel<true, bf16> : widen_tensor_kernel<false, bf16>, grid,
-                    THREADS, 0, (bf16 *)y, h, rows_aligned(y, l, !back, 4), l);
+                    THREADS, 0, y, h, rows_aligned(y, l, !back, 4), l);
 }
 
 static void both(struct device *dev, void *y, const void *x, const lora_view &l)
 {
     const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(widest_part(l), WARPS * COLUMNS), l.n_parts);
     cuda_launch(dev, "lora", l.k < LONG ? lora_tensor_kernel<2> : lora_tensor_kernel<4>, grid,
-                THREADS, ROWS * l.max_rank * sizeof(float), (bf16 *)y, (const bf16 *)x,
-                rows_aligned(x, l, false, 8), rows_aligned(x, l, false, 64),
-                rows_aligned(y, l, true, 4), l);
+                THREADS, ROWS * l.max_rank * sizeof(float), y, x, rows_aligned(x, l, false, 8),
+                rows_aligned(x, l, false, 64), rows_aligned(y, l, true, 4), l);
 }
 
 static void outer(struct device *dev, float *sums, const void *x, const float *h, int part0, int n,
@@ -577,11 +576,11 @@ static void outer(struct device *dev, float *sums, const void *x, const float *h
     auto kernel = of_b   ? full ? outer_tensor_kernel<true, true> : outer_tensor_kernel<true, false>
                     : full ? outer_tensor_kernel<false, true>
                          : outer_tensor_kernel<false, false>;
-    cuda_launch(dev, "lora_back", kernel, grid, OUTER_THREADS, 0, sums, slices, (const bf16 *)x, h,
-                part0, rows_aligned(x, l, of_b, 8), l);
+    cuda_launch(dev, "lora_back", kernel, grid, OUTER_THREADS, 0, sums, slices, x, h, part0,
+                rows_aligned(x, l, of_b, 8), l);
     cuda_launch(dev, "lora_back", of_b ? outer_add_kernel<true> : outer_add_kernel<false>,
-                dim3(ceil_div(columns * l.max_rank, THREADS), n), THREADS, 0, (const float *)sums,
-                slices, part0, l);
+                dim3(ceil_div(columns * l.max_rank, THREADS), n), THREADS, 0, sums, slices, part0,
+                l);
 }
 
 const struct lora_steps lora_bf16 = {thin, widen, both, outer};

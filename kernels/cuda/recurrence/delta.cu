@@ -297,9 +297,8 @@ void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
         return;
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
-        cuda_launch(dev, "delta_rule", delta_kernel<T>, blocks, threads_of(s), 0, (T *)out,
-                    (const T *)a->qkv, a->gates, (const T *)a->a_log, (const T *)a->dt_bias, rows,
-                    *s, scratch);
+        cuda_launch(dev, "delta_rule", delta_kernel<T>, blocks, threads_of(s), 0, out, a->qkv,
+                    a->gates, a->a_log, a->dt_bias, rows, *s, scratch);
     });
 }
 
@@ -603,11 +602,11 @@ void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, c
         const back_arrays<T> arrays = {(T *)grads->qkv, (T *)grads->gates, (const T *)dout,
                                        (const T *)a->qkv};
         cuda_launch(dev, "delta_rule_back", delta_back_kernel<T>, blocks, threads_of(s), 0, arrays,
-                    m, a->gates, (const T *)a->a_log, (const T *)a->dt_bias, rows, *s);
+                    m, a->gates, a->a_log, a->dt_bias, rows, *s);
         cuda_launch(dev, "delta_rule_back", length_back_kernel<T>, dim3(n, s->n_key_heads, 2), 32,
-                    0, (T *)grads->qkv, (const T *)a->qkv, (const float *)(m.at + m.dvectors), *s);
+                    0, grads->qkv, a->qkv, (m.at + m.dvectors), *s);
     });
     if (grads->a_log || grads->dt_bias)
         cuda_launch(dev, "delta_rule_back", shared_back_kernel, s->n_heads, SHARED_THREADS, 0,
-                    grads->a_log, grads->dt_bias, (const float *)(m.at + m.shared), n, s->n_heads);
+                    grads->a_log, grads->dt_bias, (m.at + m.shared), n, s->n_heads);
 }

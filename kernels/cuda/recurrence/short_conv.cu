@@ -90,10 +90,10 @@ void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "short_conv", conv_kernel<T>, dim3(rows.b.n_tokens, columns), THREADS, 0,
-                    (T *)y, (const T *)a->x, (const T *)a->w, rows);
+                    y, a->x, a->w, rows);
         if (rows.b.paged)
             cuda_launch(dev, "short_conv", window_kernel<T>, dim3(rows.b.n_seqs, columns), THREADS,
-                        0, (const T *)a->x, rows);
+                        0, a->x, rows);
     });
 }
 
@@ -173,13 +173,13 @@ void cuda_short_conv_back(struct device *dev, void *dx, float *dw, const void *d
     if (!dsum) return;
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
-        cuda_launch(dev, "short_conv_back", sum_back_kernel<T>, grid, THREADS, 0, dsum,
-                    (const T *)dy, (const T *)a->x, (const T *)a->w, rows);
-        cuda_launch(dev, "short_conv_back", input_back_kernel<T>, grid, THREADS, 0, (T *)dx, dsum,
-                    (const T *)a->w, rows);
+        cuda_launch(dev, "short_conv_back", sum_back_kernel<T>, grid, THREADS, 0, dsum, dy, a->x,
+                    a->w, rows);
+        cuda_launch(dev, "short_conv_back", input_back_kernel<T>, grid, THREADS, 0, dx, dsum, a->w,
+                    rows);
         if (dw)
             cuda_launch(dev, "short_conv_back", weight_back_kernel<T>,
                         dim3(ceil_div(rows.width, 32), s->taps), dim3(32, SUM_ROWS), 0, dw, dsum,
-                        (const T *)a->x, rows);
+                        a->x, rows);
     });
 }

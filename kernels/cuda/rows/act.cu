@@ -110,8 +110,7 @@ void cuda_act(struct device *dev, void *y, const void *x, const struct act_shape
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         dim3 block = act_block(s, V);
-        cuda_launch(dev, "act", act_kernel<T, V>, act_grid(s, V, block), block, 0, (T *)y,
-                    (const T *)x, *s);
+        cuda_launch(dev, "act", act_kernel<T, V>, act_grid(s, V, block), block, 0, y, x, *s);
     });
 }
 
@@ -124,8 +123,8 @@ void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const 
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         dim3 block = act_block(s, V);
-        cuda_launch(dev, "act_back", act_back_kernel<T, V>, act_grid(s, V, block), block, 0,
-                    (T *)dx, (T *)y, (const T *)dy, (const T *)x, *s);
+        cuda_launch(dev, "act_back", act_back_kernel<T, V>, act_grid(s, V, block), block, 0, dx, y,
+                    dy, x, *s);
     });
 }
 
@@ -218,7 +217,7 @@ void cuda_gate(struct device *dev, void *y, const struct gate_args *a)
     with_type(a->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "gate", gate_kernel<T>, dim3(a->rows, ceil_div(a->width, THREADS)),
-                    THREADS, 0, (T *)y, *a);
+                    THREADS, 0, y, *a);
     });
 }
 
@@ -229,8 +228,7 @@ void cuda_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
     with_type(a->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "gate_back", gate_back_kernel<T>,
-                    dim3(a->rows, ceil_div(a->width, THREADS)), THREADS, 0, (T *)dx, (T *)dg,
-                    (const T *)dy, *a);
+                    dim3(a->rows, ceil_div(a->width, THREADS)), THREADS, 0, dx, dg, dy, *a);
     });
 }
 
@@ -258,7 +256,7 @@ void cuda_split_gate(struct device *dev, void *qkv, void *gate, void *fused, int
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "split_gate", split_gate_kernel<T>, dim3(rows, ceil_div(width, THREADS)),
-                    THREADS, 0, (T *)qkv, (T *)gate, (T *)fused, s->n_heads, s->head_dim,
+                    THREADS, 0, qkv, gate, fused, s->n_heads, s->head_dim,
                     2 * s->n_kv_heads * s->head_dim, join);
     });
 }

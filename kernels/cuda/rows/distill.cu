@@ -114,8 +114,8 @@ void cuda_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
     with_type(dt, [&](auto t) {
         using T = decltype(t);
         auto launch = [&](auto kernel) {
-            cuda_launch(dev, "distill", kernel, a->n, THREADS, 0, kl, overlap, (T *)dstudent,
-                        a->student, a->teacher, a->vocab, a->teacher_vocab, 1.f / a->temperature,
+            cuda_launch(dev, "distill", kernel, a->n, THREADS, 0, kl, overlap, dstudent, a->student,
+                        a->teacher, a->vocab, a->teacher_vocab, 1.f / a->temperature,
                         a->scale / a->temperature);
         };
         launch(fits ? distill_kernel<T, 4> : distill_kernel<T, 1>);

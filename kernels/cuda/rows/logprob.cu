@@ -239,10 +239,10 @@ void cuda_top_logprobs(struct device *dev, struct token_logprob *out, int k,
     float scale = 1.f / h->temperature, *sums = (float *)cuda_workspace(dev, h->n * sizeof(float2));
     if (!sums) return;
     cuda_launch(dev, "top_logprobs", row_sums_kernel, h->n, ROW_THREADS, tiles_bytes(h->vocab),
-                (float2 *)sums, h->logits, h->vocab, scale,
+                sums, h->logits, h->vocab, scale,
                 aligned(16, {h->logits}, {(int64_t)h->vocab * 4}));
-    cuda_launch(dev, "top_logprobs", top_logprobs_kernel, h->n, TOP_THREADS, 0, out,
-                (const float2 *)sums, h->logits, h->target, h->vocab, k, scale);
+    cuda_launch(dev, "top_logprobs", top_logprobs_kernel, h->n, TOP_THREADS, 0, out, sums,
+                h->logits, h->target, h->vocab, k, scale);
 }
 
 // ---- the gradient ------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ void cuda_logprob_back(struct device *dev, void *dlogits, const struct head_grad
         using T = decltype(t);
         auto launch = [&](auto kernel, int wide) {
             cuda_launch(dev, "logprob_back", kernel, dim3(h->n, ceil_div(h->vocab, THREADS * wide)),
-                        THREADS, 0, (T *)dlogits, *grads, h->logits, h->target, h->vocab,
+                        THREADS, 0, dlogits, *grads, h->logits, h->target, h->vocab,
                         1.f / h->temperature);
         };
         if (fits)

@@ -214,7 +214,7 @@ void cuda_moe_route_back(struct device *dev, void *dlogits, const float *dweight
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "moe_route_back", route_back_kernel<T>, ceil_div(s->rows, ROW_WARPS),
-                    ROW_WARPS * 32, 0, (T *)dlogits, dweight, logits, r->expert, r->weight, *s);
+                    ROW_WARPS * 32, 0, dlogits, dweight, logits, r->expert, r->weight, *s);
     });
 }
 
@@ -271,7 +271,7 @@ void cuda_moe_balance_back(struct device *dev, void *dlogits, const float *logit
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "moe_balance_back", balance_back_kernel<T>, ceil_div(s->rows, ROW_WARPS),
-                    ROW_WARPS * 32, 0, (T *)dlogits, logits, counts, *s, scale);
+                    ROW_WARPS * 32, 0, dlogits, logits, counts, *s, scale);
     });
 }
 
@@ -308,8 +308,8 @@ void cuda_moe_combine(struct device *dev, void *y, const void *x, const int32_t 
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "moe_combine", combine_kernel<T, V>,
-                    dim3(s->rows, ceil_div(width, THREADS * V)), THREADS, 0, (T *)y, (const T *)x,
-                    place, weight, s->top_k, width, add);
+                    dim3(s->rows, ceil_div(width, THREADS * V)), THREADS, 0, y, x, place, weight,
+                    s->top_k, width, add);
     });
 }
 
@@ -347,8 +347,7 @@ void cuda_moe_combine_back(struct device *dev, void *dx, float *dweight, const v
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "moe_combine_back", combine_back_kernel<T, V>, s->rows * s->top_k, THREADS,
-                    0, (T *)dx, dweight, (const T *)dy, (const T *)x, r->place, r->weight, s->top_k,
-                    width);
+                    0, dx, dweight, dy, x, r->place, r->weight, s->top_k, width);
     });
 }
 
@@ -420,8 +419,8 @@ void cuda_experts_bias(struct device *dev, void *y, const void *bias, const int3
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "experts_bias", bias_kernel<T, V>,
-                    dim3(s->rows, ceil_div(s->width, THREADS * V)), THREADS, 0, (T *)y,
-                    (const T *)bias, offsets, *s);
+                    dim3(s->rows, ceil_div(s->width, THREADS * V)), THREADS, 0, y, bias, offsets,
+                    *s);
     });
 }
 
@@ -432,7 +431,7 @@ void cuda_experts_bias_back(struct device *dev, float *dbias, const void *dy,
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "experts_bias_back", bias_back_kernel<T>,
-                    dim3(ceil_div(s->width, 32), s->n_experts), SLOTS * 32, 0, dbias, (const T *)dy,
-                    offsets, s->width);
+                    dim3(ceil_div(s->width, 32), s->n_experts), SLOTS * 32, 0, dbias, dy, offsets,
+                    s->width);
     });
 }

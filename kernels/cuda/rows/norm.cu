@@ -313,8 +313,8 @@ void cuda_norm(struct device *dev, void *y, const struct norm_args *args,
                       GROUP = decltype(group)::value, BLOCK = block_of<GROUP>;
         const int blocks = ceil_div(shape->rows, BLOCK / GROUP);
         auto launch = [&](auto kernel, auto of) {
-            cuda_launch(dev, "norm", kernel, blocks, BLOCK, 0, (T *)y, args->rstd, args->mean,
-                        (T *)args->x, (const T *)args->w, (const T *)args->b, *shape, of);
+            cuda_launch(dev, "norm", kernel, blocks, BLOCK, 0, y, args->rstd, args->mean, args->x,
+                        args->w, args->b, *shape, of);
         };
         if constexpr (V > 1)
             if (of.places.size) {
@@ -355,10 +355,8 @@ void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const vo
         float *db_parts = db ? parts + (dw ? part : 0) : NULL;
         auto kernel = shape->kind == NORM_LAYER ? norm_back_kernel<T, V, E, GROUP, true>
                                                 : norm_back_kernel<T, V, E, GROUP, false>;
-        cuda_launch(dev, "norm_back", kernel, blocks, BLOCK, shared, (T *)dx,
-                    dw ? parts : (float *)NULL, db_parts, (const T *)dy, (const T *)args->x,
-                    (const T *)args->w, (const float *)args->rstd, (const float *)args->mean,
-                    *shape, add);
+        cuda_launch(dev, "norm_back", kernel, blocks, BLOCK, shared, dx, dw ? parts : (float *)NULL,
+                    db_parts, dy, args->x, args->w, args->rstd, args->mean, *shape, add);
         if (dw) cuda_add_parts(dev, dw, parts, blocks, width);
         if (db) cuda_add_parts(dev, db, db_parts, blocks, width);
     });

@@ -46,8 +46,7 @@ void cuda_gather_rows(struct device *dev, void *y, const void *table, const stru
         bool many = a->n >= 4096;
         cuda_launch(dev, "gather_rows", many ? gather_kernel<T, V, 4> : gather_kernel<T, V, 1>,
                     dim3(ceil_div(a->n, many ? 4 : 1), ceil_div(a->width, THREADS * V)), THREADS, 0,
-                    (T *)y, (const T *)table, a->index, a->n, a->width, a->scale, a->first,
-                    rows_held(a->rows));
+                    y, table, a->index, a->n, a->width, a->scale, a->first, rows_held(a->rows));
     });
 }
 
@@ -88,9 +87,8 @@ void cuda_scatter_add_rows(struct device *dev, void *table, const void *y,
             using T = decltype(t);
             using U = decltype(u);
             cuda_launch(dev, "scatter_add_rows", scatter_kernel<T, U>,
-                        dim3(a->n, ceil_div(a->width, 4 * THREADS)), THREADS, 0, (U *)table,
-                        (const T *)y, a->index, a->order, a->n, a->width, a->scale, a->first,
-                        rows_held(a->rows));
+                        dim3(a->n, ceil_div(a->width, 4 * THREADS)), THREADS, 0, table, y, a->index,
+                        a->order, a->n, a->width, a->scale, a->first, rows_held(a->rows));
         });
     });
 }
@@ -115,8 +113,7 @@ void cuda_add(struct device *dev, void *y, const void *x, int64_t n, enum dtype 
     with_type_wide(dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "add", add_kernel<T, V>, ceil_div(n, THREADS * V), THREADS, 0, (T *)y,
-                    (const T *)x, n);
+        cuda_launch(dev, "add", add_kernel<T, V>, ceil_div(n, THREADS * V), THREADS, 0, y, x, n);
     });
 }
 
@@ -193,7 +190,7 @@ void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, in
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
         cuda_launch(dev, "column_sum", column_sum_kernel<T, V>,
-                    dim3(ceil_div(cols, 32 * V), n_parts), 256, 0, parts, (const T *)x, rows, cols);
+                    dim3(ceil_div(cols, 32 * V), n_parts), 256, 0, parts, x, rows, cols);
     });
     cuda_add_parts(dev, out, parts, n_parts, cols);
 }
@@ -215,10 +212,10 @@ static void convert(struct device *dev, void *y, const void *x, int64_t n)
 {
     if (aligned(16, {y, x}, {4 * n}))
         cuda_launch(dev, "convert", convert_kernel<Y, X, 4>, ceil_div(n, THREADS * 4), THREADS, 0,
-                    (Y *)y, (const X *)x, n);
+                    y, x, n);
     else
-        cuda_launch(dev, "convert", convert_kernel<Y, X, 1>, ceil_div(n, THREADS), THREADS, 0,
-                    (Y *)y, (const X *)x, n);
+        cuda_launch(dev, "convert", convert_kernel<Y, X, 1>, ceil_div(n, THREADS), THREADS, 0, y, x,
+                    n);
 }
 
 void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,

@@ -339,14 +339,9 @@ __device__ uint32_t select(const float *row, int vocab, float scale, bool in_fou
         // closer
         if (threadIdx.x < 32) {
             int per_lane = n_bins / 32, high = n_bins - 1 - (int)threadIdx.x * per_lane;
-            unsigned long long own = 0, until;
+            unsigned long long own = 0;
             for (int i = 0; i < per_lane; i++) own += bin_sum(b, high - i);
-            until = own;
-#pragma unroll
-            for (int o = 1; o < 32; o <<= 1) {
-                unsigned long long before = __shfl_up_sync(~0u, until, o);
-                if (threadIdx.x >= o) until += before;
-            }
+            const unsigned long long until = lanes_until(own);
             unsigned reached = __ballot_sync(~0u, (double)(above + until) >= target && own > 0);
             unsigned nonempty = __ballot_sync(~0u, own > 0);
             int lane = reached ? __ffs(reached) - 1 : nonempty ? 31 - __clz(nonempty) : 31;
