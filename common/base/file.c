@@ -451,7 +451,7 @@ enum status path_put(char ret[PATH_ROOM], const char *folder, const char *format
     const char *slash = len == 0 || folder[len - 1] == '/' ? "" : "/";
     if (n < 0 || (size_t)n >= sizeof name ||
         snprintf(ret, PATH_ROOM, "%s%s%s", folder, slash, name) >= PATH_ROOM)
-        return status_fail(ST_INVALID, "%s/%.100s: the path is too long", folder, name);
+        return status_fail(ST_INVALID, "%s/%s: the path is too long", folder, CUT(name, 100));
     return ST_OK;
 }
 

@@ -53,7 +53,7 @@ enum status name_parse(const char *const names[], const char *text, int *ret)
     if (value < 0) {
         struct bytes list = BYTES_INIT;
         names_list(names, &list);
-        status_fail(ST_INVALID, "'%.200s' is not one of %s", text, bytes_text(&list));
+        status_fail(ST_INVALID, "'%s' is not one of %s", CUT(text, 200), bytes_text(&list));
         bytes_release(&list);
         return ST_INVALID;
     }

@@ -2,6 +2,7 @@
  * that recording an error never allocates and never waits; a longer sentence is cut at a character.
  */
 #include "common/base/status.h"
+#include "common/base/bytes.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -55,6 +56,22 @@ enum status status_context(enum status code, const char *format, ...)
     snprintf(sentence + len, sizeof sentence - len, ": %s", message);
     record(sentence);
     return code;
+}
+
+const char *text_cut(const char *text, size_t len, size_t max, char *ret)
+{
+    size_t n = 0;
+    len = strnlen(text, len > max ? max + 1 : len);
+    for (size_t step; len > max && n < max; n += step) {
+        const int character = utf8_sequence(text + n, len - n);
+        step = character > 0 ? (size_t)character : 1;
+        if (text[n] == '\\') step = text[n + 1] == 'u' ? strlen("\\uXXXX") : 2;
+        if (n + step > max) break;
+    }
+    if (len <= max) n = len;
+    memcpy(ret, text, n);
+    strcpy(ret + n, n < len ? "..." : "");
+    return ret;
 }
 
 const char *status_message(void)

@@ -55,6 +55,13 @@ enum status status_context(enum status code, const char *format, ...)
 // The last sentence recorded on this thread; "" if none. Valid until the next call on this thread.
 const char *status_message(void);
 
+// What a sentence quotes of others' text (a request, a line, a value of JSON): no more than `max`
+// bytes, whole characters and whole escapes ("\\n", "\\u00e9"), and "..." where that is not all of
+// it.
+#define CUT(text, max) text_cut(text, (size_t)-1, max, (char[(max) + 4]){0})
+// The same of the first `len` bytes. ret: room for max + 4, which is returned.
+const char *text_cut(const char *text, size_t len, size_t max, char *ret);
+
 // A failure on its way to another thread.
 struct status_kept {
     enum status code;

@@ -89,17 +89,17 @@ static void check_access(struct http_request *q)
     const char *host = http_header_of(q, "Host"), *origin = http_header_of(q, "Origin");
     if (host && !host_is_allowed(host, o->allowed_hosts)) {
         http_fail(q, 403,
-                  "Host '%.100s' is none of this server's names: ask it as localhost, or start it "
+                  "Host '%s' is none of this server's names: ask it as localhost, or start it "
                   "with --allowed-hosts or --api-key-file",
-                  host);
+                  CUT(host, 100));
     } else if (origin && !origin_is_allowed(origin, o->allowed_hosts)) {
         http_fail(q, 403,
-                  "pages of '%.100s' may not ask this server: start it with --allowed-hosts or "
+                  "pages of '%s' may not ask this server: start it with --allowed-hosts or "
                   "--api-key-file if they are to",
-                  origin);
+                  CUT(origin, 100));
     } else if (access == HTTP_ADMIN) {
-        http_fail(q, 403, "%.60s is there on the Unix socket, and on TCP only with --api-key-file",
-                  q->route->path);
+        http_fail(q, 403, "%s is there on the Unix socket, and on TCP only with --api-key-file",
+                  CUT(q->route->path, 60));
     }
 }
 
@@ -149,8 +149,8 @@ void http_find_route(struct http_request *q, const char *url, const char *method
     if (http_replied(q)) return;
     if (!q->route && allow[0]) {
         http_header(q, "Allow", allow);
-        http_fail(q, 405, "%.100s takes %s, not %.20s", url, allow, method);
+        http_fail(q, 405, "%s takes %s, not %s", CUT(url, 100), allow, CUT(method, 20));
     } else if (!q->route) {
-        http_fail(q, 404, "there is no %.150s here; %s lists what there is", url, o->page);
+        http_fail(q, 404, "there is no %s here; %s lists what there is", CUT(url, 150), o->page);
     }
 }

@@ -117,9 +117,9 @@ static enum status nothing_matches(const struct adapter *a)
         if (adapter_role(a->base, adapter_nth(a->base, i)) != ROLE_COUNT)
             adapter_module(a->base, adapter_nth(a->base, i), module, sizeof module);
     enum status st = status_fail(ST_INVALID,
-                                 "target_modules %.300s names no matrix that can be adapted: these "
+                                 "target_modules %s names no matrix that can be adapted: these "
                                  "are attention's, the plain MLP's and the head, like %s",
-                                 targets ? targets : "", module);
+                                 CUT(targets ? targets : "", 300), module);
     free(targets);
     return st;
 }

@@ -202,11 +202,11 @@ static enum status full_match(const char *field, const char *expression, const c
     pcre2_match_data_free(data);
     pcre2_code_free(code);
     if (!code)
-        return status_fail(ST_INVALID, "%s: the regular expression \"%.200s\" is not understood",
-                           field, expression);
+        return status_fail(ST_INVALID, "%s: the regular expression \"%s\" is not understood", field,
+                           CUT(expression, 200));
     if (n < 0 && n != PCRE2_ERROR_NOMATCH)
-        return status_fail(ST_INVALID, "%s: matching \"%.200s\" fails (PCRE2 error %d)", field,
-                           expression, n);
+        return status_fail(ST_INVALID, "%s: matching \"%s\" fails (PCRE2 error %d)", field,
+                           CUT(expression, 200), n);
     *ret = n >= 0;
     return ST_OK;
 }

@@ -79,7 +79,7 @@ static void take_message(struct liveness *l, struct peer *peer, const json_t *me
     } else if (gone) {
         lose(l, gone);
     } else if (failed) {
-        snprintf(how, sizeof how, "has failed: %.1500s", failed);
+        snprintf(how, sizeof how, "has failed: %s", CUT(failed, 1500));
         lose_peer(l, peer, how);
     } else if (farewell) {
         wire_close(&peer->wire);

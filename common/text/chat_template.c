@@ -119,7 +119,7 @@ static enum status add_from_config(struct chat_template *t, const char *path, co
         if (!name || !json_is_string(text))
             return status_fail(ST_FORMAT, "%s: entry %zu is not {\"name\": ..., \"template\": ...}",
                                where, i);
-        snprintf(where, sizeof where, "%s, chat_template \"%.80s\"", path, name);
+        snprintf(where, sizeof where, "%s, chat_template \"%s\"", path, CUT(name, 80));
         enum status st =
             add_template(t, where, name, json_string_value(text), json_string_length(text));
         if (st != ST_OK) return st;
@@ -355,9 +355,9 @@ enum status chat_template_check_used(const struct chat_template *t, const struct
     json_object_foreach ((json_t *)input->kwargs, name, value) // only read
         if (!jinja_mentions(program, name))
             return status_fail(ST_UNSUPPORTED,
-                               "\"chat_template_kwargs\": \"%.80s\" would be ignored: the chat "
+                               "\"chat_template_kwargs\": \"%s\" would be ignored: the chat "
                                "template (%s) does not read it",
-                               name, t->source);
+                               CUT(name, 80), t->source);
     return ST_OK;
 }
 

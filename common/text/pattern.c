@@ -38,8 +38,8 @@ struct translation {
 
 static enum status refuse(const struct translation *t, const char *what)
 {
-    return status_fail(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s is not supported",
-                       t->where, t->field, t->expression, what);
+    return status_fail(ST_UNSUPPORTED, "%s: %s: regular expression \"%s\": %s is not supported",
+                       t->where, t->field, CUT(t->expression, 200), what);
 }
 
 // The escape at s[0] == '\\'; *used is its length.
@@ -53,8 +53,8 @@ static enum status translate_escape(struct translation *t, const char *s, size_t
                 {'w', WORD_SET, "\\W within a set"},
                 {'h', HEX_SET, "\\H within a set"}};
     if (len < 2)
-        return status_fail(ST_FORMAT, "%s: %s: regular expression \"%.200s\" ends in a backslash",
-                           t->where, t->field, t->expression);
+        return status_fail(ST_FORMAT, "%s: %s: regular expression \"%s\" ends in a backslash",
+                           t->where, t->field, CUT(t->expression, 200));
     *used = 2;
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         bool negated = s[1] == sets[i].letter - 'a' + 'A';
@@ -148,8 +148,8 @@ enum status pattern_regex(const char *where, const char *field, const char *expr
     if (!p->code) {
         unsigned char words[200] = "";
         pcre2_get_error_message(error, words, sizeof(words));
-        FAIL(ST_UNSUPPORTED, "%s: %s: regular expression \"%.200s\": %s", where, field, expression,
-             (const char *)words);
+        FAIL(ST_UNSUPPORTED, "%s: %s: regular expression \"%s\": %s", where, field,
+             CUT(expression, 200), (const char *)words);
     }
     pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); // without JIT the interpreter does the same
     *ret = p;

@@ -54,8 +54,8 @@ static bool names_policy(const struct api_model *model, const char *name)
 
 static enum status fail_model_name(const struct api_model *model, const char *name)
 {
-    return status_fail(ST_NOT_FOUND, "request: \"model\" is '%.200s'; this server has '%s'", name,
-                       model->name);
+    return status_fail(ST_NOT_FOUND, "request: \"model\" is '%s'; this server has '%s'",
+                       CUT(name, 200), model->name);
 }
 
 enum status api_check_model_name(const struct api_request *r, const struct api_model *model)
@@ -89,9 +89,9 @@ static enum status set_model(struct api_request *r, const struct api_model *mode
         lora = model->active_adapter;
     if (lora && !use_adapter(r, model, lora))
         return status_fail(ST_NOT_FOUND,
-                           "request: \"lora\" is '%.200s', which is no adapter of this server; "
+                           "request: \"lora\" is '%s', which is no adapter of this server; "
                            "/v1/models lists them",
-                           lora);
+                           CUT(lora, 200));
     return ST_OK;
 }
 
@@ -221,8 +221,8 @@ static enum status set_bias(struct api_request *r, int vocab)
         const long id = strtol(key, &end, 10);
         if (end == key || *end || errno || id < 0 || id >= vocab)
             return status_fail(ST_INVALID,
-                               "request: \"logit_bias\": '%.40s' is not a token id from 0 to %d",
-                               key, vocab - 1);
+                               "request: \"logit_bias\": '%s' is not a token id from 0 to %d",
+                               CUT(key, 40), vocab - 1);
         const double bias = json_number_value(value);
         if (!json_is_number(value) || !(fabs(bias) <= 100))
             return status_fail(

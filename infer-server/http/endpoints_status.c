@@ -94,7 +94,8 @@ void handle_model(void *server, struct http_request *q)
     if (card)
         http_reply_json(q, 200, card);
     else
-        http_fail(q, 404, "\"model\" is '%.200s'; this server has '%.200s'", id, s->model.name);
+        http_fail(q, 404, "\"model\" is '%s'; this server has '%s'", CUT(id, 200),
+                  CUT(s->model.name, 200));
 }
 
 void handle_metrics(void *server, struct http_request *q)
@@ -158,8 +159,8 @@ void handle_spec_decode_stats(void *server, struct http_request *q)
     const char *id = http_query(q, "id");
     const struct spec_window_entry *e = id ? spec_window_find(&s->metrics, id, NULL) : NULL;
     if (id && !e) {
-        http_fail(q, 404, "\"id\": none of the %d samples that ended last is of request \"%.48s\"",
-                  SPEC_WINDOW_SAMPLES, id);
+        http_fail(q, 404, "\"id\": none of the %d samples that ended last is of request \"%s\"",
+                  SPEC_WINDOW_SAMPLES, CUT(id, 48));
         return;
     }
     engine_stats(s->engine, &stats);

@@ -20,7 +20,8 @@ static enum status unknown_method(const char *text)
     size_t n = 0;
     for (int m = 0; m < SPECULATIVE_METHODS && n < sizeof names; m++)
         n += (size_t)snprintf(names + n, sizeof names - n, ", %s[:K]", draft_methods[m]->name);
-    return status_fail(ST_INVALID, "speculative method \"%.40s\" is none of off%s", text, names);
+    return status_fail(ST_INVALID, "speculative method \"%s\" is none of off%s", CUT(text, 40),
+                       names);
 }
 
 static enum status parse_method(const char *text, size_t n, struct speculative_choice *choice)
@@ -37,8 +38,8 @@ static enum status parse_method(const char *text, size_t n, struct speculative_c
         if (!digits || end != text + n || k < 1 || k > SPECULATIVE_MOST)
             return status_fail(
                 ST_INVALID,
-                "speculative method \"%.40s\": K, the most tokens drafted at once, must be 1 to %d",
-                text, SPECULATIVE_MOST);
+                "speculative method \"%s\": K, the most tokens drafted at once, must be 1 to %d",
+                CUT(text, 40), SPECULATIVE_MOST);
         if (choice->k[m])
             return status_fail(ST_INVALID, "speculative method \"%s\" is named twice", name);
         choice->k[m] = (int)k;

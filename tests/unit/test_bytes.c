@@ -251,3 +251,40 @@ TEST(failure_between_threads)
     status_keep(&kept, ST_OK);
     assert_int_equal(status_recall(&kept), ST_OK);
 }
+
+// What a sentence quotes ends at a whole character and a whole escape, and says that it was cut.
+TEST(quotes_are_cut)
+{
+    static const struct {
+        const char *text;
+        size_t max;
+        const char *wanted;
+    } cases[] = {
+        {"", 4, ""},
+        {"{\"a\":1}", 7, "{\"a\":1}"},
+        {"{\"a\":12}", 7, "{\"a\":12..."},
+        {"ab\xc3\xa9", 4, "ab\xc3\xa9"},
+        {"ab\xc3\xa9", 3, "ab..."},
+        {"a\xf0\x9f\x98\x80z", 4, "a..."},
+        {"a\xf0\x9f\x98\x80z", 5, "a\xf0\x9f\x98\x80..."},
+        {"ab\\n\\n", 4, "ab\\n..."},
+        {"ab\\n\\n", 3, "ab..."},
+        {"a\\u00e9z", 6, "a..."},
+        {"a\\u00e9zz", 7, "a\\u00e9..."},
+        {"a\\\\nb", 3, "a\\\\..."},
+        {"ab\xff\xfe", 3, "ab\xff..."},
+        {"abcde\\", 5, "abcde..."},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char room[16];
+        memset(room, '#', sizeof room);
+        assert_string_equal(text_cut(cases[i].text, (size_t)-1, cases[i].max, room),
+                            cases[i].wanted);
+        assert_int_equal(room[cases[i].max + 4], '#'); // no more than it was given
+    }
+    assert_string_equal(text_cut("abc", 2, 8, (char[12]){0}), "ab");
+    assert_string_equal(CUT("abcdef", 3), "abc...");
+    assert_status(status_fail(ST_INVALID, "it is %s, or %s", CUT("{\"\xc3\xa9\"}", 3), CUT("b", 3)),
+                  ST_INVALID);
+    assert_message("it is {\"..., or b");
+}

@@ -43,8 +43,8 @@ static enum status query_int(const struct http_request *q, const char *name, int
     errno = 0;
     const long long value = strtoll(text, &end, 10);
     if (end == text || *end || errno || value < 0 || value > max)
-        return status_fail(ST_INVALID, "\"%s\" is '%.40s', not a whole number from 0 to %lld", name,
-                           text, (long long)max);
+        return status_fail(ST_INVALID, "\"%s\" is '%s', not a whole number from 0 to %lld", name,
+                           CUT(text, 40), (long long)max);
     *ret = value;
     return ST_OK;
 }

@@ -279,9 +279,9 @@ enum status loss_of_client(const char *name, struct loss_config *ret)
                                            "published: take loss_fn=importance_sampling, or "
                                            "cw-trainer serve --loss-for NAME=OTHER");
     return status_fail(ST_INVALID,
-                       "\"loss_fn\" is \"%.60s\"; there are cross_entropy, importance_sampling, "
+                       "\"loss_fn\" is \"%s\"; there are cross_entropy, importance_sampling, "
                        "ppo, cispo, dro and gspo",
-                       name);
+                       CUT(name, 60));
 }
 
 double *loss_setting(struct loss_config *config, int setting)

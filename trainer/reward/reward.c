@@ -162,7 +162,8 @@ const struct reward_info *reward_info(const struct reward *r)
 static enum status check_answer(const struct scorer *scorer, const char *answer)
 {
     if (!answer || !scorer->reads || scorer->reads(answer)) return ST_OK;
-    return status_fail(ST_FORMAT, "the data set's answer \"%.80s\" %s", answer, scorer->unread);
+    return status_fail(ST_FORMAT, "the data set's answer \"%s\" %s", CUT(answer, 80),
+                       scorer->unread);
 }
 
 enum status reward_check_row(struct reward *r, const char *answer, const json_t *row)

@@ -92,7 +92,8 @@ static enum status take_reply(struct command *c, struct worker *w, const char *t
     json_t *reply = json_loadb(text, len, 0, &error);
     const json_t *reward = json_object_get(reply, "reward");
     const char *why = json_string_value(json_object_get(reply, "error")), *wrong = NULL;
-    const int index = whose(c, w, reply), shown = len > 200 ? 200 : (int)len;
+    const int index = whose(c, w, reply);
+    const char *shown = text_cut(text, len, 200, (char[204]){0});
     // null: it does not apply to the sample; 0 where it is neither
     const double score = json_is_null(reward) ? NAN : json_number_value(reward);
     if (index >= 0) c->failing = w->owed[index];
@@ -103,7 +104,7 @@ static enum status take_reply(struct command *c, struct worker *w, const char *t
     if (why)
         st = status_fail(ST_INVALID, "command \"%s\": %s", c->line, why);
     else if (wrong)
-        st = status_fail(ST_FORMAT, "command \"%s\": %s: %.*s", c->line, wrong, shown, text);
+        st = status_fail(ST_FORMAT, "command \"%s\": %s: %s", c->line, wrong, shown);
     json_decref(reply);
     if (st != ST_OK) return st;
     c->scores[w->owed[index]] = score;
@@ -281,8 +282,8 @@ static enum status check_quiet(struct command *c, const char *fault)
         struct child *child = &c->workers[k].child;
         if (!child_unread(child) && !*child_rest(child)) continue;
         child_pump(child); // to show it
-        return status_fail(ST_FORMAT, "command \"%s\" %s: %.200s", c->line, fault,
-                           child_rest(child));
+        return status_fail(ST_FORMAT, "command \"%s\" %s: %s", c->line, fault,
+                           CUT(child_rest(child), 200));
     }
     return ST_OK;
 }

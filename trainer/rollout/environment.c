@@ -410,7 +410,6 @@ static enum status take_episode_line(struct pull *pull, int k, json_t *line, boo
 static enum status take_line(struct pull *pull, int k, const char *text, size_t len,
                              bool *ret_childs)
 {
-    const int shown = len > SHOWN ? SHOWN : (int)len;
     json_t *line = NULL;
     enum status st;
     *ret_childs = true;
@@ -421,7 +420,8 @@ static enum status take_line(struct pull *pull, int k, const char *text, size_t 
     else
         st = take_episode_line(pull, k, line, ret_childs);
 out:
-    if (*ret_childs) status_context(st, "it wrote %.*s", shown, text);
+    if (*ret_childs)
+        status_context(st, "it wrote %s", text_cut(text, len, SHOWN, (char[SHOWN + 4]){0}));
     json_decref(line);
     return st;
 }

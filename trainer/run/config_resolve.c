@@ -44,7 +44,7 @@ static enum status check_values(const struct train_config *c)
         FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, which needs "
                          "2 samples or more");
     if (c->lora.r && (!lora[0] || strlen(lora) > 50))
-        FAIL(ST_INVALID, "--lora-name \"%.60s\": give 1 to 50 bytes", lora);
+        FAIL(ST_INVALID, "--lora-name \"%s\": give 1 to 50 bytes", CUT(lora, 60));
     if (rollouts && strncmp(rollouts, ROLLOUTS_COMMAND, command) != 0)
         FAIL(ST_INVALID, "--rollouts %s: take command:PROGRAM ARGS", rollouts);
     if (rollouts && !rollouts[command + strspn(rollouts + command, " ")])

@@ -71,9 +71,9 @@ enum status run_path_parse(const char *path, struct run_path *ret)
         run_path_read(path + strlen(SCHEME), "", ret, &more) && !*more)
         return ST_OK;
     return status_fail(ST_INVALID,
-                       "\"path\" is \"%.200s\"; it must be tinker://RUN/weights/NAME, or "
+                       "\"path\" is \"%s\"; it must be tinker://RUN/weights/NAME, or "
                        "with sampler_weights or external_weights in the middle",
-                       path);
+                       CUT(path, 200));
 }
 
 enum status runs_folder(const char *runs, const struct run_path *path, char ret_folder[PATH_ROOM])
@@ -281,7 +281,8 @@ enum status runs_training_run(const char *runs, const char *run, json_t **ret)
     struct stat info;
     json_t *d = NULL, *checkpoints = NULL, *object = NULL;
     enum status st;
-    if (!run_name_is_good(run)) FAIL(ST_NOT_FOUND, "there is no training run \"%.100s\"", run);
+    if (!run_name_is_good(run))
+        FAIL(ST_NOT_FOUND, "there is no training run \"%s\"", CUT(run, 100));
     CHECK(path_put(path, runs, "%s/" RUN_FILE, run));
     if (stat(path, &info) != 0)
         FAIL(ST_NOT_FOUND, "there is no training run \"%s\" in --run-dir %s", run, runs);

@@ -56,10 +56,9 @@ static void bind(struct run *r, const struct builtin *f, const struct arguments 
     for (size_t i = 0; i < a->named.n; i++) {
         const struct string *name = a->named.entries[i].key.string;
         int at = param_index(params, name);
-        if (at < 0)
-            fail(r, "%.*s() got an unexpected keyword argument '%.*s'", NAME(f), SHOWN(name));
+        if (at < 0) fail(r, "%.*s() got an unexpected keyword argument '%s'", NAME(f), SHOWN(name));
         if (given(v[at]))
-            fail(r, "%.*s() got multiple values for argument '%.*s'", NAME(f), SHOWN(name));
+            fail(r, "%.*s() got multiple values for argument '%s'", NAME(f), SHOWN(name));
         v[at] = a->named.entries[i].value;
     }
     for (int i = 0; i < f->n_required; i++) {

@@ -423,7 +423,7 @@ static struct value keyed_value(struct percent *p)
     p->keyed = true;
     struct value key = string_new(p->run, start, (size_t)(p->at++ - start), false);
     struct value v = dict_find(p->run, p->values.dict, key);
-    if (!given(v)) fail(p->run, "KeyError: '%.*s'", SHOWN(key.string));
+    if (!given(v)) fail(p->run, "KeyError: '%s'", SHOWN(key.string));
     return v;
 }
 
@@ -615,7 +615,7 @@ static struct value first_value(struct braces *b, const char *name, size_t n)
         struct value key = string_new(b->run, name, n, false);
         struct value v = dict_find(b->run, b->named, key);
         if (given(v)) return v;
-        fail(b->run, "KeyError: '%.*s'", SHOWN(key.string));
+        fail(b->run, "KeyError: '%s'", SHOWN(key.string));
     }
     if (n == 0 ? b->by_number : b->next > 0)
         fail(b->run, "numbered and unnumbered fields are mixed");

@@ -95,7 +95,7 @@ static void bind_parameters(struct run *r, struct scope *scope, const struct nod
             bound[i] = evaluate(r, scope, p->a);
         else if (!given(bound[i]))
             bound[i] =
-                undefined_because(r, "parameter '%.*s' was not provided", SHOWN(p->value.string));
+                undefined_because(r, "parameter '%s' was not provided", SHOWN(p->value.string));
         dict_set(r, &scope->variables, p->value, bound[i]);
     }
 }
@@ -108,14 +108,14 @@ static void check_remaining(struct run *r, const struct node *macro, struct list
     const struct string *name = macro->kind == N_MACRO ? macro->value.string : &anonymous;
     if (named->n > 0 && value_is(named->entries[0].key, "caller"))
         fail(r,
-             "macro '%.*s' was invoked with two values for the special caller argument. This "
+             "macro '%s' was invoked with two values for the special caller argument. This "
              "is most likely a bug.",
              SHOWN(name));
     if (named->n > 0)
-        fail(r, "macro '%.*s' takes no keyword argument '%.*s'", SHOWN(name),
+        fail(r, "macro '%s' takes no keyword argument '%s'", SHOWN(name),
              SHOWN(named->entries[0].key.string));
     if (!(macro->op & USES_VARARGS) && positional.n > macro->others.n)
-        fail(r, "macro '%.*s' takes not more than %zu argument(s)", SHOWN(name), macro->others.n);
+        fail(r, "macro '%s' takes not more than %zu argument(s)", SHOWN(name), macro->others.n);
 }
 
 // Arguments are bound to parameters, and to the three that a body may ask for without naming them:
@@ -238,7 +238,7 @@ static void add_named(struct run *r, struct dict *named, struct value name, stru
 {
     if (name.kind != V_STRING) fail(r, "keywords must be strings");
     if (dict_look(r, named, name))
-        fail(r, "got multiple values for keyword argument '%.*s'", SHOWN(name.string));
+        fail(r, "got multiple values for keyword argument '%s'", SHOWN(name.string));
     dict_append(r, named, name, value);
 }
 
@@ -283,7 +283,7 @@ static struct value evaluate_filter_or_test(struct run *r, struct scope *scope,
     if (r->flow != FLOW_ON) return input;
     struct arguments arguments = evaluate_arguments(r, scope, node, MISSING);
     if (!node->function)
-        fail(r, "No %s named '%.*s'.", node->kind == N_FILTER ? "filter" : "test",
+        fail(r, "No %s named '%s'.", node->kind == N_FILTER ? "filter" : "test",
              SHOWN(node->value.string));
     return builtin_invoke(r, node->function, input, &arguments);
 }

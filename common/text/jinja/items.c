@@ -133,7 +133,7 @@ static struct value apply_named(struct run *r, const struct arguments *all, size
                                all->named};
     if (name.kind != V_STRING) type_fail(r, "the name of a filter or test must be a text", name);
     const struct builtin *f = builtin_find(r, is_test ? TEST : FILTER, name.string);
-    if (!f) fail(r, "No %s named '%.*s'.", kind, SHOWN(name.string));
+    if (!f) fail(r, "No %s named '%s'.", kind, SHOWN(name.string));
     return builtin_invoke(r, f, item, &behind);
 }
 
@@ -145,7 +145,7 @@ static struct value map_item(struct run *r, const struct arguments *all, struct 
     for (size_t i = 0; i < all->named.n; i++) {
         const struct string *name = all->named.entries[i].key.string;
         int which = string_word(name, "attribute default");
-        if (which < 0) fail(r, "Unexpected keyword argument '%.*s'", SHOWN(name));
+        if (which < 0) fail(r, "Unexpected keyword argument '%s'", SHOWN(name));
         by[which] = all->named.entries[i].value;
     }
     if (!given(by[0])) fail(r, "map requires a filter argument");
@@ -409,8 +409,7 @@ BUILTIN(is_known)
 BUILTIN(raise_exception)
 {
     const struct string *text = value_str(r, v[1]).string;
-    size_t n = text->n_bytes;
-    fail(r, "%.*s", (int)(n < 1500 ? n : 1500), text->data);
+    fail(r, "%s", text_cut(text->data, text->n_bytes, 1500, (char[1504]){0}));
 }
 
 // start, stop, step

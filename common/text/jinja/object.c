@@ -41,11 +41,11 @@ void undefined_fail(struct run *r, struct value v)
 {
     struct value name = v.undefined->name, of = v.undefined->of;
     if (v.undefined->hint) fail(r, "%s", v.undefined->hint);
-    if (!given(of)) fail(r, "'%.*s' is undefined", SHOWN(name.string));
+    if (!given(of)) fail(r, "'%s' is undefined", SHOWN(name.string));
     const char *type = of.kind == V_NONE ? "None" : value_type(of);
     const char *object = of.kind >= V_BOOL && of.kind <= V_RANGE ? " object" : "";
     if (name.kind == V_STRING)
-        fail(r, "'%s%s' has no attribute '%.*s'", type, object, SHOWN(name.string));
+        fail(r, "'%s%s' has no attribute '%s'", type, object, SHOWN(name.string));
     if (name.kind == V_INT)
         fail(r, "%s%s has no element %lld", type, object, (long long)name.integer);
     fail(r, "%s%s has no element of type %s", type, object, value_type(name));
@@ -478,7 +478,7 @@ static struct value python_attribute(struct run *r, struct value of, struct valu
                            : of.kind == V_DICT ? "clear pop popitem setdefault update"
                                                : "";
     if (string_word(name.string, changing) >= 0)
-        return undefined_because(r, "access to attribute '%.*s' of '%s' object is unsafe.",
+        return undefined_because(r, "access to attribute '%s' of '%s' object is unsafe.",
                                  SHOWN(name.string), value_type(of));
     if (!function) return own_attribute(r, of, name);
     struct method *method = run_alloc(r, 1, sizeof *method);

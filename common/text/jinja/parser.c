@@ -33,7 +33,7 @@ static _Noreturn void parse_unexpected(const struct parser *p, const char *wante
 {
     const struct token *t = p->token;
     if (t->type == T_END) parse_fail(p, "unexpected end of template, expected %s", wanted);
-    if (t->type == T_NAME) parse_fail(p, "expected %s, got '%.*s'", wanted, SHOWN(t->value.string));
+    if (t->type == T_NAME) parse_fail(p, "expected %s, got '%s'", wanted, SHOWN(t->value.string));
     parse_fail(p, "expected %s, got '%s'", wanted, token_words(t->type));
 }
 
@@ -123,8 +123,7 @@ static void parse_named(struct parser *p, struct node_list *list)
     if (skip_token(p, T_ASSIGN)) node->a = parse_expression(p);
     for (size_t i = 0; i < list->n; i++)
         if (string_equal(list->nodes[i]->value.string, node->value.string))
-            fail_at(p->run, node->place, "the name '%.*s' is given twice",
-                    SHOWN(node->value.string));
+            fail_at(p->run, node->place, "the name '%s' is given twice", SHOWN(node->value.string));
     node_add(p, list, node);
 }
 
@@ -703,7 +702,7 @@ static struct node *parse_statement(struct parser *p)
         statements[i].parse(p, node);
         return node;
     }
-    parse_fail(p, "Encountered unknown tag '%.*s'%s%s", SHOWN(p->token->value.string),
+    parse_fail(p, "Encountered unknown tag '%s'%s%s", SHOWN(p->token->value.string),
                p->ends ? "; what may stand here besides statements is " : "",
                p->ends ? p->ends : "");
 }
@@ -713,7 +712,7 @@ struct node_list parser_run(struct run *r, const struct token *tokens, bool *ret
     struct parser p = {.run = r, .token = tokens};
     struct node_list body = parse_until(&p, NULL);
     if (p.unknown)
-        fail_at(r, p.unknown->place, "No %s named '%.*s'.",
+        fail_at(r, p.unknown->place, "No %s named '%s'.",
                 p.unknown->kind == N_FILTER ? "filter" : "test", SHOWN(p.unknown->value.string));
     *ret_loops_over_content = p.loops_over_content;
     return body;

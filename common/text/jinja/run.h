@@ -200,8 +200,8 @@ int string_word(const struct string *s, const char *words);
 bool value_is(struct value v, const char *text); // a string of that text
 // The byte at which character `i` begins; i <= n_chars.
 size_t string_offset(const struct string *s, size_t i);
-// A string for "%.*s": its length, but no more than fits an error, and its text.
-#define SHOWN(s) (int)((s)->n_bytes < 200 ? (s)->n_bytes : 200), (s)->data
+// A string for "%s": no more of it than fits an error.
+#define SHOWN(s) text_cut((s)->data, (s)->n_bytes, 200, (char[204]){0})
 
 // ---- text at the end of what is being built -----------------------------------------------------
 
