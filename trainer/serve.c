@@ -40,9 +40,10 @@ const struct option_spec serve_options[] = {
              "api-key in --run-dir, which is made)"),
     OPT_TEXT("run-dir", run_dir, "runs/tinker", "DIR",
              "training runs and their checkpoints, which tinker:// paths name"),
-    OPT_TEXT("model-names", tinker.model_names, NULL, "NAME,...",
+    OPT_TEXT("model-names", tinker.model_names, NULL, "NAME[=http://HOST:PORT],...",
              "by which clients may ask for the served model (beside its folder and that one's last "
-             "part)"),
+             "part), or for one that the cw-infer-server at that address, which has the same key "
+             "where it has one, samples: a teacher, a judge"),
     OPT_TEXT("loss-for", model.loss_for, NULL, "NAME=OTHER",
              "the loss OTHER is computed where a client asks for NAME, and what requests have "
              "beyond it is passed over"),
@@ -144,8 +145,8 @@ static enum status serve(void *context)
         // Requests after the server's end fail for a while, so that clients read why; then this
         // ends too.
         if (!s->gone_ns && control_owner_alive(trained_info(s->model)->control) != ST_OK) {
-            snprintf(s->gone_why, sizeof s->gone_why, "%.900s, by a new cw-trainer serve",
-                     status_message());
+            snprintf(s->gone_why, sizeof s->gone_why, "%s, by a new cw-trainer serve",
+                     CUT(status_message(), 900));
             log_error("%s", s->gone_why);
             s->gone_ns = clock_now_ns();
         }

@@ -38,6 +38,14 @@ enum status bytes_status(const struct bytes *b);
 // as it was.
 void *array_room(void *array, size_t n, size_t size);
 
+// Takes `item` out of the list that begins with `first` and is linked by `next`, where it is.
+#define LIST_REMOVE(first, item)                                                                   \
+    do {                                                                                           \
+        __typeof__(item) *link_ = &(first);                                                        \
+        while (*link_ != (item)) link_ = &(*link_)->next;                                          \
+        *link_ = (item)->next;                                                                     \
+    } while (0)
+
 // RFC 4648 with padding. Decoding refuses anything that is not whole base64. The
 // result replaces what an initialised buffer held.
 enum status base64_encode(const void *data, size_t len, struct bytes *ret_text);

@@ -15,6 +15,7 @@
 #include <sys/un.h>
 
 #define SLICE_MS        100
+#define CONNECT_MS      10000L
 #define MAX_BODY_BYTES  (256u << 20) // of a whole response, and of one line of a longer one
 #define MAX_ERROR_BYTES 65536        // of a response that says what went wrong
 
@@ -24,7 +25,6 @@ struct http_client {
     struct curl_slist *headers;
     struct curl_slist *tcp_headers; // those with the key; NULL: there is none
     struct http_transfer *requests; // all that are not finished
-    _Atomic bool woken;
 };
 
 struct http_transfer {
@@ -214,7 +214,8 @@ static enum status refusal(const struct http_transfer *r, long code)
     if (sentence)
         status_fail(st, "%s %s: %ld: %s", method(r), r->call.path, code, sentence);
     else
-        status_fail(st, "%s %s: %ld: %.200s", method(r), r->call.path, code, bytes_text(&r->body));
+        status_fail(st, "%s %s: %ld: %s", method(r), r->call.path, code,
+                    CUT(bytes_text(&r->body), 200));
     json_decref(json);
     return st;
 }
@@ -288,6 +289,7 @@ static enum status start(struct http_transfer *r)
     curl_easy_setopt(r->easy, CURLOPT_URL, bytes_text(&url));
     curl_easy_setopt(r->easy, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(r->easy, CURLOPT_PROXY, "");
+    curl_easy_setopt(r->easy, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
     curl_easy_setopt(r->easy, CURLOPT_PRIVATE, (void *)r);
     curl_easy_setopt(r->easy, CURLOPT_WRITEFUNCTION, on_data);
     curl_easy_setopt(r->easy, CURLOPT_WRITEDATA, r);
@@ -329,9 +331,7 @@ enum status http_submit(struct http_client *c, const struct http_call *call,
 void http_cancel(struct http_transfer *r)
 {
     if (!r) return;
-    struct http_transfer **link = &r->client->requests;
-    while (*link != r) link = &(*link)->next;
-    *link = r->next;
+    LIST_REMOVE(r->client->requests, r);
     if (r->easy) end(r);
     curl_easy_cleanup(r->easy);
     bytes_release(&r->body);
@@ -379,9 +379,8 @@ static int slice_ms(const struct http_client *c, int64_t until)
 void http_poll(struct http_client *c, int ms)
 {
     const int64_t until = clock_deadline_ns(ms);
-    while (!drive(c) && clock_now_ns() < until && !c->woken)
+    while (!drive(c) && clock_now_ns() < until)
         curl_multi_poll(c->multi, NULL, 0, slice_ms(c, until), NULL);
-    c->woken = false;
 }
 
 void http_poll_with(struct http_client *c, const struct pollfd *fds, int n, int ms)
@@ -395,12 +394,6 @@ void http_poll_with(struct http_client *c, const struct pollfd *fds, int n, int 
     if (!drive(c))
         curl_multi_poll(c->multi, waits, (unsigned)n, ms < SLICE_MS ? ms : SLICE_MS, NULL);
     drive(c);
-}
-
-void http_client_wake(struct http_client *c)
-{
-    c->woken = true;
-    curl_multi_wakeup(c->multi);
 }
 
 bool http_ended(const struct http_transfer *r)

@@ -41,13 +41,12 @@ struct http_call { // all borrowed until http_submit() returns, the context unti
 // Puts a request in flight. What happens to it then happens inside http_poll() and http_finish().
 enum status http_submit(struct http_client *c, const struct http_call *call,
                         struct http_transfer **ret);
-// Drives everything in flight until one request ends, somebody wakes it, or for `ms`.
+// Drives everything in flight until one request ends, or for `ms`.
 void http_poll(struct http_client *c, int ms);
 // For a thread that waits for other descriptors too, at most HTTP_MAX_FDS: returns once anything
 // moved, one of these is ready, or after `ms`, at most 100.
 #define HTTP_MAX_FDS 512
 void http_poll_with(struct http_client *c, const struct pollfd *fds, int n, int ms);
-void http_client_wake(struct http_client *c); // from any thread: ends http_poll(), or the next one
 bool http_ended(const struct http_transfer *r);
 // Drives until this one has ended, gives its result, and frees it. ret_body: NULL, or an
 // initialised buffer whose content the body replaces.

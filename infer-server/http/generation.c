@@ -109,6 +109,7 @@ void generation_sample_clear(struct generation_sample *s)
 static void generation_free(struct generation *g)
 {
     if (!g) return;
+    LIST_REMOVE(g->host->first, g);
     for (int i = 0; g->runs && i < g->request->n_prompts; i++) {
         request_free(g->runs[i].request);
         free(g->runs[i].report.tokens);
@@ -351,6 +352,8 @@ enum status generation_start(struct generation_host *host, struct api_request *r
         api_request_free(request);
         return status_fail(ST_NO_MEMORY, "out of memory");
     }
+    g->next = host->first;
+    host->first = g;
     g->host = host;
     g->request = request;
     g->notify = notify;
@@ -390,6 +393,22 @@ void generation_release(struct generation *g)
     }
     for (int p = 0; p < g->request->n_prompts; p++)
         if (g->runs[p].request) engine_cancel(g->host->engine, g->runs[p].request, -1);
+}
+
+int generation_stop(struct generation_host *host, const char *request, const json_t *group)
+{
+    int n = 0;
+    for (struct generation *g = host->first; g; g = g->next)
+        for (int i = 0; i < g->request->n_samples && strcmp(g->request->name, request) == 0; i++) {
+            struct generation_sample *s = &g->samples[i];
+            if (s->stopped || s->finish != FINISH_NONE || !g->runs[s->prompt].request ||
+                !json_equal(g->request->prompts[s->prompt].group_id, group))
+                continue;
+            s->stopped = true;
+            engine_cancel(host->engine, g->runs[s->prompt].request, s->index);
+            n++;
+        }
+    return n;
 }
 
 struct generation_sample *generation_next(struct generation *g)

@@ -74,12 +74,14 @@ struct generation_host { // what a generation needs of its server
     struct inbox inbox;
     struct metrics *metrics;
     const struct tokenizer *tokenizer; // NULL: samples have no text
+    struct generation *first;          // of those that are there
     int live;                          // generations that the engine still works for
     bool lost_event;                   // an event could not be kept for want of memory: fatal
     struct event_batch *batch;         // the engine's thread's: events of the present step
 };
 
-struct generation { // written by generation.c
+struct generation {          // written by generation.c
+    struct generation *next; // of the host's
     struct generation_host *host;
     struct api_request *request;
     struct prompt_run *runs;           // (n_prompts)
@@ -99,6 +101,9 @@ struct generation { // written by generation.c
 // loop's thread when a sample became ready or ended.
 enum status generation_start(struct generation_host *host, struct api_request *request,
                              void (*notify)(void *context), void *context, struct generation **ret);
+// The samples of that group end where they are, as if they had come to a stop string, in every
+// generation of a request of that name. How many had not ended.
+int generation_stop(struct generation_host *host, const char *request, const json_t *group);
 // Nobody waits for it any more: cancels what runs; it goes when the engine has given all back.
 void generation_release(struct generation *g);
 

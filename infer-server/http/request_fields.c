@@ -157,7 +157,7 @@ static const struct field fields[] = {
     ONLY("return_prompt_text", PLACE_CHAT, "[false]"),
     BOOL("return_token_strs", PLACE_TOKENIZE, given.token_strings),
     ONLY("include_reasoning", PLACE_CHAT, "[true]"),
-    TEXT("request_id", OPENAI | PLACE_INFERENCE, request_id),
+    TEXT("request_id", OPENAI | PLACE_INFERENCE | PLACE_ROLLOUTS, request_id),
     ONLY("detokenize", PLACE_GENERATE | PLACE_SAMPLING,
          ANY), // text is given where the answer has it
     ONLY("output_kind", PLACE_GENERATE | PLACE_SAMPLING, ANY), // vLLM's own, within its process
@@ -225,8 +225,8 @@ static enum status check_value(const struct field *f, const json_t *value)
     enum status st = ST_OK;
     if (!taken)
         st = status_fail(
-            ST_UNSUPPORTED, "request: \"%s\" is not supported%s%s: it is %.60s; leave it out",
-            f->how.name, only ? " but for " : "", only ? only : "", given ? given : "?");
+            ST_UNSUPPORTED, "request: \"%s\" is not supported%s%s: it is %s; leave it out",
+            f->how.name, only ? " but for " : "", only ? only : "", CUT(given ? given : "?", 60));
     free(given);
     free(only);
     return st;
@@ -265,12 +265,12 @@ static enum status unknown_field(const char *name, enum field_place place)
 {
     const char *near = near_field(name, place);
     if (near)
-        return status_fail(ST_INVALID, "request: \"%.64s\" is no field of %s; did you mean \"%s\"?",
-                           name, place_name(place), near);
+        return status_fail(ST_INVALID, "request: \"%s\" is no field of %s; did you mean \"%s\"?",
+                           CUT(name, 64), place_name(place), near);
     return status_fail(ST_INVALID,
-                       "request: \"%.64s\" is no field of %s: leave it out (docs/use/protocol.md "
+                       "request: \"%s\" is no field of %s: leave it out (docs/use/protocol.md "
                        "has the list; --unknown-fields warn lets all pass)",
-                       name, place_name(place));
+                       CUT(name, 64), place_name(place));
 }
 
 // Large bodies are parsed by several threads at once (job.h).

@@ -33,6 +33,7 @@ static const struct http_route routes[] = {
     {"POST", "/v1/completions", handle_text, HTTP_NEEDS_KEY, API_COMPLETIONS},
     {"POST", "/v1/chat/completions", handle_text, HTTP_NEEDS_KEY, API_CHAT},
     {"POST", "/v1/rollouts", handle_text, HTTP_NEEDS_KEY, API_ROLLOUTS},
+    {"POST", "/v1/rollouts/stop", handle_stop, HTTP_NEEDS_KEY, 0},
     {"POST", "/generate", handle_text, HTTP_NEEDS_KEY, API_GENERATE},
     {"POST", "/inference/v1/generate", handle_text, HTTP_NEEDS_KEY, API_INFERENCE},
     {"POST", "/tokenize", handle_tokens, HTTP_NEEDS_KEY, TOKENIZE},

@@ -42,6 +42,7 @@ void handle_metrics(void *server, struct http_request *q);
 void handle_spec_decode_stats(void *server, struct http_request *q);
 
 void handle_text(void *server, struct http_request *q); // which: enum api_kind
+void handle_stop(void *server, struct http_request *q);
 
 enum { TOKENIZE, DETOKENIZE };
 void handle_tokens(void *server, struct http_request *q); // which: one of these

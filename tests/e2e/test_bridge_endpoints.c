@@ -32,6 +32,49 @@ TEST(test_pause_and_resume)
     close(fd);
 }
 
+// Two groups wait; the first ends where it is, before its prompt is scored, the other goes on.
+TEST(test_stopped_group)
+{
+    struct wire_answer a;
+    json_decref(daemon_post(served.socket, "/bridge/pause", 200, ""));
+    int fd = open_request(
+        "/v1/rollouts", "{\"request_id\":\"mine\",\"groups\":[{\"id\":7,\"n\":2,\"prompt\":\"ab\"},"
+                        "{\"id\":8,\"prompt\":\"ab\"}],\"sampling\":{\"max_tokens\":5,"
+                        "\"ignore_eos\":true,\"prompt_logprobs\":0}}");
+    json_int_t stopped = 0;
+    for (int i = 0; i < 100 && stopped == 0; i++) { // until the request was read
+        json_t *answer = daemon_post(
+            served.socket, "/v1/rollouts/stop?request_id=mine&group_ids=[7,%228%22]", 200, "");
+        stopped = int_of(answer, "stopped");
+        json_decref(answer);
+        usleep(20000);
+    }
+    assert_int_equal(stopped, 2);
+    json_decref(daemon_post(served.socket, "/bridge/resume", 200, ""));
+    assert_true(wire_read(fd, 10000, &a));
+    int n = 0;
+    for (char *line, *rest = a.body.data; (line = strsep(&rest, "\n")) && *line; n++) {
+        json_t *sample = json_loads(line, 0, NULL);
+        const bool first = int_of(sample, "group_id") == 7;
+        assert_string_equal(text_of(sample, "finish_reason"), first ? "stop" : "length");
+        assert_int_equal(json_array_size(json_object_get(sample, "token_ids")), first ? 0 : 5);
+        json_decref(sample);
+    }
+    assert_int_equal(n, 3);
+    close(fd);
+    static const char *const refused[][2] = {{"?group_ids=[7]", "request_id"},
+                                             {"?request_id=mine&group_ids=7", "group_ids"},
+                                             {"?request_id=mine&group_ids=[7", "group_ids"},
+                                             {"?request_id=mine", "group_ids"}};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        char path[80];
+        snprintf(path, sizeof path, "/v1/rollouts/stop%s", refused[i][0]);
+        json_t *answer = daemon_post(served.socket, path, 400, "");
+        assert_contains(text_of(json_object_get(answer, "error"), "message"), refused[i][1]);
+        json_decref(answer);
+    }
+}
+
 TEST(test_reload)
 {
     const char *ask = "{\"prompt\":\"reload\",\"max_tokens\":10,\"temperature\":0}";

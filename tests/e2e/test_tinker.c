@@ -331,6 +331,57 @@ TEST(test_one_at_a_time)
     tinker_pair_stop(&pair);
 }
 
+static void cancel(const json_t *future, int status)
+{
+    json_decref(tinker_post(&pair.server, "cancel_future", status, "{\"request_id\":\"%s\"}",
+                            json_string_value(json_object_get(future, "request_id"))));
+}
+
+static int at_the_server(void)
+{
+    json_t *health = daemon_get(pair.daemon.socket, "/health", 200);
+    const json_int_t n = json_integer_value(json_object_get(health, "running")) +
+                         json_integer_value(json_object_get(health, "waiting"));
+    json_decref(health);
+    return (int)n;
+}
+
+// The server stands still and is full of the first request's samples, so that the others wait here.
+// One of them is cancelled where it waits; then the first at the server, which makes room; then one
+// of two that have gone there together.
+TEST(test_cancelled)
+{
+    char sampler[160];
+    struct bytes answer = BYTES_INIT;
+    tinker_pair_start(&pair, NULL, OPTIONS("--max-batch", "1", "--max-queue", "2"), NULL);
+    tinker_model(&pair.server, session, model);
+    take_snapshot(1, sampler);
+    json_decref(daemon_post(pair.daemon.socket, "/bridge/pause", 200, ""));
+    json_t *first = sample(0, sampler, 200, ",\"num_samples\":3");
+    while (at_the_server() < 3) clock_sleep_ms(10);
+    json_t *waits = sample(1, sampler, 200, ""), *goes_on = sample(2, sampler, 200, ""),
+           *goes = sample(3, sampler, 200, "");
+    cancel(waits, 200);
+    tinker_refused(tinker_retrieve(&pair.server, waits), "cancelled");
+    cancel(first, 200);
+    tinker_refused(tinker_retrieve(&pair.server, first), "cancelled");
+    while (at_the_server() < 2) clock_sleep_ms(10);
+    cancel(goes, 200);
+    tinker_refused(tinker_retrieve(&pair.server, goes), "cancelled");
+    assert_int_equal(at_the_server(), 1);
+    json_decref(daemon_post(pair.daemon.socket, "/bridge/resume", 200, ""));
+    tinker_retrieve_bytes(&pair.server, json_incref(goes_on), &answer);
+    cancel(goes_on, 200); // too late, which is no fault
+    json_decref(goes_on);
+    bytes_release(&answer);
+    json_t *trains = tinker_learn(&pair.server, model, 2, "cross_entropy", true, &tinker_one, 1);
+    cancel(trains, 400);
+    json_object_set_new(trains, "request_id", json_string("none"));
+    cancel(trains, 404);
+    json_decref(trains);
+    tinker_pair_stop(&pair);
+}
+
 // A client waits for its answer; the server dies: it is told so, and so is whoever comes after.
 TEST(test_server_gone)
 {

@@ -76,6 +76,11 @@ TEST(unknown_fields)
     }
     assert_int_equal(unknown.n_logged, sizeof unknown.logged / sizeof *unknown.logged);
     assert_status(check(PLACE_CHAT, "{\"store\":true}", &unknown), ST_UNSUPPORTED); // is known
+    char value[120] = "{\"store\":\"aa"; // it is quoted, and cut between characters
+    for (int i = 0; i < 40; i++) strcat(value, "\xc3\xa9");
+    assert_status(check(PLACE_CHAT, strcat(value, "\"}"), NULL), ST_UNSUPPORTED);
+    assert_message("\xc3\xa9...; leave it out");
+    assert_int_equal(utf8_sequence(strstr(status_message(), "...") - 2, 2), 2);
 }
 
 TEST(table_is_sound_and_documented)

@@ -34,7 +34,6 @@ struct metrics {
 // a file could be read.
 enum status metrics_read(struct metrics *m, const char *path, bool *ret_anew);
 void metrics_release(struct metrics *m);
-const struct series *metrics_find(const struct metrics *m, const char *key); // NULL: none
 
 // ---- samples ------------------------------------------------------------------------------------
 // What is kept of every sample in a run's rollouts/: enough to list, filter and sort them. Texts

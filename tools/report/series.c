@@ -112,9 +112,3 @@ void metrics_release(struct metrics *m)
     json_decref(m->index);
     *m = (struct metrics){0};
 }
-
-const struct series *metrics_find(const struct metrics *m, const char *key)
-{
-    const json_t *place = json_object_get(m->index, key);
-    return place ? &m->series[json_integer_value(place)] : NULL;
-}

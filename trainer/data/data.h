@@ -142,11 +142,11 @@ struct turn { // bytes of the text: from behind the turn's opening to its end, t
 struct turns {
     struct bytes text;  // of the whole conversation
     struct turn *turns; // (n) in order, apart from each other; the last reaches to the text's end
-    int n, left_out;    // left_out: assistant's messages that are not among them
+    int n;
 };
 #define TURNS_INIT                                                                                 \
     {                                                                                              \
-        BYTES_INIT, NULL, 0, 0                                                                     \
+        BYTES_INIT, NULL, 0                                                                        \
     }
 
 // messages end on the assistant's. `all`: every assistant's message,

@@ -203,10 +203,7 @@ enum status turns_find(const json_t *messages, bool all, turns_render_fn render,
         if (!found && i == n - 1)
             FAIL(ST_UNSUPPORTED, "in this chat template an answered conversation does not begin "
                                  "with its prompt");
-        if (found)
-            t.n++;
-        else
-            t.left_out++;
+        t.n += found;
     }
     st = ST_OK;
     *ret = t;
@@ -369,9 +366,9 @@ enum status prompts_check(const struct prompt_options *options)
     const char *around = given_template(options);
     if (!around || strstr(around, PROMPT_PLACE)) return ST_OK;
     return status_fail(ST_INVALID,
-                       "--prompt-template \"%.80s\" has no " PROMPT_PLACE " where the prompt is to "
+                       "--prompt-template \"%s\" has no " PROMPT_PLACE " where the prompt is to "
                        "stand; put it in, or say none or auto",
-                       around);
+                       CUT(around, 80));
 }
 
 enum status prompts_load(const char *path, const char *model_folder, int vocab_size,

@@ -34,22 +34,20 @@ static double telemetry_number(const struct completion *s, const char *name)
     return json_number_value(json_object_get(s->telemetry, name));
 }
 
-// Sample i of a rollout as a line of --output; terms: (terms, n) of the rollout.
-static enum status put_line(struct bytes *ret, const struct reward *reward, const struct rollout *r,
-                            int i, const double *terms, double sum)
+json_t *sample_line(const struct rollout *r, int i, bool prompt, const struct reward *reward,
+                    const double *terms, double sum)
 {
     const struct completion *s = &r->completions[i];
     const struct example *e = r->examples[i / r->n_per_group];
+    const struct reward_info *info = reward_info(reward);
     json_t *parts = json_object();
-    for (int k = 0; parts && k < reward_info(reward)->n; k++)
-        metrics_put(parts, reward_info(reward)->terms[k].name,
-                    terms[k * r->n_groups * r->n_per_group + i]);
-    json_t *line = json_pack(
-        "{s:i, s:i, s:O*, s:s*, s:s, s:o, s:o, s:s, s:i, s:O*}", "line", e->line, "sample",
-        i % r->n_per_group, "prompt", e->prompt_json, "answer", e->answer, "completion", s->text,
-        "reward", isnan(sum) ? json_null() : json_real(sum), "terms", parts, "finish_reason",
-        s->truncated ? "length" : "stop", "tokens", s->n, "telemetry", s->telemetry);
-    return json_put_line(ret, line, JSON_REAL_PRECISION(9));
+    for (int k = 0; parts && k < info->n; k++)
+        metrics_put(parts, info->terms[k].name, terms[k * r->n_groups * r->n_per_group + i]);
+    return json_pack("{s:i, s:i, s:O*, s:s*, s:s, s:o, s:o, s:i, s:O*}", "line", e->line, "sample",
+                     i % r->n_per_group, "prompt", prompt ? e->prompt_json : NULL, "answer",
+                     e->answer, "completion", s->text, "reward",
+                     isfinite(sum) ? json_real(sum) : json_null(), "terms", parts, "tokens", s->n,
+                     "telemetry", s->telemetry);
 }
 
 struct vote { // of one sample: the number that its text gives as the answer, else the text itself
@@ -139,7 +137,10 @@ static enum status count(const struct evaluation *e, const struct rollout *from,
         r->mean_length += s->n;
         r->truncated += s->truncated;
         if (s->n) r->weight_version = s->versions[s->n - 1];
-        if (ret_lines) CHECK(put_line(ret_lines, e->reward, from, i, terms, rewards[i]));
+        if (!ret_lines) continue;
+        json_t *line = sample_line(from, i, true, e->reward, terms, rewards[i]);
+        json_object_set_new(line, "finish_reason", json_string(s->truncated ? "length" : "stop"));
+        CHECK(json_put_line(ret_lines, line, JSON_REAL_PRECISION(METRICS_DIGITS)));
     }
     for (int i = 0; i < n; i += each) {
         double mean;

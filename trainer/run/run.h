@@ -135,7 +135,7 @@ enum status run_catch_signals(struct run *run);
 enum status run_open_learner(struct run *run, const struct learning_shape *shape);
 
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
-enum status run_check_context(const struct run *run);
+enum status run_check_context(void *run); // a struct run
 
 // run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, ""
 // where there is none. ST_INVALID where it holds a run that neither

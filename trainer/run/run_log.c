@@ -5,7 +5,7 @@
 #include "common/base/log.h"
 #include "common/model/config.h"
 #include "trainer/learn/stats.h"
-#include "trainer/rollout/source.h"
+#include "trainer/run/evaluate.h"
 #include "trainer/run/run.h"
 #include "trainer/run/runlog.h"
 
@@ -119,22 +119,6 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
 
 // ---- rollouts/step-N.jsonl ----------------------------------------------------------------------
 
-// What sample i's reward is made of: the task's terms as they are, the costs with their weights.
-static json_t *reward_parts(const struct run *run, const struct scores *s, int i)
-{
-    json_t *parts = json_object();
-    for (int k = 0; parts && k < s->n_terms; k++)
-        metrics_put(parts, reward_info(run->reward)->terms[k].name,
-                    s->terms[(size_t)k * (size_t)s->n + (size_t)i]);
-    for (int k = 0; parts && s->costs && k < COST_TERMS; k++) {
-        metrics_putf(parts,
-                     cost_signed_weight(&run->scoring->weights, k) *
-                         s->costs[(size_t)k * (size_t)s->n + (size_t)i],
-                     "cost/%s", cost_terms[k].name);
-    }
-    return parts;
-}
-
 // A list with an entry for each token t of n, of the object `to`; ok: nothing has failed yet.
 #define PUT_LIST(ok, to, key, t, n, entry)                                                         \
     do {                                                                                           \
@@ -163,25 +147,27 @@ static bool put_tokens(json_t *line, const struct completion *s, const double *l
     return ok;
 }
 
-// Rows of one prompt follow each other, so it stands on the first of them only. logprobs: of the
-// sample's tokens; NULL: none are wanted.
+// Rows of one prompt follow each other, so it stands on the first of them only. The reward is made
+// of the task's terms as they are and of the costs with their weights. logprobs: of the sample's
+// tokens; NULL: none are wanted.
 static json_t *rollout_line(const struct run *run, const struct rollout *r, const struct scores *s,
                             int i, const double *logprobs)
 {
-    const struct completion *sample = &r->completions[i];
     const struct example *e = r->examples[i / r->n_per_group];
-    int number = i % r->n_per_group;
-    json_t *line = json_pack(
-        "{s:i, s:i, s:s*, s:s, s:o, s:f, s:o*, s:i, s:b, s:O*}", "line", e->line, "sample", number,
-        "answer", e->answer, "completion", sample->text, "reward", real(s->rewards[i]), "advantage",
-        (double)s->advantages[i], "terms", reward_parts(run, s, i), "tokens", sample->n,
-        "truncated", sample->truncated, "telemetry", sample->telemetry);
-    bool ok = line != NULL;
-    if (ok && number == 0 && e->prompt_json)
-        ok = json_object_set(line, "prompt", (json_t *)e->prompt_json) == 0;
-    if (ok && number == 0 && e->prompt_text)
+    const bool first = i % r->n_per_group == 0;
+    json_t *line = sample_line(r, i, first, run->reward, s->terms, s->rewards[i]),
+           *terms = json_object_get(line, "terms");
+    for (int k = 0; s->costs && k < COST_TERMS; k++)
+        metrics_putf(terms,
+                     cost_signed_weight(&run->scoring->weights, k) *
+                         s->costs[(size_t)k * (size_t)s->n + (size_t)i],
+                     "cost/%s", cost_terms[k].name);
+    bool ok =
+        line && json_object_set_new(line, "advantage", json_real(s->advantages[i])) == 0 &&
+        json_object_set_new(line, "truncated", json_boolean(r->completions[i].truncated)) == 0;
+    if (ok && first && e->prompt_text)
         ok = json_object_set(line, "prompt_text", e->prompt_text) == 0;
-    if (ok && put_tokens(line, sample, logprobs)) return line;
+    if (ok && put_tokens(line, &r->completions[i], logprobs)) return line;
     json_decref(line);
     return NULL;
 }

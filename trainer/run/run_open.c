@@ -115,8 +115,9 @@ static enum status check_context(const struct run *run, const struct model_confi
                        run->data->max_prompt, completion, which, model->max_positions);
 }
 
-enum status run_check_context(const struct run *run)
+enum status run_check_context(void *context)
 {
+    const struct run *run = context;
     const struct train_config *c = run->config;
     enum status st = rollout_check_context(run->servers, run->data, 0, c->sampling.max_tokens);
     if (st == ST_OK && run->eval_data)

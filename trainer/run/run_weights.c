@@ -72,11 +72,6 @@ out:
     return st;
 }
 
-static enum status check_context(void *run)
-{
-    return run_check_context(run);
-}
-
 enum status run_place_server(struct run *run)
 {
     struct own *own = &run->own;
@@ -108,7 +103,7 @@ enum status run_open_source(struct run *run)
         .socket = run->own.socket,
         .completions = c->server_command != NULL,
         .write = write_weights,
-        .started = check_context,
+        .started = run_check_context,
         .context = run,
         .adapter = c->lora.r ? c->lora.name : NULL,
         .draft = copies_draft(run) ? DRAFT_FOLDER : NULL,

@@ -9,18 +9,14 @@
  * A download is a state machine of the file that is open, what of it is not read yet, and which
  * comes after it. */
 #include "trainer/serve/tinker.h"
-#include "common/base/hash.h"
 #include "common/base/log.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <openssl/crypto.h>
-#include <openssl/hmac.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -71,7 +67,7 @@ enum status download_new(const char *folder, const json_t *files, const char *fi
         n_bytes += d->archive ? TAR_BLOCK + n + padding_of(n) : n;
     }
     if (!(d->next = json_object_iter(d->files)))
-        FAIL(ST_NOT_FOUND, "there is no file \"%.100s\" in %s", file, folder);
+        FAIL(ST_NOT_FOUND, "there is no file \"%s\" in %s", CUT(file, 100), folder);
     *ret = d;
     *ret_bytes = n_bytes;
     d = NULL;
@@ -178,32 +174,6 @@ enum stream_state download_next(struct download *d, struct bytes *to)
 
 // ---- URLs ---------------------------------------------------------------------------------------
 
-enum status signing_key_new(struct signing_key *ret)
-{
-    if (getrandom(ret->bytes, sizeof ret->bytes, 0) == sizeof ret->bytes) return ST_OK;
-    return status_fail(ST_IO, "the system has no random numbers to sign URLs by");
-}
-
-// It is the HMAC-SHA256 of the time and the name.
-void signature_text(const struct signing_key *key, const char *name, int64_t expires_s,
-                    char ret[SIGNATURE_ROOM])
-{
-    unsigned char name_hash[HASH_SHA256_BYTES], text[sizeof expires_s + sizeof name_hash],
-        digest[EVP_MAX_MD_SIZE] = {0};
-    hash_sha256(name, strlen(name), name_hash);
-    memcpy(text, &expires_s, sizeof expires_s);
-    memcpy(text + sizeof expires_s, name_hash, sizeof name_hash);
-    HMAC(EVP_sha256(), key->bytes, sizeof key->bytes, text, sizeof text, digest, NULL);
-    int n = snprintf(ret, SIGNATURE_ROOM, "%" PRId64 "-", expires_s);
-    for (int i = 0; i < HASH_SHA256_BYTES; i++, n += 2) snprintf(ret + n, 3, "%02x", digest[i]);
-}
-
-bool signature_is(const char *given, const char *wanted)
-{
-    const size_t n = strlen(wanted);
-    return strlen(given) == n && CRYPTO_memcmp(given, wanted, n) == 0;
-}
-
 static enum status sign(const struct tinker *t, const struct run_path *path, const char *folder,
                         const char *file, int64_t expires_s, char ret[SIGNATURE_ROOM])
 {
@@ -305,7 +275,7 @@ static enum status get_file(const struct call *c)
     int64_t n_bytes;
     enum status st;
     if (n >= sizeof given || !run_path_read(tail + n, "", &path, &file))
-        FAIL(ST_NOT_FOUND, "there is no file \"%.150s\"", tail);
+        FAIL(ST_NOT_FOUND, "there is no file \"%s\"", CUT(tail, 150));
     snprintf(given, sizeof given, "%.*s", (int)n, tail);
     file += *file == '/';
     if (runs_find(c->tinker->model->runs, &path, folder) != ST_OK ||
@@ -364,7 +334,7 @@ static enum status read_checkpoint(const struct call *c, struct run_path *ret,
 {
     const char *tail = http_path_tail(c->q);
     if (!run_path_read(tail, "/checkpoints", ret, ret_action))
-        return status_fail(ST_NOT_FOUND, "there is no checkpoint \"%.150s\"", tail);
+        return status_fail(ST_NOT_FOUND, "there is no checkpoint \"%s\"", CUT(tail, 150));
     return runs_find(c->tinker->model->runs, ret, ret_folder);
 }
 
@@ -388,7 +358,7 @@ static enum status training_run(const struct call *c)
         CHECK(read_checkpoint(c, &path, folder, &action));
         const bool archive = strcmp(action, "/archive") == 0;
         if (!archive && strcmp(action, "/external_weights_urls") != 0)
-            FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" here", action);
+            FAIL(ST_NOT_FOUND, "a checkpoint has no \"%s\" here", CUT(action, 100));
         st = reply_urls(c, &path, folder, archive);
     } else {
         st = tinker_reply(c, json_incref(object));
@@ -408,7 +378,8 @@ static enum status set_ttl(const struct call *c)
     enum status st = read_checkpoint(c, &path, folder, &action);
     if (st != ST_OK) return st;
     if (strcmp(action, "/ttl") != 0)
-        return status_fail(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" to set here", action);
+        return status_fail(ST_NOT_FOUND, "a checkpoint has no \"%s\" to set here",
+                           CUT(action, 100));
     tinker_warn_ttl(c->tinker, path.run);
     return tinker_reply(c, json_object());
 }
@@ -422,7 +393,7 @@ static enum status remove_checkpoint(const struct call *c)
     struct run_path path;
     enum status st;
     CHECK(read_checkpoint(c, &path, folder, &action));
-    if (*action) FAIL(ST_NOT_FOUND, "a checkpoint has no \"%.100s\" to delete here", action);
+    if (*action) FAIL(ST_NOT_FOUND, "a checkpoint has no \"%s\" to delete here", CUT(action, 100));
     if (snapshots_need(t->model->snapshots, folder))
         FAIL(ST_INVALID,
              "%s is what the server restores if a training process dies while it writes: save "

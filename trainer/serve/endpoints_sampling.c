@@ -25,6 +25,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MAX_TRIES   3
 #define MAX_GROUPS  512 // of one request to the server
@@ -38,6 +39,9 @@ struct flight { // one request to the server
     struct rollout_ask ask;                      // as rollouts are asked for
     struct sample_request *requests[MAX_GROUPS]; // (n); NULL: it came back
     int n, n_left, samples;
+    const struct model_name *elsewhere; // whose server is asked; NULL: this one's
+    char name[40];                      // by which the server knows it
+    struct http_transfer *stop;         // that tells it what was cancelled of it; NULL: none
 };
 
 static void come_back(struct sample_request *r, enum status st)
@@ -47,6 +51,11 @@ static void come_back(struct sample_request *r, enum status st)
 }
 
 static void sample(struct sample_request *r); // which ends in the inbox
+
+static enum status fail_cancelled(void)
+{
+    return status_fail(ST_CANCELLED, "its client cancelled it (cancel_future)");
+}
 
 // ---- what arrives -------------------------------------------------------------------------------
 
@@ -87,8 +96,8 @@ static enum status ask(struct flight *f)
         json_object_set_new(group, "prompt_token_ids", json_ids(r->prompt.ids, r->prompt.n));
         json_array_append_new(groups, group);
     }
-    body = json_pack("{s:o, s:O, s:s*}", "groups", groups, "sampling", any->sampling, "model",
-                     any->use.adapter[0] ? any->use.adapter : NULL);
+    body = json_pack("{s:o, s:O, s:s*, s:s}", "groups", groups, "sampling", any->sampling, "model",
+                     any->use.adapter[0] ? any->use.adapter : NULL, "request_id", f->name);
     if (!body) FAIL(ST_NO_MEMORY, "out of memory");
     const struct http_call call = {.path = "/v1/rollouts",
                                    .post = true,
@@ -107,6 +116,7 @@ out:
 static void give_up(struct flight *f, enum status st)
 {
     struct status_kept failure;
+    if (f->elsewhere) status_context(st, "%s at %s", f->elsewhere->name, f->elsewhere->address);
     status_keep(&failure, st);
     for (int i = 0; i < f->n; i++) {
         struct sample_request *r = f->requests[i];
@@ -126,6 +136,7 @@ static void give_up(struct flight *f, enum status st)
 static bool advance(struct flight *f)
 {
     enum status st;
+    if (f->n == 0) return true; // all was cancelled
     if (f->ask.transfer) {
         if (!rollout_finish(&f->pull, &f->ask, NULL, &st)) return false;
         if (st == ST_OK && f->n_left > 0)
@@ -146,10 +157,11 @@ static void sample(struct sample_request *r)
 {
     struct tinker *t = r->request.owner->tinker;
     struct flight *f = t->flights; // of those that wait to be sent, one that it can go with
-    while (f && (f->ask.transfer || r->alone || f->requests[0]->alone || f->n >= MAX_GROUPS ||
-                 f->samples + r->n > MAX_SAMPLES ||
-                 strcmp(f->requests[0]->use.adapter, r->use.adapter) != 0 ||
-                 !json_equal(f->requests[0]->sampling, r->sampling)))
+    while (f &&
+           (f->ask.transfer || f->n == 0 || r->alone || f->requests[0]->alone ||
+            f->n >= MAX_GROUPS || f->samples + r->n > MAX_SAMPLES ||
+            strcmp(f->requests[0]->use.adapter, r->use.adapter) != 0 ||
+            f->elsewhere != r->use.elsewhere || !json_equal(f->requests[0]->sampling, r->sampling)))
         f = f->next;
     if (!f) {
         if (!(f = calloc(1, sizeof *f))) {
@@ -157,8 +169,11 @@ static void sample(struct sample_request *r)
             return;
         }
         f->tinker = t;
+        snprintf(f->name, sizeof f->name, "tinker-%d-%" PRIx64, (int)getpid(), clock_now_ns());
         f->servers = rollout_servers_of(t->server, t->model->control, t->model->limits.vocab,
                                         t->model->sample_timeout);
+        f->elsewhere = r->use.elsewhere;
+        if (f->elsewhere) f->servers.servers[0].address = f->elsewhere->address;
         f->pull = rollout_pull_begin(&f->servers, NULL);
         f->ask.server = -1;
         f->next = t->flights;
@@ -175,12 +190,43 @@ void tinker_poll_samples(struct tinker *t, int ms)
     for (struct flight *f = t->flights, *next; f; f = next) {
         next = f->next;
         if (!advance(f)) continue;
-        struct flight **link = &t->flights; // before it may stand by now what goes alone
-        while (*link != f) link = &(*link)->next;
-        *link = next;
+        LIST_REMOVE(t->flights, f); // before it may stand by now what goes alone
+        http_cancel(f->stop);
         free(f);
     }
     http_poll_with(t->server, &loop, 1, ms);
+}
+
+// What waits here ends here. What the server has it ends where it is: it is told each time until
+// that came back, since it may not have read the request yet.
+void tinker_end_cancelled(struct tinker *t)
+{
+    for (struct flight *f = t->flights; f; f = f->next) {
+        struct bytes path = BYTES_INIT;
+        int n = 0;
+        bytes_printf(&path, "/v1/rollouts/stop?request_id=%s&group_ids=[", f->name);
+        for (int i = f->n; i-- > 0;) {
+            struct sample_request *r = f->requests[i];
+            if (!r || !r->cancelled) continue;
+            if (f->ask.transfer) {
+                bytes_printf(&path, "%s%d", n++ ? "," : "", i);
+                continue;
+            }
+            f->requests[i] = f->requests[--f->n];
+            f->n_left--;
+            f->samples -= r->n;
+            come_back(r, fail_cancelled());
+        }
+        bytes_puts(&path, "]");
+        http_cancel(f->stop);
+        f->stop = NULL;
+        const struct http_call call = {.server = f->servers.servers[0].address,
+                                       .path = bytes_text(&path),
+                                       .post = true,
+                                       .timeout_ms = REQUEST_HOLD_MS};
+        if (n > 0) http_submit(t->server, &call, &f->stop);
+        bytes_release(&path);
+    }
 }
 
 void tinker_end_samples(struct tinker *t)
@@ -189,6 +235,7 @@ void tinker_end_samples(struct tinker *t)
         rollout_cancel(&f->pull, &f->ask);
         give_up(f, status_fail(ST_CANCELLED, "the server of the Tinker API is stopping"));
         t->flights = f->next;
+        http_cancel(f->stop);
         free(f);
     }
 }
@@ -297,7 +344,8 @@ static enum status check_stale(const struct owner *sampler, const struct snapsho
 static enum status create_sampler(const struct call *c)
 {
     struct tinker *t = c->tinker;
-    const char *base = c->base_model ? c->base_model : t->model_name;
+    const char *base = c->base_model ? c->base_model : t->names[0].name;
+    const struct model_name *name = t->names;
     char id[ID_ROOM], folder[PATH_ROOM];
     struct run_path path;
     struct snapshot snapshot;
@@ -306,10 +354,12 @@ static enum status create_sampler(const struct call *c)
     CHECK(tinker_find(t, SESSION, c->session_id, &session));
     if (!c->model_path && !c->base_model)
         FAIL(ST_INVALID, "request: \"base_model\" or \"model_path\" is missing");
-    if (c->base_model) CHECK(tinker_serves(t, base));
+    if (c->base_model) CHECK(tinker_find_model(t, base, false, &name));
     if (c->model_path) {
         CHECK(runs_find_path(t->model->runs, c->model_path, &path, folder));
         snapshots_of_path(t->model->snapshots, c->model_path, &snapshot);
+    } else if (name->address) {
+        snapshot = (struct snapshot){.elsewhere = name};
     } else {
         CHECK(find_base(t, &snapshot));
     }
@@ -372,7 +422,8 @@ static void on_loaded(struct inbox_message *message)
     enum status st = r->request.status;
     if (s->snapshot.saves == r->snapshot.saves) s->snapshot = r->snapshot;
     if (st == ST_OK) {
-        st = check_stale(s, &r->snapshot); // its path may have been saved again
+        // its path may have been saved again
+        st = r->cancelled ? fail_cancelled() : check_stale(s, &r->snapshot);
         if (st != ST_OK) snapshots_end_use(s->tinker->model->snapshots, &r->use);
     }
     if (st == ST_OK)
@@ -388,6 +439,7 @@ static enum status perform_load(struct trained_model *m, struct request *request
     struct snapshot *s = &r->snapshot;
     struct run_path path;
     char folder[PATH_ROOM];
+    if (r->cancelled) return fail_cancelled();
     if (!s->path[0]) // it waited while a saved model took the place of what it is of
         return snapshots_use(t->model->snapshots, s, &r->use) ? ST_OK
                                                               : fail_stale(request->owner, s);
@@ -420,7 +472,7 @@ static void on_sampled(struct inbox_message *message)
 {
     struct sample_request *r = (struct sample_request *)message;
     struct tinker *t = r->request.owner->tinker;
-    const enum status st = r->request.status;
+    const enum status st = r->cancelled ? fail_cancelled() : r->request.status;
     const bool gave =
         st != ST_OK || r->oldest == 0 || r->snapshot.inflight ||
         snapshots_gave(t->model->snapshots, &r->snapshot, &r->use, r->oldest, r->newest);
@@ -451,7 +503,12 @@ static enum status asample(const struct call *c)
     struct sample_request *r = (struct sample_request *)request;
     request->release = sample_request_release;
     r->snapshot = s->snapshot;
-    CHECK(sample_request_parse(c->body, t->model, r));
+    struct trained_model_info model = *t->model;
+    if (r->snapshot.elsewhere) { // which knows its own tokens
+        model.limits.vocab = INT_MAX;
+        model.max_context = r->snapshot.elsewhere->max_context;
+    }
+    CHECK(sample_request_parse(c->body, &model, r));
     CHECK(check_stale(s, &r->snapshot));
     for (int i = 0; i < r->n; i++) {
         snprintf(id, sizeof id, "%s:%" PRId64 ":%d", s->id, request->seq_id, i);
@@ -470,6 +527,19 @@ out:
 static enum status retrieve(const struct call *c)
 {
     return requests_retrieve(c->tinker->requests, c->q, c->request_id);
+}
+
+// Training requests are done in their order, each on what those before it left.
+static enum status cancel(const struct call *c)
+{
+    struct request *r = requests_find(c->tinker->requests, c->request_id);
+    if (!r) return status_fail(ST_NOT_FOUND, "there is no request \"%s\"", CUT(c->request_id, 100));
+    if (r->owner->kind != SAMPLER)
+        return status_fail(ST_UNSUPPORTED, "\"request_id\" is of a training run: samples alone are "
+                                           "cancelled");
+    ((struct sample_request *)r)->cancelled = true;
+    if (r->ended) r->keep_until_ns = clock_deadline_ns(REQUEST_FETCHED_MS);
+    return tinker_reply(c, json_object());
 }
 
 static enum status retrieve_ended(const struct call *c)
@@ -493,6 +563,7 @@ const struct endpoint sampling_endpoints[] = {
     {"GET", "/api/v1/samplers/*", get_sampler, NULL, HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/asample", asample, "sampling_session_id seq_id", HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/retrieve_future", retrieve, "request_id", HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/cancel_future", cancel, "request_id", HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/retrieve_futures", retrieve_ended, "", HTTP_NEEDS_KEY, 0},
     {0},
 };

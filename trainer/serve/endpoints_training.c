@@ -278,8 +278,8 @@ static enum status check_optimizer(const json_t *optimizer, const char *name)
 {
     const char *type = json_string_value(json_object_get(optimizer, "type"));
     if (!type || strcmp(type, "adamw") == 0 || strcmp(type, "adam") == 0) return ST_OK;
-    return status_fail(ST_UNSUPPORTED, "\"%s\" has the type \"%.40s\"; there is \"adamw\"", name,
-                       type);
+    return status_fail(ST_UNSUPPORTED, "\"%s\" has the type \"%s\"; there is \"adamw\"", name,
+                       CUT(type, 40));
 }
 
 #define FIELDS_OF struct beginning
@@ -325,7 +325,7 @@ static enum status create_model(const struct call *c)
                            NULL, &b));
     CHECK(check_lora(&b, c->tinker->model->max_adapters));
     CHECK(check_optimizer(c->optimizer, "optimizer_config"));
-    CHECK(tinker_serves(c->tinker, c->base_model));
+    CHECK(tinker_find_model(c->tinker, c->base_model, true, NULL));
     st = begin(c, NULL, &b, c->base_model);
 out:
     return st;
@@ -345,14 +345,15 @@ static enum status load_weights(const struct call *c)
     CHECK(runs_training_run(runs, path.run, &run));
     CHECK(check_optimizer(c->optimizer, "optimizer_config"));
     if (c->with_optimizer && path.kind != RUN_WEIGHTS)
-        FAIL(ST_INVALID, "%.200s holds no optimizer's state: take one of save_weights", c->path);
+        FAIL(ST_INVALID, "%s holds no optimizer's state: take one of save_weights",
+             CUT(c->path, 200));
     const char *base =
         c->base_model ? c->base_model : json_string_value(json_object_get(run, "base_model"));
     struct beginning b = {.with_optimizer = c->with_optimizer};
     CHECK(json_read_fields("run.json", run, lora_fields, NULL, &b));
     b.rank = json_integer_value(json_object_get(run, "lora_rank"));
     if (!c->model_id) {
-        if (c->base_model) CHECK(tinker_serves(c->tinker, base));
+        if (c->base_model) CHECK(tinker_find_model(c->tinker, base, true, NULL));
         st = begin(c, &path, &b, base);
         goto out;
     }
@@ -492,9 +493,9 @@ static enum status check_save(const struct call *c, struct training_request *r)
     char folder[PATH_ROOM];
     if (c->path && !run_name_is_good(c->path))
         return status_fail(ST_INVALID,
-                           "\"path\" is \"%.100s\"; it must be a name of letters, digits and - _ . "
+                           "\"path\" is \"%s\"; it must be a name of letters, digits and - _ . "
                            "that a folder can have, of at most %d bytes",
-                           c->path, RUN_NAME_ROOM - 1);
+                           CUT(c->path, 100), RUN_NAME_ROOM - 1);
     if (c->ttl_seconds) tinker_warn_ttl(c->tinker, r->request.owner->id);
     if (c->recipients)
         return status_fail(ST_UNSUPPORTED,

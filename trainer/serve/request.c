@@ -118,9 +118,7 @@ enum status owner_add(struct requests *all, enum owner_kind kind, struct owner *
 static void drop_owner(struct owner *o)
 {
     if (!o->forgotten || o->n > 0) return;
-    struct owner **link = &o->all->owners;
-    while (*link != o) link = &(*link)->next;
-    *link = o->next;
+    LIST_REMOVE(o->all->owners, o);
     free(o);
 }
 
@@ -174,6 +172,11 @@ enum status requests_take(struct owner *o, struct http_request *q, const char *w
         return why ? status_fail(ST_INVALID, "%s", why) : requests_add(o, size, seq_id, ret);
     }
     return ST_OK;
+}
+
+struct request *requests_find(const struct requests *all, const char *id)
+{
+    return request_at(json_object_get(all->by_id, id));
 }
 
 void request_drop(struct request *r)
@@ -268,10 +271,9 @@ static bool respond(const struct waiter *w, bool now)
 
 static void drop_waiter(void *attached, bool answered)
 {
-    struct waiter *w = attached, **link = &w->all->waiters;
+    struct waiter *w = attached;
     (void)answered;
-    while (*link != w) link = &(*link)->next;
-    *link = w->next;
+    LIST_REMOVE(w->all->waiters, w);
     if (w->owner && --w->owner->n == 0) drop_owner(w->owner);
     free(w);
 }
@@ -308,7 +310,8 @@ void request_end(struct request *r)
     if (r->response.failed) request_fail(r, bytes_status(&r->response));
     release(r);
     r->ended = true;
-    r->keep_until_ns = clock_deadline_ns(REQUEST_KEEP_MS);
+    r->keep_until_ns =
+        clock_deadline_ns(r->status == ST_CANCELLED ? REQUEST_FETCHED_MS : REQUEST_KEEP_MS);
     r->cursor = ++o->cursor;
     *o->last = r;
     o->last = &r->next_ended;
@@ -317,12 +320,12 @@ void request_end(struct request *r)
 
 enum status requests_retrieve(struct requests *all, struct http_request *q, const char *id)
 {
-    struct request *r = request_at(json_object_get(all->by_id, id));
+    struct request *r = requests_find(all, id);
     if (r)
         return respond_or_hold(&(struct waiter){.all = all, .q = q, .request = r},
                                REQUEST_HOLD_MS / 1e3);
     if (strncmp(id, all->process, strlen(all->process)) == 0)
-        http_fail(q, 410, "request %.60s is gone: it is older than %d s", id,
+        http_fail(q, 410, "request %s is gone: it is older than %d s", CUT(id, 60),
                   REQUEST_KEEP_MS / 1000);
     else // not 410, whose sentence the SDK does not show
         http_reply_json(q, 200,

@@ -89,6 +89,8 @@ enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct re
 // or with 410. why, not NULL: nothing new is taken.
 enum status requests_take(struct owner *o, struct http_request *q, const char *why, size_t size,
                           int64_t seq_id, struct request **ret);
+// The one of that id; NULL: there is none, or not any more.
+struct request *requests_find(const struct requests *all, const char *id);
 void request_drop(struct request *r); // forgets it: nobody asks for its response any more
 
 // Answers with what the request is known by. `more`: further fields, taken; or NULL.
@@ -140,6 +142,7 @@ struct sample_request {
     int top;                         // likeliest tokens of each token of the prompt
     int last_n;                      // tokens of the prompt that are scored, from its end; 0: all
     bool alone;                      // it goes to the server with no other
+    _Atomic bool cancelled;          // by its client: it ends wherever it is
     // came back
     struct completion *samples; // (n); text NULL: not there yet
     int n_done, cached_tokens;

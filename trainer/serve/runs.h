@@ -73,19 +73,4 @@ void download_free(struct download *d); // NULL is fine
 // which.
 enum stream_state download_next(struct download *d, struct bytes *to);
 
-// Signatures stand for a key in a URL: who was given one by this process may fetch what it is of,
-// until the time that it names. A keyed hash, of which nothing is kept. Any thread.
-struct signing_key {
-    unsigned char bytes[32];
-};
-enum status signing_key_new(struct signing_key *ret); // of this process alone
-
-#define SIGNATURE_ROOM 96 // bytes of a signature, with its end
-// "EXPIRES-DIGITS" of that name. expires_s: seconds since 1970.
-void signature_text(const struct signing_key *key, const char *name, int64_t expires_s,
-                    char ret[SIGNATURE_ROOM]);
-// Compares what a client gave with the one that was wanted, in a time that does not depend on where
-// they differ.
-bool signature_is(const char *given, const char *wanted);
-
 #endif

@@ -41,9 +41,9 @@ static enum status read_prompt(const json_t *body, int vocab, struct sample_requ
         const char *type = json_string_value(json_object_get(chunk, "type"));
         if (!json_is_array(tokens))
             return status_fail(ST_UNSUPPORTED,
-                               "\"prompt\": chunk %zu is of type \"%.40s\"; there is "
+                               "\"prompt\": chunk %zu is of type \"%s\"; there is "
                                "\"encoded_text\" alone",
-                               i, type ? type : "");
+                               i, CUT(type ? type : "", 40));
         json_array_foreach (tokens, k, id) {
             const json_int_t token = json_integer_value(id);
             if (!json_is_integer(id) || token < 0 || token >= vocab)

@@ -139,6 +139,8 @@ static struct entry *find(const struct snapshots *s, const struct snapshot *whic
 bool snapshots_use(struct snapshots *s, const struct snapshot *which, struct snapshot_use *ret)
 {
     LOCKED(s);
+    if (ret) ret->elsewhere = which->elsewhere;
+    if (which->elsewhere) return true;
     struct entry *e = find(s, which);
     if (!e || !ret) return e != NULL;
     if (s->held && e->kind != FROZEN) return false;
@@ -153,7 +155,7 @@ void snapshots_end_use(struct snapshots *s, const struct snapshot_use *use)
 {
     LOCKED(s);
     struct entry *e = by_adapter(s, use->adapter); // NULL: unloaded meanwhile
-    if (e) e->users--;
+    if (e && !use->elsewhere) e->users--;
 }
 
 bool snapshots_gave(struct snapshots *s, const struct snapshot *which,
@@ -162,8 +164,8 @@ bool snapshots_gave(struct snapshots *s, const struct snapshot *which,
     LOCKED(s);
     const struct entry *e = by_adapter(s, use->adapter),
                        *copy = kept(s, which->run, which->version);
-    if (e && e->kind == FROZEN) return true; // whatever was written meanwhile
-    if (newest > s->last) return false;      // the server itself rewrote something
+    if (use->elsewhere || (e && e->kind == FROZEN)) return true; // whatever was written meanwhile
+    if (newest > s->last) return false; // the server itself rewrote something
     if (use->adapter[0] && oldest < live(s, "")->since) return false; // it is of another base
     if (!use->live) return true;
     // A run's own weights may have changed since: they had not, or not before the last token.
@@ -244,10 +246,9 @@ void snapshots_of_path(struct snapshots *s, const char *path, struct snapshot *r
 void snapshots_remove(struct snapshots *s, const char *adapter)
 {
     LOCKED(s);
-    struct entry *gone = by_adapter(s, adapter), **link = &s->list;
+    struct entry *gone = by_adapter(s, adapter);
     if (!gone) return;
-    while (*link != gone) link = &(*link)->next;
-    *link = gone->next;
+    LIST_REMOVE(s->list, gone);
     free(gone->restore);
     free(gone);
 }

@@ -14,6 +14,7 @@
 
 #define ADAPTER_ROOM 56 // bytes of an adapter's name on the server, with its end
 
+struct model_name;
 struct snapshot {             // weights that a client may sample
     char run[RUN_NAME_ROOM];  // whose; "": the model's own, and those of a run that trains it whole
     uint64_t version;         // from which they were these; 0: of `path` alone
@@ -21,10 +22,12 @@ struct snapshot {             // weights that a client may sample
     int64_t saves;            // of that path until then: what is saved there later is another
     bool base;                // they are those of the model's folder
     bool inflight;            // the run's newer weights answer for them too
+    const struct model_name *elsewhere; // a model of another server, and nothing of this one's
 };
 struct snapshot_use {           // of a request under way
     char adapter[ADAPTER_ROOM]; // that answers it, or the frozen model; "": the model itself
     bool live;                  // whose weights may change meanwhile
+    const struct model_name *elsewhere; // not this server
 };
 // LIVE is the model or a run's adapter; KEPT a copy of one as it was; LOADED one that was loaded of
 // a path; FROZEN the model as its folder has it, by the server's name for it; PATH says what a path

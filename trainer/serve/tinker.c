@@ -13,11 +13,13 @@
 #include "common/http/http_client.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-#define TICK_MS 500
+#define TICK_MS  500
+#define PROBE_MS 5000 // for a server elsewhere to say that it is there
 
 // ---- what the endpoints share -------------------------------------------------------------------
 
@@ -84,8 +86,8 @@ enum status tinker_find(struct tinker *t, enum owner_kind kind, const char *id, 
     static const char *const called[] = {"session", "model", "sampling session"};
     struct owner *o = owner_find(t->requests, kind, id);
     if (!o)
-        return status_fail(ST_NOT_FOUND, "there is no %s \"%.100s\": " TINKER_FORGOTTEN "%s",
-                           called[kind], id,
+        return status_fail(ST_NOT_FOUND, "there is no %s \"%s\": " TINKER_FORGOTTEN "%s",
+                           called[kind], CUT(id, 100),
                            kind == TRAINING_RUN ? "; go on from one of its checkpoints" : "");
     if (kind != SAMPLER) o->session->heard_ns = clock_now_ns();
     *ret = o;
@@ -98,21 +100,29 @@ enum status tinker_takes_work(const struct tinker *t)
     return why ? status_fail(ST_INVALID, "%s", why) : ST_OK;
 }
 
-enum status tinker_serves(struct tinker *t, const char *base_model)
+enum status tinker_find_model(const struct tinker *t, const char *base_model, bool trains,
+                              const struct model_name **ret)
 {
-    const size_t n = strlen(base_model);
-    const char *names = t->options->model_names ? t->options->model_names : "";
-    bool serves = strcmp(base_model, t->model->folder) == 0 ||
-                  strcmp(basename(base_model), t->model_name) == 0;
-    for (size_t len; !serves && *names; names += len + (names[len] == ',')) {
-        len = strcspn(names, ",");
-        serves = len == n && memcmp(names, base_model, n) == 0;
-    }
-    if (serves) return ST_OK;
-    return status_fail(ST_INVALID,
-                       "\"base_model\" is \"%.150s\", and the server serves %s: ask for \"%s\", or "
-                       "say --model-names %.150s if it is the same",
-                       base_model, t->model->folder, t->model_name, base_model);
+    const struct model_name *name = NULL;
+    if (strcmp(base_model, t->model->folder) == 0 ||
+        strcmp(basename(base_model), t->names[0].name) == 0)
+        name = &t->names[0];
+    for (int i = 1; i < t->n_names; i++)
+        if (strcmp(base_model, t->names[i].name) == 0) name = &t->names[i];
+    if (!name)
+        return status_fail(ST_INVALID,
+                           "\"base_model\" is \"%s\", and the server serves %s: ask for "
+                           "\"%s\", or say --model-names %s if it is the same, or with "
+                           "=http://HOST:PORT behind it if another server samples it",
+                           CUT(base_model, 150), t->model->folder, t->names[0].name,
+                           CUT(base_model, 150));
+    if (trains && name->address)
+        return status_fail(ST_INVALID,
+                           "\"base_model\" is \"%s\", which %s samples: it is not "
+                           "trained here",
+                           name->name, name->address);
+    if (ret) *ret = name;
+    return ST_OK;
 }
 
 // ---- sessions -----------------------------------------------------------------------------------
@@ -127,7 +137,7 @@ static enum status fixed(const struct call *c)
         [CONFIG] = "{\"sample_use_retrieve_futures\": true, \"proto_compress_fwdbwd\": false, "
                    "\"parallel_fwdbwd_chunks\": true, \"custom_loss_server_side\": false, "
                    "\"sample_join_sampling_session\": false}",
-        [DYNAMIC_CONFIG] = "{\"refresh_interval_sec\": 300, \"sample_cancel_enabled\": false}",
+        [DYNAMIC_CONFIG] = "{\"refresh_interval_sec\": 300, \"sample_cancel_enabled\": true}",
         [TELEMETRY] = "{\"status\": \"accepted\"}",
     };
     return tinker_reply(c, json_loads(texts[c->which], 0, NULL));
@@ -165,7 +175,7 @@ static enum status finish(const struct call *c)
     const size_t n = slash ? (size_t)(slash - tail) : 0;
     char id[ID_ROOM];
     if (n == 0 || n >= sizeof id || strcmp(slash, "/finish") != 0)
-        return status_fail(ST_NOT_FOUND, "there is no /api/v1/sessions/%.150s here", tail);
+        return status_fail(ST_NOT_FOUND, "there is no /api/v1/sessions/%s here", CUT(tail, 150));
     snprintf(id, sizeof id, "%.*s", (int)n, tail);
     struct owner *s = owner_find(t->requests, SESSION, id), *run = NULL;
     if (s) {
@@ -200,20 +210,16 @@ static void sweep_sessions(struct tinker *t)
     }
 }
 
-// The served model by each of its names: its folder's, and those of --model-names.
+// Every model by each of its names.
 static enum status capabilities(const struct call *c)
 {
     const struct tinker *t = c->tinker;
-    const char *more = t->options->model_names;
     json_t *models = json_array();
-    struct bytes names = BYTES_INIT;
-    bytes_printf(&names, "%s,%s", t->model_name, more ? more : "");
-    for (char *rest = names.data, *name; (name = strsep(&rest, ","));)
-        if (*name)
-            json_array_append_new(models, json_pack("{s:s, s:i, s:b, s:b}", "model_name", name,
-                                                    "max_context_length", t->model->max_context,
-                                                    "trainable", 1, "sampleable", 1));
-    bytes_release(&names);
+    for (int i = 0; i < t->n_names; i++)
+        json_array_append_new(models,
+                              json_pack("{s:s, s:i, s:b, s:b}", "model_name", t->names[i].name,
+                                        "max_context_length", t->names[i].max_context, "trainable",
+                                        !t->names[i].address, "sampleable", 1));
     return tinker_reply(c, json_pack("{s:o}", "supported_models", models));
 }
 
@@ -241,6 +247,7 @@ static void on_tick(uv_timer_t *timer)
 {
     struct tinker *t = timer->data;
     requests_sweep(t->requests);
+    tinker_end_cancelled(t);
     training_requests_sweep(t);
     sweep_sessions(t);
 }
@@ -277,6 +284,7 @@ static void release(struct tinker *t)
     http_loop_close(&t->loop);
     requests_free(t->requests);
     json_decref(t->damaged);
+    free(t->name_list);
     free(t);
 }
 
@@ -299,6 +307,42 @@ static enum status start_http(struct tinker *t)
     return st == ST_OK ? http_listen(t->http, t->options->tcp_fd, true) : st;
 }
 
+// One of --model-names. The server of one that is elsewhere must be there.
+static enum status add_name(struct tinker *t, char *entry)
+{
+    char *address = strchr(entry, '=');
+    struct model_name *name = &t->names[t->n_names];
+    json_t *models = NULL;
+    enum status st = ST_OK;
+    if (!*entry) return ST_OK;
+    if (t->n_names++ == MAX_NAMES) FAIL(ST_INVALID, "there can be %d names", MAX_NAMES - 1);
+    if (address) *address++ = '\0';
+    *name = (struct model_name){entry, address, t->model->max_context};
+    if (!address) return ST_OK;
+    if (strncmp(address, "http://", strlen("http://")) != 0)
+        FAIL(ST_INVALID, "%s is no http://HOST:PORT", address);
+    const struct http_call call = {.server = address, .path = "/v1/models", .timeout_ms = PROBE_MS};
+    CHECK(http_perform_json(t->server, &call, &models));
+    st = json_get_int32("its /v1/models", json_array_get(json_object_get(models, "data"), 0),
+                        "max_model_len", 1, INT_MAX, &name->max_context);
+out:
+    json_decref(models);
+    return status_context(st, "--model-names %s%s%s", entry, address ? "=" : "",
+                          address ? address : "");
+}
+
+static enum status add_names(struct tinker *t)
+{
+    const struct tinker_options *o = t->options;
+    char *rest = t->name_list = strdup(o->model_names ? o->model_names : "");
+    enum status st = rest ? http_client_authorize(t->server, o->http.api_key)
+                          : status_fail(ST_NO_MEMORY, "out of memory");
+    t->names[t->n_names++] =
+        (struct model_name){basename(t->model->folder), NULL, t->model->max_context};
+    for (char *entry; st == ST_OK && (entry = strsep(&rest, ","));) st = add_name(t, entry);
+    return st;
+}
+
 enum status tinker_start(const struct tinker_options *options, struct trained_model *model,
                          struct tinker **ret)
 {
@@ -312,7 +356,6 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     }
     t->options = options;
     t->model = trained_info(model);
-    t->model_name = basename(t->model->folder);
     t->end.deliver = on_end;
     request_queue_init(&t->queue);
     uv_timer_init(&t->loop, &t->tick);
@@ -324,6 +367,7 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     CHECK(requests_new(t, &t->requests));
     CHECK(start_http(t));
     CHECK(http_client_new(t->model->socket, &t->server));
+    CHECK(add_names(t));
     if (thread_start(&t->thread, loop_thread, t) != 0)
         FAIL(ST_IO, "the thread of the Tinker API cannot be started");
     *ret = t;

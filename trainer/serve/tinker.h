@@ -5,13 +5,14 @@
 #define TRAINER_SERVE_TINKER_H
 
 #include "common/base/json.h"
+#include "common/http/listen.h"
 #include "trainer/serve/request.h"
 #include "trainer/serve/trained_model.h"
 
 struct tinker_options {       // all borrowed
     struct http_options http; // but for its routes and context
     int tcp_fd;               // listening; taken over
-    const char *model_names;  // by which clients may ask for the model too, with commas; or NULL
+    const char *model_names;  // further ones, "NAME" or "NAME=http://...", with commas; or NULL
     int inflight;             // 1: stale snapshots are served by the live weights
     double gap_timeout, session_timeout; // seconds
 };
@@ -28,14 +29,23 @@ void tinker_stop(struct tinker *t); // NULL is fine
 
 // ---- of the loop's thread -----------------------------------------------------------------------
 
-#define MAX_ENDPOINTS 32
+#define MAX_ENDPOINTS 40
+#define MAX_NAMES     32
 #define TINKER_FORGOTTEN                                                                           \
     "cw-trainer serve was started anew since, or did not hear of its client for --session-timeout"
+
+struct model_name { // by which clients ask for a model
+    const char *name;
+    const char *address; // of a server elsewhere, which samples it; NULL: it is the one served here
+    int max_context;     // tokens
+};
 
 struct tinker {
     const struct tinker_options *options;
     const struct trained_model_info *model;
-    const char *model_name; // last component of its folder
+    struct model_name names[MAX_NAMES]; // (n_names) [0]: the last component of its folder
+    int n_names;
+    char *name_list; // --model-names, cut up
     uv_loop_t loop;
     uv_timer_t tick;
     struct inbox inbox;
@@ -92,15 +102,17 @@ enum status tinker_new_sampler(struct owner *session, const char *id, const char
 // goes; or NULL.
 const struct owner *tinker_excluding(const struct tinker *t, const struct owner *but, int rank);
 enum status tinker_takes_work(const struct tinker *t);
-// ST_INVALID unless this is the served model.
-enum status tinker_serves(struct tinker *t, const char *base_model);
+// ST_INVALID where no model is called so; trains: or where another server has it. ret may be NULL.
+enum status tinker_find_model(const struct tinker *t, const char *base_model, bool trains,
+                              const struct model_name **ret);
 void tinker_warn_ttl(struct tinker *t, const char *what); // once: time limits have no effect
 
 // ---- samples (endpoints_sampling.c) -------------------------------------------------------------
 
 // Sends what waits, and takes what arrives until libuv has something, for at most `ms`.
 void tinker_poll_samples(struct tinker *t, int ms);
-void tinker_end_samples(struct tinker *t); // what is under way comes back cancelled
+void tinker_end_cancelled(struct tinker *t); // every TICK_MS
+void tinker_end_samples(struct tinker *t);   // what is under way comes back cancelled
 
 // ---- training runs (endpoints_training.c) -------------------------------------------------------
 

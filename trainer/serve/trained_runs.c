@@ -86,9 +86,7 @@ static void trainee_free(struct trained_model *m, struct trainee *t)
 
 void trained_put_away(struct trained_model *m, struct trainee *t, const char *why)
 {
-    struct trainee **link = &m->trainees;
-    while (*link != t) link = &(*link)->next;
-    *link = t->next;
+    LIST_REMOVE(m->trainees, t);
     log_line(t->unsaved ? LOG_WARN : LOG_INFO, "%s ends after %" PRId64 " steps%s: %s", t->run,
              t->steps, t->unsaved ? ", the last not saved" : "", why);
     server_adapters_unload_spare(m, t->run);

@@ -1,0 +1,148 @@
+/* test_tinker_elsewhere.c: a name of cw-trainer serve that another server answers for
+ * (--model-names NAME=http://...): a teacher, whose samples and log-probabilities are that server's
+ * to the bit while the model here is trained; and what is said where it is not there. */
+#include "tests/support/tinker_pair.h"
+#include "tests/support/rank_group.h"
+#include "common/base/clock.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct tinker_pair pair;
+static struct daemon teacher;
+static char session[128], model[128];
+
+static void start_teacher(const char *const more[])
+{
+    daemon_start(&teacher, daemon_model(test_folder(), true, 9), more);
+}
+
+// Its name in --model-names.
+static const char *teacher_name(void)
+{
+    char *name = malloc(128);
+    snprintf(name, 128, "org/teacher=http://127.0.0.1:%d,two", daemon_tcp_port(&teacher));
+    return name;
+}
+
+static void sampler_of(const char *base, int number, char ret[160])
+{
+    json_t *answer = tinker_post(&pair.server, "create_sampling_session", 200,
+                                 "{\"session_id\":\"%s\",\"sampling_session_seq_id\":%d,"
+                                 "\"base_model\":\"%s\"}",
+                                 session, number, base);
+    snprintf(ret, 160, "%s", json_string_value(json_object_get(answer, "sampling_session_id")));
+    json_decref(answer);
+}
+
+static json_t *ask(const char *sampler, int seq_id)
+{
+    return tinker_post(&pair.server, "asample", 200,
+                       "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,"
+                       "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20,30]}]}"
+                       ",\"sampling_params\":{\"max_tokens\":4,\"seed\":3,\"stop\":[]},"
+                       "\"prompt_logprobs\":true}",
+                       sampler, seq_id);
+}
+
+// What a sampler gives is the teacher's, or not.
+static void check_answer(const char *sampler, int seq_id, const json_t *line, bool is_its)
+{
+    struct bytes answer = BYTES_INIT;
+    int32_t ids[4];
+    float scored[3];
+    tinker_retrieve_bytes(&pair.server, ask(sampler, seq_id), &answer);
+    const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
+    const struct proto_span sequence = tinker_field(message, 1);
+    assert_int_equal(tinker_field(sequence, 2).len, sizeof ids);
+    assert_int_equal(tinker_field(message, 2).len, sizeof scored);
+    memcpy(ids, tinker_field(sequence, 2).data, sizeof ids);
+    memcpy(scored, tinker_field(message, 2).data, sizeof scored);
+    bool same = true;
+    for (size_t i = 0; i < 4; i++)
+        same &= ids[i] == json_integer_value(json_array_get(json_object_get(line, "token_ids"), i));
+    for (size_t i = 1; i < 3; i++)
+        same &= scored[i] == (float)json_number_value(
+                                 json_array_get(json_object_get(line, "prompt_logprobs"), i));
+    assert_int_equal(same, is_its);
+    bytes_release(&answer);
+}
+
+TEST(test_teacher)
+{
+    char teachers[160], own[160];
+    float unused[TINKER_N];
+    start_teacher(OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0",
+                          "--max-context", "100"));
+    tinker_pair_start(&pair, NULL, OPTIONS("--exact", "--dtype", daemon_exact_dtype()),
+                      OPTIONS("--model-names", teacher_name()));
+    tinker_model(&pair.server, session, model);
+    json_t *all = tinker_get(&pair.server, "get_server_capabilities", 200);
+    const json_t *one = json_array_get(json_object_get(all, "supported_models"), 1);
+    assert_string_equal(json_string_value(json_object_get(one, "model_name")), "org/teacher");
+    assert_true(json_is_false(json_object_get(one, "trainable")));
+    assert_int_equal(json_integer_value(json_object_get(one, "max_context_length")), 100);
+    json_decref(all);
+    json_t *line = daemon_post(
+        teacher.socket, "/v1/rollouts", 200,
+        "{\"groups\":[{\"id\":0,\"prompt_token_ids\":[10,20,30],\"n\":1,\"seed\":3}],\"sampling\":"
+        "{\"max_tokens\":4,\"temperature\":1,\"ignore_eos\":true,\"prompt_logprobs\":0}}");
+    sampler_of("org/teacher", 1, teachers);
+    sampler_of("two", 2, own);
+    check_answer(teachers, 0, line, true);
+    check_answer(own, 0, line, false);
+    tinker_logprobs(&pair.server,
+                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
+                    TINKER_N, unused);
+    tinker_step(&pair.server, model, 2, 1e-2);
+    check_answer(teachers, 1, line, true); // no stale snapshot
+    json_decref(line);
+    tinker_refused(
+        tinker_post(&pair.server, "create_model", 400,
+                    "{\"session_id\":\"%s\",\"model_seq_id\":7,\"base_model\":\"org/teacher\"}",
+                    session),
+        "not trained here");
+
+    test_kill(&teacher.child, SIGKILL);
+    test_wait(&teacher.child, 10000);
+    const int64_t start = clock_now_ns();
+    tinker_refused(tinker_retrieve(&pair.server, ask(teachers, 2)), "org/teacher at http://127.0");
+    assert_true(clock_ms_since(start) < 15000);
+    tinker_pair_stop(&pair);
+}
+
+// Starts a cw-trainer serve that does not come to serve; what it says.
+static void refused(const char *names, const char *const wanted[])
+{
+    const char *log = test_path(test_folder(), "log");
+    const int64_t start = clock_now_ns();
+    assert_int_equal(
+        test_command(log, 60000,
+                     OPTIONS(test_binary("cw-trainer"), "serve", "--bridge", pair.daemon.bridge,
+                             "--listen", "127.0.0.1:0", "--run-dir",
+                             test_path(test_folder(), "runs"), "--model-names", names)),
+        1);
+    assert_true(clock_ms_since(start) < 30000);
+    char *text = test_read(log);
+    for (int i = 0; wanted[i]; i++) assert_contains(text, wanted[i]);
+    free(text);
+}
+
+// An address where nobody is, one that takes no part in HTTP, one that wants a key.
+TEST(test_not_there)
+{
+    char text[80];
+    const char *file = test_path(test_folder(), "key");
+    test_write(file, "tml-of-both\n", 12);
+    start_teacher(OPTIONS("--listen", "127.0.0.1:0", "--api-key-file", file));
+    daemon_start(&pair.daemon, daemon_model(test_folder(), true, 5), NULL);
+    snprintf(text, sizeof text, "far=http://127.0.0.1:%d", test_free_port());
+    refused(text, OPTIONS("--model-names far=http://127.0.0.1:", "nobody answers"));
+    refused("far=ftp://host", OPTIONS("far=ftp://host", "http://HOST:PORT"));
+    refused(teacher_name(), OPTIONS("--model-names org/teacher=http://127.0.0.1:", "401"));
+    tinker_server_start(&pair.server, &pair.daemon, NULL,
+                        OPTIONS("--model-names", teacher_name(), "--api-key-file", file));
+    tinker_pair_stop(&pair);
+}
