@@ -4,6 +4,7 @@
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_model.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
@@ -279,6 +280,64 @@ static int tcp_status(int port, const char *path, const char *headers)
     assert_true(wire_read(fd, 10000, &a));
     close(fd);
     return a.status;
+}
+
+// Files of a snapshot are links to blobs, as the Hub's programs leave them.
+static void make_snapshot(const char *repository, const char *snapshot)
+{
+    const char *folder = daemon_model(test_folder(), true, 7),
+               *blobs = test_path(repository, "blobs");
+    DIR *files = opendir(folder);
+    assert_non_null(files);
+    assert_ok(file_make_folders(snapshot));
+    assert_ok(file_make_folders(blobs));
+    for (const struct dirent *file; (file = readdir(files));) {
+        char blob[300], link[320];
+        if (file->d_name[0] == '.') continue;
+        snprintf(blob, sizeof blob, "b10b-%s", file->d_name);
+        snprintf(link, sizeof link, "../../blobs/%s", blob);
+        assert_int_equal(rename(test_path(folder, file->d_name), test_path(blobs, blob)), 0);
+        assert_int_equal(symlink(link, test_path(snapshot, file->d_name)), 0);
+    }
+    closedir(files);
+    assert_ok(file_make_folders(test_path(repository, "refs")));
+    test_write(test_path(repository, "refs/main"), "0123abcd", 8);
+}
+
+static void serves_as_the_repository(const char *given)
+{
+    struct daemon d = {0};
+    daemon_start(&d, given, NULL);
+    json_t *models = daemon_get(d.socket, "/v1/models", 200);
+    const json_t *card = json_array_get(json_object_get(models, "data"), 0);
+    assert_string_equal(json_string_value(json_object_get(card, "id")), "some-org/tiny");
+    json_decref(models);
+    json_decref(daemon_post(d.socket, "/v1/completions", 200,
+                            "{\"model\":\"some-org/tiny\",\"prompt\":\"a\",\"max_tokens\":2}"));
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// --model ORG/NAME is found in the Hub's local cache, by refs/main; its name is the repository's,
+// also where the snapshot's folder is given.
+TEST(test_model_of_the_hub)
+{
+    const char *home = test_folder(), *cache = test_path(home, "hub"),
+               *repository = test_path(cache, "models--some-org--tiny"),
+               *snapshot = test_path(repository, "snapshots/0123abcd");
+    make_snapshot(repository, snapshot);
+    unsetenv("HF_HUB_CACHE");
+    setenv("HF_HOME", home, 1);
+    serves_as_the_repository("some-org/tiny");
+    serves_as_the_repository(snapshot);
+    setenv("HF_HOME", "/nowhere", 1);
+    setenv("HF_HUB_CACHE", cache, 1);
+    serves_as_the_repository("some-org/tiny");
+    const char *const none[] = {
+        test_binary("cw-infer-server"),     "--model", "some-org/none", "--socket",
+        test_path(test_folder(), "s.sock"), NULL};
+    expect_refusal(1, "hf download some-org/none", none);
+    unsetenv("HF_HUB_CACHE");
+    unsetenv("HF_HOME");
 }
 
 TEST(test_tcp_and_key)

@@ -2,6 +2,8 @@
 #include "common/http/http_impl.h"
 #include "tests/support/support.h"
 
+#include <sys/resource.h>
+
 static const char *const allowed[] = {"gpu-box.lan", "192.168.1.7", NULL};
 
 TEST(test_hosts)
@@ -46,4 +48,20 @@ TEST(test_origins)
     assert_false(origin_is_allowed("localhost", allowed));
     assert_false(origin_is_allowed("http://localhost/evil", allowed));
     assert_false(origin_is_allowed("http://evil.example/://localhost", allowed));
+}
+
+// Without a descriptor there is no loop, which is an error and no end of the process.
+TEST(test_no_loop)
+{
+    struct rlimit was, none;
+    uv_loop_t loop;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    none = (struct rlimit){0, was.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    const enum status st = http_loop_init(&loop);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+    assert_int_equal(st, ST_IO);
+    assert_message("no event loop: ");
+    assert_ok(http_loop_init(&loop));
+    http_loop_close(&loop);
 }
