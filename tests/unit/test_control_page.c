@@ -1,5 +1,5 @@
-/* test_control_page.c: docs/internals/bridge-library.md tells other languages where each word of
- * the control page lies; this holds its table against the struct. */
+/* test_control_page.c: docs/internals/bridge.md tells other languages where each word of the
+ * control page lies; this holds its table against the struct. */
 #include "bridge/control_page.h"
 #include "tests/support/support.h"
 
@@ -43,7 +43,7 @@ static const struct {
 
 TEST(the_page_says_where_each_word_lies)
 {
-    char *text = test_read(test_path(test_root(), "docs/internals/bridge-library.md"));
+    char *text = test_read(test_path(test_root(), "docs/internals/bridge.md"));
     int rows = 0;
     for (char *at = text; (at = strstr(at, "\n| ")); at += 3)
         if (at[3] >= '0' && at[3] <= '9') rows++;
