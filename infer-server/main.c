@@ -9,7 +9,7 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/weights/group.h"
 #include "infer-server/http/server.h"
-#include "infer-server/http/tool_form.h"
+#include "infer-server/http/tool_calls.h"
 #include "kernels/device.h"
 #include "kernels/prepare.h"
 

@@ -8,7 +8,7 @@
 #include "infer-server/engine/engine.h"
 #include "common/base/json_out.h"
 #include "infer-server/http/stop.h"
-#include "infer-server/http/tool_form.h"
+#include "infer-server/http/tool_calls.h"
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 

@@ -2,7 +2,6 @@
  * from what it renders, not from the words it has. */
 #include "infer-server/http/chat_probe.h"
 #include "common/base/json.h"
-#include "infer-server/http/tool_calls.h"
 
 #include <string.h>
 

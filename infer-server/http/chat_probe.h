@@ -6,7 +6,7 @@
 
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
-#include "infer-server/http/tool_form.h"
+#include "infer-server/http/tool_calls.h"
 
 // The form as which an earlier call, as the template renders it, parses back to the same call;
 // NULL: none, or the template does not render calls.

@@ -10,7 +10,6 @@
 #include "infer-server/http/api.h"
 #include "common/http/http.h"
 #include "infer-server/http/metrics.h"
-#include "infer-server/http/tool_calls.h"
 
 // echo.c: a prompt as an answer gives it back ("echo").
 struct echo {
