@@ -13,7 +13,7 @@
 #include <string.h>
 
 // Rings whatever the thread sleeps on. Under the lock.
-static void wake(struct engine *e)
+void engine_wake(struct engine *e)
 {
     pthread_cond_broadcast(&e->changed);
     if (e->owner) control_notify(weights_owner_control(e->owner));
@@ -77,7 +77,7 @@ void engine_free(struct engine *e, int drain_ms)
     e->stopping = true;
     e->stop_deadline_ns = clock_deadline_ns(drain_ms);
     e->pause_wanted = false;
-    wake(e);
+    engine_wake(e);
     pthread_mutex_unlock(&e->lock);
     pthread_join(e->thread, NULL);
     engine_release(e);
@@ -112,7 +112,7 @@ void engine_stats(struct engine *e, struct engine_stats *ret)
 // ---- requests ----------------------------------------------------------------------------------
 
 // Whether it can be asked for anything. Under the lock.
-static enum status check_state(const struct engine *e)
+enum status engine_check_state(const struct engine *e)
 {
     if (e->stopping) return status_fail(ST_BUSY, "the server is shutting down");
     if (e->stats.state == ENGINE_LOADING)
@@ -125,7 +125,7 @@ static enum status check_state(const struct engine *e)
 // Under the lock.
 static enum status check_room(const struct engine *e, const struct request *r)
 {
-    enum status st = check_state(e);
+    enum status st = engine_check_state(e);
     if (st != ST_OK) return st;
     if (e->stats.state == ENGINE_TORN)
         return status_fail(ST_TORN, "%s; try again in a moment", e->stats.state_detail);
@@ -185,7 +185,7 @@ enum status engine_submit(struct engine *e, struct request *r)
     e->n_inside += r->sampling.n;
     struct adapter_info *adapter = engine_adapter(e, &r->sampling.adapter);
     if (adapter) adapter->samples += r->sampling.n;
-    wake(e);
+    engine_wake(e);
 out:
     pthread_mutex_unlock(&e->lock);
     return st;
@@ -197,7 +197,7 @@ void engine_cancel(struct engine *e, struct request *r, int sample)
         if (sample == -1 || sample == i) r->samples[i].cancel = true;
     atomic_store(&e->cancels, true);
     pthread_mutex_lock(&e->lock);
-    wake(e);
+    engine_wake(e);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -225,7 +225,7 @@ bool engine_find_adapter(struct engine *e, const char *name, struct adapter_ref 
     return found;
 }
 
-// ---- commands ----------------------------------------------------------------------------------
+// ---- pause -------------------------------------------------------------------------------------
 
 enum status engine_pause(struct engine *e, int timeout_ms)
 {
@@ -236,7 +236,7 @@ enum status engine_pause(struct engine *e, int timeout_ms)
     pthread_mutex_lock(&e->lock);
     const uint64_t resumes = e->resumes;
     e->pause_wanted = true;
-    wake(e);
+    engine_wake(e);
     while (!e->paused && e->resumes == resumes && !e->stopping && e->stats.state != ENGINE_FAILED) {
         if (clock_now_ns() >= deadline_ns) break;
         pthread_cond_timedwait(&e->changed, &e->lock, &until);
@@ -256,7 +256,7 @@ enum status engine_resume(struct engine *e)
     pthread_mutex_lock(&e->lock);
     e->pause_wanted = false;
     e->resumes++;
-    wake(e);
+    engine_wake(e);
     pthread_mutex_unlock(&e->lock);
     return ST_OK;
 }
@@ -267,91 +267,4 @@ bool engine_paused(struct engine *e)
     bool paused = e->pause_wanted && e->paused;
     pthread_mutex_unlock(&e->lock);
     return paused;
-}
-
-void command_free(struct command *c)
-{
-    if (!c) return;
-    free((char *)c->folder);
-    free((char *)c->draft_folder);
-    free((char *)c->name);
-    free((char *)c->config);
-    free((char *)c->copy_of);
-    free(c);
-}
-
-// The texts, which were the caller's, become its own.
-static bool copy_texts(struct command *c)
-{
-    const char **texts[] = {&c->folder, &c->draft_folder, &c->name, &c->config, &c->copy_of};
-    bool copied = true;
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (*texts[i]) copied &= (*texts[i] = strdup(*texts[i])) != NULL;
-    return copied;
-}
-
-static enum status queue_command(struct engine *e, const struct command *wanted)
-{
-    enum status st;
-    struct command *c = malloc(sizeof *c);
-    if (!c) return status_fail(ST_NO_MEMORY, "no memory for a command");
-    *c = *wanted;
-    if (!copy_texts(c)) FAIL(ST_NO_MEMORY, "no memory for a command");
-    pthread_mutex_lock(&e->lock);
-    st = check_state(e);
-    if (st == ST_OK) {
-        *e->commands_end = c;
-        e->commands_end = &c->next;
-        c = NULL;
-        wake(e);
-    }
-    pthread_mutex_unlock(&e->lock);
-out:
-    command_free(c);
-    return st;
-}
-
-enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
-                          engine_done_fn done, void *context)
-{
-    const struct command c = {.kind = COMMAND_RELOAD,
-                              .context = context,
-                              .reload_done = done,
-                              .folder = folder,
-                              .draft_folder = draft_folder};
-    return queue_command(e, &c);
-}
-
-enum status engine_load_adapter(struct engine *e, const struct adapter_order *order,
-                                engine_done_fn done, void *context)
-{
-    const struct command c = {.kind = COMMAND_LOAD_ADAPTER,
-                              .context = context,
-                              .reload_done = done,
-                              .name = order->name,
-                              .folder = order->folder,
-                              .config = order->config,
-                              .copy_of = order->copy_of,
-                              .in_place = order->in_place};
-    return queue_command(e, &c);
-}
-
-enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writer,
-                                  engine_done_fn done, void *context)
-{
-    const struct command c = {.kind = COMMAND_UNLOAD_ADAPTER,
-                              .context = context,
-                              .reload_done = done,
-                              .name = name,
-                              .writer = writer};
-    return queue_command(e, &c);
-}
-
-enum status engine_bridge_facts(struct engine *e, bool checksums,
-                                void (*done)(void *context, const struct engine_bridge_facts *),
-                                void *context)
-{
-    const struct command c = {
-        .kind = COMMAND_FACTS, .context = context, .checksums = checksums, .facts_done = done};
-    return queue_command(e, &c);
 }

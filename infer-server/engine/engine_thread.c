@@ -104,77 +104,10 @@ void engine_fail(struct engine *e, const char *message)
     pthread_mutex_unlock(&e->lock);
 }
 
-// ---- commands ----------------------------------------------------------------------------------
-
-static void refuse_command(struct engine *e, struct command *c)
-{
-    if (c->kind != COMMAND_FACTS)
-        c->reload_done(c->context, ST_CANCELLED,
-                       e->live.state == ENGINE_FAILED ? e->live.state_detail
-                                                      : "the engine is ending",
-                       e->live.weight_version);
-    else
-        c->facts_done(c->context, NULL);
-}
-
-static void tell_facts(struct engine *e, struct command *c)
-{
-    struct engine_bridge_facts facts = {.version = e->live.weight_version,
-                                        .n_shards = weights_owner_shards(e->owner),
-                                        .n_tensors = weights_owner_tensors(e->owner)};
-    uint64_t *sums = NULL, *canaries = calloc((size_t)facts.n_shards, sizeof *canaries);
-    enum status st =
-        canaries ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %d words", facts.n_shards);
-    if (st == ST_OK && c->checksums) {
-        sums = calloc((size_t)facts.n_tensors, sizeof *sums);
-        if (!sums) st = status_fail(ST_NO_MEMORY, "no memory for %d checksums", facts.n_tensors);
-        if (st == ST_OK) st = weights_owner_checksums(e->owner, sums);
-        if (st == ST_OK) st = weights_owner_base(e->owner, &facts.base);
-    }
-    facts.checksums = sums;
-    facts.canaries = canaries;
-    if (st == ST_OK) st = weights_owner_canaries(e->owner, canaries);
-    c->facts_done(c->context, st == ST_OK ? &facts : NULL);
-    if (st == ST_DEVICE || st == ST_PEER_GONE) engine_fail(e, status_message());
-    free(sums);
-    free(canaries);
-}
-
 void engine_settle(struct engine *e)
 {
     if (e->executor && e->live.state != ENGINE_FAILED && executor_settle(e->executor) != ST_OK)
         engine_fail(e, status_message());
-}
-
-static void run_commands(struct engine *e)
-{
-    pthread_mutex_lock(&e->lock);
-    const bool any = e->commands || e->paused != e->pause_wanted;
-    pthread_mutex_unlock(&e->lock);
-    if (!any) return;
-    engine_settle(e);
-    pthread_mutex_lock(&e->lock);
-    struct command *c = e->commands;
-    e->commands = NULL;
-    e->commands_end = &e->commands;
-    if (e->paused != e->pause_wanted) {
-        e->paused = e->pause_wanted;
-        pthread_cond_broadcast(&e->changed);
-    }
-    pthread_mutex_unlock(&e->lock);
-    while (c) {
-        struct command *next = c->next;
-        if (e->live.state == ENGINE_FAILED || !e->executor)
-            refuse_command(e, c);
-        else if (c->kind == COMMAND_RELOAD)
-            engine_reload_weights(e, c);
-        else if (c->kind != COMMAND_FACTS)
-            engine_change_adapters(e, c);
-        else
-            tell_facts(e, c);
-        command_free(c);
-        c = next;
-    }
 }
 
 // ---- the loop ----------------------------------------------------------------------------------
@@ -205,7 +138,7 @@ static void run(struct engine *e)
         take_inbox(e);
         if (cancels) engine_settle(e);
         if (cancels) executor_end_cancelled(e->executor);
-        run_commands(e);
+        engine_run_commands(e);
         engine_free_retired(e);
         if (is_over(e)) break;
         if (group_check(e->group) != ST_OK) engine_fail(e, status_message());
@@ -225,7 +158,7 @@ static void run(struct engine *e)
 static void stay_failed(struct engine *e)
 {
     for (;;) {
-        run_commands(e);
+        engine_run_commands(e);
         pthread_mutex_lock(&e->lock);
         while (!e->stopping && !e->commands && e->pause_wanted == e->paused)
             pthread_cond_wait(&e->changed, &e->lock);
@@ -248,7 +181,7 @@ static void leave(struct engine *e)
     group_end(e->group);
     executor_free(e->executor);
     e->executor = NULL;
-    run_commands(e); // refuses what came last
+    engine_run_commands(e); // refuses what came last
     weights_owner_free(owner);
     group_free(e->group);
     device_free(e->dev);

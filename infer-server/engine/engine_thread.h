@@ -1,5 +1,6 @@
 /* engine_thread.h: the engine's state, as its files share it: engine.c, which other threads call,
- * engine_start.c, engine_thread.c, the thread, and weight_updates.c. Private to these. */
+ * engine_start.c, engine_thread.c, the thread, commands.c and weight_updates.c. Private to these.
+ */
 #ifndef INFER_SERVER_ENGINE_THREAD_H
 #define INFER_SERVER_ENGINE_THREAD_H
 
@@ -62,8 +63,7 @@ struct engine {
 
 #define ENGINE_IDLE_MS 100 // longest sleep: heartbeat, dead writers
 
-void *engine_thread(void *engine);    // for pthread_create()
-void command_free(struct command *c); // NULL is fine
+void *engine_thread(void *engine); // for pthread_create()
 
 // The thread's. A failed engine ends everything in it and stays (engine_thread.c).
 void engine_publish(struct engine *e); // the live statistics to other threads
@@ -78,8 +78,11 @@ void engine_reload_weights(struct engine *e, const struct command *c);
 
 // What other threads know of an adapter; NULL where it is none, or gone. Under the lock.
 struct adapter_info *engine_adapter(struct engine *e, const struct adapter_ref *ref);
-// adapter_commands.c: carries out what engine_load_adapter() and engine_unload_adapter() queued.
-void engine_change_adapters(struct engine *e, const struct command *c);
+void engine_wake(struct engine *e); // from whatever its thread sleeps on. Under the lock.
+// Whether it can be asked for anything. Under the lock.
+enum status engine_check_state(const struct engine *e);
+// commands.c
+void engine_run_commands(struct engine *e); // those that are queued, and a pause
 void engine_free_retired(struct engine *e); // unloaded adapters that no sample needs any more
 void engine_take_version(struct engine *e, bool recompute); // of weights that changed
 

@@ -59,8 +59,7 @@ enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_r
     return st;
 }
 
-// ---- a prompt's
-// ----------------------------------------------------------------------------------
+// ---- a prompt's ---------------------------------------------------------------------------------
 
 struct prompt_row {
     struct request *request;

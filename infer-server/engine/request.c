@@ -253,7 +253,7 @@ void request_free(struct request *r)
         free(s->text.generated);
         free(s->blocks.at);
         free(s->blocks.hashes);
-        logit_list_release(&s->text.counted);
+        if (s->text.counted.at) logit_list_release(&s->text.counted);
     }
     free(r->samples);
     free(r->hashes);

@@ -1,12 +1,53 @@
-/* job.c: see job.h. What has begun is never cancelled: a template's steps are bounded
- * (common/text/jinja), and the server waits for its jobs before it ends. */
+/* job.c: whether the server takes requests now, and what of them is done on other threads: see
+ * job.h. What has begun is never cancelled: a template's steps are bounded (common/text/jinja), and
+ * the server waits for its jobs before it ends. */
 #include "infer-server/http/job.h"
 #include "common/base/log.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 // Bodies up to here take less time than the wake-up of another thread.
 #define LOOP_BYTES (64 << 10)
+
+// The context is the engine's to find, from what memory there is; until then nothing can be checked
+// against it.
+bool server_knows_context(struct server *s)
+{
+    struct engine_info info;
+    if (s->model.max_context > 0) return true;
+    engine_info(s->engine, &info);
+    s->model.max_context = info.max_context;
+    metrics_context(&s->metrics, info.max_context);
+    return info.max_context > 0;
+}
+
+const char *server_state(struct server *s, struct engine_stats *stats, const char **ret_detail)
+{
+    const bool known = server_knows_context(s);
+    engine_stats(s->engine, stats);
+    *ret_detail = stats->state_detail;
+    if (stats->state == ENGINE_FAILED) return "failed";
+    if (s->draining || stats->state == ENGINE_DRAINING) {
+        *ret_detail = "the server is stopping";
+        return "draining";
+    }
+    if (stats->state == ENGINE_TORN) return "torn";
+    if (stats->state == ENGINE_LOADING || !known) {
+        *ret_detail = "the model is being loaded";
+        return "loading";
+    }
+    return "ok";
+}
+
+bool server_is_open(struct server *s, struct http_request *q)
+{
+    struct engine_stats stats;
+    const char *detail, *state = server_state(s, &stats, &detail);
+    if (strcmp(state, "ok") == 0) return true;
+    http_fail(q, 503, "%s: %s; try again later", state, detail);
+    return false;
+}
 
 static void on_close(void *attached, bool answered)
 {

@@ -56,6 +56,7 @@ struct metrics_info { // what else stands in the text
     bool paused, draining;
     int open_requests;
 };
+// metrics_page.c
 void metrics_write(const struct metrics *m, const struct metrics_info *info, struct bytes *ret);
 
 #endif

@@ -7,13 +7,10 @@
  * one, or --drain-timeout, or a second signal, connections are closed, the engine ends, and what it
  * still says is delivered to nobody, so that everything is freed in one place. */
 #include "infer-server/http/server_impl.h"
-#include "infer-server/http/chat_probe.h"
+#include "infer-server/http/served_model.h"
 #include "common/base/clock.h"
-#include "common/base/file.h"
-#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/program.h"
-#include "common/model/model_folder.h"
 
 #include <math.h>
 #include <signal.h>
@@ -52,181 +49,6 @@ static const struct http_route routes[] = {
     {"GET", "/lora/status", handle_lora_status, HTTP_ADMIN, 0},
     {NULL, NULL, NULL, HTTP_NEEDS_KEY, 0},
 };
-
-// ---- the model's info --------------------------------------------------------------------------
-
-// Sampling defaults of the OpenAI endpoints.
-static enum status read_generation_config(struct server *s, const char *folder)
-{
-    char path[PATH_ROOM];
-    json_t *object = NULL;
-    enum status st;
-    CHECK(path_put(path, folder, "generation_config.json"));
-    CHECK(model_file_read_json(folder, "generation_config.json", 1 << 20, &object));
-    CHECK(api_model_read_defaults(path, object, &s->model));
-    double repetition = 1;
-    CHECK(json_get_double(path, object, "repetition_penalty", 0, 100, &repetition));
-    if (repetition != 1)
-        log_warn("%s: repetition_penalty %g is not applied by default: it is no part of the "
-                 "model's distribution; requests may send it",
-                 path, repetition);
-out:
-    json_decref(object);
-    return st;
-}
-
-// What passes between two models is a token id: it must mean the same to both.
-static enum status check_tokenizer(const struct server *s, const char *option, const char *what,
-                                   const char *folder)
-{
-    struct tokenizer *other = NULL;
-    enum status st = ST_OK;
-    if (!folder || !model_file_exists(folder, "tokenizer.json")) return ST_OK;
-    CHECK(tokenizer_load(folder, &other));
-    for (int id = 0; id < tokenizer_vocab_size(other) && st == ST_OK; id++) {
-        const char *theirs = tokenizer_token(other, id), *ours = tokenizer_token(s->tokenizer, id);
-        if (theirs && (!ours || strcmp(theirs, ours) != 0))
-            st =
-                status_fail(ST_MISMATCH,
-                            "%s %s: token %d is \"%s\" there and \"%s\" in %s; a %s must be of the "
-                            "same tokenizer",
-                            option, folder, id, theirs, ours ? ours : "(none)",
-                            s->options->engine.model_folder, what);
-    }
-out:
-    tokenizer_free(other);
-    return st;
-}
-
-// What each token's text ends, for the selectors of a tandem.
-static enum status read_token_ends(struct server *s)
-{
-    const int n = tokenizer_vocab_size(s->tokenizer);
-    struct bytes text = BYTES_INIT;
-    s->token_ends = malloc((size_t)n);
-    if (!s->token_ends) return status_fail(ST_NO_MEMORY, "no memory for %d tokens", n);
-    for (int id = 0; id < n; id++) {
-        bytes_clear(&text);
-        tokenizer_decode_inside(s->tokenizer, id, &text);
-        s->token_ends[id] = token_ends_of(bytes_text(&text), text.len);
-    }
-    enum status st = bytes_status(&text);
-    bytes_release(&text);
-    return st;
-}
-
-// What the chat template says of itself, once: how it writes calls, and whether turns repeat.
-static void read_chat(struct server *s)
-{
-    const int parser = s->options->tool_parser;
-    struct bytes sentence = BYTES_INIT;
-    log_info("chat template: %s", chat_template_source(s->chat));
-    s->model.tool_form = parser == TOOL_PARSER_AUTO ? chat_probe_tool_form(s->chat)
-                                                    : tool_form_at(parser - TOOL_PARSER_FORMS);
-    if (s->model.tool_form)
-        log_info("tool calls in answers are parsed: %s (--tool-call-parser)",
-                 tool_form_name(s->model.tool_form));
-    else if (chat_template_mentions(s->chat, "tools"))
-        log_info("tool calls in answers stay text: %s",
-                 parser == TOOL_PARSER_OFF
-                     ? "--tool-call-parser off"
-                     : "the chat template writes them in no form that --tool-call-parser has");
-    chat_probe_repeats(s->chat, s->tokenizer, &sentence);
-    if (sentence.len > 0) log_info("chat template: %s", bytes_text(&sentence));
-    bytes_release(&sentence);
-}
-
-static enum status read_tokenizer(struct server *s, const char *folder)
-{
-    enum status st = model_folder_check(folder, "config.json");
-    if (st != ST_OK) return st;
-    if (!model_file_exists(folder, "tokenizer.json")) {
-        log_warn("%s has no tokenizer.json: prompts must be token ids, answers have no text",
-                 folder);
-        return ST_OK;
-    }
-    st = tokenizer_load(folder, &s->tokenizer);
-    const struct engine_options *o = &s->options->engine;
-    if (st == ST_OK) st = check_tokenizer(s, "--draft", "draft model", o->draft_folder);
-    if (st == ST_OK) st = check_tokenizer(s, "--tandem-model", "frozen model", o->frozen_folder);
-    if (st == ST_OK && o->frozen_folder) st = read_token_ends(s);
-    if (st != ST_OK) return st;
-    const struct chat_template_choice *choice = &s->options->chat_template;
-    st = chat_template_find(folder, choice, &s->chat);
-    if (st == ST_OK) read_chat(s);
-    if (st == ST_OK || choice->name || choice->file) return st;
-    snprintf(s->why_no_chat, sizeof s->why_no_chat, "%s", status_message());
-    log_warn("chat is off: %s", s->why_no_chat);
-    return ST_OK;
-}
-
-static void name_model(struct server *s, const char *folder)
-{
-    if (s->options->model_name)
-        snprintf(s->model_name, sizeof s->model_name, "%s", s->options->model_name);
-    else
-        model_folder_name(folder, s->model_name, sizeof s->model_name);
-}
-
-static enum status read_model(struct server *s)
-{
-    enum status st;
-    const char *folder = s->options->engine.model_folder;
-    name_model(s, folder);
-    CHECK(read_generation_config(s, folder));
-    CHECK(read_tokenizer(s, folder));
-    s->model.name = s->model_name;
-    s->model.folder = folder;
-    s->model.frozen = s->options->engine.frozen_folder != NULL;
-    s->model.tokenizer = s->host.tokenizer = s->tokenizer;
-    s->model.chat = s->chat;
-    s->model.why_no_chat = s->why_no_chat;
-    s->unknown.accept = s->options->accept_unknown;
-    s->model.unknown = &s->unknown;
-out:
-    return st;
-}
-
-// ---- its state ---------------------------------------------------------------------------------
-
-// The context is the engine's to find, from what memory there is; until then nothing can be checked
-// against it.
-bool server_knows_context(struct server *s)
-{
-    struct engine_info info;
-    if (s->model.max_context > 0) return true;
-    engine_info(s->engine, &info);
-    s->model.max_context = info.max_context;
-    metrics_context(&s->metrics, info.max_context);
-    return info.max_context > 0;
-}
-
-const char *server_state(struct server *s, struct engine_stats *stats, const char **ret_detail)
-{
-    const bool known = server_knows_context(s);
-    engine_stats(s->engine, stats);
-    *ret_detail = stats->state_detail;
-    if (stats->state == ENGINE_FAILED) return "failed";
-    if (s->draining || stats->state == ENGINE_DRAINING) {
-        *ret_detail = "the server is stopping";
-        return "draining";
-    }
-    if (stats->state == ENGINE_TORN) return "torn";
-    if (stats->state == ENGINE_LOADING || !known) {
-        *ret_detail = "the model is being loaded";
-        return "loading";
-    }
-    return "ok";
-}
-
-bool server_is_open(struct server *s, struct http_request *q)
-{
-    struct engine_stats stats;
-    const char *detail, *state = server_state(s, &stats, &detail);
-    if (strcmp(state, "ok") == 0) return true;
-    http_fail(q, 503, "%s: %s; try again later", state, detail);
-    return false;
-}
 
 // ---- the tick ----------------------------------------------------------------------------------
 
@@ -373,7 +195,7 @@ enum status server_run(const struct server_options *options)
     s->start_s = clock_wall_s();
     s->start_ns = clock_now_ns();
     s->host.metrics = &s->metrics;
-    CHECK(read_model(s));
+    CHECK(served_model_read(s));
     CHECK(inbox_init(&s->host.inbox, &s->loop));
     struct engine_options engine = options->engine;
     engine.token_ends = s->token_ends;

@@ -1,12 +1,18 @@
-/* chat_probe.h: what a chat template does, found out by rendering short conversations: in which
- * form it writes tool calls, and whether a conversation's prompt begins with that of its turn
+/* served_model.h: what the server knows of its model before it serves: the tokenizer, the defaults
+ * of sampling, and what its chat template does, found out by rendering short conversations: in
+ * which form it writes tool calls, and whether a conversation's prompt begins with that of its turn
  * before. At start; any thread. */
-#ifndef INFER_SERVER_CHAT_PROBE_H
-#define INFER_SERVER_CHAT_PROBE_H
+#ifndef INFER_SERVER_SERVED_MODEL_H
+#define INFER_SERVER_SERVED_MODEL_H
 
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include "infer-server/http/tool_calls.h"
+
+// Reads the folder of --model into the server's `model` and `host`; it must be of the same
+// tokenizer as those of --draft and --tandem-model.
+struct server;
+enum status served_model_read(struct server *s);
 
 // The form as which an earlier call, as the template renders it, parses back to the same call;
 // NULL: none, or the template does not render calls.

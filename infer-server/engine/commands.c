@@ -1,0 +1,285 @@
+/* commands.c: what is asked of a running engine beside requests: other weights, adapters, facts.
+ * Any thread queues it; the engine's own carries it out, at a step boundary.
+ *
+ * LoRA adapters. A new one's id is in the names of the KV blocks computed with it (request.c), so
+ * it never finds those of another. Weights that are replaced in place keep the id and move the
+ * version, as a trainer's update does. */
+#include "common/base/log.h"
+#include "common/model/adapter.h"
+#include "infer-server/engine/engine_thread.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- queueing ----------------------------------------------------------------------------------
+
+static void command_free(struct command *c)
+{
+    if (!c) return;
+    free((char *)c->folder);
+    free((char *)c->draft_folder);
+    free((char *)c->name);
+    free((char *)c->config);
+    free((char *)c->copy_of);
+    free(c);
+}
+
+// The texts, which were the caller's, become its own.
+static bool copy_texts(struct command *c)
+{
+    const char **texts[] = {&c->folder, &c->draft_folder, &c->name, &c->config, &c->copy_of};
+    bool copied = true;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (*texts[i]) copied &= (*texts[i] = strdup(*texts[i])) != NULL;
+    return copied;
+}
+
+static enum status queue_command(struct engine *e, const struct command *wanted)
+{
+    enum status st;
+    struct command *c = malloc(sizeof *c);
+    if (!c) return status_fail(ST_NO_MEMORY, "no memory for a command");
+    *c = *wanted;
+    if (!copy_texts(c)) FAIL(ST_NO_MEMORY, "no memory for a command");
+    pthread_mutex_lock(&e->lock);
+    st = engine_check_state(e);
+    if (st == ST_OK) {
+        *e->commands_end = c;
+        e->commands_end = &c->next;
+        c = NULL;
+        engine_wake(e);
+    }
+    pthread_mutex_unlock(&e->lock);
+out:
+    command_free(c);
+    return st;
+}
+
+enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
+                          engine_done_fn done, void *context)
+{
+    const struct command c = {.kind = COMMAND_RELOAD,
+                              .context = context,
+                              .reload_done = done,
+                              .folder = folder,
+                              .draft_folder = draft_folder};
+    return queue_command(e, &c);
+}
+
+enum status engine_load_adapter(struct engine *e, const struct adapter_order *order,
+                                engine_done_fn done, void *context)
+{
+    const struct command c = {.kind = COMMAND_LOAD_ADAPTER,
+                              .context = context,
+                              .reload_done = done,
+                              .name = order->name,
+                              .folder = order->folder,
+                              .config = order->config,
+                              .copy_of = order->copy_of,
+                              .in_place = order->in_place};
+    return queue_command(e, &c);
+}
+
+enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writer,
+                                  engine_done_fn done, void *context)
+{
+    const struct command c = {.kind = COMMAND_UNLOAD_ADAPTER,
+                              .context = context,
+                              .reload_done = done,
+                              .name = name,
+                              .writer = writer};
+    return queue_command(e, &c);
+}
+
+enum status engine_bridge_facts(struct engine *e, bool checksums,
+                                void (*done)(void *context, const struct engine_bridge_facts *),
+                                void *context)
+{
+    const struct command c = {
+        .kind = COMMAND_FACTS, .context = context, .checksums = checksums, .facts_done = done};
+    return queue_command(e, &c);
+}
+
+// ---- adapters ----------------------------------------------------------------------------------
+
+// What other threads see; counts of those that stay are kept.
+static void publish_list(struct engine *e)
+{
+    const struct adapters *a = weights_owner_adapters(e->owner);
+    struct adapter_info list[ADAPTERS_MOST];
+    int n = 0;
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < adapters_max(a); i++) {
+        const struct adapter_info *info = adapters_info(a, i);
+        if (!info) continue;
+        const struct adapter_info *before = engine_adapter(e, &info->ref);
+        list[n] = *info;
+        if (before) {
+            list[n].samples = before->samples;
+            list[n].running = before->running;
+            list[n].generated_tokens = before->generated_tokens;
+        }
+        n++;
+    }
+    memcpy(e->adapter_list, list, (size_t)n * sizeof *list);
+    e->n_adapters = n;
+    pthread_mutex_unlock(&e->lock);
+}
+
+// Of a folder that records another base than this one: a warning, or with --exact a failure.
+static enum status check_base(struct engine *e, const char *folder, char *warning, size_t size)
+{
+    const json_t *base;
+    enum status st = weights_owner_base(e->owner, &base);
+    if (st == ST_OK) st = adapter_base_check(folder, base);
+    if (st != ST_MISMATCH || e->options.exact) return status_context(st, "--exact");
+    snprintf(warning, size, "%s", status_message());
+    log_warn("engine: %s", warning);
+    return ST_OK;
+}
+
+static enum status load(struct engine *e, const struct command *c, char *warning, size_t size)
+{
+    const struct adapters *a = weights_owner_adapters(e->owner);
+    const struct adapter_order order = {c->name, c->folder, c->config, c->copy_of, c->in_place};
+    const int slot = adapters_find(a, c->name);
+    enum status st = ST_OK;
+    if (c->folder && (slot < 0 || c->in_place)) CHECK(check_base(e, c->folder, warning, size));
+    if (slot < 0) {
+        CHECK(weights_owner_add_adapter(e->owner, &order));
+        executor_use_adapters(e->executor, a);
+        if (c->copy_of) // one a step, where a trainer keeps snapshots
+            log_debug("engine: adapter '%s': a copy of '%s'", c->name, c->copy_of);
+        else
+            log_info("engine: adapter '%s': %s%s", c->name, c->folder ? "loaded from " : "made new",
+                     c->folder ? c->folder : "");
+    } else if (c->in_place && c->folder) {
+        CHECK(weights_owner_reload_adapter(e->owner, slot, c->folder));
+        engine_take_version(e, e->options.kv_policy != KV_KEEP);
+        log_info("engine: adapter '%s': weights replaced from %s, version %llu", c->name, c->folder,
+                 (unsigned long long)e->live.weight_version);
+    } else if (c->in_place && c->config) {
+        CHECK(adapters_check(a, slot, c->config));
+    } else {
+        st = status_fail(ST_INVALID,
+                         "the adapter '%s' has already been loaded; to replace its weights send "
+                         "\"load_inplace\": true",
+                         c->name);
+    }
+out:
+    return st;
+}
+
+// Its name goes at once, so that no request comes to it any more; the rest when the last sample
+// with it has ended (engine_free_retired).
+static enum status unload(struct engine *e, const struct command *c)
+{
+    const struct adapters *a = weights_owner_adapters(e->owner);
+    const int slot = adapters_find(a, c->name);
+    if (slot < 0) return status_fail(ST_NOT_FOUND, "there is no adapter '%s'", c->name);
+    enum status st = weights_owner_retire_adapter(e->owner, slot, c->writer);
+    if (st == ST_OK)
+        log_line(c->writer ? LOG_DEBUG : LOG_INFO, "engine: adapter '%s' unloaded", c->name);
+    return st;
+}
+
+void engine_free_retired(struct engine *e)
+{
+    int slots[ADAPTERS_MOST], n = 0;
+    pthread_mutex_lock(&e->lock);
+    for (int i = e->n_adapters - 1; i >= 0; i--) {
+        if (e->adapter_list[i].name[0] || e->adapter_list[i].samples > 0) continue;
+        slots[n++] = e->adapter_list[i].ref.index - 1;
+        e->adapter_list[i] = e->adapter_list[--e->n_adapters];
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (n > 0) engine_settle(e);
+    for (int i = 0; i < n; i++)
+        if (weights_owner_remove_adapter(e->owner, slots[i]) != ST_OK)
+            engine_fail(e, status_message());
+    if (n > 0) executor_use_adapters(e->executor, weights_owner_adapters(e->owner));
+}
+
+static void change_adapters(struct engine *e, const struct command *c)
+{
+    char message[1024] = ""; // of a failure, or a warning
+    enum status st = ST_OK;
+    if (!weights_owner_adapters(e->owner))
+        st = status_fail(ST_UNSUPPORTED,
+                         "this server holds no adapters; start it with --max-adapters N");
+    else
+        st = c->kind == COMMAND_LOAD_ADAPTER ? load(e, c, message, sizeof message) : unload(e, c);
+    if (st != ST_OK) snprintf(message, sizeof message, "%s", status_message());
+    if (weights_owner_adapters(e->owner)) publish_list(e);
+    engine_publish(e);
+    if (st == ST_DEVICE || st == ST_TORN) engine_fail(e, message);
+    c->reload_done(c->context, st, message, e->live.weight_version);
+}
+
+// ---- carrying out ------------------------------------------------------------------------------
+
+static void refuse_command(struct engine *e, struct command *c)
+{
+    if (c->kind != COMMAND_FACTS)
+        c->reload_done(c->context, ST_CANCELLED,
+                       e->live.state == ENGINE_FAILED ? e->live.state_detail
+                                                      : "the engine is ending",
+                       e->live.weight_version);
+    else
+        c->facts_done(c->context, NULL);
+}
+
+static void tell_facts(struct engine *e, struct command *c)
+{
+    struct engine_bridge_facts facts = {.version = e->live.weight_version,
+                                        .n_shards = weights_owner_shards(e->owner),
+                                        .n_tensors = weights_owner_tensors(e->owner)};
+    uint64_t *sums = NULL, *canaries = calloc((size_t)facts.n_shards, sizeof *canaries);
+    enum status st =
+        canaries ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %d words", facts.n_shards);
+    if (st == ST_OK && c->checksums) {
+        sums = calloc((size_t)facts.n_tensors, sizeof *sums);
+        if (!sums) st = status_fail(ST_NO_MEMORY, "no memory for %d checksums", facts.n_tensors);
+        if (st == ST_OK) st = weights_owner_checksums(e->owner, sums);
+        if (st == ST_OK) st = weights_owner_base(e->owner, &facts.base);
+    }
+    facts.checksums = sums;
+    facts.canaries = canaries;
+    if (st == ST_OK) st = weights_owner_canaries(e->owner, canaries);
+    c->facts_done(c->context, st == ST_OK ? &facts : NULL);
+    if (st == ST_DEVICE || st == ST_PEER_GONE) engine_fail(e, status_message());
+    free(sums);
+    free(canaries);
+}
+
+void engine_run_commands(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    const bool any = e->commands || e->paused != e->pause_wanted;
+    pthread_mutex_unlock(&e->lock);
+    if (!any) return;
+    engine_settle(e);
+    pthread_mutex_lock(&e->lock);
+    struct command *c = e->commands;
+    e->commands = NULL;
+    e->commands_end = &e->commands;
+    if (e->paused != e->pause_wanted) {
+        e->paused = e->pause_wanted;
+        pthread_cond_broadcast(&e->changed);
+    }
+    pthread_mutex_unlock(&e->lock);
+    while (c) {
+        struct command *next = c->next;
+        if (e->live.state == ENGINE_FAILED || !e->executor)
+            refuse_command(e, c);
+        else if (c->kind == COMMAND_RELOAD)
+            engine_reload_weights(e, c);
+        else if (c->kind != COMMAND_FACTS)
+            change_adapters(e, c);
+        else
+            tell_facts(e, c);
+        command_free(c);
+        c = next;
+    }
+}
