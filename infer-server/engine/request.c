@@ -64,8 +64,7 @@ enum status check_drafts(const struct engine_options *o, struct speculative_choi
     return ST_OK;
 }
 
-// Each draft takes memory for a state of its own; and a sequence's state cannot go on to where
-// another model wrote.
+// Each draft takes memory for a state of its own.
 static enum status check_states(const struct engine_options *o, const struct model_config *config,
                                 const struct sampling *s)
 {
@@ -75,11 +74,6 @@ static enum status check_states(const struct engine_options *o, const struct mod
                            "speculative: this model carries a state along each sequence, and the "
                            "server has no memory for those of drafts; start it with --speculative, "
                            "or leave \"speculative\" out");
-    if (s->tandem.on)
-        return status_fail(
-            ST_UNSUPPORTED,
-            "tandem: this model carries a state along each sequence, and writes none "
-            "together with another; leave \"tandem\" out");
     return ST_OK;
 }
 
@@ -143,54 +137,14 @@ static enum status check_sampling(const struct model_config *config, const struc
     return st;
 }
 
-static enum status check_frozen(const struct engine_options *o, const struct sampling *s)
-{
-    if (!s->frozen) return ST_OK;
-    if (!o->frozen_folder)
-        return status_fail(ST_INVALID, "the server was started without a frozen model: start it "
-                                       "with --tandem-model DIR");
-    if (s->adapter.index || s->tandem.on)
-        return status_fail(ST_INVALID, "the frozen model samples alone: leave \"%s\" out",
-                           s->tandem.on ? "tandem" : "lora");
-    if (speculative_most(s->speculative) > 0)
-        return status_fail(ST_INVALID, "nothing is drafted for the frozen model: leave "
-                                       "\"speculative\" out");
-    return ST_OK;
-}
-
-static enum status check_tandem(const struct engine_options *o, const struct sampling *s)
-{
-    const struct tandem_choice *t = &s->tandem;
-    if (!t->on) return ST_OK;
-    if (!o->frozen_folder)
-        return status_fail(ST_INVALID,
-                           "tandem: the server was started without a model that writes with the "
-                           "policy; start it with --tandem-model DIR");
-    if (!(t->p >= 0 && t->p <= 1))
-        return status_fail(ST_INVALID, "tandem: p is %g; it must be 0 to 1", t->p);
-    if (t->chunk < 1)
-        return status_fail(ST_INVALID, "tandem: chunk is %d; it must be at least 1", t->chunk);
-    if ((t->selector == TANDEM_SENTENCE || t->selector == TANDEM_WORD) && !o->token_ends)
-        return status_fail(ST_INVALID,
-                           "tandem: the selector %s goes by text, and %s has no tokenizer.json",
-                           tandem_selector_names[t->selector], o->model_folder);
-    if (s->prompt_logprobs)
-        return status_fail(ST_INVALID, "tandem: prompt_logprobs are not given with it: ask for "
-                                       "them in a request of their own");
-    if (speculative_most(s->speculative) > 0)
-        return status_fail(ST_INVALID, "tandem: nothing is drafted with it; leave \"speculative\" "
-                                       "out");
-    return ST_OK;
-}
-
 enum status request_check(const struct engine_options *options, const struct model_config *config,
                           const struct request *r)
 {
     enum status st = check_ids(config, "prompt token", r->prompt, r->n_prompt);
     if (st == ST_OK) st = check_sampling(config, &r->sampling);
     if (st == ST_OK) st = check_states(options, config, &r->sampling);
-    if (st == ST_OK) st = check_tandem(options, &r->sampling);
-    if (st == ST_OK) st = check_frozen(options, &r->sampling);
+    if (st == ST_OK && (r->sampling.tandem.on || r->sampling.frozen))
+        st = tandem_check(options, config, &r->sampling);
     if (st == ST_OK) st = check_drafts(options, r->sampling.speculative, "speculative");
     return st;
 }
@@ -287,16 +241,6 @@ enum status sample_feed(const struct sample *s, struct runner *r, int first, int
                            r->limits.max_tokens, n);
     sample_tokens(s, first, n, r->tokens);
     return runner_feed(r, r->tokens, n, first, s->blocks.at, s->blocks.n, seq);
-}
-
-// The author's. A prompt the other one computes first, so that siblings find it whole in the prefix
-// cache.
-enum runner_role sample_tandem_runner(const struct sample *s)
-{
-    const enum runner_role author = sample_author(s);
-    const enum runner_role other = author == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
-    const bool first = s->text.n_generated == 0 && s->kv[other].computed < s->request->n_prompt - 1;
-    return first ? other : author;
 }
 
 void sample_append(struct sample *s, int32_t token)

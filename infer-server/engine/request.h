@@ -97,6 +97,9 @@ struct request {
 struct engine_options;
 enum status request_check(const struct engine_options *options, const struct model_config *config,
                           const struct request *r);
+// tandem.c: of what the frozen model has a part in.
+enum status tandem_check(const struct engine_options *options, const struct model_config *config,
+                         const struct sampling *sampling);
 // The drafts that are asked for; `where`: "--speculative", or the request's field.
 enum status check_drafts(const struct engine_options *options, struct speculative_choice choice,
                          const char *where);
@@ -139,7 +142,7 @@ static inline enum runner_role sample_author(const struct sample *s) // that sam
 {
     return sample_is_tandem(s) && s->author.frozen ? RUNNER_FROZEN : s->owner;
 }
-enum runner_role sample_tandem_runner(const struct sample *s);
+enum runner_role sample_tandem_runner(const struct sample *s);       // tandem.c
 static inline enum runner_role sample_runner(const struct sample *s) // whose turn it is to compute
 {
     return sample_is_tandem(s) ? sample_tandem_runner(s) : s->owner;

@@ -1,5 +1,7 @@
 /* tandem.c: see tandem.h. No state. */
 #include "infer-server/engine/tandem.h"
+#include "infer-server/engine/engine.h"
+#include "infer-server/engine/request.h"
 #include "infer-server/engine/sampler.h"
 #include "kernels/sampling.h"
 #include <math.h>
@@ -53,4 +55,67 @@ void tandem_choose(const struct tandem_choice *choice, uint64_t stream, int inde
     }
     sampling_block(&draw, 0, SAMPLING_AUTHOR, bits);
     author->frozen = rng_open01_f64(bits[0], bits[1]) >= choice->p;
+}
+
+// The author's. A prompt the other one computes first, so that siblings find it whole in the prefix
+// cache.
+enum runner_role sample_tandem_runner(const struct sample *s)
+{
+    const enum runner_role author = sample_author(s);
+    const enum runner_role other = author == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
+    const bool first = s->text.n_generated == 0 && s->kv[other].computed < s->request->n_prompt - 1;
+    return first ? other : author;
+}
+
+// ---- what cannot be asked for ------------------------------------------------------------------
+
+static enum status check_frozen(const struct engine_options *o, const struct sampling *s)
+{
+    if (!o->frozen_folder)
+        return status_fail(ST_INVALID, "the server was started without a frozen model: start it "
+                                       "with --tandem-model DIR");
+    if (s->adapter.index || s->tandem.on)
+        return status_fail(ST_INVALID, "the frozen model samples alone: leave \"%s\" out",
+                           s->tandem.on ? "tandem" : "lora");
+    if (speculative_most(s->speculative) > 0)
+        return status_fail(ST_INVALID, "nothing is drafted for the frozen model: leave "
+                                       "\"speculative\" out");
+    return ST_OK;
+}
+
+static enum status check_tandem(const struct engine_options *o, const struct model_config *config,
+                                const struct sampling *s)
+{
+    const struct tandem_choice *t = &s->tandem;
+    if (config_state_elements(config) > 0) // which cannot go on to where another model wrote
+        return status_fail(
+            ST_UNSUPPORTED,
+            "tandem: this model carries a state along each sequence, and writes none "
+            "together with another; leave \"tandem\" out");
+    if (!o->frozen_folder)
+        return status_fail(ST_INVALID,
+                           "tandem: the server was started without a model that writes with the "
+                           "policy; start it with --tandem-model DIR");
+    if (!(t->p >= 0 && t->p <= 1))
+        return status_fail(ST_INVALID, "tandem: p is %g; it must be 0 to 1", t->p);
+    if (t->chunk < 1)
+        return status_fail(ST_INVALID, "tandem: chunk is %d; it must be at least 1", t->chunk);
+    if ((t->selector == TANDEM_SENTENCE || t->selector == TANDEM_WORD) && !o->token_ends)
+        return status_fail(ST_INVALID,
+                           "tandem: the selector %s goes by text, and %s has no tokenizer.json",
+                           tandem_selector_names[t->selector], o->model_folder);
+    if (s->prompt_logprobs)
+        return status_fail(ST_INVALID, "tandem: prompt_logprobs are not given with it: ask for "
+                                       "them in a request of their own");
+    if (speculative_most(s->speculative) > 0)
+        return status_fail(ST_INVALID, "tandem: nothing is drafted with it; leave \"speculative\" "
+                                       "out");
+    return ST_OK;
+}
+
+enum status tandem_check(const struct engine_options *o, const struct model_config *config,
+                         const struct sampling *s)
+{
+    enum status st = s->tandem.on ? check_tandem(o, config, s) : ST_OK;
+    return st == ST_OK && s->frozen ? check_frozen(o, s) : st;
 }

@@ -51,11 +51,6 @@ struct api_model {
     int max_new_tokens; // 0: OpenAI's own
 };
 
-// Sets the defaults: neutral ones, and over them those of a generation_config.json (NULL: none),
-// where do_sample false is temperature 0. `where` names the file in errors.
-enum status api_model_read_defaults(const char *where, const json_t *generation_config,
-                                    struct api_model *ret);
-
 // Whether a name is that of the frozen model, which there is.
 bool api_names_frozen(const struct api_model *model, const char *name);
 

@@ -7,6 +7,7 @@
 #include "common/model/model_folder.h"
 #include "infer-server/http/server_impl.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -145,6 +146,34 @@ out:
 }
 
 // ---- the folder --------------------------------------------------------------------------------
+
+enum status api_model_read_defaults(const char *file, const json_t *generation_config,
+                                    struct api_model *ret)
+{
+    struct wanted {
+        double temperature, top_p, min_p;
+        int top_k, max_new_tokens;
+        bool sample;
+    } w;
+#define FIELDS_OF struct wanted
+    static const struct json_field fields[] = {
+        FIELD_REAL("temperature", temperature, 0, 100, 1),
+        FIELD_REAL("top_p", top_p, 0, 1, 1),
+        FIELD_REAL("min_p", min_p, 0, 1, 0),
+        FIELD_INT32("top_k", top_k, -1, INT_MAX, 0),
+        FIELD_INT32("max_new_tokens", max_new_tokens, 1, INT_MAX / 4, 0),
+        FIELD_BOOL("do_sample", sample, true),
+        {0},
+    };
+    enum status st = json_read_fields(file, generation_config, fields, NULL, &w);
+    if (st != ST_OK) return st;
+    ret->temperature = w.sample && w.temperature >= 1e-3 ? w.temperature : 0;
+    ret->top_p = w.top_p > 0 ? w.top_p : 1;
+    ret->min_p = w.min_p;
+    ret->top_k = w.top_k;
+    ret->max_new_tokens = w.max_new_tokens;
+    return ST_OK;
+}
 
 // Sampling defaults of the OpenAI endpoints.
 static enum status read_generation_config(struct server *s, const char *folder)

@@ -7,12 +7,17 @@
 
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
-#include "infer-server/http/tool_calls.h"
+#include "infer-server/http/api.h"
 
 // Reads the folder of --model into the server's `model` and `host`; it must be of the same
 // tokenizer as those of --draft and --tandem-model.
 struct server;
 enum status served_model_read(struct server *s);
+
+// Sets the defaults: neutral ones, and over them those of a generation_config.json (NULL: none),
+// where do_sample false is temperature 0. `where` names the file in errors.
+enum status api_model_read_defaults(const char *where, const json_t *generation_config,
+                                    struct api_model *ret);
 
 // The form as which an earlier call, as the template renders it, parses back to the same call;
 // NULL: none, or the template does not render calls.
