@@ -32,6 +32,8 @@ struct config {
 };
 
 #define OPTIONS_OF struct config
+#define TEXT(x)    #x
+#define TEXT_OF(x) TEXT(x)
 
 static const struct option_spec table[] = {
     OPT_TEXT("model", server.engine.model_folder, NULL, "DIR",
@@ -91,14 +93,16 @@ static const struct option_spec table[] = {
         "unknown-fields", server.accept_unknown, "refuse", OPTION_WORDS("refuse", "warn"),
         "fields of requests that docs/use/protocol.md does not list: 400, or a line in the log"),
     OPT_HEADING("Engine"),
-    OPT_INT("max-batch", server.engine.max_batch, "64", "N", 1, 4096, "sequences decoded at once"),
+    OPT_INT("max-batch", server.engine.max_batch, TEXT_OF(ENGINE_MAX_BATCH), "N", 1, 4096,
+            "sequences decoded at once"),
     OPT_INT("max-context", server.engine.max_context, "0", "N", 0, 1 << 24,
             "tokens of prompt and completion; 0: the model's, as memory allows"),
-    OPT_INT("max-queue", server.engine.max_queue, "4096", "N", 1, 1 << 20,
+    OPT_INT("max-queue", server.engine.max_queue, TEXT_OF(ENGINE_MAX_QUEUE), "N", 1, 1 << 20,
             "samples waiting beyond those; more get 429"),
-    OPT_INT("prefill-chunk", server.engine.prefill_chunk, "512", "N", 1, 1 << 20,
-            "max. prompt tokens in one step"),
-    OPT_INT("block-size", server.engine.block_size, "16", "N", 1, 1024, "tokens of one KV block"),
+    OPT_INT("prefill-chunk", server.engine.prefill_chunk, TEXT_OF(ENGINE_PREFILL_CHUNK), "N", 1,
+            1 << 20, "max. prompt tokens in one step"),
+    OPT_INT("block-size", server.engine.block_size, TEXT_OF(ENGINE_BLOCK_SIZE), "N", 1, 1024,
+            "tokens of one KV block"),
     OPT_TEXT(
         "kv-memory", kv_memory, "0%", "SIZE|PERCENT",
         "for the KV cache: 4G, or 80% of what is free after the weights; 0%: the device's default"),
@@ -165,14 +169,6 @@ static enum status read_kv_memory(const char *text, struct engine_options *ret)
     return ST_OK;
 }
 
-static enum status check_speculative(const char *text, struct engine_options *ret)
-{
-    enum status st = speculative_parse(text, &ret->speculative);
-    if (st == ST_OK && ret->speculative.k[SPECULATIVE_DRAFT_MODEL] && !ret->draft_folder)
-        st = status_fail(ST_INVALID, "draft_model needs --draft DIR, the draft model's folder");
-    return status_context(st, "--speculative");
-}
-
 static enum status check_usage(void *context, struct option_set *set)
 {
     struct config *c = context;
@@ -189,7 +185,11 @@ static enum status check_usage(void *context, struct option_set *set)
                            (long long)http->max_buffered, (long long)http->max_body);
     if (c->listen) CHECK(tcp_split("--listen", c->listen, host, port));
     CHECK(read_kv_memory(c->kv_memory, &c->server.engine));
-    st = check_speculative(c->speculative, &c->server.engine);
+    struct engine_options *engine = &c->server.engine;
+    CHECK(status_context(speculative_parse(c->speculative, &engine->speculative), "--speculative"));
+    if (engine->speculative.k[SPECULATIVE_DRAFT_MODEL] && !engine->draft_folder)
+        st = status_fail(ST_INVALID, "--speculative: draft_model needs --draft DIR, the draft "
+                                     "model's folder");
 out:
     return st;
 }

@@ -234,14 +234,6 @@ static bool reply_early(struct http_request *q)
     return http_replied(q) && (expect || n > DRAIN_BYTES || q->code == 401 || q->code == 403);
 }
 
-static void fail_no_room(struct http_request *q)
-{
-    http_fail(q, 429,
-              "the bodies of the requests under way are over %lld bytes together (--max-buffered); "
-              "try again later",
-              (long long)q->listener->http->options.max_buffered);
-}
-
 static enum MHD_Result take_body(struct http_request *q, const char *data, size_t *size)
 {
     struct http *h = q->listener->http;
@@ -255,7 +247,10 @@ static enum MHD_Result take_body(struct http_request *q, const char *data, size_
         return MHD_YES;
     }
     if (h->buffered + n > (size_t)h->options.max_buffered) {
-        fail_no_room(q);
+        http_fail(q, 429,
+                  "the bodies of the requests under way are over %lld bytes together "
+                  "(--max-buffered); try again later",
+                  (long long)h->options.max_buffered);
         return MHD_YES;
     }
     h->buffered += n;

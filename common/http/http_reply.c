@@ -111,18 +111,13 @@ void http_fail(struct http_request *q, unsigned code, const char *format, ...)
     http_fail_as(q, code, NULL, error_type(code), sentence);
 }
 
-static unsigned code_of(enum status st)
+void http_fail_status(struct http_request *q, enum status st)
 {
     static const unsigned codes[] = {
         [ST_INVALID] = 400,   [ST_FORMAT] = 400, [ST_UNSUPPORTED] = 400, [ST_MISMATCH] = 400,
         [ST_TOO_LONG] = 400,  [ST_BUSY] = 429,   [ST_NOT_FOUND] = 404,   [ST_TORN] = 503,
         [ST_CANCELLED] = 503, [ST_TIMEOUT] = 504};
-    return st < sizeof codes / sizeof *codes && codes[st] ? codes[st] : 500;
-}
-
-void http_fail_status(struct http_request *q, enum status st)
-{
-    const unsigned code = code_of(st);
+    const unsigned code = st < sizeof codes / sizeof *codes && codes[st] ? codes[st] : 500;
     http_fail_as(q, code, st == ST_TOO_LONG ? "context_length_exceeded" : NULL, error_type(code),
                  status_message());
 }

@@ -171,15 +171,6 @@ enum status tcp_split(const char *option, const char *address, char host[256], c
     return ST_OK;
 }
 
-static int port_of(int fd)
-{
-    struct sockaddr_storage bound;
-    socklen_t size = sizeof bound;
-    if (getsockname(fd, (struct sockaddr *)&bound, &size) != 0) return 0;
-    return ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                             : ((struct sockaddr_in *)&bound)->sin_port);
-}
-
 static const char *listen_error(int error)
 {
     switch (error) {
@@ -210,7 +201,11 @@ enum status tcp_listen(const char *option, const char *address, const char *lack
         bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0)
         FAIL(errno == EADDRINUSE ? ST_BUSY : ST_IO, "%s %s: %s", option, address,
              listen_error(errno));
-    *ret_port = port_of(fd);
+    struct sockaddr_storage bound = {.ss_family = AF_INET};
+    socklen_t size = sizeof bound;
+    getsockname(fd, (struct sockaddr *)&bound, &size);
+    *ret_port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                  : ((struct sockaddr_in *)&bound)->sin_port);
     *ret_fd = fd;
     fd = -1;
 out:

@@ -94,12 +94,6 @@ static int32_t *bucket_of(const struct block_manager *m, const struct block_key 
     return &m->buckets[(key->hash.part[0] + spread) & m->mask];
 }
 
-static bool keys_equal(const struct block_key *a, const struct block_key *b)
-{
-    return a->hash.part[0] == b->hash.part[0] && a->hash.part[1] == b->hash.part[1] &&
-           a->version == b->version && a->adapter == b->adapter;
-}
-
 static void forget(struct block_manager *m, struct block *block)
 {
     if (!block->cached) return;
@@ -129,8 +123,12 @@ void block_manager_cache(struct block_manager *m, int32_t block, const struct bl
 int32_t block_manager_find(const struct block_manager *m, const struct block_key *key)
 {
     int32_t block = *bucket_of(m, key);
-    while (block != NONE && !keys_equal(&m->blocks[block].key, key))
-        block = m->blocks[block].chain_after;
+    for (; block != NONE; block = m->blocks[block].chain_after) {
+        const struct block_key *k = &m->blocks[block].key;
+        if (k->hash.part[0] == key->hash.part[0] && k->hash.part[1] == key->hash.part[1] &&
+            k->version == key->version && k->adapter == key->adapter)
+            break;
+    }
     return block;
 }
 

@@ -25,23 +25,18 @@ static void command_free(struct command *c)
     free(c);
 }
 
-// The texts, which were the caller's, become its own.
-static bool copy_texts(struct command *c)
-{
-    const char **texts[] = {&c->folder, &c->draft_folder, &c->name, &c->config, &c->copy_of};
-    bool copied = true;
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (*texts[i]) copied &= (*texts[i] = strdup(*texts[i])) != NULL;
-    return copied;
-}
-
 static enum status queue_command(struct engine *e, const struct command *wanted)
 {
     enum status st;
     struct command *c = malloc(sizeof *c);
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for a command");
     *c = *wanted;
-    if (!copy_texts(c)) FAIL(ST_NO_MEMORY, "no memory for a command");
+    // The texts, which were the caller's, become its own.
+    const char **texts[] = {&c->folder, &c->draft_folder, &c->name, &c->config, &c->copy_of};
+    bool copied = true;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (*texts[i]) copied &= (*texts[i] = strdup(*texts[i])) != NULL;
+    if (!copied) FAIL(ST_NO_MEMORY, "no memory for a command");
     pthread_mutex_lock(&e->lock);
     st = engine_check_state(e);
     if (st == ST_OK) {

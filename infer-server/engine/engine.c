@@ -31,15 +31,6 @@ static void engine_release(struct engine *e)
     free(e);
 }
 
-static enum status start_thread(struct engine *e)
-{
-    int error = thread_start(&e->thread, engine_thread, e);
-    if (error)
-        return status_fail(ST_NO_MEMORY, "the engine's thread cannot be started: %s",
-                           strerror(error));
-    return ST_OK;
-}
-
 enum status engine_new(const struct engine_options *options, engine_event_fn on_event_fn,
                        void *context, struct engine **ret)
 {
@@ -55,7 +46,8 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     pthread_mutex_init(&e->lock, NULL);
     CHECK(engine_check_options(&e->options));
     CHECK(engine_load_configs(e));
-    CHECK(start_thread(e));
+    int error = thread_start(&e->thread, engine_thread, e);
+    if (error) FAIL(ST_NO_MEMORY, "the engine's thread cannot be started: %s", strerror(error));
     pthread_mutex_lock(&e->lock);
     while (!e->opened) pthread_cond_wait(&e->changed, &e->lock);
     st = status_recall(&e->open_status);

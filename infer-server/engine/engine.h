@@ -22,6 +22,12 @@ struct engine;
 enum kv_policy { KV_KEEP, KV_RECOMPUTE, KV_DRAIN };
 extern const char *const kv_policy_names[];
 
+// What holds where an option is 0.
+#define ENGINE_MAX_BATCH     64
+#define ENGINE_MAX_QUEUE     4096
+#define ENGINE_PREFILL_CHUNK 512
+#define ENGINE_BLOCK_SIZE    16
+
 struct engine_options {
     const char *model_folder;  // borrowed for the engine's life
     const char *draft_folder;  // of a draft model; NULL: none
@@ -34,7 +40,7 @@ struct engine_options {
     int64_t max_context;       // 0: the model's, bounded by what memory allows
     int64_t kv_bytes;          // 0: kv_percent of what is free after the weights
     double kv_percent;
-    int64_t block_size;      // tokens a KV block, 16
+    int64_t block_size;      // tokens a KV block
     int64_t prefill_chunk;   // most prompt tokens in one step
     int64_t max_queue;       // samples waiting beyond those running; more: ST_BUSY
     const char *bridge_path; // where to write the bridge file

@@ -15,10 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEFAULT_BATCH       64
-#define DEFAULT_CHUNK       512
-#define DEFAULT_BLOCK       16
-#define DEFAULT_QUEUE       1024
 #define DEFAULT_MAX_CONTEXT 32768
 #define ROWS_APART          512 // of a step, beside its decoding samples', at most
 
@@ -48,10 +44,10 @@ static enum status check_ranks(const struct engine_options *o)
 
 enum status engine_check_options(struct engine_options *o)
 {
-    if (!o->max_batch) o->max_batch = DEFAULT_BATCH;
-    if (!o->prefill_chunk) o->prefill_chunk = DEFAULT_CHUNK;
-    if (!o->block_size) o->block_size = DEFAULT_BLOCK;
-    if (!o->max_queue) o->max_queue = DEFAULT_QUEUE;
+    if (!o->max_batch) o->max_batch = ENGINE_MAX_BATCH;
+    if (!o->prefill_chunk) o->prefill_chunk = ENGINE_PREFILL_CHUNK;
+    if (!o->block_size) o->block_size = ENGINE_BLOCK_SIZE;
+    if (!o->max_queue) o->max_queue = ENGINE_MAX_QUEUE;
     if (o->max_batch < 1 || o->max_batch > 4096)
         return status_fail(ST_INVALID, "--max-batch %lld: it must be 1 to 4096",
                            (long long)o->max_batch);
@@ -150,23 +146,6 @@ static enum status read_further(const struct further_model *m, const char *polic
     return st;
 }
 
-// Once for all who compute with these weights: the bridge file tells it to trainers.
-static void choose_rope(struct engine *e)
-{
-    const int context = executor_requested_context(e->config, e->options.max_context);
-    struct model_config *draft = e->draft_config;
-    e->config->rope_context = context;
-    if (draft)
-        draft->rope_context = context < draft->max_positions ? context : draft->max_positions;
-    if (e->frozen_config) e->frozen_config->rope_context = context;
-}
-
-static bool frozen_carries_states(const struct engine *e)
-{
-    return e->frozen_config && config_state_elements(e->frozen_config) > 0 &&
-           config_state_elements(e->config) == 0;
-}
-
 enum status engine_load_configs(struct engine *e)
 {
     const struct engine_options *o = &e->options;
@@ -181,12 +160,19 @@ enum status engine_load_configs(struct engine *e)
         memcpy(e->frozen_config->eos_ids, e->config->eos_ids, sizeof e->config->eos_ids);
         e->frozen_config->n_eos = e->config->n_eos;
     }
-    if (frozen_carries_states(e))
+    if (e->frozen_config && config_state_elements(e->frozen_config) > 0 &&
+        config_state_elements(e->config) == 0)
         FAIL(ST_UNSUPPORTED,
              "--tandem-model %s: it carries a state along each sequence, which is not shared among "
              "samples that two models write; give a model without one",
              o->frozen_folder);
-    choose_rope(e);
+    // Once for all who compute with these weights: the bridge file tells it to trainers.
+    const int context = executor_requested_context(e->config, o->max_context);
+    e->config->rope_context = context;
+    if (e->draft_config)
+        e->draft_config->rope_context =
+            context < e->draft_config->max_positions ? context : e->draft_config->max_positions;
+    if (e->frozen_config) e->frozen_config->rope_context = context;
     if (o->who.size > 1)
         CHECK(model_config_shard(e->config, (struct shard){o->who.rank, o->who.size}));
 out:

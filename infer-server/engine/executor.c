@@ -252,14 +252,6 @@ static int take_step(struct executor *x, const struct step *step, uint64_t versi
     return n_tokens;
 }
 
-static int prompt_tokens(const struct step *step)
-{
-    int n = 0;
-    for (int i = 0; i < step->n_items; i++)
-        if (step->items[i].sample && !step_item_decodes(&step->items[i])) n += step->items[i].n;
-    return n;
-}
-
 static enum status copy_blocks(struct executor *x, const struct step *step)
 {
     enum status st = ST_OK;
@@ -330,7 +322,10 @@ static enum status collect(struct executor *x, const struct flight *f)
         CHECK(prompt_logprobs_read(x->prompt_logprobs, r, step, x->item_end, f->version));
     const int64_t now_ns = clock_now_ns();
     const int64_t start_ns = f->start_ns > x->collected_ns ? f->start_ns : x->collected_ns;
-    const int n_prompt = prompt_tokens(step);
+    int n_prompt = 0;
+    for (int i = 0; i < step->n_items; i++)
+        if (step->items[i].sample && !step_item_decodes(&step->items[i]))
+            n_prompt += step->items[i].n;
     const int n_generated = take_step(x, step, f->version, now_ns);
     histogram_add(&x->stats->step_tokens, &bounds_step_tokens, n_prompt + n_generated);
     if (f->drafts && step->runner == RUNNER_POLICY && !f->overlapped)

@@ -54,14 +54,6 @@ static enum status plan_states(const struct kv_request *request, int64_t *bytes,
     return ST_OK;
 }
 
-// The least that has room for so many bytes of blocks beside the states, which take half at most.
-static int64_t least_bytes(const struct kv_request *request, int64_t block_bytes)
-{
-    const int64_t states =
-        (int64_t)(request->max_batch + request->max_drafts) * request->state_bytes;
-    return block_bytes + (states < block_bytes ? states : block_bytes);
-}
-
 enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
                            struct kv_plan *ret)
 {
@@ -75,13 +67,17 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
     int64_t n_blocks = bytes / request->block_bytes;
     if (n_blocks > requested * plan.max_batch) n_blocks = requested * plan.max_batch;
     if (n_blocks > INT32_MAX / request->block_size) n_blocks = INT32_MAX / request->block_size;
+    // The least that has room for them beside the states, which take half at most.
+    const int64_t blocks = requested * request->block_bytes;
+    const int64_t states =
+        (int64_t)(request->max_batch + request->max_drafts) * request->state_bytes;
     if (n_blocks < requested && (request->context_is_firm || n_blocks < 1))
         return status_fail(
             ST_INVALID,
             "a KV cache of %lld bytes holds %lld tokens, fewer than one sequence of --max-context "
             "%d; give --kv-memory %lld or more, or a smaller --max-context",
             (long long)bytes, (long long)(n_blocks * request->block_size), request->max_context,
-            (long long)least_bytes(request, requested * request->block_bytes));
+            (long long)(blocks + (states < blocks ? states : blocks)));
     plan.n_blocks = (int)n_blocks;
     if (n_blocks < requested) plan.max_context = plan.n_blocks * request->block_size;
     *ret = plan;

@@ -141,18 +141,15 @@ static enum status read_chunk(struct prompt_logprobs *p, uint64_t version)
     return st;
 }
 
-static bool read_alike(const struct sampling *a, const struct sampling *b)
-{
-    return a->prompt_top == b->prompt_top && a->temperature == b->temperature;
-}
-
 static enum status read_item(struct prompt_logprobs *p, const struct step_item *item, int end,
                              uint64_t version)
 {
     enum status st = ST_OK;
     struct request *r = item->sample->request;
     const int last = r->n_prompt - 1, stop = item->first + item->n;
-    if (p->n > 0 && !read_alike(&p->rows[0].request->sampling, &r->sampling))
+    const struct sampling *before = p->n > 0 ? &p->rows[0].request->sampling : &r->sampling;
+    if (before->prompt_top != r->sampling.prompt_top ||
+        before->temperature != r->sampling.temperature)
         CHECK(read_chunk(p, version));
     assert(item->first <= r->n_scored || r->n_scored >= last);
     for (; r->n_scored < last && r->n_scored < stop; r->n_scored++) {

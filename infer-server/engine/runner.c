@@ -234,14 +234,6 @@ static void feed_sampled(struct runner *r)
     }
 }
 
-static enum status order_step(struct runner *r)
-{
-    if (!r->group) return ST_OK;
-    bytes_clear(&r->message);
-    enum status st = batch_write(r->batch, &r->message);
-    return st == ST_OK ? group_order(r->group, ORDER_STEP, r->message.data, r->message.len) : st;
-}
-
 enum status runner_step(struct runner *r)
 {
     const bool decodes = batch_decodes(r->batch);
@@ -249,7 +241,11 @@ enum status runner_step(struct runner *r)
     CHECK(batch_commit(r->batch,
                        decodes ? padded(r, batch_tokens(r->batch), r->limits.max_seqs) : 0,
                        decodes ? padded(r, r->n_rows, r->limits.max_rows) : 0));
-    CHECK(order_step(r));
+    if (r->group) {
+        bytes_clear(&r->message);
+        CHECK(batch_write(r->batch, &r->message));
+        CHECK(group_order(r->group, ORDER_STEP, r->message.data, r->message.len));
+    }
     feed_sampled(r);
     compute(r);
 out:

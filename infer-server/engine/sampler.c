@@ -95,12 +95,6 @@ static void forbid(struct sampler *s, float *row, int32_t token)
     if (token >= 0 && token < s->vocab) device_copy_in(s->dev, row + token, &least, sizeof least);
 }
 
-static void forbid_stops(struct sampler *s, float *row, const struct sampling *sampling)
-{
-    for (int i = 0; i < s->n_eos && !sampling->ignore_eos; i++) forbid(s, row, s->eos_ids[i]);
-    for (int i = 0; i < sampling->n_stop_ids; i++) forbid(s, row, sampling->stop_ids[i]);
-}
-
 // Whether the row's logits are read once more when its token is known.
 static bool is_read(const struct sampler_row *row)
 {
@@ -170,7 +164,11 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
                                                    .position = rows[i].position};
         s->host_drafts[i] = rows[i].draft;
         *ret_drafted |= rows[i].draft.token >= 0;
-        if (rows[i].no_stop) forbid_stops(s, logits + (size_t)i * (size_t)s->vocab, sampling);
+        float *row = logits + (size_t)i * (size_t)s->vocab;
+        for (int k = 0; rows[i].no_stop && k < s->n_eos && !sampling->ignore_eos; k++)
+            forbid(s, row, s->eos_ids[k]);
+        for (int k = 0; rows[i].no_stop && k < sampling->n_stop_ids; k++)
+            forbid(s, row, sampling->stop_ids[k]);
         if (rows[i].adjustment.list)
             CHECK(adjuster_add(&s->adjuster, i, sampling, &rows[i].adjustment));
     }

@@ -213,14 +213,6 @@ static void blocks_trim(struct block_manager *m, struct sample *sample, int n_to
     b->n = needed;
 }
 
-// Gives all back: nothing is computed any more.
-static void blocks_drop(struct block_manager *m, struct sample *sample)
-{
-    blocks_trim(m, sample, 0);
-    sample->blocks.n_cached = 0;
-    memset(sample->kv, 0, sizeof sample->kv);
-}
-
 static struct block_key key_of(const struct sample *sample, int block, uint64_t version)
 {
     return (struct block_key){.hash = *sample_prefix_hash(sample, block + 1), .version = version};
@@ -289,7 +281,9 @@ static void start(struct scheduler *s, struct sample *sample)
 static void stop(struct scheduler *s, struct sample *sample)
 {
     if (sample->request->prefilling == sample) sample->request->prefilling = NULL;
-    blocks_drop(s->manager, sample);
+    blocks_trim(s->manager, sample, 0); // all are given back: nothing is computed any more
+    sample->blocks.n_cached = 0;
+    memset(sample->kv, 0, sizeof sample->kv);
     sample->draft.n_verify = 0;
     list_remove(&s->running, sample);
     s->numbers[s->running.n] = sample->blocks.state;
@@ -347,16 +341,6 @@ static void let_siblings_wait(const struct scheduler *s, struct sample *sample)
         if (r->samples[i].queue.state == SAMPLE_WAITING) r->prefilling = sample;
 }
 
-// What a request found counts once: what its samples share among themselves, or find again after a
-// preemption, was computed for them.
-static void count_found(struct scheduler *s, struct request *r, int n_tokens)
-{
-    if (r->cached_tokens >= 0) return;
-    r->cached_tokens = n_tokens;
-    s->counts.queried_tokens += (uint64_t)r->n_prompt;
-    s->counts.hit_tokens += (uint64_t)n_tokens;
-}
-
 // Blocks for all its tokens beyond those it finds, one a running sample kept back. A found block
 // that is free is one of the available ones until the sample references it.
 static bool admit_one(struct scheduler *s, struct sample *sample, int places)
@@ -371,7 +355,14 @@ static bool admit_one(struct scheduler *s, struct sample *sample, int places)
     if (!blocks_grow(s->manager, sample, known)) return false; // was counted: never
     sample->blocks.n_cached = found;
     sample->kv[sample->owner].version = s->version;
-    count_found(s, sample->request, sample_computed(sample));
+    struct request *r = sample->request;
+    // What a request found counts once: what its samples share among themselves, or find again
+    // after a preemption, was computed for them.
+    if (r->cached_tokens < 0) {
+        r->cached_tokens = sample_computed(sample);
+        s->counts.queried_tokens += (uint64_t)r->n_prompt;
+        s->counts.hit_tokens += (uint64_t)r->cached_tokens;
+    }
     start(s, sample);
     let_siblings_wait(s, sample);
     return true;

@@ -132,14 +132,6 @@ static enum status set_identity(struct api_request *r)
 
 // ---- sampling ----------------------------------------------------------------------------------
 
-// A seed nobody asked for.
-static uint64_t random_seed(void)
-{
-    uint64_t seed = 0;
-    if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = (uint64_t)(uintptr_t)&seed;
-    return seed;
-}
-
 static enum status set_stop(const json_t *stop, struct stop_set *ret)
 {
     const json_t *one;
@@ -331,9 +323,10 @@ static void set_defaults(struct api_request *r, const struct api_model *model)
         .min_p = openai ? (float)model->min_p : 0.0f,
         .top_k = openai ? model->top_k : 0,
         .repetition_penalty = 1,
-        .seed = random_seed(),
         .logprobs = -1,
     };
+    uint64_t *seed = &r->sampling.seed; // nobody's wish
+    if (getrandom(seed, sizeof *seed, 0) != sizeof *seed) *seed = (uint64_t)(uintptr_t)r;
 }
 
 static enum status read_fields(struct api_request *r, const json_t *object,

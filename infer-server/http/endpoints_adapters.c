@@ -1,11 +1,11 @@
 /* endpoints_adapters.c: LoRA adapters: loading and unloading as vLLM's clients ask for it
  * (/v1/load_lora_adapter, /v1/unload_lora_adapter) and as Atropos does (/lora/load, /lora/unload,
  * /lora/status), where the one loaded last is that of every /generate that names none. The work is
- * the engine's, at a step boundary (job.h). Loop's thread, but for adapter_done(). */
+ * the engine's, at a step boundary (job.c). Loop's thread, but for adapter_done(). */
 #include "common/base/log.h"
 #include "infer-server/weights/adapters.h"
 #include "infer-server/http/api_impl.h"
-#include "infer-server/http/job.h"
+#include "infer-server/http/server_impl.h"
 
 #include <stdlib.h>
 #include <string.h>

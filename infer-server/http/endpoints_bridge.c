@@ -1,10 +1,10 @@
 /* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload.
  *
- * What has to wait for a step boundary is a job (job.h): pausing in libuv's thread pool
+ * What has to wait for a step boundary is a job (job.c): pausing in libuv's thread pool
  * (engine_pause blocks), facts and reloading on the engine's thread, which calls back there. Loop's
  * thread but for run_pause(), reload_done() and facts_done(). */
 #include "infer-server/http/api_impl.h"
-#include "infer-server/http/job.h"
+#include "infer-server/http/server_impl.h"
 #include "common/base/json.h"
 
 #include <inttypes.h>

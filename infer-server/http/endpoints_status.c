@@ -138,17 +138,6 @@ static void put_samples(struct json_out *o, const struct server *s,
     json_out_close(o, ']');
 }
 
-static void put_totals(struct json_out *o, const struct engine_stats *e)
-{
-    char method[64];
-    speculative_write(e->speculative, method);
-    json_out_text(o, "method", method);
-    json_out_int(o, "num_speculative_tokens", speculative_most(e->speculative));
-    put_draft_counts(o, &e->drafts);
-    json_out_uint(o, "generated_tokens", e->generated_tokens);
-    json_out_uint(o, "weight_version", e->weight_version);
-}
-
 // Totals since the start, as the engine verified them; with ?id= those of a finished request.
 void handle_spec_decode_stats(void *server, struct http_request *q)
 {
@@ -157,6 +146,7 @@ void handle_spec_decode_stats(void *server, struct http_request *q)
     struct bytes body = BYTES_INIT;
     struct json_out out = {&body, false}, *o = &out;
     const char *id = http_query(q, "id");
+    char method[64];
     const struct spec_window_entry *e = id ? spec_window_find(&s->metrics, id, NULL) : NULL;
     if (id && !e) {
         http_fail(q, 404, "\"id\": none of the %d samples that ended last is of request \"%s\"",
@@ -165,10 +155,16 @@ void handle_spec_decode_stats(void *server, struct http_request *q)
     }
     engine_stats(s->engine, &stats);
     json_out_open(o, NULL, '{');
-    if (e)
+    if (e) {
         put_samples(o, s, e);
-    else
-        put_totals(o, &stats);
+    } else {
+        speculative_write(stats.speculative, method);
+        json_out_text(o, "method", method);
+        json_out_int(o, "num_speculative_tokens", speculative_most(stats.speculative));
+        put_draft_counts(o, &stats.drafts);
+        json_out_uint(o, "generated_tokens", stats.generated_tokens);
+        json_out_uint(o, "weight_version", stats.weight_version);
+    }
     json_out_close(o, '}');
     bytes_puts(&body, "\n");
     http_reply(q, 200, "application/json", &body);

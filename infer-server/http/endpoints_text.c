@@ -1,7 +1,7 @@
 /* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h; a
- * large one, and one that may hold messages, in another thread, job.h), then a generation; its
+ * large one, and one that may hold messages, in another thread, job.c), then a generation; its
  * answer is written when all is there, or as a stream while the client reads. Loop's thread. */
-#include "infer-server/http/job.h"
+#include "infer-server/http/server_impl.h"
 #include "common/base/clock.h"
 
 #include <stdlib.h>
@@ -22,19 +22,10 @@ static void on_close(void *attached, bool answered)
     free(t);
 }
 
-static void reply_whole(struct text_request *t)
-{
-    struct bytes body = BYTES_INIT;
-    if (t->kind == API_GENERATE)
-        generate_response(&t->response, &body);
-    else
-        choices_response(&t->response, &body); // rollouts are always a stream
-    http_reply(t->job.request, 200, "application/json", &body);
-}
-
 static void on_progress(void *context)
 {
     struct text_request *t = context;
+    struct bytes body = BYTES_INIT;
     const struct generation_sample *failure = t->response.generation->failure;
     const char *sentence;
     if (t->response.request->stream) {
@@ -45,7 +36,9 @@ static void on_progress(void *context)
         unsigned code = failure_code(failure, &sentence);
         http_fail_as(t->job.request, code, NULL, "server_error", sentence);
     } else if (t->response.generation->ended == t->response.request->n_samples) {
-        reply_whole(t);
+        // rollouts are always a stream
+        (t->kind == API_GENERATE ? generate_response : choices_response)(&t->response, &body);
+        http_reply(t->job.request, 200, "application/json", &body);
     }
 }
 
@@ -54,16 +47,6 @@ static enum stream_state produce(void *attached, struct http_request *q, struct 
     struct text_request *t = attached;
     return (t->kind == API_ROLLOUTS ? rollouts_stream : choices_stream)(&t->response,
                                                                         http_expired(q), to);
-}
-
-static enum status check_room(const struct server *s, const struct api_request *r)
-{
-    int max = s->options->engine.max_batch + s->options->engine.max_queue;
-    if (r->n_samples <= max) return ST_OK;
-    return status_fail(ST_INVALID,
-                       "request: \"n\" over all prompts makes %d samples; this server takes at "
-                       "most %d at once (--max-queue)",
-                       r->n_samples, max);
 }
 
 // The client's own name for it, where there is one, is a part of the id.
@@ -81,15 +64,20 @@ static enum status begin(struct text_request *t, struct api_request *r)
 {
     struct server *s = t->job.server;
     const bool stream = r->stream;
+    const int max = s->options->engine.max_batch + s->options->engine.max_queue;
     name_response(t->job.request, r);
-    enum status st = check_room(s, r);
-    if (st != ST_OK) {
+    if (r->n_samples > max) {
+        enum status failed =
+            status_fail(ST_INVALID,
+                        "request: \"n\" over all prompts makes %d samples; this server takes at "
+                        "most %d at once (--max-queue)",
+                        r->n_samples, max);
         api_request_free(r);
-        return st;
+        return failed;
     }
     t->response = (struct response){
         .model = &s->model, .created = clock_wall_s(), .unfinished = r->n_samples, .request = r};
-    st = generation_start(&s->host, r, on_progress, t, &t->response.generation);
+    enum status st = generation_start(&s->host, r, on_progress, t, &t->response.generation);
     if (st != ST_OK) return st;
     http_attach(t->job.request, t, on_close);
     t->response.samples = t->response.generation->samples;

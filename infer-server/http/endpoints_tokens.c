@@ -1,7 +1,7 @@
 /* endpoints_tokens.c: /tokenize, /detokenize and /tokenizer_info, as vLLM has them: text to token
  * ids and back, by the tokenizer that the endpoints which generate use. Loop's thread, but for
- * run(), which may be another's (job.h). */
-#include "infer-server/http/job.h"
+ * run(), which may be another's (job.c). */
+#include "infer-server/http/server_impl.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/model_folder.h"
@@ -105,13 +105,6 @@ void handle_tokens(void *server, struct http_request *q)
     job_parse(&j->job, tokenize, run); // which may hold messages
 }
 
-// Special tokens are strings, or objects that have one.
-static json_t *plain_token(json_t *value)
-{
-    json_t *content = json_object_get(value, "content");
-    return json_incref(json_is_string(content) ? content : value);
-}
-
 // tokenizer_config.json, with special tokens as plain strings and the chat template of its own
 // file.
 static enum status read_info(const char *folder, json_t **ret)
@@ -124,9 +117,11 @@ static enum status read_info(const char *folder, json_t **ret)
     if (!info) FAIL(ST_NO_MEMORY, "out of memory");
     CHECK(model_file_read_json(folder, "tokenizer_config.json", CONFIG_BYTES, &config));
     json_object_set_new(info, "tokenizer_class", json_string("PreTrainedTokenizerFast"));
-    json_object_foreach (config, key, value)
+    json_object_foreach (config, key, value) {
+        json_t *content = json_object_get(value, "content"); // of special tokens that are objects
         if (strcmp(key, "vocab_file") != 0 && strcmp(key, "merges_file") != 0)
-            json_object_set_new(info, key, plain_token(value));
+            json_object_set(info, key, json_is_string(content) ? content : value);
+    }
     CHECK(path_put(path, folder, "chat_template.jinja"));
     if (file_exists(path)) {
         CHECK(file_read(path, CONFIG_BYTES, &text));

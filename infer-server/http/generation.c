@@ -84,13 +84,6 @@ void generation_on_event(void *host_, const struct engine_event *event)
 
 // ---- the loop's thread -------------------------------------------------------------------------
 
-static void sample_release(struct generation_sample *s)
-{
-    generation_sample_clear(s);
-    detokenizer_free(s->detokenizer);
-    free(s->error);
-}
-
 void generation_sample_clear(struct generation_sample *s)
 {
     free(s->tokens);
@@ -115,7 +108,11 @@ static void generation_free(struct generation *g)
         free(g->runs[i].report.tokens);
         if (g->request->echo) echo_release(&g->runs[i].report.echo);
     }
-    for (int i = 0; g->samples && i < g->request->n_samples; i++) sample_release(&g->samples[i]);
+    for (int i = 0; g->samples && i < g->request->n_samples; i++) {
+        generation_sample_clear(&g->samples[i]);
+        detokenizer_free(g->samples[i].detokenizer);
+        free(g->samples[i].error);
+    }
     api_request_free(g->request);
     free(g->runs);
     free(g->samples);
@@ -137,15 +134,6 @@ static bool grow(struct generation_sample *s, int n_top)
     if (!tokens || !text_at || (n_top > 0 && !top)) return false;
     s->cap = cap;
     return true;
-}
-
-static void make_ready(struct generation *g, struct generation_sample *s)
-{
-    if (s->queued) return;
-    s->queued = true;
-    s->next_ready = NULL;
-    *g->ready_last = s;
-    g->ready_last = &s->next_ready;
 }
 
 // New text stands at the end of s->text: looks for stop strings in it.
@@ -266,8 +254,13 @@ static void take_event(struct prompt_run *run, const struct engine_event *event)
     if (!was_over) take_tokens(g, s, event);
     if (event->finish != FINISH_NONE) end_sample(g, s, event);
     bool ended = event->finish != FINISH_NONE;
-    if (!g->released && (ended || (g->request->kind != API_ROLLOUTS && !was_over)))
-        make_ready(g, s);
+    const bool ready = ended || (g->request->kind != API_ROLLOUTS && !was_over);
+    if (!g->released && ready && !s->queued) {
+        s->queued = true;
+        s->next_ready = NULL;
+        *g->ready_last = s;
+        g->ready_last = &s->next_ready;
+    }
     if (event->request_done) {
         request_free(run->request);
         run->request = NULL;

@@ -87,7 +87,7 @@ static void put_finished(struct page *p, const struct metrics *m)
     for (int i = FINISH_STOP; i <= FINISH_ERROR; i++) {
         char label[40];
         snprintf(label, sizeof label, "finished_reason=\"%s\"", finish_reason_names[i]);
-        put_row(p, name, label, (double)m->finished[i]);
+        put_row(p, name, label, m->finished[i]);
     }
 }
 
@@ -97,11 +97,11 @@ static void put_drafts(struct page *p, const struct draft_counts *c)
     static const char *const per_pos = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
     const struct number numbers[] = {
         {"vllm:spec_decode_num_drafts_total", "counter",
-         "Times that drafts of a sample were verified.", (double)c->num_drafts},
+         "Times that drafts of a sample were verified.", c->num_drafts},
         {"vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified.",
-         (double)c->num_draft_tokens},
+         c->num_draft_tokens},
         {"vllm:spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted.",
-         (double)c->num_accepted_tokens},
+         c->num_accepted_tokens},
     };
     if (c->draft_positions == 0) return;
     PUT_NUMBERS(p, numbers);
@@ -109,7 +109,7 @@ static void put_drafts(struct page *p, const struct draft_counts *c)
     for (int i = 0; i < c->draft_positions; i++) {
         char position[32];
         snprintf(position, sizeof position, "position=\"%d\"", i);
-        put_row(p, per_pos, position, (double)c->num_accepted_tokens_per_pos[i]);
+        put_row(p, per_pos, position, c->num_accepted_tokens_per_pos[i]);
     }
 }
 
@@ -200,14 +200,14 @@ static void put_adapters(struct page *p, const struct metrics_info *info)
     put_busy(&labels, info, false);
     bytes_puts(&labels, "\"");
     put_head(p, name, "gauge", "Adapters in use, in labels; the time, in seconds since 1970.");
-    put_row(p, name, bytes_text(&labels), (double)time(NULL));
+    put_row(p, name, bytes_text(&labels), time(NULL));
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         put_head(p, all[i].name, all[i].type, all[i].help);
         for (int j = 0; j < info->n_adapters; j++) {
             const struct adapter_info *a = &info->adapters[j];
             // the two are counted at different moments of a step
             const int waiting = a->samples > a->running ? a->samples - a->running : 0;
-            const double values[] = {a->running, waiting, (double)a->generated_tokens};
+            const double values[] = {a->running, waiting, a->generated_tokens};
             labels.len = 0;
             bytes_puts(&labels, "adapter=\"");
             put_escaped(&labels, a->name);
@@ -230,22 +230,20 @@ void metrics_write(const struct metrics *m, const struct metrics_info *info, str
         {"vllm:gpu_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).", used},
         {"vllm:kv_cache_usage_perc", "gauge", "Used share of KV blocks (1 is full).", used},
         {"vllm:num_preemptions_total", "counter", "Sequences put back for want of KV blocks.",
-         (double)e->preemptions},
-        {"vllm:prompt_tokens_total", "counter", "Prompt tokens prefilled.",
-         (double)e->prompt_tokens},
-        {"vllm:generation_tokens_total", "counter", "Tokens generated.",
-         (double)e->generated_tokens},
+         e->preemptions},
+        {"vllm:prompt_tokens_total", "counter", "Prompt tokens prefilled.", e->prompt_tokens},
+        {"vllm:generation_tokens_total", "counter", "Tokens generated.", e->generated_tokens},
         {"vllm:prefix_cache_queries_total", "counter",
-         "Prompt tokens looked up in the prefix cache.", (double)e->cache_queries},
+         "Prompt tokens looked up in the prefix cache.", e->cache_queries},
         {"vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.",
-         (double)e->cache_hits},
+         e->cache_hits},
     };
     const struct number own[] = {
         {"commonweight:weight_version", "gauge", "Even: whole; odd: being written or torn.",
-         (double)e->weight_version},
+         e->weight_version},
         {"commonweight:updates_total", "counter", "Weight updates taken up by the engine.",
-         (double)e->updates},
-        {"commonweight:restores_total", "counter", "Torn weights restored.", (double)e->restores},
+         e->updates},
+        {"commonweight:restores_total", "counter", "Torn weights restored.", e->restores},
         {"commonweight:last_pause_seconds", "gauge", "Pause of generation at the last update.",
          e->last_pause_ms / 1e3},
         {"commonweight:up", "gauge", "1 where requests are served.",
@@ -253,24 +251,24 @@ void metrics_write(const struct metrics *m, const struct metrics_info *info, str
         {"commonweight:torn", "gauge", "1 while the weights are torn.", e->state == ENGINE_TORN},
         {"commonweight:paused", "gauge", "1 between /bridge/pause and /bridge/resume.",
          info->paused},
-        {"commonweight:steps_total", "counter", "Forward passes.", (double)e->steps},
+        {"commonweight:steps_total", "counter", "Forward passes.", e->steps},
         {"commonweight:engine_busy_seconds_total", "counter", "Time in forward passes.",
          e->busy_seconds},
         {"commonweight:weight_bytes", "gauge", "Bytes of the one copy of the weights.",
-         (double)e->weight_bytes},
+         e->weight_bytes},
         {"commonweight:kv_blocks", "gauge", "KV blocks in the pool.", e->kv_blocks_total},
         {"commonweight:kv_bytes_used", "gauge", "Bytes of KV blocks in use.",
-         (double)e->kv_blocks_used * (double)e->kv_bytes_per_block},
+         e->kv_blocks_used * e->kv_bytes_per_block},
         {"commonweight:open_requests", "gauge", "HTTP requests under way.", info->open_requests},
         {"commonweight:requests_refused_total", "counter",
-         "Requests for text answered with an error before generation.", (double)m->refused},
+         "Requests for text answered with an error before generation.", m->refused},
         {"commonweight:disconnects_total", "counter",
-         "Clients that left before their answer was whole.", (double)m->disconnects},
+         "Clients that left before their answer was whole.", m->disconnects},
     };
     const struct number draft = {"commonweight:draft_weight_bytes", "gauge",
-                                 "Bytes of the draft model.", (double)e->draft_weight_bytes};
+                                 "Bytes of the draft model.", e->draft_weight_bytes};
     const struct number frozen = {"commonweight:frozen_weight_bytes", "gauge",
-                                  "Bytes of the frozen model.", (double)e->frozen_weight_bytes};
+                                  "Bytes of the frozen model.", e->frozen_weight_bytes};
     PUT_NUMBERS(p, usual);
     put_finished(p, m);
     put_histograms(p, m, e);

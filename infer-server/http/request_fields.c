@@ -232,15 +232,6 @@ static enum status check_value(const struct field *f, const json_t *value)
     return st;
 }
 
-static const char *near_field(const char *name, enum field_place place)
-{
-    struct nearest_name nearest = {.word = name};
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if ((fields[i].places & place) && !fields[i].accepts)
-            nearest_name_try(&nearest, fields[i].how.name);
-    return nearest.name;
-}
-
 static const char *place_name(enum field_place place)
 {
     static const char *const names[] = {"/v1/completions",
@@ -263,17 +254,20 @@ static const char *place_name(enum field_place place)
 
 static enum status unknown_field(const char *name, enum field_place place)
 {
-    const char *near = near_field(name, place);
-    if (near)
+    struct nearest_name near = {.word = name};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if ((fields[i].places & place) && !fields[i].accepts)
+            nearest_name_try(&near, fields[i].how.name);
+    if (near.name)
         return status_fail(ST_INVALID, "request: \"%s\" is no field of %s; did you mean \"%s\"?",
-                           CUT(name, 64), place_name(place), near);
+                           CUT(name, 64), place_name(place), near.name);
     return status_fail(ST_INVALID,
                        "request: \"%s\" is no field of %s: leave it out (docs/use/protocol.md "
                        "has the list; --unknown-fields warn lets all pass)",
                        CUT(name, 64), place_name(place));
 }
 
-// Large bodies are parsed by several threads at once (job.h).
+// Large bodies are parsed by several threads at once (job.c).
 static pthread_mutex_t logging = PTHREAD_MUTEX_INITIALIZER;
 
 // With the lock.

@@ -280,19 +280,14 @@ static enum status read_tokenizer(struct server *s, const char *folder)
     return ST_OK;
 }
 
-static void name_model(struct server *s, const char *folder)
-{
-    if (s->options->model_name)
-        snprintf(s->model_name, sizeof s->model_name, "%s", s->options->model_name);
-    else
-        model_folder_name(folder, s->model_name, sizeof s->model_name);
-}
-
 enum status served_model_read(struct server *s)
 {
     enum status st;
     const char *folder = s->options->engine.model_folder;
-    name_model(s, folder);
+    if (s->options->model_name)
+        snprintf(s->model_name, sizeof s->model_name, "%s", s->options->model_name);
+    else
+        model_folder_name(folder, s->model_name, sizeof s->model_name);
     CHECK(read_generation_config(s, folder));
     CHECK(read_tokenizer(s, folder));
     s->model.name = s->model_name;

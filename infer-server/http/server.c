@@ -90,15 +90,6 @@ static void begin_drain(struct server *s, int64_t ms)
     s->drain_deadline_ns = clock_deadline_ns(ms);
 }
 
-static void go_on_draining(struct server *s)
-{
-    bool idle = http_open_requests(s->http) == 0 && s->host.live == 0;
-    bool overdue = clock_now_ns() >= s->drain_deadline_ns;
-    if (!idle && !overdue) return;
-    if (!idle) log_warn("stopping with %d requests unfinished", http_open_requests(s->http));
-    uv_stop(&s->loop);
-}
-
 static void on_tick(uv_timer_t *timer)
 {
     struct server *s = timer->data;
@@ -109,7 +100,10 @@ static void on_tick(uv_timer_t *timer)
         log_error("out of memory: tokens were lost, stopping");
         uv_stop(&s->loop);
     }
-    if (s->draining) go_on_draining(s);
+    const bool idle = http_open_requests(s->http) == 0 && s->host.live == 0;
+    if (!s->draining || (!idle && clock_now_ns() < s->drain_deadline_ns)) return;
+    if (!idle) log_warn("stopping with %d requests unfinished", http_open_requests(s->http));
+    uv_stop(&s->loop);
 }
 
 static void on_signal(uv_signal_t *handle, int number)

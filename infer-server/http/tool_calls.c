@@ -116,16 +116,12 @@ static bool tool_match_begin(const struct tool_form *form, int i, size_t at, boo
     return true;
 }
 
-static bool is_name(char c)
-{
-    return (unsigned char)c > ' ' && !strchr("<[{\"", c);
-}
-
 // To the end of a name, or of another word.
 static enum tool_match_state read_name(struct tool_match *m, const char *text, size_t len, bool end)
 {
     const size_t from = m->name_len ? m->name : m->at;
-    while (m->at < len && is_name(text[m->at])) m->at++;
+    while (m->at < len && (unsigned char)text[m->at] > ' ' && !strchr("<[{\"", text[m->at]))
+        m->at++;
     if (*m->next == *NAME && m->at > from) {
         m->name = from;
         m->name_len = m->at - from;
@@ -380,15 +376,6 @@ static enum status add_list(struct tool_calls *c, struct slice list, bool *ret_a
     return st;
 }
 
-static enum status add_match(struct tool_calls *c, const char *text, const struct tool_match *m,
-                             bool *ret_is)
-{
-    const struct slice json = {text + m->json, m->json_len};
-    if (m->kind == TOOL_ARGUMENTS)
-        return add_call(c, (struct slice){text + m->name, m->name_len}, json, ret_is);
-    return (m->kind == TOOL_CALL ? add_object : add_list)(c, json, ret_is);
-}
-
 // ---- the text ----------------------------------------------------------------------------------
 
 // text[at..to) is no call's.
@@ -419,7 +406,11 @@ static enum status look(struct tool_calls *c, const char *text, size_t len, bool
         enum tool_match_state one = tool_match_go_on(m, text, len, end);
         bool is_call = false;
         if (one == TOOL_MATCH_YES) {
-            enum status st = add_match(c, text, m, &is_call);
+            const struct slice name = {text + m->name, m->name_len},
+                               json = {text + m->json, m->json_len};
+            enum status st = m->kind == TOOL_ARGUMENTS ? add_call(c, name, json, &is_call)
+                             : m->kind == TOOL_CALL    ? add_object(c, json, &is_call)
+                                                       : add_list(c, json, &is_call);
             if (st != ST_OK) return st;
             *ret_to = m->at;
             m->next = NULL;

@@ -51,14 +51,6 @@ out:
     return st;
 }
 
-static enum status plan_of_folder(const struct adapters *a, const char *folder,
-                                  struct adapter **ret)
-{
-    struct adapter_config *config;
-    enum status st = adapter_config_load(folder, &config);
-    return st == ST_OK ? adapter_new(config, a->base, a->base->dt, ret) : st;
-}
-
 static void role_of(const struct slot *s, char ret[CONTROL_ROLE_BYTES])
 {
     snprintf(ret, CONTROL_ROLE_BYTES, "adapter:%s", s->info.name);
@@ -114,14 +106,6 @@ static void slot_release(struct device *dev, struct slot *s)
     *s = (struct slot){0};
 }
 
-// Makes it free. Somebody else may have taken its memory meanwhile: it then has no room.
-static void slot_clear(struct adapters *a, int slot)
-{
-    slot_release(a->dev, &a->slots[slot]);
-    if (device_alloc(a->dev, a->slot_bytes, &a->slots[slot].room) != ST_OK)
-        a->slots[slot].room = NULL;
-}
-
 void adapters_free(struct adapters *a)
 {
     if (!a) return;
@@ -173,21 +157,14 @@ static enum status free_slot(const struct adapters *a, int *ret)
                        a->max);
 }
 
-static enum status check_rank(const struct adapters *a, const struct adapter *adapter)
-{
-    if (adapter->max_rank <= a->max_rank) return ST_OK;
-    return status_fail(ST_INVALID,
-                       "the adapter has rank %d, over this server's %d; start it with "
-                       "--max-lora-rank %d",
-                       adapter->max_rank, a->max_rank, adapter->max_rank);
-}
-
 static enum status plan_of_order(const struct adapters *a, const struct adapter_order *order,
                                  const struct adapter *copied, struct adapter **ret)
 {
+    struct adapter_config *config;
     if (copied) return plan_of_json(a, order->copy_of, copied->config->source, ret);
-    return order->folder ? plan_of_folder(a, order->folder, ret)
-                         : plan_of(a, "\"config\"", order->config, ret);
+    if (!order->folder) return plan_of(a, "\"config\"", order->config, ret);
+    enum status st = adapter_config_load(order->folder, &config);
+    return st == ST_OK ? adapter_new(config, a->base, a->base->dt, ret) : st;
 }
 
 // The weights of a new one, whose memory is zeros.
@@ -212,7 +189,10 @@ enum status adapters_add(struct adapters *a, const struct adapter_order *order, 
         FAIL(ST_NOT_FOUND, "\"copy_of\": there is no adapter '%s'", order->copy_of);
     CHECK(free_slot(a, &slot));
     CHECK(plan_of_order(a, order, copied, &s.adapter));
-    CHECK(check_rank(a, s.adapter));
+    if (s.adapter->max_rank > a->max_rank)
+        FAIL(ST_INVALID,
+             "the adapter has rank %d, over this server's %d; start it with --max-lora-rank %d",
+             s.adapter->max_rank, a->max_rank, s.adapter->max_rank);
     snprintf(name, sizeof name, "%s%d", segment, slot);
     device_release(a->dev, a->slots[slot].room);
     a->slots[slot].room = NULL;
@@ -245,8 +225,12 @@ enum status adapters_remove(struct adapters *a, int slot)
 {
     enum status st = adapter_table_set(a->table, slot, NULL);
     adapters_retire(a, slot);
-    if (st == ST_OK) slot_clear(a, slot);
-    return st;
+    if (st != ST_OK) return st;
+    slot_release(a->dev, &a->slots[slot]);
+    // Somebody else may have taken its memory meanwhile: it then has no room.
+    if (device_alloc(a->dev, a->slot_bytes, &a->slots[slot].room) != ST_OK)
+        a->slots[slot].room = NULL;
+    return ST_OK;
 }
 
 enum status adapters_check(const struct adapters *a, int slot, const char *config)

@@ -22,13 +22,6 @@ static enum status become_rank(void *context, int rank)
     return ranks_export(&r);
 }
 
-// systemd asks its main process for signs of life, which is this one; rank 0 gives them.
-static void pass_watchdog_on(void)
-{
-    const char *pid = getenv("WATCHDOG_PID");
-    if (pid && atoi(pid) == (int)getpid()) unsetenv("WATCHDOG_PID");
-}
-
 // Without opening one here: that would take memory of it for as long as the server runs.
 static bool on_gpus(const char *device)
 {
@@ -59,7 +52,9 @@ enum status group_start(int n, const char *device, char **argv)
                                   .stop_signal = SIGTERM,
                                   .grace_ms = GRACE_MS,
                                   .end_ms = PROCESSES_END_MS};
-    pass_watchdog_on();
+    // systemd asks its main process for signs of life, which is this one; rank 0 gives them.
+    const char *pid = getenv("WATCHDOG_PID");
+    if (pid && atoi(pid) == (int)getpid()) unsetenv("WATCHDOG_PID");
     snprintf(all.run_id, sizeof all.run_id, "%" PRId64 "-%d", clock_wall_s(), (int)getpid());
     CHECK(processes_line("cw-infer-server", argv, gpus ? 0 : n, &line));
     plan.line = bytes_text(&line);

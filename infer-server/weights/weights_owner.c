@@ -51,11 +51,6 @@ struct weights_owner {
 #define NO_FOLDER    "(random weights)"
 #define FOLLOWERS_MS 10000 // of other shards' trainers to end, once that of rank 0 is gone
 
-static const char *source_name(const struct weights_source *source)
-{
-    return source->folder ? source->folder : NO_FOLDER;
-}
-
 // Path hash; then for an arena what segment_name() writes (the page holds its owner's).
 #define ARENA_READ "commonweight-%16[0-9a-f]-%" SCNu64 ".%d.%" SCNu64 "-%7[a-z]%n" // and a number
 #define PAGE_WRITE "/commonweight-%s-control"
@@ -114,18 +109,15 @@ static enum status and_others(struct weights_owner *o, enum status here, void *a
     return here == ST_OK ? others : status_recall(&kept);
 }
 
-// All shards of it.
-static enum status load_folder(struct weights_owner *o, const struct arena *a, const char *folder)
-{
-    enum status st = group_order(o->group, ORDER_LOAD, folder, strlen(folder));
-    return st == ST_OK ? and_others(o, weights_load(a->weights, o->dev, folder), NULL, 0) : st;
-}
-
 static enum status arena_load(struct weights_owner *o, enum weights_role role, const char *folder)
 {
-    const struct arena *a = &o->arenas[role];
-    enum status st = folder ? load_folder(o, a, folder)
-                            : weights_init_random(a->weights, o->dev, 1 + (uint64_t)role);
+    struct weights *w = o->arenas[role].weights;
+    enum status st;
+    if (folder)
+        st = group_order(o->group, ORDER_LOAD, folder, strlen(folder)); // all shards of it
+    else
+        st = weights_init_random(w, o->dev, 1 + (uint64_t)role);
+    if (folder && st == ST_OK) st = and_others(o, weights_load(w, o->dev, folder), NULL, 0);
     return role == WEIGHTS_POLICY ? st : status_context(st, "the %s model", role_names[role]);
 }
 
@@ -164,8 +156,8 @@ enum status weights_owner_new(struct device *dev, struct group *group,
     sweep_dead_segments();
     for (int i = 0; i < WEIGHTS_ROLES; i++)
         if (o->arenas[i].weights) CHECK(arena_new(o, (enum weights_role)i));
-    control_owner_loaded(o->control, role_names[WEIGHTS_POLICY],
-                         source_name(&sources[WEIGHTS_POLICY]), true);
+    const char *from = sources[WEIGHTS_POLICY].folder;
+    control_owner_loaded(o->control, role_names[WEIGHTS_POLICY], from ? from : NO_FOLDER, true);
     control_owner_update_end(o->control);
     *ret = o;
     return ST_OK;
