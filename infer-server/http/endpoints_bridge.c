@@ -15,12 +15,9 @@
 
 struct bridge_job {
     struct job job;
-    uint64_t version, *canaries; // (n_shards)
-    int n_shards;
-    int n_checksums;
-    uint64_t *checksums;
-    bool want_checksums, quotes; // quotes: the failure, of files (job_fail)
-    json_t *base;                // with these
+    uint64_t version;
+    json_t *canaries, *checksums, *base; // the latter two where they are asked for
+    bool quotes;                         // the failure, of files (job_fail)
 };
 
 // Answers with that, or with the failure that it came to, and ends.
@@ -32,8 +29,8 @@ static void finish(struct bridge_job *b, json_t *answer)
     else if (st != ST_OK)
         job_fail(&b->job, b->quotes ? "model" : NULL, "/reload");
     json_decref(answer);
-    free(b->canaries);
-    free(b->checksums);
+    json_decref(b->canaries);
+    json_decref(b->checksums);
     json_decref(b->base);
     free(b);
 }
@@ -79,59 +76,44 @@ static json_t *info_json(struct server *s, uint64_t version)
         control_json(&info));
 }
 
-static json_t *hex_json(uint64_t q)
-{
-    char text[20];
-    snprintf(text, sizeof text, "%016" PRIx64, q);
-    return json_string(text);
-}
-
+// NULL: no memory.
 static json_t *hex_list(const uint64_t *q, int n)
 {
+    char text[20];
     json_t *list = json_array();
-    for (int i = 0; i < n; i++) json_array_append_new(list, hex_json(q[i]));
+    for (int i = 0; list && i < n; i++) {
+        snprintf(text, sizeof text, "%016" PRIx64, q[i]);
+        json_array_append_new(list, json_string(text));
+    }
     return list;
-}
-
-static enum status copy_words(const uint64_t *from, int n, uint64_t **ret)
-{
-    uint64_t *words = malloc((size_t)n * sizeof *words);
-    if (!words) return status_fail(ST_NO_MEMORY, "out of memory");
-    memcpy(words, from, (size_t)n * sizeof *words);
-    *ret = words;
-    return ST_OK;
 }
 
 static void facts_reply(struct job *job)
 {
     struct bridge_job *b = (struct bridge_job *)job;
     json_t *info = info_json(job->server, b->version);
-    json_object_set_new(info, "canary", hex_json(b->canaries[0]));
-    json_object_set_new(info, "canaries", hex_list(b->canaries, b->n_shards));
-    if (b->want_checksums)
-        json_object_set_new(info, "checksums", hex_list(b->checksums, b->n_checksums));
-    json_object_set(info, "base", b->base); // NULL: nothing happens
+    json_object_set(info, "canary", json_array_get(b->canaries, 0));
+    json_object_set(info, "canaries", b->canaries);
+    json_object_set(info, "checksums", b->checksums); // NULL: nothing happens
+    json_object_set(info, "base", b->base);
     finish(b, info);
 }
 
 static void facts_done(void *context, const struct engine_bridge_facts *facts)
 {
     struct bridge_job *b = context;
-    enum status st =
-        facts ? ST_OK
-              : status_fail(
-                    ST_DEVICE,
-                    "the engine could not read its weights (it is stopping, or its device failed)");
-    if (facts) {
-        b->version = facts->version;
-        b->n_shards = facts->n_shards;
-        st = copy_words(facts->canaries, b->n_shards, &b->canaries);
-    }
-    if (st == ST_OK && facts->checksums) {
-        b->n_checksums = facts->n_tensors;
-        b->base = json_deep_copy(facts->base);
-        st = copy_words(facts->checksums, b->n_checksums, &b->checksums);
-    }
+    enum status st = ST_OK;
+    if (!facts)
+        FAIL(ST_DEVICE,
+             "the engine could not read its weights (it is stopping, or its device failed)");
+    b->version = facts->version;
+    if (!(b->canaries = hex_list(facts->canaries, facts->n_shards)))
+        FAIL(ST_NO_MEMORY, "out of memory");
+    if (!facts->checksums) goto out;
+    b->base = json_deep_copy(facts->base);
+    if (!(b->checksums = hex_list(facts->checksums, facts->n_tensors)))
+        st = status_fail(ST_NO_MEMORY, "out of memory");
+out:
     status_keep(&b->job.status, st);
     job_post(&b->job);
 }
@@ -158,7 +140,6 @@ void handle_bridge_info(void *server, struct http_request *q)
     }
     struct bridge_job *b = job_new(s, q, sizeof *b, facts_reply);
     if (!b) return;
-    b->want_checksums = checksums;
     enum status st = engine_bridge_facts(s->engine, checksums, facts_done, b);
     if (st == ST_OK) return;
     job_free(&b->job);

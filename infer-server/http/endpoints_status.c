@@ -122,6 +122,23 @@ void handle_metrics(void *server, struct http_request *q)
     http_reply(q, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
 }
 
+// The next of the request's samples after `after` (NULL: the first), in the order they ended; NULL:
+// no more.
+static const struct spec_window_entry *spec_window_find(const struct metrics *m,
+                                                        const char *request_id,
+                                                        const struct spec_window_entry *after)
+{
+    const struct spec_window *w = &m->ended;
+    const uint64_t oldest = w->n > SPEC_WINDOW_SAMPLES ? w->n - SPEC_WINDOW_SAMPLES : 0;
+    bool found = !after;
+    for (uint64_t i = oldest; i < w->n; i++) {
+        const struct spec_window_entry *e = &w->entries[i % SPEC_WINDOW_SAMPLES];
+        if (found && strcmp(e->request_id, request_id) == 0) return e;
+        found |= e == after;
+    }
+    return NULL;
+}
+
 static void put_samples(struct json_out *o, const struct server *s,
                         const struct spec_window_entry *e)
 {

@@ -81,8 +81,10 @@ static enum status begin(struct text_request *t, struct api_request *r)
     if (st != ST_OK) return st;
     http_attach(t->job.request, t, on_close);
     t->response.samples = t->response.generation->samples;
-    for (int i = 0; i < r->n_prompts; i++)
-        metrics_request(&s->metrics, r->prompts[i].n, r->sampling.max_tokens);
+    for (int i = 0; i < r->n_prompts; i++) {
+        histogram_add(&s->metrics.asked_n, &bounds_n, r->prompts[i].n);
+        histogram_add(&s->metrics.asked_tokens, &s->metrics.tokens, r->sampling.max_tokens);
+    }
     if (stream)
         http_stream(t->job.request,
                     t->kind == API_ROLLOUTS ? "application/x-ndjson"

@@ -196,6 +196,38 @@ static void fail_sample(struct generation_sample *s, const char *sentence)
     s->error = strdup(sentence);
 }
 
+// Times are cut as vLLM cuts them: queue, prefill up to the first token, decode up to the last.
+static void count_times(struct metrics *m, const struct sample_telemetry *t)
+{
+    const double prefill = (t->first_token_ms - t->queue_ms) / 1e3;
+    const double decode = (t->latency_ms - t->first_token_ms) / 1e3;
+    const int n = t->generated_tokens;
+    histogram_add(&m->queue, &bounds_request, t->queue_ms / 1e3);
+    histogram_add(&m->whole, &bounds_request, t->latency_ms / 1e3);
+    histogram_add(&m->prefill, &bounds_request, prefill);
+    histogram_add(&m->decode, &bounds_request, decode);
+    histogram_add(&m->inference, &bounds_request, prefill + decode);
+    histogram_add(&m->per_token, &bounds_next_token, n > 1 ? decode / (n - 1) : 0);
+}
+
+// A sample has ended, as the client is told.
+static void count_sample(struct metrics *m, const char *request_id,
+                         const struct generation_sample *s)
+{
+    const struct sample_telemetry *telemetry = &s->telemetry;
+    struct spec_window_entry *e = &m->ended.entries[m->ended.n++ % SPEC_WINDOW_SAMPLES];
+    snprintf(e->request_id, sizeof e->request_id, "%s", request_id);
+    e->choice = s->choice;
+    e->telemetry = *telemetry;
+    m->finished[s->finish]++;
+    if (s->finish != FINISH_STOP && s->finish != FINISH_LENGTH) return;
+    count_times(m, telemetry);
+    histogram_add(&m->prompt_tokens, &m->tokens, telemetry->prompt_tokens);
+    histogram_add(&m->generated_tokens, &m->tokens, telemetry->generated_tokens);
+    histogram_add(&m->computed_tokens, &m->tokens,
+                  telemetry->prompt_tokens - telemetry->cached_prompt_tokens);
+}
+
 static void end_sample(struct generation *g, struct generation_sample *s,
                        const struct engine_event *event)
 {
@@ -222,7 +254,7 @@ static void end_sample(struct generation *g, struct generation_sample *s,
     if (s->n > 0) s->telemetry.weight_version_last = s->tokens[s->n - 1].weight_version;
     if ((s->finish == FINISH_ERROR || s->finish == FINISH_CANCELLED) && !g->failure) g->failure = s;
     g->ended++;
-    metrics_sample(g->host->metrics, g->request->id, s->choice, s->finish, &s->telemetry);
+    count_sample(g->host->metrics, g->request->id, s);
 }
 
 static void take_tokens(struct generation *g, struct generation_sample *s,

@@ -18,7 +18,7 @@ bool server_knows_context(struct server *s)
     if (s->model.max_context > 0) return true;
     engine_info(s->engine, &info);
     s->model.max_context = info.max_context;
-    metrics_context(&s->metrics, info.max_context);
+    histogram_bounds_tokens(info.max_context, &s->metrics.tokens);
     return info.max_context > 0;
 }
 

@@ -1,7 +1,7 @@
 /* metrics.h: GET /metrics in Prometheus' text format. Counters and histograms of whole samples are
- * kept here (loop's thread), for only the server knows that a sample cut at a stop string
- * succeeded; gauges and step counters come from engine_stats(). Names are vLLM's where vLLM has the
- * metric. */
+ * kept by those that see them (loop's thread), for only the server knows that a sample cut at a
+ * stop string succeeded; gauges and step counters come from engine_stats(). Names are vLLM's where
+ * vLLM has the metric. */
 #ifndef INFER_SERVER_METRICS_H
 #define INFER_SERVER_METRICS_H
 
@@ -25,7 +25,7 @@ struct spec_window { // all zero: empty
 };
 
 struct metrics {
-    struct histogram_bounds tokens; // of the context; set once it is known (metrics_context)
+    struct histogram_bounds tokens; // of the context; set once it is known, before the first sample
     struct histogram whole, queue, prefill, decode, inference, per_token; // seconds
     struct histogram prompt_tokens, generated_tokens, computed_tokens;    // by sample
     struct histogram asked_n, asked_tokens;                               // by request
@@ -34,18 +34,6 @@ struct metrics {
     uint64_t disconnects; // clients that left before their answer was whole
     struct spec_window ended;
 };
-
-// Before the first sample: tokens of prompt and completion.
-void metrics_context(struct metrics *m, int max_context);
-// What a request asks for: samples of a prompt, and at most so many tokens of each.
-void metrics_request(struct metrics *m, int n, int max_tokens);
-// A sample that ended, of the request of that id: `finish` is what the client was told.
-void metrics_sample(struct metrics *m, const char *request_id, int choice,
-                    enum finish_reason finish, const struct sample_telemetry *telemetry);
-// The next of the request's samples after `after` (NULL: the first), in the order they ended; NULL:
-// no more.
-const struct spec_window_entry *spec_window_find(const struct metrics *m, const char *request_id,
-                                                 const struct spec_window_entry *after);
 
 struct metrics_info { // what else stands in the text
     const char *model, *kv_dtype;
@@ -56,7 +44,6 @@ struct metrics_info { // what else stands in the text
     bool paused, draining;
     int open_requests;
 };
-// metrics_page.c
 void metrics_write(const struct metrics *m, const struct metrics_info *info, struct bytes *ret);
 
 #endif

@@ -51,6 +51,47 @@ struct weights_owner {
 #define NO_FOLDER    "(random weights)"
 #define FOLLOWERS_MS 10000 // of other shards' trainers to end, once that of rank 0 is gone
 
+// ---- of any rank's arena -----------------------------------------------------------------------
+
+void segment_name(const char *bridge_path, const char *role, char ret[SEGMENT_BYTES])
+{
+    char path_hash[17];
+    hash_sha256_hex(bridge_path, strlen(bridge_path), 8, path_hash);
+    snprintf(ret, SEGMENT_BYTES, "/commonweight-%s-%" PRIu64 ".%d.%" PRIu64 "-%s", path_hash,
+             process_namespace(), (int)getpid(), process_start_time(getpid()), role);
+}
+
+enum status arena_canary(struct device *dev, const struct weights *w, uint64_t *ret_word)
+{
+    char *canary = (char *)w->base + w->canary_offset;
+    uint64_t word = 0;
+    device_copy_out(dev, &word, canary, sizeof word);
+    enum status st = device_sync(dev);
+    if (st != ST_OK) return st;
+    const uint64_t complement = ~word;
+    device_copy_in(dev, canary + sizeof word, &complement, sizeof complement);
+    st = device_sync(dev);
+    if (st == ST_OK) *ret_word = word;
+    return st;
+}
+
+enum status arena_checksums(struct device *dev, const struct weights *w, uint64_t *sums)
+{
+    const size_t n = (size_t)w->n_tensors, element = dtype_size(w->dt);
+    uint64_t *ranges = malloc(2 * n * sizeof *ranges); // offsets, then lengths
+    if (!ranges) return status_fail(ST_NO_MEMORY, "no memory for %zu checksums", n);
+    for (size_t i = 0; i < n; i++) {
+        const struct weight_tensor *t = &w->tensors[i];
+        ranges[i] = (uint64_t)t->offset * element;
+        ranges[n + i] = (uint64_t)t->n * dtype_size(weights_tensor_dtype(w, t));
+    }
+    device_ops(dev)->checksum(dev, sums, w->base, ranges, ranges + n, w->n_tensors);
+    free(ranges);
+    return device_sync(dev);
+}
+
+// ---- what the dead left ------------------------------------------------------------------------
+
 // Path hash; then for an arena what segment_name() writes (the page holds its owner's).
 #define ARENA_READ "commonweight-%16[0-9a-f]-%" SCNu64 ".%d.%" SCNu64 "-%7[a-z]%n" // and a number
 #define PAGE_WRITE "/commonweight-%s-control"
