@@ -82,8 +82,8 @@ enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums);
 // once for as long as it stays the same, whatever becomes of the other roles. The owner's.
 enum status weights_owner_base(struct weights_owner *o, const json_t **ret);
 
-// The same of one arena, by whichever rank it is; and where on this machine it is, with the name of a new
-// segment, which says which process made it.
+// The same of one arena, by whichever rank it is; and where on this machine it is, with the name of
+// a new segment, which says which process made it.
 enum status arena_canary(struct device *dev, const struct weights *w, uint64_t *ret_word);
 enum status arena_checksums(struct device *dev, const struct weights *w, uint64_t *sums);
 #define SEGMENT_BYTES 96
