@@ -35,6 +35,10 @@ BUILD      ?= build$(KIND)
 VERSION    := $(shell sed -n 's/^.define COMMONWEIGHT_VERSION "\(.*\)"/\1/p' common/base/options.h)
 
 .DEFAULT_GOAL := all
+# As many jobs as there are processors, unless -jN says how many; `make clean all` is one after the other.
+ifeq ($(MAKELEVEL)$(filter clean,$(MAKECMDGOALS)),0)
+MAKEFLAGS += -j$(shell nproc)
+endif
 # Some goals need no packages; installing the program installs none.
 GOALS := $(or $(MAKECMDGOALS),all)
 BUILDS := $(filter-out help clean format uninstall wheel,$(GOALS))
