@@ -52,9 +52,8 @@ __device__ __forceinline__ void copy_rotated(const heads_product<T> &p, int row0
                        (int)p.c_head);
 }
 
-// V: elements that are copied at once.
 template <typename TILE, typename T, int V>
-__global__ void __launch_bounds__(TILE::threads, TILE::blocks) heads_kernel(heads_product<T> p)
+__device__ __forceinline__ void multiply_heads(const heads_product<T> &p)
 {
     const int row0 = blockIdx.x * TILE::rows, col0 = blockIdx.y * TILE::cols;
     const tile_operand<T> l = {p.a + blockIdx.z * p.a_head + row0 * p.a_row, p.a_row,
@@ -68,6 +67,19 @@ __global__ void __launch_bounds__(TILE::threads, TILE::blocks) heads_kernel(head
     typename TILE::sums sum = {};
     TILE::multiply(sum, l, r, p.depth, early);
     TILE::store_tile(p.c + blockIdx.z * p.c_head + row0 * p.c_row + col0, p.c_row, sum, l.n, r.n);
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define TAKES_MMA false // mma_takes(): so nothing is compiled of it
+#else
+#define TAKES_MMA true
+#endif
+
+// V: elements that are copied at once.
+template <typename TILE, typename T, int V>
+__global__ void __launch_bounds__(TILE::threads, TILE::blocks) heads_kernel(heads_product<T> p)
+{
+    if constexpr (TAKES_MMA || !TILE::in_pairs) multiply_heads<TILE, T, V>(p);
 }
 
 template <typename TILE> static dim3 tiles_of(int rows, int cols, int heads)
