@@ -362,9 +362,13 @@ TEST(test_tcp_and_key)
     const char *const *open = OPTIONS(test_binary("cw-infer-server"), "--model", model, "--socket",
                                       test_path(test_folder(), "s.sock"), "--listen", "0.0.0.0:0");
     expect_refusal(1, "--api-key-file", open);
-    const char *const bad[] = {test_binary("cw-infer-server"),     "--model",  model,  "--socket",
-                               test_path(test_folder(), "s.sock"), "--listen", "8000", NULL};
-    expect_refusal(2, "--listen 8000: give HOST:PORT", bad);
+    static const char *const bad[] = {"8000", "127.0.0.1:99999", "127.0.0.1:http"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const char *const *words =
+            OPTIONS(test_binary("cw-infer-server"), "--model", model, "--socket",
+                    test_path(test_folder(), "s.sock"), "--listen", bad[i]);
+        expect_refusal(2, ": give HOST:PORT", words);
+    }
 }
 
 // ---- time-outs ---------------------------------------------------------------------------------
