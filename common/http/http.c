@@ -102,18 +102,13 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
     }
 }
 
-static struct connection *connection_of(struct MHD_Connection *mhd)
-{
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    return info ? info->socket_context : NULL;
-}
-
 // ---- requests ---------------------------------------------------------------------------------
 
 static struct http_request *http_request_new(struct listener *l, struct MHD_Connection *connection)
 {
-    struct connection *socket = connection_of(connection);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct connection *socket = info ? info->socket_context : NULL;
     struct http_request *q = socket ? calloc(1, sizeof *q) : NULL;
     if (!q) return NULL;
     struct http *h = l->http;

@@ -14,14 +14,21 @@
 
 // ---- queueing ----------------------------------------------------------------------------------
 
+enum { COMMAND_TEXTS = 5 };
+
+static void list_texts(struct command *c, const char **ret[COMMAND_TEXTS])
+{
+    const char **texts[COMMAND_TEXTS] = {&c->order.name, &c->order.folder, &c->order.config,
+                                         &c->order.copy_of, &c->draft_folder};
+    memcpy(ret, texts, sizeof texts);
+}
+
 static void command_free(struct command *c)
 {
+    const char **texts[COMMAND_TEXTS];
     if (!c) return;
-    free((char *)c->folder);
-    free((char *)c->draft_folder);
-    free((char *)c->name);
-    free((char *)c->config);
-    free((char *)c->copy_of);
+    list_texts(c, texts);
+    for (int i = 0; i < COMMAND_TEXTS; i++) free((char *)*texts[i]);
     free(c);
 }
 
@@ -32,9 +39,10 @@ static enum status queue_command(struct engine *e, const struct command *wanted)
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for a command");
     *c = *wanted;
     // The texts, which were the caller's, become its own.
-    const char **texts[] = {&c->folder, &c->draft_folder, &c->name, &c->config, &c->copy_of};
+    const char **texts[COMMAND_TEXTS];
     bool copied = true;
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+    list_texts(c, texts);
+    for (int i = 0; i < COMMAND_TEXTS; i++)
         if (*texts[i]) copied &= (*texts[i] = strdup(*texts[i])) != NULL;
     if (!copied) FAIL(ST_NO_MEMORY, "no memory for a command");
     pthread_mutex_lock(&e->lock);
@@ -56,8 +64,8 @@ enum status engine_reload(struct engine *e, const char *folder, const char *draf
 {
     const struct command c = {.kind = COMMAND_RELOAD,
                               .context = context,
-                              .reload_done = done,
-                              .folder = folder,
+                              .done = done,
+                              .order.folder = folder,
                               .draft_folder = draft_folder};
     return queue_command(e, &c);
 }
@@ -65,14 +73,8 @@ enum status engine_reload(struct engine *e, const char *folder, const char *draf
 enum status engine_load_adapter(struct engine *e, const struct adapter_order *order,
                                 engine_done_fn done, void *context)
 {
-    const struct command c = {.kind = COMMAND_LOAD_ADAPTER,
-                              .context = context,
-                              .reload_done = done,
-                              .name = order->name,
-                              .folder = order->folder,
-                              .config = order->config,
-                              .copy_of = order->copy_of,
-                              .in_place = order->in_place};
+    const struct command c = {
+        .kind = COMMAND_LOAD_ADAPTER, .context = context, .done = done, .order = *order};
     return queue_command(e, &c);
 }
 
@@ -81,8 +83,8 @@ enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writ
 {
     const struct command c = {.kind = COMMAND_UNLOAD_ADAPTER,
                               .context = context,
-                              .reload_done = done,
-                              .name = name,
+                              .done = done,
+                              .order.name = name,
                               .writer = writer};
     return queue_command(e, &c);
 }
@@ -137,30 +139,30 @@ static enum status check_base(struct engine *e, const char *folder, char *warnin
 static enum status load(struct engine *e, const struct command *c, char *warning, size_t size)
 {
     const struct adapters *a = weights_owner_adapters(e->owner);
-    const struct adapter_order order = {c->name, c->folder, c->config, c->copy_of, c->in_place};
-    const int slot = adapters_find(a, c->name);
+    const struct adapter_order *o = &c->order;
+    const int slot = adapters_find(a, o->name);
     enum status st = ST_OK;
-    if (c->folder && (slot < 0 || c->in_place)) CHECK(check_base(e, c->folder, warning, size));
+    if (o->folder && (slot < 0 || o->in_place)) CHECK(check_base(e, o->folder, warning, size));
     if (slot < 0) {
-        CHECK(weights_owner_add_adapter(e->owner, &order));
+        CHECK(weights_owner_add_adapter(e->owner, o));
         executor_use_adapters(e->executor, a);
-        if (c->copy_of) // one a step, where a trainer keeps snapshots
-            log_debug("engine: adapter '%s': a copy of '%s'", c->name, c->copy_of);
+        if (o->copy_of) // one a step, where a trainer keeps snapshots
+            log_debug("engine: adapter '%s': a copy of '%s'", o->name, o->copy_of);
         else
-            log_info("engine: adapter '%s': %s%s", c->name, c->folder ? "loaded from " : "made new",
-                     c->folder ? c->folder : "");
-    } else if (c->in_place && c->folder) {
-        CHECK(weights_owner_reload_adapter(e->owner, slot, c->folder));
+            log_info("engine: adapter '%s': %s%s", o->name, o->folder ? "loaded from " : "made new",
+                     o->folder ? o->folder : "");
+    } else if (o->in_place && o->folder) {
+        CHECK(weights_owner_reload_adapter(e->owner, slot, o->folder));
         engine_take_version(e, e->options.kv_policy != KV_KEEP);
-        log_info("engine: adapter '%s': weights replaced from %s, version %llu", c->name, c->folder,
+        log_info("engine: adapter '%s': weights replaced from %s, version %llu", o->name, o->folder,
                  (unsigned long long)e->live.weight_version);
-    } else if (c->in_place && c->config) {
-        CHECK(adapters_check(a, slot, c->config));
+    } else if (o->in_place && o->config) {
+        CHECK(adapters_check(a, slot, o->config));
     } else {
         st = status_fail(ST_INVALID,
                          "the adapter '%s' has already been loaded; to replace its weights send "
                          "\"load_inplace\": true",
-                         c->name);
+                         o->name);
     }
 out:
     return st;
@@ -171,11 +173,11 @@ out:
 static enum status unload(struct engine *e, const struct command *c)
 {
     const struct adapters *a = weights_owner_adapters(e->owner);
-    const int slot = adapters_find(a, c->name);
-    if (slot < 0) return status_fail(ST_NOT_FOUND, "there is no adapter '%s'", c->name);
+    const int slot = adapters_find(a, c->order.name);
+    if (slot < 0) return status_fail(ST_NOT_FOUND, "there is no adapter '%s'", c->order.name);
     enum status st = weights_owner_retire_adapter(e->owner, slot, c->writer);
     if (st == ST_OK)
-        log_line(c->writer ? LOG_DEBUG : LOG_INFO, "engine: adapter '%s' unloaded", c->name);
+        log_line(c->writer ? LOG_DEBUG : LOG_INFO, "engine: adapter '%s' unloaded", c->order.name);
     return st;
 }
 
@@ -209,21 +211,10 @@ static void change_adapters(struct engine *e, const struct command *c)
     if (weights_owner_adapters(e->owner)) publish_list(e);
     engine_publish(e);
     if (st == ST_DEVICE || st == ST_TORN) engine_fail(e, message);
-    c->reload_done(c->context, st, message, e->live.weight_version);
+    c->done(c->context, st, message, e->live.weight_version);
 }
 
 // ---- carrying out ------------------------------------------------------------------------------
-
-static void refuse_command(struct engine *e, struct command *c)
-{
-    if (c->kind != COMMAND_FACTS)
-        c->reload_done(c->context, ST_CANCELLED,
-                       e->live.state == ENGINE_FAILED ? e->live.state_detail
-                                                      : "the engine is ending",
-                       e->live.weight_version);
-    else
-        c->facts_done(c->context, NULL);
-}
 
 static void tell_facts(struct engine *e, struct command *c)
 {
@@ -266,8 +257,12 @@ void engine_run_commands(struct engine *e)
     pthread_mutex_unlock(&e->lock);
     while (c) {
         struct command *next = c->next;
-        if (e->live.state == ENGINE_FAILED || !e->executor)
-            refuse_command(e, c);
+        const bool failed = e->live.state == ENGINE_FAILED;
+        if ((failed || !e->executor) && c->kind == COMMAND_FACTS)
+            c->facts_done(c->context, NULL);
+        else if (failed || !e->executor)
+            c->done(c->context, ST_CANCELLED,
+                    failed ? e->live.state_detail : "the engine is ending", e->live.weight_version);
         else if (c->kind == COMMAND_RELOAD)
             engine_reload_weights(e, c);
         else if (c->kind != COMMAND_FACTS)

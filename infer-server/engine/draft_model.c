@@ -172,13 +172,6 @@ static enum status feed(struct draft_model *d, struct sample *sample, int end, i
     return ST_OK;
 }
 
-static void copy_block(struct draft_model *d, const struct step_copy *copy)
-{
-    const bool nothing = d->holds[copy->from] == NOTHING;
-    d->holds[copy->to] = nothing ? NOTHING : SOME;
-    if (!nothing) kv_memory_copy_block(&d->runner->kv, copy->from, copy->to);
-}
-
 enum status draft_model_follow(struct draft_model *d, const struct step *step, bool prompts,
                                int *ret_tokens, double *ret_ms)
 {
@@ -199,7 +192,12 @@ enum status draft_model_follow(struct draft_model *d, const struct step *step, b
     *ret_tokens = batch_tokens(d->runner->batch);
     if (*ret_tokens > 0) CHECK(runner_step(d->runner));
     // Siblings of an item's sample share its blocks, and have a copy of the last one.
-    for (int i = 0; i < step->n_copies; i++) copy_block(d, &step->copies[i]);
+    for (int i = 0; i < step->n_copies; i++) {
+        const struct step_copy *copy = &step->copies[i];
+        const bool nothing = d->holds[copy->from] == NOTHING;
+        d->holds[copy->to] = nothing ? NOTHING : SOME;
+        if (!nothing) kv_memory_copy_block(&d->runner->kv, copy->from, copy->to);
+    }
     for (int i = 0; i < step->n_states; i++)
         runner_copy_state(d->runner, step->states[i].from, step->states[i].to);
     for (int i = 0; i < step->n_sampled; i++)

@@ -17,11 +17,10 @@ struct command {
     enum command_kind kind;
     struct command *next;
     void *context;
-    const char *folder, *draft_folder;   // RELOAD; owned; draft_folder: NULL where it stays
-    const char *name, *config, *copy_of; // of the adapters' commands (adapters.h); owned
-    bool in_place;
+    struct adapter_order order; // of the adapters' commands; its folder is RELOAD's too. The texts
+    const char *draft_folder;   // are owned, as this one of RELOAD, NULL where it stays
     pid_t writer; // of unloading: the trainer that asks for it, which has it mapped no more; or 0
-    engine_done_fn reload_done;
+    engine_done_fn done;
     bool checksums; // FACTS
     void (*facts_done)(void *context, const struct engine_bridge_facts *);
 };

@@ -44,17 +44,6 @@ out:
     return st;
 }
 
-static void close_all(struct follower *f)
-{
-    if (f->dev) device_release(f->dev, f->rows);
-    runner_free(f->runner);
-    shared_memory_free(f->memory);
-    weights_free(f->weights);
-    model_config_free(f->config);
-    group_free(f->group);
-    device_free(f->dev);
-}
-
 // ---- orders that rank 0 waits for ---------------------------------------------------------------
 static enum status make_runner(struct follower *f, const struct bytes *data)
 {
@@ -181,6 +170,12 @@ enum status follower_run(const struct engine_options *options)
         group_end(f.group);
     }
     if (st != ST_OK && f.group) group_answer(f.group, st, NULL, 0);
-    close_all(&f);
+    if (f.dev) device_release(f.dev, f.rows);
+    runner_free(f.runner);
+    shared_memory_free(f.memory);
+    weights_free(f.weights);
+    model_config_free(f.config);
+    group_free(f.group);
+    device_free(f.dev);
     return st;
 }

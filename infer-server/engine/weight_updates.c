@@ -100,7 +100,7 @@ void engine_serve_writer(struct engine *e)
 void engine_reload_weights(struct engine *e, const struct command *c)
 {
     char message[512] = "";
-    enum status st = weights_owner_reload(e->owner, c->folder, c->draft_folder);
+    enum status st = weights_owner_reload(e->owner, c->order.folder, c->draft_folder);
     if (st != ST_OK)
         snprintf(message, sizeof message, "%s", status_message());
     else
@@ -110,10 +110,10 @@ void engine_reload_weights(struct engine *e, const struct command *c)
     else
         engine_take_version(e, st == ST_OK && e->options.kv_policy != KV_KEEP);
     if (st == ST_OK)
-        log_info("engine: weights reloaded from %s%s%s, version %llu", c->folder,
+        log_info("engine: weights reloaded from %s%s%s, version %llu", c->order.folder,
                  c->draft_folder ? ", the draft model's from " : "",
                  c->draft_folder ? c->draft_folder : "",
                  (unsigned long long)e->live.weight_version);
     engine_publish(e);
-    c->reload_done(c->context, st, message, e->live.weight_version);
+    c->done(c->context, st, message, e->live.weight_version);
 }

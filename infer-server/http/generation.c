@@ -160,14 +160,6 @@ static void scan_text(struct generation *g, struct generation_sample *s)
     s->safe = s->text.len - stop_hold(stop, bytes_text(&s->text), s->text.len);
 }
 
-// Special tokens that mark calls stay in a text that is searched for them.
-static bool is_dropped(const struct generation *g, const struct generation_sample *s, int32_t token)
-{
-    const struct tokenizer *t = g->host->tokenizer;
-    return s->tools && g->request->skip_special && tokenizer_is_special(t, token) &&
-           !tool_form_mentions(s->tools->form, tokenizer_token(t, token));
-}
-
 static enum status add_token(struct generation *g, struct generation_sample *s,
                              const struct token_record *token, const struct top_logprob *top,
                              bool has_text)
@@ -179,7 +171,11 @@ static enum status add_token(struct generation *g, struct generation_sample *s,
     if (n_top > 0 && top)
         memcpy(s->top + (size_t)s->n * (size_t)n_top, top, (size_t)n_top * sizeof *top);
     s->n++;
-    if (!s->detokenizer || !has_text || is_dropped(g, s, token->token)) return ST_OK;
+    if (!s->detokenizer || !has_text) return ST_OK;
+    const struct tokenizer *t = g->host->tokenizer;
+    if (s->tools && g->request->skip_special && tokenizer_is_special(t, token->token) &&
+        !tool_form_mentions(s->tools->form, tokenizer_token(t, token->token)))
+        return ST_OK; // those that mark calls stay in a text that is searched for them
     size_t before = s->text.len;
     enum status st = detokenizer_push(s->detokenizer, token->token, &s->text);
     if (st == ST_OK) st = bytes_status(&s->text);
