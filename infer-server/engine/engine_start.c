@@ -203,6 +203,13 @@ static enum status add_draft_model(struct executor *x, const struct weights *wei
     return draft_model_new(*runner, &limits, &x->draft_model);
 }
 
+// Rows of a step beside its decoding samples': what a tandem has missed.
+static int rows_apart(int max_batch)
+{
+    const int missed = EXECUTOR_MISSED_APART * max_batch;
+    return missed < ROWS_APART ? missed : ROWS_APART;
+}
+
 static enum status add_frozen_model(struct executor *x, const struct weights *weights, int context)
 {
     const struct runner_limits own = x->runners[RUNNER_POLICY]->limits;
@@ -258,9 +265,7 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     const int max_batch = options->max_batch, chunk = options->prefill_chunk;
     const int requested = executor_requested_context(config, options->max_context);
     const int max_rows = max_batch + drafting_rows(options);
-    // Rows beside those of the decoding samples: what a tandem has missed.
-    const int missed = weights[RUNNER_FROZEN] ? EXECUTOR_MISSED_APART * max_batch : 0;
-    const int apart = missed < ROWS_APART ? missed : ROWS_APART;
+    const int apart = weights[RUNNER_FROZEN] ? rows_apart(max_batch) : 0;
     const int max_seqs = max_rows > max_batch + apart ? max_rows : max_batch + apart;
     struct executor *x = calloc(1, sizeof *x);
     if (!x) return status_fail(ST_NO_MEMORY, "no memory for an executor");

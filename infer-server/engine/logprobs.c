@@ -59,6 +59,71 @@ enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_r
     return st;
 }
 
+// ---- sampled tokens' ---------------------------------------------------------------------------
+
+enum status sampled_logprobs_init(struct sampled_logprobs *s, struct device *dev, int max_rows,
+                                  int vocab)
+{
+    *s = (struct sampled_logprobs){.reader.dev = dev, .vocab = vocab};
+    s->top = malloc((size_t)max_rows * SAMPLER_MAX_TOP * sizeof *s->top);
+    s->targets = malloc((size_t)max_rows * sizeof *s->targets);
+    if (s->top && s->targets) return ST_OK;
+    return status_fail(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
+}
+
+void sampled_logprobs_release(struct sampled_logprobs *s)
+{
+    logprob_reader_release(&s->reader);
+    free(s->top);
+    free(s->targets);
+}
+
+static bool read_alike(const struct sampler_row *a, const struct sampler_row *b)
+{
+    return sampler_row_is_read(b) && a->n_top == b->n_top &&
+           a->sampling->temperature == b->sampling->temperature;
+}
+
+// Rows first to first + n - 1, which are read alike.
+static enum status read_rows(struct sampled_logprobs *s, const float *logits,
+                             const struct sampler_row *rows, int first, int n,
+                             struct sample_result *results, const struct top_logprob **ret_top)
+{
+    const int k = rows[first].n_top;
+    for (int i = 0; i < n; i++) s->targets[i] = results[first + i].token;
+    const struct logprob_rows wanted = {.logits = logits + (size_t)first * (size_t)s->vocab,
+                                        .targets = s->targets,
+                                        .n = n,
+                                        .vocab = s->vocab,
+                                        .n_top = k,
+                                        .temperature = rows[first].sampling->temperature};
+    const struct token_logprob *read;
+    enum status st = logprob_reader_read(&s->reader, &wanted, &read);
+    for (int i = 0; st == ST_OK && i < n; i++, read += 1 + k) {
+        struct top_logprob *top = s->top + (size_t)(first + i) * SAMPLER_MAX_TOP;
+        results[first + i].logprob = read[0].logprob;
+        for (int j = 0; j < k; j++)
+            top[j] =
+                (struct top_logprob){.token = read[1 + j].token, .logprob = read[1 + j].logprob};
+        ret_top[first + i] = k > 0 ? top : NULL;
+    }
+    return st;
+}
+
+enum status sampled_logprobs_read(struct sampled_logprobs *s, const float *logits,
+                                  const struct sampler_row *rows, int n,
+                                  struct sample_result *results, const struct top_logprob **ret_top)
+{
+    enum status st = ST_OK;
+    for (int i = 0, end; i < n && st == ST_OK; i = end) {
+        end = i + 1;
+        if (!sampler_row_is_read(&rows[i])) continue;
+        while (end < n && read_alike(&rows[i], &rows[end])) end++;
+        st = read_rows(s, logits, rows, i, end - i, results, ret_top);
+    }
+    return st;
+}
+
 // ---- a prompt's ---------------------------------------------------------------------------------
 
 struct prompt_row {

@@ -19,10 +19,8 @@ struct sampler {
     struct sample_params *params, *host_params;
     struct sample_draft *drafts, *host_drafts;
     struct sample_result *results, *host_results;
-    struct top_logprob *top; // (max_rows, SAMPLER_MAX_TOP)
-    int32_t *targets;        // (max_rows)
     struct adjuster adjuster;
-    struct logprob_reader reader;
+    struct sampled_logprobs logprobs;
 };
 
 uint64_t sampler_stream(uint64_t seed, int sample)
@@ -46,7 +44,6 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
     s->eos_ids = eos_ids;
     s->n_eos = n_eos;
     s->adjuster = (struct adjuster){.dev = dev, .max_rows = max_rows, .vocab = vocab};
-    s->reader.dev = dev;
     const size_t n = (size_t)max_rows;
     CHECK(device_alloc(dev, n * sizeof *s->params, (void **)&s->params));
     CHECK(device_alloc(dev, n * sizeof *s->drafts, (void **)&s->drafts));
@@ -54,9 +51,7 @@ enum status sampler_new(struct device *dev, int max_rows, int vocab, const int *
     CHECK(device_host_alloc(dev, n * sizeof *s->host_params, (void **)&s->host_params));
     CHECK(device_host_alloc(dev, n * sizeof *s->host_drafts, (void **)&s->host_drafts));
     CHECK(device_host_alloc(dev, n * sizeof *s->host_results, (void **)&s->host_results));
-    s->top = malloc(n * SAMPLER_MAX_TOP * sizeof *s->top);
-    s->targets = malloc(n * sizeof *s->targets);
-    if (!s->top || !s->targets) FAIL(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
+    CHECK(sampled_logprobs_init(&s->logprobs, dev, max_rows, vocab));
     *ret = s;
     return ST_OK;
 out:
@@ -74,9 +69,7 @@ void sampler_free(struct sampler *s)
     device_host_release(s->dev, s->host_drafts);
     device_host_release(s->dev, s->host_results);
     adjuster_release(&s->adjuster);
-    logprob_reader_release(&s->reader);
-    free(s->top);
-    free(s->targets);
+    sampled_logprobs_release(&s->logprobs);
     free(s);
 }
 
@@ -93,58 +86,6 @@ static void forbid(struct sampler *s, float *row, int32_t token)
 {
     static const float least = LEAST_LOGIT;
     if (token >= 0 && token < s->vocab) device_copy_in(s->dev, row + token, &least, sizeof least);
-}
-
-// Whether the row's logits are read once more when its token is known.
-static bool is_read(const struct sampler_row *row)
-{
-    return row->n_top > 0 || row->adjustment.list;
-}
-
-static bool read_alike(const struct sampler_row *a, const struct sampler_row *b)
-{
-    return is_read(b) && a->n_top == b->n_top &&
-           a->sampling->temperature == b->sampling->temperature;
-}
-
-// Rows first to first + n - 1, which are read alike.
-static enum status read_rows(struct sampler *s, const float *logits, const struct sampler_row *rows,
-                             int first, int n, const struct top_logprob **ret_top)
-{
-    const int k = rows[first].n_top;
-    for (int i = 0; i < n; i++) s->targets[i] = s->host_results[first + i].token;
-    const struct logprob_rows wanted = {.logits = logits + (size_t)first * (size_t)s->vocab,
-                                        .targets = s->targets,
-                                        .n = n,
-                                        .vocab = s->vocab,
-                                        .n_top = k,
-                                        .temperature = rows[first].sampling->temperature};
-    const struct token_logprob *read;
-    enum status st = logprob_reader_read(&s->reader, &wanted, &read);
-    for (int i = 0; st == ST_OK && i < n; i++, read += 1 + k) {
-        struct top_logprob *top = s->top + (size_t)(first + i) * SAMPLER_MAX_TOP;
-        s->host_results[first + i].logprob = read[0].logprob;
-        for (int j = 0; j < k; j++)
-            top[j] =
-                (struct top_logprob){.token = read[1 + j].token, .logprob = read[1 + j].logprob};
-        ret_top[first + i] = k > 0 ? top : NULL;
-    }
-    return st;
-}
-
-static enum status read_again(struct sampler *s, const float *logits,
-                              const struct sampler_row *rows, int n,
-                              const struct top_logprob **ret_top)
-{
-    enum status st = ST_OK;
-    for (int i = 0, end; i < n && st == ST_OK; i = end) {
-        end = i + 1;
-        ret_top[i] = NULL;
-        if (!is_read(&rows[i])) continue;
-        while (end < n && read_alike(&rows[i], &rows[end])) end++;
-        st = read_rows(s, logits, rows, i, end - i, ret_top);
-    }
-    return st;
 }
 
 // Takes the rows' parameters, drafts and adjustments; *ret_drafted: some row has a draft.
@@ -202,7 +143,13 @@ enum status sampler_collect(struct sampler *s, const float *logits, const struct
                             int n, const struct sample_result **ret_results,
                             const struct top_logprob **ret_top)
 {
-    const enum status st = read_again(s, logits, rows, n, ret_top);
+    bool again = false;
+    for (int i = 0; i < n; i++) {
+        ret_top[i] = NULL;
+        again |= sampler_row_is_read(&rows[i]);
+    }
+    enum status st = ST_OK;
+    if (again) st = sampled_logprobs_read(&s->logprobs, logits, rows, n, s->host_results, ret_top);
     if (st == ST_OK) *ret_results = s->host_results;
     return st;
 }

@@ -24,6 +24,11 @@ struct sampler_row {
     struct adjustment adjustment; // of its logits, while it is sampled
     int n_top;                    // likeliest tokens to be listed
 };
+// Whether its logits are read once more when its token is known.
+static inline bool sampler_row_is_read(const struct sampler_row *row)
+{
+    return row->n_top > 0 || row->adjustment.list;
+}
 #define SAMPLER_NO_DRAFT ((struct sample_draft){.token = -1})
 
 struct sampler_drafts {  // what drafts were sampled from
