@@ -41,7 +41,7 @@ json_t *sample_line(const struct rollout *r, int i, bool prompt, const struct re
     const struct example *e = r->examples[i / r->n_per_group];
     const struct reward_info *info = reward_info(reward);
     json_t *parts = json_object();
-    for (int k = 0; parts && k < info->n; k++)
+    for (int k = 0; parts && terms && k < info->n; k++) // NULL: others scored it
         metrics_put(parts, info->terms[k].name, terms[k * r->n_groups * r->n_per_group + i]);
     return json_pack("{s:i, s:i, s:O*, s:s*, s:s, s:o, s:o, s:i, s:O*}", "line", e->line, "sample",
                      i % r->n_per_group, "prompt", prompt ? e->prompt_json : NULL, "answer",

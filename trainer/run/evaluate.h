@@ -36,7 +36,7 @@ struct evaluation { // borrowed
     const struct sampling_options *sampling; // temperature 0: greedy
 };
 // Sample i of a rollout as a line for people and the report, with its prompt or without; terms:
-// (terms, n) of all its samples. NULL: no memory.
+// (terms, n) of all its samples, or NULL where others scored it (Atropos). NULL: no memory.
 json_t *sample_line(const struct rollout *r, int i, bool prompt, const struct reward *reward,
                     const double *terms, double sum);
 // ret_lines: a JSON object a sample and line is appended (docs/use/rewards.md), NULL: not wanted.
