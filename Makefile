@@ -11,7 +11,6 @@
 #   make SHARED=1                     one library that the programs share (make wheel)
 #   make WERROR=1                     warnings are errors, as in .ci/run
 #   make NO_INSTALL=1                 missing packages are named, not installed
-#   make LINEINFO=1                   kernels with line numbers, for ncu and compute-sanitizer
 
 SHELL      := /bin/bash
 CC         ?= gcc
@@ -28,7 +27,6 @@ DEVICE     ?= auto
 NO_INSTALL ?=
 SHARED     ?=
 WERROR     ?=
-LINEINFO   ?=
 PREFIX     ?= /usr/local
 LIBDIR     ?= $(PREFIX)/lib
 # build/ is this machine's own kind; another kind and sanitizers have folders of their own
@@ -142,7 +140,7 @@ $(BUILD)/obj/%.o: %.c $(STAMP)
 # compile for GPUs that are newer than any of CUDA_ARCHS.
 , := ,
 GENCODE := $(foreach a,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(a),code=$(if $(filter 80,$(a)),[sm_80$(,)compute_80],sm_$(a)))
-NVCCFLAGS_ = -std=c++17 -O3 $(if $(LINEINFO),-lineinfo) -I. -D_GNU_SOURCE -DCW_CUDA=1 $(GENCODE) -Xcompiler -fPIC,-Wall,-Wextra \
+NVCCFLAGS_ = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(GENCODE) -Xcompiler -fPIC,-Wall,-Wextra \
              $(if $(WERROR),-Werror all-warnings) -MMD -MP
 $(BUILD)/obj/%.cu.o: %.cu $(STAMP)
 	@mkdir -p $(@D)
@@ -350,7 +348,7 @@ clean:
 	rm -rf $(foreach b,$(sort $(foreach k,build build-cpu build-cuda,$(k) $(k)-sanitize) $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -14
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -13
 	@echo "targets: all test combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb wheel format clean"
 
 .PHONY: all tests test combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb wheel format tidy clean help
