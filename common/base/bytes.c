@@ -228,6 +228,13 @@ size_t utf8_count(const char *data, size_t n_bytes)
     return n;
 }
 
+size_t utf8_valid(const char *s, size_t len)
+{
+    size_t at = 0;
+    for (int n; at < len && (n = utf8_sequence(s + at, len - at)) > 0;) at += (size_t)n;
+    return at;
+}
+
 uint32_t utf8_next(const char *s, size_t len, size_t *at)
 {
     const char *here = s + *at;

@@ -60,6 +60,7 @@ int utf8_encode(uint32_t code_point, char ret[4]);
 uint32_t utf8_next(const char *s, size_t len, size_t *at);
 uint32_t utf8_before(const char *s, size_t *at);     // the one before *at > 0, which is moved to it
 size_t utf8_count(const char *data, size_t n_bytes); // characters of valid UTF-8
+size_t utf8_valid(const char *s, size_t len);        // bytes of whole characters at the start
 
 #ifdef __cplusplus
 }

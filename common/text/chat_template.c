@@ -299,14 +299,11 @@ static enum status check_input(const struct chat_input *input)
 static enum status make_variables(const struct chat_template *t, const struct chat_input *input,
                                   json_t **ret)
 {
-    json_t *all = json_copy(t->special_tokens);
-    bool ok = all != NULL;
-    ok = ok && json_object_set(all, "messages", (json_t *)input->messages) == 0;
-    ok = ok && (is_given(input->tools) ? json_object_set(all, "tools", (json_t *)input->tools)
-                                       : json_object_set_new(all, "tools", json_null())) == 0;
-    ok = ok && json_object_set_new(all, "documents", json_null()) == 0;
-    ok = ok && json_object_set_new(all, "add_generation_prompt",
-                                   json_boolean(input->add_generation_prompt)) == 0;
+    json_t *all = json_copy(t->special_tokens),
+           *own =
+               json_pack("{s:O,s:O?,s:n,s:b}", "messages", input->messages, "tools", input->tools,
+                         "documents", "add_generation_prompt", input->add_generation_prompt);
+    bool ok = json_object_update_new(all, own) == 0;
     if (ok && is_given(input->kwargs)) ok = json_object_update(all, (json_t *)input->kwargs) == 0;
     if (!ok) {
         json_decref(all);

@@ -16,11 +16,6 @@
 
 enum decoder_kind { DECODER_NONE, DECODER_BYTE_LEVEL, DECODER_CHAIN };
 
-struct replacement {
-    struct pattern *pattern;
-    struct bytes with;
-};
-
 struct decoder {
     enum decoder_kind kind;
     struct replacement *replacements; // CHAIN, in order
@@ -36,47 +31,43 @@ struct decoder {
 void decoder_free(struct decoder *d)
 {
     if (!d) return;
-    for (size_t i = 0; i < d->n_replacements; i++) {
-        pattern_free(d->replacements[i].pattern);
-        bytes_release(&d->replacements[i].with);
-    }
+    for (size_t i = 0; i < d->n_replacements; i++) replacement_release(&d->replacements[i]);
     free(d->replacements);
     free(d);
 }
 
-// The next replacement, its pattern yet to be set; NULL: out of memory.
-static struct replacement *add_replacement(struct decoder *d, const char *with, size_t with_len)
+// The next replacement, yet to be filled.
+static enum status add_replacement(struct decoder *d, const char *where, struct replacement **ret)
 {
-    struct replacement *items = realloc(d->replacements, (d->n_replacements + 1) * sizeof(*items));
-    if (!items) return NULL;
+    struct replacement *items = array_room(d->replacements, d->n_replacements, sizeof(*items));
+    if (!items) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
     d->replacements = items;
-    struct replacement *r = &items[d->n_replacements++];
-    *r = (struct replacement){NULL, BYTES_INIT};
-    bytes_append(&r->with, with, with_len);
-    return r->with.failed ? NULL : r;
+    *ret = &items[d->n_replacements++];
+    **ret = (struct replacement){NULL, BYTES_INIT};
+    return ST_OK;
 }
 
 static enum status parse_replace(const char *where, const json_t *section, struct decoder *d)
 {
-    const json_t *with = json_object_get(section, "content");
-    if (!json_is_string(with))
-        return status_fail(ST_FORMAT, "%s: decoder.content is not a string", where);
-    struct replacement *r = add_replacement(d, json_string_value(with), json_string_length(with));
-    if (!r) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    return pattern_parse(where, "decoder.pattern", json_object_get(section, "pattern"),
-                         &r->pattern);
+    struct replacement *r;
+    enum status st = add_replacement(d, where, &r);
+    return st == ST_OK ? replacement_parse(where, "decoder", section, r) : st;
 }
 
 static enum status parse_metaspace(const char *where, const json_t *section, struct decoder *d)
 {
     char text[5];
     enum prepend_scheme scheme;
-    enum status st = section_metaspace(where, "decoder", section, text, &scheme);
-    if (st != ST_OK) return st;
-    struct replacement *r = add_replacement(d, " ", 1);
-    if (!r) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
+    struct replacement *r;
+    enum status st;
+    CHECK(section_metaspace(where, "decoder", section, text, &scheme));
+    CHECK(add_replacement(d, where, &r));
+    bytes_puts(&r->with, " ");
+    CHECK(bytes_status(&r->with));
     d->drop_in_first = scheme != PREPEND_NEVER;
-    return pattern_literal(where, "decoder.replacement", text, strlen(text), &r->pattern);
+    st = pattern_new(where, "decoder.replacement", text, strlen(text), true, &r->pattern);
+out:
+    return st;
 }
 
 static enum status parse_strip(const char *where, const json_t *section, struct decoder *d)
@@ -215,9 +206,8 @@ static void put_byte_level(const char *token, size_t len, struct bytes *ret)
 static void end_byte_run(const struct decoder *d, struct decoding *state, struct bytes *ret)
 {
     const char *data = bytes_text(&state->pending);
-    size_t len = state->pending.len, at = 0;
-    for (int n; at < len && (n = utf8_sequence(data + at, len - at)) > 0;) at += (size_t)n;
-    if (at == len)
+    size_t len = state->pending.len;
+    if (utf8_valid(data, len) == len)
         emit(d, state, data, len, ret);
     else
         for (size_t i = 0; i < len; i++) emit(d, state, REPLACEMENT_CHARACTER, 3, ret);

@@ -11,10 +11,9 @@ enum step_kind { STEP_FORM, STEP_LOWERCASE, STEP_PREPEND, STEP_REPLACE, STEP_STR
 
 struct step {
     enum step_kind kind;
-    utf8proc_option_t form;  // STEP_FORM
-    struct pattern *pattern; // STEP_REPLACE
-    struct bytes text;       // what is prepended or put in
-    bool left, right;        // STEP_STRIP
+    utf8proc_option_t form;     // STEP_FORM
+    struct replacement replace; // STEP_REPLACE; what a STEP_PREPEND prepends is `with`
+    bool left, right;           // STEP_STRIP
 };
 
 struct normalizer {
@@ -26,22 +25,9 @@ struct normalizer {
 void normalizer_free(struct normalizer *n)
 {
     if (!n) return;
-    for (size_t i = 0; i < n->n; i++) {
-        pattern_free(n->steps[i].pattern);
-        bytes_release(&n->steps[i].text);
-    }
+    for (size_t i = 0; i < n->n; i++) replacement_release(&n->steps[i].replace);
     free(n->steps);
     free(n);
-}
-
-static enum status take_text(const char *where, const json_t *section, const char *key,
-                             struct bytes *ret)
-{
-    const json_t *text = json_object_get(section, key);
-    if (!json_is_string(text))
-        return status_fail(ST_FORMAT, "%s: normalizer.%s is not a string", where, key);
-    bytes_append(ret, json_string_value(text), json_string_length(text));
-    return bytes_status(ret);
 }
 
 static enum status parse_step(void *context, const char *where, const char *type,
@@ -72,14 +58,17 @@ static enum status parse_step(void *context, const char *where, const char *type
     if (!steps) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
     n->steps = steps;
     struct step *step = &steps[n->n++];
-    *step = (struct step){kinds[i].kind, kinds[i].form, NULL, BYTES_INIT, true, true};
+    *step = (struct step){kinds[i].kind, kinds[i].form, {NULL, BYTES_INIT}, true, true};
     enum status st = ST_OK;
-    if (step->kind == STEP_PREPEND) st = take_text(where, section, "prepend", &step->text);
-    if (step->kind == STEP_REPLACE) {
-        CHECK(take_text(where, section, "content", &step->text));
-        CHECK(pattern_parse(where, "normalizer.pattern", json_object_get(section, "pattern"),
-                            &step->pattern));
+    if (step->kind == STEP_PREPEND) {
+        const json_t *text = json_object_get(section, "prepend");
+        if (!json_is_string(text))
+            return status_fail(ST_FORMAT, "%s: normalizer.prepend is not a string", where);
+        bytes_append(&step->replace.with, json_string_value(text), json_string_length(text));
+        CHECK(bytes_status(&step->replace.with));
     }
+    if (step->kind == STEP_REPLACE)
+        CHECK(replacement_parse(where, "normalizer", section, &step->replace));
     if (step->kind == STEP_STRIP) {
         CHECK(json_get_bool(where, section, "strip_left", &step->left));
         CHECK(json_get_bool(where, section, "strip_right", &step->right));
@@ -179,10 +168,11 @@ static enum status apply_step(const struct step *step, const char *text, size_t 
     case STEP_STRIP:
         return apply_strip(step, text, len, ret);
     case STEP_REPLACE:
-        return pattern_replace(step->pattern, text, len, bytes_text(&step->text), step->text.len,
-                               ret);
+        return pattern_replace(step->replace.pattern, text, len, bytes_text(&step->replace.with),
+                               step->replace.with.len, ret);
     case STEP_PREPEND:
-        if (len > 0 && prepend) bytes_append(ret, bytes_text(&step->text), step->text.len);
+        if (len > 0 && prepend)
+            bytes_append(ret, bytes_text(&step->replace.with), step->replace.with.len);
         bytes_append(ret, text, len);
         break;
     }

@@ -26,9 +26,8 @@
 #define MATCH_LIMIT 200000000u // backtracking steps of one match; far above any real text's
 
 struct pattern {
-    struct bytes literal;
-    pcre2_code *code; // NULL for a literal
-    char *name;       // file and field, for errors while matching
+    pcre2_code *code;
+    struct bytes name; // file and field, for errors while matching
 };
 
 struct translation {
@@ -118,38 +117,36 @@ static enum status translate(struct translation *t, const char *s, size_t len)
     return bytes_status(&t->out);
 }
 
-static enum status pattern_alloc(const char *where, const char *field, struct pattern **ret)
+void pattern_free(struct pattern *p)
 {
-    struct pattern *p = calloc(1, sizeof(*p));
-    struct bytes name = BYTES_INIT;
-    bytes_printf(&name, "%s: %s", where, field);
-    if (!p || name.failed) {
-        free(p);
-        bytes_release(&name);
-        return status_fail(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
-    }
-    p->name = name.data;
-    *ret = p;
-    return ST_OK;
+    if (!p) return;
+    pcre2_code_free(p->code);
+    bytes_release(&p->name);
+    free(p);
 }
 
-enum status pattern_regex(const char *where, const char *field, const char *expression, size_t len,
-                          struct pattern **ret)
+enum status pattern_new(const char *where, const char *field, const char *text, size_t len,
+                        bool literal, struct pattern **ret)
 {
-    struct translation t = {where, field, expression, BYTES_INIT};
-    struct pattern *p = NULL;
-    enum status st;
-    CHECK(translate(&t, expression, len));
-    CHECK(pattern_alloc(where, field, &p));
+    struct translation t = {where, field, text, BYTES_INIT};
+    struct pattern *p = calloc(1, sizeof(*p));
+    enum status st = ST_OK;
     int error;
     PCRE2_SIZE offset;
-    p->code = pcre2_compile((PCRE2_SPTR)bytes_text(&t.out), t.out.len,
+    if (!p) FAIL(ST_NO_MEMORY, "%s: %s: out of memory", where, field);
+    bytes_printf(&p->name, "%s: %s", where, field);
+    CHECK(bytes_status(&p->name));
+    if (!literal) CHECK(translate(&t, text, len));
+    p->code =
+        literal
+            ? pcre2_compile((PCRE2_SPTR)text, len, PCRE2_UTF | PCRE2_LITERAL, &error, &offset, NULL)
+            : pcre2_compile((PCRE2_SPTR)bytes_text(&t.out), t.out.len,
                             PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &offset, NULL);
     if (!p->code) {
         unsigned char words[200] = "";
         pcre2_get_error_message(error, words, sizeof(words));
-        FAIL(ST_UNSUPPORTED, "%s: %s: regular expression \"%s\": %s", where, field,
-             CUT(expression, 200), (const char *)words);
+        FAIL(ST_UNSUPPORTED, "%s: %s: regular expression \"%s\": %s", where, field, CUT(text, 200),
+             (const char *)words);
     }
     pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); // without JIT the interpreter does the same
     *ret = p;
@@ -160,122 +157,62 @@ out:
     return st;
 }
 
-enum status pattern_literal(const char *where, const char *field, const char *text, size_t len,
-                            struct pattern **ret)
-{
-    struct pattern *p = NULL;
-    enum status st = pattern_alloc(where, field, &p);
-    if (st != ST_OK) return st;
-    bytes_append(&p->literal, text, len);
-    st = status_context(bytes_status(&p->literal), "%s", p->name);
-    if (st == ST_OK)
-        *ret = p;
-    else
-        pattern_free(p);
-    return st;
-}
-
 enum status pattern_parse(const char *where, const char *field, const json_t *value,
                           struct pattern **ret)
 {
-    const json_t *regex = json_object_get(value, "Regex");
-    const json_t *literal = json_object_get(value, "String");
-    if (json_is_string(regex))
-        return pattern_regex(where, field, json_string_value(regex), json_string_length(regex),
-                             ret);
-    if (!json_is_string(literal))
+    const json_t *regex = json_object_get(value, "Regex"),
+                 *text = json_is_string(regex) ? regex : json_object_get(value, "String");
+    if (!json_is_string(text))
         return status_fail(ST_FORMAT, "%s: %s is neither {\"String\": ...} nor {\"Regex\": ...}",
                            where, field);
-    if (json_string_length(literal) == 0)
+    if (text != regex && json_string_length(text) == 0)
         return status_fail(ST_UNSUPPORTED, "%s: %s is an empty string", where, field);
-    return pattern_literal(where, field, json_string_value(literal), json_string_length(literal),
-                           ret);
+    return pattern_new(where, field, json_string_value(text), json_string_length(text),
+                       text != regex, ret);
 }
 
-void pattern_free(struct pattern *p)
+static int match_at(const struct pattern *p, const char *text, size_t len, size_t at,
+                    uint32_t options, pcre2_match_data *match, pcre2_match_context *context)
 {
-    if (!p) return;
-    pcre2_code_free(p->code);
-    bytes_release(&p->literal);
-    free(p->name);
-    free(p);
-}
-
-// Where a search stands: what is before `done` is in *ret.
-struct search {
-    const struct pattern *pattern;
-    const char *text;
-    size_t len, done;
-    struct piece_list *ret;
-};
-
-static enum status put_match(struct search *s, size_t start, size_t end)
-{
-    enum status st = ST_OK;
-    if (start > s->done) st = piece_list_push(s->ret, s->done, start - s->done, 0);
-    s->done = end;
-    return st == ST_OK ? piece_list_push(s->ret, start, end - start, 1) : st;
-}
-
-static enum status find_literal(struct search *s)
-{
-    const struct pattern *p = s->pattern;
-    const char *hit, *what = bytes_text(&p->literal);
-    const size_t n = p->literal.len;
-    enum status st = ST_OK;
-    while (st == ST_OK && (hit = memmem(s->text + s->done, s->len - s->done, what, n)))
-        st = put_match(s, (size_t)(hit - s->text), (size_t)(hit - s->text) + n);
-    return st;
-}
-
-static int match_at(const struct search *s, size_t at, uint32_t options, pcre2_match_data *match,
-                    pcre2_match_context *context)
-{
-    return pcre2_match(s->pattern->code, (PCRE2_SPTR)s->text, s->len, at,
-                       PCRE2_NO_UTF_CHECK | options, match, context);
-}
-
-static enum status find_regex(struct search *s)
-{
-    enum status st = ST_OK;
-    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
-    pcre2_match_context *context = pcre2_match_context_create(NULL);
-    if (!match || !context) FAIL(ST_NO_MEMORY, "%s: out of memory", s->pattern->name);
-    pcre2_set_match_limit(context, MATCH_LIMIT);
-    for (size_t at = 0; at <= s->len;) {
-        int rc = match_at(s, at, 0, match, context);
-        if (rc == PCRE2_ERROR_JIT_STACKLIMIT) // the interpreter keeps its state on the heap
-            rc = match_at(s, at, PCRE2_NO_JIT, match, context);
-        if (rc == PCRE2_ERROR_NOMATCH) break;
-        if (rc < 0) {
-            unsigned char words[200] = "";
-            pcre2_get_error_message(rc, words, sizeof(words));
-            FAIL(ST_UNSUPPORTED, "%s: cannot match this text: %s", s->pattern->name,
-                 (const char *)words);
-        }
-        const PCRE2_SIZE *found = pcre2_get_ovector_pointer(match);
-        if (found[1] < found[0]) break; // \K in a look-ahead; no tokenizer has it
-        CHECK(put_match(s, found[0], found[1]));
-        at = found[1];
-        if (found[0] == found[1]) { // empty: go on one character further
-            if (at == s->len) break;
-            utf8_next(s->text, s->len, &at);
-        }
-    }
-out:
-    pcre2_match_context_free(context);
-    pcre2_match_data_free(match);
-    return st;
+    return pcre2_match(p->code, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK | options, match,
+                       context);
 }
 
 enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
                         struct piece_list *ret)
 {
-    struct search s = {p, text, len, 0, ret};
+    enum status st = ST_OK;
+    size_t done = 0; // everything before is in *ret
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    pcre2_match_context *context = pcre2_match_context_create(NULL);
     ret->n = 0;
-    if (len == 0) return ST_OK;
-    enum status st = p->code ? find_regex(&s) : find_literal(&s);
-    if (st == ST_OK && s.done < len) st = piece_list_push(ret, s.done, len - s.done, 0);
+    if (!match || !context) FAIL(ST_NO_MEMORY, "%s: out of memory", bytes_text(&p->name));
+    pcre2_set_match_limit(context, MATCH_LIMIT);
+    for (size_t at = 0; at <= len && len > 0;) {
+        int rc = match_at(p, text, len, at, 0, match, context);
+        if (rc == PCRE2_ERROR_JIT_STACKLIMIT) // the interpreter keeps its state on the heap
+            rc = match_at(p, text, len, at, PCRE2_NO_JIT, match, context);
+        if (rc == PCRE2_ERROR_NOMATCH) break;
+        if (rc < 0) {
+            unsigned char words[200] = "";
+            pcre2_get_error_message(rc, words, sizeof(words));
+            FAIL(ST_UNSUPPORTED, "%s: cannot match this text: %s", bytes_text(&p->name),
+                 (const char *)words);
+        }
+        const PCRE2_SIZE *found = pcre2_get_ovector_pointer(match);
+        if (found[1] < found[0]) break; // \K in a look-ahead; no tokenizer has it
+        if (found[0] > done) CHECK(piece_list_push(ret, done, found[0] - done, 0));
+        CHECK(piece_list_push(ret, found[0], found[1] - found[0], 1));
+        done = at = found[1];
+        if (found[0] == found[1]) { // empty: go on one character further
+            if (at == len) break;
+            utf8_next(text, len, &at);
+        }
+    }
+    if (done < len) st = piece_list_push(ret, done, len - done, 0);
+out:
+    pcre2_match_context_free(context);
+    pcre2_match_data_free(match);
     return st;
 }
 
@@ -291,6 +228,29 @@ enum status pattern_replace(const struct pattern *p, const char *text, size_t le
     }
     piece_list_release(&pieces);
     return st == ST_OK ? bytes_status(ret) : st;
+}
+
+// ---- replacements -------------------------------------------------------------------------------
+
+enum status replacement_parse(const char *where, const char *name, const json_t *section,
+                              struct replacement *ret)
+{
+    const json_t *with = json_object_get(section, "content");
+    char field[80];
+    if (!json_is_string(with))
+        return status_fail(ST_FORMAT, "%s: %s.content is not a string", where, name);
+    bytes_append(&ret->with, json_string_value(with), json_string_length(with));
+    snprintf(field, sizeof(field), "%s.pattern", name);
+    enum status st = bytes_status(&ret->with);
+    return st != ST_OK
+               ? st
+               : pattern_parse(where, field, json_object_get(section, "pattern"), &ret->pattern);
+}
+
+void replacement_release(struct replacement *r)
+{
+    pattern_free(r->pattern);
+    bytes_release(&r->with);
 }
 
 // ---- pieces -------------------------------------------------------------------------------------

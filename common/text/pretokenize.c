@@ -108,8 +108,8 @@ static enum status parse_metaspace(const char *where, const json_t *section, str
     s->split = true;
     CHECK(json_get_bool(where, section, "split", &s->split));
     CHECK(section_metaspace(where, "pre_tokenizer", section, s->replacement, &s->scheme));
-    st = pattern_literal(where, "pre_tokenizer.replacement", s->replacement, strlen(s->replacement),
-                         &s->pattern);
+    st = pattern_new(where, "pre_tokenizer.replacement", s->replacement, strlen(s->replacement),
+                     true, &s->pattern);
 out:
     return st;
 }
@@ -123,8 +123,8 @@ static enum status parse_byte_level(const char *where, const json_t *section, st
     CHECK(json_get_bool(where, section, "add_prefix_space", &s->prefix_space));
     CHECK(json_get_bool(where, section, "use_regex", &use_regex));
     if (use_regex)
-        st = pattern_regex(where, "pre_tokenizer", GPT2_EXPRESSION, strlen(GPT2_EXPRESSION),
-                           &s->pattern);
+        st = pattern_new(where, "pre_tokenizer", GPT2_EXPRESSION, strlen(GPT2_EXPRESSION), false,
+                         &s->pattern);
 out:
     return st;
 }
@@ -151,7 +151,7 @@ static enum status parse_stage(void *context, const char *where, const char *typ
     struct pretokenizer *p = context;
     for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
         if (strcmp(type, kinds[i].type) != 0) continue;
-        struct stage *stages = realloc(p->stages, (p->n + 1) * sizeof(*stages));
+        struct stage *stages = array_room(p->stages, p->n, sizeof(*stages));
         if (!stages) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
         p->stages = stages;
         stages[p->n] = (struct stage){.behavior = ISOLATED};

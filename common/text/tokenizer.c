@@ -461,12 +461,9 @@ static enum status check_text(const char *text, size_t len)
         return status_fail(ST_INVALID,
                            "a text of %zu bytes is too long; at most %zu can be tokenized", len,
                            MAX_TEXT_BYTES);
-    for (size_t i = 0; i < len;) {
-        int n = utf8_sequence(text + i, len - i);
-        if (n <= 0) return status_fail(ST_INVALID, "the text is not UTF-8 at byte %zu", i);
-        i += (size_t)n;
-    }
-    return ST_OK;
+    size_t valid = utf8_valid(text, len);
+    return valid == len ? ST_OK
+                        : status_fail(ST_INVALID, "the text is not UTF-8 at byte %zu", valid);
 }
 
 enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len,

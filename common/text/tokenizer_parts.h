@@ -76,10 +76,9 @@ struct pattern;
 // `where` and `field` name the file and the field in errors.
 enum status pattern_parse(const char *where, const char *field, const json_t *value,
                           struct pattern **ret);
-enum status pattern_regex(const char *where, const char *field, const char *expression, size_t len,
-                          struct pattern **ret);
-enum status pattern_literal(const char *where, const char *field, const char *text, size_t len,
-                            struct pattern **ret); // len > 0
+// `text`: an expression, or what is matched as it stands, which is not empty.
+enum status pattern_new(const char *where, const char *field, const char *text, size_t len,
+                        bool literal, struct pattern **ret);
 void pattern_free(struct pattern *p);
 
 // Well-formed UTF-8 as pieces, in order: matches, from left to right and not overlapping (id 1),
@@ -90,6 +89,16 @@ enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
 // `text` with every match replaced by `with` (taken literally), appended to *ret.
 enum status pattern_replace(const struct pattern *p, const char *text, size_t len, const char *with,
                             size_t with_len, struct bytes *ret);
+
+// What tokenizer.json calls Replace: what is matched, and what comes in its place.
+struct replacement {
+    struct pattern *pattern;
+    struct bytes with;
+};
+// Into one that is all zero; `name`: the section, for errors.
+enum status replacement_parse(const char *where, const char *name, const json_t *section,
+                              struct replacement *ret);
+void replacement_release(struct replacement *r);
 
 // ---- normalizer ---------------------------------------------------------------------------------
 // The "normalizer" section of tokenizer.json: what is done to text before it is split.

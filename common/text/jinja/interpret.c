@@ -252,7 +252,7 @@ static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
         struct value positional = evaluate_nodes(r, scope, V_LIST, &call->items), more;
         if (call->b) {
             more = list_of(r, V_LIST, value_items(r, evaluate(r, scope, call->b)));
-            positional = arithmetic(r, T_ADD, positional, more);
+            positional = value_concatenate(r, positional, more);
         }
         arguments.positional = *positional.list;
     }

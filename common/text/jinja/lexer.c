@@ -341,11 +341,8 @@ struct token *lexer_run(struct run *r, const char *text, size_t len)
     struct lexer l = {.run = r, .line_starting = true};
     r->at = (struct place){1, 1};
     normalise(&l, text, len);
-    for (size_t i = 0; i < l.len;) {
-        int n = utf8_sequence(l.text + i, l.len - i);
-        if (n <= 0) fail_here(&l, i, "the text is not UTF-8");
-        i += (size_t)n;
-    }
+    size_t valid = utf8_valid(l.text, l.len);
+    if (valid < l.len) fail_here(&l, valid, "the text is not UTF-8");
     while (l.at < l.len) read_piece(&l);
     add(&l, T_END, l.len, MISSING);
     return l.tokens;

@@ -99,25 +99,6 @@ static double on_floats(struct run *r, enum token_type op, double a, double b)
 
 // ---- operators ----------------------------------------------------------------------------------
 
-// Two strings or lists as one. Where one string is markup, the other is escaped.
-static struct value joined(struct run *r, struct value a, struct value b)
-{
-    bool text = a.kind == V_STRING, markup = text && (a.string->markup || b.string->markup);
-    if (markup) {
-        a = value_escape(r, a);
-        b = value_escape(r, b);
-    }
-    const size_t each = sizeof(struct value);
-    size_t n = text ? a.string->n_bytes : a.list->n * each;
-    size_t m = text ? b.string->n_bytes : b.list->n * each;
-    char *both = run_alloc(r, n + m + 1, 1);
-    run_bytes(r, n + m);
-    if (n > 0) memcpy(both, text ? a.string->data : (const void *)a.list->items, n);
-    if (m > 0) memcpy(both + n, text ? b.string->data : (const void *)b.list->items, m);
-    if (text) return string_new(r, both, n + m, markup);
-    return list_of(r, a.kind, LIST((void *)both, (n + m) / each));
-}
-
 struct value arithmetic(struct run *r, enum token_type op, struct value a, struct value b)
 {
     int64_t x, y;
@@ -126,7 +107,11 @@ struct value arithmetic(struct run *r, enum token_type op, struct value a, struc
     if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS))
         return value_float(on_floats(r, op, value_as_double(a), value_as_double(b)));
     if (op == T_MOD && a.kind == V_STRING) return format_percent(r, a.string, b);
-    if (op == T_ADD && a.kind == b.kind && of_kinds(a, SEQUENCES)) return joined(r, a, b);
+    if (op == T_ADD && a.kind == b.kind && of_kinds(a, SEQUENCES)) {
+        bool markup = a.kind == V_STRING && (a.string->markup || b.string->markup);
+        return markup ? value_concatenate(r, value_escape(r, a), value_escape(r, b))
+                      : value_concatenate(r, a, b);
+    }
     if (op == T_MUL && of_kinds(a, SEQUENCES) && b_int) return value_repeat(r, a, y);
     if (op == T_MUL && of_kinds(b, SEQUENCES) && a_int) return value_repeat(r, b, x);
     if (a.kind == V_UNDEFINED) undefined_fail(r, a);

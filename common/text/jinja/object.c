@@ -202,18 +202,40 @@ void items_reverse(struct list items)
     }
 }
 
+// The bytes of a string or list; one like it of other bytes.
+static const char *sequence_data(struct value v, size_t *ret_n)
+{
+    *ret_n = v.kind == V_STRING ? v.string->n_bytes : v.list->n * sizeof *v.list->items;
+    return v.kind == V_STRING ? v.string->data : (const char *)v.list->items;
+}
+
+static struct value sequence_new(struct run *r, struct value like, char *data, size_t n)
+{
+    if (like.kind == V_STRING) return string_new(r, data, n, like.string->markup);
+    return list_of(r, like.kind, LIST((struct value *)(void *)data, n / sizeof(struct value)));
+}
+
 struct value value_repeat(struct run *r, struct value v, int64_t times)
 {
-    bool text = v.kind == V_STRING;
-    size_t each = text ? v.string->n_bytes : v.list->n * sizeof(struct value), n;
-    const char *data = text ? v.string->data : (const char *)v.list->items;
+    size_t each, n;
+    const char *data = sequence_data(v, &each);
     if (times < 0) times = 0;
     if (__builtin_mul_overflow(each, (size_t)times, &n)) n = SIZE_MAX;
     char *all = run_alloc(r, n, 1);
     run_bytes(r, n);
     for (size_t at = 0; at < n; at += each) memcpy(all + at, data, each);
-    if (text) return string_new(r, all, n, v.string->markup);
-    return list_of(r, v.kind, LIST((void *)all, v.list->n * (size_t)times));
+    return sequence_new(r, v, all, n);
+}
+
+struct value value_concatenate(struct run *r, struct value a, struct value b)
+{
+    size_t n, m;
+    const char *first = sequence_data(a, &n), *second = sequence_data(b, &m);
+    char *both = run_alloc(r, n + m, 1);
+    run_bytes(r, n + m);
+    if (n > 0) memcpy(both, first, n);
+    if (m > 0) memcpy(both + n, second, m);
+    return sequence_new(r, a, both, n + m);
 }
 
 // How many there are from start to before stop by step, which may be negative.

@@ -125,6 +125,8 @@ void items_reverse(struct list items);
 void entries_sort(struct run *r, struct dict *d, bool reverse); // by key; stable
 int64_t value_length(struct run *r, struct value v);            // len()
 struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step);
-struct value value_repeat(struct run *r, struct value v, int64_t times); // a string, a list
+// Of strings, or of lists.
+struct value value_repeat(struct run *r, struct value v, int64_t times);
+struct value value_concatenate(struct run *r, struct value a, struct value b);
 
 #endif
