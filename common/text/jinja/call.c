@@ -18,10 +18,9 @@ static struct value convert(struct run *r, const char *name, size_t n, bool requ
     int64_t x;
     if (type == '?') return value_bool(given(v) && value_truth(r, v));
     if (type != '#' && type != '$') return v;
-    if (!given(v) || (v.kind == V_NONE && !required)) {
-        bool otherwise = type == '#' && name[n + 1] && name[n + 1] != ' ';
-        return otherwise ? value_int(atoi(name + n + 1)) : MISSING;
-    }
+    bool otherwise = type == '#' && name[n + 1] && name[n + 1] != ' ';
+    if (!given(v) && otherwise) return value_int(atoi(name + n + 1));
+    if (!given(v) || (v.kind == V_NONE && !required && !otherwise)) return MISSING;
     if (v.kind == V_UNDEFINED) undefined_fail(r, v);
     if (type == '#' && !value_as_int(v, &x))
         fail(r, "%.*s: '%s' object cannot be interpreted as an integer", (int)n, name,

@@ -81,6 +81,7 @@ static void put_json_string(struct run *r, const struct string *s, bool ascii)
 
 struct value string_as(struct run *r, const struct string *s, bool markup)
 {
+    run_bytes(r, s->n_bytes);
     return string_new(r, s->data, s->n_bytes, markup);
 }
 

@@ -379,7 +379,7 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
     case N_NOT:
         return value_bool(!evaluate_truth(r, scope, node->a));
     case N_SIGN:
-        return arithmetic_sign(r, evaluate(r, scope, node->a), node->op == T_SUB);
+        return arithmetic_sign(r, evaluate(r, scope, node->a), node->op == '-');
     case N_LOGIC: // the operand that decides
         a = evaluate(r, scope, node->a);
         return value_truth(r, a) == (node->op == OP_AND) ? evaluate(r, scope, node->b) : a;

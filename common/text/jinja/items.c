@@ -8,21 +8,17 @@
 
 // ---- ends, sums and slices ----------------------------------------------------------------------
 
-BUILTIN(first)
+// which: whether it is the last
+BUILTIN(end_of)
 {
+    bool last = c->function->which;
     struct iterator *i = v->kind == V_ITERATOR ? v->iterator : NULL;
+    if (last && (i || v->kind == V_LOOP || !of_kinds(*v, SIZED)))
+        fail(r, "'%s' object is not reversible", value_type(*v));
     if (i && i->at < i->items.n) return i->items.items[i->at++]; // takes no more than the one
     struct list items = value_items(r, *v);
-    return items.n ? items.items[0] : undefined_because(r, "No first item, sequence was empty.");
-}
-
-BUILTIN(last)
-{
-    if (!of_kinds(*v, SIZED) || v->kind == V_LOOP)
-        fail(r, "'%s' object is not reversible", value_type(*v));
-    struct list items = value_items(r, *v);
-    return items.n ? items.items[items.n - 1]
-                   : undefined_because(r, "No last item, sequence was empty.");
+    if (items.n > 0) return items.items[last ? items.n - 1 : 0];
+    return undefined_because(r, "No %s item, sequence was empty.", last ? "last" : "first");
 }
 
 BUILTIN(length)
@@ -65,7 +61,7 @@ BUILTIN(sum)
     struct value total = given(v[2]) ? v[2] : value_int(0);
     if (total.kind == V_STRING) fail(r, "sum() can't sum strings [use ''.join(seq) instead]");
     for (size_t i = 0; i < items.n; i++)
-        total = arithmetic(r, T_ADD, total, get_path(r, items.items[i], v[1], MISSING));
+        total = arithmetic(r, '+', total, get_path(r, items.items[i], v[1], MISSING));
     return total;
 }
 
@@ -224,7 +220,7 @@ BUILTIN(sort)
                 item_key(r, d.entries[i].value, paths.items[k], MISSING, v[2].truth);
         d.entries[i].key = several ? keys : keys.list->items[0];
     }
-    return sorted(r, d, v[1].truth);
+    return sorted(r, d, v[1].integer != 0);
 }
 
 // case_sensitive, by, reverse
@@ -235,10 +231,10 @@ BUILTIN(dictsort)
     if (given(v[2]) && !by_value && !value_is(v[2], "key"))
         fail(r, "You can only sort by either \"key\" or \"value\"");
     struct value pairs = dict_view(r, v->dict, V_ITEMS);
-    return sorted(r, keyed(r, pairs, value_int(by_value), MISSING, v[1].truth), v[3].truth);
+    return sorted(r, keyed(r, pairs, value_int(by_value), MISSING, v[1].truth), v[3].integer != 0);
 }
 
-// case_sensitive, attribute; which: T_LT for the least, T_GT for the most
+// case_sensitive, attribute; which: '<' for the least, '>' for the most
 BUILTIN(extreme)
 {
     struct dict d = keyed(r, *v, v[2], MISSING, v[1].truth);
@@ -389,7 +385,7 @@ BUILTIN(is_same)
 BUILTIN(has_remainder)
 {
     struct value by = given(v[1]) ? v[1] : value_int(2);
-    return value_bool(value_equal(r, arithmetic(r, T_MOD, *v, by), value_int(c->function->which)));
+    return value_bool(value_equal(r, arithmetic(r, '%', *v, by), value_int(c->function->which)));
 }
 
 // which: the operator
@@ -536,8 +532,8 @@ BUILTIN(attr)
 const struct builtin item_builtins[] = {
     {FILTER, "default d", default_value, 0, "default_value boolean?", 0},
     {FILTER, "attr", attr, 0, "name$", 1},
-    {FILTER, "first", first, 0, "", 0},
-    {FILTER, "last", last, 0, "", 0},
+    {FILTER, "first", end_of, false, "", 0},
+    {FILTER, "last", end_of, true, "", 0},
     {FILTER, "length count", length, 0, "", 0},
     {FILTER, "list", list, 0, "", 0},
     {FILTER, "reverse", reverse, 0, "", 0},
@@ -551,10 +547,10 @@ const struct builtin item_builtins[] = {
     {FILTER, "reject", select_items, REJECT, "~*", 0},
     {FILTER, "selectattr", select_items, BY_ATTRIBUTE, "~*", 0},
     {FILTER, "rejectattr", select_items, BY_ATTRIBUTE | REJECT, "~*", 0},
-    {FILTER, "sort", sort, 0, "reverse? case_sensitive? attribute", 0},
-    {FILTER, "dictsort", dictsort, 0, "case_sensitive? by reverse?", 0},
-    {FILTER, "min", extreme, T_LT, "case_sensitive? attribute", 0},
-    {FILTER, "max", extreme, T_GT, "case_sensitive? attribute", 0},
+    {FILTER, "sort", sort, 0, "reverse#0 case_sensitive? attribute", 0},
+    {FILTER, "dictsort", dictsort, 0, "case_sensitive? by reverse#0", 0},
+    {FILTER, "min", extreme, '<', "case_sensitive? attribute", 0},
+    {FILTER, "max", extreme, '>', "case_sensitive? attribute", 0},
     {FILTER, "unique", unique, 0, "~case_sensitive? attribute", 0},
     {FILTER, "groupby", groupby, 0, "attribute default case_sensitive?", 1},
     {METHODS(PLACES & ~KIND(V_STRING)), "count", count, 0, "/value", 1},
@@ -590,9 +586,9 @@ const struct builtin item_builtins[] = {
     {TEST, "divisibleby", has_remainder, 0, "num", 1},
     {TEST, "eq equalto ==", is_compared, T_EQ, "/other", 1},
     {TEST, "ne !=", is_compared, T_NE, "/other", 1},
-    {TEST, "gt greaterthan >", is_compared, T_GT, "/other", 1},
+    {TEST, "gt greaterthan >", is_compared, '>', "/other", 1},
     {TEST, "ge >=", is_compared, T_GE, "/other", 1},
-    {TEST, "lt lessthan <", is_compared, T_LT, "/other", 1},
+    {TEST, "lt lessthan <", is_compared, '<', "/other", 1},
     {TEST, "le <=", is_compared, T_LE, "/other", 1},
     {TEST, "in", is_compared, OP_IN, "seq", 1},
     {TEST, "filter", is_known, FILTER, "", 0},

@@ -30,7 +30,10 @@ const char *token_words(enum token_type type)
         TOKEN_TABLE(X)
 #undef X
     };
-    return words[type];
+    static const char characters[] = "+\0-\0/\0*\0%\0~\0[\0]\0(\0)\0{\0}\0>\0<\0=\0.\0:\0|\0,\0;";
+    if (type > T_CHARACTERS) return words[type - T_CHARACTERS - 1];
+    const char *found = type ? memchr(characters, (int)type, sizeof characters) : NULL;
+    return found ? found : "end of template";
 }
 
 // Line and column of `at`, which is not before the last one asked for.
@@ -242,15 +245,12 @@ static size_t name_end(const struct lexer *l, size_t at)
 static void read_operator(struct lexer *l, char *open, int *n_open)
 {
     static const char pairs[] = "{}()[]";
-    size_t start = l->at, n = 0;
-    enum token_type type = T_END; // the longest that stands here
-    for (int t = T_ADD; t <= T_SEMICOLON; t++) {
-        if (strlen(token_words(t)) <= n || !here(l, start, token_words(t))) continue;
-        type = t;
-        n = strlen(token_words(t));
-    }
-    char c = l->text[start];
-    if (type == T_END)
+    size_t start = l->at;
+    unsigned char c = (unsigned char)l->text[start];
+    enum token_type type = c;
+    for (int t = T_FLOORDIV; t <= T_LE; t++)
+        if (here(l, start, token_words(t))) type = t;
+    if (type == c && token_words(c)[0] != (char)c)
         fail_here(l, start, "unexpected char '%.*s'",
                   utf8_sequence(l->text + start, l->len - start), l->text + start);
     const char *bracket = strchr(pairs, c);
@@ -260,9 +260,9 @@ static void read_operator(struct lexer *l, char *open, int *n_open)
     } else if (bracket) {
         char wanted = *n_open > 0 ? open[--*n_open] : 0;
         if (!wanted) fail_here(l, start, "unexpected '%c'", c);
-        if (wanted != c) fail_here(l, start, "unexpected '%c', expected '%c'", c, wanted);
+        if (wanted != (char)c) fail_here(l, start, "unexpected '%c', expected '%c'", c, wanted);
     }
-    go(l, start + n);
+    go(l, start + strlen(token_words(type)));
     add(l, type, start, MISSING);
 }
 

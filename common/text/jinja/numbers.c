@@ -33,23 +33,23 @@ static struct value integer_power(struct run *r, int64_t base, int64_t exponent)
 
 static struct value integer_division(struct run *r, enum token_type op, int64_t a, int64_t b)
 {
-    if (b == 0) fail(r, op == T_DIV ? "division by zero" : "integer division or modulo by zero");
-    if (op == T_DIV) return value_float((double)a / (double)b);
-    if (b == -1 && op == T_MOD) return value_int(0);
+    if (b == 0) fail(r, op == '/' ? "division by zero" : "integer division or modulo by zero");
+    if (op == '/') return value_float((double)a / (double)b);
+    if (b == -1 && op == '%') return value_int(0);
     if (b == -1 && a == INT64_MIN) overflow(r);
     int64_t quotient = a / b, remainder = a % b;
     bool down = remainder != 0 && (remainder < 0) != (b < 0);
-    return value_int(op == T_MOD ? remainder + (down ? b : 0) : quotient - down);
+    return value_int(op == '%' ? remainder + (down ? b : 0) : quotient - down);
 }
 
 static struct value on_integers(struct run *r, enum token_type op, int64_t a, int64_t b)
 {
     int64_t x = 0;
     if (op == T_POW) return integer_power(r, a, b);
-    if (op != T_ADD && op != T_SUB && op != T_MUL) return integer_division(r, op, a, b);
-    bool over = op == T_ADD   ? __builtin_add_overflow(a, b, &x)
-                : op == T_SUB ? __builtin_sub_overflow(a, b, &x)
-                              : __builtin_mul_overflow(a, b, &x);
+    if (op != '+' && op != '-' && op != '*') return integer_division(r, op, a, b);
+    bool over = op == '+'   ? __builtin_add_overflow(a, b, &x)
+                : op == '-' ? __builtin_sub_overflow(a, b, &x)
+                            : __builtin_mul_overflow(a, b, &x);
     if (over) overflow(r);
     return value_int(x);
 }
@@ -83,17 +83,17 @@ static double float_power(struct run *r, double a, double b)
 
 static double on_floats(struct run *r, enum token_type op, double a, double b)
 {
-    if (b == 0 && (op == T_DIV || op == T_MOD || op == T_FLOORDIV))
+    if (b == 0 && (op == '/' || op == '%' || op == T_FLOORDIV))
         fail(r, "float %s",
-             op == T_DIV   ? "division by zero"
-             : op == T_MOD ? "modulo"
-                           : "floor division by zero");
-    return op == T_ADD        ? a + b
-           : op == T_SUB      ? a - b
-           : op == T_MUL      ? a * b
-           : op == T_DIV      ? a / b
+             op == '/'   ? "division by zero"
+             : op == '%' ? "modulo"
+                         : "floor division by zero");
+    return op == '+'          ? a + b
+           : op == '-'        ? a - b
+           : op == '*'        ? a * b
+           : op == '/'        ? a / b
            : op == T_FLOORDIV ? float_floor_division(a, b)
-           : op == T_MOD      ? float_modulo(a, b)
+           : op == '%'        ? float_modulo(a, b)
                               : float_power(r, a, b);
 }
 
@@ -106,17 +106,17 @@ struct value arithmetic(struct run *r, enum token_type op, struct value a, struc
     if (a_int && b_int) return on_integers(r, op, x, y);
     if (of_kinds(a, NUMBERS) && of_kinds(b, NUMBERS))
         return value_float(on_floats(r, op, value_as_double(a), value_as_double(b)));
-    if (op == T_MOD && a.kind == V_STRING) return format_percent(r, a.string, b);
-    if (op == T_ADD && a.kind == b.kind && of_kinds(a, SEQUENCES)) {
+    if (op == '%' && a.kind == V_STRING) return format_percent(r, a.string, b);
+    if (op == '+' && a.kind == b.kind && of_kinds(a, SEQUENCES)) {
         bool markup = a.kind == V_STRING && (a.string->markup || b.string->markup);
         return markup ? value_concatenate(r, value_escape(r, a), value_escape(r, b))
                       : value_concatenate(r, a, b);
     }
-    if (op == T_MUL && of_kinds(a, SEQUENCES) && b_int) return value_repeat(r, a, y);
-    if (op == T_MUL && of_kinds(b, SEQUENCES) && a_int) return value_repeat(r, b, x);
+    if (op == '*' && of_kinds(a, SEQUENCES) && b_int) return value_repeat(r, a, y);
+    if (op == '*' && of_kinds(b, SEQUENCES) && a_int) return value_repeat(r, b, x);
     if (a.kind == V_UNDEFINED) undefined_fail(r, a);
     if (b.kind == V_UNDEFINED) undefined_fail(r, b);
-    if (op == T_ADD && of_kinds(a, SEQUENCES))
+    if (op == '+' && of_kinds(a, SEQUENCES))
         fail(r, "can only concatenate %s (not \"%s\") to %s", value_type(a), value_type(b),
              value_type(a));
     fail(r, "unsupported operand type(s) for %s: '%s' and '%s'",
@@ -188,18 +188,20 @@ static bool parse_int(struct run *r, const struct string *s, int64_t base, int64
     return true;
 }
 
+// default, base
 BUILTIN(integer)
 {
-    int64_t x;
-    double real;
+    int64_t x, base = 10;
+    double real = 0;
     bool over = false;
     if (v->kind == V_UNDEFINED) undefined_fail(r, *v);
     if (value_as_int(*v, &x)) return value_int(x);
-    if (v->kind == V_STRING && parse_int(r, v->string, v[2].integer, &x, &over) && !over)
+    bool has_base = !given(v[2]) || value_as_int(v[2], &base);
+    if (v->kind == V_STRING && has_base && parse_int(r, v->string, base, &x, &over) && !over)
         return value_int(x);
-    bool is_real = !over && v->kind == V_STRING && parse_float(r, v->string, &real);
+    bool is_real =
+        v->kind == V_FLOAT || (!over && v->kind == V_STRING && parse_float(r, v->string, &real));
     if (v->kind == V_FLOAT) real = v->real;
-    is_real |= v->kind == V_FLOAT;
     if (over || (is_real && isfinite(real) && !(fabs(real) < 0x1p63)))
         fail(r, "whole numbers beyond 64 bits are not supported");
     if (is_real && isfinite(real)) return value_int((int64_t)real);
@@ -239,7 +241,7 @@ static double round_to(double x, int64_t digits)
 
 BUILTIN(round_number)
 {
-    int64_t digits = v[1].integer, x;
+    int64_t digits = given(v[1]) ? v[1].integer : 0, x;
     run_steps(r, 256); // some 600 digits may be written and read
     bool common = !given(v[2]) || value_is(v[2], "common"), up = value_is(v[2], "ceil");
     if (!common && !up && !value_is(v[2], "floor")) fail(r, "method must be common, ceil or floor");
@@ -272,10 +274,10 @@ BUILTIN(filesizeformat)
 }
 
 const struct builtin number_builtins[] = {
-    {FILTER, "int", integer, 0, "default base#10", 0},
+    {FILTER, "int", integer, 0, "default base", 0},
     {FILTER, "float", real, 0, "default", 0},
     {FILTER, "abs", absolute, 0, "", 0},
-    {FILTER, "round", round_number, 0, "precision#0 method", 0},
+    {FILTER, "round", round_number, 0, "precision# method", 0},
     {FILTER, "filesizeformat", filesizeformat, 0, "binary?", 0},
     {.name = NULL},
 };

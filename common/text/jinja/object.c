@@ -136,6 +136,7 @@ int64_t value_length(struct run *r, struct value v)
 static struct list characters(struct run *r, const struct string *s)
 {
     struct list items = LIST(run_alloc(r, s->n_chars, sizeof *items.items), 0);
+    run_bytes(r, s->n_bytes);
     for (size_t start = 0, at = 0; at < s->n_bytes; start = at) {
         utf8_next(s->data, s->n_bytes, &at);
         items.items[items.n++] = string_new(r, s->data + start, at - start, false);
@@ -337,7 +338,7 @@ bool value_equal(struct run *r, struct value a, struct value b)
 
 static bool holds(enum token_type op, int order)
 {
-    return op == T_LT ? order < 0 : op == T_LE ? order <= 0 : op == T_GT ? order > 0 : order >= 0;
+    return op == '<' ? order < 0 : op == T_LE ? order <= 0 : op == '>' ? order > 0 : order >= 0;
 }
 
 static bool compare_order(struct run *r, enum token_type op, struct value a, struct value b)
@@ -381,8 +382,8 @@ static void sort(struct run *r, struct dict_entry *e, size_t n, bool reverse,
     for (size_t at = 0; i < half; at++) {
         bool right = false;
         if (k < n)
-            right = reverse ? value_compare(r, T_LT, left[i].key, e[k].key)
-                            : value_compare(r, T_LT, e[k].key, left[i].key);
+            right = reverse ? value_compare(r, '<', left[i].key, e[k].key)
+                            : value_compare(r, '<', e[k].key, left[i].key);
         e[at] = right ? e[k++] : left[i++];
     }
 }
@@ -618,6 +619,7 @@ struct value get_path(struct run *r, struct value of, struct value path, struct 
         return of.kind == V_UNDEFINED && has_default ? otherwise : of;
     }
     const char *part = path.string->data, *end = part + path.string->n_bytes;
+    run_bytes(r, path.string->n_bytes);
     for (;;) {
         run_steps(r, 1);
         const char *dot = memchr(part, '.', (size_t)(end - part));

@@ -29,8 +29,8 @@ struct builtin {
     struct value (*call)(struct run *r, const struct value *v, const struct call *c);
     int which; // of several that one function does
     // The names of the parameters, a blank between, behind each what it must be: "$" a str, "#" an
-    // int, which may have a default, "?" a truth; V_MISSING where it was not given, or, where the
-    // type says more, is None. Signs may stand before all:
+    // int, which may have a default, "?" a truth. One that is not given, or of a "$" or "#" that is
+    // not required and has no default None, is V_MISSING. Signs may stand before all:
     //   $  v[0] is made a str
     //   ~  it is a generator: a failure waits until somebody goes over it
     //   /  arguments by place only
@@ -106,7 +106,7 @@ struct value get_path(struct run *r, struct value of, struct value path, struct 
 
 bool value_truth(struct run *r, struct value v);
 bool value_equal(struct run *r, struct value a, struct value b);
-// op: T_LT, T_LE, T_GT, T_GE, T_EQ, T_NE, OP_IN, OP_NOT_IN
+// op: '<', T_LE, '>', T_GE, T_EQ, T_NE, OP_IN, OP_NOT_IN
 bool value_compare(struct run *r, enum token_type op, struct value a, struct value b);
 bool value_as_int(struct value v, int64_t *ret); // bool, int
 double value_as_double(struct value v);          // of a number

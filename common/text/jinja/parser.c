@@ -69,7 +69,7 @@ static const struct token *parse_expect(struct parser *p, enum token_type type)
 static bool parse_more(struct parser *p, enum token_type end, bool first, bool trailing)
 {
     if (p->token->type == end) return false;
-    if (!first) parse_expect(p, T_COMMA);
+    if (!first) parse_expect(p, ',');
     return !trailing || p->token->type != end;
 }
 
@@ -120,7 +120,7 @@ static void parse_named(struct parser *p, struct node_list *list)
 {
     struct node *node = node_new(p, N_NAMED);
     node->value = parse_expect(p, T_NAME)->value;
-    if (skip_token(p, T_ASSIGN)) node->a = parse_expression(p);
+    if (skip_token(p, '=')) node->a = parse_expression(p);
     for (size_t i = 0; i < list->n; i++)
         if (string_equal(list->nodes[i]->value.string, node->value.string))
             fail_at(p->run, node->place, "the name '%s' is given twice", SHOWN(node->value.string));
@@ -132,11 +132,11 @@ static void parse_named(struct parser *p, struct node_list *list)
 static void parse_argument(struct parser *p, struct node *call)
 {
     bool closed = call->b || call->c;
-    if (!closed && skip_token(p, T_MUL))
+    if (!closed && skip_token(p, '*'))
         call->b = parse_expression(p);
     else if (!call->c && skip_token(p, T_POW))
         call->c = parse_expression(p);
-    else if (p->token->type == T_NAME && p->token[1].type == T_ASSIGN && !call->c)
+    else if (p->token->type == T_NAME && p->token[1].type == '=' && !call->c)
         parse_named(p, &call->others);
     else if (closed || call->others.n > 0)
         parse_fail(p, "invalid syntax for function call expression");
@@ -146,10 +146,9 @@ static void parse_argument(struct parser *p, struct node *call)
 
 static struct node *parse_arguments(struct parser *p, struct node *call)
 {
-    parse_expect(p, T_LPAREN);
-    for (bool first = true; parse_more(p, T_RPAREN, first, true); first = false)
-        parse_argument(p, call);
-    parse_expect(p, T_RPAREN);
+    parse_expect(p, '(');
+    for (bool first = true; parse_more(p, ')', first, true); first = false) parse_argument(p, call);
+    parse_expect(p, ')');
     return call;
 }
 
@@ -158,7 +157,7 @@ static struct node *parse_builtin(struct parser *p, struct node *node, int of, s
 {
     node->a = a;
     node->value = parse_expect(p, T_NAME)->value;
-    if (p->token->type == T_DOT) parse_fail(p, "no filter or test has a dot in its name");
+    if (p->token->type == '.') parse_fail(p, "no filter or test has a dot in its name");
     node->function = builtin_find(p->run, of, node->value.string);
     if (!node->function) p->unknown = node;
     return node;
@@ -167,9 +166,9 @@ static struct node *parse_builtin(struct parser *p, struct node *node, int of, s
 // Filters from here on, of `input`. `first`: at a name, not at its "|".
 static struct node *parse_filters(struct parser *p, struct node *input, bool first)
 {
-    for (; first || skip_token(p, T_PIPE); first = false) {
+    for (; first || skip_token(p, '|'); first = false) {
         input = parse_builtin(p, node_new(p, N_FILTER), FILTER, input);
-        if (p->token->type == T_LPAREN) parse_arguments(p, input);
+        if (p->token->type == '(') parse_arguments(p, input);
     }
     return input;
 }
@@ -181,10 +180,10 @@ static struct node *parse_test(struct parser *p, struct node *tested)
     bool negated = skip_name(p, "not");
     parse_builtin(p, node, TEST, tested);
     enum token_type type = p->token->type;
-    bool argument = type == T_STRING || type == T_INTEGER || type == T_FLOAT ||
-                    type == T_LBRACKET || type == T_LBRACE; // "x is divisibleby 3"
+    bool argument = type == T_STRING || type == T_INTEGER || type == T_FLOAT || type == '[' ||
+                    type == '{'; // "x is divisibleby 3"
     if (type == T_NAME) argument = string_word(p->token->value.string, "else or and") < 0;
-    if (type == T_LPAREN) {
+    if (type == '(') {
         parse_arguments(p, node);
     } else if (argument) {
         if (token_is(p, "is")) parse_fail(p, "You cannot chain multiple tests with is");
@@ -197,7 +196,7 @@ static struct node *parse_test(struct parser *p, struct node *tested)
 static struct node *parse_slice_part(struct parser *p)
 {
     enum token_type type = p->token->type;
-    bool none = type == T_COLON || type == T_RBRACKET || type == T_COMMA;
+    bool none = type == ':' || type == ']' || type == ',';
     return none ? NULL : parse_expression(p);
 }
 
@@ -208,17 +207,17 @@ static struct node *parse_brackets(struct parser *p, struct node *of)
     p->token++;
     node->a = of;
     node->b = parse_slice_part(p);
-    if (skip_token(p, T_COLON)) {
+    if (skip_token(p, ':')) {
         node->kind = N_SLICE;
         node_add(p, &node->items, node->b);
         node_add(p, &node->items, parse_slice_part(p));
-        node_add(p, &node->items, skip_token(p, T_COLON) ? parse_slice_part(p) : NULL);
+        node_add(p, &node->items, skip_token(p, ':') ? parse_slice_part(p) : NULL);
     } else if (!node->b) {
         parse_unexpected(p, "an index");
     }
-    if (p->token->type == T_COMMA)
+    if (p->token->type == ',')
         parse_fail(p, "several indices in one pair of brackets are not supported");
-    parse_expect(p, T_RBRACKET);
+    parse_expect(p, ']');
     return node;
 }
 
@@ -243,13 +242,13 @@ static struct node *parse_behind(struct parser *p, struct node *node, bool filte
 {
     for (;;) {
         enum token_type type = p->token->type;
-        if (type == T_LPAREN)
+        if (type == '(')
             node = parse_arguments(p, node_pair(p, N_CALL, 0, node, NULL));
-        else if (!filtered && type == T_DOT)
+        else if (!filtered && type == '.')
             node = parse_dot(p, node);
-        else if (!filtered && type == T_LBRACKET)
+        else if (!filtered && type == '[')
             node = parse_brackets(p, node);
-        else if (filtered && type == T_PIPE)
+        else if (filtered && type == '|')
             node = parse_filters(p, node, false);
         else if (filtered && token_is(p, "is"))
             node = parse_test(p, node);
@@ -294,7 +293,7 @@ static struct node *parse_items(struct parser *p, enum node_kind kind, enum toke
     while (parse_more(p, end, node->items.n == 0, true)) {
         node_add(p, &node->items, parse_expression(p));
         if (kind != N_DICT) continue;
-        parse_expect(p, T_COLON);
+        parse_expect(p, ':');
         node_add(p, &node->others, parse_expression(p));
     }
     p->token++;
@@ -311,10 +310,10 @@ static struct node *parse_tuple(struct parser *p, struct node *(*parse)(struct p
     parse_deeper(p);
     for (;;) {
         enum token_type type = p->token->type;
-        if (type == T_PRINT_END || type == T_BLOCK_END || type == T_RPAREN) break;
+        if (type == T_PRINT_END || type == T_BLOCK_END || type == ')') break;
         if (end && token_is(p, end)) break;
         node_add(p, &node->items, parse(p));
-        if (!skip_token(p, T_COMMA)) break;
+        if (!skip_token(p, ',')) break;
         tuple = true;
     }
     p->run->depth--;
@@ -329,11 +328,11 @@ static struct node *parse_primary(struct parser *p)
     if (type == T_NAME) return parse_name(p);
     if (type == T_STRING) return parse_string(p);
     if (type == T_INTEGER || type == T_FLOAT) return parse_value(p, N_CONST);
-    if (type == T_LBRACKET) return parse_items(p, N_LIST, T_RBRACKET);
-    if (type == T_LBRACE) return parse_items(p, N_DICT, T_RBRACE);
-    if (!skip_token(p, T_LPAREN)) parse_unexpected(p, "an expression");
+    if (type == '[') return parse_items(p, N_LIST, ']');
+    if (type == '{') return parse_items(p, N_DICT, '}');
+    if (!skip_token(p, '(')) parse_unexpected(p, "an expression");
     struct node *node = parse_tuple(p, parse_expression, true, NULL);
-    parse_expect(p, T_RPAREN);
+    parse_expect(p, ')');
     return node;
 }
 
@@ -361,12 +360,12 @@ static const struct binary {
     [OP_OR] = {LEVEL_OR, N_LOGIC},        [OP_AND] = {LEVEL_AND, N_LOGIC},
     [OP_IN] = {LEVEL_COMPARE, N_COMPARE}, [OP_NOT_IN] = {LEVEL_COMPARE, N_COMPARE},
     [T_EQ] = {LEVEL_COMPARE, N_COMPARE},  [T_NE] = {LEVEL_COMPARE, N_COMPARE},
-    [T_GT] = {LEVEL_COMPARE, N_COMPARE},  [T_GE] = {LEVEL_COMPARE, N_COMPARE},
-    [T_LT] = {LEVEL_COMPARE, N_COMPARE},  [T_LE] = {LEVEL_COMPARE, N_COMPARE},
-    [T_ADD] = {LEVEL_SUM, N_BINARY},      [T_SUB] = {LEVEL_SUM, N_BINARY},
-    [T_TILDE] = {LEVEL_CONCAT, N_CONCAT}, [T_MUL] = {LEVEL_PRODUCT, N_BINARY},
-    [T_DIV] = {LEVEL_PRODUCT, N_BINARY},  [T_FLOORDIV] = {LEVEL_PRODUCT, N_BINARY},
-    [T_MOD] = {LEVEL_PRODUCT, N_BINARY},  [T_POW] = {LEVEL_POWER, N_BINARY},
+    ['>'] = {LEVEL_COMPARE, N_COMPARE},   [T_GE] = {LEVEL_COMPARE, N_COMPARE},
+    ['<'] = {LEVEL_COMPARE, N_COMPARE},   [T_LE] = {LEVEL_COMPARE, N_COMPARE},
+    ['+'] = {LEVEL_SUM, N_BINARY},        ['-'] = {LEVEL_SUM, N_BINARY},
+    ['~'] = {LEVEL_CONCAT, N_CONCAT},     ['*'] = {LEVEL_PRODUCT, N_BINARY},
+    ['/'] = {LEVEL_PRODUCT, N_BINARY},    [T_FLOORDIV] = {LEVEL_PRODUCT, N_BINARY},
+    ['%'] = {LEVEL_PRODUCT, N_BINARY},    [T_POW] = {LEVEL_POWER, N_BINARY},
 };
 
 // The operator that the current token is or, with "not" and "in", begins; none has LEVEL_NONE.
@@ -384,7 +383,7 @@ static struct node *parse_unary(struct parser *p, bool with_filters)
     struct node *node;
     enum token_type sign = p->token->type;
     parse_deeper(p);
-    if (sign == T_SUB || sign == T_ADD) {
+    if (sign == '-' || sign == '+') {
         node = node_new(p, N_SIGN);
         node->op = sign;
         p->token++;
@@ -488,7 +487,7 @@ static struct node_list parse_until(struct parser *p, const char *ends)
 // The body of a statement: behind the "%}" of its tag.
 static struct node_list parse_body(struct parser *p, const char *ends)
 {
-    skip_token(p, T_COLON);
+    skip_token(p, ':');
     parse_expect(p, T_BLOCK_END);
     return parse_until(p, ends);
 }
@@ -510,7 +509,7 @@ static struct node *parse_set_target(struct parser *p)
 {
     bool is_name = p->token->type == T_NAME;
     struct node *node = parse_primary(p);
-    if (!is_name || node->kind != N_NAME || !skip_token(p, T_DOT)) return node;
+    if (!is_name || node->kind != N_NAME || !skip_token(p, '.')) return node;
     node = node_pair(p, N_NAMESPACE_NAME, 0, node, NULL);
     node->value = parse_expect(p, T_NAME)->value;
     return node;
@@ -538,7 +537,7 @@ static struct node *parse_targets(struct parser *p, struct node *(*parse)(struct
 static void parse_set(struct parser *p, struct node *node)
 {
     node->a = parse_targets(p, parse_set_target, NULL);
-    if (skip_token(p, T_ASSIGN)) {
+    if (skip_token(p, '=')) {
         node->b = parse_expressions(p);
         return;
     }
@@ -551,7 +550,7 @@ static void parse_with(struct parser *p, struct node *node)
 {
     while (parse_more(p, T_BLOCK_END, node->items.n == 0, false)) {
         node_add(p, &node->items, parse_targets(p, parse_primary, NULL));
-        parse_expect(p, T_ASSIGN);
+        parse_expect(p, '=');
         node_add(p, &node->others, parse_expression(p));
     }
     parse_whole_body(p, "endwith", node, false);
@@ -607,8 +606,8 @@ static void parse_loop_control(struct parser *p, struct node *node)
 
 static void parse_parameters(struct parser *p, struct node_list *list)
 {
-    parse_expect(p, T_LPAREN);
-    while (parse_more(p, T_RPAREN, list->n == 0, false)) {
+    parse_expect(p, '(');
+    while (parse_more(p, ')', list->n == 0, false)) {
         parse_named(p, list);
         if (list->n > 1 && !list->nodes[list->n - 1]->a && list->nodes[list->n - 2]->a)
             parse_fail(p, "non-default argument follows default argument");
@@ -622,7 +621,7 @@ static void parse_macro(struct parser *p, struct node *node)
 {
     struct function function = {node, p->function};
     if (node->kind == N_MACRO) node->value = parse_expect(p, T_NAME)->value;
-    if (node->kind == N_MACRO || (node->kind == N_CALL_BLOCK && p->token->type == T_LPAREN))
+    if (node->kind == N_MACRO || (node->kind == N_CALL_BLOCK && p->token->type == '('))
         parse_parameters(p, &node->others);
     if (node->kind == N_CALL_BLOCK && (node->a = parse_expression(p))->kind != N_CALL)
         fail_at(p->run, node->place, "expected call");

@@ -129,7 +129,6 @@ const char *value_type(struct value v)
 struct value string_new(struct run *r, const char *data, size_t n_bytes, bool markup)
 {
     struct string *s = run_alloc(r, 1, sizeof *s);
-    run_bytes(r, n_bytes);
     *s = (struct string){data, n_bytes, utf8_count(data, n_bytes), markup};
     return value_string(s);
 }
@@ -141,6 +140,7 @@ struct value string_of(struct run *r, const char *text)
 
 struct value string_part(struct run *r, const struct string *of, size_t start, size_t end)
 {
+    run_bytes(r, end - start);
     return string_new(r, of->data + start, end - start, of->markup);
 }
 
@@ -293,6 +293,7 @@ struct value text_end(struct run *r, size_t begin, bool markup)
 {
     check_text(r, 0);
     size_t n = r->text.len - begin;
+    run_bytes(r, n);
     char *copy = run_alloc(r, n + 1, 1);
     memcpy(copy, bytes_text(&r->text) + begin, n);
     r->text.len = begin;

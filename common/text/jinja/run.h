@@ -178,9 +178,9 @@ const char *value_type(struct value v); // Python's type(v).__name__
 
 // ---- making them --------------------------------------------------------------------------------
 
-// `data` must live as long as the run; goes through it.
+// `data` and `text` must live as long as the run.
 struct value string_new(struct run *r, const char *data, size_t n_bytes, bool markup);
-struct value string_of(struct run *r, const char *text); // the same
+struct value string_of(struct run *r, const char *text);
 // Bytes [start, end) of a string, markup if it is.
 struct value string_part(struct run *r, const struct string *of, size_t start, size_t end);
 struct value list_new(struct run *r, enum value_kind kind, size_t n); // n times V_MISSING

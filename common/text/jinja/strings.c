@@ -187,7 +187,7 @@ BUILTIN(replace)
 // Jinja's filter takes any values for texts, and markup for plain ones.
 BUILTIN(replace_plain)
 {
-    struct value plain[4] = {[3] = v[3]};
+    struct value plain[4] = {[3] = given(v[3]) ? v[3] : value_int(-1)};
     for (int i = 0; i < 3; i++) plain[i] = string_as(r, value_str(r, v[i]).string, false);
     return put_replaced(r, plain->string, plain);
 }
@@ -397,7 +397,7 @@ BUILTIN(indent)
     struct value spaces =
         v[1].kind == V_STRING ? v[1] : value_repeat(r, value_string(&blank), width);
     // a newline is put behind it first, so that a last empty line counts
-    struct value whole = arithmetic(r, T_ADD, *v, value_string(&newline));
+    struct value whole = arithmetic(r, '+', *v, value_string(&newline));
     struct list lines = split_lines(r, whole.string, false);
     for (size_t i = 0; i < lines.n; i++) {
         const struct string *line = lines.items[i].string;
@@ -411,7 +411,7 @@ BUILTIN(indent)
 // length, killwords, end, leeway
 BUILTIN(truncate_text)
 {
-    int64_t n = value_length(r, *v), length = v[1].integer, leeway = v[4].integer;
+    int64_t n = value_length(r, *v), length = v[1].integer, leeway = given(v[4]) ? v[4].integer : 5;
     const struct string *end = given(v[3]) ? v[3].string : &dots, *s = v->string;
     if (length < (int64_t)end->n_chars || leeway < 0)
         fail(r, "expected length >= %zu, got %lld", end->n_chars, (long long)length);
@@ -572,7 +572,7 @@ const struct builtin string_builtins[] = {
     {STR, "removeprefix", remove_affix, AT_START, "/prefix$", 1},
     {STR, "removesuffix", remove_affix, AT_END, "/suffix$", 1},
     {STR, "replace", replace, 0, "/old$ new$ count#-1", 2},
-    {FILTER, "replace", replace_plain, 0, "old new count#-1", 2},
+    {FILTER, "replace", replace_plain, 0, "old new count#", 2},
     {STR, "split", split, AT_START, "sep$ maxsplit#-1", 0},
     {STR, "rsplit", split, AT_END, "sep$ maxsplit#-1", 0},
     {STR, "splitlines", splitlines, 0, "keepends?", 0},
@@ -587,7 +587,7 @@ const struct builtin string_builtins[] = {
     {STR, "expandtabs", expandtabs, 0, "tabsize#8", 0},
     {FILTER, "title", title, 0, "$", 0},
     {FILTER, "indent", indent, 0, "width first? blank?", 0},
-    {FILTER, "truncate", truncate_text, 0, "length#255 killwords? end$ leeway#5", 0},
+    {FILTER, "truncate", truncate_text, 0, "length#255 killwords? end$ leeway#", 0},
     {FILTER, "wordcount", wordcount, 0, "$", 0},
     {FILTER, "pprint random urlize wordwrap", not_supported, 0, "*", 0},
     {FUNCTION, "lipsum", not_supported, 0, "*", 0},

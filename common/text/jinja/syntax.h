@@ -5,9 +5,8 @@
 
 #include "common/text/jinja/run.h"
 
-// name, what errors call it
+// A token of one character is that character; these are the others. Name, what errors call it.
 #define TOKEN_TABLE(X)                                                                             \
-    X(T_END, "end of template")                                                                    \
     X(T_DATA, "template data")                                                                     \
     X(T_PRINT_BEGIN, "begin of print statement")                                                   \
     X(T_PRINT_END, "end of print statement")                                                       \
@@ -17,32 +16,12 @@
     X(T_STRING, "string")                                                                          \
     X(T_INTEGER, "integer")                                                                        \
     X(T_FLOAT, "float")                                                                            \
-    X(T_ADD, "+")                                                                                  \
-    X(T_SUB, "-")                                                                                  \
-    X(T_DIV, "/")                                                                                  \
     X(T_FLOORDIV, "//")                                                                            \
-    X(T_MUL, "*")                                                                                  \
-    X(T_MOD, "%")                                                                                  \
     X(T_POW, "**")                                                                                 \
-    X(T_TILDE, "~")                                                                                \
-    X(T_LBRACKET, "[")                                                                             \
-    X(T_RBRACKET, "]")                                                                             \
-    X(T_LPAREN, "(")                                                                               \
-    X(T_RPAREN, ")")                                                                               \
-    X(T_LBRACE, "{")                                                                               \
-    X(T_RBRACE, "}")                                                                               \
     X(T_EQ, "==")                                                                                  \
     X(T_NE, "!=")                                                                                  \
-    X(T_GT, ">")                                                                                   \
     X(T_GE, ">=")                                                                                  \
-    X(T_LT, "<")                                                                                   \
     X(T_LE, "<=")                                                                                  \
-    X(T_ASSIGN, "=")                                                                               \
-    X(T_DOT, ".")                                                                                  \
-    X(T_COLON, ":")                                                                                \
-    X(T_PIPE, "|")                                                                                 \
-    X(T_COMMA, ",")                                                                                \
-    X(T_SEMICOLON, ";")                                                                            \
     /* operators that are names, and so no tokens */                                               \
     X(OP_IN, "in")                                                                                 \
     X(OP_NOT_IN, "not in")                                                                         \
@@ -50,6 +29,8 @@
     X(OP_OR, "or")
 
 enum token_type {
+    T_END,
+    T_CHARACTERS = 255, // the last of those
 #define X(name, words) name,
     TOKEN_TABLE(X)
 #undef X
