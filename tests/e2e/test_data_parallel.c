@@ -150,6 +150,21 @@ TEST(a_rank_that_is_killed_in_an_update_leaves_whole_weights)
     bridge_detach(bridge);
 }
 
+// One whose server is paused has no samples, and the other does not wait for it without end.
+TEST(a_rank_that_is_late_is_waited_for_as_long_as_said)
+{
+    struct pair p;
+    struct test_child child = {0};
+    pair_open(&p);
+    daemon_post(p.other.socket, "/bridge/pause", 200, "");
+    const int64_t since_ns = clock_now_ns();
+    pair_start(&p, &child, "run", OPTIONS(PAIR_NUMBERS, "--max-steps", "1", "--rank-timeout", "2"));
+    test_wait(&child, LIMIT_MS);
+    assert_true(clock_ms_since(since_ns) < LIMIT_MS / 2);
+    assert_contains(test_read(child.log), "within 2 s");
+    assert_int_equal(steps_done(&p.s, "run"), 0);
+}
+
 // What is compared every step, and at the start.
 TEST(servers_of_other_weights_are_refused)
 {

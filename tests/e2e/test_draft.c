@@ -214,6 +214,14 @@ TEST(resumes_to_the_bit)
                                         "draft/model.safetensors",
                                         "draft/trainer/optimizer.safetensors"};
     for (int i = 0; i < 4; i++) test_same_file(latest(&s, "whole"), latest(&s, "halves"), files[i]);
+    // without weight its loss teaches it nothing
+    daemon_kill(&s.daemon);
+    daemon_start(&s.daemon, s.policy, daemon);
+    assert_exit(0, train(&s, "weightless",
+                         OPTIONS("--train-draft", "--draft-loss-weight", "0", "--max-steps", "2")));
+    r = read_run(&s, "weightless", 1, 2);
+    assert_true(r.loss > 0 && r.grad_norm == 0);
+    daemon_holds(&s.daemon, "draft", s.draft);
     // and it is another draft than the one that was loaded
     struct file_map before, after;
     assert_ok(file_map_open(test_path(s.draft, "model.safetensors"), &before));

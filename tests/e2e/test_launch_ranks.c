@@ -103,6 +103,18 @@ TEST_WITH(test_a_stopped_rank_ends_all, NULL, end_hosts, NULL)
     assert_int_not_equal(kill(victim, 0), 0);
 }
 
+TEST(test_a_host_that_does_not_come)
+{
+    char place[64];
+    const char *log = new_log();
+    snprintf(place, sizeof place, "tcp://127.0.0.1:%d", test_free_port());
+    assert_exit(1, test_command(log, LIMIT_MS,
+                                OPTIONS("cw-trainer", "train", "--gpus", "0", "--nnodes", "2",
+                                        "--node-rank", "0", "--rendezvous", place,
+                                        "--rendezvous-timeout", "0.5", "--data", "x")));
+    log_has(log, "1 of 2 ranks came in time; missing: ");
+}
+
 TEST(test_usage)
 {
     const char *log = new_log();

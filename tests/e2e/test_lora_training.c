@@ -163,12 +163,7 @@ static void tear(const struct scene *s, const char *snapshot, const char *moved_
     if (pid == 0) die_in_an_update(s, snapshot, moved_to);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(WEXITSTATUS(status), 0);
-    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
-    for (bool restored = false; !restored && clock_ms_until(deadline) > 0;) {
-        char *log = test_read(s->daemon.log);
-        restored = strstr(log, "weights restored from") != NULL;
-        clock_sleep_ms(20);
-    }
+    test_wait_for_text(s->daemon.log, "weights restored from", LIMIT_MS, NULL);
 }
 
 static void open_trained(struct scene *s)

@@ -154,13 +154,7 @@ static void tear(const struct scene *s)
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    const int64_t deadline = clock_deadline_ns(20000);
-    for (bool restored = false; !restored;) {
-        char *log = test_read(s->daemon.log);
-        restored = strstr(log, "engine: weights restored from ") != NULL;
-        if (!restored && clock_ms_until(deadline) == 0) fail_msg("%s", "not restored within 20 s");
-        clock_sleep_ms(10);
-    }
+    test_wait_for_text(s->daemon.log, "engine: weights restored from ", 20000, NULL);
 }
 
 // What the weights are is right after whatever may happen to them.

@@ -155,6 +155,27 @@ TEST(with_p_1_it_is_the_plain_run)
     daemon_holds(&scene.daemon, "frozen", scene.model); // trained on, it stays
 }
 
+// The same rollouts, of which the frozen model's tokens count as its policy's, twice as much, or
+// not.
+TEST(the_frozen_models_tokens_have_their_weight)
+{
+    static const char *const weights[] = {"0", "1", "2"};
+    double norms[3], rewards[3];
+    for (int i = 0; i < 3; i++) {
+        serve(OPTIONS("--exact", "--tandem-model", frozen));
+        assert_exit(0, train(&scene, weights[i],
+                             OPTIONS("--max-steps", "1", "--tandem", "--exact",
+                                     "--tandem-frozen-weight", weights[i])));
+        json_t *m = last_metrics(&scene, weights[i]);
+        assert_true(metric(m, "tandem/frozen_token_fraction") > 0);
+        norms[i] = metric(m, "grad_norm");
+        rewards[i] = metric(m, "reward");
+    }
+    assert_true(rewards[0] == rewards[1] && rewards[1] == rewards[2]);
+    assert_true(norms[0] > 0 && norms[1] > 0 && norms[2] > 0);
+    assert_true(norms[0] != norms[1] && norms[1] != norms[2] && norms[0] != norms[2]);
+}
+
 // Tokens of a step's rollouts, and those that they mark as the policy's.
 static void count_logged(const char *run, const char *file, int *ret_tokens, int *ret_policy)
 {

@@ -590,11 +590,7 @@ TEST(test_torn)
     if (pid == 0) die_in_an_update(role);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(WEXITSTATUS(status), 0);
-    const int64_t deadline = clock_deadline_ns(30000);
-    for (bool restored = false; !restored && clock_ms_until(deadline) > 0; clock_sleep_ms(20)) {
-        char *log = test_read(pair.daemon.log);
-        restored = strstr(log, "weights restored from") != NULL;
-    }
+    test_wait_for_text(pair.daemon.log, "weights restored from", 30000, NULL);
     daemon_holds_adapter(&pair.daemon, role + strlen("adapter:"), folder);
     snprintf(role, sizeof role, "tinker:%s", b.id);
     daemon_holds_adapter(&pair.daemon, role, other_folder);

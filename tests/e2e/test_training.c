@@ -113,6 +113,25 @@ TEST(costs_of_inference)
 }
 
 // A command that scores nothing ends the run, naming the sample.
+// Prompts of one length whose beginning is in the prefix cache: --gain-cache prices their share of
+// it.
+TEST(the_prefix_cache_is_gained_from)
+{
+    struct scene s;
+    struct bytes lines = BYTES_INIT;
+    scene_open(&s);
+    for (int a = 10; a < 30; a++)
+        bytes_printf(&lines, "{\"prompt\": \"this is what the sum of them is: %d+12=\"}\n", a);
+    test_write(s.data, lines.data, lines.len);
+    bytes_release(&lines);
+    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2", "--cost", "--gain-cache", "8")),
+                     0);
+    json_t *m = last_metrics(&s, "run");
+    const double reused = metric(m, "inference/cache_reuse_ratio");
+    assert_true(reused > 0 && reused < 1);
+    assert_true(fabs(metric(m, "rewards/cost/cache") - 8 * reused) < 1e-6);
+}
+
 TEST(command_that_fails)
 {
     struct scene s;

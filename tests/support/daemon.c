@@ -180,15 +180,8 @@ void daemon_holds_adapter(const struct daemon *d, const char *name, const char *
 
 int daemon_tcp_port(struct daemon *d)
 {
-    int64_t deadline = clock_deadline_ns(START_MS);
-    for (;;) {
-        char *log = test_read(d->log), *port = strstr(log, ", port ");
-        int number = port ? atoi(port + 7) : 0;
-        free(log);
-        if (number > 0) return number;
-        if (clock_now_ns() > deadline) fail_msg("%s names no port", d->log);
-        clock_sleep_ms(20);
-    }
+    test_wait_for_text(d->log, ", port ", START_MS, NULL);
+    return atoi(strstr(test_read(d->log), ", port ") + 7);
 }
 
 void daemon_client(struct daemon *d, const char *python, const char *script, const char *argument)

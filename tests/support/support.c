@@ -291,6 +291,25 @@ char *test_read(const char *path)
     return test_keep(text.data ? text.data : strdup("")); // the buffer ends in NUL
 }
 
+int test_count(const char *path, const char *text)
+{
+    struct bytes all = BYTES_INIT;
+    int n = 0;
+    if (file_exists(path)) assert_ok(file_read(path, 1u << 30, &all));
+    for (const char *at = bytes_text(&all); (at = strstr(at, text)); at += strlen(text)) n++;
+    bytes_release(&all);
+    return n;
+}
+
+void test_wait_for_text(const char *path, const char *text, int64_t ms, struct test_child *child)
+{
+    const int64_t deadline = clock_deadline_ns(ms);
+    for (bool over = false; test_count(path, text) == 0; clock_sleep_ms(10)) {
+        if (over) fail_msg("no \"%s\" in %s:\n%s", text, path, test_read(path));
+        over = clock_ms_until(deadline) == 0 || (child && !test_running(child)); // one look more
+    }
+}
+
 void test_write(const char *path, const void *data, size_t len)
 {
     FILE *file = fopen(path, "wb");

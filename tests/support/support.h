@@ -105,8 +105,14 @@ const char *test_python(const char *modules);
 // The device that daemons and trainers of this test run use: $COMMONWEIGHT_TEST_DEVICE, or "cpu".
 const char *test_device(void);
 
+struct test_child; // below
 // Content of a file as a string, which lives as long as the program.
 char *test_read(const char *path);
+// How often a file has the text; 0 where there is no file.
+int test_count(const char *path, const char *text);
+// Waits until a file has the text. Past `ms`, or when `child` (may be NULL) ends meanwhile: fails
+// the test with what the file has.
+void test_wait_for_text(const char *path, const char *text, int64_t ms, struct test_child *child);
 void test_write(const char *path, const void *data, size_t len);
 // Both folders' files of that name hold the same bytes.
 void test_same_file(const char *folder_a, const char *folder_b, const char *name);

@@ -23,13 +23,8 @@ void tinker_server_start(struct tinker_server *s, const struct daemon *d, const 
     for (; more && *more; more++) argv[n++] = *more;
     test_spawn(&s->child, s->log, argv);
     test_wait_for_file(s->log, START_MS, &s->child);
-    for (const int64_t deadline = clock_deadline_ns(START_MS);; clock_sleep_ms(10)) {
-        char *log = test_read(s->log), *port = strstr(log, ", port ");
-        s->port = port ? atoi(port + 7) : 0;
-        if (s->port == 0 && (clock_now_ns() > deadline || !test_running(&s->child)))
-            fail_msg("cw-trainer serve did not start:\n%s", log);
-        if (s->port) break;
-    }
+    test_wait_for_text(s->log, ", port ", START_MS, &s->child);
+    s->port = atoi(strstr(test_read(s->log), ", port ") + 7);
     const char *file = test_path(s->runs, "api-key");
     char *key = access(file, R_OK) == 0 ? test_read(file) : strdup("");
     snprintf(s->key, sizeof s->key, "%.*s", (int)strcspn(key, "\n"), key);

@@ -72,32 +72,24 @@ int train_alone(struct scene *s, const char *run, const char *const more[])
 
 bool said(const struct scene *s, const char *part)
 {
-    char *log = test_read(test_path(s->folder, "alone.log"));
-    bool found = strstr(log, part) != NULL;
-    return found;
+    return test_count(test_path(s->folder, "alone.log"), part) > 0;
 }
 
 void assert_said(const struct scene *s, const char *part)
 {
-    char *log = test_read(test_path(s->folder, "alone.log"));
-    assert_contains(log, part);
+    assert_contains(test_read(test_path(s->folder, "alone.log")), part);
 }
 
 void assert_log(const struct scene *s, const char *part)
 {
-    char *log = test_read(test_path(s->folder, "trainer.log"));
-    assert_contains(log, part);
+    assert_contains(test_read(test_path(s->folder, "trainer.log")), part);
 }
 
-// Lines of metrics.jsonl so far.
 int steps_done(const struct scene *s, const char *run)
 {
-    const char *path = test_path(test_path(s->folder, run), "metrics.jsonl");
-    if (!file_exists(path)) return 0;
-    char *text = test_read(path);
-    int n = 0;
-    for (const char *c = text; *c; c++) n += *c == '\n';
-    return n;
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s/metrics.jsonl", s->folder, run);
+    return test_count(path, "\n");
 }
 
 void wait_for_steps(const struct scene *s, const char *run, int n, struct test_child *child)
@@ -151,14 +143,7 @@ int column(const struct scene *s, const char *run, const char *key, double *ret,
 
 void wait_for_log(const struct scene *s, const char *part)
 {
-    const char *path = test_path(s->folder, "trainer.log");
-    int64_t deadline = clock_deadline_ns(10000);
-    for (bool found = false; !found;) {
-        char *log = test_read(path);
-        found = strstr(log, part) != NULL;
-        if (!found && clock_ms_until(deadline) == 0) fail_msg("no \"%s\" in:\n%s", part, log);
-        clock_sleep_ms(10);
-    }
+    test_wait_for_text(test_path(s->folder, "trainer.log"), part, 10000, NULL);
 }
 
 void same_losses(const struct scene *s, const char *a, const char *b, int steps, double most)
