@@ -387,57 +387,26 @@ TEST(test_cache_salt)
 
 TEST(test_context_overflow)
 {
-    static const struct {
-        const char *path, *body, *param;
-    } cases[] = {
-        {"/v1/completions", "{\"prompt\":[1,2],\"max_tokens\":511}", "max_tokens"},
-        {"/generate", "{\"prompt\":[1,2],\"max_tokens\":511}", "max_tokens"},
-        {"/inference/v1/generate", "{\"token_ids\":[1],\"sampling_params\":{\"max_tokens\":512}}",
-         "max_tokens"},
-        {"/v1/rollouts",
-         "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":{\"max_tokens\":512}}",
-         "max_tokens"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        json_t *a = daemon_post(d.socket, cases[i].path, 400, cases[i].body);
+    const json_t *cases = test_rows("clients", "test_context_overflow");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        json_t *a =
+            daemon_post(d.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
         const json_t *error = of(a, "error");
         assert_string_equal(text_of(error, "code"), "context_length_exceeded");
-        assert_string_equal(text_of(error, "param"), cases[i].param);
+        assert_string_equal(text_of(error, "param"), row_text(cases, i, "param"));
         assert_contains(text_of(error, "message"), "maximum context length is 512 tokens");
     }
 }
 
 TEST(test_refused_fields)
 {
-    static const struct {
-        const char *path, *body, *param;
-    } cases[] = {
-        {"/v1/completions", "{\"prompt\":[1],\"temprature\":0}", "temprature"},
-        {"/v1/completions", "{\"prompt\":[1],\"messages\":[]}", "messages"},
-        {"/v1/completions", "{\"prompt\":[1],\"priority\":3}", "priority"},
-        {"/v1/completions", "{\"prompt\":[1],\"cache_salt\":\"\"}", "cache_salt"},
-        {"/v1/completions", "{\"prompt\":[1],\"stream_options\":{}}", "stream_options"},
-        {"/v1/completions", "{\"prompt\":[1],\"stream\":true,\"stream_options\":{\"x\":1}}", "x"},
-        {"/v1/completions", "{\"prompt\":[1],\"truncate_prompt_tokens\":4}",
-         "truncate_prompt_tokens"},
-        {"/generate", "{\"prompt\":{\"prompt_token_ids\":[1],\"multi_modal_data\":{}}}",
-         "multi_modal_data"},
-        {"/inference/v1/generate", "{\"token_ids\":[1]}", "sampling_params"},
-        {"/inference/v1/generate", "{\"token_ids\":[1],\"sampling_params\":{\"model\":\"a\"}}",
-         "model"},
-        {"/inference/v1/generate", "{\"token_ids\":[],\"sampling_params\":{}}", "token_ids"},
-        {"/inference/v1/generate",
-         "{\"token_ids\":[1],\"sampling_params\":{},\"features\":{\"mm_hashes\":{}}}", "features"},
-        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"temperature\":1}]}",
-         "temperature"},
-        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1]}],\"max_tokens\":4}",
-         "max_tokens"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        json_t *a = daemon_post(d.socket, cases[i].path, 400, cases[i].body);
+    const json_t *cases = test_rows("clients", "test_refused_fields");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        json_t *a =
+            daemon_post(d.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
         const json_t *error = of(a, "error");
-        if (strcmp(text_of(error, "param"), cases[i].param) != 0)
-            fail_msg("%s: %s", cases[i].body, text_of(error, "message"));
+        if (strcmp(text_of(error, "param"), row_text(cases, i, "param")) != 0)
+            fail_msg("%s: %s", row_text(cases, i, "body"), text_of(error, "message"));
     }
 }
 

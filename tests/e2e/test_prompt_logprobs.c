@@ -226,27 +226,12 @@ TEST(every_endpoint_has_its_form)
 
 TEST(refusals)
 {
-    static const struct {
-        const char *path, *body, *part;
-    } cases[] = {
-        {"/v1/completions", "{\"prompt\":\"a\",\"prompt_logprobs\":129}", "\"prompt_logprobs\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"prompt_logprobs\":-1}", "\"prompt_logprobs\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"prompt_logprobs\":1,\"stream\":true}", "stream"},
-        {"/v1/completions",
-         "{\"prompt\":[1,2,3,4,5,6,7,8],\"prompt_logprobs\":128,\"max_tokens\":1,\"n\":4096}",
-         "4227072 log-probabilities"},
-        {"/generate", "{\"prompt\":\"a\",\"echo\":true}", "\"echo\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"a\":1}}", "'a'"},
-        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"300\":1}}", "0 to 299"},
-        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"7\":-101}}", "-100 to 100"},
-        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"7\":\"x\"}}", "-100 to 100"},
-        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":[7]}", "\"logit_bias\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"frequency_penalty\":2.5}", "frequency_penalty"},
-        {"/v1/completions", "{\"prompt\":\"a\",\"repetition_penalty\":0}", "repetition_penalty"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        json_t *a = daemon_post(d.socket, cases[i].path, 400, cases[i].body);
-        assert_contains(json_string_value(at(at(a, "error"), "message")), cases[i].part);
+    const json_t *cases = test_rows("prompt_logprobs", "refusals");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        json_t *a =
+            daemon_post(d.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
+        assert_contains(json_string_value(at(at(a, "error"), "message")),
+                        row_text(cases, i, "part"));
     }
 }
 

@@ -4,101 +4,28 @@
 
 #include <pthread.h>
 
+static void refused(const char *path, const char *body, int status, const char *part)
+{
+    struct wire_answer a;
+    daemon_request(served.socket, "POST", path, "", body, &a);
+    const json_t *error = json_object_get(a.json, "error");
+    if (a.status != status || !error)
+        fail_msg("%s %s: %d %s", path, body, a.status, bytes_text(&a.body));
+    assert_contains(text_of(error, "message"), part);
+    assert_int_equal(int_of(error, "code"), status);
+    text_of(error, "type");
+}
+
 TEST(test_refusals)
 {
+    const json_t *cases = test_rows("refusals", "test_refusals");
+    for (size_t i = 0; i < json_array_size(cases); i++)
+        refused(row_text(cases, i, "path"), row_text(cases, i, "body"), row_int(cases, i, "status"),
+                row_text(cases, i, "part"));
     char long_name[400] = "{\"model\":\"/tmp/";
     memset(long_name + strlen(long_name), 'x', 300);
     strcat(long_name, "\"}");
-    const struct {
-        const char *path, *body;
-        int status;
-        const char *part; // of the message
-    } cases[] = {
-        {"/v1/completions", "{\"prompt\":", 400, "request"},
-        {"/v1/completions", "[1]", 400, "object"},
-        {"/v1/completions", "", 400, "request"},
-        {"/v1/completions", "{}", 400, "\"prompt\""},
-        {"/v1/completions", "{\"prompt\":\"\"}", 400, "\"prompt\""},
-        {"/v1/completions", "{\"prompt\":[]}", 400, "\"prompt\""},
-        {"/v1/completions", "{\"prompt\":7}", 400, "\"prompt\""},
-        {"/v1/completions", "{\"prompt\":[1,\"a\"]}", 400, "entry 1"},
-        {"/v1/completions", "{\"prompt\":[1,300]}", 400, "300"},
-        {"/v1/completions", "{\"prompt\":[-1]}", 400, "-1"},
-        {"/v1/completions", "{\"prompt\":[1,99999999999999]}", 400, "99999999999999"},
-        {"/v1/completions", "{\"prompt\":\"a\",\"temperature\":-1}", 400, "\"temperature\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"temperature\":\"hot\"}", 400, "\"temperature\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"top_p\":0}", 400, "\"top_p\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"top_p\":1.5}", 400, "\"top_p\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"top_k\":-2}", 400, "\"top_k\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"min_p\":2}", 400, "\"min_p\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"n\":0}", 400, "\"n\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"n\":5000}", 400, "\"n\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"n\":201}", 400, "\"n\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":-1}", 400, "\"max_tokens\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"logprobs\":21}", 400, "\"logprobs\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"stop\":[1]}", 400, "\"stop\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"stop\":\"\"}", 400, "\"stop\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"stop_token_ids\":[300]}", 400,
-         "\"stop_token_ids\""},
-        {"/v1/rollouts", "{\"groups\":[{\"prompt\":\"a\"}],\"sampling\":{\"echo\":true}}", 400,
-         "\"echo\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"best_of\":3}", 400, "\"best_of\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"presence_penalty\":3}", 400,
-         "\"presence_penalty\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"logit_bias\":{\"1\":101}}", 400, "\"logit_bias\""},
-        {"/v1/completions", "{\"prompt\":\"a\",\"model\":\"gpt\"}", 404, "\"model\""},
-        {"/v1/chat/completions", "{\"messages\":[]}", 400, "\"messages\""},
-        {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\"}]}", 400, "messages"},
-        {"/v1/chat/completions", "{\"messages\":[{\"role\":5,\"content\":\"x\"}]}", 400,
-         "messages"},
-        {"/v1/chat/completions",
-         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"top_logprobs\":2}", 400,
-         "\"top_logprobs\""},
-        {"/v1/chat/completions",
-         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[{\"a\":1}]}", 400,
-         "\"tools\""},
-        {"/v1/chat/completions",
-         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
-         "\"chat_template_kwargs\":{\"enable_thinking\":false}}",
-         400, "\"chat_template_kwargs\""},
-        {"/v1/rollouts", "{}", 400, "\"groups\""},
-        {"/v1/rollouts", "{\"groups\":[]}", 400, "\"groups\""},
-        {"/v1/rollouts", "{\"groups\":[{}]}", 400, "group 0"},
-        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"prompt\":\"a\"}]}", 400,
-         "exactly one"},
-        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"id\":[]}]}", 400, "\"id\""},
-        {"/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1]}],\"sampling\":3}", 400,
-         "\"sampling\""},
-        {"/generate", "{}", 400, "\"prompt\""},
-        {"/generate", "{\"prompt\":{\"x\":1}}", 400, "\"prompt\""},
-        {"/generate", "{\"prompt\":\"a\",\"stream\":true}", 400, "\"stream\""},
-        {"/reload", "{\"model\":3}", 400, "\"model\""},
-        {"/reload", "{\"model\":\"/nowhere/at/all\"}", 404, "/nowhere/at/all"},
-        {"/reload", "{\"model\":\"/dev/null/model\"}", 404, "/dev/null/model"},
-        {"/reload", long_name, 404, "/tmp/xxx"},
-        {"/v1/load_lora_adapter", "{}", 400, "\"lora_name\""},
-        {"/v1/load_lora_adapter", "{\"lora_name\":\"a\"}", 400, "\"lora_path\""},
-        {"/v1/load_lora_adapter", "{\"lora_name\":\"a\",\"lora_path\":\"/nowhere\"}", 400,
-         "--max-adapters"},
-        {"/lora/load", "{}", 400, "\"adapter_path\""},
-        {"/v1/completions", "{\"prompt\":[1],\"lora\":\"a\"}", 404, "no adapter of this server"},
-        {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"often\"}", 400, "speculative"},
-        {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"ngram:17\"}", 400, "1 to 16"},
-        {"/v1/completions", "{\"prompt\":[1],\"speculative\":\"draft_model:5\"}", 400,
-         "--draft DIR"},
-        {"/v1/embeddings", "{}", 404, "/v1/embeddings here; docs/use/protocol.md lists"},
-        {"/%ff%00%22", "{}", 404, "there is no /"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct wire_answer a;
-        daemon_request(served.socket, "POST", cases[i].path, "", cases[i].body, &a);
-        const json_t *error = json_object_get(a.json, "error");
-        if (a.status != cases[i].status || !error)
-            fail_msg("%s %s: %d %s", cases[i].path, cases[i].body, a.status, bytes_text(&a.body));
-        assert_contains(text_of(error, "message"), cases[i].part);
-        assert_int_equal(int_of(error, "code"), cases[i].status);
-        text_of(error, "type");
-    }
+    refused("/reload", long_name, 404, "/tmp/xxx");
     // field of the error object
     json_t *a =
         daemon_post(served.socket, "/v1/completions", 400, "{\"prompt\":\"a\",\"top_p\":7}");

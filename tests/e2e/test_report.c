@@ -172,22 +172,11 @@ TEST(runs_are_served)
     assert_contains(bytes_text(&a.body), "\"row\":\"AAAAAA==\"");
     get(port, "/rollouts?run=0&step=2", "localhost", &a);
     assert_string_equal(bytes_text(&a.body), sample);
-    static const struct {
-        const char *path, *host;
-        int status;
-        const char *part;
-    } refused[] = {
-        {"/data?run=1", "localhost", 400, "not a whole number from 0 to 0"},
-        {"/data?run=0&lines=x", "localhost", 400, "\\\"lines\\\" is 'x'"},
-        {"/rollouts?run=0&step=9", "localhost", 404, "step-9.jsonl"},
-        {"/rollouts?run=0&step=../../x", "localhost", 400, "step"},
-        {"/", "evil.example", 403, "evil.example"}, // a page elsewhere, by a name that leads here
-        {"/metrics.jsonl", "localhost", 404, "metrics.jsonl"},
-    };
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        get(port, refused[i].path, refused[i].host, &a);
-        assert_int_equal(a.status, refused[i].status);
-        assert_contains(bytes_text(&a.body), refused[i].part);
+    const json_t *refused = test_rows("report", "runs_are_served");
+    for (size_t i = 0; i < json_array_size(refused); i++) {
+        get(port, row_text(refused, i, "path"), row_text(refused, i, "host"), &a);
+        assert_int_equal(a.status, row_int(refused, i, "status"));
+        assert_contains(bytes_text(&a.body), row_text(refused, i, "part"));
     }
     report_server_stop(&server);
 }

@@ -101,25 +101,12 @@ static void assert_bad_request(const char *path, const char *body, const char *p
 
 TEST(bad_fields_are_named)
 {
-    static const struct {
-        const char *sampling, *part;
-    } bad[] = {
-        {"\"tandem\":7", "\"tandem\" must be an object"},
-        {"\"tandem\":{\"p\":1.5}", "\"p\""},
-        {"\"tandem\":{\"p\":\"half\"}", "\"p\""},
-        {"\"tandem\":{\"selector\":\"dice\"}", "\"selector\""},
-        {"\"tandem\":{\"selector\":1}", "\"selector\""},
-        {"\"tandem\":{\"chunk\":0}", "\"chunk\""},
-        {"\"tandem\":{\"seed\":0.5}", "\"seed\""},
-        {"\"tandem\":{\"probability\":1}", "\"probability\" is no field of \"tandem\""},
-        {"\"tandem\":{},\"prompt_logprobs\":0", "prompt_logprobs"},
-        {"\"tandem\":{},\"speculative\":\"ngram:3\"", "speculative"},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    const json_t *bad = test_rows("tandem", "bad_fields_are_named");
+    for (size_t i = 0; i < json_array_size(bad); i++) {
         struct bytes body = BYTES_INIT;
         bytes_printf(&body, "{\"groups\":[{\"prompt\":\"1+2=\"}],\"sampling\":{%s}}",
-                     bad[i].sampling);
-        assert_bad_request("/v1/rollouts", bytes_text(&body), bad[i].part);
+                     row_text(bad, i, "sampling"));
+        assert_bad_request("/v1/rollouts", bytes_text(&body), row_text(bad, i, "part"));
         bytes_release(&body);
     }
     assert_bad_request("/v1/completions", "{\"prompt\":\"1\",\"tandem\":{}}", "\"tandem\"");

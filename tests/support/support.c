@@ -320,6 +320,77 @@ void test_write(const char *path, const void *data, size_t len)
     assert_int_equal(closed, 0);
 }
 
+const json_t *test_rows(const char *file, const char *list)
+{
+    char name[64];
+    json_error_t error;
+    snprintf(name, sizeof name, "tests/cases/%s.json", file);
+    json_t *all = test_keep(json_load_file(test_path(test_root(), name), 0, &error));
+    if (!all) fail_msg("%s, line %d: %s", name, error.line, error.text);
+    const json_t *rows = json_object_get(all, list);
+    if (json_array_size(rows) == 0) fail_msg("%s has no rows \"%s\"", name, list);
+    return rows;
+}
+
+static const json_t *field_of(const json_t *rows, size_t i, const char *field,
+                              bool (*is)(const json_t *))
+{
+    const json_t *value = json_object_get(json_array_get(rows, i), field);
+    if (!value || !is(value)) fail_msg("row %zu has no such \"%s\"", i, field);
+    return value;
+}
+
+static bool is_text(const json_t *value)
+{
+    return json_is_string(value) || json_is_null(value);
+}
+
+static bool is_number(const json_t *value)
+{
+    return json_is_number(value);
+}
+
+static bool is_int(const json_t *value)
+{
+    return json_is_integer(value);
+}
+
+static bool is_flag(const json_t *value)
+{
+    return json_is_boolean(value);
+}
+
+const char *row_text(const json_t *rows, size_t i, const char *field)
+{
+    return json_string_value(field_of(rows, i, field, is_text));
+}
+
+double row_number(const json_t *rows, size_t i, const char *field)
+{
+    return json_number_value(field_of(rows, i, field, is_number));
+}
+
+int row_int(const json_t *rows, size_t i, const char *field)
+{
+    return (int)json_integer_value(field_of(rows, i, field, is_int));
+}
+
+bool row_flag(const json_t *rows, size_t i, const char *field)
+{
+    return json_is_true(field_of(rows, i, field, is_flag));
+}
+
+enum status row_status(const json_t *rows, size_t i, const char *field)
+{
+#define NAME_OF(name, words) #name,
+    static const char *const names[] = {STATUS_TABLE(NAME_OF)};
+    const char *wanted = row_text(rows, i, field);
+    size_t k = 0;
+    while (k < sizeof names / sizeof *names && strcmp(names[k], wanted) != 0) k++;
+    if (k == sizeof names / sizeof *names) fail_msg("row %zu: there is no status %s", i, wanted);
+    return (enum status)k;
+}
+
 void test_same_file(const char *folder_a, const char *folder_b, const char *name)
 {
     struct file_map a, b;

@@ -114,6 +114,14 @@ int test_count(const char *path, const char *text);
 // the test with what the file has.
 void test_wait_for_text(const char *path, const char *text, int64_t ms, struct test_child *child);
 void test_write(const char *path, const void *data, size_t len);
+// Cases that differ by data alone: the list LIST of tests/cases/FILE.json. Its rows are objects,
+// whose fields (row_text: a string or null) all must be there. They live as long as the program.
+const json_t *test_rows(const char *file, const char *list);
+const char *row_text(const json_t *rows, size_t i, const char *field);
+double row_number(const json_t *rows, size_t i, const char *field);
+int row_int(const json_t *rows, size_t i, const char *field);
+bool row_flag(const json_t *rows, size_t i, const char *field);
+enum status row_status(const json_t *rows, size_t i, const char *field); // "ST_FORMAT"
 // Both folders' files of that name hold the same bytes.
 void test_same_file(const char *folder_a, const char *folder_b, const char *name);
 

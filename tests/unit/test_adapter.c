@@ -57,33 +57,15 @@ TEST(targets_match_as_in_peft)
 
 TEST(other_kinds_are_refused_by_name)
 {
-    static const struct {
-        const char *text, *says;
-        enum status code;
-    } cases[] = {
-        {"[]", "not a JSON object", ST_INVALID},
-        {"{}", "target_modules must be", ST_INVALID},
-        {"{\"target_modules\":[]}", "target_modules must be", ST_INVALID},
-        {"{\"target_modules\":[1]}", "target_modules must be", ST_INVALID},
-        {"{\"peft_type\":\"IA3\"}", "peft_type is \"IA3\"", ST_UNSUPPORTED},
-        {"{\"bias\":\"all\"}", "bias is \"all\"", ST_UNSUPPORTED},
-        {"{\"use_dora\":true}", "use_dora is set: DoRA is not supported", ST_UNSUPPORTED},
-        {"{\"lora_bias\":true}", "lora_bias", ST_UNSUPPORTED},
-        {"{\"modules_to_save\":[\"lm_head\"]}", "modules_to_save", ST_UNSUPPORTED},
-        {"{\"trainable_token_indices\":[1]}", "trainable_token_indices", ST_UNSUPPORTED},
-        {"{\"target_parameters\":[\"x\"]}", "target_parameters", ST_UNSUPPORTED},
-        {"{\"use_something_new\":true}", "use_something_new is set: this kind", ST_UNSUPPORTED},
-        {"{\"init_lora_weights\":\"pissa\",\"target_modules\":\"all-linear\"}",
-         "init_lora_weights \"pissa\"", ST_UNSUPPORTED},
-        {"{\"target_modules\":\"all-linear\",\"r\":0}", "r", ST_INVALID},
-        {"{\"target_modules\":\"all-linear\",\"r\":5000}", "r", ST_INVALID},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const json_t *cases = test_rows("adapter", "other_kinds_are_refused_by_name");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *json;
         struct adapter_config *config = NULL;
-        assert_ok(json_parse("test", cases[i].text, strlen(cases[i].text), &json));
-        assert_status(adapter_config_from_json("test", json, &config), cases[i].code);
-        assert_message(cases[i].says);
+        assert_ok(json_parse("test", row_text(cases, i, "text"), strlen(row_text(cases, i, "text")),
+                             &json));
+        assert_status(adapter_config_from_json("test", json, &config),
+                      row_status(cases, i, "code"));
+        assert_message(row_text(cases, i, "says"));
         assert_null(config);
         json_decref(json);
     }

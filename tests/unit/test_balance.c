@@ -149,34 +149,17 @@ TEST(is_transformers_loss)
 
 TEST(coef_is_the_models_own)
 {
-    static const struct {
-        const char *folder;
-        double wanted, coef;
-        const char *error; // NULL: none
-    } cases[] = {
-        {"tests/golden/mixtral", -1, 0.001, NULL},
-        {"tests/golden/gpt-oss", -1, 0.001, NULL},
-        {"tests/golden/qwen3-moe-some", -1, 0.001, NULL},
-        {"tests/golden/mixtral", 0, 0, NULL},
-        {"tests/golden/mixtral", 0.5, 0.5, NULL},
-        {"tests/golden/qwen2", -1, 0, NULL},
-        {"tests/golden/qwen2", 0.1, 0, "is no mixture of experts"},
-        {"tests/golden/deepseek-v2-lite", -1, 0, NULL},
-        {"tests/golden/deepseek-v2-lite", 0.1, 0.1, NULL},
-        {"tests/golden/deepseek-v2", 0.1, 0, "choose among groups"},
-        {"tests/golden/deepseek-v3", -1, 0, NULL},
-        {"tests/golden/deepseek-v3", 0.1, 0, "by a sigmoid"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const json_t *cases = test_rows("balance", "coef_is_the_models_own");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct model_config *config;
         double coef = -1;
-        assert_ok(model_config_load(cases[i].folder, &config));
-        const enum status st = balance_coef(config, cases[i].wanted, &coef);
-        assert_int_equal(st == ST_OK, cases[i].error == NULL);
-        if (cases[i].error)
-            assert_non_null(strstr(status_message(), cases[i].error));
+        assert_ok(model_config_load(row_text(cases, i, "folder"), &config));
+        const enum status st = balance_coef(config, row_number(cases, i, "wanted"), &coef);
+        assert_int_equal(st == ST_OK, row_text(cases, i, "error") == NULL);
+        if (row_text(cases, i, "error"))
+            assert_non_null(strstr(status_message(), row_text(cases, i, "error")));
         else
-            assert_float_equal(coef, cases[i].coef, 0);
+            assert_float_equal(coef, row_number(cases, i, "coef"), 0);
         model_config_free(config);
     }
 }

@@ -260,27 +260,17 @@ static void change_file(const char *at, const char *value)
 
 TEST(test_attach_faults)
 {
-    static const struct {
-        const char *at, *value;
-        enum status st;
-        const char *words;
-    } cases[] = {
-        {"device_uuid", "\"cpu-other\"", ST_MISMATCH, "give both the same --device"},
-        {"control_page", "\"/commonweight-test-nowhere\"", ST_NOT_FOUND,
-         "commonweight-test-nowhere"},
-        {"boot_id", "\"another\"", ST_MISMATCH, "was written in boot another"},
-        {"pid_start_time", "1", ST_PEER_GONE, "given to another process"},
-        {"pid", "4194305", ST_PEER_GONE, "is dead"},
-    };
+    const json_t *cases = test_rows("bridge", "test_attach_faults");
     pid_t pid = start_daemon(HONEST);
     struct bridge *b = NULL;
     struct bytes good = BYTES_INIT;
     assert_int_equal(file_read(bridge_names.file, 16 << 20, &good), ST_OK);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        change_file(cases[i].at, cases[i].value);
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        change_file(row_text(cases, i, "at"), row_text(cases, i, "value"));
         enum status st = bridge_attach(bridge_names.file, NULL, &b);
-        if (st != cases[i].st) fail_msg("%s: %d: %s", cases[i].at, st, status_message());
-        assert_says(cases[i].words);
+        if (st != row_status(cases, i, "st"))
+            fail_msg("%s: %d: %s", row_text(cases, i, "at"), st, status_message());
+        assert_says(row_text(cases, i, "words"));
         assert_null(b);
         assert_int_equal(file_write_atomic(bridge_names.file, 0600, good.data, good.len), ST_OK);
     }

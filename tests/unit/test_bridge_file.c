@@ -95,96 +95,24 @@ TEST(test_old_keys)
 
 // Each case changes one value, found by a path of keys and list positions ("a/0/b"), to JSON text
 // (NULL: removes it), and says what the error must name.
-static const struct {
-    const char *at, *value;
-    enum status st;
-    const char *words;
-} faults[] = {
-    {"format_version", NULL, ST_FORMAT, "\"format_version\" is missing"},
-    {"format_version", "2", ST_UNSUPPORTED, "\"format_version\" is 2"},
-    {"boot_id", NULL, ST_FORMAT, "\"boot_id\" is missing"},
-    {"pid", "0", ST_INVALID, "\"pid\" is 0"},
-    {"pid", "\"x\"", ST_INVALID, "\"pid\" must be a whole number"},
-    {"pid_start_time", NULL, ST_FORMAT, "pid_start_time"},
-    {"device", "\"cuda:x\"", ST_FORMAT, "must be cpu or cuda:N"},
-    {"device", "\"cuda:0\"", ST_MISMATCH, "kind posix-shm does not go with device"},
-    {"device_uuid", "\"\"", ST_FORMAT, "\"device_uuid\" has 0 characters"},
-    {"control_page", "7", ST_INVALID, "control_page"},
-    {"socket", NULL, ST_FORMAT, "socket"},
-    {"layout_hash", "\"cc\"", ST_MISMATCH, "layout_hash"},
-    {"model", "\"other\"", ST_MISMATCH, "\"model\" is other"},
-    {"tp_degree", "2", ST_FORMAT, "\"tp_degree\" is 2, and there are 1 shards"},
-    {"single_copy_enabled", "false", ST_UNSUPPORTED, "single_copy_enabled"},
-    {"num_params", "4", ST_MISMATCH, "num_params"},
-    {"segments", "[]", ST_FORMAT, "0 segments"},
-    {"segments/0/kind", "\"carrier-pigeon\"", ST_UNSUPPORTED, "carrier-pigeon"},
-    {"segments/0/bytes", "-1", ST_INVALID, "segments[0]: \"bytes\""},
-    {"segments/0/bytes", "2048", ST_MISMATCH, "segment policy has 2048"},
-    {"segments/0/role", "\"draft\"", ST_MISMATCH, "segments[0]: it is of role draft"},
-    {"segments/1/handle", NULL, ST_FORMAT, "segments[1]: \"handle\" is missing"},
-    {"segments/0/handle", "\"/elsewhere\"", ST_MISMATCH, "model.layers.0.weight: ipc_handle_b64"},
-    {"segments/0/device_index", "0", ST_MISMATCH, "device_index"},
-    {"roles", "{}", ST_FORMAT, "\"roles\" must be a list"},
-    {"roles/0", "7", ST_FORMAT, "roles[0] is not an object"},
-    {"roles/0/role", "\"draft\"", ST_FORMAT, "must be the policy"},
-    {"roles/1/role", "\"policy\"", ST_FORMAT, "must be the policy"},
-    {"roles/1/role", "\"\"", ST_FORMAT, "\"role\" has 0 characters"},
-    {"roles/0/segment", "2", ST_INVALID, "\"segment\" is 2"},
-    {"roles/0/dtype", "\"torch.int7\"", ST_FORMAT, "torch.int7"},
-    {"roles/0/dtype", "\"torch.bfloat16\"", ST_MISMATCH, "that of role policy torch.bfloat16"},
-    {"roles/0/canary_offset", "1536000", ST_FORMAT, "canary_offset is 1536000"},
-    {"roles/0/canary_offset", "1540", ST_FORMAT, "canary_offset"},
-    {"roles/0/canary_offset", "0", ST_FORMAT, "lies over the canary"},
-    {"roles/0/num_parameters", "5", ST_MISMATCH, "num_parameters is 5"},
-    {"roles/0/num_params", "5", ST_MISMATCH, "num_params says 5"},
-    {"roles/0/layout_hash", NULL, ST_FORMAT, "roles[0]: \"layout_hash\""},
-    {"roles/1/ipc_handles", NULL, ST_FORMAT, "roles[1]: \"ipc_handles\""},
-    {"param_names", "7", ST_FORMAT, "param_names"},
-    {"param_names/1", "7", ST_FORMAT, "param_names[1]"},
-    {"param_names/1", "\"stranger\"", ST_FORMAT, "stranger"},
-    {"param_names/1", "\"model.layers.0.weight\"", ST_FORMAT, "lists model.layers.0.weight twice"},
-    {"param_mappings/model.layers.1.weight", NULL, ST_MISMATCH, "2 in param_mappings"},
-    {"param_mappings/model.layers.1.weight/shape", "[16, 9]", ST_MISMATCH,
-     "layers.1.weight: its shape"},
-    {"param_mappings/model.layers.1.weight/dtype", "\"torch.float16\"", ST_MISMATCH,
-     "dtype is torch.float32, in param_mappings torch.float16"},
-    {"param_mappings/model.layers.1.weight/device", "\"cuda:0\"", ST_MISMATCH,
-     "device is \"cuda:0\""},
-    {"ipc_handles/model.layers.1.weight/shape", "[16, 0]", ST_FORMAT, "\"shape\"[1]"},
-    {"ipc_handles/model.layers.1.weight/shape", "[]", ST_FORMAT, "0 dimensions"},
-    {"ipc_handles/model.layers.1.weight/shape", "[16]", ST_MISMATCH, "shape"},
-    {"ipc_handles/model.layers.1.weight/stride", "[1, 16]", ST_UNSUPPORTED, "stride"},
-    {"ipc_handles/model.layers.1.weight/stride", "[8]", ST_UNSUPPORTED, "stride"},
-    {"ipc_handles/model.layers.1.weight/storage_offset", "1000", ST_FORMAT,
-     "within segment policy"},
-    {"ipc_handles/model.layers.1.weight/storage_offset", "9223372036854775807", ST_FORMAT,
-     "within segment policy"},
-    {"ipc_handles/model.layers.1.weight/storage_offset", "-1", ST_INVALID, "storage_offset"},
-    {"ipc_handles/model.layers.1.weight/storage_offset", "130", ST_FORMAT, "overlap"},
-    {"ipc_handles/model.layers.1.weight/storage_offset", "255", ST_FORMAT, "overlap"},
-    {"ipc_handles/model.layers.2.weight/storage_offset", "300", ST_FORMAT, "lies over the canary"},
-    {"ipc_handles/model.layers.1.weight/storage_size", "12", ST_MISMATCH, "storage_size"},
-    {"ipc_handles/model.layers.1.weight/device_index", "3", ST_MISMATCH, "device_index"},
-    {"ipc_handles/model.layers.1.weight/ipc_handle_b64", "\"AAAA\"", ST_MISMATCH, "ipc_handle_b64"},
-    {"ipc_handles/model.layers.1.weight", "[]", ST_FORMAT, "no object in ipc_handles"},
-};
-
 TEST(test_faults)
 {
+    const json_t *faults = test_rows("bridge_file", "test_faults");
     struct bridge_file *f = bridge_sample(3, true), *ret = NULL;
     json_t *good = NULL;
     assert_int_equal(bridge_file_write(f), ST_OK);
     bridge_file_free(f);
     assert_int_equal(json_read_file(bridge_names.file, 1 << 20, &good), ST_OK);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+    for (size_t i = 0; i < json_array_size(faults); i++) {
         json_t *json = json_deep_copy(good);
-        bridge_change(json, faults[i].at, faults[i].value);
+        bridge_change(json, row_text(faults, i, "at"), row_text(faults, i, "value"));
         char *text = json_dumps(json, 0);
         enum status st = bridge_file_parse("b.json", text, strlen(text), &ret);
-        if (st != faults[i].st || !strstr(status_message(), faults[i].words) ||
+        if (st != row_status(faults, i, "st") ||
+            !strstr(status_message(), row_text(faults, i, "words")) ||
             strncmp(status_message(), "b.json", 6) != 0)
-            fail_msg("%s = %s: status %d: %s", faults[i].at, faults[i].value, st,
-                     st ? status_message() : "");
+            fail_msg("%s = %s: status %d: %s", row_text(faults, i, "at"),
+                     row_text(faults, i, "value"), st, st ? status_message() : "");
         assert_null(ret);
         free(text);
         json_decref(json);

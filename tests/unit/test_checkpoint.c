@@ -447,21 +447,12 @@ TEST(bad_state_is_refused)
 {
     const char *folder = test_folder(), *path = test_path(folder, "trainer_state.json");
     struct checkpoint c;
-    static const struct {
-        const char *text, *part;
-    } cases[] = {
-        {"{", "trainer_state.json"},
-        {"{}", "\"step\""},
-        {"{\"step\": -1, \"data_index\": 0}", "step"},
-        {"{\"step\": 1}", "data_index"},
-        {"{\"step\": \"x\", \"data_index\": 0}", "step"},
-        {"{\"step\": 1, \"data_index\": 0, \"format_version\": 2}", "format_version is 2"},
-    };
+    const json_t *cases = test_rows("checkpoint", "bad_state_is_refused");
     assert_status(checkpoint_read(folder, &c), ST_NOT_FOUND);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        test_write(path, cases[i].text, strlen(cases[i].text));
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        test_write(path, row_text(cases, i, "text"), strlen(row_text(cases, i, "text")));
         assert_true(checkpoint_read(folder, &c) != ST_OK);
-        assert_message(cases[i].part);
+        assert_message(row_text(cases, i, "part"));
     }
 }
 

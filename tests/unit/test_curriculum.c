@@ -555,23 +555,14 @@ TEST(state_of_another_run)
     assert_message("number of examples");
     curriculum_free(d);
 
-    static const struct {
-        const char *key, *value, *part;
-    } cases[] = {
-        {"ema", "7", "\"ema\""},
-        {"seen", "\"AAAA\"", "\"seen\""},
-        {"bucket", "\"???\"", "\"bucket\""},
-        {"levels", "[]", "example"}, // buckets that have no level
-        {"levels", "[2]", "level 0"},
-        {"levels", "[\"x\"]", "level 0"},
-        {"samples", "-1", "samples"},
-    };
-    for (int i = 0; i < LENGTH(cases); i++) {
+    const json_t *cases = test_rows("curriculum", "state_of_another_run");
+    for (int i = 0; i < (int)json_array_size(cases); i++) {
         json_t *bad = json_copy(json);
-        json_object_set_new(bad, cases[i].key, json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
+        json_object_set_new(bad, row_text(cases, i, "key"),
+                            json_loads(row_text(cases, i, "value"), JSON_DECODE_ANY, NULL));
         assert_ok(curriculum_new(&o, 101, &d));
         assert_true(curriculum_from_json(d, bad, taken) != ST_OK);
-        assert_message(cases[i].part);
+        assert_message(row_text(cases, i, "part"));
         curriculum_free(d);
         json_decref(bad);
     }

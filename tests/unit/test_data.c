@@ -174,23 +174,15 @@ TEST(questions)
     assert_string_equal(d->examples[0].answer, "1 + 1 = 2\n#### 2");
     dataset_free(d);
 
-    static const struct {
-        const char *template, *first, *second;
-        bool chat;
-    } cases[] = {
-        {"none", "Q1?", "P2", false},
-        {"Q: {prompt}\nA:", "Q: Q1?\nA:", "Q: P2\nA:", false},
-        {"{prompt}", "<260>user\nQ1?<261>\n<260>assistant\n",
-         "<260>user\nP2<261>\n<260>assistant\n", true},
-        {"auto", "<260>user\nSay: Q1? End on ####.<261>\n<260>assistant\n",
-         "<260>user\nP2<261>\n<260>assistant\n", true},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        options.prompt_template = cases[i].template;
-        options.chat = cases[i].chat;
+    const json_t *cases = test_rows("data", "questions");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        options.prompt_template = row_text(cases, i, "template");
+        options.chat = row_flag(cases, i, "chat");
         assert_ok(load(lines, &options, 300, &d, &left_out));
-        assert_string_equal(text_of(&d->examples[0].prompt_ids, &text), cases[i].first);
-        assert_string_equal(text_of(&d->examples[1].prompt_ids, &text), cases[i].second);
+        assert_string_equal(text_of(&d->examples[0].prompt_ids, &text),
+                            row_text(cases, i, "first"));
+        assert_string_equal(text_of(&d->examples[1].prompt_ids, &text),
+                            row_text(cases, i, "second"));
         dataset_free(d);
     }
     options = (struct prompt_options){.prompt_template = "Q: {question}"};

@@ -119,20 +119,13 @@ TEST(no_window_is_said_by_null)
 // Keys that would change what is computed, and silence that means something else than here.
 TEST(other_maths_is_refused)
 {
-    static const struct {
-        const char *name, *older, *words;
-    } cases[] = {
-        {"smollm3", "{\"no_rope_layers\": [true, true, true, false]}", "no_rope_layers[0]"},
-        {"gpt-oss", "{}", "rope_scaling is missing"},
-        {"qwen35", "{\"attn_output_gate\": false}", "attn_output_gate"},
-        {"qwen35", "{\"hidden_act\": \"gelu\"}", "hidden_act"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const json_t *cases = test_rows("family_config", "other_maths_is_refused");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct model_config *c;
-        json_t *json = older_config(cases[i].name, cases[i].older);
+        json_t *json = older_config(row_text(cases, i, "name"), row_text(cases, i, "older"));
         if (model_config_from_json("config.json", json, &c) == ST_OK)
-            fail_msg("%s: %s was taken", cases[i].name, cases[i].older);
-        assert_contains(status_message(), cases[i].words);
+            fail_msg("%s: %s was taken", row_text(cases, i, "name"), row_text(cases, i, "older"));
+        assert_contains(status_message(), row_text(cases, i, "words"));
         json_decref(json);
     }
 }

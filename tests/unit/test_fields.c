@@ -49,20 +49,13 @@ TEST(test_fields_read)
 
 TEST(test_refused)
 {
-    static const char *const cases[][3] = {
-        {"{\"text\":5}", NULL, "request: \"text\" must be a string"},
-        {"{\"flag\":0}", NULL, "request: \"flag\" must be true or false"},
-        {"{\"count\":10}", NULL, "request: \"count\" is 10; it must lie between 1 and 9"},
-        {"{\"count\":1.5}", NULL, "request: \"count\" is 1.5, which is not a whole number"},
-        {"{\"rate\":2}", NULL, "request: \"rate\" is 2; it must lie between 0 and 1"},
-        {"{\"count\":1}", "count text", "request: \"text\" is missing"},
-        {"{\"text\":null}", "text", "request: \"text\" is missing"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const json_t *cases = test_rows("fields", "test_refused");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *body = NULL;
         struct wanted w;
-        assert_status(read_fields(cases[i][0], cases[i][1], &body, &w), ST_INVALID);
-        assert_message(cases[i][2]);
+        assert_status(read_fields(row_text(cases, i, "a"), row_text(cases, i, "b"), &body, &w),
+                      ST_INVALID);
+        assert_message(row_text(cases, i, "c"));
         json_decref(body);
     }
 }

@@ -28,22 +28,10 @@ static char *notice_of(const char *model, const char *targets)
 
 TEST(adapters_that_peft_takes_otherwise)
 {
-    static const struct {
-        const char *model, *targets;
-        bool said;
-    } cases[] = {
-        {"deepseek-v2-lite", "\"all-linear\"", true},
-        {"deepseek-v2-lite", "[\"q_proj\",\"o_proj\"]", false},
-        {"deepseek-v3", "[\"shared_experts.down_proj\"]", true},
-        {"qwen2-moe", "\"all-linear\"", true},
-        {"qwen3-moe", "\"all-linear\"", false}, // has experts alone
-        {"qwen3-moe-some", "\"all-linear\"", true},
-        {"gpt-oss", "\"all-linear\"", false},
-        {"llama3", "\"all-linear\"", false},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char *text = notice_of(cases[i].model, cases[i].targets);
-        if (cases[i].said)
+    const json_t *cases = test_rows("notices", "adapters_that_peft_takes_otherwise");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        char *text = notice_of(row_text(cases, i, "model"), row_text(cases, i, "targets"));
+        if (row_flag(cases, i, "said"))
             assert_contains(text, "but PEFT on transformers 5 reads gate_proj, up_proj and");
         else
             assert_string_equal(text, "");

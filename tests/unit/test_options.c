@@ -144,32 +144,16 @@ TEST(file_under_flags)
 
 TEST(wrong_files)
 {
-    static const char *const cases[][2] = {
-        {"{\"model\": \"m\", \"max_step\": 1}",
-         "unknown key \"max_step\"; did you mean \"max_steps\"?"},
-        {"{\"max-steps\": 1}", "unknown key \"max-steps\"; did you mean \"max_steps\"?"},
-        {"{\"zebra\": 1}", "unknown key \"zebra\""},
-        {"{\"max_steps\": \"1\"}", "\"max_steps\" must be a whole number, not a string"},
-        {"{\"max_steps\": 0}", "\"max_steps\": 0 is out of range; it must lie between 1 and 1000"},
-        {"{\"learning_rate\": -1}", "\"learning_rate\": -1 is too small; it must be at least 0"},
-        {"{\"verbose\": 1}", "\"verbose\" must be true or false"},
-        {"{\"device\": \"tpu\"}", "\"device\": 'tpu' is not one of auto|cpu|cuda"},
-        {"{\"kv_memory\": \"many\"}", "\"kv_memory\": 'many' is not a size"},
-        {"{\"kv_memory\": -1}", "\"kv_memory\" is -1"},
-        {"{\"config\": \"b.json\"}", "a config file cannot name another"},
-        {"[]", "one JSON object"},
-        {"{\"model\": ", "column 10"},
-        {"{\n\"model\": ", "line 2, column "},
-    };
+    const json_t *cases = test_rows("options", "wrong_files");
     const char *path = test_path(test_folder(), "c.json");
     struct config c;
     const char *positional[2];
     struct option_set *set = NULL;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        test_write(path, cases[i][0], strlen(cases[i][0]));
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        test_write(path, row_text(cases, i, "a"), strlen(row_text(cases, i, "a")));
         assert_int_equal(parse(WORDS("--config", path), &c, positional, &set), OPTIONS_BAD);
         assert_message(path);
-        assert_message(cases[i][1]);
+        assert_message(row_text(cases, i, "b"));
         assert_null(set);
         assert_null(c.model); // no string of the dead set is left behind
     }

@@ -30,43 +30,29 @@ static const char *tiny(int layers, uint64_t seed)
 
 TEST(patterns_name_ranges)
 {
-    static const struct {
-        const char *freeze;
-        int ranges;
-        const char *trained, *frozen; // a tensor of each; NULL: none is frozen
-    } cases[] = {
-        {NULL, 1, "lm_head.weight", NULL},
-        {"", 1, "lm_head.weight", NULL},
-        {"model.embed_tokens.weight", 1, "lm_head.weight", "model.embed_tokens.weight"},
-        {"*,!lm_head.weight", 1, "lm_head.weight", "model.norm.weight"},
-        {"*, !model.layers.1.*", 1, "model.layers.1.mlp.up_proj.weight", "model.norm.weight"},
-        {"model.layers.1.*,model.layers.[0-9].*", 2, "model.norm.weight",
-         "model.layers.2.self_attn.q_proj.bias"},
-        {"*norm*", 8, "model.layers.0.self_attn.o_proj.weight",
-         "model.layers.2.input_layernorm.weight"},
-        {"*,!*.layers.*,*.layers.0.*", 1, "model.layers.1.mlp.down_proj.weight",
-         "model.layers.0.mlp.down_proj.weight"},
-    };
+    const json_t *cases = test_rows("param_range", "patterns_name_ranges");
     struct model_config *config;
     struct weights *w = plan_of(tiny(LAYERS, 1), DT_F32, &config);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct param_ranges r;
         int64_t covered = 0;
         bool trained = false, frozen = true;
-        assert_ok(param_ranges_of(w, cases[i].freeze, &r));
-        print_message("%s: %d ranges\n", cases[i].freeze ? cases[i].freeze : "(none)", r.n);
-        assert_int_equal(r.n, cases[i].ranges);
+        assert_ok(param_ranges_of(w, row_text(cases, i, "freeze"), &r));
+        print_message("%s: %d ranges\n",
+                      row_text(cases, i, "freeze") ? row_text(cases, i, "freeze") : "(none)", r.n);
+        assert_int_equal(r.n, row_int(cases, i, "ranges"));
         for (int k = 0; k < r.n; k++) {
             covered += r.list[k].n;
             for (int t = 0; t < w->n_tensors; t++) {
                 if (!param_range_holds(&r.list[k], t)) continue;
-                if (strcmp(w->tensors[t].name, cases[i].trained) == 0) trained = true;
-                if (cases[i].frozen && strcmp(w->tensors[t].name, cases[i].frozen) == 0)
+                if (strcmp(w->tensors[t].name, row_text(cases, i, "trained")) == 0) trained = true;
+                if (row_text(cases, i, "frozen") &&
+                    strcmp(w->tensors[t].name, row_text(cases, i, "frozen")) == 0)
                     frozen = false;
             }
         }
         assert_true(trained && frozen);
-        if (cases[i].frozen)
+        if (row_text(cases, i, "frozen"))
             assert_true(covered < w->n_elements && param_ranges_parameters(&r) < w->n_parameters);
         else
             assert_true(covered == w->n_elements && param_ranges_parameters(&r) == w->n_parameters);
@@ -78,23 +64,14 @@ TEST(patterns_name_ranges)
 
 TEST(bad_patterns_are_named)
 {
-    static const struct {
-        const char *freeze, *said;
-    } cases[] = {
-        {"model.norm.weight,wte.*", "\"wte.*\" matches no tensor"},
-        {"!nothing", "\"!nothing\" matches no tensor"},
-        {"*", "leaves nothing to train"},
-        {"*.k_proj.weight", "model.layers.0.self_attn.q_proj.weight and "
-                            "model.layers.0.self_attn.k_proj.weight are one block"},
-        {"*.2.mlp.gate_proj.weight", "freeze both or neither"},
-    };
+    const json_t *cases = test_rows("param_range", "bad_patterns_are_named");
     struct model_config *config;
     struct weights *w = plan_of(tiny(LAYERS, 1), DT_F32, &config);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct param_ranges r = {0};
-        assert_int_equal(param_ranges_of(w, cases[i].freeze, &r), ST_INVALID);
+        assert_int_equal(param_ranges_of(w, row_text(cases, i, "freeze"), &r), ST_INVALID);
         print_message("%s\n", status_message());
-        assert_non_null(strstr(status_message(), cases[i].said));
+        assert_non_null(strstr(status_message(), row_text(cases, i, "said")));
         assert_null(r.list);
     }
     weights_free(w);

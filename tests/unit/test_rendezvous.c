@@ -283,24 +283,15 @@ TEST_WITH(test_port_in_use, NULL, end_group, NULL)
 
 TEST_WITH(test_bad_places, NULL, end_group, NULL)
 {
-    static const struct {
-        const char *url, *token, *part;
-    } cases[] = {
-        {"tcp://0.0.0.0:0", NULL, "that needs --rendezvous-token-file"},
-        {"tcp://127.0.0.1", NULL, "give HOST:PORT"},
-        {"http://127.0.0.1:80", NULL, "give tcp://HOST:PORT or file://PATH"},
-        {"file://here", NULL, "give the whole path"},
-        {"file:///tmp/ranks", "secret-word", "the file has a token of its own"},
-        {"tcp://192.0.2.1:4000", "secret-word", "that is no address of this machine"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const json_t *cases = test_rows("rendezvous", "test_bad_places");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct bytes bytes = BYTES_INIT;
         struct peers *peers = NULL;
         struct rendezvous_options o = options_of(2, 5);
-        o.url = cases[i].url;
-        o.token = cases[i].token;
+        o.url = row_text(cases, i, "url");
+        o.token = row_text(cases, i, "token");
         assert_int_not_equal(rendezvous(&o, &bytes, &peers), ST_OK);
-        assert_message(cases[i].part);
+        assert_message(row_text(cases, i, "part"));
         assert_null(peers);
     }
 }

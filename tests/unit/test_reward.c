@@ -10,140 +10,14 @@
 
 TEST(numbers)
 {
-    static const struct {
-        const char *text;
-        bool answer, found; // number_answer, else number_last
-        double value;
-    } cases[] = {
-        {"42", false, true, 42},
-        {"so 3 and then 4.", false, true, 4},
-        {"it is 3.50 dollars", false, true, 3.5},
-        {"1,234,567 people", false, true, 1234567},
-        {"1, 2,3", false, true, 3},
-        {"12,34", false, true, 34},
-        {"-7", false, true, -7},
-        {"$-7 or -$8", false, true, -8},
-        {"it fell by \xe2\x88\x92"
-         "7",
-         false, true, -7},
-        {"8\xe2\x88\x92"
-         "7",
-         false, true, 7},
-        {"7-5", false, true, 5},
-        {"7 -5", false, true, -5},
-        {"(1)-2", false, true, 2},
-        {".5", false, true, 0.5},
-        {"version 1.2.3", false, true, 3},
-        {"nothing", false, false, 0},
-        {"", false, false, 0},
-        {"99999999999999999999999999999999999999999999999999999999999999999999999", false, true,
-         1e63},
-        {"9 eggs #### 18", true, true, 18},
-        {"#### 18 because 2 + 3", true, true, 18},
-        {"#### 1 #### 2,000", true, true, 2000},
-        {"#### none 4", true, true, 4},
-        {"no marker 5", true, true, 5},
-        {"5 #### ", true, false, 0},
-        {"####18", true, true, 18},
-        {"####-18", true, true, -18},
-        {"The answer is 12, as 3 * 4 = 12 and 5 is not.", true, true, 12},
-        {"the ANSWER is: $1,200.50.", true, true, 1200.5},
-        {"The answer is clear: it is -3 of 7", true, true, -3},
-        {"The answer is unclear", true, false, 0},
-        {"7. The answer is unclear", true, true, 7},
-        {"First the answer is 3. No, the answer is 4.", true, true, 4},
-        {"so \\boxed{7} in 9 steps", true, true, 7},
-        {"\\boxed{x = 7} 9", true, true, 7},
-        {"\\boxed{1{,}234} 9", true, true, 1234},
-        {"\\boxed{1,\\!234 \\text{ eggs}}", true, true, 1234},
-        {"The answer is $\\boxed{-5}$, after 2 tries", true, true, -5},
-        {"\\boxed{\\frac{1}{2}}", true, true, 0.5},
-        {"#### 4, though the answer is 5 and \\boxed{6}", true, true, 6},
-        {"the answer is 5 #### 4", true, true, 4},
-        {"\\frac{3}{4}", true, true, 0.75},
-        {"\\frac{3}{4}", false, true, 0.75},
-        {"\\dfrac{13}{4}", true, true, 3.25},
-        {"$\\tfrac34$", true, true, 0.75},
-        {"-\\frac{1}{2}", true, true, -0.5},
-        {"\\frac{-1}{2}", true, true, -0.5},
-        {"\\frac{ 1 }{ -2 }", true, true, -0.5},
-        {"1\\frac{1}{2}", true, true, 1.5},
-        {"-2 \\frac{1}{4} cups", true, true, -2.25},
-        {"\\frac{1{,}000}{8}", true, true, 125},
-        {"\\boxed{-\\dfrac{3}{8}} 9", true, true, -0.375},
-        {"\\boxed{x = 2\\frac{1}{2}}", true, true, 2.5},
-        {"\\frac{x}{4}", true, false, 0},
-        {"\\frac{3}{0}", true, false, 0},
-        {"7 or \\frac{\\sqrt{3}}{2}", true, true, 7},
-        {"\\boxed{2\\frac{x}{3}}", true, false, 0},
-        {"\\boxed{2\\sqrt{3}}", true, false, 0},
-        {"\\boxed{10^{10}}", true, false, 0},
-        {"\\boxed{x^2+1}", true, false, 0},
-        {"#### 2\\sqrt{3}", true, false, 0},
-        {"#### 10^{10}", true, false, 0},
-        {"#### x^2+1", true, false, 0},
-        {"\\boxed{90^\\circ}", true, true, 90},
-        {"#### 90^{\\circ}", true, true, 90},
-        {"the 5^{th} one", true, true, 5},
-        {"\\boxed{5^2 = 25}", true, true, 25},
-        {"so 10^2 + 5 = 105", true, true, 105},
-        {"#### \\frac{3}{4}", true, true, 0.75},
-        {"#### \\frac{x}{4}", true, false, 0},
-        {"the answer is \\frac{2}{5}, not 7", true, true, 0.4},
-        {"\\frac", true, false, 0},
-        {"\\frac{3", true, false, 0},
-        {"\\frac{3}{4", true, false, 0},
-        {"\\frac{{{", true, false, 0},
-        {"3/4", true, true, 0.75},
-        {"-3/4", true, true, -0.75},
-        {"half: 1/2 1/4", false, true, 0.25},
-        {"1 1/2", true, true, 1.5},
-        {"-1 1/2", true, true, -1.5},
-        {"4 7/2", false, true, 3.5},
-        {"on 3/4/2025", false, true, 2025},
-        {"1/0", false, true, 0},
-        {"48 / 2 = 24", false, true, 24},
-        {"1.5/2", false, true, 2},
-        {"the answer is 60/3 = 20", true, true, 20},
-        {"1\\,234", false, true, 1234},
-        {"1\\ 234\\,567.5", false, true, 1234567.5},
-        {"1,2345", false, true, 2345},
-        {"-\\$5", false, true, -5},
-        {"\\boxed{-{5}}", true, true, -5},
-        {"1,234,56", false, true, 56},
-        {"-1,000.25", false, true, -1000.25},
-        {"--5", false, true, -5},
-        {"5-", false, true, 5},
-        {".", false, false, 0},
-        {"1e3", false, true, 3},
-        {"007", false, true, 7},
-        {"5.", false, true, 5},
-        {"a1b2", false, true, 2},
-        {"#### Step 2:\nShe has 12 eggs", true, true, 12},
-        {"6 * 7 = 42\n#### Step 2:", true, true, 42},
-        {"#### Step 2: add 3 and 4\nso 7 it is\n", true, true, 7},
-        {"#### Step 1\n1 + 1 = 2\n#### Step 2\n2 + 3 = 5", true, true, 5},
-        {"#### Step 2: The answer is 9", true, true, 9},
-        {"#### Step 1: 3\n#### 18", true, true, 18},
-        {"#### 18\n#### Step 2: check\n", true, true, 18},
-        {"##### Part 3: all\n\\boxed{8}", true, true, 8},
-        {"#### Final answer: 18\nDone in 2 steps", true, true, 18},
-        {"#### **18**\nDone", true, true, 18},
-        {"#### x = 5\nDone in 2", true, true, 5},
-        {"#### Total: $18\nDone in 2", true, true, 18},
-        {"#### about 5", true, true, 5},
-        {"9 #### none", true, false, 0},
-        {"#### Solution\n9", true, true, 9},
-        {"text #### Step 2: 4\nthen 5", true, true, 2},
-        {"   #### Step 3: x\n4", true, true, 4},
-        {"####\n18", true, true, 18},
-        {"#### Step 7:", true, false, 0},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const json_t *cases = test_rows("reward", "numbers");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         double value = 0;
-        bool found = (cases[i].answer ? number_answer : number_last)(cases[i].text, &value);
-        if (found != cases[i].found || (found && fabs(value - cases[i].value) > 1e-9 * fabs(value)))
-            fail_msg("\"%s\": %s %g", cases[i].text, found ? "found" : "none", value);
+        bool found = (row_flag(cases, i, "answer") ? number_answer : number_last)(
+            row_text(cases, i, "text"), &value);
+        if (found != row_flag(cases, i, "found") ||
+            (found && fabs(value - row_number(cases, i, "value")) > 1e-9 * fabs(value)))
+            fail_msg("\"%s\": %s %g", row_text(cases, i, "text"), found ? "found" : "none", value);
     }
 }
 
@@ -207,24 +81,17 @@ TEST(scorers)
 
 TEST(choices)
 {
-    static const struct {
-        const char *answer, *text;
-        double score;
-    } cases[] = {{"B", "A dog is C. The answer is (B), not D.", 1},
-                 {"(B) Paris", "\\boxed{\\text{B}} though the answer looked like A", 1},
-                 {"C", "Neither A nor B, so C", 1},
-                 {"A", "The answer is unclear, say A", 1},
-                 {"A", "answer: a, or B", 0},
-                 {"A", "ABC, A1 and 2A: nothing", 0},
-                 {"A", "", 0}};
+    const json_t *cases = test_rows("reward", "choices");
     const struct reward_options options = {.names = "choice"};
     struct reward *r;
     assert_ok(reward_new(&options, &r));
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct reward_input input = {.text = cases[i].text, .answer = cases[i].answer};
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const struct reward_input input = {.text = row_text(cases, i, "text"),
+                                           .answer = row_text(cases, i, "answer")};
         double score;
         assert_ok(reward_score(r, &input, NULL, &score));
-        if (score != cases[i].score) fail_msg("%s against %s", cases[i].text, cases[i].answer);
+        if (score != row_number(cases, i, "score"))
+            fail_msg("%s against %s", row_text(cases, i, "text"), row_text(cases, i, "answer"));
     }
     assert_status(reward_check_row(r, "none of them", NULL), ST_FORMAT);
     assert_message("no letter from A to J");
@@ -546,32 +413,16 @@ TEST(command)
 
 TEST(command_failures)
 {
-    static const struct {
-        const char *script;
-        enum status status;
-        const char *message;
-    } cases[] = {
-        {"read -r line; echo 'reward: 1'; cat", ST_FORMAT, "reward: 1"},
-        {"read -r line; echo '{\"reward\": \"1\"}'; cat", ST_FORMAT, "not {\"reward\": NUMBER}"},
-        {"read -r line; echo '{\"reward\": NaN}'; cat", ST_FORMAT, "not {\"reward\": NUMBER}"},
-        {"read -r line; echo; cat", ST_FORMAT, "not {\"reward\": NUMBER}"},
-        {"read -r line; echo '{\"error\": \"no such unit\"}'; cat", ST_INVALID, "no such unit"},
-        {"read -r line; printf '{\"reward\": 1}\\n{\"reward\": 1}\\n'; cat", ST_FORMAT,
-         "more than one line"},
-        {"read -r line; printf '{\"reward\": 1}'; sleep 1000", ST_TIMEOUT, "--reward-timeout"},
-        {"sleep 1000", ST_TIMEOUT, "--reward-timeout"},
-        {"read -r line; exit 3", ST_PEER_GONE, "status 3"},
-        {"exit 4", ST_PEER_GONE, "status 4"},
-        {"read -r line; kill -SEGV $$", ST_PEER_GONE, "signal 11"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const json_t *cases = test_rows("reward", "command_failures");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         double x = 7;
-        struct reward *r = open_script(test_folder(), cases[i].script,
-                                       cases[i].status == ST_TIMEOUT ? 300 : 20000);
-        assert_status(ask(r, "text", &x), cases[i].status);
-        assert_message(cases[i].message);
+        struct reward *r = open_script(test_folder(), row_text(cases, i, "script"),
+                                       row_status(cases, i, "status") == ST_TIMEOUT ? 300 : 20000);
+        assert_status(ask(r, "text", &x), row_status(cases, i, "status"));
+        assert_message(row_text(cases, i, "message"));
         assert_true(x == 7);
-        if (cases[i].status == ST_TIMEOUT || cases[i].status == ST_PEER_GONE) {
+        if (row_status(cases, i, "status") == ST_TIMEOUT ||
+            row_status(cases, i, "status") == ST_PEER_GONE) {
             assert_true(ask(r, "text", &x) != ST_OK); // it stays an error
             assert_true(x == 7);
         }

@@ -61,22 +61,14 @@ TEST(test_asked)
 // What is of the wrong kind is refused, by its name, and not taken for what is not there.
 TEST(test_refused)
 {
-    static const char *const cases[][2] = {
-        {"\"sampling_params\":\"greedy\"", "\"sampling_params\" must be an object"},
-        {"\"sampling_params\":[1]", "\"sampling_params\" must be an object"},
-        {"\"sampling_params\":{\"stop\":5}", "\"stop\""},
-        {"\"topk_sample_logprobs\":\"5\"", "\"topk_sample_logprobs\""},
-        {"\"prompt_alt_tokens_k\":2", "\"prompt_alt_tokens_k\" is not there"},
-        {"\"record_stability_info\":true", "loss_fn=importance_sampling"},
-        {"\"num_samples\":0", "\"num_samples\""},
-        {"\"prompt_logprobs_last_n\":3", "\"prompt_logprobs_last_n\""},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const json_t *cases = test_rows("sample_request", "test_refused");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct sample_request r;
         char text[256];
-        snprintf(text, sizeof text, "{" PROMPT ",%s}", cases[i][0]);
-        if (ask(text, &r) == ST_OK) fail_msg("%s was taken", cases[i][0]);
-        if (!strstr(status_message(), cases[i][1])) fail_msg("%s: %s", text, status_message());
+        snprintf(text, sizeof text, "{" PROMPT ",%s}", row_text(cases, i, "a"));
+        if (ask(text, &r) == ST_OK) fail_msg("%s was taken", row_text(cases, i, "a"));
+        if (!strstr(status_message(), row_text(cases, i, "b")))
+            fail_msg("%s: %s", text, status_message());
         sample_request_release(&r.request);
     }
 }

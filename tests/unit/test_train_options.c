@@ -34,60 +34,21 @@ static struct loss_config loss_of(const char *const more[])
 // As the config is written to a run's folder. What TRL calls None is 0 here, -1 for epsilon_high.
 TEST(defaults_are_trls)
 {
-    static const struct {
-        const char *name, *value;
-    } defaults[] = {
-        {"learning_rate", "1e-6"},
-        {"num_generations", "8"},
-        {"max_completion_length", "512"},
-        {"temperature", "1.0"},
-        {"top_p", "1.0"},
-        {"top_k", "0"},
-        {"min_p", "0.0"},
-        {"beta", "0.0"},
-        {"num_iterations", "1"},
-        {"epsilon", "0.2"},
-        {"epsilon_high", "-1.0"},
-        {"delta", "0.0"},
-        {"importance_sampling_level", "\"token\""},
-        {"reward_weights", "null"},
-        {"scale_rewards", "\"group\""},
-        {"loss_type", "\"dapo\""},
-        {"mask_truncated_completions", "false"},
-        {"importance_sampling_correction", "true"},
-        {"importance_sampling_mode", "\"sequence_mask\""},
-        {"importance_sampling_clip_max", "3.0"},
-        {"importance_sampling_clip_min", "0.0"},
-        {"use_bias_correction_kl", "true"},
-        {"log_completions", "false"},
-        {"logging_steps", "10"},
-        {"lr_scheduler_type", "\"linear\""},
-        {"warmup_steps", "0.0"},
-        {"adam_beta1", "0.9"},
-        {"adam_beta2", "0.999"},
-        {"adam_epsilon", "1e-8"},
-        {"weight_decay", "0.0"},
-        {"max_grad_norm", "1.0"},
-        {"max_steps", "-1"},
-        {"num_train_epochs", "3.0"},
-        {"seed", "42"},
-        {"save_steps", "500"},
-        {"save_total_limit", "0"},
-        {"load_best_model_at_end", "false"},
-    };
+    const json_t *defaults = test_rows("train_options", "defaults_are_trls");
     struct train_config config;
     struct option_set *set;
     parse(NONE, &config, &set);
     json_t *json = options_to_json(train_options, &config);
     assert_non_null(json);
-    for (int i = 0; i < LENGTH(defaults); i++) {
-        json_t *wanted = json_loads(defaults[i].value, JSON_DECODE_ANY, NULL);
-        const json_t *value = json_object_get(json, defaults[i].name);
+    for (int i = 0; i < (int)json_array_size(defaults); i++) {
+        json_t *wanted = json_loads(row_text(defaults, i, "value"), JSON_DECODE_ANY, NULL);
+        const json_t *value = json_object_get(json, row_text(defaults, i, "name"));
         assert_non_null(wanted);
-        if (!value) fail_msg("there is no option %s", defaults[i].name);
+        if (!value) fail_msg("there is no option %s", row_text(defaults, i, "name"));
         if (!json_equal(value, wanted)) {
             char *text = json_dumps(value, JSON_ENCODE_ANY);
-            fail_msg("%s is %s, not %s", defaults[i].name, text, defaults[i].value);
+            fail_msg("%s is %s, not %s", row_text(defaults, i, "name"), text,
+                     row_text(defaults, i, "value"));
         }
         json_decref(wanted);
     }
