@@ -4,6 +4,7 @@
  * Owns all of these. One thread (the trainer's main thread) calls; the heartbeat thread it starts
  * touches only the control page's heartbeat word, and looks at `publishing_since_ns`: it goes
  * silent when an update hangs, so that the server can take the lease back. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "bridge/own.h"
 #include "common/base/clock.h"

@@ -1,4 +1,5 @@
 /* attach.h: a client's side of the bridge, whole: file, control page, mapped arenas, heartbeat. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef BRIDGE_ATTACH_H
 #define BRIDGE_ATTACH_H
 

@@ -8,6 +8,7 @@
  *
  * A role that this program does not know is no fault: servers of later versions share more, and
  * what is not known is not mapped. What is known is read strictly. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "bridge/bridge_json.h"
 #include "bridge/process.h"

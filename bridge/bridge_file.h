@@ -2,6 +2,7 @@
  * Written atomically with mode 0600. docs/internals/bridge.md lists its keys; those of existing
  * tools keep their names (model, tp_degree, param_names, param_mappings, ipc_handles,
  * single_copy_enabled, num_params). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef BRIDGE_BRIDGE_FILE_H
 #define BRIDGE_BRIDGE_FILE_H
 

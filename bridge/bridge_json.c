@@ -1,4 +1,5 @@
 /* bridge_json.c: fields that must be there, each fault named by place and key. No state. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_json.h"
 #include "common/base/json.h"
 

@@ -1,6 +1,7 @@
 /* bridge_json.h: what the readers and the writer of the bridge file share: fields of a JSON object
  * that must be there (`where` names the object in errors, which are ST_FORMAT), and a role's
  * tensors. Private to bridge_file.c and bridge_tensors.c. Pure functions. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef BRIDGE_BRIDGE_JSON_H
 #define BRIDGE_BRIDGE_JSON_H
 

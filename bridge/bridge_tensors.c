@@ -3,6 +3,7 @@
  *
  * Reading is strict: a client maps memory and writes into it by these numbers, so whatever is
  * stated twice must agree, every range must lie inside its segment, and no two may overlap. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_json.h"
 #include "common/base/bytes.h"
 #include "common/base/json.h"

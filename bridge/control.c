@@ -94,6 +94,7 @@
  * Threads: the owner's calls belong to the engine thread, the writer's to the trainer's main
  * thread; control_heartbeat(), control_notify(), control_version() and control_facts() may come
  * from any. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
 #include "bridge/process.h"
 #include "common/base/clock.h"

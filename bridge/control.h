@@ -4,6 +4,7 @@
  * point leaves are told above the code in control.c and in docs/internals/bridge.md.
  *
  * weight version: even = whole, odd = an update is being written. It starts at 2 once loaded. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef BRIDGE_CONTROL_H
 #define BRIDGE_CONTROL_H
 

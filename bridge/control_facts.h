@@ -1,4 +1,5 @@
 /* control_facts.h: what the control page says, as plain values. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef BRIDGE_CONTROL_FACTS_H
 #define BRIDGE_CONTROL_FACTS_H
 

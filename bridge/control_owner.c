@@ -1,5 +1,6 @@
 /* control_owner.c: the owner's side of the control page: grants, what a lost writer leaves, the
  * owner's own updates. The protocol is told in control.c. The engine thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
 #include "bridge/process.h"
 #include "common/base/clock.h"

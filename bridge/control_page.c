@@ -3,6 +3,7 @@
  * of life is a lock on the page's file (flock), which the kernel lets go when the owner dies: a pid
  * says nothing to a server of another PID namespace that shares /dev/shm. Called by the thread that
  * owns the mapping. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
 #include "bridge/process.h"
 #include "common/base/clock.h"

@@ -1,6 +1,7 @@
 /* control_page.h: the control page as it lies in memory, and the words on it. Private to control.c,
  * which tells what they mean and who changes them when, to control_owner.c and control_writer.c,
  * the two sides, and to control_page.c, which makes, opens and replaces pages. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef BRIDGE_CONTROL_PAGE_H
 #define BRIDGE_CONTROL_PAGE_H
 

@@ -1,5 +1,6 @@
 /* control_writer.c: the writer's side of the control page: the lease, the request to quiesce, an
  * update's begin and end. The protocol is told in control.c. The trainer's main thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
 #include "bridge/process.h"
 #include "common/base/clock.h"

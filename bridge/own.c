@@ -4,6 +4,7 @@
  * request to quiesce at once. The page is there all the same, so that a run is one and the same
  * whoever owns its weights: versions, snapshots and what the weights are stand on it. Its name is
  * like a server's, and a later server removes it should this process be killed. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/own.h"
 #include "common/base/hash.h"
 #include "common/base/spawn.h"

@@ -1,6 +1,7 @@
 /* own.h: weights that this process itself owns and writes, without a server: the owner's side of
  * the bridge in a process whose other threads are the writer's side (attach.h, bridge_own()).
  * Private to bridge/. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef BRIDGE_OWN_H
 #define BRIDGE_OWN_H
 

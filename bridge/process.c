@@ -1,5 +1,6 @@
 /* process.c: the life of other processes, from /proc and, where the kernel has them, pidfds. No
  * state; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/process.h"
 #include "common/base/clock.h"
 

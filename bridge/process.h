@@ -1,5 +1,6 @@
 /* process.h: which process, and does it live? A pid alone may have been given to another process,
  * so a process is named by its pid and start time. Any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef BRIDGE_PROCESS_H
 #define BRIDGE_PROCESS_H
 

@@ -1,5 +1,6 @@
 /* main.c: cw-infer-server. Reads options, takes the socket (so that a second server is refused
  * before it loads anything), and runs the server. Main thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/program.h"

@@ -1,4 +1,5 @@
 /* backend.h: what a backend gives to kernels/device.c. Private to kernels/. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_BACKEND_H
 #define KERNELS_BACKEND_H
 

@@ -18,6 +18,7 @@
  * leaves its own in another or the same; -1 of padding. One that begins where the sequence before
  * it leaves its own goes on from that one: drafts do, each of which leaves a state to go back to.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_BATCH_VIEW_H
 #define KERNELS_BATCH_VIEW_H
 

@@ -1,5 +1,6 @@
 /* comm.c: what is the same for every backend of communicators: the one rank of NULL, opening,
  * failures and deadlines. The device's thread; comm_fail() and comm_may_wait() any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/comm.h"
 #include "common/base/clock.h"
 #include "kernels/comm_backend.h"

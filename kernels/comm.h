@@ -15,6 +15,7 @@
  * NULL is a communicator of one rank, on which every call does nothing: so callers need no branch
  * where the parts lie at their places.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_COMM_H
 #define KERNELS_COMM_H
 

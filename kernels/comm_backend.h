@@ -1,4 +1,5 @@
 /* comm_backend.h: what a backend gives to kernels/comm.c. Private to kernels/. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_COMM_BACKEND_H
 #define KERNELS_COMM_BACKEND_H
 

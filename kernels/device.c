@@ -4,6 +4,7 @@
  * thread at a time uses a device. Failures of enqueued operations are kept in the device
  * (device_fail) and come out of the next device_sync, so that operations themselves return nothing.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/device.h"
 #include "kernels/backend.h"
 #include <stdarg.h>

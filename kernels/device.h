@@ -5,6 +5,7 @@
  * enqueued operation sticks to the device and is reported by the next device_sync(), so operations
  * (ops.h) return nothing.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
 

@@ -1,6 +1,7 @@
 /* dropout.h: which elements of a row an adapter's dropout keeps (ops.h, struct lora_dropout), for
  * CPU and CUDA alike. A pure function of the seed, the matrix, the row's sample and position, and
  * the column: a layer that is run again has the same mask, however rows are packed. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_DROPOUT_H
 #define KERNELS_DROPOUT_H
 

@@ -17,6 +17,7 @@
  *
  * A block has 128 elements, what tensors are aligned to in the arena (weights.h): none spans two.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_MOMENTS_H
 #define KERNELS_MOMENTS_H
 

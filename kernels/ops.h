@@ -18,6 +18,7 @@
  * none of it, nor, where that is a norm or an activation, the one before it. A CPU runs one after
  * the other and takes no notice.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_OPS_H
 #define KERNELS_OPS_H
 

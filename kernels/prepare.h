@@ -1,4 +1,5 @@
 /* prepare.h: what a program with kernels does before its libraries are prepared. For mains. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_PREPARE_H
 #define KERNELS_PREPARE_H
 

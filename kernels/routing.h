@@ -1,6 +1,7 @@
 /* routing.h: formulas of a router's scores and weights (ops.h, `moe_shape`), for CPU and CUDA
  * alike.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_ROUTING_H
 #define KERNELS_ROUTING_H
 

@@ -3,6 +3,7 @@
  *
  * Random words are Philox blocks with key = the row's seed and counter = (block, use, position's
  * low word, position's high word). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_SAMPLING_H
 #define KERNELS_SAMPLING_H
 

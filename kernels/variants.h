@@ -2,6 +2,7 @@
  * the others a table, of which a call takes the first row whose `when` holds.
  * kernels/cuda/README.md says of each what it costs and which test holds its order; `cw-bench ops
  * --variants` prints and times them. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_VARIANTS_H
 #define KERNELS_VARIANTS_H
 

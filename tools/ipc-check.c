@@ -5,6 +5,7 @@
  * of every tensor taken on both sides; of a server with several ranks, for each shard. It takes no
  * lease and writes nothing but the one canary word. One thread. Checks go to standard output as
  * they end, or with --json as one object at the end. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/base/hash.h"
 #include "common/http/http_client.h"

@@ -1,6 +1,7 @@
 /* tokenize.c: cw-tokenize, a model folder's tokenizer over JSON lines: standard input to standard
  * output, a line for a line. One thread. A bad line ends it, with the line's number; a chat that
  * the template refuses is answered with {"error"} and the next line follows. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/program.h"

@@ -1,4 +1,5 @@
 /* commands.h: the commands of cw-trainer. Each ends with an exit status. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_COMMANDS_H
 #define TRAINER_COMMANDS_H
 

@@ -4,6 +4,7 @@
  * A pair is a group of two completions behind one prompt; the loss is the mean over the step's
  * pairs. The log-probabilities by the reference, --model as it is, are computed once, before the
  * first step, so that no second model is held. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands.h"
 #include "common/model/model.h"
 #include "trainer/run/dataset_run.h"

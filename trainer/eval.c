@@ -2,6 +2,7 @@
  * run, or starts one of a model folder for itself; evaluates (run/evaluate.h), prints. The main
  * thread.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/options_shared.h"
 #include "common/model/model.h"
 #include "trainer/commands.h"

@@ -1,4 +1,5 @@
 /* main.c: cw-trainer: picks the command. Each command has its own options, help and exit status. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/options.h"
 #include "kernels/device.h"
 #include "kernels/prepare.h"

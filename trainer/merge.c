@@ -2,6 +2,7 @@
  * folder. The sum is made in f32 on the CPU, and rounded once, to the dtype that is written. The
  * main thread.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands.h"
 #include "common/model/model.h"
 #include "common/base/log.h"

@@ -1,6 +1,7 @@
 /* serve.c: `cw-trainer serve`: the Tinker API on the model a server is serving. The main thread
  * owns the device: it does what clients ask for, one request after the other. Beside it run the
  * API's loop (serve/tinker.h) and the bridge's heartbeat. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands.h"
 #include "bridge/control.h"
 #include "common/base/clock.h"

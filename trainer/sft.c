@@ -3,6 +3,7 @@
  * The same learner as GRPO's, on weights of its own instead of a server's: an example is a group of
  * one completion, and the loss is the mean over the step's completion tokens of -log p. Examples of
  * similar length need not meet, since nothing is padded. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands.h"
 #include "common/model/model.h"
 #include "trainer/run/dataset_run.h"

@@ -6,6 +6,7 @@
  * written, and the overlapped one. The loop around it is run_loop.c, for every command that trains.
  * What a run needs is opened in run_open.c; rollouts are pulled in run_rollouts.c; what a step did
  * is written down in run_metrics.c and run_checkpoint.c, and logged in run_log.c. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"

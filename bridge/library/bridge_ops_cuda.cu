@@ -1,4 +1,5 @@
 /* bridge_ops_cuda.cu: as bridge_ops.c, for CUDA: no matrix products, and so none to plan. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/cuda.cuh"
 
 static struct ops bridge_ops()

@@ -7,6 +7,7 @@
  * Every function that can fail returns 0 or an error code; cw_bridge_message() then has a sentence
  * that names what is wrong and the way out. A bridge belongs to one thread at a time. Needs neither
  * CUDA at run time nor anything of Commonweight's besides this one file. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMONWEIGHT_BRIDGE_H
 #define COMMONWEIGHT_BRIDGE_H
 

@@ -1,5 +1,6 @@
 /* library.c: libcommonweight-bridge.so, the bridge's client side (attach.h) under names that other
  * languages can call. It adds nothing to it but plain types. One thread at a time, the caller's. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/library/commonweight-bridge.h"
 #include "bridge/attach.h"
 

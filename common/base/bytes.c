@@ -1,6 +1,7 @@
 /* bytes.c: growable byte buffer, base64 and UTF-8. Plain functions on storage of the caller, no
  * global state: any thread, each on its own buffers. Growth doubles, so that a text built piece by
  * piece costs linear time. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/bytes.h"
 
 #include <stdio.h>

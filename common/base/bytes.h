@@ -1,6 +1,7 @@
 /* bytes.h: a growable byte buffer, always followed by a NUL that `len` does not count, and base64.
  * Appending fails only for want of memory; such a failure sticks (`failed`) and later appends do
  * nothing, so that a caller builds a whole text and checks once with bytes_status(). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_BYTES_H
 #define COMMON_BASE_BYTES_H
 

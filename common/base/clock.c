@@ -1,4 +1,5 @@
 /* clock.c: time from the system clocks. No state; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 
 #include <errno.h>

@@ -1,5 +1,6 @@
 /* clock.h: time. Durations and deadlines are nanoseconds of CLOCK_MONOTONIC, which is the same for
  * every process of a machine, so they may stand on a shared page. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_CLOCK_H
 #define COMMON_BASE_CLOCK_H
 

@@ -1,4 +1,5 @@
 /* dtype.c: names and sizes of element types, in one table, and the f16 conversion. No state. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/dtype.h"
 
 #include <math.h>

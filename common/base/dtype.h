@@ -1,4 +1,5 @@
 /* dtype.h: element types of tensors, and the bf16 conversions every part must agree on. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_DTYPE_H
 #define COMMON_BASE_DTYPE_H
 

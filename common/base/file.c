@@ -1,6 +1,7 @@
 /* file.c: whole files: read, map, write atomically, make and remove folders. No state of its own;
  * any thread. Every descriptor is close-on-exec, and what is not a regular file is refused before
  * it is read, so that a FIFO in the place of a file cannot hang a caller. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 
 #include <dirent.h>

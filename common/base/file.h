@@ -1,4 +1,5 @@
 /* file.h: whole files. Errors name the path and say why (ST_IO, ST_NOT_FOUND). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_FILE_H
 #define COMMON_BASE_FILE_H
 

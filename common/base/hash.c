@@ -1,4 +1,5 @@
 /* hash.c: SHA-256 through OpenSSL. No state; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/hash.h"
 
 #include <openssl/evp.h>

@@ -1,5 +1,6 @@
 /* hash.h: the hashes of this tree. FNV-1a and the mixing function are for tables, seeds and
  * checksums of our own data: fast, and no defence against who chooses the input; SHA-256 is. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_HASH_H
 #define COMMON_BASE_HASH_H
 

@@ -1,6 +1,7 @@
 /* isa.c: a program built for newer processors than the one it runs on says so, instead of dying of
  * an illegal instruction. Compiled for any x86-64 and run before main; the Makefile tells in CW_ISA
  * what the rest of the program was compiled for. Empty elsewhere. */
+// SPDX-License-Identifier: Apache-2.0
 #ifdef CW_ISA
 #include <stdbool.h>
 #include <unistd.h>

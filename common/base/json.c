@@ -1,5 +1,6 @@
 /* json.c: reading and writing JSON through jansson, with errors that name file and field. No state;
  * any thread, each on its own values. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/base/file.h"
 

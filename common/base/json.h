@@ -1,5 +1,6 @@
 /* json.h: reading JSON fields with errors that name the file (or message) and the field.
  * `where` is that name ("config.json", "request"); the field is named by its key. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_JSON_H
 #define COMMON_BASE_JSON_H
 

@@ -1,4 +1,5 @@
 /* json_out.c: JSON text into a byte buffer. No state but the comma; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json_out.h"
 
 #include <inttypes.h>

@@ -1,6 +1,7 @@
 /* json_out.h: writes JSON text straight into a byte buffer, for answers that hold thousands of
  * numbers (building a tree of json_t first would cost more than the sampling). Commas are put in by
  * themselves. The caller keeps brackets balanced; lack of memory sticks in the buffer (bytes.h). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_JSON_OUT_H
 #define COMMON_BASE_JSON_OUT_H
 

@@ -1,6 +1,7 @@
 /* log.c: lines on standard error. One mutex orders the lines of all threads and guards the live
  * line; a line is formatted outside it and leaves in one write(2), so that lines of several
  * processes on one terminal do not mix. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "common/base/bytes.h"
 

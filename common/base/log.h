@@ -1,6 +1,7 @@
 /* log.h: lines for a person on standard error. Used by programs (server, trainer, tools) only:
  * common/, kernels/ and bridge/ return errors instead. Thread-safe; one write(2) a line, which
  * holds no control characters whatever it is given. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_LOG_H
 #define COMMON_BASE_LOG_H
 

@@ -1,4 +1,5 @@
 /* names.c: see names.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/names.h"
 
 #include <stdint.h>

@@ -1,5 +1,6 @@
 /* names.h: what the values of an enum are called in options, files and messages: a list of names
  * from value 0 on, ended by NULL. Pure functions; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_NAMES_H
 #define COMMON_BASE_NAMES_H
 

@@ -2,6 +2,7 @@
  * written): checked once at start, and listed in --help-all. No state.
  *
  * A condition is text, read anew where it is needed: there are some hundred, looked at once. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/option_set.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 /* option_set.h: what options.c and option_rules.c share. Private to them. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_OPTION_SET_H
 #define COMMON_BASE_OPTION_SET_H
 

@@ -5,6 +5,7 @@
  * and file are stored, for its values. A value is a text as on the command line, whoever gives it;
  * strings are copied into the set, so a config does not depend on who gave a value.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/base/option_set.h"
 

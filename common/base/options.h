@@ -2,6 +2,7 @@
  * command line (--learning-rate 1e-6, --learning-rate=1e-6, --no-flag), a JSON file with the same
  * names spelt learning_rate, prints --help and --version, and writes the resolved config back.
  * A flag beats the file, the file beats the default. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_OPTIONS_H
 #define COMMON_BASE_OPTIONS_H
 

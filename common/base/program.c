@@ -1,4 +1,5 @@
 /* program.c: what all mains have in common. No state. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/program.h"
 #include "common/base/log.h"
 

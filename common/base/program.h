@@ -1,4 +1,5 @@
 /* program.h: how a program begins and ends: its options, its log, its exit status. Main thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_PROGRAM_H
 #define COMMON_BASE_PROGRAM_H
 

@@ -1,5 +1,6 @@
 /* protobuf.c: Protocol Buffers' wire format. No state; any thread. Numbers are little-endian on the
  * wire, as on every machine that this runs on. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/protobuf.h"
 
 #include <string.h>

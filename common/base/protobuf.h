@@ -4,6 +4,7 @@
  *
  * A message is a run of fields, each a number and a value: a varint, 8 or 4 bytes, or a length and
  * bytes (text, arrays, messages within). Unknown ones are passed over by their reader. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_PROTOBUF_H
 #define COMMON_PROTOBUF_H
 

@@ -1,5 +1,6 @@
 /* rng.c: a sequential stream of Philox4x32-10 words for host code. The caller owns the state; two
  * streams of one seed never overlap, since the stream number is half of the counter. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "common/base/hash.h"
 

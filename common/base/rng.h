@@ -1,6 +1,7 @@
 /* rng.h: counter-based random numbers, Philox4x32-10 (Salmon et al., "Parallel random numbers: as
  * easy as 1, 2, 3", SC 2011). A number is a pure function of (seed, stream, position), so batching
  * and timing change nothing, and CPU and CUDA agree to the bit. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_RNG_H
 #define COMMON_BASE_RNG_H
 

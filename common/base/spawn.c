@@ -1,4 +1,5 @@
 /* spawn.c: fork and exec of a shell line. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/spawn.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"

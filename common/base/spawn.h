@@ -1,5 +1,6 @@
 /* spawn.h: starts another program as a child that ends with this process, or a thread. No state;
  * any thread, but the child dies with the thread that started it. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_SPAWN_H
 #define COMMON_BASE_SPAWN_H
 

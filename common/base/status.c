@@ -1,6 +1,7 @@
 /* status.c: the error sentence of each thread. The buffer is thread-local and of fixed size, so
  * that recording an error never allocates and never waits; a longer sentence is cut at a character.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/status.h"
 #include "common/base/bytes.h"
 

@@ -6,6 +6,7 @@
  * sentence with status_context(). Only a main prints it. The first error wins: clean-up code that
  * runs after a failure must not call status_fail() (its own failures are not news).
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_STATUS_H
 #define COMMON_BASE_STATUS_H
 

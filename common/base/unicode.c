@@ -1,4 +1,5 @@
 /* unicode.c: classes of characters, from utf8proc's categories. No state; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/unicode.h"
 #include "common/base/bytes.h"
 #include <stddef.h>

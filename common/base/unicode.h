@@ -1,4 +1,5 @@
 /* unicode.h: classes of characters as tokenizers use them. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_UNICODE_H
 #define COMMON_BASE_UNICODE_H
 

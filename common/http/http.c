@@ -10,6 +10,7 @@
  *
  * Bodies lie in memory until they are answered or parsed. What all of them take is bounded: who
  * comes over the bound while others still have theirs is refused, and may come again. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_impl.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"

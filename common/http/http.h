@@ -6,6 +6,7 @@
  * piece by piece as the client takes it: nothing is queued for a client that does not read. While
  * nothing is to be said the connection sleeps; that the client has left is noticed within 100 ms.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_HTTP_HTTP_H
 #define COMMON_HTTP_HTTP_H
 

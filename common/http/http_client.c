@@ -4,6 +4,7 @@
  * http_poll() is the one place where anything happens: bytes move, lines are handed over, and every
  * 100 ms deadlines, gaps between bytes and the server's life are looked at. A request that has
  * ended keeps its status with its sentence, which others would overwrite, until it is finished. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_client.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"

@@ -4,6 +4,7 @@
  * An error names its request. A refused or broken connection is ST_PEER_GONE; a response other than
  * 2xx is an error whose sentence is the server's own ("error": {"message"}), with 429 and 503 as
  * ST_BUSY, 4xx as ST_INVALID, others as ST_IO. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_HTTP_HTTP_CLIENT_H
 #define COMMON_HTTP_HTTP_CLIENT_H
 

@@ -1,6 +1,7 @@
 /* http_impl.h: connections and requests as the HTTP layer's files share them: http.c, which
  * libmicrohttpd calls, http_route.c, http_reply.c, and sweep.c, which looks after deadlines.
  * Private to these; loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_HTTP_HTTP_IMPL_H
 #define COMMON_HTTP_HTTP_IMPL_H
 

@@ -1,5 +1,6 @@
 /* http_reply.c: how a request is answered: whole, with an error object, or as a stream that is
  * asked for more whenever the socket takes more. Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_impl.h"
 #include "common/base/clock.h"
 #include "common/base/json_out.h"

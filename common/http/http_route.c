@@ -1,5 +1,6 @@
 /* http_route.c: which handler a request goes to, whether its client may ask for that, and what it
  * is called. Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_impl.h"
 
 #include <arpa/inet.h>

@@ -1,5 +1,6 @@
 /* listen.c: listening sockets, and the key to one, made before anything else starts (main thread).
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/listen.h"
 #include "common/base/file.h"
 #include "common/base/hash.h"

@@ -1,6 +1,7 @@
 /* listen.h: listening sockets. A Unix socket belongs to one process: a lock on PATH.lock is held as
  * long as it listens, so that two servers started at once cannot both take it, and a socket file
  * left by a dead one is replaced. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_HTTP_LISTEN_H
 #define COMMON_HTTP_LISTEN_H
 

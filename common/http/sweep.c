@@ -12,6 +12,7 @@
  *
  * libmicrohttpd stops listening at its limit, and begins again only in a later MHD_run(), which
  * nothing may ask for where all connections ended at once: so every listener is run here too. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_impl.h"
 #include "common/base/clock.h"
 

@@ -1,5 +1,6 @@
 /* adapter.c: plans an adapter's arena over the base's table of tensors, reads and writes PEFT's
  * folder, merges. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/adapter.h"
 #include "common/base/file.h"
 #include "common/base/hash.h"

@@ -1,6 +1,7 @@
 /* adapter.h: a LoRA adapter as an arena of its own: a plan of its A and B tensors (weights.h),
  * which is bound, shared, trained and saved as a model's is, and PEFT's folder to read and to
  * write. One thread at a time. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_ADAPTER_H
 #define COMMON_MODEL_ADAPTER_H
 

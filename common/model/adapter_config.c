@@ -2,6 +2,7 @@
  * nothing here, or must be empty: so that a kind of adapter which this program has never heard of
  * is not computed as plain LoRA. Module names are matched as PEFT matches them (tuners_utils.py,
  * check_target_module_exists; other.py, get_pattern_key), its regular expressions by PCRE2. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/adapter.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"

@@ -1,6 +1,7 @@
 /* adapter_table.c: a site is a block of the base's arena that adapters can change (one matmul of
  * the forward pass); its parts are the block's tensors. The list of factors in device memory is
  * (parts of all sites, max_adapters); a copy of it on the host says which sites anybody adapts. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/adapter_table.h"
 #include "common/base/hash.h"
 

@@ -1,6 +1,7 @@
 /* adapter_table.h: the adapters that a model's forward pass can compute with, in device memory: for
  * every adapted block of every layer whose factors are where. A batch's rows name them by index
  * (struct batch_seq), so that one batch has rows of several, and of none. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_ADAPTER_TABLE_H
 #define COMMON_MODEL_ADAPTER_TABLE_H
 

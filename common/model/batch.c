@@ -3,6 +3,7 @@
  * which is large, lies at the end and goes in a copy of its own. The host buffer must not be
  * refilled before the device has taken the copy: callers wait for a step's results before they
  * clear. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/batch.h"
 #include "common/base/bytes.h"
 #include <stdlib.h>

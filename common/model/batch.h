@@ -1,5 +1,6 @@
 /* batch.h: builds a batch_view: host lists first, then one copy to fixed device memory, so that the
  * view's pointers never change between steps and captured work stays valid. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_BATCH_H
 #define COMMON_MODEL_BATCH_H
 

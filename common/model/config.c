@@ -1,6 +1,7 @@
 /* config.c: reads config.json, in the older style (rope_theta, rope_scaling, torch_dtype) and the
  * newer (rope_parameters, dtype), and generation_config.json's stop tokens. Every number is checked
  * against what the kernels can do before anything is allocated from it. Any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/config.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

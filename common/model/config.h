@@ -1,6 +1,7 @@
 /* config.h: the one description of a model, read from a Hugging Face config.json (older and newer
  * style). Everything that differs between families is a field here; the forward pass (model.h), the
  * weights table (weights.h) and the backward pass ask this struct and never the family's name. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_CONFIG_H
 #define COMMON_MODEL_CONFIG_H
 

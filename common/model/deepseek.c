@@ -1,5 +1,6 @@
 /* deepseek.c: what config.json says of the families with latent attention: DeepSeek-V2 and V3 and
  * their relatives. Pure parsing; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/family.h"
 #include "common/base/json.h"
 #include <math.h>

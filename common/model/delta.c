@@ -3,6 +3,7 @@
  * the heads' gates b and a; convolution; the rule; RMSNorm of every head of its output, times
  * silu(z). Serving and training run the same operations, row after row, so that a row has the same
  * bits in both. One thread, the owner of the device. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/layer.h"
 
 void model_delta(struct model *m, int l, const struct batch_view *batch, const struct kv_view *kv,

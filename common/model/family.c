@@ -1,6 +1,7 @@
 /* family.c: the table of model families. A row names the family's tensors and sets what its
  * config.json leaves unsaid; nothing else in the project asks which family a model is of.
  * Pure data and parsing; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/family.h"
 #include "common/base/json.h"
 #include <math.h>

@@ -2,6 +2,7 @@
  * A tensor of the weights table has a role; a family says what Hugging Face calls it, and which of
  * them are stored in parts (qkv in three by most, whole by Phi-3). docs/use/models.md shows how to
  * add one. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_FAMILY_H
 #define COMMON_MODEL_FAMILY_H
 

@@ -1,6 +1,7 @@
 /* gguf.c: the container: "GGUF", version, numbers of tensors and of metadata, the metadata (key,
  * type, value), the tensors (name, sizes from the innermost on, type, offset), and behind the next
  * multiple of general.alignment their data. Little endian. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/gguf.h"
 #include "common/base/json.h"
 #include <fcntl.h>

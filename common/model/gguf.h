@@ -3,6 +3,7 @@
  * tokenizer.json and tokenizer_config.json, its tensors entries under Hugging Face's names, so that
  * the readers of a folder go on with them as with a folder's own. Everything is checked against the
  * file's length before it is used; errors name the file. Any thread; read-only once open. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_GGUF_H
 #define COMMON_MODEL_GGUF_H
 

@@ -1,5 +1,6 @@
 /* gguf_model.c: a GGUF file as the Hugging Face folder that it stands for: its config, and its
  * tensors under the folder's names. See gguf.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/model/config.h"
 #include "common/model/gguf.h"

@@ -4,6 +4,7 @@
  * vector is normalised, its end rotated, and that is the token's key and value for all heads: the
  * queries are multiplied into its space (latent_query), and what attention gives out of it
  * (latent_value). One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/latent.h"
 #include "common/model/layer.h"
 #include <stddef.h>

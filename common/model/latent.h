@@ -1,6 +1,7 @@
 /* latent.h: latent attention (DeepSeek-V2, 2024; kernels/ops.h, struct latent_shape) as a kind of
  * layer: what it keeps of T tokens, and its way from the normalised input to what the output matmul
  * takes. The device owner's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_LATENT_H
 #define COMMON_MODEL_LATENT_H
 

@@ -1,5 +1,6 @@
 /* layer.h: what the files of the one forward pass share: model.c, and a file for each kind of layer
  * that needs more than a few lines. Nobody else includes it. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_LAYER_H
 #define COMMON_MODEL_LAYER_H
 

@@ -13,6 +13,7 @@
  * operation before ends (`early`, ops.h).
  *
  * One thread, the owner of the device. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/layer.h"
 #include <stddef.h>
 #include <stdlib.h>

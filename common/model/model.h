@@ -7,6 +7,7 @@
  * hold parts of is summed, in an order that is the same for all (comm.h), in four places: behind
  * the look-up of embeddings, at the end of each of a layer's two branches, and (put together, not
  * summed) the logits. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_MODEL_H
 #define COMMON_MODEL_MODEL_H
 

@@ -2,6 +2,7 @@
  * that may be missing is read where it is there, so one that is there but cannot be read (a link of
  * the Hub's cache whose content was not fetched) must not pass for missing. No state; any thread.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/model_folder.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

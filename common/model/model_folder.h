@@ -1,6 +1,7 @@
 /* model_folder.h: what a Hugging Face model folder is made of and how its files are
  * read, and what to say where something else
  * was given for one. Stateless; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_MODEL_FOLDER_H
 #define COMMON_MODEL_MODEL_FOLDER_H
 

@@ -1,4 +1,5 @@
 /* mxfp4.c: see weights_impl.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/weights_impl.h"
 
 #include <math.h>

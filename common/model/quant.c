@@ -1,6 +1,7 @@
 /* quant.c: see gguf.h. Each function decodes one block as ggml lays it out (llama.cpp,
  * ggml-common.h): scales are f16, of two values in a byte one is 16 or 32 values behind the other.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/dtype.h"
 #include "common/model/gguf.h"
 #include <string.h>

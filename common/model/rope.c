@@ -1,6 +1,7 @@
 /* rope.c: rotary position embeddings: which frequencies a config.json asks for, and their table.
  * Formulas: linear (Chen et al. 2023), Llama 3.1's blend, YaRN (Peng et al. 2023), LongRoPE (Ding
  * et al. 2024), each with the keys and defaults that Hugging Face's configs use. Any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/model/config.h"
 #include "common/model/family.h"

@@ -2,6 +2,7 @@
  * and streaming atomic writing. A file is 8 bytes of header length (little endian), a JSON header
  * {"name": {"dtype", "shape", "data_offsets": [begin, end]}}, and the data. Any thread; a set is
  * read-only once opened. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"

@@ -3,6 +3,7 @@
  * anything is used: JSON, known dtypes, shape times dtype = range, ranges inside the file, in
  * order, without gap or overlap. Errors name the file and the tensor. Format:
  * huggingface/safetensors. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_SAFETENSORS_H
 #define COMMON_MODEL_SAFETENSORS_H
 

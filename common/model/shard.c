@@ -1,5 +1,6 @@
 /* shard.c: makes a model's config that of one rank: the numbers that forward and backward pass,
  * scratch, KV pool and arena go by become the rank's own. Any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/config.h"
 
 #include <stdlib.h>

@@ -5,6 +5,7 @@
  * shared) and of the vocabulary, in rank order. Where there are fewer key-value heads than ranks,
  * neighbours hold the same one. Norms, routers and biases of the residual stream are whole on every
  * rank. Plain data and arithmetic; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_SHARD_H
 #define COMMON_MODEL_SHARD_H
 

@@ -1,5 +1,6 @@
 /* shard_join.c: see shard_join.h. Slices travel through a small buffer on the device, because that
  * is what communicators carry; where each belongs is said by the plan of the rank that sends it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/shard_join.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* shard_join.h: whole Hugging Face tensors out of the slices that ranks hold, for checkpoints, and
  * a rank's slice out of a whole tensor. Host memory. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_SHARD_JOIN_H
 #define COMMON_MODEL_SHARD_JOIN_H
 

@@ -1,4 +1,5 @@
 /* tandem_selector.c: see tandem_selector.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/tandem_selector.h"
 #include <stddef.h>
 

@@ -1,5 +1,6 @@
 /* tandem_selector.h: how it is chosen which of two models writes a token, as the trainer's options
  * and the server's requests name it. What each does: infer-server/engine/tandem.h. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_TANDEM_SELECTOR_H
 #define COMMON_MODEL_TANDEM_SELECTOR_H
 

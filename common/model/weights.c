@@ -4,6 +4,7 @@
  * A new kind of tensor is one row of `roles`. The plan walks the roles in a fixed order; each
  * role's block is one matrix (or vector), and the family's names divide its rows among Hugging Face
  * tensors. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/weights_impl.h"
 #include "common/base/hash.h"
 #include "common/base/file.h"

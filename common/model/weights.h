@@ -10,6 +10,7 @@
  * A shard's arena (shard.h) is laid out alike, from the shard's own sizes; a tensor is then a slice
  * of the Hugging Face tensor of that name.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_WEIGHTS_H
 #define COMMON_MODEL_WEIGHTS_H
 

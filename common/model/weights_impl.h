@@ -1,5 +1,6 @@
 /* weights_impl.h: what the files behind weights.h share: the table's own (weights.c), loading
  * (weights_load.c) and saving (weights_save.c). Nobody else includes it. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_WEIGHTS_IMPL_H
 #define COMMON_MODEL_WEIGHTS_IMPL_H
 

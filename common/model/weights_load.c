@@ -2,6 +2,7 @@
  * that all are there and nothing else is, and their values into the arena, of a shard its part of
  * them. Every tensor is checked before one is written, so a bad folder leaves the arena as it was.
  * The thread of the device. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "common/model/weights_impl.h"
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* weights_save.c: the arena's values as a model folder, in the names and forms that its family is
  * published in; of several ranks rank 0 writes what all hold. The thread of the device. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include "common/model/safetensors.h"
 #include "common/model/shard_join.h"

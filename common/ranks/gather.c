@@ -1,6 +1,7 @@
 /* gather.c: rank 0 at the rendezvous. One loop over poll(): who knocks is greeted and, once it has
  * made its statement under the token, is its rank's peer. What the peers say is compared when all
  * are there, so that everything that is amiss stands in one sentence. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/ranks/rendezvous_impl.h"
 

@@ -1,5 +1,6 @@
 /* join.c: another rank at the rendezvous. It tries until the deadline: rank 0 may come later, what
  * answers may be somebody else, and a file may be an earlier run's. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/ranks/rendezvous_impl.h"

@@ -4,6 +4,7 @@
  * {gone: sentence}. The first loss counts; what follows from it is no news. A process that was
  * itself stopped for a while, alone or with the whole job, reads first what came meanwhile, and
  * begins to wait for silence anew. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/liveness.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"

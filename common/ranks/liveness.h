@@ -5,6 +5,7 @@
  * gone. Rank 0 passes on to all others what it sees; where rank 0 itself is gone each sees it.
  *
  * Calls are of the main thread; liveness_check() of any. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_RANKS_LIVENESS_H
 #define COMMON_RANKS_LIVENESS_H
 

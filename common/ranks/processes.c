@@ -1,4 +1,5 @@
 /* processes.c: children and a signalfd, in one loop. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/processes.h"
 #include "common/base/clock.h"
 #include "common/base/program.h"

@@ -1,6 +1,7 @@
 /* processes.h: the ranks of this host as processes that one launcher starts, and that end together:
  * where one fails, the others are ended too, and the first that failed is named. Main thread, which
  * does nothing else meanwhile. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_RANKS_PROCESSES_H
 #define COMMON_RANKS_PROCESSES_H
 

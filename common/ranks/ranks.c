@@ -1,6 +1,7 @@
 /* ranks.c: the variables of each launcher, in one table. Those that stand first win nothing: where
  * two of them speak they must agree. Slurm alone is outranked, since other launchers run inside its
  * jobs, where its numbers are those of the launchers. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/ranks.h"
 
 #include <stdio.h>

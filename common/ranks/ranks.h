@@ -1,6 +1,7 @@
 /* ranks.h: who is this process among those that train one model together? Options say so, or the
  * environment that mpirun, srun, torchrun or cw-trainer's own launcher gives each process that it
  * starts. Reads the environment; no state. Main thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_RANKS_RANKS_H
 #define COMMON_RANKS_RANKS_H
 

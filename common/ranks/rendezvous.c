@@ -1,4 +1,5 @@
 /* rendezvous.c: what both sides begin with. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/rendezvous.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"

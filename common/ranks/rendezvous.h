@@ -12,6 +12,7 @@
  *
  * Who has another token, or says that it is of another run, is sent away and not counted. The
  * connections stay open: liveness.h watches over them. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_RANKS_RENDEZVOUS_H
 #define COMMON_RANKS_RENDEZVOUS_H
 

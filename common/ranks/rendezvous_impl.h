@@ -1,4 +1,5 @@
 /* rendezvous_impl.h: the two sides of rendezvous(), and where they meet. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_RANKS_RENDEZVOUS_IMPL_H
 #define COMMON_RANKS_RENDEZVOUS_IMPL_H
 

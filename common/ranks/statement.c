@@ -1,4 +1,5 @@
 /* statement.c: statements as JSON, and their comparison. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/rendezvous.h"
 #include "common/base/json.h"
 

@@ -1,4 +1,5 @@
 /* wire.c: frames, their seals, and the socket. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/wire.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"

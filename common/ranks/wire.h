@@ -10,6 +10,7 @@
  *
  * Sockets do not block: what does not go out at once goes with the next wire_flush(). One thread.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_RANKS_WIRE_H
 #define COMMON_RANKS_WIRE_H
 

@@ -2,6 +2,7 @@
  * starts there is taken (leftmost-longest, as in the tokenizers library): each length that some
  * token has is looked up, the longest first. There are two searches: of texts as they are, and of
  * normalized texts. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer_parts.h"
 #include "common/base/unicode.h"
 #include <stdlib.h>

@@ -5,6 +5,7 @@
  * among equals) is merged until none is left. Candidate pairs wait in a binary heap; one whose
  * symbols have changed since is dropped when it comes up. So a word of n characters costs
  * O(n log n), which matters where there is no pre-tokenizer and the whole text is one word. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer_parts.h"
 #include "common/base/hash.h"
 #include "common/base/json.h"

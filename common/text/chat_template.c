@@ -1,4 +1,5 @@
 /* chat_template.c: finds a folder's chat templates and renders them. Any thread, once found. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/chat_template.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

@@ -4,6 +4,7 @@
  * them: chat_template.jinja and additional_chat_templates/NAME.jinja, else "chat_template" of
  * tokenizer_config.json, one text or a list of named ones. Rendered, they give what
  * apply_chat_template() gives, its errors included. Immutable once found; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_CHAT_TEMPLATE_H
 #define COMMON_TEXT_CHAT_TEMPLATE_H
 

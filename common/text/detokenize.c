@@ -6,6 +6,7 @@
  * (replacements, byte tokens "<0xNN>", fused, characters stripped off the front). The tokenizers
  * library turns a run of byte tokens into text only if the whole run is UTF-8, and into one U+FFFD
  * a byte otherwise; so a run is held back until it ends. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/text/tokenizer_parts.h"
 #include <ctype.h>

@@ -1,6 +1,7 @@
 /* gguf_tokenizer.c: the tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json:
  * byte-level BPE ("gpt2") by its merges and the name of its pre-tokenizer, SentencePiece ("llama")
  * by merges made of its scores, as transformers makes them. See gguf.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/model/gguf.h"
 #include "common/text/tokenizer_parts.h"

@@ -1,5 +1,6 @@
 /* normalizer.c: a flat list of steps (a Sequence within a Sequence is the same list). The Unicode
  * forms are utf8proc's; a text of ASCII alone is its own normal form and skips them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/text/tokenizer_parts.h"
 #include "common/base/unicode.h"

@@ -6,6 +6,7 @@
  * read in another way (sets within sets, && in a set). The result is compiled once, with JIT;
  * matching allocates its own match data, so that any thread may use a pattern. Here too: the lists
  * of pieces that a text is cut into. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer_parts.h"
 #include <stdlib.h>
 #include <string.h>

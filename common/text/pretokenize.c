@@ -1,6 +1,7 @@
 /* pretokenize.c: a flat list of stages; each takes the words of the one before and gives more,
  * smaller ones. The semantics are those of the tokenizers library: a stage sees one word at a time,
  * so that an expression's look-ahead ends with its word. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/base/names.h"
 #include "common/text/tokenizer_parts.h"

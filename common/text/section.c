@@ -1,4 +1,5 @@
 /* section.c: the walk over nested Sequences, its depth bounded. No state; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer_parts.h"
 #include "common/base/json.h"
 #include "common/base/names.h"

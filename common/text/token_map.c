@@ -1,5 +1,6 @@
 /* token_map.c: open addressing over ids, texts one after the other in one buffer, so that a
  * vocabulary of 150,000 tokens is three allocations. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer_parts.h"
 #include "common/base/hash.h"
 #include <stdlib.h>

@@ -7,6 +7,7 @@
  * tokenizer.json is followed as it stands, with one exception that tokenizer_config.json calls for
  * (see prefix_once). Nothing is written after loading; an encoding has its own scratch memory, so
  * one tokenizer serves all threads. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

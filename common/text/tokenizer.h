@@ -8,6 +8,7 @@
  * ST_FORMAT.
  *
  * A loaded tokenizer is never written to again: any number of threads may use it at once. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_TOKENIZER_H
 #define COMMON_TEXT_TOKENIZER_H
 

@@ -1,6 +1,7 @@
 /* tokenizer_parts.h: what a tokenizer (tokenizer.c) is made of, in the order in which a text passes
  * through it. All but pieces, which are plain storage of the caller, is filled while tokenizer.json
  * is loaded (one thread), and read-only afterwards (any thread). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_TOKENIZER_PARTS_H
 #define COMMON_TEXT_TOKENIZER_PARTS_H
 

@@ -3,6 +3,7 @@
  * A row's list goes to the device as a whole each time. It holds each token of prompt and
  * completion once: a few thousand entries of 16 bytes beside a pass over all weights. Drafts before
  * the row are counted in the copy only, since they may be refused. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/adjust.h"
 #include <stdlib.h>
 #include <string.h>

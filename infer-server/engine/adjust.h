@@ -3,6 +3,7 @@
  * the device (ops.h, adjust_logits), and afterwards the logits are put back, so that raw
  * log-probabilities can be read. Requests without any have empty lists, and cost nothing. The
  * engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_ADJUST_H
 #define INFER_SERVER_ADJUST_H
 

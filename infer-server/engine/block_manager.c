@@ -19,6 +19,7 @@
  * A block number that is not in use, or is out of range, is a mistake in the scheduler; it would
  * give one block to two sequences, so it ends the program (assert) rather than mix two users'
  * texts. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/block_manager.h"
 #include "common/base/hash.h"
 #include <assert.h>

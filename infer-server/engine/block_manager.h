@@ -6,6 +6,7 @@
  * block's end. A sequence writes only into blocks that it alone references and that are not cached.
  * A block that is full can be cached by the hash of what it holds; it is found by that until it is
  * allocated for something else, also while it is free. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_BLOCK_MANAGER_H
 #define INFER_SERVER_BLOCK_MANAGER_H
 

@@ -4,6 +4,7 @@
  * LoRA adapters. A new one's id is in the names of the KV blocks computed with it (request.c), so
  * it never finds those of another. Weights that are replaced in place keep the id and move the
  * version, as a trainer's update does. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "common/model/adapter.h"
 #include "infer-server/engine/engine_thread.h"

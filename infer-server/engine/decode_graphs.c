@@ -1,5 +1,6 @@
 /* decode_graphs.c: see decode_graphs.h. A look-up passes over all of them, which is nothing beside
  * a step. The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/decode_graphs.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 /* decode_graphs.h: the captured decode steps of one runner, a bounded number of them: where there
  * is no room for one more, the one that was used longest ago goes. The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_DECODE_GRAPHS_H
 #define INFER_SERVER_DECODE_GRAPHS_H
 

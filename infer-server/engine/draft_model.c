@@ -18,6 +18,7 @@
  * States, where the model has any. A sample's slot holds the one behind the tokens that are known,
  * computed here; each draft that is fed leaves its own in a slot that its row names, and what
  * verification accepts is copied from there. Blocks that others computed are of no use then. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/draft_model.h"
 #include "common/base/clock.h"
 #include <assert.h>

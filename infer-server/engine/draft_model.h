@@ -8,6 +8,7 @@
  * between steps.
  *
  * The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_DRAFT_MODEL_H
 #define INFER_SERVER_DRAFT_MODEL_H
 

@@ -6,6 +6,7 @@
  * enqueued, drafting_verified() and drafting_learn() for each sample, drafting_step_over().
  *
  * The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_DRAFTING_H
 #define INFER_SERVER_DRAFTING_H
 

@@ -4,6 +4,7 @@
  * `lock` guards what both sides touch: the inbox, the command list, the snapshot of the statistics,
  * the requests to pause and to stop, and what appears once the model is loaded. It is held for a
  * few instructions only; nobody waits for the device under it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/engine.h"
 #include "common/base/clock.h"
 #include "common/base/spawn.h"

@@ -7,6 +7,7 @@
  * a sample says how it ended, and after the last sample's last event the request is the submitter's
  * again (release it with request_free()).
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_ENGINE_H
 #define INFER_SERVER_ENGINE_H
 

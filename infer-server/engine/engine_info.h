@@ -1,6 +1,7 @@
 /* engine_info.h: what goes into the engine and what comes out of it, as plain values: how to
  * sample, the tokens, events and telemetry that come back, statistics, and what the weights are. No
  * tensor, no control page. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_ENGINE_INFO_H
 #define INFER_SERVER_ENGINE_INFO_H
 

@@ -6,6 +6,7 @@
  * A draft of other tokens is not wrong, verification sees to that; it only never saves a step, and
  * says nothing. What another tokenizer's model writes with the policy would be nonsense. So folders
  * of further models are held against the policy's. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/engine_thread.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"

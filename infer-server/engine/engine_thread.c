@@ -16,6 +16,7 @@
  * restored, and every key and value is computed again. A failed device, or weights that cannot be
  * restored: every sample ends with FINISH_ERROR, the state is ENGINE_FAILED, and nothing is served
  * any more; the program is expected to end and be started again. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/engine_thread.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"

@@ -1,6 +1,7 @@
 /* engine_thread.h: the engine's state, as its files share it: engine.c, which other threads call,
  * engine_start.c, engine_thread.c, the thread, commands.c and weight_updates.c. Private to these.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_ENGINE_THREAD_H
 #define INFER_SERVER_ENGINE_THREAD_H
 

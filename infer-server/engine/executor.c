@@ -15,6 +15,7 @@
  *
  * Log-probabilities of prompts are read between sampling and taking what was sampled: the residual
  * stream is still there, and the logits are not needed any more. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
 #include "infer-server/weights/adapters.h"

@@ -3,6 +3,7 @@
  *
  * The engine's thread. Events (engine_info.h) are delivered from within executor_step() and the
  * calls that end samples; after a request's last event it is the submitter's again. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_EXECUTOR_H
 #define INFER_SERVER_EXECUTOR_H
 

@@ -1,6 +1,7 @@
 /* follower.c: see engine.h. Owns a device, one shared arena and one runner; what it computes is
  * what the engine on rank 0 computes at the same time (runner.c), so nothing here decides anything.
  * One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/engine.h"
 #include "bridge/process.h"
 #include "common/base/log.h"

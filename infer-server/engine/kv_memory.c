@@ -5,6 +5,7 @@
  * they are allocated last. Without a size they take 30%: a trainer on the same device needs the
  * larger part (gradients, moments, activations). On the CPU it also stops at 4 GiB, for "free"
  * there is memory that the system would otherwise use to cache files. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/kv_memory.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /* kv_memory.h: the device memory of a runner's KV block pool, and of the states that layers with a
  * recurrence carry along each sequence; how many of both there may be, and copies of one. The
  * engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_KV_MEMORY_H
 #define INFER_SERVER_KV_MEMORY_H
 

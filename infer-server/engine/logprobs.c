@@ -4,6 +4,7 @@
  * say of the prompt. A request's rows are read from the front, each once (request.n_scored): what a
  * preempted sample computes again, or a sibling, is passed over, and no sample starts from cached
  * blocks whose rows were not read (scheduler.c). Each row notes the version that computed it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/logprobs.h"
 #include "infer-server/engine/runner.h"
 #include <assert.h>

@@ -1,6 +1,7 @@
 /* logprobs.h: log-probabilities of given tokens, and the likeliest ones, from rows of logits
  * on the device: of sampled tokens (sampler.c) and of a prompt's, by the one
  * kernel that the trainer's come from (ops.h, top_logprobs). The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_LOGPROBS_H
 #define INFER_SERVER_LOGPROBS_H
 

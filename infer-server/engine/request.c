@@ -1,6 +1,7 @@
 /* request.c: owns a request's memory: prompt, samples, generated ids, block tables and their
  * hashes. Everything a sample can ever need is allocated before it is queued, so that no step of
  * the engine can run out of host memory half way. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/request.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/sampler.h"

@@ -19,6 +19,7 @@
  * (sample_runner), in one chunk. What is cached, both have computed. Where the frozen model writes
  * alone, kv[RUNNER_FROZEN] is all there is (owner).
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_REQUEST_H
 #define INFER_SERVER_REQUEST_H
 

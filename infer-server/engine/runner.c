@@ -6,6 +6,7 @@
  * few graphs serve all: rows to a list of sizes, contexts to powers of two. Until a shape's graph
  * is there, and in steps that hold prompts, the time of a step says nothing of a decode step's:
  * `warm` is false. Where nothing is captured, it is always true. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/runner.h"
 #include "common/base/log.h"
 #include "infer-server/engine/decode_graphs.h"

@@ -7,6 +7,7 @@
  * which waits for the sampled tokens.
  *
  * The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_RUNNER_H
 #define INFER_SERVER_RUNNER_H
 

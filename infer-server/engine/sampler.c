@@ -5,6 +5,7 @@
  * but for requests that asked for the most likely tokens or have penalties: their rows are read
  * once more (logprobs.h), when the tokens are known and the logits are as the model gave
  * them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/sampler.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/logprobs.h"

@@ -4,6 +4,7 @@
  * The stream of sample i of a request with seed s is sampler_stream(s, i), the key of a Philox
  * generator whose counter is the sampled token's absolute position (ops.h, sample). A token is thus
  * a function of the logits, the seed, i, and the position. The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_SAMPLER_H
 #define INFER_SERVER_SAMPLER_H
 

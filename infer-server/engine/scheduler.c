@@ -26,6 +26,7 @@
  * (a chat's next turn begins with both); no plan before the next one can find them, so they are
  * computed by then. The cache is also how siblings that come back after a preemption, or for which
  * there was no place, share their group's prompt again. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/scheduler.h"
 #include <assert.h>
 #include <stdlib.h>

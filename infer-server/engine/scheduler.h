@@ -5,6 +5,7 @@
  *
  * Samples begin with what they find in the prefix cache, and leave there what they computed. Pure
  * logic over samples and the block manager; it never sees the device. The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_SCHEDULER_H
 #define INFER_SERVER_SCHEDULER_H
 

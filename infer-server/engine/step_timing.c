@@ -1,6 +1,7 @@
 /* step_timing.c: step_timing_measure(), of runner.h: a table of what a runner's steps take, by
  * running some when the server starts. Steps run as the executor's do, sampling included, since
  * what is sought is the time until the tokens are here. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/runner.h"
 #include "common/base/clock.h"
 

@@ -1,4 +1,5 @@
 /* tandem.c: see tandem.h. No state. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/tandem.h"
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/request.h"

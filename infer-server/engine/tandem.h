@@ -4,6 +4,7 @@
  * have said has a part in it, and each author's tokens follow that author's distribution.
  *
  * Pure functions; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_TANDEM_H
 #define INFER_SERVER_TANDEM_H
 

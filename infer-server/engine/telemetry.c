@@ -2,6 +2,7 @@
  * and drafts of each, histograms of all (engine_info.h). The bounds are those of vLLM 0.24,
  * vllm/v1/metrics/loggers.py. No state of its own; counting is any thread's, the rest the engine's.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
 

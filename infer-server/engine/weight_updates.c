@@ -1,6 +1,7 @@
 /* weight_updates.c: other weights under a running engine: the trainer's updates, what it left torn,
  * and reloading. Each moves the version, and says what becomes of the keys and values there are.
  * The engine's thread, at step boundaries. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "infer-server/engine/engine_thread.h"

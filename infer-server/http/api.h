@@ -2,6 +2,7 @@
  * answers written from what was generated. Nothing here knows of sockets: the parsers take a body
  * and info about the model, the writers fill a byte buffer. The parsers run on any thread
  * (job.c), all else on the loop's. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_API_H
 #define INFER_SERVER_API_H
 

@@ -1,6 +1,7 @@
 /* api_chat.c: messages as OpenAI's clients send them to what chat templates read. Contents in parts
  * become one text where the template wants one, and the arguments of earlier tool calls, which
  * travel as JSON in a string, become values again. Any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
 

@@ -1,6 +1,7 @@
 /* api_impl.h: reading a request, as its files share it: request_fields.c, the table of all fields;
  * api_request.c, the whole; api_prompt.c, its prompts; api_chat.c, a chat's text. Any thread. A
  * failure's sentence names the field. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_API_IMPL_H
 #define INFER_SERVER_API_IMPL_H
 

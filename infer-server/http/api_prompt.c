@@ -1,5 +1,6 @@
 /* api_prompt.c: what a request is generated from, in each way that a client may write it, to token
  * ids. Any thread: it reads the model, which nobody changes. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"

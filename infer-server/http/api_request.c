@@ -2,6 +2,7 @@
  * the table (request_fields.c), here what they mean with one another and for this model; the engine
  * only sees token ids and numbers that make sense. Any thread: it reads the model's facts, which
  * nobody changes, and writes its own request. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 #include "common/base/hash.h"
 #include "common/base/json.h"

@@ -5,6 +5,7 @@
  * put there
  * (<s>) takes no room. A tokenizer that changes a text (normal forms, a space in front) may decode
  * to other text: places never lie behind the prompt's end. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/generation.h"
 
 #include <stdlib.h>

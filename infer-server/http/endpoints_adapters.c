@@ -2,6 +2,7 @@
  * (/v1/load_lora_adapter, /v1/unload_lora_adapter) and as Atropos does (/lora/load, /lora/unload,
  * /lora/status), where the one loaded last is that of every /generate that names none. The work is
  * the engine's, at a step boundary (job.c). Loop's thread, but for adapter_done(). */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "infer-server/weights/adapters.h"
 #include "infer-server/http/api_impl.h"

@@ -3,6 +3,7 @@
  * What has to wait for a step boundary is a job (job.c): pausing in libuv's thread pool
  * (engine_pause blocks), facts and reloading on the engine's thread, which calls back there. Loop's
  * thread but for run_pause(), reload_done() and facts_done(). */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 #include "infer-server/http/server_impl.h"
 #include "common/base/json.h"

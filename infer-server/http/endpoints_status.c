@@ -2,6 +2,7 @@
  * thread; the engine's numbers are a snapshot (engine_stats), so that they are there however busy
  * the engine is.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "common/base/dtype.h"
 #include "common/base/clock.h"

@@ -1,6 +1,7 @@
 /* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h; a
  * large one, and one that may hold messages, in another thread, job.c), then a generation; its
  * answer is written when all is there, or as a stream while the client reads. Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "common/base/clock.h"
 

@@ -1,6 +1,7 @@
 /* endpoints_tokens.c: /tokenize, /detokenize and /tokenizer_info, as vLLM has them: text to token
  * ids and back, by the tokenizer that the endpoints which generate use. Loop's thread, but for
  * run(), which may be another's (job.c). */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

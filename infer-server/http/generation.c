@@ -5,6 +5,7 @@
  * A stop string is looked for after every token, which is what makes tokens and text end together;
  * the sample is then cancelled in the engine, and tokens that it still sends are dropped. A sample
  * counts as ended when the engine says so, never before: its telemetry comes with that event. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/generation.h"
 
 #include <stdlib.h>

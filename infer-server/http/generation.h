@@ -4,6 +4,7 @@
  *
  * A reader takes samples from the ready list when its client has room for more. What a slow client
  * has not read stays here as tokens, so what is held back is bounded by max_tokens. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_GENERATION_H
 #define INFER_SERVER_GENERATION_H
 

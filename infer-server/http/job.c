@@ -1,6 +1,7 @@
 /* job.c: whether the server takes requests now, and what of them is done on other threads. What has
  * begun is never cancelled: a template's steps are bounded (common/text/jinja), and the server
  * waits for its jobs before it ends. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "common/base/log.h"
 

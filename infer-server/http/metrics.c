@@ -1,5 +1,6 @@
 /* metrics.c: Prometheus text from the server's own counters and a snapshot of the engine's.
  * Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/metrics.h"
 #include "infer-server/http/response.h"
 

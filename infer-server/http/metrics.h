@@ -2,6 +2,7 @@
  * kept by those that see them (loop's thread), for only the server knows that a sample cut at a
  * stop string succeeded; gauges and step counters come from engine_stats(). Names are vLLM's where
  * vLLM has the metric. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_METRICS_H
 #define INFER_SERVER_METRICS_H
 

@@ -3,6 +3,7 @@
  * nothing here whatever their value. No field is ignored unsaid: what is not in the table is
  * refused by its name. The names are those of OpenAI's API, of vLLM's requests and SamplingParams,
  * and this server's own. What fields mean with one another is api_request.c's. Any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
 #include "common/base/log.h"

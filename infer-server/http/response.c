@@ -1,5 +1,6 @@
 /* response.c: what all responses share: pieces of a choice, tokens used, the version of the
  * weights, drafts verified. Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/response.h"
 
 #include <stdio.h>

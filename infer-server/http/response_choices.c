@@ -2,6 +2,7 @@
  * list of choices, whole or as a stream of server-sent events. A stream's chunks, joined, give what
  * the whole response gives: both are written from the same samples, a chunk from where the last one
  * ended. /inference/v1/generate is tokens in, tokens out: it has no text. Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/response.h"
 
 // Ids of the prompt, where they were asked for: vLLM has them in a completion's choices, and beside

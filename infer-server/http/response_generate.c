@@ -1,6 +1,7 @@
 /* response_generate.c: the object of /generate, in the form of Atropos' vLLM server, which is that
  * of vLLM's own demonstration server with more in it. Lists over samples go prompt by prompt.
  * Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/response.h"
 
 // One object a token: {"ID": ..., ...}, the sampled one first, then the likeliest that were asked

@@ -1,6 +1,7 @@
 /* response_logprobs.c: log-probabilities in the form of each endpoint: of a choice's tokens, as
  * lists beside each other for completions, a list of objects for the others; and of a prompt's.
  * Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/response.h"
 
 #include <string.h>

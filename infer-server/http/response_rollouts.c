@@ -1,5 +1,6 @@
 /* response_rollouts.c: lines of /v1/rollouts. A finished sample's memory goes as soon as its line
  * is written. Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/response.h"
 
 static void put_telemetry(struct json_out *o, const struct sample_telemetry *t)

@@ -2,6 +2,7 @@
  * of sampling, and what its chat template does, found out by rendering short conversations: in
  * which form it writes tool calls, and whether a conversation's prompt begins with that of its turn
  * before. At start; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_SERVED_MODEL_H
 #define INFER_SERVER_SERVED_MODEL_H
 

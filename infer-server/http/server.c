@@ -6,6 +6,7 @@
  * draining, requests under way go on, new ones get 503, and /health says "draining"; after the last
  * one, or --drain-timeout, or a second signal, connections are closed, the engine ends, and what it
  * still says is delivered to nobody, so that everything is freed in one place. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "infer-server/http/served_model.h"
 #include "common/base/clock.h"

@@ -1,5 +1,6 @@
 /* server.h: the server between its sockets and its engine: the libuv loop, the endpoints, start,
  * drain and stop. One thread, the caller's of server_run(). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_SERVER_H
 #define INFER_SERVER_SERVER_H
 

@@ -1,5 +1,6 @@
 /* server_impl.h: the server's state, and what its endpoints do on other threads, for the files that
  * hold them. Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_SERVER_IMPL_H
 #define INFER_SERVER_SERVER_IMPL_H
 

@@ -1,6 +1,7 @@
 /* stop.c: stop strings. Pure functions over a text and how much of it was already looked at; there
  * are at most 16 strings of at most 1024 bytes, and a token brings a few bytes, so plain comparison
  * is all that is needed. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/stop.h"
 
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /* stop.h: stop strings, found in text that arrives in pieces. A match may lie across any number of
  * tokens; what is found does not depend on where the pieces end: the stop string whose last byte
  * comes first, and of several that end there the longest. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_STOP_H
 #define INFER_SERVER_STOP_H
 

@@ -1,6 +1,7 @@
 /* tool_calls.c: the table of forms, the matching of their patterns, and calls found by it in an
  * answer. At each byte all patterns of the form are tried; while one of them may still match,
  * nothing behind that byte is given. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/tool_calls.h"
 #include "common/base/json.h"
 

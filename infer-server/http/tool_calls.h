@@ -5,6 +5,7 @@
  * call is given once it is whole, and text that may yet become one is held back. White space beside
  * a call goes with it. What only looks like a call (broken JSON, a function that the request does
  * not have) stays text, markers included. Loop's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_TOOL_CALLS_H
 #define INFER_SERVER_TOOL_CALLS_H
 

@@ -1,4 +1,5 @@
 /* backoff.c: see backoff.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/speculative/backoff.h"
 
 #define WINDOW       32 // steps: enough for a verdict on averages, few enough to lose in

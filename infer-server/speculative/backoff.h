@@ -5,6 +5,7 @@
  * long that the loss is that share of it, and twice as long with every failure until two windows in
  * a row were won. So whatever is tried and however wrong it was chosen, it costs at most that share
  * of the time in the long run. The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_BACKOFF_H
 #define INFER_SERVER_BACKOFF_H
 

@@ -1,4 +1,5 @@
 /* method.c: the table of methods, the draft model's entry in it, and methods as text. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/speculative/method.h"
 #include "infer-server/speculative/speculative.h"
 #include <stdio.h>

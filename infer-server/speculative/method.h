@@ -5,6 +5,7 @@
  * A new one is a file beside ngram.c that fills a struct draft_method, and a line in DRAFT_METHODS.
  *
  * The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_METHOD_H
 #define INFER_SERVER_METHOD_H
 

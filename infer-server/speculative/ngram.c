@@ -1,6 +1,7 @@
 /* ngram.c: prompt look-up (Saxena 2023): the longest of the sample's last few tokens that stands
  * earlier in its prompt or completion; what followed there is the draft. Of equally long ones the
  * latest. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/speculative/method.h"
 
 #define LONGEST 4    // tokens matched: a longer match names the same place nearly always

@@ -15,6 +15,7 @@
  * What it came to: every step, each method is charged what looking, drafting and verifying took,
  * and credited the plain steps that its accepted tokens saved; backoff.h says what follows. What
  * the draft model computes of samples' pasts is amortised over the steps that come. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/speculative/speculative.h"
 #include "common/base/hash.h"
 #include "common/base/clock.h"

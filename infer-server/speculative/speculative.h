@@ -38,6 +38,7 @@
  * How much is drafted: speculative.c.
  *
  * The engine's thread, but for speculative_parse() and speculative_write(). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_SPECULATIVE_H
 #define INFER_SERVER_SPECULATIVE_H
 

@@ -8,6 +8,7 @@
  * average by a bounded share, up as well as down, which makes it near a median; the first few of a
  * size count by the least of them. And no size is taken to need longer than a larger one: what was
  * once overrated would else never be tried again. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/speculative/step_cost.h"
 
 #define WEIGHT      0.02 // in a size's average, for each step since its last measurement: slowly

@@ -5,6 +5,7 @@
  *   ms(rows, attended) = load (table[rows] + token_ms attended)
  *
  * attended: the lengths of the rows' contexts, summed. The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_STEP_COST_H
 #define INFER_SERVER_STEP_COST_H
 

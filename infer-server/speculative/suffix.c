@@ -15,6 +15,7 @@
  * Tables double as they fill; one that has reached MOST_ENTRIES takes no new entries but goes on
  * counting. Prompts are found through chains of a fixed array of heads, and stand in a list in the
  * order of their last use. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/hash.h"
 #include "infer-server/speculative/method.h"
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* adapters.c: see adapters.h. Slots never move: rows of a batch, and the table in device memory, go
  * by their numbers. The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/weights/adapters.h"
 #include "bridge/control.h"
 #include "common/base/file.h"

@@ -2,6 +2,7 @@
  * own, which a trainer may map and write as it does the model's (role "adapter:NAME" of the bridge
  * file). There is room for a fixed number, of ranks up to a maximum; a request's rows name one by
  * its slot. The engine's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_ADAPTERS_H
 #define INFER_SERVER_ADAPTERS_H
 

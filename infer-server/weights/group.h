@@ -6,6 +6,7 @@
  *
  * NULL is a server of one rank, to which every call does nothing. The engine's thread, on rank 0.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_GROUP_H
 #define INFER_SERVER_GROUP_H
 

@@ -1,6 +1,7 @@
 /* group_start.c: a tensor-parallel server that nobody has started N times starts its ranks itself:
  * on GPUs each as a child of this process, on the CPU by mpirun, without which MPI's ranks do not
  * find one another. Main thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/ranks/processes.h"

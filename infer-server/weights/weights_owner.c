@@ -8,6 +8,7 @@
  * The arena's name says which process made it. On the CPU a killed server leaves gigabytes in
  * /dev/shm, so each new one first removes the arenas and pages of the dead, whatever bridge they
  * were for. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/weights/weights_owner.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"

@@ -5,6 +5,7 @@
  *
  * The engine's thread, but for weights_owner_control(), whose control_facts() any thread may call.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_WEIGHTS_OWNER_H
 #define INFER_SERVER_WEIGHTS_OWNER_H
 

@@ -1,6 +1,7 @@
 /* act.c: activation functions, gated (SwiGLU, GeGLU) and plain, the logits' soft cap, and their
  * gradients. SiLU and the tanh form of GELU run on exp_f32 and vectorise; erf and tanh are libm's.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include <string.h>
 #include "kernels/cpu/cpu.h"
 

@@ -3,6 +3,7 @@
  * The step must give the same bits for an f32 weight and for a bf16 weight with its 16-bit
  * residual, so the arithmetic stands in one place. Nothing in it is fused, as on CUDA; it is bound
  * by memory either way. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include "kernels/moments.h"
 

@@ -10,6 +10,7 @@
  *
  * Rows of one group (a shared prefix and the sequences after it) add to gradients of the same keys;
  * different groups and different kv heads do not, and are what threads divide in the gradient. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include <omp.h>
 

@@ -1,5 +1,6 @@
 /* backend.c: the CPU as a device: its table of operations, ordinary memory, and calls that are done
  * when they return. Parallel loops are OpenMP's; the thread that owns the device starts them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "kernels/cpu/cpu.h"

@@ -1,5 +1,6 @@
 /* checksum.c: position-dependent sums over regions of memory; order of summation does not matter.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/hash.h"
 #include "kernels/cpu/cpu.h"
 

@@ -8,6 +8,7 @@
  * message from all ranks to all; where one has failed, it is left as it is. Its start and its end
  * know no deadline: a thread of its own waits there, and is left behind where others do not come.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/comm_backend.h"
 #include "kernels/cpu/cpu.h"
 

@@ -1,4 +1,5 @@
 /* cpu.h: what the files of the CPU backend share. Private to kernels/cpu. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 

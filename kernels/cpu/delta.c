@@ -8,6 +8,7 @@
  * again, keeps S before every CHUNK-th row, and from there on S of a chunk's rows while it is that
  * chunk's turn: of a sequence of n rows n / CHUNK + CHUNK matrices, for one head and thread at a
  * time. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include <omp.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /* latent.c: what latent attention needs beside attention (ops.h, struct latent_shape): queries into
  * the absorbed form and its results out of it, and the layout of the expanded form. Each row is
  * computed by itself and in one order. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include <string.h>
 

@@ -2,6 +2,7 @@
  * tokens of a row, and the gradient. A row is one thread's and is summed in chunks (f32 within a
  * chunk, double over chunks), so that a vocabulary of 150,000 loses nothing and a row's result does
  * not depend on the others. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 
 enum { CHUNK = 512 };

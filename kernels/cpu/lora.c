@@ -1,6 +1,7 @@
 /* lora.c: low-rank adapters. The forward pass takes its dot products from matmul.c, whose order of
  * summation depends on their length alone: a row has the same bits in any batch, though rows of one
  * adapter that stand together are computed together. The backward pass is OpenBLAS. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include "kernels/dropout.h"
 #include <cblas.h>

@@ -10,6 +10,7 @@
  * Order of summation: chunks of CHUNK along k; in a chunk, lane l adds terms l, l + LANES, ...
  * (vec.h); lanes are added by halves; chunks are added in order, then the old value of C, then the
  * bias. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include "kernels/comm.h"
 #include <cblas.h>

@@ -2,6 +2,7 @@
  * they give, and the gradients. The matmuls are an ordinary one for each expert over its rows,
  * which lie together in sorted order: with trans_b a row of it has the same bits whichever rows go
  * to the same expert (matmul.c). Every other sum is one thread's and runs in order. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include "kernels/routing.h"
 #include <omp.h>

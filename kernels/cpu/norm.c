@@ -1,6 +1,7 @@
 /* norm.c: RMS norm and layer norm over rows, and their gradients. With n = x * rstd (or
  * (x - mean) * rstd), w' = w or 1 + w, and g = dy * w':
  *   dx = rstd * (g - n * avg(g n) [- avg(g), layer norm])      dw += dy * n      db += dy */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/comm.h"
 #include "kernels/cpu/cpu.h"
 

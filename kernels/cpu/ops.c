@@ -1,4 +1,5 @@
 /* ops.c: the CPU backend's table of operations, and the scratch that they share. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 
 size_t cpu_scratch_bytes(struct device *dev, const struct scratch_shape *shape)

@@ -1,4 +1,5 @@
 /* rope.c: rotary position embedding, in place, from a table of cosines and sines. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 
 static void rotate_neighbours(float *x, const float *angle, int half, float sign)

@@ -1,5 +1,6 @@
 /* rows.c: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each is
  * one pass over its memory. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/cpu/cpu.h"
 #include <string.h>

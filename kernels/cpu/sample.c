@@ -3,6 +3,7 @@
  * selection and never by sorting the vocabulary. Without a filter nothing is selected. The residual
  * of a rejected draft is sampled as a row of logits is, its logarithm taking their place. A row is
  * one thread's. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include "kernels/sampling.h"
 #include <omp.h>

@@ -3,6 +3,7 @@
  * not a SIGBUS at the first write; its free unlinks the name. It holds a lock on it (flock), which
  * the kernel lets go when it dies: so another process can tell what a killed one left, whatever PID
  * namespace that was in. Openers check owner and size before they map. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include "common/base/file.h"
 #include <errno.h>

@@ -1,6 +1,7 @@
 /* short_conv.c: a causal convolution of a few rows, channel by channel, with SiLU behind it, and
  * its gradient. Rows before a sequence's first are those of its prefix (packed) or of its slot's
  * window (paged), and zeros before these: the same sum of as many terms wherever a row stands. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include <string.h>
 

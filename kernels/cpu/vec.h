@@ -6,6 +6,7 @@
  * set, lane l taking terms l, l + LANES, ..., and lanes are added by halves. So a result has the
  * same bits whichever compiler made the program and for whichever processor that has FMA. On one
  * without, a product and a sum are rounded each: its bits are its own. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CPU_VEC_H
 #define KERNELS_CPU_VEC_H
 

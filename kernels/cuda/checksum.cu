@@ -1,5 +1,6 @@
 /* checksum.cu: position-dependent sums over regions of memory. Sums are of integers, so the order
  * of the blocks' additions does not matter. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/hash.h"
 #include "kernels/cuda/cuda.cuh"
 

@@ -11,6 +11,7 @@
  * before it waits itself (grid_begin_early()), so that a block of the second takes the place of one
  * of the first as soon as that ends, and reads its weights while all others work.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_CUDA_CUH
 #define KERNELS_CUDA_CUDA_CUH
 

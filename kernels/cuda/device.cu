@@ -5,6 +5,7 @@
  * only and links it statically, so that a program starts on a machine without a driver and says so;
  * the one driver call (the size of an opened IPC allocation) is looked up at run time.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/cuda.cuh"
 #include "common/base/bytes.h"

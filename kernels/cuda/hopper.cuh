@@ -4,6 +4,7 @@
  *
  * A tile of an operand is rows of 64 elements (128 bytes), swizzled by 128 bytes and aligned to
  * 1024: what a TMA box of 64 elements writes, and what operand() describes to wgmma. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_HOPPER_CUH
 #define KERNELS_CUDA_HOPPER_CUH
 

@@ -1,5 +1,6 @@
 /* library.cuh: a library that is looked up when it is first used instead of linked, so that
  * programs which need none of it start where it is not installed. Private to kernels/cuda. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_LIBRARY_CUH
 #define KERNELS_CUDA_LIBRARY_CUH
 

@@ -1,4 +1,5 @@
 /* ops.cu: the CUDA backend's table of operations, and the scratch that they share. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/cuda.cuh"
 
 size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)

@@ -1,5 +1,6 @@
 /* tensor.cuh: the instructions of the tensor-core kernels: asynchronous copies into shared memory,
  * ldmatrix, and mma m16n8k16 of bf16. Private to kernels/cuda. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_TENSOR_CUH
 #define KERNELS_CUDA_TENSOR_CUH
 

@@ -1,6 +1,7 @@
 /* test_adapter_copies.c: what a server does with adapters for a trainer that is attached: copies of
  * one as it is, more of them than a handful, and unloading those that the trainer asks for itself.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_adapter.h"

@@ -1,5 +1,6 @@
 /* test_adapter_metrics.c: what /metrics says of each LoRA adapter: its samples and its tokens, a
  * row for each that is loaded, as vLLM's dashboards and ours read them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_adapter.h"
 

@@ -1,6 +1,7 @@
 /* test_adapters.c: LoRA adapters of a running server: loading and unloading as vLLM's and Atropos's
  * clients do, the base and two adapters in one batch to the bit, and weights that are replaced
  * under load. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_adapter.h"

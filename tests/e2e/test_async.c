@@ -1,6 +1,7 @@
 /* test_async.c: cw-trainer train --async: of staleness 0 it is the plain run to the bit, of another
  * no token is older than it says, and a run that is killed in the middle learns from every prompt
  * of its epoch once. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 #include <fnmatch.h>

@@ -1,6 +1,7 @@
 /* test_atropos.c: cw-trainer train --atropos: against an API server of this test's, which checks
  * what it is asked and hands out what it likes; and, where a Python has atroposlib, the real one
  * with an environment that has our server generate. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/canned_server.h"
 #include "tests/support/pair.h"
 

@@ -1,5 +1,6 @@
 /* test_balance.c: the load-balancing loss of a mixture's routers in whole runs: that it is said
  * and reported. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/training.h"

@@ -1,6 +1,7 @@
 /* test_base.c: what an adapter is trained on, and what each role's weights are said to be: adapters
  * of a base that was trained, recorded bases, and updates that are counted for the role that they
  * are of. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "tests/support/offline.h"
 #include "tests/support/tiny_adapter.h"

@@ -1,6 +1,7 @@
 /* test_bench.c: cw-bench speculative on a tiny model with a draft model: the form of its report,
  * and what must hold of the figures whatever the machine; never a time. And what a limit counts of
  * a model with experts. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/variants.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"

@@ -1,6 +1,7 @@
 /* test_bench_step.c: cw-bench step, which drives the real server and trainer, of a whole model and
  * of an adapter: the form of its report, that an adapter takes less memory, and what a checkpoint
  * costs. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 
 static json_t *report_of(const char *model, const char *option, const char *value)

@@ -1,5 +1,6 @@
 /* test_bridge_endpoints.c: /bridge/info, pause and resume, /reload, /metrics and the prefix cache
  * of a real cw-infer-server. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/served.h"
 
 TEST(test_bridge_info)

@@ -1,6 +1,7 @@
 /* test_bridge_library.c: libcommonweight-bridge.so as other programs use it: loaded at run time,
  * its functions found by name, against a real server; and the examples that train from PyTorch and
  * from TRL. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/library/commonweight-bridge.h"
 #include "tests/support/daemon.h"
 #include <dlfcn.h>

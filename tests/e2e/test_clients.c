@@ -1,6 +1,7 @@
 /* test_clients.c: what clients of vLLM call and read: /generate as Atropos does, tokens in and out,
  * /tokenize and its kin, names of requests, paths with a slash, salted prefixes, and texts of a
  * SentencePiece model. One daemon with a tiny random model of that kind. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_model.h"

@@ -5,6 +5,7 @@
  * Of a run without --async nothing depends on the clock, so copies of the weights (workers,
  * --sync checkpoint) must change no bit of it; and what its first step samples depends on those
  * modes alone which say what is sampled. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mode_scene.h"
 
 #define STEPS  3

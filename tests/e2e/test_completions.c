@@ -1,5 +1,6 @@
 /* test_completions.c: /v1/completions, /v1/chat/completions, /v1/rollouts and /generate of a real
  * cw-infer-server with a tiny random model: prompts of every form, seeds, log-probabilities. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/served.h"
 
 TEST(test_health_and_models)

@@ -2,6 +2,7 @@
  * CPU under mpirun, or on cuda:0 and cuda:1 where COMMONWEIGHT_TEST_DEVICE says cuda: as one rank
  * would, to the same bits each time, through checkpoints of either, and through the death of a
  * rank. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/pair.h"
 #include "tests/support/torn.h"
 

@@ -1,6 +1,7 @@
 /* test_dpo.c: cw-trainer dpo as a program, on the demo's model and its sums: margins of pairs it
  * has not seen rise; pairs in other forms, and what is refused. What a step computes is compared
  * with TRL's in test_offline_reference.c. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/offline.h"
 
 static const char *write_pairs(const struct scene *s, const char *name, int first, int n)

@@ -1,5 +1,6 @@
 /* test_draft.c: a daemon that drafts with a second model, and a trainer that trains it along with
  * the policy: what that does to acceptance, resuming, torn updates, and bridges without a draft. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/base/rng.h"
 #include "tests/support/daemon.h"

@@ -1,5 +1,6 @@
 /* test_draft_folder.c: which folders a server takes for --draft when tokenizers cannot be compared,
  * and that a draft model in vain is said once. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"

@@ -1,4 +1,5 @@
 /* test_ends.c: every way in which one of the two processes may end, and full disks. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/http/http_client.h"
 #include "tests/support/daemon.h"

@@ -1,5 +1,6 @@
 /* test_environments.c: cw-trainer train --rollouts: trajectories of several turns that child
  * processes make. This program is also the environment: `test_environments play MODE FOLDER`. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 #include <errno.h>

@@ -1,5 +1,6 @@
 /* test_eval_model.c: cw-trainer eval --model: a folder without a server of one's own. The reference
  * is the same evaluation by a server that runs. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_adapter.h"
 #include "tests/support/training.h"

@@ -1,5 +1,6 @@
 /* test_evaluation.c: evaluations within a run, what they decide, and cw-trainer eval of what sft
  * made. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"

@@ -1,6 +1,7 @@
 /* test_exact.c: cw-infer-server --exact and cw-trainer --exact on the tests' device: the trainer's
  * log-probabilities are the sampler's to the bit in every step, while prompts are prefilled in
  * small chunks and found in the prefix cache, samples are preempted, and drafts are verified. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 enum { STEPS = 20 };

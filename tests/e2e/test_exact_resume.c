@@ -1,5 +1,6 @@
 /* test_exact_resume.c: runs in two parts that end in the same bits as in one: plain, with a
  * curriculum, and in exact mode through deaths of either side; and with other options. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/spec_counters.h"
 #include "tests/support/daemon.h"
 #include "tests/support/training.h"

@@ -1,5 +1,6 @@
 /* test_freeze.c: --freeze as a user gives it: of sft against torch where there is one, and of a
  * training run with its checkpoints, its resume and what it says. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "tests/support/training.h"
 

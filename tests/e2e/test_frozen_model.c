@@ -2,6 +2,7 @@
  * alone: to the bit what a server of that model says, with the log-probabilities of prompts, beside
  * requests of the policy, under preemption, and after the policy was written. What cannot be is
  * refused. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 #define GROUPS 6

@@ -1,6 +1,7 @@
 /* test_gguf.c: a GGUF file as --model: it is served and trained as the folder that it was written
  * from, what is saved is an ordinary folder, and transformers' reader of GGUF files computes the
  * same. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/gguf_write.h"
 

@@ -2,6 +2,7 @@
  * what make builds where there is a GPU and where there is none, and what the installed programs
  * need. Runs make on this build, with the variables of the make
  * that runs it, and so only under one. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include <sys/stat.h>

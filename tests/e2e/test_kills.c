@@ -3,6 +3,7 @@
  * and either way each step was made once, of each prompt once, and ends in the bits of a run that
  * nobody disturbed (without --async, which goes by the clock). As `test_kills all`: each mode by
  * itself, on one rank and on two. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mode_scene.h"
 
 #include <ctype.h>

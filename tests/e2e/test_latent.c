@@ -2,6 +2,7 @@
  * trainer's log-probabilities are the sampler's to the bit in every step, while prompts are
  * prefilled in small chunks and found in the prefix cache, samples are preempted, and drafts are
  * verified. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"

@@ -1,5 +1,6 @@
 /* test_launch.c: cw-trainer train --gpus and --ranks: a server is started for a rank and ends with
  * it, one that runs already is used and left alone, and what does not go together is refused. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "tests/support/training.h"
 

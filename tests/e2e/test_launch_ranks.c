@@ -1,6 +1,7 @@
 /* test_launch_ranks.c: the ranks that cw-trainer train --gpus starts, on one host and on two, with
  * a small program in the place of the trainer: they meet, and where one is killed all end, here and
  * on the other host, and everybody says which. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/rank_group.h"
 #include "tests/support/rank_program.h"
 

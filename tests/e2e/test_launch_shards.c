@@ -1,6 +1,7 @@
 /* test_launch_shards.c: ranks by one command whose servers hold their model in shards (tensor
  * parallel), alone and together with data parallel; what they save is any number of ranks' to go on
  * from. On the CPU, where ranks and servers are started with mpirun. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 #define STEPS 6

@@ -1,6 +1,7 @@
 /* test_launch_training.c: two ranks that train one model, by one command: their servers are started
  * with them and end with them; a signal ends them with a checkpoint, and where one is killed all
  * end in time, say who, and the run goes on. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "tests/support/training.h"
 

@@ -2,6 +2,7 @@
  * (tests/golden/phi3-longrope: short ones up to 64 tokens, long ones beyond). The server's context
  * chooses them, whatever lengths the trainer has: on the CPU both compute the same log-probability,
  * bit for bit. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_lora_options.c: every option of cw-trainer train that says something else beside --lora-r:
  * each works, or is refused in a sentence that names it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 enum { WORDS = 8 };

@@ -1,6 +1,7 @@
 /* test_lora_training.c: cw-trainer train --lora-r on a real server: the adapter is trained in
  * shared memory beside a model that stays as it is, to the sampler's bits; its checkpoints resume
  * exactly, and what a dead trainer left is restored from them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/model/safetensors.h"
 #include "tests/support/training.h"

@@ -1,6 +1,7 @@
 /* test_lora_updates.c: a trainer's updates of a LoRA adapter under a server that goes on answering:
  * a hundred under full load, each token by the weights of its version; and trainers that are killed
  * in the middle of one, again and again. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "tests/support/torn.h"
 

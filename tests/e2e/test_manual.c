@@ -1,5 +1,6 @@
 /* test_manual.c: every command of cw-trainer has a page of the manual, with a title, and a word in
  * bash's completion. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 
 // The line of a file that begins with, after blanks, `start`.

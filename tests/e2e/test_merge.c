@@ -1,5 +1,6 @@
 /* test_merge.c: cw-trainer merge: the folder it writes has the logits of base and adapter, and what
  * it cannot merge it names. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 #include "tests/support/tiny_adapter.h"

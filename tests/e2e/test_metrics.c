@@ -1,6 +1,7 @@
 /* test_metrics.c: GET /metrics: vLLM's histograms with its buckets and the numbers that known
  * requests must give, the text as Prometheus' own parser reads it, and
  * what tools/grafana-dashboard prints, whose queries must name what is there. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 
 #include <ctype.h>

@@ -1,5 +1,6 @@
 /* test_module.c: the module in python/ where it needs no server: data sets as JSONL. The rest of it
  * is packaging/try-wheel's, and the examples' in test_bridge_library.c and test_tinker_sdk.c. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 
 TEST(test_data)

@@ -1,6 +1,7 @@
 /* test_network.c: cw-infer-server among clients that mean no good: connections that are left, held
  * and dripped over the limit of a listener, web pages and other users on loopback TCP, request
  * bodies that fill memory or take seconds to read. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 
 #include <pthread.h>

@@ -1,6 +1,7 @@
 /* test_offline_ranks.c: cw-trainer sft and dpo on two ranks, on the CPU under mpirun: they learn as
  * one rank does, to the same bits each time, go on from each other's checkpoints, and end together
  * when one is killed or told to stop. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mpirun.h"
 #include "tests/support/offline.h"
 

@@ -1,6 +1,7 @@
 /* test_offline_reference.c: cw-trainer sft and dpo against TRL's SFTTrainer and DPOTrainer: metrics
  * of three AdamW steps, an evaluation after them, and how far each tensor has moved
  * (tests/golden/trl/make_trl.py). */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/offline.h"
 #include "tests/support/reference.h"
 #include "tests/support/tiny_tokenizer.h"

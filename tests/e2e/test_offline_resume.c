@@ -1,5 +1,6 @@
 /* test_offline_resume.c: a run of cw-trainer sft or dpo that is killed at any moment and taken up
  * again ends in the bits of one that was not. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/offline.h"
 
 #define ON 10 // steps from the last checkpoint of the killed run to the end

@@ -1,5 +1,6 @@
 /* test_offline_runs.c: the run folder of cw-trainer sft: what it records, what it replaces and what
  * it refuses to go on with; adapters; held-out examples. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/adapter.h"
 #include "tests/support/offline.h"
 

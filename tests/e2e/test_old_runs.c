@@ -1,5 +1,6 @@
 /* test_old_runs.c: run folders that a released version wrote (tests/old-runs) are gone on with, by
  * --resume alone, to the metrics that the version itself came to in one go. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 #define STEPS 6

@@ -1,5 +1,6 @@
 /* test_openai_sdk.c: OpenAI's SDK for Python, where there is one, against a real cw-infer-server on
  * a TCP port: tests/clients/openai_sdk.py says what it does. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 
 static struct daemon d;

@@ -1,6 +1,7 @@
 /* test_packaging.c: what packaging/ has for several GPUs and hosts: the template unit, the script
  * for Slurm (run with the variables that Slurm sets, over processes of this machine), the
  * manifests for Kubernetes, and the container files, without an engine. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/rank_program.h"
 
 #include <sys/stat.h>

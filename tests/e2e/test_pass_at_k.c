@@ -1,5 +1,6 @@
 /* test_pass_at_k.c: evaluations of several samples a prompt: pass@k and maj@N against the samples
  * that were written out, every choice of them counted. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/training.h"
 

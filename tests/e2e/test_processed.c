@@ -1,5 +1,6 @@
 /* test_processed.c: training on samples of a filtered distribution: the weights of truncated
  * importance sampling are by what was sampled from, or as if nothing had been filtered. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/training.h"
 

@@ -1,6 +1,7 @@
 /* test_prompt_logprobs.c: prompt log-probabilities, echo, penalties and biases over HTTP: each
  * endpoint's form, and its numbers against the model run in this process. Also what
  * lm-evaluation-harness makes of them, where a Python has it (test_python()). */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 #include "tests/support/tiny_model.h"

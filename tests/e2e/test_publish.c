@@ -6,6 +6,7 @@
  * of a request in flight stays right, the logits of version v are scale(v) times those of the
  * folder's weights, and a matrix read half old, half new would give log-probabilities of no version
  * at all. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/http/http_client.h"
 #include "tests/support/daemon.h"

@@ -1,6 +1,7 @@
 /* test_rank_sources.c: where samples come from, on two ranks: each samples its share of every step,
  * and all learn from the same; with other modes: test_combinations. This program is also an
  * environment: `test_rank_sources play`. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/pair.h"
 
 // ---- an environment -----------------------------------------------------------------------------

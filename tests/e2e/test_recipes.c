@@ -1,5 +1,6 @@
 /* test_recipes.c: options of recipes on whole runs: that each reaches the run, what it adds to
  * metrics.jsonl, and that a run taken up again goes on as one that never ended. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 #include "tests/support/training.h"

@@ -1,5 +1,6 @@
 /* test_refusals.c: what a real cw-infer-server refuses, and what it stands: broken HTTP, large
  * bodies, crowds, clients that leave or do not read. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/served.h"
 
 #include <pthread.h>

@@ -1,5 +1,6 @@
 /* test_report.c: cw-report on the folders of real runs, and on folders that are none; what it
  * serves. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/html_check.h"
 #include "tests/support/report_server.h"

@@ -1,5 +1,6 @@
 /* test_report_browser.c: cw-report on a run of 10,000 steps and 100,000 samples: within bounds of
  * memory and size; and its page, written and served, in a real browser where there is one. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/html_check.h"
 #include "tests/support/long_run.h"
 #include "tests/support/report_server.h"

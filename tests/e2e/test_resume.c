@@ -1,5 +1,6 @@
 /* test_resume.c: going on with a run: from a checkpoint that is damaged, by --resume alone, in a
  * folder that holds nothing learned, and what the folder says of itself. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_model.h"
 #include "tests/support/training.h"
 

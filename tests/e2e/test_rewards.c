@@ -1,6 +1,7 @@
 /* test_rewards.c: cw-trainer's rewards and evaluations against a daemon: what eval --output writes,
  * commands that score many samples or cannot start, and what is said before the first step of what
  * is not trained. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_tokenizer.h"
 

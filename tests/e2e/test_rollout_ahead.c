@@ -1,6 +1,7 @@
 /* test_rollout_ahead.c: cw-trainer train whose rollouts are sampled ahead of the step that learns:
  * what is sampled is what the plain loop samples, the samples' age is bounded and said, and a run
  * ends, goes on and fails as it does without. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 #define STEPS 9

@@ -1,5 +1,6 @@
 /* test_say.c: what a run says while it goes on: warnings where nothing can be learnt, the progress
  * line, and debug lines in both programs. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 // --log-level debug: stages of a step, publishes, requests; in both programs, and only there.

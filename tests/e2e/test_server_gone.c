@@ -1,6 +1,7 @@
 /* test_server_gone.c: the server goes, in good order or not, while a trainer learns: what it
  * learned is saved from its mapping of the weights, and the run goes on from there to the same
  * bits. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 #include <dirent.h>

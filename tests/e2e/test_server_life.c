@@ -1,5 +1,6 @@
 /* test_server_life.c: how cw-infer-server starts, is refused, drains and stops, its TCP listener
  * and API key, its time-outs, and a model without a tokenizer. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/notify.h"
 #include "tests/support/daemon.h"
 #include "tests/support/tiny_model.h"

@@ -1,5 +1,6 @@
 /* test_sft.c: cw-trainer sft as a program: what it writes over, which tokenizer a new model may
  * have, what of a conversation it learns, and by which context it chooses rope factors. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/daemon.h"

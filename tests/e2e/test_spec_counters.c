@@ -1,5 +1,6 @@
 /* test_spec_counters.c: what a run counts of speculative decoding: its own samples', and those of
  * several servers. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/http/http_client.h"
 #include "trainer/rollout/spec_counters.h"

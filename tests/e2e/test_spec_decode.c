@@ -4,6 +4,7 @@
  * so that no count depends on the machine's speed. And greedy answers of a
  * trained model with drafts and without: equal in f32 on the CPU; in bf16 on a GPU they may part at
  * near-ties, which are counted. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_start.c: which weights a run starts from, what the server says they are, and what the KL
  * term is taken against: by runs one after another on one server, and by runs that go on. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "tests/support/training.h"
 

@@ -1,5 +1,6 @@
 /* test_step_record.c: what a step leaves for its reader: where its time went (its spans), and of
  * each sampled token its log-probabilities and its place in the text (--log-logprobs). */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 #include "trainer/learn/stats.h"

@@ -1,5 +1,6 @@
 /* test_streams.c: streams of a real cw-infer-server give what whole responses give, and stop
  * strings and tokens end both alike. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/served.h"
 
 struct joined { // what the chunks of a stream give together, by choice

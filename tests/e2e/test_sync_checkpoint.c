@@ -1,6 +1,7 @@
 /* test_sync_checkpoint.c: cw-trainer train --sync checkpoint: what a server samples that is started
  * anew on each step's weights, or loads them elsewhere, is what the one samples that shares them,
  * to the bit; a server that dies, does not start or is left behind. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "tests/support/training.h"
 

@@ -2,6 +2,7 @@
  * --tandem on it: with p 1 it is the plain run to the bit; with less both write, each token's
  * log-probability is its author's, and a run that is killed goes on to the same bits, though the
  * KV cache is so small that samples are preempted. What cannot be is refused by name. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_model.h"
 #include "tests/support/training.h"
 

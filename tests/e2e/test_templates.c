@@ -1,5 +1,6 @@
 /* test_templates.c: chat templates that take as long as they are let: others are served meanwhile,
  * and no more of them wait than the server takes samples. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/served.h"
 
 #include <poll.h>

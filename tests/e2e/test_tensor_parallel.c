@@ -1,5 +1,6 @@
 /* test_tensor_parallel.c: cw-infer-server --tensor-parallel-size: several processes serve one model
  * as one does; clients see every shard; and when one of them is gone all end, and say who. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/mpirun.h"
 

@@ -1,6 +1,7 @@
 /* test_tensor_systemd.c: a tensor-parallel server as a service: what systemd starts is the process
  * that starts the ranks, and rank 0 tells it that it is ready and lives. On the CPU, with mpirun.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/notify.h"
 

@@ -1,6 +1,7 @@
 /* test_tensor_training.c: cw-trainer on servers whose model is in shards: the ranks of one server,
  * and those of two, learn as one process does on a whole model, to the same bits each time, and go
  * on from each other's checkpoints. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 

@@ -1,6 +1,7 @@
 /* test_tinker.c: cw-trainer serve, by a client of the Tinker API without Python: a session from
  * beginning to end, numbers that come twice or in another order, gradients that add up, snapshots,
  * checkpoints over restarts, what is refused, and each process's death. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
 static struct tinker_pair pair;

@@ -2,6 +2,7 @@
  * the model's own folder, snapshots of the beginning and sampling clients of the base model stay,
  * to the bit, log-probabilities of prompts included. Without it they end with what would help. With
  * the SDK, where there is one: the check `base` of tests/clients/tinker_sdk.py. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
 static const char *folder;

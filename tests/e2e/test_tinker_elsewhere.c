@@ -1,6 +1,7 @@
 /* test_tinker_elsewhere.c: a name of cw-trainer serve that another server answers for
  * (--model-names NAME=http://...): a teacher, whose samples and log-probabilities are that server's
  * to the bit while the model here is trained; and what is said where it is not there. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 #include "tests/support/rank_group.h"
 #include "common/base/clock.h"

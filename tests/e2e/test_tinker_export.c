@@ -1,6 +1,7 @@
 /* test_tinker_export.c: checkpoints that are taken along: saved for others, their URLs, which need
  * no key and end, archives, and what is not given out. With the SDK, where there is one:
  * tests/clients/tinker_export.py says what it does. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
 #include <fcntl.h>

@@ -1,6 +1,7 @@
 /* test_tinker_faults.c: cw-trainer serve and clients that misbehave: 10,000 malformed requests of
  * all kinds, clients that leave while their answer is held, requests behind a gap, and kill -9 of
  * either process at any moment. Nothing that was asked for properly is lost by it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 #include "common/base/rng.h"
 #include "common/base/protobuf.h"

@@ -1,5 +1,6 @@
 /* test_tinker_forget.c: what cw-trainer serve waits for, and keeps, for so long and no longer: a
  * request whose number never comes, and clients that are gone, with their sampling sessions. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
 #define MOST_MS 20000

@@ -1,6 +1,7 @@
 /* test_tinker_lora.c: adapters in cw-trainer serve, by a client of the Tinker API without Python:
  * to the bits of cw-trainer's own learner and of a run alone, beside the base; snapshots that are
  * kept, saved and dropped; what there is no room for; checkpoints, and each process's death. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
 #include <sys/wait.h>

@@ -1,5 +1,6 @@
 /* test_tinker_lora_sdk.c: the Tinker SDK, where there is one, with adapters against a real
  * cw-trainer serve: tests/clients/tinker_lora.py says what it does. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
 static struct tinker_pair pair;

@@ -1,5 +1,6 @@
 /* test_tinker_named.c: cw-trainer serve and whole models that were saved by name: who samples one
  * gets it from disk, once nobody trains what is there in its place. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
 static struct tinker_pair pair;

@@ -1,5 +1,6 @@
 /* test_tinker_open.c: cw-trainer serve and whoever else is on the machine: the key that it makes,
  * and what a client may put into its folder and its log. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
 #include <sys/stat.h>

@@ -1,5 +1,6 @@
 /* test_tinker_sdk.c: the Tinker SDK, where there is one, against a real cw-trainer serve:
  * tests/clients/tinker_sdk.py says what it does; and the notebook in python/. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/rank_group.h"
 #include "tests/support/tinker_pair.h"
 

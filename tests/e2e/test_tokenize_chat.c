@@ -1,5 +1,6 @@
 /* test_tokenize_chat.c: cw-tokenize --chat: a line for a line, also where a template refuses one;
  * the clock of --now, templates from files and by name. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
 

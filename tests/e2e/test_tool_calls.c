@@ -2,6 +2,7 @@
  * (tests/clients/openai_tools.py). The model is a random one: its tokenizer has tokens that
  * together are an answer with calls, and logit_bias and a penalty bring them one after the other.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 
 static struct daemon d;

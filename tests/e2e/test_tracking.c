@@ -1,5 +1,6 @@
 /* test_tracking.c: the script of docs/use/tracking.md, as it stands there, with the real wandb and
  * mlflow where a Python has them: a run's numbers arrive, offline. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 
 static const char config[] =

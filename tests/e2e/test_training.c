@@ -1,5 +1,6 @@
 /* test_training.c: training a model that is served: in place, priced, masked, within the server's
  * context, and what is no way to call it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"
 #include "tests/support/training.h"

@@ -1,6 +1,7 @@
 /* test_transformers.c: models of the families with layers of their own, trained by cw-trainer sft
  * and written as folders: transformers opens each with no tensor missing or left over, and its
  * log-probabilities are those that a server of the folder gives. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 
 #include <sys/stat.h>

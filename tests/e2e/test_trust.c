@@ -1,6 +1,7 @@
 /* test_trust.c: what a real cw-infer-server trusts, shows and leaves: links in the place of its
  * lock, other users' bridge files, bytes of files in errors, paths that are no UTF-8, what the
  * killed left. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "tests/support/daemon.h"
 

@@ -1,6 +1,7 @@
 /* test_update.c: trainer/update on a real daemon's weights, with a rollout written here: which
  * log-probabilities the importance ratio and the sampler's correction are taken from, over one and
  * several iterations, and what becomes of a draft model meanwhile. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "tests/support/daemon.h"
 #include "tests/support/reference.h"

@@ -1,5 +1,6 @@
 /* test_word_problems.c: data of GSM8K's form, as cw-word-problems writes it, through the real
  * programs: generated, learnt in part, and trained on by `--reward gsm8k`. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer.h"
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"

@@ -1,6 +1,7 @@
 /* test_workers.c: cw-trainer train --workers: what several servers sample is what one samples, to
  * the bit; a worker that is killed in the middle of a step costs a retry, and comes back; what
  * cannot be a worker is refused by name. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 #include <sys/stat.h>

@@ -1,5 +1,6 @@
 /* fuzz_adapter_config.c: any text as an adapter_config.json: refused, or one that says of every
  * module what is done to it. (adapter_model.safetensors is fuzz_safetensors.c's.) */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/model/adapter.h"
 #include <math.h>

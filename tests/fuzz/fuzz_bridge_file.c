@@ -1,5 +1,6 @@
 /* fuzz_bridge_file.c: libFuzzer entry for the bridge file's parser. What it accepts must hold what
  * a client relies on when it maps memory by these numbers: every tensor inside its segment. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* fuzz_chat_template.c: any text as a chat template, parsed and rendered with a few messages under
  * small limits: refused in a sentence, or valid UTF-8 within the limits. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/jinja.h"
 #include <stdlib.h>
 

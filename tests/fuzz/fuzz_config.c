@@ -1,4 +1,5 @@
 /* fuzz_config.c: any text as a config.json: refused, or a config whose tables can be made. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/model/weights.h"
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* fuzz_dataset.c: any text as a JSONL data set: refused, or examples that hold what training relies
  * on. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/data/data.h"
 
 #include <stdlib.h>

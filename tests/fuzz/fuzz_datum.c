@@ -1,5 +1,6 @@
 /* fuzz_datum.c: any bytes as the body of the Tinker API's forward_backward: refused in a sentence,
  * or datums whose every number the learner may rely on. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/datum.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 /* fuzz_gguf.c: any bytes as a GGUF file: refused, or its folder's files are made, its tensors lie
  * inside it, and the readers of a folder's files take or refuse what is made. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/model/config.h"
 #include "common/model/gguf.h"

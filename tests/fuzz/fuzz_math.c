@@ -1,5 +1,6 @@
 /* fuzz_math.c: any text as a data set's answer and a completion: what is found in them is parsed
  * and compared. A first byte says where one ends and the other begins. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/math/math.h"
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* fuzz_rank_message.c: libFuzzer entry for what comes over a connection between ranks: its frames,
  * whose seal is not to be guessed, and the statement within one, which is read as if it were. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/ranks/rendezvous.h"
 #include "common/ranks/wire.h"

@@ -1,6 +1,7 @@
 /* fuzz_request.c: any bytes as the body of each of the endpoints that generate, and of /tokenize
  * and /detokenize: refused in a sentence, or a request whose every number the engine may rely on.
  * The first byte picks the endpoint, and whether the model has a tokenizer and a chat template. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api.h"
 #include "common/base/json.h"
 #include "tests/support/tiny_tokenizer.h"

@@ -1,5 +1,6 @@
 /* fuzz_run_path.c: any text as a tinker:// path: refused, or one that names a place within the
  * folder of runs, and is written as it was read. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/runs.h"
 
 #include <stdlib.h>

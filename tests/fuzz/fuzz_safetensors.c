@@ -1,5 +1,6 @@
 /* fuzz_safetensors.c: any bytes as a safetensors file: refused, or every tensor lies inside them.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include <stdlib.h>
 

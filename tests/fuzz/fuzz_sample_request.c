@@ -1,6 +1,7 @@
 /* fuzz_sample_request.c: any two lines as an asample of the Tinker API and as what the server
  * answers to it: refused in a sentence, or numbers that the loop and the protobuf answer
  * may rely on. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "trainer/serve/request.h"
 

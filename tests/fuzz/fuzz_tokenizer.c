@@ -1,6 +1,7 @@
 /* fuzz_tokenizer.c: libFuzzer entry of the tokenizer: its file parser, encoding and decoding.
  * Input: tokenizer.json, NUL, tokenizer_config.json, NUL, text; the later parts may be missing.
  * Seeds are in corpus/tokenizer/. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer.h"
 #include <stdlib.h>
 #include <string.h>

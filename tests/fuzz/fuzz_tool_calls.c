@@ -1,6 +1,7 @@
 /* fuzz_tool_calls.c: any text as a chat's answer that is searched for calls: calls are of functions
  * that there are, with JSON objects, and how the text is cut up changes nothing. The first byte
  * picks the form, the second where the text is cut. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "infer-server/http/tool_calls.h"
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* replay.c: a main for a fuzz entry without libFuzzer: runs the files named on the command line
  * through it once each. Any compiler; tests/fuzz/run links it when SECONDS is 0. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include <stdio.h>
 

@@ -3,6 +3,7 @@
  *     make_folders OUT FOLDER...
  * OUT/golden/NAME of tests/golden/NAME has the weights and a copy of all other files; one without
  * weights.txt is copied as it is. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "tests/support/generated.h"

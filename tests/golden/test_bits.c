@@ -2,6 +2,7 @@
  * FMA and any number of threads: a digest of each model of tests/golden's logits stands in
  * tests/golden/bits.txt. `make golden-bits` writes that table anew, for when the models or the
  * order of sums have changed on purpose. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/hash.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

@@ -1,6 +1,7 @@
 /* test_configs.c: every field of every family's config.json, changed, against what transformers
  * makes of the same change (tests/golden/configs): the same logits, or an error that names the
  * field. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/generated.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

@@ -19,6 +19,7 @@
  * where states go from row to row, which is what PyTorch has for qwen35. The largest difference is
  * printed only: it follows the luck of single rows. Tokens whose choice of experts hangs on a
  * rounding are counted and left out. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/names.h"
 #include "common/model/model.h"
 #include "common/model/safetensors.h"

@@ -2,6 +2,7 @@
  * pool too small for all requests at once, drafts, of which some are accepted in each. The
  * log-probability of each sampled token is that of the packed pass over the finished text, to the
  * bit: the trainer's. On a GPU (COMMONWEIGHT_TEST_DEVICE) in bf16. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
 

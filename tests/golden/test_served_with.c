@@ -3,6 +3,7 @@
  * drafts. The log-probability of each token is that of its author's packed pass, to the bit. Models
  * that carry states along a sequence write none together, and say so. The adapter is a folder that
  * was saved and read again. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/adapter_table.h"
 #include "infer-server/weights/adapters.h"
 #include "infer-server/engine/kv_memory.h"

@@ -6,6 +6,7 @@
  * order. What must be the same to the bit: logits on all ranks; a second run; a run that computes
  * layers again in the backward pass; the sampler's pass (paged, in chunks, then token by token) and
  * the trainer's (packed); and after a step what several ranks hold alike. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/model.h"
 #include "infer-server/engine/runner.h"
 #include "tests/support/mpirun.h"

@@ -1,5 +1,6 @@
 /* test_trained.c: a really trained model (stories260K of the shared test data, where it is at hand)
  * must tell its story: 200 greedy tokens, one by one over the paged cache. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 

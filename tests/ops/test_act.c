@@ -1,4 +1,5 @@
 /* test_act.c: activations, the logits' soft cap, and their gradients. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // p: rows width kind gated

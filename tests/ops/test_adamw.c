@@ -1,4 +1,5 @@
 /* test_adamw.c: AdamW, its moments of fewer bits, and the sum of squares behind clipping. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/moments.h"
 #include "tests/support/op_table.h"
 

@@ -1,5 +1,6 @@
 /* test_attention.c: rotary embedding, attention of packed and paged batches and its gradient, and
  * that the two forms agree. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // p: rows heads(rotated) head_dim rot_dim extra(elements after the rotated heads) sign interleaved

@@ -2,6 +2,7 @@
  * into parts and several blocks of the device work on one sequence: it has the same bits in every
  * run, and each sequence's is the one that the sequence has alone, but for the order of sums. On
  * each device in its own dtype. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/op_table.h"

@@ -2,6 +2,7 @@
  * the rows of a packed batch, behind a shared prefix, decoded alone or among hundreds, verified, or
  * in a prefill of any chunks, from blocks of any size. On each device in the dtype in which it says
  * so (device_is_exact). */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/op_table.h"

@@ -1,5 +1,6 @@
 /* test_comm.c: what communicators give, to the bit, on 2 and 4 ranks (support/comm_ranks.h), and
  * what they say when a rank does not answer. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/comm_ranks.h"
 
 #define DEADLINE_S 20.0

@@ -2,6 +2,7 @@
  * matmul.columns, norm_args.sum in ops.h) give the bits of the operation and the communicator's
  * call one after the other, on 2 ranks (support/comm_ranks.h): on GPUs their memory is mapped, and
  * they are one kernel each; enqueued behind one another, and as a captured graph. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/ops.h"
 #include "tests/support/comm_ranks.h"
 

@@ -1,6 +1,7 @@
 /* test_delta.c: linear attention by the gated delta rule, the convolution before it, the gates, and
  * the gradients of all three; over packed batches with prefixes, and over paged ones that go on
  * from states. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // p: prefix rows, sequences behind it, rows of each, key heads, heads, key_dim, head_dim, taps. A

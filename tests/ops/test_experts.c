@@ -1,5 +1,6 @@
 /* test_experts.c: the matmuls and biases of a mixture's experts over their sorted rows, and their
  * gradients: of every width, and with numbers of rows on and beside the borders of tiles. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // matmul_experts: p: m n k n_experts pattern trans_b out_f32

@@ -1,6 +1,7 @@
 /* test_fused_ops.c: an operation that stands for several gives their bits, on each device and in
  * each dtype: rope_store (rope, kv_store), matmul_rope_store, matmul_act. And scratch memory may be
  * asked for any number of times. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"

@@ -4,6 +4,7 @@
  * of real models, experts and latent attention included.
  *
  *   test_k16_order [FILTER]     FILTER: shapes whose name contains it */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"

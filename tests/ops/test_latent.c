@@ -1,6 +1,7 @@
 /* test_latent.c: what latent attention needs beside attention: queries into the absorbed form and
  * results out of it, the expanded form and its gradient, that both forms give one result, and that
  * a row has the same bits in decoding and in training. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // p: rows heads nope rope rank value

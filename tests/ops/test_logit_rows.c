@@ -4,6 +4,7 @@
  * CPU, and undone to the bit.
  *
  *   test_logit_rows [--device cuda:N] */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/op_table.h"

@@ -1,4 +1,5 @@
 /* test_logprob.c: log-probabilities, distillation, and their gradients. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // p: n vocab temperature(tenths)

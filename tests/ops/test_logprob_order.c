@@ -1,6 +1,7 @@
 /* test_logprob_order.c: the log-probability that the sampler gives a token has the bits of the one
  * that training computes for it (logprob), and of the one in a list of the likeliest
  * (top_logprobs), at any temperature and size of vocabulary, filtered or not. On each device. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_lora.c: low-rank adapters: the table of shapes (tests/support/op_table.h), and that a row
  * has the same bits alone and among others of any adapter. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/dropout.h"
 #include "tests/support/op_table.h"
 

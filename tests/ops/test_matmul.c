@@ -1,5 +1,6 @@
 /* test_matmul.c: matrix multiplication: the table of shapes (tests/support/op_table.h), and that a
  * row has the same bits alone and among others. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // p: m n k trans_a trans_b beta bias out_f32

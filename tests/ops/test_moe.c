@@ -1,5 +1,6 @@
 /* test_moe.c: mixtures of experts: routing, its balance, the weighted sum of what the experts give,
  * and the gradients of all three. The experts' matmuls are in test_experts.c. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // moe_route: p: rows n_experts top_k pattern of the logits, router

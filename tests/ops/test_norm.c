@@ -1,4 +1,5 @@
 /* test_norm.c: norms over rows and their gradients. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // p: kind tokens width heads bias gap(elements between heads' end and the next token) add in_place

@@ -1,4 +1,5 @@
 /* test_rows.c: operations that move, add, convert or sum rows of memory. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 // gather_rows, scatter_add_rows: p: n width numbered_rows [first rows, of those that the table

@@ -1,4 +1,5 @@
 /* test_sample.c: sampling against its formula in double precision: filters, noise, drafts. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 #include "tests/support/sampling.h"
 

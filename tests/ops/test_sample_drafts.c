@@ -7,6 +7,7 @@
  * accepted drafts against sum min(p, q). Seeds are fixed: the test passes always or never.
  *
  *   test_sample_drafts [--device cuda:N] */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/sampling.h"

@@ -1,6 +1,7 @@
 /* test_sample_rare.c: tokens of less than 1e-7 are sampled as often as they should be. The uniforms
  * that noise and acceptance are made of, near where rare events are decided; and `sample` itself at
  * positions whose random words make a rare token win, on the CPU and, where there is one, a GPU. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 #include "tests/support/sampling.h"

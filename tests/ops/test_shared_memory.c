@@ -1,6 +1,7 @@
 /* test_shared_memory.c: memory shared between two processes, on the CPU and on a GPU. The child,
  * forked before any device is opened, opens the handle it reads from a pipe, checks what the parent
  * wrote and writes an answer in place; wrong sizes and malformed handles are refused by name. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/device.h"
 #include "tests/support/support.h"
 #include <sys/resource.h>

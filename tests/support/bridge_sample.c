@@ -1,4 +1,5 @@
 /* bridge_sample.c: names of this process, and a bridge file with them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/bridge_sample.h"
 #include "bridge/process.h"
 #include "kernels/device.h"

@@ -1,5 +1,6 @@
 /* bridge_sample.h: a bridge file as a server of this process would write it, for tests of what is
  * read from it. Failures fail the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_BRIDGE_SAMPLE_H
 #define TESTS_SUPPORT_BRIDGE_SAMPLE_H
 

@@ -1,5 +1,6 @@
 /* canned_server.c: sockets and processes of canned_server.h. The server leads a process group, so
  * that its connections end with it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"
 

@@ -1,6 +1,7 @@
 /* canned_server.h: an HTTP server of a test's own making, on a Unix socket and on a TCP port of
  * 127.0.0.1: a child process accepts, and a child of that serves each connection. Failures fail the
  * running test; in a child they end it. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_CANNED_SERVER_H
 #define TESTS_SUPPORT_CANNED_SERVER_H
 

@@ -1,4 +1,5 @@
 /* comm_ranks.c: see comm_ranks.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/comm_ranks.h"
 #include "tests/support/mpirun.h"
 

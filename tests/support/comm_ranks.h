@@ -1,6 +1,7 @@
 /* comm_ranks.h: a test that is several ranks of a communicator. The program starts itself once for
  * each rank: under mpirun on the CPU, and on GPUs (COMMONWEIGHT_TEST_DEVICE=cuda: rank i on cuda:i)
  * by itself. Each rank writes what it found into a file. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_COMM_RANKS_H
 #define TESTS_COMM_RANKS_H
 

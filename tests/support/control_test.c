@@ -1,4 +1,5 @@
 /* control_test.c: owner and writers of a control page for tests. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/control_test.h"
 
 #include <sys/prctl.h>

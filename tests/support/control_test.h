@@ -1,6 +1,7 @@
 /* control_test.h: a control page between real processes, for tests: the test is the owner (the
  * engine), forked children are writers. Failures fail the running test; in a child they end it. One
  * thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_CONTROL_TEST_H
 #define TESTS_SUPPORT_CONTROL_TEST_H
 

@@ -1,4 +1,5 @@
 /* daemon.c: the daemon as a child process, and a plain HTTP client over its Unix socket. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
 #include "bridge/attach.h"
 #include "common/model/safetensors.h"

@@ -1,6 +1,7 @@
 /* daemon.h: a cw-infer-server of this build for end-to-end tests, and HTTP to it byte by byte, so
  * that also broken requests can be sent. Failures fail the running test. One thread, but for
  * daemon_send(), daemon_connect() and wire_read(), which any thread may use. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_DAEMON_H
 #define TESTS_SUPPORT_DAEMON_H
 

@@ -1,4 +1,5 @@
 /* engine_bench.c: see engine_bench.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/engine_bench.h"
 #include "bridge/attach.h"
 #include "common/base/rng.h"

@@ -1,6 +1,7 @@
 /* engine_bench.h: an engine on the CPU with random models of a test's own folder, what came back of
  * its requests, and another process that writes its weights: the test's program again, with
  * "--writer" as its first word. Failures fail the running test. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_ENGINE_BENCH_H
 #define TESTS_SUPPORT_ENGINE_BENCH_H
 

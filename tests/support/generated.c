@@ -1,5 +1,6 @@
 /* generated.c: see generated.h. What is rounded is rounded once, from a double that is exact, so
  * that neither order nor fusing changes a bit. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/generated.h"
 #include "common/base/file.h"
 #include "common/model/safetensors.h"

@@ -2,6 +2,7 @@
  * weights of the folders of reference values, which list their tensors in weights.txt, and the
  * signs of projections, which stand there for whole gradients. Formulas: splitmix64 (Steele, Lea
  * and Flood 2014), from a state that is FNV-1a of a text. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_GENERATED_H
 #define TESTS_SUPPORT_GENERATED_H
 

@@ -1,4 +1,5 @@
 /* gguf_write.c: see gguf_write.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/gguf_write.h"
 #include "common/base/dtype.h"
 #include "common/model/safetensors.h"

@@ -1,6 +1,7 @@
 /* gguf_write.h: GGUF files for tests, as convert_hf_to_gguf.py of llama.cpp makes them of a model
  * folder: metadata, names, q and k of llama with the rows of each head's halves in turn, Gemma's
  * norms plus one. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_GGUF_WRITE_H
 #define TESTS_SUPPORT_GGUF_WRITE_H
 

@@ -1,5 +1,6 @@
 /* html_check.c: a strict reader of HTML that is written like XML: it takes less than browsers do.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/html_check.h"
 #include "common/base/bytes.h"
 #include "common/base/hash.h"

@@ -1,4 +1,5 @@
 /* html_check.h: what a page must be that needs nothing besides itself. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_HTML_CHECK_H
 #define TESTS_SUPPORT_HTML_CHECK_H
 

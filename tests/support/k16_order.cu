@@ -1,4 +1,5 @@
 /* k16_order.cu: see k16_order.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/k16_order.h"
 #include <cuda_runtime.h>
 

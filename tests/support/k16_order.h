@@ -1,6 +1,7 @@
 /* k16_order.h: the order that sums of matrix products on Hopper's tensor cores are held to
  * (docs/internals/numerics.md), in its plainest form: one warp a tile of 16 x 8, one mma m16n8k16
  * after the other along k. Needs a build with CUDA. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_K16_ORDER_H
 #define TESTS_SUPPORT_K16_ORDER_H
 

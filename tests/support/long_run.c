@@ -1,4 +1,5 @@
 /* long_run.c: lines by printf. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/long_run.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* long_run.h: the folder of a run as cw-trainer train leaves it, of any length, made in a moment.
  * Failures fail the running test. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_LONG_RUN_H
 #define TESTS_SUPPORT_LONG_RUN_H
 

@@ -1,4 +1,5 @@
 /* loss_batch.c: one sequence after the other. Stateless; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/loss_batch.h"
 
 static const float *row(const float *array, int first)

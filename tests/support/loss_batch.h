@@ -1,5 +1,6 @@
 /* loss_batch.h: sequences of a step, flat, for tests of trainer/learn/loss.h: sequence s owns
  * entries first[s] to first[s + 1] - 1. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_LOSS_BATCH_H
 #define TESTS_SUPPORT_LOSS_BATCH_H
 

@@ -1,4 +1,5 @@
 /* mode_scene.c: see mode_scene.h. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mode_scene.h"
 
 // ---- an environment -----------------------------------------------------------------------------

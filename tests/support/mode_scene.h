@@ -1,6 +1,7 @@
 /* mode_scene.h: what runs of any modes (modes.h) need: two servers of the demo's model, each with a
  * draft, a frozen model and room for an adapter, a worker, sums to learn, an environment and
  * Atropos' API. Failures fail the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_MODE_SCENE_H
 #define TESTS_SUPPORT_MODE_SCENE_H
 

@@ -1,4 +1,5 @@
 /* modes.c: see modes.h. Stateless. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/modes.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"

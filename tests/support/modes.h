@@ -1,6 +1,7 @@
 /* modes.h: the modes of `cw-trainer train`, by which options each is asked for, which go together
  * by the options' rules, and an array of runs that has each pair which does. Plain data; one
  * thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_MODES_H
 #define TESTS_SUPPORT_MODES_H
 

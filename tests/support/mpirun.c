@@ -1,4 +1,5 @@
 /* mpirun.c: see mpirun.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mpirun.h"
 #include "tests/support/support.h"
 

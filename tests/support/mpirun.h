@@ -1,4 +1,5 @@
 /* mpirun.h: how tests start ranks on the CPU. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_MPIRUN_H
 #define TESTS_SUPPORT_MPIRUN_H
 

@@ -1,4 +1,5 @@
 /* notify.c: see notify.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/notify.h"
 #include "tests/support/support.h"
 

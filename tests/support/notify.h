@@ -1,5 +1,6 @@
 /* notify.h: systemd's side of sd_notify(), for tests: the socket on which a service says how it is.
  * Failures fail the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_NOTIFY_H
 #define TESTS_SUPPORT_NOTIFY_H
 

@@ -1,4 +1,5 @@
 /* offline.c: the programs of offline.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/offline.h"
 
 #define WORDS 80

@@ -1,5 +1,6 @@
 /* offline.h: cw-trainer sft and dpo as programs, for end-to-end tests: a folder with data, a log
  * and any number of runs. Failures fail the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_OFFLINE_H
 #define TESTS_SUPPORT_OFFLINE_H
 

@@ -1,4 +1,5 @@
 /* op_table.c: arrays, runs on a device, comparisons and finite differences of op_table.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
 enum { FD_SAMPLES = 96 };

@@ -7,6 +7,7 @@
  * Errors are relative to the largest entry of the array. Memory behind every array is guarded.
  *
  *   test_X [--device cuda:N] [FILTER]     FILTER: operations whose name contains it */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_OP_TABLE_H
 #define TESTS_SUPPORT_OP_TABLE_H
 

@@ -1,4 +1,5 @@
 /* pair.c: two daemons of one model, and trainers of one rank and of two on them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/pair.h"
 
 bool on_cpu(void)

@@ -1,5 +1,6 @@
 /* pair.h: two ranks, each with a server of its own, that train one model together: on the CPU under
  * mpirun, or on cuda:0 and cuda:1 where COMMONWEIGHT_TEST_DEVICE says cuda. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_PAIR_H
 #define TESTS_SUPPORT_PAIR_H
 

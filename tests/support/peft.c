@@ -1,4 +1,5 @@
 /* peft.c: see peft.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/peft.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* peft.h: PEFT as an oracle (tests/clients/peft_logits.py), in a Python that has it. Failures fail
  * the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_PEFT_H
 #define TESTS_SUPPORT_PEFT_H
 

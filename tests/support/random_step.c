@@ -1,4 +1,5 @@
 /* random_step.c: draws the tokens of a step. Stateless; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/random_step.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"

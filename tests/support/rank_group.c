@@ -1,4 +1,5 @@
 /* rank_group.c: forked ranks and the files by which they say how it ended. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/rank_group.h"
 #include "common/base/spawn.h"
 

@@ -1,6 +1,7 @@
 /* rank_group.h: the ranks of a job as forked processes, for tests of common/ranks. Each runs a
  * function, whose status and sentence the test reads once it has ended. Failures fail the running
  * test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_RANK_GROUP_H
 #define TESTS_SUPPORT_RANK_GROUP_H
 

@@ -1,4 +1,5 @@
 /* rank_program.c: the launching parts of cw-trainer train, and nothing of training. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/rank_program.h"
 #include "common/base/program.h"
 #include "common/ranks/liveness.h"

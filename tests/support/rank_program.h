@@ -1,6 +1,7 @@
 /* rank_program.h: a small program in the place of cw-trainer, for tests of what starts ranks: it
  * takes the options of cw-trainer train, finds out who it is or starts the ranks, meets the others,
  * prints a line, and goes on until one of them is gone or its time is over. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_RANK_PROGRAM_H
 #define TESTS_SUPPORT_RANK_PROGRAM_H
 

@@ -1,4 +1,5 @@
 /* reference.c: see reference.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reference.h"
 #include "infer-server/engine/runner.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* reference.h: a model folder run in the test's own process, in the plainest way: one sequence at a
  * time. What the daemon says is compared with this. Failures fail the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_REFERENCE_H
 #define TESTS_SUPPORT_REFERENCE_H
 

@@ -1,4 +1,5 @@
 /* report_server.c: its port is that of its log. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/report_server.h"
 
 #define START_MS 120000

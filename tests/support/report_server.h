@@ -1,4 +1,5 @@
 /* report_server.h: cw-report --serve for tests. Failures fail the running test. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_REPORT_SERVER_H
 #define TESTS_SUPPORT_REPORT_SERVER_H
 

@@ -1,4 +1,5 @@
 /* reward_one.c: reward_score_all() of one. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reward_one.h"
 
 enum status reward_score(struct reward *r, const struct reward_input *input, double *ret_terms,

@@ -1,4 +1,5 @@
 /* reward_one.h: a reward of a single sample. Stateless. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_REWARD_ONE_H
 #define TESTS_SUPPORT_REWARD_ONE_H
 

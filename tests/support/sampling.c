@@ -1,4 +1,5 @@
 /* sampling.c: one thread. The cut is found by sorting, in double, unlike anything in kernels/. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/sampling.h"
 #include "common/base/rng.h"
 #include <math.h>

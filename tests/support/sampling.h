@@ -1,6 +1,7 @@
 /* sampling.h: the specification of a row's distribution (kernels/ops.h: sample) in double
  * precision, for tests to compare with. Running out of memory fails the running test. One thread.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_SAMPLING_H
 #define TESTS_SUPPORT_SAMPLING_H
 

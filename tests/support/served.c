@@ -1,4 +1,5 @@
 /* served.c: see served.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/served.h"
 
 struct daemon served;

@@ -1,5 +1,6 @@
 /* served.h: one server of a tiny random model for all tests of a file, and readers of its answers,
  * which fail the test where something is missing. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_SERVED_H
 #define TESTS_SUPPORT_SERVED_H
 

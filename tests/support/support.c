@@ -1,6 +1,7 @@
 /* support.c: what tests share. Folders made here are remembered in a list that the end of the
  * program empties; children are started with a parent-death signal, so a crashed test leaves none.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 
 #include <errno.h>

@@ -1,6 +1,7 @@
 /* support.h: what tests share: folders, the repository and its data, child processes, assertions on
  * statuses. Functions that cannot do their part fail the running test (or skip it, where said), so
  * that callers need no checks. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_SUPPORT_H
 #define TESTS_SUPPORT_SUPPORT_H
 

@@ -1,4 +1,5 @@
 /* tinker_client.c: cw-trainer serve as a child process, and a client of it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_client.h"
 
 #define START_MS  60000

@@ -1,5 +1,6 @@
 /* tinker_client.h: a cw-trainer serve of this build, and a client of the Tinker API without Python.
  * Failures fail the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TINKER_CLIENT_H
 #define TESTS_SUPPORT_TINKER_CLIENT_H
 

@@ -1,4 +1,5 @@
 /* tinker_pair.c: see tinker_pair.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
 static const int32_t tokens[TINKER_N] = {10, 20, 30, 40, 50, 60},

@@ -1,5 +1,6 @@
 /* tinker_pair.h: the two servers of a test of the Tinker API, and what it trains on. Failures fail
  * the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TINKER_PAIR_H
 #define TESTS_SUPPORT_TINKER_PAIR_H
 

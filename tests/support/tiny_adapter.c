@@ -1,4 +1,5 @@
 /* tiny_adapter.c: see tiny_adapter.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_adapter.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* tiny_adapter.h: LoRA adapters with random factors, as if they had been trained: as PEFT folders
  * for a model folder, and in memory. The same numbers give the same bytes. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TINY_ADAPTER_H
 #define TESTS_SUPPORT_TINY_ADAPTER_H
 

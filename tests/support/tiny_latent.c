@@ -1,5 +1,6 @@
 /* tiny_latent.c: matrices are large enough that greedy text wanders, and biases that they decide
  * between experts. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_latent.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

@@ -1,6 +1,7 @@
 /* tiny_latent.h: writes a small model folder with latent attention (DeepSeek-V3) and random
  * weights: config.json and model.safetensors, no tokenizer. The same numbers give the same bytes.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TINY_LATENT_H
 #define TESTS_SUPPORT_TINY_LATENT_H
 

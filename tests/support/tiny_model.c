@@ -1,6 +1,7 @@
 /* tiny_model.c: random matrices are scaled to keep a row's length, and biases and norms are not at
  * their neutral values, so that a part that is left out of the forward pass changes the logits, and
  * greedy text wanders instead of repeating one token. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_model.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

@@ -1,5 +1,6 @@
 /* tiny_model.h: writes a small Qwen2 model folder with random weights: config.json and
  * model.safetensors, no tokenizer. The same numbers give the same bytes. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TINY_MODEL_H
 #define TESTS_SUPPORT_TINY_MODEL_H
 

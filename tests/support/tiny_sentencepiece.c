@@ -1,5 +1,6 @@
 /* tiny_sentencepiece.c: a tokenizer of 3 special tokens, 256 bytes, and a few words with what they
  * are merged of. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_sentencepiece.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

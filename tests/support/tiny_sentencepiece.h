@@ -1,6 +1,7 @@
 /* tiny_sentencepiece.h: writes a SentencePiece-style tokenizer into a model folder, as Llama 2's is
  * saved: words begin with U+2581, unknown characters become byte tokens, decoding strips the first
  * space. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TINY_SENTENCEPIECE_H
 #define TESTS_SUPPORT_TINY_SENTENCEPIECE_H
 

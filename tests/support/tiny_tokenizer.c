@@ -1,4 +1,5 @@
 /* tiny_tokenizer.c: a byte-level tokenizer as Hugging Face's tokenizers library would save it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_tokenizer.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"

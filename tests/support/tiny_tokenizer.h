@@ -1,5 +1,6 @@
 /* tiny_tokenizer.h: writes a byte-level tokenizer into a model folder: one token a byte (its id is
  * the byte), a few merges, and ChatML's special tokens with its chat template. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TINY_TOKENIZER_H
 #define TESTS_SUPPORT_TINY_TOKENIZER_H
 

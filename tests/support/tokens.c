@@ -1,4 +1,5 @@
 /* tokens.c: see tokens.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tokens.h"
 #include "tests/support/support.h"
 

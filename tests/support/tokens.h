@@ -1,4 +1,5 @@
 /* tokens.h: what tests of tokenizers compare: ids of texts, and texts of ids. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TOKENS_H
 #define TESTS_SUPPORT_TOKENS_H
 

@@ -1,4 +1,5 @@
 /* torn.c: see torn.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/torn.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"

@@ -1,5 +1,6 @@
 /* torn.h: real trainers that are killed while they write an update, for end-to-end tests. Failures
  * fail the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TORN_H
 #define TESTS_SUPPORT_TORN_H
 

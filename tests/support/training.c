@@ -1,4 +1,5 @@
 /* training.c: the scene of training.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
 void scene_open_model(struct scene *s, const char *model, const char *const options[])

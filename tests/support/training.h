@@ -1,6 +1,7 @@
 /* training.h: a daemon with a tiny model and sums to learn, and cw-trainer train on it, for
  * end-to-end tests: one scene is one daemon, one data set and any number of runs in its folder.
  * Failures fail the running test. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_TRAINING_H
 #define TESTS_SUPPORT_TRAINING_H
 

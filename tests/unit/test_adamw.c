@@ -1,5 +1,6 @@
 /* test_adamw.c: AdamW's betas near 1, against the formula in double: 1 - beta is not what is left
  * of a float. On the CPU, and on a GPU where there is one, to the same bits. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/ops.h"
 #include "tests/support/support.h"
 

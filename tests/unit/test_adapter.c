@@ -1,6 +1,7 @@
 /* test_adapter.c: LoRA adapters: PEFT's config and folder (common/model/adapter_config.h,
  * adapter.h), and a forward pass over rows of several adapters (adapter_table.h). That the numbers
  * are PEFT's, tests/golden tells. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "tests/support/peft.h"
 #include "tests/support/reference.h"

@@ -1,6 +1,7 @@
 /* test_adapter_head.c: adapters of the head, of models whose head is a matrix of its own and of
  * those where it is the embeddings: PEFT's targets and folders, and rows of several adapters of one
  * batch, whose logits are wanted in any order. That the numbers are PEFT's, tests/golden tells. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "tests/support/peft.h"
 #include "tests/support/reference.h"

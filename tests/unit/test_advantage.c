@@ -1,5 +1,6 @@
 /* test_advantage.c: trainer/advantage, scoring and buckets where rewards differ by chance, or not
  * at all: means, noise of f32, samples without drafts, prompts that are all solved. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/reward/advantage.h"
 #include "trainer/curriculum/buckets.h"

@@ -1,5 +1,6 @@
 /* test_api_request.c: infer-server/http/api.h: what a body becomes, field by field. Refusals are in
  * tests/e2e/test_refusals.c, where their answers are seen too. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/served_model.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_atropos_batch.c: the groups of Atropos' environments as a rollout with its scores, and what
  * is wrong with a batch, by name. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/rollout/source.h"
 

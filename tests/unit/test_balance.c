@@ -4,6 +4,7 @@
  *
  * Tolerances, f32: the loss 1e-6, gradients 1e-4 of the largest, sums of f32 numbers in another
  * order. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

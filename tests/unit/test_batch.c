@@ -1,5 +1,6 @@
 /* test_batch.c: what a batch says of the keys that each sequence finds in the pool: those of
  * earlier batches, however many of its sequences share blocks. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/batch.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_block_manager.c: the book of KV blocks: all or nothing, shared blocks, names, order of
  * reuse, and a random walk against plain lists; and the hashes that names are made of. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/block_manager.h"

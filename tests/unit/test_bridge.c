@@ -1,6 +1,7 @@
 /* test_bridge.c: attaching to a bridge file, publishing through it, and cw-ipc-check. The
  * daemon is a forked process with a real arena and a real control page that answers /bridge/info.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "bridge/process.h"
 #include "common/base/log.h"

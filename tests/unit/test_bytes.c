@@ -1,4 +1,5 @@
 /* test_bytes.c: common/base bytes, base64, UTF-8, and the status sentences. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_chat_fields.c: messages, tools and chat_template_kwargs on their way into a prompt: of a
  * request (infer-server/http/api_chat.c), and of a line of data (trainer/data/data.h). */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/chat_template.h"
 #include "infer-server/http/api.h"
 #include "tests/support/support.h"

@@ -1,6 +1,7 @@
 /* test_chat_template.c: common/text/chat_template.h: where templates are found and which is taken,
  * what they see, contents in parts; and the shared templates with what transformers makes of them,
  * skipped where they are absent. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/text/chat_template.h"
 #include "tests/support/support.h"

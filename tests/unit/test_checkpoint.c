@@ -1,5 +1,6 @@
 /* test_checkpoint.c: trainer/checkpoint (round trip, crash in the middle, which are kept) and the
  * run's log beside it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/run/checkpoint.h"

@@ -1,6 +1,7 @@
 /* test_checkpoint_layout.c: what lies where in a checkpoint. Other programs load every
  * *.safetensors at the top of a folder, so there may be none but the model's; and checkpoints of
  * before, which had the optimizer's state there, are still read. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"

@@ -1,6 +1,7 @@
 /* test_combinations.c: docs/use/combinations.md says for each pair of the trainer's modes what the
  * rules of its options say, on one rank and on two; and the runs of e2e/test_combinations have each
  * pair that goes together. COMBINATIONS_OUT=FILE writes the page anew. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/modes.h"
 #include "tests/support/support.h"
 

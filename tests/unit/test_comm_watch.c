@@ -1,5 +1,6 @@
 /* test_comm_watch.c: what asks a communicator's watch may be a thread of the backend's: a watch
  * that has been taken away is not being asked any more, so that what it looks at may go. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/comm_backend.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_completion_pack.c: completions as ranks give them to each other come out as they went in,
  * and what is not whole is refused wherever it ends. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/rollout/rollout.h"
 

@@ -1,5 +1,6 @@
 /* test_completion_text.c: a completion's text where its prompt's ends (detokenizer_follow): prompt
  * and completion, put together, give what decoding all ids at once gives. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_sentencepiece.h"

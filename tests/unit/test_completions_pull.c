@@ -1,5 +1,6 @@
 /* test_completions_pull.c: rollouts of a server that has POST /v1/completions and no versions: a
  * child that answers as vLLM does, or not quite. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"

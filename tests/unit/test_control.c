@@ -1,5 +1,6 @@
 /* test_control.c: the control page between real processes: the test is the owner (the engine),
  * forked children are writers, and they are killed or stopped at every stage of an update. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control.h"
 #include "tests/support/control_test.h"
 

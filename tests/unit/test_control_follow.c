@@ -1,5 +1,6 @@
 /* test_control_follow.c: who writes another shard of weights whose version one writer moves: one
  * process a shard, whose end the owner waits for before it restores what was cut off. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/control_test.h"
 
 static struct control *follower(int shard)

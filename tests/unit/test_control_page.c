@@ -1,5 +1,6 @@
 /* test_control_page.c: docs/internals/bridge.md tells other languages where each word of the
  * control page lies; this holds its table against the struct. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_control_sweep.c: bridge/control.h: a server that starts takes no page away that another one
  * is making at that moment, as servers of several GPUs do that start at once. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control.h"
 #include "tests/support/support.h"
 

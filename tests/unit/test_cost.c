@@ -1,5 +1,6 @@
 /* test_cost.c: trainer/cost, latency_model, scoring and spec_metrics: the cost formula term by
  * term, the fit against latencies of known make, z-scored terms, and the daemon's counters. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 #include "trainer/run/config.h"

@@ -1,5 +1,6 @@
 /* test_curriculum.c: density and valleys against scipy, buckets, the plan of an epoch, its state in
  * checkpoints, and the cluster report. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 #include "trainer/run/cluster_report.h"

@@ -1,5 +1,6 @@
 /* test_curriculum_ahead.c: what a curriculum says of steps that are still ahead is what comes, and
  * it says nothing of steps that depend on rewards not recorded. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/curriculum/curriculum.h"
 

@@ -1,4 +1,5 @@
 /* test_data.c: trainer/data: lines and their errors, tokenising, order. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/chat_template.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"

@@ -1,5 +1,6 @@
 /* test_datum.c: protobuf's wire format, field by field, and the requests and answers of the Tinker
  * API that come in it: what they hold, and what malformed ones are refused for. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "trainer/serve/datum.h"

@@ -1,5 +1,6 @@
 /* test_decode_graphs.c: which captured decode steps are kept when there are more shapes than room.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/decode_graphs.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_deepseek_config.c: what a config.json of the families with latent attention means where it
  * is silent: what transformers' configs say then (5.17). And what would be guessed is refused. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/config.h"
 #include "tests/support/support.h"
 

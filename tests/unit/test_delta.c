@@ -1,6 +1,7 @@
 /* test_delta.c: a model with linear attention (tests/golden/qwen35) served and trained: its states
  * give the bits of the packed pass whatever the batches, and what does not go with states is
  * refused. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"

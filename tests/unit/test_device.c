@@ -1,5 +1,6 @@
 /* test_device.c: the device interface on the CPU: names, memory, copies, and shared memory between
  * processes (creation, opening, wrong sizes, stale names). */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "tests/support/support.h"

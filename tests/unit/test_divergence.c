@@ -1,4 +1,5 @@
 /* test_divergence.c: what a run that learns nothing or goes astray is told, when, and how often. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/run/progress.h"
 

@@ -1,5 +1,6 @@
 /* test_download.c: files of a checkpoint as the body of an answer, their archive read by tar
  * itself, sizes beyond what octal digits hold, what changes meanwhile; and signatures of URLs. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/listen.h"
 #include "tests/support/support.h"
 #include "trainer/serve/runs.h"

@@ -1,6 +1,7 @@
 /* test_draft.c: training of a draft model (trainer/learner, backward_run): its loss against one
  * computed from plain logits, its gradient against finite differences through the whole model, and
  * that it comes closer to the policy; and the options' part of it (trainer/config). */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/random_step.h"
 #include "tests/support/reference.h"

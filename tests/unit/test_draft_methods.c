@@ -1,5 +1,6 @@
 /* test_draft_methods.c: the methods of drafting by themselves: their names, what they propose, and
  * the bound on what they remember. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "infer-server/speculative/speculative.h"

@@ -1,5 +1,6 @@
 /* test_draft_model.c: the draft model by itself, on the CPU: what it computes of samples that it
  * has fallen behind on. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "infer-server/engine/draft_model.h"

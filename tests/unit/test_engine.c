@@ -1,5 +1,6 @@
 /* test_engine.c: the same text, to the bit, whatever is in the batch: crowds, groups that share a
  * prompt, preemption, the prefix cache. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/engine_bench.h"
 

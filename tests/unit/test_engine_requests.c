@@ -1,5 +1,6 @@
 /* test_engine_requests.c: what a request can ask of the engine, what is refused, cancelling, and
  * how an engine begins and ends. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/dtype.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_model.h"

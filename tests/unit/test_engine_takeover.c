@@ -1,6 +1,7 @@
 /* test_engine_takeover.c: two servers and one bridge: a second one is refused, a killed one is
  * replaced and its memory freed. The other server is this program again with --daemon as its first
  * word. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "tests/support/engine_bench.h"
 

@@ -1,5 +1,6 @@
 /* test_engine_updates.c: other weights under a running engine: reloaded, and written by another
  * process through the real bridge, which may die over it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/tiny_model.h"

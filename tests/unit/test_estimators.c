@@ -1,5 +1,6 @@
 /* test_estimators.c: the estimators of advantages against verl's own functions and choices counted
  * out, and samples that nothing scored as in TRL (tests/golden/advantages). */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/names.h"
 #include "tests/support/support.h"
 #include "trainer/reward/advantage.h"

@@ -1,5 +1,6 @@
 /* test_families.c: docs/use/models.md against the table it describes: every model family of
  * common/model/family.h, so that none is forgotten there. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/family.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_family_config.c: configs as they are published, in the older style, against those of
  * tests/golden, which transformers 5 wrote. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/config.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_fields.c: requests' fields by their table: what is read, what holds where nothing is there,
  * and the sentence of each fault. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "tests/support/support.h"
 

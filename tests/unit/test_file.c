@@ -1,4 +1,5 @@
 /* test_file.c: common/base/file.h: reading, mapping, atomic writing and what its failures leave. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 
 #include <dirent.h>

@@ -1,6 +1,7 @@
 /* test_folders.c: what people give as a model or as data: numbers without a limit, byte order
  * marks, names of the Hub, other formats, downloads that were cut off. Read where that is sensible;
  * else the sentence says what is needed. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/adapter.h"
 #include "common/text/chat_template.h"
 #include "common/model/config.h"

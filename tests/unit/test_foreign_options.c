@@ -1,5 +1,6 @@
 /* test_foreign_options.c: names of TRL's and verl's options: each is answered by an option that
  * its command has, and stands in docs/use/names.md, which NAMES_OUT=FILE writes anew. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/commands.h"
 #include "trainer/run/config.h"

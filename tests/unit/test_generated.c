@@ -1,5 +1,6 @@
 /* test_generated.c: tests/support/generated.c makes the numbers of tests/golden/generated.py (these
  * are NumPy's), and the projections of a tensor show what happens to any of its entries. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "tests/support/generated.h"
 #include "tests/support/support.h"

@@ -1,6 +1,7 @@
 /* test_gguf.c: GGUF files: each type's values beside those that llama.cpp's package gguf 0.19 reads
  * (quants.dequantize), the folder that a file stands for beside the one it was written from, and
  * files that are cut, damaged or of what is not known. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/gguf_write.h"
 #include "tests/support/support.h"
 

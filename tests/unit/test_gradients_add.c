@@ -1,6 +1,7 @@
 /* test_gradients_add.c: training in the pieces that a client gives it: gradients that add up until
  * a step, several targets of one token, AdamW's settings another at every step, and an optimizer
  * that begins anew. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

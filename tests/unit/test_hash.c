@@ -1,4 +1,5 @@
 /* test_hash.c: common/base/hash.h against published values, and common/base/names.h. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/hash.h"
 #include "common/base/names.h"
 #include "tests/support/support.h"

@@ -1,4 +1,5 @@
 /* test_hosts.c: which Host and Origin headers a server without a key takes. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_impl.h"
 #include "tests/support/support.h"
 

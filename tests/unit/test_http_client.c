@@ -1,4 +1,5 @@
 /* test_http_client.c: one request at a time against a server of canned responses. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_client.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_http_in_flight.c: many requests of one client at the same time, against a server of canned
  * responses: each has its own consumer, deadline and error, and none disturbs another. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_client.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_jinja.c: common/text/jinja against what jinja2 gives (tests/jinja), where errors point, and
  * the limits that no template gets past. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/text/jinja/jinja.h"
 #include "tests/support/support.h"

@@ -1,4 +1,5 @@
 /* test_json.c: common/base/json.h: fields, ranges, and errors that name file and key. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 
 #include <sys/stat.h>

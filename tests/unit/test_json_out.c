@@ -1,4 +1,5 @@
 /* test_json_out.c: common/base/json_out.h: what is written reads back as it was. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json_out.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"

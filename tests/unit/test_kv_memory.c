@@ -1,5 +1,6 @@
 /* test_kv_memory.c: the KV pool of a model whose layers have keys of different widths: what is
  * decoded over it, and what a copy of a block takes along. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_latent.c: the families with latent attention: what their published configs say, what is
  * refused, the router's correction bias as a buffer, and the layers that are left out. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/adapter.h"
 #include "common/model/config.h"
 #include "common/model/safetensors.h"

@@ -1,5 +1,6 @@
 /* test_liveness.c: common/ranks/liveness.h with forked processes as ranks: one is killed, stopped,
  * fails or is cut off from the network, and all others learn which. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/liveness.h"
 #include "tests/support/rank_group.h"
 

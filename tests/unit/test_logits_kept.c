@@ -1,6 +1,7 @@
 /* test_logits_kept.c: where a model has room for all logits of a batch the head's forward pass is
  * not done again, and log-probabilities and gradients have the same bits as where the logits exist
  * a chunk at a time. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"

@@ -1,5 +1,6 @@
 /* test_loss.c: trainer/loss against a table of torch's values (tests/golden/losses), hand-computed
  * ones and finite differences, and trainer/advantage. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/names.h"
 #include "common/base/rng.h"
 #include "tests/support/loss_batch.h"

@@ -2,6 +2,7 @@
  * takes, as the device counts it, for every combination of the options that change it; and that
  * these options leave gradients as they are (--recompute) or training where it was
  * (--optim-moments). */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/random_step.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_model_files.c: config.json, safetensors and the weights table: what is read, what is refused
  * and with which words. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "common/model/weights.h"
 #include "tests/support/support.h"

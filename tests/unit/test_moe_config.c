@@ -1,4 +1,5 @@
 /* test_moe_config.c: what config.json says of experts, and of which layers have them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/config.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_moment_scales.c: the scales of 8-bit moments on disk, of tensors that lie within a block of
  * memory (q, k and v biases) and so begin and end in the middle of a scale's 128 elements. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/weights.h"
 #include "kernels/moments.h"
 #include "tests/support/support.h"

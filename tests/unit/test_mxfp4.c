@@ -1,6 +1,7 @@
 /* test_mxfp4.c: gpt-oss's published form: experts as 4-bit floats with a scale for each 32, read
  * into ordinary weights and saved as those. That transformers computes the same from such a folder
  * is what tests/golden/gpt-oss-mxfp4 shows. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "common/model/weights.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_notices.c: what a run says of its adapter: one that PEFT opens otherwise than this server.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_adapter.h"

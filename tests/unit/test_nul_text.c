@@ -1,5 +1,6 @@
 /* test_nul_text.c: samples whose text holds U+0000, from the server's line to the scorers: what
  * follows it counts. The server is a child that gives one canned answer. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/reward_one.h"

@@ -1,4 +1,5 @@
 /* test_numbers.c: common/base rng, dtype and clock. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/dtype.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_odd_shapes.c: configs that no published folder has and that are still taken: an MLP narrower
  * than the heads are many, experts with biases. Run it under the address sanitizer too. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/model.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_optimizer.c: trainer/optimizer: against torch's formula in a plain loop, the exact fp32
  * master behind bf16 weights, clipping, state on disk. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "common/model/config.h"
 #include "common/model/safetensors.h"

@@ -1,5 +1,6 @@
 /* test_option_names.c: one thing has one name in all commands of cw-trainer: what two tables call
  * the same is of one type, reads the same words and stands for the same kind of value. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/commands.h"
 #include "trainer/run/config.h"

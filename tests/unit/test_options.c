@@ -1,5 +1,6 @@
 /* test_options.c: common/base/options.h: precedence, every type, wrong usage, help, resolved
  * config; and common/base/log.h, seen from outside. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "common/base/options.h"
 #include "tests/support/support.h"

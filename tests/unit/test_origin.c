@@ -1,5 +1,6 @@
 /* test_origin.c: what the control page says the weights are, through loads, runs, restores and
  * writers that say nothing. The test is owner and writer; a thread is the engine that grants. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control.h"
 #include "bridge/control_page.h"
 #include "tests/support/support.h"

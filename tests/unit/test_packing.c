@@ -1,5 +1,6 @@
 /* test_packing.c: trainer/packing (budgets, rows, targets) and trainer/learner: whatever the
  * packing, the same log-probabilities and gradients. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/random_step.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_pair_data.c: completions as messages, and pairs of them: which lines are read, to which
  * tokens, and which are refused. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/support.h"

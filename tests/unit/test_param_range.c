@@ -1,6 +1,7 @@
 /* test_param_range.c: what is trained: patterns of --freeze as ranges, and training that runs over
  * them: gradients, AdamW, clipping, memory and state on disk, of several ranges of one arena and of
  * ranges of two. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/random_step.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

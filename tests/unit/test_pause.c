@@ -1,4 +1,5 @@
 /* test_pause.c: pausing an engine, and a resume that comes before the pause. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "infer-server/engine/engine.h"
 #include "tests/support/support.h"

@@ -2,6 +2,7 @@
  * after failures, and whole servers in miniature, whose costs and acceptance are made up: where
  * drafts do not pay, at most 3% is lost, whatever the plan believes; where they do, the gain is
  * there. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "infer-server/speculative/backoff.h"

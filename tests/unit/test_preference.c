@@ -1,5 +1,6 @@
 /* test_preference.c: the losses of preferred completions, and their gradients, against TRL's
  * DPOTrainer (tests/golden/preference/make_preference.py) and finite differences. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/names.h"
 #include "tests/support/support.h"
 #include "trainer/learn/loss.h"

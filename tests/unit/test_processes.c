@@ -1,5 +1,6 @@
 /* test_processes.c: common/ranks/processes.h: ranks that a launcher starts end together, and the
  * first that failed is named. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/processes.h"
 #include "common/ranks/ranks.h"
 #include "tests/support/support.h"

@@ -2,6 +2,7 @@
  * prompts, and what penalties and biases do to sampling, both held to the bit against the model run
  * by itself over the whole sequence. With chunks, groups, the prefix cache, preemption, drafts and
  * new weights in the way. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/engine.h"

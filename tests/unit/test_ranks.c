@@ -1,5 +1,6 @@
 /* test_ranks.c: common/ranks/ranks.h: who this process is, by options and by the environments of
  * launchers, and what is refused. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/ranks.h"
 #include "tests/support/support.h"
 

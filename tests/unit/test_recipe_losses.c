@@ -1,6 +1,7 @@
 /* test_recipe_losses.c: the losses of recipes (sapo, luspo, gmpo), masks by entropy and by distance
  * from the sampler, verl's clamps and the entropy bonus, against TRL's and verl's own code
  * (tests/golden/losses/make_recipe_losses.py). */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/names.h"
 #include "tests/support/loss_batch.h"
 #include "tests/support/support.h"

@@ -1,6 +1,7 @@
 /* test_recompute.c: with RECOMPUTE_LAYER the backward pass computes neither attention nor the last
  * matmul of a layer again, whose results are kept, and gives the gradients of a tape that has all.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"

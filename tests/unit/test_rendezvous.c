@@ -1,5 +1,6 @@
 /* test_rendezvous.c: common/ranks/rendezvous.h with forked processes as ranks: who meets, what they
  * are given, and what every one of them is told where something is amiss. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/rank_group.h"
 
 #include <arpa/inet.h>

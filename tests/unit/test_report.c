@@ -1,5 +1,6 @@
 /* test_report.c: tools/report: metrics and samples of folders made by hand, as they grow; what of
  * them the page is given; and pages. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/html_check.h"
 #include "tests/support/long_run.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_request_fields.c: infer-server/http/request_fields.c: which values are taken, that nothing
  * is ignored unsaid, and that docs/use/protocol.md names every field of the table. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 #include "tests/support/support.h"
 

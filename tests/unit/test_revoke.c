@@ -2,6 +2,7 @@
  * SIGSTOP and wakes at the worst instant: between the owner's look at it and what the owner does
  * about it, a window that the page's test hook holds open. Whatever happens, nothing is written
  * under an even version, nor after the owner was told that it may restore. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
 #include "bridge/process.h"
 #include "tests/support/control_test.h"

@@ -1,5 +1,6 @@
 /* test_reward.c: trainer/number and trainer/reward*: numbers in text, every scorer, and what a
  * scorer that cannot tell does. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include "trainer/data/data.h"

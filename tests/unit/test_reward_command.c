@@ -1,6 +1,7 @@
 /* test_reward_command.c: the scorer `command` on many samples at a time: how many are in flight,
  * among how many processes, whose reply is whose, several commands in one list, and what is said of
  * a child that cannot start or does not flush. What it does with one sample is test_reward.c's. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/reward/reward.h"
 #include "trainer/rollout/scoring.h"

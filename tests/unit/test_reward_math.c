@@ -1,6 +1,7 @@
 /* test_reward_math.c: the scorer "math" against math-verify: its verdicts on pairs of ours
  * (tests/golden/math), and, where $COMMONWEIGHT_MATH_VERIFY names an unpacked source release and
  * the package is there, the cases of its own tests. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 #include "trainer/reward/math/math.h"

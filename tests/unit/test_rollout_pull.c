@@ -1,5 +1,6 @@
 /* test_rollout_pull.c: pulling rollouts from one server and from several, which are children that
  * make up completions out of each group's seed: what comes is the same however it was divided. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/control.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"

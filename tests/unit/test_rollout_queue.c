@@ -1,5 +1,6 @@
 /* test_rollout_queue.c: the queue between sampling and learning, with work that is made up: what is
  * done at once and what in order, bound, errors, pauses, and its end at a bad moment. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/rollout/rollout_queue.h"
 

@@ -1,4 +1,5 @@
 /* test_sample_request.c: asample's body, what of it is refused, and the server's lines. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "common/base/protobuf.h"
 #include "trainer/serve/request.h"

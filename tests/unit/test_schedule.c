@@ -1,5 +1,6 @@
 /* test_schedule.c: learning rates against transformers' schedulers, and weight decay of matrices
  * alone against its Trainer's choice (tests/golden/schedules). */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/names.h"
 #include "common/model/config.h"
 #include "common/model/weights.h"

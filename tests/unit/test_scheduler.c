@@ -1,6 +1,7 @@
 /* test_scheduler.c: plans without a device. `run_step` plays the engine: it checks a plan against
  * the rules that every plan must keep, keeps a model of what each block of the pool holds, and
  * "samples". */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/engine.h"

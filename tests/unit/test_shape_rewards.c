@@ -1,5 +1,6 @@
 /* test_shape_rewards.c: the scorers of a completion's shape against TRL's reward functions and
  * Python's json (tests/golden/rewards). */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reward_one.h"
 #include "tests/support/support.h"
 

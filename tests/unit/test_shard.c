@@ -1,5 +1,6 @@
 /* test_shard.c: shards of a model's arena, of every family of tests/golden: put together they are
  * the whole tensors, to the bit; and numbers that ranks cannot share are refused. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/weights.h"
 #include "tests/support/support.h"
 

@@ -1,6 +1,7 @@
 /* test_shared_logits.c: the logits of a shard's model, which other ranks may have mapped: why they
  * do not is known, and what they have mapped is not released. With a communicator of the test's
  * own, since the CPU's ranks map nothing. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/comm_backend.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

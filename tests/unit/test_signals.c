@@ -1,5 +1,6 @@
 /* test_signals.c: trainer/run/stop.h: what a training process does with SIGINT and SIGTERM. The
  * trainer is a forked child with the writer's lease, the test its daemon. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "tests/support/control_test.h"
 #include "trainer/run/stop.h"

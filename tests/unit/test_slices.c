@@ -1,6 +1,7 @@
 /* test_slices.c: what ranks divide among them: every element is one rank's or all ranks', parts are
  * equal and whole blocks; what the backward pass says is complete stays as it is; and an optimizer
  * of several ranks gives the bits of one. The last runs under mpirun: the program starts itself. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/moments.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/reference.h"

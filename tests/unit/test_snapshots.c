@@ -1,6 +1,7 @@
 /* test_snapshots.c: which adapter answers for a snapshot, and whether what it gave is of it: when
  * weights change before, while and after it is sampled, and when the server itself rewrites some.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/serve/snapshots.h"
 

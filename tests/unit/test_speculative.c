@@ -1,6 +1,7 @@
 /* test_speculative.c: the engine on the CPU with and without drafts: equal tokens and
  * log-probabilities over 1,000 prompts, the exact distribution of every position on a tiny
  * vocabulary, and telemetry that adds up. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "common/base/rng.h"

@@ -1,6 +1,7 @@
 /* test_state_drafts.c: drafts for and by a model that carries a state along each sequence
  * (tests/golden/qwen35): wherever drafts are rejected, preempted or end a sample, what is sampled
  * has the bits of the packed pass, and a draft model drafts from the right state. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
 

@@ -1,5 +1,6 @@
 /* test_step.c: learner_step(), which every command learns by: the same update whoever asks for it,
  * whom it is published to, and what becomes of a gradient that is not finite. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/random_step.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"

@@ -1,6 +1,7 @@
 /* test_step_ahead.c: an engine that launches each step before the one before it is collected gives
  * every request what it gives without, to the bit: random requests of every kind, with few blocks,
  * in groups, stopped, cancelled, and over updates. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "common/model/config.h"
 #include "tests/support/engine_bench.h"

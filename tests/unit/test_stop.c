@@ -1,5 +1,6 @@
 /* test_stop.c: infer-server/http/stop.h: what is found does not depend on how the text is cut up.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "infer-server/http/stop.h"
 #include "tests/support/support.h"

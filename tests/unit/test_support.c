@@ -1,4 +1,5 @@
 /* test_support.c: the tests' own helpers: child processes, deadlines, and tests/run's counting. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 
 #include <sys/socket.h>

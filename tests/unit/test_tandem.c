@@ -2,6 +2,7 @@
  * models: each token is the one that its author alone samples behind the same text, to the bit,
  * whatever else is in the batch; authors are drawn as the request says; the scheduler computes what
  * each model has missed and nothing twice. */
+// SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/scheduler.h"
 #include "tests/support/engine_bench.h"

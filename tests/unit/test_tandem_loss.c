@@ -1,6 +1,7 @@
 /* test_tandem_loss.c: the loss of samples in which a frozen model's tokens stand among the
  * policy's: their weight in sum and mean, by the formula and by finite differences, what they have
  * no part in, and what a line of a rollout must say of them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/loss_batch.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_tensorboard.c: trainer/tensorboard and the live line of trainer/runlog: checksums against
  * known answers, and event files read back by a reader of their own. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/run/runlog.h"
 

@@ -1,6 +1,7 @@
 /* test_text_part.c: folders whose model also reads images: the text model is taken out of them.
  * They are made here of folders of tests/golden: its config as text_config, its tensors below
  * another name, and tensors of what reads images beside them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "common/model/weights.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_token_bytes.c: the bound on a prompt's bytes: no text that fits the context is over it, and
  * one that is over it is refused before it is tokenised. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer.h"
 #include "infer-server/http/api.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_token_loss.c: the losses that a client weighs token by token, against a table of torch's
  * values (tests/golden/losses/token_losses.txt), and what the table of losses refuses. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/learn/loss.h"
 #include "trainer/learn/stats.h"

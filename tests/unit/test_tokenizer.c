@@ -1,6 +1,7 @@
 /* test_tokenizer.c: common/text/tokenizer.h: tokenizers written by the test itself (byte-level,
  * and SentencePiece-style with byte fallback), whose ids can be worked out by hand; then malformed
  * files. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer_parts.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/support.h"

@@ -1,5 +1,6 @@
 /* test_tokenizer_parts.c: the sections of tokenizer.json by themselves: pre-tokenizers,
  * normalizers. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer_parts.h"
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"

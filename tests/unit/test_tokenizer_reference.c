@@ -1,5 +1,6 @@
 /* test_tokenizer_reference.c: tokenizers and chats against the reference vectors of the shared test
  * data, which are skipped where it is absent. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/support.h"

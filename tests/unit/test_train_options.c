@@ -1,6 +1,7 @@
 /* test_train_options.c: the options of cw-trainer train: names and defaults of TRL's GRPOConfig
  * (1.16) and of the transformers.TrainingArguments beneath it, how each option of the loss reaches
  * it, and what is said of those that are missing. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/config.h"
 #include "tests/support/support.h"
 

@@ -1,5 +1,6 @@
 /* test_trajectory.c: what an environment returns, against what was sampled for it: masks, rewards,
  * groups; advantages of turns; and the journal of its tools. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/rollout/journal.h"
 #include "trainer/rollout/scoring.h"

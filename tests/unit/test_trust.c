@@ -1,5 +1,6 @@
 /* test_trust.c: what another user made is refused; the dead's files are told from the living's by a
  * lock, whatever a pid seems to say; new files keep to the umask. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "bridge/control_page.h"
 #include "kernels/device.h"

@@ -1,6 +1,7 @@
 /* test_turns.c: which tokens of a conversation are learnt: the last turn of the assistant, or every
  * one, found by rendering the conversation's beginnings; and templates that render a turn otherwise
  * once others follow. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include "tests/support/support.h"

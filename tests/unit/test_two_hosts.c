@@ -1,6 +1,7 @@
 /* test_two_hosts.c: ranks on two hosts: two network namespaces with names and addresses of their
  * own and a cable between them, which is pulled. Skips where the machine does not let a process
  * make these. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/liveness.h"
 #include "tests/support/rank_group.h"
 

@@ -1,4 +1,5 @@
 /* bench.c: opens what the benchmarks run on, and prints what they report. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/bench.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"

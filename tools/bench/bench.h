@@ -1,5 +1,6 @@
 /* bench.h: what cw-bench's modes share: the options, the device and the weights they run on, the
  * limits measured beside them, and the form of a report. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TOOLS_BENCH_BENCH_H
 #define TOOLS_BENCH_BENCH_H
 

@@ -1,5 +1,6 @@
 /* decode.c: the decode benchmark, and the decoding batch that sync runs beside its publishes: the
  * engine's runner, without the engine. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/bench.h"
 #include "infer-server/engine/runner.h"
 #include "common/base/rng.h"

@@ -1,5 +1,6 @@
 /* limits.c: what this machine can do at best: memory bandwidth, and the rate of a large matmul;
  * both the best of their repetitions. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/bench.h"
 #include "common/base/rng.h"
 #include <math.h>

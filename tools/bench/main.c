@@ -26,6 +26,7 @@
  * Times are medians of --steps after --warmup, limits the best of their repetitions; random weights
  * unless --model is given.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/program.h"
 #include "common/model/adapter.h"
 #include "common/model/model.h"

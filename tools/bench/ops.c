@@ -2,6 +2,7 @@
  * is taken, and what one takes of a call for which it is, at sizes of Qwen2.5-1.5B (a mixture: 32
  * experts; latent attention: 16 heads of DeepSeek-V2). Calls are captured where the device
  * captures, so that times are the device's. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/variants.h"
 #include "tools/bench/bench.h"
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /* prefill.c: the prefill benchmark: prompts that nothing is known of go through the engine's
  * runner, as many tokens at a time as --tokens says, and the last row of each is sampled. One
  * thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "infer-server/engine/runner.h"
 #include "tools/bench/bench.h"

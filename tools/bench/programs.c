@@ -1,4 +1,5 @@
 /* programs.c: starts and ends the programs that a benchmark drives. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/bench.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"

@@ -5,6 +5,7 @@
  * With --shortest 100 --longest 1024 it is nano-vllm's benchmark: that many random tokens in, and
  * out, of each request. Limit: every step reads the weights once, every token the keys and values
  * before it, and every prompt is multiplied through, at the rates measured in the same run. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"

@@ -19,6 +19,7 @@
  * shared hurts all alike. Reported are the median of these ratios and their quartiles.
  * Deterministic drafts give the tokens that "off" gives; a draft model's samples are others, of the
  * same distribution, so the ratio is of tokens a second. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/names.h"
 #include "common/base/rng.h"

@@ -3,6 +3,7 @@
  * stands in the run's metrics.jsonl. With --sync checkpoint the trainer starts the server itself.
  *
  * The limits are measured before the two programs start, with the device to ourselves. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include "common/model/model.h"
 #include "common/base/json.h"

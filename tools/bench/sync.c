@@ -1,4 +1,5 @@
 /* sync.c: the sync benchmark: a second process publishes while this one decodes. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"

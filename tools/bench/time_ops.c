@@ -4,6 +4,7 @@
  * the same run. Not a part of cw-bench: `make build/time_ops` builds it.
  *
  *   time_ops [--device cuda:N] [FILTER]     FILTER: lines whose name contains it */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/moments.h"
 #include "kernels/ops.h"

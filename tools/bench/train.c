@@ -1,5 +1,6 @@
 /* train.c: the train benchmark: the learner's own passes (trainer/learn) over random sequences, in
  * one micro-batch. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tools/bench/bench.h"
 #include "trainer/learn/learner.h"

@@ -4,6 +4,7 @@
  * text of it, never markup. Should that have a hole: the page's Content-Security-Policy lets no
  * other script run than this one, named by its hash, and nothing be loaded, but by a served page
  * from its server. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include "common/base/hash.h"
 #include "tools/report/report.h"

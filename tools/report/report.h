@@ -1,5 +1,6 @@
 /* report.h: what a run's folder holds, read while it may grow, and the page that shows it, as a
  * file or from a server. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TOOLS_REPORT_REPORT_H
 #define TOOLS_REPORT_REPORT_H
 

@@ -1,4 +1,5 @@
 /* run_data.c: columns out of a run. Stateless. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/report/report.h"
 #include "common/base/file.h"
 #include "common/base/json_out.h"

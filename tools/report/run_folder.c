@@ -3,6 +3,7 @@
  * A step's samples are written before its line of metrics.jsonl, whole, and never again but by a
  * run that is resumed, which begins by replacing metrics.jsonl: so a step's file is read once its
  * line is there, and all are read again when the metrics are another file. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/report/report.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"

@@ -1,4 +1,5 @@
 /* runs_open.c: which runs the folders mean that were named: runs, or folders that runs lie in. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "tools/report/report.h"

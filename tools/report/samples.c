@@ -1,4 +1,5 @@
 /* samples.c: files of rollouts/, line by line. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/report/report.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"

@@ -1,6 +1,7 @@
 /* series.c: metrics.jsonl into memory, 8 bytes a number: 10,000 steps of 100 keys are 8 MB, and the
  * file itself is never held whole. A value has the 7 digits of a float, which is more than a chart
  * shows. */
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/report/report.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"

@@ -5,6 +5,7 @@
  * read on from where it was read before. Reading samples, which may take seconds at first, has a
  * small share of each answer, so that the page is there at once; it asks again while it is told
  * that there is more. Pages of other sites get no answer (common/http/http_route.c). */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/http/http.h"

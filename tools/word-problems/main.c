@@ -5,6 +5,7 @@
  * a larger --count begins with the problems of a smaller one. No question is given out twice, over
  * all files.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/hash.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

@@ -6,6 +6,7 @@
  * have nothing to do with it are strewn in. Words come from short lists, so that a tokenizer can
  * have one token for each.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/word-problems/problem.h"
 
 #include <stdio.h>

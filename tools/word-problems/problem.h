@@ -1,4 +1,5 @@
 /* problem.h: a word problem of GSM8K's form, and what all of them are made of. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TOOLS_WORD_PROBLEMS_PROBLEM_H
 #define TOOLS_WORD_PROBLEMS_PROBLEM_H
 

@@ -3,6 +3,7 @@
  * Its merges build a word letter by letter (a trie), so that every word, with the blank before it
  * or at the start of a line, is one token; they never touch digits, which stay single.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

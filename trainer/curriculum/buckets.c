@@ -4,6 +4,7 @@
  * buckets drops the rank between them. The density is the plain sum over all rewards at each point:
  * 512 points and a data set of 10,000 take 5 million exponentials, tens of milliseconds beside an
  * epoch of minutes. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/curriculum/buckets.h"
 #include "trainer/reward/advantage.h"
 

@@ -12,6 +12,7 @@
  * all solved would be sorted by chance. So where the range is less than a quarter of the largest
  * magnitude, levels keep the share of their distance from 0.5 that the range is of that quarter,
  * the contrast; where all rewards are equal the level is 0.5. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_BUCKETS_H
 #define TRAINER_BUCKETS_H
 

@@ -3,6 +3,7 @@
  * can be, and the batches shuffled. Owns both; the trainer's thread. What is saved are the averages
  * and each example's bucket: the plan follows from them, and the number of examples taken says
  * where in it a run is. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/curriculum/curriculum.h"
 #include "trainer/curriculum/buckets.h"
 #include "common/base/bytes.h"

@@ -13,6 +13,7 @@
  * With kde and uniform every example comes exactly once an epoch. A bucket's prompts are divided
  * into batches as equal as can be, of at most prompts_per_step; their order is sampled from (seed,
  * epoch). All of it is a function of the options, the seed and what was recorded. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_CURRICULUM_H
 #define TRAINER_CURRICULUM_H
 

@@ -1,5 +1,6 @@
 /* data.c: reads a JSONL data set. The trainer's thread. Strict by intent: a data set with a wrong
  * line is refused before a GPU hour is spent on the lines before it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/data/data.h"
 #include "common/base/bytes.h"
 #include "common/base/hash.h"

@@ -10,6 +10,7 @@
  * "question", and an "answer" that is worked out and ends on "#### N". Other keys are kept (`row`).
  * In `sft`, messages that end on one of the assistant are prompt and completion in one. Every error
  * names the file and the line. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_DATA_H
 #define TRAINER_DATA_H
 

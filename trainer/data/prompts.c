@@ -5,6 +5,7 @@
  * itself (--prompt-template auto), a model with a chat template gets each as a user's message that
  * ends on the form of answer which the reward reads; a model without one, which nobody taught to
  * follow an instruction, gets the question as it is. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "trainer/data/data.h"
 

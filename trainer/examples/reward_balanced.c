@@ -4,6 +4,7 @@
  *     cc -shared -fPIC -I. -o reward_balanced.so trainer/examples/reward_balanced.c
  *     cw-trainer train --reward plugin:./reward_balanced.so ...
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/reward_plugin.h"
 
 #include <stdio.h>

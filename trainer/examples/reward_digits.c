@@ -6,6 +6,7 @@
  *     cc -shared -fPIC -I. -o reward_digits.so trainer/examples/reward_digits.c
  *     cw-trainer train --reward plugin:./reward_digits.so ...
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/reward_plugin.h"
 
 #include <stdio.h>

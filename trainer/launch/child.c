@@ -1,6 +1,7 @@
 /* child.c: starts, feeds, reads and ends a child process. Owns the process and its pipes.
  * The thread that uses it.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/launch/child.h"
 #include "common/base/clock.h"
 #include "common/base/spawn.h"

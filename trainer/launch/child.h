@@ -4,6 +4,7 @@
  * The child is the leader of a process group of its own (a Ctrl-C at the terminal, which the
  * trainer takes as "end after this step", must not take the child away in the middle of it), is
  * killed with its group when it is ended, and by the kernel should the trainer die. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_CHILD_H
 #define TRAINER_CHILD_H
 

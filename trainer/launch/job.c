@@ -1,5 +1,6 @@
 /* job.c: what the options and the environment say together, the start of the ranks of this host,
  * and their meeting. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/launch/job.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"

@@ -5,6 +5,7 @@
  * Whoever starts the ranks (this program, mpirun, srun, torchrun), the rest is the same: each takes
  * the GPU of --gpus that its local rank says, uses the server that runs for it or starts
  * one, and meets the others. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_JOB_H
 #define TRAINER_JOB_H
 

@@ -1,5 +1,6 @@
 /* rank_server.c: the server of one rank: the one that runs on its GPU, be it under systemd or
  * started by hand, or one that is this process's child. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"

@@ -2,6 +2,7 @@
  *
  * It is asked to end with SIGTERM, upon which a server answers what it has under way, and killed
  * with its process group after STOP_MS. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/launch/server_process.h"
 #include "common/base/bytes.h"
 #include "common/base/clock.h"

@@ -1,6 +1,7 @@
 /* server_process.h: a server that this process starts, stops and starts again: ours, or any command
  * that serves a model folder over HTTP on a port of 127.0.0.1. One thread, which must be the one
  * that lives as long as the process: the server dies with it. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SERVER_PROCESS_H
 #define TRAINER_SERVER_PROCESS_H
 

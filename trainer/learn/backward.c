@@ -9,6 +9,7 @@
  * Of a shard (model.h) dx is whole on every rank; what a rank's part of a matrix gives to it is
  * summed over the ranks where the gradient of a norm begins: once in the head and twice in a layer.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/layer_back.h"
 #include <stddef.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /* backward.h: the forward pass of common/model/model.h in reverse: from gradients of
  * log-probabilities, or from the distance to another model's distributions, to gradients of every
  * weight. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_BACKWARD_H
 #define TRAINER_BACKWARD_H
 

@@ -1,5 +1,6 @@
 /* layer_back.h: what the files of the one backward pass share, as common/model/layer.h does for the
  * forward pass. Nobody else includes it. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_LAYER_BACK_H
 #define TRAINER_LAYER_BACK_H
 

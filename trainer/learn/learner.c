@@ -9,6 +9,7 @@
  * memory later. The (rows, vocabulary) logits exist logits_chunk rows at a time, or all of a
  * micro-batch's where a GPU has the room (backward.c).
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/learner.h"
 #include "trainer/learn/backward.h"
 #include "common/base/log.h"

@@ -1,6 +1,7 @@
 /* learner.h: the computing half of training: everything between a step's packed sequences and its
  * gradients, and the optimizer that uses them. Knows nothing of rewards, server or bridge: step.h
  * drives it, for every command. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_LEARNER_H
 #define TRAINER_LEARNER_H
 

@@ -22,6 +22,7 @@
  * log-probability of such a token is not the policy's: it has no part in tis, nor the token in a
  * sequence's ratio or in what is counted of ratios.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/loss.h"
 #include "trainer/learn/stats.h"
 

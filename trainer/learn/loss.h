@@ -12,6 +12,7 @@
  * documentation (1.16); docs/use/losses.md has the formulas and the few differences. Of
  * pairs: DPO (Rafailov et al. 2023) and its relatives, as TRL names and defines them. Of a client:
  * as the Tinker API names and defines them, plain sums over tokens. Pure functions. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_LOSS_H
 #define TRAINER_LOSS_H
 

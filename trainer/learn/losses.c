@@ -25,6 +25,7 @@
  *     apo_down       s(b c) + 1 - s(b d)                                (APO)
  *     sigmoid_norm   -log s(b (c / n_c - r / n_r))
  *     discopop       -(1 - m) log s(b d) + m exp(-b d), m = s(b d / t) (DiscoPOP) */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/loss.h"
 #include "common/base/names.h"
 

@@ -5,6 +5,7 @@
  * scores in absorbed form, it takes the log-sum-exp and the result. Of linear attention
  * (common/model/delta.c) what the convolution, the norm and the gate give is computed again, and
  * the states along the sequence within the rule's own gradient. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/layer_back.h"
 
 struct attn_shape backward_attn_shape(const struct model *m, int l)

@@ -20,6 +20,7 @@
  * memory by the largest tensor. Tensors that lie within one block of memory (q, k and v) may share
  * a scale, which then stands with both.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/optimizer.h"
 #include "common/base/bytes.h"
 #include "common/base/clock.h"

@@ -1,6 +1,7 @@
 /* optimizer.h: AdamW over ranges of arenas (param_range.h): their gradients, moments (f32, bf16 or
  * 8 bits) and the 16-bit residual of the exact fp32 master (docs/internals/numerics.md). Nothing is
  * kept for what is not trained. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_OPTIMIZER_H
 #define TRAINER_OPTIMIZER_H
 

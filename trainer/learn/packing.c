@@ -5,6 +5,7 @@
  * and cuts depend on lengths alone: the same step gives the same micro-batches, and the same sums,
  * in every run.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/packing.h"
 
 #include <stdlib.h>

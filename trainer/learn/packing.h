@@ -5,6 +5,7 @@
  * A completion of n tokens has n targets but only n - 1 rows: its first token is predicted by the
  * prompt's last row, and its last token predicts nothing that counts. What is predicted may be
  * given instead, several targets for each token: its row's logits then count for all of them. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_PACKING_H
 #define TRAINER_PACKING_H
 

@@ -4,6 +4,7 @@
  * What can be frozen is a block of the arena (weights.h), because its gradient is one matmul: the
  * q, k and v projections of a layer are one, as are gate and up.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/param_range.h"
 #include "common/base/bytes.h"
 #include "kernels/moments.h"

@@ -2,6 +2,7 @@
  * residual, clipping and the optimizer's state on disk (optimizer.h) run over such a list. Full
  * fine-tuning is one range, the whole arena; frozen tensors lie between ranges; parameters of a
  * second arena (adapters, another policy, a shard) are further ranges. Plain data. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_PARAM_RANGE_H
 #define TRAINER_PARAM_RANGE_H
 

@@ -1,4 +1,5 @@
 /* samples.c: memory of what is learned from. No state. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/samples.h"
 
 #include <stdlib.h>

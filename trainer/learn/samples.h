@@ -1,6 +1,7 @@
 /* samples.h: what is learned from: groups of completions, each behind one prompt, and what a loss
  * may want of them. Whoever has a rollout, a data set or a request fills it in; nothing here knows
  * which it was. Plain data; what it points to is borrowed. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SAMPLES_H
 #define TRAINER_SAMPLES_H
 

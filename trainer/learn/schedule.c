@@ -1,4 +1,5 @@
 /* schedule.c: warm-up, then what the type says until the last step. Pure functions. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/schedule.h"
 
 #include <inttypes.h>

@@ -1,5 +1,6 @@
 /* schedule.h: the learning rate of a step, as transformers' schedulers of the same names give it.
  * One difference: `constant` warms up where it is asked to, as constant_with_warmup does. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SCHEDULE_H
 #define TRAINER_SCHEDULE_H
 

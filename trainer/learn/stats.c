@@ -1,4 +1,5 @@
 /* stats.c: ranges, and their sums over ranks; laps of the monotonic clock. No state. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/stats.h"
 #include "common/base/clock.h"
 

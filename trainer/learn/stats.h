@@ -1,6 +1,7 @@
 /* stats.h: what updates give beside new weights: statistics of their tokens, sequences and pairs,
  * each a range, of which a metric is the mean, the least or the largest, and where a step's time
  * goes. A loss adds to the statistics, and whoever drives the learner owns them. Plain data. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_STATS_H
 #define TRAINER_STATS_H
 

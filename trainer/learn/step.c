@@ -8,6 +8,7 @@
  * Where several ranks train, each knows all samples and computes the loss and the gradients of
  * every size-th group, by the whole step's scale; the optimizer sums the gradients, and
  * stats_merge() what is reported. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/step.h"
 
 #include <inttypes.h>

@@ -1,6 +1,7 @@
 /* step.h: one step of learning, whatever it learns from and by which loss: gradients over packed
  * micro-batches, clipping, and AdamW's update, published to whoever samples by the weights. One
  * thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_STEP_H
 #define TRAINER_STEP_H
 

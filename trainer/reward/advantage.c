@@ -1,4 +1,5 @@
 /* advantage.c: group-relative advantages. Pure functions, in double. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/advantage.h"
 
 #include <math.h>

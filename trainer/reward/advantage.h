@@ -1,6 +1,7 @@
 /* advantage.h: how much better than its group a sample was (Shao et al. 2024), or by another
  * estimator. Host arrays. A reward that is no number (NaN) is of a sample that nothing scored: it
  * has no part in any mean or deviation, and its advantage is 0, as in TRL. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_ADVANTAGE_H
 #define TRAINER_ADVANTAGE_H
 

@@ -5,6 +5,7 @@
  * at the whole run. Inputs depend on each other (without speculation nothing is drafted; generated
  * tokens and accepted drafts grow together), so the fit is on correlations with a small ridge: an
  * input that never varied gets 0, and inputs that cannot be told apart share what they explain. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/cost.h"
 #include "common/base/json.h"
 

@@ -10,6 +10,7 @@
  *
  * Measured latency depends on who else was in the batch; the fit averages that out and keeps what
  * is the sample's own doing. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_COST_H
 #define TRAINER_COST_H
 

@@ -1,5 +1,6 @@
 /* reward.c: the list of weighted terms that --reward asks for, each by a row of the table of
  * scorers (reward_scorers.c). Owns the scorers' states. The thread that scores. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/reward.h"
 #include "trainer/reward/reward_scorer.h"
 

@@ -1,6 +1,7 @@
 /* reward.h: the task's score of a finished sample: a weighted sum of terms, each by a scorer out of
  * one table (docs/use/rewards.md). No device, no server. One thread: scorers may keep a state (a
  * child process, a compiled pattern). What serving the sample cost is trainer/reward/cost.h's. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_REWARD_H
 #define TRAINER_REWARD_H
 

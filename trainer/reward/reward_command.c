@@ -8,6 +8,7 @@
  * can go wrong, and none of them is ever a 0: no reply in time and a malformed reply end the run
  * with a sentence; a process that ended is started once more in its life, and asked again for the
  * samples it owes. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"

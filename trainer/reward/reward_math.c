@@ -1,5 +1,6 @@
 /* reward_math.c: the scorer "math": whether the answer that a text gives is the data set's, by what
  * it means. Stateless; the thread that scores. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/math/math.h"
 #include "trainer/reward/math/prose.h"
 #include "trainer/reward/reward_scorer.h"

@@ -1,6 +1,7 @@
 /* reward_plugin.c: the scorer `plugin:PATH.so`: loads a shared object (reward_plugin.h) and asks it
  * sample by sample. Owns the loaded object. The trainer's thread.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/reward_plugin.h"
 #include "trainer/reward/reward_scorer.h"
 

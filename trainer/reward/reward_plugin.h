@@ -9,6 +9,7 @@
  * writes why into `error` and returns nonzero: the run then ends with that sentence and the
  * sample's place, and never goes on with a 0 in its stead. The same where the score is not finite.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_REWARD_PLUGIN_H
 #define TRAINER_REWARD_PLUGIN_H
 

@@ -1,5 +1,6 @@
 /* reward_scorer.h: what a scorer is. Private to reward.c and the reward_*.c files that define them.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_REWARD_SCORER_H
 #define TRAINER_REWARD_SCORER_H
 

@@ -1,6 +1,7 @@
 /* reward_scorers.c: the table of scorers, and those that need no file of their own: of a text
  * against the data set's answer or a pattern, and of a completion's shape whatever its answer. To
  * add one: its function and its row here. The thread that scores. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "trainer/reward/math/prose.h"
 #include "trainer/reward/reward_scorer.h"

@@ -5,6 +5,7 @@
  * sequences themselves, and hand them to the API; the trainer registers there once and polls for
  * batches. Which weights sampled a token is told by nobody, so a sequence has no versions: the
  * sampler's log-probabilities that come with it are what says how far it is off the policy. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/source.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"

@@ -1,4 +1,5 @@
 /* atropos_batch.c: one response of GET /batch. Stateless. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/source.h"
 #include "common/base/json.h"
 

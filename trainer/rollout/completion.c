@@ -4,6 +4,7 @@
  * Whatever a line says that could make the loss wrong without anybody noticing (an id outside the
  * vocabulary, a log-probability above 0, a version the weights never had, lists of different
  * lengths) is an error with a sentence. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/completion.h"
 #include "common/base/json.h"
 

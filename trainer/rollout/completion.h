@@ -1,5 +1,6 @@
 /* completion.h: one finished completion as the server gives it, checked before it is believed.
  * Plain data; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_COMPLETION_H
 #define TRAINER_COMPLETION_H
 

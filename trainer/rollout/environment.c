@@ -2,6 +2,7 @@
  * is being made. A process's line has an episode's id and one more field, which names what it is;
  * each kind is an entry of a table. One loop waits for all of them and for the server at once. The
  * thread that pulls. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/log.h"

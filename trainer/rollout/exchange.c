@@ -1,6 +1,7 @@
 /* exchange.c: how ranks that train together come by one another's samples: each in turn sends the
  * groups that it has pulled since: of each its prompt, where an environment made it, and its
  * completions. The thread that owns the communicator. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/rollout.h"
 
 #include <stdlib.h>

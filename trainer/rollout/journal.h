@@ -5,6 +5,7 @@
  * "group", "sample", "number", "call", "result"}. A line is written with one write(2) and fsynced
  * before the environment hears that it is kept; one that was cut off is dropped when the file is
  * opened again. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_JOURNAL_H
 #define TRAINER_JOURNAL_H
 

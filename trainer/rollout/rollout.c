@@ -8,6 +8,7 @@
  * free, and after the last line every place of the chunk must be taken. Each group has a seed of
  * its own, so that the split changes nothing of what is sampled.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/rollout.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"

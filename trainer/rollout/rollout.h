@@ -1,5 +1,6 @@
 /* rollout.h: asks the servers for completions of a list of prompts and takes them in. One thread at
  * a time for a source. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_ROLLOUT_H
 #define TRAINER_ROLLOUT_H
 

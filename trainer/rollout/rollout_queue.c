@@ -1,6 +1,7 @@
 /* rollout_queue.c: a ring of steps under one mutex, in order from `first` on. Each goes through the
  * states of enum rollout_state, and whichever thread is free takes the first work there is. A step
  * that is worked on is that thread's alone, without the mutex. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/rollout_queue.h"
 #include "common/base/clock.h"
 

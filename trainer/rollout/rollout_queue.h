@@ -7,6 +7,7 @@
  * ones: a step is taken after at most N - 1 updates that it knows nothing of. All functions are the
  * caller's thread's; the work is the queue's, and what it touches belongs to it but between
  * rollout_queue_pause() and rollout_queue_resume(). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_ROLLOUT_QUEUE_H
 #define TRAINER_ROLLOUT_QUEUE_H
 

@@ -1,4 +1,5 @@
 /* sampling.h: what sampling is asked for. Plain data. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SAMPLING_H
 #define TRAINER_SAMPLING_H
 

@@ -4,6 +4,7 @@
  * first put on the same footing, its z-score within the group, so that milliseconds in the hundreds
  * do not drown an accuracy of 0 or 1; the sum is then divided by its deviation over the batch.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/scoring.h"
 
 #include <math.h>

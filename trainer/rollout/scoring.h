@@ -1,5 +1,6 @@
 /* scoring.h: from a rollout to advantages: the task's reward, the cost of serving each sample, and
  * how the terms are put together. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SCORING_H
 #define TRAINER_SCORING_H
 

@@ -8,6 +8,7 @@
  * worker whose tokens claim any other version than that reload answered with (it was started anew,
  * or loaded something else) fails like one that died. At the first step every worker must be there;
  * later one that is not is left out until it is back. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

@@ -1,4 +1,5 @@
 /* source.c: what the sources of samples have in common: orders and counts. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/source.h"
 
 #include <stdarg.h>

@@ -7,6 +7,7 @@
  *   external     Atropos' API server, for which environments of its own sample (atropos.c)
  * What stands above stands there once: which prompts come next, how old weights may be, the
  * journal, trying again, filtering, and what a step's line of metrics.jsonl says. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SOURCE_H
 #define TRAINER_SOURCE_H
 

@@ -4,6 +4,7 @@
  *
  * Each server's difference is taken by itself and then added: a sum of totals would go wrong by all
  * that a server had counted before it was started anew. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/spec_counters.h"
 #include "bridge/bridge_file.h"
 

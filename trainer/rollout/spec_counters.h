@@ -1,5 +1,6 @@
 /* spec_counters.h: speculative decoding of one step, from a server's counters: GET /metrics before
  * and after the rollouts, and the difference. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SPEC_COUNTERS_H
 #define TRAINER_SPEC_COUNTERS_H
 

@@ -1,4 +1,5 @@
 /* trajectory.c: what an environment returns, told by what was sampled for it. Stateless. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/rollout/trajectory.h"
 #include "common/base/bytes.h"
 #include "common/base/json.h"

@@ -5,6 +5,7 @@
  * a turn sampled behind exactly the tokens that stand before it, and has that turn's
  * log-probability, weight version and author, who may be a tandem's other model. All others are the
  * environment's, and weigh nothing. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_TRAJECTORY_H
 #define TRAINER_TRAJECTORY_H
 

@@ -4,6 +4,7 @@
  * exact fp32 master, whose lower half is in trainer/optimizer.safetensors: both give every bit
  * back.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/checkpoint.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

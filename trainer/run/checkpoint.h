@@ -8,6 +8,7 @@
  *
  * A folder is whole or not there (model_folder_write.h). The links checkpoints/best and
  * checkpoints/latest are swapped after it. A crash at any point leaves the one before. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_CHECKPOINT_H
 #define TRAINER_CHECKPOINT_H
 

@@ -3,6 +3,7 @@
  * Lines are collected first and put into a frame as wide as the longest of them: rewards may be of
  * any size. Every character used is one column wide, so columns are counted as characters.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/cluster_report.h"
 #include "trainer/run/runlog.h"
 

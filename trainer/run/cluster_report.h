@@ -1,5 +1,6 @@
 /* cluster_report.h: what a curriculum made of an epoch's rewards, for people (a boxed text, UTF-8)
  * and for plots (numbers of metrics.jsonl). Pure functions. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_CLUSTER_REPORT_H
 #define TRAINER_CLUSTER_REPORT_H
 

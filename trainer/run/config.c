@@ -1,4 +1,5 @@
 /* config.c: the options table of `cw-trainer train`. Read once at start. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/config.h"
 #include "trainer/curriculum/buckets.h"
 #include "common/model/model.h"

@@ -1,6 +1,7 @@
 /* config.h: the options of `cw-trainer train`, and how those that are words or fractions resolve;
  * sft and dpo have some of them, and a few of their own. Names and defaults are TRL's (GRPOConfig)
  * where TRL has the option. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_CONFIG_H
 #define TRAINER_CONFIG_H
 

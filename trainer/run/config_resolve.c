@@ -1,6 +1,7 @@
 /* config_resolve.c: what options mean together, beyond the rules of their table: those that are
  * words or fractions resolved, and the learner's settings that follow. No state; the main thread,
  * at start. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/config.h"
 #include "common/model/adapter.h"
 #include "trainer/learn/learner.h"

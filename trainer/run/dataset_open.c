@@ -6,6 +6,7 @@
  * completions are one group, so that the prompt is computed once, and stay in one micro-batch,
  * since the loss compares them. The reference of pairs is what --model gives, before a checkpoint's
  * weights replace it: a run that goes on computes the same numbers again. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"

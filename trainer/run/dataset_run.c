@@ -1,5 +1,6 @@
 /* dataset_run.c: the steps of a run without a server: an update by the next examples, and a line of
  * metrics.jsonl; its evaluations, and what it leaves at the end. The main thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/dataset_run.h"
 #include "bridge/attach.h"
 #include "common/base/clock.h"

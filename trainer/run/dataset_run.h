@@ -2,6 +2,7 @@
  * learns them, `cw-trainer dpo` prefers one of two. It is a run like any other (run.h) on weights
  * that this process owns, whose steps take their samples from a data set. One thread, the main one.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_DATASET_RUN_H
 #define TRAINER_DATASET_RUN_H
 

@@ -2,6 +2,7 @@
  *
  * Prompts go out in requests of EVAL_GROUPS, enough to fill the server's batch and few enough not
  * to fill its queue while others use it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/evaluate.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"

@@ -1,5 +1,6 @@
 /* evaluate.h: held-out prompts answered by the server and scored: what `cw-trainer eval` and the
  * evaluations within a run have in common. It changes no weights. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_EVALUATE_H
 #define TRAINER_EVALUATE_H
 

@@ -1,6 +1,7 @@
 /* foreign_names.c: names of other programs' options, for the tables of cw-trainer's commands: who
  * comes from TRL or verl and types one is told what stands here for it. docs/use/names.md is
  * written of them. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/options_shared.h"
 
 const char *const common_foreign_names[] = {

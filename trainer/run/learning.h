@@ -1,5 +1,6 @@
 /* learning.h: what `train` and `sft` have in common of what is learnt, and how: the options, and
  * the learner's settings that follow. Plain data. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_LEARNING_H
 #define TRAINER_LEARNING_H
 

@@ -4,6 +4,7 @@
  * server of its own, or with others one whose model they hold in shards; it maps and writes that
  * server's weights, or its shard, samples its share of every step's prompts there, and goes through
  * the same steps. What must not be decided twice rank 0 decides for all (train_ranks.h). */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/mapped.h"
 #include "bridge/attach.h"
 #include "bridge/bridge_file.h"

@@ -1,6 +1,7 @@
 /* mapped.h: the bridge that a run works on, and the models that it maps there: the policy, the
  * adapter that is trained instead, the draft that is trained along. Of several ranks each has a
  * bridge, or a shard of one. The main thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_MAPPED_H
 #define TRAINER_MAPPED_H
 

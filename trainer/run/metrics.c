@@ -1,6 +1,7 @@
 /* metrics.c: the table of metrics of a loss, whose keys are TRL's where TRL logs the same, and
  * those of speculative decoding. The wording of the latter's log line is vLLM's, so that what reads
  * its logs reads these. Stateless. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/comm.h"
 #include "trainer/learn/stats.h"
 #include "trainer/rollout/spec_counters.h"

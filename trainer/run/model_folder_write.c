@@ -1,5 +1,6 @@
 /* model_folder_write.c: fills a folder beside the one that is wanted, then puts it in its place.
  * Owns no state; the trainer's thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/model_folder_write.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

@@ -2,6 +2,7 @@
  * adapter, and in it what training goes on by: the one writer of checkpoints, of what a run starts
  * from, of weights for servers to load, and of --out. Whole or not at all: under a temporary name,
  * synced, and renamed. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_MODEL_FOLDER_WRITE_H
 #define TRAINER_MODEL_FOLDER_WRITE_H
 

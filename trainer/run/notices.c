@@ -1,4 +1,5 @@
 /* notices.c: log lines of cw-trainer's commands. No state. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/notices.h"
 #include "common/model/adapter.h"
 #include "common/base/bytes.h"

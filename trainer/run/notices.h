@@ -1,5 +1,6 @@
 /* notices.h: what a run leaves out or alone, said once before the first step. The
  * main thread; logs. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_NOTICES_H
 #define TRAINER_NOTICES_H
 

@@ -1,5 +1,6 @@
 /* options_shared.h: rows that several of cw-trainer's option tables have in common. Each
  * names fields of the struct that the table fills (OPTIONS_OF, options.h). */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_OPTIONS_SHARED_H
 #define TRAINER_OPTIONS_SHARED_H
 

@@ -3,6 +3,7 @@
  * DIVERGENCE_STEPS steps and then ten times as rarely each time; a passing one again after
  * DIVERGENCE_STEPS steps at the earliest. The trainer's thread.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/progress.h"
 #include "common/base/json.h"
 

@@ -2,6 +2,7 @@
  * goes on, that it learns nothing or goes astray (rewards without spread, no right sample,
  * gradients, KL divergence or entropy out of all proportion); and the best of its evaluations.
  * Makes sentences; logs nothing. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_PROGRESS_H
 #define TRAINER_PROGRESS_H
 

@@ -1,6 +1,7 @@
 /* run.h: one training run, whichever command it is of: what it has open, and what it writes down.
  * Private to train.c, sft.c, dpo.c, and the run_*.c and dataset_*.c files. One thread, the main
  * one. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_RUN_H
 #define TRAINER_RUN_H
 

@@ -10,6 +10,7 @@
  * Taking a run up with another data set, seed or --freeze would silently be another run, and is
  * refused. Evaluations of other prompts or by another reward cannot be compared: there the best is
  * looked for anew. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"

@@ -2,6 +2,7 @@
  * used, which of its options are taken over, and the two files that say what the run is:
  * config.json, its options, and run.json, one entry for each start of a process. The main thread;
  * logs. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

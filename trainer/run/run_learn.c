@@ -1,6 +1,7 @@
 /* run_learn.c: one step's update, and what becomes of a gradient that is not finite. The main
  * thread.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "trainer/learn/step.h"
 #include "trainer/rollout/source.h"

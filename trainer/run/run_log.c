@@ -1,6 +1,7 @@
 /* run_log.c: what a run logs of a step: its progress line, warnings, where its time went; and the
  * text that was sampled. The main thread; logs.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/model/config.h"

@@ -1,6 +1,7 @@
 /* run_loop.c: the life of a run, whichever command it is of: options, opening, steps with
  * evaluations and checkpoints between them, and the end. The main thread; the bridge's heartbeat,
  * the watch of stop.h and, with --async, the rollout queue's thread run beside it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"

@@ -1,6 +1,7 @@
 /* run_metrics.c: the line of metrics.jsonl of a step. The main thread. Keys are TRL's where TRL
  * logs the same.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/learner.h"
 #include "trainer/rollout/source.h"
 #include "trainer/run/run.h"

@@ -1,6 +1,7 @@
 /* run_open.c: opens what a training run needs, in the order in which it can be refused cheaply: the
  * bridge, the data, the writer's lease, the run folder, the memory. The main thread.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/model/config.h"

@@ -15,6 +15,7 @@
  * with --filter-groups other prompts are drawn in their place, a bounded number of times, while a
  * step is scored. They are a function of the seed and the step, so that a checkpoint needs to know
  * nothing of them, and epochs count those of the data's order alone. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"

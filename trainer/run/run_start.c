@@ -9,6 +9,7 @@
  * that with --beta; where it is gone (--beta was 0 before) and the start was exactly a folder's
  * weights, it is that folder.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include "bridge/attach.h"
 #include "common/base/log.h"

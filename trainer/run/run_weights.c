@@ -8,6 +8,7 @@
  * either starts a server of its own on a copy of them, or has one elsewhere load them. All the rest
  * of a run is the same: who samples are copies (rollout/servers.c), whose tokens are given the
  * version that the copy is of. */
+// SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/base/file.h"
 #include "common/base/log.h"

@@ -4,6 +4,7 @@
  * A line is written with one write(2) and is whole or, after a crash, the last and cut off:
  * resuming drops it with those of steps that were not checkpointed.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/runlog.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"

@@ -1,6 +1,7 @@
 /* runlog.h: what a run leaves for people and plots: metrics.jsonl (one object a step), the same as
  * a TensorBoard event file, rollouts/ (the sampled text, on request) and the progress line. One
  * thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_RUNLOG_H
 #define TRAINER_RUNLOG_H
 

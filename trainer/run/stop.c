@@ -8,6 +8,7 @@
  * ones, gets GONE_MS to come to the end of what it computes, write its checkpoint, and end with its
  * own sentence.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/stop.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"

@@ -7,6 +7,7 @@
  * yet is revoked). A watching thread does the latter. When the server has died it says so while the
  * main thread, deep in a computation, has not noticed; and ends the process if that takes ten
  * minutes. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_STOP_H
 #define TRAINER_STOP_H
 

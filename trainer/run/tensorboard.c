@@ -8,6 +8,7 @@
  * readers, who take files in the order of their names, come to it last. Its first event is a
  * session START, at which TensorBoard drops what it has read of that step and later ones.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/runlog.h"
 #include "common/base/bytes.h"
 #include "common/base/clock.h"

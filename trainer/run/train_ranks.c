@@ -1,4 +1,5 @@
 /* train_ranks.c: meeting, agreement and comparison of the ranks of a run. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/train_ranks.h"
 #include "common/model/adapter.h"
 #include "common/ranks/liveness.h"

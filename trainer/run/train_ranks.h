@@ -1,6 +1,7 @@
 /* train_ranks.h: the ranks that train one model together (docs/use/scaling.md), of every command:
  * they meet, decide together what must not be decided twice, and hold the same weights. Rank 0
  * writes the run's folder, and logs. Of one rank all of it does nothing. The main thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_TRAIN_RANKS_H
 #define TRAINER_TRAIN_RANKS_H
 

@@ -10,6 +10,7 @@
  *   output   1 type, 2 records { 2 fields by name { 1 data, 2 offsets, 3 dtype, 4 shape of an
  *            entry }, 3 datums }, 3 metrics
  * A map is a repeated message { 1 key, 2 value }. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/datum.h"
 #include "common/base/protobuf.h"
 

@@ -1,6 +1,7 @@
 /* datum.h: the one request of the Tinker API that comes as protobuf, and its response: datums (a
  * sequence, for each of its tokens what it is to predict, and what the loss wants of that), and
  * their log-probabilities. Plain data; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SERVE_DATUM_H
 #define TRAINER_SERVE_DATUM_H
 

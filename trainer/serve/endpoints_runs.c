@@ -8,6 +8,7 @@
  *
  * A download is a state machine of the file that is open, what of it is not read yet, and which
  * comes after it. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/tinker.h"
 #include "common/base/log.h"
 

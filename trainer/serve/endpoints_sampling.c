@@ -13,6 +13,7 @@
  * that came in one turn of the loop, go as one request of many groups. What is refused as a whole
  * is sent again one by one, so that one bad request fails no other. Whatever ends is posted to the
  * inbox, and delivered in the loop's next turn. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/tinker.h"
 #include "bridge/control.h"
 #include "bridge/control_facts.h"

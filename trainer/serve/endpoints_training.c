@@ -6,6 +6,7 @@
  * gap is filled. A number that was seen before is the same request again: it gets the same promise.
  * A gap that is not filled in time ends the run for its client: what is behind it cannot be done as
  * it was meant, and fails, then and later. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "trainer/serve/tinker.h"

@@ -2,6 +2,7 @@
  *
  * An index (a JSON object, which is a hash table of strings) finds them by id. Of each owner there
  * is a list of those that have ended, in that order, for who asks for all of a session at once. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/request.h"
 #include "common/base/clock.h"
 #include "common/base/json_out.h"

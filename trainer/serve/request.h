@@ -6,6 +6,7 @@
  * and once they were fetched for REQUEST_FETCHED_MS, for clients whose connection broke.
  *
  * Loop's thread, but for what says otherwise. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SERVE_REQUEST_H
 #define TRAINER_SERVE_REQUEST_H
 

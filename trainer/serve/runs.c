@@ -1,4 +1,5 @@
 /* runs.c: training runs on disk. No state; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/runs.h"
 #include "common/base/json.h"
 #include "common/base/log.h"

@@ -2,6 +2,7 @@
  * RUN/weights/NAME, RUN/sampler_weights/NAME and RUN/external_weights/NAME, in one folder
  * (--run-dir) that outlives the server; and their files as the body of a response. Any thread: each
  * call stands for itself, and what is written is there whole or not at all. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SERVE_RUNS_H
 #define TRAINER_SERVE_RUNS_H
 

@@ -1,4 +1,5 @@
 /* sample_request.c: requests of samples, as they are read and filled. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/request.h"
 #include "common/base/json.h"
 #include "common/base/protobuf.h"

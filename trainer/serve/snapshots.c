@@ -1,5 +1,6 @@
 /* snapshots.c: see snapshots.h. Each call takes the lock for a walk over a list of some dozens, and
  * of the paths that this process saved. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/snapshots.h"
 #include "common/base/clock.h"
 

@@ -5,6 +5,7 @@
  * A run's weights are known by the weight version from which they are what they are; publishing
  * another run's moves the version on and leaves them alone. A list under a lock: the main thread
  * changes it, the loop's thread looks things up. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SERVE_SNAPSHOTS_H
 #define TRAINER_SERVE_SNAPSHOTS_H
 

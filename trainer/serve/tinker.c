@@ -5,6 +5,7 @@
  * other requests, one after the other, and hands its results to this loop's inbox. Stopping has an
  * order: connections close, the main thread takes no more work, sampling ends, what is left comes
  * back and is freed. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/tinker.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"

@@ -1,6 +1,7 @@
 /* tinker.h: the Tinker API over HTTP: the thread of the libuv loop, and what its files share. The
  * main thread starts it, performs its requests (request.h), and ends it; everything else here is
  * the loop's thread's. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SERVE_TINKER_H
 #define TRAINER_SERVE_TINKER_H
 

@@ -9,6 +9,7 @@
  * The learner's memory is that of the model itself, or that of an adapter: which of them is chosen
  * by what the server has room for, and changes with what clients ask for. Adapters share it: each
  * has its own gradients, moments and residual (its optimizer), one after the other has the rest. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/trained_model.h"
 #include "bridge/attach.h"
 #include "common/base/log.h"

@@ -2,6 +2,7 @@
  * clients of the Tinker API do to it. One training run has the model itself (full fine-tuning), or
  * several have an adapter each beside it (LoRA), in arenas of their own. The main thread, which
  * owns the device. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SERVE_TRAINED_MODEL_H
 #define TRAINER_SERVE_TRAINED_MODEL_H
 

@@ -9,6 +9,7 @@
  * Whatever an adapter starts from is written as a folder first (adapter_folder_start()), RUN/start,
  * and published from there: so the server can restore it, and none but it, if its update is torn.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/model/adapter.h"

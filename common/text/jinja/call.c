@@ -1,6 +1,7 @@
 /* call.c: calls of filters, tests, methods and functions: arguments are bound to parameters and
  * checked by the row's one line of them, and what a function has put becomes its result. One
  * thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/call.h"
 #include <stdlib.h>
 

@@ -1,5 +1,6 @@
 /* call.h: calling what templates find by name, and what those functions share: operators and texts
  * in parts. One thread for each run. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_JINJA_CALL_H
 #define COMMON_TEXT_JINJA_CALL_H
 

@@ -1,5 +1,6 @@
 /* format.c: values as text: Python's str() and repr(), its json.dumps and its formats, "..." %
  * values and "...".format(values), and HTML escapes. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/format.h"
 #include "common/text/jinja/call.h"
 #include "common/text/jinja/text.h"

@@ -1,5 +1,6 @@
 /* format.h: values as text: Python's str() and repr(), HTML escapes, and "..." % values. Text is
  * put at the end of what is being built. One thread for each run. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_JINJA_FORMAT_H
 #define COMMON_TEXT_JINJA_FORMAT_H
 

@@ -4,6 +4,7 @@
  *
  * Recursion follows the tree and is bounded by run_deeper(). The place of the node being evaluated
  * is kept for a failure. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/call.h"
 #include "common/text/jinja/jinja.h"
 #include <stdlib.h>

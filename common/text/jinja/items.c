@@ -3,6 +3,7 @@
  * Jinja give an iterator here: true even when empty, without a length, gone over once. Methods that
  * would change a list or a dict are not here: Jinja's sandbox forbids them (object.c). One
  * thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/call.h"
 #include <math.h>
 

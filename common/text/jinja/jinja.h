@@ -8,6 +8,7 @@
  * A template may come from anywhere, so rendering is bounded: in steps, depth, memory and output.
  * Errors name the template, the line and the column. A parsed template is immutable: any thread,
  * several at once. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_JINJA_JINJA_H
 #define COMMON_TEXT_JINJA_JINJA_H
 

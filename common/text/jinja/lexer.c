@@ -3,6 +3,7 @@
  * all white space, "+": none, neither: blanks between a line's start and a block). Behind a block
  * or comment one newline goes (trim_blocks). Inside of tags an end counts only where all brackets
  * are closed. Any thread, each on its own run. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/syntax.h"
 #include "common/text/jinja/text.h"
 #include <ctype.h>

@@ -1,6 +1,7 @@
 /* numbers.c: the operators on numbers, texts and lists, and filters that make and change numbers,
  * with Python's meaning: // and % round towards minus infinity, / gives a float, ** of whole
  * numbers a whole number. Whole numbers have 64 bits; what goes beyond is an error. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/call.h"
 #include "common/text/jinja/text.h"
 #include <ctype.h>

@@ -1,6 +1,7 @@
 /* object.c: what values do. Jinja has two orders of look-up: a dot looks for a method first and
  * then for an item, brackets the other way round. What the sandbox forbids (methods that would
  * change a list or a dict) is undefined, and says so when it is used. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/object.h"
 #include <math.h>
 #include <stdarg.h>

@@ -2,6 +2,7 @@
  * equality, order and membership, look-up in dicts, which is by equality, a.b, a["b"], a[1] and
  * a[1:2]; and the functions that a template finds. Failures leave with fail(), their sentence being
  * what Jinja or Python would say. One thread for each run. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_JINJA_OBJECT_H
 #define COMMON_TEXT_JINJA_OBJECT_H
 

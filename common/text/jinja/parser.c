@@ -1,6 +1,7 @@
 /* parser.c: tokens to a tree: expressions, of operators and what they stand between, then
  * statements. A statement's parser stands at its name and ends at its "%}"; bodies are read up to a
  * tag that ends them. Depth is bounded. Any thread, each on its own run. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/object.h"
 #include "common/text/jinja/syntax.h"
 #include <stdio.h>

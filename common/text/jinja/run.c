@@ -1,6 +1,7 @@
 /* run.c: memory, limits, failure, making values, and text under construction. Memory is a chain of
  * blocks, each filled from its start; a piece larger than a block gets its own. JSON becomes values
  * once, at the start of a rendering; its strings are borrowed. One thread at a time. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/run.h"
 #include <stdalign.h>
 #include <stdarg.h>

@@ -1,6 +1,7 @@
 /* run.h: one run, of the parser or of the interpreter: its memory, its limits, its failure, the
  * text it builds; and values, which behave as Python's do. None ever changes once made, but for
  * namespaces, iterators, loops, cyclers and joiners. One thread at a time. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_JINJA_RUN_H
 #define COMMON_TEXT_JINJA_RUN_H
 

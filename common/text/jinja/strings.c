@@ -1,5 +1,6 @@
 /* strings.c: str's methods, and the filters and tests that take a text: case, classes, search,
  * split, fill, HTML and URLs; and what is refused by name. One thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/call.h"
 #include "common/text/jinja/text.h"
 #include <ctype.h>

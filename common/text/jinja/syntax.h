@@ -1,5 +1,6 @@
 /* syntax.h: a template's text to tokens (lexer.c), and tokens to a tree (parser.c). A fault leaves
  * with fail(), run.at being its place. Any thread, each on its own run; a tree never changes. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_JINJA_SYNTAX_H
 #define COMMON_TEXT_JINJA_SYNTAX_H
 

@@ -1,6 +1,7 @@
 /* text.c: what Python's str knows of characters, by utf8proc's tables. Cases that change a
  * character's number of code points follow from its case folding ("ß" folds to "ss", so its upper
  * case is "SS"). No state; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/text.h"
 #include "common/base/unicode.h"
 #include <utf8proc.h>

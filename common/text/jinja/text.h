@@ -1,5 +1,6 @@
 /* text.h: UTF-8 text as Python's str sees it: what is white space, upper and lower case, classes of
  * characters. No state; any thread. All text given is valid UTF-8. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_JINJA_TEXT_H
 #define COMMON_TEXT_JINJA_TEXT_H
 

@@ -9,6 +9,7 @@
  * keys, four a warp, and walks the packed rows that attend to them. No sum is shared between
  * blocks, so none needs atomics and the order is fixed.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attention.cuh"
 
 #define WARPS           8

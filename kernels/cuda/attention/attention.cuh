@@ -6,6 +6,7 @@
  * j, whether it lies in the block pool or among the rows of the batch, so both kinds of batch run
  * the same kernels and differ in key_row() only.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_ATTENTION_CUH
 #define KERNELS_CUDA_ATTENTION_CUH
 

@@ -12,6 +12,7 @@
  * Keys of earlier steps are complete before the kernel in front of this one has begun (cuda.cuh),
  * so after a kernel that stores those of this step they are already on their way while it runs.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_few.cuh"
 #include "kernels/cuda/attention/attn_rows.cuh"
 #include <algorithm>

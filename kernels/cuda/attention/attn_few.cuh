@@ -1,5 +1,6 @@
 /* attn_few.cuh: what the kernels of attention of few rows share (attn_few.cu, attn_few_tma.cu):
  * what a block works on, and how the chunks of a context that is spread over blocks are joined. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_ATTN_FEW_CUH
 #define KERNELS_CUDA_ATTN_FEW_CUH
 

@@ -9,6 +9,7 @@
  * values, which it keeps filled ahead across items. A task of one item is joined in registers; of
  * several, the last block to finish joins the parts.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_few.cuh"
 #include "kernels/cuda/attention/attn_rows.cuh"
 #include "kernels/cuda/hopper.cuh"

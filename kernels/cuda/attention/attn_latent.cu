@@ -12,6 +12,7 @@
  * Few rows: an item is one chunk of their context, whose sums go to memory, and the last to be done
  * joins them in order. Of the 64 rows of a tile a decode step of 16 heads has 16: that costs no
  * time that reading the keys does not take. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_few.cuh"
 #include "kernels/cuda/attention/attn_wgmma.cuh"
 #include <algorithm>

@@ -10,6 +10,7 @@
  * dimension at a time. Keys that a row does not see have the weight 0, and a tile or chunk of
  * nothing else leaves every bit as it was. All roundings are spelt out.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_ATTN_ORDER_CUH
 #define KERNELS_CUDA_ATTN_ORDER_CUH
 

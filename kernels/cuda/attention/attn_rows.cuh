@@ -2,6 +2,7 @@
  * whose warps have 16 rows each: attn_tensor.cu and attn_wgmma.cu. The layout is that of an mma's
  * result: a thread has the rows lane / 4 and that + 8, and of each 8 columns two: [i][e] is row
  * lane / 4 + e / 2 * 8, column i * 8 + lane % 4 * 2 + e % 2. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_ATTN_ROWS_CUH
 #define KERNELS_CUDA_ATTN_ROWS_CUH
 

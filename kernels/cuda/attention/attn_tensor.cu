@@ -13,6 +13,7 @@
  * conflicts, and are filled with 16-byte cp.async; what is out of range is filled with zeros. HD is
  * head_dim rounded up to 64, 128 or 256, in the gradient also to 192.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_rows.cuh"
 
 #define THREADS 128

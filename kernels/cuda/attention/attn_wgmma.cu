@@ -7,6 +7,7 @@
  * while the other's products run. It never leaves products under way while it makes weights: what
  * goes on beside them is the other warpgroup's (docs/lab/performance.md).
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_wgmma.cuh"
 #include <algorithm>
 

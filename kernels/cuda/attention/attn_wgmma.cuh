@@ -10,6 +10,7 @@
  * Copies are cp.async, not TMA: packed rows of a group, prefixes and pages come row by row. A tile
  * is 64 rows of HD elements in blocks of 64 columns, swizzled as hopper.cuh says.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_ATTN_WGMMA_CUH
 #define KERNELS_CUDA_ATTN_WGMMA_CUH
 

@@ -13,6 +13,7 @@
  * share) is several items, each every so many-th tile of its rows; the last of them to be done adds
  * up what all have written, in their order.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_wgmma.cuh"
 #include <algorithm>
 

@@ -4,6 +4,7 @@
  * The two products are of all heads in one launch. In bf16 few rows take narrow tiles, all of whose
  * weights are on their way at once, as reading these is all the work; more take larger ones, up to
  * 128 x 128. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/matmul/tile.cuh"
 
 #define THREADS  256

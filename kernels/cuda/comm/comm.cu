@@ -7,6 +7,7 @@
  * 20 ms, whether the oldest call is done, and where its deadline is past, NCCL has failed, or a
  * rank is gone, aborts it. That ends its kernels; what they leave is garbage, and the next
  * device_sync() says so. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "kernels/comm_backend.h"
 #include "kernels/cuda/cuda.cuh"

@@ -1,4 +1,5 @@
 /* peer_sum.cu: see peer_sum.cuh. The device's thread, but for peer_sum_abort(). */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/comm/peer_sum.cuh"
 #include "kernels/cuda/cuda.cuh"
 #include <stdio.h>

@@ -19,6 +19,7 @@
  * of decoding without a pause. A place is then mistaken for written only where it was written
  * exactly so many calls ago and not since: one of the few that only long prompts reach, once in
  * some 10^9 of them. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_PEER_SUM_CUH
 #define KERNELS_CUDA_PEER_SUM_CUH
 

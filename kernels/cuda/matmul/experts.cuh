@@ -1,6 +1,7 @@
 /* experts.cuh: how the blocks of a launch share the sorted rows of a mixture's experts, whose
  * numbers are in device memory only. Each expert's rows are cut into tiles of `height`; tiles are
  * numbered one expert after the other. Private to kernels/cuda. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_EXPERTS_CUH
 #define KERNELS_CUDA_EXPERTS_CUH
 

@@ -14,6 +14,7 @@
  * A stage may reach past an expert's rows, into those of the next. Where these are rows of the
  * result they are not stored; where the sum is over them (the gradient of weights) they are
  * overwritten with zeros in shared memory first. Past the end of a matrix TMA gives zeros. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/matmul/experts.cuh"
 #include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/hopper.cuh"

@@ -4,6 +4,7 @@
  * that it has the same bits in any batch. In bf16 they run on tensor cores (lora_tensor.cu); the
  * kernels here, over tiles of ROWS rows of which those of one adapter share its loads, are of f32.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/matmul/lora.cuh"
 
 #define THREADS   256

@@ -1,5 +1,6 @@
 /* lora.cuh: what the kernels of low-rank adapters share (lora.cu: f32; lora_tensor.cu: bf16).
  * Private to kernels/cuda. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_LORA_CUH
 #define KERNELS_CUDA_LORA_CUH
 

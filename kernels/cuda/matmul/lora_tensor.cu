@@ -8,6 +8,7 @@
  * elements and adds up the warps' sums in their order. A tile is computed once for each adapter
  * that its rows have, and of that the rows that have it are stored: so a row has the same bits in
  * any batch. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/matmul/lora.cuh"
 #include "kernels/cuda/tensor.cuh"
 

@@ -4,6 +4,7 @@
  * A row-major C = A B is the column-major C' = B' A', so A and B change places and nothing is
  * moved. f32 runs with tf32 off; bf16 sums in f32. How a shape is computed is its plan's
  * (matmul_plan.cu); few rows of a forward matmul in bf16 go to matmul_small.cu. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/matmul/matmul_plan.cuh"
 #include "kernels/comm.h"

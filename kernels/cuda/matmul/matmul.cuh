@@ -1,5 +1,6 @@
 /* matmul.cuh: the matmuls of ops.h as the variants of their tables see them (matmul.cu,
  * matmul_experts.cu). Private to kernels/cuda. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_MATMUL_CUH
 #define KERNELS_CUDA_MATMUL_CUH
 

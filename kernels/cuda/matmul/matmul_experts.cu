@@ -12,6 +12,7 @@
  * stages, and, where the experts have few rows each, in matmul_small.cu; f32, and bf16 of widths or
  * addresses that do not allow 16-byte copies, on a plain tiled kernel.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/matmul/experts.cuh"
 #include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/matmul/tile.cuh"

@@ -11,6 +11,7 @@
  * a second result), it stands. What was found for a number of tokens serves all of about that many,
  * on whose number no order of summation of an unsplit algorithm was seen to depend. Every split
  * adds in a fixed order, so each choice gives the same bits each time. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/hash.h"
 #include "kernels/cuda/library.cuh"
 #include "kernels/cuda/matmul/matmul_plan.cuh"

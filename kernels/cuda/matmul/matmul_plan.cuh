@@ -1,5 +1,6 @@
 /* matmul_plan.cuh: how cuBLASLt computes a matmul of one shape: its layouts, descriptor and
  * algorithm, made once and kept. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_MATMUL_PLAN_CUH
 #define KERNELS_CUDA_MATMUL_PLAN_CUH
 

@@ -21,6 +21,7 @@
  * has rows of B from two places, and each thread ends a pair of columns in one and the pair that
  * belongs to it in the other. docs/lab/performance.md says what was tried and lost.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/rows/act.cuh"
 #include "kernels/cuda/matmul/experts.cuh"
 #include "kernels/cuda/matmul/matmul.cuh"

@@ -5,6 +5,7 @@
  *    are in k16 order (docs/internals/numerics.md) whatever the tile's size.
  *  - plain_tile: f32, and bf16 of widths or addresses that do not allow 16-byte copies.
  * Private to kernels/cuda. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_TILE_CUH
 #define KERNELS_CUDA_TILE_CUH
 

@@ -12,6 +12,7 @@
  * that chunk's turn: of a sequence of n rows n / CHUNK + CHUNK matrices, n_sms times. Sums over
  * columns (of dq, dk, and of a row's gates) are of warps, in order; those over the value heads of a
  * key head, and over rows, are kernels of their own. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/rows/act.cuh"
 #include "kernels/cuda/recurrence/delta.cuh"
 

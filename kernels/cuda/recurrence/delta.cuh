@@ -1,5 +1,6 @@
 /* delta.cuh: a batch as the recurrences of linear attention go over it (ops.h, delta_batch), by
  * value, and who comes before whom in it. Private to kernels/cuda. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_DELTA_CUH
 #define KERNELS_CUDA_DELTA_CUH
 

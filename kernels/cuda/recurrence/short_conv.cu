@@ -2,6 +2,7 @@
  * its gradient. Rows are computed side by side, all by one function: a row meets the same numbers
  * in the same order wherever they lie, in the batch or in its slot's window. A second kernel then
  * renews the windows. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/rows/act.cuh"
 #include "kernels/cuda/recurrence/delta.cuh"
 

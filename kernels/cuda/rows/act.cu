@@ -1,6 +1,7 @@
 /* act.cu: activation functions, gated (SwiGLU, GeGLU) and plain, the logits' soft cap, and their
  * gradients. One pass, 16-byte accesses; the kind is a run-time number, for the loads bound these.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/rows/act.cuh"
 #include <algorithm>
 

@@ -1,5 +1,6 @@
 /* act.cuh: the activation functions (kernels/cpu/act.c has the formulas). Private to kernels/cuda.
  */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_ACT_CUH
 #define KERNELS_CUDA_ACT_CUH
 

@@ -6,6 +6,7 @@
  * in kernels/cpu/adamw.c, and the moments' rounding is the same code (kernels/moments.h): f32
  * weights, bf16 weights with residual, CPU and CUDA give the same bits.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/moments.h"
 

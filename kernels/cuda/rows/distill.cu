@@ -1,6 +1,7 @@
 /* distill.cu: the divergence of a teacher's distribution from a student's, and its gradient. A
  * block owns a row and reads it twice: for both maxima and sums (an online softmax), and then for
  * what depends on both distributions. A row's result does not depend on the others. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/cuda.cuh"
 
 #define THREADS 1024

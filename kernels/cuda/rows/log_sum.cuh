@@ -2,6 +2,7 @@
  * same bits in sampler and trainer: tiles of 4,096 logits, each by 256 threads that keep its
  * maximum and its sum relative to that, then the tiles by the lanes of a warp. Private to
  * kernels/cuda. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_LOG_SUM_CUH
 #define KERNELS_CUDA_LOG_SUM_CUH
 

@@ -1,6 +1,7 @@
 /* logprob.cu: log-probability of a chosen token and entropy of each row of logits, the likeliest
  * tokens of a row, and the gradient. A block reads a row once, in the order of log_sum.cuh; a row's
  * result does not depend on the others. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/rows/log_sum.cuh"
 
 #define ROW_THREADS 128 // each warp holds 4,096 logits

@@ -3,6 +3,7 @@
  * so the order of every sum is fixed, and a row's weights and result do not depend on the other
  * rows.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/routing.h"
 #include <limits.h>

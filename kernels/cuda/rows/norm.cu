@@ -5,6 +5,7 @@
  * Gradients of the weights are summed in registers over the rows of a group, a fixed assignment,
  * then over groups and blocks: the same bits in every run.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/comm/peer_sum.cuh"
 
 #define THREADS  256 // of a block, where a group is not larger

@@ -1,5 +1,6 @@
 /* rope.cu: rotary position embedding, in place, and storing keys and values into the block pool:
  * one kernel for either and for both. */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/rows/rope.cuh"
 
 #define THREADS 128

@@ -1,4 +1,5 @@
 /* rope.cuh: a rotation, and what is rotated and stored. Private to kernels/cuda. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_ROPE_CUH
 #define KERNELS_CUDA_ROPE_CUH
 

@@ -1,5 +1,6 @@
 /* rows.cu: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each
  * is one pass over its memory, with 16-byte accesses where widths and addresses allow. */
+// SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/cuda/cuda.cuh"
 #include <limits.h>

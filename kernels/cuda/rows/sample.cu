@@ -13,6 +13,7 @@
  * to sample from, and a third verifies: with the maximum, sum and threshold of either row at hand
  * it takes one pass, in tiles as the first, over the rows whose draft is rejected.
  */
+// SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/rows/log_sum.cuh"
 #include "kernels/cuda/tensor.cuh"
 #include "kernels/sampling.h"

@@ -1,5 +1,6 @@
 /* math.h: mathematical answers: where one stands in a text, its expression in LaTeX, or as people
  * type it, as a tree, and whether two are the same. Pure functions on text. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_MATH_H
 #define TRAINER_MATH_H
 

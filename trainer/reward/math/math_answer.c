@@ -1,4 +1,5 @@
 /* math_answer.c: finds formulas and numbers in prose and ranks them. Stateless; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/math/math.h"
 #include "trainer/reward/math/prose.h"
 

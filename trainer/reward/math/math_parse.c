@@ -2,6 +2,7 @@
  * tables; lists of words are separated by '|', the longer ones first. Blanks, sizes of brackets and
  * styles are passed over wherever a token may begin. What cannot be read makes the whole text no
  * expression. Any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/math/math.h"
 #include "trainer/reward/math/prose.h"
 

@@ -1,6 +1,7 @@
 /* math_same.c: compares two trees: what they assign, as relations, as sets and intervals, as lists
  * in order or without, as matrices, as words, and in the end as numbers at a few points, which is
  * how expressions with letters are compared. Stateless; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/math/math.h"
 
 #include <ctype.h>

@@ -1,4 +1,5 @@
 /* math_value.c: evaluates trees. Stateless; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/math/math.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
 /* prose.c: PCRE2 over prose, and the numbers in it: one expression knows what a number looks like;
  * the rules only choose where it starts and ends. Owns the compiled expressions, for the life of
  * the process. */
+// SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/math/prose.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

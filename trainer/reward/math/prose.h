@@ -1,5 +1,6 @@
 /* prose.h: finding things in what a model wrote: regular expressions (PCRE2), marks, braces,
  * numbers, and the number that a text gives as its answer. Pure functions on text; any thread. */
+// SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_PROSE_H
 #define TRAINER_PROSE_H
 
