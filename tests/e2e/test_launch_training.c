@@ -26,6 +26,7 @@ static void close_scene(void)
 static void start(struct test_child *child, const char *run, const char *steps)
 {
     const char *argv[TRAINER_WORDS];
+    if (!CW_MPI) test_skip("this was built without MPI");
     if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
     trainer_command(
         &scene, test_path(scene.folder, run),

@@ -183,8 +183,10 @@ TEST(a_small_address_space)
                  "--device cpu",
                  kilobytes[i], test_binary("cw-trainer"), s.model, s.data, s.folder);
         unlink(log);
-        assert_int_equal(test_command(log, 60000, OPTIONS("sh", "-c", line)), 1);
-        assert_said(&s, "raise ulimit -v");
+        // the second and third are enough for a program with few libraries
+        const int code = test_command(log, 60000, OPTIONS("sh", "-c", line));
+        assert_true(code == 1 || (code == 0 && i > 0));
+        if (code == 1) assert_said(&s, "raise ulimit -v");
     }
 }
 

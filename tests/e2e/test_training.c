@@ -113,14 +113,13 @@ TEST(costs_of_inference)
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }
 
-// A command that scores nothing ends the run, naming the sample.
 // Prompts of one length whose beginning is in the prefix cache: --gain-cache prices their share of
-// it.
+// it. The server has room for one prompt's samples, so that the next prompt finds it there.
 TEST(the_prefix_cache_is_gained_from)
 {
     struct scene s;
     struct bytes lines = BYTES_INIT;
-    scene_open(&s);
+    scene_open_model(&s, daemon_model(test_folder(), true, 11), OPTIONS("--max-batch", "4"));
     for (int a = 10; a < 30; a++)
         bytes_printf(&lines, "{\"prompt\": \"this is what the sum of them is: %d+12=\"}\n", a);
     test_write(s.data, lines.data, lines.len);
@@ -133,6 +132,7 @@ TEST(the_prefix_cache_is_gained_from)
     assert_true(fabs(metric(m, "rewards/cost/cache") - 8 * reused) < 1e-6);
 }
 
+// A command that scores nothing ends the run, naming the sample.
 TEST(command_that_fails)
 {
     struct scene s;
