@@ -1,7 +1,7 @@
 # Commonweight. `make help` lists the targets; variables are at the top of each part.
 #
 #   make CUDA=0                       CPU only (found by itself where there is no nvcc or no GPU)
-#   make SANITIZE=address,undefined test
+#   make SANITIZE=address,undefined test   (thread: see `make tsan`)
 #   make CUDA=1                       with CUDA, for another machine where this one has no GPU
 #   make CUDA_ARCHS="80 90"           GPU architectures to build for (default: this machine's own;
 #                                     80 and 90 where it has none); 80 also runs on all newer ones
@@ -23,6 +23,7 @@ CUDA       ?= $(OWN_CUDA)
 MPI        ?= 1
 ARCH       ?= native
 SANITIZE   ?=
+OPENMP     ?= 1
 DEVICE     ?= auto
 NO_INSTALL ?=
 SHARED     ?=
@@ -75,7 +76,7 @@ HARDEN   := $(if $(SANITIZE),,-fstack-protector-strong \
 PIC      := -fPIC -fno-semantic-interposition
 # Nothing is contracted: what is to be fused says so (kernels/cpu/vec.h). Clang's pass-failed is no
 # more than that a loop stays scalar.
-CFLAGS_  := -std=gnu11 -march=$(ARCH) $(PIC) -fno-math-errno -fopenmp -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
+CFLAGS_  := -std=gnu11 -march=$(ARCH) $(PIC) -fno-math-errno $(if $(filter 1,$(OPENMP)),-fopenmp,-Wno-unknown-pragmas) -pthread -Wall -Wextra -Wshadow -Wstrict-prototypes \
             -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef -Wformat-security -Wno-pass-failed \
             $(if $(WERROR),-Werror) $(HARDEN) $(CFLAGS) -ffp-contract=off \
             $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all)
@@ -247,6 +248,14 @@ combinations: $(BINARIES) $(BUILD)/tests/e2e/test_combinations $(BUILD)/tests/e2
 	OMP_NUM_THREADS=2 $(BUILD)/tests/e2e/test_combinations all
 	OMP_NUM_THREADS=2 $(BUILD)/tests/e2e/test_kills all
 
+# ThreadSanitizer over what has threads. OpenMP's own synchronization is not seen by it: without.
+TSAN_TESTS ?= $(addprefix unit/test_,engine engine_requests engine_takeover engine_updates step_ahead pause \
+              scheduler rollout_queue rollout_pull completions_pull reward_command http_client http_in_flight \
+              control liveness bytes)
+tsan:
+	OPENBLAS_NUM_THREADS=1 TSAN_OPTIONS="die_after_fork=0" $(MAKE) BUILD=$(BUILD)-tsan CUDA=0 OPENMP=0 SANITIZE=thread \
+	    CFLAGS="-O1 -g" test T="$(or $(T),$(TSAN_TESTS))"
+
 golden golden-lora: $(BUILD)/tests/golden/test_golden $(GOLDEN)
 	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(or $(GOLDEN_DIR),$(BUILD)/$@)
 
@@ -345,12 +354,12 @@ tidy:
 
 # tests/fuzz/run builds beside BUILD: BUILD-fuzz, and BUILD-fuzz-replay where FUZZ_SECONDS is 0.
 clean:
-	rm -rf $(foreach b,$(sort $(foreach k,build build-cpu build-cuda,$(k) $(k)-sanitize) $(BUILD)),$(b) $(b)-fuzz $(b)-fuzz-replay)
+	rm -rf $(foreach b,$(sort $(foreach k,build build-cpu build-cuda,$(k) $(k)-sanitize) $(BUILD)),$(b) $(addprefix $(b)-,fuzz fuzz-replay tsan))
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -13
-	@echo "targets: all test combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb wheel format clean"
+	@echo "targets: all test tsan combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb wheel format clean"
 
-.PHONY: all tests test combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb wheel format tidy clean help
+.PHONY: all tests test tsan combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb wheel format tidy clean help
 .SECONDARY:
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

@@ -8,12 +8,12 @@
 
 #define LIMIT_MS 60000
 
-struct work {                // what the made-up work does, and what it saw
-    _Atomic int begun, done; // sampling
-    _Atomic bool hold;       // it waits while this is set, until it is cancelled
-    _Atomic int64_t hold_at; // the same for this step alone; -1: none
-    int64_t fail_at;         // step; -1: none
-    pthread_t thread;        // that the last was scored in
+struct work {                 // what the made-up work does, and what it saw
+    _Atomic int begun, done;  // sampling
+    _Atomic bool hold;        // it waits while this is set, until it is cancelled
+    _Atomic int64_t hold_at;  // the same for this step alone; -1: none
+    int64_t fail_at;          // step; -1: none
+    _Atomic pthread_t thread; // that the last was scored in
     _Atomic bool scoring;
     _Atomic int scored;
     const _Atomic bool *cancelled;
@@ -114,6 +114,7 @@ TEST(the_length_bounds_what_runs_ahead)
     assert_status(rollout_queue_put(q, &more, false), ST_BUSY);
     assert_message("3 steps are ordered");
     wait_for(&w.done, 3);
+    wait_for(&w.scored, 1);
     assert_false(pthread_equal(w.thread, pthread_self()));
     for (int step = 0; step < 40; step++) {
         assert_takes(q, step);
