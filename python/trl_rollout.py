@@ -5,6 +5,7 @@
 
 The model's parameters are views of the server's tensors, rollout_func samples there, and each step of
 the optimizer is one publish. For TRL 1.16. In bf16 small updates round away: serve in f32.
+Of TRL's sampling options temperature, top_p and max_completion_length are passed on.
 """
 
 import argparse
