@@ -92,7 +92,7 @@
  * A dead writer needs neither rule: its last instruction was before the owner's look.
  *
  * Threads: the owner's calls belong to the engine thread, the writer's to the trainer's main
- * thread; control_heartbeat(), control_notify(), control_version() and control_facts() may come
+ * thread; control_heartbeat(), control_notify(), control_version() and control_info() may come
  * from any. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/control_page.h"
@@ -279,7 +279,7 @@ void control_snapshot(const struct control *c, char *ret, size_t size)
 }
 
 // What a role's weights are, as the page has it at an even version; else nothing.
-static void copy_origin(const struct page *page, const struct page_role *r, struct control_facts *f)
+static void copy_origin(const struct page *page, const struct page_role *r, struct control_info *f)
 {
     if (f->version & 1) return;
     f->updates = atomic_load(&r->updates);
@@ -298,16 +298,16 @@ static void copy_origin(const struct page *page, const struct page_role *r, stru
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-void control_facts(const struct control *c, struct control_facts *ret)
+void control_info(const struct control *c, struct control_info *ret)
 {
-    control_facts_of(c, c->page->roles[0].name, ret);
+    control_info_of(c, c->page->roles[0].name, ret);
 }
 
-bool control_facts_of(const struct control *c, const char *role, struct control_facts *ret)
+bool control_info_of(const struct control *c, const char *role, struct control_info *ret)
 {
     struct page *page = c->page;
     const struct page_role *r;
-    struct control_facts f;
+    struct control_info f;
     uint64_t lease, given;
     uint32_t phase;
     do { // until nothing moved while it was copied, and its place was not given to another
@@ -343,7 +343,7 @@ bool control_facts_of(const struct control *c, const char *role, struct control_
     return true;
 }
 
-void control_origin_words(const struct control_facts *f, struct bytes *ret)
+void control_origin_words(const struct control_info *f, struct bytes *ret)
 {
     bytes_printf(ret, "version %" PRIu64 ", ", f->version);
     if (!f->updates) {

@@ -8,7 +8,7 @@
 #ifndef BRIDGE_CONTROL_H
 #define BRIDGE_CONTROL_H
 
-#include "bridge/control_facts.h"
+#include "bridge/control_info.h"
 #include "bridge/process.h"
 #include "common/base/bytes.h"
 #include "common/base/status.h"
@@ -108,11 +108,11 @@ uint64_t control_version(const struct control *c);
 enum status control_owner_alive(const struct control *c); // ST_PEER_GONE in a sentence with the pid
 void control_snapshot(const struct control *c, char *ret, size_t size); // "" if none was set
 
-void control_facts(const struct control *c, struct control_facts *ret); // the policy's weights
+void control_info(const struct control *c, struct control_info *ret); // the policy's weights
 // The same of another role's. False: the page has none.
-bool control_facts_of(const struct control *c, const char *role, struct control_facts *ret);
+bool control_info_of(const struct control *c, const char *role, struct control_info *ret);
 // Appends what the weights are: "version 42, 20 updates since DIR, the last 5 of them by the run
 // RUN".
-void control_origin_words(const struct control_facts *f, struct bytes *ret);
+void control_origin_words(const struct control_info *f, struct bytes *ret);
 
 #endif

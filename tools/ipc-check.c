@@ -38,8 +38,8 @@ static const struct option_spec table[] = {
 
 struct check {
     bool json, failed;
-    int rank;               // whose shard is checked now
-    json_t *checks, *facts; // facts: the object that --json prints
+    int rank;              // whose shard is checked now
+    json_t *checks, *info; // info: the object that --json prints
     struct bridge *bridge;
     struct http_client *http;
 };
@@ -277,14 +277,14 @@ static void check_sums(struct check *c)
 
 // ---- state --------------------------------------------------------------------------------------
 
-static const char *weights_words(const struct control_facts *f)
+static const char *weights_words(const struct control_info *f)
 {
     if (f->torn) return "torn";
     if (f->version & 1) return f->quiesce_granted ? "being updated" : "being loaded by the server";
     return "whole";
 }
 
-static void check_weights(struct check *c, const struct control_facts *f)
+static void check_weights(struct check *c, const struct control_info *f)
 {
     if (f->torn)
         report(c, "weights", OUTCOME_FAIL,
@@ -295,21 +295,21 @@ static void check_weights(struct check *c, const struct control_facts *f)
         report(c, "weights", OUTCOME_OK, "version %" PRIu64 ", %s", f->version, weights_words(f));
 }
 
-static json_t *process_facts(int pid, bool alive, double heartbeat_age_ms)
+static json_t *process_info(int pid, bool alive, double heartbeat_age_ms)
 {
     return pid ? json_pack("{s:i, s:b, s:f}", "pid", pid, "alive", (int)alive, "heartbeat_age_ms",
                            heartbeat_age_ms)
                : json_null();
 }
 
-static void add_facts(struct check *c, const struct control_facts *f)
+static void add_info(struct check *c, const struct control_info *f)
 {
     const struct bridge_file *file = bridge_file_of(c->bridge);
     json_t *roles = json_array();
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
-        struct control_facts of = {0};
-        control_facts_of(bridge_control(c->bridge), r->role, &of);
+        struct control_info of = {0};
+        control_info_of(bridge_control(c->bridge), r->role, &of);
         json_array_append_new(
             roles, json_pack("{s:s, s:s, s:s, s:s, s:I, s:i, s:I, s:s, s:I, s:s, s:I}", "role",
                              r->role, "model", r->model, "kind", r->kind, "dtype",
@@ -322,21 +322,21 @@ static void add_facts(struct check *c, const struct control_facts *f)
                        ? json_pack("{s:f, s:f, s:f}", "wait_ms", f->last_wait_ms, "write_ms",
                                    f->last_write_ms, "pause_ms", f->last_pause_ms)
                        : json_null();
-    json_t *facts = json_pack(
+    json_t *info = json_pack(
         "{s:s, s:s, s:s, s:s, s:I, s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:s, s:I, s:s, s:I, s:o, "
         "s:i}",
         "bridge", file->path, "socket", file->socket, "device", file->device, "device_uuid",
         file->device_uuid, "weight_version", (json_int_t)f->version, "weights", weights_words(f),
-        "owner", process_facts(f->owner_pid, f->owner_alive, f->owner_heartbeat_age_ms), "writer",
-        process_facts(f->writer_pid, f->writer_alive, f->writer_heartbeat_age_ms), "publishes",
+        "owner", process_info(f->owner_pid, f->owner_alive, f->owner_heartbeat_age_ms), "writer",
+        process_info(f->writer_pid, f->writer_alive, f->writer_heartbeat_age_ms), "publishes",
         (json_int_t)f->publishes, "last_publish", last, "snapshot", f->snapshot, "loaded",
         f->loaded, "origin", f->origin, "updates", (json_int_t)f->updates, "run", f->run,
         "run_updates", (json_int_t)f->run_updates, "roles", roles, "tp_degree", file->tp_degree);
-    json_object_update(c->facts, facts);
-    json_decref(facts);
+    json_object_update(c->info, info);
+    json_decref(info);
 }
 
-static void print_facts(const struct check *c, const struct control_facts *f)
+static void print_info(const struct check *c, const struct control_info *f)
 {
     const struct bridge_file *file = bridge_file_of(c->bridge);
     struct bytes words = BYTES_INIT;
@@ -362,8 +362,8 @@ static void print_facts(const struct check *c, const struct control_facts *f)
     if (f->snapshot[0]) fact(c, "snapshot", "%s", f->snapshot);
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
-        struct control_facts of;
-        if (i > 0 && control_facts_of(bridge_control(c->bridge), r->role, &of)) {
+        struct control_info of;
+        if (i > 0 && control_info_of(bridge_control(c->bridge), r->role, &of)) {
             bytes_puts(&words, "; ");
             control_origin_words(&of, &words);
         }
@@ -376,9 +376,9 @@ static void print_facts(const struct check *c, const struct control_facts *f)
 
 static void check_attached(struct check *c)
 {
-    struct control_facts facts;
-    control_facts(bridge_control(c->bridge), &facts);
-    check_weights(c, &facts);
+    struct control_info info;
+    control_info(bridge_control(c->bridge), &info);
+    check_weights(c, &info);
     enum status st = http_client_new(bridge_file_of(c->bridge)->socket, &c->http);
     if (st == ST_OK) {
         check_canary(c);
@@ -388,9 +388,9 @@ static void check_attached(struct check *c)
         on_step(c, "socket", st, NULL);
     }
     if (c->rank > 0) return; // what follows is of the server
-    control_facts(bridge_control(c->bridge), &facts);
-    add_facts(c, &facts);
-    print_facts(c, &facts);
+    control_info(bridge_control(c->bridge), &info);
+    add_info(c, &info);
+    print_info(c, &info);
 }
 
 // Of one rank's shard; returns how many there are.
@@ -412,23 +412,23 @@ static int check_rank(struct check *c, const char *path, int rank)
 static enum status run(void *context)
 {
     const struct config *config = context;
-    struct check c = {.json = config->json, .checks = json_array(), .facts = json_object()};
+    struct check c = {.json = config->json, .checks = json_array(), .info = json_object()};
     int64_t start = clock_now_ns();
     const char *path = config->word ? config->word : config->bridge;
     const int shards = check_rank(&c, path, 0);
     for (int rank = 1; rank < shards; rank++) check_rank(&c, path, rank);
     double total_ms = clock_ms_since(start);
-    json_object_set_new(c.facts, "ok", json_boolean(!c.failed));
-    json_object_set(c.facts, "checks", c.checks);
-    json_object_set_new(c.facts, "total_ms", json_real(total_ms));
+    json_object_set_new(c.info, "ok", json_boolean(!c.failed));
+    json_object_set(c.info, "checks", c.checks);
+    json_object_set_new(c.info, "total_ms", json_real(total_ms));
     if (c.json) {
-        json_dumpf(c.facts, stdout, JSON_INDENT(2));
+        json_dumpf(c.info, stdout, JSON_INDENT(2));
         putchar('\n');
     } else {
         printf("%s in %.0f ms\n", c.failed ? "NOT healthy" : "healthy", total_ms);
     }
     json_decref(c.checks);
-    json_decref(c.facts);
+    json_decref(c.info);
     return c.failed || fflush(stdout) != 0 ? ST_CANCELLED : ST_OK;
 }
 

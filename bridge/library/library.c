@@ -99,13 +99,13 @@ int cw_bridge_check(const struct cw_bridge *bridge)
     struct control *control = bridge_control(of(bridge));
     enum status st = control_owner_alive(control);
     if (st != ST_OK) return st;
-    struct control_facts facts;
-    control_facts(control, &facts);
-    if (facts.torn)
+    struct control_info info;
+    control_info(control, &info);
+    if (info.torn)
         return status_fail(ST_TORN,
                            "version %llu is odd and nobody writes: the server has yet to restore "
                            "its weights; try again when its /health says ok",
-                           (unsigned long long)facts.version);
+                           (unsigned long long)info.version);
     return ST_OK;
 }
 

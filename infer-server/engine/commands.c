@@ -1,4 +1,4 @@
-/* commands.c: what is asked of a running engine beside requests: other weights, adapters, facts.
+/* commands.c: what is asked of a running engine beside requests: other weights, adapters, info.
  * Any thread queues it; the engine's own carries it out, at a step boundary.
  *
  * LoRA adapters. A new one's id is in the names of the KV blocks computed with it (request.c), so
@@ -90,12 +90,12 @@ enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writ
     return queue_command(e, &c);
 }
 
-enum status engine_bridge_facts(struct engine *e, bool checksums,
-                                void (*done)(void *context, const struct engine_bridge_facts *),
-                                void *context)
+enum status engine_bridge_info(struct engine *e, bool checksums,
+                               void (*done)(void *context, const struct engine_bridge_info *),
+                               void *context)
 {
     const struct command c = {
-        .kind = COMMAND_FACTS, .context = context, .checksums = checksums, .facts_done = done};
+        .kind = COMMAND_INFO, .context = context, .checksums = checksums, .info_done = done};
     return queue_command(e, &c);
 }
 
@@ -217,24 +217,24 @@ static void change_adapters(struct engine *e, const struct command *c)
 
 // ---- carrying out ------------------------------------------------------------------------------
 
-static void tell_facts(struct engine *e, struct command *c)
+static void report_info(struct engine *e, struct command *c)
 {
-    struct engine_bridge_facts facts = {.version = e->live.weight_version,
-                                        .n_shards = weights_owner_shards(e->owner),
-                                        .n_tensors = weights_owner_tensors(e->owner)};
-    uint64_t *sums = NULL, *canaries = calloc((size_t)facts.n_shards, sizeof *canaries);
+    struct engine_bridge_info info = {.version = e->live.weight_version,
+                                      .n_shards = weights_owner_shards(e->owner),
+                                      .n_tensors = weights_owner_tensors(e->owner)};
+    uint64_t *sums = NULL, *canaries = calloc((size_t)info.n_shards, sizeof *canaries);
     enum status st =
-        canaries ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %d words", facts.n_shards);
+        canaries ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for %d words", info.n_shards);
     if (st == ST_OK && c->checksums) {
-        sums = calloc((size_t)facts.n_tensors, sizeof *sums);
-        if (!sums) st = status_fail(ST_NO_MEMORY, "no memory for %d checksums", facts.n_tensors);
+        sums = calloc((size_t)info.n_tensors, sizeof *sums);
+        if (!sums) st = status_fail(ST_NO_MEMORY, "no memory for %d checksums", info.n_tensors);
         if (st == ST_OK) st = weights_owner_checksums(e->owner, sums);
-        if (st == ST_OK) st = weights_owner_base(e->owner, &facts.base);
+        if (st == ST_OK) st = weights_owner_base(e->owner, &info.base);
     }
-    facts.checksums = sums;
-    facts.canaries = canaries;
+    info.checksums = sums;
+    info.canaries = canaries;
     if (st == ST_OK) st = weights_owner_canaries(e->owner, canaries);
-    c->facts_done(c->context, st == ST_OK ? &facts : NULL);
+    c->info_done(c->context, st == ST_OK ? &info : NULL);
     if (st == ST_DEVICE || st == ST_PEER_GONE) engine_fail(e, status_message());
     free(sums);
     free(canaries);
@@ -259,17 +259,17 @@ void engine_run_commands(struct engine *e)
     while (c) {
         struct command *next = c->next;
         const bool failed = e->live.state == ENGINE_FAILED;
-        if ((failed || !e->executor) && c->kind == COMMAND_FACTS)
-            c->facts_done(c->context, NULL);
+        if ((failed || !e->executor) && c->kind == COMMAND_INFO)
+            c->info_done(c->context, NULL);
         else if (failed || !e->executor)
             c->done(c->context, ST_CANCELLED,
                     failed ? e->live.state_detail : "the engine is ending", e->live.weight_version);
         else if (c->kind == COMMAND_RELOAD)
             engine_reload_weights(e, c);
-        else if (c->kind != COMMAND_FACTS)
+        else if (c->kind != COMMAND_INFO)
             change_adapters(e, c);
         else
-            tell_facts(e, c);
+            report_info(e, c);
         command_free(c);
         c = next;
     }

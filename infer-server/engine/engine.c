@@ -92,7 +92,7 @@ void engine_info(struct engine *e, struct engine_info *ret)
     ret->n_tensors = w->n_tensors;
     ret->n_shards = weights_owner_shards(owner);
     ret->n_parameters = weights_owner_parameters(owner);
-    control_facts(weights_owner_control(owner), &ret->control);
+    control_info(weights_owner_control(owner), &ret->control);
 }
 
 void engine_stats(struct engine *e, struct engine_stats *ret)

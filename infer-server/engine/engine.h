@@ -110,18 +110,18 @@ enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writ
 // Facts for GET /bridge/info, gathered on the engine thread at a step boundary: canary is the
 // 64-bit word found in the arena's canary (the engine then stores its complement beside it), of
 // each shard; checksums, if wanted, is one ops.checksum value a tensor in arena order (the
-// policy's, then the draft's), all of one even version. done() gets NULL facts where the engine
+// policy's, then the draft's), all of one even version. done() gets NULL info where the engine
 // fails or ends before it comes to that.
-struct engine_bridge_facts {
+struct engine_bridge_info {
     uint64_t version;
     int n_shards, n_tensors;
     const uint64_t *canaries;  // (n_shards)
     const uint64_t *checksums; // NULL where not wanted; valid during the call
     const json_t *base;        // with these: what adapters are of (adapter.h)
 };
-enum status engine_bridge_facts(struct engine *e, bool checksums,
-                                void (*done)(void *context, const struct engine_bridge_facts *),
-                                void *context);
+enum status engine_bridge_info(struct engine *e, bool checksums,
+                               void (*done)(void *context, const struct engine_bridge_info *),
+                               void *context);
 
 // follower.c: a rank of a tensor-parallel server other than 0 (group.h): holds its shard of the
 // weights and of the KV cache, and does what rank 0 orders. It has no sockets of its own. Until

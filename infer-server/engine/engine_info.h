@@ -5,7 +5,7 @@
 #ifndef INFER_SERVER_ENGINE_INFO_H
 #define INFER_SERVER_ENGINE_INFO_H
 
-#include "bridge/control_facts.h"
+#include "bridge/control_info.h"
 #include "infer-server/engine/tandem.h"
 #include "infer-server/speculative/speculative.h"
 #include "infer-server/weights/adapters.h"
@@ -183,7 +183,7 @@ struct engine_info { // of the weights and the bridge
     int n_tensors;        // of the policy
     int64_t n_parameters; // likewise, of all shards
     bool loaded;
-    struct control_facts control; // where loaded
+    struct control_info control; // where loaded
 };
 
 #endif

@@ -10,7 +10,7 @@
  *
  * Events are delivered, and done() of commands is called, without the lock. The statistics' other
  * copy (`live`) is the thread's alone, as are the executor and, but for its control page's doorbell
- * and facts, the owner of the weights.
+ * and info, the owner of the weights.
  *
  * Faults. Torn weights: requests are refused (ST_TORN), those in flight wait, the weights are
  * restored, and every key and value is computed again. A failed device, or weights that cannot be

@@ -13,7 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum command_kind { COMMAND_RELOAD, COMMAND_LOAD_ADAPTER, COMMAND_UNLOAD_ADAPTER, COMMAND_FACTS };
+enum command_kind { COMMAND_RELOAD, COMMAND_LOAD_ADAPTER, COMMAND_UNLOAD_ADAPTER, COMMAND_INFO };
 struct command {
     enum command_kind kind;
     struct command *next;
@@ -23,7 +23,7 @@ struct command {
     pid_t writer; // of unloading: the trainer that asks for it, which has it mapped no more; or 0
     engine_done_fn done;
     bool checksums; // FACTS
-    void (*facts_done)(void *context, const struct engine_bridge_facts *);
+    void (*info_done)(void *context, const struct engine_bridge_info *);
 };
 
 struct engine {

@@ -1,8 +1,8 @@
 /* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload.
  *
  * What has to wait for a step boundary is a job (job.c): pausing in libuv's thread pool
- * (engine_pause blocks), facts and reloading on the engine's thread, which calls back there. Loop's
- * thread but for run_pause(), reload_done() and facts_done(). */
+ * (engine_pause blocks), info and reloading on the engine's thread, which calls back there. Loop's
+ * thread but for run_pause(), reload_done() and info_done(). */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 #include "infer-server/http/server_impl.h"
@@ -36,11 +36,11 @@ static void finish(struct bridge_job *b, json_t *answer)
     free(b);
 }
 
-// ---- facts -------------------------------------------------------------------------------------
+// ---- info --------------------------------------------------------------------------------------
 
 static json_t *control_json(const struct engine_info *info)
 {
-    const struct control_facts f = info->control;
+    const struct control_info f = info->control;
     if (!info->loaded) return json_null();
     return json_pack("{s:I, s:I, s:i, s:i, s:f, s:f, s:b, s:b, s:b, s:b, s:b, s:b, s:f, s:f, s:f, "
                      "s:s, s:o, s:o, s:o, s:o, s:I, s:I}",
@@ -89,7 +89,7 @@ static json_t *hex_list(const uint64_t *q, int n)
     return list;
 }
 
-static void facts_reply(struct job *job)
+static void info_reply(struct job *job)
 {
     struct bridge_job *b = (struct bridge_job *)job;
     json_t *info = info_json(job->server, b->version);
@@ -100,19 +100,19 @@ static void facts_reply(struct job *job)
     finish(b, info);
 }
 
-static void facts_done(void *context, const struct engine_bridge_facts *facts)
+static void info_done(void *context, const struct engine_bridge_info *info)
 {
     struct bridge_job *b = context;
     enum status st = ST_OK;
-    if (!facts)
+    if (!info)
         FAIL(ST_DEVICE,
              "the engine could not read its weights (it is stopping, or its device failed)");
-    b->version = facts->version;
-    if (!(b->canaries = hex_list(facts->canaries, facts->n_shards)))
+    b->version = info->version;
+    if (!(b->canaries = hex_list(info->canaries, info->n_shards)))
         FAIL(ST_NO_MEMORY, "out of memory");
-    if (!facts->checksums) goto out;
-    b->base = json_deep_copy(facts->base);
-    if (!(b->checksums = hex_list(facts->checksums, facts->n_tensors)))
+    if (!info->checksums) goto out;
+    b->base = json_deep_copy(info->base);
+    if (!(b->checksums = hex_list(info->checksums, info->n_tensors)))
         st = status_fail(ST_NO_MEMORY, "out of memory");
 out:
     status_keep(&b->job.status, st);
@@ -139,9 +139,9 @@ void handle_bridge_info(void *server, struct http_request *q)
         http_fail(q, 503, "the model is being loaded; try again later");
         return;
     }
-    struct bridge_job *b = job_new(s, q, sizeof *b, facts_reply);
+    struct bridge_job *b = job_new(s, q, sizeof *b, info_reply);
     if (!b) return;
-    enum status st = engine_bridge_facts(s->engine, checksums, facts_done, b);
+    enum status st = engine_bridge_info(s->engine, checksums, info_done, b);
     if (st == ST_OK) return;
     job_free(&b->job);
     http_fail_status(q, st);

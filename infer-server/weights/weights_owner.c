@@ -45,7 +45,7 @@ struct weights_owner {
     struct control *control;
     struct adapters *adapters;           // NULL: none
     json_t *base;                        // adapter_base(); NULL: nobody has asked yet
-    uint64_t base_version, base_updates; // control_facts.policy_version, updates of its sum
+    uint64_t base_version, base_updates; // control_info.policy_version, updates of its sum
     char *socket_path;                   // NULL: not announced yet
 };
 
@@ -382,25 +382,25 @@ enum status weights_owner_add_adapter(struct weights_owner *o, const struct adap
 // A writer's master weights are of what it wrote last.
 static enum status check_no_writer(const struct weights_owner *o, const char *folder)
 {
-    struct control_facts facts;
-    control_facts(o->control, &facts);
-    if (!facts.writer_alive) return ST_OK;
+    struct control_info info;
+    control_info(o->control, &info);
+    if (!info.writer_alive) return ST_OK;
     return status_fail(ST_BUSY,
                        "a trainer (pid %d) is attached to these weights; stop it before they "
                        "are reloaded from %s",
-                       (int)facts.writer_pid, folder);
+                       (int)info.writer_pid, folder);
 }
 
 enum status weights_owner_retire_adapter(struct weights_owner *o, int slot, pid_t writer)
 {
-    struct control_facts facts;
-    control_facts(o->control, &facts);
-    if (facts.writer_alive &&
-        facts.writer_pid != writer) // it has mapped whatever the bridge file lists
+    struct control_info info;
+    control_info(o->control, &info);
+    if (info.writer_alive &&
+        info.writer_pid != writer) // it has mapped whatever the bridge file lists
         return status_fail(ST_BUSY,
                            "a trainer (pid %d) is attached to this server's memory; stop it before "
                            "the adapter '%s' is unloaded",
-                           (int)facts.writer_pid, adapters_info(o->adapters, slot)->name);
+                           (int)info.writer_pid, adapters_info(o->adapters, slot)->name);
     adapters_retire(o->adapters, slot);
     return announce(o);
 }
@@ -614,9 +614,9 @@ enum status weights_owner_base(struct weights_owner *o, const json_t **ret)
     const struct weights *w = o->arenas[WEIGHTS_POLICY].weights;
     const size_t others = shard_tensors(o) * (size_t)(group_size(o->group) - 1);
     enum status st = ST_OK;
-    struct control_facts f;
+    struct control_info f;
     uint64_t *sums = NULL;
-    control_facts(o->control, &f);
+    control_info(o->control, &f);
     if (!o->base || o->base_version != f.policy_version || o->base_updates != f.updates) {
         if (!(sums = calloc(1 + others, sizeof *sums))) FAIL(ST_NO_MEMORY, "no memory for sums");
         CHECK(group_order(o->group, ORDER_SUMS, NULL, 0));

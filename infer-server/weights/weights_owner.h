@@ -3,7 +3,7 @@
  * control page through which a trainer writes them, and the bridge file that leads there. All
  * arenas are of one version; the frozen model's is never written again.
  *
- * The engine's thread, but for weights_owner_control(), whose control_facts() any thread may call.
+ * The engine's thread, but for weights_owner_control(), whose control_info() any thread may call.
  */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_WEIGHTS_OWNER_H

@@ -139,11 +139,11 @@ TEST(a_rank_that_is_killed_in_an_update_leaves_whole_weights)
         pair_start(&p, &child, "run",
                    OPTIONS(PAIR_NUMBERS, "--resume", "--max-steps", "100000", "--save-steps", "2"));
         wait_for_steps(&p.s, "run", before + 2, &child);
-        struct control_facts facts;
-        control_facts(control, &facts);
+        struct control_info info;
+        control_info(control, &info);
         wait_for_update(&child, control);
         wait_for_begin(&child, control);
-        assert_int_equal(kill(facts.writer_pid, SIGKILL), 0);
+        assert_int_equal(kill(info.writer_pid, SIGKILL), 0);
         torn = control_version(control) & 1;
         ends_and_goes_on(&p, &child, 1);
     }

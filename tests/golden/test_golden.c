@@ -51,7 +51,7 @@ struct result {
 struct golden { // one folder, opened
     struct device *dev;
     char *folder, *model_folder; // an adapter's, and its base's; or one folder
-    json_t *facts, *base_facts;  // base_*: NULL where there is no adapter
+    json_t *info, *base_info;    // base_*: NULL where there is no adapter
     struct safetensors *values, *base_values;
     struct model_config *config;
     struct weights *weights, *frozen; // frozen: with an adapter, the base's gradients: none
@@ -126,18 +126,18 @@ static enum status find_place(const struct golden *g, const char *prefix, const 
 
 static double fact(const struct golden *g, const char *key)
 {
-    const json_t *x = json_object_get(g->facts, key);
-    return json_number_value(x ? x : json_object_get(g->base_facts, key));
+    const json_t *x = json_object_get(g->info, key);
+    return json_number_value(x ? x : json_object_get(g->base_info, key));
 }
 
 // ---- opening ------------------------------------------------------------------------------------
-static enum status open_values(const char *folder, json_t **ret_facts,
+static enum status open_values(const char *folder, json_t **ret_info,
                                struct safetensors **ret_values)
 {
     char *json = path_join(folder, "golden.json"),
          *tensors = path_join(folder, "golden.safetensors");
     enum status st;
-    CHECK(json_read_file(json, 1 << 20, ret_facts));
+    CHECK(json_read_file(json, 1 << 20, ret_info));
     CHECK(safetensors_open_file(tensors, ret_values));
 out:
     free(json);
@@ -149,13 +149,13 @@ static enum status open_files(struct golden *g)
 {
     enum status st;
     const char *base;
-    CHECK(open_values(g->folder, &g->facts, &g->values));
-    base = json_string_value(json_object_get(g->facts, "base"));
+    CHECK(open_values(g->folder, &g->info, &g->values));
+    base = json_string_value(json_object_get(g->info, "base"));
     if (base) {
         char beside[64];
         snprintf(beside, sizeof beside, "../../golden/%s", base);
         g->model_folder = path_join(g->folder, beside);
-        CHECK(open_values(g->model_folder, &g->base_facts, &g->base_values));
+        CHECK(open_values(g->model_folder, &g->base_info, &g->base_values));
     } else {
         g->model_folder = path_join(g->folder, "");
     }
@@ -178,7 +178,7 @@ static enum status fill_batch(struct golden *g)
     for (int s = 0; s < g->n_seqs; s++) {
         int n = 0, seq;
         while (n < g->completion && mask[s * g->completion + n] != 0) n++;
-        CHECK(batch_add_packed(g->batch, ids + s * width, g->prompt + n, -1, g->base_facts ? 0 : -1,
+        CHECK(batch_add_packed(g->batch, ids + s * width, g->prompt + n, -1, g->base_info ? 0 : -1,
                                &seq));
         for (int i = 0; i < n; i++) {
             CHECK(batch_want_row(g->batch, batch_first_row(g->batch, seq) + g->prompt - 1 + i));
@@ -257,7 +257,7 @@ static enum status open_golden(struct golden *g)
     // as many positions as are used: some rope kinds choose by that
     CHECK(model_new(g->dev, g->config, g->weights, max_tokens, 16, longest_sequence(g), &g->model));
     CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
-    if (g->base_facts) {
+    if (g->base_info) {
         CHECK(load_adapter(g, g->weights, &g->adapter, &g->adapter_arena, &g->table));
         model_use_adapters(g->model, g->table);
     }
@@ -283,8 +283,8 @@ static void close_golden(struct golden *g)
     model_config_free(g->config);
     safetensors_free(g->values);
     safetensors_free(g->base_values);
-    json_decref(g->facts);
-    json_decref(g->base_facts);
+    json_decref(g->info);
+    json_decref(g->base_info);
     free(g->model_folder);
 }
 
@@ -627,7 +627,7 @@ out:
 
 static enum status check_losses(struct golden *g, struct result *r)
 {
-    const json_t *want = json_object_get(g->facts, "losses");
+    const json_t *want = json_object_get(g->info, "losses");
     enum status st = ST_OK;
     for (int i = 0; i < N_LOSSES; i++) {
         char key[64];
@@ -682,8 +682,8 @@ out:
 
 static enum status check_adamw(struct golden *g, struct result *r)
 {
-    const json_t *want = json_object_get(g->facts, "adamw_losses"),
-                 *norms = json_object_get(g->facts, "adamw_grad_norms");
+    const json_t *want = json_object_get(g->info, "adamw_losses"),
+                 *norms = json_object_get(g->info, "adamw_grad_norms");
     double reference_norm;
     struct distance d;
     enum status st = ST_OK;

@@ -38,7 +38,7 @@ struct bench { // an engine and what the events' thread shares with the test's
     enum status command_status;
     char message[256];
     uint64_t version, canary, first_sums[2];
-    bool facts_given;
+    bool info_given;
 };
 
 // ---- engines -----------------------------------------------------------------------------------

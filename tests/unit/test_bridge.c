@@ -180,9 +180,9 @@ TEST(test_publish)
         assert_true(times.total_ms >= times.wait_ms && times.total_ms >= times.write_ms);
     }
     assert_true(weights[0] == 500);
-    struct control_facts f;
+    struct control_info f;
     clock_sleep_ms(250); // the heartbeat goes on by itself
-    control_facts(bridge_control(b), &f);
+    control_info(bridge_control(b), &f);
     assert_true(f.writer_heartbeat_age_ms < 200);
     assert_true(weights[ROWS * COLUMNS] == ROWS * COLUMNS + 5);
 

@@ -22,24 +22,24 @@ static void assert_says(const char *words)
 TEST(test_starts_at_two)
 {
     struct control *c = NULL;
-    struct control_facts f;
+    struct control_info f;
     snprintf(control_test_page, CONTROL_TEST_NAME, "/commonweight-test-%d", (int)getpid());
     assert_int_equal(control_create(control_test_page, CONTROL_TEST_HASH, &c), ST_OK);
     assert_int_equal(control_version(c), 1);
-    control_facts(c, &f);
+    control_info(c, &f);
     assert_false(f.torn); // being loaded
     control_owner_update_begin(c);
     assert_int_equal(control_version(c), 1);
     control_owner_update_end(c);
     assert_int_equal(control_version(c), 2);
-    control_facts(c, &f);
+    control_info(c, &f);
     assert_true(f.owner_alive);
     assert_int_equal(f.owner_pid, getpid());
     assert_int_equal(f.writer_pid, 0);
     assert_string_equal(f.layout_hash, CONTROL_TEST_HASH);
     control_owner_update_begin(c);
     assert_int_equal(control_version(c), 3);
-    control_facts(c, &f);
+    control_info(c, &f);
     assert_false(f.torn); // a reload
     control_owner_update_end(c);
     assert_int_equal(control_version(c), 4);
@@ -151,8 +151,8 @@ TEST(test_no_torn_read)
     assert_int_equal(updates, PUBLISHES);
     assert_int_equal(control_test_status(pid), 0);
     assert_int_equal(control_version(c), 2 + 2 * PUBLISHES);
-    struct control_facts f;
-    control_facts(c, &f);
+    struct control_info f;
+    control_info(c, &f);
     assert_int_equal(f.publishes, PUBLISHES);
     assert_int_equal(f.writer_pid, 0); // released
     print_message("last publish: wait %.3f ms, write %.3f ms, pause %.3f ms\n", f.last_wait_ms,
@@ -198,7 +198,7 @@ static void writer_that_dies(enum stage stage)
 static void check_death(enum stage stage, enum control_event first, uint64_t version)
 {
     struct control *c = control_test_owner();
-    struct control_facts f;
+    struct control_info f;
     pid_t pid = control_test_fork();
     if (pid == 0) writer_that_dies(stage);
     if (stage == LEASED || stage == REQUESTED) control_test_dead(pid);
@@ -207,7 +207,7 @@ static void check_death(enum stage stage, enum control_event first, uint64_t ver
     assert_int_equal(control_test_event(c), first);
     assert_true(clock_ms_since(start) < 1000);
     assert_int_equal(control_version(c), version);
-    control_facts(c, &f);
+    control_info(c, &f);
     assert_int_equal(f.torn, first == CONTROL_TORN);
     if (first == CONTROL_UPDATED) assert_int_equal(control_test_event(c), CONTROL_WRITER_GONE);
     assert_int_equal(control_test_status(pid), 128 + SIGKILL);
@@ -220,11 +220,11 @@ static void check_death(enum stage stage, enum control_event first, uint64_t ver
     if (first == CONTROL_TORN) {
         assert_int_equal(control_lease_take(next), ST_TORN);
         control_owner_update_begin(c);
-        control_facts(c, &f);
+        control_info(c, &f);
         assert_true(f.torn); // until the restoration ends
         assert_int_equal(control_lease_take(next), ST_TORN);
         control_owner_update_end(c);
-        control_facts(c, &f);
+        control_info(c, &f);
         assert_false(f.torn);
         assert_int_equal(control_version(c), version + 1);
     }
@@ -359,8 +359,8 @@ TEST(test_one_writer)
     control_lease_release(first);
     assert_int_equal(control_lease_take(second), ST_OK);
     control_lease_release(first); // holds nothing: changes nothing
-    struct control_facts f;
-    control_facts(c, &f);
+    struct control_info f;
+    control_info(c, &f);
     assert_int_equal(f.writer_pid, getpid());
     assert_true(f.writer_alive);
     control_lease_release(second);
@@ -402,9 +402,9 @@ TEST(test_owner_rewrote)
         _exit(st == ST_MISMATCH && strstr(status_message(), "rewrote") ? 0 : 2);
     }
     int64_t deadline = clock_deadline_ns(CONTROL_TEST_MS);
-    struct control_facts f;
+    struct control_info f;
     do {
-        control_facts(c, &f);
+        control_info(c, &f);
     } while (f.writer_pid == 0 && clock_now_ns() < deadline);
     clock_sleep_ms(20);
     control_owner_update_begin(c);

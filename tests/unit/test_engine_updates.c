@@ -7,16 +7,16 @@
 
 // ---- commands ----------------------------------------------------------------------------------
 
-static void on_facts(void *context, const struct engine_bridge_facts *facts)
+static void on_info(void *context, const struct engine_bridge_info *info)
 {
     struct bench *b = context;
     pthread_mutex_lock(&b->lock);
     b->commanded = true;
-    b->facts_given = facts != NULL;
-    if (facts) {
-        b->version = facts->version;
-        b->canary = facts->canaries[0];
-        if (facts->checksums) memcpy(b->first_sums, facts->checksums, sizeof b->first_sums);
+    b->info_given = info != NULL;
+    if (info) {
+        b->version = info->version;
+        b->canary = info->canaries[0];
+        if (info->checksums) memcpy(b->first_sums, info->checksums, sizeof b->first_sums);
     }
     pthread_cond_broadcast(&b->changed);
     pthread_mutex_unlock(&b->lock);
@@ -45,9 +45,9 @@ TEST(reloads)
     make_prompt(prompt, 20, 8);
     struct take *a = reference(model_a, prompt, 20, 30), *in_b = reference(model_b, prompt, 20, 30);
     bench_start(&b, &options);
-    assert_ok(engine_bridge_facts(b.engine, true, on_facts, &b));
+    assert_ok(engine_bridge_info(b.engine, true, on_info, &b));
     await_command(&b);
-    assert_true(b.facts_given);
+    assert_true(b.info_given);
     assert_int_equal(b.version, 2);
     const uint64_t sums[2] = {b.first_sums[0], b.first_sums[1]};
 
@@ -66,7 +66,7 @@ TEST(reloads)
     struct take *now = greedy_of(&b, prompt, 20, 30);
     assert_same_tokens(in_b, 0, now, 0);
     assert_true(now->sample[0].tokens[0].weight_version == version && version > 2);
-    assert_ok(engine_bridge_facts(b.engine, true, on_facts, &b));
+    assert_ok(engine_bridge_info(b.engine, true, on_info, &b));
     await_command(&b);
     assert_true(b.first_sums[0] != sums[0] && b.first_sums[1] != sums[1]);
     free(a);
@@ -121,7 +121,7 @@ static void update_in_flight(enum kv_policy policy)
     for (int i = 0; i < 2; i++) assert_versions_rise(take, i);
     for (int t = 0; t < 400; t++)
         assert_int_equal(take->sample[0].tokens[t].weight_version, t < before ? 2 : 4);
-    assert_ok(engine_bridge_facts(b.engine, false, on_facts, &b));
+    assert_ok(engine_bridge_info(b.engine, false, on_info, &b));
     await_command(&b);
     assert_memory_equal(&b.canary, "commonwt", 8);
     bench_end(&b);

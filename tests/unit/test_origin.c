@@ -66,9 +66,9 @@ static void update(struct scene *s, const char *folder)
 
 static void assert_is(const struct scene *s, const char *words)
 {
-    struct control_facts f;
+    struct control_info f;
     struct bytes text = BYTES_INIT;
-    control_facts(s->owner, &f);
+    control_info(s->owner, &f);
     control_origin_words(&f, &text);
     const char *said = strchr(bytes_text(&text), ',');
     assert_non_null(said);
@@ -79,7 +79,7 @@ static void assert_is(const struct scene *s, const char *words)
 TEST(what_becomes_of_weights)
 {
     struct scene s;
-    struct control_facts f;
+    struct control_info f;
     scene_open(&s, "/");
     assert_is(&s, "those of /");
     assert_false(control_as_left(s.writer)); // no lease yet
@@ -108,7 +108,7 @@ TEST(what_becomes_of_weights)
     // in the middle of an update nothing is claimed
     assert_ok(control_quiesce(s.writer, clock_deadline_ns(10000)));
     assert_ok(control_write_begin(s.writer));
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_true(f.updates == 0 && !f.origin[0] && !f.run[0]);
     assert_false(control_as_left(s.writer));
     assert_ok(control_write_end(s.writer));
@@ -120,13 +120,13 @@ TEST(what_becomes_of_weights)
     control_owner_loaded(s.owner, "policy", "/usr", false);
     control_owner_update_end(s.owner);
     assert_is(&s, "those of /usr");
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_string_equal(f.loaded, "/");
     assert_false(control_as_left(s.writer));
     control_owner_update_begin(s.owner); // reloaded
     control_owner_loaded(s.owner, "policy", "(random weights)", true);
     control_owner_update_end(s.owner);
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_string_equal(f.loaded, "(random weights)");
     scene_close(&s);
 }
@@ -134,8 +134,8 @@ TEST(what_becomes_of_weights)
 static void role_is(const struct scene *s, const char *role, const char *origin, int updates,
                     const char *run)
 {
-    struct control_facts f;
-    assert_true(control_facts_of(s->writer, role, &f));
+    struct control_info f;
+    assert_true(control_info_of(s->writer, role, &f));
     assert_string_equal(f.origin, origin);
     assert_int_equal(f.updates, updates);
     assert_string_equal(f.run, run);
@@ -145,7 +145,7 @@ static void role_is(const struct scene *s, const char *role, const char *origin,
 TEST(each_role_has_an_account)
 {
     struct scene s;
-    struct control_facts f;
+    struct control_info f;
     scene_open(&s, "/");
     control_owner_loaded(s.owner, "adapter:a", "", false);
     control_owner_loaded(s.owner, "adapter:b", "/usr", false);
@@ -160,7 +160,7 @@ TEST(each_role_has_an_account)
     role_is(&s, "adapter:a", "", 2, "/runs/lora");
     role_is(&s, "adapter:b", "/usr", 0, "");
     assert_is(&s, "1 update since / by the run /runs/full");
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_int_equal(f.publishes, 3);
     atomic_fetch_add(&s.owner->page->publishes, 1); // who does not say what it wrote
     role_is(&s, "policy", "/", 2, "");
@@ -168,7 +168,7 @@ TEST(each_role_has_an_account)
     role_is(&s, "policy", "/", 2, "");
     role_is(&s, "adapter:a", "/tmp", 0, "");
     control_owner_removed(s.owner, "adapter:a");
-    assert_false(control_facts_of(s.writer, "adapter:a", &f));
+    assert_false(control_info_of(s.writer, "adapter:a", &f));
     role_is(&s, "adapter:b", "/usr", 0, "");
     control_owner_loaded(s.owner, "adapter:c", "/usr", false); // in its place
     role_is(&s, "adapter:c", "/usr", 0, "");
@@ -181,38 +181,38 @@ TEST(each_role_has_an_account)
 TEST(policy_version_is_of_its_last_change)
 {
     struct scene s;
-    struct control_facts f;
+    struct control_info f;
     scene_open(&s, "/");
     control_owner_loaded(s.owner, "adapter:a", "", false);
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_int_equal(f.policy_version, 2);
     assert_ok(control_lease_take(s.writer));
     update(&s, NULL);
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_int_equal(f.policy_version, 4);
     control_set_role(s.writer, "adapter:a");
     update(&s, NULL);
     update(&s, "/tmp");
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_int_equal(f.policy_version, 4);
     assert_int_equal(f.version, 8);
-    assert_true(control_facts_of(s.owner, "adapter:a", &f));
+    assert_true(control_info_of(s.owner, "adapter:a", &f));
     assert_int_equal(f.policy_version, 4);
     atomic_fetch_add(&s.owner->page->publishes, 1); // who does not say what it wrote
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_int_equal(f.policy_version, 8);
     update(&s, NULL);
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_int_equal(f.policy_version, 10);
     control_owner_update_begin(s.owner); // an adapter is replaced
     control_owner_loaded(s.owner, "adapter:a", "/usr", false);
     control_owner_update_end(s.owner);
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_int_equal(f.policy_version, 10);
     control_owner_update_begin(s.owner); // restored
     control_owner_loaded(s.owner, "policy", "/usr", false);
     control_owner_update_end(s.owner);
-    control_facts(s.owner, &f);
+    control_info(s.owner, &f);
     assert_true(f.policy_version == 14 && f.version == 14);
     scene_close(&s);
 }
@@ -233,12 +233,12 @@ static void *reuse_slot(void *context)
 TEST(a_slot_that_is_given_on)
 {
     struct scene s;
-    struct control_facts f;
+    struct control_info f;
     pthread_t owner;
     scene_open(&s, "/");
     assert_int_equal(pthread_create(&owner, NULL, reuse_slot, &s), 0);
     while (!s.stop)
-        if (control_facts_of(s.writer, "adapter:a", &f)) assert_string_equal(f.origin, "/usr");
+        if (control_info_of(s.writer, "adapter:a", &f)) assert_string_equal(f.origin, "/usr");
     pthread_join(owner, NULL);
     scene_close(&s);
 }

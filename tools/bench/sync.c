@@ -53,7 +53,7 @@ static enum status publish_all(const struct bench_options *o, const char *bridge
     CHECK(optimizer_new_whole(p.dev, weights, &adamw, &p.optimizer));
     for (int64_t i = 0; i < o->warmup + o->steps; i++) {
         struct publish_times times;
-        struct control_facts facts;
+        struct control_info info;
         double norm;
         // gradients of 7e-4, so that the arithmetic is that of a real step
         device_fill(p.dev, optimizer_grads(p.optimizer, 0)->base, 0x3a,
@@ -62,14 +62,14 @@ static enum status publish_all(const struct bench_options *o, const char *bridge
         CHECK(bridge_publish(bridge, 10000, publisher_update, &p, &times));
         clock_sleep_ms(
             20); // generation goes on between updates; the engine notes the pause meanwhile
-        control_facts(bridge_control(bridge), &facts);
+        control_info(bridge_control(bridge), &info);
         if (i < o->warmup) continue;
         double *ms = ret_records[i - o->warmup];
         ms[TOTAL_MS] = times.total_ms;
         ms[WAIT_MS] = times.wait_ms;
         ms[WRITE_MS] = times.write_ms;
         ms[ADAMW_MS] = p.adamw_ms;
-        ms[PAUSE_MS] = facts.last_pause_ms;
+        ms[PAUSE_MS] = info.last_pause_ms;
     }
 out:
     optimizer_free(p.optimizer);

@@ -5,7 +5,7 @@
 #ifndef TRAINER_MAPPED_H
 #define TRAINER_MAPPED_H
 
-#include "bridge/control_facts.h"
+#include "bridge/control_info.h"
 #include "common/base/status.h"
 
 #include <jansson.h>

@@ -24,8 +24,8 @@
 
 json_t *run_weights(const struct run *run)
 {
-    struct control_facts f;
-    if (!control_facts_of(mapped_control(&run->mapped), run->mapped.role, &f)) return NULL;
+    struct control_info f;
+    if (!control_info_of(mapped_control(&run->mapped), run->mapped.role, &f)) return NULL;
     json_t *weights = json_pack("{s:I}", "updates", (json_int_t)f.updates);
     // a path that is not UTF-8 cannot stand in JSON
     json_object_set_new(weights, "folder", json_string(f.origin));
@@ -34,7 +34,7 @@ json_t *run_weights(const struct run *run)
 }
 
 // --start-from as a folder; "": the weights as they are.
-static enum status folder_to_start_from(const struct run *run, const struct control_facts *f,
+static enum status folder_to_start_from(const struct run *run, const struct control_info *f,
                                         char ret[PATH_ROOM])
 {
     const char *from = run->config->start_from;
@@ -76,7 +76,7 @@ static enum status draft_start(const struct run *run, const char *folder, char r
     return st;
 }
 
-static enum status load_start(struct run *run, const struct control_facts *before,
+static enum status load_start(struct run *run, const struct control_info *before,
                               const char *folder)
 {
     char within[PATH_ROOM], saved[PATH_ROOM];
@@ -101,12 +101,12 @@ static enum status start_model(struct run *run)
 {
     enum status st;
     char folder[PATH_ROOM];
-    struct control_facts f;
+    struct control_info f;
     struct bytes now = BYTES_INIT;
-    control_facts(mapped_control(&run->mapped), &f);
+    control_info(mapped_control(&run->mapped), &f);
     CHECK(folder_to_start_from(run, &f, folder));
     if (folder[0]) CHECK(load_start(run, &f, folder));
-    control_facts(mapped_control(&run->mapped), &f);
+    control_info(mapped_control(&run->mapped), &f);
     control_origin_words(&f, &now);
     log_info("weights at the start: %s%s", bytes_text(&now),
              run->resolved.has_reference ? "; a copy of them is the reference of the KL divergence"
@@ -123,9 +123,9 @@ out:
 // may use it, so that it is not replaced here.
 static enum status check_as_loaded(const struct run *run)
 {
-    struct control_facts f;
+    struct control_info f;
     struct bytes words = BYTES_INIT;
-    control_facts(mapped_control(&run->mapped), &f);
+    control_info(mapped_control(&run->mapped), &f);
     if (f.updates == 0 && strcmp(f.origin, f.loaded) == 0) return ST_OK;
     control_origin_words(&f, &words);
     status_fail(ST_MISMATCH,
@@ -143,12 +143,12 @@ static enum status start_adapter(struct run *run)
     enum status st = ST_OK;
     const char *from = run->config->start_from, *name = run->config->lora.name;
     const bool current = strcmp(from, "current") == 0, loaded = strcmp(from, "loaded") == 0;
-    struct control_facts f = {0};
+    struct control_info f = {0};
     char folder[PATH_ROOM], within[PATH_ROOM];
     const char *draft;
     if (loaded) CHECK(check_as_loaded(run));
     if (!loaded && !current) CHECK(notice_adapter_base(from, run->mapped.base, run->config->exact));
-    control_facts_of(mapped_control(&run->mapped), run->mapped.role, &f);
+    control_info_of(mapped_control(&run->mapped), run->mapped.role, &f);
     const bool made = !f.updates && !f.origin[0]; // all zeros as yet, of which nothing is learned
     const bool fresh = loaded || (current && made), served = current && !made;
     CHECK(draft_start(run, from, within, &draft));

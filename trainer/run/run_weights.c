@@ -176,11 +176,11 @@ static enum status bind_adapter(struct run *run)
     struct mapped *m = &run->mapped;
     enum status st;
     char hash[65];
-    struct control_facts f;
+    struct control_info f;
     const struct bridge_file *file = bridge_file_of(m->bridge);
     const struct bridge_role *role = bridge_file_role(file, m->role);
     if (!role) FAIL(ST_NOT_FOUND, "%s: the role \"%s\" is gone", file->path, m->role);
-    control_facts(mapped_control(m), &f);
+    control_info(mapped_control(m), &f);
     // A server may hold another folder's weights by now than those that it was started with.
     CHECK(plan_adapter(run, f.origin[0] == '/' ? f.origin : m->model_folder, role->dt));
     weights_layout_hash(m->adapter->weights, hash);

@@ -16,7 +16,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/tinker.h"
 #include "bridge/control.h"
-#include "bridge/control_facts.h"
+#include "bridge/control_info.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
 #include "common/base/protobuf.h"
@@ -311,12 +311,12 @@ static enum status fail_stale(const struct owner *sampler, const struct snapshot
 // the frozen model.
 static enum status find_base(struct tinker *t, struct snapshot *ret)
 {
-    struct control_facts f;
+    struct control_info f;
     *ret = (struct snapshot){.version = snapshots_base(t->model->snapshots), .base = true};
     if (snapshots_use(t->model->snapshots, ret, NULL)) return ST_OK;
     if (t->options->inflight) ret->version = snapshots_version(t->model->snapshots, "");
     if (ret->version) return ST_OK;
-    control_facts(t->model->control, &f);
+    control_info(t->model->control, &f);
     return status_fail(ST_MISMATCH,
                        "the base model was trained on since it was loaded (%" PRIu64
                        " updates), and no copy of it is kept: start the cw-infer-server with "

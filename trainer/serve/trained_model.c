@@ -184,9 +184,9 @@ out:
 static enum status open_snapshots(struct trained_model *m)
 {
     const struct bridge_role *frozen = bridge_file_role(bridge_file_of(m->bridge), FROZEN_ROLE);
-    struct control_facts f;
+    struct control_info f;
     struct stat folder, loaded;
-    control_facts(m->info.control, &f);
+    control_info(m->info.control, &f);
     snprintf(m->base, sizeof m->base, "%s", f.loaded);
     const bool is_base = f.updates == 0 && strcmp(f.origin, f.loaded) == 0;
     enum status st = snapshots_new(f.version, is_base, &m->info.snapshots);
@@ -276,10 +276,10 @@ enum status trained_publish(struct update u)
     struct trained_model *m = u.model;
     struct control *control = m->info.control;
     struct publish_times times;
-    struct control_facts f;
+    struct control_info f;
     char role[CONTROL_ROLE_BYTES];
     enum status st = ST_OK;
-    control_facts(control, &f);
+    control_info(control, &f);
     snprintf(role, sizeof role, u.run[0] ? "adapter:" ADAPTER_PREFIX "%.40s" : "policy", u.run);
     control_set_role(control, role);
     if (u.run[0]) control_set_run(control, u.run);

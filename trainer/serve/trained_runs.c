@@ -123,8 +123,8 @@ static enum status write_loaded(void *context)
 
 static bool is_loaded(struct trained_model *m, const char *folder)
 {
-    struct control_facts f;
-    control_facts(m->info.control, &f);
+    struct control_info f;
+    control_info(m->info.control, &f);
     return f.updates == 0 && strcmp(f.origin, folder) == 0;
 }
 

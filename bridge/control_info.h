@@ -1,7 +1,7 @@
-/* control_facts.h: what the control page says, as plain values. */
+/* control_info.h: what the control page says, as plain values. */
 // SPDX-License-Identifier: Apache-2.0
-#ifndef BRIDGE_CONTROL_FACTS_H
-#define BRIDGE_CONTROL_FACTS_H
+#ifndef BRIDGE_CONTROL_INFO_H
+#define BRIDGE_CONTROL_INFO_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -10,7 +10,7 @@
 #define CONTROL_ROLE_BYTES 64 // the bridge file's names of roles: "policy", "draft", "adapter:NAME"
 #define CONTROL_ROLES      65 // that have such an account: the policy, with its draft, and adapters
 
-struct control_facts { // a consistent copy for /bridge/info and cw-ipc-check
+struct control_info { // a consistent copy for /bridge/info and cw-ipc-check
     uint64_t version, publishes;
     pid_t owner_pid, writer_pid; // writer 0: none
     double owner_heartbeat_age_ms, writer_heartbeat_age_ms;
