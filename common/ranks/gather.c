@@ -1,5 +1,5 @@
-/* gather.c: rank 0 at the rendezvous. One loop over poll(): who knocks is greeted and, once it has
- * made its statement under the token, is its rank's peer. What the peers say is compared when all
+/* gather.c: rank 0 at the rendezvous. One loop over poll(): who connects is answered and, once it
+ * has made its hello under the token, is its rank's peer. What the peers say is compared when all
  * are there, so that everything that is amiss stands in one sentence. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
@@ -12,21 +12,21 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define KNOCKS     256   // connections that have not made their statement
-#define KNOCK_MS   10000 // within which they must
-#define MISSING_MS 1000  // between two notices of who is missing
-#define BREATH_MS  100   // where none can be taken, for want of descriptors
-#define ANSWER_MS  5000  // for the last word to each
+#define HANDSHAKES   256   // connections that have not made their hello
+#define HANDSHAKE_MS 10000 // within which they must
+#define MISSING_MS   1000  // between two notices of who is missing
+#define BREATH_MS    100   // where none can be taken, for want of descriptors
+#define ANSWER_MS    5000  // for the last word to each
 
 struct gathering {
-    struct place *place;
+    struct address *address;
     struct peers *p;
     int fd;
-    struct knock {
-        struct wire wire;
+    struct handshake {
+        struct conn conn;
         int64_t deadline_ns;
-    } knocks[KNOCKS];
-    int n_knocks;
+    } handshakes[HANDSHAKES];
+    int n_handshakes;
     int n_here;
     int n_refused; // and why the last one was
     struct status_kept refused;
@@ -49,7 +49,7 @@ static enum status timed_out(const struct gathering *g)
     put_missing(g, &missing);
     enum status st =
         status_fail(ST_TIMEOUT, "--rendezvous %s: %d of %d ranks came in time; missing: %s%s%s",
-                    g->place->text, g->n_here + 1, g->p->self.size, bytes_text(&missing),
+                    g->address->text, g->n_here + 1, g->p->self.size, bytes_text(&missing),
                     g->n_refused ? " (others were sent away, the last one because " : "",
                     g->n_refused ? g->refused.message : "");
     bytes_release(&missing);
@@ -61,9 +61,9 @@ static void tell_all(const struct gathering *g, const char *key, const char *tex
 {
     const int64_t deadline = clock_deadline_ns(ANSWER_MS);
     for (int i = 0; i < g->p->n; i++) {
-        struct wire *w = &g->p->list[i].wire;
-        if (g->p->list[i].here && wire_send(w, json_pack("{s:s}", key, text)) == ST_OK)
-            wire_drain(w, deadline);
+        struct conn *w = &g->p->list[i].conn;
+        if (g->p->list[i].here && conn_send(w, json_pack("{s:s}", key, text)) == ST_OK)
+            conn_drain(w, deadline);
     }
 }
 
@@ -72,10 +72,10 @@ static void tell_missing(struct gathering *g)
     struct bytes missing = BYTES_INIT;
     if (clock_ms_until(g->notice_ns) > 0) return;
     put_missing(g, &missing);
-    rendezvous_say(g->place, bytes_text(&missing), &g->say_ns);
+    rendezvous_say(g->address, bytes_text(&missing), &g->say_ns);
     for (int i = 0; i < g->p->n; i++)
         if (g->p->list[i].here)
-            wire_send(&g->p->list[i].wire, json_pack("{s:s}", "missing", bytes_text(&missing)));
+            conn_send(&g->p->list[i].conn, json_pack("{s:s}", "missing", bytes_text(&missing)));
     bytes_release(&missing);
     g->notice_ns = clock_deadline_ns(MISSING_MS);
 }
@@ -89,12 +89,13 @@ static void tell_failure(const struct gathering *g, enum status why)
     status_recall(&kept);
 }
 
-// ---- who knocks ---------------------------------------------------------------------------------
+// ---- handshakes
+// ---------------------------------------------------------------------------------
 
 static void drop(struct gathering *g, int i)
 {
-    wire_close(&g->knocks[i].wire);
-    g->knocks[i] = g->knocks[--g->n_knocks];
+    conn_close(&g->handshakes[i].conn);
+    g->handshakes[i] = g->handshakes[--g->n_handshakes];
 }
 
 static void refuse(struct gathering *g, int i, enum status why)
@@ -108,15 +109,15 @@ static void refuse(struct gathering *g, int i, enum status why)
 static void make_room(struct gathering *g)
 {
     int oldest = 0;
-    for (int i = 1; i < g->n_knocks; i++)
-        if (g->knocks[i].deadline_ns < g->knocks[oldest].deadline_ns) oldest = i;
-    if (g->n_knocks == KNOCKS) drop(g, oldest);
+    for (int i = 1; i < g->n_handshakes; i++)
+        if (g->handshakes[i].deadline_ns < g->handshakes[oldest].deadline_ns) oldest = i;
+    if (g->n_handshakes == HANDSHAKES) drop(g, oldest);
 }
 
-static void greet(struct gathering *g)
+static void accept_one(struct gathering *g)
 {
     make_room(g);
-    struct knock *k = &g->knocks[g->n_knocks];
+    struct handshake *k = &g->handshakes[g->n_handshakes];
     const int fd = accept4(g->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0 && errno != EAGAIN) {
         status_keep(&g->refused,
@@ -125,53 +126,52 @@ static void greet(struct gathering *g)
         clock_sleep_ms(BREATH_MS);
     }
     if (fd < 0) return;
-    wire_open(&k->wire, fd, g->place->token);
-    k->deadline_ns = clock_deadline_ns(KNOCK_MS);
-    g->n_knocks++;
-    enum status st = wire_send(&k->wire, statement_to_json(&g->p->self));
-    if (st != ST_OK) refuse(g, g->n_knocks - 1, st);
+    conn_open(&k->conn, fd, g->address->token);
+    k->deadline_ns = clock_deadline_ns(HANDSHAKE_MS);
+    g->n_handshakes++;
+    enum status st = conn_send(&k->conn, hello_to_json(&g->p->self));
+    if (st != ST_OK) refuse(g, g->n_handshakes - 1, st);
 }
 
 // ST_MISMATCH where nobody can meet here: the sentence is for all, also for who just came.
-static enum status check_place_of(const struct gathering *g, const struct statement *s)
+static enum status check_place_of(const struct gathering *g, const struct hello *s)
 {
-    const struct statement *self = &g->p->self;
-    char a[STATEMENT_NAME], b[STATEMENT_NAME];
+    const struct hello *self = &g->p->self;
+    char a[HELLO_NAME], b[HELLO_NAME];
     if (s->rank == 0)
         return status_fail(ST_MISMATCH, "two processes are started as one rank: %s and %s",
-                           statement_name(self, a), statement_name(s, b));
+                           hello_name(self, a), hello_name(s, b));
     if (s->rank > g->p->n)
         return status_fail(ST_MISMATCH, "%s comes to %s, which was started as one of %d ranks",
-                           statement_name(s, a), statement_name(self, b), self->size);
+                           hello_name(s, a), hello_name(self, b), self->size);
     const struct peer *peer = &g->p->list[s->rank - 1];
     if (peer->here)
         return status_fail(ST_MISMATCH, "two processes are started as one rank: %s and %s",
-                           statement_name(&peer->who, a), statement_name(s, b));
+                           hello_name(&peer->who, a), hello_name(s, b));
     return ST_OK;
 }
 
-// Where a statement is of this run, its maker is a peer from now on.
-static enum status admit(struct gathering *g, int i, const struct statement *s)
+// Where a hello is of this run, its maker is a peer from now on.
+static enum status admit(struct gathering *g, int i, const struct hello *s)
 {
-    struct knock *k = &g->knocks[i];
-    char name[STATEMENT_NAME];
-    const bool stranger = statement_other_run(&g->p->self, s);
-    const enum status st = stranger
-                               ? status_fail(ST_MISMATCH, "%s is of the run %s, rank 0 of %s",
-                                             statement_name(s, name), s->run_id, g->p->self.run_id)
-                               : check_place_of(g, s);
+    struct handshake *k = &g->handshakes[i];
+    char name[HELLO_NAME];
+    const bool stranger = hello_other_run(&g->p->self, s);
+    const enum status st = stranger ? status_fail(ST_MISMATCH, "%s is of the run %s, rank 0 of %s",
+                                                  hello_name(s, name), s->run_id, g->p->self.run_id)
+                                    : check_place_of(g, s);
     if (st != ST_OK) {
         struct status_kept why;
         status_keep(&why, st);
-        wire_send(&k->wire, json_pack("{s:s}", "refused", why.message));
+        conn_send(&k->conn, json_pack("{s:s}", "refused", why.message));
         status_recall(&why);
         if (!stranger) return st;
         refuse(g, i, st);
         return ST_OK;
     }
     g->p->list[s->rank - 1] =
-        (struct peer){.who = *s, .wire = k->wire, .heard_ns = clock_now_ns(), .here = true};
-    k->wire = (struct wire){.fd = -1};
+        (struct peer){.who = *s, .conn = k->conn, .heard_ns = clock_now_ns(), .here = true};
+    k->conn = (struct conn){.fd = -1};
     g->n_here++;
     g->notice_ns = 0;
     drop(g, i);
@@ -179,16 +179,16 @@ static enum status admit(struct gathering *g, int i, const struct statement *s)
 }
 
 // Fails only where this gathering must: others are sent away.
-static enum status hear_knock(struct gathering *g, int i)
+static enum status read_handshake(struct gathering *g, int i)
 {
-    struct knock *k = &g->knocks[i];
-    struct statement s;
+    struct handshake *k = &g->handshakes[i];
+    struct hello s;
     json_t *message = NULL;
     enum status st, own = ST_OK;
-    CHECK(wire_receive(&k->wire, &message));
+    CHECK(conn_receive(&k->conn, &message));
     if (!message && clock_ms_until(k->deadline_ns) == 0)
-        FAIL(ST_TIMEOUT, "a connection said nothing for %d s", KNOCK_MS / 1000);
-    CHECK(message ? statement_parse(message, &s) : wire_flush(&k->wire));
+        FAIL(ST_TIMEOUT, "a connection said nothing for %d s", HANDSHAKE_MS / 1000);
+    CHECK(message ? hello_parse(message, &s) : conn_flush(&k->conn));
 out:
     if (st == ST_OK && message) own = admit(g, i, &s);
     if (st != ST_OK) refuse(g, i, st);
@@ -200,11 +200,11 @@ out:
 static void hear_peer(struct gathering *g, struct peer *peer)
 {
     json_t *message = NULL;
-    enum status st = wire_receive(&peer->wire, &message);
+    enum status st = conn_receive(&peer->conn, &message);
     json_decref(message);
-    if (st == ST_OK) st = wire_flush(&peer->wire);
+    if (st == ST_OK) st = conn_flush(&peer->conn);
     if (st == ST_OK) return;
-    wire_close(&peer->wire);
+    conn_close(&peer->conn);
     peer->here = false;
     g->n_here--;
 }
@@ -217,11 +217,11 @@ static void wait_for_any(struct gathering *g, int64_t deadline_ns)
     int ms = clock_ms_until(g->notice_ns);
     if (clock_ms_until(deadline_ns) < ms) ms = clock_ms_until(deadline_ns);
     g->polls[n++] = (struct pollfd){.fd = g->fd, .events = POLLIN};
-    for (int i = 0; i < g->n_knocks; i++)
-        g->polls[n++] = (struct pollfd){.fd = g->knocks[i].wire.fd, .events = POLLIN};
+    for (int i = 0; i < g->n_handshakes; i++)
+        g->polls[n++] = (struct pollfd){.fd = g->handshakes[i].conn.fd, .events = POLLIN};
     for (int i = 0; i < g->p->n; i++)
         if (g->p->list[i].here)
-            g->polls[n++] = (struct pollfd){.fd = g->p->list[i].wire.fd, .events = POLLIN};
+            g->polls[n++] = (struct pollfd){.fd = g->p->list[i].conn.fd, .events = POLLIN};
     poll(g->polls, n, ms);
 }
 
@@ -232,11 +232,11 @@ static enum status gather_all(struct gathering *g, int64_t deadline_ns)
         if (clock_ms_until(deadline_ns) == 0) CHECK(timed_out(g));
         tell_missing(g);
         wait_for_any(g, deadline_ns);
-        if (g->polls[0].revents & POLLIN) greet(g);
-        // first who has gone, whose rank may knock again
+        if (g->polls[0].revents & POLLIN) accept_one(g);
+        // first who has gone, whose rank may connect again
         for (int i = 0; i < g->p->n; i++)
             if (g->p->list[i].here) hear_peer(g, &g->p->list[i]);
-        for (int i = g->n_knocks - 1; i >= 0; i--) CHECK(hear_knock(g, i));
+        for (int i = g->n_handshakes - 1; i >= 0; i--) CHECK(read_handshake(g, i));
     }
 out:
     return st;
@@ -246,7 +246,7 @@ static enum status compare_all(const struct gathering *g)
 {
     struct bytes amiss = BYTES_INIT;
     enum status st = ST_OK;
-    for (int i = 0; i < g->p->n; i++) statement_compare(&g->p->self, &g->p->list[i].who, &amiss);
+    for (int i = 0; i < g->p->n; i++) hello_compare(&g->p->self, &g->p->list[i].who, &amiss);
     if (amiss.len > 0) st = status_fail(ST_MISMATCH, "%s", bytes_text(&amiss));
     bytes_release(&amiss);
     return st;
@@ -255,27 +255,27 @@ static enum status compare_all(const struct gathering *g)
 static void end(struct gathering *g, enum status st)
 {
     if (st != ST_OK) tell_failure(g, st);
-    while (g->n_knocks > 0) drop(g, g->n_knocks - 1);
+    while (g->n_handshakes > 0) drop(g, g->n_handshakes - 1);
     if (g->fd >= 0) {
         close(g->fd);
-        place_leave(g->place);
+        address_leave(g->address);
     }
     free(g->polls);
 }
 
-enum status gather(struct place *place, int64_t deadline_ns, const struct bytes *bytes,
+enum status gather(struct address *address, int64_t deadline_ns, const struct bytes *bytes,
                    struct peers *p)
 {
-    struct gathering g = {.place = place, .p = p, .fd = -1};
+    struct gathering g = {.address = address, .p = p, .fd = -1};
     struct bytes text = BYTES_INIT;
     enum status st;
     if (bytes->len > RENDEZVOUS_BYTES)
         FAIL(ST_TOO_LONG, "rank 0 gives %zu bytes at the rendezvous; %d are the most", bytes->len,
              RENDEZVOUS_BYTES);
-    g.polls = calloc((size_t)p->n + KNOCKS + 1, sizeof *g.polls);
+    g.polls = calloc((size_t)p->n + HANDSHAKES + 1, sizeof *g.polls);
     if (!g.polls) FAIL(ST_NO_MEMORY, "no memory for the connections of %d ranks", p->self.size);
     CHECK(base64_encode(bytes->data, bytes->len, &text));
-    CHECK(place_listen(place, &g.fd));
+    CHECK(address_listen(address, &g.fd));
     CHECK(gather_all(&g, deadline_ns));
     CHECK(compare_all(&g));
     tell_all(&g, "welcome", bytes_text(&text));

@@ -12,7 +12,7 @@
 #define GREET_MS 10000 // within which who answers must say who it is
 
 struct joining {
-    struct place *place;
+    struct address *address;
     struct peers *p; // one, rank 0
     int64_t deadline_ns;
     char missing[256]; // what rank 0 said last
@@ -20,7 +20,7 @@ struct joining {
     int64_t say_ns;    // of the next line in the log
 };
 
-// What rank 0 says of itself; afterwards this rank has made its own statement.
+// What rank 0 says of itself; afterwards this rank has made its own hello.
 static enum status introduce(struct joining *j)
 {
     struct peer *zero = &j->p->list[0];
@@ -28,14 +28,14 @@ static enum status introduce(struct joining *j)
     json_t *message = NULL;
     enum status st;
     if (deadline > j->deadline_ns) deadline = j->deadline_ns;
-    st = wire_await(&zero->wire, deadline, &message);
-    j->final = st == ST_MISMATCH && !j->place->file; // the token of a file may be a new one soon
-    if (st == ST_MISMATCH && !j->place->file)
+    st = conn_await(&zero->conn, deadline, &message);
+    j->final = st == ST_MISMATCH && !j->address->file; // the token of a file may be a new one soon
+    if (st == ST_MISMATCH && !j->address->file)
         CHECK(status_context(st, "--rendezvous-token-file is not that of rank 0"));
     CHECK(st);
-    CHECK(statement_parse(message, &zero->who));
-    CHECK(wire_send(&zero->wire, statement_to_json(&j->p->self)));
-    st = wire_drain(&zero->wire, deadline);
+    CHECK(hello_parse(message, &zero->who));
+    CHECK(conn_send(&zero->conn, hello_to_json(&j->p->self)));
+    st = conn_drain(&zero->conn, deadline);
 out:
     json_decref(message);
     return st;
@@ -52,7 +52,7 @@ static enum status read_answer(struct joining *j, const json_t *message, struct 
     CHECK(json_get_string(where, message, "welcome", &welcome));
     CHECK(json_get_string(where, message, "refused", &refused));
     if (missing) snprintf(j->missing, sizeof j->missing, "%s", missing);
-    j->final = refused && !(j->place->file && statement_other_run(&j->p->self, &j->p->list[0].who));
+    j->final = refused && !(j->address->file && hello_other_run(&j->p->self, &j->p->list[0].who));
     if (refused) FAIL(ST_MISMATCH, "%s", refused);
     if (welcome) CHECK(base64_decode(welcome, ret_bytes));
     *ret_done = welcome != NULL;
@@ -67,7 +67,7 @@ static enum status await_welcome(struct joining *j, struct bytes *ret_bytes)
     bool done = false;
     enum status st = ST_OK;
     while (!done) {
-        CHECK(wire_await(&zero->wire, j->deadline_ns, &message));
+        CHECK(conn_await(&zero->conn, j->deadline_ns, &message));
         CHECK(read_answer(j, message, ret_bytes, &done));
         json_decref(message);
         message = NULL;
@@ -84,37 +84,38 @@ static enum status try_once(struct joining *j, struct bytes *ret_bytes)
     struct peer *zero = &j->p->list[0];
     int fd;
     enum status st;
-    CHECK(place_connect(j->place, j->deadline_ns, &fd));
-    wire_open(&zero->wire, fd, j->place->token);
+    CHECK(address_connect(j->address, j->deadline_ns, &fd));
+    conn_open(&zero->conn, fd, j->address->token);
     CHECK(introduce(j));
     CHECK(await_welcome(j, ret_bytes));
 out:
-    if (st != ST_OK) wire_close(&zero->wire);
+    if (st != ST_OK) conn_close(&zero->conn);
     return st;
 }
 
 static enum status timed_out(const struct joining *j, const struct status_kept *why)
 {
-    const struct statement *zero = &j->p->list[0].who;
-    char name[STATEMENT_NAME];
+    const struct hello *zero = &j->p->list[0].who;
+    char name[HELLO_NAME];
     if (!j->missing[0])
         return status_fail(ST_TIMEOUT, "--rendezvous %s: rank 0 was not to be reached in time: %s",
-                           j->place->text, why->message);
+                           j->address->text, why->message);
     return status_fail(ST_TIMEOUT,
                        "--rendezvous %s: %s was there, but not all others in time: it "
                        "said last that it misses %s",
-                       j->place->text, statement_name(zero, name), j->missing);
+                       j->address->text, hello_name(zero, name), j->missing);
 }
 
-enum status join(struct place *place, int64_t deadline_ns, struct peers *p, struct bytes *ret_bytes)
+enum status join(struct address *address, int64_t deadline_ns, struct peers *p,
+                 struct bytes *ret_bytes)
 {
-    struct joining j = {.place = place, .p = p, .deadline_ns = deadline_ns};
+    struct joining j = {.address = address, .p = p, .deadline_ns = deadline_ns};
     struct status_kept why = {0};
     for (;;) {
         const enum status st = try_once(&j, ret_bytes);
         if (st == ST_OK || j.final) return st;
         status_keep(&why, st);
-        if (!j.missing[0]) rendezvous_say(place, "0", &j.say_ns);
+        if (!j.missing[0]) rendezvous_say(address, "0", &j.say_ns);
         if (clock_ms_until(deadline_ns) == 0) return timed_out(&j, &why);
         const int ms = clock_ms_until(deadline_ns);
         clock_sleep_ms(ms < AGAIN_MS ? ms : AGAIN_MS);

@@ -1,6 +1,6 @@
 /* liveness.c: one thread over poll(): heartbeats out, heartbeats and news in.
  *
- * What comes is {} (a heartbeat), {farewell: true}, {failed: sentence} or, from rank 0,
+ * What comes is {} (a heartbeat), {bye: true}, {failed: sentence} or, from rank 0,
  * {gone: sentence}. The first loss counts; what follows from it is no news. A process that was
  * itself stopped for a while, alone or with the whole job, reads first what came meanwhile, and
  * begins to wait for silence anew. */
@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define BEATS_IN_SILENCE 6
-#define LAST_WORD_MS     1000 // for the farewell to go out
+#define LAST_WORD_MS     1000 // for the bye to go out
 #define LOOK_MS          10
 
 struct liveness {
@@ -42,7 +42,7 @@ static void send_all(struct liveness *l, const char *key, const char *text)
 {
     for (int i = 0; i < l->p->n; i++)
         if (l->p->list[i].here)
-            wire_send(&l->p->list[i].wire, text ? json_pack("{s:s}", key, text) : json_object());
+            conn_send(&l->p->list[i].conn, text ? json_pack("{s:s}", key, text) : json_object());
 }
 
 static void lose(struct liveness *l, const char *sentence)
@@ -58,10 +58,10 @@ static void lose(struct liveness *l, const char *sentence)
 
 static void lose_peer(struct liveness *l, struct peer *peer, const char *how)
 {
-    char name[STATEMENT_NAME], sentence[1800];
-    snprintf(sentence, sizeof sentence, "%s %s", statement_name(&peer->who, name), how);
+    char name[HELLO_NAME], sentence[1800];
+    snprintf(sentence, sizeof sentence, "%s %s", hello_name(&peer->who, name), how);
     lose(l, sentence); // tells the peer too, which may wake again
-    wire_close(&peer->wire);
+    conn_close(&peer->conn);
     peer->here = false;
 }
 
@@ -70,20 +70,20 @@ static void lose_peer(struct liveness *l, struct peer *peer, const char *how)
 static void take_message(struct liveness *l, struct peer *peer, const json_t *message)
 {
     const char *gone = NULL, *failed = NULL;
-    bool farewell = false;
+    bool bye = false;
     char how[1600];
     peer->heard_ns = clock_now_ns();
     if (json_get_string("a rank's news", message, "gone", &gone) != ST_OK ||
         json_get_string("a rank's news", message, "failed", &failed) != ST_OK ||
-        json_get_bool("a rank's news", message, "farewell", &farewell) != ST_OK) {
+        json_get_bool("a rank's news", message, "bye", &bye) != ST_OK) {
         lose_peer(l, peer, "sends what is no message of a rank");
     } else if (gone) {
         lose(l, gone);
     } else if (failed) {
         snprintf(how, sizeof how, "has failed: %s", CUT(failed, 1500));
         lose_peer(l, peer, how);
-    } else if (farewell) {
-        wire_close(&peer->wire);
+    } else if (bye) {
+        conn_close(&peer->conn);
         peer->here = false;
     }
 }
@@ -94,12 +94,12 @@ static void hear(struct liveness *l, struct peer *peer)
     enum status st;
     do {
         json_decref(message);
-        st = wire_receive(&peer->wire, &message);
+        st = conn_receive(&peer->conn, &message);
         if (message) take_message(l, peer, message);
     } while (st == ST_OK && message && peer->here);
     json_decref(message);
     if (!peer->here) return;
-    if (st == ST_OK) st = wire_flush(&peer->wire);
+    if (st == ST_OK) st = conn_flush(&peer->conn);
     if (st == ST_PEER_GONE)
         lose_peer(l, peer, "is gone: it was killed or ended without a word");
     else if (st != ST_OK)
@@ -126,7 +126,7 @@ static bool wait_for_any(struct liveness *l, int ms)
     l->polls[n++] = (struct pollfd){.fd = l->wake, .events = POLLIN};
     for (int i = 0; i < l->p->n; i++)
         if (l->p->list[i].here)
-            l->polls[n++] = (struct pollfd){.fd = l->p->list[i].wire.fd, .events = POLLIN};
+            l->polls[n++] = (struct pollfd){.fd = l->p->list[i].conn.fd, .events = POLLIN};
     poll(l->polls, n, ms);
     return !(l->polls[0].revents & POLLIN);
 }
@@ -219,13 +219,13 @@ void liveness_end(struct liveness *l, enum status outcome)
     while (write(l->wake, &one, sizeof one) < 0) continue;
     pthread_join(l->thread, NULL);
     for (int i = 0; i < l->p->n; i++) {
-        struct wire *w = &l->p->list[i].wire;
-        json_t *word = outcome == ST_OK ? json_pack("{s:b}", "farewell", 1)
+        struct conn *w = &l->p->list[i].conn;
+        json_t *word = outcome == ST_OK ? json_pack("{s:b}", "bye", 1)
                                         : json_pack("{s:s}", "failed", own.message);
         if (!l->p->list[i].here)
             json_decref(word);
-        else if (wire_send(w, word) == ST_OK)
-            wire_finish(w, deadline);
+        else if (conn_send(w, word) == ST_OK)
+            conn_finish(w, deadline);
     }
     status_recall(&own); // what did not go out is no news
     release(l);

@@ -1,6 +1,6 @@
 /* liveness.h: every rank learns within seconds that another is gone, and which. Each keeps its
  * connection to rank 0 (rendezvous.h) and says every second that it lives, on a thread of its own,
- * so that the longest computation disturbs nothing. A connection that closes without a farewell is
+ * so that the longest computation disturbs nothing. A connection that closes without a bye is
  * a process that was killed or ended; silence is one that was stopped, or a host or a link that is
  * gone. Rank 0 passes on to all others what it sees; where rank 0 itself is gone each sees it.
  *
@@ -28,7 +28,7 @@ enum status liveness_start(struct peers *peers, double silence_s, liveness_fn on
 // with a second or two, since that is most often why.
 enum status liveness_check(struct liveness *l, int ms);
 enum status liveness_watch(void *liveness); // liveness_check(l, 0), as comm_watch() wants it
-// Says farewell and waits for the thread. outcome: of this rank's work; where it is a failure of
+// Says bye and waits for the thread. outcome: of this rank's work; where it is a failure of
 // its own, the others hear this thread's sentence of it and count this rank as gone. Where rank 0
 // has ended well, the others are no longer watched. NULL is fine.
 void liveness_end(struct liveness *l, enum status outcome);

@@ -4,9 +4,9 @@
  * is of another version, layout or number of ranks, who is there twice. Main thread.
  *
  *     rank 0                                          rank r
- *     listens (place.c)                               connects, again and again until the deadline
- *     {nonce, its statement}                 ->
- *                                            <-       {nonce, its statement}
+ *     listens (address.c)                               connects, again and again until the
+ * deadline {nonce, its hello}                 ->
+ *                                            <-       {nonce, its hello}
  *     {missing: "2, 3"}, each second         ->       remembers it for its own time-out
  *     {welcome: bytes} or {refused: why}     ->
  *
@@ -17,14 +17,14 @@
 #define COMMON_RANKS_RENDEZVOUS_H
 
 #include "common/ranks/ranks.h"
-#include "common/ranks/wire.h"
+#include "common/ranks/conn.h"
 #include <jansson.h>
 
-// ---- statement ----------------------------------------------------------------------------------
+// ---- hello ----------------------------------------------------------------------------------
 // What each rank says of itself when all meet, and what must be the same for all. Pure functions,
-// but for statement_of_this_process(); any thread.
+// but for hello_of_this_process(); any thread.
 
-struct statement {
+struct hello {
     int rank, size;
     int64_t pid;
     char host[65];
@@ -33,19 +33,19 @@ struct statement {
     char layout[72];           // of the weights; "": it has none to compare
 };
 
-void statement_of_this_process(const struct ranks *who, const char *version, const char *layout,
-                               struct statement *ret);
-json_t *statement_to_json(const struct statement *s); // new; NULL for want of memory
+void hello_of_this_process(const struct ranks *who, const char *version, const char *layout,
+                           struct hello *ret);
+json_t *hello_to_json(const struct hello *s); // new; NULL for want of memory
 // ST_INVALID, ST_FORMAT naming the field.
-enum status statement_parse(const json_t *object, struct statement *ret);
+enum status hello_parse(const json_t *object, struct hello *ret);
 
 // "rank 2 (host, pid 123)"
-#define STATEMENT_NAME 128
-const char *statement_name(const struct statement *s, char ret[STATEMENT_NAME]);
+#define HELLO_NAME 128
+const char *hello_name(const struct hello *s, char ret[HELLO_NAME]);
 // Appends a sentence for each thing in which `s` differs from what rank 0 says.
-void statement_compare(const struct statement *zero, const struct statement *s, struct bytes *to);
+void hello_compare(const struct hello *zero, const struct hello *s, struct bytes *to);
 // Of two jobs: both know their run, and it is not the same.
-bool statement_other_run(const struct statement *a, const struct statement *b);
+bool hello_other_run(const struct hello *a, const struct hello *b);
 
 // ---- rendezvous ---------------------------------------------------------------------------------
 struct rendezvous_options {
@@ -59,13 +59,13 @@ struct rendezvous_options {
 
 // The connections of a rank: those of rank 0 are to all others, another's is to rank 0.
 struct peer {
-    struct statement who;
-    struct wire wire;
+    struct hello who;
+    struct conn conn;
     int64_t heard_ns; // when something last came
     bool here;        // false: not come yet, or has left
 };
 struct peers {
-    struct statement self;
+    struct hello self;
     int n;
     struct peer list[];
 };

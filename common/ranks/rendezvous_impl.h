@@ -4,43 +4,44 @@
 #define COMMON_RANKS_RENDEZVOUS_IMPL_H
 
 #include "common/ranks/rendezvous.h"
-#include "common/ranks/wire.h"
+#include "common/ranks/conn.h"
 
-// ---- place --------------------------------------------------------------------------------------
-// Where ranks meet: at an address that all are given (tcp://HOST:PORT), or at one that rank 0
-// writes into a file which all can read (file://PATH). The file has a token of its own, new each
-// time and for this user's eyes only, so that who can read it is who may come. Main thread.
+// ---- address
+// -------------------------------------------------------------------------------------- Where
+// ranks meet: at an address that all are given (tcp://HOST:PORT), or at one that rank 0 writes into
+// a file which all can read (file://PATH). The file has a token of its own, new each time and for
+// this user's eyes only, so that who can read it is who may come. Main thread.
 
-struct place {
+struct address {
     bool file;
     bool one_host;    // all ranks are on one: a file's address is then loopback's
     const char *text; // HOST:PORT or PATH; borrowed
     const char *run_id;
-    char token[WIRE_TOKEN_BYTES]; // file: filled by both calls
+    char token[CONN_TOKEN_BYTES]; // file: filled by both calls
 };
 
 // ST_INVALID naming --rendezvous. token: that of tcp://, NULL or "" where there is none.
-enum status place_init(struct place *p, const char *url, const char *token, bool one_host,
-                       const char *run_id);
+enum status address_init(struct address *p, const char *url, const char *token, bool one_host,
+                         const char *run_id);
 
 // Rank 0: listens. ST_BUSY where the port is in use, ST_INVALID off loopback without a token.
-enum status place_listen(struct place *p, int *ret_fd);
+enum status address_listen(struct address *p, int *ret_fd);
 // Takes the file away, where it is this one's. The descriptor is its taker's to close.
-void place_leave(const struct place *p);
+void address_leave(const struct address *p);
 
 // The others: one try to connect, non-blocking from then on. ST_NOT_FOUND, ST_PEER_GONE: nobody is
 // there yet; ST_MISMATCH: the file is of another run.
-enum status place_connect(struct place *p, int64_t deadline_ns, int *ret_fd);
+enum status address_connect(struct address *p, int64_t deadline_ns, int *ret_fd);
 
 // ---- the two sides ------------------------------------------------------------------------------
 // Says now and then that this process waits, and for which ranks; *next_ns: when to say so again,
 // 0 at first.
-void rendezvous_say(const struct place *place, const char *ranks, int64_t *next_ns);
+void rendezvous_say(const struct address *address, const char *ranks, int64_t *next_ns);
 // Rank 0: until all are there.
-enum status gather(struct place *place, int64_t deadline_ns, const struct bytes *bytes,
+enum status gather(struct address *address, int64_t deadline_ns, const struct bytes *bytes,
                    struct peers *p);
 // Another: until rank 0 has answered.
-enum status join(struct place *place, int64_t deadline_ns, struct peers *p,
+enum status join(struct address *address, int64_t deadline_ns, struct peers *p,
                  struct bytes *ret_bytes);
 
 #endif

@@ -36,21 +36,21 @@ struct header {
     uint32_t bytes;
 };
 
-static const char *name_of(const struct peer *p, char ret[STATEMENT_NAME])
+static const char *name_of(const struct peer *p, char ret[HELLO_NAME])
 {
-    return statement_name(&p->who, ret);
+    return hello_name(&p->who, ret);
 }
 
 static enum status gone(const struct peer *p)
 {
-    char name[STATEMENT_NAME];
+    char name[HELLO_NAME];
     return status_fail(ST_PEER_GONE, "%s of the tensor-parallel server is gone", name_of(p, name));
 }
 
 static enum status wait_for(const struct peer *p, short events, int64_t deadline_ns)
 {
-    char name[STATEMENT_NAME];
-    struct pollfd fd = {.fd = p->wire.fd, .events = events};
+    char name[HELLO_NAME];
+    struct pollfd fd = {.fd = p->conn.fd, .events = events};
     int n;
     do n = poll(&fd, 1, deadline_ns == INT64_MAX ? -1 : clock_ms_until(deadline_ns));
     while (n < 0 && errno == EINTR);
@@ -66,7 +66,7 @@ static enum status send_all(const struct peer *p, const void *data, size_t n)
     const char *at = data;
     enum status st = ST_OK;
     while (n > 0 && st == ST_OK) {
-        const ssize_t sent = send(p->wire.fd, at, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+        const ssize_t sent = send(p->conn.fd, at, n, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent >= 0) {
             at += sent;
             n -= (size_t)sent;
@@ -84,7 +84,7 @@ static enum status receive_all(const struct peer *p, void *data, size_t n, int64
     char *at = data;
     enum status st = ST_OK;
     while (n > 0 && st == ST_OK) {
-        const ssize_t got = recv(p->wire.fd, at, n, MSG_DONTWAIT);
+        const ssize_t got = recv(p->conn.fd, at, n, MSG_DONTWAIT);
         if (got > 0) {
             at += got;
             n -= (size_t)got;
@@ -232,7 +232,7 @@ enum status group_order(struct group *g, enum order order, const void *data, siz
 // The follower's next answer; what it failed of is this call's failure.
 static enum status take_answer(struct group *g, const struct peer *p)
 {
-    char name[STATEMENT_NAME];
+    char name[HELLO_NAME];
     uint32_t st;
     enum status received = receive_message(p, clock_deadline_ns(ANSWER_MS), &st, &g->answer);
     if (received != ST_OK || st == ST_OK) return received;
@@ -260,7 +260,7 @@ enum status group_check(struct group *g)
     enum status st = ST_OK;
     for (int i = 0; g && !g->over && i < g->peers->n && st == ST_OK; i++) {
         const struct peer *p = &g->peers->list[i];
-        struct pollfd fd = {.fd = p->wire.fd, .events = g->rank == 0 ? POLLIN : POLLRDHUP};
+        struct pollfd fd = {.fd = p->conn.fd, .events = g->rank == 0 ? POLLIN : POLLRDHUP};
         if (poll(&fd, 1, 0) <= 0) continue;
         // a follower has nothing to say unasked but that it fails; rank 0 may have gone on
         st = g->rank == 0 ? take_answer(g, p) : gone(p);

@@ -316,7 +316,7 @@ TEST_WITH(test_tokens, NULL, end_group, NULL)
     assert_int_equal(rank_group_outcome(&group, 0, NULL), ST_OK);
 }
 
-static void knock(int port, const void *data, size_t len, int times)
+static void handshake(int port, const void *data, size_t len, int times)
 {
     for (int i = 0; i < times; i++) {
         struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -328,7 +328,7 @@ static void knock(int port, const void *data, size_t len, int times)
     }
 }
 
-// What scanners of ports send, lengths that would fill memory, and a made-up seal.
+// What scanners of ports send, lengths that would fill memory, and a made-up mac.
 TEST_WITH(test_strangers_do_not_disturb, NULL, end_group, NULL)
 {
     const int port = use_port();
@@ -338,10 +338,10 @@ TEST_WITH(test_strangers_do_not_disturb, NULL, end_group, NULL)
     memcpy(sealed + 36, "{}", 3);
     rank_group_add(&group, &o, 0, meet, NULL);
     clock_sleep_ms(200);
-    knock(port, "GET / HTTP/1.1\r\n\r\n", 18, 100);
-    knock(port, big, sizeof big, 20);
-    knock(port, sealed, 38, 20);
-    knock(port, "", 0, 100);
+    handshake(port, "GET / HTTP/1.1\r\n\r\n", 18, 100);
+    handshake(port, big, sizeof big, 20);
+    handshake(port, sealed, 38, 20);
+    handshake(port, "", 0, 100);
     rank_group_add(&group, &o, 1, meet, NULL);
     all_meet(2);
 }

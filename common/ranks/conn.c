@@ -1,6 +1,6 @@
-/* wire.c: frames, their seals, and the socket. */
+/* conn.c: frames, their MACs, and the socket. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/ranks/wire.h"
+#include "common/ranks/conn.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/json.h"
@@ -18,27 +18,27 @@
 #define SEAL_BYTES HASH_SHA256_BYTES
 #define HEAD_BYTES (4 + SEAL_BYTES)
 
-void wire_open(struct wire *w, int fd, const char *token)
+void conn_open(struct conn *w, int fd, const char *token)
 {
-    *w = (struct wire){.fd = fd};
+    *w = (struct conn){.fd = fd};
     snprintf(w->token, sizeof w->token, "%s", token);
 }
 
-void wire_close(struct wire *w)
+void conn_close(struct conn *w)
 {
     if (w->fd >= 0) close(w->fd);
     bytes_release(&w->in);
     bytes_release(&w->out);
-    *w = (struct wire){.fd = -1};
+    *w = (struct conn){.fd = -1};
 }
 
-static void seal(const char *token, const unsigned char nonce[WIRE_NONCE], const char *text,
-                 size_t len, unsigned char ret[SEAL_BYTES])
+static void mac(const char *token, const unsigned char nonce[CONN_NONCE], const char *text,
+                size_t len, unsigned char ret[SEAL_BYTES])
 {
     struct bytes sealed = BYTES_INIT;
-    bytes_append(&sealed, nonce, WIRE_NONCE);
+    bytes_append(&sealed, nonce, CONN_NONCE);
     bytes_append(&sealed, text, len);
-    // without memory a seal that nobody accepts
+    // without memory a MAC that nobody accepts
     if (sealed.failed || !HMAC(EVP_sha256(), token, (int)strlen(token),
                                (const unsigned char *)sealed.data, sealed.len, ret, NULL))
         memset(ret, 0, SEAL_BYTES);
@@ -47,19 +47,19 @@ static void seal(const char *token, const unsigned char nonce[WIRE_NONCE], const
 
 // ---- sending ------------------------------------------------------------------------------------
 
-static enum status introduce(struct wire *w, json_t *message)
+static enum status introduce(struct conn *w, json_t *message)
 {
-    char hex[2 * WIRE_NONCE + 1];
-    if (getrandom(w->own_nonce, WIRE_NONCE, 0) != WIRE_NONCE)
+    char hex[2 * CONN_NONCE + 1];
+    if (getrandom(w->own_nonce, CONN_NONCE, 0) != CONN_NONCE)
         return status_fail(ST_IO, "no random numbers for a nonce: %s", strerror(errno));
-    for (size_t i = 0; i < WIRE_NONCE; i++) snprintf(hex + 2 * i, 3, "%02x", w->own_nonce[i]);
+    for (size_t i = 0; i < CONN_NONCE; i++) snprintf(hex + 2 * i, 3, "%02x", w->own_nonce[i]);
     w->introduced = true;
     return json_object_set_new(message, "nonce", json_string(hex)) == 0
                ? ST_OK
                : status_fail(ST_NO_MEMORY, "no memory for a message");
 }
 
-enum status wire_send(struct wire *w, json_t *message)
+enum status conn_send(struct conn *w, json_t *message)
 {
     struct bytes text = BYTES_INIT;
     unsigned char head[HEAD_BYTES];
@@ -67,22 +67,22 @@ enum status wire_send(struct wire *w, json_t *message)
     if (w->fd < 0) FAIL(ST_PEER_GONE, "the connection is closed");
     if (message && !w->introduced) CHECK(introduce(w, message));
     CHECK(json_put_line(&text, json_incref(message), 0));
-    if (text.len > WIRE_MESSAGE_MAX)
+    if (text.len > CONN_MESSAGE_MAX)
         FAIL(ST_TOO_LONG, "a message between ranks of %zu bytes; %d is the most", text.len,
-             WIRE_MESSAGE_MAX);
+             CONN_MESSAGE_MAX);
     for (int i = 0; i < 4; i++) head[i] = (unsigned char)(text.len >> (24 - 8 * i));
-    seal(w->token, w->peer_nonce, text.data, text.len, head + 4);
+    mac(w->token, w->peer_nonce, text.data, text.len, head + 4);
     bytes_append(&w->out, head, sizeof head);
     bytes_append(&w->out, text.data, text.len);
     CHECK(bytes_status(&w->out));
-    st = wire_flush(w);
+    st = conn_flush(w);
 out:
     json_decref(message);
     bytes_release(&text);
     return st;
 }
 
-enum status wire_flush(struct wire *w)
+enum status conn_flush(struct conn *w)
 {
     size_t sent = 0;
     enum status st = ST_OK;
@@ -101,16 +101,16 @@ out:
     return st;
 }
 
-enum status wire_drain(struct wire *w, int64_t deadline_ns)
+enum status conn_drain(struct conn *w, int64_t deadline_ns)
 {
     enum status st;
-    CHECK(wire_flush(w));
+    CHECK(conn_flush(w));
     while (w->out.len > 0) {
         struct pollfd p = {.fd = w->fd, .events = POLLOUT};
         const int ms = clock_ms_until(deadline_ns);
         if (ms == 0) FAIL(ST_TIMEOUT, "the other side does not read");
         poll(&p, 1, ms);
-        CHECK(wire_flush(w));
+        CHECK(conn_flush(w));
     }
 out:
     return st;
@@ -118,14 +118,14 @@ out:
 
 // ---- receiving ----------------------------------------------------------------------------------
 
-static enum status learn_nonce(struct wire *w, const json_t *message)
+static enum status learn_nonce(struct conn *w, const json_t *message)
 {
     const char *hex = NULL;
     enum status st;
     CHECK(json_get_string("a rank's message", message, "nonce", &hex));
     if (!hex) return ST_OK;
-    if (strlen(hex) != 2 * WIRE_NONCE) FAIL(ST_FORMAT, "a rank's message has a broken nonce");
-    for (size_t i = 0; i < WIRE_NONCE; i++) {
+    if (strlen(hex) != 2 * CONN_NONCE) FAIL(ST_FORMAT, "a rank's message has a broken nonce");
+    for (size_t i = 0; i < CONN_NONCE; i++) {
         unsigned byte;
         if (sscanf(hex + 2 * i, "%2x", &byte) != 1)
             FAIL(ST_FORMAT, "a rank's message has a broken nonce");
@@ -135,7 +135,7 @@ out:
     return st;
 }
 
-enum status wire_next(struct wire *w, json_t **ret)
+enum status conn_next(struct conn *w, json_t **ret)
 {
     const unsigned char *head = (const unsigned char *)w->in.data;
     unsigned char right[SEAL_BYTES];
@@ -145,11 +145,11 @@ enum status wire_next(struct wire *w, json_t **ret)
     *ret = NULL;
     if (w->in.len < HEAD_BYTES) return ST_OK;
     for (int i = 0; i < 4; i++) len = len << 8 | head[i];
-    if (len > WIRE_MESSAGE_MAX)
+    if (len > CONN_MESSAGE_MAX)
         FAIL(ST_FORMAT, "what answers there speaks no language of ranks (a message of %zu bytes)",
              len);
     if (w->in.len < HEAD_BYTES + len) return ST_OK;
-    seal(w->token, w->own_nonce, w->in.data + HEAD_BYTES, len, right);
+    mac(w->token, w->own_nonce, w->in.data + HEAD_BYTES, len, right);
     if (CRYPTO_memcmp(right, head + 4, SEAL_BYTES) != 0)
         FAIL(ST_MISMATCH, "it has another token than this rank");
     CHECK(json_parse("a rank's message", w->in.data + HEAD_BYTES, len, &message));
@@ -164,11 +164,11 @@ out:
     return st;
 }
 
-enum status wire_receive(struct wire *w, json_t **ret)
+enum status conn_receive(struct conn *w, json_t **ret)
 {
     char part[4096];
     *ret = NULL;
-    enum status st = wire_next(w, ret);
+    enum status st = conn_next(w, ret);
     if (st != ST_OK || *ret) return st;
     const ssize_t n = w->fd < 0 ? 0 : recv(w->fd, part, sizeof part, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return ST_OK;
@@ -176,13 +176,13 @@ enum status wire_receive(struct wire *w, json_t **ret)
     if (n == 0) return status_fail(ST_PEER_GONE, "the connection was closed");
     bytes_append(&w->in, part, (size_t)n);
     st = bytes_status(&w->in);
-    return st == ST_OK ? wire_next(w, ret) : st;
+    return st == ST_OK ? conn_next(w, ret) : st;
 }
 
-enum status wire_await(struct wire *w, int64_t deadline_ns, json_t **ret)
+enum status conn_await(struct conn *w, int64_t deadline_ns, json_t **ret)
 {
     for (;;) {
-        enum status st = wire_receive(w, ret);
+        enum status st = conn_receive(w, ret);
         if (st != ST_OK || *ret) return st;
         struct pollfd p = {.fd = w->fd, .events = POLLIN};
         const int ms = clock_ms_until(deadline_ns);
@@ -192,13 +192,13 @@ enum status wire_await(struct wire *w, int64_t deadline_ns, json_t **ret)
 }
 
 // Closing with something unread would take back what is under way.
-void wire_finish(struct wire *w, int64_t deadline_ns)
+void conn_finish(struct conn *w, int64_t deadline_ns)
 {
     json_t *message = NULL;
-    enum status st = wire_drain(w, deadline_ns);
+    enum status st = conn_drain(w, deadline_ns);
     if (st == ST_OK) shutdown(w->fd, SHUT_WR);
     while (st == ST_OK) {
-        st = wire_await(w, deadline_ns, &message);
+        st = conn_await(w, deadline_ns, &message);
         json_decref(message);
     }
 }

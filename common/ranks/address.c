@@ -1,4 +1,4 @@
-/* place.c: the address of rank 0: how it is published, found and reached. */
+/* address.c: the address of rank 0: how it is published, found and reached. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/rendezvous_impl.h"
 #include "common/base/clock.h"
@@ -23,29 +23,29 @@
 #define CONNECT_MS 3000 // of one address; where nothing answers, the next one is tried
 #define FILE_MAX   (64 << 10)
 
-enum status place_init(struct place *p, const char *url, const char *token, bool one_host,
-                       const char *run_id)
+enum status address_init(struct address *p, const char *url, const char *token, bool one_host,
+                         const char *run_id)
 {
-    struct place place = {.one_host = one_host, .run_id = run_id};
+    struct address address = {.one_host = one_host, .run_id = run_id};
     char host[256], port[16];
     enum status st = ST_OK;
-    place.file = strncmp(url, "file://", 7) == 0;
-    place.text = url + (place.file ? 7 : 6);
-    if (!place.file && strncmp(url, "tcp://", 6) != 0)
+    address.file = strncmp(url, "file://", 7) == 0;
+    address.text = url + (address.file ? 7 : 6);
+    if (!address.file && strncmp(url, "tcp://", 6) != 0)
         FAIL(ST_INVALID, OPTION " %s: give tcp://HOST:PORT or file://PATH", url);
-    if (place.file && place.text[0] != '/')
+    if (address.file && address.text[0] != '/')
         FAIL(ST_INVALID, OPTION " %s: give the whole path, as file:///shared/run-1.ranks", url);
-    if (place.file && token && *token)
+    if (address.file && token && *token)
         FAIL(ST_INVALID,
              OPTION " %s: the file has a token of its own; leave out "
                     "--rendezvous-token-file",
              url);
-    if (!place.file) CHECK(tcp_split(OPTION, place.text, host, port));
-    if (token && strlen(token) >= sizeof place.token)
+    if (!address.file) CHECK(tcp_split(OPTION, address.text, host, port));
+    if (token && strlen(token) >= sizeof address.token)
         FAIL(ST_INVALID, "--rendezvous-token-file: the token has %zu bytes; %zu are the most",
-             strlen(token), sizeof place.token - 1);
-    snprintf(place.token, sizeof place.token, "%s", token ? token : "");
-    *p = place;
+             strlen(token), sizeof address.token - 1);
+    snprintf(address.token, sizeof address.token, "%s", token ? token : "");
+    *p = address;
 out:
     return st;
 }
@@ -82,7 +82,7 @@ static enum status list_addresses(int port, bool only_loopback, json_t *to)
     return ST_OK;
 }
 
-static enum status new_token(char ret[WIRE_TOKEN_BYTES])
+static enum status new_token(char ret[CONN_TOKEN_BYTES])
 {
     unsigned char random[24];
     if (getrandom(random, sizeof random, 0) != sizeof random)
@@ -91,7 +91,7 @@ static enum status new_token(char ret[WIRE_TOKEN_BYTES])
     return ST_OK;
 }
 
-static enum status publish(const struct place *p, int port)
+static enum status publish(const struct address *p, int port)
 {
     json_t *addresses = json_array();
     json_t *file = json_pack("{s:O?, s:s, s:s}", "addresses", addresses, "token", p->token,
@@ -106,7 +106,7 @@ out:
     return st;
 }
 
-enum status place_listen(struct place *p, int *ret_fd)
+enum status address_listen(struct address *p, int *ret_fd)
 {
     char host[256];
     int fd = -1, port;
@@ -138,7 +138,7 @@ out:
     return st;
 }
 
-void place_leave(const struct place *p)
+void address_leave(const struct address *p)
 {
     json_t *file = NULL;
     const char *token = NULL;
@@ -191,7 +191,7 @@ out:
     return st;
 }
 
-static enum status connect_by_file(struct place *p, int64_t deadline_ns, int *ret_fd)
+static enum status connect_by_file(struct address *p, int64_t deadline_ns, int *ret_fd)
 {
     json_t *file = NULL;
     const char *token = NULL, *run_id = NULL;
@@ -218,7 +218,7 @@ out:
     return st;
 }
 
-enum status place_connect(struct place *p, int64_t deadline_ns, int *ret_fd)
+enum status address_connect(struct address *p, int64_t deadline_ns, int *ret_fd)
 {
     return p->file ? connect_by_file(p, deadline_ns, ret_fd)
                    : connect_to(p->text, deadline_ns, ret_fd);

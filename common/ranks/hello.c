@@ -1,4 +1,4 @@
-/* statement.c: statements as JSON, and their comparison. */
+/* hello.c: hellos as JSON, and their comparison. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/rendezvous.h"
 #include "common/base/json.h"
@@ -7,12 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define WHERE "a rank's statement"
+#define WHERE "a rank's hello"
 
-void statement_of_this_process(const struct ranks *who, const char *version, const char *layout,
-                               struct statement *ret)
+void hello_of_this_process(const struct ranks *who, const char *version, const char *layout,
+                           struct hello *ret)
 {
-    struct statement s = {.rank = who->rank, .size = who->size, .pid = getpid()};
+    struct hello s = {.rank = who->rank, .size = who->size, .pid = getpid()};
     if (gethostname(s.host, sizeof s.host - 1) != 0) strcpy(s.host, "a host without a name");
     snprintf(s.version, sizeof s.version, "%s", version);
     snprintf(s.run_id, sizeof s.run_id, "%s", who->run_id);
@@ -20,7 +20,7 @@ void statement_of_this_process(const struct ranks *who, const char *version, con
     *ret = s;
 }
 
-json_t *statement_to_json(const struct statement *s)
+json_t *hello_to_json(const struct hello *s)
 {
     return json_pack("{s:i, s:i, s:I, s:s, s:s, s:s, s:s}", "rank", s->rank, "size", s->size, "pid",
                      (json_int_t)s->pid, "host", s->host, "version", s->version, "run_id",
@@ -42,9 +42,9 @@ out:
     return st;
 }
 
-enum status statement_parse(const json_t *object, struct statement *ret)
+enum status hello_parse(const json_t *object, struct hello *ret)
 {
-    struct statement s = {.rank = -1};
+    struct hello s = {.rank = -1};
     enum status st;
     CHECK(json_get_int32(WHERE, object, "rank", 0, RANKS_MAX - 1, &s.rank));
     CHECK(json_get_int32(WHERE, object, "size", 1, RANKS_MAX, &s.size));
@@ -60,21 +60,21 @@ out:
     return st;
 }
 
-const char *statement_name(const struct statement *s, char ret[STATEMENT_NAME])
+const char *hello_name(const struct hello *s, char ret[HELLO_NAME])
 {
-    snprintf(ret, STATEMENT_NAME, "rank %d (%s, pid %lld)", s->rank, s->host, (long long)s->pid);
+    snprintf(ret, HELLO_NAME, "rank %d (%s, pid %lld)", s->rank, s->host, (long long)s->pid);
     return ret;
 }
 
-bool statement_other_run(const struct statement *a, const struct statement *b)
+bool hello_other_run(const struct hello *a, const struct hello *b)
 {
     return a->run_id[0] && b->run_id[0] && strcmp(a->run_id, b->run_id) != 0;
 }
 
-void statement_compare(const struct statement *zero, const struct statement *s, struct bytes *to)
+void hello_compare(const struct hello *zero, const struct hello *s, struct bytes *to)
 {
-    char name[STATEMENT_NAME];
-    statement_name(s, name);
+    char name[HELLO_NAME];
+    hello_name(s, name);
     const char *between = to->len > 0 ? "; " : "";
     if (s->size != zero->size) {
         bytes_printf(to, "%s%s was started as one of %d ranks, rank 0 as one of %d", between, name,
