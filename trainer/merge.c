@@ -8,7 +8,7 @@
 #include "common/base/log.h"
 #include "common/base/program.h"
 #include "common/model/adapter.h"
-#include "trainer/run/model_folder_write.h"
+#include "trainer/run/checkpoint.h"
 #include "trainer/run/options_shared.h"
 
 struct merge_config {

@@ -10,7 +10,6 @@
 #include "common/base/program.h"
 #include "common/http/listen.h"
 #include "common/model/model.h"
-#include "trainer/run/learning.h"
 #include "trainer/run/options_shared.h"
 #include "trainer/run/stop.h"
 #include "trainer/serve/tinker.h"

@@ -4,7 +4,7 @@
 #ifndef TESTS_SUPPORT_RANDOM_STEP_H
 #define TESTS_SUPPORT_RANDOM_STEP_H
 
-#include "trainer/learn/packing.h"
+#include "trainer/learn/samples.h"
 #include <stdint.h>
 
 #define STEP_MOST_GROUPS  4

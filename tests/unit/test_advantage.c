@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 #include "trainer/reward/advantage.h"
-#include "trainer/curriculum/buckets.h"
 #include "trainer/curriculum/curriculum.h"
 #include "trainer/rollout/scoring.h"
 

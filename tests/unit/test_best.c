@@ -1,7 +1,7 @@
 /* test_best.c: trainer/best: what counts as better, and the way through a checkpoint. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
-#include "trainer/run/progress.h"
+#include "trainer/run/runlog.h"
 
 TEST(higher_is_better)
 {

@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/support.h"
-#include "trainer/run/cluster_report.h"
+#include "trainer/run/runlog.h"
 #include "trainer/curriculum/curriculum.h"
 
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))

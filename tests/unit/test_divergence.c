@@ -1,7 +1,7 @@
 /* test_divergence.c: what a run that learns nothing or goes astray is told, when, and how often. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
-#include "trainer/run/progress.h"
+#include "trainer/run/runlog.h"
 
 static const struct progress healthy = {.reward = 0.4,
                                         .accuracy = 0.4,

@@ -2,7 +2,6 @@
  * groups; advantages of turns; and the journal of its tools. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
-#include "trainer/rollout/journal.h"
 #include "trainer/rollout/scoring.h"
 #include "trainer/rollout/trajectory.h"
 

@@ -4,7 +4,7 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/http/http_client.h"
-#include "trainer/run/model_folder_write.h"
+#include "trainer/run/checkpoint.h"
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>

@@ -1,11 +1,24 @@
-/* buckets.c: from rewards to buckets. Owns nothing; the trainer's thread, once an epoch.
+/* buckets.c: from rewards to buckets, cut where their density has valleys. Owns nothing; the
+ * trainer's thread, once an epoch.
+ *
+ * Rewards are min-max normalised to 0..1, their density is estimated, and its most
+ * prominent valleys, up to n_buckets - 1, become boundaries ("valley"). A bucket below the smallest
+ * size goes to the neighbour whose mean is nearer. Where fewer buckets than n_buckets are left, the
+ * largest are divided into parts of equal count ("fallback"; without any valley these are the
+ * quantiles), and what is too small is merged again. A reward on a boundary belongs to the bucket
+ * above it.
+ *
+ * Min-max normalising would make as much of a range of 0.01 as of one of 1, and prompts that are
+ * all solved would be sorted by chance. So where the range is less than a quarter of the largest
+ * magnitude, levels keep the share of their distance from 0.5 that the range is of that quarter,
+ * the contrast; where all rewards are equal the level is 0.5.
  *
  * All work is on the sorted rewards: a boundary is a rank, a bucket a run of ranks, and merging two
  * buckets drops the rank between them. The density is the plain sum over all rewards at each point:
  * 512 points and a data set of 10,000 take 5 million exponentials, tens of milliseconds beside an
  * epoch of minutes. */
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/curriculum/buckets.h"
+#include "trainer/curriculum/curriculum.h"
 #include "trainer/reward/advantage.h"
 
 #include <math.h>

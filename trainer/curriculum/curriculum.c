@@ -5,7 +5,6 @@
  * where in it a run is. */
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/curriculum/curriculum.h"
-#include "trainer/curriculum/buckets.h"
 #include "common/base/bytes.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"

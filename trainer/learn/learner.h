@@ -6,7 +6,7 @@
 #define TRAINER_LEARNER_H
 
 #include "trainer/learn/optimizer.h"
-#include "trainer/learn/packing.h"
+#include "trainer/learn/samples.h"
 #include "trainer/learn/stats.h"
 
 struct adapter;

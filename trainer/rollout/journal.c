@@ -1,6 +1,6 @@
 /* journal.c: the file of a step's calls, and the same in memory. */
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/rollout/journal.h"
+#include "trainer/rollout/trajectory.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 

@@ -9,8 +9,33 @@
 #include "kernels/comm.h"
 #include "trainer/rollout/completion.h"
 #include "trainer/data/data.h"
-#include "trainer/rollout/sampling.h"
+#include "common/model/tandem_selector.h"
+
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct sampling_options {             // what sampling is asked for
+    double temperature, top_p, min_p; // temperature 0: greedy
+    int64_t top_k, max_tokens;
+    uint64_t seed;
+    bool ignore_eos;
+    bool text_offset; // the places of tokens in the text are wanted, too
+    const char *stop; // NULL: none
+    struct tandem_options {
+        bool on;      // the server's frozen model writes with the policy
+        int selector; // enum tandem_selector
+        double p;
+        int64_t chunk;
+        bool shared; // all samples have the same authors at the same places
+    } tandem;
+};
+
+// Whether samples come from another distribution than the model's.
+static inline bool sampling_is_filtered(const struct sampling_options *s)
+{
+    return s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
+}
 
 struct samples;
 struct rollout {
@@ -144,7 +169,7 @@ enum status rollout_check_line(const char *where, const json_t *line);
 enum status rollout_read(const struct rollout_pull *p, const struct rollout_ask *a,
                          const char *where, const json_t *line, struct completion *ret);
 
-// exchange.c: each rank has pulled its own groups (rollout_owns()); then each has those of all.
+// completion.c: each rank has pulled its own groups (rollout_owns()); then each has those of all.
 // What was exchanged before is not sent again, unless it was dropped (rollout_drop_older()) and
 // pulled anew. Of one rank nothing. ST_MISMATCH where another gives what is no group of its own.
 enum status rollout_exchange(struct comm *comm, struct rollout *r);

@@ -12,7 +12,7 @@
 #define TRAINER_SOURCE_H
 
 #include "common/base/file.h"
-#include "trainer/rollout/journal.h"
+#include "trainer/rollout/trajectory.h"
 #include "trainer/rollout/scoring.h"
 #include "trainer/rollout/spec_counters.h"
 
@@ -176,7 +176,7 @@ struct atropos_options { // borrowed
 // Registers. Evaluations go to `servers`, which ask `via`.
 enum status atropos_new(const struct atropos_options *options, const struct rollout_servers *via,
                         struct source *servers, struct source **ret);
-// atropos_batch.c: a batch as a rollout with its scores, every number checked before it is
+// A batch as a rollout with its scores, every number checked before it is
 // believed. A group (atroposlib's ScoredData) has a list entry a sequence: "tokens", prompt and
 // completion in one; "masks", -100 where a token is not trained, else the token; "scores".
 // docs/use/atropos.md tells what else is read, and what is refused. batch: the list of groups. Each

@@ -4,7 +4,6 @@
  * any size. Every character used is one column wide, so columns are counted as characters.
  */
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/cluster_report.h"
 #include "trainer/run/runlog.h"
 
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 /* config.c: the options table of `cw-trainer train`. Read once at start. */
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/config.h"
-#include "trainer/curriculum/buckets.h"
+#include "trainer/curriculum/curriculum.h"
 #include "common/model/model.h"
 #include "trainer/rollout/source.h"
 #include "trainer/run/options_shared.h"

@@ -14,8 +14,8 @@
 #include "trainer/learn/loss.h"
 #include "trainer/data/data.h"
 #include "trainer/reward/reward.h"
-#include "trainer/rollout/sampling.h"
-#include "trainer/run/learning.h"
+#include "trainer/rollout/rollout.h"
+#include "trainer/run/options_shared.h"
 
 #define ROLLOUTS_COMMAND "command:"
 

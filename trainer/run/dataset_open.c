@@ -16,7 +16,7 @@
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
 #include "trainer/run/dataset_run.h"
-#include "trainer/run/model_folder_write.h"
+#include "trainer/run/checkpoint.h"
 #include "trainer/run/notices.h"
 
 #include <dirent.h>

@@ -7,7 +7,7 @@
 #include "common/base/log.h"
 #include "trainer/data/data.h"
 #include "trainer/learn/step.h"
-#include "trainer/run/model_folder_write.h"
+#include "trainer/run/checkpoint.h"
 #include "trainer/run/runlog.h"
 
 #include <inttypes.h>

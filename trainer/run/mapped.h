@@ -1,12 +1,16 @@
 /* mapped.h: the bridge that a run works on, and the models that it maps there: the policy, the
- * adapter that is trained instead, the draft that is trained along. Of several ranks each has a
- * bridge, or a shard of one. The main thread. */
+ * adapter that is trained instead, the draft that is trained along. Of several ranks
+ * (docs/use/scaling.md) each has a bridge, or a shard of one; they meet, decide together what must
+ * not be decided twice, and hold the same weights. Rank 0 writes the run's folder, and logs. The
+ * main thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_MAPPED_H
 #define TRAINER_MAPPED_H
 
 #include "bridge/control_info.h"
 #include "common/base/status.h"
+#include "common/base/log.h"
+#include "trainer/launch/job.h"
 
 #include <jansson.h>
 #include <limits.h>
@@ -18,7 +22,6 @@ struct bridge;
 struct bridge_role;
 struct control;
 struct http_client;
-struct job;
 struct model_folder;
 struct model_config;
 struct weights;
@@ -57,5 +60,31 @@ struct control *mapped_control(const struct mapped *m);
 uint64_t mapped_version(const struct mapped *m); // of the weights
 // What a server's adapters are of now (adapter_base()).
 enum status adapter_base_ask(struct http_client *http, json_t **ret);
+
+// ---- the ranks that train together: of one rank all of it does nothing --------------------------
+
+struct train_ranks {
+    const struct job *job;
+    struct liveness *liveness; // of the other ranks
+    // all; those who hold copies of the same weights; those who hold a server's model together.
+    // NULL: this rank alone
+    struct comm *all, *copies, *shards;
+};
+
+// They meet, once each has its bridge, and are divided by the shards of their servers.
+enum status train_ranks_meet(struct train_ranks *r, struct mapped *mapped, double timeout_s);
+// Brings the servers to one weight version, where theirs differ.
+enum status train_ranks_align_versions(const struct train_ranks *r, struct mapped *mapped,
+                                       int64_t quiesce_ms);
+// ST_MISMATCH where what the ranks have mapped differs in a bit, after that step.
+enum status train_ranks_compare(const struct train_ranks *r, const struct mapped *mapped,
+                                int64_t step);
+// Says farewell to the others, or what this one failed by, before what they wait for is closed.
+void train_ranks_leave(struct train_ranks *r, enum status outcome);
+void train_ranks_free(struct train_ranks *r);
+
+bool train_ranks_lead(const struct train_ranks *r);                                   // rank 0
+enum status train_ranks_agree(const struct train_ranks *r, void *data, size_t bytes); // rank 0's
+enum status train_ranks_any(const struct train_ranks *r, bool *flag); // set where any rank's is
 
 #endif

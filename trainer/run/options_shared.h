@@ -1,10 +1,55 @@
-/* options_shared.h: rows that several of cw-trainer's option tables have in common. Each
- * names fields of the struct that the table fills (OPTIONS_OF, options.h). */
+/* options_shared.h: what several of cw-trainer's option tables have in common: the structs that
+ * they fill, and the rows, each of which names fields of the struct that the table fills
+ * (OPTIONS_OF, options.h). */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_OPTIONS_SHARED_H
 #define TRAINER_OPTIONS_SHARED_H
 
 #include "common/base/options.h"
+#include "trainer/learn/optimizer.h"
+#include "trainer/learn/schedule.h"
+
+#include <jansson.h>
+
+struct learner_config;
+struct learning_options { // called `learning` where the rows below are used
+    const char *freeze;
+    struct optimizer_config adamw;
+    struct schedule schedule; // total_steps: not an option
+    int64_t token_budget, logits_chunk;
+    int recompute; // enum recompute
+    double router_aux_loss_coef;
+};
+
+struct lora_options {
+    int64_t r; // 0: none, all of the model is trained
+    double alpha, dropout;
+    const char *targets;
+    const char *name; // by which a server knows it
+    bool rslora;
+};
+// PEFT's adapter_config.json of a new adapter of that base.
+enum status lora_config_json(const struct lora_options *options, const char *model, json_t **ret);
+
+struct saving_options {
+    int64_t logging_steps, save_steps, save_total_limit;
+    double save_minutes;
+};
+// Whether a run's step is one of every so many, or its last.
+static inline bool step_due(int64_t step, int64_t every, int64_t total)
+{
+    return step == total || (every > 0 && step % every == 0);
+}
+
+struct learning_shape { // of a run's steps, at most
+    int64_t longest;    // tokens of a prompt with its completion
+    int64_t tokens;     // of a step's prompts and completions
+    int64_t seqs;       // prompts and completions
+};
+// The learner's settings. ST_INVALID where a sequence is longer than --token-budget.
+enum status learning_config(const struct learning_options *options,
+                            const struct learning_shape *shape, double temperature,
+                            struct learner_config *ret);
 
 // For OPT_FOREIGN (foreign_names.c): names of TRL's, verl's and others' options, and what stands
 // here for them.
@@ -13,7 +58,7 @@ extern const char *const train_foreign_names[];   // of `train` alone
 extern const char *const dataset_foreign_names[]; // of `sft` and `dpo`
 extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
 
-// How lines of data become prompts: a struct prompt_options (data.h) called `prompts`.
+// How lines of data become prompts: a struct prompt_options called `prompts`.
 #define PROMPT_OPTIONS                                                                             \
     OPT_TEXT("prompt-field", prompts.prompt_field, NULL, "NAME",                                   \
              "field of a line that holds the prompt (default: prompt, messages or question)"),     \
@@ -70,13 +115,13 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
 #define LOG_LEVEL_OPTION                                                                           \
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged")
 
-// A part of the loss. A struct learning_options (learning.h) called `learning`.
+// A part of the loss. A struct learning_options called `learning`.
 #define EXPERTS_OPTION                                                                             \
     OPT_DOUBLE("router-aux-loss-coef", learning.router_aux_loss_coef, "-1", "C", -1, 1e6,          \
                "of the routers' load-balancing loss, of a mixture of experts; -1: what the "       \
                "model's config.json says, of families that train with one; 0: off")
 
-// A struct learning_options (learning.h) called `learning`: what is trained, AdamW and its learning
+// A struct learning_options called `learning`: what is trained, AdamW and its learning
 // rate.
 #define ADAMW_OPTIONS(rate)                                                                        \
     OPT_TEXT("freeze", learning.freeze, NULL, "PATTERN,...",                                       \
@@ -109,7 +154,7 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
         OPT_DOUBLE("max-grad-norm", learning.adamw.max_grad_norm, "1", "N", 0, 1e9,                \
                    "gradient clipping; 0: off")
 
-// A struct lora_options (learning.h) called `lora`. how: what --lora-r does.
+// A struct lora_options called `lora`. how: what --lora-r does.
 #define LORA_OPTIONS(how)                                                                          \
     OPT_INT("lora-r", lora.r, "0", "R", 0, ADAPTER_MAX_RANK, how, IS_COMMON),                      \
         OPT_DOUBLE("lora-alpha", lora.alpha, "16", "A", 0, 1e6, "its scale is A / R",              \
@@ -121,7 +166,7 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
         OPT_TEXT("lora-target", lora.targets, "all-linear", "NAME,...|all-linear",                 \
                  "modules that it changes (q_proj,v_proj,lm_head)", WITHIN("lora-r"))
 
-// Progress and checkpoints: a struct saving_options (learning.h) called `saving`.
+// Progress and checkpoints: a struct saving_options called `saving`.
 #define SAVING_OPTIONS                                                                             \
     OPT_INT("logging-steps", saving.logging_steps, "10", "N", 1, 1e9,                              \
             "steps between plain progress lines (metrics.jsonl has every step)"),                  \

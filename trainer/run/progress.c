@@ -4,7 +4,7 @@
  * DIVERGENCE_STEPS steps at the earliest. The trainer's thread.
  */
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/progress.h"
+#include "trainer/run/runlog.h"
 #include "common/base/json.h"
 
 #include <float.h>

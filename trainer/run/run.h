@@ -1,5 +1,5 @@
 /* run.h: one training run, whichever command it is of: what it has open, and what it writes down.
- * Private to train.c, sft.c, dpo.c, and the run_*.c and dataset_*.c files. One thread, the main
+ * Private to train.c, dataset.c, and the run_*.c and dataset_*.c files. One thread, the main
  * one. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_RUN_H
@@ -9,8 +9,7 @@
 #include "trainer/reward/cost.h"
 #include "trainer/run/config.h"
 #include "trainer/run/mapped.h"
-#include "trainer/run/progress.h"
-#include "trainer/run/train_ranks.h"
+#include "trainer/run/runlog.h"
 
 #define FOLDER_ROOM 512
 #define TASK_SIDES  2 // completions of an example, at most

@@ -7,7 +7,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "trainer/rollout/journal.h"
+#include "trainer/rollout/trajectory.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/run.h"

@@ -8,7 +8,6 @@
 #include "common/base/program.h"
 #include "common/model/model_folder.h"
 #include "trainer/rollout/rollout_queue.h"
-#include "trainer/run/cluster_report.h"
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/run/notices.h"

@@ -16,7 +16,7 @@
 #include "kernels/comm.h"
 #include "trainer/launch/server_process.h"
 #include "trainer/rollout/source.h"
-#include "trainer/run/model_folder_write.h"
+#include "trainer/run/checkpoint.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/run.h"
 

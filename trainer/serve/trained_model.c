@@ -16,7 +16,7 @@
 #include "common/http/http_client.h"
 #include "common/model/adapter.h"
 #include "trainer/learn/step.h"
-#include "trainer/run/learning.h"
+#include "trainer/run/options_shared.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/mapped.h"
 #include "trainer/run/run.h"

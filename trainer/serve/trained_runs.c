@@ -15,7 +15,7 @@
 #include "common/model/adapter.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/checkpoint.h"
-#include "trainer/run/learning.h"
+#include "trainer/run/options_shared.h"
 #include "trainer/run/mapped.h"
 #include "trainer/run/notices.h"
 #include "trainer/run/stop.h"
