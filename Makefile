@@ -92,7 +92,7 @@ CUDA_SRC    := $(if $(filter 1,$(CUDA)),$(wildcard kernels/cuda/*.cu kernels/cud
 REPORT_SRC  := $(filter-out tools/report/main.c,$(wildcard tools/report/*.c))
 # in the order in which they follow each other on the page
 REPORT_JS   := $(patsubst %,tools/report/page/%.js,dom number run chart time histogram charts rollouts page)
-BENCH_SRC   := $(filter-out tools/bench/time_ops.c,$(wildcard tools/bench/*.c))
+BENCH_SRC   := $(wildcard tools/bench/*.c)
 WORDS_SRC   := $(wildcard tools/word-problems/*.c)
 TOOLS       := $(patsubst tools/%.c,$(BUILD)/cw-%,$(wildcard tools/*.c)) \
                $(patsubst tools/%/main.c,$(BUILD)/cw-%,$(wildcard tools/*/main.c))
@@ -180,9 +180,6 @@ $(BUILD)/cw-report: $(BUILD)/obj/tools/report/main.o $(call libs,report)
 	$(LINK)
 $(BUILD)/cw-bench: $(call obj,$(BENCH_SRC)) $(call libs,server trainer)
 	$(LINK)
-# For who works on kernels: not installed.
-$(BUILD)/time_ops: $(call obj,tools/bench/time_ops.c) $(call libs)
-	$(LINK)
 # As the bridge library, without kernels (those of libcommonweight.a are left there) and without BLAS.
 $(BUILD)/cw-ipc-check: LDFLAGS_ += -Wl,--as-needed
 $(BUILD)/cw-ipc-check: $(call obj,tools/ipc-check.c bridge/library/bridge_ops.c $(if $(filter 1,$(CUDA)),bridge/library/bridge_ops_cuda.cu)) \
@@ -238,7 +235,7 @@ $(GOLDEN): $(BUILD)/tests/golden/make_folders $(TEST_LIB) $(wildcard $(addsuffix
 
 # `make test T=unit/test_bytes` builds and runs one of them.
 WANTED_TESTS = $(if $(T),$(addprefix $(BUILD)/tests/,$(T)),$(TESTS))
-tests: $(BINARIES) $(if $(T),,$(BUILD)/time_ops) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN)
+tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN)
 test: tests
 	BUILD=$(BUILD) tests/run $(WANTED_TESTS) $(if $(T),,./tests/form/test_form)
 

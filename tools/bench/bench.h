@@ -26,7 +26,8 @@ struct bench_options {
     int64_t requests, shortest, longest; // of serve
     double temperature;
     bool ignore_eos, step_ahead;
-    bool variants; // of ops
+    const char *only; // of ops
+    bool variants;    // of ops
     bool json;
 };
 
@@ -97,14 +98,19 @@ enum status bench_ops(const struct bench_options *o); // likewise: it needs no m
 struct decoder {
     struct bench *b;
     struct runner *runner;
-    int n, blocks_each;
-    int32_t *tokens; // (n) last token of each sequence
-    int32_t *blocks; // (n, blocks_each)
+    int n, context, blocks_each; // sequences, and of each
+    int32_t *prompts;            // (n, context)
+    int32_t *tokens;             // (n) last token of each sequence
+    int32_t *blocks;             // (n, blocks_each)
 };
 
-// b->o.batch sequences with b->o.context tokens behind each. Close whatever became of it.
-enum status decoder_open(struct decoder *d, struct bench *b);
+// b->o.batch sequences with room for b->o.context tokens behind each, of which the runner takes so
+// many a step. Close whatever became of it.
+enum status decoder_open(struct decoder *d, struct bench *b, int max_tokens);
+#define DECODER_TOKENS(b) ((int)((b)->o.batch > 512 ? (b)->o.batch : 512) + 32) // where it decodes
 void decoder_close(struct decoder *d);
+// The prompts. Waits.
+enum status decoder_prefill(void *decoder);
 // One step of the whole batch at position `context`; the same position every time, so that every
 // step does the same work. Waits.
 enum status decoder_step(void *decoder);

@@ -18,8 +18,8 @@
  *                socket (serve.c). Limit: what decoding must read and prompts must multiply.
  *   speculative  rollouts of groups with each method of speculative decoding beside those without,
  *                at several batch sizes (speculative.c).
- *   ops          each operation that is computed in several ways: which are taken and what they
- *                take (ops.c).
+ *   ops          each operation, call by call, beside what its bytes or multiplications take at
+ *                least, and which of its variants the call took (ops.c).
  *   tandem       rollouts of groups that a frozen model of the same size writes too, beside those
  *                without, at several batch sizes (speculative.c).
  *
@@ -105,6 +105,7 @@ static const struct option_spec table[] = {
         "a data set as cw-trainer's --data; its answers are not looked at. Default: random tokens"),
     OPT_INT("prompt-tokens", prompt_tokens, "32", "N", 1, 1 << 20, "tokens of a random prompt"),
     OPT_HEADING("Output"),
+    OPT_TEXT("only", only, NULL, "TEXT", "ops: the calls whose line contains it: 'matmul head'"),
     OPT_FLAG("variants", variants, NULL,
              "ops: every variant of every operation, with when it is taken, timed or not"),
     OPT_FLAG("json", json, NULL, "print one JSON object"),
