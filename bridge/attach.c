@@ -3,13 +3,20 @@
  *
  * Owns all of these. One thread (the trainer's main thread) calls; the heartbeat thread it starts
  * touches only the control page's heartbeat word, and looks at `publishing_since_ns`: it goes
- * silent when an update hangs, so that the server can take the lease back. */
+ * silent when an update hangs, so that the server can revoke the lease.
+ *
+ * Weights without a server (bridge_own()) are read by nobody else, so that there is nothing to wait
+ * for: a thread of this process is the owner's side, and grants each request to quiesce at once.
+ * The page is there all the same, so that a run is one and the same whoever owns its weights:
+ * versions, snapshots and what the weights are stand on it. Its name is like a server's, and a
+ * later server removes it should this process be killed. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
-#include "bridge/own.h"
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "common/base/spawn.h"
 
+#include <inttypes.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,14 +28,19 @@
 
 #define HEARTBEAT_MS     100
 #define PUBLISH_LIMIT_MS 120000
+#define GRANTER_MS       100 // longest sleep: its own heartbeat
 
 struct bridge {
     struct bridge_file *file;
     struct control *control;
     struct device *dev;
     bool owns_device;
-    struct shared_memory **arenas; // one a role
-    struct own_weights *own;       // in place of arenas; the control page is its. NULL: a server's
+    struct shared_memory **arenas; // one a role, of a server's weights
+    // bridge_own(): in their place memory of this process, and the thread that is its owner's side
+    void **own;
+    bool granting;
+    pthread_t granter;
+    _Atomic bool granter_ends;
     enum status (*meet)(void *context); // with those that publish together with this one
     void *meet_context;
     // heartbeat thread
@@ -196,6 +208,45 @@ enum status bridge_attach(const char *explicit_path, struct device *dev, struct 
 
 // ---- without a server --------------------------------------------------------------------------
 
+static void *grant(void *bridge)
+{
+    struct bridge *b = bridge;
+    while (!atomic_load(&b->granter_ends)) {
+        const uint32_t seen = control_doorbell(b->control);
+        control_heartbeat(b->control);
+        if (control_quiesce_requested(b->control))
+            control_grant_quiesce(b->control); // what it says the writer, of this process, knows
+        else
+            control_wait(b->control, seen, GRANTER_MS);
+    }
+    return NULL;
+}
+
+static enum status create_page(struct bridge *b)
+{
+    char whose[64], hash[17], name[64];
+    const int n = snprintf(whose, sizeof whose, "%" PRIu64 ".%d.%" PRIu64, process_namespace(),
+                           (int)getpid(), process_start_time(getpid()));
+    hash_sha256_hex(whose, (size_t)n, 8, hash);
+    snprintf(name, sizeof name, "/commonweight-%s-control", hash);
+    enum status st = control_create(name, b->file->page_layout, &b->control);
+    // A writer that stands still keeps nobody waiting.
+    if (st == ST_OK) control_set_heartbeat_limit(b->control, INT_MAX);
+    return st;
+}
+
+// The draft's account is the policy's.
+static enum status take_role(struct bridge *b, int i, bridge_load_fn load, void *context)
+{
+    const struct bridge_role *role = &b->file->roles[i];
+    enum status st = device_alloc(b->dev, role->bytes, &b->own[i]);
+    if (st != ST_OK) return st;
+    device_fill(b->dev, b->own[i], 0, role->bytes);
+    if (strcmp(role->role, "draft") != 0)
+        control_owner_loaded(b->control, role->role, role->model, i == 0);
+    return load(context, role, b->own[i]);
+}
+
 enum status bridge_own(struct device *dev, const struct bridge_role *roles, int n,
                        const char *server, bridge_load_fn load, void *context, struct bridge **ret)
 {
@@ -206,7 +257,8 @@ enum status bridge_own(struct device *dev, const struct bridge_role *roles, int 
     b->meet = meet_nobody;
     b->dev = dev;
     b->file = file = calloc(1, sizeof *file);
-    if (!file || !(file->roles = calloc((size_t)n, sizeof *file->roles)))
+    b->own = calloc((size_t)n, sizeof *b->own);
+    if (!file || !b->own || !(file->roles = calloc((size_t)n, sizeof *file->roles)))
         FAIL(ST_NO_MEMORY, "no memory for a bridge");
     snprintf(file->path, sizeof file->path, "(none: this process owns the weights)");
     snprintf(file->socket, sizeof file->socket, "%s", server);
@@ -214,14 +266,29 @@ enum status bridge_own(struct device *dev, const struct bridge_role *roles, int 
     file->pid = getpid();
     file->n_roles = n;
     memcpy(file->roles, roles, (size_t)n * sizeof *roles);
-    CHECK(own_weights_new(dev, file->roles, n, load, context, &b->own));
-    b->control = own_weights_control(b->own);
+    CHECK(create_page(b));
+    for (int i = 0; i < n; i++) CHECK(take_role(b, i, load, context));
+    control_owner_update_end(b->control);
+    b->granting = thread_start(&b->granter, grant, b) == 0;
+    if (!b->granting) FAIL(ST_NO_MEMORY, "no thread for the weights' owner");
     b->owns_device = true;
     *ret = b;
     return ST_OK;
 out:
     bridge_detach(b);
     return st;
+}
+
+static void free_own(struct bridge *b)
+{
+    atomic_store(&b->granter_ends, true);
+    if (b->granting) {
+        control_notify(b->control);
+        pthread_join(b->granter, NULL);
+    }
+    if (b->control) control_end(b->control);
+    for (int i = 0; i < b->file->n_roles; i++) device_release(b->dev, b->own[i]);
+    free(b->own);
 }
 
 static void stop_heartbeat(struct bridge *b)
@@ -250,10 +317,8 @@ void bridge_detach(struct bridge *b)
     if (b->arenas)
         for (int i = b->file->n_roles - 1; i >= 0; i--) shared_memory_free(b->arenas[i]);
     free(b->arenas);
-    if (b->own)
-        own_weights_free(b->own);
-    else
-        control_free(b->control);
+    if (b->own) free_own(b);
+    control_free(b->control);
     if (b->owns_device) device_free(b->dev);
     bridge_file_free(b->file);
     free(b);
@@ -276,7 +341,7 @@ void *bridge_base(struct bridge *b, const char *role)
 {
     for (int i = 0; i < b->file->n_roles; i++)
         if (strcmp(b->file->roles[i].role, role) == 0)
-            return b->own ? own_weights_base(b->own, i) : shared_memory_data(b->arenas[i]);
+            return b->own ? b->own[i] : shared_memory_data(b->arenas[i]);
     return NULL;
 }
 

@@ -28,7 +28,7 @@ enum status bridge_need_dtype(const char *where, const json_t *object, enum dtyp
 bool bridge_is_shard(const struct bridge_role *role);
 const char *bridge_role_device(const struct bridge_file *file, const struct bridge_role *role);
 
-// bridge_tensors.c: the tensors of one role.
+// The tensors of one role.
 // Adds the keys to `object`. ST_INVALID where a tensor's bytes do not fit its shape.
 enum status bridge_tensors_put(json_t *object, const struct bridge_file *file,
                                const struct bridge_role *role);
