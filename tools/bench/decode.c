@@ -1,5 +1,7 @@
-/* decode.c: the decode benchmark, and the decoding batch that sync runs beside its publishes: the
- * engine's runner, without the engine. */
+/* decode.c: the decode benchmark, the decoding batch that sync runs beside its publishes, and the
+ * prefill benchmark: the engine's runner, without the engine. Prompts that nothing is known of go
+ * through it as many tokens at a time as it takes, and the last row of each is sampled. One
+ * thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/bench.h"
 #include "infer-server/engine/runner.h"
@@ -9,61 +11,89 @@
 
 #define BLOCK 16
 
-static enum status decoder_prefill(struct decoder *d)
-{
-    const int context = (int)d->b->o.context, max = d->runner->limits.max_tokens;
-    int32_t *prompt = malloc((size_t)context * sizeof *prompt);
-    struct rng r;
-    enum status st = ST_OK;
-    if (!prompt) return status_fail(ST_NO_MEMORY, "no memory for a prompt of %d tokens", context);
-    rng_init(&r, (uint64_t)d->b->o.seed, 99);
-    for (int s = 0; s < d->n; s++) {
-        for (int i = 0; i < context; i++)
-            prompt[i] = (int32_t)rng_below(&r, (uint32_t)d->b->config->vocab_size);
-        for (int at = 0; at < context; at += max) {
-            int n = context - at < max ? context - at : max;
-            runner_clear(d->runner);
-            CHECK(runner_feed(d->runner, prompt + at, n, at, d->blocks + s * d->blocks_each,
-                              d->blocks_each, (struct batch_seq){-1, s, s}));
-            CHECK(runner_step(d->runner));
-            CHECK(device_sync(d->b->dev));
-        }
-        d->tokens[s] = prompt[0];
-    }
-out:
-    free(prompt);
-    return st;
-}
-
 void decoder_close(struct decoder *d)
 {
     runner_free(d->runner);
+    free(d->prompts);
     free(d->tokens);
     free(d->blocks);
 }
 
-enum status decoder_open(struct decoder *d, struct bench *b)
+enum status decoder_open(struct decoder *d, struct bench *b, int max_tokens)
 {
-    const int last = (int)b->o.context + 2, chunk = (int)(b->o.batch > 512 ? b->o.batch : 512);
+    struct rng r;
     enum status st;
     memset(d, 0, sizeof *d);
     d->b = b;
     d->n = (int)b->o.batch;
-    d->blocks_each = (last + BLOCK - 1) / BLOCK;
+    d->context = (int)b->o.context;
+    d->blocks_each = (d->context + 2 + BLOCK - 1) / BLOCK;
     const int padded = d->n < 32 ? d->n + 8 : d->n + 32; // room up to the next captured size
-    const struct runner_limits limits = {.max_tokens = chunk + 32,
+    const struct runner_limits limits = {.max_tokens = max_tokens,
                                          .max_seqs = padded,
                                          .max_rows = padded,
-                                         .max_context = last,
+                                         .max_context = d->context + 2,
                                          .block_size = BLOCK};
-    d->tokens = calloc((size_t)d->n, sizeof *d->tokens);
-    d->blocks = calloc((size_t)d->n * (size_t)d->blocks_each, sizeof *d->blocks);
-    if (!d->tokens || !d->blocks)
+    const size_t n = (size_t)d->n, n_tokens = n * (size_t)d->context;
+    d->prompts = malloc(n_tokens * sizeof *d->prompts);
+    d->tokens = calloc(n, sizeof *d->tokens);
+    d->blocks = calloc(n * (size_t)d->blocks_each, sizeof *d->blocks);
+    if (!d->prompts || !d->tokens || !d->blocks)
         return status_fail(ST_NO_MEMORY, "no memory for %d sequences", d->n);
+    rng_init(&r, (uint64_t)b->o.seed, 99);
+    for (size_t i = 0; i < n_tokens; i++)
+        d->prompts[i] = (int32_t)rng_below(&r, (uint32_t)b->config->vocab_size);
     for (int i = 0; i < d->n * d->blocks_each; i++) d->blocks[i] = i;
     CHECK(runner_new(b->dev, b->weights, &limits, &d->runner));
-    CHECK(runner_allocate_kv(d->runner, d->n * d->blocks_each, d->n));
-    st = decoder_prefill(d);
+    st = runner_allocate_kv(d->runner, d->n * d->blocks_each, d->n);
+out:
+    return st;
+}
+
+// n tokens of sequence s at position `at`, with a sample behind the last of them if that is wanted.
+static enum status feed(struct decoder *d, const int32_t *tokens, int n, int s, int at, bool wanted)
+{
+    static const struct sampling sampling = {
+        .n = 1, .max_tokens = 1, .temperature = 1, .top_p = 1, .logprobs = -1};
+    const struct sampler_row row = {.sampling = &sampling,
+                                    .stream = (uint64_t)s,
+                                    .position = (uint64_t)(at + n),
+                                    .draft = SAMPLER_NO_DRAFT};
+    enum status st = runner_feed(d->runner, tokens, n, at, d->blocks + s * d->blocks_each,
+                                 d->blocks_each, (struct batch_seq){-1, s, s});
+    if (st != ST_OK || !wanted) return st;
+    return runner_want(d->runner, batch_tokens(d->runner->batch) - 1, &row);
+}
+
+// One step, whose samples become the tokens of the sequences from `first` on.
+static enum status step(struct decoder *d, int first)
+{
+    enum status st;
+    CHECK(runner_step(d->runner));
+    CHECK(runner_sample(d->runner));
+    CHECK(runner_collect(d->runner));
+    for (int i = 0; i < d->runner->n_rows; i++) d->tokens[first + i] = d->runner->results[i].token;
+out:
+    return st;
+}
+
+enum status decoder_prefill(void *decoder)
+{
+    struct decoder *d = decoder;
+    const int max = d->runner->limits.max_tokens;
+    enum status st = ST_OK;
+    for (int s = 0, at = 0; s < d->n;) {
+        const int first = s;
+        runner_clear(d->runner);
+        for (int room = max; s < d->n && room > 0;) {
+            const int left = d->context - at, n = left < room ? left : room;
+            CHECK(feed(d, d->prompts + (size_t)s * (size_t)d->context + at, n, s, at, n == left));
+            room -= n;
+            at = n == left ? 0 : at + n;
+            s += n == left;
+        }
+        CHECK(step(d, first));
+    }
 out:
     return st;
 }
@@ -71,24 +101,10 @@ out:
 enum status decoder_step(void *decoder)
 {
     struct decoder *d = decoder;
-    static const struct sampling sampling = {
-        .n = 1, .max_tokens = 1, .temperature = 1, .top_p = 1, .logprobs = -1};
-    const int at = (int)d->b->o.context;
     enum status st = ST_OK;
     runner_clear(d->runner);
-    for (int s = 0; s < d->n; s++) {
-        const struct sampler_row row = {.sampling = &sampling,
-                                        .stream = (uint64_t)s,
-                                        .position = (uint64_t)at,
-                                        .draft = SAMPLER_NO_DRAFT};
-        CHECK(runner_feed(d->runner, &d->tokens[s], 1, at, d->blocks + s * d->blocks_each,
-                          d->blocks_each, (struct batch_seq){-1, s, s}));
-        CHECK(runner_want(d->runner, s, &row));
-    }
-    CHECK(runner_step(d->runner));
-    CHECK(runner_sample(d->runner));
-    CHECK(runner_collect(d->runner));
-    for (int s = 0; s < d->n; s++) d->tokens[s] = d->runner->results[s].token;
+    for (int s = 0; s < d->n; s++) CHECK(feed(d, &d->tokens[s], 1, s, d->context, true));
+    st = step(d, 0);
 out:
     return st;
 }
@@ -101,7 +117,8 @@ enum status bench_decode(struct bench *b)
     enum status st;
     CHECK(limits_bandwidth(b));
     CHECK(limits_matmul(b, &flops));
-    CHECK(decoder_open(&d, b));
+    CHECK(decoder_open(&d, b, DECODER_TOKENS(b)));
+    CHECK(decoder_prefill(&d));
     CHECK(bench_time(b->o.warmup, b->o.steps, decoder_step, &d, &step_ms));
     // an untied input embedding is looked up, not read through
     const double looked_up = c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden;
@@ -124,6 +141,37 @@ enum status bench_decode(struct bench *b)
                 "read at %.1f GB/s, %.3f to multiply at %.2f TFLOP/s, reached %.0f%%\n",
                 d.n, (long long)b->o.context, step_ms, d.n * 1e3 / step_ms, read_ms,
                 b->read_bandwidth / 1e9, product_ms, flops / 1e12, 100 * limit_ms / step_ms);
+out:
+    decoder_close(&d);
+    return st;
+}
+
+enum status bench_prefill(struct bench *b)
+{
+    struct decoder d = {0};
+    const struct model_config *c = b->config;
+    double flops = 0, pass_ms;
+    enum status st;
+    if (b->o.tokens == 0) b->o.tokens = device_kind(b->dev) == DEVICE_CUDA ? 8192 : 512;
+    CHECK(limits_bandwidth(b));
+    CHECK(limits_matmul(b, &flops));
+    CHECK(decoder_open(&d, b, (int)b->o.tokens));
+    CHECK(bench_time(b->o.warmup, b->o.steps, decoder_prefill, &d, &pass_ms));
+    // 2 operations a parameter and token, the head for the last token alone, an embedding for none;
+    // and the attention scores and sums of causal sequences
+    const double n = (double)d.n * d.context, head = (double)c->vocab_size * c->hidden;
+    const double layers = limits_row_parameters(b) - (c->tie_embeddings ? 1 : 2) * head;
+    const double work = 2 * layers * n + 2 * head * d.n + n * d.context * limits_attn_products(b);
+    const double limit_ms = 1e3 * work / flops;
+    bench_print(b, "prefill",
+                json_pack("{s:i, s:i, s:I, s:f, s:f, s:f, s:f, s:f}", "batch", d.n, "context",
+                          d.context, "tokens_per_step", (json_int_t)b->o.tokens, "ms_per_pass",
+                          pass_ms, "tokens_per_s", n * 1e3 / pass_ms, "product_tflops",
+                          flops / 1e12, "limit_ms", limit_ms, "ratio_to_limit", limit_ms / pass_ms),
+                "prefill, %d prompts of %d tokens, %lld at a time: %.2f ms, %.0f tokens/s; limit "
+                "%.2f ms at %.2f TFLOP/s, reached %.0f%%\n",
+                d.n, d.context, (long long)b->o.tokens, pass_ms, n * 1e3 / pass_ms, limit_ms,
+                flops / 1e12, 100 * limit_ms / pass_ms);
 out:
     decoder_close(&d);
     return st;

@@ -86,7 +86,8 @@ static enum status decode_until_done(struct bench *b, struct control *control, p
     struct decoder d = {0};
     siginfo_t ended = {0};
     enum status st;
-    CHECK(decoder_open(&d, b));
+    CHECK(decoder_open(&d, b, DECODER_TOKENS(b)));
+    CHECK(decoder_prefill(&d));
     while (waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
            ended.si_pid == 0) {
         CHECK(decoder_step(&d));
