@@ -8,7 +8,6 @@
 
 #include "infer-server/engine/engine.h"
 #include "common/base/json_out.h"
-#include "infer-server/http/stop.h"
 #include "infer-server/http/tool_calls.h"
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
@@ -24,6 +23,35 @@
 #define REQUEST_ID_BYTES   144      // "chatcmpl-NAME"
 // Of all prompts in one whole answer, the likeliest tokens' among them: some 300 MB as JSON.
 #define API_MAX_PROMPT_LOGPROBS 4000000
+
+// ---- stop strings (stop.c) ----------------------------------------------------------------------
+// Found in text that arrives in pieces. A match may lie across any number of tokens; what is found
+// does not depend on where the pieces end: the stop string whose last byte comes first, and of
+// several that end there the longest.
+
+#define STOP_STRINGS_MAX 16
+#define STOP_BYTES_MAX   1024 // of one string
+
+struct stop_set {
+    char *strings[STOP_STRINGS_MAX]; // owned
+    size_t lengths[STOP_STRINGS_MAX];
+    int n;
+};
+
+// Takes a copy. ST_INVALID for an empty or too long string, or one too many.
+enum status stop_set_add(struct stop_set *set, const char *text, size_t len);
+void stop_set_release(struct stop_set *set);
+
+// Looks for the first stop string that ends after byte `from` of text; nothing ends before it (it
+// was looked at when it came). ret_which and ret_at (first byte of the match) are set where one is
+// found.
+bool stop_find(const struct stop_set *set, const char *text, size_t len, size_t from,
+               int *ret_which, size_t *ret_at);
+
+// Bytes at the end of text that may be the beginning of a stop string: not to be given out yet.
+size_t stop_hold(const struct stop_set *set, const char *text, size_t len);
+
+// ---- requests -----------------------------------------------------------------------------------
 
 // What is done about a field that the table (request_fields.c) does not have.
 struct unknown_fields {

@@ -1,12 +1,11 @@
 /* served_model.c: what the server knows of its model before it serves. A chat template is a program
  * of somebody else's: what it does is seen from what it renders, not from the words it has. */
 // SPDX-License-Identifier: Apache-2.0
-#include "infer-server/http/served_model.h"
+#include "infer-server/http/server_impl.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/model/model_folder.h"
-#include "infer-server/http/server_impl.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -8,7 +8,6 @@
  * still says is delivered to nobody, so that everything is freed in one place. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
-#include "infer-server/http/served_model.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/program.h"

@@ -67,6 +67,31 @@ const char *server_state(struct server *s, struct engine_stats *ret_stats, const
 // Answers 503 and returns false where nothing is generated now.
 bool server_is_open(struct server *s, struct http_request *q);
 
+// ---- the model (served_model.c) -----------------------------------------------------------------
+// What the server knows of its model before it serves: the tokenizer, the defaults of sampling, and
+// what its chat template does, found out by rendering short conversations: in which form it writes
+// tool calls, and whether a conversation's prompt begins with that of its turn before. At start;
+// any thread.
+
+// Reads the folder of --model into the server's `model` and `host`; it must be of the same
+// tokenizer as those of --draft and --tandem-model.
+enum status served_model_read(struct server *s);
+
+// Sets the defaults: neutral ones, and over them those of a generation_config.json (NULL: none),
+// where do_sample false is temperature 0. `where` names the file in errors.
+enum status api_model_read_defaults(const char *where, const json_t *generation_config,
+                                    struct api_model *ret);
+
+// The form as which an earlier call, as the template renders it, parses back to the same call;
+// NULL: none, or the template does not render calls.
+const struct tool_form *chat_probe_tool_form(const struct chat_template *chat);
+
+// Appends a sentence where a conversation of two turns does not begin with the tokens of the first
+// turn's prompt, or does not hold its answer as it was. The prefix cache and training on several
+// turns live by both. Nothing where the template does not take the conversation.
+void chat_probe_repeats(const struct chat_template *chat, const struct tokenizer *tokenizer,
+                        struct bytes *ret_sentence);
+
 // ---- jobs --------------------------------------------------------------------------------------
 // What a request waits for on another thread: its body, where that is large (megabytes of JSON and
 // text take seconds, in which the loop has others to serve) or a chat template is rendered (a

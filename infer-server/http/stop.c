@@ -2,7 +2,7 @@
  * are at most 16 strings of at most 1024 bytes, and a token brings a few bytes, so plain comparison
  * is all that is needed. */
 // SPDX-License-Identifier: Apache-2.0
-#include "infer-server/http/stop.h"
+#include "infer-server/http/api.h"
 
 #include <stdlib.h>
 #include <string.h>

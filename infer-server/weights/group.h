@@ -16,7 +16,7 @@
 
 struct group;
 
-// group_start.c: starts n ranks of this server with its own command line (from the first option
+// Starts n ranks of this server with its own command line (from the first option
 // on), and returns when all have ended. Main thread.
 enum status group_start(int n, const char *device, char **argv);
 

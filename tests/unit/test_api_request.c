@@ -1,7 +1,7 @@
 /* test_api_request.c: infer-server/http/api.h: what a body becomes, field by field. Refusals are in
  * tests/e2e/test_refusals.c, where their answers are seen too. */
 // SPDX-License-Identifier: Apache-2.0
-#include "infer-server/http/served_model.h"
+#include "infer-server/http/server_impl.h"
 #include "tests/support/support.h"
 
 static const struct api_model model = {.name = "m",

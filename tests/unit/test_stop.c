@@ -1,8 +1,8 @@
-/* test_stop.c: infer-server/http/stop.h: what is found does not depend on how the text is cut up.
+/* test_stop.c: infer-server/http/stop.c: what is found does not depend on how the text is cut up.
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
-#include "infer-server/http/stop.h"
+#include "infer-server/http/api.h"
 #include "tests/support/support.h"
 
 static void add(struct stop_set *set, const char *text)

@@ -1,7 +1,7 @@
 /* test_tool_calls.c: infer-server/http/tool_calls.h: against vLLM's parsers (tests/tool-calls), cut
  * at every byte, and what chat templates render of a call parses back to it. */
 // SPDX-License-Identifier: Apache-2.0
-#include "infer-server/http/served_model.h"
+#include "infer-server/http/server_impl.h"
 #include "infer-server/http/tool_calls.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
