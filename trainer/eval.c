@@ -32,8 +32,7 @@
 #include <unistd.h>
 
 #define OWN_ADAPTER "adapter" // as which a server of its own serves --adapter
-#define LOAD_MS     60000
-#define REMOVALS    100 // of its folder, tried
+#define REMOVALS    100       // of its folder, tried
 
 struct eval_config {
     const char *bridge, *data, *config, *output, *lora_name, *adapter;
@@ -227,24 +226,15 @@ static enum status still_wanted(void *context)
 static enum status load_adapter(struct eval *e)
 {
     enum status st;
-    json_t *body = NULL;
     json_t *base = NULL;
     const char *folder = e->config.adapter;
     char absolute[PATH_ROOM]; // the server may stand in another folder
     CHECK(path_absolute(folder, absolute, sizeof absolute));
-    if (!(body = json_pack("{s:s, s:s}", "lora_name", OWN_ADAPTER, "lora_path", absolute)))
-        FAIL(ST_INVALID, "%s: its path is no UTF-8, or memory is short", absolute);
-    const struct http_call call = {.path = "/v1/load_lora_adapter",
-                                   .post = true,
-                                   .body = body,
-                                   .timeout_ms = LOAD_MS,
-                                   .alive = still_wanted};
     CHECK(adapter_base_ask(e->http, &base));
     CHECK(notice_adapter_base(folder, base, false));
-    st = http_perform(e->http, &call, NULL);
+    st = server_load_adapter(e->http, NULL, OWN_ADAPTER, absolute, still_wanted);
 out:
     json_decref(base);
-    json_decref(body);
     return st;
 }
 

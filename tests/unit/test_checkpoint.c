@@ -392,7 +392,7 @@ TEST(full_disk_is_a_clear_error)
         assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // step-1 and the link
     }
     // A line of the log that fits in part: the sentence is that of what did not fit.
-    assert_ok(runlog_new(f.run, 0, 10, 1, &log));
+    assert_ok(runlog_new(f.run, 0, 1, &log));
     assert_ok(runlog_write(log, json_pack("{s:i}", "step", 1)));
     limit_files(20);
     enum status st = runlog_write(log, json_pack("{s:i}", "step", 2));
@@ -462,7 +462,7 @@ TEST(log_is_rewound)
 {
     const char *folder = test_folder();
     struct runlog *log;
-    assert_ok(runlog_new(folder, 0, 10, 1, &log));
+    assert_ok(runlog_new(folder, 0, 1, &log));
     for (int step = 1; step <= 5; step++)
         assert_ok(runlog_write(log, json_pack("{s:i, s:f}", "step", step, "loss", 0.5)));
     runlog_free(log);
@@ -471,21 +471,21 @@ TEST(log_is_rewound)
     assert_contains(text, "{\"step\":5,\"loss\":0.5}\n");
     size_t len = strlen(text);
     test_write(path, text, len - 4); // cut off
-    assert_ok(runlog_new(folder, 4, 10, 1, &log));
+    assert_ok(runlog_new(folder, 4, 1, &log));
     assert_ok(runlog_write(log, json_pack("{s:i}", "step", 5)));
     runlog_free(log);
     text = test_read(path);
     assert_contains(text, "{\"step\":4,\"loss\":0.5}\n{\"step\":5}\n");
-    assert_ok(runlog_new(folder, 2, 10, 1, &log));
+    assert_ok(runlog_new(folder, 2, 1, &log));
     runlog_free(log);
     text = test_read(path);
     assert_null(strstr(text, "\"step\":3"));
     assert_contains(text, "\"step\":2");
     // a run that starts over writes the line of step 0 again
-    assert_ok(runlog_new(folder, 0, 10, 1, &log));
+    assert_ok(runlog_new(folder, 0, 1, &log));
     assert_ok(runlog_write(log, json_pack("{s:i}", "step", 0)));
     runlog_free(log);
-    assert_ok(runlog_new(folder, 0, 10, 1, &log));
+    assert_ok(runlog_new(folder, 0, 1, &log));
     assert_ok(runlog_write(log, json_pack("{s:i}", "step", 0)));
     runlog_free(log);
     text = test_read(path);

@@ -204,7 +204,7 @@ TEST(the_run_log_writes_both)
     struct runlog *log;
     struct event events[8];
     int n_files = 0, n = 0;
-    assert_ok(runlog_new(folder, 0, 10, 1, &log));
+    assert_ok(runlog_new(folder, 0, 1, &log));
     assert_ok(runlog_write(log, line(1, 0.25)));
     runlog_free(log);
     DIR *dir = opendir(folder);
@@ -257,7 +257,7 @@ TEST(a_removed_folder_is_said)
     const char *folder = test_path(test_folder(), "run");
     struct runlog *log;
     assert_ok(file_make_folders(folder));
-    assert_ok(runlog_new(folder, 0, 2, 1, &log));
+    assert_ok(runlog_new(folder, 0, 1, &log));
     assert_ok(runlog_write(log, json_pack("{s:i}", "step", 1)));
     assert_ok(file_remove_tree(folder));
     assert_status(runlog_write(log, json_pack("{s:i}", "step", 2)), ST_IO);

@@ -404,9 +404,3 @@ enum status job_open_server(struct job *job, const char *model, double timeout_s
 out:
     return st;
 }
-
-void job_close_server(struct job *job)
-{
-    server_process_free(job->server);
-    job->server = NULL;
-}

@@ -71,10 +71,10 @@ struct job {
     bool launches; // it is not a rank itself, but starts those of this host
     bool serves;   // a rank that has a server of its own
     int gpus[JOB_GPUS];
-    int n_gpus;                                // 0: the CPU
-    int n_shards;                              // ranks that have one server
-    char log_name[48];                         // "cw-trainer", with the rank of several
-    struct server_process *server;             // NULL: none was started here
+    int n_gpus;                    // 0: the CPU
+    int n_shards;                  // ranks that have one server
+    char log_name[48];             // "cw-trainer", with the rank of several
+    struct server_process *server; // that was started here, the caller's to free; NULL: none was
     char folder[PATH_ROOM], bridge[PATH_ROOM]; // of this rank's server; "" before it is opened
 };
 
@@ -91,7 +91,6 @@ enum status job_launch(struct job *job, char **argv);
 // that is started; model NULL: it must run. job->bridge is its bridge file. Of ranks that share a
 // server, neighbours, it is that of the first one's GPU, who starts it.
 enum status job_open_server(struct job *job, const char *model, double timeout_s);
-void job_close_server(struct job *job); // ends one that was started here
 
 // All ranks meet, and watch over one another from then on. layout: of the weights that each has,
 // which must be the same. bytes: rank 0's for all. Of one rank: NULL.

@@ -22,6 +22,7 @@
 #define STOP_MS    30000
 #define POLL_MS    20
 #define HEALTH_MS  2000
+#define LOAD_MS    60000 // an adapter
 #define TAIL_BYTES 1200
 
 struct server_process {
@@ -206,5 +207,33 @@ enum status server_process_restart(struct server_process *s, struct http_client 
     CHECK(wait_ready(s, http));
 out:
     if (st != ST_OK) stop(s);
+    return st;
+}
+
+// ---- an adapter ---------------------------------------------------------------------------------
+
+enum status adapter_load_body(const char *name, const char *folder, json_t **ret)
+{
+    *ret = json_pack("{s:s, s:s, s:b}", "lora_name", name, "lora_path", folder, "load_inplace", 1);
+    return *ret ? ST_OK
+                : status_fail(ST_INVALID,
+                              "%s: a server cannot be told of this folder, whose name is "
+                              "not UTF-8, or memory is short",
+                              folder);
+}
+
+enum status server_load_adapter(struct http_client *http, const char *server, const char *name,
+                                const char *folder, enum status (*alive)(void *context))
+{
+    struct http_call call = {.server = server,
+                             .path = "/v1/load_lora_adapter",
+                             .post = true,
+                             .timeout_ms = LOAD_MS,
+                             .alive = alive};
+    json_t *body;
+    enum status st = adapter_load_body(name, folder, &body);
+    call.body = body;
+    if (st == ST_OK) st = http_perform(http, &call, NULL);
+    json_decref(body);
     return st;
 }

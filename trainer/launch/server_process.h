@@ -35,6 +35,12 @@ const char *server_process_address(const struct server_process *s); // http://..
 // or does not come to it in time, the error has the last lines of its log.
 enum status server_process_restart(struct server_process *s, struct http_client *http,
                                    const char *model, const char *draft);
+// POST /v1/load_lora_adapter: a server (its address; NULL: http's own) loads the folder's adapter
+// under that name, in place of one that it has. alive: as of struct http_call.
+enum status server_load_adapter(struct http_client *http, const char *server, const char *name,
+                                const char *folder, enum status (*alive)(void *context));
+// The request's body. ST_INVALID where the folder's name is not UTF-8, which JSON cannot hold.
+enum status adapter_load_body(const char *name, const char *folder, json_t **ret);
 // ST_PEER_GONE, with its status and the last lines of its log, where it has ended by itself, or
 // does within `ms`.
 enum status server_process_check(const struct server_process *s, int ms);

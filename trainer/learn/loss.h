@@ -224,7 +224,6 @@ struct entropy_state { // after the updates so far; in checkpoints
 
 struct entropy_state entropy_begin(const struct entropy_config *config);
 bool entropy_has_bonus(const struct entropy_config *config);
-bool entropy_is_used(const struct entropy_config *config); // at all
 // The coefficient of the next update.
 double entropy_coef(const struct entropy_config *config, const struct entropy_state *state);
 // After an update that saw that mean entropy.

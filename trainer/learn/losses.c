@@ -303,11 +303,6 @@ bool entropy_has_bonus(const struct entropy_config *config)
     return config->coef != 0 || config->adaptive;
 }
 
-bool entropy_is_used(const struct entropy_config *config)
-{
-    return entropy_has_bonus(config) || config->top_quantile < 1;
-}
-
 double entropy_coef(const struct entropy_config *config, const struct entropy_state *state)
 {
     return config->adaptive && !(state->last <= config->target) ? 0 : state->coef;

@@ -61,11 +61,6 @@ enum status stats_merge(struct comm *comm, struct update_stats *s)
 const char *const span_names[] = {"wait",      "rollout", "score", "pack", "forward",    "backward",
                                   "optimizer", "publish", "log",   "eval", "checkpoint", NULL};
 
-void spans_begin(struct spans *s)
-{
-    *s = (struct spans){.since_ns = clock_now_ns()};
-}
-
 void spans_lap(struct spans *s, enum span span)
 {
     if (!s) return;

@@ -97,12 +97,10 @@ enum span {
 extern const char *const span_names[]; // "wait", "rollout"...
 
 struct spans {
-    int64_t since_ns; // the last lap's end
+    int64_t since_ns; // the last lap's end, or when the first began
     double seconds[N_SPANS];
 };
 
-// Begins anew, with the first lap.
-void spans_begin(struct spans *s);
 // The time since the last lap was that span's. NULL: nobody counts.
 void spans_lap(struct spans *s, enum span span);
 // So many of the seconds of one, at most all, were another's.

@@ -22,7 +22,6 @@
 #include <string.h>
 
 #define PROBE_MS      5000
-#define LOAD_MS       60000
 #define MAX_LOST      3           // times that the server may fail in a step
 #define GRACE_MS      500         // for one that closed its connections to end, and have a status
 #define WARNING       "Warning: " // in the response to /v1/load_lora_adapter
@@ -70,20 +69,6 @@ static enum status write_weights(struct servers *c)
     return st;
 }
 
-// POST /v1/load_lora_adapter. New reference; NULL: the folder's name is not UTF-8.
-static json_t *adapter_body(const struct servers *c)
-{
-    return json_pack("{s:s, s:s, s:b}", "lora_name", c->options.adapter, "lora_path", c->folder,
-                     "load_inplace", 1);
-}
-
-static enum status not_utf8(const struct servers *c)
-{
-    return status_fail(ST_INVALID,
-                       "%s: a server cannot be told of this folder, whose name is not UTF-8",
-                       c->folder);
-}
-
 // ---- the server that is started -----------------------------------------------------------------
 
 // With an adapter on the folder that it is of, and then with it, which a server without a key takes
@@ -92,27 +77,21 @@ static enum status not_utf8(const struct servers *c)
 static enum status restart(struct servers *c, bool due)
 {
     const struct copies_options *o = &c->options;
-    struct http_call call = {
-        .server = o->socket, .path = "/v1/load_lora_adapter", .post = true, .timeout_ms = LOAD_MS};
     char draft[PATH_ROOM];
     enum status st;
-    json_t *body = NULL;
     if (due || !c->written) CHECK(write_weights(c));
     CHECK(path_put(draft, c->folder, "%s", o->draft ? o->draft : ""));
     CHECK(server_process_restart(o->server, c->servers->http,
                                  o->adapter ? o->model_folder : c->folder,
                                  o->draft ? draft : o->other_draft));
-    if (o->adapter) {
-        call.body = body = adapter_body(c);
-        CHECK(body ? http_perform(c->servers->http, &call, NULL) : not_utf8(c));
-    }
+    if (o->adapter)
+        CHECK(server_load_adapter(c->servers->http, o->socket, o->adapter, c->folder, NULL));
     c->started.down = false;
     c->started.version = FIRST_VERSION;
     c->started.copy_of = c->written;
     if (!c->has_started) CHECK(o->started(o->context));
     c->has_started = true;
 out:
-    json_decref(body);
     return st;
 }
 
@@ -298,12 +277,15 @@ static enum status load(struct servers *c)
     if (!adapter || in) {
         body = json_pack("{s:s*, s:s*}", "model", adapter ? NULL : c->folder, "draft",
                          in ? draft : NULL);
-        CHECK(body ? ask(c, "/reload", body, timeout_ms, take_version) : not_utf8(c));
+        if (!body)
+            FAIL(ST_INVALID, "%s: a server cannot be told of this folder, whose name is not UTF-8",
+                 c->folder);
+        CHECK(ask(c, "/reload", body, timeout_ms, take_version));
     }
     if (!adapter) goto out;
     json_decref(body);
-    body = adapter_body(c);
-    CHECK(body ? ask(c, "/v1/load_lora_adapter", body, timeout_ms, NULL) : not_utf8(c));
+    CHECK(adapter_load_body(adapter, c->folder, &body));
+    CHECK(ask(c, "/v1/load_lora_adapter", body, timeout_ms, NULL));
     st = ask(c, "/bridge/info", NULL, PROBE_MS, take_version);
 out:
     json_decref(body);

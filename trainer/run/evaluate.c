@@ -46,9 +46,8 @@ json_t *sample_line(const struct rollout *r, int i, bool prompt, const struct re
         metrics_put(parts, info->terms[k].name, terms[k * r->n_groups * r->n_per_group + i]);
     return json_pack("{s:i, s:i, s:O*, s:s*, s:s, s:o, s:o, s:i, s:O*}", "line", e->line, "sample",
                      i % r->n_per_group, "prompt", prompt ? e->prompt_json : NULL, "answer",
-                     e->answer, "completion", s->text, "reward",
-                     isfinite(sum) ? json_real(sum) : json_null(), "terms", parts, "tokens", s->n,
-                     "telemetry", s->telemetry);
+                     e->answer, "completion", s->text, "reward", json_finite(sum), "terms", parts,
+                     "tokens", s->n, "telemetry", s->telemetry);
 }
 
 struct vote { // of one sample: the number that its text gives as the answer, else the text itself

@@ -158,25 +158,12 @@ bool best_consider(struct best *b, int64_t step, double score)
     return false;
 }
 
-bool best_out_of_patience(const struct best *b, int64_t patience)
-{
-    return patience > 0 && b->waited >= patience;
-}
-
 void best_words(const struct best *b, bool is_best, int64_t step, char ret[BEST_WORDS])
 {
     if (is_best || b->step < 0)
         snprintf(ret, BEST_WORDS, "%s", is_best && step > 0 ? ", the best so far" : "");
     else
         snprintf(ret, BEST_WORDS, "; the best was at step %" PRId64, b->step);
-}
-
-void best_end_words(const struct best *b, const char *scored, char ret[BEST_WORDS])
-{
-    ret[0] = 0;
-    if (b->step >= 0)
-        snprintf(ret, BEST_WORDS, "; the best was step %" PRId64 " (%s %.4f): checkpoints/best",
-                 b->step, scored, b->score);
 }
 
 json_t *best_to_json(const struct best *b)

@@ -198,7 +198,6 @@ enum status run_take_step(struct run *run, struct rollout_step **ret);
 // run_weights.c, in every run: before what else is opened. With --sync checkpoint, and of a data
 // set: run->mapped.bridge, and the models there, of weights which this process owns.
 enum status run_open_own(struct run *run);
-void run_close_own(struct run *run);
 // Of runs with --lora-r: asks the server for the adapter, before this process attaches; opens what
 // the server shares; sets run->mapped.base.
 enum status run_make_adapter(struct run *run);

@@ -101,10 +101,9 @@ static json_t *run_state(struct run *run, bool interim)
     if (ok && run->scoring->latency)
         ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
     if (ok && c->entropy.adaptive)
-        ok = json_object_set_new(state, "entropy",
-                                 json_pack("{s:f, s:o}", "coef", e->coef, "last",
-                                           isfinite(e->last) ? json_real(e->last) : json_null())) ==
-             0;
+        ok = json_object_set_new(
+                 state, "entropy",
+                 json_pack("{s:f, s:o}", "coef", e->coef, "last", json_finite(e->last))) == 0;
     if (ok) return state;
     json_decref(state);
     return NULL;

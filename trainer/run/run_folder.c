@@ -282,12 +282,6 @@ out:
     return st;
 }
 
-// A path or name that is not UTF-8 cannot stand in JSON, and is left out.
-static void put_text(json_t *object, const char *key, const char *text)
-{
-    if (text) json_object_set_new(object, key, json_string(text));
-}
-
 // What the trainer holds on its device, as it is planned, in MiB.
 static void put_memory(const struct run *run, json_t *start)
 {
@@ -338,12 +332,13 @@ static json_t *start_of(const struct run *run)
         json_decref(start);
         return NULL;
     }
-    if (!run->given) put_text(start, "bridge", file->path);
     json_object_set(start, ADAPTER_BASE, run->mapped.base);
     put_memory(run, start);
-    put_text(start, "host", host);
-    put_text(start, "model", run->mapped.model_folder);
-    put_text(start, "draft", run->mapped.draft_folder);
+    // What there is not is left out, and a path or name that is not UTF-8, which JSON cannot hold.
+    json_object_set_new(start, "bridge", json_string(run->given ? NULL : file->path));
+    json_object_set_new(start, "host", json_string(host));
+    json_object_set_new(start, "model", json_string(run->mapped.model_folder));
+    json_object_set_new(start, "draft", json_string(run->mapped.draft_folder));
     return start;
 }
 

@@ -63,9 +63,10 @@ enum status run_update(struct run *run, struct samples *samples, double lr,
                        struct update_stats *ret)
 {
     const struct train_config *c = run->config;
+    const bool of_entropy = entropy_has_bonus(&c->entropy) || c->entropy.top_quantile < 1;
     const struct update_config config = {
         .step = {.loss = run->resolved.loss,
-                 .entropy = entropy_is_used(&c->entropy) ? &c->entropy : NULL,
+                 .entropy = of_entropy ? &c->entropy : NULL,
                  .entropy_state = &run->entropy,
                  .version = mapped_version(&run->mapped),
                  .exact = c->exact && c->lora.dropout == 0, // the sampler drops nothing

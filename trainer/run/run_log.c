@@ -109,7 +109,7 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
               ": %d updates, waited %.2f ms to quiesce, wrote %.2f ms, together %.2f ms",
               run->step, mapped_version(&run->mapped), update->applied, update->publish.wait_ms,
               update->publish.write_ms, update->publish.total_ms);
-    runlog_progress(run->log, &progress);
+    runlog_progress(run->log, &progress, run->total_steps);
     struct bytes text = BYTES_INIT; // one warning a line
     if (train_ranks_lead(&run->ranks)) divergence_check(&run->divergence, &progress, &text);
     for (char *line = text.data, *end; line && (end = strchr(line, '\n')); line = end + 1)
@@ -128,12 +128,6 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
         (ok) = json_object_set_new((to), (key), list_) == 0 && (ok);                               \
     } while (0)
 
-// null where it is not finite, which JSON cannot say: of a policy that diverges.
-static json_t *real(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
 // What is known of each token. logprobs: the trainer's; NULL: none are wanted.
 static bool put_tokens(json_t *line, const struct completion *s, const double *logprobs)
 {
@@ -143,8 +137,8 @@ static bool put_tokens(json_t *line, const struct completion *s, const double *l
     if (s->authors)
         PUT_LIST(ok, line, "model_mask", t, s->n, json_integer(s->authors[t] == AUTHOR_POLICY));
     if (!logprobs) return ok;
-    if (s->logprobs) PUT_LIST(ok, line, "logprobs", t, s->n, real(s->logprobs[t]));
-    PUT_LIST(ok, line, "trainer_logprobs", t, s->n, real(logprobs[t]));
+    if (s->logprobs) PUT_LIST(ok, line, "logprobs", t, s->n, json_finite(s->logprobs[t]));
+    PUT_LIST(ok, line, "trainer_logprobs", t, s->n, json_finite(logprobs[t]));
     return ok;
 }
 
@@ -195,12 +189,13 @@ out:
 
 void run_log_end(const struct run *run)
 {
-    char best[BEST_WORDS];
-    const struct best shown = {.step = run->best.step,
-                               .score = run->given ? -run->best.score : run->best.score};
+    char best[BEST_WORDS] = "";
     const char *where = run->folder[0] ? "; run folder " : "";
-    best_end_words(&shown, run->given ? "loss" : run->best_metric, best);
     struct bytes idle = BYTES_INIT;
+    if (run->best.step >= 0)
+        snprintf(best, sizeof best, "; the best was step %" PRId64 " (%s %.4f): checkpoints/best",
+                 run->best.step, run->given ? "loss" : run->best_metric,
+                 run->given ? -run->best.score : run->best.score);
     divergence_summary(&run->divergence, &idle);
     log_progress_end();
     if (idle.len) log_warn("%s", bytes_text(&idle));

@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/base/program.h"
 #include "common/model/model_folder.h"
+#include "trainer/launch/server_process.h"
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/evaluate.h"
@@ -42,7 +43,6 @@ void run_plan_steps(struct run *run)
                            : run->step + curriculum_steps_left(run->curriculum, examples);
     run->resolved.schedule.total_steps = run->total_steps * each;
     run->resolved.draft_schedule.total_steps = run->total_steps * each;
-    runlog_set_total(run->log, run->total_steps);
 }
 
 static enum status report(struct run *run, const struct buckets *buckets, json_t *metrics)
@@ -151,7 +151,8 @@ enum status run_evaluate(struct run *run, json_t *metrics)
 
 bool run_out_of_patience(const struct run *run)
 {
-    return best_out_of_patience(&run->best, run->config->early_stop_patience);
+    const int64_t patience = run->config->early_stop_patience;
+    return patience > 0 && run->best.waited >= patience;
 }
 
 // Evaluates where that is due, and writes run->line into metrics.jsonl, with where the time since
@@ -224,7 +225,7 @@ static enum status loop(struct run *run)
 {
     enum status st;
     bool stop;
-    spans_begin(&run->spans);
+    run->spans = (struct spans){.since_ns = clock_now_ns()};
     CHECK(before_the_steps(run));
     while (run->step < run->total_steps && !run_out_of_patience(run)) {
         CHECK(run_agree_to_stop(run, &stop));
@@ -296,7 +297,7 @@ static enum status run_all(void *context)
     st = loop(&p->run);
 out:
     run_close(&p->run, st);
-    job_close_server(&p->job);
+    server_process_free(p->job.server);
     return st;
 }
 

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/model/config.h"
 #include "trainer/data/data.h"
+#include "trainer/launch/server_process.h"
 #include "trainer/learn/learner.h"
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/rollout/spec_counters.h"
@@ -352,8 +353,8 @@ enum status run_begin(struct run *run, bool replaced, bool resumed)
     run->step_version = mapped_version(&run->mapped);
     if (replaced) CHECK(run_remove(run));
     CHECK(run_folder_describe(run, resumed));
-    CHECK(runlog_new(keeps ? run->folder : NULL, run->step, run->total_steps,
-                     run->config->saving.logging_steps, &run->log));
+    CHECK(runlog_new(keeps ? run->folder : NULL, run->step, run->config->saving.logging_steps,
+                     &run->log));
     run_plan_steps(run);
     st = schedule_check(&run->resolved.schedule);
 out:
@@ -415,7 +416,8 @@ void run_close(struct run *run, enum status outcome)
     dataset_free(run->data);
     reward_free(run->reward);
     spec_watch_free(run->watch);
-    run_close_own(run);
+    server_process_free(run->own.server);
+    device_free(run->own.device);
     http_client_free(run->http);
     mapped_release(&run->mapped);
     json_decref(run->best_of);

@@ -329,9 +329,3 @@ enum status run_open_own(struct run *run)
 out:
     return st;
 }
-
-void run_close_own(struct run *run)
-{
-    server_process_free(run->own.server);
-    device_free(run->own.device);
-}

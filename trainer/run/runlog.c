@@ -25,7 +25,7 @@ struct runlog {
     char *folder, path[PATH_ROOM]; // path: of metrics.jsonl
     int fd;
     struct tensorboard *tensorboard;
-    int64_t first_step, total_steps, logging_steps, start_ns;
+    int64_t first_step, logging_steps, start_ns;
 };
 
 static int64_t step_of(const char *line, size_t len) // -1: it has none
@@ -60,8 +60,7 @@ bool runlog_has_steps(const char *folder)
     return found;
 }
 
-enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
-                       struct runlog **ret)
+enum status runlog_new(const char *folder, int64_t step, int64_t logging_steps, struct runlog **ret)
 {
     enum status st = ST_OK;
     // of a run that starts over none: the line of step 0 is written again
@@ -70,7 +69,6 @@ enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, in
     if (!log) return status_fail(ST_NO_MEMORY, "no memory for the run's log");
     log->fd = -1;
     log->first_step = step;
-    log->total_steps = total_steps;
     log->logging_steps = logging_steps;
     log->start_ns = clock_now_ns();
     *ret = log;
@@ -102,14 +100,14 @@ void runlog_free(struct runlog *log)
     free(log);
 }
 
-void runlog_set_total(struct runlog *log, int64_t total_steps)
+json_t *json_finite(double x)
 {
-    log->total_steps = total_steps;
+    return isfinite(x) ? json_real(x) : json_null();
 }
 
 void metrics_put(json_t *metrics, const char *key, double value)
 {
-    json_object_set_new(metrics, key, isfinite(value) ? json_real(value) : json_null());
+    json_object_set_new(metrics, key, json_finite(value));
 }
 
 void metrics_putf(json_t *metrics, double value, const char *key, ...)
@@ -160,15 +158,15 @@ out:
     return st;
 }
 
-void runlog_progress(struct runlog *log, const struct progress *p)
+void runlog_progress(const struct runlog *log, const struct progress *p, int64_t total_steps)
 {
     struct bytes line = BYTES_INIT;
     bool terminal = isatty(STDERR_FILENO);
     bool due = p->step % log->logging_steps == 0 || p->step == log->first_step + 1 ||
-               p->step == log->total_steps;
+               p->step == total_steps;
     if (!log->folder || (!terminal && !due)) return;
     double per_step = clock_ms_since(log->start_ns) / 1e3 / (double)(p->step - log->first_step);
-    progress_line(p, log->total_steps, per_step * (double)(log->total_steps - p->step), &line);
+    progress_line(p, total_steps, per_step * (double)(total_steps - p->step), &line);
     log_progress("%s", bytes_text(&line));
     bytes_release(&line);
 }

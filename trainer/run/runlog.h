@@ -22,16 +22,16 @@ struct update_stats;
 // folder: the run's, which exists; NULL: nothing is written, and no progress logged. Resuming at
 // `step`: lines of later steps, which will be run again, are taken out first; a new event file says
 // so to TensorBoard.
-enum status runlog_new(const char *folder, int64_t step, int64_t total_steps, int64_t logging_steps,
+enum status runlog_new(const char *folder, int64_t step, int64_t logging_steps,
                        struct runlog **ret);
 void runlog_free(struct runlog *log);
 bool runlog_has_steps(const char *folder); // metrics.jsonl there has a line of a step above 0
-void runlog_set_total(struct runlog *log, int64_t total_steps);
 
 // Significant digits of a number, in metrics.jsonl and so in TensorBoard's file: a scalar is the
 // float nearest to what the line says, not to what was rounded for the line.
 #define METRICS_DIGITS 9
 // A number of such a line; null where it is not finite, which JSON cannot say.
+json_t *json_finite(double x);
 void metrics_put(json_t *metrics, const char *key, double value);
 void metrics_putf(json_t *metrics, double value, const char *key, ...) // the key by a format
     __attribute__((format(printf, 3, 4)));
@@ -56,7 +56,8 @@ enum status runlog_rollouts(struct runlog *log, int64_t step, bool evaluation,
                             const struct bytes *lines);
 
 // The live line, or a plain one every logging_steps.
-void runlog_progress(struct runlog *log, const struct progress *progress);
+void runlog_progress(const struct runlog *log, const struct progress *progress,
+                     int64_t total_steps);
 
 // ---- the event file -----------------------------------------------------------------------------
 // events.out.tfevents.* in the run's folder. Formats: TFRecord framing
@@ -133,12 +134,9 @@ struct best {
 // is not a number never is.
 bool best_consider(struct best *b, int64_t step, double score);
 
-// --early-stop-patience N evaluations in a row were no better; 0: never.
-bool best_out_of_patience(const struct best *b, int64_t patience);
-// The end of an evaluation's line, and, of what was scored ("accuracy"), of a run's last.
+// The end of an evaluation's line.
 #define BEST_WORDS 96
 void best_words(const struct best *b, bool is_best, int64_t step, char ret[BEST_WORDS]);
-void best_end_words(const struct best *b, const char *scored, char ret[BEST_WORDS]);
 
 // For checkpoints. The new reference is null where there was no evaluation; NULL: no memory.
 json_t *best_to_json(const struct best *b);
