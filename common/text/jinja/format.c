@@ -1,9 +1,8 @@
 /* format.c: values as text: Python's str() and repr(), its json.dumps and its formats, "..." %
  * values and "...".format(values), and HTML escapes. One thread. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/text/jinja/format.h"
-#include "common/text/jinja/call.h"
-#include "common/text/jinja/text.h"
+#include "common/text/jinja/object.h"
+#include "common/base/unicode.h"
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -48,7 +47,7 @@ static void put_string_repr(struct run *r, const struct string *s)
         if (c == '\\' || c == quote) put_text(r, "\\");
         if (name)
             put_text(r, name);
-        else if (text_is(c, TEXT_PRINTABLE))
+        else if (unicode_is(c, STR_PRINTABLE))
             put_bytes(r, s->data + start, at - start);
         else
             put_printf(r, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c);

@@ -5,7 +5,7 @@
  * Recursion follows the tree and is bounded by run_deeper(). The place of the node being evaluated
  * is kept for a failure. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/text/jinja/call.h"
+#include "common/text/jinja/object.h"
 #include "common/text/jinja/jinja.h"
 #include <stdlib.h>
 
@@ -69,6 +69,129 @@ static struct value render_captured(struct run *r, struct scope *scope,
     size_t text = r->text.len;
     render_body(r, scope, body);
     return text_end(r, text, false);
+}
+
+// ---- calls of filters, tests, methods and functions ---------------------------------------------
+// Arguments are bound to parameters and checked by the row's one line of them, and what a function
+// has put becomes its result.
+
+static bool has_sign(const struct builtin *f, char sign)
+{
+    return memchr(f->params, sign, strspn(f->params, BUILTIN_SIGNS));
+}
+
+struct call_of {
+    struct run *run;
+    struct value v[1 + MAX_PARAMS];
+    struct call call;
+    struct param { // its name, and behind that its type
+        const char *name;
+        size_t len;
+    } params[MAX_PARAMS];
+    int n_params;
+    struct value result;
+};
+
+static void read_params(struct call_of *c, const char *params)
+{
+    for (params += strspn(params, BUILTIN_SIGNS); *params; params += strspn(params, " ")) {
+        c->params[c->n_params++] = (struct param){params, strcspn(params, "$#? ")};
+        params += strcspn(params, " ");
+    }
+}
+
+// What a parameter makes of an argument. The texts that a row asks for are charged here: a function
+// goes through them.
+static struct value convert(struct run *r, const struct param *p, bool required, struct value v)
+{
+    const char *type = p->name + p->len;
+    int64_t x;
+    if (*type == '?') return value_bool(given(v) && value_truth(r, v));
+    if (*type != '#' && *type != '$') return v;
+    bool otherwise = *type == '#' && type[1] && type[1] != ' ';
+    if (!given(v) && otherwise) return value_int(atoi(type + 1));
+    if (!given(v) || (v.kind == V_NONE && !required && !otherwise)) return MISSING;
+    if (v.kind == V_UNDEFINED) undefined_fail(r, v);
+    if (*type == '#' && !value_as_int(v, &x))
+        fail(r, "%.*s: '%s' object cannot be interpreted as an integer", (int)p->len, p->name,
+             value_type(v));
+    if (*type == '#') return value_int(x);
+    if (v.kind != V_STRING)
+        fail(r, "%.*s must be str, not %s", (int)p->len, p->name, value_type(v));
+    run_bytes(r, v.string->n_bytes);
+    return v;
+}
+
+static void bind(struct call_of *c, const struct arguments *a)
+{
+    struct run *r = c->run;
+    const struct builtin *f = c->call.function;
+    struct value *v = c->v + 1;
+    if (a->positional.n > (size_t)c->n_params)
+        fail(r, "%.*s() takes at most %d arguments (%zu given)", NAME(f), c->n_params,
+             a->positional.n);
+    if (has_sign(f, '/') && a->named.n > 0) fail(r, "%.*s() takes no keyword arguments", NAME(f));
+    for (size_t i = 0; i < a->positional.n; i++) v[i] = a->positional.items[i];
+    for (size_t i = 0; i < a->named.n; i++) {
+        const struct string *name = a->named.entries[i].key.string;
+        int at = 0;
+        while (at < c->n_params && !(c->params[at].len == name->n_bytes &&
+                                     memcmp(c->params[at].name, name->data, name->n_bytes) == 0))
+            at++;
+        if (at == c->n_params)
+            fail(r, "%.*s() got an unexpected keyword argument '%s'", NAME(f), SHOWN(name));
+        if (given(v[at]))
+            fail(r, "%.*s() got multiple values for argument '%s'", NAME(f), SHOWN(name));
+        v[at] = a->named.entries[i].value;
+    }
+    for (int i = 0; i < f->n_required; i++)
+        if (!given(v[i]))
+            fail(r, "%.*s() is missing a required argument (\"%.*s\")", NAME(f),
+                 (int)c->params[i].len, c->params[i].name);
+}
+
+static void invoke(void *context)
+{
+    struct call_of *c = context;
+    size_t text = c->run->text.len;
+    for (int i = 0; i < c->n_params; i++)
+        c->v[i + 1] = convert(c->run, &c->params[i], i < c->call.function->n_required, c->v[i + 1]);
+    struct value v = c->call.function->call(c->run, c->v, &c->call);
+    c->result = given(v) ? v : text_end(c->run, text, v.truth);
+}
+
+// A generator fails when somebody goes over it, not when it is made: its failure is kept for then.
+// Limits are not kept.
+static void invoke_generator(struct run *r, struct call_of *c)
+{
+    const struct run before = *r;
+    enum status st = run_try(r, invoke, c);
+    if (st == ST_OK) return;
+    if (st != r->fault || r->steps <= 0) fail_as(r, st, "%s", status_message());
+    r->depth = before.depth;
+    r->at = before.at;
+    r->text.len = before.text.len;
+    put_text(r, status_message());
+    c->result = iterator_of(r, LIST(NULL, 0));
+    c->result.iterator->failure = text_end(r, before.text.len, false).string->data;
+}
+
+struct value builtin_invoke(struct run *r, const struct builtin *f, struct value self,
+                            const struct arguments *arguments)
+{
+    struct call_of c = {.run = r, .call = {f, arguments}};
+    run_deeper(r);
+    c.v[0] = has_sign(f, '$') ? value_str(r, self) : self;
+    if (c.v[0].kind == V_STRING && (has_sign(f, '$') || f->of & METHOD(V_STRING)))
+        run_bytes(r, c.v[0].string->n_bytes);
+    read_params(&c, f->params);
+    if (!has_sign(f, '*')) bind(&c, arguments);
+    if (has_sign(f, '~'))
+        invoke_generator(r, &c);
+    else
+        invoke(&c);
+    r->depth--;
+    return c.result;
 }
 
 // ---- calls of macros ----------------------------------------------------------------------------

@@ -4,7 +4,7 @@
  * would change a list or a dict are not here: Jinja's sandbox forbids them (object.c). One
  * thread. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/text/jinja/call.h"
+#include "common/text/jinja/object.h"
 #include <math.h>
 
 // ---- ends, sums and slices ----------------------------------------------------------------------

@@ -5,7 +5,7 @@
  * are closed. Any thread, each on its own run. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/text/jinja/syntax.h"
-#include "common/text/jinja/text.h"
+#include "common/base/unicode.h"
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -71,7 +71,7 @@ static bool here(const struct lexer *l, size_t at, const char *mark)
 
 static size_t skip_spaces(const struct lexer *l, size_t at)
 {
-    return at + text_leading_spaces(l->text + at, l->len - at);
+    return unicode_skip(l->text, at, l->len, STR_SPACE);
 }
 
 // ---- white space around tags --------------------------------------------------------------------
@@ -79,7 +79,7 @@ static size_t skip_spaces(const struct lexer *l, size_t at)
 // End of the data from `start` to a tag at `end`, whose sign is `sign` (0: none).
 static size_t cut_data(const struct lexer *l, size_t start, size_t end, char sign, bool lstrip)
 {
-    if (sign == '-') return start + text_without_trailing_spaces(l->text + start, end - start);
+    if (sign == '-') return unicode_skip_back(l->text, start, end, STR_SPACE);
     if (sign == '+' || !lstrip) return end;
     size_t line = end;
     while (line > start && l->text[line - 1] != '\n') line--;
@@ -239,7 +239,7 @@ static void read_string(struct lexer *l)
 static size_t name_end(const struct lexer *l, size_t at)
 {
     for (size_t next = at; at < l->len; at = next)
-        if (!text_is(utf8_next(l->text, l->len, &next), TEXT_NAME_PART)) break;
+        if (!unicode_is(utf8_next(l->text, l->len, &next), STR_NAME_PART)) break;
     return at;
 }
 

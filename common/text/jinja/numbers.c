@@ -2,8 +2,8 @@
  * with Python's meaning: // and % round towards minus infinity, / gives a float, ** of whole
  * numbers a whole number. Whole numbers have 64 bits; what goes beyond is an error. One thread. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/text/jinja/call.h"
-#include "common/text/jinja/text.h"
+#include "common/text/jinja/object.h"
+#include "common/base/unicode.h"
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -142,8 +142,8 @@ struct value arithmetic_sign(struct run *r, struct value v, bool minus)
 static bool plain_number(struct run *r, const struct string *s, char ret[400])
 {
     run_bytes(r, s->n_bytes);
-    size_t start = text_leading_spaces(s->data, s->n_bytes), n = 0;
-    size_t end = text_without_trailing_spaces(s->data, s->n_bytes);
+    size_t start = unicode_skip(s->data, 0, s->n_bytes, STR_SPACE), n = 0;
+    size_t end = unicode_skip_back(s->data, start, s->n_bytes, STR_SPACE);
     for (size_t i = start; i < end; i++) {
         unsigned char c = (unsigned char)s->data[i];
         bool between = i > start && i + 1 < end && isalnum((unsigned char)s->data[i - 1]) &&

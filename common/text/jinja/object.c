@@ -599,6 +599,16 @@ struct value get_slice(struct run *r, struct value of, const struct value part[3
     return of.kind == V_STRING ? text_end(r, text, of.string->markup) : v;
 }
 
+bool window_of(const struct value *v, int64_t n, int64_t *ret_start, int64_t *ret_end)
+{
+    int64_t start = given(v[2]) ? v[2].integer : 0, end = given(v[3]) ? v[3].integer : n;
+    if (start < 0) start = start + n < 0 ? 0 : start + n;
+    if (end < 0) end = end + n < 0 ? 0 : end + n;
+    *ret_start = start;
+    *ret_end = end < n ? end : n;
+    return start <= *ret_end;
+}
+
 // ---- paths --------------------------------------------------------------------------------------
 
 // A part of a path: an index where it is all digits.

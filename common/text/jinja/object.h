@@ -1,7 +1,7 @@
 /* object.h: what values do, as Python has it: what can be gone over and how long it is, truth,
  * equality, order and membership, look-up in dicts, which is by equality, a.b, a["b"], a[1] and
- * a[1:2]; and the functions that a template finds. Failures leave with fail(), their sentence being
- * what Jinja or Python would say. One thread for each run. */
+ * a[1:2], operators, and values as text; and the functions that a template finds. Failures leave
+ * with fail(), their sentence being what Jinja or Python would say. One thread for each run. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_TEXT_JINJA_OBJECT_H
 #define COMMON_TEXT_JINJA_OBJECT_H
@@ -53,8 +53,13 @@ enum { FILTER = 1, TEST = 2, FUNCTION = 4 };
 #define METHODS(kinds) ((int)(kinds) << 3)
 #define METHOD(kind)   METHODS(KIND(kind))
 
-// Of the run's tables, each of which ends on a name NULL; NULL: there is none of that name.
+// Each file that has some has a table of them, which ends on a name NULL.
+extern const struct builtin item_builtins[], string_builtins[], number_builtins[],
+    format_builtins[];
+// Of the run's tables; NULL: there is none of that name.
 const struct builtin *builtin_find(const struct run *r, int of, const struct string *name);
+struct value builtin_invoke(struct run *r, const struct builtin *f, struct value self,
+                            const struct arguments *arguments);
 
 struct method {
     struct value self;
@@ -129,5 +134,23 @@ struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step
 // Of strings, or of lists.
 struct value value_repeat(struct run *r, struct value v, int64_t times);
 struct value value_concatenate(struct run *r, struct value a, struct value b);
+// Parameters 2 and 3 as start and end among n items, Python's negative ones too; false: the start
+// lies beyond the end.
+bool window_of(const struct value *v, int64_t n, int64_t *ret_start, int64_t *ret_end);
+
+struct value arithmetic(struct run *r, enum token_type op, struct value a, struct value b);
+struct value arithmetic_sign(struct run *r, struct value v, bool minus);
+
+// ---- text: Python's str(), HTML escapes, and "..." % values -------------------------------------
+
+void put_str(struct run *r, struct value v);              // str(v), at the end of what is built
+struct value value_str(struct run *r, struct value v);    // a V_STRING, which may be markup
+struct value value_escape(struct run *r, struct value v); // markup
+struct value string_as(struct run *r, const struct string *s, bool markup); // the same text
+struct value format_percent(struct run *r, const struct string *format, struct value values);
+struct value string_lower(struct run *r, const struct string *s);
+// `by` NULL: at runs of white space; max -1: any number.
+struct list split_string(struct run *r, const struct string *s, const struct string *by,
+                         int64_t max, bool from_end);
 
 #endif

@@ -65,18 +65,6 @@ void run_deeper(struct run *r)
 
 // ---- memory -------------------------------------------------------------------------------------
 
-static struct block *add_block(struct run *r, size_t size)
-{
-    struct block *block = calloc(1, sizeof *block + size);
-    if (!block) fail_as(r, ST_NO_MEMORY, "out of memory");
-    block->size = size;
-    // the block in use stays in front of one that is full
-    struct block **at = r->blocks && size > BLOCK_BYTES ? &r->blocks->next : &r->blocks;
-    block->next = *at;
-    *at = block;
-    return block;
-}
-
 void *run_alloc(struct run *r, size_t n, size_t bytes_each)
 {
     const size_t align = alignof(max_align_t);
@@ -87,8 +75,16 @@ void *run_alloc(struct run *r, size_t n, size_t bytes_each)
                 r->limit >> 20);
     size_t rounded = (bytes + (bytes == 0) + align - 1) / align * align;
     struct block *block = r->blocks;
-    if (!block || rounded > block->size - block->used)
-        block = add_block(r, rounded > BLOCK_BYTES ? rounded : BLOCK_BYTES);
+    if (!block || rounded > block->size - block->used) {
+        const size_t size = rounded > BLOCK_BYTES ? rounded : BLOCK_BYTES;
+        block = calloc(1, sizeof *block + size);
+        if (!block) fail_as(r, ST_NO_MEMORY, "out of memory");
+        block->size = size;
+        // the block in use stays in front of one that is full
+        struct block **at = r->blocks && size > BLOCK_BYTES ? &r->blocks->next : &r->blocks;
+        block->next = *at;
+        *at = block;
+    }
     void *piece = block->data + block->used;
     block->used += rounded;
     r->used = rounded > r->limit - r->used ? r->limit : r->used + rounded;

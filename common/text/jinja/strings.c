@@ -1,8 +1,8 @@
 /* strings.c: str's methods, and the filters and tests that take a text: case, classes, search,
  * split, fill, HTML and URLs; and what is refused by name. One thread. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/text/jinja/call.h"
-#include "common/text/jinja/text.h"
+#include "common/text/jinja/object.h"
+#include "common/base/unicode.h"
 #include <ctype.h>
 
 enum { AT_START = 1, AT_END = 2 };
@@ -13,15 +13,15 @@ static const struct string blank = STRING(" "), zero = STRING("0"), newline = ST
 // which: enum text_case
 BUILTIN(change_case)
 {
-    text_put_case(v->string->data, v->string->n_bytes, (enum text_case)c->function->which,
-                  &r->text);
+    unicode_put_case(v->string->data, v->string->n_bytes, (enum text_case)c->function->which,
+                     &r->text);
     return TEXT(v->string->markup);
 }
 
 struct value string_lower(struct run *r, const struct string *s)
 {
     size_t text = r->text.len;
-    text_put_case(s->data, s->n_bytes, CASE_LOWER, &r->text);
+    unicode_put_case(s->data, s->n_bytes, CASE_LOWER, &r->text);
     return text_end(r, text, s->markup);
 }
 
@@ -29,18 +29,18 @@ struct value string_lower(struct run *r, const struct string *s)
 BUILTIN(has_case)
 {
     return value_bool(
-        text_has_case(v->string->data, v->string->n_bytes, (enum text_case)c->function->which));
+        unicode_has_case(v->string->data, v->string->n_bytes, (enum text_case)c->function->which));
 }
 
-// which: enum text_class; of TEXT_NAME_PART the first is TEXT_NAME_START
+// which: enum unicode_class; of STR_NAME_PART the first is STR_NAME_START
 BUILTIN(consists_of)
 {
     const struct string *s = v->string;
-    enum text_class class = (enum text_class)c->function->which;
-    bool all = s->n_bytes > 0 || class == TEXT_PRINTABLE || class == TEXT_ASCII;
+    enum unicode_class class = (enum unicode_class)c->function->which;
+    bool all = s->n_bytes > 0 || class == STR_PRINTABLE || class == STR_ASCII;
     for (size_t at = 0; all && at < s->n_bytes;) {
-        bool starts = class == TEXT_NAME_PART && at == 0;
-        all = text_is(utf8_next(s->data, s->n_bytes, &at), starts ? TEXT_NAME_START : class);
+        bool starts = class == STR_NAME_PART && at == 0;
+        all = unicode_is(utf8_next(s->data, s->n_bytes, &at), starts ? STR_NAME_START : class);
     }
     return value_bool(all);
 }
@@ -48,7 +48,7 @@ BUILTIN(consists_of)
 // `set` V_MISSING: white space.
 static bool is_stripped(struct run *r, struct value set, const char *c, size_t n)
 {
-    if (!given(set)) return text_is(utf8_decode(c, (int)n), TEXT_SPACE);
+    if (!given(set)) return unicode_is(utf8_decode(c, (int)n), STR_SPACE);
     run_bytes(r, set.string->n_bytes);
     return memmem(set.string->data, set.string->n_bytes, c, n);
 }
@@ -158,9 +158,9 @@ BUILTIN(has_affix)
 }
 
 // old, new, count; "" stands before every character and at the end
-static struct value put_replaced(struct run *r, const struct string *s, const struct value *v)
+BUILTIN(replace)
 {
-    const struct string *old = v[1].string, *with = v[2].string;
+    const struct string *s = v->string, *old = v[1].string, *with = v[2].string;
     int64_t max = v[3].integer;
     if (s->markup) with = value_escape(r, v[2]).string;
     size_t at = 0;
@@ -180,17 +180,12 @@ static struct value put_replaced(struct run *r, const struct string *s, const st
     return TEXT(s->markup);
 }
 
-BUILTIN(replace)
-{
-    return put_replaced(r, v->string, v);
-}
-
 // Jinja's filter takes any values for texts, and markup for plain ones.
 BUILTIN(replace_plain)
 {
     struct value plain[4] = {[3] = given(v[3]) ? v[3] : value_int(-1)};
     for (int i = 0; i < 3; i++) plain[i] = string_as(r, value_str(r, v[i]).string, false);
-    return put_replaced(r, plain->string, plain);
+    return replace(r, plain, c);
 }
 
 // ---- split --------------------------------------------------------------------------------------
@@ -228,14 +223,14 @@ static void split_at(struct parts *p, const struct string *by, int64_t max, bool
 static void split_at_spaces(struct parts *p, int64_t max)
 {
     const struct string *s = p->of;
-    size_t at = text_leading_spaces(s->data, s->n_bytes);
+    size_t at = unicode_skip(s->data, 0, s->n_bytes, STR_SPACE);
     while (at < s->n_bytes) {
         size_t end = at, next = at;
         if (max-- == 0) end = s->n_bytes; // the last part: all that is left
-        while (end < s->n_bytes && !text_is(utf8_next(s->data, s->n_bytes, &next), TEXT_SPACE))
+        while (end < s->n_bytes && !unicode_is(utf8_next(s->data, s->n_bytes, &next), STR_SPACE))
             end = next;
         add_part(p, at, end);
-        at = end + text_leading_spaces(s->data + end, s->n_bytes - end);
+        at = unicode_skip(s->data, end, s->n_bytes, STR_SPACE);
     }
 }
 
@@ -279,7 +274,7 @@ static struct list split_lines(struct run *r, const struct string *s, bool keep_
     for (size_t start = 0, at = 0; at < s->n_bytes;) {
         size_t end = at;
         uint32_t character = utf8_next(s->data, s->n_bytes, &at);
-        bool line_end = text_is(character, TEXT_LINE_END);
+        bool line_end = unicode_is(character, STR_LINE_END);
         if (character == '\r' && at < s->n_bytes && s->data[at] == '\n') at++;
         if (!line_end && at < s->n_bytes) continue;
         add_part(&p, start, keep_ends || !line_end ? at : end);
@@ -371,7 +366,7 @@ BUILTIN(expandtabs)
 // White space, hyphens and opening brackets: words begin behind them.
 static bool is_between(uint32_t c)
 {
-    return text_is(c, TEXT_SPACE) || (c && c < 0x80 && strchr("-({[<", (int)c));
+    return unicode_is(c, STR_SPACE) || (c && c < 0x80 && strchr("-({[<", (int)c));
 }
 
 BUILTIN(title)
@@ -382,8 +377,8 @@ BUILTIN(title)
         bool between = is_between(utf8_next(s, n, &at));
         size_t second = next = at;
         while (!between && at < n && !is_between(utf8_next(s, n, &next))) at = next;
-        text_put_case(s + word, second - word, CASE_UPPER, &r->text);
-        text_put_case(s + second, at - second, CASE_LOWER, &r->text);
+        unicode_put_case(s + word, second - word, CASE_UPPER, &r->text);
+        unicode_put_case(s + second, at - second, CASE_LOWER, &r->text);
     }
     return TEXT(false);
 }
@@ -431,7 +426,7 @@ BUILTIN(wordcount)
     int64_t words = 0;
     bool inside = false;
     for (size_t at = 0; at < v->string->n_bytes;) {
-        bool word = text_is(utf8_next(v->string->data, v->string->n_bytes, &at), TEXT_WORD);
+        bool word = unicode_is(utf8_next(v->string->data, v->string->n_bytes, &at), STR_WORD);
         words += word && !inside;
         inside = word;
     }
@@ -445,19 +440,14 @@ BUILTIN(not_supported)
 
 // ---- HTML and URLs ------------------------------------------------------------------------------
 
-BUILTIN(escape)
-{
-    return value_escape(r, *v);
-}
+enum { ESCAPE, FORCE_ESCAPE, SAFE };
 
-BUILTIN(force_escape)
+// which: ESCAPE, of what is no markup yet, FORCE_ESCAPE or SAFE
+BUILTIN(mark)
 {
-    return value_escape(r, string_as(r, v->string, false));
-}
-
-BUILTIN(safe)
-{
-    return string_as(r, v->string, true);
+    const int which = c->function->which;
+    if (which == SAFE) return string_as(r, v->string, true);
+    return value_escape(r, which == FORCE_ESCAPE ? string_as(r, v->string, false) : *v);
 }
 
 // Comments and tags go, and runs of white space become one blank.
@@ -545,15 +535,15 @@ const struct builtin string_builtins[] = {
     {STR, "casefold", change_case, CASE_FOLD, "", 0},
     {STR, "swapcase", change_case, CASE_SWAP, "", 0},
     {STR, "title", change_case, CASE_TITLE, "", 0},
-    {STR, "isalnum", consists_of, TEXT_ALNUM, "", 0},
-    {STR, "isalpha", consists_of, TEXT_ALPHA, "", 0},
-    {STR, "isascii", consists_of, TEXT_ASCII, "", 0},
-    {STR, "isdecimal", consists_of, TEXT_DECIMAL, "", 0},
-    {STR, "isdigit", consists_of, TEXT_DIGIT, "", 0},
-    {STR, "isnumeric", consists_of, TEXT_NUMERIC, "", 0},
-    {STR, "isprintable", consists_of, TEXT_PRINTABLE, "", 0},
-    {STR, "isspace", consists_of, TEXT_SPACE, "", 0},
-    {STR, "isidentifier", consists_of, TEXT_NAME_PART, "", 0},
+    {STR, "isalnum", consists_of, STR_ALNUM, "", 0},
+    {STR, "isalpha", consists_of, STR_ALPHA, "", 0},
+    {STR, "isascii", consists_of, STR_ASCII, "", 0},
+    {STR, "isdecimal", consists_of, STR_DECIMAL, "", 0},
+    {STR, "isdigit", consists_of, STR_DIGIT, "", 0},
+    {STR, "isnumeric", consists_of, STR_NUMERIC, "", 0},
+    {STR, "isprintable", consists_of, STR_PRINTABLE, "", 0},
+    {STR, "isspace", consists_of, STR_SPACE, "", 0},
+    {STR, "isidentifier", consists_of, STR_NAME_PART, "", 0},
     {STR, "islower", has_case, CASE_LOWER, "", 0},
     {STR, "istitle", has_case, CASE_TITLE, "", 0},
     {STR, "isupper", has_case, CASE_UPPER, "", 0},
@@ -593,9 +583,9 @@ const struct builtin string_builtins[] = {
     {FILTER, "pprint random urlize wordwrap", not_supported, 0, "*", 0},
     {FUNCTION, "lipsum", not_supported, 0, "*", 0},
     {METHOD(V_STRING), "encode maketrans translate", not_supported, 0, "*", 0},
-    {FILTER, "escape e", escape, 0, "", 0},
-    {FILTER, "forceescape", force_escape, 0, "$", 0},
-    {FILTER, "safe", safe, 0, "$", 0},
+    {FILTER, "escape e", mark, ESCAPE, "", 0},
+    {FILTER, "forceescape", mark, FORCE_ESCAPE, "$", 0},
+    {FILTER, "safe", mark, SAFE, "$", 0},
     {FILTER, "striptags", striptags, 0, "$", 0},
     {FILTER, "xmlattr", xmlattr, 0, "autospace", 0},
     {FILTER, "urlencode", urlencode, 0, "", 0},
