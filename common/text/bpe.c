@@ -29,19 +29,13 @@ struct bpe {
     char *where;
 };
 
-struct symbol {
+struct bpe_symbol {
     int32_t id; // -1: merged into the one before
     int32_t prev, next;
 };
-struct candidate {
+struct bpe_candidate {
     int32_t rank, pos; // pos: the left symbol
     int32_t left, right, id;
-};
-struct bpe_scratch {
-    struct symbol *symbols;
-    int n_symbols, cap_symbols;
-    struct candidate *heap;
-    int n_heap, cap_heap;
 };
 
 // ---- loading -----------------------------------------------------------------------------------
@@ -130,11 +124,8 @@ static enum status load_merges(struct bpe *b, const char *where, const json_t *m
     for (size_t rank = 0; rank < n; rank++) {
         const char *half[2];
         size_t len[2];
-        if (!split_merge(json_array_get(merges, rank), half, len)) {
-            st = status_fail(ST_FORMAT, "%s: model.merges[%zu] is not a pair of tokens", where,
-                             rank);
-            break;
-        }
+        if (!split_merge(json_array_get(merges, rank), half, len))
+            FAIL(ST_FORMAT, "%s: model.merges[%zu] is not a pair of tokens", where, rank);
         bytes_clear(&joined);
         bytes_append(&joined, half[0], len[0]);
         bytes_append(&joined, half[1], len[1]);
@@ -142,14 +133,11 @@ static enum status load_merges(struct bpe *b, const char *where, const json_t *m
         int left = token_map_id(&b->vocab, half[0], len[0]);
         int right = token_map_id(&b->vocab, half[1], len[1]);
         int id = token_map_id(&b->vocab, bytes_text(&joined), joined.len);
-        if (left < 0 || right < 0 || id < 0) {
-            st = status_fail(ST_FORMAT, "%s: model.merges[%zu]: \"%s\" is not in model.vocab",
-                             where, rank,
-                             left < 0    ? half[0]
-                             : right < 0 ? half[1]
-                                         : bytes_text(&joined));
-            break;
-        }
+        if (left < 0 || right < 0 || id < 0)
+            FAIL(ST_FORMAT, "%s: model.merges[%zu]: \"%s\" is not in model.vocab", where, rank,
+                 left < 0    ? half[0]
+                 : right < 0 ? half[1]
+                             : bytes_text(&joined));
         uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
         *merge_slot(b, pair) = (struct merge){pair, (int32_t)rank, id}; // the last of equals counts
     }
@@ -206,8 +194,7 @@ enum status bpe_parse(const char *where, const json_t *model, struct bpe **ret)
     CHECK(load_vocab(b, where, model));
     CHECK(load_options(b, where, model));
     CHECK(load_merges(b, where, model));
-    *ret = b;
-    b = NULL;
+    *ret = TAKE_PTR(b);
 out:
     bpe_free(b);
     return st;
@@ -215,17 +202,10 @@ out:
 
 // ---- encoding ----------------------------------------------------------------------------------
 
-struct bpe_scratch *bpe_scratch_new(void)
+void bpe_scratch_release(struct bpe_scratch *s)
 {
-    return calloc(1, sizeof(struct bpe_scratch));
-}
-
-void bpe_scratch_free(struct bpe_scratch *s)
-{
-    if (!s) return;
     free(s->symbols);
     free(s->heap);
-    free(s);
 }
 
 // Room for n symbols; each holds at most one candidate at first and each merge adds two.
@@ -233,14 +213,13 @@ static enum status scratch_reserve(struct bpe_scratch *s, size_t n)
 {
     if ((size_t)s->cap_symbols < n) {
         size_t cap = n < 64 ? 64 : n + n / 2;
-        struct symbol *symbols = realloc(s->symbols, cap * sizeof(*symbols));
+        struct bpe_symbol *symbols = realloc(s->symbols, cap * sizeof(*symbols));
         if (symbols) s->symbols = symbols;
-        struct candidate *heap = realloc(s->heap, 3 * cap * sizeof(*heap));
+        struct bpe_candidate *heap = realloc(s->heap, 3 * cap * sizeof(*heap));
         if (heap) s->heap = heap;
         if (!symbols || !heap)
             return status_fail(ST_NO_MEMORY, "out of memory for a word of %zu bytes", n);
         s->cap_symbols = (int)cap;
-        s->cap_heap = (int)(3 * cap);
     }
     s->n_symbols = s->n_heap = 0;
     return ST_OK;
@@ -249,16 +228,16 @@ static enum status scratch_reserve(struct bpe_scratch *s, size_t n)
 static void add_symbol(struct bpe_scratch *s, int id)
 {
     int i = s->n_symbols++;
-    s->symbols[i] = (struct symbol){id, i - 1, i + 1};
+    s->symbols[i] = (struct bpe_symbol){id, i - 1, i + 1};
 }
 
 // Does `a` come before `b`?
-static bool before(const struct candidate *a, const struct candidate *b)
+static bool before(const struct bpe_candidate *a, const struct bpe_candidate *b)
 {
     return a->rank != b->rank ? a->rank < b->rank : a->pos < b->pos;
 }
 
-static void heap_push(struct bpe_scratch *s, struct candidate c)
+static void heap_push(struct bpe_scratch *s, struct bpe_candidate c)
 {
     int i = s->n_heap++;
     while (i > 0 && before(&c, &s->heap[(i - 1) / 2])) {
@@ -268,9 +247,9 @@ static void heap_push(struct bpe_scratch *s, struct candidate c)
     s->heap[i] = c;
 }
 
-static struct candidate heap_pop(struct bpe_scratch *s)
+static struct bpe_candidate heap_pop(struct bpe_scratch *s)
 {
-    struct candidate top = s->heap[0], last = s->heap[--s->n_heap];
+    struct bpe_candidate top = s->heap[0], last = s->heap[--s->n_heap];
     int i = 0;
     for (int child; (child = 2 * i + 1) < s->n_heap; i = child) {
         if (child + 1 < s->n_heap && before(&s->heap[child + 1], &s->heap[child])) child++;
@@ -287,15 +266,15 @@ static void consider(const struct bpe *b, struct bpe_scratch *s, int pos)
     if (next >= s->n_symbols) return;
     int32_t left = s->symbols[pos].id, right = s->symbols[next].id;
     const struct merge *m = merge_slot(b, (uint64_t)(uint32_t)left << 32 | (uint32_t)right);
-    if (m->rank >= 0) heap_push(s, (struct candidate){m->rank, pos, left, right, m->id});
+    if (m->rank >= 0) heap_push(s, (struct bpe_candidate){m->rank, pos, left, right, m->id});
 }
 
 static void merge_all(const struct bpe *b, struct bpe_scratch *s)
 {
-    struct symbol *sym = s->symbols;
+    struct bpe_symbol *sym = s->symbols;
     for (int i = 0; i + 1 < s->n_symbols; i++) consider(b, s, i);
     while (s->n_heap > 0) {
-        struct candidate c = heap_pop(s);
+        struct bpe_candidate c = heap_pop(s);
         int next = sym[c.pos].next;
         if (sym[c.pos].id != c.left || next >= s->n_symbols || sym[next].id != c.right) continue;
         sym[c.pos].id = c.id;

@@ -244,8 +244,7 @@ enum status chat_template_find(const char *folder, const struct chat_template_ch
     CHECK(read_templates(t, folder, choice, config_path, config));
     CHECK(add_tokens(t->special_tokens, config));
     CHECK(add_tokens(t->special_tokens, map));
-    *ret = t;
-    t = NULL;
+    *ret = TAKE_PTR(t);
 out:
     json_decref(config);
     json_decref(map);
@@ -264,8 +263,7 @@ enum status chat_template_parse(const char *where, const char *text, size_t len,
     CHECK(choose(t, where, NULL));
     CHECK(add_tokens(t->special_tokens, special_tokens));
     CHECK(set_source(t, where));
-    *ret = t;
-    t = NULL;
+    *ret = TAKE_PTR(t);
 out:
     chat_template_free(t);
     return st;

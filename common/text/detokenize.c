@@ -15,128 +15,76 @@
 
 #define REPLACEMENT_CHARACTER "\xef\xbf\xbd"
 
-enum decoder_kind { DECODER_NONE, DECODER_BYTE_LEVEL, DECODER_CHAIN };
-
-struct decoder {
-    enum decoder_kind kind;
-    struct replacement *replacements; // CHAIN, in order
-    size_t n_replacements;
-    bool drop_in_first;       // the first token loses its matches instead (Metaspace)
-    bool byte_fallback, fuse; // CHAIN
-    char strip[5];            // CHAIN: the character taken off the front, "" for none
-    int strip_left;           // at most so many
-};
+// As they may follow each other.
+enum { BYTE_LEVEL, METASPACE, REPLACE, BYTE_FALLBACK, FUSE, STRIP };
 
 // ---- loading -----------------------------------------------------------------------------------
 
-void decoder_free(struct decoder *d)
+static enum status parse_strip(const char *where, const char *name, struct step *s)
 {
-    if (!d) return;
-    for (size_t i = 0; i < d->n_replacements; i++) replacement_release(&d->replacements[i]);
-    free(d->replacements);
-    free(d);
-}
-
-// The next replacement, yet to be filled.
-static enum status add_replacement(struct decoder *d, const char *where, struct replacement **ret)
-{
-    struct replacement *items = array_room(d->replacements, d->n_replacements, sizeof(*items));
-    if (!items) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    d->replacements = items;
-    *ret = &items[d->n_replacements++];
-    **ret = (struct replacement){NULL, BYTES_INIT};
-    return ST_OK;
-}
-
-static enum status parse_replace(const char *where, const json_t *section, struct decoder *d)
-{
-    struct replacement *r;
-    enum status st = add_replacement(d, where, &r);
-    return st == ST_OK ? replacement_parse(where, "decoder", section, r) : st;
-}
-
-static enum status parse_metaspace(const char *where, const json_t *section, struct decoder *d)
-{
-    char text[5];
-    enum prepend_scheme scheme;
-    struct replacement *r;
-    enum status st;
-    CHECK(section_metaspace(where, "decoder", section, text, &scheme));
-    CHECK(add_replacement(d, where, &r));
-    bytes_puts(&r->with, " ");
-    CHECK(bytes_status(&r->with));
-    d->drop_in_first = scheme != PREPEND_NEVER;
-    st = pattern_new(where, "decoder.replacement", text, strlen(text), true, &r->pattern);
-out:
-    return st;
-}
-
-static enum status parse_strip(const char *where, const json_t *section, struct decoder *d)
-{
-    const char *content = " ";
     int stop = 0;
     enum status st;
-    CHECK(json_get_string(where, section, "content", &content));
-    CHECK(json_get_int32(where, section, "start", 0, 1 << 20, &d->strip_left));
-    CHECK(json_get_int32(where, section, "stop", 0, 1 << 20, &stop));
+    CHECK(json_get_int32(where, s->json, "start", 0, 1 << 20, &s->count));
+    CHECK(json_get_int32(where, s->json, "stop", 0, 1 << 20, &stop));
     if (stop != 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "%s: decoder.stop %d of Strip is not supported, only 0 is", where, stop);
-    st = section_character(where, "decoder.content", content, d->strip);
+        FAIL(ST_UNSUPPORTED, "%s: %s.stop %d of Strip is not supported, only 0 is", where, name,
+             stop);
+    st = step_parse_character(where, name, "content", " ", s);
 out:
     return st;
 }
 
-static enum status parse_step(void *context, const char *where, const char *name,
-                              const json_t *section)
+static const struct step_type types[] = {
+    {"ByteLevel", BYTE_LEVEL, 0, NULL},
+    {"Metaspace", METASPACE, 0, step_parse_metaspace},
+    {"Replace", REPLACE, 0, step_parse_replace},
+    {"ByteFallback", BYTE_FALLBACK, 0, NULL},
+    {"Fuse", FUSE, 0, NULL},
+    {"Strip", STRIP, 0, parse_strip},
+    {NULL, 0, 0, NULL},
+};
+
+enum status decoder_parse(const char *where, const json_t *section, struct step_list *ret)
 {
-    struct decoder *d = context;
-    bool byte_level = strcmp(name, "ByteLevel") == 0;
-    bool empty = d->kind == DECODER_NONE;
-    d->kind = byte_level ? DECODER_BYTE_LEVEL : DECODER_CHAIN;
-    // Steps have a fixed order here; each comes only before those that follow it in the chain.
-    if (byte_level && empty) return ST_OK;
-    if (strcmp(name, "Replace") == 0 && !d->byte_fallback && !d->fuse)
-        return parse_replace(where, section, d);
-    if (strcmp(name, "Metaspace") == 0 && empty) return parse_metaspace(where, section, d);
-    if (strcmp(name, "ByteFallback") == 0 && !d->fuse) {
-        d->byte_fallback = true;
-        return ST_OK;
+    int most = -1; // of the kinds before
+    enum status st;
+    CHECK(step_list_parse(where, "decoder", "decoders", section, types, ret));
+    // steps have a fixed order here; each comes only before those that follow it in the chain
+    for (size_t i = 0; i < ret->n; i++) {
+        const struct step_type *type = ret->items[i].type;
+        const bool first = i == 0 && type->kind != STRIP,
+                   later = most > BYTE_LEVEL && type->kind > METASPACE &&
+                           (type->kind == STRIP ? most == FUSE
+                                                : type->kind == FUSE || type->kind >= most);
+        if (!first && !later)
+            FAIL(ST_UNSUPPORTED, "%s: decoder.type \"%s\" is not supported%s", where, type->name,
+                 i == 0 ? "" : " at this place of the sequence");
+        if (type->kind > most) most = type->kind;
     }
-    if (strcmp(name, "Fuse") == 0) {
-        d->fuse = true;
-        return ST_OK;
-    }
-    if (strcmp(name, "Strip") == 0 && d->fuse && d->strip_left == 0)
-        return parse_strip(where, section, d);
-    return status_fail(ST_UNSUPPORTED, "%s: decoder.type \"%s\" is not supported%s", where, name,
-                       empty ? "" : " at this place of the sequence");
+out:
+    return st;
 }
 
-enum status decoder_parse(const char *where, const json_t *section, struct decoder **ret)
+static const struct step *find(const struct step_list *d, int kind)
 {
-    struct decoder *d = calloc(1, sizeof(*d));
-    if (!d) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    enum status st = section_each(where, "decoder", "decoders", section, parse_step, d);
-    if (st != ST_OK)
-        decoder_free(d);
-    else
-        *ret = d;
-    return st;
+    for (size_t i = 0; i < d->n; i++)
+        if (d->items[i].type->kind == kind) return &d->items[i];
+    return NULL;
 }
 
 // ---- decoding ----------------------------------------------------------------------------------
 
-void decoding_reset(const struct decoder *d, struct decoding *state)
+void decoding_reset(const struct step_list *d, struct decoding *state)
 {
     bytes_clear(&state->pending);
     state->started = false;
-    state->strip_left = d->strip_left;
+    const struct step *strip = find(d, STRIP);
+    state->strip_left = strip ? strip->count : 0;
 }
 
-bool decoding_is_inside(const struct decoder *d, const struct decoding *state)
+bool decoding_is_inside(const struct step_list *d, const struct decoding *state)
 {
-    return d->kind == DECODER_BYTE_LEVEL || (state->started && state->strip_left == 0);
+    return find(d, BYTE_LEVEL) || (state->started && state->strip_left == 0);
 }
 
 void decoding_set_inside(struct decoding *state)
@@ -146,12 +94,13 @@ void decoding_set_inside(struct decoding *state)
 }
 
 // Gives out text, less the characters still to be stripped off the front.
-static void emit(const struct decoder *d, struct decoding *state, const char *text, size_t len,
+static void emit(const struct step_list *d, struct decoding *state, const char *text, size_t len,
                  struct bytes *ret)
 {
-    size_t n = strlen(d->strip);
+    const struct step *strip = find(d, STRIP);
+    size_t n = strip ? strlen(strip->character) : 0;
     while (state->strip_left > 0 && len > 0) {
-        if (len < n || memcmp(text, d->strip, n) != 0) {
+        if (len < n || memcmp(text, strip->character, n) != 0) {
             state->strip_left = 0;
             break;
         }
@@ -204,7 +153,7 @@ static void put_byte_level(const char *token, size_t len, struct bytes *ret)
     }
 }
 
-static void end_byte_run(const struct decoder *d, struct decoding *state, struct bytes *ret)
+static void end_byte_run(const struct step_list *d, struct decoding *state, struct bytes *ret)
 {
     const char *data = bytes_text(&state->pending);
     size_t len = state->pending.len;
@@ -222,15 +171,19 @@ static int byte_of_token(const char *token, size_t len) // "<0xNN>", -1 for any 
     return is ? (int)strtol(token + 3, NULL, 16) : -1;
 }
 
-static enum status push_chain(const struct decoder *d, struct decoding *state, const char *token,
+static enum status push_chain(const struct step_list *d, struct decoding *state, const char *token,
                               size_t len, struct bytes *ret)
 {
     struct bytes text = BYTES_INIT, other = BYTES_INIT;
     enum status st = ST_OK;
     bytes_append(&text, token, len);
-    for (size_t i = 0; i < d->n_replacements; i++) {
-        const struct replacement *r = &d->replacements[i];
-        size_t with_len = d->drop_in_first && !state->started ? 0 : r->with.len;
+    for (size_t i = 0; i < d->n; i++) {
+        const struct step *r = &d->items[i];
+        if (!r->pattern) continue;
+        // a Metaspace's space in front was put there
+        const bool dropped =
+            r->type->kind == METASPACE && r->scheme != PREPEND_NEVER && !state->started;
+        size_t with_len = dropped ? 0 : r->with.len;
         bytes_clear(&other);
         CHECK(pattern_replace(r->pattern, bytes_text(&text), text.len, bytes_text(&r->with),
                               with_len, &other));
@@ -238,7 +191,7 @@ static enum status push_chain(const struct decoder *d, struct decoding *state, c
         text = other;
         other = swap;
     }
-    int byte = d->byte_fallback ? byte_of_token(bytes_text(&text), text.len) : -1;
+    int byte = find(d, BYTE_FALLBACK) ? byte_of_token(bytes_text(&text), text.len) : -1;
     if (byte >= 0) {
         char c = (char)byte;
         bytes_append(&state->pending, &c, 1);
@@ -253,50 +206,46 @@ out:
     return st;
 }
 
-enum status decoding_push(const struct decoder *d, struct decoding *state, const char *token,
+enum status decoding_push(const struct step_list *d, struct decoding *state, const char *token,
                           size_t len, struct bytes *ret)
 {
     enum status st = ST_OK;
-    switch (d->kind) {
-    case DECODER_NONE:
+    if (d->n == 0) {
         if (state->started) bytes_puts(ret, " ");
         bytes_append(ret, token, len);
-        break;
-    case DECODER_BYTE_LEVEL:
+    } else if (find(d, BYTE_LEVEL)) {
         put_byte_level(token, len, &state->pending);
         drain_bytes(state, false, ret);
-        break;
-    case DECODER_CHAIN:
+    } else {
         st = push_chain(d, state, token, len, ret);
-        break;
     }
     state->started = true;
     if (st == ST_OK) st = bytes_status(&state->pending);
     return st == ST_OK ? bytes_status(ret) : st;
 }
 
-enum status decoding_bytes(const struct decoder *d, const char *token, size_t len,
+enum status decoding_bytes(const struct step_list *d, const char *token, size_t len,
                            struct bytes *ret)
 {
     struct decoding state = {.pending = BYTES_INIT};
     enum status st = ST_OK;
     decoding_set_inside(&state);
-    if (d->kind == DECODER_BYTE_LEVEL)
-        put_byte_level(token, len, ret);
-    else if (d->kind == DECODER_CHAIN)
-        st = push_chain(d, &state, token, len, ret);
-    else
+    if (d->n == 0)
         bytes_append(ret, token, len);
+    else if (find(d, BYTE_LEVEL))
+        put_byte_level(token, len, ret);
+    else
+        st = push_chain(d, &state, token, len, ret);
     bytes_append(ret, bytes_text(&state.pending), state.pending.len); // a byte token's
     bytes_release(&state.pending);
     return st == ST_OK ? bytes_status(ret) : st;
 }
 
-enum status decoding_flush(const struct decoder *d, struct decoding *state, struct bytes *ret)
+enum status decoding_flush(const struct step_list *d, struct decoding *state, struct bytes *ret)
 {
-    if (d->kind == DECODER_BYTE_LEVEL)
+    if (find(d, BYTE_LEVEL))
         drain_bytes(state, true, ret);
-    else if (d->kind == DECODER_CHAIN && state->pending.len > 0)
+    else if (state->pending.len > 0)
         end_byte_run(d, state, ret);
     decoding_reset(d, state);
     return bytes_status(ret);

@@ -5,94 +5,42 @@
 #include "common/text/tokenizer_parts.h"
 #include "common/base/unicode.h"
 #include <stdlib.h>
-#include <string.h>
 #include <utf8proc.h>
 
-enum step_kind { STEP_FORM, STEP_LOWERCASE, STEP_PREPEND, STEP_REPLACE, STEP_STRIP };
+enum { FORM, LOWERCASE, PREPEND, REPLACE, STRIP };
 
-struct step {
-    enum step_kind kind;
-    utf8proc_option_t form;     // STEP_FORM
-    struct replacement replace; // STEP_REPLACE; what a STEP_PREPEND prepends is `with`
-    bool left, right;           // STEP_STRIP
+static enum status parse_prepend(const char *where, const char *name, struct step *s)
+{
+    const json_t *text = json_object_get(s->json, "prepend");
+    if (!json_is_string(text))
+        return status_fail(ST_FORMAT, "%s: %s.prepend is not a string", where, name);
+    bytes_append(&s->with, json_string_value(text), json_string_length(text));
+    return bytes_status(&s->with);
+}
+
+static enum status parse_strip(const char *where, const char *name, struct step *s)
+{
+    (void)name;
+    s->left = s->right = true;
+    enum status st = json_get_bool(where, s->json, "strip_left", &s->left);
+    return st == ST_OK ? json_get_bool(where, s->json, "strip_right", &s->right) : st;
+}
+
+static const struct step_type types[] = {
+    {"NFC", FORM, UTF8PROC_STABLE | UTF8PROC_COMPOSE, NULL},
+    {"NFD", FORM, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE, NULL},
+    {"NFKC", FORM, UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT, NULL},
+    {"NFKD", FORM, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, NULL},
+    {"Lowercase", LOWERCASE, 0, NULL},
+    {"Prepend", PREPEND, 0, parse_prepend},
+    {"Replace", REPLACE, 0, step_parse_replace},
+    {"Strip", STRIP, 0, parse_strip},
+    {NULL, 0, 0, NULL},
 };
 
-struct normalizer {
-    struct step *steps;
-    size_t n;
-    bool prepend_once;
-};
-
-void normalizer_free(struct normalizer *n)
+enum status normalizer_parse(const char *where, const json_t *section, struct step_list *ret)
 {
-    if (!n) return;
-    for (size_t i = 0; i < n->n; i++) replacement_release(&n->steps[i].replace);
-    free(n->steps);
-    free(n);
-}
-
-static enum status parse_step(void *context, const char *where, const char *type,
-                              const json_t *section)
-{
-    static const struct {
-        const char *type;
-        enum step_kind kind;
-        utf8proc_option_t form;
-    } kinds[] = {
-        {"NFC", STEP_FORM, UTF8PROC_STABLE | UTF8PROC_COMPOSE},
-        {"NFD", STEP_FORM, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE},
-        {"NFKC", STEP_FORM, UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
-        {"NFKD", STEP_FORM, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT},
-        {"Lowercase", STEP_LOWERCASE, 0},
-        {"Prepend", STEP_PREPEND, 0},
-        {"Replace", STEP_REPLACE, 0},
-        {"Strip", STEP_STRIP, 0},
-    };
-    struct normalizer *n = context;
-    const size_t n_kinds = sizeof(kinds) / sizeof(kinds[0]);
-    size_t i = 0;
-    while (i < n_kinds && strcmp(type, kinds[i].type) != 0) i++;
-    if (i == n_kinds)
-        return status_fail(ST_UNSUPPORTED, "%s: normalizer.type \"%s\" is not supported", where,
-                           type);
-    struct step *steps = array_room(n->steps, n->n, sizeof(*steps));
-    if (!steps) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    n->steps = steps;
-    struct step *step = &steps[n->n++];
-    *step = (struct step){kinds[i].kind, kinds[i].form, {NULL, BYTES_INIT}, true, true};
-    enum status st = ST_OK;
-    if (step->kind == STEP_PREPEND) {
-        const json_t *text = json_object_get(section, "prepend");
-        if (!json_is_string(text))
-            return status_fail(ST_FORMAT, "%s: normalizer.prepend is not a string", where);
-        bytes_append(&step->replace.with, json_string_value(text), json_string_length(text));
-        CHECK(bytes_status(&step->replace.with));
-    }
-    if (step->kind == STEP_REPLACE)
-        CHECK(replacement_parse(where, "normalizer", section, &step->replace));
-    if (step->kind == STEP_STRIP) {
-        CHECK(json_get_bool(where, section, "strip_left", &step->left));
-        CHECK(json_get_bool(where, section, "strip_right", &step->right));
-    }
-out:
-    return st;
-}
-
-enum status normalizer_parse(const char *where, const json_t *section, struct normalizer **ret)
-{
-    struct normalizer *n = calloc(1, sizeof(*n));
-    if (!n) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    enum status st = section_each(where, "normalizer", "normalizers", section, parse_step, n);
-    if (st != ST_OK)
-        normalizer_free(n);
-    else
-        *ret = n;
-    return st;
-}
-
-void normalizer_prepend_once(struct normalizer *n)
-{
-    n->prepend_once = true;
+    return step_list_parse(where, "normalizer", "normalizers", section, types, ret);
 }
 
 static bool is_ascii(const char *text, size_t len)
@@ -110,8 +58,8 @@ static enum status put_form(const struct step *step, const char *text, size_t le
         return bytes_status(ret);
     }
     utf8proc_uint8_t *out = NULL;
-    utf8proc_ssize_t n =
-        utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)len, &out, step->form);
+    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)len, &out,
+                                      (utf8proc_option_t)step->type->form);
     if (n < 0)
         return status_fail(n == UTF8PROC_ERROR_NOMEM ? ST_NO_MEMORY : ST_INVALID,
                            "text cannot be normalized: %s", utf8proc_errmsg(n));
@@ -152,8 +100,8 @@ static enum status apply_lowercase(const char *text, size_t len, struct bytes *r
 static enum status apply_strip(const struct step *step, const char *text, size_t len,
                                struct bytes *ret)
 {
-    size_t start = step->left ? unicode_skip(text, 0, len, unicode_is_space) : 0;
-    size_t end = step->right ? unicode_skip_back(text, start, len, unicode_is_space) : len;
+    size_t start = step->left ? unicode_skip(text, 0, len, UNICODE_SPACE) : 0;
+    size_t end = step->right ? unicode_skip_back(text, start, len, UNICODE_SPACE) : len;
     bytes_append(ret, text + start, end - start);
     return bytes_status(ret);
 }
@@ -161,27 +109,26 @@ static enum status apply_strip(const struct step *step, const char *text, size_t
 static enum status apply_step(const struct step *step, const char *text, size_t len, bool prepend,
                               struct bytes *ret)
 {
-    switch (step->kind) {
-    case STEP_FORM:
+    switch (step->type->kind) {
+    case FORM:
         return apply_form(step, text, len, ret);
-    case STEP_LOWERCASE:
+    case LOWERCASE:
         return apply_lowercase(text, len, ret);
-    case STEP_STRIP:
+    case STRIP:
         return apply_strip(step, text, len, ret);
-    case STEP_REPLACE:
-        return pattern_replace(step->replace.pattern, text, len, bytes_text(&step->replace.with),
-                               step->replace.with.len, ret);
-    case STEP_PREPEND:
-        if (len > 0 && prepend)
-            bytes_append(ret, bytes_text(&step->replace.with), step->replace.with.len);
+    case REPLACE:
+        return pattern_replace(step->pattern, text, len, bytes_text(&step->with), step->with.len,
+                               ret);
+    case PREPEND:
+        if (len > 0 && prepend) bytes_append(ret, bytes_text(&step->with), step->with.len);
         bytes_append(ret, text, len);
         break;
     }
     return bytes_status(ret);
 }
 
-enum status normalizer_apply(const struct normalizer *n, const char *text, size_t len,
-                             bool at_start, struct bytes *ret)
+enum status normalizer_apply(const struct step_list *n, const char *text, size_t len, bool prepend,
+                             struct bytes *ret)
 {
     struct bytes other = BYTES_INIT;
     enum status st = ST_OK;
@@ -196,7 +143,7 @@ enum status normalizer_apply(const struct normalizer *n, const char *text, size_
             text = bytes_text(&other);
             len = other.len;
         }
-        CHECK(apply_step(&n->steps[i], text, len, at_start || !n->prepend_once, ret));
+        CHECK(apply_step(&n->items[i], text, len, prepend, ret));
     }
     st = bytes_status(ret);
 out:

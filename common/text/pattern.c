@@ -4,8 +4,7 @@
  * PCRE2 runs them. translate() rewrites the few constructs that mean something else there:
  * \s, \S and \w (other character sets), \h, (?m), \uHHHH, and it refuses what PCRE2 would silently
  * read in another way (sets within sets, && in a set). The result is compiled once, with JIT;
- * matching allocates its own match data, so that any thread may use a pattern. Here too: the lists
- * of pieces that a text is cut into. */
+ * matching allocates its own match data, so that any thread may use a pattern. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer_parts.h"
 #include <stdlib.h>
@@ -150,8 +149,7 @@ enum status pattern_new(const char *where, const char *field, const char *text, 
              (const char *)words);
     }
     pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); // without JIT the interpreter does the same
-    *ret = p;
-    p = NULL;
+    *ret = TAKE_PTR(p);
 out:
     pattern_free(p);
     bytes_release(&t.out);
@@ -229,48 +227,4 @@ enum status pattern_replace(const struct pattern *p, const char *text, size_t le
     }
     piece_list_release(&pieces);
     return st == ST_OK ? bytes_status(ret) : st;
-}
-
-// ---- replacements -------------------------------------------------------------------------------
-
-enum status replacement_parse(const char *where, const char *name, const json_t *section,
-                              struct replacement *ret)
-{
-    const json_t *with = json_object_get(section, "content");
-    char field[80];
-    if (!json_is_string(with))
-        return status_fail(ST_FORMAT, "%s: %s.content is not a string", where, name);
-    bytes_append(&ret->with, json_string_value(with), json_string_length(with));
-    snprintf(field, sizeof(field), "%s.pattern", name);
-    enum status st = bytes_status(&ret->with);
-    return st != ST_OK
-               ? st
-               : pattern_parse(where, field, json_object_get(section, "pattern"), &ret->pattern);
-}
-
-void replacement_release(struct replacement *r)
-{
-    pattern_free(r->pattern);
-    bytes_release(&r->with);
-}
-
-// ---- pieces -------------------------------------------------------------------------------------
-
-void piece_list_release(struct piece_list *list)
-{
-    free(list->items);
-    *list = (struct piece_list){0};
-}
-
-enum status piece_list_push(struct piece_list *list, size_t start, size_t len, int id)
-{
-    if (list->n == list->cap) {
-        size_t cap = list->cap ? 2 * list->cap : 64;
-        struct text_piece *items = realloc(list->items, cap * sizeof(*items));
-        if (!items) return status_fail(ST_NO_MEMORY, "out of memory for pieces of text");
-        list->items = items;
-        list->cap = cap;
-    }
-    list->items[list->n++] = (struct text_piece){start, len, id};
-    return ST_OK;
 }

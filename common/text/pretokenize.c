@@ -1,35 +1,18 @@
-/* pretokenize.c: a flat list of stages; each takes the words of the one before and gives more,
- * smaller ones. The semantics are those of the tokenizers library: a stage sees one word at a time,
- * so that an expression's look-ahead ends with its word. */
+/* pretokenize.c: each step takes the words of the one before and gives more, smaller ones. The
+ * semantics are those of the tokenizers library: a step sees one word at a time, so that an
+ * expression's look-ahead ends with its word. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/base/names.h"
 #include "common/text/tokenizer_parts.h"
 #include "common/base/unicode.h"
-#include <stdlib.h>
 #include <string.h>
 
 #define GPT2_EXPRESSION                                                                            \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-enum stage_kind { STAGE_SPLIT, STAGE_DIGITS, STAGE_BYTE_LEVEL, STAGE_METASPACE };
+enum { SPLIT, DIGITS, BYTE_LEVEL, METASPACE };
 enum behavior { REMOVED, ISOLATED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTIGUOUS };
-
-struct stage {
-    enum stage_kind kind;
-    struct pattern *pattern;    // SPLIT; BYTE_LEVEL with use_regex; METASPACE: its replacement
-    enum behavior behavior;     // SPLIT, DIGITS
-    bool invert;                // SPLIT: what does not match counts as the match
-    bool prefix_space;          // BYTE_LEVEL
-    enum prepend_scheme scheme; // METASPACE
-    bool split;                 // METASPACE: cut before each replacement
-    char replacement[5];        // METASPACE
-};
-
-struct pretokenizer {
-    struct stage *stages;
-    size_t n;
-};
 
 // Words while they are made: pieces of `text`; a piece's id is 1 where it is the start of the
 // input.
@@ -70,15 +53,7 @@ int byte_level_byte(uint32_t c)
 
 // ---- loading -----------------------------------------------------------------------------------
 
-void pretokenizer_free(struct pretokenizer *p)
-{
-    if (!p) return;
-    for (size_t i = 0; i < p->n; i++) pattern_free(p->stages[i].pattern);
-    free(p->stages);
-    free(p);
-}
-
-static enum status parse_split(const char *where, const json_t *section, struct stage *s)
+static enum status parse_split(const char *where, const char *name, struct step *s)
 {
     static const char *const behaviors[] = {[REMOVED] = "Removed",
                                             [ISOLATED] = "Isolated",
@@ -86,92 +61,52 @@ static enum status parse_split(const char *where, const json_t *section, struct 
                                             [MERGED_WITH_NEXT] = "MergedWithNext",
                                             [CONTIGUOUS] = "Contiguous",
                                             NULL};
-    const char *name = "";
+    const char *behavior = "";
     enum status st;
-    s->kind = STAGE_SPLIT;
-    CHECK(pattern_parse(where, "pre_tokenizer.pattern", json_object_get(section, "pattern"),
+    CHECK(pattern_parse(where, "pre_tokenizer.pattern", json_object_get(s->json, "pattern"),
                         &s->pattern));
-    CHECK(json_get_bool(where, section, "invert", &s->invert));
-    CHECK(json_get_string(where, section, "behavior", &name));
-    int behavior = name_find(behaviors, name);
-    if (behavior < 0)
-        return status_fail(ST_UNSUPPORTED, "%s: pre_tokenizer.behavior \"%s\" is not supported",
-                           where, name);
-    s->behavior = (enum behavior)behavior;
+    CHECK(json_get_bool(where, s->json, "invert", &s->invert));
+    CHECK(json_get_string(where, s->json, "behavior", &behavior));
+    s->behavior = name_find(behaviors, behavior);
+    if (s->behavior < 0)
+        FAIL(ST_UNSUPPORTED, "%s: %s.behavior \"%s\" is not supported", where, name, behavior);
 out:
     return st;
 }
 
-static enum status parse_metaspace(const char *where, const json_t *section, struct stage *s)
-{
-    enum status st;
-    s->kind = STAGE_METASPACE;
-    s->split = true;
-    CHECK(json_get_bool(where, section, "split", &s->split));
-    CHECK(section_metaspace(where, "pre_tokenizer", section, s->replacement, &s->scheme));
-    st = pattern_new(where, "pre_tokenizer.replacement", s->replacement, strlen(s->replacement),
-                     true, &s->pattern);
-out:
-    return st;
-}
-
-static enum status parse_byte_level(const char *where, const json_t *section, struct stage *s)
+static enum status parse_byte_level(const char *where, const char *name, struct step *s)
 {
     bool use_regex = true;
     enum status st;
-    s->kind = STAGE_BYTE_LEVEL;
     s->prefix_space = true;
-    CHECK(json_get_bool(where, section, "add_prefix_space", &s->prefix_space));
-    CHECK(json_get_bool(where, section, "use_regex", &use_regex));
+    CHECK(json_get_bool(where, s->json, "add_prefix_space", &s->prefix_space));
+    CHECK(json_get_bool(where, s->json, "use_regex", &use_regex));
     if (use_regex)
-        st = pattern_new(where, "pre_tokenizer", GPT2_EXPRESSION, strlen(GPT2_EXPRESSION), false,
-                         &s->pattern);
+        st = pattern_new(where, name, GPT2_EXPRESSION, strlen(GPT2_EXPRESSION), false, &s->pattern);
 out:
     return st;
 }
 
-static enum status parse_digits(const char *where, const json_t *section, struct stage *s)
+static enum status parse_digits(const char *where, const char *name, struct step *s)
 {
     bool individual = false;
-    enum status st = json_get_bool(where, section, "individual_digits", &individual);
-    s->kind = STAGE_DIGITS;
+    enum status st = json_get_bool(where, s->json, "individual_digits", &individual);
+    (void)name;
     s->behavior = individual ? ISOLATED : CONTIGUOUS;
     return st;
 }
 
-static enum status parse_stage(void *context, const char *where, const char *type,
-                               const json_t *section)
-{
-    static const struct {
-        const char *type;
-        enum status (*parse)(const char *where, const json_t *section, struct stage *s);
-    } kinds[] = {{"Split", parse_split},
-                 {"ByteLevel", parse_byte_level},
-                 {"Metaspace", parse_metaspace},
-                 {"Digits", parse_digits}};
-    struct pretokenizer *p = context;
-    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-        if (strcmp(type, kinds[i].type) != 0) continue;
-        struct stage *stages = array_room(p->stages, p->n, sizeof(*stages));
-        if (!stages) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-        p->stages = stages;
-        stages[p->n] = (struct stage){.behavior = ISOLATED};
-        return kinds[i].parse(where, section, &stages[p->n++]);
-    }
-    return status_fail(ST_UNSUPPORTED, "%s: pre_tokenizer.type \"%s\" is not supported", where,
-                       type);
-}
+static const struct step_type types[] = {
+    {"Split", SPLIT, 0, parse_split},
+    {"ByteLevel", BYTE_LEVEL, 0, parse_byte_level},
+    {"Metaspace", METASPACE, 0, step_parse_metaspace},
+    {"Digits", DIGITS, 0, parse_digits},
+    {NULL, 0, 0, NULL},
+};
 
-enum status pretokenizer_parse(const char *where, const json_t *section, struct pretokenizer **ret)
+enum status pretokenizer_parse(const char *where, const json_t *section, struct step_list *ret)
 {
-    struct pretokenizer *p = calloc(1, sizeof(*p));
-    if (!p) return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
-    enum status st = section_each(where, "pre_tokenizer", "pretokenizers", section, parse_stage, p);
-    if (st != ST_OK)
-        pretokenizer_free(p);
-    else
-        *ret = p;
-    return st;
+    return step_list_parse(where, "pre_tokenizer", "pretokenizers", section, types, ret);
 }
 
 // ---- splitting ---------------------------------------------------------------------------------
@@ -246,7 +181,7 @@ static enum status cut_digits(const char *text, size_t len, struct piece_list *p
     enum status st = ST_OK;
     pieces->n = 0;
     for (size_t start = 0, at = 0; st == ST_OK && at < len; start = at) {
-        bool digit = unicode_is_numeric(utf8_next(text, len, &at));
+        bool digit = unicode_is(utf8_next(text, len, &at), STR_NUMERIC);
         if (!digit && pieces->n > 0 && !pieces->items[pieces->n - 1].id)
             pieces->items[pieces->n - 1].len += at - start;
         else
@@ -256,7 +191,7 @@ static enum status cut_digits(const char *text, size_t len, struct piece_list *p
 }
 
 // Cuts a word (with the expression, if there is one), and writes each part in the alphabet.
-static enum status byte_level(const struct stage *s, const char *text, size_t len, bool at_start,
+static enum status byte_level(const struct step *s, const char *text, size_t len, bool at_start,
                               struct piece_list *pieces, struct bytes *work, struct words *out)
 {
     if (s->prefix_space && text[0] != ' ') {
@@ -285,16 +220,16 @@ static enum status byte_level(const struct stage *s, const char *text, size_t le
 }
 
 // Spaces become the replacement character; one is put in front unless the word starts with it.
-static enum status metaspace(const struct stage *s, const char *text, size_t len, bool at_start,
+static enum status metaspace(const struct step *s, const char *text, size_t len, bool at_start,
                              struct piece_list *pieces, struct bytes *work, struct words *out)
 {
-    size_t mark = strlen(s->replacement);
-    bool starts = text[0] == ' ' || (len >= mark && memcmp(text, s->replacement, mark) == 0);
+    size_t mark = strlen(s->character);
+    bool starts = text[0] == ' ' || (len >= mark && memcmp(text, s->character, mark) == 0);
     bytes_clear(work);
     if (!starts && (s->scheme == PREPEND_ALWAYS || (s->scheme == PREPEND_FIRST && at_start)))
-        bytes_puts(work, s->replacement);
+        bytes_puts(work, s->character);
     for (size_t i = 0; i < len; i++)
-        bytes_append(work, text[i] == ' ' ? s->replacement : text + i, text[i] == ' ' ? mark : 1);
+        bytes_append(work, text[i] == ' ' ? s->character : text + i, text[i] == ' ' ? mark : 1);
     enum status st = bytes_status(work);
     if (st == ST_OK) st = cut(s->split ? s->pattern : NULL, bytes_text(work), work->len, pieces);
     return st == ST_OK
@@ -302,7 +237,7 @@ static enum status metaspace(const struct stage *s, const char *text, size_t len
                : st;
 }
 
-static enum status apply_stage(const struct stage *s, const struct words *in, struct words *out)
+static enum status apply_step(const struct step *s, const struct words *in, struct words *out)
 {
     struct piece_list pieces = {0};
     struct bytes work = BYTES_INIT;
@@ -310,14 +245,16 @@ static enum status apply_stage(const struct stage *s, const struct words *in, st
     for (size_t i = 0; st == ST_OK && i < in->list.n; i++) {
         const struct text_piece *word = &in->list.items[i];
         const char *text = in->text.data + word->start;
-        if (s->kind == STAGE_BYTE_LEVEL) {
+        if (s->type->kind == BYTE_LEVEL) {
             st = byte_level(s, text, word->len, word->id, &pieces, &work, out);
-        } else if (s->kind == STAGE_METASPACE) {
+        } else if (s->type->kind == METASPACE) {
             st = metaspace(s, text, word->len, word->id, &pieces, &work, out);
         } else {
-            st = s->kind == STAGE_DIGITS ? cut_digits(text, word->len, &pieces)
+            st = s->type->kind == DIGITS ? cut_digits(text, word->len, &pieces)
                                          : cut(s->pattern, text, word->len, &pieces);
-            if (st == ST_OK) st = put_joined(out, text, word->id, &pieces, s->behavior, s->invert);
+            if (st == ST_OK)
+                st =
+                    put_joined(out, text, word->id, &pieces, (enum behavior)s->behavior, s->invert);
         }
     }
     piece_list_release(&pieces);
@@ -325,7 +262,7 @@ static enum status apply_stage(const struct stage *s, const struct words *in, st
     return st;
 }
 
-enum status pretokenizer_apply(const struct pretokenizer *p, const char *text, size_t len,
+enum status pretokenizer_apply(const struct step_list *p, const char *text, size_t len,
                                bool at_start, struct bytes *ret_text, struct piece_list *ret_words)
 {
     struct words in = {BYTES_INIT, {0}}, out = {*ret_text, *ret_words};
@@ -338,7 +275,7 @@ enum status pretokenizer_apply(const struct pretokenizer *p, const char *text, s
         out = swap;
         bytes_clear(&out.text);
         out.list.n = 0;
-        st = apply_stage(&p->stages[i], &in, &out);
+        st = apply_step(&p->items[i], &in, &out);
     }
     *ret_text = out.text;
     *ret_words = out.list;

@@ -21,10 +21,9 @@
 
 struct tokenizer {
     struct bpe *bpe;
-    struct added_tokens *added;
-    struct normalizer *normalizer;
-    struct pretokenizer *pretokenizer;
-    struct decoder *decoder;
+    struct added_tokens added;
+    struct step_list normalizer, pretokenizer, decoder;
+    bool prefix_once;                 // see there
     struct token_list prefix, suffix; // what add_special puts around a text
     int bos, eos, n_ids;
     size_t max_token_bytes;
@@ -70,7 +69,7 @@ static const char *const file_names[TOKENIZER_FILES] = {"tokenizer.json", "token
 
 static int id_of(const struct tokenizer *t, const char *text, size_t len)
 {
-    int id = token_map_id(added_tokens_map(t->added), text, len);
+    int id = token_map_id(&t->added.map, text, len);
     return id >= 0 ? id : token_map_id(bpe_vocab(t->bpe), text, len);
 }
 
@@ -107,7 +106,7 @@ static enum status put_added(struct tokenizer *t, const char *where, const json_
     CHECK(json_get_bool(where, token, "lstrip", &flags.lstrip));
     CHECK(json_get_bool(where, token, "rstrip", &flags.rstrip));
     CHECK(json_get_bool(where, token, "single_word", &flags.single_word));
-    st = added_tokens_put(t->added, text, len, &flags);
+    st = added_tokens_put(&t->added, text, len, &flags);
     if (st != ST_OK) return status_context(st, "%s: added_tokens", where);
 out:
     return st;
@@ -149,12 +148,12 @@ static enum status make_special(struct tokenizer *t, const json_t *value, int *r
     if (!json_is_string(content) || json_string_length(content) == 0) return ST_OK;
     const char *text = json_string_value(content);
     size_t len = json_string_length(content);
-    const struct token_map *added = added_tokens_map(t->added), *vocab = bpe_vocab(t->bpe);
+    const struct token_map *added = &t->added.map, *vocab = bpe_vocab(t->bpe);
     struct added_token flags = {.special = true};
     flags.id = id_of(t, text, len);
     if (flags.id < 0) flags.id = added->n_ids > vocab->n_ids ? added->n_ids : vocab->n_ids;
     const struct added_token *there = NULL;
-    if (token_map_id(added, text, len) >= 0) there = added_tokens_find(t->added, flags.id);
+    if (token_map_id(added, text, len) >= 0) there = added_tokens_find(&t->added, flags.id);
     if (there) {
         flags = *there;
         flags.special = true;
@@ -165,7 +164,7 @@ static enum status make_special(struct tokenizer *t, const json_t *value, int *r
         if (st != ST_OK) return st;
     }
     if (ret_id) *ret_id = flags.id;
-    return added_tokens_put(t->added, text, len, &flags);
+    return added_tokens_put(&t->added, text, len, &flags);
 }
 
 // tokenizer_config.json's field, else special_tokens_map.json's.
@@ -257,28 +256,28 @@ static enum status load_template(struct tokenizer *t, const char *where, const j
     return ST_OK;
 }
 
-static enum status load_processor(void *context, const char *where, const char *type,
-                                  const json_t *section)
-{
-    if (strcmp(type, "ByteLevel") == 0) return ST_OK; // offsets only
-    if (strcmp(type, "TemplateProcessing") == 0) return load_template(context, where, section);
-    return status_fail(ST_UNSUPPORTED, "%s: post_processor.type \"%s\" is not supported", where,
-                       type);
-}
-
 // Without a post-processor the config's flags say what stands around a text.
 static enum status load_surroundings(struct tokenizer *t, const struct source *s)
 {
+    enum { OFFSETS, TEMPLATE };
+    static const struct step_type types[] = {{"ByteLevel", OFFSETS, 0, NULL},
+                                             {"TemplateProcessing", TEMPLATE, 0, NULL},
+                                             {NULL, 0, 0, NULL}};
     bool add_bos = false, add_eos = false;
+    struct step_list steps = {0};
     enum status st = ST_OK;
-    if (json_has(s->json, "post_processor"))
-        return section_each(s->where, "post_processor", "processors",
-                            json_object_get(s->json, "post_processor"), load_processor, t);
+    CHECK(step_list_parse(s->where, "post_processor", "processors",
+                          json_object_get(s->json, "post_processor"), types, &steps));
+    for (size_t i = 0; i < steps.n; i++)
+        if (steps.items[i].type->kind == TEMPLATE)
+            CHECK(load_template(t, s->where, steps.items[i].json));
+    if (json_has(s->json, "post_processor")) goto out;
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_bos_token", &add_bos));
     CHECK(json_get_bool("tokenizer_config.json", s->config, "add_eos_token", &add_eos));
     if (add_bos && t->bos >= 0) CHECK(token_list_push(&t->prefix, t->bos));
     if (add_eos && t->eos >= 0) CHECK(token_list_push(&t->suffix, t->eos));
 out:
+    step_list_release(&steps);
     return st;
 }
 
@@ -307,10 +306,8 @@ static enum status prefix_once(const struct source *s, bool *ret_once)
 static enum status load_text_processing(struct tokenizer *t, const struct source *s)
 {
     enum status st;
-    bool once = false;
-    CHECK(prefix_once(s, &once));
+    CHECK(prefix_once(s, &t->prefix_once));
     CHECK(normalizer_parse(s->where, json_object_get(s->json, "normalizer"), &t->normalizer));
-    if (once) normalizer_prepend_once(t->normalizer);
     CHECK(
         pretokenizer_parse(s->where, json_object_get(s->json, "pre_tokenizer"), &t->pretokenizer));
     CHECK(decoder_parse(s->where, json_object_get(s->json, "decoder"), &t->decoder));
@@ -325,7 +322,7 @@ static size_t max_token_bytes(const struct tokenizer *t, bool normalizes)
     size_t longest = 1, len;
     for (int id = 0; id < t->n_ids; id++) {
         if (token_map_text(bpe_vocab(t->bpe), id, &len) && len > longest) longest = len;
-        if (token_map_text(added_tokens_map(t->added), id, &len) && len > longest) longest = len;
+        if (token_map_text(&t->added.map, id, &len) && len > longest) longest = len;
     }
     return normalizes ? 4 * longest : longest;
 }
@@ -335,13 +332,12 @@ static enum status load(struct tokenizer *t, const struct source *s)
     enum status st;
     if (!json_is_object(s->json)) return status_fail(ST_FORMAT, "%s: not a JSON object", s->where);
     CHECK(bpe_parse(s->where, json_object_get(s->json, "model"), &t->bpe));
-    CHECK(added_tokens_new(&t->added));
     CHECK(load_text_processing(t, s));
     CHECK(load_added(t, s));
     CHECK(load_named(t, s));
     CHECK(load_surroundings(t, s));
-    CHECK(added_tokens_finish(t->added, t->normalizer));
-    int n_vocab = bpe_vocab(t->bpe)->n_ids, n_added = added_tokens_map(t->added)->n_ids;
+    CHECK(added_tokens_finish(&t->added, &t->normalizer, !t->prefix_once));
+    int n_vocab = bpe_vocab(t->bpe)->n_ids, n_added = t->added.map.n_ids;
     t->n_ids = n_vocab > n_added ? n_vocab : n_added;
     t->max_token_bytes = max_token_bytes(t, json_has(s->json, "normalizer"));
     for (int i = 0; i < t->prefix.n + t->suffix.n; i++) {
@@ -375,8 +371,7 @@ enum status tokenizer_parse(const char *where, const struct tokenizer_text files
     if (n > 4 && strcmp(class + n - 4, "Fast") == 0) n -= 4;
     snprintf(s.class, sizeof(s.class), "%.*s", (int)(n < 64 ? n : 64), class);
     CHECK(load(t, &s));
-    *ret = t;
-    t = NULL;
+    *ret = TAKE_PTR(t);
 out:
     if (st == ST_INVALID) st = ST_FORMAT; // a field of the wrong type, in a file
     for (int i = 0; i < TOKENIZER_FILES; i++) json_decref(roots[i]);
@@ -407,10 +402,10 @@ void tokenizer_free(struct tokenizer *t)
 {
     if (!t) return;
     bpe_free(t->bpe);
-    added_tokens_free(t->added);
-    normalizer_free(t->normalizer);
-    pretokenizer_free(t->pretokenizer);
-    decoder_free(t->decoder);
+    added_tokens_release(&t->added);
+    step_list_release(&t->normalizer);
+    step_list_release(&t->pretokenizer);
+    step_list_release(&t->decoder);
     token_list_release(&t->prefix);
     token_list_release(&t->suffix);
     free(t);
@@ -422,16 +417,16 @@ void tokenizer_free(struct tokenizer *t)
 struct scratch {
     struct piece_list raw, normal, words;
     struct bytes normalized, text;
-    struct bpe_scratch *bpe;
+    struct bpe_scratch bpe;
 };
 
 // A stretch without added tokens, normalized; at_start: it begins the whole text.
 static enum status encode_words(const struct tokenizer *t, struct scratch *s, const char *text,
                                 size_t len, bool at_start, struct token_list *ret)
 {
-    enum status st = pretokenizer_apply(t->pretokenizer, text, len, at_start, &s->text, &s->words);
+    enum status st = pretokenizer_apply(&t->pretokenizer, text, len, at_start, &s->text, &s->words);
     for (size_t i = 0; st == ST_OK && i < s->words.n; i++)
-        st = bpe_encode(t->bpe, s->bpe, s->text.data + s->words.items[i].start,
+        st = bpe_encode(t->bpe, &s->bpe, s->text.data + s->words.items[i].start,
                         s->words.items[i].len, ret);
     return st;
 }
@@ -441,9 +436,9 @@ static enum status encode_stretch(const struct tokenizer *t, struct scratch *s, 
                                   size_t len, bool at_start, struct token_list *ret)
 {
     enum status st;
-    CHECK(normalizer_apply(t->normalizer, text, len, at_start, &s->normalized));
+    CHECK(normalizer_apply(&t->normalizer, text, len, at_start || !t->prefix_once, &s->normalized));
     const char *normal = bytes_text(&s->normalized);
-    CHECK(added_tokens_split(t->added, true, normal, s->normalized.len, &s->normal));
+    CHECK(added_tokens_split(&t->added, true, normal, s->normalized.len, &s->normal));
     for (size_t i = 0; i < s->normal.n; i++) {
         const struct text_piece *piece = &s->normal.items[i];
         if (piece->id >= 0)
@@ -474,11 +469,9 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
     int before = ret->n;
     enum status st;
     CHECK(check_text(text, len));
-    s.bpe = bpe_scratch_new();
-    if (!s.bpe) FAIL(ST_NO_MEMORY, "out of memory for a text of %zu bytes", len);
     for (int i = 0; add_special && i < t->prefix.n; i++)
         CHECK(token_list_push(ret, t->prefix.ids[i]));
-    CHECK(added_tokens_split(t->added, false, text, len, &s.raw));
+    CHECK(added_tokens_split(&t->added, false, text, len, &s.raw));
     for (size_t i = 0; i < s.raw.n; i++) {
         const struct text_piece *piece = &s.raw.items[i];
         if (piece->id >= 0)
@@ -495,7 +488,7 @@ out:
     piece_list_release(&s.words);
     bytes_release(&s.normalized);
     bytes_release(&s.text);
-    bpe_scratch_free(s.bpe);
+    bpe_scratch_release(&s.bpe);
     return st;
 }
 
@@ -503,7 +496,7 @@ out:
 
 static const char *token_text(const struct tokenizer *t, int id, size_t *ret_len)
 {
-    const char *text = token_map_text(added_tokens_map(t->added), id, ret_len);
+    const char *text = token_map_text(&t->added.map, id, ret_len);
     return text ? text : token_map_text(bpe_vocab(t->bpe), id, ret_len);
 }
 
@@ -514,7 +507,7 @@ static enum status push_token(const struct tokenizer *t, struct decoding *state,
     if (id < 0) return status_fail(ST_INVALID, "%d is not a token id", id);
     const char *text = token_text(t, id, &len);
     if (!text || (skip_special && tokenizer_is_special(t, id))) return ST_OK;
-    return decoding_push(t->decoder, state, text, len, ret);
+    return decoding_push(&t->decoder, state, text, len, ret);
 }
 
 enum status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n,
@@ -523,10 +516,10 @@ enum status tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int 
     struct decoding state = {.pending = BYTES_INIT};
     size_t before = ret->len;
     enum status st = ST_OK;
-    decoding_reset(t->decoder, &state);
+    decoding_reset(&t->decoder, &state);
     for (int i = 0; st == ST_OK && i < n; i++)
         st = push_token(t, &state, skip_special, ids[i], ret);
-    if (st == ST_OK) st = decoding_flush(t->decoder, &state, ret);
+    if (st == ST_OK) st = decoding_flush(&t->decoder, &state, ret);
     if (st != ST_OK && ret->data) {
         ret->len = before;
         ret->data[before] = '\0';
@@ -540,7 +533,7 @@ enum status tokenizer_decode_inside(const struct tokenizer *t, int32_t id, struc
     struct decoding state = {.pending = BYTES_INIT};
     decoding_set_inside(&state);
     enum status st = push_token(t, &state, false, id, ret);
-    if (st == ST_OK) st = decoding_flush(t->decoder, &state, ret);
+    if (st == ST_OK) st = decoding_flush(&t->decoder, &state, ret);
     bytes_release(&state.pending);
     return st;
 }
@@ -549,7 +542,7 @@ enum status tokenizer_token_bytes(const struct tokenizer *t, int32_t id, struct 
 {
     size_t len;
     const char *text = id < 0 ? NULL : token_text(t, id, &len);
-    return text ? decoding_bytes(t->decoder, text, len, ret) : ST_OK;
+    return text ? decoding_bytes(&t->decoder, text, len, ret) : ST_OK;
 }
 
 enum status detokenizer_new(const struct tokenizer *t, bool skip_special, struct detokenizer **ret)
@@ -558,7 +551,7 @@ enum status detokenizer_new(const struct tokenizer *t, bool skip_special, struct
     if (!d) return status_fail(ST_NO_MEMORY, "out of memory");
     d->tokenizer = t;
     d->skip_special = skip_special;
-    decoding_reset(t->decoder, &d->state);
+    decoding_reset(&t->decoder, &d->state);
     *ret = d;
     return ST_OK;
 }
@@ -574,7 +567,7 @@ void detokenizer_free(struct detokenizer *d)
 // these ids leave open is not completed: its bytes are the other text's.
 enum status detokenizer_follow(struct detokenizer *d, const int32_t *ids, int n)
 {
-    const struct decoder *decoder = d->tokenizer->decoder;
+    const struct step_list *decoder = &d->tokenizer->decoder;
     struct bytes text = BYTES_INIT;
     enum status st = ST_OK;
     for (int i = 0; st == ST_OK && i < n && !decoding_is_inside(decoder, &d->state); i++)
@@ -592,7 +585,7 @@ enum status detokenizer_push(struct detokenizer *d, int32_t id, struct bytes *re
 
 enum status detokenizer_flush(struct detokenizer *d, struct bytes *ret_text)
 {
-    return decoding_flush(d->tokenizer->decoder, &d->state, ret_text);
+    return decoding_flush(&d->tokenizer->decoder, &d->state, ret_text);
 }
 
 // ---- queries -----------------------------------------------------------------------------------
@@ -619,7 +612,7 @@ const char *tokenizer_token(const struct tokenizer *t, int id)
 
 bool tokenizer_is_special(const struct tokenizer *t, int id)
 {
-    const struct added_token *token = added_tokens_find(t->added, id);
+    const struct added_token *token = added_tokens_find(&t->added, id);
     return token && token->special;
 }
 

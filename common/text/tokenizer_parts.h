@@ -9,25 +9,52 @@
 #include "common/text/tokenizer.h"
 #include <jansson.h>
 
-// ---- section ------------------------------------------------------------------------------------
-// The sections of tokenizer.json that say how text is processed ("normalizer", "decoder", ...): one
-// part with a type, or a Sequence of parts.
+// ---- steps --------------------------------------------------------------------------------------
+// The sections of tokenizer.json that say how text is processed ("normalizer", "pre_tokenizer",
+// "post_processor", "decoder"): one step with a type, or a Sequence of steps; one Sequence within
+// another is the same list.
 
-typedef enum status (*section_visit)(void *context, const char *where, const char *type,
-                                     const json_t *part);
-// Calls visit for each part, in order; one Sequence within another is the same list. `name` is the
-// section's, `parts` the key of a Sequence's list ("normalizers"). NULL or null: there is no part.
-enum status section_each(const char *where, const char *name, const char *parts,
-                         const json_t *section, section_visit visit, void *context);
-
-// A field that is one character: its UTF-8 in *ret, ended by NUL; ST_FORMAT: it is none or more.
-enum status section_character(const char *where, const char *field, const char *text, char ret[5]);
-
-// A Metaspace's fields, which a pre-tokenizer and a decoder have alike: what stands for a space,
-// and where one is put in front.
 enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
-enum status section_metaspace(const char *where, const char *name, const json_t *part,
-                              char ret_replacement[5], enum prepend_scheme *ret_scheme);
+
+struct step { // what its type has no use for is zero
+    const struct step_type *type;
+    const json_t *json;         // its fields; borrowed, for as long as the section is read
+    struct pattern *pattern;    // what it looks for
+    struct bytes with;          // what comes in its place, or in front
+    char character[5];          // Metaspace: what stands for a space; Strip: what is taken off
+    enum prepend_scheme scheme; // Metaspace: where one is put in front
+    int behavior;               // Split, Digits (pretokenize.c)
+    int count;                  // a decoder's Strip: at most so many characters
+    bool left, right;           // a normalizer's Strip
+    bool invert;                // Split: what does not match counts as the match
+    bool prefix_space;          // ByteLevel
+    bool split;                 // Metaspace: cut before each replacement
+};
+struct step_type {
+    const char *name;                                                          // NULL ends a table
+    int kind;                                                                  // of its section's
+    int form;                                                                  // of normal forms
+    enum status (*parse)(const char *where, const char *name, struct step *s); // NULL: no fields
+};
+struct step_list { // all zero: empty
+    struct step *items;
+    size_t n;
+};
+// `name` is the section's, `parts` the key of a Sequence's list ("normalizers"). NULL or null:
+// there is no step. The list is the caller's to release, also on failure.
+enum status step_list_parse(const char *where, const char *name, const char *parts,
+                            const json_t *section, const struct step_type *types,
+                            struct step_list *ret);
+void step_list_release(struct step_list *list);
+
+// Replace: what is matched, and what comes in its place; and Metaspace: spaces are characters of
+// another kind.
+enum status step_parse_replace(const char *where, const char *name, struct step *s);
+enum status step_parse_metaspace(const char *where, const char *name, struct step *s);
+// A field of one character, or of that where it is absent, as s->character; ST_FORMAT: it is none
+// or more.
+enum status step_parse_character(const char *where, const char *name, const char *key,
+                                 const char *otherwise, struct step *s);
 
 // ---- token map ----------------------------------------------------------------------------------
 // Token text <-> id, the hash table under a tokenizer's vocabulary and added tokens. Texts may hold
@@ -91,32 +118,14 @@ enum status pattern_cut(const struct pattern *p, const char *text, size_t len,
 enum status pattern_replace(const struct pattern *p, const char *text, size_t len, const char *with,
                             size_t with_len, struct bytes *ret);
 
-// What tokenizer.json calls Replace: what is matched, and what comes in its place.
-struct replacement {
-    struct pattern *pattern;
-    struct bytes with;
-};
-// Into one that is all zero; `name`: the section, for errors.
-enum status replacement_parse(const char *where, const char *name, const json_t *section,
-                              struct replacement *ret);
-void replacement_release(struct replacement *r);
-
 // ---- normalizer ---------------------------------------------------------------------------------
 // The "normalizer" section of tokenizer.json: what is done to text before it is split.
 
-struct normalizer;
-
-// A null section gives a normalizer that changes nothing.
-enum status normalizer_parse(const char *where, const json_t *section, struct normalizer **ret);
-void normalizer_free(struct normalizer *n);
-
-// From now on Prepend steps act at the start of the whole input only.
-void normalizer_prepend_once(struct normalizer *n);
-
-// Well-formed UTF-8 in and out; *ret is emptied first. `ret` must not hold `text`. at_start: the
-// text is the start of the whole input.
-enum status normalizer_apply(const struct normalizer *n, const char *text, size_t len,
-                             bool at_start, struct bytes *ret);
+enum status normalizer_parse(const char *where, const json_t *section, struct step_list *ret);
+// Well-formed UTF-8 in and out; *ret is emptied first. `ret` must not hold `text`. prepend: Prepend
+// steps act.
+enum status normalizer_apply(const struct step_list *n, const char *text, size_t len, bool prepend,
+                             struct bytes *ret);
 
 // ---- added tokens -------------------------------------------------------------------------------
 // The tokens that stand outside the model's vocabulary or beside it ("<|im_end|>", "<think>"):
@@ -130,19 +139,28 @@ struct added_token {
     bool single_word;    // only where no word character touches it
 };
 
-struct added_tokens;
-
-enum status added_tokens_new(struct added_tokens **ret);
-void added_tokens_free(struct added_tokens *a);
+struct added_search {
+    struct token_map map;
+    size_t *lengths; // that its texts have, from the longest
+    size_t n;
+    bool begins[256]; // a text begins with this byte
+};
+struct added_tokens { // all zero: empty
+    struct token_map map;
+    struct added_token *tokens; // by id, -1 where there is none; n of them
+    int n;
+    struct added_search searches[2]; // of texts as they are, and of normalized ones
+};
+void added_tokens_release(struct added_tokens *a);
 
 // Adds a token, or replaces the flags of the one with this text.
 enum status added_tokens_put(struct added_tokens *a, const char *text, size_t len,
                              const struct added_token *token);
-// Builds the search tables; after the last put.
-enum status added_tokens_finish(struct added_tokens *a, const struct normalizer *normalizer);
+// Builds the search tables; after the last put. prepend: as the normalizer takes it.
+enum status added_tokens_finish(struct added_tokens *a, const struct step_list *normalizer,
+                                bool prepend);
 
 const struct added_token *added_tokens_find(const struct added_tokens *a, int id); // NULL: none
-const struct token_map *added_tokens_map(const struct added_tokens *a);
 
 // Cuts a text into runs of plain text (id -1) and added tokens, in order; *ret is emptied first.
 // `normalized` picks the tokens that are looked for in normalized text.
@@ -153,15 +171,11 @@ enum status added_tokens_split(const struct added_tokens *a, bool normalized, co
 // The "pre_tokenizer" section of tokenizer.json: cuts normalized text into the words that the BPE
 // model encodes one by one.
 
-struct pretokenizer;
-
-// A null section gives one that leaves the text as one word.
-enum status pretokenizer_parse(const char *where, const json_t *section, struct pretokenizer **ret);
-void pretokenizer_free(struct pretokenizer *p);
+enum status pretokenizer_parse(const char *where, const json_t *section, struct step_list *ret);
 
 // The words of a text: pieces of *ret_text, in order. at_start: the text is the start of the whole
 // input (a Metaspace stage with prepend_scheme "first" asks). Both outputs are emptied first.
-enum status pretokenizer_apply(const struct pretokenizer *p, const char *text, size_t len,
+enum status pretokenizer_apply(const struct step_list *p, const char *text, size_t len,
                                bool at_start, struct bytes *ret_text, struct piece_list *ret_words);
 
 // GPT-2's alphabet: every byte has a printable character. UTF-8 of byte b, 1 or 2 bytes.
@@ -173,14 +187,17 @@ int byte_level_byte(uint32_t character); // -1: not of the alphabet
 // the pre-tokenizer made.
 
 struct bpe;
-struct bpe_scratch; // working memory of one encoding, reused from word to word
+struct bpe_scratch { // working memory of one encoding, reused from word to word; all zero: none yet
+    struct bpe_symbol *symbols;
+    struct bpe_candidate *heap;
+    int n_symbols, cap_symbols, n_heap;
+};
 
 enum status bpe_parse(const char *where, const json_t *model, struct bpe **ret);
 void bpe_free(struct bpe *b);
 const struct token_map *bpe_vocab(const struct bpe *b);
 
-struct bpe_scratch *bpe_scratch_new(void); // NULL: out of memory
-void bpe_scratch_free(struct bpe_scratch *s);
+void bpe_scratch_release(struct bpe_scratch *s);
 
 // Ids of one word (well-formed UTF-8), appended. Time is O(n log n) in the word's length.
 enum status bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t len,
@@ -190,10 +207,7 @@ enum status bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *w
 // The "decoder" section of tokenizer.json, parsed. tokenizer.h has the calls that use it
 // (detokenizer_push and others).
 
-struct decoder;
-
-enum status decoder_parse(const char *where, const json_t *section, struct decoder **ret);
-void decoder_free(struct decoder *d);
+enum status decoder_parse(const char *where, const json_t *section, struct step_list *ret);
 
 // The state of one text on its way out.
 struct decoding {
@@ -201,16 +215,16 @@ struct decoding {
     bool started;         // a token has been seen
     int strip_left;       // characters that may still be taken off the front
 };
-void decoding_reset(const struct decoder *d, struct decoding *state);
+void decoding_reset(const struct step_list *d, struct decoding *state);
 // What comes no longer depends on what has come: no token is the first, nothing is stripped.
-bool decoding_is_inside(const struct decoder *d, const struct decoding *state);
+bool decoding_is_inside(const struct step_list *d, const struct decoding *state);
 void decoding_set_inside(struct decoding *state);
 // One token's text; what can be given out is appended to *ret. bytes_status() tells of failures.
-enum status decoding_push(const struct decoder *d, struct decoding *state, const char *token,
+enum status decoding_push(const struct step_list *d, struct decoding *state, const char *token,
                           size_t len, struct bytes *ret);
 // The same of a token behind others, as bytes, which may be a part of a character.
-enum status decoding_bytes(const struct decoder *d, const char *token, size_t len,
+enum status decoding_bytes(const struct step_list *d, const char *token, size_t len,
                            struct bytes *ret);
-enum status decoding_flush(const struct decoder *d, struct decoding *state, struct bytes *ret);
+enum status decoding_flush(const struct step_list *d, struct decoding *state, struct bytes *ret);
 
 #endif

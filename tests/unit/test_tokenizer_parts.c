@@ -74,17 +74,18 @@ TEST(pretokenizers)
         char wrapped[1000];
         snprintf(wrapped, sizeof(wrapped), "[%s]", cases[i].section);
         section = json_of(wrapped);
-        struct pretokenizer *p = NULL;
+        struct step_list p = {0};
         struct bytes text = BYTES_INIT, joined = BYTES_INIT;
         struct piece_list words = {0};
         assert_ok(pretokenizer_parse("test", json_array_get(section, 0), &p));
-        assert_ok(pretokenizer_apply(p, cases[i].text, strlen(cases[i].text), true, &text, &words));
+        assert_ok(
+            pretokenizer_apply(&p, cases[i].text, strlen(cases[i].text), true, &text, &words));
         for (size_t k = 0; k < words.n; k++) {
             if (k) bytes_puts(&joined, "|");
             bytes_append(&joined, text.data + words.items[k].start, words.items[k].len);
         }
         assert_string_equal(bytes_text(&joined), cases[i].words);
-        pretokenizer_free(p);
+        step_list_release(&p);
         bytes_release(&text);
         bytes_release(&joined);
         piece_list_release(&words);
@@ -116,12 +117,12 @@ TEST(normalizers)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         json_t *section = json_of(cases[i].section);
-        struct normalizer *n = NULL;
+        struct step_list n = {0};
         struct bytes out = BYTES_INIT;
         assert_ok(normalizer_parse("test", section, &n));
-        assert_ok(normalizer_apply(n, cases[i].text, strlen(cases[i].text), true, &out));
+        assert_ok(normalizer_apply(&n, cases[i].text, strlen(cases[i].text), true, &out));
         assert_string_equal(bytes_text(&out), cases[i].normal);
-        normalizer_free(n);
+        step_list_release(&n);
         bytes_release(&out);
         json_decref(section);
     }
