@@ -75,11 +75,6 @@ enum status file_check_owner(int fd, const char *path)
         path, (unsigned)info.st_uid, (unsigned)geteuid());
 }
 
-static enum status too_large(const char *path, size_t max)
-{
-    return status_fail(ST_FORMAT, "%s is larger than the %zu bytes allowed for it", path, max);
-}
-
 // Reads to the end, not to `size`: files of /proc say 0, and a file may grow meanwhile. The one
 // byte more lets a file of the expected size end on its first empty read. Stops behind `max` bytes.
 static enum status read_to_end(int fd, const char *path, size_t size, size_t max,
@@ -112,10 +107,8 @@ static enum status read_file(const char *path, size_t max, bool own, struct byte
     if (size <= max || ret_left_out)
         CHECK(read_to_end(fd, path, size < max ? size : max, max, &content));
     const size_t len = content.len;
-    if (!ret_left_out && (size > max || len > max)) {
-        st = too_large(path, max);
-        goto out;
-    }
+    if (!ret_left_out && (size > max || len > max))
+        FAIL(ST_FORMAT, "%s is larger than the %zu bytes allowed for it", path, max);
     if (len > max) { // the last line's end within them
         const char *end = memrchr(content.data, '\n', max);
         content.len = end ? (size_t)(end + 1 - content.data) : 0;
@@ -342,16 +335,10 @@ enum status file_write_atomic(const char *path, unsigned mode, const void *data,
     CHECK(create_beside(path, mode, &temporary, &fd));
     made = true;
     CHECK(file_write_all(fd, path, data, len));
-    if (fsync(fd) != 0) {
-        st = io_fail("write", path);
-        goto out;
-    }
+    if (fsync(fd) != 0) CHECK(io_fail("write", path));
     int closed = close(fd);
     fd = -1;
-    if (closed != 0 || rename(temporary, path) != 0) {
-        st = io_fail("write", path);
-        goto out;
-    }
+    if (closed != 0 || rename(temporary, path) != 0) CHECK(io_fail("write", path));
     made = false;
     CHECK(file_sync_folder(folder));
 out:

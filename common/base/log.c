@@ -24,23 +24,19 @@ static struct {
     bool live; // the cursor stands at the end of a live line
 } logger = {.lock = PTHREAD_MUTEX_INITIALIZER, .program = "", .level = LOG_INFO};
 
-// $JOURNAL_STREAM is "device:inode" of the journal's socket; it may be inherited by a program whose
-// standard error was then sent elsewhere (systemd.exec(5)), so it is compared.
-static bool stderr_is_journal(void)
-{
-    const char *stream = getenv("JOURNAL_STREAM");
-    unsigned long long device, inode;
-    struct stat info;
-    return stream && sscanf(stream, "%llu:%llu", &device, &inode) == 2 &&
-           fstat(STDERR_FILENO, &info) == 0 && info.st_dev == device && info.st_ino == inode;
-}
-
 void log_open(const char *program, enum log_level level)
 {
     pthread_mutex_lock(&logger.lock);
     logger.program = program;
     logger.level = level;
-    logger.journal = stderr_is_journal();
+    // $JOURNAL_STREAM is "device:inode" of the journal's socket; it may be inherited by a program
+    // whose standard error was then sent elsewhere (systemd.exec(5)), so it is compared.
+    const char *stream = getenv("JOURNAL_STREAM");
+    unsigned long long device, inode;
+    struct stat info;
+    logger.journal = stream && sscanf(stream, "%llu:%llu", &device, &inode) == 2 &&
+                     fstat(STDERR_FILENO, &info) == 0 && info.st_dev == device &&
+                     info.st_ino == inode;
     logger.terminal = isatty(STDERR_FILENO) == 1;
     pthread_mutex_unlock(&logger.lock);
 }

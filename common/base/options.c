@@ -284,10 +284,7 @@ static enum status apply_file(struct option_set *set, const char *path, void *co
     if (!json_is_object(root)) FAIL(ST_INVALID, "%s: a config file holds one JSON object", path);
     json_object_foreach (root, key, value) {
         const struct option_spec *spec = find_key(set->table, key);
-        if (!spec) {
-            st = unknown_key(set, path, key);
-            goto out;
-        }
+        if (!spec) CHECK(unknown_key(set, path, key));
         if (json_is_null(value)) continue;
         if (spec->type == OPTION_FILE)
             FAIL(ST_INVALID, "%s: \"config\": a config file cannot name another", path);
@@ -500,15 +497,6 @@ out:
     return st;
 }
 
-// No string of a config outlives the set that owns it.
-static void drop_strings(const struct option_spec *table, void *config)
-{
-    const char *none = NULL;
-    for (; table->name; table++)
-        if (table->type == OPTION_STRING || table->type == OPTION_FILE)
-            memcpy((char *)config + table->offset, &none, sizeof none);
-}
-
 enum option_result options_parse(const struct option_spec *table, const char *program,
                                  const char *usage, int argc, char **argv, int max_positional,
                                  void *config, const char **ret_positional,
@@ -540,7 +528,11 @@ enum option_result options_parse(const struct option_spec *table, const char *pr
         goto out;
     }
     if (apply_all(set, &line, config) != ST_OK) {
-        drop_strings(table, config);
+        // No string of a config outlives the set that owns it.
+        const char *none = NULL;
+        for (; table->name; table++)
+            if (table->type == OPTION_STRING || table->type == OPTION_FILE)
+                memcpy((char *)config + table->offset, &none, sizeof none);
         goto out;
     }
     for (int i = 0; i < max_positional; i++) ret_positional[i] = line.positional[i];
@@ -569,11 +561,9 @@ enum status options_fill(struct option_set *set, const char *path, const json_t 
     json_t *value, *before = NULL;
     json_object_foreach ((json_t *)recorded, key, value) {
         const struct option_spec *spec = find_key(set->table, key);
-        if (!spec) {
-            st = status_context(unknown_key(set, path, key),
-                                "recorded by another version or command");
-            goto out;
-        }
+        if (!spec)
+            CHECK(status_context(unknown_key(set, path, key),
+                                 "recorded by another version or command"));
         if (json_is_null(value) || spec->type == OPTION_FILE || set->given[spec - set->table])
             continue;
         before = field_to_json(spec, config);

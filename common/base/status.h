@@ -79,6 +79,13 @@ enum status status_recall(const struct status_kept *kept);    // records it here
     } while (0)
 // The same with a failure of this function's own: code, format, arguments.
 #define FAIL(...) CHECK(status_fail(__VA_ARGS__))
+// A pointer's value, which its owner gives away: what is behind `out` finds NULL.
+#define TAKE_PTR(pointer)                                                                          \
+    ({                                                                                             \
+        __typeof__(pointer) taken_ = (pointer);                                                    \
+        (pointer) = NULL;                                                                          \
+        taken_;                                                                                    \
+    })
 
 #ifdef __cplusplus
 }

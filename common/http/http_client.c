@@ -78,8 +78,7 @@ enum status http_client_new(const char *server, struct http_client **ret)
         if (!c) curl_slist_free_all(headers);
         FAIL(ST_NO_MEMORY, "no memory for an HTTP client");
     }
-    *ret = c;
-    c = NULL;
+    *ret = TAKE_PTR(c);
 out:
     http_client_free(c);
     return st;
@@ -119,8 +118,7 @@ enum status http_client_another(const struct http_client *c, struct http_client 
         if (!headers) FAIL(ST_NO_MEMORY, "no memory for an HTTP client");
         other->tcp_headers = headers;
     }
-    *ret = other;
-    other = NULL;
+    *ret = TAKE_PTR(other);
 out:
     http_client_free(other);
     return st;
@@ -284,8 +282,8 @@ static enum status start(struct http_transfer *r)
     struct bytes url = BYTES_INIT;
     const bool tcp = is_url(r->call.server);
     bytes_printf(&url, "%s%s", tcp ? r->call.server : "http://localhost", r->call.path);
-    enum status st = bytes_status(&url);
-    if (st != ST_OK) goto out;
+    enum status st;
+    CHECK(bytes_status(&url));
     if (!tcp) curl_easy_setopt(r->easy, CURLOPT_UNIX_SOCKET_PATH, r->call.server);
     curl_easy_setopt(r->easy, CURLOPT_URL, bytes_text(&url));
     curl_easy_setopt(r->easy, CURLOPT_NOSIGNAL, 1L);

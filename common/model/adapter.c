@@ -141,15 +141,11 @@ enum status adapter_new(struct adapter_config *config, const struct weights *bas
     factors = calloc(2 * (size_t)base->n_tensors, sizeof *factors);
     if (!a->list || !factors) FAIL(ST_NO_MEMORY, "no memory for an adapter");
     for (int i = 0; i < base->n_tensors; i++) CHECK(add_matrix(a, adapter_nth(base, i), factors));
-    if (a->n == 0) {
-        st = nothing_matches(a);
-        goto out;
-    }
+    if (a->n == 0) CHECK(nothing_matches(a));
     st = weights_plan_list(base->config, dt, factors, 2 * a->n, &a->weights);
     factors = NULL;
     if (st != ST_OK) goto out;
-    *ret = a;
-    a = NULL;
+    *ret = TAKE_PTR(a);
 out:
     free(factors);
     adapter_free(a);
@@ -204,8 +200,7 @@ static enum status open_tensors(const struct adapter *a, const char *folder,
     CHECK(safetensors_open_file(path, &set));
     CHECK(check_extra(a, set));
     CHECK(weights_check_set(a->weights, set, path));
-    *ret = set;
-    set = NULL;
+    *ret = TAKE_PTR(set);
 out:
     safetensors_free(set);
     return st;

@@ -135,8 +135,7 @@ enum status adapter_config_from_json(const char *where, json_t *json, struct ada
     CHECK(json_get_double(where, json, "lora_dropout", 0, 0.99, &c->dropout));
     CHECK(json_get_bool(where, json, "use_rslora", &c->rslora));
     CHECK(json_get_bool(where, json, "ensure_weight_tying", &c->ties));
-    *ret = c;
-    c = NULL;
+    *ret = TAKE_PTR(c);
 out:
     adapter_config_free(c);
     return st;

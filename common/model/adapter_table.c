@@ -61,8 +61,7 @@ enum status adapter_table_new(struct device *dev, const struct weights *base, in
     if (!t->sites || !t->host) FAIL(ST_NO_MEMORY, "no memory for a table of adapters");
     CHECK(device_alloc(dev, (n + 1) * sizeof *t->device, (void **)&t->device));
     device_fill(dev, t->device, 0, (n + 1) * sizeof *t->device);
-    *ret = t;
-    t = NULL;
+    *ret = TAKE_PTR(t);
 out:
     adapter_table_free(t);
     return st;

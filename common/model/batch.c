@@ -98,8 +98,7 @@ enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_
         b->device[i] = (int32_t *)((char *)device + offset[i]);
     }
     batch_clear(b);
-    *ret = b;
-    b = NULL;
+    *ret = TAKE_PTR(b);
 out:
     batch_free(b);
     return st;

@@ -62,17 +62,6 @@ static enum status read_eos(const char *where, const json_t *json, struct model_
     return st;
 }
 
-static enum status read_special_ids(const char *where, const json_t *json, struct model_config *c)
-{
-    enum status st = ST_OK;
-    c->bos_id = c->pad_id = -1;
-    CHECK(json_get_int32(where, json, "bos_token_id", -1, c->vocab_size - 1, &c->bos_id));
-    CHECK(json_get_int32(where, json, "pad_token_id", -1, c->vocab_size - 1, &c->pad_id));
-    CHECK(read_eos(where, json, c));
-out:
-    return st;
-}
-
 // Sizes of the model, and those that all layers have unless the family says otherwise.
 static enum status read_sizes(const char *where, const json_t *json, struct model_config *c,
                               struct layer_config *all)
@@ -231,7 +220,10 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     c->file_dtype = file_dtype < 0 ? DT_F32 : (enum dtype)file_dtype;
     CHECK(read_activation(where, json, c));
     CHECK(rope_config_read(where, json, c));
-    CHECK(read_special_ids(where, json, c));
+    c->bos_id = c->pad_id = -1;
+    CHECK(json_get_int32(where, json, "bos_token_id", -1, c->vocab_size - 1, &c->bos_id));
+    CHECK(json_get_int32(where, json, "pad_token_id", -1, c->vocab_size - 1, &c->pad_id));
+    CHECK(read_eos(where, json, c));
     CHECK(f->configure(where, json, c));
     for (int l = 0; l < c->n_layers; l++)
         if (c->layers[l].moe.top_k > c->layers[l].moe.n_experts)
@@ -288,8 +280,7 @@ enum status model_config_from_json(const char *where, json_t *json, struct model
     CHECK(text_config(where, json, &text));
     CHECK(read_config(where, text, c));
     c->is_text_part = text != json;
-    *ret = c;
-    c = NULL;
+    *ret = TAKE_PTR(c);
 out:
     json_decref(text);
     model_config_free(c);
@@ -319,8 +310,7 @@ enum status model_config_load(const char *folder, struct model_config **ret)
     CHECK(path_put(path, folder, "generation_config.json"));
     CHECK(model_file_read_json(folder, "generation_config.json", 1 << 20, &generation));
     CHECK(read_eos(path, generation, c));
-    *ret = c;
-    c = NULL;
+    *ret = TAKE_PTR(c);
 out:
     json_decref(json);
     json_decref(generation);

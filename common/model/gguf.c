@@ -193,8 +193,7 @@ static enum status open_file(const char *where, const void *data, size_t len, st
     if (!g || !(g->where = strdup(where))) FAIL(ST_NO_MEMORY, "%s: no memory", where);
     if (!data) CHECK(file_map_open(where, &g->map));
     CHECK(read_file(g, data ? data : g->map.data, data ? len : g->map.len));
-    *ret = g;
-    g = NULL;
+    *ret = TAKE_PTR(g);
 out:
     gguf_free(g);
     return st;

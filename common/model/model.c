@@ -172,8 +172,7 @@ enum status model_new(struct device *dev, const struct model_config *config,
     }
     CHECK(alloc_scratch(m));
     for (int i = 0; i < config->n_ropes; i++) CHECK(upload_rope(m, i));
-    *ret = m;
-    m = NULL;
+    *ret = TAKE_PTR(m);
 out:
     model_free(m);
     return st;
@@ -891,14 +890,10 @@ enum status tape_new(const struct model *m, int max_tokens, enum recompute recom
     tape->recompute = recompute;
     tape->held = -1;
     tape->bytes = tape_bytes(m->config, m->dt, max_tokens, recompute);
-    st = device_alloc(m->dev, tape->bytes, &tape->memory);
-    if (st != ST_OK) {
-        status_context(st, "activations of %d tokens", max_tokens);
-        goto out;
-    }
+    CHECK(status_context(device_alloc(m->dev, tape->bytes, &tape->memory),
+                         "activations of %d tokens", max_tokens));
     lay_out(m->config, m->dt, (size_t)max_tokens, recompute, tape);
-    *ret = tape;
-    tape = NULL;
+    *ret = TAKE_PTR(tape);
 out:
     tape_free(m->dev, tape);
     return st;

@@ -227,8 +227,7 @@ static enum status open_single(const char *path, const void *data, size_t len,
     CHECK(new_set(path, 1, &set));
     CHECK(open_shard(set, &set->shards[0], strdup(path), data, len));
     CHECK(finish_set(path, set));
-    *ret = set;
-    set = NULL;
+    *ret = TAKE_PTR(set);
 out:
     safetensors_free(set);
     return st;
@@ -340,8 +339,7 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
         CHECK(open_shard(set, &set->shards[i], path_join(folder, names[i]), NULL, 0));
     CHECK(finish_set(index_path, set));
     CHECK(check_index(index_path, index, set));
-    *ret = set;
-    set = NULL;
+    *ret = TAKE_PTR(set);
 out:
     safetensors_free(set);
     json_decref(index);
@@ -434,11 +432,7 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
             free(buffer);
             buffer = malloc(bytes);
             buffer_bytes = bytes;
-            if (!buffer) {
-                st =
-                    status_fail(ST_NO_MEMORY, "%s: no memory for tensor %s", path, tensors[i].name);
-                goto out;
-            }
+            if (!buffer) FAIL(ST_NO_MEMORY, "%s: no memory for tensor %s", path, tensors[i].name);
         }
         CHECK(read(context, &tensors[i], bytes, buffer));
         CHECK(file_write_all(fd, path, buffer, bytes));

@@ -86,8 +86,7 @@ enum status shard_join_new(const struct weights *w, struct device *dev, struct c
     if (!j->slice) FAIL(ST_NO_MEMORY, "no memory to put shards together");
     CHECK(device_alloc(dev, PIECE_BYTES, &j->piece));
     if (comm_rank(comm) == 0) CHECK(plan_ranks(j));
-    *ret = j;
-    j = NULL;
+    *ret = TAKE_PTR(j);
 out:
     shard_join_free(j);
     return st;

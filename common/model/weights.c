@@ -292,11 +292,6 @@ static struct cut cut_own(const struct model_config *c, int layer, enum tensor_r
     return cut_role(c, &c->layers[layer], config_vocab_rows(c), i);
 }
 
-static struct cut cut_whole(const struct model_config *c, int layer, enum tensor_role i)
-{
-    return cut_role(c, &c->whole[layer], c->vocab_size, i);
-}
-
 // Tensors of an expert's parts: most families store each by itself, others all in one.
 static int tensors_of(const struct model_config *c, enum tensor_role role, const struct cut *cut)
 {
@@ -373,7 +368,8 @@ static void plan_stored(const char *pattern, int layer, int experts, int e, int 
 static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
 {
     const struct model_config *c = w->config;
-    const struct cut own = cut_own(c, layer, role), whole = cut_whole(c, layer, role);
+    const struct cut own = cut_own(c, layer, role),
+                     whole = cut_role(c, &c->whole[layer], c->vocab_size, role);
     if (own.experts == 0) return;
     const int tensors = tensors_of(c, role, &own), parts = own.n_parts / tensors;
     *at = aligned(*at);

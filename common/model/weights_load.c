@@ -202,8 +202,7 @@ static enum status open_tensors(const struct weights *w, const char *folder,
     CHECK(weights_check_set(w, set, folder));
     CHECK(check_extra(w, set));
     CHECK(check_tied_head(w, set));
-    *ret = set;
-    set = NULL;
+    *ret = TAKE_PTR(set);
 out:
     safetensors_free(set);
     return st;

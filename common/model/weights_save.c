@@ -137,8 +137,8 @@ enum status weights_save_as(const struct weights *w, struct device *dev, const c
     json_t *metadata = json_pack("{s:s}", "format", "pt"); // what Hugging Face's loaders look for
     char *path = path_join(folder, name);
     int n = 0;
-    enum status st = save_open(w, dev, &save);
-    if (st != ST_OK) goto out;
+    enum status st;
+    CHECK(save_open(w, dev, &save));
     for (int i = 0; sources && i < w->n_tensors; i++)
         if (weights_is_first_stored(&w->tensors[i]))
             describe_source(&w->tensors[i], as, &sources[n++]);

@@ -157,8 +157,7 @@ enum status conn_next(struct conn *w, json_t **ret)
     CHECK(learn_nonce(w, message));
     w->in.len -= HEAD_BYTES + len;
     memmove(w->in.data, w->in.data + HEAD_BYTES + len, w->in.len);
-    *ret = message;
-    message = NULL;
+    *ret = TAKE_PTR(message);
 out:
     json_decref(message);
     return st;

@@ -46,8 +46,7 @@ enum status rendezvous(const struct rendezvous_options *o, struct bytes *bytes, 
     CHECK(
         address_init(&address, o->url, o->token, o->who.local_size == o->who.size, p->self.run_id));
     CHECK(first ? gather(&address, deadline, bytes, p) : join(&address, deadline, p, bytes));
-    *ret = p;
-    p = NULL;
+    *ret = TAKE_PTR(p);
 out:
     peers_free(p);
     return st;
