@@ -18,7 +18,7 @@
 #include "trainer/launch/server_process.h"
 #include "trainer/run/evaluate.h"
 #include "trainer/run/mapped.h"
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 #include "trainer/run/stop.h"
 #include "trainer/rollout/scoring.h"
 
@@ -167,7 +167,7 @@ static enum status open_server(struct eval *e, const char *bridge)
 {
     enum status st;
     CHECK(bridge_file_open(bridge, &e->file));
-    CHECK(notice_roles(e->file, &e->policy));
+    CHECK(warn_roles(e->file, &e->policy));
     CHECK(control_open(e->file->control_page, e->file->roles[0].layout_hash, &e->control));
     if (!e->http) st = http_client_new(e->file->socket, &e->http);
 out:
@@ -231,7 +231,7 @@ static enum status load_adapter(struct eval *e)
     char absolute[PATH_ROOM]; // the server may stand in another folder
     CHECK(path_absolute(folder, absolute, sizeof absolute));
     CHECK(adapter_base_ask(e->http, &base));
-    CHECK(notice_adapter_base(folder, base, false));
+    CHECK(warn_adapter_base(folder, base, false));
     st = server_load_adapter(e->http, NULL, OWN_ADAPTER, absolute, still_wanted);
 out:
     json_decref(base);
@@ -333,7 +333,7 @@ static enum status run_eval(void *context)
     CHECK(model_config_load(folder, &model));
     options.question_template = reward_info(e->reward)->prompt_template;
     CHECK(prompts_load(config->data, folder, model->vocab_size, &options, &data, &left_out));
-    notice_data(data, left_out);
+    warn_data(data, left_out);
     CHECK(scoring_check(e->reward, data));
     if (config->model) CHECK(start_server(e, model));
     struct rollout_servers servers =

@@ -24,7 +24,7 @@
 struct config {
     struct trained_model_options model;
     struct tinker_options tinker;
-    struct learning_options learning;
+    struct learner_options learner;
     const char *config, *bridge, *listen, *api_key_file, *run_dir;
     enum log_level log_level;
 };
@@ -56,7 +56,7 @@ const struct option_spec serve_options[] = {
     OPT_FLAG("exact", model.exact, NULL,
              "each datum is a micro-batch of its own, so that gradients have the same bits however "
              "datums are cut into requests; slower"),
-    OPT_TEXT("freeze", learning.freeze, NULL, "PATTERN,...",
+    OPT_TEXT("freeze", learner.freeze, NULL, "PATTERN,...",
              "tensors that are not trained: globs of their names, the last that matches decides; "
              "!PATTERN excepts"),
     OPT_HEADING("Machine"),
@@ -133,7 +133,7 @@ static enum status serve(void *context)
     signal(SIGPIPE, SIG_IGN);
     stop_catch_signals();
     s->config.model.bridge = s->config.bridge;
-    s->config.model.learning = &s->config.learning;
+    s->config.model.learner = &s->config.learner;
     s->config.model.runs = s->runs;
     CHECK(loss_for_check(s->config.model.loss_for));
     CHECK(file_make_folders(s->config.run_dir));

@@ -71,7 +71,7 @@ enum status engine_reload(struct engine *e, const char *folder, const char *draf
     return queue_command(e, &c);
 }
 
-enum status engine_load_adapter(struct engine *e, const struct adapter_order *order,
+enum status engine_load_adapter(struct engine *e, const struct adapter_request *order,
                                 engine_done_fn done, void *context)
 {
     const struct command c = {
@@ -140,7 +140,7 @@ static enum status check_base(struct engine *e, const char *folder, char *warnin
 static enum status load(struct engine *e, const struct command *c, char *warning, size_t size)
 {
     const struct adapters *a = weights_owner_adapters(e->owner);
-    const struct adapter_order *o = &c->order;
+    const struct adapter_request *o = &c->order;
     const int slot = adapters_find(a, o->name);
     enum status st = ST_OK;
     if (o->folder && (slot < 0 || o->in_place)) CHECK(check_base(e, o->folder, warning, size));

@@ -173,7 +173,7 @@ static enum status feed(struct draft_model *d, struct sample *sample, int end, i
     return ST_OK;
 }
 
-enum status draft_model_follow(struct draft_model *d, const struct step *step, bool prompts,
+enum status draft_model_follow(struct draft_model *d, const struct engine_step *step, bool prompts,
                                int *ret_tokens, double *ret_ms)
 {
     int room = d->runner->limits.max_tokens;

@@ -45,7 +45,7 @@ void draft_model_look(const struct draft_model *d, const struct sample *sample, 
 // The policy has computed a step's items. prompts: computes those that are not decoding as well, of
 // *ret_tokens tokens. ret_ms, where not NULL: what that took. Only then it waits, which costs time
 // on CUDA: the pass else runs beside what comes next.
-enum status draft_model_follow(struct draft_model *d, const struct step *step, bool prompts,
+enum status draft_model_follow(struct draft_model *d, const struct engine_step *step, bool prompts,
                                int *ret_tokens, double *ret_ms);
 
 // A sample's drafts were verified, and are not yet among its tokens: n_kept tokens, those accepted

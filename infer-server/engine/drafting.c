@@ -172,7 +172,7 @@ enum status drafting_propose(struct drafting *d, struct scheduler *scheduler, bo
 // ---- the step ----------------------------------------------------------------------------------
 
 // What the step does beside prompts: its decoding sequences with their drafts.
-static void report_rows(const struct step *step, struct step_report *report)
+static void report_rows(const struct engine_step *step, struct step_report *report)
 {
     report->decodes = step->n_sampled == step->n_items;
     for (int i = 0; i < step->n_items; i++) {
@@ -187,7 +187,7 @@ static void report_rows(const struct step *step, struct step_report *report)
     }
 }
 
-enum status drafting_follow(struct drafting *d, const struct step *step)
+enum status drafting_follow(struct drafting *d, const struct engine_step *step)
 {
     int n_tokens = 0;
     report_rows(step, &d->report);

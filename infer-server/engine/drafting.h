@@ -32,7 +32,7 @@ bool drafting_is_wanted(const struct drafting *d, const struct scheduler *schedu
 // draft.n_verify of each. policy: the step is its; else nothing is drafted.
 enum status drafting_propose(struct drafting *d, struct scheduler *scheduler, bool policy);
 // The policy's part of a step is enqueued: the draft model computes its prompts too.
-enum status drafting_follow(struct drafting *d, const struct step *step);
+enum status drafting_follow(struct drafting *d, const struct engine_step *step);
 // The k-th draft of a sample as its row verifies it.
 struct sample_draft drafting_row(const struct drafting *d, const struct sample *sample, int k);
 

@@ -18,8 +18,9 @@ struct command {
     enum command_kind kind;
     struct command *next;
     void *context;
-    struct adapter_order order; // of the adapters' commands; its folder is RELOAD's too. The texts
-    const char *draft_folder;   // are owned, as this one of RELOAD, NULL where it stays
+    struct adapter_request
+        order;                // of the adapters' commands; its folder is RELOAD's too. The texts
+    const char *draft_folder; // are owned, as this one of RELOAD, NULL where it stays
     pid_t writer; // of unloading: the trainer that asks for it, which has it mapped no more; or 0
     engine_done_fn done;
     bool checksums; // FACTS

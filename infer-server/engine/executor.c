@@ -140,7 +140,7 @@ static enum status want_sample(struct executor *x, struct runner *r, struct samp
     return st;
 }
 
-static bool goes_apart(const struct runner *r, const struct step *step)
+static bool goes_apart(const struct runner *r, const struct engine_step *step)
 {
     bool apart = r->rows_apart && step->n_tokens <= r->limits.max_seqs;
     for (int i = 0; i < step->n_items && apart; i++) {
@@ -151,7 +151,7 @@ static bool goes_apart(const struct runner *r, const struct step *step)
     return apart;
 }
 
-static enum status build_batch(struct executor *x, const struct step *step)
+static enum status build_batch(struct executor *x, const struct engine_step *step)
 {
     struct runner *r = x->runners[step->runner];
     const bool apart = goes_apart(r, step);
@@ -234,7 +234,8 @@ static int take_tokens(struct executor *x, struct runner *r, struct sample *samp
 }
 
 // Returns how many tokens were generated.
-static int take_step(struct executor *x, const struct step *step, uint64_t version, int64_t now_ns)
+static int take_step(struct executor *x, const struct engine_step *step, uint64_t version,
+                     int64_t now_ns)
 {
     int n_tokens = 0;
     for (int i = 0, row = 0; i < step->n_sampled; i++) {
@@ -253,7 +254,7 @@ static int take_step(struct executor *x, const struct step *step, uint64_t versi
     return n_tokens;
 }
 
-static enum status copy_blocks(struct executor *x, const struct step *step)
+static enum status copy_blocks(struct executor *x, const struct engine_step *step)
 {
     enum status st = ST_OK;
     for (int i = 0; i < step->n_copies && st == ST_OK; i++) {
@@ -303,7 +304,7 @@ out:
 }
 
 // Whether somebody wants the log-probabilities of a prompt that is in it.
-static bool scores_prompts(const struct step *step)
+static bool scores_prompts(const struct engine_step *step)
 {
     for (int i = 0; i < step->n_items; i++) {
         const struct sample *sample = step->items[i].sample;
@@ -315,7 +316,7 @@ static bool scores_prompts(const struct step *step)
 // Waits for it, and gives its samples what they have of it.
 static enum status collect(struct executor *x, const struct flight *f)
 {
-    const struct step *step = f->step;
+    const struct engine_step *step = f->step;
     struct runner *r = x->runners[step->runner];
     enum status st;
     CHECK(runner_collect(r));
@@ -345,7 +346,7 @@ out:
 // again.
 static bool may_go_ahead(const struct executor *x)
 {
-    const struct step *step = x->flight.step;
+    const struct engine_step *step = x->flight.step;
     if (scores_prompts(step)) return false;
     for (int i = 0; i < step->n_sampled; i++) {
         const struct sample *sample = step->sampled[i].sample;
@@ -359,7 +360,7 @@ static bool may_go_ahead(const struct executor *x)
 // What the step on its way samples counts as there from here on, or is about to be.
 static void note_coming(const struct executor *x, bool coming)
 {
-    const struct step *step = x->flight.step;
+    const struct engine_step *step = x->flight.step;
     for (int i = 0; i < step->n_sampled; i++) {
         struct sample *sample = step->sampled[i].sample;
         if (!sample || sample->request->sampling.max_tokens == 0) continue;

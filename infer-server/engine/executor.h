@@ -10,10 +10,10 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/scheduler.h"
 
-struct flight {              // a step on its way
-    const struct step *step; // NULL: none
-    uint64_t version;        // of the weights that compute it
-    bool drafts;             // there may be some
+struct flight {                     // a step on its way
+    const struct engine_step *step; // NULL: none
+    uint64_t version;               // of the weights that compute it
+    bool drafts;                    // there may be some
     int64_t start_ns, drafted_ns;
     bool overlapped; // with the one before it or behind it: its time is not one step's
 };
@@ -84,7 +84,7 @@ void executor_note_state(struct executor *x); // what is queued and used now, in
 // telemetry.c: tells submitters what became of their samples, and keeps each sample's times and
 // telemetry. The last event of a sample takes it out of the scheduler; after its request's last
 // event neither may be touched. Events wait for those of the same step, until deliver_all().
-void delivery_started(const struct step *step, int64_t now_ns);
+void delivery_started(const struct engine_step *step, int64_t now_ns);
 // The sample's last token, or one before it where several came at once: the n-th it has.
 void deliver_token(struct executor *x, struct sample *sample, int n,
                    const struct token_record *token, const struct top_logprob *top,

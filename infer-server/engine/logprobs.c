@@ -229,7 +229,8 @@ out:
 }
 
 enum status prompt_logprobs_read(struct prompt_logprobs *p, struct runner *runner,
-                                 const struct step *step, const int *item_end, uint64_t version)
+                                 const struct engine_step *step, const int *item_end,
+                                 uint64_t version)
 {
     enum status st = ST_OK;
     assert(runner->limits.max_rows == p->runner->limits.max_rows);

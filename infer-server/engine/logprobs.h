@@ -62,6 +62,7 @@ void prompt_logprobs_free(struct prompt_logprobs *p);
 // overwritten; they are of as many rows as those of the runner that this was made for. ST_DEVICE:
 // nothing is valid.
 enum status prompt_logprobs_read(struct prompt_logprobs *p, struct runner *runner,
-                                 const struct step *step, const int *item_end, uint64_t version);
+                                 const struct engine_step *step, const int *item_end,
+                                 uint64_t version);
 
 #endif

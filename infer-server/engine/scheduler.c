@@ -47,7 +47,8 @@ struct scheduler {
     uint64_t next_order, version;
     int passed_over; // steps in a row in which others waited for the other runner
     struct scheduler_counts counts;
-    struct step steps[2], *step; // the last plan's; the one before it may not be collected yet
+    struct engine_step steps[2],
+        *step; // the last plan's; the one before it may not be collected yet
 };
 
 // ---- lists -------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ enum status scheduler_new(const struct scheduler_limits *limits, struct block_ma
     s->manager = manager;
     const size_t n = (size_t)limits->max_batch;
     s->step = s->steps;
-    for (struct step *step = s->steps; step < s->steps + 2; step++) {
+    for (struct engine_step *step = s->steps; step < s->steps + 2; step++) {
         step->items = calloc(n, sizeof *step->items);
         step->sampled = calloc(n, sizeof *step->sampled);
         step->copies = calloc(n, sizeof *step->copies);
@@ -115,7 +116,7 @@ no_memory:
 void scheduler_free(struct scheduler *s)
 {
     if (!s) return;
-    for (struct step *step = s->steps; step < s->steps + 2; step++) {
+    for (struct engine_step *step = s->steps; step < s->steps + 2; step++) {
         free(step->items);
         free(step->sampled);
         free(step->copies);
@@ -304,7 +305,8 @@ void scheduler_remove(struct scheduler *s, struct sample *sample)
     else if (sample->queue.state == SAMPLE_WAITING)
         list_remove(&s->waiting, sample);
     sample->queue.state = SAMPLE_DONE;
-    for (struct step *step = s->steps; step < s->steps + 2; step++) { // what comes of it is dropped
+    for (struct engine_step *step = s->steps; step < s->steps + 2;
+         step++) { // what comes of it is dropped
         for (int i = 0; i < step->n_items; i++)
             if (step->items[i].sample == sample) step->items[i].sample = NULL;
         for (int i = 0; i < step->n_sampled; i++)
@@ -389,7 +391,7 @@ static void admit_waiting(struct scheduler *s, enum scheduler_admit admit)
 
 // ---- a step ------------------------------------------------------------------------------------
 
-static void add_item(struct step *step, struct sample *sample, int n, int n_drafts)
+static void add_item(struct engine_step *step, struct sample *sample, int n, int n_drafts)
 {
     int *computed = &sample->kv[step->runner].computed;
     if (*computed + n == sample_known(sample) && step->runner == sample_author(sample))
@@ -447,7 +449,7 @@ static int shared_prompt(const struct sample *from)
 static bool share_prompt(struct scheduler *s, const struct sample *from, int item,
                          struct sample *sample)
 {
-    struct step *step = s->step;
+    struct engine_step *step = s->step;
     const bool tandem = sample_is_tandem(from);
     const int shared = shared_prompt(from), block = block_manager_block_size(s->manager);
     const int full = shared / block;
@@ -519,7 +521,7 @@ enum runner_role scheduler_choose_runner(struct scheduler *s)
 
 static void plan_items(struct scheduler *s)
 {
-    struct step *step = s->step;
+    struct engine_step *step = s->step;
     int room = s->limits.prefill_chunk;
     for (int i = 0; i < s->running.n; i++) { // decode
         struct sample *sample = s->running.at[i];
@@ -540,10 +542,10 @@ static void plan_items(struct scheduler *s)
     }
 }
 
-const struct step *schedule(struct scheduler *s, enum scheduler_admit admit)
+const struct engine_step *schedule(struct scheduler *s, enum scheduler_admit admit)
 {
     const enum runner_role runner = s->step->runner;
-    struct step *step = s->step = &s->steps[s->step == s->steps];
+    struct engine_step *step = s->step = &s->steps[s->step == s->steps];
     step->runner = runner;
     step->n_items = step->n_sampled = step->n_copies = step->n_states = 0;
     step->n_tokens = step->n_drafts = 0;

@@ -32,7 +32,7 @@ struct step_copy { // copy-on-write: block `to` becomes a copy of `from` once th
 struct step_state { // the same of a sequence's states
     int32_t from, to;
 };
-struct step {
+struct engine_step {
     enum runner_role runner; // that computes it: the policy, or the frozen model
     int n_items, n_sampled, n_copies, n_states, n_tokens, n_drafts;
     struct step_item *items;     // oldest sample first, decoding ones before prompts
@@ -77,7 +77,7 @@ void scheduler_reserve_drafts(struct scheduler *s, struct sample *sample);
 // here on. The step stays valid until the next call but one, so that one may be planned while the
 // one before it is computed: what this one samples is then coming (sample_text.n_coming). A sample
 // that is removed leaves the steps.
-const struct step *schedule(struct scheduler *s, enum scheduler_admit admit);
+const struct engine_step *schedule(struct scheduler *s, enum scheduler_admit admit);
 // n drafts of the last step were accepted: their keys and values are there. Blocks that refused
 // drafts took are given back.
 void scheduler_accept(struct scheduler *s, struct sample *sample, int n);

@@ -78,7 +78,7 @@ void telemetry_count_drafts(struct sample_telemetry *t, const struct token_recor
 
 // A sibling that shares a prompt has waited for nothing but the one that computed it: both left the
 // queue together.
-void delivery_started(const struct step *step, int64_t now_ns)
+void delivery_started(const struct engine_step *step, int64_t now_ns)
 {
     for (int i = 0; i < step->n_items; i++)
         if (!step->items[i].sample->started_ns) step->items[i].sample->started_ns = now_ns;

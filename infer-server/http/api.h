@@ -1,7 +1,7 @@
 /* api.h: what a request for text asks for, read from its JSON body and checked in full, and the
  * answers written from what was generated. Nothing here knows of sockets: the parsers take a body
  * and info about the model, the writers fill a byte buffer. The parsers run on any thread
- * (job.c), all else on the loop's. */
+ * (pending.c), all else on the loop's. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_API_H
 #define INFER_SERVER_API_H

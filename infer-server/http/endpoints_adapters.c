@@ -1,7 +1,7 @@
 /* endpoints_adapters.c: LoRA adapters: loading and unloading as vLLM's clients ask for it
  * (/v1/load_lora_adapter, /v1/unload_lora_adapter) and as Atropos does (/lora/load, /lora/unload,
  * /lora/status), where the one loaded last is that of every /generate that names none. The work is
- * the engine's, at a step boundary (job.c). Loop's thread, but for adapter_done(). */
+ * the engine's, at a step boundary (pending.c). Loop's thread, but for adapter_done(). */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "infer-server/weights/adapters.h"
@@ -11,16 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct adapter_job {
-    struct job job;
+struct adapter_pending {
+    struct pending pending;
     const struct change *change;
     char name[ADAPTER_NAME_BYTES];
 };
 
 // ---- the order ----------------------------------------------------------------------------------
-static enum status take_name(struct adapter_job *a, const char *field, const char *name)
+static enum status take_name(struct adapter_pending *a, const char *field, const char *name)
 {
-    const struct api_model *model = &a->job.server->model;
+    const struct api_model *model = &a->pending.server->model;
     if (!name || !name[0])
         return status_fail(ST_INVALID, "request: \"%s\" is missing: the adapter's name", field);
     if (strlen(name) >= sizeof a->name)
@@ -38,52 +38,53 @@ static enum status take_name(struct adapter_job *a, const char *field, const cha
 
 static void adapter_done(void *context, enum status st, const char *sentence, uint64_t version)
 {
-    struct job *j = context;
+    struct pending *j = context;
     (void)version;
     status_fail(st, "%s", sentence ? sentence : "");
     status_keep(&j->status, st);
     if (st == ST_OK) // a warning, or none
         snprintf(j->status.message, sizeof j->status.message, "%s", sentence ? sentence : "");
-    job_post(j);
+    pending_post(j);
 }
 
 // {"lora_name", "lora_path"}; or, for a trainer that is to write it, {"lora_name", "config"}:
 // PEFT's adapter_config.json; or, to keep what it has written, {"lora_name", "copy_of"}: another's
 // name.
-static enum status order_load(struct adapter_job *a, const struct api_given *given)
+static enum status order_load(struct adapter_pending *a, const struct api_given *given)
 {
     char *config = given->config ? json_dumps(given->config, JSON_ENCODE_ANY) : NULL;
-    const struct adapter_order order = {.name = given->lora_name,
-                                        .folder = given->lora_path,
-                                        .config = config,
-                                        .copy_of = given->copy_of,
-                                        .in_place = given->in_place};
+    const struct adapter_request order = {.name = given->lora_name,
+                                          .folder = given->lora_path,
+                                          .config = config,
+                                          .copy_of = given->copy_of,
+                                          .in_place = given->in_place};
     enum status st;
     CHECK(take_name(a, "lora_name", order.name));
     if (!!order.folder + !!order.config + !!order.copy_of != 1)
         FAIL(ST_INVALID, "request: give \"lora_path\", a PEFT folder, or \"config\", an "
                          "adapter_config.json, for a new adapter, or \"copy_of\", another's name");
-    st = engine_load_adapter(a->job.server->engine, &order, adapter_done, a);
+    st = engine_load_adapter(a->pending.server->engine, &order, adapter_done, a);
 out:
     free(config);
     return st;
 }
 
-static enum status order_unload(struct adapter_job *a, const struct api_given *given)
+static enum status order_unload(struct adapter_pending *a, const struct api_given *given)
 {
     enum status st = take_name(a, "lora_name", given->lora_name);
     if (st != ST_OK) return st;
-    return engine_unload_adapter(a->job.server->engine, a->name, given->writer, adapter_done, a);
+    return engine_unload_adapter(a->pending.server->engine, a->name, given->writer, adapter_done,
+                                 a);
 }
 
-static enum status order_activate(struct adapter_job *a, const struct api_given *given)
+static enum status order_activate(struct adapter_pending *a, const struct api_given *given)
 {
-    struct server *s = a->job.server;
+    struct server *s = a->pending.server;
     char made[32];
     snprintf(made, sizeof made, "adapter_%d", s->adapter_loads);
-    const struct adapter_order order = {.name = given->adapter_name ? given->adapter_name : made,
-                                        .folder = given->adapter_path,
-                                        .in_place = true};
+    const struct adapter_request order = {.name = given->adapter_name ? given->adapter_name : made,
+                                          .folder = given->adapter_path,
+                                          .in_place = true};
     if (!order.folder)
         return status_fail(ST_INVALID, "request: \"adapter_path\" is missing: a PEFT folder");
     enum status st = take_name(a, "adapter_name", order.name);
@@ -91,9 +92,9 @@ static enum status order_activate(struct adapter_job *a, const struct api_given 
 }
 
 // The active one, or {"adapter_name"}; where there is none, nothing is to be done.
-static enum status order_deactivate(struct adapter_job *a, const struct api_given *given)
+static enum status order_deactivate(struct adapter_pending *a, const struct api_given *given)
 {
-    struct server *s = a->job.server;
+    struct server *s = a->pending.server;
     const char *name = given->adapter_name ? given->adapter_name : s->model.active_adapter;
     if (!name[0]) {
         adapter_done(a, ST_OK, NULL, 0);
@@ -104,28 +105,29 @@ static enum status order_deactivate(struct adapter_job *a, const struct api_give
 }
 
 // ---- the response -------------------------------------------------------------------------------
-static void reply_text(const struct adapter_job *a, const char *done)
+static void reply_text(const struct adapter_pending *a, const char *done)
 {
     struct bytes body = BYTES_INIT;
-    if (!a->job.request) return;
+    if (!a->pending.request) return;
     bytes_printf(&body, "Success: LoRA adapter '%s' %s successfully.", a->name, done);
-    if (a->job.status.message[0]) bytes_printf(&body, " Warning: %s", a->job.status.message);
-    http_reply(a->job.request, 200, "text/plain; charset=utf-8", &body);
+    if (a->pending.status.message[0])
+        bytes_printf(&body, " Warning: %s", a->pending.status.message);
+    http_reply(a->pending.request, 200, "text/plain; charset=utf-8", &body);
 }
 
-static void loaded(struct adapter_job *a)
+static void loaded(struct adapter_pending *a)
 {
     reply_text(a, "added");
 }
 
 // Nobody's /generate is by it any more.
-static void forget_active(struct adapter_job *a)
+static void forget_active(struct adapter_pending *a)
 {
-    char *active = a->job.server->model.active_adapter;
+    char *active = a->pending.server->model.active_adapter;
     if (strcmp(active, a->name) == 0) active[0] = 0;
 }
 
-static void unloaded(struct adapter_job *a)
+static void unloaded(struct adapter_pending *a)
 {
     forget_active(a);
     reply_text(a, "removed");
@@ -137,27 +139,27 @@ static void replaced(void *context, enum status st, const char *sentence, uint64
     if (st != ST_OK) log_warn("the adapter that /lora/load replaces stays loaded: %s", sentence);
 }
 
-static void activated(struct adapter_job *a)
+static void activated(struct adapter_pending *a)
 {
-    struct server *s = a->job.server;
-    const char *warning = a->job.status.message;
+    struct server *s = a->pending.server;
+    const char *warning = a->pending.status.message;
     char *active = s->model.active_adapter;
     if (active[0] && strcmp(active, a->name) != 0)
         engine_unload_adapter(s->engine, active, 0, replaced, NULL);
     memcpy(active, a->name, sizeof a->name);
     s->adapter_loads++;
-    if (a->job.request)
-        http_reply_json(a->job.request, 200,
+    if (a->pending.request)
+        http_reply_json(a->pending.request, 200,
                         json_pack("{s:s, s:o, s:i, s:o*}", "status", "ok", "adapter_name",
                                   json_clean_string(a->name), "load_count", s->adapter_loads,
                                   "warning", warning[0] ? json_clean_string(warning) : NULL));
 }
 
-static void deactivated(struct adapter_job *a)
+static void deactivated(struct adapter_pending *a)
 {
     forget_active(a);
-    if (a->job.request)
-        http_reply_json(a->job.request, 200,
+    if (a->pending.request)
+        http_reply_json(a->pending.request, 200,
                         json_pack("{s:s, s:o}", "status", "ok", "previous_name",
                                   a->name[0] ? json_clean_string(a->name) : json_null()));
 }
@@ -165,8 +167,8 @@ static void deactivated(struct adapter_job *a)
 // ---- the endpoints ------------------------------------------------------------------------------
 static const struct change {
     enum field_place place; // of its fields
-    enum status (*order)(struct adapter_job *a, const struct api_given *given);
-    void (*done)(struct adapter_job *a); // where it succeeded
+    enum status (*order)(struct adapter_pending *a, const struct api_given *given);
+    void (*done)(struct adapter_pending *a); // where it succeeded
 } changes[] = {
     [ADAPTER_LOAD] = {PLACE_LORA, order_load, loaded},
     [ADAPTER_UNLOAD] = {PLACE_LORA, order_unload, unloaded},
@@ -174,15 +176,15 @@ static const struct change {
     [ADAPTER_DEACTIVATE] = {PLACE_ADAPTER, order_deactivate, deactivated},
 };
 
-static void ended(struct job *job)
+static void ended(struct pending *pending)
 {
-    struct adapter_job *a = (struct adapter_job *)job;
+    struct adapter_pending *a = (struct adapter_pending *)pending;
     char what[sizeof a->name + 16];
     snprintf(what, sizeof what, "adapter '%s'", a->name);
-    if (job->status.code == ST_OK)
+    if (pending->status.code == ST_OK)
         a->change->done(a);
     else
-        job_fail(job, job->status.code == ST_FORMAT ? "lora_path" : NULL, what);
+        pending_fail(pending, pending->status.code == ST_FORMAT ? "lora_path" : NULL, what);
     free(a);
 }
 
@@ -193,17 +195,17 @@ void handle_adapter_change(void *server, struct http_request *q)
     json_t *object = NULL;
     enum status st;
     if (!server_is_open(s, q)) return;
-    struct adapter_job *a = job_new(s, q, sizeof *a, ended);
+    struct adapter_pending *a = pending_new(s, q, sizeof *a, ended);
     if (!a) return;
     a->change = &changes[http_which(q)];
-    const struct bytes *body = &a->job.body.bytes;
+    const struct bytes *body = &a->pending.body.bytes;
     CHECK(api_read_object(bytes_text(body), body->len, true, &object));
     CHECK(request_read(object, a->change->place, s->model.unknown, &wanted));
     CHECK(a->change->order(a, &wanted.given));
 out:
     json_decref(object);
     if (st == ST_OK) return;
-    job_free(&a->job);
+    pending_free(&a->pending);
     http_fail_status(q, st);
 }
 

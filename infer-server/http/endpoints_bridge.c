@@ -1,8 +1,8 @@
 /* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload.
  *
- * What has to wait for a step boundary is a job (job.c): pausing in libuv's thread pool
- * (engine_pause blocks), info and reloading on the engine's thread, which calls back there. Loop's
- * thread but for run_pause(), reload_done() and info_done(). */
+ * What has to wait for a step boundary is a pending response (pending.c): pausing in libuv's thread
+ * pool (engine_pause blocks), info and reloading on the engine's thread, which calls back there.
+ * Loop's thread but for run_pause(), reload_done() and info_done(). */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 #include "infer-server/http/server_impl.h"
@@ -14,21 +14,21 @@
 
 #define PAUSE_MS 10000
 
-struct bridge_job {
-    struct job job;
+struct bridge_pending {
+    struct pending pending;
     uint64_t version;
     json_t *canaries, *checksums, *base; // the latter two where they are asked for
-    bool quotes;                         // the failure, of files (job_fail)
+    bool quotes;                         // the failure, of files (pending_fail)
 };
 
 // Answers with that, or with the failure that it came to, and ends.
-static void finish(struct bridge_job *b, json_t *answer)
+static void finish(struct bridge_pending *b, json_t *answer)
 {
-    const enum status st = b->job.status.code;
-    if (b->job.request && st == ST_OK)
-        http_reply_json(b->job.request, 200, json_incref(answer));
+    const enum status st = b->pending.status.code;
+    if (b->pending.request && st == ST_OK)
+        http_reply_json(b->pending.request, 200, json_incref(answer));
     else if (st != ST_OK)
-        job_fail(&b->job, b->quotes ? "model" : NULL, "/reload");
+        pending_fail(&b->pending, b->quotes ? "model" : NULL, "/reload");
     json_decref(answer);
     json_decref(b->canaries);
     json_decref(b->checksums);
@@ -89,10 +89,10 @@ static json_t *hex_list(const uint64_t *q, int n)
     return list;
 }
 
-static void info_reply(struct job *job)
+static void info_reply(struct pending *pending)
 {
-    struct bridge_job *b = (struct bridge_job *)job;
-    json_t *info = info_json(job->server, b->version);
+    struct bridge_pending *b = (struct bridge_pending *)pending;
+    json_t *info = info_json(pending->server, b->version);
     json_object_set(info, "canary", json_array_get(b->canaries, 0));
     json_object_set(info, "canaries", b->canaries);
     json_object_set(info, "checksums", b->checksums); // NULL: nothing happens
@@ -102,7 +102,7 @@ static void info_reply(struct job *job)
 
 static void info_done(void *context, const struct engine_bridge_info *info)
 {
-    struct bridge_job *b = context;
+    struct bridge_pending *b = context;
     enum status st = ST_OK;
     if (!info)
         FAIL(ST_DEVICE,
@@ -115,8 +115,8 @@ static void info_done(void *context, const struct engine_bridge_info *info)
     if (!(b->checksums = hex_list(info->checksums, info->n_tensors)))
         st = status_fail(ST_NO_MEMORY, "out of memory");
 out:
-    status_keep(&b->job.status, st);
-    job_post(&b->job);
+    status_keep(&b->pending.status, st);
+    pending_post(&b->pending);
 }
 
 static bool asked(const struct http_request *q, const char *name)
@@ -139,11 +139,11 @@ void handle_bridge_info(void *server, struct http_request *q)
         http_fail(q, 503, "the model is being loaded; try again later");
         return;
     }
-    struct bridge_job *b = job_new(s, q, sizeof *b, info_reply);
+    struct bridge_pending *b = pending_new(s, q, sizeof *b, info_reply);
     if (!b) return;
     enum status st = engine_bridge_info(s->engine, checksums, info_done, b);
     if (st == ST_OK) return;
-    job_free(&b->job);
+    pending_free(&b->pending);
     http_fail_status(q, st);
 }
 
@@ -157,27 +157,27 @@ static json_t *state_json(struct server *s, const char *status)
                      (json_int_t)stats.weight_version);
 }
 
-static enum status run_pause(struct job *job) // thread pool
+static enum status run_pause(struct pending *pending) // thread pool
 {
-    return engine_pause(job->server->engine, PAUSE_MS);
+    return engine_pause(pending->server->engine, PAUSE_MS);
 }
 
-static void paused(struct job *job)
+static void paused(struct pending *pending)
 {
-    struct server *s = job->server;
-    if (job->status.code == ST_OK && !engine_paused(s->engine))
-        status_keep(&job->status,
+    struct server *s = pending->server;
+    if (pending->status.code == ST_OK && !engine_paused(s->engine))
+        status_keep(&pending->status,
                     status_fail(ST_CANCELLED, "the engine was told to resume meanwhile"));
-    s->paused |= job->status.code == ST_OK;
-    finish((struct bridge_job *)job, state_json(s, "paused"));
+    s->paused |= pending->status.code == ST_OK;
+    finish((struct bridge_pending *)pending, state_json(s, "paused"));
 }
 
 void handle_bridge_pause(void *server, struct http_request *q)
 {
     struct server *s = server;
     if (!server_is_open(s, q)) return;
-    struct job *j = job_new(s, q, sizeof(struct bridge_job), paused);
-    if (j) job_block(j, run_pause);
+    struct pending *j = pending_new(s, q, sizeof(struct bridge_pending), paused);
+    if (j) pending_block(j, run_pause);
 }
 
 void handle_bridge_resume(void *server, struct http_request *q)
@@ -194,21 +194,21 @@ void handle_bridge_resume(void *server, struct http_request *q)
 
 // ---- reload ------------------------------------------------------------------------------------
 
-static void reloaded(struct job *job)
+static void reloaded(struct pending *pending)
 {
-    struct bridge_job *b = (struct bridge_job *)job;
-    b->quotes = job->status.code == ST_FORMAT || job->status.code == ST_UNSUPPORTED;
+    struct bridge_pending *b = (struct bridge_pending *)pending;
+    b->quotes = pending->status.code == ST_FORMAT || pending->status.code == ST_UNSUPPORTED;
     finish(b,
            json_pack("{s:s, s:I}", "status", "reloaded", "weight_version", (json_int_t)b->version));
 }
 
 static void reload_done(void *context, enum status st, const char *sentence, uint64_t version)
 {
-    struct bridge_job *b = context;
+    struct bridge_pending *b = context;
     if (st != ST_OK) status_fail(st, "%s", sentence ? sentence : "");
-    status_keep(&b->job.status, st);
+    status_keep(&b->pending.status, st);
     b->version = version;
-    job_post(&b->job);
+    pending_post(&b->pending);
 }
 
 // "draft": true is the folder of --draft, a string a folder; NULL: it is not asked for.
@@ -237,9 +237,9 @@ void handle_reload(void *server, struct http_request *q)
     json_t *object = NULL;
     enum status st;
     if (!server_is_open(s, q)) return;
-    struct bridge_job *b = job_new(s, q, sizeof *b, reloaded);
+    struct bridge_pending *b = pending_new(s, q, sizeof *b, reloaded);
     if (!b) return;
-    const struct bytes *body = &b->job.body.bytes; // none: the folder it was started with
+    const struct bytes *body = &b->pending.body.bytes; // none: the folder it was started with
     CHECK(api_read_object(bytes_text(body), body->len, true, &object));
     CHECK(request_read(object, PLACE_RELOAD, s->model.unknown, &wanted));
     CHECK(draft_to_reload(s, object, wanted.given.draft, &draft));
@@ -247,6 +247,6 @@ void handle_reload(void *server, struct http_request *q)
 out:
     json_decref(object);
     if (st == ST_OK) return;
-    job_free(&b->job);
+    pending_free(&b->pending);
     http_fail_status(q, st);
 }

@@ -1,5 +1,5 @@
 /* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h; a
- * large one, and one that may hold messages, in another thread, job.c), then a generation; its
+ * large one, and one that may hold messages, in another thread, pending.c), then a generation; its
  * answer is written when all is there, or as a stream while the client reads. Loop's thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 struct text_request {
-    struct job job; // until its body is parsed
+    struct pending pending; // until its body is parsed
     struct response response;
     enum api_kind kind;
     struct api_model model; // a copy: the loop may learn more of its own
@@ -18,7 +18,7 @@ struct text_request {
 static void on_close(void *attached, bool answered)
 {
     struct text_request *t = attached;
-    if (!answered) t->job.server->metrics.disconnects++;
+    if (!answered) t->pending.server->metrics.disconnects++;
     generation_release(t->response.generation);
     free(t);
 }
@@ -30,16 +30,16 @@ static void on_progress(void *context)
     const struct generation_sample *failure = t->response.generation->failure;
     const char *sentence;
     if (t->response.request->stream) {
-        http_wake(t->job.request);
-    } else if (http_replied(t->job.request)) {
+        http_wake(t->pending.request);
+    } else if (http_replied(t->pending.request)) {
         return;
     } else if (failure) {
         unsigned code = failure_code(failure, &sentence);
-        http_fail_as(t->job.request, code, NULL, "server_error", sentence);
+        http_fail_as(t->pending.request, code, NULL, "server_error", sentence);
     } else if (t->response.generation->ended == t->response.request->n_samples) {
         // rollouts are always a stream
         (t->kind == API_GENERATE ? generate_response : choices_response)(&t->response, &body);
-        http_reply(t->job.request, 200, "application/json", &body);
+        http_reply(t->pending.request, 200, "application/json", &body);
     }
 }
 
@@ -63,10 +63,10 @@ static void name_response(const struct http_request *q, struct api_request *r)
 // Takes the request over, also where it fails.
 static enum status begin(struct text_request *t, struct api_request *r)
 {
-    struct server *s = t->job.server;
+    struct server *s = t->pending.server;
     const bool stream = r->stream;
     const int max = s->options->engine.max_batch + s->options->engine.max_queue;
-    name_response(t->job.request, r);
+    name_response(t->pending.request, r);
     if (r->n_samples > max) {
         enum status failed =
             status_fail(ST_INVALID,
@@ -80,33 +80,33 @@ static enum status begin(struct text_request *t, struct api_request *r)
         .model = &s->model, .created = clock_wall_s(), .unfinished = r->n_samples, .request = r};
     enum status st = generation_start(&s->host, r, on_progress, t, &t->response.generation);
     if (st != ST_OK) return st;
-    http_attach(t->job.request, t, on_close);
+    http_attach(t->pending.request, t, on_close);
     t->response.samples = t->response.generation->samples;
     for (int i = 0; i < r->n_prompts; i++) {
         histogram_add(&s->metrics.asked_n, &bounds_n, r->prompts[i].n);
         histogram_add(&s->metrics.asked_tokens, &s->metrics.tokens, r->sampling.max_tokens);
     }
     if (stream)
-        http_stream(t->job.request,
+        http_stream(t->pending.request,
                     t->kind == API_ROLLOUTS ? "application/x-ndjson"
                                             : "text/event-stream; charset=utf-8",
                     produce);
     return ST_OK;
 }
 
-static enum status parse(struct job *job)
+static enum status parse(struct pending *pending)
 {
-    struct text_request *t = (struct text_request *)job;
-    return api_request_parse(t->kind, &t->model, bytes_text(&job->body.bytes), job->body.bytes.len,
-                             &t->parsed);
+    struct text_request *t = (struct text_request *)pending;
+    return api_request_parse(t->kind, &t->model, bytes_text(&pending->body.bytes),
+                             pending->body.bytes.len, &t->parsed);
 }
 
-static void on_parsed(struct job *job)
+static void on_parsed(struct pending *pending)
 {
-    struct text_request *t = (struct text_request *)job;
-    struct metrics *metrics = &job->server->metrics;
-    struct http_request *q = job->request;
-    enum status st = status_recall(&job->status);
+    struct text_request *t = (struct text_request *)pending;
+    struct metrics *metrics = &pending->server->metrics;
+    struct http_request *q = pending->request;
+    enum status st = status_recall(&pending->status);
     if (!q) { // the client has left
         metrics->disconnects++;
         api_request_free(t->parsed);
@@ -127,11 +127,11 @@ void handle_text(void *server, struct http_request *q)
         s->metrics.refused++;
         return;
     }
-    struct text_request *t = job_new(s, q, sizeof *t, on_parsed);
+    struct text_request *t = pending_new(s, q, sizeof *t, on_parsed);
     if (!t) return;
     t->kind = (enum api_kind)http_which(q);
     t->model = s->model;
-    job_parse(&t->job, t->kind == API_CHAT || t->kind == API_ROLLOUTS, parse);
+    pending_parse(&t->pending, t->kind == API_CHAT || t->kind == API_ROLLOUTS, parse);
 }
 
 // POST /v1/rollouts/stop?request_id=NAME&group_ids=[ID,...]: these end where they are.

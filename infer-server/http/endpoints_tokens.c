@@ -1,6 +1,6 @@
 /* endpoints_tokens.c: /tokenize, /detokenize and /tokenizer_info, as vLLM has them: text to token
  * ids and back, by the tokenizer that the endpoints which generate use. Loop's thread, but for
- * run(), which may be another's (job.c). */
+ * run(), which may be another's (pending.c). */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "common/base/file.h"
@@ -12,8 +12,8 @@
 
 #define CONFIG_BYTES (16 << 20)
 
-struct token_job {
-    struct job job;
+struct token_pending {
+    struct pending pending;
     struct api_model model; // a copy
     bool tokenize;
     struct bytes answer;
@@ -58,16 +58,17 @@ out:
     return st;
 }
 
-static enum status run(struct job *job)
+static enum status run(struct pending *pending)
 {
-    struct token_job *j = (struct token_job *)job;
+    struct token_pending *j = (struct token_pending *)pending;
     json_t *object = NULL, *answer = NULL;
     char *written = NULL;
     enum status st;
     if (!j->model.tokenizer)
         return status_fail(ST_UNSUPPORTED, "%s has no tokenizer.json: there is no text here",
                            j->model.folder);
-    CHECK(api_read_object(bytes_text(&job->body.bytes), job->body.bytes.len, false, &object));
+    CHECK(
+        api_read_object(bytes_text(&pending->body.bytes), pending->body.bytes.len, false, &object));
     CHECK((j->tokenize ? tokenize : detokenize)(&j->model, object, &answer));
     written = answer ? json_dumps(answer, JSON_COMPACT) : NULL; // here, as it may be long, too
     if (written)
@@ -82,14 +83,14 @@ out:
     return st;
 }
 
-static void done(struct job *job)
+static void done(struct pending *pending)
 {
-    struct token_job *j = (struct token_job *)job;
-    const enum status st = status_recall(&job->status);
-    if (job->request && st == ST_OK)
-        http_reply(job->request, 200, "application/json", &j->answer);
-    else if (job->request)
-        http_fail_status(job->request, st);
+    struct token_pending *j = (struct token_pending *)pending;
+    const enum status st = status_recall(&pending->status);
+    if (pending->request && st == ST_OK)
+        http_reply(pending->request, 200, "application/json", &j->answer);
+    else if (pending->request)
+        http_fail_status(pending->request, st);
     bytes_release(&j->answer);
     free(j);
 }
@@ -99,11 +100,11 @@ void handle_tokens(void *server, struct http_request *q)
     struct server *s = server;
     const bool tokenize = http_which(q) == TOKENIZE;
     if (tokenize && !server_is_open(s, q)) return;
-    struct token_job *j = job_new(s, q, sizeof *j, done);
+    struct token_pending *j = pending_new(s, q, sizeof *j, done);
     if (!j) return;
     j->model = s->model;
     j->tokenize = tokenize;
-    job_parse(&j->job, tokenize, run); // which may hold messages
+    pending_parse(&j->pending, tokenize, run); // which may hold messages
 }
 
 // tokenizer_config.json, with special tokens as plain strings and the chat template of its own

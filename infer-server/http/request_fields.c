@@ -268,7 +268,7 @@ static enum status unknown_field(const char *name, enum field_place place)
                        CUT(name, 64), place_name(place));
 }
 
-// Large bodies are parsed by several threads at once (job.c).
+// Large bodies are parsed by several threads at once (pending.c).
 static pthread_mutex_t logging = PTHREAD_MUTEX_INITIALIZER;
 
 // With the lock.

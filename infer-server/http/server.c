@@ -155,8 +155,8 @@ static void start_handles(struct server *s)
     s->watchdog_told_ns = clock_now_ns();
 }
 
-// Order: nobody new and nobody waiting; jobs come back; the engine ends, its last events are
-// delivered; handles close. From here on a signal ends the process in the ordinary way.
+// Order: nobody new and nobody waiting; pending responses come back; the engine ends, its last
+// events are delivered; handles close. From here on a signal ends the process in the ordinary way.
 static void stop(struct server *s)
 {
     http_close(s->http);

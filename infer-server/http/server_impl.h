@@ -29,7 +29,7 @@ struct server {
     bool ready_told, draining, paused;
     int64_t drain_deadline_ns;
     int adapter_loads; // by /lora/load
-    int work;          // thread-pool jobs and engine commands under way
+    int work;          // thread-pool pending responses and engine commands under way
     int parsing;       // of those, bodies in the pool
     uint64_t watchdog_ms;
     int64_t watchdog_told_ns;
@@ -59,7 +59,7 @@ enum { ADAPTER_LOAD, ADAPTER_UNLOAD, ADAPTER_ACTIVATE, ADAPTER_DEACTIVATE };
 void handle_adapter_change(void *server, struct http_request *q); // which: one of these
 void handle_lora_status(void *server, struct http_request *q);
 
-// job.c. Whether the model is there, and with it how long a context may be.
+// pending.c. Whether the model is there, and with it how long a context may be.
 bool server_knows_context(struct server *s);
 // "ok", "loading", "torn", "draining", "failed", by the engine's statistics as they are now;
 // ret_detail: a sentence (may be empty), of those or static.
@@ -92,43 +92,46 @@ const struct tool_form *chat_probe_tool_form(const struct chat_template *chat);
 void chat_probe_repeats(const struct chat_template *chat, const struct tokenizer *tokenizer,
                         struct bytes *ret_sentence);
 
-// ---- jobs --------------------------------------------------------------------------------------
+// ---- pending responses --------------------------------------------------------------------------
 // What a request waits for on another thread: its body, where that is large (megabytes of JSON and
 // text take seconds, in which the loop has others to serve) or a chat template is rendered (a
 // program of somebody else's, which may take as long), a pause, a command of the engine. The
-// request may go meanwhile; the job then ends with nobody to answer. Loop's thread, but for run()
-// and job_post().
+// request may go meanwhile; the pending response then ends with nobody to answer. Loop's thread,
+// but for run() and pending_post().
 
-struct job { // embed it first in a struct of the endpoint's own
+struct pending { // embed it first in a struct of the endpoint's own
     struct inbox_message message;
     struct server *server;
     struct http_request *request; // NULL once it is gone
     struct http_body body;        // the request's
     struct status_kept status;    // what it came to
-    // Any thread. Owns the job meanwhile, and reads beside it only what nobody changes as long as
-    // the server lives (the tokenizer, the chat template): neither request nor server.
-    enum status (*run)(struct job *job);
-    void (*done)(struct job *job); // answers the request, where it is there yet, and frees the job
+    // Any thread. Owns the pending response meanwhile, and reads beside it only what nobody changes
+    // as long as the server lives (the tokenizer, the chat template): neither request nor server.
+    enum status (*run)(struct pending *pending);
+    void (*done)(struct pending *pending); // answers the request, where it is there yet, and frees
+                                           // the pending response
     uv_work_t work;
     bool parsing; // in the pool, counted in the server's `parsing`
 };
 
 // `size` bytes, all else zero; its done() is called exactly once, unless it is freed before it
 // begins. NULL: the request was answered with a failure.
-void *job_new(struct server *s, struct http_request *q, size_t size, void (*done)(struct job *job));
-void job_free(struct job *j); // that never began; the request is there yet
+void *pending_new(struct server *s, struct http_request *q, size_t size,
+                  void (*done)(struct pending *pending));
+void pending_free(struct pending *j); // that never began; the request is there yet
 
 // Calls run(), at once where the body is small and nothing is rendered, else in libuv's thread
 // pool, first come, first served. As many wait there as the engine takes samples, --max-batch +
 // --max-queue: ST_BUSY beyond. Not run where the client leaves before its turn.
-void job_parse(struct job *j, bool renders, enum status (*run)(struct job *job));
-void job_block(struct job *j, enum status (*run)(struct job *job)); // in the pool: it may wait
-// From any thread, instead of run(): the job came to job->status.
-void job_post(struct job *j);
+void pending_parse(struct pending *j, bool renders, enum status (*run)(struct pending *pending));
+void pending_block(struct pending *j,
+                   enum status (*run)(struct pending *pending)); // in the pool: it may wait
+// From any thread, instead of run(): the pending response came to pending->status.
+void pending_post(struct pending *j);
 // Tells the client what it failed of. field, what: that name a folder, in the request and in the
 // log, whose files do not parse: they may be any that this process can read, which a client of the
 // socket or the key need not be able to, so that their bytes, which the sentence quotes, go to the
 // log only. NULL: it quotes none.
-void job_fail(const struct job *j, const char *field, const char *what);
+void pending_fail(const struct pending *j, const char *field, const char *what);
 
 #endif

@@ -158,7 +158,7 @@ static enum status free_slot(const struct adapters *a, int *ret)
                        a->max);
 }
 
-static enum status plan_of_order(const struct adapters *a, const struct adapter_order *order,
+static enum status plan_of_order(const struct adapters *a, const struct adapter_request *order,
                                  const struct adapter *copied, struct adapter **ret)
 {
     struct adapter_config *config;
@@ -169,7 +169,7 @@ static enum status plan_of_order(const struct adapters *a, const struct adapter_
 }
 
 // The weights of a new one, whose memory is zeros.
-static enum status fill(const struct adapters *a, const struct adapter_order *order,
+static enum status fill(const struct adapters *a, const struct adapter_request *order,
                         const struct adapter *copied, const struct adapter *adapter)
 {
     if (order->folder) return adapter_load(adapter, a->dev, order->folder);
@@ -178,7 +178,8 @@ static enum status fill(const struct adapters *a, const struct adapter_order *or
     return device_sync(a->dev);
 }
 
-enum status adapters_add(struct adapters *a, const struct adapter_order *order, const char *segment)
+enum status adapters_add(struct adapters *a, const struct adapter_request *order,
+                         const char *segment)
 {
     enum status st;
     int slot = 0;

@@ -48,11 +48,11 @@ const struct adapter_table *adapters_table(const struct adapters *a);
 // changes nothing until somebody writes it; or (copy_of, another's name) one with the weights that
 // this one has now. Its arena is shared memory of that name, without the slot's number. ST_INVALID:
 // a name that is there already, or more than there is room for.
-struct adapter_order {
+struct adapter_request {
     const char *name, *folder, *config, *copy_of; // one of the latter three
     bool in_place;                                // the name is there: its weights are replaced
 };
-enum status adapters_add(struct adapters *a, const struct adapter_order *order,
+enum status adapters_add(struct adapters *a, const struct adapter_request *order,
                          const char *segment);
 void adapters_retire(struct adapters *a, int slot); // it has no name any more
 enum status adapters_remove(struct adapters *a, int slot);

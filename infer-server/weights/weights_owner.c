@@ -368,7 +368,7 @@ const struct adapters *weights_owner_adapters(const struct weights_owner *o)
     return o->adapters;
 }
 
-enum status weights_owner_add_adapter(struct weights_owner *o, const struct adapter_order *order)
+enum status weights_owner_add_adapter(struct weights_owner *o, const struct adapter_request *order)
 {
     char name[SEGMENT_BYTES];
     segment_name(o->bridge_path, "adapter", name);

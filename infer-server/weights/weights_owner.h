@@ -42,7 +42,7 @@ weights_owner_adapters(const struct weights_owner *o); // NULL: there are none
 // adapters_add() and adapters_retire(); the bridge file is then written anew. Retiring is ST_BUSY
 // while another trainer than `writer`, who may have mapped the arena, is attached;
 // adapters_remove() follows once nobody computes with it.
-enum status weights_owner_add_adapter(struct weights_owner *o, const struct adapter_order *order);
+enum status weights_owner_add_adapter(struct weights_owner *o, const struct adapter_request *order);
 enum status weights_owner_retire_adapter(struct weights_owner *o, int slot, pid_t writer);
 enum status weights_owner_remove_adapter(struct weights_owner *o, int slot);
 // adapters_reload(): next even version. ST_BUSY as of weights_owner_reload().

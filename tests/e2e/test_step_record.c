@@ -20,10 +20,10 @@ static void close_scene(void)
 }
 
 // Values of a span in the lines of a run, that of step 0 included.
-static int span(const char *run, enum span which, double ret[STEPS + 1])
+static int span(const char *run, enum phase which, double ret[STEPS + 1])
 {
     char key[64];
-    snprintf(key, sizeof key, "spans/%s_s", span_names[which]);
+    snprintf(key, sizeof key, "spans/%s_s", phase_names[which]);
     return column(&scene, run, key, ret, STEPS + 1);
 }
 
@@ -36,7 +36,7 @@ TEST(spans_are_the_time_of_a_step)
                                  "--save-steps", "2")));
     const double wall_s = clock_ms_since(start) / 1e3;
     for (int i = 0; i < N_SPANS; i++)
-        assert_int_equal(span("spans", (enum span)i, of[i]), STEPS + 1);
+        assert_int_equal(span("spans", (enum phase)i, of[i]), STEPS + 1);
     assert_int_equal(column(&scene, "spans", "step_s", step_s, STEPS + 1), STEPS + 1);
     for (int step = 0; step <= STEPS; step++) {
         double sum = 0;
@@ -49,15 +49,16 @@ TEST(spans_are_the_time_of_a_step)
     }
     assert_true(all < wall_s);
     for (int step = 1; step <= STEPS; step++) {
-        static const enum span always[] = {SPAN_ROLLOUT,  SPAN_SCORE,     SPAN_PACK, SPAN_FORWARD,
-                                           SPAN_BACKWARD, SPAN_OPTIMIZER, SPAN_LOG};
+        static const enum phase always[] = {PHASE_ROLLOUT, PHASE_SCORE,    PHASE_PACK,
+                                            PHASE_FORWARD, PHASE_BACKWARD, PHASE_OPTIMIZER,
+                                            PHASE_LOG};
         for (size_t k = 0; k < sizeof always / sizeof *always; k++)
             if (!(of[always[k]][step] > 0)) fail_msg("step %d: no time of %d", step, always[k]);
     }
-    assert_true(of[SPAN_EVAL][0] > 0 && of[SPAN_EVAL][2] > 0 && of[SPAN_EVAL][1] == 0);
+    assert_true(of[PHASE_EVAL][0] > 0 && of[PHASE_EVAL][2] > 0 && of[PHASE_EVAL][1] == 0);
     // a checkpoint is written behind its step's line: steps 0 and 2
-    assert_true(of[SPAN_CHECKPOINT][1] > 0 && of[SPAN_CHECKPOINT][3] > 0);
-    assert_true(of[SPAN_CHECKPOINT][2] == 0);
+    assert_true(of[PHASE_CHECKPOINT][1] > 0 && of[PHASE_CHECKPOINT][3] > 0);
+    assert_true(of[PHASE_CHECKPOINT][2] == 0);
 }
 
 // Ahead of learning others sample and score: that is no time of this thread.
@@ -65,10 +66,10 @@ TEST(a_run_ahead_waits)
 {
     double waited[STEPS + 1], sampled[STEPS + 1], scored[STEPS + 1];
     assert_int_equal(train(&scene, "ahead", OPTIONS("--max-steps", "3", "--async")), 0);
-    const int n = span("ahead", SPAN_WAIT, waited);
+    const int n = span("ahead", PHASE_WAIT, waited);
     assert_int_equal(n, STEPS);
-    span("ahead", SPAN_ROLLOUT, sampled);
-    span("ahead", SPAN_SCORE, scored);
+    span("ahead", PHASE_ROLLOUT, sampled);
+    span("ahead", PHASE_SCORE, scored);
     for (int i = 0; i < n; i++) assert_true(waited[i] > 0 && sampled[i] == 0 && scored[i] == 0);
 }
 

@@ -29,7 +29,7 @@ static void start(struct bench *b, const char *model, const char *adapter,
                   const struct model_config *config)
 {
     struct engine_options options = plain_options();
-    const struct adapter_order order = {.name = "a", .folder = adapter};
+    const struct adapter_request order = {.name = "a", .folder = adapter};
     options.model_folder = options.frozen_folder = model;
     options.max_adapters = 1;
     options.max_lora_rank = 4;

@@ -7,7 +7,7 @@
 
 struct rank_main {
     struct train_config config;
-    struct job job;
+    struct launch launch;
     char **argv;
 };
 
@@ -15,8 +15,8 @@ static enum status check(void *context, struct option_set *set)
 {
     struct rank_main *m = context;
     (void)set;
-    enum status st = job_find(&m->config.job, &m->job);
-    if (st == ST_OK) log_open(m->job.log_name, LOG_INFO);
+    enum status st = launch_find(&m->config.launch, &m->launch);
+    if (st == ST_OK) log_open(m->launch.log_name, LOG_INFO);
     return st;
 }
 
@@ -24,14 +24,14 @@ static enum status run(void *context)
 {
     struct rank_main *m = context;
     const char *ms = getenv("RANK_PROGRAM_MS");
-    const struct ranks *r = &m->job.ranks;
+    const struct ranks *r = &m->launch.ranks;
     struct liveness *liveness = NULL;
     struct bytes bytes = BYTES_INIT;
     enum status st;
-    if (m->job.launches) return job_launch(&m->job, m->argv);
-    CHECK(job_meet(&m->job, "one layout", &bytes, &liveness));
+    if (m->launch.launches) return launch_ranks(&m->launch, m->argv);
+    CHECK(launch_meet(&m->launch, "one layout", &bytes, &liveness));
     printf("rank %d of %d on GPU %d, pid %d\n", r->rank, r->size,
-           m->job.n_gpus ? m->job.gpus[r->local_rank] : -1, (int)getpid());
+           m->launch.n_gpus ? m->launch.gpus[r->local_rank] : -1, (int)getpid());
     fflush(stdout);
     st = liveness_check(liveness, ms ? atoi(ms) : 0);
 out:

@@ -119,7 +119,7 @@ static void check_item(struct world *w, const struct step_item *item)
 static bool run_step(struct world *w, enum scheduler_admit admit)
 {
     note_admissions(w, false);
-    const struct step *step = schedule(w->scheduler, admit);
+    const struct engine_step *step = schedule(w->scheduler, admit);
     note_admissions(w, true);
     for (int i = 0; i < step->n_sampled; i++) // a sibling that forks is as old as its leader
         w->admitted_at[step->sampled[i].sample->queue.order] =
@@ -437,7 +437,7 @@ TEST(refused_drafts_are_not_found)
     assert_true(run_step(&w, ADMIT_ALL));
     for (int accepted = 0; accepted < 4; accepted++) { // 6 + 1 tokens known, of 8 drafts some stay
         s->draft.n_verify = 8;
-        const struct step *step = schedule(w.scheduler, ADMIT_ALL);
+        const struct engine_step *step = schedule(w.scheduler, ADMIT_ALL);
         assert_int_equal(step->n_items, 1);
         assert_int_equal(step->items[0].n_drafts, 8);
         const int computed = s->kv[RUNNER_POLICY].computed;

@@ -542,7 +542,7 @@ struct played {
     int next[GROUPS][SAMPLES][RUNNERS]; // token that each model comes to
 };
 
-static int play_item(struct played *p, const struct step *step, const struct step_item *item)
+static int play_item(struct played *p, const struct engine_step *step, const struct step_item *item)
 {
     int *at =
         &p->next[(intptr_t)request_tag(item->sample->request)][item->sample->index][step->runner];
@@ -557,7 +557,7 @@ static void play(struct scheduler *scheduler, struct played *p)
 {
     for (;; p->steps++) {
         scheduler_choose_runner(scheduler);
-        const struct step *step = schedule(scheduler, ADMIT_ALL);
+        const struct engine_step *step = schedule(scheduler, ADMIT_ALL);
         if (step->n_items == 0) return;
         for (int i = 0; i < step->n_items; i++)
             p->computed[step->runner] += play_item(p, step, &step->items[i]);

@@ -108,7 +108,7 @@ TEST(a_former_name_is_still_read)
     struct train_config config;
     struct option_set *set;
     parse((const char *const[]){"--head-rows", "7", NULL}, &config, &set);
-    assert_int_equal(config.learning.logits_chunk, 7);
+    assert_int_equal(config.learner.logits_chunk, 7);
     assert_true(options_given(set, "logits-chunk"));
     options_free(set);
 }

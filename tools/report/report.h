@@ -40,7 +40,7 @@ void metrics_release(struct metrics *m);
 // What is kept of every sample in a run's rollouts/: enough to list, filter and sort them. Texts
 // stay in their files.
 
-struct sample {
+struct report_sample {
     int32_t step;
     int32_t row;             // of its step's file, from 0
     int32_t line, number;    // of the data, below 0 of the held-out data; in its group
@@ -53,7 +53,7 @@ struct prompt {
     char *text;   // how it begins, UTF-8
 };
 struct samples {
-    struct sample *samples; // (n) by step and row
+    struct report_sample *samples; // (n) by step and row
     size_t n;
     struct prompt *prompts; // (n_prompts) in the order in which they appeared
     size_t n_prompts;

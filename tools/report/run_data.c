@@ -114,7 +114,8 @@ static const struct {
 } columns[] = {
 #define COLUMN(field)                                                                              \
     {                                                                                              \
-#field, offsetof(struct sample, field), sizeof(((struct sample *)NULL)->field)             \
+#field, offsetof(struct report_sample, field),                                             \
+            sizeof(((struct report_sample *)NULL)->field)                                          \
     }
     COLUMN(step),   COLUMN(row),    COLUMN(line),      COLUMN(number),
     COLUMN(tokens), COLUMN(reward), COLUMN(advantage), COLUMN(truncated),

@@ -91,17 +91,17 @@ static enum status take_line(void *context, const char *text, size_t len)
     json_t *line = json_loadb(bytes_text(&r->line), r->line.len, JSON_ALLOW_NUL, NULL);
     const int32_t of_data = whole(line, "line", 0);
     const char *finish = json_string_value(json_object_get(line, "finish_reason"));
-    struct sample sample = {.step = r->step,
-                            .row = r->row++,
-                            .line = r->held_out ? -of_data : of_data,
-                            .number = whole(line, "sample", -1),
-                            .tokens = whole(line, "tokens", -1),
-                            .reward = number(line, "reward"),
-                            .advantage = number(line, "advantage"),
-                            .truncated = json_is_true(json_object_get(line, "truncated")) ||
-                                         (finish && strcmp(finish, "length") == 0)};
+    struct report_sample sample = {.step = r->step,
+                                   .row = r->row++,
+                                   .line = r->held_out ? -of_data : of_data,
+                                   .number = whole(line, "sample", -1),
+                                   .tokens = whole(line, "tokens", -1),
+                                   .reward = number(line, "reward"),
+                                   .advantage = number(line, "advantage"),
+                                   .truncated = json_is_true(json_object_get(line, "truncated")) ||
+                                                (finish && strcmp(finish, "length") == 0)};
     if (json_is_string(json_object_get(line, "completion")) && sample.number >= 0) {
-        struct sample *grown = array_room(s->samples, s->n, sizeof *grown);
+        struct report_sample *grown = array_room(s->samples, s->n, sizeof *grown);
         if (!grown) FAIL(ST_NO_MEMORY, "no memory for %zu samples", s->n);
         s->samples = grown;
         s->samples[s->n++] = sample;

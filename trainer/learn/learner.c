@@ -254,7 +254,7 @@ enum status learner_new(struct device *dev, const struct model_config *config,
     CHECK(param_ranges_of(options->adapter ? options->adapter->weights : policy, options->freeze,
                           &l->trained));
     l->info.comm = options->comm;
-    l->info.spans = options->spans;
+    l->info.phases = options->phases;
     l->info.trained = &l->trained;
     l->info.balance_coef = l->options.router_aux_loss_coef;
     l->has_reference = reference;
@@ -573,8 +573,8 @@ static void sum_grads(void *optimizer, int64_t first)
 // comes next; there the host has nothing left to do beside it.
 static enum status end_of_backward(struct learner *l)
 {
-    enum status st = l->options.spans ? device_sync(l->dev) : ST_OK;
-    spans_lap(l->options.spans, SPAN_BACKWARD);
+    enum status st = l->options.phases ? device_sync(l->dev) : ST_OK;
+    phase_timers_lap(l->options.phases, PHASE_BACKWARD);
     return st;
 }
 
@@ -612,7 +612,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->options.adapter ? 0 : -1, l->batch, l->targets));
-        spans_lap(l->options.spans, SPAN_PACK);
+        phase_timers_lap(l->options.phases, PHASE_PACK);
         CHECK(end_of_backward(l)); // of the micro-batch before
         CHECK(batch_commit(l->batch, 0, 0));
         set_dropout(l, mb, groups, backward);
@@ -626,7 +626,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
                                 l->logprobs, l->entropy));
         if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
         if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows, &back));
-        spans_lap(l->options.spans, SPAN_FORWARD);
+        phase_timers_lap(l->options.phases, PHASE_FORWARD);
     }
     memset(l->dentropy, 0, (size_t)n * sizeof *l->dentropy);
     loss(context, &rows, l->dlogprobs);

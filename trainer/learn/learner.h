@@ -31,7 +31,7 @@ struct learner_config {
     int max_seqs;                  // prompts and completions of a step
     int max_context;               // longest prompt with its completion
     int recompute;                 // enum recompute: of activations, the draft model's too
-    struct spans *spans;           // of the thread that drives it; NULL: nobody counts
+    struct phase_timers *phases;   // of the thread that drives it; NULL: nobody counts
     bool ranks;                    // learner_rows.ranked is wanted
     bool is_draft; // learner_add_draft()'s own: it has no batch, and shares the operations' scratch
 };
@@ -55,9 +55,9 @@ enum status learner_new(struct device *dev, const struct model_config *config,
                         const struct weights *policy, bool reference,
                         const struct learner_config *options, struct learner **ret);
 void learner_free(struct learner *l);
-struct learner_info {    // of a learner, as it is now
-    struct comm *comm;   // NULL: one rank
-    struct spans *spans; // NULL: nobody counts
+struct learner_info {            // of a learner, as it is now
+    struct comm *comm;           // NULL: one rank
+    struct phase_timers *phases; // NULL: nobody counts
     const struct param_ranges *trained;
     const struct weights *reference; // NULL: none, or an adapter's
     struct memory_plan memory;

@@ -39,10 +39,10 @@
 
 #define RANGE_SEED 0x9e3779b1u // between the rounding noise of one range and the next
 
-struct run {       // of the gradients that this rank keeps, in their norm
-    int64_t at, n; // elements
-    bool shared;   // every rank has them
-    double weight; // of their squares
+struct grad_range { // of the gradients that this rank keeps, in their norm
+    int64_t at, n;  // elements
+    bool shared;    // every rank has them
+    double weight;  // of their squares
 };
 
 struct optimizer {
@@ -62,7 +62,7 @@ struct optimizer {
     uint16_t *low;          // (n_low); NULL: there are none
     double *sums;           // (n_runs)
     float *grad_scale;      // (1)
-    struct run *runs;
+    struct grad_range *runs;
     int n_runs;
     // Ranks that hold the model's other shards, and those of them that share key-value heads; NULL:
     // there are none.
@@ -173,9 +173,9 @@ static int64_t gradients_at(const struct optimizer *o, const struct slice *slice
     return o->trained.list[slice->range].at + slice_first(slice, comm_rank(o->comm));
 }
 
-static enum status add_run(struct optimizer *o, const struct run *run)
+static enum status add_run(struct optimizer *o, const struct grad_range *run)
 {
-    struct run *last = o->n_runs ? &o->runs[o->n_runs - 1] : NULL, *room;
+    struct grad_range *last = o->n_runs ? &o->runs[o->n_runs - 1] : NULL, *room;
     if (last && last->at + last->n == run->at && last->shared == run->shared &&
         last->weight == run->weight) {
         last->n += run->n;
@@ -220,7 +220,7 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
     for (int i = 0; i < trained->n; i++) CHECK(add_range(o, &trained->list[i]));
     for (int i = 0; i < o->slices.n; i++) { // what this rank updates counts whole
         const struct slice *t = &o->slices.list[i];
-        CHECK(add_run(o, &(struct run){gradients_at(o, t), t->n, t->shared, 1}));
+        CHECK(add_run(o, &(struct grad_range){gradients_at(o, t), t->n, t->shared, 1}));
     }
     *ret = o;
 out:
@@ -288,12 +288,13 @@ static enum status discount_replicas(struct optimizer *o)
     for (int i = 0; i < o->n_replicas; i++)
         for (int k = 0; k < n_kept; k++) {
             const struct replica *r = &o->replicas[i];
-            const struct run kept = o->runs[k];
+            const struct grad_range kept = o->runs[k];
             const int64_t first = r->at > kept.at ? r->at : kept.at;
             const int64_t end = r->at + r->n < kept.at + kept.n ? r->at + r->n : kept.at + kept.n;
             const double share = 1.0 / r->holders;
             if (end <= first) continue;
-            enum status st = add_run(o, &(struct run){first, end - first, kept.shared, share - 1});
+            enum status st =
+                add_run(o, &(struct grad_range){first, end - first, kept.shared, share - 1});
             if (st != ST_OK) return st;
         }
     device_release(o->dev, o->sums);

@@ -58,18 +58,19 @@ enum status stats_merge(struct comm *comm, struct update_stats *s)
 
 // ---- time ---------------------------------------------------------------------------------------
 
-const char *const span_names[] = {"wait",      "rollout", "score", "pack", "forward",    "backward",
-                                  "optimizer", "publish", "log",   "eval", "checkpoint", NULL};
+const char *const phase_names[] = {"wait",    "rollout",  "score",      "pack",
+                                   "forward", "backward", "optimizer",  "publish",
+                                   "log",     "eval",     "checkpoint", NULL};
 
-void spans_lap(struct spans *s, enum span span)
+void phase_timers_lap(struct phase_timers *s, enum phase phase)
 {
     if (!s) return;
     const int64_t now = clock_now_ns();
-    s->seconds[span] += (double)(now - s->since_ns) / NS_PER_S;
+    s->seconds[phase] += (double)(now - s->since_ns) / NS_PER_S;
     s->since_ns = now;
 }
 
-void spans_move(struct spans *s, enum span from, enum span to, double seconds)
+void phase_timers_move(struct phase_timers *s, enum phase from, enum phase to, double seconds)
 {
     if (!s) return;
     const double moved = fmin(seconds, s->seconds[from]);

@@ -80,30 +80,30 @@ enum status stats_merge(struct comm *comm, struct update_stats *s);
 
 // A clock with laps: whatever the main thread does is some span's, so that the spans of a step are
 // together the time it took. One thread.
-enum span {
-    SPAN_WAIT, // for rollouts that others sample and score meanwhile (--async), for other ranks
-    SPAN_ROLLOUT,
-    SPAN_SCORE,
-    SPAN_PACK,
-    SPAN_FORWARD,   // the reference's and the draft's too
-    SPAN_BACKWARD,  // the device's work of one micro-batch may run on while the next is packed
-    SPAN_OPTIMIZER, // gradient norm, sums over ranks that the backward pass did not hide, AdamW
-    SPAN_PUBLISH,   // quiescing the server, and letting it go on
-    SPAN_LOG,       // metrics, rollouts/, and all that has no span of its own
-    SPAN_EVAL,
-    SPAN_CHECKPOINT,
+enum phase {
+    PHASE_WAIT, // for rollouts that others sample and score meanwhile (--async), for other ranks
+    PHASE_ROLLOUT,
+    PHASE_SCORE,
+    PHASE_PACK,
+    PHASE_FORWARD,   // the reference's and the draft's too
+    PHASE_BACKWARD,  // the device's work of one micro-batch may run on while the next is packed
+    PHASE_OPTIMIZER, // gradient norm, sums over ranks that the backward pass did not hide, AdamW
+    PHASE_PUBLISH,   // quiescing the server, and letting it go on
+    PHASE_LOG,       // metrics, rollouts/, and all that has no phase of its own
+    PHASE_EVAL,
+    PHASE_CHECKPOINT,
     N_SPANS
 };
-extern const char *const span_names[]; // "wait", "rollout"...
+extern const char *const phase_names[]; // "wait", "rollout"...
 
-struct spans {
+struct phase_timers {
     int64_t since_ns; // the last lap's end, or when the first began
     double seconds[N_SPANS];
 };
 
 // The time since the last lap was that span's. NULL: nobody counts.
-void spans_lap(struct spans *s, enum span span);
+void phase_timers_lap(struct phase_timers *s, enum phase phase);
 // So many of the seconds of one, at most all, were another's.
-void spans_move(struct spans *s, enum span from, enum span to, double seconds);
+void phase_timers_move(struct phase_timers *s, enum phase from, enum phase to, double seconds);
 
 #endif

@@ -235,7 +235,7 @@ out:
 static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
 {
     enum status st = optimizer_prepare(learner_optimizer(l), ret_norm);
-    spans_lap(learner_info(l)->spans, SPAN_OPTIMIZER);
+    phase_timers_lap(learner_info(l)->phases, PHASE_OPTIMIZER);
     *ret_skip = st == ST_INVALID;
     return *ret_skip ? ST_OK : st;
 }
@@ -261,8 +261,9 @@ static enum status publish(struct learner *l, const struct publish *to, struct a
     struct publish_times times = {0};
     if (!to->run) return apply_update(apply);
     enum status st = to->run(to->context, apply_update, apply, &times);
-    spans_lap(learner_info(l)->spans, SPAN_PUBLISH);
-    spans_move(learner_info(l)->spans, SPAN_PUBLISH, SPAN_OPTIMIZER, times.write_ms / 1e3);
+    phase_timers_lap(learner_info(l)->phases, PHASE_PUBLISH);
+    phase_timers_move(learner_info(l)->phases, PHASE_PUBLISH, PHASE_OPTIMIZER,
+                      times.write_ms / 1e3);
     sums->wait_ms += times.wait_ms;
     sums->write_ms += times.write_ms;
     sums->total_ms += times.total_ms;

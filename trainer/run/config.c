@@ -350,7 +350,7 @@ const struct option_spec train_options[] = {
     LOG_LEVEL_OPTION,
 
     OPT_HEADING("Several GPUs or hosts (docs/use/launch.md)"),
-    JOB_OPTIONS,
+    LAUNCH_OPTIONS,
 
     OPT_HEADING("Machine"),
     OPT_FLAG("exact", exact, NULL,

@@ -10,7 +10,7 @@
 #include "trainer/reward/advantage.h"
 #include "trainer/reward/cost.h"
 #include "trainer/curriculum/curriculum.h"
-#include "trainer/launch/job.h"
+#include "trainer/launch/launch.h"
 #include "trainer/learn/loss.h"
 #include "trainer/data/data.h"
 #include "trainer/reward/reward.h"
@@ -68,7 +68,7 @@ struct train_config {
     bool mask_truncated_completions;
     struct lora_options lora;
     // optimizer
-    struct learning_options learning;
+    struct learner_options learner;
     int64_t max_steps;
     double num_train_epochs;
     int64_t seed;
@@ -93,17 +93,18 @@ struct train_config {
     int64_t rope_context;
     bool overwrite;
     // several ranks
-    struct job_options job;
+    struct launch_options launch;
     // machine
     double quiesce_timeout, rollout_timeout;
-    // derived: by job_find(), a server of this rank's own is looked for, and who trains together;
-    // by train_config_resolve(), whether samples may be of weights before those that learn
+    // derived: by launch_find(), a server of this rank's own is looked for, and who trains
+    // together; by train_config_resolve(), whether samples may be of weights before those that
+    // learn
     bool serves, several_ranks, stale;
 };
 extern const struct option_spec train_options[];
 
 // What the words mean, checked together; options name themselves in errors (ST_INVALID). The
-// config's derived values of job_find() are set before; the others come to be here.
+// config's derived values of launch_find() are set before; the others come to be here.
 struct train_resolved {
     struct loss_config loss;
     struct schedule schedule;       // total_steps: filled by run_plan_steps()

@@ -108,11 +108,10 @@ enum status train_config_resolve(struct train_config *config, const struct optio
     const double cap = losses[config->loss.type].epsilon_high;
     struct train_resolved r = {
         .loss = config->loss,
-        .schedule = config->learning.schedule,
-        .draft_schedule = config->learning.schedule,
-        .draft_max_grad_norm = config->draft_max_grad_norm < 0
-                                   ? config->learning.adamw.max_grad_norm
-                                   : config->draft_max_grad_norm,
+        .schedule = config->learner.schedule,
+        .draft_schedule = config->learner.schedule,
+        .draft_max_grad_norm = config->draft_max_grad_norm < 0 ? config->learner.adamw.max_grad_norm
+                                                               : config->draft_max_grad_norm,
         .updates_per_step = config->num_iterations * config->steps_per_generation,
         .schedule_per_step = 1,
         .has_reference = config->loss.beta > 0 || config->kl_reward_coef > 0,
@@ -135,9 +134,9 @@ out:
     return st;
 }
 
-enum status learning_config(const struct learning_options *options,
-                            const struct learning_shape *shape, double temperature,
-                            struct learner_config *ret)
+enum status learner_config_of(const struct learner_options *options,
+                              const struct learner_shape *shape, double temperature,
+                              struct learner_config *ret)
 {
     const int64_t budget = options->token_budget;
     if (shape->longest - 1 > budget)

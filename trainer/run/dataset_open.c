@@ -17,7 +17,7 @@
 #include "trainer/learn/step.h"
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/checkpoint.h"
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -78,14 +78,14 @@ enum status dataset_check(struct run *run, struct option_set *set, struct train_
     c->entropy.top_quantile = 1;
     c->quiesce_timeout = 30; // of nobody
     run->resolved = (struct train_resolved){.loss = c->loss,
-                                            .schedule = c->learning.schedule,
+                                            .schedule = c->learner.schedule,
                                             .updates_per_step = 1,
                                             .schedule_per_step = 1};
     // in the mean over tokens, or over pairs
     run->resolved.loss.type = (enum loss_type)(task->loss + (task->sides > 1 ? c->preference : 0));
     if (task->sides > 1) CHECK(loss_check_pairs(&run->resolved.loss));
-    CHECK(schedule_check(&c->learning.schedule));
-    if (run->job->ranks.rank == 0) CHECK(check_out(c));
+    CHECK(schedule_check(&c->learner.schedule));
+    if (run->launch->ranks.rank == 0) CHECK(check_out(c));
     st = prompts_check(&c->prompts);
 out:
     return st;
@@ -139,7 +139,7 @@ static enum status open_model(struct run *run)
     CHECK(check_tokenizer(run));
     if (c->model && left_out_describe(run->mapped.model, words, sizeof words))
         log_info("%s: %s", c->model, words);
-    CHECK(train_ranks_meet(&run->ranks, &run->mapped, c->job.rank_timeout));
+    CHECK(train_ranks_meet(&run->ranks, &run->mapped, c->launch.rank_timeout));
     CHECK(run_catch_signals(run));
     CHECK(run_become_writer(run->mapped.bridge));
     control_set_role(mapped_control(&run->mapped), run->mapped.role);
@@ -180,7 +180,7 @@ static enum status load_side(const struct run *run, const char *path, int64_t li
                                   &options, ret, &left_out);
     if (st != ST_OK) return st;
     if (side && strcmp(side, run->task->side_fields[0]) != 0) return ST_OK; // it has been said
-    notice_data(*ret, left_out);
+    warn_data(*ret, left_out);
     if (!side) say_turns(*ret, c);
     return ST_OK;
 }
@@ -286,9 +286,9 @@ out:
 static enum status open_learner(struct run *run)
 {
     const int sides = run->task->sides;
-    const int64_t budget = run->config->learning.token_budget,
+    const int64_t budget = run->config->learner.token_budget,
                   n = run->config->curriculum.prompts_per_step, needed = run->given->widest - sides;
-    const struct learning_shape shape = {
+    const struct learner_shape shape = {
         .longest = run->given->longest, .tokens = n * run->given->widest, .seqs = (1 + sides) * n};
     if (sides > 1 && needed > budget)
         return status_fail(ST_INVALID,

@@ -12,7 +12,7 @@
 #include "common/base/log.h"
 #include "common/http/http_client.h"
 #include "common/model/adapter.h"
-#include "trainer/launch/job.h"
+#include "trainer/launch/launch.h"
 #include "trainer/run/checkpoint.h"
 #include "common/ranks/liveness.h"
 #include "kernels/comm.h"
@@ -41,7 +41,7 @@ static enum status put_bridge_path(struct mapped *m, int server)
 static bool is_own(struct mapped *m, int server)
 {
     struct bridge_file *file = NULL;
-    const struct ranks *r = &m->job->ranks;
+    const struct ranks *r = &m->launch->ranks;
     if (put_bridge_path(m, server) != ST_OK) return false;
     if (bridge_file_read(m->bridge_path, &file) != ST_OK) return false;
     m->n_shards = file->tp_degree;
@@ -51,14 +51,14 @@ static bool is_own(struct mapped *m, int server)
            (strstr(m->given, RANK_FIELD) || r->size == m->n_shards);
 }
 
-enum status mapped_find(struct mapped *m, const struct job *job, const char *given)
+enum status mapped_find(struct mapped *m, const struct launch *launch, const char *given)
 {
-    const int rank = job->ranks.rank, size = job->ranks.size;
-    m->job = job;
+    const int rank = launch->ranks.rank, size = launch->ranks.size;
+    m->launch = launch;
     m->given = given;
-    m->n_shards = job->n_shards;
+    m->n_shards = launch->n_shards;
     m->shard = rank % m->n_shards;
-    if (size == 1 || job->launches || !given) return ST_OK;
+    if (size == 1 || launch->launches || !given) return ST_OK;
     // Ranks in order share the servers: each has as many as its model has shards, mostly one.
     for (int server = rank; server >= 0; server--)
         if (is_own(m, server)) return ST_OK;
@@ -74,7 +74,7 @@ enum status mapped_find(struct mapped *m, const struct job *job, const char *giv
 const char *mapped_path(const struct mapped *m)
 {
     if (m->bridge_path[0]) return m->bridge_path;
-    return m->job->bridge[0] ? m->job->bridge : m->given;
+    return m->launch->bridge[0] ? m->launch->bridge : m->given;
 }
 
 enum status mapped_attach(struct mapped *m)
@@ -171,7 +171,7 @@ void mapped_release(struct mapped *m)
 
 bool train_ranks_lead(const struct train_ranks *r)
 {
-    return r->job->ranks.rank == 0;
+    return r->launch->ranks.rank == 0;
 }
 
 // All of them, on a communicator of the device.
@@ -185,10 +185,10 @@ static enum status open_all(struct train_ranks *r, const struct mapped *m, doubl
         CHECK(comm_new_id(device_kind(dev), id));
         bytes_append(&shared, id, sizeof id);
     }
-    CHECK(job_meet(r->job, bridge_file_of(m->bridge)->page_layout, &shared, &r->liveness));
+    CHECK(launch_meet(r->launch, bridge_file_of(m->bridge)->page_layout, &shared, &r->liveness));
     if (shared.len != sizeof id) FAIL(ST_FORMAT, "rank 0 gave %zu bytes as id", shared.len);
-    CHECK(comm_open(dev, (const unsigned char *)shared.data, r->job->ranks.rank, r->job->ranks.size,
-                    timeout_s, liveness_watch, r->liveness, &r->all));
+    CHECK(comm_open(dev, (const unsigned char *)shared.data, r->launch->ranks.rank,
+                    r->launch->ranks.size, timeout_s, liveness_watch, r->liveness, &r->all));
     r->copies = r->all;
 out:
     bytes_release(&shared);
@@ -202,7 +202,7 @@ static enum status meet_to_publish(void *ranks)
 
 enum status train_ranks_meet(struct train_ranks *r, struct mapped *m, double timeout_s)
 {
-    const int size = r->job->ranks.size, n = m->n_shards;
+    const int size = r->launch->ranks.size, n = m->n_shards;
     enum status st;
     if (size == 1) return ST_OK;
     CHECK(open_all(r, m, timeout_s));
@@ -211,7 +211,7 @@ enum status train_ranks_meet(struct train_ranks *r, struct mapped *m, double tim
         r->copies = NULL;
         if (n == size) r->shards = r->all;
         if (n < size) CHECK(comm_split(r->all, m->shard, &r->copies));
-        if (n < size) CHECK(comm_split(r->all, r->job->ranks.rank / n, &r->shards));
+        if (n < size) CHECK(comm_split(r->all, r->launch->ranks.rank / n, &r->shards));
     }
     weights_use_comm(m->policy, r->shards);
     if (bridge_file_of(m->bridge)->socket[0])

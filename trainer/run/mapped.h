@@ -10,7 +10,7 @@
 #include "bridge/control_info.h"
 #include "common/base/status.h"
 #include "common/base/log.h"
-#include "trainer/launch/job.h"
+#include "trainer/launch/launch.h"
 
 #include <jansson.h>
 #include <limits.h>
@@ -26,7 +26,7 @@ struct model_folder;
 struct model_config;
 struct weights;
 struct mapped {
-    const struct job *job;
+    const struct launch *launch;
     const char *given;          // --bridge; NULL: it is looked for
     int shard, n_shards;        // of the server's model: this rank's, and into how many
     char bridge_path[PATH_MAX]; // this rank's; "": as it is given
@@ -47,7 +47,7 @@ struct mapped {
 };
 
 // Which bridge file is this rank's, before anything else.
-enum status mapped_find(struct mapped *m, const struct job *job, const char *given);
+enum status mapped_find(struct mapped *m, const struct launch *launch, const char *given);
 const char *mapped_path(const struct mapped *m); // the bridge file's; NULL: to be looked for
 enum status mapped_attach(struct mapped *m);
 void mapped_release(struct mapped *m); // also what is half opened
@@ -64,7 +64,7 @@ enum status adapter_base_ask(struct http_client *http, json_t **ret);
 // ---- the ranks that train together: of one rank all of it does nothing --------------------------
 
 struct train_ranks {
-    const struct job *job;
+    const struct launch *launch;
     struct liveness *liveness; // of the other ranks
     // all; those who hold copies of the same weights; those who hold a server's model together.
     // NULL: this rank alone

@@ -12,7 +12,7 @@
 #include <jansson.h>
 
 struct learner_config;
-struct learning_options { // called `learning` where the rows below are used
+struct learner_options { // called `learner` where the rows below are used
     const char *freeze;
     struct optimizer_config adamw;
     struct schedule schedule; // total_steps: not an option
@@ -41,15 +41,15 @@ static inline bool step_due(int64_t step, int64_t every, int64_t total)
     return step == total || (every > 0 && step % every == 0);
 }
 
-struct learning_shape { // of a run's steps, at most
-    int64_t longest;    // tokens of a prompt with its completion
-    int64_t tokens;     // of a step's prompts and completions
-    int64_t seqs;       // prompts and completions
+struct learner_shape { // of a run's steps, at most
+    int64_t longest;   // tokens of a prompt with its completion
+    int64_t tokens;    // of a step's prompts and completions
+    int64_t seqs;      // prompts and completions
 };
 // The learner's settings. ST_INVALID where a sequence is longer than --token-budget.
-enum status learning_config(const struct learning_options *options,
-                            const struct learning_shape *shape, double temperature,
-                            struct learner_config *ret);
+enum status learner_config_of(const struct learner_options *options,
+                              const struct learner_shape *shape, double temperature,
+                              struct learner_config *ret);
 
 // For OPT_FOREIGN (foreign_names.c): names of TRL's, verl's and others' options, and what stands
 // here for them.
@@ -115,43 +115,43 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
 #define LOG_LEVEL_OPTION                                                                           \
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged")
 
-// A part of the loss. A struct learning_options called `learning`.
+// A part of the loss. A struct learner_options called `learner`.
 #define EXPERTS_OPTION                                                                             \
-    OPT_DOUBLE("router-aux-loss-coef", learning.router_aux_loss_coef, "-1", "C", -1, 1e6,          \
+    OPT_DOUBLE("router-aux-loss-coef", learner.router_aux_loss_coef, "-1", "C", -1, 1e6,           \
                "of the routers' load-balancing loss, of a mixture of experts; -1: what the "       \
                "model's config.json says, of families that train with one; 0: off")
 
-// A struct learning_options called `learning`: what is trained, AdamW and its learning
+// A struct learner_options called `learner`: what is trained, AdamW and its learning
 // rate.
 #define ADAMW_OPTIONS(rate)                                                                        \
-    OPT_TEXT("freeze", learning.freeze, NULL, "PATTERN,...",                                       \
+    OPT_TEXT("freeze", learner.freeze, NULL, "PATTERN,...",                                        \
              "tensors that are not trained: globs of their names, the last that matches decides; " \
              "!PATTERN excepts",                                                                   \
              EXCLUDES("lora-r", "an adapter is trained whole, and nothing of the model is; "       \
                                 "--lora-target says what it changes")),                            \
-        OPT_DOUBLE("learning-rate", learning.schedule.peak, rate, "LR", 0, 10, "at its peak",      \
+        OPT_DOUBLE("learning-rate", learner.schedule.peak, rate, "LR", 0, 10, "at its peak",       \
                    IS_COMMON),                                                                     \
-        OPT_CHOICE("lr-scheduler-type", learning.schedule.type, "linear", schedule_type_names,     \
+        OPT_CHOICE("lr-scheduler-type", learner.schedule.type, "linear", schedule_type_names,      \
                    "after the warm-up"),                                                           \
-        OPT_DOUBLE("warmup-steps", learning.schedule.warmup_steps, "0", "N", 0, 1e9,               \
+        OPT_DOUBLE("warmup-steps", learner.schedule.warmup_steps, "0", "N", 0, 1e9,                \
                    "steps from 0 to the peak; below 1: that share of the run's steps"),            \
-        OPT_DOUBLE("min-lr-ratio", learning.schedule.min_ratio, "0", "R", 0, 1,                    \
+        OPT_DOUBLE("min-lr-ratio", learner.schedule.min_ratio, "0", "R", 0, 1,                     \
                    "share of the peak that cosine_with_min_lr and warmup_stable_decay end at"),    \
-        OPT_DOUBLE("num-decay-steps", learning.schedule.decay_steps, "0", "N", 0, 1e9,             \
+        OPT_DOUBLE("num-decay-steps", learner.schedule.decay_steps, "0", "N", 0, 1e9,              \
                    "last steps, in which warmup_stable_decay comes down; below 1: that share of "  \
                    "the run's"),                                                                   \
-        OPT_CHOICE("decay-type", learning.schedule.decay, "cosine", decay_type_names,              \
+        OPT_CHOICE("decay-type", learner.schedule.decay, "cosine", decay_type_names,               \
                    "how it comes down"),                                                           \
-        OPT_DOUBLE("adam-beta1", learning.adamw.beta1, "0.9", "B", 0, 0.999999,                    \
+        OPT_DOUBLE("adam-beta1", learner.adamw.beta1, "0.9", "B", 0, 0.999999,                     \
                    "decay of the first moment"),                                                   \
-        OPT_DOUBLE("adam-beta2", learning.adamw.beta2, "0.999", "B", 0, 0.9999999,                 \
+        OPT_DOUBLE("adam-beta2", learner.adamw.beta2, "0.999", "B", 0, 0.9999999,                  \
                    "decay of the second moment"),                                                  \
-        OPT_DOUBLE("adam-epsilon", learning.adamw.eps, "1e-8", "E", 0, 1, "beside the root"),      \
-        OPT_DOUBLE("weight-decay", learning.adamw.weight_decay, "0", "W", 0, 10,                   \
+        OPT_DOUBLE("adam-epsilon", learner.adamw.eps, "1e-8", "E", 0, 1, "beside the root"),       \
+        OPT_DOUBLE("weight-decay", learner.adamw.weight_decay, "0", "W", 0, 10,                    \
                    "decoupled; of every parameter"),                                               \
-        OPT_FLAG("weight-decay-matrices", learning.adamw.decay_matrices, NULL,                     \
+        OPT_FLAG("weight-decay-matrices", learner.adamw.decay_matrices, NULL,                      \
                  "of matrices alone, and not of norms and biases, as TRL"),                        \
-        OPT_DOUBLE("max-grad-norm", learning.adamw.max_grad_norm, "1", "N", 0, 1e9,                \
+        OPT_DOUBLE("max-grad-norm", learner.adamw.max_grad_norm, "1", "N", 0, 1e9,                 \
                    "gradient clipping; 0: off")
 
 // A struct lora_options called `lora`. how: what --lora-r does.
@@ -212,16 +212,16 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
 
 // Of the same: what memory training takes.
 #define MEMORY_OPTIONS                                                                             \
-    OPT_INT("token-budget", learning.token_budget, "8192", "ROWS", 2, 1e8,                         \
+    OPT_INT("token-budget", learner.token_budget, "8192", "ROWS", 2, 1e8,                          \
             "of one micro-batch: bounds the memory of activations"),                               \
-        OPT_INT("logits-chunk", learning.logits_chunk, "0", "ROWS", 0, 1e6,                        \
+        OPT_INT("logits-chunk", learner.logits_chunk, "0", "ROWS", 0, 1e6,                         \
                 "whose vocabulary-wide gradient of logits exists at one time; 0: 512, on a GPU "   \
                 "2048"),                                                                           \
         OPT_CHOICE(                                                                                \
-            "recompute", learning.recompute, "none", recompute_names,                              \
+            "recompute", learner.recompute, "none", recompute_names,                               \
             "layer: keep each layer's input and what its attention gives, and compute the rest "   \
             "again before its backward"),                                                          \
-        OPT_CHOICE("optim-moments", learning.adamw.moments, "f32", moments_kind_names,             \
+        OPT_CHOICE("optim-moments", learner.adamw.moments, "f32", moments_kind_names,              \
                    "of AdamW's moments: 8, 4 or 2.1 bytes a parameter")
 
 #endif

@@ -58,7 +58,7 @@ struct run {
     const struct task *task;
     const struct train_config *config;
     struct train_resolved resolved;
-    const struct job *job;
+    const struct launch *launch;
     char folder[FOLDER_ROOM]; // "": none is kept
     int folder_lock;          // open while this process writes there; -1: none
     struct train_ranks ranks;
@@ -91,7 +91,7 @@ struct run {
     const char *best_metric;        // of an evaluation: highest at the best
     json_t *best_of;                // what they were made of: run_checkpoint.c; NULL: not yet said
     struct entropy_state entropy;   // of the loss' bonus
-    struct spans spans;             // of what comes into the next line of metrics.jsonl
+    struct phase_timers phases;     // of what comes into the next line of metrics.jsonl
     double settle_s, written_bytes; // of bringing new weights to the samplers, since the last line
     int64_t num_tokens;             // learned from: each sample's completion, with its prompt
     int64_t skipped;                // updates whose gradient was not finite
@@ -132,7 +132,7 @@ enum status run_retry(enum status restoring, enum status (*attempt)(void *), voi
 // Once the weights are there: from now on signals ask for the end of the run (stop.h).
 enum status run_catch_signals(struct run *run);
 // The learner of steps of that shape, with all its memory.
-enum status run_open_learner(struct run *run, const struct learning_shape *shape);
+enum status run_open_learner(struct run *run, const struct learner_shape *shape);
 
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
 enum status run_check_context(void *run); // a struct run

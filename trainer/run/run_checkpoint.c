@@ -91,7 +91,7 @@ static json_t *run_state(struct run *run, bool interim)
     json_t *same = json_pack("{s:s*, s:I, s:s, s:s*, s:s, s:s}", "command",
                              run->given ? run->task->command : NULL, "seed", (json_int_t)c->seed,
                              "data_digest", digest_of(run->data, digest), "freeze",
-                             c->learning.freeze, "version", COMMONWEIGHT_VERSION, "device",
+                             c->learner.freeze, "version", COMMONWEIGHT_VERSION, "device",
                              device_name(bridge_device(run->mapped.bridge)));
     bool ok = state && same && json_object_update(state, same) == 0;
     json_decref(same);
@@ -167,7 +167,7 @@ enum status run_save(struct run *run, bool interim)
                                      .as = run->mapped.policy->dt,
                                      .source_folder = run->mapped.model_folder};
     if (run->saved.step == run->step || !run->folder[0]) return ST_OK;
-    spans_lap(&run->spans, SPAN_LOG);
+    phase_timers_lap(&run->phases, PHASE_LOG);
     model.optimizer = learner_optimizer(l);
     if (run->mapped.draft) {
         draft.as = run->mapped.draft->dt;
@@ -187,7 +187,7 @@ enum status run_save(struct run *run, bool interim)
 out:
     run->saved.failed = st != ST_OK;
     json_decref(model.state);
-    spans_lap(&run->spans, SPAN_CHECKPOINT);
+    phase_timers_lap(&run->phases, PHASE_CHECKPOINT);
     return st;
 }
 
@@ -255,7 +255,7 @@ void run_save_remains(struct run *run, enum status why)
 static enum status check_same_run(const struct run *run, const char *folder, const json_t *state)
 {
     const struct train_config *c = run->config;
-    const char *now = run->task->command, *freeze = c->learning.freeze,
+    const char *now = run->task->command, *freeze = c->learner.freeze,
                *device = device_name(bridge_device(run->mapped.bridge)),
                *command = json_string_value(json_object_get(state, "command")),
                *old_digest = json_string_value(json_object_get(state, "data_digest")),

@@ -181,7 +181,7 @@ static void forget_other_bridge(const struct train_config *c, json_t *recorded)
 {
     const char *bridge = json_string_value(json_object_get(recorded, "bridge"));
     const bool fits = bridge && c->serves == (strstr(bridge, RANK_FIELD) != NULL) &&
-                      !(c->serves && (c->model || c->job.server_args));
+                      !(c->serves && (c->model || c->launch.server_args));
     if (!bridge || fits) return;
     if (!c->bridge) log_info("the recorded --bridge %s is not taken over", bridge);
     json_object_del(recorded, "bridge");

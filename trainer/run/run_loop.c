@@ -11,7 +11,7 @@
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/run/dataset_run.h"
 #include "trainer/run/evaluate.h"
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/stop.h"
 
@@ -26,7 +26,7 @@ struct started {
     struct run run;
     struct rollout_servers servers;
     struct scoring scoring;
-    struct job job;
+    struct launch launch;
     char **argv; // of this program
     char model[PATH_ROOM];
 };
@@ -120,7 +120,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
         .reward = run->reward,
         .sampling = &sampling,
     };
-    spans_lap(&run->spans, SPAN_LOG);
+    phase_timers_lap(&run->phases, PHASE_LOG);
     rollout_queue_pause(run->queue);
     enum status st = run_settle(run, run->step, true);
     if (st == ST_OK) st = evaluate(&evaluation, &samples, &r);
@@ -138,7 +138,7 @@ enum status run_evaluate(struct run *run, json_t *metrics)
                run->step, best);
     if (strcmp(metric, r.accuracy >= 0 ? "accuracy" : "reward") != 0)
         snprintf(judged, sizeof judged, ", %s %.4f", metric, json_number_value(score));
-    spans_lap(&run->spans, SPAN_EVAL);
+    phase_timers_lap(&run->phases, PHASE_EVAL);
     log_progress_end();
     if (r.accuracy >= 0)
         log_info("step %" PRId64 ": held-out accuracy %.1f%% +- %.1f%% on %d prompts%s%s",
@@ -159,7 +159,7 @@ bool run_out_of_patience(const struct run *run)
 // the one before went.
 static enum status finish_line(struct run *run)
 {
-    struct spans *spans = &run->spans;
+    struct phase_timers *phases = &run->phases;
     json_t *line = run->line;
     if (run->evaluation_due) {
         enum status st = run->task->kind->evaluate(run, line);
@@ -167,10 +167,10 @@ static enum status finish_line(struct run *run)
     }
     run->evaluation_due = false;
     run->line = NULL;
-    spans_lap(spans, SPAN_LOG);
+    phase_timers_lap(phases, PHASE_LOG);
     for (int i = 0; i < N_SPANS && !run->given; i++) {
-        metrics_putf(line, spans->seconds[i], "spans/%s_s", span_names[i]);
-        spans->seconds[i] = 0;
+        metrics_putf(line, phases->seconds[i], "phases/%s_s", phase_names[i]);
+        phases->seconds[i] = 0;
     }
     return runlog_write(run->log, line);
 }
@@ -225,7 +225,7 @@ static enum status loop(struct run *run)
 {
     enum status st;
     bool stop;
-    run->spans = (struct spans){.since_ns = clock_now_ns()};
+    run->phases = (struct phase_timers){.since_ns = clock_now_ns()};
     CHECK(before_the_steps(run));
     while (run->step < run->total_steps && !run_out_of_patience(run)) {
         CHECK(run_agree_to_stop(run, &stop));
@@ -254,18 +254,18 @@ static enum status check(void *context, struct option_set *set)
     struct started *p = context;
     struct train_config *c = &p->config;
     enum status st;
-    if (p->run.task->sides) c->job.shards = 1;
-    CHECK(job_find(&c->job, &p->job));
-    c->serves = p->job.serves || p->job.launches;
-    c->several_ranks = p->job.ranks.size > 1;
+    if (p->run.task->sides) c->launch.shards = 1;
+    CHECK(launch_find(&c->launch, &p->launch));
+    c->serves = p->launch.serves || p->launch.launches;
+    c->several_ranks = p->launch.ranks.size > 1;
     CHECK(run_folder_options(set, c));
-    log_open(p->job.log_name, c->log_level);
+    log_open(p->launch.log_name, c->log_level);
     CHECK(p->run.task->kind->check(&p->run, set, c));
-    CHECK(mapped_find(&p->run.mapped, &p->job, c->bridge));
+    CHECK(mapped_find(&p->run.mapped, &p->launch, c->bridge));
     // What only one of several ranks logs is logged by rank 0.
-    if (!p->job.launches && p->job.ranks.rank > 0 && c->log_level == LOG_INFO)
-        log_open(p->job.log_name, LOG_WARN);
-    if (!c->resume) notice_idle(set, c); // a run that goes on has been told
+    if (!p->launch.launches && p->launch.ranks.rank > 0 && c->log_level == LOG_INFO)
+        log_open(p->launch.log_name, LOG_WARN);
+    if (!c->resume) warn_idle(set, c); // a run that goes on has been told
 out:
     return st;
 }
@@ -288,16 +288,16 @@ static enum status run_all(void *context)
     enum status st;
     if (c->model) CHECK(model_folder_find(c->model, p->model));
     if (c->model) p->config.model = p->model;
-    if (p->job.launches) return job_launch(&p->job, p->argv);
-    if (p->job.serves && !c->bridge && c->sync == SYNC_SHARED)
-        CHECK(job_open_server(&p->job, c->model, c->server_timeout));
+    if (p->launch.launches) return launch_ranks(&p->launch, p->argv);
+    if (p->launch.serves && !c->bridge && c->sync == SYNC_SHARED)
+        CHECK(launch_open_server(&p->launch, c->model, c->server_timeout));
     begin(&p->run);
     CHECK(p->run.task->kind->open(&p->run));
     run_log_course(&p->run);
     st = loop(&p->run);
 out:
     run_close(&p->run, st);
-    server_process_free(p->job.server);
+    server_process_free(p->launch.server);
     return st;
 }
 
@@ -307,8 +307,8 @@ int run_main(const struct task *task, const char *usage, int argc, char **argv)
                                 .config = &p.config,
                                 .servers = &p.servers,
                                 .scoring = &p.scoring,
-                                .job = &p.job,
-                                .ranks = {.job = &p.job},
+                                .launch = &p.launch,
+                                .ranks = {.launch = &p.launch},
                                 .folder_lock = -1},
                         .argv = argv};
     const struct program program = {

@@ -11,7 +11,7 @@
 #include "trainer/rollout/rollout_queue.h"
 #include "trainer/rollout/spec_counters.h"
 #include "trainer/run/dataset_run.h"
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 #include "trainer/run/mapped.h"
 #include "trainer/run/runlog.h"
 #include "trainer/run/stop.h"
@@ -74,7 +74,7 @@ static enum status open_policy(struct run *run)
     if (!run->mapped.bridge) CHECK(mapped_attach(&run->mapped));
     const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
     const struct bridge_role *role;
-    CHECK(notice_roles(file, &role));
+    CHECK(warn_roles(file, &role));
     run->mapped.model_folder = run->mapped.files_folder = role->model;
     CHECK(check_tandem(run));
     if (!run->mapped.policy)
@@ -132,7 +132,7 @@ enum status run_check_context(void *context)
 static int64_t longest_of(const struct run *run)
 {
     const struct train_config *c = run->config;
-    const int64_t positions = run->mapped.model->max_positions, budget = c->learning.token_budget;
+    const int64_t positions = run->mapped.model->max_positions, budget = c->learner.token_budget;
     int64_t longest = positions < budget ? positions : budget;
     if (c->rollouts) return longest < run->server_context ? longest : run->server_context;
     return c->atropos ? longest : run->data->max_prompt + c->sampling.max_tokens;
@@ -145,7 +145,7 @@ static enum status load_data(struct run *run, const struct prompt_options *optio
     int left_out;
     CHECK(prompts_load(c->data, run->mapped.model_folder, run->mapped.model->vocab_size, options,
                        &run->data, &left_out));
-    notice_data(run->data, left_out);
+    warn_data(run->data, left_out);
     if (run->data->asks)
         log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
                  c->data, options->question_template);
@@ -171,7 +171,7 @@ static enum status open_data(struct run *run)
         options.max_samples = 0;
         CHECK(prompts_load(c->eval_data, run->mapped.model_folder, run->mapped.model->vocab_size,
                            &options, &run->eval_data, &left_out));
-        notice_left_out(run->eval_data, left_out);
+        warn_left_out(run->eval_data, left_out);
         CHECK(scoring_check(run->reward, run->eval_data));
     }
     if (c->atropos && !c->eval_data) return ST_OK; // nothing is asked for here
@@ -252,22 +252,22 @@ static void plan_scoring(struct run *run)
     run->scoring->advantage.pass_k = (int)c->pass_k;
 }
 
-enum status run_open_learner(struct run *run, const struct learning_shape *shape)
+enum status run_open_learner(struct run *run, const struct learner_shape *shape)
 {
     const struct train_config *c = run->config;
     enum status st;
     struct learner_config options;
-    CHECK(learning_config(&c->learning, shape, c->sampling.temperature, &options));
+    CHECK(learner_config_of(&c->learner, shape, c->sampling.temperature, &options));
     options.ranks = run->given != NULL;
     options.comm = run->ranks.copies;
     options.shards = run->ranks.shards;
     options.adapter = run->mapped.adapter;
     options.lora_dropout = (float)c->lora.dropout;
     options.seed = (uint64_t)c->seed;
-    options.spans = &run->spans;
+    options.phases = &run->phases;
     CHECK(learner_new(bridge_device(run->mapped.bridge), run->mapped.model, run->mapped.policy,
                       run->resolved.has_reference, &options, &run->learner));
-    notice_model(run->mapped.model, learner_info(run->learner)->balance_coef);
+    warn_model(run->mapped.model, learner_info(run->learner)->balance_coef);
     if (run->mapped.draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;
@@ -277,7 +277,7 @@ enum status run_open_learner(struct run *run, const struct learning_shape *shape
                run->given               ? "of its own, beside what follows"
                : c->sync == SYNC_SHARED ? "shared with the server (0 extra)"
                                         : "of its own",
-               c->learning.freeze);
+               c->learner.freeze);
     CHECK(learner_prepare(run->learner));
 out:
     return st;
@@ -287,7 +287,7 @@ static enum status open_learner(struct run *run)
 {
     const struct train_config *c = run->config;
     int64_t samples = c->curriculum.prompts_per_step * curriculum_max_rollouts(&c->curriculum);
-    struct learning_shape shape = {
+    struct learner_shape shape = {
         .longest = longest_of(run),
         .tokens = c->curriculum.prompts_per_step * run->data->max_prompt +
                   samples * c->sampling.max_tokens,
@@ -369,7 +369,7 @@ enum status run_open(struct run *run)
     char latest[PATH_ROOM];
     bool replaced = false; // for that train has no option
     CHECK(open_policy(run));
-    CHECK(train_ranks_meet(&run->ranks, &run->mapped, c->job.rank_timeout));
+    CHECK(train_ranks_meet(&run->ranks, &run->mapped, c->launch.rank_timeout));
     run->servers->comm = run->ranks.all;
     CHECK(run_catch_signals(run));
     CHECK(check_exact(run));
@@ -377,7 +377,7 @@ enum status run_open(struct run *run)
     CHECK(open_environment(run));
     CHECK(open_data(run));
     plan_scoring(run);
-    notice_options(c, &run->resolved);
+    warn_options(c, &run->resolved);
     CHECK(run_become_writer(
         run->mapped.bridge)); // a second trainer is told so, not that memory is short
     CHECK(run_find_base(run));

@@ -59,7 +59,7 @@ static enum status sample(struct run *run, struct rollout_step *s)
     enum status st = ST_OK;
     s->ahead = run->resolved.steps_ahead > 0;
     s->data = run->data->path;
-    CHECK(journal_open(run->folder, s->step + 1, run->job->ranks.rank, &s->journal));
+    CHECK(journal_open(run->folder, s->step + 1, run->launch->ranks.rank, &s->journal));
     do st = source_sample(run->source, s);
     while (st != ST_OK && s->again);
 out:
@@ -293,10 +293,10 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
         }
         if (n == 0) {
             *ret = s;
-            spans_lap(&run->spans, SPAN_WAIT);
+            phase_timers_lap(&run->phases, PHASE_WAIT);
             if (run->resolved.steps_ahead > 0) return ST_OK; // other threads did it meanwhile
-            spans_move(&run->spans, SPAN_WAIT, SPAN_ROLLOUT, s->rollout->seconds);
-            spans_move(&run->spans, SPAN_WAIT, SPAN_SCORE, s->score_s);
+            phase_timers_move(&run->phases, PHASE_WAIT, PHASE_ROLLOUT, s->rollout->seconds);
+            phase_timers_move(&run->phases, PHASE_WAIT, PHASE_SCORE, s->score_s);
             return ST_OK;
         }
         log_debug("step %" PRId64 ": %d of %d groups are more than %" PRId64

@@ -16,7 +16,7 @@
 #include "kernels/comm.h"
 #include "trainer/learn/learner.h"
 #include "trainer/run/checkpoint.h"
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 #include "trainer/run/run.h"
 
 #include <stdio.h>
@@ -147,7 +147,7 @@ static enum status start_adapter(struct run *run)
     char folder[PATH_ROOM], within[PATH_ROOM];
     const char *draft;
     if (loaded) CHECK(check_as_loaded(run));
-    if (!loaded && !current) CHECK(notice_adapter_base(from, run->mapped.base, run->config->exact));
+    if (!loaded && !current) CHECK(warn_adapter_base(from, run->mapped.base, run->config->exact));
     control_info_of(mapped_control(&run->mapped), run->mapped.role, &f);
     const bool made = !f.updates && !f.origin[0]; // all zeros as yet, of which nothing is learned
     const bool fresh = loaded || (current && made), served = current && !made;

@@ -17,7 +17,7 @@
 #include "trainer/launch/server_process.h"
 #include "trainer/rollout/source.h"
 #include "trainer/run/checkpoint.h"
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 #include "trainer/run/run.h"
 
 #include <inttypes.h>
@@ -76,7 +76,7 @@ out:
 enum status run_place_server(struct run *run)
 {
     struct own *own = &run->own;
-    const int rank = run->job->ranks.rank;
+    const int rank = run->launch->ranks.rank;
     enum status st;
     if (!own->server) return ST_OK;
     CHECK(rank == 0 ? path_put(own->folder, "", "%s", run->folder)
@@ -95,8 +95,8 @@ enum status run_open_source(struct run *run)
         .workers = c->workers,
         .server_url = c->server_url,
         .api_key_file = c->workers_api_key_file,
-        .rank = run->job->ranks.rank,
-        .n_ranks = run->job->ranks.size,
+        .rank = run->launch->ranks.rank,
+        .n_ranks = run->launch->ranks.size,
         .shared = c->sync == SYNC_SHARED ? file->socket : NULL,
         .policy = bridge_file_role(file, "policy"),
         .model_folder = run->mapped.model_folder,
@@ -200,7 +200,7 @@ enum status run_open_adapter(struct run *run)
     if (!run->config->lora.r) return ST_OK;
     if (!run->mapped.adapter) st = bind_adapter(run);
     if (st != ST_OK) return st;
-    notice_adapter(run->mapped.adapter);
+    warn_adapter(run->mapped.adapter);
     run->servers->adapter = run->config->lora.name;
     return ST_OK;
 }
@@ -268,9 +268,9 @@ static enum status own_weights(struct run *run, const char *server)
     enum status st;
     struct mapped *m = &run->mapped;
     struct bridge_role roles[3];
-    char device[JOB_DEVICE_ROOM];
+    char device[LAUNCH_DEVICE_ROOM];
     int n = 0;
-    CHECK(device_open(job_device(run->job, c->device, device), &run->own.device));
+    CHECK(device_open(launch_device(run->launch, c->device, device), &run->own.device));
     CHECK(plan(run, c->init ? "init" : "model", c->init ? c->init : c->model, "policy", &m->model,
                &m->policy, &roles[n++]));
     if (c->lora.r) {
@@ -289,18 +289,18 @@ static enum status open_server(struct run *run)
 {
     const struct train_config *c = run->config;
     struct bytes arguments = BYTES_INIT;
-    char device[JOB_DEVICE_ROOM];
+    char device[LAUNCH_DEVICE_ROOM];
     enum status st;
     if (c->lora.r)
         bytes_printf(&arguments, "--max-adapters 1 --max-lora-rank %" PRId64 " ", c->lora.r);
     if (c->draft) bytes_puts(&arguments, "--draft {draft} --speculative draft_model:5 ");
-    bytes_puts(&arguments, c->job.server_args ? c->job.server_args : "");
+    bytes_puts(&arguments, c->launch.server_args ? c->launch.server_args : "");
     CHECK(bytes_status(&arguments));
     const struct server_options options = {
         .command = c->server_command,
-        .device = job_device(run->job, c->device, device),
+        .device = launch_device(run->launch, c->device, device),
         .arguments = bytes_text(&arguments),
-        .port = c->server_port ? (int)c->server_port + run->job->ranks.rank : 0,
+        .port = c->server_port ? (int)c->server_port + run->launch->ranks.rank : 0,
         .folder = run->own.folder,
         .timeout_s = c->server_timeout};
     CHECK(server_process_new(&options, &run->own.server));

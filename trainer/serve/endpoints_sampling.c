@@ -433,7 +433,7 @@ static void on_loaded(struct inbox_message *message)
         end(r, st);
 }
 
-static enum status perform_load(struct trained_model *m, struct request *request)
+static enum status perform_load(struct trained_model *m, struct tinker_request *request)
 {
     struct sample_request *r = (struct sample_request *)request;
     const struct tinker *t = r->request.owner->tinker;
@@ -493,7 +493,7 @@ static enum status asample(const struct call *c)
 {
     struct tinker *t = c->tinker;
     struct owner *s;
-    struct request *request = NULL;
+    struct tinker_request *request = NULL;
     char id[ID_ROOM + 40];
     json_t *ids = json_array();
     enum status st;
@@ -533,7 +533,7 @@ static enum status retrieve(const struct call *c)
 // Training requests are done in their order, each on what those before it left.
 static enum status cancel(const struct call *c)
 {
-    struct request *r = requests_find(c->tinker->requests, c->request_id);
+    struct tinker_request *r = requests_find(c->tinker->requests, c->request_id);
     if (!r) return status_fail(ST_NOT_FOUND, "there is no request \"%s\"", CUT(c->request_id, 100));
     if (r->owner->kind != SAMPLER)
         return status_fail(ST_UNSUPPORTED, "\"request_id\" is of a training run: samples alone are "

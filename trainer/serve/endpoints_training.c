@@ -19,7 +19,7 @@
 #define GONE_MS 35000 // since a session was heard of: it sends a heartbeat every 10 s
 
 struct training_request {
-    struct request request;
+    struct tinker_request request;
     struct forward_backward data;
     double lr;
     struct optimizer_config adamw;
@@ -31,11 +31,11 @@ struct training_request {
     struct snapshot snapshot;   // of the weights, afterwards
 };
 // Main thread: does it, and sets the response.
-typedef enum status (*training_perform)(struct trained_model *m, struct request *r);
+typedef enum status (*training_perform)(struct trained_model *m, struct tinker_request *r);
 
 // ---- requests of a training run -----------------------------------------------------------------
 
-static void release(struct request *request)
+static void release(struct tinker_request *request)
 {
     struct training_request *r = (struct training_request *)request;
     forward_backward_release(&r->data);
@@ -57,7 +57,7 @@ static void deliver(struct inbox_message *message)
     request_end(&r->request);
 }
 
-static void prepare(struct request *r, training_perform perform)
+static void prepare(struct tinker_request *r, training_perform perform)
 {
     r->message.deliver = deliver;
     r->perform = perform;
@@ -68,7 +68,7 @@ static void prepare(struct request *r, training_perform perform)
 static enum status new_request(const struct call *c, struct owner *run, int64_t seq_id,
                                training_perform perform, struct training_request **ret)
 {
-    struct request *r;
+    struct tinker_request *r;
     enum status st = requests_take(run, c->q, c->tinker->why, sizeof **ret, seq_id, &r);
     if (st != ST_OK) return st;
     if (r) prepare(r, perform);
@@ -91,7 +91,7 @@ static enum status request_of(const struct call *c, training_perform perform,
 static void fail_held(struct owner *run)
 {
     while (run->missed && run->held) {
-        struct request *r = run->held;
+        struct tinker_request *r = run->held;
         run->held = r->next;
         run->n_requests--;
         request_fail(r, status_fail(ST_INVALID,
@@ -133,7 +133,7 @@ void tinker_note_gone(const struct tinker *t)
 static void submit(struct training_request *r, const struct call *c, enum status st)
 {
     struct owner *run = r->request.owner;
-    struct request **link = &run->held, *next;
+    struct tinker_request **link = &run->held, *next;
     if (st != ST_OK) request_fail(&r->request, st);
     if (!run->held) run->held_ns = clock_now_ns();
     tinker_note_gone(run->tinker);
@@ -151,7 +151,7 @@ static void submit(struct training_request *r, const struct call *c, enum status
     request_promise(&r->request, c->q, json_pack("{s:s}", "model_id", run->id));
 }
 
-static enum status perform_ending(struct trained_model *m, struct request *request)
+static enum status perform_ending(struct trained_model *m, struct tinker_request *request)
 {
     trained_end(m, request->owner->id);
     return ST_OK;
@@ -159,7 +159,7 @@ static enum status perform_ending(struct trained_model *m, struct request *reque
 
 void tinker_end_run(struct owner *run)
 {
-    struct request *r; // which nobody asks for
+    struct tinker_request *r; // which nobody asks for
     run->over = true;
     // without memory its slot goes to whoever wants it first
     if (requests_add(run, sizeof(struct training_request), -1, &r) != ST_OK) return;
@@ -172,7 +172,7 @@ void tinker_end_run(struct owner *run)
 
 // The weights become the checkpoint's at its path, where there is one, of a new run or of one that
 // is there.
-static enum status perform_begin(struct trained_model *m, struct request *request)
+static enum status perform_begin(struct trained_model *m, struct tinker_request *request)
 {
     struct training_request *r = (struct training_request *)request;
     const char *runs = request->owner->tinker->model->runs, *run = request->owner->id;
@@ -384,7 +384,7 @@ static enum status get_info(const struct call *c)
 
 // ---- gradients and steps ------------------------------------------------------------------------
 
-static enum status perform_forward_backward(struct trained_model *m, struct request *request)
+static enum status perform_forward_backward(struct trained_model *m, struct tinker_request *request)
 {
     struct training_request *r = (struct training_request *)request;
     request->is_protobuf = true;
@@ -414,7 +414,7 @@ out:
     return st;
 }
 
-static enum status perform_optim_step(struct trained_model *m, struct request *request)
+static enum status perform_optim_step(struct trained_model *m, struct tinker_request *request)
 {
     const struct training_request *r = (struct training_request *)request;
     double norm = 0;
@@ -461,7 +461,7 @@ void tinker_warn_ttl(struct tinker *t, const char *what)
     log_warn("%s: \"ttl_seconds\" has no effect: checkpoints stay until they are deleted", what);
 }
 
-static enum status perform_save(struct trained_model *m, struct request *request)
+static enum status perform_save(struct trained_model *m, struct tinker_request *request)
 {
     static const char *const types[RUN_KINDS] = {"save_weights", "save_weights_for_sampler",
                                                  "save_weights_external"};

@@ -30,8 +30,8 @@ struct waiter { // a question that is held
     struct requests *all;
     struct http_request *q;
     int64_t until_ns;
-    struct request *request; // for its response; NULL: for what has ended
-    struct owner *owner;     // of this one's
+    struct tinker_request *request; // for its response; NULL: for what has ended
+    struct owner *owner;            // of this one's
     int64_t clone, cursor;
 };
 
@@ -50,18 +50,18 @@ enum status requests_new(struct tinker *tinker, struct requests **ret)
     return ST_OK;
 }
 
-static struct request *request_at(const json_t *address) // NULL is fine
+static struct tinker_request *request_at(const json_t *address) // NULL is fine
 {
-    return address ? (struct request *)(intptr_t)json_integer_value(address) : NULL;
+    return address ? (struct tinker_request *)(intptr_t)json_integer_value(address) : NULL;
 }
 
-static void release(struct request *r)
+static void release(struct tinker_request *r)
 {
     if (r->release) r->release(r);
     r->release = NULL;
 }
 
-static void request_free(struct request *r)
+static void request_free(struct tinker_request *r)
 {
     if (!r) return;
     release(r);
@@ -140,13 +140,13 @@ static const char *id_of(const struct owner *o, int64_t seq_id, char ret[REQUEST
     return ret;
 }
 
-enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct request **ret)
+enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct tinker_request **ret)
 {
     char id[REQUEST_ID_ROOM];
     if (json_object_size(o->all->by_id) >= MAX_REQUESTS)
         return status_fail(ST_BUSY, "%d requests are under way or kept; try again later",
                            MAX_REQUESTS);
-    struct request *r = calloc(1, size);
+    struct tinker_request *r = calloc(1, size);
     if (!r || json_object_set_new(o->all->by_id, id_of(o, seq_id, id), json_integer((intptr_t)r))) {
         free(r);
         return status_fail(ST_NO_MEMORY, "out of memory");
@@ -159,10 +159,10 @@ enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct re
 }
 
 enum status requests_take(struct owner *o, struct http_request *q, const char *why, size_t size,
-                          int64_t seq_id, struct request **ret)
+                          int64_t seq_id, struct tinker_request **ret)
 {
     char id[REQUEST_ID_ROOM];
-    struct request *known = request_at(json_object_get(o->all->by_id, id_of(o, seq_id, id)));
+    struct tinker_request *known = request_at(json_object_get(o->all->by_id, id_of(o, seq_id, id)));
     *ret = NULL;
     if (known) {
         request_promise(known, q, NULL);
@@ -175,15 +175,15 @@ enum status requests_take(struct owner *o, struct http_request *q, const char *w
     return ST_OK;
 }
 
-struct request *requests_find(const struct requests *all, const char *id)
+struct tinker_request *requests_find(const struct requests *all, const char *id)
 {
     return request_at(json_object_get(all->by_id, id));
 }
 
-void request_drop(struct request *r)
+void request_drop(struct tinker_request *r)
 {
     struct owner *o = r->owner;
-    struct request **link = &o->first;
+    struct tinker_request **link = &o->first;
     char id[REQUEST_ID_ROOM];
     while (*link && *link != r) link = &(*link)->next_ended;
     if (*link) *link = r->next_ended;
@@ -194,7 +194,7 @@ void request_drop(struct request *r)
     drop_owner(o);
 }
 
-void request_promise(struct request *r, struct http_request *q, json_t *more)
+void request_promise(struct tinker_request *r, struct http_request *q, json_t *more)
 {
     char id[REQUEST_ID_ROOM];
     if (!r->promise) {
@@ -207,7 +207,7 @@ void request_promise(struct request *r, struct http_request *q, json_t *more)
 
 // ---- the response -------------------------------------------------------------------------------
 
-enum status request_set_json(struct request *r, json_t *response)
+enum status request_set_json(struct tinker_request *r, json_t *response)
 {
     char *text = response ? json_dumps(response, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(response);
@@ -217,7 +217,7 @@ enum status request_set_json(struct request *r, json_t *response)
     return ST_OK;
 }
 
-void request_fail(struct request *r, enum status st)
+void request_fail(struct tinker_request *r, enum status st)
 {
     const bool clients = st == ST_INVALID || st == ST_UNSUPPORTED || st == ST_MISMATCH ||
                          st == ST_FORMAT || st == ST_NOT_FOUND || st == ST_TOO_LONG;
@@ -237,7 +237,7 @@ static bool respond(const struct waiter *w, bool now)
 {
     char id[REQUEST_ID_ROOM];
     int64_t cursor = w->cursor;
-    struct request *one = w->request;
+    struct tinker_request *one = w->request;
     if (one && one->ended) {
         struct bytes body = BYTES_INIT;
         bytes_append(&body, bytes_text(&one->response), one->response.len);
@@ -251,7 +251,7 @@ static bool respond(const struct waiter *w, bool now)
                         json_pack("{s:s, s:s}", "type", "try_again", "queue_state", "active"));
     if (one) return now;
     json_t *list = json_array();
-    for (const struct request *r = w->owner->first; r; r = r->next_ended) {
+    for (const struct tinker_request *r = w->owner->first; r; r = r->next_ended) {
         if (r->cursor <= w->cursor || r->seq_id / CLONE_SEQ_IDS != w->clone) continue;
         id_of(r->owner, r->seq_id, id);
         json_array_append_new(list,
@@ -305,7 +305,7 @@ static enum status respond_or_hold(const struct waiter *waiter, double hold_s)
     return ST_OK;
 }
 
-void request_end(struct request *r)
+void request_end(struct tinker_request *r)
 {
     struct owner *o = r->owner;
     if (r->response.failed) request_fail(r, bytes_status(&r->response));
@@ -321,7 +321,7 @@ void request_end(struct request *r)
 
 enum status requests_retrieve(struct requests *all, struct http_request *q, const char *id)
 {
-    struct request *r = requests_find(all, id);
+    struct tinker_request *r = requests_find(all, id);
     if (r)
         return respond_or_hold(&(struct waiter){.all = all, .q = q, .request = r},
                                REQUEST_HOLD_MS / 1e3);
@@ -354,7 +354,7 @@ void requests_sweep(struct requests *all)
     respond_to_waiters(all);
     json_object_foreach_safe(all->by_id, next, id, address)
     {
-        struct request *r = request_at(address);
+        struct tinker_request *r = request_at(address);
         if (r->ended && now >= r->keep_until_ns) request_drop(r);
     }
 }
@@ -369,11 +369,11 @@ void request_queue_init(struct request_queue *queue)
     clock_cond_init(&queue->some);
 }
 
-void request_queue_append(struct request_queue *queue, struct request *r)
+void request_queue_append(struct request_queue *queue, struct tinker_request *r)
 {
     pthread_mutex_lock(&queue->lock);
-    struct request **link = queue->last;
-    for (struct request *x = r->group ? queue->first : NULL; x; x = x->next)
+    struct tinker_request **link = queue->last;
+    for (struct tinker_request *x = r->group ? queue->first : NULL; x; x = x->next)
         if (x->group && strcmp(x->group, r->group) == 0) link = &x->next;
     r->next = *link;
     *link = r;
@@ -382,14 +382,14 @@ void request_queue_append(struct request_queue *queue, struct request *r)
     pthread_mutex_unlock(&queue->lock);
 }
 
-struct request *request_queue_next(struct request_queue *queue, int ms)
+struct tinker_request *request_queue_next(struct request_queue *queue, int ms)
 {
     const int64_t until = clock_deadline_ns(ms);
     const struct timespec ts = {.tv_sec = until / NS_PER_S, .tv_nsec = until % NS_PER_S};
     pthread_mutex_lock(&queue->lock);
     while (!queue->first && clock_now_ns() < until)
         pthread_cond_timedwait(&queue->some, &queue->lock, &ts);
-    struct request *r = queue->first;
+    struct tinker_request *r = queue->first;
     if (r) queue->first = r->next;
     if (!queue->first) queue->last = &queue->first;
     pthread_mutex_unlock(&queue->lock);

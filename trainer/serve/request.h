@@ -37,40 +37,40 @@ struct owner {
     bool forgotten;                  // nobody asks for it any more: it goes with its last request
     int n;          // requests of it that are there, and questions for those that are held
     int64_t cursor; // of the last that ended
-    struct request *first, **last; // that have ended
+    struct tinker_request *first, **last; // that have ended
     // of a session
     int64_t heard_ns;
     bool ended;
     // of a training run, whose id is its name on disk
-    int rank;             // of its adapter; 0: it trains the model itself
-    bool over;            // another run took its weights, or its client has finished
-    int64_t next_seq;     // that may go to the main thread; 0: its beginning
-    struct request *held; // those behind a gap, by number
-    int64_t held_ns;      // since when there are any
-    int64_t missed;       // number that did not come, so that what is behind it fails; 0: none
-    int n_requests;       // with the main thread, or held
+    int rank;                    // of its adapter; 0: it trains the model itself
+    bool over;                   // another run took its weights, or its client has finished
+    int64_t next_seq;            // that may go to the main thread; 0: its beginning
+    struct tinker_request *held; // those behind a gap, by number
+    int64_t held_ns;             // since when there are any
+    int64_t missed; // number that did not come, so that what is behind it fails; 0: none
+    int n_requests; // with the main thread, or held
     // of a sampling session
     struct snapshot snapshot;
 };
 
-struct request {                  // embed it first in a struct of its kind
+struct tinker_request {           // embed it first in a struct of its kind
     struct inbox_message message; // its way back; deliver() runs on the loop's thread
-    struct request *next;         // in the list or queue that it waits in
+    struct tinker_request *next;  // in the list or queue that it waits in
     struct owner *owner;
     int64_t seq_id;
     json_t *promise; // what is answered at once, each time it is sent
     // The main thread calls it, unless the request has failed before.
-    enum status (*perform)(struct trained_model *m, struct request *r);
+    enum status (*perform)(struct trained_model *m, struct tinker_request *r);
     const char *group; // it is performed behind the last that waits with the same; NULL: in turn
-    void (*release)(struct request *r); // frees what it holds beside this; called at its end
+    void (*release)(struct tinker_request *r); // frees what it holds beside this; called at its end
     // the response
     enum status status;    // what it came to
     struct bytes response; // of a failure: the error
     bool is_protobuf;      // else JSON
     bool ended;
     int64_t keep_until_ns;
-    int64_t cursor;             // among its owner's that have ended, from 1
-    struct request *next_ended; // of the same owner, by cursor
+    int64_t cursor;                    // among its owner's that have ended, from 1
+    struct tinker_request *next_ended; // of the same owner, by cursor
 };
 
 enum status requests_new(struct tinker *tinker, struct requests **ret);
@@ -85,23 +85,23 @@ enum status owner_add(struct requests *all, enum owner_kind kind, struct owner *
                       const char *id, struct owner **ret);
 void session_forget(struct owner *session); // and all that is of it
 // A new one, of a struct of so many bytes that are 0; ST_BUSY where too many are there.
-enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct request **ret);
+enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct tinker_request **ret);
 // The same of one that was asked for. NULL: it was answered, with the promise that it has already
 // or with 410. why, not NULL: nothing new is taken.
 enum status requests_take(struct owner *o, struct http_request *q, const char *why, size_t size,
-                          int64_t seq_id, struct request **ret);
+                          int64_t seq_id, struct tinker_request **ret);
 // The one of that id; NULL: there is none, or not any more.
-struct request *requests_find(const struct requests *all, const char *id);
-void request_drop(struct request *r); // forgets it: nobody asks for its response any more
+struct tinker_request *requests_find(const struct requests *all, const char *id);
+void request_drop(struct tinker_request *r); // forgets it: nobody asks for its response any more
 
 // Answers with what the request is known by. `more`: further fields, taken; or NULL.
-void request_promise(struct request *r, struct http_request *q, json_t *more);
+void request_promise(struct tinker_request *r, struct http_request *q, json_t *more);
 // Sets the response: JSON, whose reference it takes, or the last error's sentence, which is the
 // client's fault or not. Any thread that has the request.
-enum status request_set_json(struct request *r, json_t *response);
-void request_fail(struct request *r, enum status st);
+enum status request_set_json(struct tinker_request *r, json_t *response);
+void request_fail(struct tinker_request *r, enum status st);
 // The response is there: answers who waits, and releases what the request holds.
-void request_end(struct request *r);
+void request_end(struct tinker_request *r);
 
 // Answers with a request's response, or with which of an owner's requests, of a clone of its
 // client, have ended behind a cursor; or holds the question until there is something.
@@ -116,12 +116,12 @@ void requests_sweep(struct requests *all);
 struct request_queue {
     pthread_mutex_t lock;
     pthread_cond_t some;
-    struct request *first, **last;
+    struct tinker_request *first, **last;
 };
 void request_queue_init(struct request_queue *queue);
-void request_queue_append(struct request_queue *queue, struct request *r);
+void request_queue_append(struct request_queue *queue, struct tinker_request *r);
 // The next one, or NULL after `ms`.
-struct request *request_queue_next(struct request_queue *queue, int ms);
+struct tinker_request *request_queue_next(struct request_queue *queue, int ms);
 
 // ---- requests of samples (sample_request.c; any thread) -----------------------------------------
 // Read from the API's JSON and filled from the lines that the server responds with.
@@ -129,7 +129,7 @@ struct request *request_queue_next(struct request_queue *queue, int ms);
 #define SAMPLE_NO_LOGPROB -99999.0f // where a token has none
 
 struct sample_request {
-    struct request request;
+    struct tinker_request request;
     struct snapshot snapshot; // of the sampler then
     struct snapshot_use use;  // that answers for it
     int tries;
@@ -150,8 +150,8 @@ struct sample_request {
     struct bytes scores;     // of the prompt: fields 2 and 3 of the response
     uint64_t oldest, newest; // version of the weights that sampled or scored any token; 0: none was
 };
-void sample_request_release(struct request *r);      // what it holds beside the request itself
-void sample_request_clear(struct sample_request *r); // what came back: it can be sent again
+void sample_request_release(struct tinker_request *r); // what it holds beside the request itself
+void sample_request_clear(struct sample_request *r);   // what came back: it can be sent again
 
 // Reads asample's body. What it holds is the caller's to release, on failure too.
 enum status sample_request_parse(const json_t *body, const struct trained_model_info *model,

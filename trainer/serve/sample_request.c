@@ -18,7 +18,7 @@ void sample_request_clear(struct sample_request *r)
     r->n_done = 0;
 }
 
-void sample_request_release(struct request *request)
+void sample_request_release(struct tinker_request *request)
 {
     struct sample_request *r = (struct sample_request *)request;
     sample_request_clear(r);

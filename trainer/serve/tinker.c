@@ -273,7 +273,7 @@ static void *loop_thread(void *context)
 // The loop's thread is over, and nobody else has anything of it.
 static void release(struct tinker *t)
 {
-    struct request *r;
+    struct tinker_request *r;
     http_close(t->http);
     tinker_end_samples(t);
     http_client_free(t->server);
@@ -381,7 +381,7 @@ out:
 void tinker_perform(struct tinker *t, struct trained_model *model, int ms, const char *why)
 {
     t->why = why;
-    struct request *r = request_queue_next(&t->queue, ms);
+    struct tinker_request *r = request_queue_next(&t->queue, ms);
     if (!r) return;
     if (r->status == ST_OK) {
         enum status st = why ? status_fail(ST_PEER_GONE, "%s", why) : r->perform(model, r);

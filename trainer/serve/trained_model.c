@@ -17,7 +17,7 @@
 #include "common/model/adapter.h"
 #include "trainer/learn/step.h"
 #include "trainer/run/options_shared.h"
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 #include "trainer/run/mapped.h"
 #include "trainer/run/run.h"
 
@@ -149,9 +149,9 @@ static void close_learner(struct trained_model *m)
 
 enum status trained_use_learner(struct trained_model *m, bool adapters)
 {
-    struct learning_options learning = *m->options->learning;
-    const int64_t budget = learning.token_budget;
-    const struct learning_shape shape = {
+    struct learner_options learner = *m->options->learner;
+    const int64_t budget = learner.token_budget;
+    const struct learner_shape shape = {
         .longest = m->info.limits.longest, .tokens = budget, .seqs = budget};
     struct learner_config config;
     struct adapter_config *largest;
@@ -163,15 +163,15 @@ enum status trained_use_learner(struct trained_model *m, bool adapters)
         json = json_pack("{s:i, s:s}", "r", m->max_rank, "target_modules", ".*");
         CHECK(adapter_config_from_json("--max-lora-rank", json, &largest));
         CHECK(adapter_new(largest, m->weights, m->weights->dt, &m->largest));
-        if (learning.freeze) log_info("--freeze is of full fine-tuning (rank 0) alone");
-        learning.freeze = NULL; // the model is frozen as a whole
+        if (learner.freeze) log_info("--freeze is of full fine-tuning (rank 0) alone");
+        learner.freeze = NULL; // the model is frozen as a whole
     }
-    CHECK(learning_config(&learning, &shape, 1, &config));
+    CHECK(learner_config_of(&learner, &shape, 1, &config));
     config.adapter = m->largest;
     config.many_adapters = adapters;
     CHECK(learner_new(m->device, m->model, m->weights, false, &config, &m->learner));
     if (adapters) log_info("memory of the largest adapter that the server holds:");
-    memory_log(m->learner, "shared with the server (0 extra)", learning.freeze);
+    memory_log(m->learner, "shared with the server (0 extra)", learner.freeze);
     CHECK(learner_prepare(m->learner));
     if (!adapters) optimizer_clear_grads(learner_optimizer(m->learner));
 out:
@@ -206,7 +206,7 @@ enum status trained_open(const struct trained_model_options *options, struct tra
 {
     enum status st;
     const struct bridge_role *role;
-    const int64_t budget = options->learning->token_budget;
+    const int64_t budget = options->learner->token_budget;
     struct bridge_file *file = NULL;
     json_t *health = NULL;
     struct trained_model *m = calloc(1, sizeof *m);
@@ -218,9 +218,9 @@ enum status trained_open(const struct trained_model_options *options, struct tra
     CHECK(run_retry(ST_BUSY, unload_left, m));
     CHECK(http_get_json(m->server, "/health", HEALTH_MS, &health));
     CHECK(bridge_attach(options->bridge, NULL, &m->bridge));
-    CHECK(notice_roles(bridge_file_of(m->bridge), &role));
+    CHECK(warn_roles(bridge_file_of(m->bridge), &role));
     CHECK(role_open(m->bridge, role, &m->model, &m->weights));
-    notice_model(m->model, 0);
+    warn_model(m->model, 0);
     CHECK(run_become_writer(m->bridge));
     m->device = bridge_device(m->bridge);
     m->info = (struct trained_model_info){.control = bridge_control(m->bridge),
@@ -236,7 +236,7 @@ enum status trained_open(const struct trained_model_options *options, struct tra
                                           .sample_timeout = options->sample_timeout};
     CHECK(open_snapshots(m));
     CHECK(trained_use_learner(m, m->info.max_adapters > 0));
-    if (m->largest) notice_adapter(m->largest);
+    if (m->largest) warn_adapter(m->largest);
     m->info.max_context = (int)json_integer_value(json_object_get(health, "max_context"));
     *ret = m;
     m = NULL;

@@ -10,14 +10,14 @@
 #include "trainer/serve/snapshots.h"
 
 struct http_client;
-struct learning_options;
+struct learner_options;
 struct optimizer_config;
 
 struct trained_model_options {
     const char *bridge;
-    const struct learning_options *learning; // its AdamW's settings and schedule are the client's
-    bool exact;                              // sums do not depend on how datums come together
-    double quiesce_timeout;                  // seconds
+    const struct learner_options *learner; // its AdamW's settings and schedule are the client's
+    bool exact;                            // sums do not depend on how datums come together
+    double quiesce_timeout;                // seconds
     double sample_timeout;  // of samples under way, before a saved model replaces theirs
     int64_t keep_snapshots; // older ones of each adapter
     const char *runs;       // absolute folder of training runs

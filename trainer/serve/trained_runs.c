@@ -17,7 +17,7 @@
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/options_shared.h"
 #include "trainer/run/mapped.h"
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 #include "trainer/run/stop.h"
 #include "trainer/serve/trained_model.h"
 
@@ -157,7 +157,7 @@ static enum status load(struct trained_model *m, struct trainee *t, const struct
     enum status st;
     trainee_keep(t);
     if (t->adapter) {
-        if (b->folder) CHECK(notice_adapter_base(folder, t->base, m->options->exact));
+        if (b->folder) CHECK(warn_adapter_base(folder, t->base, m->options->exact));
         CHECK(adapter_folder_start(t->start, t->adapter, b->folder, (uint64_t)b->seed,
                                    t->adapter_name, t->base));
         set_restore(m, t, t->start);
@@ -254,7 +254,7 @@ static enum status begin_adapter(struct trained_model *m, struct trainee *t,
     CHECK(load_folder(m, m->base));
     CHECK(adapter_base_ask(m->server, &t->base));
     CHECK(trained_use_learner(m, true));
-    CHECK(optimizer_new_whole(m->device, t->adapter->weights, &m->options->learning->adamw,
+    CHECK(optimizer_new_whole(m->device, t->adapter->weights, &m->options->learner->adamw,
                               &t->optimizer));
     CHECK(load(m, t, b));
     log_info("%s trains an adapter of rank %d%s%s", t->run, t->adapter->max_rank,

@@ -12,7 +12,7 @@ static const struct string blank = STRING(" "), zero = STRING("0"), bare_comma =
                            comma = STRING(", "), colon = STRING(": ");
 
 // The shortest decimal that reads back as x; an exponent below 1e-4 and from 1e16 on.
-static void put_float(struct run *r, double x, bool json)
+static void put_float(struct render *r, double x, bool json)
 {
     static const char *const names[][3] = {{"nan", "inf", "-inf"},
                                            {"NaN", "Infinity", "-Infinity"}};
@@ -35,7 +35,7 @@ static void put_float(struct run *r, double x, bool json)
 
 // ---- strings ------------------------------------------------------------------------------------
 
-static void put_string_repr(struct run *r, const struct string *s)
+static void put_string_repr(struct render *r, const struct string *s)
 {
     bool single = memchr(s->data, '\'', s->n_bytes), both = memchr(s->data, '"', s->n_bytes);
     unsigned char quote = single && !both ? '"' : '\'';
@@ -55,7 +55,7 @@ static void put_string_repr(struct run *r, const struct string *s)
     put_printf(r, "%c%s", quote, s->markup ? ")" : "");
 }
 
-static void put_json_string(struct run *r, const struct string *s, bool ascii)
+static void put_json_string(struct render *r, const struct string *s, bool ascii)
 {
     static const char from[] = "\"\\\n\r\t\b\f", names[] = "\"\\nrtbf";
     size_t start = 0; // of what stands for itself
@@ -79,13 +79,13 @@ static void put_json_string(struct run *r, const struct string *s, bool ascii)
     put_text(r, "\"");
 }
 
-struct value string_as(struct run *r, const struct string *s, bool markup)
+struct value string_as(struct render *r, const struct string *s, bool markup)
 {
     run_bytes(r, s->n_bytes);
     return string_new(r, s->data, s->n_bytes, markup);
 }
 
-struct value value_escape(struct run *r, struct value v)
+struct value value_escape(struct render *r, struct value v)
 {
     static const char *const names[256] = {
         ['&'] = "&amp;", ['<'] = "&lt;", ['>'] = "&gt;", ['"'] = "&#34;", ['\''] = "&#39;"};
@@ -108,7 +108,7 @@ struct value value_escape(struct run *r, struct value v)
 
 // How a text of nested values is written: as repr() does, or as json.dumps.
 struct writer {
-    struct run *run;
+    struct render *run;
     bool json, ensure_ascii, sort_keys;
     const struct string *item_separator, *key_separator;
     const struct string *indent; // one item a line, behind so many of these; NULL: not
@@ -138,7 +138,7 @@ static void put_key(struct writer *w, struct value key)
 // What a list or a dict has, between brackets.
 static void put_items(struct writer *w, const char *open, struct value v, const char *close)
 {
-    struct run *r = w->run;
+    struct render *r = w->run;
     bool is_dict = !of_kinds(v, LISTS);
     struct dict d = is_dict ? *v.dict : (struct dict){.n = v.list->n};
     if (is_dict && w->sort_keys) {
@@ -162,7 +162,7 @@ static void put_items(struct writer *w, const char *open, struct value v, const 
 // What JSON has no way to write.
 static void put_object(struct writer *w, struct value v)
 {
-    struct run *r = w->run;
+    struct render *r = w->run;
     if (w->json) fail(r, "Object of type %s is not JSON serializable", value_type(v));
     if (v.kind == V_MISSING || v.kind == V_UNDEFINED) {
         put_text(r, "Undefined");
@@ -190,7 +190,7 @@ static void put_object(struct writer *w, struct value v)
 
 static void put_value(struct writer *w, struct value v)
 {
-    struct run *r = w->run;
+    struct render *r = w->run;
     bool json = w->json;
     run_deeper(r);
     if (v.kind == V_NONE)
@@ -216,12 +216,12 @@ static void put_value(struct writer *w, struct value v)
     r->depth--;
 }
 
-static void put_repr(struct run *r, struct value v)
+static void put_repr(struct render *r, struct value v)
 {
     put_value(&(struct writer){.run = r, .item_separator = &comma, .key_separator = &colon}, v);
 }
 
-void put_str(struct run *r, struct value v)
+void put_str(struct render *r, struct value v)
 {
     if (v.kind == V_STRING)
         put_string(r, v.string);
@@ -229,7 +229,7 @@ void put_str(struct run *r, struct value v)
         put_repr(r, v);
 }
 
-struct value value_str(struct run *r, struct value v)
+struct value value_str(struct render *r, struct value v)
 {
     size_t text = r->text.len;
     if (v.kind == V_STRING) return v;
@@ -237,7 +237,7 @@ struct value value_str(struct run *r, struct value v)
     return text_end(r, text, false);
 }
 
-static struct value value_repr(struct run *r, struct value v)
+static struct value value_repr(struct render *r, struct value v)
 {
     size_t text = r->text.len;
     put_repr(r, v);
@@ -290,7 +290,7 @@ struct field {
 };
 
 // `lead` bytes of text (a sign, "0x") stay in front where the padding goes behind them ('=').
-static void put_aligned(struct run *r, const struct field *f, const char *text, size_t len,
+static void put_aligned(struct render *r, const struct field *f, const char *text, size_t len,
                         size_t lead)
 {
     int64_t pad = f->width - (int64_t)utf8_count(text, len);
@@ -303,7 +303,7 @@ static void put_aligned(struct run *r, const struct field *f, const char *text, 
     if (f->align != '=') put_fill(r, &f->fill, pad - left);
 }
 
-static void put_text_field(struct run *r, const struct field *f, const struct string *s)
+static void put_text_field(struct render *r, const struct field *f, const struct string *s)
 {
     size_t n = s->n_bytes;
     run_bytes(r, n);
@@ -314,7 +314,7 @@ static void put_text_field(struct run *r, const struct field *f, const struct st
 
 // Digits with sign and prefix, a separator every three of the leading run of digits (four with "_"
 // in other bases), then aligned.
-static void put_number(struct run *r, const struct field *f, bool negative, const char *prefix,
+static void put_number(struct render *r, const struct field *f, bool negative, const char *prefix,
                        const char *digits)
 {
     bool decimal = f->group != '_' || !f->type || !strchr("boxX", f->type);
@@ -335,7 +335,7 @@ static void put_number(struct run *r, const struct field *f, bool negative, cons
     put_aligned(r, f, s->data, s->n_bytes, lead);
 }
 
-static void put_integer_field(struct run *r, const struct field *f, int64_t x)
+static void put_integer_field(struct render *r, const struct field *f, int64_t x)
 {
     char digits[80], *at = digits + sizeof digits - 1, prefix[3] = {'0', f->type, 0};
     unsigned base = f->type == 'b' ? 2 : f->type == 'o' ? 8 : (f->type | 0x20) == 'x' ? 16 : 10;
@@ -348,7 +348,7 @@ static void put_integer_field(struct run *r, const struct field *f, int64_t x)
     put_number(r, f, x < 0, f->alternate && base != 10 ? prefix : "", at);
 }
 
-static void put_real_field(struct run *r, const struct field *f, double x)
+static void put_real_field(struct render *r, const struct field *f, double x)
 {
     bool percent = f->type == '%', negative = signbit(x) && !isnan(x);
     char format[12], type = percent ? 'f' : f->type == 'n' ? 'g' : f->type;
@@ -367,7 +367,7 @@ static void put_real_field(struct run *r, const struct field *f, double x)
     put_number(r, f, negative, "", text_end(r, text, false).string->data);
 }
 
-static void put_character_field(struct run *r, const struct field *f, int64_t code)
+static void put_character_field(struct render *r, const struct field *f, int64_t code)
 {
     char encoded[4];
     if (code < 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
@@ -389,7 +389,7 @@ static int64_t read_digits(const char **at, const char *end, int64_t max)
     return x;
 }
 
-static int checked_precision(struct run *r, int64_t precision)
+static int checked_precision(struct render *r, int64_t precision)
 {
     if (precision > MAX_PRECISION) fail(r, "precision too big (the limit is %d)", MAX_PRECISION);
     return precision < 0 ? 0 : (int)precision;
@@ -398,7 +398,7 @@ static int checked_precision(struct run *r, int64_t precision)
 // ---- "..." % values -----------------------------------------------------------------------------
 
 struct percent {
-    struct run *run;
+    struct render *run;
     const char *at, *end;
     struct value values;
     size_t n, next; // of a tuple; anything else is one
@@ -458,7 +458,7 @@ static struct field read_field(struct percent *p)
     return f;
 }
 
-static void put_percent_number(struct run *r, struct field *f, struct value v)
+static void put_percent_number(struct render *r, struct field *f, struct value v)
 {
     int64_t x;
     if (v.kind == V_UNDEFINED) undefined_fail(r, v);
@@ -480,7 +480,7 @@ static void put_percent_number(struct run *r, struct field *f, struct value v)
 
 static void put_percent(struct percent *p)
 {
-    struct run *r = p->run;
+    struct render *r = p->run;
     int64_t code;
     struct value v = read_one(&p->at, p->end, "(") ? keyed_value(p) : MISSING;
     struct field f = read_field(p);
@@ -506,7 +506,7 @@ static void put_percent(struct percent *p)
     }
 }
 
-struct value format_percent(struct run *r, const struct string *format, struct value values)
+struct value format_percent(struct render *r, const struct string *format, struct value values)
 {
     struct percent p = {.run = r,
                         .at = format->data,
@@ -544,7 +544,7 @@ BUILTIN(format_filter)
 // ---- "...".format(values) -----------------------------------------------------------------------
 
 struct braces {
-    struct run *run;
+    struct render *run;
     struct list positional;
     const struct dict *named;
     size_t next; // of the fields without a number
@@ -553,7 +553,7 @@ struct braces {
 };
 
 // [[fill]align][sign][z][#][0][width][group][.precision][type]
-static struct field read_spec(struct run *r, const char *at, const char *end)
+static struct field read_spec(struct render *r, const char *at, const char *end)
 {
     struct field f = {.fill = blank, .precision = -1};
     int first = at < end ? utf8_sequence(at, (size_t)(end - at)) : 0;
@@ -583,7 +583,7 @@ static struct field read_spec(struct run *r, const char *at, const char *end)
     return f;
 }
 
-static void put_braces_field(struct run *r, struct field f, struct value v)
+static void put_braces_field(struct render *r, struct field f, struct value v)
 {
     int64_t x = 0;
     bool text = v.kind == V_STRING, integer = value_as_int(v, &x);
@@ -655,7 +655,7 @@ static struct value field_value(struct braces *b, const char *name, size_t n)
 // What stands between a pair of braces.
 static void put_field(struct braces *b, const char *s, size_t n)
 {
-    struct run *r = b->run;
+    struct render *r = b->run;
     size_t name = 0;
     while (name < n && s[name] != ':' && s[name] != '!')
         name += s[name] == '[' ? strcspn(s + name, "]") : 1;
@@ -677,7 +677,7 @@ static void put_field(struct braces *b, const char *s, size_t n)
         put_string(r, (b->markup ? value_escape : value_str)(r, v).string);
 }
 
-static struct value format_braces(struct run *r, const struct string *format,
+static struct value format_braces(struct render *r, const struct string *format,
                                   struct list positional, const struct dict *named)
 {
     struct braces b = {r, positional, named, .markup = format->markup};

@@ -19,26 +19,26 @@
 static const struct builtin *const builtins[] = {item_builtins, string_builtins, number_builtins,
                                                  format_builtins, NULL};
 
-static struct value evaluate(struct run *r, struct scope *scope, const struct node *node);
-static bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node);
-static void render_body(struct run *r, struct scope *scope, const struct node_list *body);
+static struct value evaluate(struct render *r, struct scope *scope, const struct node *node);
+static bool evaluate_truth(struct render *r, struct scope *scope, const struct node *node);
+static void render_body(struct render *r, struct scope *scope, const struct node_list *body);
 
 // ---- assignments --------------------------------------------------------------------------------
 
 // A macro may keep it.
-static struct scope *scope_new(struct run *r, const struct scope *outer)
+static struct scope *scope_new(struct render *r, const struct scope *outer)
 {
     struct scope *scope = run_alloc(r, 1, sizeof *scope);
     scope->outer = outer;
     return scope;
 }
 
-static void set_name(struct run *r, struct scope *scope, const char *name, struct value value)
+static void set_name(struct render *r, struct scope *scope, const char *name, struct value value)
 {
     dict_set(r, &scope->variables, string_of(r, name), value);
 }
 
-static void scope_assign(struct run *r, struct scope *scope, const struct node *target,
+static void scope_assign(struct render *r, struct scope *scope, const struct node *target,
                          struct value value)
 {
     if (target->kind == N_NAME) {
@@ -63,7 +63,7 @@ static void scope_assign(struct run *r, struct scope *scope, const struct node *
 }
 
 // The text of a body, kept from the output; a break or continue within leaves it.
-static struct value render_captured(struct run *r, struct scope *scope,
+static struct value render_captured(struct render *r, struct scope *scope,
                                     const struct node_list *body)
 {
     size_t text = r->text.len;
@@ -81,7 +81,7 @@ static bool has_sign(const struct builtin *f, char sign)
 }
 
 struct call_of {
-    struct run *run;
+    struct render *run;
     struct value v[1 + MAX_PARAMS];
     struct call call;
     struct param { // its name, and behind that its type
@@ -102,7 +102,7 @@ static void read_params(struct call_of *c, const char *params)
 
 // What a parameter makes of an argument. The texts that a row asks for are charged here: a function
 // goes through them.
-static struct value convert(struct run *r, const struct param *p, bool required, struct value v)
+static struct value convert(struct render *r, const struct param *p, bool required, struct value v)
 {
     const char *type = p->name + p->len;
     int64_t x;
@@ -124,7 +124,7 @@ static struct value convert(struct run *r, const struct param *p, bool required,
 
 static void bind(struct call_of *c, const struct arguments *a)
 {
-    struct run *r = c->run;
+    struct render *r = c->run;
     const struct builtin *f = c->call.function;
     struct value *v = c->v + 1;
     if (a->positional.n > (size_t)c->n_params)
@@ -162,9 +162,9 @@ static void invoke(void *context)
 
 // A generator fails when somebody goes over it, not when it is made: its failure is kept for then.
 // Limits are not kept.
-static void invoke_generator(struct run *r, struct call_of *c)
+static void invoke_generator(struct render *r, struct call_of *c)
 {
-    const struct run before = *r;
+    const struct render before = *r;
     enum status st = run_try(r, invoke, c);
     if (st == ST_OK) return;
     if (st != r->fault || r->steps <= 0) fail_as(r, st, "%s", status_message());
@@ -176,7 +176,7 @@ static void invoke_generator(struct run *r, struct call_of *c)
     c->result.iterator->failure = text_end(r, before.text.len, false).string->data;
 }
 
-struct value builtin_invoke(struct run *r, const struct builtin *f, struct value self,
+struct value builtin_invoke(struct render *r, const struct builtin *f, struct value self,
                             const struct arguments *arguments)
 {
     struct call_of c = {.run = r, .call = {f, arguments}};
@@ -196,7 +196,7 @@ struct value builtin_invoke(struct run *r, const struct builtin *f, struct value
 
 // ---- calls of macros ----------------------------------------------------------------------------
 
-static struct value take_named(struct run *r, struct dict *named, struct value name)
+static struct value take_named(struct render *r, struct dict *named, struct value name)
 {
     struct dict_entry *e = dict_look(r, named, name);
     if (!e) return MISSING;
@@ -206,7 +206,7 @@ static struct value take_named(struct run *r, struct dict *named, struct value n
 }
 
 // A default may speak of the parameters before it.
-static void bind_parameters(struct run *r, struct scope *scope, const struct node_list *list,
+static void bind_parameters(struct render *r, struct scope *scope, const struct node_list *list,
                             struct list positional, struct dict *named)
 {
     struct value *bound = run_alloc(r, list->n, sizeof *bound);
@@ -225,7 +225,7 @@ static void bind_parameters(struct run *r, struct scope *scope, const struct nod
 }
 
 // What was given and nobody took.
-static void check_remaining(struct run *r, const struct node *macro, struct list positional,
+static void check_remaining(struct render *r, const struct node *macro, struct list positional,
                             const struct dict *named)
 {
     static const struct string anonymous = STRING("caller");
@@ -244,7 +244,7 @@ static void check_remaining(struct run *r, const struct node *macro, struct list
 
 // Arguments are bound to parameters, and to the three that a body may ask for without naming them:
 // caller, kwargs, varargs.
-static struct value macro_call(struct run *r, const struct macro *macro,
+static struct value macro_call(struct render *r, const struct macro *macro,
                                const struct arguments *arguments)
 {
     const struct node *node = macro->node;
@@ -286,7 +286,7 @@ static bool passes(struct loop *l, struct value item)
     return evaluate_truth(l->run, &scope, l->node->c);
 }
 
-static void loop_render(struct run *r, struct scope *scope, const struct node *node,
+static void loop_render(struct render *r, struct scope *scope, const struct node *node,
                         struct value iterable, int64_t depth0)
 {
     bool completed = false, stop = false;
@@ -314,7 +314,7 @@ static void loop_render(struct run *r, struct scope *scope, const struct node *n
     r->depth--;
 }
 
-static struct value loop_call(struct run *r, struct loop *l, const struct arguments *arguments)
+static struct value loop_call(struct render *r, struct loop *l, const struct arguments *arguments)
 {
     size_t text = r->text.len;
     if (!l->node->op)
@@ -327,7 +327,7 @@ static struct value loop_call(struct run *r, struct loop *l, const struct argume
 
 // ---- calls --------------------------------------------------------------------------------------
 
-static struct value call_value(struct run *r, struct value function,
+static struct value call_value(struct render *r, struct value function,
                                const struct arguments *arguments)
 {
     struct iterator *joiner = function.iterator;
@@ -350,7 +350,7 @@ static struct value call_value(struct run *r, struct value function,
     }
 }
 
-static struct value evaluate_nodes(struct run *r, struct scope *scope, enum value_kind kind,
+static struct value evaluate_nodes(struct render *r, struct scope *scope, enum value_kind kind,
                                    const struct node_list *nodes)
 {
     struct value v = list_new(r, kind, nodes->n);
@@ -358,7 +358,7 @@ static struct value evaluate_nodes(struct run *r, struct scope *scope, enum valu
     return v;
 }
 
-static void add_named(struct run *r, struct dict *named, struct value name, struct value value)
+static void add_named(struct render *r, struct dict *named, struct value name, struct value value)
 {
     if (name.kind != V_STRING) fail(r, "keywords must be strings");
     if (dict_look(r, named, name))
@@ -367,7 +367,7 @@ static void add_named(struct run *r, struct dict *named, struct value name, stru
 }
 
 // Of a call, a filter or a test. `caller`: of a call block, V_MISSING: none.
-static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
+static struct arguments evaluate_arguments(struct render *r, struct scope *scope,
                                            const struct node *call, struct value caller)
 {
     struct arguments arguments = {.named.n = 0};
@@ -392,7 +392,7 @@ static struct arguments evaluate_arguments(struct run *r, struct scope *scope,
     return arguments;
 }
 
-static struct value evaluate_call(struct run *r, struct scope *scope, const struct node *node,
+static struct value evaluate_call(struct render *r, struct scope *scope, const struct node *node,
                                   struct value caller)
 {
     struct value function = evaluate(r, scope, node->a);
@@ -400,7 +400,7 @@ static struct value evaluate_call(struct run *r, struct scope *scope, const stru
     return call_value(r, function, &arguments);
 }
 
-static struct value evaluate_filter_or_test(struct run *r, struct scope *scope,
+static struct value evaluate_filter_or_test(struct render *r, struct scope *scope,
                                             const struct node *node)
 {
     struct value input = evaluate(r, scope, node->a);
@@ -414,7 +414,7 @@ static struct value evaluate_filter_or_test(struct run *r, struct scope *scope,
 
 // ---- expressions --------------------------------------------------------------------------------
 
-static struct value evaluate_name(struct run *r, const struct scope *scope, struct value name)
+static struct value evaluate_name(struct render *r, const struct scope *scope, struct value name)
 {
     for (; scope; scope = scope->outer) {
         struct value v = dict_find(r, &scope->variables, name);
@@ -425,13 +425,13 @@ static struct value evaluate_name(struct run *r, const struct scope *scope, stru
                     : undefined_item(r, MISSING, name);
 }
 
-static bool evaluate_truth(struct run *r, struct scope *scope, const struct node *node)
+static bool evaluate_truth(struct render *r, struct scope *scope, const struct node *node)
 {
     return value_truth(r, evaluate(r, scope, node));
 }
 
 // a < b < c: true if each holds; what follows one that does not is not evaluated.
-static bool evaluate_compare(struct run *r, struct scope *scope, const struct node *node)
+static bool evaluate_compare(struct render *r, struct scope *scope, const struct node *node)
 {
     struct value left = evaluate(r, scope, node->a);
     bool truth = true;
@@ -445,7 +445,7 @@ static bool evaluate_compare(struct run *r, struct scope *scope, const struct no
 }
 
 // Those that take several values, each by its own rule.
-static struct value evaluate_several(struct run *r, struct scope *scope, const struct node *node)
+static struct value evaluate_several(struct render *r, struct scope *scope, const struct node *node)
 {
     struct value v = NONE, part[3] = {NONE, NONE, NONE};
     size_t text = r->text.len, n = node->items.n;
@@ -479,7 +479,7 @@ static struct value evaluate_several(struct run *r, struct scope *scope, const s
     }
 }
 
-static struct value evaluate_kind(struct run *r, struct scope *scope, const struct node *node)
+static struct value evaluate_kind(struct render *r, struct scope *scope, const struct node *node)
 {
     struct value a;
     switch (node->kind) {
@@ -519,9 +519,9 @@ static struct value evaluate_kind(struct run *r, struct scope *scope, const stru
     }
 }
 
-static struct value evaluate(struct run *r, struct scope *scope, const struct node *node)
+static struct value evaluate(struct render *r, struct scope *scope, const struct node *node)
 {
-    const struct place outer = r->at;
+    const struct position outer = r->at;
     r->at = node->place;
     run_deeper(r);
     struct value v = evaluate_kind(r, scope, node);
@@ -532,21 +532,21 @@ static struct value evaluate(struct run *r, struct scope *scope, const struct no
 
 // ---- statements ---------------------------------------------------------------------------------
 
-static void print(struct run *r, struct value v)
+static void print(struct render *r, struct value v)
 {
     put_str(r, v);
     if (r->text.len > r->max_output)
         fail(r, "the text grows beyond %zu bytes, which is the limit", r->max_output);
 }
 
-static struct value make_macro(struct run *r, struct scope *scope, const struct node *node)
+static struct value make_macro(struct render *r, struct scope *scope, const struct node *node)
 {
     struct macro *macro = run_alloc(r, 1, sizeof *macro);
     *macro = (struct macro){node, scope};
     return value_of(.kind = V_MACRO, .macro = macro);
 }
 
-static void render_statement(struct run *r, struct scope *scope, const struct node *node)
+static void render_statement(struct render *r, struct scope *scope, const struct node *node)
 {
     struct value value;  // of an expression; a break or continue in a block of it drops it
     struct scope *inner; // of a body
@@ -602,9 +602,9 @@ static void render_statement(struct run *r, struct scope *scope, const struct no
     }
 }
 
-static void render_body(struct run *r, struct scope *scope, const struct node_list *body)
+static void render_body(struct render *r, struct scope *scope, const struct node_list *body)
 {
-    const struct place outer = r->at;
+    const struct position outer = r->at;
     run_deeper(r);
     for (size_t i = 0; i < body->n && r->flow == FLOW_ON; i++) {
         r->at = body->nodes[i]->place;
@@ -619,7 +619,7 @@ static void render_body(struct run *r, struct scope *scope, const struct node_li
 
 struct jinja {
     char *where;
-    struct run run; // the parser's, with all that it made
+    struct render run; // the parser's, with all that it made
     const struct token *tokens;
     struct node_list body;
     bool loops_over_content;
@@ -629,7 +629,7 @@ struct task { // of run_try()
     struct jinja *template;
     const char *text; // to parse
     size_t len;
-    struct run *run; // to render
+    struct render *run; // to render
     const json_t *variables;
 };
 
@@ -648,11 +648,11 @@ enum status jinja_parse(const char *where, const char *text, size_t len, struct 
         free(t);
         return status_fail(ST_NO_MEMORY, "%s: out of memory", where);
     }
-    t->run = (struct run){.fault = ST_FORMAT,
-                          .limit = PARSED_LIMIT,
-                          .steps = INT64_MAX,
-                          .max_depth = MAX_NESTING,
-                          .builtins = builtins};
+    t->run = (struct render){.fault = ST_FORMAT,
+                             .limit = PARSED_LIMIT,
+                             .steps = INT64_MAX,
+                             .max_depth = MAX_NESTING,
+                             .builtins = builtins};
     enum status st = run_try(&t->run, parse, &(struct task){t, text, len, NULL, NULL});
     if (st == ST_OK) {
         *ret = t;
@@ -687,7 +687,7 @@ bool jinja_mentions(const struct jinja *t, const char *name)
 static void render(void *context)
 {
     const struct task *task = context;
-    struct run *r = task->run;
+    struct render *r = task->run;
     struct scope *variables = scope_new(r, NULL);
     variables->variables = *value_from_json(r, task->variables, 0).dict;
     r->top = scope_new(r, variables);
@@ -699,13 +699,13 @@ enum status jinja_render(const struct jinja *t, const json_t *variables, const s
 {
     static const struct jinja_limits none;
     if (!limits) limits = &none;
-    struct run r = {.fault = ST_INVALID,
-                    .limit = limits->memory ? limits->memory : DEFAULT_MEMORY,
-                    .steps = limits->steps ? limits->steps : DEFAULT_STEPS,
-                    .max_depth = MAX_DEPTH,
-                    .max_output = limits->output ? limits->output : DEFAULT_OUTPUT,
-                    .now = now,
-                    .builtins = builtins};
+    struct render r = {.fault = ST_INVALID,
+                       .limit = limits->memory ? limits->memory : DEFAULT_MEMORY,
+                       .steps = limits->steps ? limits->steps : DEFAULT_STEPS,
+                       .max_depth = MAX_DEPTH,
+                       .max_output = limits->output ? limits->output : DEFAULT_OUTPUT,
+                       .now = now,
+                       .builtins = builtins};
     // only read: the template
     enum status st = run_try(&r, render, &(struct task){(struct jinja *)t, NULL, 0, &r, variables});
     if (st == ST_OK) {

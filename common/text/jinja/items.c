@@ -74,7 +74,7 @@ BUILTIN(items)
 }
 
 // Items [start, end) as a list, and behind them `fill` times a value.
-static struct value slice_of(struct run *r, struct list items, size_t start, size_t end,
+static struct value slice_of(struct render *r, struct list items, size_t start, size_t end,
                              size_t fill, struct value with)
 {
     struct value slice = list_new(r, V_LIST, end - start + fill);
@@ -121,8 +121,8 @@ BUILTIN(slice)
 // ---- map, select and the like -------------------------------------------------------------------
 
 // A filter or a test of an item: argument n is its name, those behind it are its own.
-static struct value apply_named(struct run *r, const struct arguments *all, size_t n, bool is_test,
-                                struct value item)
+static struct value apply_named(struct render *r, const struct arguments *all, size_t n,
+                                bool is_test, struct value item)
 {
     const char *kind = is_test ? "test" : "filter";
     struct value name = all->positional.items[n];
@@ -135,7 +135,7 @@ static struct value apply_named(struct run *r, const struct arguments *all, size
 }
 
 // A filter, or attribute and default by name.
-static struct value map_item(struct run *r, const struct arguments *all, struct value item)
+static struct value map_item(struct render *r, const struct arguments *all, struct value item)
 {
     struct value by[2] = {MISSING, MISSING};
     if (all->positional.n > 0) return apply_named(r, all, 0, false, item);
@@ -181,7 +181,7 @@ BUILTIN(select_items)
 
 // ---- order: filters that order, compare and group items by a key --------------------------------
 
-static struct value item_key(struct run *r, struct value item, struct value path,
+static struct value item_key(struct render *r, struct value item, struct value path,
                              struct value otherwise, bool sensitive)
 {
     struct value key = get_path(r, item, path, otherwise);
@@ -190,8 +190,8 @@ static struct value item_key(struct run *r, struct value item, struct value path
 
 // The items, each under its key: what `path` leads to, or `otherwise`; in lower case unless
 // `sensitive`.
-static struct dict keyed(struct run *r, struct value of, struct value path, struct value otherwise,
-                         bool sensitive)
+static struct dict keyed(struct render *r, struct value of, struct value path,
+                         struct value otherwise, bool sensitive)
 {
     struct list items = value_items(r, of);
     struct dict d = *dict_new(r, items.n).dict;
@@ -200,7 +200,7 @@ static struct dict keyed(struct run *r, struct value of, struct value path, stru
     return d;
 }
 
-static struct value sorted(struct run *r, struct dict d, bool backwards)
+static struct value sorted(struct render *r, struct dict d, bool backwards)
 {
     entries_sort(r, &d, backwards);
     return list_of(r, V_LIST, *dict_view(r, &d, V_VALUES).list);
@@ -470,8 +470,8 @@ BUILTIN(joiner)
 }
 
 // One item of strftime's: "%", flags ("-", "_", "0", "^", "#"), a width, one letter. Its end.
-static const char *put_time(struct run *r, const char *mark, const char *end, const struct tm *tm,
-                            long microseconds)
+static const char *put_time(struct render *r, const char *mark, const char *end,
+                            const struct tm *tm, long microseconds)
 {
     char text[300], item[12];
     size_t n = 1;

@@ -15,7 +15,7 @@
 static const char decimal[] = "0123456789", hex[] = "0123456789abcdefABCDEF", octal[] = "01234567";
 
 struct lexer {
-    struct run *run;
+    struct render *run;
     const char *text;
     size_t len, at;
     size_t counted; // run.at is this place
@@ -40,10 +40,10 @@ const char *token_words(enum token_type type)
 // Line and column of `at`, which is not before the last one asked for.
 static void find_place(struct lexer *l, size_t at)
 {
-    struct place *place = &l->run->at;
+    struct position *place = &l->run->at;
     for (; l->counted < at; l->counted++) {
         if (l->text[l->counted] == '\n')
-            *place = (struct place){place->line + 1, 1};
+            *place = (struct position){place->line + 1, 1};
         else
             place->column += ((unsigned char)l->text[l->counted + 1] & 0xc0) != 0x80;
     }
@@ -337,10 +337,10 @@ static void normalise(struct lexer *l, const char *text, size_t len)
     l->len = n;
 }
 
-struct token *lexer_run(struct run *r, const char *text, size_t len)
+struct token *lexer_run(struct render *r, const char *text, size_t len)
 {
     struct lexer l = {.run = r, .line_starting = true};
-    r->at = (struct place){1, 1};
+    r->at = (struct position){1, 1};
     normalise(&l, text, len);
     size_t valid = utf8_valid(l.text, l.len);
     if (valid < l.len) fail_here(&l, valid, "the text is not UTF-8");

@@ -10,14 +10,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static _Noreturn void overflow(struct run *r)
+static _Noreturn void overflow(struct render *r)
 {
     fail(r, "the result does not fit in 64 bits, which is the limit of whole numbers here");
 }
 
 // ---- whole numbers ------------------------------------------------------------------------------
 
-static struct value integer_power(struct run *r, int64_t base, int64_t exponent)
+static struct value integer_power(struct render *r, int64_t base, int64_t exponent)
 {
     int64_t result = 1;
     if (exponent < 0) {
@@ -32,7 +32,7 @@ static struct value integer_power(struct run *r, int64_t base, int64_t exponent)
     return value_int(result);
 }
 
-static struct value integer_division(struct run *r, enum token_type op, int64_t a, int64_t b)
+static struct value integer_division(struct render *r, enum token_type op, int64_t a, int64_t b)
 {
     if (b == 0) fail(r, op == '/' ? "division by zero" : "integer division or modulo by zero");
     if (op == '/') return value_float((double)a / (double)b);
@@ -43,7 +43,7 @@ static struct value integer_division(struct run *r, enum token_type op, int64_t 
     return value_int(op == '%' ? remainder + (down ? b : 0) : quotient - down);
 }
 
-static struct value on_integers(struct run *r, enum token_type op, int64_t a, int64_t b)
+static struct value on_integers(struct render *r, enum token_type op, int64_t a, int64_t b)
 {
     int64_t x = 0;
     if (op == T_POW) return integer_power(r, a, b);
@@ -71,7 +71,7 @@ static double float_floor_division(double a, double b)
     return quotient - down > 0.5 ? down + 1 : down;
 }
 
-static double float_power(struct run *r, double a, double b)
+static double float_power(struct render *r, double a, double b)
 {
     if (a == 0 && b < 0) fail(r, "0.0 cannot be raised to a negative power");
     if (a < 0 && isfinite(b) && b != floor(b))
@@ -82,7 +82,7 @@ static double float_power(struct run *r, double a, double b)
     return result;
 }
 
-static double on_floats(struct run *r, enum token_type op, double a, double b)
+static double on_floats(struct render *r, enum token_type op, double a, double b)
 {
     if (b == 0 && (op == '/' || op == '%' || op == T_FLOORDIV))
         fail(r, "float %s",
@@ -100,7 +100,7 @@ static double on_floats(struct run *r, enum token_type op, double a, double b)
 
 // ---- operators ----------------------------------------------------------------------------------
 
-struct value arithmetic(struct run *r, enum token_type op, struct value a, struct value b)
+struct value arithmetic(struct render *r, enum token_type op, struct value a, struct value b)
 {
     int64_t x, y;
     bool a_int = value_as_int(a, &x), b_int = value_as_int(b, &y);
@@ -124,7 +124,7 @@ struct value arithmetic(struct run *r, enum token_type op, struct value a, struc
          op == T_POW ? "** or pow()" : token_words(op), value_type(a), value_type(b));
 }
 
-struct value arithmetic_sign(struct run *r, struct value v, bool minus)
+struct value arithmetic_sign(struct render *r, struct value v, bool minus)
 {
     int64_t x;
     if (v.kind == V_UNDEFINED) undefined_fail(r, v);
@@ -139,7 +139,7 @@ struct value arithmetic_sign(struct run *r, struct value v, bool minus)
 
 // A number as Python's int() and float() read it: blanks around, "_" between digits. False: it is
 // none, or too long for one.
-static bool plain_number(struct run *r, const struct string *s, char ret[400])
+static bool plain_number(struct render *r, const struct string *s, char ret[400])
 {
     run_bytes(r, s->n_bytes);
     size_t start = unicode_skip(s->data, 0, s->n_bytes, STR_SPACE), n = 0;
@@ -156,7 +156,7 @@ static bool plain_number(struct run *r, const struct string *s, char ret[400])
     return n > 0;
 }
 
-static bool parse_float(struct run *r, const struct string *s, double *ret)
+static bool parse_float(struct render *r, const struct string *s, double *ret)
 {
     char text[400], *end;
     if (!plain_number(r, s, text) || strpbrk(text, "xXpP(")) return false;
@@ -165,7 +165,7 @@ static bool parse_float(struct run *r, const struct string *s, double *ret)
 }
 
 // ret_over: it is a whole number, but of more than 64 bits.
-static bool parse_int(struct run *r, const struct string *s, int64_t base, int64_t *ret,
+static bool parse_int(struct render *r, const struct string *s, int64_t base, int64_t *ret,
                       bool *ret_over)
 {
     char text[400], *end;

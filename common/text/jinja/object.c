@@ -9,7 +9,7 @@
 
 #define MAX_RANGE 100000 // Jinja's sandbox allows no more
 
-const struct builtin *builtin_find(const struct run *r, int of, const struct string *name)
+const struct builtin *builtin_find(const struct render *r, int of, const struct string *name)
 {
     for (const struct builtin *const *table = r->builtins; *table; table++)
         for (const struct builtin *b = *table; b->name; b++)
@@ -19,7 +19,7 @@ const struct builtin *builtin_find(const struct run *r, int of, const struct str
 
 // ---- undefined ----------------------------------------------------------------------------------
 
-struct value undefined_because(struct run *r, const char *format, ...)
+struct value undefined_because(struct render *r, const char *format, ...)
 {
     size_t text = r->text.len;
     va_list arguments;
@@ -31,14 +31,14 @@ struct value undefined_because(struct run *r, const char *format, ...)
     return v;
 }
 
-struct value undefined_item(struct run *r, struct value of, struct value name)
+struct value undefined_item(struct render *r, struct value of, struct value name)
 {
     struct undefined *u = run_alloc(r, 1, sizeof *u);
     *u = (struct undefined){NULL, of, name};
     return value_of(.kind = V_UNDEFINED, .undefined = u);
 }
 
-void undefined_fail(struct run *r, struct value v)
+void undefined_fail(struct render *r, struct value v)
 {
     struct value name = v.undefined->name, of = v.undefined->of;
     if (v.undefined->hint) fail(r, "%s", v.undefined->hint);
@@ -52,7 +52,7 @@ void undefined_fail(struct run *r, struct value v)
     fail(r, "%s%s has no element of type %s", type, object, value_type(name));
 }
 
-void type_fail(struct run *r, const char *what, struct value v)
+void type_fail(struct render *r, const char *what, struct value v)
 {
     if (v.kind == V_UNDEFINED) undefined_fail(r, v);
     fail(r, "%s, got '%s'", what, value_type(v));
@@ -124,7 +124,7 @@ static struct value loop_attribute(struct loop *l, struct value name)
 
 // ---- what can be gone over ----------------------------------------------------------------------
 
-int64_t value_length(struct run *r, struct value v)
+int64_t value_length(struct render *r, struct value v)
 {
     if (!of_kinds(v, SIZED)) fail(r, "object of type '%s' has no len()", value_type(v));
     return v.kind == V_UNDEFINED ? 0
@@ -134,7 +134,7 @@ int64_t value_length(struct run *r, struct value v)
                                  : (int64_t)v.list->n;
 }
 
-static struct list characters(struct run *r, const struct string *s)
+static struct list characters(struct render *r, const struct string *s)
 {
     struct list items = LIST(run_alloc(r, s->n_chars, sizeof *items.items), 0);
     run_bytes(r, s->n_bytes);
@@ -146,7 +146,7 @@ static struct list characters(struct run *r, const struct string *s)
 }
 
 // An iterator is at its end then.
-struct list value_items(struct run *r, struct value v)
+struct list value_items(struct render *r, struct value v)
 {
     struct list items = LIST(NULL, 0);
     if (v.kind == V_ITERATOR) {
@@ -168,14 +168,14 @@ struct list value_items(struct run *r, struct value v)
     return items;
 }
 
-struct list value_pair(struct run *r, struct value v, const char *what)
+struct list value_pair(struct render *r, struct value v, const char *what)
 {
     struct list pair = value_items(r, v);
     if (pair.n != 2) fail(r, "%s has length %zu; 2 is required", what, pair.n);
     return pair;
 }
 
-struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind)
+struct value dict_view(struct render *r, const struct dict *d, enum value_kind kind)
 {
     struct value view = list_new(r, kind, d->n);
     for (size_t i = 0; i < d->n; i++) {
@@ -187,7 +187,7 @@ struct value dict_view(struct run *r, const struct dict *d, enum value_kind kind
     return view;
 }
 
-struct list items_copy(struct run *r, struct value v)
+struct list items_copy(struct render *r, struct value v)
 {
     struct list items = value_items(r, v);
     struct list copy = LIST(run_alloc(r, items.n, sizeof *copy.items), items.n);
@@ -211,13 +211,13 @@ static const char *sequence_data(struct value v, size_t *ret_n)
     return v.kind == V_STRING ? v.string->data : (const char *)v.list->items;
 }
 
-static struct value sequence_new(struct run *r, struct value like, char *data, size_t n)
+static struct value sequence_new(struct render *r, struct value like, char *data, size_t n)
 {
     if (like.kind == V_STRING) return string_new(r, data, n, like.string->markup);
     return list_of(r, like.kind, LIST((struct value *)(void *)data, n / sizeof(struct value)));
 }
 
-struct value value_repeat(struct run *r, struct value v, int64_t times)
+struct value value_repeat(struct render *r, struct value v, int64_t times)
 {
     size_t each, n;
     const char *data = sequence_data(v, &each);
@@ -229,7 +229,7 @@ struct value value_repeat(struct run *r, struct value v, int64_t times)
     return sequence_new(r, v, all, n);
 }
 
-struct value value_concatenate(struct run *r, struct value a, struct value b)
+struct value value_concatenate(struct render *r, struct value a, struct value b)
 {
     size_t n, m;
     const char *first = sequence_data(a, &n), *second = sequence_data(b, &m);
@@ -248,7 +248,7 @@ static uint64_t range_count(int64_t start, int64_t stop, int64_t step)
     return (span - 1) / (step > 0 ? (uint64_t)step : 0 - (uint64_t)step) + 1;
 }
 
-struct value range_make(struct run *r, int64_t start, int64_t stop, int64_t step)
+struct value range_make(struct render *r, int64_t start, int64_t stop, int64_t step)
 {
     if (step == 0) fail(r, "range() arg 3 must not be zero");
     uint64_t n = range_count(start, stop, step);
@@ -278,7 +278,7 @@ double value_as_double(struct value v)
     return value_as_int(v, &integer) ? (double)integer : v.real;
 }
 
-bool value_truth(struct run *r, struct value v)
+bool value_truth(struct render *r, struct value v)
 {
     if (v.kind <= V_NONE) return false; // missing, undefined, none
     if (of_kinds(v, NUMBERS)) return value_as_double(v) != 0;
@@ -286,13 +286,13 @@ bool value_truth(struct run *r, struct value v)
 }
 
 // Charged: a byte for looking, and what there is to compare.
-static bool same_text(struct run *r, const struct string *a, const struct string *b)
+static bool same_text(struct render *r, const struct string *a, const struct string *b)
 {
     run_bytes(r, 1 + (a->n_bytes == b->n_bytes ? a->n_bytes : 0));
     return string_equal(a, b);
 }
 
-static bool equal_in_kind(struct run *r, struct value a, struct value b)
+static bool equal_in_kind(struct render *r, struct value a, struct value b)
 {
     bool equal;
     switch (a.kind) {
@@ -320,7 +320,7 @@ static bool equal_in_kind(struct run *r, struct value a, struct value b)
     }
 }
 
-bool value_equal(struct run *r, struct value a, struct value b)
+bool value_equal(struct render *r, struct value a, struct value b)
 {
     int64_t x, y;
     bool equal = false;
@@ -342,7 +342,7 @@ static bool holds(enum token_type op, int order)
     return op == '<' ? order < 0 : op == T_LE ? order <= 0 : op == '>' ? order > 0 : order >= 0;
 }
 
-static bool compare_order(struct run *r, enum token_type op, struct value a, struct value b)
+static bool compare_order(struct render *r, enum token_type op, struct value a, struct value b)
 {
     int64_t x, y;
     if (value_as_int(a, &x) && value_as_int(b, &y)) return holds(op, x < y ? -1 : x > y);
@@ -372,7 +372,7 @@ static bool compare_order(struct run *r, enum token_type op, struct value a, str
 }
 
 // Merges the sorted halves; `left` has room for the first.
-static void sort(struct run *r, struct dict_entry *e, size_t n, bool reverse,
+static void sort(struct render *r, struct dict_entry *e, size_t n, bool reverse,
                  struct dict_entry *left)
 {
     if (n < 2) return;
@@ -389,14 +389,14 @@ static void sort(struct run *r, struct dict_entry *e, size_t n, bool reverse,
     }
 }
 
-void entries_sort(struct run *r, struct dict *d, bool reverse)
+void entries_sort(struct render *r, struct dict *d, bool reverse)
 {
     sort(r, d->entries, d->n, reverse, run_alloc(r, d->n, sizeof *d->entries));
 }
 
 // ---- membership ---------------------------------------------------------------------------------
 
-struct dict_entry *dict_look(struct run *r, const struct dict *d, struct value key)
+struct dict_entry *dict_look(struct render *r, const struct dict *d, struct value key)
 {
     if (key.kind == V_LIST || key.kind == V_DICT) fail(r, "unhashable type: '%s'", value_type(key));
     run_bytes(r, 1);
@@ -409,13 +409,13 @@ struct dict_entry *dict_look(struct run *r, const struct dict *d, struct value k
     return NULL;
 }
 
-struct value dict_find(struct run *r, const struct dict *d, struct value key)
+struct value dict_find(struct render *r, const struct dict *d, struct value key)
 {
     const struct dict_entry *entry = dict_look(r, d, key);
     return entry ? entry->value : MISSING;
 }
 
-void dict_set(struct run *r, struct dict *d, struct value key, struct value value)
+void dict_set(struct render *r, struct dict *d, struct value key, struct value value)
 {
     struct dict_entry *entry = dict_look(r, d, key);
     if (entry)
@@ -424,7 +424,7 @@ void dict_set(struct run *r, struct dict *d, struct value key, struct value valu
         dict_append(r, d, key, value);
 }
 
-static bool value_in(struct run *r, struct value item, struct value in)
+static bool value_in(struct render *r, struct value item, struct value in)
 {
     if (in.kind == V_DICT) return dict_look(r, in.dict, item);
     if (in.kind == V_STRING) {
@@ -446,7 +446,7 @@ static bool value_in(struct run *r, struct value item, struct value in)
     return false;
 }
 
-bool value_compare(struct run *r, enum token_type op, struct value a, struct value b)
+bool value_compare(struct render *r, enum token_type op, struct value a, struct value b)
 {
     if (op == T_EQ || op == T_NE) return value_equal(r, a, b) == (op == T_EQ);
     if (op == OP_IN || op == OP_NOT_IN) return value_in(r, a, b) == (op == OP_IN);
@@ -458,7 +458,7 @@ bool value_compare(struct run *r, enum token_type op, struct value a, struct val
 
 // ---- attributes ---------------------------------------------------------------------------------
 
-static struct value macro_attribute(struct run *r, const struct node *macro, struct value name)
+static struct value macro_attribute(struct render *r, const struct node *macro, struct value name)
 {
     const struct node_list *parameters = &macro->others;
     if (value_is(name, "name")) return macro->kind == N_MACRO ? macro->value : NONE;
@@ -471,7 +471,7 @@ static struct value macro_attribute(struct run *r, const struct node *macro, str
     return names;
 }
 
-static struct value own_attribute(struct run *r, struct value of, struct value name)
+static struct value own_attribute(struct render *r, struct value of, struct value name)
 {
     int part;
     switch (of.kind) {
@@ -495,7 +495,7 @@ static struct value own_attribute(struct run *r, struct value of, struct value n
 }
 
 // V_MISSING: Python's getattr would fail.
-static struct value python_attribute(struct run *r, struct value of, struct value name)
+static struct value python_attribute(struct render *r, struct value of, struct value name)
 {
     const struct builtin *function = builtin_find(r, METHOD(of.kind), name.string);
     const char *changing = of.kind == V_LIST ? "append clear pop reverse insert sort extend remove"
@@ -510,7 +510,7 @@ static struct value python_attribute(struct run *r, struct value of, struct valu
     return value_of(.kind = V_METHOD, .method = method);
 }
 
-struct value get_attribute(struct run *r, struct value of, struct value name)
+struct value get_attribute(struct render *r, struct value of, struct value name)
 {
     if (of.kind == V_UNDEFINED) undefined_fail(r, of);
     struct value v = python_attribute(r, of, name);
@@ -520,7 +520,7 @@ struct value get_attribute(struct run *r, struct value of, struct value name)
 
 // ---- items and slices ---------------------------------------------------------------------------
 
-static struct value item_at(struct run *r, struct value of, int64_t i)
+static struct value item_at(struct render *r, struct value of, int64_t i)
 {
     if (of.kind != V_STRING) return of.list->items[i];
     const struct string *s = of.string;
@@ -530,7 +530,7 @@ static struct value item_at(struct run *r, struct value of, int64_t i)
     return string_part(r, s, start, end);
 }
 
-struct value get_item(struct run *r, struct value of, struct value index)
+struct value get_item(struct render *r, struct value of, struct value index)
 {
     int64_t i;
     struct value v = MISSING;
@@ -552,7 +552,7 @@ struct bounds {
     size_t count;
 };
 
-static struct bounds slice_bounds(struct run *r, const struct value part[3], int64_t n)
+static struct bounds slice_bounds(struct render *r, const struct value part[3], int64_t n)
 {
     int64_t bound[3] = {0, n, 1};
     for (int i = 0; i < 3; i++)
@@ -569,7 +569,7 @@ static struct bounds slice_bounds(struct run *r, const struct value part[3], int
     return (struct bounds){bound[0], bound[1], step, range_count(bound[0], bound[1], step)};
 }
 
-struct value get_slice(struct run *r, struct value of, const struct value part[3])
+struct value get_slice(struct render *r, struct value of, const struct value part[3])
 {
     if (of.kind == V_UNDEFINED) undefined_fail(r, of);
     if (of.kind == V_DICT) fail(r, "unhashable type: 'slice'");
@@ -612,7 +612,7 @@ bool window_of(const struct value *v, int64_t n, int64_t *ret_start, int64_t *re
 // ---- paths --------------------------------------------------------------------------------------
 
 // A part of a path: an index where it is all digits.
-static struct value path_key(struct run *r, const char *part, size_t n)
+static struct value path_key(struct render *r, const char *part, size_t n)
 {
     int64_t number = 0;
     size_t i = 0;
@@ -621,7 +621,7 @@ static struct value path_key(struct run *r, const char *part, size_t n)
     return n > 0 && i == n ? value_int(number) : string_new(r, part, n, false);
 }
 
-struct value get_path(struct run *r, struct value of, struct value path, struct value otherwise)
+struct value get_path(struct render *r, struct value of, struct value path, struct value otherwise)
 {
     bool has_default = given(otherwise) && otherwise.kind != V_NONE;
     if (!given(path) || path.kind == V_NONE) return of;

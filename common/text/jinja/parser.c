@@ -12,7 +12,7 @@ struct function { // a macro that is being read
 };
 
 struct parser {
-    struct run *run;
+    struct render *run;
     const struct token *token;  // the current one; the stream ends on T_END
     struct function *function;  // the innermost; NULL: none
     int n_loops;                // around, within the same function: for break and continue
@@ -707,7 +707,8 @@ static struct node *parse_statement(struct parser *p)
                p->ends ? p->ends : "");
 }
 
-struct node_list parser_run(struct run *r, const struct token *tokens, bool *ret_loops_over_content)
+struct node_list parser_run(struct render *r, const struct token *tokens,
+                            bool *ret_loops_over_content)
 {
     struct parser p = {.run = r, .token = tokens};
     struct node_list body = parse_until(&p, NULL);

@@ -19,7 +19,7 @@ struct block {
 
 // ---- failure and limits -------------------------------------------------------------------------
 
-enum status run_try(struct run *r, void (*body)(void *context), void *context)
+enum status run_try(struct render *r, void (*body)(void *context), void *context)
 {
     jmp_buf here, *outer = r->escape;
     r->escape = &here;
@@ -31,7 +31,7 @@ enum status run_try(struct run *r, void (*body)(void *context), void *context)
     return r->status;
 }
 
-void fail_as(struct run *r, enum status st, const char *format, ...)
+void fail_as(struct render *r, enum status st, const char *format, ...)
 {
     char words[2000];
     va_list arguments;
@@ -42,21 +42,21 @@ void fail_as(struct run *r, enum status st, const char *format, ...)
     longjmp(*r->escape, 1);
 }
 
-void run_steps(struct run *r, size_t n)
+void run_steps(struct render *r, size_t n)
 {
     if ((uint64_t)r->steps < n) r->steps = 0;
     if (r->steps == 0) fail(r, "the template takes more steps than the limit allows");
     r->steps -= (int64_t)n;
 }
 
-void run_bytes(struct run *r, size_t n)
+void run_bytes(struct render *r, size_t n)
 {
     r->bytes += n;
     if (r->bytes >= 16) run_steps(r, r->bytes >> 4);
     r->bytes &= 15;
 }
 
-void run_deeper(struct run *r)
+void run_deeper(struct render *r)
 {
     if (++r->depth > r->max_depth)
         fail(r, "nested deeper than %d levels, which is the limit", r->max_depth);
@@ -65,7 +65,7 @@ void run_deeper(struct run *r)
 
 // ---- memory -------------------------------------------------------------------------------------
 
-void *run_alloc(struct run *r, size_t n, size_t bytes_each)
+void *run_alloc(struct render *r, size_t n, size_t bytes_each)
 {
     const size_t align = alignof(max_align_t);
     size_t bytes;
@@ -91,7 +91,7 @@ void *run_alloc(struct run *r, size_t n, size_t bytes_each)
     return piece;
 }
 
-void *run_room(struct run *r, void *items, size_t n, size_t *cap, size_t bytes_each)
+void *run_room(struct render *r, void *items, size_t n, size_t *cap, size_t bytes_each)
 {
     if (n < *cap) return items;
     size_t larger = *cap ? 2 * *cap : 4;
@@ -101,7 +101,7 @@ void *run_room(struct run *r, void *items, size_t n, size_t *cap, size_t bytes_e
     return copy;
 }
 
-void run_release(struct run *r)
+void run_release(struct render *r)
 {
     while (r->blocks) {
         struct block *block = r->blocks;
@@ -123,37 +123,37 @@ const char *value_type(struct value v)
     return v.kind == V_STRING && v.string->markup ? "Markup" : names[v.kind];
 }
 
-struct value string_new(struct run *r, const char *data, size_t n_bytes, bool markup)
+struct value string_new(struct render *r, const char *data, size_t n_bytes, bool markup)
 {
     struct string *s = run_alloc(r, 1, sizeof *s);
     *s = (struct string){data, n_bytes, utf8_count(data, n_bytes), markup};
     return value_string(s);
 }
 
-struct value string_of(struct run *r, const char *text)
+struct value string_of(struct render *r, const char *text)
 {
     return string_new(r, text, strlen(text), false);
 }
 
-struct value string_part(struct run *r, const struct string *of, size_t start, size_t end)
+struct value string_part(struct render *r, const struct string *of, size_t start, size_t end)
 {
     run_bytes(r, end - start);
     return string_new(r, of->data + start, end - start, of->markup);
 }
 
-struct value list_of(struct run *r, enum value_kind kind, struct list items)
+struct value list_of(struct render *r, enum value_kind kind, struct list items)
 {
     struct list *list = run_alloc(r, 1, sizeof *list);
     *list = items;
     return value_of(.kind = kind, .list = list);
 }
 
-struct value list_new(struct run *r, enum value_kind kind, size_t n)
+struct value list_new(struct render *r, enum value_kind kind, size_t n)
 {
     return list_of(r, kind, LIST(run_alloc(r, n, sizeof(struct value)), n));
 }
 
-struct value pair_of(struct run *r, struct value first, struct value second)
+struct value pair_of(struct render *r, struct value first, struct value second)
 {
     struct value pair = list_new(r, V_TUPLE, 2);
     pair.list->items[0] = first;
@@ -161,27 +161,27 @@ struct value pair_of(struct run *r, struct value first, struct value second)
     return pair;
 }
 
-struct value iterator_of(struct run *r, struct list items)
+struct value iterator_of(struct render *r, struct list items)
 {
     struct iterator *iterator = run_alloc(r, 1, sizeof *iterator);
     iterator->items = items;
     return value_of(.kind = V_ITERATOR, .iterator = iterator);
 }
 
-struct value dict_new(struct run *r, size_t cap)
+struct value dict_new(struct render *r, size_t cap)
 {
     struct dict *d = run_alloc(r, 1, sizeof *d);
     *d = (struct dict){run_alloc(r, cap, sizeof *d->entries), 0, cap};
     return value_of(.kind = V_DICT, .dict = d);
 }
 
-void dict_append(struct run *r, struct dict *d, struct value key, struct value value)
+void dict_append(struct render *r, struct dict *d, struct value key, struct value value)
 {
     d->entries = run_room(r, d->entries, d->n, &d->cap, sizeof *d->entries);
     d->entries[d->n++] = (struct dict_entry){key, value};
 }
 
-struct value value_from_json(struct run *r, const json_t *json, int depth)
+struct value value_from_json(struct render *r, const json_t *json, int depth)
 {
     struct value v = NONE;
     if (depth > MAX_JSON_DEPTH)
@@ -247,35 +247,35 @@ size_t string_offset(const struct string *s, size_t i)
 
 // ---- text under construction --------------------------------------------------------------------
 
-static void check_text(struct run *r, size_t more)
+static void check_text(struct render *r, size_t more)
 {
     if (r->text.failed || more > r->limit || r->text.len > r->limit - more)
         fail_as(r, ST_NO_MEMORY, "a text grows beyond %zu MiB, which is the limit", r->limit >> 20);
 }
 
-void put_bytes(struct run *r, const char *data, size_t n)
+void put_bytes(struct render *r, const char *data, size_t n)
 {
     check_text(r, n);
     run_bytes(r, n + 1);
     bytes_append(&r->text, data, n);
 }
 
-void put_fill(struct run *r, const struct string *s, int64_t times)
+void put_fill(struct render *r, const struct string *s, int64_t times)
 {
     for (int64_t i = 0; i < times; i++) put_string(r, s);
 }
 
-void put_text(struct run *r, const char *text)
+void put_text(struct render *r, const char *text)
 {
     put_bytes(r, text, strlen(text));
 }
 
-void put_string(struct run *r, const struct string *s)
+void put_string(struct render *r, const struct string *s)
 {
     put_bytes(r, s->data, s->n_bytes);
 }
 
-void put_printf(struct run *r, const char *format, ...)
+void put_printf(struct render *r, const char *format, ...)
 {
     char text[800];
     va_list arguments;
@@ -286,7 +286,7 @@ void put_printf(struct run *r, const char *format, ...)
     put_text(r, text);
 }
 
-struct value text_end(struct run *r, size_t begin, bool markup)
+struct value text_end(struct render *r, size_t begin, bool markup)
 {
     check_text(r, 0);
     size_t n = r->text.len - begin;

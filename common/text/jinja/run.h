@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-struct place { // in a template's text, from 1
+struct position { // in a template's text, from 1
     int line, column;
 };
 
@@ -19,16 +19,16 @@ struct place { // in a template's text, from 1
 // in one buffer, an inner text behind the outer one. Because nothing else needs freeing, a failure
 // leaves at once: fail() jumps out of run_try(), however deep the parser or the interpreter is, and
 // no function between carries a status.
-struct run {
+struct render {
     enum status fault; // what fail() ends in
     struct block *blocks;
     size_t used, limit; // bytes handed out, and how many may be
     int64_t steps;      // remaining
     size_t bytes;       // gone through that no step was taken for yet
     int depth, max_depth;
-    struct place at;   // what is being read or evaluated; line 0: not begun
-    struct bytes text; // what is being built: the output, then texts within it
-    jmp_buf *escape;   // of the innermost run_try()
+    struct position at; // what is being read or evaluated; line 0: not begun
+    struct bytes text;  // what is being built: the output, then texts within it
+    jmp_buf *escape;    // of the innermost run_try()
     enum status status;
     const struct builtin *const *builtins; // tables, up to a NULL: what there is, a run is told
     // of a rendering
@@ -39,23 +39,23 @@ struct run {
 };
 
 // Runs body(context); the status of fail() within, or ST_OK. Memory stays.
-enum status run_try(struct run *r, void (*body)(void *context), void *context);
-void run_release(struct run *r);
-_Noreturn void fail_as(struct run *r, enum status st, const char *format, ...)
+enum status run_try(struct render *r, void (*body)(void *context), void *context);
+void run_release(struct render *r);
+_Noreturn void fail_as(struct render *r, enum status st, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 #define fail(r, ...)           fail_as(r, (r)->fault, __VA_ARGS__)
 #define fail_at(r, place, ...) ((r)->at = (place), fail(r, __VA_ARGS__))
 
-void run_steps(struct run *r, size_t n); // takes n of what remains
+void run_steps(struct render *r, size_t n); // takes n of what remains
 // A step for every 16 bytes that an operation goes through: operands may be megabytes, and what is
 // made of them is not always charged as memory. Before the work.
-void run_bytes(struct run *r, size_t n);
-void run_deeper(struct run *r); // the caller takes it back: r->depth--
+void run_bytes(struct render *r, size_t n);
+void run_deeper(struct render *r); // the caller takes it back: r->depth--
 
 // Zeroed, aligned for anything, never NULL: fails where there is no memory or the limit is reached.
-void *run_alloc(struct run *r, size_t n, size_t bytes_each);
+void *run_alloc(struct render *r, size_t n, size_t bytes_each);
 // `items` with room for one more than n: itself, or a larger copy where n has reached *cap.
-void *run_room(struct run *r, void *items, size_t n, size_t *cap, size_t bytes_each);
+void *run_room(struct render *r, void *items, size_t n, size_t *cap, size_t bytes_each);
 
 // ---- kinds --------------------------------------------------------------------------------------
 
@@ -180,18 +180,18 @@ const char *value_type(struct value v); // Python's type(v).__name__
 // ---- making them --------------------------------------------------------------------------------
 
 // `data` and `text` must live as long as the run.
-struct value string_new(struct run *r, const char *data, size_t n_bytes, bool markup);
-struct value string_of(struct run *r, const char *text);
+struct value string_new(struct render *r, const char *data, size_t n_bytes, bool markup);
+struct value string_of(struct render *r, const char *text);
 // Bytes [start, end) of a string, markup if it is.
-struct value string_part(struct run *r, const struct string *of, size_t start, size_t end);
-struct value list_new(struct run *r, enum value_kind kind, size_t n); // n times V_MISSING
-struct value list_of(struct run *r, enum value_kind kind, struct list items);
-struct value pair_of(struct run *r, struct value first, struct value second); // a tuple
-struct value iterator_of(struct run *r, struct list items);
-struct value dict_new(struct run *r, size_t cap);
+struct value string_part(struct render *r, const struct string *of, size_t start, size_t end);
+struct value list_new(struct render *r, enum value_kind kind, size_t n); // n times V_MISSING
+struct value list_of(struct render *r, enum value_kind kind, struct list items);
+struct value pair_of(struct render *r, struct value first, struct value second); // a tuple
+struct value iterator_of(struct render *r, struct list items);
+struct value dict_new(struct render *r, size_t cap);
 // Without looking for the key.
-void dict_append(struct run *r, struct dict *d, struct value key, struct value value);
-struct value value_from_json(struct run *r, const json_t *json, int depth); // depth: 0
+void dict_append(struct render *r, struct dict *d, struct value key, struct value value);
+struct value value_from_json(struct render *r, const json_t *json, int depth); // depth: 0
 
 // ---- strings ------------------------------------------------------------------------------------
 
@@ -206,12 +206,12 @@ size_t string_offset(const struct string *s, size_t i);
 
 // ---- text at the end of what is being built -----------------------------------------------------
 
-void put_bytes(struct run *r, const char *data, size_t n);
-void put_text(struct run *r, const char *text);
-void put_fill(struct run *r, const struct string *s, int64_t times);
-void put_printf(struct run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void put_string(struct run *r, const struct string *s);
+void put_bytes(struct render *r, const char *data, size_t n);
+void put_text(struct render *r, const char *text);
+void put_fill(struct render *r, const struct string *s, int64_t times);
+void put_printf(struct render *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void put_string(struct render *r, const struct string *s);
 // What was put since r->text.len was `begin`, taken off the buffer.
-struct value text_end(struct run *r, size_t begin, bool markup);
+struct value text_end(struct render *r, size_t begin, bool markup);
 
 #endif

@@ -18,7 +18,7 @@ BUILTIN(change_case)
     return TEXT(v->string->markup);
 }
 
-struct value string_lower(struct run *r, const struct string *s)
+struct value string_lower(struct render *r, const struct string *s)
 {
     size_t text = r->text.len;
     unicode_put_case(s->data, s->n_bytes, CASE_LOWER, &r->text);
@@ -46,7 +46,7 @@ BUILTIN(consists_of)
 }
 
 // `set` V_MISSING: white space.
-static bool is_stripped(struct run *r, struct value set, const char *c, size_t n)
+static bool is_stripped(struct render *r, struct value set, const char *c, size_t n)
 {
     if (!given(set)) return unicode_is(utf8_decode(c, (int)n), STR_SPACE);
     run_bytes(r, set.string->n_bytes);
@@ -74,7 +74,7 @@ BUILTIN(strip)
 #define NOWHERE SIZE_MAX
 
 // The place where `what` begins in bytes [start, end) of s, its first or its last time.
-static size_t place_of(struct run *r, const struct string *s, size_t start, size_t end,
+static size_t place_of(struct render *r, const struct string *s, size_t start, size_t end,
                        const struct string *what, bool last)
 {
     const char *found = NULL;
@@ -191,7 +191,7 @@ BUILTIN(replace_plain)
 // ---- split --------------------------------------------------------------------------------------
 
 struct parts { // a list that grows
-    struct run *run;
+    struct render *run;
     const struct string *of;
     struct list list;
     size_t cap;
@@ -246,7 +246,7 @@ static void join_first(struct parts *p, int64_t max)
     p->list.n -= one;
 }
 
-struct list split_string(struct run *r, const struct string *s, const struct string *by,
+struct list split_string(struct render *r, const struct string *s, const struct string *by,
                          int64_t max, bool from_end)
 {
     struct parts p = {.run = r, .of = s};
@@ -268,7 +268,7 @@ BUILTIN(split)
     return list_of(r, V_LIST, split_string(r, v->string, by, max, c->function->which == AT_END));
 }
 
-static struct list split_lines(struct run *r, const struct string *s, bool keep_ends)
+static struct list split_lines(struct render *r, const struct string *s, bool keep_ends)
 {
     struct parts p = {.run = r, .of = s};
     for (size_t start = 0, at = 0; at < s->n_bytes;) {
@@ -494,7 +494,7 @@ BUILTIN(xmlattr)
     return TEXT(false);
 }
 
-static void put_quoted(struct run *r, struct value v, bool query)
+static void put_quoted(struct render *r, struct value v, bool query)
 {
     const struct string *s = value_str(r, v).string;
     for (size_t i = 0; i < s->n_bytes; i++) {

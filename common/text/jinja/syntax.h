@@ -39,14 +39,14 @@ enum token_type {
 
 struct token {
     enum token_type type;
-    struct place place; // of its first character
-    struct value value; // text of T_DATA, T_NAME and T_STRING; the number of the others
+    struct position place; // of its first character
+    struct value value;    // text of T_DATA, T_NAME and T_STRING; the number of the others
 };
 
 const char *token_words(enum token_type type);
 
 // Tokens up to a T_END, in the run's memory.
-struct token *lexer_run(struct run *r, const char *text, size_t len);
+struct token *lexer_run(struct render *r, const char *text, size_t len);
 
 // ---- the tree -----------------------------------------------------------------------------------
 
@@ -104,14 +104,14 @@ enum { USES_CALLER = 1, USES_KWARGS = 2, USES_VARARGS = 4 };
 struct node {
     enum node_kind kind;
     int op;
-    struct place place;
+    struct position place;
     struct value value;
     struct node *a, *b, *c;
     struct node_list items, others, body;
     const struct builtin *function; // of N_FILTER, N_TEST; NULL: there is none of that name
 };
 
-struct node_list parser_run(struct run *r, const struct token *tokens,
+struct node_list parser_run(struct render *r, const struct token *tokens,
                             bool *ret_loops_over_content);
 
 #endif

@@ -4,11 +4,11 @@
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_adapter.h"
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 #include <fcntl.h>
 
-// What notice_adapter() logs of an adapter of a model of tests/golden; the caller frees it.
-static char *notice_of(const char *model, const char *targets)
+// What warn_adapter() logs of an adapter of a model of tests/golden; the caller frees it.
+static char *warn_of(const char *model, const char *targets)
 {
     const char *log = test_path(test_folder(), "log");
     char config[256];
@@ -18,7 +18,7 @@ static char *notice_of(const char *model, const char *targets)
     struct adapter *a = tiny_adapter_new(r.dev, r.weights, config);
     const int file = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600), saved = dup(STDERR_FILENO);
     assert_true(file >= 0 && saved >= 0 && dup2(file, STDERR_FILENO) >= 0);
-    notice_adapter(a);
+    warn_adapter(a);
     dup2(saved, STDERR_FILENO);
     close(saved);
     close(file);
@@ -29,9 +29,9 @@ static char *notice_of(const char *model, const char *targets)
 
 TEST(adapters_that_peft_takes_otherwise)
 {
-    const json_t *cases = test_rows("notices", "adapters_that_peft_takes_otherwise");
+    const json_t *cases = test_rows("warnings", "adapters_that_peft_takes_otherwise");
     for (size_t i = 0; i < json_array_size(cases); i++) {
-        char *text = notice_of(row_text(cases, i, "model"), row_text(cases, i, "targets"));
+        char *text = warn_of(row_text(cases, i, "model"), row_text(cases, i, "targets"));
         if (row_flag(cases, i, "said"))
             assert_contains(text, "but PEFT on transformers 5 reads gate_proj, up_proj and");
         else

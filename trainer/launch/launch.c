@@ -1,8 +1,8 @@
-/* job.c: what the options and the environment say together; the start of the ranks of this host;
+/* launch.c: what the options and the environment say together; the start of the ranks of this host;
  * their meeting; and the server of one rank: the one that runs on its GPU, be it under systemd or
  * started by hand, or one that is this process's child. */
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/launch/job.h"
+#include "trainer/launch/launch.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
@@ -26,7 +26,7 @@
 #define GRACE_MS 10000  // of ranks to end once one has failed, which they know by themselves
 
 // "0,1": numbers, none twice.
-static enum status read_gpus(const char *text, struct job *j)
+static enum status read_gpus(const char *text, struct launch *j)
 {
     enum status st = ST_OK;
     for (const char *at = text; at && *at;) {
@@ -34,7 +34,7 @@ static enum status read_gpus(const char *text, struct job *j)
         const long gpu = strtol(at, &end, 10);
         if (end == at || (*end && *end != ',') || gpu < 0 || gpu > 999 || (*end && !end[1]))
             FAIL(ST_INVALID, "--gpus %s: give numbers, as 0,1", text);
-        if (j->n_gpus == JOB_GPUS) FAIL(ST_INVALID, "--gpus: more than %d", JOB_GPUS);
+        if (j->n_gpus == LAUNCH_GPUS) FAIL(ST_INVALID, "--gpus: more than %d", LAUNCH_GPUS);
         for (int i = 0; i < j->n_gpus; i++)
             if (j->gpus[i] == gpu) FAIL(ST_INVALID, "--gpus %s: %ld is there twice", text, gpu);
         j->gpus[j->n_gpus++] = (int)gpu;
@@ -47,10 +47,10 @@ out:
 
 // Of a process that somebody else has started as a rank. Ranks must be able to meet, whoever counts
 // them: it may be a variable that was left over.
-static enum status check_rank(const struct job *j)
+static enum status check_rank(const struct launch *j)
 {
     const struct ranks *r = &j->ranks;
-    const struct job_options *o = j->options;
+    const struct launch_options *o = j->options;
     const bool local = r->local_size == r->size && r->run_id[0];
     const char *variable = ranks_variable(r);
     enum status st = ST_OK;
@@ -79,9 +79,9 @@ out:
 }
 
 // Of one that is to start them. With one GPU of one host it is the rank itself.
-static enum status plan_launch(struct job *j)
+static enum status plan_launch(struct launch *j)
 {
-    const struct job_options *o = j->options;
+    const struct launch_options *o = j->options;
     const int64_t total = j->n_gpus ? j->n_gpus * o->nnodes : o->ranks;
     enum status st = ST_OK;
     if (!j->n_gpus && o->nnodes > 1)
@@ -108,7 +108,7 @@ out:
 }
 
 // Ranks that share a server are neighbours on one host.
-static enum status check_shards(const struct job *j)
+static enum status check_shards(const struct launch *j)
 {
     const struct ranks *r = &j->ranks;
     const int n = j->n_shards, here = j->n_gpus ? j->n_gpus : r->local_size;
@@ -130,9 +130,9 @@ out:
     return st;
 }
 
-enum status job_find(const struct job_options *o, struct job *ret)
+enum status launch_find(const struct launch_options *o, struct launch *ret)
 {
-    struct job j = {.options = o, .n_shards = (int)o->shards};
+    struct launch j = {.options = o, .n_shards = (int)o->shards};
     enum status st;
     CHECK(read_gpus(o->gpus, &j));
     CHECK(ranks_find((int)o->rank, (int)o->ranks, &j.ranks));
@@ -147,10 +147,10 @@ out:
     return st;
 }
 
-const char *job_device(const struct job *j, const char *given, char room[JOB_DEVICE_ROOM])
+const char *launch_device(const struct launch *j, const char *given, char room[LAUNCH_DEVICE_ROOM])
 {
     if (!j->n_gpus) return j->ranks.size > 1 ? "cpu" : given;
-    snprintf(room, JOB_DEVICE_ROOM, "cuda:%d", j->gpus[j->ranks.local_rank]);
+    snprintf(room, LAUNCH_DEVICE_ROOM, "cuda:%d", j->gpus[j->ranks.local_rank]);
     return room;
 }
 
@@ -161,41 +161,41 @@ const char *job_device(const struct job *j, const char *given, char room[JOB_DEV
 
 static enum status become_rank(void *context, int rank)
 {
-    const struct job *job = context;
-    struct ranks r = job->ranks;
+    const struct launch *launch = context;
+    struct ranks r = launch->ranks;
     r.rank = rank;
-    r.local_rank = rank % job->n_gpus;
+    r.local_rank = rank % launch->n_gpus;
     return ranks_export(&r);
 }
 
-enum status job_launch(struct job *job, char **argv)
+enum status launch_ranks(struct launch *launch, char **argv)
 {
     struct bytes line = BYTES_INIT;
-    struct processes plan = {.n = job->n_gpus,
-                             .first = (int)job->options->node_rank * job->n_gpus,
+    struct processes plan = {.n = launch->n_gpus,
+                             .first = (int)launch->options->node_rank * launch->n_gpus,
                              .before = become_rank,
-                             .context = job,
+                             .context = launch,
                              .stop_signal = SIGTERM,
                              .grace_ms = GRACE_MS,
                              .end_ms = PROCESSES_END_MS};
     enum status st;
-    if (!job->n_gpus) { // mpirun, told to end, gives its ranks no time; SIGUSR1 it hands on
+    if (!launch->n_gpus) { // mpirun, told to end, gives its ranks no time; SIGUSR1 it hands on
         plan.n = 1;
         plan.first = 0;
         plan.before = NULL;
         plan.name = "mpirun";
-        plan.n_ranks = job->ranks.size;
+        plan.n_ranks = launch->ranks.size;
         plan.stop_signal = SIGUSR1;
     }
     // Of the ranks of one host; those of several hosts have no id in common but what the
     // environment says.
-    if (job->ranks.local_size == job->ranks.size)
-        snprintf(job->ranks.run_id, sizeof job->ranks.run_id, OWN_RUN "%" PRId64 "-%d",
+    if (launch->ranks.local_size == launch->ranks.size)
+        snprintf(launch->ranks.run_id, sizeof launch->ranks.run_id, OWN_RUN "%" PRId64 "-%d",
                  clock_wall_s(), (int)getpid());
-    CHECK(processes_line("cw-trainer", argv, job->n_gpus ? 0 : job->ranks.size, &line));
+    CHECK(processes_line("cw-trainer", argv, launch->n_gpus ? 0 : launch->ranks.size, &line));
     plan.line = bytes_text(&line);
-    log_info("%d ranks, %d of them started here%s", job->ranks.size, job->ranks.local_size,
-             job->n_gpus ? "" : ", with mpirun");
+    log_info("%d ranks, %d of them started here%s", launch->ranks.size, launch->ranks.local_size,
+             launch->n_gpus ? "" : ", with mpirun");
     st = processes_run(&plan);
 out:
     bytes_release(&line);
@@ -204,35 +204,35 @@ out:
 
 // ---- the meeting --------------------------------------------------------------------------------
 
-enum status job_meet(const struct job *job, const char *layout, struct bytes *bytes,
-                     struct liveness **ret)
+enum status launch_meet(const struct launch *launch, const char *layout, struct bytes *bytes,
+                        struct liveness **ret)
 {
-    const struct job_options *o = job->options;
+    const struct launch_options *o = launch->options;
     const char *folder = getenv("TMPDIR");
     char url[URL_ROOM], *token = NULL;
     struct peers *peers;
     enum status st = ST_OK;
     *ret = NULL;
-    if (job->ranks.size == 1) return ST_OK;
+    if (launch->ranks.size == 1) return ST_OK;
     // Where all ranks are on this host they need not be told: the id of their run is the file's
     // name, which is this user's alone. Those of launchers that were killed go.
     if (!folder || *folder != '/') folder = "/tmp";
     if (!o->rendezvous) file_sweep_owned(folder, MEETING OWN_RUN, "");
     const int n = o->rendezvous ? snprintf(url, sizeof url, "%s", o->rendezvous)
                                 : snprintf(url, sizeof url, "file://%s/" MEETING "%s", folder,
-                                           job->ranks.run_id);
+                                           launch->ranks.run_id);
     if (n >= URL_ROOM) FAIL(ST_INVALID, "--rendezvous is too long");
     if (o->rendezvous_token_file)
         CHECK(api_key_read("--rendezvous-token-file", o->rendezvous_token_file, &token));
     const struct rendezvous_options options = {.url = url,
                                                .token = token,
-                                               .who = job->ranks,
+                                               .who = launch->ranks,
                                                .version = COMMONWEIGHT_VERSION,
                                                .layout = layout,
                                                .timeout_s = o->rendezvous_timeout};
     CHECK(rendezvous(&options, bytes, &peers));
     CHECK(liveness_start(peers, LIVENESS_SILENCE_S, NULL, NULL, ret));
-    if (job->ranks.rank == 0) log_info("%d ranks have met", job->ranks.size);
+    if (launch->ranks.rank == 0) log_info("%d ranks have met", launch->ranks.size);
 out:
     free(token);
     return st;
@@ -245,9 +245,9 @@ out:
 #define POLL_MS   200
 
 // Of the ranks that have one server, the first, who starts it; counted on this host.
-static int first_rank(const struct job *job)
+static int first_rank(const struct launch *launch)
 {
-    return job->ranks.local_rank / job->n_shards * job->n_shards;
+    return launch->ranks.local_rank / launch->n_shards * launch->n_shards;
 }
 
 // The server of a folder must serve the model that is asked for, in as many shards.
@@ -301,21 +301,21 @@ out:
 
 // What stands before the command of a server in shards: it starts ranks of its own, on the GPUs of
 // this rank and its neighbours. --gpus counts those that this process sees.
-static enum status put_before(const struct job *job, struct bytes *ret)
+static enum status put_before(const struct launch *launch, struct bytes *ret)
 {
     const char *seen = getenv("CUDA_VISIBLE_DEVICES");
-    if (job->n_shards == 1) return ST_OK;
+    if (launch->n_shards == 1) return ST_OK;
     ranks_put_forgetting(ret);
-    if (job->n_gpus) bytes_puts(ret, "CUDA_VISIBLE_DEVICES=");
-    for (int i = 0; job->n_gpus && i < job->n_shards; i++) {
-        const int gpu = job->gpus[first_rank(job) + i];
+    if (launch->n_gpus) bytes_puts(ret, "CUDA_VISIBLE_DEVICES=");
+    for (int i = 0; launch->n_gpus && i < launch->n_shards; i++) {
+        const int gpu = launch->gpus[first_rank(launch) + i];
         const char *name = seen;
         for (int k = 0; k < gpu && name; k++)
             if ((name = strchr(name, ','))) name++;
         if (seen && (!name || !*name))
             return status_fail(ST_INVALID,
                                "--gpus %s: CUDA_VISIBLE_DEVICES=%s has no GPU %d, counted from 0",
-                               job->options->gpus, seen, gpu);
+                               launch->options->gpus, seen, gpu);
         if (i) bytes_puts(ret, ",");
         if (seen) name += strspn(name, " ");
         if (seen)
@@ -327,31 +327,31 @@ static enum status put_before(const struct job *job, struct bytes *ret)
     return bytes_status(ret);
 }
 
-static enum status start(struct job *job, const char *model, double timeout_s)
+static enum status start(struct launch *launch, const char *model, double timeout_s)
 {
-    const char *args = job->options->server_args;
-    char room[JOB_DEVICE_ROOM];
-    const char *device = job_device(job, "cpu", room);
+    const char *args = launch->options->server_args;
+    char room[LAUNCH_DEVICE_ROOM];
+    const char *device = launch_device(launch, "cpu", room);
     struct bytes arguments = BYTES_INIT, before = BYTES_INIT;
     struct http_client *http = NULL;
     enum status st;
-    if (job->n_gpus && job->n_shards > 1) device = "cuda";
+    if (launch->n_gpus && launch->n_shards > 1) device = "cuda";
     bytes_printf(&arguments, "--drain-timeout %d --tensor-parallel-size %d %s", DRAIN_S,
-                 job->n_shards, args ? args : "");
+                 launch->n_shards, args ? args : "");
     CHECK(bytes_status(&arguments));
-    CHECK(put_before(job, &before));
+    CHECK(put_before(launch, &before));
     const struct server_options options = {.device = device,
                                            .arguments = bytes_text(&arguments),
                                            .before = bytes_text(&before),
                                            .shares = true,
-                                           .folder = job->folder,
+                                           .folder = launch->folder,
                                            .timeout_s = timeout_s};
-    CHECK(file_make_folders(job->folder));
-    CHECK(server_process_new(&options, &job->server));
-    CHECK(http_client_new(server_process_address(job->server), &http));
+    CHECK(file_make_folders(launch->folder));
+    CHECK(server_process_new(&options, &launch->server));
+    CHECK(http_client_new(server_process_address(launch->server), &http));
     log_info("a server of %s is started on %s; its log is %s/server.log", model, device,
-             job->folder);
-    CHECK(server_process_restart(job->server, http, model, NULL));
+             launch->folder);
+    CHECK(server_process_restart(launch->server, http, model, NULL));
 out:
     http_client_free(http);
     bytes_release(&arguments);
@@ -359,48 +359,50 @@ out:
     return st;
 }
 
-// job->folder: where the one that runs, or is to be started, has its socket and bridge file; in
+// launch->folder: where the one that runs, or is to be started, has its socket and bridge file; in
 // /run so has cw-infer-server@N.service.
-static enum status find_server(struct job *job, double timeout_s, bool *ret_runs)
+static enum status find_server(struct launch *launch, double timeout_s, bool *ret_runs)
 {
     const char *own = getenv("XDG_RUNTIME_DIR"), *runtimes[] = {"/run", own && *own ? own : "/run"};
     enum status st = ST_OK;
     *ret_runs = false;
     for (int i = 0; i < 2 && !*ret_runs; i++) {
-        CHECK(path_put(job->folder, runtimes[i], "commonweight/%s%d", job->n_gpus ? "" : "cpu-",
-                       job->n_gpus ? job->gpus[first_rank(job)] : first_rank(job)));
-        CHECK(check_runs(job->folder, timeout_s, ret_runs));
+        CHECK(path_put(launch->folder, runtimes[i], "commonweight/%s%d",
+                       launch->n_gpus ? "" : "cpu-",
+                       launch->n_gpus ? launch->gpus[first_rank(launch)] : first_rank(launch)));
+        CHECK(check_runs(launch->folder, timeout_s, ret_runs));
     }
 out:
     return st;
 }
 
-enum status job_open_server(struct job *job, const char *model, double timeout_s)
+enum status launch_open_server(struct launch *launch, const char *model, double timeout_s)
 {
     const int64_t deadline = clock_deadline_ns((int64_t)(timeout_s * 1e3));
-    const bool starts = job->ranks.local_rank == first_rank(job);
+    const bool starts = launch->ranks.local_rank == first_rank(launch);
     bool runs;
     enum status st;
-    CHECK(find_server(job, timeout_s, &runs));
+    CHECK(find_server(launch, timeout_s, &runs));
     while (!runs && !starts && model && clock_ms_until(deadline) > 0) {
         clock_sleep_ms(POLL_MS);
-        CHECK(find_server(job, timeout_s, &runs));
+        CHECK(find_server(launch, timeout_s, &runs));
     }
     if (!runs && !starts && model)
         FAIL(ST_TIMEOUT,
              "the server that process %d of this host starts for this rank too, in %s, was not "
              "there within %g s (--server-timeout); that rank's error says why",
-             first_rank(job), job->folder, timeout_s);
+             first_rank(launch), launch->folder, timeout_s);
     if (!runs && !model)
         FAIL(ST_NOT_FOUND,
              "no server runs for this rank in %s: start it there, or give --model "
              "DIR, so that one is started",
-             job->folder);
-    CHECK(path_put(job->bridge, job->folder, "bridge.json"));
+             launch->folder);
+    CHECK(path_put(launch->bridge, launch->folder, "bridge.json"));
     if (runs)
-        log_info("the server of %s is %s", job->bridge,
+        log_info("the server of %s is %s", launch->bridge,
                  starts ? "there already" : "this rank's too");
-    CHECK(runs ? check_model(job->folder, model, job->n_shards) : start(job, model, timeout_s));
+    CHECK(runs ? check_model(launch->folder, model, launch->n_shards)
+               : start(launch, model, timeout_s));
 out:
     return st;
 }

@@ -1,23 +1,23 @@
-/* job.h: the ranks of one training run: which one this process is, or that it is to start them; the
- * server of its own GPU, or that of several ranks, which hold its model in shards; and their
+/* launch.h: the ranks of one training run: which one this process is, or that it is to start them;
+ * the server of its own GPU, or that of several ranks, which hold its model in shards; and their
  * meeting (docs/use/launch.md). Main thread.
  *
  * Whoever starts the ranks (this program, mpirun, srun, torchrun), the rest is the same: each takes
  * the GPU of --gpus that its local rank says, uses the server that runs for it or starts
  * one, and meets the others. */
 // SPDX-License-Identifier: Apache-2.0
-#ifndef TRAINER_JOB_H
-#define TRAINER_JOB_H
+#ifndef TRAINER_LAUNCH_H
+#define TRAINER_LAUNCH_H
 
 #include "common/base/file.h"
 #include "common/ranks/ranks.h"
 
-#define JOB_GPUS 64 // of a host
+#define LAUNCH_GPUS 64 // of a host
 
 struct liveness;
 struct server_process;
 
-struct job_options {
+struct launch_options {
     const char *gpus; // "0,1"
     int64_t ranks;    // 0: as many as there are GPUs, or as who starts them says
     int64_t rank;     // -1: nobody says so here
@@ -29,48 +29,48 @@ struct job_options {
 };
 // Of every command that trains. gpus_help: of --gpus.
 #define RANK_OPTIONS(gpus_help)                                                                    \
-    OPT_TEXT("gpus", job.gpus, NULL, "N,N,...", gpus_help, IS_COMMON),                             \
-        OPT_INT("ranks", job.ranks, "0", "N", 0, RANKS_MAX,                                        \
+    OPT_TEXT("gpus", launch.gpus, NULL, "N,N,...", gpus_help, IS_COMMON),                          \
+        OPT_INT("ranks", launch.ranks, "0", "N", 0, RANKS_MAX,                                     \
                 "ranks in all; without --gpus they compute on the CPU, started with mpirun"),      \
-        OPT_INT("rank", job.rank, "-1", "R", -1, RANKS_MAX - 1,                                    \
+        OPT_INT("rank", launch.rank, "-1", "R", -1, RANKS_MAX - 1,                                 \
                 "which of them this process is (default: as mpirun, srun or torchrun say)"),       \
-        OPT_INT("nnodes", job.nnodes, "1", "N", 1, RANKS_MAX,                                      \
+        OPT_INT("nnodes", launch.nnodes, "1", "N", 1, RANKS_MAX,                                   \
                 "hosts that --gpus is given on, each with as many"),                               \
-        OPT_INT("node-rank", job.node_rank, "0", "K", 0, RANKS_MAX - 1,                            \
+        OPT_INT("node-rank", launch.node_rank, "0", "K", 0, RANKS_MAX - 1,                         \
                 "which of them this is, from 0 on"),                                               \
-        OPT_TEXT("rendezvous", job.rendezvous, NULL, "tcp://HOST:PORT|file://PATH",                \
+        OPT_TEXT("rendezvous", launch.rendezvous, NULL, "tcp://HOST:PORT|file://PATH",             \
                  "where ranks of several hosts meet: an address of rank 0, or a file that all "    \
                  "hosts see"),                                                                     \
-        OPT_TEXT("rendezvous-token-file", job.rendezvous_token_file, NULL, "FILE",                 \
+        OPT_TEXT("rendezvous-token-file", launch.rendezvous_token_file, NULL, "FILE",              \
                  "its first line is the word by which ranks know one another; needed with a "      \
                  "tcp:// that is not loopback"),                                                   \
-        OPT_DOUBLE("rendezvous-timeout", job.rendezvous_timeout, "600", "SECONDS", 0.1, 1e6,       \
+        OPT_DOUBLE("rendezvous-timeout", launch.rendezvous_timeout, "600", "SECONDS", 0.1, 1e6,    \
                    "longest wait for all ranks"),                                                  \
-        OPT_DOUBLE("rank-timeout", job.rank_timeout, "3600", "SECONDS", 0.1, 1e6,                  \
+        OPT_DOUBLE("rank-timeout", launch.rank_timeout, "3600", "SECONDS", 0.1, 1e6,               \
                    "longest wait of a rank for the others, where several train together: as long " \
                    "as one may be ahead of another (docs/use/scaling.md)")
 // Of those that have servers.
-#define JOB_OPTIONS                                                                                \
+#define LAUNCH_OPTIONS                                                                             \
     RANK_OPTIONS("this host's GPUs, a rank each, with a server each, which is started where none " \
                  "runs (--model)"),                                                                \
-        OPT_INT("tensor-parallel-size", job.shards, "1", "N", 1, JOB_GPUS,                         \
+        OPT_INT("tensor-parallel-size", launch.shards, "1", "N", 1, LAUNCH_GPUS,                   \
                 "processes that share a server's model, each with a shard of it and a GPU of "     \
                 "--gpus: so many ranks have one server",                                           \
                 EXCLUDES_WHEN(">1", "bridge&servers that are started (--gpus, --ranks)",           \
                               "it is of a server that is started, --bridge names one that runs")), \
-        OPT_TEXT("server-args", job.server_args, NULL, "\"--OPTION ...\"",                         \
+        OPT_TEXT("server-args", launch.server_args, NULL, "\"--OPTION ...\"",                      \
                  "further options of the servers that are started",                                \
                  NEEDS("servers that are started (--gpus, --ranks)|sync=checkpoint",               \
                        "they are of a server that is started here"),                               \
                  EXCLUDES("bridge",                                                                \
                           "they are of a server that is started, --bridge names one that runs"))
 
-struct job {
-    const struct job_options *options;
+struct launch {
+    const struct launch_options *options;
     struct ranks ranks;
     bool launches; // it is not a rank itself, but starts those of this host
     bool serves;   // a rank that has a server of its own
-    int gpus[JOB_GPUS];
+    int gpus[LAUNCH_GPUS];
     int n_gpus;                    // 0: the CPU
     int n_shards;                  // ranks that have one server
     char log_name[48];             // "cw-trainer", with the rank of several
@@ -79,22 +79,23 @@ struct job {
 };
 
 // Who this is. ST_INVALID where options contradict one another, or the environment.
-enum status job_find(const struct job_options *options, struct job *ret);
+enum status launch_find(const struct launch_options *options, struct launch *ret);
 // The device of this rank, as device_open() takes it: `given`, but of a rank with a GPU of its own
 // that one, and of others on the CPU "cpu".
-#define JOB_DEVICE_ROOM 16
-const char *job_device(const struct job *job, const char *given, char room[JOB_DEVICE_ROOM]);
+#define LAUNCH_DEVICE_ROOM 16
+const char *launch_device(const struct launch *launch, const char *given,
+                          char room[LAUNCH_DEVICE_ROOM]);
 // Starts the ranks of this host with this program's own command line, and waits for their end.
-enum status job_launch(struct job *job, char **argv);
+enum status launch_ranks(struct launch *launch, char **argv);
 
-// The server of this rank (job->serves): the one that runs for its GPU, or one of a model folder
-// that is started; model NULL: it must run. job->bridge is its bridge file. Of ranks that share a
-// server, neighbours, it is that of the first one's GPU, who starts it.
-enum status job_open_server(struct job *job, const char *model, double timeout_s);
+// The server of this rank (launch->serves): the one that runs for its GPU, or one of a model folder
+// that is started; model NULL: it must run. launch->bridge is its bridge file. Of ranks that share
+// a server, neighbours, it is that of the first one's GPU, who starts it.
+enum status launch_open_server(struct launch *launch, const char *model, double timeout_s);
 
 // All ranks meet, and watch over one another from then on. layout: of the weights that each has,
 // which must be the same. bytes: rank 0's for all. Of one rank: NULL.
-enum status job_meet(const struct job *job, const char *layout, struct bytes *bytes,
-                     struct liveness **ret);
+enum status launch_meet(const struct launch *launch, const char *layout, struct bytes *bytes,
+                        struct liveness **ret);
 
 #endif

@@ -1,6 +1,6 @@
-/* job.c: whether the server takes requests now, and what of them is done on other threads. What has
- * begun is never cancelled: a template's steps are bounded (common/text/jinja), and the server
- * waits for its jobs before it ends. */
+/* pending.c: whether the server takes requests now, and what of them is done on other threads. What
+ * has begun is never cancelled: a template's steps are bounded (common/text/jinja), and the server
+ * waits for its pending responses before it ends. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "common/base/log.h"
@@ -52,13 +52,13 @@ bool server_is_open(struct server *s, struct http_request *q)
 
 static void on_close(void *attached, bool answered)
 {
-    struct job *j = attached;
+    struct pending *j = attached;
     (void)answered;
     j->request = NULL;
     if (j->parsing) uv_cancel((uv_req_t *)&j->work); // which does nothing once it runs
 }
 
-static void leave(struct job *j)
+static void leave(struct pending *j)
 {
     j->server->work--;
     j->server->parsing -= j->parsing;
@@ -66,13 +66,13 @@ static void leave(struct job *j)
     http_body_release(&j->body);
 }
 
-void job_free(struct job *j)
+void pending_free(struct pending *j)
 {
     leave(j);
     free(j);
 }
 
-static void end(struct job *j)
+static void end(struct pending *j)
 {
     leave(j);
     j->done(j);
@@ -80,12 +80,13 @@ static void end(struct job *j)
 
 static void deliver(struct inbox_message *message)
 {
-    end((struct job *)message);
+    end((struct pending *)message);
 }
 
-void *job_new(struct server *s, struct http_request *q, size_t size, void (*done)(struct job *job))
+void *pending_new(struct server *s, struct http_request *q, size_t size,
+                  void (*done)(struct pending *pending))
 {
-    struct job *j = calloc(1, size);
+    struct pending *j = calloc(1, size);
     if (!j) {
         http_fail(q, 500, "out of memory");
         return NULL;
@@ -102,7 +103,7 @@ void *job_new(struct server *s, struct http_request *q, size_t size, void (*done
 
 static void run(uv_work_t *work)
 {
-    struct job *j = work->data;
+    struct pending *j = work->data;
     status_keep(&j->status, j->run(j));
 }
 
@@ -112,17 +113,19 @@ static void after(uv_work_t *work, int status)
     end(work->data);
 }
 
-void job_block(struct job *j, enum status (*run_job)(struct job *job))
+void pending_block(struct pending *j, enum status (*run_pending)(struct pending *pending))
 {
-    j->run = run_job;
+    j->run = run_pending;
     j->work.data = j;
     int e = uv_queue_work(&j->server->loop, &j->work, run, after);
     if (e == 0) return;
-    status_keep(&j->status, status_fail(ST_IO, "cannot start a job: %s", uv_strerror(e)));
+    status_keep(&j->status,
+                status_fail(ST_IO, "cannot start a pending response: %s", uv_strerror(e)));
     end(j);
 }
 
-void job_parse(struct job *j, bool renders, enum status (*run_job)(struct job *job))
+void pending_parse(struct pending *j, bool renders,
+                   enum status (*run_pending)(struct pending *pending))
 {
     const struct engine_options *o = &j->server->options->engine;
     const int most = o->max_batch + o->max_queue;
@@ -130,7 +133,7 @@ void job_parse(struct job *j, bool renders, enum status (*run_job)(struct job *j
         if (j->server->parsing < most) {
             j->parsing = true;
             j->server->parsing++;
-            job_block(j, run_job);
+            pending_block(j, run_pending);
             return;
         }
         status_keep(&j->status, status_fail(ST_BUSY,
@@ -138,17 +141,17 @@ void job_parse(struct job *j, bool renders, enum status (*run_job)(struct job *j
                                             "taken; try again later",
                                             most));
     } else {
-        status_keep(&j->status, run_job(j));
+        status_keep(&j->status, run_pending(j));
     }
     end(j);
 }
 
-void job_post(struct job *j)
+void pending_post(struct pending *j)
 {
     inbox_post(&j->server->host.inbox, &j->message);
 }
 
-void job_fail(const struct job *j, const char *field, const char *what)
+void pending_fail(const struct pending *j, const char *field, const char *what)
 {
     struct http_request *q = j->request;
     const enum status st = status_recall(&j->status);

@@ -1,6 +1,6 @@
-/* notices.c: log lines of cw-trainer's commands. No state. */
+/* warnings.c: log lines of cw-trainer's commands. No state. */
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/notices.h"
+#include "trainer/run/warnings.h"
 #include "common/model/adapter.h"
 #include "common/base/bytes.h"
 #include "common/base/log.h"
@@ -9,7 +9,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-void notice_idle(const struct option_set *set, const void *config)
+void warn_idle(const struct option_set *set, const void *config)
 {
     struct bytes sentences = BYTES_INIT;
     options_list_idle(set, config, &sentences);
@@ -21,7 +21,7 @@ void notice_idle(const struct option_set *set, const void *config)
     bytes_release(&sentences);
 }
 
-void notice_model(const struct model_config *model, double balance_coef)
+void warn_model(const struct model_config *model, double balance_coef)
 {
     const int experts = config_experts(model);
     if (experts > 0 && balance_coef > 0)
@@ -35,7 +35,7 @@ void notice_model(const struct model_config *model, double balance_coef)
     if (model->mxfp4) log_info("the model's folder: %s", MXFP4_NOTE);
 }
 
-void notice_adapter(const struct adapter *a)
+void warn_adapter(const struct adapter *a)
 {
     const struct model_config *model = a->base->config;
     const bool plain_mlp = adapter_changes(a, ROLE_GATE_UP) || adapter_changes(a, ROLE_DOWN) ||
@@ -50,7 +50,7 @@ void notice_adapter(const struct adapter *a)
                  "attention's matrices alone as its targets, or merge it (cw-trainer merge)");
 }
 
-enum status notice_adapter_base(const char *folder, const json_t *base, bool exact)
+enum status warn_adapter_base(const char *folder, const json_t *base, bool exact)
 {
     const enum status st = adapter_base_check(folder, base);
     if (st != ST_MISMATCH || exact) return status_context(st, "--exact");
@@ -58,7 +58,7 @@ enum status notice_adapter_base(const char *folder, const json_t *base, bool exa
     return ST_OK;
 }
 
-static void notice_filtering(const struct train_config *c)
+static void warn_filtering(const struct train_config *c)
 {
     struct bytes options = BYTES_INIT;
     if (c->sampling.top_k > 0) bytes_printf(&options, ", --top-k %" PRId64, c->sampling.top_k);
@@ -85,14 +85,14 @@ static void notice_filtering(const struct train_config *c)
     bytes_release(&options);
 }
 
-void notice_left_out(const struct dataset *data, int left_out)
+void warn_left_out(const struct dataset *data, int left_out)
 {
     if (left_out)
         log_warn("%s: %d prompts are longer than --max-prompt-length and left out", data->path,
                  left_out);
 }
 
-void notice_data(const struct dataset *data, int left_out)
+void warn_data(const struct dataset *data, int left_out)
 {
     if (data->chat_source) log_info("chat template: %s", data->chat_source);
     if (data->ignored) log_warn("%s", data->ignored);
@@ -101,10 +101,10 @@ void notice_data(const struct dataset *data, int left_out)
                  "template: --chat puts them into it, as chat models are taught to answer "
                  "(--prompt-template none: they are meant so)",
                  data->path);
-    notice_left_out(data, left_out);
+    warn_left_out(data, left_out);
 }
 
-enum status notice_roles(const struct bridge_file *file, const struct bridge_role **ret_policy)
+enum status warn_roles(const struct bridge_file *file, const struct bridge_role **ret_policy)
 {
     const struct bridge_role *policy = bridge_file_role(file, "policy");
     if (file->ignored[0])
@@ -116,12 +116,12 @@ enum status notice_roles(const struct bridge_file *file, const struct bridge_rol
     return ST_OK;
 }
 
-void notice_options(const struct train_config *c, const struct train_resolved *r)
+void warn_options(const struct train_config *c, const struct train_resolved *r)
 {
     if (c->loss.off_policy_threshold == 0)
         log_info("--off-policy-mask-threshold 0: samples of negative advantage count while the "
                  "policy has not moved away from them; -1 would mask none");
-    notice_filtering(c);
+    warn_filtering(c);
     const char *unequal = c->steps_per_generation > 1   ? "steps-per-generation"
                           : c->entropy.top_quantile < 1 ? "top-entropy-quantile"
                                                         : NULL;
