@@ -1,4 +1,4 @@
-/* test_notices.c: what a run says of its adapter: one that PEFT opens otherwise than this server.
+/* test_warnings.c: what a run says of its adapter: one that PEFT opens otherwise than this server.
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reference.h"

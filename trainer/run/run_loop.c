@@ -169,7 +169,7 @@ static enum status finish_line(struct run *run)
     run->line = NULL;
     phase_timers_lap(phases, PHASE_LOG);
     for (int i = 0; i < N_SPANS && !run->given; i++) {
-        metrics_putf(line, phases->seconds[i], "phases/%s_s", phase_names[i]);
+        metrics_putf(line, phases->seconds[i], "spans/%s_s", phase_names[i]);
         phases->seconds[i] = 0;
     }
     return runlog_write(run->log, line);
