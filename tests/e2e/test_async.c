@@ -172,18 +172,7 @@ TEST(every_prompt_of_the_epoch_once_though_killed)
 
 TEST(nonsense_is_refused)
 {
-    assert_exit(2,
-                train_alone(&scene, "no", OPTIONS("--async", "--max-staleness", "1", "--exact")));
-    assert_said(&scene, "--exact with samples of older weights");
-    assert_exit(2,
-                train_alone(&scene, "no",
-                            OPTIONS("--async", "--rollout-ahead", "2", "--num-iterations", "3")));
-    assert_said(&scene, "that is --async --max-staleness");
-    assert_int_equal(train_alone(&scene, "no", OPTIONS("--async", "--max-staleness", "-1")), 2);
-    assert_said(&scene, "--max-staleness");
-    assert_exit(0,
-                train_alone(&scene, "idle", OPTIONS("--max-staleness", "1", "--max-steps", "1")));
-    assert_said(&scene, "--max-staleness has no effect without --async");
+    train_rows(&scene, "recipes", "async_that_is_refused", train_alone);
 }
 
 static void open_scene(void)
@@ -191,6 +180,4 @@ static void open_scene(void)
     scene_open_exact(&scene);
 }
 
-static void end_scene(void) {}
-
-TESTS_BETWEEN(open_scene, end_scene)
+TESTS_BETWEEN(open_scene, NULL)

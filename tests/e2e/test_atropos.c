@@ -244,26 +244,15 @@ TEST(what_goes_wrong_is_named)
     assert_true(file_exists(test_path(scene.folder, "fault-1/checkpoints/step-1")));
 }
 
+static int train_fine(struct scene *s, const char *run, const char *const words[])
+{
+    assert_ptr_equal(s, &scene);
+    return train_atropos(FINE, run, words);
+}
+
 TEST(what_does_not_go_together_is_refused)
 {
-    const struct {
-        const char *const *options;
-        const char *sentence;
-    } refused[] = {
-        {OPTIONS("--data", scene.data), "--atropos with --data"},
-        {OPTIONS("--async"), "--atropos with --async"},
-        {OPTIONS("--cost"), "--atropos with --cost"},
-        {OPTIONS("--exact"), "--atropos with --exact"},
-        {OPTIONS("--max-steps", "-1"), "--atropos needs --max-steps"},
-        {OPTIONS("--atropos", "x"), "--atropos x: take http://HOST:PORT"},
-    };
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        const char *more[8] = {"--max-steps", "1"};
-        for (int k = 0; refused[i].options[k]; k++) more[2 + k] = refused[i].options[k];
-        assert_int_equal(train_atropos(FINE, "no", more), 2);
-        assert_said(&scene, refused[i].sentence);
-    }
-    assert_false(file_exists(test_path(scene.folder, "no")));
+    train_rows(&scene, "recipes", "atropos_that_is_refused", train_fine);
 }
 
 // ---- the real one -------------------------------------------------------------------------------

@@ -97,20 +97,5 @@ TEST(what_is_refused)
     struct scene s;
     offline_scene_open(&s);
     offline_sums(&s, true, 4);
-    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--beta", "0")), 2);
-    assert_said(&s, "--beta 0: give more than 0");
-    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--loss-type", "exo_pair")), 2);
-    assert_said(&s, "needs --label-smoothing above 0");
-    assert_exit(2, offline_train(&s, "dpo", "run", OPTIONS("--precompute-ref-log-probs", "1")));
-    assert_said(&s, "always computed once");
-    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--token-budget", "10")), 1);
-    assert_said(&s, "--token-budget 10 is below the longest pair");
-    static const char differ[] =
-        "{\"chosen\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
-        "\"content\": \"b\"}], \"rejected\": [{\"role\": \"user\", \"content\": \"c\"}, "
-        "{\"role\": \"assistant\", \"content\": \"d\"}]}\n";
-    test_write(s.data, differ, strlen(differ));
-    assert_int_equal(offline_train(&s, "dpo", "run", OPTIONS("--max-steps", "1")), 1);
-    assert_said(&s,
-                "line 1: the conversations \"chosen\" and \"rejected\" differ before their last");
+    train_rows(&s, "offline_runs", "pairs_that_are_refused", offline_row);
 }

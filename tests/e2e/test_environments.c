@@ -343,18 +343,7 @@ TEST(through_a_tandem)
 
 TEST(what_does_not_go_together_is_refused)
 {
-    const struct {
-        const char *const *options;
-        const char *sentence;
-    } refused[] = {
-        {OPTIONS("--rollouts", "python3 x"), "--rollouts python3 x: take command:PROGRAM ARGS"},
-        {OPTIONS("--rollouts", "command: "), "--rollouts command: names no program"},
-        {OPTIONS("--reward", "environment"), "reward \"environment\" is what an environment gave"},
-    };
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        assert_int_equal(train_alone(&scene, "no", refused[i].options), 2);
-        assert_said(&scene, refused[i].sentence);
-    }
+    train_rows(&scene, "recipes", "environments_that_are_refused", train_alone);
 }
 
 // ---- the journal --------------------------------------------------------------------------------
@@ -452,12 +441,7 @@ static void open_scene(void)
     scene_open_exact(&scene);
 }
 
-static void end_scene(void)
-{
-    scene_close(&scene);
-}
-
-TESTS_BETWEEN(open_scene, end_scene)
+TESTS_BETWEEN(open_scene, NULL)
 
 int main(int argc, char **argv)
 {

@@ -30,6 +30,12 @@ static int evaluate(const struct scene *s, const char *log, const char *const wo
     return evaluate_by(test_binary("cw-trainer"), s, log, words);
 }
 
+static int evaluate_row(struct scene *s, const char *run, const char *const words[])
+{
+    (void)run;
+    return evaluate(s, test_path(s->folder, "alone.log"), words);
+}
+
 static json_t *result_in(const char *log)
 {
     char *text = test_read(log), *object = strstr(text, "{\"");
@@ -141,25 +147,8 @@ TEST_WITH(what_is_wrong_is_named, back_in_it, NULL, NULL)
     s.data = test_path(s.folder, "data.jsonl");
     test_write(s.data, "{\"prompt\": \"a\"}\n", 16);
     const char *tmp = own_tmpdir(&s), *log = test_path(s.folder, "eval.log");
-    const struct {
-        const char *const *words;
-        int status;
-        const char *said;
-    } cases[] = {
-        {OPTIONS("--model", s.model, "--bridge", "x.json"), 2, "--model with --bridge"},
-        {OPTIONS("--model", tmp), 1, "config.json"},
-        {OPTIONS("--model", s.model, "--adapter", s.model), 1, "adapter_config.json"},
-        {OPTIONS("--model", s.model, "--lora-name", "x"), 2, "--lora-name with --model"},
-        {OPTIONS("--adapter", s.model), 2, "--adapter needs --model"},
-        {OPTIONS("--lora", "x"), 2, "--lora: here --lora-name of an adapter that the server holds"},
-        {OPTIONS("--num-samples", "4"), 2, "--num-samples: here --num-generations"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(evaluate(&s, log, cases[i].words), cases[i].status);
-        char *text = test_read(log);
-        assert_contains(text, cases[i].said);
-        assert_int_equal(entries(tmp), 0);
-    }
+    train_rows(&s, "evaluation", "what_is_wrong_is_named", evaluate_row);
+    assert_int_equal(entries(tmp), 0);
     // a server that ends by itself: its last words are said, and its log stays
     assert_int_equal(evaluate(&s, log, OPTIONS("--model", s.model, "--server-args=--max-batch no")),
                      1);

@@ -185,28 +185,7 @@ TEST(what_cannot_go_well_is_said)
 {
     struct scene s;
     scene_open(&s);
-    assert_exit(0, train_alone(&s, "still",
-                               OPTIONS("--max-steps", "1", "--learning-rate", "0",
-                                       "--prompts-per-step", "24", "--num-generations", "2")));
-    assert_said(&s, "--learning-rate 0: the model stays as it is");
-    assert_said(&s, "has 20 lines, fewer than the 24 of a step (--prompts-per-step)");
-    assert_said(&s, "prompts are texts, and go to the model as they are, though it has a chat "
-                    "template: --chat puts");
-    assert_exit(
-        0, train_alone(&s, "warm", OPTIONS("--max-steps", "2", "--warmup-steps", "10", "--chat")));
-    assert_said(&s, "--warmup-steps 10 is longer than the run, of 2 steps: the learning rate comes "
-                    "to 0.0001 and not to --learning-rate 0.001");
-    assert_false(said(&s, "fewer than the"));
-    assert_false(said(&s, "--chat puts"));
-    const char *log = test_path(s.folder, "alone.log");
-    for (int meant = 0; meant < 2; meant++) {
-        unlink(log);
-        assert_exit(0, test_command(log, LIMIT_MS,
-                                    OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
-                                            s.daemon.bridge, "--data", s.data, "--max-samples", "1",
-                                            "--max-completion-length", "2", "--prompt-template",
-                                            meant ? "none" : "auto")));
-        assert_int_equal(said(&s, "--chat puts them into it"), !meant);
-    }
+    train_rows(&s, "evaluation", "what_cannot_go_well_is_said", train_alone);
+    train_rows(&s, "evaluation", "texts_beside_a_chat_template", trainer_alone);
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }

@@ -17,28 +17,6 @@ static void open_scene(void)
     scene_open(&scene);
 }
 
-static void close_scene(void)
-{
-    scene_close(&scene);
-}
-
-// trainer_command() without its --bridge, whose place the first two of `more` take.
-static void command(const char *run, const char *const more[], const char *ret_argv[TRAINER_WORDS])
-{
-    trainer_command(&scene, test_path(scene.folder, run), more + 2, ret_argv);
-    assert_string_equal(ret_argv[2], "--bridge");
-    ret_argv[2] = more[0];
-    ret_argv[3] = more[1];
-}
-
-static int launch(const char *run, const char *const more[])
-{
-    const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "alone.log");
-    command(run, more, argv);
-    remove(log);
-    return test_command(log, LIMIT_MS, argv);
-}
-
 static bool is_there(const char *name)
 {
     return file_exists(test_path(runtime, name));
@@ -57,12 +35,7 @@ static void nothing_is_left(void)
 
 TEST(test_a_server_is_started)
 {
-    assert_int_equal(
-        launch("started", OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "2",
-                                  "--server-args", "--max-batch 8")),
-        0);
-    assert_said(&scene, "is started on cpu; its log is");
-    assert_int_equal(steps_done(&scene, "started"), 2);
+    train_rows(&scene, "launch", "a_server_is_started", train_on);
     nothing_is_left();
     char *log = test_read(test_path(runtime, "commonweight/cpu-0/server.log"));
     assert_contains(log, "listening on");
@@ -77,11 +50,7 @@ TEST(test_a_server_is_started)
 TEST(test_a_run_goes_on_otherwise)
 {
     assert_int_equal(train_alone(&scene, "otherwise", OPTIONS("--max-steps", "1")), 0);
-    assert_int_equal(launch("otherwise", OPTIONS("--ranks", "1", "--model", scene.model, "--resume",
-                                                 "--max-steps", "2")),
-                     0);
-    assert_said(&scene, "is started on cpu");
-    assert_said(&scene, "the recorded --bridge");
+    train_rows(&scene, "launch", "a_run_goes_on_otherwise", train_on);
     assert_int_equal(train_alone(&scene, "otherwise", OPTIONS("--resume", "--max-steps", "3")), 0);
     assert_int_equal(steps_done(&scene, "otherwise"), 3);
     nothing_is_left();
@@ -92,11 +61,7 @@ TEST(test_a_run_of_named_servers_goes_on_otherwise)
 {
     const char *bridge = test_path(scene.folder, "of-{rank}.json");
     assert_int_equal(symlink(scene.daemon.bridge, bridge), 0);
-    assert_int_equal(launch("named", OPTIONS("--bridge", bridge, "--max-steps", "1")), 0);
-    assert_int_equal(launch("named", OPTIONS("--ranks", "1", "--model", scene.model, "--resume",
-                                             "--max-steps", "2")),
-                     0);
-    assert_said(&scene, "is started on cpu");
+    train_rows(&scene, "launch", "of_named_servers", train_on);
     nothing_is_left();
 }
 
@@ -113,7 +78,7 @@ TEST(test_a_signal_ends_the_wait_for_a_server)
     assert_true(strlen(path) < sizeof address.sun_path);
     strcpy(address.sun_path, path);
     assert_true(bind(fd, (struct sockaddr *)&address, sizeof address) == 0 && listen(fd, 8) == 0);
-    command("wait", OPTIONS("--ranks", "1", "--max-steps", "1"), argv);
+    trainer_command_on(&scene, "wait", OPTIONS("--ranks", "1", "--max-steps", "1"), argv);
     test_write(log, "", 0);
     test_spawn(&child, log, argv);
     test_wait_for_text(log, "is not ready yet, and is waited for", 20000, &child);
@@ -126,11 +91,7 @@ TEST(test_a_signal_ends_the_wait_for_a_server)
 
 TEST(test_a_server_that_fails)
 {
-    assert_int_equal(launch("fails", OPTIONS("--ranks", "1", "--model", scene.model,
-                                             "--server-args", "--max-batch 0")),
-                     1);
-    assert_said(&scene, "the server ended with status 2; its log");
-    assert_said(&scene, "max-batch");
+    train_rows(&scene, "launch", "a_server_that_fails", train_on);
     nothing_is_left();
 }
 
@@ -139,8 +100,9 @@ TEST(test_a_killed_rank_leaves_no_server)
 {
     struct test_child child = {0};
     const char *argv[TRAINER_WORDS], *bridge = test_path(runtime, "commonweight/cpu-0/bridge.json");
-    command("killed", OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "100000"),
-            argv);
+    trainer_command_on(&scene, "killed",
+                       OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "100000"),
+                       argv);
     test_spawn(&child, test_path(scene.folder, "trainer.log"), argv);
     wait_for_steps(&scene, "killed", 1, &child);
     struct bridge_file *file;
@@ -151,8 +113,9 @@ TEST(test_a_killed_rank_leaves_no_server)
     test_wait(&child, LIMIT_MS);
     for (int i = 0; i < 200 && kill(server, 0) == 0; i++) usleep(20000);
     assert_int_not_equal(kill(server, 0), 0);
-    assert_int_equal(
-        launch("after", OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "1")), 0);
+    assert_int_equal(train_on(&scene, "after",
+                              OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "1")),
+                     0);
     nothing_is_left();
 }
 
@@ -167,11 +130,12 @@ TEST(test_a_running_server_is_used)
                OPTIONS(test_binary("cw-infer-server"), "--model", scene.model, "--device", "cpu",
                        "--socket", socket, "--bridge", bridge));
     test_wait_for_socket(socket, LIMIT_MS, &server); // it may load still
-    assert_int_equal(launch("used", OPTIONS("--ranks", "1", "--max-steps", "1")), 0);
+    assert_int_equal(train_on(&scene, "used", OPTIONS("--ranks", "1", "--max-steps", "1")), 0);
     assert_said(&scene, "is there already");
     const char *other = daemon_model(test_folder(), true, 99);
-    assert_int_equal(launch("other", OPTIONS("--ranks", "1", "--model", other, "--max-steps", "1")),
-                     1);
+    assert_int_equal(
+        train_on(&scene, "other", OPTIONS("--ranks", "1", "--model", other, "--max-steps", "1")),
+        1);
     assert_said(&scene, "the server there serves");
     assert_said(&scene, other);
     assert_true(test_running(&server)); // it is nobody's here to end
@@ -182,40 +146,12 @@ TEST(test_a_running_server_is_used)
 // Each rank fails to start its server, on a GPU that no machine has; the launcher names one.
 TEST(test_ranks_that_fail)
 {
-    assert_int_equal(launch("gpus", OPTIONS("--gpus", "998,999", "--model", scene.model)), 1);
-    assert_said(&scene, "2 ranks, 2 of them started here");
-    assert_said(&scene, "cw-trainer[");
-    assert_said(&scene, "error: rank ");
-    assert_said(&scene, "ended with status 1");
+    train_rows(&scene, "launch", "ranks_that_fail", train_on);
 }
 
 TEST(test_refused)
 {
-    static const struct {
-        const char *more[7], *part;
-    } cases[] = {
-        {{"--gpus", "0,0"}, "--gpus 0,0: 0 is there twice"},
-        {{"--gpus", "0,"}, "--gpus 0,: give numbers, as 0,1"},
-        {{"--gpus", "all"}, "--gpus all: give numbers, as 0,1"},
-        {{"--gpus", ""}, "--gpus is empty"},
-        {{"--gpus", "0,1", "--ranks", "3"}, "--ranks 3, but --gpus and --nnodes make 2"},
-        {{"--gpus", "0,1", "--nnodes", "2"}, "--nnodes 2 needs --rendezvous"},
-        {{"--gpus", "0", "--node-rank", "1"}, "--node-rank 1 with --nnodes 1"},
-        {{"--ranks", "2", "--nnodes", "2"}, "--nnodes needs --gpus"},
-        {{"--rank", "1"}, "--rank 1 needs --ranks N"},
-        {{"--rank", "2", "--ranks", "2"}, "--rank 2 with --ranks 2"},
-        {{"--server-args", "--exact --max-batch 8"},
-         "--server-args needs servers that are started"},
-        {{"--sync", "checkpoint", "--gpus", "0"}, "--sync checkpoint needs --model"},
-        {{"--gpus", "0", "--bridge", "b", "--model", "m"},
-         "--model with --bridge: it is of a server that is started"},
-        {{"--gpus", "0", "--bridge", "b", "--server-args", "--exact x"},
-         "--server-args with --bridge: they are of a server that is started"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if (launch("refused", cases[i].more) != 2) fail_msg("case %zu is not refused", i);
-        assert_said(&scene, cases[i].part);
-    }
+    train_rows(&scene, "launch", "refused", train_on);
     static const struct {
         const char *name, *more[5], *part;
     } started[] = {
@@ -226,7 +162,8 @@ TEST(test_refused)
     setenv("RANK", "0", 1);
     for (size_t i = 0; i < 3; i++) {
         if (i > 0) setenv(started[i].name, i == 1 ? "2" : "1", 1);
-        if (launch("refused", started[i].more) != 2) fail_msg("case %zu is not refused", i);
+        if (train_on(&scene, "refused", started[i].more) != 2)
+            fail_msg("case %zu is not refused", i);
         assert_said(&scene, started[i].part);
     }
     unsetenv("RANK");
@@ -234,4 +171,4 @@ TEST(test_refused)
     unsetenv("LOCAL_WORLD_SIZE");
 }
 
-TESTS_BETWEEN(open_scene, close_scene)
+TESTS_BETWEEN(open_scene, NULL)

@@ -17,29 +17,19 @@ static void open_scene(void)
     scene_open(&scene);
 }
 
-static void close_scene(void)
-{
-    scene_close(&scene);
-}
-
 // So many ranks, and so many for each server; 0: one, on the scene's server. Its exit status.
 static int run_ranks(const char *run, const char *ranks, const char *shards, const char *steps)
 {
-    const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "alone.log");
-    const char *const *more =
-        ranks ? OPTIONS("--model", scene.model, "--tensor-parallel-size", shards, "--resume",
-                        "--prompts-per-step", "4", "--max-steps", steps, "--log-level", "debug")
-              : OPTIONS("--resume", "--prompts-per-step", "4", "--max-steps", steps);
     if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
     if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
-    trainer_command(&scene, test_path(scene.folder, run), more, argv);
-    assert_string_equal(argv[2], "--bridge");
-    if (ranks) {
-        argv[2] = "--ranks";
-        argv[3] = ranks;
-    }
-    unlink(log);
-    return test_command(log, LIMIT_MS, argv);
+    return ranks
+               ? train_on(&scene, run,
+                          OPTIONS("--ranks", ranks, "--model", scene.model,
+                                  "--tensor-parallel-size", shards, "--resume",
+                                  "--prompts-per-step", "4", "--max-steps", steps, "--log-level",
+                                  "debug"))
+               : train_alone(&scene, run,
+                             OPTIONS("--resume", "--prompts-per-step", "4", "--max-steps", steps));
 }
 
 static void learn(const char *run, const char *ranks, const char *shards, const char *steps)
@@ -84,25 +74,7 @@ TEST(any_number_goes_on_from_data_and_tensor_parallel)
 
 TEST(what_does_not_fit_is_refused)
 {
-    static const struct {
-        const char *more[7], *part;
-    } cases[] = {
-        {{"--gpus", "0,1,2", "--tensor-parallel-size", "2"},
-         "--tensor-parallel-size 2 with 3 ranks, 3 on this host"},
-        {{"--gpus", "0", "--tensor-parallel-size", "2"},
-         "--tensor-parallel-size 2 with 1 ranks, 1 on this host"},
-        {{"--tensor-parallel-size", "2"}, "--tensor-parallel-size is for servers that are started"},
-        {{"--gpus", "0,1", "--bridge", "b", "--tensor-parallel-size", "2"},
-         "--tensor-parallel-size 2 with --bridge and servers that are started"},
-    };
-    const char *log = test_path(scene.folder, "alone.log");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *argv[16] = {test_binary("cw-trainer"), "train", "--data", scene.data};
-        for (int k = 0; cases[i].more[k]; k++) argv[4 + k] = cases[i].more[k];
-        unlink(log);
-        assert_int_equal(test_command(log, LIMIT_MS, argv), 2);
-        assert_said(&scene, cases[i].part);
-    }
+    train_rows(&scene, "launch", "shards_that_do_not_fit", trainer_alone);
 }
 
 // Somebody's RANK and WORLD_SIZE, and nothing by which ranks could meet.
@@ -118,4 +90,4 @@ TEST(variables_that_were_left_over_are_named)
                         "this process is no rank, unset RANK and what belongs to it");
 }
 
-TESTS_BETWEEN(open_scene, close_scene)
+TESTS_BETWEEN(open_scene, NULL)

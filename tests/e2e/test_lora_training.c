@@ -221,26 +221,8 @@ TEST(without_its_checkpoint_it_is_as_new)
 TEST(what_cannot_be_trained_is_named)
 {
     struct scene s;
-    scene_open(&s); // without --max-adapters
-    assert_int_equal(train_alone(&s, "run", OPTIONS(LORA, "--max-steps", "1")), 1);
-    assert_said(&s, "--max-adapters");
+    scene_open(&s);
+    train_rows(&s, "lora_options", "of_a_server_without_adapters", train_alone);
     restart_server(&s);
-    assert_int_equal(train_alone(&s, "run", OPTIONS("--lora-r", "9", "--max-steps", "1")), 1);
-    assert_said(&s, "--max-lora-rank 9");
-    assert_exit(
-        1, train_alone(&s, "run", OPTIONS(LORA, "--lora-target", "c_attn", "--max-steps", "1")));
-    assert_said(&s, "names no matrix that can be adapted");
-    assert_int_equal(train_alone(&s, "run", OPTIONS(LORA, "--freeze", "*", "--max-steps", "1")), 2);
-    assert_said(&s, "--freeze with --lora-r");
-    assert_int_equal(train_alone(&s, "run", OPTIONS(LORA, "--max-steps", "1")), 0);
-    assert_exit(1,
-                train_alone(&s, "other",
-                            OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--max-steps", "1")));
-    assert_said(&s, "other targets, ranks or scales");
-    assert_exit(1, train_alone(&s, "other",
-                               OPTIONS("--lora-r", "4", "--lora-alpha", "9", "--max-steps", "1")));
-    assert_said(&s, "other targets, ranks or scales");
-    assert_exit(0, train_alone(&s, "other",
-                               OPTIONS(LORA, "--lora-target", "q_proj,v_proj", "--lora-name", "qv",
-                                       "--max-steps", "1")));
+    train_rows(&s, "lora_options", "what_cannot_be_trained_is_named", train_alone);
 }

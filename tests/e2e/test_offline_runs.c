@@ -54,42 +54,9 @@ TEST(held_out_is_not_learnt)
     assert_true(fabs(eval[0] - loss[1]) < 1e-6 && eval[0] == eval[1]);
 }
 
-TEST(a_folder_that_holds_a_run)
-{
-    struct scene s;
-    open_sums(&s);
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "3")), 0);
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2")), 1);
-    assert_said(&s, "holds a run already: go on with it (--resume), replace it (--overwrite)");
-    assert_int_equal(steps_done(&s, "run"), 3);
-    // what cannot begin replaces nothing
-    const char *latest = test_path(s.folder, "run/checkpoints/latest");
-    assert_exit(1,
-                offline_train(&s, "sft", "run",
-                              OPTIONS("--overwrite", "--data", test_path(s.folder, "none.jsonl"))));
-    assert_exit(1, offline_train(&s, "sft", "run", OPTIONS("--overwrite", "--tokenizer", latest)));
-    assert_said(&s, "is of the run that --overwrite replaces");
-    assert_true(file_exists(latest));
-    assert_int_equal(steps_done(&s, "run"), 3);
-    assert_exit(0, offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2", "--overwrite")));
-    assert_said(&s, "the run there is replaced (--overwrite)");
-    assert_int_equal(steps_done(&s, "run"), 2);
-    assert_false(file_exists(test_path(s.folder, "run/checkpoints/step-3")));
-    // one that is over has nothing to do
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume")), 0);
-    assert_int_equal(steps_done(&s, "run"), 2);
-}
-
-TEST(no_run_to_go_on_with)
-{
-    struct scene s;
-    open_sums(&s);
-    const char *log = test_path(s.folder, "alone.log");
-    assert_exit(2, test_command(log, 30000,
-                                OPTIONS(test_binary("cw-trainer"), "sft", "--resume", "--run-dir",
-                                        test_path(s.folder, "none"))));
-    assert_said(&s, "none holds no run to go on with");
-}
+TEST_ROWS(a_folder_that_holds_a_run, "offline_runs", open_sums, offline_row)
+TEST_ROWS(no_run_to_go_on_with, "offline_runs", open_sums, trainer_alone)
+TEST_ROWS(what_has_no_effect_is_said, "offline_runs", open_sums, offline_row)
 
 // A model's config.json is where a run's would be.
 TEST(a_folder_that_holds_a_model)
@@ -195,33 +162,16 @@ TEST(out_of_a_run_that_goes_on)
 {
     struct scene s;
     open_sums(&s);
-    const char *out = test_path(s.folder, "out");
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1", "--out", out)), 0);
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume", "--max-steps", "2")), 2);
-    assert_said(&s, "is there already; take another folder, or say --overwrite");
-    assert_exit(
-        0, offline_train(&s, "sft", "run", OPTIONS("--resume", "--overwrite", "--max-steps", "2")));
-    assert_int_equal(steps_done(&s, "run"), 2);
-    assert_true(file_exists(test_path(s.folder, "run/checkpoints/step-1")));
-    test_same_file(out, latest(&s, "run"), "model.safetensors");
+    train_rows(&s, "offline_runs", "out_of_a_run_that_goes_on", offline_row);
+    test_same_file(test_path(s.folder, "out"), latest(&s, "run"), "model.safetensors");
 }
 
 // The model is written last, in place of what stands there.
 TEST(out_is_not_where_the_run_is)
 {
-    static const char *const runs[] = {"run", "run/inner"};
     struct scene s;
     open_sums(&s);
-    for (int i = 0; i < 2; i++) {
-        assert_exit(
-            1, offline_train(&s, "sft", runs[i],
-                             OPTIONS("--max-steps", "1", "--out", test_path(s.folder, "run"))));
-        assert_said(&s, "which the model would replace; take another");
-    }
-    assert_exit(
-        0, offline_train(&s, "sft", "run",
-                         OPTIONS("--max-steps", "1", "--out", test_path(s.folder, "run/model"))));
-    assert_int_equal(steps_done(&s, "run"), 1);
+    train_rows(&s, "offline_runs", "out_is_not_where_the_run_is", offline_row);
     // of a run beside the one that --overwrite replaces
     const char *kept = test_path(s.folder, "run/checkpoints-kept");
     assert_int_equal(rename(test_path(s.folder, "run/model"), kept), 0);
@@ -233,30 +183,7 @@ TEST(another_run_is_refused)
 {
     struct scene s;
     open_sums(&s);
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "2")), 0);
-    const struct {
-        const char *const *options, *said;
-    } cases[] = {
-        {OPTIONS("--resume", "--seed", "3"), "was made with --seed 42"},
-        {OPTIONS("--resume", "--lora-r", "2"), "was made without --lora-r"},
-        {OPTIONS("--resume", "--freeze", "*norm*"), "was made with --freeze \"\""},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(offline_train(&s, "sft", "run", cases[i].options), 1);
-        assert_said(&s, cases[i].said);
-    }
-    assert_exit(0,
-                offline_train(&s, "sft", "run",
-                              OPTIONS("--resume", "--learning-rate", "1e-4", "--max-steps", "3")));
-    assert_said(&s, "the run goes on with other options: learning_rate 0.0001 (was 0.001)");
-    test_write(s.data, "{\"prompt\": \"a\", \"completion\": \"b\"}\n", 35);
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--resume", "--max-steps", "4")), 1);
-    assert_said(&s, "was made with another content of");
-    offline_sums(&s, true, 3);
-    assert_exit(0, offline_train(&s, "dpo", "run", OPTIONS("--overwrite", "--max-steps", "1")));
-    assert_exit(2,
-                offline_train(&s, "sft", "run", OPTIONS("--resume", "--answer-field", "chosen")));
-    assert_said(&s, "recorded by another version or command");
+    train_rows(&s, "offline_runs", "another_run_is_refused", offline_row);
     remove(test_path(s.folder, "run/config.json"));
     assert_exit(1,
                 offline_train(&s, "sft", "run", OPTIONS("--resume", "--answer-field", "chosen")));
@@ -291,34 +218,10 @@ TEST(without_a_run_folder)
 {
     struct scene s;
     open_sums(&s);
-    const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "alone.log"),
-               *half = test_path(s.folder, ".out.3999999.new");
+    const char *half = test_path(s.folder, ".out.3999999.new");
     assert_ok(file_make_folders(half)); // of a trainer that was killed
     test_write(test_path(half, "model.safetensors"), "half", 4);
-    assert_exit(0,
-                test_command(log, LIMIT_MS,
-                             OPTIONS(test_binary("cw-trainer"), "sft", "--model", s.model, "--data",
-                                     s.data, "--out", out, "--max-steps", "1", "--device", "cpu")));
-    assert_false(file_exists(half));
-    assert_said(&s,
-                "no run folder: metrics and checkpoints are not kept (--run-dir DIR keeps them)");
-    assert_true(file_exists(test_path(out, "model.safetensors")));
-}
-
-TEST(what_has_no_effect_is_said)
-{
-    struct scene s;
-    open_sums(&s);
-    assert_exit(0, offline_train(&s, "sft", "run",
-                                 OPTIONS("--max-steps", "1", "--eval-steps", "3", "--lora-alpha",
-                                         "8", "--dtype", "f32")));
-    assert_said(&s, "--eval-steps has no effect without --eval-data");
-    assert_said(&s, "--lora-alpha has no effect without --lora-r");
-    assert_said(&s, "--dtype has no effect without --out");
-    offline_sums(&s, true, 3);
-    assert_exit(0, offline_train(&s, "dpo", "pairs",
-                                 OPTIONS("--max-steps", "1", "--label-smoothing", "0.1")));
-    assert_said(&s, "--label-smoothing has no effect without --loss-type robust or exo_pair");
+    train_rows(&s, "offline_runs", "without_a_run_folder", trainer_alone);
 }
 
 // The adapter's folder, as PEFT reads it, gives what the trained model gives.

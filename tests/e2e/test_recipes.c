@@ -189,52 +189,9 @@ TEST(flat_groups_are_drawn_anew)
     assert_true(metric(m, "filter_groups/reward") >= 0 && metric(m, "reward") == 0.5);
 }
 
-TEST(what_does_not_go_is_named)
-{
-    static const struct {
-        const char *options[8], *part;
-    } refused[] = {
-        {{"--steps-per-generation", "4", NULL}, "an update learns from whole groups"},
-        {{"--loss-type", "luspo", NULL}, "needs --importance-sampling-level sequence"},
-        {{"--sync-ref-model", NULL}, "needs --beta above 0 or --kl-reward-coef above 0"},
-        {{"--filter-groups", "2", "--reward-normalise", "terms"},
-         "--filter-groups 2 with --reward-normalise terms"},
-        {{"--pass-k", "2", NULL}, "--pass-k 2 needs --advantage-estimator pass_at_k"},
-        {{"--advantage-estimator", "pass_at_k", "--pass-k", "6", "--curriculum", "kde"},
-         "--pass-k 6 is above --rollout-base 4"},
-        {{"--entropy-coef-min", "2", NULL}, "--entropy-coef-min 2 is above"},
-        {{"--lr-scheduler-type", "warmup_stable_decay", NULL}, "needs --num-decay-steps"},
-    };
-    struct scene s;
-    scene_open(&s);
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        assert_int_equal(train_alone(&s, "refused", refused[i].options), 2);
-        assert_said(&s, refused[i].part);
-    }
-    assert_exit(2, train_alone(&s, "refused",
-                               OPTIONS("--max-steps", "4", "--steps-per-generation", "3",
-                                       "--count-steps", "updates")));
-    assert_said(&s, "no multiple of the 3 updates");
-}
+TEST_ROWS(what_does_not_go_is_named, "recipes", scene_open, train_alone)
 
-TEST(what_has_no_effect_is_said)
-{
-    struct scene s;
-    scene_open(&s);
-    assert_exit(0, train_alone(&s, "idle",
-                               OPTIONS("--max-steps", "1", "--ref-model-sync-steps", "2",
-                                       "--entropy-target", "1", "--loss-type", "cispo", "--delta",
-                                       "4", "--sapo-temperature-pos", "2", "--overlong-buffer", "2",
-                                       "--eval-temperature", "1", "--advantage-estimator", "rloo",
-                                       "--scale-rewards", "batch")));
-    assert_said(&s, "--ref-model-sync-steps has no effect without --sync-ref-model");
-    assert_said(&s, "--entropy-target has no effect without --use-adaptive-entropy");
-    assert_said(&s, "--delta has no effect without another --loss-type than sapo or cispo or gmpo");
-    assert_said(&s, "--sapo-temperature-pos has no effect without --loss-type sapo");
-    assert_said(&s, "--overlong-buffer has no effect without --reward overlong");
-    assert_said(&s, "--eval-temperature has no effect without --eval-data");
-    assert_said(&s, "--scale-rewards has no effect without --advantage-estimator grpo");
-}
+TEST_ROWS(what_has_no_effect_is_said, "recipes", scene_open, train_alone)
 
 // Samples are not compared with the greedy ones of before.
 TEST(other_evaluations_are_not_compared)

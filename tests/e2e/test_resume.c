@@ -121,16 +121,6 @@ TEST(damaged_draft)
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }
 
-// cw-trainer train with nothing but these words.
-static int plain_train(struct scene *s, const char *const more[])
-{
-    const char *argv[16] = {test_binary("cw-trainer"), "train"};
-    const char *log = test_path(s->folder, "alone.log");
-    for (int i = 0; more[i]; i++) argv[i + 2] = more[i];
-    unlink(log);
-    return test_command(log, LIMIT_MS, argv);
-}
-
 static json_t *read_json(const struct scene *s, const char *path)
 {
     json_t *json;
@@ -147,35 +137,19 @@ TEST(resume_alone)
     const char *run = test_path(s.folder, "run");
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2", "--seed", "7")), 0);
     json_t *options = read_json(&s, "run/config.json");
-    assert_int_equal(plain_train(&s, OPTIONS("--run-dir", run, "--resume")), 0);
-    assert_said(&s, "resumed at step 2");
-    assert_false(said(&s, "with other options"));
+    train_rows(&s, "resume", "resume_alone", trainer_alone);
     json_t *now = read_json(&s, "run/config.json");
     assert_int_equal(json_object_set_new(now, "resume", json_false()), 0);
     assert_true(json_equal(now, options));
     json_decref(now);
     json_decref(options);
 
-    assert_int_equal(plain_train(&s, OPTIONS("--run-dir", run, "--resume", "--max-steps", "3",
-                                             "--temperature", "0.5")),
-                     0);
-    assert_said(&s, "--prompts-per-step 3");
-    assert_said(&s, "--seed 7");
-    assert_said(&s, "with other options: temperature 0.5 (was 1.0)");
-    json_t *m = last_metrics(&s, "run");
-    assert_true(metric(m, "step") == 3 && metric(m, "completions/max_length") <= 12);
-    // nor does --start-from make another run of it
-    assert_int_equal(plain_train(&s, OPTIONS("--run-dir", run, "--resume", "--max-steps", "4",
-                                             "--start-from", "current")),
-                     0);
-    assert_said(&s, "--start-from has no effect with --resume");
-    assert_said(&s, "--temperature 0.5");
+    train_rows(&s, "resume", "with_other_options", trainer_alone);
+    assert_true(metric(last_metrics(&s, "run"), "completions/max_length") <= 12);
 
     const char *broken = "{\"prompts_per_step\": 3, \"nonsense\": 1}";
     test_write(test_path(run, "config.json"), broken, strlen(broken));
-    assert_int_equal(plain_train(&s, OPTIONS("--run-dir", run, "--resume")), 2);
-    assert_said(&s, "nonsense");
-    assert_said(&s, "mend or remove it");
+    train_rows(&s, "resume", "a_config_that_is_broken", trainer_alone);
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }
 

@@ -3,15 +3,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
-#include "tests/support/daemon.h"
+#include "tests/support/offline.h"
 #include "tests/support/reference.h"
-#include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
-
-#define LIMIT_MS 60000
-#define WORDS    40
 
 static const char chats[] =
     "{\"messages\": [{\"role\": \"user\", \"content\": \"one\"}, {\"role\": \"assistant\", "
@@ -20,99 +16,51 @@ static const char chats[] =
 static const char pairs[] = "{\"prompt\": \"ab\", \"completion\": \"cdef\"}\n"
                             "{\"prompt\": \"abc\", \"completion\": \"d\"}\n";
 
-struct scene {
-    const char *folder, *model, *data, *out, *log;
-};
-
-static void scene_open(struct scene *s, const char *data)
+static void open_with(struct scene *s, const char *data)
 {
-    s->folder = test_folder();
-    s->model = daemon_model(s->folder, true, 7);
-    s->data = test_path(s->folder, "data.jsonl");
-    s->out = test_path(s->folder, "out");
-    s->log = test_path(s->folder, "sft.log");
+    offline_scene_open(s);
     test_write(s->data, data, strlen(data));
 }
 
-// One step at learning rate 0 unless `more` says otherwise; the log is of this run alone.
-static int sft(const struct scene *s, const char *const start[], const char *const more[])
+// One step at learning rate 0 unless the words say otherwise.
+static int sft(struct scene *s, const char *run, const char *const words[])
 {
-    const char *const *common = OPTIONS("--max-steps", "1", "--examples-per-step", "1",
-                                        "--learning-rate", "0", "--device", "cpu");
-    const char *argv[WORDS] = {test_binary("cw-trainer"), "sft", "--data", s->data};
-    const char *const *parts[] = {start, common, more};
-    int n = 4;
-    for (int p = 0; p < 3; p++)
-        for (const char *const *word = parts[p]; word && *word; word++) argv[n++] = *word;
-    unlink(s->log);
-    return test_command(s->log, LIMIT_MS, argv);
-}
-
-static void assert_said(const struct scene *s, const char *part, bool said)
-{
-    char *log = test_read(s->log);
-    if ((strstr(log, part) != NULL) != said)
-        fail_msg("\"%s\" is %s in:\n%s", part, said ? "not" : "there", log);
+    const char *all[TRAINER_WORDS] = {
+        "sft", "--data",          s->data, "--max-steps", "1",  "--examples-per-step",
+        "1",   "--learning-rate", "0",     "--device",    "cpu"};
+    for (int i = 0; words[i]; i++) all[11 + i] = words[i];
+    return trainer_alone(s, run, all);
 }
 
 TEST(writes_over_on_request)
 {
     struct scene s;
-    scene_open(&s, pairs);
-    const char *const to_out[] = {"--model", s.model, "--out", s.out, NULL};
-    const char *const to_itself[] = {"--model", s.model, "--out", s.model, NULL};
-    assert_int_equal(sft(&s, to_out, NULL), 0);
-    assert_int_equal(sft(&s, to_out, NULL), 2);
-    assert_said(&s, "is there already; take another folder, or say --overwrite", true);
-    assert_int_equal(sft(&s, to_itself, NULL), 2);
-    assert_said(&s, "is there already", true);
-    assert_int_equal(sft(&s, to_out, OPTIONS("--overwrite")), 0);
-    assert_int_equal(sft(&s, to_itself, OPTIONS("--overwrite", "--learning-rate", "1e-3")), 0);
-    assert_true(file_exists(test_path(s.model, "tokenizer.json")));
+    open_with(&s, pairs);
     // an empty folder is fine; one that is no model's is never replaced
-    const char *empty = test_folder(), *other = test_folder();
-    const char *const to_empty[] = {"--model", s.model, "--out", empty, NULL};
-    const char *const to_other[] = {"--model", s.model, "--out", other, "--overwrite", NULL};
-    assert_int_equal(sft(&s, to_empty, NULL), 0);
-    test_write(test_path(other, "thesis.txt"), "x", 1);
-    assert_int_equal(sft(&s, to_other, NULL), 2);
-    assert_said(&s, "is no model folder (it has no config.json)", true);
-    assert_true(file_exists(test_path(other, "thesis.txt")));
+    assert_ok(file_make_folders(test_path(s.folder, "empty")));
+    assert_ok(file_make_folders(test_path(s.folder, "other")));
+    test_write(test_path(s.folder, "other/thesis.txt"), "x", 1);
+    train_rows(&s, "offline_runs", "writes_over_on_request", sft);
 }
 
-// A config.json for --init.
-static const char *write_init(int vocab, int eos_id)
+// A config.json for --init in this folder of the scene's.
+static void write_init(const struct scene *s, const char *name, int vocab, int eos_id)
 {
-    const char *folder = test_folder();
+    const char *folder = test_path(s->folder, name);
     const struct tiny_model shape = {
         .hidden = 32, .layers = 1, .vocab = vocab, .eos_id = eos_id, .seed = 1};
+    assert_ok(file_make_folders(folder));
     assert_ok(tiny_model_write_as(folder, &shape));
-    return test_path(folder, "config.json");
 }
 
 TEST(tokenizer_of_a_new_model)
 {
     struct scene s;
-    scene_open(&s, pairs);
-    const char *config = write_init(255, -1); // enough for the data, not for the tokenizer
-    const char *const few[] = {"--init", config, "--tokenizer", s.model, "--out", s.out, NULL};
-    assert_int_equal(sft(&s, few, NULL), 1);
-    assert_said(&s, "vocab_size is 255, and the tokenizer in", true);
-    assert_said(&s, "set vocab_size to 263 or more", true);
-    assert_false(file_exists(s.out));
-    config = write_init(280, TINY_TOKENIZER_IM_END);
-    const char *const padded[] = {"--init", config, "--tokenizer", s.model, "--out", s.out, NULL};
-    assert_int_equal(sft(&s, padded, NULL), 0);
-    assert_said(&s, "vocab_size is 280; 17 of these rows have no token", true);
-    assert_said(&s, "which is none of the model's eos_token_id", false);
-    config = write_init(263, 5);
-    const char *const ends[] = {"--init", config, "--tokenizer", s.model, "--out", s.out, NULL};
-    assert_int_equal(sft(&s, ends, OPTIONS("--overwrite")), 0);
-    assert_said(&s,
-                "ends texts with token 261, which is none of the model's eos_token_id: completions "
-                "will end with 5",
-                true);
-    assert_said(&s, "have no token", false);
+    open_with(&s, pairs);
+    write_init(&s, "few", 255, -1); // enough for the data, not for the tokenizer
+    write_init(&s, "padded", 280, TINY_TOKENIZER_IM_END);
+    write_init(&s, "ends", 263, 5);
+    train_rows(&s, "offline_runs", "tokenizer_of_a_new_model", sft);
 }
 
 // Mean of -log p over the tokens of the conversation that are to be learnt, by the plainest means.
@@ -160,7 +108,7 @@ static double wanted_loss(const struct scene *s, bool all)
 
 static double said_loss(const struct scene *s)
 {
-    char *log = test_read(s->log);
+    char *log = test_read(test_path(s->folder, "alone.log"));
     const char *at = strstr(log, "loss ");
     assert_non_null(at);
     double loss = strtod(at + 5, NULL);
@@ -171,47 +119,38 @@ TEST(turns_of_a_conversation)
 {
     struct scene s;
     double losses[2];
-    scene_open(&s, chats);
-    const char *const start[] = {"--model", s.model, "--out", s.out, "--overwrite", NULL};
+    open_with(&s, chats);
+    const char *out = test_path(s.folder, "out");
     for (int all = 0; all < 2; all++) {
-        assert_int_equal(sft(&s, start, OPTIONS("--train-on", all ? "all" : "last")), 0);
+        assert_int_equal(sft(&s, "",
+                             OPTIONS("--model", s.model, "--out", out, "--overwrite", "--train-on",
+                                     all ? "all" : "last")),
+                         0);
         losses[all] = said_loss(&s);
         assert_true(fabs(losses[all] - wanted_loss(&s, all)) < 1e-3);
-        assert_said(&s, "of which the last alone is learnt; --train-on all learns every one", !all);
-        assert_said(&s, "of 1 conversations every turn of the assistant is learnt", all);
+        assert_int_equal(
+            said(&s, "of which the last alone is learnt; --train-on all learns every one"), !all);
+        assert_int_equal(said(&s, "of 1 conversations every turn of the assistant is learnt"), all);
     }
     assert_true(fabs(losses[0] - losses[1]) > 1e-2);
     // the default is the last, and where there is but one turn nothing is said
-    assert_int_equal(sft(&s, start, NULL), 0);
+    const char *const *plain = OPTIONS("--model", s.model, "--out", out, "--overwrite");
+    assert_int_equal(sft(&s, "", plain), 0);
     assert_true(said_loss(&s) == losses[0]);
     test_write(s.data, pairs, strlen(pairs));
-    assert_int_equal(sft(&s, start, NULL), 0);
-    assert_said(&s, "conversations", false);
+    assert_int_equal(sft(&s, "", plain), 0);
+    assert_false(said(&s, "conversations"));
 }
 
 TEST(rope_by_the_longest_or_as_told)
 {
     struct scene s;
-    double losses[2];
-    scene_open(&s, pairs);
-    const char *golden = test_golden("phi3-longrope"), *bytes = s.folder;
-    assert_ok(tiny_tokenizer_write_bytes(bytes));
-    const char *const start[] = {"--model", golden, "--tokenizer", bytes,
-                                 "--out",   s.out,  "--overwrite", NULL};
-    static const struct {
-        const char *context, *said;
-    } cases[] = {
-        {"0",
-         "longrope takes its short factors, for contexts of up to 7 tokens (short: up to 64), as "
-         "the longest example says"},
-        {"128", "longrope takes its long factors, for contexts of up to 128 tokens"},
-    };
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(sft(&s, start, OPTIONS("--rope-context", cases[i].context)), 0);
-        assert_said(&s, cases[i].said, true);
-        losses[i] = said_loss(&s);
-    }
-    assert_true(losses[0] != losses[1]);
-    assert_int_equal(sft(&s, start, OPTIONS("--rope-context", "3")), 1);
-    assert_said(&s, "--rope-context 3 is below the longest example (7 tokens)", true);
+    open_with(&s, pairs);
+    s.model = test_golden("phi3-longrope");
+    assert_ok(tiny_tokenizer_write_bytes(s.folder));
+    train_rows(&s, "offline_runs", "rope_by_the_longest", sft);
+    const double short_factors = said_loss(&s);
+    train_rows(&s, "offline_runs", "rope_as_told", sft);
+    assert_true(said_loss(&s) != short_factors);
+    train_rows(&s, "offline_runs", "rope_of_too_little", sft);
 }

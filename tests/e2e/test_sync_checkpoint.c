@@ -6,7 +6,6 @@
 #include "tests/support/training.h"
 
 #include <sys/stat.h>
-#include <sys/stat.h>
 
 #define STEPS 4
 // Enough sampling to be killed within.
@@ -15,31 +14,20 @@
 
 static struct scene scene;
 
-// With the numbers of trainer_command().
-static void command(const char *run, const char *const more[], const char *ret_argv[TRAINER_WORDS])
-{
-    trainer_command(&scene, test_path(scene.folder, run), more, ret_argv);
-    assert_string_equal(ret_argv[2], "--bridge");
-    ret_argv[2] = "--sync";
-    ret_argv[3] = "checkpoint";
-}
-
-#define CHECKPOINT_WORDS "--model", scene.model, "--device", test_device(), "--max-steps", "4"
-#define CHECKPOINT(...)  OPTIONS(CHECKPOINT_WORDS, __VA_ARGS__)
+#define CHECKPOINT_WORDS                                                                           \
+    "--sync", "checkpoint", "--model", scene.model, "--device", test_device(), "--max-steps", "4"
+#define CHECKPOINT(...) OPTIONS(CHECKPOINT_WORDS, __VA_ARGS__)
 
 static void start_checkpoint(struct test_child *child, const char *run, const char *const more[])
 {
     const char *argv[TRAINER_WORDS];
-    command(run, more, argv);
+    trainer_command_on(&scene, run, more, argv);
     test_spawn(child, test_path(scene.folder, "trainer.log"), argv);
 }
 
 static int train_checkpoint(const char *run, const char *const more[])
 {
-    const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "alone.log");
-    command(run, more, argv);
-    remove(log);
-    return test_command(log, LIMIT_MS, argv);
+    return train_on(&scene, run, more);
 }
 
 static void assert_same_weights(const char *run)
@@ -271,17 +259,7 @@ TEST(none_is_left_behind)
 
 TEST(one_that_does_not_start_says_why)
 {
-    assert_int_equal(
-        train_checkpoint("bad", CHECKPOINT("--server-command",
-                                           "sh -c 'echo no such thing; exit 3' {model} {port}")),
-        1);
-    assert_said(&scene, "the server ended with status 3");
-    assert_said(&scene, "no such thing");
-    assert_int_equal(
-        train_checkpoint("bad", CHECKPOINT("--server-command", "sleep 1000 # {model} {port}",
-                                           "--server-timeout", "0.3")),
-        1);
-    assert_said(&scene, "not ready within 0.3 s (--server-timeout)");
+    train_rows(&scene, "launch", "sync_whose_server_does_not_start", train_on);
 }
 
 // A server that is ours but for the starts from the second to `last`, which it does not survive.
@@ -315,31 +293,7 @@ TEST(one_that_dies_while_it_starts_counts_as_a_try)
 
 TEST(what_does_not_go_together_is_refused)
 {
-    const struct {
-        const char *const *options;
-        const char *sentence;
-    } refused[] = {
-        {OPTIONS("--exact"), "--sync checkpoint with --exact"},
-        {OPTIONS("--train-draft"), "--train-draft needs --sync shared or --draft"},
-        {OPTIONS("--server-command", "x {model} {port}", "--lora-r", "4"),
-         "--server-command with --lora-r 4"},
-        {OPTIONS("--bridge", "x"), "--sync checkpoint with --bridge"},
-        {OPTIONS("--sync", "shared"), "--model needs --sync checkpoint"},
-        {OPTIONS("--server-url", "ftp://x"), "take http://HOST:PORT"},
-        {OPTIONS("--server-url", "http://x:1", "--server-port", "7"),
-         "--server-url with --server-port"},
-    };
-    assert_int_equal(train_checkpoint("no", OPTIONS("--max-steps", "1")), 2);
-    assert_said(&scene, "--sync checkpoint needs --model");
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        const char *more[12] = {"--model", scene.model};
-        for (int k = 0; refused[i].options[k]; k++) more[2 + k] = refused[i].options[k];
-        assert_int_equal(train_checkpoint("no", more), 2);
-        assert_said(&scene, refused[i].sentence);
-    }
-    assert_int_equal(train_checkpoint("no", CHECKPOINT("--server-command", "x {model}")), 1);
-    assert_said(&scene, "{port}");
-    assert_false(file_exists(test_path(scene.folder, "no")));
+    train_rows(&scene, "launch", "sync_that_is_refused", train_on);
 }
 
 static void open_scene(void)
@@ -347,6 +301,4 @@ static void open_scene(void)
     scene_open_exact(&scene);
 }
 
-static void end_scene(void) {}
-
-TESTS_BETWEEN(open_scene, end_scene)
+TESTS_BETWEEN(open_scene, NULL)

@@ -278,6 +278,4 @@ static void open_scene(void)
     frozen = daemon_model(test_folder(), true, 12);
 }
 
-static void end_scene(void) {}
-
-TESTS_BETWEEN(open_scene, end_scene)
+TESTS_BETWEEN(open_scene, NULL)

@@ -8,6 +8,8 @@
 TEST(trains_in_place)
 {
     struct scene s;
+    const json_t *keys = test_rows("training", "metrics_of_a_step"), *key;
+    size_t k;
     scene_open(&s);
     assert_exit(0, train(&s, "run",
                          OPTIONS("--max-steps", "3", "--beta", "0.01", "--num-iterations", "2",
@@ -30,32 +32,9 @@ TEST(trains_in_place)
         // the second update found the policy where the first had moved it
         assert_true(json_number_value(json_object_get(m, "importance_ratio/max")) > 1);
         assert_true(json_number_value(json_object_get(m, "entropy")) > 0);
-        static const char *const keys[] = {"loss",
-                                           "kl",
-                                           "reward",
-                                           "reward_std",
-                                           "reward_group_std",
-                                           "rewards/length/mean",
-                                           "frac_reward_zero_std",
-                                           "completions/mean_length",
-                                           "completions/clipped_ratio",
-                                           "clip_ratio/low_mean",
-                                           "clip_ratio/low_min",
-                                           "clip_ratio/high_mean",
-                                           "clip_ratio/high_max",
-                                           "clip_ratio/region_mean",
-                                           "importance_ratio/mean",
-                                           "sampling/importance_sampling_ratio/min",
-                                           "sampling/importance_sampling_ratio/max",
-                                           "sampling/importance_sampling_ratio/cut",
-                                           "learning_rate",
-                                           "publish/wait_ms",
-                                           "publish/total_ms",
-                                           "rollout_s",
-                                           "tokens_per_s"};
-        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
-            if (!json_is_number(json_object_get(m, keys[k])))
-                fail_msg("step %d: no number %s in metrics.jsonl", step, keys[k]);
+        json_array_foreach (keys, k, key)
+            if (!json_is_number(json_object_get(m, json_string_value(key))))
+                fail_msg("step %d: no number %s in metrics.jsonl", step, json_string_value(key));
         json_decref(m);
         line = end + 1;
     }
@@ -189,47 +168,6 @@ TEST(context_of_the_daemon)
 
 TEST(wrong_usage)
 {
-    const char *log = test_path(test_folder(), "log"), *trainer = test_binary("cw-trainer");
-    static const struct {
-        const char *const argv[8], *part;
-    } cases[] = {
-        {{"train"}, "--data"},
-        {{"train", "--data", "x", "--reward", "nope"}, "\"nope\""},
-        {{"train", "--data", "x", "--num-generations", "1"}, "--num-generations"},
-        {{"train", "--data", "x", "--loss-type", "ppo"}, "loss-type"},
-        {{"train", "--data", "x", "--delta", "0.5"}, "--delta 0.5 would cut"},
-        {{"train", "--data", "x", "--kl-estimator", "k4"}, "kl-estimator"},
-        {{"train", "--data", "x", "--importance-sampling-clip-min", "4"}, "is not below"},
-        {{"train", "--data", "x", "--importance-sampling-mode", "token_truncate",
-          "--importance-sampling-clip-max", "0"},
-         "no bound to truncate at"},
-        {{"train", "--data", "x", "--resume"}, "--run-dir"},
-        {{"train", "--data", "x", "--run-dir", ""}, "--run-dir is empty"},
-        {{"train", "--data", "x", "--curriculum", "easy"}, "curriculum"},
-        {{"train", "--data", "x", "--n-buckets", "17"}, "n-buckets"},
-        {{"train", "--data", "x", "--rollout-base", "1"}, "rollout-base"},
-        {{"train", "--data", "x", "--rollout-alpha", "-1"}, "rollout-alpha"},
-        {{"train", "--data", "x", "--min-bucket-size", "-1"}, "min-bucket-size"},
-        {{"train", "--data", "x", "--curriculum-ema", "1"}, "curriculum-ema"},
-        {{"train", "--data", "x", "--early-stop-patience", "2"}, "needs --eval-data"},
-        {{"train", "--data", "x", "--load-best-model-at-end"}, "needs --eval-data"},
-        {{"train", "--data", "x", "--eval-strategy", "no"}, "eval-strategy"},
-        {{"train", "--data", "x", "--exact", "--cost"}, "give --cost-latency 0"},
-        {{"train", "--data", "x", "--exact", "--cost", "--cost-latency", "0"}, "give --cost-kv 0"},
-        {{"sft", "--data", "x"}, "--model"},
-        {{"sft", "--init", "c", "--data", "x", "--out", "y"}, "--tokenizer"},
-        {{"eval"}, "--data"},
-        {{"fly"}, "fly"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *argv[10] = {trainer};
-        for (int k = 0; cases[i].argv[k]; k++) argv[k + 1] = cases[i].argv[k];
-        assert_int_equal(test_command(log, LIMIT_MS, argv), 2);
-        assert_contains(test_read(log), cases[i].part);
-        unlink(log);
-    }
-    for (int i = 0; i < 3; i++) {
-        static const char *const commands[] = {"train", "sft", "eval"};
-        assert_int_equal(test_command(log, LIMIT_MS, OPTIONS(trainer, commands[i], "--help")), 0);
-    }
+    struct scene s = {.folder = test_folder()};
+    train_rows(&s, "training", "wrong_usage", trainer_alone);
 }

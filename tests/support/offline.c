@@ -33,6 +33,11 @@ int offline_train(struct scene *s, const char *command, const char *run, const c
     return test_command(log, LIMIT_MS, argv);
 }
 
+int offline_row(struct scene *s, const char *run, const char *const words[])
+{
+    return offline_train(s, words[0], run, words + 1);
+}
+
 void offline_start(struct scene *s, const char *command, const char *run, const char *const more[],
                    struct test_child *ret)
 {

@@ -11,6 +11,8 @@ void offline_scene_open(struct scene *s);
 // `cw-trainer COMMAND --model --data --run-dir FOLDER/run`, on the CPU, with small numbers; `more`
 // (NULL-ended) comes last. Its exit status; the log, alone.log (assert_said()), is of it alone.
 int offline_train(struct scene *s, const char *command, const char *run, const char *const more[]);
+// The same for train_rows(): the first word is the command.
+int offline_row(struct scene *s, const char *run, const char *const words[]);
 // The same, not waited for.
 void offline_start(struct scene *s, const char *command, const char *run, const char *const more[],
                    struct test_child *ret);

@@ -48,6 +48,15 @@ void trainer_command(struct scene *s, const char *folder, const char *const more
                    more, ret_argv);
 }
 
+void trainer_command_on(struct scene *s, const char *run, const char *const more[],
+                        const char *ret_argv[TRAINER_WORDS])
+{
+    trainer_command(s, test_path(s->folder, run), more + 2, ret_argv);
+    assert_string_equal(ret_argv[2], "--bridge");
+    ret_argv[2] = more[0];
+    ret_argv[3] = more[1];
+}
+
 void start_trainer(struct scene *s, struct test_child *child, const char *run,
                    const char *const more[])
 {
@@ -63,12 +72,34 @@ int train(struct scene *s, const char *run, const char *const more[])
     return test_wait(&child, LIMIT_MS);
 }
 
-int train_alone(struct scene *s, const char *run, const char *const more[])
+// To the end, with a log of its own.
+static int run_alone(const struct scene *s, const char *const argv[])
 {
-    const char *argv[TRAINER_WORDS], *log = test_path(s->folder, "alone.log");
-    trainer_command(s, test_path(s->folder, run), more, argv);
+    const char *log = test_path(s->folder, "alone.log");
     unlink(log);
     return test_command(log, LIMIT_MS, argv);
+}
+
+int train_alone(struct scene *s, const char *run, const char *const more[])
+{
+    const char *argv[TRAINER_WORDS];
+    trainer_command(s, test_path(s->folder, run), more, argv);
+    return run_alone(s, argv);
+}
+
+int train_on(struct scene *s, const char *run, const char *const more[])
+{
+    const char *argv[TRAINER_WORDS];
+    trainer_command_on(s, run, more, argv);
+    return run_alone(s, argv);
+}
+
+int trainer_alone(struct scene *s, const char *run, const char *const words[])
+{
+    const char *argv[TRAINER_WORDS] = {test_binary("cw-trainer")};
+    (void)run;
+    for (int i = 0; words[i]; i++) argv[i + 1] = words[i];
+    return run_alone(s, argv);
 }
 
 bool said(const struct scene *s, const char *part)
@@ -158,5 +189,102 @@ void same_losses(const struct scene *s, const char *a, const char *b, int steps,
         for (int i = 0; i < steps; i++)
             if (fabs(x[i] - y[i]) > most * (k == 0 ? 1 : 10))
                 fail_msg("%s of step %d: %.9g and %.9g", keys[k], i + 1, x[i], y[i]);
+    }
+}
+
+// ---- rows ---------------------------------------------------------------------------------------
+
+// What stands for the scene's, put in.
+static const char *filled(const struct scene *s, const char *text)
+{
+    const struct {
+        const char *name, *value;
+    } places[] = {{"$FOLDER", s->folder},
+                  {"$MODEL", s->model},
+                  {"$DATA", s->data},
+                  {"$BRIDGE", s->daemon.bridge},
+                  {"$DEVICE", test_device()}};
+    enum { PLACES = sizeof places / sizeof *places };
+    struct bytes whole = BYTES_INIT;
+    while (*text) {
+        size_t i = 0;
+        while (i < PLACES && strncmp(text, places[i].name, strlen(places[i].name)) != 0) i++;
+        if (i < PLACES) bytes_puts(&whole, places[i].value);
+        if (i < PLACES)
+            text += strlen(places[i].name);
+        else
+            bytes_append(&whole, text++, 1);
+    }
+    char *kept = test_keep(strdup(bytes_text(&whole)));
+    bytes_release(&whole);
+    return kept;
+}
+
+static void split(const struct scene *s, const char *line, const char *ret[TRAINER_WORDS])
+{
+    char *rest = test_keep(strdup(line));
+    int n = 0;
+    while (*rest && n < TRAINER_WORDS - 1) {
+        const char end[] = {*rest == '\'' ? *rest++ : ' ', '\0'};
+        char *word = rest;
+        rest += strcspn(rest, end);
+        if (*rest) *rest++ = '\0';
+        if (*rest == ' ') rest++;
+        ret[n++] = filled(s, word);
+    }
+    ret[n] = NULL;
+}
+
+// The texts of a row's field: one, several or none.
+static const char *text_at(const struct scene *s, const json_t *row, const char *field, size_t i)
+{
+    const json_t *texts = json_object_get(row, field);
+    if (json_is_array(texts))
+        texts = json_array_get(texts, i);
+    else if (i > 0)
+        return NULL;
+    return texts ? filled(s, json_string_value(texts)) : NULL;
+}
+
+static void assert_row(const struct scene *s, const json_t *row, const char *run, const char *which)
+{
+    char *log = test_read(test_path(s->folder, "alone.log"));
+    const json_t *steps = json_object_get(row, "steps");
+    const char *text;
+    for (size_t i = 0; (text = text_at(s, row, "says", i)); i++)
+        if (!strstr(log, text)) fail_msg("%s: \"%s\" is not said:\n%s", which, text, log);
+    for (size_t i = 0; (text = text_at(s, row, "not", i)); i++)
+        if (strstr(log, text)) fail_msg("%s: \"%s\" is said:\n%s", which, text, log);
+    for (size_t i = 0; (text = text_at(s, row, "there", i)); i++)
+        if (!file_exists(test_path(s->folder, text))) fail_msg("%s: no %s", which, text);
+    for (size_t i = 0; (text = text_at(s, row, "gone", i)); i++)
+        if (file_exists(test_path(s->folder, text))) fail_msg("%s: %s is there", which, text);
+    if (steps && steps_done(s, run) != json_integer_value(steps))
+        fail_msg("%s: %d steps", which, steps_done(s, run));
+}
+
+void train_rows(struct scene *s, const char *file, const char *list,
+                int (*start)(struct scene *s, const char *run, const char *const words[]))
+{
+    static const char fields[] = " run words exit says not steps there gone data ";
+    const json_t *rows = test_rows(file, list), *row;
+    size_t i;
+    json_array_foreach (rows, i, row) {
+        const char *words[TRAINER_WORDS], *run = text_at(s, row, "run", 0), *key;
+        const char *data = text_at(s, row, "data", 0);
+        char which[200];
+        json_t *value;
+        json_object_foreach ((json_t *)(uintptr_t)row, key, value) {
+            snprintf(which, sizeof which, " %s ", key);
+            if (!strstr(fields, which)) fail_msg("%s, row %zu: no field is \"%s\"", list, i, key);
+        }
+        snprintf(which, sizeof which, "%s, row %zu (%s)", list, i, row_text(rows, i, "words"));
+        if (data) test_write(s->data, data, strlen(data));
+        split(s, row_text(rows, i, "words"), words);
+        const int status = start(s, run ? run : "run", words);
+        if (status != row_int(rows, i, "exit"))
+            fail_msg("%s: status %d:\n%s", which, status,
+                     test_read(test_path(s->folder, "alone.log")));
+        assert_row(s, row, run ? run : "run", which);
     }
 }

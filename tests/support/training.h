@@ -23,13 +23,35 @@ void scene_close(struct scene *s);
 // comes last. Its output goes to trainer.log, one for all runs.
 void trainer_command(struct scene *s, const char *folder, const char *const more[],
                      const char *ret_argv[TRAINER_WORDS]);
+// The same with two other words, the first of `more`, in place of --bridge and its file.
+void trainer_command_on(struct scene *s, const char *run, const char *const more[],
+                        const char *ret_argv[TRAINER_WORDS]);
 void start_trainer(struct scene *s, struct test_child *child, const char *run,
                    const char *const more[]);
 int train(struct scene *s, const char *run, const char *const more[]); // its exit status
 // The same, with a log of its own, alone.log, which said() and assert_said() look at.
 int train_alone(struct scene *s, const char *run, const char *const more[]);
+int train_on(struct scene *s, const char *run, const char *const more[]); // trainer_command_on()
 bool said(const struct scene *s, const char *part);
 void assert_said(const struct scene *s, const char *part);
+// cw-trainer with these words alone, into the same log.
+int trainer_alone(struct scene *s, const char *run, const char *const words[]);
+// Command lines and what comes of them: the rows of test_rows(file, list), one after another.
+// `start` (train_alone() or one like it) starts them with their "words" (separated by blanks, '...'
+// is one) in folder "run" ("run" where a row has none), and they end with status "exit". alone.log
+// has "says" and not "not" (a text or several); metrics.jsonl has so many "steps"; files of the
+// scene's folder are "there" and "gone". "data" is written as the scene's data before. $FOLDER,
+// $MODEL, $DATA and $BRIDGE stand for the scene's, $DEVICE for test_device().
+void train_rows(struct scene *s, const char *file, const char *list,
+                int (*start)(struct scene *s, const char *run, const char *const words[]));
+// A test that is rows alone, in a scene that `open` has opened.
+#define TEST_ROWS(name, file, open, start)                                                         \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        struct scene s;                                                                            \
+        open(&s);                                                                                  \
+        train_rows(&s, file, #name, start);                                                        \
+    }
 void assert_log(const struct scene *s, const char *part);
 void wait_for_log(const struct scene *s, const char *part);
 

@@ -85,49 +85,17 @@ static void assert_batch(const char *text, enum status status, const char *sente
     assert_null(r);
 }
 
-#define SEQUENCE "\"tokens\": [[1, 2]], \"masks\": [[-100, 2]], \"scores\": [1]"
-#define LOGPROBS ", \"inference_logprobs\": [[1, -1]]"
-
 TEST(what_is_wrong_is_named)
 {
-    static const struct {
-        const char *group;
-        enum status status;
-        const char *sentence;
-    } faults[] = {
-        {"7", ST_FORMAT, "group 1: field \"tokens\""},
-        {"{\"tokens\": []}", ST_FORMAT, "field \"tokens\" is not a list of lists"},
-        {"{\"tokens\": [1, 2]}", ST_FORMAT, "group 1, sequence 0: field \"tokens\" has no list"},
-        {"{\"tokens\": [[1, 50]], \"masks\": [[-100, 50]]}", ST_MISMATCH,
-         "field \"tokens\": entry 1 is not an id below the vocabulary's size"},
-        {"{\"tokens\": [[1, 2]], \"masks\": [[-100, 1]]}", ST_FORMAT,
-         "field \"masks\": entry 1 is neither -100 nor its token"},
-        {"{\"tokens\": [[1, 2]], \"masks\": [[-100]]}", ST_FORMAT, "1 entries for 2 tokens"},
-        {"{\"tokens\": [[1, 2]]}", ST_FORMAT, "\"masks\" must be there"},
-        {"{\"tokens\": [[1, 2]], \"masks\": [[1, 2]]}", ST_FORMAT, "nothing comes before it"},
-        {"{\"tokens\": [[]], \"masks\": [[]]}", ST_FORMAT, "nothing comes before it"},
-        {"{\"tokens\": [[1,1,1,1,1,1,1,1,1]], \"masks\": [[-100,1,1,1,1,1,1,1,1]]}", ST_TOO_LONG,
-         "9 tokens, over the 8"},
-        {"{" SEQUENCE "}", ST_NOT_FOUND, "\"inference_logprobs\" is missing"},
-        {"{" SEQUENCE ", \"inference_logprobs\": [[1, 1.0]]}", ST_FORMAT, "that of token 1 is 1"},
-        {"{" SEQUENCE ", \"inference_logprobs\": [[1, null]]}", ST_FORMAT, "entry 1 is not a"},
-        {"{" SEQUENCE ", \"inference_logprobs\": [[-1]]}", ST_FORMAT, "has 1 entries for 2 tokens"},
-        {"{\"tokens\": [[1, 2]], \"masks\": [[-100, 2]], \"scores\": []" LOGPROBS "}", ST_FORMAT,
-         "\"scores\" has no number"},
-        {"{" SEQUENCE LOGPROBS ", \"advantages\": [[1]]}", ST_FORMAT, "field \"advantages\" has 1"},
-        {"{" SEQUENCE LOGPROBS ", \"overrides\": [{\"loss_scale\": 2}]}", ST_UNSUPPORTED,
-         "\"loss_scale\" is not known here"},
-        {"{" SEQUENCE LOGPROBS ", \"overrides\": [3]}", ST_FORMAT, "\"overrides\" has no object"},
-        {"{" SEQUENCE LOGPROBS ", \"group_overrides\": {\"temperature\": 0.7}}", ST_MISMATCH,
-         "sampled at temperature 0.7, and the loss is of --temperature 1"},
-        {"{" SEQUENCE LOGPROBS ", \"images\": [\"x\"]}", ST_UNSUPPORTED, "field \"images\""},
-        {"{" SEQUENCE LOGPROBS ", \"images\": {\"x\": 1}}", ST_UNSUPPORTED, "field \"images\""},
-        {"{" SEQUENCE LOGPROBS ", \"distill_logprobs\": [[[0]]]}", ST_UNSUPPORTED, "distill"},
-    };
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        char text[512];
-        snprintf(text, sizeof text, "[{" SEQUENCE LOGPROBS "}, %s]", faults[i].group);
-        assert_batch(text, faults[i].status, faults[i].sentence);
+    const json_t *faults = test_rows("rollout", "batches_with_faults");
+    static const char good[] = "[{\"tokens\": [[1, 2]], \"masks\": [[-100, 2]], \"scores\": [1],"
+                               " \"inference_logprobs\": [[1, -1]]}, %s]";
+    for (size_t i = 0; i < json_array_size(faults); i++) {
+        char text[512], *group = json_dumps(json_object_get(json_array_get(faults, i), "group"),
+                                            JSON_ENCODE_ANY);
+        snprintf(text, sizeof text, good, group);
+        free(group);
+        assert_batch(text, row_status(faults, i, "status"), row_text(faults, i, "says"));
     }
     assert_batch("[]", ST_FORMAT, "/batch: no list of groups");
     assert_batch("{}", ST_FORMAT, "/batch: no list of groups");

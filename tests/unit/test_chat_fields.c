@@ -67,40 +67,34 @@ static void serve_no_more(struct served *s)
     tokenizer_free(s->tokenizer);
 }
 
+// The row's "body", as a request of its "kind".
+static enum status parse_row(const struct served *s, const json_t *rows, size_t i,
+                             struct api_request **ret)
+{
+    static const char *const kinds[] = {[API_COMPLETIONS] = "completions",
+                                        [API_CHAT] = "chat",
+                                        [API_ROLLOUTS] = "rollouts",
+                                        [API_GENERATE] = "generate"};
+    char *body = json_dumps(json_object_get(json_array_get(rows, i), "body"), 0);
+    size_t kind = 0;
+    while (kind < sizeof kinds / sizeof *kinds && strcmp(kinds[kind], row_text(rows, i, "kind")))
+        kind++;
+    assert_in_range(kind, 0, sizeof kinds / sizeof *kinds - 1);
+    const enum status st =
+        api_request_parse((enum api_kind)kind, &s->model, body, strlen(body), ret);
+    free(body);
+    return st;
+}
+
 TEST(requests)
 {
-    static const struct {
-        enum api_kind kind;
-        const char *body, *want;
-    } cases[] = {
-        {API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", "<user>a"},
-        {API_CHAT, "{\"messages\":[{\"role\":\"developer\",\"content\":\"a\"}]}", "<system>a"},
-        {API_CHAT,
-         "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
-         "{\"type\":\"text\",\"text\":\"b\"}]}],\"tools\":[]}",
-         "<user>ab"},
-        {API_CHAT,
-         "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":\"function\","
-         "\"function\":{\"name\":\"f\"}}],\"chat_template_kwargs\":{\"enable_thinking\":false}}",
-         "<user>aT1EFalse"},
-        // arguments of calls travel as text, and templates want what is in it
-        {API_CHAT,
-         "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\","
-         "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"x\\\": "
-         "1}\"}}]},{\"role\":\"tool\",\"content\":\"r\"}]}",
-         "<assistant>[f:{\"x\": 1}]<tool>r"},
-        {API_ROLLOUTS,
-         "{\"groups\":[{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{}],"
-         "\"chat_template_kwargs\":{\"enable_thinking\":true}}]}",
-         "<user>aT1ETrue"},
-    };
+    const json_t *cases = test_rows("chat_fields", "requests");
     struct served s;
     serve(&s, template_text);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct api_request *r = NULL;
-        assert_ok(
-            api_request_parse(cases[i].kind, &s.model, cases[i].body, strlen(cases[i].body), &r));
-        assert_ids(s.tokenizer, r->prompts[0].ids, r->prompts[0].n_ids, cases[i].want);
+        assert_ok(parse_row(&s, cases, i, &r));
+        assert_ids(s.tokenizer, r->prompts[0].ids, r->prompts[0].n_ids, row_text(cases, i, "want"));
         api_request_free(r);
     }
     serve_no_more(&s);
@@ -140,45 +134,13 @@ TEST(null_is_no_failure)
 
 TEST(requests_refused)
 {
-#define USER "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}"
-    static const struct {
-        enum api_kind kind;
-        const char *body;
-        enum status status;
-        const char *message;
-    } cases[] = {
-        {API_CHAT, "{" USER "],\"tools\":5}", ST_INVALID, "tools is not a list"},
-        {API_CHAT, "{" USER "],\"chat_template_kwargs\":[]}", ST_INVALID, "chat_template_kwargs"},
-        {API_CHAT,
-         "{" USER ",{\"role\":\"a\",\"content\":\"\"},{\"role\":\"a\",\"content\":\"\"}]}",
-         ST_INVALID, "only once"},
-        {API_CHAT, "{" USER ",5]}", ST_INVALID, "messages[1] is not an object"},
-        {API_CHAT, "{" USER ",{\"content\":\"\"}]}", ST_INVALID, "messages[1].role"},
-        {API_CHAT, "{" USER ",{\"role\":\"user\"}]}", ST_INVALID, "messages[1].content"},
-        {API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
-         ST_UNSUPPORTED, "messages[0].content[0]"},
-        {API_CHAT,
-         "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
-         "\"arguments\":\"{x\"}}]}]}",
-         ST_FORMAT, "messages[0].tool_calls[0].function.arguments"},
-        // what the template does not read
-        {API_CHAT, "{" USER "],\"chat_template_kwargs\":{\"thinking\":true}}", ST_UNSUPPORTED,
-         "request: \"chat_template_kwargs\": \"thinking\" would be ignored"},
-        // where no template is asked, they would do nothing
-        {API_COMPLETIONS, "{\"prompt\":\"a\",\"tools\":[{}]}", ST_UNSUPPORTED, "\"tools\""},
-        {API_GENERATE, "{\"prompt\":\"a\",\"chat_template_kwargs\":{\"a\":1}}", ST_INVALID,
-         "\"chat_template_kwargs\""},
-        {API_ROLLOUTS, "{\"groups\":[{" USER "]}],\"tools\":[{}]}", ST_INVALID, "\"tools\""},
-        {API_ROLLOUTS, "{\"groups\":[{\"prompt\":\"a\",\"tools\":[{}]}]}", ST_INVALID, "group 0"},
-    };
+    const json_t *cases = test_rows("chat_fields", "requests_refused");
     struct served s;
     serve(&s, template_text);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct api_request *r = NULL;
-        const char *body = cases[i].body;
-        assert_status(api_request_parse(cases[i].kind, &s.model, body, strlen(body), &r),
-                      cases[i].status);
-        assert_message(cases[i].message);
+        assert_status(parse_row(&s, cases, i, &r), row_status(cases, i, "status"));
+        assert_message(row_text(cases, i, "says"));
         assert_null(r);
     }
     serve_no_more(&s);

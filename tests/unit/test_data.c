@@ -38,35 +38,22 @@ TEST(fields)
     dataset_free(d);
 }
 
+static void assert_bad(const char *text, const char *sentence)
+{
+    struct dataset *d = NULL;
+    assert_true(parse(text, &d) != ST_OK);
+    assert_message(sentence);
+    assert_message("set.jsonl");
+    assert_null(d);
+}
+
 TEST(bad_lines)
 {
-    static const struct {
-        const char *text, *part;
-    } cases[] = {
-        {"", "holds no example"},
-        {"\n \n", "holds no example"},
-        {"{\"prompt\": \"a\"}\n{\"prompt\": \"a\"", "line 2: column "},
-        {"{\"prompt\": \"a\"}\n[1]\n", "line 2: not a JSON object"},
-        {"{}\n", "line 1: no field \"prompt\""},
-        {"{\"prompt\": 3}\n", "\"prompt\" must be text or a list of messages"},
-        {"{\"prompt\": \"\"}\n", "\"prompt\" is empty"},
-        {"{\"messages\": \"hi\"}\n", "\"messages\" must be a list of messages"},
-        {"{\"messages\": []}\n", "\"messages\" is an empty list"},
-        {"{\"messages\": [{\"role\": \"user\"}]}\n", "entry 0"},
-        {"{\"messages\": [3]}\n", "entry 0"},
-        {"{\"question\": [\"x\"]}\n", "\"question\" must be text"},
-        {"{\"prompt\": \"a\", \"answer\": [1]}\n", "answer"},
-        {"{\"prompt\": \"a\", \"completion\": 1}\n", "completion"},
-        {"{\"prompt\": \"\xff\"}\n", "line 1"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct dataset *d = NULL;
-        assert_true(parse(cases[i].text, &d) != ST_OK);
-        assert_message(cases[i].part);
-        assert_message("set.jsonl");
-        assert_null(d);
-    }
+    const json_t *cases = test_rows("data", "bad_lines");
     struct dataset *d = NULL;
+    for (size_t i = 0; i < json_array_size(cases); i++)
+        assert_bad(row_text(cases, i, "text"), row_text(cases, i, "says"));
+    assert_bad("{\"prompt\": \"\xff\"}\n", "line 1");
     assert_status(dataset_load(test_path(test_folder(), "none.jsonl"), NULL, &d), ST_NOT_FOUND);
     assert_message("none.jsonl");
 }

@@ -85,29 +85,15 @@ TEST(all_forms_are_one)
 
 TEST(what_is_no_pair)
 {
-    static const struct {
-        const char *side, *line, *said;
-    } cases[] = {
-        {"chosen", "{\"prompt\": \"a\", \"rejected\": \"b\"}", "no field \"chosen\""},
-        {"rejected", "{\"prompt\": \"a\", \"chosen\": \"b\"}", "no field \"rejected\""},
-        {"chosen", "{\"chosen\": \"a\", \"rejected\": \"b\"}", "no field \"prompt\""},
-        {"chosen", "{\"prompt\": \"a\", \"chosen\": 3}", "\"chosen\""},
-        {"chosen", "{\"prompt\": [" USER "], \"chosen\": [" USER "]}",
-         "a list with one message, of the assistant"},
-        {"chosen", "{\"prompt\": [" USER "], \"chosen\": [" SAYS("a") ", " SAYS("b") "]}",
-         "a list with one message, of the assistant"},
-        {"chosen", "{\"prompt\": [" USER ", " SAYS("a") "], \"chosen\": \"b\"}",
-         "the prompt ends with a message of the assistant, and \"chosen\" is to follow"},
-        {NULL, "{\"messages\": [" USER ", " SAYS("a") "], \"completion\": [" SAYS("b") "]}",
-         "the prompt ends with a message of the assistant, and \"completion\" is to follow"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const struct prompt_options options = {.side = cases[i].side};
+    const json_t *cases = test_rows("data", "what_is_no_pair");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const struct prompt_options options = {.side = row_text(cases, i, "side")};
+        char *line = json_dumps(json_object_get(json_array_get(cases, i), "line"), 0);
         struct dataset *d;
-        assert_true(dataset_parse("lines", cases[i].line, strlen(cases[i].line), &options, &d) !=
-                    ST_OK);
+        assert_true(dataset_parse("lines", line, strlen(line), &options, &d) != ST_OK);
         assert_message("lines, line 1");
-        assert_message(cases[i].said);
+        assert_message(row_text(cases, i, "says"));
+        free(line);
     }
 }
 

@@ -112,35 +112,16 @@ TEST(a_tandems_turns_tell_who_wrote)
 
 TEST(what_was_not_sampled_is_refused)
 {
-    static const struct {
-        const char *text, *sentence;
-    } faults[] = {
-        {"[1]", "not an object"},
-        {"{" IDS ", \"mask\": [0,0,1,1,1,1], \"reward\": 1}", "token 4 is not the policy's"},
-        {"{\"token_ids\": [1,2,11,14], \"mask\": [0,0,1,1], \"reward\": 1}",
-         "token 2 is not the policy's"},
-        {"{" IDS ", \"mask\": [0,0,1,1,0], \"reward\": 1}", "\"mask\" has 5 entries for 6 tokens"},
-        {"{" IDS ", \"mask\": [0,0,1,2,0,0], \"reward\": 1}", "entry 3 is neither 0 nor 1"},
-        {"{" IDS ", \"mask\": [1,0,1,1,0,0], \"reward\": 1}", "the first token has nothing before"},
-        {"{" IDS ", \"mask\": [0,0,1,1,0,0]}", "needs \"reward\" or \"rewards\""},
-        {"{" IDS ", \"mask\": [0,0,1,1,0,0], \"reward\": 1, \"rewards\": [1,1]}", "and not both"},
-        {"{" IDS ", \"mask\": [0,0,1,1,0,0], \"rewards\": [1]}", "has 1 entries for 2 turns"},
-        {"{" IDS ", \"mask\": [0,0,1,1,0,0], \"reward\": \"1\"}", "not a finite number"},
-        {"{\"token_ids\": [1,2,11,12], \"mask\": [0,0,1,1], \"rewards\": [1,1]}",
-         "turn 1 does not stand in the trajectory"},
-        {"{\"token_ids\": [1,50], \"mask\": [0,0], \"reward\": 1}", "entry 1 is not an id below"},
-        {"{\"token_ids\": [], \"mask\": [], \"reward\": 1}", "\"token_ids\" is not a list"},
-        {"{\"token_ids\": [1,1,1,1,1,1,1,1,1], \"mask\": [0,0,0,0,0,0,0,0,0], \"reward\": 1}",
-         "9 tokens, over the episode's \"max_tokens\", 8"},
-        {"{" IDS ", \"mask\": [0,0,1,1,0,0], \"reward\": 1, \"loss\": 1}", "\"loss\" is not known"},
-    };
+    const json_t *faults = test_rows("rollout", "trajectories_that_were_not_sampled"), *fault;
+    size_t i;
     struct sampled_turns turns = {0};
     struct completion c;
     add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
     add_turn(&turns, "[1, 2, 11, 12, 3, 13]", 5, 8);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        assert_int_not_equal(read_text(&turns, faults[i].text, &c), ST_OK);
-        assert_message(faults[i].sentence);
+    json_array_foreach (faults, i, fault) {
+        const json_t *value = json_object_get(fault, "trajectory");
+        assert_int_not_equal(trajectory_read(value, &turns, &bounds, &c), ST_OK);
+        assert_message(row_text(faults, i, "says"));
     }
     sampled_turns_release(&turns);
 }
