@@ -25,7 +25,7 @@ static inline int64_t shard_first(struct shard s, int64_t all, int64_t own)
 // the columns from first_col on. With one rank one run, of everything.
 struct row_run {
     int64_t first, n;
-    int holders; // ranks that hold these rows, of these columns
+    int replicas; // ranks that hold these rows, of these columns
 };
 #define MAX_ROW_RUNS 3 // queries, keys and values in one tensor (Phi-3)
 struct tensor_slice {

@@ -320,7 +320,7 @@ static void count_role(struct weights *w, enum tensor_role role, int layer, int6
 static void add_run(struct tensor_slice *s, const struct row_run *run)
 {
     struct row_run *last = s->n_runs > 0 ? &s->runs[s->n_runs - 1] : NULL;
-    if (last && last->first + last->n == run->first && last->holders == run->holders)
+    if (last && last->first + last->n == run->first && last->replicas == run->replicas)
         last->n += run->n;
     else
         s->runs[s->n_runs++] = *run;
@@ -337,7 +337,7 @@ static void plan_slice(const struct model_config *c, const struct cut *own, cons
         const int different = (int)(whole->rows[p] / own->rows[p]) * by_columns;
         add_run(s, &(struct row_run){.first = s->whole[0] + first,
                                      .n = own->rows[p],
-                                     .holders = c->shard.size / different});
+                                     .replicas = c->shard.size / different});
         s->whole[0] += whole->rows[p];
         t->shape[0] += own->rows[p];
     }

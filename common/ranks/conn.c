@@ -15,8 +15,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define SEAL_BYTES HASH_SHA256_BYTES
-#define HEAD_BYTES (4 + SEAL_BYTES)
+#define MAC_BYTES  HASH_SHA256_BYTES
+#define HEAD_BYTES (4 + MAC_BYTES)
 
 void conn_open(struct conn *w, int fd, const char *token)
 {
@@ -33,7 +33,7 @@ void conn_close(struct conn *w)
 }
 
 static void mac(const char *token, const unsigned char nonce[CONN_NONCE], const char *text,
-                size_t len, unsigned char ret[SEAL_BYTES])
+                size_t len, unsigned char ret[MAC_BYTES])
 {
     struct bytes sealed = BYTES_INIT;
     bytes_append(&sealed, nonce, CONN_NONCE);
@@ -41,7 +41,7 @@ static void mac(const char *token, const unsigned char nonce[CONN_NONCE], const 
     // without memory a MAC that nobody accepts
     if (sealed.failed || !HMAC(EVP_sha256(), token, (int)strlen(token),
                                (const unsigned char *)sealed.data, sealed.len, ret, NULL))
-        memset(ret, 0, SEAL_BYTES);
+        memset(ret, 0, MAC_BYTES);
     bytes_release(&sealed);
 }
 
@@ -138,7 +138,7 @@ out:
 enum status conn_next(struct conn *w, json_t **ret)
 {
     const unsigned char *head = (const unsigned char *)w->in.data;
-    unsigned char right[SEAL_BYTES];
+    unsigned char right[MAC_BYTES];
     json_t *message = NULL;
     size_t len = 0;
     enum status st = ST_OK;
@@ -150,7 +150,7 @@ enum status conn_next(struct conn *w, json_t **ret)
              len);
     if (w->in.len < HEAD_BYTES + len) return ST_OK;
     mac(w->token, w->own_nonce, w->in.data + HEAD_BYTES, len, right);
-    if (CRYPTO_memcmp(right, head + 4, SEAL_BYTES) != 0)
+    if (CRYPTO_memcmp(right, head + 4, MAC_BYTES) != 0)
         FAIL(ST_MISMATCH, "it has another token than this rank");
     CHECK(json_parse("a rank's message", w->in.data + HEAD_BYTES, len, &message));
     if (!json_is_object(message)) FAIL(ST_FORMAT, "a rank's message is no JSON object");

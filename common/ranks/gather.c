@@ -31,7 +31,7 @@ struct gathering {
     int n_refused; // and why the last one was
     struct status_kept refused;
     int64_t notice_ns; // of the next notice
-    int64_t say_ns;    // of the next line in the log
+    int64_t log_ns;    // of the next line in the log
     struct pollfd *polls;
 };
 
@@ -57,7 +57,7 @@ static enum status timed_out(const struct gathering *g)
 }
 
 // One last message to all that came.
-static void tell_all(const struct gathering *g, const char *key, const char *text)
+static void send_all(const struct gathering *g, const char *key, const char *text)
 {
     const int64_t deadline = clock_deadline_ns(ANSWER_MS);
     for (int i = 0; i < g->p->n; i++) {
@@ -67,12 +67,12 @@ static void tell_all(const struct gathering *g, const char *key, const char *tex
     }
 }
 
-static void tell_missing(struct gathering *g)
+static void report_missing(struct gathering *g)
 {
     struct bytes missing = BYTES_INIT;
     if (clock_ms_until(g->notice_ns) > 0) return;
     put_missing(g, &missing);
-    rendezvous_say(g->address, bytes_text(&missing), &g->say_ns);
+    rendezvous_log(g->address, bytes_text(&missing), &g->log_ns);
     for (int i = 0; i < g->p->n; i++)
         if (g->p->list[i].here)
             conn_send(&g->p->list[i].conn, json_pack("{s:s}", "missing", bytes_text(&missing)));
@@ -81,11 +81,11 @@ static void tell_missing(struct gathering *g)
 }
 
 // What failed, to all that came; it stays this thread's sentence.
-static void tell_failure(const struct gathering *g, enum status why)
+static void send_failure(const struct gathering *g, enum status why)
 {
     struct status_kept kept;
     status_keep(&kept, why);
-    tell_all(g, "refused", kept.message);
+    send_all(g, "refused", kept.message);
     status_recall(&kept);
 }
 
@@ -230,7 +230,7 @@ static enum status gather_all(struct gathering *g, int64_t deadline_ns)
     enum status st = ST_OK;
     while (g->n_here < g->p->n) {
         if (clock_ms_until(deadline_ns) == 0) CHECK(timed_out(g));
-        tell_missing(g);
+        report_missing(g);
         wait_for_any(g, deadline_ns);
         if (g->polls[0].revents & POLLIN) accept_one(g);
         // first who has gone, whose rank may connect again
@@ -254,7 +254,7 @@ static enum status compare_all(const struct gathering *g)
 
 static void end(struct gathering *g, enum status st)
 {
-    if (st != ST_OK) tell_failure(g, st);
+    if (st != ST_OK) send_failure(g, st);
     while (g->n_handshakes > 0) drop(g, g->n_handshakes - 1);
     if (g->fd >= 0) {
         close(g->fd);
@@ -278,7 +278,7 @@ enum status gather(struct address *address, int64_t deadline_ns, const struct by
     CHECK(address_listen(address, &g.fd));
     CHECK(gather_all(&g, deadline_ns));
     CHECK(compare_all(&g));
-    tell_all(&g, "welcome", bytes_text(&text));
+    send_all(&g, "welcome", bytes_text(&text));
 out:
     end(&g, st);
     bytes_release(&text);

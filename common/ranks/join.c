@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define AGAIN_MS 200   // between two tries
-#define GREET_MS 10000 // within which who answers must say who it is
+#define HELLO_MS 10000 // within which who answers must say who it is
 
 struct joining {
     struct address *address;
@@ -17,14 +17,14 @@ struct joining {
     int64_t deadline_ns;
     char missing[256]; // what rank 0 said last
     bool final;        // no other try would end otherwise
-    int64_t say_ns;    // of the next line in the log
+    int64_t log_ns;    // of the next line in the log
 };
 
 // What rank 0 says of itself; afterwards this rank has made its own hello.
 static enum status introduce(struct joining *j)
 {
     struct peer *zero = &j->p->list[0];
-    int64_t deadline = clock_deadline_ns(GREET_MS);
+    int64_t deadline = clock_deadline_ns(HELLO_MS);
     json_t *message = NULL;
     enum status st;
     if (deadline > j->deadline_ns) deadline = j->deadline_ns;
@@ -115,7 +115,7 @@ enum status join(struct address *address, int64_t deadline_ns, struct peers *p,
         const enum status st = try_once(&j, ret_bytes);
         if (st == ST_OK || j.final) return st;
         status_keep(&why, st);
-        if (!j.missing[0]) rendezvous_say(address, "0", &j.say_ns);
+        if (!j.missing[0]) rendezvous_log(address, "0", &j.log_ns);
         if (clock_ms_until(deadline_ns) == 0) return timed_out(&j, &why);
         const int ms = clock_ms_until(deadline_ns);
         clock_sleep_ms(ms < AGAIN_MS ? ms : AGAIN_MS);

@@ -19,14 +19,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define BEATS_IN_SILENCE 6
-#define LAST_WORD_MS     1000 // for the bye to go out
-#define LOOK_MS          10
+#define HEARTBEATS_IN_SILENCE 6
+#define LAST_WORD_MS          1000 // for the bye to go out
+#define LOOK_MS               10
 
 struct liveness {
     struct peers *p;
     struct pollfd *polls;
-    int64_t beat_ns, silence_ns;
+    int64_t heartbeat_ns, silence_ns;
     liveness_fn on_loss;
     void *context;
     pthread_t thread;
@@ -134,13 +134,13 @@ static bool wait_for_any(struct liveness *l, int ms)
 static void *watch(void *context)
 {
     struct liveness *l = context;
-    int64_t beat = 0, looked = clock_now_ns();
+    int64_t next_heartbeat_ns = 0, looked = clock_now_ns();
     for (;;) {
-        if (clock_ms_until(beat) == 0) {
+        if (clock_ms_until(next_heartbeat_ns) == 0) {
             send_all(l, NULL, NULL);
-            beat = clock_now_ns() + l->beat_ns;
+            next_heartbeat_ns = clock_now_ns() + l->heartbeat_ns;
         }
-        if (!wait_for_any(l, clock_ms_until(beat))) return NULL;
+        if (!wait_for_any(l, clock_ms_until(next_heartbeat_ns))) return NULL;
         // taken once: this process may be stopped anywhere in here
         const int64_t now = clock_now_ns();
         const bool slept = now - looked > l->silence_ns / 2;
@@ -178,7 +178,7 @@ enum status liveness_start(struct peers *peers, double silence_s, liveness_fn on
     l->on_loss = on_loss;
     l->context = context;
     l->silence_ns = (int64_t)(silence_s * NS_PER_S);
-    l->beat_ns = l->silence_ns / BEATS_IN_SILENCE;
+    l->heartbeat_ns = l->silence_ns / HEARTBEATS_IN_SILENCE;
     pthread_mutex_init(&l->lock, NULL);
     l->polls = calloc((size_t)peers->n + 1, sizeof *l->polls);
     l->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

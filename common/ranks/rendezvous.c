@@ -7,8 +7,8 @@
 
 #include <stdlib.h>
 
-#define SAY_FIRST_MS 5000 // after this: most meet at once
-#define SAY_MS       30000
+#define LOG_FIRST_MS 5000 // after this: most meet at once
+#define LOG_MS       30000
 
 static struct peers *peers_new(int n)
 {
@@ -26,12 +26,12 @@ void peers_free(struct peers *p)
     free(p);
 }
 
-void rendezvous_say(const struct address *address, const char *ranks, int64_t *next_ns)
+void rendezvous_log(const struct address *address, const char *ranks, int64_t *next_ns)
 {
-    if (!*next_ns) *next_ns = clock_deadline_ns(SAY_FIRST_MS);
+    if (!*next_ns) *next_ns = clock_deadline_ns(LOG_FIRST_MS);
     if (clock_ms_until(*next_ns) > 0) return;
     log_info("--rendezvous %s: waiting for rank %s", address->text, ranks);
-    *next_ns = clock_deadline_ns(SAY_MS);
+    *next_ns = clock_deadline_ns(LOG_MS);
 }
 
 enum status rendezvous(const struct rendezvous_options *o, struct bytes *bytes, struct peers **ret)

@@ -36,7 +36,7 @@ enum status address_connect(struct address *p, int64_t deadline_ns, int *ret_fd)
 // ---- the two sides ------------------------------------------------------------------------------
 // Says now and then that this process waits, and for which ranks; *next_ns: when to say so again,
 // 0 at first.
-void rendezvous_say(const struct address *address, const char *ranks, int64_t *next_ns);
+void rendezvous_log(const struct address *address, const char *ranks, int64_t *next_ns);
 // Rank 0: until all are there.
 enum status gather(struct address *address, int64_t deadline_ns, const struct bytes *bytes,
                    struct peers *p);

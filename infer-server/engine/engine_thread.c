@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BEAT_MS 50
+#define HEARTBEAT_MS 50
 
 // ---- state -------------------------------------------------------------------------------------
 
@@ -130,8 +130,8 @@ static void run(struct engine *e)
     while (e->live.state != ENGINE_FAILED) {
         const uint32_t seen = control_doorbell(control);
         bool stepped = false;
-        if (clock_ms_since(e->last_beat_ns) >= BEAT_MS) {
-            e->last_beat_ns = clock_now_ns();
+        if (clock_ms_since(e->last_heartbeat_ns) >= HEARTBEAT_MS) {
+            e->last_heartbeat_ns = clock_now_ns();
             control_heartbeat(control);
         }
         // Read before the inbox: what was cancelled by now was submitted before that, and is found.

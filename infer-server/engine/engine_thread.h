@@ -59,7 +59,7 @@ struct engine {
     struct executor *executor;
     struct engine_stats live;
     bool draining; // the trainer waits for what is in flight to end
-    int64_t last_beat_ns, last_check_ns;
+    int64_t last_heartbeat_ns, last_check_ns;
 };
 
 #define ENGINE_IDLE_MS 100 // longest sleep: heartbeat, dead writers

@@ -79,7 +79,7 @@ static enum status load(struct follower *f, const struct bytes *data)
     return group_answer(f->group, weights_load(f->weights, f->dev, bytes_text(data)), NULL, 0);
 }
 
-static enum status tell_segment(struct follower *f, const struct bytes *data)
+static enum status reply_segment(struct follower *f, const struct bytes *data)
 {
     struct segment_info info = {.pid = getpid(),
                                 .pid_start_time = (int64_t)process_start_time(getpid())};
@@ -91,7 +91,7 @@ static enum status tell_segment(struct follower *f, const struct bytes *data)
     return group_answer(f->group, ST_OK, &info, sizeof info);
 }
 
-static enum status tell_canary(struct follower *f, const struct bytes *data)
+static enum status reply_canary(struct follower *f, const struct bytes *data)
 {
     uint64_t word;
     (void)data;
@@ -99,7 +99,7 @@ static enum status tell_canary(struct follower *f, const struct bytes *data)
     return st == ST_OK ? group_answer(f->group, ST_OK, &word, sizeof word) : st;
 }
 
-static enum status tell_sums(struct follower *f, const struct bytes *data)
+static enum status reply_sums(struct follower *f, const struct bytes *data)
 {
     const size_t bytes = (size_t)f->weights->n_tensors * sizeof(uint64_t);
     uint64_t *sums = malloc(bytes);
@@ -136,11 +136,11 @@ static enum status head(struct follower *f, const struct bytes *data)
 
 typedef enum status order_fn(struct follower *f, const struct bytes *data);
 static order_fn *const orders[ORDER_END] = {
-    [ORDER_LOAD] = load,          [ORDER_SEGMENT] = tell_segment,
-    [ORDER_RUNNER] = make_runner, [ORDER_SHARE] = share_logits,
-    [ORDER_KV] = make_kv,         [ORDER_STEP] = step,
-    [ORDER_COPY] = copy_block,    [ORDER_HEAD] = head,
-    [ORDER_CANARY] = tell_canary, [ORDER_SUMS] = tell_sums,
+    [ORDER_LOAD] = load,           [ORDER_SEGMENT] = reply_segment,
+    [ORDER_RUNNER] = make_runner,  [ORDER_SHARE] = share_logits,
+    [ORDER_KV] = make_kv,          [ORDER_STEP] = step,
+    [ORDER_COPY] = copy_block,     [ORDER_HEAD] = head,
+    [ORDER_CANARY] = reply_canary, [ORDER_SUMS] = reply_sums,
 };
 
 static enum status follow(struct follower *f)

@@ -25,8 +25,8 @@ uint8_t token_ends_of(const char *text, size_t len)
     return ends;
 }
 
-// Whether there is a new draw for this token.
-static bool draws(const struct tandem_choice *choice, int index, uint8_t ended)
+// Whether there is a new author for this token.
+static bool starts_chunk(const struct tandem_choice *choice, int index, uint8_t ended)
 {
     switch ((enum tandem_selector)choice->selector) {
     case TANDEM_CHUNK:
@@ -45,16 +45,16 @@ static bool draws(const struct tandem_choice *choice, int index, uint8_t ended)
 void tandem_choose(const struct tandem_choice *choice, uint64_t stream, int index, uint8_t ended,
                    struct tandem_author *author)
 {
-    const struct sample_params draw = {.seed = choice->shared ? sampler_stream(choice->seed, 0)
-                                                              : stream,
-                                       .position = (uint64_t)index};
+    const struct sample_params author_params = {
+        .seed = choice->shared ? sampler_stream(choice->seed, 0) : stream,
+        .position = (uint64_t)index};
     uint32_t bits[4];
-    if (!choice->on || !draws(choice, index, ended)) return;
+    if (!choice->on || !starts_chunk(choice, index, ended)) return;
     if (choice->selector == TANDEM_ALTERNATING) {
         author->frozen = ceil((index + 1) * choice->p) <= ceil(index * choice->p);
         return;
     }
-    sampling_block(&draw, 0, SAMPLING_AUTHOR, bits);
+    sampling_block(&author_params, 0, SAMPLING_AUTHOR, bits);
     author->frozen = rng_open01_f64(bits[0], bits[1]) >= choice->p;
 }
 

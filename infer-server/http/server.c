@@ -63,11 +63,11 @@ static bool engine_is_alive(struct server *s, const struct engine_stats *stats)
     return info.control.owner_heartbeat_age_ms < fmax(STUCK_MIN_MS, (double)s->watchdog_ms);
 }
 
-static void tell_systemd(struct server *s, struct engine_stats *stats)
+static void notify_systemd(struct server *s, struct engine_stats *stats)
 {
     const char *detail, *state = server_state(s, stats, &detail);
-    if (!s->ready_told && strcmp(state, "ok") == 0) {
-        s->ready_told = true;
+    if (!s->ready_notified && strcmp(state, "ok") == 0) {
+        s->ready_notified = true;
         sd_notifyf(0, "READY=1\nSTATUS=serving %s", s->model.name);
         log_info("ready: %s, context %d tokens, weight version %llu", s->model.name,
                  s->model.max_context, (unsigned long long)stats->weight_version);
@@ -77,10 +77,10 @@ static void tell_systemd(struct server *s, struct engine_stats *stats)
         sd_notifyf(0, "STATUS=%s %s", state, detail);
     }
     s->seen_state = stats->state;
-    bool due = clock_ms_since(s->watchdog_told_ns) >= (double)s->watchdog_ms / 3;
+    bool due = clock_ms_since(s->watchdog_notified_ns) >= (double)s->watchdog_ms / 3;
     if (s->watchdog_ms > 0 && due && engine_is_alive(s, stats)) {
         sd_notify(0, "WATCHDOG=1");
-        s->watchdog_told_ns = clock_now_ns();
+        s->watchdog_notified_ns = clock_now_ns();
     }
 }
 
@@ -94,7 +94,7 @@ static void on_tick(uv_timer_t *timer)
 {
     struct server *s = timer->data;
     struct engine_stats stats;
-    tell_systemd(s, &stats);
+    notify_systemd(s, &stats);
     if (stats.state == ENGINE_FAILED && !s->draining) begin_drain(s, FAILED_MS);
     if (__atomic_load_n(&s->host.lost_event, __ATOMIC_RELAXED)) {
         log_error("out of memory: tokens were lost, stopping");
@@ -152,7 +152,7 @@ static void start_handles(struct server *s)
     s->tick.data = s;
     uv_timer_start(&s->tick, on_tick, 0, TICK_MS);
     if (sd_watchdog_enabled(0, &watchdog_us) > 0) s->watchdog_ms = watchdog_us / 1000;
-    s->watchdog_told_ns = clock_now_ns();
+    s->watchdog_notified_ns = clock_now_ns();
 }
 
 // Order: nobody new and nobody waiting; pending responses come back; the engine ends, its last

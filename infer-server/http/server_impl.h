@@ -26,13 +26,13 @@ struct server {
     uv_timer_t tick;
     uv_signal_t signals[4];
     enum engine_state seen_state;
-    bool ready_told, draining, paused;
+    bool ready_notified, draining, paused;
     int64_t drain_deadline_ns;
     int adapter_loads; // by /lora/load
     int work;          // thread-pool pending responses and engine commands under way
     int parsing;       // of those, bodies in the pool
     uint64_t watchdog_ms;
-    int64_t watchdog_told_ns;
+    int64_t watchdog_notified_ns;
 };
 
 // Endpoints: the context is the struct server.

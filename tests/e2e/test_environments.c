@@ -24,7 +24,7 @@ static bool is(const char *mode)
     return strcmp(game.mode, mode) == 0;
 }
 
-static void say(const char *kind, json_t *value)
+static void send_line(const char *kind, json_t *value)
 {
     json_t *line = json_pack("{s:I, s:o}", "id", game.id, kind, value);
     char *text = json_dumps(line, JSON_COMPACT);
@@ -44,7 +44,7 @@ static json_t *hear(void) // NULL: there is no more
 
 static json_t *ask(const char *kind, json_t *value, const char *reply)
 {
-    say(kind, value);
+    send_line(kind, value);
     json_t *line = hear(), *got = json_incref(json_object_get(line, reply));
     if (!got) exit(9);
     json_decref(line);
@@ -95,7 +95,7 @@ static bool go_wrong(const json_t *e)
     if (is("nonsense") && first_time("once")) printf("this is no JSON\n");
     if (is("silent") && first_time("once")) wait_for("never");
     if (!is("gives-up") || !first_time("once")) return true;
-    say("error", json_string("the tool is down"));
+    send_line("error", json_string("the tool is down"));
     return false;
 }
 
@@ -151,10 +151,10 @@ static void play_episode(const json_t *e)
     if (is("malformed")) json_array_set_new(game.mask, n, json_integer(0));
     if (is("malformed")) json_array_set_new(game.mask, n + 4, json_integer(1));
     const double reward = game.sampled ? (double)game.low / game.sampled : 0;
-    say("trajectory", is("rewards") ? json_pack("{s:o, s:o, s:[f, f]}", "token_ids", game.ids,
-                                                "mask", game.mask, "rewards", 0.0, reward)
-                                    : json_pack("{s:o, s:o, s:f}", "token_ids", game.ids, "mask",
-                                                game.mask, "reward", reward));
+    send_line("trajectory", is("rewards") ? json_pack("{s:o, s:o, s:[f, f]}", "token_ids", game.ids,
+                                                      "mask", game.mask, "rewards", 0.0, reward)
+                                          : json_pack("{s:o, s:o, s:f}", "token_ids", game.ids,
+                                                      "mask", game.mask, "reward", reward));
 }
 
 static int play(const char *mode, const char *folder)

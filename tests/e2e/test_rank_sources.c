@@ -14,7 +14,7 @@ static json_t *hear(void)
     return len < 0 ? NULL : json_loadb(text, (size_t)len, JSON_ALLOW_NUL, NULL);
 }
 
-static void say(const json_t *id, const char *kind, json_t *value)
+static void send_line(const json_t *id, const char *kind, json_t *value)
 {
     json_t *line = json_pack("{s:O, s:o}", "id", id, kind, value);
     json_dumpf(line, stdout, JSON_COMPACT);
@@ -36,7 +36,7 @@ static void play_episode(const json_t *id, const json_t *episode)
         int low = 0, n = 0;
         json_t *token;
         size_t t;
-        say(id, "sample", json_pack("{s:O, s:i}", "token_ids", ids, "max_tokens", 4));
+        send_line(id, "sample", json_pack("{s:O, s:i}", "token_ids", ids, "max_tokens", 4));
         json_t *heard = hear();
         const json_t *sampled = json_object_get(json_object_get(heard, "sampled"), "token_ids");
         json_array_foreach (sampled, t, token) {
@@ -51,9 +51,9 @@ static void play_episode(const json_t *id, const json_t *episode)
         json_array_append_new(ids, json_integer(5 + low));
         json_array_append_new(mask, json_integer(0));
     }
-    say(id, "trajectory",
-        json_pack("{s:o, s:o, s:[f, f]}", "token_ids", ids, "mask", mask, "rewards", reward[0],
-                  reward[1]));
+    send_line(id, "trajectory",
+              json_pack("{s:o, s:o, s:[f, f]}", "token_ids", ids, "mask", mask, "rewards",
+                        reward[0], reward[1]));
 }
 
 static int play(void)

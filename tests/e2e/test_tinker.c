@@ -41,7 +41,7 @@ TEST(test_session)
 {
     char sampler[160];
     struct bytes answer = BYTES_INIT;
-    int32_t drawn[4];
+    int32_t sampled[4];
     float logprobs[4], scored[3], learnt[TINKER_N];
     start(NULL);
     tinker_post(&pair.server, "client/config", 200, "{\"sdk_version\":\"0\"}");
@@ -61,8 +61,8 @@ TEST(test_session)
     tinker_retrieve_bytes(&pair.server, future, &answer);
     const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
     const struct proto_span sequence = tinker_field(message, 1);
-    assert_int_equal(tinker_field(sequence, 2).len, sizeof drawn);
-    memcpy(drawn, tinker_field(sequence, 2).data, sizeof drawn);
+    assert_int_equal(tinker_field(sequence, 2).len, sizeof sampled);
+    memcpy(sampled, tinker_field(sequence, 2).data, sizeof sampled);
     memcpy(logprobs, tinker_field(sequence, 3).data, sizeof logprobs);
     assert_int_equal(tinker_field(message, 2).len, sizeof scored);
     memcpy(scored, tinker_field(message, 2).data, sizeof scored);
@@ -71,8 +71,8 @@ TEST(test_session)
     assert_int_equal(tinker_field(top, 1).len, 3 * 2 * sizeof(int32_t));
     bytes_release(&answer);
 
-    int32_t input[TINKER_N] = {10, 20, 30, drawn[0], drawn[1], drawn[2]};
-    int64_t wanted[TINKER_N] = {20, 30, drawn[0], drawn[1], drawn[2], drawn[3]};
+    int32_t input[TINKER_N] = {10, 20, 30, sampled[0], sampled[1], sampled[2]};
+    int64_t wanted[TINKER_N] = {20, 30, sampled[0], sampled[1], sampled[2], sampled[3]};
     const struct tinker_datum datum = {
         TINKER_N, input, wanted, {"weights"}, {tinker_one.inputs[0]}};
     const double before = tinker_logprobs(

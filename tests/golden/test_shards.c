@@ -186,7 +186,7 @@ static void replicas_must_be_same(const struct side *s)
 {
     for (int i = 0; i < s->weights->n_tensors; i++) {
         const struct weight_tensor *t = &s->weights->tensors[i];
-        if (t->slice.n_runs == 1 && t->slice.runs[0].holders == comm_size(s->comm))
+        if (t->slice.n_runs == 1 && t->slice.runs[0].replicas == comm_size(s->comm))
             must_be_same_everywhere(s->comm, (const float *)s->arena + t->offset,
                                     (size_t)t->n * sizeof(float), t->name);
     }

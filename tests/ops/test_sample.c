@@ -33,7 +33,7 @@ static void sample_rows(struct device *dev, struct sample_result *result, const 
 
 static void sample_distribution(struct device *dev)
 {
-    enum { VOCAB = 13, DRAWS = 20000 };
+    enum { VOCAB = 13, SAMPLES = 20000 };
     static const struct sample_params settings[] = {
         {1.0f, 1, 0, 0, 7, 0},         {0.7f, 1, 0, 0, 7, 0},     {1.0f, 1, 0, 4, 7, 0},
         {1.0f, 0.6f, 0, 0, 7, 0},      {1.0f, 1, 0.15f, 0, 7, 0}, {1.3f, 0.8f, 0.1f, 6, 7, 0},
@@ -43,21 +43,21 @@ static void sample_distribution(struct device *dev)
     // with ties at the places where filters cut
     static const float row[VOCAB] = {0.1f, 2.0f, -1.5f, 1.0f, 1.0f, 1.0f,     0.5f,
                                      3.0f, 0.5f, -4.0f, 2.0f, 0.2f, -INFINITY};
-    float *logits = must(malloc(sizeof(float) * VOCAB * DRAWS));
-    struct sample_params *params = must(malloc(sizeof *params * DRAWS));
-    struct sample_result *result = must(malloc(sizeof *result * DRAWS));
+    float *logits = must(malloc(sizeof(float) * VOCAB * SAMPLES));
+    struct sample_params *params = must(malloc(sizeof *params * SAMPLES));
+    struct sample_result *result = must(malloc(sizeof *result * SAMPLES));
     for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
-        for (int i = 0; i < DRAWS; i++) {
+        for (int i = 0; i < SAMPLES; i++) {
             memcpy(logits + (size_t)i * VOCAB, row, sizeof row);
             params[i] = settings[k];
             params[i].position = (uint64_t)i;
         }
-        sample_rows(dev, result, logits, params, DRAWS, VOCAB);
+        sample_rows(dev, result, logits, params, SAMPLES, VOCAB);
         bool kept[VOCAB];
         double all, mass, chi = 0, t = settings[k].temperature;
         cut_formula(row, VOCAB, &settings[k], kept, &all, &mass);
         int count[VOCAB] = {0}, free_cells = -1;
-        for (int i = 0; i < DRAWS; i++) {
+        for (int i = 0; i < SAMPLES; i++) {
             const struct sample_result *r = &result[i];
             assert_in_range(r->token, 0, VOCAB - 1);
             if (!kept[r->token])
@@ -73,7 +73,7 @@ static void sample_distribution(struct device *dev)
                          z - log(all), z - log(mass), mass / all);
         }
         for (int c = 0; c < VOCAB; c++) {
-            double expected = DRAWS * exp(row[c] / t - 3.0 / t) / mass;
+            double expected = SAMPLES * exp(row[c] / t - 3.0 / t) / mass;
             if (!kept[c] || expected == 0) continue;
             chi += (count[c] - expected) * (count[c] - expected) / expected;
             free_cells++;

@@ -13,7 +13,7 @@ static int longest(const int *lengths, int n)
 }
 
 // As many as the longest has, so that one length changes no other's tokens.
-static void draw(struct rng *rng, int vocab, int n, int32_t *ret)
+static void random_ids(struct rng *rng, int vocab, int n, int32_t *ret)
 {
     for (int i = 0; i < n; i++) ret[i] = (int32_t)rng_below(rng, (uint32_t)vocab);
 }
@@ -28,7 +28,7 @@ void random_step_make(const struct step_shape *shape, struct random_step *ret)
     assert_true(prompt <= STEP_MOST_TOKENS && completion <= STEP_MOST_TOKENS);
     rng_init(&rng, shape->seed, 0);
     for (int g = 0; g < shape->n_groups; g++) {
-        draw(&rng, shape->vocab, prompt, ret->prompts[g]);
+        random_ids(&rng, shape->vocab, prompt, ret->prompts[g]);
         ret->groups[g] =
             (struct pack_group){.prompt = ret->prompts[g],
                                 .n_prompt = shape->prompts[g],
@@ -36,7 +36,7 @@ void random_step_make(const struct step_shape *shape, struct random_step *ret)
                                 .n = shape->n_per_group};
     }
     for (int i = 0; i < n; i++) {
-        draw(&rng, shape->vocab, completion, ret->ids[i]);
+        random_ids(&rng, shape->vocab, completion, ret->ids[i]);
         ret->completions[i] =
             (struct pack_completion){.ids = ret->ids[i], .n = shape->completions[i]};
     }

@@ -202,7 +202,7 @@ TEST(random_walk)
     enum { N_BLOCKS = 97, N_SEQS = 64, MOST = 9, N_TEXTS = 150 };
     struct block_manager *c = NULL;
     int32_t held[N_SEQS][MOST];
-    int n_held[N_SEQS] = {0}, holders[N_BLOCKS] = {0}, n_found = 0, n_evicted = 0;
+    int n_held[N_SEQS] = {0}, ref_counts[N_BLOCKS] = {0}, n_found = 0, n_evicted = 0;
     int text_of[N_BLOCKS], freed_at[N_BLOCKS] = {0}, now = 0; // text 0: no name
     struct rng r;
     rng_init(&r, 7, 0);
@@ -218,18 +218,18 @@ TEST(random_walk)
         } else if (n_held[a]) {
             block_manager_drop(c, held[a], n_held[a]);
             for (int i = n_held[a] - 1; i >= 0; i--)
-                if (--holders[held[a][i]] == 0) freed_at[held[a][i]] = ++now;
+                if (--ref_counts[held[a][i]] == 0) freed_at[held[a][i]] = ++now;
             n_held[a] = 0;
         } else if (found >= 0) {
             block_manager_share(c, &found, 1);
             held[a][0] = found;
             n_held[a] = 1;
-            n_found += holders[found]++ == 0;
+            n_found += ref_counts[found]++ == 0;
         } else if (n_held[b] && rng_below(&r, 2)) {
             n_held[a] = 1 + (int)rng_below(&r, (uint32_t)n_held[b]);
             memcpy(held[a], held[b], sizeof held[a]);
             block_manager_share(c, held[a], n_held[a]);
-            for (int i = 0; i < n_held[a]; i++) holders[held[a][i]]++;
+            for (int i = 0; i < n_held[a]; i++) ref_counts[held[a][i]]++;
         } else {
             int n = 1 + (int)rng_below(&r, MOST), available = block_manager_available(c);
             bool taken = block_manager_allocate(c, n, held[a]);
@@ -237,19 +237,20 @@ TEST(random_walk)
             if (taken) n_held[a] = n;
             for (int i = 0; i < n_held[a]; i++) {
                 const int32_t block = held[a][i];
-                assert_int_equal(holders[block], 0);
+                assert_int_equal(ref_counts[block], 0);
                 for (int k = 0; k < N_BLOCKS && text_of[block]; k++)
-                    if (holders[k] == 0) assert_true(text_of[k] && freed_at[k] >= freed_at[block]);
+                    if (ref_counts[k] == 0)
+                        assert_true(text_of[k] && freed_at[k] >= freed_at[block]);
                 n_evicted += text_of[block] != 0;
                 text_of[block] = 0;
-                holders[block] = 1;
+                ref_counts[block] = 1;
             }
         }
         int used = 0, named = 0;
         for (int i = 0; i < N_BLOCKS; i++) {
-            used += holders[i] > 0;
+            used += ref_counts[i] > 0;
             named += text_of[i] == text;
-            assert_int_equal(block_manager_ref_count(c, i), holders[i]);
+            assert_int_equal(block_manager_ref_count(c, i), ref_counts[i]);
         }
         assert_int_equal(block_manager_used(c), used);
         const int32_t again = find(c, (uint64_t)text);

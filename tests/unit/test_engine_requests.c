@@ -87,14 +87,14 @@ TEST(lists_most_likely)
     int found = 0;
     for (int t = 0; t < 20; t++) {
         const struct top_logprob *top = take->sample[0].top[t];
-        const struct token_record *drawn = &take->sample[0].tokens[t];
+        const struct token_record *sampled = &take->sample[0].tokens[t];
         assert_true(top[0].logprob >= top[1].logprob && top[1].logprob >= top[2].logprob);
         for (int i = 0; i < 3; i++) {
-            if (top[i].token != drawn->token) continue;
+            if (top[i].token != sampled->token) continue;
             found++;
-            assert_float_equal(top[i].logprob, drawn->logprob, 1e-4f);
+            assert_float_equal(top[i].logprob, sampled->logprob, 1e-4f);
         }
-        assert_float_equal(drawn->processed_logprob, drawn->logprob, 1e-6f); // nothing was cut
+        assert_float_equal(sampled->processed_logprob, sampled->logprob, 1e-6f); // nothing was cut
     }
     assert_true(found > 0);
     free(take);

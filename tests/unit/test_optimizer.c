@@ -58,15 +58,15 @@ static void fill_weights(struct arena *a)
 // Another gradient each step, its norm around 3.
 static void fill_grads(struct optimizer *o, int step)
 {
-    enum { DRAWS = 1009 };
+    enum { SAMPLES = 1009 };
     struct rng r;
-    float draws[DRAWS], *g = optimizer_grads(o, 0)->base;
+    float samples[SAMPLES], *g = optimizer_grads(o, 0)->base;
     rng_init(&r, 6, (uint64_t)step);
-    for (int i = 0; i < DRAWS; i++) draws[i] = 0.1f * (rng_uniform(&r) - 0.4f);
+    for (int i = 0; i < SAMPLES; i++) samples[i] = 0.1f * (rng_uniform(&r) - 0.4f);
     for (int t = 0; t < optimizer_grads(o, 0)->n_tensors; t++) {
         const struct weight_tensor *tensor = &optimizer_grads(o, 0)->tensors[t];
         for (int64_t i = tensor->offset; i < tensor->offset + tensor->n; i++)
-            g[i] = draws[i % DRAWS];
+            g[i] = samples[i % SAMPLES];
     }
 }
 

@@ -100,8 +100,8 @@ struct world { // how things are, whatever is believed of them; a plain step tak
     double row_ms, pass_ms;  // of each draft's row; of the draft model's passes
     double prompt_ms; // of a sample's prompt in the draft model, one every PROMPT_EVERY steps
     double look_ms;
-    double told_row_ms; // what the table holds at first
-    bool noisy;         // one step in a hundred takes fifty times as long
+    double known_row_ms; // what the table holds at first
+    bool noisy;          // one step in a hundred takes fifty times as long
 };
 
 struct run {
@@ -195,7 +195,7 @@ static double run_world(const struct world *w, int from)
     assert_ok(speculative_new(false, 512, &r.s));
     for (int rows = w->n_seqs; rows <= w->n_seqs * (K + 1); rows++)
         step_cost_learn(speculative_step_cost(r.s), rows, 0,
-                        1 + w->told_row_ms * (rows - w->n_seqs));
+                        1 + w->known_row_ms * (rows - w->n_seqs));
     for (int rows = 1; rows <= 2 * w->n_seqs; rows++)
         step_cost_learn(speculative_pass_cost(r.s), rows, 0, w->pass_ms);
     for (int i = 0; i < STEPS; i++) {

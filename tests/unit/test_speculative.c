@@ -296,7 +296,7 @@ TEST(exact_is_the_same)
 
 // ---- the distribution --------------------------------------------------------------------------
 
-/* At twice as many draws each of these, put into the engine, was seen to deviate by 14 or more,
+/* At twice as many samples each of these, put into the engine, was seen to deviate by 14 or more,
  * which grows as they do, where 4 is the limit: one draft kept that differs from its row's token;
  * the bonus token of the row before, or with its noise; no residual where a draft is refused; a
  * draft held against the first one's distribution. An acceptance that is a few per cent off, which
@@ -304,9 +304,9 @@ TEST(exact_is_the_same)
  * 2%. Drafts of n-grams and suffixes leave every sample as it is without them, so that a few show
  * it. */
 enum {
-    DRAWS = 125000,
-    PLAIN_DRAWS = 100000,
-    SAME_DRAWS = 20000,
+    SAMPLES = 125000,
+    PLAIN_SAMPLES = 100000,
+    SAME_SAMPLES = 20000,
     GROUP = 500,
     GROUPS = 4,
     LENGTH = 4,
@@ -318,7 +318,7 @@ enum {
 struct tally {
     int seen[LENGTH][PREFIXES][TINY_VOCAB];
     float logprobs[LENGTH][PREFIXES][TINY_VOCAB]; // 0: not known yet
-    int64_t accepted, n_unlike;                   // draws whose log-probabilities were others
+    int64_t accepted, n_unlike;                   // samples whose log-probabilities were others
 };
 struct group {        // a request's tag: the prefixes of its samples
     struct take take; // first: its request
@@ -326,7 +326,7 @@ struct group {        // a request's tag: the prefixes of its samples
     int prefix[GROUP], n[GROUP];
 };
 
-static void on_draw(void *context, const struct engine_event *event)
+static void on_sampled(void *context, const struct engine_event *event)
 {
     struct group *g = (struct group *)request_tag(event->request);
     const int i = event->sample;
@@ -354,7 +354,8 @@ static double normal_of(double chi2, int df)
     return (cbrt(chi2 / df) - (1 - v)) / sqrt(v);
 }
 
-static void draw_all(struct bench *b, const char *method, int n, uint64_t seed, struct tally *tally)
+static void sample_all(struct bench *b, const char *method, int n, uint64_t seed,
+                       struct tally *tally)
 {
     static struct group groups[GROUPS];
     const int32_t prompt[] = {1, 2, 3, 1, 2, 3, 1};
@@ -376,13 +377,13 @@ static void draw_all(struct bench *b, const char *method, int n, uint64_t seed, 
     }
 }
 
-// With drafts: the draws alone, where the target's log-probabilities are those known.
-static void draw_again(struct bench *b, const char *method, int n, uint64_t seed,
-                       struct tally *tally)
+// With drafts: the samples alone, where the target's log-probabilities are those known.
+static void sample_again(struct bench *b, const char *method, int n, uint64_t seed,
+                         struct tally *tally)
 {
     memset(tally->seen, 0, sizeof tally->seen);
     tally->accepted = 0;
-    draw_all(b, method, n, seed, tally);
+    sample_all(b, method, n, seed, tally);
     printf("%s: %lld drafts accepted\n", method, (long long)tally->accepted);
     assert_true(tally->accepted > n / 40);
     assert_int_equal(tally->n_unlike, 0);
@@ -390,7 +391,7 @@ static void draw_again(struct bench *b, const char *method, int n, uint64_t seed
 
 // At every position and after every prefix: how often each token was drawn against its probability.
 static void check_position(const struct tally *tally, const char *method, int position,
-                           int n_prefixes, int draws)
+                           int n_prefixes, int samples)
 {
     double chi2 = 0;
     int df = 0, counted = 0;
@@ -410,16 +411,16 @@ static void check_position(const struct tally *tally, const char *method, int po
         counted += n;
     }
     const double z = normal_of(chi2, df);
-    printf("%s, position %d: %d draws, chi-square %.1f, %d degrees, z %.2f\n", method, position,
+    printf("%s, position %d: %d samples, chi-square %.1f, %d degrees, z %.2f\n", method, position,
            counted, chi2, df, z);
-    assert_true(df > 0 && counted > draws / 10 * 8);
+    assert_true(df > 0 && counted > samples / 10 * 8);
     assert_true(fabs(z) < 4);
 }
 
-static void check_distribution(const struct tally *tally, const char *method, int draws)
+static void check_distribution(const struct tally *tally, const char *method, int samples)
 {
     for (int position = 0, n = 1; position < LENGTH; position++, n *= TINY_VOCAB)
-        check_position(tally, method, position, n, draws);
+        check_position(tally, method, position, n, samples);
 }
 
 TEST(draws_the_target_distribution)
@@ -430,26 +431,26 @@ TEST(draws_the_target_distribution)
     struct bench b;
     struct engine_options options = fixed_options(tiny, tiny_draft, 65536);
     options.max_batch = GROUP * GROUPS / 4;
-    bench_start_as(&b, on_draw, options);
-    draw_all(&b, "off", SAME_DRAWS, 7, &tally);
+    bench_start_as(&b, on_sampled, options);
+    sample_all(&b, "off", SAME_SAMPLES, 7, &tally);
     plain = tally;
-    draw_all(&b, "off", PLAIN_DRAWS - SAME_DRAWS, 7 + SAME_DRAWS, &tally);
+    sample_all(&b, "off", PLAIN_SAMPLES - SAME_SAMPLES, 7 + SAME_SAMPLES, &tally);
     assert_int_equal(tally.accepted, 0);
-    check_distribution(&tally, "off", PLAIN_DRAWS);
+    check_distribution(&tally, "off", PLAIN_SAMPLES);
     for (int m = 0; m < 2; m++) {
-        draw_again(&b, same[m], SAME_DRAWS, 7, &tally);
+        sample_again(&b, same[m], SAME_SAMPLES, 7, &tally);
         assert_memory_equal(tally.seen, plain.seen, sizeof plain.seen);
     }
     for (int m = 0; m < 2; m++) {
-        draw_again(&b, others[m], DRAWS, 77 + (uint64_t)m * DRAWS, &tally);
-        check_distribution(&tally, others[m], DRAWS);
+        sample_again(&b, others[m], SAMPLES, 77 + (uint64_t)m * SAMPLES, &tally);
+        check_distribution(&tally, others[m], SAMPLES);
     }
     bench_end(&b);
 }
 
 // ---- a draft model's keys and values -----------------------------------------------------------
 
-// A draft model with the policy's own weights draws from the distributions that judge it: one
+// A draft model with the policy's own weights samples from the distributions that judge it: one
 // refused draft would mean that one of them read keys or values of something else.
 TEST(the_same_model_is_always_accepted)
 {

@@ -151,7 +151,7 @@ TEST(the_ends_are_plain)
     }
 }
 
-// ---- many draws --------------------------------------------------------------------------------
+// ---- many samples -------------------------------------------------------------------------------
 
 enum { FEW = 16, CELLS = 2 * 2 * (FEW + 1) }; // tokens; authors x places x what stands before
 
@@ -164,7 +164,7 @@ struct tally { // of a completion's first two tokens, by author and by what stan
     struct bench *bench;
 };
 
-static void on_draw(void *context, const struct engine_event *event)
+static void on_sampled(void *context, const struct engine_event *event)
 {
     struct tally *t = context;
     for (int i = 0; i < event->n_tokens; i++) {
@@ -210,7 +210,7 @@ TEST(draws_follow_their_author)
     struct bench b = {0};
     struct engine_options options = tandem_options();
     const char *asked = getenv("COMMONWEIGHT_TANDEM_DRAWS");
-    const long draws = asked ? atol(asked) : 100000;
+    const long samples = asked ? atol(asked) : 100000;
     const struct tiny_model shape = {
         .hidden = 32, .layers = 1, .vocab = FEW, .max_positions = 16, .eos_id = -1, .seed = 1};
     struct tiny_model other = shape;
@@ -226,9 +226,9 @@ TEST(draws_follow_their_author)
     pthread_mutex_init(&b.lock, NULL);
     pthread_cond_init(&b.changed, NULL);
     t.bench = &b;
-    assert_ok(engine_new(&options, on_draw, &t, &b.engine));
+    assert_ok(engine_new(&options, on_sampled, &t, &b.engine));
     await_state(&b, ENGINE_OK);
-    for (long n = 0, seed = 1; n < draws; n += 2 * 4096, seed++) {
+    for (long n = 0, seed = 1; n < samples; n += 2 * 4096, seed++) {
         static const int32_t prompt[] = {3, 1, 4, 1, 5};
         struct sampling s = tandem_sampling(2, (uint64_t)seed, TANDEM_BERNOULLI, 0.3);
         s.n = 4096;
@@ -362,21 +362,21 @@ TEST(updates_leave_the_frozen_model)
 
 // ---- rows apart --------------------------------------------------------------------------------
 
-struct drawn { // the first sample's tokens of a request; its tag
+struct recorded { // the first sample's tokens of a request; its tag
     struct token_record tokens[MOST_TOKENS];
     int n;
     bool done;
 };
 
-static void on_drawn(void *context, const struct engine_event *event)
+static void on_recorded(void *context, const struct engine_event *event)
 {
-    struct drawn *d = request_tag(event->request);
+    struct recorded *d = request_tag(event->request);
     (void)context;
     if (event->sample == 0 && event->n_tokens == 1) d->tokens[d->n++] = event->tokens[0];
     d->done |= event->request_done;
 }
 
-static struct request *add_request(struct executor *x, int i, struct drawn *drawn)
+static struct request *add_request(struct executor *x, int i, struct recorded *drawn)
 {
     int32_t prompt[12];
     struct request *r;
@@ -385,7 +385,7 @@ static struct request *add_request(struct executor *x, int i, struct drawn *draw
     s.n = 2;
     s.tandem.on = i != 2;
     make_prompt(prompt, 12, (uint64_t)i);
-    *drawn = (struct drawn){.n = 0};
+    *drawn = (struct recorded){.n = 0};
     assert_ok(request_new(prompt, 12, &s, drawn, &r));
     assert_ok(request_prepare(r, 4, 0));
     executor_add(x, r);
@@ -396,7 +396,7 @@ static struct request *add_request(struct executor *x, int i, struct drawn *draw
 TEST(rows_apart_change_nothing)
 {
     enum { N = 4 };
-    static struct drawn drawn[2][N];
+    static struct recorded drawn[2][N];
     struct device *dev;
     struct model_config *config;
     struct weights *weights[2];
@@ -416,7 +416,7 @@ TEST(rows_apart_change_nothing)
         struct executor *x;
         struct request *requests[N];
         bool stepped = true;
-        assert_ok(executor_new(dev, models, NULL, &options, on_drawn, NULL, &stats, &x));
+        assert_ok(executor_new(dev, models, NULL, &options, on_recorded, NULL, &stats, &x));
         scheduler_update(x->scheduler, 2, false);
         for (int i = 0; i < RUNNERS; i++)
             if (x->runners[i]) x->runners[i]->rows_apart = apart;

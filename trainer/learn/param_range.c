@@ -187,8 +187,8 @@ enum status replicas_list(const struct param_ranges *ranges, struct replica **re
                 if (!room) FAIL(ST_NO_MEMORY, "no memory for what ranks hold alike");
                 list = room;
                 elements = run->n * (t->n_dims == 2 ? t->shape[1] : 1);
-                if (run->holders > 1)
-                    list[n++] = (struct replica){at, elements, run->holders, is_of_heads(t->role)};
+                if (run->replicas > 1)
+                    list[n++] = (struct replica){at, elements, run->replicas, is_of_heads(t->role)};
             }
         }
     *ret = list;
