@@ -80,17 +80,6 @@ static enum status check_keys(const char *where, json_t *json)
     return ST_OK;
 }
 
-// A field that must have one value; absent is that.
-static enum status check_word(const char *where, const json_t *json, const char *key,
-                              const char *want, const char *way_out)
-{
-    const char *have = want;
-    enum status st = json_get_string(where, json, key, &have);
-    if (st != ST_OK || strcmp(have, want) == 0) return st;
-    return status_fail(ST_UNSUPPORTED, "%s: %s is \"%s\", not \"%s\": %s", where, key, have, want,
-                       way_out);
-}
-
 // Ways to begin that leave the base as it is; PiSSA, OLoRA and their like take a part out of it.
 static enum status check_init(const char *where, const json_t *json)
 {
@@ -125,8 +114,8 @@ enum status adapter_config_from_json(const char *where, json_t *json, struct ada
     c->alpha = 8;
     c->source = json_incref(json);
     if (!json_is_object(json)) FAIL(ST_INVALID, "%s: not a JSON object", where);
-    CHECK(check_word(where, json, "peft_type", "LORA", "only LoRA is supported"));
-    CHECK(check_word(where, json, "bias", "none", "biases of adapters are not supported; " MERGE));
+    CHECK(json_expect(where, json, "peft_type", "LORA", "only LoRA is supported"));
+    CHECK(json_expect(where, json, "bias", "none", "biases of adapters are not supported; " MERGE));
     CHECK(check_keys(where, json));
     CHECK(check_init(where, json));
     CHECK(check_targets(where, json));
@@ -145,8 +134,8 @@ enum status adapter_config_load(const char *folder, struct adapter_config **ret)
 {
     enum status st = ST_OK;
     json_t *json = NULL;
-    char *path = path_join(folder, ADAPTER_CONFIG_FILE);
-    if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
+    char path[PATH_ROOM];
+    CHECK(path_put(path, folder, ADAPTER_CONFIG_FILE));
     if (!file_exists(path))
         FAIL(ST_NOT_FOUND,
              "%s: no adapter_config.json in it; an adapter is a folder as PEFT writes it, and a "
@@ -156,7 +145,6 @@ enum status adapter_config_load(const char *folder, struct adapter_config **ret)
     CHECK(adapter_config_from_json(path, json, ret));
 out:
     json_decref(json);
-    free(path);
     return st;
 }
 

@@ -9,25 +9,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum list { // by length (list_length)
-    LIST_TOKENS,
-    LIST_POSITIONS,
-    LIST_SEQ_OF,
-    LIST_ADAPTER,
-    LIST_SLOTS,
-    LIST_QUERY_START,
-    LIST_CONTEXT_LEN,
-    LIST_STORED,
-    LIST_STATE_FROM,
-    LIST_STATE_SLOT,
-    LIST_PREFIX_START,
-    LIST_PREFIX_LEN,
-    LIST_ATTEND_END,
+// Name, how long it is, its field in the view.
+#define VIEW_LISTS(X)                                                                              \
+    X(LIST_TOKENS, PER_TOKEN, tokens)                                                              \
+    X(LIST_POSITIONS, PER_TOKEN, positions)                                                        \
+    X(LIST_SEQ_OF, PER_TOKEN, seq_of)                                                              \
+    X(LIST_ADAPTER, PER_TOKEN, adapter)                                                            \
+    X(LIST_SLOTS, PER_TOKEN, slots)                                                                \
+    X(LIST_QUERY_START, PER_SEQ_AND_END, query_start)                                              \
+    X(LIST_CONTEXT_LEN, PER_SEQ, context_len)                                                      \
+    X(LIST_STORED, PER_SEQ, stored)                                                                \
+    X(LIST_STATE_FROM, PER_SEQ, state_from)                                                        \
+    X(LIST_STATE_SLOT, PER_SEQ, state_slot)                                                        \
+    X(LIST_PREFIX_START, PER_SEQ, prefix_start)                                                    \
+    X(LIST_PREFIX_LEN, PER_SEQ, prefix_len)                                                        \
+    X(LIST_ATTEND_END, PER_SEQ, attend_end)                                                        \
+    X(LIST_BLOCK_TABLE, PER_SEQ_AND_BLOCK, block_table)
+enum list {
+#define X(name, length, field) name,
     LIST_ROWS,
     LIST_ROWS_ORDER,
     LIST_TOKENS_ORDER,
-    LIST_BLOCK_TABLE,
-    LIST_COUNT
+    VIEW_LISTS(X) LIST_COUNT // the last is the block table
+#undef X
+};
+enum length { PER_TOKEN, PER_SEQ, PER_SEQ_AND_END, PER_SEQ_AND_BLOCK, PER_ROW };
+static const enum length lengths[] = {
+#define X(name, length, field) [name] = length,
+    [LIST_ROWS] = PER_ROW,
+    [LIST_ROWS_ORDER] = PER_ROW,
+    [LIST_TOKENS_ORDER] = PER_TOKEN,
+    VIEW_LISTS(X)
+#undef X
 };
 
 struct batch {
@@ -41,34 +54,31 @@ struct batch {
     struct batch_view view;
 };
 
-static size_t list_length(const struct batch *b, enum list list)
+static size_t list_bytes(enum list list, int tokens, int seqs, int blocks, int rows)
 {
-    const size_t seqs = (size_t)b->max_seqs;
-    if (list < LIST_QUERY_START || list == LIST_TOKENS_ORDER) return (size_t)b->max_tokens;
-    if (list == LIST_QUERY_START) return seqs + 1;
-    if (list < LIST_ROWS) return seqs;
-    return list == LIST_BLOCK_TABLE ? seqs * (size_t)b->max_blocks : (size_t)b->max_rows;
+    const size_t n[] = {[PER_TOKEN] = (size_t)tokens,
+                        [PER_SEQ] = (size_t)seqs,
+                        [PER_SEQ_AND_END] = (size_t)seqs + 1,
+                        [PER_SEQ_AND_BLOCK] = (size_t)seqs * (size_t)blocks,
+                        [PER_ROW] = (size_t)rows};
+    return n[lengths[list]] * sizeof(int32_t);
 }
 
 // Where each list begins in the one allocation; returns its bytes.
-static size_t lay_out(const struct batch *b, size_t ret_offset[LIST_COUNT])
+static size_t lay_out(int tokens, int seqs, int blocks, int rows, size_t ret_offset[LIST_COUNT])
 {
     size_t total = 0;
-    for (int i = 0; i < LIST_COUNT; i++) {
+    for (enum list i = 0; i < LIST_COUNT; i++) {
         ret_offset[i] = total;
-        total += (list_length(b, (enum list)i) * sizeof(int32_t) + 255) / 256 * 256;
+        total += (list_bytes(i, tokens, seqs, blocks, rows) + 255) / 256 * 256;
     }
     return total;
 }
 
 size_t batch_bytes(int max_tokens, int max_seqs, int max_blocks, int max_rows)
 {
-    struct batch shape = {.max_tokens = max_tokens,
-                          .max_seqs = max_seqs,
-                          .max_blocks = max_blocks,
-                          .max_rows = max_rows};
     size_t offset[LIST_COUNT];
-    return lay_out(&shape, offset);
+    return lay_out(max_tokens, max_seqs, max_blocks, max_rows, offset);
 }
 
 enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_blocks,
@@ -84,7 +94,7 @@ enum status batch_new(struct device *dev, int max_tokens, int max_seqs, int max_
     b->max_seqs = max_seqs;
     b->max_blocks = max_blocks;
     b->max_rows = max_rows;
-    total = lay_out(b, offset);
+    total = lay_out(max_tokens, max_seqs, max_blocks, max_rows, offset);
     b->bytes = offset[LIST_BLOCK_TABLE];
     int longest = max_tokens > max_rows ? max_tokens : max_rows;
     b->sort_keys = malloc((size_t)longest * sizeof *b->sort_keys);
@@ -280,20 +290,9 @@ static void upload(struct batch *b, int n, int seqs)
     b->view.n_tokens = n;
     b->view.n_seqs = seqs;
     b->view.packed = b->kind == 2;
-    b->view.tokens = b->device[LIST_TOKENS];
-    b->view.positions = b->device[LIST_POSITIONS];
-    b->view.seq_of = b->device[LIST_SEQ_OF];
-    b->view.adapter = b->device[LIST_ADAPTER];
-    b->view.query_start = b->device[LIST_QUERY_START];
-    b->view.slots = b->device[LIST_SLOTS];
-    b->view.context_len = b->device[LIST_CONTEXT_LEN];
-    b->view.stored = b->device[LIST_STORED];
-    b->view.state_from = b->device[LIST_STATE_FROM];
-    b->view.state_slot = b->device[LIST_STATE_SLOT];
-    b->view.block_table = b->device[LIST_BLOCK_TABLE];
-    b->view.prefix_start = b->device[LIST_PREFIX_START];
-    b->view.prefix_len = b->device[LIST_PREFIX_LEN];
-    b->view.attend_end = b->device[LIST_ATTEND_END];
+#define X(name, length, field) b->view.field = b->device[name];
+    VIEW_LISTS(X)
+#undef X
 }
 
 enum status batch_commit(struct batch *b, int pad_seqs, int pad_rows)
@@ -325,12 +324,8 @@ struct written {
 // Bytes of a list that a committed batch has a use for: a decode step's are few beside its room.
 static size_t used_bytes(const struct batch *b, enum list list)
 {
-    size_t n = (size_t)b->view.n_tokens;
     if (list == LIST_BLOCK_TABLE) return table_bytes(b);
-    if (list == LIST_QUERY_START) n = (size_t)b->view.n_seqs + 1;
-    if (list >= LIST_CONTEXT_LEN && list <= LIST_ATTEND_END) n = (size_t)b->view.n_seqs;
-    if (list == LIST_ROWS || list == LIST_ROWS_ORDER) n = (size_t)b->padded_rows;
-    return n * sizeof(int32_t);
+    return list_bytes(list, b->view.n_tokens, b->view.n_seqs, 0, b->padded_rows);
 }
 
 enum status batch_write(const struct batch *b, struct bytes *to)

@@ -17,9 +17,10 @@
 
 static enum status read_activation(const char *where, const json_t *json, struct model_config *c)
 {
-    const char *name = "silu", *key = c->family->act_key ? c->family->act_key : "hidden_act";
+    const char *name = NULL, *key = c->family->act_key ? c->family->act_key : "hidden_act";
     enum status st = json_get_string(where, json, key, &name);
-    if (st != ST_OK) return st;
+    c->act = c->family->act;
+    if (st != ST_OK || !name) return st;
     static const char *const names[] = {"silu",     "swish", "gelu_pytorch_tanh",
                                         "gelu_new", "gelu",  NULL};
     static const enum act_kind kinds[] = {ACT_SILU, ACT_SILU, ACT_GELU_TANH, ACT_GELU_TANH,
@@ -112,7 +113,16 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     c->norm = c->family->norm;
     c->rotary_share = c->family->rotary_share > 0 ? c->family->rotary_share : 1;
     c->tie_embeddings = c->family->tied;
-    c->gated_mlp = c->pre_norm = true;
+    c->gated_mlp = !(c->family->block & PLAIN_MLP);
+    c->pre_norm = !(c->family->block & NO_PRE_NORM);
+    c->post_norm = c->family->block & POST_NORM;
+    c->parallel_block = c->family->block & PARALLEL_BLOCK;
+    c->qk_norm = c->family->block & QK_NORM;
+    c->qk_norm_whole = c->family->block & QK_NORM_WHOLE;
+    c->sinks = c->family->block & SINKS;
+    c->attn_gate = c->family->block & ATTN_GATE;
+    c->head_bias = c->family->block & HEAD_BIAS;
+    c->router_logit_bias = c->family->block & ROUTER_LOGIT_BIAS;
     c->embed_scale = 1;
     all->attn_scale = (float)(1.0 / sqrt((double)all->head_dim));
     c->layers = calloc((size_t)c->n_layers, sizeof *c->layers);
@@ -224,7 +234,7 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     CHECK(json_get_int32(where, json, "bos_token_id", -1, c->vocab_size - 1, &c->bos_id));
     CHECK(json_get_int32(where, json, "pad_token_id", -1, c->vocab_size - 1, &c->pad_id));
     CHECK(read_eos(where, json, c));
-    CHECK(f->configure(where, json, c));
+    CHECK(family_configure(where, json, c));
     for (int l = 0; l < c->n_layers; l++)
         if (c->layers[l].moe.top_k > c->layers[l].moe.n_experts)
             FAIL(ST_FORMAT, "%s: num_experts_per_tok is %d, of %d experts", where,
@@ -315,6 +325,63 @@ out:
     json_decref(json);
     json_decref(generation);
     model_config_free(c);
+    return st;
+}
+
+// ---- shards -------------------------------------------------------------------------------------
+
+static enum status check_shared(const struct model_config *c, const char *key, int number, int size)
+{
+    if (number % size == 0) return ST_OK;
+    return status_fail(ST_INVALID,
+                       "%s: %s is %d, which %d ranks cannot share evenly; take a "
+                       "--tensor-parallel-size that divides it",
+                       c->architecture, key, number, size);
+}
+
+static enum status check_layer(const struct model_config *c, const struct layer_config *l, int size)
+{
+    enum status st;
+    if (l->delta.n_heads > 0)
+        FAIL(ST_INVALID,
+             "%s: layers of linear attention are not divided among ranks; leave "
+             "--tensor-parallel-size at 1",
+             c->architecture);
+    CHECK(check_shared(c, "num_attention_heads", l->n_heads, size));
+    if (size % l->n_kv_heads != 0)
+        CHECK(check_shared(c, "num_key_value_heads", l->n_kv_heads, size));
+    CHECK(check_shared(c, l->moe.n_experts > 0 ? "an expert's width" : "intermediate_size",
+                       l->intermediate, size));
+    CHECK(check_shared(c, "shared_expert_intermediate_size", l->shared_intermediate, size));
+out:
+    return st;
+}
+
+enum status model_config_shard(struct model_config *c, struct shard shard)
+{
+    const size_t bytes = (size_t)c->n_layers * sizeof *c->layers;
+    struct layer_config *layers = NULL;
+    enum status st = ST_OK;
+    if (shard.size == 1) return ST_OK;
+    if (c->qk_norm_whole)
+        FAIL(ST_INVALID,
+             "%s: norms of queries and keys go over all heads, which several ranks cannot share; "
+             "take --tensor-parallel-size 1",
+             c->architecture);
+    CHECK(check_shared(c, "vocab_size", c->vocab_size, shard.size));
+    for (int l = 0; l < c->n_layers; l++) CHECK(check_layer(c, &c->whole[l], shard.size));
+    layers = malloc(bytes);
+    if (!layers) FAIL(ST_NO_MEMORY, "no memory for a shard's config");
+    memcpy(layers, c->whole, bytes);
+    for (struct layer_config *l = layers; l < layers + c->n_layers; l++) {
+        l->n_heads /= shard.size;
+        l->n_kv_heads = l->n_kv_heads > shard.size ? l->n_kv_heads / shard.size : 1;
+        l->intermediate /= shard.size;
+        l->shared_intermediate /= shard.size;
+    }
+    c->layers = layers;
+    c->shard = shard;
+out:
     return st;
 }
 

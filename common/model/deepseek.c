@@ -13,17 +13,6 @@ static enum status read_or_null(const char *where, const json_t *json, const cha
     return json_get_int32(where, json, key, 0, 1 << 20, field);
 }
 
-// A field that may have one value; absent is that.
-static enum status check_word(const char *where, const json_t *json, const char *key,
-                              const char *want)
-{
-    const char *have = want;
-    enum status st = json_get_string(where, json, key, &have);
-    if (st != ST_OK || strcmp(have, want) == 0) return st;
-    return status_fail(ST_UNSUPPORTED, "%s: %s is \"%s\"; \"%s\" is supported", where, key, have,
-                       want);
-}
-
 static enum status refuse_bias(const char *where, const json_t *json, const char *key)
 {
     bool bias = false;
@@ -130,7 +119,7 @@ enum status configure_deepseek_v2(const char *where, const json_t *json, struct 
     CHECK(latent_attention(where, json, c, all));
     if (!c->ropes[0].interleaved)
         FAIL(ST_UNSUPPORTED, "%s: rope_interleave is false; DeepSeek-V2 rotates neighbours", where);
-    CHECK(check_word(where, json, "scoring_func", "softmax"));
+    CHECK(json_expect(where, json, "scoring_func", "softmax", "that is not supported"));
     CHECK(json_get_string(where, json, "topk_method", &method));
     if (strcmp(method, "greedy") != 0 && strcmp(method, "group_limited_greedy") != 0)
         FAIL(ST_UNSUPPORTED,
@@ -165,8 +154,8 @@ static enum status biased_experts(const char *where, const json_t *json, struct 
              c->layers[0].latent.rope);
     moe.scoring = MOE_SIGMOID;
     moe.norm_topk = true;
-    CHECK(check_word(where, json, "scoring_func", "sigmoid"));
-    CHECK(check_word(where, json, "topk_method", "noaux_tc"));
+    CHECK(json_expect(where, json, "scoring_func", "sigmoid", "that is not supported"));
+    CHECK(json_expect(where, json, "topk_method", "noaux_tc", "that is not supported"));
     CHECK(deepseek_experts(where, json, c, first, width, 1, true, moe));
     CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_skipped_layers));
 out:

@@ -60,6 +60,23 @@ enum tensor_role {
     ROLE_COUNT
 };
 
+// What a block of a family has; `less`: than Llama's.
+enum {
+    QKV_BIAS = 1 << 0,
+    O_BIAS = 1 << 1,
+    MLP_BIAS = 1 << 2,
+    HEAD_BIAS = 1 << 3,
+    ROUTER_LOGIT_BIAS = 1 << 4,
+    QK_NORM = 1 << 5,
+    QK_NORM_WHOLE = 1 << 6,
+    POST_NORM = 1 << 7,
+    NO_PRE_NORM = 1 << 8, // less
+    PLAIN_MLP = 1 << 9,   // less: its MLP has no gate
+    PARALLEL_BLOCK = 1 << 10,
+    SINKS = 1 << 11,
+    ATTN_GATE = 1 << 12,
+};
+
 struct family {
     const char *model_type;   // config.json "model_type"
     const char *architecture; // config.json "architectures"[0]
@@ -69,13 +86,34 @@ struct family {
     const char *norm_eps_key; // NULL: "rms_norm_eps"
     double norm_eps;          // 0: 1e-6
     const char *act_key;      // NULL: "hidden_act"
-    double rotary_share;      // 0: 1
-    bool partial_rotary;      // partial_rotary_factor may say another share than that
-    double rope_theta;        // 0: 10000
-    bool window_ropes;        // layers with a window have positions of their own
-    bool phi3_ropes;          // rope types are those of Phi-3's folders (rope.c)
-    int head_dim;             // 0: hidden_size / num_attention_heads
-    int max_positions;        // 0: 2048
+    enum act_kind act;
+    unsigned block;       // QKV_BIAS and so on
+    const char *bias_key; // of a bool that says whether blocks have `keyed`, in place of `block`
+    unsigned keyed;
+    // Which layers have a sliding window, where layer_types does not say. ALL_LAYERS: whatever it
+    // says.
+    struct windows {
+        enum { NO_WINDOWS, SOME_LAYERS, ALL_LAYERS } of;
+        int absent;            // of a config without sliding_window: positions; 0: none
+        bool by_use;           // none unless use_sliding_window is true
+        bool late, early;      // those from max_window_layers on, or those before it
+        int full_every;        // but every so many-th; 0: no such
+        const char *every_key; // of that number
+    } windows;
+    // Experts: their number, how many a token goes to, and their width, 0: intermediate_size's, all
+    // of a silent config. Those with a width are Qwen's: in layers that the config may choose.
+    struct {
+        int n, per_token, width;
+    } experts;
+    double rotary_share;   // 0: 1
+    bool partial_rotary;   // partial_rotary_factor may say another share than that
+    double rope_theta;     // 0: 10000
+    bool window_ropes;     // layers with a window have positions of their own, of the theta
+    const char *local_key; // of this key (NULL: there is none),
+    double local_theta;    // or this one
+    bool phi3_ropes;       // rope types are those of Phi-3's folders (rope.c)
+    int head_dim;          // 0: hidden_size / num_attention_heads
+    int max_positions;     // 0: 2048
     bool tied;
     // Hugging Face names of each role: parts in row order, separated by '|'; the first "%d" is the
     // layer, the second the expert. Roles that the config rules out are not looked up.
@@ -83,13 +121,13 @@ struct family {
     // Where a folder has all experts of a layer in one tensor (gpt-oss), what it is called: their
     // matrices (n_experts, columns, rows), their biases (n_experts, rows), a row of each part in
     // turn. `names` are then what the table calls them. In published folders matrices may be
-    // MXFP4, in two tensors (mxfp4.c).
+    // MXFP4, in two tensors (weights_load.c).
     const char *stored[ROLE_COUNT];
     // A row of folders whose text model is one of another row, beside what reads images: the
     // model_type of that, and what its config means where text_config is silent (JSON). Nothing
     // else of such a row is used.
     const char *text_type, *text_defaults;
-    // Reads the family's own keys, after the common ones were read.
+    // Reads the family's own keys, after the common ones and what the row says; NULL: it has none.
     enum status (*configure)(const char *where, const json_t *json, struct model_config *config);
 };
 
@@ -101,6 +139,8 @@ enum status configure_deepseek_v3(const char *where, const json_t *json,
 enum status configure_glm4_moe_lite(const char *where, const json_t *json,
                                     struct model_config *config);
 
+// Reads what a config of the family has beyond sizes, activation and positions, which were read.
+enum status family_configure(const char *where, const json_t *json, struct model_config *config);
 const struct family *family_find(const char *model_type, const char *architecture); // NULL: unknown
 const struct family *family_at(int i); // the i-th row; NULL past the end
 const char *family_list(void); // "Qwen2/Qwen2.5 (Qwen2ForCausalLM), ..."; one thread's own text

@@ -1,11 +1,14 @@
 /* gguf.c: the container: "GGUF", version, numbers of tensors and of metadata, the metadata (key,
  * type, value), the tensors (name, sizes from the innermost on, type, offset), and behind the next
- * multiple of general.alignment their data. Little endian. */
+ * multiple of general.alignment their data. Little endian. Behind that a file as the Hugging Face
+ * folder that it stands for: its config, and its tensors under the folder's names. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/gguf.h"
 #include "common/base/json.h"
+#include "common/model/config.h"
 #include <fcntl.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -223,4 +226,282 @@ const struct gguf_tensor *gguf_find(const struct gguf *g, const char *name)
     for (int i = 0; i < g->n_tensors; i++)
         if (strcmp(g->tensors[i].name, name) == 0) return &g->tensors[i];
     return NULL;
+}
+
+// ---- the folder that it stands for --------------------------------------------------------------
+
+struct arch {
+    const char *name, *model_type, *architecture;
+    bool pairs;       // rows of q and k stand as their halves' in turn (convert_hf_to_gguf.py)
+    bool one_more;    // weights of norms have one added
+    bool four_norms;  // in a layer: "ffn_norm" is the third
+    int wider_scores; // a model of so many layers has the scale of hidden / heads, as llama.cpp's
+};
+static const struct arch archs[] = {
+    {"llama", "llama", "LlamaForCausalLM", .pairs = true},
+    {"qwen2", "qwen2", "Qwen2ForCausalLM", .pairs = false},
+    {"qwen3", "qwen3", "Qwen3ForCausalLM", .pairs = false},
+    {"gemma", "gemma", "GemmaForCausalLM", .one_more = true},
+    {"gemma2", "gemma2", "Gemma2ForCausalLM", false, true, true, 46},
+    {"gemma3", "gemma3_text", "Gemma3ForCausalLM", false, true, true, 62},
+};
+enum { N_ARCHS = sizeof archs / sizeof *archs };
+
+static const char *arch_name(const struct gguf *g)
+{
+    const char *name = json_string_value(json_object_get(g->metadata, "general.architecture"));
+    return name ? name : "(none)";
+}
+
+static enum status find_arch(const struct gguf *g, const struct arch **ret)
+{
+    for (int i = 0; i < N_ARCHS; i++)
+        if (strcmp(archs[i].name, arch_name(g)) == 0) *ret = &archs[i];
+    if (*ret) return ST_OK;
+    return status_fail(ST_UNSUPPORTED,
+                       "%s: general.architecture is %s; of GGUF files llama, qwen2, qwen3, gemma, "
+                       "gemma2 and gemma3 are supported",
+                       g->where, arch_name(g));
+}
+
+// ---- config.json --------------------------------------------------------------------------------
+// The metadata's "llama.KEY", or what is the same for all architectures.
+static json_t *get(const struct gguf *g, const char *key)
+{
+    char whole[GGUF_NAME];
+    if (strncmp(key, "tokenizer.", 10) == 0) return json_object_get(g->metadata, key);
+    snprintf(whole, sizeof whole, "%s.%s", arch_name(g), key);
+    return json_object_get(g->metadata, whole);
+}
+
+// The number of a key; `otherwise` where there is none.
+static double number(const struct gguf *g, const char *key, double otherwise)
+{
+    const json_t *value = get(g, key);
+    return json_is_number(value) ? json_number_value(value) : otherwise;
+}
+
+// The same of a size, which is looked at again where it is read as the config's.
+static int whole_number(const struct gguf *g, const char *key, double otherwise)
+{
+    return (int)fmin(fmax(number(g, key, otherwise), 0), 1 << 24);
+}
+
+static void copy_keys(const struct gguf *g, const char *const keys[][2], json_t *to)
+{
+    for (; (*keys)[0]; keys++)
+        if (get(g, (*keys)[0])) json_object_set(to, (*keys)[1], get(g, (*keys)[0]));
+}
+
+// Llama 3.1's positions are in the file as divisors of the frequencies. Every published model has
+// them of 8,192 positions and the factors 1 and 4.
+static enum status read_divisors(const struct gguf *g, const struct gguf_tensor *t, json_t *config)
+{
+    const int64_t n = t->shape[0];
+    float divisors[128], most = 1;
+    struct rope_config r = {.kind = ROPE_LLAMA3,
+                            .theta = number(g, "rope.freq_base", 10000),
+                            .dim = 2 * (int)n,
+                            .original_max_positions = 8192,
+                            .low_freq_factor = 1,
+                            .high_freq_factor = 4};
+    bool same = t->n_dims == 1 && n <= 128;
+    if (same) quant_read(t->type, t->data, 0, n, divisors);
+    for (int64_t i = 0; same && i < n; i++) most = fmaxf(most, divisors[i]);
+    r.factor = most;
+    for (int i = 0; same && i < n; i++) {
+        const double is = divisors[i] * rope_frequency(&r, i, false);
+        same = fabs(is * pow(r.theta, 2.0 * i / r.dim) - 1) < 1e-3;
+    }
+    if (!same)
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: rope_freqs.weight holds other positions than Llama 3.1's",
+                           g->where);
+    json_object_set_new(config, "rope_scaling",
+                        json_pack("{s:s,s:f,s:f,s:f,s:i}", "rope_type", "llama3", "factor",
+                                  r.factor, "low_freq_factor", 1.0, "high_freq_factor", 4.0,
+                                  "original_max_position_embeddings", 8192));
+    return ST_OK;
+}
+
+static enum status read_positions(const struct gguf *g, int head_dim, json_t *config)
+{
+    static const char *const keys[][2] = {
+        {"rope.scaling.type", "rope_type"},
+        {"rope.scaling.factor", "factor"},
+        {"rope.scaling.original_context_length", "original_max_position_embeddings"},
+        {NULL, NULL}};
+    const struct gguf_tensor *divisors = gguf_find(g, "rope_freqs.weight");
+    const char *type = json_string_value(get(g, "rope.scaling.type"));
+    if (number(g, "rope.dimension_count", head_dim) != head_dim || get(g, "rope.scale_linear"))
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: heads that are rotated in part, or rope.scale_linear, are not "
+                           "supported in a GGUF file",
+                           g->where);
+    if (divisors) return read_divisors(g, divisors, config);
+    if (!type || strcmp(type, "none") == 0) return ST_OK;
+    json_t *scaling = json_object();
+    copy_keys(g, keys, scaling);
+    json_object_set_new(config, "rope_scaling", scaling);
+    return ST_OK;
+}
+
+static enum status make_config(const struct gguf *g, const struct arch *a, json_t **ret)
+{
+    static const char *const keys[][2] = {{"context_length", "max_position_embeddings"},
+                                          {"embedding_length", "hidden_size"},
+                                          {"block_count", "num_hidden_layers"},
+                                          {"feed_forward_length", "intermediate_size"},
+                                          {"attention.head_count", "num_attention_heads"},
+                                          {"attention.head_count_kv", "num_key_value_heads"},
+                                          {"attention.layer_norm_rms_epsilon", "rms_norm_eps"},
+                                          {"rope.freq_base", "rope_theta"},
+                                          {"attention.sliding_window", "sliding_window"},
+                                          {"attn_logit_softcapping", "attn_logit_softcapping"},
+                                          {"final_logit_softcapping", "final_logit_softcapping"},
+                                          {"tokenizer.ggml.bos_token_id", "bos_token_id"},
+                                          {"tokenizer.ggml.padding_token_id", "pad_token_id"},
+                                          {NULL, NULL}};
+    static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    const struct gguf_tensor *embed = gguf_find(g, "token_embd.weight");
+    const int heads = whole_number(g, "attention.head_count", 0);
+    const int hidden = whole_number(g, "embedding_length", 0);
+    json_t *config = NULL, *eos = json_array();
+    enum status st = ST_OK;
+    if (number(g, "expert_count", 0) > 0)
+        FAIL(ST_UNSUPPORTED, "%s: experts are not supported in a GGUF file", g->where);
+    if (!embed || heads < 1)
+        FAIL(ST_FORMAT, "%s: %s is missing", g->where,
+             embed ? "attention.head_count" : "tensor token_embd.weight");
+    const int head_dim = whole_number(g, "attention.key_length", hidden / heads);
+    config = json_pack("{s:s,s:[s],s:s,s:I,s:i,s:b,s:b,s:b}", "model_type", a->model_type,
+                       "architectures", a->architecture, "torch_dtype",
+                       strcmp(embed->type->name, "F32") ? "bfloat16" : "float32", "vocab_size",
+                       (json_int_t)embed->shape[0], "head_dim", head_dim, "tie_word_embeddings",
+                       !gguf_find(g, "output.weight"), "attention_bias",
+                       strcmp(a->name, "qwen2") && gguf_find(g, "blk.0.attn_q.bias"), "mlp_bias",
+                       gguf_find(g, "blk.0.ffn_up.bias") != NULL);
+    copy_keys(g, keys, config);
+    for (int i = 0; i < 3; i++) json_array_append(eos, get(g, ends[i]));
+    json_object_set(config, "eos_token_id", eos);
+    const bool wider = number(g, "block_count", 0) == a->wider_scores;
+    if (a->four_norms)
+        json_object_set_new(config, "query_pre_attn_scalar",
+                            json_integer(wider ? hidden / heads : head_dim));
+    CHECK(read_positions(g, head_dim, config));
+    *ret = json_incref(config);
+out:
+    json_decref(eos);
+    json_decref(config);
+    return st;
+}
+
+bool gguf_has_file(const struct gguf *g, const char *name)
+{
+    if (strcmp(name, "config.json") == 0) return true;
+    return json_object_get(g->metadata, "tokenizer.ggml.tokens") &&
+           (strcmp(name, "tokenizer.json") == 0 || strcmp(name, "tokenizer_config.json") == 0);
+}
+
+enum status gguf_folder_file(const struct gguf *g, const char *name, json_t **ret)
+{
+    const struct arch *a = NULL;
+    *ret = NULL;
+    if (!gguf_has_file(g, name)) return ST_OK;
+    if (strcmp(name, "tokenizer.json") == 0) return gguf_tokenizer(g, ret);
+    if (strcmp(name, "tokenizer_config.json") == 0) return gguf_tokenizer_config(g, ret);
+    const enum status st = find_arch(g, &a);
+    return st == ST_OK ? make_config(g, a, ret) : st;
+}
+
+// ---- tensors ------------------------------------------------------------------------------------
+// Its folder's name in place of its own; one that is not known keeps it, and is refused by that.
+static void rename_tensor(const struct arch *a, struct gguf_tensor *t)
+{
+    static const char *const names[][2] = {
+        {"token_embd", "model.embed_tokens"},
+        {"output_norm", "model.norm"},
+        {"output", "lm_head"},
+        {"attn_norm", "input_layernorm"},
+        {"attn_q", "self_attn.q_proj"},
+        {"attn_k", "self_attn.k_proj"},
+        {"attn_v", "self_attn.v_proj"},
+        {"attn_output", "self_attn.o_proj"},
+        {"attn_q_norm", "self_attn.q_norm"},
+        {"attn_k_norm", "self_attn.k_norm"},
+        {"post_attention_norm", "post_attention_layernorm"},
+        {"ffn_norm", "post_attention_layernorm"},
+        {"ffn_gate", "mlp.gate_proj"},
+        {"ffn_up", "mlp.up_proj"},
+        {"ffn_down", "mlp.down_proj"},
+        {"post_ffw_norm", "post_feedforward_layernorm"},
+    };
+    char whole[sizeof t->name];
+    int layer = 0, at = 0;
+    const bool in_layer = sscanf(t->name, "blk.%d.%n", &layer, &at) == 1 && at > 0;
+    const char *part = t->name + (in_layer ? at : 0), *dot = strrchr(part, '.');
+    const size_t len = dot ? (size_t)(dot - part) : strlen(part);
+    for (size_t i = 0; dot && i < sizeof names / sizeof *names; i++) {
+        const char *name = names[i][1];
+        if (strlen(names[i][0]) != len || memcmp(names[i][0], part, len) != 0) continue;
+        if (in_layer != (i > 2)) continue;
+        if (a->four_norms && strcmp(names[i][0], "ffn_norm") == 0)
+            name = "pre_feedforward_layernorm";
+        if (in_layer) at = snprintf(whole, sizeof whole, "model.layers.%d.", layer);
+        snprintf(whole + at, sizeof whole - (size_t)at, "%s%s", name, dot);
+        memcpy(t->name, whole, sizeof whole);
+        return;
+    }
+}
+
+static void read_row(const struct safetensors_entry *e, int64_t row, int64_t first, int64_t n,
+                     void *ret)
+{
+    const struct gguf_tensor *t = e->more;
+    const int64_t cols = t->n_dims > 1 ? t->shape[t->n_dims - 1] : 1;
+    if (t->heads > 0) {
+        const int64_t dim = t->shape[0] / t->heads, i = row % dim;
+        row += i % (dim / 2) * 2 + i / (dim / 2) - i;
+    }
+    quant_read(t->type, t->data, row * cols + first, n, ret);
+    for (int64_t i = 0; t->add != 0 && i < n; i++) ((float *)ret)[i] += t->add;
+}
+
+static void free_file(void *file)
+{
+    gguf_free(file);
+}
+
+enum status gguf_tensors(struct gguf *g, struct safetensors **ret)
+{
+    struct safetensors_entry *entries = calloc((size_t)g->n_tensors + 1, sizeof *entries);
+    const struct arch *a = NULL;
+    int n = 0;
+    enum status st = ST_OK;
+    if (!entries) FAIL(ST_NO_MEMORY, "%s: no memory for its tensors", g->where);
+    CHECK(find_arch(g, &a));
+    for (int i = 0; i < g->n_tensors; i++) {
+        struct gguf_tensor *t = &g->tensors[i];
+        if (strcmp(t->name, "rope_freqs.weight") == 0) continue; // in the config
+        rename_tensor(a, t);
+        const char *q = strstr(t->name, ".q_proj."), *k = strstr(t->name, ".k_proj.");
+        const int heads = whole_number(g, "attention.head_count", 1);
+        if (a->pairs && (q || k))
+            t->heads = k ? whole_number(g, "attention.head_count_kv", heads) : heads;
+        if (t->heads > 0 && t->shape[0] % (2 * (int64_t)t->heads) != 0)
+            FAIL(ST_FORMAT, "%s: tensor %s: %lld rows are not those of %d heads", g->where, t->name,
+                 (long long)t->shape[0], t->heads);
+        const size_t len = strlen(t->name);
+        if (a->one_more && len > 11 && strcmp(t->name + len - 11, "norm.weight") == 0) t->add = -1;
+        entries[n] = (struct safetensors_entry){t->name, g->where, DT_F32,   t->n_dims, {0},
+                                                t->data, t->bytes, read_row, t};
+        memcpy(entries[n++].shape, t->shape, sizeof t->shape);
+    }
+    st = safetensors_from(g->where, entries, n, g, free_file, ret);
+    return st;
+out:
+    free(entries);
+    gguf_free(g);
+    return st;
 }

@@ -51,7 +51,7 @@ enum status gguf_parse(const char *where, const void *data, size_t len, struct g
 void gguf_free(struct gguf *g);
 const struct gguf_tensor *gguf_find(const struct gguf *g, const char *name); // NULL: none
 
-// ---- as a folder (gguf_model.c, gguf_tokenizer.c) -----------------------------------------------
+// ---- as a folder (gguf.c, text/gguf_tokenizer.c) -----------------------------------------------
 bool gguf_has_file(const struct gguf *g, const char *name);
 // The content of the folder's file `name`; *ret NULL where the folder has none. ST_UNSUPPORTED
 // names an architecture or a tokenizer that is not known.

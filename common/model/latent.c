@@ -5,8 +5,7 @@
  * queries are multiplied into its space (latent_query), and what attention gives out of it
  * (latent_value). One thread. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model/latent.h"
-#include "common/model/layer.h"
+#include "common/model/model.h"
 #include <stddef.h>
 #include <string.h>
 

@@ -14,7 +14,7 @@
  *
  * One thread, the owner of the device. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model/layer.h"
+#include "common/model/model.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -188,16 +188,6 @@ void model_free(struct model *m)
     for (int i = 0; i < MAX_ROPES; i++) device_release(m->dev, m->ropes[i]);
     free(m->attn);
     free(m);
-}
-
-void model_use_adapters(struct model *m, const struct adapter_table *adapters)
-{
-    m->adapters = adapters;
-}
-
-void model_use_comm(struct model *m, struct comm *comm)
-{
-    m->comm = comm;
 }
 
 enum status model_share_logits(struct model *m, char *ret_why, size_t size)
@@ -539,6 +529,41 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
     return m->attn_out;
 }
 
+// Linear attention by the gated delta rule (ops.h, delta_shape), as Qwen3.5 has it in three layers
+// of four, from m->normed to m->attn_out: one matmul gives the convolution's input and the output's
+// gate z, one the heads' gates b and a; convolution; the rule; RMSNorm of every head of its output,
+// times silu(z). Serving and training run the same operations, row after row, so that a row has the
+// same bits in both.
+static void delta_attention(struct model *m, int l, const struct batch_view *batch,
+                            const struct kv_view *kv, struct layer_tape *tape)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const struct delta_shape shape = model_delta_shape(m, l);
+    const int rows = batch->n_tokens, hidden = m->config->hidden,
+              width = layer_delta_in_width(layer);
+    void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
+    float *gates = tape ? tape->delta_gates : m->delta_gates;
+    const struct delta_batch order = {batch, kv, l};
+    const struct conv_args conv = {in, width, w->delta_conv, order};
+    const struct delta_args rule = {m->qkv, gates, w->delta_a_log, w->delta_dt_bias, order};
+    const struct norm_shape norm = model_delta_norm_shape(m, l, rows);
+    const struct norm_args normed = {
+        .x = out, .w = w->delta_norm, .rstd = tape ? tape->rstd_delta : NULL};
+    const struct gate_args gate = model_delta_gate(m, l, m->gate, in, rows);
+
+    model_linear(
+        m, in, m->normed, rows,
+        &(struct linear){ROLE_DELTA_IN, l, w->delta_in, NULL, width, hidden, false, m->dt});
+    model_linear(m, gates, m->normed, rows,
+                 &(struct linear){ROLE_DELTA_GATES, l, w->delta_gates, NULL, 2 * shape.n_heads,
+                                  hidden, false, DT_F32});
+    m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
+    m->ops->delta_rule(m->dev, out, &rule, &shape);
+    m->ops->norm(m->dev, m->gate, &normed, &norm);
+    m->ops->gate(m->dev, m->attn_out, &gate);
+}
+
 // Leaves the normalised input in m->normed, and x whole. The residual stream after attention goes
 // to x_mid, which is x's own memory outside of training.
 static struct residual attention_block(struct model *m, int l, const struct batch_view *batch,
@@ -554,7 +579,7 @@ static struct residual attention_block(struct model *m, int l, const struct batc
                     &(struct norm_args){x.x, w->attn_norm, w->attn_norm_bias,
                                         tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL,
                                         x.partial});
-    if (delta) model_delta(m, l, batch, kv, tape);
+    if (delta) delta_attention(m, l, batch, kv, tape);
     struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
                        delta ? m->attn_out : attend(m, l, batch, kv, tape),
@@ -701,18 +726,6 @@ static struct residual run_layer(struct model *m, int l, const struct batch_view
     return mlp_block(m, l, batch->n_tokens, lt, x, x_out);
 }
 
-// What layer l's router did adds to the tape's sums.
-static void add_balance(struct model *m, int l, int rows, const struct tape *tape)
-{
-    const struct moe_shape shape = model_moe_shape(m, l, rows);
-    const struct layer_tape *lt = &tape->layers[l];
-    float *probs = m->router_logits; // those of this pass are on the tape
-    if (shape.n_experts == 0) return;
-    m->ops->moe_balance(m->dev, probs, tape->balance, lt->router_logits, &lt->routing, &shape);
-    m->ops->column_sum(m->dev, tape->balance + shape.n_experts, probs, rows, shape.n_experts,
-                       DT_F32);
-}
-
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
                    struct tape *tape, void **ret_x)
 {
@@ -726,7 +739,14 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
         device_fill(m->dev, tape->balance, 0, 2 * (size_t)config_experts(c) * sizeof(float));
     for (int l = 0; l < c->n_layers; l++) {
         x = run_layer(m, l, batch, kv, tape, x);
-        if (tape && tape->balance) add_balance(m, l, batch->n_tokens, tape);
+        const struct moe_shape shape = model_moe_shape(m, l, batch->n_tokens);
+        if (!tape || !tape->balance || shape.n_experts == 0) continue;
+        // what the layer's router did is added to the tape's sums
+        const struct layer_tape *lt = &tape->layers[l];
+        float *probs = m->router_logits; // those of this pass are on the tape
+        m->ops->moe_balance(m->dev, probs, tape->balance, lt->router_logits, &lt->routing, &shape);
+        m->ops->column_sum(m->dev, tape->balance + shape.n_experts, probs, batch->n_tokens,
+                           shape.n_experts, DT_F32);
     }
     *ret_x = whole(m, x, batch->n_tokens);
 }
@@ -829,14 +849,6 @@ static int tape_parts(const struct model_config *c, const struct layer_config *l
                              offsetof(struct layer_tape, shared_routing), ret + n);
 }
 
-// Sets a part's pointer where there is a layer to set it in; returns where the next part begins.
-static size_t place_part(struct layer_tape *layer, const struct device_part *part, char *base,
-                         size_t at)
-{
-    if (layer && part->bytes > 0) *device_part_pointer(layer, part) = base + at;
-    return at + (part->bytes + 255) / 256 * 256;
-}
-
 // Whether each layer has a part for itself with RECOMPUTE_LAYER, too: the residual stream at its
 // entry, and what attention gives, which takes longest to compute again at long contexts.
 static bool is_kept(const struct layer_config *layer, const struct device_part *part)
@@ -861,9 +873,12 @@ static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t,
         for (int l = 0; l < c->n_layers; l++) {
             if (!kept && recompute == RECOMPUTE_LAYER) at = rest;
             const int n = tape_parts(c, &c->layers[l], dt, t, parts);
-            for (int i = 0; i < n; i++)
-                if (is_kept(&c->layers[l], &parts[i]) == kept)
-                    at = place_part(tape ? &tape->layers[l] : NULL, &parts[i], base, at);
+            for (int i = 0; i < n; i++) {
+                if (is_kept(&c->layers[l], &parts[i]) != kept) continue;
+                if (tape && parts[i].bytes > 0)
+                    *device_part_pointer(&tape->layers[l], &parts[i]) = base + at;
+                at += (parts[i].bytes + 255) / 256 * 256;
+            }
             if (at > end) end = at;
         }
     }

@@ -2,22 +2,38 @@
  * and verification, the trainer with a tape for the backward pass: a token's log-probability
  * means the same in both. One thread at a time.
  *
- * Of a shard (shard.h) every rank runs the same passes over the same batches, at the same time; the
- * residual stream and the logits are then whole on all of them, and the same to the bit: what ranks
- * hold parts of is summed, in an order that is the same for all (comm.h), in four places: behind
- * the look-up of embeddings, at the end of each of a layer's two branches, and (put together, not
- * summed) the logits. */
+ * Of a shard (config.h) every rank runs the same passes over the same batches, at the same time;
+ * the residual stream and the logits are then whole on all of them, and the same to the bit: what
+ * ranks hold parts of is summed, in an order that is the same for all (comm.h), in four places:
+ * behind the look-up of embeddings, at the end of each of a layer's two branches, and (put
+ * together, not summed) the logits. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_MODEL_H
 #define COMMON_MODEL_MODEL_H
 
-#include "common/model/adapter_table.h"
+#include "common/model/adapter.h"
 #include "common/model/batch.h"
 #include "common/model/config.h"
-#include "common/model/latent.h"
 #include "common/model/weights.h"
 #include "kernels/comm.h"
 #include "kernels/ops.h"
+
+// What latent attention (DeepSeek-V2, 2024; kernels/ops.h, struct latent_shape) keeps of T tokens:
+// scratch of the forward pass, or on the tape. D is rank + rope.
+struct latent_rows {
+    void *q_a;     // (T, q_rank) before its norm, where queries are made in two steps
+    float *rstd_q; // (T) of that norm; on the tape, as rstd_kv
+    void *q;       // (T, n_heads, head_dim), rotated
+    void *keys;    // (T, D) what the cache holds
+    void *kv_a;    // (T, D) the same before the norm of its first rank entries and the rotation of
+                   // the others; on the tape
+    float *rstd_kv;
+};
+#define N_LATENT_ROWS 6
+// Their bytes for t tokens of a layer (0 where its attention is not latent), in a struct that has
+// them at offset `base`. Returns how many there are.
+int latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base, bool tape,
+                      struct device_part ret[N_LATENT_ROWS]);
 
 // What one layer's backward pass needs. dt is the weights' dtype; A is T * moe.top_k, or T where
 // there are no experts. Fields that the config has no use for are NULL.
@@ -73,9 +89,10 @@ struct model {
     const struct ops *ops;
     const struct model_config *config;    // borrowed
     const struct weights *weights;        // borrowed, bound
-    const struct adapter_table *adapters; // borrowed; NULL: none (model_use_adapters())
+    const struct adapter_table *adapters; // borrowed, its user's to set; NULL: none
     const int32_t *row_adapter;           // the batch's, in a forward pass
-    struct comm *comm; // borrowed; the ranks of a sharded model (model_use_comm()), else NULL
+    struct comm
+        *comm; // borrowed, set before the first pass: the ranks of a sharded model, else NULL
     enum dtype dt;
     struct attn_shape *attn; // (n_layers)
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
@@ -108,10 +125,6 @@ enum status model_new(struct device *dev, const struct model_config *config,
                       const struct weights *w, int max_tokens, int max_rows, int max_context,
                       struct model **ret);
 void model_free(struct model *m);
-// Forward passes from now on add what the table's adapters give to the rows that name them.
-void model_use_adapters(struct model *m, const struct adapter_table *adapters);
-// The ranks that hold the other shards, before the first pass of a shard's model.
-void model_use_comm(struct model *m, struct comm *comm);
 // These ranks may write into one another's logits (comm_share()): a step that decodes is shorter.
 // All call it. Before model_free() of such a model comm_unmap_peers(), or the logits stay behind.
 enum status model_share_logits(struct model *m, char *ret_why, size_t size);
@@ -180,5 +193,30 @@ size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_toke
 // for. batch: what model_forward() put on the tape last.
 const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
                                     const struct batch_view *batch);
+
+// ---- latent attention (latent.c), as a kind of layer --------------------------------------------
+// From m->normed to out (T, n_heads * value), through the pool (kv) or the batch itself; lse as of
+// attn_packed. Both forms are absorbed ones, so that a row has the same bits in both.
+void latent_attention(struct model *m, int l, const struct batch_view *batch,
+                      const struct kv_view *kv, const struct latent_rows *rows, float *lse,
+                      void *out);
+// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y], and what the rows' adapters add to the block
+// of that role: what a kind of layer calls for its matmuls (model.c).
+struct linear {
+    enum tensor_role role;
+    int layer;
+    const void *w, *bias;
+    int n, k;
+    bool add;
+    enum dtype out; // of y
+};
+void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l);
+// The shape of layer l's calls for so many rows.
+struct latent_shape model_latent_shape(const struct model *m, int l, int rows);
+// Rotates what is rotated of n heads of `width` entries, `rotated` being where the first begins.
+void model_latent_rotate(struct model *m, int l, void *rotated, int n, int width,
+                         const struct batch_view *batch, float sign);
+// Of the norms of q_a and of kv_a.
+struct norm_shape model_latent_norm(const struct model *m, int rows, int width, int stride);
 
 #endif

@@ -186,10 +186,10 @@ static enum status incomplete(const char *folder, const char *needed)
 static enum status check_files(const char *folder)
 {
     enum status st = ST_OK;
+    char path[PATH_ROOM];
     for (const char *const *name = model_folder_files; *name && st == ST_OK; name++) {
-        char *path = path_join(folder, *name);
-        st = path ? file_check_link(path) : status_fail(ST_NO_MEMORY, "%s: no memory", folder);
-        free(path);
+        st = path_put(path, folder, "%s", *name);
+        if (st == ST_OK) st = file_check_link(path);
     }
     return st;
 }

@@ -8,13 +8,10 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/gguf.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MAX_HEADER ((size_t)100 << 20) // as the reference reader
 #define MAX_SHARDS 1024
@@ -205,18 +202,16 @@ static enum status new_set(const char *where, int n_shards, struct safetensors *
 }
 
 // `data` NULL: the file at `path` is mapped.
-static enum status open_shard(struct safetensors *set, struct shard *shard, char *path,
+static enum status open_shard(struct safetensors *set, struct shard *shard, const char *path,
                               const void *data, size_t len)
 {
-    shard->path = path; // owned from here on
-    if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
-    if (!data) {
-        enum status st = file_map_open(path, &shard->map);
-        if (st != ST_OK) return st;
-        data = shard->map.data;
-        len = shard->map.len;
-    }
-    return add_file(set, shard, path, data, len);
+    enum status st;
+    if (!(shard->path = strdup(path))) FAIL(ST_NO_MEMORY, "no memory for a path");
+    if (!data) CHECK(file_map_open(path, &shard->map));
+    st = add_file(set, shard, shard->path, data ? data : shard->map.data,
+                  data ? len : shard->map.len);
+out:
+    return st;
 }
 
 static enum status open_single(const char *path, const void *data, size_t len,
@@ -225,7 +220,7 @@ static enum status open_single(const char *path, const void *data, size_t len,
     struct safetensors *set = NULL;
     enum status st;
     CHECK(new_set(path, 1, &set));
-    CHECK(open_shard(set, &set->shards[0], strdup(path), data, len));
+    CHECK(open_shard(set, &set->shards[0], path, data, len));
     CHECK(finish_set(path, set));
     *ret = TAKE_PTR(set);
 out:
@@ -312,11 +307,11 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
     struct safetensors *set = NULL;
     json_t *index = NULL;
     const char *names[MAX_SHARDS];
-    char *single = path_join(folder, "model.safetensors");
-    char *index_path = path_join(folder, "model.safetensors.index.json");
+    char path[PATH_ROOM], index_path[PATH_ROOM];
     int n = 0;
-    enum status st = ST_OK;
-    if (!single || !index_path) FAIL(ST_NO_MEMORY, "%s: no memory", folder);
+    enum status st;
+    CHECK(path_put(path, folder, "model.safetensors"));
+    CHECK(path_put(index_path, folder, "model.safetensors.index.json"));
     if (gguf_is_file(folder)) {
         struct gguf *g = NULL;
         CHECK(gguf_open(folder, &g));
@@ -324,7 +319,7 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
         goto out;
     }
     if (!file_exists(index_path)) {
-        st = safetensors_open_file(single, ret);
+        st = safetensors_open_file(path, ret);
         if (st == ST_NOT_FOUND)
             FAIL(ST_NOT_FOUND,
                  "%s: neither model.safetensors nor model.safetensors.index.json is there; "
@@ -335,16 +330,16 @@ enum status safetensors_open(const char *folder, struct safetensors **ret)
     CHECK(json_read_file(index_path, MAX_HEADER, &index));
     CHECK(list_shards(index_path, index, names, &n));
     CHECK(new_set(folder, n, &set));
-    for (int i = 0; i < n; i++)
-        CHECK(open_shard(set, &set->shards[i], path_join(folder, names[i]), NULL, 0));
+    for (int i = 0; i < n; i++) {
+        CHECK(path_put(path, folder, "%s", names[i]));
+        CHECK(open_shard(set, &set->shards[i], path, NULL, 0));
+    }
     CHECK(finish_set(index_path, set));
     CHECK(check_index(index_path, index, set));
     *ret = TAKE_PTR(set);
 out:
     safetensors_free(set);
     json_decref(index);
-    free(single);
-    free(index_path);
     return st;
 }
 
@@ -415,17 +410,14 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
                                                   size_t bytes, void *to),
                               void *context)
 {
-    struct bytes header = BYTES_INIT, temporary = BYTES_INIT;
+    struct bytes header = BYTES_INIT;
+    struct file_replacement file = {NULL, -1};
     void *buffer = NULL;
     size_t buffer_bytes = 0;
-    int fd = -1;
-    enum status st = ST_OK;
-    bytes_printf(&temporary, "%s.%ld.tmp", path, (long)getpid());
-    CHECK(bytes_status(&temporary));
+    enum status st;
     CHECK(build_header(tensors, n, metadata, &header));
-    fd = open(temporary.data, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) FAIL(ST_IO, "%s: cannot create: %s", temporary.data, strerror(errno));
-    CHECK(file_write_all(fd, path, header.data, header.len));
+    CHECK(file_replace_begin(path, 0644, &file));
+    CHECK(file_write_all(file.fd, path, header.data, header.len));
     for (int i = 0; i < n; i++) {
         size_t bytes = source_bytes(&tensors[i]);
         if (bytes > buffer_bytes) {
@@ -435,15 +427,11 @@ enum status safetensors_write(const char *path, const struct safetensors_source 
             if (!buffer) FAIL(ST_NO_MEMORY, "%s: no memory for tensor %s", path, tensors[i].name);
         }
         CHECK(read(context, &tensors[i], bytes, buffer));
-        CHECK(file_write_all(fd, path, buffer, bytes));
+        CHECK(file_write_all(file.fd, path, buffer, bytes));
     }
-    if (fsync(fd) != 0 || rename(temporary.data, path) != 0)
-        FAIL(ST_IO, "%s: cannot finish writing: %s", path, strerror(errno));
 out:
-    if (fd >= 0) close(fd);
-    if (st != ST_OK && temporary.data) unlink(temporary.data);
+    if (file.fd >= 0) st = file_replace_end(path, &file, st);
     free(buffer);
     bytes_release(&header);
-    bytes_release(&temporary);
     return st;
 }

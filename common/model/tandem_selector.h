@@ -13,6 +13,7 @@ enum tandem_selector {
     TANDEM_SENTENCE,
     TANDEM_WORD
 };
-extern const char *const tandem_selector_names[]; // NULL at the end
+static const char *const tandem_selector_names[] = {"bernoulli", "chunk", "alternating",
+                                                    "sentence",  "word",  0};
 
 #endif

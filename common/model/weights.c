@@ -5,7 +5,7 @@
  * role's block is one matrix (or vector), and the family's names divide its rows among Hugging Face
  * tensors. One thread. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model/weights_impl.h"
+#include "common/model/weights.h"
 #include "common/base/hash.h"
 #include "common/base/file.h"
 #include "kernels/ops.h"
@@ -18,138 +18,96 @@
 #define BUFFER_ELEMENTS 2 // of the arena's narrowest dtype that one f32 takes
 
 // ---- the roles ----------------------------------------------------------------------------------
-// Sizes that shapes are made of.
+// Sizes that shapes are made of: of a config, a layer and so many rows of the vocabulary, a shard's
+// or the whole model's.
+#define SIZE_TABLE(X)                                                                              \
+    X(SIZE_NONE, 0)                                                                                \
+    X(SIZE_HIDDEN, c->hidden)                                                                      \
+    X(SIZE_VOCAB, vocab)                                                                           \
+    X(SIZE_Q, layer_q_width(l))                                                                    \
+    X(SIZE_KV, layer_kv_width(l))                                                                  \
+    X(SIZE_Q_IN, layer_q_width(l) * (c->attn_gate ? 2 : 1))                                        \
+    X(SIZE_ATTN_IN, layer_attn_in_width(c, l))                                                     \
+    X(SIZE_Q_NORM, layer_qk_norm_width(c, l, l->n_heads))                                          \
+    X(SIZE_K_NORM, layer_qk_norm_width(c, l, l->n_kv_heads))                                       \
+    X(SIZE_HEADS, l->n_heads)                                                                      \
+    X(SIZE_HEAD, l->head_dim)                                                                      \
+    X(SIZE_ATTN, layer_attn_width(l))                                                              \
+    X(SIZE_Q_RANK, l->latent.q_rank)                                                               \
+    X(SIZE_LATENT, layer_latent_width(l))                                                          \
+    X(SIZE_LATENT_RANK, l->latent.rank)                                                            \
+    X(SIZE_LATENT_HEADS, (l->head_dim - l->latent.rope + l->latent.value) * l->n_heads)            \
+    X(SIZE_DELTA_IN, layer_delta_in_width(l))                                                      \
+    X(SIZE_DELTA_CONV, delta_conv_width(&l->delta))                                                \
+    X(SIZE_DELTA_VALUE, delta_value_width(&l->delta))                                              \
+    X(SIZE_DELTA_TAPS, l->delta.taps)                                                              \
+    X(SIZE_DELTA_GATES, 2 * l->delta.n_heads)                                                      \
+    X(SIZE_DELTA_HEADS, l->delta.n_heads)                                                          \
+    X(SIZE_DELTA_HEAD, l->delta.head_dim)                                                          \
+    X(SIZE_EXPERTS, l->moe.n_experts)                                                              \
+    X(SIZE_UP, layer_up_width(c, l))                                                               \
+    X(SIZE_INNER, l->intermediate)                                                                 \
+    X(SIZE_SHARED_UP, layer_shared_up_width(c, l))                                                 \
+    X(SIZE_SHARED_INNER, l->shared_intermediate)                                                   \
+    X(SIZE_ONE, 1)
+
 enum size {
-    SIZE_NONE,
-    SIZE_HIDDEN,
-    SIZE_VOCAB,
-    SIZE_Q,
-    SIZE_KV,
-    SIZE_Q_IN,
-    SIZE_ATTN_IN,
-    SIZE_Q_NORM,
-    SIZE_K_NORM,
-    SIZE_HEADS,
-    SIZE_HEAD,
-    SIZE_ATTN,
-    SIZE_Q_RANK,
-    SIZE_LATENT,
-    SIZE_LATENT_RANK,
-    SIZE_LATENT_HEADS,
-    SIZE_DELTA_IN,
-    SIZE_DELTA_CONV,
-    SIZE_DELTA_VALUE,
-    SIZE_DELTA_TAPS,
-    SIZE_DELTA_GATES,
-    SIZE_DELTA_HEADS,
-    SIZE_DELTA_HEAD,
-    SIZE_EXPERTS,
-    SIZE_UP,
-    SIZE_INNER,
-    SIZE_SHARED_UP,
-    SIZE_SHARED_INNER,
-    SIZE_ONE
+#define X(name, value) name,
+    SIZE_TABLE(X)
+#undef X
 };
 
-// Of a layer and so many rows of the vocabulary: a shard's or the whole model's.
 static int64_t size_of(const struct model_config *c, const struct layer_config *l, int vocab,
                        enum size size)
 {
-    const int64_t sizes[] = {
-        [SIZE_HIDDEN] = c->hidden,
-        [SIZE_VOCAB] = vocab,
-        [SIZE_Q] = layer_q_width(l),
-        [SIZE_KV] = layer_kv_width(l),
-        [SIZE_Q_NORM] = layer_qk_norm_width(c, l, l->n_heads),
-        [SIZE_K_NORM] = layer_qk_norm_width(c, l, l->n_kv_heads),
-        [SIZE_Q_IN] = layer_q_width(l) * (c->attn_gate ? 2 : 1),
-        [SIZE_ATTN_IN] = layer_attn_in_width(c, l),
-        [SIZE_DELTA_IN] = layer_delta_in_width(l),
-        [SIZE_DELTA_CONV] = delta_conv_width(&l->delta),
-        [SIZE_DELTA_VALUE] = delta_value_width(&l->delta),
-        [SIZE_DELTA_TAPS] = l->delta.taps,
-        [SIZE_DELTA_GATES] = 2 * l->delta.n_heads,
-        [SIZE_DELTA_HEADS] = l->delta.n_heads,
-        [SIZE_DELTA_HEAD] = l->delta.head_dim,
-        [SIZE_HEADS] = l->n_heads,
-        [SIZE_HEAD] = l->head_dim,
-        [SIZE_ATTN] = layer_attn_width(l),
-        [SIZE_Q_RANK] = l->latent.q_rank,
-        [SIZE_LATENT] = layer_latent_width(l),
-        [SIZE_LATENT_RANK] = l->latent.rank,
-        [SIZE_LATENT_HEADS] = l->n_heads * (l->head_dim - l->latent.rope + l->latent.value),
-        [SIZE_EXPERTS] = l->moe.n_experts,
-        [SIZE_UP] = layer_up_width(c, l),
-        [SIZE_INNER] = l->intermediate,
-        [SIZE_SHARED_UP] = layer_shared_up_width(c, l),
-        [SIZE_SHARED_INNER] = l->shared_intermediate,
-        [SIZE_ONE] = 1,
-    };
+#define X(name, value) [name] = value,
+    const int64_t sizes[] = {SIZE_TABLE(X)};
+#undef X
     return sizes[size];
 }
 
 // When a model, or a layer, has a role's block.
+#define WHEN_TABLE(X)                                                                              \
+    X(ALWAYS, true)                                                                                \
+    X(IF_ATTENTION, attention)                                                                     \
+    X(IF_DELTA, l->delta.n_heads > 0)                                                              \
+    X(IF_LAYER_NORM, layer_norm)                                                                   \
+    X(IF_PRE_NORM, c->pre_norm)                                                                    \
+    X(IF_MLP_NORM, c->pre_norm && !c->parallel_block)                                              \
+    X(IF_MLP_LAYER_NORM, layer_norm && !c->parallel_block)                                         \
+    X(IF_POST_NORM, c->post_norm)                                                                  \
+    X(IF_QKV, attention && !latent)                                                                \
+    X(IF_LATENT, latent)                                                                           \
+    X(IF_LATENT_Q_A, latent && l->latent.q_rank > 0)                                               \
+    X(IF_LATENT_Q, latent && l->latent.q_rank == 0)                                                \
+    X(IF_QK_NORM, attention && c->qk_norm)                                                         \
+    X(IF_SINKS, attention && c->sinks)                                                             \
+    X(IF_QKV_BIAS, attention && c->qkv_bias)                                                       \
+    X(IF_O_BIAS, attention && c->o_bias)                                                           \
+    X(IF_MLP, !experts)                                                                            \
+    X(IF_MLP_BIAS, !experts && c->mlp_bias)                                                        \
+    X(IF_EXPERTS, experts)                                                                         \
+    X(IF_EXPERTS_BIAS, experts && c->mlp_bias)                                                     \
+    X(IF_ROUTER_LOGIT_BIAS, experts && c->router_logit_bias)                                       \
+    X(IF_ROUTER_BIAS, l->router_bias)                                                              \
+    X(IF_SHARED, l->shared_intermediate > 0)                                                       \
+    X(IF_SHARED_GATE, l->shared_gate)                                                              \
+    X(IF_UNTIED, !c->tie_embeddings)                                                               \
+    X(IF_HEAD_BIAS, c->head_bias)
+
 enum when {
-    ALWAYS,
-    IF_ATTENTION,
-    IF_DELTA,
-    IF_LAYER_NORM,
-    IF_PRE_NORM,
-    IF_MLP_NORM,
-    IF_MLP_LAYER_NORM,
-    IF_POST_NORM,
-    IF_QKV,
-    IF_LATENT,
-    IF_LATENT_Q_A,
-    IF_LATENT_Q,
-    IF_QK_NORM,
-    IF_SINKS,
-    IF_QKV_BIAS,
-    IF_O_BIAS,
-    IF_MLP,
-    IF_MLP_BIAS,
-    IF_EXPERTS,
-    IF_EXPERTS_BIAS,
-    IF_ROUTER_LOGIT_BIAS,
-    IF_ROUTER_BIAS,
-    IF_SHARED,
-    IF_SHARED_GATE,
-    IF_UNTIED,
-    IF_HEAD_BIAS
+#define X(name, holds) name,
+    WHEN_TABLE(X)
+#undef X
 };
 
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
     const bool layer_norm = c->norm == NORM_LAYER, experts = l->moe.n_experts > 0;
     const bool latent = l->latent.rank > 0, attention = l->n_heads > 0;
-    const bool is[] = {
-        [ALWAYS] = true,
-        [IF_ATTENTION] = attention,
-        [IF_DELTA] = l->delta.n_heads > 0,
-        [IF_LAYER_NORM] = layer_norm,
-        [IF_PRE_NORM] = c->pre_norm,
-        [IF_MLP_NORM] = c->pre_norm && !c->parallel_block,
-        [IF_MLP_LAYER_NORM] = layer_norm && !c->parallel_block,
-        [IF_POST_NORM] = c->post_norm,
-        [IF_QKV] = attention && !latent,
-        [IF_LATENT] = latent,
-        [IF_LATENT_Q_A] = latent && l->latent.q_rank > 0,
-        [IF_LATENT_Q] = latent && l->latent.q_rank == 0,
-        [IF_QK_NORM] = attention && c->qk_norm,
-        [IF_SINKS] = attention && c->sinks,
-        [IF_QKV_BIAS] = attention && c->qkv_bias,
-        [IF_O_BIAS] = attention && c->o_bias,
-        [IF_MLP] = !experts,
-        [IF_MLP_BIAS] = !experts && c->mlp_bias,
-        [IF_EXPERTS] = experts,
-        [IF_EXPERTS_BIAS] = experts && c->mlp_bias,
-        [IF_ROUTER_LOGIT_BIAS] = experts && c->router_logit_bias,
-        [IF_ROUTER_BIAS] = l->router_bias,
-        [IF_SHARED] = l->shared_intermediate > 0,
-        [IF_SHARED_GATE] = l->shared_gate,
-        [IF_UNTIED] = !c->tie_embeddings,
-        [IF_HEAD_BIAS] = c->head_bias,
-    };
+#define X(name, holds) [name] = holds,
+    const bool is[] = {WHEN_TABLE(X)};
+#undef X
     return is[when];
 }
 

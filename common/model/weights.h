@@ -7,8 +7,8 @@
  * each Hugging Face tensor is a plain row range of its block. The last 256 bytes of the arena are
  * the canary (bridge/bridge_file.h): never a weight.
  *
- * A shard's arena (shard.h) is laid out alike, from the shard's own sizes; a tensor is then a slice
- * of the Hugging Face tensor of that name.
+ * A shard's arena (config.h) is laid out alike, from the shard's own sizes; a tensor is then a
+ * slice of the Hugging Face tensor of that name.
  */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_WEIGHTS_H
@@ -83,7 +83,7 @@ struct weights {
     void *head_bias;                    // (vocab), or NULL
     void *final_norm, *final_norm_bias; // (hidden)
     struct layer_weights *layers;       // (n_layers)
-    struct comm *comm; // borrowed; ranks that hold the other shards (weights_use_comm()), or NULL
+    struct comm *comm; // borrowed; ranks that hold the other shards and save with this one, or NULL
 };
 #define WEIGHTS_CANARY_BYTES 256
 
@@ -143,9 +143,8 @@ enum status weights_read(const struct weights *w, struct device *dev, int tensor
 enum status weights_write(const struct weights *w, struct device *dev, int tensor, const float *x);
 // Normal(0, 0.02) matrices, ones in norms, zeros in biases: a fresh model (sft --init, benchmarks).
 enum status weights_init_random(struct weights *w, struct device *dev, uint64_t seed);
-// The ranks that hold the other shards of the model, which save together.
-struct comm;
-void weights_use_comm(struct weights *w, struct comm *comm);
+
+// ---- saving -------------------------------------------------------------------------------------
 // Writes folder/model.safetensors in the family's own names, as dt `as`. Of a shard rank 0 writes
 // whole tensors, while the others give it their parts.
 enum status weights_save_part(const struct weights *w, struct device *dev);
@@ -154,5 +153,39 @@ enum status weights_save(const struct weights *w, struct device *dev, const char
 // The same into a file of that folder with another name.
 enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
                             const char *name, enum dtype as);
+
+// Whole Hugging Face tensors out of the slices that ranks hold, for checkpoints, and a rank's slice
+// out of a whole tensor. Host memory.
+struct shard_join; // NULL: one rank holds all
+
+// comm: the ranks that hold the shards of w's model; NULL gives NULL. Both are borrowed.
+enum status shard_join_new(const struct weights *w, struct device *dev, struct comm *comm,
+                           struct shard_join **ret);
+void shard_join_free(struct shard_join *j);
+// Tensor i of all ranks into rank 0's `whole` (others give NULL), entries of `element` bytes; every
+// rank calls it for the same tensors. Waits.
+enum status shard_join_tensor(struct shard_join *j, int i, const void *own, size_t element,
+                              void *whole);
+
+// What is held of a whole tensor.
+void shard_take(const struct weight_tensor *t, const void *whole, size_t element, void *ret_own);
+
+// ---- what weights.c, weights_load.c and weights_save.c share ------------------------------------
+
+#define STAGING_ELEMENTS ((int64_t)4 << 20)
+
+void *weights_address(const struct weights *w, int64_t element); // on the device
+// n elements of the host's memory; f32, f16 or bf16 into f32 or bf16.
+void weights_convert(void *to, enum dtype to_dt, const void *from, enum dtype from_dt, int64_t n);
+// n elements of type `dt` to element `at` of tensor t on; `staging`, of STAGING_ELEMENTS, is used
+// where the arena has another type.
+void weights_copy_in(const struct weights *w, struct device *dev, const struct weight_tensor *t,
+                     int64_t at, const void *data, enum dtype dt, int64_t n, void *staging);
+// A tensor's dimensions in a folder: a convolution's have its one input channel in the middle.
+int weights_file_shape(const struct weight_tensor *t, int64_t ret[3]);
+// What the folder calls the tensor, or the one that holds it.
+const char *weights_folder_name(const struct weight_tensor *t);
+// Whether it is the first of the table that is in that tensor of the folder.
+bool weights_is_first_stored(const struct weight_tensor *t);
 
 #endif

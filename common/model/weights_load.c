@@ -3,18 +3,99 @@
  * them. Every tensor is checked before one is written, so a bad folder leaves the arena as it was.
  * The thread of the device. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/model/weights.h"
 #include "common/model/safetensors.h"
-#include "common/model/weights_impl.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_skipped_layer(const struct model_config *c, const char *name)
+// ---- mxfp4 --------------------------------------------------------------------------------------
+// Matrices of gpt-oss's published folders: 4-bit floats (e2m1), 32 neighbours of a row with one
+// scale, a power of two (OCP Microscaling Formats 1.0, 2023). NAME_blocks (matrices, rows, columns
+// / 32, 16) U8 has two values a byte, the first in the low half; NAME_scales (matrices, rows,
+// columns / 32) U8 the exponents plus 127. Every value is a bf16. Reading only.
+
+#define MXFP4_BLOCK 32 // values with one scale
+#define NAN_SCALE   255
+
+static const struct safetensors_entry *find_half(const struct safetensors *set, const char *name,
+                                                 const char *end)
 {
-    int layer = -1;
-    return sscanf(name, "model.layers.%d.", &layer) == 1 && layer >= c->n_layers &&
-           layer < c->n_layers + c->n_skipped_layers;
+    char whole[200];
+    snprintf(whole, sizeof whole, "%s%s", name, end);
+    return safetensors_find(set, whole);
 }
+
+static void read_mxfp4_row(const struct safetensors_entry *e, int64_t row, int64_t first, int64_t n,
+                           void *ret)
+{
+    static const float values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                     -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    const int64_t runs = e->shape[2]; // with a scale each
+    const uint8_t *blocks = (const uint8_t *)e->data + row * runs * (MXFP4_BLOCK / 2),
+                  *scales = (const uint8_t *)e->more + row * runs;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t c = first + i;
+        const int code = c % 2 ? blocks[c / 2] >> 4 : blocks[c / 2] & 15;
+        ((uint16_t *)ret)[i] = bf16_from_f32(ldexpf(values[code], scales[c / MXFP4_BLOCK] - 127));
+    }
+}
+
+// Whether the set has a tensor as these two; *ret, which may be NULL, is then one whose rows are
+// counted over all matrices.
+static bool mxfp4_find(const struct safetensors *set, const char *name,
+                       struct safetensors_entry *ret)
+{
+    const struct safetensors_entry *blocks = find_half(set, name, "_blocks"),
+                                   *scales = find_half(set, name, "_scales");
+    if (!blocks || !scales) return false;
+    if (!ret) return true;
+    *ret = *blocks;
+    ret->dt = DT_BF16;
+    ret->read = read_mxfp4_row;
+    ret->more = scales->data;
+    return true;
+}
+
+static enum status check_half(const struct safetensors_entry *e, int n_dims, const int64_t shape[3])
+{
+    const int64_t want[4] = {shape[0], shape[2], shape[1] / MXFP4_BLOCK, MXFP4_BLOCK / 2};
+    bool same = e->n_dims == n_dims && shape[1] % MXFP4_BLOCK == 0;
+    for (int d = 0; same && d < n_dims; d++) same = e->shape[d] == want[d];
+    if (same && e->dt == DT_U8) return ST_OK;
+    return status_fail(ST_MISMATCH,
+                       "%s: tensor %s must be U8 of shape (%lld, %lld, %lld%s), as MXFP4 of what "
+                       "config.json calls for",
+                       e->file, e->name, (long long)want[0], (long long)want[1], (long long)want[2],
+                       n_dims == 4 ? ", 16" : "");
+}
+
+// Whether they are (shape[0], shape[2], shape[1]): what is stored as (experts, columns, rows) where
+// it is not quantised.
+static enum status mxfp4_check(const struct safetensors *set, const char *name,
+                               const int64_t shape[3])
+{
+    const struct safetensors_entry *scales = find_half(set, name, "_scales");
+    enum status st = check_half(find_half(set, name, "_blocks"), 4, shape);
+    if (st == ST_OK) st = check_half(scales, 3, shape);
+    if (st == ST_OK && memchr(scales->data, NAN_SCALE, scales->bytes))
+        st = status_fail(ST_FORMAT,
+                         "%s: tensor %s has a scale of %d, which stands for no number: the folder "
+                         "is broken, or was converted wrongly; take it from where it was published",
+                         scales->file, scales->name, NAN_SCALE);
+    return st;
+}
+
+// Whether `tensor` is one of the two of `name`.
+static bool mxfp4_names(const char *name, const char *tensor)
+{
+    const size_t len = strlen(name);
+    return strncmp(name, tensor, len) == 0 &&
+           (strcmp(tensor + len, "_blocks") == 0 || strcmp(tensor + len, "_scales") == 0);
+}
+
+// ---- names and checks ---------------------------------------------------------------------------
 
 static bool begins(const char *name, const char *with)
 {
@@ -66,10 +147,13 @@ static bool ignorable(const struct weights *w, const char *of_folder)
     if (is_beside_text(w, name)) return true;
     size_t len = strlen(name);
     const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
+    int layer;
     if (w->config->tie_embeddings && w->config->family->names[ROLE_HEAD] &&
         strcmp(name, w->config->family->names[ROLE_HEAD]) == 0)
         return true;
-    if (is_skipped_layer(w->config, name)) return true;
+    if (sscanf(name, "model.layers.%d.", &layer) == 1 && layer >= w->config->n_layers &&
+        layer < w->config->n_layers + w->config->n_skipped_layers)
+        return true;
     return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
 }
 
@@ -128,18 +212,6 @@ static enum status check_tensor(const struct weights *w, const struct weight_ten
     return ST_OK;
 }
 
-// How many of the folder's tensors hold those of the table.
-static int count_expected(const struct weights *w, const struct safetensors *set)
-{
-    int n = 0;
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        if (weights_is_first_stored(t))
-            n += find_tensor(w, set, weights_folder_name(t)) ? 1 : 2; // 2: MXFP4
-    }
-    return n;
-}
-
 static bool is_expected(const struct weights *w, const char *of_folder)
 {
     char room[200];
@@ -155,7 +227,10 @@ static bool is_expected(const struct weights *w, const char *of_folder)
 static enum status check_extra(const struct weights *w, const struct safetensors *set)
 {
     const int n = safetensors_count(set);
-    int more = n - count_expected(w, set);
+    int more = n; // than those that hold the table's
+    for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++)
+        if (weights_is_first_stored(t))
+            more -= find_tensor(w, set, weights_folder_name(t)) ? 1 : 2; // 2: MXFP4
     for (int i = 0; i < n; i++) more -= ignorable(w, safetensors_at(set, i)->name);
     for (int i = 0; more > 0 && i < n; i++) {
         const struct safetensors_entry *e = safetensors_at(set, i);

@@ -89,12 +89,10 @@ static enum status add_folder(struct chat_template *t, const char *folder)
     enum status st = ST_OK;
     int n = scandir(folder, &entries, is_template, alphasort);
     for (int i = 0; i < n; i++) {
-        char *path = path_join(folder, entries[i]->d_name);
-        char *name = strndup(entries[i]->d_name, strlen(entries[i]->d_name) - strlen(SUFFIX));
-        if (!path || !name) st = status_fail(ST_NO_MEMORY, "%s: out of memory", folder);
+        char path[PATH_ROOM], *name = entries[i]->d_name;
+        if (st == ST_OK) st = path_put(path, folder, "%s", name);
+        name[strlen(name) - strlen(SUFFIX)] = '\0';
         if (st == ST_OK) st = add_file(t, path, name);
-        free(path);
-        free(name);
         free(entries[i]);
     }
     free(entries);
@@ -105,7 +103,7 @@ static enum status add_folder(struct chat_template *t, const char *folder)
 static enum status add_from_config(struct chat_template *t, const char *path, const json_t *config)
 {
     const json_t *value = json_object_get(config, "chat_template"), *entry;
-    char where[600];
+    char where[PATH_ROOM + 200];
     size_t i;
     snprintf(where, sizeof where, "%s, chat_template", path);
     if (!value || json_is_null(value)) return ST_OK;
@@ -210,10 +208,10 @@ static enum status read_templates(struct chat_template *t, const char *folder,
                                   const struct chat_template_choice *choice,
                                   const char *config_path, const json_t *config)
 {
-    char *jinja = path_join(folder, "chat_template.jinja");
-    char *more = path_join(folder, "additional_chat_templates");
-    enum status st = ST_OK;
-    if (!jinja || !more) FAIL(ST_NO_MEMORY, "%s: out of memory", folder);
+    char jinja[PATH_ROOM], more[PATH_ROOM];
+    enum status st;
+    CHECK(path_put(jinja, folder, "chat_template.jinja"));
+    CHECK(path_put(more, folder, "additional_chat_templates"));
     const char *file = choice->file ? choice->file : file_exists(jinja) ? jinja : NULL;
     if (file)
         CHECK(add_file(t, file, "default"));
@@ -223,8 +221,6 @@ static enum status read_templates(struct chat_template *t, const char *folder,
     CHECK(choose(t, folder, choice->name));
     st = set_source(t, file ? file : config_path);
 out:
-    free(jinja);
-    free(more);
     return st;
 }
 
@@ -233,12 +229,12 @@ enum status chat_template_find(const char *folder, const struct chat_template_ch
 {
     static const struct chat_template_choice none;
     json_t *config = NULL, *map = NULL;
-    char *config_path = path_join(folder, "tokenizer_config.json");
+    char config_path[PATH_ROOM];
     struct chat_template *t = calloc(1, sizeof *t);
     enum status st = ST_OK;
     if (!choice) choice = &none;
-    if (!config_path || !t || !(t->special_tokens = json_object()))
-        FAIL(ST_NO_MEMORY, "%s: out of memory", folder);
+    CHECK(path_put(config_path, folder, "tokenizer_config.json"));
+    if (!t || !(t->special_tokens = json_object())) FAIL(ST_NO_MEMORY, "%s: out of memory", folder);
     CHECK(model_file_read_json(folder, "tokenizer_config.json", MAX_CONFIG_BYTES, &config));
     CHECK(model_file_read_json(folder, "special_tokens_map.json", MAX_CONFIG_BYTES, &map));
     CHECK(read_templates(t, folder, choice, config_path, config));
@@ -248,7 +244,6 @@ enum status chat_template_find(const char *folder, const struct chat_template_ch
 out:
     json_decref(config);
     json_decref(map);
-    free(config_path);
     chat_template_free(t);
     return st;
 }

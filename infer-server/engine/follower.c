@@ -52,7 +52,7 @@ static enum status make_runner(struct follower *f, const struct bytes *data)
     enum status st;
     memcpy(&limits, data->data, sizeof limits);
     CHECK(runner_new(f->dev, f->weights, &limits, &f->runner));
-    model_use_comm(f->runner->model, group_comm(f->group));
+    f->runner->model->comm = group_comm(f->group);
     CHECK(device_alloc(f->dev, (size_t)limits.max_rows * sizeof *f->rows, (void **)&f->rows));
     st = group_answer(f->group, ST_OK, NULL, 0);
 out:

@@ -103,7 +103,7 @@ void runner_free(struct runner *r)
 enum status runner_use_group(struct runner *r, struct group *group)
 {
     r->group = group;
-    model_use_comm(r->model, group_comm(group));
+    r->model->comm = group_comm(group);
     enum status st;
     CHECK(group_order(group, ORDER_RUNNER, &r->limits, sizeof r->limits));
     CHECK(group_wait(group, NULL, 0)); // an answer that came during what follows would be a failure
@@ -135,7 +135,7 @@ out:
 
 void runner_use_adapters(struct runner *r, const struct adapter_table *adapters)
 {
-    model_use_adapters(r->model, adapters);
+    r->model->adapters = adapters;
     r->adapted = adapters ? adapter_table_sites(adapters) : 0;
 }
 

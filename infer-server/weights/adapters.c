@@ -5,7 +5,7 @@
 #include "bridge/control.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/model/adapter_table.h"
+#include "common/model/adapter.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -41,7 +41,7 @@ enum status adapters_new(struct device *dev, struct control *control, const stru
                          int max_adapters, int max_rank, struct adapters **ret);
 void adapters_free(struct adapters *a);
 
-// What the forward pass computes with; for every model that is to (model_use_adapters()).
+// What the forward pass computes with; for every model that is to (its `adapters`).
 const struct adapter_table *adapters_table(const struct adapters *a);
 
 // One more, of a PEFT folder; or (config, PEFT's adapter_config.json as text) a new one that

@@ -1,8 +1,8 @@
-/* group.h: the ranks of a tensor-parallel server on one host (common/model/shard.h), each a process
- * with a device of its own. Rank 0 is the engine; the others are followers (follower.c), which do
- * what it orders: what every step computes, it orders before it computes its own part. Orders go
- * over the sockets on which the ranks met (common/ranks/rendezvous.h), so that a follower that
- * waits for work computes nothing; sums and parts go through the communicator.
+/* group.h: the ranks of a tensor-parallel server on one host (common/model/config.h), each a
+ * process with a device of its own. Rank 0 is the engine; the others are followers (follower.c),
+ * which do what it orders: what every step computes, it orders before it computes its own part.
+ * Orders go over the sockets on which the ranks met (common/ranks/rendezvous.h), so that a follower
+ * that waits for work computes nothing; sums and parts go through the communicator.
  *
  * NULL is a server of one rank, to which every call does nothing. The engine's thread, on rank 0.
  */

@@ -32,10 +32,10 @@ static void adapted_logits(const char *model, const char *folder, float *ret)
     assert_ok(adapter_load(a, r.dev, folder));
     assert_ok(adapter_table_new(r.dev, r.weights, 1, a->max_rank, &table));
     assert_ok(adapter_table_set(table, 0, a));
-    model_use_adapters(r.model, table);
+    r.model->adapters = table;
     r.adapter = 0;
     reference_logits(&r, ids, TOKENS, ret);
-    model_use_adapters(r.model, NULL);
+    r.model->adapters = NULL;
     adapter_table_free(table);
     device_release(r.dev, memory);
     adapter_free(a);

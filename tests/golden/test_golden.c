@@ -259,7 +259,7 @@ static enum status open_golden(struct golden *g)
     CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
     if (g->base_info) {
         CHECK(load_adapter(g, g->weights, &g->adapter, &g->adapter_arena, &g->table));
-        model_use_adapters(g->model, g->table);
+        g->model->adapters = g->table;
     }
     CHECK(open_training(g, max_tokens));
     CHECK(fill_batch(g));
@@ -427,7 +427,7 @@ static enum status open_variant(struct golden *g, enum dtype dt, struct variant 
     if (dt == DT_F32 && v->adapter) CHECK(round_weights(g, v->adapter->weights));
     CHECK(model_new(g->dev, g->config, v->weights, g->model->max_tokens, 16, longest_sequence(g),
                     &v->model));
-    model_use_adapters(v->model, v->table);
+    v->model->adapters = v->table;
     CHECK(tape_new(v->model, g->model->max_tokens, RECOMPUTE_NONE, &v->tape));
     model_forward(v->model, batch_view(g->batch), NULL, v->tape, &x);
 out:
@@ -720,7 +720,7 @@ static enum status check_merged(struct golden *g, double *ret)
         return refused ? ST_OK : status_fail(ST_MISMATCH, "%s was merged", g->folder);
     }
     CHECK(adapter_merge(g->adapter, g->weights, g->dev));
-    model_use_adapters(g->model, NULL);
+    g->model->adapters = NULL;
     CHECK(check_logits(g, g->model, value(g, "merged_logits"), NULL, ret, NULL));
 out:
     return st;

@@ -4,7 +4,7 @@
  * that carry states along a sequence write none together, and say so. The adapter is a folder that
  * was saved and read again. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model/adapter_table.h"
+#include "common/model/adapter.h"
 #include "infer-server/weights/adapters.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
@@ -92,7 +92,7 @@ static void use_adapter(struct reference *r, const char *saved, struct adapter *
     assert_ok(adapter_load(*ret, r->dev, saved));
     assert_ok(adapter_table_new(r->dev, r->weights, 1, (*ret)->max_rank, ret_table));
     assert_ok(adapter_table_set(*ret_table, 0, *ret));
-    model_use_adapters(r->model, *ret_table);
+    r->model->adapters = *ret_table;
 }
 
 static void serve(const char *model)

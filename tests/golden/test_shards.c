@@ -80,7 +80,7 @@ static bool open_side(struct side *s, struct device *dev, struct comm *comm, con
     weights_bind(s->weights, s->arena);
     must_ok(weights_load(s->weights, dev, folder));
     must_ok(model_new(dev, s->config, s->weights, ROWS, ROWS, ROWS, &s->model));
-    model_use_comm(s->model, comm);
+    s->model->comm = comm;
     must_ok(optimizer_new_whole(dev, s->weights, &adamw, &s->optimizer));
     must_ok(optimizer_use_shards(s->optimizer, comm));
     must_ok(
@@ -209,7 +209,7 @@ static void sampler_must_agree(const struct side *s)
     must(row != NULL, "no memory");
     must_ok(runner_new(s->dev, s->weights, &limits, &r));
     must_ok(runner_allocate_kv(r, 3, 0));
-    model_use_comm(r->model, s->comm);
+    r->model->comm = s->comm;
     for (int i = 0, at = 0; at < FIRST; at += chunks[i++]) {
         runner_clear(r);
         must_ok(runner_feed(r, s->ids + at, chunks[i], at, blocks, 3, batch_plain));

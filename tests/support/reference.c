@@ -117,8 +117,8 @@ enum status greedy_decode(const struct model *like, const int32_t *prompt, int n
     for (int i = 0; i < n_blocks; i++) blocks[i] = n_blocks - 1 - i;
     CHECK(runner_new(like->dev, like->weights, &limits, &r));
     CHECK(runner_allocate_kv(r, n_blocks, 1));
-    model_use_adapters(r->model, like->adapters);
-    model_use_comm(r->model, like->comm);
+    r->model->adapters = like->adapters;
+    r->model->comm = like->comm;
     for (int at = 0; at < n_prompt + n_new - 1;) {
         bool prefill = at < n_prompt;
         int take = !prefill ? 1 : at == 0 && n_prompt > 1 ? n_prompt / 2 : n_prompt - at;

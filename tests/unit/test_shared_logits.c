@@ -34,7 +34,7 @@ static struct model *model_of(const struct reference *r, struct comm *comm)
 {
     struct model *m = NULL;
     assert_ok(model_new(r->dev, r->config, r->weights, ROWS, ROWS, ROWS, &m));
-    model_use_comm(m, comm);
+    m->comm = comm;
     return m;
 }
 

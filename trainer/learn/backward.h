@@ -16,7 +16,7 @@ struct backward; // scratch and the chunked head
 enum status backward_new(struct model *m, const struct weights *grads, int max_tokens,
                          int max_targets, int chunk, struct backward **ret);
 // Also adds the gradients of an adapter to `grads`, its plan in DT_F32, bound and cleared. It is
-// the first of the model's table (model_use_adapters()), and every row of a batch names it.
+// the first of the model's table, and every row of a batch names it.
 void backward_use_adapter(struct backward *b, const struct adapter *a, const struct weights *grads);
 void backward_free(struct backward *b);
 size_t backward_bytes(const struct model *m, int max_tokens, int max_targets,

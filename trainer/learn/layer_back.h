@@ -1,4 +1,4 @@
-/* layer_back.h: what the files of the one backward pass share, as common/model/layer.h does for the
+/* layer_back.h: what the files of the one backward pass share, as common/model/model.h does for the
  * forward pass. Nobody else includes it. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_LAYER_BACK_H
@@ -62,7 +62,7 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
 void delta_back(struct backward *b, int l, const struct batch_view *batch,
                 const struct layer_tape *tape, const void *dout);
 
-// mixers_back.c: latent attention (common/model/latent.h) in reverse: through the expanded form,
+// mixers_back.c: latent attention (common/model/latent.c) in reverse: through the expanded form,
 // whose gradient is that of ordinary attention. From b->dattn (T, n_heads * value) and m->normed,
 // the gradients of the layer's latent attention; leaves that of m->normed in b->dnormed.
 void latent_back(struct backward *b, int l, const struct batch_view *batch,

@@ -186,7 +186,7 @@ static enum status open_model(struct learner *l, int logits_rows)
     enum status st = model_new(l->dev, l->config, l->policy, o->token_budget, logits_rows,
                                o->max_context, &l->model);
     if (st != ST_OK) return st;
-    model_use_comm(l->model, o->shards);
+    l->model->comm = o->shards;
     plan_workspace(l);
     return ST_OK;
 }
@@ -401,7 +401,7 @@ static enum status reference_new(struct learner *l)
     CHECK(model_new(l->dev, l->config, l->ref_weights ? l->ref_weights : l->policy,
                     l->options.token_budget, l->options.logits_chunk, l->options.max_context,
                     &l->ref_model));
-    model_use_comm(l->ref_model, l->options.shards);
+    l->ref_model->comm = l->options.shards;
 out:
     return status_context(st, "the KL term's reference model");
 }
@@ -466,7 +466,7 @@ static enum status prepare_backward(struct learner *l)
     if (adapter) {
         CHECK(weights_plan(l->config, DT_F32, &l->frozen));
         CHECK(adapter_table_new(l->dev, l->policy, 1, adapter->max_rank, &l->adapters));
-        model_use_adapters(l->model, l->adapters);
+        l->model->adapters = l->adapters;
     }
     if (adapter && l->options.lora_dropout > 0) {
         const size_t bytes = (size_t)l->options.token_budget * sizeof *l->row_samples;

@@ -25,7 +25,8 @@
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
 #include "common/model/safetensors.h"
-#include "common/model/shard_join.h"
+#include "common/model/weights.h"
+#include "kernels/comm.h"
 #include "kernels/moments.h"
 #include "trainer/learn/param_range.h"
 

@@ -59,7 +59,7 @@ struct slices slices_count(const struct param_ranges *ranges, int n_ranks);
 // Where a rank's part begins, in elements from the range's start.
 int64_t slice_first(const struct slice *slice, int rank);
 
-// Rows of a tensor that several ranks hold alike, of a sharded model (common/model/shard.h): their
+// Rows of a tensor that several ranks hold alike, of a sharded model (common/model/config.h): their
 // gradients must be the same on all of these, and count once in the norm. Which tensors, and how
 // many ranks hold them, stands in the weights table: nothing here knows a layer's shape.
 struct replica {
