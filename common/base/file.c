@@ -229,7 +229,7 @@ static unsigned random_bits(int attempt)
 
 // A new file named by this process, or where it has one already at random. mkostemp() would make it
 // 0600, and what the umask leaves of the mode could then only be guessed.
-static enum status create_beside(const char *path, unsigned mode, char **ret_name, int *ret_fd)
+enum status file_replace_begin(const char *path, unsigned mode, struct file_replacement *ret)
 {
     for (int attempt = 0; attempt < 100; attempt++) {
         const unsigned bits = attempt == 0 ? (unsigned)getpid() : random_bits(attempt);
@@ -238,8 +238,7 @@ static enum status create_beside(const char *path, unsigned mode, char **ret_nam
             return status_fail(ST_NO_MEMORY, "out of memory while writing %s", path);
         int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode);
         if (fd >= 0) {
-            *ret_name = name;
-            *ret_fd = fd;
+            *ret = (struct file_replacement){name, fd};
             return ST_OK;
         }
         free(name);
@@ -325,28 +324,21 @@ enum status file_make_temporary_folder(const char *folder, const char *prefix, c
     return io_fail("make", ret);
 }
 
+enum status file_replace_end(const char *path, struct file_replacement *r, enum status st)
+{
+    if (st == ST_OK && fsync(r->fd) != 0) st = io_fail("write", path);
+    if (close(r->fd) != 0 && st == ST_OK) st = io_fail("write", path);
+    if (st == ST_OK && rename(r->temporary, path) != 0) st = io_fail("write", path);
+    if (st != ST_OK) unlink(r->temporary);
+    free(r->temporary);
+    return st == ST_OK ? file_sync_parent(path) : st;
+}
+
 enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len)
 {
-    int fd = -1;
-    bool made = false;
-    enum status st = ST_OK;
-    char *folder = folder_of(path), *temporary = NULL;
-    if (!folder) FAIL(ST_NO_MEMORY, "out of memory while writing %s", path);
-    CHECK(create_beside(path, mode, &temporary, &fd));
-    made = true;
-    CHECK(file_write_all(fd, path, data, len));
-    if (fsync(fd) != 0) CHECK(io_fail("write", path));
-    int closed = close(fd);
-    fd = -1;
-    if (closed != 0 || rename(temporary, path) != 0) CHECK(io_fail("write", path));
-    made = false;
-    CHECK(file_sync_folder(folder));
-out:
-    if (fd >= 0) close(fd);
-    if (made) unlink(temporary);
-    free(temporary);
-    free(folder);
-    return st;
+    struct file_replacement r;
+    enum status st = file_replace_begin(path, mode, &r);
+    return st == ST_OK ? file_replace_end(path, &r, file_write_all(r.fd, path, data, len)) : st;
 }
 
 enum status file_map_open(const char *path, struct file_map *ret)

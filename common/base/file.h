@@ -22,6 +22,14 @@ enum status file_read_start(const char *path, size_t max, struct bytes *ret, int
 // was and the temporary file is gone; only where the last step, the folder's fsync, fails, is the
 // new file in place but not known to be durable.
 enum status file_write_atomic(const char *path, unsigned mode, const void *data, size_t len);
+// The same in steps: what is written to fd in between takes the file's place. st: how that went;
+// its failure is the result, and the file as it was.
+struct file_replacement {
+    char *temporary;
+    int fd;
+};
+enum status file_replace_begin(const char *path, unsigned mode, struct file_replacement *ret);
+enum status file_replace_end(const char *path, struct file_replacement *r, enum status st);
 
 // Removes the temporary files that killed processes left beside `path`, or, where that ends on "/",
 // in the folder; says how many there were.

@@ -3,7 +3,7 @@
  *
  * A condition is text, read anew where it is needed: there are some hundred, looked at once. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/option_set.h"
+#include "common/base/options.h"
 
 #include <string.h>
 
@@ -14,16 +14,6 @@ struct term {
     const char *value;              // behind the relation
     size_t len;                     // of that
 };
-
-static const struct option_spec *find_row(const struct option_spec *table, const char *name,
-                                          size_t len)
-{
-    for (; table->name; table++)
-        if (table->type != OPTION_HEADING && table->type != OPTION_FOREIGN &&
-            strlen(table->name) == len && memcmp(table->name, name, len) == 0)
-            return table;
-    return NULL;
-}
 
 // The comparison that `text`, up to `len`, begins with.
 static void read_relation(const char *text, size_t len, struct term *ret)
@@ -38,7 +28,11 @@ static void read_relation(const char *text, size_t len, struct term *ret)
 static struct term next_term(const struct option_spec *table, const char **at)
 {
     const size_t len = strcspn(*at, "&|"), name = strcspn(*at, "=!<>~&|");
-    struct term t = {.spec = find_row(table, *at, name)};
+    struct term t = {.spec = table};
+    while (t.spec->name && (t.spec->type == OPTION_HEADING || t.spec->type == OPTION_FOREIGN ||
+                            strlen(t.spec->name) != name || memcmp(t.spec->name, *at, name) != 0))
+        t.spec++;
+    if (!t.spec->name) t.spec = NULL;
     read_relation(*at + name, len - name, &t);
     *at += len;
     return t;
@@ -193,19 +187,14 @@ static void put_alternative(const struct option_spec *table, const char *at, con
 
 // ---- rules --------------------------------------------------------------------------------------
 
-static bool applies(const struct option_rule *r, const struct option_spec *spec, const void *config)
-{
-    struct term own = {.spec = spec};
-    if (r->when) read_relation(r->when, strlen(r->when), &own);
-    return term_holds(&own, config);
-}
-
 // Whether the rule holds; else `why` is the sentence.
 static bool rule_holds(const struct option_spec *table, const struct option_spec *spec,
                        const struct option_rule *r, const void *config, struct bytes *why)
 {
     if (r->kind != RULE_NEEDS && r->kind != RULE_EXCLUDES) return true;
-    if (!applies(r, spec, config)) return true;
+    struct term own = {.spec = spec};
+    if (r->when) read_relation(r->when, strlen(r->when), &own);
+    if (!term_holds(&own, config)) return true;
     const char *held = find_alternative(table, r->other, config);
     if ((held != NULL) == (r->kind == RULE_NEEDS)) return true;
     put_option(spec, config, why);

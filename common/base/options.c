@@ -7,7 +7,7 @@
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
-#include "common/base/option_set.h"
+#include "common/base/options.h"
 
 #include <errno.h>
 #include <math.h>
@@ -37,8 +37,8 @@ static bool is_name(const char *name, const char *text, size_t len)
     return strlen(name) == len && memcmp(name, text, len) == 0;
 }
 
-const struct option_spec *option_table_find(const struct option_spec *table, const char *name,
-                                            size_t len)
+static const struct option_spec *find_option(const struct option_spec *table, const char *name,
+                                             size_t len)
 {
     for (size_t i = 0; i < sizeof renamed / sizeof *renamed; i++)
         if (is_name(renamed[i].was, name, len)) {
@@ -84,18 +84,6 @@ enum status options_size(const char *text, int64_t *ret_bytes)
     return ST_OK;
 }
 
-// Keeps a copy of `text` in the set.
-static enum status keep_string(struct option_set *set, const char *text, const char **ret)
-{
-    char **strings = array_room(set->strings, set->n_strings, sizeof *strings);
-    if (strings) set->strings = strings;
-    char *copy = strings ? strdup(text) : NULL;
-    if (!copy) return status_fail(ST_NO_MEMORY, "out of memory while reading options");
-    set->strings[set->n_strings++] = copy;
-    *ret = copy;
-    return ST_OK;
-}
-
 // "--learning-rate" or "config.json: \"learning_rate\"": who gave the value, for errors.
 struct source {
     const char *file; // NULL: the command line
@@ -134,13 +122,13 @@ static enum status parse_int(struct source from, const char *text, int64_t *ret)
     return ST_OK;
 }
 
-// Stores a value spelt as on the command line.
+// Stores a value spelt as on the command line; a copy of a text is the set's.
 static enum status store(struct option_set *set, const struct option_spec *spec, struct source from,
                          const char *text, void *config)
 {
     void *field = (char *)config + spec->offset;
     enum status st = ST_OK;
-    char *end;
+    char *end, **strings;
     double x;
     switch (spec->type) {
     case OPTION_FLAG:
@@ -168,7 +156,11 @@ static enum status store(struct option_set *set, const struct option_spec *spec,
         break;
     case OPTION_STRING:
     case OPTION_FILE:
-        st = keep_string(set, text, field);
+        if ((strings = array_room(set->strings, set->n_strings, sizeof *strings)))
+            set->strings = strings;
+        if (!strings || !(strings[set->n_strings] = strdup(text)))
+            return status_fail(ST_NO_MEMORY, "out of memory while reading options");
+        *(const char **)field = strings[set->n_strings++];
         break;
     case OPTION_CHOICE:
         if (name_parse(spec->choices, text, field) != ST_OK)
@@ -233,7 +225,7 @@ static const struct option_spec *find_key(const struct option_spec *table, const
     if (len > NAME_MAX_LEN || strchr(key, '-')) return NULL;
     memcpy(name, key, len + 1);
     swap_letter(name, '_', '-');
-    return option_table_find(table, name, len);
+    return find_option(table, name, len);
 }
 
 // What is behind the colon of "name name: here", where `word` is one of the names; else NULL.
@@ -337,10 +329,10 @@ static enum status read_option(const struct option_spec *table, int argc, char *
     const char *word = argv[*at], *name = word + 2;
     size_t len = strcspn(name, "=");
     const char *value = name[len] == '=' ? name + len + 1 : NULL;
-    const struct option_spec *spec = option_table_find(table, name, len);
+    const struct option_spec *spec = find_option(table, name, len);
     (*at)++;
     if (!spec && len > 3 && strncmp(name, "no-", 3) == 0) {
-        spec = option_table_find(table, name + 3, len - 3);
+        spec = find_option(table, name + 3, len - 3);
         if (!spec || spec->type != OPTION_FLAG) return unknown_option(table, word);
         if (value) return status_fail(ST_INVALID, "--no-%s takes no value", spec->name);
         value = "false";
@@ -414,13 +406,6 @@ static enum status read_command_line(const struct option_spec *table, struct com
 
 #define HELP_COLUMN 32
 
-static int terminal_width(void)
-{
-    struct winsize size;
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 60) return 80;
-    return size.ws_col < 100 ? size.ws_col : 100;
-}
-
 // `left`, and `right` in the column beside it, wrapped at `width`.
 static void print_row(const char *left, const char *right, int width)
 {
@@ -463,7 +448,10 @@ static bool is_common(const struct option_spec *spec)
 static void print_help(const struct option_spec *table, const char *program, const char *usage,
                        bool all)
 {
-    int n = 0, n_common = 0, width = terminal_width();
+    struct winsize size;
+    int n = 0, n_common = 0, width = 80;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 60)
+        width = size.ws_col < 100 ? size.ws_col : 100;
     for (const struct option_spec *spec = table; spec->name; spec++) {
         n += is_option(spec);
         n_common += is_common(spec);
@@ -547,7 +535,7 @@ out:
 
 bool options_given(const struct option_set *set, const char *name)
 {
-    const struct option_spec *spec = option_table_find(set->table, name, strlen(name));
+    const struct option_spec *spec = find_option(set->table, name, strlen(name));
     return spec && set->given[spec - set->table];
 }
 

@@ -99,7 +99,7 @@ struct option_spec {
 #define EXCLUDES_WHEN(value, condition, why) OPTION_ROW(RULE_EXCLUDES, value, condition, why)
 #define WITHIN(condition)                    OPTION_ROW(RULE_WITHIN, NULL, condition, NULL)
 
-struct option_set; // owns the strings it put into a config
+struct option_set;
 enum option_result {
     OPTIONS_OK,
     OPTIONS_DONE, // --help or --version was printed: exit 0
@@ -134,6 +134,19 @@ void options_free(struct option_set *set);
 
 // Bytes from "512", "64K", "10M", "2G", "1T" (powers of 1024), as OPTION_SIZE reads them.
 enum status options_size(const char *text, int64_t *ret_bytes);
+
+// ---- what options.c and option_rules.c share ----------------------------------------------------
+
+struct option_set { // owns the strings it put into a config
+    const struct option_spec *table;
+    bool *given; // one for each of the table: by flag or file
+    char **strings;
+    size_t n_strings;
+};
+
+// For --help: what the option goes with, and what it does not.
+void option_rules_describe(const struct option_spec *table, const struct option_spec *spec,
+                           struct bytes *to);
 
 // The version every program prints with --version.
 #define COMMONWEIGHT_VERSION "0.2.0"

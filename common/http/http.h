@@ -41,7 +41,7 @@ struct http_options { // all borrowed
     const char *const *allowed_hosts; // beside loopback's, without a key; NULL-ended, or NULL
     int64_t max_body, max_buffered;   // bytes: of one request, of all under way
     int64_t max_connections;
-    int64_t idle_timeout_s;    // no byte from or to the client (sweep.c: every phase has an end)
+    int64_t idle_timeout_s;    // no byte from or to the client (http.c: every phase has an end)
     int64_t request_timeout_s; // from the whole request to the end of its answer
 };
 
@@ -100,11 +100,10 @@ enum stream_state { STREAM_MORE, STREAM_WAIT, STREAM_END, STREAM_FAIL };
 // Appends some text: more may follow at once, or later (http_wake), or never.
 typedef enum stream_state (*stream_producer)(void *attached, struct http_request *q,
                                              struct bytes *to);
-void http_stream(struct http_request *q, const char *content_type, stream_producer produce);
-// The same of so many bytes, which the client is told; a slow one has a second more for each 64
-// KiB.
-void http_stream_sized(struct http_request *q, const char *content_type, int64_t n_bytes,
-                       stream_producer produce);
+// n_bytes: in all, which the client is told; a slow one has a second more for each 64 KiB. -1:
+// nobody knows.
+void http_stream(struct http_request *q, const char *content_type, int64_t n_bytes,
+                 stream_producer produce);
 void http_wake(struct http_request *q); // the producer has something
 
 // ---- messages from other threads ----------------------------------------------------------------

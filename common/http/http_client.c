@@ -21,10 +21,10 @@
 #define MAX_ERROR_BYTES 65536        // of a response that says what went wrong
 
 struct http_client {
-    char *server;
+    char *server, *key; // key: NULL: there is none
     CURLM *multi;
     struct curl_slist *headers;
-    struct curl_slist *tcp_headers; // those with the key; NULL: there is none
+    struct curl_slist *tcp_headers; // those with the key
     struct http_transfer *requests; // all that are not finished
 };
 
@@ -92,6 +92,7 @@ void http_client_free(struct http_client *c)
     curl_slist_free_all(c->headers);
     curl_slist_free_all(c->tcp_headers);
     free(c->server);
+    free(c->key);
     free(c);
 }
 
@@ -102,7 +103,9 @@ enum status http_client_authorize(struct http_client *c, const char *key)
     for (const struct curl_slist *h = c->headers; h; h = h->next)
         c->tcp_headers = curl_slist_append(c->tcp_headers, h->data);
     enum status st = bytes_status(&line);
-    if (st == ST_OK && !(c->tcp_headers = curl_slist_append(c->tcp_headers, bytes_text(&line))))
+    c->key = strdup(key);
+    if (st == ST_OK &&
+        (!c->key || !(c->tcp_headers = curl_slist_append(c->tcp_headers, bytes_text(&line)))))
         st = status_fail(ST_NO_MEMORY, "no memory for an HTTP client");
     bytes_release(&line);
     return st;
@@ -110,17 +113,10 @@ enum status http_client_authorize(struct http_client *c, const char *key)
 
 enum status http_client_another(const struct http_client *c, struct http_client **ret)
 {
-    struct http_client *other = NULL;
-    enum status st = http_client_new(c->server, &other);
-    if (st != ST_OK) return st;
-    for (const struct curl_slist *h = c->tcp_headers; h; h = h->next) {
-        struct curl_slist *headers = curl_slist_append(other->tcp_headers, h->data);
-        if (!headers) FAIL(ST_NO_MEMORY, "no memory for an HTTP client");
-        other->tcp_headers = headers;
-    }
-    *ret = TAKE_PTR(other);
-out:
-    http_client_free(other);
+    enum status st = http_client_new(c->server, ret);
+    if (st != ST_OK || !c->key) return st;
+    st = http_client_authorize(*ret, c->key);
+    if (st != ST_OK) http_client_free(TAKE_PTR(*ret));
     return st;
 }
 

@@ -1,5 +1,5 @@
 /* http_impl.h: connections and requests as the HTTP layer's files share them: http.c, which
- * libmicrohttpd calls, http_route.c, http_reply.c, and sweep.c, which looks after deadlines.
+ * libmicrohttpd calls, http_route.c and http_reply.c.
  * Private to these; loop's thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_HTTP_HTTP_IMPL_H
@@ -78,9 +78,7 @@ struct http_request {
     void (*on_close)(void *attached, bool answered);
 };
 
-void http_run_due(struct listener *l);    // lets libmicrohttpd do what is due
 void http_resume(struct http_request *q); // lets a suspended connection go on at the next turn
-void http_unref(struct http *h);          // one user less
 
 // http.c
 void http_drop_body(struct http_request *q); // the request's body is needed no more
@@ -92,8 +90,6 @@ const char *http_header_of(const struct http_request *q, const char *name);
 void http_name_request(struct http_request *q);
 // Finds the route; where there is none, or it may not be used, the request has its answer already.
 void http_find_route(struct http_request *q, const char *url, const char *method);
-
-void sweep_start(struct http *h); // every SWEEP_MS, until the timer is closed
 
 // http_route.c: is a request meant for this server? A web page that a browser has open may send
 // requests to loopback addresses, and by a name of its own that suddenly leads there (DNS

@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_impl.h"
 #include "common/base/clock.h"
-#include "common/base/json_out.h"
+#include "common/base/json.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -123,29 +123,18 @@ void http_fail_status(struct http_request *q, enum status st)
                  status_message());
 }
 
-static void start_stream(struct http_request *q, const char *content_type, uint64_t n_bytes,
-                         stream_producer produce)
+void http_stream(struct http_request *q, const char *content_type, int64_t n_bytes,
+                 stream_producer produce)
 {
+    if (n_bytes > 0) q->deadline_ns += n_bytes / BODY_RATE * NS_PER_S;
     q->state = REPLY_READY;
-    q->stream_bytes = n_bytes;
+    q->stream_bytes = n_bytes < 0 ? MHD_SIZE_UNKNOWN : (uint64_t)n_bytes;
     q->code = 200;
     q->content_type = content_type;
     q->streaming = true;
     q->produce = produce;
     http_drop_body(q);
     http_resume(q);
-}
-
-void http_stream(struct http_request *q, const char *content_type, stream_producer produce)
-{
-    start_stream(q, content_type, MHD_SIZE_UNKNOWN, produce);
-}
-
-void http_stream_sized(struct http_request *q, const char *content_type, int64_t n_bytes,
-                       stream_producer produce)
-{
-    q->deadline_ns += n_bytes / BODY_RATE * NS_PER_S;
-    start_stream(q, content_type, (uint64_t)n_bytes, produce);
 }
 
 void http_wake(struct http_request *q)

@@ -1,6 +1,6 @@
 /* conn.c: frames, their MACs, and the socket. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/ranks/conn.h"
+#include "common/ranks/rendezvous.h"
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/json.h"

@@ -146,13 +146,6 @@ static void kill_all(struct group *g)
     g->n_left = 0;
 }
 
-static void hand_on(struct group *g, uint32_t number)
-{
-    if (number == SIGCHLD || (number == SIGHUP && g->handed_on)) return; // program.h
-    signal_all(g, g->plan->stop_signal);
-    g->handed_on = true;
-}
-
 static void wait_for_signal(struct group *g, int fd)
 {
     struct signalfd_siginfo info;
@@ -160,7 +153,12 @@ static void wait_for_signal(struct group *g, int fd)
     const int64_t next = g->kill_ns < g->end_ns ? g->kill_ns : g->end_ns;
     const int ms = clock_ms_until(next);
     poll(&p, 1, g->plan->name && ms > LOOK_MS ? LOOK_MS : ms);
-    while (read(fd, &info, sizeof info) == sizeof info) hand_on(g, info.ssi_signo);
+    while (read(fd, &info, sizeof info) == sizeof info) {
+        const uint32_t number = info.ssi_signo;
+        if (number == SIGCHLD || (number == SIGHUP && g->handed_on)) continue; // program.h
+        signal_all(g, g->plan->stop_signal);
+        g->handed_on = true;
+    }
 }
 
 enum status processes_line(const char *program, char **argv, int mpi_ranks, struct bytes *ret)

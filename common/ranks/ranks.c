@@ -51,15 +51,6 @@ static int tasks_per_host(const char *text)
     return end != text && all_alike && n > 0 && n <= RANKS_MAX ? (int)n : 0;
 }
 
-// torchrun says "none" where it was not given one; a job of Slurm has several steps.
-static void put_run_id(const struct launcher *l, char ret[RANKS_RUN_ID])
-{
-    const char *id = l->run_id ? getenv(l->run_id) : NULL;
-    if (!id || strcmp(id, "none") == 0) return;
-    snprintf(ret, RANKS_RUN_ID, "%s%s%s", id, l->only_with ? "." : "",
-             l->only_with ? getenv(l->only_with) : "");
-}
-
 static enum status read_launcher(const struct launcher *l, struct ranks *ret)
 {
     struct ranks r = {.counted = true, .source = l->name};
@@ -77,7 +68,11 @@ static enum status read_launcher(const struct launcher *l, struct ranks *ret)
     if (r.local_size && r.local_rank >= r.local_size)
         FAIL(ST_INVALID, "%s=%d with %s=%s in the environment: they contradict one another",
              l->local_rank, r.local_rank, l->local_size, getenv(l->local_size));
-    put_run_id(l, r.run_id);
+    // torchrun says "none" where it was not given one; a job of Slurm has several steps
+    const char *id = l->run_id ? getenv(l->run_id) : NULL;
+    if (id && strcmp(id, "none") != 0)
+        snprintf(r.run_id, sizeof r.run_id, "%s%s%s", id, l->only_with ? "." : "",
+                 l->only_with ? getenv(l->only_with) : "");
     *ret = r;
 out:
     return st;

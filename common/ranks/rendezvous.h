@@ -17,12 +17,57 @@
 #define COMMON_RANKS_RENDEZVOUS_H
 
 #include "common/ranks/ranks.h"
-#include "common/ranks/conn.h"
 #include <jansson.h>
 
+// ---- connections -------------------------------------------------------------------------------
+// The connection between two ranks. A message is a JSON object in a frame of its own:
+//
+//     length of the object: 4 bytes, most significant first
+//     MAC: 32 bytes, HMAC-SHA256 of the receiver's nonce and the object, by the job's token
+//     the object
+//
+// so that only who has the token can speak, and nothing that was said on another connection counts
+// on this one; the token itself never travels. Each side gives its nonce with the first message
+// that it sends; until then it counts as zeros. What is said is not hidden from who listens in.
+//
+// Sockets do not block: what does not go out at once goes with the next conn_flush(). One thread.
+
+#define CONN_NONCE       16
+#define CONN_TOKEN_BYTES 256
+#define CONN_MESSAGE_MAX (64 << 10) // bytes of an object
+
+struct conn {
+    int fd; // -1: closed
+    char token[CONN_TOKEN_BYTES];
+    unsigned char own_nonce[CONN_NONCE], peer_nonce[CONN_NONCE];
+    struct bytes in, out;
+    bool introduced;
+};
+
+void conn_open(struct conn *w, int fd, const char *token); // takes fd over; token: "" for none
+void conn_close(struct conn *w);                           // also one that is closed
+
+// Takes the reference over (NULL: there was no memory for it). ST_PEER_GONE where the other side
+// has closed. The first message has the nonce put into it.
+enum status conn_send(struct conn *w, json_t *message);
+enum status conn_flush(struct conn *w); // as much as the socket takes now
+// All of it: ST_TIMEOUT where it did not go by then.
+enum status conn_drain(struct conn *w, int64_t deadline_ns);
+// The same, and then waits until the other side has closed, having read it; what that sends
+// meanwhile is not wanted.
+void conn_finish(struct conn *w, int64_t deadline_ns);
+
+// The next message, for json_decref(), or NULL where it has not come yet. ST_PEER_GONE where the
+// other side has closed, ST_MISMATCH where the MAC is not of this token, ST_FORMAT.
+enum status conn_receive(struct conn *w, json_t **ret);
+// The same, of what has been read already.
+enum status conn_next(struct conn *w, json_t **ret);
+// Waits for it; ST_TIMEOUT.
+enum status conn_await(struct conn *w, int64_t deadline_ns, json_t **ret);
+
 // ---- hello ----------------------------------------------------------------------------------
-// What each rank says of itself when all meet, and what must be the same for all. Pure functions,
-// but for hello_of_this_process(); any thread.
+// What each rank says of itself when all meet, and what must be the same for all. Pure functions;
+// any thread.
 
 struct hello {
     int rank, size;
@@ -33,8 +78,6 @@ struct hello {
     char layout[72];           // of the weights; "": it has none to compare
 };
 
-void hello_of_this_process(const struct ranks *who, const char *version, const char *layout,
-                           struct hello *ret);
 json_t *hello_to_json(const struct hello *s); // new; NULL for want of memory
 // ST_INVALID, ST_FORMAT naming the field.
 enum status hello_parse(const json_t *object, struct hello *ret);

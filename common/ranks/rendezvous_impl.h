@@ -4,7 +4,6 @@
 #define COMMON_RANKS_RENDEZVOUS_IMPL_H
 
 #include "common/ranks/rendezvous.h"
-#include "common/ranks/conn.h"
 
 // ---- address
 // -------------------------------------------------------------------------------------- Where
@@ -40,8 +39,5 @@ void rendezvous_log(const struct address *address, const char *ranks, int64_t *n
 // Rank 0: until all are there.
 enum status gather(struct address *address, int64_t deadline_ns, const struct bytes *bytes,
                    struct peers *p);
-// Another: until rank 0 has answered.
-enum status join(struct address *address, int64_t deadline_ns, struct peers *p,
-                 struct bytes *ret_bytes);
 
 #endif

@@ -7,7 +7,7 @@
 #define INFER_SERVER_API_H
 
 #include "infer-server/engine/engine.h"
-#include "common/base/json_out.h"
+#include "common/base/json.h"
 #include "infer-server/http/tool_calls.h"
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"

@@ -90,7 +90,7 @@ static enum status begin(struct text_request *t, struct api_request *r)
         http_stream(t->pending.request,
                     t->kind == API_ROLLOUTS ? "application/x-ndjson"
                                             : "text/event-stream; charset=utf-8",
-                    produce);
+                    -1, produce);
     return ST_OK;
 }
 

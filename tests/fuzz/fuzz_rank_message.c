@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/ranks/rendezvous.h"
-#include "common/ranks/conn.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* test_json_out.c: common/base/json_out.h: what is written reads back as it was. */
+/* test_json_out.c: common/base/json.h: what is written reads back as it was. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/json_out.h"
+#include "common/base/json.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
 

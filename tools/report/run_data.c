@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/report/report.h"
 #include "common/base/file.h"
-#include "common/base/json_out.h"
+#include "common/base/json.h"
 
 #include <stdlib.h>
 #include <string.h>

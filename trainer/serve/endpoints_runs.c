@@ -296,8 +296,8 @@ static enum status get_file(const struct call *c)
     CHECK(runs_files(folder, &files));
     CHECK(download_new(folder, files, file, &download, &n_bytes));
     http_attach(c->q, download, on_close);
-    http_stream_sized(c->q, *file ? "application/octet-stream" : "application/x-tar", n_bytes,
-                      next_chunk);
+    http_stream(c->q, *file ? "application/octet-stream" : "application/x-tar", n_bytes,
+                next_chunk);
 out:
     json_decref(files);
     return st;

@@ -5,7 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/serve/request.h"
 #include "common/base/clock.h"
-#include "common/base/json_out.h"
+#include "common/base/json.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
