@@ -346,6 +346,11 @@ static bool is_text(const json_t *value)
     return json_is_string(value) || json_is_null(value);
 }
 
+static bool is_list(const json_t *value)
+{
+    return json_is_array(value);
+}
+
 static bool is_number(const json_t *value)
 {
     return json_is_number(value);
@@ -364,6 +369,16 @@ static bool is_flag(const json_t *value)
 const char *row_text(const json_t *rows, size_t i, const char *field)
 {
     return json_string_value(field_of(rows, i, field, is_text));
+}
+
+const char *const *row_words(const json_t *rows, size_t i, const char *field)
+{
+    static const char *words[32];
+    const json_t *list = field_of(rows, i, field, is_list);
+    const size_t n = json_array_size(list);
+    assert_in_range(n, 0, 31);
+    for (size_t k = 0; k <= n; k++) words[k] = json_string_value(json_array_get(list, k));
+    return words;
 }
 
 double row_number(const json_t *rows, size_t i, const char *field)

@@ -119,6 +119,8 @@ void test_write(const char *path, const void *data, size_t len);
 // whose fields (row_text: a string or null) all must be there. They live as long as the program.
 const json_t *test_rows(const char *file, const char *list);
 const char *row_text(const json_t *rows, size_t i, const char *field);
+// A list of texts, NULL-ended; until the next call.
+const char *const *row_words(const json_t *rows, size_t i, const char *field);
 double row_number(const json_t *rows, size_t i, const char *field);
 int row_int(const json_t *rows, size_t i, const char *field);
 bool row_flag(const json_t *rows, size_t i, const char *field);

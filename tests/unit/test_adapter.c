@@ -1,5 +1,5 @@
 /* test_adapter.c: LoRA adapters: PEFT's config and folder (common/model/adapter_config.h,
- * adapter.h), and a forward pass over rows of several adapters (adapter_table.h). That the numbers
+ * adapter.h), and a forward pass over rows of several adapters (its table). That the numbers
  * are PEFT's, tests/golden tells. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
@@ -16,42 +16,20 @@ TEST(targets_match_as_in_peft)
 {
 #define Q0 "model.layers.0.self_attn.q_proj"
 #define Q3 "model.layers.13.self_attn.q_proj"
-    static const struct {
-        const char *fields, *module;
-        int rank;
-        double scale;
-    } cases[] = {
-        {"'r': 4, 'lora_alpha': 16, 'target_modules': ['q_proj', 'v_proj']", Q0, 4, 4},
-        {"'r': 4, 'lora_alpha': 16, 'target_modules': ['q_proj', 'v_proj']",
-         "model.layers.0.self_attn.k_proj", 0, 0},
-        {"'target_modules': ['proj']", Q0, 0, 0}, // whole parts of the name
-        {"'target_modules': ['self_attn.q_proj']", Q0, 8, 1},
-        {"'r': 16, 'lora_alpha': 8, 'use_rslora': true, 'target_modules': 'all-linear'", Q0, 16, 2},
-        {"'target_modules': '.*\\\\.(q|v)_proj'", Q0, 8, 1},
-        {"'target_modules': '.*\\\\.(q|v)_pro'", Q0, 0, 0}, // all of the name
-        {"'target_modules': 'q_proj'", Q0, 0, 0},           // an expression, not a name
-        {"'target_modules': ['q_proj'], 'exclude_modules': ['self_attn.q_proj']", Q0, 0, 0},
-        {"'target_modules': 'all-linear', 'exclude_modules': '.*0.*'", Q0, 0, 0},
-        {"'target_modules': ['q_proj'], 'layers_to_transform': [1, 13]", Q0, 0, 0},
-        {"'target_modules': ['q_proj'], 'layers_to_transform': [1, 13]", Q3, 8, 1},
-        {"'target_modules': ['q_proj'], 'layers_to_transform': 13", Q3, 8, 1},
-        {"'target_modules': ['q_proj'], 'rank_pattern': {'q_proj': 2}", Q0, 2, 4},
-        {"'target_modules': ['q_proj'], 'rank_pattern': {'_proj': 2}", Q0, 8, 1},
-        {"'target_modules': ['q_proj'], 'rank_pattern': {'layers\\\\.[0-9]\\\\..*': 2}", Q3, 8, 1},
-        {"'target_modules': ['q_proj'], 'alpha_pattern': {'q_proj': 32}", Q0, 8, 4},
-        {"'target_modules': ['q_proj'], 'use_dora': false, 'new_thing': null", Q0, 8, 1},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const json_t *cases = test_rows("adapter", "targets_match_as_in_peft");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         char text[512];
         int rank;
         float scale;
-        snprintf(text, sizeof text, "{'peft_type': 'LORA', %s}", cases[i].fields);
+        snprintf(text, sizeof text, "{'peft_type': 'LORA', %s}", row_text(cases, i, "fields"));
         for (char *c = text; *c; c++)
             if (*c == '\'') *c = '"';
         struct adapter_config *config = tiny_adapter_config(text);
-        assert_ok(adapter_config_match(config, cases[i].module, false, &rank, &scale));
-        if (rank != cases[i].rank || (rank && fabs(scale - cases[i].scale) > 1e-6))
-            fail_msg("%s: %s has rank %d and scale %g", text, cases[i].module, rank, scale);
+        assert_ok(adapter_config_match(config, row_text(cases, i, "module"), false, &rank, &scale));
+        if (rank != row_int(cases, i, "rank") ||
+            (rank && fabs(scale - row_number(cases, i, "scale")) > 1e-6))
+            fail_msg("%s: %s has rank %d and scale %g", text, row_text(cases, i, "module"), rank,
+                     scale);
         adapter_config_free(config);
     }
 }
@@ -220,7 +198,7 @@ TEST(one_batch_has_several)
     struct adapter_table *table;
     reference_logits(&base, ids, TOKENS, plain); // without a table
     assert_ok(adapter_table_new(base.dev, base.weights, 2, 4, &table));
-    model_use_adapters(base.model, table);
+    base.model->adapters = table;
     assert_ok(adapter_table_set(table, 0, a));
     assert_ok(adapter_table_set(table, 1, b));
     for (int i = -1; i < 2; i++) logits_of(&i, 1, alone[i + 1]);
@@ -235,7 +213,7 @@ TEST(one_batch_has_several)
     logits_of((int[]){1}, 1, together);
     assert_memory_equal(together, plain, sizeof plain);
     assert_status(adapter_table_set(table, 2, a), ST_INVALID);
-    model_use_adapters(base.model, NULL);
+    base.model->adapters = NULL;
     adapter_table_free(table);
     release(a);
     release(b);
@@ -301,10 +279,10 @@ TEST(peft_opens_our_folder)
     assert_ok(adapter_save(made, base.dev, folder, DT_F32));
     assert_ok(adapter_table_new(base.dev, base.weights, 1, 4, &table));
     assert_ok(adapter_table_set(table, 0, made));
-    model_use_adapters(base.model, table);
+    base.model->adapters = table;
     logits_of((int[]){0}, 1, have);
     peft_agrees(python, base_folder(), folder, ids, TOKENS, have, VOCAB);
-    model_use_adapters(base.model, NULL);
+    base.model->adapters = NULL;
     adapter_table_free(table);
     adapter_free(made);
     release(a);

@@ -21,24 +21,14 @@ static const int32_t ids[TOKENS] = {3, 14, 15, 9, 26, 5};
 // ---- PEFT's targets and folders -----------------------------------------------------------------
 TEST(targets_are_pefts)
 {
-    static const struct {
-        const char *text;
-        int rank;
-    } cases[] = {
-        {ALL, 0}, // of linear matrices but the output's
-        {HEAD, 4},
-        {"{\"r\":2,\"target_modules\":\".*\"}", 2},
-        {"{\"target_modules\":[\"head\"]}", 0},
-        {"{\"target_modules\":[\"lm_head\"],\"exclude_modules\":[\"lm_head\"]}", 0},
-        {"{\"r\":2,\"target_modules\":[\"lm_head\"],\"layers_to_transform\":[1]}", 2},
-        {"{\"target_modules\":[\"lm_head\"],\"rank_pattern\":{\"lm_head\":5}}", 5},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const json_t *cases = test_rows("adapter_head", "targets_are_pefts");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         int rank;
         float scale;
-        struct adapter_config *config = tiny_adapter_config(cases[i].text);
+        struct adapter_config *config = tiny_adapter_config(row_text(cases, i, "text"));
         assert_ok(adapter_config_match(config, "lm_head", true, &rank, &scale));
-        if (rank != cases[i].rank) fail_msg("%s: rank %d", cases[i].text, rank);
+        if (rank != row_int(cases, i, "rank"))
+            fail_msg("%s: rank %d", row_text(cases, i, "text"), rank);
         adapter_config_free(config);
     }
 }
@@ -164,7 +154,7 @@ static void rows_are_in_any_order(struct reference *r, struct adapter_table *tab
     static const int order[N] = {1, -1, 0, 2}, all[TOKENS] = {0, 1, 2, 3, 4, 5};
     static float alone[4][TOKENS * VOCAB], together[N * TOKENS * VOCAB];
     int rows[N * TOKENS];
-    model_use_adapters(r->model, table);
+    r->model->adapters = table;
     for (int i = -1; i < 3; i++) logits_of(r, &i, 1, all, TOKENS, alone[i + 1]);
     for (int i = 0; i < N * TOKENS; i++) rows[i] = (i * 7 + 3) % (N * TOKENS);
     logits_of(r, order, N, rows, N * TOKENS, together);
@@ -173,7 +163,7 @@ static void rows_are_in_any_order(struct reference *r, struct adapter_table *tab
                             alone[order[rows[i] / TOKENS] + 1] + rows[i] % TOKENS * VOCAB,
                             VOCAB * sizeof(float));
     for (int i = 1; i < 4; i++) assert_memory_not_equal(alone[i], alone[0], sizeof alone[0]);
-    model_use_adapters(r->model, NULL);
+    r->model->adapters = NULL;
 }
 
 TEST(a_row_has_its_adapter)
@@ -212,7 +202,7 @@ TEST(peft_opens_our_folder)
         assert_ok(adapter_save(a, r.dev, folder, DT_F32));
         assert_ok(adapter_table_new(r.dev, r.weights, 1, 4, &table));
         assert_ok(adapter_table_set(table, 0, a));
-        model_use_adapters(r.model, table);
+        r.model->adapters = table;
         logits_of(&r, (int[]){0}, 1, all, TOKENS, have);
         peft_agrees(python, model, folder, ids, TOKENS, have, VOCAB);
         adapter_table_free(table);

@@ -74,9 +74,8 @@ static void assert_not_found(const char *folder, struct chat_template_choice cho
 
 // ---- where from ---------------------------------------------------------------------------------
 
-static void found_as_transformers_does(void **state)
+TEST(found_as_transformers_does)
 {
-    (void)state;
     const char *folder = test_folder();
     assert_not_found(folder, own, ST_NOT_FOUND, "--chat-template-file");
     put(folder, "tokenizer_config.json",
@@ -109,9 +108,8 @@ static void found_as_transformers_does(void **state)
                      "/no/such/file");
 }
 
-static void named_in_the_config(void **state)
+TEST(named_in_the_config)
 {
-    (void)state;
     const char *folder = test_folder();
     put(folder, "tokenizer_config.json",
         "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T\"},"
@@ -134,33 +132,22 @@ static void named_in_the_config(void **state)
 }
 
 // A template that resembles another is not taken for it: what it says is what comes.
-static void variants_are_themselves(void **state)
+TEST(variants_are_themselves)
 {
-    (void)state;
-    static const struct {
-        const char *text, *want;
-    } cases[] = {
-        {"{% for m in messages %}{{ '<|im_start|>' + ('human' if m['role']=='user' else m['role']) "
-         "+ '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}",
-         "<|im_start|>human\nU<|im_end|>\n"},
-        {"{% for m in messages %}<|im_start|>{{ m.role|upper }}\n{{ m.content }}<|im_end|>{% "
-         "endfor "
-         "%}",
-         "<|im_start|>USER\nU<|im_end|>"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const json_t *cases = test_rows("chat_template", "variants_are_themselves");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct chat_template *t = NULL;
-        assert_ok(chat_template_parse("F", cases[i].text, strlen(cases[i].text), NULL, &t));
-        assert_text(t, NULL, NULL, cases[i].want);
+        assert_ok(chat_template_parse("F", row_text(cases, i, "text"),
+                                      strlen(row_text(cases, i, "text")), NULL, &t));
+        assert_text(t, NULL, NULL, row_text(cases, i, "want"));
         chat_template_free(t);
     }
 }
 
 // ---- what a template sees -----------------------------------------------------------------------
 
-static void sees_tokens_tools_and_kwargs(void **state)
+TEST(sees_tokens_tools_and_kwargs)
 {
-    (void)state;
     const char *folder = test_folder();
     struct chat_template *t = NULL;
     put(folder, "tokenizer_config.json",
@@ -178,29 +165,19 @@ static void sees_tokens_tools_and_kwargs(void **state)
     chat_template_free(t);
 }
 
-static void refusals(void **state)
+TEST(refusals)
 {
-    (void)state;
     static const char text[] = "{% for m in messages %}{{ m.content + '' }}{% endfor %}"
                                "{{ raise_exception('No, no') if messages|length > 1 }}";
-    static const struct {
-        const char *messages, *tools, *kwargs, *message;
-    } cases[] = {
-        {"{}", NULL, NULL, "messages is not a list"},
-        {"[5]", NULL, NULL, "messages[0] is not an object"},
-        {USER, "{}", NULL, "tools is not a list"},
-        {USER, NULL, "[]", "chat_template_kwargs is not an object"},
-        {USER, NULL, "{\"messages\":[]}", "chat_template_kwargs holds messages"},
-        {"[{\"role\":\"user\"}]", NULL, NULL, "F.jinja, line 1, column 28: 'dict object' has no"},
-        {"[{\"content\":\"a\"},{\"content\":\"b\"}]", NULL, NULL, "No, no"},
-    };
+    const json_t *cases = test_rows("chat_template", "refusals");
     struct chat_template *t = NULL;
     struct bytes got = BYTES_INIT;
     assert_ok(chat_template_parse("F.jinja", text, strlen(text), NULL, &t));
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_status(render(t, cases[i].messages, cases[i].tools, cases[i].kwargs, &got),
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        assert_status(render(t, row_text(cases, i, "messages"), row_text(cases, i, "tools"),
+                             row_text(cases, i, "kwargs"), &got),
                       ST_INVALID);
-        assert_message(cases[i].message);
+        assert_message(row_text(cases, i, "message"));
         assert_int_equal(got.len, 0);
     }
     // a NUL in a message is text like any other
@@ -210,9 +187,8 @@ static void refusals(void **state)
     chat_template_free(t);
 }
 
-static void parts_of_contents(void **state)
+TEST(parts_of_contents)
 {
-    (void)state;
     static const char plain[] = "{{ messages[0].content }}";
     static const char loops[] = "{% for p in messages[0].content %}({{ p.text }}){% endfor %}";
     struct chat_template *t = NULL;
@@ -300,9 +276,8 @@ static int check_template(const char *path, int *ret_n)
     return different;
 }
 
-static void shared_templates(void **state)
+TEST(shared_templates)
 {
-    (void)state;
     char folder[PATH_MAX], pattern[PATH_MAX + 16];
     glob_t found = {0};
     int n = 0, different = 0;
@@ -313,18 +288,4 @@ static void shared_templates(void **state)
     print_message("%zu templates, %d cases, %d different\n", found.gl_pathc, n, different);
     globfree(&found);
     assert_int_equal(different, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(found_as_transformers_does),
-        cmocka_unit_test(named_in_the_config),
-        cmocka_unit_test(variants_are_themselves),
-        cmocka_unit_test(sees_tokens_tools_and_kwargs),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(parts_of_contents),
-        cmocka_unit_test(shared_templates),
-    };
-    return cmocka_run_group_tests_name("chat_template", tests, NULL, NULL);
 }

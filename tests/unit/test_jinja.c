@@ -5,10 +5,6 @@
 #include "common/text/jinja/jinja.h"
 #include "tests/support/support.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static const struct tm now = {.tm_year = 125,
                               .tm_mday = 2,
                               .tm_hour = 3,
@@ -83,9 +79,8 @@ static bool is_case_equal(const json_t *line, const json_t *variables)
     return equal;
 }
 
-static void equal_to_jinja2(void **state)
+TEST(equal_to_jinja2)
 {
-    (void)state;
     const char *folder = test_path(test_root(), "tests/jinja");
     json_t *variables = NULL;
     char *cases = test_read(test_path(folder, "cases.jsonl"));
@@ -108,9 +103,8 @@ static void equal_to_jinja2(void **state)
 
 // ---- errors -------------------------------------------------------------------------------------
 
-static void errors_name_the_place(void **state)
+TEST(errors_name_the_place)
 {
-    (void)state;
     assert_error("a\n  {{ 'x' }}{{ nope.x }}", ST_INVALID,
                  "T.jinja, line 2, column 19: 'nope' is undefined");
     assert_error("{% if true %}\n\n{{ raise_exception('Roles must alternate') }}{% endif %}",
@@ -129,9 +123,8 @@ static void errors_name_the_place(void **state)
 }
 
 // The text of what went well before an error is not given.
-static void failure_leaves_the_buffer(void **state)
+TEST(failure_leaves_the_buffer)
 {
-    (void)state;
     struct bytes got = BYTES_INIT;
     bytes_puts(&got, "before");
     assert_status(render("text {{ nope() }}", NULL, &got), ST_INVALID);
@@ -162,9 +155,8 @@ static void assert_limit(char *text, const char *message)
     free(text);
 }
 
-static void deep_templates(void **state)
+TEST(deep_templates)
 {
-    (void)state;
     assert_limit(repeated("{{ ", "(", 100000, ""), "nested too deeply");
     assert_limit(repeated("{{ ", "not ", 100000, "1 }}"), "nested deeper");
     assert_limit(repeated("{{ ", "-", 100000, "1 }}"), "nested deeper");
@@ -192,42 +184,21 @@ static void deep_templates(void **state)
     free(text);
 }
 
-static void endless_templates(void **state)
+TEST(endless_templates)
 {
-    (void)state;
     struct bytes got = BYTES_INIT;
     struct jinja_limits limits = {.steps = 100000, .memory = 1 << 20, .output = 1000};
-    static const struct {
-        const char *text, *message;
-    } cases[] = {
-        {"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "steps"},
-        {"{% for a in range(1000) %}xx{% endfor %}", "beyond 1000 bytes"},
-        {"{{ 'x' * 99999999 }}", "limit"},
-        {"{{ [1] * 99999999 }}", "limit"},
-        {"{{ 'x'.center(99999999) }}", "limit"},
-        {"{{ '%99999999d' % 1 }}", "limit"},
-        {"{{ '{:99999999}'.format(1) }}", "limit"},
-        {"{% set ns = namespace(s='xx') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}"
-         "{% endfor %}",
-         "limit"},
-        {"{% set ns = namespace(s='xx') %}{% for i in range(64) %}{% set ns.s = "
-         "ns.s|replace('x', 'xxxxxxxx') %}{% endfor %}",
-         "limit"},
-        {"{{ range(100001) }}", "Range too big"},
-        {"{{ 10 ** 100 }}", "64 bits"},
-        {"{{ 'a'|indent(99999999) }}", "limit"},
-        {"{{ [1]|tojson(indent=99999) }}", "indent"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_true(render(cases[i].text, &limits, &got) != ST_OK);
-        assert_message(cases[i].message);
+    const json_t *cases = test_rows("jinja", "endless_templates");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        assert_true(render(row_text(cases, i, "text"), &limits, &got) != ST_OK);
+        assert_message(row_text(cases, i, "message"));
         assert_int_equal(got.len, 0);
     }
     bytes_release(&got);
 }
 
 // Each of these goes through a megabyte, and makes nothing that is charged as memory.
-static void long_operands(void **state)
+TEST(long_operands)
 {
     enum { LENGTH = 1 << 20 };
     static const char *const expressions[] = {
@@ -264,7 +235,6 @@ static void long_operands(void **state)
     static const struct jinja_limits limits = {.steps = 300000};
     char *text = malloc(LENGTH + 1), whole[200];
     struct bytes got = BYTES_INIT;
-    (void)state;
     memset(text, 'a', LENGTH);
     text[LENGTH] = 0;
     json_t *variables = json_pack("{s:s, s:{s:i}}", "k", text, "d", text, 1);
@@ -283,9 +253,8 @@ static void long_operands(void **state)
     bytes_release(&got);
 }
 
-static void deep_messages(void **state)
+TEST(deep_messages)
 {
-    (void)state;
     struct bytes got = BYTES_INIT;
     json_t *deep = json_array(), *variables = json_object();
     for (int i = 0; i < 1000; i++) deep = json_pack("[o]", deep);
@@ -296,35 +265,14 @@ static void deep_messages(void **state)
     bytes_release(&got);
 }
 
-static void content_in_parts(void **state)
+TEST(content_in_parts)
 {
-    (void)state;
-    static const struct {
-        const char *text;
-        bool loops;
-    } cases[] = {
-        {"{{ m.content }}", false},
-        {"{% for m in messages %}{{ m['content'] }}{% endfor %}", false},
-        {"{% for part in m.content %}{{ part.text }}{% endfor %}", true},
-        {"{% for part in m['content']|list %}{{ part.text }}{% endfor %}", true},
-        {"{% macro put(content) %}{% for c in content %}{{ c.text }}{% endfor %}{% endmacro %}",
-         true},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const json_t *cases = test_rows("jinja", "content_in_parts");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct jinja *t = NULL;
-        assert_ok(jinja_parse("T", cases[i].text, strlen(cases[i].text), &t));
-        assert_int_equal(jinja_loops_over_content(t), cases[i].loops);
+        assert_ok(
+            jinja_parse("T", row_text(cases, i, "text"), strlen(row_text(cases, i, "text")), &t));
+        assert_int_equal(jinja_loops_over_content(t), row_flag(cases, i, "loops"));
         jinja_free(t);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equal_to_jinja2),           cmocka_unit_test(errors_name_the_place),
-        cmocka_unit_test(failure_leaves_the_buffer), cmocka_unit_test(deep_templates),
-        cmocka_unit_test(endless_templates),         cmocka_unit_test(deep_messages),
-        cmocka_unit_test(content_in_parts),          cmocka_unit_test(long_operands),
-    };
-    return cmocka_run_group_tests_name("jinja", tests, NULL, NULL);
 }

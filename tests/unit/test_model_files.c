@@ -77,40 +77,11 @@ TEST(config_eos_lists)
 
 TEST(config_refusals)
 {
-    static const struct {
-        const char *text;
-        enum status code;
-        const char *words;
-    } cases[] = {
-        {"{", ST_FORMAT, "config.json"},
-        {"[]", ST_FORMAT, "not a JSON object"},
-        {"{\"model_type\":\"rwkv\"}", ST_UNSUPPORTED, "Qwen2ForCausalLM"},
-        {"{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForSequenceClassification\"]}",
-         ST_UNSUPPORTED, "Qwen2ForSequenceClassification"},
-        {"{\"model_type\":\"qwen2\"}", ST_FORMAT, "vocab_size is missing"},
-        {QWEN2 ",\"hidden_size\":\"x\"}", ST_INVALID, "hidden_size"},
-        {QWEN2 ",\"num_hidden_layers\":0}", ST_INVALID, "num_hidden_layers"},
-        {QWEN2 ",\"num_hidden_layers\":1e30}", ST_INVALID, "num_hidden_layers"},
-        {QWEN2 ",\"num_key_value_heads\":3}", ST_FORMAT, "num_key_value_heads"},
-        {QWEN2 ",\"hidden_size\":18}", ST_FORMAT, "hidden_size"},
-        {QWEN2 ",\"head_dim\":257}", ST_INVALID, "head_dim"},
-        {QWEN2 ",\"hidden_act\":\"relu\"}", ST_UNSUPPORTED, "relu"},
-        {QWEN2 ",\"rope_scaling\":{\"type\":\"spiral\",\"factor\":4}}", ST_UNSUPPORTED, "spiral"},
-        {QWEN2 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,2]}}", ST_FORMAT,
-         "long_factor"},
-        {QWEN2 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1]}}", ST_FORMAT,
-         "short_factor"},
-        {QWEN2 ",\"partial_rotary_factor\":0.3}", ST_UNSUPPORTED, "partial_rotary_factor"},
-        {QWEN2 ",\"use_sliding_window\":true,\"layer_types\":[\"full_attention\"]}", ST_FORMAT,
-         "layer_types"},
-        {QWEN2 ",\"rope_scaling\":7}", ST_FORMAT, "rope_scaling"},
-        {QWEN2 ",\"eos_token_id\":32}", ST_FORMAT, "eos_token_id"},
-        {QWEN2 ",\"quantization_config\":{}}", ST_UNSUPPORTED, "quantization_config"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const json_t *cases = test_rows("model_files", "config_refusals");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct model_config *c = NULL;
-        assert_status(load_text(cases[i].text, &c), cases[i].code);
-        assert_message(cases[i].words);
+        assert_status(load_text(row_text(cases, i, "text"), &c), row_status(cases, i, "code"));
+        assert_message(row_text(cases, i, "words"));
         assert_null(c);
     }
 }
@@ -154,37 +125,13 @@ TEST(safetensors_reads)
 
 TEST(safetensors_refusals)
 {
-    static const struct {
-        const char *header;
-        size_t data_len;
-        const char *words;
-    } cases[] = {
-        {"{\"a\":", 0, "t.safetensors"},
-        {"[1]", 0, "not a JSON object"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 7, "truncated"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 9,
-         "belong to no tensor"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[1,9]}}", 9,
-         "belong to no tensor"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "need 12 bytes"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
-         "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}",
-         12, "overlap"},
-        {"{\"a\":{\"dtype\":\"Q4\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "Q4"},
-        {"{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "dtype"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "impossible size"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,8],\"data_offsets\":[0,8]}}", 8,
-         "impossible size"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}", 8, "shape"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "data_offsets"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "data_offsets"},
-    };
+    const json_t *cases = test_rows("model_files", "safetensors_refusals");
     struct bytes file = BYTES_INIT;
     struct safetensors *set = NULL;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        build(&file, cases[i].header, cases[i].data_len);
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        build(&file, row_text(cases, i, "header"), row_int(cases, i, "data_len"));
         assert_true(safetensors_parse("t.safetensors", file.data, file.len, &set) != ST_OK);
-        assert_message(cases[i].words);
+        assert_message(row_text(cases, i, "words"));
         assert_message("t.safetensors");
     }
     build(&file, "{}", 0);

@@ -164,38 +164,13 @@ TEST(wrong_files)
 
 TEST(wrong_usage)
 {
-    static const struct {
-        const char *words[4], *sentence;
-    } cases[] = {
-        {{"--lerning-rate", "1"}, "unknown option --lerning-rate; did you mean --learning-rate?"},
-        {{"--learning_rate=1"}, "unknown option --learning_rate=1; did you mean --learning-rate?"},
-        {{"--learn", "1"}, "did you mean --learning-rate?"},
-        {{"--zebra"}, "unknown option --zebra (--help lists the options)"},
-        {{"--no-model"}, "unknown option --no-model"},
-        {{"--no-sync=true"}, "--no-sync takes no value"},
-        {{"-v"}, "unknown option -v"},
-        {{"--model"}, "--model needs a value (DIR)"},
-        {{"--model", "--verbose"}, "--model needs a value (DIR)"},
-        {{"--model", "--verbose", "--zebra"}, "stands behind a =, as --model=VALUE"},
-        {{"--max-steps", "ten"}, "--max-steps: 'ten' is not a whole number"},
-        {{"--max-steps", "1.5"}, "--max-steps: '1.5' is not a whole number"},
-        {{"--max-steps", "99999999999999999999"}, "is not a whole number"},
-        {{"--max-steps", "1001"},
-         "--max-steps: 1001 is out of range; it must lie between 1 and 1000"},
-        {{"--learning-rate", "nan"}, "--learning-rate: 'nan' is not a number"},
-        {{"--learning-rate", ""}, "is not a number"},
-        {{"--kv-memory", "5X"}, "--kv-memory: '5X' is not a size"},
-        {{"--verbose=maybe"}, "--verbose: 'maybe' is neither true nor false"},
-        {{"--device", "cp"}, "--device: 'cp' is not one of auto|cpu|cuda"},
-        {{"--=1"}, "unknown option --=1"},
-        {{"a", "b", "c"}, "unexpected argument 'c' (--help shows the usage)"},
-    };
+    const json_t *cases = test_rows("options", "wrong_usage");
     struct config c;
     const char *positional[2];
     struct option_set *set = NULL;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(parse(cases[i].words, &c, positional, &set), OPTIONS_BAD);
-        assert_message(cases[i].sentence);
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        assert_int_equal(parse(row_words(cases, i, "words"), &c, positional, &set), OPTIONS_BAD);
+        assert_message(row_text(cases, i, "sentence"));
         assert_null(set);
     }
     char *argv[] = {(char *)(uintptr_t) "program", (char *)(uintptr_t) "DIR", NULL};

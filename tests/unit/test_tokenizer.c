@@ -300,80 +300,21 @@ TEST(threads)
 
 TEST(malformed)
 {
-    static const struct {
-        const char *path[3], *value; // what is put where in the byte-level file
-        enum status status;
-        const char *message;
-    } cases[] = {
-        {{"model"}, "[]", ST_FORMAT, "model"},
-        {{"model", "type"}, "\"Unigram\"", ST_UNSUPPORTED, "model.type \"Unigram\""},
-        {{"model", "vocab"}, "[]", ST_FORMAT, "model.vocab"},
-        {{"model", "vocab", "x"}, "-1", ST_FORMAT, "\"x\""},
-        {{"model", "vocab", "x"}, "3000000000", ST_FORMAT, "\"x\""},
-        {{"model", "vocab", "x"}, "\"7\"", ST_FORMAT, "\"x\""},
-        {{"model", "vocab", "longer"}, "7", ST_FORMAT, "id 7"},
-        {{"model", "merges"}, "{}", ST_FORMAT, "model.merges"},
-        {{"model", "merges"}, "[\"a b c\"]", ST_FORMAT, "model.merges[0]"},
-        {{"model", "merges"}, "[[\"a\"]]", ST_FORMAT, "model.merges[0]"},
-        {{"model", "merges"}, "[\"h e\", 5]", ST_FORMAT, "model.merges[1]"},
-        {{"model", "merges"}, "[\"a b\"]", ST_FORMAT, "\"ab\" is not in model.vocab"},
-        {{"model", "dropout"}, "0.1", ST_UNSUPPORTED, "model.dropout"},
-        {{"model", "fuse_unk"}, "3", ST_FORMAT, "fuse_unk"},
-        {{"model", "continuing_subword_prefix"},
-         "\"##\"",
-         ST_UNSUPPORTED,
-         "continuing_subword_prefix"},
-        {{"normalizer"},
-         "{\"type\":\"Precompiled\"}",
-         ST_UNSUPPORTED,
-         "normalizer.type \"Precompiled\""},
-        {{"normalizer"}, "{\"type\":\"Prepend\"}", ST_FORMAT, "normalizer.prepend"},
-        {{"normalizer"}, "{}", ST_FORMAT, "normalizer.type"},
-        {{"pre_tokenizer"}, "{\"type\":\"BertPreTokenizer\"}", ST_UNSUPPORTED, "BertPreTokenizer"},
-        {{"pre_tokenizer"},
-         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a\"},\"behavior\":\"Isolated\"}",
-         ST_UNSUPPORTED,
-         "pre_tokenizer.pattern"},
-        {{"pre_tokenizer"},
-         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\\\\\"},\"behavior\":\"Isolated\"}",
-         ST_FORMAT,
-         "backslash"},
-        {{"pre_tokenizer"},
-         "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a[b]]\"},\"behavior\":\"Isolated\"}",
-         ST_UNSUPPORTED,
-         "set within a set"},
-        {{"pre_tokenizer"},
-         "{\"type\":\"Split\",\"pattern\":{\"String\":\"a\"},\"behavior\":\"Odd\"}",
-         ST_UNSUPPORTED,
-         "\"Odd\""},
-        {{"pre_tokenizer"},
-         "{\"type\":\"Split\",\"pattern\":5,\"behavior\":\"Isolated\"}",
-         ST_FORMAT,
-         "pattern"},
-        {{"decoder"}, "{\"type\":\"WordPiece\"}", ST_UNSUPPORTED, "decoder.type \"WordPiece\""},
-        {{"decoder"}, "{\"type\":\"Sequence\"}", ST_FORMAT, "decoder.decoders"},
-        {{"post_processor"}, "{\"type\":\"BertProcessing\"}", ST_UNSUPPORTED, "BertProcessing"},
-        {{"post_processor", "processors"}, "5", ST_FORMAT, "post_processor.processors"},
-        {{"added_tokens"}, "7", ST_FORMAT, "added_tokens"},
-        {{"added_tokens"}, "[{\"id\":300}]", ST_FORMAT, "content"},
-        {{"added_tokens"}, "[{\"id\":300000000,\"content\":\"z\"}]", ST_FORMAT, "out of range"},
-        {{"added_tokens"}, "[{\"id\":65,\"content\":\"zz\"}]", ST_FORMAT, "id 65"},
-        {{"added_tokens"}, "[{\"id\":300,\"content\":\"A\"}]", ST_FORMAT, "65"},
-        {{"added_tokens"}, "[]", ST_FORMAT, "post_processor: id 300"},
-    };
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    const json_t *cases = test_rows("tokenizer", "malformed");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *json = byte_level_json(), *at = json, *wrapped;
         char value[500];
         struct tokenizer *t = NULL;
-        int last = cases[i].path[2] ? 2 : cases[i].path[1] ? 1 : 0;
-        snprintf(value, sizeof(value), "[%s]", cases[i].value);
+        const char *key = row_text(cases, i, "path");
+        snprintf(value, sizeof(value), "[%s]", row_text(cases, i, "value"));
         wrapped = json_of(value);
-        for (int k = 0; k < last; k++) at = json_object_get(at, cases[i].path[k]);
-        json_object_set(at, cases[i].path[last], json_array_get(wrapped, 0));
+        for (const char *end; (end = strchr(key, '/')); key = end + 1)
+            at = json_object_getn(at, key, (size_t)(end - key));
+        json_object_set(at, key, json_array_get(wrapped, 0));
         char *text = json_dumps(json, 0);
         const struct tokenizer_text files[TOKENIZER_FILES] = {{text, strlen(text)}};
-        assert_status(tokenizer_parse("F.json", files, &t), cases[i].status);
-        assert_message(cases[i].message);
+        assert_status(tokenizer_parse("F.json", files, &t), row_status(cases, i, "status"));
+        assert_message(row_text(cases, i, "message"));
         assert_message("F.json");
         assert_null(t);
         free(text);
