@@ -29,45 +29,27 @@ static bool may_differ(const char *key)
     return false;
 }
 
-// Whether the line has every value of the other, but for those; how many it compared.
-static int assert_holds(const char *line, size_t len, const char *other, size_t other_len)
+// Whether a line has every value of the other, but for those.
+static void assert_holds(json_t *a, const json_t *b)
 {
-    json_t *a, *b, *value;
+    json_t *value;
     const char *key;
     int compared = 0;
-    assert_ok(json_parse("one run's metrics", line, len, &a));
-    assert_ok(json_parse("the other's", other, other_len, &b));
     json_object_foreach (a, key, value) {
         if (may_differ(key)) continue;
-        if (!json_equal(value, json_object_get(b, key))) fail_msg("%s differs:\n%s", key, line);
+        if (!json_equal(value, json_object_get(b, key)))
+            fail_msg("%s of step %g differs", key, metric(a, "step"));
         compared++;
     }
-    json_decref(a);
-    json_decref(b);
-    return compared;
+    assert_true(compared > 20);
 }
 
 static void assert_same_metrics(const char *run, const char *other)
 {
-    char *a = test_read(run_file(run, "metrics.jsonl")), *end;
-    char *b = test_read(run_file(other, "metrics.jsonl")), *other_end;
-    int lines = 0;
-    for (char *x = a, *y = b; (end = strchr(x, '\n')); x = end + 1, y = other_end + 1, lines++) {
-        assert_non_null(other_end = strchr(y, '\n'));
-        assert_true(assert_holds(x, (size_t)(end - x), y, (size_t)(other_end - y)) > 20);
-    }
-    assert_int_equal(lines, STEPS);
-}
-
-static void assert_same_file(const char *run, const char *other, const char *name)
-{
-    struct bytes a = BYTES_INIT, b = BYTES_INIT;
-    assert_ok(file_read(run_file(run, name), 1 << 30, &a));
-    assert_ok(file_read(run_file(other, name), 1 << 30, &b));
-    assert_int_equal(a.len, b.len);
-    assert_memory_equal(a.data, b.data, a.len);
-    bytes_release(&a);
-    bytes_release(&b);
+    const json_t *a = metrics_of(&scene, run), *b = metrics_of(&scene, other);
+    assert_int_equal(json_array_size(a), STEPS);
+    assert_int_equal(json_array_size(b), STEPS);
+    for (size_t i = 0; i < STEPS; i++) assert_holds(json_array_get(a, i), json_array_get(b, i));
 }
 
 TEST(of_staleness_0_it_is_the_plain_run)
@@ -80,8 +62,9 @@ TEST(of_staleness_0_it_is_the_plain_run)
     assert_said(&scene, "no step is sampled ahead");
     assert_same_metrics("plain", "async-0");
     assert_same_metrics("async-0", "plain");
-    assert_same_file("plain", "async-0", "checkpoints/latest/model.safetensors");
-    assert_same_file("plain", "async-0", "checkpoints/latest/trainer/optimizer.safetensors");
+    const char *a = latest(&scene, "plain"), *b = latest(&scene, "async-0");
+    test_same_file(a, b, "model.safetensors");
+    test_same_file(a, b, "trainer/optimizer.safetensors");
     json_t *plain = last_metrics(&scene, "plain"), *async = last_metrics(&scene, "async-0");
     assert_null(json_object_get(plain, "rollout/staleness_max"));
     assert_true(metric(async, "rollout/staleness_max") == 0);
@@ -117,33 +100,20 @@ TEST(no_token_is_older_than_it_says)
     assert_null(json_object_get(m, "rollout/staleness_groups/3"));
 }
 
-// Data lines 1 to PROMPTS.
-static const char *prompts(void)
-{
-    const char *path = test_path(scene.folder, "prompts.jsonl");
-    struct bytes lines = BYTES_INIT;
-    for (int a = 0; a < PROMPTS; a++)
-        bytes_printf(&lines, "{\"prompt\": \"%d+1=\", \"answer\": \"%d\"}\n", a, a + 1);
-    test_write(path, lines.data, lines.len);
-    bytes_release(&lines);
-    return path;
-}
-
 // How often each prompt was learned from, by the samples that the run logged: first samples count.
 static void count_trained(const char *run, int ret_times[PROMPTS])
 {
+    const json_t *sample;
+    size_t i;
     memset(ret_times, 0, PROMPTS * sizeof *ret_times);
     for (int step = 1; step <= PROMPTS / PER; step++) {
         char name[40];
         snprintf(name, sizeof name, "rollouts/step-%d.jsonl", step);
-        char *text = test_read(run_file(run, name)), *end;
-        for (char *line = text; (end = strchr(line, '\n')); line = end + 1) {
-            json_t *sample;
-            assert_ok(json_parse(name, line, (size_t)(end - line), &sample));
+        const json_t *samples = json_of_lines_file(run_file(run, name));
+        json_array_foreach (samples, i, sample) {
             const json_int_t of = json_integer_value(json_object_get(sample, "line"));
             assert_in_range(of, 1, PROMPTS);
             ret_times[of - 1] += metric(sample, "sample") == 0;
-            json_decref(sample);
         }
     }
 }
@@ -152,7 +122,7 @@ TEST(every_prompt_of_the_epoch_once_though_killed)
 {
     int times[PROMPTS];
     struct test_child child = {0};
-    const char *data = prompts();
+    const char *data = scene_prompts(&scene, "prompts.jsonl", PROMPTS);
     for (int run = 0; run < 3; run++) {
         start_trainer(&scene, &child, "killed",
                       OPTIONS("--data", data, "--num-train-epochs", "1", "--prompts-per-step", "2",

@@ -34,26 +34,22 @@ static void assert_role(const json_t *role, const char *origin, int updates, con
 
 static json_t *read_json(const char *folder, const char *name)
 {
-    json_t *json = NULL;
-    assert_ok(json_read_file(test_path(folder, name), 1 << 20, &json));
-    return json;
+    return json_of_file(test_path(folder, name));
 }
 
-// The last start in a run's run.json; new reference.
+// The last start in a run's run.json.
 static json_t *last_start(const struct scene *s, const char *run)
 {
-    json_t *all = read_json(test_path(s->folder, run), "run.json");
-    const json_t *starts = json_object_get(all, "starts");
-    json_t *last = json_incref(json_array_get(starts, json_array_size(starts) - 1));
-    json_decref(all);
-    return last;
+    const json_t *starts =
+        json_object_get(read_json(test_path(s->folder, run), "run.json"), "starts");
+    return json_array_get(starts, json_array_size(starts) - 1);
 }
 
-// What the server says of its base; new reference.
+// What the server says of its base.
 static json_t *base_now(const struct scene *s)
 {
     json_t *info = daemon_get(s->daemon.socket, "/bridge/info?checksums=1", 200);
-    json_t *base = json_incref(json_object_get(info, "base"));
+    json_t *base = json_object_get(info, "base");
     assert_non_null(base);
     return base;
 }
@@ -102,13 +98,11 @@ TEST(each_role_has_its_own)
     assert_role(check, s.model, 3, "/full");
     assert_role(json_array_get(roles, 0), s.model, 3, "/full");
     assert_role(json_array_get(roles, 1), "/lora/start", 2, "/lora");
-    json_decref(check);
 
     json_t *start = last_start(&s, "lora");
     const json_t *weights = json_object_get(start, "weights");
     assert_contains(json_string_value(json_object_get(weights, "folder")), "/lora/start");
     assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 0);
-    json_decref(start);
 
     // the warning of what is replaced names the model's last checkpoint, and no adapter's
     assert_int_equal(train_alone(&s, "next", OPTIONS("--max-steps", "1")), 0);
@@ -145,15 +139,12 @@ TEST(a_trained_base_is_refused)
     const json_t *weights = json_object_get(start, "weights");
     assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 2);
     assert_contains(json_string_value(json_object_get(weights, "last_run")), "/b");
-    json_decref(start);
     daemon_post(s.daemon.socket, "/reload", 200, "");
     json_t *loaded = base_now(&s);
     same_checksum(trained, loaded, false);
     assert_int_equal(json_integer_value(json_object_get(trained, "updates")), 3);
     assert_int_equal(json_integer_value(json_object_get(loaded, "updates")), 0);
     assert_int_equal(train_alone(&s, "c", OPTIONS(LORA, "--max-steps", "1")), 0);
-    json_decref(trained);
-    json_decref(loaded);
 }
 
 // A base's folder, version, updates and checksum stand in run.json, in checkpoints, in RUN/start
@@ -175,16 +166,10 @@ TEST(the_base_is_recorded)
     assert_contains(json_string_value(json_object_get(now, "folder")), s.model);
     json_t *peft = read_json(latest(&s, "lora"), "adapter_config.json");
     assert_null(json_object_get(peft, "base"));
-    json_decref(peft);
-    json_decref(start);
-    json_decref(state_json);
-    json_decref(begun);
     // an adapter's own updates leave its base as it was
     json_t *after = base_now(&s);
     same_checksum(after, now, true);
     assert_int_equal(json_integer_value(json_object_get(after, "updates")), 3);
-    json_decref(after);
-    json_decref(now);
 
     // without a server: the model's folder, to the same checksum, where both are of one dtype
     if (strcmp(test_device(), "cpu") != 0) {
@@ -205,9 +190,6 @@ TEST(the_base_is_recorded)
     same_checksum(json_object_get(written, "base"), now, true);
     same_checksum(json_object_get(start, "base"), now, true);
     load(&s, "sft", out, 200, "Warning", false);
-    json_decref(written);
-    json_decref(start);
-    json_decref(now);
 }
 
 // Another base than the recorded one is told of where an adapter is loaded; --exact and --resume
@@ -297,10 +279,6 @@ TEST(a_base_is_summed_once)
     json_t *again = base_now(&s);
     same_checksum(again, loaded, true);
     bridge_detach(bridge);
-    json_decref(loaded);
-    json_decref(after);
-    json_decref(trained);
-    json_decref(again);
 }
 
 // A worker keeps the weights of the last step that it sampled. An adapter is not sampled by these,

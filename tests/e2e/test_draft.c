@@ -108,26 +108,19 @@ struct run { // what metrics.jsonl says of steps first..last
 
 static struct run read_run(const struct scene *s, const char *name, int first, int last)
 {
-    char *text = test_read(test_path(test_path(s->folder, name), "metrics.jsonl")), *line = text;
-    struct run r = {0};
-    for (int step = 1; step <= last; step++) {
-        char *end = strchr(line, '\n');
-        json_t *m;
-        assert_non_null(end);
-        assert_ok(json_parse("metrics", line, (size_t)(end - line), &m));
+    const char *path = test_path(test_path(s->folder, name), "metrics.jsonl");
+    const json_t *lines = json_of_lines_file(path);
+    struct run r = {.steps = last + 1 - first};
+    for (int step = first; step <= last; step++) {
+        const json_t *m = json_array_get(lines, (size_t)step - 1);
         assert_int_equal(json_integer_value(json_object_get(m, "step")), step);
-        if (step >= first) {
-            r.drafted += json_number_value(json_object_get(m, "spec_decode/num_draft_tokens"));
-            r.accepted += json_number_value(json_object_get(m, "spec_decode/num_accepted_tokens"));
-            r.reward += json_number_value(json_object_get(m, "reward"));
-            r.overlap += json_number_value(json_object_get(m, "draft_overlap"));
-            r.loss += json_number_value(json_object_get(m, "draft_loss"));
-            r.grad_norm += json_number_value(json_object_get(m, "draft_grad_norm"));
-            r.learning_rate += json_number_value(json_object_get(m, "draft_learning_rate"));
-            r.steps++;
-        }
-        json_decref(m);
-        line = end + 1;
+        r.drafted += json_number_value(json_object_get(m, "spec_decode/num_draft_tokens"));
+        r.accepted += json_number_value(json_object_get(m, "spec_decode/num_accepted_tokens"));
+        r.reward += json_number_value(json_object_get(m, "reward"));
+        r.overlap += json_number_value(json_object_get(m, "draft_overlap"));
+        r.loss += json_number_value(json_object_get(m, "draft_loss"));
+        r.grad_norm += json_number_value(json_object_get(m, "draft_grad_norm"));
+        r.learning_rate += json_number_value(json_object_get(m, "draft_learning_rate"));
     }
     r.reward /= r.steps;
     r.overlap /= r.steps;

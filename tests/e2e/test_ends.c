@@ -37,7 +37,6 @@ TEST(sigterm_ends_after_the_step)
 {
     struct scene s;
     struct test_child trainer = {0};
-    json_t *saved;
     scene_open(&s);
     start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000"));
     wait_for_steps(&s, "run", 2, &trainer);
@@ -47,11 +46,7 @@ TEST(sigterm_ends_after_the_step)
     char *log = test_read(test_path(s.folder, "trainer.log")), *signalled = strstr(log, "signal: ");
     assert_non_null(signalled); // first why, then what
     assert_true(signalled < strstr(log, ": stopped at step "));
-    int steps = steps_done(&s, "run");
-    assert_ok(json_read_file(test_path(latest(&s, "run"), "trainer/trainer_state.json"), 1 << 20,
-                             &saved));
-    assert_int_equal(json_integer_value(json_object_get(saved, "step")), steps);
-    json_decref(saved);
+    assert_int_equal(saved_step(&s, "run"), steps_done(&s, "run"));
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     assert_int_equal(train(&s, "other", OPTIONS("--max-steps", "1")), 0); // the lease is free
 }
@@ -62,16 +57,13 @@ TEST(second_signal_ends_at_once)
 {
     struct scene s;
     struct test_child trainer = {0};
-    char reward[PATH_MAX + 32];
     static const char script[] = "read -r line && echo '{\"reward\": 1}'\n" // when it is tried
                                  "read -r line && touch \"$0.asked\" && sleep 5\n";
     scene_open(&s);
-    const char *scorer = test_path(s.folder, "scorer.sh");
-    test_write(scorer, script, strlen(script));
-    snprintf(reward, sizeof reward, "command:sh %s", scorer);
-    start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "9", "--reward", reward));
+    start_trainer(&s, &trainer, "run",
+                  OPTIONS("--max-steps", "9", "--reward", scene_scorer(&s, script)));
     int64_t deadline = clock_deadline_ns(10000);
-    while (!file_exists(test_path(s.folder, "scorer.sh.asked")) && clock_ms_until(deadline) > 0)
+    while (!file_exists(test_path(s.folder, "scorer-0.sh.asked")) && clock_ms_until(deadline) > 0)
         clock_sleep_ms(10);
     test_kill(&trainer, SIGINT);
     wait_for_log(&s, "once this step is done");
@@ -101,13 +93,8 @@ TEST(second_signal_ends_the_start)
 {
     struct scene s;
     struct test_child trainer = {0};
-    struct bytes lines = BYTES_INIT;
     scene_open(&s);
-    const char *data = test_path(s.folder, "long.jsonl");
-    for (int i = 0; i < 2000000; i++)
-        bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", \"answer\": \"1\"}\n", i, i);
-    test_write(data, lines.data, lines.len);
-    bytes_release(&lines);
+    const char *data = scene_prompts(&s, "long.jsonl", 2000000);
     start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "1", "--data", data));
     for (int i = 0; i < 2000 && !catches(trainer.pid, SIGTERM); i++) usleep(5000);
     const int64_t start = clock_now_ns();
@@ -198,11 +185,7 @@ TEST(torn_weights_are_restored)
     int64_t deadline = clock_deadline_ns(20000);
     for (;;) { // 200 with the old version may come first, while the death is not yet noticed
         int code = health(http, &body);
-        json_t *json = NULL;
-        if (code == 200) assert_ok(json_parse("health", bytes_text(&body), body.len, &json));
-        json_int_t version = json_integer_value(json_object_get(json, "weight_version"));
-        json_decref(json);
-        if (code == 200 && version > 6) break;
+        if (code == 200 && metric(json_of(bytes_text(&body)), "weight_version") > 6) break;
         if (clock_ms_until(deadline) == 0) fail_msg("not restored: %s", bytes_text(&body));
         clock_sleep_ms(2);
     }

@@ -36,23 +36,10 @@ static int evaluate_row(struct scene *s, const char *run, const char *const word
     return evaluate(s, test_path(s->folder, "alone.log"), words);
 }
 
+// What --json has printed behind what else is said.
 static json_t *result_in(const char *log)
 {
-    char *text = test_read(log), *object = strstr(text, "{\"");
-    json_t *result;
-    if (!object) fail_msg("no result in:\n%s", text);
-    assert_ok(json_parse("eval", object, strlen(object), &result));
-    return result;
-}
-
-static int entries(const char *folder)
-{
-    DIR *dir = opendir(folder);
-    int n = 0;
-    assert_non_null(dir);
-    for (const struct dirent *e; (e = readdir(dir));) n += e->d_name[0] != '.';
-    closedir(dir);
-    return n;
+    return json_of(strstr(test_read(log), "{\""));
 }
 
 static const char *outer_tmpdir; // of the whole test; NULL: none
@@ -78,8 +65,6 @@ static void figures_of_both_agree(json_t *a, json_t *b)
     for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
         assert_true(metric(a, figures[i]) == metric(b, figures[i]));
     assert_true(metric(a, "pass@4") > metric(a, "pass@1"));
-    json_decref(a);
-    json_decref(b);
 }
 
 TEST_WITH(as_by_a_server_that_runs, back_in_it, NULL, NULL)
@@ -101,7 +86,7 @@ TEST_WITH(as_by_a_server_that_runs, back_in_it, NULL, NULL)
                                       "--server-args=--dtype f32", "--output", same)),
                      0);
     figures_of_both_agree(result_in(by_server), result_in(alone));
-    assert_int_equal(entries(tmp), 0); // neither socket nor log is left
+    assert_int_equal(entries_of(tmp, ""), 0); // neither socket nor log is left
     assert_false(file_exists(half));
     assert_contains(test_read(alone), "is started for this run alone; its log is ");
 }
@@ -130,14 +115,12 @@ TEST_WITH(with_an_adapter, back_in_it, NULL, NULL)
                                        "--server-args=--dtype f32", "--adapter", adapter);
     assert_int_equal(evaluate(&s, alone, words), 0);
     json_t *a = result_in(alone);
-    figures_of_both_agree(result_in(by_server), json_incref(a));
+    figures_of_both_agree(result_in(by_server), a);
     assert_int_equal(evaluate(&s, plain, OPTIONS("--model", s.model, "--device", test_device())),
                      0);
     json_t *b = result_in(plain);
     assert_true(metric(a, "reward") != metric(b, "reward")); // it is the adapter that was measured
-    json_decref(a);
-    json_decref(b);
-    assert_int_equal(entries(tmp), 0);
+    assert_int_equal(entries_of(tmp, ""), 0);
 }
 
 TEST_WITH(what_is_wrong_is_named, back_in_it, NULL, NULL)
@@ -148,14 +131,14 @@ TEST_WITH(what_is_wrong_is_named, back_in_it, NULL, NULL)
     test_write(s.data, "{\"prompt\": \"a\"}\n", 16);
     const char *tmp = own_tmpdir(&s), *log = test_path(s.folder, "eval.log");
     train_rows(&s, "evaluation", "what_is_wrong_is_named", evaluate_row);
-    assert_int_equal(entries(tmp), 0);
+    assert_int_equal(entries_of(tmp, ""), 0);
     // a server that ends by itself: its last words are said, and its log stays
     assert_int_equal(evaluate(&s, log, OPTIONS("--model", s.model, "--server-args=--max-batch no")),
                      1);
     char *text = test_read(log);
     assert_contains(text, "the server ended with status 2; its log, ");
     assert_contains(text, "--max-batch");
-    assert_int_equal(entries(tmp), 1);
+    assert_int_equal(entries_of(tmp, ""), 1);
 }
 
 // Where TMPDIR is no place for a server's socket; it may be a path from where one stands.
@@ -189,8 +172,8 @@ TEST_WITH(folders_for_its_socket, back_in_it, NULL, NULL)
         assert_int_equal(setenv("TMPDIR", cases[i].folder, 1), 0);
         assert_int_equal(evaluate_by(trainer, &s, log, words), cases[i].status);
         assert_contains(test_read(log), cases[i].said);
-        assert_int_equal(entries(tmp), 1); // that of the long path
-        assert_int_equal(entries(deep), 0);
+        assert_int_equal(entries_of(tmp, ""), 1); // that of the long path
+        assert_int_equal(entries_of(deep, ""), 0);
     }
     assert_int_equal(chdir(here), 0);
     free(trainer);
@@ -209,28 +192,21 @@ static void start_long(struct going *ret)
     struct scene s = {.folder = test_folder()};
     struct going g = {.tmp = own_tmpdir(&s), .log = test_path(s.folder, "eval.log")};
     char bridge[PATH_MAX] = "";
-    struct bytes lines = BYTES_INIT;
-    json_t *info;
     s.model = daemon_model(s.folder, true, 7);
-    s.data = test_path(s.folder, "data.jsonl");
-    for (int i = 0; i < 2000; i++) bytes_printf(&lines, "{\"prompt\": \"%d\"}\n", i);
-    test_write(s.data, lines.data, lines.len);
-    bytes_release(&lines);
+    s.data = scene_prompts(&s, "data.jsonl", 2000);
     test_spawn(&g.child, g.log,
                OPTIONS(test_binary("cw-trainer"), "eval", "--model", s.model, "--device",
                        test_device(), "--data", s.data, "--reward", "constant", "--num-generations",
                        "64", "--temperature", "1", "--max-completion-length", "200"));
-    for (int tries = 0; tries < 600 && entries(g.tmp) == 0; tries++) usleep(50000);
+    for (int tries = 0; tries < 600 && entries_of(g.tmp, "") == 0; tries++) usleep(50000);
     DIR *dir = opendir(g.tmp);
     for (const struct dirent *e; (e = readdir(dir));)
         if (e->d_name[0] != '.')
             snprintf(bridge, sizeof bridge, "%s/%s/bridge.json", g.tmp, e->d_name);
     closedir(dir);
     test_wait_for_file(bridge, LIMIT_MS, &g.child);
-    assert_ok(json_read_file(bridge, 1 << 20, &info));
-    g.server = (pid_t)metric(info, "pid");
+    g.server = (pid_t)metric(json_of_file(bridge), "pid");
     assert_int_equal(kill(g.server, 0), 0);
-    json_decref(info);
     *ret = g;
 }
 
@@ -238,7 +214,7 @@ static void assert_nothing_left(struct going *g, const char *said)
 {
     for (int tries = 0; tries < 100 && kill(g->server, 0) == 0; tries++) usleep(20000);
     assert_int_equal(kill(g->server, 0), -1);
-    assert_int_equal(entries(g->tmp), 0);
+    assert_int_equal(entries_of(g->tmp, ""), 0);
     assert_contains(test_read(g->log), said);
 }
 

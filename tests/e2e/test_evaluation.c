@@ -9,16 +9,13 @@
 // The lines of metrics.jsonl that have an evaluation: their steps, up to `most`.
 static int evaluated_steps(const struct scene *s, const char *run, int *ret, int most)
 {
-    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl")), *end;
+    const json_t *lines = metrics_of(s, run), *m;
+    size_t i;
     int n = 0;
-    for (char *line = text; n < most && (end = strchr(line, '\n')); line = end + 1) {
-        json_t *m;
-        assert_ok(json_parse("metrics", line, (size_t)(end - line), &m));
-        if (json_has(m, "eval/reward")) {
-            assert_true(metric(m, "eval/reward_standard_error") >= 0);
-            ret[n++] = (int)metric(m, "step");
-        }
-        json_decref(m);
+    json_array_foreach (lines, i, m) {
+        if (n == most || !json_has(m, "eval/reward")) continue;
+        assert_true(metric(m, "eval/reward_standard_error") >= 0);
+        ret[n++] = (int)metric(m, "step");
     }
     return n;
 }
@@ -109,13 +106,10 @@ TEST(sft_then_eval)
                         OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s.daemon.bridge,
                                 "--data", s.data, "--reward", "exact", "--max-completion-length",
                                 "8", "--prompt-template", "none", "--json")));
-    char *text = test_read(result);
-    json_t *json;
-    assert_ok(json_parse("eval", text, strlen(text), &json));
+    const json_t *json = json_of(test_read(result));
     assert_int_equal(json_integer_value(json_object_get(json, "n")), 20);
     // 20 sums, seen 120 times each: learned by heart
-    if (json_number_value(json_object_get(json, "accuracy")) < 0.8) fail_msg("%s", text);
-    json_decref(json);
+    assert_true(metric(json, "accuracy") >= 0.8);
 }
 
 // ---- what is best -------------------------------------------------------------------------------
@@ -135,12 +129,10 @@ static void assert_best(const struct scene *s, const char *run, int step)
 // Takes a name out of the object `within` ("": all) of a JSON file.
 static void forget(const char *path, const char *within, const char *name)
 {
-    json_t *all;
-    assert_ok(json_read_file(path, 1 << 20, &all));
+    json_t *all = json_of_file(path);
     json_t *object = *within ? json_object_get(all, within) : all;
     assert_int_equal(json_object_del(object, name), 0);
     assert_ok(json_write_file(path, 0644, all));
-    json_decref(all);
 }
 
 // By a reward that rises with each sample no answer is ever right: what is optimised is the reward,
@@ -150,11 +142,9 @@ TEST(the_best_is_of_the_reward)
     struct scene s;
     char reward[PATH_MAX];
     scene_open(&s);
-    const char *script = test_path(s.folder, "count");
-    static const char counts[] =
-        "n=0\nwhile read -r line; do n=$((n+1)); echo '{\"reward\":'$n'}'\ndone\n";
-    test_write(script, counts, strlen(counts));
-    snprintf(reward, sizeof reward, "exact,command:sh %s", script);
+    snprintf(reward, sizeof reward, "exact,%s",
+             scene_scorer(&s, "n=0\nwhile read -r line; do n=$((n+1)); "
+                              "echo '{\"reward\":'$n'}'\ndone\n"));
     assert_int_equal(train_alone(&s, "run", COUNTS("2", "--seed", "42")), 0);
     assert_best(&s, "run", 2);
     assert_said(&s, "the best was step 2 (reward ");

@@ -37,19 +37,13 @@ static void roll_out(const char *model, const char *sampling, struct lines *ret)
     bytes_printf(&body, ",\"sampling\":{\"max_tokens\":24,\"ignore_eos\":true%s}}", sampling);
     daemon_request(scene.daemon.socket, "POST", "/v1/rollouts", "", bytes_text(&body), &answer);
     if (answer.status != 200) fail_msg("%s", bytes_text(&answer.body));
-    const char *end, *line = bytes_text(&answer.body);
-    for (; (end = strchr(line, '\n')); line = end + 1) {
-        json_t *one;
-        assert_ok(json_parse("/v1/rollouts", line, (size_t)(end - line), &one));
+    const json_t *lines = json_of_lines(bytes_text(&answer.body));
+    json_t *one;
+    size_t i;
+    json_array_foreach (lines, i, one)
         ret->at[json_integer_value(json_object_get(one, "group_id"))]
                [json_integer_value(json_object_get(one, "sample"))] = one;
-    }
     bytes_release(&body);
-}
-
-static void release(struct lines *l)
-{
-    for (int i = 0; i < 2 * GROUPS; i++) json_decref((&l->at[0][0])[i]);
 }
 
 static bool is_same(const struct lines *a, const struct lines *b, const char *key)
@@ -95,10 +89,6 @@ TEST(it_says_what_its_own_server_says)
     assert_false(is_same(&policy, &scored, "token_ids"));
     assert_false(is_same(&policy, &scored, "prompt_logprobs"));
     assert_null(json_object_get(named.at[0][0], "model_mask"));
-    release(&policy);
-    release(&policy_again);
-    release(&named);
-    release(&scored);
 }
 
 // Room for fewer samples than there are, in chunks that cut prompts.
@@ -114,7 +104,6 @@ TEST(preempted_it_says_the_same)
     const char *preempted = strstr(bytes_text(&answer.body), "\nvllm:num_preemptions_total");
     assert_non_null(preempted);
     assert_true(atof(strchr(preempted, '}') + 1) > 0);
-    release(&named);
 }
 
 // A trainer writes the policy; a prompt that was cached before is the frozen model's all the same.
@@ -130,10 +119,6 @@ TEST(training_leaves_it_alone)
     assert_same(&before, &alone_scored, true);
     assert_same(&after, &before, true);
     assert_false(is_same(&policy, &policy_after, "prompt_logprobs"));
-    release(&before);
-    release(&after);
-    release(&policy);
-    release(&policy_after);
 }
 
 static void refused(const char *path, int status, const char *body, const char *part)
@@ -169,10 +154,4 @@ static void open_scene(void)
     frozen = daemon_model(test_folder(), true, 12);
 }
 
-static void close_scene(void)
-{
-    release(&alone);
-    release(&alone_scored);
-}
-
-TESTS_BETWEEN(open_scene, close_scene)
+TESTS_BETWEEN(open_scene, NULL)

@@ -38,18 +38,15 @@ static const char *write_data(const char *folder)
 // What each line of metrics.jsonl says of `key`, the largest.
 static double largest_metric(const char *run, const char *key, int *ret_lines)
 {
-    char *text = test_read(test_path(run, "metrics.jsonl")), *rest = text, *line;
+    const json_t *lines = json_of_lines_file(test_path(run, "metrics.jsonl")), *json;
     double largest = 0;
-    *ret_lines = 0;
-    while ((line = strsep(&rest, "\n")) && *line) {
-        json_t *json;
-        assert_ok(json_parse("metrics.jsonl", line, strlen(line), &json));
+    size_t i;
+    json_array_foreach (lines, i, json) {
         const json_t *value = json_object_get(json, key);
         assert_true(json_is_number(value));
-        if (fabs(json_number_value(value)) > largest) largest = fabs(json_number_value(value));
-        json_decref(json);
-        ++*ret_lines;
+        largest = fmax(largest, fabs(json_number_value(value)));
     }
+    *ret_lines = (int)json_array_size(lines);
     return largest;
 }
 

@@ -5,16 +5,6 @@
 
 #define ON 10 // steps from the last checkpoint of the killed run to the end
 
-static int last_saved(const struct scene *s, const char *run)
-{
-    json_t *state;
-    assert_ok(
-        json_read_file(test_path(latest(s, run), "trainer/trainer_state.json"), 1 << 20, &state));
-    const int step = (int)metric(state, "step");
-    json_decref(state);
-    return step;
-}
-
 static void kill_after_a_checkpoint(struct scene *s, const char *command,
                                     const char *const options[])
 {
@@ -28,14 +18,9 @@ static void kill_after_a_checkpoint(struct scene *s, const char *command,
 // All of metrics.jsonl but the time that a step took.
 static json_t *lines_of(const struct scene *s, const char *run)
 {
-    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl")), *next = text;
-    json_t *lines = json_array();
-    for (char *line; (line = strsep(&next, "\n")) && *line;) {
-        json_t *m;
-        assert_ok(json_parse("metrics", line, strlen(line), &m));
-        json_object_del(m, "step_s");
-        json_array_append_new(lines, m);
-    }
+    json_t *lines = metrics_of(s, run), *m;
+    size_t i;
+    json_array_foreach (lines, i, m) json_object_del(m, "step_s");
     return lines;
 }
 
@@ -45,8 +30,6 @@ static void same_metrics(const struct scene *s, int n)
     assert_int_equal(json_array_size(b), n + 1); // with that of step 0
     if (!json_equal(a, b))
         fail_msg("%s\n%s", json_dumps(a, JSON_INDENT(1)), json_dumps(b, JSON_INDENT(1)));
-    json_decref(a);
-    json_decref(b);
 }
 
 static void goes_on(const char *command, const char *const more[], const char *weights)
@@ -61,7 +44,7 @@ static void goes_on(const char *command, const char *const more[], const char *w
     options[n++] = "--eval-data", options[n++] = s.data;
     options[n++] = "--eval-steps", options[n++] = "5";
     kill_after_a_checkpoint(&s, command, options);
-    const int saved = last_saved(&s, "killed");
+    const int saved = saved_step(&s, "killed");
     assert_int_equal(saved % 5, 0); // the best evaluation has a checkpoint too
     snprintf(steps, sizeof steps, "%d", saved + ON);
     // all options but this are the folder's
@@ -118,8 +101,6 @@ TEST(ten_and_ten_are_twenty)
     test_same_file(whole, again, "model.safetensors");
     json_t *lines_again = lines_of(&s, "run");
     assert_true(json_equal(lines, lines_again));
-    json_decref(lines);
-    json_decref(lines_again);
 }
 
 TEST(a_signal_ends_with_a_checkpoint)
@@ -133,7 +114,7 @@ TEST(a_signal_ends_with_a_checkpoint)
     test_kill(&child, SIGTERM);
     assert_int_equal(test_wait(&child, LIMIT_MS), 1);
     assert_log(&s, "stopped at step ");
-    assert_int_equal(last_saved(&s, "run"), steps_done(&s, "run"));
+    assert_int_equal(saved_step(&s, "run"), steps_done(&s, "run"));
 }
 
 // What is half trained is not written as what was asked for, and the command that is said finishes
@@ -186,5 +167,5 @@ TEST(an_error_saves_what_was_learned)
                                  "0", "--adam-beta1", "0", "--adam-beta2", "0")));
     assert_said(&s, "gradient was not finite in 3 steps in a row");
     assert_said(&s, "what was learned is saved: ");
-    assert_int_equal(last_saved(&s, "run"), steps_done(&s, "run"));
+    assert_int_equal(saved_step(&s, "run"), steps_done(&s, "run"));
 }

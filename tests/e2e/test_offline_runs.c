@@ -13,7 +13,6 @@ static void open_sums(struct scene *s)
 TEST(what_a_run_leaves)
 {
     struct scene s;
-    json_t *run, *config;
     double have[8];
     open_sums(&s);
     assert_exit(
@@ -29,12 +28,9 @@ TEST(what_a_run_leaves)
     assert_true(have[0] > have[3] && have[3] > have[6] && have[6] > 0);
     assert_true(have[1] == 0 && have[2] == 0 && have[4] == 0);
     const char *folder = test_path(s.folder, "run");
-    assert_ok(json_read_file(test_path(folder, "run.json"), 1 << 20, &run));
+    const json_t *run = json_of_file(test_path(folder, "run.json"));
     assert_int_equal(json_array_size(json_object_get(run, "starts")), 1);
-    assert_ok(json_read_file(test_path(folder, "config.json"), 1 << 20, &config));
-    assert_true(metric(config, "eval_limit") == 5);
-    json_decref(run);
-    json_decref(config);
+    assert_true(metric(json_of_file(test_path(folder, "config.json")), "eval_limit") == 5);
     assert_false(file_exists(test_path(folder, "checkpoints/step-2")));
     assert_true(file_exists(test_path(folder, "checkpoints/step-4/trainer/optimizer.safetensors")));
     assert_true(file_exists(test_path(latest(&s, "run"), "tokenizer.json")));
@@ -228,7 +224,6 @@ TEST(without_a_run_folder)
 TEST(an_adapter)
 {
     struct scene s;
-    json_t *config;
     open_sums(&s);
     const char *out = test_path(s.folder, "adapter"), *merged = test_path(s.folder, "merged"),
                *log = test_path(s.folder, "merge.log");
@@ -238,10 +233,9 @@ TEST(an_adapter)
                                          "1e-2", "--out", out, "--eval-data", s.data)));
     assert_said(&s, "parameters are trained, beside");
     test_same_file(out, latest(&s, "run"), "adapter_model.safetensors");
-    assert_ok(json_read_file(test_path(out, ADAPTER_CONFIG_FILE), 1 << 20, &config));
+    const json_t *config = json_of_file(test_path(out, ADAPTER_CONFIG_FILE));
     assert_string_equal(json_string_value(json_object_get(config, "base_model_name_or_path")),
                         s.model);
-    json_decref(config);
     assert_exit(0, test_command(log, LIMIT_MS,
                                 OPTIONS(test_binary("cw-trainer"), "merge", "--model", s.model,
                                         "--adapter", out, "--out", merged)));

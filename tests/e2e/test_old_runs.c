@@ -13,14 +13,7 @@
 
 static json_t *read_lines(const char *folder)
 {
-    char *text = test_read(test_path(folder, "metrics.jsonl")), *next = text;
-    json_t *lines = json_array();
-    for (char *line; (line = strsep(&next, "\n")) && *line;) {
-        json_t *m;
-        assert_ok(json_parse("metrics", line, strlen(line), &m));
-        json_array_append_new(lines, m);
-    }
-    return lines;
+    return json_of_lines_file(test_path(folder, "metrics.jsonl"));
 }
 
 static bool goes_by_the_clock(const char *key)
@@ -48,14 +41,12 @@ static void same_line(const json_t *was, const json_t *is)
 
 static void same_lines(const char *name)
 {
-    json_t *was = read_lines(test_path(test_path(test_root(), "tests/old-runs"), name));
-    json_t *is = read_lines(name);
+    const json_t *was = read_lines(test_path(test_path(test_root(), "tests/old-runs"), name));
+    const json_t *is = read_lines(name);
     assert_int_equal(json_array_size(is), json_array_size(was));
     for (size_t i = 0; i < json_array_size(was); i++)
         same_line(json_array_get(was, i), json_array_get(is, i));
     assert_int_equal((int)metric(json_array_get(is, json_array_size(is) - 1), "step"), STEPS);
-    json_decref(was);
-    json_decref(is);
 }
 
 // Paths in the folders are relative, and the threads that the device's name counts are the run's.

@@ -14,19 +14,16 @@ struct sample {
 
 static int read_samples(const char *path, struct sample *ret)
 {
-    char *text = test_read(path), *next = text;
-    int n = 0;
-    for (char *line; (line = strsep(&next, "\n")) && *line;) {
-        json_t *json;
-        assert_true(n < MOST);
-        assert_ok(json_parse("sample", line, strlen(line), &json));
-        ret[n].line = (int)json_integer_value(json_object_get(json, "line"));
-        ret[n].right = json_number_value(json_object_get(json, "reward")) > 0;
-        snprintf(ret[n++].text, sizeof ret->text, "%s",
+    const json_t *lines = json_of_lines_file(path), *json;
+    size_t i;
+    assert_in_range(json_array_size(lines), 0, MOST);
+    json_array_foreach (lines, i, json) {
+        ret[i].line = (int)json_integer_value(json_object_get(json, "line"));
+        ret[i].right = json_number_value(json_object_get(json, "reward")) > 0;
+        snprintf(ret[i].text, sizeof ret->text, "%s",
                  json_string_value(json_object_get(json, "completion")));
-        json_decref(json);
     }
-    return n;
+    return (int)json_array_size(lines);
 }
 
 // Of all choices of k of a prompt's samples (bits of a mask), how many hold a right one.
@@ -93,17 +90,13 @@ TEST(samples_are_counted_out)
         for (int k = 0; k < 3; k++) each[k][i] = pass_at(of, 1 << k);
         each[3][i] = majority_of(of);
     }
-    char *text = test_read(log), *object = strstr(text, "{\"");
-    json_t *result;
-    assert_non_null(object);
-    assert_ok(json_parse("eval", object, strlen(object), &result));
+    const json_t *result = json_of(strstr(test_read(log), "{\""));
     check_figure(result, "pass@1", each[0], n);
     check_figure(result, "pass@2", each[1], n);
     check_figure(result, "pass@4", each[2], n);
     check_figure(result, "maj@4", each[3], n);
     assert_true(fabs(metric(result, "accuracy") - metric(result, "pass@1")) < 1e-6);
     assert_true(metric(result, "pass@4") > metric(result, "pass@1"));
-    json_decref(result);
 }
 
 TEST(runs_evaluate_so_too)

@@ -49,7 +49,6 @@ TEST(a_bound_of_0)
 {
     struct scene s;
     double masked[4], most = 0;
-    json_t *config;
     scene_open(&s);
     assert_exit(0, train_alone(&s, "bound",
                                OPTIONS("--max-steps", "3", "--steps-per-generation", "3",
@@ -59,10 +58,9 @@ TEST(a_bound_of_0)
     assert_true(most > 0 && most < 1);
     assert_said(&s, "--off-policy-mask-threshold 0: samples of negative advantage count while");
     const char *path = test_path(s.folder, "bound/config.json");
-    assert_ok(json_read_file(path, 1 << 20, &config));
+    json_t *config = json_of_file(path);
     assert_int_equal(json_object_del(config, "metric_for_best_model"), 0);
     assert_ok(json_write_file(path, 0644, config));
-    json_decref(config);
     assert_int_equal(train_alone(&s, "bound", OPTIONS("--resume", "--max-steps", "4")), 0);
     assert_false(said(&s, "--off-policy-mask-threshold"));
     assert_false(said(&s, "off_policy_mask_threshold"));
@@ -143,14 +141,11 @@ TEST(null_is_no_reward)
 {
     struct scene s;
     scene_open(&s);
-    const char *program = test_path(s.folder, "second.sh");
     const char *text = "while read -r line; do\n"
                        "echo '{\"reward\": null}'; read -r line; echo '{\"reward\": 2}'\ndone\n";
-    test_write(program, text, strlen(text));
-    char reward[PATH_MAX + 32];
-    snprintf(reward, sizeof reward, "command:sh %s", program);
-    assert_exit(
-        0, train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward, "--log-completions")));
+    assert_exit(0, train(&s, "run",
+                         OPTIONS("--max-steps", "1", "--reward", scene_scorer(&s, text),
+                                 "--log-completions")));
     json_t *m = last_metrics(&s, "run");
     assert_true(metric(m, "reward") == 2 && metric(m, "frac_reward_zero_std") == 1);
     assert_true(metric(m, "grad_norm") == 0);

@@ -45,12 +45,12 @@ static int report(const char *folder, const char *run, const char *option, const
 // Every number of metrics.jsonl is on the page.
 static void assert_all_there(const char *run, const char *page)
 {
-    char *text = test_read(test_path(run, "metrics.jsonl"));
+    const json_t *lines = json_of_lines_file(test_path(run, "metrics.jsonl"));
+    json_t *metrics, *value;
+    const char *key;
+    size_t i;
     int keys = 0;
-    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
-        json_t *metrics, *value;
-        const char *key;
-        assert_ok(json_parse("metrics.jsonl", line, (size_t)(end - line), &metrics));
+    json_array_foreach (lines, i, metrics)
         json_object_foreach (metrics, key, value) {
             char part[128];
             if (!json_is_number(value) || strcmp(key, "step") == 0) continue;
@@ -58,8 +58,6 @@ static void assert_all_there(const char *run, const char *page)
             if (!strstr(page, part)) fail_msg("the page has no %s", key);
             keys++;
         }
-        json_decref(metrics);
-    }
     assert_true(keys > 100);
 }
 

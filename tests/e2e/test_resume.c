@@ -123,9 +123,7 @@ TEST(damaged_draft)
 
 static json_t *read_json(const struct scene *s, const char *path)
 {
-    json_t *json;
-    assert_ok(json_read_file(test_path(s->folder, path), 1 << 20, &json));
-    return json;
+    return json_of_file(test_path(s->folder, path));
 }
 
 // --resume and the folder are enough: the run's own options hold, and what is given otherwise is
@@ -141,8 +139,6 @@ TEST(resume_alone)
     json_t *now = read_json(&s, "run/config.json");
     assert_int_equal(json_object_set_new(now, "resume", json_false()), 0);
     assert_true(json_equal(now, options));
-    json_decref(now);
-    json_decref(options);
 
     train_rows(&s, "resume", "with_other_options", trainer_alone);
     assert_true(metric(last_metrics(&s, "run"), "completions/max_length") <= 12);
@@ -157,13 +153,10 @@ TEST(resume_alone)
 TEST(nothing_learned)
 {
     struct scene s;
-    char reward[PATH_MAX + 32];
     static const char script[] = "read -r line; echo '{\"reward\": 1}'\n" // when it is tried
                                  "while read -r line; do echo no; done\n";
     scene_open(&s);
-    const char *scorer = test_path(s.folder, "scorer.sh");
-    test_write(scorer, script, strlen(script));
-    snprintf(reward, sizeof reward, "command:sh %s", scorer);
+    const char *reward = scene_scorer(&s, script);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward)), 1);
     assert_true(file_exists(test_path(s.folder, "run/checkpoints/step-0")));
     assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2")), 0);
@@ -212,6 +205,5 @@ TEST(folder_says_what_it_is)
                         i ? "/run/checkpoints/step-2" : s.model);
         assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 0);
     }
-    json_decref(json);
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }

@@ -2,67 +2,16 @@
  * commands that score many samples or cannot start, and what is said before the first step of what
  * is not trained. */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/daemon.h"
-#include "tests/support/tiny_tokenizer.h"
+#include "tests/support/training.h"
 
-#include <dirent.h>
+enum { PROMPTS = 20 }; // of a scene
 
-#define LIMIT_MS 120000
-
-enum { PROMPTS = 10 };
-
-struct scene { // one daemon and a data set
-    const char *folder, *model, *data, *log;
-    struct daemon daemon;
-};
-
-static void scene_open(struct scene *s)
+static int eval(struct scene *s, const char *output, const char *reward)
 {
-    struct bytes lines = BYTES_INIT;
-    memset(s, 0, sizeof *s);
-    s->folder = test_folder();
-    s->model = daemon_model(s->folder, true, 11);
-    s->data = test_path(s->folder, "data.jsonl");
-    s->log = test_path(s->folder, "trainer.log");
-    for (int a = 0; a < PROMPTS; a++)
-        bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", a, a + 3, 2 * a + 3);
-    test_write(s->data, lines.data, lines.len);
-    bytes_release(&lines);
-    daemon_start(&s->daemon, s->model, NULL);
-}
-
-static int train(const struct scene *s, const char *run, const char *const more[])
-{
-    const char *argv[TRAINER_WORDS];
-    daemon_trainer(&s->daemon, s->data, test_path(s->folder, run),
-                   OPTIONS("--reward", "length", "--prompts-per-step", "3", "--num-generations",
-                           "4", "--max-completion-length", "8", "--max-steps", "1"),
-                   more, argv);
-    return test_command(s->log, LIMIT_MS, argv);
-}
-
-static int eval(const struct scene *s, const char *output, const char *reward, const char *log)
-{
-    return test_command(log, LIMIT_MS,
-                        OPTIONS(test_binary("cw-trainer"), "eval", "--bridge", s->daemon.bridge,
-                                "--data", s->data, "--reward", reward, "--reward-weights", "1,2",
-                                "--max-completion-length", "8", "--output", output));
-}
-
-static void assert_log(const struct scene *s, const char *part)
-{
-    char *log = test_read(s->log);
-    assert_contains(log, part);
-}
-
-static int files_in(const char *folder)
-{
-    int n = 0;
-    DIR *dir = opendir(folder);
-    assert_non_null(dir);
-    for (const struct dirent *e; (e = readdir(dir));) n += e->d_name[0] != '.';
-    closedir(dir);
-    return n;
+    return trainer_alone(s, NULL,
+                         OPTIONS("eval", "--bridge", s->daemon.bridge, "--data", s->data,
+                                 "--reward", reward, "--reward-weights", "1,2",
+                                 "--max-completion-length", "8", "--output", output));
 }
 
 static double tokens_generated(const struct scene *s)
@@ -103,36 +52,33 @@ TEST(eval_writes_samples)
 {
     struct scene s;
     double sum = 0, mean = 0, reward;
-    int n = 0;
     scene_open(&s);
     const char *folder = test_path(s.folder, "new/folder");
     const char *output = test_path(folder, "samples.jsonl");
-    assert_int_equal(eval(&s, output, "length,exact", s.log), 0);
-    char *text = test_read(output), *end;
-    for (char *line = text; (end = strchr(line, '\n')); line = end + 1, n++) {
-        json_t *sample;
-        assert_ok(json_parse("line", line, (size_t)(end - line), &sample));
-        check_line(sample, n, &reward);
+    assert_int_equal(eval(&s, output, "length,exact"), 0);
+    const json_t *samples = json_of_lines_file(output), *sample;
+    size_t n;
+    json_array_foreach (samples, n, sample) {
+        check_line(sample, (int)n, &reward);
         sum += reward;
-        json_decref(sample);
     }
-    assert_int_equal(n, PROMPTS);
-    assert_int_equal(files_in(folder), 1); // no temporary file
-    text = test_read(s.log);
-    assert_contains(text, "samples.jsonl: 10 samples");
+    assert_int_equal(json_array_size(samples), PROMPTS);
+    assert_int_equal(entries_of(folder, ""), 1); // no temporary file
+    char *text = test_read(test_path(s.folder, "alone.log"));
+    assert_contains(text, "samples.jsonl: 20 samples");
     assert_int_equal(sscanf(strstr(text, "reward -"), "reward %lf", &mean), 1);
     assert_true(fabs(mean - sum / PROMPTS) < 1e-4);
 
     // One that cannot be written is refused before anything is generated; a failed one leaves the
     // last as it is.
     double before = tokens_generated(&s);
-    assert_int_equal(eval(&s, folder, "length,exact", s.log), 1);
-    assert_log(&s, "is no file");
-    assert_int_equal(eval(&s, "/proc/nowhere/x.jsonl", "length,exact", s.log), 1);
-    assert_log(&s, "/proc/nowhere");
+    assert_int_equal(eval(&s, folder, "length,exact"), 1);
+    assert_said(&s, "is no file");
+    assert_int_equal(eval(&s, "/proc/nowhere/x.jsonl", "length,exact"), 1);
+    assert_said(&s, "/proc/nowhere");
     assert_true(tokens_generated(&s) == before);
     char *kept = test_read(output);
-    assert_int_equal(eval(&s, output, "length,command:sh -c 'exit 3'", s.log), 1);
+    assert_int_equal(eval(&s, output, "length,command:sh -c 'exit 3'"), 1);
     text = test_read(output);
     assert_string_equal(text, kept);
 }
@@ -148,18 +94,19 @@ TEST(commands_in_a_run)
     char reward[PATH_MAX * 3];
     test_write(script, text, strlen(text));
     snprintf(reward, sizeof reward, "length,command:sh %s 0.25,command:sh %s 4", script, script);
-    assert_int_equal(train(&s, "run", OPTIONS("--reward", reward, "--reward-processes", "3")), 0);
-    char *metrics = test_read(test_path(test_path(s.folder, "run"), "metrics.jsonl"));
-    json_t *m;
-    assert_ok(json_parse("metrics", metrics, strcspn(metrics, "\n"), &m));
+    assert_int_equal(
+        train_alone(&s, "run",
+                    OPTIONS("--max-steps", "1", "--reward", reward, "--reward-processes", "3")),
+        0);
+    const json_t *m = json_of_file(test_path(s.folder, "run/metrics.jsonl")); // of one step
     assert_true(json_number_value(json_object_get(m, "rewards/command/mean")) == 0.25);
     assert_true(json_number_value(json_object_get(m, "rewards/command_2/mean")) == 4);
-    json_decref(m);
 
     // One that cannot start is found before the first rollouts.
     double before = tokens_generated(&s);
-    assert_int_equal(train(&s, "none", OPTIONS("--reward", "command:/no/such/scorer --x")), 1);
-    assert_log(&s, "/no/such/scorer --x\" ended with status 127 (it could not be started)");
+    assert_int_equal(train_alone(&s, "none", OPTIONS("--reward", "command:/no/such/scorer --x")),
+                     1);
+    assert_said(&s, "/no/such/scorer --x\" ended with status 127 (it could not be started)");
     assert_true(tokens_generated(&s) == before);
 }
 
@@ -171,27 +118,22 @@ TEST(rewards_are_tried_first)
     const char *script = test_path(s.folder, "score.sh"), *seen = test_path(s.folder, "seen");
     struct bytes text = BYTES_INIT;
     char reward[PATH_MAX * 2];
-    struct wire_answer before, after;
     bytes_printf(&text, "read -r line; echo \"$line\" >%s; echo none; cat >/dev/null\n", seen);
     test_write(script, text.data, text.len);
     bytes_release(&text);
     snprintf(reward, sizeof reward, "length,command:sh %s", script);
-    daemon_request(s.daemon.socket, "GET", "/bridge/info", "", NULL, &before);
+    const json_t *before = daemon_get(s.daemon.socket, "/bridge/info", 200);
     const double generated = tokens_generated(&s);
-    assert_int_equal(train(&s, "run", OPTIONS("--start-from", s.model, "--reward", reward)), 1);
-    assert_log(&s,
-               "the reward was tried on the first line's own answer, before anything is sampled: ");
-    assert_log(&s, "data.jsonl, line 1, sample 0: reward command: command \"sh ");
-    daemon_request(s.daemon.socket, "GET", "/bridge/info", "", NULL, &after);
-    json_t *a, *b; // the weights' version and where they are from
-    assert_ok(json_parse("info", before.body.data, before.body.len, &a));
-    assert_ok(json_parse("info", after.body.data, after.body.len, &b));
-    assert_true(
-        json_equal(json_object_get(a, "weight_version"), json_object_get(b, "weight_version")));
-    assert_non_null(json_object_get(a, "weight_version"));
+    assert_int_equal(train_alone(&s, "run", OPTIONS("--start-from", s.model, "--reward", reward)),
+                     1);
+    assert_said(
+        &s, "the reward was tried on the first line's own answer, before anything is sampled: ");
+    assert_said(&s, "data.jsonl, line 1, sample 0: reward command: command \"sh ");
+    const json_t *after = daemon_get(s.daemon.socket, "/bridge/info", 200);
+    assert_true(json_equal(json_object_get(before, "weight_version"),
+                           json_object_get(after, "weight_version")));
+    assert_non_null(json_object_get(before, "weight_version"));
     assert_true(tokens_generated(&s) == generated);
-    json_decref(a);
-    json_decref(b);
     char *asked = test_read(seen);
     assert_contains(asked, "\"completion\":\"3\",\"answer\":\"3\"");
     assert_contains(asked, "\"telemetry\":{");
@@ -203,9 +145,11 @@ TEST(filtering_is_said)
 {
     struct scene s;
     scene_open(&s);
-    assert_int_equal(train(&s, "plain", OPTIONS("--top-p", "1")), 0);
-    char *log = test_read(s.log);
+    assert_int_equal(train_alone(&s, "plain", OPTIONS("--max-steps", "1", "--top-p", "1")), 0);
+    char *log = test_read(test_path(s.folder, "alone.log"));
     assert_null(strstr(log, "filtered"));
-    assert_exit(0, train(&s, "cut", OPTIONS("--top-p", "0.9", "--top-k", "7", "--min-p", "0.01")));
-    assert_log(&s, "--top-k 7, --top-p 0.9, --min-p 0.01: samples come from the filtered");
+    assert_exit(0, train_alone(&s, "cut",
+                               OPTIONS("--max-steps", "1", "--top-p", "0.9", "--top-k", "7",
+                                       "--min-p", "0.01")));
+    assert_said(&s, "--top-k 7, --top-p 0.9, --min-p 0.01: samples come from the filtered");
 }

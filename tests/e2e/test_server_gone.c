@@ -4,28 +4,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
-#include <dirent.h>
-
-// The step of the newest checkpoint.
-static int saved_step(const struct scene *s, const char *run)
-{
-    json_t *state;
-    assert_ok(
-        json_read_file(test_path(latest(s, run), "trainer/trainer_state.json"), 1 << 20, &state));
-    int step = (int)json_integer_value(json_object_get(state, "step"));
-    json_decref(state);
-    return step;
-}
-
 static int count_checkpoints(const struct scene *s, const char *run)
 {
-    int n = 0;
-    DIR *dir = opendir(test_path(test_path(s->folder, run), "checkpoints"));
-    assert_non_null(dir);
-    for (const struct dirent *entry; (entry = readdir(dir));)
-        n += strncmp(entry->d_name, "step-", 5) == 0;
-    closedir(dir);
-    return n;
+    return entries_of(test_path(test_path(s->folder, run), "checkpoints"), "step-");
 }
 
 static void end_server(struct scene *s, int signal)
@@ -74,17 +55,12 @@ TEST(evaluation_is_made_up_for)
 {
     struct scene s;
     struct test_child trainer = {0};
-    struct bytes lines = BYTES_INIT;
     double steps[8], whole[8], parts[8];
     char reward[PATH_MAX + 32];
     scene_open(&s);
     // 70 prompts go out in two requests, the second once the first one's are scored: of the
     // baseline 70 samples, of two steps 24, then the evaluation's
-    const char *held_out = test_path(s.folder, "held-out.jsonl");
-    for (int a = 0; a < 70; a++)
-        bytes_printf(&lines, "{\"prompt\": \"%d+1=\", \"answer\": \"%d\"}\n", a, a + 1);
-    test_write(held_out, lines.data, lines.len);
-    bytes_release(&lines);
+    const char *held_out = scene_prompts(&s, "held-out.jsonl", 70);
     static const char script[] =
         "n=0\n"
         "while read -r line; do n=$((n + 1))\n"
@@ -146,16 +122,13 @@ TEST(saves_by_the_clock)
 TEST(other_errors_lose_nothing)
 {
     struct scene s;
-    char reward[PATH_MAX + 32];
     static const char script[] = "n=0\n"
                                  "while read -r line; do n=$((n + 1))\n"
                                  "[ $n -le 30 ] && echo '{\"reward\": '$((n % 3))'}' || echo no\n"
                                  "done\n";
     scene_open(&s);
-    const char *scorer = test_path(s.folder, "scorer.sh");
-    test_write(scorer, script, strlen(script));
-    snprintf(reward, sizeof reward, "command:sh %s", scorer);
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "9", "--reward", reward)), 1);
+    assert_exit(
+        1, train(&s, "run", OPTIONS("--max-steps", "9", "--reward", scene_scorer(&s, script))));
     assert_log(&s, "what was learned is saved: ");
     assert_log(&s, "error: ");
     assert_int_equal(saved_step(&s, "run"), 2);

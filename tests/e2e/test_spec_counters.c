@@ -11,13 +11,10 @@
 static double telemetry_sum(const struct scene *s, const char *file, const char *key)
 {
     double sum = 0;
-    char *text = test_read(test_path(s->folder, file));
-    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
-        json_t *sample;
-        assert_ok(json_parse(file, line, (size_t)(end - line), &sample));
+    const json_t *samples = json_of_lines_file(test_path(s->folder, file)), *sample;
+    size_t i;
+    json_array_foreach (samples, i, sample)
         sum += json_number_value(json_object_get(json_object_get(sample, "telemetry"), key));
-        json_decref(sample);
-    }
     return sum;
 }
 
@@ -25,15 +22,11 @@ static double telemetry_sum(const struct scene *s, const char *file, const char 
 static int marked_tokens(const struct scene *s, const char *file)
 {
     int marked = 0;
-    char *text = test_read(test_path(s->folder, file));
-    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
-        json_t *sample, *entry;
-        size_t i;
-        assert_ok(json_parse(file, line, (size_t)(end - line), &sample));
-        json_array_foreach (json_object_get(sample, "accepted"), i, entry)
+    const json_t *samples = json_of_lines_file(test_path(s->folder, file)), *sample, *entry;
+    size_t i, k;
+    json_array_foreach (samples, i, sample)
+        json_array_foreach (json_object_get(sample, "accepted"), k, entry)
             marked += json_integer_value(entry) > 0;
-        json_decref(sample);
-    }
     return marked;
 }
 

@@ -70,14 +70,9 @@ TEST(a_run_ahead_waits)
 
 // ---- tokens -------------------------------------------------------------------------------------
 
-static json_t *first_sample(const char *run)
+static json_t *samples_of(const char *run)
 {
-    char path[64];
-    snprintf(path, sizeof path, "%s/rollouts/step-1.jsonl", run);
-    char *text = test_read(test_path(scene.folder, path));
-    json_t *line;
-    assert_ok(json_parse(path, text, strcspn(text, "\n"), &line));
-    return line;
+    return json_of_lines_file(test_path(test_path(scene.folder, run), "rollouts/step-1.jsonl"));
 }
 
 static double entry(const json_t *line, const char *key, size_t t)
@@ -89,7 +84,7 @@ TEST(tokens_have_their_numbers)
 {
     assert_exit(0, train(&scene, "tokens",
                          OPTIONS("--max-steps", "1", "--log-completions", "--log-logprobs")));
-    json_t *line = first_sample("tokens");
+    const json_t *line = json_array_get(samples_of("tokens"), 0);
     const size_t n = (size_t)json_integer_value(json_object_get(line, "tokens"));
     assert_true(n > 0);
     assert_int_equal(json_array_size(json_object_get(line, "logprobs")), n);
@@ -101,7 +96,6 @@ TEST(tokens_have_their_numbers)
         assert_true(entry(line, "logprobs", t) == entry(line, "trainer_logprobs", t));
         assert_true(t == 0 || entry(line, "text_offset", t) >= entry(line, "text_offset", t - 1));
     }
-    json_decref(line);
 }
 
 // Two ranks compute a group each, and rank 0 writes down both's.
@@ -120,28 +114,24 @@ TEST(ranks_bring_their_tokens_together)
                     argv + n);
     assert_int_equal(test_command(test_path(scene.folder, "trainer.log"), LIMIT_MS, argv), 0);
     daemon_kill(&other);
-    char *text = test_read(test_path(run, "rollouts/step-1.jsonl"));
-    int lines = 0;
-    for (char *at = text, *end; (end = strchr(at, '\n')); at = end + 1, lines++) {
-        json_t *line;
-        assert_ok(json_parse("step-1.jsonl", at, (size_t)(end - at), &line));
+    const json_t *lines = samples_of("ranks"), *line;
+    size_t i;
+    json_array_foreach (lines, i, line) {
         const size_t tokens = json_array_size(json_object_get(line, "logprobs"));
         assert_true(tokens > 0);
         assert_int_equal(json_array_size(json_object_get(line, "trainer_logprobs")), tokens);
         for (size_t t = 0; t < tokens; t++)
             assert_true(entry(line, "logprobs", t) == entry(line, "trainer_logprobs", t));
-        json_decref(line);
     }
-    assert_true(lines >= 6);
+    assert_true(json_array_size(lines) >= 6);
 }
 
 TEST(tokens_are_plain_unless_asked_for)
 {
     assert_int_equal(train(&scene, "plain", OPTIONS("--max-steps", "1", "--log-completions")), 0);
-    json_t *line = first_sample("plain");
+    const json_t *line = json_array_get(samples_of("plain"), 0);
     assert_null(json_object_get(line, "logprobs"));
     assert_null(json_object_get(line, "trainer_logprobs"));
-    json_decref(line);
     assert_int_equal(train_alone(&scene, "idle", OPTIONS("--max-steps", "1", "--log-logprobs")), 0);
     assert_said(&scene, "--log-logprobs has no effect without --log-completions");
     daemon_post(scene.daemon.socket, "/v1/rollouts", 400,

@@ -26,22 +26,20 @@ static int roll_out(const char *sampling, json_t *ret[8])
 {
     struct wire_answer answer;
     struct bytes body = BYTES_INIT;
-    int n = 0;
     bytes_printf(&body,
                  "{\"groups\":[{\"prompt\":\"12+34=\",\"n\":4}],\"sampling\":{\"max_tokens\":24,"
                  "\"seed\":5,\"ignore_eos\":true%s}}",
                  sampling);
     daemon_request(scene.daemon.socket, "POST", "/v1/rollouts", "", bytes_text(&body), &answer);
     assert_int_equal(answer.status, 200);
-    const char *end, *line = bytes_text(&answer.body);
+    const json_t *lines = json_of_lines(bytes_text(&answer.body));
+    json_t *one;
+    size_t i;
     memset(ret, 0, 8 * sizeof *ret);
-    for (; (end = strchr(line, '\n')); line = end + 1, n++) {
-        json_t *one;
-        assert_ok(json_parse("/v1/rollouts", line, (size_t)(end - line), &one));
-        ret[json_integer_value(json_object_get(one, "sample"))] = one;
-    }
+    json_array_foreach (lines, i, one)
+        ret[json_integer_value(json_object_get(one, "sample"))] = json_incref(one);
     bytes_release(&body);
-    return n;
+    return (int)json_array_size(lines);
 }
 
 static void assert_same_key(const json_t *a, const json_t *b, const char *key)
@@ -167,19 +165,16 @@ TEST(the_frozen_models_tokens_have_their_weight)
 // Tokens of a step's rollouts, and those that they mark as the policy's.
 static void count_logged(const char *run, const char *file, int *ret_tokens, int *ret_policy)
 {
-    char *text = test_read(test_path(test_path(scene.folder, run), file));
+    const char *path = test_path(test_path(scene.folder, run), file);
+    const json_t *samples = json_of_lines_file(path), *sample, *one;
+    size_t i, k;
     *ret_tokens = *ret_policy = 0;
-    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
-        json_t *sample, *one;
-        size_t i;
-        assert_ok(json_parse(file, line, (size_t)(end - line), &sample));
-        json_array_foreach (json_object_get(sample, "model_mask"), i, one) {
-            ++*ret_tokens;
-            *ret_policy += json_integer_value(one) == 1;
-        }
-        assert_int_equal(json_array_size(json_object_get(sample, "model_mask")),
+    json_array_foreach (samples, i, sample) {
+        const json_t *mask = json_object_get(sample, "model_mask");
+        json_array_foreach (mask, k, one) *ret_policy += json_integer_value(one) == 1;
+        assert_int_equal(json_array_size(mask),
                          json_integer_value(json_object_get(sample, "tokens")));
-        json_decref(sample);
+        *ret_tokens += (int)json_array_size(mask);
     }
 }
 

@@ -14,12 +14,9 @@ TEST(trains_in_place)
     assert_exit(0, train(&s, "run",
                          OPTIONS("--max-steps", "3", "--beta", "0.01", "--num-iterations", "2",
                                  "--log-completions", "--token-budget", "40")));
-    char *text = test_read(test_path(s.folder, "run/metrics.jsonl")), *line = text;
+    const json_t *lines = metrics_of(&s, "run");
     for (int step = 1; step <= 3; step++) {
-        json_t *m;
-        char *end = strchr(line, '\n');
-        assert_non_null(end);
-        assert_ok(json_parse("metrics", line, (size_t)(end - line), &m));
+        const json_t *m = json_array_get(lines, (size_t)step - 1);
         assert_int_equal(json_integer_value(json_object_get(m, "step")), step);
         // two published updates a step, from version 2
         assert_int_equal(json_integer_value(json_object_get(m, "weight_version")), 2 + 4 * step);
@@ -35,8 +32,6 @@ TEST(trains_in_place)
         json_array_foreach (keys, k, key)
             if (!json_is_number(json_object_get(m, json_string_value(key))))
                 fail_msg("step %d: no number %s in metrics.jsonl", step, json_string_value(key));
-        json_decref(m);
-        line = end + 1;
     }
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     assert_true(file_exists(test_path(s.folder, "run/rollouts/step-3.jsonl")));
@@ -116,15 +111,13 @@ TEST(command_that_fails)
 {
     struct scene s;
     scene_open(&s);
-    const char *scorer = test_path(s.folder, "scorer.sh");
+    char reward[PATH_MAX + 32];
     static const char script[] =
         "n=0\n"
         "while read -r line; do n=$((n + 1))\n"
         "[ $n -le 7 ] && echo '{\"reward\": 1}' || echo '{\"reward\": \"none\"}'\n"
         "done\n";
-    test_write(scorer, script, strlen(script));
-    char reward[PATH_MAX + 32];
-    snprintf(reward, sizeof reward, "exact,command:sh %s", scorer);
+    snprintf(reward, sizeof reward, "exact,%s", scene_scorer(&s, script));
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward)), 1);
     assert_log(&s, "data.jsonl, line ");
     assert_log(&s,

@@ -2,20 +2,12 @@
  * programs: generated, learnt in part, and trained on by `--reward gsm8k`. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer.h"
-#include "tests/support/daemon.h"
-#include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/training.h"
 #include "trainer/data/data.h"
 #include "trainer/reward/math/prose.h"
 
-#define LIMIT_MS 120000
-
 #define RUN(log, ...) test_command(log, LIMIT_MS, OPTIONS(__VA_ARGS__))
-
-static void assert_log(const char *log, const char *part)
-{
-    assert_contains(test_read(log), part);
-}
 
 static struct dataset *problems(const char *folder, const char *name)
 {
@@ -130,34 +122,15 @@ TEST(generator_says_what_is_wrong)
     const char *folder = test_folder(), *log = test_path(folder, "log");
     const char *tool = test_binary("cw-word-problems");
     assert_int_equal(RUN(log, tool), 2);
-    assert_log(log, "--out is missing");
+    assert_contains(test_read(log), "--out is missing");
     assert_int_equal(RUN(log, tool, "--out", folder, "--min-steps", "3", "--max-steps", "2"), 2);
-    assert_log(log, "--min-steps 3 is above --max-steps 2");
+    assert_contains(test_read(log), "--min-steps 3 is above --max-steps 2");
     assert_int_equal(RUN(log, tool, "--out", "/proc/no"), 1);
-    assert_log(log, "/proc/no");
+    assert_contains(test_read(log), "/proc/no");
 }
 
-static double metric(const json_t *m, const char *key)
-{
-    if (!json_is_number(json_object_get(m, key))) fail_msg("no number %s in metrics.jsonl", key);
-    return json_number_value(json_object_get(m, key));
-}
-
-static json_t *json_line(const char *path, int line)
-{
-    json_t *ret;
-    char *text = test_read(path), *start = text;
-    for (int i = 1; i < line; i++) {
-        start = strchr(start, '\n');
-        assert_non_null(start);
-        start++;
-    }
-    assert_ok(json_parse(path, start, strcspn(start, "\n"), &ret));
-    return ret;
-}
-
-static int train(const char *folder, const char *run, const struct daemon *daemon,
-                 const char *const more[])
+static int train_gsm8k(const char *folder, const char *run, const struct daemon *daemon,
+                       const char *const more[])
 {
     const char *argv[TRAINER_WORDS];
     daemon_trainer(daemon, test_path(folder, "train.jsonl"), test_path(folder, run),
@@ -180,14 +153,14 @@ TEST(the_one_command)
                          "--count", "40", "--heldout", "8"),
                      0);
     daemon_start(&daemon, daemon_model(folder, true, 5), NULL);
-    assert_int_equal(train(folder, "run", &daemon, OPTIONS("--max-samples", "12")), 0);
-    assert_log(log, "final answer after \"####\"");
-    assert_log(log, "(12 examples)");
-    json_t *m = json_line(test_path(folder, "run/metrics.jsonl"), 2);
+    assert_int_equal(train_gsm8k(folder, "run", &daemon, OPTIONS("--max-samples", "12")), 0);
+    assert_contains(test_read(log), "final answer after \"####\"");
+    assert_contains(test_read(log), "(12 examples)");
+    const json_t *m = json_array_get(json_of_lines_file(test_path(folder, "run/metrics.jsonl")), 1);
     double reward = metric(m, "rewards/gsm8k/mean");
     assert_true(reward >= 0 && reward <= 1);
-    json_decref(m);
-    json_t *rollout = json_line(test_path(folder, "run/rollouts/step-2.jsonl"), 1);
+    const json_t *rollout =
+        json_array_get(json_of_lines_file(test_path(folder, "run/rollouts/step-2.jsonl")), 0);
     const char *said = json_string_value(json_object_get(rollout, "prompt"));
     assert_non_null(said);
     assert_contains(json_string_value(json_object_get(rollout, "answer")), "#### ");
@@ -202,27 +175,28 @@ TEST(the_one_command)
     assert_contains(seen, "<|im_start|>user\n");
     assert_contains(seen, said);
     assert_contains(seen, "####");
-    assert_log(log, "chat template: ");
-    assert_log(daemon.log, "chat template: ");
-    json_decref(rollout);
+    assert_contains(test_read(log), "chat template: ");
+    assert_contains(test_read(daemon.log), "chat template: ");
 
     // as they are, on request
-    assert_int_equal(train(folder, "plain", &daemon, OPTIONS("--prompt-template", "none")), 0);
-    rollout = json_line(test_path(folder, "plain/rollouts/step-1.jsonl"), 1);
+    assert_int_equal(train_gsm8k(folder, "plain", &daemon, OPTIONS("--prompt-template", "none")),
+                     0);
+    rollout =
+        json_array_get(json_of_lines_file(test_path(folder, "plain/rollouts/step-1.jsonl")), 0);
     said = json_string_value(json_object_get(rollout, "prompt"));
     tokens = (int)json_integer_value(
         json_object_get(json_object_get(rollout, "telemetry"), "prompt_tokens"));
     assert_true(tokens <= (int)strlen(said));
-    json_decref(rollout);
 
     // a reference without a number is refused before the first step
     static const char bad[] = "{\"question\": \"a\", \"answer\": \"#### 1\"}\n"
                               "{\"question\": \"b\", \"answer\": \"#### none\"}\n";
     test_write(test_path(folder, "train.jsonl"), bad, strlen(bad));
-    assert_int_equal(train(folder, "bad", &daemon, NULL), 1);
-    assert_log(log, "train.jsonl, line 2: the data set's answer \"#### none\" holds no number");
-    assert_int_equal(train(folder, "bad", &daemon, OPTIONS("--prompt-template", "Q:")), 2);
-    assert_log(log, "--prompt-template \"Q:\" has no {prompt}");
+    assert_int_equal(train_gsm8k(folder, "bad", &daemon, NULL), 1);
+    assert_contains(test_read(log),
+                    "train.jsonl, line 2: the data set's answer \"#### none\" holds no number");
+    assert_int_equal(train_gsm8k(folder, "bad", &daemon, OPTIONS("--prompt-template", "Q:")), 2);
+    assert_contains(test_read(log), "--prompt-template \"Q:\" has no {prompt}");
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
@@ -250,20 +224,20 @@ TEST(warm_start_and_train)
                          "cpu", "--max-samples", "24"),
                      0);
     daemon_start(&daemon, model, NULL);
-    assert_int_equal(train(folder, "run", &daemon, NULL), 0);
-    json_t *rollout = json_line(test_path(folder, "run/rollouts/step-1.jsonl"), 1);
+    assert_int_equal(train_gsm8k(folder, "run", &daemon, NULL), 0);
+    const json_t *rollout =
+        json_array_get(json_of_lines_file(test_path(folder, "run/rollouts/step-1.jsonl")), 0);
     const char *said = json_string_value(json_object_get(rollout, "prompt"));
     int tokens = (int)json_integer_value(
         json_object_get(json_object_get(rollout, "telemetry"), "prompt_tokens"));
     assert_true(tokens * 2 < (int)strlen(said)); // words, and nothing around them
-    json_decref(rollout);
     assert_int_equal(RUN(log, test_binary("cw-trainer"), "eval", "--bridge", daemon.bridge,
                          "--data", test_path(folder, "heldout.jsonl"), "--reward", "gsm8k",
                          "--max-completion-length", "12"),
                      0);
-    assert_log(log, "8 prompts");
+    assert_contains(test_read(log), "8 prompts");
     // the same with a template needs a chat template, and says where from
-    assert_int_equal(train(folder, "chat", &daemon, OPTIONS("--chat")), 1);
-    assert_log(log, "--chat-template-file");
+    assert_int_equal(train_gsm8k(folder, "chat", &daemon, OPTIONS("--chat")), 1);
+    assert_contains(test_read(log), "--chat-template-file");
     assert_int_equal(daemon_stop(&daemon), 0);
 }

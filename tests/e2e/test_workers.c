@@ -46,37 +46,24 @@ TEST(what_they_sample_is_what_one_samples)
     daemon_holds(&on_tcp, "policy", test_path(scene.folder, "shared/workers"));
 }
 
-// Data lines 1 to PROMPTS.
-static const char *prompts(void)
-{
-    const char *path = test_path(scene.folder, "prompts.jsonl");
-    struct bytes lines = BYTES_INIT;
-    for (int a = 0; a < PROMPTS; a++)
-        bytes_printf(&lines, "{\"prompt\": \"%d+1=\", \"answer\": \"%d\"}\n", a, a + 1);
-    test_write(path, lines.data, lines.len);
-    bytes_release(&lines);
-    return path;
-}
-
 // How often each prompt was learned from, by the samples that the run logged.
 static void assert_each_once(const char *run)
 {
     int times[PROMPTS] = {0};
+    const json_t *sample;
+    size_t i;
     for (int step = 1; step <= PROMPTS / PER; step++) {
         char name[60];
         snprintf(name, sizeof name, "%s/rollouts/step-%d.jsonl", run, step);
-        char *text = test_read(test_path(scene.folder, name)), *end;
-        for (char *line = text; (end = strchr(line, '\n')); line = end + 1) {
-            json_t *sample;
-            assert_ok(json_parse(name, line, (size_t)(end - line), &sample));
+        const json_t *samples = json_of_lines_file(test_path(scene.folder, name));
+        json_array_foreach (samples, i, sample) {
             const json_int_t of = json_integer_value(json_object_get(sample, "line"));
             assert_in_range(of, 1, PROMPTS);
             times[of - 1]++;
-            json_decref(sample);
         }
     }
-    for (int i = 0; i < PROMPTS; i++)
-        if (times[i] != 4) fail_msg("prompt %d was learned from by %d samples, not 4", i, times[i]);
+    for (int k = 0; k < PROMPTS; k++)
+        if (times[k] != 4) fail_msg("prompt %d was learned from by %d samples, not 4", k, times[k]);
 }
 
 // While it samples for the trainer.
@@ -97,7 +84,8 @@ TEST(one_that_is_killed_costs_a_retry)
     struct daemon again = {0};
     double up[PROMPTS / PER], samples[PROMPTS / PER];
     start_trainer(&scene, &child, "killed",
-                  OPTIONS("--data", prompts(), "--num-train-epochs", "1", "--prompts-per-step", "6",
+                  OPTIONS("--data", scene_prompts(&scene, "prompts.jsonl", PROMPTS),
+                          "--num-train-epochs", "1", "--prompts-per-step", "6",
                           "--max-completion-length", "200", "--ignore-eos", "--log-completions",
                           "--workers", worker.bridge));
     wait_for_steps(&scene, "killed", 1, &child);

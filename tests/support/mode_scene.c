@@ -241,18 +241,17 @@ void mode_scene_begin_anew(const struct mode_scene *s)
 char *mode_scene_samples(const struct mode_scene *s, const char *name, int step, int ret_lines[])
 {
     struct bytes all = BYTES_INIT;
+    const json_t *samples, *sample;
+    size_t i;
     char file[64];
     snprintf(file, sizeof file, "rollouts/step-%d.jsonl", step);
-    char *text = test_read(test_path(test_path(s->runs.folder, name), file)), *end;
-    for (char *line = text; (end = strchr(line, '\n')); line = end + 1) {
-        json_t *sample;
-        assert_ok(json_parse("rollouts", line, (size_t)(end - line), &sample));
+    samples = json_of_lines_file(test_path(test_path(s->runs.folder, name), file));
+    json_array_foreach (samples, i, sample) {
         const int number = (int)json_integer_value(json_object_get(sample, "line"));
         bytes_printf(&all, "%d %s\n", number,
                      json_string_value(json_object_get(sample, "completion")));
         if (number <= s->lines && json_integer_value(json_object_get(sample, "sample")) == 0)
             ret_lines[number]++;
-        json_decref(sample);
     }
     return all.data;
 }

@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/support.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -405,6 +406,58 @@ enum status row_status(const json_t *rows, size_t i, const char *field)
     while (k < sizeof names / sizeof *names && strcmp(names[k], wanted) != 0) k++;
     if (k == sizeof names / sizeof *names) fail_msg("row %zu: there is no status %s", i, wanted);
     return (enum status)k;
+}
+
+json_t *json_of(const char *text)
+{
+    json_t *json = NULL;
+    assert_ok(json_parse("the test", text, strlen(text), &json));
+    return test_keep(json);
+}
+
+json_t *json_of_file(const char *path)
+{
+    json_t *json = NULL;
+    assert_ok(json_read_file(path, 1 << 24, &json));
+    return test_keep(json);
+}
+
+json_t *json_of_lines(const char *text)
+{
+    json_t *lines = test_keep(json_array()), *one;
+    for (const char *end; (end = strchr(text, '\n')); text = end + 1) {
+        assert_ok(json_parse("a line", text, (size_t)(end - text), &one));
+        json_array_append_new(lines, one);
+    }
+    return lines;
+}
+
+json_t *json_of_lines_file(const char *path)
+{
+    return json_of_lines(test_read(path));
+}
+
+int entries_of(const char *folder, const char *beginning)
+{
+    int n = 0;
+    DIR *dir = opendir(folder);
+    if (!dir) fail_msg("%s: %s", folder, strerror(errno));
+    for (const struct dirent *e; (e = readdir(dir));)
+        n += e->d_name[0] != '.' && strncmp(e->d_name, beginning, strlen(beginning)) == 0;
+    closedir(dir);
+    return n;
+}
+
+int for_lines(const char *path, void (*check)(char *line))
+{
+    char *next = test_read(test_path(test_root(), path));
+    int n = 0;
+    for (char *line; (line = strsep(&next, "\n"));) {
+        if (!*line || *line == '#') continue;
+        check(line);
+        n++;
+    }
+    return n;
 }
 
 void test_same_file(const char *folder_a, const char *folder_b, const char *name)

@@ -115,6 +115,17 @@ int test_count(const char *path, const char *text);
 // the test with what the file has.
 void test_wait_for_text(const char *path, const char *text, int64_t ms, struct test_child *child);
 void test_write(const char *path, const void *data, size_t len);
+// The JSON of a text, of a file, and of each line of a text or a file, as a list. They live as long
+// as the program.
+json_t *json_of(const char *text);
+json_t *json_of_file(const char *path);
+json_t *json_of_lines(const char *text);
+json_t *json_of_lines_file(const char *path);
+// Files and folders in a folder whose names begin with `beginning`, hidden ones aside.
+int entries_of(const char *folder, const char *beginning);
+// Calls `check` with each line of a file of the repository that is neither empty nor begins with #;
+// how many there are.
+int for_lines(const char *path, void (*check)(char *line));
 // Cases that differ by data alone: the list LIST of tests/cases/FILE.json. Its rows are objects,
 // whose fields (row_text: a string or null) all must be there. They live as long as the program.
 const json_t *test_rows(const char *file, const char *list);

@@ -50,10 +50,3 @@ void assert_text(const struct tokenizer *t, const int32_t *ids, int n, bool skip
     bytes_release(&whole);
     bytes_release(&streamed);
 }
-
-json_t *json_of(const char *text)
-{
-    json_t *value = NULL;
-    assert_ok(json_parse("test", text, strlen(text), &value));
-    return value;
-}

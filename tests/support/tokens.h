@@ -10,7 +10,6 @@ void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool sp
                 const int32_t *want, int n);
 void assert_text(const struct tokenizer *t, const int32_t *ids, int n, bool skip, const char *want,
                  size_t len);
-json_t *json_of(const char *text); // the caller's
 
 #define ASSERT_IDS(t, text, ...)                                                                   \
     do {                                                                                           \

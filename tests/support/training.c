@@ -36,6 +36,26 @@ void scene_close(struct scene *s)
     daemon_kill(&s->daemon);
 }
 
+const char *scene_prompts(const struct scene *s, const char *name, int n)
+{
+    const char *path = test_path(s->folder, name);
+    struct bytes lines = BYTES_INIT;
+    for (int a = 0; a < n; a++)
+        bytes_printf(&lines, "{\"prompt\": \"%d+1=\", \"answer\": \"%d\"}\n", a, a + 1);
+    test_write(path, lines.data, lines.len);
+    bytes_release(&lines);
+    return path;
+}
+
+const char *scene_scorer(const struct scene *s, const char *script)
+{
+    char *reward, name[32];
+    snprintf(name, sizeof name, "scorer-%d.sh", entries_of(s->folder, "scorer-"));
+    test_write(test_path(s->folder, name), script, strlen(script));
+    assert_true(asprintf(&reward, "command:sh %s", test_path(s->folder, name)) > 0);
+    return test_keep(reward);
+}
+
 // cw-trainer train with small numbers, into `folder`; `more` (NULL-ended) comes last.
 void trainer_command(struct scene *s, const char *folder, const char *const more[],
                      const char *ret_argv[TRAINER_WORDS])
@@ -136,21 +156,27 @@ void wait_for_steps(const struct scene *s, const char *run, int n, struct test_c
     }
 }
 
+int saved_step(const struct scene *s, const char *run)
+{
+    const char *state = test_path(latest(s, run), "trainer/trainer_state.json");
+    return (int)metric(json_of_file(state), "step");
+}
+
 const char *latest(const struct scene *s, const char *run)
 {
     return test_path(test_path(s->folder, run), "checkpoints/latest");
 }
 
-// The last line of a run's metrics.jsonl.
+json_t *metrics_of(const struct scene *s, const char *run)
+{
+    return json_of_lines_file(test_path(test_path(s->folder, run), "metrics.jsonl"));
+}
+
 json_t *last_metrics(const struct scene *s, const char *run)
 {
-    json_t *m;
-    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl"));
-    text[strlen(text) - 1] = '\0';
-    const char *line = strrchr(text, '\n');
-    line = line ? line + 1 : text;
-    assert_ok(json_parse("metrics", line, strlen(line), &m));
-    return test_keep(m);
+    json_t *lines = metrics_of(s, run);
+    assert_int_not_equal(json_array_size(lines), 0);
+    return json_array_get(lines, json_array_size(lines) - 1);
 }
 
 double metric(const json_t *m, const char *key)
@@ -159,18 +185,13 @@ double metric(const json_t *m, const char *key)
     return json_number_value(json_object_get(m, key));
 }
 
-// Values of a key in the lines of metrics.jsonl, 0 where a line has none; up to `most`.
 int column(const struct scene *s, const char *run, const char *key, double *ret, int most)
 {
-    char *text = test_read(test_path(test_path(s->folder, run), "metrics.jsonl")), *end;
-    int n = 0;
-    for (char *line = text; n < most && (end = strchr(line, '\n')); line = end + 1) {
-        json_t *m;
-        assert_ok(json_parse("metrics", line, (size_t)(end - line), &m));
-        ret[n++] = json_number_value(json_object_get(m, key));
-        json_decref(m);
-    }
-    return n;
+    const json_t *lines = metrics_of(s, run), *m;
+    size_t i;
+    json_array_foreach (lines, i, m)
+        if ((int)i < most) ret[i] = json_number_value(json_object_get(m, key));
+    return (int)json_array_size(lines) < most ? (int)json_array_size(lines) : most;
 }
 
 void wait_for_log(const struct scene *s, const char *part)

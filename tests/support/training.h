@@ -18,6 +18,10 @@ void scene_open_exact(struct scene *s); // in daemon_exact_dtype()
 // With a model folder of the test's own, and further options (NULL-ended) of the server.
 void scene_open_model(struct scene *s, const char *model, const char *const options[]);
 void scene_close(struct scene *s);
+// A file of the scene with n prompts "0+1=", "1+1=", ... and their answers; its path.
+const char *scene_prompts(const struct scene *s, const char *name, int n);
+// A scorer that is this shell script, as --reward has it.
+const char *scene_scorer(const struct scene *s, const char *script);
 
 // cw-trainer train with small numbers, into the run folder `run` of the scene; `more` (NULL-ended)
 // comes last. Its output goes to trainer.log, one for all runs.
@@ -57,8 +61,10 @@ void wait_for_log(const struct scene *s, const char *part);
 
 int steps_done(const struct scene *s, const char *run); // lines of metrics.jsonl so far
 void wait_for_steps(const struct scene *s, const char *run, int n, struct test_child *child);
+int saved_step(const struct scene *s, const char *run);     // that of its newest checkpoint
 const char *latest(const struct scene *s, const char *run); // checkpoint
 
+json_t *metrics_of(const struct scene *s, const char *run); // the lines of metrics.jsonl
 json_t *last_metrics(const struct scene *s,
                      const char *run);           // line of metrics.jsonl
 double metric(const json_t *m, const char *key); // which it must have

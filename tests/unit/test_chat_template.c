@@ -13,13 +13,6 @@
 
 static const struct chat_template_choice own = {NULL, NULL};
 
-static json_t *json_of(const char *text)
-{
-    json_t *value = NULL;
-    assert_ok(json_parse("test", text, strlen(text), &value));
-    return value;
-}
-
 static void put(const char *folder, const char *name, const char *text)
 {
     test_write(test_path(folder, name), text, strlen(text));

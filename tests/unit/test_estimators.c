@@ -44,15 +44,7 @@ static void check_line(char *line)
 
 TEST(verl_and_trl_agree)
 {
-    char *text = test_read(test_path(test_root(), "tests/golden/advantages/advantages.txt")),
-         *next = text;
-    int n = 0;
-    for (char *line; (line = strsep(&next, "\n"));) {
-        if (!*line || *line == '#') continue;
-        check_line(line);
-        n++;
-    }
-    assert_int_equal(n, 34);
+    assert_int_equal(for_lines("tests/golden/advantages/advantages.txt", check_line), 34);
 }
 
 // Means of what was scored; a group of which nothing was tells nothing.

@@ -75,17 +75,18 @@ static void check_case(char *rest)
     n_cases++;
 }
 
+static void check_line(char *line)
+{
+    const char *word = strsep(&line, " ");
+    if (strcmp(word, "lengths") == 0) read_numbers(&line, lengths, SIDES);
+    if (strcmp(word, "logps") == 0) read_numbers(&line, logps, SIDES);
+    if (strcmp(word, "reference") == 0) read_numbers(&line, reference, SIDES);
+    if (strcmp(word, "case") == 0) check_case(line);
+}
+
 TEST(as_trl)
 {
-    char *text = test_read(test_path(test_root(), "tests/golden/preference/preference.txt"));
-    char *next = text;
-    for (char *line; (line = strsep(&next, "\n")) && *line;) {
-        char *word = strsep(&line, " ");
-        if (strcmp(word, "lengths") == 0) read_numbers(&line, lengths, SIDES);
-        if (strcmp(word, "logps") == 0) read_numbers(&line, logps, SIDES);
-        if (strcmp(word, "reference") == 0) read_numbers(&line, reference, SIDES);
-        if (strcmp(word, "case") == 0) check_case(line);
-    }
+    for_lines("tests/golden/preference/preference.txt", check_line);
     assert_int_equal(n_cases, 28);
 }
 

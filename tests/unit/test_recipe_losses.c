@@ -144,19 +144,19 @@ static void check_adaptive(char *rest)
     }
 }
 
+static void check_line(char *line)
+{
+    const char *word = strsep(&line, " ");
+    if (strcmp(word, "case") == 0)
+        check_case(line);
+    else if (strcmp(word, "adaptive") == 0)
+        check_adaptive(line);
+    else
+        assert_true(read_batch(word, line));
+}
+
 TEST(trl_and_verl_agree)
 {
-    char *text = test_read(test_path(test_root(), "tests/golden/losses/recipe_losses.txt")),
-         *next = text;
-    for (char *line; (line = strsep(&next, "\n"));) {
-        if (!*line || *line == '#') continue;
-        const char *word = strsep(&line, " ");
-        if (strcmp(word, "case") == 0)
-            check_case(line);
-        else if (strcmp(word, "adaptive") == 0)
-            check_adaptive(line);
-        else
-            assert_true(read_batch(word, line));
-    }
+    for_lines("tests/golden/losses/recipe_losses.txt", check_line);
     assert_int_equal(n_cases, 172);
 }
