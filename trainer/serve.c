@@ -144,7 +144,7 @@ static enum status serve(void *context)
     while (!stop_requested() && !(s->gone_ns && clock_ms_since(s->gone_ns) > GONE_MS)) {
         // Requests after the server's end fail for a while, so that clients read why; then this
         // ends too.
-        if (!s->gone_ns && control_owner_alive(trained_info(s->model)->control) != ST_OK) {
+        if (!s->gone_ns && control_owner_alive(s->model->info.control) != ST_OK) {
             snprintf(s->gone_why, sizeof s->gone_why, "%s, by a new cw-trainer serve",
                      CUT(status_message(), 900));
             log_error("%s", s->gone_why);

@@ -114,8 +114,9 @@ TEST(test_teacher)
     tinker_pair_stop(&pair);
 }
 
-// Starts a cw-trainer serve that does not come to serve; what it says.
-static void refused(const char *names, const char *const wanted[])
+// Starts a cw-trainer serve, with that key (NULL: its own), that does not come to serve; what it
+// says.
+static void refused(const char *names, const char *key, const char *const wanted[])
 {
     const char *log = test_path(test_folder(), "log");
     const int64_t start = clock_now_ns();
@@ -123,7 +124,8 @@ static void refused(const char *names, const char *const wanted[])
         test_command(log, 60000,
                      OPTIONS(test_binary("cw-trainer"), "serve", "--bridge", pair.daemon.bridge,
                              "--listen", "127.0.0.1:0", "--run-dir",
-                             test_path(test_folder(), "runs"), "--model-names", names)),
+                             test_path(test_folder(), "runs"), "--model-names", names,
+                             key ? "--api-key-file" : NULL, key)),
         1);
     assert_true(clock_ms_since(start) < 30000);
     char *text = test_read(log);
@@ -131,18 +133,24 @@ static void refused(const char *names, const char *const wanted[])
     free(text);
 }
 
-// An address where nobody is, one that takes no part in HTTP, one that wants a key.
+// An address where nobody is, one that takes no part in HTTP, one that wants a key, and one of
+// another cw-trainer serve.
 TEST(test_not_there)
 {
     char text[80];
+    struct tinker_server other;
     const char *file = test_path(test_folder(), "key");
     test_write(file, "tml-of-both\n", 12);
     start_teacher(OPTIONS("--listen", "127.0.0.1:0", "--api-key-file", file));
     daemon_start(&pair.daemon, daemon_model(test_folder(), true, 5), NULL);
     snprintf(text, sizeof text, "far=http://127.0.0.1:%d", test_free_port());
-    refused(text, OPTIONS("--model-names far=http://127.0.0.1:", "nobody answers"));
-    refused("far=ftp://host", OPTIONS("far=ftp://host", "http://HOST:PORT"));
-    refused(teacher_name(), OPTIONS("--model-names org/teacher=http://127.0.0.1:", "401"));
+    refused(text, NULL, OPTIONS("--model-names far=http://127.0.0.1:", "nobody answers"));
+    refused("far=ftp://host", NULL, OPTIONS("far=ftp://host", "http://HOST:PORT"));
+    refused(teacher_name(), NULL, OPTIONS("--model-names org/teacher=http://127.0.0.1:", "401"));
+    tinker_server_start(&other, &teacher, NULL, OPTIONS("--api-key-file", file));
+    snprintf(text, sizeof text, "far=http://127.0.0.1:%d", other.port);
+    refused(text, file, OPTIONS(text, "404: there is no /v1/models here; docs/use/tinker.md"));
+    assert_int_equal(tinker_server_stop(&other), 0);
     tinker_server_start(&pair.server, &pair.daemon, NULL,
                         OPTIONS("--model-names", teacher_name(), "--api-key-file", file));
     tinker_pair_stop(&pair);

@@ -82,7 +82,8 @@ TEST(undrafted_samples)
     struct rollout rollout = {
         .n_groups = GROUPS, .n_per_group = EACH, .examples = list, .completions = samples};
     struct scores s = {0};
-    struct scoring how = {.data = "d.jsonl", .cost = true, .weights = {.acceptance = 1}};
+    struct scoring how = {
+        .data = "d.jsonl", .cost = true, .weights = (double[COST_TERMS]){[COST_ACCEPTANCE] = 1}};
     struct reward_options options = {.names = "constant"};
     for (int i = 0; i < N; i++) {
         samples[i].text = (char *)"";

@@ -74,7 +74,7 @@ TEST(default_weights)
     assert_ok(train_config_resolve(&config, set, &resolved));
     assert_true(config.cost && !config.latency_modelled && !config.normalise_terms);
     for (int k = 0; k < COST_TERMS; k++)
-        assert_true(cost_signed_weight(&config.cost_weights, (enum cost_term)k) == wanted[k]);
+        assert_true(cost_signed_weight(config.cost_weights, (enum cost_term)k) == wanted[k]);
     options_free(set);
 }
 
@@ -206,7 +206,7 @@ TEST(formula)
     struct scoring how = {.reward = b.reward,
                           .data = "d.jsonl",
                           .cost = true,
-                          .weights = {0.001, 0.002, 0.01, 1, 0.5}};
+                          .weights = (double[COST_TERMS]){0.001, 0.002, 0.01, 1, 0.5}};
     assert_ok(scoring_rollout(&how, &b.rollout, &s));
     assert_int_equal(s.n_undrafted, 1);
     for (int i = 0; i < 6; i++) {
@@ -244,7 +244,7 @@ TEST(modelled_latency)
                           .data = "d.jsonl",
                           .cost = true,
                           .latency = &m,
-                          .weights = {.latency = 1}};
+                          .weights = (double[COST_TERMS]){[COST_LATENCY] = 1}};
     assert_ok(scoring_rollout(&how, &b.rollout, &s));
     assert_true(m.n == 6);
     // What the model says depends on tokens alone: equal steps, and not the outlier's
@@ -286,7 +286,7 @@ TEST(normalised_terms)
                           .data = "d.jsonl",
                           .cost = true,
                           .normalise_terms = true,
-                          .weights = {.latency = 1}};
+                          .weights = (double[COST_TERMS]){[COST_LATENCY] = 1}};
     assert_ok(scoring_rollout(&how, &b.rollout, &s));
     NEAR(s.rewards[1], -200); // as it is, in the log
     double advantages[6];

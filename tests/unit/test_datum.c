@@ -75,13 +75,9 @@ TEST(test_policy_request)
     proto_put_text(&entry, 1, "clip_high_threshold");
     proto_put_message(&entry, 2, &value);
     proto_put_message(&message, 7, &entry);
-    char *model = NULL;
-    int64_t seq_id;
-    assert_ok(forward_backward_address(bytes_text(&message), message.len, &model, &seq_id));
-    assert_string_equal(model, "s1:train:0");
-    assert_int_equal(seq_id, 7);
-    free(model);
     assert_ok(parse(&message, &request));
+    assert_string_equal(request.model_id, "s1:train:0");
+    assert_int_equal(request.seq_id, 7);
     assert_int_equal(request.n, 1);
     const struct datum *d = request.data;
     assert_int_equal(d->n, 3);
@@ -196,7 +192,8 @@ TEST(test_refused_datums)
     refuse_datum(tokens, 3, targets, 2, weights, "\"target_tokens\" has 2 entries, the input 3");
     refuse_datum(tokens, 9, targets, 9, weights, "at most 8 can be trained on");
     refuse_datum(wrong, 3, targets, 3, weights, "\"model_input\" holds 100; token ids are 0 to 99");
-    refuse_datum(tokens, 3, ignored, 3, weights, "\"target_tokens\" holds -100, which is no token");
+    refuse_datum(tokens, 3, ignored, 3, weights,
+                 "\"target_tokens\" holds -100; token ids are 0 to 99");
     refuse_datum(tokens, 3, targets, 3, odd, "\"weights\" holds a value that is not finite");
 }
 

@@ -21,9 +21,8 @@ const struct cost_term_info cost_terms[COST_TERMS] = {
     [COST_CACHE] = {"cache", "cache_reuse_ratio", 1},
 };
 
-double cost_signed_weight(const struct cost_weights *w, enum cost_term term)
+double cost_signed_weight(const double *weights, enum cost_term term)
 {
-    const double weights[COST_TERMS] = {w->latency, w->tokens, w->kv, w->acceptance, w->cache};
     return cost_terms[term].sign * weights[term];
 }
 

@@ -22,11 +22,8 @@ extern const struct cost_term_info {
     const char *name, *quantity; // "latency"; "latency_ms": what it is multiplied with
     int sign;                    // -1: taken off the reward
 } cost_terms[COST_TERMS];
-
-struct cost_weights { // all >= 0; the first three are taken off the reward, the others added
-    double latency, tokens, kv, acceptance, cache;
-};
-double cost_signed_weight(const struct cost_weights *w, enum cost_term term);
+// weights: (COST_TERMS) all >= 0
+double cost_signed_weight(const double *weights, enum cost_term term);
 
 struct completion_cost { // of the telemetry
     double latency_ms, queue_ms;

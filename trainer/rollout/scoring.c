@@ -140,7 +140,7 @@ static enum status read_costs(const struct scoring *how, const struct rollout *r
                         quantities);
         for (int k = 0; k < COST_TERMS; k++) {
             s->costs[(size_t)k * n + (size_t)i] = quantities[k];
-            s->rewards[i] += cost_signed_weight(&how->weights, k) * quantities[k];
+            s->rewards[i] += cost_signed_weight(how->weights, k) * quantities[k];
         }
     }
 out:
@@ -182,7 +182,7 @@ static enum status normalised_advantages(const struct scoring *how, const struct
     double *sums = malloc(2 * n * sizeof *sums);
     if (!sums) return status_fail(ST_NO_MEMORY, "no memory for %d rewards", s->n);
     for (int k = 0; k < s->n_terms; k++) weights[k] = reward_info(how->reward)->terms[k].weight;
-    for (int k = 0; k < COST_TERMS; k++) costs[k] = cost_signed_weight(&how->weights, k);
+    for (int k = 0; s->costs && k < COST_TERMS; k++) costs[k] = cost_signed_weight(how->weights, k);
     scoring_normalise(s->terms, weights, s->n_terms, r->n_groups, r->n_per_group, sums);
     if (s->costs) {
         scoring_normalise(s->costs, costs, COST_TERMS, r->n_groups, r->n_per_group, sums + n);

@@ -13,9 +13,9 @@ struct scoring { // borrowed parts; how it is done
     struct reward *reward;
     const char *data; // path of the data set, for errors
     struct advantage_config advantage;
-    bool normalise_terms; // --reward-normalise terms; the batch is then the scale
-    bool cost;            // the cost terms count
-    struct cost_weights weights;
+    bool normalise_terms;          // --reward-normalise terms; the batch is then the scale
+    bool cost;                     // the cost terms count
+    const double *weights;         // (COST_TERMS)
     struct latency_model *latency; // NULL: latency as measured
 };
 

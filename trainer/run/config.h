@@ -44,7 +44,7 @@ struct train_config {
     struct reward_options reward;
     // cost of inference
     bool cost;
-    struct cost_weights cost_weights;
+    double cost_weights[COST_TERMS];
     int latency_modelled, normalise_terms; // 0 or 1
     // rollouts
     int64_t filter_groups; // times that flat ones are drawn anew

@@ -43,7 +43,7 @@ static void log_inference(struct run *run, const struct rollout_step *step,
     const struct scores *s = &step->scores;
     const struct train_config *c = run->config;
     const struct latency_model *m = &run->latency;
-    if (s->n_undrafted && !run->said_undrafted && c->cost_weights.acceptance > 0) {
+    if (s->n_undrafted && !run->said_undrafted && c->cost_weights[COST_ACCEPTANCE] > 0) {
         run->said_undrafted = true;
         log_progress_end();
         log_info("step %" PRId64
@@ -154,7 +154,7 @@ static json_t *rollout_line(const struct run *run, const struct rollout *r, cons
            *terms = json_object_get(line, "terms");
     for (int k = 0; s->costs && k < COST_TERMS; k++)
         metrics_putf(terms,
-                     cost_signed_weight(&run->scoring->weights, k) *
+                     cost_signed_weight(run->scoring->weights, k) *
                          s->costs[(size_t)k * (size_t)s->n + (size_t)i],
                      "cost/%s", cost_terms[k].name);
     bool ok =

@@ -174,7 +174,7 @@ static void put_costs(json_t *metrics, const struct run *run, const struct rollo
     double costs = 0;
     if (!s->costs) return;
     for (int k = 0; k < COST_TERMS; k++) {
-        double mean, std, weight = cost_signed_weight(&run->scoring->weights, k);
+        double mean, std, weight = cost_signed_weight(run->scoring->weights, k);
         mean_std(s->costs + (size_t)k * (size_t)s->n, s->n, &mean, &std);
         metrics_putf(metrics, mean, "inference/%s", cost_terms[k].quantity);
         metrics_putf(metrics, weight * mean, "rewards/cost/%s", cost_terms[k].name);

@@ -24,13 +24,15 @@
 
 enum { TENSOR_FLOAT32 = 1, TENSOR_INT64 = 2 }; // dtypes in messages
 
-static enum status copy_text(struct proto_span span, const char *name, char **ret)
+static enum status copy_text(struct proto_span span, const char *name, size_t size, char *ret)
 {
     if (span.len && memchr(span.data, 0, span.len))
         return status_fail(ST_INVALID, "\"%s\" holds a NUL byte", name);
-    char *text = strndup(span.len ? (const char *)span.data : "", span.len);
-    if (!text) return status_fail(ST_NO_MEMORY, "out of memory");
-    *ret = text;
+    if (span.len >= size)
+        return status_fail(ST_INVALID, "\"%s\" has %zu bytes, and %zu are possible", name, span.len,
+                           size - 1);
+    if (span.len) memcpy(ret, span.data, span.len);
+    ret[span.len] = '\0';
     return ST_OK;
 }
 
@@ -150,21 +152,25 @@ static enum status check_shape(const struct tensor *t, const char *name, int n, 
     return ST_OK;
 }
 
-// Sets cell i to a value of the message: a float, or the lower half of an int64.
-static enum status set_cell(const struct tensor *t, const char *name, bool integers, size_t value,
-                            size_t i, int32_t *ret)
+static enum status check_id(const char *name, int64_t id, int vocab)
 {
-    const size_t size = integers ? sizeof(int64_t) : sizeof(float);
-    int64_t x = 0;
-    memcpy(&x, t->values.data + value * size, size);
-    if (integers && (x < 0 || x > INT32_MAX))
-        return status_fail(ST_INVALID, "\"%s\" holds %lld, which is no token id", name,
-                           (long long)x);
-    ret[i] = (int32_t)x;
-    return ST_OK;
+    if (id >= 0 && id < vocab) return ST_OK;
+    return status_fail(ST_INVALID, "\"%s\" holds %lld; token ids are 0 to %d", name, (long long)id,
+                       vocab - 1);
 }
 
-static enum status set_sparse(const struct tensor *t, const char *name, bool integers, int n,
+// Sets cell i to a value of the message: a float, or the lower half of an int64.
+static enum status set_cell(const struct tensor *t, const char *name, int vocab, size_t value,
+                            size_t i, int32_t *ret)
+{
+    const size_t size = vocab ? sizeof(int64_t) : sizeof(float);
+    int64_t x = 0;
+    memcpy(&x, t->values.data + value * size, size);
+    ret[i] = (int32_t)x;
+    return vocab ? check_id(name, x, vocab) : ST_OK;
+}
+
+static enum status set_sparse(const struct tensor *t, const char *name, int vocab, int n,
                               int32_t *ret)
 {
     const int64_t values = (int64_t)(t->columns.len / sizeof(int64_t));
@@ -178,7 +184,7 @@ static enum status set_sparse(const struct tensor *t, const char *name, bool int
             const int64_t column = index_at(t->columns, (size_t)i);
             if (column < 0 || column >= t->shape[1])
                 FAIL(ST_INVALID, "\"%s\": a sparse column is out of range", name);
-            CHECK(set_cell(t, name, integers, (size_t)i,
+            CHECK(set_cell(t, name, vocab, (size_t)i,
                            (size_t)row * (size_t)t->shape[1] + (size_t)column, ret));
         }
     }
@@ -186,11 +192,11 @@ out:
     return st;
 }
 
-// Reads n rows; a list of n has one column. ret (n, columns): floats or, `integers`, int32 token
-// ids of what came as int64; allocated, 0 where a sparse tensor has nothing. ret_two_d: it has a
-// second dimension. `name` names it in errors.
-static enum status read_tensor(const struct proto_field *field, const char *name, int n,
-                               bool integers, int *ret_columns, bool *ret_two_d, void **ret)
+// Reads n rows; a list of n has one column. ret (n, columns): floats or, where there is a
+// vocabulary, int32 token ids of what came as int64; allocated, 0 where a sparse tensor has
+// nothing. ret_two_d: it has a second dimension. `name` names it in errors.
+static enum status read_tensor(const struct proto_field *field, const char *name, int n, int vocab,
+                               int *ret_columns, bool *ret_two_d, void **ret)
 {
     enum status st;
     struct tensor t = {0};
@@ -199,18 +205,18 @@ static enum status read_tensor(const struct proto_field *field, const char *name
     CHECK(proto_read(field->span, tensor_rules, &t));
     CHECK(proto_read(t.sparse, sparse_rules, &t));
     CHECK(read_shape(&t, field->span));
-    if (t.dtype != (integers ? TENSOR_INT64 : TENSOR_FLOAT32))
-        FAIL(ST_INVALID, "\"%s\" must be of %s", name, integers ? "int64" : "float32");
+    if (t.dtype != (vocab ? TENSOR_INT64 : TENSOR_FLOAT32))
+        FAIL(ST_INVALID, "\"%s\" must be of %s", name, vocab ? "int64" : "float32");
     if (t.dense.data) t.values = t.dense;
-    CHECK(check_shape(&t, name, n, integers ? sizeof(int64_t) : sizeof(float)));
+    CHECK(check_shape(&t, name, n, vocab ? sizeof(int64_t) : sizeof(float)));
     *ret_two_d = t.n_dims == 2;
     *ret_columns = *ret_two_d ? (int)t.shape[1] : 1;
     const size_t n_cells = (size_t)n * (size_t)*ret_columns;
     cells = calloc(n_cells, sizeof *cells);
     if (!cells) FAIL(ST_NO_MEMORY, "out of memory");
     for (size_t i = 0; i < n_cells && t.dense.data; i++)
-        CHECK(set_cell(&t, name, integers, i, i, cells));
-    if (t.sparse.data) CHECK(set_sparse(&t, name, integers, n, cells));
+        CHECK(set_cell(&t, name, vocab, i, i, cells));
+    if (t.sparse.data) CHECK(set_sparse(&t, name, vocab, n, cells));
     *ret = cells;
     cells = NULL;
 out:
@@ -250,7 +256,7 @@ out:
 }
 
 static enum status read_input(const struct forward_backward *request, const struct map_entry *entry,
-                              struct datum *d, int columns[LOSS_INPUTS])
+                              int vocab, struct datum *d, int columns[LOSS_INPUTS])
 {
     const unsigned known = losses[request->loss.type].needs | losses[request->loss.type].takes;
     const bool targets = strcmp(entry->name, "target_tokens") == 0;
@@ -264,8 +270,8 @@ static enum status read_input(const struct forward_backward *request, const stru
             ST_INVALID, "\"loss_fn_inputs\" has \"%s\", which the loss does not know", entry->name);
     }
     enum status st =
-        read_tensor(&entry->value, entry->name, d->n, targets, targets ? &d->each : &columns[i],
-                    targets ? &d->two_d : &two_d, &values);
+        read_tensor(&entry->value, entry->name, d->n, targets ? vocab : 0,
+                    targets ? &d->each : &columns[i], targets ? &d->two_d : &two_d, &values);
     if (st != ST_OK) return st;
     free(targets ? (void *)d->targets : d->inputs[i]);
     if (targets)
@@ -275,23 +281,13 @@ static enum status read_input(const struct forward_backward *request, const stru
     return ST_OK;
 }
 
-static enum status check_ids(const char *name, const int32_t *ids, size_t n, int vocab)
-{
-    for (size_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= vocab)
-            return status_fail(ST_INVALID, "\"%s\" holds %d; token ids are 0 to %d", name, ids[i],
-                               vocab - 1);
-    return ST_OK;
-}
-
 static enum status check_datum(const struct forward_backward *request, const struct datum *d,
                                const struct datum_limits *limits)
 {
     const unsigned needs = losses[request->loss.type].needs;
-    enum status st;
+    enum status st = ST_OK;
     if (!d->targets) FAIL(ST_INVALID, "\"loss_fn_inputs\" has no \"target_tokens\"");
-    CHECK(check_ids("model_input", d->tokens, (size_t)d->n, limits->vocab));
-    CHECK(check_ids("target_tokens", d->targets, (size_t)d->n * (size_t)d->each, limits->vocab));
+    for (int i = 0; i < d->n; i++) CHECK(check_id("model_input", d->tokens[i], limits->vocab));
     if (d->each > 1 && !(needs & INPUT_BIT(INPUT_WEIGHTS)))
         FAIL(ST_UNSUPPORTED,
              "\"target_tokens\" has %d entries a token, which cross_entropy alone takes", d->each);
@@ -327,7 +323,7 @@ static enum status read_datum(const struct forward_backward *request, struct pro
     while (proto_each(&inputs, &st, &f)) {
         if (f.number != 2) continue;
         CHECK(read_entry(&f, "loss_fn_inputs", &entry));
-        CHECK(read_input(request, &entry, ret, columns));
+        CHECK(read_input(request, &entry, limits->vocab, ret, columns));
     }
     for (int i = 0; st == ST_OK && i < LOSS_INPUTS; i++) // any of them may have come first
         if (ret->targets && ret->inputs[i] && columns[i] != ret->each)
@@ -415,41 +411,30 @@ enum status forward_backward_parse(const char *body, size_t len, const struct da
                                    struct forward_backward *ret)
 {
     enum status st;
-    struct forward_backward request = {0};
     struct head head = {0};
     struct proto_field f;
     struct proto_span message = {(const unsigned char *)body, len};
-    char *loss = NULL;
+    char loss[64];
+    *ret = (struct forward_backward){0};
     CHECK(proto_read(message, head_rules, &head)); // the loss may stand behind the datums
-    CHECK(copy_text(head.loss_fn, "loss_fn", &loss));
+    if (!head.model_id.data || (int64_t)head.seq_id < 1)
+        FAIL(ST_INVALID, "\"model_id\" and \"seq_id\", from 1 on, must be there");
+    CHECK(copy_text(head.model_id, "model_id", sizeof ret->model_id, ret->model_id));
+    ret->seq_id = (int64_t)head.seq_id;
+    CHECK(copy_text(head.loss_fn, "loss_fn", sizeof loss, loss));
     const char *other = loss_for(limits->loss_for, loss);
-    request.stands_in = other != NULL;
-    CHECK(loss_of_client(other ? other : loss, &request.loss));
-    request.forward_only = head.forward_only != 0;
+    ret->stands_in = other != NULL;
+    CHECK(loss_of_client(other ? other : loss, &ret->loss));
+    ret->forward_only = head.forward_only != 0;
     while (proto_each(&message, &st, &f)) {
         if (f.number == 3)
-            st = append_datum(&request, &f, limits);
+            st = append_datum(ret, &f, limits);
         else if (f.number == 5 || f.number == 7)
-            st = read_setting(&request, &f);
+            st = read_setting(ret, &f);
     }
-    if (st == ST_OK && request.n == 0) FAIL(ST_INVALID, "\"data\" holds no datum");
-    if (st == ST_OK) *ret = request;
+    if (st == ST_OK && ret->n == 0) st = status_fail(ST_INVALID, "\"data\" holds no datum");
 out:
-    free(loss);
-    if (st != ST_OK) forward_backward_release(&request);
-    return status_context(st, "forward_backward");
-}
-
-enum status forward_backward_address(const char *body, size_t len, char **ret_model_id,
-                                     int64_t *ret_seq_id)
-{
-    struct head head = {0};
-    enum status st =
-        proto_read((struct proto_span){(const unsigned char *)body, len}, head_rules, &head);
-    if (st == ST_OK && (!head.model_id.data || (int64_t)head.seq_id < 1))
-        st = status_fail(ST_INVALID, "\"model_id\" and \"seq_id\", from 1 on, must be there");
-    if (st == ST_OK) st = copy_text(head.model_id, "model_id", ret_model_id);
-    if (st == ST_OK) *ret_seq_id = (int64_t)head.seq_id;
+    if (st != ST_OK) forward_backward_release(ret);
     return status_context(st, "forward_backward");
 }
 
@@ -461,7 +446,8 @@ void forward_backward_release(struct forward_backward *request)
         for (int k = 0; k < LOSS_INPUTS; k++) free(request->data[i].inputs[k]);
     }
     free(request->data);
-    *request = (struct forward_backward){0};
+    request->data = NULL;
+    request->n = 0;
 }
 
 // ---- the response -------------------------------------------------------------------------------

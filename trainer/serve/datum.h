@@ -16,8 +16,11 @@ struct datum {
     int32_t *targets;           // (n, each)
     float *inputs[LOSS_INPUTS]; // (n, each); NULL: not given
 };
+#define ID_ROOM 200 // bytes of a session's, model's or sampling session's, with its end
 struct forward_backward {
-    bool forward_only; // no gradient; what the loss wants may be missing
+    char model_id[ID_ROOM]; // of the training run
+    int64_t seq_id;         // from 1 on
+    bool forward_only;      // no gradient; what the loss wants may be missing
     struct loss_config loss;
     bool stands_in;     // for the client's (--loss-for): what it does not know is passed over
     struct datum *data; // (n)
@@ -33,14 +36,12 @@ struct datum_limits {
 enum status loss_for_check(const char *pair);
 // The loss that it has for this name, within the pair; NULL: none.
 const char *loss_for(const char *pair, const char *name);
-// ST_INVALID, ST_FORMAT and ST_UNSUPPORTED name the datum and the field. What the message has
-// beyond this (provenance spans) is passed over.
+// ST_INVALID, ST_FORMAT and ST_UNSUPPORTED name the datum and the field; ret has the model's id and
+// the number, where these are good, all the same. What the message has beyond this (provenance
+// spans) is passed over.
 enum status forward_backward_parse(const char *body, size_t len, const struct datum_limits *limits,
                                    struct forward_backward *ret);
-// The model and the number alone, of which there must be some: whatever else the message is.
-enum status forward_backward_address(const char *body, size_t len, char **ret_model_id,
-                                     int64_t *ret_seq_id);
-void forward_backward_release(struct forward_backward *request);
+void forward_backward_release(struct forward_backward *request); // the datums
 
 // The response: the log-probabilities (n, each) of all datums, one after the other, and the loss.
 void forward_backward_response(const struct forward_backward *request, const float *logprobs,

@@ -107,14 +107,16 @@ static void put_size(int64_t n_bytes, char ret[12])
 
 static enum status put_header(const char *name, const struct stat *info, struct bytes *to)
 {
-    struct tar_header h = {.type = '0', .magic = "ustar", .version = {'0', '0'}};
+    struct tar_header h = {.mode = "0000644",
+                           .uid = "0000000",
+                           .gid = "0000000",
+                           .type = '0',
+                           .magic = "ustar",
+                           .version = {'0', '0'}};
     unsigned sum = 0;
     if (strlen(name) >= sizeof h.name)
         return status_fail(ST_UNSUPPORTED, "%s: the name is too long for an archive", name);
     memcpy(h.name, name, strlen(name));
-    snprintf(h.mode, sizeof h.mode, "%07o", 0644);
-    snprintf(h.uid, sizeof h.uid, "%07o", 0);
-    snprintf(h.gid, sizeof h.gid, "%07o", 0);
     put_size(info->st_size, h.size);
     put_size(info->st_mtime, h.mtime);
     memset(h.checksum, ' ', sizeof h.checksum);
@@ -312,10 +314,10 @@ static enum status list(const struct call *c)
     static const char *const names[] = {"training_runs", "checkpoints"};
     const char *runs = c->tinker->model->runs, *offset = http_query(c->q, "offset"),
                *limit = http_query(c->q, "limit");
-    json_t *all = NULL, *page = json_array();
+    json_t *all = json_array(), *page = json_array();
     enum status st;
-    CHECK(c->which == CHECKPOINTS ? runs_checkpoints(runs, NULL, &all)
-                                  : runs_training_runs(runs, c->tinker->damaged, &all));
+    CHECK(c->which == CHECKPOINTS ? runs_checkpoints(runs, NULL, all)
+                                  : runs_training_runs(runs, c->tinker->damaged, all));
     const size_t total = json_array_size(all), first = offset ? strtoul(offset, NULL, 10) : 0,
                  max = limit ? strtoul(limit, NULL, 10) : total;
     for (size_t i = first; i < total && i - first < max; i++)
@@ -346,15 +348,13 @@ static enum status training_run(const struct call *c)
     const char *runs = c->tinker->model->runs, *tail = http_path_tail(c->q), *action;
     char *run = strndup(tail, strcspn(tail, "/")), folder[PATH_ROOM];
     struct run_path path;
-    json_t *object = NULL;
+    json_t *object = NULL, *list = json_array();
     enum status st;
-    if (!run) return status_fail(ST_NO_MEMORY, "out of memory");
+    if (!run) FAIL(ST_NO_MEMORY, "out of memory");
     CHECK(runs_training_run(runs, run, &object));
     if (strcmp(tail + strlen(run), "/checkpoints") == 0) {
-        json_decref(object);
-        object = NULL;
-        CHECK(runs_checkpoints(runs, run, &object));
-        st = tinker_reply(c, json_pack("{s:O}", "checkpoints", object));
+        CHECK(runs_checkpoints(runs, run, list));
+        st = tinker_reply(c, json_pack("{s:O}", "checkpoints", list));
     } else if (tail[strlen(run)]) {
         CHECK(read_checkpoint(c, &path, folder, &action));
         const bool archive = strcmp(action, "/archive") == 0;
@@ -366,6 +366,7 @@ static enum status training_run(const struct call *c)
     }
 out:
     json_decref(object);
+    json_decref(list);
     free(run);
     return st;
 }
@@ -412,21 +413,15 @@ out:
 // there, and a whole model has rank 0.
 static enum status weights_info(const struct call *c)
 {
-    struct tinker *t = c->tinker;
+    const char *runs = c->tinker->model->runs;
     struct run_path path;
     char folder[PATH_ROOM];
-    json_t *run = NULL;
+    json_t *run;
     enum status st;
-    CHECK(runs_find_path(t->model->runs, c->tinker_path, &path, folder));
-    CHECK(runs_training_run(t->model->runs, path.run, &run));
-    st = tinker_reply(c, json_pack("{s:O, s:b, s:O, s:O, s:O, s:O}", "base_model",
-                                   json_object_get(run, "base_model"), "is_lora", 1, "lora_rank",
-                                   json_object_get(run, "lora_rank"), run_trains[2],
-                                   json_object_get(run, run_trains[2]), run_trains[1],
-                                   json_object_get(run, run_trains[1]), run_trains[0],
-                                   json_object_get(run, run_trains[0])));
+    CHECK(runs_find_path(runs, c->tinker_path, &path, folder));
+    CHECK(runs_training_run(runs, path.run, &run));
+    st = tinker_reply(c, run);
 out:
-    json_decref(run);
     return st;
 }
 

@@ -246,8 +246,8 @@ void tinker_end_samples(struct tinker *t)
 enum status tinker_new_sampler(struct owner *session, const char *id, const char *base,
                                const struct snapshot *which, struct owner **ret)
 {
-    struct owner *o = owner_find(session->all, SAMPLER, id);
-    enum status st = o ? ST_OK : owner_add(session->all, SAMPLER, session, id, &o);
+    struct owner *o = owner_find(session->tinker, SAMPLER, id);
+    enum status st = o ? ST_OK : owner_add(session->tinker, SAMPLER, session, id, &o);
     if (st != ST_OK) return st;
     snprintf(o->base, sizeof o->base, "%s", base);
     o->snapshot = *which;
@@ -421,12 +421,11 @@ static void on_loaded(struct inbox_message *message)
     struct sample_request *r = (struct sample_request *)message;
     struct owner *s = r->request.owner;
     enum status st = r->request.status;
+    const bool loaded = st == ST_OK;
     if (s->snapshot.saves == r->snapshot.saves) s->snapshot = r->snapshot;
-    if (st == ST_OK) {
-        // its path may have been saved again
-        st = r->cancelled ? fail_cancelled() : check_stale(s, &r->snapshot);
-        if (st != ST_OK) snapshots_end_use(s->tinker->model->snapshots, &r->use);
-    }
+    // its path may have been saved again
+    if (loaded) st = r->cancelled ? fail_cancelled() : check_stale(s, &r->snapshot);
+    if (loaded && st != ST_OK) snapshots_end_use(s->tinker->model->snapshots, &r->use);
     if (st == ST_OK)
         submit(r);
     else
@@ -499,7 +498,7 @@ static enum status asample(const struct call *c)
     enum status st;
     CHECK(tinker_find(t, SAMPLER, c->sampling_session_id, &s));
     s->session->heard_ns = clock_now_ns();
-    CHECK(requests_take(s, c->q, t->why, sizeof(struct sample_request), c->seq_id, &request));
+    CHECK(requests_take(s, c->q, sizeof(struct sample_request), c->seq_id, &request));
     if (!request) goto out;
     struct sample_request *r = (struct sample_request *)request;
     request->release = sample_request_release;
@@ -525,15 +524,10 @@ out:
 
 // ---- responses ----------------------------------------------------------------------------------
 
-static enum status retrieve(const struct call *c)
-{
-    return requests_retrieve(c->tinker->requests, c->q, c->request_id);
-}
-
 // Training requests are done in their order, each on what those before it left.
 static enum status cancel(const struct call *c)
 {
-    struct tinker_request *r = requests_find(c->tinker->requests, c->request_id);
+    struct tinker_request *r = requests_find(c->tinker, c->request_id);
     if (!r) return status_fail(ST_NOT_FOUND, "there is no request \"%s\"", CUT(c->request_id, 100));
     if (r->owner->kind != SAMPLER)
         return status_fail(ST_UNSUPPORTED, "\"request_id\" is of a training run: samples alone are "
@@ -543,28 +537,13 @@ static enum status cancel(const struct call *c)
     return tinker_reply(c, json_object());
 }
 
-static enum status retrieve_ended(const struct call *c)
-{
-    const char *id = NULL;
-    int64_t clone = 0;
-    struct owner *s;
-    enum status st;
-    CHECK(json_get_string("target", c->target, "sampling_session_id", &id));
-    if (!id) FAIL(ST_INVALID, "target: \"sampling_session_id\" is missing");
-    CHECK(json_get_int("target", c->target, "cloned_sampler_id", 0, INT64_MAX, &clone));
-    CHECK(tinker_find(c->tinker, SAMPLER, id, &s));
-    st = owner_retrieve(s, c->q, clone, c->prev_cursor, c->timeout);
-out:
-    return st;
-}
-
 const struct endpoint sampling_endpoints[] = {
     {"POST", "/api/v1/create_sampling_session", create_sampler,
      "session_id sampling_session_seq_id", HTTP_NEEDS_KEY, 0},
     {"GET", "/api/v1/samplers/*", get_sampler, NULL, HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/asample", asample, "sampling_session_id seq_id", HTTP_NEEDS_KEY, 0},
-    {"POST", "/api/v1/retrieve_future", retrieve, "request_id", HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/retrieve_future", requests_retrieve, "request_id", HTTP_NEEDS_KEY, 0},
     {"POST", "/api/v1/cancel_future", cancel, "request_id", HTTP_NEEDS_KEY, 0},
-    {"POST", "/api/v1/retrieve_futures", retrieve_ended, "", HTTP_NEEDS_KEY, 0},
+    {"POST", "/api/v1/retrieve_futures", requests_retrieve_ended, "", HTTP_NEEDS_KEY, 0},
     {0},
 };

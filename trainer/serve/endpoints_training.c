@@ -69,7 +69,7 @@ static enum status new_request(const struct call *c, struct owner *run, int64_t 
                                training_perform perform, struct training_request **ret)
 {
     struct tinker_request *r;
-    enum status st = requests_take(run, c->q, c->tinker->why, sizeof **ret, seq_id, &r);
+    enum status st = requests_take(run, c->q, sizeof **ret, seq_id, &r);
     if (st != ST_OK) return st;
     if (r) prepare(r, perform);
     *ret = (struct training_request *)r;
@@ -107,7 +107,7 @@ static void fail_held(struct owner *run)
 
 void training_requests_sweep(struct tinker *t)
 {
-    for (struct owner *run = NULL; (run = owner_next(t->requests, TRAINING_RUN, run));) {
+    for (struct owner *run = NULL; (run = owner_next(t, TRAINING_RUN, run));) {
         if (!run->held || clock_ms_since(run->held_ns) < t->options->gap_timeout * 1e3) continue;
         run->missed = run->next_seq;
         log_warn("%s: request %lld did not come, and what is behind it fails", run->id,
@@ -123,7 +123,7 @@ static bool is_gone(const struct owner *s)
 
 void tinker_note_gone(const struct tinker *t)
 {
-    for (struct owner *run = NULL; (run = owner_next(t->requests, TRAINING_RUN, run));)
+    for (struct owner *run = NULL; (run = owner_next(t, TRAINING_RUN, run));)
         snapshots_abandon(t->model->snapshots, run->id, is_gone(run->session));
 }
 
@@ -205,7 +205,7 @@ static bool excludes(int rank, const struct owner *run)
 
 const struct owner *tinker_excluding(const struct tinker *t, const struct owner *but, int rank)
 {
-    for (struct owner *run = NULL; (run = owner_next(t->requests, TRAINING_RUN, run));)
+    for (struct owner *run = NULL; (run = owner_next(t, TRAINING_RUN, run));)
         if (excludes(rank, run) && run->session != but && !is_gone(run->session)) return run;
     return NULL;
 }
@@ -215,7 +215,7 @@ const struct owner *tinker_excluding(const struct tinker *t, const struct owner 
 static enum status begin_run(const struct call *c, struct owner *session, const char *id,
                              const char *base, int rank, struct owner **ret)
 {
-    const struct tinker *t = c->tinker;
+    struct tinker *t = c->tinker;
     const struct owner *run = tinker_excluding(t, session, rank);
     enum status st;
     *ret = NULL;
@@ -230,9 +230,9 @@ static enum status begin_run(const struct call *c, struct owner *session, const 
                   run->id, clock_ms_since(run->session->heard_ns) / 1e3);
         goto out;
     }
-    for (struct owner *other = NULL; (other = owner_next(t->requests, TRAINING_RUN, other));)
+    for (struct owner *other = NULL; (other = owner_next(t, TRAINING_RUN, other));)
         other->over = other->over || excludes(rank, other);
-    CHECK(owner_add(t->requests, TRAINING_RUN, session, id, ret));
+    CHECK(owner_add(t, TRAINING_RUN, session, id, ret));
     snprintf((*ret)->base, sizeof(*ret)->base, "%.190s", base);
     (*ret)->rank = rank;
 out:
@@ -260,7 +260,7 @@ static enum status begin(const struct call *c, const struct run_path *path,
     CHECK(tinker_find(t, SESSION, c->session_id, &s));
     CHECK(runs_check_description(description));
     snprintf(id, sizeof id, "%.120s:train:%lld", s->id, (long long)c->model_number);
-    struct owner *run = owner_find(t->requests, TRAINING_RUN, id); // it was asked for before
+    struct owner *run = owner_find(t, TRAINING_RUN, id); // it was asked for before
     if (!run) CHECK(begin_run(c, s, id, base, (int)b->rank, &run));
     if (!run) goto out;
     CHECK(new_request(c, run, 0, perform_begin, &r));
@@ -393,24 +393,24 @@ static enum status perform_forward_backward(struct trained_model *m, struct tink
 
 static enum status forward_backward(const struct call *c)
 {
-    struct training_request *r;
+    struct training_request *r = NULL;
     struct owner *run;
     struct http_body body;
-    char *id = NULL;
-    int64_t seq_id;
+    struct forward_backward data;
     enum status st;
     http_take_body(c->q, &body);
-    const char *message = bytes_text(&body.bytes);
-    CHECK(forward_backward_address(message, body.bytes.len, &id, &seq_id));
-    CHECK(tinker_find(c->tinker, TRAINING_RUN, id, &run));
-    CHECK(new_request(c, run, seq_id, perform_forward_backward, &r));
-    if (r)
-        submit(
-            r, c,
-            forward_backward_parse(message, body.bytes.len, &c->tinker->model->limits, &r->data));
-out:
+    const enum status parsed = forward_backward_parse(bytes_text(&body.bytes), body.bytes.len,
+                                                      &c->tinker->model->limits, &data);
     http_body_release(&body);
-    free(id);
+    if (!data.seq_id) return parsed;
+    CHECK(tinker_find(c->tinker, TRAINING_RUN, data.model_id, &run));
+    CHECK(new_request(c, run, data.seq_id, perform_forward_backward, &r));
+    if (!r) goto out;
+    r->data = data;
+    submit(r, c, parsed);
+    return ST_OK;
+out:
+    forward_backward_release(&data);
     return st;
 }
 

@@ -3,9 +3,8 @@
  * An index (a JSON object, which is a hash table of strings) finds them by id. Of each owner there
  * is a list of those that have ended, in that order, for who asks for all of a session at once. */
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/serve/request.h"
 #include "common/base/clock.h"
-#include "common/base/json.h"
+#include "trainer/serve/tinker.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,17 +16,9 @@
 #define CLONE_SEQ_IDS                                                                              \
     1000000000 // a copy of a client numbers its requests from a multiple of this on
 
-struct requests {
-    struct tinker *tinker;
-    char process[18]; // begins all ids of this process
-    json_t *by_id;    // addresses
-    struct owner *owners;
-    struct waiter *waiters;
-};
-
 struct waiter { // a question that is held
     struct waiter *next;
-    struct requests *all;
+    struct tinker *tinker;
     struct http_request *q;
     int64_t until_ns;
     struct tinker_request *request; // for its response; NULL: for what has ended
@@ -35,19 +26,13 @@ struct waiter { // a question that is held
     int64_t clone, cursor;
 };
 
-enum status requests_new(struct tinker *tinker, struct requests **ret)
+enum status requests_init(struct tinker *t)
 {
     uint64_t random = 0;
-    struct requests *all = calloc(1, sizeof *all);
-    if (!all || !(all->by_id = json_object())) {
-        free(all);
-        return status_fail(ST_NO_MEMORY, "out of memory");
-    }
-    all->tinker = tinker;
     if (getrandom(&random, sizeof random, 0) != sizeof random) random = (uint64_t)clock_now_ns();
-    snprintf(all->process, sizeof all->process, "%016" PRIx64 "-", random);
-    *ret = all;
-    return ST_OK;
+    snprintf(t->process, sizeof t->process, "%016" PRIx64 "-", random);
+    t->requests = json_object();
+    return t->requests ? ST_OK : status_fail(ST_NO_MEMORY, "out of memory");
 }
 
 static struct tinker_request *request_at(const json_t *address) // NULL is fine
@@ -70,48 +55,44 @@ static void request_free(struct tinker_request *r)
     free(r);
 }
 
-void requests_free(struct requests *all)
+void requests_free(struct tinker *t)
 {
     const char *id;
     json_t *address;
-    if (!all) return;
-    json_object_foreach (all->by_id, id, address) request_free(request_at(address));
-    for (struct owner *o = all->owners, *next; o; o = next) {
+    json_object_foreach (t->requests, id, address) request_free(request_at(address));
+    for (struct owner *o = t->owners, *next; o; o = next) {
         next = o->next;
         free(o);
     }
-    json_decref(all->by_id);
-    free(all);
+    json_decref(t->requests);
 }
 
-struct owner *owner_next(const struct requests *all, enum owner_kind kind,
-                         const struct owner *after)
+struct owner *owner_next(const struct tinker *t, enum owner_kind kind, const struct owner *after)
 {
-    struct owner *o = after ? after->next : all->owners;
+    struct owner *o = after ? after->next : t->owners;
     while (o && (o->forgotten || o->kind != kind)) o = o->next;
     return o;
 }
 
-struct owner *owner_find(const struct requests *all, enum owner_kind kind, const char *id)
+struct owner *owner_find(const struct tinker *t, enum owner_kind kind, const char *id)
 {
-    struct owner *o = owner_next(all, kind, NULL);
-    while (o && strcmp(o->id, id) != 0) o = owner_next(all, kind, o);
+    struct owner *o = owner_next(t, kind, NULL);
+    while (o && strcmp(o->id, id) != 0) o = owner_next(t, kind, o);
     return o;
 }
 
-enum status owner_add(struct requests *all, enum owner_kind kind, struct owner *session,
-                      const char *id, struct owner **ret)
+enum status owner_add(struct tinker *t, enum owner_kind kind, struct owner *session, const char *id,
+                      struct owner **ret)
 {
     struct owner *o = calloc(1, sizeof *o);
     if (!o) return status_fail(ST_NO_MEMORY, "out of memory");
     snprintf(o->id, sizeof o->id, "%s", id);
-    o->all = all;
-    o->tinker = all->tinker;
+    o->tinker = t;
     o->kind = kind;
     o->session = session ? session : o;
     o->last = &o->first;
-    o->next = all->owners;
-    all->owners = o;
+    o->next = t->owners;
+    t->owners = o;
     *ret = o;
     return ST_OK;
 }
@@ -119,13 +100,13 @@ enum status owner_add(struct requests *all, enum owner_kind kind, struct owner *
 static void drop_owner(struct owner *o)
 {
     if (!o->forgotten || o->n > 0) return;
-    LIST_REMOVE(o->all->owners, o);
+    LIST_REMOVE(o->tinker->owners, o);
     free(o);
 }
 
 void session_forget(struct owner *session)
 {
-    for (struct owner *o = session->all->owners, *next; o; o = next) {
+    for (struct owner *o = session->tinker->owners, *next; o; o = next) {
         next = o->next;
         if (o->session != session) continue;
         o->forgotten = true;
@@ -136,18 +117,19 @@ void session_forget(struct owner *session)
 
 static const char *id_of(const struct owner *o, int64_t seq_id, char ret[REQUEST_ID_ROOM])
 {
-    snprintf(ret, REQUEST_ID_ROOM, "%s%s:%" PRId64, o->all->process, o->id, seq_id);
+    snprintf(ret, REQUEST_ID_ROOM, "%s%s:%" PRId64, o->tinker->process, o->id, seq_id);
     return ret;
 }
 
 enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct tinker_request **ret)
 {
     char id[REQUEST_ID_ROOM];
-    if (json_object_size(o->all->by_id) >= MAX_REQUESTS)
+    json_t *all = o->tinker->requests;
+    if (json_object_size(all) >= MAX_REQUESTS)
         return status_fail(ST_BUSY, "%d requests are under way or kept; try again later",
                            MAX_REQUESTS);
     struct tinker_request *r = calloc(1, size);
-    if (!r || json_object_set_new(o->all->by_id, id_of(o, seq_id, id), json_integer((intptr_t)r))) {
+    if (!r || json_object_set_new(all, id_of(o, seq_id, id), json_integer((intptr_t)r))) {
         free(r);
         return status_fail(ST_NO_MEMORY, "out of memory");
     }
@@ -158,26 +140,27 @@ enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct ti
     return ST_OK;
 }
 
-enum status requests_take(struct owner *o, struct http_request *q, const char *why, size_t size,
-                          int64_t seq_id, struct tinker_request **ret)
+enum status requests_take(struct owner *o, struct http_request *q, size_t size, int64_t seq_id,
+                          struct tinker_request **ret)
 {
     char id[REQUEST_ID_ROOM];
-    struct tinker_request *known = request_at(json_object_get(o->all->by_id, id_of(o, seq_id, id)));
+    struct tinker_request *known = requests_find(o->tinker, id_of(o, seq_id, id));
+    enum status st = ST_OK;
     *ret = NULL;
     if (known) {
         request_promise(known, q, NULL);
     } else if (seq_id < o->next_seq) {
         http_fail(q, 410, "request %lld of %s was answered, and is forgotten", (long long)seq_id,
                   o->id);
-    } else {
-        return why ? status_fail(ST_INVALID, "%s", why) : requests_add(o, size, seq_id, ret);
+    } else if ((st = tinker_takes_work(o->tinker)) == ST_OK) {
+        st = requests_add(o, size, seq_id, ret);
     }
-    return ST_OK;
+    return st;
 }
 
-struct tinker_request *requests_find(const struct requests *all, const char *id)
+struct tinker_request *requests_find(const struct tinker *t, const char *id)
 {
-    return request_at(json_object_get(all->by_id, id));
+    return request_at(json_object_get(t->requests, id));
 }
 
 void request_drop(struct tinker_request *r)
@@ -188,7 +171,7 @@ void request_drop(struct tinker_request *r)
     while (*link && *link != r) link = &(*link)->next_ended;
     if (*link) *link = r->next_ended;
     if (o->last == &r->next_ended) o->last = link;
-    json_object_del(o->all->by_id, id_of(o, r->seq_id, id));
+    json_object_del(o->tinker->requests, id_of(o, r->seq_id, id));
     request_free(r);
     o->n--;
     drop_owner(o);
@@ -209,12 +192,7 @@ void request_promise(struct tinker_request *r, struct http_request *q, json_t *m
 
 enum status request_set_json(struct tinker_request *r, json_t *response)
 {
-    char *text = response ? json_dumps(response, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
-    json_decref(response);
-    if (!text) return status_fail(ST_NO_MEMORY, "out of memory");
-    bytes_puts(&r->response, text);
-    free(text);
-    return ST_OK;
+    return json_put_line(&r->response, response, JSON_REAL_PRECISION(17));
 }
 
 void request_fail(struct tinker_request *r, enum status st)
@@ -223,13 +201,11 @@ void request_fail(struct tinker_request *r, enum status st)
                          st == ST_FORMAT || st == ST_NOT_FOUND || st == ST_TOO_LONG;
     json_t *error = json_pack("{s:o, s:s}", "error", json_clean_string(status_message()),
                               "category", clients ? "user" : "server");
-    char *text = error ? json_dumps(error, JSON_COMPACT) : NULL;
     r->status = st;
     r->is_protobuf = false;
     bytes_release(&r->response);
-    bytes_puts(&r->response, text ? text : "{\"error\":\"failed\",\"category\":\"server\"}");
-    free(text);
-    json_decref(error);
+    if (json_put_line(&r->response, error, 0) != ST_OK)
+        bytes_puts(&r->response, "{\"error\":\"failed\",\"category\":\"server\"}");
 }
 
 // Responds where there is something, or `now`.
@@ -274,15 +250,15 @@ static void drop_waiter(void *attached, bool answered)
 {
     struct waiter *w = attached;
     (void)answered;
-    LIST_REMOVE(w->all->waiters, w);
+    LIST_REMOVE(w->tinker->waiters, w);
     if (w->owner && --w->owner->n == 0) drop_owner(w->owner);
     free(w);
 }
 
-static void respond_to_waiters(struct requests *all)
+static void respond_to_waiters(struct tinker *t)
 {
     const int64_t now = clock_now_ns();
-    for (struct waiter *w = all->waiters, *next; w; w = next) {
+    for (struct waiter *w = t->waiters, *next; w; w = next) {
         next = w->next;
         if (!respond(w, now >= w->until_ns)) continue;
         http_attach(w->q, NULL, NULL);
@@ -298,8 +274,8 @@ static enum status respond_or_hold(const struct waiter *waiter, double hold_s)
     if (!w) return status_fail(ST_NO_MEMORY, "out of memory");
     *w = *waiter;
     w->until_ns = clock_deadline_ns((int64_t)(hold_s * 1e3));
-    w->next = w->all->waiters;
-    w->all->waiters = w;
+    w->next = w->tinker->waiters;
+    w->tinker->waiters = w;
     if (w->owner) w->owner->n++;
     http_attach(w->q, w, drop_waiter);
     return ST_OK;
@@ -316,20 +292,22 @@ void request_end(struct tinker_request *r)
     r->cursor = ++o->cursor;
     *o->last = r;
     o->last = &r->next_ended;
-    respond_to_waiters(o->all);
+    respond_to_waiters(o->tinker);
 }
 
-enum status requests_retrieve(struct requests *all, struct http_request *q, const char *id)
+enum status requests_retrieve(const struct call *c)
 {
-    struct tinker_request *r = requests_find(all, id);
+    struct tinker *t = c->tinker;
+    const char *id = c->request_id;
+    struct tinker_request *r = requests_find(t, id);
     if (r)
-        return respond_or_hold(&(struct waiter){.all = all, .q = q, .request = r},
+        return respond_or_hold(&(struct waiter){.tinker = t, .q = c->q, .request = r},
                                REQUEST_HOLD_MS / 1e3);
-    if (strncmp(id, all->process, strlen(all->process)) == 0)
-        http_fail(q, 410, "request %s is gone: it is older than %d s", CUT(id, 60),
+    if (strncmp(id, t->process, strlen(t->process)) == 0)
+        http_fail(c->q, 410, "request %s is gone: it is older than %d s", CUT(id, 60),
                   REQUEST_KEEP_MS / 1000);
     else // not 410, whose sentence the SDK does not show
-        http_reply_json(q, 200,
+        http_reply_json(c->q, 200,
                         json_pack("{s:s, s:s}", "error",
                                   "this request was lost: cw-trainer serve was started anew since; "
                                   "go on from the last checkpoint",
@@ -337,22 +315,32 @@ enum status requests_retrieve(struct requests *all, struct http_request *q, cons
     return ST_OK;
 }
 
-enum status owner_retrieve(struct owner *o, struct http_request *q, int64_t clone, int64_t cursor,
-                           double hold_s)
+enum status requests_retrieve_ended(const struct call *c)
 {
-    return respond_or_hold(
-        &(struct waiter){.all = o->all, .q = q, .owner = o, .clone = clone, .cursor = cursor},
-        hold_s);
+    const char *id = NULL;
+    int64_t clone = 0;
+    struct owner *s;
+    enum status st;
+    CHECK(json_get_string("target", c->target, "sampling_session_id", &id));
+    if (!id) FAIL(ST_INVALID, "target: \"sampling_session_id\" is missing");
+    CHECK(json_get_int("target", c->target, "cloned_sampler_id", 0, INT64_MAX, &clone));
+    CHECK(tinker_find(c->tinker, SAMPLER, id, &s));
+    st = respond_or_hold(
+        &(struct waiter){
+            .tinker = c->tinker, .q = c->q, .owner = s, .clone = clone, .cursor = c->prev_cursor},
+        c->timeout);
+out:
+    return st;
 }
 
-void requests_sweep(struct requests *all)
+void requests_sweep(struct tinker *t)
 {
     const int64_t now = clock_now_ns();
     const char *id;
     json_t *address;
     void *next;
-    respond_to_waiters(all);
-    json_object_foreach_safe(all->by_id, next, id, address)
+    respond_to_waiters(t);
+    json_object_foreach_safe(t->requests, next, id, address)
     {
         struct tinker_request *r = request_at(address);
         if (r->ended && now >= r->keep_until_ns) request_drop(r);

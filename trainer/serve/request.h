@@ -19,9 +19,8 @@
 #define REQUEST_KEEP_MS    600000
 #define REQUEST_FETCHED_MS 60000
 #define REQUEST_ID_ROOM    256
-#define ID_ROOM            200 // bytes of a session's, model's or sampling session's, with its end
 
-struct requests; // all that are there
+struct call;
 struct tinker;
 
 // What the ids of clients name. A client is its session; requests are of its training runs and of
@@ -29,7 +28,6 @@ struct tinker;
 enum owner_kind { SESSION, TRAINING_RUN, SAMPLER };
 struct owner {
     struct owner *next;
-    struct requests *all;
     struct tinker *tinker;
     enum owner_kind kind;
     struct owner *session;           // itself, of a session
@@ -73,25 +71,23 @@ struct tinker_request {           // embed it first in a struct of its kind
     struct tinker_request *next_ended; // of the same owner, by cursor
 };
 
-enum status requests_new(struct tinker *tinker, struct requests **ret);
-void requests_free(struct requests *all); // and their owners; NULL is fine
+enum status requests_init(struct tinker *t);
+void requests_free(struct tinker *t); // and their owners
 // The first owner of that kind, or the one behind `after`; NULL at the end.
-struct owner *owner_next(const struct requests *all, enum owner_kind kind,
-                         const struct owner *after);
-struct owner *owner_find(const struct requests *all, enum owner_kind kind,
-                         const char *id); // or NULL
+struct owner *owner_next(const struct tinker *t, enum owner_kind kind, const struct owner *after);
+struct owner *owner_find(const struct tinker *t, enum owner_kind kind, const char *id); // or NULL
 // session NULL: of a session, its own.
-enum status owner_add(struct requests *all, enum owner_kind kind, struct owner *session,
-                      const char *id, struct owner **ret);
+enum status owner_add(struct tinker *t, enum owner_kind kind, struct owner *session, const char *id,
+                      struct owner **ret);
 void session_forget(struct owner *session); // and all that is of it
 // A new one, of a struct of so many bytes that are 0; ST_BUSY where too many are there.
 enum status requests_add(struct owner *o, size_t size, int64_t seq_id, struct tinker_request **ret);
 // The same of one that was asked for. NULL: it was answered, with the promise that it has already
-// or with 410. why, not NULL: nothing new is taken.
-enum status requests_take(struct owner *o, struct http_request *q, const char *why, size_t size,
-                          int64_t seq_id, struct tinker_request **ret);
+// or with 410.
+enum status requests_take(struct owner *o, struct http_request *q, size_t size, int64_t seq_id,
+                          struct tinker_request **ret);
 // The one of that id; NULL: there is none, or not any more.
-struct tinker_request *requests_find(const struct requests *all, const char *id);
+struct tinker_request *requests_find(const struct tinker *t, const char *id);
 void request_drop(struct tinker_request *r); // forgets it: nobody asks for its response any more
 
 // Answers with what the request is known by. `more`: further fields, taken; or NULL.
@@ -103,13 +99,12 @@ void request_fail(struct tinker_request *r, enum status st);
 // The response is there: answers who waits, and releases what the request holds.
 void request_end(struct tinker_request *r);
 
-// Answers with a request's response, or with which of an owner's requests, of a clone of its
-// client, have ended behind a cursor; or holds the question until there is something.
-enum status requests_retrieve(struct requests *all, struct http_request *q, const char *id);
-enum status owner_retrieve(struct owner *o, struct http_request *q, int64_t clone, int64_t cursor,
-                           double hold_s);
+// Endpoints: answer with a request's response, or with which of a sampling session's requests, of a
+// clone of its client, have ended behind a cursor; or hold the question until there is something.
+enum status requests_retrieve(const struct call *c);
+enum status requests_retrieve_ended(const struct call *c);
 // Ends what was held for long enough, and forgets what ended long ago. About every second.
-void requests_sweep(struct requests *all);
+void requests_sweep(struct tinker *t);
 
 // A queue holds what one thread asks of another, in order, but what belongs together (`group`)
 // stays together. What may lie in it is bounded by how many requests there are.

@@ -136,15 +136,18 @@ json_t *runs_time(time_t seconds)
     return json_string(text);
 }
 
-// All names in a folder, in order; NULL where it cannot be read.
-static json_t *names_in(const char *folder)
+// The names in a folder, in order, or of the runs in it; NULL where it cannot be read.
+static json_t *names_in(const char *folder, bool runs)
 {
     struct dirent **entries = NULL;
+    char path[PATH_ROOM];
     const int n = scandir(folder, &entries, NULL, versionsort);
     json_t *names = n < 0 ? NULL : json_array();
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
-        if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+        if (runs ? run_name_is_good(name) &&
+                       path_put(path, folder, "%s/" RUN_FILE, name) == ST_OK && file_exists(path)
+                 : strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
             json_array_append_new(names, json_string(name));
         free(entries[i]);
     }
@@ -155,7 +158,7 @@ static json_t *names_in(const char *folder)
 // Adds all files below a folder; what cannot be read is not there.
 static void add_files(const char *folder, const char *before, json_t *files)
 {
-    json_t *names = names_in(folder), *name;
+    json_t *names = names_in(folder, false), *name;
     char path[PATH_ROOM], within[PATH_ROOM];
     struct stat info;
     size_t i;
@@ -204,7 +207,7 @@ static enum status append_checkpoints(const char *runs, const char *run, enum ru
     size_t i;
     enum status st;
     CHECK(path_put(parent, runs, "%s/%s", run, run_kind_names[kind]));
-    names = names_in(parent);
+    names = names_in(parent, false);
     json_array_foreach (names, i, name) {
         struct run_path path;
         struct stat info;
@@ -244,35 +247,17 @@ static json_t *last_of(const json_t *checkpoints, enum run_kind kind)
     return last ? json_incref(last) : json_null();
 }
 
-// The names of all runs that have a run.json.
-static enum status run_names(const char *runs, json_t **ret)
+enum status runs_checkpoints(const char *runs, const char *run, json_t *list)
 {
-    json_t *names = names_in(runs);
-    if (!names) return status_fail(ST_IO, "%s: %s", runs, strerror(errno));
-    for (size_t i = json_array_size(names); i-- > 0;) {
-        const char *name = json_string_value(json_array_get(names, i));
-        char path[PATH_ROOM];
-        if (!run_name_is_good(name) || path_put(path, runs, "%s/" RUN_FILE, name) != ST_OK ||
-            !file_exists(path))
-            json_array_remove(names, i);
-    }
-    *ret = names;
-    return ST_OK;
-}
-
-enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list)
-{
-    json_t *list = json_array(), *names = run ? json_pack("[s]", run) : NULL, *name;
+    json_t *names = run ? json_pack("[s]", run) : names_in(runs, true), *name;
     size_t i;
     enum status st = ST_OK;
-    if (!run) CHECK(run_names(runs, &names));
+    if (!names) FAIL(ST_IO, "%s: %s", runs, strerror(errno));
     json_array_foreach (names, i, name)
         for (int kind = 0; kind < RUN_KINDS; kind++)
             CHECK(append_checkpoints(runs, json_string_value(name), (enum run_kind)kind, list));
-    *ret_list = json_incref(list);
 out:
     json_decref(names);
-    json_decref(list);
     return st;
 }
 
@@ -280,7 +265,7 @@ enum status runs_training_run(const char *runs, const char *run, json_t **ret)
 {
     char path[PATH_ROOM];
     struct stat info;
-    json_t *d = NULL, *checkpoints = NULL, *object = NULL;
+    json_t *d = NULL, *checkpoints = json_array(), *object = NULL;
     enum status st;
     if (!run_name_is_good(run))
         FAIL(ST_NOT_FOUND, "there is no training run \"%s\"", CUT(run, 100));
@@ -288,7 +273,7 @@ enum status runs_training_run(const char *runs, const char *run, json_t **ret)
     if (stat(path, &info) != 0)
         FAIL(ST_NOT_FOUND, "there is no training run \"%s\" in --run-dir %s", run, runs);
     CHECK(json_read_file(path, DESCRIPTION, &d));
-    CHECK(runs_checkpoints(runs, run, &checkpoints));
+    CHECK(runs_checkpoints(runs, run, checkpoints));
     object = json_pack("{s:s, s:O, s:s, s:b, s:O?, s:b, s:o, s:o, s:o, s:O?}", "training_run_id",
                        run, "base_model", json_object_get(d, "base_model"), "model_owner", "local",
                        "is_lora", 1, "lora_rank", json_object_get(d, "lora_rank"), "corrupted", 0,
@@ -309,12 +294,11 @@ out:
     return st;
 }
 
-enum status runs_training_runs(const char *runs, json_t *warned, json_t **ret_list)
+enum status runs_training_runs(const char *runs, json_t *warned, json_t *list)
 {
-    json_t *list = json_array(), *names = NULL, *name, *run;
+    json_t *names = names_in(runs, true), *name, *run;
     size_t i;
-    enum status st;
-    CHECK(run_names(runs, &names));
+    if (!names) return status_fail(ST_IO, "%s: %s", runs, strerror(errno));
     json_array_foreach (names, i, name) {
         const char *text = json_string_value(name);
         if (runs_training_run(runs, text, &run) == ST_OK) {
@@ -325,9 +309,6 @@ enum status runs_training_runs(const char *runs, json_t *warned, json_t **ret_li
             log_warn("the list of training runs leaves %s out: %s", text, status_message());
         json_object_set_new(warned, text, json_true());
     }
-    *ret_list = json_incref(list);
-out:
     json_decref(names);
-    json_decref(list);
-    return st;
+    return ST_OK;
 }

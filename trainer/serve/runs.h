@@ -53,10 +53,10 @@ enum status runs_describe(const char *runs, const char *run, const json_t *descr
 int64_t runs_bytes(const json_t *files); // of them all
 // "TrainingRun" and "Checkpoint" as the API has them; ST_NOT_FOUND for a run that is not there.
 enum status runs_training_run(const char *runs, const char *run, json_t **ret);
-// Those whose run.json cannot be read are left out and warned of, but for those that `warned`, an
-// object of the caller's, has from an earlier call.
-enum status runs_training_runs(const char *runs, json_t *warned, json_t **ret_list);
-enum status runs_checkpoints(const char *runs, const char *run, json_t **ret_list); // run NULL: all
+// Append to a list. Those whose run.json cannot be read are left out and warned of, but for those
+// that `warned`, an object of the caller's, has from an earlier call.
+enum status runs_training_runs(const char *runs, json_t *warned, json_t *list);
+enum status runs_checkpoints(const char *runs, const char *run, json_t *list); // run NULL: all
 json_t *runs_time(time_t seconds); // as the API has it; new reference
 
 // ---- downloads (endpoints_runs.c; the loop's thread) --------------------------------------------

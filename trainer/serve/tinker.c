@@ -13,11 +13,9 @@
 #include "common/base/spawn.h"
 #include "common/http/http_client.h"
 
-#include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #define TICK_MS  500
 #define PROBE_MS 5000 // for a server elsewhere to say that it is there
@@ -85,9 +83,11 @@ enum status tinker_reply(const struct call *c, json_t *response)
 enum status tinker_find(struct tinker *t, enum owner_kind kind, const char *id, struct owner **ret)
 {
     static const char *const called[] = {"session", "model", "sampling session"};
-    struct owner *o = owner_find(t->requests, kind, id);
+    struct owner *o = owner_find(t, kind, id);
     if (!o)
-        return status_fail(ST_NOT_FOUND, "there is no %s \"%s\": " TINKER_FORGOTTEN "%s",
+        return status_fail(ST_NOT_FOUND,
+                           "there is no %s \"%s\": cw-trainer serve was started anew since, or did "
+                           "not hear of its client for --session-timeout%s",
                            called[kind], CUT(id, 100),
                            kind == TRAINING_RUN ? "; go on from one of its checkpoints" : "");
     if (kind != SAMPLER) o->session->heard_ns = clock_now_ns();
@@ -148,11 +148,9 @@ static enum status create_session(const struct call *c)
 {
     struct tinker *t = c->tinker;
     struct owner *s;
-    uint32_t random = 0;
     char id[ID_ROOM];
-    if (getrandom(&random, sizeof random, 0) != sizeof random) random = (uint32_t)clock_now_ns();
-    snprintf(id, sizeof id, "s%08" PRIx32 "-%d", random, ++t->n_sessions);
-    enum status st = owner_add(t->requests, SESSION, NULL, id, &s);
+    snprintf(id, sizeof id, "s%.8s-%d", t->process, ++t->n_sessions);
+    enum status st = owner_add(t, SESSION, NULL, id, &s);
     if (st != ST_OK) return st;
     s->heard_ns = clock_now_ns();
     log_info("session %s: SDK %.20s", id, c->sdk_version ? c->sdk_version : "of no version");
@@ -178,11 +176,11 @@ static enum status finish(const struct call *c)
     if (n == 0 || n >= sizeof id || strcmp(slash, "/finish") != 0)
         return status_fail(ST_NOT_FOUND, "there is no /api/v1/sessions/%s here", CUT(tail, 150));
     snprintf(id, sizeof id, "%.*s", (int)n, tail);
-    struct owner *s = owner_find(t->requests, SESSION, id), *run = NULL;
+    struct owner *s = owner_find(t, SESSION, id), *run = NULL;
     if (s) {
         s->ended = true;
         s->heard_ns = clock_now_ns();
-        while ((run = owner_next(t->requests, TRAINING_RUN, run)))
+        while ((run = owner_next(t, TRAINING_RUN, run)))
             if (run->session == s && run->rank > 0 && !run->over) tinker_end_run(run);
         log_info("session %s: finished", id);
     } else {
@@ -194,7 +192,7 @@ static enum status finish(const struct call *c)
 // Tells whether a session has a run that is busy, or that another client would miss.
 static bool has_runs(const struct owner *s)
 {
-    for (struct owner *run = NULL; (run = owner_next(s->all, TRAINING_RUN, run));)
+    for (struct owner *run = NULL; (run = owner_next(s->tinker, TRAINING_RUN, run));)
         if (run->session == s && (run->n_requests > 0 || (!run->over && !s->ended))) return true;
     return false;
 }
@@ -203,8 +201,8 @@ static bool has_runs(const struct owner *s)
 static void sweep_sessions(struct tinker *t)
 {
     const double max_ms = t->options->session_timeout * 1e3;
-    for (struct owner *s = owner_next(t->requests, SESSION, NULL), *next; s; s = next) {
-        next = owner_next(t->requests, SESSION, s);
+    for (struct owner *s = owner_next(t, SESSION, NULL), *next; s; s = next) {
+        next = owner_next(t, SESSION, s);
         if (clock_ms_since(s->heard_ns) < max_ms || has_runs(s)) continue;
         log_debug("session %s: forgotten", s->id);
         session_forget(s);
@@ -247,7 +245,7 @@ static const struct endpoint session_endpoints[] = {
 static void on_tick(uv_timer_t *timer)
 {
     struct tinker *t = timer->data;
-    requests_sweep(t->requests);
+    requests_sweep(t);
     tinker_end_cancelled(t);
     training_requests_sweep(t);
     sweep_sessions(t);
@@ -283,7 +281,7 @@ static void release(struct tinker *t)
     }
     inbox_close(&t->inbox);
     http_loop_close(&t->loop);
-    requests_free(t->requests);
+    requests_free(t);
     json_decref(t->damaged);
     free(t->name_list);
     free(t);
@@ -356,7 +354,7 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
         return st;
     }
     t->options = options;
-    t->model = trained_info(model);
+    t->model = &model->info;
     t->end.deliver = on_end;
     request_queue_init(&t->queue);
     uv_timer_init(&t->loop, &t->tick);
@@ -365,7 +363,7 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     if (!(t->damaged = json_object())) FAIL(ST_NO_MEMORY, "out of memory");
     CHECK(signing_key_new(&t->signing));
     CHECK(inbox_init(&t->inbox, &t->loop));
-    CHECK(requests_new(t, &t->requests));
+    CHECK(requests_init(t));
     CHECK(start_http(t));
     CHECK(http_client_new(t->model->socket, &t->server));
     CHECK(add_names(t));

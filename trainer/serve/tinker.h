@@ -19,7 +19,7 @@ struct tinker_options {       // all borrowed
 };
 struct tinker;
 
-// model: for what it is (trained_info), which does not change; not used otherwise.
+// model: for what it is (its info), which does not change; not used otherwise.
 enum status tinker_start(const struct tinker_options *options, struct trained_model *model,
                          struct tinker **ret);
 // Main thread: performs the next request, if one comes within `ms`. why, not NULL: it fails with
@@ -32,8 +32,6 @@ void tinker_stop(struct tinker *t); // NULL is fine
 
 #define MAX_ENDPOINTS 40
 #define MAX_NAMES     32
-#define TINKER_FORGOTTEN                                                                           \
-    "cw-trainer serve was started anew since, or did not hear of its client for --session-timeout"
 
 struct model_name { // by which clients ask for a model
     const char *name;
@@ -59,8 +57,11 @@ struct tinker {
     struct request_queue queue;                      // the main thread's
     struct http_client *server;                      // that samples
     struct flight *flights;                          // requests to it
-    struct requests *requests;
-    json_t *damaged; // runs on disk that were warned of
+    char process[18];       // begins the ids of all requests of this process
+    json_t *requests;       // addresses, by id
+    struct owner *owners;   // of requests
+    struct waiter *waiters; // for responses
+    json_t *damaged;        // runs on disk that were warned of
     int n_sessions;
     bool ttl_warned;
     struct signing_key signing; // of URLs

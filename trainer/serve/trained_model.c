@@ -30,11 +30,6 @@
 #define RESPONSE_MS 60000
 #define FROZEN_ROLE "frozen" // of the bridge file, and what requests call it
 
-const struct trained_model_info *trained_info(const struct trained_model *m)
-{
-    return &m->info;
-}
-
 // ---- the server's adapters ----------------------------------------------------------------------
 
 // Takes the body's reference.
@@ -250,7 +245,11 @@ out:
 void trained_close(struct trained_model *m)
 {
     if (!m) return;
-    trained_release_runs(m);
+    const bool whole = m->trainees && !m->trainees->adapter;
+    if (m->info.snapshots)
+        trained_end_all(m, whole ? "cw-trainer serve ends, and the server goes on with its weights "
+                                   "until it loads others"
+                                 : "cw-trainer serve ends");
     close_learner(m);
     weights_free(m->weights);
     model_config_free(m->model);

@@ -40,7 +40,6 @@ struct trained_model_info { // what does not change while it is open; any thread
     double sample_timeout;
     struct snapshots *snapshots;
 };
-const struct trained_model_info *trained_info(const struct trained_model *m);
 
 // A training run begins with this.
 struct beginning {
@@ -140,7 +139,9 @@ enum status trained_select(struct trained_model *m, const char *run, struct trai
 struct trainee *trained_find(const struct trained_model *m, const char *run); // NULL: it is not
 // Removes it from the list, with its snapshots, and frees it.
 void trained_put_away(struct trained_model *m, struct trainee *t, const char *why);
-void trained_release_runs(struct trained_model *m); // at the end
+// The model is about to be another one, or is given back: all runs end, and so do snapshots that
+// are adapters, which are of the model beneath them.
+void trained_end_all(struct trained_model *m, const char *why);
 
 // Before an update of it: where somebody has a snapshot of what it is now, that is kept.
 void trainee_keep(struct trainee *t);

@@ -94,15 +94,11 @@ void trained_put_away(struct trained_model *m, struct trainee *t, const char *wh
     trainee_free(m, t);
 }
 
-void trained_release_runs(struct trained_model *m)
+void trained_end_all(struct trained_model *m, const char *why)
 {
-    while (m->trainees)
-        trained_put_away(m, m->trainees,
-                         m->trainees->adapter
-                             ? "cw-trainer serve ends"
-                             : "cw-trainer serve ends, and the server goes on with its "
-                               "weights until it loads others");
-    if (m->info.snapshots) server_adapters_unload_spare(m, NULL);
+    while (m->trainees) trained_put_away(m, m->trainees, why);
+    snapshots_forget(m->info.snapshots, NULL);
+    server_adapters_unload_spare(m, NULL);
 }
 
 // ---- beginning ----------------------------------------------------------------------------------
@@ -263,15 +259,6 @@ out:
     return st;
 }
 
-// The model is about to be another one: all runs end, and so do snapshots that are adapters, which
-// are of the model beneath them.
-static void end_all(struct trained_model *m, const char *why)
-{
-    while (m->trainees) trained_put_away(m, m->trainees, why);
-    snapshots_forget(m->info.snapshots, NULL);
-    server_adapters_unload_spare(m, NULL);
-}
-
 enum status trained_begin(struct trained_model *m, const char *run, const struct beginning *b)
 {
     enum status st;
@@ -286,7 +273,7 @@ enum status trained_begin(struct trained_model *m, const char *run, const struct
         CHECK(path_put(t->start, m->options->runs, "%s/start", run));
         CHECK(begin_adapter(m, t, b));
     } else {
-        end_all(m, "a full fine-tune (rank 0) begins");
+        trained_end_all(m, "a full fine-tune (rank 0) begins");
         CHECK(trained_use_learner(m, false));
         CHECK(load(m, t, b));
         control_set_run(m->info.control, run);
@@ -313,13 +300,13 @@ enum status trained_save(struct trained_model *m, const char *run, const char *f
                          bool with_optimizer)
 {
     struct trainee *t = NULL;
-    struct model_folder model = {.source_folder = m->info.folder};
-    enum status st;
-    CHECK(trained_select(m, run, &t));
-    model.weights = m->weights;
-    model.as = t->adapter ? t->adapter->weights->dt : m->weights->dt;
-    model.adapter = t->adapter;
-    model.adapter_base = t->base;
+    enum status st = trained_select(m, run, &t);
+    if (st != ST_OK) return st;
+    struct model_folder model = {.weights = m->weights,
+                                 .as = t->adapter ? t->adapter->weights->dt : m->weights->dt,
+                                 .source_folder = m->info.folder,
+                                 .adapter = t->adapter,
+                                 .adapter_base = t->base};
     if (with_optimizer) {
         if (t->adapter) model.adapter_name = t->adapter_name;
         model.optimizer = trainee_optimizer(t);
@@ -399,7 +386,7 @@ static enum status load_saved_model(struct trained_model *m, struct snapshot *wh
     const bool was_there = is_loaded(m, folder);
     enum status st;
     if (!was_there) CHECK(end_samples(m));
-    end_all(m, "a saved model is sampled in its place");
+    trained_end_all(m, "a saved model is sampled in its place");
     CHECK(load_folder(m, folder));
     which->run[0] = 0;
     which->version = snapshots_version(m->info.snapshots, "");

@@ -1,6 +1,7 @@
 /* math_value.c: evaluates trees. Stateless; any thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/reward/math/math.h"
+#include "common/base/hash.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -123,16 +124,14 @@ static bool number(const char *digits, struct math_value *ret)
 
 static uint64_t hash_of(const char *name, uint64_t seed)
 {
-    uint64_t h = 1469598103934665603u ^ seed;
-    for (; *name; name++) h = (h ^ (unsigned char)*name) * 1099511628211u;
-    return h ^ h >> 29;
+    return hash_mix(hash_fnv1a(name, strlen(name)) ^ seed);
 }
 
 // A letter's value at a point: so many 64ths.
 static struct math_value letter(const char *name, const struct math_point *p)
 {
     if (p->letter && strcmp(name, p->letter) == 0) return inexact(p->at);
-    const uint64_t h = hash_of(name, (uint64_t)p->number * 0x9E3779B97F4A7C15u);
+    const uint64_t h = hash_of(name, (uint64_t)p->number * HASH_SPREAD);
     const int64_t n = 30 + (int64_t)(h >> 20) % 300;
     struct math_value v = whole(p->number % 2 && h >> 13 & 1 ? -n : n);
     v.x /= 64;
