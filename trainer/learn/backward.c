@@ -100,8 +100,7 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
     list_parts(m, max_tokens, max_targets, chunk, parts);
     CHECK(status_context(device_alloc_parts(m->dev, b, parts, N_PARTS),
                          "backward scratch for %d tokens", max_tokens));
-    *ret = b;
-    b = NULL;
+    *ret = TAKE_PTR(b);
 out:
     backward_free(b);
     return st;

@@ -191,9 +191,8 @@ enum status replicas_list(const struct param_ranges *ranges, struct replica **re
                     list[n++] = (struct replica){at, elements, run->replicas, is_of_heads(t->role)};
             }
         }
-    *ret = list;
+    *ret = TAKE_PTR(list);
     *ret_n = n;
-    list = NULL;
 out:
     free(list);
     return st;

@@ -50,8 +50,7 @@ enum status samples_begin(struct samples *s, struct samples **ret)
     for (int i = 0; i < s->n; i++)
         for (long t = s->first[i]; t < s->first[i + 1] && !s->completions[i].masked; t++)
             s->chosen[t] = completion_wrote(&s->completions[i], (int)(t - s->first[i]));
-    *ret = s;
-    s = NULL;
+    *ret = TAKE_PTR(s);
 out:
     samples_free(s);
     return st;

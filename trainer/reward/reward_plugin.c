@@ -47,11 +47,10 @@ static enum status plugin_open(const struct reward_options *options, const char 
     p->object = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!p->object) {
         const char *why = path ? dlerror() : NULL;
-        st = status_fail(ST_IO,
-                         "reward plugin: %s (a plug-in is a shared object, "
-                         "trainer/reward/reward_plugin.h; any program: command:PROGRAM ARGS)",
-                         why ? why : "no memory");
-        goto out;
+        FAIL(ST_IO,
+             "reward plugin: %s (a plug-in is a shared object, trainer/reward/reward_plugin.h; any "
+             "program: command:PROGRAM ARGS)",
+             why ? why : "no memory");
     }
     const struct reward_plugin *i = p->interface = dlsym(p->object, REWARD_PLUGIN_SYMBOL);
     if (!i) FAIL(ST_FORMAT, "%s: no symbol " REWARD_PLUGIN_SYMBOL, p->path);

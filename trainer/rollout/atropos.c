@@ -15,7 +15,6 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -158,8 +157,7 @@ static enum status pull_batch(struct source *source, struct rollout_step *s)
              a->options.batch_size);
     rollout_is_everywhere(rollout);
     rollout_free(s->rollout);
-    s->rollout = rollout;
-    rollout = NULL;
+    s->rollout = TAKE_PTR(rollout);
     s->rollout->seconds = clock_ms_since(start) / 1e3;
     s->scored = true;
 out:

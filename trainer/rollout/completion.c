@@ -49,15 +49,6 @@ double completion_reward(const struct completion *c)
     return sum;
 }
 
-void completion_forget_authors(struct completion *c)
-{
-    int n = 0;
-    while (n < c->n && token_author(c->authors, n) == AUTHOR_POLICY) n++;
-    if (n < c->n) return;
-    free(c->authors);
-    c->authors = NULL;
-}
-
 int completion_first_sampled(const struct completion *c)
 {
     int t = 0;
@@ -75,7 +66,10 @@ void completion_cut(struct completion *c, int first)
     }
     for (int k = 0; k < c->n_rewards; k++) c->rewards[k].after -= first;
     c->n = (int)left;
-    completion_forget_authors(c);
+    for (int t = 0; t < c->n; t++)
+        if (token_author(c->authors, t) != AUTHOR_POLICY) return;
+    free(c->authors); // all are the policy's
+    c->authors = NULL;
 }
 
 // ---- a line of the response ---------------------------------------------------------------------

@@ -33,8 +33,6 @@ struct completion {
 
 // Sum of the environment's.
 double completion_reward(const struct completion *c);
-// Where the policy wrote all tokens, there is no list of authors.
-void completion_forget_authors(struct completion *c);
 
 struct completion_bounds { // of what was asked for
     int vocab_size, max_tokens;

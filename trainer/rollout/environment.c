@@ -12,7 +12,6 @@
 #include "trainer/rollout/trajectory.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>

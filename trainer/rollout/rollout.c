@@ -329,26 +329,21 @@ static json_t *completions_body(struct chunk *p)
     return body;
 }
 
-// NULL: there is none, or no memory.
-static json_t *request_tandem(const struct sampling_options *s)
-{
-    const struct tandem_options *t = &s->tandem;
-    if (!t->on) return NULL;
-    json_t *tandem = json_pack("{s:s, s:f, s:I}", "selector", tandem_selector_names[t->selector],
-                               "p", t->p, "chunk", (json_int_t)t->chunk);
-    if (t->shared)
-        json_object_set_new(tandem, "seed", json_integer((json_int_t)(s->seed & INT64_MAX)));
-    return tandem;
-}
-
 json_t *rollout_request(const struct rollout_pull *pull, json_t *groups)
 {
     const struct sampling_options *s = pull->sampling;
+    const struct tandem_options *t = &s->tandem;
+    json_t *tandem =
+        t->on ? json_pack("{s:s, s:f, s:I}", "selector", tandem_selector_names[t->selector], "p",
+                          t->p, "chunk", (json_int_t)t->chunk)
+              : NULL;
+    if (tandem && t->shared)
+        json_object_set_new(tandem, "seed", json_integer((json_int_t)(s->seed & INT64_MAX)));
     return json_pack("{s:o, s:s*, s:{s:f, s:f, s:f, s:I, s:I, s:b, s:s*, s:o*, s:o*}}", "groups",
                      groups, "lora", pull->servers->adapter, "sampling", "temperature",
                      s->temperature, "top_p", s->top_p, "min_p", s->min_p, "top_k",
                      (json_int_t)s->top_k, "max_tokens", (json_int_t)s->max_tokens, "ignore_eos",
-                     s->ignore_eos, "stop", s->stop, "tandem", request_tandem(s), "text_offset",
+                     s->ignore_eos, "stop", s->stop, "tandem", tandem, "text_offset",
                      s->text_offset ? json_true() : NULL);
 }
 

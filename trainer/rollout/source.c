@@ -48,15 +48,12 @@ enum status source_counts_sum(struct source_counts *counts, struct comm *comm)
 // Who pulls is the first that can; who orders and polls the source that they all stand on.
 enum status source_sample(struct source *source, struct rollout_step *step)
 {
-    enum status st;
     step->again = false;
     step->puller = NULL;
     for (; source->on; source = source->on)
         if (!step->puller && !(source->own_prompts && step->evaluation)) step->puller = source;
-    CHECK(source->order(source, step));
-    st = source->poll(source, step);
-out:
-    return st;
+    const enum status st = source->order(source, step);
+    return st == ST_OK ? source->poll(source, step) : st;
 }
 
 struct source *source_that_settles(struct source *source)

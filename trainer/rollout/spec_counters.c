@@ -156,8 +156,7 @@ enum status spec_watch_new(const struct bridge_file *trained, struct http_client
                  more);
         CHECK(status_context(add_server(w, path), "--also-count"));
     }
-    *ret = w;
-    w = NULL;
+    *ret = TAKE_PTR(w);
 out:
     spec_watch_free(w);
     free(paths);

@@ -8,7 +8,6 @@
 
 #include "trainer/run/run.h"
 
-struct samples;
 struct dataset_examples {
     // (task->sides): the same lines with a completion each, and the same prompts
     struct dataset *sides[TASK_SIDES];
@@ -28,13 +27,6 @@ struct dataset_run {
 
 extern const struct task_kind dataset_kind;
 
-// dataset_open.c: takes up everything that the steps need. ST_INVALID names the option.
-enum status dataset_check(struct run *run, struct option_set *set, struct train_config *config);
-enum status dataset_open(struct run *run);
 void dataset_close(struct run *run); // takes half-opened runs too
-// dataset_run.c: n examples of `data`: those of items, or, NULL, the first ones. ret: begun; it
-// borrows them.
-enum status dataset_samples(const struct run *run, const struct dataset_examples *data,
-                            const int *items, int n, struct samples **ret);
 
 #endif

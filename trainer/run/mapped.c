@@ -114,13 +114,11 @@ enum status role_open(struct bridge *bridge, const struct bridge_role *role,
         CHECK(model_config_shard(*ret_model, (struct shard){file->shard, file->tp_degree}));
     CHECK(weights_plan(*ret_model, role->dt, ret_weights));
     weights_layout_hash(*ret_weights, hash);
-    if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes) {
-        st = status_fail(ST_MISMATCH,
-                         "%s: the server's layout of the weights differs from what %s gives here; "
-                         "server and trainer must be of one version, and the folder unchanged",
-                         file->path, role->model);
-        goto out;
-    }
+    if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes)
+        FAIL(ST_MISMATCH,
+             "%s: the server's layout of the weights differs from what %s gives here; server and "
+             "trainer must be of one version, and the folder unchanged",
+             file->path, role->model);
     weights_bind(*ret_weights, bridge_base(bridge, role->role));
 out:
     return st;

@@ -23,7 +23,6 @@
 #include "trainer/run/stop.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

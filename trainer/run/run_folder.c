@@ -45,21 +45,11 @@ out:
     return st;
 }
 
-// What a trainer left there that was killed.
-static void sweep_folder(const char *folder)
-{
-    static const char *const parts[] = {"", "rollouts/", "journal/", "workers/"};
-    char path[PATH_ROOM];
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        if (path_put(path, folder, "%s", parts[i]) != ST_OK) continue;
-        file_sweep_temporaries(path);
-        file_sweep_owned(path, ".", ".new");
-    }
-}
-
 // Makes --run-dir's folder, and keeps other trainers out for as long as the run has it.
 static enum status make_folder(struct run *run)
 {
+    static const char *const parts[] = {"", "rollouts/", "journal/", "workers/"};
+    char path[PATH_ROOM];
     const char *wanted = run->config->run_dir;
     enum status st;
     const time_t now = time(NULL);
@@ -76,7 +66,12 @@ static enum status make_folder(struct run *run)
     if (run->folder_lock < 0) FAIL(ST_IO, "%s: %s", run->folder, strerror(errno));
     if (flock(run->folder_lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         FAIL(ST_BUSY, "%s: another trainer is writing there; take another --run-dir", run->folder);
-    sweep_folder(run->folder);
+    // What a trainer left there that was killed.
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        CHECK(path_put(path, run->folder, "%s", parts[i]));
+        file_sweep_temporaries(path);
+        file_sweep_owned(path, ".", ".new");
+    }
 out:
     return st;
 }
