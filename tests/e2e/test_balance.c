@@ -57,10 +57,8 @@ TEST(loss_is_reported)
     assert_null(json_object_get(m, "aux_loss"));
 }
 
-TEST(is_refused_without_experts)
+TEST_IN(is_refused_without_experts, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     assert_exit(
         1, train_alone(&s, "dense", OPTIONS("--max-steps", "1", "--router-aux-loss-coef", "0.1")));
     assert_said(&s, "is no mixture of experts");

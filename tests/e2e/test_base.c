@@ -74,10 +74,8 @@ static void load(const struct scene *s, const char *name, const char *folder, in
 }
 
 // An adapter's updates are the adapter's: the model keeps its own count, run and last checkpoint.
-TEST(each_role_has_its_own)
+TEST_IN(each_role_has_its_own, open_trained)
 {
-    struct scene s;
-    open_trained(&s);
     assert_exit(
         0, train_alone(&s, "lora", OPTIONS(LORA, "--max-steps", "2", "--start-from", "current")));
     json_t *info = daemon_get(s.daemon.socket, "/bridge/info", 200);
@@ -113,10 +111,8 @@ TEST(each_role_has_its_own)
 
 // A base that was trained is not what --start-from loaded means; it is named, and replaced by
 // nobody but who asks for it.
-TEST(a_trained_base_is_refused)
+TEST_IN(a_trained_base_is_refused, open_trained)
 {
-    struct scene s;
-    open_trained(&s);
     json_t *trained = base_now(&s);
     assert_int_equal(train_alone(&s, "a", OPTIONS(LORA, "--max-steps", "1")), 1);
     assert_said(&s, "--start-from current");
@@ -149,10 +145,8 @@ TEST(a_trained_base_is_refused)
 
 // A base's folder, version, updates and checksum stand in run.json, in checkpoints, in RUN/start
 // and beside what sft writes; PEFT's config has PEFT's keys.
-TEST(the_base_is_recorded)
+TEST_IN(the_base_is_recorded, open_trained)
 {
-    struct scene s;
-    open_trained(&s);
     json_t *now = base_now(&s);
     assert_exit(0, train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")));
     json_t *start = last_start(&s, "lora");
@@ -194,10 +188,8 @@ TEST(the_base_is_recorded)
 
 // Another base than the recorded one is told of where an adapter is loaded; --exact and --resume
 // refuse it. A PEFT folder that records none is loaded as ever.
-TEST(another_base_is_told)
+TEST_IN(another_base_is_told, open_trained)
 {
-    struct scene s;
-    open_trained(&s);
     assert_exit(0, train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")));
     const char *adapter = latest(&s, "lora"), *plain = test_folder();
     char body[2 * PATH_MAX];
@@ -234,10 +226,8 @@ TEST(another_base_is_told)
 }
 
 // An evaluation of an adapter on another model than it was trained on says so.
-TEST(an_evaluation_looks)
+TEST_IN(an_evaluation_looks, offline_scene_open)
 {
-    struct scene s;
-    offline_scene_open(&s);
     offline_sums(&s, false, 8);
     const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "eval.log");
     const char *other = daemon_model(test_folder(), true, 5);
@@ -254,11 +244,9 @@ TEST(an_evaluation_looks)
 
 // A base that stays as it is, is summed once, however often its adapters are replaced: what is put
 // into its memory behind the server's back is not seen until it is loaded anew.
-TEST(a_base_is_summed_once)
+TEST_IN(a_base_is_summed_once, scene_open)
 {
-    struct scene s;
     struct bridge *bridge;
-    scene_open(&s);
     restart(&s, s.model, false);
     const char *adapter = test_folder();
     assert_ok(tiny_adapter_write(adapter, s.model, ALL_LINEAR, 3));
@@ -283,11 +271,9 @@ TEST(a_base_is_summed_once)
 
 // A worker keeps the weights of the last step that it sampled. An adapter is not sampled by these,
 // but by its base, once the worker has loaded that again.
-TEST(a_worker_has_the_same_base)
+TEST_IN(a_worker_has_the_same_base, scene_open)
 {
-    struct scene s;
     struct daemon worker = {0};
-    scene_open(&s);
     restart(&s, s.model, false);
     daemon_start(
         &worker, s.model,

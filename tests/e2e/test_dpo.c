@@ -41,7 +41,7 @@ TEST(margins_rise)
 }
 
 // Prompt and completions as messages, and as whole conversations, are the same run.
-TEST(forms_of_a_pair)
+TEST_IN(forms_of_a_pair, offline_scene_open)
 {
     static const char *const forms[] = {
         "{\"prompt\": [{\"role\": \"user\", \"content\": \"ab\"}], \"chosen\": [{\"role\": "
@@ -51,9 +51,7 @@ TEST(forms_of_a_pair)
         "\"content\": \"cd\"}], \"rejected\": [{\"role\": \"user\", \"content\": \"ab\"}, "
         "{\"role\": \"assistant\", \"content\": \"e\"}]}\n",
     };
-    struct scene s;
     double losses[2][4];
-    offline_scene_open(&s);
     for (int i = 0; i < 2; i++) {
         const char *run = i ? "conversations" : "messages";
         test_write(s.data, forms[i], strlen(forms[i]));
@@ -75,12 +73,10 @@ static void figures_by(struct scene *s, const char *budget, double ret[2][4])
 
 // Wherever micro-batches end, a pair is compared as a whole, and the chosen completions' tokens
 // have one mean.
-TEST(any_token_budget)
+TEST_IN(any_token_budget, offline_scene_open)
 {
     static const char *const budgets[] = {"16", "18", "20", "21", "22", "23", "25"};
-    struct scene s;
     double want[2][4], have[2][4];
-    offline_scene_open(&s);
     offline_sums(&s, true, 6);
     figures_by(&s, "8192", want);
     assert_true(want[1][2] > 0);
@@ -92,10 +88,8 @@ TEST(any_token_budget)
     }
 }
 
-TEST(what_is_refused)
+TEST_IN(what_is_refused, offline_scene_open)
 {
-    struct scene s;
-    offline_scene_open(&s);
     offline_sums(&s, true, 4);
     train_rows(&s, "offline_runs", "pairs_that_are_refused", offline_row);
 }

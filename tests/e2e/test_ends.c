@@ -9,12 +9,10 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-TEST(second_trainer_is_refused)
+TEST_IN(second_trainer_is_refused, scene_open)
 {
-    struct scene s;
     struct test_child first = {0};
     char pid[32];
-    scene_open(&s);
     start_trainer(&s, &first, "first", OPTIONS("--max-steps", "100000"));
     wait_for_steps(&s, "first", 1, &first);
     assert_int_equal(train(&s, "second", OPTIONS("--max-steps", "1")), 1);
@@ -33,11 +31,9 @@ TEST(second_trainer_is_refused)
     wait_for_steps(&s, "first", steps_done(&s, "first") + 1, &first);
 }
 
-TEST(sigterm_ends_after_the_step)
+TEST_IN(sigterm_ends_after_the_step, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
-    scene_open(&s);
     start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000"));
     wait_for_steps(&s, "run", 2, &trainer);
     test_kill(&trainer, SIGTERM);
@@ -53,13 +49,11 @@ TEST(sigterm_ends_after_the_step)
 
 // In a long step, here one whose scores are waited for, the first signal says what it waits for;
 // the second does not wait.
-TEST(second_signal_ends_at_once)
+TEST_IN(second_signal_ends_at_once, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
     static const char script[] = "read -r line && echo '{\"reward\": 1}'\n" // when it is tried
                                  "read -r line && touch \"$0.asked\" && sleep 5\n";
-    scene_open(&s);
     start_trainer(&s, &trainer, "run",
                   OPTIONS("--max-steps", "9", "--reward", scene_scorer(&s, script)));
     int64_t deadline = clock_deadline_ns(10000);
@@ -89,11 +83,9 @@ static bool catches(pid_t pid, int number)
 }
 
 // Nor while data is read before the first step, which here takes longer than the test waits.
-TEST(second_signal_ends_the_start)
+TEST_IN(second_signal_ends_the_start, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
-    scene_open(&s);
     const char *data = scene_prompts(&s, "long.jsonl", 2000000);
     start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "1", "--data", data));
     for (int i = 0; i < 2000 && !catches(trainer.pid, SIGTERM); i++) usleep(5000);
@@ -107,12 +99,10 @@ TEST(second_signal_ends_the_start)
     assert_false(file_exists(test_path(s.folder, "run/metrics.jsonl")));
 }
 
-TEST(killed_daemon_ends_the_trainer)
+TEST_IN(killed_daemon_ends_the_trainer, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
     struct reference l;
-    scene_open(&s);
     start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000", "--save-steps", "2"));
     wait_for_steps(&s, "run", 3, &trainer);
     test_kill(&s.daemon.child, SIGKILL);
@@ -128,11 +118,9 @@ TEST(killed_daemon_ends_the_trainer)
     assert_log(&s, "resumed at step");
 }
 
-TEST(killed_trainer_leaves_the_daemon_serving)
+TEST_IN(killed_trainer_leaves_the_daemon_serving, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
-    scene_open(&s);
     start_trainer(&s, &trainer, "run", OPTIONS("--max-steps", "100000", "--save-steps", "2"));
     wait_for_steps(&s, "run", 3, &trainer);
     test_end(&trainer); // SIGKILL
@@ -254,12 +242,10 @@ TEST(killed_trainer_in_an_update_is_undone)
 }
 
 // Room for the weights, not for the optimizer's state, which the first checkpoint does without.
-TEST(full_disk_leaves_the_checkpoint_before)
+TEST_IN(full_disk_leaves_the_checkpoint_before, scene_open)
 {
-    struct scene s;
     struct file_map model;
     struct rlimit limit;
-    scene_open(&s);
     assert_ok(file_map_open(test_path(s.model, "model.safetensors"), &model));
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
     rlim_t before = limit.rlim_cur;
@@ -283,13 +269,11 @@ TEST(full_disk_leaves_the_checkpoint_before)
 
 // A disk that is really full, and one that takes no writes: small file systems of the test's own,
 // of which a copy is left to look at.
-TEST(full_and_read_only_disks)
+TEST_IN(full_and_read_only_disks, scene_open)
 {
-    struct scene s;
     struct file_map model;
     struct bytes script = BYTES_INIT;
     const char *argv[TRAINER_WORDS + 4] = {"unshare", "-rm", "sh"};
-    scene_open(&s);
     const char *log = test_path(s.folder, "trainer.log"), *path = test_path(s.folder, "on-disk.sh");
     const char *disk = test_path(s.folder, "disk"), *copy = test_path(s.folder, "copy");
     assert_ok(file_make_folders(disk));

@@ -22,12 +22,10 @@ static int evaluated_steps(const struct scene *s, const char *run, int *ret, int
 
 // Every evaluation is as good as the baseline, which nothing can beat, while weight decay alone
 // moves the weights: the run gives up, keeps step 0 as its best, and serves it.
-TEST(stops_early)
+TEST_IN(stops_early, scene_open)
 {
-    struct scene s;
     int steps[8];
     char best[PATH_MAX], last[PATH_MAX];
-    scene_open(&s);
     const char *const *run =
         OPTIONS("--max-steps", "100", "--reward", "constant", "--weight-decay", "0.1",
                 "--learning-rate", "1e-2", "--eval-data", s.data, "--eval-limit", "4",
@@ -62,11 +60,9 @@ TEST(stops_early)
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }
 
-TEST(evaluates_by_epochs)
+TEST_IN(evaluates_by_epochs, scene_open)
 {
-    struct scene s;
     int steps[8];
-    scene_open(&s);
     assert_exit(0, train(&s, "run",
                          OPTIONS("--num-train-epochs", "5", "--eval-data", s.data, "--eval-limit",
                                  "4", "--eval-strategy", "epoch", "--eval-epochs", "2")));
@@ -78,10 +74,8 @@ TEST(evaluates_by_epochs)
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }
 
-TEST(sft_then_eval)
+TEST_IN(sft_then_eval, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     daemon_kill(&s.daemon);
     const char *out = test_path(s.folder, "taught"), *log = test_path(s.folder, "trainer.log");
     struct tiny_model shape = {.hidden = 64,
@@ -137,11 +131,9 @@ static void forget(const char *path, const char *within, const char *name)
 
 // By a reward that rises with each sample no answer is ever right: what is optimised is the reward,
 // whose best evaluation is the last; by accuracy, it is the first.
-TEST(the_best_is_of_the_reward)
+TEST_IN(the_best_is_of_the_reward, scene_open)
 {
-    struct scene s;
     char reward[PATH_MAX];
-    scene_open(&s);
     snprintf(reward, sizeof reward, "exact,%s",
              scene_scorer(&s, "n=0\nwhile read -r line; do n=$((n+1)); "
                               "echo '{\"reward\":'$n'}'\ndone\n"));
@@ -171,10 +163,8 @@ TEST(the_best_is_of_the_reward)
 
 // ---- what is said before ------------------------------------------------------------------------
 
-TEST(what_cannot_go_well_is_said)
+TEST_IN(what_cannot_go_well_is_said, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     train_rows(&s, "evaluation", "what_cannot_go_well_is_said", train_alone);
     train_rows(&s, "evaluation", "texts_beside_a_chat_template", trainer_alone);
     assert_int_equal(daemon_stop(&s.daemon), 0);

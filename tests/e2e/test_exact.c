@@ -49,11 +49,9 @@ static void assert_no_mismatch(const struct scene *s, const char *run)
     }
 }
 
-TEST(everything_at_once)
+TEST_IN(everything_at_once, scene_open)
 {
-    struct scene s;
     struct bytes lines = BYTES_INIT;
-    scene_open(&s);
     for (int a = 0; a < 20; a++) // with a beginning to be found in the prefix cache
         bytes_printf(&lines, "{\"prompt\": \"the sum %d+3=\", \"answer\": \"%d\"}\n", a, a + 3);
     test_write(s.data, lines.data, lines.len);
@@ -73,10 +71,8 @@ TEST(everything_at_once)
 }
 
 // Without any of that too, and the weights end as they did with it.
-TEST(ends_as_without)
+TEST_IN(ends_as_without, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     const char *const run[] = {"--exact", "--max-steps", "20", "--save-steps", "0", NULL};
     restart_server(&s, OPTIONS("--prefix-cache", "off"));
     assert_int_equal(train(&s, "plain", run), 0);

@@ -86,11 +86,9 @@ TEST(curriculum_resumes_to_the_bit)
 }
 
 // By epochs: each ends with its report, and the run with the last of them.
-TEST(uniform_curriculum)
+TEST_IN(uniform_curriculum, scene_open)
 {
-    struct scene s;
     double samples[32] = {0}, rollouts[32], epochs[32];
-    scene_open(&s);
     assert_exit(0, train(&s, "run", OPTIONS("--num-train-epochs", "2", "--curriculum", "uniform")));
     int n = column(&s, "run", "epoch", epochs, 32);
     assert_in_range(n, 14, 16); // each bucket may end in a batch that is not full
@@ -110,11 +108,9 @@ TEST(uniform_curriculum)
 }
 
 // What a resumed run does otherwise is said, and a best that cannot be compared is not kept.
-TEST(resumes_with_other_options)
+TEST_IN(resumes_with_other_options, scene_open)
 {
-    struct scene s;
     char to[512];
-    scene_open(&s);
     const char *best = test_path(s.folder, "run/checkpoints/best");
     // no weight moves: every evaluation is as good as the baseline
     const char *still[] = {"--max-steps",     "2", "--eval-data", s.data, "--eval-steps", "1",
@@ -154,13 +150,11 @@ static void same_column(const struct scene *s, const char *a, const char *b, con
 
 // 20 steps with a draft model that drafts and is trained, in one go; and the same with the trainer
 // killed after 10, and the daemon after 15.
-TEST(exact_run_survives_everything)
+TEST_IN(exact_run_survives_everything, scene_open)
 {
     const bool cpu = strcmp(test_device(), "cpu") == 0;
-    struct scene s;
     struct test_child trainer = {0};
     double drafts[32], mismatch[32];
-    scene_open(&s);
     daemon_kill(&s.daemon);
     const char *draft = daemon_model(test_folder(), true, 12);
     const char *const daemon[] = {"--exact", "--dtype",       daemon_exact_dtype(), "--draft",
@@ -229,10 +223,8 @@ TEST(exact_run_survives_everything)
     assert_log(&s, "set OMP_NUM_THREADS as it was");
 }
 
-TEST(exact_wants_an_exact_daemon)
+TEST_IN(exact_wants_an_exact_daemon, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     assert_int_equal(train(&s, "run", OPTIONS("--exact", "--max-steps", "1")), 1);
     assert_log(&s, "cw-infer-server --exact");
     assert_false(file_exists(test_path(s.folder, "run")));

@@ -65,10 +65,8 @@ static void assert_frozen(const char *before, const char *after)
     for (int i = 0; i < 2; i++) safetensors_free(sets[i]);
 }
 
-TEST(a_run_keeps_what_is_frozen)
+TEST_IN(a_run_keeps_what_is_frozen, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2", "--freeze", FREEZE)), 0);
     assert_said(&s, "parameters are trained");
     assert_frozen(s.model, latest(&s, "run"));

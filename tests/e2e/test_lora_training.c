@@ -31,11 +31,9 @@ static char *completion(const struct scene *s, const char *who)
     return text;
 }
 
-TEST(an_adapter_is_trained)
+TEST_IN(an_adapter_is_trained, scene_open)
 {
-    struct scene s;
     double mismatch[STEPS], norm[STEPS], kl[STEPS];
-    scene_open(&s);
     restart_server(&s);
     char *before = completion(&s, "");
     assert_exit(0, train_alone(&s, "run",
@@ -78,10 +76,8 @@ TEST(an_adapter_is_trained)
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }
 
-TEST(resumes_to_the_bit)
+TEST_IN(resumes_to_the_bit, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     restart_server(&s);
     assert_int_equal(train(&s, "whole", OPTIONS(LORA, "--exact", "--max-steps", "6")), 0);
     restart_server(&s);
@@ -111,10 +107,8 @@ TEST(resumes_to_the_bit)
 
 // The masks follow from the seed, the step and the place: layers that are run again, and a run in
 // two parts, have the same.
-TEST(dropout_repeats)
+TEST_IN(dropout_repeats, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     restart_server(&s);
 #define DROPOUT LORA, "--exact", "--lora-dropout", "0.3"
     assert_int_equal(train(&s, "whole", OPTIONS(DROPOUT, "--max-steps", "4")), 0);
@@ -176,10 +170,8 @@ static void open_trained(struct scene *s)
     assert_int_equal(train(s, "run", OPTIONS(LORA, "--max-steps", "2")), 0);
 }
 
-TEST(a_torn_adapter_is_restored)
+TEST_IN(a_torn_adapter_is_restored, open_trained)
 {
-    struct scene s;
-    open_trained(&s);
     char *snapshot = realpath(latest(&s, "run"), NULL);
     tear(&s, snapshot, NULL);
     char *log = test_read(s.daemon.log);
@@ -193,10 +185,8 @@ TEST(a_torn_adapter_is_restored)
 
 // Nobody can tell any more which adapter was torn, or whether the model was: all are made whole,
 // and it is said that what was trained is gone.
-TEST(without_its_checkpoint_it_is_as_new)
+TEST_IN(without_its_checkpoint_it_is_as_new, open_trained)
 {
-    struct scene s;
-    open_trained(&s);
     char *snapshot = realpath(latest(&s, "run"), NULL);
     const char *aside = test_path(s.folder, "aside");
     char *base = completion(&s, ""), *trained = completion(&s, "\"lora\":\"policy\",");
@@ -218,10 +208,8 @@ TEST(without_its_checkpoint_it_is_as_new)
     free(snapshot);
 }
 
-TEST(what_cannot_be_trained_is_named)
+TEST_IN(what_cannot_be_trained_is_named, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     train_rows(&s, "lora_options", "of_a_server_without_adapters", train_alone);
     restart_server(&s);
     train_rows(&s, "lora_options", "what_cannot_be_trained_is_named", train_alone);

@@ -185,14 +185,12 @@ static int check_samples(const struct scene *s, const json_t *samples)
     return seen;
 }
 
-TEST(a_hundred_updates_under_load)
+TEST_IN(a_hundred_updates_under_load, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
     int fd[STREAMS];
     double mismatch[UPDATES], swaps[UPDATES];
     json_t *samples = json_array();
-    scene_open(&s);
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, OPTIONS(SERVER, "--dtype", daemon_exact_dtype()));
     start_trainer(&s, &trainer, "run",

@@ -135,11 +135,9 @@ static pid_t rank_pid(const struct scene *s, const char *run, int rank)
     return found;
 }
 
-TEST(a_rank_that_is_killed_ends_all)
+TEST_IN(a_rank_that_is_killed_ends_all, offline_scene_open)
 {
-    struct scene s;
     char steps[16], whom[16];
-    offline_scene_open(&s);
     offline_sums(&s, true, 18);
     for (int rank = 0; rank < 2; rank++) {
         const char *command = "dpo";
@@ -161,11 +159,9 @@ TEST(a_rank_that_is_killed_ends_all)
     }
 }
 
-TEST(a_rank_that_is_told_to_stop_stops_all)
+TEST_IN(a_rank_that_is_told_to_stop_stops_all, offline_scene_open)
 {
-    struct scene s;
     struct test_child child = {0};
-    offline_scene_open(&s);
     offline_sums(&s, false, 18);
     start(&s, 2, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
     wait_for_steps(&s, "run", 6, &child);
@@ -178,10 +174,8 @@ TEST(a_rank_that_is_told_to_stop_stops_all)
     assert_true(file_exists(test_path(test_path(s.folder, "run"), step)));
 }
 
-TEST(options_of_one_rank_are_refused)
+TEST_IN(options_of_one_rank_are_refused, offline_scene_open)
 {
-    struct scene s;
-    offline_scene_open(&s);
     offline_sums(&s, false, 18);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--gpus", "0,1")), 2);
     assert_said(&s, "--device with --gpus: each rank is trained on its own GPU");

@@ -79,10 +79,8 @@ TEST(an_adapter_of_pairs)
 }
 
 // What a kill in the midst of steps 11 to 20 leaves, with a learning rate that falls to 0.
-TEST(ten_and_ten_are_twenty)
+TEST_IN(ten_and_ten_are_twenty, offline_scene_open)
 {
-    struct scene s;
-    offline_scene_open(&s);
     offline_sums(&s, false, 20);
     const char *whole = test_path(s.folder, "out"), *again = test_path(s.folder, "again"),
                *checkpoints = test_path(s.folder, "run/checkpoints");
@@ -103,11 +101,9 @@ TEST(ten_and_ten_are_twenty)
     assert_true(json_equal(lines, lines_again));
 }
 
-TEST(a_signal_ends_with_a_checkpoint)
+TEST_IN(a_signal_ends_with_a_checkpoint, offline_scene_open)
 {
-    struct scene s;
     struct test_child child = {0};
-    offline_scene_open(&s);
     offline_sums(&s, false, 20);
     offline_start(&s, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
     wait_for_steps(&s, "run", 3, &child);
@@ -119,11 +115,9 @@ TEST(a_signal_ends_with_a_checkpoint)
 
 // What is half trained is not written as what was asked for, and the command that is said finishes
 // it: in the run's folder, or where there is none in one that is made for it.
-TEST(a_signal_leaves_out_unwritten)
+TEST_IN(a_signal_leaves_out_unwritten, offline_scene_open)
 {
-    struct scene s;
     char *log, *run, home[PATH_MAX];
-    offline_scene_open(&s);
     offline_sums(&s, true, 20);
     assert_non_null(getcwd(home, sizeof home));
     assert_int_equal(chdir(s.folder), 0);
@@ -156,10 +150,8 @@ TEST(a_signal_leaves_out_unwritten)
 }
 
 // As that of train. Without epsilon and moments an update is of no finite size.
-TEST(an_error_saves_what_was_learned)
+TEST_IN(an_error_saves_what_was_learned, offline_scene_open)
 {
-    struct scene s;
-    offline_scene_open(&s);
     offline_sums(&s, false, 20);
     assert_exit(
         1, offline_train(&s, "sft", "run",

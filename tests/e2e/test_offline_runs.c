@@ -10,11 +10,9 @@ static void open_sums(struct scene *s)
     offline_sums(s, false, 12);
 }
 
-TEST(what_a_run_leaves)
+TEST_IN(what_a_run_leaves, open_sums)
 {
-    struct scene s;
     double have[8];
-    open_sums(&s);
     assert_exit(
         0, offline_train(&s, "sft", "run",
                          OPTIONS("--max-steps", "6", "--save-steps", "2", "--save-total-limit", "2",
@@ -37,11 +35,9 @@ TEST(what_a_run_leaves)
 }
 
 // The held-out loss is that of a run that learns nothing from the same examples.
-TEST(held_out_is_not_learnt)
+TEST_IN(held_out_is_not_learnt, open_sums)
 {
-    struct scene s;
     double eval[4], loss[4];
-    open_sums(&s);
     assert_exit(0, offline_train(&s, "sft", "run",
                                  OPTIONS("--max-steps", "1", "--learning-rate", "0",
                                          "--examples-per-step", "12", "--eval-data", s.data)));
@@ -55,10 +51,8 @@ TEST_ROWS(no_run_to_go_on_with, "offline_runs", open_sums, trainer_alone)
 TEST_ROWS(what_has_no_effect_is_said, "offline_runs", open_sums, offline_row)
 
 // A model's config.json is where a run's would be.
-TEST(a_folder_that_holds_a_model)
+TEST_IN(a_folder_that_holds_a_model, open_sums)
 {
-    struct scene s;
-    open_sums(&s);
     const char *model = test_path(s.folder, "learnt"), *config = test_path(model, "config.json");
     assert_exit(0, offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1", "--out", model)));
     char *before = test_read(config);
@@ -112,13 +106,11 @@ TEST(the_best_is_kept)
 }
 
 // Half files and folders of a trainer that was killed go when the run goes on.
-TEST(what_was_killed_is_swept)
+TEST_IN(what_was_killed_is_swept, open_sums)
 {
     static const char *const halves[] = {"metrics.jsonl.tmp.3d08ff", "config.json.tmp.3d08ff",
                                          "rollouts/step-1.jsonl.tmp.3d08ff",
                                          "workers/.step-1.3999999.new", ".start.3999999.new"};
-    struct scene s;
-    open_sums(&s);
     assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--max-steps", "1")), 0);
     const char *run = test_path(s.folder, "run");
     assert_ok(file_make_folders(test_path(run, "rollouts")));
@@ -154,19 +146,15 @@ TEST(a_small_address_space)
 }
 
 // --out of a run that goes on is replaced on request only, and the run is not.
-TEST(out_of_a_run_that_goes_on)
+TEST_IN(out_of_a_run_that_goes_on, open_sums)
 {
-    struct scene s;
-    open_sums(&s);
     train_rows(&s, "offline_runs", "out_of_a_run_that_goes_on", offline_row);
     test_same_file(test_path(s.folder, "out"), latest(&s, "run"), "model.safetensors");
 }
 
 // The model is written last, in place of what stands there.
-TEST(out_is_not_where_the_run_is)
+TEST_IN(out_is_not_where_the_run_is, open_sums)
 {
-    struct scene s;
-    open_sums(&s);
     train_rows(&s, "offline_runs", "out_is_not_where_the_run_is", offline_row);
     // of a run beside the one that --overwrite replaces
     const char *kept = test_path(s.folder, "run/checkpoints-kept");
@@ -175,10 +163,8 @@ TEST(out_is_not_where_the_run_is)
                                  OPTIONS("--max-steps", "1", "--overwrite", "--model", kept)));
 }
 
-TEST(another_run_is_refused)
+TEST_IN(another_run_is_refused, open_sums)
 {
-    struct scene s;
-    open_sums(&s);
     train_rows(&s, "offline_runs", "another_run_is_refused", offline_row);
     remove(test_path(s.folder, "run/config.json"));
     assert_exit(1,
@@ -187,11 +173,9 @@ TEST(another_run_is_refused)
 }
 
 // While examples are read, say, which takes longer than the test waits.
-TEST(a_second_signal_ends_at_once)
+TEST_IN(a_second_signal_ends_at_once, offline_scene_open)
 {
     static const char *const commands[] = {"sft", "dpo"};
-    struct scene s;
-    offline_scene_open(&s);
     for (int i = 0; i < 2; i++) {
         struct test_child child = {0};
         offline_sums(&s, i == 1, 2000000);
@@ -210,10 +194,8 @@ TEST(a_second_signal_ends_at_once)
     }
 }
 
-TEST(without_a_run_folder)
+TEST_IN(without_a_run_folder, open_sums)
 {
-    struct scene s;
-    open_sums(&s);
     const char *half = test_path(s.folder, ".out.3999999.new");
     assert_ok(file_make_folders(half)); // of a trainer that was killed
     test_write(test_path(half, "model.safetensors"), "half", 4);
@@ -221,10 +203,8 @@ TEST(without_a_run_folder)
 }
 
 // The adapter's folder, as PEFT reads it, gives what the trained model gives.
-TEST(an_adapter)
+TEST_IN(an_adapter, open_sums)
 {
-    struct scene s;
-    open_sums(&s);
     const char *out = test_path(s.folder, "adapter"), *merged = test_path(s.folder, "merged"),
                *log = test_path(s.folder, "merge.log");
     assert_exit(0, offline_train(&s, "sft", "run",

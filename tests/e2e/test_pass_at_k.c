@@ -67,12 +67,10 @@ static void check_figure(const json_t *result, const char *name, const double *o
     assert_true(fabs(metric(result, error) - sqrt(squares) / n) < 1e-6);
 }
 
-TEST(samples_are_counted_out)
+TEST_IN(samples_are_counted_out, scene_open)
 {
-    struct scene s;
     struct sample samples[MOST];
     double each[4][MOST]; // pass@1, @2, @4, maj@4
-    scene_open(&s);
     const char *output = test_path(s.folder, "samples.jsonl"),
                *log = test_path(s.folder, "eval.log");
     // one token, by its text: some prompts' answers are all letters, some none, some mixed
@@ -99,10 +97,8 @@ TEST(samples_are_counted_out)
     assert_true(metric(result, "pass@4") > metric(result, "pass@1"));
 }
 
-TEST(runs_evaluate_so_too)
+TEST_IN(runs_evaluate_so_too, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     assert_exit(0, train(&s, "run",
                          OPTIONS("--max-steps", "1", "--reward", "regex", "--reward-pattern",
                                  "[a-m]", "--eval-data", s.data, "--eval-limit", "4",

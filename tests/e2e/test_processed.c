@@ -7,10 +7,8 @@
 #define RATIO  "sampling/importance_sampling_ratio/"
 #define FILTER "--top-k", "3", "--max-steps", "1", "--importance-sampling-mode", "token_truncate"
 
-TEST(weights_are_retained_mass)
+TEST_IN(weights_are_retained_mass, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     const bool on_cpu = strcmp(test_device(), "cpu") == 0;
     const double rounding = on_cpu ? 1e-6 : 0.05;
     assert_int_equal(train_alone(&s, "whole", OPTIONS(FILTER, "--top-k", "0")), 0);

@@ -14,11 +14,9 @@
 
 // 12 updates of 3 a rollout are 4 steps; the coefficient grows by each update, and a checkpoint
 // keeps it.
-TEST(updates_are_counted)
+TEST_IN(updates_are_counted, scene_open)
 {
-    struct scene s;
     double rates[8], coefs[8], losses[8], again[8];
-    scene_open(&s);
     assert_int_equal(train(&s, "whole", OPTIONS("--max-steps", "12", ADAPTIVE)), 0);
     assert_int_equal(column(&s, "whole", "learning_rate", rates, 8), 4);
     column(&s, "whole", "entropy_coef", coefs, 8);
@@ -45,11 +43,9 @@ TEST(updates_are_counted)
 
 // A bound of 0 masks what the policy has moved away from in a step's first updates; config.json of
 // a run of before it was a bound has 0 for none.
-TEST(a_bound_of_0)
+TEST_IN(a_bound_of_0, scene_open)
 {
-    struct scene s;
     double masked[4], most = 0;
-    scene_open(&s);
     assert_exit(0, train_alone(&s, "bound",
                                OPTIONS("--max-steps", "3", "--steps-per-generation", "3",
                                        "--off-policy-mask-threshold", "0")));
@@ -70,12 +66,10 @@ TEST(a_bound_of_0)
 
 // After one step of alpha 0.6 the reference is that mixture of the policy and of what it was; a run
 // taken up again has it from the checkpoint.
-TEST(reference_moves)
+TEST_IN(reference_moves, scene_open)
 {
-    struct scene s;
     struct reference start, policy, moved;
     double kl[4];
-    scene_open(&s);
     assert_exit(0, train(&s, "mixed",
                          OPTIONS("--max-steps", "1", "--beta", "0.01", "--sync-ref-model",
                                  "--ref-model-sync-steps", "1")));
@@ -110,11 +104,9 @@ static double last_digit(double x)
     return x == 0 ? 0 : 0.5 * pow(10, floor(log10(fabs(x))) - (METRICS_DIGITS - 1)) * (1 + 1e-6);
 }
 
-TEST(kl_is_priced)
+TEST_IN(kl_is_priced, scene_open)
 {
-    struct scene s;
     double kl[3], price[3], rewards[3], lengths[3];
-    scene_open(&s);
     assert_exit(0, train(&s, "priced",
                          OPTIONS("--max-steps", "3", "--kl-reward-coef", "0.5", "--learning-rate",
                                  "1e-2", "--advantage-estimator", "rloo")));
@@ -137,10 +129,8 @@ TEST(kl_is_priced)
 }
 
 // A program that scores every second sample alone.
-TEST(null_is_no_reward)
+TEST_IN(null_is_no_reward, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     const char *text = "while read -r line; do\n"
                        "echo '{\"reward\": null}'; read -r line; echo '{\"reward\": 2}'\ndone\n";
     assert_exit(0, train(&s, "run",
@@ -155,11 +145,9 @@ TEST(null_is_no_reward)
 
 // Rewards that are 0 or 1 by chance: flat groups are replaced until none is left, or the bound is
 // reached; all of it is a function of the seed.
-TEST(flat_groups_are_drawn_anew)
+TEST_IN(flat_groups_are_drawn_anew, scene_open)
 {
-    struct scene s;
     double plain[4], kept[4], drawn[4], flat[4], again[4], norms[4];
-    scene_open(&s);
 #define CHANCE                                                                                     \
     "--max-steps", "3", "--reward", "regex", "--reward-pattern", "[a-f]", "--num-generations",     \
         "2", "--max-completion-length", "3", "--logging-steps", "1"
@@ -189,10 +177,8 @@ TEST_ROWS(what_does_not_go_is_named, "recipes", scene_open, train_alone)
 TEST_ROWS(what_has_no_effect_is_said, "recipes", scene_open, train_alone)
 
 // Samples are not compared with the greedy ones of before.
-TEST(other_evaluations_are_not_compared)
+TEST_IN(other_evaluations_are_not_compared, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
 #define EVALUATED(steps) "--max-steps", steps, "--eval-data", s.data, "--eval-limit", "2"
     assert_int_equal(train(&s, "run", OPTIONS(EVALUATED("1"))), 0);
     assert_exit(0, train(&s, "run",

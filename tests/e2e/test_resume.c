@@ -104,10 +104,8 @@ TEST(damaged_checkpoints)
 }
 
 // A draft model's checkpoint is looked at as well.
-TEST(damaged_draft)
+TEST_IN(damaged_draft, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     daemon_kill(&s.daemon);
     const char *draft = daemon_model(test_folder(), true, 12);
     daemon_start(&s.daemon, s.model, OPTIONS("--draft", draft, "--speculative", "draft_model:3"));
@@ -128,10 +126,8 @@ static json_t *read_json(const struct scene *s, const char *path)
 
 // --resume and the folder are enough: the run's own options hold, and what is given otherwise is
 // said.
-TEST(resume_alone)
+TEST_IN(resume_alone, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     const char *run = test_path(s.folder, "run");
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2", "--seed", "7")), 0);
     json_t *options = read_json(&s, "run/config.json");
@@ -150,12 +146,10 @@ TEST(resume_alone)
 }
 
 // A run that never made a step is no obstacle; one whose steps were lost is.
-TEST(nothing_learned)
+TEST_IN(nothing_learned, scene_open)
 {
-    struct scene s;
     static const char script[] = "read -r line; echo '{\"reward\": 1}'\n" // when it is tried
                                  "while read -r line; do echo no; done\n";
-    scene_open(&s);
     const char *reward = scene_scorer(&s, script);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward)), 1);
     assert_true(file_exists(test_path(s.folder, "run/checkpoints/step-0")));
@@ -180,11 +174,9 @@ TEST(nothing_learned)
 }
 
 // The folder names what the run was made of, at each of its starts.
-TEST(folder_says_what_it_is)
+TEST_IN(folder_says_what_it_is, scene_open)
 {
-    struct scene s;
     char host[256] = "";
-    scene_open(&s);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
     json_t *json = read_json(&s, "run/run.json");

@@ -48,11 +48,9 @@ static void check_line(const json_t *line, int number, double *ret_reward)
     *ret_reward = reward;
 }
 
-TEST(eval_writes_samples)
+TEST_IN(eval_writes_samples, scene_open)
 {
-    struct scene s;
     double sum = 0, mean = 0, reward;
-    scene_open(&s);
     const char *folder = test_path(s.folder, "new/folder");
     const char *output = test_path(folder, "samples.jsonl");
     assert_int_equal(eval(&s, output, "length,exact"), 0);
@@ -85,10 +83,8 @@ TEST(eval_writes_samples)
 
 // ---- commands -----------------------------------------------------------------------------------
 
-TEST(commands_in_a_run)
+TEST_IN(commands_in_a_run, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     const char *script = test_path(s.folder, "score.sh");
     static const char text[] = "while read -r line; do echo \"{\\\"reward\\\": $1}\"; done\n";
     char reward[PATH_MAX * 3];
@@ -111,10 +107,8 @@ TEST(commands_in_a_run)
 }
 
 // The reward is tried on the first line's own answer; one that fails leaves the server as it was.
-TEST(rewards_are_tried_first)
+TEST_IN(rewards_are_tried_first, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     const char *script = test_path(s.folder, "score.sh"), *seen = test_path(s.folder, "seen");
     struct bytes text = BYTES_INIT;
     char reward[PATH_MAX * 2];
@@ -141,10 +135,8 @@ TEST(rewards_are_tried_first)
 
 // ---- what is not trained ------------------------------------------------------------------------
 
-TEST(filtering_is_said)
+TEST_IN(filtering_is_said, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     assert_int_equal(train_alone(&s, "plain", OPTIONS("--max-steps", "1", "--top-p", "1")), 0);
     char *log = test_read(test_path(s.folder, "alone.log"));
     assert_null(strstr(log, "filtered"));

@@ -4,10 +4,8 @@
 #include "tests/support/training.h"
 
 // --log-level debug: stages of a step, publishes, requests; in both programs, and only there.
-TEST(debug_lines)
+TEST_IN(debug_lines, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     train_rows(&s, "say", "without_debug", train_alone);
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, OPTIONS("--log-level", "debug"));
@@ -19,10 +17,8 @@ TEST(debug_lines)
 }
 
 // A run in which every sample is worth the same says so, when it is clear and at its end.
-TEST(nothing_to_learn)
+TEST_IN(nothing_to_learn, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     train_rows(&s, "say", "nothing_to_learn", train_alone);
     // the last one wants warnings alone: no progress
     assert_string_equal(test_read(test_path(s.folder, "alone.log")), "");

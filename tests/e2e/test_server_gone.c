@@ -17,14 +17,12 @@ static void end_server(struct scene *s, int signal)
 
 // Ends in the middle of a run that saves nothing by itself, twice; the whole is a run that nothing
 // happened to.
-TEST(nothing_is_lost)
+TEST_IN(nothing_is_lost, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
     static const int signals[] = {SIGKILL, SIGTERM};
     const char *const run[] = {"--exact", "--max-steps",    "400", "--save-steps",
                                "0",       "--save-minutes", "0",   NULL};
-    scene_open(&s);
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
     assert_int_equal(train(&s, "whole", run), 0);
@@ -51,13 +49,11 @@ TEST(nothing_is_lost)
 
 // The server goes while the evaluation behind a step is half done: the step is saved, and its
 // evaluation comes first when the run goes on.
-TEST(evaluation_is_made_up_for)
+TEST_IN(evaluation_is_made_up_for, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
     double steps[8], whole[8], parts[8];
     char reward[PATH_MAX + 32];
-    scene_open(&s);
     // 70 prompts go out in two requests, the second once the first one's are scored: of the
     // baseline 70 samples, of two steps 24, then the evaluation's
     const char *held_out = scene_prompts(&s, "held-out.jsonl", 70);
@@ -102,11 +98,9 @@ TEST(evaluation_is_made_up_for)
 
 // By the clock, whatever --save-steps is: a trainer that is killed goes on from there, and only the
 // newest of these checkpoints stays.
-TEST(saves_by_the_clock)
+TEST_IN(saves_by_the_clock, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
-    scene_open(&s);
     start_trainer(&s, &trainer, "run",
                   OPTIONS("--max-steps", "100000", "--save-minutes", "0.0001"));
     wait_for_steps(&s, "run", 6, &trainer);
@@ -119,14 +113,12 @@ TEST(saves_by_the_clock)
 }
 
 // Any other error in the middle of a run saves what was learned before it, too.
-TEST(other_errors_lose_nothing)
+TEST_IN(other_errors_lose_nothing, scene_open)
 {
-    struct scene s;
     static const char script[] = "n=0\n"
                                  "while read -r line; do n=$((n + 1))\n"
                                  "[ $n -le 30 ] && echo '{\"reward\": '$((n % 3))'}' || echo no\n"
                                  "done\n";
-    scene_open(&s);
     assert_exit(
         1, train(&s, "run", OPTIONS("--max-steps", "9", "--reward", scene_scorer(&s, script))));
     assert_log(&s, "what was learned is saved: ");

@@ -32,10 +32,8 @@ static int marked_tokens(const struct scene *s, const char *file)
 
 // A step's speculative counters are the difference of the daemon's, and so the sum over its
 // samples.
-TEST(speculative_counters)
+TEST_IN(speculative_counters, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     assert_int_equal(train(&s, "off", OPTIONS("--max-steps", "1")), 0);
     json_t *m = last_metrics(&s, "off");
     assert_null(json_object_get(m, "spec_decode/num_drafts"));
@@ -78,16 +76,14 @@ static double draft_from(const struct daemon *d)
 }
 
 // Counters of the trained daemon, of one more that drafts and of one that does not.
-TEST(daemons_are_summed)
+TEST_IN(daemons_are_summed, scene_open)
 {
-    struct scene s;
     struct daemon second = {0}, third = {0};
     struct bridge_file *file;
     struct http_client *http;
     struct spec_watch *watch = NULL;
     struct spec_counters counted;
     char more[2 * PATH_MAX + 2];
-    scene_open(&s);
     daemon_kill(&s.daemon);
     const char *const drafting[] = {"--speculative", "ngram:3", "--draft-length", "fixed", NULL};
     daemon_start(&s.daemon, s.model, drafting);

@@ -45,10 +45,8 @@ static void assert_weights(const struct scene *s, const char *origin, int update
 
 // A second run on a server starts from the model it loaded, and says what that replaces; with
 // --start-from from the weights as they are, or from a folder's. Its reference is what it found.
-TEST(second_runs)
+TEST_IN(second_runs, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     assert_weights(&s, s.model, 0, NULL, 0);
     assert_int_equal(train_alone(&s, "first", OPTIONS("--max-steps", "3")), 0);
     assert_said(&s, "weights at the start: version 2, those of ");
@@ -81,11 +79,9 @@ TEST(second_runs)
 }
 
 // A folder that does not fit is found out before anything is written.
-TEST(start_that_does_not_fit)
+TEST_IN(start_that_does_not_fit, scene_open)
 {
-    struct scene s;
     const char *other = test_path(test_folder(), "m");
-    scene_open(&s);
     assert_int_equal(train_alone(&s, "first", OPTIONS("--max-steps", "1")), 0);
     assert_int_equal(train_alone(&s, "a", OPTIONS("--max-steps", "1", "--start-from", other)), 1);
     assert_said(&s, "error: --start-from ");
@@ -218,11 +214,9 @@ TEST(fallback_is_said)
 
 // A reload takes the draft model along where it is asked to, and none where one of the two does not
 // fit.
-TEST(reload_of_both)
+TEST_IN(reload_of_both, scene_open)
 {
-    struct scene s;
     char body[PATH_MAX + 64];
-    scene_open(&s);
     daemon_kill(&s.daemon);
     const char *draft = daemon_model(test_folder(), true, 12);
     const char *other = daemon_model(test_folder(), true, 13);

@@ -5,12 +5,10 @@
 #include "tests/support/reference.h"
 #include "tests/support/training.h"
 
-TEST(trains_in_place)
+TEST_IN(trains_in_place, scene_open)
 {
-    struct scene s;
     const json_t *keys = test_rows("training", "metrics_of_a_step"), *key;
     size_t k;
-    scene_open(&s);
     assert_exit(0, train(&s, "run",
                          OPTIONS("--max-steps", "3", "--beta", "0.01", "--num-iterations", "2",
                                  "--log-completions", "--token-budget", "40")));
@@ -50,10 +48,8 @@ TEST(trains_in_place)
 }
 
 // What serving costs is in the reward, each term by itself, and the terms add up.
-TEST(costs_of_inference)
+TEST_IN(costs_of_inference, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     assert_int_equal(train(&s, "plain", OPTIONS("--max-steps", "1", "--gain-acceptance", "2")), 0);
     assert_log(&s, "--gain-acceptance has no effect without --cost");
     json_t *m = last_metrics(&s, "plain");
@@ -107,10 +103,8 @@ TEST(the_prefix_cache_is_gained_from)
 }
 
 // A command that scores nothing ends the run, naming the sample.
-TEST(command_that_fails)
+TEST_IN(command_that_fails, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     char reward[PATH_MAX + 32];
     static const char script[] =
         "n=0\n"
@@ -127,10 +121,8 @@ TEST(command_that_fails)
 }
 
 // Every sample is cut off at the token limit: with the mask nothing is left to learn from.
-TEST(truncated_samples_are_masked)
+TEST_IN(truncated_samples_are_masked, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     for (int masked = 0; masked < 2; masked++) {
         const char *run = masked ? "masked" : "plain";
         assert_exit(0, train(&s, run,
@@ -146,10 +138,8 @@ TEST(truncated_samples_are_masked)
 }
 
 // A daemon may serve less context than its model has: that is said before the run has a folder.
-TEST(context_of_the_daemon)
+TEST_IN(context_of_the_daemon, scene_open)
 {
-    struct scene s;
-    scene_open(&s);
     daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, OPTIONS("--max-context", "16"));
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1")), 1);

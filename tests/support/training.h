@@ -48,12 +48,20 @@ int trainer_alone(struct scene *s, const char *run, const char *const words[]);
 // $MODEL, $DATA and $BRIDGE stand for the scene's, $DEVICE for test_device().
 void train_rows(struct scene *s, const char *file, const char *list,
                 int (*start)(struct scene *s, const char *run, const char *const words[]));
-// A test that is rows alone, in a scene that `open` has opened.
-#define TEST_ROWS(name, file, open, start)                                                         \
+// TEST() in a scene of its own, `s`, which `open` has opened.
+#define TEST_IN(name, open)                                                                        \
+    static void name##_in(struct scene s);                                                         \
     TEST(name)                                                                                     \
     {                                                                                              \
         struct scene s;                                                                            \
         open(&s);                                                                                  \
+        name##_in(s);                                                                              \
+    }                                                                                              \
+    static void name##_in(struct scene s)
+// One that is rows alone.
+#define TEST_ROWS(name, file, open, start)                                                         \
+    TEST_IN(name, open)                                                                            \
+    {                                                                                              \
         train_rows(&s, file, #name, start);                                                        \
     }
 void assert_log(const struct scene *s, const char *part);
