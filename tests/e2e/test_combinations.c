@@ -6,6 +6,7 @@
  * --sync checkpoint) must change no bit of it; and what its first step samples depends on those
  * modes alone which say what is sampled. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/environment.h"
 #include "tests/support/mode_scene.h"
 
 #define STEPS  3
@@ -233,7 +234,7 @@ TESTS_BETWEEN(open_scene, close_scene)
 int main(int argc, char **argv)
 {
     struct mode_run array[MODE_RUNS];
-    if (mode_scene_is_played(argc, argv)) return mode_scene_play();
+    environment_main(argc, argv);
     if (mode_scene_is_skipped()) return 0;
     const bool all = argc > 1 && strcmp(argv[1], "all") == 0;
     const int n = all ? all_runs() : modes_cover(array);

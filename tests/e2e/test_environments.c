@@ -1,6 +1,7 @@
 /* test_environments.c: cw-trainer train --rollouts: trajectories of several turns that child
  * processes make. This program is also the environment: `test_environments play MODE FOLDER`. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/environment.h"
 #include "tests/support/training.h"
 
 #include <errno.h>
@@ -14,7 +15,7 @@ static struct scene scene;
 
 static struct {
     const char *mode, *folder;
-    json_int_t id;
+    const json_t *id;
     json_t *ids, *mask; // of the trajectory so far
     int low, sampled;   // tokens below 150, and all
 } game;
@@ -24,28 +25,10 @@ static bool is(const char *mode)
     return strcmp(game.mode, mode) == 0;
 }
 
-static void send_line(const char *kind, json_t *value)
-{
-    json_t *line = json_pack("{s:I, s:o}", "id", game.id, kind, value);
-    char *text = json_dumps(line, JSON_COMPACT);
-    printf("%s\n", text);
-    fflush(stdout);
-    free(text);
-    json_decref(line);
-}
-
-static json_t *hear(void) // NULL: there is no more
-{
-    static char *text;
-    static size_t room;
-    const ssize_t len = getline(&text, &room, stdin);
-    return len < 0 ? NULL : json_loadb(text, (size_t)len, JSON_ALLOW_NUL, NULL);
-}
-
 static json_t *ask(const char *kind, json_t *value, const char *reply)
 {
-    send_line(kind, value);
-    json_t *line = hear(), *got = json_incref(json_object_get(line, reply));
+    environment_say(game.id, kind, value);
+    json_t *line = environment_hear(), *got = json_incref(json_object_get(line, reply));
     if (!got) exit(9);
     json_decref(line);
     return got;
@@ -95,7 +78,7 @@ static bool go_wrong(const json_t *e)
     if (is("nonsense") && first_time("once")) printf("this is no JSON\n");
     if (is("silent") && first_time("once")) wait_for("never");
     if (!is("gives-up") || !first_time("once")) return true;
-    send_line("error", json_string("the tool is down"));
+    environment_say(game.id, "error", json_string("the tool is down"));
     return false;
 }
 
@@ -151,18 +134,19 @@ static void play_episode(const json_t *e)
     if (is("malformed")) json_array_set_new(game.mask, n, json_integer(0));
     if (is("malformed")) json_array_set_new(game.mask, n + 4, json_integer(1));
     const double reward = game.sampled ? (double)game.low / game.sampled : 0;
-    send_line("trajectory", is("rewards") ? json_pack("{s:o, s:o, s:[f, f]}", "token_ids", game.ids,
-                                                      "mask", game.mask, "rewards", 0.0, reward)
-                                          : json_pack("{s:o, s:o, s:f}", "token_ids", game.ids,
-                                                      "mask", game.mask, "reward", reward));
+    environment_say(game.id, "trajectory",
+                    is("rewards") ? json_pack("{s:o, s:o, s:[f, f]}", "token_ids", game.ids, "mask",
+                                              game.mask, "rewards", 0.0, reward)
+                                  : json_pack("{s:o, s:o, s:f}", "token_ids", game.ids, "mask",
+                                              game.mask, "reward", reward));
 }
 
 static int play(const char *mode, const char *folder)
 {
     game.mode = mode;
     game.folder = folder;
-    for (json_t *line; (line = hear()); json_decref(line)) {
-        game.id = json_integer_value(json_object_get(line, "id"));
+    for (json_t *line; (line = environment_hear()); json_decref(line)) {
+        game.id = json_object_get(line, "id");
         play_episode(json_object_get(line, "episode"));
     }
     return 0;
@@ -170,18 +154,14 @@ static int play(const char *mode, const char *folder)
 
 // ---- runs ---------------------------------------------------------------------------------------
 
-// "command:THIS play MODE FOLDER", the folder new; valid until the next call.
+// As this program plays it, in a new folder.
 static const char *environment(const char *mode, const char **ret_folder)
 {
-    static char words[3 * PATH_MAX];
-    char self[PATH_MAX];
-    const ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
     const char *folder = test_folder();
-    assert_true(len > 0);
-    self[len] = '\0';
-    snprintf(words, sizeof words, "command:'%s' play %s '%s'", self, mode, folder);
+    char words[PATH_MAX + 40];
+    snprintf(words, sizeof words, "%s '%s'", mode, folder);
     if (ret_folder) *ret_folder = folder;
-    return words;
+    return environment_of(words);
 }
 
 #define NUMBERS "--reward", "environment", "--max-steps", "3", "--save-steps", "1"

@@ -4,6 +4,7 @@
  * nobody disturbed (without --async, which goes by the clock). As `test_kills all`: each mode by
  * itself, on one rank and on two. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/environment.h"
 #include "tests/support/mode_scene.h"
 
 #include <ctype.h>
@@ -306,7 +307,7 @@ TESTS_BETWEEN(open_scene, close_scene)
 
 int main(int argc, char **argv)
 {
-    if (mode_scene_is_played(argc, argv)) return mode_scene_play();
+    environment_main(argc, argv);
     if (mode_scene_is_skipped()) return 0;
     const bool all = argc > 1 && strcmp(argv[1], "all") == 0;
     const int n = all ? all_cases() : (int)(sizeof some / sizeof *some);

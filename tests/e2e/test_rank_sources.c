@@ -1,78 +1,9 @@
 /* test_rank_sources.c: where samples come from, on two ranks: each samples its share of every step,
  * and all learn from the same; with other modes: test_combinations. This program is also an
- * environment: `test_rank_sources play`. */
+ * environment: environment.h. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/environment.h"
 #include "tests/support/pair.h"
-
-// ---- an environment -----------------------------------------------------------------------------
-
-static json_t *hear(void)
-{
-    static char *text;
-    static size_t room;
-    const ssize_t len = getline(&text, &room, stdin);
-    return len < 0 ? NULL : json_loadb(text, (size_t)len, JSON_ALLOW_NUL, NULL);
-}
-
-static void send_line(const json_t *id, const char *kind, json_t *value)
-{
-    json_t *line = json_pack("{s:O, s:o}", "id", id, kind, value);
-    json_dumpf(line, stdout, JSON_COMPACT);
-    puts("");
-    fflush(stdout);
-    json_decref(line);
-}
-
-// Two turns of four tokens, with a token of the environment's between, whose number is how many
-// tokens below 150 the first turn has. A reward after each turn.
-static void play_episode(const json_t *id, const json_t *episode)
-{
-    const json_t *prompt = json_object_get(episode, "prompt_token_ids");
-    json_t *ids = json_copy((json_t *)prompt), *mask = json_array();
-    double reward[2];
-    for (size_t t = 0; t < json_array_size(prompt); t++)
-        json_array_append_new(mask, json_integer(0));
-    for (int turn = 0; turn < 2; turn++) {
-        int low = 0, n = 0;
-        json_t *token;
-        size_t t;
-        send_line(id, "sample", json_pack("{s:O, s:i}", "token_ids", ids, "max_tokens", 4));
-        json_t *heard = hear();
-        const json_t *sampled = json_object_get(json_object_get(heard, "sampled"), "token_ids");
-        json_array_foreach (sampled, t, token) {
-            json_array_append(ids, token);
-            json_array_append_new(mask, json_integer(1));
-            low += json_integer_value(token) < 150;
-            n++;
-        }
-        json_decref(heard);
-        reward[turn] = n ? (double)low / n : 0;
-        if (turn == 1) break;
-        json_array_append_new(ids, json_integer(5 + low));
-        json_array_append_new(mask, json_integer(0));
-    }
-    send_line(id, "trajectory",
-              json_pack("{s:o, s:o, s:[f, f]}", "token_ids", ids, "mask", mask, "rewards",
-                        reward[0], reward[1]));
-}
-
-static int play(void)
-{
-    for (json_t *line; (line = hear()); json_decref(line))
-        play_episode(json_object_get(line, "id"), json_object_get(line, "episode"));
-    return 0;
-}
-
-static const char *environment(void)
-{
-    static char words[2 * PATH_MAX];
-    char self[PATH_MAX];
-    const ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(len > 0);
-    self[len] = 0;
-    snprintf(words, sizeof words, "command:'%s' play", self);
-    return words;
-}
 
 // ---- runs ---------------------------------------------------------------------------------------
 
@@ -89,12 +20,12 @@ TEST(environments_learn_as_one)
     double turns[2];
     pair_learns_as_one(&p, NULL, NULL,
                        OPTIONS(PAIR_NUMBERS, "--max-steps", "20", "--reward", "environment",
-                               "--rollouts", environment()));
+                               "--rollouts", environment_of("4 turns")));
     assert_true(column(&p.s, "two", "environment/turns", turns, 2) > 0);
     assert_true(turns[0] == 2); // of the samples of both
     train_two(&p, "ahead",
               OPTIONS(PAIR_NUMBERS, "--max-steps", "8", "--reward", "environment", "--rollouts",
-                      environment(), "--async", "--max-staleness", "1"));
+                      environment_of("4 turns"), "--async", "--max-staleness", "1"));
     pair_holds(&p, "ahead");
 }
 
@@ -151,6 +82,6 @@ TEST(workers_sample_too)
 
 int main(int argc, char **argv)
 {
-    if (argc > 1 && strcmp(argv[1], "play") == 0) return play();
+    environment_main(argc, argv);
     return test_main();
 }

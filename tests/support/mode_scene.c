@@ -1,74 +1,12 @@
 /* mode_scene.c: see mode_scene.h. One thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mode_scene.h"
-
-// ---- an environment -----------------------------------------------------------------------------
-
-static json_t *hear(void)
-{
-    static char *text;
-    static size_t room;
-    const ssize_t len = getline(&text, &room, stdin);
-    return len < 0 ? NULL : json_loadb(text, (size_t)len, JSON_ALLOW_NUL, NULL);
-}
-
-static void send_line(const json_t *id, const char *kind, json_t *value)
-{
-    json_t *line = json_pack("{s:O, s:o}", "id", id, kind, value);
-    json_dumpf(line, stdout, JSON_COMPACT);
-    puts("");
-    fflush(stdout);
-    json_decref(line);
-}
-
-// Two turns with a token of the environment's between; the reward is the share of sampled tokens
-// whose number is even.
-static void play_episode(const json_t *id, const json_t *episode)
-{
-    const json_t *prompt = json_object_get(episode, "prompt_token_ids");
-    json_t *ids = json_copy((json_t *)prompt), *mask = json_array();
-    int even = 0, n = 0;
-    for (size_t t = 0; t < json_array_size(prompt); t++)
-        json_array_append_new(mask, json_integer(0));
-    for (int turn = 0; turn < 2; turn++) {
-        json_t *token;
-        size_t t;
-        send_line(id, "sample", json_pack("{s:O, s:i}", "token_ids", ids, "max_tokens", 3));
-        json_t *heard = hear();
-        const json_t *sampled = json_object_get(json_object_get(heard, "sampled"), "token_ids");
-        json_array_foreach (sampled, t, token) {
-            const json_int_t i = json_integer_value(token);
-            json_array_append(ids, token);
-            json_array_append_new(mask, json_integer(1));
-            even += i % 2 == 0;
-            n++;
-        }
-        json_decref(heard);
-        if (turn == 1) break;
-        json_array_append_new(ids, json_integer('='));
-        json_array_append_new(mask, json_integer(0));
-    }
-    send_line(id, "trajectory",
-              json_pack("{s:o, s:o, s:f}", "token_ids", ids, "mask", mask, "reward",
-                        n ? (double)even / n : 0));
-}
-
-bool mode_scene_is_played(int argc, char **argv)
-{
-    return argc > 1 && strcmp(argv[1], "play") == 0;
-}
+#include "tests/support/environment.h"
 
 bool mode_scene_is_skipped(void)
 {
     if (!on_cpu()) puts("SKIP: two ranks are there on the CPU");
     return !on_cpu();
-}
-
-int mode_scene_play(void)
-{
-    for (json_t *line; (line = hear()); json_decref(line))
-        play_episode(json_object_get(line, "id"), json_object_get(line, "episode"));
-    return 0;
 }
 
 // ---- Atropos' API -------------------------------------------------------------------------------
@@ -146,14 +84,12 @@ static void link_bridges(const struct mode_scene *s)
 void mode_scene_open(struct mode_scene *s, int lines)
 {
     struct bytes data = BYTES_INIT;
-    char self[PATH_MAX] = "";
-    assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     *s = (struct mode_scene){.lines = lines};
     s->runs.folder = test_folder();
     s->runs.data = test_path(s->runs.folder, "data.jsonl");
     s->model = test_path(test_root(), "tools/demo-model");
     s->draft = test_path(test_root(), "tools/demo-draft");
-    s->environment = formatted("command:'%s' play", self);
+    s->environment = environment_of("3 whole");
     s->server_args = formatted("--speculative off --dtype f32 --tandem-model '%s'", s->draft);
     s->bridges = test_path(s->runs.folder, "rank-{rank}.json");
     for (int i = 0; i < lines; i++)

@@ -35,10 +35,6 @@ void mode_scene_begin_anew(const struct mode_scene *s);
 // "LINE TEXT" of its samples, the caller's to free.
 char *mode_scene_samples(const struct mode_scene *s, const char *name, int step, int ret_lines[]);
 
-// The environment, as which a test that has such a scene starts itself: `TEST play`, which is its
-// whole command line then.
-bool mode_scene_is_played(int argc, char **argv);
 bool mode_scene_is_skipped(void); // elsewhere than on the CPU; says so
-int mode_scene_play(void);
 
 #endif
