@@ -235,7 +235,8 @@ $(GOLDEN): $(BUILD)/tests/golden/make_folders $(TEST_LIB) $(wildcard $(addsuffix
 
 # `make test T=unit/test_bytes` builds and runs one of them.
 WANTED_TESTS = $(if $(T),$(addprefix $(BUILD)/tests/,$(T)),$(TESTS))
-tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN)
+# Fuzz entries are compiled with them, so that what they call does not change unseen.
+tests: $(BINARIES) $(WANTED_TESTS) $(EXAMPLES) $(BRIDGE_LIB) $(GOLDEN) $(call obj,$(wildcard tests/fuzz/fuzz_*.c))
 test: tests
 	BUILD=$(BUILD) tests/run $(WANTED_TESTS) $(if $(T),,./tests/form/test_form)
 
