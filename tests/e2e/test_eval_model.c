@@ -1,9 +1,8 @@
 /* test_eval_model.c: cw-trainer eval --model: a folder without a server of one's own. The reference
  * is the same evaluation by a server that runs. */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/daemon.h"
+#include "tests/support/offline.h"
 #include "tests/support/tiny_adapter.h"
-#include "tests/support/training.h"
 
 #include <dirent.h>
 
@@ -125,9 +124,8 @@ TEST_WITH(with_an_adapter, back_in_it, NULL, NULL)
 
 TEST_WITH(what_is_wrong_is_named, back_in_it, NULL, NULL)
 {
-    struct scene s = {.folder = test_folder()};
-    s.model = daemon_model(s.folder, true, 7);
-    s.data = test_path(s.folder, "data.jsonl");
+    struct scene s;
+    offline_scene_open(&s);
     test_write(s.data, "{\"prompt\": \"a\"}\n", 16);
     const char *tmp = own_tmpdir(&s), *log = test_path(s.folder, "eval.log");
     train_rows(&s, "evaluation", "what_is_wrong_is_named", evaluate_row);
@@ -144,9 +142,8 @@ TEST_WITH(what_is_wrong_is_named, back_in_it, NULL, NULL)
 // Where TMPDIR is no place for a server's socket; it may be a path from where one stands.
 TEST_WITH(folders_for_its_socket, back_in_it, NULL, NULL)
 {
-    struct scene s = {.folder = test_folder()};
-    s.model = daemon_model(s.folder, true, 7);
-    s.data = test_path(s.folder, "data.jsonl");
+    struct scene s;
+    offline_scene_open(&s);
     test_write(s.data, "{\"prompt\": \"a\"}\n", 16);
     const char *tmp = own_tmpdir(&s), *log = test_path(s.folder, "eval.log");
     const char *const words[] = {"--model", s.model, "--device", test_device(), NULL};
@@ -189,10 +186,10 @@ struct going { // an evaluation that takes long
 
 static void start_long(struct going *ret)
 {
-    struct scene s = {.folder = test_folder()};
+    struct scene s;
+    offline_scene_open(&s);
     struct going g = {.tmp = own_tmpdir(&s), .log = test_path(s.folder, "eval.log")};
     char bridge[PATH_MAX] = "";
-    s.model = daemon_model(s.folder, true, 7);
     s.data = scene_prompts(&s, "data.jsonl", 2000);
     test_spawn(&g.child, g.log,
                OPTIONS(test_binary("cw-trainer"), "eval", "--model", s.model, "--device",

@@ -12,9 +12,7 @@ static const char *runtime; // $XDG_RUNTIME_DIR of all that is started here
 
 static void open_scene(void)
 {
-    runtime = test_folder();
-    setenv("XDG_RUNTIME_DIR", runtime, 1);
-    scene_open(&scene);
+    runtime = scene_open_runtime(&scene);
 }
 
 static bool is_there(const char *name)

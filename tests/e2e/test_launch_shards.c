@@ -11,10 +11,7 @@ static const char *runtime;
 
 static void open_scene(void)
 {
-    runtime = test_folder();
-    setenv("XDG_RUNTIME_DIR", runtime, 1);
-    setenv("OMP_NUM_THREADS", "1", 1);
-    scene_open(&scene);
+    runtime = scene_open_runtime(&scene);
 }
 
 // So many ranks, and so many for each server; 0: one, on the scene's server. Its exit status.

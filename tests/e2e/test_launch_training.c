@@ -12,10 +12,7 @@ static const char *runtime;
 
 static void open_scene(void)
 {
-    runtime = test_folder();
-    setenv("XDG_RUNTIME_DIR", runtime, 1);
-    setenv("OMP_NUM_THREADS", "1", 1);
-    scene_open(&scene);
+    runtime = scene_open_runtime(&scene);
 }
 
 static void start(struct test_child *child, const char *run, const char *steps)

@@ -1,10 +1,7 @@
 /* test_start.c: which weights a run starts from, what the server says they are, and what the KL
  * term is taken against: by runs one after another on one server, and by runs that go on. */
 // SPDX-License-Identifier: Apache-2.0
-#include "bridge/attach.h"
-#include "tests/support/training.h"
-
-#include <sys/wait.h>
+#include "tests/support/torn.h"
 
 static double first_kl(const struct scene *s, const char *run)
 {
@@ -128,40 +125,16 @@ TEST(reference_survives)
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }
 
-static enum status scribble_and_die(void *context)
-{
-    float *arena = context;
-    for (int i = 0; i < 2000; i++) arena[i] = 1e9f;
-    raise(SIGKILL);
-    return ST_OK;
-}
-
-// A writer that dies in the middle of an update.
 static void tear(const struct scene *s)
 {
-    int status;
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        struct bridge *bridge;
-        if (bridge_attach(s->daemon.bridge, NULL, &bridge) == ST_OK &&
-            bridge_become_writer(bridge) == ST_OK)
-            bridge_publish(bridge, 10000, scribble_and_die, bridge_base(bridge, "policy"), NULL);
-        _exit(1);
-    }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    tear_weights(s);
     test_wait_for_text(s->daemon.log, "engine: weights restored from ", 20000, NULL);
 }
 
 // What the weights are is right after whatever may happen to them.
-TEST(what_the_weights_are)
+TEST_IN(what_the_weights_are, scene_open)
 {
-    struct scene s;
     struct test_child trainer = {0};
-    if (strcmp(test_device(), "cpu") != 0)
-        test_skip("it writes weights from a forked process, which a GPU does not allow");
-    scene_open(&s);
     start_trainer(&s, &trainer, "killed", OPTIONS("--max-steps", "100000"));
     wait_for_steps(&s, "killed", 3, &trainer);
     test_end(&trainer); // SIGKILL, at an even version or an odd one
@@ -188,12 +161,8 @@ TEST(what_the_weights_are)
 }
 
 // A snapshot that cannot be used is not passed over in silence.
-TEST(fallback_is_said)
+TEST_IN(fallback_is_said, scene_open)
 {
-    struct scene s;
-    if (strcmp(test_device(), "cpu") != 0)
-        test_skip("it writes weights from a forked process, which a GPU does not allow");
-    scene_open(&s);
     json_t *health = daemon_get(s.daemon.socket, "/health", 200);
     assert_string_equal(json_string_value(json_object_get(health, "warning")), "");
     assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);

@@ -1,8 +1,11 @@
 /* torn.c: see torn.h. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/torn.h"
+#include "bridge/attach.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
+
+#include <sys/wait.h>
 
 void scene_open_large(struct scene *s, const char *const options[])
 {
@@ -72,4 +75,31 @@ bool torn_until_restored(const struct scene *s, const struct control *control)
         if (ok) return torn;
         if (clock_now_ns() > deadline) fail_msg("%s", "not restored within 30 s");
     }
+}
+
+static enum status scribble_and_die(void *context)
+{
+    float *arena = context;
+    for (int i = 0; i < 2000; i++) arena[i] = 1e9f;
+    raise(SIGKILL);
+    return ST_OK;
+}
+
+void tear_weights(const struct scene *s)
+{
+    int status;
+    if (strcmp(test_device(), "cpu") != 0)
+        test_skip("it writes weights from a forked process, which a GPU does not allow");
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct bridge *bridge;
+        if (bridge_attach(s->daemon.bridge, NULL, &bridge) == ST_OK &&
+            bridge_become_writer(bridge) == ST_OK)
+            bridge_publish(bridge, 10000, scribble_and_die, bridge_base(bridge, "policy"), NULL);
+        fprintf(stderr, "%s\n", status_message());
+        _exit(1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }

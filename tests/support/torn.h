@@ -18,5 +18,8 @@ void wait_for_update(struct test_child *trainer, const struct control *control);
 bool kill_in_an_update(struct test_child *trainer, const struct control *control);
 // Follows /health until it says ok at an even version again. True if it said torn meanwhile.
 bool torn_until_restored(const struct scene *s, const struct control *control);
+// A writer that dies in the middle of an update: a process of this program's own. Skips the test on
+// a GPU, which does not allow it.
+void tear_weights(const struct scene *s);
 
 #endif

@@ -31,6 +31,15 @@ void scene_open_exact(struct scene *s)
     open_in(s, daemon_exact_dtype());
 }
 
+const char *scene_open_runtime(struct scene *s)
+{
+    const char *runtime = test_folder();
+    setenv("XDG_RUNTIME_DIR", runtime, 1);
+    setenv("OMP_NUM_THREADS", "1", 1);
+    scene_open(s);
+    return runtime;
+}
+
 void scene_close(struct scene *s)
 {
     daemon_kill(&s->daemon);

@@ -17,6 +17,8 @@ void scene_open(struct scene *s);
 void scene_open_exact(struct scene *s); // in daemon_exact_dtype()
 // With a model folder of the test's own, and further options (NULL-ended) of the server.
 void scene_open_model(struct scene *s, const char *model, const char *const options[]);
+// In an $XDG_RUNTIME_DIR of its own, where ranks' servers are; its path. One thread for each.
+const char *scene_open_runtime(struct scene *s);
 void scene_close(struct scene *s);
 // A file of the scene with n prompts "0+1=", "1+1=", ... and their answers; its path.
 const char *scene_prompts(const struct scene *s, const char *name, int n);

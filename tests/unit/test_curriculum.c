@@ -1,5 +1,6 @@
 /* test_curriculum.c: density and valleys against scipy, buckets, the plan of an epoch, its state in
- * checkpoints, and the cluster report. */
+ * checkpoints, and the cluster report; what it says of steps that are still ahead is what comes,
+ * and it says nothing of steps that depend on rewards not recorded. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "tests/support/support.h"
@@ -651,4 +652,59 @@ TEST(report_numbers)
     assert_near(number(m, "curriculum/bucket_2/balance"), 1.95, 1e-12);
     assert_near(number(m, "curriculum/bucket_2/spread"), 0.4, 1e-12);
     json_decref(m);
+}
+
+// ---- steps ahead --------------------------------------------------------------------------------
+
+#define PER    4 // prompts of a step
+#define STEPS  9
+#define WINDOW 3
+
+struct seen { // a step's batch
+    int examples[PER], n, rollouts, bucket;
+};
+
+static bool look(struct curriculum *c, int ahead, struct seen *ret)
+{
+    struct curriculum_batch batch;
+    if (!curriculum_next(c, ahead, &batch)) return false;
+    *ret = (struct seen){.n = batch.n, .rollouts = batch.rollouts, .bucket = batch.bucket};
+    memcpy(ret->examples, batch.examples, (size_t)batch.n * sizeof *batch.examples);
+    return true;
+}
+
+// What was seen ahead of each step, by how many steps, is what the step then is.
+static void check_ahead(enum curriculum_mode mode, int steps_of_an_epoch)
+{
+    struct curriculum_options o = options_of(mode);
+    struct curriculum *c;
+    struct seen ahead[STEPS + WINDOW], now;
+    bool known[STEPS + WINDOW] = {0};
+    o.prompts_per_step = PER;
+    o.min_bucket_size = 1;
+    assert_ok(curriculum_new(&o, 10, &c));
+    for (int step = 0; step < STEPS; step++) {
+        for (int k = WINDOW; k > 0; k--) {
+            struct seen s = {0};
+            const bool in_epoch = step % steps_of_an_epoch + k < steps_of_an_epoch;
+            assert_int_equal(look(c, k, &s), mode == CURRICULUM_OFF || in_epoch);
+            if (s.n == 0) continue;
+            if (known[step + k]) assert_memory_equal(&s, &ahead[step + k], sizeof s);
+            ahead[step + k] = s;
+            known[step + k] = true;
+        }
+        assert_true(look(c, 0, &now));
+        if (known[step]) assert_memory_equal(&now, &ahead[step], sizeof now);
+        const struct buckets *buckets;
+        const double rewards[PER] = {0.5, 0.5, 0.5, 0.5}; // one bucket: epochs stay as long
+        assert_ok(curriculum_record(c, rewards, &buckets));
+    }
+    curriculum_free(c);
+}
+
+TEST(steps_ahead_are_what_comes)
+{
+    check_ahead(CURRICULUM_OFF, STEPS);
+    check_ahead(CURRICULUM_KDE, 3);
+    check_ahead(CURRICULUM_UNIFORM, 3);
 }

@@ -1,4 +1,4 @@
-# Reference advantages for tests/unit/test_estimators.c: python3 make_advantages.py > advantages.txt
+# Reference advantages for tests/unit/test_advantage.c: python3 make_advantages.py > advantages.txt
 # Needs torch, trl (1.16) and verl (0.9). Estimators are verl's own functions; of pass@k each advantage
 # is a mean over all choices of k samples, counted out; samples that nothing scored (nan) are as in
 # TRL's trainer, with its nanstd.
