@@ -55,9 +55,7 @@ struct golden { // one folder, opened
     struct safetensors *values, *base_values;
     struct model_config *config;
     struct weights *weights, *frozen; // frozen: with an adapter, the base's gradients: none
-    void *arena;
-    struct adapter *adapter; // NULL: none
-    void *adapter_arena;
+    struct adapter *adapter;          // NULL: none
     struct adapter_table *table;
     struct model *model;
     struct batch *batch;
@@ -199,14 +197,11 @@ static int longest_sequence(const struct golden *g)
 }
 
 // The folder's model, or its base's, in an arena of that dtype.
-static enum status load_weights(struct golden *g, enum dtype dt, struct weights **ret,
-                                void **ret_arena)
+static enum status load_weights(struct golden *g, enum dtype dt, struct weights **ret)
 {
     enum status st;
     CHECK(weights_plan(g->config, dt, ret));
-    CHECK(device_alloc(g->dev, (*ret)->bytes, ret_arena));
-    device_fill(g->dev, *ret_arena, 0, (*ret)->bytes);
-    weights_bind(*ret, *ret_arena);
+    CHECK(weights_alloc(*ret, g->dev));
     CHECK(weights_load(*ret, g->dev, g->model_folder));
 out:
     return st;
@@ -214,15 +209,13 @@ out:
 
 // The folder's adapter likewise, and a table with it alone.
 static enum status load_adapter(struct golden *g, const struct weights *base, struct adapter **ret,
-                                void **ret_arena, struct adapter_table **ret_table)
+                                struct adapter_table **ret_table)
 {
     struct adapter_config *config;
     enum status st;
     CHECK(adapter_config_load(g->folder, &config));
     CHECK(adapter_new(config, base, base->dt, ret));
-    CHECK(device_alloc(g->dev, (*ret)->weights->bytes, ret_arena));
-    device_fill(g->dev, *ret_arena, 0, (*ret)->weights->bytes);
-    weights_bind((*ret)->weights, *ret_arena);
+    CHECK(weights_alloc((*ret)->weights, g->dev));
     CHECK(adapter_load(*ret, g->dev, g->folder));
     CHECK(adapter_table_new(g->dev, base, 1, (*ret)->max_rank, ret_table));
     CHECK(adapter_table_set(*ret_table, 0, *ret));
@@ -252,13 +245,13 @@ static enum status open_golden(struct golden *g)
     enum status st;
     CHECK(open_files(g));
     max_tokens = g->n_seqs * (g->prompt + g->completion);
-    CHECK(load_weights(g, DT_F32, &g->weights, &g->arena));
+    CHECK(load_weights(g, DT_F32, &g->weights));
     // logits of 16 rows at a time, so that the chunked head is what is tested
     // as many positions as are used: some rope kinds choose by that
     CHECK(model_new(g->dev, g->config, g->weights, max_tokens, 16, longest_sequence(g), &g->model));
     CHECK(batch_new(g->dev, max_tokens, g->n_seqs, 16, max_tokens, &g->batch));
     if (g->base_info) {
-        CHECK(load_adapter(g, g->weights, &g->adapter, &g->adapter_arena, &g->table));
+        CHECK(load_adapter(g, g->weights, &g->adapter, &g->table));
         g->model->adapters = g->table;
     }
     CHECK(open_training(g, max_tokens));
@@ -276,10 +269,8 @@ static void close_golden(struct golden *g)
     model_free(g->model);
     adapter_table_free(g->table);
     adapter_free(g->adapter);
-    device_release(g->dev, g->adapter_arena);
     weights_free(g->frozen);
     weights_free(g->weights);
-    device_release(g->dev, g->arena);
     model_config_free(g->config);
     safetensors_free(g->values);
     safetensors_free(g->base_values);
@@ -395,7 +386,6 @@ out:
 
 struct variant { // the folder's model, its weights rounded to bf16
     struct weights *weights;
-    void *arena, *adapter_arena;
     struct adapter *adapter;
     struct adapter_table *table;
     struct model *model;
@@ -421,8 +411,8 @@ static enum status open_variant(struct golden *g, enum dtype dt, struct variant 
 {
     void *x;
     enum status st;
-    CHECK(load_weights(g, dt, &v->weights, &v->arena));
-    if (g->adapter) CHECK(load_adapter(g, v->weights, &v->adapter, &v->adapter_arena, &v->table));
+    CHECK(load_weights(g, dt, &v->weights));
+    if (g->adapter) CHECK(load_adapter(g, v->weights, &v->adapter, &v->table));
     if (dt == DT_F32) CHECK(round_weights(g, v->weights));
     if (dt == DT_F32 && v->adapter) CHECK(round_weights(g, v->adapter->weights));
     CHECK(model_new(g->dev, g->config, v->weights, g->model->max_tokens, 16, longest_sequence(g),
@@ -440,8 +430,6 @@ static void close_variant(struct golden *g, struct variant *v)
     model_free(v->model);
     adapter_table_free(v->table);
     adapter_free(v->adapter);
-    device_release(g->dev, v->adapter_arena);
-    device_release(g->dev, v->arena);
     weights_free(v->weights);
 }
 
@@ -791,24 +779,19 @@ out:
 }
 
 // ---- the two ways to run ------------------------------------------------------------------------
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 // Model folders of `root`, sorted; at most `max`.
-static int list_folders(const char *root, char **ret, int max)
+static int list_folders(const char *root, const char **ret, int max)
 {
+    struct dirent **list = NULL;
     int n = 0;
-    DIR *dir = opendir(root);
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        char *folder = path_join(root, e->d_name), *json = path_join(folder, "golden.json");
-        if (e->d_name[0] != '.' && file_exists(json) && n < max) ret[n++] = strdup(folder);
-        free(json);
-        free(folder);
+    const int all = scandir(root, &list, NULL, alphasort);
+    for (int i = 0; i < all; i++) {
+        const char *folder = test_path(root, list[i]->d_name);
+        if (list[i]->d_name[0] != '.' && file_exists(test_path(folder, "golden.json")) && n < max)
+            ret[n++] = folder;
+        free(list[i]);
     }
-    if (dir) closedir(dir);
-    qsort(ret, (size_t)n, sizeof *ret, compare_names);
+    free(list);
     return n;
 }
 
@@ -823,7 +806,7 @@ static void test_folder_matches(void **state)
 
 int main(int argc, char **argv)
 {
-    char *folders[256];
+    const char *folders[256];
     const char *spec = "auto";
     struct device *dev;
     int failed = 0, n = 0;
@@ -843,8 +826,8 @@ int main(int argc, char **argv)
     }
     if (argc == 1) {
         for (int i = 0; i < n; i++)
-            test_list(i,
-                      (struct CMUnitTest){folders[i], test_folder_matches, NULL, NULL, folders[i]});
+            test_list(i, (struct CMUnitTest){folders[i], test_folder_matches, NULL, NULL,
+                                             (void *)folders[i]});
         return test_main();
     }
     if (device_open(spec, &dev) != ST_OK) {

@@ -127,7 +127,7 @@ static void serve(const char *model)
     }
     assert_true(states ? n_tandem == 0 : n_frozen > 0 && n_frozen < n_tandem);
     adapter_table_free(table);
-    tiny_adapter_free(r.dev, adapter);
+    adapter_free(adapter);
     reference_close(&r);
 }
 

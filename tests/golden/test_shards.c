@@ -41,7 +41,6 @@ struct side { // the model, or a shard of it
     struct comm *comm;
     struct model_config *config;
     struct weights *weights;
-    void *arena;
     struct model *model;
     struct optimizer *optimizer;
     struct backward *backward;
@@ -75,9 +74,7 @@ static bool open_side(struct side *s, struct device *dev, struct comm *comm, con
     if (model_config_shard(s->config, (struct shard){comm_rank(comm), comm_size(comm)}) != ST_OK)
         return false;
     must_ok(weights_plan(s->config, DT_F32, &s->weights));
-    must_ok(device_alloc(dev, s->weights->bytes, &s->arena));
-    device_fill(dev, s->arena, 0, s->weights->bytes);
-    weights_bind(s->weights, s->arena);
+    must_ok(weights_alloc(s->weights, dev));
     must_ok(weights_load(s->weights, dev, folder));
     must_ok(model_new(dev, s->config, s->weights, ROWS, ROWS, ROWS, &s->model));
     s->model->comm = comm;
@@ -101,7 +98,6 @@ static void close_side(struct side *s)
     backward_free(s->backward);
     optimizer_free(s->optimizer);
     model_free(s->model);
-    if (s->arena) device_release(s->dev, s->arena);
     weights_free(s->weights);
     model_config_free(s->config);
 }
@@ -187,7 +183,7 @@ static void replicas_must_be_same(const struct side *s)
     for (int i = 0; i < s->weights->n_tensors; i++) {
         const struct weight_tensor *t = &s->weights->tensors[i];
         if (t->slice.n_runs == 1 && t->slice.runs[0].replicas == comm_size(s->comm))
-            must_be_same_everywhere(s->comm, (const float *)s->arena + t->offset,
+            must_be_same_everywhere(s->comm, (const float *)s->weights->base + t->offset,
                                     (size_t)t->n * sizeof(float), t->name);
     }
 }
@@ -274,7 +270,7 @@ static void run_folder(struct device *dev, struct comm *comm, const char *folder
         repeat(&part, RECOMPUTE_LAYER);
         step(&part);
         step(&whole);
-        slices_must_be_close(&part, part.arena, &whole, whole.arena);
+        slices_must_be_close(&part, part.weights->base, &whole, whole.weights->base);
         replicas_must_be_same(&part);
         close_side(&whole);
     }
@@ -297,10 +293,8 @@ static int rank_main(const char *root)
     must_ok(comm_open(dev, id, atoi(getenv("OMPI_COMM_WORLD_RANK")),
                       atoi(getenv("OMPI_COMM_WORLD_SIZE")), 30, NULL, NULL, &comm));
     for (int i = 0; i < n; i++) {
-        char *folder = path_join(root, list[i]->d_name), *config = path_join(folder, "config.json");
-        if (file_exists(config)) run_folder(dev, comm, folder);
-        free(folder);
-        free(config);
+        const char *folder = test_path(root, list[i]->d_name);
+        if (file_exists(test_path(folder, "config.json"))) run_folder(dev, comm, folder);
         free(list[i]);
     }
     free(list);

@@ -10,7 +10,6 @@
 enum status reference_build(const char *folder, json_t *config, int max_tokens,
                             struct reference *ret)
 {
-    void *arena;
     enum status st = ST_OK;
     ret->adapter = -1;
     if (config)
@@ -18,9 +17,7 @@ enum status reference_build(const char *folder, json_t *config, int max_tokens,
     else
         CHECK(model_config_load(folder, &ret->config));
     CHECK(weights_plan(ret->config, device_default_dtype(ret->dev), &ret->weights));
-    CHECK(device_alloc(ret->dev, ret->weights->bytes, &arena));
-    device_fill(ret->dev, arena, 0, ret->weights->bytes); // padding, as shared memory has it
-    weights_bind(ret->weights, arena);
+    CHECK(weights_alloc(ret->weights, ret->dev));
     CHECK(weights_load(ret->weights, ret->dev, folder));
     CHECK(model_new(ret->dev, ret->config, ret->weights, max_tokens, max_tokens, max_tokens,
                     &ret->model));
@@ -41,7 +38,6 @@ void reference_release(struct reference *r)
 {
     batch_free(r->batch);
     model_free(r->model);
-    if (r->weights) device_release(r->dev, r->weights->base);
     weights_free(r->weights);
     model_config_free(r->config);
     *r = (struct reference){.dev = r->dev};

@@ -17,18 +17,9 @@ struct adapter_config *tiny_adapter_config(const char *text)
 struct adapter *tiny_adapter_new(struct device *dev, const struct weights *base, const char *text)
 {
     struct adapter *a;
-    void *memory;
     assert_ok(adapter_new(tiny_adapter_config(text), base, DT_F32, &a));
-    assert_ok(device_alloc(dev, a->weights->bytes, &memory));
-    device_fill(dev, memory, 0, a->weights->bytes);
-    weights_bind(a->weights, memory);
+    assert_ok(weights_alloc(a->weights, dev));
     return a;
-}
-
-void tiny_adapter_free(struct device *dev, struct adapter *a)
-{
-    device_release(dev, a->weights->base);
-    adapter_free(a);
 }
 
 enum status tiny_adapter_fill(const struct adapter *a, struct device *dev, uint64_t seed)
@@ -56,7 +47,6 @@ enum status tiny_adapter_write(const char *folder, const char *model, const char
     struct adapter_config *adapter_config;
     struct adapter *a = NULL;
     json_t *json = NULL;
-    void *memory = NULL;
     CHECK(file_make_folders(folder));
     CHECK(device_open("cpu", &dev));
     CHECK(model_config_load(model, &base_config));
@@ -64,13 +54,11 @@ enum status tiny_adapter_write(const char *folder, const char *model, const char
     CHECK(json_parse("config", config, strlen(config), &json));
     CHECK(adapter_config_from_json("config", json, &adapter_config));
     CHECK(adapter_new(adapter_config, base, DT_F32, &a));
-    CHECK(device_alloc(dev, a->weights->bytes, &memory));
-    weights_bind(a->weights, memory);
+    CHECK(weights_alloc(a->weights, dev));
     CHECK(tiny_adapter_fill(a, dev, seed));
     CHECK(adapter_save(a, dev, folder, DT_F32));
 out:
     json_decref(json);
-    device_release(dev, memory);
     adapter_free(a);
     weights_free(base);
     model_config_free(base_config);

@@ -9,11 +9,10 @@
 // Makes the folder where needed. config: adapter_config.json's text.
 enum status tiny_adapter_write(const char *folder, const char *model, const char *config,
                                uint64_t seed);
-// The config of that text; and an adapter with it, bound to zeros in device memory, its own.
+// The config of that text; and an adapter with it, bound to zeros in memory of its own.
 // Failures fail the running test.
 struct adapter_config *tiny_adapter_config(const char *text);
 struct adapter *tiny_adapter_new(struct device *dev, const struct weights *base, const char *text);
-void tiny_adapter_free(struct device *dev, struct adapter *a);
 // Random values for both factors of one that is bound.
 enum status tiny_adapter_fill(const struct adapter *a, struct device *dev, uint64_t seed);
 

@@ -50,18 +50,15 @@ enum status tiny_latent_write(const char *folder, int heads, int vocab)
     struct device *dev = NULL;
     struct model_config *config = NULL;
     struct weights *w = NULL;
-    void *arena = NULL;
     enum status st;
     CHECK(write_config(folder, heads, vocab));
     CHECK(device_open("cpu", &dev));
     CHECK(model_config_load(folder, &config));
     CHECK(weights_plan(config, DT_F32, &w));
-    CHECK(device_alloc(dev, w->bytes, &arena));
-    weights_bind(w, arena);
+    CHECK(weights_alloc(w, dev));
     CHECK(fill(w, dev));
     st = weights_save(w, dev, folder, DT_F32);
 out:
-    if (arena) device_release(dev, arena);
     weights_free(w);
     model_config_free(config);
     device_free(dev);

@@ -102,7 +102,7 @@ static struct adapter *adapter_of(const char *text)
 
 static void release(struct adapter *a)
 {
-    tiny_adapter_free(base.dev, a);
+    adapter_free(a);
 }
 
 // One that was trained: B is not zero.

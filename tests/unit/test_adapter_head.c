@@ -72,7 +72,7 @@ TEST(the_head_is_listed_last)
         assert_int_equal(tying, tied ? ST_UNSUPPORTED : ST_OK);
         if (tied) assert_message("ensure_weight_tying is set, and lm_head is the embeddings too");
         if (!tied) adapter_free(none);
-        tiny_adapter_free(r.dev, a);
+        adapter_free(a);
         reference_close(&r);
     }
 }
@@ -127,8 +127,8 @@ TEST(the_bases_matrix_may_lie_beside)
     assert_message("lm_head.base_layer.weight");
     assert_status(adapter_merge(a, r.weights, r.dev), ST_UNSUPPORTED);
     assert_message("the embeddings too");
-    tiny_adapter_free(r.dev, a);
-    tiny_adapter_free(r.dev, b);
+    adapter_free(a);
+    adapter_free(b);
     reference_close(&r);
 }
 
@@ -182,7 +182,7 @@ TEST(a_row_has_its_adapter)
         }
         rows_are_in_any_order(&r, table);
         adapter_table_free(table);
-        for (int i = 0; i < 3; i++) tiny_adapter_free(r.dev, a[i]);
+        for (int i = 0; i < 3; i++) adapter_free(a[i]);
         reference_close(&r);
     }
 }
@@ -206,7 +206,7 @@ TEST(peft_opens_our_folder)
         logits_of(&r, (int[]){0}, 1, all, TOKENS, have);
         peft_agrees(python, model, folder, ids, TOKENS, have, VOCAB);
         adapter_table_free(table);
-        tiny_adapter_free(r.dev, a);
+        adapter_free(a);
         reference_close(&r);
     }
 }

@@ -1,6 +1,7 @@
 /* test_checkpoint.c: trainer/checkpoint (round trip, crash in the middle, which are kept) and the
  * run's log beside it. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/run/checkpoint.h"
@@ -13,10 +14,7 @@
 
 struct fixture {
     const char *source, *run;
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights;
-    void *memory;
+    struct loaded model;
     struct optimizer *optimizer;
     const struct model_folder *draft; // NULL: none
     const int64_t *best;              // NULL: none
@@ -31,23 +29,14 @@ static void fixture_open(struct fixture *f)
     f->run = test_folder();
     assert_ok(tiny_model_write(f->source, 32, 2, 80, 4));
     test_write(test_path(f->source, "tokenizer.json"), "{\"tokens\": 1}", 13);
-    assert_ok(device_open("cpu", &f->dev));
-    assert_ok(model_config_load(f->source, &f->config));
-    assert_ok(weights_plan(f->config, DT_F32, &f->weights));
-    assert_ok(device_alloc(f->dev, f->weights->bytes, &f->memory));
-    memset(f->memory, 0, f->weights->bytes);
-    weights_bind(f->weights, f->memory);
-    assert_ok(weights_load(f->weights, f->dev, f->source));
-    assert_ok(optimizer_new_whole(f->dev, f->weights, &adamw, &f->optimizer));
+    assert_ok(loaded_open(f->source, DT_F32, &f->model));
+    assert_ok(optimizer_new_whole(f->model.dev, f->model.weights, &adamw, &f->optimizer));
 }
 
 static void fixture_close(struct fixture *f)
 {
     optimizer_free(f->optimizer);
-    weights_free(f->weights);
-    model_config_free(f->config);
-    device_release(f->dev, f->memory);
-    device_free(f->dev);
+    loaded_close(&f->model);
 }
 
 static void train_one(struct fixture *f, float gradient)
@@ -65,34 +54,25 @@ static enum status write_step(struct fixture *f, int64_t step, int keep, char re
 {
     json_t *state = json_pack("{s:I, s:I, s:{s:s}}", "step", (json_int_t)step, "data_index",
                               (json_int_t)(10 * step), "start", "note", "kept");
-    const struct model_folder policy = {.weights = f->weights,
+    const struct model_folder policy = {.weights = f->model.weights,
                                         .as = DT_F32,
                                         .source_folder = f->source,
                                         .optimizer = f->optimizer,
                                         .state = state,
                                         .draft = f->draft};
     const struct checkpoint_others others = {.best_step = f->best, .keep = keep};
-    enum status st = checkpoint_write(f->run, f->dev, &policy, &others, ret_folder);
+    enum status st = checkpoint_write(f->run, f->model.dev, &policy, &others, ret_folder);
     json_decref(state);
     return st;
 }
 
 // Loads a checkpoint into fresh memory and compares with what is in the fixture.
-static void assert_holds(struct fixture *f, const char *folder, const void *wanted)
+static void assert_holds(const char *folder, const void *wanted)
 {
-    struct model_config *config;
-    struct weights *weights;
-    void *memory;
-    assert_ok(model_config_load(folder, &config));
-    assert_ok(weights_plan(config, DT_F32, &weights));
-    assert_ok(device_alloc(f->dev, weights->bytes, &memory));
-    memset(memory, 0, weights->bytes);
-    weights_bind(weights, memory);
-    assert_ok(weights_load(weights, f->dev, folder));
-    assert_memory_equal(memory, wanted, (size_t)weights->n_elements * sizeof(float));
-    weights_free(weights);
-    model_config_free(config);
-    device_release(f->dev, memory);
+    struct loaded m;
+    assert_ok(loaded_open(folder, DT_F32, &m));
+    assert_memory_equal(m.weights->base, wanted, (size_t)m.weights->n_elements * sizeof(float));
+    loaded_close(&m);
 }
 
 static int entries(const char *folder)
@@ -118,7 +98,7 @@ TEST(round_trip)
     assert_int_equal(folder[0], '/');
     assert_ok(checkpoint_find(f.run, "latest", latest));
     assert_string_equal(latest, folder);
-    assert_holds(&f, folder, f.memory);
+    assert_holds(folder, f.model.weights->base);
     char *text = test_read(test_path(folder, "tokenizer.json"));
     assert_string_equal(text, "{\"tokens\": 1}");
 
@@ -129,7 +109,7 @@ TEST(round_trip)
         json_string_value(json_object_get(json_object_get(c.state, "start"), "note")), "kept");
     struct optimizer *fresh;
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
-    assert_ok(optimizer_new_whole(f.dev, f.weights, &adamw, &fresh));
+    assert_ok(optimizer_new_whole(f.model.dev, f.model.weights, &adamw, &fresh));
     assert_ok(checkpoint_load_optimizer(folder, c.optimizer_steps, fresh));
     assert_int_equal(optimizer_steps(fresh), 1);
     json_decref(c.state);
@@ -141,7 +121,7 @@ TEST(round_trip)
     const char *left = test_path(test_path(f.run, "checkpoints"), ".latest.999999.new");
     assert_int_equal(symlink("step-3", left), 0);
     assert_ok(write_step(&f, 3, 0, folder));
-    assert_holds(&f, folder, f.memory);
+    assert_holds(folder, f.model.weights->base);
     assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // step-3, latest
     fixture_close(&f);
 }
@@ -160,7 +140,7 @@ TEST(draft_round_trip)
     assert_false(file_exists(test_path(folder, DRAFT_FOLDER)));
     json_decref(c.state);
 
-    const struct model_folder model = {.weights = draft.weights,
+    const struct model_folder model = {.weights = draft.model.weights,
                                        .as = DT_F32,
                                        .source_folder = draft.source,
                                        .optimizer = draft.optimizer};
@@ -170,7 +150,7 @@ TEST(draft_round_trip)
     assert_ok(checkpoint_read(folder, &c));
     assert_true(c.draft_optimizer_steps >= 0);
     const char *inside = test_path(folder, DRAFT_FOLDER);
-    assert_holds(&draft, inside, draft.memory);
+    assert_holds(inside, draft.model.weights->base);
     assert_false(file_exists(test_path(inside, "trainer/optimizer.safetensors")));
     assert_ok(checkpoint_load_optimizer(test_path(folder, DRAFT_FOLDER), c.draft_optimizer_steps,
                                         draft.optimizer));
@@ -180,14 +160,14 @@ TEST(draft_round_trip)
     train_one(&draft, 0.25f);
     assert_ok(write_step(&f, 3, 1, folder));
     inside = test_path(folder, DRAFT_FOLDER);
-    assert_holds(&f, folder, f.memory);
-    assert_holds(&draft, inside, draft.memory);
+    assert_holds(folder, f.model.weights->base);
+    assert_holds(inside, draft.model.weights->base);
     assert_int_equal(entries(inside), 4); // config, tokenizer, weights, optimizer
     assert_int_equal(entries(test_path(f.run, "checkpoints")), 2);
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false};
     struct optimizer *fresh[2];
-    assert_ok(optimizer_new_whole(f.dev, f.weights, &adamw, &fresh[0]));
-    assert_ok(optimizer_new_whole(draft.dev, draft.weights, &adamw, &fresh[1]));
+    assert_ok(optimizer_new_whole(f.model.dev, f.model.weights, &adamw, &fresh[0]));
+    assert_ok(optimizer_new_whole(draft.model.dev, draft.model.weights, &adamw, &fresh[1]));
     assert_ok(checkpoint_read(folder, &c));
     assert_ok(checkpoint_load_optimizer(folder, c.optimizer_steps, fresh[0]));
     assert_ok(checkpoint_load_optimizer(test_path(folder, DRAFT_FOLDER), c.draft_optimizer_steps,
@@ -195,16 +175,16 @@ TEST(draft_round_trip)
     assert_int_equal(optimizer_steps(fresh[0]), 1);
     assert_int_equal(optimizer_steps(fresh[1]), 2);
     // what was loaded is what was saved: the next step ends in the same bits
-    size_t bytes = (size_t)draft.weights->n_elements * sizeof(float);
+    size_t bytes = (size_t)draft.model.weights->n_elements * sizeof(float);
     void *before = malloc(bytes), *after = malloc(bytes);
-    memcpy(before, draft.memory, bytes);
+    memcpy(before, draft.model.weights->base, bytes);
     train_one(&draft, 0.125f);
-    memcpy(after, draft.memory, bytes);
-    memcpy(draft.memory, before, bytes);
+    memcpy(after, draft.model.weights->base, bytes);
+    memcpy(draft.model.weights->base, before, bytes);
     optimizer_free(draft.optimizer);
     draft.optimizer = fresh[1];
     train_one(&draft, 0.125f);
-    assert_memory_equal(after, draft.memory, bytes);
+    assert_memory_equal(after, draft.model.weights->base, bytes);
     assert_int_equal(unlink(test_path(inside, "trainer/optimizer.safetensors")), 0);
     assert_status(checkpoint_load_optimizer(test_path(folder, DRAFT_FOLDER),
                                             c.draft_optimizer_steps, fresh[1]),
@@ -324,9 +304,9 @@ TEST(crash_leaves_the_old_one)
     fixture_open(&f);
     train_one(&f, 0.5f);
     assert_ok(write_step(&f, 1, 0, folder));
-    size_t bytes = f.weights->bytes;
+    size_t bytes = f.model.weights->bytes;
     void *old = malloc(bytes);
-    memcpy(old, f.memory, bytes);
+    memcpy(old, f.model.weights->base, bytes);
     train_one(&f, 0.5f);
     static const rlim_t limits[] = {100, 4096, 60000, 150000};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
@@ -344,13 +324,13 @@ TEST(crash_leaves_the_old_one)
             assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ);
             assert_ok(checkpoint_find(f.run, "latest", latest));
             assert_string_equal(latest, folder);
-            assert_holds(&f, latest, old);
+            assert_holds(latest, old);
         }
     }
     assert_false(file_exists(test_path(f.run, "checkpoints/step-2")));
     assert_ok(write_step(&f, 2, 1, NULL)); // and the next one is written as if nothing had been
     assert_ok(checkpoint_find(f.run, "latest", latest));
-    assert_holds(&f, latest, f.memory);
+    assert_holds(latest, f.model.weights->base);
     assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // nothing half-written is left
     free(old);
     fixture_close(&f);
@@ -375,8 +355,8 @@ TEST(full_disk_is_a_clear_error)
     fixture_open(&f);
     train_one(&f, 0.5f);
     assert_ok(write_step(&f, 1, 0, folder));
-    void *old = malloc(f.weights->bytes);
-    memcpy(old, f.memory, f.weights->bytes);
+    void *old = malloc(f.model.weights->bytes);
+    memcpy(old, f.model.weights->base, f.model.weights->bytes);
     train_one(&f, 0.5f);
     static const rlim_t limits[] = {100, 4096, 60000, 150000};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
@@ -388,7 +368,7 @@ TEST(full_disk_is_a_clear_error)
         assert_message(strerror(EFBIG));
         assert_ok(checkpoint_find(f.run, "latest", latest));
         assert_string_equal(latest, folder);
-        assert_holds(&f, latest, old);
+        assert_holds(latest, old);
         assert_int_equal(entries(test_path(f.run, "checkpoints")), 2); // step-1 and the link
     }
     // A line of the log that fits in part: the sentence is that of what did not fit.
@@ -410,19 +390,21 @@ TEST(failure_cleans_up)
     struct fixture f;
     fixture_open(&f);
     const char *folder = test_path(f.run, "model"), *broken = test_folder();
-    const struct model_folder draft = {.weights = f.weights, .as = DT_F32, .source_folder = broken};
-    struct model_folder model = {.weights = f.weights, .as = DT_F32, .source_folder = f.source};
-    assert_ok(model_folder_write(folder, f.dev, &model));
-    void *old = malloc(f.weights->bytes);
-    memcpy(old, f.memory, f.weights->bytes);
+    const struct model_folder draft = {
+        .weights = f.model.weights, .as = DT_F32, .source_folder = broken};
+    struct model_folder model = {
+        .weights = f.model.weights, .as = DT_F32, .source_folder = f.source};
+    assert_ok(model_folder_write(folder, f.model.dev, &model));
+    void *old = malloc(f.model.weights->bytes);
+    memcpy(old, f.model.weights->base, f.model.weights->bytes);
     train_one(&f, 1);
     // all of the model is there by then
     assert_ok(file_make_folders(test_path(broken, "tokenizer.json")));
     model.draft = &draft;
-    assert_status(model_folder_write(folder, f.dev, &model), ST_IO);
+    assert_status(model_folder_write(folder, f.model.dev, &model), ST_IO);
     assert_message("tokenizer.json");
     assert_int_equal(entries(f.run), 1);
-    assert_holds(&f, folder, old);
+    assert_holds(folder, old);
     free(old);
     fixture_close(&f);
 }
@@ -433,8 +415,8 @@ TEST(written_dtype_is_named)
     json_t *json;
     fixture_open(&f);
     const char *folder = test_path(f.run, "model/"); // a slash at the end does no harm
-    assert_ok(model_folder_write(folder, f.dev,
-                                 &(struct model_folder){.weights = f.weights, .as = DT_BF16}));
+    assert_ok(model_folder_write(
+        folder, f.model.dev, &(struct model_folder){.weights = f.model.weights, .as = DT_BF16}));
     assert_ok(json_read_file(test_path(f.run, "model/config.json"), 1 << 20, &json));
     const json_t *name = json_object_get(json, "dtype");
     if (!name) name = json_object_get(json, "torch_dtype");

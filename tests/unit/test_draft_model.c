@@ -1,6 +1,7 @@
 /* test_draft_model.c: the draft model by itself, on the CPU: what it computes of samples that it
  * has fallen behind on. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "infer-server/engine/draft_model.h"
@@ -9,38 +10,28 @@
 
 enum { SAMPLES = 4, BLOCK = 4, CHUNK = 8, PROMPT = 12, CONTEXT = 64, BLOCKS = 5 };
 
-static struct device *dev;
-static struct model_config *config;
-static struct weights *weights;
-static void *arena;
+static struct loaded model;
 
 static void open_model(void)
 {
     const char *folder = test_path(test_folder(), "model");
     assert_ok(tiny_model_write(folder, 32, 2, 64, 3));
-    assert_ok(device_open("cpu", &dev));
-    assert_ok(model_config_load(folder, &config));
-    assert_ok(weights_plan(config, DT_F32, &weights));
-    assert_ok(device_alloc(dev, weights->bytes, &arena));
-    weights_bind(weights, arena);
-    assert_ok(weights_load(weights, dev, folder));
+    assert_ok(loaded_open(folder, DT_F32, &model));
 }
 
 static void close_model(void)
 {
-    device_release(dev, arena);
-    weights_free(weights);
-    model_config_free(config);
-    device_free(dev);
+    loaded_close(&model);
 }
 
 static struct draft_model *new_draft_model(int chunk, struct runner **ret_runner)
 {
     const struct draft_model_limits limits = {
         .max_batch = SAMPLES, .prefill_chunk = chunk, .max_drafts = SAMPLES * 2};
-    const struct runner_limits own = draft_model_runner_limits(&limits, config, CONTEXT, BLOCK);
+    const struct runner_limits own =
+        draft_model_runner_limits(&limits, model.config, CONTEXT, BLOCK);
     struct draft_model *d = NULL;
-    assert_ok(runner_new(dev, weights, &own, ret_runner));
+    assert_ok(runner_new(model.dev, model.weights, &own, ret_runner));
     assert_ok(draft_model_new(*ret_runner, &limits, &d));
     assert_ok(draft_model_allocate_kv(d, SAMPLES * BLOCKS, SAMPLES, SAMPLES * 2));
     return d;

@@ -3,13 +3,12 @@
  * files that are cut, damaged or of what is not known. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/gguf_write.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 
 #include "common/model/gguf.h"
 #include "common/model/model_folder.h"
 #include "common/text/tokenizer.h"
-#include "common/model/weights.h"
-#include "kernels/device.h"
 
 // ---- values -------------------------------------------------------------------------------------
 // Rows: a type's block, and its values: all of up to 32, of 256 those of 37 * i modulo 256; the sum
@@ -46,29 +45,6 @@ TEST(types_are_the_packages)
 }
 
 // ---- folders ------------------------------------------------------------------------------------
-struct loaded {
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights;
-};
-
-static void load(const char *folder, struct loaded *m)
-{
-    *m = (struct loaded){0};
-    assert_ok(device_open("cpu", &m->dev));
-    assert_ok(model_config_load(folder, &m->config));
-    assert_ok(weights_plan(m->config, DT_F32, &m->weights));
-    assert_ok(weights_alloc(m->weights, m->dev));
-    assert_ok(weights_load(m->weights, m->dev, folder));
-}
-
-static void release(struct loaded *m)
-{
-    weights_free(m->weights);
-    model_config_free(m->config);
-    device_free(m->dev);
-}
-
 static void compare_tensors(const struct loaded *a, const struct loaded *b)
 {
     assert_int_equal(a->weights->n_tensors, b->weights->n_tensors);
@@ -118,12 +94,12 @@ TEST(files_are_their_folders)
         struct loaded a, b;
         print_message("%s\n", families[i][1]);
         gguf_write_folder(folder, families[i][1], path);
-        load(folder, &a);
-        load(path, &b);
+        assert_ok(loaded_open(folder, DT_F32, &a));
+        assert_ok(loaded_open(path, DT_F32, &b));
         compare_tensors(&a, &b);
         if (i > 0) compare_configs(a.config, b.config); // Mistral's files are llama's
-        release(&a);
-        release(&b);
+        loaded_close(&a);
+        loaded_close(&b);
     }
 }
 

@@ -15,7 +15,6 @@
 static void open_uneven(struct reference *r)
 {
     const char *folder = test_folder();
-    void *arena;
     assert_ok(tiny_model_write(folder, 64, 3, VOCAB, 7));
     memset(r, 0, sizeof *r);
     assert_ok(device_open("cpu", &r->dev));
@@ -24,8 +23,7 @@ static void open_uneven(struct reference *r)
     r->config->layers[2].n_kv_heads = 1;
     r->config->layers[2].head_dim = 32;
     assert_ok(weights_plan(r->config, DT_F32, &r->weights));
-    assert_ok(device_alloc(r->dev, r->weights->bytes, &arena));
-    weights_bind(r->weights, arena);
+    assert_ok(weights_alloc(r->weights, r->dev));
     assert_ok(weights_init_random(r->weights, r->dev, 3));
     assert_ok(model_new(r->dev, r->config, r->weights, 64, 64, 64, &r->model));
     assert_ok(batch_new(r->dev, 64, 8, 16, 64, &r->batch));

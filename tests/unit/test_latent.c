@@ -3,9 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/adapter.h"
 #include "common/model/config.h"
-#include "common/model/safetensors.h"
-#include "common/model/weights.h"
 #include "infer-server/engine/kv_memory.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 #include "trainer/learn/param_range.h"
 
@@ -130,43 +129,18 @@ TEST(refusals)
 }
 
 // ---- buffers ------------------------------------------------------------------------------------
-struct opened {
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights;
-    void *arena;
-};
-
-static void open_folder(struct opened *o, const char *folder, enum dtype dt)
-{
-    assert_ok(device_open("cpu", &o->dev));
-    assert_ok(model_config_load(folder, &o->config));
-    assert_ok(weights_plan(o->config, dt, &o->weights));
-    assert_ok(device_alloc(o->dev, o->weights->bytes, &o->arena));
-    weights_bind(o->weights, o->arena);
-    assert_ok(weights_load(o->weights, o->dev, folder));
-}
-
-static void close_folder(struct opened *o)
-{
-    device_release(o->dev, o->arena);
-    weights_free(o->weights);
-    model_config_free(o->config);
-    device_free(o->dev);
-}
-
 #define BIAS "model.layers.1.mlp.gate.e_score_correction_bias"
 
 // f32 in an arena of bf16 and in a folder of bf16, at the same element of every arena, and in no
 // range that is trained.
 TEST(bias_is_a_buffer)
 {
-    struct opened f32, bf16;
+    struct loaded f32, bf16;
     struct safetensors *set, *saved;
     struct param_ranges ranges;
     const char *folder = test_golden("deepseek-v3"), *copy = test_folder();
-    open_folder(&f32, folder, DT_F32);
-    open_folder(&bf16, folder, DT_BF16);
+    assert_ok(loaded_open(folder, DT_F32, &f32));
+    assert_ok(loaded_open(folder, DT_BF16, &bf16));
     assert_ok(safetensors_open(folder, &set));
     const struct safetensors_entry *want = safetensors_find(set, BIAS);
     const struct weight_tensor *a = weights_find(f32.weights, BIAS),
@@ -188,52 +162,32 @@ TEST(bias_is_a_buffer)
     param_ranges_release(&ranges);
     safetensors_free(set);
     safetensors_free(saved);
-    close_folder(&f32);
-    close_folder(&bf16);
+    loaded_close(&f32);
+    loaded_close(&bf16);
 }
 
 // ---- layers that are left out -------------------------------------------------------------------
-static enum status copy_entry(void *context, const struct safetensors_source *source, size_t bytes,
-                              void *to)
-{
-    const struct safetensors_entry *e = safetensors_find(context, source->name);
-    if (!e)
-        memset(to, 0, bytes);
-    else
-        memcpy(to, e->data, bytes);
-    return ST_OK;
-}
-
 // The folder's tensors and one more.
 static const char *with_tensor(const char *folder, const char *name)
 {
     struct safetensors *set;
     const char *copy = test_folder();
     assert_ok(safetensors_open(folder, &set));
-    const int n = safetensors_count(set);
-    struct safetensors_source *sources = calloc((size_t)n + 1, sizeof *sources);
-    assert_non_null(sources);
-    for (int i = 0; i < n; i++) {
-        const struct safetensors_entry *e = safetensors_at(set, i);
-        snprintf(sources[i].name, sizeof sources[i].name, "%s", e->name);
-        sources[i].dt = e->dt;
-        sources[i].n_dims = e->n_dims;
-        memcpy(sources[i].shape, e->shape, sizeof e->shape);
-    }
-    sources[n] = (struct safetensors_source){.dt = DT_F32, .n_dims = 1, .shape = {3}};
+    static const float zeros[3];
+    static struct safetensors_source sources[128];
+    const int n = tensor_sources(set, sources);
+    sources[n] = (struct safetensors_source){.n_dims = 1, .shape = {3}, .tag = zeros};
     snprintf(sources[n].name, sizeof sources[n].name, "%s", name);
-    assert_ok(safetensors_write(test_path(copy, "model.safetensors"), sources, n + 1, NULL,
-                                copy_entry, set));
-    free(sources);
+    tensors_write(copy, sources, n + 1);
     safetensors_free(set);
     return copy;
 }
 
 TEST(further_layers_are_left_out)
 {
-    struct opened o;
+    struct loaded o;
     char words[256];
-    open_folder(&o, test_golden("deepseek-v3"), DT_F32);
+    assert_ok(loaded_open(test_golden("deepseek-v3"), DT_F32, &o));
     assert_true(left_out_describe(o.config, words, sizeof words));
     assert_contains(words, "model.layers.2");
     const char *folder = test_golden("deepseek-v3");
@@ -244,12 +198,12 @@ TEST(further_layers_are_left_out)
     assert_contains(status_message(), "model.layers.3.enorm.weight");
     assert_int_equal(weights_check(o.weights, with_tensor(folder, "model.layers.1.enorm.weight")),
                      ST_MISMATCH);
-    close_folder(&o);
-    open_folder(&o, test_golden("deepseek-v2"), DT_F32); // which has none
+    loaded_close(&o);
+    assert_ok(loaded_open(test_golden("deepseek-v2"), DT_F32, &o)); // which has none
     assert_false(left_out_describe(o.config, words, sizeof words));
     folder = with_tensor(test_golden("deepseek-v2"), "model.layers.2.enorm.weight");
     assert_int_equal(weights_check(o.weights, folder), ST_MISMATCH);
-    close_folder(&o);
+    loaded_close(&o);
 }
 
 // ---- the cache, and adapters --------------------------------------------------------------------
@@ -257,10 +211,10 @@ TEST(further_layers_are_left_out)
 TEST(cache_holds_latents)
 {
     enum { BLOCK = 4, BLOCKS = 3, WIDTH = 16 + 4 };
-    struct opened o;
+    struct loaded o;
     struct kv_memory m;
     size_t before, after, peak;
-    open_folder(&o, test_golden("deepseek-v2"), DT_F32);
+    assert_ok(loaded_open(test_golden("deepseek-v2"), DT_F32, &o));
     device_allocated(o.dev, &before, &peak);
     assert_ok(kv_memory_alloc(&m, o.dev, o.config, DT_F32, BLOCK, BLOCKS, 0));
     device_allocated(o.dev, &after, &peak);
@@ -273,10 +227,10 @@ TEST(cache_holds_latents)
     kv_memory_copy_block(&m, 2, 0);
     assert_true(keys[m.view.layers[1].offset + 5] == 7 && m.view.v == NULL);
     kv_memory_release(&m);
-    close_folder(&o);
+    loaded_close(&o);
 }
 
-static enum status adapt(struct opened *o, const char *targets, int *ret_n)
+static enum status adapt(struct loaded *o, const char *targets, int *ret_n)
 {
     json_t *json;
     struct adapter_config *config;
@@ -292,14 +246,14 @@ static enum status adapt(struct opened *o, const char *targets, int *ret_n)
 
 TEST(adapters_leave_kv_b_alone)
 {
-    struct opened o;
+    struct loaded o;
     int n;
-    open_folder(&o, test_golden("deepseek-v2"), DT_F32);
+    assert_ok(loaded_open(test_golden("deepseek-v2"), DT_F32, &o));
     assert_ok(adapt(&o, "q_a_proj,q_b_proj,kv_a_proj_with_mqa,o_proj", &n));
     assert_int_equal(n, 8);
     assert_int_equal(adapt(&o, "q_a_proj,kv_b_proj", &n), ST_UNSUPPORTED);
     assert_contains(status_message(), "kv_b_proj");
     assert_ok(adapt(&o, "all-linear", &n)); // and a dense MLP's three, and the shared expert's
     assert_int_equal(n, 14);
-    close_folder(&o);
+    loaded_close(&o);
 }

@@ -37,7 +37,7 @@ static void differentiate(struct reference *r, int logits, struct result *ret)
     struct tape *tape = NULL;
     struct weights *grads = NULL;
     struct backward *b = NULL;
-    void *arena = NULL, *x = NULL;
+    void *x = NULL;
     int32_t targets[ROWS];
     float dlogprobs[ROWS];
     fill(r, targets);
@@ -45,9 +45,7 @@ static void differentiate(struct reference *r, int logits, struct result *ret)
     assert_ok(model_new(r->dev, r->config, r->weights, ROWS, logits, ROWS, &m));
     assert_ok(tape_new(m, ROWS, RECOMPUTE_NONE, &tape));
     assert_ok(weights_plan(r->config, DT_F32, &grads));
-    assert_ok(device_alloc(r->dev, grads->bytes, &arena));
-    device_fill(r->dev, arena, 0, grads->bytes);
-    weights_bind(grads, arena);
+    assert_ok(weights_alloc(grads, r->dev));
     assert_ok(backward_new(m, grads, ROWS, ROWS, CHUNK, &b));
 
     model_forward(m, batch_view(r->batch), NULL, tape, &x);
@@ -58,11 +56,10 @@ static void differentiate(struct reference *r, int logits, struct result *ret)
     ret->bytes = grads->bytes;
     ret->grads = malloc(grads->bytes);
     assert_non_null(ret->grads);
-    device_copy_out(r->dev, ret->grads, arena, grads->bytes);
+    device_copy_out(r->dev, ret->grads, grads->base, grads->bytes);
     assert_ok(device_sync(r->dev));
 
     backward_free(b);
-    device_release(r->dev, arena);
     weights_free(grads);
     tape_free(r->dev, tape);
     model_free(m);

@@ -1,8 +1,7 @@
 /* test_model_files.c: config.json, safetensors and the weights table: what is read, what is refused
  * and with which words. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model/safetensors.h"
-#include "common/model/weights.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 #include <dirent.h>
 
@@ -143,33 +142,16 @@ TEST(safetensors_refusals)
 }
 
 // ---- the weights table --------------------------------------------------------------------------
-struct tiny {
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights;
-};
-
-static void open_tiny(struct tiny *t, const char *text)
+static void open_tiny(struct loaded *t, const char *text)
 {
-    void *arena;
     assert_ok(device_open("cpu", &t->dev));
     assert_ok(load_text(text, &t->config));
-    assert_ok(weights_plan(t->config, DT_F32, &t->weights));
-    assert_ok(device_alloc(t->dev, t->weights->bytes, &arena));
-    weights_bind(t->weights, arena);
-}
-
-static void close_tiny(struct tiny *t)
-{
-    device_release(t->dev, t->weights->base);
-    weights_free(t->weights);
-    model_config_free(t->config);
-    device_free(t->dev);
+    loaded_zeros(t, DT_F32);
 }
 
 TEST(plan_is_dense_and_aligned)
 {
-    struct tiny t;
+    struct loaded t;
     struct weights *half;
     open_tiny(&t, QWEN2 ",\"tie_word_embeddings\":true}");
     assert_ok(weights_plan(t.config, DT_BF16, &half));
@@ -196,17 +178,15 @@ TEST(plan_is_dense_and_aligned)
     weights_layout_hash(half, b);
     assert_string_not_equal(a, b);
     weights_free(half);
-    close_tiny(&t);
+    loaded_close(&t);
 }
 
 TEST(saved_weights_come_back)
 {
-    struct tiny a, b;
+    struct loaded a, b;
     const char *folder = test_folder();
     open_tiny(&a, LLAMA "}");
     open_tiny(&b, LLAMA "}");
-    device_fill(a.dev, a.weights->base, 0, a.weights->bytes);
-    device_fill(b.dev, b.weights->base, 0, b.weights->bytes);
     assert_ok(weights_init_random(a.weights, a.dev, 7));
     assert_ok(weights_save(a.weights, a.dev, folder, DT_F32));
     assert_ok(weights_load(b.weights, b.dev, folder));
@@ -219,13 +199,13 @@ TEST(saved_weights_come_back)
         if (y != f32_from_bf16(bf16_from_f32(x)))
             fail_msg("element %lld: %g became %g", (long long)i, x, y);
     }
-    close_tiny(&a);
-    close_tiny(&b);
+    loaded_close(&a);
+    loaded_close(&b);
 }
 
 TEST(wrong_folders_write_nothing)
 {
-    struct tiny untied, tied, biased;
+    struct loaded untied, tied, biased;
     const char *folder = test_folder();
     open_tiny(&untied, LLAMA "}");
     open_tiny(&tied, LLAMA ",\"tie_word_embeddings\":true}");
@@ -249,7 +229,7 @@ TEST(wrong_folders_write_nothing)
     assert_status(weights_load(untied.weights, untied.dev, folder), ST_MISMATCH);
     assert_message("bias is not part of");
 
-    struct tiny wide;
+    struct loaded wide;
     open_tiny(&wide, LLAMA ",\"intermediate_size\":32}");
     assert_ok(weights_init_random(wide.weights, wide.dev, 1));
     assert_ok(weights_save(wide.weights, wide.dev, folder, DT_F32));
@@ -257,21 +237,19 @@ TEST(wrong_folders_write_nothing)
     assert_message("has shape (32, 16); config.json calls for (24, 16)");
     for (size_t i = 0; i < untied.weights->bytes; i++)
         assert_int_equal(((unsigned char *)untied.weights->base)[i], 0x5a);
-    close_tiny(&wide);
-    close_tiny(&untied);
-    close_tiny(&tied);
-    close_tiny(&biased);
+    loaded_close(&wide);
+    loaded_close(&untied);
+    loaded_close(&tied);
+    loaded_close(&biased);
 }
 
 TEST(shards_are_one_model)
 {
-    struct tiny a, b;
+    struct loaded a, b;
     const char *whole = test_folder(), *split = test_folder();
     struct safetensors *set;
     open_tiny(&a, LLAMA ",\"tie_word_embeddings\":true}");
     open_tiny(&b, LLAMA ",\"tie_word_embeddings\":true}");
-    device_fill(a.dev, a.weights->base, 0, a.weights->bytes);
-    device_fill(b.dev, b.weights->base, 0, b.weights->bytes);
     assert_ok(weights_init_random(a.weights, a.dev, 3));
     assert_ok(weights_save(a.weights, a.dev, whole, DT_F32));
     assert_ok(safetensors_open(whole, &set));
@@ -312,8 +290,8 @@ TEST(shards_are_one_model)
     assert_message("names no file of this folder");
     bytes_release(&index);
     safetensors_free(set);
-    close_tiny(&a);
-    close_tiny(&b);
+    loaded_close(&a);
+    loaded_close(&b);
 }
 
 // A folder of every family, loaded and saved, holds the same tensors under the same names: what
@@ -326,21 +304,11 @@ TEST(every_family_is_saved_as_it_came)
     assert_non_null(dir);
     for (struct dirent *e = readdir(dir); e; e = readdir(dir)) {
         const char *folder = test_path(root, e->d_name), *copy = test_folder();
-        struct tiny t;
+        struct loaded t;
         struct safetensors *a, *b;
-        void *arena;
         if (e->d_name[0] == '.' || !file_exists(test_path(folder, "model.safetensors"))) continue;
-        assert_ok(device_open("cpu", &t.dev));
-        assert_ok(model_config_load(folder, &t.config));
-        if (t.config->mxfp4) { // test_mxfp4.c
-            model_config_free(t.config);
-            device_free(t.dev);
-            continue;
-        }
-        assert_ok(weights_plan(t.config, DT_F32, &t.weights));
-        assert_ok(device_alloc(t.dev, t.weights->bytes, &arena));
-        weights_bind(t.weights, arena);
-        assert_ok(weights_load(t.weights, t.dev, folder));
+        if (strcmp(e->d_name, "gpt-oss-mxfp4") == 0) continue; // test_mxfp4.c
+        assert_ok(loaded_open(folder, DT_F32, &t));
         assert_ok(weights_save(t.weights, t.dev, copy, DT_F32));
         assert_ok(safetensors_open(folder, &a));
         assert_ok(safetensors_open(copy, &b));
@@ -355,7 +323,7 @@ TEST(every_family_is_saved_as_it_came)
         }
         safetensors_free(a);
         safetensors_free(b);
-        close_tiny(&t);
+        loaded_close(&t);
         n++;
     }
     closedir(dir);

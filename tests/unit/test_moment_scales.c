@@ -1,8 +1,8 @@
 /* test_moment_scales.c: the scales of 8-bit moments on disk, of tensors that lie within a block of
  * memory (q, k and v biases) and so begin and end in the middle of a scale's 128 elements. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model/weights.h"
 #include "kernels/moments.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/optimizer.h"
@@ -29,26 +29,20 @@ TEST(scales_beyond_a_border_are_kept)
 {
     const struct optimizer_config config = {0.9, 0.999, 1e-8, 0, 1, MOMENTS_8BIT, false};
     const char *folder = test_folder(), *path = test_path(folder, "state.safetensors");
-    struct device *dev;
-    struct model_config *model;
-    struct weights *weights;
+    struct loaded m;
     struct optimizer *o;
-    void *memory;
     bool crosses = false;
     assert_ok(tiny_model_write(folder, HIDDEN, 1, 50, 1));
-    assert_ok(device_open("cpu", &dev));
-    assert_ok(model_config_load(folder, &model));
-    assert_ok(weights_plan(model, DT_F32, &weights));
+    loaded_plan(folder, DT_F32, &m);
+    const struct weights *weights = m.weights;
+    void *memory = weights->base;
     for (int t = 0; t < weights->n_tensors; t++) {
         const int64_t at = weights->tensors[t].offset, n = weights->tensors[t].n;
         crosses |= (at + n - 1) / MOMENT_BLOCK - at / MOMENT_BLOCK >= (n + 127) / MOMENT_BLOCK;
     }
     assert_true(crosses); // else nothing is tested
-    assert_ok(device_alloc(dev, weights->bytes, &memory));
-    memset(memory, 0, weights->bytes);
-    weights_bind(weights, memory);
     char *middle = malloc(weights->bytes), *end = malloc(weights->bytes);
-    assert_ok(optimizer_new_whole(dev, weights, &config, &o));
+    assert_ok(optimizer_new_whole(m.dev, weights, &config, &o));
     steps(o, 1, 3);
     assert_ok(optimizer_save(o, path));
     memcpy(middle, memory, weights->bytes);
@@ -56,15 +50,12 @@ TEST(scales_beyond_a_border_are_kept)
     memcpy(end, memory, weights->bytes);
     optimizer_free(o);
     memcpy(memory, middle, weights->bytes);
-    assert_ok(optimizer_new_whole(dev, weights, &config, &o));
+    assert_ok(optimizer_new_whole(m.dev, weights, &config, &o));
     assert_ok(optimizer_load(o, path));
     steps(o, 4, 6);
     assert_memory_equal(end, memory, weights->bytes);
     optimizer_free(o);
     free(middle);
     free(end);
-    weights_free(weights);
-    model_config_free(model);
-    device_release(dev, memory);
-    device_free(dev);
+    loaded_close(&m);
 }

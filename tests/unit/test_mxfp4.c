@@ -2,39 +2,12 @@
  * into ordinary weights and saved as those. That transformers computes the same from such a folder
  * is what tests/golden/gpt-oss-mxfp4 shows. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model/safetensors.h"
-#include "common/model/weights.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
-
-struct loaded {
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights;
-    void *arena;
-};
 
 static const char *golden_folder(void)
 {
     return test_golden("gpt-oss-mxfp4");
-}
-
-static void plan(const char *folder, enum dtype dt, struct loaded *m)
-{
-    *m = (struct loaded){0};
-    assert_ok(device_open("cpu", &m->dev));
-    assert_ok(model_config_load(folder, &m->config));
-    assert_ok(weights_plan(m->config, dt, &m->weights));
-    assert_ok(device_alloc(m->dev, m->weights->bytes, &m->arena));
-    device_fill(m->dev, m->arena, 0, m->weights->bytes);
-    weights_bind(m->weights, m->arena);
-}
-
-static void release(struct loaded *m)
-{
-    weights_free(m->weights);
-    model_config_free(m->config);
-    device_release(m->dev, m->arena);
-    device_free(m->dev);
 }
 
 // Value c of a row of blocks: sign, two bits of exponent, one of mantissa.
@@ -75,9 +48,8 @@ TEST(values_are_read)
 {
     struct loaded m;
     struct safetensors *set;
-    plan(golden_folder(), DT_BF16, &m);
+    assert_ok(loaded_open(golden_folder(), DT_BF16, &m));
     assert_true(m.config->mxfp4 && m.config->file_dtype == DT_F32); // "dtype" says so
-    assert_ok(weights_load(m.weights, m.dev, golden_folder()));
     assert_ok(safetensors_open(golden_folder(), &set));
     const int inner = m.config->layers[0].intermediate, hidden = m.config->hidden;
     const char *stored = "model.layers.1.mlp.experts.gate_up_proj";
@@ -90,7 +62,7 @@ TEST(values_are_read)
     snprintf(name, sizeof name, "%sdown_proj.weight", expert);
     compare(&m, set, "model.layers.1.mlp.experts.down_proj", name, 3 * hidden, 1);
     safetensors_free(set);
-    release(&m);
+    loaded_close(&m);
 }
 
 // What is saved is not quantised any more, and holds the same numbers.
@@ -99,14 +71,12 @@ TEST(saved_as_ordinary_weights)
     struct loaded m, again;
     struct safetensors *set;
     const char *copy = test_folder();
-    plan(golden_folder(), DT_BF16, &m);
-    assert_ok(weights_load(m.weights, m.dev, golden_folder()));
+    assert_ok(loaded_open(golden_folder(), DT_BF16, &m));
     assert_ok(weights_save(m.weights, m.dev, copy, DT_BF16));
     assert_null(json_object_get(m.config->source, "quantization_config"));
     assert_ok(json_write_file(test_path(copy, "config.json"), 0644, m.config->source));
-    plan(copy, DT_BF16, &again);
+    assert_ok(loaded_open(copy, DT_BF16, &again));
     assert_false(again.config->mxfp4);
-    assert_ok(weights_load(again.weights, again.dev, copy));
     assert_memory_equal(m.weights->base, again.weights->base, m.weights->canary_offset);
     assert_ok(safetensors_open(copy, &set));
     const struct safetensors_entry *e =
@@ -115,8 +85,8 @@ TEST(saved_as_ordinary_weights)
     assert_true(e->n_dims == 3 && e->shape[0] == 4 && e->shape[1] == 64 && e->shape[2] == 64);
     assert_null(safetensors_find(set, "model.layers.0.mlp.experts.gate_up_proj_blocks"));
     safetensors_free(set);
-    release(&m);
-    release(&again);
+    loaded_close(&m);
+    loaded_close(&again);
 }
 
 TEST(refusals)
@@ -128,29 +98,29 @@ TEST(refusals)
     assert_ok(json_read_file(config, 1 << 20, &json));
     json_object_set_new(json, "intermediate_size", json_integer(64)); // of 32
     assert_ok(json_write_file(test_path(other, "config.json"), 0644, json));
-    plan(other, DT_BF16, &m);
+    loaded_plan(other, DT_BF16, &m);
     assert_status(weights_load(m.weights, m.dev, golden_folder()), ST_MISMATCH);
     assert_message("model.layers.0.mlp.experts.gate_up_proj_blocks must be U8 of shape (4, 128, 2");
-    release(&m);
+    loaded_close(&m);
     json_object_set_new(json, "intermediate_size", json_integer(32));
     json_object_del(json, "quantization_config"); // which alone says that blocks are weights
     assert_ok(json_write_file(test_path(other, "config.json"), 0644, json));
-    plan(other, DT_BF16, &m);
+    loaded_plan(other, DT_BF16, &m);
     assert_status(weights_load(m.weights, m.dev, golden_folder()), ST_NOT_FOUND);
     assert_message("tensor model.layers.0.mlp.experts.gate_up_proj is missing");
-    release(&m);
+    loaded_close(&m);
     json_object_set_new(json, "quantization_config", json_pack("{s:s}", "quant_method", "fp8"));
     assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
     assert_message("quantization_config");
     json_decref(json);
 }
 
-static enum status copy_data(void *context, const struct safetensors_source *source, size_t bytes,
-                             void *to)
+static struct safetensors_source *source_of(struct safetensors_source *all, int n, const char *name)
 {
-    (void)context;
-    memcpy(to, source->tag, bytes);
-    return ST_OK;
+    for (int i = 0; i < n; i++)
+        if (strcmp(all[i].name, name) == 0) return &all[i];
+    fail_msg("no tensor %s", name);
+    return NULL;
 }
 
 // Experts' biases are ordinary ones, also where blocks and scales without any value go by the name.
@@ -160,30 +130,22 @@ TEST(biases_are_not_quantised)
     const char *bias = "model.layers.0.mlp.experts.gate_up_proj_bias", *folder = test_folder();
     struct loaded m;
     struct safetensors *set;
-    int n = 0;
     assert_ok(safetensors_open(golden_folder(), &set));
-    for (int i = 0; i < safetensors_count(set); i++) {
-        const struct safetensors_entry *e = safetensors_at(set, i);
-        struct safetensors_source *to = &sources[n++];
-        *to = (struct safetensors_source){.dt = e->dt, .n_dims = e->n_dims, .tag = e->data};
-        memcpy(to->shape, e->shape, sizeof e->shape);
-        snprintf(to->name, sizeof to->name, "%s", e->name);
-        if (strcmp(e->name, bias) != 0) continue;
-        for (int k = 0; k < 2; k++) {
-            sources[n - 1 + k] = (struct safetensors_source){
-                .dt = DT_U8, .n_dims = 4 - k, .shape = {4, 0, e->shape[1] / 32, 16}, .tag = bias};
-            snprintf(sources[n - 1 + k].name, sizeof to->name, "%s%s", bias,
-                     k ? "_scales" : "_blocks");
-        }
-        n++;
+    const int n = tensor_sources(set, sources);
+    const int at = (int)(source_of(sources, n, bias) - sources), places[] = {at, n};
+    const int64_t cols = sources[at].shape[1] / 32;
+    for (int k = 0; k < 2; k++) {
+        struct safetensors_source *to = &sources[places[k]];
+        *to = (struct safetensors_source){
+            .dt = DT_U8, .n_dims = 4 - k, .shape = {4, 0, cols, 16}, .tag = bias};
+        snprintf(to->name, sizeof to->name, "%s%s", bias, k ? "_scales" : "_blocks");
     }
-    assert_ok(safetensors_write(test_path(folder, "model.safetensors"), sources, n, NULL, copy_data,
-                                NULL));
-    plan(golden_folder(), DT_BF16, &m);
+    tensors_write(folder, sources, n + 1);
+    loaded_plan(golden_folder(), DT_BF16, &m);
     assert_status(weights_load(m.weights, m.dev, folder), ST_NOT_FOUND);
     assert_message("gate_up_proj_bias is missing");
     safetensors_free(set);
-    release(&m);
+    loaded_close(&m);
 }
 
 // The one scale that stands for no number would make 32 weights NaN.
@@ -193,27 +155,20 @@ TEST(a_scale_without_a_number_is_refused)
     const char *scales = "model.layers.1.mlp.experts.down_proj_scales", *folder = test_folder();
     struct loaded m;
     struct safetensors *set;
-    uint8_t *broken = NULL;
     assert_ok(safetensors_open(golden_folder(), &set));
-    for (int i = 0; i < safetensors_count(set); i++) {
-        const struct safetensors_entry *e = safetensors_at(set, i);
-        sources[i] = (struct safetensors_source){.dt = e->dt, .n_dims = e->n_dims, .tag = e->data};
-        memcpy(sources[i].shape, e->shape, sizeof e->shape);
-        snprintf(sources[i].name, sizeof sources[i].name, "%s", e->name);
-        if (strcmp(e->name, scales) != 0) continue;
-        broken = malloc(e->bytes);
-        assert_non_null(broken);
-        memcpy(broken, e->data, e->bytes);
-        broken[e->bytes - 1] = 255;
-        sources[i].tag = broken;
-    }
+    const int n = tensor_sources(set, sources);
+    const size_t bytes = safetensors_find(set, scales)->bytes;
+    struct safetensors_source *one = source_of(sources, n, scales);
+    uint8_t *broken = malloc(bytes);
     assert_non_null(broken);
-    assert_ok(safetensors_write(test_path(folder, "model.safetensors"), sources,
-                                safetensors_count(set), NULL, copy_data, NULL));
-    plan(golden_folder(), DT_BF16, &m);
+    memcpy(broken, one->tag, bytes);
+    broken[bytes - 1] = 255;
+    one->tag = broken;
+    tensors_write(folder, sources, n);
+    loaded_plan(golden_folder(), DT_BF16, &m);
     assert_status(weights_load(m.weights, m.dev, folder), ST_FORMAT);
     assert_message("model.layers.1.mlp.experts.down_proj_scales has a scale of 255");
     safetensors_free(set);
     free(broken);
-    release(&m);
+    loaded_close(&m);
 }

@@ -2,44 +2,22 @@
  * master behind bf16 weights, clipping, state on disk. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
-#include "common/model/config.h"
-#include "common/model/safetensors.h"
-#include "common/model/weights.h"
 #include "kernels/moments.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/param_range.h"
 
-struct arena {
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights;
-    void *memory;
-};
-
-static void arena_open(enum dtype dt, int vocab, struct arena *a)
+static void open_tiny(enum dtype dt, int vocab, struct loaded *a)
 {
     const char *folder = test_folder();
     assert_ok(tiny_model_write(folder, 32, 1, vocab, 1));
-    assert_ok(device_open("cpu", &a->dev));
-    assert_ok(model_config_load(folder, &a->config));
-    assert_ok(weights_plan(a->config, dt, &a->weights));
-    assert_ok(device_alloc(a->dev, a->weights->bytes, &a->memory));
-    memset(a->memory, 0, a->weights->bytes);
-    weights_bind(a->weights, a->memory);
-}
-
-static void arena_close(struct arena *a)
-{
-    weights_free(a->weights);
-    model_config_free(a->config);
-    device_release(a->dev, a->memory);
-    device_free(a->dev);
+    loaded_plan(folder, dt, a);
 }
 
 // Values that bf16 holds exactly, so that both dtypes start alike. Padding stays zero.
-static void fill_weights(struct arena *a)
+static void fill_weights(struct loaded *a)
 {
     struct rng r;
     rng_init(&r, 5, 0);
@@ -48,9 +26,9 @@ static void fill_weights(struct arena *a)
         for (int64_t i = tensor->offset; i < tensor->offset + tensor->n; i++) {
             uint16_t h = bf16_from_f32(0.05f * rng_normal(&r));
             if (a->weights->dt == DT_BF16)
-                ((uint16_t *)a->memory)[i] = h;
+                ((uint16_t *)a->weights->base)[i] = h;
             else
-                ((float *)a->memory)[i] = f32_from_bf16(h);
+                ((float *)a->weights->base)[i] = f32_from_bf16(h);
         }
     }
 }
@@ -90,14 +68,14 @@ static void one_step(struct optimizer *o, int step, double lr)
 // torch.optim.AdamW and clip_grad_norm_ in double.
 TEST(equals_plain_loop)
 {
-    struct arena a;
+    struct loaded a;
     struct optimizer *o;
-    arena_open(DT_F32, 64, &a);
+    open_tiny(DT_F32, 64, &a);
     fill_weights(&a);
     assert_ok(optimizer_new_whole(a.dev, a.weights, &defaults, &o));
     size_t n = (size_t)a.weights->n_elements;
     double *p = malloc(n * sizeof *p), *m = calloc(n, sizeof *m), *v = calloc(n, sizeof *v);
-    const float *w = a.memory, *g = optimizer_grads(o, 0)->base;
+    const float *w = a.weights->base, *g = optimizer_grads(o, 0)->base;
     for (size_t i = 0; i < n; i++) p[i] = w[i];
     for (int step = 1; step <= 20; step++) {
         double norm, sum = 0;
@@ -125,7 +103,7 @@ TEST(equals_plain_loop)
     free(m);
     free(v);
     optimizer_free(o);
-    arena_close(&a);
+    loaded_close(&a);
 }
 
 // 1,000 steps at a learning rate whose updates bf16 alone would round away: the two halves are the
@@ -133,16 +111,16 @@ TEST(equals_plain_loop)
 static void check_master(enum moments_kind kind)
 {
     const struct optimizer_config config = with_moments(kind);
-    struct arena f32, bf16;
+    struct loaded f32, bf16;
     struct optimizer *of, *ob;
-    arena_open(DT_F32, 64, &f32);
-    arena_open(DT_BF16, 64, &bf16);
+    open_tiny(DT_F32, 64, &f32);
+    open_tiny(DT_BF16, 64, &bf16);
     fill_weights(&f32);
     fill_weights(&bf16);
     size_t n = (size_t)f32.weights->n_elements;
     assert_int_equal(bf16.weights->n_elements, n);
     uint16_t *start = malloc(n * sizeof *start);
-    memcpy(start, bf16.memory, n * sizeof *start);
+    memcpy(start, bf16.weights->base, n * sizeof *start);
     assert_ok(optimizer_new_whole(f32.dev, f32.weights, &config, &of));
     assert_ok(optimizer_new_whole(bf16.dev, bf16.weights, &config, &ob));
     const char *path = test_path(test_folder(), "state.safetensors");
@@ -169,12 +147,13 @@ static void check_master(enum moments_kind kind)
         const struct safetensors_entry *entry = safetensors_find(set, name);
         assert_non_null(entry);
         const unsigned char *bytes = entry->data;
-        const uint16_t *high = (uint16_t *)bf16.memory + tensor->offset;
+        const uint16_t *high = (uint16_t *)bf16.weights->base + tensor->offset;
         for (int64_t i = 0; i < tensor->n; i++, compared++) {
             uint16_t low;
             memcpy(&low, bytes + 2 * i, 2);
             float master = master_join(high[i], low);
-            assert_memory_equal(&master, (float *)f32.memory + tensor->offset + i, sizeof master);
+            assert_memory_equal(&master, (float *)f32.weights->base + tensor->offset + i,
+                                sizeof master);
             moved += high[i] != start[tensor->offset + i];
         }
     }
@@ -184,8 +163,8 @@ static void check_master(enum moments_kind kind)
     free(start);
     optimizer_free(of);
     optimizer_free(ob);
-    arena_close(&f32);
-    arena_close(&bf16);
+    loaded_close(&f32);
+    loaded_close(&bf16);
 }
 
 TEST(master_is_exact)
@@ -197,9 +176,9 @@ TEST(master_is_exact)
 static void check_resume(enum moments_kind kind)
 {
     const struct optimizer_config config = with_moments(kind);
-    struct arena a;
+    struct loaded a;
     struct optimizer *o;
-    arena_open(DT_F32, 64, &a);
+    open_tiny(DT_F32, 64, &a);
     fill_weights(&a);
     size_t bytes = a.weights->bytes;
     char *middle = malloc(bytes), *end = malloc(bytes);
@@ -209,20 +188,20 @@ static void check_resume(enum moments_kind kind)
         one_step(o, step, 1e-3);
         if (step == 5) {
             assert_ok(optimizer_save(o, path));
-            memcpy(middle, a.memory, bytes);
+            memcpy(middle, a.weights->base, bytes);
         }
     }
-    memcpy(end, a.memory, bytes);
+    memcpy(end, a.weights->base, bytes);
     optimizer_free(o);
-    memcpy(a.memory, middle, bytes);
+    memcpy(a.weights->base, middle, bytes);
     assert_ok(optimizer_new_whole(a.dev, a.weights, &config, &o));
     assert_ok(optimizer_load(o, path));
     for (int step = 6; step <= 10; step++) one_step(o, step, 1e-3);
-    assert_memory_equal(end, a.memory, bytes);
+    assert_memory_equal(end, a.weights->base, bytes);
     optimizer_free(o);
     free(middle);
     free(end);
-    arena_close(&a);
+    loaded_close(&a);
 }
 
 TEST(resumes_to_the_bit)
@@ -234,9 +213,9 @@ TEST(resumes_to_the_bit)
 // A state of one kind of moments is not another's; the message names both and the option.
 TEST(moments_are_not_mixed)
 {
-    struct arena a;
+    struct loaded a;
     const char *path = test_path(test_folder(), "state.safetensors");
-    arena_open(DT_F32, 64, &a);
+    open_tiny(DT_F32, 64, &a);
     fill_weights(&a);
     for (int from = MOMENTS_F32; from <= MOMENTS_8BIT; from++) {
         struct optimizer_config config = with_moments((enum moments_kind)from);
@@ -262,7 +241,7 @@ TEST(moments_are_not_mixed)
             optimizer_free(o);
         }
     }
-    arena_close(&a);
+    loaded_close(&a);
 }
 
 // ---- moments of fewer bits ----------------------------------------------------------------------
@@ -363,14 +342,14 @@ TEST(small_steps_add_up)
 
 TEST(bad_gradient_changes_nothing)
 {
-    struct arena a;
+    struct loaded a;
     struct optimizer *o;
     double norm = -1;
-    arena_open(DT_F32, 64, &a);
+    open_tiny(DT_F32, 64, &a);
     fill_weights(&a);
     assert_ok(optimizer_new_whole(a.dev, a.weights, &defaults, &o));
     char *before = malloc(a.weights->bytes);
-    memcpy(before, a.memory, a.weights->bytes);
+    memcpy(before, a.weights->base, a.weights->bytes);
     static const float bad[] = {NAN, INFINITY, 3e38f};
     for (int i = 0; i < 3; i++) {
         optimizer_clear_grads(o);
@@ -385,21 +364,21 @@ TEST(bad_gradient_changes_nothing)
         assert_true(norm == -1);
         assert_status(optimizer_apply(o, 1), ST_INVALID);
     }
-    assert_memory_equal(before, a.memory, a.weights->bytes);
+    assert_memory_equal(before, a.weights->base, a.weights->bytes);
     assert_int_equal(optimizer_steps(o), 0);
     free(before);
     optimizer_free(o);
-    arena_close(&a);
+    loaded_close(&a);
 }
 
 TEST(foreign_state_is_refused)
 {
-    struct arena a, wider, bf16;
+    struct loaded a, wider, bf16;
     struct optimizer *o, *other;
     const char *folder = test_folder(), *path = test_path(folder, "state.safetensors");
-    arena_open(DT_F32, 64, &a);
-    arena_open(DT_F32, 65, &wider);
-    arena_open(DT_BF16, 64, &bf16);
+    open_tiny(DT_F32, 64, &a);
+    open_tiny(DT_F32, 65, &wider);
+    open_tiny(DT_BF16, 64, &bf16);
     assert_ok(optimizer_new_whole(a.dev, a.weights, &defaults, &o));
     one_step(o, 1, 1e-3);
     assert_ok(optimizer_save(o, path));
@@ -424,16 +403,16 @@ TEST(foreign_state_is_refused)
     assert_message("commonweight-optimizer");
     assert_int_equal(optimizer_steps(o), 1);
     optimizer_free(o);
-    arena_close(&a);
-    arena_close(&wider);
-    arena_close(&bf16);
+    loaded_close(&a);
+    loaded_close(&wider);
+    loaded_close(&bf16);
 }
 
 TEST(memory_is_what_it_says)
 {
-    struct arena a;
+    struct loaded a;
     size_t residual, kept, grads;
-    arena_open(DT_BF16, 64, &a);
+    open_tiny(DT_BF16, 64, &a);
     size_t n = (size_t)a.weights->n_elements;
     struct param_range all = {.weights = a.weights, .n = a.weights->n_elements};
     struct param_ranges trained = {&all, 1};
@@ -444,5 +423,5 @@ TEST(memory_is_what_it_says)
         assert_int_equal(kept, moments[kind]);
         assert_true(grads >= 4 * n);
     }
-    arena_close(&a);
+    loaded_close(&a);
 }

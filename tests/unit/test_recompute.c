@@ -35,7 +35,7 @@ static float *differentiate(struct reference *r, enum recompute recompute, size_
     struct tape *tape = NULL;
     struct weights *grads = NULL;
     struct backward *b = NULL;
-    void *arena = NULL, *x = NULL;
+    void *x = NULL;
     int32_t ids[ROWS];
     float dlogprobs[ROWS], logprobs[ROWS];
     for (int i = 0; i < ROWS; i++) {
@@ -49,9 +49,7 @@ static float *differentiate(struct reference *r, enum recompute recompute, size_
     assert_ok(model_new(r->dev, r->config, r->weights, ROWS, ROWS, ROWS, &m));
     assert_ok(tape_new(m, ROWS, recompute, &tape));
     assert_ok(weights_plan(r->config, DT_F32, &grads));
-    assert_ok(device_alloc(r->dev, grads->bytes, &arena));
-    device_fill(r->dev, arena, 0, grads->bytes);
-    weights_bind(grads, arena);
+    assert_ok(weights_alloc(grads, r->dev));
     assert_ok(backward_new(m, grads, ROWS, ROWS, ROWS, &b));
     counted.ops = m->ops;
     counted.intermediate = r->config->layers[0].intermediate;
@@ -67,11 +65,10 @@ static float *differentiate(struct reference *r, enum recompute recompute, size_
                            &(struct backward_loss){.temperature = 1.0f, .dlogprobs = dlogprobs}));
     float *ret = malloc(grads->bytes);
     assert_non_null(ret);
-    device_copy_out(r->dev, ret, arena, grads->bytes);
+    device_copy_out(r->dev, ret, grads->base, grads->bytes);
     assert_ok(device_sync(r->dev));
     *ret_bytes = grads->bytes;
     backward_free(b);
-    device_release(r->dev, arena);
     weights_free(grads);
     tape_free(r->dev, tape);
     model_free(m);

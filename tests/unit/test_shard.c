@@ -1,44 +1,24 @@
 /* test_shard.c: shards of a model's arena, of every family of tests/golden: put together they are
  * the whole tensors, to the bit; and numbers that ranks cannot share are refused. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model/weights.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 
 #include <dirent.h>
 
-struct loaded {
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights;
-    void *arena;
-};
-
 static enum status load(const char *folder, struct shard shard, struct loaded *ret)
 {
-    enum status st;
-    *ret = (struct loaded){0};
-    assert_ok(device_open("cpu", &ret->dev));
-    assert_ok(model_config_load(folder, &ret->config));
-    st = model_config_shard(ret->config, shard);
+    loaded_config(folder, ret);
+    enum status st = model_config_shard(ret->config, shard);
     if (st != ST_OK) return st;
-    assert_ok(weights_plan(ret->config, DT_F32, &ret->weights));
-    assert_ok(device_alloc(ret->dev, ret->weights->bytes, &ret->arena));
-    weights_bind(ret->weights, ret->arena);
+    loaded_zeros(ret, DT_F32);
     assert_ok(weights_load(ret->weights, ret->dev, folder));
     return ST_OK;
 }
 
-static void release(struct loaded *m)
-{
-    if (m->arena) device_release(m->dev, m->arena);
-    weights_free(m->weights);
-    model_config_free(m->config);
-    device_free(m->dev);
-}
-
 static const float *values(const struct loaded *m, const struct weight_tensor *t)
 {
-    return (const float *)m->arena + t->offset;
+    return (const float *)m->weights->base + t->offset;
 }
 
 // Holds a shard's tensor against the whole one, and counts in `held` who holds each element.
@@ -91,11 +71,11 @@ static bool shards_equal_whole(const char *folder, int size)
         if (fits) assert_int_equal(part.weights->n_tensors, whole.weights->n_tensors);
         for (int i = 0; fits && i < part.weights->n_tensors; i++)
             compare_tensor(&whole, &part, &part.weights->tensors[i], held);
-        release(&part);
+        loaded_close(&part);
     }
     if (fits) check_held(&whole, held, size);
     free(held);
-    release(&whole);
+    loaded_close(&whole);
     return fits;
 }
 
@@ -138,7 +118,7 @@ TEST(slices_are_where_ranks_say)
     assert_int_equal(o->shape[1], 16);
     assert_int_equal(e->slice.runs[0].first, 240);
     assert_int_equal(e->shape[0], 80);
-    release(&m);
+    loaded_close(&m);
     // queries, keys and values in one tensor: a run of each
     assert_ok(load(test_golden("phi3"), (struct shard){1, 2}, &m));
     const struct tensor_slice *s =
@@ -148,7 +128,7 @@ TEST(slices_are_where_ranks_say)
         assert_int_equal(s->runs[r].first, 64 * r + 32);
         assert_int_equal(s->runs[r].n, 32);
     }
-    release(&m);
+    loaded_close(&m);
 }
 
 TEST(shards_have_layouts_of_their_own)
@@ -159,7 +139,7 @@ TEST(shards_have_layouts_of_their_own)
         struct loaded m;
         assert_ok(load(folder, i < 2 ? (struct shard){i, 2} : (struct shard){0, 1}, &m));
         weights_layout_hash(m.weights, hash[i]);
-        release(&m);
+        loaded_close(&m);
         for (int j = 0; j < i; j++) assert_string_not_equal(hash[i], hash[j]);
     }
 }
@@ -170,7 +150,7 @@ static void refused(const char *name, int size, const char *sentence)
     const char *folder = test_golden(name);
     assert_status(load(folder, (struct shard){0, size}, &m), ST_INVALID);
     assert_message(sentence);
-    release(&m);
+    loaded_close(&m);
 }
 
 TEST(uneven_numbers_are_named)

@@ -6,6 +6,7 @@
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/scheduler.h"
 #include "tests/support/engine_bench.h"
+#include "tests/support/loaded.h"
 #include "tests/support/tiny_model.h"
 
 static uint8_t token_ends[VOCAB]; // as if of a tokenizer
@@ -397,26 +398,20 @@ TEST(rows_apart_change_nothing)
 {
     enum { N = 4 };
     static struct recorded drawn[2][N];
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights[2];
-    void *memory[2];
-    assert_ok(device_open("cpu", &dev));
-    assert_ok(model_config_load(model_a, &config));
-    for (int i = 0; i < 2; i++) {
-        assert_ok(weights_plan(config, DT_F32, &weights[i]));
-        assert_ok(device_alloc(dev, weights[i]->bytes, &memory[i]));
-        weights_bind(weights[i], memory[i]);
-        assert_ok(weights_load(weights[i], dev, i ? model_b : model_a));
-    }
+    struct loaded m;
+    struct weights *frozen;
+    assert_ok(loaded_open(model_a, DT_F32, &m));
+    assert_ok(weights_plan(m.config, DT_F32, &frozen));
+    assert_ok(weights_alloc(frozen, m.dev));
+    assert_ok(weights_load(frozen, m.dev, model_b));
     for (int apart = 0; apart < 2; apart++) {
-        const struct weights *const models[RUNNERS] = {weights[0], NULL, weights[1]};
+        const struct weights *const models[RUNNERS] = {m.weights, NULL, frozen};
         struct engine_options options = tandem_options();
         struct engine_stats stats = {.state = ENGINE_OK};
         struct executor *x;
         struct request *requests[N];
         bool stepped = true;
-        assert_ok(executor_new(dev, models, NULL, &options, on_recorded, NULL, &stats, &x));
+        assert_ok(executor_new(m.dev, models, NULL, &options, on_recorded, NULL, &stats, &x));
         scheduler_update(x->scheduler, 2, false);
         for (int i = 0; i < RUNNERS; i++)
             if (x->runners[i]) x->runners[i]->rows_apart = apart;
@@ -434,12 +429,8 @@ TEST(rows_apart_change_nothing)
             assert_memory_equal(&x->logprob, &y->logprob, sizeof x->logprob);
         }
     }
-    for (int i = 0; i < 2; i++) {
-        device_release(dev, memory[i]);
-        weights_free(weights[i]);
-    }
-    model_config_free(config);
-    device_free(dev);
+    weights_free(frozen);
+    loaded_close(&m);
 }
 
 TEST(authors_can_be_shared)

@@ -2,8 +2,7 @@
  * They are made here of folders of tests/golden: its config as text_config, its tensors below
  * another name, and tensors of what reads images beside them. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model/safetensors.h"
-#include "common/model/weights.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 
 static const struct kind { // how such folders are published, and as transformers 5 writes them
@@ -51,14 +50,6 @@ static json_t *whole_config(void)
                      "torch_dtype", "bfloat16", "eos_token_id", 2, 6);
 }
 
-static enum status copy_data(void *context, const struct safetensors_source *source, size_t bytes,
-                             void *to)
-{
-    (void)context;
-    memcpy(to, source->tag, bytes);
-    return ST_OK;
-}
-
 // tensor_format: of the text model's names behind "model.".
 static void write_folder(const char *folder, const char *tensor_format, const char *extra)
 {
@@ -69,57 +60,28 @@ static void write_folder(const char *folder, const char *tensor_format, const ch
     assert_ok(json_write_file(test_path(folder, "config.json"), 0644, config));
     json_decref(config);
     assert_ok(safetensors_open(golden_folder(), &set));
-    int n = 0;
-    for (; n < safetensors_count(set); n++) {
-        const struct safetensors_entry *e = safetensors_at(set, n);
-        assert_memory_equal(e->name, "model.", 6); // the head is tied
-        sources[n] = (struct safetensors_source){.dt = e->dt, .n_dims = e->n_dims, .tag = e->data};
-        memcpy(sources[n].shape, e->shape, sizeof e->shape);
-        snprintf(sources[n].name, sizeof sources[n].name, tensor_format, e->name + 6);
+    int n = tensor_sources(set, sources);
+    for (int i = 0; i < n; i++) {
+        const char *name = safetensors_at(set, i)->name;
+        assert_memory_equal(name, "model.", 6); // the head is tied
+        snprintf(sources[i].name, sizeof sources[i].name, tensor_format, name + 6);
     }
     sources[n] = (struct safetensors_source){.n_dims = 1, .shape = {4}, .tag = zeros};
     snprintf(sources[n++].name, sizeof sources->name, "%s", extra);
-    assert_ok(safetensors_write(test_path(folder, "model.safetensors"), sources, n, NULL, copy_data,
-                                NULL));
+    tensors_write(folder, sources, n);
     safetensors_free(set);
-}
-
-struct loaded {
-    struct device *dev;
-    struct model_config *config;
-    struct weights *weights;
-    void *arena;
-};
-
-static enum status load(const char *folder, struct loaded *m)
-{
-    assert_ok(device_open("cpu", &m->dev));
-    assert_ok(model_config_load(folder, &m->config));
-    assert_ok(weights_plan(m->config, DT_F32, &m->weights));
-    assert_ok(device_alloc(m->dev, m->weights->bytes, &m->arena));
-    device_fill(m->dev, m->arena, 0, m->weights->bytes);
-    weights_bind(m->weights, m->arena);
-    return weights_load(m->weights, m->dev, folder);
-}
-
-static void release(struct loaded *m)
-{
-    weights_free(m->weights);
-    model_config_free(m->config);
-    device_release(m->dev, m->arena);
-    device_free(m->dev);
 }
 
 static void take_text_model(void)
 {
     struct loaded golden, part;
     char words[256];
-    assert_ok(load(golden_folder(), &golden));
+    assert_ok(loaded_open(golden_folder(), DT_F32, &golden));
     assert_false(left_out_describe(golden.config, words, sizeof words));
     for (int i = 0; i < 2; i++) {
         const char *folder = test_folder();
         write_folder(folder, kind->formats[i], kind->extras[i]);
-        assert_ok(load(folder, &part));
+        assert_ok(loaded_open(folder, DT_F32, &part));
         assert_memory_equal(part.weights->base, golden.weights->base, golden.weights->bytes);
         assert_true(left_out_describe(part.config, words, sizeof words));
         assert_contains(words, "what reads images is not loaded");
@@ -129,13 +91,13 @@ static void take_text_model(void)
         // a checkpoint is a text model's
         assert_ok(weights_save(part.weights, part.dev, folder, DT_F32));
         assert_ok(json_write_file(test_path(folder, "config.json"), 0644, part.config->source));
-        release(&part);
-        assert_ok(load(folder, &part));
+        loaded_close(&part);
+        assert_ok(loaded_open(folder, DT_F32, &part));
         assert_false(part.config->is_text_part);
         assert_memory_equal(part.weights->base, golden.weights->base, golden.weights->bytes);
-        release(&part);
+        loaded_close(&part);
     }
-    release(&golden);
+    loaded_close(&golden);
 }
 
 TEST(text_model_is_taken)
@@ -152,9 +114,9 @@ TEST(other_tensors_are_named)
     struct loaded m;
     const char *folder = test_folder();
     write_folder(folder, "language_model.model.%s", "audio_tower.weight");
-    assert_status(load(folder, &m), ST_MISMATCH);
+    assert_status(loaded_open(folder, DT_F32, &m), ST_MISMATCH);
     assert_message("tensor audio_tower.weight is not part of a Gemma3ForCausalLM model");
-    release(&m);
+    loaded_close(&m);
 }
 
 // Published text_configs leave out what their class has by default.

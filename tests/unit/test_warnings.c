@@ -22,7 +22,7 @@ static char *warn_of(const char *model, const char *targets)
     dup2(saved, STDERR_FILENO);
     close(saved);
     close(file);
-    tiny_adapter_free(r.dev, a);
+    adapter_free(a);
     reference_close(&r);
     return test_read(log);
 }
