@@ -300,9 +300,8 @@ void file_sweep_owned(const char *folder, const char *prefix, const char *suffix
             fstatat(dirfd(dir), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
             info.st_uid != geteuid())
             continue;
-        char *path = path_join(folder, entry->d_name);
-        if (path) file_remove_tree(path); // what cannot be removed is left as it is
-        free(path);
+        char path[PATH_ROOM]; // what cannot be removed is left as it is
+        if (path_put(path, folder, "%s", entry->d_name) == ST_OK) file_remove_tree(path);
     }
     if (dir) closedir(dir);
 }
@@ -410,14 +409,6 @@ enum status file_remove_tree(const char *path)
     if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
         return io_fail("remove", path);
     return ST_OK;
-}
-
-char *path_join(const char *folder, const char *name)
-{
-    size_t len = strlen(folder);
-    const char *slash = len == 0 || folder[len - 1] == '/' ? "" : "/";
-    char *path;
-    return asprintf(&path, "%s%s%s", folder, slash, name) < 0 ? NULL : path;
 }
 
 enum status path_put(char ret[PATH_ROOM], const char *folder, const char *format, ...)

@@ -69,10 +69,7 @@ enum status file_sync_folder(const char *path);
 enum status file_sync_parent(const char *path);
 enum status file_remove_tree(const char *path); // rm -r; a missing path is fine
 
-// "a/b" in memory of the caller, who frees it with free(); NULL for want of memory.
-char *path_join(const char *folder, const char *name);
-// The same in memory of the caller's own, the name by a format. ST_INVALID where that is more than
-// the system takes as a path.
+// "a/b", the name by a format. ST_INVALID where that is more than the system takes as a path.
 #define PATH_ROOM 4096
 enum status path_put(char ret[PATH_ROOM], const char *folder, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

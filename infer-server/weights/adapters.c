@@ -275,8 +275,8 @@ enum status adapters_restore(struct adapters *a, const char *checkpoint)
     json_t *state = NULL;
     const char *name = NULL;
     int slot;
-    char *path = path_join(checkpoint, ADAPTER_STATE_FILE);
-    if (!path) return status_fail(ST_NO_MEMORY, "no memory for a path");
+    char path[PATH_ROOM];
+    CHECK(path_put(path, checkpoint, ADAPTER_STATE_FILE));
     CHECK(json_read_file(path, 1 << 24, &state));
     CHECK(json_get_string(path, state, "adapter", &name));
     slot = name ? adapters_find(a, name) : -1;
@@ -289,7 +289,6 @@ enum status adapters_restore(struct adapters *a, const char *checkpoint)
     CHECK(adapters_reload(a, slot, checkpoint));
 out:
     json_decref(state);
-    free(path);
     return st;
 }
 

@@ -14,34 +14,32 @@
 
 static enum status copy_file(const char *folder, const char *to, const char *name)
 {
-    char *from = path_join(folder, name), *copy = path_join(to, name);
+    char from[PATH_ROOM], copy[PATH_ROOM];
     struct bytes text = BYTES_INIT;
     enum status st;
+    CHECK(path_put(from, folder, "%s", name));
+    CHECK(path_put(copy, to, "%s", name));
     CHECK(file_read(from, 1 << 30, &text));
     st = file_write_atomic(copy, 0644, text.data, text.len);
 out:
     bytes_release(&text);
-    free(copy);
-    free(from);
     return st;
 }
 
 static enum status make(const char *folder, const char *out)
 {
     const char *kind = strstr(folder, "/golden");
-    char *to = path_join(out, kind ? kind + 1 : folder);
+    char to[PATH_ROOM];
     DIR *dir = opendir(folder);
     enum status st;
     CHECK(dir ? ST_OK : status_fail(ST_NOT_FOUND, "cannot read %s", folder));
+    CHECK(path_put(to, out, "%s", kind ? kind + 1 : folder));
     CHECK(file_make_folders(to));
     for (struct dirent *e = readdir(dir); e; e = readdir(dir))
         if (e->d_name[0] != '.') CHECK(copy_file(folder, to, e->d_name));
-    char *list = path_join(folder, "weights.txt");
-    if (file_exists(list)) st = generated_write(folder, to); // else it has its weights
-    free(list);
+    if (file_exists_in(folder, "weights.txt")) st = generated_write(folder, to); // else it has them
 out:
     if (dir) closedir(dir);
-    free(to);
     return st;
 }
 

@@ -50,8 +50,8 @@ struct result {
 
 struct golden { // one folder, opened
     struct device *dev;
-    char *folder, *model_folder; // an adapter's, and its base's; or one folder
-    json_t *info, *base_info;    // base_*: NULL where there is no adapter
+    const char *folder, *model_folder; // an adapter's, and its base's; or one folder
+    json_t *info, *base_info;          // base_*: NULL where there is no adapter
     struct safetensors *values, *base_values;
     struct model_config *config;
     struct weights *weights, *frozen; // frozen: with an adapter, the base's gradients: none
@@ -132,15 +132,8 @@ static double fact(const struct golden *g, const char *key)
 static enum status open_values(const char *folder, json_t **ret_info,
                                struct safetensors **ret_values)
 {
-    char *json = path_join(folder, "golden.json"),
-         *tensors = path_join(folder, "golden.safetensors");
-    enum status st;
-    CHECK(json_read_file(json, 1 << 20, ret_info));
-    CHECK(safetensors_open_file(tensors, ret_values));
-out:
-    free(json);
-    free(tensors);
-    return st;
+    enum status st = json_read_file(test_path(folder, "golden.json"), 1 << 20, ret_info);
+    return st ? st : safetensors_open_file(test_path(folder, "golden.safetensors"), ret_values);
 }
 
 static enum status open_files(struct golden *g)
@@ -152,10 +145,10 @@ static enum status open_files(struct golden *g)
     if (base) {
         char beside[64];
         snprintf(beside, sizeof beside, "../../golden/%s", base);
-        g->model_folder = path_join(g->folder, beside);
+        g->model_folder = test_path(g->folder, beside);
         CHECK(open_values(g->model_folder, &g->base_info, &g->base_values));
     } else {
-        g->model_folder = path_join(g->folder, "");
+        g->model_folder = g->folder;
     }
     CHECK(model_config_load(g->model_folder, &g->config));
     g->n_seqs = (int)fact(g, "batch");
@@ -276,7 +269,6 @@ static void close_golden(struct golden *g)
     safetensors_free(g->base_values);
     json_decref(g->info);
     json_decref(g->base_info);
-    free(g->model_folder);
 }
 
 // ---- comparing ----------------------------------------------------------------------------------
@@ -742,7 +734,7 @@ static bool run_folder(struct device *dev, const char *folder)
     struct result r = {.bf16_logits = -1, .bf16_rms = -1, .merged = -1};
     enum status st;
     g->dev = dev;
-    g->folder = (char *)folder;
+    g->folder = folder;
     CHECK(open_golden(g));
     CHECK(check_logits(g, g->model, value(g, "logits"), NULL, &r.logits, NULL));
     CHECK(check_bf16(g, &r));

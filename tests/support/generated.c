@@ -115,10 +115,11 @@ enum status generated_write(const char *folder, const char *to)
 {
     struct recipe r = {0};
     struct safetensors_source *sources = NULL;
-    char *path = path_join(folder, "weights.txt"), *file = NULL;
+    char path[PATH_ROOM], file[PATH_ROOM];
     enum status st;
+    CHECK(path_put(path, folder, "weights.txt"));
     CHECK(read_recipe(path, &r));
-    file = path_join(to, r.file);
+    CHECK(path_put(file, to, "%s", r.file));
     sources = calloc((size_t)r.n + 1, sizeof *sources);
     for (int i = 0; i < r.n; i++) {
         sources[i] = r.tensors[i].source;
@@ -128,7 +129,5 @@ enum status generated_write(const char *folder, const char *to)
 out:
     free(sources);
     free(r.tensors);
-    free(file);
-    free(path);
     return st;
 }

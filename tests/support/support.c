@@ -207,11 +207,9 @@ const char *test_folder(void)
 
 const char *test_path(const char *folder, const char *name)
 {
-    char *path = path_join(folder, name);
-    assert_non_null(path);
-    const char *kept = keep(path, false);
-    free(path);
-    return kept;
+    char path[PATH_ROOM];
+    assert_ok(path_put(path, folder, "%s", name));
+    return keep(path, false);
 }
 
 // The folder of this program's binary.

@@ -2,6 +2,7 @@
  * between experts. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_latent.h"
+#include "tests/support/tiny_model.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/weights.h"
@@ -37,12 +38,7 @@ static enum status write_config(const char *folder, int heads, int vocab)
         "first_k_dense_replace", 1, "moe_intermediate_size", 32, "n_routed_experts", 8,
         "num_experts_per_tok", 2, "n_shared_experts", 1, "n_group", 2, "topk_group", 1,
         "num_nextn_predict_layers", 1, "torch_dtype", "float32");
-    char *path = path_join(folder, "config.json");
-    enum status st = config && path ? json_write_file(path, 0644, config)
-                                    : status_fail(ST_NO_MEMORY, "no memory for a tiny model");
-    json_decref(config);
-    free(path);
-    return st;
+    return tiny_json_write(folder, "config.json", config);
 }
 
 enum status tiny_latent_write(const char *folder, int heads, int vocab)

@@ -47,6 +47,16 @@ static enum status fill(void *context, const struct safetensors_source *t, size_
     return ST_OK;
 }
 
+enum status tiny_json_write(const char *folder, const char *name, json_t *json)
+{
+    char path[PATH_ROOM];
+    enum status st = path_put(path, folder, "%s", name);
+    if (!json) st = status_fail(ST_NO_MEMORY, "no memory for a tiny model");
+    if (st == ST_OK) st = json_write_file(path, 0644, json);
+    json_decref(json);
+    return st;
+}
+
 static enum status write_config(const char *folder, const struct tiny_model *m, int intermediate,
                                 int max_positions)
 {
@@ -58,15 +68,8 @@ static enum status write_config(const char *folder, const struct tiny_model *m, 
         heads, "num_key_value_heads", heads / 2, "max_position_embeddings", max_positions,
         "rms_norm_eps", 1e-6, "rope_theta", 10000.0, "tie_word_embeddings", m->tie_embeddings,
         "hidden_act", "silu", "torch_dtype", "float32");
-    char *path = path_join(folder, "config.json");
-    enum status st = ST_NO_MEMORY;
-    if (config && path) {
-        if (m->eos_id >= 0) json_object_set_new(config, "eos_token_id", json_integer(m->eos_id));
-        st = json_write_file(path, 0644, config);
-    }
-    json_decref(config);
-    free(path);
-    return st;
+    if (m->eos_id >= 0) json_object_set_new(config, "eos_token_id", json_integer(m->eos_id));
+    return tiny_json_write(folder, "config.json", config);
 }
 
 enum status tiny_model_write_as(const char *folder, const struct tiny_model *m)
@@ -77,13 +80,11 @@ enum status tiny_model_write_as(const char *folder, const struct tiny_model *m)
                            m->layers, m->vocab);
     enum status st = file_make_folders(folder);
     if (st != ST_OK) return st;
-    char *path = path_join(folder, "model.safetensors");
+    char path[PATH_ROOM];
     struct writer w = {.seed = m->seed};
     w.tensors = calloc((size_t)m->layers * 12 + 3, sizeof *w.tensors);
-    if (!w.tensors || !path) {
-        st = status_fail(ST_NO_MEMORY, "no memory for a tiny model");
-        goto out;
-    }
+    if (!w.tensors) FAIL(ST_NO_MEMORY, "no memory for a tiny model");
+    CHECK(path_put(path, folder, "model.safetensors"));
     CHECK(write_config(folder, m, inner, m->max_positions ? m->max_positions : 512));
     add(&w, "model.embed_tokens.weight", -1, m->vocab, h);
     for (int l = 0; l < m->layers; l++) {
@@ -105,7 +106,6 @@ enum status tiny_model_write_as(const char *folder, const struct tiny_model *m)
     CHECK(safetensors_write(path, w.tensors, w.n, NULL, fill, &w));
 out:
     free(w.tensors);
-    free(path);
     return st;
 }
 

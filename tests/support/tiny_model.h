@@ -5,6 +5,7 @@
 #define TESTS_SUPPORT_TINY_MODEL_H
 
 #include "common/base/status.h"
+#include <jansson.h>
 #include <stdint.h>
 
 struct tiny_model {
@@ -20,5 +21,7 @@ struct tiny_model {
 enum status tiny_model_write_as(const char *folder, const struct tiny_model *shape);
 // Untied, 512 positions, no end-of-sequence token.
 enum status tiny_model_write(const char *folder, int hidden, int layers, int vocab, uint64_t seed);
+// Writes FOLDER/NAME, and takes the value (NULL: there was no memory for it).
+enum status tiny_json_write(const char *folder, const char *name, json_t *json);
 
 #endif

@@ -2,6 +2,7 @@
  * are merged of. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_sentencepiece.h"
+#include "tests/support/tiny_model.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 
@@ -66,19 +67,8 @@ static json_t *tokenizer_file(void)
 
 enum status tiny_sentencepiece_write(const char *folder)
 {
-    json_t *tokenizer = tokenizer_file();
     json_t *config = json_pack("{s:s, s:s, s:s}", "tokenizer_class", "LlamaTokenizer", "bos_token",
                                "<s>", "eos_token", "</s>");
-    char *tokenizer_path = path_join(folder, "tokenizer.json");
-    char *config_path = path_join(folder, "tokenizer_config.json");
-    enum status st = ST_OK;
-    if (!tokenizer || !config || !tokenizer_path || !config_path)
-        st = status_fail(ST_NO_MEMORY, "no memory for a tokenizer");
-    if (st == ST_OK) st = json_write_file(tokenizer_path, 0644, tokenizer);
-    if (st == ST_OK) st = json_write_file(config_path, 0644, config);
-    json_decref(tokenizer);
-    json_decref(config);
-    free(tokenizer_path);
-    free(config_path);
-    return st;
+    enum status st = tiny_json_write(folder, "tokenizer.json", tokenizer_file());
+    return st ? st : tiny_json_write(folder, "tokenizer_config.json", config);
 }

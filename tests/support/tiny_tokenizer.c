@@ -1,6 +1,7 @@
 /* tiny_tokenizer.c: a byte-level tokenizer as Hugging Face's tokenizers library would save it. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_tokenizer.h"
+#include "tests/support/tiny_model.h"
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -77,35 +78,21 @@ enum status tiny_tokenizer_json(json_t **ret_tokenizer, json_t **ret_config)
 enum status tiny_tokenizer_write(const char *folder)
 {
     json_t *tokenizer = NULL, *config = NULL;
-    char *tokenizer_path = path_join(folder, "tokenizer.json");
-    char *config_path = path_join(folder, "tokenizer_config.json");
     enum status st = tiny_tokenizer_json(&tokenizer, &config);
-    if (st == ST_OK && (!tokenizer_path || !config_path))
-        st = status_fail(ST_NO_MEMORY, "no memory for a path");
-    if (st == ST_OK) st = json_write_file(tokenizer_path, 0644, tokenizer);
-    if (st == ST_OK) st = json_write_file(config_path, 0644, config);
-    json_decref(tokenizer);
-    json_decref(config);
-    free(tokenizer_path);
-    free(config_path);
-    return st;
+    if (st == ST_OK) st = tiny_json_write(folder, "tokenizer.json", tokenizer);
+    return st ? st : tiny_json_write(folder, "tokenizer_config.json", config);
 }
 
 enum status tiny_tokenizer_write_bytes(const char *folder)
 {
     json_t *vocab = json_object();
-    char *path = path_join(folder, "tokenizer.json");
     for (int i = 0; i < 256; i++) {
         char name[8];
         snprintf(name, sizeof name, "<0x%02X>", (unsigned)i & 0xff);
         json_object_set_new(vocab, name, json_integer(i));
     }
-    json_t *tokenizer = json_pack("{s:s, s:{s:s}, s:{s:s, s:o, s:[], s:b}}", "version", "1.0",
-                                  "decoder", "type", "ByteFallback", "model", "type", "BPE",
-                                  "vocab", vocab, "merges", "byte_fallback", 1);
-    enum status st = tokenizer && path ? json_write_file(path, 0644, tokenizer)
-                                       : status_fail(ST_NO_MEMORY, "no memory for a tokenizer");
-    json_decref(tokenizer);
-    free(path);
-    return st;
+    return tiny_json_write(folder, "tokenizer.json",
+                           json_pack("{s:s, s:{s:s}, s:{s:s, s:o, s:[], s:b}}", "version", "1.0",
+                                     "decoder", "type", "ByteFallback", "model", "type", "BPE",
+                                     "vocab", vocab, "merges", "byte_fallback", 1));
 }

@@ -59,7 +59,9 @@ static enum status list_reports(struct run_folder *run)
         struct cluster_report *grown =
             array_room(run->reports, (size_t)run->n_reports, sizeof *grown);
         if (grown) run->reports = grown;
-        char *path = grown ? path_join(run->path, name) : NULL;
+        char file[PATH_ROOM];
+        CHECK(path_put(file, run->path, "%s", name));
+        char *path = grown ? strdup(file) : NULL;
         if (!path) FAIL(ST_NO_MEMORY, "no memory for the names of %s", run->path);
         run->reports[run->n_reports++] = (struct cluster_report){epoch, path};
         CHECK(check_inside(run, path));
