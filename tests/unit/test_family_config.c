@@ -1,132 +1,174 @@
-/* test_family_config.c: configs as they are published, in the older style, against those of
- * tests/golden, which transformers 5 wrote. */
+/* test_family_config.c: configs of every family: as they are published, in older and newer styles;
+ * silent ones, which mean what transformers' configs say then (5.17); and what would be guessed or
+ * is other maths, which is refused. A case is a config of the list, or a folder's of tests/golden
+ * ("golden/NAME", as transformers 5 wrote it), with the keys of `set`. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/config.h"
 #include "tests/support/support.h"
 
-static json_t *golden_config(const char *name)
+static const json_t *base_of(const char *name)
 {
-    json_t *json = NULL;
+    const json_t *bases = test_rows("family_config", "configs");
+    for (size_t i = 0; i < json_array_size(bases); i++)
+        if (strcmp(row_text(bases, i, "name"), name) == 0)
+            return json_object_get(json_array_get(bases, i), "config");
     char path[128];
-    snprintf(path, sizeof path, "tests/golden/%s/config.json", name);
+    json_t *json = NULL;
+    snprintf(path, sizeof path, "tests/%s/config.json", name);
     assert_ok(json_read_file(test_path(test_root(), path), 1 << 20, &json));
-    return json;
+    return test_keep(json);
 }
 
-// The golden folder's config without its newer keys, and with the keys of `older` instead.
-static json_t *older_config(const char *name, const char *older)
+// `older`: without the keys that older folders do not have.
+static enum status read_case(const json_t *row, const char *set, struct model_config **ret)
 {
-    json_t *json = golden_config(name), *keys = json_loads(older, 0, NULL);
-    assert_non_null(keys);
-    json_object_del(json, "rope_parameters");
-    json_object_del(json, "layer_types");
-    json_object_del(json, "no_rope_layers");
-    json_object_update(json, keys);
-    json_decref(keys);
-    return json;
-}
-
-static struct model_config *read_config(json_t *json)
-{
-    struct model_config *c = NULL;
-    assert_ok(model_config_from_json("config.json", json, &c));
+    static const char *const newer[] = {"rope_parameters", "layer_types", "no_rope_layers"};
+    json_t *json = json_deep_copy(base_of(json_string_value(json_object_get(row, "of"))));
+    for (int i = 0; i < 3 && set && json_is_true(json_object_get(row, "older")); i++)
+        json_object_del(json, newer[i]);
+    if (set) json_object_update(json, json_object_get(row, set));
+    enum status st = model_config_from_json("config.json", json, ret);
     json_decref(json);
-    return c;
+    return st;
+}
+
+// ---- what is read -------------------------------------------------------------------------------
+#define CONFIG(type, field) #field, false, type, offsetof(struct model_config, field)
+#define LAYER(type, field)  #field, true, type, offsetof(struct layer_config, field)
+enum type { INT, FLAG, FLOAT, DOUBLE };
+static const struct field {
+    const char *name;
+    bool of_layer;
+    enum type type;
+    size_t offset;
+} fields[] = {
+    {LAYER(INT, latent.q_rank)},
+    {LAYER(INT, latent.rank)},
+    {LAYER(INT, latent.rope)},
+    {LAYER(INT, latent.value)},
+    {LAYER(INT, head_dim)},
+    {LAYER(INT, rope)},
+    {LAYER(INT, window)},
+    {LAYER(INT, intermediate)},
+    {LAYER(INT, shared_intermediate)},
+    {LAYER(INT, moe.n_experts)},
+    {LAYER(INT, moe.top_k)},
+    {LAYER(INT, moe.n_group)},
+    {LAYER(INT, moe.topk_group)},
+    {LAYER(INT, moe.scoring)},
+    {LAYER(FLAG, moe.norm_topk)},
+    {LAYER(FLAG, shared_gate)},
+    {LAYER(FLAG, router_bias)},
+    {LAYER(FLOAT, moe.scale)},
+    {LAYER(FLOAT, attn_scale)},
+    {CONFIG(INT, max_positions)},
+    {CONFIG(INT, n_skipped_layers)},
+    {CONFIG(INT, ropes[0].dim)},
+    {CONFIG(INT, ropes[0].kind)},
+    {CONFIG(INT, ropes[1].kind)},
+    {CONFIG(INT, file_dtype)},
+    {CONFIG(FLAG, ropes[0].interleaved)},
+    {CONFIG(FLAG, tie_embeddings)},
+    {CONFIG(FLAG, qkv_bias)},
+    {CONFIG(FLAG, o_bias)},
+    {CONFIG(FLAG, qk_norm)},
+    {CONFIG(FLOAT, norm_eps)},
+    {CONFIG(DOUBLE, ropes[0].theta)},
+    {CONFIG(DOUBLE, ropes[1].theta)},
+    {CONFIG(DOUBLE, ropes[0].attention_factor)},
+    {CONFIG(DOUBLE, ropes[1].attention_factor)},
+};
+
+static double value_of(const struct model_config *c, int layer, const char *name)
+{
+    if (strcmp(name, "kv_elements") == 0) return (double)config_kv_elements(c);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const struct field *f = &fields[i];
+        const void *at =
+            (const char *)(f->of_layer ? (const void *)&c->layers[layer] : c) + f->offset;
+        if (strcmp(f->name, name) != 0) continue;
+        return f->type == INT     ? *(const int *)at
+               : f->type == FLAG  ? *(const bool *)at
+               : f->type == FLOAT ? (double)*(const float *)at
+                                  : *(const double *)at;
+    }
+    fail_msg("no field %s", name);
+    return 0;
+}
+
+// A number, or the word of an enumeration.
+static double wanted_value(const json_t *value)
+{
+    static const struct {
+        const char *word;
+        int value;
+    } words[] = {{"default", ROPE_DEFAULT}, {"llama3", ROPE_LLAMA3},  {"yarn", ROPE_YARN},
+                 {"sigmoid", MOE_SIGMOID},  {"softmax", MOE_SOFTMAX}, {"bf16", DT_BF16}};
+    for (size_t i = 0; json_is_string(value) && i < sizeof words / sizeof *words; i++)
+        if (strcmp(json_string_value(value), words[i].word) == 0) return words[i].value;
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+TEST(configs_mean_what_they_say)
+{
+    const json_t *cases = test_rows("family_config", "read"), *row, *expected, *value;
+    size_t i, k;
+    const char *name;
+    json_array_foreach (cases, i, row) {
+        struct model_config *c;
+        assert_ok(read_case(row, "set", &c));
+        json_array_foreach (json_object_get(row, "expect"), k, expected) {
+            const int layer = (int)json_integer_value(json_object_get(expected, "layer"));
+            json_object_foreach ((json_t *)expected, name, value) { // only read
+                if (strcmp(name, "layer") == 0) continue;
+                const double have = value_of(c, layer, name), want = wanted_value(value);
+                if (!(fabs(have - want) <= 1e-6 * fabs(want)))
+                    fail_msg("%s, case %zu, layer %d: %s is %g, not %g", c->architecture, i, layer,
+                             name, have, want);
+            }
+        }
+        model_config_free(c);
+    }
 }
 
 // Both give every layer the same window and the same positions.
-static void same_layers(const char *name, const char *older)
-{
-    struct model_config *a = read_config(golden_config(name)),
-                        *b = read_config(older_config(name, older));
-    assert_int_equal(a->n_ropes, b->n_ropes);
-    for (int i = 0; i < a->n_ropes; i++) {
-        float *of_a = rope_table(a, i, 100), *of_b = rope_table(b, i, 100);
-        assert_int_equal(a->ropes[i].dim, b->ropes[i].dim);
-        assert_memory_equal(of_a, of_b, 100 * (size_t)a->ropes[i].dim * sizeof *of_a);
-        free(of_a);
-        free(of_b);
-    }
-    for (int l = 0; l < a->n_layers; l++) {
-        assert_int_equal(a->layers[l].window, b->layers[l].window);
-        assert_int_equal(a->layers[l].rope, b->layers[l].rope);
-    }
-    model_config_free(a);
-    model_config_free(b);
-}
-
 TEST(older_keys_say_the_same)
 {
-    same_layers("olmo3", "{\"rope_theta\": 500000}");
-    same_layers("olmo3", "{\"rope_theta\": 500000, \"rope_scaling\": null}");
-    same_layers("smollm3", "{\"rope_theta\": 2000000.0, \"no_rope_layer_interval\": 4}");
-    same_layers("gemma3", "{\"rope_theta\": 1000000, \"rope_local_base_freq\": 10000,"
-                          "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8.0},"
-                          "\"sliding_window_pattern\": 6}");
-    same_layers("gemma3", "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8.0}}");
-    same_layers("smollm3", "{\"no_rope_layers\": [1, 1, 1, 0], \"no_rope_layer_interval\": 2}");
+    const json_t *cases = test_rows("family_config", "older_keys_say_the_same"), *row;
+    size_t k;
+    json_array_foreach (cases, k, row) {
+        struct model_config *a, *b;
+        assert_ok(read_case(row, json_object_get(row, "newer") ? "newer" : NULL, &a));
+        assert_ok(read_case(row, "set", &b));
+        assert_int_equal(a->n_ropes, b->n_ropes);
+        for (int i = 0; i < a->n_ropes; i++) {
+            float *of_a = rope_table(a, i, 100), *of_b = rope_table(b, i, 100);
+            assert_int_equal(a->ropes[i].dim, b->ropes[i].dim);
+            assert_memory_equal(of_a, of_b, 100 * (size_t)a->ropes[i].dim * sizeof *of_a);
+            free(of_a);
+            free(of_b);
+        }
+        for (int l = 0; l < a->n_layers; l++) {
+            assert_int_equal(a->layers[l].window, b->layers[l].window);
+            assert_int_equal(a->layers[l].rope, b->layers[l].rope);
+        }
+        model_config_free(a);
+        model_config_free(b);
+    }
 }
 
-// Only the positions of layers without a window are stretched.
-TEST(olmo3_stretches_full_layers)
+// ---- what is not --------------------------------------------------------------------------------
+// Each by its name; where a case says no status, any.
+TEST(other_maths_and_guesses_are_refused)
 {
-    struct model_config *c = read_config(older_config(
-        "olmo3",
-        "{\"rope_theta\": 500000, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8.0,"
-        "\"attention_factor\": 1.2079441541679836, \"beta_fast\": 32, \"beta_slow\": 1,"
-        "\"original_max_position_embeddings\": 64}}"));
-    assert_int_equal(c->layers[3].rope, 0);
-    assert_int_equal(c->ropes[0].kind, ROPE_YARN);
-    assert_int_equal(c->layers[0].rope, 1);
-    assert_int_equal(c->ropes[1].kind, ROPE_DEFAULT);
-    assert_true(c->ropes[1].theta == 500000 && c->ropes[1].attention_factor == 1);
-    model_config_free(c);
-}
-
-TEST(smollm3_windows)
-{
-    struct model_config *c = read_config(
-        older_config("smollm3", "{\"use_sliding_window\": true, \"sliding_window\": 6}"));
-    for (int l = 0; l < 4; l++) assert_int_equal(c->layers[l].window, l == 3 ? 6 : 0);
-    model_config_free(c);
-    json_t *json = older_config("smollm3", "{\"no_rope_layers\": [1, 0]}");
-    assert_status(model_config_from_json("config.json", json, &c), ST_FORMAT);
-    assert_message("no_rope_layers must list num_hidden_layers (4) numbers");
-    json_decref(json);
-}
-
-TEST(gemma3_refusals)
-{
-    struct model_config *c;
-    json_t *json = older_config("gemma3", "{\"attn_logit_softcapping\": 50.0}");
-    assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
-    assert_message("attn_logit_softcapping is not supported");
-    json_object_del(json, "attn_logit_softcapping");
-    json_object_set_new(json, "use_bidirectional_attention", json_true());
-    assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
-    assert_message("use_bidirectional_attention is not supported");
-    json_decref(json);
-}
-
-TEST(no_window_is_said_by_null)
-{
-    struct model_config *c = read_config(
-        older_config("qwen3-moe", "{\"use_sliding_window\": true, \"max_window_layers\": 0,"
-                                  "\"sliding_window\": null}"));
-    assert_int_equal(c->layers[0].window, 0);
-    model_config_free(c);
-}
-
-// Keys that would change what is computed, and silence that means something else than here.
-TEST(other_maths_is_refused)
-{
-    const json_t *cases = test_rows("family_config", "other_maths_is_refused");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        struct model_config *c;
-        json_t *json = older_config(row_text(cases, i, "name"), row_text(cases, i, "older"));
-        if (model_config_from_json("config.json", json, &c) == ST_OK)
-            fail_msg("%s: %s was taken", row_text(cases, i, "name"), row_text(cases, i, "older"));
-        assert_contains(status_message(), row_text(cases, i, "words"));
-        json_decref(json);
+    const json_t *cases = test_rows("family_config", "refused"), *row;
+    size_t i;
+    json_array_foreach (cases, i, row) {
+        struct model_config *c = NULL;
+        const enum status st = read_case(row, "set", &c);
+        if (st == ST_OK) fail_msg("case %zu, \"%s\", was taken", i, row_text(cases, i, "words"));
+        if (json_object_get(row, "status")) assert_int_equal(st, row_status(cases, i, "status"));
+        assert_message(row_text(cases, i, "words"));
     }
 }

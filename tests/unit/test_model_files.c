@@ -19,47 +19,6 @@ static enum status load_text(const char *text, struct model_config **ret)
     return model_config_load_file(path, ret);
 }
 
-TEST(config_both_styles)
-{
-    struct model_config *older, *newer;
-    assert_ok(load_text(LLAMA
-                        ",\"rope_theta\":500000.0,\"torch_dtype\":\"bfloat16\",\"rope_scaling\":"
-                        "{\"type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
-                        "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":32}}",
-                        &older));
-    assert_ok(load_text(LLAMA
-                        ",\"dtype\":\"bfloat16\",\"rope_parameters\":{\"rope_type\":\"llama3\","
-                        "\"rope_theta\":500000.0,\"factor\":8.0,\"low_freq_factor\":1.0,"
-                        "\"high_freq_factor\":4.0,\"original_max_position_embeddings\":32}}",
-                        &newer));
-    assert_int_equal(older->file_dtype, DT_BF16);
-    assert_int_equal(newer->file_dtype, DT_BF16);
-    float *a = rope_table(older, 0, 64), *b = rope_table(newer, 0, 64);
-    assert_memory_equal(a, b, 64 * (size_t)older->ropes[0].dim * sizeof *a);
-    assert_int_equal(older->ropes[0].kind, ROPE_LLAMA3);
-    assert_int_equal(older->layers[0].head_dim, 4);
-    free(a);
-    free(b);
-    model_config_free(older);
-    model_config_free(newer);
-}
-
-TEST(config_windows)
-{
-    struct model_config *c;
-    // Qwen2.5 folders carry a sliding_window that is not in use
-    assert_ok(load_text(
-        QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":false,\"max_window_layers\":1}", &c));
-    assert_int_equal(c->layers[0].window + c->layers[1].window, 0);
-    assert_true(c->qkv_bias && !c->o_bias);
-    model_config_free(c);
-    assert_ok(load_text(
-        QWEN2 ",\"sliding_window\":8,\"use_sliding_window\":true,\"max_window_layers\":1}", &c));
-    assert_int_equal(c->layers[0].window, 0);
-    assert_int_equal(c->layers[1].window, 8);
-    model_config_free(c);
-}
-
 TEST(config_eos_lists)
 {
     struct model_config *c;
