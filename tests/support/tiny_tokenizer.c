@@ -5,26 +5,9 @@
 #include "common/base/bytes.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/text/tokenizer_parts.h"
 
 #include <stdlib.h>
-
-// GPT-2's printable stand-in for a byte (Radford et al. 2019, bytes_to_unicode).
-static int put_byte(int byte, char *to)
-{
-    static const int ranges[3][2] = {{'!', '~'}, {0xa1, 0xac}, {0xae, 0xff}};
-    int before = 0; // bytes below this one that have a stand-in past 255
-    for (int b = 0; b <= byte; b++) {
-        bool plain = false;
-        for (int i = 0; i < 3; i++) plain |= b >= ranges[i][0] && b <= ranges[i][1];
-        if (b == byte) {
-            int n = utf8_encode((uint32_t)(plain ? b : 256 + before), to);
-            to[n] = 0;
-            return n;
-        }
-        before += !plain;
-    }
-    return 0;
-}
 
 static json_t *vocabulary(void)
 {
@@ -32,7 +15,7 @@ static json_t *vocabulary(void)
     json_t *vocab = json_object();
     char token[8];
     for (int b = 0; b < 256; b++) {
-        put_byte(b, token);
+        token[byte_level_char((unsigned char)b, token)] = '\0';
         json_object_set_new(vocab, token, json_integer(b));
     }
     for (int i = 0; i < 4; i++) json_object_set_new(vocab, merged[i], json_integer(256 + i));

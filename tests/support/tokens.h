@@ -11,16 +11,4 @@ void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool sp
 void assert_text(const struct tokenizer *t, const int32_t *ids, int n, bool skip, const char *want,
                  size_t len);
 
-#define ASSERT_IDS(t, text, ...)                                                                   \
-    do {                                                                                           \
-        const int32_t want_[] = {__VA_ARGS__};                                                     \
-        assert_ids((t), (text), strlen(text), false, want_, sizeof(want_) / sizeof(want_[0]));     \
-    } while (0)
-
-#define ASSERT_TEXT(t, skip, want, ...)                                                            \
-    do {                                                                                           \
-        const int32_t ids_[] = {__VA_ARGS__};                                                      \
-        assert_text((t), ids_, sizeof(ids_) / sizeof(ids_[0]), (skip), (want), strlen(want));      \
-    } while (0)
-
 #endif
