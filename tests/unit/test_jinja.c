@@ -105,21 +105,11 @@ TEST(equal_to_jinja2)
 
 TEST(errors_name_the_place)
 {
-    assert_error("a\n  {{ 'x' }}{{ nope.x }}", ST_INVALID,
-                 "T.jinja, line 2, column 19: 'nope' is undefined");
-    assert_error("{% if true %}\n\n{{ raise_exception('Roles must alternate') }}{% endif %}",
-                 ST_INVALID, "T.jinja, line 3, column 4: Roles must alternate");
-    assert_error("{% for x in [1] %}\n{{ 'a' + x }}{% endfor %}", ST_INVALID, "line 2, column 4");
-    assert_error("ok\n{% endif %}", ST_FORMAT,
-                 "T.jinja: line 2, column 4: Encountered unknown tag");
-    assert_error("{% if x %}\n", ST_FORMAT, "endif");
-    assert_error("{{ \xc3\xa9\xc3\xa9 ! }}", ST_FORMAT, "line 1, column 7: unexpected char '!'");
-    assert_error("{{ 1|nosuch }}", ST_FORMAT, "column 6: No filter named 'nosuch'.");
+    const json_t *cases = test_rows("jinja", "errors_name_the_place");
+    for (size_t i = 0; i < json_array_size(cases); i++)
+        assert_error(row_text(cases, i, "text"), row_status(cases, i, "status"),
+                     row_text(cases, i, "message"));
     assert_error("a\xff", ST_FORMAT, "column 2: the text is not UTF-8");
-    assert_error("{{ 99999999999999999999 }}", ST_FORMAT, "64 bits");
-    assert_error("{{ 9223372036854775807 + 1 }}", ST_INVALID, "64 bits");
-    assert_error("{{ 'a'|pprint }}", ST_UNSUPPORTED, "pprint");
-    assert_error("{% autoescape true %}{% endautoescape %}", ST_FORMAT, "autoescape");
 }
 
 // The text of what went well before an error is not given.
@@ -146,38 +136,18 @@ static char *repeated(const char *start, const char *part, int n, const char *en
     return text.data;
 }
 
-static void assert_limit(char *text, const char *message)
-{
-    struct bytes got = BYTES_INIT;
-    assert_true(render(text, NULL, &got) != ST_OK);
-    assert_message(message);
-    bytes_release(&got);
-    free(text);
-}
-
 TEST(deep_templates)
 {
-    assert_limit(repeated("{{ ", "(", 100000, ""), "nested too deeply");
-    assert_limit(repeated("{{ ", "not ", 100000, "1 }}"), "nested deeper");
-    assert_limit(repeated("{{ ", "-", 100000, "1 }}"), "nested deeper");
-    assert_limit(repeated("", "{% if 1 %}", 100000, ""), "nested deeper");
-    assert_limit(repeated("{{ 1", "+1", 100000, " }}"), "nested deeper");
-    assert_limit(repeated("{{ a", ".b", 100000, " }}"), "nested deeper");
-    assert_limit(repeated("{{ a", "|list", 100000, " }}"), "nested deeper");
-    assert_limit(repeated("{{ 1", " if 1 else 1", 100000, " }}"), "nested deeper");
-    assert_limit(repeated("", "{% macro m() %}", 1000, ""), "nested deeper");
-    assert_limit(strdup("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), "nested deeper");
-    assert_limit(strdup("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}"),
-                 "nested deeper");
-    // values within values
-    assert_limit(strdup("{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = "
-                        "[ns.l] %}{% endfor %}{{ ns.l }}"),
-                 "nested deeper");
-    assert_limit(strdup("{% set ns = namespace(l=[]) %}{% for i in range(5000) %}{% set ns.l = "
-                        "[ns.l] %}{% endfor %}{{ ns.l|tojson }}"),
-                 "nested deeper");
-    assert_limit(strdup("{% set ns = namespace() %}{% set ns.self = ns %}{{ ns }}"),
-                 "nested deeper");
+    const json_t *cases = test_rows("jinja", "deep_templates");
+    struct bytes got = BYTES_INIT;
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        char *text = repeated(row_text(cases, i, "start"), row_text(cases, i, "part"),
+                              row_int(cases, i, "times"), row_text(cases, i, "end"));
+        assert_true(render(text, NULL, &got) != ST_OK);
+        assert_message(row_text(cases, i, "message"));
+        free(text);
+    }
+    bytes_release(&got);
     // as deep as anybody writes them
     char *text = repeated("{{ 1", "+1", 300, " }}");
     assert_text(text, "301");
@@ -201,37 +171,7 @@ TEST(endless_templates)
 TEST(long_operands)
 {
     enum { LENGTH = 1 << 20 };
-    static const char *const expressions[] = {
-        "d[k]",
-        "d.get(k)",
-        "k in d",
-        "k == k2",
-        "k < k2",
-        "k2 in k",
-        "k[1:]",
-        "k[:-1]",
-        "k.rfind('q')",
-        "k.rfind(k2)",
-        "k.find('q')",
-        "k.count('q')",
-        "k.strip('a')",
-        "k|trim",
-        "k.startswith(k)",
-        "k.endswith((k,))",
-        "k.removeprefix(k)",
-        "k.split('q')",
-        "k.rsplit('q')",
-        "k|safe",
-        "k.partition('q')",
-        "k|truncate(9)",
-        "k|int",
-        "k.islower()",
-        "'%.1s' % k",
-        "dict(**d)",
-        "k is eq(k2)",
-        "[k, k]|unique|list",
-        "[{k: 1}]|map(attribute=k)|list",
-    };
+    const json_t *cases = test_rows("jinja", "long_operands");
     static const struct jinja_limits limits = {.steps = 300000};
     char *text = malloc(LENGTH + 1), whole[200];
     struct bytes got = BYTES_INIT;
@@ -241,11 +181,11 @@ TEST(long_operands)
     text[LENGTH - 1] = 'b';
     json_object_set_new(variables, "k2", json_string(text));
     json_object_set_new(json_object_get(variables, "d"), text, json_true());
-    for (size_t i = 0; i < sizeof expressions / sizeof *expressions; i++) {
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         snprintf(whole, sizeof whole, "{%% for i in range(40) %%}{%% set x = %s %%}{%% endfor %%}",
-                 expressions[i]);
+                 row_text(cases, i, "expression"));
         if (render_with(whole, strlen(whole), variables, &limits, &got) == ST_OK)
-            fail_msg("%s is not charged", expressions[i]);
+            fail_msg("%s is not charged", row_text(cases, i, "expression"));
         assert_message("more steps than the limit");
     }
     json_decref(variables);
