@@ -13,8 +13,8 @@ struct loaded {
     struct weights *weights; // in memory of their own
 };
 
-// The folder's config alone; or with weights of zeros as it has them; or with the folder's own. What
-// weights_load() says is returned.
+// The folder's config alone; or with weights of zeros as it has them; or with the folder's own.
+// What weights_load() says is returned.
 void loaded_config(const char *folder, struct loaded *ret);
 void loaded_plan(const char *folder, enum dtype dt, struct loaded *ret);
 enum status loaded_open(const char *folder, enum dtype dt, struct loaded *ret);
