@@ -6,11 +6,8 @@
 
 struct adapter_config *tiny_adapter_config(const char *text)
 {
-    json_t *json;
     struct adapter_config *config;
-    assert_ok(json_parse("adapter_config.json", text, strlen(text), &json));
-    assert_ok(adapter_config_from_json("adapter_config.json", json, &config));
-    json_decref(json);
+    assert_ok(adapter_config_from_json("adapter_config.json", json_of(text), &config));
     return config;
 }
 

@@ -1,6 +1,7 @@
 /* test_adapter.c: LoRA adapters: PEFT's config and folder (common/model/adapter_config.h,
- * adapter.h), and a forward pass over rows of several adapters (its table). That the numbers
- * are PEFT's, tests/golden tells. */
+ * adapter.h), and a forward pass over rows of several adapters (its table), whose logits are wanted
+ * in any order; of models whose head is a matrix of its own and of those where it is the
+ * embeddings. That the numbers are PEFT's, tests/golden tells. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "tests/support/peft.h"
@@ -9,13 +10,11 @@
 #include "tests/support/tiny_adapter.h"
 #include "tests/support/tiny_model.h"
 
-enum { VOCAB = 50, LAYERS = 2, TOKENS = 6 };
+enum { HIDDEN = 32, VOCAB = 50, LAYERS = 2, TOKENS = 6 };
 
 // ---- the config ---------------------------------------------------------------------------------
 TEST(targets_match_as_in_peft)
 {
-#define Q0 "model.layers.0.self_attn.q_proj"
-#define Q3 "model.layers.13.self_attn.q_proj"
     const json_t *cases = test_rows("adapter", "targets_match_as_in_peft");
     for (size_t i = 0; i < json_array_size(cases); i++) {
         char text[512];
@@ -34,19 +33,30 @@ TEST(targets_match_as_in_peft)
     }
 }
 
+TEST(targets_of_the_head_are_pefts)
+{
+    const json_t *cases = test_rows("adapter", "targets_of_the_head");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        int rank;
+        float scale;
+        struct adapter_config *config = tiny_adapter_config(row_text(cases, i, "text"));
+        assert_ok(adapter_config_match(config, "lm_head", true, &rank, &scale));
+        if (rank != row_int(cases, i, "rank"))
+            fail_msg("%s: rank %d", row_text(cases, i, "text"), rank);
+        adapter_config_free(config);
+    }
+}
+
 TEST(other_kinds_are_refused_by_name)
 {
     const json_t *cases = test_rows("adapter", "other_kinds_are_refused_by_name");
     for (size_t i = 0; i < json_array_size(cases); i++) {
-        json_t *json;
         struct adapter_config *config = NULL;
-        assert_ok(json_parse("test", row_text(cases, i, "text"), strlen(row_text(cases, i, "text")),
-                             &json));
+        json_t *json = json_of(row_text(cases, i, "text"));
         assert_status(adapter_config_from_json("test", json, &config),
                       row_status(cases, i, "code"));
         assert_message(row_text(cases, i, "says"));
         assert_null(config);
-        json_decref(json);
     }
 }
 
@@ -73,21 +83,25 @@ TEST(broken_patterns_are_told)
 }
 
 // ---- the folder ---------------------------------------------------------------------------------
-static struct reference base; // a tiny model, opened
-
-static const char *base_folder(void)
+static void open_model(bool tied, const char *folder, struct reference *ret)
 {
-    static const char *folder;
-    if (!folder) {
-        folder = test_folder();
-        assert_ok(tiny_model_write(folder, 32, LAYERS, VOCAB, 3));
-    }
-    return folder;
+    const struct tiny_model shape = {.hidden = HIDDEN,
+                                     .layers = LAYERS,
+                                     .vocab = VOCAB,
+                                     .tie_embeddings = tied,
+                                     .eos_id = -1,
+                                     .seed = 3};
+    assert_ok(tiny_model_write_as(folder, &shape));
+    reference_open(folder, "cpu", ret);
 }
+
+static struct reference base; // a tiny model, opened
+static const char *base_folder;
 
 static void open_base(void)
 {
-    reference_open(base_folder(), "cpu", &base);
+    base_folder = test_folder();
+    open_model(false, base_folder, &base);
 }
 
 static void close_base(void)
@@ -98,11 +112,6 @@ static void close_base(void)
 static struct adapter *adapter_of(const char *text)
 {
     return tiny_adapter_new(base.dev, base.weights, text);
-}
-
-static void release(struct adapter *a)
-{
-    adapter_free(a);
 }
 
 // One that was trained: B is not zero.
@@ -116,6 +125,10 @@ static struct adapter *random_adapter(const char *text, uint64_t seed)
 #define ALL "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":8,\"target_modules\":\"all-linear\"}"
 #define QV                                                                                         \
     "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":8,\"target_modules\":[\"q_proj\",\"v_proj\"]}"
+#define HEAD "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[\"lm_head\"]}"
+#define BOTH                                                                                       \
+    "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":8,\"target_modules\":[\"lm_head\",\"q_proj\"]" \
+    "}"
 
 TEST(a_plan_lists_what_is_adapted)
 {
@@ -126,7 +139,7 @@ TEST(a_plan_lists_what_is_adapted)
                         "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
     for (int i = 0; i < a->weights->n_tensors; i++)
         assert_int_equal(a->weights->tensors[i].offset % 128, 0);
-    release(a);
+    adapter_free(a);
     struct adapter *none = NULL;
     assert_status(adapter_new(tiny_adapter_config("{\"target_modules\":[\"c_attn\"]}"),
                               base.weights, DT_F32, &none),
@@ -145,7 +158,7 @@ TEST(a_new_adapter_is_kaiming_and_zero)
     assert_true(most <= 1 / sqrtf(32) && most > 0.9f / sqrtf(32));
     assert_ok(weights_read(a->weights, base.dev, a->list[0].b, x));
     for (int i = 0; i < 32 * 4; i++) assert_true(x[i] == 0);
-    release(a);
+    adapter_free(a);
 }
 
 TEST(a_folder_goes_and_comes)
@@ -165,28 +178,119 @@ TEST(a_folder_goes_and_comes)
     struct adapter *rank = adapter_of("{\"r\":2,\"target_modules\":[\"q_proj\",\"v_proj\"]}");
     assert_status(adapter_load(rank, base.dev, folder), ST_MISMATCH);
     assert_message("has shape (3, 32); adapter_config.json calls for (2, 32)");
-    release(a);
-    release(b);
-    release(all);
-    release(q);
-    release(rank);
+    adapter_free(a);
+    adapter_free(b);
+    adapter_free(all);
+    adapter_free(q);
+    adapter_free(rank);
+}
+
+// ---- of the head
+// --------------------------------------------------------------------------------- The head is the
+// last that is listed, under PEFT's name, whichever matrix of the base it is.
+TEST(the_head_is_listed_last)
+{
+    for (int tied = 0; tied < 2; tied++) {
+        struct reference r;
+        open_model(tied, test_folder(), &r);
+        struct adapter *a = tiny_adapter_new(r.dev, r.weights, BOTH), *none = NULL;
+        assert_int_equal(a->n, LAYERS + 1);
+        assert_true(adapter_changes(a, ROLE_HEAD) && adapter_changes(a, ROLE_QKV));
+        const struct adapted *head = &a->list[LAYERS];
+        assert_int_equal(head->role, ROLE_HEAD);
+        assert_int_equal(r.weights->tensors[head->base].role, tied ? ROLE_EMBED : ROLE_HEAD);
+        assert_string_equal(a->weights->tensors[head->b].name,
+                            "base_model.model.lm_head.lora_B.weight");
+        assert_int_equal(a->weights->tensors[head->b].shape[0], VOCAB);
+        assert_int_equal(a->weights->tensors[head->a].shape[1], HIDDEN);
+        // the embeddings are not what it changes
+        assert_status(adapter_new(tiny_adapter_config("{\"target_modules\":[\"embed_tokens\"]}"),
+                                  r.weights, DT_F32, &none),
+                      ST_INVALID);
+        const enum status tying =
+            adapter_new(tiny_adapter_config("{\"target_modules\":[\"lm_head\"],"
+                                            "\"ensure_weight_tying\":true}"),
+                        r.weights, DT_F32, &none);
+        assert_int_equal(tying, tied ? ST_UNSUPPORTED : ST_OK);
+        if (tied) assert_message("ensure_weight_tying is set, and lm_head is the embeddings too");
+        if (!tied) adapter_free(none);
+        adapter_free(a);
+        reference_close(&r);
+    }
+}
+
+struct peft_folder { // the factors, and what PEFT saves beside them
+    const struct adapter *adapter;
+    int64_t rows; // of the base's matrix
+};
+
+static enum status read_factor(void *context, const struct safetensors_source *source, size_t bytes,
+                               void *to)
+{
+    const struct peft_folder *f = context;
+    const struct weights *w = f->adapter->weights;
+    const struct weight_tensor *t = weights_find(w, source->name);
+    if (t)
+        memcpy(to, (float *)w->base + t->offset, bytes);
+    else
+        memset(to, 0, bytes);
+    return ST_OK;
+}
+
+// As PEFT writes it: with the base's matrix of the head.
+static void write_as_peft(const struct peft_folder *f, const char *folder)
+{
+    const struct weights *w = f->adapter->weights;
+    struct safetensors_source sources[3] = {{.dt = DT_F32, .n_dims = 2}};
+    for (int i = 0; i < 2; i++) {
+        sources[i] = (struct safetensors_source){
+            .dt = DT_F32, .n_dims = 2, .shape = {w->tensors[i].shape[0], w->tensors[i].shape[1]}};
+        strcpy(sources[i].name, w->tensors[i].name);
+    }
+    sources[2] = (struct safetensors_source){.dt = DT_F32, .n_dims = 2, .shape = {f->rows, HIDDEN}};
+    strcpy(sources[2].name, "base_model.model.lm_head.base_layer.weight");
+    assert_ok(safetensors_write(test_path(folder, "adapter_model.safetensors"), sources, 3, NULL,
+                                read_factor, (void *)f));
+}
+
+TEST(the_bases_matrix_may_lie_beside)
+{
+    struct reference r;
+    open_model(true, test_folder(), &r);
+    const char *folder = test_folder();
+    struct adapter *a = tiny_adapter_new(r.dev, r.weights, HEAD),
+                   *b = tiny_adapter_new(r.dev, r.weights, HEAD);
+    assert_ok(tiny_adapter_fill(a, r.dev, 4));
+    write_as_peft(&(struct peft_folder){a, VOCAB}, folder);
+    assert_ok(adapter_load(b, r.dev, folder));
+    assert_memory_equal(a->weights->base, b->weights->base, (size_t)a->weights->n_elements * 4);
+    write_as_peft(&(struct peft_folder){a, VOCAB + 1}, folder); // of a model with more tokens
+    assert_status(adapter_load(b, r.dev, folder), ST_UNSUPPORTED);
+    assert_message("lm_head.base_layer.weight");
+    assert_status(adapter_merge(a, r.weights, r.dev), ST_UNSUPPORTED);
+    assert_message("the embeddings too");
+    adapter_free(a);
+    adapter_free(b);
+    reference_close(&r);
 }
 
 // ---- the forward pass ---------------------------------------------------------------------------
 static const int32_t ids[TOKENS] = {3, 14, 15, 9, 26, 5};
 
-// Logits of the same ids as n sequences of one batch, each with its adapter: (n, TOKENS, VOCAB).
-static void logits_of(const int *adapter, int n, float *ret)
+// Of row rows[i] (NULL: all rows) of n sequences of the same ids, each with its adapter: (wanted,
+// VOCAB).
+static void logits_of(struct reference *r, const int *adapter, int n, const int *rows, int wanted,
+                      float *ret)
 {
     void *x;
-    batch_clear(base.batch);
+    batch_clear(r->batch);
     for (int s = 0; s < n; s++)
-        assert_ok(batch_add_packed(base.batch, ids, TOKENS, -1, adapter[s], NULL));
-    for (int i = 0; i < n * TOKENS; i++) assert_ok(batch_want_row(base.batch, i));
-    assert_ok(batch_commit(base.batch, 0, 0));
-    model_forward(base.model, batch_view(base.batch), NULL, NULL, &x);
-    model_head(base.model, x, batch_rows_device(base.batch), 0, n * TOKENS);
-    memcpy(ret, base.model->logits, (size_t)n * TOKENS * VOCAB * sizeof *ret);
+        assert_ok(batch_add_packed(r->batch, ids, TOKENS, -1, adapter[s], NULL));
+    for (int i = 0; i < wanted; i++) assert_ok(batch_want_row(r->batch, rows ? rows[i] : i));
+    assert_ok(batch_commit(r->batch, 0, 0));
+    model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
+    model_head(r->model, x, batch_rows_device(r->batch), 0, wanted);
+    memcpy(ret, r->model->logits, (size_t)wanted * VOCAB * sizeof *ret);
 }
 
 TEST(one_batch_has_several)
@@ -201,8 +305,8 @@ TEST(one_batch_has_several)
     base.model->adapters = table;
     assert_ok(adapter_table_set(table, 0, a));
     assert_ok(adapter_table_set(table, 1, b));
-    for (int i = -1; i < 2; i++) logits_of(&i, 1, alone[i + 1]);
-    logits_of(order, N, together);
+    for (int i = -1; i < 2; i++) logits_of(&base, &i, 1, NULL, TOKENS, alone[i + 1]);
+    logits_of(&base, order, N, NULL, N * TOKENS, together);
     for (int s = 0; s < N; s++)
         assert_memory_equal(together + s * EACH, alone[order[s] + 1], sizeof plain);
     assert_memory_equal(alone[0], plain, sizeof plain);
@@ -210,13 +314,52 @@ TEST(one_batch_has_several)
     assert_memory_not_equal(alone[2], alone[1], sizeof plain);
     // one that is taken out changes nothing any more
     assert_ok(adapter_table_set(table, 1, NULL));
-    logits_of((int[]){1}, 1, together);
+    logits_of(&base, (int[]){1}, 1, NULL, TOKENS, together);
     assert_memory_equal(together, plain, sizeof plain);
     assert_status(adapter_table_set(table, 2, a), ST_INVALID);
     base.model->adapters = NULL;
     adapter_table_free(table);
-    release(a);
-    release(b);
+    adapter_free(a);
+    adapter_free(b);
+}
+
+static void rows_are_in_any_order(struct reference *r, struct adapter_table *table)
+{
+    enum { N = 4 };
+    static const int order[N] = {1, -1, 0, 2};
+    static float alone[4][TOKENS * VOCAB], together[N * TOKENS * VOCAB];
+    int rows[N * TOKENS];
+    r->model->adapters = table;
+    for (int i = -1; i < 3; i++) logits_of(r, &i, 1, NULL, TOKENS, alone[i + 1]);
+    for (int i = 0; i < N * TOKENS; i++) rows[i] = (i * 7 + 3) % (N * TOKENS);
+    logits_of(r, order, N, rows, N * TOKENS, together);
+    for (int i = 0; i < N * TOKENS; i++)
+        assert_memory_equal(together + i * VOCAB,
+                            alone[order[rows[i] / TOKENS] + 1] + rows[i] % TOKENS * VOCAB,
+                            VOCAB * sizeof(float));
+    for (int i = 1; i < 4; i++) assert_memory_not_equal(alone[i], alone[0], sizeof alone[0]);
+    r->model->adapters = NULL;
+}
+
+TEST(a_row_has_its_adapter)
+{
+    static const char *const configs[] = {HEAD, ALL, BOTH};
+    for (int tied = 0; tied < 2; tied++) {
+        struct reference r;
+        struct adapter *a[3];
+        struct adapter_table *table;
+        open_model(tied, test_folder(), &r);
+        assert_ok(adapter_table_new(r.dev, r.weights, 3, 4, &table));
+        for (int i = 0; i < 3; i++) {
+            a[i] = tiny_adapter_new(r.dev, r.weights, configs[i]);
+            assert_ok(tiny_adapter_fill(a[i], r.dev, (uint64_t)i));
+            assert_ok(adapter_table_set(table, i, a[i]));
+        }
+        rows_are_in_any_order(&r, table);
+        adapter_table_free(table);
+        for (int i = 0; i < 3; i++) adapter_free(a[i]);
+        reference_close(&r);
+    }
 }
 
 // By which captured steps are known: it says which blocks have an operation of their own.
@@ -238,8 +381,8 @@ TEST(sites_are_told_apart)
     assert_ok(adapter_table_set(table, 1, all)); // wherever it is
     assert_true(adapter_table_sites(table) == of_all);
     adapter_table_free(table);
-    release(all);
-    release(qv);
+    adapter_free(all);
+    adapter_free(qv);
 }
 
 // vLLM's PEFTHelper: r, lora_alpha and target_modules must be there, bias is "none", and
@@ -262,30 +405,46 @@ TEST(our_config_is_one_for_vllm)
     }
 }
 
-TEST(peft_opens_our_folder)
+static void peft_agrees_with(struct reference *r, const char *model, struct adapter *a)
 {
     static float have[TOKENS * VOCAB];
-    const char *python = peft_python(), *folder = test_folder();
+    const char *folder = test_folder();
+    struct adapter_table *table;
+    assert_ok(adapter_save(a, r->dev, folder, DT_F32));
+    assert_ok(adapter_table_new(r->dev, r->weights, 1, 4, &table));
+    assert_ok(adapter_table_set(table, 0, a));
+    r->model->adapters = table;
+    logits_of(r, (int[]){0}, 1, NULL, TOKENS, have);
+    peft_agrees(peft_python(), model, folder, ids, TOKENS, have, VOCAB);
+    r->model->adapters = NULL;
+    adapter_table_free(table);
+}
+
+TEST(peft_opens_our_folder)
+{
     json_t *json;
     struct adapter_config *config;
-    struct adapter *made, *a = random_adapter(ALL, 8);
-    struct adapter_table *table;
+    struct adapter *made;
+    peft_python(); // or this is skipped
     // with a config of our own making
     assert_ok(adapter_config_json(4, 8, 0.1, false, "all-linear", &json));
     assert_ok(adapter_config_from_json("test", json, &config));
     json_decref(json);
     assert_ok(adapter_new(config, base.weights, DT_F32, &made));
-    weights_bind(made->weights, a->weights->base);
-    assert_ok(adapter_save(made, base.dev, folder, DT_F32));
-    assert_ok(adapter_table_new(base.dev, base.weights, 1, 4, &table));
-    assert_ok(adapter_table_set(table, 0, made));
-    base.model->adapters = table;
-    logits_of((int[]){0}, 1, have);
-    peft_agrees(python, base_folder(), folder, ids, TOKENS, have, VOCAB);
-    base.model->adapters = NULL;
-    adapter_table_free(table);
+    assert_ok(weights_alloc(made->weights, base.dev));
+    assert_ok(tiny_adapter_fill(made, base.dev, 8));
+    peft_agrees_with(&base, base_folder, made);
     adapter_free(made);
-    release(a);
+    for (int tied = 0; tied < 2; tied++) {
+        const char *model = test_folder();
+        struct reference r;
+        open_model(tied, model, &r);
+        struct adapter *a = tiny_adapter_new(r.dev, r.weights, BOTH);
+        assert_ok(tiny_adapter_fill(a, r.dev, 6));
+        peft_agrees_with(&r, model, a);
+        adapter_free(a);
+        reference_close(&r);
+    }
 }
 
 TESTS_BETWEEN(open_base, close_base)

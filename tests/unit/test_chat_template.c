@@ -23,17 +23,11 @@ static void put(const char *folder, const char *name, const char *text)
 static enum status render(const struct chat_template *t, const char *messages, const char *tools,
                           const char *kwargs, struct bytes *ret)
 {
-    json_t *list = json_of(messages), *given_tools = tools ? json_of(tools) : NULL;
-    json_t *given_kwargs = kwargs ? json_of(kwargs) : NULL;
-    struct chat_input input = {.messages = list,
-                               .tools = given_tools,
-                               .kwargs = given_kwargs,
-                               .add_generation_prompt = true};
-    enum status st = chat_template_render(t, &input, ret);
-    json_decref(list);
-    json_decref(given_tools);
-    json_decref(given_kwargs);
-    return st;
+    const struct chat_input input = {.messages = json_of(messages),
+                                     .tools = tools ? json_of(tools) : NULL,
+                                     .kwargs = kwargs ? json_of(kwargs) : NULL,
+                                     .add_generation_prompt = true};
+    return chat_template_render(t, &input, ret);
 }
 
 // With a message of the user "U".
@@ -204,8 +198,6 @@ TEST(parts_of_contents)
     assert_ok(chat_messages_join_parts(t, messages, &joined));
     assert_true(json_equal(joined, messages));
     json_decref(joined);
-    json_decref(messages);
-    json_decref(image);
     chat_template_free(t);
 }
 
@@ -247,25 +239,18 @@ static bool is_case_equal(const struct chat_template *t, const char *name, const
 static int check_template(const char *path, int *ret_n)
 {
     struct chat_template *t = NULL;
-    json_t *tokens =
-        json_of("{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\",\"unk_token\":\"<unk>\","
-                "\"pad_token\":\"<pad>\"}");
+    const json_t *tokens = json_of("{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\","
+                                   "\"unk_token\":\"<unk>\",\"pad_token\":\"<pad>\"}"),
+                 *one;
     char *template = test_read(path), cases_path[PATH_MAX];
     int different = 0;
+    size_t i;
     snprintf(cases_path, sizeof cases_path, "%.*s.jsonl", (int)strlen(path) - 6, path);
-    char *cases = test_read(cases_path);
     assert_ok(chat_template_parse(path, template, strlen(template), tokens, &t));
-    for (char *line = cases; *line;) {
-        size_t len = strcspn(line, "\n");
-        json_t *one = NULL;
-        assert_ok(json_parse(cases_path, line, len, &one));
-        different += !is_case_equal(t, path, one);
-        json_decref(one);
-        line += len + (line[len] == '\n');
-        ++*ret_n;
-    }
+    const json_t *cases = json_of_lines_file(cases_path);
+    json_array_foreach (cases, i, one) different += !is_case_equal(t, path, one);
+    *ret_n += (int)i;
     chat_template_free(t);
-    json_decref(tokens);
     return different;
 }
 

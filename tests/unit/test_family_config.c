@@ -13,10 +13,8 @@ static const json_t *base_of(const char *name)
         if (strcmp(row_text(bases, i, "name"), name) == 0)
             return json_object_get(json_array_get(bases, i), "config");
     char path[128];
-    json_t *json = NULL;
     snprintf(path, sizeof path, "tests/%s/config.json", name);
-    assert_ok(json_read_file(test_path(test_root(), path), 1 << 20, &json));
-    return test_keep(json);
+    return json_of_file(test_path(test_root(), path));
 }
 
 // `older`: without the keys that older folders do not have.

@@ -82,21 +82,12 @@ static bool is_case_equal(const json_t *line, const json_t *variables)
 TEST(equal_to_jinja2)
 {
     const char *folder = test_path(test_root(), "tests/jinja");
-    json_t *variables = NULL;
-    char *cases = test_read(test_path(folder, "cases.jsonl"));
-    int n = 0, different = 0;
-    assert_ok(json_read_file(test_path(folder, "variables.json"), 1 << 20, &variables));
-    for (char *line = cases; *line;) {
-        size_t len = strcspn(line, "\n");
-        json_t *one = NULL;
-        assert_ok(json_parse("cases.jsonl", line, len, &one));
-        different += !is_case_equal(one, variables);
-        json_decref(one);
-        line += len + (line[len] == '\n');
-        n++;
-    }
-    json_decref(variables);
-    print_message("%d templates, %d different from jinja2's\n", n, different);
+    const json_t *variables = json_of_file(test_path(folder, "variables.json")),
+                 *cases = json_of_lines_file(test_path(folder, "cases.jsonl")), *one;
+    int different = 0;
+    size_t n;
+    json_array_foreach (cases, n, one) different += !is_case_equal(one, variables);
+    print_message("%zu templates, %d different from jinja2's\n", n, different);
     assert_true(n > 900);
     assert_int_equal(different, 0);
 }

@@ -93,9 +93,8 @@ TEST(refusals)
 {
     struct loaded m;
     struct model_config *c;
-    json_t *json;
-    const char *config = test_path(golden_folder(), "config.json"), *other = test_folder();
-    assert_ok(json_read_file(config, 1 << 20, &json));
+    const char *other = test_folder();
+    json_t *json = json_of_file(test_path(golden_folder(), "config.json"));
     json_object_set_new(json, "intermediate_size", json_integer(64)); // of 32
     assert_ok(json_write_file(test_path(other, "config.json"), 0644, json));
     loaded_plan(other, DT_BF16, &m);
@@ -112,7 +111,6 @@ TEST(refusals)
     json_object_set_new(json, "quantization_config", json_pack("{s:s}", "quant_method", "fp8"));
     assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
     assert_message("quantization_config");
-    json_decref(json);
 }
 
 static struct safetensors_source *source_of(struct safetensors_source *all, int n, const char *name)

@@ -33,9 +33,7 @@ static const char *golden_folder(void)
 
 static json_t *golden_config(void)
 {
-    json_t *json = NULL;
-    assert_ok(json_read_file(test_path(golden_folder(), "config.json"), 1 << 20, &json));
-    return json;
+    return json_of_file(test_path(golden_folder(), "config.json"));
 }
 
 // The config of such a folder, as published.

@@ -125,8 +125,6 @@ TEST(special_tokens)
     assert_false(tokenizer_is_special(t, 301));
     tokenizer_free(t);
     tokenizer_free(pieces);
-    json_decref(config);
-    json_decref(llama);
 }
 
 TEST(refused_text)
@@ -215,7 +213,6 @@ TEST(malformed)
         assert_message("F.json");
         assert_null(t);
         free(text);
-        json_decref(wrapped);
         json_decref(json);
     }
 }
