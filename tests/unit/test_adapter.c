@@ -4,7 +4,6 @@
  * embeddings. That the numbers are PEFT's, tests/golden tells. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
-#include "tests/support/peft.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_adapter.h"
@@ -405,6 +404,36 @@ TEST(our_config_is_one_for_vllm)
     }
 }
 
+#define PEFT_MODULES "torch, transformers, peft"
+
+// PEFT's logits of `ids`, with the model's and the adapter's folder, are these.
+static void peft_agrees(const char *python, const char *model, const char *adapter,
+                        const float *logits)
+{
+    const char *out = test_path(adapter, "logits"), *log = test_path(adapter, "peft.log");
+    char numbers[TOKENS][16];
+    const char *argv[TOKENS + 6] = {python, test_path(test_root(), "tests/clients/peft_logits.py"),
+                                    model, adapter, out};
+    for (int i = 0; i < TOKENS; i++) {
+        snprintf(numbers[i], sizeof numbers[i], "%d", ids[i]);
+        argv[5 + i] = numbers[i];
+    }
+    if (test_command(log, 120000, argv) != 0) {
+        char *text = test_read(log);
+        print_message("%s\n", text);
+        fail_msg("the script failed");
+    }
+    char *bytes = test_read(out);
+    const float *want = (const float *)(const void *)bytes;
+    double most = 0, worst = 0;
+    for (int i = 0; i < TOKENS * VOCAB; i++) {
+        most = fmax(most, fabs((double)want[i]));
+        worst = fmax(worst, fabs((double)want[i] - logits[i]));
+    }
+    print_message("logits differ by %.2g of the largest\n", worst / most);
+    assert_true(worst / most <= 1e-5);
+}
+
 static void peft_agrees_with(struct reference *r, const char *model, struct adapter *a)
 {
     static float have[TOKENS * VOCAB];
@@ -415,7 +444,7 @@ static void peft_agrees_with(struct reference *r, const char *model, struct adap
     assert_ok(adapter_table_set(table, 0, a));
     r->model->adapters = table;
     logits_of(r, (int[]){0}, 1, NULL, TOKENS, have);
-    peft_agrees(peft_python(), model, folder, ids, TOKENS, have, VOCAB);
+    peft_agrees(test_python(PEFT_MODULES), model, folder, have);
     r->model->adapters = NULL;
     adapter_table_free(table);
 }
@@ -425,7 +454,7 @@ TEST(peft_opens_our_folder)
     json_t *json;
     struct adapter_config *config;
     struct adapter *made;
-    peft_python(); // or this is skipped
+    test_python(PEFT_MODULES); // or this is skipped
     // with a config of our own making
     assert_ok(adapter_config_json(4, 8, 0.1, false, "all-linear", &json));
     assert_ok(adapter_config_from_json("test", json, &config));

@@ -6,24 +6,6 @@
 #include "tests/support/support.h"
 #include "tests/support/tokens.h"
 
-// The lines of a file as JSON; ends the list with NULL.
-static json_t *read_lines(const char *path)
-{
-    char *text = test_read(path);
-    json_t *list = json_array();
-    for (char *line = text; *line;) {
-        size_t len = strcspn(line, "\n");
-        json_t *value = NULL;
-        if (len > 0) {
-            assert_ok(json_parse(path, line, len, &value));
-            json_array_append_new(list, value);
-        }
-        line += len + (line[len] == '\n');
-    }
-    assert_true(json_array_size(list) > 0);
-    return list;
-}
-
 static int32_t *read_ids(const json_t *list, int *ret_n)
 {
     *ret_n = (int)json_array_size(list);
@@ -64,7 +46,7 @@ static void check_file(const char *tokenizer, const char *vectors, const char *i
     char folder[PATH_MAX], path[PATH_MAX];
     struct tokenizer *t = load_data(tokenizer, folder);
     test_data_folder(vectors, path);
-    json_t *lines = read_lines(path);
+    json_t *lines = json_of_lines_file(path);
     for (size_t i = 0; i < json_array_size(lines); i++)
         check_line(t, json_array_get(lines, i), ids_key, skip, decoded_key, skipped_key);
     print_message("%s: %zu vectors equal\n", vectors, json_array_size(lines));
@@ -79,7 +61,7 @@ static void check_chat(const char *tokenizer, const char *vectors)
     struct chat_template *template = NULL;
     test_data_folder(vectors, path);
     assert_ok(chat_template_find(folder, &(struct chat_template_choice){NULL, NULL}, &template));
-    json_t *lines = read_lines(path);
+    json_t *lines = json_of_lines_file(path);
     for (size_t i = 0; i < json_array_size(lines); i++) {
         const json_t *line = json_array_get(lines, i), *text = json_object_get(line, "text");
         struct bytes got = BYTES_INIT;
