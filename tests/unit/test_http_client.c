@@ -1,10 +1,101 @@
-/* test_http_client.c: one request at a time against a server of canned responses. */
+/* test_http_client.c: requests to a server of canned responses: one at a time, and many of one
+ * client at the same time, each with its own consumer, deadline and error, where none disturbs
+ * another. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/http/http_client.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/support.h"
 
+#define N        24
+#define LIMIT_MS 60000
+
 static struct canned_server server;
+static const char *gates; // folder
+
+static const char *gate(int i)
+{
+    static char path[256];
+    snprintf(path, sizeof path, "%s/%d", gates, i);
+    return path;
+}
+
+static int n_of(const char *request)
+{
+    return atoi(strchr(request, '?') + 1);
+}
+
+static void wait_for_gate(int i)
+{
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    while (access(gate(i), F_OK) != 0 && clock_now_ns() < deadline) clock_sleep_ms(1);
+}
+
+// /slow?MS: a line at once, and one after MS. /gate?I: the second once there is the file gate(I).
+// /stall: one, then nothing. /cut: one, then the end of the connection. /lines: four, of which the
+// last ends with the response; /lines-cut and /lines-stall as those above, behind the third.
+// /count: how many requests the connection has had.
+static void serve(int fd)
+{
+    static const struct {
+        const char *path, *status, *body;
+    } canned[] = {
+        {"/busy", "429 Too Many Requests", "{\"error\": {\"message\": \"queue full\"}}"},
+        {"/torn", "503 Service Unavailable", "{\"error\": \"torn\"}"},
+        {"/bad", "400 Bad Request", "{\"error\": {\"message\": \"n is -1\"}}"},
+        {"/broken", "500 Internal Server Error", "it broke"},
+        {"/nonsense", "200 OK", "{\"a\": "},
+    };
+    enum { CANNED = sizeof canned / sizeof *canned };
+    char request[8192], line[64];
+    for (int n = 1; canned_request(fd, request, sizeof request); n++) {
+        int which = 0;
+        while (which < CANNED && !canned_is(request, canned[which].path)) which++;
+        snprintf(line, sizeof line, "{\"n\": %d}", n);
+        if (which < CANNED)
+            canned_response(fd, canned[which].status, canned[which].body);
+        else if (canned_is(request, "/count"))
+            canned_response(fd, "200 OK", line);
+        else if (canned_is(request, "/echo"))
+            canned_response(fd, "200 OK", canned_body(request));
+        if (which < CANNED || canned_is(request, "/count") || canned_is(request, "/echo")) continue;
+        if (canned_is(request, "/never")) sleep(30);
+        if (canned_is(request, "/closes")) return;
+        canned_chunked(fd);
+        if (canned_is(request, "/lines")) {
+            canned_chunk(fd, "first\nsec");
+            clock_sleep_ms(20);
+            canned_chunk(fd, "ond\n\nthird\n");
+            snprintf(line, sizeof line, "last");
+        } else {
+            snprintf(line, sizeof line, "%s\n", canned_body(request));
+            canned_chunk(fd, line);
+        }
+        if (canned_is(request, "/stall") || canned_is(request, "/lines-stall")) sleep(60);
+        if (canned_is(request, "/cut") || canned_is(request, "/lines-cut")) return;
+        if (canned_is(request, "/gate?")) wait_for_gate(n_of(request));
+        if (canned_is(request, "/slow?")) clock_sleep_ms(n_of(request));
+        canned_chunk(fd, line);
+        canned_end(fd);
+    }
+}
+
+static void start_server(void)
+{
+    gates = test_folder();
+    canned_server_start(&server, serve);
+}
+
+static void stop_server(void)
+{
+    canned_server_stop(&server);
+}
+
+static struct http_client *client_of(const char *address)
+{
+    struct http_client *c = NULL;
+    assert_ok(http_client_new(address, &c));
+    return c;
+}
 
 static enum status post_json(struct http_client *c, const char *path, const json_t *body,
                              json_t **ret)
@@ -18,65 +109,11 @@ static enum status post_json(struct http_client *c, const char *path, const json
     return st;
 }
 
-static void serve(int fd)
-{
-    char request[8192], body[64];
-    for (int n = 1; canned_request(fd, request, sizeof request); n++) {
-        if (canned_is(request, "/count")) { // of this connection
-            snprintf(body, sizeof body, "{\"n\": %d}", n);
-            canned_response(fd, "200 OK", body);
-        } else if (canned_is(request, "/echo")) {
-            canned_response(fd, "200 OK", canned_body(request));
-        } else if (canned_is(request, "/busy")) {
-            canned_response(fd, "429 Too Many Requests",
-                            "{\"error\": {\"message\": \"queue full\"}}");
-        } else if (canned_is(request, "/torn")) {
-            canned_response(fd, "503 Service Unavailable", "{\"error\": \"torn\"}");
-        } else if (canned_is(request, "/bad")) {
-            canned_response(fd, "400 Bad Request", "{\"error\": {\"message\": \"n is -1\"}}");
-        } else if (canned_is(request, "/broken")) {
-            canned_response(fd, "500 Internal Server Error", "it broke");
-        } else if (canned_is(request, "/nonsense")) {
-            canned_response(fd, "200 OK", "{\"a\": ");
-        } else if (canned_is(request, "/never")) {
-            sleep(30);
-        } else if (canned_is(request, "/closes")) {
-            return;
-        } else { // lines
-            canned_chunked(fd);
-            canned_chunk(fd, "first\nsec");
-            clock_sleep_ms(20);
-            canned_chunk(fd, "ond\n\nthird\n");
-            if (canned_is(request, "/lines-cut")) return;
-            if (canned_is(request, "/lines-stall")) sleep(30);
-            canned_chunk(fd, "last");
-            canned_end(fd);
-        }
-    }
-}
-
-static void start_server(void)
-{
-    canned_server_start(&server, serve);
-}
-
-static void stop_server(void)
-{
-    canned_server_stop(&server);
-}
-
-static struct http_client *client(void)
-{
-    struct http_client *c = NULL;
-    assert_ok(http_client_new(server.socket, &c));
-    return c;
-}
-
-// ---- tests --------------------------------------------------------------------------------------
+// ---- one at a time ------------------------------------------------------------------------------
 
 TEST(test_json)
 {
-    struct http_client *c = client();
+    struct http_client *c = client_of(server.socket);
     json_t *answer = NULL, *body = json_pack("{s:[i,i]}", "ids", 1, 2);
     for (int n = 1; n <= 3; n++) { // one connection is kept
         assert_int_equal(http_get_json(c, "/count", 2000, &answer), ST_OK);
@@ -100,7 +137,7 @@ TEST(test_json)
 
 TEST(test_refusals)
 {
-    struct http_client *c = client();
+    struct http_client *c = client_of(server.socket);
     json_t *answer = NULL;
     assert_int_equal(http_get_json(c, "/busy", 2000, &answer), ST_BUSY);
     assert_message("GET /busy: 429: queue full");
@@ -118,7 +155,7 @@ TEST(test_refusals)
 
 TEST(test_gone_and_late)
 {
-    struct http_client *c = client();
+    struct http_client *c = client_of(server.socket);
     json_t *answer = NULL;
     int64_t start = clock_now_ns();
     assert_int_equal(http_get_json(c, "/never", 150, &answer), ST_TIMEOUT);
@@ -127,8 +164,7 @@ TEST(test_gone_and_late)
     assert_int_equal(http_get_json(c, "/count", 2000, &answer), ST_OK); // and it works again
     json_decref(answer);
     http_client_free(c);
-    c = NULL;
-    assert_int_equal(http_client_new("/tmp/no-such-socket", &c), ST_OK);
+    c = client_of("/tmp/no-such-socket");
     assert_int_equal(http_get_json(c, "/count", 2000, &answer), ST_PEER_GONE);
     assert_message("/tmp/no-such-socket");
     http_client_free(c);
@@ -140,70 +176,229 @@ TEST(test_gone_and_late)
     assert_null(c);
 }
 
-static enum status post_lines(struct http_client *c, const char *path, int timeout_ms,
-                              int idle_timeout_ms, http_line_fn on_line,
-                              enum status (*alive)(void *context), void *context)
-{
-    const struct http_call call = {.path = path,
-                                   .post = true,
-                                   .timeout_ms = timeout_ms,
-                                   .idle_timeout_ms = idle_timeout_ms,
-                                   .on_line = on_line,
-                                   .alive = alive,
-                                   .context = context};
-    return http_perform(c, &call, NULL);
-}
-
-struct lines {
-    char text[256];
+// ---- lines --------------------------------------------------------------------------------------
+struct consumer {
+    struct http_transfer *request;
+    char lines[128];
     int fail_at, n, asked;
 };
-static enum status on_line(void *context, const char *line, size_t len)
+
+static enum status take(void *context, const char *line, size_t len)
 {
-    struct lines *lines = context;
-    if (++lines->n == lines->fail_at) return status_fail(ST_MISMATCH, "line %d is wrong", lines->n);
-    size_t used = strlen(lines->text);
-    snprintf(lines->text + used, sizeof lines->text - used, "%.*s|", (int)len, line);
+    struct consumer *c = context;
+    const size_t used = strlen(c->lines);
+    if (++c->n == c->fail_at)
+        return status_fail(ST_FORMAT, "line %d of %.*s", c->n, (int)len, line);
+    snprintf(c->lines + used, sizeof c->lines - used, "%.*s|", (int)len, line);
     return ST_OK;
 }
+
 static enum status alive(void *context)
 {
-    struct lines *lines = context;
-    return ++lines->asked < 3 ? ST_OK : status_fail(ST_PEER_GONE, "it died");
+    struct consumer *c = context;
+    return ++c->asked < 3 ? ST_OK : status_fail(ST_PEER_GONE, "it died");
 }
 
 TEST(test_lines)
 {
-    struct http_client *c = client();
-    struct lines lines = {0};
-    assert_int_equal(post_lines(c, "/lines", 0, 2000, on_line, NULL, &lines), ST_OK);
-    assert_string_equal(lines.text, "first|second|third|last|");
+    static const struct {
+        const char *path;
+        int timeout_ms, idle_timeout_ms, fail_at;
+        bool asked;
+        enum status status;
+        const char *message, *lines;
+    } cases[] = {
+        {"/lines", 0, 2000, 0, false, ST_OK, "", "first|second|third|last|"},
+        {"/lines", 0, 2000, 2, false, ST_FORMAT, "line 2 of second", "first|"},
+        {"/lines-cut", 0, 2000, 0, false, ST_PEER_GONE, "", "first|second|third|"},
+        {"/lines-stall", 0, 200, 0, false, ST_TIMEOUT, "nothing arrived for 200 ms", NULL},
+        {"/lines-stall", 300, 0, 0, false, ST_TIMEOUT, "", NULL},
+        {"/lines-stall", 0, 0, 0, true, ST_PEER_GONE, "it died", NULL},
+        {"/busy", 0, 2000, 0, false, ST_BUSY, "", ""},
+    };
+    struct http_client *client = client_of(server.socket);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct consumer c = {.fail_at = cases[i].fail_at};
+        const int64_t start = clock_now_ns();
+        const struct http_call call = {.path = cases[i].path,
+                                       .post = true,
+                                       .timeout_ms = cases[i].timeout_ms,
+                                       .idle_timeout_ms = cases[i].idle_timeout_ms,
+                                       .on_line = take,
+                                       .alive = cases[i].asked ? alive : NULL,
+                                       .context = &c};
+        assert_status(http_perform(client, &call, NULL), cases[i].status);
+        if (cases[i].status != ST_OK) assert_message(cases[i].message);
+        if (cases[i].lines) assert_string_equal(c.lines, cases[i].lines);
+        if (cases[i].fail_at) assert_int_equal(c.n, cases[i].fail_at);
+        if (cases[i].asked) assert_true(clock_ms_since(start) < 2000);
+    }
+    http_client_free(client);
+}
 
-    lines = (struct lines){.fail_at = 2};
-    assert_int_equal(post_lines(c, "/lines", 0, 2000, on_line, NULL, &lines), ST_MISMATCH);
-    assert_message("line 2 is wrong");
-    assert_string_equal(lines.text, "first|");
-    assert_int_equal(lines.n, 2);
+// ---- many at the same time ----------------------------------------------------------------------
+static void submit(struct http_client *client, struct consumer *c, const char *path, int id,
+                   int timeout_ms, int idle_timeout_ms)
+{
+    json_t *body = json_pack("[i]", id);
+    const struct http_call call = {.path = path,
+                                   .post = true,
+                                   .body = body,
+                                   .timeout_ms = timeout_ms,
+                                   .idle_timeout_ms = idle_timeout_ms,
+                                   .on_line = take,
+                                   .context = c};
+    assert_ok(http_submit(client, &call, &c->request));
+    json_decref(body);
+}
 
-    lines = (struct lines){0};
-    assert_int_equal(post_lines(c, "/lines-cut", 0, 2000, on_line, NULL, &lines), ST_PEER_GONE);
-    assert_string_equal(lines.text, "first|second|third|");
+static void assert_lines(const struct consumer *c, int id, int n)
+{
+    char wanted[128] = "";
+    for (int i = 0; i < n; i++) snprintf(wanted + strlen(wanted), 16, "[%d]|", id);
+    assert_string_equal(c->lines, wanted);
+}
 
-    lines = (struct lines){0};
-    assert_int_equal(post_lines(c, "/lines-stall", 0, 200, on_line, NULL, &lines), ST_TIMEOUT);
-    assert_message("nothing arrived for 200 ms");
-    lines = (struct lines){0};
-    assert_int_equal(post_lines(c, "/lines-stall", 300, 0, on_line, NULL, &lines), ST_TIMEOUT);
-    lines = (struct lines){0};
-    int64_t start = clock_now_ns();
-    assert_int_equal(post_lines(c, "/lines-stall", 0, 0, on_line, alive, &lines), ST_PEER_GONE);
+// The last submitted is let through first; no other ends with it.
+TEST(each_has_its_own_consumer)
+{
+    struct http_client *client = client_of(server.socket);
+    struct consumer c[N] = {0};
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    for (int i = 0; i < N; i++) {
+        char path[32];
+        snprintf(path, sizeof path, "/gate?%d", i);
+        submit(client, &c[i], path, i, LIMIT_MS, 0);
+    }
+    for (int i = N - 1; i >= 0; i--) {
+        test_write(gate(i), "", 0);
+        while (!http_ended(c[i].request)) {
+            assert_true(clock_now_ns() < deadline);
+            http_poll(client, 1000);
+        }
+        for (int k = 0; k < i; k++) assert_false(http_ended(c[k].request));
+    }
+    for (int i = 0; i < N; i++) {
+        assert_ok(http_finish(c[i].request, NULL));
+        assert_lines(&c[i], i, 2);
+    }
+    http_client_free(client);
+}
+
+// One fails in each of the ways there are; each tells its own story however late it is asked, and
+// the one that does not fail is none the worse.
+TEST(each_has_its_own_error)
+{
+    struct http_client *client = client_of(server.socket);
+    struct consumer cut = {0}, late = {0}, idle = {0}, wrong = {.fail_at = 2}, busy = {0},
+                    good = {0};
+    submit(client, &good, "/slow?500", 1, LIMIT_MS, 0);
+    submit(client, &cut, "/cut", 2, LIMIT_MS, 0);
+    submit(client, &late, "/stall", 3, 300, 0);
+    submit(client, &idle, "/stall-idle", 4, 0, 200);
+    submit(client, &wrong, "/slow?1", 5, LIMIT_MS, 0);
+    submit(client, &busy, "/busy", 6, LIMIT_MS, 0);
+    assert_ok(http_finish(good.request, NULL));
+    assert_lines(&good, 1, 2);
+    assert_status(http_finish(busy.request, NULL), ST_BUSY);
+    assert_message("POST /busy: 429: queue full");
+    assert_status(http_finish(wrong.request, NULL), ST_FORMAT);
+    assert_message("line 2 of [5]");
+    assert_lines(&wrong, 5, 1);
+    assert_status(http_finish(idle.request, NULL), ST_TIMEOUT);
+    assert_message("POST /stall-idle: nothing arrived for 200 ms");
+    assert_status(http_finish(late.request, NULL), ST_TIMEOUT);
+    assert_message("POST /stall: no whole response within 300 ms");
+    assert_status(http_finish(cut.request, NULL), ST_PEER_GONE);
+    assert_message("POST /cut");
+    http_client_free(client);
+}
+
+TEST(cancelled_ones_are_over)
+{
+    struct http_client *client = client_of(server.socket);
+    struct consumer stalled = {0}, good = {0}, left = {0};
+    submit(client, &stalled, "/stall", 1, 0, 0);
+    submit(client, &left, "/stall", 2, 0, 0);
+    submit(client, &good, "/slow?50", 3, LIMIT_MS, 0);
+    http_poll(client, 10);
+    http_cancel(stalled.request);
+    const int before = stalled.n;
+    assert_ok(http_finish(good.request, NULL));
+    assert_lines(&good, 3, 2);
+    assert_int_equal(stalled.n, before);
+    http_cancel(NULL);
+    http_client_free(client); // `left` is cancelled with it
+}
+
+TEST(the_life_of_each_server_is_asked_for)
+{
+    struct http_client *client = client_of(server.socket);
+    struct consumer good = {0}, dead = {.asked = 3};
+    struct http_transfer *request;
+    const struct http_call call = {
+        .path = "/stall", .post = true, .alive = alive, .context = &dead};
+    submit(client, &good, "/slow?400", 1, LIMIT_MS, 0);
+    assert_ok(http_submit(client, &call, &request));
+    const int64_t start = clock_now_ns();
+    assert_status(http_finish(request, NULL), ST_PEER_GONE);
     assert_message("it died");
-    assert_true(clock_ms_since(start) < 2000);
+    assert_true(clock_ms_since(start) < 10000);
+    assert_ok(http_finish(good.request, NULL));
+    http_client_free(client);
+}
 
-    lines = (struct lines){0};
-    assert_int_equal(post_lines(c, "/busy", 0, 2000, on_line, NULL, &lines), ST_BUSY);
-    assert_int_equal(lines.n, 0);
-    http_client_free(c);
+static int requests_on_connection(struct http_client *client, const char *address)
+{
+    struct bytes body = BYTES_INIT;
+    const struct http_call call = {.server = address, .path = "/count", .timeout_ms = LIMIT_MS};
+    assert_ok(http_perform(client, &call, &body));
+    const int n = atoi(strchr(bytes_text(&body), ':') + 1);
+    bytes_release(&body);
+    return n;
+}
+
+// Unix socket and TCP, in one client; a connection to each is kept.
+TEST(servers_side_by_side)
+{
+    struct http_client *client = client_of(server.socket);
+    for (int n = 1; n <= 3; n++) {
+        assert_int_equal(requests_on_connection(client, NULL), n);
+        assert_int_equal(requests_on_connection(client, server.url), n);
+    }
+    struct http_transfer *request = NULL;
+    const struct http_call nobody = {
+        .server = "http://127.0.0.1:1", .path = "/", .timeout_ms = 9000};
+    assert_status(http_perform(client, &nobody, NULL), ST_PEER_GONE);
+    assert_message("nobody answers on http://127.0.0.1:1");
+    const struct http_call nameless = {.server = "", .path = "/"};
+    assert_status(http_submit(client, &nameless, &request), ST_INVALID);
+    assert_null(request);
+    http_client_free(client);
+    client = client_of(server.url);
+    assert_int_equal(requests_on_connection(client, NULL), 1);
+    http_client_free(client);
+}
+
+// A server that is killed with requests in flight is noticed at once by all of them.
+TEST(a_killed_server_ends_them_all)
+{
+    struct canned_server other;
+    canned_server_start(&other, serve);
+    struct http_client *client = client_of(other.socket);
+    struct consumer c[4] = {0};
+    for (int i = 0; i < 4; i++) submit(client, &c[i], "/stall", i, LIMIT_MS, 0);
+    const int64_t deadline = clock_deadline_ns(LIMIT_MS);
+    while (!(c[0].n && c[1].n && c[2].n && c[3].n)) {
+        assert_true(clock_now_ns() < deadline);
+        http_poll(client, 10);
+    }
+    const int64_t start = clock_now_ns();
+    canned_server_stop(&other);
+    for (int i = 0; i < 4; i++) assert_status(http_finish(c[i].request, NULL), ST_PEER_GONE);
+    assert_message("the server closed the connection on");
+    assert_true(clock_ms_since(start) < 10000);
+    http_client_free(client);
 }
 
 TESTS_BETWEEN(start_server, stop_server)
