@@ -81,22 +81,18 @@ TEST(wide_integers_are_reals)
         {"[99999999999999999999e-1,99999999999999999999]", 1e19},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        json_t *value;
-        assert_ok(json_parse("request", cases[i].text, strlen(cases[i].text), &value));
-        assert_true(json_is_real(json_array_get(value, 0)));
-        assert_true(fabs(json_real_value(json_array_get(value, 0)) / cases[i].wanted - 1) < 1e-12);
-        json_decref(value);
+        const json_t *value = json_array_get(json_of(cases[i].text), 0);
+        assert_true(json_is_real(value));
+        assert_true(fabs(json_real_value(value) / cases[i].wanted - 1) < 1e-12);
     }
     // whole numbers of 64 bits beside them stay whole, and strings stay as they are
     static const char mixed[] = "{\"a\": 9223372036854775807, \"b\\\"\": \"\\\\\\\"" NO_LIMIT "\", "
                                 "\"c\": [" NO_LIMIT "], \"" NO_LIMIT "\": -9223372036854775808}";
-    json_t *o;
-    assert_ok(json_parse("request", mixed, sizeof mixed - 1, &o));
+    json_t *o = json_of(mixed);
     assert_true(json_integer_value(json_object_get(o, "a")) == INT64_MAX);
     assert_string_equal(json_string_value(json_object_get(o, "b\"")), "\\\"" NO_LIMIT);
     assert_true(json_is_real(json_array_get(json_object_get(o, "c"), 0)));
     assert_true(json_integer_value(json_object_get(o, NO_LIMIT)) == INT64_MIN);
-    json_decref(o);
     // no number at all: 400 digits, and what follows a wide one is still checked
     static const char bad[] = "[" NO_LIMIT ", 1e999]", broken[] = "[" NO_LIMIT ", nul]";
     assert_status(json_parse("request", bad, sizeof bad - 1, &o), ST_FORMAT);

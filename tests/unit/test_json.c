@@ -1,15 +1,10 @@
-/* test_json.c: common/base/json.h: fields, ranges, and errors that name file and key. */
+/* test_json.c: common/base/json.h: fields, ranges, and errors that name file and key; and what is
+ * written reads back as it was. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/rng.h"
 #include "tests/support/support.h"
 
 #include <sys/stat.h>
-
-static json_t *parse(const char *text)
-{
-    json_t *value = NULL;
-    assert_ok(json_parse("test", text, strlen(text), &value));
-    return value;
-}
 
 TEST(parse_errors)
 {
@@ -33,8 +28,9 @@ TEST(parse_errors)
 
 TEST(integers)
 {
-    json_t *o = parse("{\"a\": 5, \"b\": 3.0, \"c\": 3.5, \"d\": \"7\", \"e\": null, \"f\": 1e300,"
-                      " \"g\": -9223372036854775808, \"h\": 9223372036854775808.0, \"i\": true}");
+    json_t *o =
+        json_of("{\"a\": 5, \"b\": 3.0, \"c\": 3.5, \"d\": \"7\", \"e\": null, \"f\": 1e300,"
+                " \"g\": -9223372036854775808, \"h\": 9223372036854775808.0, \"i\": true}");
     int64_t x = 42;
     assert_ok(json_get_int("file", o, "a", 0, 10, &x));
     assert_int_equal(x, 5);
@@ -69,8 +65,8 @@ TEST(integers)
 
 TEST(other_types)
 {
-    json_t *o = parse("{\"a\": 0.5, \"b\": 2, \"t\": true, \"f\": false, \"s\": \"text\","
-                      " \"n\": null, \"nul\": \"a\\u0000b\", \"l\": []}");
+    json_t *o = json_of("{\"a\": 0.5, \"b\": 2, \"t\": true, \"f\": false, \"s\": \"text\","
+                        " \"n\": null, \"nul\": \"a\\u0000b\", \"l\": []}");
     double x = 9;
     assert_ok(json_get_double("file", o, "a", 0, 1, &x));
     assert_true(x == 0.5);
@@ -115,7 +111,7 @@ TEST(other_types)
 TEST(files)
 {
     const char *path = test_path(test_folder(), "a.json");
-    json_t *o = parse("{\"a\": 0.1, \"b\": [1, \"\\u00e9\"]}"), *back = NULL;
+    json_t *o = json_of("{\"a\": 0.1, \"b\": [1, \"\\u00e9\"]}"), *back = NULL;
     struct stat info;
     assert_ok(json_write_file(path, 0600, o));
     assert_int_equal(stat(path, &info), 0);
@@ -131,4 +127,88 @@ TEST(files)
     assert_message(path);
     assert_null(back);
     json_decref(o);
+}
+
+// ---- what is written
+// -----------------------------------------------------------------------------
+
+static json_t *read_back(const struct bytes *text)
+{
+    json_error_t error;
+    json_t *value =
+        json_loadb(bytes_text(text), text->len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &error);
+    if (!value) fail_msg("%s: %s", error.text, bytes_text(text));
+    return value;
+}
+
+TEST(test_structure)
+{
+    struct bytes text = BYTES_INIT;
+    struct json_out out = {&text, false}, *o = &out;
+    json_t *inner = json_pack("{s:i}", "k", 1);
+    json_out_open(o, NULL, '{');
+    json_out_open(o, "a", '[');
+    json_out_int(o, NULL, -5);
+    json_out_uint(o, NULL, UINT64_MAX / 2);
+    json_out_open(o, NULL, '{');
+    json_out_close(o, '}');
+    json_out_real(o, NULL, 0.1);
+    json_out_close(o, ']');
+    json_out_bool(o, "b", true);
+    json_out_null(o, "c");
+    json_out_value(o, "d", inner);
+    json_out_text(o, "e", NULL);
+    json_out_close(o, '}');
+    assert_string_equal(bytes_text(&text), "{\"a\":[-5,9223372036854775807,{},0.1],\"b\":true,"
+                                           "\"c\":null,\"d\":{\"k\":1},\"e\":null}");
+    json_decref(inner);
+    bytes_release(&text);
+}
+
+TEST(test_strings)
+{
+    char every[160];
+    for (int i = 0; i < 128; i++) every[i] = (char)i;
+    memcpy(every + 128, "\xc3\xa9\xf0\x9f\x98\x80\xe2\x80\xa8", 9);
+    struct bytes text = BYTES_INIT;
+    struct json_out out = {&text, false};
+    json_out_string(&out, NULL, every, 137);
+    json_t *value = read_back(&text);
+    assert_int_equal(json_string_length(value), 137);
+    assert_memory_equal(json_string_value(value), every, 137);
+    json_decref(value);
+    bytes_release(&text);
+}
+
+TEST(test_numbers)
+{
+    struct rng rng;
+    rng_init(&rng, 3, 4);
+    struct bytes text = BYTES_INIT;
+    for (int i = 0; i < 2000; i++) {
+        uint32_t word = rng_u32(&rng);
+        float x;
+        memcpy(&x, &word, sizeof x);
+        if (!isfinite(x)) continue;
+        double y = (double)x * rng_normal(&rng);
+        struct json_out out = {&text, false};
+        bytes_clear(&text);
+        json_out_open(&out, NULL, '[');
+        json_out_float(&out, NULL, x);
+        json_out_real(&out, NULL, y);
+        json_out_close(&out, ']');
+        json_t *value = read_back(&text);
+        assert_true((float)json_number_value(json_array_get(value, 0)) == x);
+        assert_true(json_number_value(json_array_get(value, 1)) == y);
+        json_decref(value);
+    }
+    struct json_out out = {&text, false};
+    bytes_clear(&text);
+    json_out_open(&out, NULL, '[');
+    json_out_float(&out, NULL, NAN);
+    json_out_real(&out, NULL, INFINITY);
+    json_out_logprob(&out, NULL, -INFINITY);
+    json_out_close(&out, ']');
+    assert_string_equal(bytes_text(&text), "[null,null,-9999]");
+    bytes_release(&text);
 }

@@ -361,39 +361,23 @@ static const struct option_spec rules_table[] = {
 
 TEST(rules_of_a_table)
 {
-    static const struct {
-        const char *words[6], *broken, *idle;
-    } cases[] = {
-        {{NULL}, NULL, ""},
-        {{"--fast"}, NULL, ""},
-        {{"--fast", "--exact"},
-         "--fast with --exact: bits would differ; leave one of the two out",
-         ""},
-        {{"--fast", "--ahead=2"}, "--fast with --ahead 2: bits would differ; leave", ""},
-        {{"--exact", "--mode=b"},
-         "--exact with --mode b and --share 0.5: it is not; give --share 0",
-         ""},
-        {{"--exact", "--mode=b", "--share=0"}, NULL, ""},
-        {{"--mode=c"}, "--mode c needs --folder", ""},
-        {{"--mode=c", "--folder="}, "--mode c needs --folder", ""},
-        {{"--ahead=3", "--folder=x"}, "--ahead 3 needs --folder here or apart", ""},
-        {{"--ahead=3", "--folder=over here"}, NULL, ""},
-        {{"--share=1"}, NULL, "--share has no effect without another --mode than a\n"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const json_t *cases = test_rows("options", "rules_of_a_table");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct ruled c = {0};
         struct option_set *set;
         struct bytes idle = BYTES_INIT;
+        const char *const *words = row_words(cases, i, "words"),
+                          *broken = row_text(cases, i, "broken");
         char *argv[8] = {"program"};
         int argc = 1;
-        for (; cases[i].words[argc - 1]; argc++) argv[argc] = (char *)cases[i].words[argc - 1];
+        for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
         assert_int_equal(options_parse(rules_table, "program", "", argc, argv, 0, &c, NULL, &set),
                          OPTIONS_OK);
         const enum status st = options_check(set, &c);
-        assert_int_equal(st, cases[i].broken ? ST_INVALID : ST_OK);
-        if (cases[i].broken) assert_message(cases[i].broken);
+        assert_int_equal(st, broken ? ST_INVALID : ST_OK);
+        if (broken) assert_message(broken);
         options_list_idle(set, &c, &idle);
-        assert_string_equal(bytes_text(&idle), cases[i].idle);
+        assert_string_equal(bytes_text(&idle), row_text(cases, i, "idle"));
         bytes_release(&idle);
         options_free(set);
     }
