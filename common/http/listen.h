@@ -41,8 +41,7 @@ enum status api_key_read(const char *option, const char *path, char **ret);
 // 0600, "tml-" and 128 random bits.
 enum status api_key_make(const char *option, const char *path, char **ret);
 
-// ---- in place of a key
-// ---------------------------------------------------------------------------
+// ---- in place of a key --------------------------------------------------------------------------
 
 // Signatures stand for a key in a URL: who was given one by this process may fetch what it is of,
 // until the time that it names. A keyed hash, of which nothing is kept.

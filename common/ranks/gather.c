@@ -89,8 +89,7 @@ static void send_failure(const struct gathering *g, enum status why)
     status_recall(&kept);
 }
 
-// ---- handshakes
-// ---------------------------------------------------------------------------------
+// ---- handshakes ---------------------------------------------------------------------------------
 
 static void drop(struct gathering *g, int i)
 {

@@ -5,11 +5,10 @@
 
 #include "common/ranks/rendezvous.h"
 
-// ---- address
-// -------------------------------------------------------------------------------------- Where
-// ranks meet: at an address that all are given (tcp://HOST:PORT), or at one that rank 0 writes into
-// a file which all can read (file://PATH). The file has a token of its own, new each time and for
-// this user's eyes only, so that who can read it is who may come. Main thread.
+// ---- address ------------------------------------------------------------------------------------
+// Where ranks meet: at an address that all are given (tcp://HOST:PORT), or at one that rank 0 writes
+// into a file which all can read (file://PATH). The file has a token of its own, new each time and
+// for this user's eyes only, so that who can read it is who may come. Main thread.
 
 struct address {
     bool file;

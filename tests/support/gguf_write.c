@@ -96,8 +96,7 @@ void gguf_finish(struct gguf_writer *w, struct bytes *ret)
     *w = (struct gguf_writer){.metadata = BYTES_INIT};
 }
 
-// ---- a folder
-// ------------------------------------------------------------------------------------
+// ---- a folder -----------------------------------------------------------------------------------
 static const char *const keys[][2] = {
     {"max_position_embeddings", "context_length"},
     {"hidden_size", "embedding_length"},

@@ -184,9 +184,8 @@ TEST(a_folder_goes_and_comes)
     adapter_free(rank);
 }
 
-// ---- of the head
-// --------------------------------------------------------------------------------- The head is the
-// last that is listed, under PEFT's name, whichever matrix of the base it is.
+// ---- of the head --------------------------------------------------------------------------------
+// The head is the last that is listed, under PEFT's name, whichever matrix of the base it is.
 TEST(the_head_is_listed_last)
 {
     for (int tied = 0; tied < 2; tied++) {

@@ -9,8 +9,7 @@
 
 #include <pthread.h>
 
-// ---- tokenizers of the list "files"
-// --------------------------------------------------------------
+// ---- tokenizers of the list "files" -------------------------------------------------------------
 
 // Id of a byte is the byte. 256: "he", 257: "ll", 258: "hell", 259: "hello", 260: " hello",
 // 261: "lo"; added: 300 "<|end|>" special, 301 "<tool>", 302 "<pad>" taking white space on both

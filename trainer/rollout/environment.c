@@ -126,8 +126,7 @@ static enum status episode_begin(struct episode *e, json_int_t id, struct bytes 
     return put_line(out, id, "episode", episode);
 }
 
-// ---- an episode's sampling
-// -----------------------------------------------------------------------------------
+// ---- an episode's sampling ----------------------------------------------------------------------
 
 static void note_prompt(struct episode *e)
 {
