@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "common/base/dtype.h"
 #include "common/http/listen.h"
 #include "common/model/model_folder.h"

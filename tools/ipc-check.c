@@ -11,7 +11,7 @@
 #include "common/http/http_client.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "kernels/ops.h"
 
 #include <inttypes.h>

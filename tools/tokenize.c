@@ -4,7 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
 #include "common/base/log.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
 #include <stdio.h>

@@ -10,7 +10,7 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "common/model/adapter.h"
 #include "common/model/config.h"
 #include "trainer/data/data.h"

@@ -6,7 +6,7 @@
 #include "trainer/commands.h"
 #include "common/model/model.h"
 #include "common/base/log.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "common/model/adapter.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/options_shared.h"

@@ -7,7 +7,7 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "common/http/listen.h"
 #include "common/model/model.h"
 #include "trainer/run/options_shared.h"

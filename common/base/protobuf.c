@@ -44,13 +44,12 @@ static enum status read_fixed(struct proto_span *from, size_t n, uint64_t *ret)
     return st;
 }
 
-enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_field *ret)
+bool proto_each(struct proto_span *message, enum status *ret_st, struct proto_field *ret)
 {
-    enum status st = ST_OK;
+    enum status st = *ret_st;
     uint64_t tag = 0, len = 0;
     struct proto_field f = {0};
-    *ret_more = false;
-    if (message->len == 0) return ST_OK;
+    if (st != ST_OK || message->len == 0) return false;
     CHECK(proto_varint(message, &tag));
     f.number = (uint32_t)(tag >> 3);
     f.type = (enum proto_type)(tag & 7);
@@ -74,17 +73,10 @@ enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_
     default:
         FAIL(ST_FORMAT, "the body is no protobuf message: a field has the type %d", (int)f.type);
     }
-    *ret_more = true;
     *ret = f;
 out:
-    return st;
-}
-
-bool proto_each(struct proto_span *message, enum status *st, struct proto_field *ret)
-{
-    bool more = false;
-    if (*st == ST_OK) *st = proto_next(message, &more, ret);
-    return more;
+    *ret_st = st;
+    return st == ST_OK;
 }
 
 enum status proto_expect(const struct proto_field *field, enum proto_type type, const char *name)

@@ -20,10 +20,8 @@ struct proto_field {
     uint64_t value;         // of all but PROTO_BYTES
     struct proto_span span; // of PROTO_BYTES
 };
-// The next field of the message, which moves behind it; false at its end. ST_FORMAT where the bytes
-// are no message, with ret_more false.
-enum status proto_next(struct proto_span *message, bool *ret_more, struct proto_field *ret);
-// Does the same as the condition of a loop, which *st, ST_OK at its beginning, ends too.
+// The next field of the message, which moves behind it: the condition of a loop, which ends at the
+// message's end, or where *st, ST_OK at its beginning, is not: ST_FORMAT, the bytes are no message.
 bool proto_each(struct proto_span *message, enum status *st, struct proto_field *ret);
 // ST_FORMAT unless the field is of this type; `name` names it.
 enum status proto_expect(const struct proto_field *field, enum proto_type type, const char *name);

@@ -142,7 +142,7 @@ struct model_config {
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
     bool is_text_part;      // the folder's model also reads images; only the text model is taken
-    bool mxfp4;             // the folder's experts are MXFP4 (weights_load.c)
+    bool mxfp4;             // the folder's experts are MXFP4 (weights_files.c)
     json_t *source;         // the parsed config.json, for writing checkpoints
 };
 

@@ -121,7 +121,7 @@ struct family {
     // Where a folder has all experts of a layer in one tensor (gpt-oss), what it is called: their
     // matrices (n_experts, columns, rows), their biases (n_experts, rows), a row of each part in
     // turn. `names` are then what the table calls them. In published folders matrices may be
-    // MXFP4, in two tensors (weights_load.c).
+    // MXFP4, in two tensors (weights_files.c).
     const char *stored[ROLE_COUNT];
     // A row of folders whose text model is one of another row, beside what reads images: the
     // model_type of that, and what its config means where text_config is silent (JSON). Nothing

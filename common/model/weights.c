@@ -1,5 +1,5 @@
 /* weights.c: lays the arena out, and reads and writes single tensors of it. Folders are
- * weights_load.c's and weights_save.c's.
+ * weights_files.c's.
  *
  * A new kind of tensor is one row of `roles`. The plan walks the roles in a fixed order; each
  * role's block is one matrix (or vector), and the family's names divide its rows among Hugging Face

@@ -170,7 +170,7 @@ enum status shard_join_tensor(struct shard_join *j, int i, const void *own, size
 // What is held of a whole tensor.
 void shard_take(const struct weight_tensor *t, const void *whole, size_t element, void *ret_own);
 
-// ---- what weights.c, weights_load.c and weights_save.c share ------------------------------------
+// ---- what weights.c and weights_files.c share ---------------------------------------------------
 
 #define STAGING_ELEMENTS ((int64_t)4 << 20)
 

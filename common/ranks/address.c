@@ -1,6 +1,6 @@
 /* address.c: the address of rank 0: how it is published, found and reached. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/ranks/rendezvous_impl.h"
+#include "common/ranks/address.h"
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/ranks/processes.h"
 #include "common/base/clock.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "common/base/spawn.h"
 
 #include <errno.h>

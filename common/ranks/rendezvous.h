@@ -78,7 +78,6 @@ struct hello {
     char layout[72];           // of the weights; "": it has none to compare
 };
 
-json_t *hello_to_json(const struct hello *s); // new; NULL for want of memory
 // ST_INVALID, ST_FORMAT naming the field.
 enum status hello_parse(const json_t *object, struct hello *ret);
 
@@ -87,8 +86,6 @@ enum status hello_parse(const json_t *object, struct hello *ret);
 const char *hello_name(const struct hello *s, char ret[HELLO_NAME]);
 // Appends a sentence for each thing in which `s` differs from what rank 0 says.
 void hello_compare(const struct hello *zero, const struct hello *s, struct bytes *to);
-// Of two jobs: both know their run, and it is not the same.
-bool hello_other_run(const struct hello *a, const struct hello *b);
 
 // ---- rendezvous ---------------------------------------------------------------------------------
 struct rendezvous_options {

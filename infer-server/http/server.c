@@ -10,7 +10,7 @@
 #include "infer-server/http/server_impl.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 
 #include <math.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* rank_program.c: the launching parts of cw-trainer train, and nothing of training. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/rank_program.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "common/ranks/liveness.h"
 #include "trainer/run/config.h"
 

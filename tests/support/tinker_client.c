@@ -222,11 +222,10 @@ json_t *tinker_learn(const struct tinker_server *s, const char *model, int seq_i
 struct proto_span tinker_field(struct proto_span message, uint32_t number)
 {
     struct proto_field field;
-    bool more = true;
-    while (more) {
-        assert_ok(proto_next(&message, &more, &field));
-        if (more && field.number == number && field.type == PROTO_BYTES) return field.span;
-    }
+    enum status st = ST_OK;
+    while (proto_each(&message, &st, &field))
+        if (field.number == number && field.type == PROTO_BYTES) return field.span;
+    assert_ok(st);
     fail_msg("the answer has no field %u", number);
     return message;
 }

@@ -134,12 +134,10 @@ TEST(test_answer)
     struct bytes answer = BYTES_INIT;
     struct proto_field field;
     int records = 0, metrics = 0;
-    bool more;
+    enum status st = ST_OK;
     forward_backward_response(&request, logprobs, 2.5, &answer);
     struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
-    for (;;) {
-        assert_ok(proto_next(&message, &more, &field));
-        if (!more) break;
+    while (proto_each(&message, &st, &field)) {
         records += field.number == 2;
         metrics += field.number == 3;
         if (field.number == 3)

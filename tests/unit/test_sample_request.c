@@ -91,18 +91,18 @@ TEST(test_filled)
     assert_int_equal(r.newest, 6);
     struct proto_span scores = {(const unsigned char *)r.scores.data, r.scores.len}, top;
     struct proto_field f;
-    bool more;
+    enum status st = ST_OK;
     float values[3];
-    assert_ok(proto_next(&scores, &more, &f)); // a log-probability of each token
-    assert_true(more && f.number == 2 && f.span.len == sizeof values);
+    assert_true(proto_each(&scores, &st, &f)); // a log-probability of each token
+    assert_true(f.number == 2 && f.span.len == sizeof values);
     memcpy(values, f.span.data, sizeof values);
     assert_true(isnan(values[0]) && values[2] == -3);
-    assert_ok(proto_next(&scores, &more, &f)); // the likeliest tokens of each
-    assert_true(more && f.number == 3);
+    assert_true(proto_each(&scores, &st, &f)); // the likeliest tokens of each
+    assert_int_equal(f.number, 3);
     top = f.span;
-    assert_ok(proto_next(&top, &more, &f));
+    assert_true(proto_each(&top, &st, &f));
     assert_memory_equal(f.span.data, ((int32_t[]){0, 9, 0}), 12);
-    assert_ok(proto_next(&top, &more, &f));
+    assert_true(proto_each(&top, &st, &f));
     assert_memory_equal(f.span.data, ((float[]){SAMPLE_NO_LOGPROB, -0.25f, SAMPLE_NO_LOGPROB}), 12);
     sample_request_release(&r.request);
 }

@@ -27,7 +27,7 @@
  * unless --model is given.
  */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "common/model/adapter.h"
 #include "common/model/model.h"
 #include "kernels/prepare.h"

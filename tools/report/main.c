@@ -1,7 +1,7 @@
 /* main.c: cw-report, the folders of runs as one HTML page, written or served. One thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "tools/report/report.h"
 
 #include <stdio.h>

@@ -9,7 +9,7 @@
 #include "common/base/hash.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "tools/word-problems/problem.h"
 
 #include <inttypes.h>

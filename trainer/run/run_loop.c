@@ -5,7 +5,7 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 #include "common/model/model_folder.h"
 #include "trainer/launch/server_process.h"
 #include "trainer/rollout/rollout_queue.h"

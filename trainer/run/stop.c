@@ -12,7 +12,7 @@
 #include "trainer/run/stop.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/base/program.h"
+#include "common/base/options.h"
 
 #include <signal.h>
 #include <stdatomic.h>

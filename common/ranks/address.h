@@ -1,14 +1,12 @@
-/* rendezvous_impl.h: the two sides of rendezvous(), and where they meet. */
+/* address.h: where ranks meet: at an address that all are given (tcp://HOST:PORT), or at one that
+ * rank 0 writes into a file which all can read (file://PATH). The file has a token of its own,
+ * new each time and for this user's eyes only, so that who can read it is who may come. Main
+ * thread. */
 // SPDX-License-Identifier: Apache-2.0
-#ifndef COMMON_RANKS_RENDEZVOUS_IMPL_H
-#define COMMON_RANKS_RENDEZVOUS_IMPL_H
+#ifndef COMMON_RANKS_ADDRESS_H
+#define COMMON_RANKS_ADDRESS_H
 
 #include "common/ranks/rendezvous.h"
-
-// ---- address ------------------------------------------------------------------------------------
-// Where ranks meet: at an address that all are given (tcp://HOST:PORT), or at one that rank 0 writes
-// into a file which all can read (file://PATH). The file has a token of its own, new each time and
-// for this user's eyes only, so that who can read it is who may come. Main thread.
 
 struct address {
     bool file;
@@ -30,13 +28,5 @@ void address_leave(const struct address *p);
 // The others: one try to connect, non-blocking from then on. ST_NOT_FOUND, ST_PEER_GONE: nobody is
 // there yet; ST_MISMATCH: the file is of another run.
 enum status address_connect(struct address *p, int64_t deadline_ns, int *ret_fd);
-
-// ---- the two sides ------------------------------------------------------------------------------
-// Says now and then that this process waits, and for which ranks; *next_ns: when to say so again,
-// 0 at first.
-void rendezvous_log(const struct address *address, const char *ranks, int64_t *next_ns);
-// Rank 0: until all are there.
-enum status gather(struct address *address, int64_t deadline_ns, const struct bytes *bytes,
-                   struct peers *p);
 
 #endif
