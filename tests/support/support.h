@@ -57,6 +57,9 @@ int test_main(void);
 // Succeeds if the result is `code`, which may be an error.
 #define assert_status(expression, code)                                                            \
     test_status((expression), (code), #expression, __FILE__, __LINE__)
+// Both: the result is an error of this code, whose sentence contains `part`.
+#define assert_fails(expression, code, part)                                                       \
+    (assert_status((expression), (code)), assert_message(part))
 // The sentence of the last error contains `part`.
 #define assert_message(part)        test_contains(status_message(), (part), __FILE__, __LINE__)
 #define assert_contains(text, part) test_contains((text), (part), __FILE__, __LINE__)

@@ -139,8 +139,8 @@ TEST(requests_refused)
     serve(&s, template_text);
     for (size_t i = 0; i < json_array_size(cases); i++) {
         struct api_request *r = NULL;
-        assert_status(parse_row(&s, cases, i, &r), row_status(cases, i, "status"));
-        assert_message(row_text(cases, i, "says"));
+        assert_fails(parse_row(&s, cases, i, &r), row_status(cases, i, "status"),
+                     row_text(cases, i, "says"));
         assert_null(r);
     }
     serve_no_more(&s);
@@ -181,17 +181,15 @@ TEST(data)
     assert_null(d->ignored);
     dataset_free(d);
     d = NULL;
-    assert_status(load(folder,
-                       "{\"prompt\":\"x\"}\n{\"messages\":[{\"role\":\"a\",\"content\":\"\"},"
-                       "{\"role\":\"a\",\"content\":\"\"},{\"role\":\"a\",\"content\":\"\"}]}\n",
-                       &d),
-                  ST_INVALID);
-    assert_message("set.jsonl, line 2: ");
+    assert_fails(load(folder,
+                      "{\"prompt\":\"x\"}\n{\"messages\":[{\"role\":\"a\",\"content\":\"\"},"
+                      "{\"role\":\"a\",\"content\":\"\"},{\"role\":\"a\",\"content\":\"\"}]}\n",
+                      &d),
+                 ST_INVALID, "set.jsonl, line 2: ");
     assert_message("only once");
-    assert_status(
+    assert_fails(
         load(folder, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":{}}", &d),
-        ST_INVALID);
-    assert_message("tools is not a list");
+        ST_INVALID, "tools is not a list");
     assert_null(d);
     // what the template does not read is ignored, and said once
     assert_ok(load(folder,

@@ -186,10 +186,9 @@ TEST(draft_round_trip)
     train_one(&draft, 0.125f);
     assert_memory_equal(after, draft.model.weights->base, bytes);
     assert_int_equal(unlink(test_path(inside, "trainer/optimizer.safetensors")), 0);
-    assert_status(checkpoint_load_optimizer(test_path(folder, DRAFT_FOLDER),
-                                            c.draft_optimizer_steps, fresh[1]),
-                  ST_NOT_FOUND);
-    assert_message("draft/trainer/optimizer.safetensors");
+    assert_fails(checkpoint_load_optimizer(test_path(folder, DRAFT_FOLDER), c.draft_optimizer_steps,
+                                           fresh[1]),
+                 ST_NOT_FOUND, "draft/trainer/optimizer.safetensors");
     json_decref(c.state);
     optimizer_free(fresh[0]);
     free(before);
@@ -215,8 +214,8 @@ TEST(step_zero)
     assert_ok(write_step(&f, 1, 0, folder));
     assert_int_equal(unlink(test_path(folder, "trainer/optimizer.safetensors")), 0);
     assert_ok(checkpoint_read(folder, &c));
-    assert_status(checkpoint_load_optimizer(folder, c.optimizer_steps, f.optimizer), ST_NOT_FOUND);
-    assert_message("trainer/optimizer.safetensors");
+    assert_fails(checkpoint_load_optimizer(folder, c.optimizer_steps, f.optimizer), ST_NOT_FOUND,
+                 "trainer/optimizer.safetensors");
     json_decref(c.state);
     fixture_close(&f);
 }
@@ -237,8 +236,8 @@ TEST(keeps_the_newest)
     assert_contains(latest, "/step-11");
     // one that somebody removes is not taken for a run that has not begun
     assert_ok(file_remove_tree(test_path(checkpoints, "step-11")));
-    assert_status(checkpoint_find(f.run, "latest", latest), ST_NOT_FOUND);
-    assert_message("it names step-11, which is not there any more");
+    assert_fails(checkpoint_find(f.run, "latest", latest), ST_NOT_FOUND,
+                 "it names step-11, which is not there any more");
     assert_string_equal(latest, "");
     fixture_close(&f);
 }
@@ -363,8 +362,7 @@ TEST(full_disk_is_a_clear_error)
         limit_files(limits[i]);
         enum status st = write_step(&f, 2, 1, NULL);
         limit_files(0);
-        assert_status(st, ST_IO);
-        assert_message("checkpoints/.step-2.");
+        assert_fails(st, ST_IO, "checkpoints/.step-2.");
         assert_message(strerror(EFBIG));
         assert_ok(checkpoint_find(f.run, "latest", latest));
         assert_string_equal(latest, folder);
@@ -377,8 +375,7 @@ TEST(full_disk_is_a_clear_error)
     limit_files(20);
     enum status st = runlog_write(log, json_pack("{s:i}", "step", 2));
     limit_files(0);
-    assert_status(st, ST_IO);
-    assert_message("metrics.jsonl");
+    assert_fails(st, ST_IO, "metrics.jsonl");
     assert_message(strerror(EFBIG));
     runlog_free(log);
     free(old);
@@ -401,8 +398,7 @@ TEST(failure_cleans_up)
     // all of the model is there by then
     assert_ok(file_make_folders(test_path(broken, "tokenizer.json")));
     model.draft = &draft;
-    assert_status(model_folder_write(folder, f.model.dev, &model), ST_IO);
-    assert_message("tokenizer.json");
+    assert_fails(model_folder_write(folder, f.model.dev, &model), ST_IO, "tokenizer.json");
     assert_int_equal(entries(f.run), 1);
     assert_holds(folder, old);
     free(old);

@@ -74,8 +74,8 @@ static enum status pull(struct rollout_worker *worker, int32_t odd, struct rollo
     if (st == ST_PEER_GONE) { // what came whole stays
         assert_true(worker->down);
         last[0] = FINE;
-        assert_status(rollout_pull(&source, &sampling, r), ST_PEER_GONE);
-        assert_message("none of the servers that sample answers");
+        assert_fails(rollout_pull(&source, &sampling, r), ST_PEER_GONE,
+                     "none of the servers that sample answers");
         worker->down = false;
         st = rollout_pull(&source, &sampling, r);
     }
@@ -125,8 +125,7 @@ TEST(what_is_wrong_is_named)
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         struct rollout_worker worker;
         struct rollout *r = NULL;
-        assert_status(pull(&worker, faults[i].token, &r), faults[i].status);
-        assert_message(faults[i].sentence);
+        assert_fails(pull(&worker, faults[i].token, &r), faults[i].status, faults[i].sentence);
         assert_int_equal(worker.n_failures, 1);
     }
 }

@@ -47,8 +47,7 @@ TEST(quantities)
     for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
         json_t *copy = json_copy(t);
         json_object_del(copy, keys[k]);
-        assert_status(cost_read(copy, &s), ST_FORMAT);
-        assert_message(keys[k]);
+        assert_fails(cost_read(copy, &s), ST_FORMAT, keys[k]);
         json_object_set_new(copy, keys[k], json_integer(-1));
         assert_status(cost_read(copy, &s), ST_FORMAT);
         json_decref(copy);
@@ -226,8 +225,7 @@ TEST(formula)
     NEAR(s.rewards[0], 2);
     scores_release(&s);
     how.cost = true; // and missing telemetry is never a 0
-    assert_status(scoring_rollout(&how, &b.rollout, &s), ST_FORMAT);
-    assert_message("d.jsonl, line 6, sample 1");
+    assert_fails(scoring_rollout(&how, &b.rollout, &s), ST_FORMAT, "d.jsonl, line 6, sample 1");
     assert_null(s.rewards);
     bench_close(&b);
 }

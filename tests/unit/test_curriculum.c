@@ -539,22 +539,18 @@ TEST(state_of_another_run)
 
     other = options_of(CURRICULUM_UNIFORM);
     assert_ok(curriculum_new(&other, 101, &d));
-    assert_status(curriculum_from_json(d, json, taken), ST_MISMATCH);
-    assert_message("--curriculum kde");
-    assert_status(curriculum_from_json(d, json_null(), taken), ST_MISMATCH);
-    assert_message("--curriculum off");
+    assert_fails(curriculum_from_json(d, json, taken), ST_MISMATCH, "--curriculum kde");
+    assert_fails(curriculum_from_json(d, json_null(), taken), ST_MISMATCH, "--curriculum off");
     curriculum_free(d);
 
     other = o;
     other.prompts_per_step = 9;
     assert_ok(curriculum_new(&other, 101, &d));
-    assert_status(curriculum_from_json(d, json, taken), ST_MISMATCH);
-    assert_message("--prompts-per-step 8");
+    assert_fails(curriculum_from_json(d, json, taken), ST_MISMATCH, "--prompts-per-step 8");
     curriculum_free(d);
 
     assert_ok(curriculum_new(&o, 100, &d));
-    assert_status(curriculum_from_json(d, json, taken), ST_MISMATCH);
-    assert_message("number of examples");
+    assert_fails(curriculum_from_json(d, json, taken), ST_MISMATCH, "number of examples");
     curriculum_free(d);
 
     const json_t *cases = test_rows("curriculum", "state_of_another_run");
@@ -569,8 +565,7 @@ TEST(state_of_another_run)
         json_decref(bad);
     }
     assert_ok(curriculum_new(&o, 101, &d));
-    assert_status(curriculum_from_json(d, json, taken + 1), ST_FORMAT);
-    assert_message("data_index");
+    assert_fails(curriculum_from_json(d, json, taken + 1), ST_FORMAT, "data_index");
     curriculum_free(d);
     json_decref(json);
 }

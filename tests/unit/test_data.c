@@ -32,8 +32,7 @@ TEST(fields)
     assert_int_equal(json_array_size(d->examples[4].messages), 1);
     assert_null(d->examples[4].answer);
     assert_true(dataset_has_messages(d));
-    assert_status(dataset_require_answers(d), ST_INVALID);
-    assert_message("set.jsonl, line 6");
+    assert_fails(dataset_require_answers(d), ST_INVALID, "set.jsonl, line 6");
     assert_message("name another with --answer-field");
     dataset_free(d);
 }
@@ -54,8 +53,8 @@ TEST(bad_lines)
     for (size_t i = 0; i < json_array_size(cases); i++)
         assert_bad(row_text(cases, i, "text"), row_text(cases, i, "says"));
     assert_bad("{\"prompt\": \"\xff\"}\n", "line 1");
-    assert_status(dataset_load(test_path(test_folder(), "none.jsonl"), NULL, &d), ST_NOT_FOUND);
-    assert_message("none.jsonl");
+    assert_fails(dataset_load(test_path(test_folder(), "none.jsonl"), NULL, &d), ST_NOT_FOUND,
+                 "none.jsonl");
 }
 
 static enum status load(const char *text, const struct prompt_options *options, int vocab_size,
@@ -94,12 +93,12 @@ TEST(tokens)
     assert_int_equal(d->examples[0].line, 2);
     assert_int_equal(d->max_prompt, 2);
     dataset_free(d);
-    assert_status(load("{\"prompt\": \"xyz\"}\n", &options, 300, &d, &left_out), ST_INVALID);
-    assert_message("--max-prompt-length 2");
+    assert_fails(load("{\"prompt\": \"xyz\"}\n", &options, 300, &d, &left_out), ST_INVALID,
+                 "--max-prompt-length 2");
 
     options = (struct prompt_options){0};
-    assert_status(load("{\"prompt\": \"az\"}\n", &options, 'z', &d, &left_out), ST_MISMATCH);
-    assert_message("token id 122");
+    assert_fails(load("{\"prompt\": \"az\"}\n", &options, 'z', &d, &left_out), ST_MISMATCH,
+                 "token id 122");
 }
 
 static char *text_of(const struct token_list *ids, struct bytes *buffer)
@@ -136,10 +135,9 @@ TEST(chats)
     assert_contains(text_of(&d->examples[0].completion_ids, &text), "A<261>");
     assert_null(strchr(text.data, 'Q'));
     dataset_free(d);
-    assert_status(load("{\"messages\": [{\"role\": \"user\", \"content\": \"Q\"}]}\n", &options,
-                       300, &d, &left_out),
-                  ST_FORMAT);
-    assert_message("line 1");
+    assert_fails(load("{\"messages\": [{\"role\": \"user\", \"content\": \"Q\"}]}\n", &options, 300,
+                      &d, &left_out),
+                 ST_FORMAT, "line 1");
     bytes_release(&text);
 }
 
@@ -174,8 +172,7 @@ TEST(questions)
         dataset_free(d);
     }
     options = (struct prompt_options){.prompt_template = "Q: {question}"};
-    assert_status(load(lines, &options, 300, &d, &left_out), ST_INVALID);
-    assert_message("{prompt}");
+    assert_fails(load(lines, &options, 300, &d, &left_out), ST_INVALID, "{prompt}");
 
     // a model folder without a chat template: the question as it is, unless a chat is asked for
     const char *folder = test_folder(), *path = test_path(folder, "set.jsonl");
@@ -191,8 +188,8 @@ TEST(questions)
     assert_string_equal(text_of(&d->examples[0].prompt_ids, &text), "Q1?");
     dataset_free(d);
     options.chat = true;
-    assert_status(prompts_load(path, folder, 300, &options, &d, &left_out), ST_NOT_FOUND);
-    assert_message("--chat-template-file");
+    assert_fails(prompts_load(path, folder, 300, &options, &d, &left_out), ST_NOT_FOUND,
+                 "--chat-template-file");
     const char *file = test_path(folder, "own.jinja");
     const char own[] = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
     test_write(file, own, strlen(own));
@@ -228,16 +225,15 @@ TEST(named_fields_and_limits)
     dataset_free(d);
 
     options.max_samples = 0;
-    assert_status(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT);
-    assert_message("set.jsonl, line 4: field \"problem\" must be text or a list of messages");
+    assert_fails(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT,
+                 "set.jsonl, line 4: field \"problem\" must be text or a list of messages");
     options = (struct prompt_options){.prompt_field = "task"};
-    assert_status(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT);
-    assert_message("set.jsonl, line 1: no field \"task\" (--prompt-field)");
+    assert_fails(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT,
+                 "set.jsonl, line 1: no field \"task\" (--prompt-field)");
     options = (struct prompt_options){.prompt_field = "problem", .answer_field = "answer"};
-    assert_status(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT);
-    assert_message("set.jsonl, line 1: no field \"answer\" (--answer-field)");
-    assert_status(parse("{\"text\": \"a\"}\n", &d), ST_FORMAT);
-    assert_message("--prompt-field");
+    assert_fails(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT,
+                 "set.jsonl, line 1: no field \"answer\" (--answer-field)");
+    assert_fails(parse("{\"text\": \"a\"}\n", &d), ST_FORMAT, "--prompt-field");
 }
 
 TEST(order)

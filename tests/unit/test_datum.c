@@ -233,9 +233,8 @@ TEST(test_refused_shape)
     proto_put_message(&entry, 2, &tensor);
     proto_put_message(&datum, 2, &entry);
     proto_put_message(&message, 3, &datum);
-    assert_status(forward_backward_parse(bytes_text(&message), message.len, &wide, &request),
-                  ST_INVALID);
-    assert_message("has 19660800 cells");
+    assert_fails(forward_backward_parse(bytes_text(&message), message.len, &wide, &request),
+                 ST_INVALID, "has 19660800 cells");
     bytes_release(&message);
 }
 
@@ -280,9 +279,7 @@ TEST(test_a_loss_that_stands_in)
     assert_int_equal(request.n, 1);
     forward_backward_release(&request);
     bytes_release(&message);
-    assert_status(loss_for_check("stable_reinforce"), ST_INVALID);
-    assert_message("take NAME=OTHER");
-    assert_status(loss_for_check("a=nothing"), ST_INVALID);
-    assert_message("--loss-for a=nothing");
+    assert_fails(loss_for_check("stable_reinforce"), ST_INVALID, "take NAME=OTHER");
+    assert_fails(loss_for_check("a=nothing"), ST_INVALID, "--loss-for a=nothing");
     assert_ok(loss_for_check(NULL));
 }

@@ -63,8 +63,8 @@ TEST(numbers_without_a_limit)
     char *second = strstr(strstr(text, "max_position_embeddings") + 1, "max_position_embeddings");
     memcpy(second, "MAX", 3); // jansson takes the last of two
     test_write(test_path(folder, "config.json"), text, strlen(text));
-    assert_status(model_config_load(folder, &config), ST_INVALID);
-    assert_message("\"max_position_embeddings\" is 1e+30, which is not a whole number of 64 bits");
+    assert_fails(model_config_load(folder, &config), ST_INVALID,
+                 "\"max_position_embeddings\" is 1e+30, which is not a whole number of 64 bits");
 }
 
 TEST(wide_integers_are_reals)
@@ -96,8 +96,8 @@ TEST(wide_integers_are_reals)
     // no number at all: 400 digits, and what follows a wide one is still checked
     static const char bad[] = "[" NO_LIMIT ", 1e999]", broken[] = "[" NO_LIMIT ", nul]";
     assert_status(json_parse("request", bad, sizeof bad - 1, &o), ST_FORMAT);
-    assert_status(json_parse("request", broken, sizeof broken - 1, &o), ST_FORMAT);
-    assert_message("request: column");
+    assert_fails(json_parse("request", broken, sizeof broken - 1, &o), ST_FORMAT,
+                 "request: column");
 }
 
 TEST(wide_integers_in_data)
@@ -108,8 +108,8 @@ TEST(wide_integers_in_data)
     assert_ok(dataset_parse("data", good, sizeof good - 1, NULL, &d));
     assert_string_equal(d->examples[0].answer, "7");
     dataset_free(d);
-    assert_status(dataset_parse("data", bad, sizeof bad - 1, NULL, &d), ST_FORMAT);
-    assert_message("data, line 1: field \"answer\" is a number of more digits than are kept");
+    assert_fails(dataset_parse("data", bad, sizeof bad - 1, NULL, &d), ST_FORMAT,
+                 "data, line 1: field \"answer\" is a number of more digits than are kept");
 }
 
 TEST(byte_order_marks)
@@ -139,8 +139,7 @@ TEST(byte_order_marks)
 static void assert_no_model(const char *folder, enum status wanted, const char *part)
 {
     struct model_config *config;
-    assert_status(model_config_load(folder, &config), wanted);
-    assert_message(folder);
+    assert_fails(model_config_load(folder, &config), wanted, folder);
     assert_message(part);
 }
 
@@ -152,13 +151,12 @@ TEST(names_of_the_hub)
     char found[PATH_ROOM], name[64];
     unsetenv("HF_HUB_CACHE");
     assert_int_equal(setenv("HF_HOME", home, 1), 0);
-    assert_status(model_folder_find("some-org/a--model_1", found), ST_NOT_FOUND);
-    assert_message(test_path(repo, "refs/main"));
+    assert_fails(model_folder_find("some-org/a--model_1", found), ST_NOT_FOUND,
+                 test_path(repo, "refs/main"));
     assert_message("hf download some-org/a--model_1");
     assert_ok(file_make_folders(test_path(repo, "refs")));
     test_write(test_path(repo, "refs/main"), "0123abcd\n", 9);
-    assert_status(model_folder_find("some-org/a--model_1", found), ST_NOT_FOUND);
-    assert_message(revision);
+    assert_fails(model_folder_find("some-org/a--model_1", found), ST_NOT_FOUND, revision);
     assert_ok(file_make_folders(revision));
     assert_ok(model_folder_find("some-org/a--model_1", found));
     assert_string_equal(found, revision);
@@ -181,8 +179,8 @@ TEST(what_is_no_model)
     struct tokenizer *tokenizer;
     assert_no_model("Qwen/Qwen2.5-1.5B", ST_NOT_FOUND,
                     "hf download Qwen/Qwen2.5-1.5B --local-dir DIR");
-    assert_status(tokenizer_load("Qwen/Qwen2.5-1.5B", &tokenizer), ST_NOT_FOUND);
-    assert_message("nothing is fetched from the Hub by name");
+    assert_fails(tokenizer_load("Qwen/Qwen2.5-1.5B", &tokenizer), ST_NOT_FOUND,
+                 "nothing is fetched from the Hub by name");
     assert_no_model("/no/such/folder", ST_NOT_FOUND,
                     "no such folder; a model is a folder with "
                     "config.json, model.safetensors");
@@ -195,10 +193,10 @@ TEST(what_is_no_model)
     assert_ok(file_make_folders(test_path(folder, "snapshots/0123abcd")));
     assert_no_model(folder, ST_NOT_FOUND, "snapshots/");
     struct model_config *config;
-    assert_status(model_config_load_file(folder, &config), ST_INVALID);
-    assert_message("is a folder; name the config.json in it");
-    assert_status(model_config_load_file("Qwen/Qwen2.5-1.5B", &config), ST_NOT_FOUND);
-    assert_message("nothing is fetched from the Hub by name");
+    assert_fails(model_config_load_file(folder, &config), ST_INVALID,
+                 "is a folder; name the config.json in it");
+    assert_fails(model_config_load_file("Qwen/Qwen2.5-1.5B", &config), ST_NOT_FOUND,
+                 "nothing is fetched from the Hub by name");
     const char *adapter = test_folder();
     test_write(test_path(adapter, "adapter_config.json"), "{}", 2);
     assert_no_model(adapter, ST_NOT_FOUND, "an adapter, not a model: give the model");
@@ -208,15 +206,15 @@ TEST(what_is_no_model)
     assert_no_model(run, ST_INVALID, "is the folder of a run");
     assert_message("/checkpoints/latest");
     struct adapter_config *factors;
-    assert_status(adapter_config_load(run, &factors), ST_NOT_FOUND);
-    assert_message("no adapter_config.json in it; an adapter is a folder");
+    assert_fails(adapter_config_load(run, &factors), ST_NOT_FOUND,
+                 "no adapter_config.json in it; an adapter is a folder");
     const char *checkpoints = test_folder();
     assert_ok(file_make_folders(test_path(checkpoints, "latest")));
     assert_no_model(checkpoints, ST_NOT_FOUND, "as latest in it");
     const char *pieces = test_folder();
     test_write(test_path(pieces, "tokenizer.model"), "x", 1);
-    assert_status(tokenizer_load(pieces, &tokenizer), ST_NOT_FOUND);
-    assert_message("no tokenizer.json in it; a SentencePiece file alone is not read");
+    assert_fails(tokenizer_load(pieces, &tokenizer), ST_NOT_FOUND,
+                 "no tokenizer.json in it; a SentencePiece file alone is not read");
 }
 
 // As in a cache of the Hub whose blobs were not all fetched.
@@ -233,11 +231,9 @@ TEST(links_that_lead_nowhere)
         char *kept = file_exists(path) ? test_read(path) : NULL;
         unlink(path);
         assert_int_equal(symlink("../../blobs/8f3c", path), 0);
-        assert_status(model_config_load(folder, &config), ST_IO);
-        assert_message(path);
+        assert_fails(model_config_load(folder, &config), ST_IO, path);
         assert_message("is a link to ../../blobs/8f3c, which is not there");
-        assert_status(tokenizer_load(folder, &tokenizer), ST_IO);
-        assert_message(path);
+        assert_fails(tokenizer_load(folder, &tokenizer), ST_IO, path);
         assert_int_equal(unlink(path), 0);
         if (kept) test_write(path, kept, strlen(kept));
         free(kept);
@@ -269,13 +265,13 @@ TEST(what_is_no_data)
 {
     static const char list[] = "\xef\xbb\xbf \n[{\"prompt\": \"a\"}]";
     struct dataset *d;
-    assert_status(dataset_load("openai/gsm8k", NULL, &d), ST_NOT_FOUND);
-    assert_message("no data set is fetched by name");
+    assert_fails(dataset_load("openai/gsm8k", NULL, &d), ST_NOT_FOUND,
+                 "no data set is fetched by name");
     assert_message("python3 -m commonweight.data 'openai/gsm8k' > train.jsonl");
-    assert_status(dataset_load("data/train.jsonl", NULL, &d), ST_NOT_FOUND);
-    assert_message("cannot open data/train.jsonl");
-    assert_status(dataset_load(test_folder(), NULL, &d), ST_INVALID);
-    assert_message("is a folder; data is one file, JSONL");
+    assert_fails(dataset_load("data/train.jsonl", NULL, &d), ST_NOT_FOUND,
+                 "cannot open data/train.jsonl");
+    assert_fails(dataset_load(test_folder(), NULL, &d), ST_INVALID,
+                 "is a folder; data is one file, JSONL");
     assert_no_data("PAR1\x15\x04", 6, "is a Parquet file; data is JSONL");
     assert_message("python3 -m commonweight.data");
     assert_no_data("ARROW1\0\0", 8, "is an Arrow file");
@@ -285,16 +281,14 @@ TEST(what_is_no_data)
     assert_no_data(list, sizeof list - 1, "is one JSON list; data is JSONL");
     const char *table = test_path(test_folder(), "train.CSV");
     test_write(table, "prompt,answer\n", 14);
-    assert_status(dataset_load(table, NULL, &d), ST_FORMAT);
-    assert_message("is a CSV file; data is JSONL");
+    assert_fails(dataset_load(table, NULL, &d), ST_FORMAT, "is a CSV file; data is JSONL");
     assert_message("python3 -m commonweight.data");
     test_write(table, "{\"prompt\":\"a\"}\n", 15); // by another name
     assert_ok(dataset_load(table, NULL, &d));
     dataset_free(d);
     const char *gone = test_path(test_folder(), "train.jsonl");
     assert_int_equal(symlink("blobs/1", gone), 0);
-    assert_status(dataset_load(gone, NULL, &d), ST_IO);
-    assert_message("is a link to blobs/1, which is not there");
+    assert_fails(dataset_load(gone, NULL, &d), ST_IO, "is a link to blobs/1, which is not there");
 }
 
 TEST(names_that_are_no_text)
@@ -303,8 +297,7 @@ TEST(names_that_are_no_text)
                *link = test_path(root, "m");
     struct model_config *config = NULL;
     assert_int_equal(rename(model_folder(), folder), 0);
-    assert_status(model_config_load(folder, &config), ST_INVALID);
-    assert_message("this name is not UTF-8");
+    assert_fails(model_config_load(folder, &config), ST_INVALID, "this name is not UTF-8");
     assert_int_equal(symlink(folder, link), 0);
     assert_ok(model_config_load(link, &config));
     model_config_free(config);

@@ -159,8 +159,8 @@ TEST(targets_are_budgeted)
         assert_int_equal(p->batches[b].n_tokens, TOKENS);
     }
     packing_free(p);
-    assert_status(packing_new(s.groups, DATUMS, TOKENS * EACH - 1, &p), ST_INVALID);
-    assert_message("and its targets");
+    assert_fails(packing_new(s.groups, DATUMS, TOKENS * EACH - 1, &p), ST_INVALID,
+                 "and its targets");
 }
 
 // torch.optim.AdamW and clip_grad_norm_ in double, with other settings at every step, which torch

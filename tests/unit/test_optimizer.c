@@ -359,8 +359,7 @@ TEST(bad_gradient_changes_nothing)
             assert_true(norm > 1e38);
             continue;
         }
-        assert_status(optimizer_prepare(o, &norm), ST_INVALID);
-        assert_message("must be skipped");
+        assert_fails(optimizer_prepare(o, &norm), ST_INVALID, "must be skipped");
         assert_true(norm == -1);
         assert_status(optimizer_apply(o, 1), ST_INVALID);
     }
@@ -384,14 +383,12 @@ TEST(foreign_state_is_refused)
     assert_ok(optimizer_save(o, path));
 
     assert_ok(optimizer_new_whole(wider.dev, wider.weights, &defaults, &other));
-    assert_status(optimizer_load(other, path), ST_MISMATCH);
-    assert_message("exp_avg.");
+    assert_fails(optimizer_load(other, path), ST_MISMATCH, "exp_avg.");
     assert_message(path);
     assert_int_equal(optimizer_steps(other), 0);
     optimizer_free(other);
     assert_ok(optimizer_new_whole(bf16.dev, bf16.weights, &defaults, &other));
-    assert_status(optimizer_load(other, path), ST_MISMATCH);
-    assert_message("residual.");
+    assert_fails(optimizer_load(other, path), ST_MISMATCH, "residual.");
     assert_ok(optimizer_save(other, path));
     assert_status(optimizer_load(o, path), ST_MISMATCH);
     optimizer_free(other);
@@ -399,8 +396,7 @@ TEST(foreign_state_is_refused)
     assert_status(optimizer_load(o, test_path(folder, "none")), ST_NOT_FOUND);
     const char *model = test_path(folder, "model.safetensors");
     assert_ok(weights_save(a.weights, a.dev, folder, DT_F32));
-    assert_status(optimizer_load(o, model), ST_FORMAT);
-    assert_message("commonweight-optimizer");
+    assert_fails(optimizer_load(o, model), ST_FORMAT, "commonweight-optimizer");
     assert_int_equal(optimizer_steps(o), 1);
     optimizer_free(o);
     loaded_close(&a);

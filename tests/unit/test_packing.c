@@ -59,8 +59,7 @@ TEST(too_long_is_refused)
     struct random_step s;
     struct packing *p = NULL;
     random_step_make(&shape, &s);
-    assert_status(packing_new(s.groups, GROUPS, 12, &p), ST_INVALID);
-    assert_message("--token-budget");
+    assert_fails(packing_new(s.groups, GROUPS, 12, &p), ST_INVALID, "--token-budget");
     assert_message("5 tokens with a completion of 9");
     assert_null(p);
 }
@@ -83,8 +82,8 @@ TEST(whole_groups_stay_together)
         assert_int_equal(chunks, GROUPS);
         packing_free(p);
     }
-    assert_status(packing_new(s.groups, GROUPS, 19, &p), ST_INVALID);
-    assert_message("a prompt of 7 tokens with its 4 completions, which have to stand in one");
+    assert_fails(packing_new(s.groups, GROUPS, 19, &p), ST_INVALID,
+                 "a prompt of 7 tokens with its 4 completions, which have to stand in one");
 }
 
 // ---- through a model ----------------------------------------------------------------------------
@@ -250,9 +249,8 @@ TEST(no_room_is_said)
                                      .max_seqs = 10,
                                      .max_context = 32};
     machine_open(30, 4, false, &m);
-    assert_status(learner_new(m.policy.dev, m.policy.config, m.policy.weights, false, &options, &l),
-                  ST_NO_MEMORY);
-    assert_message("--token-budget");
+    assert_fails(learner_new(m.policy.dev, m.policy.config, m.policy.weights, false, &options, &l),
+                 ST_NO_MEMORY, "--token-budget");
     assert_message("GiB are free");
     assert_null(l);
     machine_close(&m);

@@ -106,10 +106,8 @@ TEST(far_away)
 TEST(what_a_loss_needs)
 {
     struct loss_config c = {.type = LOSS_SIGMOID};
-    assert_status(loss_check_pairs(&c), ST_INVALID);
-    assert_message("--beta 0: give more than 0");
+    assert_fails(loss_check_pairs(&c), ST_INVALID, "--beta 0: give more than 0");
     c.beta = 0.1;
     c.type = LOSS_EXO_PAIR;
-    assert_status(loss_check_pairs(&c), ST_INVALID);
-    assert_message("--label-smoothing above 0");
+    assert_fails(loss_check_pairs(&c), ST_INVALID, "--label-smoothing above 0");
 }

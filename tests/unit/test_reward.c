@@ -82,8 +82,7 @@ TEST(choices)
         if (score != row_number(cases, i, "score"))
             fail_msg("%s against %s", row_text(cases, i, "text"), row_text(cases, i, "answer"));
     }
-    assert_status(reward_check_row(r, "none of them", NULL), ST_FORMAT);
-    assert_message("no letter from A to J");
+    assert_fails(reward_check_row(r, "none of them", NULL), ST_FORMAT, "no letter from A to J");
     reward_free(r);
 }
 
@@ -108,8 +107,7 @@ TEST(terms_and_weights)
     // An answer that is no number is the data set's fault, not the model's.
     r = open_reward("numeric", NULL, 10);
     input.answer = "twelve";
-    assert_status(reward_score(r, &input, terms, &sum), ST_FORMAT);
-    assert_message("twelve");
+    assert_fails(reward_score(r, &input, terms, &sum), ST_FORMAT, "twelve");
     reward_free(r);
 }
 
@@ -124,13 +122,12 @@ static enum status try_open(const char *names, const char *weights)
 
 TEST(bad_names)
 {
-    assert_status(try_open("exact,speed", NULL), ST_INVALID);
-    assert_message("\"speed\"");
+    assert_fails(try_open("exact,speed", NULL), ST_INVALID, "\"speed\"");
     assert_message("gsm8k");
     assert_status(try_open("", NULL), ST_INVALID);
     assert_status(try_open("exact,", NULL), ST_INVALID);
-    assert_status(try_open("exact", "1,2"), ST_INVALID);
-    assert_message("--reward-weights 1,2: 2 for 1 terms of --reward; give each its own");
+    assert_fails(try_open("exact", "1,2"), ST_INVALID,
+                 "--reward-weights 1,2: 2 for 1 terms of --reward; give each its own");
     assert_status(try_open("exact", "x"), ST_INVALID);
     assert_status(try_open("exact", "1e999"), ST_INVALID);
     assert_status(try_open("plugin", NULL), ST_INVALID);
@@ -203,8 +200,7 @@ TEST(references_and_prompts)
     struct reward *r = open_reward("length,gsm8k,exact", NULL, 20);
     assert_ok(reward_check_row(r, "6 * 7 = 42\n#### 42", NULL));
     assert_ok(reward_check_row(r, NULL, NULL)); // dataset_require_answers() says that better
-    assert_status(reward_check_row(r, "42 ####", NULL), ST_FORMAT);
-    assert_message("\"42 ####\" holds no number");
+    assert_fails(reward_check_row(r, "42 ####", NULL), ST_FORMAT, "\"42 ####\" holds no number");
     assert_status(reward_check_row(r, "\\frac{x}{4}", NULL), ST_FORMAT);
     assert_contains(reward_info(r)->prompt_template, "{prompt}");
     assert_contains(reward_info(r)->prompt_template, "####");
@@ -246,11 +242,9 @@ TEST(regex)
     text[62] = '!';
     text[63] = '\0';
     input = (struct reward_input){.text = text, .row = own};
-    assert_status(reward_score(r, &input, NULL, &x), ST_INVALID);
-    assert_message("(a+)+");
+    assert_fails(reward_score(r, &input, NULL, &x), ST_INVALID, "(a+)+");
     json_object_set_new(own, "pattern", json_string("(open"));
-    assert_status(reward_check_row(r, NULL, own), ST_INVALID);
-    assert_message("(open");
+    assert_fails(reward_check_row(r, NULL, own), ST_INVALID, "(open");
     json_object_set_new(own, "pattern", json_integer(3));
     assert_status(reward_check_row(r, NULL, own), ST_INVALID);
     assert_ok(reward_check_row(r, NULL, none));
@@ -258,13 +252,11 @@ TEST(regex)
 
     options.pattern = NULL;
     assert_ok(reward_new(&options, &r));
-    assert_status(reward_check_row(r, NULL, none), ST_INVALID);
-    assert_message("--reward-pattern");
+    assert_fails(reward_check_row(r, NULL, none), ST_INVALID, "--reward-pattern");
     reward_free(r);
     r = NULL;
     options.pattern = "[";
-    assert_status(reward_new(&options, &r), ST_INVALID);
-    assert_message("--reward-pattern");
+    assert_fails(reward_new(&options, &r), ST_INVALID, "--reward-pattern");
     assert_null(r);
     json_decref(own);
     json_decref(none);
@@ -295,19 +287,16 @@ TEST(plugin)
     memset(deep, '(', 2000);
     deep[2000] = '\0';
     input.text = deep;
-    assert_status(reward_score(r, &input, NULL, &x), ST_INVALID);
-    assert_message("1000 deep");
+    assert_fails(reward_score(r, &input, NULL, &x), ST_INVALID, "1000 deep");
     free(deep);
     json_decref(row);
     reward_free(r);
-    assert_status(try_open("plugin:/no/such.so", NULL), ST_IO);
-    assert_message("/no/such.so");
+    assert_fails(try_open("plugin:/no/such.so", NULL), ST_IO, "/no/such.so");
     assert_message("any program: command:PROGRAM ARGS");
     const char *empty = test_path(test_folder(), "x.so");
     test_write(empty, "", 0);
     snprintf(names, sizeof names, "plugin:%s", empty);
-    assert_status(try_open(names, NULL), ST_IO);
-    assert_message("x.so");
+    assert_fails(try_open(names, NULL), ST_IO, "x.so");
 }
 
 TEST(graded_plugin)
@@ -331,8 +320,7 @@ TEST(graded_plugin)
         assert_true(fabs(x - cases[i].score) < 1e-12);
     }
     struct reward_input input = {.text = "1", .row = row};
-    assert_status(reward_score(r, &input, NULL, &(double){0}), ST_INVALID);
-    assert_message("no answer");
+    assert_fails(reward_score(r, &input, NULL, &(double){0}), ST_INVALID, "no answer");
     json_decref(row);
     reward_free(r);
 }
@@ -407,8 +395,8 @@ TEST(command_failures)
         double x = 7;
         struct reward *r = open_script(test_folder(), row_text(cases, i, "script"),
                                        row_status(cases, i, "status") == ST_TIMEOUT ? 300 : 20000);
-        assert_status(ask(r, "text", &x), row_status(cases, i, "status"));
-        assert_message(row_text(cases, i, "message"));
+        assert_fails(ask(r, "text", &x), row_status(cases, i, "status"),
+                     row_text(cases, i, "message"));
         assert_true(x == 7);
         if (row_status(cases, i, "status") == ST_TIMEOUT ||
             row_status(cases, i, "status") == ST_PEER_GONE) {
@@ -432,8 +420,7 @@ TEST(command_restarts_once)
     assert_ok(ask(r, "one", &x));
     assert_ok(ask(r, "two", &x));
     assert_true(x == 2);
-    assert_status(ask(r, "three", &x), ST_PEER_GONE);
-    assert_message("status 5");
+    assert_fails(ask(r, "three", &x), ST_PEER_GONE, "status 5");
     assert_message("started again");
     reward_free(r);
     char *starts = test_read(test_path(folder, "starts"));

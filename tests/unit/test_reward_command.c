@@ -122,8 +122,7 @@ TEST(replies_by_id)
                                            "  echo '{\"reward\": 1, \"id\": 1000}'\n"
                                            "done\n"),
                      1, 20);
-    assert_status(ask(r, 3, terms, sums), ST_FORMAT);
-    assert_message("1000");
+    assert_fails(ask(r, 3, terms, sums), ST_FORMAT, "1000");
     reward_free(r);
 }
 
@@ -183,14 +182,12 @@ TEST(too_many_lines)
                                                           "  echo '{\"reward\": 1}'\n"
                                                           "done\n"),
                                     1, 20);
-    assert_status(ask(r, N, terms, sums), ST_FORMAT);
-    assert_message("more than one line for one sample");
+    assert_fails(ask(r, N, terms, sums), ST_FORMAT, "more than one line for one sample");
     assert_status(ask(r, N, terms, sums), ST_PEER_GONE); // it stays an error
     reward_free(r);
     r = open_command("command:echo ready; cat", 1, 20);
     usleep(300000);
-    assert_status(ask(r, 1, terms, sums), ST_FORMAT);
-    assert_message("wrote without being asked: ready");
+    assert_fails(ask(r, 1, terms, sums), ST_FORMAT, "wrote without being asked: ready");
     reward_free(r);
 }
 
@@ -223,8 +220,7 @@ TEST(cannot_start)
 {
     struct dataset none = {0};
     struct reward *r = open_command("command:/no/such/program --flag", 2, 20);
-    assert_status(scoring_check(r, &none), ST_PEER_GONE);
-    assert_message("/no/such/program");
+    assert_fails(scoring_check(r, &none), ST_PEER_GONE, "/no/such/program");
     assert_message("could not be started");
     reward_free(r);
     r = open_command("command:cat", 1, 20);
@@ -237,8 +233,7 @@ TEST(buffered_output)
 {
     double terms[N], sums[N];
     struct reward *r = open_command(script(test_folder(), "cat >/dev/null\n"), 1, 0.3);
-    assert_status(ask(r, N, terms, sums), ST_TIMEOUT);
-    assert_message("--reward-timeout");
+    assert_fails(ask(r, N, terms, sums), ST_TIMEOUT, "--reward-timeout");
     assert_message("buffered");
     assert_message("flush");
     reward_free(r);

@@ -144,8 +144,7 @@ static void assert_refused(int n_servers, int32_t token, int group, enum status 
     struct rollout_servers source = source_of(n_servers);
     struct rollout *r = NULL;
     if (token == STALLED) source.idle_timeout_ms = 400;
-    assert_status(pull(&source, token, group, &r), status);
-    assert_message(sentence);
+    assert_fails(pull(&source, token, group, &r), status, sentence);
     assert_null(r);
     http_client_free(source.http);
 }
@@ -196,8 +195,8 @@ TEST(a_server_that_is_gone_is_named)
     struct rollout_servers source = source_of(2);
     struct rollout *r = NULL;
     source.servers[1].address = "/nonexistent/s.sock";
-    assert_status(pull(&source, FINE, 0, &r), ST_PEER_GONE);
-    assert_message("nobody answers on socket /nonexistent/s.sock");
+    assert_fails(pull(&source, FINE, 0, &r), ST_PEER_GONE,
+                 "nobody answers on socket /nonexistent/s.sock");
     http_client_free(source.http);
 }
 

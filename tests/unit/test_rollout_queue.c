@@ -111,8 +111,7 @@ TEST(the_length_bounds_what_runs_ahead)
     struct rollout_queue *q = queue_of(3, &w);
     struct rollout_step more = {.step = 9};
     for (int step = 0; step < 3; step++) put(q, step);
-    assert_status(rollout_queue_put(q, &more, false), ST_BUSY);
-    assert_message("3 steps are ordered");
+    assert_fails(rollout_queue_put(q, &more, false), ST_BUSY, "3 steps are ordered");
     wait_for(&w.done, 3);
     wait_for(&w.scored, 1);
     assert_false(pthread_equal(w.thread, pthread_self()));
@@ -155,8 +154,7 @@ TEST(a_failure_keeps_its_place)
         }
         if (rollout_queue_count(q) == 0) put(q, 2);
         for (int again = 0; again < 2; again++) {
-            assert_status(rollout_queue_take(q, &s), ST_FORMAT);
-            assert_message("step 2 went wrong");
+            assert_fails(rollout_queue_take(q, &s), ST_FORMAT, "step 2 went wrong");
             assert_null(s);
         }
         assert_int_equal(w.scored, 2); // nothing behind it

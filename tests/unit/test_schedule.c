@@ -78,8 +78,7 @@ TEST(refusals_name_the_option)
          "more than the run's 10 steps"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        assert_status(schedule_check(&refused[i].schedule), ST_INVALID);
-        assert_message(refused[i].part);
+        assert_fails(schedule_check(&refused[i].schedule), ST_INVALID, refused[i].part);
     }
 }
 

@@ -240,7 +240,6 @@ TEST(a_mask_is_asked_for_and_checked)
         {",\"model_mask\":\"101\"", true, ST_FORMAT, "not a list"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_status(read_line(bad[i].more, bad[i].tandem, &c), bad[i].status);
-        assert_message(bad[i].words);
+        assert_fails(read_line(bad[i].more, bad[i].tandem, &c), bad[i].status, bad[i].words);
     }
 }

@@ -193,8 +193,7 @@ TEST(resuming_begins_a_file)
     tensorboard_free(second);
     tensorboard_free(third);
     struct tensorboard *none = NULL;
-    assert_status(tensorboard_new(test_path(folder, "missing"), 0, &none), ST_IO);
-    assert_message("missing");
+    assert_fails(tensorboard_new(test_path(folder, "missing"), 0, &none), ST_IO, "missing");
     assert_null(none);
 }
 
@@ -260,7 +259,7 @@ TEST(a_removed_folder_is_said)
     assert_ok(runlog_new(folder, 0, 1, &log));
     assert_ok(runlog_write(log, json_pack("{s:i}", "step", 1)));
     assert_ok(file_remove_tree(folder));
-    assert_status(runlog_write(log, json_pack("{s:i}", "step", 2)), ST_IO);
-    assert_message("metrics.jsonl was removed or replaced while the run goes on");
+    assert_fails(runlog_write(log, json_pack("{s:i}", "step", 2)), ST_IO,
+                 "metrics.jsonl was removed or replaced while the run goes on");
     runlog_free(log);
 }

@@ -120,8 +120,8 @@ TEST(test_bounds_of_tokens)
 TEST(test_refusals)
 {
     struct loss_config config;
-    assert_status(loss_of_client("stable_reinforce", &config), ST_UNSUPPORTED);
-    assert_message("loss_fn=importance_sampling");
-    assert_status(loss_of_client("reinforce", &config), ST_INVALID);
-    assert_message("cross_entropy, importance_sampling, ppo, cispo, dro and gspo");
+    assert_fails(loss_of_client("stable_reinforce", &config), ST_UNSUPPORTED,
+                 "loss_fn=importance_sampling");
+    assert_fails(loss_of_client("reinforce", &config), ST_INVALID,
+                 "cross_entropy, importance_sampling, ppo, cispo, dro and gspo");
 }

@@ -158,8 +158,7 @@ TEST(what_is_missing_is_said)
         struct option_set *set;
         parse(cases[i].options, &config, &set);
         if (i < 3) config.data = NULL;
-        assert_status(train_config_resolve(&config, set, &resolved), ST_INVALID);
-        assert_message(cases[i].sentence);
+        assert_fails(train_config_resolve(&config, set, &resolved), ST_INVALID, cases[i].sentence);
         options_free(set);
     }
 }

@@ -163,8 +163,7 @@ TEST(a_group_shares_what_it_begins_with)
     token_list_release(&prompt);
     group[1].ids[0] = 9;
     group[1].authors[0] = 0;
-    assert_status(trajectory_cut(group, 2, &prompt), ST_MISMATCH);
-    assert_message("begin with different tokens");
+    assert_fails(trajectory_cut(group, 2, &prompt), ST_MISMATCH, "begin with different tokens");
     for (int i = 0; i < 2; i++) completion_release(&group[i]);
     sampled_turns_release(&a);
     sampled_turns_release(&b);

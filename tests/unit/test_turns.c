@@ -106,8 +106,8 @@ TEST(last_turn_must_be_there)
     struct template t = {0};
     struct turns turns = TURNS_INIT;
     json_t *messages = conversation("u:x a:one");
-    assert_status(turns_find(messages, true, render_otherwise, &t, &turns), ST_UNSUPPORTED);
-    assert_message("in this chat template an answered conversation does not begin with");
+    assert_fails(turns_find(messages, true, render_otherwise, &t, &turns), ST_UNSUPPORTED,
+                 "in this chat template an answered conversation does not begin with");
     json_decref(messages);
 }
 
