@@ -240,7 +240,9 @@ void option_rules_describe(const struct option_spec *table, const struct option_
 {
     for (const struct option_rule *r = spec->rules; r && r->kind != RULE_END; r++) {
         if (r->kind == RULE_COMMON) continue;
-        bytes_puts(to, r->kind == RULE_EXCLUDES ? " [not with " : " [with ");
+        bytes_puts(to, " [");
+        if (r->when) bytes_printf(to, "%s: ", r->when + (r->when[0] == '='));
+        bytes_puts(to, r->kind == RULE_EXCLUDES ? "not with " : "with ");
         put_condition(table, r->other, to);
         bytes_puts(to, "]");
     }

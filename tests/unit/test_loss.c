@@ -61,13 +61,15 @@ static const struct loss_config plain = {
     .epsilon_high = 0.28,
     .kl_estimator = KL_K3,
     .max_completion_length = 10,
+    .sapo_temperature_neg = 1.05,
+    .sapo_temperature_pos = 1,
 };
 
-// Calls check() with every combination of settings: 700 of them.
+// Calls check() with every combination of settings of each loss: 1,000 of them.
 static void for_each_config(void (*check)(const struct loss_config *config))
 {
-    for (int type = LOSS_GRPO; type <= LOSS_CISPO; type++)
-        for (int level = 0; level < 2; level++)
+    for (int type = 0; type < N_SAMPLE_LOSSES; type++)
+        for (int level = type == LOSS_LUSPO; level < (type == LOSS_GMPO ? 1 : 2); level++)
             for (int kl = -2; kl < 2 * 3; kl++) // -2, -1: off
                 for (int dual = 0; dual < 2; dual++)
                     for (int mode = TIS_OFF; mode <= TIS_SEQUENCE_MASK; mode++) {
@@ -87,11 +89,15 @@ static void for_each_config(void (*check)(const struct loss_config *config))
                     }
 }
 
-// The ratio's clip, and CISPO's weight, have kinks: a step must not cross one.
+// The ratio's clip, and CISPO's weight, have kinks: a step must not cross one. GMPO's are of the
+// ratio's logarithm.
 static bool near_kink(const struct loss_config *config, const struct inputs *in, int seq,
                       double margin)
 {
-    const double kinks[] = {1 - config->epsilon, 1 + config->epsilon_high, config->delta};
+    const bool logs = config->type == LOSS_GMPO;
+    const double kinks[] = {logs ? exp(-config->epsilon) : 1 - config->epsilon,
+                            logs ? exp(config->epsilon_high) : 1 + config->epsilon_high,
+                            config->delta};
     double mean = 0;
     int n = first[seq + 1] - first[seq];
     for (int t = first[seq]; t < first[seq + 1]; t++)
@@ -124,7 +130,10 @@ static void check_slopes(const struct loss_config *config)
                 // the distance that f32 really took
                 double step = (double)up.logprobs[t] - down.logprobs[t];
                 double slope = (loss_of(config, &up, NULL) - loss_of(config, &down, NULL)) / step;
-                assert_true(fabs(slope - derivative[t]) < 2e-5);
+                if (!(fabs(slope - derivative[t]) < 2e-5))
+                    fail_msg("%s, level %d, seed %d, token %d: slope %g, derivative %g",
+                             loss_type_names[config->type], config->sequence_level, (int)seed, t,
+                             slope, (double)derivative[t]);
                 slopes_checked++;
             }
         }
@@ -135,6 +144,16 @@ TEST(derivatives_are_finite_differences)
 {
     for_each_config(check_slopes);
     assert_true(slopes_checked > 10000);
+}
+
+TEST(each_loss_has_its_formula_on_the_page)
+{
+    char *page = test_read(test_path(test_root(), "docs/use/losses.md")), name[32];
+    for (int type = 0; type < N_SAMPLE_LOSSES; type++) {
+        snprintf(name, sizeof name, "`%s`", loss_type_names[type]);
+        if (!strstr(page, name)) fail_msg("docs/use/losses.md does not have %s", name);
+    }
+    free(page);
 }
 
 // CISPO's weight is held fixed: its derivative is not that of its value, but weight * advantage.

@@ -65,7 +65,8 @@ struct update_stats;
 enum loss_type {
     SAMPLE_LOSSES(LOSS_SYMBOL) PAIR_LOSSES(LOSS_SYMBOL) CLIENT_LOSSES(CLIENT_SYMBOL)
         LOSS_CROSS_ENTROPY, // sft's: the mean over tokens
-    N_LOSSES
+    N_LOSSES,
+    N_SAMPLE_LOSSES = LOSS_SIGMOID // they come first
 };
 extern const char *const loss_type_names[], *const preference_names[]; // of samples; of pairs
 // With d = logprob of the reference - logprob: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d.
@@ -139,11 +140,13 @@ extern const char *const kl_estimator_names[], *const tis_mode_names[];
 
 struct surrogate {
     double value;        // what is maximised
-    double by_log_ratio; // its derivative through the ratio; 0 where clipped
+    double by_log_ratio; // its derivative by the log of the ratio; 0 where clipped
     double by_logprob;   // its derivative by the token's own log-probability
-    bool low, high;      // clipped at that bound
+    bool low, high;      // for the metrics: below low where the advantage is negative, above
+                         // high where it is positive
     bool delta;          // cut by the dual clip
-    bool held;           // the token's own log-ratio was clipped, and moves no ratio (GMPO)
+    bool held;           // the token's own log-ratio moves no ratio: clipped, or without advantage
+                         // (GMPO)
 };
 struct token { // what it is of
     const struct loss_config *config;
@@ -162,7 +165,7 @@ struct pair_loss {
 };
 
 enum bounds {
-    AROUND_ONE, // 1 - epsilon and 1 + epsilon_high
+    AROUND_ONE, // where a row says nothing: 1 - epsilon and 1 + epsilon_high
     CAPPED,     // 0 and epsilon_high
     OF_LOGS,    // of each token's log-ratio, before its sequence's mean: -epsilon and epsilon_high
     AS_GIVEN,   // epsilon and epsilon_high

@@ -98,7 +98,7 @@ static struct surrogate geometric(const struct token *t)
         .by_log_ratio = t->ratio * t->advantage,
         .low = clip.low,
         .high = clip.high,
-        .held = clip.low || clip.high,
+        .held = clip.low || clip.high || t->advantage == 0,
     };
 }
 

@@ -205,8 +205,9 @@ const struct option_spec train_options[] = {
                "weight of a prompt's average reward so far beside its new one"),
 
     OPT_HEADING("Loss"),
-    OPT_CHOICE("loss-type", loss.type, "dapo", loss_type_names, "how tokens are averaged",
-               IS_COMMON, NEEDS_WHEN("=luspo", "importance-sampling-level=sequence", NULL),
+    OPT_CHOICE("loss-type", loss.type, "dapo", loss_type_names,
+               "how tokens are averaged, and their ratios bounded", IS_COMMON,
+               NEEDS_WHEN("=luspo", "importance-sampling-level=sequence", NULL),
                EXCLUDES_WHEN("=gmpo", "importance-sampling-level=sequence",
                              "its ratio is a sequence's by itself")),
     OPT_CHOICE("importance-sampling-level", loss.sequence_level, "token",

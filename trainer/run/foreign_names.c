@@ -42,7 +42,7 @@ const char *const train_foreign_names[] = {
     "max-response-length response-length: --max-completion-length",
     "train-files dataset-config: --data takes a JSONL file",
     "val-files: --eval-data takes a JSONL file",
-    "clip-ratio clip-ratio-low: --epsilon",
+    "clip-ratio clip-ratio-low epsilon-low: --epsilon",
     "clip-ratio-high: --epsilon-high",
     "clip-ratio-c: --delta, which is 0, off, by default",
     "kl-loss-coef: --beta",
