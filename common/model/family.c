@@ -369,6 +369,7 @@ out:
         [ROLE_SHARED_DOWN] = LAYER "mlp.shared_experts.down_proj.weight"
 
 // Biases of attention go by this key, as in Llama.
+// Of q, k, v and o; where o has a key of its own, .keyed is QKV_BIAS.
 #define ATTENTION_BIAS .bias_key = "attention_bias", .keyed = QKV_BIAS | O_BIAS
 
 // ---- the table ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 /* family.h: what a model family adds to the common description: one row of a table (family.c).
  * A tensor of the weights table has a role; a family says what Hugging Face calls it, and which of
- * them are stored in parts (qkv in three by most, whole by Phi-3). docs/use/models.md shows how to
- * add one. */
+ * them are stored in parts (qkv in three by most, whole by Phi-3). docs/internals/extending.md
+ * shows how to add one. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_FAMILY_H
 #define COMMON_MODEL_FAMILY_H

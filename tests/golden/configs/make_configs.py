@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-# What transformers makes of every field of the configs of ../*: make_configs.py [FOLDER ...] > configs.txt
+# What transformers makes of every field of the configs of ../*: make_configs.py [FOLDER ...]
+# Without a FOLDER that is configs.txt; of one, what stands there behind its first lines.
 #
 # First come lines "+ KEY=VALUE [KEY=VALUE]", changes that are made of every folder's config.json. Then each folder,
 # "[NAME] SUMS", what it computes as it is; its own fields, "KEY VALUE:OUTCOME [VALUE:OUTCOME ...]", each value a change
