@@ -188,11 +188,6 @@ const char *http_path_tail(const struct http_request *q)
     return q->path_tail;
 }
 
-const char *http_host(const struct http_request *q)
-{
-    return http_header_of(q, "Host");
-}
-
 const char *http_request_id(const struct http_request *q)
 {
     return q->request_id;
@@ -317,15 +312,6 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
 // libmicrohttpd stops listening at its limit, and begins again only in a later MHD_run(), which
 // nothing may ask for where all connections ended at once: so every listener is run here too.
 
-static void expire(struct http_request *q)
-{
-    q->expired = true;
-    if (q->state == WAITING)
-        http_fail(q, 504, "the answer took longer than --request-timeout allows");
-    else
-        http_resume(q); // a stream's producer sees http_expired()
-}
-
 // Past the end of its phase.
 static bool is_overdue(const struct connection *c, int64_t idle_s, int64_t now)
 {
@@ -340,11 +326,16 @@ static bool is_overdue(const struct connection *c, int64_t idle_s, int64_t now)
 static void sweep_deadlines(struct connection *c, int64_t idle_s, int64_t now)
 {
     struct http_request *q = c->request;
-    if (is_overdue(c, idle_s, now))
+    if (is_overdue(c, idle_s, now)) {
         shutdown(c->fd, SHUT_RDWR);
-    else if (q && q->received && now > q->deadline_ns && !q->expired &&
-             (q->state == WAITING || q->streaming))
-        expire(q);
+    } else if (q && q->received && now > q->deadline_ns && !q->expired &&
+               (q->state == WAITING || q->streaming)) {
+        q->expired = true;
+        if (q->state == WAITING)
+            http_fail(q, 504, "the answer took longer than --request-timeout allows");
+        else
+            http_resume(q); // a stream's producer sees http_expired()
+    }
 }
 
 // The client sends no more. One that waits for its answer has left, as far as can be told; one in
@@ -390,14 +381,6 @@ static void on_sweep(uv_timer_t *timer)
         sweep_deadlines(c, h->options.idle_timeout_s, now);
     sweep_hung_up(h);
     for (int i = 0; i < h->n_listeners; i++) run_due(&h->listeners[i]);
-}
-
-static void sweep_start(struct http *h)
-{
-    uv_timer_init(h->loop, &h->sweep);
-    h->sweep.data = h;
-    h->users++;
-    uv_timer_start(&h->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
 }
 
 // ---- the loop ----------------------------------------------------------------------------------
@@ -479,7 +462,10 @@ enum status http_new(uv_loop_t *loop, const struct http_options *options, struct
     if (!h) return status_fail(ST_NO_MEMORY, "out of memory");
     h->loop = loop;
     h->options = *options;
-    sweep_start(h);
+    uv_timer_init(h->loop, &h->sweep);
+    h->sweep.data = h;
+    h->users++;
+    uv_timer_start(&h->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
     *ret = h;
     return ST_OK;
 }

@@ -67,8 +67,7 @@ void http_body_release(struct http_body *body);
 int http_which(const struct http_request *q);                           // its route's
 const char *http_query(const struct http_request *q, const char *name); // NULL: not given
 const char *http_path_tail(const struct http_request *q); // of the path, behind a route's "/a/"
-const char *
-http_host(const struct http_request *q); // by which the client calls this server, or NULL
+const char *http_header_of(const struct http_request *q, const char *name); // NULL: not given
 // X-Request-Id as the client sent it, or one made up; it stands in the response's header.
 const char *http_request_id(const struct http_request *q);
 // What the handler wants to find again; on_close runs exactly once, when the answer is out or the

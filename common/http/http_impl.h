@@ -84,9 +84,8 @@ void http_resume(struct http_request *q); // lets a suspended connection go on a
 void http_drop_body(struct http_request *q); // the request's body is needed no more
 // http_reply.c: hands the reply, or the stream, to libmicrohttpd.
 enum MHD_Result http_queue_reply(struct http_request *q);
-// http_route.c
-const char *http_header_of(const struct http_request *q, const char *name);
-// The client's name for its request, where it is of printable ASCII and not too long, or a new one.
+// http_route.c: the client's name for its request, where it is of printable ASCII and not too long,
+// or a new one.
 void http_name_request(struct http_request *q);
 // Finds the route; where there is none, or it may not be used, the request has its answer already.
 void http_find_route(struct http_request *q, const char *url, const char *method);

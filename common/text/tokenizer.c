@@ -616,11 +616,6 @@ bool tokenizer_is_special(const struct tokenizer *t, int id)
     return token && token->special;
 }
 
-int tokenizer_bos(const struct tokenizer *t)
-{
-    return t->bos;
-}
-
 int tokenizer_eos(const struct tokenizer *t)
 {
     return t->eos;

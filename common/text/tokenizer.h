@@ -72,8 +72,7 @@ size_t tokenizer_max_token_bytes(const struct tokenizer *t);
 int tokenizer_id(const struct tokenizer *t, const char *token); // -1: no such token
 const char *tokenizer_token(const struct tokenizer *t, int id); // NULL: no such id
 bool tokenizer_is_special(const struct tokenizer *t, int id);
-int tokenizer_bos(const struct tokenizer *t); // -1: the config names none
-int tokenizer_eos(const struct tokenizer *t);
+int tokenizer_eos(const struct tokenizer *t); // -1: the config names none
 
 // Decoding as tokens arrive. The pieces given out, together with the flush, are exactly what
 // tokenizer_decode gives for all the ids, and each piece is whole UTF-8. Bytes of a character that

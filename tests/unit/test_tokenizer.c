@@ -112,8 +112,6 @@ TEST(special_tokens)
     assert_ids(pieces, "hi", 2, true, piece_bos, 2);
     assert_int_equal(tokenizer_vocab_size(t), 305);
     assert_int_equal(tokenizer_eos(t), 300);
-    assert_int_equal(tokenizer_bos(t), -1);
-    assert_int_equal(tokenizer_bos(pieces), 1);
     assert_int_equal(tokenizer_eos(pieces), 2);
     assert_int_equal(tokenizer_id(t, "<tool>"), 301);
     assert_int_equal(tokenizer_id(t, "no such token"), -1);

@@ -207,7 +207,7 @@ static void append_escaped(const char *text, struct bytes *to)
 static enum status make_url(const struct call *c, const struct run_path *path, const char *folder,
                             const char *file, int64_t expires_s, json_t **ret)
 {
-    const char *host = http_host(c->q);
+    const char *host = http_header_of(c->q, "Host");
     char signature[SIGNATURE_ROOM];
     struct bytes url = BYTES_INIT;
     enum status st;
