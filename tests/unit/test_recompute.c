@@ -1,13 +1,14 @@
-/* test_recompute.c: with RECOMPUTE_LAYER the backward pass computes neither attention nor the last
- * matmul of a layer again, whose results are kept, and gives the gradients of a tape that has all.
- */
+/* test_recompute.c: what is kept for the backward pass and what is computed again, with the same
+ * bits either way. With RECOMPUTE_LAYER it computes neither attention nor the last matmul of a
+ * layer again, whose results are kept; and where a model has room for all logits of a batch the
+ * head's forward pass is not done again. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/backward.h"
 
-enum { VOCAB = 64, LAYERS = 3, ROWS = 14 };
+enum { VOCAB = 64, LAYERS = 3, CHUNK = 4, FIRST = 9, SECOND = 6, ROWS = FIRST + SECOND };
 
 static struct {
     const struct ops *ops;
@@ -28,29 +29,45 @@ static void count_matmul(struct device *dev, void *y, const void *a, const void 
     counted.ops->matmul(dev, y, a, b, bias, shape);
 }
 
-// The gradients, and their bytes; what was computed is in `counted`.
-static float *differentiate(struct reference *r, enum recompute recompute, size_t *ret_bytes)
+struct result {
+    float logprobs[ROWS], entropy[ROWS];
+    float *grads;
+    size_t bytes;
+};
+
+// Two sequences, of every row of which a target is wanted.
+static void fill(struct reference *r, int32_t *targets)
+{
+    int32_t ids[ROWS];
+    for (int i = 0; i < ROWS; i++) {
+        ids[i] = (i * 29 + 3) % VOCAB;
+        targets[i] = (i * 17 + 5) % VOCAB;
+    }
+    batch_clear(r->batch);
+    assert_ok(batch_add_packed(r->batch, ids, FIRST, -1, -1, NULL));
+    assert_ok(batch_add_packed(r->batch, ids + FIRST, SECOND, -1, -1, NULL));
+    for (int i = 0; i < ROWS; i++) assert_ok(batch_want_row(r->batch, i));
+    assert_ok(batch_commit(r->batch, 0, 0));
+}
+
+// logits: rows that the model has room for. What was computed is in `counted`.
+static void differentiate(struct reference *r, enum recompute recompute, int logits,
+                          struct result *ret)
 {
     struct model *m = NULL;
     struct tape *tape = NULL;
     struct weights *grads = NULL;
     struct backward *b = NULL;
     void *x = NULL;
-    int32_t ids[ROWS];
-    float dlogprobs[ROWS], logprobs[ROWS];
-    for (int i = 0; i < ROWS; i++) {
-        ids[i] = (i * 29 + 3) % VOCAB;
-        dlogprobs[i] = 0.1f * (float)(1 + i % 5);
-    }
-    batch_clear(r->batch);
-    assert_ok(batch_add_packed(r->batch, ids, ROWS, -1, -1, NULL));
-    for (int i = 0; i < ROWS; i++) assert_ok(batch_want_row(r->batch, i));
-    assert_ok(batch_commit(r->batch, 0, 0));
-    assert_ok(model_new(r->dev, r->config, r->weights, ROWS, ROWS, ROWS, &m));
+    int32_t targets[ROWS];
+    float dlogprobs[ROWS];
+    fill(r, targets);
+    for (int i = 0; i < ROWS; i++) dlogprobs[i] = 0.1f * (float)(1 + i % 5);
+    assert_ok(model_new(r->dev, r->config, r->weights, ROWS, logits, ROWS, &m));
     assert_ok(tape_new(m, ROWS, recompute, &tape));
     assert_ok(weights_plan(r->config, DT_F32, &grads));
     assert_ok(weights_alloc(grads, r->dev));
-    assert_ok(backward_new(m, grads, ROWS, ROWS, ROWS, &b));
+    assert_ok(backward_new(m, grads, ROWS, ROWS, CHUNK, &b));
     counted.ops = m->ops;
     counted.intermediate = r->config->layers[0].intermediate;
     counted.attentions = counted.downs = 0;
@@ -60,37 +77,62 @@ static float *differentiate(struct reference *r, enum recompute recompute, size_
     m->ops = &counting;
 
     model_forward(m, batch_view(r->batch), NULL, tape, &x);
-    assert_ok(backward_logprobs(b, NULL, r->batch, x, ids, 1.0f, logprobs, NULL));
+    assert_ok(backward_logprobs(b, NULL, r->batch, x, targets, 0.7f, ret->logprobs, ret->entropy));
+    if (logits < ROWS) device_fill(r->dev, m->logits, 0xff, (size_t)logits * VOCAB * sizeof(float));
     assert_ok(backward_run(b, r->batch, tape,
-                           &(struct backward_loss){.temperature = 1.0f, .dlogprobs = dlogprobs}));
-    float *ret = malloc(grads->bytes);
-    assert_non_null(ret);
-    device_copy_out(r->dev, ret, grads->base, grads->bytes);
+                           &(struct backward_loss){.temperature = 0.7f, .dlogprobs = dlogprobs}));
+    ret->bytes = grads->bytes;
+    ret->grads = malloc(grads->bytes);
+    assert_non_null(ret->grads);
+    device_copy_out(r->dev, ret->grads, grads->base, grads->bytes);
     assert_ok(device_sync(r->dev));
-    *ret_bytes = grads->bytes;
+
     backward_free(b);
     weights_free(grads);
     tape_free(r->dev, tape);
     model_free(m);
-    return ret;
+}
+
+static void open_model(struct reference *r)
+{
+    const char *folder = test_folder();
+    assert_ok(tiny_model_write(folder, 32, LAYERS, VOCAB, 3));
+    reference_open(folder, "cpu", r);
+}
+
+// Closes the model, too.
+static void are_the_same(struct reference *r, struct result *a, struct result *b)
+{
+    assert_memory_equal(a->logprobs, b->logprobs, sizeof a->logprobs);
+    assert_memory_equal(a->entropy, b->entropy, sizeof a->entropy);
+    assert_int_equal(a->bytes, b->bytes);
+    assert_memory_equal(a->grads, b->grads, a->bytes);
+    free(a->grads);
+    free(b->grads);
+    reference_close(r);
 }
 
 TEST(keeps_what_takes_longest)
 {
     struct reference r;
-    size_t bytes = 0;
-    const char *folder = test_folder();
-    assert_ok(tiny_model_write(folder, 32, LAYERS, VOCAB, 3));
-    reference_open(folder, "cpu", &r);
-    float *all = differentiate(&r, RECOMPUTE_NONE, &bytes);
+    struct result all, again;
+    open_model(&r);
+    differentiate(&r, RECOMPUTE_NONE, ROWS, &all);
     const int downs = counted.downs;
     assert_int_equal(counted.attentions, LAYERS);
     assert_true(downs >= LAYERS);
-    float *again = differentiate(&r, RECOMPUTE_LAYER, &bytes);
+    differentiate(&r, RECOMPUTE_LAYER, ROWS, &again);
     assert_int_equal(counted.attentions, LAYERS);
     assert_int_equal(counted.downs, downs);
-    assert_memory_equal(all, again, bytes);
-    free(all);
-    free(again);
-    reference_close(&r);
+    are_the_same(&r, &all, &again);
+}
+
+TEST(logits_kept_or_computed_twice)
+{
+    struct reference r;
+    struct result chunked, kept;
+    open_model(&r);
+    differentiate(&r, RECOMPUTE_NONE, CHUNK, &chunked);
+    differentiate(&r, RECOMPUTE_NONE, ROWS, &kept);
+    are_the_same(&r, &chunked, &kept);
 }
