@@ -21,14 +21,13 @@
 #include <sys/socket.h>
 
 #define CONNECTION_BYTES (64u << 10) // request line, headers and write buffer of one connection
-#define HEADERS_S        30
 #define DRAIN_BYTES      (64u << 20) // of a refused body that are read so that the answer arrives
 
 // ---- running libmicrohttpd ---------------------------------------------------------------------
 
 static void on_timer(uv_timer_t *timer);
 
-static void run_due(struct listener *l)
+void http_run_due(struct listener *l)
 {
     MHD_UNSIGNED_LONG_LONG ms = 0;
     // a few rounds at once for what is ready; then the loop's other work has its turn
@@ -45,14 +44,14 @@ static void run_due(struct listener *l)
 
 static void on_timer(uv_timer_t *timer)
 {
-    run_due(timer->data);
+    http_run_due(timer->data);
 }
 
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
     (void)status;
     (void)events;
-    run_due(poll->data);
+    http_run_due(poll->data);
 }
 
 void http_resume(struct http_request *q)
@@ -296,93 +295,6 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     *con_cls = NULL;
 }
 
-// ---- what no event tells ------------------------------------------------------------------------
-// Every 100 ms, what no event tells: clients that hung up in the middle of a request or
-// while their connection sleeps, answers that are overdue, and connections that hold a slot for
-// longer than they may.
-//
-// libmicrohttpd's own time-out starts anew with every byte, so a client that sends or takes a byte
-// now and then could keep a connection for ever. From accept to close every phase has an end:
-//   headers   HEADERS_S after accept, and --idle-timeout after the last answer
-//   body      --idle-timeout, and a second more for each BODY_RATE bytes that came
-//   answer    --request-timeout (a sentence says so), and --idle-timeout more to take it; a file
-//             also a second for each BODY_RATE bytes
-// A connection past its end is shut down; libmicrohttpd finds that and closes it.
-//
-// libmicrohttpd stops listening at its limit, and begins again only in a later MHD_run(), which
-// nothing may ask for where all connections ended at once: so every listener is run here too.
-
-// Past the end of its phase.
-static bool is_overdue(const struct connection *c, int64_t idle_s, int64_t now)
-{
-    const struct http_request *q = c->request;
-    const int64_t next_s = c->used || idle_s < HEADERS_S ? idle_s : HEADERS_S;
-    if (!q) return now - c->since_ns > next_s * NS_PER_S;
-    if (!q->received) // a refused body is read on
-        return now - q->since_ns > (idle_s + (int64_t)(q->body_seen / BODY_RATE)) * NS_PER_S;
-    return now - q->deadline_ns > idle_s * NS_PER_S;
-}
-
-static void sweep_deadlines(struct connection *c, int64_t idle_s, int64_t now)
-{
-    struct http_request *q = c->request;
-    if (is_overdue(c, idle_s, now)) {
-        shutdown(c->fd, SHUT_RDWR);
-    } else if (q && q->received && now > q->deadline_ns && !q->expired &&
-               (q->state == WAITING || q->streaming)) {
-        q->expired = true;
-        if (q->state == WAITING)
-            http_fail(q, 504, "the answer took longer than --request-timeout allows");
-        else
-            http_resume(q); // a stream's producer sees http_expired()
-    }
-}
-
-// The client sends no more. One that waits for its answer has left, as far as can be told; one in
-// the middle of a request will never end it, once all that it sent was read: which libmicrohttpd,
-// told of changes only, may have missed. It gets until the next sweep to read on.
-static void hang_up(struct connection *c)
-{
-    int unread = 0;
-    if (c->request && c->request->suspended) {
-        c->request->gone = true;
-        http_resume(c->request);
-        return;
-    }
-    if (c->request && c->request->received) return; // it is being answered
-    bool stuck = ioctl(c->fd, FIONREAD, &unread) == 0 && unread == 0;
-    if (stuck && c->hung_up) shutdown(c->fd, SHUT_RDWR);
-    c->hung_up = stuck;
-}
-
-static void sweep_hung_up(struct http *h)
-{
-    int n = 0;
-    if (h->polled_cap < h->n_connections) {
-        struct pollfd *polled =
-            reallocarray(h->polled, 2 * (size_t)h->n_connections, sizeof *polled);
-        if (!polled) return;
-        h->polled = polled;
-        h->polled_cap = 2 * h->n_connections;
-    }
-    for (struct connection *c = h->connections; c; c = c->next)
-        h->polled[n++] = (struct pollfd){.fd = c->fd, .events = POLLRDHUP};
-    if (n == 0 || poll(h->polled, (nfds_t)n, 0) <= 0) return;
-    n = 0;
-    for (struct connection *c = h->connections; c; c = c->next)
-        if (h->polled[n++].revents & (POLLRDHUP | POLLHUP | POLLERR)) hang_up(c);
-}
-
-static void on_sweep(uv_timer_t *timer)
-{
-    struct http *h = timer->data;
-    int64_t now = clock_now_ns();
-    for (struct connection *c = h->connections; c; c = c->next)
-        sweep_deadlines(c, h->options.idle_timeout_s, now);
-    sweep_hung_up(h);
-    for (int i = 0; i < h->n_listeners; i++) run_due(&h->listeners[i]);
-}
-
 // ---- the loop ----------------------------------------------------------------------------------
 
 enum status http_loop_init(uv_loop_t *loop)
@@ -462,10 +374,7 @@ enum status http_new(uv_loop_t *loop, const struct http_options *options, struct
     if (!h) return status_fail(ST_NO_MEMORY, "out of memory");
     h->loop = loop;
     h->options = *options;
-    uv_timer_init(h->loop, &h->sweep);
-    h->sweep.data = h;
-    h->users++;
-    uv_timer_start(&h->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
+    http_sweep_start(h);
     *ret = h;
     return ST_OK;
 }

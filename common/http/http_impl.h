@@ -1,5 +1,5 @@
 /* http_impl.h: connections and requests as the HTTP layer's files share them: http.c, which
- * libmicrohttpd calls, http_route.c and http_reply.c.
+ * libmicrohttpd calls, http_route.c, http_reply.c, and sweep.c, which looks after deadlines.
  * Private to these; loop's thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_HTTP_HTTP_IMPL_H
@@ -78,6 +78,8 @@ struct http_request {
     void (*on_close)(void *attached, bool answered);
 };
 
+void http_run_due(struct listener *l);    // lets libmicrohttpd do what is due
+void http_sweep_start(struct http *h);    // every SWEEP_MS, until the timer is closed
 void http_resume(struct http_request *q); // lets a suspended connection go on at the next turn
 
 // http.c

@@ -21,7 +21,7 @@
 
 // ---- a model ------------------------------------------------------------------------------------
 // Lists of buffers return how many they are.
-static int routing_parts(int n_experts, size_t a, size_t base, struct device_part *ret)
+int model_routing_parts(int n_experts, size_t a, size_t base, struct device_part *ret)
 {
     size_t i32 = sizeof(int32_t);
     ret[0] = (struct device_part){base + offsetof(struct moe_routing, expert), a * i32};
@@ -86,10 +86,10 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
     int n = sizeof parts / sizeof *parts;
     memcpy(ret, parts, sizeof parts);
     n += latent_rows_parts(l, m->dt, t, offsetof(struct model, latent), false, ret + n);
-    n += routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k, offsetof(struct model, routing),
-                       ret + n);
-    return n + routing_parts(l->shared_gate, l->shared_gate ? t : 0,
-                             offsetof(struct model, shared_routing), ret + n);
+    n += model_routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k,
+                             offsetof(struct model, routing), ret + n);
+    return n + model_routing_parts(l->shared_gate, l->shared_gate ? t : 0,
+                                   offsetof(struct model, shared_routing), ret + n);
 }
 
 static int scratch_parts(const struct model *m, struct device_part ret[MOST_SCRATCH])
@@ -214,60 +214,11 @@ struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int 
                                m->dt};
 }
 
-struct moe_shape model_moe_shape(const struct model *m, int l, int rows)
-{
-    struct moe_shape shape = m->config->layers[l].moe;
-    shape.rows = rows;
-    shape.width = m->config->hidden;
-    shape.dt = m->dt;
-    return shape;
-}
-
-struct moe_shape model_shared_shape(const struct model *m, int rows)
-{
-    return (struct moe_shape){.rows = rows,
-                              .n_experts = 1,
-                              .top_k = 1,
-                              .scoring = MOE_SIGMOID,
-                              .scale = 1,
-                              .width = m->config->hidden,
-                              .dt = m->dt};
-}
-
-struct delta_shape model_delta_shape(const struct model *m, int l)
-{
-    struct delta_shape shape = m->config->layers[l].delta;
-    shape.dt = m->dt;
-    return shape;
-}
-
-struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows)
-{
-    const struct delta_shape *s = &m->config->layers[l].delta;
-    return (struct norm_shape){NORM_RMS,   rows * s->n_heads,    s->head_dim,
-                               s->n_heads, delta_value_width(s), m->config->norm_eps,
-                               m->dt};
-}
-
 struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
                                  int rows)
 {
     const int width = layer_q_width(&m->config->layers[l]);
     return (struct gate_args){x, gate, rows, width, width, GATE_SIGMOID, m->dt};
-}
-
-struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,
-                                  int rows)
-{
-    const struct layer_config *layer = &m->config->layers[l];
-    const size_t before = (size_t)delta_conv_width(&layer->delta) * dtype_size(m->dt);
-    return (struct gate_args){x,
-                              (const char *)in + before,
-                              rows,
-                              delta_value_width(&layer->delta),
-                              layer_delta_in_width(layer),
-                              GATE_SILU,
-                              m->dt};
 }
 
 struct act_shape model_act_shape(const struct model *m, int rows, int inner)
@@ -346,9 +297,8 @@ void model_linear(struct model *m, void *y, const void *x, int rows, const struc
     linear_of(m, y, x, rows, NULL, l, (struct joint){0});
 }
 
-// y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.
-static void linear_act(struct model *m, void *y, void *gate_up, const void *x, int rows,
-                       const struct linear *l, int inner, bool keep)
+void model_linear_act(struct model *m, void *y, void *gate_up, const void *x, int rows,
+                      const struct linear *l, int inner, bool keep)
 {
     const struct matmul shape = linear_shape(m, rows, l);
     const struct act_shape act = model_act_shape(m, rows, inner);
@@ -529,41 +479,6 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
     return m->attn_out;
 }
 
-// Linear attention by the gated delta rule (ops.h, delta_shape), as Qwen3.5 has it in three layers
-// of four, from m->normed to m->attn_out: one matmul gives the convolution's input and the output's
-// gate z, one the heads' gates b and a; convolution; the rule; RMSNorm of every head of its output,
-// times silu(z). Serving and training run the same operations, row after row, so that a row has the
-// same bits in both.
-static void delta_attention(struct model *m, int l, const struct batch_view *batch,
-                            const struct kv_view *kv, struct layer_tape *tape)
-{
-    const struct layer_config *layer = &m->config->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
-    const struct delta_shape shape = model_delta_shape(m, l);
-    const int rows = batch->n_tokens, hidden = m->config->hidden,
-              width = layer_delta_in_width(layer);
-    void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
-    float *gates = tape ? tape->delta_gates : m->delta_gates;
-    const struct delta_batch order = {batch, kv, l};
-    const struct conv_args conv = {in, width, w->delta_conv, order};
-    const struct delta_args rule = {m->qkv, gates, w->delta_a_log, w->delta_dt_bias, order};
-    const struct norm_shape norm = model_delta_norm_shape(m, l, rows);
-    const struct norm_args normed = {
-        .x = out, .w = w->delta_norm, .rstd = tape ? tape->rstd_delta : NULL};
-    const struct gate_args gate = model_delta_gate(m, l, m->gate, in, rows);
-
-    model_linear(
-        m, in, m->normed, rows,
-        &(struct linear){ROLE_DELTA_IN, l, w->delta_in, NULL, width, hidden, false, m->dt});
-    model_linear(m, gates, m->normed, rows,
-                 &(struct linear){ROLE_DELTA_GATES, l, w->delta_gates, NULL, 2 * shape.n_heads,
-                                  hidden, false, DT_F32});
-    m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
-    m->ops->delta_rule(m->dev, out, &rule, &shape);
-    m->ops->norm(m->dev, m->gate, &normed, &norm);
-    m->ops->gate(m->dev, m->attn_out, &gate);
-}
-
 // Leaves the normalised input in m->normed, and x whole. The residual stream after attention goes
 // to x_mid, which is x's own memory outside of training.
 static struct residual attention_block(struct model *m, int l, const struct batch_view *batch,
@@ -590,82 +505,6 @@ static struct residual attention_block(struct model *m, int l, const struct batc
                        tape ? tape->attn_proj : NULL,
                        tape ? tape->rstd_post1 : NULL};
     return add_branch(m, rows, &o, x.x, x_mid);
-}
-
-// y (a, width) += each row's expert's bias, where experts have any.
-static void add_experts_bias(struct model *m, void *y, const void *bias,
-                             const struct moe_routing *routing, int l, int a, int width)
-{
-    const struct expert_rows rows = {a, m->config->layers[l].moe.n_experts, width, m->dt};
-    if (bias) m->ops->experts_bias(m->dev, y, bias, routing->offsets, &rows);
-}
-
-// The experts' part of mlp_block: from m->normed to x_out += the weighted sum of what they give.
-static void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
-{
-    const struct model_config *c = m->config;
-    const struct layer_config *layer = &c->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
-    const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
-    const struct moe_shape shape = model_moe_shape(m, l, rows);
-    int a = rows * shape.top_k, up = layer_up_width(c, layer), inner = layer->intermediate;
-    float *logits = tape ? tape->router_logits : m->router_logits;
-    void *gate_up = tape ? tape->gate_up : m->gate_up,
-         *out = tape ? tape->expert_out : m->expert_out;
-    const struct matmul first = {a, up, c->hidden, false, true, 0, m->dt, m->dt, .early = true};
-    const struct matmul second = {a, c->hidden, inner, false, true, 0, m->dt, m->dt, .early = true};
-    const struct act_shape act = model_act_shape(m, a, inner);
-
-    model_linear(m, logits, m->normed, rows,
-                 &(struct linear){ROLE_ROUTER, l, w->router, w->router_logit_bias, shape.n_experts,
-                                  c->hidden, false, DT_F32});
-    m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
-    m->ops->gather_rows(m->dev, m->expert_in, m->normed,
-                        &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
-    if (w->gate_up_bias) {
-        m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
-                               shape.n_experts, &first);
-        add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up);
-        m->ops->act(m->dev, m->act, gate_up, &act);
-    } else {
-        m->ops->matmul_experts_act(m->dev, m->act, gate_up, m->expert_in, w->gate_up,
-                                   routing->offsets, shape.n_experts, &first, &act, tape != NULL);
-    }
-    m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts,
-                           &second);
-    if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, c->hidden);
-    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, true);
-}
-
-// The expert that every row goes to: x_out += what it gives for m->normed.
-static void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
-{
-    const struct model_config *c = m->config;
-    const struct layer_config *layer = &c->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
-    const int inner = layer->shared_intermediate;
-    const struct moe_shape one = model_shared_shape(m, rows);
-    const struct moe_routing *routing = tape ? &tape->shared_routing : &m->shared_routing;
-    void *gate_up = tape ? tape->shared_gate_up : m->gate_up;
-    void *out = tape ? tape->shared_out : m->expert_out;
-    float *logits = tape ? tape->shared_logits : m->router_logits;
-    struct linear down = {ROLE_SHARED_DOWN, l, w->shared_down, NULL, c->hidden, inner, true, m->dt};
-
-    linear_act(m, m->act, gate_up, m->normed, rows,
-               &(struct linear){ROLE_SHARED_GATE_UP, l, w->shared_gate_up, NULL,
-                                layer_shared_up_width(c, layer), c->hidden, false, m->dt},
-               inner, tape != NULL);
-    if (!layer->shared_gate) {
-        model_linear(m, x_out, m->act, rows, &down);
-        return;
-    }
-    down.add = false;
-    model_linear(m, out, m->act, rows, &down);
-    model_linear(
-        m, logits, m->normed, rows,
-        &(struct linear){ROLE_SHARED_GATE, l, w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
-    m->ops->moe_route(m->dev, routing, logits, NULL, &one);
-    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &one, true);
 }
 
 // m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
@@ -695,10 +534,10 @@ static struct residual mlp_block(struct model *m, int l, int rows, struct layer_
         model_sum_ranks(m, x_out, rows);
         return (struct residual){x_out, NULL};
     }
-    linear_act(m, m->act, gate_up, m->normed, rows,
-               &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias,
-                                layer_up_width(c, layer), c->hidden, false, m->dt},
-               inner, tape != NULL);
+    model_linear_act(m, m->act, gate_up, m->normed, rows,
+                     &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias,
+                                      layer_up_width(c, layer), c->hidden, false, m->dt},
+                     inner, tape != NULL);
     if (tape && tape->again && !c->post_norm) return (struct residual){x_out, NULL};
     struct branch down = {ROLE_DOWN,
                           l,
@@ -796,128 +635,4 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
     linear_of(m, to.logits, to.normed, n, rows, &head, (struct joint){.parts = m->logit_parts});
     if (c->logit_softcap > 0)
         m->ops->softcap(m->dev, to.logits, (int64_t)n * c->vocab_size, c->logit_softcap);
-}
-
-// ---- the tape -----------------------------------------------------------------------------------
-#define MOST_TAPE 48
-#define TAPE(name, size)                                                                           \
-    {                                                                                              \
-        offsetof(struct layer_tape, name), (size)                                                  \
-    }
-
-static int tape_parts(const struct model_config *c, const struct layer_config *l, enum dtype dt,
-                      size_t t, struct device_part ret[MOST_TAPE])
-{
-    size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
-    size_t qkv = l->latent.rank > 0 ? 0 : t * (size_t)layer_qkv_width(l) * e;
-    size_t a = layer_mlp_rows(l, t);
-    size_t mean = c->norm == NORM_LAYER ? stat : 0;
-    const struct device_part parts[] = {
-        TAPE(x, hidden),
-        TAPE(rstd1, c->pre_norm ? stat : 0),
-        TAPE(mean1, mean),
-        TAPE(qkv_raw, c->qk_norm ? qkv : 0),
-        TAPE(rstd_q, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_heads) : 0),
-        TAPE(rstd_k, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_kv_heads) : 0),
-        TAPE(qkv, qkv),
-        TAPE(gate, c->attn_gate ? t * (size_t)layer_q_width(l) * e : 0),
-        TAPE(attn, t * (size_t)layer_attn_width(l) * e),
-        TAPE(lse, stat * (size_t)l->n_heads),
-        TAPE(delta_in, t * (size_t)layer_delta_in_width(l) * e),
-        TAPE(delta_gates, 2 * stat * (size_t)l->delta.n_heads),
-        TAPE(rstd_delta, stat * (size_t)l->delta.n_heads),
-        TAPE(attn_proj, c->post_norm ? hidden : 0),
-        TAPE(rstd_post1, c->post_norm ? stat : 0),
-        TAPE(x_mid, hidden),
-        TAPE(rstd2, c->parallel_block || !c->pre_norm ? 0 : stat),
-        TAPE(mean2, c->parallel_block ? 0 : mean),
-        TAPE(router_logits, stat * (size_t)l->moe.n_experts),
-        TAPE(shared_gate_up, t * (size_t)layer_shared_up_width(c, l) * e),
-        TAPE(shared_out, l->shared_gate ? hidden : 0),
-        TAPE(shared_logits, l->shared_gate ? stat : 0),
-        TAPE(gate_up, a * (size_t)layer_up_width(c, l) * e),
-        TAPE(expert_out, l->moe.n_experts > 0 ? a * (size_t)c->hidden * e : 0),
-        TAPE(mlp_proj, c->post_norm ? hidden : 0),
-        TAPE(rstd_post2, c->post_norm ? stat : 0),
-    };
-    int n = sizeof parts / sizeof *parts;
-    memcpy(ret, parts, sizeof parts);
-    n += latent_rows_parts(l, dt, t, offsetof(struct layer_tape, latent), true, ret + n);
-    n += routing_parts(l->moe.n_experts, t * (size_t)l->moe.top_k,
-                       offsetof(struct layer_tape, routing), ret + n);
-    return n + routing_parts(l->shared_gate, l->shared_gate ? t : 0,
-                             offsetof(struct layer_tape, shared_routing), ret + n);
-}
-
-// Whether each layer has a part for itself with RECOMPUTE_LAYER, too: the residual stream at its
-// entry, and what attention gives, which takes longest to compute again at long contexts.
-static bool is_kept(const struct layer_config *layer, const struct device_part *part)
-{
-    const bool attn = layer->latent.rank == 0 && layer->delta.n_heads == 0;
-    return part->field == offsetof(struct layer_tape, x) ||
-           (attn && (part->field == offsetof(struct layer_tape, attn) ||
-                     part->field == offsetof(struct layer_tape, lse)));
-}
-
-// Visits every part of a tape in one fixed order: sums their sizes, and sets the pointers of
-// `tape`. Kept parts of all layers come first; with RECOMPUTE_LAYER all layers share the rest,
-// which is as long as the largest layer's.
-static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t,
-                      enum recompute recompute, struct tape *tape)
-{
-    struct device_part parts[MOST_TAPE];
-    size_t at = 0, rest = 0, end = 0;
-    char *base = tape ? tape->memory : NULL;
-    for (int kept = 1; kept >= 0; kept--) {
-        rest = at;
-        for (int l = 0; l < c->n_layers; l++) {
-            if (!kept && recompute == RECOMPUTE_LAYER) at = rest;
-            const int n = tape_parts(c, &c->layers[l], dt, t, parts);
-            for (int i = 0; i < n; i++) {
-                if (is_kept(&c->layers[l], &parts[i]) != kept) continue;
-                if (tape && parts[i].bytes > 0)
-                    *device_part_pointer(&tape->layers[l], &parts[i]) = base + at;
-                at += (parts[i].bytes + 255) / 256 * 256;
-            }
-            if (at > end) end = at;
-        }
-    }
-    if (tape) tape->x_final = base + end;
-    return end + t * (size_t)c->hidden * dtype_size(dt);
-}
-
-size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_tokens,
-                  enum recompute recompute)
-{
-    return lay_out(config, dt, (size_t)max_tokens, recompute, NULL);
-}
-
-const char *const recompute_names[] = {"none", "layer", NULL};
-
-enum status tape_new(const struct model *m, int max_tokens, enum recompute recompute,
-                     struct tape **ret)
-{
-    enum status st = ST_OK;
-    struct tape *tape = calloc(1, sizeof *tape);
-    if (tape) tape->layers = calloc((size_t)m->config->n_layers, sizeof *tape->layers);
-    if (!tape || !tape->layers) FAIL(ST_NO_MEMORY, "no memory for a tape");
-    tape->max_tokens = max_tokens;
-    tape->recompute = recompute;
-    tape->held = -1;
-    tape->bytes = tape_bytes(m->config, m->dt, max_tokens, recompute);
-    CHECK(status_context(device_alloc(m->dev, tape->bytes, &tape->memory),
-                         "activations of %d tokens", max_tokens));
-    lay_out(m->config, m->dt, (size_t)max_tokens, recompute, tape);
-    *ret = TAKE_PTR(tape);
-out:
-    tape_free(m->dev, tape);
-    return st;
-}
-
-void tape_free(struct device *dev, struct tape *tape)
-{
-    if (!tape) return;
-    device_release(dev, tape->memory);
-    free(tape->layers);
-    free(tape);
 }

@@ -30,6 +30,8 @@ struct latent_rows {
     float *rstd_kv;
 };
 #define N_LATENT_ROWS 6
+// Buffers of a routing of `a` pairs of row and expert, in the struct at `base`; how many they are.
+int model_routing_parts(int n_experts, size_t a, size_t base, struct device_part *ret);
 // Their bytes for t tokens of a layer (0 where its attention is not latent), in a struct that has
 // them at offset `base`. Returns how many there are.
 int latent_rows_parts(const struct layer_config *l, enum dtype dt, size_t t, size_t base, bool tape,
@@ -194,12 +196,18 @@ size_t tape_bytes(const struct model_config *config, enum dtype dt, int max_toke
 const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
                                     const struct batch_view *batch);
 
-// ---- latent attention (latent.c), as a kind of layer --------------------------------------------
+// ---- blocks that few families have (blocks.c) ---------------------------------------------------
 // From m->normed to out (T, n_heads * value), through the pool (kv) or the batch itself; lse as of
 // attn_packed. Both forms are absorbed ones, so that a row has the same bits in both.
 void latent_attention(struct model *m, int l, const struct batch_view *batch,
                       const struct kv_view *kv, const struct latent_rows *rows, float *lse,
                       void *out);
+// Linear attention, from m->normed to m->attn_out.
+void delta_attention(struct model *m, int l, const struct batch_view *batch,
+                     const struct kv_view *kv, struct layer_tape *tape);
+// From m->normed to x_out += what the experts give, and the one that every row goes to.
+void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);
+void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);
 // y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y], and what the rows' adapters add to the block
 // of that role: what a kind of layer calls for its matmuls (model.c).
 struct linear {
@@ -211,6 +219,9 @@ struct linear {
     enum dtype out; // of y
 };
 void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l);
+// y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.
+void model_linear_act(struct model *m, void *y, void *gate_up, const void *x, int rows,
+                      const struct linear *l, int inner, bool keep);
 // The shape of layer l's calls for so many rows.
 struct latent_shape model_latent_shape(const struct model *m, int l, int rows);
 // Rotates what is rotated of n heads of `width` entries, `rotated` being where the first begins.

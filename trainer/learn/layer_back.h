@@ -62,7 +62,7 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
 void delta_back(struct backward *b, int l, const struct batch_view *batch,
                 const struct layer_tape *tape, const void *dout);
 
-// mixers_back.c: latent attention (common/model/latent.c) in reverse: through the expanded form,
+// mixers_back.c: latent attention (common/model/blocks.c) in reverse: through the expanded form,
 // whose gradient is that of ordinary attention. From b->dattn (T, n_heads * value) and m->normed,
 // the gradients of the layer's latent attention; leaves that of m->normed in b->dnormed.
 void latent_back(struct backward *b, int l, const struct batch_view *batch,
