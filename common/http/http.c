@@ -17,8 +17,6 @@
 
 #include <malloc.h>
 #include <stdlib.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
 
 #define CONNECTION_BYTES (64u << 10) // request line, headers and write buffer of one connection
 #define DRAIN_BYTES      (64u << 20) // of a refused body that are read so that the answer arrives

@@ -3,9 +3,9 @@
  * Reads tokenizer.json (BPE, byte-level or SentencePiece-style with byte fallback), and, where they
  * are, tokenizer_config.json and special_tokens_map.json. Ids are those of the tokenizers library
  * and of transformers for the same folder; where the two differ (the prefix of SentencePiece-style
- * files) SentencePiece decides, see prefix_once() in tokenizer.c. Whatever of tokenizer.json is not
- * implemented is ST_UNSUPPORTED, naming the file, the field and its value; a malformed file is
- * ST_FORMAT.
+ * files) SentencePiece decides, see prefix_once() in tokenizer_load.c. Whatever of tokenizer.json
+ * is not implemented is ST_UNSUPPORTED, naming the file, the field and its value; a malformed file
+ * is ST_FORMAT.
  *
  * A loaded tokenizer is never written to again: any number of threads may use it at once. */
 // SPDX-License-Identifier: Apache-2.0

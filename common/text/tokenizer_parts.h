@@ -227,4 +227,17 @@ enum status decoding_bytes(const struct step_list *d, const char *token, size_t 
                            struct bytes *ret);
 enum status decoding_flush(const struct step_list *d, struct decoding *state, struct bytes *ret);
 
+// ---- all of them --------------------------------------------------------------------------------
+
+struct tokenizer {
+    struct bpe *bpe;
+    struct added_tokens added;
+    struct step_list normalizer, pretokenizer, decoder;
+    bool prefix_once;                 // see there
+    struct token_list prefix, suffix; // what add_special puts around a text
+    int bos, eos, n_ids;
+    size_t max_token_bytes;
+};
+int tokenizer_id_of(const struct tokenizer *t, const char *text, size_t len); // -1: no such token
+
 #endif
