@@ -5,33 +5,18 @@
 #include "tests/support/tinker_pair.h"
 
 static struct tinker_pair pair;
-static char session[128], model[128];
+static char session[128];
+static struct tinker_run run;
 
 static void start(const char *const more[])
 {
     tinker_pair_start(&pair, NULL, OPTIONS("--exact", "--dtype", daemon_exact_dtype()), more);
-    tinker_model(&pair.server, session, model);
+    run = tinker_whole(&pair.server, session);
 }
 
 static json_t *sample(int seq_id, const char *sampler, int status, const char *more)
 {
-    return tinker_post(&pair.server, "asample", status,
-                       "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,"
-                       "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20]},"
-                       "{\"type\":\"encoded_text\",\"tokens\":[30]}]},\"sampling_params\":"
-                       "{\"max_tokens\":4,\"temperature\":1,\"seed\":3,\"stop\":[]}%s}",
-                       sampler, seq_id, more);
-}
-
-// The weights as they are now, to sample from.
-static void take_snapshot(int seq_id, char ret[160])
-{
-    json_t *answer = tinker_retrieve(
-        &pair.server,
-        tinker_post(&pair.server, "save_weights_for_sampler", 200,
-                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d}", model,
-                    seq_id, seq_id));
-    snprintf(ret, 160, "%s", json_string_value(json_object_get(answer, "sampling_session_id")));
+    return tinker_sample(&pair.server, sampler, seq_id, status, 4, more);
 }
 
 // ---- a session ----------------------------------------------------------------------------------
@@ -45,9 +30,9 @@ TEST(test_session)
     float logprobs[4], scored[3], learnt[TINKER_N];
     start(NULL);
     tinker_post(&pair.server, "client/config", 200, "{\"sdk_version\":\"0\"}");
-    json_t *info = tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", model);
+    json_t *info = tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", run.id);
     assert_int_equal(json_integer_value(json_object_get(info, "lora_rank")), 0);
-    take_snapshot(1, sampler);
+    tinker_run_snapshot(&run, "", sampler);
     json_t *future =
         sample(0, sampler, 200, ",\"prompt_logprobs\":true,\"topk_prompt_logprobs\":2");
     assert_int_equal(json_array_size(json_object_get(future, "sample_sequence_ids")), 1);
@@ -75,21 +60,15 @@ TEST(test_session)
     int64_t wanted[TINKER_N] = {20, 30, sampled[0], sampled[1], sampled[2], sampled[3]};
     const struct tinker_datum datum = {
         TINKER_N, input, wanted, {"weights"}, {tinker_one.inputs[0]}};
-    const double before = tinker_logprobs(
-        &pair.server, tinker_learn(&pair.server, model, 2, "cross_entropy", false, &datum, 1),
-        TINKER_N, learnt);
+    const double before = tinker_run_learn(&run, &datum, learnt);
     if (strcmp(test_device(), "cpu") == 0 || strcmp(daemon_exact_dtype(), "bf16") == 0) {
         assert_memory_equal(learnt, scored + 1, 2 * sizeof(float));
         assert_memory_equal(learnt + 2, logprobs, 4 * sizeof(float));
     }
-    assert_true(tinker_step(&pair.server, model, 3, 1e-3) > 0);
-    const double after = tinker_logprobs(
-        &pair.server, tinker_learn(&pair.server, model, 4, "cross_entropy", true, &datum, 1),
-        TINKER_N, learnt);
+    assert_true(tinker_run_step(&run, 1e-3) > 0);
+    const double after = tinker_run_score(&run, &datum, learnt);
     assert_true(after < before);
-    char path[256];
-    snprintf(path, sizeof path, "sessions/%s/finish", session);
-    tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"},\"detail\":null}");
+    tinker_finish(&pair.server, session);
     tinker_pair_stop(&pair);
 }
 
@@ -103,9 +82,9 @@ TEST(test_numbers)
     json_t *late = tinker_post(&pair.server, "optim_step", 200,
                                "{\"model_id\":\"%s\",\"seq_id\":2,\"adam_params\":{"
                                "\"learning_rate\":0}}",
-                               model);
-    json_t *first = tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1);
-    json_t *again = tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1);
+                               run.id);
+    json_t *first = tinker_learn(&pair.server, run.id, 1, "cross_entropy", false, &tinker_one, 1);
+    json_t *again = tinker_learn(&pair.server, run.id, 1, "cross_entropy", false, &tinker_one, 1);
     assert_true(json_equal(first, again)); // one request, one future
     tinker_logprobs(&pair.server, first, TINKER_N, unused);
     json_t *answer = tinker_retrieve(&pair.server, late);
@@ -113,13 +92,12 @@ TEST(test_numbers)
         json_number_value(json_object_get(json_object_get(answer, "metrics"), "grad_norm:mean"));
     assert_true(norm > 0);
     // nothing was left of the first step's gradients, and a learning rate of 0 moved nothing
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 3, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, unused);
-    assert_true(tinker_step(&pair.server, model, 4, 0) == norm);
+    run.seq_id = 2;
+    tinker_run_learn(&run, &tinker_one, NULL);
+    assert_true(tinker_run_step(&run, 0) == norm);
     tinker_refused(
         tinker_retrieve(&pair.server, tinker_post(&pair.server, "optim_step", 200,
-                                                  "{\"model_id\":\"%s\",\"seq_id\":5}", model)),
+                                                  "{\"model_id\":\"%s\",\"seq_id\":5}", run.id)),
         "\"adam_params\" is missing");
     tinker_pair_stop(&pair);
 }
@@ -130,39 +108,26 @@ TEST(test_adding_up)
 {
     const struct tinker_datum both[2] = {tinker_one, tinker_other};
     float unused[2 * TINKER_N], apart[TINKER_N], together[TINKER_N];
-    char first[128];
     if (strcmp(daemon_exact_dtype(), "f32") != 0)
         test_skip("sums in another order, on this device");
     start(OPTIONS("--exact"));
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &both[0], 1),
-                    TINKER_N, unused);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 2, "cross_entropy", false, &both[1], 1),
-                    TINKER_N, unused);
-    const double norm = tinker_step(&pair.server, model, 3, 1e-2);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 4, "cross_entropy", true, &tinker_one, 1),
-                    TINKER_N, apart);
+    tinker_run_learn(&run, &both[0], NULL);
+    tinker_run_learn(&run, &both[1], NULL);
+    const double norm = tinker_run_step(&run, 1e-2);
+    tinker_run_score(&run, &tinker_one, apart);
 
     // another model begins from the model folder again, with a new optimizer
-    snprintf(first, sizeof first, "%s", model);
-    json_t *begun = tinker_retrieve(
+    const struct tinker_run first = run;
+    run = tinker_begun(&pair.server, tinker_create(&pair.server, session, 1, 200, ""));
+    tinker_logprobs(
         &pair.server,
-        tinker_post(&pair.server, "create_model", 200,
-                    "{\"session_id\":\"%s\",\"model_seq_id\":1,\"base_model\":\"model\"}",
-                    session));
-    snprintf(model, sizeof model, "%s", json_string_value(json_object_get(begun, "model_id")));
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, both, 2),
-                    2 * TINKER_N, unused);
-    assert_true(tinker_step(&pair.server, model, 2, 1e-2) == norm);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 3, "cross_entropy", true, &tinker_one, 1),
-                    TINKER_N, together);
+        tinker_learn(&pair.server, run.id, ++run.seq_id, "cross_entropy", false, both, 2),
+        2 * TINKER_N, unused);
+    assert_true(tinker_run_step(&run, 1e-2) == norm);
+    tinker_run_score(&run, &tinker_one, together);
     assert_memory_equal(apart, together, sizeof apart);
     tinker_refused(
-        tinker_retrieve(&pair.server, tinker_learn(&pair.server, first, 5, "cross_entropy", true,
+        tinker_retrieve(&pair.server, tinker_learn(&pair.server, first.id, 5, "cross_entropy", true,
                                                    &tinker_one, 1)),
         "has the weights no more");
     tinker_pair_stop(&pair);
@@ -174,29 +139,19 @@ TEST(test_snapshots)
 {
     char old[160], new[160];
     struct bytes answer = BYTES_INIT;
-    float unused[TINKER_N];
     start(NULL);
-    take_snapshot(1, old);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 2, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, unused);
-    tinker_step(&pair.server, model, 3, 1e-3);
+    tinker_run_snapshot(&run, "", old);
+    tinker_run_learn(&run, &tinker_one, NULL);
+    tinker_run_step(&run, 1e-3);
     tinker_refused(sample(0, old, 400, ""), "--snapshots inflight");
-    take_snapshot(4, new);
+    tinker_run_snapshot(&run, "", new);
     tinker_retrieve_bytes(&pair.server, sample(0, new, 200, ""), &answer);
     bytes_release(&answer);
-    tinker_refused(tinker_post(&pair.server, "create_sampling_session", 400,
-                               "{\"session_id\":\"%s\",\"sampling_session_seq_id\":9,"
-                               "\"base_model\":\"model\"}",
-                               session),
+    tinker_refused(tinker_sampler(&pair.server, session, 400, "base_model", "model"),
                    "the base model was trained on");
     tinker_refused(sample(1, new, 400, ",\"record_stability_info\":true"),
                    "loss_fn=importance_sampling");
-    tinker_refused(tinker_post(&pair.server, "create_model", 400,
-                               "{\"session_id\":\"%s\",\"model_seq_id\":3,\"base_model\":\"model\","
-                               "\"lora_config\":{\"rank\":32}}",
-                               session),
-                   "\"rank\" is 32");
+    tinker_refused(tinker_create(&pair.server, session, 3, 400, "\"rank\":32"), "\"rank\" is 32");
     tinker_pair_stop(&pair);
 }
 
@@ -205,77 +160,46 @@ TEST(test_snapshots_in_flight)
 {
     char old[160];
     struct bytes answer = BYTES_INIT;
-    float unused[TINKER_N];
     start(OPTIONS("--snapshots", "inflight"));
-    take_snapshot(1, old);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 2, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, unused);
-    tinker_step(&pair.server, model, 3, 1e-3);
+    tinker_run_snapshot(&run, "", old);
+    tinker_run_learn(&run, &tinker_one, NULL);
+    tinker_run_step(&run, 1e-3);
     tinker_retrieve_bytes(&pair.server, sample(0, old, 200, ""), &answer);
     bytes_release(&answer);
     tinker_pair_stop(&pair);
-}
-
-static json_t *load(int number, const char *path)
-{
-    return tinker_retrieve(&pair.server, tinker_post(&pair.server, "load_weights", 200,
-                                                     "{\"session_id\":\"%s\",\"model_seq_id\":%d,"
-                                                     "\"path\":\"%s\",\"optimizer\":true}",
-                                                     session, number, path));
 }
 
 // What save_weights has acknowledged outlives a kill -9 of the process, and goes on from there to
 // the same bits; the lease is free at once for the next.
 TEST(test_checkpoints)
 {
-    float unused[TINKER_N], saved[TINKER_N], then[TINKER_N], again[TINKER_N];
-    char path[256], place[512];
+    float saved[TINKER_N], then[TINKER_N], again[TINKER_N];
+    char path[256], second[256], place[512];
     start(OPTIONS("--exact"));
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, unused);
-    tinker_step(&pair.server, model, 2, 1e-3);
-    json_t *answer = tinker_retrieve(&pair.server, tinker_post(&pair.server, "save_weights", 200,
-                                                               "{\"model_id\":\"%s\",\"seq_id\":3,"
-                                                               "\"path\":\"first\"}",
-                                                               model));
-    snprintf(path, sizeof path, "%s", json_string_value(json_object_get(answer, "path")));
-    json_decref(answer);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 4, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, saved);
-    tinker_step(&pair.server, model, 5, 1e-3);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 6, "cross_entropy", true, &tinker_one, 1),
-                    TINKER_N, then);
+    tinker_run_learn(&run, &tinker_one, NULL);
+    tinker_run_step(&run, 1e-3);
+    tinker_run_save(&run, "save_weights", "first", path);
+    tinker_run_learn(&run, &tinker_one, saved);
+    tinker_run_step(&run, 1e-3);
+    tinker_run_score(&run, &tinker_one, then);
     json_t *list = tinker_get(&pair.server, "training_runs", 200);
-    const json_t *run = json_array_get(json_object_get(list, "training_runs"), 0);
-    assert_string_equal(json_string_value(json_object_get(run, "training_run_id")), model);
+    const json_t *listed = json_array_get(json_object_get(list, "training_runs"), 0);
+    assert_string_equal(json_string_value(json_object_get(listed, "training_run_id")), run.id);
 
-    const char *runs = pair.server.runs;
-    json_t *lost = tinker_learn(&pair.server, model, 7, "cross_entropy", true, &tinker_one, 1);
-    test_kill(&pair.server.child, SIGKILL);
-    assert_int_equal(test_wait(&pair.server.child, 10000), 128 + SIGKILL);
-    tinker_server_start(&pair.server, &pair.daemon, runs, OPTIONS("--exact"));
+    json_t *lost = tinker_learn(&pair.server, run.id, 7, "cross_entropy", true, &tinker_one, 1);
+    tinker_pair_kill(&pair, OPTIONS("--exact"));
     tinker_refused(tinker_retrieve(&pair.server, lost), "cw-trainer serve was started anew since");
     tinker_refused(tinker_post(&pair.server, "retrieve_futures", 404,
                                "{\"target\":{\"sampling_session_id\":\"%s:sample:0\"}}", session),
                    "cw-trainer serve was started anew since");
-    tinker_refused(tinker_post(&pair.server, "get_info", 404, "{\"model_id\":\"%s\"}", model),
+    tinker_refused(tinker_post(&pair.server, "get_info", 404, "{\"model_id\":\"%s\"}", run.id),
                    "there is no model");
-    tinker_model(&pair.server, session, model);
-    answer = load(1, path);
-    snprintf(model, sizeof model, "%s", json_string_value(json_object_get(answer, "model_id")));
-    json_decref(answer);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, again);
+    run = tinker_whole(&pair.server, session);
+    run = tinker_load(&pair.server, session, 1, path);
+    tinker_run_learn(&run, &tinker_one, again);
     assert_memory_equal(again, saved, sizeof saved);
-    tinker_step(&pair.server, model, 2, 1e-3); // by the moments that were saved
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 3, "cross_entropy", true, &tinker_one, 1),
-                    TINKER_N, again);
+    tinker_run_step(&run, 1e-3); // by the moments that were saved
+    tinker_run_score(&run, &tinker_one, again);
     assert_memory_equal(again, then, sizeof then);
 
     char *owner = strdup(path + strlen("tinker://"));
@@ -285,11 +209,7 @@ TEST(test_checkpoints)
     struct wire_answer a;
     tinker_request(&pair.server, "DELETE", place, NULL, NULL, &a); // a restore would need it
     assert_int_equal(a.status, 400);
-    answer = tinker_retrieve(&pair.server, tinker_post(&pair.server, "save_weights", 200,
-                                                       "{\"model_id\":\"%s\",\"seq_id\":4,"
-                                                       "\"path\":\"second\"}",
-                                                       model));
-    json_decref(answer);
+    tinker_run_save(&run, "save_weights", "second", second);
     tinker_request(&pair.server, "DELETE", place, NULL, NULL, &a);
     assert_int_equal(a.status, 200);
     tinker_refused(tinker_post(&pair.server, "load_weights", 404,
@@ -314,17 +234,12 @@ TEST(test_one_at_a_time)
     for (size_t i = 0; i < 3; i++)
         assert_string_equal(
             json_string_value(json_object_get(json_array_get(models, i), "model_name")), names[i]);
-    json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
-    char second[128], path[256];
-    snprintf(second, sizeof second, "%s", json_string_value(json_object_get(answer, "session_id")));
-    tinker_refused(
-        tinker_post(&pair.server, "create_model", 409,
-                    "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"model\"}", second),
-        "one full fine-tune is trained at a time");
-    snprintf(path, sizeof path, "sessions/%s/finish", session);
-    tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}");
-    tinker_post(&pair.server, "create_model", 200,
-                "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"model\"}", second);
+    char second[128];
+    tinker_session(&pair.server, second);
+    tinker_refused(tinker_create(&pair.server, second, 0, 409, ""),
+                   "one full fine-tune is trained at a time");
+    tinker_finish(&pair.server, session);
+    tinker_create(&pair.server, second, 0, 200, "");
     tinker_refused(tinker_post(&pair.server, "create_model", 400,
                                "{\"session_id\":\"%s\",\"model_seq_id\":1,\"base_model\":\"a/b\"}",
                                second),
@@ -355,8 +270,8 @@ TEST(test_cancelled)
     char sampler[160];
     struct bytes answer = BYTES_INIT;
     tinker_pair_start(&pair, NULL, OPTIONS("--max-batch", "1", "--max-queue", "2"), NULL);
-    tinker_model(&pair.server, session, model);
-    take_snapshot(1, sampler);
+    run = tinker_whole(&pair.server, session);
+    tinker_run_snapshot(&run, "", sampler);
     json_decref(daemon_post(pair.daemon.socket, "/bridge/pause", 200, ""));
     json_t *first = sample(0, sampler, 200, ",\"num_samples\":3");
     while (at_the_server() < 3) clock_sleep_ms(10);
@@ -375,7 +290,7 @@ TEST(test_cancelled)
     cancel(goes_on, 200); // too late, which is no fault
     json_decref(goes_on);
     bytes_release(&answer);
-    json_t *trains = tinker_learn(&pair.server, model, 2, "cross_entropy", true, &tinker_one, 1);
+    json_t *trains = tinker_learn(&pair.server, run.id, 2, "cross_entropy", true, &tinker_one, 1);
     cancel(trains, 400);
     json_object_set_new(trains, "request_id", json_string("none"));
     cancel(trains, 404);
@@ -393,7 +308,7 @@ TEST(test_server_gone)
     for (int seq_id = 1;; seq_id++) { // what it has not noticed yet it still does
         struct wire_answer a;
         struct bytes body = BYTES_INIT;
-        bytes_printf(&body, "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{}}", model,
+        bytes_printf(&body, "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{}}", run.id,
                      seq_id);
         tinker_request(&pair.server, "POST", "/api/v1/optim_step", "application/json", &body, &a);
         bytes_release(&body);

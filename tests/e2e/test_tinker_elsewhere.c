@@ -13,7 +13,8 @@
 
 static struct tinker_pair pair;
 static struct daemon teacher;
-static char session[128], model[128];
+static char session[128];
+static struct tinker_run run;
 
 static void start_teacher(const char *const more[])
 {
@@ -28,24 +29,9 @@ static const char *teacher_name(void)
     return name;
 }
 
-static void sampler_of(const char *base, int number, char ret[160])
-{
-    json_t *answer = tinker_post(&pair.server, "create_sampling_session", 200,
-                                 "{\"session_id\":\"%s\",\"sampling_session_seq_id\":%d,"
-                                 "\"base_model\":\"%s\"}",
-                                 session, number, base);
-    snprintf(ret, 160, "%s", json_string_value(json_object_get(answer, "sampling_session_id")));
-    json_decref(answer);
-}
-
 static json_t *ask(const char *sampler, int seq_id)
 {
-    return tinker_post(&pair.server, "asample", 200,
-                       "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,"
-                       "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20,30]}]}"
-                       ",\"sampling_params\":{\"max_tokens\":4,\"seed\":3,\"stop\":[]},"
-                       "\"prompt_logprobs\":true}",
-                       sampler, seq_id);
+    return tinker_sample(&pair.server, sampler, seq_id, 200, 4, ",\"prompt_logprobs\":true");
 }
 
 // What a sampler gives is the teacher's, or not.
@@ -74,12 +60,11 @@ static void check_answer(const char *sampler, int seq_id, const json_t *line, bo
 TEST(test_teacher)
 {
     char teachers[160], own[160];
-    float unused[TINKER_N];
     start_teacher(OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0",
                           "--max-context", "100"));
     tinker_pair_start(&pair, NULL, OPTIONS("--exact", "--dtype", daemon_exact_dtype()),
                       OPTIONS("--model-names", teacher_name()));
-    tinker_model(&pair.server, session, model);
+    run = tinker_whole(&pair.server, session);
     json_t *all = tinker_get(&pair.server, "get_server_capabilities", 200);
     const json_t *one = json_array_get(json_object_get(all, "supported_models"), 1);
     assert_string_equal(json_string_value(json_object_get(one, "model_name")), "org/teacher");
@@ -90,14 +75,11 @@ TEST(test_teacher)
         teacher.socket, "/v1/rollouts", 200,
         "{\"groups\":[{\"id\":0,\"prompt_token_ids\":[10,20,30],\"n\":1,\"seed\":3}],\"sampling\":"
         "{\"max_tokens\":4,\"temperature\":1,\"ignore_eos\":true,\"prompt_logprobs\":0}}");
-    sampler_of("org/teacher", 1, teachers);
-    sampler_of("two", 2, own);
+    tinker_sampler_of(&pair.server, session, "base_model", "org/teacher", teachers);
+    tinker_sampler_of(&pair.server, session, "base_model", "two", own);
     check_answer(teachers, 0, line, true);
     check_answer(own, 0, line, false);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, unused);
-    tinker_step(&pair.server, model, 2, 1e-2);
+    tinker_run_update(&run, &tinker_one);
     check_answer(teachers, 1, line, true); // no stale snapshot
     json_decref(line);
     tinker_refused(
@@ -138,7 +120,7 @@ static void refused(const char *names, const char *key, const char *const wanted
 TEST(test_not_there)
 {
     char text[80];
-    struct tinker_server other;
+    struct tinker_server other = {0};
     const char *file = test_path(test_folder(), "key");
     test_write(file, "tml-of-both\n", 12);
     start_teacher(OPTIONS("--listen", "127.0.0.1:0", "--api-key-file", file));

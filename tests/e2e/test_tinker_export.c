@@ -7,19 +7,18 @@
 #include <fcntl.h>
 
 static struct tinker_pair pair;
-static char session[128], model[128];
+static char session[128];
+static struct tinker_run run;
 
 static void start(void)
 {
     tinker_pair_start(&pair, NULL, OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"), NULL);
 }
 
-static void export(int seq_id)
+static void export(void)
 {
-    tinker_retrieve(&pair.server,
-                    tinker_post(&pair.server, "save_weights_external", 200,
-                                "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"out\"}", model,
-                                seq_id));
+    char path[256];
+    tinker_run_save(&run, "save_weights_external", "out", path);
 }
 
 // The path of a URL of this server.
@@ -36,7 +35,7 @@ static const char *path_of(const json_t *url)
 static json_t *urls_of(const char *part, const char *what)
 {
     char path[256];
-    snprintf(path, sizeof path, "training_runs/%s/checkpoints/%s/%s", model, part, what);
+    snprintf(path, sizeof path, "training_runs/%s/checkpoints/%s/%s", run.id, part, what);
     return tinker_get(&pair.server, path, 200);
 }
 
@@ -66,13 +65,13 @@ static void refused_changed(const char *path, size_t at, const char *why)
 TEST(test_urls)
 {
     start();
-    tinker_model(&pair.server, session, model);
-    export(1);
+    run = tinker_whole(&pair.server, session);
+    export();
     json_t *answer = urls_of("external_weights/out", "external_weights_urls"), *url;
     const json_t *urls = json_object_get(answer, "urls");
     assert_non_null(json_object_get(answer, "expires"));
     const char *name,
-        *folder = test_path(test_path(pair.server.runs, model), "external_weights/out");
+        *folder = test_path(test_path(pair.server.runs, run.id), "external_weights/out");
     json_object_foreach ((json_t *)urls, name, url) {
         struct wire_answer a;
         char *on_disk = test_read(test_path(folder, name)), length[64];
@@ -90,7 +89,7 @@ TEST(test_urls)
     refused(other, "ask for another");
     snprintf(other, sizeof other, "%.*s/../../run.json", (int)(strrchr(path, '/') - path), path);
     refused(other, "ask for another");
-    export(2);
+    export();
     refused(path, "saved anew");
     json_decref(answer);
     tinker_pair_stop(&pair);
@@ -100,15 +99,14 @@ TEST(test_urls)
 TEST(test_archive)
 {
     struct wire_answer a;
+    char path[256];
     start();
-    tinker_model(&pair.server, session, model);
-    tinker_retrieve(&pair.server,
-                    tinker_post(&pair.server, "save_weights", 200,
-                                "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"state\"}", model));
+    run = tinker_whole(&pair.server, session);
+    tinker_run_save(&run, "save_weights", "state", path);
     json_t *answer = urls_of("weights/state", "archive");
     fetch(path_of(json_object_get(answer, "url")), 200, &a);
     const char *to = test_folder(), *file = test_path(to, "archive.tar");
-    const char *from = test_path(test_path(pair.server.runs, model), "weights/state");
+    const char *from = test_path(test_path(pair.server.runs, run.id), "weights/state");
     test_write(file, bytes_text(&a.body), a.body.len);
     assert_exit(0, test_command(test_path(test_folder(), "log"), 10000,
                                 OPTIONS("tar", "-C", to, "-xf", file)));
@@ -153,9 +151,9 @@ TEST(test_large_file)
 {
     const int64_t size = (int64_t)512 << 20;
     start();
-    tinker_model(&pair.server, session, model);
-    export(1);
-    const char *folder = test_path(test_path(pair.server.runs, model), "external_weights/out");
+    run = tinker_whole(&pair.server, session);
+    export();
+    const char *folder = test_path(test_path(pair.server.runs, run.id), "external_weights/out");
     int fd = open(test_path(folder, "model.safetensors"), O_WRONLY);
     assert_true(fd >= 0);
     assert_int_equal(ftruncate(fd, size), 0);

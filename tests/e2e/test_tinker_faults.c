@@ -14,14 +14,15 @@
 #define SETTLE_MS   10000
 
 static struct tinker_pair pair;
-static char session[128], model[128], former[128]; // former: has the weights no more
+static char session[128], former[128]; // former: a run that has the weights no more
+static struct tinker_run run;
 
 static int start(void **state)
 {
     (void)state;
     tinker_pair_start(&pair, NULL, OPTIONS("--exact", "--dtype", daemon_exact_dtype()),
                       OPTIONS("--exact", "--max-body", "1M"));
-    tinker_model(&pair.server, session, model);
+    run = tinker_whole(&pair.server, session);
     return 0;
 }
 
@@ -89,7 +90,7 @@ static void put_json(struct rng *r, struct bytes *body)
                                        "sampling_params", "sampling_session_id",
                                        "lora_config",     "base_model",
                                        "model_seq_id",    "optimizer_config"};
-    bytes_printf(body, "{\"model_id\":\"%s\"", pick(r, 2) ? model : "x");
+    bytes_printf(body, "{\"model_id\":\"%s\"", pick(r, 2) ? run.id : "x");
     for (int i = 0; i < 4; i++)
         bytes_printf(body, ",\"%s\":%s", keys[pick(r, 14)], values[pick(r, 14)]);
     bytes_puts(body, pick(r, 5) ? "}" : "");
@@ -250,38 +251,24 @@ static void ask_malformed(int n)
 
 static void begin_next(int number)
 {
-    snprintf(former, sizeof former, "%s", model);
-    json_t *begun = tinker_retrieve(
-        &pair.server,
-        tinker_post(&pair.server, "create_model", 200,
-                    "{\"session_id\":\"%s\",\"model_seq_id\":%d,\"base_model\":\"model\"}", session,
-                    number));
-    snprintf(model, sizeof model, "%s", json_string_value(json_object_get(begun, "model_id")));
+    snprintf(former, sizeof former, "%s", run.id);
+    run = tinker_begun(&pair.server, tinker_create(&pair.server, session, number, 200, ""));
 }
 
 // Gradients that wait for their step when the storm comes are there after it.
 TEST_WITH(test_malformed, start, NULL, NULL)
 {
-    float unused[TINKER_N], wanted[TINKER_N], after[TINKER_N];
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, unused);
-    tinker_step(&pair.server, model, 2, 1e-2);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 3, "cross_entropy", true, &tinker_one, 1),
-                    TINKER_N, wanted);
+    float wanted[TINKER_N], after[TINKER_N];
+    tinker_run_update(&run, &tinker_one);
+    tinker_run_score(&run, &tinker_one, wanted);
     begin_next(1);
     begin_next(2); // former: of no requests
     const int files = files_at_rest();
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, unused);
+    tinker_run_learn(&run, &tinker_one, NULL);
     ask_malformed(REQUESTS);
     check_files(files);
-    tinker_step(&pair.server, model, 2, 1e-2);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 3, "cross_entropy", true, &tinker_one, 1),
-                    TINKER_N, after);
+    tinker_run_step(&run, 1e-2);
+    tinker_run_score(&run, &tinker_one, after);
     assert_memory_equal(after, wanted, sizeof after);
     tinker_pair_stop(&pair);
 }
@@ -291,7 +278,7 @@ TEST_WITH(test_malformed, start, NULL, NULL)
 static void step_request(int seq_id, struct bytes *body)
 {
     bytes_printf(body, "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{\"learning_rate\":0}}",
-                 model, seq_id);
+                 run.id, seq_id);
 }
 
 // A request for an answer that is not there yet; the socket that it is held on.
@@ -313,8 +300,7 @@ static int hold(const char *path, const char *body)
 // without a word. The answer is there for who comes after them.
 TEST_WITH(test_leavers, start, NULL, NULL)
 {
-    float unused[TINKER_N];
-    char body[256], poll[256];
+    char body[256], poll[256], sampler[160];
     struct bytes step = BYTES_INIT;
     const int files = files_at_rest();
     step_request(3, &step);
@@ -322,13 +308,9 @@ TEST_WITH(test_leavers, start, NULL, NULL)
     bytes_release(&step);
     snprintf(body, sizeof body, "{\"request_id\":\"%s\"}",
              json_string_value(json_object_get(late, "request_id")));
-    json_t *snapshot = tinker_retrieve(
-        &pair.server,
-        tinker_post(&pair.server, "save_weights_for_sampler", 200,
-                    "{\"model_id\":\"%s\",\"seq_id\":1,\"sampling_session_seq_id\":0}", model));
+    tinker_run_snapshot(&run, "", sampler);
     snprintf(poll, sizeof poll,
-             "{\"target\":{\"sampling_session_id\":\"%s\",\"cloned_sampler_id\":0}}",
-             json_string_value(json_object_get(snapshot, "sampling_session_id")));
+             "{\"target\":{\"sampling_session_id\":\"%s\",\"cloned_sampler_id\":0}}", sampler);
     for (int round = 0; round < 3; round++) {
         int fds[100];
         for (int i = 0; i < 100; i++)
@@ -340,9 +322,7 @@ TEST_WITH(test_leavers, start, NULL, NULL)
         }
     }
     check_files(files);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 2, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, unused);
+    tinker_run_learn(&run, &tinker_one, NULL);
     json_t *answer = tinker_retrieve(&pair.server, late);
     assert_non_null(json_object_get(answer, "metrics"));
     tinker_pair_stop(&pair);
@@ -350,30 +330,19 @@ TEST_WITH(test_leavers, start, NULL, NULL)
 
 // ---- kill -9 ------------------------------------------------------------------------------------
 
-static void start_again(void)
-{
-    tinker_server_start(&pair.server, &pair.daemon, pair.server.runs, OPTIONS("--exact"));
-}
-
 // A stream of gradients, steps and saves, whose answers nobody waits for.
-static void submit_all(int seq_id)
+static void submit_all(void)
 {
     for (int i = 0; i < 4; i++) {
         struct bytes step = BYTES_INIT;
-        tinker_learn(&pair.server, model, seq_id++, "cross_entropy", false, &tinker_one, 1);
-        step_request(seq_id++, &step);
+        tinker_learn(&pair.server, run.id, ++run.seq_id, "cross_entropy", false, &tinker_one, 1);
+        step_request(++run.seq_id, &step);
         tinker_post(&pair.server, "optim_step", 200, "%s", bytes_text(&step));
         bytes_release(&step);
         tinker_post(&pair.server, "save_weights", 200,
-                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"under-way\"}", model, seq_id++);
+                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"under-way\"}", run.id,
+                    ++run.seq_id);
     }
-}
-
-static void end_session(void)
-{
-    char finish[160];
-    snprintf(finish, sizeof finish, "sessions/%s/finish", session);
-    tinker_post(&pair.server, finish, 200, "{\"reason\":{\"type\":\"errored\"}}");
 }
 
 // kill -9 of cw-trainer serve, at any moment of its work: what save_weights had acknowledged is
@@ -384,38 +353,18 @@ TEST_WITH(test_killed, start, NULL, NULL)
     char path[256];
     struct rng r;
     rng_init(&r, 5, 0);
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 1, "cross_entropy", false, &tinker_one, 1),
-                    TINKER_N, got);
-    tinker_step(&pair.server, model, 2, 1e-2);
-    json_t *kept = tinker_retrieve(&pair.server, tinker_post(&pair.server, "save_weights", 200,
-                                                             "{\"model_id\":\"%s\",\"seq_id\":3,"
-                                                             "\"path\":\"kept\"}",
-                                                             model));
-    snprintf(path, sizeof path, "%s", json_string_value(json_object_get(kept, "path")));
-    tinker_logprobs(&pair.server,
-                    tinker_learn(&pair.server, model, 4, "cross_entropy", true, &tinker_one, 1),
-                    TINKER_N, wanted);
-    int seq_id = 5;
+    tinker_run_update(&run, &tinker_one);
+    tinker_run_save(&run, "save_weights", "kept", path);
+    tinker_run_score(&run, &tinker_one, wanted);
     for (int i = 0; i < 6; i++) {
-        submit_all(seq_id);
+        submit_all();
         clock_sleep_ms(pick(&r, 25));
-        test_kill(&pair.server.child, SIGKILL);
-        assert_int_equal(test_wait(&pair.server.child, SETTLE_MS), 128 + SIGKILL);
-        start_again();
-        end_session(); // what its client does once it has failed
-        tinker_model(&pair.server, session, model);
-        json_t *loaded = tinker_retrieve(
-            &pair.server, tinker_post(&pair.server, "load_weights", 200,
-                                      "{\"session_id\":\"%s\",\"model_seq_id\":1,\"path\":\"%s\","
-                                      "\"optimizer\":true}",
-                                      session, path));
-        snprintf(model, sizeof model, "%s", json_string_value(json_object_get(loaded, "model_id")));
-        tinker_logprobs(&pair.server,
-                        tinker_learn(&pair.server, model, 1, "cross_entropy", true, &tinker_one, 1),
-                        TINKER_N, got);
+        tinker_pair_kill(&pair, OPTIONS("--exact"));
+        tinker_finish(&pair.server, session); // what its client does once it has failed
+        tinker_whole(&pair.server, session);
+        run = tinker_load(&pair.server, session, 1, path);
+        tinker_run_score(&run, &tinker_one, got);
         assert_memory_equal(got, wanted, sizeof got);
-        seq_id = 2;
     }
     tinker_pair_stop(&pair);
 }

@@ -6,18 +6,19 @@
 #define MOST_MS 20000
 
 static struct tinker_pair pair;
-static char session[128], model[128];
+static char session[128];
+static struct tinker_run run;
 
 static void start(const char *const more[])
 {
     tinker_pair_start(&pair, NULL, NULL, more);
-    tinker_model(&pair.server, session, model);
+    run = tinker_whole(&pair.server, session);
 }
 
 static json_t *save(int seq_id)
 {
     return tinker_post(&pair.server, "save_weights", 200,
-                       "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"at-%d\"}", model, seq_id,
+                       "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"at-%d\"}", run.id, seq_id,
                        seq_id);
 }
 
@@ -36,21 +37,11 @@ TEST(test_gap)
     tinker_pair_stop(&pair);
 }
 
-static void snapshot(char ret[160])
-{
-    json_t *answer = tinker_retrieve(
-        &pair.server,
-        tinker_post(&pair.server, "save_weights_for_sampler", 200,
-                    "{\"model_id\":\"%s\",\"seq_id\":1,\"sampling_session_seq_id\":0}", model));
-    snprintf(ret, 160, "samplers/%s",
-             json_string_value(json_object_get(answer, "sampling_session_id")));
-}
-
-static bool is_there(const char *path)
+static bool is_there(const char *sampler)
 {
     char whole[256];
     struct wire_answer a;
-    snprintf(whole, sizeof whole, "/api/v1/%s", path);
+    snprintf(whole, sizeof whole, "/api/v1/samplers/%s", sampler);
     tinker_request(&pair.server, "GET", whole, NULL, NULL, &a);
     const bool there = a.status == 200;
     if (!there) assert_contains(bytes_text(&a.body), "--session-timeout");
@@ -60,13 +51,12 @@ static bool is_there(const char *path)
 // One that finished is forgotten; one that sends heartbeats is not, nor one that has the weights.
 TEST(test_sessions)
 {
-    char gone[160], alive[160], path[160];
+    char gone[160], alive[160];
     start(OPTIONS("--session-timeout", "1"));
-    snapshot(gone);
-    snprintf(path, sizeof path, "sessions/%s/finish", session);
-    tinker_post(&pair.server, path, 200, "{}");
-    tinker_model(&pair.server, session, model);
-    snapshot(alive);
+    tinker_run_snapshot(&run, "", gone);
+    tinker_finish(&pair.server, session);
+    run = tinker_whole(&pair.server, session);
+    tinker_run_snapshot(&run, "", alive);
     for (const int64_t deadline = clock_deadline_ns(MOST_MS); is_there(gone); clock_sleep_ms(100)) {
         assert_true(clock_now_ns() < deadline);
         tinker_post(&pair.server, "session_heartbeat", 200, "{\"session_id\":\"%s\"}", session);
@@ -75,9 +65,8 @@ TEST(test_sessions)
     clock_sleep_ms(2000); // no heartbeats
     assert_true(is_there(alive));
     tinker_refused(tinker_post(&pair.server, "asample", 404,
-                               "{\"sampling_session_id\":\"%s\",\"seq_id\":0}",
-                               gone + strlen("samplers/")),
+                               "{\"sampling_session_id\":\"%s\",\"seq_id\":0}", gone),
                    "--session-timeout");
-    tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", model);
+    tinker_post(&pair.server, "get_info", 200, "{\"model_id\":\"%s\"}", run.id);
     tinker_pair_stop(&pair);
 }

@@ -4,38 +4,12 @@
 #include "tests/support/tinker_pair.h"
 
 static struct tinker_pair pair;
-static char session[128], model[128];
-
-static json_t *sampler_of(const char *path, int number, int status)
-{
-    return tinker_post(&pair.server, "create_sampling_session", status,
-                       "{\"session_id\":\"%s\",\"sampling_session_seq_id\":%d,\"model_path\":"
-                       "\"%s\"}",
-                       session, number, path);
-}
-
-// Asks for a sample; the future, or what was answered instead (json_decref), and its status.
-static int ask(const char *sampler, int seq_id, int tokens, json_t **ret)
-{
-    struct bytes body = BYTES_INIT;
-    struct wire_answer a;
-    bytes_printf(&body,
-                 "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,"
-                 "\"prompt\":{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20]}]},"
-                 "\"sampling_params\":{\"max_tokens\":%d,\"seed\":3,\"stop\":[]}}",
-                 sampler, seq_id, tokens);
-    tinker_request(&pair.server, "POST", "/api/v1/asample", "application/json", &body, &a);
-    const int status = a.status;
-    *ret = json_incref(a.json);
-    bytes_release(&body);
-    return status;
-}
+static char session[128];
+static struct tinker_run run;
 
 static json_t *sample(const char *sampler, int seq_id, int tokens)
 {
-    json_t *future;
-    assert_int_equal(ask(sampler, seq_id, tokens, &future), 200);
-    return future;
+    return tinker_sample(&pair.server, sampler, seq_id, 200, tokens, "");
 }
 
 // Tokens and log-probabilities of the future's sample.
@@ -50,14 +24,12 @@ static void take_sample(json_t *future, struct bytes *ret)
     bytes_release(&answer);
 }
 
-// One sample of a path, by a sampling session of that number.
-static void sample_path(const char *path, int number, struct bytes *ret)
+static void sample_path(const char *path, struct bytes *ret)
 {
-    json_t *made = sampler_of(path, number, 200);
-    const char *sampler = json_string_value(json_object_get(made, "sampling_session_id"));
+    char sampler[160];
+    tinker_sampler_of(&pair.server, session, "model_path", path, sampler);
     for (int again = 0; again < 2; again++) // the second finds what the first has loaded
         take_sample(sample(sampler, again, 6), ret);
-    json_decref(made);
 }
 
 static void assert_same(const struct bytes *a, const struct bytes *b)
@@ -66,37 +38,17 @@ static void assert_same(const struct bytes *a, const struct bytes *b)
     assert_memory_equal(bytes_text(a), bytes_text(b), a->len);
 }
 
-static void begin_session(void)
-{
-    json_t *answer = tinker_post(&pair.server, "create_session", 200, "{}");
-    snprintf(session, sizeof session, "%s",
-             json_string_value(json_object_get(answer, "session_id")));
-}
-
 static void finish(void)
 {
-    char path[256];
-    snprintf(path, sizeof path, "sessions/%s/finish", session);
-    tinker_post(&pair.server, path, 200, "{\"reason\":{\"type\":\"success\"}}");
+    tinker_finish(&pair.server, session);
 }
 
 // A step, and what it gives under a name, as it is sampled while it is live.
-static void save(int seq_id, const char *name, char ret_path[256], struct bytes *ret_sample)
+static void save(const char *name, char ret_path[256], struct bytes *ret_sample)
 {
-    float unused[TINKER_N];
-    tinker_logprobs(
-        &pair.server,
-        tinker_learn(&pair.server, model, seq_id, "cross_entropy", false, &tinker_one, 1), TINKER_N,
-        unused);
-    tinker_step(&pair.server, model, seq_id + 1, 1e-2);
-    json_t *saved =
-        tinker_retrieve(&pair.server, tinker_post(&pair.server, "save_weights_for_sampler", 200,
-                                                  "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":"
-                                                  "\"%s\"}",
-                                                  model, seq_id + 2, name));
-    snprintf(ret_path, 256, "%s", json_string_value(json_object_get(saved, "path")));
-    json_decref(saved);
-    sample_path(ret_path, seq_id, ret_sample);
+    tinker_run_update(&run, &tinker_one);
+    tinker_run_save(&run, "save_weights_for_sampler", name, ret_path);
+    sample_path(ret_path, ret_sample);
 }
 
 TEST(test_from_disk)
@@ -104,29 +56,28 @@ TEST(test_from_disk)
     struct bytes first = BYTES_INIT, second = BYTES_INIT, got = BYTES_INIT;
     char one[256], two[256];
     tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
-    tinker_model(&pair.server, session, model);
-    save(1, "one", one, &first);
-    save(4, "two", two, &second);
+    run = tinker_whole(&pair.server, session);
+    save("one", one, &first);
+    save("two", two, &second);
     assert_true(first.len != second.len ||
                 memcmp(bytes_text(&first), bytes_text(&second), first.len) != 0);
-    tinker_refused(sampler_of(one, 20, 400), "sample it once that one has finished");
+    tinker_refused(tinker_sampler(&pair.server, session, 400, "model_path", one),
+                   "sample it once that one has finished");
     finish();
-    sample_path(one, 21, &got);
+    sample_path(one, &got);
     assert_same(&got, &first);
-    sample_path(two, 22, &got);
+    sample_path(two, &got);
     assert_same(&got, &second);
 
-    const char *runs = pair.server.runs;
-    test_kill(&pair.server.child, SIGKILL);
-    assert_int_equal(test_wait(&pair.server.child, 10000), 128 + SIGKILL);
-    tinker_server_start(&pair.server, &pair.daemon, runs, NULL);
-    begin_session();
-    sample_path(one, 0, &got);
+    tinker_pair_kill(&pair, NULL);
+    tinker_session(&pair.server, session);
+    sample_path(one, &got);
     assert_same(&got, &first);
     finish();
 
-    tinker_model(&pair.server, session, model); // trains from the model folder again
-    tinker_refused(sampler_of(one, 1, 400), "which a client trains");
+    run = tinker_whole(&pair.server, session); // trains from the model folder again
+    tinker_refused(tinker_sampler(&pair.server, session, 400, "model_path", one),
+                   "which a client trains");
     bytes_release(&first);
     bytes_release(&second);
     bytes_release(&got);
@@ -148,30 +99,25 @@ TEST(test_in_turn)
 {
     enum { EACH = 12, LONG = 400, MOST = 8 };
     struct bytes alone[2] = {BYTES_INIT, BYTES_INIT}, got = BYTES_INIT;
-    char path[2][256];
-    json_t *samplers[2], *futures[2 * EACH];
-    const char *ids[2];
+    char path[2][256], samplers[2][160];
+    json_t *futures[2 * EACH];
     tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
-    tinker_model(&pair.server, session, model);
-    save(1, "one", path[0], &got);
-    save(4, "two", path[1], &got);
+    run = tinker_whole(&pair.server, session);
+    save("one", path[0], &got);
+    save("two", path[1], &got);
     finish();
     for (int i = 0; i < 2; i++) {
-        samplers[i] = sampler_of(path[i], 20 + i, 200);
-        ids[i] = json_string_value(json_object_get(samplers[i], "sampling_session_id"));
-        take_sample(sample(ids[i], 0, LONG), &alone[i]);
+        tinker_sampler_of(&pair.server, session, "model_path", path[i], samplers[i]);
+        take_sample(sample(samplers[i], 0, LONG), &alone[i]);
     }
     const int before = updates();
-    for (int i = 0; i < 2 * EACH; i++) futures[i] = sample(ids[i % 2], 1 + i, LONG);
+    for (int i = 0; i < 2 * EACH; i++) futures[i] = sample(samplers[i % 2], 1 + i, LONG);
     for (int i = 0; i < 2 * EACH; i++) {
         take_sample(futures[i], &got);
         assert_same(&got, &alone[i % 2]);
     }
     assert_in_range(updates() - before, 1, MOST);
-    for (int i = 0; i < 2; i++) {
-        json_decref(samplers[i]);
-        bytes_release(&alone[i]);
-    }
+    for (int i = 0; i < 2; i++) bytes_release(&alone[i]);
     bytes_release(&got);
     tinker_pair_stop(&pair);
 }
@@ -188,39 +134,40 @@ static bool was_sampled(const json_t *future)
     return sampled;
 }
 
+// Whether it is a future, and not refused.
+static bool ask(const char *sampler, int seq_id, int tokens, json_t **ret)
+{
+    *ret = tinker_sample(&pair.server, sampler, seq_id, 0, tokens, "");
+    return json_object_get(*ret, "request_id") != NULL;
+}
+
 // One who samples the model's folder without a pause keeps no saved model, and nobody else,
 // waiting.
 TEST(test_beside_the_base)
 {
     enum { AT_ONCE = 4, MOST = 60, LONG = 400 };
     struct bytes want = BYTES_INIT, got = BYTES_INIT;
-    char path[256];
+    char path[256], of_base[160], of_path[160];
     json_t *base[MOST] = {NULL}; // the last: what was answered instead of a future
     int n = 0;
     tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
-    tinker_model(&pair.server, session, model);
-    save(1, "one", path, &want);
+    run = tinker_whole(&pair.server, session);
+    save("one", path, &want);
     finish();
     const char *runs = pair.server.runs; // and anew, on the model's folder
     assert_int_equal(tinker_server_stop(&pair.server), 0);
     daemon_post(pair.daemon.socket, "/reload", 200, "{}");
     tinker_server_start(&pair.server, &pair.daemon, runs, NULL);
-    begin_session();
-    json_t *of_base = tinker_post(&pair.server, "create_sampling_session", 200,
-                                  "{\"session_id\":\"%s\",\"sampling_session_seq_id\":0,"
-                                  "\"base_model\":\"any/model\"}",
-                                  session),
-           *of_path = sampler_of(path, 1, 200);
-    const char *id = json_string_value(json_object_get(of_base, "sampling_session_id"));
-    while (n < AT_ONCE && ask(id, n, LONG, &base[n]) == 200) n++;
-    json_t *saved =
-        sample(json_string_value(json_object_get(of_path, "sampling_session_id")), 0, 6);
-    while (n < MOST && was_sampled(base[n - AT_ONCE]) && ask(id, n, LONG, &base[n]) == 200) n++;
+    tinker_session(&pair.server, session);
+    tinker_sampler_of(&pair.server, session, "base_model", "any/model", of_base);
+    tinker_sampler_of(&pair.server, session, "model_path", path, of_path);
+    while (n < AT_ONCE && ask(of_base, n, LONG, &base[n])) n++;
+    json_t *saved = sample(of_path, 0, 6);
+    while (n < MOST && was_sampled(base[n - AT_ONCE]) && ask(of_base, n, LONG, &base[n])) n++;
     assert_in_range(n, AT_ONCE, MOST - 1); // the saved model has taken its place
     take_sample(saved, &got);
     assert_same(&got, &want);
     for (n = 0; n < MOST; n++) json_decref(base[n]);
-    json_decref(of_path);
     bytes_release(&want);
     bytes_release(&got);
     tinker_pair_stop(&pair);
@@ -232,12 +179,12 @@ TEST(test_many_turns)
     struct bytes one = BYTES_INIT, two = BYTES_INIT, got = BYTES_INIT;
     char path[2][256];
     tinker_pair_start(&pair, NULL, OPTIONS("--dtype", daemon_exact_dtype()), NULL);
-    tinker_model(&pair.server, session, model);
-    save(1, "one", path[0], &one);
-    save(4, "two", path[1], &two);
+    run = tinker_whole(&pair.server, session);
+    save("one", path[0], &one);
+    save("two", path[1], &two);
     finish();
     for (int i = 0; i < 8; i++) {
-        sample_path(path[i % 2], 20 + i, &got);
+        sample_path(path[i % 2], &got);
         assert_same(&got, i % 2 ? &two : &one);
     }
     char *log = test_read(pair.server.child.log), *said = strstr(log, "This is said once");

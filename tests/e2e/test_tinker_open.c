@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 
 static struct tinker_pair pair;
-static char session[128], model[128];
+static char session[128];
 
 static void start(void)
 {
@@ -70,7 +70,7 @@ TEST(a_run_of_others_harms_none)
     enum { LONG = 1100000 };
     char *metadata = malloc(LONG + 1);
     start();
-    tinker_model(&pair.server, session, model);
+    const struct tinker_run run = tinker_whole(&pair.server, session);
     memset(metadata, 'a', LONG);
     metadata[LONG] = 0;
     tinker_refused(make(1, 400, metadata), "\"user_metadata\" has 1100009 bytes");
@@ -78,7 +78,7 @@ TEST(a_run_of_others_harms_none)
     tinker_retrieve(&pair.server, make(1, 200, metadata));
     assert_int_equal(runs_listed(), 2);
 
-    const char *damaged = test_path(test_path(pair.server.runs, model), "run.json");
+    const char *damaged = test_path(test_path(pair.server.runs, run.id), "run.json");
     test_write(damaged, "{\"base", 6);
     for (int i = 0; i < 3; i++) assert_int_equal(runs_listed(), 1);
     assert_int_equal(lines_with("leaves"), 1);

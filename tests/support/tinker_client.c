@@ -91,7 +91,7 @@ void tinker_request(const struct tinker_server *s, const char *method, const cha
 
 static json_t *check(struct wire_answer *a, const char *path, int status)
 {
-    if (a->status != status || !a->json)
+    if ((status && a->status != status) || !a->json)
         fail_msg("%s: status %d, not %d: %s", path, a->status, status, bytes_text(&a->body));
     return a->json;
 }
@@ -147,22 +147,6 @@ void tinker_retrieve_bytes(const struct tinker_server *s, json_t *future, struct
         fail_msg("retrieve_future: status %d: %s", a.status, bytes_text(&a.body));
     *ret = a.body;
     a.body = (struct bytes)BYTES_INIT;
-}
-
-void tinker_model(const struct tinker_server *s, char ret_session[128], char ret_model[128])
-{
-    json_t *session = tinker_post(s, "create_session", 200, "{\"tags\":[],\"sdk_version\":\"0\"}");
-    const char *session_id = json_string_value(json_object_get(session, "session_id"));
-    if (!session_id) fail_msg("create_session: %s", json_dumps(session, 0));
-    snprintf(ret_session, 128, "%s", session_id ? session_id : "");
-    json_t *model = tinker_retrieve(
-        s, tinker_post(s, "create_model", 200,
-                       "{\"session_id\":\"%s\",\"model_seq_id\":0,\"base_model\":\"any/model\","
-                       "\"lora_config\":{\"rank\":0}}",
-                       ret_session));
-    const char *id = json_string_value(json_object_get(model, "model_id"));
-    if (!id) fail_msg("create_model: %s", json_dumps(model, 0));
-    snprintf(ret_model, 128, "%s", id ? id : "");
 }
 
 void tinker_refused(json_t *answer, const char *why)

@@ -34,7 +34,7 @@ void tinker_each_python(void (*run)(const char *python));
 void tinker_request(const struct tinker_server *s, const char *method, const char *path,
                     const char *type, const struct bytes *body, struct wire_answer *ret);
 // POST of JSON text to /api/v1/PATH; the answer, which lives as long as the program and whose
-// status must be this.
+// status must be this (0: any).
 json_t *tinker_post(const struct tinker_server *s, const char *path, int status, const char *format,
                     ...) __attribute__((format(printf, 4, 5)));
 json_t *tinker_get(const struct tinker_server *s, const char *path, int status);
@@ -42,9 +42,6 @@ json_t *tinker_get(const struct tinker_server *s, const char *path, int status);
 json_t *tinker_retrieve(const struct tinker_server *s, json_t *future);
 // The same of one whose answer is protobuf.
 void tinker_retrieve_bytes(const struct tinker_server *s, json_t *future, struct bytes *ret);
-
-// A session and a model of rank 0 in it; ret: its id.
-void tinker_model(const struct tinker_server *s, char ret_session[128], char ret_model[128]);
 
 // A datum: n tokens and what each is to predict, with inputs by name (n floats each).
 struct tinker_datum {

@@ -22,3 +22,144 @@ void tinker_pair_stop(struct tinker_pair *p)
     assert_int_equal(tinker_server_stop(&p->server), 0);
     assert_int_equal(daemon_stop(&p->daemon), 0);
 }
+
+void tinker_pair_kill(struct tinker_pair *p, const char *const server_more[])
+{
+    const char *runs = p->server.runs;
+    test_kill(&p->server.child, SIGKILL);
+    assert_int_equal(test_wait(&p->server.child, 10000), 128 + SIGKILL);
+    tinker_server_start(&p->server, &p->daemon, runs, server_more);
+}
+
+// ---- sessions and runs --------------------------------------------------------------------------
+
+// Takes the answer, and gives a text of it.
+static void text_of(json_t *answer, const char *key, size_t size, char *ret)
+{
+    const char *text = json_string_value(json_object_get(answer, key));
+    if (!text) fail_msg("no %s: %s", key, json_dumps(answer, 0));
+    snprintf(ret, size, "%s", text ? text : "");
+    json_decref(answer);
+}
+
+void tinker_session(const struct tinker_server *s, char ret[128])
+{
+    text_of(tinker_post(s, "create_session", 200, "{}"), "session_id", 128, ret);
+}
+
+void tinker_finish(const struct tinker_server *s, const char *session)
+{
+    char path[256];
+    snprintf(path, sizeof path, "sessions/%s/finish", session);
+    json_decref(tinker_post(s, path, 200, "{\"reason\":{\"type\":\"success\"},\"detail\":null}"));
+}
+
+json_t *tinker_create(const struct tinker_server *s, const char *session, int number, int status,
+                      const char *lora)
+{
+    return tinker_post(s, "create_model", status,
+                       "{\"session_id\":\"%s\",\"model_seq_id\":%d,\"base_model\":\"model\","
+                       "\"lora_config\":{%s}}",
+                       session, number, lora);
+}
+
+struct tinker_run tinker_begun(const struct tinker_server *s, json_t *future)
+{
+    struct tinker_run r = {.server = s};
+    text_of(tinker_retrieve(s, future), "model_id", sizeof r.id, r.id);
+    return r;
+}
+
+struct tinker_run tinker_whole(const struct tinker_server *s, char ret_session[128])
+{
+    tinker_session(s, ret_session);
+    return tinker_begun(s, tinker_create(s, ret_session, 0, 200, "\"rank\":0"));
+}
+
+struct tinker_run tinker_load(const struct tinker_server *s, const char *session, int number,
+                              const char *path)
+{
+    return tinker_begun(s, tinker_post(s, "load_weights", 200,
+                                       "{\"session_id\":\"%s\",\"model_seq_id\":%d,"
+                                       "\"path\":\"%s\",\"optimizer\":true}",
+                                       session, number, path));
+}
+
+static double cross_entropy(struct tinker_run *r, bool forward_only,
+                            const struct tinker_datum *datum, float ret[TINKER_N])
+{
+    return tinker_logprobs(
+        r->server,
+        tinker_learn(r->server, r->id, ++r->seq_id, "cross_entropy", forward_only, datum, 1),
+        TINKER_N, ret);
+}
+
+double tinker_run_learn(struct tinker_run *r, const struct tinker_datum *datum, float *ret)
+{
+    float unused[TINKER_N];
+    return cross_entropy(r, false, datum, ret ? ret : unused);
+}
+
+double tinker_run_score(struct tinker_run *r, const struct tinker_datum *datum, float ret[TINKER_N])
+{
+    return cross_entropy(r, true, datum, ret);
+}
+
+double tinker_run_step(struct tinker_run *r, double lr)
+{
+    return tinker_step(r->server, r->id, ++r->seq_id, lr);
+}
+
+void tinker_run_update(struct tinker_run *r, const struct tinker_datum *datum)
+{
+    tinker_run_learn(r, datum, NULL);
+    assert_true(tinker_run_step(r, 1e-2) > 0);
+}
+
+void tinker_run_save(struct tinker_run *r, const char *how, const char *name, char ret_path[256])
+{
+    text_of(tinker_retrieve(r->server,
+                            tinker_post(r->server, how, 200,
+                                        "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"%s\"}",
+                                        r->id, ++r->seq_id, name)),
+            "path", 256, ret_path);
+}
+
+// ---- sampling -----------------------------------------------------------------------------------
+
+static int samplers; // so far, of any session
+
+void tinker_run_snapshot(struct tinker_run *r, const char *more, char ret[160])
+{
+    text_of(tinker_retrieve(
+                r->server,
+                tinker_post(r->server, "save_weights_for_sampler", 200,
+                            "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d%s}",
+                            r->id, ++r->seq_id, samplers++, more)),
+            "sampling_session_id", 160, ret);
+}
+
+json_t *tinker_sampler(const struct tinker_server *s, const char *session, int status,
+                       const char *field, const char *value)
+{
+    return tinker_post(s, "create_sampling_session", status,
+                       "{\"session_id\":\"%s\",\"sampling_session_seq_id\":%d,\"%s\":\"%s\"}",
+                       session, samplers++, field, value);
+}
+
+void tinker_sampler_of(const struct tinker_server *s, const char *session, const char *field,
+                       const char *value, char ret[160])
+{
+    text_of(tinker_sampler(s, session, 200, field, value), "sampling_session_id", 160, ret);
+}
+
+json_t *tinker_sample(const struct tinker_server *s, const char *sampler, int seq_id, int status,
+                      int max_tokens, const char *more)
+{
+    return tinker_post(s, "asample", status,
+                       "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,\"prompt\":"
+                       "{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20]},"
+                       "{\"type\":\"encoded_text\",\"tokens\":[30]}]},\"sampling_params\":"
+                       "{\"max_tokens\":%d,\"temperature\":1,\"seed\":3,\"stop\":[]}%s}",
+                       sampler, seq_id, max_tokens, more);
+}

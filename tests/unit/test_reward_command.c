@@ -6,7 +6,7 @@
 #include "trainer/reward/reward.h"
 #include "trainer/rollout/scoring.h"
 
-enum { N = 100 };
+enum { N = 100, MANY = 700 };
 
 static struct reward *open_command(const char *names, int64_t processes, double timeout_s)
 {
@@ -26,57 +26,84 @@ static const char *script(const char *folder, const char *text)
     return names;
 }
 
-// Scores N samples whose texts are "0" .. "99".
-static enum status ask(struct reward *r, int n, double *ret_terms, double *ret_sums)
+// Samples whose texts are "0", "1" and so on, in groups of 20; valid until the next call.
+static struct reward_input *samples(int n)
 {
-    char texts[N][8];
-    int failed;
-    struct reward_input inputs[N] = {0};
+    static char texts[MANY][8];
+    static struct reward_input inputs[MANY];
     for (int i = 0; i < n; i++) {
         snprintf(texts[i], sizeof texts[i], "%d", i);
-        inputs[i].text = texts[i];
+        inputs[i] = (struct reward_input){.text = texts[i], .group = i / 20, .group_size = 20};
     }
-    return reward_score_all(r, inputs, n, ret_terms, ret_sums, &failed);
+    return inputs;
+}
+
+static enum status ask(struct reward *r, int n, double *ret_terms, double *ret_sums)
+{
+    int failed;
+    return reward_score_all(r, samples(n), n, ret_terms, ret_sums, &failed);
 }
 
 #define TAKE_TEXT "text=${line#*completion\\\":\\\"}; text=${text%%\\\"*}\n"
 #define TAKE_ID   "id=${line#*\\\"id\\\":}; id=${id%%,*}\n"
 
-// Each process waits for a whole group before it answers, with how many of the group's texts are
-// below 50: of 100 samples in groups of 20 the third is cut in the middle.
+// A process waits for as many lines as the first says by this field, a whole group or batch, before
+// it answers each with how many of their texts are below 50.
+static struct reward *open_whole(const char *field, struct reward_options o)
+{
+    struct reward *r;
+    char text[1024];
+    snprintf(text, sizeof text,
+             "while read -r line; do\n"
+             "size=${line#*\\\"%s\\\":}; size=${size%%%%[,\\}]*}\n"
+             "small=0; left=$size\n"
+             "while :; do\n"
+             "text=${line#*completion\\\":\\\"}; text=${text%%%%\\\"*}\n"
+             "[ $text -lt 50 ] && small=$((small + 1))\n"
+             "left=$((left - 1)); [ $left -eq 0 ] && break; read -r line\n"
+             "done\n"
+             "while [ $size -gt 0 ]; do\n"
+             "echo \"{\\\"reward\\\": $small}\"; size=$((size - 1)); done\n"
+             "done\n",
+             field);
+    o.names = script(test_folder(), text);
+    o.timeout_s = 20;
+    assert_ok(reward_new(&o, &r));
+    return r;
+}
+
+// Of 100 samples in groups of 20 the third is cut in the middle.
 TEST(groups_come_whole)
 {
-    static const char text[] =
-        "while read -r line; do\n"
-        "size=${line#*\\\"group_size\\\":}; size=${size%%[,\\}]*}\n"
-        "small=0; left=$size\n"
-        "while :; do\n" TAKE_TEXT "[ $text -lt 50 ] && small=$((small + 1))\n"
-        "left=$((left - 1)); [ $left -eq 0 ] && break; read -r line\n"
-        "done\n"
-        "while [ $size -gt 0 ]; do\n"
-        "echo \"{\\\"reward\\\": $small}\"; size=$((size - 1)); done\n"
-        "done\n";
     for (int processes = 1; processes <= 3; processes++) {
-        struct reward *r;
-        struct reward_options o = {.names = script(test_folder(), text),
-                                   .timeout_s = 20,
-                                   .processes = processes,
-                                   .whole_groups = true};
-        char texts[N][8];
         double terms[N], sums[N];
         int failed;
-        struct reward_input inputs[N] = {0};
-        for (int i = 0; i < N; i++) {
-            snprintf(texts[i], sizeof texts[i], "%d", i);
-            inputs[i] = (struct reward_input){.text = texts[i], .group = i / 20, .group_size = 20};
-        }
-        assert_ok(reward_new(&o, &r));
-        assert_ok(reward_score_all(r, inputs, N, terms, sums, &failed));
+        struct reward *r = open_whole(
+            "group_size", (struct reward_options){.processes = processes, .whole_groups = true});
+        assert_ok(ask(r, N, terms, sums));
         for (int i = 0; i < N; i++) assert_true(sums[i] == (i < 40 ? 20 : i < 60 ? 10 : 0));
+        struct reward_input *inputs = samples(N);
         inputs[0].group_size = 257;
         assert_status(reward_score_all(r, inputs, N, terms, sums, &failed), ST_INVALID);
         reward_free(r);
     }
+}
+
+// One process takes all before it answers, more than it is otherwise given.
+TEST(batches_come_whole)
+{
+    static double terms[MANY], sums[MANY];
+    const struct reward_options several = {
+        .names = "command:cat", .processes = 2, .whole_batches = true};
+    struct reward *r;
+    assert_fails(reward_new(&several, &r), ST_INVALID,
+                 "--reward-batches with --reward-processes 2");
+    r = open_whole("batch_size", (struct reward_options){.whole_batches = true});
+    for (int n = MANY; n >= 3; n /= 10) {
+        assert_ok(ask(r, n, terms, sums));
+        for (int i = 0; i < n; i++) assert_true(sums[i] == (n < 50 ? n : 50));
+    }
+    reward_free(r);
 }
 
 // The child reads all lines before it answers the first: they are in flight together.
@@ -257,42 +284,5 @@ TEST(answers_before_reading)
     alarm(0);
     assert_message("answered a sample before it had read it");
     assert_int_equal(failed, 0);
-    reward_free(r);
-}
-
-// One process takes all before it answers, more than it is otherwise given, with how many of the
-// batch's texts are below 50.
-TEST(batches_come_whole)
-{
-    enum { MANY = 700 };
-    static const char text[] =
-        "while read -r line; do\n"
-        "size=${line#*\\\"batch_size\\\":}; size=${size%%[,\\}]*}\n"
-        "small=0; left=$size\n"
-        "while :; do\n" TAKE_TEXT "[ $text -lt 50 ] && small=$((small + 1))\n"
-        "left=$((left - 1)); [ $left -eq 0 ] && break; read -r line\n"
-        "done\n"
-        "while [ $size -gt 0 ]; do echo \"{\\\"reward\\\": $small}\"; size=$((size - 1)); done\n"
-        "done\n";
-    struct reward *r;
-    static char texts[MANY][8];
-    static struct reward_input inputs[MANY];
-    static double terms[MANY], sums[MANY];
-    int failed;
-    const struct reward_options one = {
-        .names = script(test_folder(), text), .timeout_s = 20, .whole_batches = true};
-    struct reward_options several = one;
-    several.processes = 2;
-    assert_int_equal(reward_new(&several, &r), ST_INVALID);
-    assert_contains(status_message(), "--reward-batches with --reward-processes 2");
-    assert_ok(reward_new(&one, &r));
-    for (int n = MANY; n >= 3; n /= 10) {
-        for (int i = 0; i < n; i++) {
-            snprintf(texts[i], sizeof texts[i], "%d", i);
-            inputs[i].text = texts[i];
-        }
-        assert_ok(reward_score_all(r, inputs, n, terms, sums, &failed));
-        for (int i = 0; i < n; i++) assert_true(sums[i] == (n < 50 ? n : 50));
-    }
     reward_free(r);
 }

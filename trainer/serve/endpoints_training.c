@@ -23,8 +23,7 @@ struct training_request {
     struct forward_backward data;
     double lr;
     struct optimizer_config adamw;
-    struct run_path path;
-    bool named, inflight;       // path is there...
+    struct run_path path;       // its text is "": none
     char sampler[ID_ROOM];      // that is made of the snapshot then; "": none
     struct beginning beginning; // of a run, but for its folder
     json_t *description;        // likewise
@@ -178,15 +177,16 @@ static enum status perform_begin(struct trained_model *m, struct tinker_request 
     const char *runs = request->owner->tinker->model->runs, *run = request->owner->id;
     char folder[PATH_ROOM];
     enum status st;
-    if (r->named) CHECK(runs_find(runs, &r->path, folder));
-    r->beginning.folder = r->named ? folder : NULL;
+    const bool named = r->path.text[0];
+    if (named) CHECK(runs_find(runs, &r->path, folder));
+    r->beginning.folder = named ? folder : NULL;
     if (r->description) {
         CHECK(runs_describe(runs, run, r->description));
         CHECK(trained_begin(m, run, &r->beginning));
     } else {
         CHECK(trained_load(m, run, &r->beginning));
     }
-    if (!r->named)
+    if (!named)
         return request_set_json(request,
                                 json_pack("{s:s, s:s}", "model_id", run, "type", "create_model"));
     CHECK(trained_snapshot(m, run, false, &r->snapshot));
@@ -265,7 +265,6 @@ static enum status begin(const struct call *c, const struct run_path *path,
     if (!run) goto out;
     CHECK(new_request(c, run, 0, perform_begin, &r));
     if (!r) goto out;
-    r->named = path != NULL;
     if (path) r->path = *path;
     r->beginning = *b;
     r->description = json_incref(description);
@@ -360,7 +359,6 @@ static enum status load_weights(const struct call *c)
     }
     CHECK(request_of(c, perform_begin, &r));
     if (!r) goto out;
-    r->named = true;
     r->path = path;
     r->beginning = b;
     submit(r, c, ST_OK);
@@ -469,11 +467,11 @@ static enum status perform_save(struct trained_model *m, struct tinker_request *
     const struct tinker *t = request->owner->tinker;
     char folder[PATH_ROOM];
     enum status st;
-    if (!r->named) {
-        const bool wanted = !r->inflight && !t->options->inflight;
-        CHECK(trained_snapshot(m, request->owner->id, wanted, &r->snapshot));
-        r->snapshot.base = r->snapshot.base && !r->inflight;
-        r->snapshot.inflight = r->inflight;
+    if (!r->path.text[0]) {
+        const bool inflight = r->snapshot.inflight;
+        CHECK(trained_snapshot(m, request->owner->id, !inflight && !t->options->inflight,
+                               &r->snapshot));
+        r->snapshot.base = r->snapshot.base && !inflight;
         return request_set_json(request, json_pack("{s:s, s:s}", "sampling_session_id", r->sampler,
                                                    "type", "save_weights_for_sampler"));
     }
@@ -507,7 +505,6 @@ static enum status check_save(const struct call *c, struct training_request *r)
     if (!c->path && c->which != RUN_SAMPLER_WEIGHTS)
         return status_fail(ST_INVALID, "request: \"path\", the checkpoint's name, is missing");
     if (!c->path) return ST_OK;
-    r->named = true;
     run_path_set(&r->path, r->request.owner->id, (enum run_kind)c->which, c->path);
     if (!c->overwrite && runs_find(runs, &r->path, folder) == ST_OK)
         return status_fail(ST_INVALID,
@@ -526,7 +523,7 @@ static enum status save(const struct call *c)
         FAIL(ST_INVALID, "request: \"sampling_session_seq_id\" is missing");
     CHECK(request_of(c, perform_save, &r));
     if (!r) return ST_OK;
-    r->inflight = c->kind && strcmp(c->kind, "inflight") == 0;
+    r->snapshot.inflight = !named && c->kind && strcmp(c->kind, "inflight") == 0;
     if (!named)
         snprintf(r->sampler, sizeof r->sampler, "%.120s:sample:%lld", r->request.owner->session->id,
                  (long long)c->sampler_number);
