@@ -267,7 +267,10 @@ static enum status write_update(void *context)
     const struct trained_model_info *info = &u->model->info;
     // Before the first byte is written: from here on nothing is taken for what it was.
     snapshots_update(info->snapshots, u->run, control_version(info->control) + 1, u->is_base);
-    return u->write(u->context);
+    if (u->write) return u->write(u->context);
+    control_set_origin(info->control, u->restore);
+    return u->adapter ? adapter_load(u->adapter, u->model->device, u->restore)
+                      : weights_load(u->model->weights, u->model->device, u->restore);
 }
 
 enum status trained_publish(struct update u)
@@ -337,7 +340,7 @@ static enum status publish_step(void *context, enum status (*write)(void *), voi
     (void)ret_times;
     trainee_keep(t);
     return trained_publish(
-        (struct update){t->model, trainee_source(t), t->restore, false, write, update});
+        (struct update){t->model, trainee_source(t), t->adapter, t->restore, false, write, update});
 }
 
 enum status trained_optim_step(struct trained_model *m, const char *run, double lr,

@@ -124,12 +124,14 @@ const char *trainee_source(const struct trainee *t);
 struct optimizer *trainee_optimizer(const struct trainee *t);
 // Learns adapters from here on, or the model itself.
 enum status trained_use_learner(struct trained_model *m, bool adapters);
-// An update that the server sees whole.
+// An update that the server sees whole: what write() writes or, where that is NULL, what lies in
+// the folder.
 struct update {
     struct trained_model *model;
-    const char *run;     // whose adapter; "": the model itself
-    const char *restore; // the folder that the server restores them from if this is cut off
-    bool is_base;        // it makes the model that of its folder
+    const char *run;         // whose adapter; "": the model itself
+    struct adapter *adapter; // likewise; NULL
+    const char *restore;     // the folder that the server restores them from if this is cut off
+    bool is_base;            // it makes the model that of its folder
     enum status (*write)(void *context);
     void *context;
 };

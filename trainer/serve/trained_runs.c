@@ -103,20 +103,6 @@ void trained_end_all(struct trained_model *m, const char *why)
 
 // ---- beginning ----------------------------------------------------------------------------------
 
-struct load {
-    struct trained_model *model;
-    struct adapter *adapter; // NULL: the model itself
-    const char *folder;
-};
-
-static enum status write_loaded(void *context)
-{
-    const struct load *l = context;
-    control_set_origin(l->model->info.control, l->folder);
-    return l->adapter ? adapter_load(l->adapter, l->model->device, l->folder)
-                      : weights_load(l->model->weights, l->model->device, l->folder);
-}
-
 static bool is_loaded(struct trained_model *m, const char *folder)
 {
     struct control_info f;
@@ -127,8 +113,8 @@ static bool is_loaded(struct trained_model *m, const char *folder)
 // The model's weights become those of a folder, unless they are.
 static enum status load_folder(struct trained_model *m, const char *folder)
 {
-    struct load load = {m, NULL, folder};
-    const struct update update = {m, "", folder, strcmp(m->base, folder) == 0, write_loaded, &load};
+    const struct update update = {
+        .model = m, .run = "", .restore = folder, .is_base = strcmp(m->base, folder) == 0};
     if (folder[0] != '/')
         return status_fail(ST_INVALID, "the server loaded no folder (%s) to start a run from",
                            folder);
@@ -147,7 +133,6 @@ bool trained_is_adapter(const char *folder)
 static enum status load(struct trained_model *m, struct trainee *t, const struct beginning *b)
 {
     const char *folder = b->folder ? b->folder : m->base;
-    struct load load = {m, t->adapter, t->start};
     struct checkpoint c = {0};
     struct optimizer *optimizer = trainee_optimizer(t);
     enum status st;
@@ -157,7 +142,8 @@ static enum status load(struct trained_model *m, struct trainee *t, const struct
         CHECK(adapter_folder_start(t->start, t->adapter, b->folder, (uint64_t)b->seed,
                                    t->adapter_name, t->base));
         set_restore(m, t, t->start);
-        CHECK(trained_publish((struct update){m, t->run, t->start, false, write_loaded, &load}));
+        CHECK(trained_publish((struct update){
+            .model = m, .run = t->run, .adapter = t->adapter, .restore = t->start}));
     } else {
         set_restore(m, t, folder);
         CHECK(load_folder(m, folder));
