@@ -160,16 +160,26 @@ void tinker_refused(json_t *answer, const char *why)
 
 // ---- protobuf -----------------------------------------------------------------------------------
 
-static void put_tensor(struct bytes *to, const char *name, int dtype, const void *data, size_t size,
-                       int n)
+void tinker_put_tensor(struct bytes *datum, const char *name, int dtype, const void *data,
+                       size_t len, int rows, int columns)
 {
-    struct bytes tensor = BYTES_INIT, entry = BYTES_INIT;
-    proto_put_bytes(&tensor, 1, data, size * (size_t)n);
+    struct bytes tensor = BYTES_INIT, entry = BYTES_INIT, shape = BYTES_INIT;
+    proto_put_bytes(&tensor, 1, data, len);
     proto_put_varint(&tensor, 3, (uint64_t)dtype);
-    proto_put_varint(&tensor, 4, (uint64_t)n);
+    bytes_printf(&shape, "%c", (char)rows); // packed, as numbers below 128 are
+    if (columns) bytes_printf(&shape, "%c", (char)columns);
+    proto_put_message(&tensor, 4, &shape);
     proto_put_text(&entry, 1, name);
     proto_put_message(&entry, 2, &tensor);
-    proto_put_message(to, 2, &entry);
+    proto_put_message(datum, 2, &entry);
+}
+
+void tinker_put_tokens(struct bytes *datum, const int32_t *tokens, int n)
+{
+    struct bytes text = BYTES_INIT, chunk = BYTES_INIT;
+    proto_put_bytes(&text, 1, tokens, (size_t)n * sizeof *tokens);
+    proto_put_message(&chunk, 1, &text);
+    proto_put_message(datum, 1, &chunk);
 }
 
 void tinker_put_learn(struct bytes *to, const char *model, int seq_id, const char *loss,
@@ -181,13 +191,12 @@ void tinker_put_learn(struct bytes *to, const char *model, int seq_id, const cha
     proto_put_varint(to, 6, forward_only);
     for (int i = 0; i < n; i++) {
         const struct tinker_datum *d = &data[i];
-        struct bytes datum = BYTES_INIT, text = BYTES_INIT, chunk = BYTES_INIT;
-        proto_put_bytes(&text, 1, d->tokens, (size_t)d->n * sizeof(int32_t));
-        proto_put_message(&chunk, 1, &text);
-        proto_put_message(&datum, 1, &chunk);
-        put_tensor(&datum, "target_tokens", 2, d->targets, sizeof(int64_t), d->n);
+        struct bytes datum = BYTES_INIT;
+        const size_t n_bytes = (size_t)d->n * sizeof(float);
+        tinker_put_tokens(&datum, d->tokens, d->n);
+        tinker_put_tensor(&datum, "target_tokens", 2, d->targets, 2 * n_bytes, d->n, 0);
         for (int k = 0; k < 4 && d->names[k]; k++)
-            put_tensor(&datum, d->names[k], 1, d->inputs[k], sizeof(float), d->n);
+            tinker_put_tensor(&datum, d->names[k], 1, d->inputs[k], n_bytes, d->n, 0);
         proto_put_message(to, 3, &datum);
     }
 }

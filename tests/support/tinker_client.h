@@ -51,6 +51,11 @@ struct tinker_datum {
     const char *names[4]; // NULL-ended
     const float *inputs[4];
 };
+// A datum's tensor of that shape (columns 0: a list), of floats (1) or int64 (2); and a chunk of
+// its tokens.
+void tinker_put_tensor(struct bytes *datum, const char *name, int dtype, const void *data,
+                       size_t len, int rows, int columns);
+void tinker_put_tokens(struct bytes *datum, const int32_t *tokens, int n);
 // The body of a forward_backward.
 void tinker_put_learn(struct bytes *to, const char *model, int seq_id, const char *loss,
                       bool forward_only, const struct tinker_datum *data, int n);

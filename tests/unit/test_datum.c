@@ -1,7 +1,7 @@
 /* test_datum.c: protobuf's wire format, field by field, and the requests and answers of the Tinker
  * API that come in it: what they hold, and what malformed ones are refused for. */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/support.h"
+#include "tests/support/tinker_client.h"
 #include "common/base/rng.h"
 #include "trainer/serve/datum.h"
 #include "common/base/protobuf.h"
@@ -9,28 +9,6 @@
 static const struct datum_limits limits = {.vocab = 100, .longest = 8};
 
 // ---- messages -----------------------------------------------------------------------------------
-
-static void put_tensor(struct bytes *to, const char *name, int dtype, const void *data, size_t len,
-                       int64_t rows, int64_t columns)
-{
-    struct bytes tensor = BYTES_INIT, entry = BYTES_INIT, shape = BYTES_INIT;
-    proto_put_bytes(&tensor, 1, data, len);
-    proto_put_varint(&tensor, 3, (uint64_t)dtype);
-    bytes_printf(&shape, "%c", (char)rows); // packed
-    if (columns) bytes_printf(&shape, "%c", (char)columns);
-    proto_put_message(&tensor, 4, &shape);
-    proto_put_text(&entry, 1, name);
-    proto_put_message(&entry, 2, &tensor);
-    proto_put_message(to, 2, &entry);
-}
-
-static void put_tokens(struct bytes *datum, const int32_t *tokens, size_t n)
-{
-    struct bytes text = BYTES_INIT, chunk = BYTES_INIT;
-    proto_put_bytes(&text, 1, tokens, n * sizeof *tokens);
-    proto_put_message(&chunk, 1, &text);
-    proto_put_message(datum, 1, &chunk);
-}
 
 static void put_head(struct bytes *to, const char *loss)
 {
@@ -46,11 +24,11 @@ static void put_policy_datum(struct bytes *to)
     static const int64_t targets[3] = {6, 7, 99};
     static const float logprobs[3] = {0, -0.5f, -1.5f}, advantages[3] = {0, 1, -1};
     struct bytes datum = BYTES_INIT;
-    put_tokens(&datum, tokens, 1);
-    put_tokens(&datum, tokens + 1, 2);
-    put_tensor(&datum, "logprobs", 1, logprobs, sizeof logprobs, 3, 0);
-    put_tensor(&datum, "target_tokens", 2, targets, sizeof targets, 3, 0);
-    put_tensor(&datum, "advantages", 1, advantages, sizeof advantages, 3, 0);
+    tinker_put_tokens(&datum, tokens, 1);
+    tinker_put_tokens(&datum, tokens + 1, 2);
+    tinker_put_tensor(&datum, "logprobs", 1, logprobs, sizeof logprobs, 3, 0);
+    tinker_put_tensor(&datum, "target_tokens", 2, targets, sizeof targets, 3, 0);
+    tinker_put_tensor(&datum, "advantages", 1, advantages, sizeof advantages, 3, 0);
     proto_put_text(&datum, 3, "a span, which is passed over");
     proto_put_message(to, 3, &datum);
 }
@@ -103,8 +81,8 @@ TEST(test_sparse_targets)
                  entry = BYTES_INIT;
     struct forward_backward request;
     put_head(&message, "cross_entropy");
-    put_tokens(&datum, tokens, 2);
-    put_tensor(&datum, "weights", 1, weights, sizeof weights, 2, 3);
+    tinker_put_tokens(&datum, tokens, 2);
+    tinker_put_tensor(&datum, "weights", 1, weights, sizeof weights, 2, 3);
     proto_put_bytes(&csr, 1, values, sizeof values);
     proto_put_bytes(&csr, 2, rows, sizeof rows);
     proto_put_bytes(&csr, 3, columns, sizeof columns);
@@ -170,11 +148,11 @@ static void refuse_datum(const int32_t *tokens, size_t n, const int64_t *targets
 {
     struct bytes message = BYTES_INIT, datum = BYTES_INIT;
     put_head(&message, "cross_entropy");
-    if (n) put_tokens(&datum, tokens, n);
+    if (n) tinker_put_tokens(&datum, tokens, n);
     if (targets)
-        put_tensor(&datum, "target_tokens", 2, targets, n_targets * sizeof *targets,
-                   (int64_t)n_targets, 0);
-    if (weights) put_tensor(&datum, "weights", 1, weights, n * sizeof *weights, (int64_t)n, 0);
+        tinker_put_tensor(&datum, "target_tokens", 2, targets, n_targets * sizeof *targets,
+                          (int64_t)n_targets, 0);
+    if (weights) tinker_put_tensor(&datum, "weights", 1, weights, n * sizeof *weights, (int)n, 0);
     proto_put_message(&message, 3, &datum);
     refuse(&message, why);
 }
@@ -224,7 +202,7 @@ TEST(test_refused_shape)
                  entry = BYTES_INIT;
     struct forward_backward request;
     put_head(&message, "cross_entropy");
-    put_tokens(&datum, tokens, LONG);
+    tinker_put_tokens(&datum, tokens, LONG);
     proto_put_message(&tensor, 2, &csr);
     proto_put_varint(&tensor, 3, 2);
     proto_put_varint(&tensor, 4, LONG);
