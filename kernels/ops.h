@@ -45,11 +45,10 @@ struct matmul {
     enum dtype in;  // of A, B and bias
     enum dtype out; // of C: `in`, or DT_F32
     bool early;     // B, and the experts' offsets (see Order, above)
-    // Of `matmul` alone. sum: C is this rank's addend of the next sum over these ranks (comm.h,
-    // or norm_args), and may go to them at once; or NULL. columns: C (m, size * n) becomes whole on
-    // all of these ranks, each of which computes n columns, in rank order, where beta is 0; or
-    // NULL. parts: (size, m, n), room for that.
-    struct comm *sum, *columns;
+    // Of `matmul` alone. columns: C (m, size * n) becomes whole on all of these ranks, each of which
+    // computes n columns, in rank order, where beta is 0; or NULL. parts: (size, m, n), room for
+    // that.
+    struct comm *columns;
     void *parts;
 };
 
@@ -90,8 +89,6 @@ struct norm_shape {
 struct norm_args {
     const void *x, *w, *b; // b: of NORM_LAYER; may be NULL
     float *rstd, *mean; // (rows) f32, mean of NORM_LAYER alone; norm writes those that are not NULL
-    struct comm *sum;   // norm: x, of whole rows, is first summed over these ranks, in place
-                        // (comm_all_reduce()); or NULL
 };
 
 // ACT_CLAMPED (gpt-oss) is gated: with g = min(gate, limit) and u = up between -limit and limit,

@@ -245,12 +245,6 @@ void model_sum_ranks(struct model *m, void *x, int rows)
 }
 
 // ---- the forward pass ---------------------------------------------------------------------------
-// What ranks make together of what a linear gives on each; NULL: nothing.
-struct joint {
-    struct comm *sum; // y is this rank's addend of the next sum over these ranks
-    void *parts;      // y (rows, ranks * n) is put together of the ranks' parts here
-};
-
 static struct matmul linear_shape(const struct model *m, int rows, const struct linear *l)
 {
     return (struct matmul){.m = rows,
@@ -270,31 +264,31 @@ static bool is_adapted(const struct model *m, int rows, const struct linear *l,
            adapter_table_args(m->adapters, l->role, l->layer, rows, m->row_adapter, ret);
 }
 
-// of: which rows of the batch x's are (device); NULL: all, in order.
+// of: which rows of the batch x's are (device); NULL: all, in order. parts: y (rows, ranks * n) is
+// put together of the ranks' parts there; NULL: y is this rank's own.
 static void linear_of(struct model *m, void *y, const void *x, int rows, const int32_t *of,
-                      const struct linear *l, struct joint joint)
+                      const struct linear *l, void *parts)
 {
     struct matmul shape = linear_shape(m, rows, l);
     struct lora_args adapters;
     if (!is_adapted(m, rows, l, &adapters)) {
-        shape.sum = joint.sum;
-        shape.columns = joint.parts ? m->comm : NULL;
-        shape.parts = joint.parts;
+        shape.columns = parts ? m->comm : NULL;
+        shape.parts = parts;
         m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
         return;
     }
     const size_t width = (size_t)l->n * dtype_size(l->out), part = (size_t)rows * width;
-    void *own = joint.parts ? (char *)joint.parts + (size_t)comm_rank(m->comm) * part : y;
+    void *own = parts ? (char *)parts + (size_t)comm_rank(m->comm) * part : y;
     m->ops->matmul(m->dev, own, x, l->w, l->bias, &shape);
     adapters.row = of;
     adapters.out = l->out;
     m->ops->lora(m->dev, own, x, &adapters);
-    if (joint.parts) comm_gather_columns(m->comm, y, joint.parts, (size_t)rows, width);
+    if (parts) comm_gather_columns(m->comm, y, parts, (size_t)rows, width);
 }
 
 void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l)
 {
-    linear_of(m, y, x, rows, NULL, l, (struct joint){0});
+    linear_of(m, y, x, rows, NULL, l, NULL);
 }
 
 void model_linear_act(struct model *m, void *y, void *gate_up, const void *x, int rows,
@@ -316,27 +310,13 @@ static void copy_rows(struct model *m, void *to, const void *from, int rows, int
     if (to != from) device_copy(m->dev, to, from, (size_t)rows * (size_t)width * dtype_size(m->dt));
 }
 
-// The residual stream between two blocks, (rows, hidden). What is left of a sum over ranks is left
-// to the norm that reads it first.
-struct residual {
-    void *x;
-    struct comm *partial; // x is a rank's addend of a sum over these ranks; NULL: it is whole
-};
-
-static void *whole(struct model *m, struct residual r, int rows)
-{
-    if (r.partial) model_sum_ranks(m, r.x, rows);
-    return r.x;
-}
-
 void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args)
 {
     const struct norm_shape shape = model_norm_shape(m, rows);
     if (args->w)
         m->ops->norm(m->dev, y, args, &shape);
     else
-        copy_rows(m, y, whole(m, (struct residual){(void *)args->x, args->sum}, rows), rows,
-                  m->config->hidden);
+        copy_rows(m, y, args->x, rows, m->config->hidden);
 }
 
 // The q and k norms, in place.
@@ -366,28 +346,27 @@ struct branch {
     float *rstd;
 };
 
-static struct residual add_branch(struct model *m, int rows, const struct branch *b,
-                                  const void *x_from, void *x_to)
+static void add_branch(struct model *m, int rows, const struct branch *b, const void *x_from,
+                       void *x_to)
 {
     const int hidden = m->config->hidden;
     const bool begins = model_begins_sum(m);
-    const struct joint sum = {.sum = m->comm};
     struct linear out = {b->role, b->layer, b->w,   begins ? b->bias : NULL,
                          hidden,  b->width, begins, m->dt};
     if (!b->norm) {
         if (begins) copy_rows(m, x_to, x_from, rows, hidden);
-        linear_of(m, x_to, b->in, rows, NULL, &out, sum);
-        return (struct residual){x_to, m->comm};
+        model_linear(m, x_to, b->in, rows, &out);
+        model_sum_ranks(m, x_to, rows);
+        return;
     }
     void *proj = b->proj ? b->proj : m->block;
     copy_rows(m, x_to, x_from, rows, hidden);
     out.add = false;
-    linear_of(m, proj, b->in, rows, NULL, &out, sum);
+    model_linear(m, proj, b->in, rows, &out);
     model_sum_ranks(m, proj, rows);
     model_normalise(m, m->block, rows,
                     &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
-    return (struct residual){x_to, NULL};
 }
 
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign)
@@ -479,11 +458,11 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
     return m->attn_out;
 }
 
-// Leaves the normalised input in m->normed, and x whole. The residual stream after attention goes
-// to x_mid, which is x's own memory outside of training.
-static struct residual attention_block(struct model *m, int l, const struct batch_view *batch,
-                                       const struct kv_view *kv, struct layer_tape *tape,
-                                       struct residual x, void *x_mid)
+// Leaves the normalised input in m->normed. The residual stream after attention goes to x_mid,
+// which is x outside of training.
+static void attention_block(struct model *m, int l, const struct batch_view *batch,
+                            const struct kv_view *kv, struct layer_tape *tape, const void *x,
+                            void *x_mid)
 {
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
@@ -491,9 +470,8 @@ static struct residual attention_block(struct model *m, int l, const struct batc
     const int rows = batch->n_tokens;
 
     model_normalise(m, m->normed, rows,
-                    &(struct norm_args){x.x, w->attn_norm, w->attn_norm_bias,
-                                        tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL,
-                                        x.partial});
+                    &(struct norm_args){x, w->attn_norm, w->attn_norm_bias,
+                                        tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL});
     if (delta) delta_attention(m, l, batch, kv, tape);
     struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
@@ -504,12 +482,12 @@ static struct residual attention_block(struct model *m, int l, const struct batc
                        layer_attn_width(layer),
                        tape ? tape->attn_proj : NULL,
                        tape ? tape->rstd_post1 : NULL};
-    return add_branch(m, rows, &o, x.x, x_mid);
+    add_branch(m, rows, &o, x, x_mid);
 }
 
 // m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
-static struct residual mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
-                                 struct residual mid, void *x_out)
+static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *mid,
+                      void *x_out)
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
@@ -517,28 +495,25 @@ static struct residual mlp_block(struct model *m, int l, int rows, struct layer_
     int inner = layer->intermediate;
     void *gate_up = tape ? tape->gate_up : m->gate_up;
 
-    if (c->parallel_block)
-        whole(m, mid, rows);
-    else
+    if (!c->parallel_block)
         model_normalise(m, m->normed, rows,
-                        &(struct norm_args){mid.x, w->mlp_norm, w->mlp_norm_bias,
-                                            tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL,
-                                            mid.partial});
+                        &(struct norm_args){mid, w->mlp_norm, w->mlp_norm_bias,
+                                            tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL});
     if (layer->moe.n_experts > 0) {
         if (model_begins_sum(m))
-            copy_rows(m, x_out, mid.x, rows, c->hidden);
+            copy_rows(m, x_out, mid, rows, c->hidden);
         else
             device_fill(m->dev, x_out, 0, (size_t)rows * (size_t)c->hidden * dtype_size(m->dt));
         experts_block(m, l, rows, tape, x_out);
         if (layer->shared_intermediate > 0) shared_block(m, l, rows, tape, x_out);
         model_sum_ranks(m, x_out, rows);
-        return (struct residual){x_out, NULL};
+        return;
     }
     model_linear_act(m, m->act, gate_up, m->normed, rows,
                      &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias,
                                       layer_up_width(c, layer), c->hidden, false, m->dt},
                      inner, tape != NULL);
-    if (tape && tape->again && !c->post_norm) return (struct residual){x_out, NULL};
+    if (tape && tape->again && !c->post_norm) return;
     struct branch down = {ROLE_DOWN,
                           l,
                           m->act,
@@ -548,36 +523,38 @@ static struct residual mlp_block(struct model *m, int l, int rows, struct layer_
                           inner,
                           tape ? tape->mlp_proj : NULL,
                           tape ? tape->rstd_post2 : NULL};
-    return add_branch(m, rows, &down, mid.x, x_out);
+    add_branch(m, rows, &down, mid, x_out);
 }
 
 // Layer l, from the residual stream at its entry (in m->x, or on the tape) to that at its end.
-static struct residual run_layer(struct model *m, int l, const struct batch_view *batch,
-                                 const struct kv_view *kv, struct tape *tape, struct residual x)
+static void *run_layer(struct model *m, int l, const struct batch_view *batch,
+                       const struct kv_view *kv, struct tape *tape)
 {
     struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
-    void *x_mid = tape ? lt->x_mid : x.x;
-    void *x_out = !tape ? x.x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
+    void *x = tape ? lt->x : m->x, *x_mid = tape ? lt->x_mid : x;
+    void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
     m->row_adapter = batch->adapter;
     m->attn[l].sinks = m->weights->layers[l].sinks;
-    x = attention_block(m, l, batch, kv, lt, x, x_mid);
+    attention_block(m, l, batch, kv, lt, x, x_mid);
     if (tape) tape->held = l;
-    return mlp_block(m, l, batch->n_tokens, lt, x, x_out);
+    mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
+    return x_out;
 }
 
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
                    struct tape *tape, void **ret_x)
 {
     const struct model_config *c = m->config;
-    struct residual x = {tape ? tape->layers[0].x : m->x, m->comm};
-    m->ops->gather_rows(m->dev, x.x, m->weights->embed,
+    void *x = tape ? tape->layers[0].x : m->x;
+    m->ops->gather_rows(m->dev, x, m->weights->embed,
                         &(struct gather_args){batch->tokens, batch->n_tokens, c->hidden,
                                               model_embed_scale(m), m->dt,
                                               config_first_vocab_row(c), config_vocab_rows(c)});
+    model_sum_ranks(m, x, batch->n_tokens);
     if (tape && tape->balance)
         device_fill(m->dev, tape->balance, 0, 2 * (size_t)config_experts(c) * sizeof(float));
     for (int l = 0; l < c->n_layers; l++) {
-        x = run_layer(m, l, batch, kv, tape, x);
+        x = run_layer(m, l, batch, kv, tape);
         const struct moe_shape shape = model_moe_shape(m, l, batch->n_tokens);
         if (!tape || !tape->balance || shape.n_experts == 0) continue;
         // what the layer's router did is added to the tape's sums
@@ -587,7 +564,7 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
         m->ops->column_sum(m->dev, tape->balance + shape.n_experts, probs, batch->n_tokens,
                            shape.n_experts, DT_F32);
     }
-    *ret_x = whole(m, x, batch->n_tokens);
+    *ret_x = x;
 }
 
 const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
@@ -596,8 +573,7 @@ const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
     struct layer_tape *layer = &tape->layers[l];
     if (tape->recompute == RECOMPUTE_LAYER && tape->held != l) {
         layer->again = true;
-        whole(m, run_layer(m, l, batch, NULL, tape, (struct residual){layer->x, NULL}),
-              batch->n_tokens);
+        run_layer(m, l, batch, NULL, tape);
         layer->again = false;
     }
     return layer;
@@ -629,10 +605,10 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
                         &(struct gather_args){rows, n, c->hidden, 1.0f, m->dt, 0, 0});
     model_normalise(m, to.normed, n,
                     &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
-                                        c->norm == NORM_LAYER ? to.mean : NULL, NULL});
+                                        c->norm == NORM_LAYER ? to.mean : NULL});
     const struct linear head = {ROLE_HEAD, 0,     w->head, w->head_bias, config_vocab_rows(c),
                                 c->hidden, false, DT_F32};
-    linear_of(m, to.logits, to.normed, n, rows, &head, (struct joint){.parts = m->logit_parts});
+    linear_of(m, to.logits, to.normed, n, rows, &head, m->logit_parts);
     if (c->logit_softcap > 0)
         m->ops->softcap(m->dev, to.logits, (int64_t)n * c->vocab_size, c->logit_softcap);
 }

@@ -150,8 +150,8 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 // backward pass.
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign);
 
-// What a residual branch reads, (rows, hidden): args->x, summed over the ranks of args->sum if any,
-// normalised, or as it is where there are no weights to it.
+// What a residual branch reads, (rows, hidden): args->x normalised, or as it is where there are no
+// weights to it.
 void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args);
 
 // Shapes of calls for `rows` rows, as the forward and the backward pass make them: of the norms

@@ -2,7 +2,6 @@
  * (x - mean) * rstd), w' = w or 1 + w, and g = dy * w':
  *   dx = rstd * (g - n * avg(g n) [- avg(g), layer norm])      dw += dy * n      db += dy */
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/comm.h"
 #include "kernels/cpu/cpu.h"
 
 static inline int64_t row_offset(const struct norm_shape *shape, int row)
@@ -20,7 +19,6 @@ void cpu_norm(struct device *dev, void *y, const struct norm_args *args,
 {
     if (!cpu_is_f32(dev, "norm", shape->dt)) return;
     const int width = shape->width;
-    comm_all_reduce(args->sum, (void *)args->x, (size_t)shape->rows * (size_t)width, shape->dt);
     const float *x = args->x, *scale = args->w, *bias = args->b;
     const float one = shape->kind == NORM_RMS_PLUS_ONE ? 1.0f : 0.0f;
 #pragma omp parallel for if ((int64_t)shape->rows * width > PARALLEL_WORK)

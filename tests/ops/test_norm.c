@@ -61,9 +61,8 @@ static void norm_launch(struct op_test *t, struct device *dev, const struct ops 
 {
     struct norm_shape s = norm_shape_of(t->c->p);
     s.dt = t->dt;
-    const struct norm_args args = {t->c->p[7] ? d[0] : d[3],           d[4],
-                                   t->c->p[4] ? d[5] : NULL,           d[1],
-                                   s.kind == NORM_LAYER ? d[2] : NULL, NULL};
+    const struct norm_args args = {t->c->p[7] ? d[0] : d[3], d[4], t->c->p[4] ? d[5] : NULL, d[1],
+                                   s.kind == NORM_LAYER ? d[2] : NULL};
     ops->norm(dev, d[0], &args, &s);
 }
 
@@ -111,8 +110,8 @@ static void norm_back_launch(struct op_test *t, struct device *dev, const struct
 {
     const int *p = t->c->p;
     struct norm_shape s = norm_shape_of(p);
-    const struct norm_args args = {
-        d[NB_X], d[NB_W], NULL, d[NB_RSTD], s.kind == NORM_LAYER ? d[NB_MEAN] : NULL, NULL};
+    const struct norm_args args = {d[NB_X], d[NB_W], NULL, d[NB_RSTD],
+                                   s.kind == NORM_LAYER ? d[NB_MEAN] : NULL};
     s.dt = t->dt;
     ops->norm_back(dev, d[NB_DX], d[NB_DW], p[4] ? d[NB_DB] : NULL, p[7] ? d[NB_DX] : d[NB_DY],
                    &args, &s, p[6]);

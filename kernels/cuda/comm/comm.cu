@@ -73,8 +73,6 @@ struct nccl_state {
     cudaStream_t stream;    // own, or NULL: the device's
     struct peer_sum *peers; // NULL: sums are all NCCL's
     bool unmapped, left; // peers' memory, by this rank at a common end; by all, so that it may go
-    const void *sent;    // the device's thread: the addend of a sum that has begun, or NULL
-    size_t sent_n;       // its elements
     cudaEvent_t before, after;
     bool watching; // the thread runs
     pthread_t thread;
@@ -435,37 +433,6 @@ static struct peer_sum *open_peers(const struct comm *comm)
     return s->unmapped || s->stream || comm_failed(comm) ? NULL : s->peers;
 }
 
-const struct peer_places *comm_addend_places(struct comm *comm, const void *data, size_t n,
-                                             enum dtype dt)
-{
-    struct nccl_state *s = state_of(comm);
-    pthread_mutex_lock(&s->mutex);
-    struct peer_sum *peers = open_peers(comm);
-    pthread_mutex_unlock(&s->mutex);
-    return peers ? peer_sum_places(peers, data, n, dt) : NULL;
-}
-
-void comm_addend_sent(struct comm *comm, const void *data, size_t n)
-{
-    struct nccl_state *s = state_of(comm);
-    s->sent = data;
-    s->sent_n = n;
-}
-
-const struct peer_places *comm_take_sum(struct comm *comm, const void *data, size_t n,
-                                        enum dtype dt, bool *ret_sent)
-{
-    struct nccl_state *s = state_of(comm);
-    if (s->sent && (s->sent != data || s->sent_n != n))
-        comm_fail(comm, "all_reduce", "other memory than that whose sum was begun");
-    const struct peer_places *places = comm_addend_places(comm, data, n, dt);
-    if (places) {
-        *ret_sent = s->sent != NULL;
-        s->sent = NULL;
-    }
-    return places;
-}
-
 const struct peer_places *comm_place_columns(struct comm *comm, void *data, void *ret_of[MAX_PEERS])
 {
     struct nccl_state *s = state_of(comm);
@@ -486,10 +453,13 @@ void comm_call_enqueued(struct comm *comm, const char *what)
 
 static bool sum_through_peers(struct comm *comm, void *data, size_t n, enum dtype dt)
 {
-    bool sent = false;
-    const struct peer_places *places = comm_take_sum(comm, data, n, dt, &sent);
+    struct nccl_state *s = state_of(comm);
+    pthread_mutex_lock(&s->mutex);
+    struct peer_sum *peers = open_peers(comm);
+    pthread_mutex_unlock(&s->mutex);
+    const struct peer_places *places = peers ? peer_sum_places(peers, data, n, dt) : NULL;
     if (!places) return comm_failed(comm);
-    peer_sum_begin(comm->dev, places, data, n, dt, sent);
+    peer_sum_reduce(comm->dev, places, data, n, dt);
     comm_call_enqueued(comm, "all_reduce");
     return true;
 }
@@ -572,18 +542,6 @@ enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
 }
 
 // No communicator was opened to call these with.
-const struct peer_places *comm_addend_places(struct comm *, const void *, size_t, enum dtype)
-{
-    return NULL;
-}
-
-void comm_addend_sent(struct comm *, const void *, size_t) {}
-
-const struct peer_places *comm_take_sum(struct comm *, const void *, size_t, enum dtype, bool *)
-{
-    return NULL;
-}
-
 const struct peer_places *comm_place_columns(struct comm *, void *, void **)
 {
     return NULL;

@@ -75,23 +75,21 @@ __device__ __forceinline__ word<T> rounded(const float (&sum)[word_elements<T>])
     return w;
 }
 
-template <typename T> __global__ void sum_kernel(struct peer_places p, T *data, size_t n, bool sent)
+template <typename T> __global__ void sum_kernel(struct peer_places p, T *data, size_t n)
 {
     grid_begin();
     const peer_call call = this_peer_call(p);
     const size_t words = (n + word_elements<T> - 1) / word_elements<T>;
     const size_t step = (size_t)gridDim.x * blockDim.x;
     const size_t start = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (size_t w = start; w < words && !sent; w += step)
+    for (size_t w = start; w < words; w += step)
         send_word(p, call, w, word_at(data, w * word_elements<T>, n).bits);
     for (size_t w = start; w < words; w += step) {
         float sum[word_elements<T>];
         const word<T> own = word_at(data, w * word_elements<T>, n);
         for (int r = 0; r < p.size; r++) {
-            uint2 bits[1] = {own.bits};
-            if (r != p.rank) receive_words<1>(bits, p, call, r, {w}, 1);
-            word<T> x;
-            x.bits = bits[0];
+            word<T> x = own;
+            if (r != p.rank) x.bits = receive_word(p, call, r, w);
             add_word<T>(sum, x, r == 0);
         }
         put_word(data, w * word_elements<T>, n, rounded<T>(sum));
@@ -106,8 +104,8 @@ const struct peer_places *peer_sum_places(struct peer_sum *sum, const void *data
     return fits ? &sum->places : NULL;
 }
 
-void peer_sum_begin(struct device *dev, const struct peer_places *places, void *data, size_t n,
-                    enum dtype dt, bool sent)
+void peer_sum_reduce(struct device *dev, const struct peer_places *places, void *data, size_t n,
+                     enum dtype dt)
 {
     // At most a block an SM: all have begun when one of them waits.
     const size_t words = (n * dtype_size(dt) + 7) / 8;
@@ -116,7 +114,7 @@ void peer_sum_begin(struct device *dev, const struct peer_places *places, void *
     with_type(dt, [&](auto t) {
         typedef decltype(t) T;
         cuda_launch(dev, "all_reduce", sum_kernel<T>, dim3((unsigned)grid), dim3((unsigned)block),
-                    0, *places, data, n, sent);
+                    0, *places, data, n);
     });
 }
 

@@ -7,8 +7,7 @@
  * number, and GPUs write 8 bytes at once, so a number that is right says that its data is there: no
  * flags, no fences, no second message (NCCL calls this protocol LL). Two sets of places take turns:
  * who writes a set has seen the answers to the call between, which nobody gives before it has read
- * the last of this set. An addend lies at its elements' places whichever kernel sends it: that of
- * a sum, the norm of one, or the matmul that computes it (matmul_small.cu), as its tiles are done.
+ * the last of this set.
  *
  * Logits are large, and their places are known: the matmul of the head writes them where they
  * belong, on all ranks. Two flags a rank frame it: "ready" (what lay there is not read any more),
@@ -64,9 +63,8 @@ const struct peer_places *peer_sum_places(struct peer_sum *sum, const void *data
                                           enum dtype dt);
 // Where `data` lies on every rank, NULL where it is unmapped; false where it was not shared.
 bool peer_sum_shared(const struct peer_sum *sum, const void *data, void *ret_of[MAX_PEERS]);
-// sent: the addend is on its way.
-void peer_sum_begin(struct device *dev, const struct peer_places *places, void *data, size_t n,
-                    enum dtype dt, bool sent);
+void peer_sum_reduce(struct device *dev, const struct peer_places *places, void *data, size_t n,
+              enum dtype dt);
 // Any thread: sums that wait for a rank end, and what they leave is garbage.
 void peer_sum_abort(struct peer_sum *sum);
 
@@ -77,14 +75,6 @@ void peer_sum_add(struct device *dev, void *data, const void *rest, size_t n, si
 
 // ---- for kernels of other operations (comm.cu) --------------------------------------------------
 
-// Where the caller's kernel sends `data`, n elements, as this rank's addend of the sum that comes
-// next, which it says once it has enqueued it. NULL: the sum will send it.
-const struct peer_places *comm_addend_places(struct comm *comm, const void *data, size_t n,
-                                             enum dtype dt);
-void comm_addend_sent(struct comm *comm, const void *data, size_t n);
-// The caller's kernel ends that sum. NULL: comm_all_reduce() must.
-const struct peer_places *comm_take_sum(struct comm *comm, const void *data, size_t n,
-                                        enum dtype dt, bool *ret_sent);
 // The caller's kernel writes the columns of `data` on all ranks. NULL: comm_gather_columns() must.
 const struct peer_places *comm_place_columns(struct comm *comm, void *data,
                                              void *ret_of[MAX_PEERS]);
@@ -140,47 +130,20 @@ __device__ __forceinline__ void send_word(const peer_places &p, peer_call call, 
     }
 }
 
-// 4 bytes of it: half a word.
-__device__ __forceinline__ void send_half(const peer_places &p, peer_call call, size_t half,
-                                          unsigned bits)
+// The word that rank r sends.
+__device__ __forceinline__ uint2 receive_word(const peer_places &p, peer_call call, int r,
+                                              size_t word)
 {
-    for (int i = 1; i < p.size; i++) {
-        const int r = p.rank + i, to = r < p.size ? r : r - p.size;
-        const unsigned *at =
-            (const unsigned *)peer_line(p, call, to, p.rank, half / 2) + half % 2 * 2;
-        asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(bits),
-                     "r"(call.number)
+    uint4 got;
+    for (int tries = 1;; tries++) {
+        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(got.x), "=r"(got.y), "=r"(got.z), "=r"(got.w)
+                     : "l"(peer_line(p, call, p.rank, r, word))
                      : "memory");
+        if (got.y == call.number && got.w == call.number) break;
+        if (tries % LOOK_AFTER == 0 && *p.stop) break;
     }
-}
-
-// The N words that rank r sends for `word[i]`, of those that `wanted` has a bit for. All are asked
-// for before one is looked at.
-template <int N>
-__device__ __forceinline__ void receive_words(uint2 (&ret)[N], const peer_places &p, peer_call call,
-                                              int r, const size_t (&word)[N], unsigned wanted)
-{
-    for (int tries = 1; wanted; tries++) {
-        uint4 got[N];
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            if (wanted >> i & 1)
-                asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(got[i].x), "=r"(got[i].y), "=r"(got[i].z), "=r"(got[i].w)
-                             : "l"(peer_line(p, call, p.rank, r, word[i]))
-                             : "memory");
-        unsigned missing = 0;
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            if (!(wanted >> i & 1)) continue;
-            if (got[i].y == call.number && got[i].w == call.number)
-                ret[i] = make_uint2(got[i].x, got[i].z);
-            else
-                missing |= 1u << i;
-        }
-        wanted = missing;
-        if (tries % LOOK_AFTER == 0 && *p.stop) return;
-    }
+    return make_uint2(got.x, got.z);
 }
 
 enum peer_flag { PEER_READY, PEER_DONE };

@@ -116,14 +116,12 @@ static const op_variant matmul_rows[] = {
     variant<matmul_call, matmul_few_columns_takes, matmul_few_columns>(
         "few_columns", "ranks put columns together and map each other's memory; else as few"),
     variant<matmul_call, is_columns, gather_columns>("columns", "ranks put columns together"),
-    variant<matmul_call, matmul_few_sent_takes, matmul_few_sent>(
-        "few_sent", "a partial sum for ranks that map each other's memory; else as few"),
     variant<matmul_call, matmul_few_takes, matmul_few>(
         "few", "bf16 A B' on 9.0, k a multiple of 64, up to 128 rows or n odd"),
     variant<matmul_call, adds_to_bf16, library_add>("library_add", "beta 1 to bf16"),
     variant<matmul_call, otherwise, library>("library", "all else: cuBLASLt"),
 };
-const struct op_variants matmul_variants = {OP_matmul, 6, matmul_rows};
+const struct op_variants matmul_variants = {OP_matmul, 5, matmul_rows};
 
 void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                  const struct matmul *shape)
@@ -134,16 +132,20 @@ void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, cons
 
 static void act_apart(struct device *dev, const matmul_call &c)
 {
-    cuda_matmul(dev, c.x, c.a, c.b, c.bias, c.shape);
+    if (c.n_experts > 0)
+        cuda_matmul_experts(dev, c.x, c.a, c.b, c.offsets, c.n_experts, c.shape);
+    else
+        cuda_matmul(dev, c.x, c.a, c.b, c.bias, c.shape);
     cuda_act(dev, c.c, c.x, c.act);
 }
 
 static const op_variant act_rows[] = {
     variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>(
-        "few_gated", "as few, gated but not clamped, x not kept"),
-    variant<matmul_call, otherwise, act_apart>("apart", "all else: matmul, then act"),
+        "few_gated", "as few of the matmul, gated but not clamped, x not kept"),
+    variant<matmul_call, otherwise, act_apart>("apart", "all else: the matmul, then act"),
 };
 const struct op_variants matmul_act_variants = {OP_matmul_act, 2, act_rows};
+const struct op_variants matmul_experts_act_variants = {OP_matmul_experts_act, 2, act_rows};
 
 void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
                      const void *bias, const struct matmul *shape, const struct act_shape *act,

@@ -25,9 +25,6 @@ struct matmul_call {
 // and its launch.
 bool matmul_few_takes(struct device *dev, const matmul_call &call);
 void matmul_few(struct device *dev, const matmul_call &call);
-// C is the addend of a sum over ranks, and goes to them (matmul.sum in ops.h).
-bool matmul_few_sent_takes(struct device *dev, const matmul_call &call);
-void matmul_few_sent(struct device *dev, const matmul_call &call);
 // C is a rank's columns of what all of them put together (matmul.columns).
 bool matmul_few_columns_takes(struct device *dev, const matmul_call &call);
 void matmul_few_columns(struct device *dev, const matmul_call &call);

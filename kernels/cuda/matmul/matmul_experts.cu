@@ -169,12 +169,6 @@ static void experts_plain_back(struct device *dev, const matmul_call &c)
               [&](auto t) { launch_tiles<plain_tile<true, true>, decltype(t), float>(dev, c); });
 }
 
-static void experts_act_apart(struct device *dev, const matmul_call &c)
-{
-    cuda_matmul_experts(dev, c.x, c.a, c.b, c.offsets, c.n_experts, c.shape);
-    cuda_act(dev, c.c, c.x, c.act);
-}
-
 // ---- variants ----------------------------------------------------------------------------------
 
 #define FOR_WGMMA "bf16 on 9.0, widths are multiples of 8, up to 1,024 experts"
@@ -188,19 +182,12 @@ static const op_variant experts_rows[] = {
     variant<matmul_call, experts_mma_takes, experts_mma>("mma", FOR_MMA),
     variant<matmul_call, otherwise, experts_plain>("plain", FOR_PLAIN),
 };
-static const op_variant experts_act_rows[] = {
-    variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>(
-        "few_gated", "as few of matmul_experts, gated but not clamped, x not kept"),
-    variant<matmul_call, otherwise, experts_act_apart>("apart",
-                                                       "all else: matmul_experts, then act"),
-};
 static const op_variant experts_back_rows[] = {
     variant<matmul_call, experts_wgmma_takes, experts_wgmma_back>("wgmma", FOR_WGMMA),
     variant<matmul_call, experts_mma_takes, experts_mma_back>("mma", FOR_MMA),
     variant<matmul_call, otherwise, experts_plain_back>("plain", FOR_PLAIN),
 };
 const struct op_variants matmul_experts_variants = {OP_matmul_experts, 4, experts_rows};
-const struct op_variants matmul_experts_act_variants = {OP_matmul_experts_act, 2, experts_act_rows};
 const struct op_variants matmul_experts_back_variants = {OP_matmul_experts_back, 3,
                                                          experts_back_rows};
 

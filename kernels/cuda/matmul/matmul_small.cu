@@ -53,10 +53,8 @@ struct few_args {
     bool add, early;
     act_kind act;               // GATED
     rope_store_args<bf16> rope; // ROTATED: every head, as a whole
-    // STORED: C goes to these ranks as the addend of a sum. WIDE: they put their columns together,
-    // at `columns`. size 0: neither.
-    peer_places peers;
-    float *columns[MAX_PEERS]; // (m, size * n) on every rank
+    peer_places peers;          // WIDE: ranks that put their columns together; size 0: none
+    float *columns[MAX_PEERS];  // (m, size * n) on every rank
 };
 
 // What a block does at a time: rows first .. first + rows - 1 of A times the rows of B from
@@ -229,7 +227,7 @@ template <few_end END, int J> struct few_ending {
     }
 
     __device__ __forceinline__ void store(const float *tile, const few_args &p,
-                                          const few_work &rows, peer_call call) const
+                                          const few_work &rows) const
     {
         if (column >= p.n) return;
         float x[PAIRS + 1][2];
@@ -247,24 +245,10 @@ template <few_end END, int J> struct few_ending {
                        activate(x[0][0], p.act) * x[1][0], activate(x[0][1], p.act) * x[1][1]);
         else if constexpr (END == ROTATED)
             store_rotated(p, row_at, x[0], x[1]);
-        else if (END == STORED && p.peers.size)
-            store_addend((int64_t)row_at * p.n + column, p, call, x[0]);
         else if (END == WIDE && p.peers.size)
             store_columns(row_at, p, x[0]);
         else
             store_sums((U *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
-    }
-
-    __device__ __forceinline__ void store_addend(int64_t to, const few_args &p, peer_call call,
-                                                 float (&x)[2]) const
-    {
-        pack<bf16, 2> pair;
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-            pair.at[k] = from_f32<bf16>(p.add ? x[k] + to_f32(old[k]) : x[k]);
-        const unsigned bits = reinterpret_cast<const unsigned &>(pair);
-        *(unsigned *)((bf16 *)p.c + to) = bits;
-        send_half(p.peers, call, (size_t)to / 2, bits);
     }
 
     __device__ __forceinline__ void store_columns(int row_at, const few_args &p,
@@ -406,7 +390,7 @@ __device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const f
 #pragma unroll 1
     for (;;) {
 #pragma unroll
-        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows, call);
+        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows);
         at += ENDS_AT_ONCE * GROUPS * 128;
         if (at >= rows.rows * ends[0].ACROSS) break;
 #pragma unroll
@@ -478,8 +462,8 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     }
     grid_wait();
     grid_release();
-    const peer_call call = !DIRECT && p.peers.size ? this_peer_call(p.peers) : peer_call();
     const bool columns = END == WIDE && !DIRECT && p.peers.size;
+    const peer_call call = columns ? this_peer_call(p.peers) : peer_call();
     if (columns && blockIdx.x + blockIdx.y + threadIdx.x == 0)
         raise_flag(p.peers, call, PEER_READY);
     for (int i = 0; i < rounds; i++) {
@@ -522,7 +506,7 @@ struct few_plan {
 };
 
 // J, from small to large: of any end, and the fewer of some.
-typedef std::integer_sequence<int, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 17, 18> tile_sizes;
+typedef std::integer_sequence<int, 1, 2, 4, 5, 6, 8, 12, 16, 18> tile_sizes;
 constexpr bool has_tile(few_end end, int j)
 {
     if (end == WIDE) return j <= 2 || j % 4 == 0 || j == 18;
@@ -780,29 +764,6 @@ void matmul_few(struct device *dev, const matmul_call &call)
         few<WIDE>(dev, call, few_args_of<WIDE>(call));
     else
         few<STORED>(dev, call, few_args_of<STORED>(call));
-}
-
-static const peer_places *addend_places(const matmul_call &call)
-{
-    const struct matmul *s = call.shape;
-    return comm_addend_places(s->sum, call.c, (size_t)s->m * s->n, s->out);
-}
-
-bool matmul_few_sent_takes(struct device *dev, const matmul_call &call)
-{
-    const struct matmul *s = call.shape;
-    // a row ends with a whole word of the sum
-    return s->sum && s->out == DT_BF16 && s->n % word_elements<bf16> == 0 && s->m <= MOST_ROWS &&
-           takes<STORED>(dev, call) && addend_places(call);
-}
-
-void matmul_few_sent(struct device *dev, const matmul_call &call)
-{
-    const struct matmul *s = call.shape;
-    few_args p = few_args_of<STORED>(call);
-    p.peers = *addend_places(call);
-    few<STORED>(dev, call, p);
-    comm_addend_sent(s->sum, call.c, (size_t)s->m * s->n);
 }
 
 bool matmul_few_columns_takes(struct device *dev, const matmul_call &call)

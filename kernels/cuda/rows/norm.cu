@@ -6,7 +6,7 @@
  * then over groups and blocks: the same bits in every run.
  */
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/comm/peer_sum.cuh"
+#include "kernels/cuda/cuda.cuh"
 
 #define THREADS  256 // of a block, where a group is not larger
 #define WIDEST   16384
@@ -73,58 +73,9 @@ __device__ __forceinline__ int64_t row_offset(const norm_shape &s, int row)
 
 template <int GROUP> constexpr int block_of = GROUP > THREADS ? GROUP : THREADS;
 
-// What a norm goes over is first this rank's addend of a sum (peer_sum.cuh). size 0: it is not.
-struct summed {
-    peer_places places;
-    bool sent;
-};
-
-// `row` is the addend of elements `first` on; it becomes the sum.
 template <typename T, int V, int E, int GROUP>
-__device__ __forceinline__ void sum_row(held<T, V, E, GROUP> &row, const summed &of, int64_t first,
-                                        int width)
-{
-    using H = held<T, V, E, GROUP>;
-    constexpr int WORDS = V / word_elements<T>; // of a pack
-    const peer_places &p = of.places;
-    const peer_call call = this_peer_call(p);
-    size_t word[H::PACKS * WORDS] = {};
-    unsigned wanted = 0;
-    each_pack<H>(width, [&](int k) {
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) {
-            word[k * WORDS + i] = (size_t)(first + H::column(k)) / word_elements<T> + i;
-            wanted |= 1u << (k * WORDS + i);
-            if (!of.sent)
-                send_word(p, call, word[k * WORDS + i],
-                          reinterpret_cast<const uint2 *>(&row.at[k])[i]);
-        }
-    });
-    float sum[H::PACKS][V];
-    for (int r = 0; r < p.size; r++) {
-        uint2 bits[H::PACKS * WORDS];
-        if (r != p.rank) receive_words(bits, p, call, r, word, wanted);
-        each_pack<H>(width, [&](int k) {
-            pack<T, V> x = row.at[k];
-            if (r != p.rank)
-#pragma unroll
-                for (int i = 0; i < WORDS; i++)
-                    reinterpret_cast<uint2 *>(&x)[i] = bits[k * WORDS + i];
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                sum[k][i] = r == 0 ? to_f32(x.at[i]) : sum[k][i] + to_f32(x.at[i]);
-        });
-    }
-    each_pack<H>(width, [&](int k) {
-#pragma unroll
-        for (int i = 0; i < V; i++) row.at[k].at[i] = from_f32<T>(sum[k][i]);
-    });
-}
-
-template <typename T, int V, int E, int GROUP, bool SUMMED>
 __global__ void __launch_bounds__(block_of<GROUP>)
-    norm_kernel(T *y, float *rstd, float *mean, T *x, const T *w, const T *b, norm_shape s,
-                std::conditional_t<SUMMED, summed, char> of)
+    norm_kernel(T *y, float *rstd, float *mean, const T *x, const T *w, const T *b, norm_shape s)
 {
     grid_begin_early();
     __shared__ float shared[32];
@@ -136,16 +87,6 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     row.take(x + row_offset(s, r), s.width);
     scale.take(w, s.width);
     y += row_offset(s, r);
-    if constexpr (SUMMED) {
-        if (is_row) { // another group's row may be a sum already, which is no addend
-            sum_row(row, of, row_offset(s, r), s.width);
-            each_pack<H>(s.width, [&](int k) {
-                *reinterpret_cast<pack<T, V> *>(x + row_offset(s, r) + H::column(k)) = row.at[k];
-            });
-        }
-        end_peer_call(of.places);
-    }
-
     float centre = 0, squares = 0;
     if (s.kind == NORM_LAYER) {
         float sum = 0;
@@ -281,50 +222,18 @@ static void choose(struct device *dev, const struct norm_shape *s, bool pointers
     });
 }
 
-// The sum that the norm ends itself; size 0: there is none, or it is enqueued before.
-static summed sum_of(struct device *dev, const struct norm_args *args,
-                     const struct norm_shape *shape, bool fits)
-{
-    summed of = {};
-    if (!args->sum) return of;
-    void *x = (void *)args->x;
-    const size_t n = (size_t)shape->rows * shape->width;
-    // all blocks have begun when one of them waits for another rank (peer_sum.cu)
-    fits = fits && shape->dt == DT_BF16 && shape->rows <= cuda_use(dev)->n_sms &&
-           shape->heads == 1 && shape->stride == shape->width &&
-           shape->width * dtype_size(shape->dt) % 16 == 0 && shape->width <= WIDEST;
-    const struct peer_places *places =
-        fits ? comm_take_sum(args->sum, x, n, shape->dt, &of.sent) : NULL;
-    if (places)
-        of.places = *places;
-    else
-        comm_all_reduce(args->sum, x, n, shape->dt);
-    return of;
-}
-
 void cuda_norm(struct device *dev, void *y, const struct norm_args *args,
                const struct norm_shape *shape)
 {
     if (shape->rows <= 0) return;
     bool fits = aligned(16, {y, args->x, args->w, args->b}, {});
-    const summed of = sum_of(dev, args, shape, fits);
     choose(dev, shape, fits, [&](auto t, auto v, auto e, auto group) {
-        using T = decltype(t);
         constexpr int V = decltype(v)::value, E = decltype(e)::value,
                       GROUP = decltype(group)::value, BLOCK = block_of<GROUP>;
-        const int blocks = ceil_div(shape->rows, BLOCK / GROUP);
-        auto launch = [&](auto kernel, auto of) {
-            cuda_launch(dev, "norm", kernel, blocks, BLOCK, 0, y, args->rstd, args->mean, args->x,
-                        args->w, args->b, *shape, of);
-        };
-        if constexpr (V > 1)
-            if (of.places.size) {
-                launch(norm_kernel<T, V, E, GROUP, true>, of);
-                return;
-            }
-        launch(norm_kernel<T, V, E, GROUP, false>, (char)0);
+        cuda_launch(dev, "norm", norm_kernel<decltype(t), V, E, GROUP>,
+                    ceil_div(shape->rows, BLOCK / GROUP), BLOCK, 0, y, args->rstd, args->mean,
+                    args->x, args->w, args->b, *shape);
     });
-    if (of.places.size) comm_call_enqueued(args->sum, "all_reduce");
 }
 
 static int most_blocks(struct device *dev)
