@@ -77,29 +77,22 @@ static inline int ceil_div(int64_t a, int64_t b)
     return (int)((a + b - 1) / b);
 }
 
-// cluster: blocks that may read each other's shared memory (sm_90); dim3(1): none.
 template <typename... P, typename... A>
-void cuda_launch_clusters(struct device *dev, const char *what, void (*kernel)(P...), dim3 grid,
-                          dim3 block, dim3 cluster, size_t shared, A... args)
+void cuda_launch(struct device *dev, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
+                 size_t shared, A... args)
 {
     struct cuda_state *state = cuda_use(dev);
-    cudaLaunchAttribute attributes[2] = {};
-    int n = 0;
-    if (state->major >= 9 && state->behind_kernel) { // no such edge across a graph's border
-        attributes[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[n++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (cluster.x * cluster.y * cluster.z > 1) {
-        attributes[n].id = cudaLaunchAttributeClusterDimension;
-        attributes[n++].val.clusterDim = {cluster.x, cluster.y, cluster.z};
-    }
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = state->stream;
-    config.attrs = attributes;
-    config.numAttrs = n;
+    config.attrs = &early;
+    // no such edge across a graph's border
+    config.numAttrs = state->major >= 9 && state->behind_kernel;
     cuda_enqueued(state, true);
     cudaError_t error = cudaSuccess;
     if (shared > 48 * 1024)
@@ -107,13 +100,6 @@ void cuda_launch_clusters(struct device *dev, const char *what, void (*kernel)(P
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     if (error == cudaSuccess) error = cudaLaunchKernelEx(&config, kernel, P(args)...);
     if (error != cudaSuccess) cuda_ok(dev, error, what);
-}
-
-template <typename... P, typename... A>
-void cuda_launch(struct device *dev, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
-                 size_t shared, A... args)
-{
-    cuda_launch_clusters(dev, what, kernel, grid, block, dim3(1), shared, args...);
 }
 
 // ---- order between kernels ---------------------------------------------------------------------

@@ -220,16 +220,12 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
     }
 WGMMA(1, 8)
 WGMMA(2, 16)
-WGMMA(3, 24)
 WGMMA(4, 32)
 WGMMA(5, 40)
 WGMMA(6, 48)
 WGMMA(8, 64)
-WGMMA(10, 80)
 WGMMA(12, 96)
-WGMMA(14, 112)
 WGMMA(16, 128)
-WGMMA(17, 136)
 WGMMA(18, 144)
 #undef WGMMA
 

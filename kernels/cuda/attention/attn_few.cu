@@ -5,9 +5,8 @@
  * sequence and kv head and one chunk of its context, and its eight warps compute what
  * attn_order.cuh prescribes for it side by side: a warp has eight keys of every tile while scores
  * are computed, and every eighth set of 16 dimensions while values are summed. Where a context has
- * several chunks, the last block to finish joins them in their order; where all blocks are under
- * way at once, those of a context are a cluster and join them from each other's shared memory. The
- * grid depends on max_context only, so that a captured launch serves every shorter context.
+ * several chunks, the last block to finish joins them in their order. The grid depends on
+ * max_context only, so that a captured launch serves every shorter context.
  *
  * Keys of earlier steps are complete before the kernel in front of this one has begun (cuda.cuh),
  * so after a kernel that stores those of this step they are already on their way while it runs.
@@ -172,33 +171,6 @@ __device__ __forceinline__ void add_values(float (&out)[dim_sets<HD>][2][4], flo
     }
 }
 
-// ---- clusters of blocks ------------------------------------------------------------------------
-
-// All threads of the cluster meet; what they wrote to their shared memory is visible.
-__device__ __forceinline__ void cluster_sync()
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-#endif
-}
-
-// From an address of shared memory in the cluster's block of that rank.
-__device__ __forceinline__ float4 cluster_load4(uint32_t address, int rank)
-{
-    float4 x = {};
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("{ .reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %4, %5;\n"
-                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(address), "r"(rank)
-                 : "memory");
-#endif
-    return x;
-}
-
 // ---- chunks ------------------------------------------------------------------------------------
 
 // Calls f(row, first of two dimensions, their sums) for each of a thread's.
@@ -220,23 +192,8 @@ __device__ __forceinline__ void each_pair(const float (&out)[dim_sets<HD>][2][4]
     }
 }
 
-// As parts_in_memory, in the shared memory of the cluster's block c.
-struct parts_in_cluster {
-    uint32_t at;
-
-    __device__ __forceinline__ float4 four(int c, int i) const
-    {
-        return cluster_load4(at + i * sizeof(float), c);
-    }
-    __device__ __forceinline__ float2 two(int c, int i) const
-    {
-        float4 x = four(c, i); // a part's width is a multiple of four
-        return make_float2(x.x, x.y);
-    }
-};
-
 // What the blocks of a task with several chunks share. at: of each task (grid y, x) the parts of up
-// to gridDim.z chunks, part_rows rows each, which the last block joins; NULL: they are a cluster.
+// to gridDim.z chunks, part_rows rows each, which the last block joins.
 struct chunk_parts {
     float *at;
     unsigned *tickets;
@@ -265,8 +222,7 @@ finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const floa
     }
     int task_at = blockIdx.y * gridDim.x + blockIdx.x;
     int64_t stride = (int64_t)parts.part_rows * part_width<HD>;
-    float *of_task = parts.at + task_at * gridDim.z * stride;
-    float *own = parts.at ? of_task + blockIdx.z * stride : reinterpret_cast<float *>(m.keys);
+    float *of_task = parts.at + task_at * gridDim.z * stride, *own = of_task + blockIdx.z * stride;
     each_pair<HD>(out, w, [&](int h, int d, float x, float y) {
         store_pair(own + (lane / 4 + h * 8) * part_width<HD> + d, x, y);
     });
@@ -275,14 +231,8 @@ finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const floa
         for (int h = 0; h < 2; h++)
             if (w.rows.in(lane / 4 + h * 8))
                 store_pair(own + (lane / 4 + h * 8) * part_width<HD> + HD, top[h], sum[h * 2]);
-    if (!parts.at) {
-        cluster_sync();
-        join_chunks<HD, 8>(a, w, parts_in_cluster{shared_address(own)},
-                           blockIdx.z * THREADS + threadIdx.x, w.n_chunks * THREADS);
-        cluster_sync(); // until then a block's memory is read
-    } else if (last_block(&parts.tickets[task_at], w.n_chunks, m.key_rows)) {
-        join_chunks<HD, 8>(a, w, parts_in_memory{of_task, stride}, threadIdx.x, THREADS);
-    }
+    if (last_block(&parts.tickets[task_at], w.n_chunks, m.key_rows))
+        join_chunks<HD>(a, w, of_task, stride, threadIdx.x, THREADS);
 }
 
 // ---- the kernel --------------------------------------------------------------------------------
@@ -316,13 +266,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     }
     if (a.early) grid_wait();
     grid_release();
-    if (!works) {
-        if (!parts.at && w.n_chunks > 1) { // its cluster meets twice
-            cluster_sync();
-            cluster_sync();
-        }
-        return;
-    }
+    if (!works) return;
     copy_queries<HD>(m.weights, a, w);
     copy_keys<HD>(m.keys, m.key_rows, k, a, old, n);
     copies_commit();
@@ -345,8 +289,6 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     finish<HD>(out, sum, top, m, a, w, parts);
 }
 
-#define MOST_CLUSTER 8 // blocks; what every GPU of sm_90 has
-
 template <int HD>
 static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max_context)
 {
@@ -360,10 +302,7 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
         return shared + keys <= (size_t)state->max_shared && (HD <= 64 || blocks <= state->n_sms);
     };
     int tasks = a.n_kv_heads * row_tiles, turn = std::min(n_seqs, N_TICKETS / tasks);
-    int64_t blocks = (int64_t)tasks * n_seqs * chunks;
-    bool clusters = state->major >= 9 && chunks > 1 && chunks <= MOST_CLUSTER &&
-                    fit_at_once(blocks) && blocks <= state->n_sms;
-    if (chunks > 1 && !clusters) {
+    if (chunks > 1) {
         int64_t bytes = (int64_t)tasks * chunks * parts.part_rows * part_width<HD> * sizeof(float);
         turn = std::max(1, (int)std::min((int64_t)turn, MOST_PART_BYTES / bytes));
         parts.at = (float *)cuda_workspace(dev, turn * bytes);
@@ -373,9 +312,8 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
         dim3 grid(tasks, std::min(turn, n_seqs - s), chunks); // all first chunks first
         bool at_once = fit_at_once((int64_t)grid.x * grid.y * grid.z);
         attn_args<bf16> b = attn_args_part(a, s, grid.y);
-        cuda_launch_clusters(dev, "attention of few rows", few_kernel<HD>, grid, THREADS,
-                             dim3(1, 1, clusters ? chunks : 1), shared + (at_once ? keys : 0), b,
-                             parts, row_tiles, at_once);
+        cuda_launch(dev, "attention of few rows", few_kernel<HD>, grid, THREADS,
+                    shared + (at_once ? keys : 0), b, parts, row_tiles, at_once);
     }
 }
 

@@ -36,36 +36,22 @@ __device__ __forceinline__ bool task_of(task &w, const attn_args<bf16> &a, int r
 // largest score and the sum of weights.
 template <int HD> constexpr int part_width = HD + 4;
 
-// Element `at` of chunk c's part of a task.
-struct parts_in_memory {
-    const float *at;
-    int64_t stride;
-
-    __device__ __forceinline__ float4 four(int c, int i) const
-    {
-        return __ldcg(reinterpret_cast<const float4 *>(at + c * stride + i));
-    }
-    __device__ __forceinline__ float2 two(int c, int i) const
-    {
-        return __ldcg(reinterpret_cast<const float2 *>(at + c * stride + i));
-    }
-};
-
-// Joins a task's chunks: every n-th set of four dimensions from `first` on. AT_ONCE: chunks whose
-// loads are under way together.
-template <int HD, int AT_ONCE, typename P>
-__device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task &w, const P &parts,
-                                            int first, int n)
+// Joins a task's chunks, whose parts lie `stride` floats apart: every n-th set of four dimensions
+// from `first` on.
+template <int HD>
+__device__ __forceinline__ void join_chunks(const attn_args<bf16> &a, const task &w,
+                                            const float *parts, int64_t stride, int first, int n)
 {
     constexpr int FOURS = HD / 4;
     int rows = min(TASK_ROWS, w.rows.n - w.rows.base);
     for (int i = first; i < rows * FOURS; i += n) {
-        int r = i / FOURS, d = i % FOURS * 4, part = r * part_width<HD>;
+        int r = i / FOURS, d = i % FOURS * 4;
         float top = -INFINITY, sum = 0, x[4] = {};
-#pragma unroll AT_ONCE
+#pragma unroll 8
         for (int c = 0; c < w.n_chunks; c++) {
-            float4 next = parts.four(c, part + d);
-            float2 ends = parts.two(c, part + HD);
+            const float *part = parts + c * stride + r * part_width<HD>;
+            float4 next = __ldcg(reinterpret_cast<const float4 *>(part + d));
+            float2 ends = __ldcg(reinterpret_cast<const float2 *>(part + HD));
             join_step step = next_chunk(top, ends.x);
             sum = joined(sum, ends.y, step);
             x[0] = joined(x[0], next.x, step);

@@ -345,7 +345,7 @@ __device__ __forceinline__ void sum_item(stage_ring &ring, block_memory &m,
         store_result(r, a, w.rows, 0, warp * (HD / WARPS));
     else if (completes(&p.tickets[w.number], w.n, w.n_chunks, threadIdx.x == 0, &m.is_last,
                        [] { meet(); }))
-        join_chunks<HD, 8>(a, w, parts_in_memory{parts, stride}, threadIdx.x, THREADS);
+        join_chunks<HD>(a, w, parts, stride, threadIdx.x, THREADS);
 }
 
 #endif

@@ -164,24 +164,11 @@ __device__ __forceinline__ void join_parts(computer &c, const attn_args<bf16> &a
 
 // ---- computing ---------------------------------------------------------------------------------
 
-// The warpgroups begin a tile's scores in turn, so that they do not wait for their products, and
-// for their weights, at the same time.
-struct score_turns {
-    uint32_t own, other, parity; // barriers
-
-    __device__ __forceinline__ void wait()
-    {
-        barrier_wait(own, parity);
-        parity ^= 1;
-    }
-    __device__ __forceinline__ void pass() const { barrier_arrive(other); }
-};
-
 // A warpgroup's columns of an item.
 template <bool PAGED>
-__device__ __forceinline__ void attend_latents(computer &c, score_turns &turns,
-                                               const attn_args<bf16> &a, const latent_parts &parts,
-                                               const work &item, unsigned *tickets, int *is_last)
+__device__ __forceinline__ void attend_latents(computer &c, const attn_args<bf16> &a,
+                                               const latent_parts &parts, const work &item,
+                                               unsigned *tickets, int *is_last)
 {
     const work w = item;
     const int row0 = c.row0 % ROWS;
@@ -204,9 +191,7 @@ __device__ __forceinline__ void attend_latents(computer &c, score_turns &turns,
         float dots[ROWS / 8][4], shrink[2];
         uint32_t x[ROWS / 16][4], keys = c.stream.stage();
         c.wait_stage();
-        turns.wait();
         multiply<WIDTH>(dots, c.kept, keys);
-        turns.pass();
         wgmma_wait<0>();
         settle(dots);
         if (tile + ROWS >= w.end) c.done_with_kept();
@@ -246,8 +231,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) char memory[];
     __shared__ block_state state;
     __shared__ int is_last[GROUPS];
-    __shared__ uint64_t turn[GROUPS];
-    if (threadIdx.x < GROUPS) barrier_init(shared_address(&turn[threadIdx.x]), 128);
     if (!early) grid_begin();
     run_block<WIDTH, STAGES, 0, 1>(
         state, memory,
@@ -266,10 +249,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         },
         [&](computer &c) {
             if (early) grid_begin();
-            score_turns turns = {shared_address(&turn[c.group]), shared_address(&turn[c.group ^ 1]),
-                                 c.group == 0};
             c.each_item(state, OF_QUERIES, [&](const work &w) {
-                attend_latents<PAGED>(c, turns, a, parts, w, tickets, &is_last[c.group]);
+                attend_latents<PAGED>(c, a, parts, w, tickets, &is_last[c.group]);
             });
         });
 #endif

@@ -1,6 +1,6 @@
 /* logprob.cu: log-probability of a chosen token and entropy of each row of logits, the likeliest
- * tokens of a row, and the gradient. A block reads a row once, in the order of log_sum.cuh; a row's
- * result does not depend on the others. */
+ * tokens of a row, the gradient, and the divergence of a teacher's rows from a student's. A block
+ * sums a row in the order of log_sum.cuh; a row's result does not depend on the others. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/rows/log_sum.cuh"
 
@@ -65,6 +65,7 @@ __device__ __forceinline__ row_sum sum_row(tile_sums *tiles, const float *row, i
                                            float scale, bool in_fours)
 {
     const int n = (vocab + TILE - 1) / TILE;
+    __syncthreads(); // the tiles of another row were read
     for (int i = threadIdx.x / 32; i < n; i += blockDim.x / 32) {
         tile_sums p = tile_by_warp(row, i * TILE, vocab, scale, in_fours);
         if (threadIdx.x % 32 == 0) tiles[i] = p;
@@ -294,5 +295,64 @@ void cuda_logprob_back(struct device *dev, void *dlogits, const struct head_grad
             launch(logprob_back_kernel<T, 4>, 4);
         else
             launch(logprob_back_kernel<T, 1>, 1);
+    });
+}
+
+// ---- distillation ------------------------------------------------------------------------------
+
+// A block has a row and reads both twice: for their sums, then for what depends on both
+// distributions.
+template <typename T, int V>
+__global__ void __launch_bounds__(ROW_THREADS)
+    distill_kernel(float *kl, float *overlap, T *dstudent, distill_args a, bool in_fours)
+{
+    grid_begin();
+    extern __shared__ tile_sums tiles[];
+    __shared__ float shared[32];
+    const float inverse = 1.f / a.temperature, slope = a.scale / a.temperature;
+    const float *row_p = a.teacher + (int64_t)blockIdx.x * a.teacher_vocab;
+    const float *row_q = a.student + (int64_t)blockIdx.x * a.vocab;
+    const row_sum p = sum_row(tiles, row_p, a.vocab, inverse, in_fours);
+    const row_sum q = sum_row(tiles, row_q, a.vocab, inverse, in_fours);
+    // sums of p (z_p - z_q), z being taken from the maxima, and of min(p, q)
+    const float factor_p = 1.f / p.sum, factor_q = 1.f / q.sum;
+    float weighted = 0, common = 0;
+#pragma unroll 4
+    for (int t = threadIdx.x * V; t < a.vocab; t += ROW_THREADS * V) {
+        float zp[V], zq[V];
+        load<float, V>(zp, row_p + t);
+        load<float, V>(zq, row_q + t);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            float dp = zp[i] * inverse - p.max, dq = zq[i] * inverse - q.max;
+            float pt = expf(dp) * factor_p, qt = expf(dq) * factor_q;
+            weighted += pt > 0.f ? pt * (dp - dq) : 0.f; // a logit of -inf adds nothing
+            common += fminf(pt, qt);
+            zq[i] = slope * (qt - pt);
+        }
+        if (dstudent) store<T, V>(dstudent + (int64_t)blockIdx.x * a.vocab + t, zq);
+    }
+    weighted = block_sum(weighted, shared);
+    common = block_sum(common, shared);
+    if (threadIdx.x) return;
+    kl[blockIdx.x] = weighted - logf(p.sum) + logf(q.sum);
+    overlap[blockIdx.x] = common;
+}
+
+void cuda_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
+                  const struct distill_args *a, enum dtype dt)
+{
+    if (a->n <= 0) return;
+    if (a->teacher_vocab < a->vocab) {
+        device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
+                    a->teacher_vocab, a->vocab);
+        return;
+    }
+    bool fits = aligned(16, {a->student, a->teacher, dstudent},
+                        {(int64_t)a->vocab * 4, (int64_t)a->teacher_vocab * 4});
+    with_type(dt, [&](auto t) {
+        using T = decltype(t);
+        cuda_launch(dev, "distill", fits ? distill_kernel<T, 4> : distill_kernel<T, 1>, a->n,
+                    ROW_THREADS, tiles_bytes(a->vocab), kl, overlap, dstudent, *a, fits);
     });
 }

@@ -1,13 +1,12 @@
 /* sample.cu: samples a token for each row of logits.
  *
- * Without a filter one pass does: tiles of 4096 logits keep their maximum and their sum, a block of
- * several tiles its best score, the next tile being copied meanwhile, and the last block of a row
- * joins them. Rows with a filter (the host cannot know: the
- * parameters are in device memory) go on in a second kernel, one block a row: every filter keeps
- * the tokens whose logit reaches a threshold, so top-k and top-p come down to radix selection over
- * the logits' bits, by count and by mass. Masses are summed as 40-bit fixed-point integers: the
- * order of atomic additions does not matter. Tiles have a fixed size, so a row's result does not
- * depend on the other rows.
+ * Without a filter one pass does: tiles of 4096 logits, a block each, keep their maximum, their sum
+ * and their best score, and the last block of a row joins them. Rows with a filter (the host cannot
+ * know: the parameters are in device memory) go on in a second kernel, one block a row: every
+ * filter keeps the tokens whose logit reaches a threshold, so top-k and top-p come down to radix
+ * selection over the logits' bits, by count and by mass. Masses are summed as 40-bit fixed-point
+ * integers: the order of atomic additions does not matter. Tiles have a fixed size, so a row's
+ * result does not depend on the other rows.
  *
  * Where there are drafts, the rows they were sampled from go through both kernels beside the rows
  * to sample from, and a third verifies: with the maximum, sum and threshold of either row at hand
@@ -15,17 +14,15 @@
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/rows/log_sum.cuh"
-#include "kernels/cuda/tensor.cuh"
 #include "kernels/sampling.h"
 
 #define THREADS        TILE_THREADS
 #define GROUPS         TILE_GROUPS
 #define FILTER_THREADS 1024
-#define SCANS_AT_ONCE  4 // blocks of the first pass on an SM
 
 struct vocab_tile {
     float max, sum; // of z, and of e^(z - max)
-    float score, z; // best score and its token's z, of all tiles of a block, in its last one
+    float score, z; // best score and its token's z
     int token;
 };
 
@@ -119,8 +116,8 @@ __device__ __forceinline__ sample_result result_of(int token, float z, const row
     return {token, logprob, logprob + logf(s.all) - logf(s.kept), fminf(s.kept / s.all, 1.f)};
 }
 
-/* Keeps in `best` the best token with noise of this tile and those before, in whichever lane of the
- * block has it. e: e^(z - max). z_of(t) is the z of this thread's token t.
+/* Keeps in `best` the best token with noise of a tile, in whichever lane of the block has it. e:
+ * e^(z - max). z_of(t) is the z of this thread's token t.
  *
  * Noise is -log(-log(u)) <= -log(1 - u), and close to it where it is large. So a token's hope,
  * e^z / (1 - u), bounds its score without a logarithm, and the warp's greatest hope is nearly
@@ -133,8 +130,8 @@ __device__ __forceinline__ void best_with_noise(vocab_tile &best, const float (&
 {
     // rng_below1() is nowhere less than 1 - 2^-14 of its word; the rest of the margin is rounding
     auto enough = [&] { return expf(lanes_max(best.score) - max) * (0.999f / 4294967296.f); };
-    float most = enough(); // of the tiles before
-    int hopeful = -1;      // token 4 j + i of this thread's
+    float most = 0;
+    int hopeful = -1; // token 4 j + i of this thread's
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         float likeliest = fmaxf(fmaxf(z[j][0], z[j][1]), fmaxf(z[j][2], z[j][3]));
@@ -178,68 +175,37 @@ __device__ __forceinline__ void best_with_noise(vocab_tile &best, const float (&
     }
 }
 
-// Block (i, row): the row's tiles i, i + gridDim.x and so on.
-__global__ void __launch_bounds__(THREADS, SCANS_AT_ONCE)
+// Block (tile, row).
+__global__ void __launch_bounds__(THREADS)
     scan_kernel(sample_result *result, row_stats *stats, vocab_tile *tiles, unsigned *tickets,
-                int n_tiles, const row_set set)
+                const row_set set)
 {
     grid_begin();
     __shared__ float shared[32];
-    __shared__ __align__(16) float copied[2][TILE]; // each thread reads what it copied
     const row_view r = row_of(set, blockIdx.y);
     if (!r.logits) return;
     const sample_params p = r.params;
-    const int vocab = r.vocab;
+    const int vocab = r.vocab, n_tiles = gridDim.x, t0 = blockIdx.x * TILE + threadIdx.x * 4;
     const float scale = sampling_scale(&p);
     const bool with_noise = r.samples && p.temperature != 0.f && !sampling_filters(&p, vocab);
     vocab_tile *of_row = tiles + (int64_t)blockIdx.y * n_tiles;
-
-    auto copy = [&](int tile, int to) {
-#pragma unroll
-        for (int j = 0; j < GROUPS; j++) {
-            int at = (j * THREADS + threadIdx.x) * 4, t = tile * TILE + at;
-            if (r.in_fours && tile < n_tiles && t < vocab)
-                copy16(shared_address(&copied[to][at]), (const bf16 *)(r.logits + t), true);
-        }
-        copies_commit();
-    };
     vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
-    log_sum own;
-    int last;
-    copy(blockIdx.x, 0);
-#pragma unroll 1
-    for (int tile = blockIdx.x, from = 0;; from ^= 1) {
-        const int t0 = tile * TILE + threadIdx.x * 4;
-        copy(tile + gridDim.x, from ^ 1);
-        copies_wait<1>();
-        float z[GROUPS][4], e[GROUPS][4];
+    float z[GROUPS][4], e[GROUPS][4];
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+        load_scaled(z[j], r.logits, t0 + j * THREADS * 4, vocab, scale, r.in_fours);
+    const log_sum own = tile_sum(z, e, shared);
+    if (with_noise)
+        best_with_noise(best, z, e, shift_of(own.max), p, t0,
+                        [&](int t) { return __fmul_rn(r.logits[t], scale); });
+    else
 #pragma unroll
         for (int j = 0; j < GROUPS; j++)
-            if (r.in_fours)
-                load_scaled(z[j], copied[from], (j * THREADS + threadIdx.x) * 4,
-                            vocab - tile * TILE, scale, true);
-            else
-                load_scaled(z[j], r.logits, t0 + j * THREADS * 4, vocab, scale, false);
-        own = tile_sum(z, e, shared);
-        if (with_noise)
-            best_with_noise(best, z, e, shift_of(own.max), p, t0, [&](int t) {
-                const float x = r.in_fours ? copied[from][t - tile * TILE] : r.logits[t];
-                return __fmul_rn(x, scale);
-            });
-        else
 #pragma unroll
-            for (int j = 0; j < GROUPS; j++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (z[j][i] > -INFINITY)
-                        better(best, z[j][i], z[j][i], t0 + j * THREADS * 4 + i);
-        last = tile;
-        tile += gridDim.x;
-        if (tile >= n_tiles) break;
-        if (threadIdx.x == 0) of_row[last] = {own.max, own.sum, -INFINITY, -INFINITY, vocab - 1};
-    }
+            for (int i = 0; i < 4; i++)
+                if (z[j][i] > -INFINITY) better(best, z[j][i], z[j][i], t0 + j * THREADS * 4 + i);
     block_best(best);
-    if (threadIdx.x == 0) of_row[last] = {own.max, own.sum, best.score, best.z, best.token};
+    if (threadIdx.x == 0) of_row[blockIdx.x] = {own.max, own.sum, best.score, best.z, best.token};
     if (!last_block(&tickets[blockIdx.y], gridDim.x) || threadIdx.x >= 32) return;
 
     best = best_of_tiles(of_row, n_tiles, vocab);
@@ -526,11 +492,8 @@ void cuda_sample(struct device *dev, struct sample_result *result, const struct 
     struct row_set set = {*args, false, false};
     set.in_fours = aligned(16, {args->logits}, {(int64_t)vocab * 4});
     set.draft_in_fours = aligned(16, {args->draft_logits}, {(int64_t)draft_vocab * 4});
-    // As many blocks as run at once, where the tiles are many more.
-    const int at_once = SCANS_AT_ONCE * cuda_use(dev)->n_sms;
-    const int each = n_tiles * rows <= 2 * at_once ? 1 : ceil_div((int64_t)n_tiles * rows, at_once);
-    cuda_launch(dev, "sample", scan_kernel, dim3(ceil_div(n_tiles, std::min(each, n_tiles)), rows),
-                THREADS, 0, result, stats, tiles, tickets, n_tiles, set);
+    cuda_launch(dev, "sample", scan_kernel, dim3(n_tiles, rows), THREADS, 0, result, stats, tiles,
+                tickets, set);
     cuda_launch(dev, "sample", filter_kernel, rows, FILTER_THREADS, 0, result, stats, set);
     if (args->drafts)
         cuda_launch(dev, "sample", verify_kernel, dim3(n_tiles, n), THREADS, 0, result, stats,
