@@ -45,9 +45,9 @@ struct matmul {
     enum dtype in;  // of A, B and bias
     enum dtype out; // of C: `in`, or DT_F32
     bool early;     // B, and the experts' offsets (see Order, above)
-    // Of `matmul` alone. columns: C (m, size * n) becomes whole on all of these ranks, each of which
-    // computes n columns, in rank order, where beta is 0; or NULL. parts: (size, m, n), room for
-    // that.
+    // Of `matmul` alone. columns: C (m, size * n) becomes whole on all of these ranks, each of
+    // which computes n columns, in rank order, where beta is 0; or NULL. parts: (size, m, n), room
+    // for that.
     struct comm *columns;
     void *parts;
 };

@@ -70,9 +70,21 @@ static void serve(const char *model)
     reference_close(&r);
 }
 
+// Where --exact is refused, since whether the library keeps one order there was not measured, a
+// row's bits are not held to either (docs/internals/numerics.md, "Where it holds").
+static void skip_where_refused(void)
+{
+    struct device *dev;
+    assert_ok(device_open(test_device(), &dev));
+    const bool exact = device_is_exact(dev, device_default_dtype(dev));
+    device_free(dev);
+    if (!exact) test_skip("--exact is refused on this GPU (docs/internals/numerics.md)");
+}
+
 static void one_model(void **state)
 {
     struct model_config *config = NULL;
+    skip_where_refused();
     assert_ok(model_config_load(*state, &config));
     const int hidden = config->hidden;
     model_config_free(config);
@@ -84,6 +96,7 @@ static void one_model(void **state)
 
 TEST(all_was_seen)
 {
+    skip_where_refused();
     assert_true(all.preemptions > 0 && all.cache_hits > 0);
 }
 

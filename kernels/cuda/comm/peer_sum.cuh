@@ -64,7 +64,7 @@ const struct peer_places *peer_sum_places(struct peer_sum *sum, const void *data
 // Where `data` lies on every rank, NULL where it is unmapped; false where it was not shared.
 bool peer_sum_shared(const struct peer_sum *sum, const void *data, void *ret_of[MAX_PEERS]);
 void peer_sum_reduce(struct device *dev, const struct peer_places *places, void *data, size_t n,
-              enum dtype dt);
+                     enum dtype dt);
 // Any thread: sums that wait for a rank end, and what they leave is garbage.
 void peer_sum_abort(struct peer_sum *sum);
 
