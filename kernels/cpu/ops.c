@@ -28,3 +28,9 @@ const struct ops cpu_ops = {
     EACH_OP(X)
 #undef X
 };
+
+// EACH_OP is in the struct's order, by which the CUDA backend's table is filled.
+#define X(name)                                                                                    \
+    _Static_assert(offsetof(struct ops, name) == OP_##name * sizeof(void (*)(void)), #name);
+EACH_OP(X)
+#undef X

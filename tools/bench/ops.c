@@ -432,6 +432,9 @@ static void run_elements(struct ops_bench *o, const struct operands *x)
                                    (float *)o->little, 1, 0},
                    c->dt);
         break;
+    default:
+        fprintf(stderr, "cw-bench ops: a row of calls[] that nothing here calls: %s\n", c->what);
+        abort();
     }
 }
 
