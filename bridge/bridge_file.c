@@ -373,8 +373,7 @@ static enum status from_json(const char *where, const json_t *json, struct bridg
     for (size_t i = 0; i < n; i++) CHECK(read_role(where, json, i, file));
     CHECK(check_old_keys(where, json, &file->roles[0]));
     CHECK(check_shards(where, json, file));
-    *ret = file;
-    file = NULL;
+    *ret = TAKE_PTR(file);
 out:
     bridge_file_free(file);
     return st;
@@ -481,8 +480,7 @@ enum status bridge_file_open(const char *explicit_path, struct bridge_file **ret
     CHECK(bridge_find(explicit_path, path, sizeof path));
     CHECK(bridge_file_read(path, &file));
     CHECK(bridge_file_check(file));
-    *ret = file;
-    file = NULL;
+    *ret = TAKE_PTR(file);
 out:
     bridge_file_free(file);
     return st;

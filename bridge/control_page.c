@@ -202,8 +202,7 @@ enum status control_create(const char *name, const char *layout_hash, struct con
     c->fd = fd;
     page = MAP_FAILED;
     fd = -1;
-    *ret = c;
-    c = NULL;
+    *ret = TAKE_PTR(c);
 out:
     shm_unlink(fresh);
     if (page != MAP_FAILED) munmap(page, CONTROL_BYTES);
@@ -234,8 +233,7 @@ enum status control_open(const char *name, const char *layout_hash, struct contr
              "file is not this server's; restart the server, which writes it anew",
              name, page->layout_hash, layout_hash);
     CHECK(control_owner_alive(c));
-    *ret = c;
-    c = NULL;
+    *ret = TAKE_PTR(c);
 out:
     control_free(c);
     return st;

@@ -436,8 +436,7 @@ enum status api_request_parse(enum api_kind kind, const struct api_model *model,
     CHECK(read_fields(r, object, model));
     CHECK(check_lengths(r, model));
     r->given = (struct api_given){0}; // what is there goes
-    *ret = r;
-    r = NULL;
+    *ret = TAKE_PTR(r);
 out:
     json_decref(object);
     api_request_free(r);

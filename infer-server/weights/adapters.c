@@ -81,18 +81,14 @@ enum status adapters_new(struct device *dev, struct control *control, const stru
     a->max = max_adapters;
     a->max_rank = max_rank;
     a->slots = calloc((size_t)max_adapters, sizeof *a->slots);
-    if (!a->slots) {
-        st = status_fail(ST_NO_MEMORY, "no memory for adapters");
-        goto out;
-    }
+    if (!a->slots) FAIL(ST_NO_MEMORY, "no memory for adapters");
     snprintf(text, sizeof text, "{\"target_modules\": \".*\", \"r\": %d}", max_rank);
     CHECK(plan_of(a, "--max-lora-rank", text, &largest));
     a->slot_bytes = largest->weights->bytes;
     for (int i = 0; i < max_adapters; i++)
         CHECK(device_alloc(dev, a->slot_bytes, &a->slots[i].room));
     CHECK(adapter_table_new(dev, base, max_adapters, max_rank, &a->table));
-    *ret = a;
-    a = NULL;
+    *ret = TAKE_PTR(a);
 out:
     adapter_free(largest);
     adapters_free(a);
@@ -280,11 +276,8 @@ enum status adapters_restore(struct adapters *a, const char *checkpoint)
     CHECK(json_read_file(path, 1 << 24, &state));
     CHECK(json_get_string(path, state, "adapter", &name));
     slot = name ? adapters_find(a, name) : -1;
-    if (slot < 0) {
-        st = status_fail(ST_NOT_FOUND, "%s: its adapter \"%s\" is not loaded", path,
-                         name ? name : "");
-        goto out;
-    }
+    if (slot < 0)
+        FAIL(ST_NOT_FOUND, "%s: its adapter \"%s\" is not loaded", path, name ? name : "");
     CHECK(adapters_check_folder(a, slot, checkpoint));
     CHECK(adapters_reload(a, slot, checkpoint));
 out:

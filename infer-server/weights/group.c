@@ -183,8 +183,7 @@ enum status group_open(struct device *dev, const char *bridge_path, const struct
     CHECK(comm_open(dev, id, who->rank, who->size, COMM_S, watch, g, &g->comm));
     CHECK(comm_map_peers(g->comm, why, sizeof why));
     if (why[0]) log_warn("sums of the ranks are NCCL's alone, and slower: %s", why);
-    *ret = g;
-    g = NULL;
+    *ret = TAKE_PTR(g);
 out:
     bytes_release(&bytes);
     group_free(g);

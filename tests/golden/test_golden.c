@@ -296,8 +296,7 @@ static enum status model_logits(struct golden *g, struct model *model, float **r
                             (size_t)vocab * sizeof *all);
             CHECK(device_sync(g->dev));
         }
-    *ret = all;
-    all = NULL;
+    *ret = TAKE_PTR(all);
 out:
     device_release(g->dev, device_row);
     free(all);

@@ -217,8 +217,7 @@ static enum status read_tensor(const struct proto_field *field, const char *name
     for (size_t i = 0; i < n_cells && t.dense.data; i++)
         CHECK(set_cell(&t, name, vocab, i, i, cells));
     if (t.sparse.data) CHECK(set_sparse(&t, name, vocab, n, cells));
-    *ret = cells;
-    cells = NULL;
+    *ret = TAKE_PTR(cells);
 out:
     free(cells);
     return st;

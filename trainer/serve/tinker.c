@@ -369,8 +369,7 @@ enum status tinker_start(const struct tinker_options *options, struct trained_mo
     CHECK(add_names(t));
     if (thread_start(&t->thread, loop_thread, t) != 0)
         FAIL(ST_IO, "the thread of the Tinker API cannot be started");
-    *ret = t;
-    t = NULL;
+    *ret = TAKE_PTR(t);
 out:
     if (t) release(t);
     return st;

@@ -233,8 +233,7 @@ enum status trained_open(const struct trained_model_options *options, struct tra
     CHECK(trained_use_learner(m, m->info.max_adapters > 0));
     if (m->largest) warn_adapter(m->largest);
     m->info.max_context = (int)json_integer_value(json_object_get(health, "max_context"));
-    *ret = m;
-    m = NULL;
+    *ret = TAKE_PTR(m);
 out:
     bridge_file_free(file);
     json_decref(health);
