@@ -66,38 +66,6 @@ static void all_meet(int n)
     }
 }
 
-static void all_are_told(int n, enum status code, const char *part)
-{
-    char sentence[2048];
-    for (int i = 0; i < n; i++) {
-        const enum status st = rank_group_outcome(&group, i, sentence);
-        if (st != code) fail_msg("rank process %d: %s: %s", i, status_words(st), sentence);
-        assert_contains(sentence, part);
-    }
-}
-
-// ---- they meet ----------------------------------------------------------------------------------
-
-TEST_WITH(test_meet_by_tcp, NULL, end_group, NULL)
-{
-    use_port();
-    const struct rendezvous_options o = options_of(4, 20);
-    for (int rank = 0; rank < 4; rank++) rank_group_add(&group, &o, rank, meet, NULL);
-    all_meet(4);
-}
-
-TEST_WITH(test_meet_by_file, NULL, end_group, NULL)
-{
-    const char *path = use_file();
-    struct rendezvous_options o = options_of(3, 20);
-    static int late = 400;
-    o.who.local_size = 0; // also on other hosts
-    for (int rank = 0; rank < 3; rank++)
-        rank_group_add(&group, &o, rank, meet, rank == 0 ? &late : NULL);
-    all_meet(3);
-    assert_false(file_exists(path)); // rank 0 has taken it away
-}
-
 static void write_stale(const char *path, int port, const char *run_id)
 {
     char text[256];
@@ -108,30 +76,81 @@ static void write_stale(const char *path, int port, const char *run_id)
     test_write(path, text, (size_t)n);
 }
 
-static int listen_on(int port)
+// ---- they meet, or do not -----------------------------------------------------------------------
+
+// One process of a scene: in what it differs from the others, and what becomes of it. `behind`: it
+// is started once the one before it has ended.
+struct part {
+    struct rendezvous_options options;
+    enum status status;
+    json_t *says;
+    int late_ms, behind;
+    bool ended;
+};
+
+static void read_part(const json_t *parts, size_t i, int size, bool elsewhere, struct part *ret)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    a.sin_port = htons((uint16_t)port);
-    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 8) == 0);
-    return fd;
+    const char *run_id = "run-1", *status = NULL;
+    *ret = (struct part){.options = options_of(size, 20)};
+    struct rendezvous_options *o = &ret->options;
+    o->who.local_size = elsewhere ? 0 : size;
+    assert_int_equal(json_unpack(json_array_get(parts, i),
+                                 "{s:i, s?i, s?s, s?s, s?s, s?s, s?F, s?i, s?b, s?s, s?o !}",
+                                 "rank", &o->who.rank, "size", &o->who.size, "version", &o->version,
+                                 "layout", &o->layout, "run_id", &run_id, "token", &o->token,
+                                 "timeout_s", &o->timeout_s, "late_ms", &ret->late_ms, "behind",
+                                 &ret->behind, "status", &status, "says", &ret->says),
+                     0);
+    strcpy(o->who.run_id, run_id);
+    if (status) ret->status = row_status(parts, i, "status");
 }
 
-// A file is there before rank 0 comes: of a run that ended, whose port is free, or is another's by
-// now; of one with the same id, and of one with another.
-TEST_WITH(test_stale_file, NULL, end_group, NULL)
+// Its status and sentence are as they should be; once.
+static void check_end(const char *scene, int i, struct part *p)
 {
-    static int late = 600;
-    static const char *const ids[] = {"run-1", "run-0", ""};
-    for (size_t i = 0; i < 3; i++) {
-        const int port = test_free_port();
-        write_stale(use_file(), port, ids[i]);
-        const struct rendezvous_options o = options_of(2, 20);
-        rank_group_add(&group, &o, 1, meet, NULL);
-        rank_group_add(&group, &o, 0, meet, &late);
-        all_meet(2);
-        end_group(NULL);
+    char sentence[2048];
+    const json_t *one;
+    size_t k;
+    if (p->ended) return;
+    p->ended = true;
+    const enum status st = rank_group_outcome(&group, i, sentence);
+    if (st != p->status) fail_msg("%s: process %d: %s: %s", scene, i, status_words(st), sentence);
+    json_array_foreach (p->says, k, one) assert_contains(sentence, json_string_value(one));
+}
+
+static void play(const json_t *scene)
+{
+    enum { MOST = 6 };
+    const char *name, *stale = NULL, *where = "tcp";
+    json_t *parts;
+    int size, elsewhere = 0;
+    struct part list[MOST];
+    assert_int_equal(json_unpack((json_t *)scene, "{s:s, s:i, s?s, s?s, s?b, s:o !}", "name", &name,
+                                 "size", &size, "url", &where, "stale", &stale, "elsewhere",
+                                 &elsewhere, "parts", &parts),
+                     0);
+    const char *path = strcmp(where, "file") == 0 ? use_file() : NULL;
+    const int n = (int)json_array_size(parts);
+    assert_in_range(n, 1, MOST);
+    if (!path) use_port();
+    if (stale) write_stale(path, test_free_port(), stale);
+    for (int i = 0; i < n; i++) {
+        struct part *p = &list[i];
+        read_part(parts, (size_t)i, size, elsewhere, p);
+        if (p->behind) check_end(name, i - 1, p - 1);
+        rank_group_add(&group, &p->options, p->options.who.rank, meet,
+                       p->late_ms ? &p->late_ms : NULL);
     }
+    for (int i = 0; i < n; i++) check_end(name, i, &list[i]);
+    if (elsewhere) assert_false(file_exists(path)); // rank 0 has taken it away
+    rank_group_end(&group);
+}
+
+TEST_WITH(test_scenes, NULL, end_group, NULL)
+{
+    const json_t *scenes = test_rows("rendezvous", "scenes"), *scene;
+    size_t i;
+    json_array_foreach (scenes, i, scene) play(scene);
 }
 
 // The earlier run's port belongs to another job, whose rank 0 waits for its own there.
@@ -150,102 +169,6 @@ TEST_WITH(test_stale_file_of_a_taken_port, NULL, end_group, NULL)
     all_meet(2);
     rank_group_add(&group, &other, 1, meet, NULL); // which was not disturbed
     assert_int_equal(rank_group_outcome(&group, stranger, NULL), ST_OK);
-}
-
-TEST_WITH(test_stale_file_is_named, NULL, end_group, NULL)
-{
-    char sentence[2048];
-    write_stale(use_file(), test_free_port(), "run-0");
-    const struct rendezvous_options o = options_of(2, 0.3);
-    rank_group_add(&group, &o, 1, meet, NULL);
-    assert_int_equal(rank_group_outcome(&group, 0, sentence), ST_TIMEOUT);
-    assert_contains(sentence, "is of another run (run-0)");
-    assert_contains(sentence, "rank 0 was not to be reached");
-}
-
-// ---- they do not --------------------------------------------------------------------------------
-
-TEST_WITH(test_missing_are_named, NULL, end_group, NULL)
-{
-    use_port();
-    struct rendezvous_options o = options_of(5, 2);
-    rank_group_add(&group, &o, 0, meet, NULL);
-    o.timeout_s = 1; // this one gives up sooner, and has been told
-    rank_group_add(&group, &o, 3, meet, NULL);
-    char sentence[2048];
-    assert_int_equal(rank_group_outcome(&group, 1, sentence), ST_TIMEOUT);
-    assert_contains(sentence, "misses 1, 2, 4");
-    assert_int_equal(rank_group_outcome(&group, 0, sentence), ST_TIMEOUT);
-    assert_contains(sentence, "1 of 5 ranks came in time; missing: 1, 2, 3, 4");
-    end_group(NULL);
-
-    use_file();
-    o.timeout_s = 1;
-    rank_group_add(&group, &o, 0, meet, NULL);
-    o.timeout_s = 20;
-    rank_group_add(&group, &o, 3, meet, NULL);
-    assert_int_equal(rank_group_outcome(&group, 0, sentence), ST_TIMEOUT);
-    assert_int_equal(rank_group_outcome(&group, 1, sentence), ST_MISMATCH); // at once
-    assert_contains(sentence, "2 of 5 ranks came in time; missing: 1, 2, 4");
-}
-
-TEST_WITH(test_every_mismatch_is_named, NULL, end_group, NULL)
-{
-    use_port();
-    struct rendezvous_options o = options_of(4, 20), version = o, layout = o, size = o;
-    version.version = "2";
-    layout.layout = "xyz";
-    size.who.size = 6;
-    rank_group_add(&group, &o, 0, meet, NULL);
-    rank_group_add(&group, &version, 1, meet, NULL);
-    rank_group_add(&group, &layout, 2, meet, NULL);
-    rank_group_add(&group, &size, 3, meet, NULL);
-    char sentence[2048];
-    for (int i = 0; i < 4; i++) {
-        assert_int_equal(rank_group_outcome(&group, i, sentence), ST_MISMATCH);
-        assert_contains(sentence, "is of version 2, rank 0 of 1");
-        assert_contains(sentence, "has weights of layout xyz, rank 0 of abc");
-        assert_contains(sentence, "was started as one of 6 ranks, rank 0 as one of 4");
-        assert_contains(sentence, "rank 1 (");
-        assert_contains(sentence, "rank 2 (");
-        assert_contains(sentence, "rank 3 (");
-        assert_contains(sentence, "pid ");
-    }
-}
-
-TEST_WITH(test_one_rank_twice, NULL, end_group, NULL)
-{
-    use_port();
-    const struct rendezvous_options o = options_of(3, 20);
-    rank_group_add(&group, &o, 0, meet, NULL);
-    rank_group_add(&group, &o, 1, meet, NULL);
-    rank_group_add(&group, &o, 1, meet, NULL);
-    all_are_told(3, ST_MISMATCH, "two processes are started as one rank: rank 1 (");
-}
-
-TEST_WITH(test_rank_beyond_the_size, NULL, end_group, NULL)
-{
-    use_port();
-    struct rendezvous_options o = options_of(3, 20), more = o;
-    more.who.size = 9;
-    rank_group_add(&group, &o, 0, meet, NULL);
-    rank_group_add(&group, &more, 7, meet, NULL);
-    all_are_told(2, ST_MISMATCH, "which was started as one of 3 ranks");
-}
-
-TEST_WITH(test_another_run_is_sent_away, NULL, end_group, NULL)
-{
-    use_port();
-    struct rendezvous_options o = options_of(2, 20), other = o;
-    char sentence[2048];
-    strcpy(other.who.run_id, "run-2");
-    rank_group_add(&group, &o, 0, meet, NULL);
-    const int stranger = rank_group_add(&group, &other, 1, meet, NULL);
-    assert_int_equal(rank_group_outcome(&group, stranger, sentence), ST_MISMATCH);
-    assert_contains(sentence, "is of the run run-2, rank 0 of run-1");
-    rank_group_add(&group, &o, 1, meet, NULL);
-    assert_int_equal(rank_group_outcome(&group, 0, NULL), ST_OK);
-    assert_int_equal(rank_group_outcome(&group, 2, NULL), ST_OK);
 }
 
 // A rank that dies while others are waited for is missing again, and may come again.
@@ -267,6 +190,15 @@ TEST_WITH(test_gone_before_all_came, NULL, end_group, NULL)
 }
 
 // ---- trust --------------------------------------------------------------------------------------
+
+static int listen_on(int port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    a.sin_port = htons((uint16_t)port);
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 8) == 0);
+    return fd;
+}
 
 TEST_WITH(test_port_in_use, NULL, end_group, NULL)
 {
@@ -295,25 +227,6 @@ TEST_WITH(test_bad_places, NULL, end_group, NULL)
         assert_message(row_text(cases, i, "part"));
         assert_null(peers);
     }
-}
-
-TEST_WITH(test_tokens, NULL, end_group, NULL)
-{
-    use_port();
-    struct rendezvous_options o = options_of(2, 20), other = o, none = o;
-    char sentence[2048];
-    o.token = "the-right-word";
-    other.token = "the-wrong-word";
-    rank_group_add(&group, &o, 0, meet, NULL);
-    const int wrong = rank_group_add(&group, &other, 1, meet, NULL),
-              without = rank_group_add(&group, &none, 1, meet, NULL);
-    for (int i = wrong; i <= without; i++) {
-        assert_int_equal(rank_group_outcome(&group, i, sentence), ST_MISMATCH);
-        assert_contains(sentence, "--rendezvous-token-file is not that of rank 0");
-    }
-    const int right = rank_group_add(&group, &o, 1, meet, NULL);
-    assert_int_equal(rank_group_outcome(&group, right, NULL), ST_OK);
-    assert_int_equal(rank_group_outcome(&group, 0, NULL), ST_OK);
 }
 
 static void handshake(int port, const void *data, size_t len, int times)
