@@ -52,11 +52,15 @@ struct draft {                      // a sample's in one step
 struct draft_method {
     const char *name; // in --speculative and in requests
     int k;            // most drafts of a step, where no K is given
-    double guess;     // acceptance rate of a draft before any was verified
-    // What it remembers while the engine lives; all three NULL: nothing.
+    double guess;     // acceptance rate of a draft before any was verified; with --draft-length
+                      // fixed for ever: of several methods the larger expected sum drafts, of equal
+                      // ones the earlier in the list
+    // What it remembers while the engine lives, of all samples; all three NULL: nothing.
     enum status (*new_memory)(void **ret);
     void (*free_memory)(void *memory);
-    void (*learn)(void *memory, const struct history *h); // the last token was just sampled
+    // The last token was just sampled, by a sample that uses the method, while it does not rest: a
+    // memory may not count on every token.
+    void (*learn)(void *memory, const struct history *h);
     // Fills in tokens, 0 to max that may follow, with n and matched. Deterministic: it names
     // tokens, without probabilities. NULL: the engine's draft model samples them instead.
     void (*propose)(void *memory, const struct history *h, int max, struct draft *ret);

@@ -437,12 +437,12 @@ TEST(draws_the_target_distribution)
     sample_all(&b, "off", PLAIN_SAMPLES - SAME_SAMPLES, 7 + SAME_SAMPLES, &tally);
     assert_int_equal(tally.accepted, 0);
     check_distribution(&tally, "off", PLAIN_SAMPLES);
-    for (int m = 0; m < 2; m++) {
+    for (size_t m = 0; m < sizeof same / sizeof *same; m++) {
         sample_again(&b, same[m], SAME_SAMPLES, 7, &tally);
         assert_memory_equal(tally.seen, plain.seen, sizeof plain.seen);
     }
-    for (int m = 0; m < 2; m++) {
-        sample_again(&b, others[m], SAMPLES, 77 + (uint64_t)m * SAMPLES, &tally);
+    for (size_t m = 0; m < sizeof others / sizeof *others; m++) {
+        sample_again(&b, others[m], SAMPLES, 77 + m * SAMPLES, &tally);
         check_distribution(&tally, others[m], SAMPLES);
     }
     bench_end(&b);
