@@ -11,7 +11,9 @@
 extern "C" {
 #endif
 
-// Every field mirrors the function of device.h of that name; see there for what it must do.
+// Every field mirrors the function of device.h of that name; see there for what it must do. NULL,
+// from capture_begin to graph_free and mark and wait: nothing is captured, and calls are done when
+// they return.
 struct backend {
     enum device_kind kind;
     const char *shared_kind;

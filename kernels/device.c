@@ -298,12 +298,12 @@ enum status device_sync(struct device *dev)
 
 void device_mark(struct device *dev, int mark)
 {
-    dev->backend->mark(dev, mark);
+    if (dev->backend->mark) dev->backend->mark(dev, mark);
 }
 
 enum status device_wait(struct device *dev, int mark)
 {
-    return report(dev, dev->backend->wait(dev, mark));
+    return report(dev, dev->backend->wait ? dev->backend->wait(dev, mark) : ST_OK);
 }
 
 // ---- memory shared between processes -----------------------------------------------------------
@@ -387,7 +387,7 @@ void shared_memory_free(struct shared_memory *memory)
  * Only CUDA makes graphs. */
 bool device_capture_begin(struct device *dev)
 {
-    return dev->backend->capture_begin(dev);
+    return dev->backend->capture_begin && dev->backend->capture_begin(dev);
 }
 
 enum status device_capture_end(struct device *dev, struct device_graph **ret)

@@ -168,29 +168,6 @@ static enum status cpu_sync(struct device *dev)
     return ST_OK;
 }
 
-static bool cpu_capture_begin(struct device *dev)
-{
-    (void)dev;
-    return false;
-}
-
-static enum status cpu_capture_end(struct device *dev, struct device_graph **ret)
-{
-    (void)dev, (void)ret;
-    return status_fail(ST_UNSUPPORTED, "the CPU does not capture work");
-}
-
-static void cpu_graph_launch(struct device *dev, struct device_graph *graph)
-{
-    (void)graph;
-    device_fail(dev, "the CPU has no captured work to launch");
-}
-
-static void cpu_graph_free(struct device_graph *graph)
-{
-    (void)graph;
-}
-
 static void cpu_timer_start(struct device *dev)
 {
     struct cpu_state *state = dev->state;
@@ -228,17 +205,6 @@ void *cpu_workspace(struct device *dev, size_t bytes)
     return state->workspace;
 }
 
-static void cpu_mark(struct device *dev, int mark) // what is enqueued is done
-{
-    (void)dev, (void)mark;
-}
-
-static enum status cpu_wait(struct device *dev, int mark)
-{
-    (void)mark;
-    return cpu_sync(dev);
-}
-
 const struct backend backend_cpu = {
     .kind = DEVICE_CPU,
     .shared_kind = "posix-shm",
@@ -260,12 +226,6 @@ const struct backend backend_cpu = {
     .shared_create = cpu_shared_create,
     .shared_open = cpu_shared_open,
     .shared_close = cpu_shared_close,
-    .capture_begin = cpu_capture_begin,
-    .capture_end = cpu_capture_end,
-    .graph_launch = cpu_graph_launch,
-    .graph_free = cpu_graph_free,
     .timer_start = cpu_timer_start,
     .timer_stop = cpu_timer_stop,
-    .mark = cpu_mark,
-    .wait = cpu_wait,
 };

@@ -2,13 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 
-static void rotate_neighbours(float *x, const float *angle, int half, float sign)
+// The pairs lie `step` floats apart, the two of a pair `apart`.
+VEC_INLINE void rotate(float *x, const float *angle, int half, float sign, int step, int apart)
 {
+#pragma omp simd
     for (int i = 0; i < half; i++) {
         float c = angle[2 * i], s = sign * angle[2 * i + 1];
-        float a = x[2 * i], b = x[2 * i + 1];
-        x[2 * i] = fma_f32(a, c, -(b * s));
-        x[2 * i + 1] = fma_f32(b, c, a * s);
+        float a = x[i * step], b = x[i * step + apart];
+        x[i * step] = fma_f32(a, c, -(b * s));
+        x[i * step + apart] = fma_f32(b, c, a * s);
     }
 }
 
@@ -21,19 +23,11 @@ void cpu_rope(struct device *dev, void *qkv, const struct rope_args *args)
     for (int r = 0; r < args->rows; r++) {
         const float *angle = args->table + (int64_t)args->positions[r] * half * 2;
         for (int h = 0; h < n; h++) {
-            float *lower = (float *)qkv + r * args->stride + (int64_t)h * args->head_dim;
-            float *upper = lower + half;
-            if (args->interleaved) {
-                rotate_neighbours(lower, angle, half, sign);
-                continue;
-            }
-#pragma omp simd
-            for (int i = 0; i < half; i++) {
-                float c = angle[2 * i], s = sign * angle[2 * i + 1];
-                float a = lower[i], b = upper[i];
-                lower[i] = fma_f32(a, c, -(b * s));
-                upper[i] = fma_f32(b, c, a * s);
-            }
+            float *head = (float *)qkv + r * args->stride + (int64_t)h * args->head_dim;
+            if (args->interleaved)
+                rotate(head, angle, half, sign, 2, 1);
+            else
+                rotate(head, angle, half, sign, 1, half);
         }
     }
 }
