@@ -65,7 +65,6 @@ static void serve(const char *model)
     for (int i = 0; i < REQUESTS; i++) {
         assert_int_equal(takes[i]->sample[0].n, NEW);
         assert_as_packed(&r, prompts[i], PROMPT, takes[i], 0);
-        free(takes[i]);
     }
     reference_close(&r);
 }

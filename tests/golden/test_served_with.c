@@ -123,7 +123,6 @@ static void serve(const char *model)
         if (!takes[i]) continue;
         n_tandem += is_tandem(i) ? NEW : 0;
         n_frozen += check(&r, prompts[i], takes[i], i);
-        free(takes[i]);
     }
     assert_true(states ? n_tandem == 0 : n_frozen > 0 && n_frozen < n_tandem);
     adapter_table_free(table);

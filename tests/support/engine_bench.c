@@ -18,6 +18,18 @@ void engine_bench_set_up(void)
     assert_ok(tiny_model_write(model_b, 32, 2, VOCAB, 2));
 }
 
+void on_command(void *context, enum status st, const char *message, uint64_t version)
+{
+    struct bench *b = context;
+    pthread_mutex_lock(&b->lock);
+    b->commanded = true;
+    b->command_status = st;
+    b->version = version;
+    snprintf(b->message, sizeof b->message, "%s", message);
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
 void on_event(void *context, const struct engine_event *event)
 {
     struct bench *b = context;
@@ -27,8 +39,15 @@ void on_event(void *context, const struct engine_event *event)
         int at = take->sample[event->sample].n++;
         take->sample[event->sample].tokens[at] = event->tokens[i];
         if (event->top)
-            memcpy(take->sample[event->sample].top[at], event->top, 3 * sizeof *event->top);
+            memcpy(take->sample[event->sample].top[at], event->top,
+                   (size_t)take->n_top * sizeof *event->top);
     }
+    for (int i = 0; event->prompt && i < take->n_prompt; i++) {
+        take->prompt[i] = event->prompt[i];
+        memcpy(take->prompt_top[i], event->prompt_top + i * take->n_prompt_top,
+               (size_t)take->n_prompt_top * sizeof *event->prompt_top);
+    }
+    take->times_told += event->prompt != NULL;
     if (event->finish != FINISH_NONE) {
         take->sample[event->sample].finish = event->finish;
         take->sample[event->sample].telemetry = *event->telemetry;
@@ -36,8 +55,10 @@ void on_event(void *context, const struct engine_event *event)
                  event->error ? event->error : "");
     }
     if (event->request_done) take->done = true;
+    const bool reload = take->reload_at > 0 && take->sample[0].n == take->reload_at;
     pthread_cond_broadcast(&b->changed);
     pthread_mutex_unlock(&b->lock);
+    if (reload) engine_reload(b->engine, model_b, NULL, on_command, b);
     if (b->slow_ms) clock_sleep_ms(b->slow_ms);
 }
 
@@ -66,18 +87,6 @@ void await_done(struct bench *b, struct take *take)
     assert_true(done);
     request_free(take->request);
     take->request = NULL;
-}
-
-void on_command(void *context, enum status st, const char *message, uint64_t version)
-{
-    struct bench *b = context;
-    pthread_mutex_lock(&b->lock);
-    b->commanded = true;
-    b->command_status = st;
-    b->version = version;
-    snprintf(b->message, sizeof b->message, "%s", message);
-    pthread_cond_broadcast(&b->changed);
-    pthread_mutex_unlock(&b->lock);
 }
 
 void await_command(struct bench *b)
@@ -203,8 +212,14 @@ void make_prompt(int32_t *prompt, int n, uint64_t seed)
 struct take *submit_ids(struct bench *b, const int32_t *prompt, int n_prompt,
                         const struct sampling *sampling)
 {
+    static struct take *all;
     struct take *take = calloc(1, sizeof *take);
     assert_non_null(take);
+    take->next = all;
+    all = take;
+    take->n_prompt = n_prompt;
+    take->n_top = sampling->logprobs;
+    take->n_prompt_top = sampling->prompt_top;
     assert_ok(request_new(prompt, n_prompt, sampling, take, &take->request));
     assert_ok(engine_submit(b->engine, take->request));
     return take;
@@ -215,6 +230,31 @@ struct take *submit(struct bench *b, int n_prompt, uint64_t prompt_seed, const s
     int32_t prompt[512];
     make_prompt(prompt, n_prompt, prompt_seed);
     return submit_ids(b, prompt, n_prompt, s);
+}
+
+struct take *run_ids(struct bench *b, const int32_t *prompt, int n_prompt,
+                     const struct sampling *sampling)
+{
+    struct take *take = submit_ids(b, prompt, n_prompt, sampling);
+    await_done(b, take);
+    return take;
+}
+
+struct take *run(struct bench *b, int n_prompt, uint64_t prompt_seed, const struct sampling *s)
+{
+    struct take *take = submit(b, n_prompt, prompt_seed, s);
+    await_done(b, take);
+    return take;
+}
+
+void assert_refused(struct bench *b, const int32_t *prompt, int n_prompt, const struct sampling *s,
+                    enum status st, const char *part)
+{
+    struct request *r = NULL;
+    assert_ok(request_new(prompt, n_prompt, s, NULL, &r));
+    assert_status(engine_submit(b->engine, r), st);
+    assert_message(part);
+    request_free(r);
 }
 
 void assert_same_tokens(const struct take *a, int i, const struct take *b, int k)
@@ -286,9 +326,7 @@ void assert_as_packed(struct reference *r, const int32_t *prompt, int n_prompt,
 struct take *greedy_of(struct bench *b, const int32_t *prompt, int n_prompt, int max_tokens)
 {
     struct sampling s = greedy(max_tokens);
-    struct take *take = submit_ids(b, prompt, n_prompt, &s);
-    await_done(b, take);
-    return take;
+    return run_ids(b, prompt, n_prompt, &s);
 }
 
 // ---- another process writes --------------------------------------------------------------------

@@ -10,18 +10,24 @@
 #include "tests/support/support.h"
 #include <pthread.h>
 
-enum { VOCAB = 320, MOST_SAMPLES = 8, MOST_TOKENS = 480, WAIT_MS = 60000 };
+enum { VOCAB = 320, MOST_SAMPLES = 8, MOST_TOKENS = 512, MOST_TOP = 8, WAIT_MS = 60000 };
 
 extern const char *folder, *model_a, *model_b; // two models of one layout
 extern const char *bridge_path; // of the test's engine; one that failed may still hold its own
 void engine_bench_set_up(void); // makes them; for TESTS_BETWEEN
 void for_each_golden(void (*serve)(const char *model)); // every model of tests/golden
 
-struct take { // what came back of a request; its tag
+struct take { // what came back of a request; its tag. All of them stay until the program ends
+    struct take *next;
     struct request *request;
+    int n_prompt, n_top, n_prompt_top;
+    struct prompt_token prompt[MOST_TOKENS];
+    struct top_logprob prompt_top[MOST_TOKENS][MOST_TOP];
+    int times_told; // of its prompt
+    int reload_at;  // so many tokens of sample 0: asks for model_b; 0: never
     struct {
         struct token_record tokens[MOST_TOKENS];
-        struct top_logprob top[MOST_TOKENS][3];
+        struct top_logprob top[MOST_TOKENS][MOST_TOP];
         int n;
         enum finish_reason finish;
         struct sample_telemetry telemetry;
@@ -55,6 +61,12 @@ void make_prompt(int32_t *prompt, int n, uint64_t seed);
 struct take *submit_ids(struct bench *b, const int32_t *prompt, int n_prompt,
                         const struct sampling *sampling);
 struct take *submit(struct bench *b, int n_prompt, uint64_t prompt_seed, const struct sampling *s);
+// And awaits it.
+struct take *run_ids(struct bench *b, const int32_t *prompt, int n_prompt,
+                     const struct sampling *sampling);
+struct take *run(struct bench *b, int n_prompt, uint64_t prompt_seed, const struct sampling *s);
+void assert_refused(struct bench *b, const int32_t *prompt, int n_prompt, const struct sampling *s,
+                    enum status st, const char *part);
 struct take *greedy_of(struct bench *b, const int32_t *prompt, int n_prompt,
                        int max_tokens); // and awaits it
 void assert_same_tokens(const struct take *a, int i, const struct take *b, int k);

@@ -60,7 +60,6 @@ static void serve(int64_t kv_bytes, bool preempts)
         }
         const struct sample_telemetry *t = &takes[i]->sample[0].telemetry;
         assert_true(t->kv_bytes_peak > kv_memory_state_bytes(r.config));
-        free(takes[i]);
     }
     reference_close(&r);
 }
@@ -97,7 +96,6 @@ TEST(states_bound_the_batch)
     b.slow_ms = 0;
     await_done(&b, take);
     for (int i = 0; i < 6; i++) assert_int_equal(take->sample[i].n, NEW);
-    free(take);
     bench_end(&b);
     const struct kv_request request = {.bytes = kv_memory_state_bytes(config),
                                        .block_size = 4,

@@ -57,9 +57,6 @@ static void compare_crowds(float temperature)
         assert_int_equal(alone[i]->sample[0].finish, FINISH_LENGTH);
         assert_same_tokens(alone[i], 0, crowd[i], 0);
         assert_same_tokens(alone[i], 0, tight[i], 0);
-        free(alone[i]);
-        free(crowd[i]);
-        free(tight[i]);
     }
 }
 
@@ -94,15 +91,12 @@ TEST(group_shares_its_prompt)
     engine_cancel(b.engine, group->request, -1);
     assert_ok(engine_resume(b.engine));
     await_done(&b, group);
-    free(group);
 
     // Sample i draws from the same stream in a group of any size, and not its sibling's.
     s.max_tokens = 12;
-    struct take *six = submit(&b, 42, 1, &s);
-    await_done(&b, six);
+    struct take *six = run(&b, 42, 1, &s);
     s.n = 3;
-    struct take *three = submit(&b, 42, 1, &s);
-    await_done(&b, three);
+    struct take *three = run(&b, 42, 1, &s);
     bool differ = false;
     for (int i = 0; i < 3; i++) {
         assert_same_tokens(six, i, three, i);
@@ -117,8 +111,6 @@ TEST(group_shares_its_prompt)
     assert_true(t->queue_ms >= 0 && t->first_token_ms >= t->queue_ms &&
                 t->latency_ms >= t->first_token_ms);
     assert_int_equal(idle_stats(&b).kv_blocks_used, 0);
-    free(six);
-    free(three);
     bench_end(&b);
 }
 
@@ -131,14 +123,10 @@ TEST(siblings_read_the_whole_prompt)
     bench_start(&b, &options);
     for (int n_prompt = 2; n_prompt < 14; n_prompt++) {
         struct sampling s = greedy(24);
-        struct take *alone = submit(&b, n_prompt, 50, &s);
-        await_done(&b, alone);
+        struct take *alone = run(&b, n_prompt, 50, &s);
         s.n = 4;
-        struct take *group = submit(&b, n_prompt, 50, &s);
-        await_done(&b, group);
+        struct take *group = run(&b, n_prompt, 50, &s);
         for (int i = 0; i < 4; i++) assert_same_tokens(alone, 0, group, i);
-        free(alone);
-        free(group);
     }
     bench_end(&b);
 }
@@ -213,9 +201,6 @@ TEST(cache_changes_no_bit)
                              tight[i]->sample[0].telemetry.cached_prompt_tokens);
         }
         cached += (uint64_t)tight[i]->sample[0].telemetry.cached_prompt_tokens;
-        free(off[i]);
-        free(roomy[i]);
-        free(tight[i]);
     }
     assert_true(cached == stats.cache_hits);
 }

@@ -13,8 +13,7 @@ TEST(stops_and_minimum)
     struct engine_options options = plain_options();
     bench_start(&b, &options);
     struct sampling s = greedy(20);
-    struct take *whole = submit(&b, 10, 3, &s);
-    await_done(&b, whole);
+    struct take *whole = run(&b, 10, 3, &s);
     int at = 1; // the first token that was not there before it
     for (bool seen = true; seen; at++) {
         seen = false;
@@ -24,20 +23,15 @@ TEST(stops_and_minimum)
     }
     s.n_stop_ids = 1;
     s.stop_ids[0] = whole->sample[0].tokens[at].token;
-    struct take *stopped = submit(&b, 10, 3, &s);
-    await_done(&b, stopped);
+    struct take *stopped = run(&b, 10, 3, &s);
     assert_int_equal(stopped->sample[0].finish, FINISH_STOP);
     assert_int_equal(stopped->sample[0].n, at + 1); // the stop token is there
     assert_int_equal(stopped->sample[0].tokens[at].token, s.stop_ids[0]);
     s.min_tokens = 15;
-    struct take *late = submit(&b, 10, 3, &s);
-    await_done(&b, late);
+    struct take *late = run(&b, 10, 3, &s);
     assert_true(late->sample[0].n >= 15);
     for (int i = 0; i < 15; i++)
         assert_int_not_equal(late->sample[0].tokens[i].token, s.stop_ids[0]);
-    free(whole);
-    free(stopped);
-    free(late);
     bench_end(&b);
 }
 
@@ -47,8 +41,7 @@ TEST(eos_of_the_config)
     struct engine_options options = plain_options();
     bench_start(&b, &options);
     struct sampling s = greedy(20);
-    struct take *whole = submit(&b, 10, 3, &s);
-    await_done(&b, whole);
+    struct take *whole = run(&b, 10, 3, &s);
     bench_end(&b);
     const char *with_eos = test_path(folder, "eos");
     const struct tiny_model shape = {.hidden = 32,
@@ -59,18 +52,13 @@ TEST(eos_of_the_config)
     assert_ok(tiny_model_write_as(with_eos, &shape));
     options.model_folder = with_eos;
     bench_start(&b, &options);
-    struct take *ignored = submit(&b, 10, 3, &s);
-    await_done(&b, ignored);
+    struct take *ignored = run(&b, 10, 3, &s);
     assert_same_tokens(whole, 0, ignored, 0);
     s.ignore_eos = false;
-    struct take *ended = submit(&b, 10, 3, &s);
-    await_done(&b, ended);
+    struct take *ended = run(&b, 10, 3, &s);
     assert_int_equal(ended->sample[0].finish, FINISH_STOP);
     assert_true(ended->sample[0].n <= 5);
     assert_int_equal(ended->sample[0].tokens[ended->sample[0].n - 1].token, shape.eos_id);
-    free(whole);
-    free(ignored);
-    free(ended);
     bench_end(&b);
 }
 
@@ -82,8 +70,7 @@ TEST(lists_most_likely)
     struct sampling s = random_sampling(20, 77);
     s.temperature = 0.7f;
     s.logprobs = 3;
-    struct take *take = submit(&b, 10, 3, &s);
-    await_done(&b, take);
+    struct take *take = run(&b, 10, 3, &s);
     int found = 0;
     for (int t = 0; t < 20; t++) {
         const struct top_logprob *top = take->sample[0].top[t];
@@ -97,18 +84,7 @@ TEST(lists_most_likely)
         assert_float_equal(sampled->processed_logprob, sampled->logprob, 1e-6f); // nothing was cut
     }
     assert_true(found > 0);
-    free(take);
     bench_end(&b);
-}
-
-static void refuse(struct bench *b, const int32_t *prompt, int n_prompt, const struct sampling *s,
-                   enum status st, const char *part)
-{
-    struct request *r = NULL;
-    assert_ok(request_new(prompt, n_prompt, s, NULL, &r));
-    assert_status(engine_submit(b->engine, r), st);
-    assert_message(part);
-    request_free(r);
 }
 
 TEST(refuses_what_it_cannot_do)
@@ -124,32 +100,34 @@ TEST(refuses_what_it_cannot_do)
     engine_info(b.engine, &info);
     assert_int_equal(info.max_context, 512);
     make_prompt(prompt, 600, 1);
-    struct sampling s = greedy(13);
-    refuse(&b, prompt, 500, &s, ST_INVALID,
-           "500 tokens and max_tokens 13 are over the context of 512");
-    s.max_tokens = -1;
-    refuse(&b, prompt, 5, &s, ST_INVALID, "max_tokens is -1");
-    s = greedy(4);
-    s.temperature = NAN;
-    refuse(&b, prompt, 5, &s, ST_INVALID, "temperature");
-    s = greedy(4);
+    const struct {
+        int n_prompt;
+        struct sampling s;
+        const char *part;
+    } cases[] = {
+        {500, {.max_tokens = 13}, "500 tokens and max_tokens 13 are over the context of 512"},
+        {5, {.max_tokens = -1}, "max_tokens is -1"},
+        {5, {.temperature = NAN}, "temperature"},
+        {5, {.top_p = -1}, "top_p"},
+        {5, {.logprobs = 21}, "logprobs is 21"},
+        {5, {.n_stop_ids = 1, .stop_ids = {VOCAB}}, "stop token id 0 is 320"},
+        {5, {.n = 6}, "n is 6"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sampling bad = cases[i].s;
+        if (bad.n == 0) bad.n = 1;
+        if (bad.top_p == 0) bad.top_p = 1;
+        assert_refused(&b, prompt, cases[i].n_prompt, &bad, ST_INVALID, cases[i].part);
+    }
+    struct sampling s = greedy(4);
     s.top_p = 0;
-    refuse(&b, prompt, 5, &s, ST_INVALID, "top_p");
-    s = greedy(4);
-    s.logprobs = 21;
-    refuse(&b, prompt, 5, &s, ST_INVALID, "logprobs is 21");
-    s = greedy(4);
-    s.n_stop_ids = 1;
-    s.stop_ids[0] = VOCAB;
-    refuse(&b, prompt, 5, &s, ST_INVALID, "stop token id 0 is 320");
-    s = greedy(4);
-    s.n = 6;
-    refuse(&b, prompt, 5, &s, ST_INVALID, "n is 6");
+    assert_refused(&b, prompt, 5, &s, ST_INVALID, "top_p");
     s = greedy(4);
     prompt[3] = VOCAB;
-    refuse(&b, prompt, 5, &s, ST_INVALID, "prompt token 3 is 320, outside the vocabulary of 320");
+    assert_refused(&b, prompt, 5, &s, ST_INVALID,
+                   "prompt token 3 is 320, outside the vocabulary of 320");
     prompt[3] = -1;
-    refuse(&b, prompt, 5, &s, ST_INVALID, "prompt token 3 is -1");
+    assert_refused(&b, prompt, 5, &s, ST_INVALID, "prompt token 3 is -1");
     assert_status(request_new(prompt, 0, &s, NULL, &r), ST_INVALID);
     s.n = 0;
     assert_status(request_new(prompt, 5, &s, NULL, &r), ST_INVALID);
@@ -161,15 +139,12 @@ TEST(refuses_what_it_cannot_do)
     s.n = 5;
     struct take *full = submit_ids(&b, prompt, 5, &s);
     s.n = 1;
-    refuse(&b, prompt, 5, &s, ST_BUSY, "the queue is full");
+    assert_refused(&b, prompt, 5, &s, ST_BUSY, "the queue is full");
     assert_int_equal(full->sample[0].n, 0); // paused
     assert_ok(engine_resume(b.engine));
     await_done(&b, full);
-    struct take *after = submit_ids(&b, prompt, 5, &s);
-    await_done(&b, after);
+    struct take *after = run_ids(&b, prompt, 5, &s);
     assert_same_tokens(full, 0, after, 0);
-    free(full);
-    free(after);
     bench_end(&b);
 }
 
@@ -205,7 +180,7 @@ static void start_failing(struct engine_options *options, const char *part)
     assert_contains(stats.state_detail, part);
     int32_t prompt[1] = {1};
     struct sampling s = greedy(1);
-    refuse(&b, prompt, 1, &s, ST_DEVICE, part);
+    assert_refused(&b, prompt, 1, &s, ST_DEVICE, part);
     assert_status(engine_pause(b.engine, 1000), ST_TIMEOUT);
     assert_false(file_exists(options->bridge_path));
     bench_end(&b);
@@ -245,7 +220,6 @@ TEST(cancels)
     assert_int_equal(take->sample[1].finish, FINISH_CANCELLED);
     assert_int_equal(take->sample[1].telemetry.generated_tokens, take->sample[1].n);
     assert_int_equal(idle_stats(&b).kv_blocks_used, 0);
-    free(take);
     // cancelled before it was ever looked at
     assert_ok(engine_pause(b.engine, 10000));
     take = submit(&b, 20, 1, &s);
@@ -255,7 +229,6 @@ TEST(cancels)
         assert_int_equal(take->sample[i].finish, FINISH_CANCELLED);
         assert_int_equal(take->sample[i].n, 0);
     }
-    free(take);
     bench_end(&b);
 }
 
@@ -275,7 +248,6 @@ TEST(ends_with_and_without_drain)
         assert_int_equal(take->sample[0].finish, drain_ms ? FINISH_LENGTH : FINISH_CANCELLED);
         assert_int_equal(take->sample[0].n, drain_ms ? 100 : 0);
         request_free(take->request);
-        free(take);
     }
 }
 

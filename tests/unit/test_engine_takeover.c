@@ -41,7 +41,6 @@ TEST(second_daemon_is_refused)
     assert_int_equal(test_wait(&child, WAIT_MS), 0);
     struct take *take = greedy_of(&b, prompt, 5, 5);
     assert_int_equal(take->sample[0].tokens[0].weight_version, 4);
-    free(take);
     bench_end(&b);
 }
 

@@ -69,10 +69,6 @@ TEST(reloads)
     assert_ok(engine_bridge_info(b.engine, true, on_info, &b));
     await_command(&b);
     assert_true(b.first_sums[0] != sums[0] && b.first_sums[1] != sums[1]);
-    free(a);
-    free(in_b);
-    free(still);
-    free(now);
     bench_end(&b);
 }
 
@@ -135,8 +131,6 @@ static void update_in_flight(enum kv_policy policy)
         assert_int_equal(same, 40);
     else
         assert_true(same < 40); // the keys and values of A show
-    free(rest);
-    free(take);
 }
 
 TEST(update_keeps_keys)
@@ -196,8 +190,6 @@ TEST(update_leaves_no_stale_block)
         assert_true(stats.cache_queries == 5 * 42);
         assert_true(stats.cache_hits == (policy == 0 ? 3 : 4) * 40);
         bench_end(&b);
-        struct take *all[] = {old, in_b, first, again, running, after, last};
-        for (int i = 0; i < 7; i++) free(all[i]);
     }
 }
 
@@ -221,8 +213,7 @@ TEST(update_waits_for_drain)
     await_done(&b, second);
     await_done(&b, third);
     assert_int_equal(test_wait(&child, WAIT_MS), 0);
-    struct take *last = submit(&b, 10, 6, &s);
-    await_done(&b, last);
+    struct take *last = run(&b, 10, 6, &s);
     struct take *all[] = {first, second, third, last};
     for (int i = 0; i < 4; i++) { // nobody saw two versions
         const struct sample_telemetry *t = &all[i]->sample[0].telemetry;
@@ -230,7 +221,6 @@ TEST(update_waits_for_drain)
     }
     assert_true(first->sample[0].telemetry.weight_version_last == 2);
     assert_true(last->sample[0].telemetry.weight_version_last == 4);
-    for (int i = 0; i < 4; i++) free(all[i]);
     bench_end(&b);
 }
 
@@ -245,8 +235,7 @@ TEST(many_updates_under_load)
     for (int round = 0; test_running(&child) || round < 3; round++) {
         struct sampling s = random_sampling(100, (uint64_t)round);
         s.n = 4;
-        struct take *take = submit(&b, 30, 4, &s);
-        await_done(&b, take);
+        struct take *take = run(&b, 30, 4, &s);
         for (int i = 0; i < 4; i++) {
             assert_versions_rise(take, i);
             for (int t = 0; t < take->sample[i].n; t++)
@@ -254,7 +243,6 @@ TEST(many_updates_under_load)
         }
         assert_true(take->sample[0].telemetry.weight_version_first >= seen);
         seen = take->sample[0].telemetry.weight_version_last;
-        free(take);
     }
     assert_int_equal(test_wait(&child, WAIT_MS), 0);
     assert_int_equal(stats_of(&b).updates, 200);
@@ -300,10 +288,6 @@ TEST(torn_weights_are_restored)
     assert_true(stats_of(&b).weight_version > stats.weight_version);
     struct take *in_b = reference(model_b, prompt, 30, 40), *now = greedy_of(&b, prompt, 30, 40);
     assert_same_tokens(in_b, 0, now, 0);
-    free(whole);
-    free(take);
-    free(in_b);
-    free(now);
     bench_end(&b);
 }
 
@@ -329,8 +313,6 @@ TEST(reloaded_weights_are_restored)
     assert_int_equal(stats_of(&b).restores, 1);
     struct take *now = greedy_of(&b, prompt, 30, 40);
     assert_same_tokens(in_b, 0, now, 0);
-    free(in_b);
-    free(now);
     bench_end(&b);
 }
 

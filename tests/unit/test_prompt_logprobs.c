@@ -3,128 +3,18 @@
  * by itself over the whole sequence. With chunks, groups, the prefix cache, preemption, drafts and
  * new weights in the way. */
 // SPDX-License-Identifier: Apache-2.0
-#include "bridge/control.h"
-#include "common/base/rng.h"
-#include "infer-server/engine/engine.h"
-#include "tests/support/reference.h"
-#include "tests/support/support.h"
+#include "tests/support/engine_bench.h"
 #include "tests/support/tiny_model.h"
-#include <pthread.h>
 
-enum { VOCAB = 320, MOST_SAMPLES = 4, MOST_TOKENS = 512, MOST_TOP = 8, WAIT_MS = 60000 };
-
-static const char *folder, *model_a, *model_b; // two models of one layout
-static struct reference of_a, of_b;
+static struct reference of_a, of_b; // model_a, model_b
 
 // ---- requests ----------------------------------------------------------------------------------
 
-struct take { // what came back of a request; its tag
-    struct request *request;
-    struct prompt_token prompt[MOST_TOKENS];
-    struct top_logprob prompt_top[MOST_TOKENS][MOST_TOP];
-    int n_prompt, n_top, times_told;
-    struct {
-        struct token_record tokens[MOST_TOKENS];
-        struct top_logprob top[MOST_TOKENS][MOST_TOP];
-        int n;
-        enum finish_reason finish;
-        struct sample_telemetry telemetry;
-    } sample[MOST_SAMPLES];
-    int reload_at; // this many tokens of sample 0: asks for model_b; 0: never
-    bool done;
-};
-
-struct bench {
-    struct engine *engine;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-};
-
-static void on_reloaded(void *context, enum status st, const char *message, uint64_t version)
+static struct engine_options small_options(void)
 {
-    (void)context, (void)version;
-    if (st != ST_OK) fprintf(stderr, "reload: %s\n", message);
-}
-
-static void take_event(struct take *take, const struct engine_event *event)
-{
-    const int n_logprobs = take->n_top;
-    for (int i = 0; i < event->n_tokens; i++) {
-        const int at = take->sample[event->sample].n++;
-        take->sample[event->sample].tokens[at] = event->tokens[i];
-        if (event->top)
-            memcpy(take->sample[event->sample].top[at], event->top,
-                   (size_t)n_logprobs * sizeof *event->top);
-    }
-    if (event->prompt) {
-        take->times_told++;
-        for (int i = 0; i < take->n_prompt; i++) {
-            take->prompt[i] = event->prompt[i];
-            memcpy(take->prompt_top[i], event->prompt_top + i * n_logprobs,
-                   (size_t)n_logprobs * sizeof *event->prompt_top);
-        }
-    }
-    if (event->finish == FINISH_NONE) return;
-    take->sample[event->sample].finish = event->finish;
-    take->sample[event->sample].telemetry = *event->telemetry;
-}
-
-static void on_event(void *context, const struct engine_event *event)
-{
-    struct bench *b = context;
-    struct take *take = request_tag(event->request);
-    pthread_mutex_lock(&b->lock);
-    take_event(take, event);
-    if (event->request_done) take->done = true;
-    const bool reload = take->reload_at > 0 && take->sample[0].n == take->reload_at;
-    pthread_cond_broadcast(&b->changed);
-    pthread_mutex_unlock(&b->lock);
-    if (reload) engine_reload(b->engine, model_b, NULL, on_reloaded, NULL);
-}
-
-static struct engine_options plain_options(void)
-{
-    static int count;
-    char name[32];
-    snprintf(name, sizeof name, "bridge-%d.json", count++);
-    return (struct engine_options){.model_folder = model_a,
-                                   .device = "cpu",
-                                   .dtype = -1,
-                                   .max_batch = 8,
-                                   .kv_bytes = 8 << 20,
-                                   .block_size = 4,
-                                   .prefill_chunk = 64,
-                                   .max_queue = 64,
-                                   .bridge_path = test_path(folder, name),
-                                   .socket_path = test_path(folder, "engine.sock"),
-                                   .kv_policy = KV_KEEP};
-}
-
-static void bench_start(struct bench *b, const struct engine_options *options)
-{
-    struct engine_stats stats = {.state = ENGINE_LOADING};
-    memset(b, 0, sizeof *b);
-    pthread_mutex_init(&b->lock, NULL);
-    pthread_cond_init(&b->changed, NULL);
-    assert_ok(engine_new(options, on_event, b, &b->engine));
-    for (int i = 0; i < WAIT_MS && stats.state == ENGINE_LOADING; i++) {
-        engine_stats(b->engine, &stats);
-        clock_sleep_ms(1);
-    }
-    assert_int_equal(stats.state, ENGINE_OK);
-}
-
-static struct engine_stats bench_end(struct bench *b)
-{
-    struct engine_stats stats;
-    do {
-        clock_sleep_ms(1);
-        engine_stats(b->engine, &stats);
-    } while (stats.running + stats.waiting > 0);
-    engine_free(b->engine, 0);
-    pthread_cond_destroy(&b->changed);
-    pthread_mutex_destroy(&b->lock);
-    return stats;
+    struct engine_options options = plain_options();
+    options.max_batch = 8;
+    return options;
 }
 
 static struct sampling plain_sampling(int max_tokens, float temperature)
@@ -136,40 +26,6 @@ static struct sampling plain_sampling(int max_tokens, float temperature)
                              .logprobs = -1,
                              .seed = 11,
                              .ignore_eos = true};
-}
-
-static struct take *submit(struct bench *b, const int32_t *prompt, int n_prompt,
-                           const struct sampling *s)
-{
-    struct take *take = calloc(1, sizeof *take);
-    assert_non_null(take);
-    take->n_prompt = n_prompt;
-    take->n_top = s->logprobs > s->prompt_top ? s->logprobs : s->prompt_top;
-    assert_ok(request_new(prompt, n_prompt, s, take, &take->request));
-    assert_ok(engine_submit(b->engine, take->request));
-    return take;
-}
-
-static void await_done(struct bench *b, struct take *take)
-{
-    const int64_t deadline = clock_deadline_ns(WAIT_MS);
-    bool done = false;
-    while (!done && clock_now_ns() < deadline) {
-        pthread_mutex_lock(&b->lock);
-        done = take->done;
-        pthread_mutex_unlock(&b->lock);
-        if (!done) clock_sleep_ms(1);
-    }
-    assert_true(done);
-    request_free(take->request);
-    take->request = NULL;
-}
-
-static void make_prompt(int32_t *prompt, int n, uint64_t seed)
-{
-    struct rng r;
-    rng_init(&r, seed, 99);
-    for (int i = 0; i < n; i++) prompt[i] = (int32_t)rng_below(&r, VOCAB);
 }
 
 // ---- what the model says by itself -------------------------------------------------------------
@@ -202,7 +58,7 @@ TEST(prompts_are_scored_as_they_are_trained)
 {
     static const int lengths[] = {1, 2, 4, 5, 63, 64, 65, 200};
     enum { N = sizeof lengths / sizeof *lengths };
-    struct engine_options options = plain_options();
+    struct engine_options options = small_options();
     options.prefill_chunk = 24;
     struct bench b;
     struct take *takes[N];
@@ -213,7 +69,7 @@ TEST(prompts_are_scored_as_they_are_trained)
         s.prompt_logprobs = true;
         s.prompt_top = i % 3;
         make_prompt(prompts[i], lengths[i], (uint64_t)i);
-        takes[i] = submit(&b, prompts[i], lengths[i], &s);
+        takes[i] = submit_ids(&b, prompts[i], lengths[i], &s);
     }
     for (int i = 0; i < N; i++) {
         await_done(&b, takes[i]);
@@ -227,7 +83,6 @@ TEST(prompts_are_scored_as_they_are_trained)
             assert_true(top[0].logprob >= own->logprob);
             if (own->rank == 1) assert_memory_equal(&top[0].logprob, &own->logprob, sizeof(float));
         }
-        free(takes[i]);
     }
     bench_end(&b);
 }
@@ -235,38 +90,33 @@ TEST(prompts_are_scored_as_they_are_trained)
 // A completion, sent again as a prompt, has the numbers it was sampled with.
 TEST(sampling_and_scoring_agree)
 {
-    struct engine_options options = plain_options();
+    struct engine_options options = small_options();
     struct bench b;
     int32_t ids[MOST_TOKENS];
     bench_start(&b, &options);
     struct sampling s = plain_sampling(60, 0.7f);
     make_prompt(ids, 40, 3);
-    struct take *sampled = submit(&b, ids, 40, &s);
-    await_done(&b, sampled);
+    struct take *sampled = run_ids(&b, ids, 40, &s);
     for (int i = 0; i < 60; i++) ids[40 + i] = sampled->sample[0].tokens[i].token;
     s.max_tokens = 0;
     s.prompt_logprobs = true;
-    struct take *scored = submit(&b, ids, 100, &s);
-    await_done(&b, scored);
+    struct take *scored = run_ids(&b, ids, 100, &s);
     for (int i = 0; i < 60; i++)
         assert_memory_equal(&scored->prompt[40 + i].logprob, &sampled->sample[0].tokens[i].logprob,
                             sizeof(float));
-    free(sampled);
-    free(scored);
     bench_end(&b);
 }
 
 TEST(nothing_is_sampled_for_max_tokens_0)
 {
-    struct engine_options options = plain_options();
+    struct engine_options options = small_options();
     struct bench b;
     int32_t prompt[MOST_TOKENS];
     bench_start(&b, &options);
     struct sampling s = plain_sampling(0, 1);
     s.n = 3;
     make_prompt(prompt, 512, 4); // the whole context
-    struct take *take = submit(&b, prompt, 512, &s);
-    await_done(&b, take);
+    struct take *take = run_ids(&b, prompt, 512, &s);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(take->sample[i].n, 0);
         assert_int_equal(take->sample[i].finish, FINISH_LENGTH);
@@ -274,14 +124,14 @@ TEST(nothing_is_sampled_for_max_tokens_0)
         assert_true(take->sample[i].telemetry.weight_version_last >= 2);
     }
     assert_int_equal(take->times_told, 0); // nobody asked
-    free(take);
-    assert_int_equal(bench_end(&b).prompt_tokens, 512);
+    assert_int_equal(idle_stats(&b).prompt_tokens, 512);
+    bench_end(&b);
 }
 
 // Cached blocks have no logits: who wants some computes the prompt, and leaves it to the next.
 TEST(cache_is_passed_over)
 {
-    struct engine_options options = plain_options();
+    struct engine_options options = small_options();
     struct bench b;
     int32_t prompt[MOST_TOKENS];
     bench_start(&b, &options);
@@ -289,11 +139,9 @@ TEST(cache_is_passed_over)
     for (int round = 0; round < 3; round++) {
         struct sampling s = plain_sampling(2, 1);
         s.prompt_logprobs = round == 1;
-        struct take *take = submit(&b, prompt, 100, &s);
-        await_done(&b, take);
+        struct take *take = run_ids(&b, prompt, 100, &s);
         assert_int_equal(take->sample[0].telemetry.cached_prompt_tokens, round == 2 ? 96 : 0);
         if (round == 1) assert_prompt_is(take, prompt, 1, 100, &of_a, 1);
-        free(take);
     }
     bench_end(&b);
 }
@@ -302,7 +150,7 @@ TEST(cache_is_passed_over)
 TEST(crowds_are_scored_once)
 {
     enum { N = 6 };
-    struct engine_options options = plain_options();
+    struct engine_options options = small_options();
     struct bench b;
     struct take *takes[N];
     int32_t prompts[N][MOST_TOKENS];
@@ -315,26 +163,26 @@ TEST(crowds_are_scored_once)
     bench_start(&b, &options);
     for (int i = 0; i < N; i++) {
         struct sampling s = plain_sampling(60, 1);
-        s.n = 1 + i % MOST_SAMPLES;
+        s.n = 1 + i % 4;
         s.prompt_logprobs = true;
         s.seed = (uint64_t)i;
         make_prompt(prompts[i], 30 + 17 * i, (uint64_t)i);
-        takes[i] = submit(&b, prompts[i], 30 + 17 * i, &s);
+        takes[i] = submit_ids(&b, prompts[i], 30 + 17 * i, &s);
     }
     for (int i = 0; i < N; i++) {
         await_done(&b, takes[i]);
         assert_int_equal(takes[i]->times_told, 1);
         assert_prompt_is(takes[i], prompts[i], 1, 30 + 17 * i, &of_a, 1);
-        free(takes[i]);
     }
-    assert_true(bench_end(&b).preemptions > 0);
+    assert_true(idle_stats(&b).preemptions > 0);
+    bench_end(&b);
 }
 
 // New weights in the middle of a prompt: each token says which version its number is of, and where
 // the prompt is computed again from its start, each is that version's to the bit.
 TEST(versions_are_told_apart)
 {
-    struct engine_options options = plain_options();
+    struct engine_options options = small_options();
     struct bench b;
     int32_t prompt[MOST_TOKENS], other[8];
     options.prefill_chunk = 8;
@@ -344,11 +192,11 @@ TEST(versions_are_told_apart)
     make_prompt(other, 8, 7);
     make_prompt(prompt, 400, 8);
     assert_ok(engine_pause(b.engine, WAIT_MS));
-    struct take *beside = submit(&b, other, 8, &s); // one token a step
+    struct take *beside = submit_ids(&b, other, 8, &s); // one token a step
     beside->reload_at = 20;
     s.max_tokens = 1;
     s.prompt_logprobs = true;
-    struct take *take = submit(&b, prompt, 400, &s); // 50 steps
+    struct take *take = submit_ids(&b, prompt, 400, &s); // 50 steps
     assert_ok(engine_resume(b.engine));
     await_done(&b, take);
     await_done(&b, beside);
@@ -358,8 +206,6 @@ TEST(versions_are_told_apart)
     for (int i = border; i < 400; i++) assert_int_equal(take->prompt[i].weight_version, 4);
     assert_prompt_is(take, prompt, 1, border, &of_a, 1);
     assert_prompt_is(take, prompt, border, 400, &of_b, 1);
-    free(take);
-    free(beside);
     bench_end(&b);
 }
 
@@ -367,7 +213,7 @@ TEST(versions_are_told_apart)
 
 TEST(one_number_for_one_token)
 {
-    struct engine_options options = plain_options();
+    struct engine_options options = small_options();
     struct bench b;
     int32_t prompt[MOST_TOKENS];
     bench_start(&b, &options);
@@ -375,8 +221,7 @@ TEST(one_number_for_one_token)
     for (int hot = 0; hot < 2; hot++) {
         struct sampling s = plain_sampling(300, hot ? 0.4f : 0);
         s.logprobs = MOST_TOP;
-        struct take *take = submit(&b, prompt, 20, &s);
-        await_done(&b, take);
+        struct take *take = run_ids(&b, prompt, 20, &s);
         int found = 0;
         for (int t = 0; t < 300; t++)
             for (int i = 0; i < (hot ? MOST_TOP : 1); i++) {
@@ -388,7 +233,6 @@ TEST(one_number_for_one_token)
                 found++;
             }
         assert_true(found == 300 || (hot && found > 50));
-        free(take);
     }
     bench_end(&b);
 }
@@ -474,18 +318,10 @@ static void run_penalised(const struct engine_options *options, float temperatur
     for (int i = 0; i < N_PENALTIES; i++) {
         struct sampling s = penalised(i, 100, temperature);
         s.n = 2;
-        ret[i] = submit(&b, prompt, n_prompt, &s);
+        ret[i] = submit_ids(&b, prompt, n_prompt, &s);
     }
     for (int i = 0; i < N_PENALTIES; i++) await_done(&b, ret[i]);
     bench_end(&b);
-}
-
-static void assert_same_token(const struct token_record *x, const struct token_record *y)
-{
-    assert_int_equal(x->token, y->token);
-    assert_memory_equal(&x->logprob, &y->logprob, sizeof(float));
-    assert_memory_equal(&x->processed_logprob, &y->processed_logprob, sizeof(float));
-    assert_memory_equal(&x->retained_mass, &y->retained_mass, sizeof(float));
 }
 
 static void assert_same(struct take *const a[N_PENALTIES], struct take *const b[N_PENALTIES],
@@ -495,9 +331,7 @@ static void assert_same(struct take *const a[N_PENALTIES], struct take *const b[
     for (int i = 0; i < N_PENALTIES; i++)
         for (int k = 0; k < 2; k++) {
             *ret_accepted += b[i]->sample[k].telemetry.drafts.num_accepted_tokens;
-            assert_int_equal(a[i]->sample[k].n, b[i]->sample[k].n);
-            for (int t = 0; t < a[i]->sample[k].n; t++)
-                assert_same_token(&a[i]->sample[k].tokens[t], &b[i]->sample[k].tokens[t]);
+            assert_same_records(a[i], k, b[i], k);
         }
 }
 
@@ -509,10 +343,10 @@ TEST(penalties_with_and_without_drafts)
     for (int i = 12; i < 24; i++) prompt[i] = prompt[i - 12];
     for (int hot = 0; hot < 2; hot++) {
         struct take *alone[N_PENALTIES], *drafted[N_PENALTIES];
-        struct engine_options options = plain_options();
+        struct engine_options options = small_options();
         int accepted;
         run_penalised(&options, hot ? 0.8f : 0, prompt, 24, alone);
-        options = plain_options();
+        options = small_options();
         options.speculative = (struct speculative_choice){.chosen = true};
         options.speculative.k[SPECULATIVE_NGRAM] = 5;
         options.speculative_fixed = true;
@@ -522,8 +356,6 @@ TEST(penalties_with_and_without_drafts)
         for (int i = 0; i < N_PENALTIES; i++) {
             const struct sampling s = penalised(i, 100, hot ? 0.8f : 0);
             check_penalised(&s, prompt, 24, alone[i], 1);
-            free(alone[i]);
-            free(drafted[i]);
         }
     }
 }
@@ -532,12 +364,12 @@ TEST(penalties_with_and_without_drafts)
 TEST(penalties_with_a_draft_model)
 {
     struct take *alone[N_PENALTIES], *drafted[N_PENALTIES];
-    struct engine_options options = plain_options();
+    struct engine_options options = small_options();
     int32_t prompt[24];
     int accepted;
     make_prompt(prompt, 24, 13);
     run_penalised(&options, 0.8f, prompt, 24, alone);
-    options = plain_options();
+    options = small_options();
     options.exact = true;
     options.draft_folder = model_a;
     options.speculative = (struct speculative_choice){.chosen = true};
@@ -545,78 +377,58 @@ TEST(penalties_with_a_draft_model)
     run_penalised(&options, 0.8f, prompt, 24, drafted);
     assert_same(alone, drafted, &accepted);
     assert_true(accepted > 100);
-    for (int i = 0; i < N_PENALTIES; i++) {
-        free(alone[i]);
-        free(drafted[i]);
-    }
 }
 
 // A neighbour's penalties are none of a request's business.
 TEST(neighbours_keep_their_bits)
 {
-    struct engine_options options = plain_options();
+    struct engine_options options = small_options();
     struct take *plain[2];
     int32_t prompt[24];
     make_prompt(prompt, 24, 12);
     for (int crowded = 0; crowded < 2; crowded++) {
         struct bench b;
         struct take *others[N_PENALTIES];
-        options.bridge_path = plain_options().bridge_path;
+        options.bridge_path = small_options().bridge_path;
         bench_start(&b, &options);
         assert_ok(engine_pause(b.engine, WAIT_MS));
         struct sampling s = plain_sampling(80, 1);
         for (int i = 0; i < N_PENALTIES && crowded; i++) {
             struct sampling of_other = penalised(i, 80, 1);
             of_other.logprobs = i % 3;
-            others[i] = submit(&b, prompt, 24, &of_other);
+            others[i] = submit_ids(&b, prompt, 24, &of_other);
         }
-        plain[crowded] = submit(&b, prompt, 24, &s);
+        plain[crowded] = submit_ids(&b, prompt, 24, &s);
         assert_ok(engine_resume(b.engine));
         await_done(&b, plain[crowded]);
-        for (int i = 0; i < N_PENALTIES && crowded; i++) {
-            await_done(&b, others[i]);
-            free(others[i]);
-        }
+        for (int i = 0; i < N_PENALTIES && crowded; i++) await_done(&b, others[i]);
         bench_end(&b);
     }
-    for (int t = 0; t < 80; t++)
-        assert_same_token(&plain[0]->sample[0].tokens[t], &plain[1]->sample[0].tokens[t]);
-    free(plain[0]);
-    free(plain[1]);
-}
-
-static void refuse(struct bench *b, const struct sampling *s, const char *part)
-{
-    struct request *r = NULL;
-    const int32_t prompt[] = {1, 2, 3};
-    assert_ok(request_new(prompt, 3, s, NULL, &r));
-    assert_status(engine_submit(b->engine, r), ST_INVALID);
-    assert_message(part);
-    request_free(r);
+    assert_same_records(plain[0], 0, plain[1], 0);
 }
 
 TEST(refusals)
 {
-    struct engine_options options = plain_options();
-    const struct token_bias outside = {VOCAB, 1}, endless = {1, INFINITY};
+    static const struct token_bias outside = {VOCAB, 1}, endless = {1, INFINITY};
+    static const struct {
+        struct sampling s;
+        const char *part;
+    } cases[] = {
+        {{.repetition_penalty = -1}, "repetition_penalty is -1"},
+        {{.presence_penalty = NAN}, "presence_penalty"},
+        {{.logit_bias = &outside, .n_logit_bias = 1}, "logit_bias: token"},
+        {{.logit_bias = &endless, .n_logit_bias = 1}, "finite"},
+        {{.prompt_logprobs = true, .prompt_top = 129}, "prompt_logprobs is 129"},
+    };
+    struct engine_options options = small_options();
     struct bench b;
     bench_start(&b, &options);
-    struct sampling s = plain_sampling(1, 1);
-    s.repetition_penalty = -1;
-    refuse(&b, &s, "repetition_penalty is -1");
-    s = plain_sampling(1, 1);
-    s.presence_penalty = NAN;
-    refuse(&b, &s, "presence_penalty");
-    s = plain_sampling(1, 1);
-    s.logit_bias = &outside;
-    s.n_logit_bias = 1;
-    refuse(&b, &s, "logit_bias: token");
-    s.logit_bias = &endless;
-    refuse(&b, &s, "finite");
-    s = plain_sampling(1, 1);
-    s.prompt_logprobs = true;
-    s.prompt_top = 129;
-    refuse(&b, &s, "prompt_logprobs is 129");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sampling s = cases[i].s;
+        s.n = s.max_tokens = 1;
+        s.temperature = s.top_p = 1;
+        assert_refused(&b, (const int32_t[]){1, 2, 3}, 3, &s, ST_INVALID, cases[i].part);
+    }
     bench_end(&b);
 }
 

@@ -7,7 +7,7 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/scheduler.h"
 
-enum { BLOCK = 4, MOST_BLOCKS = 512, MOST_SAMPLES = 1024 };
+enum { BLOCK = 4, MOST_BLOCKS = 512, MOST_SAMPLES = 1024, MOST_REQUESTS = 64 };
 
 struct world {
     struct scheduler *scheduler;
@@ -18,6 +18,8 @@ struct world {
     uint64_t version, computed_by[MOST_BLOCKS * BLOCK]; // and the version that computed it
     uint64_t admitted_at[MOST_SAMPLES]; // by order: the version when it was last admitted
     int64_t computed_tokens;
+    struct request *requests[MOST_REQUESTS]; // (n_requests), freed with it
+    int n_requests;
 };
 
 static void world_init(struct world *w, int n_blocks, int max_batch, int chunk)
@@ -40,6 +42,7 @@ static void update(struct world *w, bool recompute)
 
 static void world_release(struct world *w)
 {
+    for (int i = 0; i < w->n_requests; i++) request_free(w->requests[i]);
     scheduler_free(w->scheduler);
     block_manager_free(w->cache);
 }
@@ -52,7 +55,8 @@ static struct request *add_salted(struct world *w, const int32_t *prompt, int n_
     assert_ok(request_new(prompt, n_prompt, &sampling, NULL, &r));
     assert_ok(request_prepare(r, BLOCK, cache_salt));
     assert_true(scheduler_add(w->scheduler, r));
-    return r;
+    assert_true(w->n_requests < MOST_REQUESTS);
+    return w->requests[w->n_requests++] = r;
 }
 
 // Prompts of one length are the same.
@@ -187,6 +191,14 @@ static void assert_all_done(const struct request *r)
     }
 }
 
+// All of its requests come to their ends.
+static void world_end(struct world *w)
+{
+    run_all(w);
+    for (int i = 0; i < w->n_requests; i++) assert_all_done(w->requests[i]);
+    world_release(w);
+}
+
 TEST(prompt_goes_in_chunks)
 {
     struct world w;
@@ -200,7 +212,6 @@ TEST(prompt_goes_in_chunks)
     }
     assert_false(run_step(&w, ADMIT_ALL));
     assert_all_done(r);
-    request_free(r);
     world_release(&w);
 }
 
@@ -214,12 +225,7 @@ TEST(decode_goes_on_beside_prefill)
     for (int i = 0; i < 3; i++) assert_true(run_step(&w, ADMIT_ALL));
     assert_int_equal(a->samples[0].text.n_generated, 4); // one token in each of the prefill's steps
     assert_int_equal(b->samples[0].text.n_generated, 1);
-    run_all(&w);
-    assert_all_done(a);
-    assert_all_done(b);
-    request_free(a);
-    request_free(b);
-    world_release(&w);
+    world_end(&w);
 }
 
 TEST(group_computes_its_prompt_once)
@@ -237,7 +243,6 @@ TEST(group_computes_its_prompt_once)
         run_all(&w);
         assert_int_equal(w.computed_tokens, n_prompt + 6 * 3);
         assert_all_done(r);
-        request_free(r);
         world_release(&w);
     }
 }
@@ -252,8 +257,6 @@ TEST(group_larger_than_batch)
     assert_all_done(r);
     assert_all_done(behind);
     assert_int_equal(w.most_running, 3);
-    request_free(r);
-    request_free(behind);
     world_release(&w);
 }
 
@@ -261,17 +264,12 @@ TEST(held_siblings_do_not_hold_up_others)
 {
     struct world w;
     world_init(&w, 128, 8, 4);
-    struct request *group = add(&w, 40, 4, 2); // ten chunks
-    struct request *single = add(&w, 2, 1, 2);
+    add(&w, 40, 4, 2); // ten chunks
+    add(&w, 2, 1, 2);
     assert_true(run_step(&w, ADMIT_ALL));
     assert_int_equal(scheduler_running(w.scheduler), 2); // the leader and the single
     assert_int_equal(scheduler_waiting(w.scheduler), 3);
-    run_all(&w);
-    assert_all_done(group);
-    assert_all_done(single);
-    request_free(group);
-    request_free(single);
-    world_release(&w);
+    world_end(&w);
 }
 
 TEST(preempts_the_youngest)
@@ -290,12 +288,7 @@ TEST(preempts_the_youngest)
         order += b->samples[0].queue.state == SAMPLE_DONE;
     }
     assert_int_equal(order, 0);
-    run_all(&w);
-    assert_all_done(a);
-    assert_all_done(b);
-    request_free(a);
-    request_free(b);
-    world_release(&w);
+    world_end(&w);
 }
 
 TEST(update_recomputes_and_shares_again)
@@ -318,10 +311,7 @@ TEST(update_recomputes_and_shares_again)
         for (int k = 0; k < 2; k++)
             assert_int_equal(r->samples[i].blocks.at[k], r->samples[0].blocks.at[k]);
     }
-    run_all(&w);
-    assert_all_done(r);
-    request_free(r);
-    world_release(&w);
+    world_end(&w);
 }
 
 TEST(update_keeps)
@@ -338,7 +328,6 @@ TEST(update_keeps)
     // blocks
     assert_int_equal(w.computed_tokens - before, 4 + 10 + 4);
     assert_all_done(r);
-    request_free(r);
     world_release(&w);
 }
 
@@ -354,12 +343,7 @@ TEST(drain_admits_only_started)
     assert_all_done(b);
     assert_int_equal(c->samples[0].queue.state, SAMPLE_WAITING);
     assert_false(run_step(&w, ADMIT_STARTED));
-    run_all(&w);
-    assert_all_done(c);
-    request_free(a);
-    request_free(b);
-    request_free(c);
-    world_release(&w);
+    world_end(&w);
 }
 
 TEST(prefilling_sample_cancelled)
@@ -375,7 +359,6 @@ TEST(prefilling_sample_cancelled)
     run_all(&w);
     assert_int_equal(r->samples[1].text.n_generated, 4);
     assert_int_equal(r->samples[2].text.n_generated, 4);
-    request_free(r);
     world_release(&w);
 }
 
@@ -396,8 +379,6 @@ TEST(ended_request_is_found)
         assert_int_equal(scheduler_counts(w.scheduler)->queried_tokens, 2 * n_prompt);
         assert_int_equal(scheduler_counts(w.scheduler)->hit_tokens, cached);
         assert_all_done(b);
-        request_free(a);
-        request_free(b);
         world_release(&w);
     }
 }
@@ -420,9 +401,6 @@ TEST(answer_is_found)
     struct request *c = add_salted(&w, prompt, 30, 1, 2, 0);
     run_all(&w);
     assert_int_equal(c->cached_tokens, 4);
-    request_free(a);
-    request_free(b);
-    request_free(c);
     world_release(&w);
 }
 
@@ -462,8 +440,6 @@ TEST(refused_drafts_are_not_found)
     run_all(&w); // check_item() compares what b reads
     // the step before b's admission covered 12 tokens; what it accepted is named with the next
     assert_int_equal(b->cached_tokens, 12);
-    request_free(a);
-    request_free(b);
     world_release(&w);
 }
 
@@ -479,7 +455,6 @@ TEST(salted_requests_share_nothing)
         assert_int_equal(r->cached_tokens, 0);
         // the late siblings find four full blocks of their own group, and compute the rest once
         assert_int_equal(w.computed_tokens - before, 18 + 2 + 4 * 2);
-        request_free(r);
     }
     world_release(&w);
 }
@@ -490,7 +465,7 @@ TEST(update_leaves_nothing_to_find)
     for (int recompute = 0; recompute < 2; recompute++) {
         struct world w;
         world_init(&w, 128, 8, 64);
-        struct request *a = add(&w, 14, 1, 2);
+        add(&w, 14, 1, 2);
         run_all(&w);
         struct request *running = add(&w, 14, 2, 20); // finds it, and has more than that computed
         for (int i = 0; i < 3; i++) assert_true(run_step(&w, ADMIT_ALL));
@@ -504,12 +479,7 @@ TEST(update_leaves_nothing_to_find)
         struct request *c = add(&w, 14, 1, 2);
         run_all(&w);
         assert_int_equal(c->cached_tokens, 12); // of b, or of those that were computed again
-        struct request *all[] = {a, running, b, c};
-        for (int i = 0; i < 4; i++) {
-            assert_all_done(all[i]);
-            request_free(all[i]);
-        }
-        world_release(&w);
+        world_end(&w);
     }
 }
 
@@ -528,9 +498,6 @@ TEST(update_in_a_prompt)
     struct request *c = add(&w, 30, 1, 2);
     run_all(&w);
     assert_int_equal(c->cached_tokens, 28);
-    request_free(a);
-    request_free(b);
-    request_free(c);
     world_release(&w);
 }
 
@@ -541,16 +508,11 @@ TEST(found_blocks_are_not_room)
     for (int n_blocks = 8; n_blocks <= 16; n_blocks++) {
         struct world w;
         world_init(&w, n_blocks, 4, 64);
-        struct request *a = add(&w, 16, 1, 2);
+        add(&w, 16, 1, 2);
         run_all(&w);
-        struct request *other = add(&w, 15, 1, 9), *again = add(&w, 16, 2, 12);
-        run_all(&w);
-        assert_all_done(other);
-        assert_all_done(again);
-        request_free(a);
-        request_free(other);
-        request_free(again);
-        world_release(&w);
+        add(&w, 15, 1, 9);
+        add(&w, 16, 2, 12);
+        world_end(&w);
     }
 }
 
@@ -570,8 +532,6 @@ TEST(preempted_finds_its_own)
     run_all(&w);
     assert_int_equal(b->cached_tokens, 0);
     assert_all_done(b);
-    request_free(a);
-    request_free(b);
     world_release(&w);
 }
 
@@ -622,7 +582,6 @@ TEST(random_load)
         }
         assert_int_equal(counts->hit_tokens, found);
         assert_true(counts->queried_tokens > found && (found > 0) == (seed % 4 != 0));
-        for (int i = 0; i < n; i++) request_free(requests[i]);
         world_release(&w);
     }
 }

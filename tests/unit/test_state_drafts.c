@@ -63,11 +63,6 @@ static void serve_twice(struct bench *b, const char *policy, struct take *ret[2]
     reference_close(&r);
 }
 
-static void release(struct take *takes[2][REQUESTS])
-{
-    for (int i = 0; i < 2 * REQUESTS; i++) free(takes[i / REQUESTS][i % REQUESTS]);
-}
-
 // Drafts of earlier texts: most are accepted the second time, and some never.
 static void serve_drafted(int64_t kv_bytes, bool preempts)
 {
@@ -84,7 +79,6 @@ static void serve_drafted(int64_t kv_bytes, bool preempts)
     assert_int_equal(stats.kv_blocks_used, 0);
     for (int i = 0; i < REQUESTS; i++)
         for (int k = 0; k < i % 3 + 1; k++) assert_same_records(takes[0][i], k, takes[1][i], k);
-    release(takes);
     bench_end(&b);
 }
 
@@ -110,7 +104,6 @@ TEST(a_twin_is_always_accepted)
     const struct engine_stats stats = idle_stats(&b);
     assert_true(stats.drafts.num_draft_tokens > REQUESTS * NEW);
     assert_int_equal(stats.drafts.num_accepted_tokens, stats.drafts.num_draft_tokens);
-    release(takes);
     bench_end(&b);
 }
 
@@ -137,8 +130,7 @@ TEST(a_twin_is_rejected_only_where_it_must_be)
     const int n_prompt = fill_prompt(ids, 3);
     struct sampling s = greedy(NEW);
     s.presence_penalty = 1;
-    struct take *take = submit_ids(&b, ids, n_prompt, &s);
-    await_done(&b, take);
+    struct take *take = run_ids(&b, ids, n_prompt, &s);
     const struct token_record *tokens = take->sample[0].tokens;
     for (int i = 0; i < NEW; i++) ids[n_prompt + i] = tokens[i].token;
     reference_logits(&r, ids, n_prompt + NEW, logits);
@@ -156,7 +148,6 @@ TEST(a_twin_is_rejected_only_where_it_must_be)
     }
     printf("%d rejected, %d accepted behind the first\n", n_rejected, n_behind);
     assert_true(n_rejected > 0 && n_behind > 0);
-    free(take);
     free(logits);
     reference_close(&r);
     bench_end(&b);
@@ -175,7 +166,6 @@ TEST(one_of_two_has_states)
         const struct engine_stats stats = idle_stats(&b);
         assert_true(stats.drafts.num_draft_tokens > 0);
         assert_true((stats.cache_hits > 0) == (i == 0));
-        release(takes);
         bench_end(&b);
     }
 }

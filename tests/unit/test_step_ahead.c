@@ -86,8 +86,6 @@ static void compare(struct engine_options options, bool plain, int64_t kv_bytes,
     for (int i = 0; i < REQUESTS; i++) {
         const struct sampling s = asked(i, plain);
         assert_same_takes(without[i], ahead[i], s.n);
-        free(without[i]);
-        free(ahead[i]);
     }
 }
 
@@ -130,8 +128,6 @@ TEST(leaves_its_blocks)
             struct take *second = greedy_of(&b, turns, 21 + max_tokens, 5);
             cached[ahead] = second->sample[0].telemetry.cached_prompt_tokens;
             bench_end(&b);
-            free(first);
-            free(second);
         }
         assert_true(cached[0] > 40);
         assert_int_equal(cached[0], cached[1]);
@@ -166,11 +162,8 @@ static void serve_golden(const char *model)
         await_done(&b, take[ahead]);
         assert_true((idle_stats(&b).steps_ahead > 0) == ahead);
         bench_end(&b);
-        free(beside);
     }
     assert_same_takes(take[0], take[1], 3);
-    free(take[0]);
-    free(take[1]);
 }
 
 TEST(every_golden_model)
@@ -209,8 +202,6 @@ TEST(weights_change)
     struct take *behind = greedy_of(&b, whole, 20 + at, 200 - at);
     for (int i = at; i < 200; i++)
         assert_int_equal(take->sample[0].tokens[i].token, behind->sample[0].tokens[i - at].token);
-    free(take);
-    free(behind);
     bench_end(&b);
 }
 
@@ -238,8 +229,6 @@ TEST(pauses_and_cancels)
     engine_cancel(b.engine, other->request, -1);
     await_done(&b, other);
     assert_int_equal(idle_stats(&b).kv_blocks_used, 0);
-    free(take);
-    free(other);
     bench_end(&b);
 }
 

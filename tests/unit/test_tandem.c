@@ -62,12 +62,10 @@ static void assert_written_by(struct bench *alone, bool frozen, const struct tak
         if (token->frozen == frozen && token->weight_version == 2) {
             struct sampling s = random_sampling(1, seed);
             s.n = sample + 1;
-            struct take *one = submit_ids(alone, text, n_prompt + t, &s);
-            await_done(alone, one);
+            struct take *one = run_ids(alone, text, n_prompt + t, &s);
             const struct token_record *same = &one->sample[sample].tokens[0];
             assert_int_equal(token->token, same->token);
             assert_memory_equal(&token->logprob, &same->logprob, sizeof token->logprob);
-            free(one);
         }
         text[n_prompt + t] = token->token;
     }
@@ -104,8 +102,7 @@ TEST(each_token_is_its_authors)
         struct sampling s =
             tandem_sampling(TOKENS, 5 + (uint64_t)selector, (enum tandem_selector)selector, 0.5);
         s.n = SAMPLES;
-        struct take *take = submit_ids(&tandem, prompt, PROMPT, &s);
-        await_done(&tandem, take);
+        struct take *take = run_ids(&tandem, prompt, PROMPT, &s);
         int n_frozen = 0;
         for (int i = 0; i < SAMPLES; i++) {
             assert_int_equal(take->sample[i].n, TOKENS);
@@ -115,7 +112,6 @@ TEST(each_token_is_its_authors)
             n_frozen += count_frozen(take, i);
         }
         assert_in_range(n_frozen, 1, SAMPLES * TOKENS - 1);
-        free(take);
     }
     bench_end(&b);
     bench_end(&a);
@@ -144,8 +140,6 @@ TEST(the_ends_are_plain)
                 assert_same_records(by_two, i, by_one, i);
                 assert_int_equal(count_frozen(by_two, i), p ? 0 : 40);
             }
-            free(by_one);
-            free(by_two);
         }
         bench_end(&tandem);
         bench_end(&plain);
@@ -297,8 +291,6 @@ TEST(batches_and_preemption_change_nothing)
             assert_same_records(alone, k, together[i], k);
             assert_same_authors(alone, k, together[i], k);
         }
-        free(alone);
-        free(together[i]);
     }
     assert_true(idle_stats(&crowded).preemptions > 0);
     bench_end(&crowded);
@@ -316,14 +308,12 @@ TEST(prompts_are_found)
     struct take *takes[3];
     const struct sampling *of[3] = {&plain, &s, &s};
     for (int i = 0; i < 3; i++) {
-        takes[i] = submit(&b, 33, 1, of[i]);
-        await_done(&b, takes[i]);
+        takes[i] = run(&b, 33, 1, of[i]);
     }
     // What the policy alone computed is of no use to two; what two did is.
     assert_int_equal(takes[1]->sample[0].telemetry.cached_prompt_tokens, 0);
     assert_int_equal(takes[2]->sample[0].telemetry.cached_prompt_tokens, 32);
     assert_same_records(takes[1], 0, takes[2], 0);
-    for (int i = 0; i < 3; i++) free(takes[i]);
     bench_end(&b);
 }
 
@@ -355,7 +345,6 @@ TEST(updates_leave_the_frozen_model)
     for (int t = 0; t < 200; t++) // the frozen model has one version
         if (take->sample[0].tokens[t].frozen) take->sample[0].tokens[t].weight_version = 2;
     assert_written_by(&b, true, take, 0, prompt, PROMPT, s.seed);
-    free(take);
     bench_end(&b);
     bench_end(&a);
     bench_end(&tandem);
@@ -444,8 +433,7 @@ TEST(authors_can_be_shared)
     for (int shared = 0; shared <= 1; shared++) {
         int differ = 0;
         s.tandem.shared = t.tandem.shared = shared;
-        struct take *first = submit(&b, 10, 1, &s), *second = submit(&b, 17, 2, &t);
-        await_done(&b, first);
+        struct take *first = run(&b, 10, 1, &s), *second = submit(&b, 17, 2, &t);
         await_done(&b, second);
         for (int i = 0; i < 60; i++) {
             const bool frozen = first->sample[0].tokens[i].frozen;
@@ -456,7 +444,6 @@ TEST(authors_can_be_shared)
             assert_int_equal(differ, 0);
         else
             assert_in_range(differ, 30, 90);
-        free(first);
         free(second);
     }
     bench_end(&b);
@@ -466,12 +453,7 @@ TEST(authors_can_be_shared)
 
 static void refuse(struct bench *b, const struct sampling *s, const char *words)
 {
-    static const int32_t prompt[] = {1, 2, 3};
-    struct request *r;
-    assert_ok(request_new(prompt, 3, s, NULL, &r));
-    assert_int_equal(engine_submit(b->engine, r), ST_INVALID);
-    assert_non_null(strstr(status_message(), words));
-    request_free(r);
+    assert_refused(b, (const int32_t[]){1, 2, 3}, 3, s, ST_INVALID, words);
 }
 
 TEST(impossible_tandems_are_refused)
