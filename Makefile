@@ -254,6 +254,11 @@ tsan:
 	OPENBLAS_NUM_THREADS=1 TSAN_OPTIONS="die_after_fork=0" $(MAKE) BUILD=$(BUILD)-tsan CUDA=0 OPENMP=0 SANITIZE=thread \
 	    CFLAGS="-O1 -g" test T="$(or $(T),$(TSAN_TESTS))"
 
+# What the tests run of the sources, by folder (tests/coverage): all of them, or `make coverage T=unit/test_bytes`.
+coverage:
+	$(MAKE) BUILD=$(BUILD)-coverage CUDA=0 CFLAGS="-O2 -g --coverage -fprofile-update=atomic" LDFLAGS=--coverage test; \
+	    failed=$$?; tests/coverage $(BUILD)-coverage && exit $$failed
+
 golden golden-lora: $(BUILD)/tests/golden/test_golden $(GOLDEN)
 	$(BUILD)/tests/golden/test_golden --device $(DEVICE) $(or $(GOLDEN_DIR),$(BUILD)/$@)
 
@@ -356,8 +361,8 @@ clean:
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -13
-	@echo "targets: all test tsan combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb wheel format clean"
+	@echo "targets: all test tsan coverage combinations golden golden-lora golden-bits demo real bench fuzz man install uninstall deb wheel format clean"
 
-.PHONY: all tests test tsan combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb wheel format tidy clean help
+.PHONY: all tests test tsan coverage combinations golden golden-lora golden-bits fuzz demo real bench man install uninstall deb wheel format tidy clean help
 .SECONDARY:
 -include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
