@@ -102,13 +102,6 @@ static bool was_unloaded(const struct bridge *b, const struct bridge_role *role)
     return gone;
 }
 
-static void leave_out(struct bridge_file *file, int i)
-{
-    free(file->roles[i].tensors);
-    memmove(&file->roles[i], &file->roles[i + 1],
-            (size_t)(--file->n_roles - i) * sizeof *file->roles);
-}
-
 static enum status map_arenas(struct bridge *b, bridge_step_fn on_step, void *context)
 {
     char step[80], detail[256];
@@ -125,10 +118,13 @@ static enum status map_arenas(struct bridge *b, bridge_step_fn on_step, void *co
                  (unsigned long long)role->bytes, unloaded ? ": unloaded meanwhile" : "");
         on_step(context, step, st, st == ST_OK ? detail : status_message());
         if (st != ST_OK) return st;
-        if (unloaded)
-            leave_out(b->file, i);
-        else
+        if (!unloaded) {
             i++;
+            continue;
+        }
+        free(b->file->roles[i].tensors);
+        memmove(&b->file->roles[i], &b->file->roles[i + 1],
+                (size_t)(--b->file->n_roles - i) * sizeof *b->file->roles);
     }
     return ST_OK;
 }

@@ -73,11 +73,6 @@ const char *bridge_role_device(const struct bridge_file *file, const struct brid
     return bridge_is_shard(role) ? role->holder.device : file->device;
 }
 
-static int degree_of(const struct bridge_file *file)
-{
-    return file->tp_degree > 1 ? file->tp_degree : 1;
-}
-
 static void put_holder(json_t *role, const struct bridge_holder *h)
 {
     json_t *keys =
@@ -94,13 +89,14 @@ enum status bridge_file_write(const struct bridge_file *file)
     enum status st = ST_OK;
     if (file->n_roles < 1) FAIL(ST_INVALID, "%s: a bridge file needs a role", file->path);
     const struct bridge_role *policy = &file->roles[0];
-    json = json_pack(
-        "{s:s, s:i, s:b, s:i, s:i, s:s, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:O, s:O}", "model",
-        policy->model, "tp_degree", degree_of(file), "single_copy_enabled", 1, "num_params",
-        policy->n_tensors, "format_version", BRIDGE_FORMAT_VERSION, "boot_id", file->boot_id, "pid",
-        (int)file->pid, "pid_start_time", (json_int_t)file->pid_start_time, "device", file->device,
-        "device_uuid", file->device_uuid, "control_page", file->control_page, "layout_hash",
-        policy->layout_hash, "socket", file->socket, "segments", segments, "roles", roles);
+    json = json_pack("{s:s, s:i, s:b, s:i, s:i, s:s, s:i, s:I, s:s, s:s, s:s, s:s, s:s, s:O, s:O}",
+                     "model", policy->model, "tp_degree", file->tp_degree > 1 ? file->tp_degree : 1,
+                     "single_copy_enabled", 1, "num_params", policy->n_tensors, "format_version",
+                     BRIDGE_FORMAT_VERSION, "boot_id", file->boot_id, "pid", (int)file->pid,
+                     "pid_start_time", (json_int_t)file->pid_start_time, "device", file->device,
+                     "device_uuid", file->device_uuid, "control_page", file->control_page,
+                     "layout_hash", policy->layout_hash, "socket", file->socket, "segments",
+                     segments, "roles", roles);
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
         const char *device = bridge_role_device(file, r);
@@ -205,12 +201,6 @@ out:
     return st;
 }
 
-static void note_ignored(struct bridge_file *file, const char *role)
-{
-    size_t len = strlen(file->ignored);
-    snprintf(file->ignored + len, sizeof file->ignored - len, "%s\"%s\"", len ? ", " : "", role);
-}
-
 // The i-th entry of "roles" becomes the file's next role, where this program knows it.
 static enum status read_role(const char *path, const json_t *json, size_t i,
                              struct bridge_file *file)
@@ -228,7 +218,9 @@ static enum status read_role(const char *path, const json_t *json, size_t i,
         return status_fail(ST_FORMAT, "%s: roles[0], and no other, must be the policy; this is %s",
                            where, role->role);
     if (!role_is_known(role->role)) {
-        note_ignored(file, role->role);
+        const size_t len = strlen(file->ignored);
+        snprintf(file->ignored + len, sizeof file->ignored - len, "%s\"%s\"", len ? ", " : "",
+                 role->role);
         return ST_OK;
     }
     if (bridge_file_role(file, role->role))

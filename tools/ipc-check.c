@@ -191,21 +191,6 @@ static enum status sums_init(struct sums *s, const struct bridge_file *file)
     return ST_OK;
 }
 
-static void sums_release(struct sums *s)
-{
-    free(s->tensors);
-    free(s->offset);
-    free(s->bytes);
-    free(s->mine);
-}
-
-// The server sums its arenas, and behind them each follower's shard: where in that list those of
-// the shard that is checked begin.
-static int first_sum(const struct check *c, const struct sums *s)
-{
-    return c->rank == 0 ? 0 : s->n + (c->rank - 1) * bridge_file_of(c->bridge)->roles[0].n_tensors;
-}
-
 // One comparison. ret_version stays 0 where the weights changed meanwhile; ret_differs counts
 // tensors and ret_first is the first of them.
 static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_version,
@@ -232,10 +217,12 @@ static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_v
     if ((int)json_array_size(sums) != all)
         FAIL(ST_MISMATCH, "the server sums %zu tensors, the bridge file names %d",
              json_array_size(sums), all);
+    // The server sums its arenas, and behind them each follower's shard.
+    const int first_sum = c->rank == 0 ? 0 : s->n + (c->rank - 1) * shard;
     for (int i = 0; i < (c->rank == 0 ? s->n : shard); i++) {
         uint64_t sum = 0;
-        CHECK(hex_word("/bridge/info: \"checksums\"",
-                       json_array_get(sums, (size_t)(first_sum(c, s) + i)), &sum));
+        CHECK(hex_word("/bridge/info: \"checksums\"", json_array_get(sums, (size_t)(first_sum + i)),
+                       &sum));
         if (sum == s->mine[i]) continue;
         if (differs++ == 0) first = i;
     }
@@ -272,7 +259,10 @@ static void check_sums(struct check *c)
     else
         report(c, "checksums", OUTCOME_OK, "%d tensors equal the server's at version %" PRIu64, s.n,
                version);
-    sums_release(&s);
+    free(s.tensors);
+    free(s.offset);
+    free(s.bytes);
+    free(s.mine);
 }
 
 // ---- state --------------------------------------------------------------------------------------

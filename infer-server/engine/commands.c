@@ -1,10 +1,11 @@
-/* commands.c: what is asked of a running engine beside requests: other weights, adapters, info.
- * Any thread queues it; the engine's own carries it out, at a step boundary.
+/* commands.c: what is asked of a running engine beside requests: a pause, other weights, adapters,
+ * info. Any thread queues it; the engine's own carries it out, at a step boundary.
  *
  * LoRA adapters. A new one's id is in the names of the KV blocks computed with it (request.c), so
  * it never finds those of another. Weights that are replaced in place keep the id and move the
  * version, as a trainer's update does. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/model/adapter.h"
 #include "infer-server/engine/engine_thread.h"
@@ -97,6 +98,50 @@ enum status engine_bridge_info(struct engine *e, bool checksums,
     const struct command c = {
         .kind = COMMAND_INFO, .context = context, .checksums = checksums, .info_done = done};
     return queue_command(e, &c);
+}
+
+// ---- pause -------------------------------------------------------------------------------------
+
+enum status engine_pause(struct engine *e, int timeout_ms)
+{
+    enum status st = ST_OK;
+    const int64_t deadline_ns = clock_deadline_ns(timeout_ms);
+    const struct timespec until = {.tv_sec = deadline_ns / NS_PER_S,
+                                   .tv_nsec = deadline_ns % NS_PER_S};
+    pthread_mutex_lock(&e->lock);
+    const uint64_t resumes = e->resumes;
+    e->pause_wanted = true;
+    engine_wake(e);
+    while (!e->paused && e->resumes == resumes && !e->stopping && e->stats.state != ENGINE_FAILED) {
+        if (clock_now_ns() >= deadline_ns) break;
+        pthread_cond_timedwait(&e->changed, &e->lock, &until);
+    }
+    if (e->resumes != resumes) {
+        st = status_fail(ST_CANCELLED, "the engine was told to resume before it had paused");
+    } else if (!e->paused) {
+        e->pause_wanted = false;
+        st = status_fail(ST_TIMEOUT, "the engine did not pause within %d ms", timeout_ms);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return st;
+}
+
+enum status engine_resume(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    e->pause_wanted = false;
+    e->resumes++;
+    engine_wake(e);
+    pthread_mutex_unlock(&e->lock);
+    return ST_OK;
+}
+
+bool engine_paused(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    bool paused = e->pause_wanted && e->paused;
+    pthread_mutex_unlock(&e->lock);
+    return paused;
 }
 
 // ---- adapters ----------------------------------------------------------------------------------

@@ -191,15 +191,6 @@ static struct verified verify(const struct runner *r, const struct sample *sampl
     return v;
 }
 
-// Its last token, of those that the policy and the frozen model write together, is new.
-static void choose_author(const struct executor *x, struct sample *sample)
-{
-    const struct sample_text *text = &sample->text;
-    const int32_t last = text->generated[text->n_generated - 1];
-    tandem_choose(&sample->request->sampling.tandem, text->stream, text->n_generated,
-                  last < x->n_token_ends ? x->token_ends[last] : 0, &sample->author);
-}
-
 // The sample gets the tokens of its rows; it is gone where they end it. Returns how many.
 static int take_tokens(struct executor *x, struct runner *r, struct sample *sample,
                        const struct step_item *item, int row, uint64_t version, int64_t now_ns)
@@ -216,7 +207,7 @@ static int take_tokens(struct executor *x, struct runner *r, struct sample *samp
         sample_append(sample, results[i].token);
         if (x->drafts) drafting_learn(x->drafting, sample);
     }
-    if (sample_is_tandem(sample)) choose_author(x, sample);
+    if (sample_is_tandem(sample)) sample_choose_author(sample, x->token_ends, x->n_token_ends);
     sample_check(sample, r->limits.block_size);
     for (int i = 0; i < v.n; i++) {
         const struct token_record record = {.token = results[i].token,

@@ -65,19 +65,6 @@ enum status check_drafts(const struct engine_options *o, struct speculative_choi
     return ST_OK;
 }
 
-// Each draft takes memory for a state of its own.
-static enum status check_states(const struct engine_options *o, const struct model_config *config,
-                                const struct sampling *s)
-{
-    if (config_state_elements(config) == 0) return ST_OK;
-    if (speculative_most(s->speculative) > 0 && speculative_most(o->speculative) == 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "speculative: this model carries a state along each sequence, and the "
-                           "server has no memory for those of drafts; start it with --speculative, "
-                           "or leave \"speculative\" out");
-    return ST_OK;
-}
-
 static enum status check_ids(const struct model_config *config, const char *what,
                              const int32_t *ids, int n)
 {
@@ -143,7 +130,14 @@ enum status request_check(const struct engine_options *options, const struct mod
 {
     enum status st = check_ids(config, "prompt token", r->prompt, r->n_prompt);
     if (st == ST_OK) st = check_sampling(config, &r->sampling);
-    if (st == ST_OK) st = check_states(options, config, &r->sampling);
+    // Each draft takes memory for a state of its own.
+    if (st == ST_OK && config_state_elements(config) > 0 &&
+        speculative_most(r->sampling.speculative) > 0 &&
+        speculative_most(options->speculative) == 0)
+        st = status_fail(ST_UNSUPPORTED,
+                         "speculative: this model carries a state along each sequence, and the "
+                         "server has no memory for those of drafts; start it with --speculative, "
+                         "or leave \"speculative\" out");
     if (st == ST_OK && (r->sampling.tandem.on || r->sampling.frozen))
         st = tandem_check(options, config, &r->sampling);
     if (st == ST_OK) st = check_drafts(options, r->sampling.speculative, "speculative");

@@ -143,7 +143,14 @@ static inline enum runner_role sample_author(const struct sample *s) // that sam
 {
     return sample_is_tandem(s) && s->author.frozen ? RUNNER_FROZEN : s->owner;
 }
-enum runner_role sample_tandem_runner(const struct sample *s);       // tandem.c
+enum runner_role sample_tandem_runner(const struct sample *s); // tandem.c
+// tandem.c. Whose step is next where samples are written by two models: that of the model for which
+// the sample waits that has the fewest tokens: samples with the same authors at the same places,
+// once they have come to the same place, go on in step. Neither is passed over for long.
+enum runner_role tandem_next_runner(struct sample *const *running, int n, enum runner_role last,
+                                    int *passed_over);
+// Who writes behind its last token, which is new.
+void sample_choose_author(struct sample *s, const uint8_t *token_ends, int n_token_ends);
 static inline enum runner_role sample_runner(const struct sample *s) // whose turn it is to compute
 {
     return sample_is_tandem(s) ? sample_tandem_runner(s) : s->owner;

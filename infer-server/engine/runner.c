@@ -100,28 +100,6 @@ void runner_free(struct runner *r)
     free(r);
 }
 
-enum status runner_use_group(struct runner *r, struct group *group)
-{
-    r->group = group;
-    r->model->comm = group_comm(group);
-    enum status st;
-    CHECK(group_order(group, ORDER_RUNNER, &r->limits, sizeof r->limits));
-    CHECK(group_wait(group, NULL, 0)); // an answer that came during what follows would be a failure
-    CHECK(group_order(group, ORDER_SHARE, NULL, 0));
-    st = runner_share_logits(r);
-out:
-    return st;
-}
-
-enum status runner_share_logits(struct runner *r)
-{
-    char why[300];
-    const enum status st = model_share_logits(r->model, why, sizeof why);
-    if (st == ST_OK && why[0])
-        log_warn("logits of the ranks are gathered by NCCL, which is slower: %s", why);
-    return st;
-}
-
 enum status runner_allocate_kv(struct runner *r, int n_blocks, int n_states)
 {
     enum status st;

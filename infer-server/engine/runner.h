@@ -19,6 +19,10 @@
 #include "infer-server/speculative/step_cost.h"
 
 enum runner_role { RUNNER_POLICY, RUNNER_DRAFT, RUNNER_FROZEN, RUNNERS };
+static inline enum runner_role runner_other(enum runner_role r) // of the two that write
+{
+    return r == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
+}
 
 struct runner_limits {
     int max_tokens, max_seqs; // of one step

@@ -2,10 +2,8 @@
  * The engine's thread.
  *
  * A step is of one runner, so that it reads the weights of one model. Where samples are written by
- * two (tandem.h), it is the one for which the sample waits that has the fewest tokens: samples with
- * the same authors at the same places, once they have come to the same place, go on in step.
- * Neither runner is passed over for more than PASSED_OVER_MOST steps. schedule() makes the step of
- * the samples whose turn it is, in four passes:
+ * two, tandem_next_runner() says whose turn it is. schedule() makes the step of the samples whose
+ * turn it is, in four passes:
  *  1. admit: samples leave the queue in order of arrival while there are places and blocks for all
  *     tokens they have so far. One block a running sample is kept back, so that an admission never
  *     makes the same step preempt. The first that does not fit stops the pass (no overtaking).
@@ -31,8 +29,6 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define PASSED_OVER_MOST 16
 
 struct sample_list {
     struct sample **at; // oldest first
@@ -489,33 +485,10 @@ static void start_siblings(struct scheduler *s, int item)
     r->prefilling = NULL;
 }
 
-// The sample that waits for this runner and has the fewest tokens, the oldest of these; or NULL.
-static const struct sample *furthest_behind(const struct scheduler *s, enum runner_role runner)
-{
-    const struct sample *behind = NULL;
-    for (int i = 0; i < s->running.n; i++) {
-        const struct sample *sample = s->running.at[i];
-        const bool fewer = !behind || sample->text.n_generated < behind->text.n_generated;
-        if (sample_runner(sample) == runner && fewer) behind = sample;
-    }
-    return behind;
-}
-
-static enum runner_role other_runner(const struct scheduler *s)
-{
-    return s->step->runner == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
-}
-
 enum runner_role scheduler_choose_runner(struct scheduler *s)
 {
-    const struct sample *own = furthest_behind(s, s->step->runner);
-    const struct sample *others = furthest_behind(s, other_runner(s));
-    const bool behind = others && (!own || others->text.n_generated < own->text.n_generated);
-    s->passed_over = others ? s->passed_over + 1 : 0;
-    if (behind || s->passed_over > PASSED_OVER_MOST) {
-        s->step->runner = other_runner(s);
-        s->passed_over = 0;
-    }
+    s->step->runner =
+        tandem_next_runner(s->running.at, s->running.n, s->step->runner, &s->passed_over);
     return s->step->runner;
 }
 
@@ -553,7 +526,7 @@ const struct engine_step *schedule(struct scheduler *s, enum scheduler_admit adm
     plan_items(s);
     // Those that were admitted wait for the other, or the one that waited was preempted.
     if (step->n_items == 0 && s->running.n > 0) {
-        step->runner = other_runner(s);
+        step->runner = runner_other(step->runner);
         plan_items(s);
     }
     for (int i = 0; i < step->n_items; i++) start_siblings(s, i);

@@ -62,10 +62,42 @@ void tandem_choose(const struct tandem_choice *choice, uint64_t stream, int inde
 // cache.
 enum runner_role sample_tandem_runner(const struct sample *s)
 {
-    const enum runner_role author = sample_author(s);
-    const enum runner_role other = author == RUNNER_FROZEN ? RUNNER_POLICY : RUNNER_FROZEN;
+    const enum runner_role author = sample_author(s), other = runner_other(author);
     const bool first = s->text.n_generated == 0 && s->kv[other].computed < s->request->n_prompt - 1;
     return first ? other : author;
+}
+
+#define PASSED_OVER_MOST 16
+
+// The sample that waits for this runner and has the fewest tokens, the oldest of these; or NULL.
+static const struct sample *furthest_behind(struct sample *const *running, int n,
+                                            enum runner_role runner)
+{
+    const struct sample *behind = NULL;
+    for (int i = 0; i < n; i++) {
+        const bool fewer = !behind || running[i]->text.n_generated < behind->text.n_generated;
+        if (sample_runner(running[i]) == runner && fewer) behind = running[i];
+    }
+    return behind;
+}
+
+enum runner_role tandem_next_runner(struct sample *const *running, int n, enum runner_role last,
+                                    int *passed_over)
+{
+    const struct sample *own = furthest_behind(running, n, last);
+    const struct sample *others = furthest_behind(running, n, runner_other(last));
+    const bool behind = others && (!own || others->text.n_generated < own->text.n_generated);
+    *passed_over = others ? *passed_over + 1 : 0;
+    if (!behind && *passed_over <= PASSED_OVER_MOST) return last;
+    *passed_over = 0;
+    return runner_other(last);
+}
+
+void sample_choose_author(struct sample *s, const uint8_t *token_ends, int n_token_ends)
+{
+    const int32_t last = s->text.generated[s->text.n_generated - 1];
+    tandem_choose(&s->request->sampling.tandem, s->text.stream, s->text.n_generated,
+                  last < n_token_ends ? token_ends[last] : 0, &s->author);
 }
 
 // ---- what cannot be asked for ------------------------------------------------------------------

@@ -104,8 +104,9 @@ static enum status render(const struct chat_template *chat, const struct chat_in
     return st == ST_OK ? st : status_recall(&first);
 }
 
-enum status api_chat_render(const struct api_given *given, const struct api_model *model,
-                            struct bytes *ret)
+// The text of the given messages by the model's chat template.
+static enum status chat_text(const struct api_given *given, const struct api_model *model,
+                             struct bytes *ret)
 {
     json_t *plain = NULL, *messages = NULL;
     const char *where = "request: \"messages\"";
@@ -138,6 +139,31 @@ void api_set_tools(struct api_request *r, const struct api_model *model)
     r->tool_form = model->tool_form;
     if (searched && json_array_size(r->given.tools) > 0)
         r->tools = json_incref((json_t *)r->given.tools);
+}
+
+enum status api_read_messages(const struct api_given *given, const struct api_model *model,
+                              struct api_prompt *ret)
+{
+    struct bytes text = BYTES_INIT;
+    enum status st;
+    if (!json_is_array(given->messages) || json_array_size(given->messages) == 0)
+        return status_fail(ST_INVALID,
+                           "request: \"messages\" must be an array of one message or more");
+    if (!model->tokenizer)
+        return status_fail(ST_INVALID,
+                           "request: \"messages\" are text, but %s has no tokenizer.json; send "
+                           "token ids to /v1/completions or /v1/rollouts instead",
+                           model->folder);
+    if (!model->chat)
+        return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
+                           model->why_no_chat);
+    CHECK(chat_text(given, model, &text));
+    CHECK(bytes_status(&text));
+    // the template has written the special tokens itself
+    CHECK(api_encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
+out:
+    bytes_release(&text);
+    return st;
 }
 
 enum status api_chat_refuse_fields(const struct api_given *given)

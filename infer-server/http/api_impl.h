@@ -47,10 +47,12 @@ enum status api_read_groups(struct api_request *r, const struct api_model *model
 enum status api_read_generate_prompts(struct api_request *r, const struct api_model *model);
 enum status api_read_inference_prompt(struct api_request *r, const struct api_model *model);
 
-// The text of the given messages by the model's chat template. ST_INVALID, ST_UNSUPPORTED name the
-// field.
-enum status api_chat_render(const struct api_given *given, const struct api_model *model,
-                            struct bytes *ret);
+// A text's ids, which came in `field`; and those of the given messages, by the model's chat
+// template. ST_INVALID, ST_TOO_LONG, ST_UNSUPPORTED name the field.
+enum status api_encode_text(const char *text, size_t len, bool add_special, const char *field,
+                            const struct api_model *model, struct api_prompt *ret);
+enum status api_read_messages(const struct api_given *given, const struct api_model *model,
+                              struct api_prompt *ret);
 // Whose calls the answer is searched for, and how many are given.
 void api_set_tools(struct api_request *r, const struct api_model *model);
 // ST_INVALID where what is given, without messages, has one of the other fields of a chat: they

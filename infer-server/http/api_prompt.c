@@ -57,8 +57,8 @@ out:
     return st;
 }
 
-static enum status encode_text(const char *text, size_t len, bool add_special, const char *field,
-                               const struct api_model *model, struct api_prompt *ret)
+enum status api_encode_text(const char *text, size_t len, bool add_special, const char *field,
+                            const struct api_model *model, struct api_prompt *ret)
 {
     if (!model->tokenizer)
         return status_fail(ST_INVALID,
@@ -92,31 +92,6 @@ out:
     return st;
 }
 
-static enum status read_messages(const struct api_given *given, const struct api_model *model,
-                                 struct api_prompt *ret)
-{
-    struct bytes text = BYTES_INIT;
-    enum status st;
-    if (!json_is_array(given->messages) || json_array_size(given->messages) == 0)
-        return status_fail(ST_INVALID,
-                           "request: \"messages\" must be an array of one message or more");
-    if (!model->tokenizer)
-        return status_fail(ST_INVALID,
-                           "request: \"messages\" are text, but %s has no tokenizer.json; send "
-                           "token ids to /v1/completions or /v1/rollouts instead",
-                           model->folder);
-    if (!model->chat)
-        return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
-                           model->why_no_chat);
-    CHECK(api_chat_render(given, model, &text));
-    CHECK(bytes_status(&text));
-    // the template has written the special tokens itself
-    CHECK(encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
-out:
-    bytes_release(&text);
-    return st;
-}
-
 // A prompt that is a string, which an echo and /generate give back.
 static enum status read_text(const struct api_request *r, const json_t *value, const char *field,
                              const struct api_model *model, struct api_prompt *ret)
@@ -129,7 +104,7 @@ static enum status read_text(const struct api_request *r, const json_t *value, c
         memcpy(ret->text, text, len);
         ret->text_len = len;
     }
-    return encode_text(text, len, r->given.add_special, field, model, ret);
+    return api_encode_text(text, len, r->given.add_special, field, model, ret);
 }
 
 // One of "prompt_token_ids", "messages", "prompt": a group of rollouts.
@@ -140,7 +115,7 @@ static enum status read_group_prompt(const struct api_given *given, const struct
     if (!!ids + !!given->messages + !!prompt != 1)
         return status_fail(ST_INVALID, "request: \"groups\": give each group exactly one of "
                                        "prompt_token_ids, messages and prompt");
-    if (given->messages) return read_messages(given, model, ret);
+    if (given->messages) return api_read_messages(given, model, ret);
     enum status st = api_chat_refuse_fields(given);
     if (st != ST_OK) return st;
     if (ids) return read_ids(ids, "prompt_token_ids", model, ret);
@@ -148,8 +123,8 @@ static enum status read_group_prompt(const struct api_given *given, const struct
         return status_fail(
             ST_INVALID,
             "request: \"prompt\" of a group must be a string (token ids go into prompt_token_ids)");
-    return encode_text(json_string_value(prompt), json_string_length(prompt), given->add_special,
-                       "prompt", model, ret);
+    return api_encode_text(json_string_value(prompt), json_string_length(prompt),
+                           given->add_special, "prompt", model, ret);
 }
 
 static enum status read_group(const json_t *group, int i, const struct api_model *model,
@@ -225,7 +200,7 @@ enum status api_read_chat_prompt(struct api_request *r, const struct api_model *
 {
     enum status st = make_prompts(r, 1, "messages");
     api_set_tools(r, model);
-    return st == ST_OK ? read_messages(&r->given, model, &r->prompts[0]) : st;
+    return st == ST_OK ? api_read_messages(&r->given, model, &r->prompts[0]) : st;
 }
 
 enum status api_read_inference_prompt(struct api_request *r, const struct api_model *model)

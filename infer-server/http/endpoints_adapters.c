@@ -1,11 +1,10 @@
 /* endpoints_adapters.c: LoRA adapters: loading and unloading as vLLM's clients ask for it
  * (/v1/load_lora_adapter, /v1/unload_lora_adapter) and as Atropos does (/lora/load, /lora/unload,
  * /lora/status), where the one loaded last is that of every /generate that names none. The work is
- * the engine's, at a step boundary (pending.c). Loop's thread, but for adapter_done(). */
+ * the engine's, at a step boundary (pending.c). Loop's thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "infer-server/weights/adapters.h"
-#include "infer-server/http/api_impl.h"
 #include "infer-server/http/server_impl.h"
 
 #include <stdlib.h>
@@ -36,17 +35,6 @@ static enum status take_name(struct adapter_pending *a, const char *field, const
     return ST_OK;
 }
 
-static void adapter_done(void *context, enum status st, const char *sentence, uint64_t version)
-{
-    struct pending *j = context;
-    (void)version;
-    status_fail(st, "%s", sentence ? sentence : "");
-    status_keep(&j->status, st);
-    if (st == ST_OK) // a warning, or none
-        snprintf(j->status.message, sizeof j->status.message, "%s", sentence ? sentence : "");
-    pending_post(j);
-}
-
 // {"lora_name", "lora_path"}; or, for a trainer that is to write it, {"lora_name", "config"}:
 // PEFT's adapter_config.json; or, to keep what it has written, {"lora_name", "copy_of"}: another's
 // name.
@@ -63,7 +51,7 @@ static enum status order_load(struct adapter_pending *a, const struct api_given 
     if (!!order.folder + !!order.config + !!order.copy_of != 1)
         FAIL(ST_INVALID, "request: give \"lora_path\", a PEFT folder, or \"config\", an "
                          "adapter_config.json, for a new adapter, or \"copy_of\", another's name");
-    st = engine_load_adapter(a->pending.server->engine, &order, adapter_done, a);
+    st = engine_load_adapter(a->pending.server->engine, &order, pending_command_done, a);
 out:
     free(config);
     return st;
@@ -73,8 +61,8 @@ static enum status order_unload(struct adapter_pending *a, const struct api_give
 {
     enum status st = take_name(a, "lora_name", given->lora_name);
     if (st != ST_OK) return st;
-    return engine_unload_adapter(a->pending.server->engine, a->name, given->writer, adapter_done,
-                                 a);
+    return engine_unload_adapter(a->pending.server->engine, a->name, given->writer,
+                                 pending_command_done, a);
 }
 
 static enum status order_activate(struct adapter_pending *a, const struct api_given *given)
@@ -88,7 +76,7 @@ static enum status order_activate(struct adapter_pending *a, const struct api_gi
     if (!order.folder)
         return status_fail(ST_INVALID, "request: \"adapter_path\" is missing: a PEFT folder");
     enum status st = take_name(a, "adapter_name", order.name);
-    return st == ST_OK ? engine_load_adapter(s->engine, &order, adapter_done, a) : st;
+    return st == ST_OK ? engine_load_adapter(s->engine, &order, pending_command_done, a) : st;
 }
 
 // The active one, or {"adapter_name"}; where there is none, nothing is to be done.
@@ -97,11 +85,11 @@ static enum status order_deactivate(struct adapter_pending *a, const struct api_
     struct server *s = a->pending.server;
     const char *name = given->adapter_name ? given->adapter_name : s->model.active_adapter;
     if (!name[0]) {
-        adapter_done(a, ST_OK, NULL, 0);
+        pending_command_done(a, ST_OK, NULL, 0);
         return ST_OK;
     }
     enum status st = take_name(a, "adapter_name", name);
-    return st == ST_OK ? engine_unload_adapter(s->engine, a->name, 0, adapter_done, a) : st;
+    return st == ST_OK ? engine_unload_adapter(s->engine, a->name, 0, pending_command_done, a) : st;
 }
 
 // ---- the response -------------------------------------------------------------------------------
@@ -198,9 +186,7 @@ void handle_adapter_change(void *server, struct http_request *q)
     struct adapter_pending *a = pending_new(s, q, sizeof *a, ended);
     if (!a) return;
     a->change = &changes[http_which(q)];
-    const struct bytes *body = &a->pending.body.bytes;
-    CHECK(api_read_object(bytes_text(body), body->len, true, &object));
-    CHECK(request_read(object, a->change->place, s->model.unknown, &wanted));
+    CHECK(pending_read_fields(&a->pending, a->change->place, &wanted, &object));
     CHECK(a->change->order(a, &wanted.given));
 out:
     json_decref(object);

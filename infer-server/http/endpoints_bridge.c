@@ -1,12 +1,13 @@
-/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload.
+/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload; and what pending
+ * responses that are commands of the engine share.
  *
  * What has to wait for a step boundary is a pending response (pending.c): pausing in libuv's thread
  * pool (engine_pause blocks), info and reloading on the engine's thread, which calls back there.
- * Loop's thread but for run_pause(), reload_done() and info_done(). */
+ * Loop's thread but for run_pause() and info_done(). */
 // SPDX-License-Identifier: Apache-2.0
-#include "infer-server/http/api_impl.h"
 #include "infer-server/http/server_impl.h"
 #include "common/base/json.h"
+#include "common/base/log.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -14,9 +15,44 @@
 
 #define PAUSE_MS 10000
 
+// ---- commands -----------------------------------------------------------------------------------
+
+void pending_command_done(void *context, enum status st, const char *sentence, uint64_t version)
+{
+    struct pending *j = context;
+    j->version = version;
+    status_fail(st, "%s", sentence ? sentence : "");
+    status_keep(&j->status, st);
+    if (st == ST_OK) // a warning, or none
+        snprintf(j->status.message, sizeof j->status.message, "%s", sentence ? sentence : "");
+    pending_post(j);
+}
+
+enum status pending_read_fields(const struct pending *j, enum field_place place,
+                                struct api_request *ret, json_t **ret_object)
+{
+    const struct bytes *body = &j->body.bytes;
+    enum status st = api_read_object(bytes_text(body), body->len, true, ret_object);
+    return st == ST_OK ? request_read(*ret_object, place, j->server->model.unknown, ret) : st;
+}
+
+void pending_fail(const struct pending *j, const char *field, const char *what)
+{
+    struct http_request *q = j->request;
+    const enum status st = status_recall(&j->status);
+    if (field) log_warn("%s: %s", what, status_message());
+    if (q && field)
+        http_fail(q, 400,
+                  "\"%s\": the folder cannot be loaded: %s; the server's log says what it is",
+                  field, status_words(st));
+    else if (q && st == ST_BUSY) // a trainer holds the lease
+        http_fail(q, 409, "%s", status_message());
+    else if (q)
+        http_fail_status(q, st);
+}
+
 struct bridge_pending {
     struct pending pending;
-    uint64_t version;
     json_t *canaries, *checksums, *base; // the latter two where they are asked for
     bool quotes;                         // the failure, of files (pending_fail)
 };
@@ -92,7 +128,7 @@ static json_t *hex_list(const uint64_t *q, int n)
 static void info_reply(struct pending *pending)
 {
     struct bridge_pending *b = (struct bridge_pending *)pending;
-    json_t *info = info_json(pending->server, b->version);
+    json_t *info = info_json(pending->server, b->pending.version);
     json_object_set(info, "canary", json_array_get(b->canaries, 0));
     json_object_set(info, "canaries", b->canaries);
     json_object_set(info, "checksums", b->checksums); // NULL: nothing happens
@@ -107,7 +143,7 @@ static void info_done(void *context, const struct engine_bridge_info *info)
     if (!info)
         FAIL(ST_DEVICE,
              "the engine could not read its weights (it is stopping, or its device failed)");
-    b->version = info->version;
+    b->pending.version = info->version;
     if (!(b->canaries = hex_list(info->canaries, info->n_shards)))
         FAIL(ST_NO_MEMORY, "out of memory");
     if (!info->checksums) goto out;
@@ -198,17 +234,8 @@ static void reloaded(struct pending *pending)
 {
     struct bridge_pending *b = (struct bridge_pending *)pending;
     b->quotes = pending->status.code == ST_FORMAT || pending->status.code == ST_UNSUPPORTED;
-    finish(b,
-           json_pack("{s:s, s:I}", "status", "reloaded", "weight_version", (json_int_t)b->version));
-}
-
-static void reload_done(void *context, enum status st, const char *sentence, uint64_t version)
-{
-    struct bridge_pending *b = context;
-    if (st != ST_OK) status_fail(st, "%s", sentence ? sentence : "");
-    status_keep(&b->pending.status, st);
-    b->version = version;
-    pending_post(&b->pending);
+    finish(b, json_pack("{s:s, s:I}", "status", "reloaded", "weight_version",
+                        (json_int_t)b->pending.version));
 }
 
 // "draft": true is the folder of --draft, a string a folder; NULL: it is not asked for.
@@ -239,11 +266,10 @@ void handle_reload(void *server, struct http_request *q)
     if (!server_is_open(s, q)) return;
     struct bridge_pending *b = pending_new(s, q, sizeof *b, reloaded);
     if (!b) return;
-    const struct bytes *body = &b->pending.body.bytes; // none: the folder it was started with
-    CHECK(api_read_object(bytes_text(body), body->len, true, &object));
-    CHECK(request_read(object, PLACE_RELOAD, s->model.unknown, &wanted));
+    // an empty one: the folder it was started with
+    CHECK(pending_read_fields(&b->pending, PLACE_RELOAD, &wanted, &object));
     CHECK(draft_to_reload(s, object, wanted.given.draft, &draft));
-    CHECK(engine_reload(s->engine, wanted.given.model, draft, reload_done, b));
+    CHECK(engine_reload(s->engine, wanted.given.model, draft, pending_command_done, b));
 out:
     json_decref(object);
     if (st == ST_OK) return;

@@ -42,61 +42,53 @@ static bool has_models(struct server *s, struct http_request *q)
     return false;
 }
 
-static json_t *model_card(const struct server *s)
+static void add_card(json_t *cards, const struct server *s, const char *id, const char *folder,
+                     const char *parent)
 {
-    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:n, s:i}", "id", json_clean_string(s->model.name),
-                     "object", "model", "created", (json_int_t)s->start_s, "owned_by",
-                     "commonweight", "root", json_clean_string(s->model.folder), "parent",
-                     "max_model_len", s->model.max_context);
+    json_array_append_new(cards, json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:i}", "id",
+                                           json_clean_string(id), "object", "model", "created",
+                                           (json_int_t)s->start_s, "owned_by", "commonweight",
+                                           "root", json_clean_string(folder), "parent",
+                                           parent ? json_clean_string(parent) : json_null(),
+                                           "max_model_len", s->model.max_context));
 }
 
-static json_t *adapter_card(const struct server *s, const struct adapter_info *a)
+// The model's own first: where it is called as the frozen one, the name is its own.
+static json_t *model_cards(const struct server *s)
 {
-    json_t *card = model_card(s);
-    json_object_set_new(card, "id", json_clean_string(a->name));
-    json_object_set_new(card, "root", json_clean_string(a->folder));
-    json_object_set_new(card, "parent", json_clean_string(s->model.name));
-    return card;
-}
-
-static json_t *frozen_card(const struct server *s)
-{
-    json_t *card = model_card(s);
-    json_object_set_new(card, "id", json_string(API_FROZEN));
-    json_object_set_new(card, "root", json_clean_string(s->options->engine.frozen_folder));
-    return card;
+    struct adapter_info list[ADAPTERS_MOST];
+    const int n = engine_adapters(s->engine, list);
+    json_t *cards = json_array();
+    add_card(cards, s, s->model.name, s->model.folder, NULL);
+    if (s->model.frozen) add_card(cards, s, API_FROZEN, s->options->engine.frozen_folder, NULL);
+    for (int i = 0; i < n; i++) add_card(cards, s, list[i].name, list[i].folder, s->model.name);
+    return cards;
 }
 
 void handle_models(void *server, struct http_request *q)
 {
     struct server *s = server;
-    struct adapter_info list[ADAPTERS_MOST];
-    if (!has_models(s, q)) return;
-    const int n = engine_adapters(s->engine, list);
-    json_t *data = json_array();
-    json_array_append_new(data, model_card(s));
-    if (s->model.frozen) json_array_append_new(data, frozen_card(s));
-    for (int i = 0; i < n; i++) json_array_append_new(data, adapter_card(s, &list[i]));
-    http_reply_json(q, 200, json_pack("{s:s, s:o}", "object", "list", "data", data));
+    if (has_models(s, q))
+        http_reply_json(q, 200, json_pack("{s:s, s:o}", "object", "list", "data", model_cards(s)));
 }
 
 void handle_model(void *server, struct http_request *q)
 {
     struct server *s = server;
     const char *id = http_path_tail(q);
-    struct adapter_info list[ADAPTERS_MOST];
+    size_t i;
     if (!has_models(s, q)) return;
-    const int n = engine_adapters(s->engine, list);
-    json_t *card = NULL;
-    if (strcmp(id, s->model.name) == 0 || strcmp(id, s->model.folder) == 0) card = model_card(s);
-    if (!card && api_names_frozen(&s->model, id)) card = frozen_card(s);
-    for (int i = 0; i < n && !card; i++)
-        if (strcmp(id, list[i].name) == 0) card = adapter_card(s, &list[i]);
-    if (card)
-        http_reply_json(q, 200, card);
+    json_t *cards = model_cards(s), *card, *found = NULL;
+    const char *name = strcmp(id, s->model.folder) == 0 ? s->model.name : id;
+    json_array_foreach (cards, i, card)
+        if (!found && strcmp(json_string_value(json_object_get(card, "id")), name) == 0)
+            found = card;
+    if (found)
+        http_reply_json(q, 200, json_incref(found));
     else
         http_fail(q, 404, "\"model\" is '%s'; this server has '%s'", CUT(id, 200),
                   CUT(s->model.name, 200));
+    json_decref(cards);
 }
 
 void handle_metrics(void *server, struct http_request *q)

@@ -19,26 +19,19 @@ struct token_pending {
     struct bytes answer;
 };
 
-// As the vocabulary spells them; null for an id without a token.
-static json_t *token_strings(const struct tokenizer *t, const struct token_list *ids)
-{
-    json_t *list = json_array();
-    for (int i = 0; i < ids->n; i++) {
-        const char *token = tokenizer_token(t, ids->ids[i]);
-        json_array_append_new(list, token ? json_string(token) : json_null());
-    }
-    return list;
-}
-
 static enum status tokenize(const struct api_model *model, const json_t *object, json_t **ret)
 {
     struct token_list ids = TOKEN_LIST_INIT;
     bool strings = false;
     enum status st;
     CHECK(api_tokenize(model, object, &ids, &strings));
+    json_t *spelled = strings ? json_array() : json_null(); // null for an id without a token
+    for (int i = 0; strings && i < ids.n; i++) {
+        const char *token = tokenizer_token(model->tokenizer, ids.ids[i]);
+        json_array_append_new(spelled, token ? json_string(token) : json_null());
+    }
     *ret = json_pack("{s:i, s:i, s:o, s:o}", "count", ids.n, "max_model_len", model->max_context,
-                     "tokens", json_ids(ids.ids, ids.n), "token_strs",
-                     strings ? token_strings(model->tokenizer, &ids) : json_null());
+                     "tokens", json_ids(ids.ids, ids.n), "token_strs", spelled);
 out:
     token_list_release(&ids);
     return st;

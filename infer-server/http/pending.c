@@ -150,18 +150,3 @@ void pending_post(struct pending *j)
 {
     inbox_post(&j->server->host.inbox, &j->message);
 }
-
-void pending_fail(const struct pending *j, const char *field, const char *what)
-{
-    struct http_request *q = j->request;
-    const enum status st = status_recall(&j->status);
-    if (field) log_warn("%s: %s", what, status_message());
-    if (q && field)
-        http_fail(q, 400,
-                  "\"%s\": the folder cannot be loaded: %s; the server's log says what it is",
-                  field, status_words(st));
-    else if (q && st == ST_BUSY) // a trainer holds the lease
-        http_fail(q, 409, "%s", status_message());
-    else if (q)
-        http_fail_status(q, st);
-}

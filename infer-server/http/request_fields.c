@@ -205,19 +205,16 @@ static const struct field *find(const char *name, enum field_place place)
     return NULL;
 }
 
-static bool same(const json_t *a, const json_t *b)
-{
-    if (json_is_number(a) && json_is_number(b)) return json_number_value(a) == json_number_value(b);
-    return json_equal(a, b);
-}
-
 static enum status check_value(const struct field *f, const json_t *value)
 {
     if (!f->accepts || strcmp(f->accepts, ANY) == 0 || json_is_null(value)) return ST_OK;
     json_t *list = json_loads(f->accepts, 0, NULL), *one;
     bool taken = false;
     size_t i;
-    json_array_foreach (list, i, one) taken |= same(one, value);
+    json_array_foreach (list, i, one)
+        taken |= json_is_number(one) && json_is_number(value)
+                     ? json_number_value(one) == json_number_value(value)
+                     : json_equal(one, value);
     const bool only_one = json_array_size(list) == 1;
     char *given = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
     char *only =

@@ -3,49 +3,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/response.h"
 
-#include <stdio.h>
-
 const char *const finish_reason_names[] = {[FINISH_NONE] = NULL,
                                            [FINISH_STOP] = "stop",
                                            [FINISH_LENGTH] = "length",
                                            [FINISH_CANCELLED] = "abort",
                                            [FINISH_ERROR] = "error"};
-
-void token_text(const struct api_model *model, int32_t token, struct bytes *to)
-{
-    if (model->tokenizer)
-        tokenizer_decode_inside(model->tokenizer, token, to);
-    else
-        bytes_printf(to, "token_id:%d", token);
-}
-
-void put_token_text(struct json_out *o, const char *key, const struct response *a, int32_t token,
-                    bool as_id)
-{
-    struct bytes text = BYTES_INIT;
-    if (as_id)
-        bytes_printf(&text, "token_id:%d", token);
-    else
-        token_text(a->model, token, &text);
-    json_out_string(o, key, bytes_text(&text), text.len);
-    bytes_release(&text);
-}
-
-void put_logprob(struct json_out *o, const struct response *a, struct top_logprob token, int rank,
-                 bool decoded)
-{
-    char key[16];
-    snprintf(key, sizeof key, "%d", token.token);
-    if (!decoded) {
-        json_out_logprob(o, key, token.logprob);
-        return;
-    }
-    json_out_open(o, key, '{');
-    json_out_logprob(o, "logprob", token.logprob);
-    if (rank > 0) json_out_int(o, "rank", rank);
-    put_token_text(o, "decoded_token", a, token.token, false);
-    json_out_close(o, '}');
-}
 
 unsigned failure_code(const struct generation_sample *s, const char **ret_sentence)
 {
@@ -146,36 +108,12 @@ void put_chunk_usage(struct json_out *o, const struct response *a,
     }
 }
 
-void put_draft_counts(struct json_out *o, const struct draft_counts *c)
-{
-    json_out_int(o, "num_drafts", c->num_drafts);
-    json_out_int(o, "num_draft_tokens", c->num_draft_tokens);
-    json_out_int(o, "num_accepted_tokens", c->num_accepted_tokens);
-    JSON_OUT_LIST(o, "num_accepted_tokens_per_pos", i, 0, c->draft_positions,
-                  json_out_int(o, NULL, c->num_accepted_tokens_per_pos[i]));
-    // null where nothing was drafted: 0 / 0 is no number
-    json_out_real(o, "accept_rate", (double)c->num_accepted_tokens / (double)c->num_draft_tokens);
-    json_out_real(o, "mean_acceptance_length",
-                  1 + (double)c->num_accepted_tokens / (double)c->num_drafts);
-}
-
 void put_spec_decode(struct json_out *o, const struct draft_counts *c)
 {
-    if (c->num_drafts == 0) {
+    if (c->num_drafts > 0)
+        put_verified_drafts(o, c);
+    else
         json_out_null(o, "spec_decode");
-        return;
-    }
-    json_out_open(o, "spec_decode", '{');
-    put_draft_counts(o, c);
-    json_out_open(o, "acceptance_histogram", '[');
-    int64_t reached = c->num_drafts; // steps that accepted i drafts or more
-    for (int i = 0; i <= c->draft_positions; i++) {
-        const int64_t further = i < c->draft_positions ? c->num_accepted_tokens_per_pos[i] : 0;
-        json_out_int(o, NULL, reached - further);
-        reached = further;
-    }
-    json_out_close(o, ']');
-    json_out_close(o, '}');
 }
 
 static uint64_t last_version(const struct generation_sample *s)

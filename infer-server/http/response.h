@@ -33,12 +33,6 @@ void generate_response(struct response *a, struct bytes *to);
 
 // "stop", "length", "abort", "error"; NULL while it runs
 extern const char *const finish_reason_names[];
-// The text of one token as it stands behind other text, appended ("token_id:N" where there is no
-// tokenizer).
-void token_text(const struct api_model *model, int32_t token, struct bytes *to);
-// That text as a value; as_id: "token_id:N" all the same.
-void put_token_text(struct json_out *o, const char *key, const struct response *a, int32_t token,
-                    bool as_id);
 // "ID": logprob, or decoded, as vLLM's Logprob: an object, with the rank where that is above 0.
 void put_logprob(struct json_out *o, const struct response *a, struct top_logprob token, int rank,
                  bool decoded);
@@ -82,9 +76,10 @@ uint64_t response_version(const struct response *a); // of the newest last token
 // "weight_version" of the last token and "spec_decode", of the whole response and of one choice.
 void put_extras(struct json_out *o, const struct response *a);
 void put_chunk_extras(struct json_out *o, const struct generation_sample *s);
-// The drafts of a sample: {"num_drafts", ..., "acceptance_histogram"}; null where nothing was
-// drafted. Entry i of the histogram counts the verifying steps that accepted i drafts.
+// "spec_decode", the drafts of a sample: {"num_drafts", ..., "acceptance_histogram"}; null where
+// nothing was drafted. Entry i of the histogram counts the verifying steps that accepted i drafts.
 void put_spec_decode(struct json_out *o, const struct draft_counts *c);
+void put_verified_drafts(struct json_out *o, const struct draft_counts *c); // where something was
 // The keys of that object that others have too, into an open object.
 void put_draft_counts(struct json_out *o, const struct draft_counts *c);
 

@@ -6,6 +6,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/response.h"
 
+// ---- drafts -------------------------------------------------------------------------------------
+
+void put_draft_counts(struct json_out *o, const struct draft_counts *c)
+{
+    json_out_int(o, "num_drafts", c->num_drafts);
+    json_out_int(o, "num_draft_tokens", c->num_draft_tokens);
+    json_out_int(o, "num_accepted_tokens", c->num_accepted_tokens);
+    JSON_OUT_LIST(o, "num_accepted_tokens_per_pos", i, 0, c->draft_positions,
+                  json_out_int(o, NULL, c->num_accepted_tokens_per_pos[i]));
+    // null where nothing was drafted: 0 / 0 is no number
+    json_out_real(o, "accept_rate", (double)c->num_accepted_tokens / (double)c->num_draft_tokens);
+    json_out_real(o, "mean_acceptance_length",
+                  1 + (double)c->num_accepted_tokens / (double)c->num_drafts);
+}
+
+void put_verified_drafts(struct json_out *o, const struct draft_counts *c)
+{
+    json_out_open(o, "spec_decode", '{');
+    put_draft_counts(o, c);
+    json_out_open(o, "acceptance_histogram", '[');
+    int64_t reached = c->num_drafts; // steps that accepted i drafts or more
+    for (int i = 0; i <= c->draft_positions; i++) {
+        const int64_t further = i < c->draft_positions ? c->num_accepted_tokens_per_pos[i] : 0;
+        json_out_int(o, NULL, reached - further);
+        reached = further;
+    }
+    json_out_close(o, ']');
+    json_out_close(o, '}');
+}
+
 // ---- /v1/rollouts -------------------------------------------------------------------------------
 
 static void put_telemetry(struct json_out *o, const struct sample_telemetry *t)

@@ -4,15 +4,44 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/response.h"
 
+#include <stdio.h>
 #include <string.h>
 
-// What a token is called here: its text, or "token_id:N" where that was asked for.
-static void name_token(const struct response *a, int32_t token, struct bytes *to)
+// ---- tokens -------------------------------------------------------------------------------------
+
+// What a token is called: its text as it stands behind other text, or (as_id, or where there is no
+// tokenizer) "token_id:N".
+static void name_token(const struct response *a, int32_t token, bool as_id, struct bytes *to)
 {
-    if (a->request->tokens_as_ids)
-        bytes_printf(to, "token_id:%d", token);
+    if (a->model->tokenizer && !as_id)
+        tokenizer_decode_inside(a->model->tokenizer, token, to);
     else
-        token_text(a->model, token, to);
+        bytes_printf(to, "token_id:%d", token);
+}
+
+static void put_token_text(struct json_out *o, const char *key, const struct response *a,
+                           int32_t token, bool as_id)
+{
+    struct bytes text = BYTES_INIT;
+    name_token(a, token, as_id, &text);
+    json_out_string(o, key, bytes_text(&text), text.len);
+    bytes_release(&text);
+}
+
+void put_logprob(struct json_out *o, const struct response *a, struct top_logprob token, int rank,
+                 bool decoded)
+{
+    char key[16];
+    snprintf(key, sizeof key, "%d", token.token);
+    if (!decoded) {
+        json_out_logprob(o, key, token.logprob);
+        return;
+    }
+    json_out_open(o, key, '{');
+    json_out_logprob(o, "logprob", token.logprob);
+    if (rank > 0) json_out_int(o, "rank", rank);
+    put_token_text(o, "decoded_token", a, token.token, false);
+    json_out_close(o, '}');
 }
 
 // The likeliest tokens at position i of a sample, n_top of them; NULL where none were asked for.
@@ -30,7 +59,7 @@ static bool name_is_listed(const struct response *a, const struct top_logprob *t
     bool listed = false;
     for (int i = 0; i < n && !listed; i++) {
         bytes_clear(&other);
-        name_token(a, top[i].token, &other);
+        name_token(a, top[i].token, a->request->tokens_as_ids, &other);
         listed =
             other.len == mine->len && memcmp(bytes_text(&other), bytes_text(mine), other.len) == 0;
     }
@@ -48,7 +77,7 @@ static void put_top_object(struct json_out *o, const struct response *a,
     for (int i = 0; i <= n_top; i++) {
         const struct top_logprob entry = i < n_top ? top[i] : own;
         bytes_clear(&name);
-        name_token(a, entry.token, &name);
+        name_token(a, entry.token, a->request->tokens_as_ids, &name);
         if (name_is_listed(a, top, i, &name)) continue;
         json_out_string(o, NULL, bytes_text(&name), name.len);
         bytes_puts(o->to, ":");

@@ -4,6 +4,7 @@
 #ifndef INFER_SERVER_SERVER_IMPL_H
 #define INFER_SERVER_SERVER_IMPL_H
 
+#include "infer-server/http/api_impl.h"
 #include "infer-server/http/response.h"
 #include "infer-server/http/server.h"
 
@@ -104,7 +105,8 @@ struct pending { // embed it first in a struct of the endpoint's own
     struct server *server;
     struct http_request *request; // NULL once it is gone
     struct http_body body;        // the request's
-    struct status_kept status;    // what it came to
+    struct status_kept status;    // what it came to, with a sentence also where it succeeded
+    uint64_t version;             // of the weights, behind a command of the engine
     // Any thread. Owns the pending response meanwhile, and reads beside it only what nobody changes
     // as long as the server lives (the tokenizer, the chat template): neither request nor server.
     enum status (*run)(struct pending *pending);
@@ -128,6 +130,14 @@ void pending_block(struct pending *j,
                    enum status (*run)(struct pending *pending)); // in the pool: it may wait
 // From any thread, instead of run(): the pending response came to pending->status.
 void pending_post(struct pending *j);
+
+// endpoints_bridge.c. engine_done_fn, of any thread: what a command came to. The context is the
+// pending response.
+void pending_command_done(void *context, enum status st, const char *sentence, uint64_t version);
+// The fields of its body, which may be empty, by the table; borrowed from *ret_object
+// (json_decref).
+enum status pending_read_fields(const struct pending *j, enum field_place place,
+                                struct api_request *ret, json_t **ret_object);
 // Tells the client what it failed of. field, what: that name a folder, in the request and in the
 // log, whose files do not parse: they may be any that this process can read, which a client of the
 // socket or the key need not be able to, so that their bytes, which the sentence quotes, go to the

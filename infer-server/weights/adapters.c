@@ -164,16 +164,6 @@ static enum status plan_of_order(const struct adapters *a, const struct adapter_
     return st == ST_OK ? adapter_new(config, a->base, a->base->dt, ret) : st;
 }
 
-// The weights of a new one, whose memory is zeros.
-static enum status fill(const struct adapters *a, const struct adapter_request *order,
-                        const struct adapter *copied, const struct adapter *adapter)
-{
-    if (order->folder) return adapter_load(adapter, a->dev, order->folder);
-    if (!copied) return ST_OK;
-    device_copy(a->dev, adapter->weights->base, copied->weights->base, adapter->weights->bytes);
-    return device_sync(a->dev);
-}
-
 enum status adapters_add(struct adapters *a, const struct adapter_request *order,
                          const char *segment)
 {
@@ -196,7 +186,11 @@ enum status adapters_add(struct adapters *a, const struct adapter_request *order
     a->slots[slot].room = NULL;
     CHECK(shared_memory_create(a->dev, name, s.adapter->weights->bytes, &s.memory));
     weights_bind(s.adapter->weights, shared_memory_data(s.memory));
-    CHECK(fill(a, order, copied, s.adapter));
+    if (order->folder) CHECK(adapter_load(s.adapter, a->dev, order->folder));
+    if (copied) // else its memory is zeros
+        device_copy(a->dev, s.adapter->weights->base, copied->weights->base,
+                    s.adapter->weights->bytes);
+    CHECK(device_sync(a->dev));
     snprintf(s.info.name, sizeof s.info.name, "%s", order->name);
     snprintf(s.info.folder, sizeof s.info.folder, "%s", order->folder ? order->folder : "");
     s.info.ref = (struct adapter_ref){slot + 1, ++a->given};

@@ -464,15 +464,6 @@ static enum status arena_restore(struct weights_owner *o, enum weights_role role
     return arena_load(o, role, chosen);
 }
 
-static enum status restore_draft(struct weights_owner *o, const char *snapshot,
-                                 struct weights_restored *ret)
-{
-    char folder[600] = "";
-    if (snapshot[0]) snprintf(folder, sizeof folder, "%s/draft", snapshot);
-    if (folder[0] && access(folder, F_OK) != 0) folder[0] = 0; // that run did not train it
-    return arena_restore(o, WEIGHTS_DRAFT, folder, ret);
-}
-
 // The policy, and where the snapshot does not say that it was written, the adapters.
 static enum status restore_policy(struct weights_owner *o, const char *snapshot,
                                   struct weights_restored *ret)
@@ -497,7 +488,7 @@ static enum status restore_adapter(struct weights_owner *o, const char *snapshot
 
 enum status weights_owner_restore(struct weights_owner *o, struct weights_restored *ret)
 {
-    char snapshot[512];
+    char snapshot[512], draft[600] = "";
     struct weights_restored restored = {0};
     // who writes another shard ends when its leader has, and until then may write over what is
     // restored
@@ -507,7 +498,10 @@ enum status weights_owner_restore(struct weights_owner *o, struct weights_restor
     control_owner_update_begin(o->control);
     const bool adapter = o->adapters && adapters_is_checkpoint(snapshot);
     enum status st = (adapter ? restore_adapter : restore_policy)(o, snapshot, &restored);
-    if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights) st = restore_draft(o, snapshot, &restored);
+    if (snapshot[0]) snprintf(draft, sizeof draft, "%s/draft", snapshot);
+    if (draft[0] && access(draft, F_OK) != 0) draft[0] = 0; // that run did not train it
+    if (st == ST_OK && o->arenas[WEIGHTS_DRAFT].weights)
+        st = arena_restore(o, WEIGHTS_DRAFT, draft, &restored);
     if (st != ST_OK) return st;
     control_owner_update_end(o->control);
     *ret = restored;

@@ -129,14 +129,6 @@ out:
     return st;
 }
 
-static void stop_server(struct programs *p)
-{
-    if (p->server <= 0) return;
-    kill(p->server, SIGTERM);
-    await_end(p->server, STOPPING_S);
-    p->server = 0;
-}
-
 enum status programs_run(const struct programs *p, const char *command, int64_t seconds)
 {
     pid_t pid;
@@ -147,6 +139,9 @@ enum status programs_run(const struct programs *p, const char *command, int64_t 
 
 void programs_close(struct programs *p)
 {
-    stop_server(p);
+    if (p->server > 0) {
+        kill(p->server, SIGTERM);
+        await_end(p->server, STOPPING_S);
+    }
     if (p->folder[0]) file_remove_tree(p->folder);
 }

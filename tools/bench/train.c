@@ -36,13 +36,6 @@ static enum status sequences_new(const struct bench *b, struct sequences *s)
     return ST_OK;
 }
 
-static void sequences_release(struct sequences *s)
-{
-    free(s->ids);
-    free(s->completions);
-    free(s->groups);
-}
-
 static enum status open_learner(struct bench *b, struct learner **ret)
 {
     const int tokens = (int)b->o.tokens;
@@ -114,7 +107,9 @@ enum status bench_train(struct bench *b)
                 p.n_tokens, (long long)b->o.sequence, pass_ms, n * 1e3 / pass_ms,
                 work / pass_ms / 1e9, limit_ms, flops / 1e12, 100 * limit_ms / pass_ms);
 out:
-    sequences_release(&p.sequences);
+    free(p.sequences.ids);
+    free(p.sequences.completions);
+    free(p.sequences.groups);
     learner_free(p.learner);
     return st;
 }

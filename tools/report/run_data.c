@@ -41,24 +41,19 @@ static size_t place_of(const struct series *s, int64_t line)
     return lo;
 }
 
-static bool are_same(const float *values, size_t n)
-{
-    for (size_t i = 1; i < n; i++)
-        if (values[i] != values[0]) return false;
-    return true;
-}
-
 static void put_series(struct json_out *o, const struct series *s, int64_t from)
 {
     const size_t first = place_of(s, from), n = s->n - first;
     if (n == 0) return;
+    size_t same = 1;
+    while (same < n && s->values[first + same] == s->values[first]) same++;
     json_out_open(o, NULL, '{');
     json_out_text(o, "key", s->key);
     if ((size_t)(s->at[s->n - 1] - s->at[first]) == n - 1)
         json_out_int(o, "first", s->at[first]);
     else
         put_base64(o, "at", s->at + first, n * sizeof *s->at);
-    if (are_same(s->values + first, n)) {
+    if (same == n) {
         json_out_float(o, "same", s->values[first]);
         json_out_uint(o, "n", n);
     } else {

@@ -41,15 +41,6 @@ static bool series_push(struct series *s, int32_t line, float value)
     return true;
 }
 
-static bool push_step(struct metrics *m, json_int_t step)
-{
-    int32_t *steps = array_room(m->steps, (size_t)m->n_lines, sizeof *steps);
-    if (!steps) return false;
-    m->steps = steps;
-    m->steps[m->n_lines++] = (int32_t)step;
-    return true;
-}
-
 static enum status take_line(void *context, const char *text, size_t len)
 {
     struct metrics *m = context;
@@ -64,8 +55,10 @@ static enum status take_line(void *context, const char *text, size_t len)
         m->n_bad++;
         goto out;
     }
-    if (!push_step(m, json_integer_value(step)))
-        FAIL(ST_NO_MEMORY, "no memory for %d lines of metrics", m->n_lines);
+    int32_t *steps = array_room(m->steps, (size_t)m->n_lines, sizeof *steps);
+    if (!steps) FAIL(ST_NO_MEMORY, "no memory for %d lines of metrics", m->n_lines);
+    m->steps = steps;
+    m->steps[m->n_lines++] = (int32_t)json_integer_value(step);
     json_object_foreach (line, key, value) {
         double number = json_number_value(value);
         if (!json_is_number(value) || fabs(number) > FLT_MAX || value == step) continue;

@@ -30,14 +30,9 @@ struct seen { // hashes of questions; open addressing, 0: free
     size_t mask;
 };
 
-static uint64_t hash_of(const struct bytes *text)
+static bool seen_before(struct seen *s, const struct bytes *text) // and adds it
 {
-    uint64_t h = hash_mix(hash_fnv1a(text->data, text->len));
-    return h ? h : 1;
-}
-
-static bool seen_before(struct seen *s, uint64_t hash) // and adds it
-{
+    const uint64_t mixed = hash_mix(hash_fnv1a(text->data, text->len)), hash = mixed ? mixed : 1;
     size_t at = hash & s->mask;
     for (; s->slots[at]; at = (at + 1) & s->mask)
         if (s->slots[at] == hash) return true;
@@ -64,7 +59,7 @@ static enum status next_problem(struct source *s)
         if (!problem_tell(&s->problem, &rng, &s->config->problem)) continue;
         if (s->problem.question.failed || s->problem.answer.failed || s->problem.careless.failed)
             return status_fail(ST_NO_MEMORY, "no memory for a problem");
-        if (seen_before(&s->seen, hash_of(&s->problem.question))) continue;
+        if (seen_before(&s->seen, &s->problem.question)) continue;
         s->next++;
         return ST_OK;
     }
