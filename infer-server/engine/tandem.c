@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/tandem.h"
 #include "infer-server/engine/engine.h"
+#include "infer-server/engine/executor.h"
 #include "infer-server/engine/request.h"
 #include "infer-server/engine/sampler.h"
 #include "kernels/sampling.h"
@@ -98,6 +99,17 @@ void sample_choose_author(struct sample *s, const uint8_t *token_ends, int n_tok
     const int32_t last = s->text.generated[s->text.n_generated - 1];
     tandem_choose(&s->request->sampling.tandem, s->text.stream, s->text.n_generated,
                   last < n_token_ends ? token_ends[last] : 0, &s->author);
+}
+
+bool step_goes_apart(const struct runner *r, const struct engine_step *step)
+{
+    bool apart = r->rows_apart && step->n_tokens <= r->limits.max_seqs;
+    for (int i = 0; i < step->n_items && apart; i++) {
+        const struct step_item *item = &step->items[i];
+        const int missed = item->n - item->n_drafts - 1;
+        apart = missed == 0 || (missed <= EXECUTOR_MISSED_APART && sample_is_tandem(item->sample));
+    }
+    return apart;
 }
 
 // ---- what cannot be asked for ------------------------------------------------------------------

@@ -42,38 +42,6 @@ void histogram_add(struct histogram *h, const struct histogram_bounds *bounds, d
     h->sum += value;
 }
 
-// ---- drafts ------------------------------------------------------------------------------------
-
-void draft_counts_step(struct draft_counts *c, int n_drafts, int n_accepted)
-{
-    c->num_drafts++;
-    c->num_draft_tokens += n_drafts;
-    c->num_accepted_tokens += n_accepted;
-    if (n_drafts > c->draft_positions) c->draft_positions = n_drafts;
-    for (int i = 0; i < n_accepted; i++) c->num_accepted_tokens_per_pos[i]++;
-}
-
-void draft_counts_add(struct draft_counts *sum, const struct draft_counts *more)
-{
-    sum->num_drafts += more->num_drafts;
-    sum->num_draft_tokens += more->num_draft_tokens;
-    sum->num_accepted_tokens += more->num_accepted_tokens;
-    if (more->draft_positions > sum->draft_positions) sum->draft_positions = more->draft_positions;
-    for (int i = 0; i < SPECULATIVE_MOST; i++)
-        sum->num_accepted_tokens_per_pos[i] += more->num_accepted_tokens_per_pos[i];
-}
-
-void telemetry_count_drafts(struct sample_telemetry *t, const struct token_record *tokens, int n)
-{
-    t->drafts = (struct draft_counts){0};
-    for (int i = 0, accepted; i < n; i += accepted + 1) {
-        for (accepted = 0; i + accepted < n && tokens[i + accepted].accepted_at;) accepted++;
-        // A step's tokens end with one that was not drafted, unless they were cut.
-        const int drafted = i + accepted == n ? accepted : tokens[i].drafted;
-        if (drafted > 0) draft_counts_step(&t->drafts, drafted, accepted);
-    }
-}
-
 // ---- delivery ----------------------------------------------------------------------------------
 
 // A sibling that shares a prompt has waited for nothing but the one that computed it: both left the

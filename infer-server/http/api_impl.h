@@ -47,6 +47,12 @@ enum status api_read_groups(struct api_request *r, const struct api_model *model
 enum status api_read_generate_prompts(struct api_request *r, const struct api_model *model);
 enum status api_read_inference_prompt(struct api_request *r, const struct api_model *model);
 
+// Those of an array of ids, which came in `field`; and of one of "prompt_token_ids", "messages" and
+// "prompt", as a group of rollouts has it.
+enum status api_read_ids(const json_t *array, const char *field, const struct api_model *model,
+                         struct api_prompt *ret);
+enum status api_read_group_prompt(const struct api_given *given, const struct api_model *model,
+                                  struct api_prompt *ret);
 // A text's ids, which came in `field`; and those of the given messages, by the model's chat
 // template. ST_INVALID, ST_TOO_LONG, ST_UNSUPPORTED name the field.
 enum status api_encode_text(const char *text, size_t len, bool add_special, const char *field,

@@ -26,8 +26,8 @@ static enum status make_prompts(struct api_request *r, size_t n, const char *fie
     return ST_OK;
 }
 
-static enum status read_ids(const json_t *array, const char *field, const struct api_model *model,
-                            struct api_prompt *ret)
+enum status api_read_ids(const json_t *array, const char *field, const struct api_model *model,
+                         struct api_prompt *ret)
 {
     if (!json_is_array(array))
         return status_fail(ST_INVALID, "request: \"%s\" must be an array of token ids", field);
@@ -107,9 +107,8 @@ static enum status read_text(const struct api_request *r, const json_t *value, c
     return api_encode_text(text, len, r->given.add_special, field, model, ret);
 }
 
-// One of "prompt_token_ids", "messages", "prompt": a group of rollouts.
-static enum status read_group_prompt(const struct api_given *given, const struct api_model *model,
-                                     struct api_prompt *ret)
+enum status api_read_group_prompt(const struct api_given *given, const struct api_model *model,
+                                  struct api_prompt *ret)
 {
     const json_t *ids = given->prompt_ids, *prompt = given->prompt;
     if (!!ids + !!given->messages + !!prompt != 1)
@@ -118,7 +117,7 @@ static enum status read_group_prompt(const struct api_given *given, const struct
     if (given->messages) return api_read_messages(given, model, ret);
     enum status st = api_chat_refuse_fields(given);
     if (st != ST_OK) return st;
-    if (ids) return read_ids(ids, "prompt_token_ids", model, ret);
+    if (ids) return api_read_ids(ids, "prompt_token_ids", model, ret);
     if (!json_is_string(prompt))
         return status_fail(
             ST_INVALID,
@@ -142,7 +141,7 @@ static enum status read_group(const json_t *group, int i, const struct api_model
     ret->group_id = *id ? json_deep_copy(*id) : json_integer(i);
     ret->n = own.sampling.n;
     ret->seed = own.sampling.seed;
-    st = status_context(read_group_prompt(&own.given, model, ret), "group %d", i);
+    st = status_context(api_read_group_prompt(&own.given, model, ret), "group %d", i);
 out:
     return st;
 }
@@ -170,10 +169,10 @@ static enum status read_generate_prompt(const struct api_request *r, const json_
         enum status st = request_read(value, PLACE_PROMPT, model->unknown, &own);
         if (st != ST_OK) return st;
         if (own.given.prompt_ids)
-            return read_ids(own.given.prompt_ids, "prompt_token_ids", model, ret);
+            return api_read_ids(own.given.prompt_ids, "prompt_token_ids", model, ret);
         value = own.given.prompt;
     }
-    if (json_is_array(value)) return read_ids(value, "prompt", model, ret);
+    if (json_is_array(value)) return api_read_ids(value, "prompt", model, ret);
     if (json_is_string(value)) return read_text(r, value, "prompt", model, ret);
     return status_fail(ST_INVALID, "request: \"prompt\" must be a string, an array of token ids, "
                                    "or an object with prompt_token_ids or prompt");
@@ -206,7 +205,7 @@ enum status api_read_chat_prompt(struct api_request *r, const struct api_model *
 enum status api_read_inference_prompt(struct api_request *r, const struct api_model *model)
 {
     enum status st = make_prompts(r, 1, "token_ids");
-    return st == ST_OK ? read_ids(r->given.prompt_ids, "token_ids", model, &r->prompts[0]) : st;
+    return st == ST_OK ? api_read_ids(r->given.prompt_ids, "token_ids", model, &r->prompts[0]) : st;
 }
 
 // A string, an array of strings, an array of ids, or an array of arrays of ids.
@@ -230,53 +229,13 @@ enum status api_read_completion_prompts(struct api_request *r, const struct api_
         if (json_is_string(one))
             CHECK(read_text(r, one, field, model, &r->prompts[i]));
         else if (json_is_array(one))
-            CHECK(read_ids(one, field, model, &r->prompts[i]));
+            CHECK(api_read_ids(one, field, model, &r->prompts[i]));
         else
             return status_fail(
                 ST_INVALID,
                 "request: \"%s\": entry %d is neither a string nor an array of token ids", field,
                 i);
     }
-out:
-    return st;
-}
-
-// ---- /tokenize and /detokenize ------------------------------------------------------------------
-
-enum status api_tokenize(const struct api_model *model, const json_t *object,
-                         struct token_list *ret, bool *ret_strings)
-{
-    struct api_request own = {.given = {.add_special = true, .generation_prompt = true}};
-    struct api_prompt prompt = {0};
-    struct api_model unbounded = *model; // a text need not fit to be counted
-    enum status st;
-    unbounded.max_context = 0;
-    CHECK(request_read(object, PLACE_TOKENIZE, model->unknown, &own));
-    CHECK(api_check_model_name(&own, model));
-    if (!!own.given.messages == !!own.given.prompt)
-        FAIL(ST_INVALID, "request: give exactly one of \"prompt\" and \"messages\"");
-    if (own.given.messages && json_is_true(json_object_get(object, "add_special_tokens")))
-        FAIL(ST_UNSUPPORTED, "request: \"add_special_tokens\" with messages is not supported: the "
-                             "chat template writes them");
-    CHECK(read_group_prompt(&own.given, &unbounded, &prompt));
-    *ret = (struct token_list){prompt.ids, prompt.n_ids, prompt.n_ids};
-    *ret_strings = own.given.token_strings;
-out:
-    return st;
-}
-
-enum status api_detokenize(const struct api_model *model, const json_t *object,
-                           struct token_list *ret)
-{
-    struct api_request own = {.name = ""};
-    struct api_prompt tokens = {0};
-    const json_t **list = &own.given.prompt_ids;
-    enum status st;
-    CHECK(request_read(object, PLACE_DETOKENIZE, model->unknown, &own));
-    CHECK(api_check_model_name(&own, model));
-    if (json_is_array(*list) && json_array_size(*list) == 0) return ST_OK; // the empty text
-    CHECK(read_ids(*list, "tokens", model, &tokens));
-    *ret = (struct token_list){tokens.ids, tokens.n_ids, tokens.n_ids};
 out:
     return st;
 }

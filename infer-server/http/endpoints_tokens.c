@@ -19,6 +19,44 @@ struct token_pending {
     struct bytes answer;
 };
 
+enum status api_tokenize(const struct api_model *model, const json_t *object,
+                         struct token_list *ret, bool *ret_strings)
+{
+    struct api_request own = {.given = {.add_special = true, .generation_prompt = true}};
+    struct api_prompt prompt = {0};
+    struct api_model unbounded = *model; // a text need not fit to be counted
+    enum status st;
+    unbounded.max_context = 0;
+    CHECK(request_read(object, PLACE_TOKENIZE, model->unknown, &own));
+    CHECK(api_check_model_name(&own, model));
+    if (!!own.given.messages == !!own.given.prompt)
+        FAIL(ST_INVALID, "request: give exactly one of \"prompt\" and \"messages\"");
+    if (own.given.messages && json_is_true(json_object_get(object, "add_special_tokens")))
+        FAIL(ST_UNSUPPORTED, "request: \"add_special_tokens\" with messages is not supported: the "
+                             "chat template writes them");
+    CHECK(api_read_group_prompt(&own.given, &unbounded, &prompt));
+    *ret = (struct token_list){prompt.ids, prompt.n_ids, prompt.n_ids};
+    *ret_strings = own.given.token_strings;
+out:
+    return st;
+}
+
+enum status api_detokenize(const struct api_model *model, const json_t *object,
+                           struct token_list *ret)
+{
+    struct api_request own = {.name = ""};
+    struct api_prompt tokens = {0};
+    const json_t **list = &own.given.prompt_ids;
+    enum status st;
+    CHECK(request_read(object, PLACE_DETOKENIZE, model->unknown, &own));
+    CHECK(api_check_model_name(&own, model));
+    if (json_is_array(*list) && json_array_size(*list) == 0) return ST_OK; // the empty text
+    CHECK(api_read_ids(*list, "tokens", model, &tokens));
+    *ret = (struct token_list){tokens.ids, tokens.n_ids, tokens.n_ids};
+out:
+    return st;
+}
+
 static enum status tokenize(const struct api_model *model, const json_t *object, json_t **ret)
 {
     struct token_list ids = TOKEN_LIST_INIT;

@@ -148,7 +148,8 @@ void put_extras(struct json_out *o, const struct response *a)
 {
     struct draft_counts drafts = {0}; // of all choices
     for (int i = 0; i < a->request->n_samples; i++)
-        draft_counts_add(&drafts, &a->samples[i].telemetry.drafts);
+        if (a->samples[i].telemetry.drafts.num_drafts > 0)
+            draft_counts_add(&drafts, &a->samples[i].telemetry.drafts);
     put_version(o, response_version(a));
     put_spec_decode(o, &drafts);
 }

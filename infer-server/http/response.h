@@ -2,7 +2,7 @@
  * piece as the client reads them. Loop's thread.
  *
  * Functions put_X(o, key, ...) write one value, under `key` where they stand in an object (NULL: in
- * a list), as those of json_out.h do. */
+ * a list), as those of json.h do. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_RESPONSE_H
 #define INFER_SERVER_RESPONSE_H

@@ -31,27 +31,6 @@ static void put_text(struct json_out *o, const struct response *a, struct genera
     s->sent_text = to;
 }
 
-// A call of a stream comes in two pieces, as clients expect: what is called, then with what.
-static void put_call(struct json_out *o, const struct tool_call *call, int i, bool chunk)
-{
-    json_out_open(o, NULL, '{');
-    if (chunk) json_out_int(o, "index", i);
-    json_out_text(o, "id", call->id);
-    json_out_text(o, "type", "function");
-    json_out_open(o, "function", '{');
-    json_out_text(o, "name", call->name);
-    json_out_text(o, "arguments", chunk ? "" : call->arguments);
-    json_out_close(o, '}');
-    json_out_close(o, '}');
-    if (!chunk) return;
-    json_out_open(o, NULL, '{');
-    json_out_int(o, "index", i);
-    json_out_open(o, "function", '{');
-    json_out_text(o, "arguments", call->arguments);
-    json_out_close(o, '}');
-    json_out_close(o, '}');
-}
-
 // "message", or what a chunk adds to it.
 static void put_message(struct json_out *o, const struct response *a, struct generation_sample *s,
                         bool chunk, bool first)
@@ -68,7 +47,8 @@ static void put_message(struct json_out *o, const struct response *a, struct gen
     else
         json_out_string(o, "content", bytes_text(content) + from, to - from);
     if (n > first_call)
-        JSON_OUT_LIST(o, "tool_calls", i, first_call, n, put_call(o, &s->tools->list[i], i, chunk));
+        JSON_OUT_LIST(o, "tool_calls", i, first_call, n,
+                      put_tool_call(o, &s->tools->list[i], i, chunk));
     if (!chunk) json_out_null(o, "refusal");
     json_out_close(o, '}');
     s->sent_text = to;

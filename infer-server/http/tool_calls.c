@@ -447,3 +447,23 @@ enum status tool_calls_read(struct tool_calls *c, const char *text, size_t len, 
     (end ? give : give_but_space)(c, text, c->open);
     return bytes_status(&c->content);
 }
+
+void put_tool_call(struct json_out *o, const struct tool_call *call, int i, bool chunk)
+{
+    json_out_open(o, NULL, '{');
+    if (chunk) json_out_int(o, "index", i);
+    json_out_text(o, "id", call->id);
+    json_out_text(o, "type", "function");
+    json_out_open(o, "function", '{');
+    json_out_text(o, "name", call->name);
+    json_out_text(o, "arguments", chunk ? "" : call->arguments);
+    json_out_close(o, '}');
+    json_out_close(o, '}');
+    if (!chunk) return;
+    json_out_open(o, NULL, '{');
+    json_out_int(o, "index", i);
+    json_out_open(o, "function", '{');
+    json_out_text(o, "arguments", call->arguments);
+    json_out_close(o, '}');
+    json_out_close(o, '}');
+}

@@ -9,7 +9,7 @@
 #ifndef INFER_SERVER_TOOL_CALLS_H
 #define INFER_SERVER_TOOL_CALLS_H
 
-#include "common/base/bytes.h"
+#include "common/base/json.h"
 #include <jansson.h>
 
 // ---- forms -------------------------------------------------------------------------------------
@@ -58,5 +58,9 @@ enum status tool_calls_new(const struct tool_form *form, const json_t *tools,
 void tool_calls_free(struct tool_calls *c);
 // text[0..len) is the answer's so far, which only ever grows; end: it is whole.
 enum status tool_calls_read(struct tool_calls *c, const char *text, size_t len, bool end);
+
+// The i-th call of an answer as OpenAI's object; of a stream as two, as clients expect: what is
+// called, then with what.
+void put_tool_call(struct json_out *o, const struct tool_call *call, int i, bool chunk);
 
 #endif
