@@ -1,5 +1,5 @@
-/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload; and what pending
- * responses that are commands of the engine share.
+/* endpoints_bridge.c: /bridge/info, /bridge/pause, /bridge/resume, /reload, /v1/rollouts/stop; and
+ * what pending responses that are commands of the engine share.
  *
  * What has to wait for a step boundary is a pending response (pending.c): pausing in libuv's thread
  * pool (engine_pause blocks), info and reloading on the engine's thread, which calls back there.
@@ -275,4 +275,41 @@ out:
     if (st == ST_OK) return;
     pending_free(&b->pending);
     http_fail_status(q, st);
+}
+
+// ---- rollouts that a trainer needs no more -----------------------------------------------------
+
+// The samples of that group end where they are, as if they had come to a stop string, in every
+// generation of a request of that name. How many had not ended.
+static int stop_group(struct generation_host *host, const char *request, const json_t *group)
+{
+    int n = 0;
+    for (struct generation *g = host->first; g; g = g->next)
+        for (int i = 0; i < g->request->n_samples && strcmp(g->request->name, request) == 0; i++) {
+            struct generation_sample *s = &g->samples[i];
+            if (s->stopped || s->finish != FINISH_NONE || !g->runs[s->prompt].request ||
+                !json_equal(g->request->prompts[s->prompt].group_id, group))
+                continue;
+            s->stopped = true;
+            engine_cancel(host->engine, g->runs[s->prompt].request, s->index);
+            n++;
+        }
+    return n;
+}
+
+// POST /v1/rollouts/stop?request_id=NAME&group_ids=[ID,...]: these end where they are.
+void handle_stop(void *server, struct http_request *q)
+{
+    struct server *s = server;
+    const char *name = http_query(q, "request_id"), *groups = http_query(q, "group_ids");
+    json_t *ids = groups ? json_loads(groups, 0, NULL) : NULL, *id;
+    int n = 0;
+    size_t i;
+    json_array_foreach (ids, i, id) n += name ? stop_group(&s->host, name, id) : 0;
+    if (name && json_is_array(ids))
+        http_reply_json(q, 200, json_pack("{s:i}", "stopped", n));
+    else
+        http_fail(q, 400, "\"%s\" is missing: ?request_id=NAME&group_ids=[ID,...] say what ends",
+                  name ? "group_ids" : "request_id");
+    json_decref(ids);
 }

@@ -133,20 +133,3 @@ void handle_text(void *server, struct http_request *q)
     t->model = s->model;
     pending_parse(&t->pending, t->kind == API_CHAT || t->kind == API_ROLLOUTS, parse);
 }
-
-// POST /v1/rollouts/stop?request_id=NAME&group_ids=[ID,...]: these end where they are.
-void handle_stop(void *server, struct http_request *q)
-{
-    struct server *s = server;
-    const char *name = http_query(q, "request_id"), *groups = http_query(q, "group_ids");
-    json_t *ids = groups ? json_loads(groups, 0, NULL) : NULL, *id;
-    int n = 0;
-    size_t i;
-    json_array_foreach (ids, i, id) n += name ? generation_stop(&s->host, name, id) : 0;
-    if (name && json_is_array(ids))
-        http_reply_json(q, 200, json_pack("{s:i}", "stopped", n));
-    else
-        http_fail(q, 400, "\"%s\" is missing: ?request_id=NAME&group_ids=[ID,...] say what ends",
-                  name ? "group_ids" : "request_id");
-    json_decref(ids);
-}

@@ -417,22 +417,6 @@ void generation_release(struct generation *g)
         if (g->runs[p].request) engine_cancel(g->host->engine, g->runs[p].request, -1);
 }
 
-int generation_stop(struct generation_host *host, const char *request, const json_t *group)
-{
-    int n = 0;
-    for (struct generation *g = host->first; g; g = g->next)
-        for (int i = 0; i < g->request->n_samples && strcmp(g->request->name, request) == 0; i++) {
-            struct generation_sample *s = &g->samples[i];
-            if (s->stopped || s->finish != FINISH_NONE || !g->runs[s->prompt].request ||
-                !json_equal(g->request->prompts[s->prompt].group_id, group))
-                continue;
-            s->stopped = true;
-            engine_cancel(host->engine, g->runs[s->prompt].request, s->index);
-            n++;
-        }
-    return n;
-}
-
 struct generation_sample *generation_next(struct generation *g)
 {
     struct generation_sample *s = g->ready;

@@ -101,9 +101,6 @@ struct generation {          // written by generation.c
 // loop's thread when a sample became ready or ended.
 enum status generation_start(struct generation_host *host, struct api_request *request,
                              void (*notify)(void *context), void *context, struct generation **ret);
-// The samples of that group end where they are, as if they had come to a stop string, in every
-// generation of a request of that name. How many had not ended.
-int generation_stop(struct generation_host *host, const char *request, const json_t *group);
 // Nobody waits for it any more: cancels what runs; it goes when the engine has given all back.
 void generation_release(struct generation *g);
 

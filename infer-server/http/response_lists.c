@@ -85,7 +85,7 @@ static void put_line(const struct response *a, const struct generation_sample *s
     json_out_value(o, "group_id", prompt->group_id);
     json_out_int(o, "sample", s->index);
     if (prompt->tokenised) put_prompt_ids(o, "prompt_token_ids", prompt);
-    // one that was stopped (generation_stop()) may end before its prompt was scored
+    // one that was stopped (handle_stop()) may end before its prompt was scored
     if (a->request->want_prompt_logprobs &&
         (a->generation->runs[s->prompt].report.tokens || prompt->n_ids == 1))
         put_prompt_lists(o, a, s->prompt);

@@ -45,7 +45,6 @@ void handle_metrics(void *server, struct http_request *q);
 void handle_spec_decode_stats(void *server, struct http_request *q);
 
 void handle_text(void *server, struct http_request *q); // which: enum api_kind
-void handle_stop(void *server, struct http_request *q);
 
 enum { TOKENIZE, DETOKENIZE };
 void handle_tokens(void *server, struct http_request *q); // which: one of these
@@ -55,6 +54,7 @@ void handle_bridge_info(void *server, struct http_request *q);
 void handle_bridge_pause(void *server, struct http_request *q);
 void handle_bridge_resume(void *server, struct http_request *q);
 void handle_reload(void *server, struct http_request *q);
+void handle_stop(void *server, struct http_request *q); // of rollouts
 
 enum { ADAPTER_LOAD, ADAPTER_UNLOAD, ADAPTER_ACTIVATE, ADAPTER_DEACTIVATE };
 void handle_adapter_change(void *server, struct http_request *q); // which: one of these
