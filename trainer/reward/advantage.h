@@ -20,7 +20,7 @@ enum advantage_estimator {
     ADVANTAGE_REINFORCE_PLUS_PLUS,
     ADVANTAGE_REINFORCE_PLUS_PLUS_BASELINE,
     ADVANTAGE_GRPO_PASSK, // of the best alone: its r - the second best's, scaled
-    ADVANTAGE_PASS_AT_K   // of k samples drawn of the group, any passes (Chen et al. 2025)
+    ADVANTAGE_PASS_AT_K   // of k samples of the group, any passes (Chen et al. 2025)
 };
 extern const char *const advantage_estimator_names[];
 

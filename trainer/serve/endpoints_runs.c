@@ -346,11 +346,11 @@ static enum status read_checkpoint(const struct call *c, struct run_path *ret,
 static enum status training_run(const struct call *c)
 {
     const char *runs = c->tinker->model->runs, *tail = http_path_tail(c->q), *action;
-    char *run = strndup(tail, strcspn(tail, "/")), folder[PATH_ROOM];
+    char run[RUN_NAME_ROOM], folder[PATH_ROOM];
     struct run_path path;
     json_t *object = NULL, *list = json_array();
     enum status st;
-    if (!run) FAIL(ST_NO_MEMORY, "out of memory");
+    snprintf(run, sizeof run, "%.*s", (int)strcspn(tail, "/"), tail);
     CHECK(runs_training_run(runs, run, &object));
     if (strcmp(tail + strlen(run), "/checkpoints") == 0) {
         CHECK(runs_checkpoints(runs, run, list));
@@ -367,7 +367,6 @@ static enum status training_run(const struct call *c)
 out:
     json_decref(object);
     json_decref(list);
-    free(run);
     return st;
 }
 

@@ -333,12 +333,12 @@ out:
 static enum status add_names(struct tinker *t)
 {
     const struct tinker_options *o = t->options;
-    char *rest = t->name_list = strdup(o->model_names ? o->model_names : "");
-    enum status st = rest ? http_client_authorize(t->server, o->http.api_key)
-                          : status_fail(ST_NO_MEMORY, "out of memory");
+    char *remaining = t->name_list = strdup(o->model_names ? o->model_names : "");
+    enum status st = remaining ? http_client_authorize(t->server, o->http.api_key)
+                               : status_fail(ST_NO_MEMORY, "out of memory");
     t->names[t->n_names++] =
         (struct model_name){basename(t->model->folder), NULL, t->model->max_context};
-    for (char *entry; st == ST_OK && (entry = strsep(&rest, ","));) st = add_name(t, entry);
+    for (char *entry; st == ST_OK && (entry = strsep(&remaining, ","));) st = add_name(t, entry);
     return st;
 }
 
