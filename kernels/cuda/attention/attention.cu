@@ -249,14 +249,14 @@ __global__ void delta_kernel(float *delta, const T *dout, const T *out, int64_t 
 }
 
 // What a packed row's scores and their gradients take of it; one that is not there sees nothing.
-struct row_facts {
+struct row_info {
     float lse, inner;  // log2 units; dout . out
     int row, position; // of the batch; in its context
 };
 
 template <typename T>
-__device__ __forceinline__ row_facts facts_of(const attn_args<T> &a, const packed_rows &p, int r,
-                                              const float *delta)
+__device__ __forceinline__ row_info info_of(const attn_args<T> &a, const packed_rows &p, int r,
+                                            const float *delta)
 {
     if (!p.in(r)) return {0, 0, -1, -1};
     const place at = place_of(a, p, r);
@@ -265,11 +265,11 @@ __device__ __forceinline__ row_facts facts_of(const attn_args<T> &a, const packe
 }
 
 // Of the batch's keys, those that a row sees are the ones before it and below `end`.
-struct key_facts {
+struct key_info {
     int row, end, position;
 };
 
-template <typename T> __device__ __forceinline__ key_facts facts_of(const attn_args<T> &a, int row)
+template <typename T> __device__ __forceinline__ key_info info_of(const attn_args<T> &a, int row)
 {
     if (row >= a.n_tokens) return {row, 0, 0};
     const int s = a.seq_of[row];
@@ -320,15 +320,15 @@ __global__ void __launch_bounds__(WARPS * 32)
     float *others = kept_too + TILE * stride, *others_too = others + KEYS * stride;
     packed_rows p = {base, 0, 0, kv_head * a.group};
     int s = 0, first = 0, end = 0; // the others: positions of keys, or packed rows
-    row_facts rows[ROWS];          // of the kept, or (OF_KEYS) the first: the lane's of the others
-    key_facts keys[ROWS];
+    row_info rows[ROWS];           // of the kept, or (OF_KEYS) the first: the lane's of the others
+    key_info keys[ROWS];
     if (OF_KEYS) {
         load_keys(kept, kept_too, a, kv_head,
                   [&](int r) { return base + r < a.n_tokens ? base + r : -1; });
-        const int stop = __reduce_max_sync(~0u, facts_of(a, base + lane).end);
+        const int stop = __reduce_max_sync(~0u, info_of(a, base + lane).end);
         if (threadIdx.x == 0) stop_at = stop;
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) keys[i] = facts_of(a, base + warp * ROWS + i);
+        for (int i = 0; i < ROWS; i++) keys[i] = info_of(a, base + warp * ROWS + i);
         __syncthreads();
         end = p.n = (stop_at - base) * a.group; // of the rows base .. stop_at - 1
     } else {
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(WARPS * 32)
         end = t.highest + 1;
         load_queries(kept, kept_too, a, p, dout);
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) rows[i] = facts_of(a, p, warp * ROWS + i, delta);
+        for (int i = 0; i < ROWS; i++) rows[i] = info_of(a, p, warp * ROWS + i, delta);
     }
     // of the others times ds, and (OF_KEYS) of their gradients times p
     float sum[ROWS][MAX_DIMS] = {}, sum_too[ROWS][MAX_DIMS] = {};
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(WARPS * 32)
         if (OF_KEYS) {
             p.base = tile;
             load_queries(others, others_too, a, p, dout);
-            rows[0] = facts_of(a, p, lane, delta);
+            rows[0] = info_of(a, p, lane, delta);
         } else {
             load_keys(others, others_too, a, kv_head, [&](int r) -> int64_t {
                 return tile + r < end ? key_row<false>(a, s, tile + r) : -1;
@@ -367,8 +367,8 @@ __global__ void __launch_bounds__(WARPS * 32)
         }
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            const row_facts &row = rows[OF_KEYS ? 0 : i];
-            const key_facts &key = keys[i];
+            const row_info &row = rows[OF_KEYS ? 0 : i];
+            const key_info &key = keys[i];
             const bool seen = OF_KEYS ? key.row <= row.row && row.row < key.end &&
                                             visible(a, row.position, key.position)
                                       : visible(a, row.position, tile + lane);

@@ -331,7 +331,7 @@ template <int HD, int N> constexpr size_t dkv_shared()
 }
 
 // Of a packed row, for the columns of the transposed scores.
-struct row_facts {
+struct row_info {
     float lse, inner; // log2 units; dout . out
     int row, hidden;  // keys at positions up to hidden are outside its window
 };
@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(THREADS)
     constexpr int TILE = N * (HD + PAD);
     extern __shared__ __align__(16) bf16 tiles[];
     __shared__ int stops[ROWS / 32], least_ends[ROWS / 32];
-    __shared__ __align__(16) row_facts facts[2][N];
+    __shared__ __align__(16) row_info info[2][N];
     bf16 *keys = tiles, *values = keys + ROWS * (HD + PAD);
     bf16 *queries = values + ROWS * (HD + PAD), *grads = queries + 2 * TILE; // two of each, in turn
     int kv_head = blockIdx.y, base = blockIdx.x * ROWS;
@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(THREADS)
         });
         if (threadIdx.x < N) {
             place at = place_of(a, p, threadIdx.x);
-            row_facts f = {0, 0, -1, -1}; // a row before every key sees none
+            row_info f = {0, 0, -1, -1}; // a row before every key sees none
             if (p.in(threadIdx.x)) {
                 f.lse = a.lse[index_of(a, at)] * LOG2E;
                 f.inner = delta[index_of(a, at)];
@@ -412,7 +412,7 @@ __global__ void __launch_bounds__(THREADS)
                 if (a.window > 0)
                     f.hidden = row_position<false>(a, a.seq_of[at.row], at.row) - a.window;
             }
-            facts[turn][threadIdx.x] = f;
+            info[turn][threadIdx.x] = f;
         }
     };
     int first = blockIdx.z * N, step = gridDim.z * N;
@@ -433,13 +433,13 @@ __global__ void __launch_bounds__(THREADS)
         if (KIND != OF_VALUES) product_rows<HD, N>(ds, values, grads + turn * TILE);
         float scale = to_scores<N>(a, w);
         // every key of the block is seen by every row of the tile
-        bool all_seen = a.window <= 0 && facts[turn][0].row >= base + ROWS - 1 &&
-                        facts[turn][N - 1].row >= 0 && facts[turn][N - 1].row < least_end;
+        bool all_seen = a.window <= 0 && info[turn][0].row >= base + ROWS - 1 &&
+                        info[turn][N - 1].row >= 0 && info[turn][N - 1].row < least_end;
 #pragma unroll
         for (int i = 0; i < N / 8; i++)
 #pragma unroll
             for (int c = 0; c < 2; c++) {
-                row_facts f = facts[turn][i * 8 + lane % 4 * 2 + c];
+                row_info f = info[turn][i * 8 + lane % 4 * 2 + c];
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     float &score = w[i][h * 2 + c], &d = ds[i][h * 2 + c];

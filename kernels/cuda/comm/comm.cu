@@ -11,7 +11,7 @@
 #include "common/base/clock.h"
 #include "kernels/comm_backend.h"
 #include "kernels/cuda/cuda.cuh"
-#include "kernels/cuda/comm/peer_sum.cuh"
+#include "kernels/cuda/comm/oneshot.cuh"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -70,9 +70,9 @@ struct open_call {
 
 struct nccl_state {
     ncclComm_t comm;
-    cudaStream_t stream;    // own, or NULL: the device's
-    struct peer_sum *peers; // NULL: sums are all NCCL's
-    bool unmapped, left; // peers' memory, by this rank at a common end; by all, so that it may go
+    cudaStream_t stream;   // own, or NULL: the device's
+    struct oneshot *peers; // NULL: sums are all NCCL's
+    bool unmapped, left;   // peers' memory, by this rank at a common end; by all, so that it may go
     cudaEvent_t before, after;
     bool watching; // the thread runs
     pthread_t thread;
@@ -90,7 +90,7 @@ static struct nccl_state *state_of(const struct comm *comm)
 
 static void abort_comm(struct nccl_state *s)
 {
-    peer_sum_abort(s->peers);
+    oneshot_abort(s->peers);
     if (s->comm && !s->aborted) nccl_CommAbort(s->comm);
     s->aborted = true;
 }
@@ -315,7 +315,7 @@ static void nccl_close(struct comm *comm)
         nccl_CommDestroy(s->comm);
     else
         abort_comm(s);
-    peer_sum_free(s->peers, s->left);
+    oneshot_free(s->peers, s->left);
     for (int i = 0; i < MAX_OPEN; i++)
         if (s->open[i].done) cudaEventDestroy(s->open[i].done);
     if (s->before) cudaEventDestroy(s->before);
@@ -328,8 +328,8 @@ static void nccl_close(struct comm *comm)
 static enum status nccl_map_peers(struct comm *comm, char *why, size_t why_size)
 {
     struct nccl_state *s = state_of(comm);
-    struct peer_sum *peers = NULL;
-    enum status st = s->peers ? ST_OK : peer_sum_open(comm, &peers, why, why_size);
+    struct oneshot *peers = NULL;
+    enum status st = s->peers ? ST_OK : oneshot_open(comm, &peers, why, why_size);
     pthread_mutex_lock(&s->mutex);
     if (peers) s->peers = peers;
     pthread_mutex_unlock(&s->mutex);
@@ -340,14 +340,14 @@ static enum status nccl_share(struct comm *comm, void *memory, size_t bytes, cha
                               size_t why_size)
 {
     struct nccl_state *s = state_of(comm);
-    return s->peers ? peer_sum_share(comm, s->peers, memory, bytes, why, why_size) : ST_OK;
+    return s->peers ? oneshot_share(comm, s->peers, memory, bytes, why, why_size) : ST_OK;
 }
 
 static bool nccl_shares(const struct comm *comm, const void *memory)
 {
     const struct nccl_state *s = state_of(comm);
     void *of[MAX_PEERS];
-    return s->peers && !s->left && peer_sum_shared(s->peers, memory, of);
+    return s->peers && !s->left && oneshot_shared(s->peers, memory, of);
 }
 
 static enum status nccl_unmap_peers(struct comm *comm)
@@ -357,7 +357,7 @@ static enum status nccl_unmap_peers(struct comm *comm)
     enum status st = comm_barrier(comm); // nobody's kernel writes any more
     if (st != ST_OK) return st;
     pthread_mutex_lock(&s->mutex);
-    peer_sum_unmap(s->peers);
+    oneshot_unmap(s->peers);
     s->unmapped = true;
     pthread_mutex_unlock(&s->mutex);
     st = comm_barrier(comm);
@@ -382,16 +382,16 @@ static void nccl_join(struct comm *comm)
     cuda_enqueued(cuda, false);
 }
 
-// n elements in shares, one a rank, of whole words of peer_sum_add(); the last ones may be short.
+// n elements in shares, one a rank, of whole words of oneshot_add(); the last ones may be short.
 struct shares {
     size_t n, each;
     size_t first(int r) const { return each * (size_t)r < n ? each * (size_t)r : n; }
     size_t count(int r) const { return first(r + 1) - first(r); }
 };
 
-// Every rank's share of this rank's addend goes to it, and of the others' addends this one's comes
-// to `rest`. NULL: this rank's share, which is summed, goes to all, and theirs come to their
-// places.
+// Every rank's share of this rank's partial sum goes to it, and of the others' partial sums this
+// one's comes to `rest`. NULL: this rank's share, which is summed, goes to all, and theirs come to
+// their places.
 static void change_shares(struct comm *comm, char *data, char *rest, struct shares part,
                           enum dtype dt)
 {
@@ -421,26 +421,26 @@ static void sum_shares(struct comm *comm, char *data, size_t n, enum dtype dt)
     if (!rest) return;
     change_shares(comm, data, rest, part, dt);
     if (own)
-        peer_sum_add(comm->dev, data + part.first(comm->rank) * e, rest, own, each, comm->rank,
-                     comm->size, dt);
+        oneshot_add(comm->dev, data + part.first(comm->rank) * e, rest, own, each, comm->rank,
+                    comm->size, dt);
     change_shares(comm, data, NULL, part, dt);
 }
 
 // With the mutex held: the memory of peers, where calls through it are taken.
-static struct peer_sum *open_peers(const struct comm *comm)
+static struct oneshot *open_peers(const struct comm *comm)
 {
     const struct nccl_state *s = state_of(comm);
     return s->unmapped || s->stream || comm_failed(comm) ? NULL : s->peers;
 }
 
-const struct peer_places *comm_place_columns(struct comm *comm, void *data, void *ret_of[MAX_PEERS])
+const struct peer_slots *comm_place_columns(struct comm *comm, void *data, void *ret_of[MAX_PEERS])
 {
     struct nccl_state *s = state_of(comm);
     pthread_mutex_lock(&s->mutex);
-    struct peer_sum *peers = open_peers(comm);
-    const bool shared = peers && peer_sum_shared(peers, data, ret_of);
+    struct oneshot *peers = open_peers(comm);
+    const bool shared = peers && oneshot_shared(peers, data, ret_of);
     pthread_mutex_unlock(&s->mutex);
-    return shared ? peer_sum_places(peers, data, 0, DT_F32) : NULL;
+    return shared ? oneshot_slots(peers, data, 0, DT_F32) : NULL;
 }
 
 void comm_call_enqueued(struct comm *comm, const char *what)
@@ -455,11 +455,11 @@ static bool sum_through_peers(struct comm *comm, void *data, size_t n, enum dtyp
 {
     struct nccl_state *s = state_of(comm);
     pthread_mutex_lock(&s->mutex);
-    struct peer_sum *peers = open_peers(comm);
+    struct oneshot *peers = open_peers(comm);
     pthread_mutex_unlock(&s->mutex);
-    const struct peer_places *places = peers ? peer_sum_places(peers, data, n, dt) : NULL;
-    if (!places) return comm_failed(comm);
-    peer_sum_reduce(comm->dev, places, data, n, dt);
+    const struct peer_slots *slots = peers ? oneshot_slots(peers, data, n, dt) : NULL;
+    if (!slots) return comm_failed(comm);
+    oneshot_reduce(comm->dev, slots, data, n, dt);
     comm_call_enqueued(comm, "all_reduce");
     return true;
 }
@@ -542,7 +542,7 @@ enum status comm_nccl_new_id(unsigned char ret_id[COMM_ID_BYTES])
 }
 
 // No communicator was opened to call these with.
-const struct peer_places *comm_place_columns(struct comm *, void *, void **)
+const struct peer_slots *comm_place_columns(struct comm *, void *, void **)
 {
     return NULL;
 }

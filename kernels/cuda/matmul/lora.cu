@@ -1,5 +1,5 @@
-/* lora.cu: low-rank adapters, in three steps over h (parts, rows, max_rank) f32: `thin` sums a
- * row's wide vector against each of rank directions, `widen` spreads such an h back over a row's
+/* lora.cu: low-rank adapters, in three steps over h (parts, rows, max_rank) f32: `shrink` sums a
+ * row's wide vector against each of rank directions, `expand` spreads such an h back over a row's
  * columns, `outer` adds up the factors' gradients. A row's sums run in an order of their own, so
  * that it has the same bits in any batch. In bf16 they run on tensor cores (lora_tensor.cu); the
  * kernels here, over tiles of ROWS rows of which those of one adapter share its loads, are of f32.
@@ -41,7 +41,7 @@ template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, c
 // h[p][row][j] = sum of x[row][c] * a[j][c]; or, of the gradient (BACK), scale * that of
 // dy[row][c] * b[c][j] over the part's columns. A warp takes every eighth j.
 template <int V, bool BACK>
-__global__ void thin_kernel(float *h, const float *x, int part0, const lora_view l)
+__global__ void shrink_kernel(float *h, const float *x, int part0, const lora_view l)
 {
     grid_begin();
     const int part = part0 + blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -96,7 +96,7 @@ __device__ __forceinline__ float kept(const lora_view &l, int part, int row, int
 // y[row][c] += scale * sum of h[p][row][j] * b[c][j] over the part that c is of; or, of the
 // gradient (BACK), dx[row][c] += sum of h[p][row][j] * a[j][c] over all parts. A thread has a
 // column.
-template <bool BACK> __global__ void widen_kernel(float *y, const float *h, const lora_view l)
+template <bool BACK> __global__ void expand_kernel(float *y, const float *h, const lora_view l)
 {
     grid_begin();
     const int width = BACK ? l.k : l.first[l.n_parts];
@@ -169,23 +169,23 @@ __global__ void outer_kernel(const float *x, const float *h, int part0, const lo
                 B ? f.scale * sum[j] : sum[j];
 }
 
-static void thin(struct device *dev, float *h, const void *x, int part0, int n, const lora_view &l,
-                 bool back)
+static void shrink(struct device *dev, float *h, const void *x, int part0, int n,
+                   const lora_view &l, bool back)
 {
     const dim3 grid(ceil_div(l.rows, ROWS), n);
     const float *from = (const float *)x;
     if (back)
-        cuda_launch(dev, "lora", thin_kernel<1, true>, grid, THREADS, 0, h, from, part0, l);
+        cuda_launch(dev, "lora", shrink_kernel<1, true>, grid, THREADS, 0, h, from, part0, l);
     else if (aligned(16, {x}, {(int64_t)(l.k * sizeof(float))}))
-        cuda_launch(dev, "lora", thin_kernel<4, false>, grid, THREADS, 0, h, from, part0, l);
+        cuda_launch(dev, "lora", shrink_kernel<4, false>, grid, THREADS, 0, h, from, part0, l);
     else
-        cuda_launch(dev, "lora", thin_kernel<1, false>, grid, THREADS, 0, h, from, part0, l);
+        cuda_launch(dev, "lora", shrink_kernel<1, false>, grid, THREADS, 0, h, from, part0, l);
 }
 
-static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back, bool)
+static void expand(struct device *dev, void *y, const float *h, const lora_view &l, bool back, bool)
 {
     const int width = back ? l.k : l.first[l.n_parts];
-    cuda_launch(dev, "lora", back ? widen_kernel<true> : widen_kernel<false>,
+    cuda_launch(dev, "lora", back ? expand_kernel<true> : expand_kernel<false>,
                 dim3(ceil_div(l.rows, ROWS), ceil_div(width, THREADS)), THREADS, 0, y, h, l);
 }
 
@@ -199,7 +199,7 @@ static void outer(struct device *dev, float *, const void *x, const float *h, in
                 x, h, part0, l);
 }
 
-static const struct lora_steps lora_f32 = {thin, widen, NULL, outer};
+static const struct lora_steps lora_f32 = {shrink, expand, NULL, outer};
 
 // ---- the operations -----------------------------------------------------------------------------
 
@@ -293,8 +293,8 @@ template <const lora_steps *STEPS> static void forward(struct device *dev, const
     const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
     if (!take_scratch(dev, l, &s)) return;
     for (int p = 0; p < l->n_parts; p += at_once)
-        STEPS->thin(dev, s.h, drop(dev, s.dropped, c.x, p, l, v), p, at_once, v, false);
-    STEPS->widen(dev, c.y, s.h, v, false, l->out == DT_F32);
+        STEPS->shrink(dev, s.h, drop(dev, s.dropped, c.x, p, l, v), p, at_once, v, false);
+    STEPS->expand(dev, c.y, s.h, v, false, l->out == DT_F32);
 }
 
 template <const lora_steps *STEPS> static void back(struct device *dev, const lora_call &c)
@@ -306,14 +306,14 @@ template <const lora_steps *STEPS> static void back(struct device *dev, const lo
     v.adapter = NULL;
     for (int p = 0; p < l->n_parts; p++) v.grads[p] = c.grads[p];
     const int at_once = l->dropout.p > 0.f ? 1 : l->n_parts; // parts of the same x
-    STEPS->thin(dev, s.dh, c.dy, 0, l->n_parts, v, true);
+    STEPS->shrink(dev, s.dh, c.dy, 0, l->n_parts, v, true);
     for (int p = 0; p < l->n_parts; p += at_once) {
         const void *xp = drop(dev, s.dropped, c.x, p, l, v);
-        STEPS->thin(dev, s.h, xp, p, at_once, v, false);
+        STEPS->shrink(dev, s.h, xp, p, at_once, v, false);
         STEPS->outer(dev, s.sums, xp, s.dh, p, at_once, v, false);
     }
     STEPS->outer(dev, s.sums, c.dy, s.h, 0, l->n_parts, v, true);
-    STEPS->widen(dev, c.y, s.dh, v, true, l->dt == DT_F32);
+    STEPS->expand(dev, c.y, s.dh, v, true, l->dt == DT_F32);
 }
 
 static bool is_bf16(struct device *, const lora_call &c)

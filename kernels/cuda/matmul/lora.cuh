@@ -33,12 +33,13 @@ __device__ __forceinline__ void dropped(float (&ret)[4], const lora_view &l, int
 // Parts part0 .. part0 + n - 1:
 struct lora_steps {
     // h = x a^T; or, of the gradient (back), scale * dy b, dy being x
-    void (*thin)(struct device *, float *h, const void *x, int part0, int n, const lora_view &,
-                 bool back);
+    void (*shrink)(struct device *, float *h, const void *x, int part0, int n, const lora_view &,
+                   bool back);
     // y += scale * h b^T of all parts; or (back) dx += h a, dx being y. f32: y is, whatever x is
-    void (*widen)(struct device *, void *y, const float *h, const lora_view &, bool back, bool f32);
-    // thin and widen of all parts at once, of few rows and ranks, where y is as x; NULL: there is
-    // none
+    void (*expand)(struct device *, void *y, const float *h, const lora_view &, bool back,
+                   bool f32);
+    // shrink and expand of all parts at once, of few rows and ranks, where y is as x; NULL: there
+    // is none
     void (*both)(struct device *, void *y, const void *x, const lora_view &);
     // Gradients of b from dy and h; or of a from x and dh. l.grads is read. sums: lora_slices()
     void (*outer)(struct device *, float *sums, const void *x, const float *h, int part0, int n,

@@ -4,7 +4,7 @@
  * of a sum does not matter as long as both sides agree, and the columns of a result may have any
  * order. h is f32 and goes into mma as two bf16, of which the second is what the first leaves.
  *
- * A row's sums run in an order of their own: `thin` gives each of its warps every eighth 64
+ * A row's sums run in an order of their own: `shrink` gives each of its warps every eighth 64
  * elements and adds up the warps' sums in their order. A tile is computed once for each adapter
  * that its rows have, and of that the rows that have it are stored: so a row has the same bits in
  * any batch. */
@@ -15,9 +15,9 @@
 #define THREADS       256
 #define WARPS         (THREADS / 32)
 #define ROWS          16 // of a tile: M of mma
-#define RANKS         16 // directions that a block of thin or outer has: two tiles of N
+#define RANKS         16 // directions that a block of shrink or outer has: two tiles of N
 #define COLUMNS       64 // of a warp where rows are few, and of a block of outer
-#define FEWER_COLUMNS 32 // of a warp of widen
+#define FEWER_COLUMNS 32 // of a warp of expand
 
 #define LONG 4096 // sums of few rows, that few blocks have: more of it is loaded at once
 
@@ -100,13 +100,13 @@ __device__ __forceinline__ uint32_t tile_adapters(const lora_view &l, int base, 
     return __ballot_sync(~0u, ret_of >= 0 && !(alike & ((1u << lane) - 1)));
 }
 
-// What a warp has of the sums of thin_tile(): a lane's are of rows g and g + 8, at x0 and x1, and
+// What a warp has of the sums of shrink_tile(): a lane's are of rows g and g + 8, at x0 and x1, and
 // of directions j0 + 2 g and the one after it. packed: rows of x are aligned to 16 bytes. FULL:
 // they are, n is a multiple of 64, and of the gradient (BACK) the rank of 2; directions from the
 // rank on then have any sums. AT_ONCE: steps of 64 elements whose loads are under way together.
 template <bool BACK, bool FULL, int AT_ONCE>
-__device__ __forceinline__ void thin_sums(float (&sum)[2][4], const bf16 *x0, const bf16 *x1, int n,
-                                          const lora_factors &f, int j0, bool packed)
+__device__ __forceinline__ void shrink_sums(float (&sum)[2][4], const bf16 *x0, const bf16 *x1,
+                                            int n, const lora_factors &f, int j0, bool packed)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int j = FULL && BACK ? min(j0 + 2 * g, f.rank - 2) : j0 + 2 * g;
@@ -136,20 +136,20 @@ __device__ __forceinline__ void thin_sums(float (&sum)[2][4], const bf16 *x0, co
 
 // h, or of the gradient (BACK) dy b, of rows base .. end - 1 at x (stride): returns that of the
 // tile's row threadIdx.x / RANKS and direction j0 + threadIdx.x % RANKS. A warp takes 64 elements
-// of a vector at a time, a lane 16 of two rows. packed, full: as in thin_sums().
+// of a vector at a time, a lane 16 of two rows. packed, full: as in shrink_sums().
 template <bool BACK, int AT_ONCE>
-__device__ __forceinline__ float thin_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x,
-                                           int64_t stride, int n, int base, int end,
-                                           const lora_factors &f, int j0, bool packed, bool full)
+__device__ __forceinline__ float shrink_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x,
+                                             int64_t stride, int n, int base, int end,
+                                             const lora_factors &f, int j0, bool packed, bool full)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const bf16 *x0 = x + min(base + g, end - 1) * stride,
                *x1 = x + min(base + g + 8, end - 1) * stride;
     float sum[2][4] = {}, all = 0;
     if (full && (!BACK || f.rank % 2 == 0))
-        thin_sums<BACK, true, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
+        shrink_sums<BACK, true, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
     else
-        thin_sums<BACK, false, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
+        shrink_sums<BACK, false, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
     __syncthreads(); // sums were read
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -163,8 +163,8 @@ __device__ __forceinline__ float thin_tile(float (&sums)[WARPS][ROWS][RANKS], co
 
 template <bool BACK>
 __global__ void __launch_bounds__(THREADS)
-    thin_tensor_kernel(float *h, const bf16 *x, int part0, bool packed, bool full,
-                       const lora_view l)
+    shrink_tensor_kernel(float *h, const bf16 *x, int part0, bool packed, bool full,
+                         const lora_view l)
 {
     __shared__ float sums[WARPS][ROWS][RANKS];
     grid_begin();
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(THREADS)
         const int adapter = __shfl_sync(~0u, of, __ffs(todo) - 1);
         const lora_factors f = l.factors[part * l.n_adapters + adapter];
         if (!f.a || j0 >= f.rank) continue;
-        const float all = thin_tile<BACK, 2>(sums, x, stride, n, base, end, f, j0, packed, full);
+        const float all = shrink_tile<BACK, 2>(sums, x, stride, n, base, end, f, j0, packed, full);
         if (row < end && adapter_of(l, row) == adapter && j < f.rank)
             h[((int64_t)part * l.rows + row) * l.max_rank + j] =
                 BACK ? __fmul_rn(all, f.scale) : all;
@@ -204,8 +204,8 @@ __device__ __forceinline__ void load_h(uint32_t (&ret_high)[4], uint32_t (&ret_l
 // sum[q][i] += h times the factor, for columns c0 + 16 q + 4 t + {i, 2 + i} of the part, which has
 // n. FULL: that is a multiple of 64, and the rank of 4.
 template <bool BACK, bool FULL, int Q>
-__device__ __forceinline__ void widen_sums(float (&sum)[Q][2][4], const float *h0, const float *h1,
-                                           const lora_factors &f, int c0, int n)
+__device__ __forceinline__ void expand_sums(float (&sum)[Q][2][4], const float *h0, const float *h1,
+                                            const lora_factors &f, int c0, int n)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     for (int j0 = 0; j0 < f.rank; j0 += 16) {
@@ -288,7 +288,7 @@ __device__ __forceinline__ void keep_four(float (&ret)[4], const lora_view &l, i
     if (l.dropout.p > 0.f) dropped(ret, l, part, row, c / 4);
 }
 
-// A lane's elements of a tile's rows of y, from column c0 on, which widen_tile() adds to: all at
+// A lane's elements of a tile's rows of y, from column c0 on, which expand_tile() adds to: all at
 // once, so that they are on their way while it computes.
 template <typename Y, int Q>
 __device__ __forceinline__ void load_tile(four<Y> (&ret)[2][Q], const Y *y, int width, int base,
@@ -327,9 +327,9 @@ __device__ __forceinline__ void add_part(float (&total)[Q][2][4], const float (&
 // part after the other; y: of its first column; before: load_tile(). packed: rows of y are aligned
 // to four columns. For all lanes of a warp.
 template <bool BACK, typename Y, int Q>
-__device__ __forceinline__ void widen_tile(Y *y, const four<Y> (&before)[2][Q], const float *h,
-                                           int part0, int parts, int adapter, int of, int base,
-                                           int c0, bool packed, const lora_view &l)
+__device__ __forceinline__ void expand_tile(Y *y, const four<Y> (&before)[2][Q], const float *h,
+                                            int part0, int parts, int adapter, int of, int base,
+                                            int c0, bool packed, const lora_view &l)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int end = min(base + ROWS, l.rows), last = end - base - 1;
@@ -343,9 +343,9 @@ __device__ __forceinline__ void widen_tile(Y *y, const four<Y> (&before)[2][Q], 
         float sum[Q][2][4] = {};
         scale = BACK ? 1.f : f.scale;
         if (n % COLUMNS == 0 && f.rank % 4 == 0)
-            widen_sums<BACK, true>(sum, h0, h1, f, c0, n);
+            expand_sums<BACK, true>(sum, h0, h1, f, c0, n);
         else
-            widen_sums<BACK, false>(sum, h0, h1, f, c0, n);
+            expand_sums<BACK, false>(sum, h0, h1, f, c0, n);
         add_part<BACK>(total, sum, l, p, base, end, c0);
     }
 #pragma unroll
@@ -367,7 +367,7 @@ __device__ __forceinline__ void widen_tile(Y *y, const four<Y> (&before)[2][Q], 
 // parts' sums.
 template <bool BACK, typename Y>
 __global__ void __launch_bounds__(THREADS, 3)
-    widen_tensor_kernel(Y *y, const float *h, bool packed, const lora_view l)
+    expand_tensor_kernel(Y *y, const float *h, bool packed, const lora_view l)
 {
     grid_begin();
     const int part = BACK ? 0 : blockIdx.z;
@@ -381,11 +381,11 @@ __global__ void __launch_bounds__(THREADS, 3)
     four<Y> before[2][FEWER_COLUMNS / 16];
     load_tile(before, y, BACK ? l.k : l.first[l.n_parts], base, end, c0, n, packed);
     for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1)
-        widen_tile<BACK>(y, before, h, part, BACK ? l.n_parts : 1,
-                         __shfl_sync(~0u, of, __ffs(todo) - 1), of, base, c0, packed, l);
+        expand_tile<BACK>(y, before, h, part, BACK ? l.n_parts : 1,
+                          __shfl_sync(~0u, of, __ffs(todo) - 1), of, base, c0, packed, l);
 }
 
-// thin and widen of few rows: each block has h of its tile in shared memory, and computes it
+// shrink and expand of few rows: each block has h of its tile in shared memory, and computes it
 // itself, which is quicker than waiting for a kernel that does.
 template <int AT_ONCE>
 __global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
@@ -409,12 +409,12 @@ __global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
         if (!f.a) continue;
         for (int j0 = 0; j0 < f.rank; j0 += RANKS) {
             const float all =
-                thin_tile<false, AT_ONCE>(sums, x, l.k, l.k, base, end, f, j0, x_packed, x_full);
+                shrink_tile<false, AT_ONCE>(sums, x, l.k, l.k, base, end, f, j0, x_packed, x_full);
             const int j = j0 + threadIdx.x % RANKS;
             if (j < f.rank) h[threadIdx.x / RANKS * l.max_rank + j] = all;
         }
         __syncthreads();
-        if (c0 < n) widen_tile<false>(y, before, h, part, 1, adapter, of, base, c0, y_packed, l);
+        if (c0 < n) expand_tile<false>(y, before, h, part, 1, adapter, of, base, c0, y_packed, l);
         __syncthreads(); // h was read
     }
 }
@@ -535,28 +535,28 @@ static int widest_part(const lora_view &l)
     return n;
 }
 
-static void thin(struct device *dev, float *h, const void *x, int part0, int n, const lora_view &l,
-                 bool back)
+static void shrink(struct device *dev, float *h, const void *x, int part0, int n,
+                   const lora_view &l, bool back)
 {
     const dim3 grid(ceil_div(l.rows, ROWS), n, ceil_div(l.max_rank, RANKS));
-    cuda_launch(dev, "lora", back ? thin_tensor_kernel<true> : thin_tensor_kernel<false>, grid,
+    cuda_launch(dev, "lora", back ? shrink_tensor_kernel<true> : shrink_tensor_kernel<false>, grid,
                 THREADS, 0, h, x, part0, rows_aligned(x, l, back, 8), rows_aligned(x, l, back, 64),
                 l);
 }
 
-static void widen(struct device *dev, void *y, const float *h, const lora_view &l, bool back,
-                  bool f32)
+static void expand(struct device *dev, void *y, const float *h, const lora_view &l, bool back,
+                   bool f32)
 {
     const int width = back ? l.k : widest_part(l);
     const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(width, WARPS * FEWER_COLUMNS),
                     back ? 1 : l.n_parts);
     if (f32) // logits
-        cuda_launch(dev, "lora", widen_tensor_kernel<false, float>, grid, THREADS, 0, y, h,
+        cuda_launch(dev, "lora", expand_tensor_kernel<false, float>, grid, THREADS, 0, y, h,
                     rows_aligned(y, l, true, 4, sizeof(float)), l);
     else
         cuda_launch(dev, "lora",
-                    back ? widen_tensor_kernel<true, bf16> : widen_tensor_kernel<false, bf16>, grid,
-                    THREADS, 0, y, h, rows_aligned(y, l, !back, 4), l);
+                    back ? expand_tensor_kernel<true, bf16> : expand_tensor_kernel<false, bf16>,
+                    grid, THREADS, 0, y, h, rows_aligned(y, l, !back, 4), l);
 }
 
 static void both(struct device *dev, void *y, const void *x, const lora_view &l)
@@ -584,4 +584,4 @@ static void outer(struct device *dev, float *sums, const void *x, const float *h
                 l);
 }
 
-const struct lora_steps lora_bf16 = {thin, widen, both, outer};
+const struct lora_steps lora_bf16 = {shrink, expand, both, outer};

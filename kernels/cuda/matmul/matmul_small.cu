@@ -26,7 +26,7 @@
 #include "kernels/cuda/matmul/experts.cuh"
 #include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/comm/peer_sum.cuh"
+#include "kernels/cuda/comm/oneshot.cuh"
 #include "kernels/cuda/rows/rope.cuh"
 #include <utility>
 
@@ -38,8 +38,8 @@
 // What becomes of the sums of a tile: they are stored as bf16 or f32; or the tile has pairs of
 // columns that belong together, `apart` from each other: a gate and its up, the halves of a
 // rotation.
-enum few_end { STORED, WIDE, GATED, ROTATED };
-template <few_end END> constexpr bool in_pairs = END == GATED || END == ROTATED;
+enum epilogue { STORED, WIDE, GATED, ROTATED };
+template <epilogue END> constexpr bool in_pairs = END == GATED || END == ROTATED;
 
 struct few_args {
     void *c; // (m, n); (m, n / 2) where GATED
@@ -53,7 +53,7 @@ struct few_args {
     bool add, early;
     act_kind act;               // GATED
     rope_store_args<bf16> rope; // ROTATED: every head, as a whole
-    peer_places peers;          // WIDE: ranks that put their columns together; size 0: none
+    peer_slots peers;           // WIDE: ranks that put their columns together; size 0: none
     float *columns[MAX_PEERS];  // (m, size * n) on every rank
 };
 
@@ -83,7 +83,7 @@ struct few_ring : stage_ring {
 };
 
 // The first of a tile's N columns; where they come in pairs, of the first of each.
-template <few_end END, int N>
+template <epilogue END, int N>
 __device__ __forceinline__ int first_column(const few_args &p, int tile)
 {
     if (!in_pairs<END>) return tile * N;
@@ -111,7 +111,7 @@ struct few_place {
 };
 
 // One thread: keeps the ring filled for `rounds` tiles of N rows of B, each of `steps` stages.
-template <few_end END, int N, int CHUNKS>
+template <epilogue END, int N, int CHUNKS>
 __device__ void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map,
                          const few_args &p, const int *before, int rounds, int steps)
 {
@@ -194,7 +194,7 @@ __device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J
 // the two that belong to them. What is needed beside the sums is loaded while these run.
 #define ENDS_AT_ONCE 4
 
-template <few_end END, int J> struct few_ending {
+template <epilogue END, int J> struct epilogue_at {
     using U = std::conditional_t<END == WIDE, float, bf16>; // of c
     static constexpr bool PAIRS = in_pairs<END>;
     static constexpr int ACROSS = PAIRS ? 2 * J : 4 * J; // of these in a row of the tile
@@ -296,7 +296,7 @@ template <few_end END, int J> struct few_ending {
 
 // What direct_end() adds to, loaded at once: of a few columns before the sums are there, of many
 // row by row.
-template <few_end END, int J> struct direct_old {
+template <epilogue END, int J> struct direct_old {
     using U = std::conditional_t<END == WIDE, float, bf16>;
     static constexpr bool AHEAD = J <= 6;
     pack<U, 2> at[AHEAD ? 2 : 1][J];
@@ -314,7 +314,7 @@ template <few_end END, int J> struct direct_old {
 
 // Ends a thread's rows of a tile, row and row + 8 of its columns from + 8 j, from the registers
 // that the sums are in. Both of a pair of columns are there. ACT: p.act.
-template <act_kind ACT, few_end END, int J>
+template <act_kind ACT, epilogue END, int J>
 __device__ __forceinline__ void direct_end(const float (&sum)[4 * J], direct_old<END, J> &old,
                                            const few_args &p, const few_work &rows, int row,
                                            int from)
@@ -350,7 +350,7 @@ __device__ __forceinline__ void direct_end(const float (&sum)[4 * J], direct_old
 }
 
 // A tile with many rows.
-template <few_end END, int J, int CHUNKS>
+template <epilogue END, int J, int CHUNKS>
 __device__ __forceinline__ void direct_tile(few_ring &ring, const few_args &p, const few_work &rows,
                                             int group, int steps)
 {
@@ -371,13 +371,13 @@ __device__ __forceinline__ void direct_tile(few_ring &ring, const few_args &p, c
 }
 
 // A tile with few rows: its sums go through shared memory, so that they are all threads' work.
-template <few_end END, int J, int CHUNKS, int GROUPS>
+template <epilogue END, int J, int CHUNKS, int GROUPS>
 __device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const few_args &p,
                                             const few_work &rows, int group, int steps,
                                             peer_call call, bool is_first)
 {
     int from = first_column<END, 8 * J>(p, rows.tile), at = threadIdx.x;
-    few_ending<END, J> ends[ENDS_AT_ONCE];
+    epilogue_at<END, J> ends[ENDS_AT_ONCE];
 #pragma unroll
     for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
     float sum[4 * J];
@@ -401,7 +401,7 @@ __device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const f
 // Ranks put their columns together: all have what the others' blocks write here. Threads of the
 // groups, at the block's end; the last block waits for the other ranks' last ones.
 template <int GROUPS>
-__device__ __forceinline__ void end_columns(const peer_places &p, peer_call call)
+__device__ __forceinline__ void end_columns(const peer_slots &p, peer_call call)
 {
     groups_sync<GROUPS>();
     if (threadIdx.x > 0) return;
@@ -423,7 +423,7 @@ constexpr int chunks_of = J <= 3   ? 4 / GROUPS
                                    : 1;
 
 // DIRECT: sums are stored from registers.
-template <few_end END, int J, int GROUPS, bool DIRECT>
+template <epilogue END, int J, int GROUPS, bool DIRECT>
 __global__ void __launch_bounds__(GROUPS * 128 + 32)
     few_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                few_args p)
@@ -507,7 +507,7 @@ struct few_plan {
 
 // J, from small to large: of any end, and the fewer of some.
 typedef std::integer_sequence<int, 1, 2, 4, 5, 6, 8, 12, 16, 18> tile_sizes;
-constexpr bool has_tile(few_end end, int j)
+constexpr bool has_tile(epilogue end, int j)
 {
     if (end == WIDE) return j <= 2 || j % 4 == 0 || j == 18;
     // a half has whole groups of 8 rows of B
@@ -515,32 +515,32 @@ constexpr bool has_tile(few_end end, int j)
 }
 
 // Whether tiles of 8 j may be stored from registers.
-constexpr bool has_direct(few_end end, int j)
+constexpr bool has_direct(epilogue end, int j)
 {
     return end == STORED || (end != ROTATED && j >= 8);
 }
 
-template <few_end END, int J, typename F> static void if_tile(int j, F f)
+template <epilogue END, int J, typename F> static void if_tile(int j, F f)
 {
     if constexpr (has_tile(END, J))
         if (j == J) f(number<J>());
 }
 
-template <few_end END, typename F, int... J>
+template <epilogue END, typename F, int... J>
 static void with_tile_among(int j, F f, std::integer_sequence<int, J...>)
 {
     (if_tile<END, J>(j, f), ...);
 }
 
 // Calls f(number<j>).
-template <few_end END, typename F> static void with_tile(int j, F f)
+template <epilogue END, typename F> static void with_tile(int j, F f)
 {
     with_tile_among<END>(j, f, tile_sizes());
 }
 
 // The columns of a matmul.
 struct few_columns {
-    few_end end;
+    epilogue end;
     int n, apart;
     bool sent; // to other ranks
 
@@ -622,7 +622,7 @@ static few_plan plan_few(struct cuda_state *state, const few_columns &columns, i
     return plan;
 }
 
-template <few_end END, int J> static auto few_kernel_of(const few_plan &plan)
+template <epilogue END, int J> static auto few_kernel_of(const few_plan &plan)
 {
     if constexpr (has_direct(END, J))
         if (plan.direct)
@@ -634,7 +634,7 @@ template <few_end END, int J> static auto few_kernel_of(const few_plan &plan)
 }
 
 // p: all but what the plan and the shape say.
-template <few_end END>
+template <epilogue END>
 static void launch_few(struct device *dev, const few_plan &plan, const void *a, const void *b,
                        few_args p, const struct matmul *shape)
 {
@@ -700,7 +700,7 @@ static few_plan plan_experts(struct cuda_state *state, const few_columns &column
 }
 
 // All but what the plan and the shape say.
-template <few_end END> static few_args few_args_of(const matmul_call &c)
+template <epilogue END> static few_args few_args_of(const matmul_call &c)
 {
     few_args p = {};
     p.c = c.c;
@@ -719,7 +719,7 @@ template <few_end END> static few_args few_args_of(const matmul_call &c)
 }
 
 // j is 0 where the call is not for few rows.
-template <few_end END>
+template <epilogue END>
 static few_plan few_plan_of(struct device *dev, const matmul_call &call, const few_args &p)
 {
     struct cuda_state *state = cuda_use(dev);
@@ -740,12 +740,12 @@ static few_plan few_plan_of(struct device *dev, const matmul_call &call, const f
     return plan_few(state, columns, s->k, height, ceil_div(m, height));
 }
 
-template <few_end END> static bool takes(struct device *dev, const matmul_call &call)
+template <epilogue END> static bool takes(struct device *dev, const matmul_call &call)
 {
     return few_plan_of<END>(dev, call, few_args_of<END>(call)).j;
 }
 
-template <few_end END>
+template <epilogue END>
 static void few(struct device *dev, const matmul_call &call, const few_args &p)
 {
     launch_few<END>(dev, few_plan_of<END>(dev, call, p), call.a, call.b, p, call.shape);

@@ -1,22 +1,22 @@
-/* peer_sum.cu: see peer_sum.cuh. The device's thread, but for peer_sum_abort(). */
+/* oneshot.cu: see oneshot.cuh. The device's thread, but for oneshot_abort(). */
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/comm/peer_sum.cuh"
+#include "kernels/cuda/comm/oneshot.cuh"
 #include "kernels/cuda/cuda.cuh"
 #include <stdio.h>
 #include <stdlib.h>
 
-#define PLACES_BYTES ((size_t)32 << 20) // of a rank: two sets of a place for each rank, and flags
-#define FLAGS_BYTES  ((size_t)4096)
-#define MAX_SHARED   4
+#define SLOTS_BYTES ((size_t)32 << 20) // of a rank: two sets of a place for each rank, and flags
+#define FLAGS_BYTES ((size_t)4096)
+#define MAX_SHARED  4
 
 struct shared_range {
     void *of[MAX_PEERS]; // on rank r, as this GPU sees it
     size_t bytes;
 };
 
-struct peer_sum {
+struct oneshot {
     struct device *dev;
-    struct peer_places places;
+    struct peer_slots slots;
     int *stop;
     struct shared_range shared[MAX_SHARED];
     int n_shared;
@@ -75,7 +75,7 @@ __device__ __forceinline__ word<T> rounded(const float (&sum)[word_elements<T>])
     return w;
 }
 
-template <typename T> __global__ void sum_kernel(struct peer_places p, T *data, size_t n)
+template <typename T> __global__ void sum_kernel(struct peer_slots p, T *data, size_t n)
 {
     grid_begin();
     const peer_call call = this_peer_call(p);
@@ -97,15 +97,15 @@ template <typename T> __global__ void sum_kernel(struct peer_places p, T *data, 
     end_peer_call(p);
 }
 
-const struct peer_places *peer_sum_places(struct peer_sum *sum, const void *data, size_t n,
-                                          enum dtype dt)
+const struct peer_slots *oneshot_slots(struct oneshot *sum, const void *data, size_t n,
+                                       enum dtype dt)
 {
-    const bool fits = (n * dtype_size(dt) + 7) / 8 <= sum->places.room && (uintptr_t)data % 8 == 0;
-    return fits ? &sum->places : NULL;
+    const bool fits = (n * dtype_size(dt) + 7) / 8 <= sum->slots.room && (uintptr_t)data % 8 == 0;
+    return fits ? &sum->slots : NULL;
 }
 
-void peer_sum_reduce(struct device *dev, const struct peer_places *places, void *data, size_t n,
-                     enum dtype dt)
+void oneshot_reduce(struct device *dev, const struct peer_slots *slots, void *data, size_t n,
+                    enum dtype dt)
 {
     // At most a block an SM: all have begun when one of them waits.
     const size_t words = (n * dtype_size(dt) + 7) / 8;
@@ -114,7 +114,7 @@ void peer_sum_reduce(struct device *dev, const struct peer_places *places, void 
     with_type(dt, [&](auto t) {
         typedef decltype(t) T;
         cuda_launch(dev, "all_reduce", sum_kernel<T>, dim3((unsigned)grid), dim3((unsigned)block),
-                    0, *places, data, n);
+                    0, *slots, data, n);
     });
 }
 
@@ -135,8 +135,8 @@ __global__ void add_kernel(T *data, const T *rest, size_t n, size_t pitch, int r
     }
 }
 
-void peer_sum_add(struct device *dev, void *data, const void *rest, size_t n, size_t pitch,
-                  int rank, int size, enum dtype dt)
+void oneshot_add(struct device *dev, void *data, const void *rest, size_t n, size_t pitch, int rank,
+                 int size, enum dtype dt)
 {
     const int sms = cuda_use(dev)->n_sms, wanted = ceil_div((int64_t)(n * dtype_size(dt)), 8 * 256);
     with_type(dt, [&](auto t) {
@@ -156,19 +156,19 @@ struct peer_hello {
     bool made;                // there is a handle
 };
 
-static enum status make(struct comm *comm, struct peer_sum **ret)
+static enum status make(struct comm *comm, struct oneshot **ret)
 {
-    struct peer_sum *sum = (struct peer_sum *)calloc(1, sizeof *sum);
+    struct oneshot *sum = (struct oneshot *)calloc(1, sizeof *sum);
     if (!sum) return status_fail(ST_NO_MEMORY, "no memory for sums of ranks");
     *ret = sum;
     sum->dev = comm->dev;
-    struct peer_places *p = &sum->places;
+    struct peer_slots *p = &sum->slots;
     void *memory = NULL, *stop = NULL, *calls = NULL;
     const size_t counters = sizeof *p->calls + sizeof *p->ended;
     p->rank = comm->rank;
     p->size = comm->size;
-    p->room = (PLACES_BYTES - FLAGS_BYTES) / sizeof(struct line) / 2 / (size_t)comm->size;
-    enum status st = device_alloc(comm->dev, PLACES_BYTES, &memory);
+    p->room = (SLOTS_BYTES - FLAGS_BYTES) / sizeof(struct line) / 2 / (size_t)comm->size;
+    enum status st = device_alloc(comm->dev, SLOTS_BYTES, &memory);
     p->of[p->rank] = (struct line *)memory;
     if (st == ST_OK) st = device_alloc(comm->dev, counters, &calls);
     p->calls = (unsigned long long *)calls;
@@ -178,7 +178,7 @@ static enum status make(struct comm *comm, struct peer_sum **ret)
     sum->stop = (int *)stop;
     *sum->stop = 0;
     p->stop = sum->stop;
-    device_fill(comm->dev, memory, 0, PLACES_BYTES);
+    device_fill(comm->dev, memory, 0, SLOTS_BYTES);
     device_fill(comm->dev, calls, 0, counters);
     return device_sync(comm->dev);
 }
@@ -199,7 +199,7 @@ static int device_of(const char *uuid)
 }
 
 // The memory of rank r. NULL, and why, where it cannot be written from here.
-static void *reach(struct peer_sum *sum, const struct peer_hello *hello, int r, char *why,
+static void *reach(struct oneshot *sum, const struct peer_hello *hello, int r, char *why,
                    size_t why_size)
 {
     void *memory = NULL;
@@ -214,7 +214,7 @@ static void *reach(struct peer_sum *sum, const struct peer_hello *hello, int r, 
     cudaGetLastError();
     if (error == cudaSuccess) return memory;
     snprintf(why, why_size, "rank %d cannot write into the memory of rank %d's GPU: %s",
-             sum->places.rank, r,
+             sum->slots.rank, r,
              device < 0     ? "that is of another host, or not in CUDA_VISIBLE_DEVICES"
              : !able        ? "there is no way between the two"
              : !alike       ? "they are of different kinds"
@@ -224,7 +224,7 @@ static void *reach(struct peer_sum *sum, const struct peer_hello *hello, int r, 
 }
 
 // Opens what all ranks have at `own`, to `of`; they tell one another whether that went well.
-static enum status reach_all(struct comm *comm, struct peer_sum *sum, void *memory,
+static enum status reach_all(struct comm *comm, struct oneshot *sum, void *memory,
                              void *of[MAX_PEERS], bool *ret_all, char *why, size_t why_size)
 {
     struct peer_hello own = {}, all[MAX_PEERS];
@@ -250,17 +250,17 @@ static enum status reach_all(struct comm *comm, struct peer_sum *sum, void *memo
     return st;
 }
 
-static void close_all(const struct peer_sum *sum, void *of[MAX_PEERS])
+static void close_all(const struct oneshot *sum, void *of[MAX_PEERS])
 {
-    for (int r = 0; r < sum->places.size; r++) {
-        if (r != sum->places.rank && of[r]) cudaIpcCloseMemHandle(of[r]);
-        if (r != sum->places.rank) of[r] = NULL;
+    for (int r = 0; r < sum->slots.size; r++) {
+        if (r != sum->slots.rank && of[r]) cudaIpcCloseMemHandle(of[r]);
+        if (r != sum->slots.rank) of[r] = NULL;
     }
 }
 
-enum status peer_sum_open(struct comm *comm, struct peer_sum **ret, char *why, size_t why_size)
+enum status oneshot_open(struct comm *comm, struct oneshot **ret, char *why, size_t why_size)
 {
-    struct peer_sum *sum = NULL;
+    struct oneshot *sum = NULL;
     void *of[MAX_PEERS] = {};
     bool all = false;
     if (comm->size > MAX_PEERS) {
@@ -269,22 +269,22 @@ enum status peer_sum_open(struct comm *comm, struct peer_sum **ret, char *why, s
         return ST_OK;
     }
     enum status st = make(comm, &sum);
-    if (st == ST_OK) st = reach_all(comm, sum, sum->places.of[comm->rank], of, &all, why, why_size);
+    if (st == ST_OK) st = reach_all(comm, sum, sum->slots.of[comm->rank], of, &all, why, why_size);
     for (int r = 0; st == ST_OK && all && r < comm->size; r++) {
-        sum->places.of[r] = (struct line *)of[r];
-        sum->places.flags[r] = (unsigned *)((char *)of[r] + PLACES_BYTES - FLAGS_BYTES);
+        sum->slots.of[r] = (struct line *)of[r];
+        sum->slots.flags[r] = (unsigned *)((char *)of[r] + SLOTS_BYTES - FLAGS_BYTES);
     }
     if (st != ST_OK || !all) {
         if (sum) close_all(sum, of);
-        peer_sum_free(sum, st == ST_OK && comm_barrier(comm) == ST_OK);
+        oneshot_free(sum, st == ST_OK && comm_barrier(comm) == ST_OK);
         sum = NULL;
     }
     if (st == ST_OK) *ret = sum;
     return st;
 }
 
-enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory, size_t bytes,
-                           char *why, size_t why_size)
+enum status oneshot_share(struct comm *comm, struct oneshot *sum, void *memory, size_t bytes,
+                          char *why, size_t why_size)
 {
     bool all = false;
     if (sum->n_shared == MAX_SHARED) {
@@ -299,36 +299,36 @@ enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory
     return st;
 }
 
-bool peer_sum_shared(const struct peer_sum *sum, const void *data, void *ret_of[MAX_PEERS])
+bool oneshot_shared(const struct oneshot *sum, const void *data, void *ret_of[MAX_PEERS])
 {
     for (int i = 0; i < sum->n_shared; i++) {
         const struct shared_range *range = &sum->shared[i];
-        const size_t at = (size_t)((const char *)data - (const char *)range->of[sum->places.rank]);
+        const size_t at = (size_t)((const char *)data - (const char *)range->of[sum->slots.rank]);
         if (at >= range->bytes) continue;
-        for (int r = 0; r < sum->places.size; r++) ret_of[r] = (char *)range->of[r] + at;
+        for (int r = 0; r < sum->slots.size; r++) ret_of[r] = (char *)range->of[r] + at;
         return true;
     }
     return false;
 }
 
-void peer_sum_abort(struct peer_sum *sum)
+void oneshot_abort(struct oneshot *sum)
 {
     if (sum) __atomic_store_n(sum->stop, 1, __ATOMIC_RELEASE);
 }
 
-void peer_sum_unmap(struct peer_sum *sum)
+void oneshot_unmap(struct oneshot *sum)
 {
     cuda_use(sum->dev);
     for (int i = 0; i < sum->n_shared; i++) close_all(sum, sum->shared[i].of);
-    close_all(sum, (void **)sum->places.of);
+    close_all(sum, (void **)sum->slots.of);
 }
 
-void peer_sum_free(struct peer_sum *sum, bool common_end)
+void oneshot_free(struct oneshot *sum, bool common_end)
 {
     if (!sum) return;
-    peer_sum_unmap(sum);
-    if (common_end) device_release(sum->dev, sum->places.of[sum->places.rank]);
-    device_release(sum->dev, sum->places.calls);
+    oneshot_unmap(sum);
+    if (common_end) device_release(sum->dev, sum->slots.of[sum->slots.rank]);
+    device_release(sum->dev, sum->slots.calls);
     device_host_release(sum->dev, sum->stop);
     free(sum);
 }

@@ -1,13 +1,13 @@
-/* peer_sum.cuh: sums over the GPUs of one host through memory that all of them write into, for what
+/* oneshot.cuh: sums over the GPUs of one host through memory that all of them write into, for what
  * is too small for a library that was made for bandwidth: the residual stream of a decode step,
  * which a tensor-parallel model sums twice a layer; and a step's logits, put together there.
  *
- * Sums go one way: each rank writes its addend into every other rank's memory and adds what came to
- * its own, in rank order, in f32, rounding once. Each 8 bytes written hold 4 of data and the call's
- * number, and GPUs write 8 bytes at once, so a number that is right says that its data is there: no
- * flags, no fences, no second message (NCCL calls this protocol LL). Two sets of places take turns:
- * who writes a set has seen the answers to the call between, which nobody gives before it has read
- * the last of this set.
+ * Sums go one way: each rank writes its partial sum into every other rank's memory and adds what
+ * came to its own, in rank order, in f32, rounding once. Each 8 bytes written hold 4 of data and
+ * the call's number, and GPUs write 8 bytes at once, so a number that is right says that its data
+ * is there: no flags, no fences, no second message (NCCL calls this protocol LL). Two sets of
+ * places take turns: who writes a set has seen the answers to the call between, which nobody gives
+ * before it has read the last of this set.
  *
  * Logits are large, and their places are known: the matmul of the head writes them where they
  * belong, on all ranks. Two flags a rank frame it: "ready" (what lay there is not read any more),
@@ -27,13 +27,13 @@
 
 #define MAX_PEERS 8 // ranks of one host that are mapped into one another
 
-// A word of an addend, and after each half the number of the call.
+// A word of a partial sum, and after each half the number of the call.
 struct alignas(16) line {
     unsigned low, of_low, high, of_high;
 };
 
 // What a kernel needs that takes part in a call.
-struct peer_places {
+struct peer_slots {
     struct line *of[MAX_PEERS]; // the memory of rank r, as this GPU sees it
     unsigned *flags[MAX_PEERS]; // in it: of each rank's being ready, then of its being done
     unsigned long long *calls;  // of those ended, in units of CALL
@@ -43,41 +43,40 @@ struct peer_places {
     int rank, size;             // size 0: no call
 };
 
-// ---- the host's side (peer_sum.cu) --------------------------------------------------------------
+// ---- the host's side (oneshot.cu) --------------------------------------------------------------
 
-struct peer_sum;
+struct oneshot;
 
 // All ranks call it, once `comm` can carry calls. Gives NULL, and in `why` a sentence, where a rank
 // cannot write into the memory of another: no other way of summing gives other bits.
-enum status peer_sum_open(struct comm *comm, struct peer_sum **ret, char *why, size_t why_size);
+enum status oneshot_open(struct comm *comm, struct oneshot **ret, char *why, size_t why_size);
 // comm_share(), and the end of all that is mapped: other ranks' memory is not reached any more.
-enum status peer_sum_share(struct comm *comm, struct peer_sum *sum, void *memory, size_t bytes,
-                           char *why, size_t why_size);
-void peer_sum_unmap(struct peer_sum *sum);
+enum status oneshot_share(struct comm *comm, struct oneshot *sum, void *memory, size_t bytes,
+                          char *why, size_t why_size);
+void oneshot_unmap(struct oneshot *sum);
 // Enqueued calls are done. Memory that other ranks may still have mapped, because they did not come
 // to a common end, is left to the end of the process.
-void peer_sum_free(struct peer_sum *sum, bool common_end);
+void oneshot_free(struct oneshot *sum, bool common_end);
 
 // NULL where n elements have no room.
-const struct peer_places *peer_sum_places(struct peer_sum *sum, const void *data, size_t n,
-                                          enum dtype dt);
+const struct peer_slots *oneshot_slots(struct oneshot *sum, const void *data, size_t n,
+                                       enum dtype dt);
 // Where `data` lies on every rank, NULL where it is unmapped; false where it was not shared.
-bool peer_sum_shared(const struct peer_sum *sum, const void *data, void *ret_of[MAX_PEERS]);
-void peer_sum_reduce(struct device *dev, const struct peer_places *places, void *data, size_t n,
-                     enum dtype dt);
+bool oneshot_shared(const struct oneshot *sum, const void *data, void *ret_of[MAX_PEERS]);
+void oneshot_reduce(struct device *dev, const struct peer_slots *slots, void *data, size_t n,
+                    enum dtype dt);
 // Any thread: sums that wait for a rank end, and what they leave is garbage.
-void peer_sum_abort(struct peer_sum *sum);
+void oneshot_abort(struct oneshot *sum);
 
-// The n elements of `data`, which are this rank's addend, become the sum with those of the other
-// ranks, in rank order; these lie in `rest`, `pitch` elements apart, a multiple of 4.
-void peer_sum_add(struct device *dev, void *data, const void *rest, size_t n, size_t pitch,
-                  int rank, int size, enum dtype dt);
+// The n elements of `data`, which are this rank's partial sum, become the sum with those of the
+// other ranks, in rank order; these lie in `rest`, `pitch` elements apart, a multiple of 4.
+void oneshot_add(struct device *dev, void *data, const void *rest, size_t n, size_t pitch, int rank,
+                 int size, enum dtype dt);
 
 // ---- for kernels of other operations (comm.cu) --------------------------------------------------
 
 // The caller's kernel writes the columns of `data` on all ranks. NULL: comm_gather_columns() must.
-const struct peer_places *comm_place_columns(struct comm *comm, void *data,
-                                             void *ret_of[MAX_PEERS]);
+const struct peer_slots *comm_place_columns(struct comm *comm, void *data, void *ret_of[MAX_PEERS]);
 // A kernel that ends a call was enqueued.
 void comm_call_enqueued(struct comm *comm, const char *what);
 
@@ -90,11 +89,11 @@ void comm_call_enqueued(struct comm *comm, const char *what);
 
 struct peer_call {
     unsigned number;
-    size_t set; // its places are those of ranks from `set` on
+    size_t set; // its slots are those of ranks from `set` on
 };
 
 // The call under way: after grid_wait(), and before the block's end_peer_call().
-__device__ __forceinline__ peer_call this_peer_call(const peer_places &p)
+__device__ __forceinline__ peer_call this_peer_call(const peer_slots &p)
 {
     const unsigned long long ended = *(const volatile unsigned long long *)p.calls / CALL;
     return {(unsigned)(ended % 0xffffffffu) + 1, (size_t)(ended & 1) * p.size};
@@ -102,14 +101,14 @@ __device__ __forceinline__ peer_call this_peer_call(const peer_places &p)
 
 // Every block of the kernel that ends the call, all of whose threads call it: together they add
 // CALL, whichever of them comes last.
-__device__ __forceinline__ void end_peer_call(const peer_places &p)
+__device__ __forceinline__ void end_peer_call(const peer_slots &p)
 {
     __syncthreads();
     if (threadIdx.x == 0)
         atomicAdd(p.calls, (unsigned long long)(blockIdx.x == 0 ? CALL - (gridDim.x - 1) : 1));
 }
 
-__device__ __forceinline__ struct line *peer_line(const peer_places &p, peer_call call, int to,
+__device__ __forceinline__ struct line *peer_line(const peer_slots &p, peer_call call, int to,
                                                   int from, size_t word)
 {
     return p.of[to] + (call.set + from) * p.room + word;
@@ -117,8 +116,8 @@ __device__ __forceinline__ struct line *peer_line(const peer_places &p, peer_cal
 
 template <typename T> constexpr int word_elements = 8 / (int)sizeof(T);
 
-// 8 bytes of the addend, to all others.
-__device__ __forceinline__ void send_word(const peer_places &p, peer_call call, size_t word,
+// 8 bytes of the partial sum, to all others.
+__device__ __forceinline__ void send_word(const peer_slots &p, peer_call call, size_t word,
                                           uint2 bits)
 {
     for (int i = 1; i < p.size; i++) {
@@ -131,7 +130,7 @@ __device__ __forceinline__ void send_word(const peer_places &p, peer_call call, 
 }
 
 // The word that rank r sends.
-__device__ __forceinline__ uint2 receive_word(const peer_places &p, peer_call call, int r,
+__device__ __forceinline__ uint2 receive_word(const peer_slots &p, peer_call call, int r,
                                               size_t word)
 {
     uint4 got;
@@ -150,7 +149,7 @@ enum peer_flag { PEER_READY, PEER_DONE };
 
 // One thread: all other ranks are to know / have said so. What this rank wrote before is visible to
 // those who find its flag.
-__device__ __forceinline__ void raise_flag(const peer_places &p, peer_call call, peer_flag flag)
+__device__ __forceinline__ void raise_flag(const peer_slots &p, peer_call call, peer_flag flag)
 {
     __threadfence_system();
     for (int r = 0; r < p.size; r++)
@@ -158,7 +157,7 @@ __device__ __forceinline__ void raise_flag(const peer_places &p, peer_call call,
             *(volatile unsigned *)(p.flags[r] + flag * MAX_PEERS + p.rank) = call.number;
 }
 
-__device__ __forceinline__ void await_flags(const peer_places &p, peer_call call, peer_flag flag)
+__device__ __forceinline__ void await_flags(const peer_slots &p, peer_call call, peer_flag flag)
 {
     for (int r = 0; r < p.size; r++) {
         const volatile unsigned *at = p.flags[p.rank] + flag * MAX_PEERS + r;
