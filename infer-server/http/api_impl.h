@@ -8,33 +8,38 @@
 #include "infer-server/http/api.h"
 
 // The objects that have fields: bodies by endpoint, and objects within them.
-enum field_place {
-    PLACE_COMPLETIONS = 1 << 0,
-    PLACE_CHAT = 1 << 1,
-    PLACE_GENERATE = 1 << 2,
-    PLACE_INFERENCE = 1 << 3, // POST /inference/v1/generate
-    PLACE_ROLLOUTS = 1 << 4,
-    PLACE_SAMPLING = 1 << 5, // "sampling" of rollouts, "sampling_params" of /inference/v1/generate
-    PLACE_GROUP = 1 << 6,    // one of "groups"
-    PLACE_STREAM_OPTIONS = 1 << 7,
-    PLACE_TOKENIZE = 1 << 8,
-    PLACE_DETOKENIZE = 1 << 9,
-    PLACE_PROMPT = 1 << 10, // an object as "prompt" of /generate
-    PLACE_TANDEM = 1 << 11,
-    PLACE_LORA = 1 << 12,    // /v1/load_lora_adapter, /v1/unload_lora_adapter
-    PLACE_ADAPTER = 1 << 13, // /lora/load, /lora/unload
-    PLACE_RELOAD = 1 << 14,
-};
+#define BODIES(X)                                                                                  \
+    X(COMPLETIONS, "/v1/completions")                                                              \
+    X(CHAT, "/v1/chat/completions")                                                                \
+    X(GENERATE, "/generate")                                                                       \
+    X(INFERENCE, "/inference/v1/generate")                                                         \
+    X(ROLLOUTS, "/v1/rollouts")                                                                    \
+    X(SAMPLING, "the sampling parameters") /* of /v1/rollouts and /inference/v1/generate */        \
+    X(GROUP, "a group of /v1/rollouts")                                                            \
+    X(STREAM_OPTIONS, "\"stream_options\"")                                                        \
+    X(TOKENIZE, "/tokenize")                                                                       \
+    X(DETOKENIZE, "/detokenize")                                                                   \
+    X(PROMPT, "a \"prompt\" object") /* of /generate */                                            \
+    X(TANDEM, "\"tandem\"")                                                                        \
+    X(LORA, "/v1/load_lora_adapter") /* and /v1/unload_lora_adapter */                             \
+    X(ADAPTER, "/lora/load")         /* and /lora/unload */                                        \
+    X(RELOAD, "/reload")
+#define X(symbol, name) NTH_##symbol,
+enum { BODIES(X) };
+#undef X
+#define X(symbol, name) BODY_##symbol = 1 << NTH_##symbol,
+enum body { BODIES(X) };
+#undef X
 
 // Reads an object's fields by the table: the body's into the request itself, those of an object
 // within it into one of its own. What is absent or null stays as it is; object NULL: all are.
 // ST_UNSUPPORTED: a value asks for what nothing here does. ST_INVALID: an unknown field, which
 // `unknown` may let pass (NULL: it does not), or one of another type or range.
-enum status request_read(const json_t *object, enum field_place place,
-                         struct unknown_fields *unknown, struct api_request *ret);
+enum status request_read(const json_t *object, enum body body, struct unknown_fields *unknown,
+                         struct api_request *ret);
 // Row i of the table for tests and documentation; false past its end. ret_accepts is NULL for a
 // field that is read, "*" for one that means nothing here, else a JSON array of the values taken.
-bool request_fields_row(int i, const char **ret_name, unsigned *ret_places,
+bool request_fields_row(int i, const char **ret_name, unsigned *ret_bodies,
                         const char **ret_accepts);
 
 // The given "model", which may be left out: ST_NOT_FOUND where it is another one's name.

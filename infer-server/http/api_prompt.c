@@ -135,7 +135,7 @@ static enum status read_group(const json_t *group, int i, const struct api_model
     enum status st;
     if (!json_is_object(group))
         return status_fail(ST_INVALID, "request: \"groups\": entry %d is not an object", i);
-    CHECK(request_read(group, PLACE_GROUP, model->unknown, &own));
+    CHECK(request_read(group, BODY_GROUP, model->unknown, &own));
     if (*id && !json_is_string(*id) && !json_is_integer(*id))
         FAIL(ST_INVALID, "request: \"id\" of group %d must be a string or a whole number", i);
     ret->group_id = *id ? json_deep_copy(*id) : json_integer(i);
@@ -166,7 +166,7 @@ static enum status read_generate_prompt(const struct api_request *r, const json_
 {
     struct api_request own = {.name = ""};
     if (json_is_object(value)) {
-        enum status st = request_read(value, PLACE_PROMPT, model->unknown, &own);
+        enum status st = request_read(value, BODY_PROMPT, model->unknown, &own);
         if (st != ST_OK) return st;
         if (own.given.prompt_ids)
             return api_read_ids(own.given.prompt_ids, "prompt_token_ids", model, ret);

@@ -109,7 +109,7 @@ static enum status set_stream(struct api_request *r, const struct api_model *mod
         return status_fail(ST_INVALID, "request: \"stream_options\" must be an object");
     if (!r->stream)
         return status_fail(ST_INVALID, "request: \"stream_options\" need \"stream\": true");
-    enum status st = request_read(options, PLACE_STREAM_OPTIONS, model->unknown, r);
+    enum status st = request_read(options, BODY_STREAM_OPTIONS, model->unknown, r);
     r->continuous_usage = r->continuous_usage && r->include_usage; // as vLLM has it
     return st;
 }
@@ -184,7 +184,7 @@ static enum status set_tandem(struct api_request *r, const struct api_model *mod
         return status_fail(ST_UNSUPPORTED, "request: \"tandem\" is for /v1/rollouts only");
     if (!json_is_object(tandem))
         return status_fail(ST_INVALID, "request: \"tandem\" must be an object");
-    enum status st = request_read(tandem, PLACE_TANDEM, model->unknown, &own);
+    enum status st = request_read(tandem, BODY_TANDEM, model->unknown, &own);
     if (st == ST_OK && own.given.selector)
         st = status_context(name_parse(tandem_selector_names, own.given.selector, &t->selector),
                             "request: \"tandem\": \"selector\"");
@@ -295,18 +295,18 @@ static enum status set_logprobs(struct api_request *r)
 // ---- the five kinds ----------------------------------------------------------------------------
 
 static const struct kind {
-    enum field_place place;
+    enum body body;
     const char *field;    // that the prompts come in, for errors
     const char *sampling; // the object that holds the sampling fields; NULL: the body itself
     int max_tokens;       // where neither the request nor (openai) the model says
     bool openai;          // with a name, and a default length that gives way to the context
     enum status (*read_prompts)(struct api_request *r, const struct api_model *model);
 } kinds[] = {
-    [API_COMPLETIONS] = {PLACE_COMPLETIONS, "prompt", NULL, 16, true, api_read_completion_prompts},
-    [API_CHAT] = {PLACE_CHAT, "messages", NULL, UP_TO_CONTEXT, true, api_read_chat_prompt},
-    [API_ROLLOUTS] = {PLACE_ROLLOUTS, "groups", "sampling", 256, false, api_read_groups},
-    [API_GENERATE] = {PLACE_GENERATE, "prompt", NULL, 16, false, api_read_generate_prompts},
-    [API_INFERENCE] = {PLACE_INFERENCE, "token_ids", "sampling_params", UP_TO_CONTEXT, true,
+    [API_COMPLETIONS] = {BODY_COMPLETIONS, "prompt", NULL, 16, true, api_read_completion_prompts},
+    [API_CHAT] = {BODY_CHAT, "messages", NULL, UP_TO_CONTEXT, true, api_read_chat_prompt},
+    [API_ROLLOUTS] = {BODY_ROLLOUTS, "groups", "sampling", 256, false, api_read_groups},
+    [API_GENERATE] = {BODY_GENERATE, "prompt", NULL, 16, false, api_read_generate_prompts},
+    [API_INFERENCE] = {BODY_INFERENCE, "token_ids", "sampling_params", UP_TO_CONTEXT, true,
                        api_read_inference_prompt},
 };
 
@@ -336,11 +336,11 @@ static enum status read_fields(struct api_request *r, const json_t *object,
     const struct kind *kind = &kinds[r->kind];
     const json_t **sampling = &r->given.sampling;
     enum status st;
-    CHECK(request_read(object, kind->place, model->unknown, r));
+    CHECK(request_read(object, kind->body, model->unknown, r));
     if (kind->sampling) { // that of rollouts may be left out
         if (!json_is_object(*sampling) && (*sampling || r->kind != API_ROLLOUTS))
             FAIL(ST_INVALID, "request: \"%s\" must be an object", kind->sampling);
-        CHECK(request_read(*sampling, PLACE_SAMPLING, model->unknown, r));
+        CHECK(request_read(*sampling, BODY_SAMPLING, model->unknown, r));
     }
     if (r->sampling.max_tokens == UNSAID) {
         const bool own = kind->openai && model->max_new_tokens > 0;

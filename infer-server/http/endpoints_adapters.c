@@ -154,14 +154,14 @@ static void deactivated(struct adapter_pending *a)
 
 // ---- the endpoints ------------------------------------------------------------------------------
 static const struct change {
-    enum field_place place; // of its fields
+    enum body body; // of its fields
     enum status (*order)(struct adapter_pending *a, const struct api_given *given);
     void (*done)(struct adapter_pending *a); // where it succeeded
 } changes[] = {
-    [ADAPTER_LOAD] = {PLACE_LORA, order_load, loaded},
-    [ADAPTER_UNLOAD] = {PLACE_LORA, order_unload, unloaded},
-    [ADAPTER_ACTIVATE] = {PLACE_ADAPTER, order_activate, activated},
-    [ADAPTER_DEACTIVATE] = {PLACE_ADAPTER, order_deactivate, deactivated},
+    [ADAPTER_LOAD] = {BODY_LORA, order_load, loaded},
+    [ADAPTER_UNLOAD] = {BODY_LORA, order_unload, unloaded},
+    [ADAPTER_ACTIVATE] = {BODY_ADAPTER, order_activate, activated},
+    [ADAPTER_DEACTIVATE] = {BODY_ADAPTER, order_deactivate, deactivated},
 };
 
 static void ended(struct pending *pending)
@@ -186,7 +186,7 @@ void handle_adapter_change(void *server, struct http_request *q)
     struct adapter_pending *a = pending_new(s, q, sizeof *a, ended);
     if (!a) return;
     a->change = &changes[http_which(q)];
-    CHECK(pending_read_fields(&a->pending, a->change->place, &wanted, &object));
+    CHECK(pending_read_fields(&a->pending, a->change->body, &wanted, &object));
     CHECK(a->change->order(a, &wanted.given));
 out:
     json_decref(object);

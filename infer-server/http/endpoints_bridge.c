@@ -28,12 +28,12 @@ void pending_command_done(void *context, enum status st, const char *sentence, u
     pending_post(j);
 }
 
-enum status pending_read_fields(const struct pending *j, enum field_place place,
-                                struct api_request *ret, json_t **ret_object)
+enum status pending_read_fields(const struct pending *j, enum body kind, struct api_request *ret,
+                                json_t **ret_object)
 {
     const struct bytes *body = &j->body.bytes;
     enum status st = api_read_object(bytes_text(body), body->len, true, ret_object);
-    return st == ST_OK ? request_read(*ret_object, place, j->server->model.unknown, ret) : st;
+    return st == ST_OK ? request_read(*ret_object, kind, j->server->model.unknown, ret) : st;
 }
 
 void pending_fail(const struct pending *j, const char *field, const char *what)
@@ -267,7 +267,7 @@ void handle_reload(void *server, struct http_request *q)
     struct bridge_pending *b = pending_new(s, q, sizeof *b, reloaded);
     if (!b) return;
     // an empty one: the folder it was started with
-    CHECK(pending_read_fields(&b->pending, PLACE_RELOAD, &wanted, &object));
+    CHECK(pending_read_fields(&b->pending, BODY_RELOAD, &wanted, &object));
     CHECK(draft_to_reload(s, object, wanted.given.draft, &draft));
     CHECK(engine_reload(s->engine, wanted.given.model, draft, pending_command_done, b));
 out:

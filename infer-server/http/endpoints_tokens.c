@@ -27,7 +27,7 @@ enum status api_tokenize(const struct api_model *model, const json_t *object,
     struct api_model unbounded = *model; // a text need not fit to be counted
     enum status st;
     unbounded.max_context = 0;
-    CHECK(request_read(object, PLACE_TOKENIZE, model->unknown, &own));
+    CHECK(request_read(object, BODY_TOKENIZE, model->unknown, &own));
     CHECK(api_check_model_name(&own, model));
     if (!!own.given.messages == !!own.given.prompt)
         FAIL(ST_INVALID, "request: give exactly one of \"prompt\" and \"messages\"");
@@ -48,7 +48,7 @@ enum status api_detokenize(const struct api_model *model, const json_t *object,
     struct api_prompt tokens = {0};
     const json_t **list = &own.given.prompt_ids;
     enum status st;
-    CHECK(request_read(object, PLACE_DETOKENIZE, model->unknown, &own));
+    CHECK(request_read(object, BODY_DETOKENIZE, model->unknown, &own));
     CHECK(api_check_model_name(&own, model));
     if (json_is_array(*list) && json_array_size(*list) == 0) return ST_OK; // the empty text
     CHECK(api_read_ids(*list, "tokens", model, &tokens));

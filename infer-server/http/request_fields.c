@@ -15,11 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OPENAI  (PLACE_COMPLETIONS | PLACE_CHAT)
-#define SAMPLED (OPENAI | PLACE_GENERATE | PLACE_SAMPLING)
-#define CHATS   (PLACE_CHAT | PLACE_GROUP | PLACE_TOKENIZE)
+#define OPENAI  (BODY_COMPLETIONS | BODY_CHAT)
+#define SAMPLED (OPENAI | BODY_GENERATE | BODY_SAMPLING)
+#define CHATS   (BODY_CHAT | BODY_GROUP | BODY_TOKENIZE)
 #define MODELS                                                                                     \
-    (OPENAI | PLACE_GENERATE | PLACE_INFERENCE | PLACE_ROLLOUTS | PLACE_TOKENIZE | PLACE_DETOKENIZE)
+    (OPENAI | BODY_GENERATE | BODY_INFERENCE | BODY_ROLLOUTS | BODY_TOKENIZE | BODY_DETOKENIZE)
 
 #define ANY    "*"
 #define ABSENT "[]"                 // null only
@@ -27,68 +27,68 @@
 
 struct field {
     struct json_field how; // offset 0: it is not read
-    unsigned places;
+    unsigned bodies;
     const char *accepts; // ANY, or the values that change nothing; NULL: whatever it may be
 };
 #define FIELDS_OF struct api_request
 
 // clang-format off
-#define TEXT(name, places, member)      {FIELD_TEXT(name, given.member), places, NULL}
-#define JSON(name, places, member)      {FIELD_JSON(name, given.member), places, NULL}
-#define BOOL(name, places, member)      {FIELD_BOOL(name, member, 0), places, NULL}
-#define INT(name, places, member, ...)  {FIELD_INT32(name, member, __VA_ARGS__), places, NULL}
-#define REAL(name, places, member, ...) {FIELD_F32(name, member, __VA_ARGS__), places, NULL}
-#define ONLY(n, places, values)         {{.name = n}, places, values}
+#define TEXT(name, bodies, member)      {FIELD_TEXT(name, given.member), bodies, NULL}
+#define JSON(name, bodies, member)      {FIELD_JSON(name, given.member), bodies, NULL}
+#define BOOL(name, bodies, member)      {FIELD_BOOL(name, member, 0), bodies, NULL}
+#define INT(name, bodies, member, ...)  {FIELD_INT32(name, member, __VA_ARGS__), bodies, NULL}
+#define REAL(name, bodies, member, ...) {FIELD_F32(name, member, __VA_ARGS__), bodies, NULL}
+#define ONLY(n, bodies, values)         {{.name = n}, bodies, values}
 // clang-format on
 #define MAX_TOKENS 0, INT_MAX / 4
 
 static const struct field fields[] = {
     // what is generated from
-    TEXT("model", MODELS | PLACE_RELOAD, model),
-    TEXT("lora", OPENAI | PLACE_GENERATE | PLACE_INFERENCE | PLACE_ROLLOUTS, lora),
-    JSON("prompt", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_GROUP | PLACE_TOKENIZE | PLACE_PROMPT,
+    TEXT("model", MODELS | BODY_RELOAD, model),
+    TEXT("lora", OPENAI | BODY_GENERATE | BODY_INFERENCE | BODY_ROLLOUTS, lora),
+    JSON("prompt", BODY_COMPLETIONS | BODY_GENERATE | BODY_GROUP | BODY_TOKENIZE | BODY_PROMPT,
          prompt),
-    JSON("prompts", PLACE_GENERATE, prompts),
-    JSON("prompt_token_ids", PLACE_COMPLETIONS | PLACE_GROUP | PLACE_PROMPT, prompt_ids),
-    JSON("token_ids", PLACE_INFERENCE, prompt_ids),
-    JSON("tokens", PLACE_DETOKENIZE, prompt_ids),
+    JSON("prompts", BODY_GENERATE, prompts),
+    JSON("prompt_token_ids", BODY_COMPLETIONS | BODY_GROUP | BODY_PROMPT, prompt_ids),
+    JSON("token_ids", BODY_INFERENCE, prompt_ids),
+    JSON("tokens", BODY_DETOKENIZE, prompt_ids),
     JSON("messages", CHATS, messages),
-    JSON("groups", PLACE_ROLLOUTS, groups),
-    JSON("sampling", PLACE_ROLLOUTS, sampling),
-    JSON("sampling_params", PLACE_INFERENCE, sampling),
-    JSON("id", PLACE_GROUP, group_id),
-    BOOL("add_special_tokens", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_GROUP | PLACE_TOKENIZE,
+    JSON("groups", BODY_ROLLOUTS, groups),
+    JSON("sampling", BODY_ROLLOUTS, sampling),
+    JSON("sampling_params", BODY_INFERENCE, sampling),
+    JSON("id", BODY_GROUP, group_id),
+    BOOL("add_special_tokens", BODY_COMPLETIONS | BODY_GENERATE | BODY_GROUP | BODY_TOKENIZE,
          given.add_special),
-    ONLY("add_special_tokens", PLACE_CHAT, "[false]"),
+    ONLY("add_special_tokens", BODY_CHAT, "[false]"),
     BOOL("add_generation_prompt", CHATS, given.generation_prompt),
     ONLY("continue_final_message", CHATS, "[false]"),
     ONLY("chat_template", CHATS, ABSENT),
     JSON("chat_template_kwargs", CHATS, template_kwargs),
     ONLY("documents", CHATS, "[[]]"),
     JSON("tools", CHATS, tools),
-    ONLY("tools", PLACE_COMPLETIONS | PLACE_GENERATE | PLACE_SAMPLING, "[[]]"),
+    ONLY("tools", BODY_COMPLETIONS | BODY_GENERATE | BODY_SAMPLING, "[[]]"),
     ONLY("functions", CHATS | SAMPLED, "[[]]"),
-    {FIELD_TEXT("tool_choice", given.tool_choice), PLACE_CHAT, "[\"none\",\"auto\"]"},
-    ONLY("function_call", PLACE_CHAT, "[\"none\",\"auto\"]"),
-    BOOL("parallel_tool_calls", PLACE_CHAT, several_calls),
+    {FIELD_TEXT("tool_choice", given.tool_choice), BODY_CHAT, "[\"none\",\"auto\"]"},
+    ONLY("function_call", BODY_CHAT, "[\"none\",\"auto\"]"),
+    BOOL("parallel_tool_calls", BODY_CHAT, several_calls),
     ONLY("suffix", SAMPLED, "[\"\"]"),
-    ONLY("prompt_embeds", PLACE_COMPLETIONS, EMPTY),
+    ONLY("prompt_embeds", BODY_COMPLETIONS, EMPTY),
     ONLY("images", SAMPLED, EMPTY),
-    ONLY("features", PLACE_INFERENCE, EMPTY),
-    ONLY("content_parts", PLACE_INFERENCE, EMPTY),
+    ONLY("features", BODY_INFERENCE, EMPTY),
+    ONLY("content_parts", BODY_INFERENCE, EMPTY),
     ONLY("mm_processor_kwargs", CHATS, EMPTY),
     ONLY("media_io_kwargs", CHATS, EMPTY),
-    ONLY("audio", PLACE_CHAT, ABSENT),
-    ONLY("modalities", PLACE_CHAT, "[[\"text\"]]"),
+    ONLY("audio", BODY_CHAT, ABSENT),
+    ONLY("modalities", BODY_CHAT, "[[\"text\"]]"),
     ONLY("truncate_prompt_tokens", SAMPLED, "[-1]"),
     ONLY("truncation_side", OPENAI, ANY), // nothing is truncated
     ONLY("lora_request", SAMPLED, EMPTY),
-    ONLY("generation_kwargs", PLACE_GENERATE, EMPTY),
-    ONLY("web_search_options", PLACE_CHAT, ABSENT),
+    ONLY("generation_kwargs", BODY_GENERATE, EMPTY),
+    ONLY("web_search_options", BODY_CHAT, ABSENT),
 
     // how
-    INT("n", SAMPLED | PLACE_GROUP, sampling.n, 1, API_MAX_N),
-    INT("best_of", PLACE_COMPLETIONS, given.best_of, 1, API_MAX_N),
+    INT("n", SAMPLED | BODY_GROUP, sampling.n, 1, API_MAX_N),
+    INT("best_of", BODY_COMPLETIONS, given.best_of, 1, API_MAX_N),
     INT("max_tokens", SAMPLED, sampling.max_tokens, MAX_TOKENS),
     INT("max_completion_tokens", SAMPLED, sampling.max_tokens, MAX_TOKENS),
     INT("min_tokens", SAMPLED, sampling.min_tokens, MAX_TOKENS),
@@ -96,7 +96,7 @@ static const struct field fields[] = {
     REAL("top_p", SAMPLED, sampling.top_p, 0, 1),
     INT("top_k", SAMPLED, sampling.top_k, -1, INT_MAX),
     REAL("min_p", SAMPLED, sampling.min_p, 0, 1),
-    {FIELD_INT("seed", sampling.seed, INT64_MIN, INT64_MAX), SAMPLED | PLACE_GROUP | PLACE_TANDEM,
+    {FIELD_INT("seed", sampling.seed, INT64_MIN, INT64_MAX), SAMPLED | BODY_GROUP | BODY_TANDEM,
      NULL},
     JSON("stop", SAMPLED, stop),
     JSON("stop_token_ids", SAMPLED, stop_token_ids),
@@ -104,10 +104,10 @@ static const struct field fields[] = {
     BOOL("ignore_eos", SAMPLED, sampling.ignore_eos),
     BOOL("skip_special_tokens", SAMPLED, skip_special),
     TEXT("speculative", SAMPLED, speculative),
-    JSON("tandem", PLACE_SAMPLING, tandem), // of rollouts only
-    TEXT("selector", PLACE_TANDEM, selector),
-    {FIELD_REAL("p", sampling.tandem.p, 0, 1), PLACE_TANDEM, NULL},
-    INT("chunk", PLACE_TANDEM, sampling.tandem.chunk, 1, INT_MAX / 4),
+    JSON("tandem", BODY_SAMPLING, tandem), // of rollouts only
+    TEXT("selector", BODY_TANDEM, selector),
+    {FIELD_REAL("p", sampling.tandem.p, 0, 1), BODY_TANDEM, NULL},
+    INT("chunk", BODY_TANDEM, sampling.tandem.chunk, 1, INT_MAX / 4),
     REAL("frequency_penalty", SAMPLED, sampling.frequency_penalty, -2, 2),
     REAL("presence_penalty", SAMPLED, sampling.presence_penalty, -2, 2),
     REAL("repetition_penalty", SAMPLED, sampling.repetition_penalty, 0.01, 100),
@@ -127,81 +127,81 @@ static const struct field fields[] = {
     ONLY("guided_grammar", SAMPLED, EMPTY),
     ONLY("thinking_token_budget", SAMPLED, "[-1]"),
     ONLY("repetition_detection", SAMPLED, EMPTY),
-    ONLY("reasoning_effort", PLACE_CHAT, ABSENT),
-    ONLY("verbosity", PLACE_CHAT, "[\"medium\"]"),
-    ONLY("prediction", PLACE_CHAT, ANY), // a hint: text that may come
+    ONLY("reasoning_effort", BODY_CHAT, ABSENT),
+    ONLY("verbosity", BODY_CHAT, "[\"medium\"]"),
+    ONLY("prediction", BODY_CHAT, ANY), // a hint: text that may come
     ONLY("spaces_between_special_tokens", SAMPLED, "[true]"),
     ONLY("vllm_xargs", OPENAI, EMPTY),
-    ONLY("extra_args", PLACE_GENERATE | PLACE_SAMPLING, EMPTY),
-    TEXT("cache_salt", OPENAI | PLACE_INFERENCE, cache_salt),
-    ONLY("priority", OPENAI | PLACE_INFERENCE, "[0]"),
-    ONLY("kv_transfer_params", OPENAI | PLACE_INFERENCE, EMPTY),
-    ONLY("skip_reading_prefix_cache", PLACE_GENERATE | PLACE_SAMPLING, "[false]"),
-    ONLY("service_tier", PLACE_CHAT, "[\"auto\",\"default\"]"),
+    ONLY("extra_args", BODY_GENERATE | BODY_SAMPLING, EMPTY),
+    TEXT("cache_salt", OPENAI | BODY_INFERENCE, cache_salt),
+    ONLY("priority", OPENAI | BODY_INFERENCE, "[0]"),
+    ONLY("kv_transfer_params", OPENAI | BODY_INFERENCE, EMPTY),
+    ONLY("skip_reading_prefix_cache", BODY_GENERATE | BODY_SAMPLING, "[false]"),
+    ONLY("service_tier", BODY_CHAT, "[\"auto\",\"default\"]"),
 
     // what is answered
-    BOOL("stream", OPENAI | PLACE_GENERATE | PLACE_INFERENCE, stream),
-    JSON("stream_options", OPENAI | PLACE_INFERENCE, stream_options),
-    BOOL("include_usage", PLACE_STREAM_OPTIONS, include_usage),
-    BOOL("continuous_usage_stats", PLACE_STREAM_OPTIONS, continuous_usage),
-    ONLY("include_obfuscation", PLACE_STREAM_OPTIONS, "[false]"),
-    BOOL("logprobs", PLACE_CHAT, want_logprobs),
-    INT("logprobs", SAMPLED & ~PLACE_CHAT, sampling.logprobs, 0, API_MAX_LOGPROBS),
-    INT("top_logprobs", PLACE_CHAT, given.top_logprobs, 0, API_MAX_LOGPROBS),
+    BOOL("stream", OPENAI | BODY_GENERATE | BODY_INFERENCE, stream),
+    JSON("stream_options", OPENAI | BODY_INFERENCE, stream_options),
+    BOOL("include_usage", BODY_STREAM_OPTIONS, include_usage),
+    BOOL("continuous_usage_stats", BODY_STREAM_OPTIONS, continuous_usage),
+    ONLY("include_obfuscation", BODY_STREAM_OPTIONS, "[false]"),
+    BOOL("logprobs", BODY_CHAT, want_logprobs),
+    INT("logprobs", SAMPLED & ~BODY_CHAT, sampling.logprobs, 0, API_MAX_LOGPROBS),
+    INT("top_logprobs", BODY_CHAT, given.top_logprobs, 0, API_MAX_LOGPROBS),
     INT("prompt_logprobs", SAMPLED, prompt_top, 0, API_MAX_PROMPT_TOP),
-    ONLY("logprob_token_ids", PLACE_GENERATE | PLACE_SAMPLING, "[[]]"),
-    ONLY("flat_logprobs", PLACE_GENERATE | PLACE_SAMPLING, "[false]"),
-    BOOL("echo", SAMPLED, echo),                           // true: completions only
-    BOOL("text_offset", PLACE_SAMPLING, want_text_offset), // true: rollouts only
-    BOOL("return_token_ids", OPENAI | PLACE_INFERENCE, return_prompt_ids),
+    ONLY("logprob_token_ids", BODY_GENERATE | BODY_SAMPLING, "[[]]"),
+    ONLY("flat_logprobs", BODY_GENERATE | BODY_SAMPLING, "[false]"),
+    BOOL("echo", SAMPLED, echo),                          // true: completions only
+    BOOL("text_offset", BODY_SAMPLING, want_text_offset), // true: rollouts only
+    BOOL("return_token_ids", OPENAI | BODY_INFERENCE, return_prompt_ids),
     BOOL("return_tokens_as_token_ids", OPENAI, tokens_as_ids),
-    ONLY("return_prompt_text", PLACE_CHAT, "[false]"),
-    BOOL("return_token_strs", PLACE_TOKENIZE, given.token_strings),
-    ONLY("include_reasoning", PLACE_CHAT, "[true]"),
-    TEXT("request_id", OPENAI | PLACE_INFERENCE | PLACE_ROLLOUTS, request_id),
-    ONLY("detokenize", PLACE_GENERATE | PLACE_SAMPLING,
+    ONLY("return_prompt_text", BODY_CHAT, "[false]"),
+    BOOL("return_token_strs", BODY_TOKENIZE, given.token_strings),
+    ONLY("include_reasoning", BODY_CHAT, "[true]"),
+    TEXT("request_id", OPENAI | BODY_INFERENCE | BODY_ROLLOUTS, request_id),
+    ONLY("detokenize", BODY_GENERATE | BODY_SAMPLING,
          ANY), // text is given where the answer has it
-    ONLY("output_kind", PLACE_GENERATE | PLACE_SAMPLING, ANY), // vLLM's own, within its process
-    ONLY("output_text_buffer_length", PLACE_GENERATE | PLACE_SAMPLING, ANY),
-    ONLY("skip_clone", PLACE_GENERATE | PLACE_SAMPLING, ANY),
-    ONLY("routed_experts_prompt_start", PLACE_GENERATE | PLACE_SAMPLING, "[0]"),
+    ONLY("output_kind", BODY_GENERATE | BODY_SAMPLING, ANY), // vLLM's own, within its process
+    ONLY("output_text_buffer_length", BODY_GENERATE | BODY_SAMPLING, ANY),
+    ONLY("skip_clone", BODY_GENERATE | BODY_SAMPLING, ANY),
+    ONLY("routed_experts_prompt_start", BODY_GENERATE | BODY_SAMPLING, "[0]"),
 
     // for the operator of a service
     ONLY("user", OPENAI, ANY),
-    ONLY("safety_identifier", PLACE_CHAT, ANY),
-    ONLY("metadata", PLACE_CHAT, ANY),
-    ONLY("store", PLACE_CHAT, "[false]"),
-    ONLY("moderation", PLACE_CHAT, ABSENT),
-    ONLY("prompt_cache_key", PLACE_CHAT, ANY), // the prefix cache finds prompts by themselves
-    ONLY("prompt_cache_options", PLACE_CHAT, ANY),
-    ONLY("prompt_cache_retention", PLACE_CHAT, ANY),
+    ONLY("safety_identifier", BODY_CHAT, ANY),
+    ONLY("metadata", BODY_CHAT, ANY),
+    ONLY("store", BODY_CHAT, "[false]"),
+    ONLY("moderation", BODY_CHAT, ABSENT),
+    ONLY("prompt_cache_key", BODY_CHAT, ANY), // the prefix cache finds prompts by themselves
+    ONLY("prompt_cache_options", BODY_CHAT, ANY),
+    ONLY("prompt_cache_retention", BODY_CHAT, ANY),
 
     // adapters and weights
-    TEXT("lora_name", PLACE_LORA, lora_name),
-    TEXT("lora_path", PLACE_LORA, lora_path),
-    TEXT("copy_of", PLACE_LORA, copy_of),
-    JSON("config", PLACE_LORA, config),
-    BOOL("load_inplace", PLACE_LORA, given.in_place),
-    INT("writer_pid", PLACE_LORA, given.writer, 0, INT_MAX),
-    TEXT("adapter_path", PLACE_ADAPTER, adapter_path),
-    TEXT("adapter_name", PLACE_ADAPTER, adapter_name),
-    JSON("draft", PLACE_RELOAD, draft),
+    TEXT("lora_name", BODY_LORA, lora_name),
+    TEXT("lora_path", BODY_LORA, lora_path),
+    TEXT("copy_of", BODY_LORA, copy_of),
+    JSON("config", BODY_LORA, config),
+    BOOL("load_inplace", BODY_LORA, given.in_place),
+    INT("writer_pid", BODY_LORA, given.writer, 0, INT_MAX),
+    TEXT("adapter_path", BODY_ADAPTER, adapter_path),
+    TEXT("adapter_name", BODY_ADAPTER, adapter_name),
+    JSON("draft", BODY_RELOAD, draft),
 };
 
-bool request_fields_row(int i, const char **ret_name, unsigned *ret_places,
+bool request_fields_row(int i, const char **ret_name, unsigned *ret_bodies,
                         const char **ret_accepts)
 {
     if (i < 0 || (size_t)i >= sizeof fields / sizeof *fields) return false;
     *ret_name = fields[i].how.name;
-    *ret_places = fields[i].places;
+    *ret_bodies = fields[i].bodies;
     *ret_accepts = fields[i].accepts;
     return true;
 }
 
-static const struct field *find(const char *name, enum field_place place)
+static const struct field *find(const char *name, enum body body)
 {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if ((fields[i].places & place) && strcmp(fields[i].how.name, name) == 0) return &fields[i];
+        if ((fields[i].bodies & body) && strcmp(fields[i].how.name, name) == 0) return &fields[i];
     return NULL;
 }
 
@@ -230,46 +230,34 @@ static enum status check_value(const struct field *f, const json_t *value)
     return st;
 }
 
-static const char *place_name(enum field_place place)
+static const char *body_name(enum body body)
 {
-    static const char *const names[] = {"/v1/completions",
-                                        "/v1/chat/completions",
-                                        "/generate",
-                                        "/inference/v1/generate",
-                                        "/v1/rollouts",
-                                        "the sampling parameters",
-                                        "a group of /v1/rollouts",
-                                        "\"stream_options\"",
-                                        "/tokenize",
-                                        "/detokenize",
-                                        "a \"prompt\" object",
-                                        "\"tandem\"",
-                                        "/v1/load_lora_adapter",
-                                        "/lora/load",
-                                        "/reload"}; // by the number of its bit
-    return names[__builtin_ctz(place)];
+#define X(symbol, name) name,
+    static const char *const names[] = {BODIES(X)};
+#undef X
+    return names[__builtin_ctz(body)];
 }
 
-static enum status unknown_field(const char *name, enum field_place place)
+static enum status unknown_field(const char *name, enum body body)
 {
     struct nearest_name near = {.word = name};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if ((fields[i].places & place) && !fields[i].accepts)
+        if ((fields[i].bodies & body) && !fields[i].accepts)
             nearest_name_try(&near, fields[i].how.name);
     if (near.name)
         return status_fail(ST_INVALID, "request: \"%s\" is no field of %s; did you mean \"%s\"?",
-                           CUT(name, 64), place_name(place), near.name);
+                           CUT(name, 64), body_name(body), near.name);
     return status_fail(ST_INVALID,
                        "request: \"%s\" is no field of %s: leave it out (docs/use/protocol.md "
                        "has the list; --unknown-fields warn lets all pass)",
-                       CUT(name, 64), place_name(place));
+                       CUT(name, 64), body_name(body));
 }
 
 // Large bodies are parsed by several threads at once (pending.c).
 static pthread_mutex_t logging = PTHREAD_MUTEX_INITIALIZER;
 
 // With the lock.
-static void log_once(struct unknown_fields *unknown, const char *name, const char *place)
+static void log_once(struct unknown_fields *unknown, const char *name, const char *body)
 {
     const int max = (int)(sizeof unknown->logged / sizeof *unknown->logged);
     char *slot = unknown->logged[unknown->n_logged];
@@ -279,35 +267,34 @@ static void log_once(struct unknown_fields *unknown, const char *name, const cha
         if (strcmp(unknown->logged[i], slot) == 0) return;
     unknown->n_logged++;
     log_warn("a request has the field \"%s\", which %s does not know: it has no effect%s", slot,
-             place, unknown->n_logged == max ? "; no further names are logged" : "");
+             body, unknown->n_logged == max ? "; no further names are logged" : "");
 }
 
 // What is not in the table. Bodies that only ask for an adapter or other weights have always been
 // taken whatever else stood in them.
-static enum status check_unknown(const char *name, enum field_place place,
-                                 struct unknown_fields *unknown)
+static enum status check_unknown(const char *name, enum body body, struct unknown_fields *unknown)
 {
-    const bool lenient = place & (PLACE_LORA | PLACE_ADAPTER | PLACE_RELOAD);
-    if (!lenient && !(unknown && unknown->accept)) return unknown_field(name, place);
+    const bool lenient = body & (BODY_LORA | BODY_ADAPTER | BODY_RELOAD);
+    if (!lenient && !(unknown && unknown->accept)) return unknown_field(name, body);
     if (!unknown) return ST_OK;
     pthread_mutex_lock(&logging);
-    log_once(unknown, name, place_name(place));
+    log_once(unknown, name, body_name(body));
     pthread_mutex_unlock(&logging);
     return ST_OK;
 }
 
-enum status request_read(const json_t *object, enum field_place place,
-                         struct unknown_fields *unknown, struct api_request *ret)
+enum status request_read(const json_t *object, enum body body, struct unknown_fields *unknown,
+                         struct api_request *ret)
 {
-    const char *where = place == PLACE_TANDEM ? "request: \"tandem\"" : "request", *name;
+    const char *where = body == BODY_TANDEM ? "request: \"tandem\"" : "request", *name;
     json_t *value;
     enum status st = ST_OK;
     json_object_foreach ((json_t *)object, name, value) {
-        const struct field *f = find(name, place);
-        CHECK(f ? check_value(f, value) : check_unknown(name, place, unknown));
+        const struct field *f = find(name, body);
+        CHECK(f ? check_value(f, value) : check_unknown(name, body, unknown));
     }
     for (size_t i = 0; object && i < sizeof fields / sizeof *fields; i++)
-        if ((fields[i].places & place) && fields[i].how.offset)
+        if ((fields[i].bodies & body) && fields[i].how.offset)
             CHECK(json_read_field(where, object, &fields[i].how, ret));
 out:
     return st;

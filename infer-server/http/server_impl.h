@@ -136,8 +136,8 @@ void pending_post(struct pending *j);
 void pending_command_done(void *context, enum status st, const char *sentence, uint64_t version);
 // The fields of its body, which may be empty, by the table; borrowed from *ret_object
 // (json_decref).
-enum status pending_read_fields(const struct pending *j, enum field_place place,
-                                struct api_request *ret, json_t **ret_object);
+enum status pending_read_fields(const struct pending *j, enum body kind, struct api_request *ret,
+                                json_t **ret_object);
 // Tells the client what it failed of. field, what: that name a folder, in the request and in the
 // log, whose files do not parse: they may be any that this process can read, which a client of the
 // socket or the key need not be able to, so that their bytes, which the sentence quotes, go to the

@@ -4,52 +4,52 @@
 #include "infer-server/http/api_impl.h"
 #include "tests/support/support.h"
 
-static enum status check(enum field_place place, const char *text, struct unknown_fields *unknown)
+static enum status check(enum body body, const char *text, struct unknown_fields *unknown)
 {
     json_t *object = json_loads(text, 0, NULL);
     if (!object) fail_msg("not JSON: %s", text);
     struct api_request r = {.name = ""};
-    enum status st = request_read(object, place, unknown, &r);
+    enum status st = request_read(object, body, unknown, &r);
     json_decref(object);
     return st;
 }
 
 TEST(values_that_change_nothing)
 {
-    assert_ok(check(PLACE_COMPLETIONS,
+    assert_ok(check(BODY_COMPLETIONS,
                     "{\"prompt\":[1],\"best_of\":1,\"length_penalty\":1.0,"
                     "\"suffix\":\"\",\"use_beam_search\":false,\"priority\":0,"
                     "\"structured_outputs\":null,\"user\":\"x\",\"allowed_token_ids\":[],"
                     "\"truncate_prompt_tokens\":-1,\"kv_transfer_params\":null}",
                     NULL));
     assert_ok(
-        check(PLACE_CHAT,
+        check(BODY_CHAT,
               "{\"messages\":[],\"tool_choice\":\"none\",\"tools\":[],\"store\":false,"
               "\"modalities\":[\"text\"],\"service_tier\":\"auto\",\"metadata\":{\"a\":\"b\"},"
               "\"response_format\":{\"type\":\"text\"},\"parallel_tool_calls\":true,"
               "\"include_reasoning\":true,\"verbosity\":\"medium\",\"function_call\":null}",
               NULL));
-    assert_ok(check(PLACE_SAMPLING, "{\"detokenize\":false,\"output_kind\":2,\"n\":4}", NULL));
+    assert_ok(check(BODY_SAMPLING, "{\"detokenize\":false,\"output_kind\":2,\"n\":4}", NULL));
 }
 
 TEST(values_that_ask_for_more)
 {
     static const struct {
-        enum field_place place;
+        enum body body;
         const char *text, *part;
     } cases[] = {
-        {PLACE_COMPLETIONS, "{\"bad_words\":[\"a\"]}", "\"bad_words\" is not supported"},
-        {PLACE_COMPLETIONS, "{\"length_penalty\":2}", "but for 1: it is 2"},
-        {PLACE_COMPLETIONS, "{\"priority\":\"0\"}", "it is \"0\""},
-        {PLACE_COMPLETIONS, "{\"tools\":[{\"type\":\"function\"}]}", "\"tools\""},
-        {PLACE_CHAT, "{\"tool_choice\":\"required\"}", "\"tool_choice\""},
-        {PLACE_CHAT, "{\"tool_choice\":{\"type\":\"function\"}}", "\"tool_choice\""},
-        {PLACE_CHAT, "{\"modalities\":[\"text\",\"audio\"]}", "\"modalities\""},
-        {PLACE_CHAT, "{\"add_special_tokens\":true}", "\"add_special_tokens\""},
-        {PLACE_STREAM_OPTIONS, "{\"include_obfuscation\":true}", "\"include_obfuscation\""},
+        {BODY_COMPLETIONS, "{\"bad_words\":[\"a\"]}", "\"bad_words\" is not supported"},
+        {BODY_COMPLETIONS, "{\"length_penalty\":2}", "but for 1: it is 2"},
+        {BODY_COMPLETIONS, "{\"priority\":\"0\"}", "it is \"0\""},
+        {BODY_COMPLETIONS, "{\"tools\":[{\"type\":\"function\"}]}", "\"tools\""},
+        {BODY_CHAT, "{\"tool_choice\":\"required\"}", "\"tool_choice\""},
+        {BODY_CHAT, "{\"tool_choice\":{\"type\":\"function\"}}", "\"tool_choice\""},
+        {BODY_CHAT, "{\"modalities\":[\"text\",\"audio\"]}", "\"modalities\""},
+        {BODY_CHAT, "{\"add_special_tokens\":true}", "\"add_special_tokens\""},
+        {BODY_STREAM_OPTIONS, "{\"include_obfuscation\":true}", "\"include_obfuscation\""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_status(check(cases[i].place, cases[i].text, NULL), ST_UNSUPPORTED);
+        assert_status(check(cases[i].body, cases[i].text, NULL), ST_UNSUPPORTED);
         assert_message(cases[i].part);
     }
 }
@@ -58,28 +58,28 @@ TEST(unknown_fields)
 {
     struct unknown_fields unknown = {.accept = false};
     const char *text = "{\"n\":1,\"temprature\":0.5}";
-    assert_status(check(PLACE_COMPLETIONS, text, NULL), ST_INVALID);
+    assert_status(check(BODY_COMPLETIONS, text, NULL), ST_INVALID);
     assert_message("\"temprature\" is no field of /v1/completions; did you mean \"temperature\"?");
-    assert_status(check(PLACE_CHAT, "{\"max_token\":5}", NULL), ST_INVALID);
+    assert_status(check(BODY_CHAT, "{\"max_token\":5}", NULL), ST_INVALID);
     assert_message("did you mean \"max_tokens\"?");
-    assert_status(check(PLACE_CHAT, "{\"colour\":5}", NULL), ST_INVALID);
+    assert_status(check(BODY_CHAT, "{\"colour\":5}", NULL), ST_INVALID);
     assert_message("\"colour\" is no field of /v1/chat/completions: leave it out");
-    assert_status(check(PLACE_COMPLETIONS, text, &unknown), ST_INVALID);
-    assert_status(check(PLACE_COMPLETIONS, "{\"messages\":[]}", NULL), ST_INVALID); // a chat's
+    assert_status(check(BODY_COMPLETIONS, text, &unknown), ST_INVALID);
+    assert_status(check(BODY_COMPLETIONS, "{\"messages\":[]}", NULL), ST_INVALID); // a chat's
     unknown.accept = true;
-    assert_ok(check(PLACE_COMPLETIONS, text, &unknown));
-    assert_ok(check(PLACE_COMPLETIONS, text, &unknown));
+    assert_ok(check(BODY_COMPLETIONS, text, &unknown));
+    assert_ok(check(BODY_COMPLETIONS, text, &unknown));
     assert_int_equal(unknown.n_logged, 1);
     for (int i = 0; i < 100; i++) { // as many names as there is room for
         char other[32];
         snprintf(other, sizeof other, "{\"field %d\":1}", i);
-        assert_ok(check(PLACE_CHAT, other, &unknown));
+        assert_ok(check(BODY_CHAT, other, &unknown));
     }
     assert_int_equal(unknown.n_logged, sizeof unknown.logged / sizeof *unknown.logged);
-    assert_status(check(PLACE_CHAT, "{\"store\":true}", &unknown), ST_UNSUPPORTED); // is known
+    assert_status(check(BODY_CHAT, "{\"store\":true}", &unknown), ST_UNSUPPORTED); // is known
     char value[120] = "{\"store\":\"aa"; // it is quoted, and cut between characters
     for (int i = 0; i < 40; i++) strcat(value, "\xc3\xa9");
-    assert_status(check(PLACE_CHAT, strcat(value, "\"}"), NULL), ST_UNSUPPORTED);
+    assert_status(check(BODY_CHAT, strcat(value, "\"}"), NULL), ST_UNSUPPORTED);
     assert_message("\xc3\xa9...; leave it out");
     assert_int_equal(utf8_sequence(strstr(status_message(), "...") - 2, 2), 2);
 }
@@ -87,10 +87,10 @@ TEST(unknown_fields)
 TEST(table_is_sound_and_documented)
 {
     const char *name, *accepts, *other;
-    unsigned places, other_places;
+    unsigned bodies, other_places;
     char *docs = test_read(test_path(test_root(), "docs/use/protocol.md"));
     char *adapters = test_read(test_path(test_root(), "docs/use/lora.md"));
-    for (int i = 0; request_fields_row(i, &name, &places, &accepts); i++) {
+    for (int i = 0; request_fields_row(i, &name, &bodies, &accepts); i++) {
         char quoted[80], in_json[80];
         snprintf(quoted, sizeof quoted, "`%s", name);
         snprintf(in_json, sizeof in_json, "\"%s\"", name);
@@ -103,7 +103,7 @@ TEST(table_is_sound_and_documented)
         }
         for (int k = 0; k < i; k++) {
             request_fields_row(k, &other, &other_places, &accepts);
-            if (strcmp(name, other) == 0 && (places & other_places)) fail_msg("%s twice", name);
+            if (strcmp(name, other) == 0 && (bodies & other_places)) fail_msg("%s twice", name);
         }
     }
 }
