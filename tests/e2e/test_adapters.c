@@ -80,8 +80,8 @@ TEST(names_are_as_in_vllm)
            *data = json_object_get(models, "data");
     assert_int_equal(json_array_size(data), 3);
     const json_t *card = json_array_get(data, 1);
-    assert_string_equal(json_string_value(json_object_get(card, "id")), "a");
-    assert_string_equal(json_string_value(json_object_get(card, "parent")), "base");
+    assert_string_equal(text_of(card, "id"), "a");
+    assert_string_equal(text_of(card, "parent"), "base");
     daemon_get(d.socket, "/v1/models/b", 200);
     struct bridge_file *file;
     assert_ok(bridge_file_read(d.bridge, &file));
@@ -114,8 +114,8 @@ TEST(the_rank_has_a_default)
     struct wire_answer a;
     daemon_start(&plain, model, OPTIONS("--max-adapters", "1"));
     json_t *status = daemon_get(plain.socket, "/lora/status", 200);
-    assert_int_equal(json_integer_value(json_object_get(status, "max_adapters")), 1);
-    assert_int_equal(json_integer_value(json_object_get(status, "max_lora_rank")), 64);
+    assert_int_equal(int_of(status, "max_adapters"), 1);
+    assert_int_equal(int_of(status, "max_lora_rank"), 64);
     snprintf(body, sizeof body, "{\"lora_name\":\"a\",\"lora_path\":\"%s\"}",
              adapter_folder(ALL_LINEAR, 1));
     daemon_request(plain.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
@@ -230,7 +230,7 @@ static int check_rollouts(int fd, json_int_t first, json_t *const want[2])
         json_t *sample = json_loads(line, JSON_ALLOW_NUL, NULL); // token 0 is one
         const json_t *versions = json_object_get(sample, "weight_versions");
         if (!json_object_get(sample, "token_ids")) fail_msg("%s", line);
-        json_int_t v = json_integer_value(json_array_get(versions, 0));
+        json_int_t v = int_of(versions, "0");
         bool one = json_array_size(versions) == TOKENS;
         for (size_t i = 0; i < json_array_size(versions); i++)
             one = one && json_integer_value(json_array_get(versions, i)) == v;
@@ -249,8 +249,7 @@ static json_t *tokens_of_now(json_int_t *ret_version)
     json_t *sample = json_loads(bytes_text(&a.body), JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL);
     json_t *ids = json_incref(json_object_get(sample, "token_ids"));
     assert_int_equal(json_array_size(ids), TOKENS);
-    *ret_version =
-        json_integer_value(json_array_get(json_object_get(sample, "weight_versions"), 0));
+    *ret_version = int_of(sample, "weight_versions.0");
     json_decref(sample);
     return ids;
 }
@@ -303,8 +302,7 @@ TEST(unloading_waits_for_samples)
     int fd = ask("\"lora\":\"x\",", 3);
     while (true) { // until it is inside
         json_t *health = daemon_get(d.socket, "/health", 200);
-        json_int_t inside = json_integer_value(json_object_get(health, "waiting")) +
-                            json_integer_value(json_object_get(health, "running"));
+        json_int_t inside = int_of(health, "waiting") + int_of(health, "running");
         if (inside > 0) break;
         usleep(1000);
     }
@@ -345,8 +343,8 @@ TEST(the_active_adapter_generates)
     call("/lora/load", 200, "\"adapter_name\"", "{\"adapter_path\":\"%s\"}", b);
     char *second = generated();
     json_t *status = daemon_get(d.socket, "/lora/status", 200);
-    assert_int_equal(json_integer_value(json_object_get(status, "load_count")), 2);
-    assert_string_equal(json_string_value(json_object_get(status, "active_adapter_path")), b);
+    assert_int_equal(int_of(status, "load_count"), 2);
+    assert_string_equal(text_of(status, "active_adapter_path"), b);
     assert_int_equal(json_array_size(json_object_get(status, "available_adapters")), 1);
     assert_string_not_equal(plain, first);
     assert_string_not_equal(first, second);

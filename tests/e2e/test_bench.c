@@ -21,8 +21,8 @@ static void check_row(const json_t *row, int batch, const char *method)
 {
     const double drafts = json_real_value(json_object_get(row, "draft_tokens_per_step"));
     const json_t *rate = json_object_get(row, "accept_rate");
-    assert_int_equal(json_integer_value(json_object_get(row, "batch")), batch);
-    assert_string_equal(json_string_value(json_object_get(row, "method")), method);
+    assert_int_equal(int_of(row, "batch"), batch);
+    assert_string_equal(text_of(row, "method"), method);
     assert_true(json_real_value(json_object_get(row, "tokens_per_s")) > 0);
     const double low = json_real_value(json_object_get(row, "ratio_quartile_1"));
     const double ratio = json_real_value(json_object_get(row, "ratio_to_off"));
@@ -45,15 +45,13 @@ TEST(methods_are_compared)
     const char *folder = test_folder(), *log = test_path(folder, "bench.log");
     const char *model = daemon_model(test_path(folder, "model"), true, 5);
     assert_int_equal(run(log, model, model, "ngram:3,fixed-draft_model:2,suffix:8+ngram:2"), 0);
-    json_t *report = NULL;
-    assert_ok(json_read_file(log, 1 << 20, &report));
-    assert_string_equal(json_string_value(json_object_get(report, "benchmark")), "speculative");
-    assert_int_equal(json_integer_value(json_object_get(report, "tokens")), 12);
+    const json_t *report = json_of_file(log);
+    assert_string_equal(text_of(report, "benchmark"), "speculative");
+    assert_int_equal(int_of(report, "tokens"), 12);
     const json_t *results = json_object_get(report, "results");
     assert_int_equal(json_array_size(results), 8);
     for (size_t i = 0; i < 8; i++)
         check_row(json_array_get(results, i), i < 4 ? 1 : 6, methods[i % 4]);
-    json_decref(report);
 }
 
 TEST(bad_methods_are_named)
@@ -87,7 +85,6 @@ static double operations(const char *folder, int n)
     const double work = json_real_value(json_object_get(report, "limit_ms")) *
                         json_real_value(json_object_get(report, "product_tflops"));
     json_decref(object);
-    json_decref(report);
     return work;
 }
 
@@ -112,12 +109,11 @@ TEST(variants_are_printed)
                                         "--device", test_device())));
     assert_ok(json_read_file(log, 1 << 20, &report));
     json_array_foreach (json_object_get(report, "rows"), i, row) {
-        const char *name = json_string_value(json_object_get(row, "op"));
+        const char *name = text_of(row, "op");
         for (int op = 0; op < N_OPS; op++)
             found[op] = found[op] || strcmp(name, op_name((enum op)op)) == 0;
         timed += json_real_value(json_object_get(row, "us")) > 0;
     }
-    json_decref(report);
     for (int op = 0; op < N_OPS; op++) assert_int_equal(found[op], op != OP_scratch_bytes);
     assert_true(timed >= 10);
 }

@@ -32,27 +32,6 @@ static void stop(void)
     daemon_end(&d);
 }
 
-static const json_t *at(const json_t *list, size_t i)
-{
-    const json_t *value = json_array_get(list, i);
-    if (!value) fail_msg("there is no entry %zu", i);
-    return value;
-}
-
-static const json_t *of(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!value) fail_msg("there is no \"%s\"", key);
-    return value;
-}
-
-static const char *text_of(const json_t *object, const char *key)
-{
-    const json_t *value = of(object, key);
-    if (!json_is_string(value)) fail_msg("\"%s\" is not a string", key);
-    return json_string_value(value);
-}
-
 static json_t *ask(const char *path, const char *body)
 {
     return daemon_post(d.socket, path, 200, body);
@@ -67,7 +46,7 @@ static void expected_text(const json_t *ids, struct bytes *ret)
     struct bytes prompt = BYTES_INIT, whole = BYTES_INIT;
     int n = 2;
     for (size_t i = 0; i < json_array_size(ids); i++)
-        all[n++] = (int32_t)json_integer_value(at(ids, i));
+        all[n++] = (int32_t)json_integer_value(json_array_get(ids, i));
     assert_ok(tokenizer_decode(tokenizer, all, 2, true, &prompt));
     assert_ok(tokenizer_decode(tokenizer, all, n, true, &whole));
     bytes_append(ret, bytes_text(&whole) + prompt.len, whole.len - prompt.len);
@@ -99,19 +78,17 @@ static void check_texts(int seed, int *ret_spaces)
              "\"prompt\":[1,270],\"max_tokens\":8,\"seed\":%d,\"stop\":\"zz\"", seed);
     snprintf(body, sizeof body, "{%s}", fields);
     json_t *a = ask("/v1/completions", body), *g = ask("/generate", body);
-    const json_t *choice = at(of(a, "choices"), 0), *ids = of(choice, "token_ids");
+    const json_t *choice = json_at(a, "choices.0"), *ids = json_at(choice, "token_ids");
     expected_text(ids, &want);
     assert_string_equal(text_of(choice, "text"), bytes_text(&want));
-    assert_true(json_equal(at(of(g, "token_ids"), 0), ids));
-    assert_true(json_equal(at(of(g, "text"), 0), of(choice, "text")));
+    assert_true(json_equal(json_at(g, "token_ids.0"), ids));
+    assert_true(json_equal(json_at(g, "text.0"), json_at(choice, "text")));
     snprintf(body, sizeof body, "{%s,\"stream\":true}", fields);
     joined_stream(body, &streamed);
     assert_string_equal(bytes_text(&streamed), bytes_text(&want));
     *ret_spaces += bytes_text(&want)[0] == ' ';
     bytes_release(&want);
     bytes_release(&streamed);
-    json_decref(a);
-    json_decref(g);
 }
 
 TEST(test_text_in_context)
@@ -130,13 +107,11 @@ TEST(test_echo)
     json_t *a = ask("/v1/completions", body);
     snprintf(body, sizeof body, form, ",\"echo\":true");
     json_t *b = ask("/v1/completions", body);
-    const char *text = text_of(at(of(a, "choices"), 0), "text");
-    const char *whole = text_of(at(of(b, "choices"), 0), "text");
+    const char *text = text_of(a, "choices.0.text");
+    const char *whole = text_of(b, "choices.0.text");
     assert_int_equal(text[0], ' ');
     assert_int_equal(whole[0], 'a');
     assert_string_equal(whole + 1, text);
-    json_decref(a);
-    json_decref(b);
 }
 
 TEST(test_token_texts_keep_their_space)
@@ -144,16 +119,15 @@ TEST(test_token_texts_keep_their_space)
     json_t *a =
         ask("/v1/completions", "{\"prompt\":[1,270],\"max_tokens\":40,\"seed\":3,\"logprobs\":1,"
                                "\"skip_special_tokens\":false}");
-    const json_t *choice = at(of(a, "choices"), 0), *ids = of(choice, "token_ids");
-    const json_t *tokens = of(of(choice, "logprobs"), "tokens");
+    const json_t *choice = json_at(a, "choices.0"), *ids = json_at(choice, "token_ids");
+    const json_t *tokens = json_at(choice, "logprobs.tokens");
     for (size_t i = 0; i < json_array_size(ids); i++) {
         struct bytes text = BYTES_INIT;
-        int id = (int)json_integer_value(at(ids, i));
+        int id = (int)json_integer_value(json_array_get(ids, i));
         assert_ok(tokenizer_decode_inside(tokenizer, id, &text));
-        assert_string_equal(json_string_value(at(tokens, i)), bytes_text(&text));
+        assert_string_equal(json_string_value(json_array_get(tokens, i)), bytes_text(&text));
         bytes_release(&text);
     }
-    json_decref(a);
 }
 
 // A really trained model, where it is at hand.
@@ -166,10 +140,10 @@ TEST(test_once_upon)
     json_t *a = daemon_post(stories.socket, "/v1/completions", 200,
                             "{\"prompt\":\"Once upon\",\"max_tokens\":2,\"temperature\":0,"
                             "\"logprobs\":0}");
-    const json_t *choice = at(of(a, "choices"), 0), *tokens = of(of(choice, "logprobs"), "tokens");
+    const json_t *choice = json_at(a, "choices.0"), *tokens = json_at(choice, "logprobs.tokens");
     assert_string_equal(text_of(choice, "text"), " a time");
-    assert_string_equal(json_string_value(at(tokens, 0)), " a");
-    assert_int_equal(json_integer_value(at(of(of(choice, "logprobs"), "text_offset"), 1)), 2);
+    assert_string_equal(text_of(tokens, "0"), " a");
+    assert_int_equal(int_of(choice, "logprobs.text_offset.1"), 2);
     a = daemon_post(stories.socket, "/v1/rollouts", 200,
                     "{\"groups\":[{\"prompt\":\"Once upon\"}],\"sampling\":{\"max_tokens\":2,"
                     "\"temperature\":0}}");
@@ -185,29 +159,27 @@ TEST(test_generate)
                                   "\"max_tokens\":5,\"seed\":1,\"logprobs\":0,\"top_k\":-1}");
     json_t *b = ask("/v1/completions", "{\"prompt\":[1,270],\"n\":2,\"max_tokens\":5,\"seed\":1,"
                                        "\"logprobs\":0}");
-    assert_int_equal(json_array_size(of(a, "finish_reasons")), 2);
+    assert_int_equal(json_array_size(json_at(a, "finish_reasons")), 2);
     for (size_t i = 0; i < 2; i++) {
-        const json_t *choice = at(of(b, "choices"), i), *ids = of(choice, "token_ids");
-        const json_t *logprobs = of(of(choice, "logprobs"), "token_logprobs");
-        assert_true(json_equal(at(of(a, "token_ids"), i), ids));
-        assert_true(json_equal(at(of(a, "finish_reasons"), i), of(choice, "finish_reason")));
+        const json_t *choice = json_at(b, "choices.%zu", i), *ids = json_at(choice, "token_ids");
+        const json_t *logprobs = json_at(choice, "logprobs.token_logprobs");
+        assert_true(json_equal(json_at(a, "token_ids.%zu", i), ids));
+        assert_true(
+            json_equal(json_at(a, "finish_reasons.%zu", i), json_at(choice, "finish_reason")));
         for (size_t t = 0; t < json_array_size(ids); t++) {
             char key[16];
-            const json_t *position = at(at(of(a, "logprobs"), i), t);
+            const json_t *position = json_at(a, "logprobs.%zu.%zu", i, t);
             assert_int_equal(json_array_size(position), 1);
-            snprintf(key, sizeof key, "%d", (int)json_integer_value(at(ids, t)));
-            assert_true(fabs(json_number_value(of(at(position, 0), key)) -
-                             json_number_value(at(logprobs, t))) < 1e-4);
+            snprintf(key, sizeof key, "%d", (int)json_integer_value(json_array_get(ids, t)));
+            assert_true(fabs(json_number_value(json_at(position, "0.%s", key)) -
+                             json_number_value(json_array_get(logprobs, t))) < 1e-4);
         }
     }
-    assert_int_equal(json_array_size(of(a, "prompt_token_ids")), 2);
-    json_decref(a);
-    json_decref(b);
+    assert_int_equal(json_array_size(json_at(a, "prompt_token_ids")), 2);
     a = ask("/generate", "{\"prompts\":[\"on\",[1,2,3]],\"max_tokens\":2,\"logprobs\":2}");
-    assert_string_equal(json_string_value(at(of(a, "prompt"), 0)), "on");
-    assert_int_equal(json_array_size(at(of(a, "prompt_token_ids"), 1)), 3);
-    assert_in_range(json_object_size(at(at(at(of(a, "logprobs"), 1), 0), 0)), 2, 3);
-    json_decref(a);
+    assert_string_equal(text_of(a, "prompt.0"), "on");
+    assert_int_equal(json_array_size(json_at(a, "prompt_token_ids.1")), 3);
+    assert_in_range(json_object_size(json_at(a, "logprobs.1.0.0")), 2, 3);
 }
 
 // ---- tokens in, tokens out ---------------------------------------------------------------------
@@ -225,43 +197,40 @@ TEST(test_inference)
     json_t *b = ask("/v1/completions", "{\"prompt\":[1,270],\"n\":2,\"max_tokens\":6,\"seed\":5,"
                                        "\"temperature\":0.8}");
     assert_string_equal(text_of(a, "request_id"), "mine");
-    assert_int_equal(json_array_size(of(a, "prompt_token_ids")), 2);
-    assert_true(json_equal(of(of(a, "usage"), "completion_tokens"),
-                           of(of(b, "usage"), "completion_tokens")));
+    assert_int_equal(json_array_size(json_at(a, "prompt_token_ids")), 2);
+    assert_true(
+        json_equal(json_at(a, "usage.completion_tokens"), json_at(b, "usage.completion_tokens")));
     for (size_t i = 0; i < 2; i++) {
-        const json_t *choice = at(of(a, "choices"), i), *ids = of(choice, "token_ids");
-        const json_t *content = of(of(choice, "logprobs"), "content");
-        assert_true(json_equal(ids, of(at(of(b, "choices"), i), "token_ids")));
+        const json_t *choice = json_at(a, "choices.%zu", i), *ids = json_at(choice, "token_ids");
+        const json_t *content = json_at(choice, "logprobs.content");
+        assert_true(json_equal(ids, json_at(b, "choices.%zu.token_ids", i)));
         assert_int_equal(json_array_size(content), json_array_size(ids));
         for (size_t t = 0; t < json_array_size(ids); t++) {
             char name[32];
-            const json_t *entry = at(content, t), *top = of(entry, "top_logprobs");
-            snprintf(name, sizeof name, "token_id:%d", (int)json_integer_value(at(ids, t)));
+            const json_t *entry = json_at(content, "%zu", t), *top = json_at(entry, "top_logprobs");
+            snprintf(name, sizeof name, "token_id:%d",
+                     (int)json_integer_value(json_array_get(ids, t)));
             assert_string_equal(text_of(entry, "token"), name);
             assert_int_equal(json_array_size(top), 2);
-            assert_string_equal(text_of(at(top, 0), "token"), name); // the sampled one leads
-            assert_true(json_equal(of(at(top, 0), "logprob"), of(entry, "logprob")));
-            assert_string_not_equal(text_of(at(top, 1), "token"), name);
+            assert_string_equal(text_of(top, "0.token"), name); // the sampled one leads
+            assert_true(json_equal(json_at(top, "0.logprob"), json_at(entry, "logprob")));
+            assert_string_not_equal(text_of(top, "1.token"), name);
         }
     }
-    json_decref(a);
-    json_decref(b);
 }
 
 TEST(test_inference_defaults)
 {
     json_t *a = ask("/inference/v1/generate", "{\"token_ids\":[1],\"sampling_params\":{}}");
-    const json_t *choice = at(of(a, "choices"), 0);
-    assert_true(json_is_null(of(choice, "logprobs")));
+    const json_t *choice = json_at(a, "choices.0");
+    assert_true(json_is_null(json_at(choice, "logprobs")));
     assert_int_equal(strlen(text_of(a, "request_id")), 32);
     if (strcmp(text_of(choice, "finish_reason"), "length") == 0) // up to the context
-        assert_int_equal(json_array_size(of(choice, "token_ids")), 511);
-    json_decref(a);
+        assert_int_equal(json_array_size(json_at(choice, "token_ids")), 511);
     a = ask("/inference/v1/generate", "{\"token_ids\":[1,270,299],\"sampling_params\":"
                                       "{\"max_tokens\":0,\"prompt_logprobs\":0}}");
-    assert_int_equal(json_array_size(of(a, "prompt_logprobs")), 3);
-    assert_int_equal(json_array_size(of(at(of(a, "choices"), 0), "token_ids")), 0);
-    json_decref(a);
+    assert_int_equal(json_array_size(json_at(a, "prompt_logprobs")), 3);
+    assert_int_equal(json_array_size(json_at(a, "choices.0.token_ids")), 0);
 }
 
 TEST(test_inference_stream)
@@ -279,21 +248,20 @@ TEST(test_inference_stream)
          line = strtok_r(NULL, "\n", &save)) {
         json_t *chunk = json_loads(line + strlen("data: "), 0, NULL);
         if (!chunk) continue; // [DONE]
-        json_t *choice = json_array_get(of(chunk, "choices"), 0);
+        json_t *choice = json_array_get(json_at(chunk, "choices"), 0);
         chunks++;
-        usages += json_is_object(of(chunk, "usage"));
+        usages += json_is_object(json_at(chunk, "usage"));
         if (choice) {
-            json_t *i = ids[json_integer_value(of(choice, "index"))];
-            json_array_extend(i, (json_t *)of(choice, "token_ids"));
+            json_t *i = ids[int_of(choice, "index")];
+            json_array_extend(i, json_at(choice, "token_ids"));
         }
         json_decref(chunk);
     }
     assert_true(chunks >= 3 && usages == 1);
     for (size_t i = 0; i < 2; i++) {
-        assert_true(json_equal(ids[i], of(at(of(whole, "choices"), i), "token_ids")));
+        assert_true(json_equal(ids[i], json_at(whole, "choices.%zu.token_ids", i)));
         json_decref(ids[i]);
     }
-    json_decref(whole);
 }
 
 // ---- /tokenize and others ----------------------------------------------------------------------
@@ -301,20 +269,18 @@ TEST(test_inference_stream)
 TEST(test_tokenize)
 {
     json_t *a = ask("/tokenize", "{\"prompt\":\"a time\",\"return_token_strs\":true}");
-    json_t *want = json_pack("[i,i,i]", TINY_SENTENCEPIECE_BOS, 270, TINY_SENTENCEPIECE_TIME);
-    assert_true(json_equal(of(a, "tokens"), want));
-    assert_int_equal(json_integer_value(of(a, "count")), 3);
-    assert_int_equal(json_integer_value(of(a, "max_model_len")), 512);
-    assert_string_equal(json_string_value(at(of(a, "token_strs"), 2)), "\xe2\x96\x81time");
-    json_decref(a);
+    const json_t *want =
+        test_keep(json_pack("[i,i,i]", TINY_SENTENCEPIECE_BOS, 270, TINY_SENTENCEPIECE_TIME));
+    assert_true(json_equal(json_at(a, "tokens"), want));
+    assert_int_equal(int_of(a, "count"), 3);
+    assert_int_equal(int_of(a, "max_model_len"), 512);
+    assert_string_equal(text_of(a, "token_strs.2"), "\xe2\x96\x81time");
     a = ask("/tokenize", "{\"prompt\":\"a time\",\"add_special_tokens\":false}");
-    assert_int_equal(json_array_size(of(a, "tokens")), 2);
-    assert_true(json_is_null(of(a, "token_strs")));
-    json_decref(a);
+    assert_int_equal(json_array_size(json_at(a, "tokens")), 2);
+    assert_true(json_is_null(json_at(a, "token_strs")));
     a = ask("/detokenize", "{\"tokens\":[270,299]}");
     assert_string_equal(text_of(a, "prompt"), "a time");
-    json_decref(a);
-    json_decref(ask("/detokenize", "{\"tokens\":[]}"));
+    ask("/detokenize", "{\"tokens\":[]}");
     daemon_post(d.socket, "/detokenize", 400, "{\"tokens\":[300]}");
     daemon_post(d.socket, "/detokenize", 400, "{\"tokens\":\"a\"}");
     daemon_post(d.socket, "/tokenize", 400, "{\"prompt\":\"a\",\"messages\":[]}");
@@ -322,8 +288,6 @@ TEST(test_tokenize)
     a = daemon_get(d.socket, "/tokenizer_info", 200);
     assert_string_equal(text_of(a, "tokenizer_class"), "LlamaTokenizer");
     assert_string_equal(text_of(a, "bos_token"), "<s>");
-    json_decref(a);
-    json_decref(want);
 }
 
 TEST(test_version_and_model)
@@ -332,9 +296,9 @@ TEST(test_version_and_model)
     assert_true(strlen(text_of(a, "version")) > 0);
     json_t *list = daemon_get(d.socket, "/v1/models/", 200);
     a = daemon_get(d.socket, "/v1/models/model", 200);
-    assert_true(json_equal(a, at(of(list, "data"), 0)));
+    assert_true(json_equal(a, json_at(list, "data.0")));
     a = daemon_get(d.socket, "/v1/models/meta/llama", 404);
-    assert_contains(text_of(of(a, "error"), "message"), "meta/llama");
+    assert_contains(text_of(a, "error.message"), "meta/llama");
     daemon_get(d.socket, "/health///", 200);
     daemon_get(d.socket, "/healthy", 404);
 }
@@ -367,11 +331,7 @@ static json_int_t cached(const char *salt)
              "{\"prompt\":[1,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9],"
              "\"max_tokens\":1%s}",
              salt);
-    json_t *a = ask("/v1/completions", body);
-    json_int_t n =
-        json_integer_value(of(of(of(a, "usage"), "prompt_tokens_details"), "cached_tokens"));
-    json_decref(a);
-    return n;
+    return int_of(ask("/v1/completions", body), "usage.prompt_tokens_details.cached_tokens");
 }
 
 TEST(test_cache_salt)
@@ -392,7 +352,7 @@ TEST(test_context_overflow)
     for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *a =
             daemon_post(d.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
-        const json_t *error = of(a, "error");
+        const json_t *error = json_at(a, "error");
         assert_string_equal(text_of(error, "code"), "context_length_exceeded");
         assert_string_equal(text_of(error, "param"), row_text(cases, i, "param"));
         assert_contains(text_of(error, "message"), "maximum context length is 512 tokens");
@@ -405,7 +365,7 @@ TEST(test_refused_fields)
     for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *a =
             daemon_post(d.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
-        const json_t *error = of(a, "error");
+        const json_t *error = json_at(a, "error");
         if (strcmp(text_of(error, "param"), row_text(cases, i, "param")) != 0)
             fail_msg("%s: %s", row_text(cases, i, "body"), text_of(error, "message"));
     }

@@ -10,7 +10,7 @@ TEST(test_health_and_models)
     assert_int_equal(int_of(health, "weight_version") % 2, 0);
     assert_string_equal(text_of(health, "model"), "model");
     json_t *models = daemon_get(served.socket, "/v1/models", 200);
-    const json_t *one = json_array_get(json_object_get(models, "data"), 0);
+    const json_t *one = json_at(models, "data.0");
     assert_string_equal(text_of(one, "id"), "model");
     assert_int_equal(int_of(one, "max_model_len"), 512);
 }
@@ -21,7 +21,7 @@ TEST(test_completion)
                        "\"temperature\":0,\"logprobs\":0}";
     json_t *a = daemon_post(served.socket, "/v1/completions", 200, body);
     json_t *b = daemon_post(served.socket, "/v1/completions", 200, body);
-    const json_t *choice = choice_of(a, 0), *usage = json_object_get(a, "usage");
+    const json_t *choice = json_at(a, "choices.0"), *usage = json_object_get(a, "usage");
     assert_string_equal(text_of(a, "object"), "text_completion");
     assert_int_equal(json_array_size(json_object_get(choice, "token_ids")), 12);
     assert_string_equal(text_of(choice, "finish_reason"), "length");
@@ -29,13 +29,13 @@ TEST(test_completion)
     assert_int_equal(int_of(usage, "total_tokens"), 12 + int_of(usage, "prompt_tokens"));
     assert_true(int_of(a, "weight_version") >= 2);
     assert_true(json_is_null(json_object_get(a, "spec_decode")));
-    const json_t *logprobs = json_object_get(json_object_get(choice, "logprobs"), "token_logprobs");
+    const json_t *logprobs = json_at(choice, "logprobs.token_logprobs");
     assert_int_equal(json_array_size(logprobs), 12);
     for (size_t i = 0; i < 12; i++)
         assert_true(json_number_value(json_array_get(logprobs, i)) <= 0);
     // greedy: the same again
-    assert_true(json_equal(json_object_get(choice, "token_ids"),
-                           json_object_get(choice_of(b, 0), "token_ids")));
+    assert_true(
+        json_equal(json_object_get(choice, "token_ids"), json_at(b, "choices.0.token_ids")));
 }
 
 TEST(test_prompts_of_every_form)
@@ -49,13 +49,13 @@ TEST(test_prompts_of_every_form)
                                "{\"prompt\":[[259,111],[5]],\"max_tokens\":4,\"seed\":3,\"n\":2}");
     json_t *texts = daemon_post(served.socket, "/v1/completions", 200,
                                 "{\"prompt\":[\"hello\",\"x\"],\"max_tokens\":4,\"seed\":3}");
-    const json_t *want = json_object_get(choice_of(text, 0), "token_ids");
-    assert_true(json_equal(want, json_object_get(choice_of(ids, 0), "token_ids")));
-    assert_true(json_equal(want, json_object_get(choice_of(many, 0), "token_ids")));
-    assert_true(json_equal(want, json_object_get(choice_of(texts, 0), "token_ids")));
+    const json_t *want = json_at(text, "choices.0.token_ids");
+    assert_true(json_equal(want, json_at(ids, "choices.0.token_ids")));
+    assert_true(json_equal(want, json_at(many, "choices.0.token_ids")));
+    assert_true(json_equal(want, json_at(texts, "choices.0.token_ids")));
     assert_int_equal(json_array_size(json_object_get(many, "choices")), 4);
-    assert_int_equal(int_of(choice_of(many, 3), "index"), 3);
-    assert_false(json_equal(want, json_object_get(choice_of(many, 1), "token_ids")));
+    assert_int_equal(int_of(many, "choices.3.index"), 3);
+    assert_false(json_equal(want, json_at(many, "choices.1.token_ids")));
 }
 
 TEST(test_seeds)
@@ -68,10 +68,10 @@ TEST(test_seeds)
     json_t *three = daemon_post(served.socket, "/v1/completions", 200, body[0]);
     json_t *one = daemon_post(served.socket, "/v1/completions", 200, body[1]);
     json_t *other = daemon_post(served.socket, "/v1/completions", 200, body[2]);
-    const json_t *ids = json_object_get(choice_of(one, 0), "token_ids");
-    assert_true(json_equal(ids, json_object_get(choice_of(three, 0), "token_ids")));
-    assert_false(json_equal(ids, json_object_get(choice_of(three, 1), "token_ids")));
-    assert_false(json_equal(ids, json_object_get(choice_of(other, 0), "token_ids")));
+    const json_t *ids = json_at(one, "choices.0.token_ids");
+    assert_true(json_equal(ids, json_at(three, "choices.0.token_ids")));
+    assert_false(json_equal(ids, json_at(three, "choices.1.token_ids")));
+    assert_false(json_equal(ids, json_at(other, "choices.0.token_ids")));
 }
 
 TEST(test_top_logprobs)
@@ -79,17 +79,16 @@ TEST(test_top_logprobs)
     json_t *a =
         daemon_post(served.socket, "/v1/completions", 200,
                     "{\"prompt\":\"abc\",\"max_tokens\":6,\"temperature\":0,\"logprobs\":3}");
-    const json_t *l = json_object_get(choice_of(a, 0), "logprobs");
+    const json_t *l = json_at(a, "choices.0.logprobs");
     for (size_t i = 0; i < 6; i++) {
-        double sampled = json_number_value(json_array_get(json_object_get(l, "token_logprobs"), i));
-        json_t *top = json_array_get(json_object_get(l, "top_logprobs"), i), *value;
+        double sampled = json_number_value(json_at(l, "token_logprobs.%zu", i));
+        json_t *top = json_at(l, "top_logprobs.%zu", i), *value;
         const char *key;
         double best = -INFINITY;
         assert_in_range(json_object_size(top), 1, 4);
         json_object_foreach (top, key, value) best = fmax(best, json_number_value(value));
         assert_true(best == sampled); // greedy takes the likeliest, and its number is one
     }
-    json_decref(a);
 }
 
 // All 300 tokens, once: the distribution sums to 1 and holds the sampled token.
@@ -109,7 +108,6 @@ TEST(test_logprobs_are_a_distribution)
         assert_true(l <= c && c <= 0 && kept > 0 && kept <= 1);
         assert_true(fabs(exp(l - c) - kept) < 1e-4);
     }
-    json_decref(a);
 }
 
 TEST(test_chat)
@@ -121,19 +119,14 @@ TEST(test_chat)
         daemon_post(served.socket, "/v1/completions", 200,
                     "{\"prompt\":\"<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n\","
                     "\"max_tokens\":10,\"temperature\":0}");
-    const json_t *message = json_object_get(choice_of(a, 0), "message");
+    const json_t *message = json_at(a, "choices.0.message");
     assert_string_equal(text_of(a, "object"), "chat.completion");
     assert_string_equal(text_of(message, "role"), "assistant");
-    assert_true(
-        json_equal(json_object_get(message, "content"), json_object_get(choice_of(b, 0), "text")));
-    assert_int_equal(int_of(json_object_get(a, "usage"), "prompt_tokens"),
-                     int_of(json_object_get(b, "usage"), "prompt_tokens"));
-    const json_t *content =
-        json_object_get(json_object_get(choice_of(a, 0), "logprobs"), "content");
+    assert_true(json_equal(json_object_get(message, "content"), json_at(b, "choices.0.text")));
+    assert_int_equal(int_of(a, "usage.prompt_tokens"), int_of(b, "usage.prompt_tokens"));
+    const json_t *content = json_at(a, "choices.0.logprobs.content");
     assert_int_equal(json_array_size(content), 10);
-    assert_int_equal(json_array_size(json_object_get(json_array_get(content, 0), "top_logprobs")),
-                     2);
-    json_decref(b);
+    assert_int_equal(json_array_size(json_at(content, "0.top_logprobs")), 2);
 }
 
 static void check_telemetry(const json_t *line, int prompt, int generated)
@@ -151,8 +144,7 @@ static void check_telemetry(const json_t *line, int prompt, int generated)
     assert_true(json_is_array(json_object_get(t, "num_accepted_tokens_per_pos")));
     assert_non_null(json_object_get(t, "mean_acceptance_length"));
     assert_int_equal(int_of(t, "weight_version_first"), int_of(t, "weight_version_last"));
-    assert_true(json_number_value(json_object_get(t, "first_token_ms")) <=
-                json_number_value(json_object_get(t, "latency_ms")));
+    assert_true(real_of(t, "first_token_ms") <= real_of(t, "latency_ms"));
 }
 
 TEST(test_rollouts)
@@ -205,8 +197,8 @@ TEST(test_rollouts_equal_completions)
                                "{\"max_tokens\":16,\"seed\":77,\"stop\":\"zz\"}}");
     json_t *completion = daemon_post(served.socket, "/v1/completions", 200,
                                      "{\"prompt\":[9,8,7],\"max_tokens\":16,\"seed\":77}");
-    assert_true(json_equal(json_object_get(line, "token_ids"),
-                           json_object_get(choice_of(completion, 0), "token_ids")));
+    assert_true(
+        json_equal(json_object_get(line, "token_ids"), json_at(completion, "choices.0.token_ids")));
 }
 
 TEST(test_generate)
@@ -220,10 +212,9 @@ TEST(test_generate)
     assert_int_equal(json_array_size(ids), 2);
     assert_int_equal(json_array_size(json_array_get(ids, 1)), 5);
     assert_int_equal(json_array_size(json_array_get(logprobs, 1)), 5);
-    assert_int_equal(json_array_size(json_array_get(json_object_get(a, "prompt_ids"), 0)), 3);
+    assert_int_equal(json_array_size(json_at(a, "prompt_ids.0")), 3);
     assert_int_equal(json_array_size(outputs), 2);
-    assert_true(json_equal(json_object_get(json_array_get(outputs, 1), "token_ids"),
-                           json_array_get(ids, 1)));
+    assert_true(json_equal(json_at(outputs, "1.token_ids"), json_array_get(ids, 1)));
     a = daemon_post(served.socket, "/generate", 200,
                     "{\"prompts\":[\"hello\",[1,2]],\"max_tokens\":2}");
     assert_int_equal(json_array_size(json_object_get(a, "completion_ids")), 2);

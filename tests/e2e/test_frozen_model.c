@@ -41,8 +41,7 @@ static void roll_out(const char *model, const char *sampling, struct lines *ret)
     json_t *one;
     size_t i;
     json_array_foreach (lines, i, one)
-        ret->at[json_integer_value(json_object_get(one, "group_id"))]
-               [json_integer_value(json_object_get(one, "sample"))] = one;
+        ret->at[int_of(one, "group_id")][int_of(one, "sample")] = one;
     bytes_release(&body);
 }
 
@@ -140,9 +139,9 @@ TEST(what_cannot_be_is_refused)
     refused("/v1/load_lora_adapter", 400, "{\"lora_name\":\"frozen\",\"lora_path\":\"x\"}",
             "the frozen model's own name");
     json_t *models = daemon_get(scene.daemon.socket, "/v1/models", 200);
-    const json_t *card = json_array_get(json_object_get(models, "data"), 1);
-    assert_string_equal(json_string_value(json_object_get(card, "id")), "frozen");
-    assert_string_equal(json_string_value(json_object_get(card, "root")), frozen);
+    const json_t *card = json_at(models, "data.1");
+    assert_string_equal(text_of(card, "id"), "frozen");
+    assert_string_equal(text_of(card, "root"), frozen);
     daemon_get(scene.daemon.socket, "/v1/models/frozen", 200);
     serve(scene.model, NULL);
     refused("/v1/rollouts", 404, ASK "}", "\"model\" is 'frozen'");

@@ -45,8 +45,7 @@ static json_t *serve_and_train(const char *model, const char *run_dir, const cha
 
 static void assert_same_choice(json_t *a, json_t *b)
 {
-    json_t *x = json_array_get(json_object_get(a, "choices"), 0),
-           *y = json_array_get(json_object_get(b, "choices"), 0);
+    json_t *x = json_at(a, "choices.0"), *y = json_at(b, "choices.0");
     assert_non_null(x);
     assert_true(json_equal(json_object_get(x, "text"), json_object_get(y, "text")));
     assert_true(json_equal(json_object_get(x, "logprobs"), json_object_get(y, "logprobs")));
@@ -71,8 +70,6 @@ TEST(a_file_is_its_folder)
     assert_same_choice(a, again);
     daemon_get(d.socket, "/health", 200);
     assert_int_equal(daemon_stop(&d), 0);
-    json_decref(a);
-    json_decref(b);
 }
 
 TEST(a_file_is_learnt_from)

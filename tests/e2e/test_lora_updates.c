@@ -114,7 +114,7 @@ static void take(int fd, json_t *samples)
 
 static json_int_t at(const json_t *sample, const char *list, size_t i)
 {
-    return json_integer_value(json_array_get(json_object_get(sample, list), i));
+    return json_integer_value(json_at(sample, "%s.%zu", list, i));
 }
 
 // What a server that has loaded a step's checkpoint samples: for each prompt one, to be released.
@@ -130,7 +130,7 @@ static void sample_checkpoint(const struct daemon *d, const char *folder, json_t
     take(ask(d), samples);
     for (size_t i = 0; i < json_array_size(samples); i++) {
         json_t *sample = json_array_get(samples, i);
-        ret[json_integer_value(json_object_get(sample, "group_id"))] = sample;
+        ret[int_of(sample, "group_id")] = sample;
     }
     for (int i = 0; i < PROMPTS; i++) json_incref(ret[i]);
     json_decref(samples);
@@ -146,8 +146,8 @@ static int compare(const json_t *sample, json_int_t version, const json_t *want)
         if (i > 0)
             assert_true(at(sample, "weight_versions", i) >= at(sample, "weight_versions", i - 1));
         if (at(sample, "weight_versions", i) != version) continue;
-        const json_t *have_p = json_array_get(json_object_get(sample, "logprobs"), i),
-                     *want_p = json_array_get(json_object_get(want, "logprobs"), i);
+        const json_t *have_p = json_at(sample, "logprobs.%zu", i),
+                     *want_p = json_at(want, "logprobs.%zu", i);
         if (at(sample, "token_ids", i) != at(want, "token_ids", i) || !json_equal(have_p, want_p))
             fail_msg("version %lld: %s\nwanted: %s", (long long)version, json_dumps(sample, 0),
                      json_dumps(want, 0));
@@ -172,7 +172,7 @@ static int check_samples(const struct scene *s, const json_t *samples)
         snprintf(folder, sizeof folder, "run/checkpoints/step-%d", step + 1);
         for (size_t i = 0; i < json_array_size(samples); i++) {
             const json_t *sample = json_array_get(samples, i);
-            const json_int_t group = json_integer_value(json_object_get(sample, "group_id"));
+            const json_int_t group = int_of(sample, "group_id");
             if (at(sample, "weight_versions", 0) != (json_int_t)versions[step]) continue;
             if (!want[0]) sample_checkpoint(&still, test_path(s->folder, folder), want);
             n += compare(sample, (json_int_t)versions[step], want[group]);

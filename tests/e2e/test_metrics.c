@@ -25,7 +25,7 @@ static void start(void)
         &d, daemon_model(test_folder(), true, 7),
         OPTIONS("--listen", "127.0.0.1:0", "--block-size", "2", "--speculative", "ngram:2"));
     const char *body = "{\"prompt\":[1,2,3,4],\"n\":2,\"max_tokens\":10,\"ignore_eos\":true}";
-    for (int i = 0; i < 3; i++) json_decref(daemon_post(d.socket, "/v1/completions", 200, body));
+    for (int i = 0; i < 3; i++) daemon_post(d.socket, "/v1/completions", 200, body);
     load_page();
 }
 

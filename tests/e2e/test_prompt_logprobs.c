@@ -26,20 +26,6 @@ static void stop(void)
     daemon_end(&d);
 }
 
-static json_t *at(const json_t *object, const char *key)
-{
-    json_t *value = json_object_get(object, key);
-    if (!value) fail_msg("there is no \"%s\"", key);
-    return value;
-}
-
-static json_t *choice_of(const json_t *answer, size_t i)
-{
-    json_t *choice = json_array_get(at(answer, "choices"), i);
-    if (!choice) fail_msg("there is no choice %zu", i);
-    return choice;
-}
-
 // The f32 that was written.
 static float number(const json_t *value)
 {
@@ -81,19 +67,19 @@ static void same_logprob(float got, float want)
 // says.
 static void check_logprobs(const json_t *choice, const int32_t *ids, int n)
 {
-    const json_t *l = at(choice, "logprobs"), *own = at(l, "token_logprobs");
-    const json_t *top = at(l, "top_logprobs"), *offsets = at(l, "text_offset");
-    const char *text = json_string_value(at(choice, "text"));
+    const json_t *l = json_at(choice, "logprobs"), *own = json_at(l, "token_logprobs");
+    const json_t *top = json_at(l, "top_logprobs"), *offsets = json_at(l, "text_offset");
+    const char *text = text_of(choice, "text");
     float want[MOST];
     logprobs_of(&reference, ids, n, want);
-    assert_int_equal(json_array_size(at(l, "tokens")), n);
+    assert_int_equal(json_array_size(json_at(l, "tokens")), n);
     assert_int_equal(json_array_size(own), n);
     assert_int_equal(json_array_size(top), n);
     assert_int_equal(json_array_size(offsets), n);
     assert_true(json_is_null(json_array_get(own, 0)) && json_is_null(json_array_get(top, 0)));
     for (int i = 0; i < n; i++) {
         const size_t offset = (size_t)json_integer_value(json_array_get(offsets, (size_t)i));
-        const char *token = json_string_value(json_array_get(at(l, "tokens"), (size_t)i));
+        const char *token = json_string_value(json_at(l, "tokens.%d", i));
         assert_true(offset <= strlen(text)); // all of it is ASCII
         if (strncmp(token, "\xef\xbf\xbd", 3) != 0)
             assert_int_equal(strncmp(text + offset, token, strlen(token)), 0);
@@ -119,10 +105,10 @@ TEST(echo_has_the_prompts_numbers)
                                 "{\"groups\":[{\"prompt\":\"hello there, you\"}],\"sampling\":"
                                 "{\"max_tokens\":0}}");
     int32_t ids[MOST];
-    int n = read_ids(at(plain, "prompt_token_ids"), ids);
-    n += read_ids(at(choice_of(a, 0), "token_ids"), ids + n);
-    assert_string_equal(json_string_value(at(choice_of(a, 0), "text")), "hello there, youAAAAAA");
-    check_logprobs(choice_of(a, 0), ids, n);
+    int n = read_ids(json_at(plain, "prompt_token_ids"), ids);
+    n += read_ids(json_at(a, "choices.0.token_ids"), ids + n);
+    assert_string_equal(text_of(a, "choices.0.text"), "hello there, youAAAAAA");
+    check_logprobs(json_at(a, "choices.0"), ids, n);
 }
 
 TEST(echo_alone)
@@ -132,26 +118,25 @@ TEST(echo_alone)
                             "{\"prompt\":[\"<|im_start|>h\\u00e9llo\",\"x\"],\"max_tokens\":0,"
                             "\"n\":2,\"echo\":true,\"logprobs\":0}");
     for (size_t i = 0; i < 4; i++) {
-        const json_t *choice = choice_of(a, i);
-        assert_string_equal(json_string_value(at(choice, "text")),
-                            i < 2 ? "<|im_start|>h\xc3\xa9llo" : "x");
-        assert_string_equal(json_string_value(at(choice, "finish_reason")), "length");
-        assert_int_equal(json_array_size(at(choice, "token_ids")), 0);
-        const json_t *top = at(at(choice, "logprobs"), "top_logprobs"); // of the tokens themselves
+        const json_t *choice = json_at(a, "choices.%zu", i);
+        assert_string_equal(text_of(choice, "text"), i < 2 ? "<|im_start|>h\xc3\xa9llo" : "x");
+        assert_string_equal(text_of(choice, "finish_reason"), "length");
+        assert_int_equal(json_array_size(json_at(choice, "token_ids")), 0);
+        const json_t *top = json_at(choice, "logprobs.top_logprobs"); // of the tokens themselves
         assert_true(json_is_null(json_array_get(top, 0)));
         for (size_t k = 1; k < json_array_size(top); k++)
             assert_int_equal(json_object_size(json_array_get(top, k)), 1);
     }
-    const json_t *offsets = at(at(choice_of(a, 0), "logprobs"), "text_offset");
+    const json_t *offsets = json_at(a, "choices.0.logprobs.text_offset");
     // <|im_start|> h, the two bytes of e with its accent, l l o
     static const int want[] = {0, 12, 13, 13, 14};
     for (size_t i = 0; i < 5; i++)
         assert_int_equal(json_integer_value(json_array_get(offsets, i)), want[i]);
-    assert_true(json_integer_value(at(a, "weight_version")) >= 2);
+    assert_true(int_of(a, "weight_version") >= 2);
     a = daemon_post(d.socket, "/v1/completions", 200,
                     "{\"prompt\":[104,105],\"max_tokens\":0,\"echo\":true}");
-    assert_string_equal(json_string_value(at(choice_of(a, 0), "text")), "hi");
-    assert_true(json_is_null(at(choice_of(a, 0), "logprobs")));
+    assert_string_equal(text_of(a, "choices.0.text"), "hi");
+    assert_true(json_is_null(json_at(a, "choices.0.logprobs")));
 }
 
 // ---- prompt_logprobs ---------------------------------------------------------------------------
@@ -172,10 +157,10 @@ static void check_vllm_list(const json_t *list, int n_top)
         int n = 0, ranks = 0;
         assert_in_range(json_object_size(entries), n_top, n_top + 1);
         json_object_foreach (entries, id, entry) {
-            const int rank = (int)json_integer_value(at(entry, "rank"));
-            assert_true(json_is_string(at(entry, "decoded_token")));
+            const int rank = (int)int_of(entry, "rank");
+            assert_true(json_is_string(json_at(entry, "decoded_token")));
             if (n++ == 0) {
-                const float got = number(at(entry, "logprob"));
+                const float got = number(json_at(entry, "logprob"));
                 assert_int_equal(atoi(id), prompt[i]);
                 same_logprob(got, want[i]);
             }
@@ -192,37 +177,37 @@ TEST(every_endpoint_has_its_form)
     json_t *a = daemon_post(d.socket, "/v1/completions", 200,
                             "{\"prompt\":[[1,2],[104,105,7,259,33,200]],\"max_tokens\":1,\"n\":2,"
                             "\"prompt_logprobs\":5}");
-    for (size_t i = 2; i < 4; i++) check_vllm_list(at(choice_of(a, i), "prompt_logprobs"), 5);
+    for (size_t i = 2; i < 4; i++) check_vllm_list(json_at(a, "choices.%zu.prompt_logprobs", i), 5);
     a = daemon_post(d.socket, "/v1/rollouts", 200,
                     "{\"groups\":[{\"prompt_token_ids\":[104,105,7,259,33,200]}],\"sampling\":"
                     "{\"max_tokens\":2,\"prompt_logprobs\":2}}");
     for (size_t i = 1; i < N_PROMPT; i++) {
-        const float got = number(json_array_get(at(a, "prompt_logprobs"), i));
-        const json_t *top = json_array_get(at(a, "prompt_top_logprobs"), i);
+        const float got = number(json_at(a, "prompt_logprobs.%zu", i));
+        const json_t *top = json_at(a, "prompt_top_logprobs.%zu", i);
         same_logprob(got, want[i]);
-        assert_true(json_integer_value(json_array_get(at(a, "prompt_weight_versions"), i)) >= 2);
+        assert_true(json_integer_value(json_at(a, "prompt_weight_versions.%zu", i)) >= 2);
         assert_int_equal(json_array_size(top), 2);
-        assert_true(number(json_array_get(json_array_get(top, 0), 1)) >= got);
+        assert_true(number(json_at(top, "0.1")) >= got);
     }
     a = daemon_post(d.socket, "/generate", 200,
                     "{\"prompt\":{\"prompt_token_ids\":[104,105,7,259,33,200]},\"max_tokens\":1,"
                     "\"prompt_logprobs\":1}");
-    const json_t *pairs = json_array_get(at(a, "prompt_logprobs"), 0);
+    const json_t *pairs = json_at(a, "prompt_logprobs.0");
     assert_int_equal(json_array_size(pairs), N_PROMPT);
     for (size_t i = 1; i < N_PROMPT; i++) {
         char id[16];
         snprintf(id, sizeof id, "%d", prompt[i]);
-        const float got = number(at(json_array_get(json_array_get(pairs, i), 0), id));
+        const float got = number(json_at(pairs, "%zu.0.%s", i, id));
         same_logprob(got, want[i]);
     }
     a = daemon_post(d.socket, "/v1/chat/completions", 200,
                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":1,"
                     "\"prompt_logprobs\":0}");
-    const json_t *list = at(a, "prompt_logprobs"), *usage = at(a, "usage");
-    assert_int_equal(json_array_size(list), json_integer_value(at(usage, "prompt_tokens")));
+    const json_t *list = json_at(a, "prompt_logprobs"), *usage = json_at(a, "usage");
+    assert_int_equal(json_array_size(list), int_of(usage, "prompt_tokens"));
     assert_int_equal(json_object_size(json_array_get(list, 1)), 1);
     a = daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":[5,6],\"max_tokens\":1}");
-    assert_null(json_object_get(choice_of(a, 0), "prompt_logprobs")); // nobody asked
+    assert_null(json_object_get(json_at(a, "choices.0"), "prompt_logprobs")); // nobody asked
 }
 
 TEST(refusals)
@@ -231,8 +216,7 @@ TEST(refusals)
     for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *a =
             daemon_post(d.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
-        assert_contains(json_string_value(at(at(a, "error"), "message")),
-                        row_text(cases, i, "part"));
+        assert_contains(text_of(a, "error.message"), row_text(cases, i, "part"));
     }
 }
 
@@ -243,9 +227,7 @@ static json_t *greedy_ids(const char *fields)
     char body[256];
     snprintf(body, sizeof body, "{\"prompt\":\"abc\",\"max_tokens\":24,\"temperature\":0%s}",
              fields);
-    json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
-    json_t *ids = json_incref(at(choice_of(a, 0), "token_ids"));
-    return ids;
+    return json_at(daemon_post(d.socket, "/v1/completions", 200, body), "choices.0.token_ids");
 }
 
 static int count_distinct(const json_t *ids)
@@ -264,17 +246,13 @@ TEST(penalties_do_what_they_say)
 {
     json_t *biased = greedy_ids(",\"logit_bias\":{\"66\":100}");
     assert_int_equal(count_distinct(biased), 1);
-    assert_int_equal(json_integer_value(json_array_get(biased, 0)), 66);
+    assert_int_equal(int_of(biased, "0"), 66);
     json_t *both = greedy_ids(",\"logit_bias\":{\"66\":12,\"67\":12},\"presence_penalty\":2");
     json_t *fresh = greedy_ids(",\"frequency_penalty\":2,\"presence_penalty\":2,"
                                "\"repetition_penalty\":50");
     json_t *plain = greedy_ids("");
     assert_true(count_distinct(both) == 2);
     assert_true(count_distinct(fresh) > 20 && count_distinct(fresh) >= count_distinct(plain));
-    json_decref(biased);
-    json_decref(both);
-    json_decref(fresh);
-    json_decref(plain);
 }
 
 // What was sampled from and what the model says are both told.
@@ -285,14 +263,13 @@ TEST(processed_and_raw)
                             "\"max_tokens\":8,\"seed\":5,\"logit_bias\":{\"66\":100}}}");
     int32_t ids[MOST] = {1, 2, 3};
     float want[MOST];
-    const int n = 3 + read_ids(at(a, "token_ids"), ids + 3);
+    const int n = 3 + read_ids(json_at(a, "token_ids"), ids + 3);
     logprobs_of(&reference, ids, n, want);
     for (int i = 3; i < n; i++) {
-        const float raw = number(json_array_get(at(a, "logprobs"), (size_t)(i - 3)));
+        const float raw = number(json_at(a, "logprobs.%d", i - 3));
         assert_int_equal(ids[i], 66);
         same_logprob(raw, want[i]);
-        assert_true(raw < -1 &&
-                    number(json_array_get(at(a, "cut_logprobs"), (size_t)(i - 3))) > -1e-4f);
+        assert_true(raw < -1 && number(json_at(a, "cut_logprobs.%d", i - 3)) > -1e-4f);
     }
 }
 
@@ -311,13 +288,11 @@ TEST(a_models_own_penalty)
     json_t *want = greedy_ids(",\"repetition_penalty\":50"), *plain = greedy_ids("");
     for (int i = 0; i < 2; i++) {
         json_t *a = daemon_post(other.socket, "/v1/completions", 200, bodies[i]);
-        assert_true(json_equal(at(choice_of(a, 0), "token_ids"), i ? plain : want));
+        assert_true(json_equal(json_at(a, "choices.0.token_ids"), i ? plain : want));
     }
     assert_false(json_equal(want, plain));
     char *log = test_read(other.log);
     assert_contains(log, "repetition_penalty 50 is not applied by default");
-    json_decref(want);
-    json_decref(plain);
     assert_int_equal(daemon_stop(&other), 0);
 }
 
@@ -376,19 +351,18 @@ TEST(lm_eval_agrees)
     daemon_start(&demo, folder, OPTIONS("--listen", "127.0.0.1:0", "--kv-memory", "8M"));
     run_lm_eval(python, &demo, folder, out);
     reference_open(folder, "cpu", &r);
-    json_t *got = json_load_file(out, 0, NULL);
+    const json_t *got = json_of_file(out);
     assert_int_equal(json_array_size(got), N_PAIRS);
     for (int i = 0; i < N_PAIRS; i++) {
         double sum;
         bool greedy;
         expect_pair(&r, pairs[2 * i], pairs[2 * i + 1], &sum, &greedy);
         const json_t *one = json_array_get(got, (size_t)i);
-        assert_true(fabs(json_number_value(json_array_get(one, 0)) - sum) < 1e-6);
+        assert_true(fabs(real_of(one, "0") - sum) < 1e-6);
         assert_int_equal(json_is_true(json_array_get(one, 1)), greedy);
         n_greedy += greedy;
     }
     assert_in_range(n_greedy, 1, N_PAIRS - 1); // both answers occur
-    json_decref(got);
     reference_close(&r);
     assert_int_equal(daemon_stop(&demo), 0);
 }
@@ -406,9 +380,7 @@ TEST(small_vocabulary)
     daemon_start(&tiny, few, OPTIONS("--max-batch", "2", "--kv-memory", "8M"));
     for (int i = 0; i < 2; i++) {
         json_t *a = daemon_post(tiny.socket, "/v1/completions", 400, bodies[i]);
-        const char *said =
-            json_string_value(json_object_get(json_object_get(a, "error"), "message"));
-        assert_contains(said, "logprobs is 10; at most 8 can be listed");
+        assert_contains(text_of(a, "error.message"), "logprobs is 10; at most 8 can be listed");
     }
 }
 

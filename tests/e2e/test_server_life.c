@@ -310,11 +310,10 @@ static void serves_as_the_repository(const char *given)
     struct daemon d = {0};
     daemon_start(&d, given, NULL);
     json_t *models = daemon_get(d.socket, "/v1/models", 200);
-    const json_t *card = json_array_get(json_object_get(models, "data"), 0);
-    assert_string_equal(json_string_value(json_object_get(card, "id")), "some-org/tiny");
-    json_decref(models);
-    json_decref(daemon_post(d.socket, "/v1/completions", 200,
-                            "{\"model\":\"some-org/tiny\",\"prompt\":\"a\",\"max_tokens\":2}"));
+    const json_t *card = json_at(models, "data.0");
+    assert_string_equal(text_of(card, "id"), "some-org/tiny");
+    daemon_post(d.socket, "/v1/completions", 200,
+                "{\"model\":\"some-org/tiny\",\"prompt\":\"a\",\"max_tokens\":2}");
     assert_int_equal(daemon_stop(&d), 0);
 }
 
@@ -447,7 +446,7 @@ TEST(test_client_that_never_reads)
         clock_sleep_ms(50);
     }
     json_t *health = daemon_get(d.socket, "/health", 200);
-    assert_int_equal(json_integer_value(json_object_get(health, "running")), 0);
+    assert_int_equal(int_of(health, "running"), 0);
     close(fd);
     assert_int_equal(daemon_stop(&d), 0);
 }
@@ -460,9 +459,9 @@ TEST(test_ids_only)
     daemon_start(&d, daemon_model(test_folder(), false, 9), NULL);
     json_t *a = daemon_post(d.socket, "/v1/completions", 200,
                             "{\"prompt\":[1,2],\"max_tokens\":3,\"logprobs\":1}");
-    const json_t *choice = json_array_get(json_object_get(a, "choices"), 0);
+    const json_t *choice = json_at(a, "choices.0");
     assert_int_equal(json_array_size(json_object_get(choice, "token_ids")), 3);
-    assert_string_equal(json_string_value(json_object_get(choice, "text")), "");
+    assert_string_equal(text_of(choice, "text"), "");
     a = daemon_post(d.socket, "/v1/rollouts", 200,
                     "{\"groups\":[{\"prompt_token_ids\":[1,2]}],\"sampling\":{\"max_tokens\":3}}");
     assert_true(json_is_null(json_object_get(a, "text")));
@@ -472,20 +471,12 @@ TEST(test_ids_only)
         {"/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}"}};
     for (int i = 0; i < 3; i++) {
         a = daemon_post(d.socket, refused[i][0], 400, refused[i][1]);
-        assert_contains(json_string_value(json_object_get(json_object_get(a, "error"), "message")),
-                        "no tokenizer.json");
+        assert_contains(text_of(a, "error.message"), "no tokenizer.json");
     }
     assert_int_equal(daemon_stop(&d), 0);
 }
 
 // ---- a draft model -----------------------------------------------------------------------------
-
-static json_int_t integer(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_integer(value)) fail_msg("\"%s\" is no integer", key);
-    return json_integer_value(value);
-}
 
 TEST(test_draft_model)
 {
@@ -494,10 +485,9 @@ TEST(test_draft_model)
     const char *const options[] = {"--draft", draft, "--speculative", "draft_model:4", NULL};
     daemon_start(&d, model, options);
     // two roles in the bridge file, and both arenas are the daemon's
-    json_t *file = json_load_file(d.bridge, 0, NULL), *roles = json_object_get(file, "roles");
+    const json_t *roles = json_at(json_of_file(d.bridge), "roles");
     assert_int_equal(json_array_size(roles), 2);
-    assert_string_equal(json_string_value(json_object_get(json_array_get(roles, 1), "role")),
-                        "draft");
+    assert_string_equal(text_of(roles, "1.role"), "draft");
     struct test_child check = {0};
     const char *log = test_path(d.folder, "check.log");
     const char *const argv[] = {test_binary("cw-ipc-check"), d.bridge, NULL};
@@ -514,24 +504,21 @@ TEST(test_draft_model)
     json_int_t drafted = 0;
     for (int i = 0; i < 20; i++) { // the cost model tries it soon, and goes on if it pays
         json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
-        const json_t *x = json_array_get(json_object_get(a, "choices"), 0),
-                     *y = json_array_get(json_object_get(plain, "choices"), 0);
+        const json_t *x = json_at(a, "choices.0"), *y = json_at(plain, "choices.0");
         assert_true(json_equal(json_object_get(x, "token_ids"), json_object_get(y, "token_ids")));
-        snprintf(path, sizeof path, "/v1/spec_decode_stats?id=%s",
-                 json_string_value(json_object_get(a, "id")));
+        snprintf(path, sizeof path, "/v1/spec_decode_stats?id=%s", text_of(a, "id"));
         json_t *stats = daemon_get(d.socket, path, 200);
-        const json_t *own = json_array_get(json_object_get(stats, "samples"), 0);
+        const json_t *own = json_at(stats, "samples.0");
         const json_t *spec = json_object_get(a, "spec_decode");
-        assert_int_equal(integer(own, "generated_tokens"), 40);
-        assert_int_equal(integer(own, "num_draft_tokens"),
-                         json_is_null(spec) ? 0 : integer(spec, "num_draft_tokens"));
-        drafted += integer(own, "num_draft_tokens");
+        assert_int_equal(int_of(own, "generated_tokens"), 40);
+        assert_int_equal(int_of(own, "num_draft_tokens"),
+                         json_is_null(spec) ? 0 : int_of(spec, "num_draft_tokens"));
+        drafted += int_of(own, "num_draft_tokens");
     }
     assert_true(drafted > 0);
     daemon_get(d.socket, "/v1/spec_decode_stats?id=cmpl-0", 404);
     json_t *stats = daemon_get(d.socket, "/v1/spec_decode_stats", 200);
-    assert_string_equal(json_string_value(json_object_get(stats, "method")), "draft_model:4");
-    json_decref(file);
+    assert_string_equal(text_of(stats, "method"), "draft_model:4");
     assert_int_equal(daemon_stop(&d), 0);
 
     // another tokenizer, a larger vocabulary

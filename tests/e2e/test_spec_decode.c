@@ -13,20 +13,6 @@
 
 static struct daemon d;
 
-static json_int_t int_of(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_integer(value)) fail_msg("\"%s\" is no integer", key);
-    return json_integer_value(value);
-}
-
-static double real_of(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_number(value)) fail_msg("\"%s\" is no number", key);
-    return json_number_value(value);
-}
-
 // One greedy answer of TOKENS tokens; `more` are further fields. The first line's object.
 static json_t *answer(const char *path, const char *method, const char *more)
 {
@@ -117,10 +103,10 @@ TEST(counts_end_at_the_stop)
 {
     char stop[16], more[64], path[96];
     json_t *plain = answer("/v1/rollouts", "off", "");
-    const char *text = json_string_value(json_object_get(plain, "text"));
+    const char *text = text_of(plain, "text");
     find_stop(text, strlen(text) / 3, stop);
     snprintf(more, sizeof more, ",\"stop\":\"%s\"", stop);
-    json_decref(answer("/v1/rollouts", "suffix:16", "")); // now it is known by heart
+    answer("/v1/rollouts", "suffix:16", ""); // now it is known by heart
     json_t *before = totals();
     json_t *whole = answer("/v1/rollouts", "suffix:16", "");
     json_t *between = totals();
@@ -143,7 +129,7 @@ TEST(counts_end_at_the_stop)
     const json_int_t n = (json_int_t)json_array_size(json_object_get(cut, "token_ids"));
     json_int_t marked = 0;
     size_t i;
-    assert_string_equal(json_string_value(json_object_get(cut, "finish_reason")), "stop");
+    assert_string_equal(text_of(cut, "finish_reason"), "stop");
     assert_true(0 < n && n < TOKENS - 8);
     assert_int_equal(int_of(of_cut, "generated_tokens"), n);
     check_counts(of_cut, n);
@@ -161,14 +147,11 @@ TEST(counts_end_at_the_stop)
     assert_true(int_of(after, "num_accepted_tokens") - int_of(between, "num_accepted_tokens") >
                 int_of(of_cut, "num_accepted_tokens"));
     assert_true(int_of(after, "generated_tokens") - int_of(between, "generated_tokens") > n);
-    snprintf(path, sizeof path, "/v1/spec_decode_stats?id=%s",
-             json_string_value(json_object_get(cut, "id")));
+    snprintf(path, sizeof path, "/v1/spec_decode_stats?id=%s", text_of(cut, "id"));
     json_t *found = daemon_get(d.socket, path, 200);
-    const json_t *own = json_array_get(json_object_get(found, "samples"), 0);
+    const json_t *own = json_at(found, "samples.0");
     assert_same_counts(own, of_cut);
     assert_int_equal(int_of(own, "generated_tokens"), n);
-    json_t *const all[] = {plain, before, whole, between, cut, after, found};
-    for (size_t k = 0; k < sizeof all / sizeof *all; k++) json_decref(all[k]);
 }
 
 // Every endpoint takes a method of the request's own, and says what came of it.
@@ -182,7 +165,7 @@ TEST(methods_of_requests)
         json_t *a = answer(paths[p], "off", "");
         const json_t *outputs = json_object_get(a, p == 1 ? "outputs" : "choices");
         const json_t *spec = p == 3   ? json_object_get(a, "telemetry")
-                             : p == 1 ? json_object_get(json_array_get(outputs, 0), "spec_decode")
+                             : p == 1 ? json_at(outputs, "0.spec_decode")
                                       : json_object_get(a, "spec_decode");
         if (p == 3) {
             assert_int_equal(int_of(spec, "num_draft_tokens"), 0);
@@ -192,20 +175,18 @@ TEST(methods_of_requests)
         } else {
             assert_true(json_is_null(spec));
         }
-        json_decref(a);
         for (size_t m = 0; m < 3; m++) {
-            json_decref(answer(paths[p], methods[m], "")); // suffix: to be remembered
+            answer(paths[p], methods[m], ""); // suffix: to be remembered
             a = answer(paths[p], methods[m], "");
             outputs = json_object_get(a, "outputs");
             spec = p == 3   ? json_object_get(a, "telemetry")
-                   : p == 1 ? json_object_get(json_array_get(outputs, 0), "spec_decode")
+                   : p == 1 ? json_at(outputs, "0.spec_decode")
                             : json_object_get(a, "spec_decode");
             if (!json_is_object(spec)) fail_msg("%s, %s: no drafts", paths[p], methods[m]);
             check_counts(spec, TOKENS);
             if (p != 3) check_histogram(spec);
             assert_true(json_array_size(json_object_get(spec, "num_accepted_tokens_per_pos")) <=
                         longest[m]);
-            json_decref(a);
         }
     }
     static const char *const bad[] = {"\"often\"",   "\"ngram:0\"",       "\"ngram:17\"", "5",
@@ -219,10 +200,7 @@ TEST(methods_of_requests)
             char body[256];
             snprintf(body, sizeof body, bodies[p], bad[i]);
             json_t *a = daemon_post(d.socket, paths[p], 400, body);
-            assert_contains(
-                json_string_value(json_object_get(json_object_get(a, "error"), "message")),
-                i == 5 ? "--draft" : "speculative");
-            json_decref(a);
+            assert_contains(text_of(a, "error.message"), i == 5 ? "--draft" : "speculative");
         }
 }
 
@@ -240,11 +218,11 @@ TEST(look_up_by_id)
     static const char body[] = "{\"prompt\":[[5,6,5,6,5],[7,8,7,8]],\"n\":2,\"max_tokens\":30,"
                                "\"seed\":3,\"ignore_eos\":true,\"speculative\":\"ngram:4\"}";
     json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
-    const char *id = json_string_value(json_object_get(a, "id"));
+    const char *id = text_of(a, "id");
     json_t *found = look_up(id, 200), *sample;
     json_int_t seen = 0, drafts = 0, drafted = 0, accepted = 0;
     size_t i;
-    assert_string_equal(json_string_value(json_object_get(found, "id")), id);
+    assert_string_equal(text_of(found, "id"), id);
     assert_int_equal(json_array_size(json_object_get(found, "samples")), 4);
     json_array_foreach (json_object_get(found, "samples"), i, sample) {
         seen |= (json_int_t)1 << int_of(sample, "index");
@@ -260,16 +238,13 @@ TEST(look_up_by_id)
     assert_int_equal(drafts, int_of(spec, "num_drafts"));
     assert_int_equal(drafted, int_of(spec, "num_draft_tokens"));
     assert_int_equal(accepted, int_of(spec, "num_accepted_tokens"));
-    json_decref(found);
     static const char *const unknown[] = {
         "", "cmpl-0", "%22%7d%00%0a", "cmpl-",
         ("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
          "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")};
     for (i = 0; i < sizeof unknown / sizeof *unknown; i++) {
         found = look_up(unknown[i], 404);
-        assert_string_equal(
-            json_string_value(json_object_get(json_object_get(found, "error"), "param")), "id");
-        json_decref(found);
+        assert_string_equal(text_of(found, "error.param"), "id");
     }
 }
 
@@ -288,13 +263,12 @@ static void finish_samples(int n)
 TEST(window_is_bounded)
 {
     json_t *a = answer("/v1/completions", "ngram:3", "");
-    const char *id = json_string_value(json_object_get(a, "id"));
-    json_decref(look_up(id, 200));
+    const char *id = text_of(a, "id");
+    look_up(id, 200);
     finish_samples(WINDOW - 1);
-    json_decref(look_up(id, 200));
+    look_up(id, 200);
     finish_samples(1);
-    json_decref(look_up(id, 404));
-    json_decref(a);
+    look_up(id, 404);
 }
 
 // Sum over the series of that name; each must have the model's label.
@@ -358,17 +332,15 @@ TEST(series_of_metrics)
         metric(text, usual[i], &n);
         if (n != 1) fail_msg("%d series %s", n, usual[i]);
     }
-    json_decref(stats);
 
     daemon_start(&quiet, daemon_model(test_folder(), true, 7), NULL);
     daemon_post(quiet.socket, "/v1/completions", 200, "{\"prompt\":[1,2,1,2,1]}");
     daemon_request(quiet.socket, "GET", "/metrics", "", NULL, &page);
     assert_null(strstr(bytes_text(&page.body), "spec_decode"));
     stats = daemon_get(quiet.socket, "/v1/spec_decode_stats", 200);
-    assert_string_equal(json_string_value(json_object_get(stats, "method")), "off");
+    assert_string_equal(text_of(stats, "method"), "off");
     assert_int_equal(int_of(stats, "num_drafts"), 0);
     assert_true(json_is_null(json_object_get(stats, "accept_rate")));
-    json_decref(stats);
     assert_int_equal(daemon_stop(&quiet), 0);
 }
 
@@ -416,8 +388,7 @@ static struct greedy *answer_sums(const struct daemon *daemon, const char *metho
                      "\"speculative\":\"%s\"}",
                      LENGTH, method);
         json_t *a = daemon_post(daemon->socket, "/generate", 200, bytes_text(&body));
-        for (int i = 0; i < AT_ONCE; i++)
-            read_greedy(json_array_get(json_object_get(a, "outputs"), (size_t)i), &all[first + i]);
+        for (int i = 0; i < AT_ONCE; i++) read_greedy(json_at(a, "outputs.%d", i), &all[first + i]);
         bytes_release(&body);
     }
     return all;

@@ -84,7 +84,7 @@ static void compare_stream(const char *path, const char *fields, int n)
              fields);
     join_stream(path, body, &j);
     for (int i = 0; i < n; i++) {
-        const json_t *choice = choice_of(whole, (size_t)i),
+        const json_t *choice = json_at(whole, "choices.%d", i),
                      *l = json_object_get(choice, "logprobs");
         const json_t *message = json_object_get(choice, "message");
         const json_t *text =
@@ -101,7 +101,8 @@ static void compare_stream(const char *path, const char *fields, int n)
                                  json_number_value(json_array_get(j.logprobs[i], k))) < 1e-4);
     }
     assert_non_null(j.usage);
-    assert_true(cached_of(j.usage) >= cached_of(json_object_get(whole, "usage"))); // asked again
+    assert_true(int_of(j.usage, "prompt_tokens_details.cached_tokens") >=
+                int_of(whole, "usage.prompt_tokens_details.cached_tokens")); // asked again
     json_object_del(j.usage, "prompt_tokens_details");
     json_object_del(json_object_get(whole, "usage"), "prompt_tokens_details");
     assert_true(json_equal(j.usage, json_object_get(whole, "usage")));
@@ -141,10 +142,10 @@ static json_t *with_stop(const char *stop, const char *more)
 TEST(test_stop_string)
 {
     json_t *free_run = with_stop("never to be found in here", "");
-    const char *text = text_of(choice_of(free_run, 0), "text");
-    size_t len = json_string_length(json_object_get(choice_of(free_run, 0), "text"));
-    const json_t *all = json_object_get(choice_of(free_run, 0), "token_ids");
-    assert_string_equal(text_of(choice_of(free_run, 0), "finish_reason"), "length");
+    const char *text = text_of(free_run, "choices.0.text");
+    size_t len = json_string_length(json_at(free_run, "choices.0.text"));
+    const json_t *all = json_at(free_run, "choices.0.token_ids");
+    assert_string_equal(text_of(free_run, "choices.0.finish_reason"), "length");
     assert_int_equal(json_array_size(all), 60);
     // three characters from the middle: almost always three tokens
     assert_int_equal(strlen(text), len); // this seed's text has no U+0000
@@ -159,23 +160,19 @@ TEST(test_stop_string)
     size_t first = (size_t)(strstr(text, stop_text) - text);
 
     json_t *cut = with_stop(stop_text, "");
-    const json_t *ids = json_object_get(choice_of(cut, 0), "token_ids");
-    const char *cut_text = text_of(choice_of(cut, 0), "text");
-    assert_string_equal(text_of(choice_of(cut, 0), "finish_reason"), "stop");
-    assert_string_equal(text_of(choice_of(cut, 0), "stop_reason"), stop_text);
+    const json_t *ids = json_at(cut, "choices.0.token_ids");
+    const char *cut_text = text_of(cut, "choices.0.text");
+    assert_string_equal(text_of(cut, "choices.0.finish_reason"), "stop");
+    assert_string_equal(text_of(cut, "choices.0.stop_reason"), stop_text);
     assert_int_equal(strlen(cut_text), first);
     assert_memory_equal(cut_text, text, first);
     assert_true(json_array_size(ids) < 60);
     for (size_t i = 0; i < json_array_size(ids); i++)
         assert_true(json_equal(json_array_get(ids, i), json_array_get(all, i)));
-    assert_int_equal(int_of(json_object_get(cut, "usage"), "completion_tokens"),
-                     json_array_size(ids));
+    assert_int_equal(int_of(cut, "usage.completion_tokens"), json_array_size(ids));
 
     json_t *with = with_stop(stop_text, ",\"include_stop_str_in_output\":true");
-    assert_int_equal(strlen(text_of(choice_of(with, 0), "text")), first + strlen(stop_text));
-    json_decref(free_run);
-    json_decref(cut);
-    json_decref(with);
+    assert_int_equal(strlen(text_of(with, "choices.0.text")), first + strlen(stop_text));
 }
 
 TEST(test_stop_token)
@@ -184,19 +181,19 @@ TEST(test_stop_token)
     char body[128], more[64];
     snprintf(body, sizeof body, form, "");
     json_t *all = daemon_post(served.socket, "/v1/completions", 200, body);
-    const json_t *ids = json_object_get(choice_of(all, 0), "token_ids");
-    json_int_t stop_id = json_integer_value(json_array_get(ids, 10));
+    const json_t *ids = json_at(all, "choices.0.token_ids");
+    json_int_t stop_id = int_of(ids, "10");
     size_t first = 0;
     while (json_integer_value(json_array_get(ids, first)) != stop_id) first++;
     snprintf(more, sizeof more, ",\"stop_token_ids\":[%d]", (int)stop_id);
     snprintf(body, sizeof body, form, more);
     json_t *cut = daemon_post(served.socket, "/v1/completions", 200, body);
-    const json_t *cut_ids = json_object_get(choice_of(cut, 0), "token_ids");
+    const json_t *cut_ids = json_at(cut, "choices.0.token_ids");
     assert_int_equal(json_array_size(cut_ids), first + 1); // the token itself is the last
-    assert_string_equal(text_of(choice_of(cut, 0), "finish_reason"), "stop");
-    assert_int_equal(int_of(choice_of(cut, 0), "stop_reason"), stop_id);
+    assert_string_equal(text_of(cut, "choices.0.finish_reason"), "stop");
+    assert_int_equal(int_of(cut, "choices.0.stop_reason"), stop_id);
     json_t *same = daemon_post(served.socket, "/generate", 200, body);
-    const json_t *output = json_array_get(json_object_get(same, "outputs"), 0);
+    const json_t *output = json_at(same, "outputs.0");
     assert_true(json_equal(json_object_get(output, "token_ids"), cut_ids));
     assert_int_equal(int_of(output, "stop_reason"), stop_id);
 }

@@ -15,9 +15,8 @@ static void start_ranks(struct daemon *d, int n, const char *model, const char *
 // Rank 0 is told, and the others end with it; mpirun would end all of them.
 static void stop_ranks(struct daemon *d)
 {
-    json_t *bridge = json_load_file(d->bridge, 0, NULL);
-    kill((pid_t)json_integer_value(json_object_get(bridge, "pid")), SIGTERM);
-    json_decref(bridge);
+    const json_t *bridge = json_of_file(d->bridge);
+    kill((pid_t)int_of(bridge, "pid"), SIGTERM);
     assert_int_equal(test_wait(&d->child, 20000), 0);
 }
 
@@ -68,8 +67,6 @@ static void assert_same_choices(json_t *a, json_t *b)
     const json_t *choices = json_object_get(a, "choices");
     assert_true(json_array_size(choices) > 0);
     assert_alike(choices, json_object_get(b, "choices"));
-    json_decref(a);
-    json_decref(b);
 }
 
 // What a server says of its model is of all its shards.
@@ -80,11 +77,10 @@ static void assert_same_model(const struct daemon *ranks, const struct daemon *o
            *b = daemon_get(one->socket, "/bridge/info", 200);
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         assert_true(json_equal(json_object_get(a, same[i]), json_object_get(b, same[i])));
-    assert_int_equal(json_integer_value(json_object_get(a, "tp_degree")), 2);
-    assert_int_equal(json_integer_value(json_object_get(b, "tp_degree")), 1);
+    assert_int_equal(int_of(a, "tp_degree"), 2);
+    assert_int_equal(int_of(b, "tp_degree"), 1);
     // norms, which all ranks hold, are there twice
-    assert_true(json_integer_value(json_object_get(a, "weight_bytes")) >
-                json_integer_value(json_object_get(b, "weight_bytes")));
+    assert_true(int_of(a, "weight_bytes") > int_of(b, "weight_bytes"));
 }
 
 TEST(ranks_give_what_one_gives)
@@ -128,15 +124,14 @@ TEST(clients_see_every_shard)
     assert_contains(text, "ok    canary");
     assert_contains(text, "ok    rank 1: canary");
     assert_contains(text, "ok    rank 1: checksums");
-    json_t *bridge = json_load_file(d.bridge, 0, NULL);
-    assert_int_equal(json_integer_value(json_object_get(bridge, "tp_degree")), 2);
-    const json_t *mapping = json_object_get(json_object_get(bridge, "param_mappings"),
+    const json_t *bridge = json_of_file(d.bridge);
+    assert_int_equal(int_of(bridge, "tp_degree"), 2);
+    const json_t *mapping = json_object_get(json_at(bridge, "param_mappings"),
                                             "model.layers.0.self_attn.o_proj.weight");
     json_t *shard =
         json_pack("{s:[i, i], s:[[i, i]], s:i}", "shape", 64, 64, "rows", 0, 64, "first_column", 0);
     assert_true(json_equal(json_object_get(mapping, "shard"), shard));
     json_decref(shard);
-    json_decref(bridge);
     // who maps whole models is told
     struct bridge *whole;
     assert_status(bridge_attach(d.bridge, NULL, &whole), ST_UNSUPPORTED);
@@ -180,10 +175,10 @@ TEST(a_follower_that_is_killed_is_named)
 {
     struct daemon d = {0};
     start_ranks(&d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
-    json_t *bridge = json_load_file(d.bridge, 0, NULL);
-    const json_t *shard = json_array_get(json_object_get(bridge, "roles"), 1);
-    const pid_t follower = (pid_t)json_integer_value(json_object_get(shard, "pid"));
-    assert_string_equal(json_string_value(json_object_get(shard, "role")), "shard:1");
+    const json_t *bridge = json_of_file(d.bridge);
+    const json_t *shard = json_at(bridge, "roles.1");
+    const pid_t follower = (pid_t)int_of(shard, "pid");
+    assert_string_equal(text_of(shard, "role"), "shard:1");
     assert_true(follower > 0 && follower != d.child.pid);
     const int64_t start_ns = clock_now_ns();
     kill(follower, SIGKILL);
@@ -192,7 +187,6 @@ TEST(a_follower_that_is_killed_is_named)
     char *log = test_read(d.log), wanted[64];
     snprintf(wanted, sizeof wanted, "pid %d) of the tensor-parallel server is gone", (int)follower);
     assert_contains(log, wanted);
-    json_decref(bridge);
 }
 
 TEST(what_has_no_shards_is_refused)

@@ -16,27 +16,6 @@ void served_stop(void)
     daemon_end(&served);
 }
 
-const char *text_of(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_string(value)) fail_msg("\"%s\" is not a string", key);
-    return json_string_value(value);
-}
-
-json_int_t int_of(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_integer(value)) fail_msg("\"%s\" is not a whole number", key);
-    return json_integer_value(value);
-}
-
-json_t *choice_of(const json_t *answer, size_t i)
-{
-    json_t *choice = json_array_get(json_object_get(answer, "choices"), i);
-    if (!choice) fail_msg("there is no choice %zu", i);
-    return choice;
-}
-
 double number_in_metrics(const char *name)
 {
     struct wire_answer a;
@@ -47,11 +26,6 @@ double number_in_metrics(const char *name)
     if (!line) fail_msg("no metric %s", name);
     double x = atof(strchr(line, '}') + 1);
     return x;
-}
-
-json_int_t cached_of(const json_t *usage)
-{
-    return int_of(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
 }
 
 int open_request(const char *path, const char *body)

@@ -11,10 +11,6 @@ extern struct daemon served; // from served_start() to served_stop()
 void served_start(void); // before and after a file's tests
 void served_stop(void);  // fails where it has died meanwhile
 
-const char *text_of(const json_t *object, const char *key);
-json_int_t int_of(const json_t *object, const char *key);
-json_t *choice_of(const json_t *answer, size_t i);
-json_int_t cached_of(const json_t *usage);
 double number_in_metrics(const char *name);
 // Sends a request; the socket, on which its answer comes.
 int open_request(const char *path, const char *body);

@@ -435,6 +435,42 @@ json_t *json_of_lines_file(const char *path)
     return json_of_lines(test_read(path));
 }
 
+json_t *json_at(const json_t *json, const char *format, ...)
+{
+    char path[160], *rest = path;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(path, sizeof path, format, arguments);
+    va_end(arguments);
+    json_t *at = (json_t *)json;
+    for (const char *part; *path && (part = strsep(&rest, "."));) {
+        at = json_is_array(at) ? json_array_get(at, (size_t)atoi(part)) : json_object_get(at, part);
+        if (!at) fail_msg("there is no \"%s\" of %s", part, format);
+    }
+    return at;
+}
+
+const char *text_of(const json_t *json, const char *path)
+{
+    const json_t *value = json_at(json, "%s", path);
+    if (!json_is_string(value)) fail_msg("\"%s\" is not a string", path);
+    return json_string_value(value);
+}
+
+json_int_t int_of(const json_t *json, const char *path)
+{
+    const json_t *value = json_at(json, "%s", path);
+    if (!json_is_integer(value)) fail_msg("\"%s\" is not a whole number", path);
+    return json_integer_value(value);
+}
+
+double real_of(const json_t *json, const char *path)
+{
+    const json_t *value = json_at(json, "%s", path);
+    if (!json_is_number(value)) fail_msg("\"%s\" is not a number", path);
+    return json_number_value(value);
+}
+
 int entries_of(const char *folder, const char *beginning)
 {
     int n = 0;

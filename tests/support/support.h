@@ -124,6 +124,12 @@ json_t *json_of(const char *text);
 json_t *json_of_file(const char *path);
 json_t *json_of_lines(const char *text);
 json_t *json_of_lines_file(const char *path);
+// What stands in it at a path of keys and places, "choices.0.text"; "" is all of it. Each fails the
+// test where there is nothing, or another kind of value.
+json_t *json_at(const json_t *json, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *text_of(const json_t *json, const char *path);
+json_int_t int_of(const json_t *json, const char *path);
+double real_of(const json_t *json, const char *path);
 // Files and folders in a folder whose names begin with `beginning`, hidden ones aside.
 int entries_of(const char *folder, const char *beginning);
 // Calls `check` with each line of a file of the repository that is neither empty nor begins with #;

@@ -34,7 +34,7 @@ void tinker_pair_kill(struct tinker_pair *p, const char *const server_more[])
 // ---- sessions and runs --------------------------------------------------------------------------
 
 // Takes the answer, and gives a text of it.
-static void text_of(json_t *answer, const char *key, size_t size, char *ret)
+static void copy_text(json_t *answer, const char *key, size_t size, char *ret)
 {
     const char *text = json_string_value(json_object_get(answer, key));
     if (!text) fail_msg("no %s: %s", key, json_dumps(answer, 0));
@@ -44,7 +44,7 @@ static void text_of(json_t *answer, const char *key, size_t size, char *ret)
 
 void tinker_session(const struct tinker_server *s, char ret[128])
 {
-    text_of(tinker_post(s, "create_session", 200, "{}"), "session_id", 128, ret);
+    copy_text(tinker_post(s, "create_session", 200, "{}"), "session_id", 128, ret);
 }
 
 void tinker_finish(const struct tinker_server *s, const char *session)
@@ -66,7 +66,7 @@ json_t *tinker_create(const struct tinker_server *s, const char *session, int nu
 struct tinker_run tinker_begun(const struct tinker_server *s, json_t *future)
 {
     struct tinker_run r = {.server = s};
-    text_of(tinker_retrieve(s, future), "model_id", sizeof r.id, r.id);
+    copy_text(tinker_retrieve(s, future), "model_id", sizeof r.id, r.id);
     return r;
 }
 
@@ -118,11 +118,11 @@ void tinker_run_update(struct tinker_run *r, const struct tinker_datum *datum)
 
 void tinker_run_save(struct tinker_run *r, const char *how, const char *name, char ret_path[256])
 {
-    text_of(tinker_retrieve(r->server,
-                            tinker_post(r->server, how, 200,
-                                        "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"%s\"}",
-                                        r->id, ++r->seq_id, name)),
-            "path", 256, ret_path);
+    copy_text(tinker_retrieve(r->server,
+                              tinker_post(r->server, how, 200,
+                                          "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"%s\"}",
+                                          r->id, ++r->seq_id, name)),
+              "path", 256, ret_path);
 }
 
 // ---- sampling -----------------------------------------------------------------------------------
@@ -131,12 +131,13 @@ static int samplers; // so far, of any session
 
 void tinker_run_snapshot(struct tinker_run *r, const char *more, char ret[160])
 {
-    text_of(tinker_retrieve(
-                r->server,
-                tinker_post(r->server, "save_weights_for_sampler", 200,
-                            "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d%s}",
-                            r->id, ++r->seq_id, samplers++, more)),
-            "sampling_session_id", 160, ret);
+    copy_text(
+        tinker_retrieve(
+            r->server,
+            tinker_post(r->server, "save_weights_for_sampler", 200,
+                        "{\"model_id\":\"%s\",\"seq_id\":%d,\"sampling_session_seq_id\":%d%s}",
+                        r->id, ++r->seq_id, samplers++, more)),
+        "sampling_session_id", 160, ret);
 }
 
 json_t *tinker_sampler(const struct tinker_server *s, const char *session, int status,
@@ -150,7 +151,7 @@ json_t *tinker_sampler(const struct tinker_server *s, const char *session, int s
 void tinker_sampler_of(const struct tinker_server *s, const char *session, const char *field,
                        const char *value, char ret[160])
 {
-    text_of(tinker_sampler(s, session, 200, field, value), "sampling_session_id", 160, ret);
+    copy_text(tinker_sampler(s, session, 200, field, value), "sampling_session_id", 160, ret);
 }
 
 json_t *tinker_sample(const struct tinker_server *s, const char *sampler, int seq_id, int status,

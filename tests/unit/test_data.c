@@ -101,7 +101,7 @@ TEST(tokens)
                  "token id 122");
 }
 
-static char *text_of(const struct token_list *ids, struct bytes *buffer)
+static char *decoded(const struct token_list *ids, struct bytes *buffer)
 {
     bytes_clear(buffer);
     for (int i = 0; i < ids->n; i++)
@@ -120,9 +120,9 @@ TEST(chats)
     struct prompt_options options = {
         .chat = true, .system_prompt = "S", .completions = true, .end_id = 1};
     assert_ok(load("{\"prompt\": \"P\", \"completion\": \"C\"}\n", &options, 300, &d, &left_out));
-    assert_contains(text_of(&d->examples[0].prompt_ids, &text), "S<261>");
+    assert_contains(decoded(&d->examples[0].prompt_ids, &text), "S<261>");
     assert_contains(text.data, "P<261>");
-    assert_contains(text_of(&d->examples[0].completion_ids, &text), "C<261>");
+    assert_contains(decoded(&d->examples[0].completion_ids, &text), "C<261>");
     dataset_free(d);
 
     // a conversation is prompt and completion in one
@@ -130,9 +130,9 @@ TEST(chats)
     assert_ok(load("{\"messages\": [{\"role\": \"user\", \"content\": \"Q\"},"
                    "{\"role\": \"assistant\", \"content\": \"A\"}]}\n",
                    &options, 300, &d, &left_out));
-    assert_contains(text_of(&d->examples[0].prompt_ids, &text), "Q<261>");
+    assert_contains(decoded(&d->examples[0].prompt_ids, &text), "Q<261>");
     assert_null(strchr(text.data, 'A'));
-    assert_contains(text_of(&d->examples[0].completion_ids, &text), "A<261>");
+    assert_contains(decoded(&d->examples[0].completion_ids, &text), "A<261>");
     assert_null(strchr(text.data, 'Q'));
     dataset_free(d);
     assert_fails(load("{\"messages\": [{\"role\": \"user\", \"content\": \"Q\"}]}\n", &options, 300,
@@ -153,9 +153,9 @@ TEST(questions)
     struct prompt_options options = {.question_template = "Say: {prompt} End on ####."};
     assert_ok(load(lines, &options, 300, &d, &left_out));
     assert_true(d->asks);
-    assert_string_equal(text_of(&d->examples[0].prompt_ids, &text),
+    assert_string_equal(decoded(&d->examples[0].prompt_ids, &text),
                         "<260>user\nSay: Q1? End on ####.<261>\n<260>assistant\n");
-    assert_string_equal(text_of(&d->examples[1].prompt_ids, &text), "P2"); // not a question
+    assert_string_equal(decoded(&d->examples[1].prompt_ids, &text), "P2"); // not a question
     assert_string_equal(json_string_value(d->examples[0].prompt_json), "Q1?");
     assert_string_equal(d->examples[0].answer, "1 + 1 = 2\n#### 2");
     dataset_free(d);
@@ -165,9 +165,9 @@ TEST(questions)
         options.prompt_template = row_text(cases, i, "template");
         options.chat = row_flag(cases, i, "chat");
         assert_ok(load(lines, &options, 300, &d, &left_out));
-        assert_string_equal(text_of(&d->examples[0].prompt_ids, &text),
+        assert_string_equal(decoded(&d->examples[0].prompt_ids, &text),
                             row_text(cases, i, "first"));
-        assert_string_equal(text_of(&d->examples[1].prompt_ids, &text),
+        assert_string_equal(decoded(&d->examples[1].prompt_ids, &text),
                             row_text(cases, i, "second"));
         dataset_free(d);
     }
@@ -185,7 +185,7 @@ TEST(questions)
     options = (struct prompt_options){.question_template = "Say: {prompt}"};
     assert_ok(prompts_load(path, folder, 300, &options, &d, &left_out));
     assert_false(d->asks);
-    assert_string_equal(text_of(&d->examples[0].prompt_ids, &text), "Q1?");
+    assert_string_equal(decoded(&d->examples[0].prompt_ids, &text), "Q1?");
     dataset_free(d);
     options.chat = true;
     assert_fails(prompts_load(path, folder, 300, &options, &d, &left_out), ST_NOT_FOUND,
@@ -196,7 +196,7 @@ TEST(questions)
     options =
         (struct prompt_options){.question_template = "{prompt}!", .chat_template = {.file = file}};
     assert_ok(prompts_load(path, folder, 300, &options, &d, &left_out));
-    assert_string_equal(text_of(&d->examples[0].prompt_ids, &text), "<Q1?!>");
+    assert_string_equal(decoded(&d->examples[0].prompt_ids, &text), "<Q1?!>");
     assert_string_equal(d->chat_source, file);
     dataset_free(d);
     bytes_release(&text);
