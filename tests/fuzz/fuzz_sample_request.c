@@ -25,6 +25,7 @@ static void check_sample(const struct sample_request *r)
     const struct completion *s = &r->samples[0];
     for (int i = 0; i < s->n; i++) sum += s->logprobs[i] + (float)s->ids[i];
     for (size_t i = 0; i < r->scores.len; i++) sum += (float)r->scores.data[i];
+    (void)sum;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
