@@ -555,9 +555,9 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
         device_fill(m->dev, tape->balance, 0, 2 * (size_t)config_experts(c) * sizeof(float));
     for (int l = 0; l < c->n_layers; l++) {
         x = run_layer(m, l, batch, kv, tape);
-        const struct moe_shape shape = model_moe_shape(m, l, batch->n_tokens);
-        if (!tape || !tape->balance || shape.n_experts == 0) continue;
+        if (!tape || !tape->balance || c->layers[l].moe.n_experts == 0) continue;
         // what the layer's router did is added to the tape's sums
+        const struct moe_shape shape = model_moe_shape(m, l, batch->n_tokens);
         const struct layer_tape *lt = &tape->layers[l];
         float *probs = m->router_logits; // those of this pass are on the tape
         m->ops->moe_balance(m->dev, probs, tape->balance, lt->router_logits, &lt->routing, &shape);

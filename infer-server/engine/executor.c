@@ -140,10 +140,23 @@ static enum status want_sample(struct executor *x, struct runner *r, struct samp
     return st;
 }
 
+// Whether each row is of a sequence of its own: samples that decode, or a tandem's model that has
+// missed few tokens.
+static bool goes_apart(const struct runner *r, const struct engine_step *step)
+{
+    bool apart = r->rows_apart && step->n_tokens <= r->limits.max_seqs;
+    for (int i = 0; i < step->n_items && apart; i++) {
+        const struct step_item *item = &step->items[i];
+        const int missed = item->n - item->n_drafts - 1;
+        apart = missed == 0 || (missed <= EXECUTOR_MISSED_APART && sample_is_tandem(item->sample));
+    }
+    return apart;
+}
+
 static enum status build_batch(struct executor *x, const struct engine_step *step)
 {
     struct runner *r = x->runners[step->runner];
-    const bool apart = step_goes_apart(r, step);
+    const bool apart = goes_apart(r, step);
     enum status st = ST_OK;
     runner_clear(r);
     for (int i = 0; i < step->n_items; i++) {

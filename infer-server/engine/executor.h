@@ -46,8 +46,6 @@ struct executor {    // read by the engine's own files, written by executor.c
 };
 
 #define EXECUTOR_MISSED_APART 7 // tokens that a tandem's model has missed, as rows of their own
-// tandem.c. Whether a step's samples go in so.
-bool step_goes_apart(const struct runner *r, const struct engine_step *step);
 
 // engine_start.c: allocates everything but the weights. Of the options it reads max_batch,
 // max_context, kv_bytes, kv_percent, block_size and prefill_chunk, which are all set but for

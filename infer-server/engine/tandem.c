@@ -101,17 +101,6 @@ void sample_choose_author(struct sample *s, const uint8_t *token_ends, int n_tok
                   last < n_token_ends ? token_ends[last] : 0, &s->author);
 }
 
-bool step_goes_apart(const struct runner *r, const struct engine_step *step)
-{
-    bool apart = r->rows_apart && step->n_tokens <= r->limits.max_seqs;
-    for (int i = 0; i < step->n_items && apart; i++) {
-        const struct step_item *item = &step->items[i];
-        const int missed = item->n - item->n_drafts - 1;
-        apart = missed == 0 || (missed <= EXECUTOR_MISSED_APART && sample_is_tandem(item->sample));
-    }
-    return apart;
-}
-
 // ---- what cannot be asked for ------------------------------------------------------------------
 
 static enum status check_frozen(const struct engine_options *o, const struct sampling *s)
