@@ -136,7 +136,7 @@ static enum status set_batch(struct ops_bench *o, bool paged)
                          o->view.n_tokens + c->each);
     }
     for (int i = 0; i < n_blocks; i++) table[i] = (int32_t)((int64_t)i * 7919 % n_blocks);
-    for (int i = 0; i < o->rows; i++) {
+    for (int i = 0; paged && i < o->rows; i++) {
         const int at = rows[POSITIONS][i];
         rows[SLOTS][i] = table[rows[SEQ_OF][i] * stride + at / BLOCK] * BLOCK + at % BLOCK;
     }
@@ -197,7 +197,7 @@ static void set_lora(struct ops_bench *o)
 {
     const struct call *c = o->call;
     struct lora_factors factors[LORA_PARTS];
-    const size_t part = o->bytes / LORA_PARTS / 256 * 256;
+    const size_t part = o->bytes / LORA_PARTS / 1024 * 1024; // quarters of it are aligned to 256
     o->lora = (struct lora_args){.factors = (const struct lora_factors *)o->little,
                                  .adapter = o->lists, // zeros
                                  .n_adapters = 1,
@@ -272,6 +272,10 @@ static enum status set_call(struct ops_bench *o)
     }
     if (c->experts > 0) set_routing(o);
     if (c->op == OP_lora || c->op == OP_lora_back) set_lora(o);
+    const bool of_logits = c->op == OP_logprob || c->op == OP_logprob_back || c->op == OP_distill ||
+                           c->op == OP_top_logprobs || c->op == OP_sample;
+    if (of_logits) // as far apart as a model's, for filters to have what they leave out
+        o->b->ops->random_normal(o->b->dev, o->in, (int64_t)m * VOCAB, 2, 1, 0, DT_F32);
     if (c->op == OP_sample) set_samples(o);
     if (c->op == OP_adamw) set_moments(o);
     st = device_sync(o->b->dev);
@@ -339,7 +343,7 @@ static bool run_attention(struct ops_bench *o, const struct operands *x)
     struct device *dev = o->b->dev;
     switch ((int)o->call->op) {
     case OP_rope_store:
-        ops->rope_store(dev, x->in, &o->store);
+        ops->rope_store(dev, x->out, &o->store);
         break;
     case OP_attn_paged:
         ops->attn_paged(dev, x->out, x->in, &o->kv, x->turn, &o->view, &o->attn);
@@ -464,14 +468,18 @@ static void matmul_cost(const struct ops_bench *o, struct cost *ret)
     const double busy = fmin(m, c->experts);
     ret->flops = 2 * m * n * k;
     switch ((int)c->op) {
+    case OP_matmul_act: // half as wide when it is stored
+        ret->bytes = e * (m * k + n * k + m * n / 2);
+        break;
     case OP_matmul:
-    case OP_matmul_act:
     case OP_matmul_rope_store:
         ret->bytes = e * ((double)s->m + s->n) * s->k +
                      (double)dtype_size(s->out) * (1 + s->beta) * s->m * s->n;
         break;
-    case OP_matmul_experts:
     case OP_matmul_experts_act:
+        ret->bytes = e * (m * (k + n / 2) + busy * n * k);
+        break;
+    case OP_matmul_experts:
         ret->bytes = e * (m * (n + k) + busy * n * k);
         break;
     case OP_matmul_experts_back: // sums are read and written
@@ -500,7 +508,7 @@ static bool attention_cost(const struct ops_bench *o, struct cost *ret)
     const double latent = LATENT_HEADS * 128.0 * LATENT_RANK; // weights of either matmul
     switch ((int)c->op) {
     case OP_rope_store:
-        ret->bytes = e * m * (2 * row - heads * dim);
+        ret->bytes = 2 * e * m * row; // queries are rotated where they are
         break;
     case OP_attn_paged: // a sequence's keys are read once
         ret->bytes = e * (m / c->each * (c->before + c->each) * (row - heads * dim) +
@@ -573,7 +581,7 @@ static bool other_cost(const struct ops_bench *o, struct cost *ret)
 
 // Microseconds that the call takes at least: the larger of its bytes at the bandwidth and, in the
 // dtype whose rate was measured, its multiplications at that.
-static double least_us(const struct ops_bench *o)
+static double limit_us(const struct ops_bench *o)
 {
     struct cost cost = {0, 0};
     if (!attention_cost(o, &cost) && !other_cost(o, &cost)) matmul_cost(o, &cost);
@@ -688,7 +696,7 @@ enum { N_CALLS = sizeof calls / sizeof *calls };
 
 // What of a call's rows was read: microseconds; 0: it was not made.
 struct reading {
-    double us, least_us;
+    double us, limit_us;
     const struct op_variant *taken;
 };
 
@@ -714,7 +722,7 @@ static enum status time_call(struct ops_bench *o, struct reading *r)
             run(o);
         ms[i] = device_timer_stop(dev) / runs;
     }
-    *r = (struct reading){1e3 * median(ms, 5), least_us(o), device_variant_taken(dev, o->call->op)};
+    *r = (struct reading){1e3 * median(ms, 5), limit_us(o), device_variant_taken(dev, o->call->op)};
     st = device_sync(dev);
 out:
     device_graph_free(graph);
@@ -744,10 +752,10 @@ static void print_row(const struct bench *b, json_t *rows, enum op op,
                               json_pack("{s:s, s:s, s:s, s:s?, s:o, s:o}", "op", op_name(op),
                                         "variant", variant->name, "taken", variant->taken, "call",
                                         call, "us", call ? json_real(r->us) : json_null(),
-                                        "limit_us", call ? json_real(r->least_us) : json_null()));
+                                        "limit_us", call ? json_real(r->limit_us) : json_null()));
     else if (call)
         printf("%-20s %-13s %9.1f us %5.1f%% of the limit  %s (%s)\n", op_name(op), variant->name,
-               r->us, 100 * r->least_us / r->us, call, variant->taken);
+               r->us, 100 * r->limit_us / r->us, call, variant->taken);
     else
         printf("%-20s %-13s %12s  (%s)\n", op_name(op), variant->name, "", variant->taken);
 }
@@ -825,7 +833,8 @@ enum status bench_ops(const struct bench_options *options)
     for (int i = 0; i < N_CALLS * MOST_ROWS; i++) {
         o.call = &calls[i / MOST_ROWS];
         o.rows = o.call->rows[i % MOST_ROWS];
-        if (is_wanted(&b, o.call, o.rows)) CHECK(time_call(&o, &read[0][i]));
+        if (is_wanted(&b, o.call, o.rows))
+            CHECK(time_call(&o, &read[i / MOST_ROWS][i % MOST_ROWS]));
     }
     print_ops(&b, read);
     st = device_sync(b.dev);
