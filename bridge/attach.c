@@ -253,8 +253,8 @@ enum status bridge_own(struct device *dev, const struct bridge_role *roles, int 
     b->meet = meet_nobody;
     b->dev = dev;
     b->file = file = calloc(1, sizeof *file);
-    b->own = calloc((size_t)n, sizeof *b->own);
-    if (!file || !b->own || !(file->roles = calloc((size_t)n, sizeof *file->roles)))
+    if (!file || !(file->roles = calloc((size_t)n, sizeof *file->roles)) ||
+        !(b->own = calloc((size_t)n, sizeof *b->own)))
         FAIL(ST_NO_MEMORY, "no memory for a bridge");
     snprintf(file->path, sizeof file->path, "(none: this process owns the weights)");
     snprintf(file->socket, sizeof file->socket, "%s", server);
