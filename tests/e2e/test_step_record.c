@@ -24,18 +24,18 @@ static int span(const char *run, enum phase which, double ret[STEPS + 1])
 
 TEST(spans_are_the_time_of_a_step)
 {
-    double of[N_SPANS][STEPS + 1], step_s[STEPS + 1], all = 0;
+    double of[N_PHASES][STEPS + 1], step_s[STEPS + 1], all = 0;
     const int64_t start = clock_now_ns();
     assert_exit(0, train(&scene, "spans",
                          OPTIONS("--max-steps", "3", "--eval-data", scene.data, "--eval-steps", "2",
                                  "--save-steps", "2")));
     const double wall_s = clock_ms_since(start) / 1e3;
-    for (int i = 0; i < N_SPANS; i++)
+    for (int i = 0; i < N_PHASES; i++)
         assert_int_equal(span("spans", (enum phase)i, of[i]), STEPS + 1);
     assert_int_equal(column(&scene, "spans", "step_s", step_s, STEPS + 1), STEPS + 1);
     for (int step = 0; step <= STEPS; step++) {
         double sum = 0;
-        for (int i = 0; i < N_SPANS; i++) {
+        for (int i = 0; i < N_PHASES; i++) {
             assert_true(of[i][step] >= 0);
             sum += of[i][step];
         }

@@ -1,4 +1,4 @@
-/* random_step.h: one step's groups of random prompts and completions, as trainer/learn/packing.h
+/* random_step.h: one step's groups of random prompts and completions, as trainer/learn/samples.h
  * and trainer/learn/learner.h take them. The same shape gives the same tokens. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_RANDOM_STEP_H

@@ -427,6 +427,10 @@ json_t *json_of_lines(const char *text)
         assert_ok(json_parse("a line", text, (size_t)(end - text), &one));
         json_array_append_new(lines, one);
     }
+    if (*text) { // without an end of line
+        assert_ok(json_parse("the last line", text, strlen(text), &one));
+        json_array_append_new(lines, one);
+    }
     return lines;
 }
 

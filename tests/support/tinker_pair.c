@@ -58,7 +58,7 @@ json_t *tinker_create(const struct tinker_server *s, const char *session, int nu
                       const char *lora)
 {
     return tinker_post(s, "create_model", status,
-                       "{\"session_id\":\"%s\",\"model_seq_id\":%d,\"base_model\":\"model\","
+                       "{\"session_id\":\"%s\",\"model_seq_id\":%d,\"base_model\":\"any/model\","
                        "\"lora_config\":{%s}}",
                        session, number, lora);
 }
@@ -158,7 +158,7 @@ json_t *tinker_sample(const struct tinker_server *s, const char *sampler, int se
                       int max_tokens, const char *more)
 {
     return tinker_post(s, "asample", status,
-                       "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"num_samples\":1,\"prompt\":"
+                       "{\"sampling_session_id\":\"%s\",\"seq_id\":%d,\"prompt\":"
                        "{\"chunks\":[{\"type\":\"encoded_text\",\"tokens\":[10,20]},"
                        "{\"type\":\"encoded_text\",\"tokens\":[30]}]},\"sampling_params\":"
                        "{\"max_tokens\":%d,\"temperature\":1,\"seed\":3,\"stop\":[]}%s}",

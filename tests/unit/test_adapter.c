@@ -1,7 +1,7 @@
-/* test_adapter.c: LoRA adapters: PEFT's config and folder (common/model/adapter_config.h,
- * adapter.h), and a forward pass over rows of several adapters (its table), whose logits are wanted
- * in any order; of models whose head is a matrix of its own and of those where it is the
- * embeddings. That the numbers are PEFT's, tests/golden tells. */
+/* test_adapter.c: LoRA adapters: PEFT's config and folder (common/model/adapter.h), and a forward
+ * pass over rows of several adapters (its table), whose logits are wanted in any order; of models
+ * whose head is a matrix of its own and of those where it is the embeddings. That the numbers are
+ * PEFT's, tests/golden tells. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
 #include "tests/support/reference.h"

@@ -450,7 +450,7 @@ TEST(draws_the_target_distribution)
 
 // ---- a draft model's keys and values -----------------------------------------------------------
 
-// A draft model with the policy's own weights samples from the distributions that judge it: one
+// A draft model with the policy's own weights samples from the distributions that verify it: one
 // refused draft would mean that one of them read keys or values of something else.
 TEST(the_same_model_is_always_accepted)
 {

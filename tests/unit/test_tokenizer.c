@@ -103,13 +103,16 @@ TEST(special_tokens)
 {
     const int32_t with_nul[] = {'a', 0, 'b'}, with_bos[] = {300, 259}, piece_bos[] = {1, 264};
     json_t *config = json_of("{\"eos_token\":\"<|end|>\",\"pad_token\":{\"content\":\"<pad>\"}}"),
-           *llama = json_of("{\"tokenizer_class\":\"LlamaTokenizer\",\"add_bos_token\":true}");
+           *llama = json_of("{\"tokenizer_class\":\"LlamaTokenizer\",\"add_bos_token\":true}"),
+           *named = json_of("{\"bos_token\":\"<s>\",\"add_bos_token\":true}");
     struct tokenizer *t = parse(file_of(BYTE_LEVEL), config),
-                     *pieces = parse(file_of(SENTENCEPIECE), llama);
+                     *pieces = parse(file_of(SENTENCEPIECE), llama),
+                     *by_name = parse(file_of(SENTENCEPIECE), named);
     assert_ids(t, "a\0b", 3, false, with_nul, 3);
     assert_ids(t, "hello", 5, true, with_bos, 2);
     assert_ids(t, "", 0, true, with_bos, 1);
     assert_ids(pieces, "hi", 2, true, piece_bos, 2);
+    assert_ids(by_name, "hi", 2, true, piece_bos, 2);
     assert_int_equal(tokenizer_vocab_size(t), 305);
     assert_int_equal(tokenizer_eos(t), 300);
     assert_int_equal(tokenizer_eos(pieces), 2);
@@ -122,6 +125,7 @@ TEST(special_tokens)
     assert_false(tokenizer_is_special(t, 301));
     tokenizer_free(t);
     tokenizer_free(pieces);
+    tokenizer_free(by_name);
 }
 
 TEST(refused_text)

@@ -1,4 +1,4 @@
-# Reference runs for tests/e2e/test_sft_reference.c and test_dpo.c:
+# Reference runs for tests/e2e/test_offline_reference.c and test_dpo.c:
 #     python3 make_trl.py > trl.txt
 # Needs torch, transformers and trl (1.16): three AdamW steps of their SFTTrainer and DPOTrainer, on the CPU in
 # float32, from the model ../llama3, with a token a byte. Each step is all of the data, so that its order does not
