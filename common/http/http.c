@@ -4,7 +4,7 @@
  * A connection is known from accept on. The life of a request on it: READING the body; WAITING
  * (connection suspended) until somebody answers; then the reply is queued, or a stream's producer
  * is asked whenever the socket takes more, and the connection is suspended whenever the producer
- * has nothing. libmicrohttpd does not watch suspended sockets; on_sweep() does, and every deadline.
+ * has nothing. libmicrohttpd does not watch suspended sockets; sweep.c does, and every deadline.
  * Connections change state only inside MHD_run(), which any change from outside calls for by a zero
  * timer: never from within one of libmicrohttpd's own callbacks.
  *

@@ -41,7 +41,7 @@ struct http_options { // all borrowed
     const char *const *allowed_hosts; // beside loopback's, without a key; NULL-ended, or NULL
     int64_t max_body, max_buffered;   // bytes: of one request, of all under way
     int64_t max_connections;
-    int64_t idle_timeout_s;    // no byte from or to the client (http.c: every phase has an end)
+    int64_t idle_timeout_s;    // no byte from or to the client (sweep.c: every phase has an end)
     int64_t request_timeout_s; // from the whole request to the end of its answer
 };
 

@@ -79,9 +79,10 @@ struct http_request {
 };
 
 void http_run_due(struct listener *l);    // lets libmicrohttpd do what is due
-void http_sweep_start(struct http *h);    // every SWEEP_MS, until the timer is closed
 void http_resume(struct http_request *q); // lets a suspended connection go on at the next turn
 
+// sweep.c: every SWEEP_MS, until the timer is closed.
+void http_sweep_start(struct http *h);
 // http.c
 void http_drop_body(struct http_request *q); // the request's body is needed no more
 // http_reply.c: hands the reply, or the stream, to libmicrohttpd.

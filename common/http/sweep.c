@@ -1,6 +1,6 @@
 /* sweep.c: every 100 ms, what no event tells: clients that hung up in the middle of a request or
  * while their connection sleeps, answers that are overdue, and connections that hold a slot for
- * longer than they may.
+ * longer than they may. Loop's thread.
  *
  * libmicrohttpd's own time-out starts anew with every byte, so a client that sends or takes a byte
  * now and then could keep a connection for ever. From accept to close every phase has an end:

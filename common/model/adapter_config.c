@@ -1,4 +1,4 @@
-/* adapter_config.c: see adapter_config.h. Every key of the file is either read, or known to change
+/* adapter_config.c: see adapter.h. Every key of the file is either read, or known to change
  * nothing here, or must be empty: so that a kind of adapter which this program has never heard of
  * is not computed as plain LoRA. Module names are matched as PEFT matches them (tuners_utils.py,
  * check_target_module_exists; other.py, get_pattern_key), its regular expressions by PCRE2. */

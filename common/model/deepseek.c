@@ -119,7 +119,7 @@ enum status configure_deepseek_v2(const char *where, const json_t *json, struct 
     CHECK(latent_attention(where, json, c, all));
     if (!c->ropes[0].interleaved)
         FAIL(ST_UNSUPPORTED, "%s: rope_interleave is false; DeepSeek-V2 rotates neighbours", where);
-    CHECK(json_expect(where, json, "scoring_func", "softmax", "that is not supported"));
+    CHECK(json_expect(where, json, "scoring_func", "softmax", "no other is supported"));
     CHECK(json_get_string(where, json, "topk_method", &method));
     if (strcmp(method, "greedy") != 0 && strcmp(method, "group_limited_greedy") != 0)
         FAIL(ST_UNSUPPORTED,
@@ -154,8 +154,8 @@ static enum status biased_experts(const char *where, const json_t *json, struct 
              c->layers[0].latent.rope);
     moe.scoring = MOE_SIGMOID;
     moe.norm_topk = true;
-    CHECK(json_expect(where, json, "scoring_func", "sigmoid", "that is not supported"));
-    CHECK(json_expect(where, json, "topk_method", "noaux_tc", "that is not supported"));
+    CHECK(json_expect(where, json, "scoring_func", "sigmoid", "no other is supported"));
+    CHECK(json_expect(where, json, "topk_method", "noaux_tc", "no other is supported"));
     CHECK(deepseek_experts(where, json, c, first, width, 1, true, moe));
     CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_skipped_layers));
 out:

@@ -368,8 +368,8 @@ out:
                                       "mlp.shared_experts.up_proj.weight",                         \
         [ROLE_SHARED_DOWN] = LAYER "mlp.shared_experts.down_proj.weight"
 
-// Biases of attention go by this key, as in Llama.
-// Of q, k, v and o; where o has a key of its own, .keyed is QKV_BIAS.
+// Biases of q, k, v and o by one key, as in Llama; a family whose o has a key of its own does
+// without this.
 #define ATTENTION_BIAS .bias_key = "attention_bias", .keyed = QKV_BIAS | O_BIAS
 
 // ---- the table ----------------------------------------------------------------------------------

@@ -93,8 +93,8 @@ struct model {
     const struct weights *weights;        // borrowed, bound
     const struct adapter_table *adapters; // borrowed, its user's to set; NULL: none
     const int32_t *row_adapter;           // the batch's, in a forward pass
-    struct comm
-        *comm; // borrowed, set before the first pass: the ranks of a sharded model, else NULL
+    // borrowed, set before the first pass: the ranks of a sharded model, else NULL
+    struct comm *comm;
     enum dtype dt;
     struct attn_shape *attn; // (n_layers)
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each

@@ -155,7 +155,7 @@ static void wait_for_signal(struct group *g, int fd)
     poll(&p, 1, g->plan->name && ms > LOOK_MS ? LOOK_MS : ms);
     while (read(fd, &info, sizeof info) == sizeof info) {
         const uint32_t number = info.ssi_signo;
-        if (number == SIGCHLD || (number == SIGHUP && g->handed_on)) continue; // program.h
+        if (number == SIGCHLD || (number == SIGHUP && g->handed_on)) continue; // options.h
         signal_all(g, g->plan->stop_signal);
         g->handed_on = true;
     }

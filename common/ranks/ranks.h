@@ -27,7 +27,7 @@ enum status ranks_find(int rank, int size, struct ranks *ret);
 // The variable of the environment by which their source says it: "RANK"; NULL: it is an option.
 const char *ranks_variable(const struct ranks *ranks);
 
-// Puts them into the environment of children in address of what launchers left there.
+// Puts them into the environment of children in place of what launchers left there.
 enum status ranks_export(const struct ranks *ranks);
 // Appends "env -u NAME ... ", as a shell reads it, of all that launchers have put into the
 // environment: the program behind it is nobody's rank, and may start ranks of its own.

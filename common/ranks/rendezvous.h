@@ -4,8 +4,8 @@
  * is of another version, layout or number of ranks, who is there twice. Main thread.
  *
  *     rank 0                                          rank r
- *     listens (address.c)                               connects, again and again until the
- * deadline {nonce, its hello}                 ->
+ *     listens (address.c)                             connects until the deadline
+ *     {nonce, its hello}                     ->
  *                                            <-       {nonce, its hello}
  *     {missing: "2, 3"}, each second         ->       remembers it for its own time-out
  *     {welcome: bytes} or {refused: why}     ->

@@ -62,9 +62,10 @@ static enum status parse_split(const char *where, const char *name, struct step 
                                             [CONTIGUOUS] = "Contiguous",
                                             NULL};
     const char *behavior = "";
+    char field[64];
     enum status st;
-    CHECK(pattern_parse(where, "pre_tokenizer.pattern", json_object_get(s->json, "pattern"),
-                        &s->pattern));
+    snprintf(field, sizeof field, "%s.pattern", name);
+    CHECK(pattern_parse(where, field, json_object_get(s->json, "pattern"), &s->pattern));
     CHECK(json_get_bool(where, s->json, "invert", &s->invert));
     CHECK(json_get_string(where, s->json, "behavior", &behavior));
     s->behavior = name_find(behaviors, behavior);

@@ -174,7 +174,7 @@ enum status added_tokens_split(const struct added_tokens *a, bool normalized, co
 enum status pretokenizer_parse(const char *where, const json_t *section, struct step_list *ret);
 
 // The words of a text: pieces of *ret_text, in order. at_start: the text is the start of the whole
-// input (a Metaspace stage with prepend_scheme "first" asks). Both outputs are emptied first.
+// input (a Metaspace step with prepend_scheme "first" asks). Both outputs are emptied first.
 enum status pretokenizer_apply(const struct step_list *p, const char *text, size_t len,
                                bool at_start, struct bytes *ret_text, struct piece_list *ret_words);
 
@@ -233,7 +233,7 @@ struct tokenizer {
     struct bpe *bpe;
     struct added_tokens added;
     struct step_list normalizer, pretokenizer, decoder;
-    bool prefix_once;                 // see there
+    bool prefix_once;                 // Prepend acts at the start of the whole text only
     struct token_list prefix, suffix; // what add_special puts around a text
     int bos, eos, n_ids;
     size_t max_token_bytes;

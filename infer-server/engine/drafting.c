@@ -1,4 +1,5 @@
-/* drafting.c: owns the planner of drafts and the lists of one step's. The engine's thread. */
+/* drafting.c: owns the planner of drafts and the lists of one step's: the engine's thread; and
+ * counts drafts, which any thread may. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/drafting.h"
 #include "common/base/clock.h"

@@ -18,12 +18,12 @@ struct command {
     enum command_kind kind;
     struct command *next;
     void *context;
-    struct adapter_request
-        order;                // of the adapters' commands; its folder is RELOAD's too. The texts
-    const char *draft_folder; // are owned, as this one of RELOAD, NULL where it stays
+    // Of the adapters' commands; its folder is RELOAD's too. The texts are owned.
+    struct adapter_request order;
+    const char *draft_folder; // likewise, of RELOAD; NULL where it stays
     pid_t writer; // of unloading: the trainer that asks for it, which has it mapped no more; or 0
     engine_done_fn done;
-    bool checksums; // FACTS
+    bool checksums; // INFO
     void (*info_done)(void *context, const struct engine_bridge_info *);
 };
 

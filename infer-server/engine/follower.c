@@ -1,6 +1,6 @@
 /* follower.c: see engine.h. Owns a device, one shared arena and one runner; what it computes is
  * what the engine on rank 0 computes at the same time (runner.c), so nothing here decides anything.
- * One thread. */
+ * Here is also what makes rank 0's runner lead them. One thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/engine.h"
 #include "bridge/process.h"
@@ -45,8 +45,7 @@ out:
     return st;
 }
 
-// ---- runners of several ranks (runner.h)
-// ---------------------------------------------------------
+// ---- runners of several ranks (runner.h) --------------------------------------------------------
 
 enum status runner_use_group(struct runner *r, struct group *group)
 {

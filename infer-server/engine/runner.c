@@ -8,7 +8,6 @@
  * `warm` is false. Where nothing is captured, it is always true. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/runner.h"
-#include "common/base/log.h"
 #include "infer-server/engine/decode_graphs.h"
 #include <stdlib.h>
 

@@ -82,8 +82,8 @@ enum status runner_allocate_kv(struct runner *r, int n_blocks, int n_states);
 // they change, with no step in flight.
 void runner_use_adapters(struct runner *r, const struct adapter_table *adapters);
 
-// A shard's model: has every follower of the group make a runner like this one, and waits. From
-// then on they do what this one does: steps, copies of blocks, rows of the head.
+// follower.c. A shard's model: has every follower of the group make a runner like this one, and
+// waits. From then on they do what this one does: steps, copies of blocks, rows of the head.
 enum status runner_use_group(struct runner *r, struct group *group);
 // All ranks of the group: so that they may write into one another's logits. Logs where they cannot.
 enum status runner_share_logits(struct runner *r);

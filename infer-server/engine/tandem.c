@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/tandem.h"
 #include "infer-server/engine/engine.h"
-#include "infer-server/engine/executor.h"
 #include "infer-server/engine/request.h"
 #include "infer-server/engine/sampler.h"
 #include "kernels/sampling.h"

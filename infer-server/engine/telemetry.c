@@ -1,5 +1,5 @@
 /* telemetry.c: what becomes of samples is told to their submitters (executor.h), and counted: times
- * and drafts of each, histograms of all (engine_info.h). The bounds are those of vLLM 0.24,
+ * of each, histograms of all (engine_info.h). The bounds are those of vLLM 0.24,
  * vllm/v1/metrics/loggers.py. No state of its own; counting is any thread's, the rest the engine's.
  */
 // SPDX-License-Identifier: Apache-2.0

@@ -1,7 +1,8 @@
 /* endpoints_adapters.c: LoRA adapters: loading and unloading as vLLM's clients ask for it
  * (/v1/load_lora_adapter, /v1/unload_lora_adapter) and as Atropos does (/lora/load, /lora/unload,
  * /lora/status), where the one loaded last is that of every /generate that names none. The work is
- * the engine's, at a step boundary (pending.c). Loop's thread. */
+ * the engine's, at a step boundary (pending.c). Loop's thread, but for
+ * replaced(). */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/log.h"
 #include "infer-server/weights/adapters.h"

@@ -3,7 +3,8 @@
  *
  * What has to wait for a step boundary is a pending response (pending.c): pausing in libuv's thread
  * pool (engine_pause blocks), info and reloading on the engine's thread, which calls back there.
- * Loop's thread but for run_pause() and info_done(). */
+ * Loop's thread but for run_pause(), info_done() and
+ * pending_command_done(). */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "common/base/json.h"

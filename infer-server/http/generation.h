@@ -80,7 +80,7 @@ struct generation_host { // what a generation needs of its server
     struct event_batch *batch;         // the engine's thread's: events of the present step
 };
 
-struct generation {          // written by generation.c
+struct generation {          // written by generation.c (`stopped` of a sample by handle_stop() too)
     struct generation *next; // of the host's
     struct generation_host *host;
     struct api_request *request;

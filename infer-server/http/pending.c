@@ -3,7 +3,6 @@
  * waits for its pending responses before it ends. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
-#include "common/base/log.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -120,7 +119,7 @@ void pending_block(struct pending *j, enum status (*run_pending)(struct pending 
     int e = uv_queue_work(&j->server->loop, &j->work, run, after);
     if (e == 0) return;
     status_keep(&j->status,
-                status_fail(ST_IO, "cannot start a pending response: %s", uv_strerror(e)));
+                status_fail(ST_IO, "cannot start a thread for the request: %s", uv_strerror(e)));
     end(j);
 }
 

@@ -1,8 +1,8 @@
 /* response_lists.c: answers with a list for each thing that is known of samples or tokens: the
  * lines of /v1/rollouts, a finished sample each, whose memory goes as soon as its line is written;
  * and the object of /generate, in the form of Atropos' vLLM server, which is that of vLLM's own
- * demonstration server with more in it, lists over samples going prompt by prompt. Loop's thread.
- */
+ * demonstration server with more in it, lists over samples going prompt by prompt;
+ * and the objects of verified drafts. Loop's thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/response.h"
 

@@ -109,7 +109,7 @@ static void on_tick(uv_timer_t *timer)
 static void on_signal(uv_signal_t *handle, int number)
 {
     struct server *s = handle->data;
-    if (s->draining && number == SIGHUP) return; // program.h
+    if (s->draining && number == SIGHUP) return; // options.h
     if (s->draining) {
         log_warn("second signal: stopping at once");
         uv_stop(&s->loop);

@@ -30,7 +30,7 @@ struct server {
     bool ready_notified, draining, paused;
     int64_t drain_deadline_ns;
     int adapter_loads; // by /lora/load
-    int work;          // thread-pool pending responses and engine commands under way
+    int work;          // what is under way in the thread pool and as commands of the engine
     int parsing;       // of those, bodies in the pool
     uint64_t watchdog_ms;
     int64_t watchdog_notified_ns;

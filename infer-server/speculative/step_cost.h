@@ -1,5 +1,5 @@
 /* step_cost.h: the time of a decoding step as a function of its rows and of what they attend to,
- * measured when the server starts (engine/step_timing.h) and learned from the steps themselves
+ * measured when the server starts (engine/step_timing.c) and learned from the steps themselves
  * since. A step that verifies drafts is one of more rows: there is one table for both.
  *
  *   ms(rows, attended) = load (table[rows] + token_ms attended)

@@ -1,6 +1,7 @@
-/* group.c: see group.h. A message is a header and as many bytes as it says; both ends are processes
- * of one program. A follower that fails says so unasked, and its sentence is found by whoever next
- * looks: rank 0 does between steps and while it waits in the communicator. */
+/* group.c: see group.h. It starts the ranks and carries orders to them. A message is a header and
+ * as many bytes as it says; both ends are processes of one program. A follower that fails says so
+ * unasked, and its sentence is found by whoever next looks: rank 0 does between steps and while it
+ * waits in the communicator. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/weights/group.h"
 #include "common/base/clock.h"

@@ -93,7 +93,7 @@ out:
     return st;
 }
 
-// GET /data?run=N&generation=G&lines=L&samples=S&prompts=P&reports=R: run_data.h
+// GET /data?run=N&generation=G&lines=L&samples=S&prompts=P&reports=R: report.h
 static void handle_data(void *context, struct http_request *q)
 {
     struct bytes data = BYTES_INIT;

@@ -1,10 +1,10 @@
 /* mixers_back.c: the gradients of latent attention and of linear attention.
  *
- * Of latent attention (common/model/blocks.c) keys and values of every head are made of the latents
- * again, and attention's own gradient does the rest; of the forward pass, which computed the same
- * scores in absorbed form, it takes the log-sum-exp and the result. Of linear attention
- * (common/model/delta.c) what the convolution, the norm and the gate give is computed again, and
- * the states along the sequence within the rule's own gradient. One thread. */
+ * Of latent attention (common/model/blocks.c, as all here) keys and values of every head are made
+ * of the latents again, and attention's own gradient does the rest; of the forward pass, which
+ * computed the same scores in absorbed form, it takes the log-sum-exp and the result. Of linear
+ * attention what the convolution, the norm and the gate give is computed again, and the states
+ * along the sequence within the rule's own gradient. One thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/layer_back.h"
 

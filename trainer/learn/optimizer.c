@@ -61,10 +61,10 @@ struct optimizer {
     float *gradients;       // (n), device, as all that follows
     struct moments moments; // of the rank's n_state elements
     uint16_t *low;          // (n_low); NULL: there are none
-    double *sums;           // (n_runs)
+    double *sums;           // (n_ranges)
     float *grad_scale;      // (1)
-    struct grad_range *runs;
-    int n_runs;
+    struct grad_range *ranges;
+    int n_ranges;
     // Ranks that hold the model's other shards, and those of them that share key-value heads; NULL:
     // there are none.
     struct comm *shards, *neighbours;
@@ -174,18 +174,18 @@ static int64_t gradients_at(const struct optimizer *o, const struct slice *slice
     return o->trained.list[slice->range].at + slice_first(slice, comm_rank(o->comm));
 }
 
-static enum status add_run(struct optimizer *o, const struct grad_range *run)
+static enum status add_grad_range(struct optimizer *o, const struct grad_range *range)
 {
-    struct grad_range *last = o->n_runs ? &o->runs[o->n_runs - 1] : NULL, *room;
-    if (last && last->at + last->n == run->at && last->shared == run->shared &&
-        last->weight == run->weight) {
-        last->n += run->n;
+    struct grad_range *last = o->n_ranges ? &o->ranges[o->n_ranges - 1] : NULL, *room;
+    if (last && last->at + last->n == range->at && last->shared == range->shared &&
+        last->weight == range->weight) {
+        last->n += range->n;
         return ST_OK;
     }
-    if (!(room = array_room(o->runs, (size_t)o->n_runs, sizeof *room)))
+    if (!(room = array_room(o->ranges, (size_t)o->n_ranges, sizeof *room)))
         return status_fail(ST_NO_MEMORY, "no memory for the gradient norm");
-    o->runs = room;
-    o->runs[o->n_runs++] = *run;
+    o->ranges = room;
+    o->ranges[o->n_ranges++] = *range;
     return ST_OK;
 }
 
@@ -221,7 +221,7 @@ enum status optimizer_new(struct device *dev, const struct param_ranges *trained
     for (int i = 0; i < trained->n; i++) CHECK(add_range(o, &trained->list[i]));
     for (int i = 0; i < o->slices.n; i++) { // what this rank updates counts whole
         const struct slice *t = &o->slices.list[i];
-        CHECK(add_run(o, &(struct grad_range){gradients_at(o, t), t->n, t->shared, 1}));
+        CHECK(add_grad_range(o, &(struct grad_range){gradients_at(o, t), t->n, t->shared, 1}));
     }
     *ret = o;
 out:
@@ -245,7 +245,7 @@ void optimizer_free(struct optimizer *o)
     device_release_parts(o->dev, o, parts, N_PARTS);
     comm_free(o->neighbours);
     free(o->replicas);
-    free(o->runs);
+    free(o->ranges);
     for (int i = 0; i < o->n_arenas; i++) weights_free(o->grads[i]);
     comm_free(o->beside);
     slices_release(&o->slices);
@@ -285,22 +285,22 @@ void optimizer_sum_grads(struct optimizer *o, int64_t first)
 // out of the norm again but for that.
 static enum status discount_replicas(struct optimizer *o)
 {
-    const int n_kept = o->n_runs;
+    const int n_kept = o->n_ranges;
     for (int i = 0; i < o->n_replicas; i++)
         for (int k = 0; k < n_kept; k++) {
             const struct replica *r = &o->replicas[i];
-            const struct grad_range kept = o->runs[k];
+            const struct grad_range kept = o->ranges[k];
             const int64_t first = r->at > kept.at ? r->at : kept.at;
             const int64_t end = r->at + r->n < kept.at + kept.n ? r->at + r->n : kept.at + kept.n;
             const double share = 1.0 / r->holders;
             if (end <= first) continue;
             enum status st =
-                add_run(o, &(struct grad_range){first, end - first, kept.shared, share - 1});
+                add_grad_range(o, &(struct grad_range){first, end - first, kept.shared, share - 1});
             if (st != ST_OK) return st;
         }
     device_release(o->dev, o->sums);
     o->sums = NULL;
-    return device_alloc(o->dev, (size_t)o->n_runs * sizeof *o->sums, (void **)&o->sums);
+    return device_alloc(o->dev, (size_t)o->n_ranges * sizeof *o->sums, (void **)&o->sums);
 }
 
 enum status optimizer_use_shards(struct optimizer *o, struct comm *comm)
@@ -333,13 +333,14 @@ out:
 static enum status sum_squares(struct optimizer *o, double *ret_own, double *ret_shared)
 {
     double sums[2] = {0};
-    double *host = calloc((size_t)o->n_runs + 1, sizeof *host);
+    double *host = calloc((size_t)o->n_ranges + 1, sizeof *host);
     if (!host) return status_fail(ST_NO_MEMORY, "no memory for the gradient norm");
-    for (int i = 0; i < o->n_runs; i++)
-        o->ops->sum_squares(o->dev, o->sums + i, o->gradients + o->runs[i].at, o->runs[i].n);
-    device_copy_out(o->dev, host, o->sums, (size_t)o->n_runs * sizeof *host);
+    for (int i = 0; i < o->n_ranges; i++)
+        o->ops->sum_squares(o->dev, o->sums + i, o->gradients + o->ranges[i].at, o->ranges[i].n);
+    device_copy_out(o->dev, host, o->sums, (size_t)o->n_ranges * sizeof *host);
     enum status st = device_sync(o->dev);
-    for (int i = 0; i < o->n_runs; i++) sums[o->runs[i].shared] += o->runs[i].weight * host[i];
+    for (int i = 0; i < o->n_ranges; i++)
+        sums[o->ranges[i].shared] += o->ranges[i].weight * host[i];
     free(host);
     *ret_own = sums[false];
     *ret_shared = sums[true];

@@ -78,8 +78,8 @@ enum status stats_merge(struct comm *comm, struct update_stats *s);
 
 // ---- time ---------------------------------------------------------------------------------------
 
-// A clock with laps: whatever the main thread does is some span's, so that the spans of a step are
-// together the time it took. One thread.
+// A clock with laps: whatever the main thread does is some phase's, so that the phases of a step
+// are together the time it took. One thread.
 enum phase {
     PHASE_WAIT, // for rollouts that others sample and score meanwhile (--async), for other ranks
     PHASE_ROLLOUT,
@@ -92,16 +92,16 @@ enum phase {
     PHASE_LOG,       // metrics, rollouts/, and all that has no phase of its own
     PHASE_EVAL,
     PHASE_CHECKPOINT,
-    N_SPANS
+    N_PHASES
 };
 extern const char *const phase_names[]; // "wait", "rollout"...
 
 struct phase_timers {
     int64_t since_ns; // the last lap's end, or when the first began
-    double seconds[N_SPANS];
+    double seconds[N_PHASES];
 };
 
-// The time since the last lap was that span's. NULL: nobody counts.
+// The time since the last lap was that phase's. NULL: nobody counts.
 void phase_timers_lap(struct phase_timers *s, enum phase phase);
 // So many of the seconds of one, at most all, were another's.
 void phase_timers_move(struct phase_timers *s, enum phase from, enum phase to, double seconds);

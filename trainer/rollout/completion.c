@@ -1,6 +1,7 @@
-/* completion.c: a completion as a line of the NDJSON response of POST /v1/rollouts has it, and as
- * ranks that train together come by one another's: each in turn sends the groups that it has pulled
- * since: of each its prompt, where an environment made it, and its completions. Stateless.
+/* completion.c: a completion as a line of the NDJSON response of POST /v1/rollouts has it; and how
+ * ranks that train together come by one another's samples: each in turn sends the groups that it
+ * has pulled since, of each its prompt, where an environment made it, and its completions.
+ * Stateless.
  *
  * Whatever a line says that could make the loss wrong without anybody noticing (an id outside the
  * vocabulary, a log-probability above 0, a version the weights never had, lists of different

@@ -172,6 +172,7 @@ enum status rollout_read(const struct rollout_pull *p, const struct rollout_ask 
 // completion.c: each rank has pulled its own groups (rollout_owns()); then each has those of all.
 // What was exchanged before is not sent again, unless it was dropped (rollout_drop_older()) and
 // pulled anew. Of one rank nothing. ST_MISMATCH where another gives what is no group of its own.
+// The thread that owns the communicator.
 enum status rollout_exchange(struct comm *comm, struct rollout *r);
 // Nothing of it is to be sent: all ranks have it already.
 void rollout_is_everywhere(struct rollout *r);

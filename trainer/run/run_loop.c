@@ -168,7 +168,7 @@ static enum status finish_line(struct run *run)
     run->evaluation_due = false;
     run->line = NULL;
     phase_timers_lap(phases, PHASE_LOG);
-    for (int i = 0; i < N_SPANS && !run->given; i++) {
+    for (int i = 0; i < N_PHASES && !run->given; i++) {
         metrics_putf(line, phases->seconds[i], "spans/%s_s", phase_names[i]);
         phases->seconds[i] = 0;
     }

@@ -37,7 +37,7 @@ struct stop {
     bool gone_said;
 };
 
-// SIGHUP is never a second signal (program.h).
+// SIGHUP is never a second signal (program_hears_hangup(), options.h).
 static void on_signal(int number)
 {
     int none = 0;

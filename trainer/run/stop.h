@@ -1,7 +1,7 @@
 /* stop.h: how a training process ends when it is told to, or when its server is gone.
  *
  * The first SIGINT, SIGTERM, SIGHUP (a terminal that is closed; not where nohup has it ignored) or
- * SIGUSR1 (which mpirun hands on, and batch systems send before they end a launch) asks for an end
+ * SIGUSR1 (which mpirun hands on, and batch systems send before they end a job) asks for an end
  * after the current step; the second, unless it is a SIGHUP, ends the process within a fifth of a
  * second, though never while an update is being published (a request to quiesce that is not granted
  * yet is revoked). A watching thread does the latter. When the server has died it says so while the

@@ -409,7 +409,7 @@ out:
 }
 
 // SDKs before 0.33 make a training client of this, and take nothing but an adapter: is_lora is true
-// there, and a whole model has rank 0.
+// there, and a whole model has rank 0. Further fields of the run are passed over by all.
 static enum status weights_info(const struct call *c)
 {
     const char *runs = c->tinker->model->runs;

@@ -397,6 +397,8 @@ static enum status forward_backward(const struct call *c)
     struct forward_backward data;
     enum status st;
     http_take_body(c->q, &body);
+    // Whole, as it comes once in general: where it was answered before, or its run is not there,
+    // that was in vain.
     const enum status parsed = forward_backward_parse(bytes_text(&body.bytes), body.bytes.len,
                                                       &c->tinker->model->limits, &data);
     http_body_release(&body);

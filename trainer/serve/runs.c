@@ -136,19 +136,28 @@ json_t *runs_time(time_t seconds)
     return json_string(text);
 }
 
-// The names in a folder, in order, or of the runs in it; NULL where it cannot be read.
-static json_t *names_in(const char *folder, bool runs)
+static bool is_run(const char *folder, const char *name)
+{
+    char path[PATH_ROOM];
+    return run_name_is_good(name) && path_put(path, folder, "%s/" RUN_FILE, name) == ST_OK &&
+           file_exists(path);
+}
+
+static bool is_entry(const char *folder, const char *name)
+{
+    (void)folder;
+    return strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+}
+
+// The names in a folder, in order, of what is wanted; NULL where it cannot be read.
+static json_t *names_in(const char *folder, bool (*wanted)(const char *folder, const char *name))
 {
     struct dirent **entries = NULL;
-    char path[PATH_ROOM];
     const int n = scandir(folder, &entries, NULL, versionsort);
     json_t *names = n < 0 ? NULL : json_array();
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
-        if (runs ? run_name_is_good(name) &&
-                       path_put(path, folder, "%s/" RUN_FILE, name) == ST_OK && file_exists(path)
-                 : strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
-            json_array_append_new(names, json_string(name));
+        if (wanted(folder, name)) json_array_append_new(names, json_string(name));
         free(entries[i]);
     }
     free(entries);
@@ -158,7 +167,7 @@ static json_t *names_in(const char *folder, bool runs)
 // Adds all files below a folder; what cannot be read is not there.
 static void add_files(const char *folder, const char *before, json_t *files)
 {
-    json_t *names = names_in(folder, false), *name;
+    json_t *names = names_in(folder, is_entry), *name;
     char path[PATH_ROOM], within[PATH_ROOM];
     struct stat info;
     size_t i;
@@ -207,7 +216,7 @@ static enum status append_checkpoints(const char *runs, const char *run, enum ru
     size_t i;
     enum status st;
     CHECK(path_put(parent, runs, "%s/%s", run, run_kind_names[kind]));
-    names = names_in(parent, false);
+    names = names_in(parent, is_entry);
     json_array_foreach (names, i, name) {
         struct run_path path;
         struct stat info;
@@ -249,9 +258,10 @@ static json_t *last_of(const json_t *checkpoints, enum run_kind kind)
 
 enum status runs_checkpoints(const char *runs, const char *run, json_t *list)
 {
-    json_t *names = run ? json_pack("[s]", run) : names_in(runs, true), *name;
+    json_t *names = run ? json_pack("[s]", run) : names_in(runs, is_run), *name;
     size_t i;
     enum status st = ST_OK;
+    if (!names && run) FAIL(ST_NO_MEMORY, "out of memory");
     if (!names) FAIL(ST_IO, "%s: %s", runs, strerror(errno));
     json_array_foreach (names, i, name)
         for (int kind = 0; kind < RUN_KINDS; kind++)
@@ -296,7 +306,7 @@ out:
 
 enum status runs_training_runs(const char *runs, json_t *warned, json_t *list)
 {
-    json_t *names = names_in(runs, true), *name, *run;
+    json_t *names = names_in(runs, is_run), *name, *run;
     size_t i;
     if (!names) return status_fail(ST_IO, "%s: %s", runs, strerror(errno));
     json_array_foreach (names, i, name) {

@@ -129,7 +129,7 @@ enum status trained_use_learner(struct trained_model *m, bool adapters);
 struct update {
     struct trained_model *model;
     const char *run;         // whose adapter; "": the model itself
-    struct adapter *adapter; // likewise; NULL
+    struct adapter *adapter; // into which the folder is loaded where write is NULL; NULL: the model
     const char *restore;     // the folder that the server restores them from if this is cut off
     bool is_base;            // it makes the model that of its folder
     enum status (*write)(void *context);

@@ -380,11 +380,11 @@ __global__ void __launch_bounds__(THREADS)
         position[h] = row_position<false>(a, s, key[h]);
     }
     __syncthreads();
-    int stop = stops[0], least_end = least_ends[0];
+    int stop = stops[0], min_end = least_ends[0];
 #pragma unroll
     for (int i = 1; i < ROWS / 32; i++) {
         stop = max(stop, stops[i]);
-        least_end = min(least_end, least_ends[i]);
+        min_end = min(min_end, least_ends[i]);
     }
     packed_rows p = {base, 0, (stop - base) * a.group, kv_head * a.group};
 
@@ -434,7 +434,7 @@ __global__ void __launch_bounds__(THREADS)
         float scale = to_scores<N>(a, w);
         // every key of the block is seen by every row of the tile
         bool all_seen = a.window <= 0 && info[turn][0].row >= base + ROWS - 1 &&
-                        info[turn][N - 1].row >= 0 && info[turn][N - 1].row < least_end;
+                        info[turn][N - 1].row >= 0 && info[turn][N - 1].row < min_end;
 #pragma unroll
         for (int i = 0; i < N / 8; i++)
 #pragma unroll

@@ -211,9 +211,9 @@ __device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g,
 
 // ---- gradient of the keys and values -----------------------------------------------------------
 
-// A warp's keys: first .. first + 15; up to least_end - 1, rows after them see them all.
+// A warp's keys: first .. first + 15; up to min_end - 1, rows after them see them all.
 struct key_rows {
-    int first, least_end;
+    int first, min_end;
 };
 
 __device__ __forceinline__ key_rows keys_of(const attn_args<bf16> &a, int first)
@@ -275,7 +275,7 @@ __device__ __forceinline__ void take_weights(float (&w)[ROWS / 8][4], const attn
         for (int e = 0; e < 4; e++) w[i][e] = exp2_fast(w[i][e] * factor - (e % 2 ? lse.y : lse.x));
     }
     int first = p.start + by_group(a, p.base), last = p.start + by_group(a, p.base + ROWS - 1);
-    if (a.window > 0 || first < k.first + 15 || last >= k.least_end) hide_keys(w, a, k, p);
+    if (a.window > 0 || first < k.first + 15 || last >= k.min_end) hide_keys(w, a, k, p);
 }
 
 // ds (of products of values and gradients) = weights times what is left of them

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define SLOTS_BYTES ((size_t)32 << 20) // of a rank: two sets of a place for each rank, and flags
+#define SLOTS_BYTES ((size_t)32 << 20) // of a rank: two sets of a slot for each rank, and flags
 #define FLAGS_BYTES ((size_t)4096)
 #define MAX_SHARED  4
 

@@ -6,7 +6,7 @@
  * came to its own, in rank order, in f32, rounding once. Each 8 bytes written hold 4 of data and
  * the call's number, and GPUs write 8 bytes at once, so a number that is right says that its data
  * is there: no flags, no fences, no second message (NCCL calls this protocol LL). Two sets of
- * places take turns: who writes a set has seen the answers to the call between, which nobody gives
+ * slots take turns: who writes a set has seen the answers to the call between, which nobody gives
  * before it has read the last of this set.
  *
  * Logits are large, and their places are known: the matmul of the head writes them where they
@@ -15,12 +15,12 @@
  *
  * Calls are counted in device memory, so that a captured graph may be replayed. A call's number is
  * never 0, which is what memory holds at first; it comes again after 2^32 - 1 calls, some 50 hours
- * of decoding without a pause. A place is then mistaken for written only where it was written
+ * of decoding without a pause. A slot is then mistaken for written only where it was written
  * exactly so many calls ago and not since: one of the few that only long prompts reach, once in
  * some 10^9 of them. */
 // SPDX-License-Identifier: Apache-2.0
-#ifndef KERNELS_CUDA_PEER_SUM_CUH
-#define KERNELS_CUDA_PEER_SUM_CUH
+#ifndef KERNELS_CUDA_ONESHOT_CUH
+#define KERNELS_CUDA_ONESHOT_CUH
 
 #include "kernels/comm_backend.h"
 #include "kernels/cuda/cuda.cuh"
@@ -39,7 +39,7 @@ struct peer_slots {
     unsigned long long *calls;  // of those ended, in units of CALL
     unsigned *ended;            // blocks of the call under way
     const volatile int *stop;   // host memory: no rank is waited for any more
-    size_t room;                // lines of a place
+    size_t room;                // lines of a slot
     int rank, size;             // size 0: no call
 };
 

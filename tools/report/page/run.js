@@ -1,5 +1,5 @@
 /* run.js: runs as the page holds them, and how their data comes: out of the page's own elements, or
- * from its server. tools/report/run_data.h says what is in an object of data. */
+ * from its server. tools/report/report.h says what is in an object of data. */
 
 function bytesOf(base64) {
     if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
