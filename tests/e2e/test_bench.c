@@ -75,13 +75,12 @@ static double operations(const char *folder, int n)
         "intermediate_size", 64, "moe_intermediate_size", 64, "num_hidden_layers", 2,
         "num_attention_heads", 2, "num_key_value_heads", 1, "num_experts", n, "num_experts_per_tok",
         2, "norm_topk_prob", 1, "tie_word_embeddings", 1);
-    json_t *report = NULL;
     assert_int_equal(json_dump_file(object, config, 0), 0);
     assert_exit(0, test_command(log, LIMIT_MS,
                                 OPTIONS(test_binary("cw-bench"), "prefill", "--config", config,
                                         "--device", "cpu", "--batch", "2", "--context", "8",
                                         "--steps", "1", "--warmup", "0", "--json")));
-    assert_ok(json_read_file(log, 1 << 20, &report));
+    const json_t *report = json_of_file(log);
     const double work = json_real_value(json_object_get(report, "limit_ms")) *
                         json_real_value(json_object_get(report, "product_tflops"));
     json_decref(object);
@@ -99,7 +98,6 @@ TEST(experts_that_rest_are_no_work)
 TEST(variants_are_printed)
 {
     const char *log = test_path(test_folder(), "bench.log");
-    json_t *report = NULL;
     size_t i;
     json_t *row;
     int timed = 0;
@@ -107,8 +105,8 @@ TEST(variants_are_printed)
     assert_exit(0, test_command(log, LIMIT_MS,
                                 OPTIONS(test_binary("cw-bench"), "ops", "--variants", "--json",
                                         "--device", test_device())));
-    assert_ok(json_read_file(log, 1 << 20, &report));
-    json_array_foreach (json_object_get(report, "rows"), i, row) {
+    const json_t *rows = json_object_get(json_of_file(log), "rows");
+    json_array_foreach (rows, i, row) {
         const char *name = text_of(row, "op");
         for (int op = 0; op < N_OPS; op++)
             found[op] = found[op] || strcmp(name, op_name((enum op)op)) == 0;

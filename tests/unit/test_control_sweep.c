@@ -21,10 +21,12 @@ TEST(test_pages_in_the_making)
         for (;;) control_sweep(fresh);
     }
     enum status st = ST_OK;
-    for (int i = 0; i < PAGES && st == ST_OK; i++) {
+    for (int i = 0; i < PAGES; i++) {
         struct control *c;
         st = control_create(name, "layout", &c);
-        if (st == ST_OK) control_end(c);
+        if (st != ST_OK) break;
+        control_end(c);
+        control_free(c);
     }
     kill(sweeper, SIGKILL);
     waitpid(sweeper, NULL, 0);

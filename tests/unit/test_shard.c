@@ -64,7 +64,7 @@ static bool shards_equal_whole(const char *folder, int size)
     struct loaded whole, part;
     bool fits = true;
     assert_ok(load(folder, (struct shard){0, 1}, &whole));
-    unsigned char *held = calloc((size_t)whole.weights->n_elements, 1);
+    unsigned char *held = calloc(whole.weights->bytes / sizeof(float), 1);
     assert_non_null(held);
     for (int rank = 0; rank < size && fits; rank++) {
         fits = load(folder, (struct shard){rank, size}, &part) == ST_OK;

@@ -57,7 +57,7 @@ TEST(every_element_is_updated_once)
     assert_ok(tiny_model_write_as(folder, &shape));
     reference_open(folder, "cpu", &r);
     for (size_t f = 0; f < 2; f++) {
-        struct param_ranges ranges;
+        struct param_ranges ranges = {0};
         int64_t starts[64] = {0};
         assert_ok(param_ranges_of(r.weights, freezes[f], &ranges));
         for (int i = 0; i < ranges.n; i++) starts[i + 1] = starts[i] + ranges.list[i].n;
@@ -176,6 +176,8 @@ out:
     if (st != ST_OK) fprintf(stderr, "rank %d: %s\n", rank, status_message());
     optimizer_free(o);
     comm_free(comm);
+    param_ranges_release(&ranges);
+    reference_close(&r);
     return st == ST_OK ? 0 : 1;
 }
 
