@@ -107,7 +107,7 @@ static const struct option_spec table[] = {
     OPT_TEXT(
         "kv-memory", kv_memory, "0%", "SIZE|PERCENT",
         "for the KV cache: 4G, or 80% of what is free after the weights; 0%: the device's default"),
-    OPT_INT("max-adapters", server.engine.max_adapters, "0", "N", 0, ADAPTERS_MOST,
+    OPT_INT("max-adapters", server.engine.max_adapters, "0", "N", 0, ADAPTERS_MAX,
             "room for so many LoRA adapters beside the model, for requests that name one"),
     OPT_INT("max-lora-rank", server.engine.max_lora_rank, "64", "R", 1, 1024,
             "largest rank of an adapter"),

@@ -165,11 +165,11 @@ void device_allocated(const struct device *dev, size_t *ret_now, size_t *ret_pea
 enum status device_alloc(struct device *dev, size_t bytes, void **ret)
 {
     if (dev->n_blocks == dev->max_blocks) {
-        int most = dev->max_blocks ? 2 * dev->max_blocks : 64;
-        struct device_block *blocks = realloc(dev->blocks, (size_t)most * sizeof *blocks);
+        int max = dev->max_blocks ? 2 * dev->max_blocks : 64;
+        struct device_block *blocks = realloc(dev->blocks, (size_t)max * sizeof *blocks);
         if (!blocks) return status_fail(ST_NO_MEMORY, "no memory to note an allocation");
         dev->blocks = blocks;
-        dev->max_blocks = most;
+        dev->max_blocks = max;
     }
     enum status st = dev->backend->alloc(dev, bytes, ret);
     if (st != ST_OK) return st;

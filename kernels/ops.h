@@ -202,8 +202,8 @@ struct delta_shape {
     int taps;
     enum dtype dt;
 };
-#define DELTA_MOST_TAPS 8
-#define DELTA_MOST_DIM  128                                    // of key_dim and head_dim
+#define DELTA_MAX_TAPS 8
+#define DELTA_MAX_DIM  128                                     // of key_dim and head_dim
 static inline int delta_key_width(const struct delta_shape *s) // of queries, of keys
 {
     return s->n_key_heads * s->key_dim;
@@ -320,7 +320,7 @@ struct token_logprob {
     int32_t rank;  // 1: the likeliest; of equal logits the lower token comes first
     float logprob; // under the temperature-scaled distribution
 };
-#define TOP_LOGPROBS_MOST 128 // likeliest tokens that one row can list
+#define TOP_LOGPROBS_MAX 128 // likeliest tokens that one row can list
 
 // A token whose logit is adjusted before sampling, in device memory.
 struct logit_entry {
@@ -606,7 +606,7 @@ struct ops {
     void (*logprob_back)(struct device *, void *dlogits, const struct head_grads *,
                          const struct head_args *, enum dtype dt);
     // For each row i: out[i] (1 + k) is target[i], then the k likeliest tokens, likeliest first; k
-    // is at most vocab and TOP_LOGPROBS_MOST. The numbers are those of `logprob`, to the bit.
+    // is at most vocab and TOP_LOGPROBS_MAX. The numbers are those of `logprob`, to the bit.
     void (*top_logprobs)(struct device *, struct token_logprob *out, int k,
                          const struct head_args *);
     // Adjusts the logits z of each of n rows' entries in place, in this order: z += bias; where

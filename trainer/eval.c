@@ -118,7 +118,7 @@ static void print_result(const struct eval_config *config, const struct eval_res
                100 * eval_error(&r->correct));
     printf("reward %.4f +- %.4f, %d prompts, %.1f tokens each, %.1f%% cut off, ", r->reward.mean,
            eval_error(&r->reward), r->n, r->mean_length, 100 * r->truncated);
-    for (int i = 0; i < EVAL_MOST_PASS && r->pass[i].n > 0; i++)
+    for (int i = 0; i < EVAL_MAX_PASS && r->pass[i].n > 0; i++)
         printf("pass@%d %.2f%% +- %.2f%%, ", 1 << i, 100 * r->pass[i].mean,
                100 * eval_error(&r->pass[i]));
     if (r->majority.n > 0)

@@ -256,11 +256,11 @@ int file_sweep_temporaries(const char *path)
     int n = 0;
     for (const struct dirent *entry; dir && (entry = readdir(dir));) {
         const size_t all = strlen(entry->d_name), tail = mark + TEMPORARY_DIGITS;
-        const char *rest = entry->d_name + all - tail;
+        const char *remaining = entry->d_name + all - tail;
         if (all <= tail || strncmp(entry->d_name, name, len) != 0 || (len && all != len + tail) ||
-            strncmp(rest, TEMPORARY, mark) != 0 ||
-            strspn(rest + mark, "0123456789abcdef") != TEMPORARY_DIGITS ||
-            is_alive(strtol(rest + mark, NULL, 16)))
+            strncmp(remaining, TEMPORARY, mark) != 0 ||
+            strspn(remaining + mark, "0123456789abcdef") != TEMPORARY_DIGITS ||
+            is_alive(strtol(remaining + mark, NULL, 16)))
             continue;
         n += unlinkat(dirfd(dir), entry->d_name, 0) == 0;
     }

@@ -159,10 +159,10 @@ enum status adapter_config_json(int r, double alpha, double dropout, bool rslora
                                 const char *targets, json_t **ret)
 {
     const bool all = strcmp(targets, "all-linear") == 0;
-    char *copy = strdup(targets), *rest = NULL;
+    char *copy = strdup(targets), *state = NULL;
     json_t *list = all ? json_string(targets) : json_array();
-    for (char *name = copy && !all ? strtok_r(copy, ", ", &rest) : NULL; name;
-         name = strtok_r(NULL, ", ", &rest))
+    for (char *name = copy && !all ? strtok_r(copy, ", ", &state) : NULL; name;
+         name = strtok_r(NULL, ", ", &state))
         json_array_append_new(list, json_string(name));
     free(copy);
     json_t *json =

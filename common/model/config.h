@@ -163,10 +163,10 @@ enum status model_config_shard(struct model_config *config, struct shard shard);
 // Of a layer that has experts; 0: none has any. All that have any have as many.
 static inline int config_experts(const struct model_config *c)
 {
-    int most = 0;
+    int max = 0;
     for (int l = 0; l < c->n_layers; l++)
-        if (c->layers[l].moe.n_experts > most) most = c->layers[l].moe.n_experts;
-    return most;
+        if (c->layers[l].moe.n_experts > max) max = c->layers[l].moe.n_experts;
+    return max;
 }
 
 // Widths in elements.

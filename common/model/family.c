@@ -150,9 +150,9 @@ static enum status read_delta(const char *where, const json_t *json, struct delt
     enum status st = ST_OK;
     CHECK(json_get_int32(where, json, "linear_num_key_heads", 1, 1024, &s.n_key_heads));
     CHECK(json_get_int32(where, json, "linear_num_value_heads", 1, 1024, &s.n_heads));
-    CHECK(json_get_int32(where, json, "linear_key_head_dim", 1, DELTA_MOST_DIM, &s.key_dim));
-    CHECK(json_get_int32(where, json, "linear_value_head_dim", 1, DELTA_MOST_DIM, &s.head_dim));
-    CHECK(json_get_int32(where, json, "linear_conv_kernel_dim", 2, DELTA_MOST_TAPS, &s.taps));
+    CHECK(json_get_int32(where, json, "linear_key_head_dim", 1, DELTA_MAX_DIM, &s.key_dim));
+    CHECK(json_get_int32(where, json, "linear_value_head_dim", 1, DELTA_MAX_DIM, &s.head_dim));
+    CHECK(json_get_int32(where, json, "linear_conv_kernel_dim", 2, DELTA_MAX_TAPS, &s.taps));
     if (s.n_heads % s.n_key_heads != 0)
         FAIL(ST_FORMAT,
              "%s: linear_num_value_heads %d is not a multiple of linear_num_key_heads %d", where,

@@ -298,7 +298,7 @@ static void copy_keys(const struct gguf *g, const char *const keys[][2], json_t 
 static enum status read_divisors(const struct gguf *g, const struct gguf_tensor *t, json_t *config)
 {
     const int64_t n = t->shape[0];
-    float divisors[128], most = 1;
+    float divisors[128], max = 1;
     struct rope_config r = {.kind = ROPE_LLAMA3,
                             .theta = number(g, "rope.freq_base", 10000),
                             .dim = 2 * (int)n,
@@ -307,8 +307,8 @@ static enum status read_divisors(const struct gguf *g, const struct gguf_tensor 
                             .high_freq_factor = 4};
     bool same = t->n_dims == 1 && n <= 128;
     if (same) quant_read(t->type, t->data, 0, n, divisors);
-    for (int64_t i = 0; same && i < n; i++) most = fmaxf(most, divisors[i]);
-    r.factor = most;
+    for (int64_t i = 0; same && i < n; i++) max = fmaxf(max, divisors[i]);
+    r.factor = max;
     for (int i = 0; same && i < n; i++) {
         const double is = divisors[i] * rope_frequency(&r, i, false);
         same = fabs(is * pow(r.theta, 2.0 * i / r.dim) - 1) < 1e-3;

@@ -16,8 +16,8 @@ struct quant_type {
     const char *name;
     int values, bytes;
     void (*read)(const struct quant_type *, const uint8_t *block, float *ret); // NULL: not known
-    uint8_t low, high, least; // where a block has values' lower and upper bits, and the least value
-    uint8_t zero;             // which value stands for 0
+    uint8_t low, high, min; // where a block has values' lower and upper bits, and the least value
+    uint8_t zero;           // which value stands for 0
 };
 const struct quant_type *quant_type_at(uint32_t number); // ggml's numbers; NULL: none
 // n values from number `first` on, of blocks that lie one behind the other.

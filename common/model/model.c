@@ -33,7 +33,7 @@ int model_routing_parts(int n_experts, size_t a, size_t base, struct device_part
     return 5;
 }
 
-#define MOST_SCRATCH 40
+#define MAX_SCRATCH 40
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -47,7 +47,7 @@ static size_t logits_bytes(const struct model_config *c, size_t rows)
 
 // What one layer, and the head, want.
 static int layer_scratch(const struct model *m, const struct layer_config *l,
-                         struct device_part ret[MOST_SCRATCH])
+                         struct device_part ret[MAX_SCRATCH])
 {
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows,
@@ -92,9 +92,9 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
                                    offsetof(struct model, shared_routing), ret + n);
 }
 
-static int scratch_parts(const struct model *m, struct device_part ret[MOST_SCRATCH])
+static int scratch_parts(const struct model *m, struct device_part ret[MAX_SCRATCH])
 {
-    struct device_part one[MOST_SCRATCH];
+    struct device_part one[MAX_SCRATCH];
     const int n = layer_scratch(m, &m->config->layers[0], ret);
     for (int l = 1; l < m->config->n_layers; l++) {
         layer_scratch(m, &m->config->layers[l], one);
@@ -105,7 +105,7 @@ static int scratch_parts(const struct model *m, struct device_part ret[MOST_SCRA
 
 static enum status alloc_scratch(struct model *m)
 {
-    struct device_part parts[MOST_SCRATCH];
+    struct device_part parts[MAX_SCRATCH];
     const int n = scratch_parts(m, parts);
     enum status st = device_alloc_parts(m->dev, m, parts, n);
     if (st != ST_OK)
@@ -181,7 +181,7 @@ out:
 void model_free(struct model *m)
 {
     if (!m) return;
-    struct device_part parts[MOST_SCRATCH];
+    struct device_part parts[MAX_SCRATCH];
     const int n = scratch_parts(m, parts);
     if (m->shares_logits && comm_shares(m->comm, m->logits)) m->logits = NULL;
     device_release_parts(m->dev, m, parts, n);

@@ -36,11 +36,11 @@ static void read_bf16(const struct quant_type *t, const uint8_t *p, float *ret)
 // 4 bits, and a fifth: a scale, and the least value or a zero.
 static void read_4_5(const struct quant_type *t, const uint8_t *p, float *ret)
 {
-    const float scale = half_at(p), least = t->least ? half_at(p + t->least) : 0;
+    const float scale = half_at(p), min = t->min ? half_at(p + t->min) : 0;
     for (int i = 0; i < 32; i++) {
         int q = p[t->low + i % 16] >> (i / 16 * 4) & 15;
         if (t->high) q |= (p[t->high + i / 8] >> i % 8 & 1) << 4;
-        ret[i] = scale * (float)(q - t->zero) + least;
+        ret[i] = scale * (float)(q - t->zero) + min;
     }
 }
 
@@ -58,11 +58,11 @@ static void read_4_5_k(const struct quant_type *t, const uint8_t *p, float *ret)
         const uint8_t *s = p + 4 + run % 4;
         const int a = run < 4 ? s[0] & 63 : (s[8] & 15) | s[0] >> 6 << 4;
         const int b = run < 4 ? s[4] & 63 : s[8] >> 4 | s[4] >> 6 << 4;
-        const float scale = half_at(p) * (float)a, least = half_at(p + t->least) * (float)b;
+        const float scale = half_at(p) * (float)a, min = half_at(p + t->min) * (float)b;
         for (int i = 0; i < 32; i++) {
             int q = p[t->low + run / 2 * 32 + i] >> (run % 2 * 4) & 15;
             if (t->high) q |= (p[t->high + i] >> run & 1) << 4;
-            ret[run * 32 + i] = scale * (float)q - least;
+            ret[run * 32 + i] = scale * (float)q - min;
         }
     }
 }
@@ -83,14 +83,14 @@ static const struct quant_type types[] = {
     [0] = {"F32", 1, 4, .read = read_f32},
     [1] = {"F16", 1, 2, .read = read_f16},
     [2] = {"Q4_0", 32, 18, read_4_5, .low = 2, .zero = 8},
-    [3] = {"Q4_1", 32, 20, read_4_5, .low = 4, .least = 2},
+    [3] = {"Q4_1", 32, 20, read_4_5, .low = 4, .min = 2},
     [6] = {"Q5_0", 32, 22, read_4_5, .low = 6, .high = 2, .zero = 16},
-    [7] = {"Q5_1", 32, 24, read_4_5, .low = 8, .high = 4, .least = 2},
+    [7] = {"Q5_1", 32, 24, read_4_5, .low = 8, .high = 4, .min = 2},
     [8] = {"Q8_0", 32, 34, read_8, .low = 2},
     [10] = {.name = "Q2_K"},
     [11] = {.name = "Q3_K"},
-    [12] = {"Q4_K", 256, 144, read_4_5_k, .low = 16, .least = 2},
-    [13] = {"Q5_K", 256, 176, read_4_5_k, .low = 48, .high = 16, .least = 2},
+    [12] = {"Q4_K", 256, 144, read_4_5_k, .low = 16, .min = 2},
+    [13] = {"Q5_K", 256, 176, read_4_5_k, .low = 48, .high = 16, .min = 2},
     [14] = {"Q6_K", 256, 210, read_6_k, .high = 128, .zero = 32},
     [20] = {.name = "IQ4_NL"},
     [23] = {.name = "IQ4_XS"},

@@ -6,14 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_TAPE 48
+#define MAX_TAPE 48
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
     }
 
 static int tape_parts(const struct model_config *c, const struct layer_config *l, enum dtype dt,
-                      size_t t, struct device_part ret[MOST_TAPE])
+                      size_t t, struct device_part ret[MAX_TAPE])
 {
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
     size_t qkv = l->latent.rank > 0 ? 0 : t * (size_t)layer_qkv_width(l) * e;
@@ -72,13 +72,13 @@ static bool is_kept(const struct layer_config *layer, const struct device_part *
 static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t,
                       enum recompute recompute, struct tape *tape)
 {
-    struct device_part parts[MOST_TAPE];
-    size_t at = 0, rest = 0, end = 0;
+    struct device_part parts[MAX_TAPE];
+    size_t at = 0, shared = 0, end = 0;
     char *base = tape ? tape->memory : NULL;
     for (int kept = 1; kept >= 0; kept--) {
-        rest = at;
+        shared = at;
         for (int l = 0; l < c->n_layers; l++) {
-            if (!kept && recompute == RECOMPUTE_LAYER) at = rest;
+            if (!kept && recompute == RECOMPUTE_LAYER) at = shared;
             const int n = tape_parts(c, &c->layers[l], dt, t, parts);
             for (int i = 0; i < n; i++) {
                 if (is_kept(&c->layers[l], &parts[i]) != kept) continue;

@@ -352,12 +352,12 @@ static void copy_in_slice(const struct weights *w, struct device *dev,
     const struct tensor_slice *s = &t->slice;
     const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, all = t->n_dims == 2 ? s->whole[1] : 1;
     const bool as_it_lies = !e->read && cols == all && t->stored.n_dims == 0;
-    const int64_t most = as_it_lies ? INT64_MAX : STAGING_ELEMENTS / cols;
+    const int64_t max = as_it_lies ? INT64_MAX : STAGING_ELEMENTS / cols;
     int64_t at = 0;
     for (int r = 0; r < s->n_runs; r++)
         for (int64_t row = 0, n; row < s->runs[r].n; row += n, at += n * cols) {
             const int64_t first = s->runs[r].first + row;
-            n = s->runs[r].n - row < most ? s->runs[r].n - row : most;
+            n = s->runs[r].n - row < max ? s->runs[r].n - row : max;
             const void *from = packed;
             if (e->read) {
                 read_rows(t, e, first, n, cols, packed);

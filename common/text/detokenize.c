@@ -46,20 +46,20 @@ static const struct step_type types[] = {
 
 enum status decoder_parse(const char *where, const json_t *section, struct step_list *ret)
 {
-    int most = -1; // of the kinds before
+    int max = -1; // of the kinds before
     enum status st;
     CHECK(step_list_parse(where, "decoder", "decoders", section, types, ret));
     // steps have a fixed order here; each comes only before those that follow it in the chain
     for (size_t i = 0; i < ret->n; i++) {
         const struct step_type *type = ret->items[i].type;
         const bool first = i == 0 && type->kind != STRIP,
-                   later = most > BYTE_LEVEL && type->kind > METASPACE &&
-                           (type->kind == STRIP ? most == FUSE
-                                                : type->kind == FUSE || type->kind >= most);
+                   later = max > BYTE_LEVEL && type->kind > METASPACE &&
+                           (type->kind == STRIP ? max == FUSE
+                                                : type->kind == FUSE || type->kind >= max);
         if (!first && !later)
             FAIL(ST_UNSUPPORTED, "%s: decoder.type \"%s\" is not supported%s", where, type->name,
                  i == 0 ? "" : " at this place of the sequence");
-        if (type->kind > most) most = type->kind;
+        if (type->kind > max) max = type->kind;
     }
 out:
     return st;

@@ -150,7 +150,7 @@ bool engine_paused(struct engine *e)
 static void publish_list(struct engine *e)
 {
     const struct adapters *a = weights_owner_adapters(e->owner);
-    struct adapter_info list[ADAPTERS_MOST];
+    struct adapter_info list[ADAPTERS_MAX];
     int n = 0;
     pthread_mutex_lock(&e->lock);
     for (int i = 0; i < adapters_max(a); i++) {
@@ -229,7 +229,7 @@ static enum status unload(struct engine *e, const struct command *c)
 
 void engine_free_retired(struct engine *e)
 {
-    int slots[ADAPTERS_MOST], n = 0;
+    int slots[ADAPTERS_MAX], n = 0;
     pthread_mutex_lock(&e->lock);
     for (int i = e->n_adapters - 1; i >= 0; i--) {
         if (e->adapter_list[i].name[0] || e->adapter_list[i].samples > 0) continue;

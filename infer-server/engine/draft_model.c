@@ -219,7 +219,7 @@ void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_ke
                           sample->blocks.state);
     assert(*computed_of(sample) <= sample_computed(sample));
     // A step and its drafts reach over two blocks at most, or over so many small ones.
-    note_computed(d, sample, n_kept > SPECULATIVE_MOST ? n_kept - SPECULATIVE_MOST - 1 : 0);
+    note_computed(d, sample, n_kept > SPECULATIVE_MAX ? n_kept - SPECULATIVE_MAX - 1 : 0);
 }
 
 // ---- drafts ------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ enum status draft_model_sample(struct draft_model *d, struct sample *const *samp
 {
     enum status st = ST_OK;
     int first_row = 0;
-    for (int depth = 0; depth < SPECULATIVE_MOST; depth++, first_row += d->runner->n_rows) {
+    for (int depth = 0; depth < SPECULATIVE_MAX; depth++, first_row += d->runner->n_rows) {
         struct pass pass = {.depth = depth,
                             .first_row = first_row,
                             .room = d->limits.prefill_chunk,

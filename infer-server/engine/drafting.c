@@ -32,7 +32,7 @@ struct drafting {
 
 int drafting_rows(const struct engine_options *options)
 {
-    const int k = speculative_most(options->speculative), max_batch = options->max_batch;
+    const int k = speculative_max(options->speculative), max_batch = options->max_batch;
     const int rows = k > 0 && max_batch >= ROWS / k ? ROWS : max_batch * k;
     return rows > ROWS_OFF ? rows : ROWS_OFF;
 }
@@ -47,9 +47,9 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
     d->model = model;
     d->choice = options->speculative;
     d->exact = options->exact;
-    d->measures = speculative_most(d->choice) > 0 && !fixed;
+    d->measures = speculative_max(d->choice) > 0 && !fixed;
     d->stats = stats;
-    stats->drafts.draft_positions = speculative_most(d->choice);
+    stats->drafts.draft_positions = speculative_max(d->choice);
     stats->speculative = d->choice;
     CHECK(speculative_new(fixed, max_rows, &d->speculative));
     d->drafts = malloc((size_t)options->max_batch * sizeof *d->drafts);
@@ -121,7 +121,7 @@ static void propose(struct drafting *d, struct sample *sample)
 bool drafting_is_wanted(const struct drafting *d, const struct scheduler *scheduler)
 {
     for (int i = 0; i < scheduler_running(scheduler); i++)
-        if (speculative_most(choice_of(d, scheduler_at(scheduler, i))) > 0) return true;
+        if (speculative_max(choice_of(d, scheduler_at(scheduler, i))) > 0) return true;
     return false;
 }
 
@@ -152,7 +152,7 @@ enum status drafting_propose(struct drafting *d, struct scheduler *scheduler, bo
     if (!count_decoding(d, scheduler, &n_seqs, &attended) || !policy) return ST_OK;
     for (int i = 0; i < scheduler_running(scheduler); i++) {
         struct sample *sample = scheduler_at(scheduler, i);
-        if (!sample_is_decoding(sample) || speculative_most(choice_of(d, sample)) == 0) continue;
+        if (!sample_is_decoding(sample) || speculative_max(choice_of(d, sample)) == 0) continue;
         propose(d, sample);
         if (sample->draft.n > 0) d->drafts[n++] = &sample->draft;
     }
@@ -270,7 +270,7 @@ void draft_counts_add(struct draft_counts *sum, const struct draft_counts *more)
     sum->num_draft_tokens += more->num_draft_tokens;
     sum->num_accepted_tokens += more->num_accepted_tokens;
     if (more->draft_positions > sum->draft_positions) sum->draft_positions = more->draft_positions;
-    for (int i = 0; i < SPECULATIVE_MOST; i++)
+    for (int i = 0; i < SPECULATIVE_MAX; i++)
         sum->num_accepted_tokens_per_pos[i] += more->num_accepted_tokens_per_pos[i];
 }
 

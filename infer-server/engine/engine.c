@@ -130,14 +130,14 @@ static enum status check_room(const struct engine *e, const struct request *r)
                            "the prompt's %d tokens and max_tokens %d are over the context of %d "
                            "tokens; shorten the prompt or ask for fewer tokens",
                            r->n_prompt, s->max_tokens, e->max_context);
-    const int most = e->options.max_batch + e->options.max_queue;
-    if (s->n > most)
-        return status_fail(ST_INVALID, "n is %d; this server holds at most %d samples", s->n, most);
-    if (e->n_inside + s->n > most)
+    const int max = e->options.max_batch + e->options.max_queue;
+    if (s->n > max)
+        return status_fail(ST_INVALID, "n is %d; this server holds at most %d samples", s->n, max);
+    if (e->n_inside + s->n > max)
         return status_fail(ST_BUSY,
                            "the queue is full: %d samples are running or waiting, at most %d are "
                            "taken; try again later",
-                           e->n_inside, most);
+                           e->n_inside, max);
     return ST_OK;
 }
 
@@ -196,7 +196,7 @@ void engine_cancel(struct engine *e, struct request *r, int sample)
 
 // ---- adapters ----------------------------------------------------------------------------------
 
-int engine_adapters(struct engine *e, struct adapter_info ret[ADAPTERS_MOST])
+int engine_adapters(struct engine *e, struct adapter_info ret[ADAPTERS_MAX])
 {
     pthread_mutex_lock(&e->lock);
     int n = 0;

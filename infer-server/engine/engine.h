@@ -95,7 +95,7 @@ typedef void (*engine_done_fn)(void *context, enum status, const char *message, 
 enum status engine_reload(struct engine *e, const char *folder, const char *draft_folder,
                           engine_done_fn done, void *context);
 // LoRA adapters. Any thread: those that there are, and one by its name.
-int engine_adapters(struct engine *e, struct adapter_info ret[ADAPTERS_MOST]);
+int engine_adapters(struct engine *e, struct adapter_info ret[ADAPTERS_MAX]);
 bool engine_find_adapter(struct engine *e, const char *name, struct adapter_ref *ret);
 // Loads, makes or unloads one at a step boundary; done() as of engine_reload(). An order is copied.
 // A folder that records another base (adapter.h): ST_MISMATCH of an exact engine, else a message.

@@ -37,7 +37,7 @@ extern const struct histogram_bounds bounds_step_tokens; // tokens of one step
 extern const struct histogram_bounds bounds_n;           // samples of a prompt
 
 // 1, 2, 5, 10, 20, ... up to `most`: tokens of a request, of at most the context's.
-void histogram_bounds_tokens(int most, struct histogram_bounds *ret);
+void histogram_bounds_tokens(int max, struct histogram_bounds *ret);
 
 void histogram_add(struct histogram *h, const struct histogram_bounds *bounds, double value);
 
@@ -113,7 +113,7 @@ struct prompt_token { // of a prompt's token, given those before it; the first h
 struct draft_counts { // of drafts that were verified
     int64_t num_drafts, num_draft_tokens,
         num_accepted_tokens; // num_drafts: steps that verified some
-    int64_t num_accepted_tokens_per_pos[SPECULATIVE_MOST];
+    int64_t num_accepted_tokens_per_pos[SPECULATIVE_MAX];
     int draft_positions; // most drafts of one step
 };
 void draft_counts_step(struct draft_counts *c, int n_drafts, int n_accepted); // one more step

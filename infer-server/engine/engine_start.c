@@ -231,7 +231,7 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
     const struct runner *policy = x->runners[RUNNER_POLICY];
     // Drafts that only requests ask for would take states from sequences.
     const bool drafts =
-        config_state_elements(policy->config) == 0 || speculative_most(options->speculative) > 0;
+        config_state_elements(policy->config) == 0 || speculative_max(options->speculative) > 0;
     const struct kv_request request = {.bytes = options->kv_bytes,
                                        .percent = options->kv_percent,
                                        .block_size = options->block_size,
@@ -310,7 +310,7 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     x->records = malloc((size_t)max_rows * sizeof *x->records);
     if (!x->item_end || !x->events || !x->records)
         FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
-    x->drafts = speculative_most(options->speculative) > 0;
+    x->drafts = speculative_max(options->speculative) > 0;
     CHECK(drafting_measure(x->drafting, x->runners));
     // Followers are told a step's tokens; a draft model, and who writes with another, need them.
     x->ahead = options->step_ahead && !group && !x->draft_model && !x->runners[RUNNER_FROZEN];
@@ -437,7 +437,7 @@ enum status engine_load(struct engine *e)
     log_states(e);
     if (draft) log_further(e, "draft model", o->draft_folder, draft);
     if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);
-    if (frozen && speculative_most(o->speculative) > 0)
+    if (frozen && speculative_max(o->speculative) > 0)
         log_info("engine: requests with \"tandem\" draft nothing");
     return ST_OK;
 out:

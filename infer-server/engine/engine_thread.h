@@ -50,7 +50,7 @@ struct engine {
     struct weights_owner *owner; // NULL while loading
     int max_context;             // 0 while loading
     int n_adapters;
-    struct adapter_info adapter_list[ADAPTERS_MOST];
+    struct adapter_info adapter_list[ADAPTERS_MAX];
     _Atomic bool cancels; // some sample's cancel flag was set
 
     // the thread's

@@ -50,7 +50,7 @@ static int n_samples(const struct executor *x)
 void executor_add(struct executor *x, struct request *r)
 {
     const struct speculative_choice choice = r->sampling.speculative;
-    if (choice.chosen) x->drafts |= speculative_most(choice) > 0;
+    if (choice.chosen) x->drafts |= speculative_max(choice) > 0;
     if (scheduler_add(x->scheduler, r)) return;
     for (int i = 0, n = r->sampling.n; i < n; i++) {
         r->samples[i].queue.state = SAMPLE_DONE;

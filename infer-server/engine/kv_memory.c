@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define DEFAULT_PERCENT 30.0
-#define CPU_MOST_BYTES  ((int64_t)4 << 30)
+#define CPU_MAX_BYTES   ((int64_t)4 << 30)
 
 static enum status pool_bytes(struct device *dev, const struct kv_request *request, int64_t *ret)
 {
@@ -28,8 +28,8 @@ static enum status pool_bytes(struct device *dev, const struct kv_request *reque
     }
     double percent = request->percent > 0 ? request->percent : DEFAULT_PERCENT;
     int64_t bytes = (int64_t)((double)available * percent / 100.0);
-    if (request->percent <= 0 && device_kind(dev) == DEVICE_CPU && bytes > CPU_MOST_BYTES)
-        bytes = CPU_MOST_BYTES;
+    if (request->percent <= 0 && device_kind(dev) == DEVICE_CPU && bytes > CPU_MAX_BYTES)
+        bytes = CPU_MAX_BYTES;
     *ret = bytes;
     return ST_OK;
 }

@@ -54,9 +54,9 @@ enum status check_drafts(const struct engine_options *o, struct speculative_choi
                          const char *where)
 {
     for (int m = 0; m < SPECULATIVE_METHODS; m++)
-        if (choice.k[m] < 0 || choice.k[m] > SPECULATIVE_MOST)
+        if (choice.k[m] < 0 || choice.k[m] > SPECULATIVE_MAX)
             return status_fail(ST_INVALID, "%s: K is %d; it must be 1 to %d", where, choice.k[m],
-                               SPECULATIVE_MOST);
+                               SPECULATIVE_MAX);
     if (choice.k[SPECULATIVE_DRAFT_MODEL] && !o->draft_folder)
         return status_fail(ST_INVALID,
                            "%s: draft_model needs a draft model, and the server was started "
@@ -76,12 +76,11 @@ static enum status check_ids(const struct model_config *config, const char *what
 }
 
 // How many likeliest tokens can be listed beside one: `most`, or all of a smaller vocabulary.
-static enum status check_listed(const struct model_config *config, const char *what, int n,
-                                int most)
+static enum status check_listed(const struct model_config *config, const char *what, int n, int max)
 {
-    if (most > config->vocab_size) most = config->vocab_size;
-    if (n <= most) return ST_OK;
-    return status_fail(ST_INVALID, "%s is %d; at most %d can be listed", what, n, most);
+    if (max > config->vocab_size) max = config->vocab_size;
+    if (n <= max) return ST_OK;
+    return status_fail(ST_INVALID, "%s is %d; at most %d can be listed", what, n, max);
 }
 
 static enum status check_sampling(const struct model_config *config, const struct sampling *s)
@@ -104,17 +103,17 @@ static enum status check_sampling(const struct model_config *config, const struc
          "must be finite"},
         {!isfinite(s->presence_penalty), "presence_penalty", s->presence_penalty, "must be finite"},
     };
-    const int most = (int)(sizeof s->stop_ids / sizeof s->stop_ids[0]);
+    const int max = (int)(sizeof s->stop_ids / sizeof s->stop_ids[0]);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
         if (faults[i].bad)
             return status_fail(ST_INVALID, "%s is %g; it %s", faults[i].name, faults[i].value,
                                faults[i].must);
-    if (s->n_stop_ids < 0 || s->n_stop_ids > most)
+    if (s->n_stop_ids < 0 || s->n_stop_ids > max)
         return status_fail(ST_INVALID, "%d stop token ids; at most %d are taken", s->n_stop_ids,
-                           most);
+                           max);
     enum status st = check_ids(config, "stop token id", s->stop_ids, s->n_stop_ids);
     if (st == ST_OK) st = check_listed(config, "logprobs", s->logprobs, SAMPLER_MAX_TOP);
-    if (st == ST_OK) st = check_listed(config, "prompt_logprobs", s->prompt_top, TOP_LOGPROBS_MOST);
+    if (st == ST_OK) st = check_listed(config, "prompt_logprobs", s->prompt_top, TOP_LOGPROBS_MAX);
     for (int i = 0; i < s->n_logit_bias && st == ST_OK; i++) {
         const struct token_bias *bias = &s->logit_bias[i];
         st = check_ids(config, "logit_bias: token", &bias->token, 1);
@@ -132,8 +131,7 @@ enum status request_check(const struct engine_options *options, const struct mod
     if (st == ST_OK) st = check_sampling(config, &r->sampling);
     // Each draft takes memory for a state of its own.
     if (st == ST_OK && config_state_elements(config) > 0 &&
-        speculative_most(r->sampling.speculative) > 0 &&
-        speculative_most(options->speculative) == 0)
+        speculative_max(r->sampling.speculative) > 0 && speculative_max(options->speculative) == 0)
         st = status_fail(ST_UNSUPPORTED,
                          "speculative: this model carries a state along each sequence, and the "
                          "server has no memory for those of drafts; start it with --speculative, "
@@ -159,8 +157,8 @@ static enum status prepare_prompt_logprobs(struct request *r)
 
 enum status request_prepare(struct request *r, int block_size, uint64_t cache_salt)
 {
-    const int most = r->n_prompt + r->sampling.max_tokens;
-    const size_t n_blocks = (size_t)(most + block_size - 1) / (size_t)block_size;
+    const int max = r->n_prompt + r->sampling.max_tokens;
+    const size_t n_blocks = (size_t)(max + block_size - 1) / (size_t)block_size;
     r->full_blocks = r->n_prompt / block_size;
     const size_t n_own = n_blocks - (size_t)r->full_blocks;
     if (!r->hashes) r->hashes = malloc(((size_t)r->full_blocks + 1) * sizeof *r->hashes);
@@ -186,7 +184,7 @@ enum status request_prepare(struct request *r, int block_size, uint64_t cache_sa
         if (!b->hashes) b->hashes = malloc(n_own * sizeof *b->hashes);
         if (!text->generated || !b->at || !b->hashes)
             return status_fail(ST_NO_MEMORY, "no memory for %d samples of %d tokens", r->sampling.n,
-                               most);
+                               max);
         if (text->counted.at || !sampling_adjusts(&r->sampling)) continue;
         enum status st = logit_list_init(&r->sampling, r->prompt, r->n_prompt, &text->counted);
         if (st != ST_OK) return st;

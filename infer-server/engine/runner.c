@@ -144,11 +144,11 @@ enum status runner_want(struct runner *r, int row, const struct sampler_row *sam
     return st;
 }
 
-static int padded(const struct runner *r, int n, int most)
+static int padded(const struct runner *r, int n, int max)
 {
     if (!r->graphs) return n; // none is captured
     const int rows = decode_graphs_rows(n);
-    return rows <= most ? rows : n;
+    return rows <= max ? rows : n;
 }
 
 int runner_padded_rows(const struct runner *r, int n)

@@ -11,7 +11,7 @@
 #include "infer-server/engine/logprobs.h"
 #include <stdlib.h>
 
-#define LEAST_LOGIT (-1e30f) // finite, so that sums over a row stay numbers
+#define MIN_LOGIT (-1e30f) // finite, so that sums over a row stay numbers
 
 struct sampler {
     struct device *dev;
@@ -85,8 +85,8 @@ bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, i
 
 static void forbid(struct sampler *s, float *row, int32_t token)
 {
-    static const float least = LEAST_LOGIT;
-    if (token >= 0 && token < s->vocab) device_copy_in(s->dev, row + token, &least, sizeof least);
+    static const float min = MIN_LOGIT;
+    if (token >= 0 && token < s->vocab) device_copy_in(s->dev, row + token, &min, sizeof min);
 }
 
 // Takes the rows' parameters, drafts and adjustments; *ret_drafted: some row has a draft.

@@ -252,10 +252,10 @@ static int find_blocks(const struct block_manager *m, struct sample *sample, uin
                        int *ret_free)
 {
     const int last = sample_known(sample) - 1, rows = request_rows_read(sample->request);
-    const int most = (rows < last ? rows : last) / block_manager_block_size(m);
+    const int max = (rows < last ? rows : last) / block_manager_block_size(m);
     int n = 0;
     *ret_free = 0;
-    for (; n < most && n < sample->blocks.n_hashed; n++) {
+    for (; n < max && n < sample->blocks.n_hashed; n++) {
         const struct block_key key = key_of(sample, n, version);
         const int32_t block = block_manager_find(m, &key);
         if (block < 0) break;

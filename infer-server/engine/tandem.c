@@ -67,7 +67,7 @@ enum runner_role sample_tandem_runner(const struct sample *s)
     return first ? other : author;
 }
 
-#define PASSED_OVER_MOST 16
+#define PASSED_OVER_MAX 16
 
 // The sample that waits for this runner and has the fewest tokens, the oldest of these; or NULL.
 static const struct sample *furthest_behind(struct sample *const *running, int n,
@@ -88,7 +88,7 @@ enum runner_role tandem_next_runner(struct sample *const *running, int n, enum r
     const struct sample *others = furthest_behind(running, n, runner_other(last));
     const bool behind = others && (!own || others->text.n_generated < own->text.n_generated);
     *passed_over = others ? *passed_over + 1 : 0;
-    if (!behind && *passed_over <= PASSED_OVER_MOST) return last;
+    if (!behind && *passed_over <= PASSED_OVER_MAX) return last;
     *passed_over = 0;
     return runner_other(last);
 }
@@ -110,7 +110,7 @@ static enum status check_frozen(const struct engine_options *o, const struct sam
     if (s->adapter.index || s->tandem.on)
         return status_fail(ST_INVALID, "the frozen model samples alone: leave \"%s\" out",
                            s->tandem.on ? "tandem" : "lora");
-    if (speculative_most(s->speculative) > 0)
+    if (speculative_max(s->speculative) > 0)
         return status_fail(ST_INVALID, "nothing is drafted for the frozen model: leave "
                                        "\"speculative\" out");
     return ST_OK;
@@ -140,7 +140,7 @@ static enum status check_tandem(const struct engine_options *o, const struct mod
     if (s->prompt_logprobs)
         return status_fail(ST_INVALID, "tandem: prompt_logprobs are not given with it: ask for "
                                        "them in a request of their own");
-    if (speculative_most(s->speculative) > 0)
+    if (speculative_max(s->speculative) > 0)
         return status_fail(ST_INVALID, "tandem: nothing is drafted with it; leave \"speculative\" "
                                        "out");
     return ST_OK;

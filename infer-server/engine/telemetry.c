@@ -23,12 +23,12 @@ const struct histogram_bounds bounds_step_tokens = {
     13, {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}};
 const struct histogram_bounds bounds_n = {5, {1, 2, 5, 10, 20}};
 
-void histogram_bounds_tokens(int most, struct histogram_bounds *ret)
+void histogram_bounds_tokens(int max, struct histogram_bounds *ret)
 {
     static const int steps[] = {1, 2, 5};
     double power = 1;
     ret->n = 0;
-    for (int i = 0; ret->n < HISTOGRAM_BOUNDS_MAX && steps[i] * power <= most; i = (i + 1) % 3) {
+    for (int i = 0; ret->n < HISTOGRAM_BOUNDS_MAX && steps[i] * power <= max; i = (i + 1) % 3) {
         ret->at[ret->n++] = steps[i] * power;
         if (i == 2) power *= 10;
     }

@@ -199,7 +199,7 @@ out:
 void handle_lora_status(void *server, struct http_request *q)
 {
     struct server *s = server;
-    struct adapter_info list[ADAPTERS_MOST];
+    struct adapter_info list[ADAPTERS_MAX];
     const int n = engine_adapters(s->engine, list);
     const struct engine_options *o = &s->options->engine;
     const char *active = s->model.active_adapter;

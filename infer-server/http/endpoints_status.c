@@ -56,7 +56,7 @@ static void add_card(json_t *cards, const struct server *s, const char *id, cons
 // The model's own first: where it is called as the frozen one, the name is its own.
 static json_t *model_cards(const struct server *s)
 {
-    struct adapter_info list[ADAPTERS_MOST];
+    struct adapter_info list[ADAPTERS_MAX];
     const int n = engine_adapters(s->engine, list);
     json_t *cards = json_array();
     add_card(cards, s, s->model.name, s->model.folder, NULL);
@@ -96,7 +96,7 @@ void handle_metrics(void *server, struct http_request *q)
     struct server *s = server;
     struct engine_stats stats;
     struct bytes text = BYTES_INIT;
-    struct adapter_info adapters[ADAPTERS_MOST];
+    struct adapter_info adapters[ADAPTERS_MAX];
     engine_stats(s->engine, &stats);
     const int n_adapters = engine_adapters(s->engine, adapters);
     const struct engine_options *o = &s->options->engine;
@@ -170,7 +170,7 @@ void handle_spec_decode_stats(void *server, struct http_request *q)
     } else {
         speculative_write(stats.speculative, method);
         json_out_text(o, "method", method);
-        json_out_int(o, "num_speculative_tokens", speculative_most(stats.speculative));
+        json_out_int(o, "num_speculative_tokens", speculative_max(stats.speculative));
         put_draft_counts(o, &stats.drafts);
         json_out_uint(o, "generated_tokens", stats.generated_tokens);
         json_out_uint(o, "weight_version", stats.weight_version);

@@ -127,9 +127,9 @@ void pending_parse(struct pending *j, bool renders,
                    enum status (*run_pending)(struct pending *pending))
 {
     const struct engine_options *o = &j->server->options->engine;
-    const int most = o->max_batch + o->max_queue;
+    const int max = o->max_batch + o->max_queue;
     if (renders || j->body.bytes.len > LOOP_BYTES) {
-        if (j->server->parsing < most) {
+        if (j->server->parsing < max) {
             j->parsing = true;
             j->server->parsing++;
             pending_block(j, run_pending);
@@ -138,7 +138,7 @@ void pending_parse(struct pending *j, bool renders,
         status_keep(&j->status, status_fail(ST_BUSY,
                                             "%d requests are waiting to be read, as many as are "
                                             "taken; try again later",
-                                            most));
+                                            max));
     } else {
         status_keep(&j->status, run_pending(j));
     }

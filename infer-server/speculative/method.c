@@ -36,11 +36,11 @@ static enum status parse_method(const char *text, size_t n, struct speculative_c
         if (text[length] == ':') k = strtol(text + length + 1, &end, 10);
         const bool digits =
             text[length] != ':' || (text[length + 1] >= '0' && text[length + 1] <= '9');
-        if (!digits || end != text + n || k < 1 || k > SPECULATIVE_MOST)
+        if (!digits || end != text + n || k < 1 || k > SPECULATIVE_MAX)
             return status_fail(
                 ST_INVALID,
                 "speculative method \"%s\": K, the most tokens drafted at once, must be 1 to %d",
-                CUT(text, 40), SPECULATIVE_MOST);
+                CUT(text, 40), SPECULATIVE_MAX);
         if (choice->k[m])
             return status_fail(ST_INVALID, "speculative method \"%s\" is named twice", name);
         choice->k[m] = (int)k;
@@ -73,10 +73,10 @@ void speculative_write(struct speculative_choice choice, char ret[64])
     if (n == 0) snprintf(ret, 64, "off");
 }
 
-int speculative_most(struct speculative_choice choice)
+int speculative_max(struct speculative_choice choice)
 {
-    int most = 0;
+    int max = 0;
     for (int m = 0; m < SPECULATIVE_METHODS; m++)
-        if (choice.k[m] > most) most = choice.k[m];
-    return most;
+        if (choice.k[m] > max) max = choice.k[m];
+    return max;
 }

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <stddef.h>
 
-#define SPECULATIVE_MOST 16 // drafts of one sample in one step
+#define SPECULATIVE_MAX 16 // drafts of one sample in one step
 
 // A sample's tokens.
 struct history {
@@ -41,11 +41,11 @@ enum speculative_method {
 };
 struct draft {                      // a sample's in one step
     enum speculative_method method; // that proposed them
-    int32_t tokens[SPECULATIVE_MOST];
-    int32_t rows[SPECULATIVE_MOST]; // draft_model: of its logits; the distributions of the tokens
-    int n;                          // proposed; of a draft model: may be drafted, tokens to come
-    int n_verify;                   // of these, wanted in the next step
-    int matched;                    // tokens of the context that the first stands on
+    int32_t tokens[SPECULATIVE_MAX];
+    int32_t rows[SPECULATIVE_MAX]; // draft_model: of its logits; the distributions of the tokens
+    int n;                         // proposed; of a draft model: may be drafted, tokens to come
+    int n_verify;                  // of these, wanted in the next step
+    int matched;                   // tokens of the context that the first stands on
     int lag; // draft_model: tokens of the context not computed there, the last not counted
 };
 

@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEPTHS       SPECULATIVE_MOST // the deepest have no more to tell them apart
+#define DEPTHS       SPECULATIVE_MAX // the deepest have no more to tell them apart
 #define KEPT         0.996 // of the acceptance counts, a step: policies and texts change in hundreds
 #define PRIOR        2.0   // drafts that the rate of the depth before counts for: soon outweighed
 #define KNOWN        8.0   // drafts, from which on a draft model's rate is more than a guess
@@ -199,9 +199,9 @@ void speculative_learn(struct speculative *s, struct speculative_choice choice,
 
 struct band { // drafts of like reach
     int rows;
-    double tokens;                // expected of them
-    int passes[SPECULATIVE_MOST]; // rows of the draft model's passes, by depth
-    int caught_up;                // tokens that it would have to catch up on
+    double tokens;               // expected of them
+    int passes[SPECULATIVE_MAX]; // rows of the draft model's passes, by depth
+    int caught_up;               // tokens that it would have to catch up on
 };
 
 static int band_of(double reach)
@@ -229,7 +229,7 @@ static void add_band(struct band *sum, const struct band *b)
     sum->rows += b->rows;
     sum->tokens += b->tokens;
     sum->caught_up += b->caught_up;
-    for (int i = 0; i < SPECULATIVE_MOST; i++) sum->passes[i] += b->passes[i];
+    for (int i = 0; i < SPECULATIVE_MAX; i++) sum->passes[i] += b->passes[i];
 }
 
 static double band_ms(const struct speculative *s, const struct band *b, int n_seqs, double context)
@@ -237,7 +237,7 @@ static double band_ms(const struct speculative *s, const struct band *b, int n_s
     const int rows = n_seqs + b->rows;
     double ms = step_cost_ms(&s->cost, rows, (int64_t)(rows * context));
     if (b->caught_up > 0) ms += step_cost_ms(&s->prompts, b->caught_up, 0) / AMORTISE;
-    for (int i = 0; i < SPECULATIVE_MOST && b->passes[i] > 0; i++)
+    for (int i = 0; i < SPECULATIVE_MAX && b->passes[i] > 0; i++)
         ms += step_cost_ms(&s->passes, b->passes[i], (int64_t)(b->passes[i] * context));
     return ms;
 }
@@ -268,15 +268,15 @@ void speculative_plan(struct speculative *s, struct draft *const *drafts, int n,
                       int64_t attended)
 {
     const bool all = s->fixed || s->n_testing > 0;
-    int least = all ? 0 : lowest_band(s, drafts, n, n_seqs, attended), rows = s->max_rows;
-    if (!all && least < BANDS && ++s->n_verifying % PLAIN_EVERY == 0) least = BANDS;
+    int min = all ? 0 : lowest_band(s, drafts, n, n_seqs, attended), rows = s->max_rows;
+    if (!all && min < BANDS && ++s->n_verifying % PLAIN_EVERY == 0) min = BANDS;
     for (int i = 0; i < n; i++) {
         struct draft *draft = drafts[i];
         double reach = 1;
         draft->n_verify = 0;
         if (s->n_testing > 0 && !untested(s, (int)draft->method)) continue;
         while (rows > 0 && draft->n_verify < draft->n &&
-               band_of(reach = next_reach(s, draft, draft->n_verify, reach)) >= least) {
+               band_of(reach = next_reach(s, draft, draft->n_verify, reach)) >= min) {
             draft->n_verify++;
             rows--;
         }

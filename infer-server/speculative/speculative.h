@@ -58,7 +58,7 @@ struct speculative_choice {
 // ST_INVALID.
 enum status speculative_parse(const char *text, struct speculative_choice *ret);
 void speculative_write(struct speculative_choice choice, char ret[64]); // as parse() reads it
-int speculative_most(struct speculative_choice choice); // drafts a step by any method; 0: off
+int speculative_max(struct speculative_choice choice); // drafts a step by any method; 0: off
 
 uint64_t speculative_prompt_key(const int32_t *prompt, int n);
 

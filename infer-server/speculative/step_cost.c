@@ -12,9 +12,9 @@
 #include "infer-server/speculative/step_cost.h"
 
 #define WEIGHT      0.02 // in a size's average, for each step since its last measurement: slowly
-#define MOST_WEIGHT 0.2  // and at most so much, as one measurement may be off
+#define MAX_WEIGHT  0.2  // and at most so much, as one measurement may be off
 #define WEIGHT_LOAD 0.1  // in the load's: it comes and goes within some ten steps
-#define MOST_OFF    0.2  // of what was expected, that a measurement counts as away from it
+#define MAX_OFF     0.2  // of what was expected, that a measurement counts as away from it
 #define FIRST       3    // measurements of a size that count by the least: caches are cold at first
 
 // Sizes 1..16 have a bucket each; above, eight buckets to a doubling.
@@ -39,8 +39,8 @@ static int place_of(const struct step_cost *c, int rows)
 static double follow(double old, double measured, double weight)
 {
     double off = measured / old - 1;
-    if (off > MOST_OFF) off = MOST_OFF;
-    if (off < -MOST_OFF) off = -MOST_OFF;
+    if (off > MAX_OFF) off = MAX_OFF;
+    if (off < -MAX_OFF) off = -MAX_OFF;
     return old * (1 + weight * off);
 }
 
@@ -59,7 +59,7 @@ void step_cost_learn(struct step_cost *c, int rows, int64_t attended, double ms)
     double own = ms / c->load - attention;
     if (own < floor) own = floor;
     double weight = WEIGHT * (++c->n_learned - c->learned_at[b]);
-    if (weight > MOST_WEIGHT) weight = MOST_WEIGHT;
+    if (weight > MAX_WEIGHT) weight = MAX_WEIGHT;
     c->learned_at[b] = c->n_learned;
     if (!c->padded || c->rows[b] < rows) c->rows[b] = rows;
     if (c->n[b] < FIRST) {

@@ -12,7 +12,7 @@
  * when it is seen again does the leaf move a token deeper. Most contexts are leaves, and a token
  * costs a few look-ups in place of two for each length.
  *
- * Tables double as they fill; one that has reached MOST_ENTRIES takes no new entries but goes on
+ * Tables double as they fill; one that has reached MAX_ENTRIES takes no new entries but goes on
  * counting. Prompts are found through chains of a fixed array of heads, and stand in a list in the
  * order of their last use. */
 // SPDX-License-Identifier: Apache-2.0
@@ -23,7 +23,7 @@
 
 #define HEADS         16384      // chains of a prompt or two, of as many as fit into the memory
 #define FIRST_ENTRIES 64         // of a prompt: what a short completion takes
-#define MOST_ENTRIES  (1u << 17) // 2 MB a prompt, and its leaves
+#define MAX_ENTRIES   (1u << 17) // 2 MB a prompt, and its leaves
 #define LEAF          (1u << 31) // a bit that no count reaches
 #define NO_TOKEN      (-1)       // no id is negative
 
@@ -131,7 +131,7 @@ static void keep_within(struct suffix_memory *m)
 static bool grow(struct suffix_memory *m, struct prompt_memory *p)
 {
     if ((p->n + 1) * 4 <= p->cap * 3) return true;
-    if (p->cap >= MOST_ENTRIES || 2 * bytes_of(p) > m->max_bytes) return false;
+    if (p->cap >= MAX_ENTRIES || 2 * bytes_of(p) > m->max_bytes) return false;
     struct prompt_memory larger = *p;
     larger.cap = p->cap * 2;
     larger.entries = calloc(larger.cap, sizeof *larger.entries);
@@ -195,7 +195,7 @@ static uint32_t add_tail(struct suffix_memory *m, struct prompt_memory *p, const
     if (p->n_tails == p->tail_cap) {
         const uint32_t cap = p->tail_cap ? p->tail_cap * 2 : FIRST_ENTRIES / 2;
         const size_t more = (cap - p->tail_cap) * sizeof *p->tails;
-        if (cap > MOST_ENTRIES || bytes_of(p) + more > m->max_bytes) return LEAF;
+        if (cap > MAX_ENTRIES || bytes_of(p) + more > m->max_bytes) return LEAF;
         struct tail *tails = realloc(p->tails, cap * sizeof *tails);
         if (!tails) return LEAF;
         p->tails = tails;
@@ -306,7 +306,7 @@ static int tail_of(const struct history *h, int end, int32_t *ret)
 
 static void propose(void *memory, const struct history *h, int max, struct draft *ret)
 {
-    int32_t tail[SUFFIX_DEPTH + SPECULATIVE_MOST];
+    int32_t tail[SUFFIX_DEPTH + SPECULATIVE_MAX];
     int n = tail_of(h, h->n_prompt + h->n_generated, tail);
     for (ret->n = 0; ret->n < max; ret->n++) {
         const int known = n < SUFFIX_DEPTH ? n : SUFFIX_DEPTH;

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(ADAPTERS_MOST + 1 <= CONTROL_ROLES, "each has its account on the control page");
+_Static_assert(ADAPTERS_MAX + 1 <= CONTROL_ROLES, "each has its account on the control page");
 
 struct slot {
     struct adapter_info info;

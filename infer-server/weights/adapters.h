@@ -31,7 +31,7 @@ struct adapter_info {
     int samples, running;      // that are waiting for it or computed with it; the latter alone
     uint64_t generated_tokens; // of those that have ended
 };
-#define ADAPTERS_MOST 64
+#define ADAPTERS_MAX 64
 
 struct adapters;
 

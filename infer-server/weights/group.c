@@ -22,12 +22,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define MEET_S     60.0   // until all ranks have come
-#define COMM_S     10.0   // of a wait for the others' part of a sum
-#define SEND_MS    10000  // until a follower takes an order
-#define ANSWER_MS  600000 // until it has carried one out: loading weights is the longest
-#define GRACE_MS   10000  // of ranks to end once one has failed, which they know by themselves
-#define MOST_BYTES (1u << 30)
+#define MEET_S    60.0   // until all ranks have come
+#define COMM_S    10.0   // of a wait for the others' part of a sum
+#define SEND_MS   10000  // until a follower takes an order
+#define ANSWER_MS 600000 // until it has carried one out: loading weights is the longest
+#define GRACE_MS  10000  // of ranks to end once one has failed, which they know by themselves
+#define MAX_BYTES (1u << 30)
 
 struct group {
     struct peers *peers; // rank 0's are the followers, a follower's is rank 0
@@ -118,7 +118,7 @@ static enum status receive_message(const struct peer *p, int64_t deadline_ns, ui
     enum status st;
     bytes_clear(ret);
     CHECK(receive_all(p, &header, sizeof header, deadline_ns));
-    if (header.bytes > MOST_BYTES || !bytes_reserve(ret, header.bytes))
+    if (header.bytes > MAX_BYTES || !bytes_reserve(ret, header.bytes))
         FAIL(ST_NO_MEMORY, "no memory for a message of %u bytes", header.bytes);
     CHECK(receive_all(p, ret->data, header.bytes, deadline_ns));
     ret->len = header.bytes;

@@ -124,8 +124,9 @@ static bool is_page(const char *name)
     char hash[17];
     int end = 0;
     if (sscanf(name, "/" PAGE_READ, hash, &end) != 1 || end <= 0) return false;
-    const char *rest = name + end;
-    return !rest[0] || (rest[0] == '.' && rest[1] && !rest[1 + strspn(rest + 1, "0123456789")]);
+    const char *remaining = name + end;
+    return !remaining[0] || (remaining[0] == '.' && remaining[1] &&
+                             !remaining[1 + strspn(remaining + 1, "0123456789")]);
 }
 
 static void sweep_dead_segments(void)
@@ -329,7 +330,7 @@ out:
 static enum status announce(struct weights_owner *o)
 {
     enum status st = ST_OK;
-    struct bridge_role roles[WEIGHTS_ROLES + ADAPTERS_MOST] = {0}; // adapters, or shards
+    struct bridge_role roles[WEIGHTS_ROLES + ADAPTERS_MAX] = {0}; // adapters, or shards
     struct bridge_file file = {
         .pid = getpid(), .n_roles = 0, .roles = roles, .tp_degree = group_size(o->group)};
     CHECK(describe_roles(o, &file));

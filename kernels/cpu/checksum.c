@@ -15,7 +15,7 @@ void cpu_checksum(struct device *dev, uint64_t *sums, const void *base, const ui
     (void)dev;
     for (int i = 0; i < n; i++) {
         const unsigned char *region = (const unsigned char *)base + offset[i];
-        const uint64_t words = bytes[i] / 4, rest = bytes[i] % 4;
+        const uint64_t words = bytes[i] / 4, remaining = bytes[i] % 4;
         uint64_t sum = 0;
 #pragma omp parallel for simd reduction(+ : sum) if (words > PARALLEL_WORK)
         for (uint64_t j = 0; j < words; j++) {
@@ -23,9 +23,9 @@ void cpu_checksum(struct device *dev, uint64_t *sums, const void *base, const ui
             memcpy(&word, region + 4 * j, 4);
             sum += term(word, j);
         }
-        if (rest) {
+        if (remaining) {
             uint32_t word = 0;
-            memcpy(&word, region + 4 * words, rest);
+            memcpy(&word, region + 4 * words, remaining);
             sum += term(word, words);
         }
         sums[i] = sum;

@@ -70,8 +70,8 @@ static inline float exp_f32(float x)
     e = fma_f32(e, r, 1.0f);
     e = fma_f32(e, r, 1.0f);
     // 2^n in two factors, because n may be 128
-    int32_t half = (int32_t)n / 2, rest = (int32_t)n - half;
-    uint32_t a = (uint32_t)(half + 127) << 23, b = (uint32_t)(rest + 127) << 23;
+    int32_t half = (int32_t)n / 2, remaining = (int32_t)n - half;
+    uint32_t a = (uint32_t)(half + 127) << 23, b = (uint32_t)(remaining + 127) << 23;
     float fa, fb;
     memcpy(&fa, &a, 4);
     memcpy(&fb, &b, 4);

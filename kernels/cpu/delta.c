@@ -13,7 +13,7 @@
 #include <omp.h>
 #include <string.h>
 
-enum { CHUNK = 32, DIM = DELTA_MOST_DIM };
+enum { CHUNK = 32, DIM = DELTA_MAX_DIM };
 
 // ---- one row ------------------------------------------------------------------------------------
 struct row {

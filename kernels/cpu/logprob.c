@@ -93,9 +93,9 @@ void cpu_top_logprobs(struct device *dev, struct token_logprob *out, int k,
     const int32_t *target = head->target;
     const int vocab = head->vocab;
     if (!targets_are_valid(dev, "top_logprobs", head)) return;
-    if (k < 0 || k > vocab || k > TOP_LOGPROBS_MOST) {
+    if (k < 0 || k > vocab || k > TOP_LOGPROBS_MAX) {
         device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, vocab,
-                    TOP_LOGPROBS_MOST);
+                    TOP_LOGPROBS_MAX);
         return;
     }
     const float scale = 1.0f / head->temperature;
@@ -176,17 +176,17 @@ void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
         double weighted = 0, common = 0; // sums of p (z_p - z_q), from the maxima; and of min(p, q)
         for (int start = 0; start < vocab; start += CHUNK) {
             int end = vocab - start < CHUNK ? vocab : start + CHUNK;
-            float each[CHUNK], least[CHUNK];
+            float each[CHUNK], min[CHUNK];
 #pragma omp simd
             for (int t = start; t < end; t++) {
                 float zp = row_p[t] * inverse - p.max, zq = row_q[t] * inverse - q.max;
                 float pt = exp_f32(zp) * p_share, qt = exp_f32(zq) * q_share;
                 each[t - start] = pt > 0 ? pt * (zp - zq) : 0; // a logit of -inf adds nothing
-                least[t - start] = pt < qt ? pt : qt;
+                min[t - start] = pt < qt ? pt : qt;
                 if (gradient) gradient[t] = slope * (qt - pt);
             }
             weighted += sum_f32(each, end - start);
-            common += sum_f32(least, end - start);
+            common += sum_f32(min, end - start);
         }
         kl[i] = (float)(weighted - log(p.sum) + log(q.sum));
         overlap[i] = (float)common;

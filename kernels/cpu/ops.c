@@ -11,9 +11,9 @@ size_t cpu_scratch_bytes(struct device *dev, const struct scratch_shape *shape)
     size_t squares = cpu_squares_scratch(shape->n_elements);
     size_t lora =
         cpu_lora_scratch(shape->rows, shape->lora_rank, shape->lora_dropout ? shape->widest : 0);
-    size_t most = attention > squares ? attention : squares;
-    if (delta > most) most = delta;
-    return ((most > lora ? most : lora) + 63) / 64 * 64;
+    size_t max = attention > squares ? attention : squares;
+    if (delta > max) max = delta;
+    return ((max > lora ? max : lora) + 63) / 64 * 64;
 }
 
 bool cpu_is_f32(struct device *dev, const char *name, enum dtype dt)

@@ -139,12 +139,12 @@ static float span_max(const float *z, int n, float threshold)
     return most;
 }
 
-static bool any_word(uint32_t bits[4][BLOCKS], uint32_t least)
+static bool any_word(uint32_t bits[4][BLOCKS], uint32_t min)
 {
     int any = 0;
     for (int word = 0; word < 4; word++)
 #pragma omp simd reduction(| : any)
-        for (int b = 0; b < BLOCKS; b++) any |= bits[word][b] >= least;
+        for (int b = 0; b < BLOCKS; b++) any |= bits[word][b] >= min;
     return any;
 }
 
@@ -163,12 +163,12 @@ static int sample_token(const struct distribution *d, const struct sample_params
         float most = span_max(z + start, n, d->threshold);
         if (!(most + RNG_GUMBEL_MAX >= best_score)) continue;
         random_span(params, start / 4, bits);
-        uint32_t least = least_word(most, best_score);
-        if (!any_word(bits, least)) continue;
+        uint32_t min = least_word(most, best_score);
+        if (!any_word(bits, min)) continue;
         for (int i = 0; i < n; i++) {
             int t = start + i;
             uint32_t word = bits[i % 4][i / 4];
-            if (!(z[t] >= d->threshold) || word < least) continue;
+            if (!(z[t] >= d->threshold) || word < min) continue;
             if (d->min_p > 0 && probability(z[t], d->max) < d->min_p) continue;
             float score = z[t] + sampling_gumbel(params, t, word);
             if (score > best_score || (score == best_score && t < best)) {
@@ -209,17 +209,17 @@ static double probability_of(const struct distribution *d, int token)
     return e >= d->min_p ? (double)e / d->kept : 0;
 }
 
-// The token of a row whose draft, sampled from q, was rejected. log_rest: (p->vocab) scratch.
+// The token of a row whose draft, sampled from q, was rejected. log_residual: (p->vocab) scratch.
 static int sample_residual(const struct distribution *p, const struct distribution *q,
-                           const struct sample_params *params, float *log_rest)
+                           const struct sample_params *params, float *log_residual)
 {
     struct distribution residual = {
-        .z = log_rest, .vocab = p->vocab, .max = -INFINITY, .threshold = -INFINITY};
+        .z = log_residual, .vocab = p->vocab, .max = -INFINITY, .threshold = -INFINITY};
     for (int t = 0; t < p->vocab; t++) {
-        double rest = probability_of(p, t) - probability_of(q, t);
-        log_rest[t] = rest > 0 ? logf((float)rest) : -INFINITY;
-        if (log_rest[t] <= residual.max) continue;
-        residual.max = log_rest[t];
+        double mass = probability_of(p, t) - probability_of(q, t);
+        log_residual[t] = mass > 0 ? logf((float)mass) : -INFINITY;
+        if (log_residual[t] <= residual.max) continue;
+        residual.max = log_residual[t];
         residual.likeliest = t;
     }
     return sample_token(residual.max > -INFINITY ? &residual : p, params);

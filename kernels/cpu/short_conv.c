@@ -15,7 +15,7 @@ static int row_before(const struct batch_view *b, int s, int r, int back)
 }
 
 // The sum before SiLU; from[i]: inputs that meet tap i, NULL: zeros.
-static void convolve(float *sum, const float *const from[DELTA_MOST_TAPS], const float *w, int taps,
+static void convolve(float *sum, const float *const from[DELTA_MAX_TAPS], const float *w, int taps,
                      int width)
 {
     memset(sum, 0, (size_t)width * sizeof *sum);
@@ -27,7 +27,7 @@ static void convolve(float *sum, const float *const from[DELTA_MOST_TAPS], const
 }
 
 static __attribute__((noinline)) void convolve_silu(float *y,
-                                                    const float *const from[DELTA_MOST_TAPS],
+                                                    const float *const from[DELTA_MAX_TAPS],
                                                     const float *w, int taps, int width)
 {
     convolve(y, from, w, taps, width);
@@ -41,7 +41,7 @@ static const float *input_row(const struct conv_args *a, int row)
 }
 
 static void packed_inputs(const struct conv_args *a, int row, int taps,
-                          const float *ret[DELTA_MOST_TAPS])
+                          const float *ret[DELTA_MAX_TAPS])
 {
     const struct batch_view *b = a->batch.view;
     for (int i = 0; i < taps; i++)
@@ -55,7 +55,7 @@ static void paged_rows(float *y, const struct conv_args *a, const struct delta_s
     const int width = delta_conv_width(s), before = s->taps - 1;
     float *window = cpu_delta_state(&a->batch, seq, 0, delta_window_elements(s));
     for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++) {
-        const float *from[DELTA_MOST_TAPS];
+        const float *from[DELTA_MAX_TAPS];
         for (int i = 0; i < before; i++) from[i] = window + i * width;
         from[before] = input_row(a, row);
         convolve_silu(y + (int64_t)row * width, from, a->w, s->taps, width);
@@ -83,7 +83,7 @@ void cpu_short_conv(struct device *dev, void *y, const struct conv_args *a,
     }
 #pragma omp parallel for if ((int64_t)b->n_tokens * width > PARALLEL_WORK / 8)
     for (int row = 0; row < b->n_tokens; row++) {
-        const float *from[DELTA_MOST_TAPS];
+        const float *from[DELTA_MAX_TAPS];
         packed_inputs(a, row, s->taps, from);
         convolve_silu((float *)y + (int64_t)row * width, from, a->w, s->taps, width);
     }
@@ -97,7 +97,7 @@ static void back_row(float *dx, float *dw, const float *dy, const struct conv_ar
                      const struct delta_shape *s, int row, int first, int n)
 {
     const struct batch_view *b = a->batch.view;
-    const float *from[DELTA_MOST_TAPS], *w = (const float *)a->w + (int64_t)first * s->taps;
+    const float *from[DELTA_MAX_TAPS], *w = (const float *)a->w + (int64_t)first * s->taps;
     float sum[CHANNELS];
     packed_inputs(a, row, s->taps, from);
     for (int i = 0; i < s->taps; i++)

@@ -224,9 +224,9 @@ static int check_rollouts(int fd, json_int_t first, json_t *const want[2])
     int n = 0;
     assert_true(wire_read(fd, LIMIT_MS, &a));
     if (a.status != 200) fail_msg("%d %s", a.status, bytes_text(&a.body));
-    char *rest = NULL;
-    for (char *line = strtok_r((char *)bytes_text(&a.body), "\n", &rest); line;
-         line = strtok_r(NULL, "\n", &rest)) {
+    char *remaining = NULL;
+    for (char *line = strtok_r((char *)bytes_text(&a.body), "\n", &remaining); line;
+         line = strtok_r(NULL, "\n", &remaining)) {
         json_t *sample = json_loads(line, JSON_ALLOW_NUL, NULL); // token 0 is one
         const json_t *versions = json_object_get(sample, "weight_versions");
         if (!json_object_get(sample, "token_ids")) fail_msg("%s", line);

@@ -53,7 +53,7 @@ TEST(test_stopped_group)
     daemon_post(served.socket, "/bridge/resume", 200, "");
     assert_true(wire_read(fd, 10000, &a));
     int n = 0;
-    for (char *line, *rest = a.body.data; (line = strsep(&rest, "\n")) && *line; n++) {
+    for (char *line, *remaining = a.body.data; (line = strsep(&remaining, "\n")) && *line; n++) {
         json_t *sample = json_loads(line, 0, NULL);
         const bool first = int_of(sample, "group_id") == 7;
         assert_string_equal(text_of(sample, "finish_reason"), first ? "stop" : "length");

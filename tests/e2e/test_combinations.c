@@ -59,11 +59,10 @@ static double sum_of(const char *run, const char *key)
     return sum;
 }
 
-static void assert_shows(const char *run, const char *key, double least, double most)
+static void assert_shows(const char *run, const char *key, double min, double max)
 {
     const double sum = sum_of(run, key);
-    if (sum < least || sum > most)
-        fail_msg("%s is %g, not within %g and %g", key, sum, least, most);
+    if (sum < min || sum > max) fail_msg("%s is %g, not within %g and %g", key, sum, min, max);
 }
 
 static bool has_tensor(const char *path, const char *part)

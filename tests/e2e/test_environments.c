@@ -336,9 +336,10 @@ static int compare(const void *a, const void *b)
 // Each call of the tool was made once, and all were.
 static void assert_called_once_each(const char *folder)
 {
-    char *text = test_read(test_path(folder, "effects")), *lines[STEPS * SAMPLES + 1], *rest = text;
+    char *text = test_read(test_path(folder, "effects")), *lines[STEPS * SAMPLES + 1],
+         *remaining = text;
     int n = 0;
-    for (char *line; (line = strsep(&rest, "\n")) && *line;) {
+    for (char *line; (line = strsep(&remaining, "\n")) && *line;) {
         assert_true(n < STEPS * SAMPLES);
         lines[n++] = line;
     }

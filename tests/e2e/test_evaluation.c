@@ -7,13 +7,13 @@
 #include "tests/support/training.h"
 
 // The lines of metrics.jsonl that have an evaluation: their steps, up to `most`.
-static int evaluated_steps(const struct scene *s, const char *run, int *ret, int most)
+static int evaluated_steps(const struct scene *s, const char *run, int *ret, int max)
 {
     const json_t *lines = metrics_of(s, run), *m;
     size_t i;
     int n = 0;
     json_array_foreach (lines, i, m) {
-        if (n == most || !json_has(m, "eval/reward")) continue;
+        if (n == max || !json_has(m, "eval/reward")) continue;
         assert_true(metric(m, "eval/reward_standard_error") >= 0);
         ret[n++] = (int)metric(m, "step");
     }

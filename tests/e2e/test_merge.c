@@ -49,7 +49,7 @@ TEST(merged_is_base_and_adapter)
                *adapter = test_path(folder, "adapter");
     const char *model = daemon_model(folder, true, 4);
     struct reference r;
-    double most = 0, worst = 0, changed = 0;
+    double max = 0, worst = 0, changed = 0;
     assert_ok(tiny_adapter_write(adapter, model, CONFIG, 5));
     assert_int_equal(merge(model, adapter, out, test_path(folder, "log")), 0);
     test_same_file(model, out, "tokenizer.json");
@@ -61,12 +61,12 @@ TEST(merged_is_base_and_adapter)
     reference_logits(&r, ids, TOKENS, plain);
     reference_close(&r);
     for (int i = 0; i < TOKENS * VOCAB; i++) {
-        most = fmax(most, fabs((double)want[i]));
+        max = fmax(max, fabs((double)want[i]));
         worst = fmax(worst, fabs((double)want[i] - have[i]));
         changed = fmax(changed, fabs((double)plain[i] - have[i]));
     }
-    assert_true(worst <= 1e-5 * most);
-    assert_true(changed > 0.01 * most);
+    assert_true(worst <= 1e-5 * max);
+    assert_true(changed > 0.01 * max);
 }
 
 TEST(what_does_not_fit_is_named)

@@ -41,7 +41,7 @@ static void learn(const struct scene *s, int ranks, const char *command, const c
 }
 
 // With the lines of evaluations, which every 4th step and step 0 have.
-static void same_columns(const struct scene *s, const char *a, const char *b, double most)
+static void same_columns(const struct scene *s, const char *a, const char *b, double max)
 {
     static const char *const keys[] = {"loss",      "entropy",    "grad_norm",
                                        "eval/loss", "num_tokens", "mean_token_accuracy"};
@@ -50,7 +50,7 @@ static void same_columns(const struct scene *s, const char *a, const char *b, do
         assert_int_equal(column(s, a, keys[k], x, STEPS + 2), STEPS + 1);
         assert_int_equal(column(s, b, keys[k], y, STEPS + 2), STEPS + 1);
         for (int i = 0; i <= STEPS; i++)
-            if (fabs(x[i] - y[i]) > most * fmax(1, fabs(x[i])))
+            if (fabs(x[i] - y[i]) > max * fmax(1, fabs(x[i])))
                 fail_msg("%s of step %d: %.9g and %.9g", keys[k], i, x[i], y[i]);
     }
 }

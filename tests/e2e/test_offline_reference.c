@@ -58,12 +58,12 @@ static void open_run(struct reference_run *r, const char *kind)
 }
 
 // "NAME VALUE NAME VALUE ...", of the line of a step; of the evaluation's its names have a prefix.
-static void check_figures(struct reference_run *r, int step, const char *prefix, char *rest)
+static void check_figures(struct reference_run *r, int step, const char *prefix, char *remaining)
 {
     double have[4];
-    for (char *name; (name = strsep(&rest, " "));) {
+    for (char *name; (name = strsep(&remaining, " "));) {
         char key[64];
-        const double want = strtod(strsep(&rest, " "), NULL);
+        const double want = strtod(strsep(&remaining, " "), NULL);
         if (*prefix && strcmp(name, "num_tokens") == 0) continue;
         snprintf(key, sizeof key, "%s%s", prefix, name);
         assert_int_equal(column(&r->scene, "run", key, have, 4), 4); // that of step 0 too

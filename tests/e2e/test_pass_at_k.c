@@ -43,15 +43,15 @@ static double pass_at(const struct sample *of, int k)
 // Each sample votes for its text; the winners' share that is right.
 static double majority_of(const struct sample *of)
 {
-    int votes[SAMPLES] = {0}, most = 0;
+    int votes[SAMPLES] = {0}, max = 0;
     double right = 0, winners = 0;
     for (int i = 0; i < SAMPLES; i++)
         for (int j = 0; j < SAMPLES; j++) votes[i] += strcmp(of[i].text, of[j].text) == 0;
-    for (int i = 0; i < SAMPLES; i++) most = votes[i] > most ? votes[i] : most;
+    for (int i = 0; i < SAMPLES; i++) max = votes[i] > max ? votes[i] : max;
     for (int i = 0; i < SAMPLES; i++) {
-        if (votes[i] != most) continue;
-        right += (double)of[i].right / most; // each winner has `most` samples
-        winners += 1.0 / most;
+        if (votes[i] != max) continue;
+        right += (double)of[i].right / max; // each winner has `most` samples
+        winners += 1.0 / max;
     }
     return right / winners;
 }

@@ -32,7 +32,7 @@ TEST(environments_learn_as_one)
 TEST(sampling_ahead)
 {
     struct pair p;
-    double oldest[12], most = 0, mismatch[12];
+    double oldest[12], max = 0, mismatch[12];
     pair_open(&p);
     train_two(&p, "plain", OPTIONS(PAIR_NUMBERS, "--max-steps", "12"));
     train_two(&p, "0",
@@ -45,10 +45,10 @@ TEST(sampling_ahead)
     column(&p.s, "2", "sampler_mismatch/max", mismatch, 12);
     for (int i = 0; i < 12; i++) {
         assert_true(oldest[i] <= 2);
-        if (oldest[i] > most) most = oldest[i];
+        if (oldest[i] > max) max = oldest[i];
         if (oldest[i] == 0 && on_cpu()) assert_true(mismatch[i] == 0);
     }
-    assert_true(most > 0);
+    assert_true(max > 0);
     pair_holds(&p, "2");
 }
 

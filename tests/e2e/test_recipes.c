@@ -45,13 +45,13 @@ TEST_IN(updates_are_counted, scene_open)
 // a run of before it was a bound has 0 for none.
 TEST_IN(a_bound_of_0, scene_open)
 {
-    double masked[4], most = 0;
+    double masked[4], max = 0;
     assert_exit(0, train_alone(&s, "bound",
                                OPTIONS("--max-steps", "3", "--steps-per-generation", "3",
                                        "--off-policy-mask-threshold", "0")));
     assert_int_equal(column(&s, "bound", "off_policy_mask/sequences", masked, 4), 3);
-    for (int i = 0; i < 3; i++) most = fmax(most, masked[i]);
-    assert_true(most > 0 && most < 1);
+    for (int i = 0; i < 3; i++) max = fmax(max, masked[i]);
+    assert_true(max > 0 && max < 1);
     assert_said(&s, "--off-policy-mask-threshold 0: samples of negative advantage count while");
     const char *path = test_path(s.folder, "bound/config.json");
     json_t *config = json_of_file(path);

@@ -562,12 +562,12 @@ TEST(test_unit_file)
     if (test_command(log, 10000, version) != 0) test_skip("no systemd-analyze here");
     char *text = test_read(test_path(test_root(), "infer-server/cw-infer-server.service"));
     struct bytes whole = BYTES_INIT;
-    const char *rest = text;
-    for (const char *at; (at = strstr(rest, mark)); rest = at + strlen(mark)) {
-        bytes_append(&whole, rest, (size_t)(at - rest));
+    const char *remaining = text;
+    for (const char *at; (at = strstr(remaining, mark)); remaining = at + strlen(mark)) {
+        bytes_append(&whole, remaining, (size_t)(at - remaining));
         bytes_puts(&whole, prefix);
     }
-    bytes_puts(&whole, rest);
+    bytes_puts(&whole, remaining);
     test_write(unit, whole.data, whole.len);
     bytes_release(&whole);
     assert_ok(file_make_folders(bin));

@@ -42,9 +42,9 @@ static int open_files(void)
 static int files_at_rest(void)
 {
     int n = open_files();
-    for (int rest = 0; rest < 20; rest++) {
+    for (int remaining = 0; remaining < 20; remaining++) {
         clock_sleep_ms(10);
-        if (open_files() != n) rest = 0;
+        if (open_files() != n) remaining = 0;
         n = open_files();
     }
     return n;

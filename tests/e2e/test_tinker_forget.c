@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_pair.h"
 
-#define MOST_MS 20000
+#define MAX_MS 20000
 
 static struct tinker_pair pair;
 static char session[128];
@@ -57,7 +57,7 @@ TEST(test_sessions)
     tinker_finish(&pair.server, session);
     run = tinker_whole(&pair.server, session);
     tinker_run_snapshot(&run, "", alive);
-    for (const int64_t deadline = clock_deadline_ns(MOST_MS); is_there(gone); clock_sleep_ms(100)) {
+    for (const int64_t deadline = clock_deadline_ns(MAX_MS); is_there(gone); clock_sleep_ms(100)) {
         assert_true(clock_now_ns() < deadline);
         tinker_post(&pair.server, "session_heartbeat", 200, "{\"session_id\":\"%s\"}", session);
     }

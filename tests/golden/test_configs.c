@@ -145,10 +145,10 @@ static bool may_compute(const struct folder *f, const char *change)
 static void compare(struct folder *f, const char *change, const char *outcome, bool refused)
 {
     json_t *config = json_deep_copy(f->config);
-    char *words = strdup(change), *rest = words, *word, have[64];
+    char *words = strdup(change), *remaining = words, *word, have[64];
     double want[2] = {f->sums[0], f->sums[1]}, sums[2], norm;
     n_changes++;
-    while ((word = strsep(&rest, " "))) {
+    while ((word = strsep(&remaining, " "))) {
         char *value = strchr(word, '=');
         *value++ = '\0';
         set_field(config, word, value);
@@ -188,13 +188,13 @@ static void own_fields(struct folder *f, char *line)
 static void one_folder(void **state)
 {
     struct folder *f = *state;
-    char path[128], *rest = f->lines, *line;
+    char path[128], *remaining = f->lines, *line;
     double sums[2];
     snprintf(path, sizeof path, "tests/golden/%s/config.json", f->name);
     assert_ok(json_read_file(test_path(test_root(), path), 1 << 20, &f->config));
     if (!logits_sums(f, f->config, sums, &f->norm)) fail_msg("%s", status_message());
     for (int i = 0; i < 2; i++) assert_true(fabs(sums[i] / f->norm - f->sums[i]) < TOLERANCE);
-    while ((line = next_line(&rest)) && *line && *line != '[') {
+    while ((line = next_line(&remaining)) && *line && *line != '[') {
         if (*line != '+') {
             own_fields(f, line);
             continue;
@@ -224,10 +224,10 @@ int main(void)
     size_t n = 0;
     table = test_read(test_path(test_root(), "tests/golden/configs/configs.txt"));
     assert_ok(device_open("cpu", &shared.dev));
-    for (char *rest = table, *line; (line = rest) && *line == '+';) {
-        next_line(&rest);
+    for (char *remaining = table, *line; (line = remaining) && *line == '+';) {
+        next_line(&remaining);
         extras[n_extras++] = line + 2;
-        table = rest;
+        table = remaining;
     }
     for (char *at = table; at && n + 1 < MAX_FOLDERS; n++) {
         struct folder *f = &folders[n];

@@ -69,7 +69,7 @@ static struct take *submit_one(struct bench *b, const int32_t *prompt, int i, bo
 // frozen model.
 static int check(struct reference *r, const int32_t *prompt, const struct take *take, int i)
 {
-    float plain[MOST_TOKENS], adapted[MOST_TOKENS];
+    float plain[MAX_TOKENS], adapted[MAX_TOKENS];
     int n_frozen = 0;
     assert_int_equal(take->sample[0].n, NEW);
     r->adapter = -1;

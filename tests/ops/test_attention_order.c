@@ -8,7 +8,7 @@
 #include "tests/support/op_table.h"
 #include "tests/support/support.h"
 
-enum { MOST_RUNS = 1200, JUNK = 37 };
+enum { MAX_RUNS = 1200, JUNK = 37 };
 
 static const struct attention_case {
     const char *name;
@@ -129,14 +129,14 @@ enum list { POSITIONS, SLOTS, SEQ_OF, QUERY_START, CONTEXT_LEN, STORED_KEYS, BLO
 
 static void take_lists(struct scene *s)
 {
-    const size_t n = (BLOCK_TABLE + s->n_blocks) * (size_t)(MOST_RUNS + 1);
+    const size_t n = (BLOCK_TABLE + s->n_blocks) * (size_t)(MAX_RUNS + 1);
     s->lists = to_device(dev, NULL, n * sizeof *s->lists);
 }
 
 static const int32_t *put_list(const struct scene *s, enum list list, const int32_t *host, int n)
 {
-    int32_t *to = s->lists + list * (size_t)(MOST_RUNS + 1);
-    assert_true(list == BLOCK_TABLE || n <= MOST_RUNS + 1);
+    int32_t *to = s->lists + list * (size_t)(MAX_RUNS + 1);
+    assert_true(list == BLOCK_TABLE || n <= MAX_RUNS + 1);
     device_copy_in(dev, to, host, (size_t)n * sizeof *host);
     return to;
 }
@@ -218,7 +218,7 @@ static void slow_store_free(void)
 static void run_paged(const struct scene *s, const char *what, const struct run *runs, int n_runs,
                       int max, enum store store)
 {
-    static int32_t start[MOST_RUNS + 1], context[MOST_RUNS], stored[MOST_RUNS];
+    static int32_t start[MAX_RUNS + 1], context[MAX_RUNS], stored[MAX_RUNS];
     int n = 0, row = 0;
     struct batch_view b = {
         .n_seqs = n_runs, .max_query = 1, .max_context = max, .table_stride = s->n_blocks};
@@ -362,7 +362,7 @@ static void check_chunks(const struct scene *s, int chunk)
 
 static void check_decode(const struct scene *s)
 {
-    static struct run runs[MOST_RUNS];
+    static struct run runs[MAX_RUNS];
     for (int i = 0; i < s->n; i++) runs[i] = (struct run){i, 1};
     run_paged(s, "decoded, every row at once", runs, s->n, 0, STORED);
     run_paged(s, "decoded, every row at once, in a larger grid", runs, s->n, 5000, STORED);
@@ -404,7 +404,7 @@ static void check_drafts(const struct scene *s)
 static void check_mixed(const struct scene *s)
 {
     static const int lengths[] = {1, 1, 5, 200, 1, 9, 17, 2, 65, 3, 1, 10, 11, 1};
-    static struct run runs[MOST_RUNS];
+    static struct run runs[MAX_RUNS];
     struct rng rng;
     rng_init(&rng, 11, 0);
     for (int most = 1; most <= 14; most++) {

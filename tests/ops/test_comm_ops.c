@@ -7,8 +7,8 @@
 
 #define DEADLINE_S 20.0
 #define K          192
-#define MOST_ROWS  130
-#define MOST_N     2000
+#define MAX_ROWS   130
+#define MAX_N      2000
 #define TIMES      3
 
 struct sizes {
@@ -34,8 +34,8 @@ static struct tensors tensors_of(const struct comm_rank *r)
     struct tensors t = {.dt = device_computes_in(r->dev, DT_BF16) ? DT_BF16 : DT_F32};
     const size_t e = dtype_size(t.dt);
     size_t at = 0;
-    t.a = place(r, &at, (size_t)MOST_ROWS * K * e);
-    t.b = place(r, &at, (size_t)MOST_N * K * e);
+    t.a = place(r, &at, (size_t)MAX_ROWS * K * e);
+    t.b = place(r, &at, (size_t)MAX_N * K * e);
     return t;
 }
 

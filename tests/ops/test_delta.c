@@ -103,7 +103,7 @@ static void rule_row(const struct delta_shape *s, int head, double *S, double *o
     }
 }
 
-static double conv_row(const struct delta_shape *s, const double *const from[DELTA_MOST_TAPS],
+static double conv_row(const struct delta_shape *s, const double *const from[DELTA_MAX_TAPS],
                        const double *w, int c)
 {
     double sum = 0;
@@ -225,7 +225,7 @@ static void conv_packed(struct op_test *t, double *y, const double *x, const dou
     const int rows = rows_of(t->c->p), width = delta_conv_width(&s);
     int *up_to = must(malloc((size_t)rows * sizeof *up_to));
     for (int r = 0; r < rows; r++) {
-        const double *from[DELTA_MOST_TAPS];
+        const double *from[DELTA_MAX_TAPS];
         const int n = rows_up_to(t->c->p, r, up_to);
         for (int i = 0; i < s.taps; i++) {
             const int at = n - s.taps + i;
@@ -455,7 +455,7 @@ static void paged_conv_reference(struct op_test *t, double **v)
     for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++) {
         begin_state(&s, states, seq, GAP, delta_window_elements(&s));
         for (int i = 0; i < paged_rows(t->c->p, seq); i++, row++) {
-            const double *from[DELTA_MOST_TAPS], *x = v[2] + row * x_stride(t);
+            const double *from[DELTA_MAX_TAPS], *x = v[2] + row * x_stride(t);
             double *y = t->a[0].expect + (int64_t)row * width;
             double *window = states + slot_of[seq] * slot_elements(&s) + GAP;
             for (int c = 0; c < width; c++) y[c] = 0;

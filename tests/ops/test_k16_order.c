@@ -11,7 +11,7 @@
 #if CW_CUDA
 #include "tests/support/k16_order.h"
 
-enum { MOST_ROWS = 8192, CHECKED = 256, SEED = 7 };
+enum { MAX_ROWS = 8192, CHECKED = 256, SEED = 7 };
 
 static struct device *dev;
 static const struct ops *ops;
@@ -107,7 +107,7 @@ static long run(struct product *p, int m)
     ops->matmul(dev, p->c, p->a, p->b, p->bias, &p->shape);
     if (m <= CHECKED) return compare(p, 0, m, 0);
     return compare(p, 0, CHECKED, 0) +
-           (m < MOST_ROWS ? 0 : compare(p, m - CHECKED, CHECKED, CHECKED));
+           (m < MAX_ROWS ? 0 : compare(p, m - CHECKED, CHECKED, CHECKED));
 }
 
 static void reference(struct product *p)
@@ -115,7 +115,7 @@ static void reference(struct product *p)
     int n = p->shape.n, k = p->shape.k;
     float *c = take((size_t)CHECKED * n * sizeof *c);
     for (int i = 0; i < 2; i++) {
-        const uint16_t *a = p->a + (i ? (size_t)(MOST_ROWS - CHECKED) * k : 0);
+        const uint16_t *a = p->a + (i ? (size_t)(MAX_ROWS - CHECKED) * k : 0);
         assert_true(k16_order_matmul(c, a, p->b, CHECKED, n, k));
         copy_out(p->reference + (size_t)i * CHECKED * n, c, (size_t)CHECKED * n * sizeof *c);
     }
@@ -138,9 +138,9 @@ static long check_shape(const struct shape *s)
     struct product p = {
         .shape = {.n = s->n, .k = s->k, .trans_b = true, .in = DT_BF16, .out = DT_BF16}};
     uint16_t *bias = random_bf16(n, 1, false, SEED + 3);
-    p.a = random_bf16(MOST_ROWS * k, 1, true, SEED + 1);
+    p.a = random_bf16(MAX_ROWS * k, 1, true, SEED + 1);
     p.b = random_bf16(n * k, 0.02f, false, SEED + 2);
-    p.c = take((large ? 512 : MOST_ROWS) * n * sizeof(float));
+    p.c = take((large ? 512 : MAX_ROWS) * n * sizeof(float));
     p.reference = malloc(2 * CHECKED * n * sizeof(float));
     p.host = malloc(CHECKED * n * sizeof(float));
     p.host_bias = malloc(n * sizeof(uint16_t));
@@ -270,10 +270,10 @@ static void latent_open(struct latent_test *t)
     const size_t n = (size_t)t->shape.nope, rank = (size_t)t->shape.rank;
     uint16_t *host = malloc(n * rank * sizeof *host), *turned = malloc(n * rank * sizeof *turned);
     assert_true(host && turned);
-    t->x = random_bf16(MOST_ROWS * (n > rank ? n : rank), 1, true, SEED + 1);
+    t->x = random_bf16(MAX_ROWS * (n > rank ? n : rank), 1, true, SEED + 1);
     t->w = random_bf16((n + (size_t)t->shape.value) * rank, 0.02f, false, SEED + 2);
-    t->keys = random_bf16(MOST_ROWS * rank, 1, false, SEED + 3);
-    t->out = take(MOST_ROWS * 2 * rank * sizeof *t->out);
+    t->keys = random_bf16(MAX_ROWS * rank, 1, false, SEED + 3);
+    t->out = take(MAX_ROWS * 2 * rank * sizeof *t->out);
     t->flat = take(n * rank * sizeof *t->flat);
     copy_out(host, t->w, n * rank * sizeof *host);
     for (size_t i = 0; i < n * rank; i++) turned[i % rank * n + i / rank] = host[i];
@@ -321,7 +321,7 @@ TEST(test_latent)
         for (int k = 0; k < N_COUNTS; k++) {
             t.shape.rows = row_counts[k];
             t.shape.early = k % 2 == 1; // the operation before is no one's that writes weights
-            device_fill(dev, t.out, 0xff, MOST_ROWS * 2 * (size_t)s->rank * sizeof *t.out);
+            device_fill(dev, t.out, 0xff, MAX_ROWS * 2 * (size_t)s->rank * sizeof *t.out);
             ops->latent_query(dev, t.out, t.x, t.keys, t.w, s);
             long query = latent_differ(&t, t.flat, s->rank, s->nope, 2 * s->rank);
             ops->latent_value(dev, t.out, t.x, t.w, s);

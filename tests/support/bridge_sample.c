@@ -81,11 +81,11 @@ struct bridge_file *bridge_sample(int n_tensors, bool draft)
 // Sets or removes the value at the path; fails the test where there is no such place.
 void bridge_change(json_t *json, const char *at, const char *value)
 {
-    char keys[256], *rest = keys, *key;
+    char keys[256], *remaining = keys, *key;
     snprintf(keys, sizeof keys, "%s", at);
     json_t *new_value = value ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
     assert_true(!value || new_value);
-    while ((key = strsep(&rest, "/")) && rest)
+    while ((key = strsep(&remaining, "/")) && remaining)
         json = json_is_array(json) ? json_array_get(json, strtoul(key, NULL, 10))
                                    : json_object_get(json, key);
     assert_non_null(json);

@@ -303,7 +303,7 @@ void for_each_golden(void (*serve)(const char *model))
 }
 
 void packed_logprobs(struct reference *r, const int32_t *prompt, int n_prompt,
-                     const struct take *take, int sample, float ret[MOST_TOKENS])
+                     const struct take *take, int sample, float ret[MAX_TOKENS])
 {
     const int n = take->sample[sample].n;
     int32_t *ids = malloc((size_t)(n_prompt + n) * sizeof *ids);
@@ -317,7 +317,7 @@ void packed_logprobs(struct reference *r, const int32_t *prompt, int n_prompt,
 void assert_as_packed(struct reference *r, const int32_t *prompt, int n_prompt,
                       const struct take *take, int sample)
 {
-    float packed[MOST_TOKENS];
+    float packed[MAX_TOKENS];
     packed_logprobs(r, prompt, n_prompt, take, sample, packed);
     for (int i = 0; i < take->sample[sample].n; i++)
         assert_same_logprob(&take->sample[sample].tokens[i], packed[i], i);

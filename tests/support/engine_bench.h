@@ -10,7 +10,7 @@
 #include "tests/support/support.h"
 #include <pthread.h>
 
-enum { VOCAB = 320, MOST_SAMPLES = 8, MOST_TOKENS = 512, MOST_TOP = 8, WAIT_MS = 60000 };
+enum { VOCAB = 320, MAX_SAMPLES = 8, MAX_TOKENS = 512, MAX_TOP = 8, WAIT_MS = 60000 };
 
 extern const char *folder, *model_a, *model_b; // two models of one layout
 extern const char *bridge_path; // of the test's engine; one that failed may still hold its own
@@ -21,18 +21,18 @@ struct take { // what came back of a request; its tag. All of them stay until th
     struct take *next;
     struct request *request;
     int n_prompt, n_top, n_prompt_top;
-    struct prompt_token prompt[MOST_TOKENS];
-    struct top_logprob prompt_top[MOST_TOKENS][MOST_TOP];
+    struct prompt_token prompt[MAX_TOKENS];
+    struct top_logprob prompt_top[MAX_TOKENS][MAX_TOP];
     int times_told; // of its prompt
     int reload_at;  // so many tokens of sample 0: asks for model_b; 0: never
     struct {
-        struct token_record tokens[MOST_TOKENS];
-        struct top_logprob top[MOST_TOKENS][MOST_TOP];
+        struct token_record tokens[MAX_TOKENS];
+        struct top_logprob top[MAX_TOKENS][MAX_TOP];
         int n;
         enum finish_reason finish;
         struct sample_telemetry telemetry;
         char error[128];
-    } sample[MOST_SAMPLES];
+    } sample[MAX_SAMPLES];
     bool done;
 };
 struct bench { // an engine and what the events' thread shares with the test's
@@ -74,7 +74,7 @@ void assert_same_records(const struct take *a, int i, const struct take *b, int 
 // The log-probabilities of a sample's tokens, of temperature 1, as the packed pass over prompt and
 // completion at once, the trainer's, gives them; and that the server's are these, to the bit.
 void packed_logprobs(struct reference *r, const int32_t *prompt, int n_prompt,
-                     const struct take *take, int sample, float ret[MOST_TOKENS]);
+                     const struct take *take, int sample, float ret[MAX_TOKENS]);
 void assert_same_logprob(const struct token_record *token, float packed, int i); // its i-th
 void assert_as_packed(struct reference *r, const int32_t *prompt, int n_prompt,
                       const struct take *take, int sample);

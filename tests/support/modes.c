@@ -105,14 +105,14 @@ int modes_cover(struct mode_run ret[MODE_RUNS])
                 if (modes_check(MODE(a) | MODE(b), k) == ST_OK)
                     wanted[a][b] |= (uint8_t)(1 << k | 4);
     for (int n = 0; n < MODE_RUNS; n++) {
-        int most = 0;
+        int max = 0;
         for (int i = 0; i < TRIES; i++) {
             const struct mode_run run = try_run(&r, seen, wanted);
             const int shows = add_pairs(seen, &run, wanted, false);
-            if (shows > most) ret[n] = run;
-            if (shows > most) most = shows;
+            if (shows > max) ret[n] = run;
+            if (shows > max) max = shows;
         }
-        if (most == 0) return n;
+        if (max == 0) return n;
         add_pairs(seen, &ret[n], wanted, true);
     }
     fail_msg("the array takes more than %d runs", MODE_RUNS);

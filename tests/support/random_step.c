@@ -6,10 +6,10 @@
 
 static int longest(const int *lengths, int n)
 {
-    int most = 0;
+    int max = 0;
     for (int i = 0; i < n; i++)
-        if (lengths[i] > most) most = lengths[i];
-    return most;
+        if (lengths[i] > max) max = lengths[i];
+    return max;
 }
 
 // As many as the longest has, so that one length changes no other's tokens.
@@ -24,8 +24,8 @@ void random_step_make(const struct step_shape *shape, struct random_step *ret)
     int n = shape->n_groups * shape->n_per_group;
     int prompt = longest(shape->prompts, shape->n_groups);
     int completion = longest(shape->completions, n);
-    assert_true(shape->n_groups <= STEP_MOST_GROUPS && n <= STEP_MOST_SAMPLES);
-    assert_true(prompt <= STEP_MOST_TOKENS && completion <= STEP_MOST_TOKENS);
+    assert_true(shape->n_groups <= STEP_MAX_GROUPS && n <= STEP_MAX_SAMPLES);
+    assert_true(prompt <= STEP_MAX_TOKENS && completion <= STEP_MAX_TOKENS);
     rng_init(&rng, shape->seed, 0);
     for (int g = 0; g < shape->n_groups; g++) {
         random_ids(&rng, shape->vocab, prompt, ret->prompts[g]);

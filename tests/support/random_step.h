@@ -7,9 +7,9 @@
 #include "trainer/learn/samples.h"
 #include <stdint.h>
 
-#define STEP_MOST_GROUPS  4
-#define STEP_MOST_SAMPLES 12
-#define STEP_MOST_TOKENS  12
+#define STEP_MAX_GROUPS  4
+#define STEP_MAX_SAMPLES 12
+#define STEP_MAX_TOKENS  12
 
 struct step_shape {
     int n_groups, n_per_group;
@@ -19,9 +19,9 @@ struct step_shape {
     uint64_t seed;
 };
 struct random_step {
-    int32_t prompts[STEP_MOST_GROUPS][STEP_MOST_TOKENS], ids[STEP_MOST_SAMPLES][STEP_MOST_TOKENS];
-    struct pack_completion completions[STEP_MOST_SAMPLES];
-    struct pack_group groups[STEP_MOST_GROUPS]; // point into this struct
+    int32_t prompts[STEP_MAX_GROUPS][STEP_MAX_TOKENS], ids[STEP_MAX_SAMPLES][STEP_MAX_TOKENS];
+    struct pack_completion completions[STEP_MAX_SAMPLES];
+    struct pack_group groups[STEP_MAX_GROUPS]; // point into this struct
 };
 void random_step_make(const struct step_shape *shape, struct random_step *ret);
 

@@ -27,12 +27,12 @@ void cut_formula(const float *logits, int vocab, const struct sample_params *s, 
         while (n < vocab && logits[order[n]] == logits[order[n - 1]]) n++;
     }
     if (s->top_p < 1) {
-        double rest = 0, sum = 0;
-        for (int i = 0; i < n; i++) rest += exp(logits[order[i]] / t - max);
+        double remaining = 0, sum = 0;
+        for (int i = 0; i < n; i++) remaining += exp(logits[order[i]] / t - max);
         int last = 0;
         for (; last < n; last++) {
             sum += exp(logits[order[last]] / t - max);
-            if (sum >= s->top_p * rest) break;
+            if (sum >= s->top_p * remaining) break;
         }
         int whole = n;
         n = last + 1 < n ? last + 1 : n;

@@ -441,13 +441,13 @@ json_t *json_of_lines_file(const char *path)
 
 json_t *json_at(const json_t *json, const char *format, ...)
 {
-    char path[160], *rest = path;
+    char path[160], *remaining = path;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(path, sizeof path, format, arguments);
     va_end(arguments);
     json_t *at = (json_t *)json;
-    for (const char *part; *path && (part = strsep(&rest, "."));) {
+    for (const char *part; *path && (part = strsep(&remaining, "."));) {
         at = json_is_array(at) ? json_array_get(at, (size_t)atoi(part)) : json_object_get(at, part);
         if (!at) fail_msg("there is no \"%s\" of %s", part, format);
     }

@@ -194,13 +194,13 @@ double metric(const json_t *m, const char *key)
     return json_number_value(json_object_get(m, key));
 }
 
-int column(const struct scene *s, const char *run, const char *key, double *ret, int most)
+int column(const struct scene *s, const char *run, const char *key, double *ret, int max)
 {
     const json_t *lines = metrics_of(s, run), *m;
     size_t i;
     json_array_foreach (lines, i, m)
-        if ((int)i < most) ret[i] = json_number_value(json_object_get(m, key));
-    return (int)json_array_size(lines) < most ? (int)json_array_size(lines) : most;
+        if ((int)i < max) ret[i] = json_number_value(json_object_get(m, key));
+    return (int)json_array_size(lines) < max ? (int)json_array_size(lines) : max;
 }
 
 void wait_for_log(const struct scene *s, const char *part)
@@ -208,7 +208,7 @@ void wait_for_log(const struct scene *s, const char *part)
     test_wait_for_text(test_path(s->folder, "trainer.log"), part, 10000, NULL);
 }
 
-void same_losses(const struct scene *s, const char *a, const char *b, int steps, double most)
+void same_losses(const struct scene *s, const char *a, const char *b, int steps, double max)
 {
     static const char *const keys[] = {"loss", "kl", "reward", "entropy"};
     double x[64], y[64];
@@ -217,7 +217,7 @@ void same_losses(const struct scene *s, const char *a, const char *b, int steps,
         assert_int_equal(column(s, a, keys[k], x, steps), steps);
         assert_int_equal(column(s, b, keys[k], y, steps), steps);
         for (int i = 0; i < steps; i++)
-            if (fabs(x[i] - y[i]) > most * (k == 0 ? 1 : 10))
+            if (fabs(x[i] - y[i]) > max * (k == 0 ? 1 : 10))
                 fail_msg("%s of step %d: %.9g and %.9g", keys[k], i + 1, x[i], y[i]);
     }
 }
@@ -252,14 +252,14 @@ static const char *filled(const struct scene *s, const char *text)
 
 static void split(const struct scene *s, const char *line, const char *ret[TRAINER_WORDS])
 {
-    char *rest = test_keep(strdup(line));
+    char *remaining = test_keep(strdup(line));
     int n = 0;
-    while (*rest && n < TRAINER_WORDS - 1) {
-        const char end[] = {*rest == '\'' ? *rest++ : ' ', '\0'};
-        char *word = rest;
-        rest += strcspn(rest, end);
-        if (*rest) *rest++ = '\0';
-        if (*rest == ' ') rest++;
+    while (*remaining && n < TRAINER_WORDS - 1) {
+        const char end[] = {*remaining == '\'' ? *remaining++ : ' ', '\0'};
+        char *word = remaining;
+        remaining += strcspn(remaining, end);
+        if (*remaining) *remaining++ = '\0';
+        if (*remaining == ' ') remaining++;
         ret[n++] = filled(s, word);
     }
     ret[n] = NULL;

@@ -79,8 +79,8 @@ json_t *last_metrics(const struct scene *s,
                      const char *run);           // line of metrics.jsonl
 double metric(const json_t *m, const char *key); // which it must have
 // Values of a key in the lines of metrics.jsonl, 0 where a line has none; up to `most`. How many.
-int column(const struct scene *s, const char *run, const char *key, double *ret, int most);
+int column(const struct scene *s, const char *run, const char *key, double *ret, int max);
 // Losses of two runs of so many steps differ by `most` at most; what else is learned by, ten times.
-void same_losses(const struct scene *s, const char *a, const char *b, int steps, double most);
+void same_losses(const struct scene *s, const char *a, const char *b, int steps, double max);
 
 #endif

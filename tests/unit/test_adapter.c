@@ -150,11 +150,11 @@ TEST(a_plan_lists_what_is_adapted)
 TEST(a_new_adapter_is_kaiming_and_zero)
 {
     struct adapter *a = adapter_of(ALL);
-    float x[4096], most = 0;
+    float x[4096], max = 0;
     assert_ok(adapter_init(a, base.dev, 9));
     assert_ok(weights_read(a->weights, base.dev, a->list[0].a, x));
-    for (int i = 0; i < 4 * 32; i++) most = fmaxf(most, fabsf(x[i]));
-    assert_true(most <= 1 / sqrtf(32) && most > 0.9f / sqrtf(32));
+    for (int i = 0; i < 4 * 32; i++) max = fmaxf(max, fabsf(x[i]));
+    assert_true(max <= 1 / sqrtf(32) && max > 0.9f / sqrtf(32));
     assert_ok(weights_read(a->weights, base.dev, a->list[0].b, x));
     for (int i = 0; i < 32 * 4; i++) assert_true(x[i] == 0);
     adapter_free(a);
@@ -424,13 +424,13 @@ static void peft_agrees(const char *python, const char *model, const char *adapt
     }
     char *bytes = test_read(out);
     const float *want = (const float *)(const void *)bytes;
-    double most = 0, worst = 0;
+    double max = 0, worst = 0;
     for (int i = 0; i < TOKENS * VOCAB; i++) {
-        most = fmax(most, fabs((double)want[i]));
+        max = fmax(max, fabs((double)want[i]));
         worst = fmax(worst, fabs((double)want[i] - logits[i]));
     }
-    print_message("logits differ by %.2g of the largest\n", worst / most);
-    assert_true(worst / most <= 1e-5);
+    print_message("logits differ by %.2g of the largest\n", worst / max);
+    assert_true(worst / max <= 1e-5);
 }
 
 static void peft_agrees_with(struct reference *r, const char *model, struct adapter *a)

@@ -100,8 +100,8 @@ static void check_way(const char *folder, const struct sequences *s, char *line,
     struct machine m;
     double norm;
     const bool each = strncmp(line, "each", 4) == 0;
-    char *rest = strchr(line, ' ');
-    const double loss = strtod(rest, &rest), want_norm = strtod(rest, NULL);
+    char *remaining = strchr(line, ' ');
+    const double loss = strtod(remaining, &remaining), want_norm = strtod(remaining, NULL);
     machine_open(&m, folder, each ? s->longest : SEQS * WIDTH, 1, recompute);
     assert_ok(
         learner_run(m.learner, PASS_STEP, s->groups, each ? SEQS - 1 : SEQS, flat, NULL, NULL));

@@ -98,7 +98,7 @@ TEST(end_of_a_sequence_goes_first)
 TEST(found_until_taken)
 {
     struct block_manager *c = NULL;
-    int32_t all[3], rest[2];
+    int32_t all[3], remaining[2];
     assert_ok(block_manager_new(3, 4, &c));
     assert_int_equal(find(c, 7), -1);
     assert_true(block_manager_allocate(c, 3, all));
@@ -114,16 +114,16 @@ TEST(found_until_taken)
     block_manager_share(c, &all[1], 1);
     assert_int_equal(block_manager_ref_count(c, all[1]), 2);
     assert_int_equal(block_manager_available(c), 2);
-    assert_true(block_manager_allocate(c, 2, rest));
-    assert_true(rest[0] != all[1] && rest[1] != all[1]);
+    assert_true(block_manager_allocate(c, 2, remaining));
+    assert_true(remaining[0] != all[1] && remaining[1] != all[1]);
     block_manager_drop(c, &all[1], 1);
-    assert_false(block_manager_allocate(c, 1, rest));
+    assert_false(block_manager_allocate(c, 1, remaining));
     block_manager_drop(c, &all[1], 1);
     assert_int_equal(find(c, 7), all[1]);
-    assert_true(block_manager_allocate(c, 1, rest));
+    assert_true(block_manager_allocate(c, 1, remaining));
     assert_int_equal(find(c, 7), -1);
-    name(c, rest[0], 8); // of its new holder
-    assert_int_equal(find(c, 8), rest[0]);
+    name(c, remaining[0], 8); // of its new holder
+    assert_int_equal(find(c, 8), remaining[0]);
     block_manager_free(c);
 }
 

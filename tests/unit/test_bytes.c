@@ -183,7 +183,7 @@ TEST(utf8_every_code_point)
 // another, shorter sequence gives, surrogates and what lies beyond U+10FFFF.
 static bool well_formed(const unsigned char *p, int n)
 {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    static const uint32_t min[5] = {0, 0, 0x80, 0x800, 0x10000};
     static const unsigned char mask[5] = {0, 0, 0xe0, 0xf0, 0xf8},
                                mark[5] = {0, 0, 0xc0, 0xe0, 0xf0};
     if (n == 1) return p[0] < 0x80;
@@ -193,7 +193,7 @@ static bool well_formed(const unsigned char *p, int n)
         if ((p[i] & 0xc0) != 0x80) return false;
         code = code << 6 | (p[i] & 0x3f);
     }
-    return code >= least[n] && code <= 0x10ffff && !(code >= 0xd800 && code <= 0xdfff);
+    return code >= min[n] && code <= 0x10ffff && !(code >= 0xd800 && code <= 0xdfff);
 }
 
 TEST(utf8_random_bytes)

@@ -11,7 +11,7 @@ TEST(names_of_methods)
     struct speculative_choice c = {0};
     char text[64];
     assert_ok(speculative_parse("off", &c));
-    assert_true(c.chosen && speculative_most(c) == 0);
+    assert_true(c.chosen && speculative_max(c) == 0);
     assert_ok(speculative_parse("ngram", &c));
     assert_int_equal(c.k[SPECULATIVE_NGRAM], 5);
     assert_ok(speculative_parse("suffix", &c));
@@ -19,7 +19,7 @@ TEST(names_of_methods)
     assert_ok(speculative_parse("draft_model", &c));
     assert_true(c.k[SPECULATIVE_DRAFT_MODEL] == 5 && c.k[SPECULATIVE_SUFFIX] == 0);
     assert_ok(speculative_parse("draft_model:3,suffix:16", &c));
-    assert_true(c.k[SPECULATIVE_DRAFT_MODEL] == 3 && speculative_most(c) == 16);
+    assert_true(c.k[SPECULATIVE_DRAFT_MODEL] == 3 && speculative_max(c) == 16);
     speculative_write(c, text);
     assert_string_equal(text, "suffix:16,draft_model:3");
     static const char *const bad[] = {"",         "on",          "ngram:",    "ngram:0",
@@ -28,7 +28,7 @@ TEST(names_of_methods)
                                       ",ngram",   "ngram,ngram", "ngram: 3"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_int_equal(speculative_parse(bad[i], &c), ST_INVALID);
-    assert_int_equal(speculative_most(c), 16); // untouched
+    assert_int_equal(speculative_max(c), 16); // untouched
     assert_ok(speculative_parse("off", &c));
     speculative_write(c, text);
     assert_string_equal(text, "off");
@@ -116,17 +116,17 @@ TEST(siblings_are_remembered)
 
 TEST(memory_is_bounded)
 {
-    const size_t most = 1 << 20;
+    const size_t max = 1 << 20;
     struct suffix_memory *m = NULL;
     struct rng r;
     int32_t tail[SUFFIX_DEPTH], next = -1;
     rng_init(&r, 3, 1);
-    assert_ok(suffix_memory_new(most, &m));
+    assert_ok(suffix_memory_new(max, &m));
     for (uint64_t prompt = 1; prompt <= 400; prompt++)
         for (int i = 0; i < 200; i++) {
             for (int k = 0; k < SUFFIX_DEPTH; k++) tail[k] = (int32_t)rng_below(&r, 1000);
             suffix_memory_add(m, prompt, tail, SUFFIX_DEPTH, (int32_t)rng_below(&r, 1000));
-            assert_true(suffix_memory_bytes(m) <= most);
+            assert_true(suffix_memory_bytes(m) <= max);
         }
     assert_true(suffix_memory_prompts(m) < 100 && suffix_memory_prompts(m) > 2);
     suffix_memory_add(m, 400, tail, SUFFIX_DEPTH, 7);

@@ -190,7 +190,7 @@ TEST(cache_changes_no_bit)
 
     uint64_t cached = 0;
     for (int i = 0; i < MIX; i++) {
-        for (int k = 0; k < MOST_SAMPLES; k++) {
+        for (int k = 0; k < MAX_SAMPLES; k++) {
             const struct sample_telemetry *t = &tight[i]->sample[k].telemetry;
             assert_same_records(off[i], k, roomy[i], k);
             assert_same_records(off[i], k, tight[i], k);

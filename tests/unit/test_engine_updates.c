@@ -123,10 +123,10 @@ static void update_in_flight(enum kv_policy policy)
     bench_end(&b);
 
     for (int t = 0; t < before; t++) text[30 + t] = take->sample[0].tokens[t].token;
-    struct take *rest = reference(model_b, text, 30 + before, 40);
+    struct take *remaining = reference(model_b, text, 30 + before, 40);
     int same = 0;
     for (int t = 0; t < 40; t++)
-        same += rest->sample[0].tokens[t].token == take->sample[0].tokens[before + t].token;
+        same += remaining->sample[0].tokens[t].token == take->sample[0].tokens[before + t].token;
     if (policy == KV_RECOMPUTE)
         assert_int_equal(same, 40);
     else

@@ -402,10 +402,10 @@ struct table {
     double worst;           // relative
 };
 
-static int read_numbers(char **rest, double *ret)
+static int read_numbers(char **remaining, double *ret)
 {
     int n = 0;
-    for (char *word; (word = strsep(rest, " \n"));)
+    for (char *word; (word = strsep(remaining, " \n"));)
         if (*word) {
             char *end;
             assert_true(n < TABLE_ROOM);
@@ -415,10 +415,10 @@ static int read_numbers(char **rest, double *ret)
     return n;
 }
 
-static void read_floats(char **rest, int n, float *ret)
+static void read_floats(char **remaining, int n, float *ret)
 {
     double numbers[TABLE_ROOM];
-    assert_int_equal(read_numbers(rest, numbers), n);
+    assert_int_equal(read_numbers(remaining, numbers), n);
     for (int i = 0; i < n; i++) {
         ret[i] = (float)numbers[i];
         assert_true(ret[i] == numbers[i]); // the table holds what f32 holds
@@ -439,7 +439,7 @@ static int value_of(const char *const names[], const char *text)
     return value;
 }
 
-static struct loss_config table_config(const struct table *t, char **rest)
+static struct loss_config table_config(const struct table *t, char **remaining)
 {
     struct loss_config config = {
         .epsilon = t->settings[0],
@@ -447,25 +447,25 @@ static struct loss_config table_config(const struct table *t, char **rest)
         .kl_estimator = KL_K3,
         .max_completion_length = (int)t->settings[4],
     };
-    config.type = (enum loss_type)value_of(loss_type_names, strsep(rest, " "));
+    config.type = (enum loss_type)value_of(loss_type_names, strsep(remaining, " "));
     config.epsilon_high = t->settings[config.type == LOSS_CISPO ? 2 : 1];
-    config.sequence_level = strcmp(strsep(rest, " "), "sequence") == 0;
-    const char *kl = strsep(rest, " ");
+    config.sequence_level = strcmp(strsep(remaining, " "), "sequence") == 0;
+    const char *kl = strsep(remaining, " ");
     if (strcmp(kl, "none") == 0)
         config.beta = 0;
     else
         config.kl_estimator = (enum kl_estimator)value_of(kl_estimator_names, kl);
-    config.bias_correction_kl = atoi(strsep(rest, " "));
-    config.delta = atof(strsep(rest, " "));
-    config.tis = (enum tis_mode)value_of(tis_mode_names, strsep(rest, " "));
-    config.tis_min = atof(strsep(rest, " "));
-    config.tis_max = atof(strsep(rest, " "));
+    config.bias_correction_kl = atoi(strsep(remaining, " "));
+    config.delta = atof(strsep(remaining, " "));
+    config.tis = (enum tis_mode)value_of(tis_mode_names, strsep(remaining, " "));
+    config.tis_min = atof(strsep(remaining, " "));
+    config.tis_max = atof(strsep(remaining, " "));
     return config;
 }
 
-static void check_case(struct table *t, char *rest)
+static void check_case(struct table *t, char *remaining)
 {
-    struct loss_config config = table_config(t, &rest);
+    struct loss_config config = table_config(t, &remaining);
     struct loss_batch batch = {
         .n_seqs = t->n_seqs,
         .first = t->first,
@@ -482,7 +482,7 @@ static void check_case(struct table *t, char *rest)
     double want[TABLE_ROOM];
     t->n_cases++;
     loss_batch_compute(&config, &batch, &stats, slopes);
-    assert_int_equal(read_numbers(&rest, want), BEFORE_SLOPES + t->n_tokens);
+    assert_int_equal(read_numbers(&remaining, want), BEFORE_SLOPES + t->n_tokens);
     bool corrected = config.tis != TIS_OFF;
     compare(t, stats.range[STAT_LOSS].sum, want[0]);
     compare(t, stats_mean(&stats, STAT_KL), want[1]);
@@ -495,22 +495,22 @@ static void check_case(struct table *t, char *rest)
     for (int i = 0; i < t->n_tokens; i++) compare(t, slopes[i], want[BEFORE_SLOPES + i]);
 }
 
-static void read_batch(struct table *t, const char *key, char *rest)
+static void read_batch(struct table *t, const char *key, char *remaining)
 {
     double numbers[TABLE_ROOM];
     if (strcmp(key, "bounds") == 0) {
-        t->n_seqs = read_numbers(&rest, numbers) - 1;
+        t->n_seqs = read_numbers(&remaining, numbers) - 1;
         for (int s = 0; s <= t->n_seqs; s++) t->first[s] = (int)numbers[s];
         t->n_tokens = t->first[t->n_seqs];
     } else if (strcmp(key, "settings") == 0) {
-        assert_int_equal(read_numbers(&rest, t->settings), 5);
+        assert_int_equal(read_numbers(&remaining, t->settings), 5);
     } else {
         float *values = strcmp(key, "logprobs") == 0  ? t->logprobs
                         : strcmp(key, "old") == 0     ? t->old
                         : strcmp(key, "sampler") == 0 ? t->sampler
                         : strcmp(key, "ref") == 0     ? t->ref
                                                       : t->advantages;
-        read_floats(&rest, values == t->advantages ? t->n_seqs : t->n_tokens, values);
+        read_floats(&remaining, values == t->advantages ? t->n_seqs : t->n_tokens, values);
     }
 }
 
@@ -522,12 +522,12 @@ TEST(torch_agrees)
     size_t room = 0;
     if (!t.file) fail_msg("cannot open %s", path);
     while (getline(&line, &room, t.file) > 0) {
-        char *rest = line, *key = strsep(&rest, " ");
+        char *remaining = line, *key = strsep(&remaining, " ");
         if (*key == '#') continue;
         if (strcmp(key, "case") == 0)
-            check_case(&t, rest);
+            check_case(&t, remaining);
         else
-            read_batch(&t, key, rest);
+            read_batch(&t, key, remaining);
     }
     free(line);
     fclose(t.file);

@@ -221,13 +221,12 @@ TEST(moments_keep_the_loss)
         double loss[3][STEPS / WINDOW];
         for (int k = 0; k < 3; k++) curve((enum moments_kind)k, lrs[l], loss[k]);
         for (int k = 0; k < 3; k++) {
-            double most = 0;
-            for (int w = 0; w < STEPS / WINDOW; w++)
-                most = fmax(most, fabs(loss[k][w] - loss[0][w]));
+            double max = 0;
+            for (int w = 0; w < STEPS / WINDOW; w++) max = fmax(max, fabs(loss[k][w] - loss[0][w]));
             printf("lr %g, %-4s moments: loss", lrs[l], moments_kind_names[k]);
             for (int w = 0; w < STEPS / WINDOW; w += 2) printf(" %.4f", loss[k][w]);
-            printf(", at most %.4f from f32's\n", most);
-            if (most > bounds[k]) fail_msg("more than %g", bounds[k]);
+            printf(", at most %.4f from f32's\n", max);
+            if (max > bounds[k]) fail_msg("more than %g", bounds[k]);
         }
     }
 }

@@ -168,8 +168,8 @@ static uint16_t nearest_bf16(float x)
     uint16_t truncated = (uint16_t)(bits_of(x) >> 16), best = truncated;
     for (uint16_t candidate = truncated; candidate <= truncated + 1; candidate++) {
         double distance = fabs((double)f32_from_bf16(candidate) - (double)x);
-        double least = fabs((double)f32_from_bf16(best) - (double)x);
-        if (distance < least || (distance == least && candidate % 2 == 0)) best = candidate;
+        double min = fabs((double)f32_from_bf16(best) - (double)x);
+        if (distance < min || (distance == min && candidate % 2 == 0)) best = candidate;
     }
     return best;
 }

@@ -313,9 +313,9 @@ TEST(live_line_on_a_terminal)
                                 "\r\u00e4\u00f6\u00fc 2/2  0:00 left \033[K"
                                 "\r\033[K";
     assert_int_equal(strncmp(sent, first, sizeof first - 1), 0);
-    const char *rest = strstr(sent, " cw-test: hello");
-    assert_non_null(rest);
-    assert_string_equal(rest, " cw-test: hello\r\n\rstep 3\033[K\r\n");
+    const char *remaining = strstr(sent, " cw-test: hello");
+    assert_non_null(remaining);
+    assert_string_equal(remaining, " cw-test: hello\r\n\rstep 3\033[K\r\n");
 }
 
 // A program whose --config is something else, a model's config.json, gets the path and nothing

@@ -10,10 +10,10 @@ enum { PAIRS = 5, SIDES = 2 * PAIRS, FIGURES = 7 }; // FIGURES: the loss and TRL
 static double lengths[SIDES], logps[SIDES], reference[SIDES]; // the chosen, then the rejected
 static int n_cases;
 
-static void read_numbers(char **rest, double *ret, int n)
+static void read_numbers(char **remaining, double *ret, int n)
 {
     for (int i = 0; i < n; i++) {
-        const char *word = strsep(rest, " ");
+        const char *word = strsep(remaining, " ");
         assert_non_null(word);
         ret[i] = strtod(word, NULL);
     }
@@ -46,20 +46,20 @@ static void differences_agree(const struct loss_config *c, const struct pair *at
     assert_true(fabs(slope - here.by_rejected) < 1e-7);
 }
 
-static void check_case(char *rest)
+static void check_case(char *remaining)
 {
     struct loss_config c;
     double numbers[2], figures[FIGURES], gradients[SIDES], loss = 0;
     int type;
-    assert_ok(name_parse(preference_names, strsep(&rest, " "), &type));
+    assert_ok(name_parse(preference_names, strsep(&remaining, " "), &type));
     c = (struct loss_config){.type = (enum loss_type)(LOSS_SIGMOID + type)};
-    read_numbers(&rest, numbers, 2);
+    read_numbers(&remaining, numbers, 2);
     c.beta = numbers[0];
     c.label_smoothing = numbers[1];
     c.discopop_tau = 0.05;
     assert_ok(loss_check_pairs(&c));
-    read_numbers(&rest, figures, FIGURES);
-    read_numbers(&rest, gradients, SIDES);
+    read_numbers(&remaining, figures, FIGURES);
+    read_numbers(&remaining, gradients, SIDES);
     for (int i = 0; i < PAIRS; i++) {
         const struct pair pair = pair_of(i);
         const struct pair_loss have = losses[c.type].pair(&c, &pair);

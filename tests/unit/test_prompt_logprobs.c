@@ -34,7 +34,7 @@ static struct sampling plain_sampling(int max_tokens, float temperature)
 static void reference_logprobs(struct reference *r, const int32_t *ids, int n, float temperature,
                                float *ret)
 {
-    static float logits[MOST_TOKENS * VOCAB], lse[MOST_TOKENS];
+    static float logits[MAX_TOKENS * VOCAB], lse[MAX_TOKENS];
     reference_logits(r, ids, n, logits);
     const struct head_args head = {logits, ids + 1, n - 1, VOCAB, temperature};
     device_ops(r->dev)->logprob(r->dev, ret + 1, lse, NULL, &head);
@@ -43,7 +43,7 @@ static void reference_logprobs(struct reference *r, const int32_t *ids, int n, f
 static void assert_prompt_is(const struct take *take, const int32_t *prompt, int from, int to,
                              struct reference *r, float temperature)
 {
-    static float want[MOST_TOKENS];
+    static float want[MAX_TOKENS];
     reference_logprobs(r, prompt, take->n_prompt, temperature, want);
     for (int i = from; i < to; i++)
         if (memcmp(&want[i], &take->prompt[i].logprob, sizeof *want) != 0)
@@ -62,7 +62,7 @@ TEST(prompts_are_scored_as_they_are_trained)
     options.prefill_chunk = 24;
     struct bench b;
     struct take *takes[N];
-    int32_t prompts[N][MOST_TOKENS];
+    int32_t prompts[N][MAX_TOKENS];
     bench_start(&b, &options);
     for (int i = 0; i < N; i++) {
         struct sampling s = plain_sampling(3, i % 2 ? 0.7f : 0);
@@ -92,7 +92,7 @@ TEST(sampling_and_scoring_agree)
 {
     struct engine_options options = small_options();
     struct bench b;
-    int32_t ids[MOST_TOKENS];
+    int32_t ids[MAX_TOKENS];
     bench_start(&b, &options);
     struct sampling s = plain_sampling(60, 0.7f);
     make_prompt(ids, 40, 3);
@@ -111,7 +111,7 @@ TEST(nothing_is_sampled_for_max_tokens_0)
 {
     struct engine_options options = small_options();
     struct bench b;
-    int32_t prompt[MOST_TOKENS];
+    int32_t prompt[MAX_TOKENS];
     bench_start(&b, &options);
     struct sampling s = plain_sampling(0, 1);
     s.n = 3;
@@ -133,7 +133,7 @@ TEST(cache_is_passed_over)
 {
     struct engine_options options = small_options();
     struct bench b;
-    int32_t prompt[MOST_TOKENS];
+    int32_t prompt[MAX_TOKENS];
     bench_start(&b, &options);
     make_prompt(prompt, 100, 5);
     for (int round = 0; round < 3; round++) {
@@ -153,7 +153,7 @@ TEST(crowds_are_scored_once)
     struct engine_options options = small_options();
     struct bench b;
     struct take *takes[N];
-    int32_t prompts[N][MOST_TOKENS];
+    int32_t prompts[N][MAX_TOKENS];
     options.prefill_chunk = 16;
     options.max_context = 200;
     options.kv_bytes = 160 << 10;
@@ -184,7 +184,7 @@ TEST(versions_are_told_apart)
 {
     struct engine_options options = small_options();
     struct bench b;
-    int32_t prompt[MOST_TOKENS], other[8];
+    int32_t prompt[MAX_TOKENS], other[8];
     options.prefill_chunk = 8;
     options.kv_policy = KV_RECOMPUTE;
     bench_start(&b, &options);
@@ -215,16 +215,16 @@ TEST(one_number_for_one_token)
 {
     struct engine_options options = small_options();
     struct bench b;
-    int32_t prompt[MOST_TOKENS];
+    int32_t prompt[MAX_TOKENS];
     bench_start(&b, &options);
     make_prompt(prompt, 20, 9);
     for (int hot = 0; hot < 2; hot++) {
         struct sampling s = plain_sampling(300, hot ? 0.4f : 0);
-        s.logprobs = MOST_TOP;
+        s.logprobs = MAX_TOP;
         struct take *take = run_ids(&b, prompt, 20, &s);
         int found = 0;
         for (int t = 0; t < 300; t++)
-            for (int i = 0; i < (hot ? MOST_TOP : 1); i++) {
+            for (int i = 0; i < (hot ? MAX_TOP : 1); i++) {
                 const struct top_logprob *top = &take->sample[0].top[t][i];
                 const struct token_record *token = &take->sample[0].tokens[t];
                 if (hot && top->token != token->token) continue;
@@ -288,8 +288,8 @@ static void adjust_row(float *row, const struct sampling *s, const int32_t *ids,
 static void check_penalised(const struct sampling *s, const int32_t *prompt, int n_prompt,
                             const struct take *take, int sample)
 {
-    static float logits[MOST_TOKENS * VOCAB], raw[MOST_TOKENS];
-    int32_t ids[MOST_TOKENS];
+    static float logits[MAX_TOKENS * VOCAB], raw[MAX_TOKENS];
+    int32_t ids[MAX_TOKENS];
     const int n = take->sample[sample].n;
     memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
     for (int i = 0; i < n; i++) ids[n_prompt + i] = take->sample[sample].tokens[i].token;

@@ -16,9 +16,10 @@ static int no_environment(void **state)
 // "NAME=VALUE NAME=VALUE"
 static void put(const char *settings)
 {
-    char *copy = strdup(settings), *rest = NULL;
+    char *copy = strdup(settings), *remaining = NULL;
     assert_non_null(copy);
-    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+    for (char *word = strtok_r(copy, " ", &remaining); word;
+         word = strtok_r(NULL, " ", &remaining)) {
         char *value = strchr(word, '=');
         *value++ = '\0';
         assert_int_equal(setenv(word, value, 1), 0);

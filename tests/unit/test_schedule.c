@@ -13,7 +13,7 @@ enum { TOTAL = 23 };
 #define PEAK 3e-5
 
 // Calls check() with each line of a table, whose first word is given apart.
-static int for_each_line(const char *table, void (*check)(const char *word, char *rest))
+static int for_each_line(const char *table, void (*check)(const char *word, char *remaining))
 {
     char *text = test_read(test_path(test_root(), table)), *next = text;
     int n = 0;
@@ -26,24 +26,24 @@ static int for_each_line(const char *table, void (*check)(const char *word, char
     return n;
 }
 
-static void check_rates(const char *type, char *rest)
+static void check_rates(const char *type, char *remaining)
 {
     struct schedule s = {.peak = PEAK, .total_steps = TOTAL};
     int value;
     assert_ok(name_parse(schedule_type_names, type, &value));
     s.type = (enum schedule_type)value;
-    s.warmup_steps = strtod(strsep(&rest, " "), NULL);
-    s.min_ratio = strtod(strsep(&rest, " "), NULL);
-    s.decay_steps = strtod(strsep(&rest, " "), NULL);
-    assert_ok(name_parse(decay_type_names, strsep(&rest, " "), &value));
+    s.warmup_steps = strtod(strsep(&remaining, " "), NULL);
+    s.min_ratio = strtod(strsep(&remaining, " "), NULL);
+    s.decay_steps = strtod(strsep(&remaining, " "), NULL);
+    assert_ok(name_parse(decay_type_names, strsep(&remaining, " "), &value));
     s.decay = (enum decay_type)value;
     for (int step = 0; step < TOTAL; step++) {
-        const double want = strtod(strsep(&rest, " "), NULL), have = schedule_at(&s, step);
+        const double want = strtod(strsep(&remaining, " "), NULL), have = schedule_at(&s, step);
         if (!(fabs(have - want) <= 1e-12 * PEAK))
             fail_msg("%s, warm-up %g, step %d: %.17g, not %.17g", type, s.warmup_steps, step, have,
                      want);
     }
-    assert_null(rest);
+    assert_null(remaining);
 }
 
 TEST(transformers_agrees)

@@ -7,18 +7,18 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/scheduler.h"
 
-enum { BLOCK = 4, MOST_BLOCKS = 512, MOST_SAMPLES = 1024, MOST_REQUESTS = 64 };
+enum { BLOCK = 4, MAX_BLOCKS = 512, MAX_SAMPLES = 1024, MAX_REQUESTS = 64 };
 
 struct world {
     struct scheduler *scheduler;
     struct block_manager *cache;
     int max_batch, chunk;
     int steps, most_running;
-    int32_t content[MOST_BLOCKS * BLOCK]; // the token whose keys and values lie at each slot
-    uint64_t version, computed_by[MOST_BLOCKS * BLOCK]; // and the version that computed it
-    uint64_t admitted_at[MOST_SAMPLES]; // by order: the version when it was last admitted
+    int32_t content[MAX_BLOCKS * BLOCK]; // the token whose keys and values lie at each slot
+    uint64_t version, computed_by[MAX_BLOCKS * BLOCK]; // and the version that computed it
+    uint64_t admitted_at[MAX_SAMPLES]; // by order: the version when it was last admitted
     int64_t computed_tokens;
-    struct request *requests[MOST_REQUESTS]; // (n_requests), freed with it
+    struct request *requests[MAX_REQUESTS]; // (n_requests), freed with it
     int n_requests;
 };
 
@@ -55,7 +55,7 @@ static struct request *add_salted(struct world *w, const int32_t *prompt, int n_
     assert_ok(request_new(prompt, n_prompt, &sampling, NULL, &r));
     assert_ok(request_prepare(r, BLOCK, cache_salt));
     assert_true(scheduler_add(w->scheduler, r));
-    assert_true(w->n_requests < MOST_REQUESTS);
+    assert_true(w->n_requests < MAX_REQUESTS);
     return w->requests[w->n_requests++] = r;
 }
 
@@ -98,7 +98,7 @@ static void note_admissions(struct world *w, bool planned)
     const int n = scheduler_running(w->scheduler);
     for (int i = 0; i < n + scheduler_waiting(w->scheduler); i++) {
         const struct sample *s = scheduler_at(w->scheduler, i);
-        assert_true(s->queue.order < MOST_SAMPLES);
+        assert_true(s->queue.order < MAX_SAMPLES);
         if (i >= n)
             w->admitted_at[s->queue.order] = 0;
         else if (planned && w->admitted_at[s->queue.order] == 0)
@@ -428,7 +428,7 @@ TEST(refused_drafts_are_not_found)
         assert_int_equal(s->kv[RUNNER_POLICY].computed, computed + accepted);
         for (int p = computed; p < s->kv[RUNNER_POLICY].computed; p++)
             sample_tokens(s, p, 1, &w.content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK]);
-        for (int i = 0; i < MOST_BLOCKS * BLOCK; i++) w.computed_by[i] = 2;
+        for (int i = 0; i < MAX_BLOCKS * BLOCK; i++) w.computed_by[i] = 2;
         assert_true(s->blocks.n_cached <= s->kv[RUNNER_POLICY].computed / BLOCK);
     }
     const int length = sample_known(s); // 6 + 1 + 1 + 2 + 3 + 4
@@ -553,13 +553,13 @@ TEST(random_load)
             if (n < N && rng_below(&r, 3) == 0) {
                 // one of three texts, and from some place on another: prompts share beginnings of
                 // any length
-                const int n_prompt = 1 + (int)rng_below(&r, 40), most = 64 - n_prompt;
+                const int n_prompt = 1 + (int)rng_below(&r, 40), max = 64 - n_prompt;
                 const int text = 1000 * (1 + (int)rng_below(&r, 3)), turn = (int)rng_below(&r, 60);
                 int32_t prompt[64];
                 for (int i = 0; i < n_prompt; i++)
                     prompt[i] = i + (i < turn ? text : 1000 * (10 + n));
                 requests[n] = add_salted(&w, prompt, n_prompt, 1 + (int)rng_below(&r, 6),
-                                         1 + (int)rng_below(&r, (uint32_t)(most < 24 ? most : 24)),
+                                         1 + (int)rng_below(&r, (uint32_t)(max < 24 ? max : 24)),
                                          seed % 4 == 0 ? 1 + (uint64_t)n : 0);
                 n++;
             }

@@ -13,9 +13,9 @@ enum {
     N_PROMPTS = 1000,
     N_SAMPLED = 400,
     N_AGAIN = 250,
-    MOST_TOKENS = 24,
+    MAX_TOKENS = 24,
     TINY_VOCAB = 6,
-    MOST_TOP = 6,
+    MAX_TOP = 6,
     WAIT_MS = 120000
 };
 
@@ -25,8 +25,8 @@ static const char *folder, *model, *draft, *tiny, *tiny_draft;
 
 struct take { // one sample's tokens; a request's tag is the first of its n
     struct request *request;
-    struct token_record tokens[MOST_TOKENS];
-    struct top_logprob top[4][MOST_TOP]; // of the first tokens, where asked for
+    struct token_record tokens[MAX_TOKENS];
+    struct top_logprob top[4][MAX_TOP]; // of the first tokens, where asked for
     struct sample_telemetry telemetry;
     enum finish_reason finish;
     int n;
@@ -161,7 +161,7 @@ static void check_telemetry(const struct take *take)
     assert_true(t->drafts.num_accepted_tokens <= t->generated_tokens);
     assert_true(t->drafts.num_accepted_tokens <= t->drafts.num_draft_tokens &&
                 t->drafts.num_drafts <= take->n);
-    for (int i = 0; i < SPECULATIVE_MOST; i++) {
+    for (int i = 0; i < SPECULATIVE_MAX; i++) {
         sum += t->drafts.num_accepted_tokens_per_pos[i];
         if (i)
             assert_true(t->drafts.num_accepted_tokens_per_pos[i] <=
@@ -243,7 +243,7 @@ static uint64_t compare(const struct sampling *sampling, int kv_kib, const char 
 static struct sampling plain_sampling(void)
 {
     return (struct sampling){
-        .n = 1, .max_tokens = MOST_TOKENS, .top_p = 1, .logprobs = -1, .ignore_eos = true};
+        .n = 1, .max_tokens = MAX_TOKENS, .top_p = 1, .logprobs = -1, .ignore_eos = true};
 }
 
 TEST(greedy_is_the_same)
@@ -397,14 +397,14 @@ static void check_position(const struct tally *tally, const char *method, int po
     int df = 0, counted = 0;
     for (int prefix = 0; prefix < n_prefixes; prefix++) {
         const int *seen = tally->seen[position][prefix];
-        double p[TINY_VOCAB], least = 1;
+        double p[TINY_VOCAB], min = 1;
         int n = 0;
         for (int t = 0; t < TINY_VOCAB; t++) {
             n += seen[t];
             p[t] = exp((double)tally->logprobs[position][prefix][t]);
-            least = p[t] < least ? p[t] : least;
+            min = p[t] < min ? p[t] : min;
         }
-        if (n * least < 5) continue;
+        if (n * min < 5) continue;
         for (int t = 0; t < TINY_VOCAB; t++)
             chi2 += (seen[t] - n * p[t]) * (seen[t] - n * p[t]) / (n * p[t]);
         df += TINY_VOCAB - 1;
@@ -461,7 +461,7 @@ TEST(the_same_model_is_always_accepted)
     s.n = 4;
     s.temperature = 1;
     s.top_p = 0.95f;
-    s.max_tokens = MOST_TOKENS;
+    s.max_tokens = MAX_TOKENS;
     int64_t drafted = 0, accepted = 0;
     memset(takes, 0, sizeof takes);
     for (int i = 0; i < 64; i++) {
@@ -498,8 +498,7 @@ TEST(the_same_model_is_always_accepted)
 // is generated does not. A small chunk leaves the draft model much to catch up on.
 TEST(adaptive_is_the_same)
 {
-    const struct sampling sampling = {
-        .n = 1, .max_tokens = MOST_TOKENS, .top_p = 1, .logprobs = -1};
+    const struct sampling sampling = {.n = 1, .max_tokens = MAX_TOKENS, .top_p = 1, .logprobs = -1};
     struct bench b;
     struct engine_options options = fixed_options(model, draft, 512);
     options.speculative_fixed = false;
@@ -531,7 +530,7 @@ TEST(drafts_end_with_the_sample)
     bench_start(&b, model, draft, 0);
     struct sampling s = plain_sampling();
     s.temperature = 1;
-    s.max_tokens = MOST_TOKENS;
+    s.max_tokens = MAX_TOKENS;
     for (int i = 0; i < STOPS; i++) s.stop_ids[s.n_stop_ids++] = i;
     assert_ok(speculative_parse("draft_model:16", &s.speculative));
     memset(takes, 0, sizeof takes);

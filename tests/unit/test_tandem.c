@@ -353,7 +353,7 @@ TEST(updates_leave_the_frozen_model)
 // ---- rows apart --------------------------------------------------------------------------------
 
 struct recorded { // the first sample's tokens of a request; its tag
-    struct token_record tokens[MOST_TOKENS];
+    struct token_record tokens[MAX_TOKENS];
     int n;
     bool done;
 };

@@ -58,13 +58,13 @@ static enum status parse(size_t len)
 
 TEST(test_refused_by_bytes)
 {
-    size_t most = CONTEXT * tokenizer_max_token_bytes(tokenizer);
+    size_t max = CONTEXT * tokenizer_max_token_bytes(tokenizer);
     char number[64];
     assert_ok(parse(CONTEXT - 1));
-    assert_status(parse(most), ST_TOO_LONG); // tokenised, and too long
+    assert_status(parse(max), ST_TOO_LONG); // tokenised, and too long
     assert_message(" tokens. This model's maximum context length is 64 tokens");
-    assert_status(parse(most + 1), ST_TOO_LONG);
-    snprintf(number, sizeof number, "has %zu bytes", most + 1);
+    assert_status(parse(max + 1), ST_TOO_LONG);
+    snprintf(number, sizeof number, "has %zu bytes", max + 1);
     assert_message(number);
     assert_message("request: prompt has ");
     assert_null(strchr(status_message(), '"')); // beside it repr() escapes the apostrophe

@@ -41,8 +41,8 @@ static enum status render(void *context, const json_t *messages, bool generation
 static json_t *conversation(const char *text)
 {
     json_t *messages = json_array();
-    char *copy = strdup(text), *rest = copy, *word;
-    while ((word = strsep(&rest, " "))) {
+    char *copy = strdup(text), *remaining = copy, *word;
+    while ((word = strsep(&remaining, " "))) {
         const char *role = word[0] == 'a' ? "assistant" : word[0] == 's' ? "system" : "user";
         json_array_append_new(messages, json_pack("{s:s, s:s}", "role", role, "content", word + 2));
     }

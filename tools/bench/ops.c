@@ -26,7 +26,7 @@ enum {
 };
 enum { QKV = (HEADS + 2 * KV_HEADS) * DIM, BLOCK = 16, LORA_RANK = 16 };
 enum { LATENT_HEADS = 16, LATENT_RANK = 512, LATENT_DIM = LATENT_RANK + 64, EXPANDED_DIM = 192 };
-enum { RUNS = 20, MOST_ROWS = 8 };
+enum { RUNS = 20, MAX_ROWS = 8 };
 
 enum form { FORWARD, TO_INPUT, TO_WEIGHT }; // of a matmul: y = x W^T, dx = dy W, dW += dy^T x
 
@@ -34,7 +34,7 @@ struct call { // of an operation, one for each of `rows`
     enum op op;
     const char *what;
     enum dtype dt;
-    int rows[MOST_ROWS]; // 0: no more of them
+    int rows[MAX_ROWS]; // 0: no more of them
     int width, k; // of what a row becomes, and of what it is; of top_logprobs the likeliest tokens
     enum form form;
     float beta;
@@ -762,19 +762,19 @@ static void print_row(const struct bench *b, json_t *rows, enum op op,
 
 // Every row of an operation, with each call that took it.
 static void print_op(const struct bench *b, json_t *rows, enum op op,
-                     struct reading read[N_CALLS][MOST_ROWS])
+                     struct reading read[N_CALLS][MAX_ROWS])
 {
     static const struct op_variant one = {"one", "always", NULL, NULL};
     const struct op_variants *variants = op_variants_of(device_kind(b->dev), op);
     const struct op_variant *row = variants ? variants->rows : &one;
     for (int n = variants ? variants->n : 1; n > 0; n--, row++) {
         int taken = 0;
-        for (int i = 0; i < N_CALLS * MOST_ROWS; i++) {
-            const struct call *c = &calls[i / MOST_ROWS];
-            const struct reading *r = &read[i / MOST_ROWS][i % MOST_ROWS];
+        for (int i = 0; i < N_CALLS * MAX_ROWS; i++) {
+            const struct call *c = &calls[i / MAX_ROWS];
+            const struct reading *r = &read[i / MAX_ROWS][i % MAX_ROWS];
             char text[96];
             if (c->op != op || r->us <= 0 || (variants && r->taken != row)) continue;
-            print_row(b, rows, op, row, line_of(c, c->rows[i % MOST_ROWS], text), r);
+            print_row(b, rows, op, row, line_of(c, c->rows[i % MAX_ROWS], text), r);
             taken++;
         }
         if (!taken && b->o.variants) print_row(b, rows, op, row, NULL, NULL);
@@ -804,7 +804,7 @@ out:
     return st;
 }
 
-static void print_ops(const struct bench *b, struct reading read[N_CALLS][MOST_ROWS])
+static void print_ops(const struct bench *b, struct reading read[N_CALLS][MAX_ROWS])
 {
     json_t *rows = json_array();
     for (int op = 0; op < N_OPS; op++)
@@ -822,7 +822,7 @@ enum status bench_ops(const struct bench_options *options)
 {
     struct bench b = {.o = *options};
     struct ops_bench o = {.b = &b};
-    static struct reading read[N_CALLS][MOST_ROWS];
+    static struct reading read[N_CALLS][MAX_ROWS];
     enum status st;
     CHECK(device_open(options->device, &b.dev));
     b.ops = device_ops(b.dev);
@@ -830,11 +830,10 @@ enum status bench_ops(const struct bench_options *options)
     CHECK(limits_bandwidth(&b));
     CHECK(limits_matmul(&b, &o.flops));
     CHECK(open_numbers(&o));
-    for (int i = 0; i < N_CALLS * MOST_ROWS; i++) {
-        o.call = &calls[i / MOST_ROWS];
-        o.rows = o.call->rows[i % MOST_ROWS];
-        if (is_wanted(&b, o.call, o.rows))
-            CHECK(time_call(&o, &read[i / MOST_ROWS][i % MOST_ROWS]));
+    for (int i = 0; i < N_CALLS * MAX_ROWS; i++) {
+        o.call = &calls[i / MAX_ROWS];
+        o.rows = o.call->rows[i % MAX_ROWS];
+        if (is_wanted(&b, o.call, o.rows)) CHECK(time_call(&o, &read[i / MAX_ROWS][i % MAX_ROWS]));
     }
     print_ops(&b, read);
     st = device_sync(b.dev);

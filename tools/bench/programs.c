@@ -56,14 +56,15 @@ out:
 // A program of this build: words with blanks between them. Its output goes to the log.
 static enum status start(const struct programs *p, const char *command, pid_t *ret)
 {
-    char path[PATH_ROOM], words[PATH_ROOM], *argv[MAX_WORDS + 1] = {0}, *rest = NULL;
+    char path[PATH_ROOM], words[PATH_ROOM], *argv[MAX_WORDS + 1] = {0}, *state = NULL;
     int n = 0;
     posix_spawn_file_actions_t actions;
     ssize_t len = readlink("/proc/self/exe", path, sizeof path - 1);
     if (len < 0) return status_fail(ST_IO, "the folder of this program cannot be found: %m");
     path[len] = 0;
     snprintf(words, sizeof words, "%s", command);
-    for (char *w = strtok_r(words, " ", &rest); w && n < MAX_WORDS; w = strtok_r(NULL, " ", &rest))
+    for (char *w = strtok_r(words, " ", &state); w && n < MAX_WORDS;
+         w = strtok_r(NULL, " ", &state))
         argv[n++] = w;
     char *name = strrchr(path, '/') + 1;
     snprintf(name, sizeof path - (size_t)(name - path), "%s", argv[0]);

@@ -118,7 +118,7 @@ static enum status add_arm(struct comparison *c, const char *text, size_t n)
     const enum status st = c->frozen ? read_selector(arm) : read_choice(c, arm);
     if (st != ST_OK) return st;
     // "off" is there already; a second one shows how far equal things come out apart.
-    if (c->n_arms == 1 && speculative_most(arm->choice) == 0 && !arm->tandem.on && !c->names_off) {
+    if (c->n_arms == 1 && speculative_max(arm->choice) == 0 && !arm->tandem.on && !c->names_off) {
         c->names_off = true;
         return ST_OK;
     }

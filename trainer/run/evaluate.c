@@ -76,7 +76,7 @@ static bool same_answer(const struct vote *a, const struct vote *b)
 static double majority(const struct completion *samples, const double *correct, int n,
                        struct vote *votes)
 {
-    int most = 0, n_most = 0;
+    int max = 0, n_max = 0;
     double right = 0;
     for (int i = 0; i < n; i++) {
         votes[i] = (struct vote){.text = samples[i].text, .sample = i};
@@ -87,13 +87,13 @@ static double majority(const struct completion *samples, const double *correct, 
         int first = votes[i].sample;
         for (end = i + 1; end < n && same_answer(&votes[i], &votes[end]); end++)
             if (votes[end].sample < first) first = votes[end].sample;
-        if (end - i < most) continue;
-        if (end - i > most) n_most = 0, right = 0;
-        most = end - i;
-        n_most++;
+        if (end - i < max) continue;
+        if (end - i > max) n_max = 0, right = 0;
+        max = end - i;
+        n_max++;
         right += correct[first];
     }
-    return right / n_most;
+    return right / n_max;
 }
 
 static enum status count_correct(struct eval_result *r, const struct completion *samples,
@@ -107,7 +107,7 @@ static enum status count_correct(struct eval_result *r, const struct completion 
     if (n == 1) return ST_OK;
     struct vote *votes = malloc((size_t)n * sizeof *votes);
     if (!votes) return status_fail(ST_NO_MEMORY, "no memory for the answers of %d samples", n);
-    for (int i = 0; i < EVAL_MOST_PASS && 1 << i <= n; i++)
+    for (int i = 0; i < EVAL_MAX_PASS && 1 << i <= n; i++)
         figure_add(&r->pass[i], 1 - share_of_choices(n - n_correct, n, 1 << i));
     figure_add(&r->majority, majority(samples, correct, n, votes));
     free(votes);
@@ -194,7 +194,7 @@ void eval_result_put(const struct eval_result *r, const char *prefix, json_t *me
         metrics_putf(metrics, spec_acceptance_rate(&r->spec), "%sacceptance_rate", prefix);
         metrics_putf(metrics, spec_acceptance_length(&r->spec), "%sacceptance_length", prefix);
     }
-    for (int i = 0; i < EVAL_MOST_PASS && r->pass[i].n > 0; i++) {
+    for (int i = 0; i < EVAL_MAX_PASS && r->pass[i].n > 0; i++) {
         metrics_putf(metrics, r->pass[i].mean, "%spass@%d", prefix, 1 << i);
         metrics_putf(metrics, eval_error(&r->pass[i]), "%spass@%d_standard_error", prefix, 1 << i);
     }

@@ -7,8 +7,8 @@
 #include "trainer/reward/reward.h"
 #include "trainer/rollout/source.h"
 
-#define EVAL_MOST_PASS 12 // k = 1, 2, 4 .. 2048
-struct eval_figure {      // over prompts: the mean, and the squares of the deviations from it
+#define EVAL_MAX_PASS 12 // k = 1, 2, 4 .. 2048
+struct eval_figure {     // over prompts: the mean, and the squares of the deviations from it
     int n;
     double mean, squares;
 };
@@ -20,7 +20,7 @@ struct eval_result {
     struct eval_figure correct;
     // With it and several samples: that of 2^i of them any is right (unbiased, Chen et al. 2021;
     // of no prompts: so many there are not), and that the answer that most of them gave is.
-    struct eval_figure pass[EVAL_MOST_PASS], majority;
+    struct eval_figure pass[EVAL_MAX_PASS], majority;
     double mean_length, truncated; // tokens; share
     double seconds;
     uint64_t weight_version;   // of the last token

@@ -263,7 +263,7 @@ __device__ __forceinline__ bool row_tile_of(row_tile &ret, const attn_args<T> &a
 
 // Memory for the parts of contexts that are spread over blocks; where it does not do for a batch,
 // its sequences take turns. One alone has what it takes.
-#define MOST_PART_BYTES ((int64_t)64 << 20)
+#define MAX_PART_BYTES ((int64_t)64 << 20)
 
 // The variants: whether one takes a call, and its launch.
 bool attn_latent_takes(struct device *dev, const attn_call &call); // attn_latent.cu

@@ -304,7 +304,7 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
     int tasks = a.n_kv_heads * row_tiles, turn = std::min(n_seqs, N_TICKETS / tasks);
     if (chunks > 1) {
         int64_t bytes = (int64_t)tasks * chunks * parts.part_rows * part_width<HD> * sizeof(float);
-        turn = std::max(1, (int)std::min((int64_t)turn, MOST_PART_BYTES / bytes));
+        turn = std::max(1, (int)std::min((int64_t)turn, MAX_PART_BYTES / bytes));
         parts.at = (float *)cuda_workspace(dev, turn * bytes);
         if (!parts.at) return;
     }

@@ -18,8 +18,8 @@
 #define WARPS       4 // that compute
 #define THREADS     (WARPS * 32)
 #define BOX_KEYS    16 // a tile has a box for each of the warps
-#define MOST_STAGES 12
-#define MOST_SEQS   1024 // of a launch that splits contexts
+#define MAX_STAGES  12
+#define MAX_SEQS    1024 // of a launch that splits contexts
 #define BEHIND_RING 7168 // bytes
 
 static_assert(TILE_KEYS == WARPS * BOX_KEYS, "a warp has a box of a tile's keys");
@@ -46,9 +46,9 @@ template <int HD> constexpr int stage_bytes = WARPS *box_bytes<HD>;
 struct block_memory {
     bf16 weights[TASK_ROWS * TILE_KEYS];
     float most[TASK_ROWS][WARPS]; // largest dot product of a row and a warp's keys
-    uint64_t full[MOST_STAGES], empty[MOST_STAGES];
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     int is_last;
-    int ends[MOST_SEQS]; // !whole: chunks of the sequences up to this one
+    int ends[MAX_SEQS]; // !whole: chunks of the sequences up to this one
 };
 static_assert(sizeof(block_memory) <= BEHIND_RING, "room behind the ring");
 
@@ -418,8 +418,8 @@ template <int HD> static void launch(struct device *dev, const attn_call &c)
     int turn = n_seqs;
     if (!p.whole) {
         int64_t bytes = (int64_t)p.tasks * p.chunks * p.part_rows * part_width<HD> * sizeof(float);
-        turn = std::min({turn, MOST_SEQS, N_TICKETS / p.tasks});
-        turn = std::max(1, (int)std::min((int64_t)turn, MOST_PART_BYTES / bytes));
+        turn = std::min({turn, MAX_SEQS, N_TICKETS / p.tasks});
+        turn = std::max(1, (int)std::min((int64_t)turn, MAX_PART_BYTES / bytes));
         p.parts = (float *)cuda_workspace(dev, turn * bytes);
         if (!p.parts) return;
     }
@@ -439,7 +439,7 @@ template <int HD> static void launch(struct device *dev, const attn_call &c)
     const int per_sm = two ? 2 : 3, stage = TILE_KEYS * HD * 2;
     // of an SM's memory 1 KB a block is the system's
     const int bytes = (state->max_shared + 1024) / per_sm - 1024 - BEHIND_RING;
-    p.stages = std::min(MOST_STAGES, bytes / stage);
+    p.stages = std::min(MAX_STAGES, bytes / stage);
     for (int s = 0; s < n_seqs; s += turn) {
         const int n = std::min(turn, n_seqs - s), most = per_sm * sms;
         const int blocks = p.whole ? std::min(p.tasks * n, most)

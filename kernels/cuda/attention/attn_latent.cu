@@ -275,7 +275,7 @@ static void launch_chunks(struct device *dev, const attn_args<bf16> &a, int max_
     if (parts.chunks > 1) {
         int64_t bytes = (int64_t)parts.row_tiles * parts.chunks * GROUPS * parts.warps * PART *
                         (int64_t)sizeof(float4);
-        turn = (int)std::max<int64_t>(1, std::min<int64_t>(turn, MOST_PART_BYTES / bytes));
+        turn = (int)std::max<int64_t>(1, std::min<int64_t>(turn, MAX_PART_BYTES / bytes));
         parts.at = (float4 *)cuda_workspace(dev, turn * bytes);
         if (!parts.at) return;
     }

@@ -392,7 +392,7 @@ struct shares {
 // Every rank's share of this rank's partial sum goes to it, and of the others' partial sums this
 // one's comes to `rest`. NULL: this rank's share, which is summed, goes to all, and theirs come to
 // their places.
-static void change_shares(struct comm *comm, char *data, char *rest, struct shares part,
+static void change_shares(struct comm *comm, char *data, char *others, struct shares part,
                           enum dtype dt)
 {
     const size_t e = dtype_size(dt);
@@ -400,9 +400,10 @@ static void change_shares(struct comm *comm, char *data, char *rest, struct shar
     enqueue(comm, "all_reduce", [=](ncclComm_t c, cudaStream_t stream) {
         nccl_GroupStart();
         for (int i = 1; i < comm->size; i++) {
-            const int r = (rank + i) % comm->size, given = rest ? r : rank, got = rest ? rank : r;
-            char *to =
-                rest ? rest + (size_t)(r - (r > rank)) * part.each * e : data + part.first(r) * e;
+            const int r = (rank + i) % comm->size, given = others ? r : rank,
+                      got = others ? rank : r;
+            char *to = others ? others + (size_t)(r - (r > rank)) * part.each * e
+                              : data + part.first(r) * e;
             if (part.count(given))
                 nccl_Send(data + part.first(given) * e, part.count(given), type_of(dt), r, c,
                           stream);
@@ -417,11 +418,11 @@ static void sum_shares(struct comm *comm, char *data, size_t n, enum dtype dt)
     const size_t size = (size_t)comm->size, each = ((n + size - 1) / size + 3) / 4 * 4;
     const struct shares part = {n, each};
     const size_t own = part.count(comm->rank), e = dtype_size(dt);
-    char *rest = (char *)cuda_workspace(comm->dev, each * (size - 1) * e);
-    if (!rest) return;
-    change_shares(comm, data, rest, part, dt);
+    char *others = (char *)cuda_workspace(comm->dev, each * (size - 1) * e);
+    if (!others) return;
+    change_shares(comm, data, others, part, dt);
     if (own)
-        oneshot_add(comm->dev, data + part.first(comm->rank) * e, rest, own, each, comm->rank,
+        oneshot_add(comm->dev, data + part.first(comm->rank) * e, others, own, each, comm->rank,
                     comm->size, dt);
     change_shares(comm, data, NULL, part, dt);
 }

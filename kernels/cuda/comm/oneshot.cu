@@ -119,7 +119,7 @@ void oneshot_reduce(struct device *dev, const struct peer_slots *slots, void *da
 }
 
 template <typename T>
-__global__ void add_kernel(T *data, const T *rest, size_t n, size_t pitch, int rank, int size)
+__global__ void add_kernel(T *data, const T *others, size_t n, size_t pitch, int rank, int size)
 {
     grid_begin();
     const size_t step = (size_t)gridDim.x * blockDim.x * word_elements<T>;
@@ -129,21 +129,21 @@ __global__ void add_kernel(T *data, const T *rest, size_t n, size_t pitch, int r
         for (int r = 0; r < size; r++)
             add_word<T>(sum,
                         r == rank ? word_at<T>(data, first, n)
-                                  : word_at<T>(rest + (size_t)(r - (r > rank)) * pitch, first, n),
+                                  : word_at<T>(others + (size_t)(r - (r > rank)) * pitch, first, n),
                         r == 0);
         put_word(data, first, n, rounded<T>(sum));
     }
 }
 
-void oneshot_add(struct device *dev, void *data, const void *rest, size_t n, size_t pitch, int rank,
-                 int size, enum dtype dt)
+void oneshot_add(struct device *dev, void *data, const void *others, size_t n, size_t pitch,
+                 int rank, int size, enum dtype dt)
 {
     const int sms = cuda_use(dev)->n_sms, wanted = ceil_div((int64_t)(n * dtype_size(dt)), 8 * 256);
     with_type(dt, [&](auto t) {
         typedef decltype(t) T;
         cuda_launch(dev, "all_reduce", add_kernel<T>,
-                    dim3((unsigned)(wanted < sms * 8 ? wanted : sms * 8)), dim3(256), 0, data, rest,
-                    n, pitch, rank, size);
+                    dim3((unsigned)(wanted < sms * 8 ? wanted : sms * 8)), dim3(256), 0, data,
+                    others, n, pitch, rank, size);
     });
 }
 

@@ -70,8 +70,8 @@ void oneshot_abort(struct oneshot *sum);
 
 // The n elements of `data`, which are this rank's partial sum, become the sum with those of the
 // other ranks, in rank order; these lie in `rest`, `pitch` elements apart, a multiple of 4.
-void oneshot_add(struct device *dev, void *data, const void *rest, size_t n, size_t pitch, int rank,
-                 int size, enum dtype dt);
+void oneshot_add(struct device *dev, void *data, const void *others, size_t n, size_t pitch,
+                 int rank, int size, enum dtype dt);
 
 // ---- for kernels of other operations (comm.cu) --------------------------------------------------
 

@@ -46,7 +46,7 @@ __device__ __forceinline__ bool find_expert_rows(expert_span &ret, const int32_t
 /* Work lists of persistent blocks: an expert's tiles are those of each column of its result in
  * turn, `columns` for every expert. before[e]: tiles down the results of experts below e, with
  * n_experts + 1 entries in shared memory. */
-#define MOST_EXPERTS 1024 // of a work list
+#define MAX_EXPERTS 1024 // of a work list
 
 // Fills before, from tiles(rows) of an expert with so many rows. A warp's; the block meets behind
 // it.

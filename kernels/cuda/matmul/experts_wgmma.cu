@@ -252,7 +252,7 @@ template <bool GRADIENT> constexpr int spread_of = GRADIENT ? 8 * 72 * 4 : 16 * 
 
 template <bool GRADIENT>
 constexpr size_t wgmma_shared = stages_of<GRADIENT> *STAGE + GROUPS * 4 * spread_of<GRADIENT> +
-                                (MOST_EXPERTS + 1) * sizeof(int);
+                                (MAX_EXPERTS + 1) * sizeof(int);
 
 template <bool L_ACROSS, bool R_ACROSS, typename U>
 __global__ void __launch_bounds__(THREADS, 1)
@@ -349,7 +349,7 @@ static void launch_wgmma(struct device *dev, const void *l, const void *r, const
 
 bool experts_wgmma_takes(struct device *dev, const matmul_call &call)
 {
-    return on_hopper(dev) && call.n_experts <= MOST_EXPERTS && experts_mma_takes(dev, call);
+    return on_hopper(dev) && call.n_experts <= MAX_EXPERTS && experts_mma_takes(dev, call);
 }
 
 void experts_wgmma(struct device *dev, const matmul_call &call)

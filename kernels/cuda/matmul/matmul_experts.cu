@@ -22,9 +22,9 @@
 // Blocks of one group share rows of L and columns of R, which then come from the L2.
 __device__ __forceinline__ void place_block(int block, int columns, int &ret_down, int &ret_column)
 {
-    int group = block / (GROUP * columns), rest = block % (GROUP * columns);
-    ret_down = group * GROUP + rest % GROUP;
-    ret_column = rest / GROUP;
+    int group = block / (GROUP * columns), remaining = block % (GROUP * columns);
+    ret_down = group * GROUP + remaining % GROUP;
+    ret_column = remaining / GROUP;
 }
 
 static int blocks_of(int down, int columns)

@@ -30,7 +30,7 @@
 #include "kernels/cuda/rows/rope.cuh"
 #include <utility>
 
-#define MOST_ROWS    128 // of a block
+#define MAX_ROWS     128 // of a block
 #define MAX_STAGES   16
 #define SHARED_APART 2048 // bytes of a block's shared memory that are not the ring's or the tile's
 #define CHUNK        64   // elements of k in a tile's row
@@ -731,12 +731,11 @@ static few_plan few_plan_of(struct device *dev, const matmul_call &call, const f
         return none;
     const few_columns columns = {END, s->n, p.apart, p.peers.size > 0};
     if (e > 0)
-        return e > MOST_EXPERTS || (m > 64 && m > 32 * e)
-                   ? none
-                   : plan_experts(state, columns, m, s->k, e);
+        return e > MAX_EXPERTS || (m > 64 && m > 32 * e) ? none
+                                                         : plan_experts(state, columns, m, s->k, e);
     // cuBLASLt keeps the order for any number of rows, but not where C's rows are odd.
-    if (m > MOST_ROWS && s->n % 2 == 0) return none;
-    const int height = std::min(ceil_div(m, 8) * 8, MOST_ROWS);
+    if (m > MAX_ROWS && s->n % 2 == 0) return none;
+    const int height = std::min(ceil_div(m, 8) * 8, MAX_ROWS);
     return plan_few(state, columns, s->k, height, ceil_div(m, height));
 }
 
@@ -770,7 +769,7 @@ bool matmul_few_columns_takes(struct device *dev, const matmul_call &call)
 {
     const struct matmul *s = call.shape;
     void *columns[MAX_PEERS];
-    return s->columns && s->out == DT_F32 && s->n % 2 == 0 && s->m <= MOST_ROWS &&
+    return s->columns && s->out == DT_F32 && s->n % 2 == 0 && s->m <= MAX_ROWS &&
            takes<WIDE>(dev, call) && comm_place_columns(s->columns, call.c, columns);
 }
 

@@ -19,8 +19,8 @@
 #define CHUNK          64
 #define PART           32
 #define PART_PITCH     (PART + 4) // in shared memory, where the parts are read side by side
-#define PARTS          (DELTA_MOST_DIM / PART) // of a column; those behind a narrower head's are zeros
-#define MOST_WARPS     (DELTA_MOST_DIM * PARTS / 32)
+#define PARTS          (DELTA_MAX_DIM / PART) // of a column; those behind a narrower head's are zeros
+#define MAX_WARPS      (DELTA_MAX_DIM * PARTS / 32)
 #define BLOCKS_PER_SM  4 // of the forward pass of packed batches
 #define LENGTH_EPS     1e-6f
 #define SHARED_THREADS 256
@@ -235,12 +235,12 @@ __device__ __forceinline__ void run(float (&S)[PART], T *out, const T *qkv, cons
 }
 
 template <typename T>
-__global__ void __launch_bounds__(MOST_WARPS * 32)
+__global__ void __launch_bounds__(MAX_WARPS * 32)
     delta_kernel(T *out, const T *qkv, const float *gates, const T *a_log, const T *dt_bias,
                  delta_rows b, delta_shape s, float *scratch)
 {
     grid_begin();
-    __shared__ vectors shared[MOST_WARPS];
+    __shared__ vectors shared[MAX_WARPS];
     vectors &mine = shared[threadIdx.x / 32];
     float *prefix = scratch + (int64_t)blockIdx.x * PART * blockDim.x;
     for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads; unit += gridDim.x) {
@@ -360,9 +360,9 @@ template <int N> __device__ __forceinline__ float lane_sums(float (&x)[N])
 }
 
 struct back_shared {
-    vectors rows[MOST_WARPS];
-    float dq[MOST_WARPS][PARTS * PART], dk[MOST_WARPS][PARTS * PART];
-    float dbeta[MOST_WARPS], ddecay[MOST_WARPS];
+    vectors rows[MAX_WARPS];
+    float dq[MAX_WARPS][PARTS * PART], dk[MAX_WARPS][PARTS * PART];
+    float dbeta[MAX_WARPS], ddecay[MAX_WARPS];
 };
 
 template <typename T> struct back_arrays {
@@ -507,7 +507,7 @@ __device__ void back_sequence(back_shared &w, float *memory, const float *kept,
 }
 
 template <typename T>
-__global__ void __launch_bounds__(MOST_WARPS * 32)
+__global__ void __launch_bounds__(MAX_WARPS * 32)
     delta_back_kernel(back_arrays<T> to, back_memory m, const float *gates, const T *a_log,
                       const T *dt_bias, delta_rows b, delta_shape s)
 {
@@ -551,8 +551,8 @@ __global__ void length_back_kernel(T *dqkv, const T *qkv, const float *dvectors,
     const float *from =
         dvectors +
         (((int64_t)blockIdx.x * s.n_heads + blockIdx.y * each) * 2 + blockIdx.z) * s.key_dim;
-    float d[DELTA_MOST_DIM / 32], x[DELTA_MOST_DIM / 32], squares = 0, along = 0;
-    for (int i = 0; i < DELTA_MOST_DIM / 32; i++) {
+    float d[DELTA_MAX_DIM / 32], x[DELTA_MAX_DIM / 32], squares = 0, along = 0;
+    for (int i = 0; i < DELTA_MAX_DIM / 32; i++) {
         int e = lane + 32 * i;
         d[i] = x[i] = 0;
         if (e >= s.key_dim) continue;
@@ -564,7 +564,7 @@ __global__ void length_back_kernel(T *dqkv, const T *qkv, const float *dvectors,
     float inverse = 1.f / sqrtf(lanes_sum(squares) + LENGTH_EPS);
     float scale = blockIdx.z ? inverse : inverse / sqrtf((float)s.key_dim);
     along = lanes_sum(along) * inverse * inverse;
-    for (int i = 0; i < DELTA_MOST_DIM / 32; i++)
+    for (int i = 0; i < DELTA_MAX_DIM / 32; i++)
         if (lane + 32 * i < s.key_dim)
             dqkv[at + lane + 32 * i] = from_f32<T>(scale * (d[i] - x[i] * along));
 }

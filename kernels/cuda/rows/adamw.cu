@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(THREADS)
     pack<uint16_t, LANE> lows = {};
     if (sizeof(W) == 2) lows = lane_load<uint16_t>(low + i, count, wide);
     pack<M, LANE> ms = lane_load<M>(m_at, count, wide), vs = lane_load<M>(v_at, count, wide);
-    float m[LANE], v[LANE], m_most = 0, v_most = 0;
+    float m[LANE], v[LANE], m_max = 0, v_max = 0;
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
         m[k] = m_of<M>(ms.at[k], m_scale);
@@ -128,18 +128,18 @@ __global__ void __launch_bounds__(THREADS)
             ws.at[k] = (W)master_high(p);
             lows.at[k] = master_low(p);
         }
-        m_most = fmaxf(m_most, fabsf(m[k]));
-        v_most = fmaxf(v_most, v[k]);
+        m_max = fmaxf(m_max, fabsf(m[k]));
+        v_max = fmaxf(v_max, v[k]);
     }
     if (sizeof(M) == 1) {
-        m_most = lanes_max(m_most);
-        v_most = lanes_max(v_most);
+        m_max = lanes_max(m_max);
+        v_max = lanes_max(v_max);
         if (threadIdx.x % 32 == 0) {
-            to.m_scale[block] = m_most;
-            to.v_scale[block] = v_most;
+            to.m_scale[block] = m_max;
+            to.v_scale[block] = v_max;
         }
     }
-    const float m_inverse = moment_inverse(m_most), v_inverse = moment_inverse(v_most);
+    const float m_inverse = moment_inverse(m_max), v_inverse = moment_inverse(v_max);
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
         const uint32_t noise =

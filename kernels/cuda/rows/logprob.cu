@@ -233,9 +233,9 @@ void cuda_top_logprobs(struct device *dev, struct token_logprob *out, int k,
                        const struct head_args *h)
 {
     if (h->n <= 0) return;
-    if (k < 0 || k > h->vocab || k > TOP_LOGPROBS_MOST) {
+    if (k < 0 || k > h->vocab || k > TOP_LOGPROBS_MAX) {
         device_fail(dev, "top_logprobs: %d likeliest tokens of %d; at most %d", k, h->vocab,
-                    TOP_LOGPROBS_MOST);
+                    TOP_LOGPROBS_MAX);
         return;
     }
     float scale = 1.f / h->temperature, *sums = (float *)cuda_workspace(dev, h->n * sizeof(float2));

@@ -47,11 +47,12 @@ template <typename T, int V> __global__ void rope_kernel(rope_work<T> w)
     }
     if (slot < 0) return;
     unit -= w.n * per_head;
-    const int rest = (a.head_dim - a.rot_dim) / V, kept = a.n_kv_heads * rest; // of the keys
+    const int remaining = (a.head_dim - a.rot_dim) / V,
+              kept = a.n_kv_heads * remaining; // of the keys
     const T *from = row + a.n_heads * a.head_dim;
     typedef pack<T, V> some;
     if (unit < kept) {
-        const int at = unit / rest * a.head_dim + a.rot_dim + unit % rest * V;
+        const int at = unit / remaining * a.head_dim + a.rot_dim + unit % remaining * V;
         *(some *)(key + at) = *(const some *)(from + at);
     } else if ((unit - kept) * V < w.values) {
         const int at = (unit - kept) * V;

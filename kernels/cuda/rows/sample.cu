@@ -439,23 +439,24 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
         int t = blockIdx.x * TILE + (j * THREADS + threadIdx.x) * 4;
-        float z[4], z_source[4], rest[4];
+        float z[4], z_source[4], residual[4];
         load_scaled(z, target.logits, t, set.vocab, scale, target.in_fours);
         load_scaled(z_source, source.logits, t, set.draft_vocab, scale, source.in_fours);
         bool any = false;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            rest[k] = probability(z[k], sp, p) - probability(z_source[k], sq, p);
-            if (t + k == draft) rest[k] = 0.f; // however its two probabilities were rounded here
-            any |= rest[k] > 0.f;
+            residual[k] = probability(z[k], sp, p) - probability(z_source[k], sq, p);
+            if (t + k == draft)
+                residual[k] = 0.f; // however its two probabilities were rounded here
+            any |= residual[k] > 0.f;
         }
         if (!any) continue;
         uint32_t bits[4];
         sampling_block(&p, t / 4, SAMPLING_GUMBEL, bits);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            if (rest[k] > 0.f)
-                better(best, logf(rest[k]) + sampling_gumbel(&p, t + k, bits[k]), z[k], t + k);
+            if (residual[k] > 0.f)
+                better(best, logf(residual[k]) + sampling_gumbel(&p, t + k, bits[k]), z[k], t + k);
     }
     block_best(best);
     if (threadIdx.x == 0) tiles[(int64_t)i * gridDim.x + blockIdx.x] = best;
