@@ -119,9 +119,9 @@ static const struct option_spec table[] = {
             "shares the model among N processes, which this one starts, each with a GPU of this "
             "host: of every layer each computes some heads and some of the MLP"),
     OPT_CHOICE(
-        "step-ahead", server.engine.step_ahead, "off", OPTION_WORDS("off", "on"),
+        "step-ahead", server.engine.step_ahead, "auto", OPTION_WORDS("auto", "on", "off"),
         "launches a step while the one before it is computed, where nothing in it depends on "
-        "the tokens that are coming: the same tokens, sooner on a GPU"),
+        "the tokens that are coming: the same tokens, sooner on a GPU; auto: there"),
     OPT_FLAG("exact", server.engine.exact, NULL,
              "a request's tokens and log-probabilities have the same bits whatever else is served, "
              "drafted or was before: on the CPU, and in bf16 on a Hopper GPU; a "

@@ -29,6 +29,9 @@ extern const char *const kv_policy_names[];
 #define ENGINE_PREFILL_CHUNK 512
 #define ENGINE_BLOCK_SIZE    16
 
+// Whether a step is launched while the one before it is computed (executor.c); AUTO: on a GPU.
+enum step_ahead { STEP_AHEAD_AUTO, STEP_AHEAD_ON, STEP_AHEAD_OFF };
+
 struct engine_options {
     const char *model_folder;  // borrowed for the engine's life
     const char *draft_folder;  // of a draft model; NULL: none
@@ -50,8 +53,8 @@ struct engine_options {
     int prefix_cache_off; // 1: a request finds no blocks of another; samples of one still share
     struct speculative_choice speculative; // of requests that do not choose
     int speculative_fixed;                 // 1: always as many drafts as there are, paying or not
-    int step_ahead; // 1: a step is launched while the one before it is computed (executor.c)
-    bool exact;     // docs/internals/numerics.md: the same bits whatever is drafted and batched
+    enum step_ahead step_ahead;
+    bool exact; // docs/internals/numerics.md: the same bits whatever is drafted and batched
     int64_t max_adapters, max_lora_rank; // room for LoRA adapters; 0: there are none
     struct ranks who; // of a tensor-parallel server's; rank 0's is the engine; size 0 or 1: alone
 };

@@ -256,6 +256,14 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
     return st;
 }
 
+// Followers are told a step's tokens; a draft model, and who writes with another, need them.
+static bool goes_ahead(const struct executor *x, enum step_ahead choice)
+{
+    const bool cuda = device_kind(x->runners[RUNNER_POLICY]->dev) == DEVICE_CUDA;
+    return !x->draft_model && !x->runners[RUNNER_FROZEN] &&
+           (choice == STEP_AHEAD_ON || (choice == STEP_AHEAD_AUTO && cuda));
+}
+
 enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
                          struct group *group, const struct engine_options *options,
                          engine_event_fn on_event, void *context, struct engine_stats *stats,
@@ -312,8 +320,7 @@ enum status executor_new(struct device *dev, const struct weights *const weights
         FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
     x->drafts = speculative_max(options->speculative) > 0;
     CHECK(drafting_measure(x->drafting, x->runners));
-    // Followers are told a step's tokens; a draft model, and who writes with another, need them.
-    x->ahead = options->step_ahead && !group && !x->draft_model && !x->runners[RUNNER_FROZEN];
+    x->ahead = !group && goes_ahead(x, options->step_ahead);
     if (x->ahead) CHECK(runner_make_sides(x->runners[RUNNER_POLICY]));
     CHECK(device_sync(dev));
     *ret = x;

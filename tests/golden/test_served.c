@@ -6,8 +6,6 @@
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
 
-#include <dirent.h>
-
 enum { REQUESTS = 7, PROMPT = 21, SHARED = 13, NEW = 18, BLOCKS = 24, BLOCK_TOKENS = 4 };
 
 static struct engine_stats all; // counters of all folders
@@ -69,33 +67,15 @@ static void serve(const char *model)
     reference_close(&r);
 }
 
-// Where --exact is refused, since whether the library keeps one order there was not measured, a
-// row's bits are not held to either (docs/internals/numerics.md, "Where it holds").
-static void skip_where_refused(void)
-{
-    struct device *dev;
-    assert_ok(device_open(test_device(), &dev));
-    const bool exact = device_is_exact(dev, device_default_dtype(dev));
-    device_free(dev);
-    if (!exact) test_skip("--exact is refused on this GPU (docs/internals/numerics.md)");
-}
-
 static void one_model(void **state)
 {
-    struct model_config *config = NULL;
-    skip_where_refused();
-    assert_ok(model_config_load(*state, &config));
-    const int hidden = config->hidden;
-    model_config_free(config);
-    if (hidden % 16 != 0 && strcmp(test_device(), "cpu") != 0)
-        test_skip("%d is no multiple of 16: a GPU's bits may depend on the rows beside (limits.md)",
-                  hidden);
+    reference_skip_inexact(*state);
     serve(*state);
 }
 
 TEST(all_was_seen)
 {
-    skip_where_refused();
+    reference_skip_inexact(NULL);
     assert_true(all.preemptions > 0 && all.cache_hits > 0);
 }
 
@@ -103,14 +83,6 @@ TESTS_BETWEEN(engine_bench_set_up, NULL)
 
 int main(void)
 {
-    struct dirent **list;
-    const char *root = test_golden("");
-    const int n = scandir(root, &list, NULL, alphasort);
-    for (int i = 0; i < n; i++) {
-        const char *model = test_path(root, list[i]->d_name);
-        if (file_exists(test_path(model, "config.json")))
-            test_list(0,
-                      (struct CMUnitTest){list[i]->d_name, one_model, NULL, NULL, (void *)model});
-    }
+    reference_list_golden(one_model);
     return test_main();
 }

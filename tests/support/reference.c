@@ -4,6 +4,8 @@
 #include "infer-server/engine/runner.h"
 #include "tests/support/support.h"
 
+#include <dirent.h>
+
 #define MAX_TOKENS 1024
 #define BLOCK      4
 
@@ -140,4 +142,36 @@ void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, 
                       int32_t *ret)
 {
     assert_ok(greedy_decode(r->model, prompt, n_prompt, n_new, ret));
+}
+
+void reference_list_golden(void (*test)(void **state))
+{
+    const char *root = test_golden("");
+    struct dirent **list;
+    const int n = scandir(root, &list, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
+        const char *model = test_path(root, list[i]->d_name);
+        if (file_exists(test_path(model, "config.json")))
+            test_list(0, (struct CMUnitTest){list[i]->d_name, test, NULL, NULL, (void *)model});
+    }
+}
+
+// Where --exact is refused, since whether the library keeps one order there was not measured, a
+// row's bits are not held to either (docs/internals/numerics.md, "Where it holds").
+void reference_skip_inexact(const char *model)
+{
+    struct model_config *config = NULL;
+    struct device *dev;
+    assert_ok(device_open(test_device(), &dev));
+    const bool exact = device_is_exact(dev, device_default_dtype(dev));
+    const bool cpu = device_kind(dev) == DEVICE_CPU;
+    device_free(dev);
+    if (!exact) test_skip("--exact is refused on this GPU (docs/internals/numerics.md)");
+    if (!model) return;
+    assert_ok(model_config_load(model, &config));
+    const int hidden = config->hidden, experts = config_experts(config);
+    model_config_free(config);
+    if (cpu || (hidden % 16 == 0 && (experts % 2 == 0 || hidden % 64 == 0))) return;
+    test_skip("hidden size %d, %d experts: a GPU's bits may depend on the rows beside (limits.md)",
+              hidden, experts);
 }

@@ -40,4 +40,9 @@ void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, 
 enum status greedy_decode(const struct model *like, const int32_t *prompt, int n_prompt, int n_new,
                           int32_t *ret);
 
+// A test of each model folder of tests/golden, named like it, with its path in *state.
+void reference_list_golden(void (*test)(void **state));
+// Skips the test where the tests' device is not exact, at all or with this model (NULL: at all).
+void reference_skip_inexact(const char *model);
+
 #endif

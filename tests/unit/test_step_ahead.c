@@ -74,10 +74,10 @@ static void compare(struct engine_options options, bool plain, int64_t kv_bytes,
     options.max_queue = 200;
     options.max_batch = 12;
     options.kv_bytes = kv_bytes;
-    options.step_ahead = 0;
+    options.step_ahead = STEP_AHEAD_OFF;
     serve(&options, plain, without, &stats);
     assert_int_equal(stats.steps_ahead, 0);
-    options.step_ahead = 1;
+    options.step_ahead = STEP_AHEAD_ON;
     serve(&options, plain, ahead, &stats);
     assert_true(stats.steps_ahead > 0);
     if (plain) assert_true(stats.steps_ahead > stats.steps / 2);
@@ -119,7 +119,7 @@ TEST(leaves_its_blocks)
             struct bench b;
             struct engine_options options = options_here();
             int32_t turns[20 + 40];
-            options.step_ahead = ahead;
+            options.step_ahead = ahead ? STEP_AHEAD_ON : STEP_AHEAD_OFF;
             bench_start(&b, &options);
             make_prompt(turns, 20, 3);
             struct take *first = greedy_of(&b, turns, 20, max_tokens);
@@ -149,7 +149,7 @@ static void serve_golden(const char *model)
     for (int ahead = 0; ahead < 2; ahead++) {
         struct bench b;
         struct sampling s = random_sampling(20, 5);
-        options.step_ahead = ahead;
+        options.step_ahead = ahead ? STEP_AHEAD_ON : STEP_AHEAD_OFF;
         s.n = 3;
         bench_start(&b, &options);
         int32_t prompt[40];
@@ -177,7 +177,7 @@ TEST(weights_change)
 {
     struct bench b;
     struct engine_options options = options_here();
-    options.step_ahead = 1;
+    options.step_ahead = STEP_AHEAD_ON;
     options.kv_policy = KV_RECOMPUTE;
     bench_start(&b, &options);
     struct sampling s = greedy(200);
@@ -209,7 +209,7 @@ TEST(pauses_and_cancels)
 {
     struct bench b;
     struct engine_options options = options_here();
-    options.step_ahead = 1;
+    options.step_ahead = STEP_AHEAD_ON;
     bench_start(&b, &options);
     struct sampling s = greedy(300);
     s.n = 4;

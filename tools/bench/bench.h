@@ -25,7 +25,7 @@ struct bench_options {
     int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;
     int64_t requests, shortest, longest; // of serve
     double temperature;
-    bool ignore_eos, step_ahead;
+    bool ignore_eos, no_step_ahead;
     const char *only; // of ops
     bool variants;    // of ops
     bool json;

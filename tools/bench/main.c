@@ -98,7 +98,8 @@ static const struct option_spec table[] = {
     OPT_INT("warmup-rounds", warmup_rounds, "1", "N", 0, 100000,
             "rounds before those, of each batch size"),
     OPT_DOUBLE("temperature", temperature, "1", "T", 0, 1000, "of the sampling"),
-    OPT_FLAG("step-ahead", step_ahead, NULL, "of serve and step: the server's --step-ahead on"),
+    OPT_FLAG("no-step-ahead", no_step_ahead, NULL,
+             "serve, step: with the server's --step-ahead off"),
     OPT_FLAG("ignore-eos", ignore_eos, NULL, "samples do not stop before --tokens"),
     OPT_TEXT(
         "prompts", prompts, NULL, "FILE",

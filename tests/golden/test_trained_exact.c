@@ -1,0 +1,53 @@
+/* test_trained_exact.c: every model of tests/golden, trained by GRPO with --exact beside its
+ * server, which drafts, prefills in chunks, finds prompts in its prefix cache and preempts: the
+ * trainer's log-probabilities are the sampler's to the bit in every step, while the weights change.
+ * On a GPU (COMMONWEIGHT_TEST_DEVICE) 50 steps in bf16. */
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/reference.h"
+#include "tests/support/tiny_tokenizer.h"
+#include "tests/support/training.h"
+
+enum { MAX_STEPS = 50 };
+
+// The model's folder beside a tokenizer of bytes; digits and signs are in every vocabulary.
+static const char *with_tokenizer(const char *model)
+{
+    static const char *const files[] = {"config.json", "generation_config.json",
+                                        "model.safetensors"};
+    const char *folder = test_folder();
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        assert_int_equal(symlink(test_path(model, files[i]), test_path(folder, files[i])), 0);
+    assert_ok(tiny_tokenizer_write_bytes(folder));
+    return folder;
+}
+
+static void one_model(void **state)
+{
+    reference_skip_inexact(*state);
+    const bool cpu = strcmp(test_device(), "cpu") == 0;
+    const int n_steps = cpu ? 2 : MAX_STEPS;
+    double mismatch[MAX_STEPS + 1], entropy[MAX_STEPS + 1];
+    char steps[8];
+    struct scene s;
+    snprintf(steps, sizeof steps, "%d", n_steps);
+    scene_open_model(&s, with_tokenizer(*state),
+                     OPTIONS("--dtype", daemon_exact_dtype(), "--exact", "--block-size", "4",
+                             "--prefill-chunk", "3", "--max-batch", "8", "--max-context", "48",
+                             "--speculative", "ngram:4,suffix:8"));
+    assert_exit(0, train(&s, "run",
+                         OPTIONS("--exact", "--max-steps", steps, "--temperature", "0.7",
+                                 "--ignore-eos", "--save-steps", "0")));
+    assert_int_equal(column(&s, "run", "sampler_mismatch/max", mismatch, n_steps + 1), n_steps);
+    assert_int_equal(column(&s, "run", "entropy", entropy, n_steps + 1), n_steps);
+    for (int i = 0; i < n_steps; i++) {
+        if (mismatch[i] != 0) fail_msg("step %d: sampler_mismatch/max %g", i + 1, mismatch[i]);
+        assert_true(entropy[i] > 0);
+    }
+    scene_close(&s);
+}
+
+int main(void)
+{
+    reference_list_golden(one_model);
+    return test_main();
+}
