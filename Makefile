@@ -140,9 +140,14 @@ $(BUILD)/obj/%.o: %.c $(STAMP)
 # Hopper's own instructions (wgmma) are in sm_90a alone. 80 is carried as PTX too, which drivers
 # compile for GPUs that are newer than any of CUDA_ARCHS.
 , := ,
-GENCODE := $(foreach a,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(a),code=$(if $(filter 80,$(a)),[sm_80$(,)compute_80],sm_$(a)))
-NVCCFLAGS_ = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(GENCODE) -Xcompiler -fPIC,-Wall,-Wextra \
+gencode = $(foreach a,$(1:90=90a),-gencode arch=compute_$(a),code=$(if $(filter 80,$(a)),[sm_80$(,)compute_80],sm_$(a)))
+NVCCFLAGS_ = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(call gencode,$(KERNEL_ARCHS)) -Xcompiler -fPIC,-Wall,-Wextra \
              $(if $(WERROR),-Werror all-warnings) -MMD -MP
+KERNEL_ARCHS = $(CUDA_ARCHS)
+# What has wgmma is launched on Hopper alone: where that is among others, nothing is compiled for these.
+HOPPER_SRC := $(addprefix kernels/cuda/,attention/attn_few_tma.cu attention/attn_latent.cu attention/attn_wgmma.cu \
+              attention/attn_wgmma_back.cu matmul/experts_wgmma.cu matmul/matmul_small.cu)
+$(call obj,$(HOPPER_SRC)): KERNEL_ARCHS = $(or $(filter 90,$(CUDA_ARCHS)),$(CUDA_ARCHS))
 $(BUILD)/obj/%.cu.o: %.cu $(STAMP)
 	@mkdir -p $(@D)
 	$(call say,NVCC)
@@ -201,7 +206,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o | $(TEST_LIB)
 # The bridge's client side for other languages: without kernels, so without BLAS and cuBLASLt.
 BRIDGE_SRC := $(filter-out common/base/unicode.c,$(wildcard common/base/*.c bridge/*.c bridge/library/*.c)) kernels/device.c \
            $(addprefix kernels/cpu/,backend.c checksum.c shared.c) \
-           $(if $(filter 1,$(CUDA)),$(addprefix kernels/cuda/,device.cu checksum.cu) bridge/library/bridge_ops_cuda.cu)
+           $(if $(filter 1,$(CUDA)),kernels/cuda/device.cu bridge/library/bridge_ops_cuda.cu)
 $(BUILD)/libcommonweight-bridge.so.0: $(call obj,$(BRIDGE_SRC)) bridge/library/exports
 	$(Q)echo '  LINK  $@'; $(CC) $(LDFLAGS_) -shared -Wl,-soname,$(@F),--version-script=bridge/library/exports,--no-undefined \
 	    -o $@ $(filter %.o,$^) $(shell pkg-config --libs jansson libcrypto) -lm \

@@ -22,8 +22,29 @@
 #define KERNELS_MOMENTS_H
 
 #include "common/base/dtype.h"
+#include "kernels/ops.h"
+#include <math.h>
 
 #define MOMENT_BLOCK 128
+
+// What a step multiplies by (ops.h, adamw).
+struct adamw_factors {
+    float decay, beta1, rest1, beta2, rest2, step, root_correction2, eps;
+};
+
+static inline struct adamw_factors adamw_factors_of(const struct adamw *a)
+{
+    struct adamw_factors f;
+    f.decay = a->lr * a->weight_decay;
+    f.beta1 = (float)a->beta1;
+    f.rest1 = (float)(1 - a->beta1);
+    f.beta2 = (float)a->beta2;
+    f.rest2 = (float)(1 - a->beta2);
+    f.step = a->lr / a->bias_correction1;
+    f.root_correction2 = sqrtf(a->bias_correction2);
+    f.eps = a->eps;
+    return f;
+}
 
 // Mantissa bits that an 8-bit code cuts off, and the code of the block's largest magnitude.
 #define MOMENT_CUT   20

@@ -7,13 +7,8 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/moments.h"
 
-struct coefficients {
-    float decay, beta1, rest1, beta2, rest2, step, root_correction2, eps, grad_scale;
-};
-
-static inline float adamw_step(float p, float *m, float *v, float grad, struct coefficients c)
+static inline float adamw_step(float p, float *m, float *v, float g, struct adamw_factors c)
 {
-    float g = grad * c.grad_scale;
     p = p - c.decay * p;
     *m = c.beta1 * *m + c.rest1 * g;
     *v = c.beta2 * *v + c.rest2 * (g * g);
@@ -22,18 +17,18 @@ static inline float adamw_step(float p, float *m, float *v, float grad, struct c
 
 // n parameters; low NULL: w is f32.
 static void step_range(void *w, uint16_t *low, float *m, float *v, const float *grad, int n,
-                       struct coefficients c)
+                       struct adamw_factors c, float scale)
 {
     if (!low) {
         float *p = w;
 #pragma omp simd
-        for (int i = 0; i < n; i++) p[i] = adamw_step(p[i], &m[i], &v[i], grad[i], c);
+        for (int i = 0; i < n; i++) p[i] = adamw_step(p[i], &m[i], &v[i], grad[i] * scale, c);
         return;
     }
     uint16_t *high = w;
 #pragma omp simd
     for (int i = 0; i < n; i++) {
-        float p = adamw_step(master_join(high[i], low[i]), &m[i], &v[i], grad[i], c);
+        float p = adamw_step(master_join(high[i], low[i]), &m[i], &v[i], grad[i] * scale, c);
         high[i] = master_high(p);
         low[i] = master_low(p);
     }
@@ -96,17 +91,8 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
                     dtype_name(w_dt), low ? "with" : "without");
         return;
     }
-    const struct coefficients c = {
-        .decay = shape->lr * shape->weight_decay,
-        .beta1 = (float)shape->beta1,
-        .rest1 = (float)(1 - shape->beta1),
-        .beta2 = (float)shape->beta2,
-        .rest2 = (float)(1 - shape->beta2),
-        .step = shape->lr / shape->bias_correction1,
-        .root_correction2 = sqrtf(shape->bias_correction2),
-        .eps = shape->eps,
-        .grad_scale = shape->grad_scale[0],
-    };
+    const struct adamw_factors c = adamw_factors_of(shape);
+    const float scale = shape->grad_scale[0];
 #pragma omp parallel for if (n > PARALLEL_WORK / 4)
     for (int64_t at = 0; at < n; at += MOMENT_BLOCK) {
         int count = n - at < MOMENT_BLOCK ? (int)(n - at) : MOMENT_BLOCK;
@@ -115,11 +101,11 @@ void cpu_adamw(struct device *dev, void *w, uint16_t *low, const struct moments 
         uint16_t *low_part = low ? low + at : NULL;
         if (moments->kind == MOMENTS_F32) {
             step_range(part, low_part, (float *)moments->m + at, (float *)moments->v + at,
-                       grad + at, count, c);
+                       grad + at, count, c, scale);
             continue;
         }
         unpack(moments, at, count, m, v);
-        step_range(part, low_part, m, v, grad + at, count, c);
+        step_range(part, low_part, m, v, grad + at, count, c, scale);
         pack(moments, at, count, m, v, shape);
     }
 }

@@ -23,7 +23,7 @@
 typedef __nv_bfloat16 bf16;
 
 struct comm;
-struct matmul_state; // matmul_plan.cu
+struct matmul_state; // matmul.cu
 
 struct cuda_state {
     int index, n_sms;
@@ -201,6 +201,10 @@ template <typename F> static inline void with_type(enum dtype dt, F f)
         f(float());
 }
 
+// Launches kernel<T>, T being the element type of dt.
+#define launch_typed(dt, dev, what, kernel, ...)                                                   \
+    with_type(dt, [&](auto t) { cuda_launch(dev, what, kernel<decltype(t)>, __VA_ARGS__); })
+
 template <int N> struct number {
     static constexpr int value = N;
 };
@@ -361,8 +365,7 @@ void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, i
 size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int rows,
                          enum dtype dt); // attention.cu
 size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *shape, int rows,
-                          int max_context); // delta.cu, and short_conv.cu
-size_t cuda_conv_scratch(const struct delta_shape *shape, int rows);
+                          int max_context);              // delta.cu
 size_t cuda_norm_scratch(struct device *dev, int width); // norm.cu
 size_t cuda_column_sum_scratch(int rows, int cols);      // rows.cu
 size_t cuda_matmul_scratch(int rows, int width);         // matmul.cu: of one added to bf16

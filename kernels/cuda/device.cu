@@ -1,5 +1,5 @@
 /* device.cu: the device interface on CUDA: memory, copies, memory shared between processes (CUDA
- * IPC), captured graphs, timers.
+ * IPC), captured graphs, timers, checksums.
  *
  * One non-blocking stream a device; everything is enqueued on it. The file uses the runtime API
  * only and links it statically, so that a program starts on a machine without a driver and says so;
@@ -9,6 +9,7 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/cuda.cuh"
 #include "common/base/bytes.h"
+#include "common/base/hash.h"
 #include <cuda.h>
 #include <limits.h>
 #include <stdio.h>
@@ -496,4 +497,64 @@ bool tensor_map(struct device *dev, CUtensorMap *ret, const void *x, const tenso
     device_fail(dev, "describing an array of rows of %llu to the copy engine: CUDA driver error %d",
                 (unsigned long long)b.sizes[0], (int)result);
     return false;
+}
+
+// ---- checksums ---------------------------------------------------------------------------------
+
+// Position-dependent sums over regions of memory. Sums are of integers, so the order of the blocks'
+// additions does not matter.
+#define SUM_THREADS 256
+#define SUM_CHUNK   (1 << 18) // words of a region that one block sums
+
+// Block (x, y): chunks y, y + gridDim.y, ... of region x.
+__global__ void checksum_kernel(unsigned long long *sums, const unsigned char *base,
+                                const uint64_t *offset, const uint64_t *bytes)
+{
+    grid_begin();
+    const unsigned char *region = base + offset[blockIdx.x];
+    uint64_t size = bytes[blockIdx.x], words = (size + 3) / 4, whole = size / 4, sum = 0;
+    bool in_words = (uintptr_t)region % 4 == 0;
+    for (uint64_t start = (uint64_t)blockIdx.y * SUM_CHUNK; start < words;
+         start += (uint64_t)gridDim.y * SUM_CHUNK) {
+        uint64_t end = start + SUM_CHUNK < words ? start + SUM_CHUNK : words;
+#pragma unroll 4
+        for (uint64_t j = start + threadIdx.x; j < end; j += SUM_THREADS) {
+            uint32_t word = 0;
+            if (in_words && j < whole)
+                word = reinterpret_cast<const uint32_t *>(region)[j];
+            else
+                for (int b = 0; b < 4; b++)
+                    if (4 * j + b < size) word |= (uint32_t)region[4 * j + b] << 8 * b;
+            sum += hash_mix(word + j * HASH_SPREAD);
+        }
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+    if (threadIdx.x % 32 == 0 && sum) atomicAdd(&sums[blockIdx.x], (unsigned long long)sum);
+}
+
+void cuda_checksum(struct device *dev, uint64_t *sums, const void *base, const uint64_t *offset,
+                   const uint64_t *bytes, int n)
+{
+    if (n <= 0) return;
+    struct cuda_state *state = cuda_use(dev);
+    size_t list = (size_t)n * sizeof(uint64_t);
+    uint64_t *work = (uint64_t *)cuda_workspace(dev, 3 * list), longest = 0;
+    if (!work) return;
+    for (int i = 0; i < n; i++) longest = bytes[i] > longest ? bytes[i] : longest;
+    uint64_t chunks = (longest / 4 + SUM_CHUNK) / SUM_CHUNK;
+    if (!cuda_ok(dev, cudaMemsetAsync(work, 0, list, state->stream), "checksum") ||
+        !cuda_ok(dev,
+                 cudaMemcpyAsync(work + n, offset, list, cudaMemcpyHostToDevice, state->stream),
+                 "checksum") ||
+        !cuda_ok(dev,
+                 cudaMemcpyAsync(work + 2 * n, bytes, list, cudaMemcpyHostToDevice, state->stream),
+                 "checksum"))
+        return;
+    cuda_launch(dev, "checksum", checksum_kernel, dim3(n, chunks > 1024 ? 1024 : (unsigned)chunks),
+                SUM_THREADS, 0, (unsigned long long *)work, (const unsigned char *)base,
+                (const uint64_t *)(work + n), (const uint64_t *)(work + 2 * n));
+    cuda_ok(dev, cudaMemcpyAsync(sums, work, list, cudaMemcpyDeviceToHost, state->stream),
+            "checksum");
+    cuda_ok(dev, cudaStreamSynchronize(state->stream), "checksum");
 }

@@ -529,9 +529,6 @@ void cuda_attn_sinks_back(struct device *dev, float *dsinks, const void *dout, c
                           const float *lse, int rows, const struct attn_shape *s)
 {
     if (rows <= 0) return;
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        cuda_launch(dev, "attn_sinks_back", sinks_back_kernel<T>, s->n_heads, SINK_WARPS * 32, 0,
-                    dsinks, dout, out, lse, s->sinks, rows, s->n_heads, s->head_dim);
-    });
+    launch_typed(s->dt, dev, "attn_sinks_back", sinks_back_kernel, s->n_heads, SINK_WARPS * 32, 0,
+                 dsinks, dout, out, lse, s->sinks, rows, s->n_heads, s->head_dim);
 }

@@ -111,11 +111,8 @@ void oneshot_reduce(struct device *dev, const struct peer_slots *slots, void *da
     const size_t words = (n * dtype_size(dt) + 7) / 8;
     const int sms = cuda_use(dev)->n_sms, block = words > (size_t)sms * 128 ? 512 : 128;
     const int wanted = ceil_div((int64_t)words, block), grid = wanted < sms ? wanted : sms;
-    with_type(dt, [&](auto t) {
-        typedef decltype(t) T;
-        cuda_launch(dev, "all_reduce", sum_kernel<T>, dim3((unsigned)grid), dim3((unsigned)block),
-                    0, *slots, data, n);
-    });
+    launch_typed(dt, dev, "all_reduce", sum_kernel, dim3((unsigned)grid), dim3((unsigned)block), 0,
+                 *slots, data, n);
 }
 
 template <typename T>
@@ -139,12 +136,9 @@ void oneshot_add(struct device *dev, void *data, const void *others, size_t n, s
                  int rank, int size, enum dtype dt)
 {
     const int sms = cuda_use(dev)->n_sms, wanted = ceil_div((int64_t)(n * dtype_size(dt)), 8 * 256);
-    with_type(dt, [&](auto t) {
-        typedef decltype(t) T;
-        cuda_launch(dev, "all_reduce", add_kernel<T>,
-                    dim3((unsigned)(wanted < sms * 8 ? wanted : sms * 8)), dim3(256), 0, data,
-                    others, n, pitch, rank, size);
-    });
+    launch_typed(dt, dev, "all_reduce", add_kernel,
+                 dim3((unsigned)(wanted < sms * 8 ? wanted : sms * 8)), dim3(256), 0, data, others,
+                 n, pitch, rank, size);
 }
 
 // ---- opening -----------------------------------------------------------------------------------

@@ -1,19 +1,60 @@
 /* lora.cu: low-rank adapters, in three steps over h (parts, rows, max_rank) f32: `shrink` sums a
  * row's wide vector against each of rank directions, `expand` spreads such an h back over a row's
  * columns, `outer` adds up the factors' gradients. A row's sums run in an order of their own, so
- * that it has the same bits in any batch. In bf16 they run on tensor cores (lora_tensor.cu); the
- * kernels here, over tiles of ROWS rows of which those of one adapter share its loads, are of f32.
- */
+ * that it has the same bits in any batch.
+ *
+ * In f32 tiles of PLAIN_ROWS rows, of which those of one adapter share its loads, run on ordinary
+ * units; in bf16 on tensor cores (mma m16n8k16). What the steps read is large (the rows' vectors)
+ * and what they multiply by is small, so each reads its rows once, in 16-byte accesses straight
+ * into the fragments of mma: which element is which index of a sum does not matter as long as both
+ * sides agree, and the columns of a result may have any order. h goes into mma as two bf16, of
+ * which the second is what the first leaves. `shrink` gives each of its warps every eighth 64
+ * elements and adds up the warps' sums in their order. A tile is computed once for each adapter
+ * that its rows have, and of that the rows that have it are stored: so a row has the same bits in
+ * any batch. */
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/matmul/lora.cuh"
+#include "kernels/cuda/tensor.cuh"
+#include "kernels/dropout.h"
 
-#define THREADS   256
-#define ROWS      8
-#define RANKS     4   // directions that a thread of outer_kernel sums
-#define FEW_ROWS  128 // for which one kernel is quicker than two,
-#define FEW_RANKS 64  // of so many, since each block computes all
-#define SLICES    8   // of the rows that a gradient sums: else too few blocks have work
-#define MANY_ROWS 1024
+#define THREADS       256
+#define WARPS         (THREADS / 32)
+#define PLAIN_ROWS    8
+#define PLAIN_RANKS   4  // directions that a thread of plain_outer_kernel sums
+#define ROWS          16 // of a tile: M of mma
+#define RANKS         16 // directions that a block of shrink or outer has: two tiles of N
+#define COLUMNS       64 // of a warp where rows are few, and of a block of outer
+#define FEWER_COLUMNS 32 // of a warp of expand
+#define OUTER_THREADS 512
+#define OUTER_WARPS   (OUTER_THREADS / 32)
+#define LONG          4096 // sums of few rows, that few blocks have: more of it is loaded at once
+#define FEW_ROWS      128  // for which one kernel is quicker than two,
+#define FEW_RANKS     64   // of so many, since each block computes all
+#define SLICES        8    // of the rows that a gradient sums: else too few blocks have work
+#define MANY_ROWS     1024
+
+struct lora_view { // lora_args on the device
+    const lora_factors *factors;
+    const int32_t *adapter; // NULL: all rows are of the first
+    const int32_t *row;     // NULL: in order
+    int n_adapters, n_parts, max_rank, rows, k, first[LORA_PARTS + 1];
+    lora_dropout dropout;
+    lora_grads grads[LORA_PARTS];
+};
+
+__device__ __forceinline__ int adapter_of(const lora_view &l, int row)
+{
+    return !l.adapter ? 0 : l.adapter[l.row ? l.row[row] : row];
+}
+
+// What dropout makes of columns 4 c .. 4 c + 3 of a row of x.
+__device__ __forceinline__ void dropped(float (&ret)[4], const lora_view &l, int part, int row,
+                                        int c)
+{
+    const int at = l.row ? l.row[row] : row;
+    dropout_factors(&l.dropout, part, l.dropout.sample[at], l.dropout.position[at], c, ret);
+}
+
+// ---- f32 ---------------------------------------------------------------------------------------
 
 // The rows from `at` on, up to `end`, that have its adapter.
 __device__ __forceinline__ int run_end(const lora_view &l, int at, int end)
@@ -23,31 +64,16 @@ __device__ __forceinline__ int run_end(const lora_view &l, int at, int end)
     return to;
 }
 
-// to (rows, k) = x times the part's dropout. A thread has four columns.
-template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, const lora_view l)
-{
-    grid_begin();
-    const int row = blockIdx.x, c = (blockIdx.y * THREADS + threadIdx.x) * 4;
-    if (c >= l.k) return;
-    float factors[4];
-    dropped(factors, l, part, row, c / 4);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (c + i < l.k)
-            to[(int64_t)row * l.k + c + i] =
-                from_f32<T>(factors[i] * to_f32(x[(int64_t)row * l.k + c + i]));
-}
-
 // h[p][row][j] = sum of x[row][c] * a[j][c]; or, of the gradient (BACK), scale * that of
 // dy[row][c] * b[c][j] over the part's columns. A warp takes every eighth j.
 template <int V, bool BACK>
-__global__ void shrink_kernel(float *h, const float *x, int part0, const lora_view l)
+__global__ void plain_shrink_kernel(float *h, const float *x, int part0, const lora_view l)
 {
     grid_begin();
     const int part = part0 + blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int n = BACK ? l.first[part + 1] - l.first[part] : l.k;
     const int stride = BACK ? l.first[l.n_parts] : l.k;
-    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    const int base = blockIdx.x * PLAIN_ROWS, end = min(base + PLAIN_ROWS, l.rows);
     if (BACK) x += l.first[part];
     for (int at = base, to; at < end; at = to) {
         to = run_end(l, at, end);
@@ -57,7 +83,7 @@ __global__ void shrink_kernel(float *h, const float *x, int part0, const lora_vi
         if (!f.a) continue;
         const float *weights = (const float *)(BACK ? f.b : f.a);
         for (int j = warp; j < f.rank; j += THREADS / 32) {
-            float sum[ROWS] = {};
+            float sum[PLAIN_ROWS] = {};
             for (int c = lane * V; c < n; c += 32 * V) {
                 float w[V];
                 if (BACK)
@@ -65,7 +91,7 @@ __global__ void shrink_kernel(float *h, const float *x, int part0, const lora_vi
                 else
                     load<float, V>(w, weights + (int64_t)j * n + c);
 #pragma unroll
-                for (int i = 0; i < ROWS; i++) {
+                for (int i = 0; i < PLAIN_ROWS; i++) {
                     if (base + i < at || base + i >= to) continue;
                     float v[V];
                     load<float, V>(v, x + (int64_t)(base + i) * stride + c);
@@ -74,7 +100,7 @@ __global__ void shrink_kernel(float *h, const float *x, int part0, const lora_vi
                 }
             }
 #pragma unroll
-            for (int i = 0; i < ROWS; i++) {
+            for (int i = 0; i < PLAIN_ROWS; i++) {
                 float all = lanes_sum(sum[i]);
                 if (lane == 0 && base + i >= at && base + i < to)
                     h[((int64_t)part * l.rows + base + i) * l.max_rank + j] =
@@ -96,42 +122,43 @@ __device__ __forceinline__ float kept(const lora_view &l, int part, int row, int
 // y[row][c] += scale * sum of h[p][row][j] * b[c][j] over the part that c is of; or, of the
 // gradient (BACK), dx[row][c] += sum of h[p][row][j] * a[j][c] over all parts. A thread has a
 // column.
-template <bool BACK> __global__ void expand_kernel(float *y, const float *h, const lora_view l)
+template <bool BACK>
+__global__ void plain_expand_kernel(float *y, const float *h, const lora_view l)
 {
     grid_begin();
     const int width = BACK ? l.k : l.first[l.n_parts];
-    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    const int base = blockIdx.x * PLAIN_ROWS, end = min(base + PLAIN_ROWS, l.rows);
     const int c = blockIdx.y * THREADS + threadIdx.x;
     if (c >= width) return;
     for (int at = base, to; at < end; at = to) {
         to = run_end(l, at, end);
         const int adapter = adapter_of(l, at);
         if (adapter < 0) continue;
-        float total[ROWS] = {}, scale = 0;
+        float total[PLAIN_ROWS] = {}, scale = 0;
         for (int p = 0; p < l.n_parts; p++) {
             if (!BACK && (c < l.first[p] || c >= l.first[p + 1])) continue;
             const lora_factors f = l.factors[p * l.n_adapters + adapter];
             if (!f.a) continue;
             const float *weights = BACK ? (const float *)f.a + c
                                         : (const float *)f.b + (int64_t)(c - l.first[p]) * f.rank;
-            float sum[ROWS] = {};
+            float sum[PLAIN_ROWS] = {};
             scale = BACK ? 1.f : f.scale;
             for (int j = 0; j < f.rank; j++) {
                 const float w = weights[BACK ? (int64_t)j * l.k : j];
 #pragma unroll
-                for (int i = 0; i < ROWS; i++)
+                for (int i = 0; i < PLAIN_ROWS; i++)
                     if (base + i >= at && base + i < to)
                         sum[i] =
                             fmaf(h[((int64_t)p * l.rows + base + i) * l.max_rank + j], w, sum[i]);
             }
 #pragma unroll
-            for (int i = 0; i < ROWS; i++)
+            for (int i = 0; i < PLAIN_ROWS; i++)
                 if (base + i >= at && base + i < to)
                     total[i] += BACK ? sum[i] * kept(l, p, base + i, c) : sum[i];
         }
         if (scale == 0.f) continue; // the adapter leaves this column alone
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
+        for (int i = 0; i < PLAIN_ROWS; i++) {
             if (base + i < at || base + i >= to) continue;
             float *out = y + (int64_t)(base + i) * width + c;
             *out = fmaf(scale, total[i], *out);
@@ -140,9 +167,9 @@ template <bool BACK> __global__ void expand_kernel(float *y, const float *h, con
 }
 
 // b[c][j] += scale * sum over rows of dy[row][c] * h[row][j] for the part's columns (B); or a[j][c]
-// += sum over rows of x[row][c] * h[row][j]. A thread has a column and RANKS directions.
+// += sum over rows of x[row][c] * h[row][j]. A thread has a column and PLAIN_RANKS directions.
 template <bool B>
-__global__ void outer_kernel(const float *x, const float *h, int part0, const lora_view l)
+__global__ void plain_outer_kernel(const float *x, const float *h, int part0, const lora_view l)
 {
     grid_begin();
     const int part = part0 + blockIdx.z;
@@ -151,57 +178,654 @@ __global__ void outer_kernel(const float *x, const float *h, int part0, const lo
     const int n = B ? l.first[part + 1] - l.first[part] : l.k;
     const int stride = B ? l.first[l.n_parts] : l.k;
     const int c = blockIdx.x * 32 + threadIdx.x % 32;
-    const int j0 = (blockIdx.y * (THREADS / 32) + threadIdx.x / 32) * RANKS;
+    const int j0 = (blockIdx.y * (THREADS / 32) + threadIdx.x / 32) * PLAIN_RANKS;
     if (!f.a || c >= n || j0 >= f.rank) return;
     if (B) x += l.first[part];
     h += (int64_t)part * l.rows * l.max_rank + j0;
-    float sum[RANKS] = {};
+    float sum[PLAIN_RANKS] = {};
     for (int row = 0; row < l.rows; row++) {
         const float v = x[(int64_t)row * stride + c];
 #pragma unroll
-        for (int j = 0; j < RANKS; j++)
+        for (int j = 0; j < PLAIN_RANKS; j++)
             if (j0 + j < f.rank) sum[j] = fmaf(v, h[(int64_t)row * l.max_rank + j], sum[j]);
     }
 #pragma unroll
-    for (int j = 0; j < RANKS; j++)
+    for (int j = 0; j < PLAIN_RANKS; j++)
         if (j0 + j < f.rank)
             out[B ? (int64_t)c * f.rank + j0 + j : (int64_t)(j0 + j) * n + c] +=
                 B ? f.scale * sum[j] : sum[j];
 }
 
-static void shrink(struct device *dev, float *h, const void *x, int part0, int n,
-                   const lora_view &l, bool back)
+static void plain_shrink(struct device *dev, float *h, const void *x, int part0, int n,
+                         const lora_view &l, bool back)
 {
-    const dim3 grid(ceil_div(l.rows, ROWS), n);
+    const dim3 grid(ceil_div(l.rows, PLAIN_ROWS), n);
     const float *from = (const float *)x;
     if (back)
-        cuda_launch(dev, "lora", shrink_kernel<1, true>, grid, THREADS, 0, h, from, part0, l);
+        cuda_launch(dev, "lora", plain_shrink_kernel<1, true>, grid, THREADS, 0, h, from, part0, l);
     else if (aligned(16, {x}, {(int64_t)(l.k * sizeof(float))}))
-        cuda_launch(dev, "lora", shrink_kernel<4, false>, grid, THREADS, 0, h, from, part0, l);
+        cuda_launch(dev, "lora", plain_shrink_kernel<4, false>, grid, THREADS, 0, h, from, part0,
+                    l);
     else
-        cuda_launch(dev, "lora", shrink_kernel<1, false>, grid, THREADS, 0, h, from, part0, l);
+        cuda_launch(dev, "lora", plain_shrink_kernel<1, false>, grid, THREADS, 0, h, from, part0,
+                    l);
 }
 
-static void expand(struct device *dev, void *y, const float *h, const lora_view &l, bool back, bool)
+static void plain_expand(struct device *dev, void *y, const float *h, const lora_view &l, bool back,
+                         bool)
 {
     const int width = back ? l.k : l.first[l.n_parts];
-    cuda_launch(dev, "lora", back ? expand_kernel<true> : expand_kernel<false>,
-                dim3(ceil_div(l.rows, ROWS), ceil_div(width, THREADS)), THREADS, 0, y, h, l);
+    cuda_launch(dev, "lora", back ? plain_expand_kernel<true> : plain_expand_kernel<false>,
+                dim3(ceil_div(l.rows, PLAIN_ROWS), ceil_div(width, THREADS)), THREADS, 0, y, h, l);
 }
 
-static void outer(struct device *dev, float *, const void *x, const float *h, int part0, int n,
-                  const lora_view &l, bool of_b)
+static void plain_outer(struct device *dev, float *, const void *x, const float *h, int part0,
+                        int n, const lora_view &l, bool of_b)
 {
     int width = of_b ? 0 : l.k;
     for (int p = 0; of_b && p < l.n_parts; p++) width = max(width, l.first[p + 1] - l.first[p]);
-    const dim3 grid(ceil_div(width, 32), ceil_div(l.max_rank, RANKS * THREADS / 32), n);
-    cuda_launch(dev, "lora_back", of_b ? outer_kernel<true> : outer_kernel<false>, grid, THREADS, 0,
-                x, h, part0, l);
+    const dim3 grid(ceil_div(width, 32), ceil_div(l.max_rank, PLAIN_RANKS * THREADS / 32), n);
+    cuda_launch(dev, "lora_back", of_b ? plain_outer_kernel<true> : plain_outer_kernel<false>, grid,
+                THREADS, 0, x, h, part0, l);
 }
 
-static const struct lora_steps lora_f32 = {shrink, expand, NULL, outer};
+// ---- bf16 --------------------------------------------------------------------------------------
+
+// `outer` sums the rows in so many slices, each (columns of all parts, max_rank) f32.
+static int lora_slices(int rows, int max_rank)
+{
+    return rows < MANY_ROWS ? 1 : max(1, SLICES * 16 / max(max_rank, 16));
+}
+
+__device__ __forceinline__ uint32_t pair_of(bf16 low, bf16 high)
+{
+    return (uint32_t)__bfloat16_as_ushort(low) | (uint32_t)__bfloat16_as_ushort(high) << 16;
+}
+
+// The lower halves of two pairs as one, and the upper.
+__device__ __forceinline__ uint32_t lows(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x5410);
+}
+__device__ __forceinline__ uint32_t highs(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x7632);
+}
+
+// N elements from x[at] on as pairs, zeros from x[n] on. packed: x + at is aligned to all of them,
+// or to 16 bytes. FULL: it is, and they are there.
+template <int N, bool FULL = false>
+__device__ __forceinline__ void load_pairs(uint32_t (&ret)[N / 2], const bf16 *x, int at, int n,
+                                           bool packed)
+{
+    constexpr int V = N < 8 ? N : 8;
+    if (FULL || (packed && at + N <= n)) {
+#pragma unroll
+        for (int i = 0; i < N / V; i++) {
+            const pack<uint32_t, V / 2> p =
+                *reinterpret_cast<const pack<uint32_t, V / 2> *>(x + at + i * V);
+#pragma unroll
+            for (int e = 0; e < V / 2; e++) ret[i * V / 2 + e] = p.at[e];
+        }
+        return;
+    }
+    const bf16 zero = __ushort_as_bfloat16(0);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        ret[i] = pair_of(at + 2 * i < n ? x[at + 2 * i] : zero,
+                         at + 2 * i + 1 < n ? x[at + 2 * i + 1] : zero);
+}
+
+// The same of rows (stride elements apart) of which `have` are there (FULL: all): ret_low has
+// column `at` of rows 2 i and 2 i + 1 in its i-th pair, ret_high column at + 1.
+template <int N, bool FULL = false>
+__device__ __forceinline__ void load_across(uint32_t (&ret_low)[N / 2], uint32_t (&ret_high)[N / 2],
+                                            const bf16 *x, int64_t stride, int have, int at, int n,
+                                            bool packed)
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        uint32_t a[1] = {0}, b[1] = {0};
+        if (FULL || 2 * i < have) load_pairs<2, FULL>(a, x + 2 * i * stride, at, n, packed);
+        if (FULL || 2 * i + 1 < have)
+            load_pairs<2, FULL>(b, x + (2 * i + 1) * stride, at, n, packed);
+        ret_low[i] = lows(a[0], b[0]);
+        ret_high[i] = highs(a[0], b[0]);
+    }
+}
+
+// x and y as a pair of bf16, and what these leave of them as another.
+__device__ __forceinline__ void split(uint32_t &ret_high, uint32_t &ret_low, float x, float y)
+{
+    const float a = to_f32(from_f32<bf16>(x)), b = to_f32(from_f32<bf16>(y));
+    ret_high = pack2(a, b);
+    ret_low = pack2(x - a, y - b);
+}
+
+// A bit for each adapter that rows base .. end - 1 (at most ROWS) have, that of the first such row;
+// ret_of: the adapter of the row with this lane's number, -1: none. For all lanes of a warp.
+__device__ __forceinline__ uint32_t tile_adapters(const lora_view &l, int base, int end,
+                                                  int &ret_of)
+{
+    const int lane = threadIdx.x % 32;
+    ret_of = lane < end - base ? adapter_of(l, base + lane) : -1;
+    const uint32_t alike = __match_any_sync(~0u, ret_of);
+    return __ballot_sync(~0u, ret_of >= 0 && !(alike & ((1u << lane) - 1)));
+}
+
+// What a warp has of the sums of shrink_tile(): a lane's are of rows g and g + 8, at x0 and x1, and
+// of directions j0 + 2 g and the one after it. packed: rows of x are aligned to 16 bytes. FULL:
+// they are, n is a multiple of 64, and of the gradient (BACK) the rank of 2; directions from the
+// rank on then have any sums. AT_ONCE: steps of 64 elements whose loads are under way together.
+template <bool BACK, bool FULL, int AT_ONCE>
+__device__ __forceinline__ void shrink_sums(float (&sum)[2][4], const bf16 *x0, const bf16 *x1,
+                                            int n, const lora_factors &f, int j0, bool packed)
+{
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int j = FULL && BACK ? min(j0 + 2 * g, f.rank - 2) : j0 + 2 * g;
+#pragma unroll AT_ONCE
+    for (int k = warp * 64; k < n; k += WARPS * 64) {
+        const int c = k + t * 16;
+        uint32_t a0[8], a1[8], w[2][8];
+        load_pairs<16, FULL>(a0, x0, c, n, packed);
+        load_pairs<16, FULL>(a1, x1, c, n, packed);
+        if (BACK) {
+            load_across<16, FULL>(w[0], w[1], (const bf16 *)f.b + (int64_t)c * f.rank, f.rank,
+                                  n - c, j, f.rank, f.rank % 2 == 0);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                load_pairs<16, FULL>(w[i], (const bf16 *)f.a + (int64_t)min(j + i, f.rank - 1) * n,
+                                     c, n, packed);
+        }
+#pragma unroll
+        for (int q = 0; q < 8; q += 2) {
+            const uint32_t a[4] = {a0[q], a1[q], a0[q + 1], a1[q + 1]};
+            mma(sum[0], a, w[0][q], w[0][q + 1]);
+            mma(sum[1], a, w[1][q], w[1][q + 1]);
+        }
+    }
+}
+
+// h, or of the gradient (BACK) dy b, of rows base .. end - 1 at x (stride): returns that of the
+// tile's row threadIdx.x / RANKS and direction j0 + threadIdx.x % RANKS. A warp takes 64 elements
+// of a vector at a time, a lane 16 of two rows. packed, full: as in shrink_sums().
+template <bool BACK, int AT_ONCE>
+__device__ __forceinline__ float shrink_tile(float (&sums)[WARPS][ROWS][RANKS], const bf16 *x,
+                                             int64_t stride, int n, int base, int end,
+                                             const lora_factors &f, int j0, bool packed, bool full)
+{
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const bf16 *x0 = x + min(base + g, end - 1) * stride,
+               *x1 = x + min(base + g + 8, end - 1) * stride;
+    float sum[2][4] = {}, all = 0;
+    if (full && (!BACK || f.rank % 2 == 0))
+        shrink_sums<BACK, true, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
+    else
+        shrink_sums<BACK, false, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
+    __syncthreads(); // sums were read
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[warp][g + e / 2 * 8][4 * t + e % 2 * 2 + i] = sum[i][e];
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) all += sums[w][threadIdx.x / RANKS][threadIdx.x % RANKS];
+    return all;
+}
+
+template <bool BACK>
+__global__ void __launch_bounds__(THREADS)
+    mma_shrink_kernel(float *h, const bf16 *x, int part0, bool packed, bool full, const lora_view l)
+{
+    __shared__ float sums[WARPS][ROWS][RANKS];
+    grid_begin();
+    const int part = part0 + blockIdx.y, j0 = blockIdx.z * RANKS;
+    const int n = BACK ? l.first[part + 1] - l.first[part] : l.k;
+    const int stride = BACK ? l.first[l.n_parts] : l.k;
+    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    const int row = base + threadIdx.x / RANKS, j = j0 + threadIdx.x % RANKS;
+    int of;
+    if (BACK) x += l.first[part];
+    for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1) {
+        const int adapter = __shfl_sync(~0u, of, __ffs(todo) - 1);
+        const lora_factors f = l.factors[part * l.n_adapters + adapter];
+        if (!f.a || j0 >= f.rank) continue;
+        const float all = shrink_tile<BACK, 2>(sums, x, stride, n, base, end, f, j0, packed, full);
+        if (row < end && adapter_of(l, row) == adapter && j < f.rank)
+            h[((int64_t)part * l.rows + row) * l.max_rank + j] =
+                BACK ? __fmul_rn(all, f.scale) : all;
+    }
+}
+
+// The fragments of 16 of a row's h from j on; zeros from the rank on.
+__device__ __forceinline__ void load_h(uint32_t (&ret_high)[4], uint32_t (&ret_low)[4],
+                                       const float *h0, const float *h1, int j, int rank)
+{
+    float v[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[0][i] = j + i < rank ? h0[j + i] : 0.f;
+        v[1][i] = j + i < rank ? h1[j + i] : 0.f;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        split(ret_high[i], ret_low[i], v[i % 2][i / 2 * 2], v[i % 2][i / 2 * 2 + 1]);
+}
+
+// sum[q][i] += h times the factor, for columns c0 + 16 q + 4 t + {i, 2 + i} of the part, which has
+// n. FULL: that is a multiple of 64, and the rank of 4.
+template <bool BACK, bool FULL, int Q>
+__device__ __forceinline__ void expand_sums(float (&sum)[Q][2][4], const float *h0, const float *h1,
+                                            const lora_factors &f, int c0, int n)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    for (int j0 = 0; j0 < f.rank; j0 += 16) {
+        const int j = j0 + 4 * t;
+        const int jw = FULL ? min(j, f.rank - 4) : j; // h is zero from the rank on
+        uint32_t high[4], low[4];
+        load_h(high, low, h0, h1, j, f.rank);
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            const int c = c0 + 16 * q + 2 * g;
+            uint32_t w[2][2];
+            if (BACK) {
+                load_across<4, FULL>(w[0], w[1], (const bf16 *)f.a + (int64_t)jw * n, n, f.rank - j,
+                                     c, n, n % 2 == 0);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    load_pairs<4, FULL>(w[i], (const bf16 *)f.b + (int64_t)(c + i) * f.rank, jw,
+                                        c + i < n ? f.rank : 0, f.rank % 4 == 0);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                mma(sum[q][i], high, w[i][0], w[i][1]);
+                mma(sum[q][i], low, w[i][0], w[i][1]);
+            }
+        }
+    }
+}
+
+// Four elements of y, as they lie.
+template <typename Y> struct four {
+    uint32_t word[sizeof(Y)];
+};
+
+// Those from c on, of n, zeros behind these; packed: aligned to all four of them.
+__device__ __forceinline__ void load_four(four<bf16> &ret, const bf16 *y, int c, int n, bool packed)
+{
+    load_pairs<4>(ret.word, y, c, n, packed);
+}
+__device__ __forceinline__ void load_four(four<float> &ret, const float *y, int c, int n,
+                                          bool packed)
+{
+    float v[4] = {};
+    if (packed && c + 4 <= n)
+        load<float, 4>(v, y + c);
+    else
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (c + i < n) v[i] = y[c + i];
+#pragma unroll
+    for (int i = 0; i < 4; i++) ret.word[i] = __float_as_uint(v[i]);
+}
+
+__device__ __forceinline__ float element(const four<bf16> &v, int i)
+{
+    return __uint_as_float(i % 2 ? v.word[i / 2] & 0xffff0000u : v.word[i / 2] << 16);
+}
+__device__ __forceinline__ float element(const four<float> &v, int i)
+{
+    return __uint_as_float(v.word[i]);
+}
+
+template <typename Y>
+__device__ __forceinline__ void store_four(Y *y, const float (&v)[4], int c, int n, bool packed)
+{
+    if (packed && c + 4 <= n) {
+        store<Y, 4>(y + c, v);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (c + i < n) y[c + i] = from_f32<Y>(v[i]);
+}
+
+// What the parts' dropout keeps of columns c .. c + 3.
+__device__ __forceinline__ void keep_four(float (&ret)[4], const lora_view &l, int part, int row,
+                                          int c)
+{
+    ret[0] = ret[1] = ret[2] = ret[3] = 1.f;
+    if (l.dropout.p > 0.f) dropped(ret, l, part, row, c / 4);
+}
+
+// A lane's elements of a tile's rows of y, from column c0 on, which expand_tile() adds to: all at
+// once, so that they are on their way while it computes.
+template <typename Y, int Q>
+__device__ __forceinline__ void load_tile(four<Y> (&ret)[2][Q], const Y *y, int width, int base,
+                                          int end, int c0, int n, bool packed)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int q = 0; q < Q; q++)
+            load_four(ret[half][q], y + (int64_t)min(base + g + 8 * half, end - 1) * width,
+                      c0 + 16 * q + 4 * t, n, packed);
+}
+
+// total += sum, of the gradient (BACK) what the part's dropout keeps of it.
+template <bool BACK, int Q>
+__device__ __forceinline__ void add_part(float (&total)[Q][2][4], const float (&sum)[Q][2][4],
+                                         const lora_view &l, int part, int base, int end, int c0)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int q = 0; q < Q; q++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float kept[4] = {1.f, 1.f, 1.f, 1.f};
+            if (BACK)
+                keep_four(kept, l, part, min(base + g + 8 * half, end - 1), c0 + 16 * q + 4 * t);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                total[q][i % 2][2 * half + i / 2] += kept[i] * sum[q][i % 2][2 * half + i / 2];
+        }
+}
+
+// y += what an adapter adds to columns c0 .. c0 + COLUMNS - 1 of parts part0 .. part0 + parts - 1
+// of those of the tile's rows that have it (`of`: tile_adapters()). h: of the tile's first row, a
+// part after the other; y: of its first column; before: load_tile(). packed: rows of y are aligned
+// to four columns. For all lanes of a warp.
+template <bool BACK, typename Y, int Q>
+__device__ __forceinline__ void expand_tile(Y *y, const four<Y> (&before)[2][Q], const float *h,
+                                            int part0, int parts, int adapter, int of, int base,
+                                            int c0, bool packed, const lora_view &l)
+{
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int end = min(base + ROWS, l.rows), last = end - base - 1;
+    const int n = BACK ? l.k : l.first[part0 + 1] - l.first[part0];
+    const int width = BACK ? l.k : l.first[l.n_parts];
+    float total[Q][2][4] = {}, scale = 0;
+    for (int p = part0; p < part0 + parts; p++, h += (int64_t)l.rows * l.max_rank) {
+        const lora_factors f = l.factors[p * l.n_adapters + adapter];
+        if (!f.a) continue;
+        const float *h0 = h + min(g, last) * l.max_rank, *h1 = h + min(g + 8, last) * l.max_rank;
+        float sum[Q][2][4] = {};
+        scale = BACK ? 1.f : f.scale;
+        if (n % COLUMNS == 0 && f.rank % 4 == 0)
+            expand_sums<BACK, true>(sum, h0, h1, f, c0, n);
+        else
+            expand_sums<BACK, false>(sum, h0, h1, f, c0, n);
+        add_part<BACK>(total, sum, l, p, base, end, c0);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = base + g + 8 * half, of_row = __shfl_sync(~0u, of, g + 8 * half);
+        if (row >= end || of_row != adapter || scale == 0.f) continue; // 0: it leaves these alone
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            float v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = fmaf(scale, total[q][i % 2][2 * half + i / 2], element(before[half][q], i));
+            store_four(y + (int64_t)row * width, v, c0 + 16 * q + 4 * t, n, packed);
+        }
+    }
+}
+
+// A warp has FEWER_COLUMNS of a part (blockIdx.z); of the gradient (BACK) of dx, which has all
+// parts' sums.
+template <bool BACK, typename Y>
+__global__ void __launch_bounds__(THREADS, 3)
+    mma_expand_kernel(Y *y, const float *h, bool packed, const lora_view l)
+{
+    grid_begin();
+    const int part = BACK ? 0 : blockIdx.z;
+    const int n = BACK ? l.k : l.first[part + 1] - l.first[part];
+    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    const int c0 = (blockIdx.y * WARPS + threadIdx.x / 32) * FEWER_COLUMNS;
+    int of;
+    if (c0 >= n) return;
+    if (!BACK) y += l.first[part];
+    h += ((int64_t)part * l.rows + base) * l.max_rank;
+    four<Y> before[2][FEWER_COLUMNS / 16];
+    load_tile(before, y, BACK ? l.k : l.first[l.n_parts], base, end, c0, n, packed);
+    for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1)
+        expand_tile<BACK>(y, before, h, part, BACK ? l.n_parts : 1,
+                          __shfl_sync(~0u, of, __ffs(todo) - 1), of, base, c0, packed, l);
+}
+
+// shrink and expand of few rows: each block has h of its tile in shared memory, and computes it
+// itself, which is quicker than waiting for a kernel that does.
+template <int AT_ONCE>
+__global__ void __launch_bounds__(THREADS, AT_ONCE > 2 ? 1 : 2)
+    few_kernel(bf16 *y, const bf16 *x, bool x_packed, bool x_full, bool y_packed, const lora_view l)
+{
+    __shared__ float sums[WARPS][ROWS][RANKS];
+    extern __shared__ float h[]; // (ROWS, max_rank)
+    grid_begin();
+    const int part = blockIdx.z, n = l.first[part + 1] - l.first[part];
+    const int base = blockIdx.x * ROWS, end = min(base + ROWS, l.rows);
+    const int c0 = (blockIdx.y * WARPS + threadIdx.x / 32) * COLUMNS;
+    int of;
+    if (blockIdx.y * WARPS * COLUMNS >= n) return;
+    y += l.first[part];
+    four<bf16> before[2][COLUMNS / 16];
+    load_tile(before, y, l.first[l.n_parts], base, end, min(c0, n), n, y_packed);
+    for (uint32_t todo = tile_adapters(l, base, end, of); todo; todo &= todo - 1) {
+        const int adapter = __shfl_sync(~0u, of, __ffs(todo) - 1);
+        const lora_factors f = l.factors[part * l.n_adapters + adapter];
+        if (!f.a) continue;
+        for (int j0 = 0; j0 < f.rank; j0 += RANKS) {
+            const float all =
+                shrink_tile<false, AT_ONCE>(sums, x, l.k, l.k, base, end, f, j0, x_packed, x_full);
+            const int j = j0 + threadIdx.x % RANKS;
+            if (j < f.rank) h[threadIdx.x / RANKS * l.max_rank + j] = all;
+        }
+        __syncthreads();
+        if (c0 < n) expand_tile<false>(y, before, h, part, 1, adapter, of, base, c0, y_packed, l);
+        __syncthreads(); // h was read
+    }
+}
+
+// Where the sums of a slice and a part begin.
+template <bool B>
+__device__ __forceinline__ int64_t place_of(const lora_view &l, int slice, int part)
+{
+    const int columns = B ? l.first[l.n_parts] : l.n_parts * l.k;
+    return ((int64_t)slice * columns + (B ? l.first[part] : part * l.k)) * l.max_rank;
+}
+
+// ret (slices, columns of all parts, max_rank) f32: the sum over a slice's rows of x[row][c] *
+// h[row][j], where x is dy, of the part's columns (B), or x. A warp takes every sixteenth 16 rows,
+// a lane four of them and 8 columns. packed: rows of x are aligned to 16 bytes. FULL: they are, and
+// n is a multiple of COLUMNS.
+template <bool B, bool FULL>
+__global__ void __launch_bounds__(OUTER_THREADS)
+    mma_outer_kernel(float *ret, int slices, const bf16 *x, const float *h, int part0, bool packed,
+                     const lora_view l)
+{
+    __shared__ float sums[COLUMNS][RANKS + 1];
+    grid_begin();
+    const int part = part0 + blockIdx.y, c0 = blockIdx.x * COLUMNS;
+    const int slice = blockIdx.z % slices, j0 = blockIdx.z / slices * RANKS;
+    const int each = (l.rows + 16 * slices - 1) / (16 * slices) * 16;
+    const int first = slice * each, end = min(first + each, l.rows);
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const lora_factors f = l.factors[part * l.n_adapters];
+    const int n = B ? l.first[part + 1] - l.first[part] : l.k;
+    const int stride = B ? l.first[l.n_parts] : l.k;
+    if (!f.a || c0 >= n || j0 >= f.rank) return;
+    if (B) x += l.first[part];
+    h += (int64_t)part * l.rows * l.max_rank;
+    float sum[4][2][4] = {};
+#pragma unroll 2
+    for (int row = first + warp * 16 + 4 * t; row - 4 * t < end; row += OUTER_WARPS * 16) {
+        uint32_t v[4][4], high[2][2], low[2][2];
+        float w[2][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const bool there = row + i < end; // h is zero where not
+            load_pairs<8, FULL>(v[i], x + (int64_t)min(row + i, end - 1) * stride, c0 + 8 * g, n,
+                                packed);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const int j = j0 + 8 * k + g;
+                w[k][i] = there && j < f.rank ? h[(int64_t)(row + i) * l.max_rank + j] : 0.f;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            split(high[k][0], low[k][0], w[k][0], w[k][1]);
+            split(high[k][1], low[k][1], w[k][2], w[k][3]);
+        }
+#pragma unroll
+        for (int m = 0; m < 4; m++) { // columns 8 g + 2 m and the one after it
+            const uint32_t a[4] = {lows(v[0][m], v[1][m]), highs(v[0][m], v[1][m]),
+                                   lows(v[2][m], v[3][m]), highs(v[2][m], v[3][m])};
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                mma(sum[m][k], a, high[k][0], high[k][1]);
+                mma(sum[m][k], a, low[k][0], low[k][1]);
+            }
+        }
+    }
+    for (int w = 0; w < OUTER_WARPS; w++) { // in their order
+        if (w == warp)
+#pragma unroll
+            for (int m = 0; m < 4; m++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    float *to = &sums[8 * g + 2 * m + i % 4 / 2][i / 4 * 8 + 2 * t + i % 2];
+                    *to = (w ? *to : 0.f) + sum[m][i / 4][i % 4];
+                }
+        __syncthreads();
+    }
+    ret += place_of<B>(l, slice, part);
+    for (int i = threadIdx.x; i < COLUMNS * RANKS; i += OUTER_THREADS) {
+        const int c = c0 + i / RANKS, j = j0 + i % RANKS;
+        if (c < n && j < f.rank) ret[(int64_t)c * l.max_rank + j] = sums[i / RANKS][i % RANKS];
+    }
+}
+
+// b[c][j] += scale * the slices' sums, in their order (B); or a[j][c] += these.
+template <bool B>
+__global__ void mma_outer_add_kernel(const float *sums, int slices, int part0, const lora_view l)
+{
+    grid_begin();
+    const int part = part0 + blockIdx.y, i = blockIdx.x * THREADS + threadIdx.x;
+    const lora_factors f = l.factors[part * l.n_adapters];
+    const int n = B ? l.first[part + 1] - l.first[part] : l.k;
+    if (!f.a || i >= n * f.rank) return;
+    const int c = B ? i / f.rank : i % n, j = B ? i % f.rank : i / n;
+    float sum = 0;
+    for (int s = 0; s < slices; s++)
+        sum += sums[place_of<B>(l, s, part) + (int64_t)c * l.max_rank + j];
+    float *to = B ? l.grads[part].b : l.grads[part].a;
+    to[i] += B ? f.scale * sum : sum;
+}
+
+// ---- launches -----------------------------------------------------------------------------------
+
+// Whether rows of the parts' columns, or of x, are aligned to n elements of so many bytes.
+static bool rows_aligned(const void *x, const lora_view &l, bool parts, int n,
+                         size_t element = sizeof(bf16))
+{
+    bool fits = aligned(n * element, {x}, {});
+    if (!parts) return fits && l.k % n == 0;
+    for (int p = 0; p <= l.n_parts; p++) fits = fits && l.first[p] % n == 0;
+    return fits;
+}
+
+static int widest_part(const lora_view &l)
+{
+    int n = 0;
+    for (int p = 0; p < l.n_parts; p++) n = max(n, l.first[p + 1] - l.first[p]);
+    return n;
+}
+
+static void mma_shrink(struct device *dev, float *h, const void *x, int part0, int n,
+                       const lora_view &l, bool back)
+{
+    const dim3 grid(ceil_div(l.rows, ROWS), n, ceil_div(l.max_rank, RANKS));
+    cuda_launch(dev, "lora", back ? mma_shrink_kernel<true> : mma_shrink_kernel<false>, grid,
+                THREADS, 0, h, x, part0, rows_aligned(x, l, back, 8), rows_aligned(x, l, back, 64),
+                l);
+}
+
+static void mma_expand(struct device *dev, void *y, const float *h, const lora_view &l, bool back,
+                       bool f32)
+{
+    const int width = back ? l.k : widest_part(l);
+    const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(width, WARPS * FEWER_COLUMNS),
+                    back ? 1 : l.n_parts);
+    if (f32) // logits
+        cuda_launch(dev, "lora", mma_expand_kernel<false, float>, grid, THREADS, 0, y, h,
+                    rows_aligned(y, l, true, 4, sizeof(float)), l);
+    else
+        cuda_launch(dev, "lora",
+                    back ? mma_expand_kernel<true, bf16> : mma_expand_kernel<false, bf16>, grid,
+                    THREADS, 0, y, h, rows_aligned(y, l, !back, 4), l);
+}
+
+static void few(struct device *dev, void *y, const void *x, const lora_view &l)
+{
+    const dim3 grid(ceil_div(l.rows, ROWS), ceil_div(widest_part(l), WARPS * COLUMNS), l.n_parts);
+    cuda_launch(dev, "lora", l.k < LONG ? few_kernel<2> : few_kernel<4>, grid, THREADS,
+                ROWS * l.max_rank * sizeof(float), y, x, rows_aligned(x, l, false, 8),
+                rows_aligned(x, l, false, 64), rows_aligned(y, l, true, 4), l);
+}
+
+static void mma_outer(struct device *dev, float *sums, const void *x, const float *h, int part0,
+                      int n, const lora_view &l, bool of_b)
+{
+    const int columns = of_b ? widest_part(l) : l.k; // at most, of a part
+    const int slices = lora_slices(l.rows, l.max_rank);
+    const dim3 grid(ceil_div(columns, COLUMNS), n, ceil_div(l.max_rank, RANKS) * slices);
+    const bool full = rows_aligned(x, l, of_b, COLUMNS);
+    auto kernel = of_b   ? full ? mma_outer_kernel<true, true> : mma_outer_kernel<true, false>
+                    : full ? mma_outer_kernel<false, true>
+                         : mma_outer_kernel<false, false>;
+    cuda_launch(dev, "lora_back", kernel, grid, OUTER_THREADS, 0, sums, slices, x, h, part0,
+                rows_aligned(x, l, of_b, 8), l);
+    cuda_launch(dev, "lora_back", of_b ? mma_outer_add_kernel<true> : mma_outer_add_kernel<false>,
+                dim3(ceil_div(columns * l.max_rank, THREADS), n), THREADS, 0, sums, slices, part0,
+                l);
+}
 
 // ---- the operations -----------------------------------------------------------------------------
+
+// The steps of an adapter's passes, of one type of element. Parts part0 .. part0 + n - 1:
+struct lora_steps {
+    // h = x a^T; or, of the gradient (back), scale * dy b, dy being x
+    void (*shrink)(struct device *, float *h, const void *x, int part0, int n, const lora_view &,
+                   bool back);
+    // y += scale * h b^T of all parts; or (back) dx += h a, dx being y. f32: y is, whatever x is
+    void (*expand)(struct device *, void *y, const float *h, const lora_view &, bool back,
+                   bool f32);
+    // Gradients of b from dy and h; or of a from x and dh. l.grads is read. sums: lora_slices()
+    void (*outer)(struct device *, float *sums, const void *x, const float *h, int part0, int n,
+                  const lora_view &, bool of_b);
+};
+static const struct lora_steps lora_f32 = {plain_shrink, plain_expand, plain_outer};
+static const struct lora_steps lora_bf16 = {mma_shrink, mma_expand, mma_outer};
+
+// to (rows, k) = x times the part's dropout. A thread has four columns.
+template <typename T> __global__ void drop_kernel(T *to, const T *x, int part, const lora_view l)
+{
+    grid_begin();
+    const int row = blockIdx.x, c = (blockIdx.y * THREADS + threadIdx.x) * 4;
+    if (c >= l.k) return;
+    float factors[4];
+    dropped(factors, l, part, row, c / 4);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (c + i < l.k)
+            to[(int64_t)row * l.k + c + i] =
+                from_f32<T>(factors[i] * to_f32(x[(int64_t)row * l.k + c + i]));
+}
 
 static lora_view view_of(const struct lora_args *l)
 {
@@ -224,11 +848,8 @@ static const void *drop(struct device *dev, void *to, const void *x, int part,
                         const struct lora_args *l, const lora_view &v)
 {
     if (v.dropout.p <= 0.f) return x;
-    with_type(l->dt, [&](auto t) {
-        using T = decltype(t);
-        cuda_launch(dev, "dropout", drop_kernel<T>, dim3(v.rows, ceil_div(v.k, 4 * THREADS)),
-                    THREADS, 0, to, x, part, v);
-    });
+    launch_typed(l->dt, dev, "dropout", drop_kernel, dim3(v.rows, ceil_div(v.k, 4 * THREADS)),
+                 THREADS, 0, to, x, part, v);
     return to;
 }
 
@@ -236,11 +857,6 @@ static const void *drop(struct device *dev, void *to, const void *x, int part,
 static size_t h_elements(int rows, int max_rank)
 {
     return ((size_t)LORA_PARTS * rows * max_rank + 3) / 4 * 4;
-}
-
-int lora_slices(int rows, int max_rank)
-{
-    return rows < MANY_ROWS ? 1 : max(1, SLICES * 16 / max(max_rank, 16));
 }
 
 static size_t sums_elements(int rows, int max_rank, int columns)
@@ -330,7 +946,7 @@ static bool is_few(struct device *, const lora_call &c)
 
 static void at_once(struct device *dev, const lora_call &c)
 {
-    lora_bf16.both(dev, c.y, c.x, view_of(c.args));
+    few(dev, c.y, c.x, view_of(c.args));
 }
 
 static const op_variant forward_rows[] = {

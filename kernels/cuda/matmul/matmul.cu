@@ -1,14 +1,393 @@
 /* matmul.cu: the tables of the matmuls and of what follows them at once, and matrix multiplication
- * through cuBLASLt.
+ * through cuBLASLt: its plans, one a shape, in a table.
  *
  * A row-major C = A B is the column-major C' = B' A', so A and B change places and nothing is
- * moved. f32 runs with tf32 off; bf16 sums in f32. How a shape is computed is its plan's
- * (matmul_plan.cu); few rows of a forward matmul in bf16 go to matmul_small.cu. */
+ * moved. f32 runs with tf32 off; bf16 sums in f32. Few rows of a forward matmul in bf16 go to
+ * matmul_small.cu.
+ *
+ * Forward matmuls of bf16 take no algorithm that splits k, which keeps the order of
+ * docs/internals/numerics.md. A matmul of bf16 is timed: the library names its likeliest
+ * algorithms, and the fastest that gives the bits of the first is taken, so that which one won
+ * shows in no result, and two runs may choose differently. (The library's first choice is not
+ * always good: for 192 rows of 8,960 it took 211 us for what took 12 with 128 rows, and the best of
+ * what it named for 192 rows 43; so it is asked for the next power of two as well.) Algorithms that
+ * do not split k do that but for few (docs/lab/performance.md); where the first choice splits,
+ * which only a gradient's may, or timing is not possible (a graph is being captured, no memory for
+ * a second result), it stands. What was found for a number of tokens serves all of about that many,
+ * on whose number no order of summation of an unsplit algorithm was seen to depend. Every split
+ * adds in a fixed order, so each choice gives the same bits each time. */
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/matmul/matmul.cuh"
-#include "kernels/cuda/matmul/matmul_plan.cuh"
+#include "common/base/hash.h"
 #include "kernels/comm.h"
+#include "kernels/cuda/library.cuh"
+#include "kernels/cuda/matmul/matmul.cuh"
+#include <cublasLt.h>
+#include <stdlib.h>
 #include <string.h>
+
+// ---- the library -------------------------------------------------------------------------------
+
+// Where the library is missing a device still opens, with an empty handle: programs that multiply
+// no matrices need none. The first matmul then fails with what the loader said.
+#define TEXT_(x) #x
+#define TEXT(x)  TEXT_(x)
+static late_library cublaslt("libcublasLt.so." TEXT(CUBLAS_VER_MAJOR), "", "CUDA's cuBLAS");
+#define LT(name) LATE_FUNCTION(lt_##name, cublasLt##name, cublaslt, CUBLAS_STATUS_NOT_INITIALIZED)
+LT(Create)
+LT(Destroy)
+LT(Matmul)
+LT(MatmulAlgoCheck)
+LT(MatmulAlgoConfigGetAttribute)
+LT(MatmulAlgoGetHeuristic)
+LT(MatmulDescCreate)
+LT(MatmulDescDestroy)
+LT(MatmulDescSetAttribute)
+LT(MatrixLayoutCreate)
+LT(MatrixLayoutDestroy)
+LT(MatmulPreferenceCreate)
+LT(MatmulPreferenceDestroy)
+LT(MatmulPreferenceSetAttribute)
+LATE_FUNCTION(lt_GetStatusName, cublasLtGetStatusName, cublaslt, cublaslt.missing)
+
+#define WORKSPACE_BYTES  (64u << 20)
+#define PLAN_SLOTS       4096 // open addressing; emptied when three quarters full
+#define CANDIDATES       8
+#define TIMED_OPERATIONS (1ll << 29) // of a matmul that is worth the time
+#define CHOICES          512
+
+struct plan_key { // of C(m,n) = op(A) op(B) + beta C [+ bias], row-major; align_*: log2
+    int m, n, k;
+    uint8_t trans_a, trans_b, beta, in, out, bias, align_a, align_b, align_c, pad[3];
+};
+struct plan_operands {
+    const void *a, *b, *bias;
+};
+struct plan {
+    struct plan_key key;
+    bool used, add_bias; // add_bias: by a kernel of ours, where the library has no epilogue for it
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, c; // of the column-major matmul
+    cublasLtMatmulAlgo_t algorithm;
+};
+struct choice { // key: of the shape, its tokens rounded by bucket()
+    struct plan_key key;
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+struct matmul_state {
+    cublasLtHandle_t handle;
+    void *workspace;
+    struct plan plans[PLAN_SLOTS];
+    struct choice choices[CHOICES];
+    int n_plans, n_choices;
+};
+
+static void plan_clear(struct plan *plan)
+{
+    if (plan->operation) lt_MatmulDescDestroy(plan->operation);
+    if (plan->a) lt_MatrixLayoutDestroy(plan->a);
+    if (plan->b) lt_MatrixLayoutDestroy(plan->b);
+    if (plan->c) lt_MatrixLayoutDestroy(plan->c);
+    memset(plan, 0, sizeof *plan);
+}
+
+enum status matmul_state_new(struct device *dev, struct matmul_state **ret)
+{
+    struct matmul_state *state = (struct matmul_state *)calloc(1, sizeof *state);
+    if (!state) return status_fail(ST_NO_MEMORY, "no memory for matmul plans");
+    cublasStatus_t blas = lt_Create(&state->handle);
+    if (blas != CUBLAS_STATUS_SUCCESS && !cublaslt.missing[0]) {
+        free(state);
+        return status_fail(ST_DEVICE, "%s: starting cuBLASLt: %s", dev->spec,
+                           lt_GetStatusName(blas));
+    }
+    cudaError_t error = cudaMalloc(&state->workspace, WORKSPACE_BYTES);
+    if (error != cudaSuccess) {
+        lt_Destroy(state->handle);
+        free(state);
+        return status_fail(ST_NO_MEMORY, "%s: no room for cuBLASLt's workspace of %u bytes: %s",
+                           dev->spec, WORKSPACE_BYTES, cudaGetErrorString(error));
+    }
+    *ret = state;
+    return ST_OK;
+}
+
+void matmul_state_free(struct matmul_state *state)
+{
+    if (!state) return;
+    for (int i = 0; i < PLAN_SLOTS; i++) plan_clear(&state->plans[i]);
+    lt_Destroy(state->handle);
+    cudaFree(state->workspace);
+    free(state);
+}
+
+static cudaDataType_t data_type(int dt)
+{
+    return dt == DT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+// Enqueues it.
+static cublasStatus_t plan_run(struct device *dev, const struct plan *plan,
+                               const struct plan_operands *o, float beta, void *c)
+{
+    struct cuda_state *state = cuda_use(dev);
+    struct matmul_state *matmul = state->matmul;
+    const float one = 1.f;
+    cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
+    if (o->bias && !plan->add_bias)
+        st = lt_MatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias,
+                                       sizeof o->bias);
+    if (st != CUBLAS_STATUS_SUCCESS) return st;
+    return lt_Matmul(matmul->handle, plan->operation, &one, o->b, plan->a, o->a, plan->b, &beta, c,
+                     plan->c, c, plan->c, &plan->algorithm, matmul->workspace, WORKSPACE_BYTES,
+                     state->stream);
+}
+
+// Describes the plan's matmul in cuBLASLt's words.
+static cublasStatus_t plan_describe(struct plan *plan)
+{
+    const struct plan_key *key = &plan->key;
+    cudaDataType_t in = data_type(key->in), out = data_type(key->out);
+    // Stored (rows, width) row-major is (width, rows) column-major.
+    cublasOperation_t op_a = key->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t op_b = key->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    int a_rows = key->trans_b ? key->k : key->n, a_cols = key->trans_b ? key->n : key->k;
+    int b_rows = key->trans_a ? key->m : key->k, b_cols = key->trans_a ? key->k : key->m;
+    cublasStatus_t st;
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        st = (call);                                                                               \
+        if (st != CUBLAS_STATUS_SUCCESS) return st;                                                \
+    } while (0)
+#define DESCRIBE(attribute, value)                                                                 \
+    TRY(lt_MatmulDescSetAttribute(plan->operation, attribute, &(value), sizeof(value)))
+    TRY(lt_MatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    DESCRIBE(CUBLASLT_MATMUL_DESC_TRANSA, op_a);
+    DESCRIBE(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
+    if (key->bias && key->in == key->out) {
+        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        DESCRIBE(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+        DESCRIBE(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in);
+    }
+    plan->add_bias = key->bias && key->in != key->out;
+    TRY(lt_MatrixLayoutCreate(&plan->a, in, a_rows, a_cols, a_rows));
+    TRY(lt_MatrixLayoutCreate(&plan->b, in, b_rows, b_cols, b_rows));
+    TRY(lt_MatrixLayoutCreate(&plan->c, out, key->n, key->m, key->n));
+#undef DESCRIBE
+#undef TRY
+    return st;
+}
+
+// ---- the choice of an algorithm -----------------------------------------------------------------
+
+static bool splits_k(const cublasLtMatmulAlgo_t *algorithm)
+{
+    int n = 0;
+    size_t written;
+    return lt_MatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &n, sizeof n,
+                                           &written) != CUBLAS_STATUS_SUCCESS ||
+           n > 1;
+}
+
+// Powers of two and what lies halfway between, downwards.
+static int bucket(int tokens)
+{
+    int power = 1;
+    while (power <= tokens / 2) power *= 2;
+    return tokens >= power + power / 2 ? power + power / 2 : power;
+}
+
+static struct plan_key choice_key(const struct plan_key *key)
+{
+    struct plan_key rounded = *key;
+    int *tokens = key->trans_a ? &rounded.k : &rounded.m;
+    *tokens = bucket(*tokens);
+    return rounded;
+}
+
+static bool in_workspace(const struct cuda_state *state, const void *p)
+{
+    const char *at = (const char *)p, *begin = (const char *)state->workspace;
+    return begin && at >= begin && at < begin + state->workspace_bytes;
+}
+
+static bool may_be_timed(const struct cuda_state *state, const struct plan *plan,
+                         const struct plan_operands *o)
+{
+    const struct plan_key *key = &plan->key;
+    return key->in == DT_BF16 && 2ll * key->m * key->n * key->k >= TIMED_OPERATIONS &&
+           !state->capturing && !splits_k(&plan->algorithm) && !in_workspace(state, o->a) &&
+           !in_workspace(state, o->b); // where the sums of their results go
+}
+
+// The plan's result with another algorithm, to memory of nobody's: its checksum, and the shortest
+// of some times. False where it does not run.
+static bool try_algorithm(struct device *dev, struct plan *plan, const struct plan_operands *o,
+                          void *c, cudaEvent_t event[2], uint64_t *ret_sum, float *ret_ms)
+{
+    cudaStream_t stream = cuda_use(dev)->stream;
+    const uint64_t at = 0, bytes = (uint64_t)plan->key.m * plan->key.n *
+                                   dtype_size((enum dtype)plan->key.out);
+    if (plan_run(dev, plan, o, 0, c) != CUBLAS_STATUS_SUCCESS) return false;
+    cuda_checksum(dev, ret_sum, c, &at, &bytes, 1);
+    *ret_ms = 1e9f;
+    for (int i = 0; i < 3; i++) {
+        float ms;
+        cudaEventRecord(event[0], stream);
+        plan_run(dev, plan, o, plan->key.beta, c);
+        cudaEventRecord(event[1], stream);
+        if (cudaEventSynchronize(event[1]) != cudaSuccess ||
+            cudaEventElapsedTime(&ms, event[0], event[1]) != cudaSuccess)
+            return false;
+        if (ms < *ret_ms) *ret_ms = ms;
+    }
+    return true;
+}
+
+// Leaves the fastest of the candidates that give the first choice's bits in the plan.
+static void take_fastest(struct device *dev, struct plan *plan, const struct plan_operands *o,
+                         const cublasLtMatmulHeuristicResult_t *candidates, int n)
+{
+    cublasLtMatmulAlgo_t best = plan->algorithm;
+    cudaEvent_t event[2] = {NULL, NULL};
+    void *c = NULL;
+    uint64_t first_sum, sum;
+    float best_ms, ms;
+    size_t bytes = (size_t)plan->key.m * plan->key.n * dtype_size((enum dtype)plan->key.out);
+    if (cudaMalloc(&c, bytes) != cudaSuccess || cudaEventCreate(&event[0]) != cudaSuccess ||
+        cudaEventCreate(&event[1]) != cudaSuccess)
+        goto out;
+    if (!try_algorithm(dev, plan, o, c, event, &first_sum, &best_ms)) goto out;
+    for (int i = 0; i < n; i++) {
+        if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        plan->algorithm = candidates[i].algo;
+        if (!try_algorithm(dev, plan, o, c, event, &sum, &ms) || sum != first_sum) continue;
+        if (ms >= best_ms) continue;
+        best_ms = ms;
+        best = plan->algorithm;
+    }
+out:
+    plan->algorithm = best;
+    if (event[0]) cudaEventDestroy(event[0]);
+    if (event[1]) cudaEventDestroy(event[1]);
+    if (c) cudaFree(c);
+    cudaGetLastError(); // no room, or an algorithm that does not run: the first choice stands
+}
+
+static cublasStatus_t ask_library(struct matmul_state *state, struct plan *plan, bool may_split,
+                                  int wanted, cublasLtMatmulHeuristicResult_t *ret, int *ret_n)
+{
+    const struct plan_key *key = &plan->key;
+    const size_t workspace = WORKSPACE_BYTES;
+    const uint32_t align_a = 1u << key->align_b, align_b = 1u << key->align_a,
+                   align_c = 1u << key->align_c, no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasStatus_t st = lt_MatmulPreferenceCreate(&preference);
+#define PREFER(attribute, value)                                                                   \
+    if (st == CUBLAS_STATUS_SUCCESS)                                                               \
+    st = lt_MatmulPreferenceSetAttribute(preference, attribute, &(value), sizeof(value))
+    PREFER(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+    PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align_a);
+    PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align_b);
+    PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align_c);
+    PREFER(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align_c);
+    if (!may_split) PREFER(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, no_split);
+#undef PREFER
+    if (st == CUBLAS_STATUS_SUCCESS)
+        st = lt_MatmulAlgoGetHeuristic(state->handle, plan->operation, plan->a, plan->b, plan->c,
+                                       plan->c, preference, wanted, ret, ret_n);
+    if (preference) lt_MatmulPreferenceDestroy(preference);
+    return st;
+}
+
+// What the library names for a number of tokens rounded up to a power of two.
+static int ask_for_more_tokens(struct matmul_state *state, const struct plan *plan,
+                               cublasLtMatmulHeuristicResult_t *ret)
+{
+    struct plan more = {};
+    int n = 0;
+    more.key = plan->key;
+    int *tokens = more.key.trans_a ? &more.key.k : &more.key.m, power = 1;
+    while (power < *tokens) power *= 2;
+    if (power == *tokens) return 0;
+    *tokens = power;
+    if (plan_describe(&more) != CUBLAS_STATUS_SUCCESS ||
+        ask_library(state, &more, false, CANDIDATES, ret, &n) != CUBLAS_STATUS_SUCCESS)
+        n = 0;
+    plan_clear(&more);
+    return n;
+}
+
+static bool take_choice(struct matmul_state *state, struct plan *plan, const struct choice *choice)
+{
+    cublasLtMatmulHeuristicResult_t result;
+    if (lt_MatmulAlgoCheck(state->handle, plan->operation, plan->a, plan->b, plan->c, plan->c,
+                           &choice->algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
+        result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > WORKSPACE_BYTES)
+        return false;
+    plan->algorithm = choice->algorithm;
+    return true;
+}
+
+static cublasStatus_t choose_algorithm(struct device *dev, struct matmul_state *state,
+                                       struct plan *plan, const struct plan_operands *o)
+{
+    const struct plan_key key = choice_key(&plan->key);
+    const bool forward = key.in == DT_BF16 && key.trans_b && !key.trans_a; // k16 order
+    cublasLtMatmulHeuristicResult_t found[2 * CANDIDATES];
+    int n = 0;
+    cublasStatus_t st = ask_library(state, plan, !forward, 1, found, &n);
+    if (st != CUBLAS_STATUS_SUCCESS) return st;
+    if (n < 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (found[0].state != CUBLAS_STATUS_SUCCESS) return found[0].state;
+    plan->algorithm = found[0].algo;
+    if (!may_be_timed(cuda_use(dev), plan, o)) return st;
+    for (int i = 0; i < state->n_choices; i++)
+        if (memcmp(&state->choices[i].key, &key, sizeof key) == 0 &&
+            take_choice(state, plan, &state->choices[i]))
+            return st;
+    if (state->n_choices == CHOICES ||
+        ask_library(state, plan, false, CANDIDATES, found, &n) != CUBLAS_STATUS_SUCCESS)
+        return st;
+    n += ask_for_more_tokens(state, plan, found + n);
+    take_fastest(dev, plan, o, found, n);
+    state->choices[state->n_choices++] = (struct choice){key, plan->algorithm};
+    return st;
+}
+
+// The key's plan, valid until the next call. A new one of a large matmul is timed with these
+// operands, which takes a few milliseconds; none is while a graph is captured.
+static cublasStatus_t plan_find(struct device *dev, const struct plan_key *key,
+                                const struct plan_operands *operands, struct plan **ret)
+{
+    struct matmul_state *state = cuda_use(dev)->matmul;
+    uint64_t hash = hash_fnv1a(key, sizeof *key);
+    size_t slot = (hash ^ hash >> 32) % PLAN_SLOTS;
+    for (; state->plans[slot].used; slot = (slot + 1) % PLAN_SLOTS)
+        if (memcmp(&state->plans[slot].key, key, sizeof *key) == 0) {
+            *ret = &state->plans[slot];
+            return CUBLAS_STATUS_SUCCESS;
+        }
+    if (state->n_plans >= PLAN_SLOTS / 4 * 3) {
+        for (int i = 0; i < PLAN_SLOTS; i++) plan_clear(&state->plans[i]);
+        state->n_plans = 0;
+        slot = (hash ^ hash >> 32) % PLAN_SLOTS;
+    }
+    struct plan *plan = &state->plans[slot];
+    plan->key = *key;
+    cublasStatus_t st = plan_describe(plan);
+    if (st == CUBLAS_STATUS_SUCCESS) st = choose_algorithm(dev, state, plan, operands);
+    if (st != CUBLAS_STATUS_SUCCESS) {
+        plan_clear(plan);
+        return st;
+    }
+    plan->used = true;
+    state->n_plans++;
+    *ret = plan;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ---- matmuls by the library --------------------------------------------------------------------
 
 // The largest power of two up to 256 that divides the address.
 static uint32_t alignment(const void *p)
@@ -57,15 +436,12 @@ static void matmul_large(struct device *dev, void *c, const void *a, const void 
     if (st != CUBLAS_STATUS_SUCCESS) {
         device_fail(dev, "matmul (%d, %d, %d)%s%s %s to %s: cuBLASLt: %s", shape->m, shape->n,
                     shape->k, shape->trans_a ? " A'" : "", shape->trans_b ? " B'" : "",
-                    dtype_name(shape->in), dtype_name(shape->out), plan_status_name(st));
+                    dtype_name(shape->in), dtype_name(shape->out), lt_GetStatusName(st));
         return;
     }
     if (plan->add_bias)
-        with_type(shape->in, [&](auto t) {
-            using T = decltype(t);
-            cuda_launch(dev, "adding a bias", add_bias_kernel<T>,
-                        dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, c, bias, shape->n);
-        });
+        launch_typed(shape->in, dev, "adding a bias", add_bias_kernel,
+                     dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, c, bias, shape->n);
     cuda_enqueued(state, true);
 }
 

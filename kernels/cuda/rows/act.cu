@@ -215,22 +215,16 @@ template <typename T> __global__ void gate_back_kernel(T *dx, T *dg, const T *dy
 void cuda_gate(struct device *dev, void *y, const struct gate_args *a)
 {
     if (a->rows <= 0 || a->width <= 0) return;
-    with_type(a->dt, [&](auto t) {
-        using T = decltype(t);
-        cuda_launch(dev, "gate", gate_kernel<T>, dim3(a->rows, ceil_div(a->width, THREADS)),
-                    THREADS, 0, y, *a);
-    });
+    launch_typed(a->dt, dev, "gate", gate_kernel, dim3(a->rows, ceil_div(a->width, THREADS)),
+                 THREADS, 0, y, *a);
 }
 
 void cuda_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
                     const struct gate_args *a)
 {
     if (a->rows <= 0 || a->width <= 0) return;
-    with_type(a->dt, [&](auto t) {
-        using T = decltype(t);
-        cuda_launch(dev, "gate_back", gate_back_kernel<T>,
-                    dim3(a->rows, ceil_div(a->width, THREADS)), THREADS, 0, dx, dg, dy, *a);
-    });
+    launch_typed(a->dt, dev, "gate_back", gate_back_kernel,
+                 dim3(a->rows, ceil_div(a->width, THREADS)), THREADS, 0, dx, dg, dy, *a);
 }
 
 template <typename T>
@@ -254,10 +248,7 @@ void cuda_split_gate(struct device *dev, void *qkv, void *gate, void *fused, int
 {
     int width = 2 * (s->n_heads + s->n_kv_heads) * s->head_dim;
     if (rows <= 0) return;
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        cuda_launch(dev, "split_gate", split_gate_kernel<T>, dim3(rows, ceil_div(width, THREADS)),
-                    THREADS, 0, qkv, gate, fused, s->n_heads, s->head_dim,
-                    2 * s->n_kv_heads * s->head_dim, join);
-    });
+    launch_typed(s->dt, dev, "split_gate", split_gate_kernel, dim3(rows, ceil_div(width, THREADS)),
+                 THREADS, 0, qkv, gate, fused, s->n_heads, s->head_dim,
+                 2 * s->n_kv_heads * s->head_dim, join);
 }

@@ -12,15 +12,8 @@
 
 #define THREADS 256
 
-struct coefficients {
-    float decay, beta1, rest1, beta2, rest2, step, root_correction2, eps;
-    const float *grad_scale; // (1), device
-    uint32_t steps;          // seeds the rounding
-    int64_t number;          // of the first parameter, for the same
-};
-
 __device__ __forceinline__ float adamw_step(float p, float &m, float &v, float g,
-                                            const coefficients &c)
+                                            const adamw_factors &c)
 {
     p = __fsub_rn(p, __fmul_rn(c.decay, p));
     m = __fadd_rn(__fmul_rn(c.beta1, m), __fmul_rn(c.rest1, g));
@@ -95,8 +88,8 @@ __device__ __forceinline__ void lane_store(T *to, const pack<T, LANE> &p, int co
 // or uint8_t.
 template <typename W, typename M>
 __global__ void __launch_bounds__(THREADS)
-    adamw_kernel(W *w, uint16_t *low, moments to, const float *grad, int64_t n, coefficients c,
-                 bool wide)
+    adamw_kernel(W *w, uint16_t *low, moments to, const float *grad, int64_t n, adamw shape,
+                 adamw_factors c, bool wide)
 {
     grid_wait(); // no release before all weights are written
     const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * LANE;
@@ -104,7 +97,7 @@ __global__ void __launch_bounds__(THREADS)
     if (block * MOMENT_BLOCK >= n) return; // the whole warp
     const int count = i + LANE <= n ? LANE : i < n ? (int)(n - i) : 0;
     M *const m_at = (M *)to.m + i, *const v_at = (M *)to.v + i;
-    const float clip = c.grad_scale[0];
+    const float clip = shape.grad_scale[0];
     float m_scale = 0, v_scale = 0;
     if (sizeof(M) == 1) {
         m_scale = to.m_scale[block];
@@ -143,7 +136,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int k = 0; k < LANE; k++) {
         const uint32_t noise =
-            sizeof(M) == 4 ? 0 : moment_noise((uint64_t)(c.number + i + k), c.steps);
+            sizeof(M) == 4 ? 0 : moment_noise((uint64_t)(shape.first + i + k), shape.step);
         ms.at[k] = m_kept<M>(m[k], m_inverse, noise >> 16);
         vs.at[k] = v_kept<M>(v[k], v_inverse, noise & 0xffff);
     }
@@ -155,7 +148,7 @@ __global__ void __launch_bounds__(THREADS)
 
 template <typename W>
 static void adamw_kinds(struct device *dev, W *w, uint16_t *low, const moments &to,
-                        const float *grad, int64_t n, const coefficients &c)
+                        const float *grad, int64_t n, const adamw &shape)
 {
     const auto kernel = to.kind == MOMENTS_F32    ? adamw_kernel<W, float>
                         : to.kind == MOMENTS_BF16 ? adamw_kernel<W, uint16_t>
@@ -165,7 +158,7 @@ static void adamw_kinds(struct device *dev, W *w, uint16_t *low, const moments &
         device_fail(dev, "adamw: 8-bit moments need arrays aligned to 16 bytes");
     else
         cuda_launch(dev, "adamw", kernel, ceil_div(n, THREADS * LANE), THREADS, 0, w, low, to, grad,
-                    n, c, wide);
+                    n, shape, adamw_factors_of(&shape), wide);
 }
 
 void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments *moments,
@@ -177,22 +170,10 @@ void cuda_adamw(struct device *dev, void *w, uint16_t *low, const struct moments
         return;
     }
     if (n <= 0) return;
-    coefficients c;
-    c.decay = shape->lr * shape->weight_decay;
-    c.beta1 = (float)shape->beta1;
-    c.rest1 = (float)(1 - shape->beta1);
-    c.beta2 = (float)shape->beta2;
-    c.rest2 = (float)(1 - shape->beta2);
-    c.step = shape->lr / shape->bias_correction1;
-    c.root_correction2 = sqrtf(shape->bias_correction2);
-    c.eps = shape->eps;
-    c.grad_scale = shape->grad_scale;
-    c.steps = shape->step;
-    c.number = shape->first;
     if (w_dt == DT_F32)
-        adamw_kinds<float>(dev, (float *)w, NULL, *moments, grad, n, c);
+        adamw_kinds<float>(dev, (float *)w, NULL, *moments, grad, n, *shape);
     else
-        adamw_kinds<uint16_t>(dev, (uint16_t *)w, low, *moments, grad, n, c);
+        adamw_kinds<uint16_t>(dev, (uint16_t *)w, low, *moments, grad, n, *shape);
 }
 
 // ---- sum of squares ----------------------------------------------------------------------------
@@ -213,7 +194,8 @@ __device__ __forceinline__ double block_sum_f64(double x)
 }
 
 template <int V>
-__global__ void __launch_bounds__(THREADS) squares_kernel(double *parts, const float *x, int64_t n)
+__global__ void __launch_bounds__(THREADS)
+    squares_kernel(double *out, double *parts, unsigned *ticket, const float *x, int64_t n)
 {
     grid_begin();
     double sum = 0;
@@ -227,14 +209,9 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(double *parts, const f
     }
     sum = block_sum_f64(sum);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
-}
-
-__global__ void __launch_bounds__(THREADS)
-    squares_end_kernel(double *out, const double *parts, int n)
-{
-    grid_begin();
-    double sum = 0;
-    for (int i = threadIdx.x; i < n; i += THREADS) sum += parts[i];
+    if (!last_block(ticket, gridDim.x)) return;
+    sum = 0;
+    for (int i = threadIdx.x; i < (int)gridDim.x; i += THREADS) sum += __ldcg(parts + i);
     sum = block_sum_f64(sum);
     if (threadIdx.x == 0) out[0] = sum;
 }
@@ -246,9 +223,6 @@ void cuda_sum_squares(struct device *dev, double *out, const float *x, int64_t n
     bool fits = aligned(16, {x}, {n * 4});
     int64_t want = (n + THREADS * 4 - 1) / (THREADS * 4);
     int blocks = want < 1 ? 1 : want > SQUARE_BLOCKS ? SQUARE_BLOCKS : (int)want;
-    if (fits)
-        cuda_launch(dev, "sum_squares", squares_kernel<4>, blocks, THREADS, 0, parts, x, n);
-    else
-        cuda_launch(dev, "sum_squares", squares_kernel<1>, blocks, THREADS, 0, parts, x, n);
-    cuda_launch(dev, "sum_squares", squares_end_kernel, 1, THREADS, 0, out, parts, blocks);
+    cuda_launch(dev, "sum_squares", fits ? squares_kernel<4> : squares_kernel<1>, blocks, THREADS,
+                0, out, parts, cuda_use(dev)->tickets, x, n);
 }

@@ -87,8 +87,10 @@ static size_t tiles_bytes(int vocab)
     return ceil_div(vocab, TILE) * sizeof(struct tile_sums);
 }
 
+// sums: of each row the maximum of z, and the logarithm of the sum of e^(z - max), and nothing
+// else; or NULL.
 __global__ void __launch_bounds__(ROW_THREADS)
-    logprob_kernel(float *logprob, float *lse, float *entropy, const float *logits,
+    logprob_kernel(float *logprob, float *lse, float *entropy, float2 *sums, const float *logits,
                    const int32_t *target, int vocab, float scale, bool in_fours)
 {
     grid_begin();
@@ -97,6 +99,10 @@ __global__ void __launch_bounds__(ROW_THREADS)
     row_sum r = sum_row(tiles, row, vocab, scale, in_fours);
     if (threadIdx.x) return;
     float log_of_sum = logf(r.sum);
+    if (sums) {
+        sums[blockIdx.x] = make_float2(r.max, log_of_sum);
+        return;
+    }
     int t = target[blockIdx.x];
     lse[blockIdx.x] = r.max + log_of_sum;
     logprob[blockIdx.x] =
@@ -104,13 +110,18 @@ __global__ void __launch_bounds__(ROW_THREADS)
     if (entropy) entropy[blockIdx.x] = log_of_sum - r.weighted / r.sum;
 }
 
+static void sum_rows(struct device *dev, float *logprob, float *lse, float *entropy, float2 *sums,
+                     const struct head_args *h)
+{
+    cuda_launch(dev, "logprob", logprob_kernel, h->n, ROW_THREADS, tiles_bytes(h->vocab), logprob,
+                lse, entropy, sums, h->logits, h->target, h->vocab, 1.f / h->temperature,
+                aligned(16, {h->logits}, {(int64_t)h->vocab * 4}));
+}
+
 void cuda_logprob(struct device *dev, float *logprob, float *lse, float *entropy,
                   const struct head_args *h)
 {
-    if (h->n <= 0) return;
-    cuda_launch(dev, "logprob", logprob_kernel, h->n, ROW_THREADS, tiles_bytes(h->vocab), logprob,
-                lse, entropy, h->logits, h->target, h->vocab, 1.f / h->temperature,
-                aligned(16, {h->logits}, {(int64_t)h->vocab * 4}));
+    if (h->n > 0) sum_rows(dev, logprob, lse, entropy, NULL, h);
 }
 
 // ---- the likeliest tokens ----------------------------------------------------------------------
@@ -176,17 +187,6 @@ __device__ __forceinline__ void gather(candidate (&held)[HELD], const float *row
     }
 }
 
-// Of each row: the maximum of z, and the logarithm of the sum of e^(z - max).
-__global__ void __launch_bounds__(ROW_THREADS)
-    row_sums_kernel(float2 *sums, const float *logits, int vocab, float scale, bool in_fours)
-{
-    grid_begin();
-    extern __shared__ tile_sums tiles[];
-    const float *row = logits + (int64_t)blockIdx.x * vocab;
-    row_sum r = sum_row(tiles, row, vocab, scale, in_fours);
-    if (threadIdx.x == 0) sums[blockIdx.x] = make_float2(r.max, logf(r.sum));
-}
-
 // Block: row. The next likeliest is the first of what the threads hold of their tokens; a thread
 // whose tokens are all taken, which is rare, looks for more among its own.
 __global__ void __launch_bounds__(TOP_THREADS)
@@ -238,13 +238,11 @@ void cuda_top_logprobs(struct device *dev, struct token_logprob *out, int k,
                     TOP_LOGPROBS_MAX);
         return;
     }
-    float scale = 1.f / h->temperature, *sums = (float *)cuda_workspace(dev, h->n * sizeof(float2));
+    float2 *sums = (float2 *)cuda_workspace(dev, h->n * sizeof(float2));
     if (!sums) return;
-    cuda_launch(dev, "top_logprobs", row_sums_kernel, h->n, ROW_THREADS, tiles_bytes(h->vocab),
-                sums, h->logits, h->vocab, scale,
-                aligned(16, {h->logits}, {(int64_t)h->vocab * 4}));
+    sum_rows(dev, NULL, NULL, NULL, sums, h);
     cuda_launch(dev, "top_logprobs", top_logprobs_kernel, h->n, TOP_THREADS, 0, out, sums,
-                h->logits, h->target, h->vocab, k, scale);
+                h->logits, h->target, h->vocab, k, 1.f / h->temperature);
 }
 
 // ---- the gradient ------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-/* rows.cu: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each
- * is one pass over its memory, with 16-byte accesses where widths and addresses allow. */
+/* rows.cu: operations that move or add rows: look-up, scatter, add, column sums, conversion,
+ * rotation and storing. Each is one pass over its memory, with 16-byte accesses where widths and
+ * addresses allow. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/rows/rope.cuh"
 #include <limits.h>
 
 #define THREADS 128
@@ -151,27 +152,37 @@ __global__ void column_sum_kernel(float *parts, const T *x, int rows, int cols)
     }
 }
 
-__global__ void add_parts_kernel(float *out, const float *parts, int n, int width)
+#define SLOTS 8 // rows that a block adds at a time
+
+// out[c] += the sum of x[r][c] over the rows begin .. end - 1: 32 columns a block of SLOTS warps,
+// each of which adds every so many-th row, then these in order.
+template <typename T>
+__device__ __forceinline__ void add_columns(float *out, const T *x, int begin, int end, int width)
 {
-    grid_begin();
-    __shared__ float shared[8][33];
+    __shared__ float shared[SLOTS][33];
     int lane = threadIdx.x % 32, slot = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
     float sum = 0;
     if (c < width)
 #pragma unroll 4
-        for (int p = slot; p < n; p += 8) sum += parts[(int64_t)p * width + c];
+        for (int r = begin + slot; r < end; r += SLOTS) sum += to_f32(x[(int64_t)r * width + c]);
     shared[slot][lane] = sum;
     __syncthreads();
     if (slot > 0 || c >= width) return;
     float total = 0;
-    for (int s = 0; s < 8; s++) total += shared[s][lane];
+    for (int s = 0; s < SLOTS; s++) total += shared[s][lane];
     out[c] += total;
+}
+
+__global__ void add_parts_kernel(float *out, const float *parts, int n, int width)
+{
+    grid_begin();
+    add_columns(out, parts, 0, n, width);
 }
 
 void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, int width)
 {
-    cuda_launch(dev, "adding parts", add_parts_kernel, ceil_div(width, 32), 256, 0, out, parts, n,
-                width);
+    cuda_launch(dev, "adding parts", add_parts_kernel, ceil_div(width, 32), SLOTS * 32, 0, out,
+                parts, n, width);
 }
 
 size_t cuda_column_sum_scratch(int rows, int cols)
@@ -194,6 +205,74 @@ void cuda_column_sum(struct device *dev, float *out, const void *x, int rows, in
                     dim3(ceil_div(cols, 32 * V), n_parts), 256, 0, parts, x, rows, cols);
     });
     cuda_add_parts(dev, out, parts, n_parts, cols);
+}
+
+// ---- biases of experts' matmuls ----------------------------------------------------------------
+
+// Over rows sorted by expert, and their gradients.
+
+// The expert of a sorted row.
+__device__ __forceinline__ int expert_of(const int32_t *offsets, int n_experts, int row)
+{
+    int first = 0;
+    for (int last = n_experts - 1; first < last;) {
+        int middle = (first + last + 1) / 2;
+        if (offsets[middle] <= row)
+            first = middle;
+        else
+            last = middle - 1;
+    }
+    return first;
+}
+
+// A thread's V columns: block x is the row.
+template <typename T, int V>
+__global__ void bias_kernel(T *y, const T *bias, const int32_t *offsets, expert_rows s)
+{
+    grid_begin();
+    int c = (blockIdx.y * THREADS + threadIdx.x) * V;
+    if (c >= s.width) return;
+    int e = expert_of(offsets, s.n_experts, blockIdx.x);
+    float a[V], b[V];
+    T *to = y + (int64_t)blockIdx.x * s.width + c;
+    load<T, V>(a, to);
+    load<T, V>(b, bias + (int64_t)e * s.width + c);
+#pragma unroll
+    for (int i = 0; i < V; i++) a[i] += b[i];
+    store<T, V>(to, a);
+}
+
+// Block (x, y): 32 columns of expert y.
+template <typename T>
+__global__ void __launch_bounds__(SLOTS * 32)
+    bias_back_kernel(float *dbias, const T *dy, const int32_t *offsets, int width)
+{
+    grid_begin();
+    add_columns(dbias + (int64_t)blockIdx.y * width, dy, offsets[blockIdx.y],
+                offsets[blockIdx.y + 1], width);
+}
+
+void cuda_experts_bias(struct device *dev, void *y, const void *bias, const int32_t *offsets,
+                       const struct expert_rows *s)
+{
+    if (s->rows <= 0 || s->width <= 0) return;
+    bool fits = aligned(16, {y, bias}, {(int64_t)(s->width * dtype_size(s->dt))});
+    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
+        using T = decltype(t);
+        constexpr int V = decltype(v)::value;
+        cuda_launch(dev, "experts_bias", bias_kernel<T, V>,
+                    dim3(s->rows, ceil_div(s->width, THREADS * V)), THREADS, 0, y, bias, offsets,
+                    *s);
+    });
+}
+
+void cuda_experts_bias_back(struct device *dev, float *dbias, const void *dy,
+                            const int32_t *offsets, const struct expert_rows *s)
+{
+    if (s->rows <= 0 || s->width <= 0) return;
+    launch_typed(s->dt, dev, "experts_bias_back", bias_back_kernel,
+                 dim3(ceil_div(s->width, 32), s->n_experts), SLOTS * 32, 0, dbias, dy, offsets,
+                 s->width);
 }
 
 // ---- conversion --------------------------------------------------------------------------------
@@ -308,4 +387,116 @@ void cuda_adjust_logits(struct device *dev, float *logits, float *saved,
     if (n <= 0) return;
     cuda_launch(dev, "adjust_logits", adjust_kernel, n, THREADS, 0, logits, saved, rows, entries,
                 vocab, undo);
+}
+
+// ---- rotation and storing ----------------------------------------------------------------------
+
+// Rotary position embedding, in place, and storing keys and values into the block pool: one kernel
+// for either and for both.
+#define PAIRS 4 // pairs, or elements, of a thread, where they lie so
+
+// The first n heads of a row are rotated; then, with `store.k`, its keys and values are stored.
+template <typename T> struct rope_work {
+    T *qkv;
+    int64_t stride; // elements between rows
+    int rows, n;
+    float sign;
+    bool interleaved;
+    int values = 0; // elements of a row's values
+    rope_store_args<T> store = {};
+};
+
+// A thread has V pairs of a head, or V elements that are stored as they are.
+template <typename T, int V> __global__ void rope_kernel(rope_work<T> w)
+{
+    grid_begin();
+    const rope_store_args<T> &a = w.store;
+    const int half = a.rot_dim / 2, per_head = half / V, slot = a.k ? a.slots[blockIdx.x] : -1;
+    const int apart = w.interleaved ? 1 : half, step = w.interleaved ? 2 : 1; // interleaved: V is 1
+    int unit = blockIdx.y * THREADS + threadIdx.x;
+    T *row = w.qkv + blockIdx.x * w.stride;
+    T *key = a.k + slot * a.slot_width, *value = a.v + slot * a.slot_width;
+    if (unit < w.n * per_head) {
+        const int head = unit / per_head, pair = unit % per_head * V, at = pair * step;
+        const float2 *angle =
+            (const float2 *)a.table + (int64_t)a.positions[blockIdx.x] * half + pair;
+        T *lower = row + (int64_t)head * a.head_dim + at;
+        float x[V], y[V];
+        load<T, V>(x, lower);
+        load<T, V>(y, lower + apart);
+#pragma unroll
+        for (int i = 0; i < V; i++) rotate(x[i], y[i], angle[i], w.sign);
+        store<T, V>(lower, x);
+        store<T, V>(lower + apart, y);
+        if (head < a.n_heads || slot < 0) return;
+        key += (head - a.n_heads) * a.head_dim + at;
+        store<T, V>(key, x);
+        store<T, V>(key + apart, y);
+        return;
+    }
+    if (slot < 0) return;
+    unit -= w.n * per_head;
+    const int remaining = (a.head_dim - a.rot_dim) / V,
+              kept = a.n_kv_heads * remaining; // of the keys
+    const T *from = row + a.n_heads * a.head_dim;
+    typedef pack<T, V> some;
+    if (unit < kept) {
+        const int at = unit / remaining * a.head_dim + a.rot_dim + unit % remaining * V;
+        *(some *)(key + at) = *(const some *)(from + at);
+    } else if ((unit - kept) * V < w.values) {
+        const int at = (unit - kept) * V;
+        *(some *)(value + at) = *(const some *)(from + a.n_kv_heads * a.head_dim + at);
+    }
+}
+
+template <typename T> static void launch_rope(struct device *dev, const rope_work<T> &w)
+{
+    const rope_store_args<T> &a = w.store;
+    const int stored = a.k ? a.n_kv_heads * (a.head_dim - a.rot_dim) + w.values : 0;
+    const int units = w.n * (a.rot_dim / 2) + stored; // one element, or pair, each
+    if (w.rows <= 0 || units <= 0) return;
+    const int64_t size = sizeof(T);
+    const bool wide = !w.interleaved && a.rot_dim % (2 * PAIRS) == 0 &&
+                      aligned(PAIRS * size, {w.qkv, a.k, a.v},
+                              {w.stride * size, a.head_dim * size, a.slot_width * size});
+    cuda_launch(dev, "rope and kv_store", wide ? rope_kernel<T, PAIRS> : rope_kernel<T, 1>,
+                dim3(w.rows, ceil_div(units, (wide ? PAIRS : 1) * THREADS)), THREADS, 0, w);
+}
+
+void cuda_rope(struct device *dev, void *qkv, const struct rope_args *args)
+{
+    with_type(args->dt, [&](auto t) {
+        rope_work<decltype(t)> w = {(decltype(t) *)qkv, args->stride,     args->rows, args->n,
+                                    args->sign,         args->interleaved};
+        w.store.table = args->table;
+        w.store.positions = args->positions;
+        w.store.head_dim = args->head_dim;
+        w.store.rot_dim = args->rot_dim / 2 * 2;
+        launch_rope(dev, w);
+    });
+}
+
+// n: heads that are rotated.
+static void store_rows(struct device *dev, void *qkv, const struct rope_store *store, int n)
+{
+    const struct attn_shape *s = store->shape;
+    const int64_t width = attn_row_width(s);
+    with_type(store->kv->dt, [&](auto t) {
+        rope_work<decltype(t)> w = {(decltype(t) *)qkv, width, store->batch->n_tokens, n, 1, false};
+        w.values = (int)width - (s->n_heads + s->n_kv_heads) * s->head_dim;
+        w.store = rope_store_args<decltype(t)>::make(store);
+        launch_rope(dev, w);
+    });
+}
+
+void cuda_kv_store(struct device *dev, const struct kv_view *kv, int layer, const void *qkv,
+                   const struct batch_view *batch, const struct attn_shape *s)
+{
+    const struct rope_store store = {NULL, 0, kv, layer, batch, s};
+    store_rows(dev, (void *)qkv, &store, 0);
+}
+
+void cuda_rope_store(struct device *dev, void *qkv, const struct rope_store *store)
+{
+    store_rows(dev, qkv, store, store->shape->n_heads + store->shape->n_kv_heads);
 }
