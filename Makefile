@@ -253,7 +253,7 @@ combinations: $(BINARIES) $(BUILD)/tests/e2e/test_combinations $(BUILD)/tests/e2
 
 # ThreadSanitizer over what has threads. OpenMP's own synchronization is not seen by it: without.
 TSAN_TESTS ?= $(addprefix unit/test_,engine engine_requests engine_takeover engine_updates step_ahead pause \
-              scheduler rollout_queue rollout_pull completions_pull reward_command http_client control \
+              scheduler rollout_queue rollout_pull reward_command http_client control \
               liveness bytes)
 tsan:
 	OPENBLAS_NUM_THREADS=1 TSAN_OPTIONS="die_after_fork=0" $(MAKE) BUILD=$(BUILD)-tsan CUDA=0 OPENMP=0 SANITIZE=thread \

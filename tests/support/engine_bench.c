@@ -188,6 +188,21 @@ void bench_end(struct bench *b)
     pthread_mutex_destroy(&b->lock);
 }
 
+LATER(bench_end)
+
+struct bench *bench_of(const struct engine_options *options)
+{
+    struct bench *b = test_keep(calloc(1, sizeof *b));
+    bench_start(b, options);
+    return test_later(b, bench_end_later);
+}
+
+struct bench *bench_plain(void)
+{
+    const struct engine_options options = plain_options();
+    return bench_of(&options);
+}
+
 struct sampling greedy(int max_tokens)
 {
     return (struct sampling){
@@ -390,4 +405,11 @@ void start_self(struct test_child *child, const char *role, const char *model, c
 void start_writer(struct test_child *child, const char *model, const char *times, bool die)
 {
     start_self(child, "--writer", model, times, die);
+}
+
+void run_writer(const char *model, const char *times, bool dies)
+{
+    struct test_child child;
+    start_writer(&child, model, times, dies);
+    assert_int_equal(test_wait(&child, WAIT_MS), dies ? 128 + SIGKILL : 0);
 }

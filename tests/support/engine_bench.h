@@ -51,6 +51,9 @@ struct bench { // an engine and what the events' thread shares with the test's
 struct engine_options plain_options(void); // with a bridge path of its own, now bridge_path
 void bench_start(struct bench *b, const struct engine_options *options);
 void bench_end(struct bench *b);
+// One that ends with the test; and with plain_options().
+struct bench *bench_of(const struct engine_options *options);
+struct bench *bench_plain(void);
 // The callback of bench_start()'s engines.
 void on_event(void *context, const struct engine_event *event);
 
@@ -101,5 +104,7 @@ int writer_main(int argc, char **argv);
 void start_self(struct test_child *child, const char *role, const char *model, const char *times,
                 bool die);
 void start_writer(struct test_child *child, const char *model, const char *times, bool die);
+// The same, to its end, which is a good one but where it dies.
+void run_writer(const char *model, const char *times, bool dies);
 
 #endif

@@ -94,10 +94,37 @@ static int run_before_one(void **state)
     return test->setup_func ? test->setup_func(&test->initial_state) : 0;
 }
 
+#define LATER_MAX 256
+static struct {
+    void (*release)(void *object);
+    void *object;
+} laters[LATER_MAX]; // what a test that fails leaves here is forgotten
+static int n_later;
+
+void *test_later(void *object, void (*release)(void *))
+{
+    assert_true(n_later < LATER_MAX);
+    laters[n_later].release = release;
+    laters[n_later++].object = object;
+    return object;
+}
+
+void test_now(void *object)
+{
+    int i = n_later - 1;
+    while (i >= 0 && laters[i].object != object) i--;
+    assert_true(i >= 0);
+    void (*const release)(void *) = laters[i].release;
+    memmove(&laters[i], &laters[i + 1], (size_t)(--n_later - i) * sizeof *laters);
+    release(object);
+}
+
 static void run_one(void **state)
 {
     struct CMUnitTest *test = *state;
+    n_later = 0;
     test->test_func(&test->initial_state);
+    while (n_later > 0) test_now(laters[n_later - 1].object);
 }
 
 int test_main(void)
@@ -136,6 +163,47 @@ void test_contains(const char *text, const char *part, const char *file, int lin
     if (text && strstr(text, part)) return;
     print_error("\"%s\" does not contain \"%s\"\n", text ? text : "(null)", part);
     _fail(file, line);
+}
+
+void test_near(double got, double wanted, double max, const char *file, int line)
+{
+    if (fabs(got - wanted) <= max) return;
+    print_error("%.17g is not %.17g\n", got, wanted);
+    _fail(file, line);
+}
+
+static bool json_matches(const json_t *got, const json_t *wanted)
+{
+    size_t i;
+    const char *key;
+    json_t *item;
+    bool same = got && json_typeof(got) == json_typeof(wanted);
+    if (json_is_null(wanted)) {
+        same = !got || json_is_null(got);
+    } else if (json_is_number(wanted)) {
+        const double want = json_number_value(wanted);
+        same = json_is_number(got) &&
+               fabs(json_number_value(got) - want) <= 1e-12 * fmax(1, fabs(want));
+    } else if (same && json_is_object(wanted)) {
+        json_object_foreach ((json_t *)wanted, key, item)
+            if (!json_matches(json_object_get(got, key), item)) return false;
+    } else if (same && json_is_array(wanted)) {
+        same = json_array_size(got) == json_array_size(wanted);
+        for (i = 0; same && i < json_array_size(wanted); i++)
+            if (!json_matches(json_array_get(got, i), json_array_get(wanted, i))) return false;
+    } else {
+        same = json_equal(got, wanted);
+    }
+    if (!same)
+        print_error("%s is not %s\n",
+                    got ? (char *)test_keep(json_dumps(got, JSON_ENCODE_ANY)) : "nothing",
+                    (char *)test_keep(json_dumps(wanted, JSON_ENCODE_ANY)));
+    return same;
+}
+
+void test_matches(const json_t *got, const json_t *wanted, const char *file, int line)
+{
+    if (!json_matches(got, wanted)) _fail(file, line);
 }
 
 void test_skip(const char *format, ...)
@@ -320,6 +388,11 @@ void test_write(const char *path, const void *data, size_t len)
     assert_int_equal(closed, 0);
 }
 
+void test_each(const json_t *rows, void (*check)(const json_t *rows, size_t i))
+{
+    for (size_t i = 0; i < json_array_size(rows); i++) check(rows, i);
+}
+
 const json_t *test_rows(const char *file, const char *list)
 {
     char name[64];
@@ -385,6 +458,15 @@ double row_number(const json_t *rows, size_t i, const char *field)
     return json_number_value(field_of(rows, i, field, is_number));
 }
 
+int row_numbers(const json_t *rows, size_t i, const char *field, double *ret, int max)
+{
+    const json_t *list = field_of(rows, i, field, is_list);
+    const int n = (int)json_array_size(list);
+    assert_in_range(n, 0, max);
+    for (int k = 0; k < n; k++) ret[k] = json_number_value(json_array_get(list, (size_t)k));
+    return n;
+}
+
 int row_int(const json_t *rows, size_t i, const char *field)
 {
     return (int)json_integer_value(field_of(rows, i, field, is_int));
@@ -411,6 +493,13 @@ json_t *json_of(const char *text)
     json_t *json = NULL;
     assert_ok(json_parse("the test", text, strlen(text), &json));
     return test_keep(json);
+}
+
+json_t *json_quoted(const char *text)
+{
+    char *quoted = test_keep(strdup(text));
+    for (char *at = quoted; (at = strchr(at, '\''));) *at = '"';
+    return json_of(quoted);
 }
 
 json_t *json_of_file(const char *path)

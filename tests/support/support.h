@@ -44,6 +44,25 @@
         test_fixtures(before, after);                                                              \
     }
 
+// TEST(name) of the rows of test_rows(file, "name"): what follows is called with each of them, as
+// cases[i].
+#define TEST_EACH(name, file)                                                                      \
+    static void name##_row(const json_t *cases, size_t i);                                         \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        test_each(test_rows(file, #name), name##_row);                                             \
+    }                                                                                              \
+    static void name##_row(const json_t *cases, size_t i)
+// Calls release(object) when the running test ends well, those given last first; the object.
+void *test_later(void *object, void (*release)(void *));
+void test_now(void *object); // does so at once
+// Makes FREE_later() of a function that frees one, as test_later() takes it.
+#define LATER(free)                                                                                \
+    static void free##_later(void *object)                                                         \
+    {                                                                                              \
+        free(object);                                                                              \
+    }
+
 void test_list(int line, struct CMUnitTest test); // line 0: before those with one
 void test_fixtures(void (*before)(void), void (*after)(void));
 // Runs what is listed; the exit status. A file whose program does more than that calls it in a
@@ -64,12 +83,22 @@ int test_main(void);
 #define assert_message(part)        test_contains(status_message(), (part), __FILE__, __LINE__)
 #define assert_contains(text, part) test_contains((text), (part), __FILE__, __LINE__)
 
+// JSON has what `wanted` has, a text as json_quoted() takes it, or JSON: of objects the named
+// fields (null: none), of lists every item; numbers lie within 1e-12 of it, and of so much of it.
+#define assert_json(got, wanted) assert_has((got), json_quoted(wanted))
+#define assert_has(got, wanted)  test_matches((got), (wanted), __FILE__, __LINE__)
+
+// Differs by no more than that; a NaN does.
+#define assert_near(got, wanted, max) test_near((got), (wanted), (max), __FILE__, __LINE__)
+
 // The exit status of what is run.
 #define assert_exit(status, run) assert_int_equal(run, status)
 
 void test_status(enum status got, enum status wanted, const char *expression, const char *file,
                  int line);
 void test_contains(const char *text, const char *part, const char *file, int line);
+void test_near(double got, double wanted, double max, const char *file, int line);
+void test_matches(const json_t *got, const json_t *wanted, const char *file, int line);
 
 // ---- folders ------------------------------------------------------------------------------------
 
@@ -121,6 +150,7 @@ void test_write(const char *path, const void *data, size_t len);
 // The JSON of a text, of a file, and of each line of a text or a file, as a list. They live as long
 // as the program.
 json_t *json_of(const char *text);
+json_t *json_quoted(const char *text); // with ' for "
 json_t *json_of_file(const char *path);
 json_t *json_of_lines(const char *text);
 json_t *json_of_lines_file(const char *path);
@@ -138,10 +168,13 @@ int for_lines(const char *path, void (*check)(char *line));
 // Cases that differ by data alone: the list LIST of tests/cases/FILE.json. Its rows are objects,
 // whose fields (row_text: a string or null) all must be there. They live as long as the program.
 const json_t *test_rows(const char *file, const char *list);
+void test_each(const json_t *rows, void (*check)(const json_t *rows, size_t i));
 const char *row_text(const json_t *rows, size_t i, const char *field);
 // A list of texts, NULL-ended; until the next call.
 const char *const *row_words(const json_t *rows, size_t i, const char *field);
 double row_number(const json_t *rows, size_t i, const char *field);
+// A list of up to `max` numbers; how many.
+int row_numbers(const json_t *rows, size_t i, const char *field, double *ret, int max);
 int row_int(const json_t *rows, size_t i, const char *field);
 bool row_flag(const json_t *rows, size_t i, const char *field);
 enum status row_status(const json_t *rows, size_t i, const char *field); // "ST_FORMAT"

@@ -29,19 +29,47 @@ TEST(means)
 
 TEST(equal_groups)
 {
-    enum { GROUPS = 10, EACH = 7 };
-    double rewards[GROUPS * EACH];
-    float advantages[GROUPS * EACH];
+    enum { ALL = 70 };
+    double rewards[ALL];
+    float advantages[ALL];
     struct advantage_stats stats;
-    for (int i = 0; i < GROUPS * EACH; i++) rewards[i] = 0.1 * (1 + i / EACH);
-    for (int scale = SCALE_GROUP; scale <= SCALE_NONE; scale++) {
-        advantage_estimate(&(struct advantage_config){.scale = (enum advantage_scale)scale},
-                           rewards, NULL, NULL, GROUPS, EACH, &stats, advantages);
-        assert_true(stats.frac_zero_std == 1);
-        assert_true(stats.group_std == 0);
-        assert_true(stats.mean == 0 && stats.std == 0);
-        for (int i = 0; i < GROUPS * EACH; i++) assert_true(advantages[i] == 0);
+    for (int each = 1; each <= 7; each += 6) {
+        for (int i = 0; i < ALL; i++) rewards[i] = 0.1 * (1 + i / 7); // no binary fraction
+        for (int scale = SCALE_GROUP; scale <= SCALE_NONE; scale++) {
+            advantage_estimate(&(struct advantage_config){.scale = (enum advantage_scale)scale},
+                               rewards, NULL, NULL, ALL / each, each, &stats, advantages);
+            assert_true(stats.frac_zero_std == 1);
+            assert_true(stats.group_std == 0);
+            assert_true(stats.mean == 0 && stats.std == 0);
+            for (int i = 0; i < ALL; i++) assert_true(advantages[i] == 0);
+        }
     }
+}
+
+TEST(advantages_by_hand)
+{
+    // mean 0.5625, deviations .4375 -.5625 -.3125 .4375; std with n - 1: 0.515388
+    static const double rewards[8] = {1, 0, 0.25, 1, 0.5, 0.5, 0.5, 0.5};
+    struct advantage_stats stats;
+    float a[3][8];
+    double all;
+    for (int scale = SCALE_NONE; scale >= SCALE_GROUP; scale--)
+        advantage_estimate(&(struct advantage_config){.scale = (enum advantage_scale)scale},
+                           rewards, NULL, NULL, 2, 4, &stats, a[scale]);
+    const double std = sqrt((2 * 0.4375 * 0.4375 + 0.5625 * 0.5625 + 0.3125 * 0.3125) / 3);
+    assert_near(a[SCALE_GROUP][0], 0.4375 / (std + 1e-4), 1e-6);
+    assert_near(a[SCALE_GROUP][1], -0.5625 / (std + 1e-4), 1e-6);
+    for (int i = 4; i < 8; i++) assert_true(a[SCALE_GROUP][i] == 0);
+    assert_near(stats.group_std, std / 2, 1e-9);
+    mean_std(rewards, 8, NULL, &all);
+    // deviations from 0.53125: .46875 -.53125 -.28125 .46875 and four times -.03125
+    assert_near(all, 0.3390506704651344, 1e-12);
+    assert_near(stats.reward_std, all, 1e-9);
+    assert_true(stats.frac_zero_std == 0.5);
+    assert_near(stats.reward_mean, 0.53125, 1e-12);
+    assert_near(stats.mean, 0, 1e-7);
+    assert_near(a[SCALE_NONE][1], -0.5625, 1e-7);
+    assert_near(a[SCALE_BATCH][0], 0.4375 / (all + 1e-4), 1e-6);
 }
 
 // --reward-normalise terms: what f32 leaves of equal scores is no difference.

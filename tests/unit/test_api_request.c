@@ -89,8 +89,8 @@ TEST(test_generation_config)
     api_request_free(r);
 
     json_object_set_new(config, "max_new_tokens", json_integer(0));
-    assert_status(api_model_read_defaults("generation_config.json", config, &m), ST_INVALID);
-    assert_message("max_new_tokens");
+    assert_fails(api_model_read_defaults("generation_config.json", config, &m), ST_INVALID,
+                 "max_new_tokens");
     assert_ok(api_model_read_defaults("generation_config.json", NULL, &m));
     assert_true(m.temperature == 1 && m.top_p == 1 && m.min_p == 0 && m.top_k == 0 &&
                 m.max_new_tokens == 0);

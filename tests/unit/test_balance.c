@@ -148,19 +148,16 @@ TEST(is_transformers_loss)
     assert_int_equal(n_ways, 12);
 }
 
-TEST(coef_is_the_models_own)
+TEST_EACH(coef_is_the_models_own, "balance")
 {
-    const json_t *cases = test_rows("balance", "coef_is_the_models_own");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        struct model_config *config;
-        double coef = -1;
-        assert_ok(model_config_load(row_text(cases, i, "folder"), &config));
-        const enum status st = balance_coef(config, row_number(cases, i, "wanted"), &coef);
-        assert_int_equal(st == ST_OK, row_text(cases, i, "error") == NULL);
-        if (row_text(cases, i, "error"))
-            assert_non_null(strstr(status_message(), row_text(cases, i, "error")));
-        else
-            assert_float_equal(coef, row_number(cases, i, "coef"), 0);
-        model_config_free(config);
-    }
+    struct model_config *config;
+    double coef = -1;
+    assert_ok(model_config_load(row_text(cases, i, "folder"), &config));
+    const enum status st = balance_coef(config, row_number(cases, i, "wanted"), &coef);
+    assert_int_equal(st == ST_OK, row_text(cases, i, "error") == NULL);
+    if (row_text(cases, i, "error"))
+        assert_non_null(strstr(status_message(), row_text(cases, i, "error")));
+    else
+        assert_float_equal(coef, row_number(cases, i, "coef"), 0);
+    model_config_free(config);
 }

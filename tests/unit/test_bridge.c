@@ -161,13 +161,13 @@ TEST(test_publish)
     volatile float *weights = bridge_base(b, "policy");
     assert_true(weights[5] == 5);
     assert_int_equal(bridge_publish(b, 1000, add_hundred, (void *)weights, &times), ST_INVALID);
-    assert_int_equal(bridge_become_writer(b), ST_OK);
-    assert_int_equal(bridge_become_writer(b), ST_OK);
+    assert_ok(bridge_become_writer(b));
+    assert_ok(bridge_become_writer(b));
 
     // a second trainer is refused; a second reader on a device of its own is not
     struct device *dev = NULL;
-    assert_int_equal(device_open("cpu", &dev), ST_OK);
-    assert_int_equal(bridge_attach(bridge_names.file, dev, &second), ST_OK);
+    assert_ok(device_open("cpu", &dev));
+    assert_ok(bridge_attach(bridge_names.file, dev, &second));
     assert_ptr_equal(bridge_device(second), dev);
     assert_int_equal(bridge_become_writer(second), ST_BUSY);
     bridge_detach(second);
@@ -186,8 +186,8 @@ TEST(test_publish)
     assert_true(f.writer_heartbeat_age_ms < 200);
     assert_true(weights[ROWS * COLUMNS] == ROWS * COLUMNS + 5);
 
-    assert_int_equal(bridge_publish(b, 5000, fail_half_way, (void *)weights, &times), ST_DEVICE);
-    assert_says("weights are torn");
+    assert_fails(bridge_publish(b, 5000, fail_half_way, (void *)weights, &times), ST_DEVICE,
+                 "weights are torn");
     assert_says("the GPU fell off");
     int64_t deadline = clock_deadline_ns(5000);
     while (weights[ROWS * COLUMNS + 1] == ROWS * COLUMNS + 1 && clock_now_ns() < deadline)
@@ -198,10 +198,10 @@ TEST(test_publish)
 
     // a new writer goes on
     b = NULL;
-    assert_int_equal(bridge_attach(bridge_names.file, NULL, &b), ST_OK);
-    assert_int_equal(bridge_become_writer(b), ST_OK);
+    assert_ok(bridge_attach(bridge_names.file, NULL, &b));
+    assert_ok(bridge_become_writer(b));
     weights = bridge_base(b, "policy");
-    assert_int_equal(bridge_publish(b, 5000, add_hundred, (void *)weights, NULL), ST_OK);
+    assert_ok(bridge_publish(b, 5000, add_hundred, (void *)weights, NULL));
 
     stop_daemon(pid);
     int64_t start = clock_now_ns();
@@ -253,9 +253,9 @@ TEST(test_run_waits_for_a_restore)
 static void change_file(const char *at, const char *value)
 {
     json_t *json = NULL;
-    assert_int_equal(json_read_file(bridge_names.file, 16 << 20, &json), ST_OK);
+    assert_ok(json_read_file(bridge_names.file, 16 << 20, &json));
     bridge_change(json, at, value);
-    assert_int_equal(json_write_file(bridge_names.file, 0600, json), ST_OK);
+    assert_ok(json_write_file(bridge_names.file, 0600, json));
     json_decref(json);
 }
 
@@ -265,7 +265,7 @@ TEST(test_attach_faults)
     pid_t pid = start_daemon(HONEST);
     struct bridge *b = NULL;
     struct bytes good = BYTES_INIT;
-    assert_int_equal(file_read(bridge_names.file, 16 << 20, &good), ST_OK);
+    assert_ok(file_read(bridge_names.file, 16 << 20, &good));
     for (size_t i = 0; i < json_array_size(cases); i++) {
         change_file(row_text(cases, i, "at"), row_text(cases, i, "value"));
         enum status st = bridge_attach(bridge_names.file, NULL, &b);
@@ -273,12 +273,11 @@ TEST(test_attach_faults)
             fail_msg("%s: %d: %s", row_text(cases, i, "at"), st, status_message());
         assert_says(row_text(cases, i, "words"));
         assert_null(b);
-        assert_int_equal(file_write_atomic(bridge_names.file, 0600, good.data, good.len), ST_OK);
+        assert_ok(file_write_atomic(bridge_names.file, 0600, good.data, good.len));
     }
     // the arena's name leads nowhere
     shm_unlink(bridge_names.arena);
-    assert_int_equal(bridge_attach(bridge_names.file, NULL, &b), ST_NOT_FOUND);
-    assert_says(bridge_names.arena);
+    assert_fails(bridge_attach(bridge_names.file, NULL, &b), ST_NOT_FOUND, bridge_names.arena);
     assert_says("segment policy");
     bytes_release(&good);
     stop_daemon(pid);
@@ -312,8 +311,8 @@ TEST(test_unloaded_meanwhile)
     u.file->pid = pid;
     u.file->pid_start_time = process_start_time(pid);
     assert_ok(bridge_file_write(u.file));
-    assert_int_equal(bridge_attach(bridge_names.file, NULL, &b), ST_NOT_FOUND);
-    assert_says("segment draft"); // while the file lists it, that is what is wrong
+    assert_fails(bridge_attach(bridge_names.file, NULL, &b), ST_NOT_FOUND,
+                 "segment draft"); // while the file lists it, that is what is wrong
     assert_ok(bridge_attach_shard(bridge_names.file, -1, NULL, unload_before_it_is_mapped, &u, &b));
     assert_int_equal(u.told, 1);
     assert_non_null(bridge_base(b, "policy"));
@@ -379,7 +378,7 @@ TEST(test_checker)
 
     assert_int_equal(run_checker(json_arguments, &out), 0);
     json_t *json = NULL;
-    assert_int_equal(json_parse("output", bytes_text(&out), out.len, &json), ST_OK);
+    assert_ok(json_parse("output", bytes_text(&out), out.len, &json));
     assert_true(json_is_true(json_object_get(json, "ok")));
     assert_int_equal(json_integer_value(json_object_get(json, "weight_version")), 2);
     assert_true(json_is_null(json_object_get(json, "writer")));
@@ -388,14 +387,14 @@ TEST(test_checker)
 
     // the lease's holder is told, not disturbed
     struct bridge *b = NULL;
-    assert_int_equal(bridge_attach(bridge_names.file, NULL, &b), ST_OK);
-    assert_int_equal(bridge_become_writer(b), ST_OK);
+    assert_ok(bridge_attach(bridge_names.file, NULL, &b));
+    assert_ok(bridge_become_writer(b));
     float *weights = bridge_base(b, "policy");
-    assert_int_equal(bridge_publish(b, 5000, add_hundred, weights, NULL), ST_OK);
+    assert_ok(bridge_publish(b, 5000, add_hundred, weights, NULL));
     assert_int_equal(run_checker(bridge_names.file, &out), 0);
     check_output(&out, "writer pid");
     check_output(&out, "last publish     waited");
-    assert_int_equal(bridge_publish(b, 5000, add_hundred, weights, NULL), ST_OK);
+    assert_ok(bridge_publish(b, 5000, add_hundred, weights, NULL));
     assert_true(weights[0] == 200);
     bridge_detach(b);
 

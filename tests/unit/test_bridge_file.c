@@ -12,7 +12,7 @@ TEST(test_round_trip)
 {
     struct bridge_file *f = bridge_sample(TENSORS, true), *again = NULL;
     struct stat sb;
-    assert_int_equal(bridge_file_write(f), ST_OK);
+    assert_ok(bridge_file_write(f));
     assert_int_equal(stat(bridge_names.file, &sb), 0);
     assert_int_equal(sb.st_mode & 0777, 0600);
     int64_t start = clock_now_ns();
@@ -43,14 +43,12 @@ TEST(test_round_trip)
             assert_memory_equal(&a->tensors[k], &b->tensors[k], sizeof *a->tensors);
     }
     assert_null(bridge_file_role(again, "adapter"));
-    assert_int_equal(bridge_file_check(again), ST_OK);
+    assert_ok(bridge_file_check(again));
 
     again->pid_start_time++;
-    assert_int_equal(bridge_file_check(again), ST_PEER_GONE);
-    assert_says("given to another process");
+    assert_fails(bridge_file_check(again), ST_PEER_GONE, "given to another process");
     again->boot_id[0] ^= 1;
-    assert_int_equal(bridge_file_check(again), ST_MISMATCH);
-    assert_says("was written in boot");
+    assert_fails(bridge_file_check(again), ST_MISMATCH, "was written in boot");
     assert_says("start cw-infer-server");
     bridge_file_free(again);
 
@@ -60,8 +58,7 @@ TEST(test_round_trip)
     f->pid = pid;
     f->pid_start_time = process_start_time(pid);
     waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT);
-    assert_int_equal(bridge_file_check(f), ST_PEER_GONE);
-    assert_says("is dead");
+    assert_fails(bridge_file_check(f), ST_PEER_GONE, "is dead");
     waitpid(pid, NULL, 0);
     bridge_file_free(f);
 }
@@ -72,8 +69,8 @@ TEST(test_old_keys)
     struct bridge_file *f = bridge_sample(3, false);
     json_t *json = NULL;
     struct bytes name = BYTES_INIT;
-    assert_int_equal(bridge_file_write(f), ST_OK);
-    assert_int_equal(json_read_file(bridge_names.file, 1 << 20, &json), ST_OK);
+    assert_ok(bridge_file_write(f));
+    assert_ok(json_read_file(bridge_names.file, 1 << 20, &json));
     assert_string_equal(json_string_value(json_object_get(json, "model")), "/models/policy");
     assert_int_equal(json_integer_value(json_object_get(json, "tp_degree")), 1);
     assert_int_equal(json_integer_value(json_object_get(json, "num_params")), 3);
@@ -87,7 +84,7 @@ TEST(test_old_keys)
     assert_int_equal(json_integer_value(json_object_get(handle, "storage_size")),
                      f->roles[0].bytes);
     const char *b64 = json_string_value(json_object_get(handle, "ipc_handle_b64"));
-    assert_int_equal(base64_decode(b64, &name), ST_OK);
+    assert_ok(base64_decode(b64, &name));
     assert_string_equal(bytes_text(&name), bridge_names.arena);
     bytes_release(&name);
     json_decref(json);
@@ -101,11 +98,11 @@ TEST(test_faults)
     const json_t *faults = test_rows("bridge_file", "test_faults");
     struct bridge_file *f = bridge_sample(3, true), *ret = NULL;
     json_t *good = NULL;
-    assert_int_equal(bridge_file_write(f), ST_OK);
+    assert_ok(bridge_file_write(f));
     bridge_file_free(f);
-    assert_int_equal(json_read_file(bridge_names.file, 1 << 20, &good), ST_OK);
+    assert_ok(json_read_file(bridge_names.file, 1 << 20, &good));
     for (size_t i = 0; i < json_array_size(faults); i++) {
-        json_t *json = json_deep_copy(good);
+        json_t *json = test_keep(json_deep_copy(good));
         bridge_change(json, row_text(faults, i, "at"), row_text(faults, i, "value"));
         char *text = json_dumps(json, 0);
         enum status st = bridge_file_parse("b.json", text, strlen(text), &ret);
@@ -116,18 +113,17 @@ TEST(test_faults)
                      row_text(faults, i, "value"), st, st ? status_message() : "");
         assert_null(ret);
         free(text);
-        json_decref(json);
     }
     json_decref(good);
     // not even JSON, and cut off at every length
     struct bytes text = BYTES_INIT;
-    assert_int_equal(file_read(bridge_names.file, 1 << 20, &text), ST_OK);
+    assert_ok(file_read(bridge_names.file, 1 << 20, &text));
     for (size_t n = 0; n + 2 < text.len; n += 7)
         assert_int_equal(bridge_file_parse("b.json", text.data, n, &ret), ST_FORMAT);
     bytes_release(&text);
     assert_int_equal(bridge_file_parse("b.json", "[]", 2, &ret), ST_FORMAT);
-    assert_int_equal(bridge_file_read("/no/such/bridge.json", &ret), ST_NOT_FOUND);
-    assert_says("/no/such/bridge.json");
+    assert_fails(bridge_file_read("/no/such/bridge.json", &ret), ST_NOT_FOUND,
+                 "/no/such/bridge.json");
 }
 
 TEST(test_write_refuses)
@@ -135,11 +131,9 @@ TEST(test_write_refuses)
     struct bridge_file *f = bridge_sample(3, false);
     unlink(bridge_names.file);
     f->roles[0].tensors[1].offset -= 4;
-    assert_int_equal(bridge_file_write(f), ST_FORMAT);
-    assert_says("overlap");
+    assert_fails(bridge_file_write(f), ST_FORMAT, "overlap");
     f->roles[0].tensors[1].offset += 2;
-    assert_int_equal(bridge_file_write(f), ST_INVALID);
-    assert_says("model.layers.1.weight");
+    assert_fails(bridge_file_write(f), ST_INVALID, "model.layers.1.weight");
     assert_false(file_exists(bridge_names.file));
     f->n_roles = 0;
     assert_int_equal(bridge_file_write(f), ST_INVALID);
@@ -149,7 +143,7 @@ TEST(test_write_refuses)
 
 static void put_file(const char *path)
 {
-    assert_int_equal(file_write_atomic(path, 0600, "{}", 2), ST_OK);
+    assert_ok(file_write_atomic(path, 0600, "{}", 2));
 }
 
 // Of a bf16 model: DeepSeek-V3's correction bias, which is f32, and no other tensor.
@@ -161,16 +155,16 @@ TEST(test_buffers_are_f32)
         f->roles[0].tensors[i].dt = DT_BF16;
         f->roles[0].tensors[i].bytes /= 2;
     }
-    assert_int_equal(bridge_file_write(f), ST_MISMATCH);
-    assert_says("dtype is torch.float32, that of role policy torch.bfloat16");
+    assert_fails(bridge_file_write(f), ST_MISMATCH,
+                 "dtype is torch.float32, that of role policy torch.bfloat16");
     f->roles[0].tensors[2].is_buffer = true;
     assert_ok(bridge_file_write(f));
     assert_ok(bridge_file_read(bridge_names.file, &again));
     assert_true(again->roles[0].tensors[2].is_buffer);
     assert_false(again->roles[0].tensors[1].is_buffer);
     f->roles[0].tensors[1].is_buffer = true;
-    assert_int_equal(bridge_file_write(f), ST_MISMATCH);
-    assert_says("dtype is torch.bfloat16, that of buffers in role policy torch.float32");
+    assert_fails(bridge_file_write(f), ST_MISMATCH,
+                 "dtype is torch.bfloat16, that of buffers in role policy torch.float32");
     bridge_file_free(again);
     bridge_file_free(f);
 }
@@ -191,31 +185,29 @@ TEST(test_search_order)
     if (st == ST_OK) { // a daemon of this machine
         assert_string_equal(path, "/run/commonweight/bridge.json");
     } else {
-        assert_int_equal(st, ST_NOT_FOUND);
-        assert_says(set);
+        assert_fails(st, ST_NOT_FOUND, set);
         assert_says(logs);
         assert_says("./bridge.json");
         assert_says("/run/commonweight/bridge.json");
     }
     // from the last to the first: each new one wins
-    assert_int_equal(file_make_folders(runtime), ST_OK);
+    assert_ok(file_make_folders(runtime));
     snprintf(path, sizeof path, "%s/bridge.json", runtime);
     put_file(path);
-    assert_int_equal(bridge_find(NULL, found, sizeof found), ST_OK);
+    assert_ok(bridge_find(NULL, found, sizeof found));
     assert_string_equal(found, path);
     put_file("bridge.json");
-    assert_int_equal(bridge_find(NULL, found, sizeof found), ST_OK);
+    assert_ok(bridge_find(NULL, found, sizeof found));
     assert_string_equal(found, "./bridge.json");
     put_file(logs);
-    assert_int_equal(bridge_find(NULL, found, sizeof found), ST_OK);
+    assert_ok(bridge_find(NULL, found, sizeof found));
     assert_string_equal(found, logs);
     put_file(set);
-    assert_int_equal(bridge_find(NULL, found, sizeof found), ST_OK);
+    assert_ok(bridge_find(NULL, found, sizeof found));
     assert_string_equal(found, set);
-    assert_int_equal(bridge_find(path, found, sizeof found), ST_OK);
+    assert_ok(bridge_find(path, found, sizeof found));
     assert_string_equal(found, path);
-    assert_int_equal(bridge_find("nowhere.json", found, sizeof found), ST_NOT_FOUND);
-    assert_says("nowhere.json");
+    assert_fails(bridge_find("nowhere.json", found, sizeof found), ST_NOT_FOUND, "nowhere.json");
     unsetenv("COMMONWEIGHT_BRIDGE");
     unsetenv("LOGDIR");
     unsetenv("XDG_RUNTIME_DIR");
@@ -286,11 +278,9 @@ TEST(test_adapters_have_names)
     assert_non_null(bridge_file_role(again, "adapter:b"));
     bridge_file_free(again);
     snprintf(roles[2].role, sizeof roles[2].role, "adapter:a");
-    assert_int_equal(bridge_file_write(f), ST_FORMAT);
-    assert_says("role adapter:a is there twice");
+    assert_fails(bridge_file_write(f), ST_FORMAT, "role adapter:a is there twice");
     snprintf(roles[2].role, sizeof roles[2].role, "spare");
-    assert_int_equal(bridge_file_write(f), ST_INVALID);
-    assert_says("no client knows the role \"spare\"");
+    assert_fails(bridge_file_write(f), ST_INVALID, "no client knows the role \"spare\"");
     bridge_file_free(f);
 }
 

@@ -13,7 +13,7 @@ TEST(status_keeps_sentence)
     assert_string_equal(status_message(), "a.json: field 3");
     assert_int_equal(status_context(ST_FORMAT, "loading %s", "m"), ST_FORMAT);
     assert_string_equal(status_message(), "loading m: a.json: field 3");
-    assert_int_equal(status_context(ST_OK, "nothing"), ST_OK);
+    assert_ok(status_context(ST_OK, "nothing"));
     assert_string_equal(status_message(), "loading m: a.json: field 3");
     status_fail(ST_IO, "again (%s)", status_message()); // its own message as an argument
     assert_string_equal(status_message(), "again (loading m: a.json: field 3)");
@@ -244,13 +244,13 @@ TEST(arrays_that_grow)
 TEST(failure_between_threads)
 {
     struct status_kept kept = {0};
-    assert_int_equal(status_recall(&kept), ST_OK);
+    assert_ok(status_recall(&kept));
     status_keep(&kept, status_fail(ST_BUSY, "the lease of %d", 7));
     status_fail(ST_IO, "something else");
     assert_int_equal(status_recall(&kept), ST_BUSY);
     assert_string_equal(status_message(), "the lease of 7");
     status_keep(&kept, ST_OK);
-    assert_int_equal(status_recall(&kept), ST_OK);
+    assert_ok(status_recall(&kept));
 }
 
 // What a sentence quotes ends at a whole character and a whole escape, and says that it was cut.

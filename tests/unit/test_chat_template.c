@@ -119,16 +119,13 @@ TEST(named_in_the_config)
 }
 
 // A template that resembles another is not taken for it: what it says is what comes.
-TEST(variants_are_themselves)
+TEST_EACH(variants_are_themselves, "chat_template")
 {
-    const json_t *cases = test_rows("chat_template", "variants_are_themselves");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        struct chat_template *t = NULL;
-        assert_ok(chat_template_parse("F", row_text(cases, i, "text"),
-                                      strlen(row_text(cases, i, "text")), NULL, &t));
-        assert_text(t, NULL, NULL, row_text(cases, i, "want"));
-        chat_template_free(t);
-    }
+    struct chat_template *t = NULL;
+    assert_ok(chat_template_parse("F", row_text(cases, i, "text"),
+                                  strlen(row_text(cases, i, "text")), NULL, &t));
+    assert_text(t, NULL, NULL, row_text(cases, i, "want"));
+    chat_template_free(t);
 }
 
 // ---- what a template sees -----------------------------------------------------------------------
@@ -190,8 +187,8 @@ TEST(parts_of_contents)
     assert_true(json_is_array(json_object_get(json_array_get(messages, 0), "content")));
     json_decref(joined);
     joined = NULL;
-    assert_status(chat_messages_join_parts(t, image, &joined), ST_UNSUPPORTED);
-    assert_message("messages[0].content[0]");
+    assert_fails(chat_messages_join_parts(t, image, &joined), ST_UNSUPPORTED,
+                 "messages[0].content[0]");
     assert_null(joined);
     chat_template_free(t);
     assert_ok(chat_template_parse("F", loops, strlen(loops), NULL, &t));

@@ -40,7 +40,7 @@ static void trained_close(struct trained *t)
 // A checkpoint of step 1 of both.
 static void write_both(struct trained *policy, struct trained *draft, char ret_folder[PATH_ROOM])
 {
-    json_t *state = json_pack("{s:i, s:i}", "step", 1, "data_index", 8);
+    json_t *state = test_keep(json_pack("{s:i, s:i}", "step", 1, "data_index", 8));
     const struct model_folder d = {.weights = draft->r.weights,
                                    .as = DT_F32,
                                    .source_folder = draft->folder,
@@ -53,7 +53,6 @@ static void write_both(struct trained *policy, struct trained *draft, char ret_f
                                    .draft = &d};
     assert_ok(checkpoint_write(test_folder(), policy->r.dev, &p,
                                &(struct checkpoint_others){.keep = 0}, ret_folder));
-    json_decref(state);
 }
 
 static void assert_loads(const struct trained *policy, const struct trained *draft,

@@ -8,20 +8,16 @@
 #include "trainer/rollout/spec_counters.h"
 #include "trainer/run/runlog.h"
 
-static void near(double a, double b, int line)
-{
-    if (!(fabs(a - b) <= 1e-9 * fmax(1, fabs(b))))
-        fail_msg("line %d: %.12g, not %.12g", line, a, b);
-}
-#define NEAR(a, b) near(a, b, __LINE__)
+#define NEAR(a, b) assert_near((a), (b), 1e-9 * fmax(1, fabs((double)(b))))
 
+// Kept.
 static json_t *telemetry(double latency_ms, int generated, json_t *accept_rate)
 {
-    return json_pack("{s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:i, s:i, s:i, s:o}", "prompt_tokens", 8,
-                     "cached_prompt_tokens", 2, "generated_tokens", generated, "queue_ms", 1.0,
-                     "first_token_ms", 2.0, "latency_ms", latency_ms, "kv_bytes_peak", 3 << 20,
-                     "num_drafts", 4, "num_draft_tokens", 10, "num_accepted_tokens", 5,
-                     "accept_rate", accept_rate);
+    return test_keep(json_pack(
+        "{s:i, s:i, s:i, s:f, s:f, s:f, s:i, s:i, s:i, s:i, s:o}", "prompt_tokens", 8,
+        "cached_prompt_tokens", 2, "generated_tokens", generated, "queue_ms", 1.0, "first_token_ms",
+        2.0, "latency_ms", latency_ms, "kv_bytes_peak", 3 << 20, "num_drafts", 4,
+        "num_draft_tokens", 10, "num_accepted_tokens", 5, "accept_rate", accept_rate));
 }
 
 TEST(quantities)
@@ -45,15 +41,13 @@ TEST(quantities)
     static const char *const keys[] = {"latency_ms", "queue_ms", "kv_bytes_peak",
                                        "cached_prompt_tokens", "num_accepted_tokens"};
     for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
-        json_t *copy = json_copy(t);
+        json_t *copy = test_keep(json_copy(t));
         json_object_del(copy, keys[k]);
         assert_fails(cost_read(copy, &s), ST_FORMAT, keys[k]);
         json_object_set_new(copy, keys[k], json_integer(-1));
         assert_status(cost_read(copy, &s), ST_FORMAT);
-        json_decref(copy);
     }
     assert_status(cost_read(NULL, &s), ST_FORMAT);
-    json_decref(t);
 }
 
 // The formula's defaults, as an invocation without any of its options has them.
@@ -107,23 +101,22 @@ TEST(latency_of_known_make)
         latency_model_add(&m, &s);
     }
     latency_model_fit(&m);
-    assert_true(fabs(m.ms_per[LATENCY_PREFILL] - 0.1) < 0.02);
-    assert_true(fabs(m.ms_per[LATENCY_GENERATED] - 2) < 0.01);
-    assert_true(fabs(m.ms_per[LATENCY_DRAFT] - 0.3) < 0.01);
-    assert_true(fabs(m.ms_per[LATENCY_ACCEPTED] + 1.5) < 0.01);
-    assert_true(fabs(m.base_ms - 5) < 2);
+    assert_near(m.ms_per[LATENCY_PREFILL], 0.1, 0.02);
+    assert_near(m.ms_per[LATENCY_GENERATED], 2, 0.01);
+    assert_near(m.ms_per[LATENCY_DRAFT], 0.3, 0.01);
+    assert_near(m.ms_per[LATENCY_ACCEPTED], -1.5, 0.01);
+    assert_near(m.base_ms, 5, 2);
     assert_true(m.r2 > 0.99 && m.r2 <= 1);
     struct completion_cost s = {.prompt_tokens = 50, .generated_tokens = 100};
-    assert_true(fabs(latency_model_ms(&m, &s) - 210) < 2);
+    assert_near(latency_model_ms(&m, &s), 210, 2);
     s = (struct completion_cost){.num_accepted_tokens = 1000};
     assert_true(latency_model_ms(&m, &s) == 0); // never negative
 
-    json_t *saved = latency_model_to_json(&m);
+    json_t *saved = test_keep(latency_model_to_json(&m));
     assert_ok(latency_model_from_json(saved, &again));
     assert_memory_equal(&m, &again, sizeof m);
     json_array_remove(saved, 3);
     assert_status(latency_model_from_json(saved, &again), ST_FORMAT);
-    json_decref(saved);
 }
 
 // Inputs that never varied, or that always move together, break nothing.
@@ -147,7 +140,7 @@ TEST(degenerate_fits)
     }
     latency_model_fit(&m);
     assert_true(m.ms_per[LATENCY_DRAFT] == 0 && m.ms_per[LATENCY_ACCEPTED] == 0);
-    assert_true(fabs(m.ms_per[LATENCY_GENERATED] - 2) < 1e-3);
+    assert_near(m.ms_per[LATENCY_GENERATED], 2, 1e-3);
 
     memset(&m, 0, sizeof m);
     for (int i = 0; i < 100; i++) { // every draft accepted, two for each token
@@ -169,16 +162,20 @@ struct bench { // a rollout of 2 groups of 3, made by hand
     const struct example *list[2];
     struct completion samples[6];
     struct rollout rollout;
-    struct reward *reward;
+    struct scoring how; // by whether the text is "1", times 2, and cost
 };
 
-static void bench_open(struct bench *b)
+LATER(reward_free)
+LATER(scores_release)
+
+// Released with the test.
+static struct bench *bench(void)
 {
     static char *const texts[6] = {"1", "2", "1", "2", "2", "2"};
     struct reward_options options = {.names = "exact", .weights = "2"};
-    *b = (struct bench){.rollout = {.n_groups = 2, .n_per_group = 3}};
-    b->rollout.examples = b->list;
-    b->rollout.completions = b->samples;
+    struct bench *b = test_keep(calloc(1, sizeof *b));
+    b->rollout = (struct rollout){
+        .n_groups = 2, .n_per_group = 3, .examples = b->list, .completions = b->samples};
     for (int g = 0; g < 2; g++) {
         b->examples[g] = (struct example){.line = g + 5, .answer = "1"};
         b->list[g] = &b->examples[g];
@@ -188,69 +185,60 @@ static void bench_open(struct bench *b)
         b->samples[i].telemetry =
             telemetry(100 * (i + 1), i + 1, i == 4 ? json_null() : json_real(0.1 * i));
     }
-    assert_ok(reward_new(&options, &b->reward));
+    assert_ok(reward_new(&options, &b->how.reward));
+    test_later(b->how.reward, reward_free_later);
+    b->how.data = "d.jsonl";
+    b->how.cost = true;
+    return b;
 }
 
-static void bench_close(struct bench *b)
+static struct scores *scores_of(const struct bench *b)
 {
-    for (int i = 0; i < 6; i++) json_decref(b->samples[i].telemetry);
-    reward_free(b->reward);
+    struct scores *s = test_keep(calloc(1, sizeof *s));
+    assert_ok(scoring_rollout(&b->how, &b->rollout, s));
+    return test_later(s, scores_release_later);
 }
 
 TEST(formula)
 {
-    struct bench b;
-    struct scores s = {0};
-    bench_open(&b);
-    struct scoring how = {.reward = b.reward,
-                          .data = "d.jsonl",
-                          .cost = true,
-                          .weights = (double[COST_TERMS]){0.001, 0.002, 0.01, 1, 0.5}};
-    assert_ok(scoring_rollout(&how, &b.rollout, &s));
-    assert_int_equal(s.n_undrafted, 1);
+    struct bench *b = bench();
+    struct scores none = {0};
+    b->how.weights = (double[COST_TERMS]){0.001, 0.002, 0.01, 1, 0.5};
+    const struct scores *s = scores_of(b);
+    assert_int_equal(s->n_undrafted, 1);
     for (int i = 0; i < 6; i++) {
         double task = i == 0 || i == 2 ? 2 : 0, accept = 0.1 * i;
         if (i == 4) accept = (0.3 + 0.5) / 2; // undrafted: the mean of its group
-        NEAR(s.rewards[i],
+        NEAR(s->rewards[i],
              task - 0.001 * 100 * (i + 1) - 0.002 * (i + 1) - 0.01 * 3 + accept + 0.5 * 0.25);
-        NEAR(s.terms[i], task / 2);
-        NEAR(s.costs[COST_TOKENS * 6 + i], i + 1);
+        NEAR(s->terms[i], task / 2);
+        NEAR(s->costs[COST_TOKENS * 6 + i], i + 1);
     }
-    scores_release(&s);
-
-    how.cost = false; // off: telemetry is not even looked at
-    json_object_clear(b.samples[4].telemetry);
-    assert_ok(scoring_rollout(&how, &b.rollout, &s));
-    assert_null(s.costs);
-    NEAR(s.rewards[0], 2);
-    scores_release(&s);
-    how.cost = true; // and missing telemetry is never a 0
-    assert_fails(scoring_rollout(&how, &b.rollout, &s), ST_FORMAT, "d.jsonl, line 6, sample 1");
-    assert_null(s.rewards);
-    bench_close(&b);
+    b->how.cost = false; // off: telemetry is not even looked at
+    json_object_clear(b->samples[4].telemetry);
+    s = scores_of(b);
+    assert_null(s->costs);
+    NEAR(s->rewards[0], 2);
+    b->how.cost = true; // and missing telemetry is never a 0
+    assert_fails(scoring_rollout(&b->how, &b->rollout, &none), ST_FORMAT,
+                 "d.jsonl, line 6, sample 1");
+    assert_null(none.rewards);
 }
 
 TEST(modelled_latency)
 {
-    struct bench b;
-    struct scores s = {0};
+    struct bench *b = bench();
     struct latency_model m = {0};
-    bench_open(&b);
     // 100 ms a token and 1 ms queued; sample 3 was unlucky with its neighbours
-    json_object_set_new(b.samples[3].telemetry, "latency_ms", json_real(4000));
-    struct scoring how = {.reward = b.reward,
-                          .data = "d.jsonl",
-                          .cost = true,
-                          .latency = &m,
-                          .weights = (double[COST_TERMS]){[COST_LATENCY] = 1}};
-    assert_ok(scoring_rollout(&how, &b.rollout, &s));
+    json_object_set_new(b->samples[3].telemetry, "latency_ms", json_real(4000));
+    b->how.latency = &m;
+    b->how.weights = (double[COST_TERMS]){[COST_LATENCY] = 1};
+    const struct scores *s = scores_of(b);
     assert_true(m.n == 6);
     // What the model says depends on tokens alone: equal steps, and not the outlier's
-    double step = s.costs[1] - s.costs[0];
-    for (int i = 1; i < 6; i++) assert_true(fabs(s.costs[i] - s.costs[i - 1] - step) < 1e-6);
-    assert_true(s.costs[3] < 2000);
-    scores_release(&s);
-    bench_close(&b);
+    const double step = s->costs[1] - s->costs[0];
+    for (int i = 1; i < 6; i++) assert_near(s->costs[i] - s->costs[i - 1], step, 1e-6);
+    assert_true(s->costs[3] < 2000);
 }
 
 TEST(normalised_terms)
@@ -261,13 +249,9 @@ TEST(normalised_terms)
     const double weights[2] = {2, -1}, plain[1] = {1};
     double sums[6], mean, std;
     scoring_normalise(terms, weights, 2, 2, 3, sums);
-    double up = 1 / sqrt(3), down = -2 / sqrt(3); // z-scores of 1, 0, 1
-    NEAR(sums[0], 2 * up - 0);
-    NEAR(sums[1], 2 * down - 1);
-    NEAR(sums[2], 2 * up + 1);
-    NEAR(sums[3], 1);
-    NEAR(sums[4], 0);
-    NEAR(sums[5], -1);
+    const double up = 1 / sqrt(3), down = -2 / sqrt(3); // z-scores of 1, 0, 1
+    const double wanted[6] = {2 * up - 0, 2 * down - 1, 2 * up + 1, 1, 0, -1};
+    for (int i = 0; i < 6; i++) NEAR(sums[i], wanted[i]);
     // The unit does not matter
     double seconds[12], same[6];
     memcpy(seconds, terms, sizeof terms);
@@ -277,24 +261,18 @@ TEST(normalised_terms)
     scoring_normalise(terms + 3, plain, 1, 1, 3, sums);
     assert_true(sums[0] == 0 && sums[1] == 0 && sums[2] == 0);
 
-    struct bench b;
-    struct scores s = {0};
-    bench_open(&b);
-    struct scoring how = {.reward = b.reward,
-                          .data = "d.jsonl",
-                          .cost = true,
-                          .normalise_terms = true,
-                          .weights = (double[COST_TERMS]){[COST_LATENCY] = 1}};
-    assert_ok(scoring_rollout(&how, &b.rollout, &s));
-    NEAR(s.rewards[1], -200); // as it is, in the log
+    struct bench *b = bench();
+    b->how.normalise_terms = true;
+    b->how.weights = (double[COST_TERMS]){[COST_LATENCY] = 1};
+    const struct scores *s = scores_of(b);
+    NEAR(s->rewards[1], -200); // as it is, in the log
     double advantages[6];
-    for (int i = 0; i < 6; i++) advantages[i] = s.advantages[i];
+    for (int i = 0; i < 6; i++) advantages[i] = s->advantages[i];
     mean_std(advantages, 6, &mean, &std);
-    assert_true(fabs(mean) < 1e-6 && fabs(std - 1) < 1e-3); // over the batch
+    assert_near(mean, 0, 1e-6); // over the batch
+    assert_near(std, 1, 1e-3);
     // right and fast, wrong, right and slow: the task, weighed 2, is not drowned by milliseconds
-    assert_true(s.advantages[0] > s.advantages[2] && s.advantages[2] > s.advantages[1]);
-    scores_release(&s);
-    bench_close(&b);
+    assert_true(s->advantages[0] > s->advantages[2] && s->advantages[2] > s->advantages[1]);
 }
 
 // ---- speculative counters -----------------------------------------------------------------------
@@ -322,18 +300,11 @@ static const char after_text[] =
     "vllm:spec_decode_num_drafts_total{broken 4\n"
     "vllm:spec_decode_num_drafts_total";
 
-static double number(const json_t *metrics, const char *key)
-{
-    const json_t *value = json_object_get(metrics, key);
-    if (!json_is_number(value)) fail_msg("no number %s", key);
-    return json_number_value(value);
-}
-
 TEST(counters)
 {
     struct spec_counters before, after, step;
     struct bytes line = BYTES_INIT;
-    json_t *m = json_object();
+    json_t *m = test_keep(json_object());
     spec_counters_parse(before_text, &before);
     spec_counters_parse(after_text, &after);
     assert_true(before.present && after.present);
@@ -342,15 +313,13 @@ TEST(counters)
     assert_int_equal(after.n_positions, 3);
     step = spec_counters_between(&before, &after);
     spec_counters_put(&step, m);
-    NEAR(number(m, "spec_decode/num_drafts"), 100);
-    NEAR(number(m, "spec_decode/num_draft_tokens"), 300);
-    NEAR(number(m, "spec_decode/num_accepted_tokens"), 150);
-    NEAR(number(m, "spec_decode/acceptance_rate"), 0.5);
-    NEAR(number(m, "spec_decode/acceptance_length"), 2.5);
-    NEAR(number(m, "spec_decode/acceptance_rate_pos_0"), 0.8);
-    NEAR(number(m, "spec_decode/acceptance_rate_pos_1"), 0.5);
-    NEAR(number(m, "spec_decode/acceptance_rate_pos_2"), 0.2);
-    assert_null(json_object_get(m, "spec_decode/acceptance_rate_pos_3"));
+    assert_json(m, "{'spec_decode/num_drafts': 100, 'spec_decode/num_draft_tokens': 300,"
+                   " 'spec_decode/num_accepted_tokens': 150, 'spec_decode/acceptance_rate': 0.5,"
+                   " 'spec_decode/acceptance_length': 2.5,"
+                   " 'spec_decode/acceptance_rate_pos_0': 0.8,"
+                   " 'spec_decode/acceptance_rate_pos_1': 0.5,"
+                   " 'spec_decode/acceptance_rate_pos_2': 0.2,"
+                   " 'spec_decode/acceptance_rate_pos_3': null}");
     spec_counters_text(&step, 2, &line);
     assert_string_equal(
         bytes_text(&line),
@@ -364,13 +333,12 @@ TEST(counters)
     spec_counters_add(&sum, &step);
     NEAR(sum.num_drafts, 200);
     NEAR(spec_acceptance_length(&sum), 2.5);
-    json_decref(m);
 }
 
 TEST(no_counters)
 {
     struct spec_counters none, some, step;
-    json_t *m = json_object();
+    json_t *m = test_keep(json_object());
     spec_counters_parse("vllm:num_requests_running 3\nnot a metric\n\n", &none);
     assert_false(none.present);
     spec_counters_parse(after_text, &some);
@@ -384,7 +352,6 @@ TEST(no_counters)
     assert_int_equal(json_object_size(m), 0);
     step = spec_counters_between(&some, &some); // present, and nothing drafted
     spec_counters_put(&step, m);
-    NEAR(number(m, "spec_decode/num_drafts"), 0);
+    NEAR(real_of(m, "spec_decode/num_drafts"), 0);
     assert_true(json_is_null(json_object_get(m, "spec_decode/acceptance_length")));
-    json_decref(m);
 }

@@ -123,7 +123,6 @@ static void refused_at_start(const struct engine_options *options, enum status s
 
 TEST(shards_and_drafts_without_memory_are_refused)
 {
-    struct bench b;
     struct engine_options options = plain_options();
     struct sampling s = greedy(4);
     struct request *r;
@@ -132,14 +131,13 @@ TEST(shards_and_drafts_without_memory_are_refused)
     options.who = (struct ranks){.size = 2, .local_size = 2};
     refused_at_start(&options, ST_INVALID, "leave --tensor-parallel-size at 1");
     options.who = (struct ranks){0};
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     s.speculative.chosen = true;
     s.speculative.k[SPECULATIVE_NGRAM] = 4;
     assert_ok(request_new(prompt, 3, &s, NULL, &r));
-    assert_int_equal(engine_submit(b.engine, r), ST_UNSUPPORTED);
+    assert_int_equal(engine_submit(b->engine, r), ST_UNSUPPORTED);
     assert_contains(status_message(), "no memory for those of drafts; start it with --speculative");
     request_free(r);
-    bench_end(&b);
 }
 
 // ---- training -----------------------------------------------------------------------------------

@@ -44,14 +44,12 @@ TEST(test_specs)
     static const char *const wrong[] = {"", "gpu", "cpu0", "cuda:", "cuda:x", "cuda:-1", "cuda:0x"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct device *none = NULL;
-        assert_status(device_open(wrong[i], &none), ST_INVALID);
-        assert_message(wrong[i]);
+        assert_fails(device_open(wrong[i], &none), ST_INVALID, wrong[i]);
         assert_null(none);
     }
 #if !CW_CUDA
     struct device *none = NULL;
-    assert_status(device_open("cuda:3", &none), ST_UNSUPPORTED);
-    assert_message("built without CUDA");
+    assert_fails(device_open("cuda:3", &none), ST_UNSUPPORTED, "built without CUDA");
 #endif
 }
 
@@ -136,8 +134,7 @@ TEST(test_sticky_failure)
     uint16_t x[4] = {0}, y[4] = {0};
     ops->add(dev, y, x, 4, DT_BF16);
     ops->convert(dev, y, DT_I32, x, DT_F32, 1);
-    assert_status(device_sync(dev), ST_DEVICE);
-    assert_message("add");
+    assert_fails(device_sync(dev), ST_DEVICE, "add");
     assert_message("bf16");
     assert_ok(device_sync(dev));
     device_free(dev);
@@ -196,14 +193,14 @@ TEST(test_shared_refusals)
     assert_ok(shared_memory_create(dev, name_of("size"), 8192, &memory));
     static const size_t sizes[] = {1, 4096, 8191, 8193, 1 << 20};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        assert_status(shared_memory_open(dev, name_of("size"), sizes[i], &other), ST_MISMATCH);
-        assert_message(name_of("size"));
+        assert_fails(shared_memory_open(dev, name_of("size"), sizes[i], &other), ST_MISMATCH,
+                     name_of("size"));
         assert_message("8192");
         assert_null(other);
     }
     // a name that is taken, perhaps by a process that died
-    assert_status(shared_memory_create(dev, name_of("size"), 8192, &other), ST_BUSY);
-    assert_message("/dev/shm/commonweight-test-size");
+    assert_fails(shared_memory_create(dev, name_of("size"), 8192, &other), ST_BUSY,
+                 "/dev/shm/commonweight-test-size");
     assert_null(other);
     shared_memory_free(memory);
     assert_status(shared_memory_open(dev, name_of("size"), 8192, &other), ST_NOT_FOUND);
@@ -240,8 +237,7 @@ TEST(test_stale_name)
     assert_int_equal(waitpid(child, &ended, 0), child);
     assert_int_equal(ended, 0);
     struct shared_memory *memory = NULL;
-    assert_status(shared_memory_create(dev, name, 4096, &memory), ST_BUSY);
-    assert_message("remove");
+    assert_fails(shared_memory_create(dev, name, 4096, &memory), ST_BUSY, "remove");
     char path[160];
     snprintf(path, sizeof path, "/dev/shm%s", name);
     assert_int_equal(unlink(path), 0);

@@ -97,7 +97,7 @@ TEST(test_beyond_octal_digits)
     int64_t n_bytes;
     const char *to = test_folder(), *log = test_path(to, "log");
     truncate_to("large", size);
-    json_t *list = json_pack("{s:I}", "large", (json_int_t)size);
+    json_t *list = test_keep(json_pack("{s:I}", "large", (json_int_t)size));
     assert_ok(download_new(folder, list, "", &d, &n_bytes));
     assert_true(n_bytes == 512 + size + 1024);
     assert_int_equal(download_next(d, &piece), STREAM_MORE);
@@ -106,7 +106,6 @@ TEST(test_beyond_octal_digits)
     assert_contains(test_read(log), "9663676416");
     bytes_release(&piece);
     download_free(d);
-    json_decref(list);
     unlink(test_path(folder, "large"));
 }
 
@@ -144,7 +143,7 @@ TEST(test_replaced)
     struct bytes piece = BYTES_INIT;
     int64_t n_bytes;
     const char *in = test_folder(), *of = test_path(in, "at"), *next = test_path(in, "next");
-    json_t *list = json_pack("{s:i, s:i}", "a", 1, "b", 1);
+    json_t *list = test_keep(json_pack("{s:i, s:i}", "a", 1, "b", 1));
     for (int i = 0; i < 2; i++) {
         const char *to = i ? next : of;
         assert_ok(file_make_folders(to));
@@ -160,7 +159,6 @@ TEST(test_replaced)
     assert_message("b: No such file");
     bytes_release(&piece);
     download_free(d);
-    json_decref(list);
 }
 
 TEST(test_signatures)

@@ -72,31 +72,29 @@ TEST(seed_is_the_same_in_any_batch)
 
 TEST(group_shares_its_prompt)
 {
-    struct bench b;
-    struct engine_options options = plain_options();
-    bench_start(&b, &options);
+    struct bench *b = bench_plain();
     struct sampling s = random_sampling(400, 5);
     s.n = 6;
-    b.slow_ms = 1;
-    struct take *group = submit(&b, 42, 1, &s);
-    await_tokens(&b, group, 5, 3);
-    assert_ok(engine_pause(b.engine, 10000));
-    b.slow_ms = 0;
+    b->slow_ms = 1;
+    struct take *group = submit(b, 42, 1, &s);
+    await_tokens(b, group, 5, 3);
+    assert_ok(engine_pause(b->engine, 10000));
+    b->slow_ms = 0;
     int wanted = 42 / 4; // the prompt's full blocks, once
     for (int i = 0; i < 6; i++) {
         int computed = 42 + group->sample[i].n - 1; // the last token's keys come with the next step
         wanted += (computed + 3) / 4 - 42 / 4;
     }
-    assert_int_equal(stats_of(&b).kv_blocks_used, wanted);
-    engine_cancel(b.engine, group->request, -1);
-    assert_ok(engine_resume(b.engine));
-    await_done(&b, group);
+    assert_int_equal(stats_of(b).kv_blocks_used, wanted);
+    engine_cancel(b->engine, group->request, -1);
+    assert_ok(engine_resume(b->engine));
+    await_done(b, group);
 
     // Sample i draws from the same stream in a group of any size, and not its sibling's.
     s.max_tokens = 12;
-    struct take *six = run(&b, 42, 1, &s);
+    struct take *six = run(b, 42, 1, &s);
     s.n = 3;
-    struct take *three = run(&b, 42, 1, &s);
+    struct take *three = run(b, 42, 1, &s);
     bool differ = false;
     for (int i = 0; i < 3; i++) {
         assert_same_tokens(six, i, three, i);
@@ -107,28 +105,24 @@ TEST(group_shares_its_prompt)
     const struct sample_telemetry *t = &six->sample[4].telemetry;
     assert_int_equal(t->prompt_tokens, 42);
     assert_int_equal(t->generated_tokens, 12);
-    assert_int_equal(t->kv_bytes_peak, (42 + 11 + 3) / 4 * stats_of(&b).kv_bytes_per_block);
+    assert_int_equal(t->kv_bytes_peak, (42 + 11 + 3) / 4 * stats_of(b).kv_bytes_per_block);
     assert_true(t->queue_ms >= 0 && t->first_token_ms >= t->queue_ms &&
                 t->latency_ms >= t->first_token_ms);
-    assert_int_equal(idle_stats(&b).kv_blocks_used, 0);
-    bench_end(&b);
+    assert_int_equal(idle_stats(b).kv_blocks_used, 0);
 }
 
 // With the prompt ending at every place of a block, siblings read what one alone would have
 // computed.
 TEST(siblings_read_the_whole_prompt)
 {
-    struct bench b;
-    struct engine_options options = plain_options();
-    bench_start(&b, &options);
+    struct bench *b = bench_plain();
     for (int n_prompt = 2; n_prompt < 14; n_prompt++) {
         struct sampling s = greedy(24);
-        struct take *alone = run(&b, n_prompt, 50, &s);
+        struct take *alone = run(b, n_prompt, 50, &s);
         s.n = 4;
-        struct take *group = run(&b, n_prompt, 50, &s);
+        struct take *group = run(b, n_prompt, 50, &s);
         for (int i = 0; i < 4; i++) assert_same_tokens(alone, 0, group, i);
     }
-    bench_end(&b);
 }
 
 // ---- prefix cache ------------------------------------------------------------------------------

@@ -9,11 +9,9 @@
 
 TEST(stops_and_minimum)
 {
-    struct bench b;
-    struct engine_options options = plain_options();
-    bench_start(&b, &options);
+    struct bench *b = bench_plain();
     struct sampling s = greedy(20);
-    struct take *whole = run(&b, 10, 3, &s);
+    struct take *whole = run(b, 10, 3, &s);
     int at = 1; // the first token that was not there before it
     for (bool seen = true; seen; at++) {
         seen = false;
@@ -23,16 +21,15 @@ TEST(stops_and_minimum)
     }
     s.n_stop_ids = 1;
     s.stop_ids[0] = whole->sample[0].tokens[at].token;
-    struct take *stopped = run(&b, 10, 3, &s);
+    struct take *stopped = run(b, 10, 3, &s);
     assert_int_equal(stopped->sample[0].finish, FINISH_STOP);
     assert_int_equal(stopped->sample[0].n, at + 1); // the stop token is there
     assert_int_equal(stopped->sample[0].tokens[at].token, s.stop_ids[0]);
     s.min_tokens = 15;
-    struct take *late = run(&b, 10, 3, &s);
+    struct take *late = run(b, 10, 3, &s);
     assert_true(late->sample[0].n >= 15);
     for (int i = 0; i < 15; i++)
         assert_int_not_equal(late->sample[0].tokens[i].token, s.stop_ids[0]);
-    bench_end(&b);
 }
 
 TEST(eos_of_the_config)
@@ -64,13 +61,11 @@ TEST(eos_of_the_config)
 
 TEST(lists_most_likely)
 {
-    struct bench b;
-    struct engine_options options = plain_options();
-    bench_start(&b, &options);
+    struct bench *b = bench_plain();
     struct sampling s = random_sampling(20, 77);
     s.temperature = 0.7f;
     s.logprobs = 3;
-    struct take *take = run(&b, 10, 3, &s);
+    struct take *take = run(b, 10, 3, &s);
     int found = 0;
     for (int t = 0; t < 20; t++) {
         const struct top_logprob *top = take->sample[0].top[t];
@@ -84,20 +79,18 @@ TEST(lists_most_likely)
         assert_float_equal(sampled->processed_logprob, sampled->logprob, 1e-6f); // nothing was cut
     }
     assert_true(found > 0);
-    bench_end(&b);
 }
 
 TEST(refuses_what_it_cannot_do)
 {
-    struct bench b;
     struct request *r = NULL;
     int32_t prompt[600];
     struct engine_options options = plain_options();
     options.max_batch = 2;
     options.max_queue = 3;
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     struct engine_info info;
-    engine_info(b.engine, &info);
+    engine_info(b->engine, &info);
     assert_int_equal(info.max_context, 512);
     make_prompt(prompt, 600, 1);
     const struct {
@@ -117,35 +110,34 @@ TEST(refuses_what_it_cannot_do)
         struct sampling bad = cases[i].s;
         if (bad.n == 0) bad.n = 1;
         if (bad.top_p == 0) bad.top_p = 1;
-        assert_refused(&b, prompt, cases[i].n_prompt, &bad, ST_INVALID, cases[i].part);
+        assert_refused(b, prompt, cases[i].n_prompt, &bad, ST_INVALID, cases[i].part);
     }
     struct sampling s = greedy(4);
     s.top_p = 0;
-    assert_refused(&b, prompt, 5, &s, ST_INVALID, "top_p");
+    assert_refused(b, prompt, 5, &s, ST_INVALID, "top_p");
     s = greedy(4);
     prompt[3] = VOCAB;
-    assert_refused(&b, prompt, 5, &s, ST_INVALID,
+    assert_refused(b, prompt, 5, &s, ST_INVALID,
                    "prompt token 3 is 320, outside the vocabulary of 320");
     prompt[3] = -1;
-    assert_refused(&b, prompt, 5, &s, ST_INVALID, "prompt token 3 is -1");
+    assert_refused(b, prompt, 5, &s, ST_INVALID, "prompt token 3 is -1");
     assert_status(request_new(prompt, 0, &s, NULL, &r), ST_INVALID);
     s.n = 0;
     assert_status(request_new(prompt, 5, &s, NULL, &r), ST_INVALID);
     assert_null(r);
 
-    assert_ok(engine_pause(b.engine, 10000));
+    assert_ok(engine_pause(b->engine, 10000));
     prompt[3] = 1;
     s = greedy(4);
     s.n = 5;
-    struct take *full = submit_ids(&b, prompt, 5, &s);
+    struct take *full = submit_ids(b, prompt, 5, &s);
     s.n = 1;
-    assert_refused(&b, prompt, 5, &s, ST_BUSY, "the queue is full");
+    assert_refused(b, prompt, 5, &s, ST_BUSY, "the queue is full");
     assert_int_equal(full->sample[0].n, 0); // paused
-    assert_ok(engine_resume(b.engine));
-    await_done(&b, full);
-    struct take *after = run_ids(&b, prompt, 5, &s);
+    assert_ok(engine_resume(b->engine));
+    await_done(b, full);
+    struct take *after = run_ids(b, prompt, 5, &s);
     assert_same_tokens(full, 0, after, 0);
-    bench_end(&b);
 }
 
 TEST(wrong_options)
@@ -153,12 +145,10 @@ TEST(wrong_options)
     struct engine *e = NULL;
     struct engine_options options = plain_options();
     options.device = "abacus";
-    assert_status(engine_new(&options, on_event, NULL, &e), ST_INVALID);
-    assert_message("abacus");
+    assert_fails(engine_new(&options, on_event, NULL, &e), ST_INVALID, "abacus");
     options = plain_options();
     options.dtype = DT_BF16;
-    assert_status(engine_new(&options, on_event, NULL, &e), ST_UNSUPPORTED);
-    assert_message("bf16");
+    assert_fails(engine_new(&options, on_event, NULL, &e), ST_UNSUPPORTED, "bf16");
     options = plain_options();
     options.model_folder = test_path(folder, "nowhere");
     assert_status(engine_new(&options, on_event, NULL, &e), ST_NOT_FOUND);
@@ -205,31 +195,28 @@ TEST(loading_fails)
 
 TEST(cancels)
 {
-    struct bench b;
-    struct engine_options options = plain_options();
-    bench_start(&b, &options);
+    struct bench *b = bench_plain();
     struct sampling s = random_sampling(450, 5);
     s.n = 4;
-    b.slow_ms = 1;
-    struct take *take = submit(&b, 20, 1, &s);
-    await_tokens(&b, take, 1, 2);
-    engine_cancel(b.engine, take->request, 1);
-    await_tokens(&b, take, 0, tokens_of(&b, take, 0) + 2);
-    engine_cancel(b.engine, take->request, -1);
-    await_done(&b, take);
+    b->slow_ms = 1;
+    struct take *take = submit(b, 20, 1, &s);
+    await_tokens(b, take, 1, 2);
+    engine_cancel(b->engine, take->request, 1);
+    await_tokens(b, take, 0, tokens_of(b, take, 0) + 2);
+    engine_cancel(b->engine, take->request, -1);
+    await_done(b, take);
     assert_int_equal(take->sample[1].finish, FINISH_CANCELLED);
     assert_int_equal(take->sample[1].telemetry.generated_tokens, take->sample[1].n);
-    assert_int_equal(idle_stats(&b).kv_blocks_used, 0);
+    assert_int_equal(idle_stats(b).kv_blocks_used, 0);
     // cancelled before it was ever looked at
-    assert_ok(engine_pause(b.engine, 10000));
-    take = submit(&b, 20, 1, &s);
-    engine_cancel(b.engine, take->request, -1);
-    await_done(&b, take);
+    assert_ok(engine_pause(b->engine, 10000));
+    take = submit(b, 20, 1, &s);
+    engine_cancel(b->engine, take->request, -1);
+    await_done(b, take);
     for (int i = 0; i < 4; i++) {
         assert_int_equal(take->sample[i].finish, FINISH_CANCELLED);
         assert_int_equal(take->sample[i].n, 0);
     }
-    bench_end(&b);
 }
 
 TEST(ends_with_and_without_drain)

@@ -27,45 +27,52 @@ static int daemon_main(bool stay, char **argv)
 
 TEST(second_daemon_is_refused)
 {
-    struct bench b;
     struct test_child child;
-    int32_t prompt[5] = {1, 2, 3, 4, 5};
-    struct engine_options options = plain_options();
-    bench_start(&b, &options);
+    const int32_t prompt[5] = {1, 2, 3, 4, 5};
+    struct bench *b = bench_plain();
     start_self(&child, "--daemon", model_a, "0", false);
     assert_int_equal(test_wait(&child, WAIT_MS), 1);
-    char *log = test_read(child.log);
-    assert_contains(log, "another server uses this bridge");
-    assert_true(file_exists(options.bridge_path));
-    start_writer(&child, model_b, "1", false); // and the first one's bridge works
-    assert_int_equal(test_wait(&child, WAIT_MS), 0);
-    struct take *take = greedy_of(&b, prompt, 5, 5);
-    assert_int_equal(take->sample[0].tokens[0].weight_version, 4);
-    bench_end(&b);
+    assert_contains(test_read(child.log), "another server uses this bridge");
+    assert_true(file_exists(bridge_path));
+    run_writer(model_b, "1", false); // and the first one's bridge works
+    assert_int_equal(greedy_of(b, prompt, 5, 5)->sample[0].tokens[0].weight_version, 4);
+}
+
+struct left { // of a daemon in shared memory: paths
+    char arena[192], page[192];
+};
+
+static struct left left_by(const char *bridge)
+{
+    struct left ret;
+    struct bridge_file *file = NULL;
+    assert_ok(bridge_file_read(bridge, &file));
+    snprintf(ret.arena, sizeof ret.arena, "/dev/shm%s", file->roles[0].handle);
+    snprintf(ret.page, sizeof ret.page, "/dev/shm%s", file->control_page);
+    bridge_file_free(file);
+    assert_true(file_exists(ret.arena) && file_exists(ret.page));
+    return ret;
+}
+
+static struct left killed_daemon(void)
+{
+    struct test_child child;
+    start_self(&child, "--daemon", model_a, "0", true);
+    for (int i = 0; i < WAIT_MS && !file_exists(bridge_path); i++) clock_sleep_ms(1);
+    test_end(&child); // SIGKILL
+    return left_by(bridge_path);
 }
 
 // A daemon that was killed leaves page, arena and bridge file; the next one takes their place.
 TEST(killed_daemon_is_replaced)
 {
-    struct bench b;
-    char left[192];
-    struct test_child child;
-    struct engine_options options = plain_options();
-    start_self(&child, "--daemon", model_a, "0", true);
-    for (int i = 0; i < WAIT_MS && !file_exists(options.bridge_path); i++) clock_sleep_ms(1);
-    test_kill(&child, SIGKILL);
-    test_end(&child);
-    struct bridge_file *file = NULL;
-    assert_ok(bridge_file_read(options.bridge_path, &file));
-    snprintf(left, sizeof left, "/dev/shm%s", file->roles[0].handle);
-    bridge_file_free(file);
-    assert_true(file_exists(left));
-    bench_start(&b, &options);
-    assert_false(file_exists(left));
-    start_writer(&child, model_b, "1", false);
-    assert_int_equal(test_wait(&child, WAIT_MS), 0);
-    assert_int_equal(stats_of(&b).updates, 1);
-    bench_end(&b);
+    const struct engine_options options = plain_options();
+    const struct left left = killed_daemon();
+    struct bench *b = bench_of(&options);
+    assert_false(file_exists(left.arena));
+    run_writer(model_b, "1", false);
+    assert_int_equal(stats_of(b).updates, 1);
+    test_now(b);
     assert_false(file_exists(options.bridge_path));
 }
 
@@ -73,30 +80,15 @@ TEST(killed_daemon_is_replaced)
 // living one uses stays.
 TEST(killed_daemons_memory_is_freed)
 {
-    struct bench b, living;
-    char arena[192], page[192], living_page[192];
-    struct test_child child;
-    struct bridge_file *file = NULL;
-    struct engine_options options = plain_options(), other = options;
-    start_self(&child, "--daemon", model_a, "0", true);
-    for (int i = 0; i < WAIT_MS && !file_exists(options.bridge_path); i++) clock_sleep_ms(1);
-    test_end(&child); // SIGKILL
-    assert_ok(bridge_file_read(options.bridge_path, &file));
-    snprintf(arena, sizeof arena, "/dev/shm%s", file->roles[0].handle);
-    snprintf(page, sizeof page, "/dev/shm%s", file->control_page);
-    bridge_file_free(file);
-    assert_true(file_exists(arena) && file_exists(page));
-
+    const struct engine_options options = plain_options();
+    struct engine_options other = options;
+    const struct left left = killed_daemon();
     other.bridge_path = test_path(folder, "other-bridge.json");
-    bench_start(&living, &other);
-    assert_false(file_exists(arena) || file_exists(page));
-    assert_ok(bridge_file_read(other.bridge_path, &file));
-    snprintf(living_page, sizeof living_page, "/dev/shm%s", file->control_page);
-    bridge_file_free(file);
-    bench_start(&b, &options);
-    assert_true(file_exists(living_page));
-    bench_end(&b);
-    bench_end(&living);
+    bench_of(&other);
+    assert_false(file_exists(left.arena) || file_exists(left.page));
+    const struct left living = left_by(other.bridge_path);
+    bench_of(&options);
+    assert_true(file_exists(living.page));
 }
 
 TESTS_BETWEEN(engine_bench_set_up, NULL)

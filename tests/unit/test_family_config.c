@@ -21,12 +21,12 @@ static const json_t *base_of(const char *name)
 static enum status read_case(const json_t *row, const char *set, struct model_config **ret)
 {
     static const char *const newer[] = {"rope_parameters", "layer_types", "no_rope_layers"};
-    json_t *json = json_deep_copy(base_of(json_string_value(json_object_get(row, "of"))));
+    json_t *json =
+        test_keep(json_deep_copy(base_of(json_string_value(json_object_get(row, "of")))));
     for (int i = 0; i < 3 && set && json_is_true(json_object_get(row, "older")); i++)
         json_object_del(json, newer[i]);
     if (set) json_object_update(json, json_object_get(row, set));
     enum status st = model_config_from_json("config.json", json, ret);
-    json_decref(json);
     return st;
 }
 

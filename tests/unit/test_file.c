@@ -47,12 +47,9 @@ TEST(read_limits_and_errors)
     struct bytes b = BYTES_INIT;
     bytes_puts(&b, "untouched");
     test_write(path, "12345", 5);
-    assert_status(file_read(path, 4, &b), ST_FORMAT);
-    assert_message(path);
-    assert_status(file_read(test_path(folder, "missing"), 10, &b), ST_NOT_FOUND);
-    assert_message("missing");
-    assert_status(file_read(folder, 10, &b), ST_IO);
-    assert_message("folder");
+    assert_fails(file_read(path, 4, &b), ST_FORMAT, path);
+    assert_fails(file_read(test_path(folder, "missing"), 10, &b), ST_NOT_FOUND, "missing");
+    assert_fails(file_read(folder, 10, &b), ST_IO, "folder");
     assert_int_equal(mkfifo(fifo, 0600), 0);
     assert_status(file_read(fifo, 10, &b), ST_IO); // and does not hang
     assert_string_equal(bytes_text(&b), "untouched");
@@ -79,12 +76,10 @@ TEST(lines_of_no_file)
     struct bytes b = BYTES_INIT;
     char name[400];
     assert_int_equal(symlink("/dev/zero", path), 0);
-    assert_status(file_each_line(path, no_line, NULL), ST_IO);
-    assert_message("a special file, not a regular file");
+    assert_fails(file_each_line(path, no_line, NULL), ST_IO, "a special file, not a regular file");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_status(file_each_line(path, no_line, NULL), ST_IO);
-    assert_message(path);
+    assert_fails(file_each_line(path, no_line, NULL), ST_IO, path);
     assert_status(file_read(test_path(path, "below"), 10, &b), ST_NOT_FOUND);
     memset(name, 'x', sizeof name - 1);
     name[sizeof name - 1] = '\0';
@@ -199,8 +194,7 @@ TEST(folders)
     assert_ok(file_make_folders(deep));
     assert_ok(file_make_folders("/"));
     test_write(test_path(folder, "a/b/file"), "x", 1);
-    assert_status(file_make_folders(test_path(folder, "a/b/file/d")), ST_IO);
-    assert_message("a/b/file");
+    assert_fails(file_make_folders(test_path(folder, "a/b/file/d")), ST_IO, "a/b/file");
     assert_ok(file_sync_folder(deep));
     assert_status(file_sync_folder(test_path(folder, "z")), ST_NOT_FOUND);
 

@@ -116,19 +116,19 @@ TEST(test_json)
     struct http_client *c = client_of(server.socket);
     json_t *answer = NULL, *body = json_pack("{s:[i,i]}", "ids", 1, 2);
     for (int n = 1; n <= 3; n++) { // one connection is kept
-        assert_int_equal(http_get_json(c, "/count", 2000, &answer), ST_OK);
+        assert_ok(http_get_json(c, "/count", 2000, &answer));
         assert_int_equal(json_integer_value(json_object_get(answer, "n")), n);
         json_decref(answer);
     }
-    assert_int_equal(post_json(c, "/echo", body, &answer), ST_OK);
+    assert_ok(post_json(c, "/echo", body, &answer));
     assert_true(json_equal(answer, body));
     json_decref(answer);
-    assert_int_equal(post_json(c, "/echo", NULL, &answer), ST_OK);
+    assert_ok(post_json(c, "/echo", NULL, &answer));
     assert_true(json_is_object(answer) && json_object_size(answer) == 0);
     json_decref(answer);
-    assert_int_equal(post_json(c, "/echo", body, NULL), ST_OK);
+    assert_ok(post_json(c, "/echo", body, NULL));
     struct bytes text = BYTES_INIT;
-    assert_int_equal(http_get(c, "/count", 2000, &text), ST_OK);
+    assert_ok(http_get(c, "/count", 2000, &text));
     assert_string_equal(bytes_text(&text), "{\"n\": 7}");
     bytes_release(&text);
     json_decref(body);
@@ -161,7 +161,7 @@ TEST(test_gone_and_late)
     assert_int_equal(http_get_json(c, "/never", 150, &answer), ST_TIMEOUT);
     assert_true(clock_ms_since(start) >= 150 && clock_ms_since(start) < 1500);
     assert_int_equal(http_get_json(c, "/closes", 2000, &answer), ST_PEER_GONE);
-    assert_int_equal(http_get_json(c, "/count", 2000, &answer), ST_OK); // and it works again
+    assert_ok(http_get_json(c, "/count", 2000, &answer)); // and it works again
     json_decref(answer);
     http_client_free(c);
     c = client_of("/tmp/no-such-socket");
@@ -240,7 +240,7 @@ TEST(test_lines)
 static void submit(struct http_client *client, struct consumer *c, const char *path, int id,
                    int timeout_ms, int idle_timeout_ms)
 {
-    json_t *body = json_pack("[i]", id);
+    json_t *body = test_keep(json_pack("[i]", id));
     const struct http_call call = {.path = path,
                                    .post = true,
                                    .body = body,
@@ -249,7 +249,6 @@ static void submit(struct http_client *client, struct consumer *c, const char *p
                                    .on_line = take,
                                    .context = c};
     assert_ok(http_submit(client, &call, &c->request));
-    json_decref(body);
 }
 
 static void assert_lines(const struct consumer *c, int id, int n)
@@ -300,17 +299,14 @@ TEST(each_has_its_own_error)
     submit(client, &busy, "/busy", 6, LIMIT_MS, 0);
     assert_ok(http_finish(good.request, NULL));
     assert_lines(&good, 1, 2);
-    assert_status(http_finish(busy.request, NULL), ST_BUSY);
-    assert_message("POST /busy: 429: queue full");
-    assert_status(http_finish(wrong.request, NULL), ST_FORMAT);
-    assert_message("line 2 of [5]");
+    assert_fails(http_finish(busy.request, NULL), ST_BUSY, "POST /busy: 429: queue full");
+    assert_fails(http_finish(wrong.request, NULL), ST_FORMAT, "line 2 of [5]");
     assert_lines(&wrong, 5, 1);
-    assert_status(http_finish(idle.request, NULL), ST_TIMEOUT);
-    assert_message("POST /stall-idle: nothing arrived for 200 ms");
-    assert_status(http_finish(late.request, NULL), ST_TIMEOUT);
-    assert_message("POST /stall: no whole response within 300 ms");
-    assert_status(http_finish(cut.request, NULL), ST_PEER_GONE);
-    assert_message("POST /cut");
+    assert_fails(http_finish(idle.request, NULL), ST_TIMEOUT,
+                 "POST /stall-idle: nothing arrived for 200 ms");
+    assert_fails(http_finish(late.request, NULL), ST_TIMEOUT,
+                 "POST /stall: no whole response within 300 ms");
+    assert_fails(http_finish(cut.request, NULL), ST_PEER_GONE, "POST /cut");
     http_client_free(client);
 }
 
@@ -341,8 +337,7 @@ TEST(the_life_of_each_server_is_asked_for)
     submit(client, &good, "/slow?400", 1, LIMIT_MS, 0);
     assert_ok(http_submit(client, &call, &request));
     const int64_t start = clock_now_ns();
-    assert_status(http_finish(request, NULL), ST_PEER_GONE);
-    assert_message("it died");
+    assert_fails(http_finish(request, NULL), ST_PEER_GONE, "it died");
     assert_true(clock_ms_since(start) < 10000);
     assert_ok(http_finish(good.request, NULL));
     http_client_free(client);
@@ -369,8 +364,8 @@ TEST(servers_side_by_side)
     struct http_transfer *request = NULL;
     const struct http_call nobody = {
         .server = "http://127.0.0.1:1", .path = "/", .timeout_ms = 9000};
-    assert_status(http_perform(client, &nobody, NULL), ST_PEER_GONE);
-    assert_message("nobody answers on http://127.0.0.1:1");
+    assert_fails(http_perform(client, &nobody, NULL), ST_PEER_GONE,
+                 "nobody answers on http://127.0.0.1:1");
     const struct http_call nameless = {.server = "", .path = "/"};
     assert_status(http_submit(client, &nameless, &request), ST_INVALID);
     assert_null(request);
@@ -395,8 +390,9 @@ TEST(a_killed_server_ends_them_all)
     }
     const int64_t start = clock_now_ns();
     canned_server_stop(&other);
-    for (int i = 0; i < 4; i++) assert_status(http_finish(c[i].request, NULL), ST_PEER_GONE);
-    assert_message("the server closed the connection on");
+    for (int i = 0; i < 4; i++)
+        assert_fails(http_finish(c[i].request, NULL), ST_PEER_GONE,
+                     "the server closed the connection on");
     assert_true(clock_ms_since(start) < 10000);
     http_client_free(client);
 }

@@ -26,9 +26,8 @@ static enum status render_with(const char *text, size_t len, const json_t *varia
 // With no variables at all; the sentence of a failure is status_message().
 static enum status render(const char *text, const struct jinja_limits *limits, struct bytes *ret)
 {
-    json_t *none = json_object();
+    json_t *none = test_keep(json_object());
     enum status st = render_with(text, strlen(text), none, limits, ret);
-    json_decref(none);
     return st;
 }
 
@@ -168,7 +167,7 @@ TEST(long_operands)
     struct bytes got = BYTES_INIT;
     memset(text, 'a', LENGTH);
     text[LENGTH] = 0;
-    json_t *variables = json_pack("{s:s, s:{s:i}}", "k", text, "d", text, 1);
+    json_t *variables = test_keep(json_pack("{s:s, s:{s:i}}", "k", text, "d", text, 1));
     text[LENGTH - 1] = 'b';
     json_object_set_new(variables, "k2", json_string(text));
     json_object_set_new(json_object_get(variables, "d"), text, json_true());
@@ -179,7 +178,6 @@ TEST(long_operands)
             fail_msg("%s is not charged", row_text(cases, i, "expression"));
         assert_message("more steps than the limit");
     }
-    json_decref(variables);
     free(text);
     bytes_release(&got);
 }
@@ -190,20 +188,15 @@ TEST(deep_messages)
     json_t *deep = json_array(), *variables = json_object();
     for (int i = 0; i < 1000; i++) deep = json_pack("[o]", deep);
     json_object_set_new(variables, "x", deep);
-    assert_status(render_with("{{ x }}", 7, variables, NULL, &got), ST_INVALID);
-    assert_message("deeper than");
+    assert_fails(render_with("{{ x }}", 7, variables, NULL, &got), ST_INVALID, "deeper than");
     json_decref(variables);
     bytes_release(&got);
 }
 
-TEST(content_in_parts)
+TEST_EACH(content_in_parts, "jinja")
 {
-    const json_t *cases = test_rows("jinja", "content_in_parts");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        struct jinja *t = NULL;
-        assert_ok(
-            jinja_parse("T", row_text(cases, i, "text"), strlen(row_text(cases, i, "text")), &t));
-        assert_int_equal(jinja_loops_over_content(t), row_flag(cases, i, "loops"));
-        jinja_free(t);
-    }
+    struct jinja *t = NULL;
+    assert_ok(jinja_parse("T", row_text(cases, i, "text"), strlen(row_text(cases, i, "text")), &t));
+    assert_int_equal(jinja_loops_over_content(t), row_flag(cases, i, "loops"));
+    jinja_free(t);
 }

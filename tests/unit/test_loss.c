@@ -1,34 +1,46 @@
-/* test_loss.c: trainer/loss against a table of torch's values (tests/golden/losses), hand-computed
- * ones and finite differences, and trainer/advantage. */
+/* test_loss.c: trainer/learn/loss against a table of torch's values (tests/golden/losses),
+ * hand-computed ones and finite differences; and of samples in which a frozen model's tokens stand
+ * among the policy's: their weight in sum and mean, and what they have no part in. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/names.h"
 #include "common/base/rng.h"
 #include "tests/support/loss_batch.h"
 #include "tests/support/support.h"
 #include "trainer/learn/stats.h"
-#include "trainer/reward/advantage.h"
 #include "trainer/learn/loss.h"
 
 #define SEQS 5
 static const int first[SEQS + 1] = {0, 4, 4, 7, 8, 14}; // the second is empty
 #define TOKENS 14
+enum { F = AUTHOR_FROZEN, P = AUTHOR_POLICY };
+static const uint8_t mask[TOKENS] = {P, F, F, P, F, P, P, F, P, P, F, P, P, F}; // the fourth: none
 
 struct inputs {
     float logprobs[TOKENS], old[TOKENS], sampler[TOKENS], ref[TOKENS], advantages[SEQS];
 };
 
-static void make_inputs(uint64_t seed, struct inputs *in)
+// within: the clip changes nothing.
+static struct inputs make_inputs(uint64_t seed, bool within)
 {
+    struct inputs in;
     struct rng r;
     rng_init(&r, seed, 0);
     for (int i = 0; i < TOKENS; i++) {
-        in->logprobs[i] = -0.2f - 2 * rng_uniform(&r);
-        in->old[i] = in->logprobs[i] + 0.3f * rng_normal(&r);
-        in->ref[i] = in->logprobs[i] + 0.2f * rng_normal(&r);
-        in->sampler[i] = in->old[i] + 0.4f * rng_normal(&r);
+        in.logprobs[i] = -0.2f - 2 * rng_uniform(&r);
+        in.old[i] = in.logprobs[i] + (within ? 0.02f : 0.3f) * rng_normal(&r);
+        in.ref[i] = in.logprobs[i] + 0.2f * rng_normal(&r);
+        in.sampler[i] = in.old[i] + (within ? 0.1f : 0.4f) * rng_normal(&r);
     }
-    for (int s = 0; s < SEQS; s++) in->advantages[s] = rng_normal(&r);
-    in->advantages[3] = 0;
+    for (int s = 0; s < SEQS; s++) in.advantages[s] = rng_normal(&r);
+    in.advantages[3] = within; // or 0
+    return in;
+}
+
+static double sum_of_weights(double frozen)
+{
+    double sum = 0;
+    for (int t = 0; t < TOKENS; t++) sum += mask[t] == P ? 1 : frozen;
+    return sum;
 }
 
 static struct loss_batch batch_of(const struct inputs *in)
@@ -46,13 +58,23 @@ static struct loss_batch batch_of(const struct inputs *in)
     };
 }
 
-static double loss_of(const struct loss_config *config, const struct inputs *in, float *ret)
+// authors: NULL, mask, or that the policy wrote all.
+static struct update_stats stats_of(const struct loss_config *config, const struct inputs *in,
+                                    const uint8_t *authors, float *ret)
 {
     struct update_stats stats = {0};
     struct loss_batch batch = batch_of(in);
     float unused[TOKENS];
+    batch.authors = authors;
+    if (authors) batch.step_tokens = sum_of_weights(config->frozen_weight);
     loss_batch_compute(config, &batch, &stats, ret ? ret : unused);
-    return stats.range[STAT_LOSS].sum;
+    return stats;
+}
+
+static double loss_of(const struct loss_config *config, const struct inputs *in,
+                      const uint8_t *authors, float *ret)
+{
+    return stats_of(config, in, authors, ret).range[STAT_LOSS].sum;
 }
 
 static const struct loss_config plain = {
@@ -112,31 +134,38 @@ static bool near_kink(const struct loss_config *config, const struct inputs *in,
 
 static int slopes_checked;
 
-static void check_slopes(const struct loss_config *config)
+static void check_slopes_of(const struct loss_config *config, const struct inputs *in,
+                            const uint8_t *authors)
 {
     const float h = 1.0f / 512;
+    float derivative[TOKENS];
+    loss_of(config, in, authors, derivative);
+    for (int s = 0; s < SEQS; s++) {
+        if (near_kink(config, in, s, 0.01)) continue;
+        for (int t = first[s]; t < first[s + 1]; t++) {
+            struct inputs up = *in, down = *in;
+            up.logprobs[t] += h;
+            down.logprobs[t] -= h;
+            // the distance that f32 really took
+            const double step = (double)up.logprobs[t] - down.logprobs[t];
+            const double slope =
+                (loss_of(config, &up, authors, NULL) - loss_of(config, &down, authors, NULL)) /
+                step;
+            if (!(fabs(slope - derivative[t]) < 2e-5))
+                fail_msg("%s, level %d, token %d: slope %g, derivative %g",
+                         loss_type_names[config->type], config->sequence_level, t, slope,
+                         (double)derivative[t]);
+            slopes_checked++;
+        }
+    }
+}
+
+static void check_slopes(const struct loss_config *config)
+{
     if (config->type == LOSS_CISPO) return; // see cispo_weight_is_constant
     for (uint64_t seed = 1; seed <= 4; seed++) {
-        struct inputs in;
-        float derivative[TOKENS];
-        make_inputs(seed, &in);
-        loss_of(config, &in, derivative);
-        for (int s = 0; s < SEQS; s++) {
-            if (near_kink(config, &in, s, 0.01)) continue;
-            for (int t = first[s]; t < first[s + 1]; t++) {
-                struct inputs up = in, down = in;
-                up.logprobs[t] += h;
-                down.logprobs[t] -= h;
-                // the distance that f32 really took
-                double step = (double)up.logprobs[t] - down.logprobs[t];
-                double slope = (loss_of(config, &up, NULL) - loss_of(config, &down, NULL)) / step;
-                if (!(fabs(slope - derivative[t]) < 2e-5))
-                    fail_msg("%s, level %d, seed %d, token %d: slope %g, derivative %g",
-                             loss_type_names[config->type], config->sequence_level, (int)seed, t,
-                             slope, (double)derivative[t]);
-                slopes_checked++;
-            }
-        }
+        const struct inputs in = make_inputs(seed, false);
+        check_slopes_of(config, &in, NULL);
     }
 }
 
@@ -153,178 +182,118 @@ TEST(each_loss_has_its_formula_on_the_page)
         snprintf(name, sizeof name, "`%s`", loss_type_names[type]);
         if (!strstr(page, name)) fail_msg("docs/use/losses.md does not have %s", name);
     }
-    free(page);
 }
 
 // CISPO's weight is held fixed: its derivative is not that of its value, but weight * advantage.
 TEST(cispo_weight_is_constant)
 {
     struct loss_config config = plain;
-    struct inputs in;
+    const struct inputs in = make_inputs(3, false);
     float derivative[TOKENS];
     config.type = LOSS_CISPO;
     config.epsilon_high = 1.28; // the cap itself
-    make_inputs(3, &in);
-    loss_of(&config, &in, derivative);
+    loss_of(&config, &in, NULL, derivative);
     for (int s = 0; s < SEQS; s++)
         for (int t = first[s]; t < first[s + 1]; t++) {
             double ratio = exp((double)in.logprobs[t] - in.old[t]);
             double wanted = -fmin(ratio, 1.28) * in.advantages[s] / TOKENS;
-            assert_true(fabs(derivative[t] - wanted) < 1e-6);
+            assert_near(derivative[t], wanted, 1e-6);
         }
+}
+
+static int value_of(const char *const names[], const char *text)
+{
+    int value = 0;
+    assert_ok(name_parse(names, text, &value));
+    return value;
+}
+
+// A list of a row's, or NULL where it has none.
+static const float *floats_of(const json_t *row, const char *name, float ret[TOKENS])
+{
+    const json_t *list = json_object_get(row, name);
+    for (size_t k = 0; k < json_array_size(list); k++)
+        ret[k] = (float)json_number_value(json_array_get(list, k));
+    return list ? ret : NULL;
+}
+
+static json_t *stats_json(const struct update_stats *stats)
+{
+    static const struct {
+        const char *name;
+        enum statistic stat;
+    } list[] = {{"loss", STAT_LOSS},
+                {"kl", STAT_KL},
+                {"ratio", STAT_RATIO},
+                {"off_policy", STAT_OFF_POLICY},
+                {"clip_low", STAT_CLIP_LOW},
+                {"clip_high", STAT_CLIP_HIGH},
+                {"clip_delta", STAT_CLIP_DELTA},
+                {"seq_clip_low", STAT_SEQ_CLIP_LOW},
+                {"seq_clip_high", STAT_SEQ_CLIP_HIGH},
+                {"tis", STAT_TIS}};
+    json_t *json = test_keep(json_object());
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        const struct range_stats *r = &stats->range[list[i].stat];
+        json_object_set_new(json, list[i].name,
+                            json_pack("{s:f, s:f, s:f, s:i}", "sum", r->sum, "min", r->min, "max",
+                                      r->max, "n", (int)r->n));
+    }
+    return json;
 }
 
 // Two sequences of 2 and 1 tokens, ratios e^0.5 (clipped at 1.2) and 1 with advantage 1, ratio
-// e^-0.5 (clipped at 0.8) with advantage -2.
-TEST(values_by_hand)
+// e^-0.5 (clipped at 0.8) with advantage -2. The three estimates of the divergence of one token
+// with ratio 1 and d = 0.5 to the reference, and their slopes: the ratio as a factor leaves the
+// value as it is and adds it to the slope; the divergence of what an environment wrote is none of
+// the policy's. A ratio of e = 2.718 with advantage -1 has no bound from the clip; the dual clip is
+// one; with advantage 1 the clip is the lower bound of the two, as without it.
+TEST_EACH(values_by_hand, "loss")
 {
-    static const int bounds[3] = {0, 2, 3};
-    static const float logprobs[3] = {-1.0f, -2.0f, -1.5f}, old[3] = {-1.5f, -2.0f, -1.0f};
-    static const float advantages[2] = {1, -2};
-    struct loss_batch batch = {.n_seqs = 2,
-                               .first = bounds,
-                               .logprobs = logprobs,
-                               .old_logprobs = old,
-                               .advantages = advantages,
-                               .step_seqs = 2,
-                               .step_tokens = 3};
-    static const struct {
-        enum loss_type type;
-        double loss, slope[3];
-    } wanted[] = {
-        {LOSS_GRPO, ((-1.2 - 1) / 2 + 1.6) / 2, {0, -0.25, 0}},
-        {LOSS_DAPO, (-1.2 - 1 + 1.6) / 3, {0, -1.0 / 3, 0}},
-        {LOSS_BNPO, (-1.2 - 1 + 1.6) / 3, {0, -1.0 / 3, 0}},
-        {LOSS_DR_GRPO, (-1.2 - 1 + 1.6) / 20, {0, -0.05, 0}},
-        {LOSS_CISPO,
-         (1.2 * 1.0 + 2.0 - 2 * 0.60653065971 * 1.5) / 3,
-         {-0.4, -1.0 / 3, 2 * 0.60653065971 / 3}},
-    };
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        struct loss_config config = plain;
-        struct update_stats stats = {0};
-        float slope[3];
-        config.type = wanted[i].type;
-        config.epsilon_high = config.type == LOSS_CISPO ? 1.2 : 0.2;
-        loss_batch_compute(&config, &batch, &stats, slope);
-        assert_true(fabs(stats.range[STAT_LOSS].sum - wanted[i].loss) < 1e-9);
-        for (int t = 0; t < 3; t++) assert_true(fabs(slope[t] - wanted[i].slope[t]) < 1e-6);
-        assert_int_equal(stats.range[STAT_RATIO].n, 3);
-        assert_int_equal(stats.range[STAT_OFF_POLICY].n, 2); // sequences
-        assert_true(stats.range[STAT_CLIP_HIGH].sum == 1);
-        assert_true(stats.range[STAT_CLIP_LOW].sum == (wanted[i].type == LOSS_CISPO ? 0 : 1));
-        assert_true(fabs(stats.range[STAT_RATIO].min - exp(-0.5)) < 1e-9);
-        assert_true(fabs(stats.range[STAT_RATIO].max - exp(0.5)) < 1e-9);
-        assert_true(stats.range[STAT_SEQ_CLIP_HIGH].max == 0.5 &&
-                    stats.range[STAT_SEQ_CLIP_HIGH].min == 0);
-        assert_true(stats.range[STAT_SEQ_CLIP_LOW].min == 0 &&
-                    stats.range[STAT_SEQ_CLIP_LOW].n == 2);
-        assert_int_equal(stats.range[STAT_TIS].n, 0);
-    }
-}
-
-// One token with ratio 1 and d = 0.5 to the reference: the three estimates and their slopes. The
-// ratio as a factor leaves the value as it is and adds it to the slope.
-TEST(kl_by_hand)
-{
-    static const int bounds[2] = {0, 1};
-    static const float logprob = -1, ref = -0.5f, zero = 0;
-    struct loss_batch batch = {.n_seqs = 1,
-                               .first = bounds,
-                               .logprobs = &logprob,
-                               .old_logprobs = &logprob,
-                               .ref_logprobs = &ref,
-                               .advantages = &zero,
-                               .step_seqs = 1,
-                               .step_tokens = 1};
-    static const struct {
-        enum kl_estimator estimator;
-        double kl, slope;
-    } wanted[] = {{KL_K1, -0.5, 1}, {KL_K2, 0.125, -0.5}, {KL_K3, 0.14872127070, -0.64872127070}};
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
-        for (int bias = 0; bias < 2; bias++) {
-            struct loss_config config = plain;
-            struct update_stats stats = {0};
-            float slope;
-            config.beta = 0.1;
-            config.kl_estimator = wanted[i].estimator;
-            config.bias_correction_kl = bias;
-            loss_batch_compute(&config, &batch, &stats, &slope);
-            assert_true(fabs(stats.range[STAT_KL].sum - wanted[i].kl) < 1e-9);
-            assert_true(fabs(stats.range[STAT_LOSS].sum - 0.1 * wanted[i].kl) < 1e-10);
-            double by_ratio = bias ? wanted[i].kl : 0;
-            assert_true(fabs(slope - 0.1 * (wanted[i].slope + by_ratio)) < 1e-7);
-        }
-}
-
-// The divergence of what an environment wrote is none of the policy's.
-TEST(kl_is_of_the_policy_s_tokens)
-{
-    static const int bounds[2] = {0, 3};
-    static const uint8_t authors[3] = {AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_POLICY};
-    static const float logprobs[3] = {-1, -9, -1}, ref[3] = {-0.5f, -0.1f, -0.5f}, zero = 0;
+    const json_t *row = json_array_get(cases, i);
+    float logprobs[TOKENS], old[TOKENS], ref[TOKENS], advantages[TOKENS], slopes[TOKENS];
+    double bounds[SEQS], numbers[TOKENS];
+    int first_of[SEQS];
+    uint8_t authors[TOKENS];
     struct loss_config config = plain;
     struct update_stats stats = {0};
-    float slopes[3];
-    struct loss_batch batch = {.n_seqs = 1,
-                               .first = bounds,
-                               .logprobs = logprobs,
-                               .old_logprobs = logprobs,
-                               .ref_logprobs = ref,
-                               .advantages = &zero,
-                               .authors = authors,
-                               .step_seqs = 1,
-                               .step_tokens = 2};
-    config.beta = 0.1;
-    config.kl_estimator = KL_K2;
+    const int n_seqs = row_numbers(cases, i, "first", bounds, SEQS) - 1;
+    for (int s = 0; s <= n_seqs; s++) first_of[s] = (int)bounds[s];
+    memset(authors, AUTHOR_POLICY, sizeof authors);
+    const int n_others = row_numbers(cases, i, "others", numbers, TOKENS);
+    for (int k = 0; k < n_others; k++) authors[(int)numbers[k]] = AUTHOR_OTHER;
+    config.type = (enum loss_type)value_of(loss_type_names, row_text(cases, i, "type"));
+    config.epsilon_high = row_number(cases, i, "epsilon_high");
+    config.delta = row_number(cases, i, "delta");
+    config.beta = row_number(cases, i, "beta");
+    config.kl_estimator =
+        (enum kl_estimator)value_of(kl_estimator_names, row_text(cases, i, "estimator"));
+    config.bias_correction_kl = row_flag(cases, i, "bias");
+    const struct loss_batch batch = {.n_seqs = n_seqs,
+                                     .first = first_of,
+                                     .logprobs = floats_of(row, "logprobs", logprobs),
+                                     .old_logprobs = floats_of(row, "old", old),
+                                     .ref_logprobs = floats_of(row, "ref", ref),
+                                     .advantages = floats_of(row, "advantages", advantages),
+                                     .authors = n_others > 0 ? authors : NULL,
+                                     .step_seqs = n_seqs,
+                                     .step_tokens = first_of[n_seqs] - n_others};
     loss_batch_compute(&config, &batch, &stats, slopes);
-    assert_int_equal(stats.range[STAT_KL].n, 2);
-    assert_true(fabs(stats.range[STAT_KL].sum - 0.25) < 1e-9);
-    assert_true(slopes[1] == 0);
-}
-
-// A ratio of e = 2.718 with advantage -1 has no bound from the clip; the dual clip is one.
-TEST(dual_clip_by_hand)
-{
-    static const int bounds[2] = {0, 1};
-    static const float logprob = -1, old = -2, down = -1, up = 1;
-    struct loss_batch batch = {.n_seqs = 1,
-                               .first = bounds,
-                               .logprobs = &logprob,
-                               .old_logprobs = &old,
-                               .advantages = &down,
-                               .step_seqs = 1,
-                               .step_tokens = 1};
-    struct loss_config config = plain;
-    struct update_stats stats = {0};
-    float slope;
-    loss_batch_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.range[STAT_LOSS].sum - M_E) < 1e-9 && fabs(slope - M_E) < 1e-6);
-    assert_true(stats.range[STAT_CLIP_DELTA].sum == 0);
-    config.delta = 2;
-    stats = (struct update_stats){0};
-    loss_batch_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.range[STAT_LOSS].sum - 2) < 1e-9 && slope == 0);
-    assert_true(stats.range[STAT_CLIP_DELTA].sum == 1 && stats.range[STAT_CLIP_LOW].sum == 0 &&
-                stats.range[STAT_CLIP_HIGH].sum == 0);
-    batch.advantages = &up; // here the clip is the lower bound of the two, as without it
-    stats = (struct update_stats){0};
-    loss_batch_compute(&config, &batch, &stats, &slope);
-    assert_true(fabs(stats.range[STAT_LOSS].sum + 1.28) < 1e-9 && slope == 0);
-    assert_true(stats.range[STAT_CLIP_DELTA].sum == 0 && stats.range[STAT_CLIP_HIGH].sum == 1);
+    assert_has(stats_json(&stats), json_at(row, "stats"));
+    const int n = row_numbers(cases, i, "slopes", numbers, TOKENS);
+    for (int t = 0; t < n; t++) assert_near(slopes[t], numbers[t], numbers[t] == 0 ? 0 : 1e-7);
 }
 
 // Where trainer and sampler agree to the bit, the correction changes no bit.
 static void correction_of_nothing(const struct loss_config *config)
 {
-    struct inputs in;
+    struct inputs in = make_inputs(5, false);
     float with[TOKENS], without[TOKENS];
     struct loss_config off = *config;
     if (config->tis == TIS_OFF) return;
-    make_inputs(5, &in);
     memcpy(in.sampler, in.old, sizeof in.sampler);
     off.tis = TIS_OFF;
-    assert_true(loss_of(config, &in, with) == loss_of(&off, &in, without));
+    assert_true(loss_of(config, &in, NULL, with) == loss_of(&off, &in, NULL, without));
     assert_memory_equal(with, without, sizeof with);
 }
 TEST(correction_is_exactly_one)
@@ -335,11 +304,10 @@ TEST(correction_is_exactly_one)
 // However a step is cut into micro-batches, loss and derivatives are the same.
 static void check_pieces(const struct loss_config *config)
 {
-    struct inputs in;
+    const struct inputs in = make_inputs(7, false);
     float whole[TOKENS], pieces[TOKENS];
     struct update_stats stats = {0};
-    make_inputs(7, &in);
-    double loss = loss_of(config, &in, whole);
+    double loss = loss_of(config, &in, NULL, whole);
     for (int s = 0; s < SEQS; s++) {
         struct loss_batch batch = batch_of(&in);
         int bounds[2] = {0, first[s + 1] - first[s]};
@@ -352,7 +320,7 @@ static void check_pieces(const struct loss_config *config)
         batch.advantages += s;
         loss_batch_compute(config, &batch, &stats, pieces + first[s]);
     }
-    assert_true(fabs(loss - stats.range[STAT_LOSS].sum) < 1e-12);
+    assert_near(stats.range[STAT_LOSS].sum, loss, 1e-12);
     assert_memory_equal(whole, pieces, sizeof whole);
 }
 TEST(micro_batches_add_up)
@@ -430,13 +398,6 @@ static void compare(struct table *t, double have, double want)
     double off = fabs(have - want), relative = want != 0 ? off / fabs(want) : off;
     if (relative > t->worst) t->worst = relative;
     if (!(relative <= 1e-6) && !t->first_off) t->first_off = t->n_cases;
-}
-
-static int value_of(const char *const names[], const char *text)
-{
-    int value = 0;
-    assert_ok(name_parse(names, text, &value));
-    return value;
 }
 
 static struct loss_config table_config(const struct table *t, char **remaining)
@@ -536,53 +497,132 @@ TEST(torch_agrees)
     if (t.first_off) fail_msg("case %d is the first that differs", t.first_off);
 }
 
-// ---- advantages ---------------------------------------------------------------------------------
+// ---- of samples in which a frozen model's tokens stand among the policy's -----------------------
 
-TEST(advantages_by_hand)
+// Calls check() with 320 combinations of settings.
+static void for_each_tandem(void (*check)(const struct loss_config *config))
 {
-    // mean 0.5625, deviations .4375 -.5625 -.3125 .4375; std with n - 1: 0.515388
-    static const double rewards[8] = {1, 0, 0.25, 1, 0.5, 0.5, 0.5, 0.5};
-    struct advantage_stats stats;
-    float a[8];
-    advantage_estimate(&(struct advantage_config){.scale = SCALE_GROUP}, rewards, NULL, NULL, 2, 4,
-                       &stats, a);
-    double std = sqrt((2 * 0.4375 * 0.4375 + 0.5625 * 0.5625 + 0.3125 * 0.3125) / 3);
-    assert_true(fabs(a[0] - 0.4375 / (std + 1e-4)) < 1e-6);
-    assert_true(fabs(a[1] + 0.5625 / (std + 1e-4)) < 1e-6);
-    for (int i = 4; i < 8; i++) assert_true(a[i] == 0);
-    assert_true(fabs(stats.group_std - std / 2) < 1e-9);
-    // deviations from 0.53125: .46875 -.53125 -.28125 .46875 and four times -.03125
-    assert_true(fabs(stats.reward_std - sqrt((2 * 0.46875 * 0.46875 + 0.53125 * 0.53125 +
-                                              0.28125 * 0.28125 + 4 * 0.03125 * 0.03125) /
-                                             7)) < 1e-9);
-    assert_true(stats.frac_zero_std == 0.5);
-    assert_true(fabs(stats.reward_mean - 0.53125) < 1e-12);
-    assert_true(fabs(stats.mean) < 1e-7);
-
-    advantage_estimate(&(struct advantage_config){.scale = SCALE_NONE}, rewards, NULL, NULL, 2, 4,
-                       &stats, a);
-    assert_true(fabs(a[1] + 0.5625) < 1e-7);
-    double all;
-    mean_std(rewards, 8, NULL, &all);
-    advantage_estimate(&(struct advantage_config){.scale = SCALE_BATCH}, rewards, NULL, NULL, 2, 4,
-                       &stats, a);
-    assert_true(fabs(a[0] - 0.4375 / (all + 1e-4)) < 1e-6);
+    static const double weights[] = {0, 0.2, 1, 3};
+    for (int type = LOSS_GRPO; type <= LOSS_CISPO; type++)
+        for (int level = 0; level < 2; level++)
+            for (int kl = 0; kl < 2; kl++)
+                for (int mode = TIS_OFF; mode <= TIS_SEQUENCE_TRUNCATE; mode++)
+                    for (size_t w = 0; w < sizeof weights / sizeof *weights; w++)
+                        check(&(struct loss_config){.type = (enum loss_type)type,
+                                                    .sequence_level = level,
+                                                    .epsilon = 0.2,
+                                                    .epsilon_high = type == LOSS_CISPO ? 5 : 0.2,
+                                                    .beta = kl ? 0.04 : 0,
+                                                    .kl_estimator = KL_K3,
+                                                    .bias_correction_kl = true,
+                                                    .max_completion_length = 10,
+                                                    .tis = (enum tis_mode)mode,
+                                                    .tis_max = 1.5,
+                                                    .frozen_weight = weights[w]});
 }
 
-TEST(equal_rewards_give_zero)
+// The formula of docs/use/losses.md, written down once more.
+static double expected_loss(const struct loss_config *c, const struct inputs *in)
 {
-    double rewards[6];
-    struct advantage_stats stats;
-    float a[6];
-    for (int i = 0; i < 6; i++) rewards[i] = 0.1; // not exact in binary: the mean may round
-    static const enum advantage_scale scales[] = {SCALE_GROUP, SCALE_BATCH, SCALE_NONE};
-    for (int k = 0; k < 3; k++) {
-        advantage_estimate(&(struct advantage_config){.scale = scales[k]}, rewards, NULL, NULL, 2,
-                           3, &stats, a);
-        for (int i = 0; i < 6; i++) assert_true(a[i] == 0);
-        assert_true(stats.frac_zero_std == 1);
+    double loss = 0;
+    for (int s = 0; s < SEQS; s++) {
+        double n = 0, log_ratio = 0, log_tis = 0;
+        int policy = 0;
+        for (int t = first[s]; t < first[s + 1]; t++) {
+            n += mask[t] == P ? 1 : c->frozen_weight;
+            if (mask[t] != P) continue;
+            policy++;
+            log_ratio += (double)in->logprobs[t] - in->old[t];
+            log_tis += (double)in->old[t] - in->sampler[t];
+        }
+        const double share = c->type == LOSS_GRPO      ? 1 / (n * SEQS)
+                             : c->type == LOSS_DR_GRPO ? 1.0 / (SEQS * 10)
+                                                       : 1 / sum_of_weights(c->frozen_weight);
+        for (int t = first[s]; t < first[s + 1] && n > 0; t++) {
+            const double logprob = in->logprobs[t], d = in->ref[t] - logprob;
+            const double r =
+                exp(c->sequence_level ? (policy ? log_ratio / policy : 0) : logprob - in->old[t]);
+            double tis = mask[t] == P ? exp((double)in->old[t] - in->sampler[t]) : 1;
+            if (c->tis == TIS_OFF) tis = 1;
+            if (c->tis == TIS_SEQUENCE_TRUNCATE) tis = exp(log_tis);
+            if (c->tis == TIS_TOKEN_MASK && tis > c->tis_max) tis = 0;
+            tis = fmin(tis, c->tis_max);
+            const double gain = r * in->advantages[s] * (c->type == LOSS_CISPO ? logprob : 1);
+            loss += share * (mask[t] == P ? 1 : c->frozen_weight) *
+                    (-tis * gain + c->beta * r * (expm1(d) - d));
+        }
     }
-    advantage_estimate(&(struct advantage_config){.scale = SCALE_GROUP}, rewards, NULL, NULL, 6, 1,
-                       &stats, a); // groups of one
-    for (int i = 0; i < 6; i++) assert_true(a[i] == 0);
+    return loss;
+}
+
+static void check_tandem_value(const struct loss_config *config)
+{
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        const struct inputs in = make_inputs(seed, true);
+        assert_near(loss_of(config, &in, mask, NULL), expected_loss(config, &in), 1e-12);
+    }
+}
+
+TEST(values_are_the_formula_s)
+{
+    for_each_tandem(check_tandem_value);
+}
+
+static void check_tandem_slopes(const struct loss_config *config)
+{
+    const struct inputs in = make_inputs(4, true);
+    float derivative[TOKENS];
+    if (config->type == LOSS_CISPO) return; // its ratio is a constant
+    check_slopes_of(config, &in, mask);
+    loss_of(config, &in, mask, derivative);
+    for (int t = 0; t < TOKENS; t++)
+        if (config->frozen_weight == 0 && mask[t] != P) assert_true(derivative[t] == 0);
+}
+
+TEST(derivatives_with_others_are_finite_differences)
+{
+    slopes_checked = 0;
+    for_each_tandem(check_tandem_slopes);
+    assert_int_equal(slopes_checked, 256 * TOKENS); // none is near a kink
+}
+
+// The sampler's numbers of frozen tokens are looked at nowhere; what is counted is the policy's.
+static void check_sampler(const struct loss_config *config)
+{
+    const struct inputs in = make_inputs(5, true);
+    struct inputs other = in;
+    for (int t = 0; t < TOKENS; t++)
+        if (mask[t] != P) other.sampler[t] -= 3;
+    float a[TOKENS], b[TOKENS];
+    const struct update_stats x = stats_of(config, &in, mask, a),
+                              y = stats_of(config, &other, mask, b);
+    assert_memory_equal(a, b, sizeof a);
+    assert_true(x.range[STAT_LOSS].sum == y.range[STAT_LOSS].sum &&
+                x.range[STAT_TIS].sum == y.range[STAT_TIS].sum &&
+                x.range[STAT_TIS].max == y.range[STAT_TIS].max);
+    assert_int_equal(x.range[STAT_RATIO].n,
+                     config->sequence_level ? 3 : 8); // tokens, or sequences with some
+}
+
+TEST(frozen_numbers_are_not_the_policy_s)
+{
+    for_each_tandem(check_sampler);
+}
+
+// Where the policy wrote all, a mask that says so changes no bit.
+static void check_mask_of_ones(const struct loss_config *config)
+{
+    uint8_t all[TOKENS];
+    float a[TOKENS], b[TOKENS];
+    struct loss_config one = *config;
+    const struct inputs in = make_inputs(6, true);
+    memset(all, P, sizeof all);
+    one.frozen_weight = 1; // the sum of weights is then the number of tokens
+    assert_true(loss_of(&one, &in, NULL, a) == loss_of(&one, &in, all, b));
+    assert_memory_equal(a, b, sizeof a);
+}
+
+TEST(a_mask_of_ones_changes_nothing)
+{
+    for_each_tandem(check_mask_of_ones);
 }

@@ -98,19 +98,19 @@ TEST(refusals)
     json_object_set_new(json, "intermediate_size", json_integer(64)); // of 32
     assert_ok(json_write_file(test_path(other, "config.json"), 0644, json));
     loaded_plan(other, DT_BF16, &m);
-    assert_status(weights_load(m.weights, m.dev, golden_folder()), ST_MISMATCH);
-    assert_message("model.layers.0.mlp.experts.gate_up_proj_blocks must be U8 of shape (4, 128, 2");
+    assert_fails(weights_load(m.weights, m.dev, golden_folder()), ST_MISMATCH,
+                 "model.layers.0.mlp.experts.gate_up_proj_blocks must be U8 of shape (4, 128, 2");
     loaded_close(&m);
     json_object_set_new(json, "intermediate_size", json_integer(32));
     json_object_del(json, "quantization_config"); // which alone says that blocks are weights
     assert_ok(json_write_file(test_path(other, "config.json"), 0644, json));
     loaded_plan(other, DT_BF16, &m);
-    assert_status(weights_load(m.weights, m.dev, golden_folder()), ST_NOT_FOUND);
-    assert_message("tensor model.layers.0.mlp.experts.gate_up_proj is missing");
+    assert_fails(weights_load(m.weights, m.dev, golden_folder()), ST_NOT_FOUND,
+                 "tensor model.layers.0.mlp.experts.gate_up_proj is missing");
     loaded_close(&m);
     json_object_set_new(json, "quantization_config", json_pack("{s:s}", "quant_method", "fp8"));
-    assert_status(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED);
-    assert_message("quantization_config");
+    assert_fails(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED,
+                 "quantization_config");
 }
 
 static struct safetensors_source *source_of(struct safetensors_source *all, int n, const char *name)
@@ -140,8 +140,8 @@ TEST(biases_are_not_quantised)
     }
     tensors_write(folder, sources, n + 1);
     loaded_plan(golden_folder(), DT_BF16, &m);
-    assert_status(weights_load(m.weights, m.dev, folder), ST_NOT_FOUND);
-    assert_message("gate_up_proj_bias is missing");
+    assert_fails(weights_load(m.weights, m.dev, folder), ST_NOT_FOUND,
+                 "gate_up_proj_bias is missing");
     safetensors_free(set);
     loaded_close(&m);
 }
@@ -164,8 +164,8 @@ TEST(a_scale_without_a_number_is_refused)
     one->tag = broken;
     tensors_write(folder, sources, n);
     loaded_plan(golden_folder(), DT_BF16, &m);
-    assert_status(weights_load(m.weights, m.dev, folder), ST_FORMAT);
-    assert_message("model.layers.1.mlp.experts.down_proj_scales has a scale of 255");
+    assert_fails(weights_load(m.weights, m.dev, folder), ST_FORMAT,
+                 "model.layers.1.mlp.experts.down_proj_scales has a scale of 255");
     safetensors_free(set);
     free(broken);
     loaded_close(&m);

@@ -359,26 +359,22 @@ static const struct option_spec rules_table[] = {
     OPT_END,
 };
 
-TEST(rules_of_a_table)
+TEST_EACH(rules_of_a_table, "options")
 {
-    const json_t *cases = test_rows("options", "rules_of_a_table");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        struct ruled c = {0};
-        struct option_set *set;
-        struct bytes idle = BYTES_INIT;
-        const char *const *words = row_words(cases, i, "words"),
-                          *broken = row_text(cases, i, "broken");
-        char *argv[8] = {"program"};
-        int argc = 1;
-        for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
-        assert_int_equal(options_parse(rules_table, "program", "", argc, argv, 0, &c, NULL, &set),
-                         OPTIONS_OK);
-        const enum status st = options_check(set, &c);
-        assert_int_equal(st, broken ? ST_INVALID : ST_OK);
-        if (broken) assert_message(broken);
-        options_list_idle(set, &c, &idle);
-        assert_string_equal(bytes_text(&idle), row_text(cases, i, "idle"));
-        bytes_release(&idle);
-        options_free(set);
-    }
+    struct ruled c = {0};
+    struct option_set *set;
+    struct bytes idle = BYTES_INIT;
+    const char *const *words = row_words(cases, i, "words"), *broken = row_text(cases, i, "broken");
+    char *argv[8] = {"program"};
+    int argc = 1;
+    for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
+    assert_int_equal(options_parse(rules_table, "program", "", argc, argv, 0, &c, NULL, &set),
+                     OPTIONS_OK);
+    const enum status st = options_check(set, &c);
+    assert_int_equal(st, broken ? ST_INVALID : ST_OK);
+    if (broken) assert_message(broken);
+    options_list_idle(set, &c, &idle);
+    assert_string_equal(bytes_text(&idle), row_text(cases, i, "idle"));
+    bytes_release(&idle);
+    options_free(set);
 }

@@ -83,18 +83,15 @@ TEST(all_forms_are_one)
     same(r, "rejected", text, NULL, "{\"prompt\": \"ab\", \"completion\": [" SAYS("e") "]}");
 }
 
-TEST(what_is_no_pair)
+TEST_EACH(what_is_no_pair, "data")
 {
-    const json_t *cases = test_rows("data", "what_is_no_pair");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        const struct prompt_options options = {.side = row_text(cases, i, "side")};
-        char *line = json_dumps(json_object_get(json_array_get(cases, i), "line"), 0);
-        struct dataset *d;
-        assert_true(dataset_parse("lines", line, strlen(line), &options, &d) != ST_OK);
-        assert_message("lines, line 1");
-        assert_message(row_text(cases, i, "says"));
-        free(line);
-    }
+    const struct prompt_options options = {.side = row_text(cases, i, "side")};
+    char *line = json_dumps(json_object_get(json_array_get(cases, i), "line"), 0);
+    struct dataset *d;
+    assert_true(dataset_parse("lines", line, strlen(line), &options, &d) != ST_OK);
+    assert_message("lines, line 1");
+    assert_message(row_text(cases, i, "says"));
+    free(line);
 }
 
 TESTS_BETWEEN(open_reader, close_reader)

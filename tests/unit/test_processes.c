@@ -101,8 +101,8 @@ TEST(test_who_is_stopped_can_end)
 TEST(test_who_is_stopped_at_the_end_is_not_waited_for)
 {
     const int64_t start = clock_now_ns();
-    assert_status(run(test_folder(), "[ $R = 6 ] && kill -STOP $$; exit 0"), ST_TIMEOUT);
-    assert_message("1 of 4 ranks had not ended 2 s after the others, and were ended");
+    assert_fails(run(test_folder(), "[ $R = 6 ] && kill -STOP $$; exit 0"), ST_TIMEOUT,
+                 "1 of 4 ranks had not ended 2 s after the others, and were ended");
     assert_true(clock_ms_since(start) >= END_MS);
     // and where another program started them
     const struct processes plan = {.n = 1,
@@ -112,8 +112,8 @@ TEST(test_who_is_stopped_at_the_end_is_not_waited_for)
                                    .stop_signal = SIGTERM,
                                    .grace_ms = GRACE_MS,
                                    .end_ms = 1000};
-    assert_status(processes_run(&plan), ST_TIMEOUT);
-    assert_message("1 of 3 ranks had not ended 1 s after the others");
+    assert_fails(processes_run(&plan), ST_TIMEOUT,
+                 "1 of 3 ranks had not ended 1 s after the others");
 }
 
 static void is_handed_on(int number)
@@ -179,7 +179,6 @@ TEST(test_no_such_program)
 {
     const struct processes plan = {
         .n = 1, .name = "mpirun", .line = "no-such-mpirun -n 2", .grace_ms = GRACE_MS};
-    assert_status(processes_run(&plan), ST_PEER_GONE);
-    assert_message("mpirun (pid ");
+    assert_fails(processes_run(&plan), ST_PEER_GONE, "mpirun (pid ");
     assert_message("ended with status 127 (it could not be started)");
 }

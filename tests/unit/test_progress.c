@@ -185,10 +185,9 @@ TEST(bad_ones_are_refused)
                                         "{\"step\": 3, \"score\": 1, \"waited\": -1}"};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct best b = {.step = 5};
-        json_t *json = json_loads(cases[i], 0, NULL);
+        json_t *json = test_keep(json_loads(cases[i], 0, NULL));
         assert_true(best_from_json("state.json", json, &b) != ST_OK);
         assert_message("state.json");
         assert_int_equal(b.step, 5);
-        json_decref(json);
     }
 }

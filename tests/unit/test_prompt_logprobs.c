@@ -60,19 +60,18 @@ TEST(prompts_are_scored_as_they_are_trained)
     enum { N = sizeof lengths / sizeof *lengths };
     struct engine_options options = small_options();
     options.prefill_chunk = 24;
-    struct bench b;
     struct take *takes[N];
     int32_t prompts[N][MAX_TOKENS];
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     for (int i = 0; i < N; i++) {
         struct sampling s = plain_sampling(3, i % 2 ? 0.7f : 0);
         s.prompt_logprobs = true;
         s.prompt_top = i % 3;
         make_prompt(prompts[i], lengths[i], (uint64_t)i);
-        takes[i] = submit_ids(&b, prompts[i], lengths[i], &s);
+        takes[i] = submit_ids(b, prompts[i], lengths[i], &s);
     }
     for (int i = 0; i < N; i++) {
-        await_done(&b, takes[i]);
+        await_done(b, takes[i]);
         assert_int_equal(takes[i]->times_told, 1);
         assert_int_equal(takes[i]->sample[0].n, 3);
         assert_prompt_is(takes[i], prompts[i], 1, lengths[i], &of_a, i % 2 ? 0.7f : 1);
@@ -84,39 +83,35 @@ TEST(prompts_are_scored_as_they_are_trained)
             if (own->rank == 1) assert_memory_equal(&top[0].logprob, &own->logprob, sizeof(float));
         }
     }
-    bench_end(&b);
 }
 
 // A completion, sent again as a prompt, has the numbers it was sampled with.
 TEST(sampling_and_scoring_agree)
 {
     struct engine_options options = small_options();
-    struct bench b;
     int32_t ids[MAX_TOKENS];
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     struct sampling s = plain_sampling(60, 0.7f);
     make_prompt(ids, 40, 3);
-    struct take *sampled = run_ids(&b, ids, 40, &s);
+    struct take *sampled = run_ids(b, ids, 40, &s);
     for (int i = 0; i < 60; i++) ids[40 + i] = sampled->sample[0].tokens[i].token;
     s.max_tokens = 0;
     s.prompt_logprobs = true;
-    struct take *scored = run_ids(&b, ids, 100, &s);
+    struct take *scored = run_ids(b, ids, 100, &s);
     for (int i = 0; i < 60; i++)
         assert_memory_equal(&scored->prompt[40 + i].logprob, &sampled->sample[0].tokens[i].logprob,
                             sizeof(float));
-    bench_end(&b);
 }
 
 TEST(nothing_is_sampled_for_max_tokens_0)
 {
     struct engine_options options = small_options();
-    struct bench b;
     int32_t prompt[MAX_TOKENS];
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     struct sampling s = plain_sampling(0, 1);
     s.n = 3;
     make_prompt(prompt, 512, 4); // the whole context
-    struct take *take = run_ids(&b, prompt, 512, &s);
+    struct take *take = run_ids(b, prompt, 512, &s);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(take->sample[i].n, 0);
         assert_int_equal(take->sample[i].finish, FINISH_LENGTH);
@@ -124,26 +119,23 @@ TEST(nothing_is_sampled_for_max_tokens_0)
         assert_true(take->sample[i].telemetry.weight_version_last >= 2);
     }
     assert_int_equal(take->times_told, 0); // nobody asked
-    assert_int_equal(idle_stats(&b).prompt_tokens, 512);
-    bench_end(&b);
+    assert_int_equal(idle_stats(b).prompt_tokens, 512);
 }
 
 // Cached blocks have no logits: who wants some computes the prompt, and leaves it to the next.
 TEST(cache_is_passed_over)
 {
     struct engine_options options = small_options();
-    struct bench b;
     int32_t prompt[MAX_TOKENS];
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     make_prompt(prompt, 100, 5);
     for (int round = 0; round < 3; round++) {
         struct sampling s = plain_sampling(2, 1);
         s.prompt_logprobs = round == 1;
-        struct take *take = run_ids(&b, prompt, 100, &s);
+        struct take *take = run_ids(b, prompt, 100, &s);
         assert_int_equal(take->sample[0].telemetry.cached_prompt_tokens, round == 2 ? 96 : 0);
         if (round == 1) assert_prompt_is(take, prompt, 1, 100, &of_a, 1);
     }
-    bench_end(&b);
 }
 
 // Groups, too little room, and drafts: every prompt is told once, and right.
@@ -151,7 +143,6 @@ TEST(crowds_are_scored_once)
 {
     enum { N = 6 };
     struct engine_options options = small_options();
-    struct bench b;
     struct take *takes[N];
     int32_t prompts[N][MAX_TOKENS];
     options.prefill_chunk = 16;
@@ -160,22 +151,21 @@ TEST(crowds_are_scored_once)
     options.speculative = (struct speculative_choice){.chosen = true};
     options.speculative.k[SPECULATIVE_NGRAM] = 4;
     options.speculative_fixed = true;
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     for (int i = 0; i < N; i++) {
         struct sampling s = plain_sampling(60, 1);
         s.n = 1 + i % 4;
         s.prompt_logprobs = true;
         s.seed = (uint64_t)i;
         make_prompt(prompts[i], 30 + 17 * i, (uint64_t)i);
-        takes[i] = submit_ids(&b, prompts[i], 30 + 17 * i, &s);
+        takes[i] = submit_ids(b, prompts[i], 30 + 17 * i, &s);
     }
     for (int i = 0; i < N; i++) {
-        await_done(&b, takes[i]);
+        await_done(b, takes[i]);
         assert_int_equal(takes[i]->times_told, 1);
         assert_prompt_is(takes[i], prompts[i], 1, 30 + 17 * i, &of_a, 1);
     }
-    assert_true(idle_stats(&b).preemptions > 0);
-    bench_end(&b);
+    assert_true(idle_stats(b).preemptions > 0);
 }
 
 // New weights in the middle of a prompt: each token says which version its number is of, and where
@@ -183,30 +173,28 @@ TEST(crowds_are_scored_once)
 TEST(versions_are_told_apart)
 {
     struct engine_options options = small_options();
-    struct bench b;
     int32_t prompt[MAX_TOKENS], other[8];
     options.prefill_chunk = 8;
     options.kv_policy = KV_RECOMPUTE;
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     struct sampling s = plain_sampling(200, 1);
     make_prompt(other, 8, 7);
     make_prompt(prompt, 400, 8);
-    assert_ok(engine_pause(b.engine, WAIT_MS));
-    struct take *beside = submit_ids(&b, other, 8, &s); // one token a step
+    assert_ok(engine_pause(b->engine, WAIT_MS));
+    struct take *beside = submit_ids(b, other, 8, &s); // one token a step
     beside->reload_at = 20;
     s.max_tokens = 1;
     s.prompt_logprobs = true;
-    struct take *take = submit_ids(&b, prompt, 400, &s); // 50 steps
-    assert_ok(engine_resume(b.engine));
-    await_done(&b, take);
-    await_done(&b, beside);
+    struct take *take = submit_ids(b, prompt, 400, &s); // 50 steps
+    assert_ok(engine_resume(b->engine));
+    await_done(b, take);
+    await_done(b, beside);
     int border = 1;
     while (border < 400 && take->prompt[border].weight_version == 2) border++;
     assert_true(border > 50 && border < 300);
     for (int i = border; i < 400; i++) assert_int_equal(take->prompt[i].weight_version, 4);
     assert_prompt_is(take, prompt, 1, border, &of_a, 1);
     assert_prompt_is(take, prompt, border, 400, &of_b, 1);
-    bench_end(&b);
 }
 
 // ---- sampled tokens and the likeliest ones -----------------------------------------------------
@@ -214,14 +202,13 @@ TEST(versions_are_told_apart)
 TEST(one_number_for_one_token)
 {
     struct engine_options options = small_options();
-    struct bench b;
     int32_t prompt[MAX_TOKENS];
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     make_prompt(prompt, 20, 9);
     for (int hot = 0; hot < 2; hot++) {
         struct sampling s = plain_sampling(300, hot ? 0.4f : 0);
         s.logprobs = MAX_TOP;
-        struct take *take = run_ids(&b, prompt, 20, &s);
+        struct take *take = run_ids(b, prompt, 20, &s);
         int found = 0;
         for (int t = 0; t < 300; t++)
             for (int i = 0; i < (hot ? MAX_TOP : 1); i++) {
@@ -234,7 +221,6 @@ TEST(one_number_for_one_token)
             }
         assert_true(found == 300 || (hot && found > 50));
     }
-    bench_end(&b);
 }
 
 // ---- penalties ---------------------------------------------------------------------------------
@@ -387,22 +373,20 @@ TEST(neighbours_keep_their_bits)
     int32_t prompt[24];
     make_prompt(prompt, 24, 12);
     for (int crowded = 0; crowded < 2; crowded++) {
-        struct bench b;
         struct take *others[N_PENALTIES];
         options.bridge_path = small_options().bridge_path;
-        bench_start(&b, &options);
-        assert_ok(engine_pause(b.engine, WAIT_MS));
+        struct bench *b = bench_of(&options);
+        assert_ok(engine_pause(b->engine, WAIT_MS));
         struct sampling s = plain_sampling(80, 1);
         for (int i = 0; i < N_PENALTIES && crowded; i++) {
             struct sampling of_other = penalised(i, 80, 1);
             of_other.logprobs = i % 3;
-            others[i] = submit_ids(&b, prompt, 24, &of_other);
+            others[i] = submit_ids(b, prompt, 24, &of_other);
         }
-        plain[crowded] = submit_ids(&b, prompt, 24, &s);
-        assert_ok(engine_resume(b.engine));
-        await_done(&b, plain[crowded]);
-        for (int i = 0; i < N_PENALTIES && crowded; i++) await_done(&b, others[i]);
-        bench_end(&b);
+        plain[crowded] = submit_ids(b, prompt, 24, &s);
+        assert_ok(engine_resume(b->engine));
+        await_done(b, plain[crowded]);
+        for (int i = 0; i < N_PENALTIES && crowded; i++) await_done(b, others[i]);
     }
     assert_same_records(plain[0], 0, plain[1], 0);
 }
@@ -421,15 +405,13 @@ TEST(refusals)
         {{.prompt_logprobs = true, .prompt_top = 129}, "prompt_logprobs is 129"},
     };
     struct engine_options options = small_options();
-    struct bench b;
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct sampling s = cases[i].s;
         s.n = s.max_tokens = 1;
         s.temperature = s.top_p = 1;
-        assert_refused(&b, (const int32_t[]){1, 2, 3}, 3, &s, ST_INVALID, cases[i].part);
+        assert_refused(b, (const int32_t[]){1, 2, 3}, 3, &s, ST_INVALID, cases[i].part);
     }
-    bench_end(&b);
 }
 
 static void make_models(void)

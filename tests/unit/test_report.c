@@ -9,9 +9,12 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+// Text with ' for ".
 static void put_file(const char *folder, const char *name, const char *text)
 {
-    test_write(test_path(folder, name), text, strlen(text));
+    char *quoted = test_keep(strdup(text));
+    for (char *at = quoted; (at = strchr(at, '\''));) *at = '"';
+    test_write(test_path(folder, name), quoted, strlen(quoted));
 }
 
 static void append(const char *path, const char *text)
@@ -28,10 +31,31 @@ static const struct series *find_series(const struct metrics *m, const char *key
     return place ? &m->series[json_integer_value(place)] : NULL;
 }
 
-static void open_run(const char *folder, struct run_folder *ret)
+LATER(run_folder_release)
+
+// Released when the test ends.
+static struct run_folder *run_of(const char *folder)
 {
-    assert_ok(run_folder_open(folder, ret));
-    assert_ok(run_folder_refresh(ret, -1));
+    struct run_folder *run = test_keep(calloc(1, sizeof *run));
+    assert_ok(run_folder_open(folder, run));
+    test_later(run, run_folder_release_later);
+    assert_ok(run_folder_refresh(run, -1));
+    return run;
+}
+
+// Well formed; lives as long as the program.
+static const char *checked_page(struct bytes *page)
+{
+    char sentence[200];
+    if (!html_check(bytes_text(page), sentence, sizeof sentence)) fail_msg("%s", sentence);
+    return test_keep(page->data);
+}
+
+static const char *page_of(const char *folder, int64_t max_texts)
+{
+    struct bytes page = BYTES_INIT;
+    assert_ok(page_put(run_of(folder), 1, max_texts, &page));
+    return checked_page(&page);
 }
 
 // ---- series -------------------------------------------------------------------------------------
@@ -42,12 +66,12 @@ TEST(series_of_a_file)
     struct metrics m = {0};
     bool anew;
     put_file(folder, "metrics.jsonl",
-             "{\"step\":0,\"eval/accuracy\":0.5}\n"
-             "{\"step\":1,\"reward\":0.25,\"kl\":null}\n"
+             "{'step':0,'eval/accuracy':0.5}\n"
+             "{'step':1,'reward':0.25,'kl':null}\n"
              "not JSON\n"
-             "{\"step\":1,\"reward\":9}\n"
-             "{\"step\":3,\"reward\":1,\"kl\":2,\"big\":1e305}\n"
-             "{\"step\":4,\"rew");
+             "{'step':1,'reward':9}\n"
+             "{'step':3,'reward':1,'kl':2,'big':1e305}\n"
+             "{'step':4,'rew");
     assert_ok(metrics_read(&m, path, &anew));
     assert_false(anew);
     assert_int_equal(m.n_lines, 3);
@@ -62,9 +86,8 @@ TEST(series_of_a_file)
     assert_null(find_series(&m, "step"));
     assert_null(find_series(&m, "big"));
     metrics_release(&m);
-    put_file(folder, "metrics.jsonl", "{\"name\":1}\nhello\n");
-    assert_status(metrics_read(&m, path, &anew), ST_FORMAT);
-    assert_message("metrics.jsonl");
+    put_file(folder, "metrics.jsonl", "{'name':1}\nhello\n");
+    assert_fails(metrics_read(&m, path, &anew), ST_FORMAT, "metrics.jsonl");
     metrics_release(&m);
     assert_status(metrics_read(&m, test_path(folder, "none"), &anew), ST_NOT_FOUND);
     put_file(folder, "metrics.jsonl", "");
@@ -79,7 +102,7 @@ TEST(files_grow)
     const char *folder = test_folder(), *path = test_path(folder, "metrics.jsonl");
     struct metrics m = {0};
     bool anew;
-    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n{\"step\":2,\"rew");
+    put_file(folder, "metrics.jsonl", "{'step':1,'reward':1}\n{'step':2,'rew");
     assert_ok(metrics_read(&m, path, &anew));
     assert_int_equal(m.n_lines, 1);
     const int64_t at = m.at;
@@ -106,23 +129,21 @@ TEST(files_grow)
 TEST(samples_of_steps)
 {
     const char *folder = test_folder();
-    struct run_folder run;
     assert_ok(file_make_folders(test_path(folder, "rollouts")));
-    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n{\"step\":4,\"reward\":1}\n");
-    put_file(
-        folder, "rollouts/step-1.jsonl",
-        "{\"line\":7,\"sample\":0,\"completion\":\"a]\\\"[1,\",\"reward\":0.5,\"advantage\":-1,"
-        "\"tokens\":3,\"prompt\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\","
-        "\"content\":\"2+2?\"}],\"accepted\":[0,1, 2],\"logprobs\":[-0.5,-1e-05,-2]}\n"
-        "broken\n"
-        "{\"line\":7,\"sample\":1,\"completion\":\"b\",\"reward\":null,\"truncated\":true}\n"
-        "{\"line\":7,\"sam");
+    put_file(folder, "metrics.jsonl", "{'step':1,'reward':1}\n{'step':4,'reward':1}\n");
+    put_file(folder, "rollouts/step-1.jsonl",
+             "{'line':7,'sample':0,'completion':'a]\\'[1,','reward':0.5,'advantage':-1,'tokens':3,"
+             "'prompt':[{'role':'system','content':'s'},{'role':'user','content':'2+2?'}],"
+             "'accepted':[0,1, 2],'logprobs':[-0.5,-1e-05,-2]}\n"
+             "broken\n"
+             "{'line':7,'sample':1,'completion':'b','reward':null,'truncated':true}\n"
+             "{'line':7,'sam");
     put_file(folder, "rollouts/step-4.jsonl",
-             "{\"line\":7,\"sample\":0,\"completion\":\"\",\"reward\":1,\"prompt\":\"other\"}\n");
+             "{'line':7,'sample':0,'completion':'','reward':1,'prompt':'other'}\n");
     put_file(folder, "rollouts/step-5.jsonl", // has no line yet: of before the run was resumed
-             "{\"line\":9,\"sample\":0,\"completion\":\"old\",\"reward\":1}\n");
-    open_run(folder, &run);
-    const struct samples *s = &run.samples;
+             "{'line':9,'sample':0,'completion':'old','reward':1}\n");
+    struct run_folder *run = run_of(folder);
+    const struct samples *s = &run->samples;
     assert_int_equal(s->n, 3);
     assert_int_equal(s->samples[0].tokens, 3);
     assert_true(s->samples[0].reward == 0.5F && s->samples[0].advantage == -1);
@@ -136,41 +157,34 @@ TEST(samples_of_steps)
     assert_string_equal(s->prompts[0].text, "2+2?");
     append(test_path(folder, "metrics.jsonl"), "{\"step\":5,\"reward\":1}\n");
     put_file(folder, "rollouts/step-5.jsonl",
-             "{\"line\":9,\"sample\":0,\"completion\":\"new\",\"reward\":0}\n");
-    assert_ok(run_folder_refresh(&run, -1));
+             "{'line':9,'sample':0,'completion':'new','reward':0}\n");
+    assert_ok(run_folder_refresh(run, -1));
     assert_int_equal(s->n, 4);
     assert_true(s->samples[3].reward == 0);
-    run_folder_release(&run);
 }
 
 // Those of an evaluation stand behind the step's own, with prompts of their own lines.
 TEST(samples_of_evaluations)
 {
     const char *folder = test_folder();
-    struct run_folder run;
-    struct bytes page = BYTES_INIT;
     assert_ok(file_make_folders(test_path(folder, "rollouts")));
-    put_file(folder, "metrics.jsonl",
-             "{\"step\":0,\"eval/reward\":1}\n{\"step\":1,\"reward\":1}\n");
+    put_file(folder, "metrics.jsonl", "{'step':0,'eval/reward':1}\n{'step':1,'reward':1}\n");
     put_file(folder, "rollouts/step-1.jsonl",
-             "{\"line\":7,\"sample\":0,\"completion\":\"a\",\"reward\":1,\"prompt\":\"seen\"}\n");
+             "{'line':7,'sample':0,'completion':'a','reward':1,'prompt':'seen'}\n");
     for (int step = 0; step < 2; step++)
         put_file(folder, step ? "rollouts/eval-step-1.jsonl" : "rollouts/eval-step-0.jsonl",
-                 "{\"line\":7,\"sample\":0,\"completion\":\"b\",\"reward\":0.5,"
-                 "\"prompt\":\"held out\",\"finish_reason\":\"length\"}\n");
-    open_run(folder, &run);
-    const struct samples *s = &run.samples;
+                 "{'line':7,'sample':0,'completion':'b','reward':0.5,"
+                 "'prompt':'held out','finish_reason':'length'}\n");
+    const struct samples *s = &run_of(folder)->samples;
     assert_int_equal(s->n, 3);
     assert_true(s->samples[0].step == 0 && s->samples[0].line == -7 && s->samples[0].truncated);
     assert_true(s->samples[1].step == 1 && s->samples[1].line == 7 && !s->samples[1].truncated);
     assert_true(s->samples[2].step == 1 && s->samples[2].line == -7 && s->samples[2].row == 0);
     assert_int_equal(s->n_prompts, 2);
-    assert_ok(page_put(&run, 1, 1 << 20, &page));
-    assert_contains(bytes_text(&page), "id=\"rollouts-0-0-eval\"");
-    assert_contains(bytes_text(&page), "id=\"rollouts-0-1\"");
-    assert_contains(bytes_text(&page), "id=\"rollouts-0-1-eval\"");
-    bytes_release(&page);
-    run_folder_release(&run);
+    const char *page = page_of(folder, 1 << 20);
+    assert_contains(page, "id=\"rollouts-0-0-eval\"");
+    assert_contains(page, "id=\"rollouts-0-1\"");
+    assert_contains(page, "id=\"rollouts-0-1-eval\"");
 }
 
 TEST(samples_are_read_bit_by_bit)
@@ -195,28 +209,27 @@ TEST(samples_are_read_bit_by_bit)
 static json_t *data_of(const struct run_folder *run, const struct run_cursor *has)
 {
     struct bytes text = BYTES_INIT;
-    json_t *data;
     assert_ok(run_data_put(run, has, &text));
-    assert_ok(json_parse("data", bytes_text(&text), text.len, &data));
-    bytes_release(&text);
-    return data;
+    return json_of(test_keep(text.data));
 }
 
-static int64_t number(const json_t *data, const char *key)
+// A column holds these values.
+#define assert_column(object, path, type, ...)                                                     \
+    column_is((object), (path), (const type[]){__VA_ARGS__}, sizeof((const type[]){__VA_ARGS__}))
+
+static size_t column_of(const json_t *object, const char *path, struct bytes *ret)
 {
-    if (!json_is_integer(json_object_get(data, key))) fail_msg("no %s", key);
-    return json_integer_value(json_object_get(data, key));
+    *ret = (struct bytes)BYTES_INIT;
+    assert_ok(base64_decode(text_of(object, path), ret));
+    test_keep(ret->data);
+    return ret->len;
 }
 
-// A column's bytes, which the caller releases; asserts how many.
-static struct bytes column(const json_t *object, const char *key, size_t len)
+static void column_is(const json_t *object, const char *path, const void *wanted, size_t len)
 {
-    struct bytes ret = BYTES_INIT;
-    const char *text = json_string_value(json_object_get(object, key));
-    if (!text) fail_msg("no column %s", key);
-    assert_ok(base64_decode(text, &ret));
-    assert_int_equal(ret.len, len);
-    return ret;
+    struct bytes got;
+    assert_int_equal(column_of(object, path, &got), len);
+    assert_memory_equal(got.data, wanted, len);
 }
 
 static const json_t *series_in(const json_t *data, const char *key)
@@ -231,145 +244,89 @@ static const json_t *series_in(const json_t *data, const char *key)
 TEST(columns_of_a_run)
 {
     const char *folder = test_path(test_folder(), "run <1>");
-    struct run_folder run;
     assert_ok(file_make_folders(test_path(folder, "rollouts")));
-    put_file(folder, "config.json", "{\"seed\":42,\"stop\":null}");
+    put_file(folder, "config.json", "{'seed':42,'stop':null}");
     put_file(folder, "metrics.jsonl",
-             "{\"step\":0,\"eval/accuracy\":0.5}\n{\"step\":2,\"reward\":1}\nbad\n"
-             "{\"step\":3,\"reward\":2,\"eval/accuracy\":0.75}\n");
-    put_file(
-        folder, "rollouts/step-3.jsonl",
-        "{\"line\":7,\"sample\":0,\"completion\":\"a\",\"reward\":0.5,\"prompt\":\"p\"}\nbad\n");
-    open_run(folder, &run);
-    json_t *data = data_of(&run, &(struct run_cursor){0});
-    assert_string_equal(json_string_value(json_object_get(data, "name")), "run <1>");
-    assert_int_equal(number(data, "lines"), 3);
-    assert_int_equal(number(data, "bad"), 1);
-    assert_int_equal(number(json_object_get(data, "config"), "seed"), 42);
-    struct bytes steps = column(data, "steps", 3 * sizeof(int32_t));
-    assert_memory_equal(steps.data, ((int32_t[]){0, 2, 3}), steps.len);
-    const json_t *reward = series_in(data, "reward"), *eval = series_in(data, "eval/accuracy");
-    assert_int_equal(number(reward, "first"), 1);
-    struct bytes values = column(reward, "values", 2 * sizeof(float));
-    assert_memory_equal(values.data, ((float[]){1, 2}), values.len);
-    struct bytes at = column(eval, "at", 2 * sizeof(int32_t));
-    assert_memory_equal(at.data, ((int32_t[]){0, 2}), at.len);
-    const json_t *samples = json_object_get(data, "samples");
-    assert_int_equal(number(samples, "bad"), 1);
-    struct bytes rewards = column(samples, "reward", sizeof(float));
-    assert_memory_equal(rewards.data, &(float){0.5F}, rewards.len);
-    assert_string_equal(json_string_value(json_array_get(
-                            json_object_get(json_object_get(data, "prompts"), "text"), 0)),
-                        "p");
-    bytes_release(&steps);
-    bytes_release(&values);
-    bytes_release(&at);
-    bytes_release(&rewards);
-    json_decref(data);
-    run_folder_release(&run);
+             "{'step':0,'eval/accuracy':0.5}\n{'step':2,'reward':1}\nbad\n"
+             "{'step':3,'reward':2,'eval/accuracy':0.75}\n");
+    put_file(folder, "rollouts/step-3.jsonl",
+             "{'line':7,'sample':0,'completion':'a','reward':0.5,'prompt':'p'}\nbad\n");
+    const json_t *data = data_of(run_of(folder), &(struct run_cursor){0});
+    assert_json(data, "{'name': 'run <1>', 'lines': 3, 'bad': 1, 'config': {'seed': 42},"
+                      " 'samples': {'bad': 1}, 'prompts': {'text': ['p']}}");
+    assert_json(series_in(data, "reward"), "{'first': 1}");
+    assert_column(data, "steps", int32_t, 0, 2, 3);
+    assert_column(series_in(data, "reward"), "values", float, 1, 2);
+    assert_column(series_in(data, "eval/accuracy"), "at", int32_t, 0, 2);
+    assert_column(data, "samples.reward", float, 0.5F);
 }
 
-// What the page has is not given again.
 TEST(only_what_is_new)
 {
     const char *folder = test_folder();
-    struct run_folder run;
     const struct long_run first = {.first = 1, .last = 50, .keys = 30, .samples = 5, .words = 9};
     const struct long_run more = {.first = 51, .last = 52, .keys = 30, .samples = 5, .words = 9};
-    struct bytes whole = BYTES_INIT, new = BYTES_INIT;
-    long_run_write(folder, &first);
-    open_run(folder, &run);
-    assert_ok(run_data_put(&run, &(struct run_cursor){0}, &whole));
-    long_run_write(folder, &more);
-    assert_ok(run_folder_refresh(&run, -1));
     const struct run_cursor has = {.lines = 50, .samples = 250, .prompts = 50};
-    assert_ok(run_data_put(&run, &has, &new));
+    struct bytes whole = BYTES_INIT, new = BYTES_INIT, rows;
+    long_run_write(folder, &first);
+    struct run_folder *run = run_of(folder);
+    assert_ok(run_data_put(run, &(struct run_cursor){0}, &whole));
+    long_run_write(folder, &more);
+    assert_ok(run_folder_refresh(run, -1));
+    assert_ok(run_data_put(run, &has, &new));
     assert_true(new.len < whole.len / 3);
-    json_t *data = data_of(&run, &has);
-    assert_int_equal(number(data, "from"), 50);
-    assert_int_equal(number(series_in(data, "reward"), "first"), 50);
-    assert_null(json_object_get(data, "config"));
-    struct bytes steps = column(data, "steps", 2 * sizeof(int32_t));
-    struct bytes rows = column(json_object_get(data, "samples"), "row", 10 * sizeof(int32_t));
-    bytes_release(&steps);
-    bytes_release(&rows);
-    json_decref(data);
+    const json_t *data = data_of(run, &has);
+    assert_json(data, "{'from': 50, 'config': null}");
+    assert_json(series_in(data, "reward"), "{'first': 50}");
+    assert_int_equal(column_of(data, "steps", &rows), 2 * sizeof(int32_t));
+    assert_int_equal(column_of(data, "samples.row", &rows), 10 * sizeof(int32_t));
     // of another generation, or of more than there is: all
     const struct run_cursor strange[] = {
         {.generation = 1, .lines = 50}, {.lines = 53}, {.samples = 261}, {.lines = -1}};
-    for (size_t i = 0; i < sizeof strange / sizeof *strange; i++) {
-        data = data_of(&run, &strange[i]);
-        assert_int_equal(number(data, "from"), 0);
-        json_decref(data);
-    }
+    for (size_t i = 0; i < sizeof strange / sizeof *strange; i++)
+        assert_json(data_of(run, &strange[i]), "{'from': 0}");
     bytes_release(&whole);
     bytes_release(&new);
-    run_folder_release(&run);
 }
 
 TEST(cluster_reports)
 {
     const char *folder = test_folder();
-    struct run_folder run;
-    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n");
+    put_file(folder, "metrics.jsonl", "{'step':1,'reward':1}\n");
     for (int i = 0; i < 25; i++) {
         char name[64], text[64];
         snprintf(name, sizeof name, "cluster-report-epoch-%d.txt", i);
         snprintf(text, sizeof text, "+---+\n| e%d & |\n+---+\n\xff", i);
         put_file(folder, name, text);
     }
-    open_run(folder, &run);
-    json_t *data = data_of(&run, &(struct run_cursor){0});
-    const json_t *reports = json_object_get(data, "reports");
-    assert_int_equal(json_array_size(reports), 20); // the first and the latest
-    assert_int_equal(number(data, "left_out"), 5);
-    assert_int_equal(number(json_array_get(reports, 0), "epoch"), 0);
-    assert_int_equal(number(json_array_get(reports, 1), "epoch"), 6);
-    assert_string_equal(json_string_value(json_object_get(json_array_get(reports, 19), "text")),
-                        "+---+\n| e24 & |\n+---+\n?");
-    json_decref(data);
-    data = data_of(&run, &(struct run_cursor){.lines = 1, .reports = 25});
-    assert_null(json_object_get(data, "reports"));
-    json_decref(data);
-    run_folder_release(&run);
+    struct run_folder *run = run_of(folder);
+    const json_t *data = data_of(run, &(struct run_cursor){0});
+    assert_int_equal(json_array_size(json_at(data, "reports")), 20); // the first and the latest
+    assert_int_equal(int_of(data, "left_out"), 5);
+    assert_int_equal(int_of(data, "reports.0.epoch"), 0);
+    assert_int_equal(int_of(data, "reports.1.epoch"), 6);
+    assert_string_equal(text_of(data, "reports.19.text"), "+---+\n| e24 & |\n+---+\n?");
+    assert_json(data_of(run, &(struct run_cursor){.lines = 1, .reports = 25}), "{'reports': null}");
 }
 
 // Of one longer than the page takes, the lines that begin it.
 TEST(long_cluster_report)
 {
     const char *folder = test_folder();
-    struct run_folder run;
     struct bytes text = BYTES_INIT;
-    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n");
+    put_file(folder, "metrics.jsonl", "{'step':1,'reward':1}\n");
     while (text.len < 100000) bytes_printf(&text, "| cluster at %zu |\n", text.len);
-    put_file(folder, "cluster-report-epoch-3.txt", bytes_text(&text));
-    open_run(folder, &run);
-    json_t *data = data_of(&run, &(struct run_cursor){0});
-    const json_t *report = json_array_get(json_object_get(data, "reports"), 0);
-    const char *given = json_string_value(json_object_get(report, "text"));
+    put_file(folder, "cluster-report-epoch-3.txt", test_keep(text.data));
+    const json_t *data = data_of(run_of(folder), &(struct run_cursor){0});
+    const char *given = text_of(data, "reports.0.text");
     const size_t len = strlen(given);
     assert_in_range(len, 65000, 65536);
     assert_memory_equal(given, text.data, len);
     assert_true(given[len - 1] == '\n');
-    assert_int_equal(number(report, "left_out"), text.len - len);
-    json_decref(data);
-    run_folder_release(&run);
-    bytes_release(&text);
+    assert_int_equal(int_of(data, "reports.0.left_out"), text.len - len);
 }
 
 // ---- pages --------------------------------------------------------------------------------------
-
-static char *page_of(const char *folder, int64_t max_texts)
-{
-    struct run_folder run;
-    struct bytes page = BYTES_INIT;
-    char sentence[200];
-    open_run(folder, &run);
-    assert_ok(page_put(&run, 1, max_texts, &page));
-    run_folder_release(&run);
-    if (!html_check(bytes_text(&page), sentence, sizeof sentence)) fail_msg("%s", sentence);
-    return page.data;
-}
 
 static int count(const char *text, const char *part)
 {
@@ -386,23 +343,18 @@ TEST(text_stays_text)
         "\"</script><script>alert(1)</script>\",\"reward\":1}\n";
     const char *folder = test_path(test_folder(), "<script>");
     assert_ok(file_make_folders(test_path(folder, "rollouts")));
-    put_file(folder, "metrics.jsonl", "{\"step\":7,\"<script>\":1,\"reward\":1}\n");
-    put_file(folder, "config.json", "{\"data\":\"</script><b>\"}");
+    put_file(folder, "metrics.jsonl", "{'step':7,'<script>':1,'reward':1}\n");
+    put_file(folder, "config.json", "{'data':'</script><b>'}");
     put_file(folder, "rollouts/step-7.jsonl", evil);
-    char *page = page_of(folder, 1 << 20);
+    const char *page = page_of(folder, 1 << 20);
     assert_contains(page, "id=\"rollouts-0-7\">{\"line\":1");
     assert_contains(page, "\\u003c/script>\\u003cscript>alert(1)\\u003c/script>");
     assert_int_equal(count(page, "alert"), 1);
     assert_int_equal(count(page, "<script>"), 1); // the page's own
     struct bytes back = BYTES_INIT;
-    json_t *line;
     page_put_json(&back, evil, strlen(evil)); // and the JSON says the same
-    assert_ok(json_parse("line", bytes_text(&back), back.len, &line));
-    assert_string_equal(json_string_value(json_object_get(line, "completion")),
-                        "</script><script>alert(1)</script>");
-    json_decref(line);
-    bytes_release(&back);
-    free(page);
+    assert_json(json_of(test_keep(back.data)),
+                "{'completion': '</script><script>alert(1)</script>'}");
 }
 
 // Of more text than is wanted, that of steps all over the run.
@@ -411,8 +363,8 @@ TEST(texts_are_bounded)
     const char *folder = test_folder();
     long_run_write(
         folder, &(struct long_run){.first = 1, .last = 200, .keys = 1, .samples = 5, .words = 100});
-    char *all = page_of(folder, 1 << 30), *some = page_of(folder, 200000),
-         *none = page_of(folder, 0);
+    const char *all = page_of(folder, 1 << 30), *some = page_of(folder, 200000),
+               *none = page_of(folder, 0);
     assert_int_equal(count(all, "id=\"rollouts-0-"), 200);
     const int n = count(some, "id=\"rollouts-0-");
     assert_true(n > 20 && n < 100);
@@ -420,9 +372,6 @@ TEST(texts_are_bounded)
     assert_contains(some, "id=\"rollouts-0-1\"");
     assert_contains(some, "id=\"rollouts-0-200\"");
     assert_int_equal(count(none, "id=\"rollouts-0-"), 0);
-    free(all);
-    free(some);
-    free(none);
 }
 
 // So is that of a single step: its first samples are there, whole.
@@ -431,55 +380,46 @@ TEST(texts_of_a_step_are_bounded)
     const char *folder = test_folder();
     long_run_write(
         folder, &(struct long_run){.first = 1, .last = 2, .keys = 1, .samples = 500, .words = 100});
-    char *some = page_of(folder, 50000), *one = page_of(folder, 100), *none = page_of(folder, 0);
+    const char *some = page_of(folder, 50000), *one = page_of(folder, 100),
+               *none = page_of(folder, 0);
     assert_in_range(strlen(some) - strlen(none), 50000, 70000); // a "<" is six bytes there
     const char *texts = strstr(some, "id=\"rollouts-0-2\">{");
     assert_non_null(texts);
     assert_memory_equal(strstr(texts, "</script>") - 2, "}\n", 2);
     assert_int_equal(strlen(one), strlen(none)); // not one line fits
-    free(some);
-    free(one);
-    free(none);
 }
 
 TEST(missing_parts_are_left_out)
 {
     const char *folder = test_folder();
     put_file(folder, "metrics.jsonl", "");
-    char *page = page_of(folder, 1 << 20);
+    const char *page = page_of(folder, 1 << 20);
     assert_contains(page, "\"lines\":0");
     assert_contains(page, "\"config\":null");
-    free(page);
 }
 
-// One that is served has no data, and may ask its server alone.
 TEST(live_pages_are_empty)
 {
-    struct bytes page = BYTES_INIT;
-    char sentence[200];
-    assert_ok(page_put_live(3, 1, &page));
-    if (!html_check(bytes_text(&page), sentence, sizeof sentence)) fail_msg("%s", sentence);
-    assert_contains(bytes_text(&page), "data-shown=\"1\" id=\"live\">3</script>");
-    assert_contains(bytes_text(&page), "default-src 'none'");
-    assert_contains(bytes_text(&page), "connect-src 'self'");
-    assert_null(strstr(bytes_text(&page), "id=\"run-"));
-    bytes_release(&page);
+    struct bytes bytes = BYTES_INIT;
+    assert_ok(page_put_live(3, 1, &bytes));
+    const char *page = checked_page(&bytes);
+    assert_contains(page, "data-shown=\"1\" id=\"live\">3</script>");
+    assert_contains(page, "default-src 'none'");
+    assert_contains(page, "connect-src 'self'");
+    assert_null(strstr(page, "id=\"run-"));
 }
 
 TEST(other_folders_are_refused)
 {
     const char *folder = test_folder();
     struct run_folder run;
-    assert_status(run_folder_open(folder, &run), ST_NOT_FOUND);
-    assert_message("there is no metrics.jsonl in it");
-    assert_status(run_folder_open(test_path(folder, "none"), &run), ST_NOT_FOUND);
-    assert_message("No such file or directory; name the folder that cw-trainer wrote");
+    assert_fails(run_folder_open(folder, &run), ST_NOT_FOUND, "there is no metrics.jsonl in it");
+    assert_fails(run_folder_open(test_path(folder, "none"), &run), ST_NOT_FOUND,
+                 "No such file or directory; name the folder that cw-trainer wrote");
     put_file(folder, "file", "x");
-    assert_status(run_folder_open(test_path(folder, "file"), &run), ST_INVALID);
-    assert_message("is no folder");
+    assert_fails(run_folder_open(test_path(folder, "file"), &run), ST_INVALID, "is no folder");
     put_file(folder, "metrics.jsonl", "[1,2]\n");
-    assert_status(run_folder_open(folder, &run), ST_FORMAT);
-    assert_message("\"step\"");
+    assert_fails(run_folder_open(folder, &run), ST_FORMAT, "\"step\"");
     put_file(folder, "metrics.jsonl", "");
     put_file(folder, "config.json", "{");
     assert_true(run_folder_open(folder, &run) != ST_OK);
@@ -494,12 +434,11 @@ TEST(links_stay_inside)
                *metrics = test_path(folder, "metrics.jsonl");
     struct run_folder run;
     char path[PATH_ROOM];
-    put_file(outside, "secret", "{\"step\":1,\"reward\":1}\n");
+    put_file(outside, "secret", "{'step':1,'reward':1}\n");
     assert_int_equal(symlink(secret, metrics), 0);
-    assert_status(run_folder_open(folder, &run), ST_MISMATCH);
-    assert_message("leads out of the run's folder");
+    assert_fails(run_folder_open(folder, &run), ST_MISMATCH, "leads out of the run's folder");
     assert_int_equal(unlink(metrics), 0);
-    put_file(folder, "kept.jsonl", "{\"step\":1,\"reward\":1}\n");
+    put_file(folder, "kept.jsonl", "{'step':1,'reward':1}\n");
     assert_int_equal(symlink("kept.jsonl", metrics), 0); // inside
     assert_int_equal(symlink(outside, test_path(folder, "rollouts")), 0);
     put_file(outside, "step-1.jsonl", "{}\n");
@@ -508,7 +447,7 @@ TEST(links_stay_inside)
     assert_status(run_folder_refresh(&run, -1), ST_MISMATCH);
     run_folder_release(&run);
     assert_int_equal(unlink(metrics), 0);
-    put_file(folder, "metrics.jsonl", "{\"step\":1,\"reward\":1}\n");
+    put_file(folder, "metrics.jsonl", "{'step':1,'reward':1}\n");
     assert_int_equal(symlink(secret, test_path(folder, "cluster-report-epoch-1.txt")), 0);
     assert_status(run_folder_open(folder, &run), ST_MISMATCH);
     assert_int_equal(unlink(metrics), 0);
@@ -516,31 +455,12 @@ TEST(links_stay_inside)
     assert_status(run_folder_open(folder, &run), ST_IO); // and does not hang
 }
 
-// The checker itself sees what it is there for.
 TEST(the_checker_refuses)
 {
-    static const char *const pages[] = {
-        "<p></p>",
-        "<!DOCTYPE html>\n<p>",
-        "<!DOCTYPE html>\n<p></b>",
-        "<!DOCTYPE html>\n</p>",
-        "<!DOCTYPE html>\n<p>a & b</p>",
-        "<!DOCTYPE html>\n<p>a < b</p>",
-        "<!DOCTYPE html>\n<p class=x></p>",
-        "<!DOCTYPE html>\n<p class=\"a\" class=\"b\"></p>",
-        "<!DOCTYPE html>\n<script></script>",
-        ("<!DOCTYPE html>\n<meta http-equiv=\"Content-Security-Policy\" "
-         "content=\"script-src 'sha256-x'\"/><script>y</script>"),
-        "<!DOCTYPE html>\n<script type=\"application/json\">\"<b\"</script>",
-        "<!DOCTYPE html>\n<script src=\"x\"></script>",
-        "<!DOCTYPE html>\n<p onclick=\"x\"></p>",
-        "<!DOCTYPE html>\n<a href=\"https://x\"></a>",
-        "<!DOCTYPE html>\n<form action=\"https://x\"></form>",
-        "<!DOCTYPE html>\n<style>p{background:url(x)}</style>",
-    };
+    const json_t *pages = test_rows("report", "the_checker_refuses");
     char sentence[200];
-    assert_true(html_check("<!DOCTYPE html>\n<p class=\"x\">a &lt; b<br/></p>", sentence, 200));
-    assert_true(html_check("<!DOCTYPE html>\n<script type=\"a\">1</script>", sentence, 200));
-    for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
-        if (html_check(pages[i], sentence, sizeof sentence)) fail_msg("taken: %s", pages[i]);
+    for (size_t i = 0; i < json_array_size(pages); i++)
+        if (html_check(row_text(pages, i, "page"), sentence, sizeof sentence) !=
+            row_flag(pages, i, "taken"))
+            fail_msg("%s", row_text(pages, i, "page"));
 }

@@ -9,59 +9,54 @@
 
 #include <sys/wait.h>
 
-TEST(numbers)
+TEST_EACH(numbers, "reward")
 {
-    const json_t *cases = test_rows("reward", "numbers");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        double value = 0;
-        bool found = (row_flag(cases, i, "answer") ? number_answer : number_last)(
-            row_text(cases, i, "text"), &value);
-        if (found != row_flag(cases, i, "found") ||
-            (found && fabs(value - row_number(cases, i, "value")) > 1e-9 * fabs(value)))
-            fail_msg("\"%s\": %s %g", row_text(cases, i, "text"), found ? "found" : "none", value);
-    }
+    double value = 0;
+    const bool found = (row_flag(cases, i, "answer") ? number_answer : number_last)(
+        row_text(cases, i, "text"), &value);
+    if (found != row_flag(cases, i, "found") ||
+        (found && fabs(value - row_number(cases, i, "value")) > 1e-9 * fabs(value)))
+        fail_msg("\"%s\": %s %g", row_text(cases, i, "text"), found ? "found" : "none", value);
 }
 
 // Whole numbers are the same or not, however large; fractions but for their rounding.
-TEST(same_numbers)
+TEST_EACH(same_numbers, "reward")
 {
-    const json_t *cases = test_rows("reward", "same_numbers");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        const double a = row_number(cases, i, "a"), b = row_number(cases, i, "b");
-        if (number_same(a, b) != row_flag(cases, i, "same")) fail_msg("%.17g and %.17g", a, b);
-    }
+    const double a = row_number(cases, i, "a"), b = row_number(cases, i, "b");
+    if (number_same(a, b) != row_flag(cases, i, "same")) fail_msg("%.17g and %.17g", a, b);
+}
+
+LATER(reward_free)
+
+static struct reward *open_with(const struct reward_options *options)
+{
+    struct reward *r;
+    assert_ok(reward_new(options, &r));
+    return test_later(r, reward_free_later);
 }
 
 static struct reward *open_reward(const char *names, const char *weights, double length_target)
 {
-    struct reward *r;
-    struct reward_options options = {
-        .names = names, .weights = weights, .length_target = length_target, .timeout_s = 20};
-    assert_ok(reward_new(&options, &r));
-    return r;
+    return open_with(&(struct reward_options){
+        .names = names, .weights = weights, .length_target = length_target, .timeout_s = 20});
 }
 
-static double score(const char *name, const char *text, const char *answer)
+static double score_of(struct reward *r, const struct reward_input *input)
 {
-    struct reward *r = open_reward(name, NULL, 20);
-    struct reward_input input = {.text = text, .answer = answer};
     double value;
-    assert_ok(reward_score(r, &input, NULL, &value));
-    reward_free(r);
+    assert_ok(reward_score(r, input, NULL, &value));
     return value;
 }
 
 // By each scorer, whose targets are 20 characters.
-TEST(scores)
+TEST_EACH(scores, "reward")
 {
-    const json_t *cases = test_rows("reward", "scores");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        const char *name = row_text(cases, i, "scorer"), *text = row_text(cases, i, "text"),
-                   *answer = row_text(cases, i, "answer");
-        const double got = score(name, text, answer);
-        if (!(fabs(got - row_number(cases, i, "score")) < 1e-12))
-            fail_msg("%s: %s against %s: %g", name, text, answer ? answer : "nothing", got);
-    }
+    const char *name = row_text(cases, i, "scorer"), *text = row_text(cases, i, "text"),
+               *answer = row_text(cases, i, "answer");
+    const double got = score_of(open_reward(name, NULL, 20),
+                                &(struct reward_input){.text = text, .answer = answer});
+    if (!(fabs(got - row_number(cases, i, "score")) < 1e-12))
+        fail_msg("%s: %s against %s: %g", name, text, answer ? answer : "nothing", got);
 }
 
 TEST(terms_and_weights)
@@ -77,16 +72,13 @@ TEST(terms_and_weights)
     assert_ok(reward_score(r, &input, terms, &sum));
     assert_true(fabs(sum - (0.5 * -0.5 + 2)) < 1e-12);
     assert_true(terms[0] == -0.5 && terms[1] == 1);
-    reward_free(r);
     r = open_reward("length", "", 10);
     assert_int_equal(reward_info(r)->accuracy_term, -1);
     assert_false(reward_info(r)->needs_answer);
-    reward_free(r);
     // An answer that is no number is the data set's fault, not the model's.
     r = open_reward("numeric", NULL, 10);
     input.answer = "twelve";
     assert_fails(reward_score(r, &input, terms, &sum), ST_FORMAT, "twelve");
-    reward_free(r);
 }
 
 static enum status try_open(const char *names, const char *weights)
@@ -158,7 +150,6 @@ static int check_gsm8k(const char *path)
     }
     int n = d->n;
     dataset_free(d);
-    reward_free(r);
     return n;
 }
 
@@ -182,101 +173,80 @@ TEST(references_and_prompts)
     assert_status(reward_check_row(r, "\\frac{x}{4}", NULL), ST_FORMAT);
     assert_contains(reward_info(r)->prompt_template, "{prompt}");
     assert_contains(reward_info(r)->prompt_template, "####");
-    reward_free(r);
     r = open_reward("exact,numeric", NULL, 20);
     assert_status(reward_check_row(r, "many", NULL), ST_FORMAT);
     assert_null(reward_info(r)->prompt_template);
-    reward_free(r);
     r = open_reward("choice,math", NULL, 20);
     assert_ok(reward_check_row(r, "A", NULL));
     assert_fails(reward_check_row(r, "none of them", NULL), ST_FORMAT, "no letter from A to J");
-    reward_free(r);
     r = open_reward("math", NULL, 20);
     assert_ok(reward_check_row(r, "\\sqrt{2}", NULL));
     assert_fails(reward_check_row(r, "?!", NULL), ST_FORMAT, "holds no formula and no number");
-    reward_free(r);
 }
 
 // ---- regex --------------------------------------------------------------------------------------
 
 TEST(regex)
 {
-    struct reward *r = NULL;
+    const json_t *own = json_quoted("{'pattern': '(?i)YES'}"), *none = json_quoted("{}");
+    const json_t *endless = json_quoted("{'pattern': '^(a+)+$'}");
     struct reward_options options = {.names = "regex", .pattern = "^\\p{Lu}\\w+\\.$"};
-    double x;
-    json_t *own = json_pack("{s:s}", "pattern", "(?i)YES"), *none = json_object();
-    assert_ok(reward_new(&options, &r));
+    struct reward *r = open_with(&options);
     assert_int_equal(reward_info(r)->accuracy_term, 0);
     assert_false(reward_info(r)->needs_answer);
-    struct reward_input input = {.text = "\xc3\x84hre.", .row = none};
-    assert_ok(reward_score(r, &input, NULL, &x));
-    assert_true(x == 1);
-    input.text = "no.";
-    assert_ok(reward_score(r, &input, NULL, &x));
-    assert_true(x == 0);
-    input = (struct reward_input){.text = "oh yes!", .row = own};
-    assert_ok(reward_score(r, &input, NULL, &x));
-    assert_true(x == 1);
-    input.row = none; // back to the option's
-    assert_ok(reward_score(r, &input, NULL, &x));
-    assert_true(x == 0);
-
+    const struct {
+        const char *text;
+        const json_t *row;
+        double score;
+    } cases[] = {
+        {"\xc3\x84hre.", none, 1},
+        {"no.", none, 0},
+        {"oh yes!", own, 1},
+        {"oh yes!", none, 0}, // back to the option's
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_true(score_of(r, &(struct reward_input){.text = cases[i].text,
+                                                       .row = cases[i].row}) == cases[i].score);
     // endless backtracking is not a 0
-    json_object_set_new(own, "pattern", json_string("^(a+)+$"));
-    char text[64];
-    memset(text, 'a', sizeof text);
-    text[62] = '!';
-    text[63] = '\0';
-    input = (struct reward_input){.text = text, .row = own};
-    assert_fails(reward_score(r, &input, NULL, &x), ST_INVALID, "(a+)+");
-    json_object_set_new(own, "pattern", json_string("(open"));
-    assert_fails(reward_check_row(r, NULL, own), ST_INVALID, "(open");
-    json_object_set_new(own, "pattern", json_integer(3));
-    assert_status(reward_check_row(r, NULL, own), ST_INVALID);
+    char text[64] = {[62] = '!'};
+    memset(text, 'a', 62);
+    assert_fails(
+        reward_score(r, &(struct reward_input){.text = text, .row = endless}, NULL, &(double){0}),
+        ST_INVALID, "(a+)+");
+    assert_fails(reward_check_row(r, NULL, json_quoted("{'pattern': '(open'}")), ST_INVALID,
+                 "(open");
+    assert_status(reward_check_row(r, NULL, json_quoted("{'pattern': 3}")), ST_INVALID);
     assert_ok(reward_check_row(r, NULL, none));
-    reward_free(r);
-
     options.pattern = NULL;
-    assert_ok(reward_new(&options, &r));
-    assert_fails(reward_check_row(r, NULL, none), ST_INVALID, "--reward-pattern");
-    reward_free(r);
-    r = NULL;
+    assert_fails(reward_check_row(open_with(&options), NULL, none), ST_INVALID, "--reward-pattern");
     options.pattern = "[";
+    r = NULL;
     assert_fails(reward_new(&options, &r), ST_INVALID, "--reward-pattern");
     assert_null(r);
-    json_decref(own);
-    json_decref(none);
 }
 
 // ---- plugin -------------------------------------------------------------------------------------
 
 TEST(plugin)
 {
-    char names[PATH_MAX + 16];
-    double x;
+    char names[PATH_MAX + 16], deep[2001] = {0};
     const char *path = test_binary("examples/reward_balanced.so");
     snprintf(names, sizeof names, "constant,plugin:%s,exact", path);
     struct reward *r = open_reward(names, NULL, 20);
     assert_int_equal(reward_info(r)->n, 3);
     assert_string_equal(reward_info(r)->terms[1].name, "balanced");
-    json_t *row = json_pack("{s:[{s:s, s:s}]}", "messages", "role", "user", "content", "x");
+    const json_t *row = json_quoted("{'messages': [{'role': 'user', 'content': 'x'}]}");
     struct reward_input input = {
         .text = "(a[b])(",
         .answer = "?",
-        .prompt = json_object_get(row, "messages"),
+        .prompt = json_at(row, "messages"),
         .row = row,
         .telemetry = row,
     };
-    assert_ok(reward_score(r, &input, NULL, &x));
-    assert_true(fabs(x - (1 + 4.0 / 5)) < 1e-12);
-    char *deep = malloc(2001);
+    assert_near(score_of(r, &input), 1 + 4.0 / 5, 1e-12);
     memset(deep, '(', 2000);
-    deep[2000] = '\0';
     input.text = deep;
-    assert_fails(reward_score(r, &input, NULL, &x), ST_INVALID, "1000 deep");
-    free(deep);
-    json_decref(row);
-    reward_free(r);
+    assert_fails(reward_score(r, &input, NULL, &(double){0}), ST_INVALID, "1000 deep");
     assert_fails(try_open("plugin:/no/such.so", NULL), ST_IO, "/no/such.so");
     assert_message("any program: command:PROGRAM ARGS");
     const char *empty = test_path(test_folder(), "x.so");
@@ -290,25 +260,21 @@ TEST(graded_plugin)
     char names[PATH_MAX + 16];
     snprintf(names, sizeof names, "plugin:%s", test_binary("examples/reward_digits.so"));
     struct reward *r = open_reward(names, NULL, 20);
-    json_t *row = json_pack("{s:s}", "prompt", "95+27=");
+    const json_t *row = json_quoted("{'prompt': '95+27='}");
     static const struct {
         const char *text;
         double score;
     } cases[] = {{"122", 1},        {"112", 2.0 / 3}, {"22", 2.0 / 3},
                  {"0122", 3.0 / 4}, {"x", 0},         {"", 0}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct reward_input input = {.text = cases[i].text,
-                                     .answer = "122",
-                                     .prompt = json_object_get(row, "prompt"),
-                                     .row = row};
-        double x;
-        assert_ok(reward_score(r, &input, NULL, &x));
-        assert_true(fabs(x - cases[i].score) < 1e-12);
-    }
-    struct reward_input input = {.text = "1", .row = row};
-    assert_fails(reward_score(r, &input, NULL, &(double){0}), ST_INVALID, "no answer");
-    json_decref(row);
-    reward_free(r);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_near(score_of(r, &(struct reward_input){.text = cases[i].text,
+                                                       .answer = "122",
+                                                       .prompt = json_at(row, "prompt"),
+                                                       .row = row}),
+                    cases[i].score, 1e-12);
+    assert_fails(
+        reward_score(r, &(struct reward_input){.text = "1", .row = row}, NULL, &(double){0}),
+        ST_INVALID, "no answer");
 }
 
 // ---- command ------------------------------------------------------------------------------------
@@ -317,26 +283,18 @@ TEST(graded_plugin)
 static struct reward *open_script(const char *folder, const char *script, int timeout_ms)
 {
     char names[PATH_MAX * 2 + 32];
-    struct reward *r;
     const char *path = test_path(folder, "scorer.sh");
     test_write(path, script, strlen(script));
     snprintf(names, sizeof names, "command:sh %s %s", path, folder);
-    struct reward_options options = {.names = names, .timeout_s = timeout_ms / 1e3};
-    assert_ok(reward_new(&options, &r));
-    return r;
+    return open_with(&(struct reward_options){.names = names, .timeout_s = timeout_ms / 1e3});
 }
 
 static enum status ask(struct reward *r, const char *text, double *ret)
 {
-    json_t *row = json_pack("{s:s, s:i}", "prompt", "P", "level", 3);
-    struct reward_input input = {.text = text,
-                                 .answer = "A",
-                                 .n_tokens = 2,
-                                 .prompt = json_object_get(row, "prompt"),
-                                 .row = row};
-    enum status st = reward_score(r, &input, NULL, ret);
-    json_decref(row);
-    return st;
+    const json_t *row = json_quoted("{'prompt': 'P', 'level': 3}");
+    struct reward_input input = {
+        .text = text, .answer = "A", .n_tokens = 2, .prompt = json_at(row, "prompt"), .row = row};
+    return reward_score(r, &input, NULL, ret);
 }
 
 TEST(command)
@@ -355,42 +313,25 @@ TEST(command)
     assert_true(x == 0.5);
     assert_ok(ask(r, "", &x));
     assert_true(x == -1);
-    char *long_text = malloc(300001); // more than a pipe holds
+    char *long_text = test_keep(calloc(300001, 1)); // more than a pipe holds
     memset(long_text, 'x', 300000);
-    long_text[300000] = '\0';
     assert_ok(ask(r, long_text, &x));
     assert_true(x == -1);
-    free(long_text);
-    reward_free(r);
-    char *asked = test_read(test_path(folder, "asked"));
-    *strchr(asked, '\n') = '\0';
-    json_t *first = json_loads(asked, 0, NULL);
-    assert_string_equal(json_string_value(json_object_get(first, "prompt")), "P");
-    assert_string_equal(json_string_value(json_object_get(first, "completion")),
-                        "good\n\"quoted\"");
-    assert_string_equal(json_string_value(json_object_get(first, "answer")), "A");
-    assert_int_equal(
-        json_integer_value(json_object_get(json_object_get(first, "example"), "level")), 3);
-    json_decref(first);
+    assert_json(json_array_get(json_of_lines_file(test_path(folder, "asked")), 0),
+                "{'prompt': 'P', 'completion': 'good\\n\\u0022quoted\\u0022', 'answer': 'A',"
+                " 'example': {'level': 3}}");
 }
 
-TEST(command_failures)
+TEST_EACH(command_failures, "reward")
 {
-    const json_t *cases = test_rows("reward", "command_failures");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        double x = 7;
-        struct reward *r = open_script(test_folder(), row_text(cases, i, "script"),
-                                       row_status(cases, i, "status") == ST_TIMEOUT ? 300 : 20000);
-        assert_fails(ask(r, "text", &x), row_status(cases, i, "status"),
-                     row_text(cases, i, "message"));
-        assert_true(x == 7);
-        if (row_status(cases, i, "status") == ST_TIMEOUT ||
-            row_status(cases, i, "status") == ST_PEER_GONE) {
-            assert_true(ask(r, "text", &x) != ST_OK); // it stays an error
-            assert_true(x == 7);
-        }
-        reward_free(r);
-    }
+    double x = 7;
+    const enum status st = row_status(cases, i, "status");
+    struct reward *r =
+        open_script(test_folder(), row_text(cases, i, "script"), st == ST_TIMEOUT ? 300 : 20000);
+    assert_fails(ask(r, "text", &x), st, row_text(cases, i, "message"));
+    if (st == ST_TIMEOUT || st == ST_PEER_GONE)
+        assert_true(ask(r, "text", &x) != ST_OK); // it stays an error
+    assert_true(x == 7);
 }
 
 // A child that ends is started again, once, and asked again for the sample it owes.
@@ -408,15 +349,12 @@ TEST(command_restarts_once)
     assert_true(x == 2);
     assert_fails(ask(r, "three", &x), ST_PEER_GONE, "status 5");
     assert_message("started again");
-    reward_free(r);
-    char *starts = test_read(test_path(folder, "starts"));
-    assert_string_equal(starts, "start\nstart\n");
+    assert_string_equal(test_read(test_path(folder, "starts")), "start\nstart\n");
 }
 
 static pid_t read_pid(const char *path)
 {
-    char *text = test_read(path);
-    pid_t pid = (pid_t)atoi(text);
+    const pid_t pid = (pid_t)atoi(test_read(path));
     assert_true(pid > 1);
     return pid;
 }
@@ -449,7 +387,7 @@ TEST(command_is_killed)
     assert_ok(ask(r, "one", &x));
     pid_t pid = read_pid(test_path(folder, "pid"));
     assert_true(kill(pid, 0) == 0);
-    reward_free(r);
+    test_now(r);
     assert_ends(pid);
 }
 

@@ -22,9 +22,18 @@ struct world {
     int n_requests;
 };
 
-static void world_init(struct world *w, int n_blocks, int max_batch, int chunk)
+static void world_release(void *world)
 {
-    memset(w, 0, sizeof *w);
+    struct world *w = world;
+    for (int i = 0; i < w->n_requests; i++) request_free(w->requests[i]);
+    scheduler_free(w->scheduler);
+    block_manager_free(w->cache);
+}
+
+// Released with the test.
+static struct world *world(int n_blocks, int max_batch, int chunk)
+{
+    struct world *w = test_keep(calloc(1, sizeof *w));
     const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
     w->max_batch = max_batch;
     w->chunk = chunk;
@@ -32,19 +41,13 @@ static void world_init(struct world *w, int n_blocks, int max_batch, int chunk)
     assert_ok(scheduler_new(&limits, w->cache, &w->scheduler));
     w->version = 2;
     scheduler_update(w->scheduler, 2, false);
+    return test_later(w, world_release);
 }
 
 static void update(struct world *w, bool recompute)
 {
     w->version += 2;
     scheduler_update(w->scheduler, w->version, recompute);
-}
-
-static void world_release(struct world *w)
-{
-    for (int i = 0; i < w->n_requests; i++) request_free(w->requests[i]);
-    scheduler_free(w->scheduler);
-    block_manager_free(w->cache);
 }
 
 static struct request *add_salted(struct world *w, const int32_t *prompt, int n_prompt, int n,
@@ -171,6 +174,16 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
     return step->n_items > 0;
 }
 
+static void run_steps(struct world *w, int n)
+{
+    for (int i = 0; i < n; i++) assert_true(run_step(w, ADMIT_ALL));
+}
+
+static void run_to_preemption(struct world *w)
+{
+    while (!scheduler_counts(w->scheduler)->preemptions) run_steps(w, 1);
+}
+
 static void run_all(struct world *w)
 {
     for (int i = 0; scheduler_running(w->scheduler) + scheduler_waiting(w->scheduler) > 0; i++) {
@@ -192,243 +205,222 @@ static void assert_all_done(const struct request *r)
 }
 
 // All of its requests come to their ends.
-static void world_end(struct world *w)
+static void run_to_ends(struct world *w)
 {
     run_all(w);
     for (int i = 0; i < w->n_requests; i++) assert_all_done(w->requests[i]);
-    world_release(w);
 }
 
 TEST(prompt_goes_in_chunks)
 {
-    struct world w;
-    world_init(&w, 64, 4, 8);
-    struct request *r = add(&w, 20, 1, 3);
+    struct world *w = world(64, 4, 8);
+    struct request *r = add(w, 20, 1, 3);
     const int wanted[] = {8, 8, 4, 1, 1};
     for (int i = 0; i < 5; i++) {
-        int64_t before = w.computed_tokens;
-        assert_true(run_step(&w, ADMIT_ALL));
-        assert_int_equal(w.computed_tokens - before, wanted[i]);
+        int64_t before = w->computed_tokens;
+        run_steps(w, 1);
+        assert_int_equal(w->computed_tokens - before, wanted[i]);
     }
-    assert_false(run_step(&w, ADMIT_ALL));
+    assert_false(run_step(w, ADMIT_ALL));
     assert_all_done(r);
-    world_release(&w);
 }
 
 TEST(decode_goes_on_beside_prefill)
 {
-    struct world w;
-    world_init(&w, 64, 4, 8);
-    struct request *a = add(&w, 3, 1, 10);
-    assert_true(run_step(&w, ADMIT_ALL));
-    struct request *b = add(&w, 24, 1, 2);
-    for (int i = 0; i < 3; i++) assert_true(run_step(&w, ADMIT_ALL));
+    struct world *w = world(64, 4, 8);
+    struct request *a = add(w, 3, 1, 10);
+    run_steps(w, 1);
+    struct request *b = add(w, 24, 1, 2);
+    run_steps(w, 3);
     assert_int_equal(a->samples[0].text.n_generated, 4); // one token in each of the prefill's steps
     assert_int_equal(b->samples[0].text.n_generated, 1);
-    world_end(&w);
+    run_to_ends(w);
 }
 
 TEST(group_computes_its_prompt_once)
 {
     for (int n_prompt = 1; n_prompt <= 13; n_prompt++) {
-        struct world w;
-        world_init(&w, 128, 8, 5);
-        struct request *r = add(&w, n_prompt, 6, 4);
-        while (r->samples[0].text.n_generated == 0) assert_true(run_step(&w, ADMIT_ALL));
-        assert_int_equal(w.computed_tokens, n_prompt);
+        struct world *w = world(128, 8, 5);
+        struct request *r = add(w, n_prompt, 6, 4);
+        while (r->samples[0].text.n_generated == 0) assert_true(run_step(w, ADMIT_ALL));
+        assert_int_equal(w->computed_tokens, n_prompt);
         for (int i = 0; i < 6; i++) assert_int_equal(r->samples[i].text.n_generated, 1);
         // the full blocks once, and for each sample the last one, where it is partly filled
-        assert_int_equal(block_manager_used(w.cache),
+        assert_int_equal(block_manager_used(w->cache),
                          n_prompt / BLOCK + (n_prompt % BLOCK ? 6 : 0));
-        run_all(&w);
-        assert_int_equal(w.computed_tokens, n_prompt + 6 * 3);
+        run_all(w);
+        assert_int_equal(w->computed_tokens, n_prompt + 6 * 3);
         assert_all_done(r);
-        world_release(&w);
     }
 }
 
 TEST(group_larger_than_batch)
 {
-    struct world w;
-    world_init(&w, 128, 3, 16);
-    struct request *r = add(&w, 9, 8, 5);
-    struct request *behind = add(&w, 2, 1, 2);
-    run_all(&w);
+    struct world *w = world(128, 3, 16);
+    struct request *r = add(w, 9, 8, 5);
+    struct request *behind = add(w, 2, 1, 2);
+    run_all(w);
     assert_all_done(r);
     assert_all_done(behind);
-    assert_int_equal(w.most_running, 3);
-    world_release(&w);
+    assert_int_equal(w->most_running, 3);
 }
 
 TEST(held_siblings_do_not_hold_up_others)
 {
-    struct world w;
-    world_init(&w, 128, 8, 4);
-    add(&w, 40, 4, 2); // ten chunks
-    add(&w, 2, 1, 2);
-    assert_true(run_step(&w, ADMIT_ALL));
-    assert_int_equal(scheduler_running(w.scheduler), 2); // the leader and the single
-    assert_int_equal(scheduler_waiting(w.scheduler), 3);
-    world_end(&w);
+    struct world *w = world(128, 8, 4);
+    add(w, 40, 4, 2); // ten chunks
+    add(w, 2, 1, 2);
+    run_steps(w, 1);
+    assert_int_equal(scheduler_running(w->scheduler), 2); // the leader and the single
+    assert_int_equal(scheduler_waiting(w->scheduler), 3);
+    run_to_ends(w);
 }
 
 TEST(preempts_the_youngest)
 {
-    struct world w;
-    world_init(&w, 8, 4, 16);                                      // 32 tokens
-    struct request *a = add(&w, 8, 1, 16), *b = add(&w, 8, 1, 16); // each grows to 6 blocks
+    struct world *w = world(8, 4, 16);                           // 32 tokens
+    struct request *a = add(w, 8, 1, 16), *b = add(w, 8, 1, 16); // each grows to 6 blocks
     int64_t order = 0;
-    while (!scheduler_counts(w.scheduler)->preemptions) assert_true(run_step(&w, ADMIT_ALL));
+    run_to_preemption(w);
     assert_int_equal(a->samples[0].queue.state, SAMPLE_RUNNING);
     assert_int_equal(b->samples[0].queue.state, SAMPLE_WAITING);
     assert_true(b->samples[0].text.n_generated > 0); // its tokens stay
     assert_int_equal(b->samples[0].blocks.n, 0);
     while (a->samples[0].queue.state != SAMPLE_DONE) {
-        assert_true(run_step(&w, ADMIT_ALL));
+        run_steps(w, 1);
         order += b->samples[0].queue.state == SAMPLE_DONE;
     }
     assert_int_equal(order, 0);
-    world_end(&w);
+    run_to_ends(w);
 }
 
 TEST(update_recomputes_and_shares_again)
 {
-    struct world w;
-    world_init(&w, 128, 8, 64);
-    struct request *r = add(&w, 10, 4, 8);
-    for (int i = 0; i < 3; i++) assert_true(run_step(&w, ADMIT_ALL));
-    update(&w, true);
-    assert_int_equal(scheduler_running(w.scheduler), 0);
-    assert_int_equal(scheduler_in_flight(w.scheduler), 4);
-    assert_int_equal(block_manager_used(w.cache), 0);
-    int64_t before = w.computed_tokens;
-    for (int i = 0; i < 2; i++) assert_true(run_step(&w, ADMIT_ALL));
+    struct world *w = world(128, 8, 64);
+    struct request *r = add(w, 10, 4, 8);
+    run_steps(w, 3);
+    update(w, true);
+    assert_int_equal(scheduler_running(w->scheduler), 0);
+    assert_int_equal(scheduler_in_flight(w->scheduler), 4);
+    assert_int_equal(block_manager_used(w->cache), 0);
+    int64_t before = w->computed_tokens;
+    run_steps(w, 2);
     // the first computes 10 + 3 again and draws; the others share two full blocks of the prompt;
     // beside them the first decodes on
-    assert_int_equal(w.computed_tokens - before, 13 + 3 * (13 - 8) + 1);
+    assert_int_equal(w->computed_tokens - before, 13 + 3 * (13 - 8) + 1);
     for (int i = 0; i < 4; i++) {
         assert_int_equal(r->samples[i].kv[RUNNER_POLICY].version, 4);
         for (int k = 0; k < 2; k++)
             assert_int_equal(r->samples[i].blocks.at[k], r->samples[0].blocks.at[k]);
     }
-    world_end(&w);
+    run_to_ends(w);
 }
 
 TEST(update_keeps)
 {
-    struct world w;
-    world_init(&w, 128, 2, 64);
-    struct request *r = add(&w, 10, 4, 3); // two at a time
-    assert_true(run_step(&w, ADMIT_ALL));
-    update(&w, false);
-    assert_int_equal(scheduler_running(w.scheduler), 2);
-    int64_t before = w.computed_tokens;
-    run_all(&w);
+    struct world *w = world(128, 2, 64);
+    struct request *r = add(w, 10, 4, 3); // two at a time
+    run_steps(w, 1);
+    update(w, false);
+    assert_int_equal(scheduler_running(w->scheduler), 2);
+    int64_t before = w->computed_tokens;
+    run_all(w);
     // 2 * 2 decodes, and the late ones compute their prompt anew rather than read version 2's
     // blocks
-    assert_int_equal(w.computed_tokens - before, 4 + 10 + 4);
+    assert_int_equal(w->computed_tokens - before, 4 + 10 + 4);
     assert_all_done(r);
-    world_release(&w);
 }
 
 TEST(drain_admits_only_started)
 {
-    struct world w;
-    world_init(&w, 8, 4, 16);
-    struct request *a = add(&w, 8, 1, 16), *b = add(&w, 8, 1, 16);
-    while (!scheduler_counts(w.scheduler)->preemptions) assert_true(run_step(&w, ADMIT_ALL));
-    struct request *c = add(&w, 2, 1, 2);
-    while (scheduler_in_flight(w.scheduler)) assert_true(run_step(&w, ADMIT_STARTED));
+    struct world *w = world(8, 4, 16);
+    struct request *a = add(w, 8, 1, 16), *b = add(w, 8, 1, 16);
+    run_to_preemption(w);
+    struct request *c = add(w, 2, 1, 2);
+    while (scheduler_in_flight(w->scheduler)) assert_true(run_step(w, ADMIT_STARTED));
     assert_all_done(a);
     assert_all_done(b);
     assert_int_equal(c->samples[0].queue.state, SAMPLE_WAITING);
-    assert_false(run_step(&w, ADMIT_STARTED));
-    world_end(&w);
+    assert_false(run_step(w, ADMIT_STARTED));
+    run_to_ends(w);
 }
 
 TEST(prefilling_sample_cancelled)
 {
-    struct world w;
-    world_init(&w, 64, 4, 4);
-    struct request *r = add(&w, 13, 3, 4);
-    assert_true(run_step(&w, ADMIT_ALL));
+    struct world *w = world(64, 4, 4);
+    struct request *r = add(w, 13, 3, 4);
+    run_steps(w, 1);
     assert_ptr_equal(r->prefilling, &r->samples[0]);
-    scheduler_remove(w.scheduler, &r->samples[0]);
+    scheduler_remove(w->scheduler, &r->samples[0]);
     assert_null(r->prefilling);
-    assert_int_equal(block_manager_used(w.cache), 0);
-    run_all(&w);
+    assert_int_equal(block_manager_used(w->cache), 0);
+    run_all(w);
     assert_int_equal(r->samples[1].text.n_generated, 4);
     assert_int_equal(r->samples[2].text.n_generated, 4);
-    world_release(&w);
 }
 
 TEST(ended_request_is_found)
 {
     for (int n_prompt = 1; n_prompt <= 13; n_prompt++) {
-        struct world w;
         const int cached = (n_prompt - 1) / BLOCK * BLOCK; // the last token is always computed
-        world_init(&w, 64, 8, 64);
-        struct request *a = add(&w, n_prompt, 1, 2);
-        run_all(&w);
+        struct world *w = world(64, 8, 64);
+        struct request *a = add(w, n_prompt, 1, 2);
+        run_all(w);
         assert_int_equal(a->cached_tokens, 0);
-        int64_t before = w.computed_tokens;
-        struct request *b = add(&w, n_prompt, 5, 2); // a group finds it as one does
-        run_all(&w);
+        int64_t before = w->computed_tokens;
+        struct request *b = add(w, n_prompt, 5, 2); // a group finds it as one does
+        run_all(w);
         assert_int_equal(b->cached_tokens, cached);
-        assert_int_equal(w.computed_tokens - before, n_prompt - cached + 5);
-        assert_int_equal(scheduler_counts(w.scheduler)->queried_tokens, 2 * n_prompt);
-        assert_int_equal(scheduler_counts(w.scheduler)->hit_tokens, cached);
+        assert_int_equal(w->computed_tokens - before, n_prompt - cached + 5);
+        assert_int_equal(scheduler_counts(w->scheduler)->queried_tokens, 2 * n_prompt);
+        assert_int_equal(scheduler_counts(w->scheduler)->hit_tokens, cached);
         assert_all_done(b);
-        world_release(&w);
     }
 }
 
 // The next turn of a chat begins with the last one's prompt and answer.
 TEST(answer_is_found)
 {
-    struct world w;
     int32_t prompt[64];
-    world_init(&w, 64, 4, 64);
-    struct request *a = add(&w, 6, 1, 13); // 18 of its 19 tokens are ever computed
-    run_all(&w);
+    struct world *w = world(64, 4, 64);
+    struct request *a = add(w, 6, 1, 13); // 18 of its 19 tokens are ever computed
+    run_all(w);
     memcpy(prompt, a->prompt, 6 * sizeof *prompt);
     memcpy(prompt + 6, a->samples[0].text.generated, 13 * sizeof *prompt);
     for (int i = 19; i < 30; i++) prompt[i] = i;
-    struct request *b = add_salted(&w, prompt, 30, 1, 2, 0);
-    run_all(&w);
+    struct request *b = add_salted(w, prompt, 30, 1, 2, 0);
+    run_all(w);
     assert_int_equal(b->cached_tokens, 16);
     prompt[7]++; // another answer: only what is before it
-    struct request *c = add_salted(&w, prompt, 30, 1, 2, 0);
-    run_all(&w);
+    struct request *c = add_salted(w, prompt, 30, 1, 2, 0);
+    run_all(w);
     assert_int_equal(c->cached_tokens, 4);
-    world_release(&w);
 }
 
 // Drafts that are refused leave keys and values behind that no name may cover.
 TEST(refused_drafts_are_not_found)
 {
-    struct world w;
     int32_t prompt[64];
-    world_init(&w, 64, 4, 64);
-    struct request *a = add(&w, 6, 1, 20);
+    struct world *w = world(64, 4, 64);
+    struct request *a = add(w, 6, 1, 20);
     struct sample *s = &a->samples[0];
-    assert_true(run_step(&w, ADMIT_ALL));
+    run_steps(w, 1);
     for (int accepted = 0; accepted < 4; accepted++) { // 6 + 1 tokens known, of 8 drafts some stay
         s->draft.n_verify = 8;
-        const struct engine_step *step = schedule(w.scheduler, ADMIT_ALL);
+        const struct engine_step *step = schedule(w->scheduler, ADMIT_ALL);
         assert_int_equal(step->n_items, 1);
         assert_int_equal(step->items[0].n_drafts, 8);
         const int computed = s->kv[RUNNER_POLICY].computed;
         for (int p = computed - 1; p < computed + 8; p++)
-            w.content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK] = -1; // drafts, refused
+            w->content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK] = -1; // drafts, refused
         for (int p = 0; p < computed; p++)
-            sample_tokens(s, p, 1, &w.content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK]);
+            sample_tokens(s, p, 1, &w->content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK]);
         for (int i = 0; i < accepted + 1; i++) sample_append(s, next_token(s));
-        scheduler_accept(w.scheduler, s, accepted);
+        scheduler_accept(w->scheduler, s, accepted);
         assert_int_equal(s->kv[RUNNER_POLICY].computed, computed + accepted);
         for (int p = computed; p < s->kv[RUNNER_POLICY].computed; p++)
-            sample_tokens(s, p, 1, &w.content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK]);
-        for (int i = 0; i < MAX_BLOCKS * BLOCK; i++) w.computed_by[i] = 2;
+            sample_tokens(s, p, 1, &w->content[s->blocks.at[p / BLOCK] * BLOCK + p % BLOCK]);
+        for (int i = 0; i < MAX_BLOCKS * BLOCK; i++) w->computed_by[i] = 2;
         assert_true(s->blocks.n_cached <= s->kv[RUNNER_POLICY].computed / BLOCK);
     }
     const int length = sample_known(s); // 6 + 1 + 1 + 2 + 3 + 4
@@ -436,69 +428,63 @@ TEST(refused_drafts_are_not_found)
     sample_tokens(s, 0, length, prompt);
     for (int i = length; i < 40; i++) prompt[i] = i;
     s->draft.n_verify = 0;
-    struct request *b = add_salted(&w, prompt, 40, 1, 2, 0);
-    run_all(&w); // check_item() compares what b reads
+    struct request *b = add_salted(w, prompt, 40, 1, 2, 0);
+    run_all(w); // check_item() compares what b reads
     // the step before b's admission covered 12 tokens; what it accepted is named with the next
     assert_int_equal(b->cached_tokens, 12);
-    world_release(&w);
 }
 
 TEST(salted_requests_share_nothing)
 {
-    struct world w;
     int32_t prompt[20] = {0};
-    world_init(&w, 64, 2, 64);
+    struct world *w = world(64, 2, 64);
     for (uint64_t salt = 1; salt < 4; salt++) {
-        int64_t before = w.computed_tokens;
-        struct request *r = add_salted(&w, prompt, 18, 4, 3, salt); // two at a time
-        run_all(&w);
+        int64_t before = w->computed_tokens;
+        struct request *r = add_salted(w, prompt, 18, 4, 3, salt); // two at a time
+        run_all(w);
         assert_int_equal(r->cached_tokens, 0);
         // the late siblings find four full blocks of their own group, and compute the rest once
-        assert_int_equal(w.computed_tokens - before, 18 + 2 + 4 * 2);
+        assert_int_equal(w->computed_tokens - before, 18 + 2 + 4 * 2);
     }
-    world_release(&w);
 }
 
 // Two equal prompts with an update between them, while others run on over it.
 TEST(update_leaves_nothing_to_find)
 {
     for (int recompute = 0; recompute < 2; recompute++) {
-        struct world w;
-        world_init(&w, 128, 8, 64);
-        add(&w, 14, 1, 2);
-        run_all(&w);
-        struct request *running = add(&w, 14, 2, 20); // finds it, and has more than that computed
-        for (int i = 0; i < 3; i++) assert_true(run_step(&w, ADMIT_ALL));
+        struct world *w = world(128, 8, 64);
+        add(w, 14, 1, 2);
+        run_all(w);
+        struct request *running = add(w, 14, 2, 20); // finds it, and has more than that computed
+        run_steps(w, 3);
         assert_int_equal(running->cached_tokens, 12);
-        update(&w, recompute);
-        struct request *b = add(&w, 14, 1, 2);
-        for (int i = 0; i < 9; i++) assert_true(run_step(&w, ADMIT_ALL)); // fills blocks, over it
+        update(w, recompute);
+        struct request *b = add(w, 14, 1, 2);
+        run_steps(w, 9); // fills blocks, over it
         // under "recompute" those that ran have computed the prompt again by then, and came first
         assert_int_equal(b->cached_tokens, 0);
         assert_int_equal(running->samples[0].kv[RUNNER_POLICY].version, recompute ? 4 : 0);
-        struct request *c = add(&w, 14, 1, 2);
-        run_all(&w);
+        struct request *c = add(w, 14, 1, 2);
+        run_all(w);
         assert_int_equal(c->cached_tokens, 12); // of b, or of those that were computed again
-        world_end(&w);
+        run_to_ends(w);
     }
 }
 
 // A prompt caught half way by an update is of two versions: what it fills is for nobody else.
 TEST(update_in_a_prompt)
 {
-    struct world w;
-    world_init(&w, 128, 8, 8);
-    struct request *a = add(&w, 30, 1, 12);
-    assert_true(run_step(&w, ADMIT_ALL));
-    update(&w, false);
-    while (a->samples[0].text.n_generated < 8) assert_true(run_step(&w, ADMIT_ALL));
-    struct request *b = add(&w, 30, 1, 2);
-    run_all(&w);
+    struct world *w = world(128, 8, 8);
+    struct request *a = add(w, 30, 1, 12);
+    run_steps(w, 1);
+    update(w, false);
+    while (a->samples[0].text.n_generated < 8) assert_true(run_step(w, ADMIT_ALL));
+    struct request *b = add(w, 30, 1, 2);
+    run_all(w);
     assert_int_equal(b->cached_tokens, 0);
-    struct request *c = add(&w, 30, 1, 2);
-    run_all(&w);
+    struct request *c = add(w, 30, 1, 2);
+    run_all(w);
     assert_int_equal(c->cached_tokens, 28);
-    world_release(&w);
 }
 
 // A pool that the found blocks and the new ones fill to the last: found blocks are not counted as
@@ -506,33 +492,30 @@ TEST(update_in_a_prompt)
 TEST(found_blocks_are_not_room)
 {
     for (int n_blocks = 8; n_blocks <= 16; n_blocks++) {
-        struct world w;
-        world_init(&w, n_blocks, 4, 64);
-        add(&w, 16, 1, 2);
-        run_all(&w);
-        add(&w, 15, 1, 9);
-        add(&w, 16, 2, 12);
-        world_end(&w);
+        struct world *w = world(n_blocks, 4, 64);
+        add(w, 16, 1, 2);
+        run_all(w);
+        add(w, 15, 1, 9);
+        add(w, 16, 2, 12);
+        run_to_ends(w);
     }
 }
 
 // What was computed before a preemption is found again, and does not count as cached.
 TEST(preempted_finds_its_own)
 {
-    struct world w;
-    world_init(&w, 12, 4, 64);
-    struct request *a = add(&w, 8, 1, 20), *b = add(&w, 16, 1, 20);
-    while (!scheduler_counts(w.scheduler)->preemptions) assert_true(run_step(&w, ADMIT_ALL));
+    struct world *w = world(12, 4, 64);
+    struct request *a = add(w, 8, 1, 20), *b = add(w, 16, 1, 20);
+    run_to_preemption(w);
     assert_int_equal(b->samples[0].queue.state, SAMPLE_WAITING);
-    scheduler_remove(w.scheduler, &a->samples[0]);
+    scheduler_remove(w->scheduler, &a->samples[0]);
     const int length = sample_known(&b->samples[0]);
-    int64_t before = w.computed_tokens;
-    assert_true(run_step(&w, ADMIT_ALL));
-    assert_true(w.computed_tokens - before <= 2 * BLOCK && length > 4 * BLOCK);
-    run_all(&w);
+    int64_t before = w->computed_tokens;
+    run_steps(w, 1);
+    assert_true(w->computed_tokens - before <= 2 * BLOCK && length > 4 * BLOCK);
+    run_all(w);
     assert_int_equal(b->cached_tokens, 0);
     assert_all_done(b);
-    world_release(&w);
 }
 
 // Requests of all shapes in a pool that is far too small, with updates and cancellations between
@@ -542,14 +525,13 @@ TEST(random_load)
 {
     enum { N = 60 };
     for (uint64_t seed = 0; seed < 40; seed++) {
-        struct world w;
         struct request *requests[N];
         struct rng r;
         int n = 0;
         rng_init(&r, seed, 0);
-        world_init(&w, 16 + (int)rng_below(&r, 24), 1 + (int)rng_below(&r, 9),
-                   1 + (int)rng_below(&r, 20));
-        while (n < N || scheduler_running(w.scheduler) + scheduler_waiting(w.scheduler) > 0) {
+        struct world *w = world(16 + (int)rng_below(&r, 24), 1 + (int)rng_below(&r, 9),
+                                1 + (int)rng_below(&r, 20));
+        while (n < N || scheduler_running(w->scheduler) + scheduler_waiting(w->scheduler) > 0) {
             if (n < N && rng_below(&r, 3) == 0) {
                 // one of three texts, and from some place on another: prompts share beginnings of
                 // any length
@@ -558,23 +540,23 @@ TEST(random_load)
                 int32_t prompt[64];
                 for (int i = 0; i < n_prompt; i++)
                     prompt[i] = i + (i < turn ? text : 1000 * (10 + n));
-                requests[n] = add_salted(&w, prompt, n_prompt, 1 + (int)rng_below(&r, 6),
+                requests[n] = add_salted(w, prompt, n_prompt, 1 + (int)rng_below(&r, 6),
                                          1 + (int)rng_below(&r, (uint32_t)(max < 24 ? max : 24)),
                                          seed % 4 == 0 ? 1 + (uint64_t)n : 0);
                 n++;
             }
-            if (rng_below(&r, 40) == 0) update(&w, rng_below(&r, 2));
-            int inside = scheduler_running(w.scheduler) + scheduler_waiting(w.scheduler);
+            if (rng_below(&r, 40) == 0) update(w, rng_below(&r, 2));
+            int inside = scheduler_running(w->scheduler) + scheduler_waiting(w->scheduler);
             if (inside && rng_below(&r, 60) == 0)
-                scheduler_remove(w.scheduler,
-                                 scheduler_at(w.scheduler, (int)rng_below(&r, (uint32_t)inside)));
-            inside = scheduler_running(w.scheduler) + scheduler_waiting(w.scheduler);
-            bool stepped = run_step(&w, ADMIT_ALL);
+                scheduler_remove(w->scheduler,
+                                 scheduler_at(w->scheduler, (int)rng_below(&r, (uint32_t)inside)));
+            inside = scheduler_running(w->scheduler) + scheduler_waiting(w->scheduler);
+            bool stepped = run_step(w, ADMIT_ALL);
             assert_true(stepped || inside == 0);
-            assert_true(w.steps < 100000);
+            assert_true(w->steps < 100000);
         }
-        assert_int_equal(block_manager_used(w.cache), 0);
-        const struct scheduler_counts *counts = scheduler_counts(w.scheduler);
+        assert_int_equal(block_manager_used(w->cache), 0);
+        const struct scheduler_counts *counts = scheduler_counts(w->scheduler);
         uint64_t found = 0;
         for (int i = 0; i < n; i++) {
             assert_true(requests[i]->cached_tokens < requests[i]->n_prompt);
@@ -582,7 +564,6 @@ TEST(random_load)
         }
         assert_int_equal(counts->hit_tokens, found);
         assert_true(counts->queried_tokens > found && (found > 0) == (seed % 4 != 0));
-        world_release(&w);
     }
 }
 

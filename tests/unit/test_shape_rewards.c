@@ -84,13 +84,11 @@ TEST(what_is_missing_is_named)
 {
     struct reward_options options = {.names = "overlong", .max_completion_length = 10};
     struct reward *r;
-    assert_status(reward_new(&options, &r), ST_INVALID);
-    assert_message("--overlong-buffer");
+    assert_fails(reward_new(&options, &r), ST_INVALID, "--overlong-buffer");
     options.overlong_buffer = 10;
     assert_status(reward_new(&options, &r), ST_INVALID);
     options = (struct reward_options){.names = "json"};
     assert_ok(reward_new(&options, &r));
-    assert_status(reward_check_row(r, "{", NULL), ST_FORMAT);
-    assert_message("is no JSON");
+    assert_fails(reward_check_row(r, "{", NULL), ST_FORMAT, "is no JSON");
     reward_free(r);
 }

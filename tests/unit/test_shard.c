@@ -148,8 +148,7 @@ static void refused(const char *name, int size, const char *sentence)
 {
     struct loaded m;
     const char *folder = test_golden(name);
-    assert_status(load(folder, (struct shard){0, size}, &m), ST_INVALID);
-    assert_message(sentence);
+    assert_fails(load(folder, (struct shard){0, size}, &m), ST_INVALID, sentence);
     loaded_close(&m);
 }
 

@@ -95,16 +95,14 @@ TEST(drafted_as_packed_when_preempted)
 // A model that drafts for itself, with the policy's noise, is never wrong.
 TEST(a_twin_is_always_accepted)
 {
-    struct bench b;
     struct engine_options options = options_for(model, model);
     struct take *takes[2][REQUESTS];
     options.exact = true;
-    bench_start(&b, &options);
-    serve_twice(&b, model, takes);
-    const struct engine_stats stats = idle_stats(&b);
+    struct bench *b = bench_of(&options);
+    serve_twice(b, model, takes);
+    const struct engine_stats stats = idle_stats(b);
     assert_true(stats.drafts.num_draft_tokens > REQUESTS * NEW);
     assert_int_equal(stats.drafts.num_accepted_tokens, stats.drafts.num_draft_tokens);
-    bench_end(&b);
 }
 
 static int likeliest(const float *logits)
@@ -119,18 +117,17 @@ static int likeliest(const float *logits)
 // token, and nowhere else, so behind each rejection it goes on from the right state.
 TEST(a_twin_is_rejected_only_where_it_must_be)
 {
-    struct bench b;
     struct reference r;
     struct engine_options options = options_for(model, model);
     int32_t ids[LONGEST];
     float *logits = malloc(LONGEST * VOCAB_HERE * sizeof *logits);
     assert_non_null(logits);
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     reference_open(model, "cpu", &r);
     const int n_prompt = fill_prompt(ids, 3);
     struct sampling s = greedy(NEW);
     s.presence_penalty = 1;
-    struct take *take = run_ids(&b, ids, n_prompt, &s);
+    struct take *take = run_ids(b, ids, n_prompt, &s);
     const struct token_record *tokens = take->sample[0].tokens;
     for (int i = 0; i < NEW; i++) ids[n_prompt + i] = tokens[i].token;
     reference_logits(&r, ids, n_prompt + NEW, logits);
@@ -150,23 +147,20 @@ TEST(a_twin_is_rejected_only_where_it_must_be)
     assert_true(n_rejected > 0 && n_behind > 0);
     free(logits);
     reference_close(&r);
-    bench_end(&b);
 }
 
 // Either of the two may have states and the other none.
 TEST(one_of_two_has_states)
 {
     for (int i = 0; i < 2; i++) {
-        struct bench b;
         struct engine_options options = options_for(i ? model : stateless, i ? stateless : model);
         struct take *takes[2][REQUESTS];
         options.exact = true;
-        bench_start(&b, &options);
-        serve_twice(&b, options.model_folder, takes);
-        const struct engine_stats stats = idle_stats(&b);
+        struct bench *b = bench_of(&options);
+        serve_twice(b, options.model_folder, takes);
+        const struct engine_stats stats = idle_stats(b);
         assert_true(stats.drafts.num_draft_tokens > 0);
         assert_true((stats.cache_hits > 0) == (i == 0));
-        bench_end(&b);
     }
 }
 

@@ -116,18 +116,16 @@ TEST(leaves_its_blocks)
     for (int max_tokens = 30; max_tokens < 38; max_tokens++) {
         int cached[2];
         for (int ahead = 0; ahead < 2; ahead++) {
-            struct bench b;
             struct engine_options options = options_here();
             int32_t turns[20 + 40];
             options.step_ahead = ahead ? STEP_AHEAD_ON : STEP_AHEAD_OFF;
-            bench_start(&b, &options);
+            struct bench *b = bench_of(&options);
             make_prompt(turns, 20, 3);
-            struct take *first = greedy_of(&b, turns, 20, max_tokens);
+            struct take *first = greedy_of(b, turns, 20, max_tokens);
             for (int i = 0; i < max_tokens; i++) turns[20 + i] = first->sample[0].tokens[i].token;
             turns[20 + max_tokens] = 1;
-            struct take *second = greedy_of(&b, turns, 21 + max_tokens, 5);
+            struct take *second = greedy_of(b, turns, 21 + max_tokens, 5);
             cached[ahead] = second->sample[0].telemetry.cached_prompt_tokens;
-            bench_end(&b);
         }
         assert_true(cached[0] > 40);
         assert_int_equal(cached[0], cached[1]);
@@ -175,61 +173,57 @@ TEST(every_golden_model)
 // what was computed under the old one is computed anew.
 TEST(weights_change)
 {
-    struct bench b;
     struct engine_options options = options_here();
     options.step_ahead = STEP_AHEAD_ON;
     options.kv_policy = KV_RECOMPUTE;
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     struct sampling s = greedy(200);
-    b.slow_ms = 1;
-    struct take *take = submit(&b, 20, 3, &s);
-    await_tokens(&b, take, 0, 30);
-    assert_ok(engine_reload(b.engine, model_b, NULL, on_command, &b));
-    await_command(&b);
-    await_done(&b, take);
+    b->slow_ms = 1;
+    struct take *take = submit(b, 20, 3, &s);
+    await_tokens(b, take, 0, 30);
+    assert_ok(engine_reload(b->engine, model_b, NULL, on_command, b));
+    await_command(b);
+    await_done(b, take);
     int at = 0; // of the first token of the other weights
     while (at < 200 && take->sample[0].tokens[at].weight_version == 2) at++;
     assert_true(at >= 30 && at < 200);
     for (int i = 1; i < 200; i++)
         assert_true(take->sample[0].tokens[i].weight_version >=
                     take->sample[0].tokens[i - 1].weight_version);
-    assert_int_equal(take->sample[0].tokens[at].weight_version, b.version);
+    assert_int_equal(take->sample[0].tokens[at].weight_version, b->version);
 
     int32_t whole[20 + 200]; // what the other weights say behind it
     make_prompt(whole, 20, 3);
     for (int i = 0; i < at; i++) whole[20 + i] = take->sample[0].tokens[i].token;
-    b.slow_ms = 0;
-    struct take *behind = greedy_of(&b, whole, 20 + at, 200 - at);
+    b->slow_ms = 0;
+    struct take *behind = greedy_of(b, whole, 20 + at, 200 - at);
     for (int i = at; i < 200; i++)
         assert_int_equal(take->sample[0].tokens[i].token, behind->sample[0].tokens[i - at].token);
-    bench_end(&b);
 }
 
 TEST(pauses_and_cancels)
 {
-    struct bench b;
     struct engine_options options = options_here();
     options.step_ahead = STEP_AHEAD_ON;
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     struct sampling s = greedy(300);
     s.n = 4;
-    b.slow_ms = 1;
-    struct take *take = submit(&b, 20, 3, &s), *other = submit(&b, 30, 4, &s);
-    await_tokens(&b, take, 2, 5);
-    assert_ok(engine_pause(b.engine, WAIT_MS));
-    const int n = tokens_of(&b, take, 0);
+    b->slow_ms = 1;
+    struct take *take = submit(b, 20, 3, &s), *other = submit(b, 30, 4, &s);
+    await_tokens(b, take, 2, 5);
+    assert_ok(engine_pause(b->engine, WAIT_MS));
+    const int n = tokens_of(b, take, 0);
     clock_sleep_ms(50);
-    assert_int_equal(tokens_of(&b, take, 0), n); // all that was on its way had come
-    assert_ok(engine_resume(b.engine));
-    engine_cancel(b.engine, take->request, 1);
-    await_tokens(&b, take, 2, n + 5);
-    engine_cancel(b.engine, take->request, -1);
-    await_done(&b, take);
+    assert_int_equal(tokens_of(b, take, 0), n); // all that was on its way had come
+    assert_ok(engine_resume(b->engine));
+    engine_cancel(b->engine, take->request, 1);
+    await_tokens(b, take, 2, n + 5);
+    engine_cancel(b->engine, take->request, -1);
+    await_done(b, take);
     assert_int_equal(take->sample[1].finish, FINISH_CANCELLED);
-    engine_cancel(b.engine, other->request, -1);
-    await_done(&b, other);
-    assert_int_equal(idle_stats(&b).kv_blocks_used, 0);
-    bench_end(&b);
+    engine_cancel(b->engine, other->request, -1);
+    await_done(b, other);
+    assert_int_equal(idle_stats(b).kv_blocks_used, 0);
 }
 
 TESTS_BETWEEN(engine_bench_set_up, NULL)

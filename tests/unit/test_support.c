@@ -13,7 +13,6 @@ TEST(children)
     char *text = test_read(log);
     assert_contains(text, "out\n");
     assert_contains(text, "err\n");
-    free(text);
     assert_int_equal(test_command(log, 5000, OPTIONS("/no/such/program")), 127);
 
     struct test_child child = {0};
@@ -94,7 +93,6 @@ TEST(run_counts)
     assert_contains(text, "skipped c\n    skipped: no moon\n");
     assert_contains(text, "unit/test_good: 2 passed, 0 failed, 1 skipped (");
     assert_contains(text, "\n3 passed, 0 failed, 1 skipped\n");
-    free(text);
 
     const char *log2 = test_path(build, "log2");
     assert_int_equal(test_command(log2, 20000, OPTIONS(run, bad, crash, leak, slow, none)), 1);
@@ -112,7 +110,6 @@ TEST(run_counts)
     const char *last = strstr(text, "\n4 passed, 6 failed\n");
     assert_non_null(last);
     assert_string_equal(last, "\n4 passed, 6 failed\n"); // nothing after it
-    free(text);
 
     clock_sleep_ms(clock_ms_until(orphan_would_wake));
     assert_false(file_exists(mark)); // what the test left behind was killed
@@ -147,7 +144,4 @@ TEST(runs_side_by_side)
     assert_contains(text, "\n2 passed, 0 failed\n");
     assert_string_not_equal(folders, others);
     assert_null(strstr(folders, build)); // no $LOGDIR, where a bridge of somebody else may lie
-    free(text);
-    free(folders);
-    free(others);
 }

@@ -11,17 +11,12 @@
 
 static uint8_t token_ends[VOCAB]; // as if of a tokenizer
 
-static void make_token_ends(void)
-{
-    for (int id = 0; id < VOCAB; id++)
-        token_ends[id] = (uint8_t)((id % 7 == 0 ? TOKEN_ENDS_SENTENCE : 0) |
-                                   (id % 3 == 0 ? TOKEN_ENDS_WORD : 0));
-}
-
 static struct engine_options tandem_options(void)
 {
     struct engine_options options = plain_options();
-    make_token_ends();
+    for (int id = 0; id < VOCAB; id++)
+        token_ends[id] = (uint8_t)((id % 7 == 0 ? TOKEN_ENDS_SENTENCE : 0) |
+                                   (id % 3 == 0 ? TOKEN_ENDS_WORD : 0));
     options.frozen_folder = model_b;
     options.token_ends = token_ends;
     options.n_token_ends = VOCAB;
@@ -89,60 +84,53 @@ static void assert_changes(enum tandem_selector selector, const struct take *tak
 TEST(each_token_is_its_authors)
 {
     enum { PROMPT = 15, TOKENS = 30, SAMPLES = 3 }; // the last block is copied
-    struct bench tandem, a, b;
     int32_t prompt[PROMPT];
     struct engine_options options = tandem_options(), plain_a = plain_options(),
                           plain_b = plain_options();
     plain_b.model_folder = model_b;
-    bench_start(&tandem, &options);
-    bench_start(&a, &plain_a);
-    bench_start(&b, &plain_b);
+    struct bench *tandem = bench_of(&options);
+    struct bench *a = bench_of(&plain_a);
+    struct bench *b = bench_of(&plain_b);
     for (int selector = TANDEM_BERNOULLI; selector <= TANDEM_WORD; selector++) {
         make_prompt(prompt, PROMPT, (uint64_t)selector);
         struct sampling s =
             tandem_sampling(TOKENS, 5 + (uint64_t)selector, (enum tandem_selector)selector, 0.5);
         s.n = SAMPLES;
-        struct take *take = run_ids(&tandem, prompt, PROMPT, &s);
+        struct take *take = run_ids(tandem, prompt, PROMPT, &s);
         int n_frozen = 0;
         for (int i = 0; i < SAMPLES; i++) {
             assert_int_equal(take->sample[i].n, TOKENS);
-            assert_written_by(&a, false, take, i, prompt, PROMPT, s.seed);
-            assert_written_by(&b, true, take, i, prompt, PROMPT, s.seed);
+            assert_written_by(a, false, take, i, prompt, PROMPT, s.seed);
+            assert_written_by(b, true, take, i, prompt, PROMPT, s.seed);
             assert_changes((enum tandem_selector)selector, take, i);
             n_frozen += count_frozen(take, i);
         }
         assert_in_range(n_frozen, 1, SAMPLES * TOKENS - 1);
     }
-    bench_end(&b);
-    bench_end(&a);
-    bench_end(&tandem);
 }
 
 // p 1 is the policy's own rollout, p 0 the frozen model's.
 TEST(the_ends_are_plain)
 {
     for (int p = 0; p <= 1; p++) {
-        struct bench plain, tandem;
         struct engine_options alone = plain_options(), options = tandem_options();
         alone.model_folder = p ? model_a : model_b;
-        bench_start(&plain, &alone);
-        bench_start(&tandem, &options);
+        struct bench *plain = bench_of(&alone);
+        struct bench *tandem = bench_of(&options);
         for (int selector = TANDEM_BERNOULLI; selector <= TANDEM_WORD; selector++) {
             struct sampling s = tandem_sampling(40, 3, (enum tandem_selector)selector, p);
             s.n = 4;
             s.top_k = 50;
-            struct take *by_two = submit(&tandem, 21, 9, &s);
+            struct take *by_two = submit(tandem, 21, 9, &s);
             s.tandem.on = false;
-            struct take *by_one = submit(&plain, 21, 9, &s);
-            await_done(&tandem, by_two);
-            await_done(&plain, by_one);
+            struct take *by_one = submit(plain, 21, 9, &s);
+            await_done(tandem, by_two);
+            await_done(plain, by_one);
             for (int i = 0; i < s.n; i++) {
                 assert_same_records(by_two, i, by_one, i);
                 assert_int_equal(count_frozen(by_two, i), p ? 0 : 40);
             }
         }
-        bench_end(&tandem);
-        bench_end(&plain);
     }
 }
 
@@ -271,7 +259,6 @@ static struct take *submit_mixed(struct bench *b, int i)
 
 TEST(batches_and_preemption_change_nothing)
 {
-    struct bench roomy, crowded;
     struct engine_options options = tandem_options(), tight = tandem_options();
     tight.max_batch = 6;
     tight.prefill_chunk = 7;
@@ -280,74 +267,61 @@ TEST(batches_and_preemption_change_nothing)
     tight.speculative.k[SPECULATIVE_NGRAM] = 3;
     tight.speculative_fixed = 1;
     struct take *together[REQUESTS];
-    bench_start(&roomy, &options);
-    bench_start(&crowded, &tight);
-    for (int i = 0; i < REQUESTS; i++) together[i] = submit_mixed(&crowded, i);
-    for (int i = 0; i < REQUESTS; i++) await_done(&crowded, together[i]);
+    struct bench *roomy = bench_of(&options);
+    struct bench *crowded = bench_of(&tight);
+    for (int i = 0; i < REQUESTS; i++) together[i] = submit_mixed(crowded, i);
+    for (int i = 0; i < REQUESTS; i++) await_done(crowded, together[i]);
     for (int i = 0; i < REQUESTS; i++) {
-        struct take *alone = submit_mixed(&roomy, i);
-        await_done(&roomy, alone);
+        struct take *alone = submit_mixed(roomy, i);
+        await_done(roomy, alone);
         for (int k = 0; k < 1 + i % 3; k++) {
             assert_same_records(alone, k, together[i], k);
             assert_same_authors(alone, k, together[i], k);
         }
     }
-    assert_true(idle_stats(&crowded).preemptions > 0);
-    bench_end(&crowded);
-    bench_end(&roomy);
+    assert_true(idle_stats(crowded).preemptions > 0);
 }
 
 // A prompt that was seen before begins with what both models computed of it.
 TEST(prompts_are_found)
 {
-    struct bench b;
-    struct engine_options options = tandem_options();
-    struct sampling s = tandem_sampling(20, 4, TANDEM_BERNOULLI, 0.5), plain = s;
+    const struct engine_options options = tandem_options();
+    const struct sampling s = tandem_sampling(20, 4, TANDEM_BERNOULLI, 0.5);
+    struct sampling plain = s;
     plain.tandem.on = false;
-    bench_start(&b, &options);
-    struct take *takes[3];
-    const struct sampling *of[3] = {&plain, &s, &s};
-    for (int i = 0; i < 3; i++) {
-        takes[i] = run(&b, 33, 1, of[i]);
-    }
-    // What the policy alone computed is of no use to two; what two did is.
-    assert_int_equal(takes[1]->sample[0].telemetry.cached_prompt_tokens, 0);
-    assert_int_equal(takes[2]->sample[0].telemetry.cached_prompt_tokens, 32);
-    assert_same_records(takes[1], 0, takes[2], 0);
-    bench_end(&b);
+    struct bench *b = bench_of(&options);
+    run(b, 33, 1, &plain); // what the policy alone computed is of no use to two; what two did is
+    const struct take *first = run(b, 33, 1, &s), *second = run(b, 33, 1, &s);
+    assert_int_equal(first->sample[0].telemetry.cached_prompt_tokens, 0);
+    assert_int_equal(second->sample[0].telemetry.cached_prompt_tokens, 32);
+    assert_same_records(first, 0, second, 0);
 }
 
 // Updates in the middle of a sample: the frozen model goes on as it was.
 TEST(updates_leave_the_frozen_model)
 {
     enum { PROMPT = 9 };
-    struct bench tandem, a, b;
-    struct test_child writer;
     int32_t prompt[PROMPT];
     struct engine_options plain_a = plain_options(), plain_b = plain_options(),
                           options = tandem_options(); // bridge_path: the writer's
     struct sampling s = tandem_sampling(200, 8, TANDEM_BERNOULLI, 0.5);
     plain_b.model_folder = model_b;
-    bench_start(&tandem, &options);
-    bench_start(&a, &plain_a);
-    bench_start(&b, &plain_b);
+    struct bench *tandem = bench_of(&options);
+    struct bench *a = bench_of(&plain_a);
+    struct bench *b = bench_of(&plain_b);
     make_prompt(prompt, PROMPT, 2);
-    tandem.slow_ms = 5;
-    struct take *take = submit_ids(&tandem, prompt, PROMPT, &s);
-    await_tokens(&tandem, take, 0, 10);
-    start_writer(&writer, model_b, "3", false);
-    assert_int_equal(test_wait(&writer, WAIT_MS), 0);
-    tandem.slow_ms = 0;
-    await_done(&tandem, take);
+    tandem->slow_ms = 5;
+    struct take *take = submit_ids(tandem, prompt, PROMPT, &s);
+    await_tokens(tandem, take, 0, 10);
+    run_writer(model_b, "3", false);
+    tandem->slow_ms = 0;
+    await_done(tandem, take);
     const struct token_record *last = &take->sample[0].tokens[199];
     assert_true(last->weight_version > 2);
-    assert_written_by(&a, false, take, 0, prompt, PROMPT, s.seed);
+    assert_written_by(a, false, take, 0, prompt, PROMPT, s.seed);
     for (int t = 0; t < 200; t++) // the frozen model has one version
         if (take->sample[0].tokens[t].frozen) take->sample[0].tokens[t].weight_version = 2;
-    assert_written_by(&b, true, take, 0, prompt, PROMPT, s.seed);
-    bench_end(&b);
-    bench_end(&a);
-    bench_end(&tandem);
+    assert_written_by(b, true, take, 0, prompt, PROMPT, s.seed);
 }
 
 // ---- rows apart --------------------------------------------------------------------------------
@@ -424,18 +398,17 @@ TEST(rows_apart_change_nothing)
 
 TEST(authors_can_be_shared)
 {
-    struct bench b;
     struct engine_options options = tandem_options();
     struct sampling s = tandem_sampling(60, 1, TANDEM_BERNOULLI, 0.5), t = s;
     s.n = t.n = 2;
     t.seed = 2;
-    bench_start(&b, &options);
+    struct bench *b = bench_of(&options);
     for (int shared = 0; shared <= 1; shared++) {
         int differ = 0;
         s.tandem.shared = t.tandem.shared = shared;
-        struct take *first = submit(&b, 10, 1, &s), *second = submit(&b, 17, 2, &t);
-        await_done(&b, first);
-        await_done(&b, second);
+        struct take *first = submit(b, 10, 1, &s), *second = submit(b, 17, 2, &t);
+        await_done(b, first);
+        await_done(b, second);
         for (int i = 0; i < 60; i++) {
             const bool frozen = first->sample[0].tokens[i].frozen;
             differ += frozen != first->sample[1].tokens[i].frozen;
@@ -446,63 +419,52 @@ TEST(authors_can_be_shared)
         else
             assert_in_range(differ, 30, 90);
     }
-    bench_end(&b);
 }
 
 // ---- what is refused ---------------------------------------------------------------------------
 
-static void refuse(struct bench *b, const struct sampling *s, const char *words)
-{
-    assert_refused(b, (const int32_t[]){1, 2, 3}, 3, s, ST_INVALID, words);
-}
-
 TEST(impossible_tandems_are_refused)
 {
-    struct bench b;
-    struct sampling s = tandem_sampling(4, 1, TANDEM_BERNOULLI, 0.5), bad = s;
-    struct engine_options options = plain_options();
-    bench_start(&b, &options);
-    refuse(&b, &s, "--tandem-model");
-    bench_end(&b);
-    options = tandem_options();
+    const struct sampling good = tandem_sampling(4, 1, TANDEM_BERNOULLI, 0.5);
+    struct engine_options options = tandem_options();
     options.token_ends = NULL;
-    bench_start(&b, &options);
-    bad.tandem.p = 1.5;
-    refuse(&b, &bad, "p is 1.5");
-    bad = s;
-    bad.tandem.chunk = 0;
-    refuse(&b, &bad, "chunk is 0");
-    bad = s;
-    bad.tandem.selector = TANDEM_WORD;
-    refuse(&b, &bad, "word");
-    bad = s;
-    bad.prompt_logprobs = true;
-    refuse(&b, &bad, "prompt_logprobs");
-    bad = s;
-    bad.speculative.k[SPECULATIVE_NGRAM] = 2;
-    refuse(&b, &bad, "speculative");
-    bench_end(&b);
+    struct bench *plain = bench_plain(), *tandem = bench_of(&options);
+    const struct {
+        struct bench *engine;
+        struct tandem_choice tandem;
+        bool prompt_logprobs;
+        int n_drafts;
+        const char *words;
+    } cases[] = {
+        {plain, good.tandem, false, 0, "--tandem-model"},
+        {tandem, {true, TANDEM_BERNOULLI, .p = 1.5, .chunk = 3}, false, 0, "p is 1.5"},
+        {tandem, {true, TANDEM_BERNOULLI, .p = 0.5, .chunk = 0}, false, 0, "chunk is 0"},
+        {tandem, {true, TANDEM_WORD, .p = 0.5, .chunk = 3}, false, 0, "word"},
+        {tandem, good.tandem, true, 0, "prompt_logprobs"},
+        {tandem, good.tandem, false, 2, "speculative"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sampling s = good;
+        s.tandem = cases[i].tandem;
+        s.prompt_logprobs = cases[i].prompt_logprobs;
+        s.speculative.k[SPECULATIVE_NGRAM] = cases[i].n_drafts;
+        assert_refused(cases[i].engine, (const int32_t[]){1, 2, 3}, 3, &s, ST_INVALID,
+                       cases[i].words);
+    }
 }
 
-// A frozen model must know the policy's tokens and reach over the served context.
 TEST(other_vocabularies_are_refused)
 {
-    const struct {
-        struct tiny_model shape;
-        const char *words;
-    } others[] = {
-        {{.hidden = 32, .layers = 1, .vocab = VOCAB + 16, .eos_id = -1, .seed = 3}, "larger"},
-        {{.hidden = 32, .layers = 1, .vocab = VOCAB - 16, .eos_id = -1, .seed = 3}, "smaller"},
-    };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    for (int more = -16; more <= 16; more += 32) {
+        const struct tiny_model shape = {
+            .hidden = 32, .layers = 1, .vocab = VOCAB + more, .eos_id = -1, .seed = 3};
         struct engine_options options = tandem_options();
         struct engine *engine;
-        options.frozen_folder = test_path(folder, "other");
-        assert_ok(tiny_model_write_as(options.frozen_folder, &others[i].shape));
         struct bench b = {0};
-        assert_int_equal(engine_new(&options, on_event, &b, &engine), ST_MISMATCH);
-        assert_non_null(strstr(status_message(), "--tandem-model"));
-        assert_non_null(strstr(status_message(), others[i].words));
+        options.frozen_folder = test_path(folder, "other");
+        assert_ok(tiny_model_write_as(options.frozen_folder, &shape));
+        assert_fails(engine_new(&options, on_event, &b, &engine), ST_MISMATCH, "--tandem-model");
+        assert_message(more < 0 ? "smaller" : "larger");
     }
 }
 
@@ -598,26 +560,12 @@ TEST(shared_authors_go_in_step)
     assert_true(apart > together);
 }
 
-TEST(texts_end)
+TEST_EACH(texts_end, "tandem")
 {
-    const struct {
-        const char *text;
-        int ends;
-    } cases[] = {
-        {"the", 0},
-        {" the", TOKEN_ENDS_WORD},
-        {"don't", 0},
-        {",", TOKEN_ENDS_WORD},
-        {".", TOKEN_ENDS_WORD | TOKEN_ENDS_SENTENCE},
-        {"end.\" ", TOKEN_ENDS_WORD | TOKEN_ENDS_SENTENCE},
-        {"a.b", 0},
-        {"\n\n", TOKEN_ENDS_WORD | TOKEN_ENDS_SENTENCE},
-        {"x\ny", TOKEN_ENDS_SENTENCE},
-        {"", 0},
-        {"\xc3\xa9t\xc3\xa9", 0},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(token_ends_of(cases[i].text, strlen(cases[i].text)), cases[i].ends);
+    const char *text = row_text(cases, i, "text");
+    const int ends = (row_flag(cases, i, "word") ? TOKEN_ENDS_WORD : 0) |
+                     (row_flag(cases, i, "sentence") ? TOKEN_ENDS_SENTENCE : 0);
+    assert_int_equal(token_ends_of(text, strlen(text)), ends);
 }
 
 TESTS_BETWEEN(engine_bench_set_up, NULL)

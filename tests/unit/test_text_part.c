@@ -112,8 +112,8 @@ TEST(other_tensors_are_named)
     struct loaded m;
     const char *folder = test_folder();
     write_folder(folder, "language_model.model.%s", "audio_tower.weight");
-    assert_status(loaded_open(folder, DT_F32, &m), ST_MISMATCH);
-    assert_message("tensor audio_tower.weight is not part of a Gemma3ForCausalLM model");
+    assert_fails(loaded_open(folder, DT_F32, &m), ST_MISMATCH,
+                 "tensor audio_tower.weight is not part of a Gemma3ForCausalLM model");
     loaded_close(&m);
 }
 
@@ -133,8 +133,8 @@ TEST(silence_has_a_meaning)
     assert_int_equal(c->layers[0].head_dim, 256);
     model_config_free(c);
     json_object_set_new(json, "text_config", json_string("gemma3_text"));
-    assert_status(model_config_from_json("config.json", json, &c), ST_FORMAT);
-    assert_message("text_config must be an object");
+    assert_fails(model_config_from_json("config.json", json, &c), ST_FORMAT,
+                 "text_config must be an object");
     json_decref(json);
 }
 

@@ -134,8 +134,7 @@ TEST(refused_text)
     struct token_list ids = TOKEN_LIST_INIT;
     struct bytes text = BYTES_INIT;
     assert_ok(token_list_push(&ids, 7));
-    assert_status(tokenizer_encode(t, "ab\xff", 3, true, &ids), ST_INVALID);
-    assert_message("byte 2");
+    assert_fails(tokenizer_encode(t, "ab\xff", 3, true, &ids), ST_INVALID, "byte 2");
     assert_int_equal(ids.n, 1); // untouched
     bytes_puts(&text, "kept");
     assert_status(tokenizer_decode(t, (const int32_t[]){'a', -1}, 2, false, &text), ST_INVALID);
@@ -226,15 +225,13 @@ TEST(truncated)
     for (size_t n = 0; n < len; n += 1 + len / 300) {
         struct tokenizer *t = NULL;
         const struct tokenizer_text files[TOKENIZER_FILES] = {{text, n}};
-        assert_status(tokenizer_parse("F.json", files, &t), ST_FORMAT);
-        assert_message("F.json");
+        assert_fails(tokenizer_parse("F.json", files, &t), ST_FORMAT, "F.json");
     }
     struct tokenizer *t = NULL;
     const struct tokenizer_text files[TOKENIZER_FILES] = {{text, len}, {"{", 1}};
-    assert_status(tokenizer_parse("F.json", files, &t), ST_FORMAT);
-    assert_message("tokenizer_config.json");
-    assert_status(tokenizer_load("/nonexistent/folder", &t), ST_NOT_FOUND);
-    assert_message("/nonexistent/folder: no such folder");
+    assert_fails(tokenizer_parse("F.json", files, &t), ST_FORMAT, "tokenizer_config.json");
+    assert_fails(tokenizer_load("/nonexistent/folder", &t), ST_NOT_FOUND,
+                 "/nonexistent/folder: no such folder");
     assert_null(t);
     free(text);
     json_decref(json);

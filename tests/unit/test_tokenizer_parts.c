@@ -6,31 +6,28 @@
 #include "tests/support/tokens.h"
 
 // Pre-tokenizers over the same bytes: words end where ids of merges show it.
-TEST(pretokenizers)
+TEST_EACH(pretokenizers, "tokenizer_parts")
 {
-    const json_t *cases = test_rows("tokenizer_parts", "pretokenizers");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        json_t *section = NULL;
-        char wrapped[1000];
-        snprintf(wrapped, sizeof(wrapped), "[%s]", row_text(cases, i, "section"));
-        section = json_of(wrapped);
-        struct step_list p = {0};
-        struct bytes text = BYTES_INIT, joined = BYTES_INIT;
-        struct piece_list words = {0};
-        assert_ok(pretokenizer_parse("test", json_array_get(section, 0), &p));
-        assert_ok(pretokenizer_apply(&p, row_text(cases, i, "text"),
-                                     strlen(row_text(cases, i, "text")), true, &text, &words));
-        for (size_t k = 0; k < words.n; k++) {
-            if (k) bytes_puts(&joined, "|");
-            bytes_append(&joined, text.data + words.items[k].start, words.items[k].len);
-        }
-        assert_string_equal(bytes_text(&joined), row_text(cases, i, "words"));
-        step_list_release(&p);
-        bytes_release(&text);
-        bytes_release(&joined);
-        piece_list_release(&words);
-        json_decref(section);
+    json_t *section = NULL;
+    char wrapped[1000];
+    snprintf(wrapped, sizeof(wrapped), "[%s]", row_text(cases, i, "section"));
+    section = json_of(wrapped);
+    struct step_list p = {0};
+    struct bytes text = BYTES_INIT, joined = BYTES_INIT;
+    struct piece_list words = {0};
+    assert_ok(pretokenizer_parse("test", json_array_get(section, 0), &p));
+    assert_ok(pretokenizer_apply(&p, row_text(cases, i, "text"), strlen(row_text(cases, i, "text")),
+                                 true, &text, &words));
+    for (size_t k = 0; k < words.n; k++) {
+        if (k) bytes_puts(&joined, "|");
+        bytes_append(&joined, text.data + words.items[k].start, words.items[k].len);
     }
+    assert_string_equal(bytes_text(&joined), row_text(cases, i, "words"));
+    step_list_release(&p);
+    bytes_release(&text);
+    bytes_release(&joined);
+    piece_list_release(&words);
+    json_decref(section);
 }
 
 TEST(normalizers)

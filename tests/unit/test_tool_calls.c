@@ -257,7 +257,7 @@ TEST(templates_parse_back)
     test_data_folder("chat-templates", folder);
     snprintf(pattern, sizeof pattern, "%s/*.jinja", folder);
     assert_int_equal(glob(pattern, 0, NULL, &found), 0);
-    json_t *tokens = json_pack("{s:s,s:s}", "bos_token", "<s>", "eos_token", "</s>");
+    json_t *tokens = test_keep(json_pack("{s:s,s:s}", "bos_token", "<s>", "eos_token", "</s>"));
     for (size_t i = 0; i < found.gl_pathc; i++) {
         struct chat_template *t = NULL;
         char *text = test_read(found.gl_pathv[i]), name[100];
@@ -275,7 +275,6 @@ TEST(templates_parse_back)
         chat_template_free(t);
     }
     assert_int_equal(seen, sizeof wanted / sizeof *wanted);
-    json_decref(tokens);
     globfree(&found);
 }
 

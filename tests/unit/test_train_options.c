@@ -42,7 +42,8 @@ TEST(defaults_are_trls)
     json_t *json = options_to_json(train_options, &config);
     assert_non_null(json);
     for (int i = 0; i < (int)json_array_size(defaults); i++) {
-        json_t *wanted = json_loads(row_text(defaults, i, "value"), JSON_DECODE_ANY, NULL);
+        json_t *wanted =
+            test_keep(json_loads(row_text(defaults, i, "value"), JSON_DECODE_ANY, NULL));
         const json_t *value = json_object_get(json, row_text(defaults, i, "name"));
         assert_non_null(wanted);
         if (!value) fail_msg("there is no option %s", row_text(defaults, i, "name"));
@@ -51,7 +52,6 @@ TEST(defaults_are_trls)
             fail_msg("%s is %s, not %s", row_text(defaults, i, "name"), text,
                      row_text(defaults, i, "value"));
         }
-        json_decref(wanted);
     }
     json_decref(json);
     options_free(set);

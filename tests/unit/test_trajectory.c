@@ -18,9 +18,8 @@ static json_t *parse(const char *text)
 static void add_turn(struct sampled_turns *turns, const char *ids, int n_prompt, uint64_t version)
 {
     struct token_list all = {0}, prompt = {0};
-    json_t *object = json_pack("{s:o}", "ids", parse(ids));
+    json_t *object = test_keep(json_pack("{s:o}", "ids", parse(ids)));
     assert_ok(trajectory_read_ids(object, "ids", 50, &all));
-    json_decref(object);
     struct completion c = {.n = all.n - n_prompt, .text = strdup("text")};
     c.ids = calloc((size_t)c.n, sizeof *c.ids);
     c.logprobs = calloc((size_t)c.n, sizeof *c.logprobs);

@@ -38,8 +38,7 @@ TEST(test_bridge_file_of_another)
     test_write(path, "{}", 2);
     assert_status(bridge_file_read(path, &file), ST_FORMAT); // ours: read
     give_away(path);
-    assert_status(bridge_file_read(path, &file), ST_MISMATCH);
-    assert_message(path);
+    assert_fails(bridge_file_read(path, &file), ST_MISMATCH, path);
     assert_message("belongs to user 65534");
     assert_null(file);
 }
@@ -49,8 +48,8 @@ TEST(test_page_of_another)
     need_root();
     struct control *c = control_test_owner(), *other = NULL;
     give_away(shm_path(control_test_page));
-    assert_status(control_open(control_test_page, CONTROL_TEST_HASH, &other), ST_MISMATCH);
-    assert_message("belongs to user 65534");
+    assert_fails(control_open(control_test_page, CONTROL_TEST_HASH, &other), ST_MISMATCH,
+                 "belongs to user 65534");
     assert_status(control_create(control_test_page, CONTROL_TEST_HASH, &other), ST_MISMATCH);
     assert_null(other);
     control_test_end(c);
@@ -66,8 +65,8 @@ TEST(test_segment_of_another)
     assert_ok(device_open("cpu", &dev));
     assert_ok(shared_memory_create(dev, name, 4096, &made));
     give_away(shm_path(name));
-    assert_status(shared_memory_open(dev, name, 4096, &opened), ST_MISMATCH);
-    assert_message("belongs to user 65534");
+    assert_fails(shared_memory_open(dev, name, 4096, &opened), ST_MISMATCH,
+                 "belongs to user 65534");
     assert_null(opened);
     shared_memory_free(made);
     device_free(dev);

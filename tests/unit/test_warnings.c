@@ -27,15 +27,12 @@ static char *warn_of(const char *model, const char *targets)
     return test_read(log);
 }
 
-TEST(adapters_that_peft_takes_otherwise)
+TEST_EACH(adapters_that_peft_takes_otherwise, "warnings")
 {
-    const json_t *cases = test_rows("warnings", "adapters_that_peft_takes_otherwise");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        char *text = warn_of(row_text(cases, i, "model"), row_text(cases, i, "targets"));
-        if (row_flag(cases, i, "said"))
-            assert_contains(text, "but PEFT on transformers 5 reads gate_proj, up_proj and");
-        else
-            assert_string_equal(text, "");
-        free(text);
-    }
+    char *text = warn_of(row_text(cases, i, "model"), row_text(cases, i, "targets"));
+    if (row_flag(cases, i, "said"))
+        assert_contains(text, "but PEFT on transformers 5 reads gate_proj, up_proj and");
+    else
+        assert_string_equal(text, "");
+    free(text);
 }
