@@ -23,21 +23,6 @@ static void stop(void)
     daemon_end(&d);
 }
 
-static void call(const char *path, int status, const char *part, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
-static void call(const char *path, int status, const char *part, const char *format, ...)
-{
-    char body[1024];
-    struct wire_answer a;
-    va_list args;
-    va_start(args, format);
-    vsnprintf(body, sizeof body, format, args);
-    va_end(args);
-    daemon_request(d.socket, "POST", path, "", body, &a);
-    if (a.status != status || !strstr(bytes_text(&a.body), part))
-        fail_msg("%s %s: %d %s", path, body, a.status, bytes_text(&a.body));
-}
-
 #define LOAD   "/v1/load_lora_adapter"
 #define UNLOAD "/v1/unload_lora_adapter"
 
@@ -46,19 +31,21 @@ TEST(a_copy_is_what_it_was)
     const char *folder = test_folder(), *other = test_folder();
     assert_ok(tiny_adapter_write(folder, model, CONFIG, 1));
     assert_ok(tiny_adapter_write(other, model, CONFIG, 2));
-    call(LOAD, 200, "added", "{\"lora_name\":\"a\",\"lora_path\":\"%s\"}", folder);
-    call(LOAD, 200, "added", "{\"lora_name\":\"a@1\",\"copy_of\":\"a\"}");
-    call(LOAD, 200, "added", "{\"lora_name\":\"a\",\"lora_path\":\"%s\",\"load_inplace\":true}",
-         other);
+    daemon_call(&d, LOAD, 200, "added", "{\"lora_name\":\"a\",\"lora_path\":\"%s\"}", folder);
+    daemon_call(&d, LOAD, 200, "added", "{\"lora_name\":\"a@1\",\"copy_of\":\"a\"}");
+    daemon_call(&d, LOAD, 200, "added",
+                "{\"lora_name\":\"a\",\"lora_path\":\"%s\",\"load_inplace\":true}", other);
     daemon_holds_adapter(&d, "a@1", folder);
     daemon_holds_adapter(&d, "a", other);
-    call(LOAD, 404, "there is no adapter 'b'", "{\"lora_name\":\"c\",\"copy_of\":\"b\"}");
-    call(LOAD, 400, "another's name", "{\"lora_name\":\"c\",\"copy_of\":\"a\",\"config\":%s}",
-         CONFIG);
-    call(LOAD, 400, "has already been loaded", "{\"lora_name\":\"a\",\"copy_of\":\"a@1\"}");
-    call(UNLOAD, 200, "removed", "{\"lora_name\":\"a\"}");
+    daemon_call(&d, LOAD, 404, "there is no adapter 'b'",
+                "{\"lora_name\":\"c\",\"copy_of\":\"b\"}");
+    daemon_call(&d, LOAD, 400, "another's name",
+                "{\"lora_name\":\"c\",\"copy_of\":\"a\",\"config\":%s}", CONFIG);
+    daemon_call(&d, LOAD, 400, "has already been loaded",
+                "{\"lora_name\":\"a\",\"copy_of\":\"a@1\"}");
+    daemon_call(&d, UNLOAD, 200, "removed", "{\"lora_name\":\"a\"}");
     daemon_holds_adapter(&d, "a@1", folder);
-    call(UNLOAD, 200, "removed", "{\"lora_name\":\"a@1\"}");
+    daemon_call(&d, UNLOAD, 200, "removed", "{\"lora_name\":\"a@1\"}");
 }
 
 // All that --max-adapters allows for stand in the bridge file.
@@ -67,12 +54,13 @@ TEST(many)
     struct bridge *bridge;
     const int n = atoi(MANY);
     for (int i = 0; i < n; i++)
-        call(LOAD, 200, "added", "{\"lora_name\":\"m%d\",\"config\":%s}", i, CONFIG);
-    call(LOAD, 400, "--max-adapters", "{\"lora_name\":\"more\",\"config\":%s}", CONFIG);
+        daemon_call(&d, LOAD, 200, "added", "{\"lora_name\":\"m%d\",\"config\":%s}", i, CONFIG);
+    daemon_call(&d, LOAD, 400, "--max-adapters", "{\"lora_name\":\"more\",\"config\":%s}", CONFIG);
     assert_ok(bridge_attach(d.bridge, NULL, &bridge));
     assert_int_equal(bridge_file_of(bridge)->n_roles, n + 1);
     bridge_detach(bridge);
-    for (int i = 0; i < n; i++) call(UNLOAD, 200, "removed", "{\"lora_name\":\"m%d\"}", i);
+    for (int i = 0; i < n; i++)
+        daemon_call(&d, UNLOAD, 200, "removed", "{\"lora_name\":\"m%d\"}", i);
 }
 
 // A trainer that is attached has it mapped, unless it says itself that it has not.
@@ -83,13 +71,14 @@ TEST(the_trainer_unloads)
     assert_ok(bridge_attach(d.bridge, NULL, &bridge));
     assert_ok(bridge_become_writer(bridge));
     assert_int_equal(bridge_map(bridge, "adapter:a", &none), ST_NOT_FOUND);
-    call(LOAD, 200, "added", "{\"lora_name\":\"a\",\"config\":%s}", CONFIG);
+    daemon_call(&d, LOAD, 200, "added", "{\"lora_name\":\"a\",\"config\":%s}", CONFIG);
     assert_ok(bridge_map(bridge, "adapter:a", &arena));
     assert_int_equal(shared_memory_bytes(arena->memory), arena->role->bytes);
-    call(UNLOAD, 409, "is attached", "{\"lora_name\":\"a\"}");
-    call(UNLOAD, 409, "is attached", "{\"lora_name\":\"a\",\"writer_pid\":1}");
+    daemon_call(&d, UNLOAD, 409, "is attached", "{\"lora_name\":\"a\"}");
+    daemon_call(&d, UNLOAD, 409, "is attached", "{\"lora_name\":\"a\",\"writer_pid\":1}");
     bridge_unmap(arena);
-    call(UNLOAD, 200, "removed", "{\"lora_name\":\"a\",\"writer_pid\":%d}", (int)getpid());
+    daemon_call(&d, UNLOAD, 200, "removed", "{\"lora_name\":\"a\",\"writer_pid\":%d}",
+                (int)getpid());
     bridge_detach(bridge);
 }
 

@@ -32,29 +32,18 @@ static void wait_for_metric(const char *line)
 
 TEST(adapters_have_rows)
 {
-    char body[400], text[600];
     const char *model = daemon_model(test_folder(), true, 11), *folder = test_folder();
     assert_ok(tiny_adapter_write(folder, model, "{\"r\":2,\"target_modules\":\"all-linear\"}", 1));
-    daemon_start(
-        &d, model,
-        OPTIONS("--max-adapters", "2", "--max-lora-rank", "4", "--served-model-name", "base"));
+    daemon_start(&d, model, args("--max-adapters 2 --max-lora-rank 4 --served-model-name base"));
     assert_metric("vllm:lora_requests_info{model_name=\"base\",max_lora=\"2\","
                   "running_lora_adapters=\"\",waiting_lora_adapters=\"\"} ");
-    for (const char *name = "a\0b"; name[0]; name += 2) {
-        snprintf(body, sizeof body, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\"}", name, folder);
-        struct wire_answer a;
-        daemon_request(d.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
-        assert_int_equal(a.status, 200);
-    }
+    daemon_load_adapter(&d, "a", folder);
+    daemon_load_adapter(&d, "b", folder);
     assert_metric(ROW("generation_tokens_total", "a") "0\n");
     daemon_post(d.socket, "/bridge/pause", 200, "{}");
-    snprintf(body, sizeof body,
-             "{\"model\":\"a\",\"prompt\":[1,2],\"n\":2,\"max_tokens\":5,\"ignore_eos\":true}");
-    int n = snprintf(text, sizeof text,
-                     "POST /v1/completions HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s", strlen(body),
-                     body);
-    const int fd = daemon_connect(d.socket);
-    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
+    const int fd = daemon_ask(&d, "/v1/completions",
+                              "{\"model\":\"a\",\"prompt\":[1,2],\"n\":2,\"max_tokens\":5,"
+                              "\"ignore_eos\":true}");
     wait_for_metric(ROW("requests_waiting", "a") "2\n");
     assert_metric(ROW("requests_waiting", "b") "0\n");
     assert_metric(ROW("requests_running", "a") "0\n");

@@ -10,7 +10,7 @@
 #define PROMPTS 480
 #define PER     2 // prompts of a step
 
-static struct scene scene;
+SCENE_OF_ALL(scene_open_exact)
 
 static const char *run_file(const char *run, const char *name)
 {
@@ -54,11 +54,9 @@ static void assert_same_metrics(const char *run, const char *other)
 
 TEST(of_staleness_0_it_is_the_plain_run)
 {
-    char steps[12];
-    snprintf(steps, sizeof steps, "%d", STEPS);
+    const char *steps = test_text("%d", STEPS);
     assert_int_equal(train(&scene, "plain", OPTIONS("--max-steps", steps)), 0);
-    assert_exit(0, train_alone(&scene, "async-0",
-                               OPTIONS("--max-steps", steps, "--async", "--max-staleness", "0")));
+    assert_train(&scene, 0, "async-0", "--max-steps %s --async --max-staleness 0", steps);
     assert_said(&scene, "no step is sampled ahead");
     assert_same_metrics("plain", "async-0");
     assert_same_metrics("async-0", "plain");
@@ -74,10 +72,8 @@ TEST(of_staleness_0_it_is_the_plain_run)
 TEST(no_token_is_older_than_it_says)
 {
     double mean[STEPS], max[STEPS], groups[3][STEPS], again[STEPS], waited[2][STEPS], oldest = 0;
-    char steps[12];
-    snprintf(steps, sizeof steps, "%d", STEPS);
-    assert_exit(0, train_alone(&scene, "async-2",
-                               OPTIONS("--max-steps", steps, "--async", "--max-staleness", "2")));
+    const char *steps = test_text("%d", STEPS);
+    assert_train(&scene, 0, "async-2", "--max-steps %s --async --max-staleness 2", steps);
     assert_said(&scene, "up to 2 steps are sampled ahead");
     assert_said(&scene, "async: samples of ");
     assert_int_equal(column(&scene, "async-2", "rollout/staleness_mean", mean, STEPS), STEPS);
@@ -107,11 +103,10 @@ static void count_trained(const char *run, int ret_times[PROMPTS])
     size_t i;
     memset(ret_times, 0, PROMPTS * sizeof *ret_times);
     for (int step = 1; step <= PROMPTS / PER; step++) {
-        char name[40];
-        snprintf(name, sizeof name, "rollouts/step-%d.jsonl", step);
+        const char *name = test_text("rollouts/step-%d.jsonl", step);
         const json_t *samples = json_of_lines_file(run_file(run, name));
         json_array_foreach (samples, i, sample) {
-            const json_int_t of = json_integer_value(json_object_get(sample, "line"));
+            const json_int_t of = int_of(sample, "line");
             assert_in_range(of, 1, PROMPTS);
             ret_times[of - 1] += metric(sample, "sample") == 0;
         }
@@ -142,12 +137,5 @@ TEST(every_prompt_of_the_epoch_once_though_killed)
 
 TEST(nonsense_is_refused)
 {
-    train_rows(&scene, "recipes", "async_that_is_refused", train_alone);
+    train_rows(&scene, "recipes", "async_that_is_refused", train);
 }
-
-static void open_scene(void)
-{
-    scene_open_exact(&scene);
-}
-
-TESTS_BETWEEN(open_scene, NULL)

@@ -4,11 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/canned_server.h"
 #include "tests/support/pair.h"
-
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
+#include "tests/support/rank_group.h"
 
 #define STEPS 3
 
@@ -53,10 +49,9 @@ static bool registers_well(const json_t *body)
     static const char *const texts[] = {"wandb_group", "wandb_project", "checkpoint_dir"};
     bool ok = json_object_size(body) == 8;
     for (size_t i = 0; i < 3; i++) ok = ok && json_is_string(json_object_get(body, texts[i]));
-    return ok && json_integer_value(json_object_get(body, "batch_size")) == 4 &&
-           json_integer_value(json_object_get(body, "max_token_len")) > 5 &&
+    return ok && int_of(body, "batch_size") == 4 && int_of(body, "max_token_len") > 5 &&
            json_is_integer(json_object_get(body, "save_checkpoint_interval")) &&
-           json_integer_value(json_object_get(body, "num_steps")) == STEPS &&
+           int_of(body, "num_steps") == STEPS &&
            json_is_integer(json_object_get(body, "starting_step"));
 }
 
@@ -70,29 +65,26 @@ static void serve_batch(int fd, int polls)
         canned_response(fd, "200 OK", "{\"batch\": null}");
     else if (conduct == MALFORMED)
         canned_response(fd, "200 OK", "{\"batch\": [{\"tokens\": [[1, 2]]}]}");
-    else {
-        char text[1024];
-        snprintf(text, sizeof text, batch, advantages());
-        canned_response(fd, "200 OK", text);
-    }
+    else
+        canned_response(fd, "200 OK", test_text(batch, advantages()));
 }
 
 // The trainer keeps its one connection, so that what happened on it is all that happened.
 static void serve(int fd)
 {
-    char request[16384], info[80];
+    char request[16384];
     json_int_t batch_size = conduct == TAKEN ? 32 : -1, max_token_len = -1;
     for (int polls = 0; canned_request(fd, request, sizeof request);) {
         json_t *body = json_loads(canned_body(request), 0, NULL);
-        snprintf(info, sizeof info, "{\"batch_size\": %d, \"max_token_len\": %d}", (int)batch_size,
-                 (int)max_token_len);
+        const char *info = test_text("{\"batch_size\": %d, \"max_token_len\": %d}", (int)batch_size,
+                                     (int)max_token_len);
         if (conduct == NO_API) {
             canned_response(fd, "404 Not Found", "{\"detail\": \"Not Found\"}");
         } else if (canned_is(request, "/info")) {
             canned_response(fd, "200 OK", info);
         } else if (canned_is(request, "/register") && registers_well(body)) {
-            batch_size = json_integer_value(json_object_get(body, "batch_size"));
-            max_token_len = json_integer_value(json_object_get(body, "max_token_len"));
+            batch_size = int_of(body, "batch_size");
+            max_token_len = int_of(body, "max_token_len");
             canned_response(fd, "200 OK", BIG_UUID);
         } else if (canned_is(request, "/batch") && batch_size == 4) {
             if (conduct == ENDS && polls == 3) kill(getppid(), SIGKILL);
@@ -106,36 +98,20 @@ static void serve(int fd)
 }
 
 // A trainer with the numbers of trainer_command(), on that server or another one.
-static void command(const char *run, const char *url, const char *const more[],
-                    const char *ret_argv[TRAINER_WORDS])
+static const char *const *command(const char *run, const char *url, const char *const more[])
 {
-    const char *argv[TRAINER_WORDS];
-    int n = 0;
-    trainer_command(&scene, test_path(scene.folder, run), more, argv);
-    for (int i = 0; argv[i]; i++) {
-        const bool data = i == 4; // with a value
-        if (data) ret_argv[n++] = "--atropos";
-        if (data) ret_argv[n++] = url;
-        if (data)
-            i++;
-        else
-            ret_argv[n++] = argv[i];
-    }
-    ret_argv[n] = NULL;
+    return with_word(with_word(trainer_command(&scene, test_path(scene.folder, run), more),
+                               "--data", "--atropos"),
+                     scene.data, url);
 }
 
-#define SIZES                                                                                      \
-    "--prompts-per-step", "2", "--num-generations", "2", "--max-steps", "3", "--rollout-timeout",  \
-        "20"
+#define SIZES "--prompts-per-step 2 --num-generations 2 --max-steps 3 --rollout-timeout 20 "
 
 static int train_atropos(enum conduct how, const char *run, const char *const more[])
 {
-    const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "alone.log");
     conduct = how;
     canned_server_start(&api, serve);
-    command(run, api.url, more, argv);
-    unlink(log);
-    const int status = test_command(log, LIMIT_MS, argv);
+    const int status = scene_run(&scene, command(run, api.url, more));
     canned_server_stop(&api);
     return status;
 }
@@ -145,7 +121,7 @@ static int train_atropos(enum conduct how, const char *run, const char *const mo
 TEST(it_trains_on_what_it_is_given)
 {
     double reward[STEPS], norm[STEPS], off[STEPS];
-    assert_int_equal(train_atropos(FINE, "fine", OPTIONS(SIZES, "--log-completions")), 0);
+    assert_int_equal(train_atropos(FINE, "fine", args(SIZES "--log-completions")), 0);
     assert_said(&scene, "registered for batches of 4 sequences");
     assert_int_equal(column(&scene, "fine", "reward", reward, STEPS), STEPS);
     column(&scene, "fine", "grad_norm", norm, STEPS);
@@ -160,14 +136,12 @@ TEST(it_trains_on_what_it_is_given)
 // Of each token that is trained; what stands at others changes nothing.
 TEST(tokens_may_have_advantages_of_their_own)
 {
-    assert_int_equal(train_atropos(OF_TOKENS, "tokens", OPTIONS(SIZES)), 0);
-    assert_int_equal(train_atropos(OF_OTHERS_TOO, "others", OPTIONS(SIZES)), 0);
+    assert_int_equal(train_atropos(OF_TOKENS, "tokens", args(SIZES)), 0);
+    assert_int_equal(train_atropos(OF_OTHERS_TOO, "others", args(SIZES)), 0);
     test_same_file(latest(&scene, "tokens"), latest(&scene, "others"), "model.safetensors");
     char *fine = test_read(test_path(latest(&scene, "fine"), "model.safetensors"));
     char *tokens = test_read(test_path(latest(&scene, "tokens"), "model.safetensors"));
-    struct stat sb;
-    assert_int_equal(stat(test_path(latest(&scene, "fine"), "model.safetensors"), &sb), 0);
-    assert_int_not_equal(memcmp(fine, tokens, (size_t)sb.st_size), 0);
+    assert_memory_not_equal(fine, tokens, 1 << 16);
 }
 
 // Rank 0 asks for batches; both learn from their share of each.
@@ -175,13 +149,10 @@ TEST(two_ranks_learn_as_one)
 {
     struct pair p = {.s = scene};
     struct test_child child = {0};
-    const char *one[TRAINER_WORDS], *two[PAIR_WORDS];
-    assert_int_equal(train_atropos(FINE, "one", OPTIONS(SIZES)), 0);
+    assert_int_equal(train_atropos(FINE, "one", args(SIZES)), 0);
     pair_open_other(&p, NULL);
     canned_server_start(&api, serve);
-    command("two", api.url, OPTIONS(SIZES), one);
-    pair_command(&p, one, two);
-    test_spawn(&child, test_path(scene.folder, "two.log"), two);
+    scene_spawn(&scene, &child, pair_command(&p, command("two", api.url, args(SIZES))));
     const int status = test_wait(&child, LIMIT_MS);
     canned_server_stop(&api);
     if (status != 0) fail_msg("%s", test_read(child.log));
@@ -193,10 +164,9 @@ TEST(two_ranks_learn_as_one)
 TEST(an_adapter_is_trained)
 {
     struct daemon adapters = {0};
-    daemon_start(&adapters, scene.model, OPTIONS("--max-adapters", "1"));
-    assert_int_equal(train_atropos(FINE, "adapter",
-                                   OPTIONS(SIZES, "--lora-r", "4", "--bridge", adapters.bridge)),
-                     0);
+    daemon_start(&adapters, scene.model, args("--max-adapters 1"));
+    assert_exit(
+        0, train_atropos(FINE, "adapter", args(SIZES "--lora-r 4 --bridge %s", adapters.bridge)));
     assert_said(&scene, " for model policy are trained on");
     daemon_holds_adapter(&adapters, "policy", latest(&scene, "adapter"));
 }
@@ -204,17 +174,14 @@ TEST(an_adapter_is_trained)
 TEST(a_signal_ends_the_wait)
 {
     struct test_child child = {0};
-    const char *argv[TRAINER_WORDS];
     conduct = NONE_COMES;
     canned_server_start(&api, serve);
-    command("signal", api.url, OPTIONS(SIZES), argv);
-    test_spawn(&child, test_path(scene.folder, "trainer.log"), argv);
-    test_wait_for_file(test_path(scene.folder, "trainer.log"), LIMIT_MS, &child);
+    scene_spawn(&scene, &child, command("signal", api.url, args(SIZES)));
     wait_for_log(&scene, "registered for batches");
     test_kill(&child, SIGTERM);
     assert_int_equal(test_wait(&child, 10000), 0);
     canned_server_stop(&api);
-    assert_log(&scene, "stopped at step 0 of 3");
+    assert_said(&scene, "stopped at step 0 of 3");
     assert_true(file_exists(test_path(latest(&scene, "signal"), "model.safetensors")));
 }
 
@@ -232,10 +199,9 @@ TEST(what_goes_wrong_is_named)
         {NO_API, "20", "GET /info: 404"},
     };
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-        char run[20];
-        snprintf(run, sizeof run, "fault-%zu", i);
+        const char *run = test_text("fault-%zu", i);
         assert_int_equal(train_atropos(faults[i].conduct, run,
-                                       OPTIONS(SIZES, "--rollout-timeout", faults[i].timeout)),
+                                       args(SIZES "--rollout-timeout %s", faults[i].timeout)),
                          1);
         assert_said(&scene, faults[i].sentence);
         assert_said(&scene, "--atropos http://127.0.0.1:");
@@ -257,25 +223,11 @@ TEST(what_does_not_go_together_is_refused)
 
 // ---- the real one -------------------------------------------------------------------------------
 
-// One that nobody listens on now.
-static const char *free_port(void)
-{
-    static char text[8];
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
-    close(fd);
-    snprintf(text, sizeof text, "%d", ntohs(address.sin_port));
-    return text;
-}
-
-static void wait_until_it_listens(const char *port, struct test_child *child)
+static void wait_until_it_listens(int port, struct test_child *child)
 {
     const int64_t deadline = clock_deadline_ns(LIMIT_MS);
     int fd;
-    while ((fd = daemon_connect_tcp(atoi(port))) < 0) {
+    while ((fd = daemon_connect_tcp(port)) < 0) {
         assert_true(test_running(child) && clock_ms_until(deadline) > 0);
         clock_sleep_ms(50);
     }
@@ -284,25 +236,22 @@ static void wait_until_it_listens(const char *port, struct test_child *child)
 
 TEST(with_the_real_atroposlib)
 {
-    const char *python = test_python("atroposlib, transformers"), *port = free_port();
-    const char *model = test_path(test_root(), "tools/demo-model"), *argv[TRAINER_WORDS];
+    const char *python = test_python("atroposlib, transformers");
+    const char *model = test_path(test_root(), "tools/demo-model");
+    const int port = test_free_port();
     struct test_child run_api = {0}, env = {0}, trainer = {0};
     struct daemon d = {0};
-    char url[40], server[40];
-    snprintf(url, sizeof url, "http://127.0.0.1:%s", port);
-    test_spawn(
-        &run_api, test_path(scene.folder, "api.log"),
-        OPTIONS(python, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", port));
-    daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0"));
-    snprintf(server, sizeof server, "http://127.0.0.1:%d", daemon_tcp_port(&d));
+    const char *url = test_text("http://127.0.0.1:%d", port);
+    test_spawn(&run_api, test_path(scene.folder, "api.log"),
+               args("%s -m atroposlib.cli.run_api --host 127.0.0.1 --port %d", python, port));
+    daemon_start(&d, model, args("--listen 127.0.0.1:0"));
+    const char *server = test_text("http://127.0.0.1:%d", daemon_tcp_port(&d));
     wait_until_it_listens(port, &run_api);
-    daemon_trainer(&d, "x", test_path(scene.folder, "real"),
-                   OPTIONS("--atropos", url, "--prompts-per-step", "2", "--num-generations", "4",
-                           "--max-steps", "3", "--learning-rate", "1e-4"),
-                   NULL, argv);
-    assert_string_equal(argv[4], "--data"); // there is none
-    for (int i = 4; (argv[i] = argv[i + 2]); i++) continue;
-    test_spawn(&trainer, test_path(scene.folder, "real.log"), argv);
+    const char *const *more = args("--prompts-per-step 2 --num-generations 4 --max-steps 3 "
+                                   "--learning-rate 1e-4");
+    test_spawn(&trainer, test_path(scene.folder, "real.log"),
+               with_word(daemon_trainer(&d, url, test_path(scene.folder, "real"), more, NULL),
+                         "--data", "--atropos"));
     test_spawn(&env, test_path(scene.folder, "env.log"),
                OPTIONS("env", "HF_HUB_OFFLINE=1", python,
                        test_path(test_root(), "tests/clients/atropos_env.py"), url, server, model,
@@ -310,7 +259,6 @@ TEST(with_the_real_atroposlib)
     const int status = test_wait(&trainer, LIMIT_MS);
     test_end(&env);
     test_end(&run_api);
-    daemon_kill(&d);
     if (status != 0) fail_msg("%s", test_read(test_path(scene.folder, "env.log")));
     json_t *m = last_metrics(&scene, "real");
     assert_true(metric(m, "step") == 3 && metric(m, "grad_norm") >= 0);

@@ -6,30 +6,29 @@
 #include "tests/support/offline.h"
 #include "tests/support/tiny_adapter.h"
 
-#define LORA       "--lora-r", "4", "--lora-alpha", "8"
+#define LORA       "--lora-r 4 --lora-alpha 8 "
 #define ALL_LINEAR "{\"r\":4,\"lora_alpha\":8,\"target_modules\":\"all-linear\"}"
 
 static void restart(struct scene *s, const char *model, bool exact)
 {
     daemon_kill(&s->daemon);
     daemon_start(&s->daemon, model,
-                 OPTIONS("--dtype", daemon_exact_dtype(), "--max-adapters", "4", "--max-lora-rank",
-                         "8", exact ? "--exact" : NULL));
+                 JOIN(args("--dtype %s --max-adapters 4 --max-lora-rank 8", daemon_exact_dtype()),
+                      exact ? args("--exact") : NULL));
 }
 
 static void open_trained(struct scene *s)
 {
     scene_open(s);
     restart(s, s->model, false);
-    assert_int_equal(train(s, "full", OPTIONS("--max-steps", "3")), 0);
+    assert_train(s, 0, "full", "--max-steps 3");
 }
 
 static void assert_role(const json_t *role, const char *origin, int updates, const char *run)
 {
-    assert_non_null(json_string_value(json_object_get(role, "origin")));
-    assert_contains(json_string_value(json_object_get(role, "origin")), origin);
-    assert_int_equal(json_integer_value(json_object_get(role, "updates")), updates);
-    assert_contains(json_string_value(json_object_get(role, "run")), run);
+    assert_contains(text_of(role, "origin"), origin);
+    assert_int_equal(int_of(role, "updates"), updates);
+    assert_contains(text_of(role, "run"), run);
 }
 
 static json_t *read_json(const char *folder, const char *name)
@@ -40,35 +39,29 @@ static json_t *read_json(const char *folder, const char *name)
 // The last start in a run's run.json.
 static json_t *last_start(const struct scene *s, const char *run)
 {
-    const json_t *starts =
-        json_object_get(read_json(test_path(s->folder, run), "run.json"), "starts");
+    const json_t *starts = json_at(read_json(test_path(s->folder, run), "run.json"), "starts");
     return json_array_get(starts, json_array_size(starts) - 1);
 }
 
 // What the server says of its base.
 static json_t *base_now(const struct scene *s)
 {
-    json_t *info = daemon_get(s->daemon.socket, "/bridge/info?checksums=1", 200);
-    json_t *base = json_object_get(info, "base");
-    assert_non_null(base);
-    return base;
+    return json_at(daemon_get(s->daemon.socket, "/bridge/info?checksums=1", 200), "base");
 }
 
 static void same_checksum(const json_t *a, const json_t *b, bool same)
 {
-    const char *x = json_string_value(json_object_get(a, "checksum"));
-    const char *y = json_string_value(json_object_get(b, "checksum"));
-    assert_true(x && y && (strcmp(x, y) == 0) == same);
+    assert_int_equal(strcmp(text_of(a, "checksum"), text_of(b, "checksum")) == 0, same);
 }
 
 static void load(const struct scene *s, const char *name, const char *folder, int status,
                  const char *part, bool has)
 {
-    char body[2 * PATH_MAX];
     struct wire_answer a;
-    snprintf(body, sizeof body, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\",\"load_inplace\":true}",
-             name, folder);
-    daemon_request(s->daemon.socket, "POST", "/v1/load_lora_adapter", "", body, &a);
+    daemon_request(s->daemon.socket, "POST", "/v1/load_lora_adapter", "",
+                   test_text("{\"lora_name\":\"%s\",\"lora_path\":\"%s\",\"load_inplace\":true}",
+                             name, folder),
+                   &a);
     if (a.status != status || (strstr(bytes_text(&a.body), part) != NULL) != has)
         fail_msg("%d %s", a.status, bytes_text(&a.body));
 }
@@ -76,170 +69,144 @@ static void load(const struct scene *s, const char *name, const char *folder, in
 // An adapter's updates are the adapter's: the model keeps its own count, run and last checkpoint.
 TEST_IN(each_role_has_its_own, open_trained)
 {
-    assert_exit(
-        0, train_alone(&s, "lora", OPTIONS(LORA, "--max-steps", "2", "--start-from", "current")));
-    json_t *info = daemon_get(s.daemon.socket, "/bridge/info", 200);
-    assert_role(json_object_get(info, "control"), s.model, 3, "/full");
+    assert_train(s, 0, "lora", LORA "--max-steps 2 --start-from current");
+    assert_role(json_at(daemon_get(s->daemon.socket, "/bridge/info", 200), "control"), s->model, 3,
+                "/full");
 
-    const char *log = test_path(s.folder, "check.log");
-    assert_exit(0,
-                test_command(log, LIMIT_MS, OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge)));
-    char *text = test_read(log);
-    assert_contains(text, "3 updates since ");
-    assert_contains(text, "by the run ");
-    assert_contains(text, "2 updates since "); // in the adapter's line
-    const char *said_json = test_path(s.folder, "check.json");
-    assert_exit(0, test_command(said_json, LIMIT_MS,
-                                OPTIONS(test_binary("cw-ipc-check"), s.daemon.bridge, "--json")));
-    json_t *check = read_json(s.folder, "check.json");
-    const json_t *roles = json_object_get(check, "roles");
-    assert_role(check, s.model, 3, "/full");
-    assert_role(json_array_get(roles, 0), s.model, 3, "/full");
-    assert_role(json_array_get(roles, 1), "/lora/start", 2, "/lora");
+    const char *const *check = OPTIONS(test_binary("cw-ipc-check"), s->daemon.bridge);
+    assert_exit(0, scene_run(s, check));
+    assert_said(s, "3 updates since ");
+    assert_said(s, "by the run ");
+    assert_said(s, "2 updates since "); // in the adapter's line
+    const char *out = test_path(s->folder, "check.json");
+    assert_exit(0, test_command(out, LIMIT_MS, JOIN(check, args("--json"))));
+    const json_t *checked = json_of_file(out);
+    assert_role(checked, s->model, 3, "/full");
+    assert_role(json_at(checked, "roles.0"), s->model, 3, "/full");
+    assert_role(json_at(checked, "roles.1"), "/lora/start", 2, "/lora");
 
-    json_t *start = last_start(&s, "lora");
-    const json_t *weights = json_object_get(start, "weights");
-    assert_contains(json_string_value(json_object_get(weights, "folder")), "/lora/start");
-    assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 0);
+    const json_t *weights = json_at(last_start(s, "lora"), "weights");
+    assert_contains(text_of(weights, "folder"), "/lora/start");
+    assert_int_equal(int_of(weights, "updates"), 0);
 
     // the warning of what is replaced names the model's last checkpoint, and no adapter's
-    assert_int_equal(train_alone(&s, "next", OPTIONS("--max-steps", "1")), 0);
-    assert_said(&s, "3 updates since ");
-    assert_said(&s, "/full/checkpoints/step-3");
-    assert_false(said(&s, "/lora/checkpoints"));
+    assert_train(s, 0, "next", "--max-steps 1");
+    assert_said(s, "3 updates since ");
+    assert_said(s, "/full/checkpoints/step-3");
+    assert_false(said(s, "/lora/checkpoints"));
 }
 
 // A base that was trained is not what --start-from loaded means; it is named, and replaced by
 // nobody but who asks for it.
 TEST_IN(a_trained_base_is_refused, open_trained)
 {
-    json_t *trained = base_now(&s);
-    assert_int_equal(train_alone(&s, "a", OPTIONS(LORA, "--max-steps", "1")), 1);
-    assert_said(&s, "--start-from current");
-    assert_said(&s, "POST /reload");
-    assert_said(&s, "3 updates since ");
-    daemon_holds(&s.daemon, "policy", latest(&s, "full"));
-    assert_exit(0,
-                train_alone(&s, "b", OPTIONS(LORA, "--max-steps", "2", "--start-from", "current")));
+    json_t *trained = base_now(s);
+    assert_train(s, 1, "a", LORA "--max-steps 1");
+    assert_said(s, "--start-from current");
+    assert_said(s, "POST /reload");
+    assert_said(s, "3 updates since ");
+    daemon_holds(&s->daemon, "policy", latest(s, "full"));
+    assert_train(s, 0, "b", LORA "--max-steps 2 --start-from current");
     // it is a new adapter, which learns
-    double norm[2];
-    assert_int_equal(column(&s, "b", "grad_norm", norm, 2), 2);
-    assert_true(norm[0] > 0 && norm[1] > 0);
+    each_within(s, "b", "grad_norm", 2, DBL_MIN, INFINITY);
     // one that is held goes on as it is, and as whose it is
-    assert_exit(
-        0, train_alone(&s, "on", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")));
-    assert_said(&s, "starts as it is served");
-    test_same_file(latest(&s, "b"), test_path(s.folder, "on/checkpoints/step-0"),
+    assert_train(s, 0, "on", LORA "--max-steps 1 --start-from current");
+    assert_said(s, "starts as it is served");
+    test_same_file(latest(s, "b"), test_path(s->folder, "on/checkpoints/step-0"),
                    "adapter_model.safetensors");
-    json_t *start = last_start(&s, "on");
-    const json_t *weights = json_object_get(start, "weights");
-    assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 2);
-    assert_contains(json_string_value(json_object_get(weights, "last_run")), "/b");
-    daemon_post(s.daemon.socket, "/reload", 200, "");
-    json_t *loaded = base_now(&s);
+    const json_t *weights = json_at(last_start(s, "on"), "weights");
+    assert_int_equal(int_of(weights, "updates"), 2);
+    assert_contains(text_of(weights, "last_run"), "/b");
+    daemon_post(s->daemon.socket, "/reload", 200, "");
+    json_t *loaded = base_now(s);
     same_checksum(trained, loaded, false);
-    assert_int_equal(json_integer_value(json_object_get(trained, "updates")), 3);
-    assert_int_equal(json_integer_value(json_object_get(loaded, "updates")), 0);
-    assert_int_equal(train_alone(&s, "c", OPTIONS(LORA, "--max-steps", "1")), 0);
+    assert_int_equal(int_of(trained, "updates"), 3);
+    assert_int_equal(int_of(loaded, "updates"), 0);
+    assert_train(s, 0, "c", LORA "--max-steps 1");
 }
 
 // A base's folder, version, updates and checksum stand in run.json, in checkpoints, in RUN/start
 // and beside what sft writes; PEFT's config has PEFT's keys.
 TEST_IN(the_base_is_recorded, open_trained)
 {
-    json_t *now = base_now(&s);
-    assert_exit(0, train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")));
-    json_t *start = last_start(&s, "lora");
-    json_t *state_json = read_json(latest(&s, "lora"), "trainer/trainer_state.json");
-    json_t *begun = read_json(test_path(s.folder, "lora/start"), "trainer/trainer_state.json");
+    json_t *now = base_now(s);
+    assert_train(s, 0, "lora", LORA "--max-steps 1 --start-from current");
+    json_t *start = last_start(s, "lora");
+    json_t *state_json = read_json(latest(s, "lora"), "trainer/trainer_state.json");
+    json_t *begun = read_json(test_path(s->folder, "lora/start"), "trainer/trainer_state.json");
     assert_true(json_equal(json_object_get(start, "base"), now));
     assert_true(json_equal(json_object_get(state_json, "base"), now));
     assert_true(json_equal(json_object_get(begun, "base"), now));
-    assert_int_equal(json_integer_value(json_object_get(now, "updates")), 3);
-    assert_true(json_integer_value(json_object_get(now, "version")) > 2);
-    assert_contains(json_string_value(json_object_get(now, "folder")), s.model);
-    json_t *peft = read_json(latest(&s, "lora"), "adapter_config.json");
-    assert_null(json_object_get(peft, "base"));
+    assert_int_equal(int_of(now, "updates"), 3);
+    assert_true(int_of(now, "version") > 2);
+    assert_contains(text_of(now, "folder"), s->model);
+    assert_null(json_object_get(read_json(latest(s, "lora"), "adapter_config.json"), "base"));
     // an adapter's own updates leave its base as it was
-    json_t *after = base_now(&s);
+    json_t *after = base_now(s);
     same_checksum(after, now, true);
-    assert_int_equal(json_integer_value(json_object_get(after, "updates")), 3);
+    assert_int_equal(int_of(after, "updates"), 3);
 
     // without a server: the model's folder, to the same checksum, where both are of one dtype
-    if (strcmp(test_device(), "cpu") != 0) {
-        scene_close(&s);
-        return;
-    }
-    restart(&s, s.model, false);
-    now = base_now(&s);
+    if (!on_cpu()) return;
+    restart(s, s->model, false);
+    now = base_now(s);
     struct scene off;
     offline_scene_open(&off);
-    off.model = s.model;
+    off.model = s->model;
     offline_sums(&off, false, 8);
     const char *out = test_path(off.folder, "out");
-    assert_exit(0,
-                offline_train(&off, "sft", "run", OPTIONS(LORA, "--max-steps", "1", "--out", out)));
-    json_t *written = read_json(out, "trainer/trainer_state.json");
-    start = last_start(&off, "run");
-    same_checksum(json_object_get(written, "base"), now, true);
-    same_checksum(json_object_get(start, "base"), now, true);
-    load(&s, "sft", out, 200, "Warning", false);
+    assert_offline(&off, 0, "sft", "run", LORA "--max-steps 1 --out %s", out);
+    same_checksum(json_at(read_json(out, "trainer/trainer_state.json"), "base"), now, true);
+    same_checksum(json_at(last_start(&off, "run"), "base"), now, true);
+    load(s, "sft", out, 200, "Warning", false);
 }
 
 // Another base than the recorded one is told of where an adapter is loaded; --exact and --resume
 // refuse it. A PEFT folder that records none is loaded as ever.
 TEST_IN(another_base_is_told, open_trained)
 {
-    assert_exit(0, train(&s, "lora", OPTIONS(LORA, "--max-steps", "1", "--start-from", "current")));
-    const char *adapter = latest(&s, "lora"), *plain = test_folder();
-    char body[2 * PATH_MAX];
-    load(&s, "same", adapter, 200, "Warning", false);
-    assert_ok(tiny_adapter_write(plain, s.model, ALL_LINEAR, 3));
+    assert_train(s, 0, "lora", LORA "--max-steps 1 --start-from current");
+    const char *adapter = latest(s, "lora"), *plain = test_folder();
+    load(s, "same", adapter, 200, "Warning", false);
+    assert_ok(tiny_adapter_write(plain, s->model, ALL_LINEAR, 3));
 
-    restart(&s, s.model, false); // the base as it was before the run "full"
-    load(&s, "other", adapter, 200, "Warning: ", true);
-    load(&s, "plain", plain, 200, "Warning", false);
-    snprintf(body, sizeof body, "{\"adapter_path\":\"%s\"}", adapter);
-    json_t *answer = daemon_post(s.daemon.socket, "/lora/load", 200, body);
-    assert_contains(json_string_value(json_object_get(answer, "warning")), "another base");
-    char *log = test_read(s.daemon.log);
-    assert_contains(log, "the adapter was trained on another base");
-    assert_int_equal(train_alone(&s, "lora", OPTIONS("--max-steps", "2", "--resume")), 1);
-    assert_said(&s, "the adapter was trained on another base");
-    assert_exit(
-        0, train_alone(&s, "from", OPTIONS(LORA, "--max-steps", "1", "--start-from", adapter)));
-    assert_said(&s, "warning: ");
-    assert_said(&s, "the adapter was trained on another base");
+    restart(s, s->model, false); // the base as it was before the run "full"
+    load(s, "other", adapter, 200, "Warning: ", true);
+    load(s, "plain", plain, 200, "Warning", false);
+    const char *body = test_text("{\"adapter_path\":\"%s\"}", adapter);
+    json_t *answer = daemon_post(s->daemon.socket, "/lora/load", 200, body);
+    assert_contains(text_of(answer, "warning"), "another base");
+    assert_contains(test_read(s->daemon.log), "the adapter was trained on another base");
+    assert_train(s, 1, "lora", "--max-steps 2 --resume");
+    assert_said(s, "the adapter was trained on another base");
+    assert_train(s, 0, "from", LORA "--max-steps 1 --start-from %s", adapter);
+    assert_said(s, "warning: ");
+    assert_said(s, "the adapter was trained on another base");
 
-    restart(&s, s.model, true);
-    load(&s, "other", adapter, 400, "the adapter was trained on another base", true);
-    load(&s, "plain", plain, 200, "Warning", false);
-    assert_exit(1,
-                train_alone(&s, "exact",
-                            OPTIONS(LORA, "--exact", "--max-steps", "1", "--start-from", adapter)));
-    assert_said(&s, "--exact: ");
+    restart(s, s->model, true);
+    load(s, "other", adapter, 400, "the adapter was trained on another base", true);
+    load(s, "plain", plain, 200, "Warning", false);
+    assert_train(s, 1, "exact", LORA "--exact --max-steps 1 --start-from %s", adapter);
+    assert_said(s, "--exact: ");
 
     // where the base is the recorded one again, by its bytes, all is well
-    restart(&s, latest(&s, "full"), true);
-    load(&s, "same", adapter, 200, "Warning", false);
-    assert_int_equal(train_alone(&s, "lora", OPTIONS("--max-steps", "2", "--resume")), 0);
+    restart(s, latest(s, "full"), true);
+    load(s, "same", adapter, 200, "Warning", false);
+    assert_train(s, 0, "lora", "--max-steps 2 --resume");
 }
 
 // An evaluation of an adapter on another model than it was trained on says so.
 TEST_IN(an_evaluation_looks, offline_scene_open)
 {
-    offline_sums(&s, false, 8);
-    const char *out = test_path(s.folder, "out"), *log = test_path(s.folder, "eval.log");
-    const char *other = daemon_model(test_folder(), true, 5);
-    assert_exit(0,
-                offline_train(&s, "sft", "run", OPTIONS(LORA, "--max-steps", "1", "--out", out)));
-    assert_exit(0, test_command(log, LIMIT_MS,
-                                OPTIONS(test_binary("cw-trainer"), "eval", "--model", other,
-                                        "--adapter", out, "--data", s.data, "--device", "cpu",
-                                        "--max-completion-length", "2", "--max-samples", "2")));
-    char *text = test_read(log);
-    assert_contains(text, "warning: ");
-    assert_contains(text, "the adapter was trained on another base");
+    offline_sums(s, false, 8);
+    const char *out = test_path(s->folder, "out"), *other = daemon_model(test_folder(), true, 5);
+    assert_offline(s, 0, "sft", "run", LORA "--max-steps 1 --out %s", out);
+    assert_trainer(s, 0,
+                   "eval --model %s --adapter %s --data %s --device cpu --max-completion-length 2 "
+                   "--max-samples 2",
+                   other, out, s->data);
+    assert_said(s, "warning: ");
+    assert_said(s, "the adapter was trained on another base");
 }
 
 // A base that stays as it is, is summed once, however often its adapters are replaced: what is put
@@ -247,25 +214,22 @@ TEST_IN(an_evaluation_looks, offline_scene_open)
 TEST_IN(a_base_is_summed_once, scene_open)
 {
     struct bridge *bridge;
-    restart(&s, s.model, false);
+    restart(s, s->model, false);
     const char *adapter = test_folder();
-    assert_ok(tiny_adapter_write(adapter, s.model, ALL_LINEAR, 3));
-    load(&s, "a", adapter, 200, "Warning", false);
-    json_t *loaded = base_now(&s);
-    assert_ok(bridge_attach(s.daemon.bridge, NULL, &bridge));
+    assert_ok(tiny_adapter_write(adapter, s->model, ALL_LINEAR, 3));
+    load(s, "a", adapter, 200, "Warning", false);
+    json_t *loaded = base_now(s);
+    assert_ok(bridge_attach(s->daemon.bridge, NULL, &bridge));
     device_fill(bridge_device(bridge), bridge_base(bridge, "policy"), 0x3f, 4);
     assert_ok(device_sync(bridge_device(bridge)));
-    load(&s, "a", adapter, 200, "Warning", false);
-    json_t *after = base_now(&s);
+    load(s, "a", adapter, 200, "Warning", false);
+    json_t *after = base_now(s);
     same_checksum(after, loaded, true);
-    assert_true(json_integer_value(json_object_get(after, "version")) >
-                json_integer_value(json_object_get(loaded, "version")));
-    assert_true(train_alone(&s, "one", OPTIONS("--max-steps", "1")) == 0);
-    json_t *trained = base_now(&s);
-    same_checksum(trained, loaded, false);
-    daemon_post(s.daemon.socket, "/reload", 200, "");
-    json_t *again = base_now(&s);
-    same_checksum(again, loaded, true);
+    assert_true(int_of(after, "version") > int_of(loaded, "version"));
+    assert_train(s, 0, "one", "--max-steps 1");
+    same_checksum(base_now(s), loaded, false);
+    daemon_post(s->daemon.socket, "/reload", 200, "");
+    same_checksum(base_now(s), loaded, true);
     bridge_detach(bridge);
 }
 
@@ -274,24 +238,17 @@ TEST_IN(a_base_is_summed_once, scene_open)
 TEST_IN(a_worker_has_the_same_base, scene_open)
 {
     struct daemon worker = {0};
-    restart(&s, s.model, false);
-    daemon_start(
-        &worker, s.model,
-        OPTIONS("--dtype", daemon_exact_dtype(), "--max-adapters", "4", "--max-lora-rank", "8"));
-    assert_int_equal(train(&s, "full", OPTIONS("--max-steps", "3", "--workers", worker.bridge)), 0);
-    daemon_post(s.daemon.socket, "/reload", 200, "");
-    assert_exit(
-        1, train_alone(&s, "no", OPTIONS(LORA, "--max-steps", "1", "--workers", worker.bridge)));
-    assert_said(&s, "cannot be used");
-    assert_said(&s, "the adapter was trained on another base");
-    assert_said(&s, "POST /reload {\"model\": FOLDER}");
+    restart(s, s->model, false);
+    daemon_start(&worker, s->model,
+                 args("--dtype %s --max-adapters 4 --max-lora-rank 8", daemon_exact_dtype()));
+    assert_train(s, 0, "full", "--max-steps 3 --workers %s", worker.bridge);
+    daemon_post(s->daemon.socket, "/reload", 200, "");
+    assert_train(s, 1, "no", LORA "--max-steps 1 --workers %s", worker.bridge);
+    assert_said(s, "cannot be used");
+    assert_said(s, "the adapter was trained on another base");
+    assert_said(s, "POST /reload {\"model\": FOLDER}");
 
-    char body[PATH_MAX + 20];
-    snprintf(body, sizeof body, "{\"model\":\"%s\"}", s.model);
-    daemon_post(worker.socket, "/reload", 200, body);
-    assert_exit(
-        0, train_alone(&s, "yes", OPTIONS(LORA, "--max-steps", "2", "--workers", worker.bridge)));
-    double mismatch[2];
-    assert_int_equal(column(&s, "yes", "sampler_mismatch/max", mismatch, 2), 2);
-    assert_true(mismatch[0] == 0 && mismatch[1] == 0);
+    daemon_post(worker.socket, "/reload", 200, test_text("{\"model\":\"%s\"}", s->model));
+    assert_train(s, 0, "yes", LORA "--max-steps 2 --workers %s", worker.bridge);
+    each_within(s, "yes", "sampler_mismatch/max", 2, 0, 0);
 }

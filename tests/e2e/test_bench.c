@@ -10,10 +10,9 @@
 
 static int run(const char *log, const char *model, const char *draft, const char *methods)
 {
-    const char *const *argv =
-        OPTIONS(test_binary("cw-bench"), "speculative", "--model", model, "--draft", draft,
-                "--methods", methods, "--batches", "1,6", "--group", "3", "--tokens", "12",
-                "--rounds", "2", "--device", "cpu", "--json");
+    const char *const *argv = args("%s speculative --model %s --draft %s --methods %s --batches "
+                                   "1,6 --group 3 --tokens 12 --rounds 2 --device cpu --json",
+                                   test_binary("cw-bench"), model, draft, methods);
     return test_command(log, LIMIT_MS, argv);
 }
 
@@ -77,9 +76,9 @@ static double operations(const char *folder, int n)
         2, "norm_topk_prob", 1, "tie_word_embeddings", 1);
     assert_int_equal(json_dump_file(object, config, 0), 0);
     assert_exit(0, test_command(log, LIMIT_MS,
-                                OPTIONS(test_binary("cw-bench"), "prefill", "--config", config,
-                                        "--device", "cpu", "--batch", "2", "--context", "8",
-                                        "--steps", "1", "--warmup", "0", "--json")));
+                                args("%s prefill --config %s --device cpu --batch 2 --context 8 "
+                                     "--steps 1 --warmup 0 --json",
+                                     test_binary("cw-bench"), config)));
     const json_t *report = json_of_file(log);
     const double work = json_real_value(json_object_get(report, "limit_ms")) *
                         json_real_value(json_object_get(report, "product_tflops"));
@@ -103,8 +102,8 @@ TEST(variants_are_printed)
     int timed = 0;
     bool found[N_OPS] = {false};
     assert_exit(0, test_command(log, LIMIT_MS,
-                                OPTIONS(test_binary("cw-bench"), "ops", "--variants", "--json",
-                                        "--device", test_device())));
+                                args("%s ops --variants --json --device %s",
+                                     test_binary("cw-bench"), test_device())));
     const json_t *rows = json_object_get(json_of_file(log), "rows");
     json_array_foreach (rows, i, row) {
         const char *name = text_of(row, "op");

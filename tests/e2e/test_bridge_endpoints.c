@@ -22,11 +22,11 @@ TEST(test_bridge_info)
 TEST(test_pause_and_resume)
 {
     struct wire_answer a;
-    daemon_post(served.socket, "/bridge/pause", 200, "");
-    int fd = open_request("/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":2}");
+    ask("/bridge/pause", "");
+    int fd = daemon_ask(&served, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":2}");
     assert_false(wire_read(fd, 400, &a)); // nothing while paused
     assert_int_equal(a.status, 0);
-    json_t *resumed = daemon_post(served.socket, "/bridge/resume", 200, "");
+    json_t *resumed = ask("/bridge/resume", "");
     assert_string_equal(text_of(resumed, "status"), "resumed");
     assert_true(wire_read(fd, 10000, &a));
     assert_int_equal(a.status, 200);
@@ -37,9 +37,9 @@ TEST(test_pause_and_resume)
 TEST(test_stopped_group)
 {
     struct wire_answer a;
-    daemon_post(served.socket, "/bridge/pause", 200, "");
-    int fd = open_request(
-        "/v1/rollouts", "{\"request_id\":\"mine\",\"groups\":[{\"id\":7,\"n\":2,\"prompt\":\"ab\"},"
+    ask("/bridge/pause", "");
+    int fd = daemon_ask(&served, "/v1/rollouts",
+                        "{\"request_id\":\"mine\",\"groups\":[{\"id\":7,\"n\":2,\"prompt\":\"ab\"},"
                         "{\"id\":8,\"prompt\":\"ab\"}],\"sampling\":{\"max_tokens\":5,"
                         "\"ignore_eos\":true,\"prompt_logprobs\":0}}");
     json_int_t stopped = 0;
@@ -50,15 +50,14 @@ TEST(test_stopped_group)
         usleep(20000);
     }
     assert_int_equal(stopped, 2);
-    daemon_post(served.socket, "/bridge/resume", 200, "");
+    ask("/bridge/resume", "");
     assert_true(wire_read(fd, 10000, &a));
-    int n = 0;
-    for (char *line, *remaining = a.body.data; (line = strsep(&remaining, "\n")) && *line; n++) {
-        json_t *sample = json_loads(line, 0, NULL);
+    const json_t *samples = json_of_lines(bytes_text(&a.body)), *sample;
+    size_t n;
+    json_array_foreach (samples, n, sample) {
         const bool first = int_of(sample, "group_id") == 7;
         assert_string_equal(text_of(sample, "finish_reason"), first ? "stop" : "length");
         assert_int_equal(json_array_size(json_object_get(sample, "token_ids")), first ? 0 : 5);
-        json_decref(sample);
     }
     assert_int_equal(n, 3);
     close(fd);
@@ -67,8 +66,7 @@ TEST(test_stopped_group)
                                              {"?request_id=mine&group_ids=[7", "group_ids"},
                                              {"?request_id=mine", "group_ids"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        char path[80];
-        snprintf(path, sizeof path, "/v1/rollouts/stop%s", refused[i][0]);
+        const char *path = test_text("/v1/rollouts/stop%s", refused[i][0]);
         json_t *answer = daemon_post(served.socket, path, 400, "");
         assert_contains(text_of(answer, "error.message"), refused[i][1]);
     }
@@ -76,17 +74,15 @@ TEST(test_stopped_group)
 
 TEST(test_reload)
 {
-    const char *ask = "{\"prompt\":\"reload\",\"max_tokens\":10,\"temperature\":0}";
-    char body[512];
+    const char *asked = "{\"prompt\":\"reload\",\"max_tokens\":10,\"temperature\":0}";
     const char *other = daemon_model(test_folder(), false, 8);
-    json_t *before = daemon_post(served.socket, "/v1/completions", 200, ask);
-    snprintf(body, sizeof body, "{\"model\":\"%s\"}", other);
-    json_t *reloaded = daemon_post(served.socket, "/reload", 200, body);
-    json_t *between = daemon_post(served.socket, "/v1/completions", 200, ask);
+    json_t *before = ask("/v1/completions", asked);
+    json_t *reloaded = ask("/reload", test_text("{\"model\":\"%s\"}", other));
+    json_t *between = ask("/v1/completions", asked);
     assert_int_equal(int_of(reloaded, "weight_version"), int_of(before, "weight_version") + 2);
     assert_int_equal(int_of(between, "weight_version"), int_of(reloaded, "weight_version"));
-    daemon_post(served.socket, "/reload", 200, "");
-    json_t *after = daemon_post(served.socket, "/v1/completions", 200, ask);
+    ask("/reload", "");
+    json_t *after = ask("/v1/completions", asked);
     assert_false(json_equal(json_at(before, "choices.0.token_ids"),
                             json_at(between, "choices.0.token_ids")));
     assert_true(
@@ -111,54 +107,46 @@ TEST(test_metrics)
                                         "commonweight:weight_version",
                                         "commonweight:updates_total",
                                         "commonweight:paused"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) number_in_metrics(names[i]);
-    double tokens = number_in_metrics("vllm:generation_tokens_total");
-    double ended = number_in_metrics("vllm:e2e_request_latency_seconds_count");
-    daemon_post(served.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":9}");
-    assert_true(number_in_metrics("vllm:generation_tokens_total") == tokens + 9);
-    assert_true(number_in_metrics("vllm:e2e_request_latency_seconds_count") == ended + 1);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) daemon_metric(&served, names[i]);
+    double tokens = daemon_metric(&served, "vllm:generation_tokens_total");
+    double ended = daemon_metric(&served, "vllm:e2e_request_latency_seconds_count");
+    ask("/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":9}");
+    assert_true(daemon_metric(&served, "vllm:generation_tokens_total") == tokens + 9);
+    assert_true(daemon_metric(&served, "vllm:e2e_request_latency_seconds_count") == ended + 1);
 }
 
 // A prompt of 40 tokens that nobody asked before, then again, as one and as a group: blocks of 16
 // tokens are found, and the answer is the same.
 TEST(test_prefix_cache)
 {
-    struct bytes ask = BYTES_INIT, group = BYTES_INIT;
-    bytes_puts(&ask, "{\"max_tokens\":8,\"temperature\":0,\"logprobs\":1,\"prompt\":[");
-    bytes_puts(&group, "{\"sampling\":{\"max_tokens\":2},\"groups\":[{\"id\":\"g\",\"n\":3,"
-                       "\"prompt_token_ids\":[");
-    for (int i = 0; i < 40; i++) {
-        bytes_printf(&ask, "%s%d", i ? "," : "", 20 + i * 11 % 90);
-        bytes_printf(&group, "%s%d", i ? "," : "", 20 + i * 11 % 90);
-    }
-    bytes_puts(&ask, "]}");
-    bytes_puts(&group, "]}]}");
-    const double queries = number_in_metrics("vllm:prefix_cache_queries_total");
-    const double hits = number_in_metrics("vllm:prefix_cache_hits_total");
-    json_t *first = daemon_post(served.socket, "/v1/completions", 200, bytes_text(&ask));
-    json_t *second = daemon_post(served.socket, "/v1/completions", 200, bytes_text(&ask));
+    const char *tokens = "20";
+    for (int i = 1; i < 40; i++) tokens = test_text("%s,%d", tokens, 20 + i * 11 % 90);
+    const char *asked =
+        test_text("{\"max_tokens\":8,\"temperature\":0,\"logprobs\":1,\"prompt\":[%s]}", tokens);
+    const char *group =
+        test_text("{\"sampling\":{\"max_tokens\":2},\"groups\":[{\"id\":\"g\",\"n\":3,"
+                  "\"prompt_token_ids\":[%s]}]}",
+                  tokens);
+    const double queries = daemon_metric(&served, "vllm:prefix_cache_queries_total");
+    const double hits = daemon_metric(&served, "vllm:prefix_cache_hits_total");
+    json_t *first = ask("/v1/completions", asked);
+    json_t *second = ask("/v1/completions", asked);
     assert_int_equal(int_of(first, "usage.prompt_tokens_details.cached_tokens"), 0);
     assert_int_equal(int_of(second, "usage.prompt_tokens_details.cached_tokens"), 32);
     assert_true(
         json_equal(json_at(first, "choices.0.token_ids"), json_at(second, "choices.0.token_ids")));
     assert_true(
         json_equal(json_at(first, "choices.0.logprobs"), json_at(second, "choices.0.logprobs")));
-    assert_true(number_in_metrics("vllm:prefix_cache_queries_total") == queries + 80);
-    assert_true(number_in_metrics("vllm:prefix_cache_hits_total") == hits + 32);
+    assert_true(daemon_metric(&served, "vllm:prefix_cache_queries_total") == queries + 80);
+    assert_true(daemon_metric(&served, "vllm:prefix_cache_hits_total") == hits + 32);
     struct wire_answer a;
-    char *save = NULL;
-    int lines = 0;
-    daemon_request(served.socket, "POST", "/v1/rollouts", "", bytes_text(&group), &a);
+    daemon_request(served.socket, "POST", "/v1/rollouts", "", group, &a);
     assert_int_equal(a.status, 200);
-    for (char *at = strtok_r(a.body.data, "\n", &save); at;
-         at = strtok_r(NULL, "\n", &save), lines++) {
-        json_t *line = json_loads(at, JSON_ALLOW_NUL, NULL);
+    const json_t *lines = json_of_lines(bytes_text(&a.body)), *line;
+    size_t n;
+    json_array_foreach (lines, n, line)
         assert_int_equal(int_of(line, "telemetry.cached_prompt_tokens"), 32);
-        json_decref(line);
-    }
-    assert_int_equal(lines, 3);
-    bytes_release(&ask);
-    bytes_release(&group);
+    assert_int_equal(n, 3);
 }
 
 TESTS_BETWEEN(served_start, served_stop)

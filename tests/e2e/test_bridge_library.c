@@ -47,7 +47,7 @@ static void load_library(void)
 
 static void skip_on_gpu(void)
 {
-    if (strcmp(test_device(), "cpu") != 0)
+    if (!on_cpu())
         test_skip("writes the weights from the host; train_in_place.py does it on a GPU");
 }
 
@@ -102,7 +102,7 @@ TEST(publishes_in_place)
     const int64_t deadline = clock_deadline_ns(10000);
     for (uint64_t said = version; said != version + 2;) {
         json_t *health = daemon_get(server.socket, "/health", 200);
-        said = (uint64_t)json_integer_value(json_object_get(health, "weight_version"));
+        said = (uint64_t)int_of(health, "weight_version");
         assert_true(clock_ms_until(deadline) > 0);
     }
     assert_int_equal(lib.check(bridge), 0);
@@ -165,9 +165,9 @@ TEST(pytorch_trains_in_place)
 {
     const char *python = serve_demo("torch, transformers");
     char *text =
-        output_of(OPTIONS(python, test_path(test_root(), "python/train_in_place.py"), "--bridge",
-                          server.bridge, "--library", test_binary("libcommonweight-bridge.so.0"),
-                          "--prompt", "27+35=", "--completion", "99", "--steps", "20"));
+        output_of(args("%s %s --bridge %s --library %s --prompt 27+35= --completion 99 --steps 20",
+                       python, test_path(test_root(), "python/train_in_place.py"), server.bridge,
+                       test_binary("libcommonweight-bridge.so.0")));
     assert_contains(text, "before: '52'"); // as README.md's first request gets it
     assert_contains(text, "after: '99' version 42");
     free(text);
@@ -178,9 +178,8 @@ static void trl_passes(const char *name)
 {
     skip_on_gpu();
     const char *python = serve_demo("torch, transformers, trl");
-    char program[64], pass[64];
-    snprintf(program, sizeof program, "tests/clients/%s.py", name);
-    snprintf(pass, sizeof pass, "%s: PASS", name);
+    const char *program = test_text("tests/clients/%s.py", name);
+    const char *pass = test_text("%s: PASS", name);
     char *text = output_of(OPTIONS(python, test_path(test_root(), program), server.bridge,
                                    test_binary("libcommonweight-bridge.so.0"), test_folder()));
     assert_contains(text, pass);

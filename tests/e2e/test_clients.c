@@ -23,7 +23,7 @@ static void start(void)
 {
     const char *model = sentencepiece_model();
     assert_ok(tokenizer_load(model, &tokenizer));
-    daemon_start(&d, model, OPTIONS("--max-batch", "8", "--kv-memory", "32M"));
+    daemon_start(&d, model, args("--max-batch 8 --kv-memory 32M"));
 }
 
 static void stop(void)
@@ -54,37 +54,41 @@ static void expected_text(const json_t *ids, struct bytes *ret)
     bytes_release(&whole);
 }
 
+// The events of a stream, without its end.
+static json_t *chunks_of(const struct wire_answer *a)
+{
+    json_t *chunks = test_keep(json_array());
+    for (const char *at = bytes_text(&a->body); (at = strstr(at, "data: {")); at++)
+        json_array_append_new(chunks, json_loads(at + strlen("data: "),
+                                                 JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, NULL));
+    return chunks;
+}
+
 static void joined_stream(const char *body, struct bytes *ret)
 {
     struct wire_answer a;
-    char *save = NULL;
     daemon_request(d.socket, "POST", "/v1/completions", "", body, &a);
     assert_int_equal(a.status, 200);
-    for (char *line = strtok_r(a.body.data, "\n", &save); line;
-         line = strtok_r(NULL, "\n", &save)) {
-        json_t *chunk = json_loads(line + strlen("data: "), JSON_ALLOW_NUL, NULL);
-        const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0);
-        if (choice) bytes_puts(ret, text_of(choice, "text"));
-        json_decref(chunk);
-    }
+    const json_t *chunks = chunks_of(&a), *chunk;
+    size_t i;
+    json_array_foreach (chunks, i, chunk)
+        if (json_array_size(json_at(chunk, "choices")) > 0)
+            bytes_puts(ret, text_of(chunk, "choices.0.text"));
 }
 
 // One completion, as it comes from each endpoint.
 static void check_texts(int seed, int *ret_spaces)
 {
-    char fields[160], body[256];
     struct bytes want = BYTES_INIT, streamed = BYTES_INIT;
-    snprintf(fields, sizeof fields,
-             "\"prompt\":[1,270],\"max_tokens\":8,\"seed\":%d,\"stop\":\"zz\"", seed);
-    snprintf(body, sizeof body, "{%s}", fields);
+    const char *body =
+        test_text("{\"prompt\":[1,270],\"max_tokens\":8,\"seed\":%d,\"stop\":\"zz\"}", seed);
     json_t *a = ask("/v1/completions", body), *g = ask("/generate", body);
     const json_t *choice = json_at(a, "choices.0"), *ids = json_at(choice, "token_ids");
     expected_text(ids, &want);
     assert_string_equal(text_of(choice, "text"), bytes_text(&want));
     assert_true(json_equal(json_at(g, "token_ids.0"), ids));
     assert_true(json_equal(json_at(g, "text.0"), json_at(choice, "text")));
-    snprintf(body, sizeof body, "{%s,\"stream\":true}", fields);
-    joined_stream(body, &streamed);
+    joined_stream(test_text("{\"stream\":true,%s", body + 1), &streamed);
     assert_string_equal(bytes_text(&streamed), bytes_text(&want));
     *ret_spaces += bytes_text(&want)[0] == ' ';
     bytes_release(&want);
@@ -102,11 +106,8 @@ TEST(test_text_in_context)
 TEST(test_echo)
 {
     const char *form = "{\"prompt\":[1,270],\"max_tokens\":8,\"seed\":239%s}";
-    char body[128];
-    snprintf(body, sizeof body, form, "");
-    json_t *a = ask("/v1/completions", body);
-    snprintf(body, sizeof body, form, ",\"echo\":true");
-    json_t *b = ask("/v1/completions", body);
+    json_t *a = ask("/v1/completions", test_text(form, ""));
+    json_t *b = ask("/v1/completions", test_text(form, ",\"echo\":true"));
     const char *text = text_of(a, "choices.0.text");
     const char *whole = text_of(b, "choices.0.text");
     assert_int_equal(text[0], ' ');
@@ -167,11 +168,10 @@ TEST(test_generate)
         assert_true(
             json_equal(json_at(a, "finish_reasons.%zu", i), json_at(choice, "finish_reason")));
         for (size_t t = 0; t < json_array_size(ids); t++) {
-            char key[16];
             const json_t *position = json_at(a, "logprobs.%zu.%zu", i, t);
             assert_int_equal(json_array_size(position), 1);
-            snprintf(key, sizeof key, "%d", (int)json_integer_value(json_array_get(ids, t)));
-            assert_true(fabs(json_number_value(json_at(position, "0.%s", key)) -
+            const int id = (int)json_integer_value(json_array_get(ids, t));
+            assert_true(fabs(json_number_value(json_at(position, "0.%d", id)) -
                              json_number_value(json_array_get(logprobs, t))) < 1e-4);
         }
     }
@@ -191,9 +191,8 @@ static const char *const inference = "{\"model\":\"model\",\"token_ids\":[1,270]
 
 TEST(test_inference)
 {
-    char body[400];
-    snprintf(body, sizeof body, inference, 2, ",\"return_token_ids\":true");
-    json_t *a = ask("/inference/v1/generate", body);
+    json_t *a =
+        ask("/inference/v1/generate", test_text(inference, 2, ",\"return_token_ids\":true"));
     json_t *b = ask("/v1/completions", "{\"prompt\":[1,270],\"n\":2,\"max_tokens\":6,\"seed\":5,"
                                        "\"temperature\":0.8}");
     assert_string_equal(text_of(a, "request_id"), "mine");
@@ -206,10 +205,9 @@ TEST(test_inference)
         assert_true(json_equal(ids, json_at(b, "choices.%zu.token_ids", i)));
         assert_int_equal(json_array_size(content), json_array_size(ids));
         for (size_t t = 0; t < json_array_size(ids); t++) {
-            char name[32];
             const json_t *entry = json_at(content, "%zu", t), *top = json_at(entry, "top_logprobs");
-            snprintf(name, sizeof name, "token_id:%d",
-                     (int)json_integer_value(json_array_get(ids, t)));
+            const char *name =
+                test_text("token_id:%d", (int)json_integer_value(json_array_get(ids, t)));
             assert_string_equal(text_of(entry, "token"), name);
             assert_int_equal(json_array_size(top), 2);
             assert_string_equal(text_of(top, "0.token"), name); // the sampled one leads
@@ -236,32 +234,23 @@ TEST(test_inference_defaults)
 TEST(test_inference_stream)
 {
     struct wire_answer a;
-    char body[400], *save = NULL;
-    json_t *ids[2] = {json_array(), json_array()};
-    int chunks = 0, usages = 0;
-    snprintf(body, sizeof body, inference, 0, "");
-    json_t *whole = ask("/inference/v1/generate", body);
-    snprintf(body, sizeof body, inference, 0,
-             ",\"stream\":true,\"stream_options\":{\"include_usage\":true}");
-    daemon_request(d.socket, "POST", "/inference/v1/generate", "", body, &a);
-    for (char *line = strtok_r(a.body.data, "\n", &save); line;
-         line = strtok_r(NULL, "\n", &save)) {
-        json_t *chunk = json_loads(line + strlen("data: "), 0, NULL);
-        if (!chunk) continue; // [DONE]
-        json_t *choice = json_array_get(json_at(chunk, "choices"), 0);
-        chunks++;
+    json_t *ids[2] = {test_keep(json_array()), test_keep(json_array())}, *chunk, *choice;
+    int usages = 0;
+    size_t i, k;
+    json_t *whole = ask("/inference/v1/generate", test_text(inference, 0, ""));
+    daemon_request(
+        d.socket, "POST", "/inference/v1/generate", "",
+        test_text(inference, 0, ",\"stream\":true,\"stream_options\":{\"include_usage\":true}"),
+        &a);
+    const json_t *chunks = chunks_of(&a);
+    json_array_foreach (chunks, i, chunk) {
         usages += json_is_object(json_at(chunk, "usage"));
-        if (choice) {
-            json_t *i = ids[int_of(choice, "index")];
-            json_array_extend(i, json_at(choice, "token_ids"));
-        }
-        json_decref(chunk);
+        json_array_foreach (json_at(chunk, "choices"), k, choice)
+            json_array_extend(ids[int_of(choice, "index")], json_at(choice, "token_ids"));
     }
-    assert_true(chunks >= 3 && usages == 1);
-    for (size_t i = 0; i < 2; i++) {
+    assert_true(json_array_size(chunks) >= 3 && usages == 1);
+    for (i = 0; i < 2; i++)
         assert_true(json_equal(ids[i], json_at(whole, "choices.%zu.token_ids", i)));
-        json_decref(ids[i]);
-    }
 }
 
 // ---- /tokenize and others ----------------------------------------------------------------------
@@ -326,11 +315,10 @@ TEST(test_request_names)
 
 static json_int_t cached(const char *salt)
 {
-    char body[512];
-    snprintf(body, sizeof body,
-             "{\"prompt\":[1,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9],"
-             "\"max_tokens\":1%s}",
-             salt);
+    const char *body = test_text(
+        "{\"prompt\":[1,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9,9],"
+        "\"max_tokens\":1%s}",
+        salt);
     return int_of(ask("/v1/completions", body), "usage.prompt_tokens_details.cached_tokens");
 }
 
@@ -375,7 +363,7 @@ TEST(test_unknown_fields_may_pass)
 {
     struct daemon other = {0};
     const char *body = "{\"prompt\":[1],\"max_tokens\":1,\"fancy\":{\"a\":1}}";
-    daemon_start(&other, sentencepiece_model(), OPTIONS("--unknown-fields", "warn"));
+    daemon_start(&other, sentencepiece_model(), args("--unknown-fields warn"));
     for (int i = 0; i < 3; i++) daemon_post(other.socket, "/v1/completions", 200, body);
     daemon_post(other.socket, "/v1/completions", 400, "{\"prompt\":[1],\"priority\":3}");
     assert_int_equal(daemon_stop(&other), 0);

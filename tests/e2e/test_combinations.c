@@ -32,18 +32,13 @@ static void close_scene(void)
 
 static const char *run_name(const struct mode_run *run)
 {
-    static char name[64];
-    snprintf(name, sizeof name, "run-%x-%d", run->set, run->ranks);
-    return name;
+    return test_text("run-%x-%d", run->set, run->ranks);
 }
 
 static void train_run(const struct mode_run *run)
 {
-    const char *argv[MODE_COMMAND], *log = test_path(s.runs.folder, "run.log");
     mode_scene_begin_anew(&s);
-    mode_scene_command(&s, run, run_name(run), OPTIONS(NULL), argv);
-    unlink(log);
-    if (test_command(log, LIMIT_MS, argv) != 0) fail_msg("%s", test_read(log));
+    scene_ended(&s.runs, scene_run(&s.runs, mode_scene_command(&s, run, run_name(run), NULL)), 0);
 }
 
 // ---- what is seen of it -------------------------------------------------------------------------
@@ -145,8 +140,7 @@ static void assert_samples(const struct mode_run *run)
 static void assert_as_without_copies(const struct mode_run *run)
 {
     const struct mode_run without = {run->set & ~COPIES, run->ranks};
-    char name[64];
-    snprintf(name, sizeof name, "%s", run_name(run));
+    const char *name = run_name(run);
     if (without.set == run->set || run->set & MODE(ASYNC)) return;
     if (!file_exists(test_path(s.runs.folder, run_name(&without)))) train_run(&without);
     same_losses(&s.runs, name, run_name(&without), STEPS, 0);

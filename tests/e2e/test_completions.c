@@ -19,8 +19,8 @@ TEST(test_completion)
 {
     const char *body = "{\"model\":\"model\",\"prompt\":\"hello there\",\"max_tokens\":12,"
                        "\"temperature\":0,\"logprobs\":0}";
-    json_t *a = daemon_post(served.socket, "/v1/completions", 200, body);
-    json_t *b = daemon_post(served.socket, "/v1/completions", 200, body);
+    json_t *a = ask("/v1/completions", body);
+    json_t *b = ask("/v1/completions", body);
     const json_t *choice = json_at(a, "choices.0"), *usage = json_object_get(a, "usage");
     assert_string_equal(text_of(a, "object"), "text_completion");
     assert_int_equal(json_array_size(json_object_get(choice, "token_ids")), 12);
@@ -41,14 +41,12 @@ TEST(test_completion)
 TEST(test_prompts_of_every_form)
 {
     // "hello" is "hell" (259) and "o"
-    json_t *text = daemon_post(served.socket, "/v1/completions", 200,
-                               "{\"prompt\":\"hello\",\"max_tokens\":4,\"seed\":3}");
-    json_t *ids = daemon_post(served.socket, "/v1/completions", 200,
-                              "{\"prompt\":[259,111],\"max_tokens\":4,\"seed\":3}");
-    json_t *many = daemon_post(served.socket, "/v1/completions", 200,
-                               "{\"prompt\":[[259,111],[5]],\"max_tokens\":4,\"seed\":3,\"n\":2}");
-    json_t *texts = daemon_post(served.socket, "/v1/completions", 200,
-                                "{\"prompt\":[\"hello\",\"x\"],\"max_tokens\":4,\"seed\":3}");
+    json_t *text = ask("/v1/completions", "{\"prompt\":\"hello\",\"max_tokens\":4,\"seed\":3}");
+    json_t *ids = ask("/v1/completions", "{\"prompt\":[259,111],\"max_tokens\":4,\"seed\":3}");
+    json_t *many =
+        ask("/v1/completions", "{\"prompt\":[[259,111],[5]],\"max_tokens\":4,\"seed\":3,\"n\":2}");
+    json_t *texts =
+        ask("/v1/completions", "{\"prompt\":[\"hello\",\"x\"],\"max_tokens\":4,\"seed\":3}");
     const json_t *want = json_at(text, "choices.0.token_ids");
     assert_true(json_equal(want, json_at(ids, "choices.0.token_ids")));
     assert_true(json_equal(want, json_at(many, "choices.0.token_ids")));
@@ -61,13 +59,9 @@ TEST(test_prompts_of_every_form)
 TEST(test_seeds)
 {
     const char *form = "{\"prompt\":\"abc\",\"max_tokens\":16,\"seed\":%d,\"n\":%d}";
-    char body[3][128];
-    snprintf(body[0], sizeof body[0], form, 11, 3);
-    snprintf(body[1], sizeof body[1], form, 11, 1);
-    snprintf(body[2], sizeof body[2], form, 12, 1);
-    json_t *three = daemon_post(served.socket, "/v1/completions", 200, body[0]);
-    json_t *one = daemon_post(served.socket, "/v1/completions", 200, body[1]);
-    json_t *other = daemon_post(served.socket, "/v1/completions", 200, body[2]);
+    json_t *three = ask("/v1/completions", test_text(form, 11, 3));
+    json_t *one = ask("/v1/completions", test_text(form, 11, 1));
+    json_t *other = ask("/v1/completions", test_text(form, 12, 1));
     const json_t *ids = json_at(one, "choices.0.token_ids");
     assert_true(json_equal(ids, json_at(three, "choices.0.token_ids")));
     assert_false(json_equal(ids, json_at(three, "choices.1.token_ids")));
@@ -76,8 +70,7 @@ TEST(test_seeds)
 
 TEST(test_top_logprobs)
 {
-    json_t *a =
-        daemon_post(served.socket, "/v1/completions", 200,
+    json_t *a = ask("/v1/completions",
                     "{\"prompt\":\"abc\",\"max_tokens\":6,\"temperature\":0,\"logprobs\":3}");
     const json_t *l = json_at(a, "choices.0.logprobs");
     for (size_t i = 0; i < 6; i++) {
@@ -94,8 +87,7 @@ TEST(test_top_logprobs)
 // All 300 tokens, once: the distribution sums to 1 and holds the sampled token.
 TEST(test_logprobs_are_a_distribution)
 {
-    json_t *a =
-        daemon_post(served.socket, "/v1/rollouts", 200,
+    json_t *a = ask("/v1/rollouts",
                     "{\"groups\":[{\"prompt_token_ids\":[1,2,3]}],\"sampling\":{\"max_tokens\":"
                     "8,\"top_k\":20,\"seed\":5}}");
     const json_t *raw = json_object_get(a, "logprobs"), *cut = json_object_get(a, "cut_logprobs");
@@ -114,9 +106,8 @@ TEST(test_chat)
 {
     const char *chat = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":10,"
                        "\"temperature\":0,\"logprobs\":true,\"top_logprobs\":2}";
-    json_t *a = daemon_post(served.socket, "/v1/chat/completions", 200, chat);
-    json_t *b =
-        daemon_post(served.socket, "/v1/completions", 200,
+    json_t *a = ask("/v1/chat/completions", chat);
+    json_t *b = ask("/v1/completions",
                     "{\"prompt\":\"<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n\","
                     "\"max_tokens\":10,\"temperature\":0}");
     const json_t *message = json_at(a, "choices.0.message");
@@ -150,8 +141,7 @@ static void check_telemetry(const json_t *line, int prompt, int generated)
 TEST(test_rollouts)
 {
     struct wire_answer a;
-    int seen[3] = {0}, lines = 0;
-    char *save = NULL;
+    int seen[3] = {0};
     daemon_request(served.socket, "POST", "/v1/rollouts", "",
                    "{\"groups\":[{\"id\":\"a\",\"prompt_token_ids\":[1,2,3],\"n\":4},"
                    "{\"id\":7,\"prompt\":\"hello\"},"
@@ -160,10 +150,9 @@ TEST(test_rollouts)
                    &a);
     assert_int_equal(a.status, 200);
     assert_contains(bytes_text(&a.head), "application/x-ndjson");
-    for (char *at = strtok_r(a.body.data, "\n", &save); at;
-         at = strtok_r(NULL, "\n", &save), lines++) {
-        json_t *line = json_loads(at, JSON_ALLOW_NUL, NULL);
-        if (!line) fail_msg("not JSON: %s", at);
+    const json_t *lines = json_of_lines(bytes_text(&a.body)), *line;
+    size_t i;
+    json_array_foreach (lines, i, line) {
         const json_t *id = json_object_get(line, "group_id"),
                      *ids = json_object_get(line, "token_ids");
         int group = json_is_string(id) ? 0 : json_integer_value(id) == 7 ? 1 : 2;
@@ -182,9 +171,8 @@ TEST(test_rollouts)
         if (prompt) assert_true(json_array_size(prompt) > 0);
         if (group == 1) assert_int_equal(json_array_size(prompt), 2);
         check_telemetry(line, prompt ? (int)json_array_size(prompt) : 3, (int)n);
-        json_decref(line);
     }
-    assert_int_equal(lines, 9);
+    assert_int_equal(i, 9);
     assert_int_equal(seen[0], 15);
     assert_int_equal(seen[1], 7);
     assert_int_equal(seen[2], 3);
@@ -192,20 +180,19 @@ TEST(test_rollouts)
 
 TEST(test_rollouts_equal_completions)
 {
-    json_t *line = daemon_post(served.socket, "/v1/rollouts", 200,
-                               "{\"groups\":[{\"prompt_token_ids\":[9,8,7]}],\"sampling\":"
-                               "{\"max_tokens\":16,\"seed\":77,\"stop\":\"zz\"}}");
-    json_t *completion = daemon_post(served.socket, "/v1/completions", 200,
-                                     "{\"prompt\":[9,8,7],\"max_tokens\":16,\"seed\":77}");
+    json_t *line = ask("/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[9,8,7]}],\"sampling\":"
+                                       "{\"max_tokens\":16,\"seed\":77,\"stop\":\"zz\"}}");
+    json_t *completion =
+        ask("/v1/completions", "{\"prompt\":[9,8,7],\"max_tokens\":16,\"seed\":77}");
     assert_true(
         json_equal(json_object_get(line, "token_ids"), json_at(completion, "choices.0.token_ids")));
 }
 
 TEST(test_generate)
 {
-    json_t *a = daemon_post(served.socket, "/generate", 200,
-                            "{\"prompt\":{\"prompt_token_ids\":[1,2,3]},\"n\":2,\"max_tokens\":5,"
-                            "\"temperature\":1.0,\"logprobs\":0}");
+    json_t *a =
+        ask("/generate", "{\"prompt\":{\"prompt_token_ids\":[1,2,3]},\"n\":2,\"max_tokens\":5,"
+                         "\"temperature\":1.0,\"logprobs\":0}");
     const json_t *ids = json_object_get(a, "completion_ids"),
                  *logprobs = json_object_get(a, "logprobs");
     const json_t *outputs = json_object_get(a, "outputs");
@@ -215,8 +202,7 @@ TEST(test_generate)
     assert_int_equal(json_array_size(json_at(a, "prompt_ids.0")), 3);
     assert_int_equal(json_array_size(outputs), 2);
     assert_true(json_equal(json_at(outputs, "1.token_ids"), json_array_get(ids, 1)));
-    a = daemon_post(served.socket, "/generate", 200,
-                    "{\"prompts\":[\"hello\",[1,2]],\"max_tokens\":2}");
+    a = ask("/generate", "{\"prompts\":[\"hello\",[1,2]],\"max_tokens\":2}");
     assert_int_equal(json_array_size(json_object_get(a, "completion_ids")), 2);
     assert_true(json_is_null(json_object_get(a, "logprobs")));
 }

@@ -11,7 +11,7 @@
 // Of one rank, on rank 0's server.
 static int train_one(struct pair *p, const char *run, const char *steps)
 {
-    return train(&p->s, run, OPTIONS(PAIR_NUMBERS, "--resume", "--max-steps", steps));
+    return train(&p->s, run, args(PAIR_NUMBERS " --resume --max-steps %s", steps));
 }
 
 TEST(two_ranks_learn_as_one)
@@ -46,8 +46,8 @@ TEST(a_checkpoint_of_two_ranks_is_one_of_one)
 TEST(adapters_learn_as_one)
 {
     struct pair p;
-    pair_learns_as_one(&p, NULL, OPTIONS("--max-adapters", "2", "--max-lora-rank", "8"),
-                       OPTIONS(PAIR_NUMBERS, "--lora-r", "4", "--max-steps", "20"));
+    pair_learns_as_one(&p, NULL, args("--max-adapters 2 --max-lora-rank 8"),
+                       args(PAIR_NUMBERS " --lora-r 4 --max-steps 20"));
     daemon_holds_adapter(&p.s.daemon, "policy", latest(&p.s, "two"));
     daemon_holds_adapter(&p.other, "policy", latest(&p.s, "two"));
 }
@@ -58,10 +58,10 @@ TEST(recipes_learn_as_one)
 {
     struct pair p;
     pair_learns_as_one(&p, NULL, NULL,
-                       OPTIONS(PAIR_NUMBERS, "--max-steps", "20", "--steps-per-generation", "2",
-                               "--top-entropy-quantile", "0.5", "--entropy-coef", "0.01",
-                               "--use-adaptive-entropy", "--entropy-target", "100",
-                               "--kl-reward-coef", "0.01", "--loss-type", "sapo"));
+                       args(PAIR_NUMBERS
+                            " --max-steps 20 --steps-per-generation 2 --top-entropy-quantile 0.5 "
+                            "--entropy-coef 0.01 --use-adaptive-entropy --entropy-target 100 "
+                            "--kl-reward-coef 0.01 --loss-type sapo"));
 }
 
 // With --exact, because what is drafted otherwise goes by the clock, and with it what is sampled.
@@ -71,9 +71,9 @@ TEST(a_draft_learns_as_one)
     double one[PAIR_STEPS], two[PAIR_STEPS];
     if (!on_cpu()) test_skip("f32 is exact on the CPU alone");
     pair_learns_as_one(&p, test_path(test_root(), "tools/demo-model"),
-                       OPTIONS("--exact", "--draft", test_path(test_root(), "tools/demo-draft"),
-                               "--speculative", "draft_model:3"),
-                       OPTIONS(PAIR_NUMBERS, "--exact", "--train-draft", "--max-steps", "20"));
+                       args("--exact --draft %s --speculative draft_model:3",
+                            test_path(test_root(), "tools/demo-draft")),
+                       args(PAIR_NUMBERS " --exact --train-draft --max-steps 20"));
     assert_int_equal(column(&p.s, "one", "draft_loss", one, PAIR_STEPS), PAIR_STEPS);
     assert_int_equal(column(&p.s, "two", "draft_loss", two, PAIR_STEPS), PAIR_STEPS);
     for (int i = 0; i < PAIR_STEPS; i++) assert_true(fabs(one[i] - two[i]) < 1e-4 * fabs(one[i]));
@@ -84,27 +84,21 @@ TEST(a_draft_learns_as_one)
 
 static void kill_writer(const struct daemon *d)
 {
-    json_t *info = daemon_get(d->socket, "/bridge/info", 200);
-    const json_t *pid = json_object_get(json_object_get(info, "control"), "writer_pid");
-    assert_true(json_integer_value(pid) > 1);
-    assert_int_equal(kill((pid_t)json_integer_value(pid), SIGKILL), 0);
+    const pid_t pid =
+        (pid_t)int_of(daemon_get(d->socket, "/bridge/info", 200), "control.writer_pid");
+    assert_true(pid > 1 && kill(pid, SIGKILL) == 0);
 }
 
 // Once a rank is gone: the other ends in time and says so, and the run goes on.
 static void ends_and_goes_on(struct pair *p, struct test_child *child, int gone)
 {
-    char steps[16], says[64], whom[16];
     const int64_t killed_ns = clock_now_ns();
     test_wait(child, END_IN_MS);
     assert_true(clock_ms_since(killed_ns) < END_IN_MS);
-    char *log = test_read(test_path(p->s.folder, "trainer.log"));
-    snprintf(says, sizeof says, "cw-trainer[%d]: error: ", 1 - gone);
-    snprintf(whom, sizeof whom, "rank %d (", gone);
-    assert_contains(log, says);
-    assert_contains(log, whom);
-    assert_contains(log, "is gone: it was killed or ended without a word");
-    snprintf(steps, sizeof steps, "%d", steps_done(&p->s, "run") + 2);
-    pair_train(p, "run", steps);
+    assert_said(&p->s, test_text("cw-trainer[%d]: error: ", 1 - gone));
+    assert_said(&p->s, test_text("rank %d (", gone));
+    assert_said(&p->s, "is gone: it was killed or ended without a word");
+    pair_train(p, "run", test_text("%d", steps_done(&p->s, "run") + 2));
     pair_holds(p, "run");
 }
 
@@ -116,7 +110,7 @@ TEST(a_rank_that_is_killed_ends_all)
         struct test_child child = {0};
         const int before = steps_done(&p.s, "run");
         pair_start(&p, &child, "run",
-                   OPTIONS(PAIR_NUMBERS, "--resume", "--max-steps", "100000", "--save-steps", "3"));
+                   args(PAIR_NUMBERS " --resume --max-steps 100000 --save-steps 3"));
         wait_for_steps(&p.s, "run", before + 5, &child);
         kill_writer(rank == 0 ? &p.s.daemon : &p.other);
         ends_and_goes_on(&p, &child, rank);
@@ -137,7 +131,7 @@ TEST(a_rank_that_is_killed_in_an_update_leaves_whole_weights)
         struct test_child child = {0};
         const int before = steps_done(&p.s, "run");
         pair_start(&p, &child, "run",
-                   OPTIONS(PAIR_NUMBERS, "--resume", "--max-steps", "100000", "--save-steps", "2"));
+                   args(PAIR_NUMBERS " --resume --max-steps 100000 --save-steps 2"));
         wait_for_steps(&p.s, "run", before + 2, &child);
         struct control_info info;
         control_info(control, &info);
@@ -155,14 +149,12 @@ TEST(a_rank_that_is_killed_in_an_update_leaves_whole_weights)
 TEST(a_rank_that_is_late_is_waited_for_as_long_as_said)
 {
     struct pair p;
-    struct test_child child = {0};
     pair_open(&p);
     daemon_post(p.other.socket, "/bridge/pause", 200, "");
     const int64_t since_ns = clock_now_ns();
-    pair_start(&p, &child, "run", OPTIONS(PAIR_NUMBERS, "--max-steps", "1", "--rank-timeout", "2"));
-    test_wait(&child, LIMIT_MS);
+    pair_run(&p, "run", args(PAIR_NUMBERS " --max-steps 1 --rank-timeout 2"));
     assert_true(clock_ms_since(since_ns) < LIMIT_MS / 2);
-    assert_contains(test_read(child.log), "within 2 s");
+    assert_said(&p.s, "within 2 s");
     assert_int_equal(steps_done(&p.s, "run"), 0);
 }
 
@@ -170,17 +162,14 @@ TEST(a_rank_that_is_late_is_waited_for_as_long_as_said)
 TEST(servers_of_other_weights_are_refused)
 {
     struct pair p = {0};
-    struct test_child child = {0};
     scene_open(&p.s);
     const char *model = p.s.model;
     p.s.model = daemon_model(test_folder(), true, 99); // of the same shapes
     pair_open_other(&p, NULL);
     p.s.model = model;
-    pair_start(&p, &child, "run", OPTIONS(PAIR_NUMBERS, "--max-steps", "1"));
-    test_wait(&child, LIMIT_MS);
-    char *log = test_read(child.log);
-    assert_contains(log, "after step 0 the policy of rank 1's server is not that of rank 0's");
-    assert_contains(log, "start all servers from one folder");
+    pair_run(&p, "run", args(PAIR_NUMBERS " --max-steps 1"));
+    assert_said(&p.s, "after step 0 the policy of rank 1's server is not that of rank 0's");
+    assert_said(&p.s, "start all servers from one folder");
     assert_int_equal(steps_done(&p.s, "run"), 0);
 }
 
@@ -202,7 +191,7 @@ TEST(options_of_one_rank_are_refused)
     scene_open(&s);
     for (size_t i = 0; i < n; i++) setenv(by_mpirun[i][0], by_mpirun[i][1], 1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(train_alone(&s, "run", OPTIONS(cases[i].option, cases[i].value)), 2);
+        assert_int_equal(train(&s, "run", OPTIONS(cases[i].option, cases[i].value)), 2);
         assert_said(&s, cases[i].says);
     }
     for (size_t i = 0; i < n; i++) unsetenv(by_mpirun[i][0]);

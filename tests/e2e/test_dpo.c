@@ -27,9 +27,9 @@ TEST(margins_rise)
     s.model = test_path(test_root(), "tools/demo-model");
     s.data = write_pairs(&s, "pairs.jsonl", 0, 64);
     const char *held = write_pairs(&s, "heldout.jsonl", 64, 32);
-    assert_exit(0, offline_train(&s, "dpo", "run",
-                                 OPTIONS("--max-steps", "20", "--examples-per-step", "16",
-                                         "--learning-rate", "3e-5", "--eval-data", held)));
+    assert_offline(&s, 0, "dpo", "run",
+                   "--max-steps 20 --examples-per-step 16 --learning-rate 3e-5 --eval-data %s",
+                   held);
     assert_said(&s, "the reference: log-probabilities by ");
     assert_int_equal(column(&s, "run", "eval/rewards/margins", margins, 64), 21);
     assert_int_equal(column(&s, "run", "eval/rewards/accuracies", right, 64), 21);
@@ -54,9 +54,9 @@ TEST_IN(forms_of_a_pair, offline_scene_open)
     double losses[2][4];
     for (int i = 0; i < 2; i++) {
         const char *run = i ? "conversations" : "messages";
-        test_write(s.data, forms[i], strlen(forms[i]));
-        assert_int_equal(offline_train(&s, "dpo", run, OPTIONS("--max-steps", "3")), 0);
-        assert_int_equal(column(&s, run, "loss", losses[i], 4), 3);
+        test_write(s->data, forms[i], strlen(forms[i]));
+        assert_offline(s, 0, "dpo", run, "--max-steps 3");
+        assert_int_equal(column(s, run, "loss", losses[i], 4), 3);
     }
     assert_memory_equal(losses[0], losses[1], 3 * sizeof(double));
     assert_true(losses[0][2] < losses[0][0]);
@@ -64,9 +64,9 @@ TEST_IN(forms_of_a_pair, offline_scene_open)
 
 static void figures_by(struct scene *s, const char *budget, double ret[2][4])
 {
-    assert_exit(0, offline_train(s, "dpo", budget,
-                                 OPTIONS("--max-steps", "3", "--examples-per-step", "6",
-                                         "--sft-weight", "0.7", "--token-budget", budget)));
+    assert_offline(s, 0, "dpo", budget,
+                   "--max-steps 3 --examples-per-step 6 --sft-weight 0.7 --token-budget %s",
+                   budget);
     assert_int_equal(column(s, budget, "loss", ret[0], 4), 3);
     assert_int_equal(column(s, budget, "rewards/margins", ret[1], 4), 3);
 }
@@ -77,11 +77,11 @@ TEST_IN(any_token_budget, offline_scene_open)
 {
     static const char *const budgets[] = {"16", "18", "20", "21", "22", "23", "25"};
     double want[2][4], have[2][4];
-    offline_sums(&s, true, 6);
-    figures_by(&s, "8192", want);
+    offline_sums(s, true, 6);
+    figures_by(s, "8192", want);
     assert_true(want[1][2] > 0);
     for (size_t i = 0; i < sizeof budgets / sizeof *budgets; i++) {
-        figures_by(&s, budgets[i], have);
+        figures_by(s, budgets[i], have);
         for (int k = 0; k < 2; k++)
             for (int step = 0; step < 3; step++)
                 assert_true(fabs(want[k][step] - have[k][step]) < 1e-5);
@@ -90,6 +90,6 @@ TEST_IN(any_token_budget, offline_scene_open)
 
 TEST_IN(what_is_refused, offline_scene_open)
 {
-    offline_sums(&s, true, 4);
-    train_rows(&s, "offline_runs", "pairs_that_are_refused", offline_row);
+    offline_sums(s, true, 4);
+    train_rows(s, "offline_runs", "pairs_that_are_refused", offline_row);
 }

@@ -3,20 +3,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/base/rng.h"
-#include "tests/support/daemon.h"
-#include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
+#include "tests/support/training.h"
 
 #include <sys/wait.h>
 
-#define LIMIT_MS 120000
-#define LETTERS  "24" // of a completion
+#define LETTERS "24" // of a completion
 
-struct scene { // a policy, a draft model, and data for both
-    const char *folder, *policy, *draft, *data, *log;
-    struct daemon daemon;
-};
+static const char *draft; // beside a scene's policy
 
 static const char *write_model(const struct scene *s, const char *name, int hidden, int layers,
                                int intermediate, uint64_t seed)
@@ -52,51 +47,34 @@ static const char *write_data(const struct scene *s)
     return path;
 }
 
-static void scene_open(struct scene *s, int hidden, int layers, int intermediate)
+static void open_drafted(struct scene *s, int hidden, int layers, int intermediate)
 {
-    memset(s, 0, sizeof *s);
-    s->folder = test_folder();
-    s->log = test_path(s->folder, "trainer.log");
-    s->policy = write_model(s, "policy", hidden, layers, intermediate, 11);
-    s->draft = write_model(s, "draft", 32, 1, 0, 12);
+    *s = (struct scene){.folder = test_folder()};
+    s->model = write_model(s, "policy", hidden, layers, intermediate, 11);
+    draft = write_model(s, "draft", 32, 1, 0, 12);
     s->data = write_data(s);
 }
 
-static void assert_log(const struct scene *s, const char *part)
-{
-    char *log = test_read(s->log);
-    assert_contains(log, part);
-}
-
-static const char *taught(const struct scene *s, const char *model, const char *name,
+static const char *taught(struct scene *s, const char *model, const char *name,
                           const char *learning_rate)
 {
     const char *out = test_path(s->folder, name);
-    assert_exit(0,
-                test_command(s->log, LIMIT_MS,
-                             OPTIONS(test_binary("cw-trainer"), "sft", "--model", model, "--data",
-                                     s->data, "--out", out, "--device", test_device(), "--dtype",
-                                     "f32", "--learning-rate", learning_rate, "--max-steps", "60",
-                                     "--examples-per-step", "16", "--token-budget", "800")));
+    assert_trainer(s, 0,
+                   "sft --model %s --data %s --out %s --device %s --dtype f32 --learning-rate %s "
+                   "--max-steps 60 --examples-per-step 16 --token-budget 800",
+                   model, s->data, out, test_device(), learning_rate);
     return out;
 }
 
 // cw-trainer train: the longer in characters, the better, at a fixed number of tokens: away with
 // the letters that take two.
-static int train(struct scene *s, const char *run, const char *const more[])
+static int train_letters(struct scene *s, const char *run, const char *const more[])
 {
-    const char *argv[TRAINER_WORDS];
-    daemon_trainer(&s->daemon, s->data, test_path(s->folder, run),
-                   OPTIONS("--reward", "length", "--length-target", "30", "--prompts-per-step", "4",
-                           "--num-generations", "8", "--max-completion-length", LETTERS,
-                           "--ignore-eos", "--lr-scheduler-type", "constant"),
-                   more, argv);
-    return test_command(s->log, LIMIT_MS, argv);
-}
-
-static const char *latest(const struct scene *s, const char *run)
-{
-    return test_path(test_path(s->folder, run), "checkpoints/latest");
+    return scene_run(s, daemon_trainer(&s->daemon, s->data, test_path(s->folder, run),
+                                       args("--reward length --length-target 30 --prompts-per-step "
+                                            "4 --num-generations 8 --max-completion-length " LETTERS
+                                            " --ignore-eos --lr-scheduler-type constant"),
+                                       more));
 }
 
 // ---- acceptance ---------------------------------------------------------------------------------
@@ -108,12 +86,11 @@ struct run { // what metrics.jsonl says of steps first..last
 
 static struct run read_run(const struct scene *s, const char *name, int first, int last)
 {
-    const char *path = test_path(test_path(s->folder, name), "metrics.jsonl");
-    const json_t *lines = json_of_lines_file(path);
+    const json_t *lines = metrics_of(s, name);
     struct run r = {.steps = last + 1 - first};
     for (int step = first; step <= last; step++) {
         const json_t *m = json_array_get(lines, (size_t)step - 1);
-        assert_int_equal(json_integer_value(json_object_get(m, "step")), step);
+        assert_int_equal(int_of(m, "step"), step);
         r.drafted += json_number_value(json_object_get(m, "spec_decode/num_draft_tokens"));
         r.accepted += json_number_value(json_object_get(m, "spec_decode/num_accepted_tokens"));
         r.reward += json_number_value(json_object_get(m, "reward"));
@@ -141,19 +118,20 @@ TEST(acceptance_falls_or_holds)
     enum { STEPS = 14, WINDOW = 4, FIRST = 2 };
     struct scene s;
     struct run first[2], last[2];
-    scene_open(&s, 128, 4, 512);
-    s.policy = taught(&s, s.policy, "taught-policy", "2e-3");
-    s.draft = taught(&s, s.draft, "taught-draft", "5e-3");
+    open_drafted(&s, 128, 4, 512);
+    s.model = taught(&s, s.model, "taught-policy", "2e-3");
+    draft = taught(&s, draft, "taught-draft", "5e-3");
     static const char *const names[] = {"alone", "together"};
     for (int together = 0; together < 2; together++) {
         // fixed: always four drafts, so that no measured time decides what is counted
-        daemon_start(&s.daemon, s.policy,
-                     OPTIONS("--draft", s.draft, "--speculative", "draft_model:4", "--draft-length",
-                             "fixed"));
-        assert_exit(0, train(&s, names[together],
-                             OPTIONS("--max-steps", "14", "--learning-rate", "3e-4",
-                                     together ? "--train-draft" : "--ignore-eos",
-                                     "--draft-learning-rate", "3e-3")));
+        daemon_start(&s.daemon, s.model,
+                     args("--draft %s --speculative draft_model:4 --draft-length fixed", draft));
+        scene_ended(
+            &s,
+            train_letters(&s, names[together],
+                          args("--max-steps 14 --learning-rate 3e-4 %s --draft-learning-rate 3e-3",
+                               together ? "--train-draft" : "--ignore-eos")),
+            0);
         assert_int_equal(daemon_stop(&s.daemon), 0);
         first[together] = read_run(&s, names[together], 1, FIRST);
         last[together] = read_run(&s, names[together], STEPS - WINDOW + 1, STEPS);
@@ -182,15 +160,17 @@ TEST(acceptance_falls_or_holds)
 // drafts: when those are made is a matter of time, and a draft's sample is another draw.
 TEST(resumes_to_the_bit)
 {
-    if (strcmp(test_device(), "cpu") != 0)
-        test_skip("on a GPU a row's last bit depends on the batch around it");
+    if (!on_cpu()) test_skip("on a GPU a row's last bit depends on the batch around it");
     struct scene s;
-    scene_open(&s, 64, 2, 0);
-    const char *const daemon[] = {"--draft", s.draft, NULL};
-    daemon_start(&s.daemon, s.policy, daemon);
-    assert_exit(0, train(&s, "whole",
-                         OPTIONS("--train-draft", "--draft-learning-rate", "1e-3",
-                                 "--learning-rate", "1e-3", "--max-steps", "4")));
+    open_drafted(&s, 64, 2, 0);
+    const char *const daemon[] = {"--draft", draft, NULL};
+    daemon_start(&s.daemon, s.model, daemon);
+    scene_ended(
+        &s,
+        train_letters(
+            &s, "whole",
+            args("--train-draft --draft-learning-rate 1e-3 --learning-rate 1e-3 --max-steps 4")),
+        0);
     daemon_holds(&s.daemon, "policy", latest(&s, "whole"));
     daemon_holds(&s.daemon, "draft", test_path(latest(&s, "whole"), "draft"));
     struct run r = read_run(&s, "whole", 1, 4);
@@ -198,11 +178,13 @@ TEST(resumes_to_the_bit)
     assert_true(fabs(r.learning_rate - 1e-3) < 1e-9);
     for (int half = 1; half <= 2; half++) {
         daemon_kill(&s.daemon);
-        daemon_start(&s.daemon, s.policy, daemon);
-        assert_exit(
-            0, train(&s, "halves",
-                     OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--learning-rate",
-                             "1e-3", "--resume", "--max-steps", half == 1 ? "2" : "4")));
+        daemon_start(&s.daemon, s.model, daemon);
+        scene_ended(&s,
+                    train_letters(&s, "halves",
+                                  args("--train-draft --draft-learning-rate 1e-3 --learning-rate "
+                                       "1e-3 --resume --max-steps %s",
+                                       half == 1 ? "2" : "4")),
+                    0);
     }
     static const char *const files[] = {"model.safetensors", "trainer/optimizer.safetensors",
                                         "draft/model.safetensors",
@@ -210,15 +192,17 @@ TEST(resumes_to_the_bit)
     for (int i = 0; i < 4; i++) test_same_file(latest(&s, "whole"), latest(&s, "halves"), files[i]);
     // without weight its loss teaches it nothing
     daemon_kill(&s.daemon);
-    daemon_start(&s.daemon, s.policy, daemon);
-    assert_exit(0, train(&s, "weightless",
-                         OPTIONS("--train-draft", "--draft-loss-weight", "0", "--max-steps", "2")));
+    daemon_start(&s.daemon, s.model, daemon);
+    scene_ended(
+        &s,
+        train_letters(&s, "weightless", args("--train-draft --draft-loss-weight 0 --max-steps 2")),
+        0);
     r = read_run(&s, "weightless", 1, 2);
     assert_true(r.loss > 0 && r.grad_norm == 0);
-    daemon_holds(&s.daemon, "draft", s.draft);
+    daemon_holds(&s.daemon, "draft", draft);
     // and it is another draft than the one that was loaded
     struct file_map before, after;
-    assert_ok(file_map_open(test_path(s.draft, "model.safetensors"), &before));
+    assert_ok(file_map_open(test_path(draft, "model.safetensors"), &before));
     assert_ok(file_map_open(test_path(latest(&s, "whole"), "draft/model.safetensors"), &after));
     assert_true(before.len != after.len || memcmp(before.data, after.data, before.len) != 0);
     file_map_release(&before);
@@ -226,15 +210,15 @@ TEST(resumes_to_the_bit)
 
     // Without the option the draft is left alone, and the user told.
     daemon_kill(&s.daemon);
-    daemon_start(&s.daemon, s.policy, daemon);
-    assert_exit(0,
-                train(&s, "halves", OPTIONS("--resume", "--no-train-draft", "--max-steps", "5")));
-    assert_log(&s, "--train-draft goes on with it");
-    daemon_holds(&s.daemon, "draft", s.draft);
+    daemon_start(&s.daemon, s.model, daemon);
+    scene_ended(&s, train_letters(&s, "halves", args("--resume --no-train-draft --max-steps 5")),
+                0);
+    assert_said(&s, "--train-draft goes on with it");
+    daemon_holds(&s.daemon, "draft", draft);
     assert_false(file_exists(test_path(latest(&s, "halves"), "draft")));
     // With it again, there is none to go on from.
-    assert_exit(0, train(&s, "halves", OPTIONS("--resume", "--train-draft", "--max-steps", "6")));
-    assert_log(&s, "it starts as the server serves it");
+    scene_ended(&s, train_letters(&s, "halves", args("--resume --train-draft --max-steps 6")), 0);
+    assert_said(&s, "it starts as the server serves it");
     assert_true(file_exists(test_path(latest(&s, "halves"), "draft/config.json")));
 }
 
@@ -242,12 +226,15 @@ TEST(resumes_to_the_bit)
 TEST(schedule_counts_updates)
 {
     struct scene s;
-    scene_open(&s, 64, 2, 0);
-    daemon_start(&s.daemon, s.policy, (const char *const[]){"--draft", s.draft, NULL});
-    assert_exit(
-        0, train(&s, "run",
-                 OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--num-iterations", "2",
-                         "--count-steps", "updates", "--warmup-steps", "2", "--max-steps", "4")));
+    open_drafted(&s, 64, 2, 0);
+    daemon_start(&s.daemon, s.model, args("--draft %s", draft));
+    scene_ended(
+        &s,
+        train_letters(
+            &s, "run",
+            args("--train-draft --draft-learning-rate 1e-3 --num-iterations 2 --count-steps "
+                 "updates --warmup-steps 2 --max-steps 4")),
+        0);
     assert_true(read_run(&s, "run", 1, 1).learning_rate == 0);
     assert_true(fabs(read_run(&s, "run", 2, 2).learning_rate - 1e-3) < 1e-9);
 }
@@ -268,23 +255,16 @@ static void wait_restored(const struct daemon *d, json_int_t version)
     for (json_int_t now = 0; now <= version;) {
         struct wire_answer a;
         daemon_request(d->socket, "GET", "/health", "", NULL, &a);
-        if (a.status == 200) now = json_integer_value(json_object_get(a.json, "weight_version"));
+        if (a.status == 200) now = int_of(a.json, "weight_version");
         if (clock_ms_until(deadline) == 0) fail_msg("not restored: version %d", (int)now);
         clock_sleep_ms(2);
     }
 }
 
-static json_int_t served_version(const struct daemon *d)
-{
-    json_t *health = daemon_get(d->socket, "/health", 200);
-    const json_int_t version = json_integer_value(json_object_get(health, "weight_version"));
-    return version;
-}
-
 // A writer of the role and of the draft dies with both half written.
 static void tear(const struct daemon *d, const char *role)
 {
-    const json_int_t version = served_version(d);
+    const json_int_t version = daemon_version(d);
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
@@ -308,27 +288,25 @@ static void tear(const struct daemon *d, const char *role)
 // with the draft; a run goes on from it.
 TEST(torn_draft_is_restored)
 {
-    if (strcmp(test_device(), "cpu") != 0)
-        test_skip("it writes weights from a forked process, which a GPU does not allow");
+    if (!on_cpu()) test_skip("it writes weights from a forked process, which a GPU does not allow");
     for (int adapter = 0; adapter < 2; adapter++) {
         struct scene s;
-        const char *const lora = adapter ? "2" : "0";
-        scene_open(&s, 64, 2, 0);
-        daemon_start(
-            &s.daemon, s.policy,
-            OPTIONS("--draft", s.draft, "--speculative", "draft_model:2", "--max-adapters", "1"));
-        if (train(&s, "run",
-                  OPTIONS("--train-draft", "--draft-learning-rate", "1e-3", "--learning-rate",
-                          "1e-3", "--max-steps", "2", "--lora-r", lora, "--lora-name", "a")) != 0)
-            fail_msg("%s", test_read(s.log));
+        open_drafted(&s, 64, 2, 0);
+        daemon_start(&s.daemon, s.model,
+                     args("--draft %s --speculative draft_model:2 --max-adapters 1", draft));
+        const char *const *more =
+            args("--train-draft --draft-learning-rate 1e-3 --learning-rate 1e-3 "
+                 "--max-steps 2 --lora-r %s --lora-name a",
+                 adapter ? "2" : "0");
+        scene_ended(&s, train_letters(&s, "run", more), 0);
         const struct run r = read_run(&s, "run", 1, 2);
         assert_true(r.loss > 0 && r.grad_norm > 0 && r.overlap > 0);
         tear(&s.daemon, adapter ? "adapter:a" : "policy");
         if (adapter) daemon_holds_adapter(&s.daemon, "a", latest(&s, "run"));
-        daemon_holds(&s.daemon, "policy", adapter ? s.policy : latest(&s, "run"));
+        daemon_holds(&s.daemon, "policy", adapter ? s.model : latest(&s, "run"));
         daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
-        assert_exit(0, train(&s, "run", OPTIONS("--train-draft", "--resume", "--max-steps", "3")));
-        assert_log(&s, "resumed at step 2");
+        scene_ended(&s, train_letters(&s, "run", args("--train-draft --resume --max-steps 3")), 0);
+        assert_said(&s, "resumed at step 2");
         daemon_holds(&s.daemon, "draft", test_path(latest(&s, "run"), "draft"));
         daemon_kill(&s.daemon);
     }
@@ -337,10 +315,10 @@ TEST(torn_draft_is_restored)
 TEST(no_draft_is_an_error)
 {
     struct scene s;
-    scene_open(&s, 64, 2, 0);
-    daemon_start(&s.daemon, s.policy, NULL);
-    assert_int_equal(train(&s, "run", OPTIONS("--train-draft", "--max-steps", "1")), 1);
-    assert_log(&s, s.daemon.bridge);
-    assert_log(&s, "cw-infer-server --draft DIR --speculative draft_model:5");
+    open_drafted(&s, 64, 2, 0);
+    daemon_start(&s.daemon, s.model, NULL);
+    scene_ended(&s, train_letters(&s, "run", args("--train-draft --max-steps 1")), 1);
+    assert_said(&s, s.daemon.bridge);
+    assert_said(&s, "cw-infer-server --draft DIR --speculative draft_model:5");
     assert_false(file_exists(test_path(s.folder, "run")));
 }

@@ -69,9 +69,9 @@ TEST(drafts_in_vain_are_said)
     for (int vain = 0; vain < 2; vain++) {
         struct daemon d = {0};
         memset(&d, 0, sizeof d);
-        daemon_start(&d, demo,
-                     OPTIONS("--draft", drafts[vain], "--speculative", "draft_model:3",
-                             "--draft-length", "fixed"));
+        daemon_start(
+            &d, demo,
+            args("--draft %s --speculative draft_model:3 --draft-length fixed", drafts[vain]));
         ask(&d, 60);
         assert_int_equal(daemon_stop(&d), 0);
         char *log = test_read(d.log);

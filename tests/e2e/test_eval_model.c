@@ -6,22 +6,17 @@
 
 #include <dirent.h>
 
-#define WORDS 48
-
-static const char *const *measure =
-    OPTIONS("--reward", "regex", "--reward-pattern", "[a-m+]", "--max-completion-length", "3",
-            "--temperature", "0.5", "--num-generations", "4", "--max-samples", "12", "--json");
+#define MEASURE                                                                                    \
+    "--reward regex --reward-pattern [a-m+] --max-completion-length 3 --temperature 0.5 "          \
+    "--num-generations 4 --max-samples 12 --json"
 
 // Of cw-trainer eval with these words; its output is the log's alone. TMPDIR is the scene's own.
 static int evaluate_by(const char *trainer, const struct scene *s, const char *log,
                        const char *const words[])
 {
-    const char *argv[WORDS] = {trainer, "eval", "--data", s->data};
-    int n = 4;
-    for (const char *const *w = words; *w; w++) argv[n++] = *w;
-    for (const char *const *w = measure; *w; w++) argv[n++] = *w;
     unlink(log);
-    return test_command(log, LIMIT_MS, argv);
+    return test_command(log, LIMIT_MS,
+                        JOIN(args("%s eval --data %s", trainer, s->data), words, args(MEASURE)));
 }
 
 static int evaluate(const struct scene *s, const char *log, const char *const words[])
@@ -32,7 +27,7 @@ static int evaluate(const struct scene *s, const char *log, const char *const wo
 static int evaluate_row(struct scene *s, const char *run, const char *const words[])
 {
     (void)run;
-    return evaluate(s, test_path(s->folder, "alone.log"), words);
+    return evaluate(s, test_path(s->folder, "trainer.log"), words);
 }
 
 // What --json has printed behind what else is said.
@@ -97,18 +92,14 @@ TEST_WITH(with_an_adapter, back_in_it, NULL, NULL)
         "{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 64, \"target_modules\": "
         "[\"q_proj\", \"up_proj\"], \"rank_pattern\": {\"up_proj\": 6}}";
     scene_open_model(&s, daemon_model(test_folder(), true, 11),
-                     OPTIONS("--dtype", "f32", "--max-adapters", "1", "--max-lora-rank", "8"));
+                     args("--dtype f32 --max-adapters 1 --max-lora-rank 8"));
     const char *tmp = own_tmpdir(&s), *adapter = test_path(s.folder, "adapter"),
                *by_server = test_path(s.folder, "server.log"),
                *alone = test_path(s.folder, "alone.log"), *plain = test_path(s.folder, "plain.log");
     assert_ok(tiny_adapter_write(adapter, s.model, config, 3));
-    char body[PATH_MAX + 64];
-    snprintf(body, sizeof body, "{\"lora_name\": \"x\", \"lora_path\": \"%s\"}", adapter);
-    struct wire_answer answer;
-    daemon_request(s.daemon.socket, "POST", "/v1/load_lora_adapter", "", body, &answer);
-    assert_int_equal(answer.status, 200);
-    assert_int_equal(
-        evaluate(&s, by_server, OPTIONS("--bridge", s.daemon.bridge, "--lora-name", "x")), 0);
+    daemon_load_adapter(&s.daemon, "x", adapter);
+    assert_int_equal(evaluate(&s, by_server, args("--bridge %s --lora-name x", s.daemon.bridge)),
+                     0);
     daemon_kill(&s.daemon);
     const char *const *words = OPTIONS("--model", s.model, "--device", test_device(),
                                        "--server-args=--dtype f32", "--adapter", adapter);
@@ -146,7 +137,7 @@ TEST_WITH(folders_for_its_socket, back_in_it, NULL, NULL)
     offline_scene_open(&s);
     test_write(s.data, "{\"prompt\": \"a\"}\n", 16);
     const char *tmp = own_tmpdir(&s), *log = test_path(s.folder, "eval.log");
-    const char *const words[] = {"--model", s.model, "--device", test_device(), NULL};
+    const char *const *words = args("--model %s --device %s", s.model, test_device());
     const char *deep =
         test_path(tmp, "a-folder-whose-path-is-too-long-for-a-socket-that-lies-in-it-"
                        "and-is-nevertheless-a-good-folder-for-other-things");
@@ -192,9 +183,9 @@ static void start_long(struct going *ret)
     char bridge[PATH_MAX] = "";
     s.data = scene_prompts(&s, "data.jsonl", 2000);
     test_spawn(&g.child, g.log,
-               OPTIONS(test_binary("cw-trainer"), "eval", "--model", s.model, "--device",
-                       test_device(), "--data", s.data, "--reward", "constant", "--num-generations",
-                       "64", "--temperature", "1", "--max-completion-length", "200"));
+               args("%s eval --model %s --device %s --data %s --reward constant --num-generations "
+                    "64 --temperature 1 --max-completion-length 200",
+                    test_binary("cw-trainer"), s.model, test_device(), s.data));
     for (int tries = 0; tries < 600 && entries_of(g.tmp, "") == 0; tries++) usleep(50000);
     DIR *dir = opendir(g.tmp);
     for (const struct dirent *e; (e = readdir(dir));)

@@ -25,8 +25,7 @@ TEST(same_as_torch)
                 "3", "1e-3", "model.embed_tokens.weight", "*.layers.0.self_attn.*", "*norm.weight");
     assert_int_equal(test_command(log, LIMIT_MS, sft), 0);
     int status = test_command(log, LIMIT_MS, torch);
-    char *text = test_read(log);
-    if (status != 0) fail_msg("%s", text);
+    if (status != 0) fail_msg("%s", test_read(log));
 }
 
 TEST(bad_patterns_end_it)
@@ -36,11 +35,11 @@ TEST(bad_patterns_end_it)
                *log = test_path(folder, "log");
     test_write(data, sums, strlen(sums));
     const char *const *sft =
-        OPTIONS(test_binary("cw-trainer"), "sft", "--model", model, "--data", data, "--out", out,
-                "--freeze", "wte.weight", "--device", "cpu");
+        args("%s sft --model %s --data %s --out %s --freeze wte.weight --device cpu",
+             test_binary("cw-trainer"), model, data, out);
     assert_int_equal(test_command(log, LIMIT_MS, sft), 1);
-    char *text = test_read(log);
-    assert_non_null(strstr(text, "--freeze: \"wte.weight\" matches no tensor of the model"));
+    assert_non_null(
+        strstr(test_read(log), "--freeze: \"wte.weight\" matches no tensor of the model"));
 }
 
 // Tensors of two folders' model.safetensors that differ to the bit, by name.
@@ -67,22 +66,18 @@ static void assert_frozen(const char *before, const char *after)
 
 TEST_IN(a_run_keeps_what_is_frozen, scene_open)
 {
-    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2", "--freeze", FREEZE)), 0);
-    assert_said(&s, "parameters are trained");
-    assert_frozen(s.model, latest(&s, "run"));
+    assert_int_equal(train(s, "run", OPTIONS("--max-steps", "2", "--freeze", FREEZE)), 0);
+    assert_said(s, "parameters are trained");
+    assert_frozen(s->model, latest(s, "run"));
     // goes on by itself, not with another list
-    assert_exit(1, train_alone(&s, "run",
-                               OPTIONS("--max-steps", "3", "--resume", "--freeze",
-                                       "model.embed_tokens.weight")));
-    assert_said(&s, "was made with --freeze \"" FREEZE "\"");
-    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
-    assert_said(&s, "resumed at step 2");
-    assert_frozen(s.model, latest(&s, "run"));
-    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
+    assert_train(s, 1, "run", "--max-steps 3 --resume --freeze model.embed_tokens.weight");
+    assert_said(s, "was made with --freeze \"" FREEZE "\"");
+    assert_train(s, 0, "run", "--max-steps 3 --resume");
+    assert_said(s, "resumed at step 2");
+    assert_frozen(s->model, latest(s, "run"));
+    daemon_holds(&s->daemon, "policy", latest(s, "run"));
     // a run without goes not on with one
-    assert_int_equal(train(&s, "whole", OPTIONS("--max-steps", "1")), 0);
-    assert_exit(
-        1, train_alone(&s, "whole", OPTIONS("--max-steps", "2", "--resume", "--freeze", FREEZE)));
-    assert_said(&s, "was made with --freeze \"\"");
-    assert_int_equal(daemon_stop(&s.daemon), 0);
+    assert_train(s, 0, "whole", "--max-steps 1");
+    assert_exit(1, train(s, "whole", OPTIONS("--max-steps", "2", "--resume", "--freeze", FREEZE)));
+    assert_said(s, "was made with --freeze \"\"");
 }

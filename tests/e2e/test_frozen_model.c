@@ -7,15 +7,21 @@
 
 #define GROUPS 6
 
-static struct scene scene;
 static const char *frozen; // another model of the tokenizer's
+
+static void open_frozen(struct scene *s)
+{
+    scene_open_exact(s);
+    frozen = daemon_model(test_folder(), true, 12);
+}
+
+SCENE_OF_ALL(open_frozen)
 
 static void serve(const char *model, const char *const options[])
 {
-    const char *all[32] = {"--dtype", daemon_exact_dtype(), "--exact"};
-    for (int i = 0; options && options[i]; i++) all[3 + i] = options[i];
     daemon_kill(&scene.daemon);
-    daemon_start(&scene.daemon, model, all);
+    daemon_start(&scene.daemon, model,
+                 JOIN(args("--dtype %s --exact", daemon_exact_dtype()), options));
 }
 
 struct lines { // of an answer, by group and sample
@@ -94,15 +100,13 @@ TEST(it_says_what_its_own_server_says)
 TEST(preempted_it_says_the_same)
 {
     struct lines named;
-    serve(scene.model, OPTIONS("--tandem-model", frozen, "--max-context", "80", "--kv-memory",
-                               "128K", "--block-size", "4", "--prefill-chunk", "5"));
+    serve(
+        scene.model,
+        args("--tandem-model %s --max-context 80 --kv-memory 128K --block-size 4 --prefill-chunk 5",
+             frozen));
     roll_out("frozen", SCORED, &named);
     assert_same(&named, &alone_scored, true);
-    struct wire_answer answer;
-    daemon_request(scene.daemon.socket, "GET", "/metrics", "", NULL, &answer);
-    const char *preempted = strstr(bytes_text(&answer.body), "\nvllm:num_preemptions_total");
-    assert_non_null(preempted);
-    assert_true(atof(strchr(preempted, '}') + 1) > 0);
+    assert_true(daemon_metric(&scene.daemon, "vllm:num_preemptions_total") > 0);
 }
 
 // A trainer writes the policy; a prompt that was cached before is the frozen model's all the same.
@@ -112,7 +116,7 @@ TEST(training_leaves_it_alone)
     serve(scene.model, OPTIONS("--tandem-model", frozen));
     roll_out(NULL, SCORED, &policy);
     roll_out("frozen", SCORED, &before);
-    assert_int_equal(train(&scene, "run", OPTIONS("--max-steps", "2")), 0);
+    assert_train(&scene, 0, "run", "--max-steps 2");
     roll_out("frozen", SCORED, &after);
     roll_out(NULL, SCORED, &policy_after);
     assert_same(&before, &alone_scored, true);
@@ -123,16 +127,14 @@ TEST(training_leaves_it_alone)
 static void refused(const char *path, int status, const char *body, const char *part)
 {
     json_t *answer = daemon_post(scene.daemon.socket, path, status, body);
-    const char *message = NULL;
-    assert_ok(json_get_string("answer", json_object_get(answer, "error"), "message", &message));
-    assert_contains(message, part);
+    assert_contains(text_of(answer, "error.message"), part);
 }
 
 #define ASK "{\"groups\":[{\"prompt\":\"1+2=\"}],\"model\":\"frozen\""
 
 TEST(what_cannot_be_is_refused)
 {
-    serve(scene.model, OPTIONS("--tandem-model", frozen, "--max-adapters", "1"));
+    serve(scene.model, args("--tandem-model %s --max-adapters 1", frozen));
     refused("/v1/rollouts", 400, ASK ",\"sampling\":{\"tandem\":{}}}", "\"tandem\"");
     refused("/v1/rollouts", 400, ASK ",\"sampling\":{\"speculative\":\"ngram:3\"}}",
             "\"speculative\"");
@@ -146,11 +148,3 @@ TEST(what_cannot_be_is_refused)
     serve(scene.model, NULL);
     refused("/v1/rollouts", 404, ASK "}", "\"model\" is 'frozen'");
 }
-
-static void open_scene(void)
-{
-    scene_open_exact(&scene);
-    frozen = daemon_model(test_folder(), true, 12);
-}
-
-TESTS_BETWEEN(open_scene, NULL)

@@ -27,16 +27,12 @@ static int run(const char *log, const char *const argv[])
 static json_t *serve_and_train(const char *model, const char *run_dir, const char *log)
 {
     const char *data = test_path(test_folder(), "data.jsonl");
-    const char *argv[TRAINER_WORDS];
     test_write(data, lines, strlen(lines));
-    memset(&d, 0, sizeof d);
-    daemon_start(&d, model, OPTIONS("--max-context", "64", "--dtype", daemon_exact_dtype()));
-    daemon_trainer(&d, data, run_dir,
-                   OPTIONS("--reward", "exact", "--max-steps", "2", "--prompts-per-step", "2",
-                           "--num-generations", "8", "--max-completion-length", "5", "--seed", "3",
-                           "--learning-rate", "1e-4"),
-                   NULL, argv);
-    assert_int_equal(run(log, argv), 0);
+    daemon_start(&d, model, args("--max-context 64 --dtype %s", daemon_exact_dtype()));
+    const char *const *more = args("--reward exact --max-steps 2 --prompts-per-step 2 "
+                                   "--num-generations 8 --max-completion-length 5 --seed 3 "
+                                   "--learning-rate 1e-4");
+    assert_exit(0, run(log, daemon_trainer(&d, data, run_dir, more, NULL)));
     daemon_holds(&d, "policy", test_path(run_dir, "checkpoints/latest"));
     json_t *answer = daemon_post(d.socket, "/v1/completions", 200, QUESTION);
     assert_int_equal(daemon_stop(&d), 0);
@@ -46,7 +42,6 @@ static json_t *serve_and_train(const char *model, const char *run_dir, const cha
 static void assert_same_choice(json_t *a, json_t *b)
 {
     json_t *x = json_at(a, "choices.0"), *y = json_at(b, "choices.0");
-    assert_non_null(x);
     assert_true(json_equal(json_object_get(x, "text"), json_object_get(y, "text")));
     assert_true(json_equal(json_object_get(x, "logprobs"), json_object_get(y, "logprobs")));
 }
@@ -64,8 +59,7 @@ TEST(a_file_is_its_folder)
     test_same_file(saved, test_path(by_folder, "checkpoints/latest"), "model.safetensors");
     static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
     for (int i = 0; i < 3; i++) assert_true(file_exists_in(saved, files[i]));
-    memset(&d, 0, sizeof d);
-    daemon_start(&d, saved, OPTIONS("--max-context", "64", "--dtype", daemon_exact_dtype()));
+    daemon_start(&d, saved, args("--max-context 64 --dtype %s", daemon_exact_dtype()));
     json_t *again = daemon_post(d.socket, "/v1/completions", 200, QUESTION);
     assert_same_choice(a, again);
     daemon_get(d.socket, "/health", 200);
@@ -79,13 +73,15 @@ TEST(a_file_is_learnt_from)
     const char *log = test_path(folder, "log");
     test_write(data, lines, strlen(lines));
     gguf_write_folder(test_path(test_root(), "tools/demo-model"), "qwen2", file);
-    assert_exit(0,
-                run(log, OPTIONS(test_binary("cw-trainer"), "sft", "--model", file, "--data", data,
-                                 "--out", out, "--device", test_device(), "--max-steps", "2")));
+    assert_exit(0, run(log, args("%s sft --model %s --data %s --out %s --device %s --max-steps 2",
+                                 test_binary("cw-trainer"), file, data, out, test_device())));
     assert_true(file_exists_in(out, "model.safetensors") && file_exists_in(out, "tokenizer.json"));
-    assert_exit(0, run(log, OPTIONS(test_binary("cw-trainer"), "eval", "--model", file, "--data",
-                                    data, "--reward", "exact", "--max-completion-length", "5",
-                                    "--device", test_device())));
+    assert_exit(
+        0,
+        run(log,
+            args(
+                "%s eval --model %s --data %s --reward exact --max-completion-length 5 --device %s",
+                test_binary("cw-trainer"), file, data, test_device())));
 }
 
 TEST(files_are_transformers)
@@ -95,29 +91,25 @@ TEST(files_are_transformers)
     const char *script = test_path(test_root(), "tests/clients/gguf_transformers.py");
     const char *log = test_path(folder, "log"), *data = test_path(folder, "data.jsonl");
     const char *tokens = test_path(test_root(), "tools/demo-model/tokenizer.json");
-    char name[64], request[512];
     test_write(data, lines, strlen(lines));
     assert_int_equal(run(log, OPTIONS(python, script, "make", folder, tokens)), 0);
     char *ids = test_read(test_path(folder, "ids.json"));
-    snprintf(request, sizeof request, "{\"prompt\": %s, \"max_tokens\": 1, \"prompt_logprobs\": 0}",
-             ids);
+    const char *request =
+        test_text("{\"prompt\": %s, \"max_tokens\": 1, \"prompt_logprobs\": 0}", ids);
     for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
-        snprintf(name, sizeof name, "%s.gguf", archs[i]);
-        const char *file = test_path(folder, name);
-        snprintf(name, sizeof name, "%s.json", archs[i]);
-        memset(&d, 0, sizeof d);
-        daemon_start(&d, file, OPTIONS("--max-context", "64", "--dtype", "f32"));
+        const char *file = test_text("%s/%s.gguf", folder, archs[i]);
+        daemon_start(&d, file, args("--max-context 64 --dtype f32"));
         json_t *answer = daemon_post(d.socket, "/v1/completions", 200, request);
-        assert_int_equal(json_dump_file(answer, test_path(folder, name), 0), 0);
+        assert_int_equal(json_dump_file(answer, test_text("%s/%s.json", folder, archs[i]), 0), 0);
         assert_int_equal(daemon_stop(&d), 0);
         assert_int_equal( // a step of nothing: what is saved is what was read
-            run(log, OPTIONS(test_binary("cw-trainer"), "sft", "--model", file, "--data", data,
-                             "--out", test_path(folder, archs[i]), "--device", test_device(),
-                             "--max-steps", "1", "--learning-rate", "1e-30", "--dtype", "f32")),
+            run(log, args("%s sft --model %s --data %s --out %s --device %s --max-steps 1 "
+                          "--learning-rate 1e-30 --dtype f32",
+                          test_binary("cw-trainer"), file, data, test_path(folder, archs[i]),
+                          test_device())),
             0);
     }
     const char *checked = test_path(folder, "checked");
     assert_int_equal(run(checked, OPTIONS(python, script, "check", folder)), 0);
-    char *said = test_read(checked);
-    print_message("%s\n", said);
+    print_message("%s\n", test_read(checked));
 }

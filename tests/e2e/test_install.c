@@ -30,8 +30,7 @@ static int run_make(const char *goal, const char *a, const char *b)
 
 static int count_files(const char *folder)
 {
-    char command[PATH_MAX + 64];
-    snprintf(command, sizeof command, "find '%s' ! -type d | wc -l", folder);
+    const char *command = test_text("find '%s' ! -type d | wc -l", folder);
     FILE *p = popen(command, "r");
     int n = -1;
     if (!p || fscanf(p, "%d", &n) != 1) fail_msg("%s", command);
@@ -50,8 +49,7 @@ static void builds_a_plugin(const char *root)
              "-I'%s/usr/include' -o '%s.so' '%s'",
              test_root(), source, root, source, source);
     assert_int_equal(system(command), 0);
-    char name[PATH_MAX + 16];
-    snprintf(name, sizeof name, "plugin:%s.so", source);
+    const char *name = test_text("plugin:%s.so", source);
     struct reward *r;
     const struct reward_options options = {.names = name};
     const struct reward_input input = {.text = "(a[b])", .answer = ""};
@@ -66,8 +64,7 @@ TEST(installs_and_uninstalls)
 {
     want_make();
     const char *root = test_folder();
-    char destination[PATH_MAX];
-    snprintf(destination, sizeof destination, "DESTDIR=%s", root);
+    const char *destination = test_text("DESTDIR=%s", root);
     if (run_make("install", destination, "PREFIX=/usr"))
         fail_msg("make install: %s", test_read(log_path));
     static const char *const wanted[] = {
@@ -108,8 +105,7 @@ static void write_script(const char *folder, const char *name, const char *text)
 static const char *fake_packages(void)
 {
     const char *folder = test_folder();
-    char script[PATH_MAX + 32];
-    snprintf(script, sizeof script, "#!/bin/sh\ntouch '%s/called'\nexit 1\n", folder);
+    const char *script = test_text("#!/bin/sh\ntouch '%s/called'\nexit 1\n", folder);
     write_script(folder, "apt-get", script);
     write_script(folder, "sudo", script);
     return folder;
@@ -119,10 +115,9 @@ TEST(only_building_installs_packages)
 {
     want_make();
     const char *fake = fake_packages(), *called = test_path(fake, "called");
-    char path[PATH_MAX], other[PATH_MAX];
     char *before = strdup(getenv("PATH"));
-    snprintf(path, sizeof path, "%s:%s", fake, before);
-    snprintf(other, sizeof other, "BUILD=%s/none", fake);
+    const char *path = test_text("%s:%s", fake, before);
+    const char *other = test_text("BUILD=%s/none", fake);
     setenv("PATH", path, 1);
     setenv("PKG_CONFIG_LIBDIR", "/nowhere", 1); // every package seems to be missing
     unsetenv("PKG_CONFIG_PATH");
@@ -162,8 +157,7 @@ static void expect_plan(const char *folder, const char *const arguments[3],
 TEST(gpu_decides_what_is_built)
 {
     const char *folder = test_folder();
-    char none[PATH_MAX + 16];
-    snprintf(none, sizeof none, "BUILD='%s/none'", folder);
+    const char *none = test_text("BUILD='%s/none'", folder);
     write_script(folder, "nvcc", "#!/bin/sh\nprintf 'compute_80\\ncompute_89\\ncompute_90\\n'\n");
     write_script(folder, "nvidia-smi", "#!/bin/sh\necho 8.9\n");
     static const char others[] = "\"make CUDA=1\" builds for another one",
@@ -185,8 +179,7 @@ TEST(gpu_decides_what_is_built)
 // It maps and compares memory: the kernels of an inference server are no part of it.
 TEST(ipc_check_has_no_kernels)
 {
-    char command[PATH_MAX + 96];
-    snprintf(command, sizeof command, "nm '%s' > '%s'", test_binary("cw-ipc-check"), log_path);
+    const char *command = test_text("nm '%s' > '%s'", test_binary("cw-ipc-check"), log_path);
     assert_int_equal(system(command), 0);
     char *symbols = test_read(log_path);
     assert_contains(symbols, "cpu_checksum");

@@ -29,9 +29,9 @@ struct kill_case {
 
 static pid_t parent_of(pid_t pid)
 {
-    char path[64], stat[512] = "";
+    char stat[512] = "";
     int parent = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    const char *path = test_text("/proc/%d/stat", (int)pid);
     FILE *f = fopen(path, "r");
     if (!f) return 0;
     const char *end = fgets(stat, sizeof stat, f) ? strrchr(stat, ')') : NULL;
@@ -49,8 +49,8 @@ static bool descends(pid_t pid, pid_t from)
 
 static bool has_in(pid_t pid, const char *file, const char *what)
 {
-    char path[64], text[1 << 15];
-    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
+    char text[1 << 15];
+    const char *path = test_text("/proc/%d/%s", (int)pid, file);
     FILE *f = fopen(path, "r");
     if (!f) return false;
     const size_t len = fread(text, 1, sizeof text, f);
@@ -61,11 +61,10 @@ static bool has_in(pid_t pid, const char *file, const char *what)
 // The process of that name under the child; of two ranks that of one of them. 0: there is none.
 static pid_t find_process(const struct test_child *child, const char *name, int ranks, int rank)
 {
-    char mine[40];
     pid_t found = 0;
     DIR *dir = opendir("/proc");
     const struct dirent *entry;
-    snprintf(mine, sizeof mine, "OMPI_COMM_WORLD_RANK=%d", rank);
+    const char *mine = test_text("OMPI_COMM_WORLD_RANK=%d", rank);
     while ((entry = readdir(dir)) && !found) {
         const pid_t pid = isdigit((unsigned char)entry->d_name[0]) ? atoi(entry->d_name) : 0;
         if (pid && has_in(pid, "comm", name) && (ranks == 1 || has_in(pid, "environ", mine)) &&
@@ -107,14 +106,11 @@ static void kill_victim(const struct kill_case *c, const struct test_child *chil
 
 static void start_run(const struct kill_case *c, const char *name, struct test_child *child)
 {
-    const char *argv[MODE_COMMAND], *log = test_path(s.runs.folder, "run.log");
-    mode_scene_command(&s, &c->run, name,
-                       OPTIONS("--max-steps", "8", "--save-steps", "2", "--resume",
-                               "--importance-sampling-mode", "token_truncate"),
-                       argv);
-    unlink(log);
     *child = (struct test_child){0};
-    test_spawn(child, log, argv);
+    scene_spawn(&s.runs, child,
+                mode_scene_command(&s, &c->run, name,
+                                   args("--max-steps 8 --save-steps 2 --resume "
+                                        "--importance-sampling-mode token_truncate")));
 }
 
 // Whoever was killed is there again.
@@ -174,9 +170,8 @@ static void assert_whole(const struct kill_case *c, const char *name)
 
 static void assert_undisturbed(const struct kill_case *c, const char *name)
 {
-    char whole[64];
     struct test_child child = {0};
-    snprintf(whole, sizeof whole, "whole-%x-%d", c->run.set, c->run.ranks);
+    const char *whole = test_text("whole-%x-%d", c->run.set, c->run.ranks);
     if (c->run.set & MODE(ASYNC)) return;
     if (!file_exists(test_path(s.runs.folder, whole))) {
         mode_scene_begin_anew(&s);

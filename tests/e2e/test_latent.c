@@ -50,17 +50,16 @@ TEST(sampler_is_the_trainer)
     struct scene s;
     struct bytes lines = BYTES_INIT;
     scene_open_model(&s, write_model(),
-                     OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--block-size", "4",
-                             "--prefill-chunk", "5", "--max-batch", "8", "--max-context", "48",
-                             "--kv-memory", strcmp(test_device(), "cpu") == 0 ? "24K" : "12K",
-                             "--speculative", "ngram:4"));
-    char *log = test_read(s.daemon.log);
-    assert_contains(log, "model.layers.2, which predicts further tokens, is not loaded");
+                     args("--exact --dtype %s --block-size 4 --prefill-chunk 5 --max-batch 8 "
+                          "--max-context 48 --kv-memory %s --speculative ngram:4",
+                          daemon_exact_dtype(), on_cpu() ? "24K" : "12K"));
+    assert_contains(test_read(s.daemon.log),
+                    "model.layers.2, which predicts further tokens, is not loaded");
     for (int a = 0; a < 20; a++) // with a beginning to be found in the prefix cache
         bytes_printf(&lines, "{\"prompt\": \"the sum %d+3=\", \"answer\": \"%d\"}\n", a, a + 3);
     test_write(s.data, lines.data, lines.len);
     bytes_release(&lines);
-    learn(&s, "run", OPTIONS("--save-steps", "0"));
+    learn(&s, "run", args("--save-steps 0"));
     assert_true(counter(&s, "vllm:num_preemptions_total") > 0);
     assert_true(counter(&s, "vllm:prefix_cache_hits_total") > 0);
     assert_true(counter(&s, "vllm:spec_decode_num_accepted_tokens_total") > 0);
@@ -73,16 +72,16 @@ TEST(adapters_and_tandem)
 {
     struct scene s;
     const char *model = write_model();
-    scene_open_model(&s, model,
-                     OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--tandem-model", model,
-                             "--max-adapters", "1"));
+    scene_open_model(
+        &s, model,
+        args("--exact --dtype %s --tandem-model %s --max-adapters 1", daemon_exact_dtype(), model));
     learn(&s, "adapter",
-          OPTIONS("--lora-r", "4", "--lora-target", "q_a_proj,q_b_proj,kv_a_proj_with_mqa,o_proj",
-                  "--recompute", "layer"));
+          args("--lora-r 4 --lora-target q_a_proj,q_b_proj,kv_a_proj_with_mqa,o_proj --recompute "
+               "layer"));
     daemon_holds(&s.daemon, "policy", model);
     daemon_holds_adapter(&s.daemon, "policy", latest(&s, "adapter"));
-    assert_exit(1, train_alone(&s, "no", OPTIONS("--lora-r", "4", "--lora-target", "kv_b_proj")));
+    assert_train(&s, 1, "no", "--lora-r 4 --lora-target kv_b_proj");
     assert_said(&s, "adapters of kv_b_proj");
-    learn(&s, "tandem", OPTIONS("--tandem", "--tandem-p", "0.5", "--save-steps", "0"));
+    learn(&s, "tandem", args("--tandem --tandem-p 0.5 --save-steps 0"));
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }

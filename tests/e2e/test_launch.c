@@ -7,13 +7,14 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-static struct scene scene;
 static const char *runtime; // $XDG_RUNTIME_DIR of all that is started here
 
-static void open_scene(void)
+static void open_runtime(struct scene *s)
 {
-    runtime = scene_open_runtime(&scene);
+    runtime = scene_open_runtime(s);
 }
+
+SCENE_OF_ALL(open_runtime)
 
 static bool is_there(const char *name)
 {
@@ -35,8 +36,7 @@ TEST(test_a_server_is_started)
 {
     train_rows(&scene, "launch", "a_server_is_started", train_on);
     nothing_is_left();
-    char *log = test_read(test_path(runtime, "commonweight/cpu-0/server.log"));
-    assert_contains(log, "listening on");
+    assert_contains(test_read(test_path(runtime, "commonweight/cpu-0/server.log")), "listening on");
     // how a start's processes come to be is not the run's
     char *config = test_read(test_path(scene.folder, "started/config.json"));
     assert_null(strstr(config, "server_args"));
@@ -47,9 +47,9 @@ TEST(test_a_server_is_started)
 // it had somebody else's, and the other way round.
 TEST(test_a_run_goes_on_otherwise)
 {
-    assert_int_equal(train_alone(&scene, "otherwise", OPTIONS("--max-steps", "1")), 0);
+    assert_train(&scene, 0, "otherwise", "--max-steps 1");
     train_rows(&scene, "launch", "a_run_goes_on_otherwise", train_on);
-    assert_int_equal(train_alone(&scene, "otherwise", OPTIONS("--resume", "--max-steps", "3")), 0);
+    assert_train(&scene, 0, "otherwise", "--resume --max-steps 3");
     assert_int_equal(steps_done(&scene, "otherwise"), 3);
     nothing_is_left();
 }
@@ -68,18 +68,16 @@ TEST(test_a_run_of_named_servers_goes_on_otherwise)
 TEST(test_a_signal_ends_the_wait_for_a_server)
 {
     struct test_child child = {0};
-    const char *argv[TRAINER_WORDS], *log = test_path(scene.folder, "wait.log"),
-                                     *path = test_path(runtime, "commonweight/cpu-0/server.sock");
+    const char *path = test_path(runtime, "commonweight/cpu-0/server.sock");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_ok(file_make_folders(test_path(runtime, "commonweight/cpu-0")));
     assert_true(strlen(path) < sizeof address.sun_path);
     strcpy(address.sun_path, path);
     assert_true(bind(fd, (struct sockaddr *)&address, sizeof address) == 0 && listen(fd, 8) == 0);
-    trainer_command_on(&scene, "wait", OPTIONS("--ranks", "1", "--max-steps", "1"), argv);
-    test_write(log, "", 0);
-    test_spawn(&child, log, argv);
-    test_wait_for_text(log, "is not ready yet, and is waited for", 20000, &child);
+    scene_spawn(&scene, &child,
+                trainer_command_on(&scene, "wait", args("--ranks 1 --max-steps 1")));
+    wait_for_log(&scene, "is not ready yet, and is waited for");
     test_kill(&child, SIGTERM);
     const int status = test_wait(&child, LIMIT_MS);
     close(fd);
@@ -97,11 +95,9 @@ TEST(test_a_server_that_fails)
 TEST(test_a_killed_rank_leaves_no_server)
 {
     struct test_child child = {0};
-    const char *argv[TRAINER_WORDS], *bridge = test_path(runtime, "commonweight/cpu-0/bridge.json");
-    trainer_command_on(&scene, "killed",
-                       OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "100000"),
-                       argv);
-    test_spawn(&child, test_path(scene.folder, "trainer.log"), argv);
+    const char *bridge = test_path(runtime, "commonweight/cpu-0/bridge.json");
+    const char *const *more = args("--ranks 1 --model %s --max-steps 100000", scene.model);
+    scene_spawn(&scene, &child, trainer_command_on(&scene, "killed", more));
     wait_for_steps(&scene, "killed", 1, &child);
     struct bridge_file *file;
     assert_ok(bridge_file_read(bridge, &file));
@@ -111,9 +107,8 @@ TEST(test_a_killed_rank_leaves_no_server)
     test_wait(&child, LIMIT_MS);
     for (int i = 0; i < 200 && kill(server, 0) == 0; i++) usleep(20000);
     assert_int_not_equal(kill(server, 0), 0);
-    assert_int_equal(train_on(&scene, "after",
-                              OPTIONS("--ranks", "1", "--model", scene.model, "--max-steps", "1")),
-                     0);
+    assert_int_equal(
+        train_on(&scene, "after", args("--ranks 1 --model %s --max-steps 1", scene.model)), 0);
     nothing_is_left();
 }
 
@@ -125,15 +120,14 @@ TEST(test_a_running_server_is_used)
                *bridge = test_path(runtime, "commonweight/cpu-0/bridge.json");
     assert_ok(file_make_folders(test_path(runtime, "commonweight/cpu-0")));
     test_spawn(&server, test_path(scene.folder, "server.log"),
-               OPTIONS(test_binary("cw-infer-server"), "--model", scene.model, "--device", "cpu",
-                       "--socket", socket, "--bridge", bridge));
+               args("%s --model %s --device cpu --socket %s --bridge %s",
+                    test_binary("cw-infer-server"), scene.model, socket, bridge));
     test_wait_for_socket(socket, LIMIT_MS, &server); // it may load still
-    assert_int_equal(train_on(&scene, "used", OPTIONS("--ranks", "1", "--max-steps", "1")), 0);
+    assert_int_equal(train_on(&scene, "used", args("--ranks 1 --max-steps 1")), 0);
     assert_said(&scene, "is there already");
     const char *other = daemon_model(test_folder(), true, 99);
-    assert_int_equal(
-        train_on(&scene, "other", OPTIONS("--ranks", "1", "--model", other, "--max-steps", "1")),
-        1);
+    assert_int_equal(train_on(&scene, "other", args("--ranks 1 --model %s --max-steps 1", other)),
+                     1);
     assert_said(&scene, "the server there serves");
     assert_said(&scene, other);
     assert_true(test_running(&server)); // it is nobody's here to end
@@ -168,5 +162,3 @@ TEST(test_refused)
     unsetenv("WORLD_SIZE");
     unsetenv("LOCAL_WORLD_SIZE");
 }
-
-TESTS_BETWEEN(open_scene, NULL)

@@ -32,8 +32,7 @@ static void log_has(const char *log, const char *part)
 TEST_WITH(test_one_host, NULL, end_hosts, NULL)
 {
     const char *log = new_log();
-    assert_exit(0, test_command(log, LIMIT_MS,
-                                OPTIONS("cw-trainer", "train", "--gpus", "3,1,0", "--data", "x")));
+    assert_exit(0, test_command(log, LIMIT_MS, args("cw-trainer train --gpus 3,1,0 --data x")));
     log_has(log, "3 ranks, 3 of them started here");
     log_has(log, "rank 0 of 3 on GPU 3, pid ");
     log_has(log, "rank 1 of 3 on GPU 1, pid ");
@@ -43,20 +42,18 @@ TEST_WITH(test_one_host, NULL, end_hosts, NULL)
 
 static void start_hosts(const char *rendezvous)
 {
-    static const char *const numbers[] = {"0", "1"};
     for (int i = 0; i < 2; i++) {
         logs[i] = new_log();
-        test_spawn(&hosts[i], logs[i],
-                   OPTIONS("cw-trainer", "train", "--gpus", "0,1", "--nnodes", "2", "--node-rank",
-                           numbers[i], "--rendezvous", rendezvous, "--data", "x"));
+        test_spawn(
+            &hosts[i], logs[i],
+            args("cw-trainer train --gpus 0,1 --nnodes 2 --node-rank %d --rendezvous %s --data x",
+                 i, rendezvous));
     }
 }
 
 TEST_WITH(test_two_hosts, NULL, end_hosts, NULL)
 {
-    char place[64];
-    snprintf(place, sizeof place, "tcp://127.0.0.1:%d", test_free_port());
-    start_hosts(place);
+    start_hosts(test_text("tcp://127.0.0.1:%d", test_free_port()));
     for (int i = 0; i < 2; i++) assert_int_equal(test_wait(&hosts[i], LIMIT_MS), 0);
     log_has(logs[0], "rank 1 of 4 on GPU 1, pid ");
     log_has(logs[1], "rank 2 of 4 on GPU 0, pid ");
@@ -65,27 +62,21 @@ TEST_WITH(test_two_hosts, NULL, end_hosts, NULL)
 
 TEST_WITH(test_a_killed_rank_ends_all, NULL, end_hosts, NULL)
 {
-    char place[PATH_MAX + 8], gone[128], host[65] = "";
+    char host[65] = "";
     setenv("RANK_PROGRAM_MS", "60000", 1);
-    snprintf(place, sizeof place, "file://%s", test_path(test_folder(), "ranks"));
-    start_hosts(place);
+    start_hosts(test_text("file://%s", test_path(test_folder(), "ranks")));
     const pid_t victim = rank_program_pid(logs[1], "rank 3 of 4", LIMIT_MS);
-    for (int i = 0; i < 3; i++) {
-        char rank[16];
-        snprintf(rank, sizeof rank, "rank %d of 4", i);
-        rank_program_pid(logs[i / 2], rank, LIMIT_MS);
-    }
+    for (int i = 0; i < 3; i++)
+        rank_program_pid(logs[i / 2], test_text("rank %d of 4", i), LIMIT_MS);
     const int64_t since = clock_now_ns();
     kill(victim, SIGKILL);
     for (int i = 0; i < 2; i++) assert_int_equal(test_wait(&hosts[i], LIMIT_MS), 1);
     assert_true(clock_ms_since(since) < 10000); // as docs/use/launch.md promises
     gethostname(host, sizeof host - 1);
-    snprintf(gone, sizeof gone, "rank 3 (%s, pid %d) is gone: it was killed", host, (int)victim);
-    log_has(logs[0], gone);
+    log_has(logs[0], test_text("rank 3 (%s, pid %d) is gone: it was killed", host, (int)victim));
     log_has(logs[0], "error: rank ");
-    snprintf(gone, sizeof gone, "error: rank 3 (pid %d) was ended by signal 9 (Killed)",
-             (int)victim);
-    log_has(logs[1], gone);
+    log_has(logs[1],
+            test_text("error: rank 3 (pid %d) was ended by signal 9 (Killed)", (int)victim));
 }
 
 // A rank that stands still is found by its silence; its launcher then ends it.
@@ -93,8 +84,7 @@ TEST_WITH(test_a_stopped_rank_ends_all, NULL, end_hosts, NULL)
 {
     setenv("RANK_PROGRAM_MS", "60000", 1);
     logs[0] = new_log();
-    test_spawn(&hosts[0], logs[0],
-               OPTIONS("cw-trainer", "train", "--gpus", "0,1,2", "--data", "x"));
+    test_spawn(&hosts[0], logs[0], args("cw-trainer train --gpus 0,1,2 --data x"));
     const pid_t victim = rank_program_pid(logs[0], "rank 1 of 3", LIMIT_MS);
     rank_program_pid(logs[0], "rank 0 of 3", LIMIT_MS);
     rank_program_pid(logs[0], "rank 2 of 3", LIMIT_MS);
@@ -106,22 +96,20 @@ TEST_WITH(test_a_stopped_rank_ends_all, NULL, end_hosts, NULL)
 
 TEST(test_a_host_that_does_not_come)
 {
-    char place[64];
     const char *log = new_log();
-    snprintf(place, sizeof place, "tcp://127.0.0.1:%d", test_free_port());
     assert_exit(1, test_command(log, LIMIT_MS,
-                                OPTIONS("cw-trainer", "train", "--gpus", "0", "--nnodes", "2",
-                                        "--node-rank", "0", "--rendezvous", place,
-                                        "--rendezvous-timeout", "0.5", "--data", "x")));
+                                args("cw-trainer train --gpus 0 --nnodes 2 --node-rank 0 "
+                                     "--rendezvous tcp://127.0.0.1:%d --rendezvous-timeout 0.5 "
+                                     "--data x",
+                                     test_free_port())));
     log_has(log, "1 of 2 ranks came in time; missing: ");
 }
 
 TEST(test_usage)
 {
     const char *log = new_log();
-    assert_exit(2, test_command(log, LIMIT_MS,
-                                OPTIONS("cw-trainer", "train", "--rank", "1", "--ranks", "2",
-                                        "--data", "x")));
+    assert_exit(2,
+                test_command(log, LIMIT_MS, args("cw-trainer train --rank 1 --ranks 2 --data x")));
     log_has(log, "--rendezvous tcp://HOST:PORT or file://PATH is needed: --rank does not say");
 }
 

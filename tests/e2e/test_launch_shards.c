@@ -2,46 +2,41 @@
  * parallel), alone and together with data parallel; what they save is any number of ranks' to go on
  * from. On the CPU, where ranks and servers are started with mpirun. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 
 #define STEPS 6
 
-static struct scene scene;
 static const char *runtime;
 
-static void open_scene(void)
+static void open_runtime(struct scene *s)
 {
-    runtime = scene_open_runtime(&scene);
+    runtime = scene_open_runtime(s);
 }
+
+SCENE_OF_ALL(open_runtime)
 
 // So many ranks, and so many for each server; 0: one, on the scene's server. Its exit status.
 static int run_ranks(const char *run, const char *ranks, const char *shards, const char *steps)
 {
-    if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
-    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
-    return ranks
-               ? train_on(&scene, run,
-                          OPTIONS("--ranks", ranks, "--model", scene.model,
-                                  "--tensor-parallel-size", shards, "--resume",
-                                  "--prompts-per-step", "4", "--max-steps", steps, "--log-level",
-                                  "debug"))
-               : train_alone(&scene, run,
-                             OPTIONS("--resume", "--prompts-per-step", "4", "--max-steps", steps));
+    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
+    mpirun_words(2); // which skips the test where there is none
+    return ranks ? train_on(&scene, run,
+                            args("--ranks %s --model %s --tensor-parallel-size %s --resume "
+                                 "--prompts-per-step 4 --max-steps %s --log-level debug",
+                                 ranks, scene.model, shards, steps))
+                 : train(&scene, run, args("--resume --prompts-per-step 4 --max-steps %s", steps));
 }
 
 static void learn(const char *run, const char *ranks, const char *shards, const char *steps)
 {
-    if (run_ranks(run, ranks, shards, steps) != 0)
-        fail_msg("%s", test_read(test_path(scene.folder, "alone.log")));
+    scene_ended(&scene, run_ranks(run, ranks, shards, steps), 0);
 }
 
 static void no_server_is_left(void)
 {
-    for (int rank = 0; rank < 4; rank++) {
-        char name[64];
-        snprintf(name, sizeof name, "commonweight/cpu-%d/server.sock", rank);
-        assert_false(file_exists(test_path(runtime, name)));
-    }
+    for (int rank = 0; rank < 4; rank++)
+        assert_false(file_exists(test_text("%s/commonweight/cpu-%d/server.sock", runtime, rank)));
 }
 
 TEST(a_server_of_two_shards_is_started)
@@ -79,12 +74,10 @@ TEST(variables_that_were_left_over_are_named)
 {
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "2", 1);
-    const int status = train_alone(&scene, "left-over", OPTIONS("--max-steps", "1"));
+    const int status = train(&scene, "left-over", args("--max-steps 1"));
     unsetenv("RANK");
     unsetenv("WORLD_SIZE");
     assert_int_equal(status, 2);
     assert_said(&scene, "torchrun does not say that all 2 ranks are of one job on this host; where "
                         "this process is no rank, unset RANK and what belongs to it");
 }
-
-TESTS_BETWEEN(open_scene, NULL)

@@ -3,31 +3,29 @@
  * end in time, say who, and the run goes on. */
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/bridge_file.h"
+#include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 
 #define END_MS 10000 // for all, once a rank is gone
 
-static struct scene scene;
 static const char *runtime;
 
-static void open_scene(void)
+static void open_runtime(struct scene *s)
 {
-    runtime = scene_open_runtime(&scene);
+    runtime = scene_open_runtime(s);
 }
 
-static void start(struct test_child *child, const char *run, const char *steps)
+SCENE_OF_ALL(open_runtime)
+
+static void start(struct test_child *child, const char *run, int steps)
 {
-    const char *argv[TRAINER_WORDS];
-    if (!CW_MPI) test_skip("this was built without MPI");
-    if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
-    trainer_command_on(&scene, run,
-                       OPTIONS("--ranks", "2", "--model", scene.model, "--resume", "--save-steps",
-                               "2", "--max-steps", steps),
-                       argv);
-    test_spawn(child, test_path(scene.folder, "trainer.log"), argv);
+    mpirun_words(2); // which skips the test where there is none
+    const char *const *more =
+        args("--ranks 2 --model %s --resume --save-steps 2 --max-steps %d", scene.model, steps);
+    scene_spawn(&scene, child, trainer_command_on(&scene, run, more));
 }
 
-static int run_to(const char *run, const char *steps)
+static int run_to(const char *run, int steps)
 {
     struct test_child child = {0};
     start(&child, run, steps);
@@ -37,10 +35,9 @@ static int run_to(const char *run, const char *steps)
 // The server of a rank, as its bridge file says.
 static pid_t server_of(int rank)
 {
-    char name[64];
     struct bridge_file *file;
-    snprintf(name, sizeof name, "commonweight/cpu-%d/bridge.json", rank);
-    assert_ok(bridge_file_read(test_path(runtime, name), &file));
+    assert_ok(
+        bridge_file_read(test_text("%s/commonweight/cpu-%d/bridge.json", runtime, rank), &file));
     const pid_t pid = file->pid;
     bridge_file_free(file);
     return pid;
@@ -56,10 +53,10 @@ static void servers_have_ended(const pid_t servers[2])
 
 TEST(test_one_command)
 {
-    assert_int_equal(run_to("whole", "4"), 0);
+    assert_int_equal(run_to("whole", 4), 0);
     assert_int_equal(steps_done(&scene, "whole"), 4);
-    assert_log(&scene, "cw-trainer: 2 ranks, 2 of them started here, with mpirun");
-    assert_log(&scene, "cw-trainer[0]: 2 ranks have met");
+    assert_said(&scene, "cw-trainer: 2 ranks, 2 of them started here, with mpirun");
+    assert_said(&scene, "cw-trainer[0]: 2 ranks have met");
     assert_false(file_exists(test_path(runtime, "commonweight/cpu-0/server.sock")));
     assert_false(file_exists(test_path(runtime, "commonweight/cpu-1/server.sock")));
 }
@@ -67,33 +64,26 @@ TEST(test_one_command)
 TEST(test_a_signal_ends_all_with_a_checkpoint)
 {
     struct test_child child = {0};
-    start(&child, "stopped", "100000");
+    start(&child, "stopped", 100000);
     wait_for_steps(&scene, "stopped", 1, &child);
     const pid_t servers[2] = {server_of(0), server_of(1)};
     test_kill(&child, SIGTERM);
     assert_int_equal(test_wait(&child, LIMIT_MS), 0);
     servers_have_ended(servers);
-    char name[64];
-    snprintf(name, sizeof name, "stopped/checkpoints/step-%d", steps_done(&scene, "stopped"));
-    assert_true(file_exists(test_path(scene.folder, name)));
+    assert_int_equal(saved_step(&scene, "stopped"), steps_done(&scene, "stopped"));
 }
 
 // The parent of a rank's server is the rank.
 static pid_t rank_of(pid_t server)
 {
-    char path[64];
-    int parent = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)server);
-    char *text = test_read(path);
-    assert_int_equal(sscanf(strrchr(text, ')') + 1, " %*c %d", &parent), 1);
-    return parent;
+    return (pid_t)test_process(server, "PPid:", 10);
 }
 
 TEST(test_a_killed_rank_ends_all)
 {
     struct test_child child = {0};
-    char gone[128], host[65] = "";
-    start(&child, "killed", "100000");
+    char host[65] = "";
+    start(&child, "killed", 100000);
     wait_for_steps(&scene, "killed", 3, &child);
     const pid_t servers[2] = {server_of(0), server_of(1)}, victim = rank_of(servers[1]);
     const int64_t since = clock_now_ns();
@@ -102,12 +92,10 @@ TEST(test_a_killed_rank_ends_all)
     assert_true(clock_ms_since(since) < END_MS); // as docs/use/launch.md promises
     servers_have_ended(servers);
     gethostname(host, sizeof host - 1);
-    snprintf(gone, sizeof gone, "rank 1 (%s, pid %d) is gone: it was killed", host, (int)victim);
-    assert_log(&scene, gone);
-    assert_log(&scene, "mpirun (pid ");
+    assert_said(&scene, test_text("rank 1 (%s, pid %d) is gone: it was killed", host, (int)victim));
+    assert_said(&scene, "mpirun (pid ");
     const int done = steps_done(&scene, "killed");
-    snprintf(gone, sizeof gone, "%d", done + 2);
-    assert_int_equal(run_to("killed", gone), 0);
+    assert_int_equal(run_to("killed", done + 2), 0);
     assert_int_equal(steps_done(&scene, "killed"), done + 2);
 }
 
@@ -115,7 +103,7 @@ TEST(test_a_killed_rank_ends_all)
 TEST(test_a_killed_server_ends_all)
 {
     struct test_child child = {0};
-    start(&child, "serverless", "100000");
+    start(&child, "serverless", 100000);
     wait_for_steps(&scene, "serverless", 2, &child);
     const pid_t servers[2] = {server_of(0), server_of(1)};
     const int64_t since = clock_now_ns();
@@ -123,8 +111,6 @@ TEST(test_a_killed_server_ends_all)
     assert_int_equal(test_wait(&child, LIMIT_MS), 1);
     assert_true(clock_ms_since(since) < END_MS);
     servers_have_ended(servers);
-    assert_log(&scene, "cw-trainer[1]: error: ");
-    assert_log(&scene, "cw-trainer[0]: error: ");
+    assert_said(&scene, "cw-trainer[1]: error: ");
+    assert_said(&scene, "cw-trainer[0]: error: ");
 }
-
-TESTS_BETWEEN(open_scene, NULL)

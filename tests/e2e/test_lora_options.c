@@ -3,51 +3,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
 
-static struct scene s;
-
-static void open_scene(void)
+static void open_server(struct scene *s)
 {
-    scene_open(&s);
-    daemon_kill(&s.daemon);
-    daemon_start(&s.daemon, s.model,
-                 OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--max-adapters", "3",
-                         "--max-lora-rank", "8", "--tandem-model", s.model, "--draft", s.model));
+    scene_open(s);
+    daemon_kill(&s->daemon);
+    daemon_start(
+        &s->daemon, s->model,
+        args("--exact --dtype %s --max-adapters 3 --max-lora-rank 8 --tandem-model %s --draft %s",
+             daemon_exact_dtype(), s->model, s->model));
 }
+
+SCENE_OF_ALL(open_server)
 
 // Where it is there. Its scale and targets are a run's own.
 static void unload(const char *name)
 {
-    char body[64];
     struct wire_answer a;
-    snprintf(body, sizeof body, "{\"lora_name\":\"%s\"}", name);
-    daemon_request(s.daemon.socket, "POST", "/v1/unload_lora_adapter", "", body, &a);
+    daemon_request(scene.daemon.socket, "POST", "/v1/unload_lora_adapter", "",
+                   test_text("{\"lora_name\":\"%s\"}", name), &a);
 }
 
-static int with_lora(struct scene *scene, const char *run, const char *const words[])
+static int with_lora(struct scene *s, const char *run, const char *const words[])
 {
-    const char *all[TRAINER_WORDS] = {"--lora-r", "4", "--lora-alpha", "8", "--max-steps", "2"};
-    for (int i = 0; words[i]; i++) all[6 + i] = words[i];
     unload("policy");
-    return train_alone(scene, run, all);
+    return train(s, run, JOIN(args("--lora-r 4 --lora-alpha 8 --max-steps 2"), words));
 }
 
 TEST(each_works_or_is_named)
 {
-    train_rows(&s, "lora_options", "each_works_or_is_named", with_lora);
+    train_rows(&scene, "lora_options", "each_works_or_is_named", with_lora);
 }
 
 TEST(resuming_wants_the_same_adapter)
 {
     unload("two");
-    assert_int_equal(with_lora(&s, "resumed", OPTIONS("--save-steps", "1")), 0);
-    train_rows(&s, "lora_options", "resuming_wants_the_same_adapter", train_alone);
-    daemon_holds_adapter(&s.daemon, "b", latest(&s, "resumed"));
+    assert_int_equal(with_lora(&scene, "resumed", args("--save-steps 1")), 0);
+    train_rows(&scene, "lora_options", "resuming_wants_the_same_adapter", train);
+    daemon_holds_adapter(&scene.daemon, "b", latest(&scene, "resumed"));
 }
 
 TEST(the_best_is_served_at_the_end)
 {
-    train_rows(&s, "lora_options", "the_best_is_served_at_the_end", with_lora);
-    daemon_holds_adapter(&s.daemon, "policy", test_path(s.folder, "best/checkpoints/best"));
+    train_rows(&scene, "lora_options", "the_best_is_served_at_the_end", with_lora);
+    daemon_holds_adapter(&scene.daemon, "policy", test_path(scene.folder, "best/checkpoints/best"));
 }
-
-TESTS_BETWEEN(open_scene, NULL)

@@ -26,11 +26,10 @@ TEST(each_command)
     assert_int_equal(test_command(log, 10000, OPTIONS(test_binary("cw-trainer"), "--help")), 0);
     char *help = test_read(log), *next = help;
     for (char *line; (line = strsep(&next, "\n"));) {
-        char title[64];
         if (strncmp(line, "  ", 2) != 0 || sscanf(line, " %15[a-z]", name) != 1) continue;
         assert_contains(pages, name);
         assert_contains(words, name);
-        snprintf(title, sizeof title, "cw-trainer-%s) echo \"", name);
+        const char *title = test_text("cw-trainer-%s) echo \"", name);
         free(line_of("packaging/make-man", title));
         n++;
     }

@@ -21,9 +21,8 @@ static void load_page(void)
 // 3 prompts of 4 tokens with 2 samples of 10 tokens each, one of which begins with cached blocks.
 static void start(void)
 {
-    daemon_start(
-        &d, daemon_model(test_folder(), true, 7),
-        OPTIONS("--listen", "127.0.0.1:0", "--block-size", "2", "--speculative", "ngram:2"));
+    daemon_start(&d, daemon_model(test_folder(), true, 7),
+                 args("--listen 127.0.0.1:0 --block-size 2 --speculative ngram:2"));
     const char *body = "{\"prompt\":[1,2,3,4],\"n\":2,\"max_tokens\":10,\"ignore_eos\":true}";
     for (int i = 0; i < 3; i++) daemon_post(d.socket, "/v1/completions", 200, body);
     load_page();
@@ -50,15 +49,13 @@ static double value_of(const char *series)
 
 static double total(const char *name, const char *what)
 {
-    char series[160];
-    snprintf(series, sizeof series, "%s_%s{model_name=\"model\"}", name, what);
+    const char *series = test_text("%s_%s{model_name=\"model\"}", name, what);
     return value_of(series);
 }
 
 static double bucket(const char *name, const char *le)
 {
-    char series[160];
-    snprintf(series, sizeof series, "%s_bucket{model_name=\"model\",le=\"%s\"}", name, le);
+    const char *series = test_text("%s_bucket{model_name=\"model\",le=\"%s\"}", name, le);
     return value_of(series);
 }
 
@@ -126,15 +123,13 @@ TEST(test_cache_config)
     const char *line = strstr(page, "\nvllm:cache_config_info{");
     assert_non_null(line);
     const char *end = strchr(line + 1, '\n');
-    char text[400];
-    snprintf(text, sizeof text, "%.*s", (int)(end - line), line);
+    const char *text = test_text("%.*s", (int)(end - line), line);
     assert_contains(text, "block_size=\"2\"");
     assert_contains(text, "enable_prefix_caching=\"True\"");
     assert_contains(text, "cache_dtype=\"f32\"");
     assert_contains(text, "} 1");
-    char blocks[64];
-    snprintf(blocks, sizeof blocks, "num_gpu_blocks=\"%.0f\"",
-             value_of("commonweight:kv_blocks{model_name=\"model\"}"));
+    const char *blocks = test_text("num_gpu_blocks=\"%.0f\"",
+                                   value_of("commonweight:kv_blocks{model_name=\"model\"}"));
     assert_contains(text, blocks);
 }
 
@@ -142,9 +137,8 @@ TEST(test_cache_config)
 
 TEST(test_prometheus_parser)
 {
-    char url[64];
     const char *python = test_python("prometheus_client");
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(&d));
+    const char *url = test_text("http://127.0.0.1:%d", daemon_tcp_port(&d));
     const char *const argv[] = {python, test_path(test_root(), "tests/clients/parse_metrics.py"),
                                 url, NULL};
     const char *log = test_path(d.folder, "parser.log");
@@ -171,10 +165,9 @@ static int check_query(const char *query)
     int n = 0;
     for (size_t i = 0; i < 2; i++)
         for (const char *at = query; (at = strstr(at, prefixes[i])); n++) {
-            char name[128];
             size_t len = strlen(prefixes[i]);
             while (isalnum((unsigned char)at[len]) || at[len] == '_') len++;
-            snprintf(name, sizeof name, "%.*s", (int)len, at);
+            const char *name = test_text("%.*s", (int)len, at);
             if (!is_served(name, len)) fail_msg("%s: the server has no %s", query, name);
             at += len;
         }
@@ -186,14 +179,13 @@ TEST(test_dashboard)
     json_t *board = NULL, *panel, *target;
     size_t i, k;
     int queries = 0;
-    char command[1024], path[512];
-    snprintf(path, sizeof path, "%s", test_path(test_folder(), "dashboard.json"));
-    snprintf(command, sizeof command, "%s/tools/grafana-dashboard > %s", test_root(), path);
+    const char *path = test_text("%s", test_path(test_folder(), "dashboard.json"));
+    const char *command = test_text("%s/tools/grafana-dashboard > %s", test_root(), path);
     assert_int_equal(system(command), 0);
     assert_ok(json_read_file(path, 1 << 20, &board));
     json_array_foreach (json_object_get(board, "panels"), i, panel)
         json_array_foreach (json_object_get(panel, "targets"), k, target) {
-            const char *query = json_string_value(json_object_get(target, "expr"));
+            const char *query = text_of(target, "expr");
             assert_non_null(query);
             if (check_query(query) == 0) fail_msg("%s names no metric", query);
             assert_contains(query, "model_name=\"$model\"");
@@ -201,7 +193,7 @@ TEST(test_dashboard)
         }
     assert_true(queries > 30);
     const json_t *variables = json_object_get(json_object_get(board, "templating"), "list");
-    check_query(json_string_value(json_object_get(json_array_get(variables, 1), "query")));
+    check_query(text_of(variables, "1.query"));
     json_decref(board);
 }
 

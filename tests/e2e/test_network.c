@@ -3,12 +3,12 @@
  * bodies that fill memory or take seconds to read. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
+#include "tests/support/notify.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #define SOON_MS 10000 // far below the idle time-outs that would free a slot otherwise
 
@@ -17,20 +17,6 @@ static const char *model;
 static void make_model(void)
 {
     model = daemon_model(test_folder(), true, 7);
-}
-
-// The status of a request over TCP; 0 where nobody answers in time. Headers end in \r\n.
-static int tcp_status(int port, const char *method, const char *path, const char *headers)
-{
-    char text[512];
-    struct wire_answer a = {0};
-    int n = snprintf(text, sizeof text, "%s %s HTTP/1.0\r\n%s\r\n", method, path, headers);
-    int fd = daemon_connect_tcp(port);
-    if (fd < 0) return 0;
-    daemon_send(fd, text, (size_t)n);
-    wire_read(fd, SOON_MS, &a);
-    close(fd);
-    return a.status;
 }
 
 // ---- slots -------------------------------------------------------------------------------------
@@ -64,8 +50,7 @@ static const char *const beginnings[] = {
 static void crowd(int port, int n, const char *same, enum leaving how)
 {
     const int texts = (int)(sizeof beginnings / sizeof *beginnings);
-    int *fds = calloc((size_t)n, sizeof *fds);
-    assert_non_null(fds);
+    int *fds = test_keep(calloc((size_t)n, sizeof *fds));
     for (int i = 0; i < n; i++) {
         fds[i] = daemon_connect_tcp(port);
         if (fds[i] < 0) fail_msg("connection %d is refused", i);
@@ -74,12 +59,11 @@ static void crowd(int port, int n, const char *same, enum leaving how)
     }
     clock_sleep_ms(20);
     for (int i = 0; i < n; i++) leave(fds[i], how);
-    int status = tcp_status(port, "GET", "/health", "Host: localhost\r\n");
+    int status = daemon_tcp_status(port, "GET", "/health", "Host: localhost\r\n");
     if (status != 200)
         fail_msg("status %d after %d clients left (%d) behind \"%s\"", status, n, how,
                  same ? same : "(each another)");
     for (int i = 0; i < n && (how == HALF_CLOSE || how == HOLD); i++) close(fds[i]);
-    free(fds);
 }
 
 TEST(test_clients_that_leave)
@@ -100,19 +84,15 @@ TEST(test_clients_that_leave)
 }
 
 // They stay, send nothing more, and lose their slots to others.
-TEST(test_clients_that_hold)
+DAEMON_TEST(test_clients_that_hold, model,
+            args("--listen 127.0.0.1:0 --max-connections 8 --idle-timeout 1"))
 {
-    static const char *const options[] = {
-        "--listen", "127.0.0.1:0", "--max-connections", "8", "--idle-timeout", "1", NULL};
-    struct daemon d = {0};
-    daemon_start(&d, model, options);
-    int port = daemon_tcp_port(&d);
+    int port = daemon_tcp_port(d);
     crowd(port, 8, NULL, HOLD);
     crowd(port, 16, NULL, HOLD);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
-TEST(test_eleven_hundred_connections)
+DAEMON_TEST(test_eleven_hundred_connections, model, args("--listen 127.0.0.1:0"))
 {
     enum { MANY = 1100 };
     struct rlimit before, wanted;
@@ -120,56 +100,45 @@ TEST(test_eleven_hundred_connections)
     if (before.rlim_max < 2 * MANY + 400)
         test_skip("a process may open %d files here; %d are needed", (int)before.rlim_max,
                   2 * MANY + 400);
-    static const char *const options[] = {"--listen", "127.0.0.1:0", NULL};
-    struct daemon d = {0};
-    daemon_start(&d, model, options);
-    int port = daemon_tcp_port(&d);
+    int port = daemon_tcp_port(d);
     wanted = before;
     wanted.rlim_cur = before.rlim_max;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &wanted), 0);
     crowd(port, MANY, beginnings[4], RESET);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-    daemon_get(d.socket, "/health", 200);
-    assert_int_equal(daemon_stop(&d), 0);
+    daemon_get(d->socket, "/health", 200);
 }
 
 // They have left before the server even accepts them: it is stopped meanwhile, so that all it hears
 // of each is in one piece.
-TEST(test_left_before_accept)
+DAEMON_TEST(test_left_before_accept, model, args("--listen 127.0.0.1:0"))
 {
     enum { BATCHES = 3, BATCH = 400 }; // more than the limit, and less at once than the backlog
-    static const char *const options[] = {"--listen", "127.0.0.1:0", NULL};
-    struct daemon d = {0};
-    daemon_start(&d, model, options);
-    int port = daemon_tcp_port(&d);
+    int port = daemon_tcp_port(d);
     for (int k = 0; k < BATCHES; k++) {
-        test_kill(&d.child, SIGSTOP);
+        test_kill(&d->child, SIGSTOP);
         for (int i = 0; i < BATCH; i++) {
             int fd = daemon_connect_tcp(port);
             assert_true(fd >= 0 && daemon_send(fd, beginnings[4], strlen(beginnings[4])));
             close(fd);
         }
-        test_kill(&d.child, SIGCONT);
-        assert_int_equal(tcp_status(port, "GET", "/health", "Host: localhost\r\n"), 200);
+        test_kill(&d->child, SIGCONT);
+        assert_int_equal(daemon_tcp_status(port, "GET", "/health", "Host: localhost\r\n"), 200);
     }
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 // A byte now and then, for ever, in every part of a request.
-TEST(test_drippers)
+DAEMON_TEST(test_drippers, model, args("--idle-timeout 2"))
 {
-    static const char *const options[] = {"--idle-timeout", "2", NULL};
     static const char *const begun[] = {
         "GET /health HTTP/1.1\r\nX: ",                                        // the first headers
         "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nX: ", // those after an
                                                                               // answer
         "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n "};
     enum { DRIPPERS = sizeof begun / sizeof *begun };
-    struct daemon d = {0};
     int fds[DRIPPERS], n_left = DRIPPERS;
-    daemon_start(&d, model, options);
     for (int i = 0; i < DRIPPERS; i++) {
-        fds[i] = daemon_connect(d.socket);
+        fds[i] = daemon_connect(d->socket);
         assert_true(fds[i] >= 0 && daemon_send(fds[i], begun[i], strlen(begun[i])));
     }
     for (int64_t deadline = clock_deadline_ns(2 * SOON_MS); n_left; clock_sleep_ms(200))
@@ -182,7 +151,6 @@ TEST(test_drippers)
             fds[i] = -1;
             n_left--;
         }
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 TEST(test_few_descriptors)
@@ -193,20 +161,19 @@ TEST(test_few_descriptors)
                        .socket = test_path(folder, "s.sock"),
                        .bridge = test_path(folder, "bridge.json"),
                        .log = test_path(folder, "daemon.log")};
-    const char *const *argv = OPTIONS("sh", "-c", script, test_binary("cw-infer-server"), "--model",
-                                      model, "--device", test_device(), "--socket", d.socket,
-                                      "--bridge", d.bridge, "--listen", "127.0.0.1:0");
+    const char *const *argv =
+        args("sh -c %s %s --model %s --device %s --socket %s --bridge %s --listen 127.0.0.1:0",
+             script, test_binary("cw-infer-server"), model, test_device(), d.socket, d.bridge);
     test_spawn(&d.child, d.log, argv);
     daemon_wait(&d);
     int port = daemon_tcp_port(&d);
-    char *log = test_read(d.log);
-    assert_contains(log, "36 connections");
+    assert_contains(test_read(d.log), "36 connections");
     int fds[100];
     for (int i = 0; i < 100; i++) assert_true((fds[i] = daemon_connect_tcp(port)) >= 0);
     clock_sleep_ms(100);
     daemon_get(d.socket, "/health", 200); // the other listener has its own
     for (int i = 0; i < 100; i++) close(fds[i]);
-    assert_int_equal(tcp_status(port, "GET", "/health", "Host: localhost\r\n"), 200);
+    assert_int_equal(daemon_tcp_status(port, "GET", "/health", "Host: localhost\r\n"), 200);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
@@ -219,19 +186,16 @@ static const struct {
              {"POST", "/lora/load"},           {"POST", "/lora/unload"},
              {"POST", "/v1/load_lora_adapter"}};
 
-TEST(test_loopback_without_key)
+DAEMON_TEST(test_loopback_without_key, model,
+            args("--listen 127.0.0.1:0 --allowed-hosts gpu-box.lan,other.lan"))
 {
-    static const char *const options[] = {"--listen", "127.0.0.1:0", "--allowed-hosts",
-                                          "gpu-box.lan,other.lan", NULL};
-    struct daemon d = {0};
-    daemon_start(&d, model, options);
-    int port = daemon_tcp_port(&d);
+    int port = daemon_tcp_port(d);
     for (size_t i = 0; i < sizeof admin / sizeof *admin; i++)
-        assert_int_equal(tcp_status(port, admin[i].method, admin[i].path, "Host: localhost\r\n"),
-                         403);
-    json_t *health = daemon_get(d.socket, "/health", 200);
+        assert_int_equal(
+            daemon_tcp_status(port, admin[i].method, admin[i].path, "Host: localhost\r\n"), 403);
+    json_t *health = daemon_get(d->socket, "/health", 200);
     assert_false(json_is_true(json_object_get(health, "paused")));
-    daemon_get(d.socket, "/bridge/info", 200); // the Unix socket has it
+    daemon_get(d->socket, "/bridge/info", 200); // the Unix socket has it
 
     static const char *const taken[] = {"",
                                         "Host: localhost:9\r\n",
@@ -243,11 +207,11 @@ TEST(test_loopback_without_key)
                                           "Host: localhost\r\nOrigin: https://evil.example\r\n",
                                           "Host: localhost\r\nOrigin: null\r\n"};
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
-        assert_int_equal(tcp_status(port, "GET", "/v1/models", taken[i]), 200);
+        assert_int_equal(daemon_tcp_status(port, "GET", "/v1/models", taken[i]), 200);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         for (int k = 0; k < 2; k++)
-            assert_int_equal(tcp_status(port, "GET", k ? "/health" : "/v1/models", refused[i]),
-                             403);
+            assert_int_equal(
+                daemon_tcp_status(port, "GET", k ? "/health" : "/v1/models", refused[i]), 403);
     // nothing that a page may read or send more by
     int fd = daemon_connect_tcp(port);
     struct wire_answer a;
@@ -257,7 +221,6 @@ TEST(test_loopback_without_key)
     assert_int_equal(a.status, 405);
     assert_null(strcasestr(bytes_text(&a.head), "Access-Control"));
     close(fd);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 TEST(test_loopback_with_key)
@@ -265,16 +228,16 @@ TEST(test_loopback_with_key)
     struct daemon d = {0};
     const char *key = test_path(test_folder(), "key");
     test_write(key, "correct-horse-battery\n", 22);
-    const char *const options[] = {"--listen", "127.0.0.1:0", "--api-key-file", key, NULL};
+    const char *const *options = args("--listen 127.0.0.1:0 --api-key-file %s", key);
     static const char with[] =
         "Host: behind.a.proxy\r\nAuthorization: Bearer correct-horse-battery\r\n";
     daemon_start(&d, model, options);
     int port = daemon_tcp_port(&d);
-    assert_int_equal(tcp_status(port, "GET", "/bridge/info", "Host: localhost\r\n"), 401);
-    assert_int_equal(tcp_status(port, "GET", "/bridge/info", with), 200);
-    assert_int_equal(tcp_status(port, "POST", "/bridge/pause", with), 200);
-    assert_int_equal(tcp_status(port, "POST", "/bridge/resume", with), 200);
-    assert_int_equal(tcp_status(port, "GET", "/health", "Host: behind.a.proxy\r\n"), 200);
+    assert_int_equal(daemon_tcp_status(port, "GET", "/bridge/info", "Host: localhost\r\n"), 401);
+    assert_int_equal(daemon_tcp_status(port, "GET", "/bridge/info", with), 200);
+    assert_int_equal(daemon_tcp_status(port, "POST", "/bridge/pause", with), 200);
+    assert_int_equal(daemon_tcp_status(port, "POST", "/bridge/resume", with), 200);
+    assert_int_equal(daemon_tcp_status(port, "GET", "/health", "Host: behind.a.proxy\r\n"), 200);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
@@ -308,23 +271,12 @@ static void *send_large(void *argument)
 static char *large_body(size_t len)
 {
     static const char head[] = "{\"prompt\":\"", tail[] = "\"}";
-    char *body = malloc(len + 1);
-    assert_non_null(body);
+    char *body = test_keep(malloc(len + 1));
     memset(body, 'a', len);
     body[len] = 0;
     memcpy(body, head, sizeof head - 1);
     memcpy(body + len - sizeof tail + 1, tail, sizeof tail - 1);
     return body;
-}
-
-static int open_notify(const char **ret_path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    *ret_path = test_path(test_folder(), "notify");
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", *ret_path);
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    return fd;
 }
 
 static int count_pings(int fd)
@@ -353,20 +305,16 @@ TEST(test_twenty_large_bodies)
     static const char *const options[] = {"--max-body", "32M", "--max-buffered", "1G", NULL};
     struct daemon d = {0};
     struct sender senders[MANY] = {0};
-    const char *path;
     char *body = large_body(LARGE);
-    int notify = open_notify(&path), health = 0, pings = 0;
-    setenv("NOTIFY_SOCKET", path, 1);
+    int notify = notify_open(), health = 0, pings = 0;
     setenv("WATCHDOG_USEC", "300000", 1); // a ping every 100 ms
     daemon_spawn(&d, model, options);
     unsetenv("NOTIFY_SOCKET");
     unsetenv("WATCHDOG_USEC");
     daemon_wait(&d);
     for (int i = 0; i < MANY; i++) {
-        senders[i].socket = d.socket;
-        senders[i].path = "/v1/completions";
-        senders[i].body = body;
-        senders[i].len = LARGE;
+        senders[i] = (struct sender){
+            .socket = d.socket, .path = "/v1/completions", .body = body, .len = LARGE};
         assert_int_equal(pthread_create(&senders[i].thread, NULL, send_large, &senders[i]), 0);
     }
     while (!all(senders, MANY, false)) {
@@ -387,29 +335,25 @@ TEST(test_twenty_large_bodies)
     }
     assert_true(pings >= 2);
     assert_true(health >= 2 * MANY);
-    free(body);
     close(notify);
     assert_int_equal(daemon_stop(&d), 0);
 }
 
 // Bodies that are never ended take memory only up to --max-buffered; then others are sent away
 // until there is room again.
-TEST(test_buffered_bodies)
+DAEMON_TEST(test_buffered_bodies, model, args("--max-body 1M --max-buffered 4M"))
 {
     enum { HOLDERS = 6 };
-    static const char *const options[] = {"--max-body", "1M", "--max-buffered", "4M", NULL};
     static const char head[] =
         "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n";
-    struct daemon d = {0};
     struct sender other = {0};
     int fds[HOLDERS];
     size_t part = 900000;
     char *body = large_body(part);
-    daemon_start(&d, model, options);
     other =
-        (struct sender){.socket = d.socket, .path = "/v1/completions", .body = body, .len = part};
+        (struct sender){.socket = d->socket, .path = "/v1/completions", .body = body, .len = part};
     for (int i = 0; i < HOLDERS; i++) {
-        fds[i] = daemon_connect(d.socket);
+        fds[i] = daemon_connect(d->socket);
         assert_true(fds[i] >= 0 && daemon_send(fds[i], head, sizeof head - 1) &&
                     daemon_send(fds[i], body, part));
     }
@@ -417,7 +361,7 @@ TEST(test_buffered_bodies)
     assert_int_equal(other.answer.status, 429);
     assert_contains(bytes_text(&other.answer.head), "Retry-After");
     assert_contains(bytes_text(&other.answer.body), "--max-buffered");
-    daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":1}");
+    daemon_post(d->socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":1}");
     for (int i = 0; i < HOLDERS; i++) close(fds[i]);
     int64_t deadline = clock_deadline_ns(SOON_MS);
     for (int status = 429; status == 429;) { // their memory is given back
@@ -426,32 +370,25 @@ TEST(test_buffered_bodies)
         if (status != 429) assert_int_equal(status, 400); // no prompt of that length fits
         assert_true(clock_now_ns() < deadline);
     }
-    free(body);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 // Counting the tokens of a text that no context takes is work for another thread, too.
-TEST(test_large_text_is_counted)
+DAEMON_TEST(test_large_text_is_counted, model, args("--max-body 32M"))
 {
-    static const char *const options[] = {"--max-body", "32M", NULL};
-    struct daemon d = {0};
     char *body = large_body(LARGE / 8);
-    daemon_start(&d, model, options);
-    struct sender s = {.socket = d.socket, .path = "/tokenize", .body = body, .len = LARGE / 8};
+    struct sender s = {.socket = d->socket, .path = "/tokenize", .body = body, .len = LARGE / 8};
     assert_int_equal(pthread_create(&s.thread, NULL, send_large, &s), 0);
     while (!s.sent) clock_sleep_ms(1);
     int health = 0;
-    for (; !s.answered; health++) daemon_get(d.socket, "/health", 200);
+    for (; !s.answered; health++) daemon_get(d->socket, "/health", 200);
     pthread_join(s.thread, NULL);
     assert_int_equal(s.answer.status, 200);
     assert_contains(bytes_text(&s.answer.body), "\"count\"");
     print_message("%d answers meanwhile\n", health);
     assert_true(health >= 20);
-    free(body);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
-// A client that leaves while its body is parsed leaves nothing behind.
+// A client that leaves while its body is parsed leaves nothing behind; some still are at the end.
 TEST(test_leaves_while_parsed)
 {
     static const char *const options[] = {"--max-body", "32M", NULL};
@@ -468,7 +405,6 @@ TEST(test_leaves_while_parsed)
         close(fd);
     }
     daemon_get(d.socket, "/health", 200);
-    free(body);
     assert_int_equal(daemon_stop(&d), 0); // some are still being parsed
 }
 

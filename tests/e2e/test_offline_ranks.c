@@ -11,25 +11,17 @@
 #define STEPS     8
 #define END_IN_MS 10000 // for the others, once a rank is gone
 
-static void put(const struct scene *s, int ranks, const char *command, const char *run,
-                const char *const more[], const char *argv[64])
-{
-    const char *const *common = OPTIONS(
-        test_binary("cw-trainer"), command, "--model", s->model, "--data", s->data, "--run-dir",
-        test_path(s->folder, run), "--examples-per-step", "5", "--learning-rate", "1e-3",
-        "--lr-scheduler-type", "constant", "--eval-data", s->data, "--eval-steps", "4", "--resume");
-    int n = ranks > 1 ? mpirun_put(ranks, argv) : 0;
-    for (; *common; common++) argv[n++] = *common;
-    for (; *more; more++) argv[n++] = *more;
-    argv[n] = NULL;
-}
-
 static void start(const struct scene *s, int ranks, const char *command, const char *run,
                   const char *const more[], struct test_child *child)
 {
-    const char *argv[64];
-    put(s, ranks, command, run, more, argv);
-    test_spawn(child, test_path(s->folder, "trainer.log"), argv);
+    scene_spawn(
+        s, child,
+        JOIN(ranks > 1 ? mpirun_words(ranks) : NULL,
+             args("%s %s --model %s --data %s --run-dir %s --examples-per-step 5 --learning-rate "
+                  "1e-3 --lr-scheduler-type constant --eval-data %s --eval-steps 4 --resume",
+                  test_binary("cw-trainer"), command, s->model, s->data, test_path(s->folder, run),
+                  s->data),
+             more));
 }
 
 static void learn(const struct scene *s, int ranks, const char *command, const char *run,
@@ -37,7 +29,7 @@ static void learn(const struct scene *s, int ranks, const char *command, const c
 {
     struct test_child child = {0};
     start(s, ranks, command, run, more, &child);
-    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
+    scene_ended(s, test_wait(&child, LIMIT_MS), 0);
 }
 
 // With the lines of evaluations, which every 4th step and step 0 have.
@@ -58,11 +50,12 @@ static void same_columns(const struct scene *s, const char *a, const char *b, do
 static void learns_as_one(const char *command, const char *const more[], const char *weights)
 {
     struct scene s;
-    const char *options[24] = {"--max-steps", "8"}, *half[24] = {"--max-steps", "4"};
-    if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
+    const char *const *options = JOIN(args("--max-steps 8"), more), *const *half =
+                                                                        JOIN(args("--max-steps 4"),
+                                                                             more);
+    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
     offline_scene_open(&s);
     offline_sums(&s, strcmp(command, "dpo") == 0, 18);
-    for (int n = 0; more[n]; n++) options[n + 2] = half[n + 2] = more[n];
     setenv("OMP_NUM_THREADS", "1", 1);
     setenv("TMPDIR", s.folder, 1); // where ranks meet, and where those met that were killed
     const char *met = test_path(s.folder, "commonweight-ranks-own-1790000000-3999999");
@@ -90,17 +83,17 @@ static void learns_as_one(const char *command, const char *const more[], const c
 
 TEST(examples)
 {
-    learns_as_one("sft", OPTIONS("--freeze", "*norm*"), "model.safetensors");
+    learns_as_one("sft", args("--freeze *norm*"), "model.safetensors");
 }
 
 TEST(pairs)
 {
-    learns_as_one("dpo", OPTIONS("--beta", "0.2"), "model.safetensors");
+    learns_as_one("dpo", args("--beta 0.2"), "model.safetensors");
 }
 
 TEST(an_adapter)
 {
-    learns_as_one("sft", OPTIONS("--lora-r", "4"), "adapter_model.safetensors");
+    learns_as_one("sft", args("--lora-r 4"), "adapter_model.safetensors");
 }
 
 static bool file_has(const char *path, const char *words)
@@ -118,11 +111,11 @@ static bool file_has(const char *path, const char *words)
 // The process that is this rank of that run.
 static pid_t rank_pid(const struct scene *s, const char *run, int rank)
 {
-    char path[64], word[64];
+    char path[64];
     pid_t found = 0;
     DIR *dir = opendir("/proc");
     assert_non_null(dir);
-    snprintf(word, sizeof word, "OMPI_COMM_WORLD_RANK=%d", rank);
+    const char *word = test_text("OMPI_COMM_WORLD_RANK=%d", rank);
     for (const struct dirent *e; (e = readdir(dir));) {
         if (!isdigit((unsigned char)e->d_name[0])) continue;
         snprintf(path, sizeof path, "/proc/%.20s/cmdline", e->d_name);
@@ -137,46 +130,44 @@ static pid_t rank_pid(const struct scene *s, const char *run, int rank)
 
 TEST_IN(a_rank_that_is_killed_ends_all, offline_scene_open)
 {
-    char steps[16], whom[16];
-    offline_sums(&s, true, 18);
+    char steps[16];
+    offline_sums(s, true, 18);
     for (int rank = 0; rank < 2; rank++) {
         const char *command = "dpo";
         struct test_child child = {0};
-        const int before = steps_done(&s, "run");
-        start(&s, 2, command, "run", OPTIONS("--max-steps", "1000000", "--save-steps", "3"),
-              &child);
-        wait_for_steps(&s, "run", before + 6, &child);
+        const int before = steps_done(s, "run");
+        start(s, 2, command, "run", args("--max-steps 1000000 --save-steps 3"), &child);
+        wait_for_steps(s, "run", before + 6, &child);
         const int64_t killed_ns = clock_now_ns();
-        assert_int_equal(kill(rank_pid(&s, "run", rank), SIGKILL), 0);
+        assert_int_equal(kill(rank_pid(s, "run", rank), SIGKILL), 0);
         test_wait(&child, END_IN_MS);
         assert_true(clock_ms_since(killed_ns) < END_IN_MS);
-        snprintf(whom, sizeof whom, "rank %d (", rank);
-        assert_log(&s, whom);
-        assert_log(&s, "is gone: it was killed or ended without a word");
-        snprintf(steps, sizeof steps, "%d", steps_done(&s, "run") + 2);
-        learn(&s, 2, command, "run", OPTIONS("--max-steps", steps));
-        assert_log(&s, "resumed at step ");
+        const char *whom = test_text("rank %d (", rank);
+        assert_said(s, whom);
+        assert_said(s, "is gone: it was killed or ended without a word");
+        snprintf(steps, sizeof steps, "%d", steps_done(s, "run") + 2);
+        learn(s, 2, command, "run", OPTIONS("--max-steps", steps));
+        assert_said(s, "resumed at step ");
     }
 }
 
 TEST_IN(a_rank_that_is_told_to_stop_stops_all, offline_scene_open)
 {
     struct test_child child = {0};
-    offline_sums(&s, false, 18);
-    start(&s, 2, "sft", "run", OPTIONS("--max-steps", "1000000", "--save-steps", "0"), &child);
-    wait_for_steps(&s, "run", 6, &child);
-    assert_int_equal(kill(rank_pid(&s, "run", 1), SIGTERM), 0);
+    offline_sums(s, false, 18);
+    start(s, 2, "sft", "run", args("--max-steps 1000000 --save-steps 0"), &child);
+    wait_for_steps(s, "run", 6, &child);
+    assert_int_equal(kill(rank_pid(s, "run", 1), SIGTERM), 0);
     test_wait(&child, LIMIT_MS); // mpirun's status is its own
-    assert_log(&s, "stopped at step ");
-    json_t *m = last_metrics(&s, "run");
-    char step[32];
-    snprintf(step, sizeof step, "checkpoints/step-%d", (int)metric(m, "step"));
-    assert_true(file_exists(test_path(test_path(s.folder, "run"), step)));
+    assert_said(s, "stopped at step ");
+    json_t *m = last_metrics(s, "run");
+    const char *step = test_text("checkpoints/step-%d", (int)metric(m, "step"));
+    assert_true(file_exists(test_path(test_path(s->folder, "run"), step)));
 }
 
 TEST_IN(options_of_one_rank_are_refused, offline_scene_open)
 {
-    offline_sums(&s, false, 18);
-    assert_int_equal(offline_train(&s, "sft", "run", OPTIONS("--gpus", "0,1")), 2);
-    assert_said(&s, "--device with --gpus: each rank is trained on its own GPU");
+    offline_sums(s, false, 18);
+    assert_offline(s, 2, "sft", "run", "--gpus 0,1");
+    assert_said(s, "--device with --gpus: each rank is trained on its own GPU");
 }

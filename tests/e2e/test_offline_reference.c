@@ -45,7 +45,7 @@ static void train_as(struct reference_run *r, const char *kind)
     if (pairs) words[n++] = "--beta", words[n++] = "0.3";
     if (with_sft) words[n++] = "--sft-weight", words[n++] = "0.5";
     if (offline_train(&r->scene, pairs ? "dpo" : "sft", "run", words) != 0)
-        fail_msg("%s:\n%s", kind, test_read(test_path(r->scene.folder, "alone.log")));
+        fail_msg("%s:\n%s", kind, test_read(test_path(r->scene.folder, "trainer.log")));
 }
 
 static void open_run(struct reference_run *r, const char *kind)
@@ -62,10 +62,9 @@ static void check_figures(struct reference_run *r, int step, const char *prefix,
 {
     double have[4];
     for (char *name; (name = strsep(&remaining, " "));) {
-        char key[64];
         const double want = strtod(strsep(&remaining, " "), NULL);
         if (*prefix && strcmp(name, "num_tokens") == 0) continue;
-        snprintf(key, sizeof key, "%s%s", prefix, name);
+        const char *key = test_text("%s%s", prefix, name);
         assert_int_equal(column(&r->scene, "run", key, have, 4), 4); // that of step 0 too
         if (fabs(have[step] - want) > FIGURE * (1 + fabs(want)))
             fail_msg("%s, step %d, %s: %.9g, not %.9g", r->kind, step, key, have[step], want);

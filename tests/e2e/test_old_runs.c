@@ -53,7 +53,7 @@ static void same_lines(const char *name)
 static void open_copies(char home[PATH_MAX])
 {
     const char *folder = test_folder();
-    if (strcmp(test_device(), "cpu") != 0) test_skip("the folders are of runs on the CPU");
+    if (!on_cpu()) test_skip("the folders are of runs on the CPU");
     assert_exit(
         0, test_command(test_path(folder, "cp.log"), LIMIT_MS,
                         OPTIONS("cp", "-R", test_path(test_root(), "tests/old-runs/."), folder)));
@@ -79,7 +79,7 @@ static void trained(const char *run)
     char home[PATH_MAX], here[PATH_MAX];
     open_copies(home);
     daemon_start(&d, test_path(getcwd(here, sizeof here), "model"),
-                 OPTIONS("--exact", "--max-adapters", "2"));
+                 args("--exact --max-adapters 2"));
     assert_int_equal(symlink(d.bridge, "bridge.json"), 0);
     goes_on("train", run);
     assert_int_equal(daemon_stop(&d), 0);

@@ -8,7 +8,7 @@ static struct daemon d;
 TEST(test_openai_sdk)
 {
     const char *python = test_python("openai");
-    daemon_start(&d, daemon_model(test_folder(), true, 7), OPTIONS("--listen", "127.0.0.1:0"));
+    daemon_start(&d, daemon_model(test_folder(), true, 7), args("--listen 127.0.0.1:0"));
     daemon_client(&d, python, "tests/clients/openai_sdk.py", "model");
     assert_int_equal(daemon_stop(&d), 0);
 }

@@ -34,13 +34,13 @@ TEST(test_template_unit)
     assert_contains(unit, "\nRuntimeDirectory=commonweight/%i\n");
     assert_contains(unit, "\nConflicts=cw-infer-server.service\n");
     assert_contains(unit, "\nProtectSystem=strict\n"); // the rest is the other unit's
-    if (test_command(log, 10000, OPTIONS("systemd-analyze", "--version")) != 0)
+    if (test_command(log, 10000, args("systemd-analyze --version")) != 0)
         test_skip("no systemd-analyze here");
     assert_ok(file_make_folders(bin));
     assert_int_equal(symlink(test_binary("cw-infer-server"), test_path(bin, "cw-infer-server")), 0);
-    const int status = test_command(log, 30000,
-                                    OPTIONS("systemd-analyze", "verify", "--man=no",
-                                            test_path(folder, "cw-infer-server@3.service")));
+    const int status = test_command(
+        log, 30000,
+        args("systemd-analyze verify --man=no %s", test_path(folder, "cw-infer-server@3.service")));
     char *said = test_read(log);
     // it also speaks of other units of this system
     if (status != 0 || strstr(said, "cw-infer-server@"))
@@ -106,8 +106,8 @@ TEST(test_slurm_script)
 TEST(test_slurm_script_form)
 {
     const char *log = test_path(test_folder(), "log"), *script = packaging("train.sbatch");
-    assert_int_equal(test_command(log, LIMIT_MS, OPTIONS("bash", "-n", script)), 0);
-    if (test_command(log, LIMIT_MS, OPTIONS("shellcheck", "--version")) != 0)
+    assert_int_equal(test_command(log, LIMIT_MS, args("bash -n %s", script)), 0);
+    if (test_command(log, LIMIT_MS, args("shellcheck --version")) != 0)
         test_skip("no shellcheck here");
     unlink(log);
     if (test_command(log, LIMIT_MS, OPTIONS("shellcheck", script)) != 0)
@@ -127,10 +127,9 @@ TEST(test_manifests)
                          OPTIONS(python, script, packaging("kubernetes.yaml"), versions[i])) != 0)
             fail_msg("%s", test_read(log));
     // what is no field of the API's is found
-    char line[3 * PATH_MAX];
     const char *broken = test_path(test_folder(), "broken.yaml");
-    snprintf(line, sizeof line, "sed 's/completionMode/completionMood/' '%s' > '%s'",
-             packaging("kubernetes.yaml"), broken);
+    const char *line = test_text("sed 's/completionMode/completionMood/' '%s' > '%s'",
+                                 packaging("kubernetes.yaml"), broken);
     assert_int_equal(system(line), 0);
     assert_int_equal(test_command(log, LIMIT_MS, OPTIONS(python, script, broken, "1.29")), 1);
 }
@@ -144,7 +143,7 @@ TEST(test_manifest_arguments)
              "cw-trainer train $(sed -n 's/^ *- \\(--[a-z-]*=.*\\)$/\\1/p' '%s' | "
              "sed 's/$(JOB_COMPLETION_INDEX)/2/')",
              packaging("kubernetes.yaml"));
-    assert_int_equal(test_command(log, LIMIT_MS, OPTIONS("bash", "-c", line)), 2);
+    assert_int_equal(test_command(log, LIMIT_MS, args("bash -c %s", line)), 2);
     assert_contains(test_read(log), "--node-rank 2 with --nnodes 2: hosts are counted from 0");
 }
 

@@ -18,10 +18,9 @@ static int read_samples(const char *path, struct sample *ret)
     size_t i;
     assert_in_range(json_array_size(lines), 0, MOST);
     json_array_foreach (lines, i, json) {
-        ret[i].line = (int)json_integer_value(json_object_get(json, "line"));
-        ret[i].right = json_number_value(json_object_get(json, "reward")) > 0;
-        snprintf(ret[i].text, sizeof ret->text, "%s",
-                 json_string_value(json_object_get(json, "completion")));
+        ret[i].line = (int)int_of(json, "line");
+        ret[i].right = real_of(json, "reward") > 0;
+        snprintf(ret[i].text, sizeof ret->text, "%s", text_of(json, "completion"));
     }
     return (int)json_array_size(lines);
 }
@@ -59,27 +58,24 @@ static double majority_of(const struct sample *of)
 static void check_figure(const json_t *result, const char *name, const double *of, int n)
 {
     double mean = 0, squares = 0;
-    char error[64];
-    snprintf(error, sizeof error, "%s_standard_error", name);
     for (int i = 0; i < n; i++) mean += of[i] / n;
     for (int i = 0; i < n; i++) squares += (of[i] - mean) * (of[i] - mean);
     assert_true(fabs(metric(result, name) - mean) < 1e-6);
-    assert_true(fabs(metric(result, error) - sqrt(squares) / n) < 1e-6);
+    assert_true(fabs(metric(result, test_text("%s_standard_error", name)) - sqrt(squares) / n) <
+                1e-6);
 }
 
 TEST_IN(samples_are_counted_out, scene_open)
 {
     struct sample samples[MOST];
     double each[4][MOST]; // pass@1, @2, @4, maj@4
-    const char *output = test_path(s.folder, "samples.jsonl"),
-               *log = test_path(s.folder, "eval.log");
+    const char *output = test_path(s->folder, "samples.jsonl");
     // one token, by its text: some prompts' answers are all letters, some none, some mixed
-    assert_exit(0, test_command(log, LIMIT_MS,
-                                OPTIONS(test_binary("cw-trainer"), "eval", "--bridge",
-                                        s.daemon.bridge, "--data", s.data, "--reward", "regex",
-                                        "--reward-pattern", "[a-m+]", "--max-completion-length",
-                                        "1", "--temperature", "0.5", "--num-generations", "4",
-                                        "--max-samples", "12", "--output", output, "--json")));
+    assert_trainer(s, 0,
+                   "eval --bridge %s --data %s --reward regex --reward-pattern [a-m+] "
+                   "--max-completion-length 1 --temperature 0.5 --num-generations 4 --max-samples "
+                   "12 --output %s --json",
+                   s->daemon.bridge, s->data, output);
     const int n = read_samples(output, samples) / SAMPLES;
     assert_int_equal(n, 12);
     for (int i = 0; i < n; i++) {
@@ -88,7 +84,7 @@ TEST_IN(samples_are_counted_out, scene_open)
         for (int k = 0; k < 3; k++) each[k][i] = pass_at(of, 1 << k);
         each[3][i] = majority_of(of);
     }
-    const json_t *result = json_of(strstr(test_read(log), "{\""));
+    const json_t *result = json_of(strstr(test_read(test_path(s->folder, "trainer.log")), "{\""));
     check_figure(result, "pass@1", each[0], n);
     check_figure(result, "pass@2", each[1], n);
     check_figure(result, "pass@4", each[2], n);
@@ -99,14 +95,13 @@ TEST_IN(samples_are_counted_out, scene_open)
 
 TEST_IN(runs_evaluate_so_too, scene_open)
 {
-    assert_exit(0, train(&s, "run",
-                         OPTIONS("--max-steps", "1", "--reward", "regex", "--reward-pattern",
-                                 "[a-m]", "--eval-data", s.data, "--eval-limit", "4",
-                                 "--num-generations-eval", "2", "--eval-temperature", "1")));
-    json_t *m = last_metrics(&s, "run");
+    assert_train(s, 0, "run",
+                 "--max-steps 1 --reward regex --reward-pattern [a-m] --eval-data %s --eval-limit "
+                 "4 --num-generations-eval 2 --eval-temperature 1",
+                 s->data);
+    json_t *m = last_metrics(s, "run");
     assert_true(metric(m, "eval/pass@2") >= metric(m, "eval/pass@1"));
     assert_true(metric(m, "eval/maj@2") >= 0);
-    assert_exit(2, train_alone(&s, "greedy",
-                               OPTIONS("--eval-data", s.data, "--num-generations-eval", "2")));
-    assert_said(&s, "give a temperature");
+    assert_train(s, 2, "greedy", "--eval-data %s --num-generations-eval 2", s->data);
+    assert_said(s, "give a temperature");
 }

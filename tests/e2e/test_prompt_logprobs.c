@@ -16,8 +16,7 @@ static void start(void)
 {
     model = daemon_model(test_folder(), true, 7);
     reference_open(model, "cpu", &reference);
-    daemon_start(&d, model,
-                 OPTIONS("--max-batch", "8", "--kv-memory", "32M", "--prefill-chunk", "24"));
+    daemon_start(&d, model, args("--max-batch 8 --kv-memory 32M --prefill-chunk 24"));
 }
 
 static void stop(void)
@@ -54,7 +53,7 @@ static void logprobs_of(struct reference *r, const int32_t *ids, int n, float *r
 // To the bit on the CPU; on a GPU attention's last bits depend on the batch.
 static void same_logprob(float got, float want)
 {
-    if (strcmp(test_device(), "cpu") == 0)
+    if (on_cpu())
         assert_memory_equal(&got, &want, sizeof got);
     else
         assert_true(fabsf(got - want) < 0.01f);
@@ -195,10 +194,7 @@ TEST(every_endpoint_has_its_form)
     const json_t *pairs = json_at(a, "prompt_logprobs.0");
     assert_int_equal(json_array_size(pairs), N_PROMPT);
     for (size_t i = 1; i < N_PROMPT; i++) {
-        char id[16];
-        snprintf(id, sizeof id, "%d", prompt[i]);
-        const float got = number(json_at(pairs, "%zu.0.%s", i, id));
-        same_logprob(got, want[i]);
+        same_logprob(number(json_at(pairs, "%zu.0.%d", i, prompt[i])), want[i]);
     }
     a = daemon_post(d.socket, "/v1/chat/completions", 200,
                     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":1,"
@@ -224,9 +220,8 @@ TEST(refusals)
 
 static json_t *greedy_ids(const char *fields)
 {
-    char body[256];
-    snprintf(body, sizeof body, "{\"prompt\":\"abc\",\"max_tokens\":24,\"temperature\":0%s}",
-             fields);
+    const char *body =
+        test_text("{\"prompt\":\"abc\",\"max_tokens\":24,\"temperature\":0%s}", fields);
     return json_at(daemon_post(d.socket, "/v1/completions", 200, body), "choices.0.token_ids");
 }
 
@@ -280,7 +275,7 @@ TEST(a_models_own_penalty)
     const char *own = daemon_model(test_folder(), true, 7);
     struct daemon other = {0};
     test_write(test_path(own, "generation_config.json"), config, sizeof config - 1);
-    daemon_start(&other, own, OPTIONS("--max-batch", "2", "--kv-memory", "8M"));
+    daemon_start(&other, own, args("--max-batch 2 --kv-memory 8M"));
     static const char *const bodies[] = {
         "{\"prompt\":\"abc\",\"max_tokens\":24,\"repetition_penalty\":50}",
         "{\"prompt\":\"abc\",\"max_tokens\":24}",
@@ -291,29 +286,25 @@ TEST(a_models_own_penalty)
         assert_true(json_equal(json_at(a, "choices.0.token_ids"), i ? plain : want));
     }
     assert_false(json_equal(want, plain));
-    char *log = test_read(other.log);
-    assert_contains(log, "repetition_penalty 50 is not applied by default");
+    assert_contains(test_read(other.log), "repetition_penalty 50 is not applied by default");
     assert_int_equal(daemon_stop(&other), 0);
 }
 
 // ---- lm-evaluation-harness ---------------------------------------------------------------------
 
-static const char *const pairs[] = {"27+35=", "62", "12+11=", "23", "44+44=", "88",
-                                    "27+35=", "99", "8",      "+1", "10+10=", "20"};
+static const char *const pairs[] = {"27+35=", "62", "12+11=", "23",     "44+44=", "88", "27+35=",
+                                    "99",     "8",  "+1",     "10+10=", "20",     NULL};
 enum { N_PAIRS = sizeof pairs / sizeof *pairs / 2 };
 
 static void run_lm_eval(const char *python, struct daemon *demo, const char *folder,
                         const char *out)
 {
-    const char *script = test_path(test_root(), "tests/e2e/lm_eval_loglikelihood.py");
-    const char *argv[6 + 2 * N_PAIRS] = {python, script};
     const char *log = test_path(test_folder(), "lm-eval.log");
-    char url[64];
-    snprintf(url, sizeof url, "http://127.0.0.1:%d/v1/completions", daemon_tcp_port(demo));
-    argv[2] = url;
-    argv[3] = folder;
-    argv[4] = out;
-    memcpy(argv + 5, pairs, sizeof pairs);
+    const char *const *argv =
+        JOIN(args("%s %s http://127.0.0.1:%d/v1/completions %s %s", python,
+                  test_path(test_root(), "tests/e2e/lm_eval_loglikelihood.py"),
+                  daemon_tcp_port(demo), folder, out),
+             pairs);
     const int status = test_command(log, 120000, argv);
     if (status != 0) fail_msg("lm_eval: status %d: %s", status, test_read(log));
 }
@@ -348,7 +339,7 @@ TEST(lm_eval_agrees)
     struct daemon demo = {0};
     struct reference r;
     int n_greedy = 0;
-    daemon_start(&demo, folder, OPTIONS("--listen", "127.0.0.1:0", "--kv-memory", "8M"));
+    daemon_start(&demo, folder, args("--listen 127.0.0.1:0 --kv-memory 8M"));
     run_lm_eval(python, &demo, folder, out);
     reference_open(folder, "cpu", &r);
     const json_t *got = json_of_file(out);
@@ -376,8 +367,7 @@ TEST(small_vocabulary)
     const char *few = test_folder();
     struct daemon tiny = {0};
     assert_ok(tiny_model_write(few, 32, 1, 8, 4));
-    memset(&tiny, 0, sizeof tiny);
-    daemon_start(&tiny, few, OPTIONS("--max-batch", "2", "--kv-memory", "8M"));
+    daemon_start(&tiny, few, args("--max-batch 2 --kv-memory 8M"));
     for (int i = 0; i < 2; i++) {
         json_t *a = daemon_post(tiny.socket, "/v1/completions", 400, bodies[i]);
         assert_contains(text_of(a, "error.message"), "logprobs is 10; at most 8 can be listed");

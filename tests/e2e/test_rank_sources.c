@@ -9,9 +9,7 @@
 
 static void train_two(struct pair *p, const char *run, const char *const more[])
 {
-    struct test_child child = {0};
-    pair_start(p, &child, run, more);
-    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
+    scene_ended(&p->s, pair_run(p, run, more), 0);
 }
 
 TEST(environments_learn_as_one)
@@ -19,13 +17,14 @@ TEST(environments_learn_as_one)
     struct pair p;
     double turns[2];
     pair_learns_as_one(&p, NULL, NULL,
-                       OPTIONS(PAIR_NUMBERS, "--max-steps", "20", "--reward", "environment",
-                               "--rollouts", environment_of("4 turns")));
+                       args(PAIR_NUMBERS " --max-steps 20 --reward environment --rollouts %s",
+                            environment_of("4 turns")));
     assert_true(column(&p.s, "two", "environment/turns", turns, 2) > 0);
     assert_true(turns[0] == 2); // of the samples of both
     train_two(&p, "ahead",
-              OPTIONS(PAIR_NUMBERS, "--max-steps", "8", "--reward", "environment", "--rollouts",
-                      environment_of("4 turns"), "--async", "--max-staleness", "1"));
+              args(PAIR_NUMBERS " --max-steps 8 --reward environment --rollouts %s --async "
+                                "--max-staleness 1",
+                   environment_of("4 turns")));
     pair_holds(&p, "ahead");
 }
 
@@ -34,13 +33,11 @@ TEST(sampling_ahead)
     struct pair p;
     double oldest[12], max = 0, mismatch[12];
     pair_open(&p);
-    train_two(&p, "plain", OPTIONS(PAIR_NUMBERS, "--max-steps", "12"));
-    train_two(&p, "0",
-              OPTIONS(PAIR_NUMBERS, "--max-steps", "12", "--async", "--max-staleness", "0"));
+    train_two(&p, "plain", args(PAIR_NUMBERS " --max-steps 12"));
+    train_two(&p, "0", args(PAIR_NUMBERS " --max-steps 12 --async --max-staleness 0"));
     same_losses(&p.s, "plain", "0", 12, 0);
     test_same_file(latest(&p.s, "plain"), latest(&p.s, "0"), "model.safetensors");
-    train_two(&p, "2",
-              OPTIONS(PAIR_NUMBERS, "--max-steps", "12", "--async", "--max-staleness", "2"));
+    train_two(&p, "2", args(PAIR_NUMBERS " --max-steps 12 --async --max-staleness 2"));
     assert_int_equal(column(&p.s, "2", "rollout/staleness_max", oldest, 12), 12);
     column(&p.s, "2", "sampler_mismatch/max", mismatch, 12);
     for (int i = 0; i < 12; i++) {
@@ -57,25 +54,20 @@ TEST(workers_sample_too)
 {
     struct pair p;
     struct daemon workers[2] = {0};
-    double samples[2][4], up[4], mismatch[4];
-    char words[2 * PATH_MAX];
+    double samples[2][4];
     pair_open(&p);
-    for (int i = 0; i < 2; i++) daemon_start(&workers[i], p.s.model, OPTIONS(NULL));
-    snprintf(words, sizeof words, "%s,%s", workers[0].bridge, workers[1].bridge);
-    train_two(&p, "plain", OPTIONS(PAIR_NUMBERS, "--prompts-per-step", "12", "--max-steps", "4"));
-    train_two(
-        &p, "workers",
-        OPTIONS(PAIR_NUMBERS, "--prompts-per-step", "12", "--max-steps", "4", "--workers", words));
+    for (int i = 0; i < 2; i++) daemon_start(&workers[i], p.s.model, NULL);
+    const char *words = test_text("%s,%s", workers[0].bridge, workers[1].bridge);
+    train_two(&p, "plain", args(PAIR_NUMBERS " --prompts-per-step 12 --max-steps 4"));
+    train_two(&p, "workers",
+              args(PAIR_NUMBERS " --prompts-per-step 12 --max-steps 4 --workers %s", words));
     same_losses(&p.s, "plain", "workers", 4, 0);
     test_same_file(latest(&p.s, "plain"), latest(&p.s, "workers"), "model.safetensors");
     column(&p.s, "workers", "workers/1/samples", samples[0], 4);
     column(&p.s, "workers", "workers/2/samples", samples[1], 4);
-    column(&p.s, "workers", "sampler_mismatch/max", mismatch, 4);
-    assert_int_equal(column(&p.s, "workers", "workers/up", up, 4), 4);
-    for (int i = 0; i < 4; i++) {
-        assert_true(samples[0][i] > 0 && samples[1][i] > 0 && up[i] == 2);
-        if (on_cpu()) assert_true(mismatch[i] == 0);
-    }
+    if (on_cpu()) each_within(&p.s, "workers", "sampler_mismatch/max", 4, 0, 0);
+    each_within(&p.s, "workers", "workers/up", 4, 2, 2);
+    for (int i = 0; i < 4; i++) assert_true(samples[0][i] > 0 && samples[1][i] > 0);
     daemon_holds(&workers[1], "policy", test_path(p.s.folder, "workers/workers"));
     for (int i = 0; i < 2; i++) daemon_kill(&workers[i]);
 }

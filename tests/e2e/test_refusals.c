@@ -121,21 +121,16 @@ TEST(test_broken_http)
 
 struct crowd {
     pthread_t thread;
-    int i;
+    const char *request;
     struct wire_answer answer;
 };
 
 static void *crowd_client(void *context)
 {
     struct crowd *c = context;
-    char body[128], text[512];
-    snprintf(body, sizeof body, "{\"prompt\":[1,2,%d],\"max_tokens\":24,\"seed\":%d%s}", c->i, c->i,
-             c->i % 2 ? ",\"stream\":true" : "");
-    int n = snprintf(text, sizeof text,
-                     "POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
-                     strlen(body), body);
     int fd = daemon_connect(served.socket);
-    if (fd >= 0 && daemon_send(fd, text, (size_t)n)) wire_read(fd, 60000, &c->answer);
+    if (fd >= 0 && daemon_send(fd, c->request, strlen(c->request)))
+        wire_read(fd, 60000, &c->answer);
     if (fd >= 0) close(fd);
     return NULL;
 }
@@ -144,21 +139,23 @@ TEST(test_crowd)
 {
     static struct crowd crowd[64];
     for (int i = 0; i < 64; i++) {
-        crowd[i].i = i;
+        const char *body = test_text("{\"prompt\":[1,2,%d],\"max_tokens\":24,\"seed\":%d%s}", i, i,
+                                     i % 2 ? ",\"stream\":true" : "");
+        crowd[i].request =
+            test_text("POST /v1/completions HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
+                      strlen(body), body);
         assert_int_equal(pthread_create(&crowd[i].thread, NULL, crowd_client, &crowd[i]), 0);
     }
     for (int i = 0; i < 64; i++) pthread_join(crowd[i].thread, NULL);
     for (int i = 0; i < 64; i++) assert_int_equal(crowd[i].answer.status, 200);
     for (int i = 0; i < 64; i += 8) { // the same alone
-        char body[128];
-        snprintf(body, sizeof body, "{\"prompt\":[1,2,%d],\"max_tokens\":24,\"seed\":%d}", i, i);
-        json_t *alone = daemon_post(served.socket, "/v1/completions", 200, body);
+        json_t *alone = ask("/v1/completions",
+                            test_text("{\"prompt\":[1,2,%d],\"max_tokens\":24,\"seed\":%d}", i, i));
         assert_true(json_equal(json_at(alone, "choices.0.token_ids"),
                                json_at(crowd[i].answer.json, "choices.0.token_ids")));
     }
-    for (int i = 0; i < 64; i++) {
-        if (i % 2) assert_contains(bytes_text(&crowd[i].answer.body), "data: [DONE]");
-    }
+    for (int i = 1; i < 64; i += 2)
+        assert_contains(bytes_text(&crowd[i].answer.body), "data: [DONE]");
 }
 
 static void wait_for_health(const char *key, bool zero)
@@ -178,29 +175,28 @@ TEST(test_leaving_cancels)
     static const char *const bodies[] = {
         "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":64}",
         "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":64,\"stream\":true}"};
+    static const char series[] =
+        "vllm:request_success_total{model_name=\"model\",finished_reason=\"abort\"";
     for (int i = 0; i < 2; i++) {
-        double before = number_in_metrics("commonweight:disconnects_total");
-        double aborted =
-            number_in_metrics("vllm:request_success_total{model_name=\"model\",finished_"
-                              "reason=\"abort\"");
-        int fd = open_request("/v1/completions", bodies[i]);
+        double before = daemon_metric(&served, "commonweight:disconnects_total");
+        double aborted = daemon_metric(&served, series);
+        int fd = daemon_ask(&served, "/v1/completions", bodies[i]);
         wait_for_health("running", false);
         close(fd);
         int64_t start = clock_now_ns();
         wait_for_health("running", true);
         wait_for_health("waiting", true);
         assert_true(clock_ms_since(start) < 2000);
-        assert_true(number_in_metrics("commonweight:disconnects_total") == before + 1);
-        assert_true(
-            number_in_metrics("vllm:request_success_total{model_name=\"model\",finished_reason="
-                              "\"abort\"") > aborted);
+        assert_true(daemon_metric(&served, "commonweight:disconnects_total") == before + 1);
+        assert_true(daemon_metric(&served, series) > aborted);
     }
 }
 
 TEST(test_full_queue)
 {
     struct wire_answer a;
-    int fd = open_request("/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":150}");
+    int fd =
+        daemon_ask(&served, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":500,\"n\":150}");
     wait_for_health("running", false);
     daemon_request(served.socket, "POST", "/v1/completions", "",
                    "{\"prompt\":[\"a\",\"b\",\"c\"],\"max_tokens\":400,\"n\":40}", &a);
@@ -216,13 +212,11 @@ TEST(test_slow_reader)
     struct wire_answer slow;
     const char *body = "{\"groups\":[{\"prompt_token_ids\":[4,5],\"n\":48}],\"sampling\":"
                        "{\"max_tokens\":120,\"seed\":1}}";
-    int fd = open_request("/v1/rollouts", body);
+    int fd = daemon_ask(&served, "/v1/rollouts", body);
     clock_sleep_ms(1500); // far more than a socket's buffer is ready by now
     assert_true(wire_read(fd, 30000, &slow));
     close(fd);
-    int lines = 0;
-    for (size_t i = 0; i < slow.body.len; i++) lines += slow.body.data[i] == '\n';
-    assert_int_equal(lines, 48);
+    assert_int_equal(json_array_size(json_of_lines(bytes_text(&slow.body))), 48);
 }
 
 TEST(test_kept_connection)
@@ -238,23 +232,12 @@ TEST(test_kept_connection)
     close(fd);
 }
 
-static long resident_kb(pid_t pid)
-{
-    char path[64];
-    long kb = 0;
-    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    char *text = test_read(path), *line = strstr(text, "VmRSS:");
-    assert_non_null(line);
-    sscanf(line, "VmRSS: %ld", &kb);
-    return kb;
-}
-
 // What a burst of large bodies took is the system's again.
 TEST(test_memory_after_a_burst)
 {
     enum { CLIENTS = 12, BODY = 6 << 20, PART = 1 << 20 };
     static const char begin[] = "{\"prompt\":[1";
-    char *body = malloc(BODY), head[128];
+    char *body = test_keep(malloc(BODY)), head[128];
     int fds[CLIENTS];
     const int len = snprintf(head, sizeof head,
                              "POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n", BODY);
@@ -263,7 +246,7 @@ TEST(test_memory_after_a_burst)
     memcpy(body + BODY - 3, "1]}", 3);
     struct daemon d = {0}; // one that takes such bodies
     daemon_start(&d, daemon_model(test_folder(), true, 5), NULL);
-    const long before = resident_kb(d.child.pid);
+    const long before = test_process(d.child.pid, "VmRSS:", 10);
     for (int c = 0; c < CLIENTS; c++) {
         fds[c] = daemon_connect(d.socket);
         assert_true(daemon_send(fds[c], head, (size_t)len));
@@ -276,10 +259,9 @@ TEST(test_memory_after_a_burst)
         assert_int_equal(a.status, 400);
         close(fds[c]);
     }
-    free(body);
     long after = 0;
     for (int i = 0; i < 50; i++) {
-        after = resident_kb(d.child.pid);
+        after = test_process(d.child.pid, "VmRSS:", 10);
         if (after < before + (128 << 10)) break;
         clock_sleep_ms(100);
     }

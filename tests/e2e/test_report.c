@@ -22,17 +22,14 @@ static const char *train(const char *folder)
     test_write(data, lines.data, lines.len);
     bytes_release(&lines);
     daemon_start(&daemon, daemon_model(folder, true, 5), NULL);
-    const char *argv[TRAINER_WORDS];
-    daemon_trainer(&daemon, data, run,
-                   OPTIONS("--eval-data", data, "--reward", "exact,length", "--length-target", "10",
-                           "--prompts-per-step", "3", "--num-generations", "4",
-                           "--max-completion-length", "12", "--learning-rate", "1e-3", "--beta",
-                           "0.01", "--max-steps", "3", "--eval-steps", "2", "--log-completions",
-                           "--log-logprobs", "--cost"),
-                   NULL, argv);
-    assert_int_equal(test_command(test_path(folder, "trainer.log"), LIMIT_MS, argv), 0);
-    assert_int_equal(daemon_stop(&daemon), 0);
-    daemon_kill(&daemon);
+    const char *const *more =
+        args("--eval-data %s --reward exact,length --length-target 10 --prompts-per-step 3 "
+             "--num-generations 4 --max-completion-length 12 --learning-rate 1e-3 --beta 0.01 "
+             "--max-steps 3 --eval-steps 2 --log-completions --log-logprobs --cost",
+             data);
+    assert_exit(0, test_command(test_path(folder, "trainer.log"), LIMIT_MS,
+                                daemon_trainer(&daemon, data, run, more, NULL)));
+    daemon_end(&daemon);
     return run;
 }
 
@@ -52,9 +49,8 @@ static void assert_all_there(const char *run, const char *page)
     int keys = 0;
     json_array_foreach (lines, i, metrics)
         json_object_foreach (metrics, key, value) {
-            char part[128];
             if (!json_is_number(value) || strcmp(key, "step") == 0) continue;
-            snprintf(part, sizeof part, "{\"key\":\"%s\",", key);
+            const char *part = test_text("{\"key\":\"%s\",", key);
             if (!strstr(page, part)) fail_msg("the page has no %s", key);
             keys++;
         }
@@ -79,8 +75,7 @@ TEST(page_of_a_run)
     // --out, and the same bytes again
     const char *out = test_path(folder, "elsewhere.html");
     assert_int_equal(report(folder, run, "--out", out), 0);
-    char *again = test_read(out);
-    assert_string_equal(page, again);
+    assert_string_equal(page, test_read(out));
     char *log = test_read(test_path(folder, "report.log"));
     assert_contains(log, "run/report.html\n");
     assert_contains(log, "elsewhere.html\n");
@@ -150,7 +145,6 @@ TEST(runs_are_served)
     static const char two[] = "{\"step\":1,\"reward\":1}\n{\"step\":2,\"reward\":2}\n";
     static const char sample[] = "{\"line\":1,\"sample\":0,\"completion\":\"x\",\"reward\":1}\n";
     struct wire_answer a;
-    char path[64];
     assert_ok(file_make_folders(test_path(run, "rollouts")));
     test_write(metrics, two, strlen(two) / 2);
     const int port = report_server_start(&server, test_path(folder, "serve.log"), run, NULL);
@@ -158,16 +152,16 @@ TEST(runs_are_served)
     assert_int_equal(a.status, 200);
     assert_contains(bytes_text(&a.body), "id=\"live\">1</script>");
     get(port, "/data?run=0", "localhost", &a);
-    assert_int_equal(json_integer_value(json_object_get(a.json, "lines")), 1);
-    snprintf(path, sizeof path, "/data?run=0&lines=1&generation=%" JSON_INTEGER_FORMAT,
-             json_integer_value(json_object_get(a.json, "generation")));
+    assert_int_equal(int_of(a.json, "lines"), 1);
+    const char *path = test_text("/data?run=0&lines=1&generation=%" JSON_INTEGER_FORMAT,
+                                 int_of(a.json, "generation"));
     test_write(test_path(run, "rollouts/step-2.jsonl"), sample, strlen(sample));
     test_write(metrics, two, strlen(two));
     get(port, "/data?run=0&lines=1", "localhost", &a); // a page of a server that was here before
-    assert_int_equal(json_integer_value(json_object_get(a.json, "from")), 0);
+    assert_int_equal(int_of(a.json, "from"), 0);
     get(port, path, "localhost", &a);
-    assert_int_equal(json_integer_value(json_object_get(a.json, "from")), 1);
-    assert_int_equal(json_integer_value(json_object_get(a.json, "lines")), 2);
+    assert_int_equal(int_of(a.json, "from"), 1);
+    assert_int_equal(int_of(a.json, "lines"), 2);
     assert_contains(bytes_text(&a.body), "\"row\":\"AAAAAA==\"");
     get(port, "/rollouts?run=0&step=2", "localhost", &a);
     assert_string_equal(bytes_text(&a.body), sample);

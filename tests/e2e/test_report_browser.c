@@ -54,10 +54,10 @@ TEST(long_runs_are_bounded)
 TEST(in_a_browser)
 {
     const char *python = test_python("playwright"), *log = test_path(folder, "browser.log");
-    char url[64];
-    snprintf(url, sizeof url, "http://127.0.0.1:%d/",
-             report_server_start(&server, test_path(folder, "serve.log"), test_path(folder, "a"),
-                                 test_path(folder, "b")));
+    const char *url =
+        test_text("http://127.0.0.1:%d/",
+                  report_server_start(&server, test_path(folder, "serve.log"),
+                                      test_path(folder, "a"), test_path(folder, "b")));
     const char *const *argv =
         OPTIONS(python, test_path(test_root(), "tests/clients/report_page.py"),
                 test_path(folder, "long.html"), url, test_path(folder, "a"));

@@ -12,7 +12,7 @@ static const char *checkpoint_file(const struct scene *s, const char *run, const
 static json_int_t version(const struct scene *s)
 {
     json_t *health = daemon_get(s->daemon.socket, "/health", 200);
-    json_int_t v = json_integer_value(json_object_get(health, "weight_version"));
+    json_int_t v = int_of(health, "weight_version");
     return v;
 }
 
@@ -20,7 +20,7 @@ static char *snapshot(const struct scene *s)
 {
     json_t *info = daemon_get(s->daemon.socket, "/bridge/info", 200);
     const json_t *c = json_object_get(info, "control");
-    char *folder = strdup(json_string_value(json_object_get(c, "snapshot")));
+    char *folder = strdup(text_of(c, "snapshot"));
     return folder;
 }
 
@@ -75,15 +75,15 @@ TEST(damaged_checkpoints)
     scene_open(&s);
     const char *kept = test_path(s.folder, "kept"), *other = test_folder();
     assert_ok(tiny_model_write(other, 32, 2, 300, 5)); // of the same names
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);
-    assert_int_equal(train(&s, "served", OPTIONS("--max-steps", "1")), 0);
+    assert_train(&s, 0, "run", "--max-steps 2");
+    assert_train(&s, 0, "served", "--max-steps 1");
     const json_int_t before = version(&s);
     char *snapshot_before = snapshot(&s);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *path = checkpoint_file(&s, "run", cases[i].file);
         copy(path, kept);
         damage(path, cases[i].how, test_path(other, "model.safetensors"));
-        assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 1);
+        assert_train(&s, 1, "run", "--max-steps 3 --resume");
         // where one is missing, the folder is named
         if (!said(&s, cases[i].file)) fail_msg("case %zu does not name %s", i, cases[i].file);
         assert_said(&s, "error: resuming: ");
@@ -96,9 +96,8 @@ TEST(damaged_checkpoints)
         copy(kept, path);
     }
     free(snapshot_before);
-    char *log = test_read(s.daemon.log);
-    assert_null(strstr(log, "torn"));
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
+    assert_null(strstr(test_read(s.daemon.log), "torn"));
+    assert_train(&s, 0, "run", "--max-steps 3 --resume");
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
     assert_int_equal(daemon_stop(&s.daemon), 0);
 }
@@ -106,17 +105,16 @@ TEST(damaged_checkpoints)
 // A draft model's checkpoint is looked at as well.
 TEST_IN(damaged_draft, scene_open)
 {
-    daemon_kill(&s.daemon);
+    daemon_kill(&s->daemon);
     const char *draft = daemon_model(test_folder(), true, 12);
-    daemon_start(&s.daemon, s.model, OPTIONS("--draft", draft, "--speculative", "draft_model:3"));
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2", "--train-draft")), 0);
-    const json_int_t before = version(&s);
-    damage(checkpoint_file(&s, "run", "draft/model.safetensors"), CUT, NULL);
-    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 1);
-    assert_said(&s, "step-2/draft/model.safetensors");
-    assert_int_equal(version(&s), before);
-    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
-    assert_int_equal(daemon_stop(&s.daemon), 0);
+    daemon_start(&s->daemon, s->model, args("--draft %s --speculative draft_model:3", draft));
+    assert_train(s, 0, "run", "--max-steps 2 --train-draft");
+    const json_int_t before = version(s);
+    damage(checkpoint_file(s, "run", "draft/model.safetensors"), CUT, NULL);
+    assert_train(s, 1, "run", "--max-steps 3 --resume");
+    assert_said(s, "step-2/draft/model.safetensors");
+    assert_int_equal(version(s), before);
+    daemon_holds(&s->daemon, "policy", latest(s, "run"));
 }
 
 static json_t *read_json(const struct scene *s, const char *path)
@@ -128,21 +126,20 @@ static json_t *read_json(const struct scene *s, const char *path)
 // said.
 TEST_IN(resume_alone, scene_open)
 {
-    const char *run = test_path(s.folder, "run");
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2", "--seed", "7")), 0);
-    json_t *options = read_json(&s, "run/config.json");
-    train_rows(&s, "resume", "resume_alone", trainer_alone);
-    json_t *now = read_json(&s, "run/config.json");
+    const char *run = test_path(s->folder, "run");
+    assert_train(s, 0, "run", "--max-steps 2 --seed 7");
+    json_t *options = read_json(s, "run/config.json");
+    train_rows(s, "resume", "resume_alone", trainer_alone);
+    json_t *now = read_json(s, "run/config.json");
     assert_int_equal(json_object_set_new(now, "resume", json_false()), 0);
     assert_true(json_equal(now, options));
 
-    train_rows(&s, "resume", "with_other_options", trainer_alone);
-    assert_true(metric(last_metrics(&s, "run"), "completions/max_length") <= 12);
+    train_rows(s, "resume", "with_other_options", trainer_alone);
+    assert_true(metric(last_metrics(s, "run"), "completions/max_length") <= 12);
 
     const char *broken = "{\"prompts_per_step\": 3, \"nonsense\": 1}";
     test_write(test_path(run, "config.json"), broken, strlen(broken));
-    train_rows(&s, "resume", "a_config_that_is_broken", trainer_alone);
-    assert_int_equal(daemon_stop(&s.daemon), 0);
+    train_rows(s, "resume", "a_config_that_is_broken", trainer_alone);
 }
 
 // A run that never made a step is no obstacle; one whose steps were lost is.
@@ -150,52 +147,48 @@ TEST_IN(nothing_learned, scene_open)
 {
     static const char script[] = "read -r line; echo '{\"reward\": 1}'\n" // when it is tried
                                  "while read -r line; do echo no; done\n";
-    const char *reward = scene_scorer(&s, script);
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "1", "--reward", reward)), 1);
-    assert_true(file_exists(test_path(s.folder, "run/checkpoints/step-0")));
-    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2")), 0);
-    assert_said(&s, "ended before its first step: it is begun anew");
-    assert_int_equal(steps_done(&s, "run"), 2);
+    const char *reward = scene_scorer(s, script);
+    assert_train(s, 1, "run", "--max-steps 1 --reward %s", reward);
+    assert_true(file_exists(test_path(s->folder, "run/checkpoints/step-0")));
+    assert_train(s, 0, "run", "--max-steps 2");
+    assert_said(s, "ended before its first step: it is begun anew");
+    assert_int_equal(steps_done(s, "run"), 2);
 
-    assert_ok(file_remove_tree(test_path(s.folder, "run/checkpoints/step-2")));
-    const char *link = test_path(s.folder, "run/checkpoints/latest");
+    assert_ok(file_remove_tree(test_path(s->folder, "run/checkpoints/step-2")));
+    const char *link = test_path(s->folder, "run/checkpoints/latest");
     assert_int_equal(unlink(link), 0);
     assert_int_equal(symlink("step-0", link), 0);
-    assert_int_equal(train_alone(&s, "run", OPTIONS("--max-steps", "2")), 1);
-    assert_said(&s, "holds a run already");
-    assert_int_equal(steps_done(&s, "run"), 2);
+    assert_train(s, 1, "run", "--max-steps 2");
+    assert_said(s, "holds a run already");
+    assert_int_equal(steps_done(s, "run"), 2);
 
     // Nor is one that holds trained weights, which may stand nowhere else.
-    const char *const fails[] = {"--start-from", "current", "--reward", reward, NULL};
-    assert_int_equal(train(&s, "current", fails), 1);
-    assert_int_equal(train_alone(&s, "current", fails), 1);
-    assert_said(&s, "holds a run already");
-    assert_int_equal(daemon_stop(&s.daemon), 0);
+    const char *const *fails = args("--start-from current --reward %s", reward);
+    assert_int_equal(train(s, "current", fails), 1);
+    assert_int_equal(train(s, "current", fails), 1);
+    assert_said(s, "holds a run already");
 }
 
 // The folder names what the run was made of, at each of its starts.
 TEST_IN(folder_says_what_it_is, scene_open)
 {
     char host[256] = "";
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "2")), 0);
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
-    json_t *json = read_json(&s, "run/run.json");
+    assert_train(s, 0, "run", "--max-steps 2");
+    assert_train(s, 0, "run", "--max-steps 3 --resume");
+    json_t *json = read_json(s, "run/run.json");
     const json_t *starts = json_object_get(json, "starts"), *start;
     assert_int_equal(json_array_size(starts), 2);
     assert_int_equal(gethostname(host, sizeof host - 1), 0);
     for (size_t i = 0; i < 2; i++) {
         start = json_array_get(starts, i);
-        assert_string_equal(json_string_value(json_object_get(start, "host")), host);
-        assert_string_equal(json_string_value(json_object_get(start, "model")), s.model);
-        assert_contains(json_string_value(json_object_get(start, "program")), "cw-trainer ");
-        assert_int_equal(json_integer_value(json_object_get(start, "weight_version")), i ? 8 : 2);
-        assert_int_equal(json_integer_value(json_object_get(start, "step")), 2 * i);
-        assert_int_equal(json_integer_value(json_object_get(start, "server_pid")),
-                         s.daemon.child.pid);
+        assert_string_equal(text_of(start, "host"), host);
+        assert_string_equal(text_of(start, "model"), s->model);
+        assert_contains(text_of(start, "program"), "cw-trainer ");
+        assert_int_equal(int_of(start, "weight_version"), i ? 8 : 2);
+        assert_int_equal(int_of(start, "step"), 2 * i);
+        assert_int_equal(int_of(start, "server_pid"), s->daemon.child.pid);
         const json_t *weights = json_object_get(start, "weights");
-        assert_contains(json_string_value(json_object_get(weights, "folder")),
-                        i ? "/run/checkpoints/step-2" : s.model);
-        assert_int_equal(json_integer_value(json_object_get(weights, "updates")), 0);
+        assert_contains(text_of(weights, "folder"), i ? "/run/checkpoints/step-2" : s->model);
+        assert_int_equal(int_of(weights, "updates"), 0);
     }
-    assert_int_equal(daemon_stop(&s.daemon), 0);
 }

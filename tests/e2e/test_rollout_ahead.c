@@ -6,7 +6,7 @@
 
 #define STEPS 9
 
-static struct scene scene;
+SCENE_OF_ALL(scene_open_exact)
 
 static const char *steps(void)
 {
@@ -34,12 +34,11 @@ TEST(samples_are_those_of_the_plain_loop)
     static const char *const curricula[] = {"off", "kde"};
     for (int i = 0; i < 2; i++) {
         const char *plain = i ? "plain-kde" : "plain", *ahead = i ? "ahead-kde" : "ahead";
-        assert_exit(0, train(&scene, plain,
-                             OPTIONS("--learning-rate", "0", "--max-steps", steps(), "--curriculum",
-                                     curricula[i])));
-        assert_exit(0, train(&scene, ahead,
-                             OPTIONS("--learning-rate", "0", "--max-steps", steps(), "--curriculum",
-                                     curricula[i], "--rollout-ahead", "3")));
+        assert_train(&scene, 0, plain, "--learning-rate 0 --max-steps %s --curriculum %s", steps(),
+                     curricula[i]);
+        assert_train(&scene, 0, ahead,
+                     "--learning-rate 0 --max-steps %s --curriculum %s --rollout-ahead 3", steps(),
+                     curricula[i]);
         for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
             assert_same_column(plain, ahead, keys[k]);
     }
@@ -49,18 +48,17 @@ TEST(samples_are_those_of_the_plain_loop)
 TEST(evaluations_take_turns)
 {
     double accuracy[STEPS];
-    assert_exit(0, train_alone(&scene, "evaluated",
-                               OPTIONS("--max-steps", "4", "--rollout-ahead", "2", "--reward",
-                                       "exact", "--eval-data", scene.data, "--eval-steps", "1")));
+    assert_train(&scene, 0, "evaluated",
+                 "--max-steps 4 --rollout-ahead 2 --reward exact --eval-data %s --eval-steps 1",
+                 scene.data);
     assert_int_equal(column(&scene, "evaluated", "eval/reward", accuracy, STEPS), 5);
 }
 
 TEST(the_age_of_samples_is_bounded_and_said)
 {
     double max[STEPS], mean[STEPS], oldest = 0;
-    assert_exit(0, train_alone(&scene, "learning",
-                               OPTIONS("--max-steps", steps(), "--rollout-ahead", "2",
-                                       "--num-iterations", "2")));
+    assert_train(&scene, 0, "learning", "--max-steps %s --rollout-ahead 2 --num-iterations 2",
+                 steps());
     assert_said(&scene, "up to 4 updates before");
     assert_int_equal(column(&scene, "learning", "rollout/staleness_max", max, STEPS), STEPS);
     assert_int_equal(column(&scene, "learning", "rollout/staleness_mean", mean, STEPS), STEPS);
@@ -76,7 +74,7 @@ TEST(the_age_of_samples_is_bounded_and_said)
 
 TEST(it_is_not_exact)
 {
-    assert_int_equal(train_alone(&scene, "exact", OPTIONS("--rollout-ahead", "1", "--exact")), 2);
+    assert_train(&scene, 2, "exact", "--rollout-ahead 1 --exact");
     assert_said(&scene, "--exact with samples of older weights");
 }
 
@@ -84,34 +82,24 @@ TEST(it_is_not_exact)
 TEST(it_ends_and_goes_on)
 {
     struct test_child child = {0};
-    start_trainer(&scene, &child, "stopped",
-                  OPTIONS("--max-steps", "100000", "--rollout-ahead", "2"));
+    start_trainer(&scene, &child, "stopped", args("--max-steps 100000 --rollout-ahead 2"));
     wait_for_steps(&scene, "stopped", 3, &child);
     kill(child.pid, SIGTERM);
     assert_int_equal(test_wait(&child, LIMIT_MS), 0);
     const int done = steps_done(&scene, "stopped");
-    char more[12];
-    snprintf(more, sizeof more, "%d", done + 2);
-    assert_int_equal(train(&scene, "stopped", OPTIONS("--resume", "--max-steps", more)), 0);
+    const char *more = test_text("%d", done + 2);
+    assert_train(&scene, 0, "stopped", "--resume --max-steps %s", more);
     assert_int_equal(steps_done(&scene, "stopped"), done + 2);
 }
 
 TEST(a_killed_server_ends_it)
 {
     struct test_child child = {0};
-    start_trainer(&scene, &child, "orphaned",
-                  OPTIONS("--max-steps", "100000", "--rollout-ahead", "2"));
+    start_trainer(&scene, &child, "orphaned", args("--max-steps 100000 --rollout-ahead 2"));
     wait_for_steps(&scene, "orphaned", 2, &child);
     kill(scene.daemon.child.pid, SIGKILL);
     assert_int_equal(test_wait(&child, LIMIT_MS), 1);
-    assert_log(&scene, "what was learned is saved: ");
-    assert_log(&scene, "error: ");
+    assert_said(&scene, "what was learned is saved: ");
+    assert_said(&scene, "error: ");
     assert_true(steps_done(&scene, "orphaned") >= 2);
 }
-
-static void open_scene(void)
-{
-    scene_open_exact(&scene);
-}
-
-TESTS_BETWEEN(open_scene, NULL)

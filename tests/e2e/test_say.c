@@ -6,12 +6,12 @@
 // --log-level debug: stages of a step, publishes, requests; in both programs, and only there.
 TEST_IN(debug_lines, scene_open)
 {
-    train_rows(&s, "say", "without_debug", train_alone);
-    daemon_kill(&s.daemon);
-    daemon_start(&s.daemon, s.model, OPTIONS("--log-level", "debug"));
-    train_rows(&s, "say", "debug_lines", train_alone);
-    assert_int_equal(daemon_stop(&s.daemon), 0);
-    char *log = test_read(s.daemon.log);
+    train_rows(s, "say", "without_debug", train);
+    daemon_kill(&s->daemon);
+    daemon_start(&s->daemon, s->model, args("--log-level debug"));
+    train_rows(s, "say", "debug_lines", train);
+    assert_int_equal(daemon_stop(&s->daemon), 0);
+    char *log = test_read(s->daemon.log);
     assert_contains(log, "debug: POST /v1/rollouts: 200, ");
     assert_contains(log, "debug: engine: the trainer's update: version 6, ");
 }
@@ -19,8 +19,7 @@ TEST_IN(debug_lines, scene_open)
 // A run in which every sample is worth the same says so, when it is clear and at its end.
 TEST_IN(nothing_to_learn, scene_open)
 {
-    train_rows(&s, "say", "nothing_to_learn", train_alone);
+    train_rows(s, "say", "nothing_to_learn", train);
     // the last one wants warnings alone: no progress
-    assert_string_equal(test_read(test_path(s.folder, "alone.log")), "");
-    assert_int_equal(daemon_stop(&s.daemon), 0);
+    assert_string_equal(test_read(test_path(s->folder, "trainer.log")), "");
 }

@@ -21,30 +21,29 @@ TEST_IN(nothing_is_lost, scene_open)
 {
     struct test_child trainer = {0};
     static const int signals[] = {SIGKILL, SIGTERM};
-    const char *const run[] = {"--exact", "--max-steps",    "400", "--save-steps",
-                               "0",       "--save-minutes", "0",   NULL};
-    daemon_kill(&s.daemon);
-    daemon_start(&s.daemon, s.model, OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
-    assert_int_equal(train(&s, "whole", run), 0);
-    daemon_kill(&s.daemon);
+    const char *const *run = args("--exact --max-steps 400 --save-steps 0 --save-minutes 0");
+    daemon_kill(&s->daemon);
+    daemon_start(&s->daemon, s->model, args("--exact --dtype %s", daemon_exact_dtype()));
+    assert_int_equal(train(s, "whole", run), 0);
+    daemon_kill(&s->daemon);
     for (int i = 0; i < 2; i++) {
-        daemon_start(&s.daemon, s.model, OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
-        start_trainer(&s, &trainer, "parts", i ? OPTIONS("--resume") : run);
-        wait_for_steps(&s, "parts", 5 + 100 * i, &trainer);
-        end_server(&s, signals[i]);
+        daemon_start(&s->daemon, s->model, args("--exact --dtype %s", daemon_exact_dtype()));
+        start_trainer(s, &trainer, "parts", i ? args("--resume") : run);
+        wait_for_steps(s, "parts", 5 + 100 * i, &trainer);
+        end_server(s, signals[i]);
         assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
-        assert_log(&s, "what was learned is saved: ");
-        assert_log(&s, "error: ");
-        assert_int_equal(saved_step(&s, "parts"), steps_done(&s, "parts"));
-        assert_in_range(saved_step(&s, "parts"), 5 + 100 * i, 399);
-        assert_int_equal(count_checkpoints(&s, "parts"), 2); // the next replaces it
-        daemon_kill(&s.daemon);
+        assert_said(s, "what was learned is saved: ");
+        assert_said(s, "error: ");
+        assert_int_equal(saved_step(s, "parts"), steps_done(s, "parts"));
+        assert_in_range(saved_step(s, "parts"), 5 + 100 * i, 399);
+        assert_int_equal(count_checkpoints(s, "parts"), 2); // the next replaces it
+        daemon_kill(&s->daemon);
     }
-    daemon_start(&s.daemon, s.model, OPTIONS("--exact", "--dtype", daemon_exact_dtype()));
-    assert_int_equal(train(&s, "parts", OPTIONS("--resume")), 0);
-    test_same_file(latest(&s, "whole"), latest(&s, "parts"), "model.safetensors");
-    test_same_file(latest(&s, "whole"), latest(&s, "parts"), "trainer/trainer_state.json");
-    assert_int_equal(count_checkpoints(&s, "parts"), 2);
+    daemon_start(&s->daemon, s->model, args("--exact --dtype %s", daemon_exact_dtype()));
+    assert_train(s, 0, "parts", "--resume");
+    test_same_file(latest(s, "whole"), latest(s, "parts"), "model.safetensors");
+    test_same_file(latest(s, "whole"), latest(s, "parts"), "trainer/trainer_state.json");
+    assert_int_equal(count_checkpoints(s, "parts"), 2);
 }
 
 // The server goes while the evaluation behind a step is half done: the step is saved, and its
@@ -56,7 +55,7 @@ TEST_IN(evaluation_is_made_up_for, scene_open)
     char reward[PATH_MAX + 32];
     // 70 prompts go out in two requests, the second once the first one's are scored: of the
     // baseline 70 samples, of two steps 24, then the evaluation's
-    const char *held_out = scene_prompts(&s, "held-out.jsonl", 70);
+    const char *held_out = scene_prompts(s, "held-out.jsonl", 70);
     static const char script[] =
         "n=0\n"
         "while read -r line; do n=$((n + 1))\n"
@@ -65,35 +64,34 @@ TEST_IN(evaluation_is_made_up_for, scene_open)
         "fi\n"
         "echo '{\"reward\": 1}'\n"
         "done\n";
-    const char *scorer = test_path(s.folder, "scorer.sh"), *calm = test_path(s.folder, "calm.sh");
+    const char *scorer = test_path(s->folder, "scorer.sh"), *calm = test_path(s->folder, "calm.sh");
     test_write(scorer, script, strlen(script));
     test_write(calm, script, strlen(script));
-    test_write(test_path(s.folder, "calm.sh.asked"), "", 0);
+    test_write(test_path(s->folder, "calm.sh.asked"), "", 0);
     for (int i = 0; i < 2; i++) {
         const char *run = i ? "parts" : "whole";
         snprintf(reward, sizeof reward, "length,command:sh %s", i ? scorer : calm);
-        start_trainer(&s, &trainer, run,
-                      OPTIONS("--max-steps", "3", "--eval-data", held_out, "--eval-steps", "2",
-                              "--save-steps", "0", "--reward", reward));
+        start_trainer(s, &trainer, run,
+                      args("--max-steps 3 --eval-data %s --eval-steps 2 --save-steps 0 --reward %s",
+                           held_out, reward));
         if (i) {
-            test_wait_for_file(test_path(s.folder, "scorer.sh.asked"), LIMIT_MS, &trainer);
-            end_server(&s, SIGKILL);
-            test_write(test_path(s.folder, "scorer.sh.go"), "", 0);
+            test_wait_for_file(test_path(s->folder, "scorer.sh.asked"), LIMIT_MS, &trainer);
+            end_server(s, SIGKILL);
+            test_write(test_path(s->folder, "scorer.sh.go"), "", 0);
         }
         assert_int_equal(test_wait(&trainer, LIMIT_MS), i);
-        daemon_kill(&s.daemon);
-        daemon_start(&s.daemon, s.model, NULL);
+        daemon_kill(&s->daemon);
+        daemon_start(&s->daemon, s->model, NULL);
     }
-    assert_int_equal(saved_step(&s, "parts"), 2);
-    assert_int_equal(steps_done(&s, "parts"), 2); // the baseline's and the first step's
-    assert_int_equal(train(&s, "parts", OPTIONS("--resume", "--reward", reward)), 0);
-    assert_int_equal(column(&s, "parts", "step", steps, 8), 4);
+    assert_int_equal(saved_step(s, "parts"), 2);
+    assert_int_equal(steps_done(s, "parts"), 2); // the baseline's and the first step's
+    assert_train(s, 0, "parts", "--resume --reward %s", reward);
+    assert_int_equal(column(s, "parts", "step", steps, 8), 4);
     for (int i = 0; i < 4; i++) assert_true(steps[i] == i);
-    assert_int_equal(column(&s, "whole", "eval/reward", whole, 8), 4);
-    assert_int_equal(column(&s, "parts", "eval/reward", parts, 8), 4);
+    assert_int_equal(column(s, "whole", "eval/reward", whole, 8), 4);
+    assert_int_equal(column(s, "parts", "eval/reward", parts, 8), 4);
     assert_true(whole[2] > 0);
-    if (strcmp(test_device(), "cpu") == 0) assert_memory_equal(whole, parts, 4 * sizeof *whole);
-    assert_int_equal(daemon_stop(&s.daemon), 0);
+    if (on_cpu()) assert_memory_equal(whole, parts, 4 * sizeof *whole);
 }
 
 // By the clock, whatever --save-steps is: a trainer that is killed goes on from there, and only the
@@ -101,15 +99,13 @@ TEST_IN(evaluation_is_made_up_for, scene_open)
 TEST_IN(saves_by_the_clock, scene_open)
 {
     struct test_child trainer = {0};
-    start_trainer(&s, &trainer, "run",
-                  OPTIONS("--max-steps", "100000", "--save-minutes", "0.0001"));
-    wait_for_steps(&s, "run", 6, &trainer);
+    start_trainer(s, &trainer, "run", args("--max-steps 100000 --save-minutes 0.0001"));
+    wait_for_steps(s, "run", 6, &trainer);
     test_end(&trainer); // SIGKILL
-    daemon_wait(&s.daemon);
-    assert_true(saved_step(&s, "run") >= 4);
-    assert_in_range(count_checkpoints(&s, "run"), 2, 3); // 3: killed before the older one went
-    assert_int_equal(train(&s, "run", OPTIONS("--max-steps", "3", "--resume")), 0);
-    assert_int_equal(daemon_stop(&s.daemon), 0);
+    daemon_wait(&s->daemon);
+    assert_true(saved_step(s, "run") >= 4);
+    assert_in_range(count_checkpoints(s, "run"), 2, 3); // 3: killed before the older one went
+    assert_train(s, 0, "run", "--max-steps 3 --resume");
 }
 
 // Any other error in the middle of a run saves what was learned before it, too.
@@ -119,11 +115,9 @@ TEST_IN(other_errors_lose_nothing, scene_open)
                                  "while read -r line; do n=$((n + 1))\n"
                                  "[ $n -le 30 ] && echo '{\"reward\": '$((n % 3))'}' || echo no\n"
                                  "done\n";
-    assert_exit(
-        1, train(&s, "run", OPTIONS("--max-steps", "9", "--reward", scene_scorer(&s, script))));
-    assert_log(&s, "what was learned is saved: ");
-    assert_log(&s, "error: ");
-    assert_int_equal(saved_step(&s, "run"), 2);
-    daemon_holds(&s.daemon, "policy", latest(&s, "run"));
-    assert_int_equal(daemon_stop(&s.daemon), 0);
+    assert_train(s, 1, "run", "--max-steps 9 --reward %s", scene_scorer(s, script));
+    assert_said(s, "what was learned is saved: ");
+    assert_said(s, "error: ");
+    assert_int_equal(saved_step(s, "run"), 2);
+    daemon_holds(&s->daemon, "policy", latest(s, "run"));
 }

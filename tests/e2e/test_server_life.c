@@ -19,19 +19,8 @@ static void make_model(void)
     model = daemon_model(test_folder(), true, 7);
 }
 
-static int open_request(const struct daemon *d, const char *path, const char *body)
-{
-    char text[512];
-    int n =
-        snprintf(text, sizeof text, "POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
-                 path, strlen(body), body);
-    int fd = daemon_connect(d->socket);
-    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
-    return fd;
-}
-
-// Runs it to its end; it must say `part`.
-static void expect_refusal(int status, const char *part, const char *const argv[])
+// A command ends with that status, and says `part`.
+static void expect_end(int status, const char *part, const char *const argv[])
 {
     const char *log = test_path(test_folder(), "log");
     int got = test_command(log, 30000, argv);
@@ -40,39 +29,39 @@ static void expect_refusal(int status, const char *part, const char *const argv[
     assert_contains(text, part);
 }
 
+// The same of a server of the model with these options, on a socket of its own.
+static void refused(int status, const char *part, const char *const options[])
+{
+    expect_end(status, part,
+               JOIN(args("%s --model %s --socket %s", test_binary("cw-infer-server"), model,
+                         test_path(test_folder(), "s.sock")),
+                    options));
+}
+
 TEST(test_usage)
 {
     const char *program = test_binary("cw-infer-server");
-    const char *const none[] = {program, NULL};
-    const char *const draft[] = {program, "--model", model, "--draft", "/nowhere/draft", NULL};
-    const char *const method[] = {program,         "--model",       model,
-                                  "--speculative", "draft_model:4", NULL};
-    const char *const unknown[] = {program, "--model", model, "--speculative", "ngram:99", NULL};
-    const char *const vllm[] = {program, "--model", model, "--no-enable-prefix-caching", NULL};
-    const char *const typo[] = {program, "--modl", model, NULL};
-    const char *const *kv = OPTIONS(program, "--model", model, "--kv-memory", "lots", "--socket",
-                                    test_path(test_folder(), "s"));
-    const char *const nowhere[] = {"env", "XDG_RUNTIME_DIR=/dev/null", program, "--model", model,
-                                   NULL};
-    const char *const help[] = {program, "--help", NULL};
-    expect_refusal(2, "--model DIR is needed", none);
-    expect_refusal(1, "/nowhere/draft", draft);
-    expect_refusal(2, "draft_model needs --draft DIR", method);
-    expect_refusal(2, "must be 1 to 16", unknown);
-    expect_refusal(2, "--model", typo);
-    expect_refusal(2, "--no-enable-prefix-caching: here --prefix-cache off", vllm);
-    expect_refusal(2, "--kv-memory: 'lots' is not a size", kv);
-    expect_refusal(2, "or a percentage, as 80%", kv);
-    expect_refusal(1, "give --socket and --bridge, or set XDG_RUNTIME_DIR", nowhere);
-    expect_refusal(0, "--request-timeout", help);
+    expect_end(2, "--model DIR is needed", args("%s", program));
+    refused(1, "/nowhere/draft", args("--draft /nowhere/draft"));
+    refused(2, "draft_model needs --draft DIR", args("--speculative draft_model:4"));
+    refused(2, "must be 1 to 16", args("--speculative ngram:99"));
+    refused(2, "--model", args("--modl %s", model));
+    refused(2, "--no-enable-prefix-caching: here --prefix-cache off",
+            args("--no-enable-prefix-caching"));
+    refused(2, "--kv-memory: 'lots' is not a size", args("--kv-memory lots"));
+    refused(2, "or a percentage, as 80%", args("--kv-memory lots"));
+    expect_end(1, "give --socket and --bridge, or set XDG_RUNTIME_DIR",
+               args("env XDG_RUNTIME_DIR=/dev/null %s --model %s", program, model));
+    expect_end(0, "--request-timeout", args("%s --help", program));
 }
 
 TEST(test_no_model)
 {
     const char *folder = test_folder(), *socket = test_path(folder, "s.sock");
-    const char *const *argv = OPTIONS(test_binary("cw-infer-server"), "--model", "/nowhere/at/all",
-                                      "--socket", socket, "--bridge", test_path(folder, "b.json"));
-    expect_refusal(1, "/nowhere/at/all", argv);
+    const char *const *argv =
+        args("%s --model /nowhere/at/all --socket %s --bridge %s", test_binary("cw-infer-server"),
+             socket, test_path(folder, "b.json"));
+    expect_end(1, "/nowhere/at/all", argv);
     assert_false(file_exists(socket));
 }
 
@@ -81,8 +70,8 @@ TEST(test_broken_weights)
     const char *broken = daemon_model(test_folder(), false, 3), *folder = test_folder();
     const char *socket = test_path(folder, "s.sock"), *bridge = test_path(folder, "bridge.json");
     test_write(test_path(broken, "model.safetensors"), "not safetensors at all", 22);
-    const char *const *argv = OPTIONS(test_binary("cw-infer-server"), "--model", broken, "--device",
-                                      "cpu", "--socket", socket, "--bridge", bridge);
+    const char *const *argv = args("%s --model %s --device cpu --socket %s --bridge %s",
+                                   test_binary("cw-infer-server"), broken, socket, bridge);
     const char *log = test_path(folder, "log");
     assert_int_equal(test_command(log, 30000, argv), 1);
     char *text = test_read(log), *sentence = strstr(text, "model.safetensors");
@@ -109,15 +98,13 @@ TEST(test_models_while_loading)
     daemon_get(d.socket, "/v1/models/slow", 503);
 }
 
-TEST(test_second_daemon_is_refused)
+DAEMON_TEST(test_second_daemon_is_refused, model, NULL)
 {
-    struct daemon d = {0};
-    daemon_start(&d, model, NULL);
-    const char *const *argv = OPTIONS(test_binary("cw-infer-server"), "--model", model, "--socket",
-                                      d.socket, "--bridge", test_path(test_folder(), "other.json"));
-    expect_refusal(1, "already serves there", argv);
-    daemon_get(d.socket, "/health", 200);
-    assert_int_equal(daemon_stop(&d), 0);
+    const char *const *argv =
+        OPTIONS(test_binary("cw-infer-server"), "--model", model, "--socket", d->socket, "--bridge",
+                test_path(test_folder(), "other.json"));
+    expect_end(1, "already serves there", argv);
+    daemon_get(d->socket, "/health", 200);
 }
 
 TEST(test_stale_socket_is_replaced)
@@ -127,8 +114,8 @@ TEST(test_stale_socket_is_replaced)
     test_kill(&d.child, SIGKILL);
     test_wait(&d.child, 10000);
     assert_true(file_exists(d.socket));
-    const char *const *argv = OPTIONS(test_binary("cw-infer-server"), "--model", model, "--device",
-                                      "cpu", "--socket", d.socket, "--bridge", d.bridge);
+    const char *const *argv = args("%s --model %s --device cpu --socket %s --bridge %s",
+                                   test_binary("cw-infer-server"), model, d.socket, d.bridge);
     test_spawn(&d.child, d.log, argv);
     daemon_wait(&d);
     struct stat info;
@@ -145,9 +132,9 @@ TEST(test_drain)
     struct wire_answer a;
     daemon_start(&d, model, NULL);
     daemon_post(d.socket, "/bridge/pause", 200, ""); // so that it cannot end too early
-    int fd = open_request(&d, "/v1/rollouts",
-                          "{\"groups\":[{\"prompt_token_ids\":[1,2],\"n\":24}],\"sampling\":"
-                          "{\"max_tokens\":200}}");
+    int fd = daemon_ask(&d, "/v1/rollouts",
+                        "{\"groups\":[{\"prompt_token_ids\":[1,2],\"n\":24}],\"sampling\":"
+                        "{\"max_tokens\":200}}");
     clock_sleep_ms(100);
     test_kill(&d.child, SIGTERM);
     // while it drains it says so, and takes nothing new
@@ -182,7 +169,7 @@ TEST(test_hangup)
     signal(SIGHUP, SIG_DFL); // also where these tests run under nohup
     daemon_start(&d, model, NULL);
     daemon_post(d.socket, "/bridge/pause", 200, ""); // so that it cannot end too early
-    int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":4}");
+    int fd = daemon_ask(&d, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":4}");
     clock_sleep_ms(200);
     for (int i = 0; i < 2; i++) {
         test_kill(&d.child, SIGHUP);
@@ -201,13 +188,12 @@ TEST(test_hangup)
 
 TEST(test_second_signal_and_drain_timeout)
 {
-    static const char *const short_drain[] = {"--drain-timeout", "0", NULL};
     for (int i = 0; i < 2; i++) {
         struct daemon d = {0};
         struct wire_answer a;
-        daemon_start(&d, model, i ? short_drain : NULL);
+        daemon_start(&d, model, i ? args("--drain-timeout 0") : NULL);
         daemon_post(d.socket, "/bridge/pause", 200, ""); // it would never end by itself
-        int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":400}");
+        int fd = daemon_ask(&d, "/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":400}");
         clock_sleep_ms(200);
         int64_t start = clock_now_ns();
         test_kill(&d.child, SIGTERM);
@@ -240,9 +226,7 @@ static void *keep_asking(void *argument)
         int fd = daemon_connect(asker->socket);
         struct wire_answer a;
         if (fd < 0) continue;
-        if (daemon_send(fd, text, sizeof text - 1)) {
-            wire_read(fd, 1000, &a);
-        }
+        if (daemon_send(fd, text, sizeof text - 1)) wire_read(fd, 1000, &a);
         close(fd);
     }
     return NULL;
@@ -250,12 +234,11 @@ static void *keep_asking(void *argument)
 
 TEST(test_stops_in_a_crowd)
 {
-    static const char *const short_drain[] = {"--drain-timeout", "0", NULL};
     for (int round = 0; round < 4; round++) {
         struct daemon d = {0};
         struct asker askers[8];
         _Atomic bool over = false;
-        daemon_start(&d, model, short_drain);
+        daemon_start(&d, model, args("--drain-timeout 0"));
         for (int i = 0; i < 8; i++) {
             askers[i] = (struct asker){.socket = d.socket, .stop = &over};
             assert_int_equal(pthread_create(&askers[i].thread, NULL, keep_asking, &askers[i]), 0);
@@ -271,18 +254,6 @@ TEST(test_stops_in_a_crowd)
 
 // ---- TCP ---------------------------------------------------------------------------------------
 
-static int tcp_status(int port, const char *path, const char *headers)
-{
-    char text[512];
-    struct wire_answer a;
-    int n = snprintf(text, sizeof text, "GET %s HTTP/1.0\r\nHost: x\r\n%s\r\n", path, headers);
-    int fd = daemon_connect_tcp(port);
-    assert_true(fd >= 0 && daemon_send(fd, text, (size_t)n));
-    assert_true(wire_read(fd, 10000, &a));
-    close(fd);
-    return a.status;
-}
-
 // Files of a snapshot are links to blobs, as the Hub's programs leave them.
 static void make_snapshot(const char *repository, const char *snapshot)
 {
@@ -293,10 +264,9 @@ static void make_snapshot(const char *repository, const char *snapshot)
     assert_ok(file_make_folders(snapshot));
     assert_ok(file_make_folders(blobs));
     for (const struct dirent *file; (file = readdir(files));) {
-        char blob[300], link[320];
         if (file->d_name[0] == '.') continue;
-        snprintf(blob, sizeof blob, "b10b-%s", file->d_name);
-        snprintf(link, sizeof link, "../../blobs/%s", blob);
+        const char *blob = test_text("b10b-%s", file->d_name);
+        const char *link = test_text("../../blobs/%s", blob);
         assert_int_equal(rename(test_path(folder, file->d_name), test_path(blobs, blob)), 0);
         assert_int_equal(symlink(link, test_path(snapshot, file->d_name)), 0);
     }
@@ -310,8 +280,7 @@ static void serves_as_the_repository(const char *given)
     struct daemon d = {0};
     daemon_start(&d, given, NULL);
     json_t *models = daemon_get(d.socket, "/v1/models", 200);
-    const json_t *card = json_at(models, "data.0");
-    assert_string_equal(text_of(card, "id"), "some-org/tiny");
+    assert_string_equal(text_of(models, "data.0.id"), "some-org/tiny");
     daemon_post(d.socket, "/v1/completions", 200,
                 "{\"model\":\"some-org/tiny\",\"prompt\":\"a\",\"max_tokens\":2}");
     assert_int_equal(daemon_stop(&d), 0);
@@ -332,10 +301,7 @@ TEST(test_model_of_the_hub)
     setenv("HF_HOME", "/nowhere", 1);
     setenv("HF_HUB_CACHE", cache, 1);
     serves_as_the_repository("some-org/tiny");
-    const char *const none[] = {
-        test_binary("cw-infer-server"),     "--model", "some-org/none", "--socket",
-        test_path(test_folder(), "s.sock"), NULL};
-    expect_refusal(1, "hf download some-org/none", none);
+    refused(1, "hf download some-org/none", args("--model some-org/none"));
     unsetenv("HF_HUB_CACHE");
     unsetenv("HF_HOME");
 }
@@ -345,30 +311,27 @@ TEST(test_tcp_and_key)
     struct daemon d = {0};
     const char *key = test_path(test_folder(), "key");
     test_write(key, "correct-horse-battery\n", 22);
-    const char *const options[] = {"--listen", "127.0.0.1:0", "--api-key-file", key, NULL};
+    const char *const *options = args("--listen 127.0.0.1:0 --api-key-file %s", key);
     daemon_start(&d, model, options);
     int port = daemon_tcp_port(&d);
-    assert_int_equal(tcp_status(port, "/v1/models", ""), 401);
-    assert_int_equal(tcp_status(port, "/v1/models", "Authorization: Bearer wrong\r\n"), 401);
+    assert_int_equal(daemon_tcp_status(port, "GET", "/v1/models", ""), 401);
     assert_int_equal(
-        tcp_status(port, "/v1/models", "Authorization: Bearer correct-horse-batterz\r\n"), 401);
-    assert_int_equal(tcp_status(port, "/nothing", ""), 401);
-    assert_int_equal(
-        tcp_status(port, "/v1/models", "Authorization: Bearer correct-horse-battery\r\n"), 200);
-    assert_int_equal(tcp_status(port, "/health", ""), 200);
+        daemon_tcp_status(port, "GET", "/v1/models", "Authorization: Bearer wrong\r\n"), 401);
+    assert_int_equal(daemon_tcp_status(port, "GET", "/v1/models",
+                                       "Authorization: Bearer correct-horse-batterz\r\n"),
+                     401);
+    assert_int_equal(daemon_tcp_status(port, "GET", "/nothing", ""), 401);
+    assert_int_equal(daemon_tcp_status(port, "GET", "/v1/models",
+                                       "Authorization: Bearer correct-horse-battery\r\n"),
+                     200);
+    assert_int_equal(daemon_tcp_status(port, "GET", "/health", ""), 200);
     daemon_get(d.socket, "/v1/models", 200); // the Unix socket needs none
     assert_int_equal(daemon_stop(&d), 0);
 
-    const char *const *open = OPTIONS(test_binary("cw-infer-server"), "--model", model, "--socket",
-                                      test_path(test_folder(), "s.sock"), "--listen", "0.0.0.0:0");
-    expect_refusal(1, "--api-key-file", open);
-    static const char *const bad[] = {"8000", "127.0.0.1:99999", "127.0.0.1:http"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        const char *const *words =
-            OPTIONS(test_binary("cw-infer-server"), "--model", model, "--socket",
-                    test_path(test_folder(), "s.sock"), "--listen", bad[i]);
-        expect_refusal(2, ": give HOST:PORT", words);
-    }
+    refused(1, "--api-key-file", args("--listen 0.0.0.0:0"));
+    refused(2, ": give HOST:PORT", args("--listen 8000"));
+    refused(2, ": give HOST:PORT", args("--listen 127.0.0.1:99999"));
+    refused(2, ": give HOST:PORT", args("--listen 127.0.0.1:http"));
 }
 
 // ---- time-outs ---------------------------------------------------------------------------------
@@ -379,17 +342,14 @@ static void read_answer(int fd, struct wire_answer *ret)
     close(fd);
 }
 
-TEST(test_request_timeout)
+DAEMON_TEST(test_request_timeout, model, args("--request-timeout 1 --idle-timeout 2"))
 {
-    static const char *const options[] = {"--request-timeout", "1", "--idle-timeout", "2", NULL};
-    struct daemon d = {0};
     struct wire_answer a;
-    daemon_start(&d, model, options);
-    daemon_post(d.socket, "/bridge/pause", 200, "");
-    int whole = open_request(&d, "/v1/completions", "{\"prompt\":\"a\"}");
-    int stream = open_request(&d, "/v1/completions", "{\"prompt\":\"a\",\"stream\":true}");
-    int lines = open_request(&d, "/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1]}]}");
-    int half = daemon_connect(d.socket);
+    daemon_post(d->socket, "/bridge/pause", 200, "");
+    int whole = daemon_ask(d, "/v1/completions", "{\"prompt\":\"a\"}");
+    int stream = daemon_ask(d, "/v1/completions", "{\"prompt\":\"a\",\"stream\":true}");
+    int lines = daemon_ask(d, "/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1]}]}");
+    int half = daemon_connect(d->socket);
     daemon_send(half, "POST /generate HTTP/1.1\r\nContent-Le", 35);
     read_answer(whole, &a);
     assert_int_equal(a.status, 504);
@@ -401,54 +361,44 @@ TEST(test_request_timeout)
     assert_contains(bytes_text(&a.body), "--request-timeout");
     read_answer(half, &a); // a client that sends half a request is not waited for
     assert_true(a.status != 200);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 // Waiting for the engine is not idling.
-TEST(test_long_wait_is_not_idle)
+DAEMON_TEST(test_long_wait_is_not_idle, model, args("--idle-timeout 1"))
 {
-    static const char *const options[] = {"--idle-timeout", "1", NULL};
-    struct daemon d = {0};
     struct wire_answer whole, lines;
-    daemon_start(&d, model, options);
-    daemon_post(d.socket, "/bridge/pause", 200, "");
-    int fd = open_request(&d, "/v1/completions", "{\"prompt\":\"a\"}");
-    int stream =
-        open_request(&d, "/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":3}]}");
+    daemon_post(d->socket, "/bridge/pause", 200, "");
+    int fd = daemon_ask(d, "/v1/completions", "{\"prompt\":\"a\"}");
+    int stream = daemon_ask(d, "/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":3}]}");
     clock_sleep_ms(3500);
-    daemon_post(d.socket, "/bridge/resume", 200, "");
+    daemon_post(d->socket, "/bridge/resume", 200, "");
     assert_true(wire_read(fd, 10000, &whole));
     assert_int_equal(whole.status, 200);
     assert_true(wire_read(stream, 10000, &lines));
     assert_contains(bytes_text(&lines.body), "\"sample\":2");
     close(fd);
     close(stream);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 // A client that asks for much and reads nothing holds up nobody, and is given up in the end.
-TEST(test_client_that_never_reads)
+DAEMON_TEST(test_client_that_never_reads, model, args("--idle-timeout 1"))
 {
-    static const char *const options[] = {"--idle-timeout", "1", NULL};
-    struct daemon d = {0};
     struct wire_answer a;
-    daemon_start(&d, model, options);
-    int fd = open_request(&d, "/v1/rollouts",
-                          "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":64}],\"sampling\":"
-                          "{\"max_tokens\":500,\"ignore_eos\":true}}");
+    int fd = daemon_ask(d, "/v1/rollouts",
+                        "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":64}],\"sampling\":"
+                        "{\"max_tokens\":500,\"ignore_eos\":true}}");
     int64_t deadline = clock_deadline_ns(30000);
     for (bool given_up = false; !given_up;) {
-        daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":[1,2],\"max_tokens\":1}");
-        daemon_request(d.socket, "GET", "/metrics", "", NULL, &a);
+        daemon_post(d->socket, "/v1/completions", 200, "{\"prompt\":[1,2],\"max_tokens\":1}");
+        daemon_request(d->socket, "GET", "/metrics", "", NULL, &a);
         given_up =
             strstr(bytes_text(&a.body), "commonweight:disconnects_total{model_name=\"model\"} 1\n");
         assert_true(clock_now_ns() < deadline);
         clock_sleep_ms(50);
     }
-    json_t *health = daemon_get(d.socket, "/health", 200);
+    json_t *health = daemon_get(d->socket, "/health", 200);
     assert_int_equal(int_of(health, "running"), 0);
     close(fd);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 // ---- without a tokenizer -----------------------------------------------------------------------
@@ -482,31 +432,24 @@ TEST(test_draft_model)
 {
     struct daemon d = {0};
     const char *draft = daemon_model(test_folder(), true, 77), *other = test_folder();
-    const char *const options[] = {"--draft", draft, "--speculative", "draft_model:4", NULL};
+    const char *const *options = args("--draft %s --speculative draft_model:4", draft);
     daemon_start(&d, model, options);
     // two roles in the bridge file, and both arenas are the daemon's
     const json_t *roles = json_at(json_of_file(d.bridge), "roles");
     assert_int_equal(json_array_size(roles), 2);
     assert_string_equal(text_of(roles, "1.role"), "draft");
-    struct test_child check = {0};
-    const char *log = test_path(d.folder, "check.log");
-    const char *const argv[] = {test_binary("cw-ipc-check"), d.bridge, NULL};
-    test_spawn(&check, log, argv);
-    assert_int_equal(test_wait(&check, 30000), 0);
-    assert_contains(test_read(log), "draft");
+    expect_end(0, "draft", args("%s %s", test_binary("cw-ipc-check"), d.bridge));
     // greedy text is that of a run without drafts, and the request's drafts can be looked up
-    static const char format[] = "{\"prompt\":[5,6,7],\"max_tokens\":40,\"temperature\":0,"
-                                 "\"ignore_eos\":true%s}";
-    char body[256], path[96];
-    snprintf(body, sizeof body, format, ",\"speculative\":\"off\"");
-    json_t *plain = daemon_post(d.socket, "/v1/completions", 200, body);
-    snprintf(body, sizeof body, format, "");
+    static const char body[] =
+        "{\"prompt\":[5,6,7],\"max_tokens\":40,\"temperature\":0,\"ignore_eos\":true}";
+    json_t *plain = daemon_post(d.socket, "/v1/completions", 200,
+                                test_text("{\"speculative\":\"off\",%s", body + 1));
     json_int_t drafted = 0;
     for (int i = 0; i < 20; i++) { // the cost model tries it soon, and goes on if it pays
         json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
         const json_t *x = json_at(a, "choices.0"), *y = json_at(plain, "choices.0");
         assert_true(json_equal(json_object_get(x, "token_ids"), json_object_get(y, "token_ids")));
-        snprintf(path, sizeof path, "/v1/spec_decode_stats?id=%s", text_of(a, "id"));
+        const char *path = test_text("/v1/spec_decode_stats?id=%s", text_of(a, "id"));
         json_t *stats = daemon_get(d.socket, path, 200);
         const json_t *own = json_at(stats, "samples.0");
         const json_t *spec = json_object_get(a, "spec_decode");
@@ -525,10 +468,7 @@ TEST(test_draft_model)
     struct tiny_model shape = {
         .hidden = 32, .layers = 1, .vocab = 600, .eos_id = -1, .max_positions = 512, .seed = 1};
     assert_ok(tiny_model_write_as(other, &shape));
-    const char *const *larger =
-        OPTIONS(test_binary("cw-infer-server"), "--model", model, "--draft", other, "--socket",
-                test_path(other, "s.sock"), "--bridge", test_path(other, "b.json"));
-    expect_refusal(1, "vocabulary of 600 tokens is larger than the 300", larger);
+    refused(1, "vocabulary of 600 tokens is larger than the 300", args("--draft %s", other));
 }
 
 // ---- systemd -----------------------------------------------------------------------------------
@@ -558,7 +498,7 @@ TEST(test_unit_file)
     const char *prefix = test_folder(), *bin = test_path(prefix, "bin");
     const char *unit = test_path(prefix, "cw-infer-server.service");
     const char *log = test_path(prefix, "log");
-    const char *const version[] = {"systemd-analyze", "--version", NULL};
+    const char *const *version = args("systemd-analyze --version");
     if (test_command(log, 10000, version) != 0) test_skip("no systemd-analyze here");
     char *text = test_read(test_path(test_root(), "infer-server/cw-infer-server.service"));
     struct bytes whole = BYTES_INIT;
@@ -572,7 +512,7 @@ TEST(test_unit_file)
     bytes_release(&whole);
     assert_ok(file_make_folders(bin));
     assert_int_equal(symlink(test_binary("cw-infer-server"), test_path(bin, "cw-infer-server")), 0);
-    const char *const verify[] = {"systemd-analyze", "verify", "--man=no", unit, NULL};
+    const char *const *verify = args("systemd-analyze verify --man=no %s", unit);
     int status = test_command(log, 30000, verify);
     text = test_read(log);
     // it also speaks of other units of this system

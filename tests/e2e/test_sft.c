@@ -25,11 +25,11 @@ static void open_with(struct scene *s, const char *data)
 // One step at learning rate 0 unless the words say otherwise.
 static int sft(struct scene *s, const char *run, const char *const words[])
 {
-    const char *all[TRAINER_WORDS] = {
-        "sft", "--data",          s->data, "--max-steps", "1",  "--examples-per-step",
-        "1",   "--learning-rate", "0",     "--device",    "cpu"};
-    for (int i = 0; words[i]; i++) all[11 + i] = words[i];
-    return trainer_alone(s, run, all);
+    return trainer_alone(s, run,
+                         JOIN(args("sft --data %s --max-steps 1 --examples-per-step 1 "
+                                   "--learning-rate 0 --device cpu",
+                                   s->data),
+                              words));
 }
 
 TEST(writes_over_on_request)
@@ -108,7 +108,7 @@ static double wanted_loss(const struct scene *s, bool all)
 
 static double said_loss(const struct scene *s)
 {
-    char *log = test_read(test_path(s->folder, "alone.log"));
+    char *log = test_read(test_path(s->folder, "trainer.log"));
     const char *at = strstr(log, "loss ");
     assert_non_null(at);
     double loss = strtod(at + 5, NULL);
@@ -123,8 +123,8 @@ TEST(turns_of_a_conversation)
     const char *out = test_path(s.folder, "out");
     for (int all = 0; all < 2; all++) {
         assert_int_equal(sft(&s, "",
-                             OPTIONS("--model", s.model, "--out", out, "--overwrite", "--train-on",
-                                     all ? "all" : "last")),
+                             args("--model %s --out %s --overwrite --train-on %s", s.model, out,
+                                  all ? "all" : "last")),
                          0);
         losses[all] = said_loss(&s);
         assert_true(fabs(losses[all] - wanted_loss(&s, all)) < 1e-3);
@@ -134,7 +134,7 @@ TEST(turns_of_a_conversation)
     }
     assert_true(fabs(losses[0] - losses[1]) > 1e-2);
     // the default is the last, and where there is but one turn nothing is said
-    const char *const *plain = OPTIONS("--model", s.model, "--out", out, "--overwrite");
+    const char *const *plain = args("--model %s --out %s --overwrite", s.model, out);
     assert_int_equal(sft(&s, "", plain), 0);
     assert_true(said_loss(&s) == losses[0]);
     test_write(s.data, pairs, strlen(pairs));

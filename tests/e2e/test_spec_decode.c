@@ -6,7 +6,6 @@
  * near-ties, which are counted. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
-#include "tests/support/support.h"
 
 #define WINDOW 1024 // samples that can be looked up (docs/use/protocol.md)
 #define TOKENS 40
@@ -16,7 +15,6 @@ static struct daemon d;
 // One greedy answer of TOKENS tokens; `more` are further fields. The first line's object.
 static json_t *answer(const char *path, const char *method, const char *more)
 {
-    char body[1024];
     const char *format =
         strcmp(path, "/v1/rollouts") == 0
             ? "{\"groups\":[{\"prompt_token_ids\":[5,6,7,5,6]}],\"sampling\":{\"max_tokens\":%d,"
@@ -26,13 +24,17 @@ static json_t *answer(const char *path, const char *method, const char *more)
               "\"temperature\":0,\"ignore_eos\":true,\"speculative\":\"%s\"%s}"
             : "{\"prompt\":[5,6,7,5,6],\"max_tokens\":%d,\"temperature\":0,\"ignore_eos\":true,"
               "\"speculative\":\"%s\"%s}";
-    snprintf(body, sizeof body, format, TOKENS, method, more);
-    return daemon_post(d.socket, path, 200, body);
+    return daemon_post(d.socket, path, 200, test_text(format, TOKENS, method, more));
 }
 
 static json_t *totals(void)
 {
     return daemon_get(d.socket, "/v1/spec_decode_stats", 200);
+}
+
+static json_t *look_up(const char *id, int status)
+{
+    return daemon_get(d.socket, test_text("/v1/spec_decode_stats?id=%s", id), status);
 }
 
 // What must hold of any counts with drafts in them.
@@ -101,11 +103,11 @@ static void find_stop(const char *text, size_t from, char ret_stop[16])
 // request and of the look-up; the engine's totals keep them.
 TEST(counts_end_at_the_stop)
 {
-    char stop[16], more[64], path[96];
+    char stop[16];
     json_t *plain = answer("/v1/rollouts", "off", "");
     const char *text = text_of(plain, "text");
     find_stop(text, strlen(text) / 3, stop);
-    snprintf(more, sizeof more, ",\"stop\":\"%s\"", stop);
+    const char *more = test_text(",\"stop\":\"%s\"", stop);
     answer("/v1/rollouts", "suffix:16", ""); // now it is known by heart
     json_t *before = totals();
     json_t *whole = answer("/v1/rollouts", "suffix:16", "");
@@ -114,7 +116,7 @@ TEST(counts_end_at_the_stop)
     json_t *after = totals();
 
     const json_t *of_whole = json_object_get(whole, "telemetry");
-    if (strcmp(test_device(), "cpu") == 0) { // elsewhere rows of other batches round otherwise
+    if (on_cpu()) { // elsewhere rows of other batches round otherwise
         static const char *const same[] = {"token_ids", "logprobs"};
         for (size_t k = 0; k < 2; k++)
             assert_true(
@@ -147,9 +149,7 @@ TEST(counts_end_at_the_stop)
     assert_true(int_of(after, "num_accepted_tokens") - int_of(between, "num_accepted_tokens") >
                 int_of(of_cut, "num_accepted_tokens"));
     assert_true(int_of(after, "generated_tokens") - int_of(between, "generated_tokens") > n);
-    snprintf(path, sizeof path, "/v1/spec_decode_stats?id=%s", text_of(cut, "id"));
-    json_t *found = daemon_get(d.socket, path, 200);
-    const json_t *own = json_at(found, "samples.0");
+    const json_t *own = json_at(look_up(text_of(cut, "id"), 200), "samples.0");
     assert_same_counts(own, of_cut);
     assert_int_equal(int_of(own, "generated_tokens"), n);
 }
@@ -162,31 +162,25 @@ TEST(methods_of_requests)
     static const char *const methods[] = {"ngram:3", "suffix:5", "ngram:2,suffix:7"};
     static const size_t longest[] = {3, 5, 7};
     for (size_t p = 0; p < 4; p++) {
+        const char *place = p == 3 ? "telemetry" : p == 1 ? "outputs.0.spec_decode" : "spec_decode";
         json_t *a = answer(paths[p], "off", "");
-        const json_t *outputs = json_object_get(a, p == 1 ? "outputs" : "choices");
-        const json_t *spec = p == 3   ? json_object_get(a, "telemetry")
-                             : p == 1 ? json_at(outputs, "0.spec_decode")
-                                      : json_object_get(a, "spec_decode");
+        const json_t *spec = json_at(a, "%s", place);
         if (p == 3) {
             assert_int_equal(int_of(spec, "num_draft_tokens"), 0);
-            assert_true(json_is_null(json_object_get(spec, "accept_rate")));
-            assert_true(json_is_null(json_object_get(spec, "mean_acceptance_length")));
+            assert_true(json_is_null(json_at(spec, "accept_rate")));
+            assert_true(json_is_null(json_at(spec, "mean_acceptance_length")));
             assert_null(json_object_get(a, "accepted"));
         } else {
             assert_true(json_is_null(spec));
         }
         for (size_t m = 0; m < 3; m++) {
             answer(paths[p], methods[m], ""); // suffix: to be remembered
-            a = answer(paths[p], methods[m], "");
-            outputs = json_object_get(a, "outputs");
-            spec = p == 3   ? json_object_get(a, "telemetry")
-                   : p == 1 ? json_at(outputs, "0.spec_decode")
-                            : json_object_get(a, "spec_decode");
+            spec = json_at(answer(paths[p], methods[m], ""), "%s", place);
             if (!json_is_object(spec)) fail_msg("%s, %s: no drafts", paths[p], methods[m]);
             check_counts(spec, TOKENS);
             if (p != 3) check_histogram(spec);
-            assert_true(json_array_size(json_object_get(spec, "num_accepted_tokens_per_pos")) <=
-                        longest[m]);
+            assert_in_range(json_array_size(json_at(spec, "num_accepted_tokens_per_pos")), 0,
+                            longest[m]);
         }
     }
     static const char *const bad[] = {"\"often\"",   "\"ngram:0\"",       "\"ngram:17\"", "5",
@@ -197,18 +191,9 @@ TEST(methods_of_requests)
         "{\"groups\":[{\"prompt_token_ids\":[1,2]}],\"sampling\":{\"speculative\":%s}}"};
     for (size_t p = 0; p < 4; p++)
         for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-            char body[256];
-            snprintf(body, sizeof body, bodies[p], bad[i]);
-            json_t *a = daemon_post(d.socket, paths[p], 400, body);
+            json_t *a = daemon_post(d.socket, paths[p], 400, test_text(bodies[p], bad[i]));
             assert_contains(text_of(a, "error.message"), i == 5 ? "--draft" : "speculative");
         }
-}
-
-static json_t *look_up(const char *id, int status)
-{
-    char path[256];
-    snprintf(path, sizeof path, "/v1/spec_decode_stats?id=%s", id);
-    return daemon_get(d.socket, path, status);
 }
 
 // Samples of a request with n and several prompts stand together in the look-up, their sums in its
@@ -251,13 +236,9 @@ TEST(look_up_by_id)
 // n samples of one token.
 static void finish_samples(int n)
 {
-    struct wire_answer a;
-    char body[160];
-    snprintf(body, sizeof body,
-             "{\"groups\":[{\"prompt_token_ids\":[9]}],\"sampling\":{\"n\":%d,\"max_tokens\":1}}",
-             n);
-    daemon_request(d.socket, "POST", "/v1/rollouts", "", body, &a);
-    assert_int_equal(a.status, 200);
+    daemon_call(
+        &d, "/v1/rollouts", 200, "",
+        "{\"groups\":[{\"prompt_token_ids\":[9]}],\"sampling\":{\"n\":%d,\"max_tokens\":1}}", n);
 }
 
 TEST(window_is_bounded)
@@ -308,7 +289,6 @@ TEST(series_of_metrics)
                                         "vllm:e2e_request_latency_seconds_count"};
     struct wire_answer page;
     struct daemon quiet = {0};
-    char series[96];
     int n;
     json_t *stats = totals();
     check_counts(stats, int_of(stats, "generated_tokens"));
@@ -316,18 +296,16 @@ TEST(series_of_metrics)
     const char *text = bytes_text(&page.body);
     for (size_t i = 0; i < 3; i++) {
         assert_true(metric(text, names[i][0], &n) == (double)int_of(stats, names[i][1]) && n == 1);
-        snprintf(series, sizeof series, "# TYPE %s counter\n", names[i][0]);
-        assert_contains(text, series);
+        assert_contains(text, test_text("# TYPE %s counter\n", names[i][0]));
     }
     const char *per_pos = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
     const json_t *counts = json_object_get(stats, "num_accepted_tokens_per_pos");
     assert_true(metric(text, per_pos, &n) == (double)int_of(stats, "num_accepted_tokens"));
     assert_int_equal(n, json_array_size(counts));
-    for (int i = 0; i < n; i++) {
-        snprintf(series, sizeof series, "%s{model_name=\"model\",position=\"%d\"} %d\n", per_pos, i,
-                 (int)json_integer_value(json_array_get(counts, (size_t)i)));
-        assert_contains(text, series);
-    }
+    for (int i = 0; i < n; i++)
+        assert_contains(text,
+                        test_text("%s{model_name=\"model\",position=\"%d\"} %d\n", per_pos, i,
+                                  (int)json_integer_value(json_array_get(counts, (size_t)i))));
     for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
         metric(text, usual[i], &n);
         if (n != 1) fail_msg("%d series %s", n, usual[i]);
@@ -376,8 +354,7 @@ static void read_greedy(const json_t *output, struct greedy *ret)
 // Greedy answers to PROMPTS sums, no two of them alike: (PROMPTS).
 static struct greedy *answer_sums(const struct daemon *daemon, const char *method)
 {
-    struct greedy *all = calloc(PROMPTS, sizeof *all);
-    assert_non_null(all);
+    struct greedy *all = test_keep(calloc(PROMPTS, sizeof *all));
     for (int first = 0; first < PROMPTS; first += AT_ONCE) {
         struct bytes body = BYTES_INIT;
         for (int i = first; i < first + AT_ONCE; i++)
@@ -399,12 +376,11 @@ TEST(greedy_with_and_without)
 {
     static const char *const methods[] = {"ngram:2,suffix:4,draft_model:5", "ngram:4", "suffix:8",
                                           "draft_model:5"};
-    const bool cpu = strcmp(test_device(), "cpu") == 0;
+    const bool cpu = on_cpu();
     struct daemon trained = {0};
     daemon_start(&trained, test_path(test_root(), "tools/demo-model"),
-                 (const char *const[]){"--draft", test_path(test_root(), "tools/demo-draft"),
-                                       "--draft-length", "fixed", "--dtype", cpu ? "f32" : "bf16",
-                                       NULL});
+                 args("--draft %s --draft-length fixed --dtype %s",
+                      test_path(test_root(), "tools/demo-draft"), cpu ? "f32" : "bf16"));
     struct greedy *plain = answer_sums(&trained, "off");
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         struct greedy *drafted = answer_sums(&trained, methods[m]);
@@ -422,20 +398,15 @@ TEST(greedy_with_and_without)
         if (cpu) assert_int_equal(parted, 0);
         // bf16 has 8 bits: products of two shapes may make logits near 32 of it that are 1/4 apart
         assert_true(widest <= 0.25 && parted < PROMPTS / 20);
-        free(drafted);
     }
     json_t *stats = daemon_get(trained.socket, "/v1/spec_decode_stats", 200);
     assert_true(int_of(stats, "num_accepted_tokens") > PROMPTS * LENGTH / 2);
-    free(plain);
     assert_int_equal(daemon_stop(&trained), 0);
 }
 
 static void start(void)
 {
-    daemon_start(&d, daemon_model(test_folder(), true, 7),
-                 (const char *const[]){"--draft-length", "fixed", NULL});
+    daemon_start(&d, daemon_model(test_folder(), true, 7), args("--draft-length fixed"));
 }
 
-static void end(void) {}
-
-TESTS_BETWEEN(start, end)
+TESTS_BETWEEN(start, NULL)

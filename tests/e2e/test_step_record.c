@@ -1,24 +1,17 @@
 /* test_step_record.c: what a step leaves for its reader: where its time went (its spans), and of
  * each sampled token its log-probabilities and its place in the text (--log-logprobs). */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/mpirun.h"
-#include "tests/support/training.h"
+#include "tests/support/pair.h"
 #include "trainer/learn/stats.h"
 
 #define STEPS 3
 
-static struct scene scene;
-
-static void open_scene(void)
-{
-    scene_open_exact(&scene);
-}
+SCENE_OF_ALL(scene_open_exact)
 
 // Values of a span in the lines of a run, that of step 0 included.
 static int span(const char *run, enum phase which, double ret[STEPS + 1])
 {
-    char key[64];
-    snprintf(key, sizeof key, "spans/%s_s", phase_names[which]);
+    const char *key = test_text("spans/%s_s", phase_names[which]);
     return column(&scene, run, key, ret, STEPS + 1);
 }
 
@@ -26,9 +19,8 @@ TEST(spans_are_the_time_of_a_step)
 {
     double of[N_PHASES][STEPS + 1], step_s[STEPS + 1], all = 0;
     const int64_t start = clock_now_ns();
-    assert_exit(0, train(&scene, "spans",
-                         OPTIONS("--max-steps", "3", "--eval-data", scene.data, "--eval-steps", "2",
-                                 "--save-steps", "2")));
+    assert_train(&scene, 0, "spans", "--max-steps 3 --eval-data %s --eval-steps 2 --save-steps 2",
+                 scene.data);
     const double wall_s = clock_ms_since(start) / 1e3;
     for (int i = 0; i < N_PHASES; i++)
         assert_int_equal(span("spans", (enum phase)i, of[i]), STEPS + 1);
@@ -60,7 +52,7 @@ TEST(spans_are_the_time_of_a_step)
 TEST(a_run_ahead_waits)
 {
     double waited[STEPS + 1], sampled[STEPS + 1], scored[STEPS + 1];
-    assert_int_equal(train(&scene, "ahead", OPTIONS("--max-steps", "3", "--async")), 0);
+    assert_train(&scene, 0, "ahead", "--max-steps 3 --async");
     const int n = span("ahead", PHASE_WAIT, waited);
     assert_int_equal(n, STEPS);
     span("ahead", PHASE_ROLLOUT, sampled);
@@ -82,10 +74,9 @@ static double entry(const json_t *line, const char *key, size_t t)
 
 TEST(tokens_have_their_numbers)
 {
-    assert_exit(0, train(&scene, "tokens",
-                         OPTIONS("--max-steps", "1", "--log-completions", "--log-logprobs")));
+    assert_train(&scene, 0, "tokens", "--max-steps 1 --log-completions --log-logprobs");
     const json_t *line = json_array_get(samples_of("tokens"), 0);
-    const size_t n = (size_t)json_integer_value(json_object_get(line, "tokens"));
+    const size_t n = (size_t)int_of(line, "tokens");
     assert_true(n > 0);
     assert_int_equal(json_array_size(json_object_get(line, "logprobs")), n);
     assert_int_equal(json_array_size(json_object_get(line, "trainer_logprobs")), n);
@@ -101,19 +92,12 @@ TEST(tokens_have_their_numbers)
 // Two ranks compute a group each, and rank 0 writes down both's.
 TEST(ranks_bring_their_tokens_together)
 {
-    const char *argv[MPIRUN_WORDS + TRAINER_WORDS], *run = test_path(scene.folder, "ranks");
-    struct daemon other = {0};
-    if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
-    const int n = mpirun_put(2, argv);
-    daemon_start(&other, scene.model, OPTIONS("--dtype", daemon_exact_dtype()));
-    assert_int_equal(symlink(scene.daemon.bridge, test_path(scene.folder, "rank-0.json")), 0);
-    assert_int_equal(symlink(other.bridge, test_path(scene.folder, "rank-1.json")), 0);
-    trainer_command(&scene, run,
-                    OPTIONS("--bridge", test_path(scene.folder, "rank-{rank}.json"), "--max-steps",
-                            "1", "--prompts-per-step", "3", "--log-completions", "--log-logprobs"),
-                    argv + n);
-    assert_int_equal(test_command(test_path(scene.folder, "trainer.log"), LIMIT_MS, argv), 0);
-    daemon_kill(&other);
+    struct pair p = {.s = scene};
+    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
+    pair_open_other(&p, args("--dtype %s", daemon_exact_dtype()));
+    const char *const *more =
+        args("--max-steps 1 --prompts-per-step 3 --log-completions --log-logprobs");
+    assert_exit(0, pair_run(&p, "ranks", more));
     const json_t *lines = samples_of("ranks"), *line;
     size_t i;
     json_array_foreach (lines, i, line) {
@@ -128,16 +112,14 @@ TEST(ranks_bring_their_tokens_together)
 
 TEST(tokens_are_plain_unless_asked_for)
 {
-    assert_int_equal(train(&scene, "plain", OPTIONS("--max-steps", "1", "--log-completions")), 0);
+    assert_train(&scene, 0, "plain", "--max-steps 1 --log-completions");
     const json_t *line = json_array_get(samples_of("plain"), 0);
     assert_null(json_object_get(line, "logprobs"));
     assert_null(json_object_get(line, "trainer_logprobs"));
-    assert_int_equal(train_alone(&scene, "idle", OPTIONS("--max-steps", "1", "--log-logprobs")), 0);
+    assert_train(&scene, 0, "idle", "--max-steps 1 --log-logprobs");
     assert_said(&scene, "--log-logprobs has no effect without --log-completions");
     daemon_post(scene.daemon.socket, "/v1/rollouts", 400,
                 "{\"groups\":[{\"prompt\":\"1\"}],\"sampling\":{\"text_offset\":1}}");
     daemon_post(scene.daemon.socket, "/inference/v1/generate", 400,
                 "{\"token_ids\":[1],\"sampling_params\":{\"max_tokens\":1,\"text_offset\":true}}");
 }
-
-TESTS_BETWEEN(open_scene, NULL)

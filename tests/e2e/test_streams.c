@@ -6,7 +6,7 @@
 struct joined { // what the chunks of a stream give together, by choice
     struct bytes text[4];
     json_t *ids[4], *logprobs[4];
-    char finish[4][16];
+    const char *finish[4];
     json_t *usage;
     int chunks;
     bool done;
@@ -14,10 +14,10 @@ struct joined { // what the chunks of a stream give together, by choice
 
 static void join_chunk(struct joined *j, const json_t *chunk)
 {
-    const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0);
+    const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0); // NULL: the last
     j->chunks++;
     if (!choice) {
-        j->usage = json_incref(json_object_get(chunk, "usage"));
+        j->usage = json_object_get(chunk, "usage");
         return;
     }
     json_int_t i = int_of(choice, "index");
@@ -27,51 +27,38 @@ static void join_chunk(struct joined *j, const json_t *chunk)
         delta ? json_object_get(delta, "content") : json_object_get(choice, "text");
     assert_true(json_is_string(text));
     bytes_append(&j->text[i], json_string_value(text), json_string_length(text));
-    if (!j->ids[i]) j->ids[i] = json_array();
-    if (!j->logprobs[i]) j->logprobs[i] = json_array();
+    if (!j->ids[i]) j->ids[i] = test_keep(json_array());
+    if (!j->logprobs[i]) j->logprobs[i] = test_keep(json_array());
     json_array_extend(j->ids[i], json_object_get(choice, "token_ids"));
     const json_t *l = json_object_get(choice, "logprobs");
     json_t *list = json_object_get(l, json_object_get(l, "content") ? "content" : "token_logprobs");
     if (list) json_array_extend(j->logprobs[i], list);
     const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
-    if (finish) {
-        assert_int_equal(j->finish[i][0], 0); // once
-        snprintf(j->finish[i], sizeof j->finish[i], "%s", finish);
-    }
+    if (!finish) return;
+    assert_null(j->finish[i]); // once
+    j->finish[i] = finish;
 }
 
 static void join_stream(const char *path, const char *body, struct joined *ret)
 {
     struct wire_answer a;
-    char *save = NULL;
     memset(ret, 0, sizeof *ret);
     daemon_request(served.socket, "POST", path, "", body, &a);
     assert_int_equal(a.status, 200);
     assert_contains(bytes_text(&a.head), "text/event-stream");
-    for (char *line = strtok_r(a.body.data, "\n", &save); line;
-         line = strtok_r(NULL, "\n", &save)) {
+    for (char *line, *rest = a.body.data; (line = strsep(&rest, "\n"));) {
+        if (!*line) continue;
         assert_int_equal(strncmp(line, "data: ", 6), 0);
         assert_false(ret->done);
         if (strcmp(line, "data: [DONE]") == 0) {
             ret->done = true;
             continue;
         }
-        json_t *chunk = json_loads(line + 6, JSON_ALLOW_NUL, NULL);
+        json_t *chunk = test_keep(json_loads(line + 6, JSON_ALLOW_NUL, NULL));
         if (!chunk) fail_msg("not JSON: %s", line);
         join_chunk(ret, chunk);
-        json_decref(chunk);
     }
     assert_true(ret->done);
-}
-
-static void joined_release(struct joined *j)
-{
-    for (int i = 0; i < 4; i++) {
-        bytes_release(&j->text[i]);
-        json_decref(j->ids[i]);
-        json_decref(j->logprobs[i]);
-    }
-    json_decref(j->usage);
 }
 
 static void compare_stream(const char *path, const char *fields, int n)
@@ -79,7 +66,7 @@ static void compare_stream(const char *path, const char *fields, int n)
     char body[512];
     struct joined j;
     snprintf(body, sizeof body, "{%s}", fields);
-    json_t *whole = daemon_post(served.socket, path, 200, body);
+    json_t *whole = ask(path, body);
     snprintf(body, sizeof body, "{%s,\"stream\":true,\"stream_options\":{\"include_usage\":true}}",
              fields);
     join_stream(path, body, &j);
@@ -106,7 +93,7 @@ static void compare_stream(const char *path, const char *fields, int n)
     json_object_del(j.usage, "prompt_tokens_details");
     json_object_del(json_object_get(whole, "usage"), "prompt_tokens_details");
     assert_true(json_equal(j.usage, json_object_get(whole, "usage")));
-    joined_release(&j);
+    for (int i = 0; i < 4; i++) bytes_release(&j.text[i]);
 }
 
 TEST(test_stream_equals_whole)
@@ -134,9 +121,8 @@ static json_t *with_stop(const char *stop, const char *more)
     char *quoted = json_dumps(text, JSON_ENCODE_ANY), body[512];
     snprintf(body, sizeof body, "{\"prompt\":\"once\",\"max_tokens\":60,\"seed\":21,\"stop\":%s%s}",
              quoted, more);
-    json_decref(text);
     free(quoted);
-    return daemon_post(served.socket, "/v1/completions", 200, body);
+    return ask("/v1/completions", body);
 }
 
 TEST(test_stop_string)
@@ -178,21 +164,21 @@ TEST(test_stop_string)
 TEST(test_stop_token)
 {
     const char *form = "{\"prompt\":\"once\",\"max_tokens\":30,\"seed\":9%s}";
-    char body[128], more[64];
+    char body[128];
     snprintf(body, sizeof body, form, "");
-    json_t *all = daemon_post(served.socket, "/v1/completions", 200, body);
+    json_t *all = ask("/v1/completions", body);
     const json_t *ids = json_at(all, "choices.0.token_ids");
     json_int_t stop_id = int_of(ids, "10");
     size_t first = 0;
     while (json_integer_value(json_array_get(ids, first)) != stop_id) first++;
-    snprintf(more, sizeof more, ",\"stop_token_ids\":[%d]", (int)stop_id);
+    const char *more = test_text(",\"stop_token_ids\":[%d]", (int)stop_id);
     snprintf(body, sizeof body, form, more);
-    json_t *cut = daemon_post(served.socket, "/v1/completions", 200, body);
+    json_t *cut = ask("/v1/completions", body);
     const json_t *cut_ids = json_at(cut, "choices.0.token_ids");
     assert_int_equal(json_array_size(cut_ids), first + 1); // the token itself is the last
     assert_string_equal(text_of(cut, "choices.0.finish_reason"), "stop");
     assert_int_equal(int_of(cut, "choices.0.stop_reason"), stop_id);
-    json_t *same = daemon_post(served.socket, "/generate", 200, body);
+    json_t *same = ask("/generate", body);
     const json_t *output = json_at(same, "outputs.0");
     assert_true(json_equal(json_object_get(output, "token_ids"), cut_ids));
     assert_int_equal(int_of(output, "stop_reason"), stop_id);

@@ -9,25 +9,24 @@
 
 #define STEPS 4
 // Enough sampling to be killed within.
-#define LONG                                                                                       \
-    "--max-completion-length", "200", "--ignore-eos", "--num-generations", "12", "--max-steps", "2"
+#define LONG "--max-completion-length 200 --ignore-eos --num-generations 12 --max-steps 2"
 
-static struct scene scene;
+SCENE_OF_ALL(scene_open_exact)
 
-#define CHECKPOINT_WORDS                                                                           \
-    "--sync", "checkpoint", "--model", scene.model, "--device", test_device(), "--max-steps", "4"
-#define CHECKPOINT(...) OPTIONS(CHECKPOINT_WORDS, __VA_ARGS__)
+// --sync checkpoint with these words of args() too.
+#define CHECKPOINT(...)                                                                            \
+    JOIN(args("--sync checkpoint --model %s --device %s --max-steps 4", scene.model,               \
+              test_device()),                                                                      \
+         args(__VA_ARGS__))
 
 static void start_checkpoint(struct test_child *child, const char *run, const char *const more[])
 {
-    const char *argv[TRAINER_WORDS];
-    trainer_command_on(&scene, run, more, argv);
-    test_spawn(child, test_path(scene.folder, "trainer.log"), argv);
+    scene_spawn(&scene, child, trainer_command_on(&scene, run, more));
 }
 
-static int train_checkpoint(const char *run, const char *const more[])
+static void train_checkpoint(int status, const char *run, const char *const more[])
 {
-    return train_on(&scene, run, more);
+    scene_ended(&scene, train_on(&scene, run, more), status);
 }
 
 static void assert_same_weights(const char *run)
@@ -38,12 +37,9 @@ static void assert_same_weights(const char *run)
 
 static void assert_synced_each_step(const char *run, double bytes)
 {
-    double seconds[STEPS], written[STEPS], mismatch[STEPS];
-    assert_int_equal(column(&scene, run, "sync/time_s", seconds, STEPS), STEPS);
-    column(&scene, run, "sync/bytes_written", written, STEPS);
-    column(&scene, run, "sampler_mismatch/max", mismatch, STEPS);
-    for (int i = 0; i < STEPS; i++)
-        assert_true(seconds[i] > 0 && written[i] == bytes && mismatch[i] == 0);
+    each_within(&scene, run, "sync/time_s", STEPS, DBL_MIN, INFINITY);
+    each_within(&scene, run, "sync/bytes_written", STEPS, bytes, bytes);
+    each_within(&scene, run, "sampler_mismatch/max", STEPS, 0, 0);
 }
 
 // Bytes of the weights in the folder that the last server was given.
@@ -57,61 +53,52 @@ static double weights_bytes(const char *run)
 
 static const char *own_command(void)
 {
-    static char line[3 * PATH_MAX];
     const char *folder = test_folder();
-    snprintf(line, sizeof line,
-             "'%s' --model {model} --listen 127.0.0.1:{port} --device %s --socket %s --bridge %s",
-             test_binary("cw-infer-server"), test_device(), test_path(folder, "s"),
-             test_path(folder, "b.json"));
-    return line;
+    return test_text("'%s' --model {model} --listen 127.0.0.1:{port} --device %s --socket %s/s "
+                     "--bridge %s/b.json",
+                     test_binary("cw-infer-server"), test_device(), folder, folder);
 }
 
 TEST(restarts_train_as_shared_weights_do)
 {
-    assert_int_equal(train(&scene, "shared", OPTIONS("--max-steps", "4")), 0);
+    assert_train(&scene, 0, "shared", "--max-steps 4");
     assert_synced_each_step("shared", 0);
-    assert_int_equal(train_checkpoint("own", CHECKPOINT("--server-timeout", "60")), 0);
+    train_checkpoint(0, "own", CHECKPOINT("--server-timeout 60"));
     assert_same_weights("own");
     assert_synced_each_step("own", weights_bytes("own"));
     // through OpenAI's endpoint, as of a server that is not ours
-    assert_int_equal(train_checkpoint("any", CHECKPOINT("--server-command", own_command())), 0);
+    train_checkpoint(0, "any", CHECKPOINT("--server-command %s", own_command()));
     assert_same_weights("any");
     assert_synced_each_step("any", weights_bytes("any"));
     // and in two pieces, with evaluations of the weights of their steps
-    assert_int_equal(
-        train_checkpoint("resumed", CHECKPOINT("--max-steps", "2", "--eval-data", scene.data)), 0);
-    assert_int_equal(train_checkpoint("resumed", CHECKPOINT("--resume")), 0);
+    train_checkpoint(0, "resumed", CHECKPOINT("--max-steps 2 --eval-data %s", scene.data));
+    train_checkpoint(0, "resumed", CHECKPOINT("--resume"));
     assert_same_weights("resumed");
 }
 
 // A server with all that one may have, which wants the key.
 static const char *start_elsewhere(struct daemon *other, const char *key)
 {
-    static char url[64];
     test_write(key, "a-key-of-the-sampler\n", 21);
     chmod(key, 0600);
     daemon_start(other, scene.model,
-                 OPTIONS("--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0",
-                         "--api-key-file", key, "--max-adapters", "1", "--draft", scene.model,
-                         "--tandem-model", scene.model));
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(other));
-    return url;
+                 args("--dtype %s --listen 127.0.0.1:0 --api-key-file %s --max-adapters 1 --draft "
+                      "%s --tandem-model %s",
+                      daemon_exact_dtype(), key, scene.model, scene.model));
+    return test_text("http://127.0.0.1:%d", daemon_tcp_port(other));
 }
 
 TEST(one_elsewhere_is_told_to_load)
 {
     struct daemon other = {0};
     const char *key = test_path(scene.folder, "key"), *url = start_elsewhere(&other, key);
-    assert_int_equal(train_checkpoint("elsewhere", CHECKPOINT("--server-url", url,
-                                                              "--workers-api-key-file", key)),
-                     0);
+    train_checkpoint(0, "elsewhere",
+                     CHECKPOINT("--server-url %s --workers-api-key-file %s", url, key));
     assert_same_weights("elsewhere");
     assert_synced_each_step("elsewhere", weights_bytes("elsewhere"));
     daemon_holds(&other, "policy", test_path(scene.folder, "elsewhere/workers"));
     daemon_kill(&other);
-    assert_int_equal(
-        train_checkpoint("gone", CHECKPOINT("--server-url", url, "--workers-api-key-file", key)),
-        1);
+    train_checkpoint(1, "gone", CHECKPOINT("--server-url %s --workers-api-key-file %s", url, key));
     assert_said(&scene, "--server-url: http://127.0.0.1:");
     assert_said(&scene, "nobody answers");
 }
@@ -122,73 +109,58 @@ TEST(one_elsewhere_is_told_to_load)
 TEST(what_a_server_holds_beside_it)
 {
     struct scene with = scene;
-    char words[PATH_MAX + 64];
-    double drafts[STEPS], mismatch[STEPS], frozen[STEPS];
-    snprintf(words, sizeof words, "--speculative off --tandem-model '%s'", scene.model);
+    const char *both = test_text("--train-draft --draft %s", scene.model);
     const struct {
-        const char *name, *shared[6], *own[8], *files[2];
+        const char *name, *shared, *own, *files[2];
     } modes[] = {
-        {"lora", {"--lora-r", "4"}, {"--lora-r", "4"}, {"adapter_model.safetensors"}},
-        {"draft",
-         {"--train-draft"},
-         {"--train-draft", "--draft", scene.model, "--server-args", words},
-         {"model.safetensors", "draft/model.safetensors"}},
-        {"tandem", {"--tandem"}, {"--tandem", "--server-args", words}, {"model.safetensors"}},
+        {"lora", "--lora-r 4", "", {"adapter_model.safetensors"}},
+        {"draft", "--train-draft", both, {"model.safetensors", "draft/model.safetensors"}},
+        {"tandem", "--tandem", "", {"model.safetensors"}},
         {"all",
-         {"--lora-r", "4", "--train-draft", "--tandem"},
-         {"--lora-r", "4", "--train-draft", "--tandem", "--draft", scene.model, "--server-args",
-          words},
+         "--lora-r 4 --train-draft --tandem",
+         both,
          {"adapter_model.safetensors", "draft/model.safetensors"}},
     };
     with.daemon = (struct daemon){0};
     for (size_t k = 0; k < sizeof modes / sizeof *modes; k++) {
-        const char *more[24] = {"--max-steps", "4"}, *own[24] = {CHECKPOINT_WORDS};
-        char run[32];
-        int n = 0, m = 0;
-        while (more[n]) n++;
-        while (own[m]) m++;
-        for (int i = 0; i < 6 && modes[k].shared[i]; i++) more[n++] = modes[k].shared[i];
-        for (int i = 0; i < 8 && modes[k].own[i]; i++) own[m++] = modes[k].own[i];
-        snprintf(run, sizeof run, "%s-own", modes[k].name);
+        const char *run = test_text("%s-own", modes[k].name);
+        const char *const *shared = words_of(modes[k].shared);
         daemon_start(&with.daemon, scene.model,
-                     OPTIONS("--dtype", daemon_exact_dtype(), "--max-adapters", "1", "--draft",
-                             scene.model, "--tandem-model", scene.model));
-        assert_int_equal(train(&with, modes[k].name, more), 0);
+                     args("--dtype %s --max-adapters 1 --draft %s --tandem-model %s",
+                          daemon_exact_dtype(), scene.model, scene.model));
+        assert_exit(0, train(&with, modes[k].name, JOIN(args("--max-steps 4"), shared)));
         daemon_kill(&with.daemon);
-        if (train_checkpoint(run, own) != 0)
-            fail_msg("%s: %s", run, test_read(test_path(scene.folder, "alone.log")));
+        train_checkpoint(
+            0, run,
+            JOIN(CHECKPOINT("--server-args '--speculative off --tandem-model %s'", scene.model),
+                 shared, words_of(modes[k].own)));
         for (int i = 0; i < 2 && modes[k].files[i]; i++)
             test_same_file(latest(&scene, modes[k].name), latest(&scene, run), modes[k].files[i]);
-        column(&scene, run, "sampler_mismatch/max", mismatch, STEPS);
-        for (int i = 0; i < STEPS; i++) assert_true(mismatch[i] == 0);
+        each_within(&scene, run, "sampler_mismatch/max", STEPS, 0, 0);
     }
     // also in one elsewhere
     struct daemon other = {0};
     const char *key = test_path(scene.folder, "key"), *url = start_elsewhere(&other, key);
-    assert_int_equal(
-        train_checkpoint("all-else", CHECKPOINT("--lora-r", "4", "--train-draft", "--draft",
-                                                scene.model, "--tandem", "--server-url", url,
-                                                "--workers-api-key-file", key)),
-        0);
+    train_checkpoint(0, "all-else",
+                     CHECKPOINT("--lora-r 4 --train-draft --draft %s --tandem --server-url %s "
+                                "--workers-api-key-file %s",
+                                scene.model, url, key));
     for (int i = 0; i < 2; i++)
         test_same_file(latest(&scene, "all"), latest(&scene, "all-else"), modes[3].files[i]);
     daemon_holds(&other, "draft", test_path(scene.folder, "all-else/workers/draft"));
     daemon_kill(&other);
-    column(&scene, "tandem-own", "tandem/frozen_token_fraction", frozen, STEPS);
-    for (int i = 0; i < STEPS; i++) assert_true(frozen[i] > 0);
+    each_within(&scene, "tandem-own", "tandem/frozen_token_fraction", STEPS, DBL_MIN, 1);
     // the draft of each step drafts, which makes other tokens
-    assert_int_equal(
-        train_checkpoint("drafted", CHECKPOINT("--train-draft", "--draft", scene.model)), 0);
-    assert_int_equal(column(&scene, "drafted", "spec_decode/num_drafts", drafts, STEPS), STEPS);
-    column(&scene, "drafted", "sampler_mismatch/max", mismatch, STEPS);
-    for (int i = 0; i < STEPS; i++) assert_true(drafts[i] > 0 && mismatch[i] == 0);
+    train_checkpoint(0, "drafted", CHECKPOINT("--train-draft --draft %s", scene.model));
+    each_within(&scene, "drafted", "spec_decode/num_drafts", STEPS, 1, INFINITY);
+    each_within(&scene, "drafted", "sampler_mismatch/max", STEPS, 0, 0);
 }
 
 TEST(steps_between_are_of_older_weights)
 {
     static const double ages[STEPS] = {0, 1, 2, 0};
     double age[STEPS], written[STEPS];
-    assert_int_equal(train_checkpoint("every-third", CHECKPOINT("--restart-interval", "3")), 0);
+    train_checkpoint(0, "every-third", CHECKPOINT("--restart-interval 3"));
     assert_int_equal(column(&scene, "every-third", "rollout/staleness_max", age, STEPS), STEPS);
     column(&scene, "every-third", "sync/bytes_written", written, STEPS);
     for (int i = 0; i < STEPS; i++) {
@@ -221,8 +193,7 @@ static int samples_running(const char *run)
     wire_read(fd, LIMIT_MS, &a);
     close(fd);
     const json_t *running = json_object_get(a.json, "running");
-    const int n = json_is_integer(running) ? (int)json_integer_value(running) : -1;
-    return n;
+    return json_is_integer(running) ? (int)json_integer_value(running) : -1;
 }
 
 TEST(one_that_is_killed_is_started_anew)
@@ -235,9 +206,9 @@ TEST(one_that_is_killed_is_started_anew)
         assert_true(test_running(&child) && clock_ms_until(deadline) > 0);
     kill(server_of("killed"), SIGKILL);
     assert_int_equal(test_wait(&child, LIMIT_MS), 0);
-    assert_log(&scene, "the server was ended by signal 9");
-    assert_log(&scene, "is started anew");
-    assert_int_equal(train_checkpoint("whole", CHECKPOINT(LONG)), 0);
+    assert_said(&scene, "the server was ended by signal 9");
+    assert_said(&scene, "is started anew");
+    train_checkpoint(0, "whole", CHECKPOINT(LONG));
     test_same_file(latest(&scene, "whole"), latest(&scene, "killed"), "model.safetensors");
 }
 
@@ -245,7 +216,7 @@ TEST(one_that_is_killed_is_started_anew)
 TEST(none_is_left_behind)
 {
     struct test_child child = {0};
-    start_checkpoint(&child, "left", CHECKPOINT("--max-steps", "100000"));
+    start_checkpoint(&child, "left", CHECKPOINT("--max-steps 100000"));
     const int64_t deadline = clock_deadline_ns(LIMIT_MS);
     wait_for_steps(&scene, "left", 1, &child);
     while (server_of("left") == 0) assert_true(clock_ms_until(deadline) > 0);
@@ -280,13 +251,14 @@ static const char *command_that_fails(const char *name, int last)
 
 TEST(one_that_dies_while_it_starts_counts_as_a_try)
 {
-    char line[PATH_MAX + 32];
-    snprintf(line, sizeof line, "%s {model} {port}", command_that_fails("twice", 3));
-    assert_int_equal(train_checkpoint("twice-run", CHECKPOINT("--server-command", line)), 0);
+    train_checkpoint(
+        0, "twice-run",
+        CHECKPOINT("--server-command '%s {model} {port}'", command_that_fails("twice", 3)));
     assert_said(&scene, "is started anew: the server ended with status 3");
     assert_said(&scene, "start 3 fails");
-    snprintf(line, sizeof line, "%s {model} {port}", command_that_fails("always", 1000));
-    assert_int_equal(train_checkpoint("always-run", CHECKPOINT("--server-command", line)), 1);
+    train_checkpoint(
+        1, "always-run",
+        CHECKPOINT("--server-command '%s {model} {port}'", command_that_fails("always", 1000)));
     assert_said(&scene, "the server was lost 3 times in one step");
     assert_said(&scene, "start 4 fails");
 }
@@ -295,10 +267,3 @@ TEST(what_does_not_go_together_is_refused)
 {
     train_rows(&scene, "launch", "sync_that_is_refused", train_on);
 }
-
-static void open_scene(void)
-{
-    scene_open_exact(&scene);
-}
-
-TESTS_BETWEEN(open_scene, NULL)

@@ -8,37 +8,40 @@
 
 #define STEPS "6"
 
-static struct scene scene;
 static const char *frozen; // another model of the tokenizer's
+
+static void open_frozen(struct scene *s)
+{
+    scene_open(s);
+    frozen = daemon_model(test_folder(), true, 12);
+}
+
+SCENE_OF_ALL(open_frozen)
 
 static void serve(const char *const options[])
 {
-    const char *all[32] = {"--dtype", daemon_exact_dtype()};
-    for (int i = 0; options && options[i]; i++) all[2 + i] = options[i];
     daemon_kill(&scene.daemon);
-    daemon_start(&scene.daemon, scene.model, all);
+    daemon_start(&scene.daemon, scene.model,
+                 JOIN(args("--dtype %s", daemon_exact_dtype()), options));
 }
 
 // ---- rollouts ----------------------------------------------------------------------------------
 
-// The response's lines, in the order of their samples; each json_decref.
+// The response's lines, in the order of their samples.
 static int roll_out(const char *sampling, json_t *ret[8])
 {
     struct wire_answer answer;
-    struct bytes body = BYTES_INIT;
-    bytes_printf(&body,
-                 "{\"groups\":[{\"prompt\":\"12+34=\",\"n\":4}],\"sampling\":{\"max_tokens\":24,"
-                 "\"seed\":5,\"ignore_eos\":true%s}}",
-                 sampling);
-    daemon_request(scene.daemon.socket, "POST", "/v1/rollouts", "", bytes_text(&body), &answer);
+    daemon_request(scene.daemon.socket, "POST", "/v1/rollouts", "",
+                   test_text("{\"groups\":[{\"prompt\":\"12+34=\",\"n\":4}],\"sampling\":"
+                             "{\"max_tokens\":24,\"seed\":5,\"ignore_eos\":true%s}}",
+                             sampling),
+                   &answer);
     assert_int_equal(answer.status, 200);
     const json_t *lines = json_of_lines(bytes_text(&answer.body));
     json_t *one;
     size_t i;
     memset(ret, 0, 8 * sizeof *ret);
-    json_array_foreach (lines, i, one)
-        ret[json_integer_value(json_object_get(one, "sample"))] = json_incref(one);
-    bytes_release(&body);
+    json_array_foreach (lines, i, one) ret[int_of(one, "sample")] = one;
     return (int)json_array_size(lines);
 }
 
@@ -82,32 +85,22 @@ TEST(lines_name_their_authors)
         policy += sum_mask(half[i]);
     }
     assert_in_range(policy, 20, 76); // of 96
-    for (int i = 0; i < 4; i++) {
-        json_decref(plain[i]);
-        json_decref(one[i]);
-        json_decref(half[i]);
-        json_decref(same[i]);
-    }
 }
 
 static void assert_bad_request(const char *path, const char *body, const char *part)
 {
     json_t *answer = daemon_post(scene.daemon.socket, path, 400, body);
-    const char *message = NULL;
-    assert_ok(json_get_string("answer", json_object_get(answer, "error"), "message", &message));
-    assert_contains(message, part);
+    assert_contains(text_of(answer, "error.message"), part);
 }
 
 TEST(bad_fields_are_named)
 {
     const json_t *bad = test_rows("tandem", "bad_fields_are_named");
-    for (size_t i = 0; i < json_array_size(bad); i++) {
-        struct bytes body = BYTES_INIT;
-        bytes_printf(&body, "{\"groups\":[{\"prompt\":\"1+2=\"}],\"sampling\":{%s}}",
-                     row_text(bad, i, "sampling"));
-        assert_bad_request("/v1/rollouts", bytes_text(&body), row_text(bad, i, "part"));
-        bytes_release(&body);
-    }
+    for (size_t i = 0; i < json_array_size(bad); i++)
+        assert_bad_request("/v1/rollouts",
+                           test_text("{\"groups\":[{\"prompt\":\"1+2=\"}],\"sampling\":{%s}}",
+                                     row_text(bad, i, "sampling")),
+                           row_text(bad, i, "part"));
     assert_bad_request("/v1/completions", "{\"prompt\":\"1\",\"tandem\":{}}", "\"tandem\"");
     assert_bad_request("/inference/v1/generate",
                        "{\"token_ids\":[1],\"sampling_params\":{\"tandem\":{}}}", "/v1/rollouts");
@@ -115,10 +108,10 @@ TEST(bad_fields_are_named)
 
 TEST(the_bridge_lists_it)
 {
-    const char *argv[] = {test_binary("cw-ipc-check"), scene.daemon.bridge, NULL};
     daemon_holds(&scene.daemon, "policy", scene.model);
     daemon_holds(&scene.daemon, "frozen", frozen);
-    assert_int_equal(test_command(test_path(scene.folder, "check.log"), LIMIT_MS, argv), 0);
+    const char *const *check = OPTIONS(test_binary("cw-ipc-check"), scene.daemon.bridge);
+    scene_ended(&scene, scene_run(&scene, check), 0);
 }
 
 // ---- training ----------------------------------------------------------------------------------
@@ -126,10 +119,9 @@ TEST(the_bridge_lists_it)
 TEST(with_p_1_it_is_the_plain_run)
 {
     serve(OPTIONS("--tandem-model", scene.model)); // the model that is trained, as it was
-    assert_int_equal(train(&scene, "plain", OPTIONS("--max-steps", STEPS)), 0);
-    assert_exit(0, train_alone(&scene, "p-1",
-                               OPTIONS("--max-steps", STEPS, "--tandem", "--tandem-p", "1",
-                                       "--eval-data", scene.data)));
+    assert_train(&scene, 0, "plain", "--max-steps " STEPS);
+    assert_train(&scene, 0, "p-1", "--max-steps " STEPS " --tandem --tandem-p 1 --eval-data %s",
+                 scene.data);
     assert_said(&scene, "writes with the policy: selector bernoulli, p 1");
     test_same_file(latest(&scene, "plain"), latest(&scene, "p-1"), "model.safetensors");
     test_same_file(latest(&scene, "plain"), latest(&scene, "p-1"), "trainer/optimizer.safetensors");
@@ -148,10 +140,9 @@ TEST(the_frozen_models_tokens_have_their_weight)
     static const char *const weights[] = {"0", "1", "2"};
     double norms[3], rewards[3];
     for (int i = 0; i < 3; i++) {
-        serve(OPTIONS("--exact", "--tandem-model", frozen));
-        assert_exit(0, train(&scene, weights[i],
-                             OPTIONS("--max-steps", "1", "--tandem", "--exact",
-                                     "--tandem-frozen-weight", weights[i])));
+        serve(args("--exact --tandem-model %s", frozen));
+        assert_train(&scene, 0, weights[i],
+                     "--max-steps 1 --tandem --exact --tandem-frozen-weight %s", weights[i]);
         json_t *m = last_metrics(&scene, weights[i]);
         assert_true(metric(m, "tandem/frozen_token_fraction") > 0);
         norms[i] = metric(m, "grad_norm");
@@ -172,8 +163,7 @@ static void count_logged(const char *run, const char *file, int *ret_tokens, int
     json_array_foreach (samples, i, sample) {
         const json_t *mask = json_object_get(sample, "model_mask");
         json_array_foreach (mask, k, one) *ret_policy += json_integer_value(one) == 1;
-        assert_int_equal(json_array_size(mask),
-                         json_integer_value(json_object_get(sample, "tokens")));
+        assert_int_equal(json_array_size(mask), int_of(sample, "tokens"));
         *ret_tokens += (int)json_array_size(mask);
     }
 }
@@ -195,40 +185,35 @@ static void assert_fractions(const char *run)
 }
 
 #define TANDEM                                                                                     \
-    "--max-steps", STEPS, "--tandem", "--tandem-selector", "chunk", "--tandem-chunk", "3",         \
-        "--exact", "--log-completions", "--max-completion-length", "24", "--num-generations", "6", \
-        "--save-steps", "2"
+    "--max-steps " STEPS " --tandem --tandem-selector chunk --tandem-chunk 3 --exact "             \
+    "--log-completions --max-completion-length 24 --num-generations 6 --save-steps 2"
 
 // A kill in the middle; and a server that has no room for all samples of a step.
 TEST(killed_and_preempted_it_comes_to_the_same_bits)
 {
     struct test_child child = {0};
-    serve(OPTIONS("--exact", "--tandem-model", frozen));
-    assert_int_equal(train(&scene, "whole", OPTIONS(TANDEM)), 0);
+    serve(args("--exact --tandem-model %s", frozen));
+    assert_train(&scene, 0, "whole", TANDEM);
     assert_fractions("whole");
-    serve(OPTIONS("--exact", "--tandem-model", frozen, "--max-context", "40", "--kv-memory", "64K",
-                  "--block-size", "4", "--prefill-chunk", "5"));
-    start_trainer(&scene, &child, "killed", OPTIONS(TANDEM));
+    serve(args("--exact --tandem-model %s --max-context 40 --kv-memory 64K --block-size 4 "
+               "--prefill-chunk 5",
+               frozen));
+    start_trainer(&scene, &child, "killed", args(TANDEM));
     wait_for_steps(&scene, "killed", 3, &child);
     kill(child.pid, SIGKILL);
     test_wait(&child, LIMIT_MS);
-    assert_int_equal(train(&scene, "killed", OPTIONS(TANDEM, "--resume")), 0);
+    assert_train(&scene, 0, "killed", TANDEM " --resume");
     assert_fractions("killed");
     test_same_file(latest(&scene, "whole"), latest(&scene, "killed"), "model.safetensors");
-    struct wire_answer answer;
-    daemon_request(scene.daemon.socket, "GET", "/metrics", "", NULL, &answer);
-    const char *preempted = strstr(bytes_text(&answer.body), "\nvllm:num_preemptions_total");
-    assert_non_null(preempted);
-    assert_true(atof(strchr(preempted, '}') + 1) > 0);
+    assert_true(daemon_metric(&scene.daemon, "vllm:num_preemptions_total") > 0);
 }
 
 // An adapter of the policy's is none of the frozen model's.
 TEST(adapters_are_the_policy_s)
 {
-    serve(OPTIONS("--tandem-model", frozen, "--max-adapters", "1"));
-    assert_exit(0, train(&scene, "lora",
-                         OPTIONS("--max-steps", STEPS, "--tandem", "--lora-r", "4",
-                                 "--log-completions", "--no-tandem-shared")));
+    serve(args("--tandem-model %s --max-adapters 1", frozen));
+    assert_train(&scene, 0, "lora",
+                 "--max-steps " STEPS " --tandem --lora-r 4 --log-completions --no-tandem-shared");
     assert_fractions("lora");
     daemon_holds(&scene.daemon, "policy", scene.model);
     daemon_holds(&scene.daemon, "frozen", frozen);
@@ -242,9 +227,9 @@ TEST(without_a_frozen_model_it_is_refused)
     assert_bad_request("/v1/rollouts",
                        "{\"groups\":[{\"prompt\":\"1+2=\"}],\"sampling\":{\"tandem\":{}}}",
                        "--tandem-model");
-    assert_int_equal(train_alone(&scene, "no", OPTIONS("--tandem", "--max-steps", "1")), 1);
+    assert_train(&scene, 1, "no", "--tandem --max-steps 1");
     assert_said(&scene, "cw-infer-server --tandem-model DIR");
-    assert_exit(0, train_alone(&scene, "idle", OPTIONS("--tandem-p", "1", "--max-steps", "1")));
+    assert_train(&scene, 0, "idle", "--tandem-p 1 --max-steps 1");
     assert_said(&scene, "--tandem-p has no effect without --tandem");
 }
 
@@ -253,8 +238,7 @@ static void assert_start_refused(const char *folder, const char *part)
     struct daemon d = {0};
     daemon_spawn(&d, scene.model, OPTIONS("--tandem-model", folder));
     assert_int_equal(test_wait(&d.child, LIMIT_MS), 1);
-    char *log = test_read(d.log);
-    assert_contains(log, part);
+    assert_contains(test_read(d.log), part);
 }
 
 TEST(other_models_are_refused)
@@ -266,11 +250,3 @@ TEST(other_models_are_refused)
     assert_start_refused(demo, "a frozen model must be of the same tokenizer");
     assert_start_refused(brief, "it has a context of 64 tokens");
 }
-
-static void open_scene(void)
-{
-    scene_open(&scene);
-    frozen = daemon_model(test_folder(), true, 12);
-}
-
-TESTS_BETWEEN(open_scene, NULL)

@@ -23,8 +23,7 @@ static void start(void)
     const char *file = test_path(test_folder(), "template.jinja");
     test_write(file, template, strlen(template));
     daemon_start(&served, daemon_model(test_folder(), true, 7),
-                 OPTIONS("--max-batch", "2", "--max-queue", "3", "--kv-memory", "32M",
-                         "--chat-template-file", file));
+                 args("--max-batch 2 --max-queue 3 --kv-memory 32M --chat-template-file %s", file));
 }
 
 static bool has_answer(int fd)
@@ -43,11 +42,10 @@ static void await_answer(int fd, int status, const char *part)
 
 TEST(keys_are_charged_by_their_bytes)
 {
-    daemon_post(served.socket, "/v1/chat/completions", 200,
-                "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
-                "\"max_tokens\":1}");
-    await_answer(open_request("/v1/chat/completions",
-                              "{\"messages\":[{\"role\":\"user\",\"content\":\"keys\"}]}"),
+    ask("/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+                                "\"max_tokens\":1}");
+    await_answer(daemon_ask(&served, "/v1/chat/completions",
+                            "{\"messages\":[{\"role\":\"user\",\"content\":\"keys\"}]}"),
                  400, "more steps than the limit");
 }
 
@@ -62,9 +60,9 @@ TEST(others_are_served_meanwhile)
          "{\"groups\":[{\"messages\":[{\"role\":\"user\",\"content\":\"slow\"}]}]}"},
     };
     for (size_t i = 0; i < sizeof renders / sizeof *renders; i++) {
-        const int fd = open_request(renders[i].path, renders[i].body);
-        for (int k = 0; k < 3; k++) json_decref(daemon_get(served.socket, "/health", 200));
-        daemon_post(served.socket, "/v1/completions", 200, "{\"prompt\":\"a\",\"max_tokens\":1}");
+        const int fd = daemon_ask(&served, renders[i].path, renders[i].body);
+        for (int k = 0; k < 3; k++) daemon_get(served.socket, "/health", 200);
+        ask("/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":1}");
         assert_false(has_answer(fd));
         close(fd); // where it leaves, the next one's turn comes when this one's steps are over
     }
@@ -77,8 +75,8 @@ TEST(as_many_wait_as_are_taken)
     enum { MOST = 5 };
     int fd[MOST];
     const int64_t give_up_ns = clock_deadline_ns(120000);
-    for (int i = 0; i < MOST; i++) fd[i] = open_request("/v1/chat/completions", slow);
-    const int one_more = open_request("/v1/chat/completions", slow);
+    for (int i = 0; i < MOST; i++) fd[i] = daemon_ask(&served, "/v1/chat/completions", slow);
+    const int one_more = daemon_ask(&served, "/v1/chat/completions", slow);
     await_answer(one_more, 429, "waiting to be read");
     daemon_get(served.socket, "/health", 200);
     for (int i = 0; i < MOST; i++) close(fd[i]);

@@ -4,7 +4,7 @@
 #include "tests/support/daemon.h"
 #include "tests/support/mpirun.h"
 
-#define RANKS_2 OPTIONS("--tensor-parallel-size", "2", "--speculative", "ngram:3")
+#define RANKS_2 args("--tensor-parallel-size 2 --speculative ngram:3")
 
 static void start_ranks(struct daemon *d, int n, const char *model, const char *const options[])
 {
@@ -87,7 +87,7 @@ TEST(ranks_give_what_one_gives)
 {
     struct daemon ranks = {0}, one = {0};
     const char *model = daemon_model(test_folder(), false, 3);
-    daemon_start(&one, model, OPTIONS("--speculative", "ngram:3"));
+    daemon_start(&one, model, args("--speculative ngram:3"));
     start_ranks(&ranks, 2, model, RANKS_2);
     assert_same_model(&ranks, &one);
     assert_same_choices(samples(&ranks), samples(&one));
@@ -97,7 +97,7 @@ TEST(ranks_give_what_one_gives)
     assert_int_equal(daemon_stop(&one), 0);
     stop_ranks(&ranks);
     // key-value heads that two ranks share
-    start_ranks(&ranks, 4, model, OPTIONS("--tensor-parallel-size", "4"));
+    start_ranks(&ranks, 4, model, args("--tensor-parallel-size 4"));
     daemon_start(&one, model, NULL);
     assert_same_choices(samples(&ranks), samples(&one));
     assert_int_equal(daemon_stop(&one), 0);
@@ -109,8 +109,7 @@ static void refused(const char *model, const char *const options[], const char *
     struct daemon d = {0};
     daemon_spawn(&d, model, options);
     assert_int_not_equal(test_wait(&d.child, 20000), 0);
-    char *log = test_read(d.log);
-    assert_contains(log, sentence);
+    assert_contains(test_read(d.log), sentence);
 }
 
 // ---- clients ------------------------------------------------------------------------------------
@@ -145,25 +144,23 @@ TEST(one_command_starts_all_ranks)
 {
     struct daemon d = {0}, one = {0};
     const char *model = daemon_model(test_folder(), false, 3);
-    const char *words[MPIRUN_WORDS];
-    mpirun_put(2, words); // which skips the test where there is none
-    daemon_start(&d, model, OPTIONS("--tensor-parallel-size", "2"));
+    mpirun_words(2); // which skips the test where there is none
+    daemon_start(&d, model, args("--tensor-parallel-size 2"));
     daemon_start(&one, model, NULL);
     assert_same_choices(greedy(&d), greedy(&one));
     assert_int_equal(daemon_stop(&one), 0);
     assert_int_equal(daemon_stop(&d), 0);
-    refused(model, OPTIONS("--tensor-parallel-size", "3"), "num_attention_heads is 4");
+    refused(model, args("--tensor-parallel-size 3"), "num_attention_heads is 4");
 }
 
 TEST(a_reload_reaches_every_shard)
 {
     struct daemon d = {0}, one = {0};
     const char *other = daemon_model(test_folder(), false, 8);
-    char body[4200];
     start_ranks(&d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
-    snprintf(body, sizeof body, "{\"model\": \"%s\"}", other);
+    const char *body = test_text("{\"model\": \"%s\"}", other);
     daemon_post(d.socket, "/reload", 200, body);
-    daemon_start(&one, other, OPTIONS("--speculative", "ngram:3"));
+    daemon_start(&one, other, args("--speculative ngram:3"));
     json_t *a = greedy(&d), *b = greedy(&one);
     assert_same_choices(a, b);
     assert_int_equal(daemon_stop(&one), 0);
@@ -194,16 +191,16 @@ TEST(what_has_no_shards_is_refused)
     const char *model = daemon_model(test_folder(), false, 3);
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "2", 1);
-    refused(model, OPTIONS("--tensor-parallel-size", "4"),
+    refused(model, args("--tensor-parallel-size 4"),
             "torchrun started 2 processes, and 4 share the model");
-    refused(model, OPTIONS("--tensor-parallel-size", "2", "--draft", model),
+    refused(model, args("--tensor-parallel-size 2 --draft %s", model),
             "--draft does not go with --tensor-parallel-size 2");
-    refused(model, OPTIONS("--tensor-parallel-size", "2", "--max-adapters", "1"),
+    refused(model, args("--tensor-parallel-size 2 --max-adapters 1"),
             "--max-adapters does not go with --tensor-parallel-size 2");
-    refused(model, OPTIONS("--tensor-parallel-size", "2", "--tandem-model", model),
+    refused(model, args("--tensor-parallel-size 2 --tandem-model %s", model),
             "--tandem-model does not go with --tensor-parallel-size 2");
     setenv("WORLD_SIZE", "3", 1);
-    refused(model, OPTIONS("--tensor-parallel-size", "3"), "num_attention_heads is 4");
+    refused(model, args("--tensor-parallel-size 3"), "num_attention_heads is 4");
     unsetenv("RANK");
     unsetenv("WORLD_SIZE");
 }

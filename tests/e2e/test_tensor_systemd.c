@@ -11,7 +11,7 @@ TEST(rank_0_tells_that_it_is_ready_and_lives)
 {
     struct test_child server = {0};
     const char *folder = test_folder(), *log = test_path(folder, "log");
-    if (strcmp(test_device(), "cpu") != 0) test_skip("it starts ranks of the CPU, with mpirun");
+    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
     if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
     const int fd = notify_open();
     setenv("OMP_NUM_THREADS", "1", 1);

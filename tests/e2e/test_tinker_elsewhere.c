@@ -2,19 +2,10 @@
  * (--model-names NAME=http://...): a teacher, whose samples and log-probabilities are that server's
  * to the bit while the model here is trained; and what is said where it is not there. */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/tinker_pair.h"
+#include "tests/support/tinker_client.h"
 #include "tests/support/rank_group.h"
-#include "common/base/clock.h"
 
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static struct tinker_pair pair;
 static struct daemon teacher;
-static char session[128];
-static struct tinker_run run;
 
 static void start_teacher(const char *const more[])
 {
@@ -24,66 +15,55 @@ static void start_teacher(const char *const more[])
 // Its name in --model-names.
 static const char *teacher_name(void)
 {
-    char *name = malloc(128);
-    snprintf(name, 128, "org/teacher=http://127.0.0.1:%d,two", daemon_tcp_port(&teacher));
-    return name;
+    return test_text("org/teacher=http://127.0.0.1:%d,two", daemon_tcp_port(&teacher));
 }
 
 static json_t *ask(const char *sampler, int seq_id)
 {
-    return tinker_sample(&pair.server, sampler, seq_id, 200, 4, ",\"prompt_logprobs\":true");
+    return tinker_sample(sampler, seq_id, 200, 4, ",\"prompt_logprobs\":true");
 }
 
 // What a sampler gives is the teacher's, or not.
 static void check_answer(const char *sampler, int seq_id, const json_t *line, bool is_its)
 {
-    struct bytes answer = BYTES_INIT;
-    int32_t ids[4];
     float scored[3];
-    tinker_retrieve_bytes(&pair.server, ask(sampler, seq_id), &answer);
-    const struct proto_span message = {(const unsigned char *)bytes_text(&answer), answer.len};
-    const struct proto_span sequence = tinker_field(message, 1);
-    assert_int_equal(tinker_field(sequence, 2).len, sizeof ids);
-    assert_int_equal(tinker_field(message, 2).len, sizeof scored);
-    memcpy(ids, tinker_field(sequence, 2).data, sizeof ids);
-    memcpy(scored, tinker_field(message, 2).data, sizeof scored);
+    const struct tinker_sampled got = tinker_sampled(ask(sampler, seq_id));
+    assert_int_equal(got.n, 4);
+    assert_int_equal(tinker_field(got.message, 2).len, sizeof scored);
+    memcpy(scored, tinker_field(got.message, 2).data, sizeof scored);
     bool same = true;
-    for (size_t i = 0; i < 4; i++)
-        same &= ids[i] == json_integer_value(json_array_get(json_object_get(line, "token_ids"), i));
-    for (size_t i = 1; i < 3; i++)
-        same &= scored[i] == (float)json_number_value(
-                                 json_array_get(json_object_get(line, "prompt_logprobs"), i));
+    for (int i = 0; i < 4; i++)
+        same &= got.tokens[i] == json_integer_value(json_at(line, "token_ids.%d", i));
+    for (int i = 1; i < 3; i++)
+        same &= scored[i] == (float)json_number_value(json_at(line, "prompt_logprobs.%d", i));
     assert_int_equal(same, is_its);
-    bytes_release(&answer);
 }
 
-TEST(test_teacher)
+TINKER_TEST(test_teacher)
 {
-    char teachers[160], own[160];
-    start_teacher(OPTIONS("--exact", "--dtype", daemon_exact_dtype(), "--listen", "127.0.0.1:0",
-                          "--max-context", "100"));
-    tinker_pair_start(&pair, NULL, OPTIONS("--exact", "--dtype", daemon_exact_dtype()),
+    const char *teachers, *own;
+    start_teacher(
+        args("--exact --dtype %s --listen 127.0.0.1:0 --max-context 100", daemon_exact_dtype()));
+    tinker_pair_start(NULL, args("--exact --dtype %s", daemon_exact_dtype()),
                       OPTIONS("--model-names", teacher_name()));
-    run = tinker_whole(&pair.server, session);
-    json_t *all = tinker_get(&pair.server, "get_server_capabilities", 200);
-    const json_t *one = json_array_get(json_object_get(all, "supported_models"), 1);
-    assert_string_equal(json_string_value(json_object_get(one, "model_name")), "org/teacher");
+    trained = tinker_whole();
+    json_t *all = tinker_get("get_server_capabilities", 200);
+    const json_t *one = json_at(all, "supported_models.1");
+    assert_string_equal(text_of(one, "model_name"), "org/teacher");
     assert_true(json_is_false(json_object_get(one, "trainable")));
-    assert_int_equal(json_integer_value(json_object_get(one, "max_context_length")), 100);
-    json_decref(all);
+    assert_int_equal(int_of(one, "max_context_length"), 100);
     json_t *line = daemon_post(
         teacher.socket, "/v1/rollouts", 200,
         "{\"groups\":[{\"id\":0,\"prompt_token_ids\":[10,20,30],\"n\":1,\"seed\":3}],\"sampling\":"
         "{\"max_tokens\":4,\"temperature\":1,\"ignore_eos\":true,\"prompt_logprobs\":0}}");
-    tinker_sampler_of(&pair.server, session, "base_model", "org/teacher", teachers);
-    tinker_sampler_of(&pair.server, session, "base_model", "two", own);
+    teachers = tinker_sampler_of("base_model", "org/teacher");
+    own = tinker_sampler_of("base_model", "two");
     check_answer(teachers, 0, line, true);
     check_answer(own, 0, line, false);
-    tinker_run_update(&run, &tinker_one);
+    tinker_run_update(&trained, &tinker_one);
     check_answer(teachers, 1, line, true); // no stale snapshot
-    json_decref(line);
     tinker_refused(
-        tinker_post(&pair.server, "create_model", 400,
+        tinker_post("create_model", 400,
                     "{\"session_id\":\"%s\",\"model_seq_id\":7,\"base_model\":\"org/teacher\"}",
                     session),
         "not trained here");
@@ -91,9 +71,8 @@ TEST(test_teacher)
     test_kill(&teacher.child, SIGKILL);
     test_wait(&teacher.child, 10000);
     const int64_t start = clock_now_ns();
-    tinker_refused(tinker_retrieve(&pair.server, ask(teachers, 2)), "org/teacher at http://127.0");
+    tinker_refused(tinker_retrieve(ask(teachers, 2)), "org/teacher at http://127.0");
     assert_true(clock_ms_since(start) < 15000);
-    tinker_pair_stop(&pair);
 }
 
 // Starts a cw-trainer serve, with that key (NULL: its own), that does not come to serve; what it
@@ -112,28 +91,25 @@ static void refused(const char *names, const char *key, const char *const wanted
     assert_true(clock_ms_since(start) < 30000);
     char *text = test_read(log);
     for (int i = 0; wanted[i]; i++) assert_contains(text, wanted[i]);
-    free(text);
 }
 
 // An address where nobody is, one that takes no part in HTTP, one that wants a key, and one of
 // another cw-trainer serve.
-TEST(test_not_there)
+TINKER_TEST(test_not_there)
 {
-    char text[80];
+    const char *text = test_text("far=http://127.0.0.1:%d", test_free_port());
     struct tinker_server other = {0};
     const char *file = test_path(test_folder(), "key");
     test_write(file, "tml-of-both\n", 12);
-    start_teacher(OPTIONS("--listen", "127.0.0.1:0", "--api-key-file", file));
+    start_teacher(args("--listen 127.0.0.1:0 --api-key-file %s", file));
     daemon_start(&pair.daemon, daemon_model(test_folder(), true, 5), NULL);
-    snprintf(text, sizeof text, "far=http://127.0.0.1:%d", test_free_port());
     refused(text, NULL, OPTIONS("--model-names far=http://127.0.0.1:", "nobody answers"));
-    refused("far=ftp://host", NULL, OPTIONS("far=ftp://host", "http://HOST:PORT"));
-    refused(teacher_name(), NULL, OPTIONS("--model-names org/teacher=http://127.0.0.1:", "401"));
+    refused("far=ftp://host", NULL, args("far=ftp://host http://HOST:PORT"));
+    refused(teacher_name(), NULL, args("'--model-names org/teacher=http://127.0.0.1:' 401"));
     tinker_server_start(&other, &teacher, NULL, OPTIONS("--api-key-file", file));
-    snprintf(text, sizeof text, "far=http://127.0.0.1:%d", other.port);
+    text = test_text("far=http://127.0.0.1:%d", other.port);
     refused(text, file, OPTIONS(text, "404: there is no /v1/models here; docs/use/tinker.md"));
     assert_int_equal(tinker_server_stop(&other), 0);
     tinker_server_start(&pair.server, &pair.daemon, NULL,
                         OPTIONS("--model-names", teacher_name(), "--api-key-file", file));
-    tinker_pair_stop(&pair);
 }

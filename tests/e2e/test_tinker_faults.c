@@ -2,7 +2,7 @@
  * all kinds, clients that leave while their answer is held, requests behind a gap, and kill -9 of
  * either process at any moment. Nothing that was asked for properly is lost by it. */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/tinker_pair.h"
+#include "tests/support/tinker_client.h"
 #include "common/base/rng.h"
 #include "common/base/protobuf.h"
 
@@ -13,24 +13,19 @@
 #define HALF_CLOSED 100
 #define SETTLE_MS   10000
 
-static struct tinker_pair pair;
-static char session[128], former[128]; // former: a run that has the weights no more
-static struct tinker_run run;
+static const char *former; // former: a run that has the weights no more
 
-static int start(void **state)
+static void start(void)
 {
-    (void)state;
-    tinker_pair_start(&pair, NULL, OPTIONS("--exact", "--dtype", daemon_exact_dtype()),
-                      OPTIONS("--exact", "--max-body", "1M"));
-    run = tinker_whole(&pair.server, session);
-    return 0;
+    tinker_pair_start(NULL, args("--exact --dtype %s", daemon_exact_dtype()),
+                      args("--exact --max-body 1M"));
+    trained = tinker_whole();
 }
 
 static int open_files(void)
 {
-    char path[64];
     int n = 0;
-    snprintf(path, sizeof path, "/proc/%d/fd", (int)pair.server.child.pid);
+    const char *path = test_text("/proc/%d/fd", (int)pair.server.child.pid);
     DIR *folder = opendir(path);
     assert_non_null(folder);
     while (readdir(folder)) n++;
@@ -90,7 +85,7 @@ static void put_json(struct rng *r, struct bytes *body)
                                        "sampling_params", "sampling_session_id",
                                        "lora_config",     "base_model",
                                        "model_seq_id",    "optimizer_config"};
-    bytes_printf(body, "{\"model_id\":\"%s\"", pick(r, 2) ? run.id : "x");
+    bytes_printf(body, "{\"model_id\":\"%s\"", pick(r, 2) ? trained.id : "x");
     for (int i = 0; i < 4; i++)
         bytes_printf(body, ",\"%s\":%s", keys[pick(r, 14)], values[pick(r, 14)]);
     bytes_puts(body, pick(r, 5) ? "}" : "");
@@ -121,24 +116,20 @@ static void put_future(struct rng *r, struct bytes *body)
                                       "%s--1",
                                       "%s-1x",
                                       "%s-99999999999999999999"};
-    json_t *known = tinker_learn(&pair.server, former, 1, "cross_entropy", true, &tinker_one, 1);
-    const char *id = json_string_value(json_object_get(known, "request_id"));
-    char process[64], asked[128];
-    snprintf(process, sizeof process, "%.*s", (int)strcspn(id, "-"), id);
+    json_t *known = tinker_learn(former, 1, "cross_entropy", true, &tinker_one, 1);
+    const char *id = text_of(known, "request_id");
     const char *form = ids[pick(r, 10)];
-    if (strncmp(form, "%s", 2) == 0)
-        snprintf(asked, sizeof asked, "%s%s", process, form + 2);
-    else
-        snprintf(asked, sizeof asked, "%s", form);
+    const char *asked = strncmp(form, "%s", 2) == 0
+                            ? test_text("%.*s%s", (int)strcspn(id, "-"), id, form + 2)
+                            : form;
     bytes_printf(body, "{\"request_id\":\"%s\"}", asked);
 }
 
 static void ask(const char *method, const char *path, const char *type, const struct bytes *body)
 {
-    char whole[160];
     struct wire_answer a;
-    snprintf(whole, sizeof whole, "/api/v1/%s", path);
-    tinker_request(&pair.server, method, whole, type, body, &a);
+    const char *whole = test_text("/api/v1/%s", path);
+    tinker_request(method, whole, type, body, &a);
     if (a.status < 200 || a.status >= 500)
         fail_msg("%s %s: %d to %s", method, path, a.status, bytes_text(body));
     const json_t *error = json_object_get(json_object_get(a.json, "error"), "message");
@@ -251,26 +242,26 @@ static void ask_malformed(int n)
 
 static void begin_next(int number)
 {
-    snprintf(former, sizeof former, "%s", run.id);
-    run = tinker_begun(&pair.server, tinker_create(&pair.server, session, number, 200, ""));
+    former = trained.id;
+    trained = tinker_begun(tinker_create(session, number, 200, ""));
 }
 
 // Gradients that wait for their step when the storm comes are there after it.
-TEST_WITH(test_malformed, start, NULL, NULL)
+TINKER_TEST(test_malformed)
 {
+    start();
     float wanted[TINKER_N], after[TINKER_N];
-    tinker_run_update(&run, &tinker_one);
-    tinker_run_score(&run, &tinker_one, wanted);
+    tinker_run_update(&trained, &tinker_one);
+    tinker_run_score(&trained, &tinker_one, wanted);
     begin_next(1);
     begin_next(2); // former: of no requests
     const int files = files_at_rest();
-    tinker_run_learn(&run, &tinker_one, NULL);
+    tinker_run_learn(&trained, &tinker_one, NULL);
     ask_malformed(REQUESTS);
     check_files(files);
-    tinker_run_step(&run, 1e-2);
-    tinker_run_score(&run, &tinker_one, after);
+    tinker_run_step(&trained, 1e-2);
+    tinker_run_score(&trained, &tinker_one, after);
     assert_memory_equal(after, wanted, sizeof after);
-    tinker_pair_stop(&pair);
 }
 
 // ---- clients that leave -------------------------------------------------------------------------
@@ -278,7 +269,7 @@ TEST_WITH(test_malformed, start, NULL, NULL)
 static void step_request(int seq_id, struct bytes *body)
 {
     bytes_printf(body, "{\"model_id\":\"%s\",\"seq_id\":%d,\"adam_params\":{\"learning_rate\":0}}",
-                 run.id, seq_id);
+                 trained.id, seq_id);
 }
 
 // A request for an answer that is not there yet; the socket that it is held on.
@@ -298,19 +289,19 @@ static int hold(const char *path, const char *body)
 
 // Hundreds ask for what is held behind a gap, and for what is done of a session, and leave, some
 // without a word. The answer is there for who comes after them.
-TEST_WITH(test_leavers, start, NULL, NULL)
+TINKER_TEST(test_leavers)
 {
-    char body[256], poll[256], sampler[160];
+    start();
+    const char *sampler;
     struct bytes step = BYTES_INIT;
     const int files = files_at_rest();
     step_request(3, &step);
-    json_t *late = tinker_post(&pair.server, "optim_step", 200, "%s", bytes_text(&step));
+    json_t *late = tinker_post("optim_step", 200, "%s", bytes_text(&step));
     bytes_release(&step);
-    snprintf(body, sizeof body, "{\"request_id\":\"%s\"}",
-             json_string_value(json_object_get(late, "request_id")));
-    tinker_run_snapshot(&run, "", sampler);
-    snprintf(poll, sizeof poll,
-             "{\"target\":{\"sampling_session_id\":\"%s\",\"cloned_sampler_id\":0}}", sampler);
+    const char *body = test_text("{\"request_id\":\"%s\"}", text_of(late, "request_id"));
+    sampler = tinker_run_snapshot(&trained, "");
+    const char *poll =
+        test_text("{\"target\":{\"sampling_session_id\":\"%s\",\"cloned_sampler_id\":0}}", sampler);
     for (int round = 0; round < 3; round++) {
         int fds[100];
         for (int i = 0; i < 100; i++)
@@ -322,10 +313,9 @@ TEST_WITH(test_leavers, start, NULL, NULL)
         }
     }
     check_files(files);
-    tinker_run_learn(&run, &tinker_one, NULL);
-    json_t *answer = tinker_retrieve(&pair.server, late);
+    tinker_run_learn(&trained, &tinker_one, NULL);
+    json_t *answer = tinker_retrieve(late);
     assert_non_null(json_object_get(answer, "metrics"));
-    tinker_pair_stop(&pair);
 }
 
 // ---- kill -9 ------------------------------------------------------------------------------------
@@ -335,36 +325,36 @@ static void submit_all(void)
 {
     for (int i = 0; i < 4; i++) {
         struct bytes step = BYTES_INIT;
-        tinker_learn(&pair.server, run.id, ++run.seq_id, "cross_entropy", false, &tinker_one, 1);
-        step_request(++run.seq_id, &step);
-        tinker_post(&pair.server, "optim_step", 200, "%s", bytes_text(&step));
+        tinker_learn(trained.id, ++trained.seq_id, "cross_entropy", false, &tinker_one, 1);
+        step_request(++trained.seq_id, &step);
+        tinker_post("optim_step", 200, "%s", bytes_text(&step));
         bytes_release(&step);
-        tinker_post(&pair.server, "save_weights", 200,
-                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"under-way\"}", run.id,
-                    ++run.seq_id);
+        tinker_post("save_weights", 200,
+                    "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"under-way\"}", trained.id,
+                    ++trained.seq_id);
     }
 }
 
 // kill -9 of cw-trainer serve, at any moment of its work: what save_weights had acknowledged is
 // whole, the next process takes the lease, and gives the log-probabilities of then.
-TEST_WITH(test_killed, start, NULL, NULL)
+TINKER_TEST(test_killed)
 {
+    start();
     float wanted[TINKER_N], got[TINKER_N];
-    char path[256];
+    const char *path;
     struct rng r;
     rng_init(&r, 5, 0);
-    tinker_run_update(&run, &tinker_one);
-    tinker_run_save(&run, "save_weights", "kept", path);
-    tinker_run_score(&run, &tinker_one, wanted);
+    tinker_run_update(&trained, &tinker_one);
+    path = tinker_run_save(&trained, "save_weights", "kept");
+    tinker_run_score(&trained, &tinker_one, wanted);
     for (int i = 0; i < 6; i++) {
         submit_all();
         clock_sleep_ms(pick(&r, 25));
-        tinker_pair_kill(&pair, OPTIONS("--exact"));
-        tinker_finish(&pair.server, session); // what its client does once it has failed
-        tinker_whole(&pair.server, session);
-        run = tinker_load(&pair.server, session, 1, path);
-        tinker_run_score(&run, &tinker_one, got);
+        tinker_pair_kill(args("--exact"));
+        tinker_finish(session); // what its client does once it has failed
+        tinker_whole();
+        trained = tinker_load(1, path);
+        tinker_run_score(&trained, &tinker_one, got);
         assert_memory_equal(got, wanted, sizeof got);
     }
-    tinker_pair_stop(&pair);
 }

@@ -2,24 +2,22 @@
  * tests/clients/tinker_sdk.py says what it does; and the notebook in python/. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/rank_group.h"
-#include "tests/support/tinker_pair.h"
+#include "tests/support/tinker_client.h"
 
 #include <sys/resource.h>
 
-static struct tinker_pair pair;
-
 // With servers of its own for each version: older SDKs do not tell when they end, and keep the
 // weights from the next client until they were not heard of for long enough.
-static void run(const char *python, const char *const more[], const char *check)
+static void run_check(const char *python, const char *const more[], const char *check)
 {
-    tinker_pair_start(&pair, NULL, OPTIONS("--exact", "--dtype", daemon_exact_dtype()), more);
-    tinker_script(&pair.server, python, "tests/clients/tinker_sdk.py", check);
-    tinker_pair_stop(&pair);
+    tinker_pair_start(NULL, args("--exact --dtype %s", daemon_exact_dtype()), more);
+    tinker_script(python, "tests/clients/tinker_sdk.py", check);
+    tinker_pair_stop();
 }
 
 static void run_all(const char *python)
 {
-    run(python, OPTIONS("--exact"), NULL);
+    run_check(python, args("--exact"), NULL);
 }
 
 // All of it within 1,024 files a process.
@@ -36,7 +34,7 @@ static void run_key(const char *python)
     const char *file = test_path(test_folder(), "key");
     test_write(file, key, strlen(key));
     setenv("TINKER_API_KEY", "tml-key-of-this-test", 1);
-    run(python, OPTIONS("--exact", "--api-key-file", file), "key");
+    run_check(python, args("--exact --api-key-file %s", file), "key");
     unsetenv("TINKER_API_KEY");
 }
 
@@ -60,7 +58,7 @@ static void run_notebook(const char *python)
              bin, root, root, folder, test_free_port(), python, root, root);
     assert_exit(0, test_command(log, 60000, OPTIONS(test_path(root, "tools/demo-data"), folder)));
     unlink(log);
-    if (test_command(log, 180000, OPTIONS("bash", "-c", text)) != 0) fail_msg("%s", test_read(log));
+    if (test_command(log, 180000, args("bash -c %s", text)) != 0) fail_msg("%s", test_read(log));
     assert_contains(test_read(log), "notebook: PASS");
     free(bin);
 }

@@ -14,12 +14,11 @@ static void put(const char *name, const char *text)
 // Runs it on "in" with these options; what it answered is in "out", what it logged in "log".
 static int tokenize(const char *options)
 {
-    char command[3 * PATH_MAX];
     const char *program = test_binary("cw-tokenize");
-    snprintf(command, sizeof command, "%s --model %s --chat %s < %s > %s", program, folder, options,
-             test_path(folder, "in"), test_path(folder, "out"));
+    const char *command = test_text("%s --model %s --chat %s < %s > %s", program, folder, options,
+                                    test_path(folder, "in"), test_path(folder, "out"));
     remove(test_path(folder, "log"));
-    return test_command(test_path(folder, "log"), 20000, OPTIONS("sh", "-c", command));
+    return test_command(test_path(folder, "log"), 20000, args("sh -c %s", command));
 }
 
 // Line `number` (from 1) of the answer.
@@ -41,7 +40,6 @@ static void assert_answer(int number, const char *key, const char *part)
     const char *text = json_string_value(json_object_get(value, key));
     assert_non_null(text);
     assert_contains(text, part);
-    json_decref(value);
 }
 
 static void make_folder(void)
@@ -50,8 +48,6 @@ static void make_folder(void)
     folder = test_folder();
     assert_ok(tiny_tokenizer_json(&tokenizer, &config));
     assert_ok(json_write_file(test_path(folder, "tokenizer.json"), 0644, tokenizer));
-    json_decref(tokenizer);
-    json_decref(config);
     put("chat_template.jinja", "{% if messages|length > 1 %}{{ raise_exception('one at most') }}"
                                "{% endif %}{{ messages[0].content }} {{ strftime_now('%d %b %Y "
                                "%H:%M:%S') }}{{ ' tools' if tools }}{{ x }}\n");
@@ -70,19 +66,16 @@ TEST(refused_lines_are_answered)
     assert_answer(3, "text", "5 02 Jan 2025 03:04:05 tools!");
     json_t *value = answer(1);
     assert_true(json_array_size(json_object_get(value, "ids")) > 10);
-    json_decref(value);
     assert_int_equal(tokenize(""), 0); // by the clock
     assert_answer(1, "text", ":");
     assert_int_equal(tokenize("--now yesterday"), 2);
-    char *log = test_read(test_path(folder, "log"));
-    assert_contains(log, "--now yesterday is not of the form");
+    assert_contains(test_read(test_path(folder, "log")), "--now yesterday is not of the form");
 }
 
 TEST(other_templates)
 {
-    char options[PATH_MAX + 40];
     put("mine.jinja", "mine {{ messages|length }}");
-    snprintf(options, sizeof options, "--chat-template-file %s", test_path(folder, "mine.jinja"));
+    const char *options = test_text("--chat-template-file %s", test_path(folder, "mine.jinja"));
     assert_int_equal(tokenize(options), 0);
     assert_answer(2, "text", "mine 2");
     assert_int_equal(tokenize("--chat-template nosuch"), 1);

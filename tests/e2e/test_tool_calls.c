@@ -51,18 +51,17 @@ static const char *model_with_pieces(void)
 
 static void assert_logged(const char *sentence)
 {
-    char *log = test_read(d.child.log);
-    assert_contains(log, sentence);
+    assert_contains(test_read(d.child.log), sentence);
 }
 
 TEST(test_openai_sdk)
 {
     const char *python = test_python("openai"), *model = model_with_pieces();
-    daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0"));
+    daemon_start(&d, model, args("--listen 127.0.0.1:0"));
     assert_logged("tool calls in answers are parsed: hermes");
     daemon_client(&d, python, "tests/clients/openai_tools.py", "hermes");
     assert_int_equal(daemon_stop(&d), 0);
-    daemon_start(&d, model, OPTIONS("--listen", "127.0.0.1:0", "--tool-call-parser", "off"));
+    daemon_start(&d, model, args("--listen 127.0.0.1:0 --tool-call-parser off"));
     assert_logged("tool calls in answers stay text: --tool-call-parser off");
     daemon_client(&d, python, "tests/clients/openai_tools.py", "off");
     assert_int_equal(daemon_stop(&d), 0);

@@ -19,8 +19,7 @@ static const char *const families[] = {
 // A golden folder's config with the demo model's tokens.
 static void write_config(const char *family, const char *path)
 {
-    char golden[64];
-    snprintf(golden, sizeof golden, "tests/golden/%s/config.json", family);
+    const char *golden = test_text("tests/golden/%s/config.json", family);
     json_t *json = json_load_file(test_path(test_root(), golden), 0, NULL);
     assert_non_null(json);
     json_object_set_new(json, "vocab_size", json_integer(272));
@@ -36,23 +35,22 @@ static void train(const char *family, const char *folder, const char *data)
 {
     const char *config = test_path(folder, "config.json");
     write_config(family, config);
-    assert_exit(
-        0, test_command(test_path(folder, "log"), 60000,
-                        OPTIONS(test_binary("cw-trainer"), "sft", "--init", config, "--tokenizer",
-                                test_path(test_root(), "tools/demo-model"), "--data", data, "--out",
-                                test_path(folder, "out"), "--device", test_device(), "--max-steps",
-                                "3", "--learning-rate", "1e-3")));
+    assert_exit(0, test_command(test_path(folder, "log"), 60000,
+                                args("%s sft --init %s --tokenizer %s --data %s --out %s --device "
+                                     "%s --max-steps 3 --learning-rate 1e-3",
+                                     test_binary("cw-trainer"), config,
+                                     test_path(test_root(), "tools/demo-model"), data,
+                                     test_path(folder, "out"), test_device())));
 }
 
 static void serve(const char *folder)
 {
     memset(&d, 0, sizeof d);
-    daemon_start(&d, test_path(folder, "out"), OPTIONS("--max-context", "64", "--dtype", "f32"));
+    daemon_start(&d, test_path(folder, "out"), args("--max-context 64 --dtype f32"));
     json_t *answer =
         daemon_post(d.socket, "/v1/completions", 200,
                     "{\"prompt\": " IDS ", \"max_tokens\": 1, \"prompt_logprobs\": 0}");
     assert_int_equal(json_dump_file(answer, test_path(folder, "served.json"), 0), 0);
-    json_decref(answer);
     assert_int_equal(daemon_stop(&d), 0);
 }
 

@@ -33,92 +33,75 @@ TEST(test_lock_is_no_link)
     assert_int_equal(symlink(victim, test_path(folder, "s.sock.lock")), 0);
     spawn_again(&d);
     assert_int_equal(test_wait(&d.child, 20000), 1);
-    char *log = test_read(d.log);
-    assert_contains(log, "it is a link");
+    assert_contains(test_read(d.log), "it is a link");
     assert_false(file_exists(victim));
 }
 
-TEST(test_bridge_of_another)
+DAEMON_TEST(test_bridge_of_another, model, NULL)
 {
     if (getuid() != 0) test_skip("only root can give files to another user");
-    struct daemon d = {0};
-    daemon_start(&d, model, NULL);
-    assert_int_equal(chown(d.bridge, 65534, (gid_t)-1), 0);
-    const char *log = test_path(d.folder, "check.log");
-    const char *const argv[] = {test_binary("cw-ipc-check"), d.bridge, NULL};
-    assert_int_equal(test_command(log, 20000, argv), 1);
+    assert_int_equal(chown(d->bridge, 65534, (gid_t)-1), 0);
+    const char *log = test_path(d->folder, "check.log");
+    assert_int_equal(
+        test_command(log, 20000, args("%s %s", test_binary("cw-ipc-check"), d->bridge)), 1);
     assert_contains(test_read(log), "belongs to user 65534");
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 // POST /reload with a folder whose file of that name holds something else entirely.
 static void reload_secret(struct daemon *d, const char *name, const char *secret)
 {
     const char *folder = test_folder();
-    char body[PATH_MAX + 32], number[32];
     unsigned long long first = 0;
     test_write(test_path(folder, name), secret, strlen(secret));
-    snprintf(body, sizeof body, "{\"model\":\"%s\"}", folder);
-    json_t *a = daemon_post(d->socket, "/reload", 400, body);
-    const char *message =
-        json_string_value(json_object_get(json_object_get(a, "error"), "message"));
+    json_t *a = daemon_post(d->socket, "/reload", 400, test_text("{\"model\":\"%s\"}", folder));
+    const char *message = text_of(a, "error.message");
     assert_contains(message, "log");
     for (size_t at = 0; at + 3 <= strlen(secret); at++)
         if (memmem(message, strlen(message), secret + at, 3))
             fail_msg("\"%s\" shows \"%.3s\"", message, secret + at);
     memcpy(&first, secret, sizeof first);
-    snprintf(number, sizeof number, "%llu", first);
+    const char *number = test_text("%llu", first);
     assert_null(strstr(message, number)); // the first eight bytes as the length of a header
 }
 
-TEST(test_reload_tells_no_content)
+DAEMON_TEST(test_reload_tells_no_content, model, NULL)
 {
-    struct daemon d = {0};
-    daemon_start(&d, model, NULL);
-    reload_secret(&d, "model.safetensors", "Qzx7Kw9Vbn2Jy5PqLm8");
-    reload_secret(&d, "model.safetensors.index.json", "Qzx7Kw9Vbn2Jy5PqLm8");
-    char *log = test_read(d.log);
-    assert_contains(log, "/reload: "); // who runs it can find out
-    daemon_get(d.socket, "/health", 200);
-    assert_int_equal(daemon_stop(&d), 0);
+    reload_secret(d, "model.safetensors", "Qzx7Kw9Vbn2Jy5PqLm8");
+    reload_secret(d, "model.safetensors.index.json", "Qzx7Kw9Vbn2Jy5PqLm8");
+    assert_contains(test_read(d->log), "/reload: "); // who runs it can find out
+    daemon_get(d->socket, "/health", 200);
 }
 
-TEST(test_paths_of_any_bytes)
+DAEMON_TEST(test_paths_of_any_bytes, model, NULL)
 {
-    struct daemon d = {0};
     struct bridge *bridge;
-    daemon_start(&d, model, NULL);
     const char *snapshot = test_path(test_folder(), "caf\xe9");
     assert_ok(file_make_folders(snapshot));
-    assert_ok(bridge_attach(d.bridge, NULL, &bridge));
+    assert_ok(bridge_attach(d->bridge, NULL, &bridge));
     assert_ok(bridge_become_writer(bridge));
     assert_ok(control_set_snapshot(bridge_control(bridge), snapshot));
-    json_t *info = daemon_get(d.socket, "/bridge/info", 200);
-    const json_t *shown = json_object_get(json_object_get(info, "control"), "snapshot");
+    json_t *info = daemon_get(d->socket, "/bridge/info", 200);
+    const json_t *shown = json_at(info, "control.snapshot");
     assert_contains(json_string_value(shown), "/caf?");
     bridge_detach(bridge);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 // A page that its maker did not live to name, and half a bridge file.
-TEST(test_temporaries_are_swept)
+DAEMON_TEST(test_temporaries_are_swept, model, NULL)
 {
     static const char page[] = "/commonweight-0123456789abcdef-control.999999";
-    struct daemon d = {0};
-    daemon_start(&d, model, NULL);
-    assert_int_equal(daemon_stop(&d), 0);
-    const char *half = test_path(d.folder, "bridge.json.tmp.0a1b2c");
+    assert_int_equal(daemon_stop(d), 0);
+    const char *half = test_path(d->folder, "bridge.json.tmp.0a1b2c");
     test_write(half, "{", 1);
     int fd = shm_open(page, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0 && ftruncate(fd, 4096) == 0 && pwrite(fd, "CWEIGHTS", 8, 0) == 8);
     close(fd);
-    spawn_again(&d);
-    daemon_wait(&d);
+    spawn_again(d);
+    daemon_wait(d);
     assert_false(file_exists(half));
     fd = shm_open(page, O_RDWR | O_CLOEXEC, 0);
     shm_unlink(page);
     assert_int_equal(fd, -1);
-    assert_int_equal(daemon_stop(&d), 0);
 }
 
 TESTS_BETWEEN(make_model, NULL)

@@ -93,8 +93,7 @@ static void scene_open(struct scene *s, bool draft)
         .max_seqs = SAMPLES + GROUPS,
         .max_context = 16,
     };
-    if (draft && strcmp(test_device(), "cpu") != 0)
-        test_skip("the draft of this test lies in CPU memory");
+    if (draft && !on_cpu()) test_skip("the draft of this test lies in CPU memory");
     memset(s, 0, sizeof *s);
     const char *model = daemon_model(test_folder(), false, 3);
     daemon_start(&s->daemon, model, NULL);

@@ -7,7 +7,7 @@
 #include "trainer/data/data.h"
 #include "trainer/reward/math/prose.h"
 
-#define RUN(log, ...) test_command(log, LIMIT_MS, OPTIONS(__VA_ARGS__))
+#define RUN(log, ...) test_command(log, LIMIT_MS, args(__VA_ARGS__))
 
 static struct dataset *problems(const char *folder, const char *name)
 {
@@ -46,8 +46,8 @@ TEST(generator)
     enum { TRAIN = 3000, HELDOUT = 200, SFT = 1000 };
     const char *folder = test_folder(), *log = test_path(folder, "log");
     const char *tool = test_binary("cw-word-problems");
-    assert_int_equal(RUN(log, tool, "--out", test_path(folder, "a"), "--count", "3000", "--heldout",
-                         "200", "--sft", "1000", "--careless", "0.5"),
+    assert_int_equal(RUN(log, "%s --out %s --count 3000 --heldout 200 --sft 1000 --careless 0.5",
+                         tool, test_path(folder, "a")),
                      0);
     static const char *const names[] = {"train.jsonl", "heldout.jsonl", "sft.jsonl"};
     static const int sizes[] = {TRAIN, HELDOUT, SFT};
@@ -66,7 +66,7 @@ TEST(generator)
             prompts[n++] = e->prompt;
             assert_int_equal(e->question, k < 2);
             if (k < 2) {
-                int of = (int)json_integer_value(json_object_get(e->row, "steps"));
+                int of = (int)int_of(e->row, "steps");
                 assert_true(of >= 1 && of <= 4);
                 steps[of]++;
                 check_work(sets[k], e);
@@ -86,9 +86,9 @@ TEST(generator)
 
     // a careful teacher says the same but for the last step, which the careless one leaves out in
     // half of the problems that have several: three in four
-    assert_int_equal(RUN(log, tool, "--out", test_path(folder, "c"), "--count", "1", "--heldout",
-                         "200", "--sft", "1000"),
-                     0);
+    assert_int_equal(
+        RUN(log, "%s --out %s --count 1 --heldout 200 --sft 1000", tool, test_path(folder, "c")),
+        0);
     struct dataset *careful = problems(test_path(folder, "c"), "sft.jsonl");
     for (int i = 0; i < SFT; i++) {
         const char *said = sets[2]->examples[i].completion, *mark = strstr(said, "####");
@@ -103,8 +103,8 @@ TEST(generator)
     for (int k = 0; k < 3; k++) dataset_free(sets[k]);
 
     // the same seed gives the same problems, and a larger set begins with a smaller one
-    assert_int_equal(RUN(log, tool, "--out", test_path(folder, "b"), "--count", "2000", "--heldout",
-                         "200", "--sft", "1000", "--careless", "0.5"),
+    assert_int_equal(RUN(log, "%s --out %s --count 2000 --heldout 200 --sft 1000 --careless 0.5",
+                         tool, test_path(folder, "b")),
                      0);
     test_same_file(test_path(folder, "a"), test_path(folder, "b"), "heldout.jsonl");
     test_same_file(test_path(folder, "a"), test_path(folder, "b"), "sft.jsonl");
@@ -121,26 +121,27 @@ TEST(generator_says_what_is_wrong)
 {
     const char *folder = test_folder(), *log = test_path(folder, "log");
     const char *tool = test_binary("cw-word-problems");
-    assert_int_equal(RUN(log, tool), 2);
+    assert_int_equal(RUN(log, "%s", tool), 2);
     assert_contains(test_read(log), "--out is missing");
-    assert_int_equal(RUN(log, tool, "--out", folder, "--min-steps", "3", "--max-steps", "2"), 2);
+    assert_int_equal(RUN(log, "%s --out %s --min-steps 3 --max-steps 2", tool, folder), 2);
     assert_contains(test_read(log), "--min-steps 3 is above --max-steps 2");
-    assert_int_equal(RUN(log, tool, "--out", "/proc/no"), 1);
+    assert_int_equal(RUN(log, "%s --out /proc/no", tool), 1);
     assert_contains(test_read(log), "/proc/no");
 }
 
 static int train_gsm8k(const char *folder, const char *run, const struct daemon *daemon,
                        const char *const more[])
 {
-    const char *argv[TRAINER_WORDS];
-    daemon_trainer(daemon, test_path(folder, "train.jsonl"), test_path(folder, run),
-                   OPTIONS("--config", test_path(test_root(), "trainer/examples/gsm8k.json"),
-                           "--eval-data", test_path(folder, "heldout.jsonl"), "--reward", "gsm8k",
-                           "--max-completion-length", "12", "--max-steps", "2",
-                           "--prompts-per-step", "2", "--num-generations", "4", "--eval-limit", "4",
-                           "--log-completions"),
-                   more, argv);
-    return test_command(test_path(folder, "trainer.log"), LIMIT_MS, argv);
+    return test_command(
+        test_path(folder, "trainer.log"), LIMIT_MS,
+        daemon_trainer(
+            daemon, test_path(folder, "train.jsonl"), test_path(folder, run),
+            args("--config %s --eval-data %s --reward gsm8k --max-completion-length 12 --max-steps "
+                 "2 "
+                 "--prompts-per-step 2 --num-generations 4 --eval-limit 4 --log-completions",
+                 test_path(test_root(), "trainer/examples/gsm8k.json"),
+                 test_path(folder, "heldout.jsonl")),
+            more));
 }
 
 // The one command with its settings, made smaller, on the files as they are, with an instruct
@@ -149,11 +150,11 @@ TEST(the_one_command)
 {
     const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
     struct daemon daemon = {0};
-    assert_int_equal(RUN(test_path(folder, "log"), test_binary("cw-word-problems"), "--out", folder,
-                         "--count", "40", "--heldout", "8"),
+    assert_int_equal(RUN(test_path(folder, "log"), "%s --out %s --count 40 --heldout 8",
+                         test_binary("cw-word-problems"), folder),
                      0);
     daemon_start(&daemon, daemon_model(folder, true, 5), NULL);
-    assert_int_equal(train_gsm8k(folder, "run", &daemon, OPTIONS("--max-samples", "12")), 0);
+    assert_int_equal(train_gsm8k(folder, "run", &daemon, args("--max-samples 12")), 0);
     assert_contains(test_read(log), "final answer after \"####\"");
     assert_contains(test_read(log), "(12 examples)");
     const json_t *m = json_array_get(json_of_lines_file(test_path(folder, "run/metrics.jsonl")), 1);
@@ -161,16 +162,15 @@ TEST(the_one_command)
     assert_true(reward >= 0 && reward <= 1);
     const json_t *rollout =
         json_array_get(json_of_lines_file(test_path(folder, "run/rollouts/step-2.jsonl")), 0);
-    const char *said = json_string_value(json_object_get(rollout, "prompt"));
+    const char *said = text_of(rollout, "prompt");
     assert_non_null(said);
-    assert_contains(json_string_value(json_object_get(rollout, "answer")), "#### ");
+    assert_contains(text_of(rollout, "answer"), "#### ");
     // tokens are bytes here, a few merges aside: the request is in the prompt, not in what was said
-    int tokens = (int)json_integer_value(
-        json_object_get(json_object_get(rollout, "telemetry"), "prompt_tokens"));
+    int tokens = (int)int_of(rollout, "telemetry.prompt_tokens");
     assert_null(strstr(said, "####"));
     assert_true(tokens > (int)strlen(said) + 40);
     // and the log shows it as the model saw it
-    const char *seen = json_string_value(json_object_get(rollout, "prompt_text"));
+    const char *seen = text_of(rollout, "prompt_text");
     assert_non_null(seen);
     assert_contains(seen, "<|im_start|>user\n");
     assert_contains(seen, said);
@@ -179,13 +179,11 @@ TEST(the_one_command)
     assert_contains(test_read(daemon.log), "chat template: ");
 
     // as they are, on request
-    assert_int_equal(train_gsm8k(folder, "plain", &daemon, OPTIONS("--prompt-template", "none")),
-                     0);
+    assert_int_equal(train_gsm8k(folder, "plain", &daemon, args("--prompt-template none")), 0);
     rollout =
         json_array_get(json_of_lines_file(test_path(folder, "plain/rollouts/step-1.jsonl")), 0);
-    said = json_string_value(json_object_get(rollout, "prompt"));
-    tokens = (int)json_integer_value(
-        json_object_get(json_object_get(rollout, "telemetry"), "prompt_tokens"));
+    said = text_of(rollout, "prompt");
+    tokens = (int)int_of(rollout, "telemetry.prompt_tokens");
     assert_true(tokens <= (int)strlen(said));
 
     // a reference without a number is refused before the first step
@@ -195,7 +193,7 @@ TEST(the_one_command)
     assert_int_equal(train_gsm8k(folder, "bad", &daemon, NULL), 1);
     assert_contains(test_read(log),
                     "train.jsonl, line 2: the data set's answer \"#### none\" holds no number");
-    assert_int_equal(train_gsm8k(folder, "bad", &daemon, OPTIONS("--prompt-template", "Q:")), 2);
+    assert_int_equal(train_gsm8k(folder, "bad", &daemon, args("--prompt-template Q:")), 2);
     assert_contains(test_read(log), "--prompt-template \"Q:\" has no {prompt}");
     assert_int_equal(daemon_stop(&daemon), 0);
 }
@@ -207,8 +205,9 @@ TEST(warm_start_and_train)
     const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
     const char *shape = test_path(folder, "shape.json"), *model = test_path(folder, "model");
     struct daemon daemon = {0};
-    assert_int_equal(RUN(test_path(folder, "log"), test_binary("cw-word-problems"), "--out", folder,
-                         "--count", "40", "--heldout", "8", "--sft", "40", "--careless", "1"),
+    assert_int_equal(RUN(test_path(folder, "log"),
+                         "%s --out %s --count 40 --heldout 8 --sft 40 --careless 1",
+                         test_binary("cw-word-problems"), folder),
                      0);
     json_t *config = json_pack(
         "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:s, s:b, s:i}", "architectures",
@@ -218,26 +217,26 @@ TEST(warm_start_and_train)
         "rope_theta", 10000.0, "hidden_act", "silu", "tie_word_embeddings", 1, "eos_token_id", 256);
     assert_ok(json_write_file(shape, 0644, config));
     json_decref(config);
-    assert_int_equal(RUN(log, test_binary("cw-trainer"), "sft", "--init", shape, "--tokenizer",
-                         test_path(folder, "tokenizer"), "--data", test_path(folder, "sft.jsonl"),
-                         "--out", model, "--max-steps", "3", "--logging-steps", "1", "--device",
-                         "cpu", "--max-samples", "24"),
+    assert_int_equal(RUN(log,
+                         "%s sft --init %s --tokenizer %s --data %s --out %s --max-steps 3 "
+                         "--logging-steps 1 --device cpu --max-samples 24",
+                         test_binary("cw-trainer"), shape, test_path(folder, "tokenizer"),
+                         test_path(folder, "sft.jsonl"), model),
                      0);
     daemon_start(&daemon, model, NULL);
     assert_int_equal(train_gsm8k(folder, "run", &daemon, NULL), 0);
     const json_t *rollout =
         json_array_get(json_of_lines_file(test_path(folder, "run/rollouts/step-1.jsonl")), 0);
-    const char *said = json_string_value(json_object_get(rollout, "prompt"));
-    int tokens = (int)json_integer_value(
-        json_object_get(json_object_get(rollout, "telemetry"), "prompt_tokens"));
+    const char *said = text_of(rollout, "prompt");
+    int tokens = (int)int_of(rollout, "telemetry.prompt_tokens");
     assert_true(tokens * 2 < (int)strlen(said)); // words, and nothing around them
-    assert_int_equal(RUN(log, test_binary("cw-trainer"), "eval", "--bridge", daemon.bridge,
-                         "--data", test_path(folder, "heldout.jsonl"), "--reward", "gsm8k",
-                         "--max-completion-length", "12"),
-                     0);
+    assert_int_equal(
+        RUN(log, "%s eval --bridge %s --data %s --reward gsm8k --max-completion-length 12",
+            test_binary("cw-trainer"), daemon.bridge, test_path(folder, "heldout.jsonl")),
+        0);
     assert_contains(test_read(log), "8 prompts");
     // the same with a template needs a chat template, and says where from
-    assert_int_equal(train_gsm8k(folder, "chat", &daemon, OPTIONS("--chat")), 1);
+    assert_int_equal(train_gsm8k(folder, "chat", &daemon, args("--chat")), 1);
     assert_contains(test_read(log), "--chat-template-file");
     assert_int_equal(daemon_stop(&daemon), 0);
 }

@@ -318,12 +318,9 @@ static void run_ranks(int n, const char *const refused[])
 {
     int n_refused = 0;
     const char *log = test_path(test_folder(), "log"), *root = test_golden("");
-    const char *argv[MPIRUN_WORDS + 4] = {NULL};
-    const int words = mpirun_put(n, argv);
-    const char *const rank[] = {self, "--rank", root, NULL};
-    memcpy(argv + words, rank, sizeof rank);
     setenv("OMP_NUM_THREADS", "1", 1);
-    const int status = test_command(log, 120000, argv);
+    const int status =
+        test_command(log, 120000, JOIN(mpirun_words(n), OPTIONS(self, "--rank", root)));
     char *text = test_read(log);
     if (status != 0) print_error("%s\n", text);
     assert_int_equal(status, 0);

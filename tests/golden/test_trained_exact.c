@@ -24,26 +24,22 @@ static const char *with_tokenizer(const char *model)
 static void one_model(void **state)
 {
     reference_skip_inexact(*state);
-    const bool cpu = strcmp(test_device(), "cpu") == 0;
-    const int n_steps = cpu ? 2 : MAX_STEPS;
+    const int n_steps = on_cpu() ? 2 : MAX_STEPS;
     double mismatch[MAX_STEPS + 1], entropy[MAX_STEPS + 1];
-    char steps[8];
     struct scene s;
-    snprintf(steps, sizeof steps, "%d", n_steps);
     scene_open_model(&s, with_tokenizer(*state),
-                     OPTIONS("--dtype", daemon_exact_dtype(), "--exact", "--block-size", "4",
-                             "--prefill-chunk", "3", "--max-batch", "8", "--max-context", "48",
-                             "--speculative", "ngram:4,suffix:8"));
-    assert_exit(0, train(&s, "run",
-                         OPTIONS("--exact", "--max-steps", steps, "--temperature", "0.7",
-                                 "--ignore-eos", "--save-steps", "0")));
+                     args("--dtype %s --exact --block-size 4 --prefill-chunk 3 --max-batch 8 "
+                          "--max-context 48 --speculative ngram:4,suffix:8",
+                          daemon_exact_dtype()));
+    assert_train(&s, 0, "run",
+                 "--exact --max-steps %d --temperature 0.7 --ignore-eos --save-steps 0", n_steps);
     assert_int_equal(column(&s, "run", "sampler_mismatch/max", mismatch, n_steps + 1), n_steps);
     assert_int_equal(column(&s, "run", "entropy", entropy, n_steps + 1), n_steps);
     for (int i = 0; i < n_steps; i++) {
         if (mismatch[i] != 0) fail_msg("step %d: sampler_mismatch/max %g", i + 1, mismatch[i]);
         assert_true(entropy[i] > 0);
     }
-    scene_close(&s);
+    scene_end(&s);
 }
 
 int main(void)

@@ -14,7 +14,7 @@ static double act_formula(double x, int kind)
 static struct act_shape shape_of(const struct op_test *t)
 {
     const int *p = t->c->p;
-    return (struct act_shape){p[0], p[1], (enum act_kind)p[2], p[3], t->dt, 1.702f, 1.3f};
+    return (struct act_shape){p[0], p[1], (enum act_kind)p[2], p[3], dt, 1.702f, 1.3f};
 }
 
 static double clamped_formula(double gate, double up)
@@ -40,21 +40,24 @@ static void act_setup(struct op_test *t)
     x[1] = 30;
 }
 
-static void act_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void act_launch(struct op_test *t, void **d)
 {
     const struct act_shape shape = shape_of(t);
     ops->act(dev, d[0], d[1], &shape);
 }
 
-static void act_reference(struct op_test *t, double **v)
+static void act_rows(const int *p, double *y, const double *x)
 {
-    const int *p = t->c->p;
     for (int r = 0; r < p[0]; r++)
-        for (int c = 0; c < p[1]; c++)
-            t->a[0].expect[(int64_t)r * p[1] + c] = act_at(p, v[1], r, c);
+        for (int c = 0; c < p[1]; c++) y[(int64_t)r * p[1] + c] = act_at(p, x, r, c);
 }
 
-static const struct op_def op_act = {"act", act_setup, act_launch, act_reference};
+static void act_reference(struct op_test *t, double **v)
+{
+    act_rows(t->c->p, t->a[0].expect, v[1]);
+}
+
+OP(act, "act");
 
 static void act_back_setup(struct op_test *t)
 {
@@ -66,7 +69,7 @@ static void act_back_setup(struct op_test *t)
     floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
 }
 
-static void act_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void act_back_launch(struct op_test *t, void **d)
 {
     const struct act_shape shape = shape_of(t);
     ops->act_back(dev, d[0], d[3], d[1], d[2], &shape);
@@ -74,24 +77,18 @@ static void act_back_launch(struct op_test *t, struct device *dev, const struct 
 
 static double act_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
-    double loss = 0;
-    for (int r = 0; r < p[0]; r++)
-        for (int c = 0; c < p[1]; c++) loss += v[1][(int64_t)r * p[1] + c] * act_at(p, v[2], r, c);
-    return loss;
+    double *y = op_host((size_t)t->a[1].n * sizeof *y);
+    act_rows(t->c->p, y, v[2]);
+    return dot(v[1], y, t->a[1].n);
 }
 
 static void act_back_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
     differentiate(t, v, 0, 2, false, act_loss);
-    for (int r = 0; r < p[0]; r++)
-        for (int c = 0; c < p[1]; c++)
-            t->a[3].expect[(int64_t)r * p[1] + c] = act_at(p, v[2], r, c);
+    act_rows(t->c->p, t->a[3].expect, v[2]);
 }
 
-static const struct op_def op_act_back = {"act_back", act_back_setup, act_back_launch,
-                                          act_back_reference};
+OP(act_back, "act_back");
 
 // softcap, softcap_back: p: n cap
 
@@ -100,7 +97,7 @@ static void softcap_setup(struct op_test *t)
     floats(t, "x", INOUT, F32, t->c->p[0], 30);
 }
 
-static void softcap_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void softcap_launch(struct op_test *t, void **d)
 {
     ops->softcap(dev, d[0], t->c->p[0], (float)t->c->p[1]);
 }
@@ -111,8 +108,7 @@ static void softcap_reference(struct op_test *t, double **v)
     for (int i = 0; i < t->c->p[0]; i++) t->a[0].expect[i] = cap * tanh(v[0][i] / cap);
 }
 
-static const struct op_def op_softcap = {"softcap", softcap_setup, softcap_launch,
-                                         softcap_reference};
+OP(softcap, "softcap");
 
 static void softcap_back_setup(struct op_test *t)
 {
@@ -123,8 +119,7 @@ static void softcap_back_setup(struct op_test *t)
     for (int i = 0; i < t->c->p[0]; i++) capped[i] = (float)(cap * tanh(x[i] / cap));
 }
 
-static void softcap_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
-                                void **d)
+static void softcap_back_launch(struct op_test *t, void **d)
 {
     ops->softcap_back(dev, d[0], d[1], t->c->p[0], (float)t->c->p[1]);
 }
@@ -142,8 +137,7 @@ static void softcap_back_reference(struct op_test *t, double **v)
     differentiate(t, v, 0, 2, false, softcap_loss);
 }
 
-static const struct op_def op_softcap_back = {"softcap_back", softcap_back_setup,
-                                              softcap_back_launch, softcap_back_reference};
+OP(softcap_back, "softcap_back");
 
 static const struct op_case cases[] = {
     {&op_act, "silu gated 5 x 7", {5, 7, ACT_SILU, 1}, false},

@@ -11,7 +11,7 @@ static void squares_setup(struct op_test *t)
     floats(t, "x", IN, F32, t->c->p[0], 1);
 }
 
-static void squares_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void squares_launch(struct op_test *t, void **d)
 {
     ops->sum_squares(dev, d[0], d[1], t->c->p[0]);
 }
@@ -23,8 +23,7 @@ static void squares_reference(struct op_test *t, double **v)
     t->a[0].expect[0] = sum;
 }
 
-static const struct op_def op_squares = {"sum_squares", squares_setup, squares_launch,
-                                         squares_reference};
+OP(squares, "sum_squares");
 
 static struct adamw adamw_of(int step)
 {
@@ -47,7 +46,7 @@ static void adamw_setup(struct op_test *t)
     floats(t, "grad_scale", IN, F32, 1, 1)[0] = 0.7f;
 }
 
-static void adamw_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void adamw_launch(struct op_test *t, void **d)
 {
     struct adamw a = adamw_of(t->c->p[1]);
     struct moments moments = {MOMENTS_F32, d[1], d[2], NULL, NULL};
@@ -69,7 +68,7 @@ static void adamw_reference(struct op_test *t, double **v)
     }
 }
 
-static const struct op_def op_adamw = {"adamw", adamw_setup, adamw_launch, adamw_reference};
+OP(adamw, "adamw");
 
 static const struct op_case cases[] = {
     {&op_squares, "n1", {1}, false},
@@ -79,27 +78,26 @@ static const struct op_case cases[] = {
 };
 
 // 1,000 steps: bf16 weights with their residuals hold the same bits as a plain f32 run.
-static void adamw_exact(struct device *dev)
+ON_EACH_DEVICE(adamw_exact)
 {
     enum { N = 4099, STEPS = 1000 };
     struct rng rng;
     rng_init(&rng, 5, 0);
-    float *host = must(malloc(N * sizeof *host)), *grad = must(malloc(N * sizeof *grad));
-    uint16_t *high = must(malloc(N * 2)), *low = must(malloc(N * 2));
+    float *host = op_host(N * sizeof *host), *grad = op_host(N * sizeof *grad);
+    uint16_t *high = op_host(N * 2), *low = op_host(N * 2);
     for (int i = 0; i < N; i++) {
         host[i] = 0.02f * rng_normal(&rng);
         high[i] = master_high(host[i]);
         low[i] = master_low(host[i]);
     }
     float one = 0.9f;
-    void *w32 = to_device(dev, host, N * 4), *w16 = to_device(dev, high, N * 2);
-    void *residual = to_device(dev, low, N * 2), *scale = to_device(dev, &one, 4);
-    void *g = to_device(dev, host, N * 4), *moments[4];
+    void *w32 = to_device(host, N * 4), *w16 = to_device(high, N * 2);
+    void *residual = to_device(low, N * 2), *scale = to_device(&one, 4);
+    void *g = to_device(host, N * 4), *moments[4];
     for (int k = 0; k < 4; k++) {
-        moments[k] = to_device(dev, NULL, N * 4);
+        moments[k] = to_device(NULL, N * 4);
         device_fill(dev, moments[k], 0, N * 4);
     }
-    const struct ops *ops = device_ops(dev);
     for (int step = 1; step <= STEPS; step++) {
         struct adamw a = adamw_of(step);
         a.lr = step % 100 < 50 ? 1e-6f : 1e-3f;
@@ -110,37 +108,20 @@ static void adamw_exact(struct device *dev)
         a.grad_scale = scale;
         ops->adamw(dev, w32, NULL, &of32, g, N, &a, DT_F32);
         ops->adamw(dev, w16, residual, &of16, g, N, &a, DT_BF16);
-        sync_or_fail(dev);
+        sync_or_fail();
     }
-    float *start = must(malloc(N * sizeof *start));
-    memcpy(start, host, N * 4);
-    from_device(dev, host, w32, N * 4);
-    from_device(dev, high, w16, N * 2);
-    from_device(dev, low, residual, N * 2);
+    float *got = op_host(N * sizeof *got);
+    from_device(got, w32, N * 4);
+    from_device(high, w16, N * 2);
+    from_device(low, residual, N * 2);
     int moved = 0;
     for (int i = 0; i < N; i++) {
         float joined = master_join(high[i], low[i]);
-        moved += host[i] != start[i];
-        if (memcmp(&joined, &host[i], 4) != 0)
-            fail_msg("weight %d: %.9g in two halves, %.9g in f32", i, joined, host[i]);
+        moved += got[i] != host[i];
+        if (memcmp(&joined, &got[i], 4) != 0)
+            fail_msg("weight %d: %.9g in two halves, %.9g in f32", i, joined, got[i]);
     }
     assert_true(moved > N * 9 / 10);
-    device_release(dev, w32);
-    device_release(dev, w16);
-    device_release(dev, residual);
-    device_release(dev, scale);
-    device_release(dev, g);
-    for (int k = 0; k < 4; k++) device_release(dev, moments[k]);
-    free(host);
-    free(grad);
-    free(high);
-    free(low);
-    free(start);
-}
-
-TEST(test_adamw_exact)
-{
-    on_each_device("adamw exact", adamw_exact);
 }
 
 // ---- moments of fewer bits ----------------------------------------------------------------------
@@ -151,8 +132,9 @@ struct narrow { // what a run of AdamW leaves: its arrays, guarded, one after th
 };
 
 // 30 steps over n weights. Gradients lie orders of magnitude apart, and some are always 0.
-static struct narrow narrow_run(struct device *dev, enum moments_kind kind, enum dtype w_dt, int n)
+static struct narrow narrow_run(struct device *on, enum moments_kind kind, enum dtype w_dt, int n)
 {
+    op_use(on, DT_F32);
     size_t moment = kind == MOMENTS_F32 ? 4 : kind == MOMENTS_BF16 ? 2 : 1;
     size_t scales = kind == MOMENTS_8BIT ? (size_t)(n + MOMENT_BLOCK - 1) / MOMENT_BLOCK * 4 : 0;
     size_t part[6] = {(size_t)n * dtype_size(w_dt),
@@ -161,9 +143,8 @@ static struct narrow narrow_run(struct device *dev, enum moments_kind kind, enum
                       (size_t)n * moment,
                       scales,
                       scales};
-    float clip = 0.7f, *grad = must(malloc((size_t)n * sizeof *grad)),
-          *w = must(malloc((size_t)n * 4));
-    uint16_t *half = must(malloc((size_t)n * 2));
+    float clip = 0.7f, *grad = op_host((size_t)n * sizeof *grad), *w = op_host((size_t)n * 4);
+    uint16_t *half = op_host((size_t)n * 2);
     struct rng rng;
     void *d[6];
     struct narrow ret = {NULL, 0};
@@ -173,12 +154,12 @@ static struct narrow narrow_run(struct device *dev, enum moments_kind kind, enum
         w[i] = f32_from_bf16(half[i]);
     }
     for (int k = 0; k < 6; k++) {
-        d[k] = to_device(dev, NULL, part[k] + GUARD);
+        d[k] = to_device(NULL, part[k] + GUARD);
         device_fill(dev, d[k], 0, part[k] + GUARD);
         ret.n += part[k] + GUARD;
     }
     device_copy_in(dev, d[0], w_dt == DT_F32 ? (void *)w : (void *)half, part[0]);
-    void *g = to_device(dev, w, (size_t)n * 4), *scale = to_device(dev, &clip, 4);
+    void *g = to_device(w, (size_t)n * 4), *scale = to_device(&clip, 4);
     struct moments m = {kind, d[2], d[3], scales ? d[4] : NULL, scales ? d[5] : NULL};
     for (int step = 1; step <= 30; step++) {
         struct adamw a = adamw_of(step);
@@ -186,22 +167,16 @@ static struct narrow narrow_run(struct device *dev, enum moments_kind kind, enum
             grad[i] = i % 7 == 3 ? 0 : rng_normal(&rng) * powf(10, (float)(i % 5) - 6);
         device_copy_in(dev, g, grad, (size_t)n * 4);
         a.grad_scale = scale;
-        device_ops(dev)->adamw(dev, d[0], w_dt == DT_BF16 ? d[1] : NULL, &m, g, n, &a, w_dt);
-        sync_or_fail(dev);
+        ops->adamw(dev, d[0], w_dt == DT_BF16 ? d[1] : NULL, &m, g, n, &a, w_dt);
+        sync_or_fail();
     }
-    ret.bytes = must(malloc(ret.n));
+    ret.bytes = op_host(ret.n);
     unsigned char *at = ret.bytes;
     for (int k = 0; k < 6; k++, at += GUARD) {
-        from_device(dev, at, d[k], part[k] + GUARD);
+        from_device(at, d[k], part[k] + GUARD);
         at += part[k];
         for (int i = 0; i < GUARD; i++) assert_int_equal(at[i], 0);
-        device_release(dev, d[k]);
     }
-    device_release(dev, g);
-    device_release(dev, scale);
-    free(grad);
-    free(w);
-    free(half);
     return ret;
 }
 
@@ -233,10 +208,7 @@ TEST(test_adamw_narrow)
                              "on the CPU",
                              kind == MOMENTS_BF16 ? "bf16" : "8-bit", half ? "bf16" : "f32", n, i,
                              have.n, have.bytes[i], want->bytes[i]);
-            free(have.bytes);
         }
-        free(whole.bytes);
-        free(halves.bytes);
     }
     printf("adamw narrow moments: %s\n", op_cuda ? "CUDA as the CPU, to the bit" : "cpu only");
 }

@@ -19,7 +19,7 @@ static void rope_setup(struct op_test *t)
     for (int r = 0; r < p[0]; r++) position[r] = (int32_t)rng_below(&t->rng, positions);
 }
 
-static void rope_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void rope_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     const struct rope_args args = {.table = d[1],
@@ -31,7 +31,7 @@ static void rope_launch(struct op_test *t, struct device *dev, const struct ops 
                                    .stride = p[1] * p[2] + p[4],
                                    .sign = (float)p[5],
                                    .interleaved = p[6] != 0,
-                                   .dt = t->dt};
+                                   .dt = dt};
     ops->rope(dev, d[0], &args);
 }
 
@@ -52,7 +52,7 @@ static void rope_reference(struct op_test *t, double **v)
             }
 }
 
-static const struct op_def op_rope = {"rope", rope_setup, rope_launch, rope_reference};
+OP(rope, "rope");
 
 // p: n_heads n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged);
 // latent at p[8], sinks at p[9]
@@ -135,7 +135,7 @@ static struct batch_view packed_view(const struct op_test *t, void **d)
 static double attention_row(double *out, const double *q, const double **k, const double **v, int n,
                             const double *sink, const struct attn_shape *s)
 {
-    double *p = must(malloc((size_t)n * sizeof *p)), max = sink ? *sink : -INFINITY, sum = 0;
+    double *p = op_host((size_t)n * sizeof *p), max = sink ? *sink : -INFINITY, sum = 0;
     for (int j = 0; j < n; j++) {
         p[j] = 0;
         for (int d = 0; d < s->head_dim; d++) p[j] += q[d] * k[j][d];
@@ -148,7 +148,6 @@ static double attention_row(double *out, const double *q, const double **k, cons
     for (int d = 0; d < attn_value_dim(s); d++) out[d] = 0;
     for (int j = 0; j < n; j++)
         for (int d = 0; d < attn_value_dim(s); d++) out[d] += p[j] / sum * v[j][d];
-    free(p);
     return max + log(sum);
 }
 
@@ -165,8 +164,8 @@ static void packed_formula(struct op_test *t, int index_arrays, double *out, dou
     const struct attn_shape s = attn_shape_of(t->c->p);
     const struct array *a = t->a + index_arrays;
     const int64_t width = attn_row_width(&s);
-    const double **k = must(malloc((size_t)t->batch.n_tokens * sizeof *k));
-    const double **v = must(malloc((size_t)t->batch.n_tokens * sizeof *v));
+    const double **k = op_host((size_t)t->batch.n_tokens * sizeof *k);
+    const double **v = op_host((size_t)t->batch.n_tokens * sizeof *v);
     for (int row = 0; row < t->batch.n_tokens; row++)
         for (int h = 0; h < s.n_heads; h++) {
             int seq = a[1].i[row], kv = h / (s.n_heads / s.n_kv_heads), n = 0;
@@ -183,8 +182,6 @@ static void packed_formula(struct op_test *t, int index_arrays, double *out, dou
                                      sink_of(t, sinks, h), &s);
             if (lse) lse[(int64_t)row * s.n_heads + h] = l;
         }
-    free(k);
-    free(v);
 }
 
 enum { AP_INDEX, AP_OUT = 6, AP_LSE, AP_QKV, AP_SINKS };
@@ -201,12 +198,11 @@ static void attn_packed_setup(struct op_test *t)
     floats(t, "sinks", IN, DATA, p[0], 1);
 }
 
-static void attn_packed_launch(struct op_test *t, struct device *dev, const struct ops *ops,
-                               void **d)
+static void attn_packed_launch(struct op_test *t, void **d)
 {
     struct attn_shape s = attn_shape_of(t->c->p);
     struct batch_view b = packed_view(t, d);
-    s.dt = t->dt;
+    s.dt = dt;
     s.sinks = t->c->p[9] ? d[AP_SINKS] : NULL;
     ops->attn_packed(dev, d[AP_OUT], d[AP_LSE], d[AP_QKV], &b, &s);
 }
@@ -216,8 +212,7 @@ static void attn_packed_reference(struct op_test *t, double **v)
     packed_formula(t, AP_INDEX, t->a[AP_OUT].expect, t->a[AP_LSE].expect, v[AP_QKV], v[AP_SINKS]);
 }
 
-static const struct op_def op_attn_packed = {"attn_packed", attn_packed_setup, attn_packed_launch,
-                                             attn_packed_reference};
+OP(attn_packed, "attn_packed");
 
 enum { AB_INDEX, AB_DQKV = 6, AB_DOUT, AB_OUT, AB_LSE, AB_QKV, AB_SINKS, AB_DSINKS };
 
@@ -235,8 +230,8 @@ static void attn_back_setup(struct op_test *t)
     struct array *sinks = &t->a[t->n_arrays];
     floats(t, "sinks", IN, DATA, p[0], 1);
     floats(t, "dsinks", INOUT, F32, p[0], 1);
-    double *x = must(malloc((size_t)qkv->n * 8)), *o = must(malloc((size_t)n * 8)), z[32];
-    double *l = must(malloc((size_t)rows * p[0] * 8));
+    double *x = op_host((size_t)qkv->n * 8), *o = op_host((size_t)n * 8), z[32];
+    double *l = op_host((size_t)rows * p[0] * 8);
     for (int64_t i = 0; i < qkv->n; i++) // rounded as bf16 first, so that out and lse fit both runs
         x[i] = qkv->f[i] = f32_from_bf16(bf16_from_f32(qkv->f[i]));
     for (int64_t i = 0; i < sinks->n; i++)
@@ -244,16 +239,13 @@ static void attn_back_setup(struct op_test *t)
     packed_formula(t, AB_INDEX, o, l, x, z);
     for (int64_t i = 0; i < n; i++) out[i] = (float)o[i];
     for (int64_t i = 0; i < rows * p[0]; i++) lse[i] = (float)l[i];
-    free(x);
-    free(o);
-    free(l);
 }
 
-static void attn_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void attn_back_launch(struct op_test *t, void **d)
 {
     struct attn_shape s = attn_shape_of(t->c->p);
     struct batch_view b = packed_view(t, d);
-    s.dt = t->dt;
+    s.dt = dt;
     ops->attn_packed_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s);
     s.sinks = d[AB_SINKS];
     if (t->c->p[9])
@@ -262,21 +254,12 @@ static void attn_back_launch(struct op_test *t, struct device *dev, const struct
 
 static double attn_loss(struct op_test *t, double **v)
 {
-    double *out = must(malloc((size_t)t->a[AB_OUT].n * 8)), loss = 0;
+    double *out = op_host((size_t)t->a[AB_OUT].n * sizeof *out);
     packed_formula(t, AB_INDEX, out, NULL, v[AB_QKV], v[AB_SINKS]);
-    for (int64_t i = 0; i < t->a[AB_OUT].n; i++) loss += v[AB_DOUT][i] * out[i];
-    free(out);
-    return loss;
+    return dot(v[AB_DOUT], out, t->a[AB_OUT].n);
 }
 
-static void attn_back_reference(struct op_test *t, double **v)
-{
-    differentiate(t, v, AB_DQKV, AB_QKV, false, attn_loss);
-    differentiate(t, v, AB_DSINKS, AB_SINKS, true, attn_loss);
-}
-
-static const struct op_def op_attn_back = {"attn_packed_back", attn_back_setup, attn_back_launch,
-                                           attn_back_reference};
+OP_BACK(attn_back, "attn_packed_back", attn_loss);
 
 /* Paged: sequences with a context and some rows at its end (layout 0: decode, 1: chunks of
  * prefill), the last one padding. Layer 1 of a pool of two layers; blocks in random order. kv_store
@@ -328,7 +311,7 @@ static void attn_paged_setup(struct op_test *t)
     int32_t *context_len = ints(t, "context_len", n_seqs + 1);
     int32_t *table = ints(t, "block_table", (int64_t)(n_seqs + 1) * table_stride);
     floats(t, "sinks", IN, DATA, p[0], 1);
-    int32_t *order = must(malloc((size_t)blocks * sizeof *order));
+    int32_t *order = op_host((size_t)blocks * sizeof *order);
     for (int i = 0; i < blocks; i++) order[i] = i;
     for (int i = blocks - 1; i > 0; i--) {
         int j = (int)rng_below(&t->rng, (uint32_t)i + 1), swap = order[i];
@@ -354,7 +337,6 @@ static void attn_paged_setup(struct op_test *t)
     seq_of[row] = n_seqs; // padding: one row, slot -1, context_len 0
     slots[row] = -1;
     start[n_seqs + 1] = row + 1;
-    free(order);
     t->batch = (struct batch_view){.n_tokens = rows,
                                    .n_seqs = n_seqs + 1,
                                    .max_query = max_query,
@@ -362,8 +344,7 @@ static void attn_paged_setup(struct op_test *t)
                                    .table_stride = table_stride};
 }
 
-static void attn_paged_launch(struct op_test *t, struct device *dev, const struct ops *ops,
-                              void **d)
+static void attn_paged_launch(struct op_test *t, void **d)
 {
     struct attn_shape s = attn_shape_of(t->c->p);
     struct batch_view b = t->batch;
@@ -383,7 +364,7 @@ static void attn_paged_launch(struct op_test *t, struct device *dev, const struc
                          .layers = layers,
                          .n_blocks = (int)(t->a[PG_K].n / 2 / block / s.n_kv_heads / s.head_dim),
                          .block_size = block,
-                         .dt = t->dt};
+                         .dt = dt};
     ops->kv_store(dev, &kv, 1, d[PG_QKV], &b, &s);
     ops->attn_paged(dev, d[PG_OUT], d[PG_QKV], &kv, 1, &b, &s);
 }
@@ -407,8 +388,8 @@ static void attn_paged_reference(struct op_test *t, double **v)
             pool_k[to] = from[c];
             if (!s.latent) pool_v[to] = from[kv_width + c];
         }
-    const double **k = must(malloc((size_t)t->batch.max_context * sizeof *k));
-    const double **w = must(malloc((size_t)t->batch.max_context * sizeof *w));
+    const double **k = op_host((size_t)t->batch.max_context * sizeof *k);
+    const double **w = op_host((size_t)t->batch.max_context * sizeof *w);
     for (int row = 0; row < t->batch.n_tokens; row++)
         for (int h = 0; h < s.n_heads; h++) {
             double *out = t->a[PG_OUT].expect + ((int64_t)row * s.n_heads + h) * value_dim;
@@ -428,12 +409,9 @@ static void attn_paged_reference(struct op_test *t, double **v)
             attention_row(out, v[PG_QKV] + row * width + h * s.head_dim, k, w, n,
                           sink_of(t, v[PG_SINKS], h), &s);
         }
-    free(k);
-    free(w);
 }
 
-static const struct op_def op_attn_paged = {"attn_paged", attn_paged_setup, attn_paged_launch,
-                                            attn_paged_reference};
+OP(attn_paged, "attn_paged");
 
 static const struct op_case cases[] = {
     {&op_rope, "5 rows 3 x 8", {5, 3, 8, 8, 8, 1}, false},
@@ -514,7 +492,7 @@ static const struct op_case cases[] = {
 
 /* The same sequence as a packed batch, as one paged prefill, and row by row as decode steps: on the
  * CPU the same bits, whatever the batch and the block size. */
-static void attention_forms(struct device *dev)
+ON_EACH_DEVICE(attention_forms)
 {
     enum { ROWS = 45, HEADS = 6, KV_HEADS = 2, DIM = 32, BLOCK = 8, BLOCKS = 6 };
     enum { WIDTH = (HEADS + 2 * KV_HEADS) * DIM, OUT_WIDTH = HEADS * DIM };
@@ -530,24 +508,23 @@ static void attention_forms(struct device *dev)
         positions[i] = i;
         slots[i] = table[i / BLOCK] * BLOCK + i % BLOCK;
     }
-    const struct ops *ops = device_ops(dev);
     static const float sinks[HEADS] = {0.5f, -1, 2, 0, -3, 1};
-    float *d_sinks = to_device(dev, sinks, sizeof sinks);
+    float *d_sinks = to_device(sinks, sizeof sinks);
     const struct attn_shape shape = {.n_heads = HEADS,
                                      .n_kv_heads = KV_HEADS,
                                      .head_dim = DIM,
                                      .scale = 0.17f,
                                      .window = 20,
                                      .sinks = d_sinks};
-    float *d_qkv = to_device(dev, qkv, sizeof qkv), *d_out = to_device(dev, NULL, sizeof packed);
-    float *d_lse = to_device(dev, NULL, ROWS * HEADS * sizeof *d_lse);
-    int32_t *d_positions = to_device(dev, positions, sizeof positions);
-    int32_t *d_zeros = to_device(dev, zeros, sizeof zeros);
-    int32_t *d_slots = to_device(dev, slots, sizeof slots);
-    int32_t *d_start = to_device(dev, start, sizeof start);
-    int32_t *d_table = to_device(dev, table, sizeof table);
-    int32_t *d_rows = to_device(dev, &rows, sizeof rows);
-    float *pool = to_device(dev, NULL, sizeof(float) * 2 * BLOCKS * BLOCK * KV_HEADS * DIM);
+    float *d_qkv = to_device(qkv, sizeof qkv), *d_out = to_device(NULL, sizeof packed);
+    float *d_lse = to_device(NULL, ROWS * HEADS * sizeof *d_lse);
+    int32_t *d_positions = to_device(positions, sizeof positions);
+    int32_t *d_zeros = to_device(zeros, sizeof zeros);
+    int32_t *d_slots = to_device(slots, sizeof slots);
+    int32_t *d_start = to_device(start, sizeof start);
+    int32_t *d_table = to_device(table, sizeof table);
+    int32_t *d_rows = to_device(&rows, sizeof rows);
+    float *pool = to_device(NULL, sizeof(float) * 2 * BLOCKS * BLOCK * KV_HEADS * DIM);
     struct batch_view batch = {.n_tokens = ROWS,
                                .n_seqs = 1,
                                .max_query = ROWS,
@@ -560,7 +537,7 @@ static void attention_forms(struct device *dev)
                                .prefix_len = d_zeros,
                                .attend_end = d_rows};
     ops->attn_packed(dev, d_out, d_lse, d_qkv, &batch, &shape);
-    from_device(dev, packed, d_out, sizeof packed);
+    from_device(packed, d_out, sizeof packed);
 
     const struct kv_layer layer = {.width = KV_HEADS * DIM};
     struct kv_view kv = {.k = pool,
@@ -576,7 +553,7 @@ static void attention_forms(struct device *dev)
     batch.table_stride = BLOCKS;
     ops->kv_store(dev, &kv, 0, d_qkv, &batch, &shape);
     ops->attn_paged(dev, d_out, d_qkv, &kv, 0, &batch, &shape);
-    from_device(dev, paged, d_out, sizeof paged);
+    from_device(paged, d_out, sizeof paged);
 
     device_fill(dev, d_out, 0xFF, sizeof packed);
     for (int i = 0; i < ROWS; i++) {
@@ -589,9 +566,9 @@ static void attention_forms(struct device *dev)
         row.positions = d_positions + i;
         row.slots = d_slots + i;
         ops->attn_paged(dev, d_out + i * OUT_WIDTH, d_qkv + i * WIDTH, &kv, 0, &row, &shape);
-        sync_or_fail(dev);
+        sync_or_fail();
     }
-    from_device(dev, decoded, d_out, sizeof decoded);
+    from_device(decoded, d_out, sizeof decoded);
     double worst = 0;
     for (int i = 0; i < ROWS * OUT_WIDTH; i++) {
         assert_true(isfinite(packed[i]) && isfinite(paged[i]) && isfinite(decoded[i]));
@@ -600,14 +577,6 @@ static void attention_forms(struct device *dev)
     }
     printf("attention: packed, paged and decoded differ by %.2g on %s\n", worst, device_spec(dev));
     assert_true(worst <= (device_kind(dev) == DEVICE_CPU ? 0 : 1e-5));
-    void *all[] = {d_sinks, d_qkv,   d_out,   d_lse,  d_positions, d_zeros,
-                   d_slots, d_start, d_table, d_rows, pool};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
-}
-
-TEST(test_attention_forms)
-{
-    on_each_device("attn forms", attention_forms);
 }
 
 OP_TESTS(cases)

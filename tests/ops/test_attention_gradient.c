@@ -3,10 +3,7 @@
  * run, and each sequence's is the one that the sequence has alone, but for the order of sums. On
  * each device in its own dtype. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/rng.h"
-#include "kernels/ops.h"
 #include "tests/support/op_table.h"
-#include "tests/support/support.h"
 
 enum { MAX_SEQS = 8, RUNS = 3 };
 
@@ -32,30 +29,9 @@ struct lists {
     int n, n_seqs, longest;
 };
 
-static struct device *dev;
-static const struct ops *ops;
-static enum dtype dt;
-
 static int32_t *take_ints(const int32_t *host, int n)
 {
-    return to_device(dev, host, (size_t)n * sizeof *host);
-}
-
-// n normal values in the device's dtype; the same seed gives the same values.
-static void *take_values(size_t n, uint64_t seed)
-{
-    struct rng rng;
-    rng_init(&rng, seed, 0);
-    float *host = malloc(n * sizeof *host);
-    assert_non_null(host);
-    for (size_t i = 0; i < n; i++) host[i] = rng_normal(&rng);
-    float *wide = to_device(dev, host, n * sizeof *host);
-    void *p = to_device(dev, NULL, n * dtype_size(dt));
-    ops->convert(dev, p, dt, wide, DT_F32, (int64_t)n);
-    assert_ok(device_sync(dev));
-    device_release(dev, wide);
-    free(host);
-    return p;
+    return to_device(host, (size_t)n * sizeof *host);
 }
 
 // The prompt, if any, and the sequences from `first` to `last` behind it.
@@ -64,13 +40,12 @@ static struct lists list_rows(const struct gradient_case *c, int first, int last
     struct lists l = {.n = c->prompt, .longest = c->prompt};
     const int before = c->prompt > 0;
     for (int s = first; s <= last; s++) l.n += c->len[s];
-    l.positions = calloc((size_t)l.n, sizeof(int32_t));
-    l.seq_of = calloc((size_t)l.n, sizeof(int32_t));
-    l.start = calloc(MAX_SEQS + 2, sizeof(int32_t));
-    l.prefix_start = calloc(MAX_SEQS + 1, sizeof(int32_t));
-    l.prefix_len = calloc(MAX_SEQS + 1, sizeof(int32_t));
-    l.end = calloc(MAX_SEQS + 1, sizeof(int32_t));
-    assert_true(l.positions && l.seq_of && l.start && l.prefix_start && l.prefix_len && l.end);
+    l.positions = op_host((size_t)l.n * sizeof(int32_t));
+    l.seq_of = op_host((size_t)l.n * sizeof(int32_t));
+    l.start = op_host((MAX_SEQS + 2) * sizeof(int32_t));
+    l.prefix_start = op_host((MAX_SEQS + 1) * sizeof(int32_t));
+    l.prefix_len = op_host((MAX_SEQS + 1) * sizeof(int32_t));
+    l.end = op_host((MAX_SEQS + 1) * sizeof(int32_t));
     int row = 0;
     for (int s = first - before; s <= last; s++, l.n_seqs++) {
         const bool is_prompt = s < first;
@@ -88,9 +63,8 @@ static struct lists list_rows(const struct gradient_case *c, int first, int last
     return l;
 }
 
-// The rows' gradient RUNS times, which must be the same; *ret_dqkv (host, f32) is the first.
-static void run(const struct gradient_case *c, const struct lists *l, void *qkv, void *dout,
-                float **ret_dqkv)
+// The rows' gradient RUNS times, which must be the same; returns the first (host, f32).
+static float *run(const struct gradient_case *c, const struct lists *l, void *qkv, void *dout)
 {
     const struct attn_shape shape = {.dt = dt,
                                      .n_heads = c->heads,
@@ -111,44 +85,29 @@ static void run(const struct gradient_case *c, const struct lists *l, void *qkv,
                                  .attend_end = take_ints(l->end, l->n_seqs)};
     const size_t rows = (size_t)l->n, e = dtype_size(dt);
     const size_t n = rows * (size_t)((c->heads + 2 * c->kv_heads) * c->dim);
-    void *out = to_device(dev, NULL, rows * (size_t)(c->heads * c->dim) * e),
-         *dqkv = to_device(dev, NULL, n * e);
-    float *lse = to_device(dev, NULL, rows * (size_t)c->heads * sizeof *lse),
-          *wide = to_device(dev, NULL, n * sizeof *wide);
-    char *first = malloc(n * e), *again = malloc(n * e);
-    float *host = malloc(n * sizeof *host);
-    assert_true(first && again && host);
+    void *out = to_device(NULL, rows * (size_t)(c->heads * c->dim) * e),
+         *dqkv = to_device(NULL, n * e);
+    float *lse = to_device(NULL, rows * (size_t)c->heads * sizeof *lse),
+          *wide = to_device(NULL, n * sizeof *wide);
+    char *first = op_host(n * e), *again = op_host(n * e);
+    float *host = op_host(n * sizeof *host);
     ops->attn_packed(dev, out, lse, qkv, &b, &shape);
     for (int i = 0; i < RUNS; i++) {
         device_fill(dev, dqkv, 0xff, n * e); // NaN, so that whatever is left out shows
         ops->attn_packed_back(dev, dqkv, dout, out, lse, qkv, &b, &shape);
-        device_copy_out(dev, i ? again : first, dqkv, n * e);
-        assert_ok(device_sync(dev));
+        from_device(i ? again : first, dqkv, n * e);
         if (i > 0 && memcmp(first, again, n * e) != 0)
             fail_msg("%s on %s: run %d has other bits", c->name, device_spec(dev), i);
     }
     ops->convert(dev, wide, DT_F32, dqkv, dt, (int64_t)n);
-    device_copy_out(dev, host, wide, n * sizeof *host);
-    assert_ok(device_sync(dev));
-    const void *all[] = {b.positions,  b.seq_of,     b.query_start, b.prefix_start,
-                         b.prefix_len, b.attend_end, out,           dqkv,
-                         lse,          wide};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_release(dev, (void *)all[i]);
-    free(first);
-    free(again);
-    *ret_dqkv = host;
+    from_device(host, wide, n * sizeof *host);
+    return host;
 }
 
 // Adds `rows` rows of `width` of one array to another's.
 static void add_rows(float *to, const float *from, int rows, int width)
 {
     for (size_t i = 0; i < (size_t)rows * (size_t)width; i++) to[i] += from[i];
-}
-
-static void free_lists(struct lists *l)
-{
-    int32_t *all[] = {l->positions, l->seq_of, l->start, l->prefix_start, l->prefix_len, l->end};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
 /* All sequences at once against one after the other, behind the same prompt. Only the prompt's keys
@@ -161,29 +120,24 @@ static void check_case(const struct gradient_case *c)
     struct lists all = list_rows(c, 0, n_seqs - 1);
     const int width = (c->heads + 2 * c->kv_heads) * c->dim, out_width = c->heads * c->dim;
     const size_t e = dtype_size(dt), n = (size_t)all.n * (size_t)width;
-    char *qkv = take_values(n, 5), *dout = take_values((size_t)all.n * (size_t)out_width, 6);
-    float *together = NULL, *sum = calloc(n, sizeof *sum);
-    assert_non_null(sum);
+    char *qkv = normal_on_device(dt, n, 1, 5),
+         *dout = normal_on_device(dt, (size_t)all.n * (size_t)out_width, 1, 6);
+    float *sum = op_host(n * sizeof *sum);
     device_fill(dev, dout, 0, (size_t)c->prompt * (size_t)out_width * e);
-    run(c, &all, qkv, dout, &together);
+    const float *together = run(c, &all, qkv, dout);
     for (int s = 0, row = c->prompt; s < n_seqs; row += c->len[s++]) {
         struct lists one = list_rows(c, s, s);
-        char *q = to_device(dev, NULL, (size_t)one.n * (size_t)width * e);
-        char *d = to_device(dev, NULL, (size_t)one.n * (size_t)out_width * e);
+        char *q = to_device(NULL, (size_t)one.n * (size_t)width * e);
+        char *d = to_device(NULL, (size_t)one.n * (size_t)out_width * e);
         const size_t prompt = (size_t)c->prompt, own = (size_t)c->len[s], at = (size_t)row;
         const size_t w = (size_t)width * e, o = (size_t)out_width * e;
         if (prompt) device_copy(dev, q, qkv, prompt * w);
         if (prompt) device_fill(dev, d, 0, prompt * o);
         device_copy(dev, q + prompt * w, qkv + at * w, own * w);
         device_copy(dev, d + prompt * o, dout + at * o, own * o);
-        float *alone = NULL;
-        run(c, &one, q, d, &alone);
+        const float *alone = run(c, &one, q, d);
         add_rows(sum, alone, c->prompt, width);
         add_rows(sum + at * (size_t)width, alone + prompt * (size_t)width, c->len[s], width);
-        free(alone);
-        device_release(dev, q);
-        device_release(dev, d);
-        free_lists(&one);
     }
     double largest = 0, off = 0;
     for (size_t i = 0; i < n; i++) {
@@ -193,29 +147,16 @@ static void check_case(const struct gradient_case *c)
     printf("%-32s on %s: together and alone differ by %.1e of the largest\n", c->name,
            device_spec(dev), off / largest);
     assert_true(off <= (dt == DT_F32 ? 1e-5 : 1e-2) * largest);
-    device_release(dev, qkv);
-    device_release(dev, dout);
-    free(together);
-    free(sum);
-    free_lists(&all);
 }
 
-static void check_device(const char *spec)
+ON_EACH_DEVICE(attention_gradient)
 {
-    if (device_open(spec, &dev) != ST_OK) test_skip("not on %s: %s", spec, status_message());
-    ops = device_ops(dev);
     dt = device_default_dtype(dev);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const size_t mark = op_mark();
         if (device_kind(dev) != DEVICE_CPU || !cases[i].cuda_only) check_case(&cases[i]);
-    device_free(dev);
+        op_release(mark);
+    }
 }
 
-TEST(on_the_cpu)
-{
-    check_device("cpu");
-}
-
-TEST(on_cuda)
-{
-    check_device("cuda:0");
-}
+OP_BODIES

@@ -3,10 +3,7 @@
  * in a prefill of any chunks, from blocks of any size. On each device in the dtype in which it says
  * so (device_is_exact). */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/rng.h"
-#include "kernels/ops.h"
 #include "tests/support/op_table.h"
-#include "tests/support/support.h"
 
 enum { MAX_RUNS = 1200, JUNK = 37 };
 
@@ -67,13 +64,9 @@ struct run {
 // longer than attention needs to begin.
 enum store { STORED, STORE, STORE_SLOWLY };
 
-static struct device *dev;
-static const struct ops *ops;
-static enum dtype dt;
-
 static int32_t *take_ints(const int32_t *host, int n)
 {
-    return to_device(dev, host, (size_t)n * sizeof *host);
+    return to_device(host, (size_t)n * sizeof *host);
 }
 
 // Rows of normal values; queries are larger, so that some weights are far above the others.
@@ -82,17 +75,13 @@ static void *take_rows(const struct scene *s, int rows, uint64_t seed)
     const size_t n = (size_t)rows * (size_t)s->width;
     struct rng rng;
     rng_init(&rng, seed, 0);
-    float *host = malloc(n * sizeof *host);
-    assert_non_null(host);
+    float *host = normal_numbers(&rng, n, 1);
     for (size_t i = 0; i < n; i++)
-        host[i] = rng_normal(&rng) *
-                  ((int)(i % (size_t)s->width) < s->shape.n_heads * s->shape.head_dim ? 2.5f : 1);
-    float *wide = to_device(dev, host, n * sizeof *host);
-    void *p = to_device(dev, NULL, n * dtype_size(dt));
+        host[i] *= ((int)(i % (size_t)s->width) < s->shape.n_heads * s->shape.head_dim ? 2.5f : 1);
+    float *wide = to_device(host, n * sizeof *host);
+    void *p = to_device(NULL, n * dtype_size(dt));
     ops->convert(dev, p, dt, wide, DT_F32, (int64_t)n);
     assert_ok(device_sync(dev));
-    device_release(dev, wide);
-    free(host);
     return p;
 }
 
@@ -110,10 +99,9 @@ static void take_pool(struct scene *s)
     s->kv = (struct kv_view){
         .layers = &s->layer, .n_blocks = s->n_blocks, .block_size = block, .dt = dt};
     const size_t bytes = pool_bytes(s);
-    s->kv.k = to_device(dev, NULL, bytes);
-    s->kv.v = to_device(dev, NULL, bytes);
-    s->table = malloc((size_t)s->n_blocks * sizeof *s->table);
-    assert_non_null(s->table);
+    s->kv.k = to_device(NULL, bytes);
+    s->kv.v = to_device(NULL, bytes);
+    s->table = op_host((size_t)s->n_blocks * sizeof *s->table);
     struct rng rng;
     rng_init(&rng, 3, 0);
     for (int i = 0; i < s->n_blocks; i++) {
@@ -130,7 +118,7 @@ enum list { POSITIONS, SLOTS, SEQ_OF, QUERY_START, CONTEXT_LEN, STORED_KEYS, BLO
 static void take_lists(struct scene *s)
 {
     const size_t n = (BLOCK_TABLE + s->n_blocks) * (size_t)(MAX_RUNS + 1);
-    s->lists = to_device(dev, NULL, n * sizeof *s->lists);
+    s->lists = to_device(NULL, n * sizeof *s->lists);
 }
 
 static const int32_t *put_list(const struct scene *s, enum list list, const int32_t *host, int n)
@@ -153,10 +141,8 @@ static void compare(const struct scene *s, const char *what, const void *out, co
                     int n)
 {
     const size_t width = (size_t)s->out_bytes;
-    char *host = malloc((size_t)n * width), *zeros = calloc(1, width);
-    assert_true(host && zeros);
-    device_copy_out(dev, host, out, (size_t)n * width);
-    assert_ok(device_sync(dev));
+    char *host = op_host((size_t)n * width), *zeros = op_host(width);
+    from_device(host, out, (size_t)n * width);
     for (int i = 0; i < n; i++) {
         const char *want = rows[i] < 0 ? zeros : s->expected + (size_t)rows[i] * width;
         const char *got = host + (size_t)i * width;
@@ -167,8 +153,6 @@ static void compare(const struct scene *s, const char *what, const void *out, co
                      device_spec(dev), what, rows[i],
                      (int)(at / dtype_size(dt)) / attn_value_dim(&s->shape));
     }
-    free(host);
-    free(zeros);
 }
 
 /* A product with the identity that is the keys of n rows from `first` on, neighbours in the pool;
@@ -187,10 +171,10 @@ static void slow_store_new(const struct scene *s, int first, int n)
     const struct matmul shape = {
         .m = n, .n = width, .k = INNER, .trans_b = true, .in = dt, .out = dt};
     const float value = 1;
-    float *wide = to_device(dev, NULL, sizeof value);
-    void *one = to_device(dev, NULL, e);
-    slow = (struct slow_store){.shape = shape, .keys = to_device(dev, NULL, (size_t)n * INNER * e)};
-    slow.identity = to_device(dev, NULL, bytes);
+    float *wide = to_device(NULL, sizeof value);
+    void *one = to_device(NULL, e);
+    slow = (struct slow_store){.shape = shape, .keys = to_device(NULL, (size_t)n * INNER * e)};
+    slow.identity = to_device(NULL, bytes);
     slow.to = (char *)s->kv.k + (size_t)slot_of(s, first) * (size_t)width * e;
     device_copy_in(dev, wide, &value, sizeof value);
     ops->convert(dev, one, dt, wide, DT_F32, 1);
@@ -203,14 +187,6 @@ static void slow_store_new(const struct scene *s, int first, int n)
                     (char *)s->qkv + ((size_t)(first + i) * (size_t)s->width + key_at) * e,
                     (size_t)width * e);
     assert_ok(device_sync(dev));
-    device_release(dev, wide);
-    device_release(dev, one);
-}
-
-static void slow_store_free(void)
-{
-    device_release(dev, slow.keys);
-    device_release(dev, slow.identity);
 }
 
 /* The runs as sequences of one paged batch whose keys before each run are in the pool already; max:
@@ -223,10 +199,9 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     struct batch_view b = {
         .n_seqs = n_runs, .max_query = 1, .max_context = max, .table_stride = s->n_blocks};
     for (int i = 0; i < n_runs; i++) n += runs[i].n;
-    int32_t *position = malloc((size_t)n * sizeof *position);
-    int32_t *slots = malloc((size_t)n * sizeof *slots), *seq = malloc((size_t)n * sizeof *seq);
-    int32_t *table = malloc((size_t)n_runs * (size_t)s->n_blocks * sizeof *table);
-    assert_true(position && slots && seq && table);
+    const size_t mark = op_mark(), each = (size_t)n * sizeof(int32_t);
+    int32_t *position = op_host(each), *slots = op_host(each), *seq = op_host(each);
+    int32_t *table = op_host((size_t)n_runs * (size_t)s->n_blocks * sizeof *table);
     for (int i = 0; i < n_runs; i++) {
         start[i] = row;
         const bool pads = runs[i].first < 0;
@@ -252,8 +227,8 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     b.context_len = put_list(s, CONTEXT_LEN, context, n_runs);
     b.stored = put_list(s, STORED_KEYS, stored, n_runs);
     b.block_table = put_list(s, BLOCK_TABLE, table, n_runs * s->n_blocks);
-    void *qkv = to_device(dev, NULL, (size_t)n * (size_t)s->width * dtype_size(dt));
-    void *out = to_device(dev, NULL, (size_t)n * (size_t)s->out_bytes);
+    void *qkv = to_device(NULL, (size_t)n * (size_t)s->width * dtype_size(dt));
+    void *out = to_device(NULL, (size_t)n * (size_t)s->out_bytes);
     ops->gather_rows(dev, qkv, s->qkv,
                      &(struct gather_args){b.positions, n, s->width, 1, dt, 0, 0});
     assert_ok(device_sync(dev));
@@ -264,22 +239,16 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     for (int i = 0; i < n; i++)
         if (slots[i] < 0) position[i] = -1;
     compare(s, what, out, position, n);
-    device_release(dev, qkv);
-    device_release(dev, out);
-    free(position);
-    free(slots);
-    free(seq);
-    free(table);
+    op_release(mark);
 }
 
 /* Packed: `junk` rows of another sequence, the first `prefix` rows of the context, and the others
- * behind them as a sequence of its own; *ret_out gets the rows of the context. */
-static void run_packed(const struct scene *s, int junk, int prefix, void **ret_out)
+ * behind them as a sequence of its own; returns (device) the rows of the context. */
+static void *run_packed(const struct scene *s, int junk, int prefix)
 {
     const int n = junk + s->n, n_seqs = (junk > 0) + (prefix > 0) + 1;
     int32_t start[4] = {0}, prefix_start[3] = {0}, prefix_len[3] = {0}, end[3];
-    int32_t *seq = calloc((size_t)n, sizeof *seq), *position = calloc((size_t)n, sizeof *position);
-    assert_true(seq && position);
+    int32_t *seq = op_host((size_t)n * sizeof *seq), *position = op_host((size_t)n * sizeof *seq);
     int i = 0;
     if (junk) {
         end[i++] = junk;
@@ -299,9 +268,9 @@ static void run_packed(const struct scene *s, int junk, int prefix, void **ret_o
         position[r] = prefix_len[at] + r - start[at];
     }
     const size_t row = (size_t)s->width * dtype_size(dt);
-    char *qkv = to_device(dev, NULL, (size_t)n * row),
-         *out = to_device(dev, NULL, (size_t)n * (size_t)s->out_bytes);
-    float *lse = to_device(dev, NULL, (size_t)n * (size_t)s->shape.n_heads * sizeof *lse);
+    char *qkv = to_device(NULL, (size_t)n * row),
+         *out = to_device(NULL, (size_t)n * (size_t)s->out_bytes);
+    float *lse = to_device(NULL, (size_t)n * (size_t)s->shape.n_heads * sizeof *lse);
     void *other = take_rows(s, JUNK, 99);
     if (junk) device_copy(dev, qkv, other, (size_t)junk * row);
     device_copy(dev, qkv + (size_t)junk * row, s->qkv, (size_t)s->n * row);
@@ -317,33 +286,24 @@ static void run_packed(const struct scene *s, int junk, int prefix, void **ret_o
                            .prefix_len = take_ints(prefix_len, n_seqs),
                            .attend_end = take_ints(end, n_seqs)};
     ops->attn_packed(dev, out, lse, qkv, &b, &s->shape);
-    void *rows = to_device(dev, NULL, (size_t)s->n * (size_t)s->out_bytes);
+    void *rows = to_device(NULL, (size_t)s->n * (size_t)s->out_bytes);
     device_copy(dev, rows, out + (size_t)junk * (size_t)s->out_bytes,
                 (size_t)s->n * (size_t)s->out_bytes);
     assert_ok(device_sync(dev));
-    const void *all[] = {b.positions,  b.seq_of,     b.query_start, b.prefix_start,
-                         b.prefix_len, b.attend_end, qkv,           out,
-                         lse,          other};
-    for (size_t k = 0; k < sizeof all / sizeof *all; k++) device_release(dev, (void *)all[k]);
-    free(seq);
-    free(position);
-    *ret_out = rows;
+    return rows;
 }
 
 // ---- checks ------------------------------------------------------------------------------------
 
 static void check_packed(const struct scene *s, int junk, int prefix)
 {
-    void *out = NULL;
+    const size_t mark = op_mark();
     char what[64];
     snprintf(what, sizeof what, "packed, %d rows before, a prefix of %d", junk, prefix);
-    run_packed(s, junk, prefix, &out);
-    int32_t *rows = malloc((size_t)s->n * sizeof *rows);
-    assert_non_null(rows);
+    int32_t *rows = op_host((size_t)s->n * sizeof *rows);
     for (int i = 0; i < s->n; i++) rows[i] = i;
-    compare(s, what, out, rows, s->n);
-    free(rows);
-    device_release(dev, out);
+    compare(s, what, run_packed(s, junk, prefix), rows, s->n);
+    op_release(mark);
 }
 
 // The whole context in chunks of so many rows, which the pool gets as they come.
@@ -397,7 +357,6 @@ static void check_drafts(const struct scene *s)
     for (int i = 0; i < N; i++) runs[i] = (struct run){first + i, 1};
     slow_store_new(s, first, N);
     run_paged(s, "drafts, a row each", runs, N, 0, STORE_SLOWLY);
-    slow_store_free();
 }
 
 // Decoding rows, drafts to verify and chunks of prompts in one batch.
@@ -436,18 +395,14 @@ static void check_case(const struct attention_case *c)
                                 .softcap = c->softcap,
                                 .window = c->window,
                                 .early = true}};
-    void *out = NULL;
     s.width = (int)attn_row_width(&s.shape);
     s.out_bytes = c->heads * attn_value_dim(&s.shape) * (int)dtype_size(dt);
     s.qkv = take_rows(&s, s.n, 5);
     if (c->sinks) s.shape.sinks = s.qkv; // any numbers do
     take_pool(&s);
     take_lists(&s);
-    run_packed(&s, 0, 0, &out);
-    s.expected = malloc((size_t)s.n * (size_t)s.out_bytes);
-    assert_non_null(s.expected);
-    device_copy_out(dev, s.expected, out, (size_t)s.n * (size_t)s.out_bytes);
-    assert_ok(device_sync(dev));
+    s.expected = op_host((size_t)s.n * (size_t)s.out_bytes);
+    from_device(s.expected, run_packed(&s, 0, 0), (size_t)s.n * (size_t)s.out_bytes);
 
     check_packed(&s, JUNK, 0);
     check_packed(&s, 0, 100);
@@ -458,45 +413,26 @@ static void check_case(const struct attention_case *c)
     check_padded(&s);
     check_mixed(&s);
     check_drafts(&s);
-
-    device_release(dev, out);
-    device_release(dev, s.qkv);
-    device_release(dev, s.kv.k);
-    device_release(dev, s.kv.v);
-    device_release(dev, s.lists);
-    free(s.table);
-    free(s.expected);
 }
 
-static const char *filter = "";
-
-static void check_device(const char *spec)
+static void wanted_cases(void)
 {
-    if (device_open(spec, &dev) != ST_OK) test_skip("not on %s: %s", spec, status_message());
-    ops = device_ops(dev);
     dt = device_default_dtype(dev);
-    if (device_is_exact(dev, dt))
-        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-            if (cases[i].cuda_only && device_kind(dev) == DEVICE_CPU) continue;
-            if (strstr(cases[i].name, filter)) check_case(&cases[i]);
-        }
-    else
+    if (!device_is_exact(dev, dt)) {
         printf("not on %s: in %s it is not exact\n", device_name(dev), dtype_name(dt));
-    device_free(dev);
+        return;
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const size_t mark = op_mark();
+        if (cases[i].cuda_only && device_kind(dev) == DEVICE_CPU) continue;
+        if (op_wanted(cases[i].name)) check_case(&cases[i]);
+        op_release(mark);
+    }
 }
 
-TEST(on_the_cpu)
+TEST(on_each_device)
 {
-    check_device("cpu");
+    op_on_each(NULL, wanted_cases, false);
 }
 
-TEST(on_cuda)
-{
-    check_device("cuda:0");
-}
-
-int main(int argc, char **argv)
-{
-    if (argc > 1) filter = argv[1];
-    return test_main();
-}
+OP_BODIES

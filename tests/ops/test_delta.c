@@ -16,7 +16,7 @@ static struct delta_shape shape_of(const struct op_test *t)
                                 .key_dim = p[KEY_DIM],
                                 .head_dim = p[HEAD_DIM],
                                 .taps = p[TAPS],
-                                .dt = t->dt};
+                                .dt = dt};
 }
 
 static int rows_of(const int *p)
@@ -118,7 +118,7 @@ static void rule_packed(struct op_test *t, double *out, const double *qkv, const
 {
     const struct delta_shape s = shape_of(t);
     const int *p = t->c->p, n = s.key_dim * s.head_dim;
-    double *S = must(malloc((size_t)n * sizeof *S)), *prefix = must(malloc((size_t)n * sizeof *S));
+    double *S = op_host((size_t)n * sizeof *S), *prefix = op_host((size_t)n * sizeof *S);
     for (int h = 0; h < s.n_heads; h++)
         for (int seq = 0, row = 0; seq < p[SEQS] + 2; seq++) {
             const bool behind = seq > 0 && seq <= p[SEQS];
@@ -129,8 +129,6 @@ static void rule_packed(struct op_test *t, double *out, const double *qkv, const
                          gates + (int64_t)row * 2 * s.n_heads, a_log[h], dt_bias[h]);
             for (int i = 0; i < n && seq == 0; i++) prefix[i] = S[i];
         }
-    free(prefix);
-    free(S);
 }
 
 static void rule_inputs(struct op_test *t)
@@ -151,7 +149,7 @@ static void rule_setup(struct op_test *t)
     packed_lists(t);
 }
 
-static void rule_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void rule_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
     const struct delta_args args = {d[1], d[2], d[3], d[4], packed_batch(t, d + 5)};
@@ -163,7 +161,7 @@ static void rule_reference(struct op_test *t, double **v)
     rule_packed(t, t->a[0].expect, v[1], v[2], v[3], v[4]);
 }
 
-static const struct op_def op_rule = {"delta_rule", rule_setup, rule_launch, rule_reference};
+OP(rule, "delta_rule");
 
 enum { RB_DQKV, RB_DGATES, RB_DA, RB_DDT, RB_DOUT, RB_QKV, RB_GATES, RB_A, RB_DT, RB_LISTS };
 
@@ -180,7 +178,7 @@ static void rule_back_setup(struct op_test *t)
     packed_lists(t);
 }
 
-static void rule_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void rule_back_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
     const struct delta_grads grads = {d[RB_DQKV], d[RB_DGATES], d[RB_DA], d[RB_DDT]};
@@ -192,23 +190,12 @@ static void rule_back_launch(struct op_test *t, struct device *dev, const struct
 static double rule_loss(struct op_test *t, double **v)
 {
     const int64_t n = t->a[RB_DOUT].n;
-    double *out = must(malloc((size_t)n * sizeof *out)), loss = 0;
+    double *out = op_host((size_t)n * sizeof *out);
     rule_packed(t, out, v[RB_QKV], v[RB_GATES], v[RB_A], v[RB_DT]);
-    for (int64_t i = 0; i < n; i++) loss += v[RB_DOUT][i] * out[i];
-    free(out);
-    return loss;
+    return dot(v[RB_DOUT], out, n);
 }
 
-static void rule_back_reference(struct op_test *t, double **v)
-{
-    differentiate(t, v, RB_DQKV, RB_QKV, false, rule_loss);
-    differentiate(t, v, RB_DGATES, RB_GATES, false, rule_loss);
-    differentiate(t, v, RB_DA, RB_A, true, rule_loss);
-    differentiate(t, v, RB_DDT, RB_DT, true, rule_loss);
-}
-
-static const struct op_def op_rule_back = {"delta_rule_back", rule_back_setup, rule_back_launch,
-                                           rule_back_reference};
+OP_BACK(rule_back, "delta_rule_back", rule_loss);
 
 // ---- the convolution, packed --------------------------------------------------------------------
 enum { GAP = 5 }; // elements between rows of x
@@ -223,7 +210,7 @@ static void conv_packed(struct op_test *t, double *y, const double *x, const dou
 {
     const struct delta_shape s = shape_of(t);
     const int rows = rows_of(t->c->p), width = delta_conv_width(&s);
-    int *up_to = must(malloc((size_t)rows * sizeof *up_to));
+    int *up_to = op_host((size_t)rows * sizeof *up_to);
     for (int r = 0; r < rows; r++) {
         const double *from[DELTA_MAX_TAPS];
         const int n = rows_up_to(t->c->p, r, up_to);
@@ -233,7 +220,6 @@ static void conv_packed(struct op_test *t, double *y, const double *x, const dou
         }
         for (int c = 0; c < width; c++) y[(int64_t)r * width + c] = conv_row(&s, from, w, c);
     }
-    free(up_to);
 }
 
 static void conv_inputs(struct op_test *t)
@@ -251,7 +237,7 @@ static void conv_setup(struct op_test *t)
     packed_lists(t);
 }
 
-static void conv_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void conv_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
     const struct conv_args args = {d[1], x_stride(t), d[2], packed_batch(t, d + 3)};
@@ -263,7 +249,7 @@ static void conv_reference(struct op_test *t, double **v)
     conv_packed(t, t->a[0].expect, v[1], v[2]);
 }
 
-static const struct op_def op_conv = {"short_conv", conv_setup, conv_launch, conv_reference};
+OP(conv, "short_conv");
 
 enum { CB_DX, CB_DW, CB_DY, CB_X, CB_W, CB_LISTS };
 
@@ -277,7 +263,7 @@ static void conv_back_setup(struct op_test *t)
     packed_lists(t);
 }
 
-static void conv_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void conv_back_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
     const struct conv_args args = {d[CB_X], x_stride(t), d[CB_W], packed_batch(t, d + CB_LISTS)};
@@ -287,11 +273,9 @@ static void conv_back_launch(struct op_test *t, struct device *dev, const struct
 static double conv_loss(struct op_test *t, double **v)
 {
     const int64_t n = t->a[CB_DY].n;
-    double *y = must(malloc((size_t)n * sizeof *y)), loss = 0;
+    double *y = op_host((size_t)n * sizeof *y);
     conv_packed(t, y, v[CB_X], v[CB_W]);
-    for (int64_t i = 0; i < n; i++) loss += v[CB_DY][i] * y[i];
-    free(y);
-    return loss;
+    return dot(v[CB_DY], y, n);
 }
 
 static void conv_back_reference(struct op_test *t, double **v)
@@ -303,8 +287,7 @@ static void conv_back_reference(struct op_test *t, double **v)
     differentiate(t, v, CB_DW, CB_W, true, conv_loss);
 }
 
-static const struct op_def op_conv_back = {"short_conv_back", conv_back_setup, conv_back_launch,
-                                           conv_back_reference};
+OP(conv_back, "short_conv_back");
 
 // ---- paged batches ------------------------------------------------------------------------------
 // A sequence of EACH rows from its start in slot 2; one row in slot 0 that goes on from earlier
@@ -389,8 +372,7 @@ static void paged_rule_setup(struct op_test *t)
     paged_lists(t);
 }
 
-static void paged_rule_launch(struct op_test *t, struct device *dev, const struct ops *ops,
-                              void **d)
+static void paged_rule_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
     struct kv_view kv;
@@ -421,8 +403,7 @@ static void paged_rule_reference(struct op_test *t, double **v)
     }
 }
 
-static const struct op_def op_paged_rule = {"delta_rule", paged_rule_setup, paged_rule_launch,
-                                            paged_rule_reference};
+OP(paged_rule, "delta_rule");
 
 static void paged_conv_setup(struct op_test *t)
 {
@@ -435,8 +416,7 @@ static void paged_conv_setup(struct op_test *t)
     paged_lists(t);
 }
 
-static void paged_conv_launch(struct op_test *t, struct device *dev, const struct ops *ops,
-                              void **d)
+static void paged_conv_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
     struct kv_view kv;
@@ -469,15 +449,14 @@ static void paged_conv_reference(struct op_test *t, double **v)
     }
 }
 
-static const struct op_def op_paged_conv = {"short_conv", paged_conv_setup, paged_conv_launch,
-                                            paged_conv_reference};
+OP(paged_conv, "short_conv");
 
 // ---- gates --------------------------------------------------------------------------------------
 // p: rows width gap kind
 static struct gate_args gate_of(const struct op_test *t, const void *x, const void *g)
 {
     const int *p = t->c->p;
-    return (struct gate_args){x, g, p[0], p[1], p[1] + p[2], (enum gate_kind)p[3], t->dt};
+    return (struct gate_args){x, g, p[0], p[1], p[1] + p[2], (enum gate_kind)p[3], dt};
 }
 
 static void gate_setup(struct op_test *t)
@@ -488,7 +467,7 @@ static void gate_setup(struct op_test *t)
     floats(t, "g", IN, DATA, (int64_t)p[0] * (p[1] + p[2]), 2);
 }
 
-static void gate_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void gate_launch(struct op_test *t, void **d)
 {
     const struct gate_args args = gate_of(t, d[1], d[2]);
     ops->gate(dev, d[0], &args);
@@ -508,7 +487,7 @@ static void gate_reference(struct op_test *t, double **v)
     gate_formula(t, t->a[0].expect, v[1], v[2]);
 }
 
-static const struct op_def op_gate = {"gate", gate_setup, gate_launch, gate_reference};
+OP(gate, "gate");
 
 enum { GB_DX, GB_DG, GB_DY, GB_X, GB_G }; // dx is written over dy
 
@@ -522,7 +501,7 @@ static void gate_back_setup(struct op_test *t)
     floats(t, "g", IN, DATA, (int64_t)p[0] * (p[1] + p[2]), 2);
 }
 
-static void gate_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void gate_back_launch(struct op_test *t, void **d)
 {
     const struct gate_args args = gate_of(t, d[GB_X], d[GB_G]);
     ops->gate_back(dev, d[GB_DX], d[GB_DG], d[GB_DX], &args);
@@ -530,12 +509,9 @@ static void gate_back_launch(struct op_test *t, struct device *dev, const struct
 
 static double gate_loss(struct op_test *t, double **v)
 {
-    const int n = t->c->p[0] * t->c->p[1];
-    double *y = must(malloc((size_t)n * sizeof *y)), loss = 0;
+    double *y = op_host((size_t)t->a[GB_X].n * sizeof *y);
     gate_formula(t, y, v[GB_X], v[GB_G]);
-    for (int i = 0; i < n; i++) loss += v[GB_DX][i] * y[i];
-    free(y);
-    return loss;
+    return dot(v[GB_DX], y, t->a[GB_X].n);
 }
 
 static void gate_back_reference(struct op_test *t, double **v)
@@ -547,8 +523,7 @@ static void gate_back_reference(struct op_test *t, double **v)
         if (i % (p[1] + p[2]) >= p[1]) t->a[GB_DG].expect[i] = NAN;
 }
 
-static const struct op_def op_gate_back = {"gate_back", gate_back_setup, gate_back_launch,
-                                           gate_back_reference};
+OP(gate_back, "gate_back");
 
 // p: rows n_heads n_kv_heads head_dim join
 static void split_setup(struct op_test *t)
@@ -560,11 +535,11 @@ static void split_setup(struct op_test *t)
     floats(t, "fused", p[4] ? OUT : IN, DATA, 2 * q + kv, 1);
 }
 
-static void split_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void split_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     const struct attn_shape shape = {
-        .n_heads = p[1], .n_kv_heads = p[2], .head_dim = p[3], .dt = t->dt};
+        .n_heads = p[1], .n_kv_heads = p[2], .head_dim = p[3], .dt = dt};
     ops->split_gate(dev, d[0], d[1], d[2], p[0], &shape, p[4]);
 }
 
@@ -584,7 +559,7 @@ static void split_reference(struct op_test *t, double **v)
         }
 }
 
-static const struct op_def op_split = {"split_gate", split_setup, split_launch, split_reference};
+OP(split, "split_gate");
 
 static const struct op_case cases[] = {
     {&op_rule, "2/4 heads of 8 x 12, prefix", {5, 2, 4, 2, 4, 8, 12, 3}, false},

@@ -45,15 +45,11 @@ static void experts_setup(struct op_test *t)
     fill_offsets(t, ints(t, "offsets", p[3] + 1), p[0], p[3], (enum rows)p[4]);
 }
 
-static void experts_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void experts_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
-    const struct matmul shape = {.m = p[0],
-                                 .n = p[1],
-                                 .k = p[2],
-                                 .trans_b = p[5],
-                                 .in = t->dt,
-                                 .out = p[6] ? DT_F32 : t->dt};
+    const struct matmul shape = {
+        .m = p[0], .n = p[1], .k = p[2], .trans_b = p[5], .in = dt, .out = p[6] ? DT_F32 : dt};
     ops->matmul_experts(dev, d[EX_C], d[EX_A], d[EX_B], d[EX_OFFSETS], p[3], &shape);
 }
 
@@ -79,8 +75,7 @@ static void experts_reference(struct op_test *t, double **v)
                     expert_dot(v[EX_A], v[EX_B], n, p[2], p[5], e, i, j);
 }
 
-static const struct op_def op_experts = {"matmul_experts", experts_setup, experts_launch,
-                                         experts_reference};
+OP(experts, "matmul_experts");
 
 // matmul_experts_back: p: m n k n_experts pattern. The loss is the sum of dy * (x . w^T).
 
@@ -97,11 +92,10 @@ static void experts_back_setup(struct op_test *t)
     floats(t, "w", IN, F32, n_weights, 1);
 }
 
-static void experts_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
-                                void **d)
+static void experts_back_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
-    const struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .in = t->dt};
+    const struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .in = dt};
     ops->matmul_experts_back(dev, d[XB_DW], d[XB_DY], d[XB_X], d[XB_OFFSETS], p[3], &shape);
 }
 
@@ -118,13 +112,7 @@ static double experts_loss(struct op_test *t, double **v)
     return loss;
 }
 
-static void experts_back_reference(struct op_test *t, double **v)
-{
-    differentiate(t, v, XB_DW, XB_W, true, experts_loss);
-}
-
-static const struct op_def op_experts_back = {"matmul_experts_back", experts_back_setup,
-                                              experts_back_launch, experts_back_reference};
+OP_BACK(experts_back, "matmul_experts_back", experts_loss);
 
 // experts_bias: p: rows width n_experts pattern
 
@@ -141,10 +129,10 @@ static void bias_setup(struct op_test *t)
 static struct expert_rows bias_shape(const struct op_test *t)
 {
     const int *p = t->c->p;
-    return (struct expert_rows){p[0], p[2], p[1], t->dt};
+    return (struct expert_rows){p[0], p[2], p[1], dt};
 }
 
-static void bias_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void bias_launch(struct op_test *t, void **d)
 {
     const struct expert_rows shape = bias_shape(t);
     ops->experts_bias(dev, d[BI_Y], d[BI_BIAS], d[BI_OFFSETS], &shape);
@@ -159,7 +147,7 @@ static void bias_reference(struct op_test *t, double **v)
             t->a[BI_Y].expect[i] = v[BI_Y][i] + v[BI_BIAS][e * width + i % width];
 }
 
-static const struct op_def op_bias = {"experts_bias", bias_setup, bias_launch, bias_reference};
+OP(bias, "experts_bias");
 
 // experts_bias_back: p as above. The loss is the sum of dy * (y + bias).
 
@@ -174,7 +162,7 @@ static void bias_back_setup(struct op_test *t)
     floats(t, "bias", IN, F32, (int64_t)p[2] * p[1], 1);
 }
 
-static void bias_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void bias_back_launch(struct op_test *t, void **d)
 {
     const struct expert_rows shape = bias_shape(t);
     ops->experts_bias_back(dev, d[BB_DBIAS], d[BB_DY], d[BB_OFFSETS], &shape);
@@ -191,13 +179,7 @@ static double bias_loss(struct op_test *t, double **v)
     return loss;
 }
 
-static void bias_back_reference(struct op_test *t, double **v)
-{
-    differentiate(t, v, BB_DBIAS, BB_BIAS, true, bias_loss);
-}
-
-static const struct op_def op_bias_back = {"experts_bias_back", bias_back_setup, bias_back_launch,
-                                           bias_back_reference};
+OP_BACK(bias_back, "experts_bias_back", bias_loss);
 
 static const struct op_case cases[] = {
     {&op_bias, "1 row of 7, 3 experts", {1, 7, 3, SPREAD}, false},
@@ -254,78 +236,40 @@ static const struct op_case cases[] = {
     {&op_experts_back, "m300 n517 k333 e6", {300, 517, 333, 6, GAPS}, true},
 };
 
-// Random values of this type on the device.
-static void *random_values(struct device *dev, enum dtype dt, int64_t n, uint64_t seed)
-{
-    struct rng rng;
-    rng_init(&rng, seed, 0);
-    float *host = must(malloc((size_t)n * sizeof *host));
-    for (int64_t i = 0; i < n; i++) host[i] = rng_normal(&rng) / 8;
-    void *wide = to_device(dev, host, (size_t)n * sizeof *host);
-    void *p = to_device(dev, NULL, (size_t)n * dtype_size(dt));
-    device_ops(dev)->convert(dev, p, dt, wide, DT_F32, n);
-    sync_or_fail(dev);
-    device_release(dev, wide);
-    free(host);
-    return p;
-}
-
-static void assert_same(struct device *dev, const void *a, const void *b, size_t bytes)
-{
-    void *x = must(malloc(bytes)), *y = must(malloc(bytes));
-    from_device(dev, x, a, bytes);
-    from_device(dev, y, b, bytes);
-    assert_memory_equal(x, y, bytes);
-    free(x);
-    free(y);
-}
-
 // matmul_experts_act has the bits of matmul_experts and act, the matmul's result being kept or not.
-static void check_act(struct device *dev, enum dtype dt, int m, int inner, int k, bool gated,
-                      enum act_kind kind)
+static void check_act(int m, int inner, int k, bool gated, enum act_kind kind)
 {
     enum { EXPERTS = 6 };
-    const struct ops *ops = device_ops(dev);
     const int n = gated ? 2 * inner : inner;
     const struct matmul shape = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt};
     const struct act_shape act = {m, inner, kind, gated, dt, 1.702f, 1.3f};
     size_t x_bytes = (size_t)m * (size_t)n * dtype_size(dt), bytes = x_bytes / (gated ? 2 : 1);
     int32_t host[EXPERTS + 1] = {0, m / 3, m / 3, m / 2, m - 1, m, m};
-    void *a = random_values(dev, dt, (int64_t)m * k, 1);
-    void *b = random_values(dev, dt, (int64_t)EXPERTS * n * k, 2);
-    int32_t *offsets = to_device(dev, host, sizeof host);
-    void *x = to_device(dev, NULL, x_bytes), *kept = to_device(dev, NULL, x_bytes);
-    void *y = to_device(dev, NULL, bytes), *other = to_device(dev, NULL, bytes);
+    void *a = normal_on_device(dt, (size_t)m * (size_t)k, 0.125f, 1);
+    void *b = normal_on_device(dt, EXPERTS * (size_t)n * (size_t)k, 0.125f, 2);
+    int32_t *offsets = to_device(host, sizeof host);
+    void *x = to_device(NULL, x_bytes), *kept = to_device(NULL, x_bytes);
+    void *y = to_device(NULL, bytes), *other = to_device(NULL, bytes);
     ops->matmul_experts(dev, x, a, b, offsets, EXPERTS, &shape);
     ops->act(dev, y, x, &act);
     ops->matmul_experts_act(dev, other, kept, a, b, offsets, EXPERTS, &shape, &act, true);
-    assert_same(dev, other, y, bytes);
-    assert_same(dev, kept, x, x_bytes);
+    assert_same_bytes("matmul_experts_act", other, y, bytes);
+    assert_same_bytes("matmul_experts_act", kept, x, x_bytes);
     device_fill(dev, other, 0x7b, bytes);
     ops->matmul_experts_act(dev, other, kept, a, b, offsets, EXPERTS, &shape, &act, false);
-    assert_same(dev, other, y, bytes);
-    void *all[] = {a, b, offsets, x, kept, y, other};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+    assert_same_bytes("matmul_experts_act", other, y, bytes);
 }
 
-static void experts_act(struct device *dev)
+ON_EACH_DTYPE(experts_act)
 {
     static const int rows[] = {1, 8, 17, 40, 64, 130, 600};
-    for (enum dtype dt = DT_F32; dt <= DT_BF16; dt++) {
-        if (!device_computes_in(dev, dt)) continue;
-        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-            check_act(dev, dt, rows[i], 96, 128, true, ACT_SILU);
-            check_act(dev, dt, rows[i], 100, 192, true, ACT_GELU_TANH);
-        }
-        check_act(dev, dt, 40, 37, 72, true, ACT_SILU);
-        check_act(dev, dt, 40, 64, 64, true, ACT_CLAMPED);
-        check_act(dev, dt, 40, 64, 64, false, ACT_GELU);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_act(rows[i], 96, 128, true, ACT_SILU);
+        check_act(rows[i], 100, 192, true, ACT_GELU_TANH);
     }
-}
-
-TEST(test_experts_act)
-{
-    on_each_device("matmul_experts_act", experts_act);
+    check_act(40, 37, 72, true, ACT_SILU);
+    check_act(40, 64, 64, true, ACT_CLAMPED);
+    check_act(40, 64, 64, false, ACT_GELU);
 }
 
 OP_TESTS(cases)

@@ -2,64 +2,14 @@
  * each dtype: rope_store (rope, kv_store), matmul_rope_store, matmul_act. And scratch memory may be
  * asked for any number of times. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/rng.h"
-#include "kernels/ops.h"
-#include "tests/support/support.h"
-
-static struct device *dev;
-static const struct ops *ops;
-static enum dtype dt;
-
-static void *take(size_t bytes)
-{
-    void *p = NULL;
-    assert_ok(device_alloc(dev, bytes, &p));
-    device_fill(dev, p, 0x7b, bytes); // a finite value
-    return p;
-}
-
-static void *take_random(size_t n, uint64_t seed)
-{
-    struct rng rng;
-    rng_init(&rng, seed, 0);
-    float *host = malloc(n * sizeof *host);
-    assert_non_null(host);
-    for (size_t i = 0; i < n; i++) host[i] = rng_normal(&rng);
-    void *wide = take(n * sizeof *host), *p = take(n * dtype_size(dt));
-    device_copy_in(dev, wide, host, n * sizeof *host);
-    ops->convert(dev, p, dt, wide, DT_F32, (int64_t)n);
-    assert_ok(device_sync(dev));
-    device_release(dev, wide);
-    free(host);
-    return p;
-}
-
-static int32_t *take_ints(const int32_t *host, size_t n)
-{
-    int32_t *p = take(n * sizeof *p);
-    device_copy_in(dev, p, host, n * sizeof *p);
-    assert_ok(device_sync(dev));
-    return p;
-}
-
-static void assert_same(const char *what, const void *a, const void *b, size_t bytes)
-{
-    char *x = malloc(bytes), *y = malloc(bytes);
-    assert_true(x && y);
-    device_copy_out(dev, x, a, bytes);
-    device_copy_out(dev, y, b, bytes);
-    assert_ok(device_sync(dev));
-    if (memcmp(x, y, bytes) != 0) {
-        size_t at = 0;
-        while (x[at] == y[at]) at++;
-        fail_msg("%s on %s, %s: byte %zu of %zu differs", what, device_spec(dev), dtype_name(dt),
-                 at, bytes);
-    }
-    free(x);
-    free(y);
-}
+#include "tests/support/op_table.h"
 
 enum { HIDDEN = 192 };
+
+static void *values(size_t n, uint64_t seed)
+{
+    return normal_on_device(dt, n, 1, seed);
+}
 
 // (rows, HIDDEN) times (n, HIDDEN) of weights.
 static struct matmul matmul_of(int rows, int n)
@@ -78,26 +28,25 @@ static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot
     int width = (heads + 2 * kv_heads) * dim;
     size_t size = dtype_size(dt), qkv_bytes = (size_t)rows * width * size;
     size_t pool = (size_t)LAYERS * SLOTS * kv_heads * dim;
-    void *qkv = take_random((size_t)rows * width, 4), *other = take(qkv_bytes);
-    float *table = take((size_t)POSITIONS * rot * sizeof *table),
-          *host = calloc((size_t)POSITIONS * rot, 4);
-    assert_non_null(host);
+    void *qkv = values((size_t)rows * width, 4), *other = to_device(NULL, qkv_bytes);
+    float *host = op_host((size_t)POSITIONS * rot * sizeof *host);
     for (int i = 0; i < POSITIONS * rot; i++) host[i] = (float)(i % 17) / 16 - 0.4f;
-    device_copy_in(dev, table, host, (size_t)POSITIONS * rot * sizeof *table);
+    float *table = to_device(host, (size_t)POSITIONS * rot * sizeof *table);
     device_copy(dev, other, qkv, qkv_bytes);
     const struct kv_layer layers[LAYERS] = {
         {.width = kv_heads * dim},
         {.offset = (int64_t)SLOTS * kv_heads * dim, .width = kv_heads * dim}};
     struct kv_view kv[2];
     for (int i = 0; i < 2; i++)
-        kv[i] = (struct kv_view){.k = take(pool * size),
-                                 .v = take(pool * size),
+        kv[i] = (struct kv_view){.k = to_device(NULL, pool * size),
+                                 .v = to_device(NULL, pool * size),
                                  .dt = dt,
                                  .layers = layers,
                                  .n_blocks = SLOTS / 4,
                                  .block_size = 4};
-    struct batch_view batch = {
-        .n_tokens = rows, .positions = take_ints(positions, rows), .slots = take_ints(slots, rows)};
+    struct batch_view batch = {.n_tokens = rows,
+                               .positions = to_device(positions, rows * sizeof *positions),
+                               .slots = to_device(slots, rows * sizeof *slots)};
     struct attn_shape shape = {
         .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim, .scale = 1};
     const struct rope_args rope = rope_of_batch(table, rot, &batch, &shape, 1, dt);
@@ -106,8 +55,8 @@ static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot
              of_matmul ? "matmul_" : "", rows, heads, kv_heads, dim, rot);
     const struct matmul product = matmul_of(rows, width);
     const struct rope_store store = {table, rot, &kv[1], 1, &batch, &shape};
-    void *a = take_random((size_t)rows * HIDDEN, 5), *b = take_random((size_t)width * HIDDEN, 6);
-    void *bias = take_random((size_t)width, 7);
+    void *a = values((size_t)rows * HIDDEN, 5), *b = values((size_t)width * HIDDEN, 6);
+    void *bias = values((size_t)width, 7);
     if (of_matmul) ops->matmul(dev, qkv, a, b, bias, &product);
     ops->rope(dev, qkv, &rope);
     ops->kv_store(dev, &kv[0], 1, qkv, &batch, &shape);
@@ -115,26 +64,12 @@ static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot
         ops->matmul_rope_store(dev, other, a, b, bias, &product, &store);
     else
         ops->rope_store(dev, other, &store);
-    assert_same(name, other, qkv, qkv_bytes);
-    assert_same(name, kv[1].k, kv[0].k, pool * size);
-    assert_same(name, kv[1].v, kv[0].v, pool * size);
-    void *all[] = {qkv,
-                   other,
-                   a,
-                   b,
-                   bias,
-                   table,
-                   kv[0].k,
-                   kv[0].v,
-                   kv[1].k,
-                   kv[1].v,
-                   (void *)batch.positions,
-                   (void *)batch.slots};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
-    free(host);
+    assert_same_bytes(name, other, qkv, qkv_bytes);
+    assert_same_bytes(name, kv[1].k, kv[0].k, pool * size);
+    assert_same_bytes(name, kv[1].v, kv[0].v, pool * size);
 }
 
-static void rope_store(void)
+ON_EACH_DTYPE(rope_store)
 {
     static const int rows[] = {1, 5, 17, 64, 100, 200};
     for (int i = 0; i < 2; i++) {
@@ -154,29 +89,30 @@ static void rope_store(void)
 // y with what the matmul gives being kept or not.
 static void check_matmul_act(int rows, int width, enum act_kind kind, bool gated, bool has_bias)
 {
+    const size_t mark = op_mark();
     const int n = gated ? 2 * width : width;
     const struct matmul product = matmul_of(rows, n);
     const struct act_shape act = {rows, width, kind, gated, dt, 1.702f, 1.3f};
     size_t bytes = (size_t)rows * width * dtype_size(dt), x_bytes = bytes * (gated ? 2 : 1);
-    void *a = take_random((size_t)rows * HIDDEN, 1), *b = take_random((size_t)n * HIDDEN, 2);
-    void *bias = take_random((size_t)n, 3), *added = has_bias ? bias : NULL;
-    void *x = take(x_bytes), *y = take(bytes), *kept = take(x_bytes), *other = take(bytes);
+    void *a = values((size_t)rows * HIDDEN, 1), *b = values((size_t)n * HIDDEN, 2);
+    void *bias = values((size_t)n, 3), *added = has_bias ? bias : NULL;
+    void *x = to_device(NULL, x_bytes), *y = to_device(NULL, bytes),
+         *kept = to_device(NULL, x_bytes), *other = to_device(NULL, bytes);
     char name[96];
     snprintf(name, sizeof name, "matmul_act %d x %d, kind %d%s%s", rows, width, (int)kind,
              gated ? ", gated" : "", has_bias ? ", with a bias" : "");
     ops->matmul(dev, x, a, b, added, &product);
     ops->act(dev, y, x, &act);
     ops->matmul_act(dev, other, kept, a, b, added, &product, &act, true);
-    assert_same(name, other, y, bytes);
-    assert_same(name, kept, x, x_bytes);
+    assert_same_bytes(name, other, y, bytes);
+    assert_same_bytes(name, kept, x, x_bytes);
     device_fill(dev, other, 0x7b, bytes);
     ops->matmul_act(dev, other, kept, a, b, added, &product, &act, false);
-    assert_same(name, other, y, bytes);
-    void *all[] = {a, b, bias, x, y, kept, other};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+    assert_same_bytes(name, other, y, bytes);
+    op_release(mark);
 }
 
-static void matmul_act(void)
+ON_EACH_DTYPE(matmul_act)
 {
     static const int rows[] = {1, 9, 16, 33, 64, 128, 129, 200, 256, 300};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -193,41 +129,11 @@ static void matmul_act(void)
 }
 
 // More often than a fixed list of what was outgrown would hold.
-static void scratch(void)
+ON_EACH_DTYPE(scratch)
 {
     if (device_kind(dev) != DEVICE_CUDA) return;
     for (size_t mib = 1; mib <= 80; mib++) assert_ok(device_reserve(dev, mib << 20));
     check_rope_store(5, 4, 4, 64, 16, false);
 }
 
-static void on_each_device(void (*check)(void))
-{
-    static const char *const specs[] = {"cpu", "cuda:0"};
-    for (int i = 0; i < 2; i++) {
-        if (device_open(specs[i], &dev) != ST_OK) {
-            printf("not on %s: %s\n", specs[i], status_message());
-            continue;
-        }
-        ops = device_ops(dev);
-        for (int d = 0; d < 2; d++) {
-            dt = d ? DT_BF16 : DT_F32;
-            if (device_computes_in(dev, dt)) check();
-        }
-        device_free(dev);
-    }
-}
-
-TEST(test_rope_store)
-{
-    on_each_device(rope_store);
-}
-
-TEST(test_matmul_act)
-{
-    on_each_device(matmul_act);
-}
-
-TEST(test_scratch)
-{
-    on_each_device(scratch);
-}
+OP_BODIES

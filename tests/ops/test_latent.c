@@ -14,7 +14,7 @@ static struct latent_shape shape_of(const struct op_test *t)
                                  .rope = p[3],
                                  .rank = p[4],
                                  .value = p[5],
-                                 .dt = t->dt,
+                                 .dt = dt,
                                  .early = p[0] % 2 == 1}; // the operation before writes no weights
 }
 
@@ -36,7 +36,7 @@ static void query_setup(struct op_test *t)
     floats(t, "w", IN, DATA, weights_of(&s), 1);
 }
 
-static void query_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void query_launch(struct op_test *t, void **d)
 {
     const struct latent_shape s = shape_of(t);
     ops->latent_query(dev, d[Q_QKV], d[Q_Q], d[Q_KEYS], d[Q_W], &s);
@@ -61,7 +61,7 @@ static void query_reference(struct op_test *t, double **v)
     }
 }
 
-static const struct op_def op_query = {"latent_query", query_setup, query_launch, query_reference};
+OP(query, "latent_query");
 
 // ---- and out of it ------------------------------------------------------------------------------
 enum { V_OUT, V_O, V_W };
@@ -74,7 +74,7 @@ static void value_setup(struct op_test *t)
     floats(t, "w", IN, DATA, weights_of(&s), 1);
 }
 
-static void value_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void value_launch(struct op_test *t, void **d)
 {
     const struct latent_shape s = shape_of(t);
     ops->latent_value(dev, d[V_OUT], d[V_O], d[V_W], &s);
@@ -93,7 +93,7 @@ static void value_reference(struct op_test *t, double **v)
     }
 }
 
-static const struct op_def op_value = {"latent_value", value_setup, value_launch, value_reference};
+OP(value, "latent_value");
 
 // ---- the expanded form --------------------------------------------------------------------------
 enum { E_QKV, E_Q, E_KV, E_KEYS };
@@ -108,7 +108,7 @@ static void expand_setup(struct op_test *t)
     floats(t, "keys", IN, DATA, (int64_t)s.rows * (s.rank + s.rope), 1);
 }
 
-static void expand_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void expand_launch(struct op_test *t, void **d)
 {
     const struct latent_shape s = shape_of(t);
     ops->latent_expand(dev, d[E_QKV], d[E_Q], d[E_KV], d[E_KEYS], &s);
@@ -135,8 +135,7 @@ static void expand_reference(struct op_test *t, double **v)
     expand(t->a[E_QKV].expect, v[E_Q], v[E_KV], v[E_KEYS], &s);
 }
 
-static const struct op_def op_expand = {"latent_expand", expand_setup, expand_launch,
-                                        expand_reference};
+OP(expand, "latent_expand");
 
 // ---- its gradient -------------------------------------------------------------------------------
 enum { B_DQ, B_DKV, B_DKEYS, B_DQKV, B_Q, B_KV, B_KEYS };
@@ -155,8 +154,7 @@ static void expand_back_setup(struct op_test *t)
     floats(t, "keys", IN, DATA, keys, 1);
 }
 
-static void expand_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
-                               void **d)
+static void expand_back_launch(struct op_test *t, void **d)
 {
     const struct latent_shape s = shape_of(t);
     ops->latent_expand_back(dev, d[B_DQ], d[B_DKV], d[B_DKEYS], d[B_DQKV], &s);
@@ -165,10 +163,9 @@ static void expand_back_launch(struct op_test *t, struct device *dev, const stru
 static double expand_loss(struct op_test *t, double **v)
 {
     const struct latent_shape s = shape_of(t);
-    double *qkv = must(malloc((size_t)t->a[B_DQKV].n * sizeof *qkv)), sum = 0;
+    double *qkv = op_host((size_t)t->a[B_DQKV].n * sizeof *qkv), sum = 0;
     expand(qkv, v[B_Q], v[B_KV], v[B_KEYS], &s);
     for (int64_t i = 0; i < t->a[B_DQKV].n; i++) sum += qkv[i] * v[B_DQKV][i];
-    free(qkv);
     return sum;
 }
 
@@ -183,8 +180,7 @@ static void expand_back_reference(struct op_test *t, double **v)
         if (i % width < s.rank) t->a[B_DKEYS].expect[i] = v[B_DKEYS][i];
 }
 
-static const struct op_def op_expand_back = {"latent_expand_back", expand_back_setup,
-                                             expand_back_launch, expand_back_reference};
+OP(expand_back, "latent_expand_back");
 
 static const struct op_case cases[] = {
     // rows heads nope rope rank value
@@ -223,16 +219,12 @@ struct input { // one sequence; device
     float *qkv, *o, *out, *lse; // results
 };
 
-static float *normal(struct device *dev, struct rng *rng, int n)
+static float *normal(struct rng *rng, int n)
 {
-    float *x = must(malloc((size_t)n * sizeof *x));
-    for (int i = 0; i < n; i++) x[i] = rng_normal(rng);
-    float *d = to_device(dev, x, (size_t)n * sizeof *x);
-    free(x);
-    return d;
+    return to_device(normal_numbers(rng, (size_t)n, 1), (size_t)n * sizeof(float));
 }
 
-static void input_open(struct device *dev, struct input *in)
+static void input_open(struct input *in)
 {
     static const int32_t table[BLOCKS] = {3, 0, 5, 1, 4, 2}, start[2] = {0, ROWS}, rows = ROWS;
     int32_t positions[ROWS], zeros[ROWS] = {0}, slots[ROWS];
@@ -242,29 +234,22 @@ static void input_open(struct device *dev, struct input *in)
         positions[i] = i;
         slots[i] = table[i / BLOCK] * BLOCK + i % BLOCK;
     }
-    in->q = normal(dev, &rng, ROWS * HEADS * DIM);
-    in->keys = normal(dev, &rng, ROWS * WIDTH);
-    in->w = normal(dev, &rng, KV * RANK);
-    in->latents = to_device(dev, NULL, sizeof(float) * ROWS * RANK);
+    in->q = normal(&rng, ROWS * HEADS * DIM);
+    in->keys = normal(&rng, ROWS * WIDTH);
+    in->w = normal(&rng, KV * RANK);
+    in->latents = to_device(NULL, sizeof(float) * ROWS * RANK);
     device_copy_2d(dev, in->latents, RANK * sizeof(float), in->keys, WIDTH * sizeof(float),
                    RANK * sizeof(float), ROWS);
-    in->positions = to_device(dev, positions, sizeof positions);
-    in->zeros = to_device(dev, zeros, sizeof zeros);
-    in->slots = to_device(dev, slots, sizeof slots);
-    in->table = to_device(dev, table, sizeof table);
-    in->start = to_device(dev, start, sizeof start);
-    in->rows = to_device(dev, &rows, sizeof rows);
-    in->qkv = to_device(dev, NULL, sizeof(float) * ROWS * 3 * HEADS * (DIM + WIDTH));
-    in->o = to_device(dev, NULL, sizeof(float) * ROWS * HEADS * (DIM + RANK));
-    in->out = to_device(dev, NULL, sizeof(float) * ROWS * HEADS * VALUE);
-    in->lse = to_device(dev, NULL, sizeof(float) * ROWS * HEADS);
-}
-
-static void input_close(struct device *dev, struct input *in)
-{
-    void *all[] = {in->q,     in->keys,  in->latents, in->w,   in->positions, in->zeros, in->rows,
-                   in->start, in->slots, in->table,   in->qkv, in->o,         in->out,   in->lse};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
+    in->positions = to_device(positions, sizeof positions);
+    in->zeros = to_device(zeros, sizeof zeros);
+    in->slots = to_device(slots, sizeof slots);
+    in->table = to_device(table, sizeof table);
+    in->start = to_device(start, sizeof start);
+    in->rows = to_device(&rows, sizeof rows);
+    in->qkv = to_device(NULL, sizeof(float) * ROWS * 3 * HEADS * (DIM + WIDTH));
+    in->o = to_device(NULL, sizeof(float) * ROWS * HEADS * (DIM + RANK));
+    in->out = to_device(NULL, sizeof(float) * ROWS * HEADS * VALUE);
+    in->lse = to_device(NULL, sizeof(float) * ROWS * HEADS);
 }
 
 static struct batch_view packed_batch(const struct input *in)
@@ -288,24 +273,22 @@ static struct batch_view packed_batch(const struct input *in)
 
 typedef float values[ROWS][HEADS][VALUE];
 
-static void run_absorbed(struct device *dev, struct input *in, values ret)
+static void run_absorbed(struct input *in, values ret)
 {
-    const struct ops *ops = device_ops(dev);
     const struct batch_view batch = packed_batch(in);
     ops->latent_query(dev, in->qkv, in->q, in->keys, in->w, &latent);
     ops->attn_packed(dev, in->o, in->lse, in->qkv, &batch, &absorbed);
     ops->latent_value(dev, in->out, in->o, in->w, &latent);
-    from_device(dev, ret, in->out, sizeof(values));
+    from_device(ret, in->out, sizeof(values));
 }
 
 // Row by row, each behind those before it, from a pool of latents alone.
-static void run_decoding(struct device *dev, struct input *in, values ret)
+static void run_decoding(struct input *in, values ret)
 {
-    const struct ops *ops = device_ops(dev);
     const struct kv_layer layer = {.width = WIDTH};
     struct kv_view kv = {.layers = &layer, .n_blocks = BLOCKS, .block_size = BLOCK, .dt = DT_F32};
     const int32_t one_row[2] = {0, 1};
-    kv.k = to_device(dev, NULL, sizeof(float) * BLOCKS * BLOCK * WIDTH);
+    kv.k = to_device(NULL, sizeof(float) * BLOCKS * BLOCK * WIDTH);
     device_copy_in(dev, in->start, one_row, sizeof one_row);
     for (int i = 0; i < ROWS; i++) {
         const int32_t context = i + 1;
@@ -322,37 +305,34 @@ static void run_decoding(struct device *dev, struct input *in, values ret)
         ops->kv_store(dev, &kv, 0, in->qkv, &batch, &absorbed);
         ops->attn_paged(dev, in->o, in->qkv, &kv, 0, &batch, &absorbed);
         ops->latent_value(dev, in->out, in->o, in->w, &shape);
-        from_device(dev, ret[i], in->out, sizeof ret[i]);
+        from_device(ret[i], in->out, sizeof ret[i]);
     }
-    device_release(dev, kv.k);
 }
 
-static void run_expanded(struct device *dev, struct input *in, values ret)
+static void run_expanded(struct input *in, values ret)
 {
     static float all[ROWS][HEADS][DIM];
-    const struct ops *ops = device_ops(dev);
     const struct batch_view batch = packed_batch(in);
     const struct matmul of_latents = {
         .m = ROWS, .n = KV, .k = RANK, .trans_b = true, .in = DT_F32, .out = DT_F32};
-    float *kv = to_device(dev, NULL, sizeof(float) * ROWS * KV);
+    float *kv = to_device(NULL, sizeof(float) * ROWS * KV);
     ops->matmul(dev, kv, in->latents, in->w, NULL, &of_latents);
     ops->latent_expand(dev, in->qkv, in->q, kv, in->keys, &latent);
     ops->attn_packed(dev, in->o, in->lse, in->qkv, &batch, &expanded);
-    from_device(dev, all, in->o, sizeof all);
+    from_device(all, in->o, sizeof all);
     for (int i = 0; i < ROWS; i++)
         for (int h = 0; h < HEADS; h++) memcpy(ret[i][h], all[i][h], sizeof ret[i][h]);
-    device_release(dev, kv);
 }
 
-static void forms_agree(struct device *dev)
+ON_EACH_DEVICE(forms_agree)
 {
     static values packed, decoded, by_heads;
     struct input in;
     double worst = 0, largest = 0;
-    input_open(dev, &in);
-    run_absorbed(dev, &in, packed);
-    run_expanded(dev, &in, by_heads);
-    run_decoding(dev, &in, decoded);
+    input_open(&in);
+    run_absorbed(&in, packed);
+    run_expanded(&in, by_heads);
+    run_decoding(&in, decoded);
     assert_memory_equal(packed, decoded, sizeof packed);
     const float *x = (const float *)packed, *y = (const float *)by_heads;
     for (int i = 0; i < ROWS * HEADS * VALUE; i++) {
@@ -362,12 +342,6 @@ static void forms_agree(struct device *dev)
     printf("latent attention: the two forms differ by %.2g of %.2g on %s\n", worst, largest,
            device_spec(dev));
     assert_true(worst < 1e-5 * largest);
-    input_close(dev, &in);
-}
-
-TEST(test_forms_agree)
-{
-    on_each_device("latent forms", forms_agree);
 }
 
 OP_TESTS(cases)

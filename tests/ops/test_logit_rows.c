@@ -9,28 +9,6 @@
 #include "kernels/ops.h"
 #include "tests/support/op_table.h"
 
-static void *on_device(struct device *dev, size_t bytes, const void *from)
-{
-    void *p;
-    assert_ok(device_alloc(dev, bytes, &p));
-    if (from) device_copy_in(dev, p, from, bytes);
-    return p;
-}
-
-static void *on_host(size_t n, size_t size)
-{
-    void *p = calloc(n, size);
-    assert_non_null(p);
-    return p;
-}
-
-static void take(struct device *dev, void *to, void *from, size_t bytes)
-{
-    device_copy_out(dev, to, from, bytes);
-    assert_ok(device_sync(dev));
-    device_release(dev, from);
-}
-
 // ---- top_logprobs ------------------------------------------------------------------------------
 
 struct shape {
@@ -47,7 +25,7 @@ static float *make_logits(const struct shape *s)
 {
     struct rng r;
     rng_init(&r, (uint64_t)s->vocab, 7);
-    float *logits = on_host((size_t)s->n * (size_t)s->vocab, sizeof *logits);
+    float *logits = op_host(((size_t)s->n * (size_t)s->vocab) * sizeof *logits);
     for (int i = 0; i < s->n * s->vocab; i++)
         logits[i] = roundf(rng_normal(&r) * 40) / (s->vocab > 1000 ? 1000 : 8);
     for (int t = 0; t < s->vocab; t += 512) logits[t] += 1;
@@ -68,7 +46,7 @@ static int by_logit(const void *a, const void *b)
 static void check_row(const struct shape *s, const float *row, int32_t target,
                       const struct token_logprob *got)
 {
-    int32_t *order = on_host((size_t)s->vocab, sizeof *order);
+    int32_t *order = op_host(((size_t)s->vocab) * sizeof *order);
     for (int t = 0; t < s->vocab; t++) order[t] = t;
     sorting = row;
     qsort(order, (size_t)s->vocab, sizeof *order, by_logit);
@@ -87,76 +65,64 @@ static void check_row(const struct shape *s, const float *row, int32_t target,
         else if (!(fabs(got[j].logprob - want) < 2e-5))
             fail_msg("token %d: %.9g, want %.9g", got[j].token, got[j].logprob, want);
     }
-    free(order);
 }
 
 // Entry j of every row against what `logprob` says of that token.
-static void check_bits(struct device *dev, const struct shape *s, const float *logits,
-                       const struct token_logprob *got, int j)
+static void check_bits(const struct shape *s, const float *logits, const struct token_logprob *got,
+                       int j)
 {
-    int32_t *tokens = on_host((size_t)s->n, sizeof *tokens);
-    float *want = on_host((size_t)s->n, sizeof *want);
+    int32_t *tokens = op_host(((size_t)s->n) * sizeof *tokens);
+    float *want = op_host(((size_t)s->n) * sizeof *want);
     for (int i = 0; i < s->n; i++) tokens[i] = got[i * (1 + s->k) + j].token;
-    int32_t *d_tokens = on_device(dev, (size_t)s->n * sizeof *tokens, tokens);
-    float *d_want = on_device(dev, (size_t)s->n * sizeof *want, NULL);
-    float *d_lse = on_device(dev, (size_t)s->n * sizeof *want, NULL);
+    int32_t *d_tokens = to_device(tokens, (size_t)s->n * sizeof *tokens);
+    float *d_want = to_device(NULL, (size_t)s->n * sizeof *want);
+    float *d_lse = to_device(NULL, (size_t)s->n * sizeof *want);
     const struct head_args head = {logits, d_tokens, s->n, s->vocab, s->temperature};
-    device_ops(dev)->logprob(dev, d_want, d_lse, NULL, &head);
-    take(dev, want, d_want, (size_t)s->n * sizeof *want);
+    ops->logprob(dev, d_want, d_lse, NULL, &head);
+    from_device(want, d_want, (size_t)s->n * sizeof *want);
     for (int i = 0; i < s->n; i++)
         assert_memory_equal(&want[i], &got[i * (1 + s->k) + j].logprob, sizeof *want);
-    device_release(dev, d_tokens);
-    device_release(dev, d_lse);
-    free(tokens);
-    free(want);
 }
 
-static void check_top(struct device *dev, const struct shape *s)
+static void check_top(const struct shape *s)
 {
     const size_t n_out = (size_t)s->n * (size_t)(1 + s->k), guard = 4;
     float *logits = make_logits(s);
-    int32_t *targets = on_host((size_t)s->n, sizeof *targets);
-    struct token_logprob *got = on_host(n_out + guard, sizeof *got);
+    int32_t *targets = op_host(((size_t)s->n) * sizeof *targets);
+    struct token_logprob *got = op_host((n_out + guard) * sizeof *got);
     for (int i = 0; i < s->n; i++) targets[i] = (s->vocab / 3 * i) % s->vocab;
-    float *d_logits = on_device(dev, (size_t)s->n * (size_t)s->vocab * sizeof *logits, logits);
-    int32_t *d_targets = on_device(dev, (size_t)s->n * sizeof *targets, targets);
+    float *d_logits = to_device(logits, (size_t)s->n * (size_t)s->vocab * sizeof *logits);
+    int32_t *d_targets = to_device(targets, (size_t)s->n * sizeof *targets);
     memset(got, 0x5A, (n_out + guard) * sizeof *got);
-    struct token_logprob *d_got = on_device(dev, (n_out + guard) * sizeof *got, got);
+    struct token_logprob *d_got = to_device(got, (n_out + guard) * sizeof *got);
     const struct head_args head = {d_logits, d_targets, s->n, s->vocab, s->temperature};
-    device_ops(dev)->top_logprobs(dev, d_got, s->k, &head);
-    take(dev, got, d_got, (n_out + guard) * sizeof *got);
+    ops->top_logprobs(dev, d_got, s->k, &head);
+    from_device(got, d_got, (n_out + guard) * sizeof *got);
     for (size_t i = 0; i < guard; i++) assert_int_equal(got[n_out + i].token, 0x5A5A5A5A);
     for (int i = 0; i < s->n; i++)
         check_row(s, logits + (size_t)i * (size_t)s->vocab, targets[i], got + i * (1 + s->k));
-    for (int j = 0; j <= s->k; j += j < 3 ? 1 : 31) check_bits(dev, s, d_logits, got, j);
-    device_release(dev, d_logits);
-    device_release(dev, d_targets);
-    free(logits);
-    free(targets);
-    free(got);
+    for (int j = 0; j <= s->k; j += j < 3 ? 1 : 31) check_bits(s, d_logits, got, j);
 }
 
-static void tops(struct device *dev)
+ON_EACH_DEVICE(tops)
 {
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_top(dev, &shapes[i]);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) check_top(&shapes[i]);
 }
 
 // A broken model's row: every token still has one place, and the others' numbers do not matter.
-static void no_number_comes_last(struct device *dev)
+ON_EACH_DEVICE(no_number_comes_last)
 {
     const float row[] = {NAN, 1, NAN, 3, -INFINITY};
     const int32_t target = 2, order[] = {3, 1, 0, 2, 4};
     struct token_logprob got[6];
-    float *d_row = on_device(dev, sizeof row, row);
-    int32_t *d_target = on_device(dev, sizeof target, &target);
-    struct token_logprob *d_got = on_device(dev, sizeof got, NULL);
+    float *d_row = to_device(row, sizeof row);
+    int32_t *d_target = to_device(&target, sizeof target);
+    struct token_logprob *d_got = to_device(NULL, sizeof got);
     const struct head_args head = {d_row, d_target, 1, 5, 1};
-    device_ops(dev)->top_logprobs(dev, d_got, 5, &head);
-    take(dev, got, d_got, sizeof got);
+    ops->top_logprobs(dev, d_got, 5, &head);
+    from_device(got, d_got, sizeof got);
     assert_int_equal(got[0].rank, 4);
     for (int j = 0; j < 5; j++) assert_int_equal(got[1 + j].token, order[j]);
-    device_release(dev, d_row);
-    device_release(dev, d_target);
 }
 
 // ---- adjust_logits -----------------------------------------------------------------------------
@@ -190,26 +156,24 @@ static void make_adjustment(struct adjustment *a)
 }
 
 // The logits after `adjust_logits`, and after it was undone.
-static void run_adjustment(struct device *dev, const struct adjustment *a,
+static void run_adjustment(struct device *on, const struct adjustment *a,
                            float ret_adjusted[ROWS * VOCAB], float ret_undone[ROWS * VOCAB])
 {
-    const struct ops *ops = device_ops(dev);
-    float *logits = on_device(dev, sizeof a->logits, a->logits);
-    float *saved = on_device(dev, ENTRIES * sizeof *saved, NULL);
-    struct logit_row *rows = on_device(dev, sizeof a->rows, a->rows);
-    struct logit_entry *entries = on_device(dev, sizeof a->entries, a->entries);
+    op_use(on, DT_F32);
+    float *logits = to_device(a->logits, sizeof a->logits);
+    float *saved = to_device(NULL, ENTRIES * sizeof *saved);
+    struct logit_row *rows = to_device(a->rows, sizeof a->rows);
+    struct logit_entry *entries = to_device(a->entries, sizeof a->entries);
     ops->adjust_logits(dev, logits, saved, rows, entries, ADJUSTED, VOCAB, false);
     device_copy_out(dev, ret_adjusted, logits, sizeof a->logits);
     assert_ok(device_sync(dev));
     ops->adjust_logits(dev, logits, saved, rows, entries, ADJUSTED, VOCAB, true);
-    take(dev, ret_undone, logits, sizeof a->logits);
-    device_release(dev, saved);
-    device_release(dev, rows);
-    device_release(dev, entries);
+    from_device(ret_undone, logits, sizeof a->logits);
 }
 
-static void adjustments(struct device *dev)
+ON_EACH_DEVICE(adjustments)
 {
+    struct device *const on = dev;
     static struct adjustment a;
     static float got[ROWS * VOCAB], undone[ROWS * VOCAB], on_cpu[ROWS * VOCAB];
     static double want[ROWS * VOCAB];
@@ -225,7 +189,7 @@ static void adjustments(struct device *dev)
             if (a.entries[e].count) *z -= a.rows[i].presence;
         }
     run_adjustment(op_cpu, &a, on_cpu, undone);
-    run_adjustment(dev, &a, got, undone);
+    run_adjustment(on, &a, got, undone);
     int changed = 0;
     for (int i = 0; i < ROWS * VOCAB; i++) {
         assert_true(fabs(got[i] - want[i]) < 1e-5);
@@ -236,21 +200,4 @@ static void adjustments(struct device *dev)
     assert_memory_equal(undone, a.logits, sizeof undone);
 }
 
-// ---- devices -----------------------------------------------------------------------------------
-
-static void all(struct device *dev)
-{
-    tops(dev);
-    no_number_comes_last(dev);
-    adjustments(dev);
-}
-
-TEST(on_both_devices)
-{
-    on_each_device("logit rows", all);
-}
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, NULL, 0);
-}
+OP_BODIES

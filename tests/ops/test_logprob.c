@@ -18,7 +18,7 @@ static void logprob_setup(struct op_test *t)
     if (p[0] > 1) logits[p[1] + (target[1] + 1) % p[1]] = -INFINITY; // a forbidden token
 }
 
-static void logprob_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void logprob_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     const struct head_args head = {d[LP_LOGITS], d[LP_TARGET], p[0], p[1], (float)p[2] / 10};
@@ -50,8 +50,7 @@ static void logprob_reference(struct op_test *t, double **v)
     }
 }
 
-static const struct op_def op_logprob = {"logprob", logprob_setup, logprob_launch,
-                                         logprob_reference};
+OP(logprob, "logprob");
 
 // p: n vocab temperature * 10, whether with a term of the entropy
 enum { LB_DLOGITS, LB_DLOGPROB, LB_LOGITS, LB_LSE, LB_DENTROPY, LB_ENTROPY, LB_TARGET };
@@ -66,7 +65,7 @@ static void logprob_back_setup(struct op_test *t)
     float *dentropy = floats(t, "dentropy", IN, F32, p[0], 1);
     float *entropy = floats(t, "entropy", IN, F32, p[0], 1);
     int32_t *target = ints(t, "target", p[0]);
-    double *z = must(malloc((size_t)p[1] * sizeof *z));
+    double *z = op_host((size_t)p[1] * sizeof *z);
     for (int i = 0; i < p[0]; i++) {
         target[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[1]);
         for (int c = 0; c < p[1]; c++) z[c] = logits[(int64_t)i * p[1] + c];
@@ -77,11 +76,9 @@ static void logprob_back_setup(struct op_test *t)
     }
     if (p[0] > 2) dlogprob[2] = 0; // a masked token
     if (p[0] > 3) dentropy[3] = 0;
-    free(z);
 }
 
-static void logprob_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
-                                void **d)
+static void logprob_back_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     const struct head_args head = {d[LB_LOGITS], d[LB_TARGET], p[0], p[1], (float)p[2] / 10};
@@ -89,7 +86,7 @@ static void logprob_back_launch(struct op_test *t, struct device *dev, const str
                                      .lse = d[LB_LSE],
                                      .dentropy = p[3] ? d[LB_DENTROPY] : NULL,
                                      .entropy = d[LB_ENTROPY]};
-    ops->logprob_back(dev, d[LB_DLOGITS], &grads, &head, t->dt);
+    ops->logprob_back(dev, d[LB_DLOGITS], &grads, &head, dt);
 }
 
 static double logprob_loss(struct op_test *t, double **v)
@@ -106,13 +103,7 @@ static double logprob_loss(struct op_test *t, double **v)
     return loss;
 }
 
-static void logprob_back_reference(struct op_test *t, double **v)
-{
-    differentiate(t, v, LB_DLOGITS, LB_LOGITS, false, logprob_loss);
-}
-
-static const struct op_def op_logprob_back = {"logprob_back", logprob_back_setup,
-                                              logprob_back_launch, logprob_back_reference};
+OP_BACK(logprob_back, "logprob_back", logprob_loss);
 
 // p: n vocab teacher_vocab temperature * 10, whether without gradient
 enum { DI_KL, DI_OVERLAP, DI_DSTUDENT, DI_STUDENT, DI_TEACHER };
@@ -136,12 +127,12 @@ static void distill_setup(struct op_test *t)
     if (p[0] > 1) teacher[p[2] + 3] = -INFINITY; // a forbidden token
 }
 
-static void distill_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void distill_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     const struct distill_args args = {d[DI_STUDENT], d[DI_TEACHER],    p[0],         p[1],
                                       p[2],          (float)p[3] / 10, distill_scale};
-    ops->distill(dev, d[DI_KL], d[DI_OVERLAP], p[4] ? NULL : d[DI_DSTUDENT], &args, t->dt);
+    ops->distill(dev, d[DI_KL], d[DI_OVERLAP], p[4] ? NULL : d[DI_DSTUDENT], &args, dt);
 }
 
 static double divergence(const double *p, double p_lse, const double *q, double q_lse, int n,
@@ -179,8 +170,7 @@ static void distill_reference(struct op_test *t, double **v)
     distill_loss(t, v); // leaves the values at the inputs themselves
 }
 
-static const struct op_def op_distill = {"distill", distill_setup, distill_launch,
-                                         distill_reference};
+OP(distill, "distill");
 
 static const struct op_case cases[] = {
     {&op_logprob, "n4 vocab11", {4, 11, 10}, false},

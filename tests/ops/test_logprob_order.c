@@ -2,21 +2,9 @@
  * that training computes for it (logprob), and of the one in a list of the likeliest
  * (top_logprobs), at any temperature and size of vocabulary, filtered or not. On each device. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/rng.h"
-#include "kernels/ops.h"
-#include "tests/support/support.h"
+#include "tests/support/op_table.h"
 
 enum { ROWS = 40 };
-
-static struct device *dev;
-static const struct ops *ops;
-
-static void *take(size_t bytes)
-{
-    void *p = NULL;
-    assert_ok(device_alloc(dev, bytes, &p));
-    return p;
-}
 
 // Some logits far above the others, some -inf.
 static float *take_logits(int vocab)
@@ -24,26 +12,24 @@ static float *take_logits(int vocab)
     const size_t n = (size_t)ROWS * (size_t)vocab;
     struct rng rng;
     rng_init(&rng, (uint64_t)vocab, 1);
-    float *host = malloc(n * sizeof *host), *logits = take(n * sizeof *logits);
-    assert_non_null(host);
+    float *host = op_host(n * sizeof *host);
     for (size_t i = 0; i < n; i++) {
         const uint32_t kind = rng_below(&rng, 100);
         host[i] = kind == 0 ? -INFINITY : rng_normal(&rng) * (kind == 1 ? 6 : 2);
     }
-    device_copy_in(dev, logits, host, n * sizeof *host);
-    assert_ok(device_sync(dev));
-    free(host);
-    return logits;
+    return to_device(host, n * sizeof *host);
 }
 
 static void check(int vocab, float temperature, float top_p)
 {
-    struct sample_params host_params[ROWS], *params = take(sizeof host_params);
-    struct sample_result host_results[ROWS], *results = take(sizeof host_results);
-    struct token_logprob host_top[ROWS], *top = take(sizeof host_top);
-    float host_logprobs[ROWS], *logprobs = take(sizeof host_logprobs);
-    float *lse = take(sizeof host_logprobs), *entropy = take(sizeof host_logprobs);
-    int32_t host_tokens[ROWS], *tokens = take(sizeof host_tokens);
+    const size_t mark = op_mark();
+    struct sample_params host_params[ROWS], *params = to_device(NULL, sizeof host_params);
+    struct sample_result host_results[ROWS], *results = to_device(NULL, sizeof host_results);
+    struct token_logprob host_top[ROWS], *top = to_device(NULL, sizeof host_top);
+    float host_logprobs[ROWS], *logprobs = to_device(NULL, sizeof host_logprobs);
+    float *lse = to_device(NULL, sizeof host_logprobs),
+          *entropy = to_device(NULL, sizeof host_logprobs);
+    int32_t host_tokens[ROWS], *tokens = to_device(NULL, sizeof host_tokens);
     float *logits = take_logits(vocab);
     for (int i = 0; i < ROWS; i++)
         host_params[i] = (struct sample_params){
@@ -72,29 +58,18 @@ static void check(int vocab, float temperature, float top_p)
                      device_spec(dev), vocab, (double)temperature, i, (double)want,
                      (double)host_logprobs[i], (double)host_top[i].logprob);
     }
-    void *all[] = {params, results, top, logprobs, lse, entropy, tokens, logits};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_release(dev, all[i]);
+    op_release(mark);
 }
 
-static void check_device(const char *spec)
+ON_EACH_DEVICE(sampled_is_trained)
 {
     static const int vocabs[] = {37, 4096, 5003, 151936};
     static const float temperatures[] = {1, 0.7f, 1.3f};
-    if (device_open(spec, &dev) != ST_OK) {
-        printf("not on %s: %s\n", spec, status_message());
-        return;
-    }
-    ops = device_ops(dev);
     for (int v = 0; v < 4; v++)
         for (int t = 0; t < 3; t++) {
             check(vocabs[v], temperatures[t], 1);
             check(vocabs[v], temperatures[t], 0.9f);
         }
-    device_free(dev);
 }
 
-TEST(sampled_is_trained)
-{
-    check_device("cpu");
-    check_device("cuda:0");
-}
+OP_BODIES

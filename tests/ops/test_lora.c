@@ -97,14 +97,14 @@ static struct lora_args lora_args_of(const struct op_test *t, const int32_t *ada
         .max_rank = p[4],
         .rows = p[0],
         .k = p[1],
-        .dt = t->dt,
-        .out = p[7] ? DT_F32 : t->dt};
+        .dt = dt,
+        .out = p[7] ? DT_F32 : dt};
     for (int part = 0; part < p[2]; part++) l.first[part + 1] = l.first[part] + part_width(p, part);
     return l;
 }
 
 // The list of factors, in device memory; the caller's to release.
-static struct lora_factors *upload(const struct op_test *t, struct device *dev, const void *memory)
+static struct lora_factors *upload(const struct op_test *t, const void *memory)
 {
     const int *p = t->c->p;
     struct lora_factors list[MAX_FACTORS] = {{0}};
@@ -113,22 +113,21 @@ static struct lora_factors *upload(const struct op_test *t, struct device *dev, 
         const char *base = memory;
         if (!adapts(p, part, adapter)) continue;
         list[i] = (struct lora_factors){
-            .a = base + (size_t)place(p, part, adapter, false) * dtype_size(t->dt),
-            .b = base + (size_t)place(p, part, adapter, true) * dtype_size(t->dt),
+            .a = base + (size_t)place(p, part, adapter, false) * dtype_size(dt),
+            .b = base + (size_t)place(p, part, adapter, true) * dtype_size(dt),
             .rank = p[4] - adapter,
             .scale = scale_of(part, adapter)};
     }
-    return to_device(dev, list, sizeof list);
+    return to_device(list, sizeof list);
 }
 
-static void lora_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void lora_launch(struct op_test *t, void **d)
 {
     struct lora_args l = lora_args_of(t, d[3], d + 4);
-    struct lora_factors *factors = upload(t, dev, d[2]);
+    struct lora_factors *factors = upload(t, d[2]);
     l.factors = factors;
     ops->lora(dev, d[0], d[1], &l);
-    sync_or_fail(dev);
-    device_release(dev, factors);
+    sync_or_fail();
 }
 
 // What adapter `adapter` adds to column c of a part, for one row.
@@ -163,7 +162,7 @@ static void lora_reference(struct op_test *t, double **v)
             }
 }
 
-static const struct op_def op_lora = {"lora", lora_setup, lora_launch, lora_reference};
+OP(lora, "lora");
 
 static void lora_back_setup(struct op_test *t)
 {
@@ -176,19 +175,18 @@ static void lora_back_setup(struct op_test *t)
     sample_rows(t);
 }
 
-static void lora_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void lora_back_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     struct lora_grads grads[LORA_PARTS] = {{0}};
     struct lora_args l = lora_args_of(t, NULL, d + 5);
-    struct lora_factors *factors = upload(t, dev, d[4]);
+    struct lora_factors *factors = upload(t, d[4]);
     l.factors = factors;
     for (int part = 0; part < p[2]; part++)
         grads[part] = (struct lora_grads){(float *)d[1] + place(p, part, 0, false),
                                           (float *)d[1] + place(p, part, 0, true)};
     ops->lora_back(dev, d[0], grads, d[2], d[3], &l);
-    sync_or_fail(dev);
-    device_release(dev, factors);
+    sync_or_fail();
 }
 
 // sum of dy * y of the forward formula
@@ -205,14 +203,7 @@ static double lora_loss(struct op_test *t, double **v)
     return loss;
 }
 
-static void lora_back_reference(struct op_test *t, double **v)
-{
-    differentiate(t, v, 0, 3, true, lora_loss);
-    differentiate(t, v, 1, 4, true, lora_loss);
-}
-
-static const struct op_def op_lora_back = {"lora_back", lora_back_setup, lora_back_launch,
-                                           lora_back_reference};
+OP_BACK(lora_back, "lora_back", lora_loss);
 
 static const struct op_case cases[] = {
     {&op_lora, "rows 1 k5 parts 1 r2", {1, 5, 1, 1, 2, 7}, false},
@@ -246,48 +237,27 @@ static const struct op_case cases[] = {
 // ---- a row by itself ----------------------------------------------------------------------------
 enum { ALL = 150, K = 96, N = 70, RANK = 7, ADAPTERS = 2 }; // more than CUDA takes as few
 
-static void random_fill(struct rng *rng, float *x, int n)
-{
-    for (int i = 0; i < n; i++) x[i] = rng_normal(rng);
-}
-
-// x as that dtype, in device memory; the caller's to release.
-static void *upload_as(struct device *dev, const float *x, int n, enum dtype dt)
-{
-    float *plain = to_device(dev, x, (size_t)n * sizeof *x);
-    if (dt == DT_F32) return plain;
-    void *as = to_device(dev, NULL, (size_t)n * dtype_size(dt));
-    device_ops(dev)->convert(dev, as, dt, plain, DT_F32, n);
-    sync_or_fail(dev);
-    device_release(dev, plain);
-    return as;
-}
-
 // out: of y.
-static void rows_alone_in(struct device *dev, enum dtype dt, enum dtype out)
+static void rows_alone_in(enum dtype out)
 {
-    static float x[ALL * K], y[ALL * N], memory[1024 * 2 * ADAPTERS];
     static char before[ALL * N * sizeof(float)], whole[ALL * N * sizeof(float)];
     char one[N * sizeof(float)];
     const size_t row = N * dtype_size(out);
     int32_t adapter[ALL], place[ALL];
     struct rng rng;
     rng_init(&rng, 5, 0);
-    random_fill(&rng, x, ALL * K);
-    random_fill(&rng, y, ALL * N);
-    random_fill(&rng, memory, 1024 * 2 * ADAPTERS);
     for (int i = 0; i < ALL; i++) adapter[i] = (int)rng_below(&rng, ADAPTERS + 1) - 1;
     for (int i = 0; i < ALL; i++) place[i] = i;
-    char *dx = upload_as(dev, x, ALL * K, dt), *dy = upload_as(dev, y, ALL * N, out),
-         *dm = upload_as(dev, memory, 1024 * 2 * ADAPTERS, dt);
-    int32_t *da = to_device(dev, adapter, sizeof adapter);
-    int32_t *places = to_device(dev, place, sizeof place);
+    char *dx = normal_on_device(dt, ALL * K, 1, 5), *dy = normal_on_device(out, ALL * N, 1, 6),
+         *dm = normal_on_device(dt, 1024 * 2 * ADAPTERS, 1, 7);
+    int32_t *da = to_device(adapter, sizeof adapter);
+    int32_t *places = to_device(place, sizeof place);
     struct lora_factors list[ADAPTERS];
     for (size_t i = 0; i < ADAPTERS; i++)
         list[i] =
             (struct lora_factors){dm + 2048 * i * dtype_size(dt),
                                   dm + (2048 * i + 1024) * dtype_size(dt), RANK - (int)i, 0.7f};
-    struct lora_factors *factors = to_device(dev, list, sizeof list);
+    struct lora_factors *factors = to_device(list, sizeof list);
     struct lora_args l = {.factors = factors,
                           .adapter = da,
                           .n_adapters = ADAPTERS,
@@ -298,37 +268,24 @@ static void rows_alone_in(struct device *dev, enum dtype dt, enum dtype out)
                           .first = {0, N},
                           .dt = dt,
                           .out = out};
-    from_device(dev, before, dy, ALL * row);
-    device_ops(dev)->lora(dev, dy, dx, &l);
-    from_device(dev, whole, dy, ALL * row);
+    from_device(before, dy, ALL * row);
+    ops->lora(dev, dy, dx, &l);
+    from_device(whole, dy, ALL * row);
     l.rows = 1;
     for (size_t i = 0; i < ALL; i++) {
         device_copy_in(dev, dy, before + i * row, row);
         l.row = places + i;
-        device_ops(dev)->lora(dev, dy, dx + i * K * dtype_size(dt), &l);
-        from_device(dev, one, dy, row);
+        ops->lora(dev, dy, dx + i * K * dtype_size(dt), &l);
+        from_device(one, dy, row);
         assert_memory_equal(one, whole + i * row, row);
         assert_int_equal(memcmp(one, before + i * row, row) == 0, adapter[i] < 0);
     }
-    device_release(dev, dx);
-    device_release(dev, dy);
-    device_release(dev, dm);
-    device_release(dev, da);
-    device_release(dev, places);
-    device_release(dev, factors);
 }
 
-static void rows_alone(struct device *dev)
+ON_EACH_DTYPE(rows_alone)
 {
-    rows_alone_in(dev, DT_F32, DT_F32);
-    if (device_kind(dev) != DEVICE_CUDA) return;
-    rows_alone_in(dev, DT_BF16, DT_BF16);
-    rows_alone_in(dev, DT_BF16, DT_F32);
-}
-
-TEST(rows_are_alone)
-{
-    on_each_device("lora", rows_alone);
+    rows_alone_in(dt);
+    if (dt == DT_BF16) rows_alone_in(DT_F32);
 }
 
 OP_TESTS(cases)

@@ -14,13 +14,13 @@ static void matmul_setup(struct op_test *t)
     floats(t, "bias", IN, DATA, p[1], 1);
 }
 
-static void matmul_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void matmul_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .trans_a = p[3], .trans_b = p[4]};
     shape.beta = (float)p[5];
-    shape.in = t->dt;
-    shape.out = p[7] ? DT_F32 : t->dt;
+    shape.in = dt;
+    shape.out = p[7] ? DT_F32 : dt;
     ops->matmul(dev, d[0], d[1], d[2], p[6] ? d[3] : NULL, &shape);
 }
 
@@ -38,7 +38,7 @@ static void matmul_reference(struct op_test *t, double **v)
         }
 }
 
-static const struct op_def op_matmul = {"matmul", matmul_setup, matmul_launch, matmul_reference};
+OP(matmul, "matmul");
 
 static const struct op_case cases[] = {
     {&op_matmul, "m1 n7 k5 NT", {1, 7, 5, 0, 1, 0, 0, 0}, false},
@@ -65,7 +65,7 @@ static const struct op_case cases[] = {
 };
 
 /* A row of activations times a weight, alone and among others: on the CPU the same bits. */
-static void matmul_rows(struct device *dev)
+ON_EACH_DEVICE(matmul_rows)
 {
     enum { M = 37, N = 70, K = 1100 };
     struct rng rng;
@@ -74,20 +74,20 @@ static void matmul_rows(struct device *dev)
     for (int i = 0; i < M * K; i++) a[i] = rng_normal(&rng);
     for (int i = 0; i < N * K; i++) b[i] = rng_normal(&rng);
     for (int i = 0; i < N; i++) bias[i] = rng_normal(&rng);
-    float *d_a = to_device(dev, a, sizeof a), *d_b = to_device(dev, b, sizeof b);
-    float *d_bias = to_device(dev, bias, sizeof bias), *d_c = to_device(dev, NULL, sizeof together);
+    float *d_a = to_device(a, sizeof a), *d_b = to_device(b, sizeof b);
+    float *d_bias = to_device(bias, sizeof bias), *d_c = to_device(NULL, sizeof together);
     double worst = 0;
-    device_ops(dev)->matmul(dev, d_c, d_a, d_b, d_bias,
-                            &(struct matmul){.m = M, .n = N, .k = K, .trans_b = true});
-    from_device(dev, together, d_c, sizeof together);
+    ops->matmul(dev, d_c, d_a, d_b, d_bias,
+                &(struct matmul){.m = M, .n = N, .k = K, .trans_b = true});
+    from_device(together, d_c, sizeof together);
     for (int rows = 1; rows <= 12; rows += rows < 4 ? 1 : 4) {
         device_fill(dev, d_c, 0xFF, sizeof together);
         for (int i = 0; i < M; i += rows) {
             int m = M - i < rows ? M - i : rows;
-            device_ops(dev)->matmul(dev, d_c + i * N, d_a + i * K, d_b, d_bias,
-                                    &(struct matmul){.m = m, .n = N, .k = K, .trans_b = true});
+            ops->matmul(dev, d_c + i * N, d_a + i * K, d_b, d_bias,
+                        &(struct matmul){.m = m, .n = N, .k = K, .trans_b = true});
         }
-        from_device(dev, alone, d_c, sizeof alone);
+        from_device(alone, d_c, sizeof alone);
         for (int i = 0; i < M * N; i++) {
             assert_true(isfinite(alone[i]));
             worst = fmax(worst, fabs((double)together[i] - alone[i]) / sqrt(K));
@@ -95,15 +95,6 @@ static void matmul_rows(struct device *dev)
     }
     printf("matmul: rows alone and together differ by %.2g on %s\n", worst, device_spec(dev));
     assert_true(worst <= (device_kind(dev) == DEVICE_CPU ? 0 : 1e-5));
-    device_release(dev, d_a);
-    device_release(dev, d_b);
-    device_release(dev, d_bias);
-    device_release(dev, d_c);
-}
-
-TEST(test_matmul_rows)
-{
-    on_each_device("matmul rows", matmul_rows);
 }
 
 OP_TESTS(cases)

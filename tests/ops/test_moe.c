@@ -145,7 +145,7 @@ static void route_setup(struct op_test *t)
     routing_arrays(t, p[0], p[1], p[2], (enum logits)p[3]);
 }
 
-static void route_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void route_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     struct moe_routing routing = routing_of(d);
@@ -158,8 +158,8 @@ static void routing_reference(struct op_test *t, double **v, enum router router)
 {
     const int *p = t->c->p, n_experts = p[1], top_k = p[2], n = p[0] * top_k;
     const struct moe_shape shape = moe_shape_of(p[0], n_experts, top_k, router);
-    int32_t *expert = must(malloc((size_t)n * sizeof *expert));
-    int32_t *place = must(malloc((size_t)n * sizeof *place));
+    int32_t *expert = op_host((size_t)n * sizeof *expert);
+    int32_t *place = op_host((size_t)n * sizeof *place);
     for (int i = 0; i < p[0]; i++)
         choose(expert + i * top_k, t->a[RT_WEIGHT].expect + i * top_k,
                v[RT_LOGITS] + (int64_t)i * n_experts, has_bias(router) ? v[RT_BIAS] : NULL, &shape);
@@ -174,8 +174,6 @@ static void routing_reference(struct op_test *t, double **v, enum router router)
         for (int a = 0; a < n; a++) lower += expert[a] < e;
         t->a[RT_OFFSETS].expect[e] = lower;
     }
-    free(expert);
-    free(place);
 }
 
 static void route_reference(struct op_test *t, double **v)
@@ -183,7 +181,7 @@ static void route_reference(struct op_test *t, double **v)
     routing_reference(t, v, (enum router)t->c->p[4]);
 }
 
-static const struct op_def op_route = {"moe_route", route_setup, route_launch, route_reference};
+OP(route, "moe_route");
 
 // moe_combine: p: rows top_k width weighted add
 
@@ -203,12 +201,12 @@ static void combine_setup(struct op_test *t)
     }
 }
 
-static void combine_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void combine_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     struct moe_shape shape = moe_shape_of(p[0], 8, p[1], MIXTRAL);
     shape.width = p[2];
-    shape.dt = t->dt;
+    shape.dt = dt;
     ops->moe_combine(dev, d[CB_Y], d[CB_X], d[CB_PLACE], p[3] ? d[CB_WEIGHT] : NULL, &shape, p[4]);
 }
 
@@ -225,8 +223,7 @@ static void combine_reference(struct op_test *t, double **v)
         }
 }
 
-static const struct op_def op_combine = {"moe_combine", combine_setup, combine_launch,
-                                         combine_reference};
+OP(combine, "moe_combine");
 
 /* moe_combine_back and moe_route_back, chained as in a backward pass. p: rows n_experts top_k
  * pattern width router. The loss is the sum of dy * combine(x) under the weights of the logits;
@@ -245,13 +242,13 @@ static void moe_back_setup(struct op_test *t)
     floats(t, "x", IN, DATA, (int64_t)n * p[4], 1);
 }
 
-static void moe_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void moe_back_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     struct moe_shape shape = moe_shape_of(p[0], p[1], p[2], (enum router)p[5]);
     struct moe_routing routing = routing_of(d);
     shape.width = p[4];
-    shape.dt = t->dt;
+    shape.dt = dt;
     ops->moe_route(dev, &routing, d[RT_LOGITS], has_bias((enum router)p[5]) ? d[RT_BIAS] : NULL,
                    &shape);
     ops->moe_combine_back(dev, d[MB_DX], d[MB_DWEIGHT], d[MB_DY], d[MB_X], &routing, &shape);
@@ -293,8 +290,8 @@ static void moe_back_reference(struct op_test *t, double **v)
 {
     const int *p = t->c->p, n = p[0] * p[2];
     routing_reference(t, v, (enum router)p[5]);
-    v[RT_EXPERT] = must(malloc((size_t)n * sizeof(double)));
-    v[RT_PLACE] = must(malloc((size_t)n * sizeof(double)));
+    v[RT_EXPERT] = op_host((size_t)n * sizeof(double));
+    v[RT_PLACE] = op_host((size_t)n * sizeof(double));
     for (int a = 0; a < n; a++) {
         v[RT_EXPERT][a] = t->a[RT_EXPERT].expect[a];
         v[RT_PLACE][a] = t->a[RT_PLACE].expect[a];
@@ -305,8 +302,7 @@ static void moe_back_reference(struct op_test *t, double **v)
     differentiate(t, v, MB_DWEIGHT, RT_WEIGHT, false, weight_loss);
 }
 
-static const struct op_def op_moe_back = {"moe_back", moe_back_setup, moe_back_launch,
-                                          moe_back_reference};
+OP(moe_back, "moe_back");
 
 // moe_balance: p: rows n_experts top_k pattern of the logits. moe_balance_back: rows n_experts.
 
@@ -332,7 +328,7 @@ static void balance_setup(struct op_test *t)
     uneven_offsets(t, ints(t, "offsets", p[1] + 1), p[0] * p[2], p[1]);
 }
 
-static void balance_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void balance_launch(struct op_test *t, void **d)
 {
     const struct moe_shape shape = moe_shape_of(t->c->p[0], t->c->p[1], t->c->p[2], MIXTRAL);
     const struct moe_routing routing = {.offsets = d[BC_OFFSETS]};
@@ -350,8 +346,7 @@ static void balance_reference(struct op_test *t, double **v)
         t->a[BC_COUNTS].expect[e] = v[BC_COUNTS][e] + offsets[e + 1] - offsets[e];
 }
 
-static const struct op_def op_balance = {"moe_balance", balance_setup, balance_launch,
-                                         balance_reference};
+OP(balance, "moe_balance");
 
 enum { LB_DLOGITS, LB_LOGITS, LB_COUNTS };
 #define BALANCE_SCALE 0.3f
@@ -364,11 +359,10 @@ static void balance_back_setup(struct op_test *t)
     floats(t, "counts", IN, F32, p[1], 5);
 }
 
-static void balance_back_launch(struct op_test *t, struct device *dev, const struct ops *ops,
-                                void **d)
+static void balance_back_launch(struct op_test *t, void **d)
 {
     struct moe_shape shape = moe_shape_of(t->c->p[0], t->c->p[1], 1, MIXTRAL);
-    shape.dt = t->dt;
+    shape.dt = dt;
     ops->moe_balance_back(dev, d[LB_DLOGITS], d[LB_LOGITS], d[LB_COUNTS], &shape, BALANCE_SCALE);
 }
 
@@ -383,13 +377,7 @@ static double balance_loss(struct op_test *t, double **v)
     return loss;
 }
 
-static void balance_back_reference(struct op_test *t, double **v)
-{
-    differentiate(t, v, LB_DLOGITS, LB_LOGITS, true, balance_loss);
-}
-
-static const struct op_def op_balance_back = {"moe_balance_back", balance_back_setup,
-                                              balance_back_launch, balance_back_reference};
+OP_BACK(balance_back, "moe_balance_back", balance_loss);
 
 static const struct op_case cases[] = {
     {&op_balance, "1 row, 1 of 3", {1, 3, 1, ANY}, false},
@@ -449,7 +437,7 @@ static const struct op_case cases[] = {
 
 /* A token through a mixture of experts, alone and among others: on the CPU the same bits. NaN
  * logits still choose experts, and show in the weights. */
-static void moe_rows(struct device *dev)
+ON_EACH_DEVICE(moe_rows)
 {
     enum { ROWS = 41, EXPERTS = 6, TOP = 3, WIDTH = 70, INNER = 600, A = ROWS * TOP };
     struct rng rng;
@@ -460,15 +448,13 @@ static void moe_rows(struct device *dev)
     for (int i = 0; i < ROWS * WIDTH; i++) x[i] = rng_normal(&rng);
     for (int i = 0; i < EXPERTS * INNER * WIDTH; i++) w[i] = rng_normal(&rng);
     for (int i = 0; i < ROWS * EXPERTS; i++) logits[i] = rng_normal(&rng);
-    const struct ops *ops = device_ops(dev);
-    float *d_x = to_device(dev, x, sizeof x), *d_w = to_device(dev, w, sizeof w);
-    float *d_logits = to_device(dev, logits, sizeof logits);
-    float *d_in = to_device(dev, NULL, A * WIDTH * sizeof *d_in);
-    float *d_out = to_device(dev, NULL, A * INNER * sizeof *d_out);
-    float *d_y = to_device(dev, NULL, sizeof together);
-    struct moe_routing r = {to_device(dev, NULL, A * 4), to_device(dev, NULL, A * 4),
-                            to_device(dev, NULL, A * 4), to_device(dev, NULL, A * 4),
-                            to_device(dev, NULL, (EXPERTS + 1) * 4)};
+    float *d_x = to_device(x, sizeof x), *d_w = to_device(w, sizeof w);
+    float *d_logits = to_device(logits, sizeof logits);
+    float *d_in = to_device(NULL, A * WIDTH * sizeof *d_in);
+    float *d_out = to_device(NULL, A * INNER * sizeof *d_out);
+    float *d_y = to_device(NULL, sizeof together);
+    struct moe_routing r = {to_device(NULL, A * 4), to_device(NULL, A * 4), to_device(NULL, A * 4),
+                            to_device(NULL, A * 4), to_device(NULL, (EXPERTS + 1) * 4)};
     double worst = 0;
     for (int rows = ROWS; rows >= 1; rows = rows == ROWS ? 7 : rows == 7 ? 1 : 0) {
         device_fill(dev, d_y, 0xFF, sizeof together);
@@ -484,7 +470,7 @@ static void moe_rows(struct device *dev)
                                 &(struct matmul){.m = n, .n = INNER, .k = WIDTH, .trans_b = true});
             ops->moe_combine(dev, d_y + i * INNER, d_out, r.place, r.weight, &shape, false);
         }
-        from_device(dev, rows == ROWS ? together : alone, d_y, sizeof together);
+        from_device(rows == ROWS ? together : alone, d_y, sizeof together);
         for (int i = 0; rows < ROWS && i < ROWS * INNER; i++) {
             assert_true(isfinite(alone[i]));
             worst = fmax(worst, fabs((double)together[i] - alone[i]) / sqrt(WIDTH));
@@ -498,21 +484,13 @@ static void moe_rows(struct device *dev)
     device_copy_in(dev, d_logits, logits, sizeof logits);
     const struct moe_shape shape = moe_shape_of(ROWS, EXPERTS, TOP, MIXTRAL);
     ops->moe_route(dev, &r, d_logits, NULL, &shape);
-    from_device(dev, expert, r.expert, sizeof expert);
-    from_device(dev, weight, r.weight, sizeof weight);
+    from_device(expert, r.expert, sizeof expert);
+    from_device(weight, r.weight, sizeof weight);
     for (int i = 0; i < A; i++) {
         assert_true(expert[i] >= 0 && expert[i] < EXPERTS);
         assert_true(isnan(weight[i]) == (i < 2 * TOP));
     }
     assert_int_equal(expert[TOP], 4);
-    void *all[] = {d_x,      d_w,   d_logits, d_in,    d_out,    d_y,
-                   r.expert, r.row, r.weight, r.place, r.offsets};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
-}
-
-TEST(test_moe_rows)
-{
-    on_each_device("moe rows", moe_rows);
 }
 
 OP_TESTS(cases)

@@ -57,10 +57,10 @@ static void norm_setup(struct op_test *t)
     floats(t, "b", IN, DATA, s.width, 1);
 }
 
-static void norm_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void norm_launch(struct op_test *t, void **d)
 {
     struct norm_shape s = norm_shape_of(t->c->p);
-    s.dt = t->dt;
+    s.dt = dt;
     const struct norm_args args = {t->c->p[7] ? d[0] : d[3], d[4], t->c->p[4] ? d[5] : NULL, d[1],
                                    s.kind == NORM_LAYER ? d[2] : NULL};
     ops->norm(dev, d[0], &args, &s);
@@ -73,7 +73,7 @@ static void norm_reference(struct op_test *t, double **v)
                  t->c->p[4] ? v[5] : NULL);
 }
 
-static const struct op_def op_norm = {"norm", norm_setup, norm_launch, norm_reference};
+OP(norm, "norm");
 
 enum { NB_DX, NB_DW, NB_DB, NB_DY, NB_X, NB_W, NB_B, NB_RSTD, NB_MEAN };
 
@@ -91,8 +91,8 @@ static void norm_back_setup(struct op_test *t)
     floats(t, "b", IN, DATA, s.width, 1);
     float *rstd = floats(t, "rstd", IN, F32, s.rows, 1);
     float *mean = floats(t, "mean", IN, F32, s.rows, 1);
-    double *xd = must(malloc((size_t)n * 8)), *wd = must(malloc((size_t)s.width * 8));
-    double *y = must(malloc((size_t)n * 8)), *r = must(malloc((size_t)s.rows * 16));
+    double *xd = op_host((size_t)n * 8), *wd = op_host((size_t)s.width * 8);
+    double *y = op_host((size_t)n * 8), *r = op_host((size_t)s.rows * 16);
     for (int64_t i = 0; i < n; i++) xd[i] = x[i];
     for (int i = 0; i < s.width; i++) wd[i] = w[i];
     norm_formula(&s, y, r, r + s.rows, xd, wd, NULL);
@@ -100,19 +100,15 @@ static void norm_back_setup(struct op_test *t)
         rstd[i] = (float)r[i];
         mean[i] = (float)r[s.rows + i];
     }
-    free(xd);
-    free(wd);
-    free(y);
-    free(r);
 }
 
-static void norm_back_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void norm_back_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
     struct norm_shape s = norm_shape_of(p);
     const struct norm_args args = {d[NB_X], d[NB_W], NULL, d[NB_RSTD],
                                    s.kind == NORM_LAYER ? d[NB_MEAN] : NULL};
-    s.dt = t->dt;
+    s.dt = dt;
     ops->norm_back(dev, d[NB_DX], d[NB_DW], p[4] ? d[NB_DB] : NULL, p[7] ? d[NB_DX] : d[NB_DY],
                    &args, &s, p[6]);
 }
@@ -121,11 +117,10 @@ static double norm_loss(struct op_test *t, double **v)
 {
     struct norm_shape s = norm_shape_of(t->c->p);
     const double *dy = v[t->c->p[7] ? NB_DX : NB_DY];
-    double *y = must(malloc((size_t)t->a[NB_X].n * 8)), loss = 0;
+    double *y = op_host((size_t)t->a[NB_X].n * 8), loss = 0;
     norm_formula(&s, y, NULL, NULL, v[NB_X], v[NB_W], t->c->p[4] ? v[NB_B] : NULL);
     for (int r = 0; r < s.rows; r++)
         for (int c = 0; c < s.width; c++) loss += dy[norm_at(&s, r) + c] * y[norm_at(&s, r) + c];
-    free(y);
     return loss;
 }
 
@@ -140,8 +135,7 @@ static void norm_back_reference(struct op_test *t, double **v)
     if (p[4]) differentiate(t, v, NB_DB, NB_B, true, norm_loss);
 }
 
-static const struct op_def op_norm_back = {"norm_back", norm_back_setup, norm_back_launch,
-                                           norm_back_reference};
+OP(norm_back, "norm_back");
 
 static const struct op_case cases[] = {
     {&op_norm, "rms 5 x 7", {NORM_RMS, 5, 7, 1, 0, 0, 0, 0}, false},

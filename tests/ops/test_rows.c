@@ -26,10 +26,10 @@ static void gather_setup(struct op_test *t)
     for (int i = 0; i < p[0]; i++) index[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[2]);
 }
 
-static void gather_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void gather_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
-    const struct gather_args args = {d[2], p[0], p[1], 1.5f, t->dt, p[3], p[4]};
+    const struct gather_args args = {d[2], p[0], p[1], 1.5f, dt, p[3], p[4]};
     ops->gather_rows(dev, d[0], d[1], &args);
 }
 
@@ -43,8 +43,7 @@ static void gather_reference(struct op_test *t, double **v)
     }
 }
 
-static const struct op_def op_gather = {"gather_rows", gather_setup, gather_launch,
-                                        gather_reference};
+OP(gather, "gather_rows");
 
 static const int32_t *sort_index;
 
@@ -69,10 +68,10 @@ static void scatter_setup(struct op_test *t)
     qsort(order, (size_t)p[0], sizeof *order, by_index);
 }
 
-static void scatter_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void scatter_launch(struct op_test *t, void **d)
 {
     const int *p = t->c->p;
-    const struct scatter_args args = {d[2], d[3], p[0], p[1], 0.5f, t->dt, DT_F32, p[3], p[4]};
+    const struct scatter_args args = {d[2], d[3], p[0], p[1], 0.5f, dt, DT_F32, p[3], p[4]};
     ops->scatter_add_rows(dev, d[0], d[1], &args);
 }
 
@@ -88,8 +87,7 @@ static void scatter_reference(struct op_test *t, double **v)
     }
 }
 
-static const struct op_def op_scatter = {"scatter_add_rows", scatter_setup, scatter_launch,
-                                         scatter_reference};
+OP(scatter, "scatter_add_rows");
 
 // add: p: n.  column_sum: p: rows cols
 
@@ -99,9 +97,9 @@ static void add_setup(struct op_test *t)
     floats(t, "x", IN, DATA, t->c->p[0], 1);
 }
 
-static void add_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void add_launch(struct op_test *t, void **d)
 {
-    ops->add(dev, d[0], d[1], t->c->p[0], t->dt);
+    ops->add(dev, d[0], d[1], t->c->p[0], dt);
 }
 
 static void add_reference(struct op_test *t, double **v)
@@ -109,7 +107,7 @@ static void add_reference(struct op_test *t, double **v)
     for (int i = 0; i < t->c->p[0]; i++) t->a[0].expect[i] = v[0][i] + v[1][i];
 }
 
-static const struct op_def op_add = {"add", add_setup, add_launch, add_reference};
+OP(add, "add");
 
 static void column_setup(struct op_test *t)
 {
@@ -117,9 +115,9 @@ static void column_setup(struct op_test *t)
     floats(t, "x", IN, DATA, (int64_t)t->c->p[0] * t->c->p[1], 1);
 }
 
-static void column_launch(struct op_test *t, struct device *dev, const struct ops *ops, void **d)
+static void column_launch(struct op_test *t, void **d)
 {
-    ops->column_sum(dev, d[0], d[1], t->c->p[0], t->c->p[1], t->dt);
+    ops->column_sum(dev, d[0], d[1], t->c->p[0], t->c->p[1], dt);
 }
 
 static void column_reference(struct op_test *t, double **v)
@@ -132,8 +130,7 @@ static void column_reference(struct op_test *t, double **v)
     }
 }
 
-static const struct op_def op_column = {"column_sum", column_setup, column_launch,
-                                        column_reference};
+OP(column, "column_sum");
 
 static const struct op_case cases[] = {
     {&op_gather, "n9 width33 of 20", {9, 33, 20}, false},
@@ -152,18 +149,18 @@ static const struct op_case cases[] = {
     {&op_column, "1 x 2048", {1, 2048}, false},
 };
 
-static void checksum_regions(struct device *dev)
+ON_EACH_DEVICE(checksum_regions)
 {
     enum { BYTES = 1 << 20, REGIONS = 5 };
-    unsigned char *host = must(malloc(BYTES));
+    unsigned char *host = op_host(BYTES);
     struct rng rng;
     rng_init(&rng, 8, 0);
     for (int i = 0; i < BYTES; i++) host[i] = (unsigned char)rng_u32(&rng);
     const uint64_t offset[REGIONS] = {0, 256, 4096, 512, 65536};
     const uint64_t bytes[REGIONS] = {4, 7, 65536, 0, BYTES - 65536 - 1};
     uint64_t sums[REGIONS], changed[REGIONS];
-    void *d = to_device(dev, host, BYTES);
-    device_ops(dev)->checksum(dev, sums, d, offset, bytes, REGIONS);
+    void *d = to_device(host, BYTES);
+    ops->checksum(dev, sums, d, offset, bytes, REGIONS);
     for (int r = 0; r < REGIONS; r++) {
         uint64_t want = 0;
         for (uint64_t j = 0; j * 4 < bytes[r]; j++) {
@@ -180,31 +177,24 @@ static void checksum_regions(struct device *dev)
     // two swapped words change it
     memcpy(host + BYTES - 16, host + 65536, 4);
     device_copy_in(dev, d, host, BYTES);
-    device_ops(dev)->checksum(dev, changed, d, offset, bytes, REGIONS);
+    ops->checksum(dev, changed, d, offset, bytes, REGIONS);
     assert_true(changed[4] != sums[4]);
     assert_true(changed[2] == sums[2]);
-    device_release(dev, d);
-    free(host);
 }
 
-TEST(test_checksum)
-{
-    on_each_device("checksum", checksum_regions);
-}
-
-static void convert_all(struct device *dev)
+ON_EACH_DEVICE(convert_all)
 {
     enum { N = 70001 };
     static const enum dtype from[] = {DT_F32, DT_BF16, DT_F16}, to[] = {DT_F32, DT_BF16};
     struct rng rng;
     rng_init(&rng, 3, 0);
-    uint32_t *host = must(malloc(N * 4)), *got = must(malloc(N * 4));
+    uint32_t *host = op_host(N * 4), *got = op_host(N * 4);
     for (int i = 0; i < N; i++) host[i] = rng_u32(&rng) & 0xbfffbfffu; // no infinities, no NaN
     for (int a = 0; a < 3; a++)
         for (int b = 0; b < 2; b++) {
-            void *x = to_device(dev, host, N * 4), *y = to_device(dev, NULL, N * 4);
-            device_ops(dev)->convert(dev, y, to[b], x, from[a], N);
-            from_device(dev, got, y, N * 4);
+            void *x = to_device(host, N * 4), *y = to_device(NULL, N * 4);
+            ops->convert(dev, y, to[b], x, from[a], N);
+            from_device(got, y, N * 4);
             for (int i = 0; i < N; i++) {
                 float value, result;
                 if (from[a] == DT_F32)
@@ -223,47 +213,29 @@ static void convert_all(struct device *dev)
                     fail_msg("%s to %s: entry %d is %.9g, want %.9g", dtype_name(from[a]),
                              dtype_name(to[b]), i, result, value);
             }
-            device_release(dev, x);
-            device_release(dev, y);
         }
-    free(host);
-    free(got);
-}
-
-TEST(test_convert)
-{
-    on_each_device("convert", convert_all);
 }
 
 // The numbers of rng_normal(), chunk by chunk a stream further; on CUDA within the last bit.
-static void random_numbers(struct device *dev)
+ON_EACH_DEVICE(random_numbers)
 {
     enum { N = 2 * RANDOM_CHUNK + 7 };
     const uint64_t seed = 5ull << 40 | 9, stream = 3ull << 32 | 0xffffffff;
-    float *got = must(malloc(N * sizeof *got)),
-          last_bit = device_kind(dev) == DEVICE_CPU ? 0 : 2e-7f;
-    uint16_t *half = must(malloc(N * sizeof *half));
+    float *got = op_host(N * sizeof *got), last_bit = device_kind(dev) == DEVICE_CPU ? 0 : 2e-7f;
+    uint16_t *half = op_host(N * sizeof *half);
     struct rng rng;
     for (int bf16 = 0; bf16 < 2; bf16++) {
         if (!device_computes_in(dev, bf16 ? DT_BF16 : DT_F32)) continue;
-        void *d = to_device(dev, NULL, N * sizeof *got);
-        device_ops(dev)->random_normal(dev, d, N, 0.5f, seed, stream, bf16 ? DT_BF16 : DT_F32);
-        from_device(dev, bf16 ? (void *)half : got, d, N * (bf16 ? 2 : 4));
+        void *d = to_device(NULL, N * sizeof *got);
+        ops->random_normal(dev, d, N, 0.5f, seed, stream, bf16 ? DT_BF16 : DT_F32);
+        from_device(bf16 ? (void *)half : got, d, N * (bf16 ? 2 : 4));
         for (int i = 0; i < N; i++) {
             if (i % RANDOM_CHUNK == 0) rng_init(&rng, seed, stream + (uint64_t)i / RANDOM_CHUNK);
             const float want = 0.5f * rng_normal(&rng), x = bf16 ? f32_from_bf16(half[i]) : got[i];
             if (!(fabsf(x - want) <= fabsf(want) * (bf16 ? 0.00391f : last_bit)))
                 fail_msg("number %d is %.9g, want %.9g", i, x, want);
         }
-        device_release(dev, d);
     }
-    free(got);
-    free(half);
-}
-
-TEST(test_random_normal)
-{
-    on_each_device("random_normal", random_numbers);
 }
 
 OP_TESTS(cases)

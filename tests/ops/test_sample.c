@@ -4,34 +4,32 @@
 #include "tests/support/sampling.h"
 
 // drafts (n) or NULL, whose rows are of draft_logits (n, draft_vocab).
-static void verify_rows(struct device *dev, struct sample_result *result, const float *logits,
+static void verify_rows(struct sample_result *result, const float *logits,
                         const struct sample_params *params, const struct sample_draft *drafts,
                         const float *draft_logits, int n, int vocab, int draft_vocab)
 {
-    float *d_logits = to_device(dev, logits, (size_t)n * vocab * sizeof *logits);
-    struct sample_params *d_params = to_device(dev, params, (size_t)n * sizeof *params);
-    struct sample_result *d_result = to_device(dev, NULL, (size_t)n * sizeof *result);
+    float *d_logits = to_device(logits, (size_t)n * vocab * sizeof *logits);
+    struct sample_params *d_params = to_device(params, (size_t)n * sizeof *params);
+    struct sample_result *d_result = to_device(NULL, (size_t)n * sizeof *result);
     struct sample_draft *d_drafts = NULL;
     float *d_draft_logits = NULL;
     if (drafts) {
-        d_drafts = to_device(dev, drafts, (size_t)n * sizeof *drafts);
-        d_draft_logits = to_device(dev, draft_logits, (size_t)n * draft_vocab * sizeof(float));
+        d_drafts = to_device(drafts, (size_t)n * sizeof *drafts);
+        d_draft_logits = to_device(draft_logits, (size_t)n * draft_vocab * sizeof(float));
     }
     const struct sample_args args = {d_logits, d_params,       n,          vocab,
                                      d_drafts, d_draft_logits, draft_vocab};
-    device_ops(dev)->sample(dev, d_result, &args);
-    from_device(dev, result, d_result, (size_t)n * sizeof *result);
-    void *all[] = {d_logits, d_params, d_result, d_drafts, d_draft_logits};
-    for (int k = 0; k < (drafts ? 5 : 3); k++) device_release(dev, all[k]);
+    ops->sample(dev, d_result, &args);
+    from_device(result, d_result, (size_t)n * sizeof *result);
 }
 
-static void sample_rows(struct device *dev, struct sample_result *result, const float *logits,
+static void sample_rows(struct sample_result *result, const float *logits,
                         const struct sample_params *params, int n, int vocab)
 {
-    verify_rows(dev, result, logits, params, NULL, NULL, n, vocab, 0);
+    verify_rows(result, logits, params, NULL, NULL, n, vocab, 0);
 }
 
-static void sample_distribution(struct device *dev)
+ON_EACH_DEVICE(sample_distribution)
 {
     enum { VOCAB = 13, SAMPLES = 20000 };
     static const struct sample_params settings[] = {
@@ -43,16 +41,16 @@ static void sample_distribution(struct device *dev)
     // with ties at the places where filters cut
     static const float row[VOCAB] = {0.1f, 2.0f, -1.5f, 1.0f, 1.0f, 1.0f,     0.5f,
                                      3.0f, 0.5f, -4.0f, 2.0f, 0.2f, -INFINITY};
-    float *logits = must(malloc(sizeof(float) * VOCAB * SAMPLES));
-    struct sample_params *params = must(malloc(sizeof *params * SAMPLES));
-    struct sample_result *result = must(malloc(sizeof *result * SAMPLES));
+    float *logits = op_host(sizeof(float) * VOCAB * SAMPLES);
+    struct sample_params *params = op_host(sizeof *params * SAMPLES);
+    struct sample_result *result = op_host(sizeof *result * SAMPLES);
     for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
         for (int i = 0; i < SAMPLES; i++) {
             memcpy(logits + (size_t)i * VOCAB, row, sizeof row);
             params[i] = settings[k];
             params[i].position = (uint64_t)i;
         }
-        sample_rows(dev, result, logits, params, SAMPLES, VOCAB);
+        sample_rows(result, logits, params, SAMPLES, VOCAB);
         bool kept[VOCAB];
         double all, mass, chi = 0, t = settings[k].temperature;
         cut_formula(row, VOCAB, &settings[k], kept, &all, &mass);
@@ -84,21 +82,18 @@ static void sample_distribution(struct device *dev)
             fail_msg("setting %zu: chi-square %.1f over %d cells (limit %.1f)", k, chi, free_cells,
                      limit);
     }
-    free(logits);
-    free(params);
-    free(result);
 }
 
 // Every sample of a large vocabulary against the formula in double.
-static void sample_large(struct device *dev)
+ON_EACH_DEVICE(sample_large)
 {
     enum { VOCAB = 5003, ROWS = 24 };
     struct rng rng;
     rng_init(&rng, 99, 0);
-    float *logits = must(malloc(sizeof(float) * VOCAB * ROWS));
+    float *logits = op_host(sizeof(float) * VOCAB * ROWS);
     struct sample_params params[ROWS];
     struct sample_result result[ROWS];
-    bool *kept = must(malloc(VOCAB));
+    bool *kept = op_host(VOCAB);
     for (int i = 0; i < VOCAB * ROWS; i++)
         logits[i] = (i / VOCAB % 3 == 0 ? 0.1f : 4.0f) * rng_normal(&rng);
     for (int i = 0; i < ROWS; i++)
@@ -108,7 +103,7 @@ static void sample_large(struct device *dev)
                                            .top_k = i % 4 >= 2 ? 50 * (i % 4) : 0,
                                            .seed = rng_u64(&rng),
                                            .position = ((uint64_t)i << 33) + 5};
-    sample_rows(dev, result, logits, params, ROWS, VOCAB);
+    sample_rows(result, logits, params, ROWS, VOCAB);
     for (int i = 0; i < ROWS; i++) {
         const float *row = logits + (size_t)i * VOCAB;
         double all, mass, best = -INFINITY, second = -INFINITY, max = -INFINITY;
@@ -139,11 +134,9 @@ static void sample_large(struct device *dev)
                      result[i].logprob, result[i].processed_logprob, result[i].retained_mass,
                      z - log(all), z - log(mass), mass / all);
     }
-    free(logits);
-    free(kept);
 }
 
-static void sample_greedy(struct device *dev)
+ON_EACH_DEVICE(sample_greedy)
 {
     enum { VOCAB = 1001 };
     float logits[VOCAB];
@@ -151,7 +144,7 @@ static void sample_greedy(struct device *dev)
     struct sample_result result;
     for (int i = 0; i < VOCAB; i++) logits[i] = -1;
     logits[300] = logits[7] = logits[999] = 2.5f; // equal: the first wins
-    sample_rows(dev, &result, logits, &params, 1, VOCAB);
+    sample_rows(&result, logits, &params, 1, VOCAB);
     assert_int_equal(result.token, 7);
     double want = -log(3 + (VOCAB - 3) * exp(-3.5));
     assert_true(fabs(result.logprob - want) < 1e-5);
@@ -195,14 +188,14 @@ static int verify_formula(const struct verified *j, bool *ret_accepted, double *
 
 // Every verification over a large vocabulary against the rule in double; p and q overlap by a half
 // or so. Draft rows are taken in another order than the rows they are for.
-static void sample_drafts(struct device *dev, int vocab, int draft_vocab)
+static void sample_drafts(int vocab, int draft_vocab)
 {
     enum { ROWS = 48 };
     struct rng rng;
     rng_init(&rng, 77, (uint64_t)draft_vocab);
-    float *logits = must(calloc((size_t)vocab * ROWS, sizeof *logits));
-    float *draft_logits = must(calloc((size_t)draft_vocab * ROWS, sizeof *draft_logits));
-    double *p = must(calloc((size_t)vocab * 2, sizeof *p)), *q = p + vocab;
+    float *logits = op_host((size_t)vocab * ROWS * sizeof *logits);
+    float *draft_logits = op_host((size_t)draft_vocab * ROWS * sizeof *draft_logits);
+    double *p = op_host((size_t)vocab * 2 * sizeof *p), *q = p + vocab;
     struct sample_params params[ROWS], draft_params[ROWS];
     struct sample_draft drafts[ROWS];
     struct sample_result result[ROWS], plain[ROWS];
@@ -222,12 +215,12 @@ static void sample_drafts(struct device *dev, int vocab, int draft_vocab)
         draft_params[ROWS - 1 - i] = params[i];
         draft_params[ROWS - 1 - i].seed = rng_u64(&rng);
     }
-    sample_rows(dev, result, draft_logits, draft_params, ROWS, draft_vocab);
-    sample_rows(dev, plain, logits, params, ROWS, vocab);
+    sample_rows(result, draft_logits, draft_params, ROWS, draft_vocab);
+    sample_rows(plain, logits, params, ROWS, vocab);
     for (int i = 0; i < ROWS; i++)
         drafts[i] =
             (struct sample_draft){i % 8 == 7 ? -1 : result[ROWS - 1 - i].token, ROWS - 1 - i};
-    verify_rows(dev, result, logits, params, drafts, draft_logits, ROWS, vocab, draft_vocab);
+    verify_rows(result, logits, params, drafts, draft_logits, ROWS, vocab, draft_vocab);
     int n_accepted = 0, n_refused = 0;
     for (int i = 0; i < ROWS; i++) {
         const struct sample_result *r = &result[i];
@@ -264,35 +257,31 @@ static void sample_drafts(struct device *dev, int vocab, int draft_vocab)
         fail_msg("%d accepted and %d refused: too few to prove anything", n_accepted, n_refused);
     // nothing to verify: the same bits as without drafts
     for (int i = 0; i < ROWS; i++) drafts[i].token = -1;
-    verify_rows(dev, result, logits, params, drafts, draft_logits, ROWS, vocab, draft_vocab);
+    verify_rows(result, logits, params, drafts, draft_logits, ROWS, vocab, draft_vocab);
     assert_memory_equal(result, plain, sizeof result);
-    free(logits);
-    free(draft_logits);
-    free(p);
 }
 
-static void sample_drafts_odd(struct device *dev)
+ON_EACH_DEVICE(sample_drafts_odd)
 {
-    sample_drafts(dev, 5003, 5003);
-    sample_drafts(dev, 5003, 4801);
+    sample_drafts(5003, 5003);
+    sample_drafts(5003, 4801);
 }
 
-static void sample_drafts_aligned(struct device *dev)
+ON_EACH_DEVICE(sample_drafts_aligned)
 {
-    sample_drafts(dev, 8448, 8448);
-    sample_drafts(dev, 8448, 4000);
+    sample_drafts(8448, 8448);
+    sample_drafts(8448, 4000);
 }
 
 // Shapes and, where they can be read (on the CPU), drafts that make no sense are refused by name.
-static void sample_refuses(struct device *dev)
+ON_EACH_DEVICE(sample_refuses)
 {
     enum { VOCAB = 8 };
     static const struct sample_draft wrong[] = {{VOCAB - 1, 0}, {0, -1}};
     const struct sample_params params = {.temperature = 1, .top_p = 1};
-    const struct ops *ops = device_ops(dev);
-    float *logits = to_device(dev, NULL, VOCAB * sizeof *logits);
-    void *d_params = to_device(dev, &params, sizeof params), *drafts = to_device(dev, NULL, 8);
-    void *result = to_device(dev, NULL, sizeof(struct sample_result));
+    float *logits = to_device(NULL, VOCAB * sizeof *logits);
+    void *d_params = to_device(&params, sizeof params), *drafts = to_device(NULL, 8);
+    void *result = to_device(NULL, sizeof(struct sample_result));
     struct sample_args args = {logits, d_params, 1, VOCAB - 1, drafts, logits, VOCAB};
     ops->sample(dev, result, &args);
     assert_int_equal(device_sync(dev), ST_DEVICE);
@@ -309,21 +298,6 @@ static void sample_refuses(struct device *dev)
         assert_int_equal(device_sync(dev), ST_DEVICE);
         assert_non_null(strstr(status_message(), "outside the vocabulary of 7"));
     }
-    void *all[] = {logits, d_params, drafts, result};
-    for (int k = 0; k < 4; k++) device_release(dev, all[k]);
 }
 
-TEST(test_sample)
-{
-    on_each_device("sample greedy", sample_greedy);
-    on_each_device("sample filters", sample_distribution);
-    on_each_device("sample large", sample_large);
-    on_each_device("sample drafts", sample_drafts_odd);
-    on_each_device("sample drafts x4", sample_drafts_aligned);
-    on_each_device("sample refuses", sample_refuses);
-}
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, NULL, 0);
-}
+OP_BODIES

@@ -8,8 +8,6 @@
  *
  *   test_sample_drafts [--device cuda:N] */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/rng.h"
-#include "kernels/ops.h"
 #include "tests/support/sampling.h"
 #include "tests/support/op_table.h"
 
@@ -36,7 +34,6 @@ struct counts {
 
 // Device memory of one step, and its mirror here.
 struct buffers {
-    struct device *dev;
     float *logits, *draft_logits;
     struct sample_params *params;
     struct sample_draft *drafts;
@@ -54,47 +51,21 @@ struct sequence {
     uint64_t seed;
 };
 
-static void *on_device(struct device *dev, size_t bytes)
-{
-    void *p;
-    assert_ok(device_alloc(dev, bytes, &p));
-    return p;
-}
-
-static void *on_host(size_t n, size_t size)
-{
-    void *p = calloc(n, size);
-    assert_non_null(p);
-    return p;
-}
-
-static void buffers_open(struct buffers *b, struct device *dev)
+static void buffers_open(struct buffers *b)
 {
     const size_t rows = (size_t)SEQUENCES * (K + 1);
     *b = (struct buffers){
-        .dev = dev,
-        .logits = on_device(dev, rows * VOCAB * sizeof(float)),
-        .draft_logits = on_device(dev, rows * VOCAB * sizeof(float)),
-        .params = on_device(dev, rows * sizeof(struct sample_params)),
-        .drafts = on_device(dev, rows * sizeof(struct sample_draft)),
-        .results = on_device(dev, rows * sizeof(struct sample_result)),
-        .host_logits = on_host(rows * VOCAB, sizeof(float)),
-        .host_draft_logits = on_host(rows * VOCAB, sizeof(float)),
-        .host_params = on_host(rows, sizeof(struct sample_params)),
-        .host_drafts = on_host(rows, sizeof(struct sample_draft)),
-        .host_results = on_host(rows, sizeof(struct sample_result)),
+        .logits = to_device(NULL, rows * VOCAB * sizeof(float)),
+        .draft_logits = to_device(NULL, rows * VOCAB * sizeof(float)),
+        .params = to_device(NULL, rows * sizeof(struct sample_params)),
+        .drafts = to_device(NULL, rows * sizeof(struct sample_draft)),
+        .results = to_device(NULL, rows * sizeof(struct sample_result)),
+        .host_logits = op_host(rows * VOCAB * sizeof(float)),
+        .host_draft_logits = op_host(rows * VOCAB * sizeof(float)),
+        .host_params = op_host(rows * sizeof(struct sample_params)),
+        .host_drafts = op_host(rows * sizeof(struct sample_draft)),
+        .host_results = op_host(rows * sizeof(struct sample_result)),
     };
-}
-
-static void buffers_close(struct buffers *b)
-{
-    void *device[] = {b->logits, b->draft_logits, b->params, b->drafts, b->results};
-    void *host[] = {b->host_logits, b->host_draft_logits, b->host_params, b->host_drafts,
-                    b->host_results};
-    for (int i = 0; i < 5; i++) {
-        device_release(b->dev, device[i]);
-        free(host[i]);
-    }
 }
 
 // Runs `sample` over what the host arrays hold, in calls of at most 30000 rows: CUDA takes 65535,
@@ -102,11 +73,11 @@ static void buffers_close(struct buffers *b)
 static void run_sample(struct buffers *b, int n, int vocab, bool verify, int n_drafts,
                        int draft_vocab)
 {
-    device_copy_in(b->dev, b->logits, b->host_logits, (size_t)n * vocab * sizeof(float));
-    device_copy_in(b->dev, b->params, b->host_params, (size_t)n * sizeof *b->params);
+    device_copy_in(dev, b->logits, b->host_logits, (size_t)n * vocab * sizeof(float));
+    device_copy_in(dev, b->params, b->host_params, (size_t)n * sizeof *b->params);
     if (verify) {
-        device_copy_in(b->dev, b->drafts, b->host_drafts, (size_t)n * sizeof *b->drafts);
-        device_copy_in(b->dev, b->draft_logits, b->host_draft_logits,
+        device_copy_in(dev, b->drafts, b->host_drafts, (size_t)n * sizeof *b->drafts);
+        device_copy_in(dev, b->draft_logits, b->host_draft_logits,
                        (size_t)n_drafts * draft_vocab * sizeof(float));
     }
     for (int at = 0; at < n; at += 30000) {
@@ -118,10 +89,10 @@ static void run_sample(struct buffers *b, int n, int vocab, bool verify, int n_d
                                          .drafts = verify ? b->drafts + at : NULL,
                                          .draft_logits = verify ? b->draft_logits : NULL,
                                          .draft_vocab = verify ? draft_vocab : 0};
-        device_ops(b->dev)->sample(b->dev, b->results + at, &args);
+        device_ops(dev)->sample(dev, b->results + at, &args);
     }
-    device_copy_out(b->dev, b->host_results, b->results, (size_t)n * sizeof *b->results);
-    assert_ok(device_sync(b->dev));
+    device_copy_out(dev, b->host_results, b->results, (size_t)n * sizeof *b->results);
+    assert_ok(device_sync(dev));
 }
 
 static struct sample_params params_of(const struct chain *c, const struct sequence *s, int position,
@@ -245,7 +216,7 @@ static double worst_deviate(const struct chain *c, const struct counts *counts)
 static void run_chain(struct buffers *b, struct chain *c, uint64_t seed, struct counts *counts,
                       double *ret_chi, double *ret_rate)
 {
-    struct sequence *s = on_host(SEQUENCES, sizeof *s);
+    struct sequence *s = op_host(SEQUENCES * sizeof *s);
     struct rng rng;
     rng_init(&rng, seed, 1);
     for (int a = 0; a < VOCAB; a++) {
@@ -263,7 +234,6 @@ static void run_chain(struct buffers *b, struct chain *c, uint64_t seed, struct 
             if (s[i].n <= LENGTH) s[left++] = s[i];
         n = left;
     }
-    free(s);
     *ret_chi = worst_deviate(c, counts);
     *ret_rate = (counts->accepted - counts->expected) / sqrt(counts->variance);
 }
@@ -279,7 +249,7 @@ static const struct {
             {"all cuts", 0.8f, 0.1f, 4}};
 enum { N_CUTS = sizeof cuts / sizeof cuts[0] };
 
-static void chains(struct device *dev)
+ON_EACH_DEVICE(chains)
 {
     static const float temperatures[] = {0.7f, 1, 1.5f};
     static const int draft_vocabs[] = {VOCAB, VOCAB - 2};
@@ -287,7 +257,7 @@ static void chains(struct device *dev)
     struct rng rng;
     int64_t total = 0;
     int failed = 0;
-    buffers_open(&b, dev);
+    buffers_open(&b);
     rng_init(&rng, 2024, 0);
     for (int v = 0; v < 2; v++)
         for (int temperature = 0; temperature < 3; temperature++)
@@ -317,17 +287,8 @@ static void chains(struct device *dev)
                 failed += !good;
                 total += SEQUENCES;
             }
-    buffers_close(&b);
     assert_true(total >= 1000000);
     if (failed) fail_msg("%d of the settings above are not the target's distribution", failed);
 }
 
-TEST(on_both_devices)
-{
-    on_each_device("sample drafts", chains);
-}
-
-int main(int argc, char **argv)
-{
-    return op_main(argc, argv, NULL, 0);
-}
+OP_BODIES

@@ -2,10 +2,8 @@
  * that noise and acceptance are made of, near where rare events are decided; and `sample` itself at
  * positions whose random words make a rare token win, on the CPU and, where there is one, a GPU. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/rng.h"
-#include "kernels/ops.h"
+#include "tests/support/op_table.h"
 #include "tests/support/sampling.h"
-#include "tests/support/support.h"
 
 enum { VOCAB = 8, ROWS = 6, LIKELIEST = 0 };
 
@@ -64,31 +62,21 @@ TEST(open01_f64)
 
 // ---- sample -------------------------------------------------------------------------------------
 
-static void *on_device(struct device *dev, const void *host, size_t bytes)
-{
-    void *memory;
-    assert_ok(device_alloc(dev, bytes, &memory));
-    if (host) device_copy_in(dev, memory, host, bytes);
-    return memory;
-}
-
-static void sample(struct device *dev, const float *logits, const struct sample_params *params,
+static void sample(const float *logits, const struct sample_params *params,
                    const struct sample_draft *drafts, const float *draft_logits,
                    struct sample_result *ret)
 {
     const size_t bytes = ROWS * VOCAB * sizeof(float);
     void *d[5] = {
-        on_device(dev, NULL, ROWS * sizeof *ret),
-        on_device(dev, logits, bytes),
-        on_device(dev, params, ROWS * sizeof *params),
-        drafts ? on_device(dev, drafts, ROWS * sizeof *drafts) : NULL,
-        drafts ? on_device(dev, draft_logits, bytes) : NULL,
+        to_device(NULL, ROWS * sizeof *ret),
+        to_device(logits, bytes),
+        to_device(params, ROWS * sizeof *params),
+        drafts ? to_device(drafts, ROWS * sizeof *drafts) : NULL,
+        drafts ? to_device(draft_logits, bytes) : NULL,
     };
     const struct sample_args args = {d[1], d[2], ROWS, VOCAB, d[3], d[4], drafts ? VOCAB : 0};
-    device_ops(dev)->sample(dev, d[0], &args);
-    device_copy_out(dev, ret, d[0], ROWS * sizeof *ret);
-    assert_ok(device_sync(dev));
-    for (int i = 0; i < 5; i++) device_release(dev, d[i]);
+    ops->sample(dev, d[0], &args);
+    from_device(ret, d[0], ROWS * sizeof *ret);
 }
 
 static uint32_t word_of(uint64_t position, uint32_t use, int word)
@@ -106,7 +94,7 @@ static struct sample_params params_at(uint64_t position)
 
 // At positions where token 1's noise is beyond what 23 bits can give, its logit is set so that it
 // wins by 0.01, or loses by it. It is never more likely than 2^-22.
-static void rare_token(struct device *dev)
+ON_EACH_DEVICE(rare_token)
 {
     float logits[ROWS * VOCAB];
     struct sample_params params[ROWS];
@@ -121,12 +109,12 @@ static void rare_token(struct device *dev)
         for (int t = 0; t < VOCAB; t++) logits[i * VOCAB + t] = t == LIKELIEST ? 0 : -80;
         logits[i * VOCAB + 1] = (float)(-lead + (i % 2 ? -0.01 : 0.01));
     }
-    sample(dev, logits, params, NULL, NULL, result);
+    sample(logits, params, NULL, NULL, result);
     for (int i = 0; i < ROWS; i++) assert_int_equal(result[i].token, i % 2 ? LIKELIEST : 1);
 }
 
 // A draft that q is sure of and p holds for less than 2^-25: accepted where u says so.
-static void rare_draft(struct device *dev)
+ON_EACH_DEVICE(rare_draft)
 {
     float logits[ROWS * VOCAB], draft_logits[ROWS * VOCAB];
     struct sample_params params[ROWS];
@@ -146,31 +134,8 @@ static void rare_draft(struct device *dev)
         double u = acceptance_formula(&params[i]);
         logits[i * VOCAB + 1] = (float)log(u * (i % 2 ? 0.99 : 1.01));
     }
-    sample(dev, logits, params, drafts, draft_logits, result);
+    sample(logits, params, drafts, draft_logits, result);
     for (int i = 0; i < ROWS; i++) assert_int_equal(result[i].token, i % 2 ? LIKELIEST : 1);
 }
 
-static void on_each_device(void (*body)(struct device *))
-{
-    static const char *const specs[] = {"cpu", "cuda:0"};
-    for (int i = 0; i < 2; i++) {
-        struct device *dev;
-        if (device_open(specs[i], &dev) != ST_OK) {
-            assert_int_equal(i, 1);
-            printf("cpu only: %s\n", status_message());
-            continue;
-        }
-        body(dev);
-        device_free(dev);
-    }
-}
-
-TEST(rare_tokens)
-{
-    on_each_device(rare_token);
-}
-
-TEST(rare_drafts)
-{
-    on_each_device(rare_draft);
-}
+OP_BODIES

@@ -64,24 +64,18 @@ out:
 static void start_mpi(const char *mode, const char *folder, int size, const char *id)
 {
     struct test_child child = {0};
-    const char *argv[MPIRUN_WORDS + 9] = {0}, n[] = {(char)('0' + size), 0};
-    const char *const words[] = {program, "rank", mode, folder, "mpi", n, id, "cpu"};
-    memcpy(argv + mpirun_put(size, argv), words, sizeof words);
-    test_spawn(&child, test_path(folder, "log"), argv);
+    test_spawn(&child, test_path(folder, "log"),
+               JOIN(mpirun_words(size),
+                    args("%s rank %s %s mpi %d %s cpu", program, mode, folder, size, id)));
     test_wait(&child, 60000);
 }
 
 static void start_gpus(const char *mode, const char *folder, int size, const char *id)
 {
     struct test_child children[MAX_RANKS] = {0};
-    for (int r = 0; r < size; r++) {
-        char rank[16], device[24], n[16];
-        snprintf(rank, sizeof rank, "%d", r);
-        snprintf(n, sizeof n, "%d", size);
-        snprintf(device, sizeof device, "cuda:%d", r);
+    for (int r = 0; r < size; r++)
         test_spawn(&children[r], test_path(folder, "log"),
-                   OPTIONS(program, "rank", mode, folder, rank, n, id, device));
-    }
+                   args("%s rank %s %s %d %d %s cuda:%d", program, mode, folder, r, size, id, r));
     for (int r = 0; r < size; r++) test_wait(&children[r], 120000);
 }
 

@@ -14,9 +14,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#define OPTIONS_MAX 32
-#define START_MS    60000
-#define ANSWER_MS   60000
+#define START_MS  60000
+#define ANSWER_MS 60000
 
 const char *daemon_model(const char *folder, bool tokenizer, uint64_t seed)
 {
@@ -35,16 +34,12 @@ static void spawn(struct daemon *d, const char *const before[], const char *mode
     d->socket = test_path(d->folder, "s.sock");
     d->bridge = test_path(d->folder, "bridge.json");
     d->log = test_path(d->folder, "daemon.log");
-    const char *const *parts[] = {before,
-                                  OPTIONS(test_binary("cw-infer-server"), "--model", model,
-                                          "--device", test_device(), "--dtype", "f32", "--socket",
-                                          d->socket, "--bridge", d->bridge),
-                                  options};
-    const char *argv[OPTIONS_MAX + 24] = {NULL};
-    int n = 0;
-    for (int k = 0; k < 3; k++)
-        for (const char *const *word = parts[k]; word && *word; word++) argv[n++] = *word;
-    test_spawn(&d->child, d->log, argv);
+    test_spawn(
+        &d->child, d->log,
+        JOIN(before,
+             args("%s --model %s --device %s --dtype f32 --socket %s --bridge %s",
+                  test_binary("cw-infer-server"), model, test_device(), d->socket, d->bridge),
+             options));
 }
 
 void daemon_spawn(struct daemon *d, const char *model, const char *const options[])
@@ -54,15 +49,12 @@ void daemon_spawn(struct daemon *d, const char *model, const char *const options
 
 void daemon_spawn_ranks(struct daemon *d, int n, const char *model, const char *const options[])
 {
-    const char *words[MPIRUN_WORDS + 1];
-    words[mpirun_put(n, words)] = NULL;
-    setenv("OMP_NUM_THREADS", "1", 1);
-    spawn(d, words, model, options);
+    spawn(d, mpirun_words(n), model, options);
 }
 
 const char *daemon_exact_dtype(void)
 {
-    return strcmp(test_device(), "cpu") == 0 ? "f32" : "bf16";
+    return on_cpu() ? "f32" : "bf16";
 }
 
 void daemon_wait(struct daemon *d)
@@ -104,20 +96,12 @@ void daemon_kill(struct daemon *d)
     test_end(&d->child);
 }
 
-void daemon_trainer(const struct daemon *d, const char *data, const char *run_dir,
-                    const char *const options[], const char *const more[],
-                    const char *ret_argv[TRAINER_WORDS])
+const char *const *daemon_trainer(const struct daemon *d, const char *data, const char *run_dir,
+                                  const char *const options[], const char *const more[])
 {
-    const char *const *parts[] = {OPTIONS(test_binary("cw-trainer"), "train", "--bridge", d->bridge,
-                                          "--data", data, "--run-dir", run_dir),
-                                  options, more};
-    int n = 0;
-    for (int k = 0; k < 3; k++)
-        for (const char *const *word = parts[k]; word && *word; word++) {
-            assert_true(n < TRAINER_WORDS - 1);
-            ret_argv[n++] = *word;
-        }
-    ret_argv[n] = NULL;
+    return JOIN(args("%s train --bridge %s --data %s --run-dir %s", test_binary("cw-trainer"),
+                     d->bridge, data, run_dir),
+                options, more);
 }
 
 void daemon_tensor_is(struct bridge *bridge, const void *at, enum dtype dt, const void *want,
@@ -302,4 +286,61 @@ json_t *daemon_get(const char *socket_path, const char *path, int status)
     struct wire_answer a;
     daemon_request(socket_path, "GET", path, "", NULL, &a);
     return check_answer(&a, path, status);
+}
+
+void daemon_call(const struct daemon *d, const char *path, int status, const char *part,
+                 const char *format, ...)
+{
+    struct bytes body = BYTES_INIT;
+    struct wire_answer a;
+    va_list arguments;
+    va_start(arguments, format);
+    bytes_vprintf(&body, format, arguments);
+    va_end(arguments);
+    daemon_request(d->socket, "POST", path, "", bytes_text(&body), &a);
+    if (a.status != status || !strstr(bytes_text(&a.body), part))
+        fail_msg("%s %s: %d %s", path, bytes_text(&body), a.status, bytes_text(&a.body));
+    bytes_release(&body);
+}
+
+int daemon_ask(const struct daemon *d, const char *path, const char *body)
+{
+    const char *text = test_text("POST %s HTTP/1.0\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
+                                 path, strlen(body), body);
+    const int fd = daemon_connect(d->socket);
+    assert_true(fd >= 0 && daemon_send(fd, text, strlen(text)));
+    return fd;
+}
+
+json_int_t daemon_version(const struct daemon *d)
+{
+    return int_of(daemon_get(d->socket, "/health", 200), "weight_version");
+}
+
+double daemon_metric(const struct daemon *d, const char *series)
+{
+    struct wire_answer a;
+    daemon_request(d->socket, "GET", "/metrics", "", NULL, &a);
+    assert_int_equal(a.status, 200);
+    const char *line = strstr(bytes_text(&a.body), test_text("\n%s", series));
+    if (!line) fail_msg("no metric %s", series);
+    return atof(strchr(line, '}') + 1);
+}
+
+void daemon_load_adapter(const struct daemon *d, const char *name, const char *folder)
+{
+    daemon_call(d, "/v1/load_lora_adapter", 200, "added successfully",
+                "{\"lora_name\":\"%s\",\"lora_path\":\"%s\",\"load_inplace\":true}", name, folder);
+}
+
+int daemon_tcp_status(int port, const char *method, const char *path, const char *headers)
+{
+    const char *text = test_text("%s %s HTTP/1.0\r\n%s\r\n", method, path, headers);
+    struct wire_answer a = {0};
+    int fd = daemon_connect_tcp(port);
+    if (fd < 0) return 0;
+    daemon_send(fd, text, strlen(text));
+    wire_read(fd, 10000, &a);
+    close(fd);
+    return a.status;
 }

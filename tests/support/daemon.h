@@ -27,13 +27,22 @@ void daemon_spawn_ranks(struct daemon *d, int n, const char *model, const char *
 void daemon_wait(struct daemon *d); // until /health says ok
 int daemon_stop(struct daemon *d);  // SIGTERM; its exit status
 void daemon_end(struct daemon *d);  // the same; fails where it has died before or ends badly
+// Defines a test with a server `d` of that model with these options, which ends well behind it.
+#define DAEMON_TEST(name, model, options)                                                          \
+    static void in_##name(struct daemon *d);                                                       \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        struct daemon own = {0};                                                                   \
+        daemon_start(&own, model, options);                                                        \
+        in_##name(&own);                                                                           \
+        daemon_end(&own);                                                                          \
+    }                                                                                              \
+    static void in_##name(struct daemon *d)
 void daemon_kill(struct daemon *d); // for teardowns: also when it never ran
 // The command line of a cw-trainer train that trains it: `options`, then `more` (both NULL-ended;
 // more may be NULL).
-#define TRAINER_WORDS 80
-void daemon_trainer(const struct daemon *d, const char *data, const char *run_dir,
-                    const char *const options[], const char *const more[],
-                    const char *ret_argv[TRAINER_WORDS]);
+const char *const *daemon_trainer(const struct daemon *d, const char *data, const char *run_dir,
+                                  const char *const options[], const char *const more[]);
 // n elements of a mapped arena are those; f32 in bf16: rounded as by a trainer or a loader.
 void daemon_tensor_is(struct bridge *bridge, const void *at, enum dtype dt, const void *want,
                       enum dtype want_dt, size_t n);
@@ -59,6 +68,8 @@ struct wire_answer { // what it holds lives as long as the program
 int daemon_connect(const char *socket_path); // connected; -1: refused
 int daemon_connect_tcp(int port);
 bool daemon_send(int fd, const char *text, size_t len);
+// The status of a request over TCP; 0 where nobody answers in time. Headers end in \r\n.
+int daemon_tcp_status(int port, const char *method, const char *path, const char *headers);
 // Reads to the end of the connection (HTTP/1.0 answers have no other); false past ms.
 bool wire_read(int fd, int ms, struct wire_answer *ret);
 
@@ -68,5 +79,16 @@ void daemon_request(const char *socket_path, const char *method, const char *pat
 // POST; asserts the status and gives the JSON body, which lives as long as the program.
 json_t *daemon_post(const char *socket_path, const char *path, int status, const char *body);
 json_t *daemon_get(const char *socket_path, const char *path, int status);
+// POST of a text as of printf(); asserts the status, and that the answer has `part`.
+void daemon_call(const struct daemon *d, const char *path, int status, const char *part,
+                 const char *format, ...) __attribute__((format(printf, 5, 6)));
+// Sends a POST; the socket, on which its answer comes.
+int daemon_ask(const struct daemon *d, const char *path, const char *body);
+
+json_int_t daemon_version(const struct daemon *d); // of its weights
+// The first number in /metrics of the series whose name, or name and labels, are these.
+double daemon_metric(const struct daemon *d, const char *series);
+// Has it load a PEFT folder as that adapter, in place of one that there is.
+void daemon_load_adapter(const struct daemon *d, const char *name, const char *folder);
 
 #endif

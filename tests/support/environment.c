@@ -4,12 +4,11 @@
 
 const char *environment_of(const char *words)
 {
-    char self[PATH_MAX], *command;
+    char self[PATH_MAX];
     const ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(len > 0);
     self[len] = '\0';
-    assert_true(asprintf(&command, "command:'%s' play %s", self, words) > 0);
-    return test_keep(command);
+    return test_text("command:'%s' play %s", self, words);
 }
 
 json_t *environment_hear(void)

@@ -58,18 +58,11 @@ static void serve_atropos(int fd)
 
 // ---- the scene ----------------------------------------------------------------------------------
 
-static const char *formatted(const char *format, const char *a)
-{
-    char *text = NULL;
-    assert_true(asprintf(&text, format, a) > 0);
-    return text; // for the rest of the program
-}
-
 void mode_scene_start(struct mode_scene *s, struct daemon *d)
 {
-    daemon_spawn(d, s->model,
-                 OPTIONS("--draft", s->draft, "--tandem-model", s->draft, "--max-adapters", "1",
-                         "--max-context", "64"));
+    daemon_spawn(
+        d, s->model,
+        args("--draft %s --tandem-model %s --max-adapters 1 --max-context 64", s->draft, s->draft));
 }
 
 static void link_bridges(const struct mode_scene *s)
@@ -90,7 +83,7 @@ void mode_scene_open(struct mode_scene *s, int lines)
     s->model = test_path(test_root(), "tools/demo-model");
     s->draft = test_path(test_root(), "tools/demo-draft");
     s->environment = environment_of("3 whole");
-    s->server_args = formatted("--speculative off --dtype f32 --tandem-model '%s'", s->draft);
+    s->server_args = test_text("--speculative off --dtype f32 --tandem-model '%s'", s->draft);
     s->bridges = test_path(s->runs.folder, "rank-{rank}.json");
     for (int i = 0; i < lines; i++)
         bytes_printf(&data, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", 17 + 9 * (i % 9),
@@ -137,34 +130,26 @@ static const char *filled(const struct mode_scene *s, const char *word)
     return word;
 }
 
-void mode_scene_command(const struct mode_scene *s, const struct mode_run *run, const char *name,
-                        const char *const more[], const char *ret[MODE_COMMAND])
+const char *const *mode_scene_command(const struct mode_scene *s, const struct mode_run *run,
+                                      const char *name, const char *const more[])
 {
     const bool plays = run->set & MODE(ENVIRONMENT), copies = run->set & MODE(CHECKPOINT);
-    const char *const *common = OPTIONS(
-        "--reward", plays ? "environment" : "exact", "--max-steps", "3", "--prompts-per-step", "4",
-        "--num-generations", "4", "--max-completion-length", "5", "--learning-rate", "1e-4",
-        "--lr-scheduler-type", "constant", "--lora-name", "adapter", "--temperature", "1.2",
-        "--draft-learning-rate", "1e-3", "--log-completions", "--save-steps", "100");
-    int n = run->ranks > 1 ? mpirun_put(run->ranks, ret) : 0;
+    const char *const *command = JOIN(
+        run->ranks > 1 ? mpirun_words(run->ranks) : NULL,
+        args("%s train --run-dir %s", test_binary("cw-trainer"), test_path(s->runs.folder, name)),
+        run->set & MODE(ATROPOS) ? NULL : args("--data %s", s->runs.data),
+        copies ? NULL : args("--bridge %s", run->ranks > 1 ? s->bridges : s->daemons[0].bridge),
+        copies && run->ranks == 1 ? args("--device %s", test_device()) : NULL, // else the CPU
+        args("--reward %s --max-steps 3 --prompts-per-step 4 --num-generations 4 "
+             "--max-completion-length 5 --learning-rate 1e-4 --lr-scheduler-type constant "
+             "--lora-name adapter --temperature 1.2 --draft-learning-rate 1e-3 --log-completions "
+             "--save-steps 100",
+             plays ? "environment" : "exact"));
     link_bridges(s);
-    ret[n++] = test_binary("cw-trainer");
-    ret[n++] = "train";
-    ret[n++] = "--run-dir";
-    ret[n++] = test_path(s->runs.folder, name);
-    if (!(run->set & MODE(ATROPOS))) ret[n++] = "--data";
-    if (!(run->set & MODE(ATROPOS))) ret[n++] = s->runs.data;
-    if (!copies) ret[n++] = "--bridge";
-    if (!copies) ret[n++] = run->ranks > 1 ? s->bridges : s->daemons[0].bridge;
-    if (copies && run->ranks == 1) ret[n++] = "--device"; // else a rank's is the CPU
-    if (copies && run->ranks == 1) ret[n++] = test_device();
-    while (*common) ret[n++] = *common++;
     for (int m = 0; m < N_MODES; m++)
         for (int i = 0; run->set & MODE(m) && i < MODE_WORDS && modes[m].words[i]; i++)
-            ret[n++] = filled(s, modes[m].words[i]);
-    while (*more) ret[n++] = *more++;
-    ret[n] = NULL;
-    assert_true(n < MODE_COMMAND);
+            command = JOIN(command, OPTIONS(filled(s, modes[m].words[i])));
+    return JOIN(command, more);
 }
 
 void mode_scene_begin_anew(const struct mode_scene *s)
@@ -179,15 +164,12 @@ char *mode_scene_samples(const struct mode_scene *s, const char *name, int step,
     struct bytes all = BYTES_INIT;
     const json_t *samples, *sample;
     size_t i;
-    char file[64];
-    snprintf(file, sizeof file, "rollouts/step-%d.jsonl", step);
-    samples = json_of_lines_file(test_path(test_path(s->runs.folder, name), file));
+    samples =
+        json_of_lines_file(test_text("%s/%s/rollouts/step-%d.jsonl", s->runs.folder, name, step));
     json_array_foreach (samples, i, sample) {
-        const int number = (int)json_integer_value(json_object_get(sample, "line"));
-        bytes_printf(&all, "%d %s\n", number,
-                     json_string_value(json_object_get(sample, "completion")));
-        if (number <= s->lines && json_integer_value(json_object_get(sample, "sample")) == 0)
-            ret_lines[number]++;
+        const int number = (int)int_of(sample, "line");
+        bytes_printf(&all, "%d %s\n", number, text_of(sample, "completion"));
+        if (number <= s->lines && int_of(sample, "sample") == 0) ret_lines[number]++;
     }
     return all.data;
 }

@@ -26,9 +26,8 @@ void mode_scene_start(struct mode_scene *s, struct daemon *d);
 void mode_scene_serve_atropos(struct mode_scene *s);
 
 // The command of a run into the scene's folder `name`; more: NULL-ended, comes last.
-#define MODE_COMMAND (TRAINER_WORDS + PAIR_WORDS)
-void mode_scene_command(const struct mode_scene *s, const struct mode_run *run, const char *name,
-                        const char *const more[], const char *ret[MODE_COMMAND]);
+const char *const *mode_scene_command(const struct mode_scene *s, const struct mode_run *run,
+                                      const char *name, const char *const more[]);
 // The servers are as they were started, whatever the run before has trained.
 void mode_scene_begin_anew(const struct mode_scene *s);
 // How often each line of the data was a prompt of a step, added to ret_lines (s->lines + 1), and

@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/offline.h"
 
-#define WORDS 80
-
 void offline_scene_open(struct scene *s)
 {
     memset(s, 0, sizeof *s);
@@ -12,25 +10,28 @@ void offline_scene_open(struct scene *s)
     s->data = test_path(s->folder, "data.jsonl");
 }
 
-static void put_command(const struct scene *s, const char *command, const char *run,
-                        const char *const more[], const char *ret_argv[WORDS])
+static const char *const *command_of(const struct scene *s, const char *command, const char *run,
+                                     const char *const more[])
 {
-    const char *const *common = OPTIONS(
-        test_binary("cw-trainer"), command, "--model", s->model, "--data", s->data, "--run-dir",
-        test_path(s->folder, run), "--device", "cpu", "--examples-per-step", "3", "--learning-rate",
-        "1e-3", "--lr-scheduler-type", "constant", "--logging-steps", "1");
-    int n = 0;
-    for (; *common; common++) ret_argv[n++] = *common;
-    for (; *more && n < WORDS - 1; more++) ret_argv[n++] = *more;
-    ret_argv[n] = NULL;
+    return JOIN(args("%s %s --model %s --data %s --run-dir %s --device cpu --examples-per-step 3 "
+                     "--learning-rate 1e-3 --lr-scheduler-type constant --logging-steps 1",
+                     test_binary("cw-trainer"), command, s->model, s->data,
+                     test_path(s->folder, run)),
+                more);
 }
 
 int offline_train(struct scene *s, const char *command, const char *run, const char *const more[])
 {
-    const char *argv[WORDS], *log = test_path(s->folder, "alone.log");
-    put_command(s, command, run, more, argv);
-    unlink(log);
-    return test_command(log, LIMIT_MS, argv);
+    return scene_run(s, command_of(s, command, run, more));
+}
+
+void assert_offline(struct scene *s, int status, const char *command, const char *run,
+                    const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    scene_ended(s, offline_train(s, command, run, args_v(format, arguments)), status);
+    va_end(arguments);
 }
 
 int offline_row(struct scene *s, const char *run, const char *const words[])
@@ -38,12 +39,10 @@ int offline_row(struct scene *s, const char *run, const char *const words[])
     return offline_train(s, words[0], run, words + 1);
 }
 
-void offline_start(struct scene *s, const char *command, const char *run, const char *const more[],
-                   struct test_child *ret)
+void offline_start(const struct scene *s, const char *command, const char *run,
+                   const char *const more[], struct test_child *ret)
 {
-    const char *argv[WORDS];
-    put_command(s, command, run, more, argv);
-    test_spawn(ret, test_path(s->folder, "trainer.log"), argv);
+    scene_spawn(s, ret, command_of(s, command, run, more));
 }
 
 void offline_sums(const struct scene *s, bool pairs, int n)

@@ -9,13 +9,15 @@
 // A tiny random model (daemon_model()) in scene->model, and a path for data. No server.
 void offline_scene_open(struct scene *s);
 // `cw-trainer COMMAND --model --data --run-dir FOLDER/run`, on the CPU, with small numbers; `more`
-// (NULL-ended) comes last. Its exit status; the log, alone.log (assert_said()), is of it alone.
+// (NULL-ended) comes last. Its exit status; and, with the words of args(), that it is this.
 int offline_train(struct scene *s, const char *command, const char *run, const char *const more[]);
+void assert_offline(struct scene *s, int status, const char *command, const char *run,
+                    const char *format, ...) __attribute__((format(printf, 5, 6)));
 // The same for train_rows(): the first word is the command.
 int offline_row(struct scene *s, const char *run, const char *const words[]);
 // The same, not waited for.
-void offline_start(struct scene *s, const char *command, const char *run, const char *const more[],
-                   struct test_child *ret);
+void offline_start(const struct scene *s, const char *command, const char *run,
+                   const char *const more[], struct test_child *ret);
 // scene->data: n lines of sums, as sft has them, or with two completions of which the right one is
 // chosen.
 void offline_sums(const struct scene *s, bool pairs, int n);

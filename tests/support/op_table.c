@@ -10,22 +10,113 @@ enum { FD_SAMPLES = 96 };
 // central differences in double are good to about 1e-8; what is left is the operation's f32
 #define TOLERANCE_REFERENCE 1e-5
 
-struct device *op_cpu, *op_cuda;
+struct device *op_cpu, *op_cuda, *dev;
+const struct ops *ops;
+enum dtype dt;
 static const char *filter = "";
 static char no_cuda[512]; // why there is none
 static const struct op_case *cases;
 static size_t n_cases;
 
-// ---- arrays ------------------------------------------------------------------------------------
+// ---- memory ------------------------------------------------------------------------------------
 
-void *must(void *p)
+static struct held {
+    struct device *dev; // NULL: the host's
+    void *memory;
+} * held;
+static size_t n_held, room;
+
+static void *hold(struct device *of, void *memory)
 {
-    if (!p) {
+    if (n_held == room) {
+        room = 2 * room + 64;
+        held = realloc(held, room * sizeof *held);
+    }
+    if (!held || !memory) {
         fprintf(stderr, "out of memory\n");
         exit(1);
     }
-    return p;
+    held[n_held++] = (struct held){of, memory};
+    return memory;
 }
+
+size_t op_mark(void)
+{
+    return n_held;
+}
+
+void op_release(size_t mark)
+{
+    for (; n_held > mark; n_held--)
+        if (held[n_held - 1].dev)
+            device_release(held[n_held - 1].dev, held[n_held - 1].memory);
+        else
+            free(held[n_held - 1].memory);
+}
+
+void *op_host(size_t bytes)
+{
+    return hold(NULL, calloc(bytes + 1, 1));
+}
+
+void sync_or_fail(void)
+{
+    if (device_sync(dev) != ST_OK) fail_msg("%s", status_message());
+}
+
+void *to_device(const void *host, size_t bytes)
+{
+    void *d;
+    if (device_alloc(dev, bytes, &d) != ST_OK) fail_msg("%s", status_message());
+    if (host)
+        device_copy_in(dev, d, host, bytes);
+    else
+        device_fill(dev, d, 0xFF, bytes);
+    sync_or_fail();
+    return hold(dev, d);
+}
+
+void from_device(void *host, const void *d, size_t bytes)
+{
+    device_copy_out(dev, host, d, bytes);
+    sync_or_fail();
+}
+
+float *normal_numbers(struct rng *rng, size_t n, float scale)
+{
+    float *x = op_host(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = scale * rng_normal(rng);
+    return x;
+}
+
+void *normal_on_device(enum dtype as, size_t n, float scale, uint64_t seed)
+{
+    void *ret = to_device(NULL, n * dtype_size(as));
+    const size_t mark = op_mark();
+    struct rng rng;
+    rng_init(&rng, seed, 0);
+    void *wide = to_device(normal_numbers(&rng, n, scale), n * sizeof(float));
+    ops->convert(dev, ret, as, wide, DT_F32, (int64_t)n);
+    sync_or_fail();
+    op_release(mark);
+    return ret;
+}
+
+void assert_same_bytes(const char *what, const void *a, const void *b, size_t bytes)
+{
+    const size_t mark = op_mark();
+    char *x = op_host(bytes), *y = op_host(bytes);
+    size_t at = 0;
+    from_device(x, a, bytes);
+    from_device(y, b, bytes);
+    while (at < bytes && x[at] == y[at]) at++;
+    if (at < bytes)
+        fail_msg("%s on %s, %s: byte %zu of %zu differs", what, device_spec(dev), dtype_name(dt),
+                 at, bytes);
+    op_release(mark);
+}
+
+// ---- arrays ------------------------------------------------------------------------------------
 
 struct array *array_new(struct op_test *t, const char *name, enum role role, enum kind kind,
                         int64_t n)
@@ -34,11 +125,11 @@ struct array *array_new(struct op_test *t, const char *name, enum role role, enu
     struct array *a = &t->a[t->n_arrays++];
     *a = (struct array){.name = name, .role = role, .kind = kind, .n = n};
     if (kind == I32)
-        a->i = must(calloc((size_t)n + 1, sizeof *a->i));
+        a->i = op_host((size_t)n * sizeof *a->i);
     else
-        a->f = must(calloc((size_t)n + 1, sizeof *a->f));
+        a->f = op_host((size_t)n * sizeof *a->f);
     if (role != IN) {
-        a->expect = must(calloc((size_t)n + 1, sizeof *a->expect));
+        a->expect = op_host((size_t)n * sizeof *a->expect);
         for (int64_t i = 0; i < n; i++) a->expect[i] = NAN;
     }
     return a;
@@ -66,81 +157,66 @@ static void round_to_bf16(struct op_test *t)
                 t->a[k].f[i] = f32_from_bf16(bf16_from_f32(t->a[k].f[i]));
 }
 
-static void test_release(struct op_test *t)
-{
-    for (int k = 0; k < t->n_arrays; k++) {
-        free(t->a[k].f);
-        free(t->a[k].i);
-        free(t->a[k].expect);
-    }
-}
-
-static size_t element_size(const struct array *a, enum dtype dt)
+static size_t element_size(const struct array *a)
 {
     if (a->kind == F64) return 8;
     return a->kind == DATA ? dtype_size(dt) : 4;
 }
 
-void sync_or_fail(struct device *dev)
+void op_use(struct device *device, enum dtype as)
 {
-    if (device_sync(dev) != ST_OK) fail_msg("%s", status_message());
+    dev = device;
+    ops = device_ops(device);
+    dt = as;
 }
 
-// Runs the case on `dev` in `dt`; results[k] (double, caller frees) for every output. False after a
-// printed complaint.
-static bool run_on(struct op_test *t, struct device *dev, enum dtype dt, double **results)
+// Runs the case on `on` in `as`; results[k] gets every output. False after a printed complaint.
+static bool run_on(struct op_test *t, struct device *on, enum dtype as, double **results)
 {
     void *d[MAX_ARRAYS] = {0};
     bool good = true;
+    op_use(on, as);
     for (int k = 0; k < t->n_arrays; k++) {
         const struct array *a = &t->a[k];
-        size_t size = element_size(a, dt), bytes = (size_t)a->n * size;
-        if (device_alloc(dev, bytes + GUARD, &d[k]) != ST_OK) fail_msg("%s", status_message());
-        device_fill(dev, d[k], 0xFF, bytes + GUARD);
+        size_t bytes = (size_t)a->n * element_size(a);
+        const void *from = a->kind == I32 ? (void *)a->i : (void *)a->f;
+        d[k] = to_device(NULL, bytes + GUARD);
         if (a->role == OUT) continue;
         if (a->kind == DATA && dt == DT_BF16) {
-            uint16_t *half = must(malloc(bytes + 1));
+            uint16_t *half = op_host(bytes);
             for (int64_t i = 0; i < a->n; i++) half[i] = bf16_from_f32(a->f[i]);
-            device_copy_in(dev, d[k], half, bytes);
-            sync_or_fail(dev);
-            free(half);
-        } else {
-            device_copy_in(dev, d[k], a->kind == I32 ? (void *)a->i : (void *)a->f, bytes);
+            from = half;
         }
+        device_copy_in(dev, d[k], from, bytes);
     }
-    t->dt = dt;
-    t->c->op->launch(t, dev, device_ops(dev), d);
+    t->c->op->launch(t, d);
     if (device_sync(dev) != ST_OK) {
         printf("FAIL %s %s: %s\n", t->c->op->name, t->c->shape, status_message());
         good = false;
     }
     for (int k = 0; k < t->n_arrays; k++) {
         const struct array *a = &t->a[k];
-        size_t size = element_size(a, dt), bytes = (size_t)a->n * size;
-        unsigned char *host = must(malloc(bytes + GUARD));
-        device_copy_out(dev, host, d[k], bytes + GUARD);
-        sync_or_fail(dev);
+        size_t size = element_size(a), bytes = (size_t)a->n * size;
+        unsigned char *host = op_host(bytes + GUARD);
+        from_device(host, d[k], bytes + GUARD);
         for (int g = 0; g < GUARD && good; g++)
             if (host[bytes + g] != 0xFF) {
                 printf("FAIL %s %s %s on %s: %s: wrote past the end of the array\n", t->c->op->name,
                        t->c->shape, dtype_name(dt), device_spec(dev), a->name);
                 good = false;
             }
-        if (a->role != IN) {
-            results[k] = must(malloc(((size_t)a->n + 1) * sizeof(double)));
-            for (int64_t i = 0; i < a->n; i++) {
-                if (a->kind == F64)
-                    results[k][i] = ((double *)host)[i];
-                else if (a->kind == I32)
-                    results[k][i] = ((int32_t *)host)[i];
-                else if (size == 2)
-                    results[k][i] = f32_from_bf16(((uint16_t *)host)[i]);
-                else
-                    results[k][i] = ((float *)host)[i];
-            }
+        if (a->role == IN) continue;
+        results[k] = op_host((size_t)a->n * sizeof(double));
+        for (int64_t i = 0; i < a->n; i++) {
+            if (a->kind == F64)
+                results[k][i] = ((double *)host)[i];
+            else if (a->kind == I32)
+                results[k][i] = ((int32_t *)host)[i];
+            else if (size == 2)
+                results[k][i] = f32_from_bf16(((uint16_t *)host)[i]);
+            else
+                results[k][i] = ((float *)host)[i];
         }
-        free(host);
-        device_release(dev, d[k]);
     }
     return good;
 }
@@ -178,9 +254,13 @@ static double compare(struct op_test *t, const char *what, double **got, double 
 
 // ---- finite differences ------------------------------------------------------------------------
 
-/* Adds to expect (of the array `gradient`) the derivative of loss() by entries of input `input`,
- * through central differences in double. `base` is what the gradient is added to. Large inputs: a
- * random sample of entries; the rest stay NaN. */
+double dot(const double *a, const double *b, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
 void differentiate(struct op_test *t, double **v, int gradient, int input, bool add,
                    double (*loss)(struct op_test *, double **v))
 {
@@ -189,14 +269,25 @@ void differentiate(struct op_test *t, double **v, int gradient, int input, bool 
     bool all = n <= FD_SAMPLES;
     for (int64_t s = 0; s < (all ? n : FD_SAMPLES); s++) {
         int64_t i = all ? s : rng_below(&t->rng, (uint32_t)n);
+        const size_t mark = op_mark();
         double x = v[input][i], h = 1e-5;
         v[input][i] = x + h;
         double up = loss(t, v);
         v[input][i] = x - h;
         double down = loss(t, v);
         v[input][i] = x;
+        op_release(mark);
         t->a[gradient].expect[i] = (add ? v[gradient][i] : 0) + (up - down) / (2 * h);
     }
+}
+
+// Every output "dX" by the input "X"; added to what is there where it is an input too.
+static void differentiate_all(struct op_test *t, double **v)
+{
+    for (int k = 0; k < t->n_arrays; k++)
+        for (int i = 0; i < t->n_arrays && t->a[k].role != IN; i++)
+            if (t->a[k].name[0] == 'd' && strcmp(t->a[k].name + 1, t->a[i].name) == 0)
+                differentiate(t, v, k, i, t->a[k].role == INOUT, t->c->op->loss);
 }
 
 // ---- the table ---------------------------------------------------------------------------------
@@ -207,40 +298,34 @@ struct summary {
     int n, failed;
 };
 
-static void free_results(double **results)
-{
-    for (int k = 0; k < MAX_ARRAYS; k++) free(results[k]);
-}
-
 static void against_reference(struct op_test *t, struct summary *sum)
 {
     double *got[MAX_ARRAYS] = {0}, *want[MAX_ARRAYS] = {0}, *v[MAX_ARRAYS] = {0};
     for (int k = 0; k < t->n_arrays; k++) {
         want[k] = t->a[k].expect;
         if (t->a[k].kind == I32) continue;
-        v[k] = must(malloc(((size_t)t->a[k].n + 1) * sizeof(double)));
+        v[k] = op_host((size_t)t->a[k].n * sizeof(double));
         for (int64_t i = 0; i < t->a[k].n; i++) v[k][i] = t->a[k].f[i];
     }
     bool good = run_on(t, op_cpu, DT_F32, got);
-    t->c->op->reference(t, v);
+    if (t->c->op->loss) differentiate_all(t, v);
+    if (t->c->op->reference) t->c->op->reference(t, v);
     sum->reference = fmax(sum->reference, compare(t, "cpu f32 against reference", got, want,
                                                   TOLERANCE_REFERENCE, true, &good));
     sum->failed += !good;
-    free_results(got);
-    free_results(v);
 }
 
-static double against_cuda(struct op_test *t, enum dtype dt, struct summary *sum)
+static double against_cuda(struct op_test *t, enum dtype as, struct summary *sum)
 {
     double *got[MAX_ARRAYS] = {0}, *want[MAX_ARRAYS] = {0};
-    if (dt == DT_BF16) round_to_bf16(t);
+    const size_t mark = op_mark();
+    if (as == DT_BF16) round_to_bf16(t);
     bool good = run_on(t, op_cpu, DT_F32, want);
-    good &= run_on(t, op_cuda, dt, got);
-    double error = compare(t, dt == DT_F32 ? "cuda f32 against cpu" : "cuda bf16 against cpu", got,
-                           want, dt == DT_F32 ? TOLERANCE_F32 : TOLERANCE_BF16, false, &good);
+    good &= run_on(t, op_cuda, as, got);
+    double error = compare(t, as == DT_F32 ? "cuda f32 against cpu" : "cuda bf16 against cpu", got,
+                           want, as == DT_F32 ? TOLERANCE_F32 : TOLERANCE_BF16, false, &good);
     sum->failed += !good;
-    free_results(got);
-    free_results(want);
+    op_release(mark);
     return error;
 }
 
@@ -252,8 +337,10 @@ static void test_table(void **state)
         const struct op_def *op = cases[i].op;
         struct summary sum = {0};
         for (; i < n_cases && cases[i].op == op; i++) {
-            if (!strstr(op->name, filter) || (cases[i].big && !op_cuda)) continue;
+            if (!op_wanted(op->name) || (cases[i].big && !op_cuda)) continue;
+            const size_t mark = op_mark();
             struct op_test t = {.c = &cases[i]};
+            op_use(op_cpu, DT_F32);
             rng_init(&t.rng, 1234, (uint64_t)i);
             op->setup(&t);
             sum.n++;
@@ -262,7 +349,7 @@ static void test_table(void **state)
                 sum.cuda_f32 = fmax(sum.cuda_f32, against_cuda(&t, DT_F32, &sum));
                 sum.cuda_bf16 = fmax(sum.cuda_bf16, against_cuda(&t, DT_BF16, &sum));
             }
-            test_release(&t);
+            op_release(mark);
         }
         if (sum.n == 0) continue;
         printf("%-18s %2d shapes  cpu f32 %.1e", op->name, sum.n, sum.reference);
@@ -276,33 +363,23 @@ static void test_table(void **state)
 
 // ---- operations with tests of their own --------------------------------------------------------
 
-// Runs `body` on the CPU and, where there is one, on CUDA.
-void on_each_device(const char *op, void (*body)(struct device *dev))
+bool op_wanted(const char *name)
 {
-    if (!strstr(op, filter)) return;
-    body(op_cpu);
-    printf("%-18s on cpu ok\n", op);
-    if (!op_cuda) return;
-    body(op_cuda);
-    printf("%-18s on %s ok\n", op, device_spec(op_cuda));
+    return strstr(name, filter);
 }
 
-void *to_device(struct device *dev, const void *host, size_t bytes)
+void op_on_each(const char *name, void (*body)(void), bool each_dtype)
 {
-    void *d;
-    if (device_alloc(dev, bytes, &d) != ST_OK) fail_msg("%s", status_message());
-    if (host)
-        device_copy_in(dev, d, host, bytes);
-    else
-        device_fill(dev, d, 0xFF, bytes);
-    sync_or_fail(dev);
-    return d;
-}
-
-void from_device(struct device *dev, void *host, const void *d, size_t bytes)
-{
-    device_copy_out(dev, host, d, bytes);
-    sync_or_fail(dev);
+    struct device *const devices[] = {op_cpu, op_cuda};
+    for (int i = 0; i < 2 && devices[i] && (!name || op_wanted(name)); i++) {
+        for (enum dtype as = DT_F32; as <= (each_dtype ? DT_BF16 : DT_F32); as++) {
+            const size_t mark = op_mark();
+            op_use(devices[i], as);
+            if (device_computes_in(dev, dt)) body();
+            op_release(mark);
+        }
+        if (name) printf("%-18s on %s ok\n", name, device_spec(dev));
+    }
 }
 
 // Makes a run without a GPU visible as a skipped test.
@@ -344,6 +421,8 @@ int op_main(int argc, char **argv, const struct op_case *table, size_t n_table)
     if (n_table > 0) test_list(0, (struct CMUnitTest)cmocka_unit_test(test_table));
     test_list(INT_MAX, (struct CMUnitTest)cmocka_unit_test(test_cuda_compared));
     const int failed = test_main();
+    op_release(0);
+    free(held);
     device_free(op_cuda);
     device_free(op_cpu);
     return failed;

@@ -37,15 +37,20 @@ struct op_test {
     int n_arrays;
     struct rng rng;
     struct batch_view batch; // host numbers; pointers are set from the arrays at launch
-    enum dtype dt;
 };
 
 struct op_def {
     const char *name;
     void (*setup)(struct op_test *);
-    void (*launch)(struct op_test *, struct device *, const struct ops *, void **d);
+    void (*launch)(struct op_test *, void **d);
     void (*reference)(struct op_test *, double **v); // v: inputs in double; fills expect
+    // of a gradient, in place of a reference: expect of each output "dX" is by the input "X"
+    double (*loss)(struct op_test *, double **v);
 };
+#define OP(op, name)                                                                               \
+    static const struct op_def op_##op = {name, op##_setup, op##_launch, op##_reference, NULL}
+#define OP_BACK(op, name, loss)                                                                    \
+    static const struct op_def op_##op = {name, op##_setup, op##_launch, NULL, loss}
 
 struct op_case {
     const struct op_def *op;
@@ -55,17 +60,36 @@ struct op_case {
 };
 
 extern struct device *op_cpu, *op_cuda; // op_cuda: NULL where there is none
+// What runs now: in it are to_device() and what launch() and the bodies below are given to do.
+extern struct device *dev;
+extern const struct ops *ops;
+extern enum dtype dt;
+void op_use(struct device *device, enum dtype as);
 
 // Runs the table, then the file's TEST()s, each over both devices.
 int op_main(int argc, char **argv, const struct op_case *cases, size_t n_cases);
-#define OP_TESTS(cases)                                                                            \
+#define OP_TESTS(cases) OP_MAIN(cases, sizeof cases / sizeof cases[0])
+#define OP_BODIES       OP_MAIN(NULL, 0) // no table
+#define OP_MAIN(cases, n)                                                                          \
     int main(int argc, char **argv)                                                                \
     {                                                                                              \
-        return op_main(argc, argv, cases, sizeof cases / sizeof cases[0]);                         \
+        return op_main(argc, argv, cases, n);                                                      \
     }
 
-void *must(void *p); // exits where it is NULL
-void sync_or_fail(struct device *dev);
+bool op_wanted(const char *name); // by FILTER
+void sync_or_fail(void);
+
+/* Memory lives until the case or body is over, or what began with op_mark() is released. op_host():
+ * zeros. to_device(): a copy of host's, or, where that is NULL, 0xFF: NaN. */
+void *op_host(size_t bytes);
+void *to_device(const void *host, size_t bytes);
+void from_device(void *host, const void *d, size_t bytes);
+size_t op_mark(void);
+void op_release(size_t mark);
+
+float *normal_numbers(struct rng *rng, size_t n, float scale);               // op_host()
+void *normal_on_device(enum dtype as, size_t n, float scale, uint64_t seed); // the same of a seed
+void assert_same_bytes(const char *what, const void *a, const void *b, size_t bytes); // device
 
 // A case's arrays, in the order of the pointers that launch() gets. floats: filled with normal
 // numbers times `scale` where they are inputs.
@@ -81,9 +105,19 @@ int32_t *ints(struct op_test *t, const char *name, int64_t n);
 void differentiate(struct op_test *t, double **v, int gradient, int input, bool add,
                    double (*loss)(struct op_test *, double **v));
 
-// Runs `body` on the CPU and, where there is one, on CUDA.
-void on_each_device(const char *op, void (*body)(struct device *dev));
-void *to_device(struct device *dev, const void *host, size_t bytes); // host NULL: filled with NaN
-void from_device(struct device *dev, void *host, const void *d, size_t bytes);
+double dot(const double *a, const double *b, int64_t n);
+
+// Defines a test that runs on the CPU and, where there is one, on CUDA, with the name of an
+// operation in FILTER's sense; dt is f32, or, one after the other, what the device computes in.
+#define ON_EACH_DEVICE(name) ON_EACH(name, false)
+#define ON_EACH_DTYPE(name)  ON_EACH(name, true)
+#define ON_EACH(name, each_dtype)                                                                  \
+    static void name(void);                                                                        \
+    TEST(test_##name)                                                                              \
+    {                                                                                              \
+        op_on_each(#name, name, each_dtype);                                                       \
+    }                                                                                              \
+    static void name(void)
+void op_on_each(const char *name, void (*body)(void), bool each_dtype);
 
 #endif

@@ -2,11 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/pair.h"
 
-bool on_cpu(void)
-{
-    return strcmp(test_device(), "cpu") == 0;
-}
-
 static void link_bridge(const struct pair *p, const char *name, const struct daemon *d)
 {
     assert_int_equal(symlink(d->bridge, test_path(p->s.folder, name)), 0);
@@ -14,14 +9,10 @@ static void link_bridge(const struct pair *p, const char *name, const struct dae
 
 void pair_open_other(struct pair *p, const char *const options[])
 {
-    const char *more[8] = {0};
-    int n = 0;
     struct device *dev;
     if (!on_cpu() && device_open("cuda:1", &dev) != ST_OK) test_skip("%s", status_message());
     if (!on_cpu()) device_free(dev);
-    for (; options && options[n]; n++) more[n] = options[n];
-    if (!on_cpu()) memcpy(more + n, OPTIONS("--device", "cuda:1"), 2 * sizeof *more);
-    daemon_start(&p->other, p->s.model, more);
+    daemon_start(&p->other, p->s.model, JOIN(options, on_cpu() ? NULL : args("--device cuda:1")));
     link_bridge(p, "rank-0.json", &p->s.daemon);
     link_bridge(p, "rank-1.json", &p->other);
     p->bridges = test_path(p->s.folder, "rank-{rank}.json");
@@ -37,37 +28,32 @@ void pair_open(struct pair *p)
 void pair_close(struct pair *p)
 {
     daemon_kill(&p->other);
-    scene_close(&p->s);
+    daemon_kill(&p->s.daemon);
 }
 
-void pair_command(const struct pair *p, const char *const one[], const char *ret[PAIR_WORDS])
+const char *const *pair_command(const struct pair *p, const char *const one[])
 {
-    int n = on_cpu() ? mpirun_put(2, ret) : 0;
-    for (; *one; one++) ret[n++] = strcmp(*one, p->s.daemon.bridge) == 0 ? p->bridges : *one;
-    ret[n] = NULL;
-    if (!on_cpu()) memcpy(ret + n, OPTIONS("--gpus", "0,1"), 3 * sizeof *ret);
+    const char *const *words = with_word(one, p->s.daemon.bridge, p->bridges);
+    return on_cpu() ? JOIN(mpirun_words(2), words) : JOIN(words, args("--gpus 0,1"));
 }
 
 void pair_start(struct pair *p, struct test_child *child, const char *run, const char *const more[])
 {
-    const char *one[TRAINER_WORDS], *argv[PAIR_WORDS];
-    trainer_command(&p->s, test_path(p->s.folder, run), more, one);
-    pair_command(p, one, argv);
-    test_spawn(child, test_path(p->s.folder, "trainer.log"), argv);
+    scene_spawn(&p->s, child,
+                pair_command(p, trainer_command(&p->s, test_path(p->s.folder, run), more)));
+}
+
+int pair_run(struct pair *p, const char *run, const char *const more[])
+{
+    struct test_child child = {0};
+    pair_start(p, &child, run, more);
+    return test_wait(&child, LIMIT_MS);
 }
 
 void pair_train(struct pair *p, const char *run, const char *steps)
 {
-    struct test_child child = {0};
-    pair_start(p, &child, run, OPTIONS(PAIR_NUMBERS, "--resume", "--max-steps", steps));
-    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
-}
-
-static json_int_t served_version(const struct daemon *d)
-{
-    json_t *health = daemon_get(d->socket, "/health", 200);
-    json_int_t version = json_integer_value(json_object_get(health, "weight_version"));
-    return version;
+    const char *const *more = args(PAIR_NUMBERS " --resume --max-steps %s", steps);
+    scene_ended(&p->s, pair_run(p, run, more), 0);
 }
 
 // Both servers hold the run's last checkpoint, at one version.
@@ -75,14 +61,13 @@ void pair_holds(const struct pair *p, const char *run)
 {
     daemon_holds(&p->s.daemon, "policy", latest(&p->s, run));
     daemon_holds(&p->other, "policy", latest(&p->s, run));
-    assert_int_equal(served_version(&p->s.daemon), served_version(&p->other));
+    assert_int_equal(daemon_version(&p->s.daemon), daemon_version(&p->other));
 }
 
 // The same run on one rank and on two, whose servers have these options (NULL-ended).
 void pair_learns_as_one(struct pair *p, const char *model, const char *const server[],
                         const char *const run[])
 {
-    struct test_child child = {0};
     *p = (struct pair){0};
     scene_open(&p->s);
     daemon_kill(&p->s.daemon);
@@ -90,7 +75,6 @@ void pair_learns_as_one(struct pair *p, const char *model, const char *const ser
     daemon_start(&p->s.daemon, p->s.model, server);
     pair_open_other(p, server);
     assert_int_equal(train(&p->s, "one", run), 0);
-    pair_start(p, &child, "two", run);
-    if (test_wait(&child, LIMIT_MS) != 0) fail_msg("%s", test_read(child.log));
+    scene_ended(&p->s, pair_run(p, "two", run), 0);
     same_losses(&p->s, "one", "two", PAIR_STEPS, 1e-5);
 }

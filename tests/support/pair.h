@@ -13,21 +13,20 @@ struct pair {
     const char *bridges; // with {rank} in it
 };
 
-#define PAIR_STEPS 20
-#define PAIR_NUMBERS                                                                               \
-    "--prompts-per-step", "5", "--learning-rate", "1e-4", "--beta", "0.05", "--temperature", "1.2"
+#define PAIR_STEPS   20
+#define PAIR_NUMBERS "--prompts-per-step 5 --learning-rate 1e-4 --beta 0.05 --temperature 1.2"
 
-bool on_cpu(void);
 void pair_open(struct pair *p);
 // The second server, beside p->s; options (NULL-ended) of it.
 void pair_open_other(struct pair *p, const char *const options[]);
 void pair_close(struct pair *p);
 // A trainer's command for one rank on p->s, as one for both.
-#define PAIR_WORDS (MPIRUN_WORDS + TRAINER_WORDS + 2)
-void pair_command(const struct pair *p, const char *const one[], const char *ret[PAIR_WORDS]);
+const char *const *pair_command(const struct pair *p, const char *const one[]);
 // cw-trainer train on both ranks; `more` (NULL-ended) as of trainer_command().
 void pair_start(struct pair *p, struct test_child *child, const char *run,
                 const char *const more[]);
+// And to its end: its exit status.
+int pair_run(struct pair *p, const char *run, const char *const more[]);
 void pair_train(struct pair *p, const char *run, const char *steps);
 // Both servers hold the run's last checkpoint, at one version.
 void pair_holds(const struct pair *p, const char *run);

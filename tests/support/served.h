@@ -1,5 +1,4 @@
-/* served.h: one server of a tiny random model for all tests of a file, and readers of its answers,
- * which fail the test where something is missing. */
+/* served.h: one server of a tiny random model for all tests of a file. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_SERVED_H
 #define TESTS_SUPPORT_SERVED_H
@@ -8,11 +7,8 @@
 
 extern struct daemon served; // from served_start() to served_stop()
 
-void served_start(void); // before and after a file's tests
-void served_stop(void);  // fails where it has died meanwhile
-
-double number_in_metrics(const char *name);
-// Sends a request; the socket, on which its answer comes.
-int open_request(const char *path, const char *body);
+void served_start(void);                         // before and after a file's tests
+json_t *ask(const char *path, const char *body); // POST to it; the answer, of status 200
+void served_stop(void);                          // fails where it has died meanwhile
 
 #endif

@@ -280,6 +280,16 @@ const char *test_path(const char *folder, const char *name)
     return keep(path, false);
 }
 
+const char *test_text(const char *format, ...)
+{
+    char *text = NULL;
+    va_list arguments;
+    va_start(arguments, format);
+    assert_true(vasprintf(&text, format, arguments) >= 0);
+    va_end(arguments);
+    return test_keep(text);
+}
+
 // The folder of this program's binary.
 static void program_folder(char ret[PATH_MAX])
 {
@@ -530,15 +540,16 @@ json_t *json_of_lines_file(const char *path)
 
 json_t *json_at(const json_t *json, const char *format, ...)
 {
-    char path[160], *remaining = path;
+    char path[160], whole[160], *remaining = path;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(path, sizeof path, format, arguments);
     va_end(arguments);
+    memcpy(whole, path, sizeof whole);
     json_t *at = (json_t *)json;
     for (const char *part; *path && (part = strsep(&remaining, "."));) {
         at = json_is_array(at) ? json_array_get(at, (size_t)atoi(part)) : json_object_get(at, part);
-        if (!at) fail_msg("there is no \"%s\" of %s", part, format);
+        if (!at) fail_msg("there is no \"%s\" of %s", part, whole);
     }
     return at;
 }
@@ -599,6 +610,77 @@ void test_same_file(const char *folder_a, const char *folder_b, const char *name
 }
 
 // ---- child processes ----------------------------------------------------------------------------
+
+const char *const *words_of(const char *line)
+{
+    const char **words = test_keep(calloc(strlen(line) + 1, sizeof *words));
+    char *remaining = test_keep(strdup(line));
+    for (int n = 0; *remaining; n++) {
+        const char end[] = {*remaining == '\'' ? *remaining++ : ' ', '\0'};
+        words[n] = remaining;
+        remaining += strcspn(remaining, end);
+        if (*remaining) *remaining++ = '\0';
+        if (*remaining == ' ') remaining++;
+    }
+    return words;
+}
+
+// A word of args() with its arguments put in.
+static const char *fill(const char *word, va_list *arguments)
+{
+    struct bytes text = BYTES_INIT;
+    if (!strchr(word, '%')) return word;
+    for (; *word; word++) {
+        if (*word != '%' || *++word == '%')
+            bytes_append(&text, word, 1);
+        else if (*word == 's')
+            bytes_puts(&text, va_arg(*arguments, const char *));
+        else
+            bytes_printf(&text, "%d", va_arg(*arguments, int));
+    }
+    return test_keep(text.data ? text.data : strdup(""));
+}
+
+const char *const *args_v(const char *format, va_list given)
+{
+    va_list arguments;
+    const char **words = (const char **)(uintptr_t)words_of(format);
+    va_copy(arguments, given);
+    for (int i = 0; words[i]; i++) words[i] = fill(words[i], &arguments);
+    va_end(arguments);
+    return words;
+}
+
+const char *const *args(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    const char *const *words = args_v(format, arguments);
+    va_end(arguments);
+    return words;
+}
+
+const char *const *with_word(const char *const words[], const char *was, const char *is)
+{
+    const char **all = (const char **)(uintptr_t)JOIN(words);
+    int i = 0;
+    while (all[i] && strcmp(all[i], was) != 0) i++;
+    assert_non_null(all[i]);
+    all[i] = is;
+    return all;
+}
+
+const char *const *join_words(const char *const *const lists[], size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        for (const char *const *word = lists[i]; word && *word; word++) count++;
+    const char **all = test_keep(calloc(count + 1, sizeof *all));
+    count = 0;
+    for (size_t i = 0; i < n; i++)
+        for (const char *const *word = lists[i]; word && *word; word++) all[count++] = *word;
+    return all;
+}
 
 static void print_log(const struct test_child *child)
 {
@@ -740,4 +822,16 @@ const char *test_device(void)
 {
     const char *device = getenv("COMMONWEIGHT_TEST_DEVICE");
     return device && *device ? device : "cpu";
+}
+
+bool on_cpu(void)
+{
+    return strcmp(test_device(), "cpu") == 0;
+}
+
+long test_process(pid_t pid, const char *field, int base)
+{
+    const char *line = strstr(test_read(test_text("/proc/%d/status", (int)pid)), field);
+    if (!line) fail_msg("process %d has no %s", (int)pid, field);
+    return strtol(line + strlen(field), NULL, base);
 }

@@ -9,6 +9,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/status.h"
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <setjmp.h>
@@ -109,6 +110,9 @@ const char *test_folder(void);
 // FOLDER/NAME. The path lives as long as the program.
 const char *test_path(const char *folder, const char *name);
 
+// A text as of printf(), which lives as long as the program.
+const char *test_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 // The repository's root (looked for upwards from the working folder, then from the program).
 const char *test_root(void);
 
@@ -137,6 +141,9 @@ const char *test_python(const char *modules);
 
 // The device that daemons and trainers of this test run use: $COMMONWEIGHT_TEST_DEVICE, or "cpu".
 const char *test_device(void);
+bool on_cpu(void);
+// Number `field` ("VmRSS:") of /proc/PID/status, in that base.
+long test_process(pid_t pid, const char *field, int base);
 
 struct test_child; // below
 // Content of a file as a string, which lives as long as the program.
@@ -183,8 +190,20 @@ void test_same_file(const char *folder_a, const char *folder_b, const char *name
 
 // ---- child processes ----------------------------------------------------------------------------
 
-// The words of a command line, or a part of them, as a NULL-ended list.
+// The words of a command line, or a part of them, as a NULL-ended list: word by word; or those of
+// a line, with blanks between them, '...' being one word, which live as long as the program. In
+// args()'s a %s or %d is the next argument, blanks and all.
 #define OPTIONS(...) ((const char *const[]){__VA_ARGS__, NULL})
+const char *const *words_of(const char *line);
+const char *const *args(const char *format, ...) __attribute__((format(printf, 1, 2)));
+const char *const *args_v(const char *format, va_list arguments)
+    __attribute__((format(printf, 1, 0)));
+// Such lists, one behind the other, as one; NULL is an empty one.
+#define JOIN(...)                                                                                  \
+    join_words((const char *const *const[]){__VA_ARGS__},                                          \
+               sizeof((const char *const *const[]){__VA_ARGS__}) / sizeof(const char *const *))
+const char *const *with_word(const char *const words[], const char *was, const char *is); // instead
+const char *const *join_words(const char *const *const lists[], size_t n);
 
 // Zero-initialise; test_end() may then be called at any time, also twice, and need not be at the
 // end of a test.

@@ -9,7 +9,7 @@
 
 void scene_open_large(struct scene *s, const char *const options[])
 {
-    const bool cpu = strcmp(test_device(), "cpu") == 0;
+    const bool cpu = on_cpu();
     const struct tiny_model shape = {.hidden = cpu ? 512 : 1024,
                                      .layers = cpu ? 3 : 6,
                                      .intermediate = cpu ? 2048 : 4096,
@@ -88,8 +88,7 @@ static enum status scribble_and_die(void *context)
 void tear_weights(const struct scene *s)
 {
     int status;
-    if (strcmp(test_device(), "cpu") != 0)
-        test_skip("it writes weights from a forked process, which a GPU does not allow");
+    if (!on_cpu()) test_skip("it writes weights from a forked process, which a GPU does not allow");
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {

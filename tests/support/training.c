@@ -40,9 +40,9 @@ const char *scene_open_runtime(struct scene *s)
     return runtime;
 }
 
-void scene_close(struct scene *s)
+void scene_end(struct scene *s)
 {
-    daemon_kill(&s->daemon);
+    if (test_running(&s->daemon.child)) assert_int_equal(daemon_stop(&s->daemon), 0);
 }
 
 const char *scene_prompts(const struct scene *s, const char *name, int n)
@@ -58,92 +58,101 @@ const char *scene_prompts(const struct scene *s, const char *name, int n)
 
 const char *scene_scorer(const struct scene *s, const char *script)
 {
-    char *reward, name[32];
-    snprintf(name, sizeof name, "scorer-%d.sh", entries_of(s->folder, "scorer-"));
-    test_write(test_path(s->folder, name), script, strlen(script));
-    assert_true(asprintf(&reward, "command:sh %s", test_path(s->folder, name)) > 0);
-    return test_keep(reward);
+    const char *path = test_text("%s/scorer-%d.sh", s->folder, entries_of(s->folder, "scorer-"));
+    test_write(path, script, strlen(script));
+    return test_text("command:sh %s", path);
 }
 
-// cw-trainer train with small numbers, into `folder`; `more` (NULL-ended) comes last.
-void trainer_command(struct scene *s, const char *folder, const char *const more[],
-                     const char *ret_argv[TRAINER_WORDS])
+const char *const *trainer_command(const struct scene *s, const char *folder,
+                                   const char *const more[])
 {
-    daemon_trainer(&s->daemon, s->data, folder,
-                   OPTIONS("--reward", "length", "--length-target", "10", "--prompts-per-step", "3",
-                           "--num-generations", "4", "--max-completion-length", "12",
-                           "--learning-rate", "1e-3", "--lr-scheduler-type", "constant",
-                           "--logging-steps", "1"),
-                   more, ret_argv);
+    return daemon_trainer(
+        &s->daemon, s->data, folder,
+        args("--reward length --length-target 10 --prompts-per-step 3 --num-generations 4 "
+             "--max-completion-length 12 --learning-rate 1e-3 --lr-scheduler-type constant "
+             "--logging-steps 1"),
+        more);
 }
 
-void trainer_command_on(struct scene *s, const char *run, const char *const more[],
-                        const char *ret_argv[TRAINER_WORDS])
+const char *const *trainer_command_on(const struct scene *s, const char *run,
+                                      const char *const more[])
 {
-    trainer_command(s, test_path(s->folder, run), more + 2, ret_argv);
-    assert_string_equal(ret_argv[2], "--bridge");
-    ret_argv[2] = more[0];
-    ret_argv[3] = more[1];
+    const char **words =
+        (const char **)(uintptr_t)trainer_command(s, test_path(s->folder, run), more + 2);
+    assert_string_equal(words[2], "--bridge");
+    memcpy(words + 2, more, 2 * sizeof *words);
+    return words;
 }
 
-void start_trainer(struct scene *s, struct test_child *child, const char *run,
+static const char *log_of(const struct scene *s)
+{
+    return test_path(s->folder, "trainer.log");
+}
+
+void scene_spawn(const struct scene *s, struct test_child *child, const char *const argv[])
+{
+    unlink(log_of(s));
+    test_spawn(child, log_of(s), argv);
+}
+
+int scene_run(const struct scene *s, const char *const argv[])
+{
+    struct test_child child = {0};
+    scene_spawn(s, &child, argv);
+    return test_wait(&child, LIMIT_MS);
+}
+
+void start_trainer(const struct scene *s, struct test_child *child, const char *run,
                    const char *const more[])
 {
-    const char *argv[TRAINER_WORDS];
-    trainer_command(s, test_path(s->folder, run), more, argv);
-    test_spawn(child, test_path(s->folder, "trainer.log"), argv);
+    scene_spawn(s, child, trainer_command(s, test_path(s->folder, run), more));
 }
 
 int train(struct scene *s, const char *run, const char *const more[])
 {
-    struct test_child child = {0};
-    start_trainer(s, &child, run, more);
-    return test_wait(&child, LIMIT_MS);
+    return scene_run(s, trainer_command(s, test_path(s->folder, run), more));
 }
 
-// To the end, with a log of its own.
-static int run_alone(const struct scene *s, const char *const argv[])
+void scene_ended(const struct scene *s, int status, int wanted)
 {
-    const char *log = test_path(s->folder, "alone.log");
-    unlink(log);
-    return test_command(log, LIMIT_MS, argv);
+    if (status != wanted) fail_msg("status %d, not %d:\n%s", status, wanted, test_read(log_of(s)));
 }
 
-int train_alone(struct scene *s, const char *run, const char *const more[])
+void assert_train(struct scene *s, int status, const char *run, const char *format, ...)
 {
-    const char *argv[TRAINER_WORDS];
-    trainer_command(s, test_path(s->folder, run), more, argv);
-    return run_alone(s, argv);
+    va_list arguments;
+    va_start(arguments, format);
+    scene_ended(s, train(s, run, args_v(format, arguments)), status);
+    va_end(arguments);
 }
 
 int train_on(struct scene *s, const char *run, const char *const more[])
 {
-    const char *argv[TRAINER_WORDS];
-    trainer_command_on(s, run, more, argv);
-    return run_alone(s, argv);
+    return scene_run(s, trainer_command_on(s, run, more));
 }
 
 int trainer_alone(struct scene *s, const char *run, const char *const words[])
 {
-    const char *argv[TRAINER_WORDS] = {test_binary("cw-trainer")};
     (void)run;
-    for (int i = 0; words[i]; i++) argv[i + 1] = words[i];
-    return run_alone(s, argv);
+    return scene_run(s, JOIN(OPTIONS(test_binary("cw-trainer")), words));
+}
+
+void assert_trainer(struct scene *s, int status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    scene_ended(s, trainer_alone(s, NULL, args_v(format, arguments)), status);
+    va_end(arguments);
 }
 
 bool said(const struct scene *s, const char *part)
 {
-    return test_count(test_path(s->folder, "alone.log"), part) > 0;
+    return test_count(log_of(s), part) > 0;
 }
 
 void assert_said(const struct scene *s, const char *part)
 {
-    assert_contains(test_read(test_path(s->folder, "alone.log")), part);
-}
-
-void assert_log(const struct scene *s, const char *part)
-{
-    assert_contains(test_read(test_path(s->folder, "trainer.log")), part);
+    assert_contains(test_read(log_of(s)), part);
 }
 
 int steps_done(const struct scene *s, const char *run)
@@ -158,8 +167,7 @@ void wait_for_steps(const struct scene *s, const char *run, int n, struct test_c
     int64_t deadline = clock_deadline_ns(LIMIT_MS);
     while (steps_done(s, run) < n) {
         if (!test_running(child) || clock_ms_until(deadline) == 0) {
-            char *log = test_read(test_path(s->folder, "trainer.log"));
-            fail_msg("the trainer does not come to step %d:\n%s", n, log);
+            fail_msg("the trainer does not come to step %d:\n%s", n, test_read(log_of(s)));
         }
         clock_sleep_ms(10);
     }
@@ -203,9 +211,21 @@ int column(const struct scene *s, const char *run, const char *key, double *ret,
     return (int)json_array_size(lines) < max ? (int)json_array_size(lines) : max;
 }
 
+void each_within(const struct scene *s, const char *run, const char *key, int n, double low,
+                 double high)
+{
+    const json_t *lines = metrics_of(s, run);
+    assert_int_equal(json_array_size(lines), n);
+    for (int i = 0; i < n; i++) {
+        const double value = metric(json_array_get(lines, (size_t)i), key);
+        if (!(value >= low && value <= high))
+            fail_msg("%s of line %d is %.9g, not within %g and %g", key, i + 1, value, low, high);
+    }
+}
+
 void wait_for_log(const struct scene *s, const char *part)
 {
-    test_wait_for_text(test_path(s->folder, "trainer.log"), part, 10000, NULL);
+    test_wait_for_text(log_of(s), part, 10000, NULL);
 }
 
 void same_losses(const struct scene *s, const char *a, const char *b, int steps, double max)
@@ -250,21 +270,6 @@ static const char *filled(const struct scene *s, const char *text)
     return kept;
 }
 
-static void split(const struct scene *s, const char *line, const char *ret[TRAINER_WORDS])
-{
-    char *remaining = test_keep(strdup(line));
-    int n = 0;
-    while (*remaining && n < TRAINER_WORDS - 1) {
-        const char end[] = {*remaining == '\'' ? *remaining++ : ' ', '\0'};
-        char *word = remaining;
-        remaining += strcspn(remaining, end);
-        if (*remaining) *remaining++ = '\0';
-        if (*remaining == ' ') remaining++;
-        ret[n++] = filled(s, word);
-    }
-    ret[n] = NULL;
-}
-
 // The texts of a row's field: one, several or none.
 static const char *text_at(const struct scene *s, const json_t *row, const char *field, size_t i)
 {
@@ -278,7 +283,7 @@ static const char *text_at(const struct scene *s, const json_t *row, const char 
 
 static void assert_row(const struct scene *s, const json_t *row, const char *run, const char *which)
 {
-    char *log = test_read(test_path(s->folder, "alone.log"));
+    char *log = test_read(log_of(s));
     const json_t *steps = json_object_get(row, "steps");
     const char *text;
     for (size_t i = 0; (text = text_at(s, row, "says", i)); i++)
@@ -300,7 +305,7 @@ void train_rows(struct scene *s, const char *file, const char *list,
     const json_t *rows = test_rows(file, list), *row;
     size_t i;
     json_array_foreach (rows, i, row) {
-        const char *words[TRAINER_WORDS], *run = text_at(s, row, "run", 0), *key;
+        const char *run = text_at(s, row, "run", 0), *key;
         const char *data = text_at(s, row, "data", 0);
         char which[200];
         json_t *value;
@@ -310,11 +315,11 @@ void train_rows(struct scene *s, const char *file, const char *list,
         }
         snprintf(which, sizeof which, "%s, row %zu (%s)", list, i, row_text(rows, i, "words"));
         if (data) test_write(s->data, data, strlen(data));
-        split(s, row_text(rows, i, "words"), words);
+        const char **words = (const char **)(uintptr_t)words_of(row_text(rows, i, "words"));
+        for (int k = 0; words[k]; k++) words[k] = filled(s, words[k]);
         const int status = start(s, run ? run : "run", words);
         if (status != row_int(rows, i, "exit"))
-            fail_msg("%s: status %d:\n%s", which, status,
-                     test_read(test_path(s->folder, "alone.log")));
+            fail_msg("%s: status %d:\n%s", which, status, test_read(log_of(s)));
         assert_row(s, row, run ? run : "run", which);
     }
 }

@@ -186,11 +186,10 @@ static const char *program;
 // The folder with `state` and `weights` after STEPS more steps.
 static const char *steps_of(const char *model, int n_ranks, int moments, const char *from)
 {
-    const char *folder = test_folder(), *argv[MPIRUN_WORDS + 8] = {0};
-    const char n[] = {(char)('0' + n_ranks), 0}, kind[] = {(char)('0' + moments), 0};
-    const char *const words[] = {program, "rank", model, n, kind, folder, from};
-    memcpy(argv + (n_ranks > 1 ? mpirun_put(n_ranks, argv) : 0), words, sizeof words);
-    const char *log = test_path(folder, "log");
+    const char *folder = test_folder(), *log = test_path(folder, "log");
+    const char *const *argv =
+        JOIN(n_ranks > 1 ? mpirun_words(n_ranks) : NULL,
+             args("%s rank %s %d %d %s", program, model, n_ranks, moments, folder), OPTIONS(from));
     if (test_command(log, 60000, argv) != 0) fail_msg("%s", test_read(log));
     return folder;
 }
