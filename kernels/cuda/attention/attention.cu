@@ -415,7 +415,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     }
 }
 
-// Floats that a row of a part of dk and dv has; heads are rounded up as attn_wgmma_back.cu has
+// Floats that a row of a part of dk and dv has; heads are rounded up as attn_wgmma.cu has
 // them.
 static int64_t part_width(const struct attn_shape *shape)
 {

@@ -275,9 +275,9 @@ bool attn_mma_takes(struct device *dev, const attn_call &call);     // attn_tens
 void attn_mma(struct device *dev, const attn_call &call);           // paged: what attn_few leaves
 bool attn_mma_back_takes(struct device *dev, const attn_call &call);
 void attn_mma_back(struct device *dev, const attn_call &call);
-bool attn_wgmma_takes(struct device *dev, const attn_call &call);      // attn_wgmma.cu
-void attn_wgmma(struct device *dev, const attn_call &call);            // likewise
-bool attn_wgmma_back_takes(struct device *dev, const attn_call &call); // attn_wgmma_back.cu
+bool attn_wgmma_takes(struct device *dev, const attn_call &call); // attn_wgmma.cu
+void attn_wgmma(struct device *dev, const attn_call &call);       // likewise
+bool attn_wgmma_back_takes(struct device *dev, const attn_call &call);
 void attn_wgmma_back(struct device *dev, const attn_call &call);
 
 // The gradient's dk and dv come in parts, f32, each of attn_part_rows() rows of n_kv_heads times 2

@@ -1,11 +1,11 @@
-/* attn_wgmma.cu: attention of many rows in bf16 on Hopper, by wgmma (attn_wgmma.cuh), with the bits
- * that attn_order.cuh prescribes.
+/* attn_wgmma.cu: attention of many rows in bf16 on Hopper, by wgmma (attn_wgmma.cuh): forward, with
+ * the bits that attn_order.cuh prescribes, and its gradient.
  *
- * The kept rows are the queries; the stream is keys and values, and behind the values of a tile lie
- * columns of ones, so that the product that sums weighted values sums weights as well. A warpgroup
- * has the scores of a tile and the sums of the one before computed, then makes the scores weights,
- * while the other's products run. It never leaves products under way while it makes weights: what
- * goes on beside them is the other warpgroup's (docs/lab/performance.md).
+ * Forward the kept rows are the queries; the stream is keys and values, and behind a tile's values
+ * lie columns of ones, so that the product that sums weighted values sums weights as well. A
+ * warpgroup has the scores of a tile and the sums of the one before computed, then makes the scores
+ * weights, while the other's products run. It never leaves products under way while it makes
+ * weights: what goes on beside them is the other warpgroup's (docs/lab/performance.md).
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_wgmma.cuh"
@@ -177,4 +177,520 @@ void attn_wgmma(struct device *dev, const attn_call &c)
 {
     const attn_args<bf16> a = attn_args_of<bf16>(c);
     (a.head_dim <= 64 ? forward<64> : forward<128>)(dev, a, c.kv != NULL);
+}
+
+// ---- gradient ----------------------------------------------------------------------------------
+
+/* The gradient, in one launch. Items of two kinds, each with its own sums, so that nothing is added
+ * in a varying order; in return the scores are computed twice. OF_KEYS: dk and dv of BLOCK_ROWS
+ * keys, kept in shared memory, against the packed rows that attend to them, with their gradients;
+ * scores are transposed, keys x rows. OF_QUERIES: dq of BLOCK_ROWS packed rows and their gradients,
+ * kept in registers, against keys and values. The former are longer and come first; the latter fill
+ * what room they leave. Of heads of more than 128 a thread's registers hold the sums of one
+ * gradient, so that dv has items of its own, OF_VALUES, and OF_QUERIES keeps its rows in shared
+ * memory.
+ *
+ * A block of keys that many rows attend to (a long sequence's first, those of a prompt that samples
+ * share) is several items, each every so many-th tile of its rows; the last of them to be done adds
+ * up what all have written, in their order. */
+template <int HD> constexpr int stages_of = HD <= 128 ? 4 : 2;
+template <int HD> constexpr bool is_wide = HD > 128;
+
+struct gradient_args {
+    attn_args<bf16> a;
+    bf16 *dqkv;
+    const bf16 *dout;
+    const float *delta;
+    float *parts;         // n_parts of dk and dv, of whole blocks of keys (part_of)
+    int n_parts;          // of a block of keys, at most
+    int part_tiles;       // tiles that make a part, about
+    int key_items, items; // OF_KEYS; all
+    unsigned *tickets;    // the first is the items', behind it one for each 64 keys and kv head
+};
+
+// Of the packed rows of a stage.
+struct row_numbers {
+    float lse[ROWS], inner[ROWS]; // log-sum-exp; dout . out
+};
+
+#if HAS_WGMMA
+
+// ---- copying -----------------------------------------------------------------------------------
+
+// False for a part more than the block's tiles make.
+__device__ __forceinline__ bool take_keys(work &w, const gradient_args &g, int item, work_kind kind)
+{
+    const attn_args<bf16> &a = g.a;
+    int kv_head = item % a.n_kv_heads, part = item / a.n_kv_heads % g.n_parts;
+    int base = item / a.n_kv_heads / g.n_parts * BLOCK_ROWS, stop = 0;
+    int last = a.seq_of[min(base + BLOCK_ROWS, a.n_tokens) - 1];
+    for (int s = a.seq_of[base]; s <= last; s++) stop = max(stop, a.attend_end[s]);
+    packed_rows p = {base, 0, (stop - base) * a.group, kv_head * a.group};
+    int rows = g.part_tiles * ROWS, n_parts = min(g.n_parts, (p.n + rows - 1) / rows);
+    w = {kind, p, 0, kv_head, part * ROWS, p.n, n_parts * ROWS, part, n_parts};
+    return part < n_parts;
+}
+
+template <int HD>
+__device__ __forceinline__ void copy_keys(copier &c, const gradient_args &g, const work &w)
+{
+    const attn_args<bf16> &a = g.a;
+    const int first = w.kv_head * a.head_dim + first_column(a.head_dim);
+    c.begin(w);
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+        copy_tiles<HD, 2>(c.kept + i * 2 * tile_bytes<HD>, a.head_dim,
+                          [&](int, int r, const bf16 *(&from)[2]) {
+                              int row = w.p.start + i * ROWS + r;
+                              int64_t at = min(row, a.n_tokens - 1) * a.kv_stride + first;
+                              from[0] = a.k + at;
+                              from[1] = a.v + at;
+                              return row < a.n_tokens;
+                          });
+    c.kept_copied();
+}
+
+template <int HD>
+__device__ __forceinline__ void stream_queries(copier &c, const gradient_args &g, const work &w,
+                                               row_numbers *numbers)
+{
+    const attn_args<bf16> &a = g.a;
+    packed_rows p = w.p;
+    packed_places places = places_of(a, p, g.dout);
+#pragma unroll 1
+    for (p.base = w.first; p.base < w.end; p.base += w.step) {
+        c.begin_stage();
+        copy_tiles<HD, 2>(c.stream.stage(), a.head_dim, [&](int, int r, const bf16 *(&from)[2]) {
+            return places.find(a, p, r, from);
+        });
+        int r = threadIdx.x % COPIERS;
+        if (r < ROWS) {
+            row_numbers &to = numbers[c.stream.slot];
+            int64_t i = p.in(r) ? index_of(a, place_of(a, p, r)) : 0;
+            copy4(&to.lse[r], a.lse + i, p.in(r));
+            copy4(&to.inner[r], g.delta + i, p.in(r));
+        }
+        c.end_stage();
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void copy_queries(copier &c, const gradient_args &g, const work &w)
+{
+    c.begin(w);
+    packed_places places = places_of(g.a, w.p, g.dout);
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+        copy_tiles<HD, 2>(c.kept + i * 2 * tile_bytes<HD>, g.a.head_dim,
+                          [&](int, int r, const bf16 *(&from)[2]) {
+                              return places.find(g.a, w.p, i * ROWS + r, from);
+                          });
+    c.kept_copied();
+    stream_keys<HD, false>(c, g.a, w);
+}
+
+template <int HD>
+__device__ __forceinline__ void copy_items(copier &c, const gradient_args &g, row_numbers *numbers)
+{
+    c.each_item(g.tickets, g.items, [&](int item) {
+        const int kinds = is_wide<HD> ? 2 : 1, of_kind = item % g.key_items;
+        work w;
+        if (item < kinds * g.key_items) {
+            if (!take_keys(w, g, of_kind, item < g.key_items ? OF_KEYS : OF_VALUES)) return;
+            copy_keys<HD>(c, g, w);
+            stream_queries<HD>(c, g, w, numbers);
+        } else if (take_queries<false>(w, g.a, item - kinds * g.key_items)) {
+            copy_queries<HD>(c, g, w);
+        }
+    });
+}
+
+// ---- gradient of the queries -------------------------------------------------------------------
+
+template <int HD>
+__device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g, const work &item)
+{
+    const work w = item;
+    const attn_args<bf16> &a = g.a;
+    uint32_t q[HD / 16][4], dout[HD / 16][4], x[ROWS / 16][4];
+    if constexpr (!is_wide<HD>) {
+        take_rows<HD>(q, c.kept, c.row0);
+        take_rows<HD>(dout, c.kept + tile_bytes<HD>, c.row0);
+        c.done_with_kept();
+    }
+    auto multiply_queries = [&](float(&w)[ROWS / 8][4], uint32_t keys) {
+        if constexpr (is_wide<HD>)
+            multiply<HD>(w, c.kept, keys);
+        else
+            multiply<HD>(w, q, keys);
+    };
+    auto multiply_gradients = [&](float(&w)[ROWS / 8][4], uint32_t values) {
+        if constexpr (is_wide<HD>)
+            multiply<HD>(w, c.kept + tile_bytes<HD>, values);
+        else
+            multiply<HD>(w, dout, values);
+    };
+    rows_seen seen = seen_by<false>(a, w.s, w.p, c.row0);
+    int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
+    int most_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
+    float lse[2], inner[2], dq[HD / 8][4] = {}, scores[ROWS / 8][4], ds[ROWS / 8][4];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = c.row0 + threadIdx.x % 32 / 4 + h * 8;
+        int64_t at = w.p.in(r) ? index_of(a, place_of(a, w.p, r)) : 0;
+        lse[h] = a.lse[at] * LOG2E;
+        inner[h] = g.delta[at];
+    }
+    const float factor = score_factor(a);
+    uint32_t summing = 0; // the barrier of the tile that is being summed
+
+    c.wait_stage();
+    multiply_queries(scores, c.stream.stage());
+    for (int tile = w.first;; tile += ROWS) {
+        uint32_t stage = c.stream.stage();
+        wgmma_wait<1>();
+        if (summing) barrier_arrive(summing);
+        multiply_gradients(ds, stage + tile_bytes<HD>);
+        wgmma_wait<1>();
+        settle(scores);
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                scores[i][e] = exp2_fast(scores[i][e] * factor - lse[e / 2]);
+        if (tile + ROWS - 1 > least || tile <= most_hidden) hide<ROWS>(scores, seen, tile, 0.f);
+        wgmma_wait<0>();
+        settle(ds);
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) ds[i][e] = scores[i][e] * (ds[i][e] - inner[e / 2]);
+        as_left(x, ds);
+        settle(x);
+        add_weighted(dq, x, stage);
+        summing = c.stream.is_empty();
+        c.stream.next();
+        if (tile + ROWS >= w.end) break;
+        c.wait_stage();
+        multiply_queries(scores, c.stream.stage());
+    }
+    wgmma_wait<0>();
+    settle(dq);
+    barrier_arrive(summing);
+    if (is_wide<HD>) c.done_with_kept();
+    scale_rows<HD>(dq, a.scale);
+    store_rows<HD>(dq, a.head_dim, [&](int r) -> bf16 * {
+        r += c.row0;
+        return w.p.in(r) ? g.dqkv + query_at(a, place_of(a, w.p, r)) : NULL;
+    });
+}
+
+// ---- gradient of the keys and values -----------------------------------------------------------
+
+// A warp's keys: first .. first + 15; up to min_end - 1, rows after them see them all.
+struct key_rows {
+    int first, min_end;
+};
+
+__device__ __forceinline__ key_rows keys_of(const attn_args<bf16> &a, int first)
+{
+    int key = first + threadIdx.x % 16;
+    int end = key < a.n_tokens ? a.attend_end[a.seq_of[key]] : 0;
+    return {first, __reduce_min_sync(~0u, end)};
+}
+
+// w = 0 where a key is not seen by the packed row of the column.
+__device__ __forceinline__ void hide_keys(float (&w)[ROWS / 8][4], const attn_args<bf16> &a,
+                                          const key_rows &k, const packed_rows &p)
+{
+    const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int key = k.first + threadIdx.x % 32 / 4 + h * 8, s = 0, end = 0, own_end = 0;
+        if (key < a.n_tokens) {
+            s = a.seq_of[key];
+            end = a.attend_end[s];
+            own_end = a.query_start[s + 1];
+        }
+        int last = a.window > 0 && end == own_end ? min(end, key + a.window) : end;
+        // the tile's packed rows that see it
+        int from = (key - p.start) * a.group - p.base, to = (last - p.start) * a.group - p.base;
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                int r = i * 8 + column + c;
+                if (r < from || r >= to) w[i][h * 2 + c] = 0.f;
+            }
+        if (a.window <= 0 || end == own_end) continue;
+        int position = row_position<false>(a, s, key); // in a prefix: rows see it from anywhere
+#pragma unroll
+        for (int i = 0; i < ROWS / 8; i++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                int row = min(p.start + by_group(a, p.base + i * 8 + column + c), end - 1);
+                if (position <= row_position<false>(a, a.seq_of[row], row) - a.window)
+                    w[i][h * 2 + c] = 0.f;
+            }
+    }
+}
+
+// Weights, from scores of keys and the packed rows of p from p.base on.
+__device__ __forceinline__ void take_weights(float (&w)[ROWS / 8][4], const attn_args<bf16> &a,
+                                             const key_rows &k, const packed_rows &p,
+                                             const row_numbers &n)
+{
+    const float factor = score_factor(a);
+    const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        float2 lse = *(const float2 *)&n.lse[i * 8 + column];
+        lse.x *= LOG2E;
+        lse.y *= LOG2E;
+#pragma unroll
+        for (int e = 0; e < 4; e++) w[i][e] = exp2_fast(w[i][e] * factor - (e % 2 ? lse.y : lse.x));
+    }
+    int first = p.start + by_group(a, p.base), last = p.start + by_group(a, p.base + ROWS - 1);
+    if (a.window > 0 || first < k.first + 15 || last >= k.min_end) hide_keys(w, a, k, p);
+}
+
+// ds (of products of values and gradients) = weights times what is left of them
+__device__ __forceinline__ void
+times_weights(float (&ds)[ROWS / 8][4], const float (&weights)[ROWS / 8][4], const row_numbers &n)
+{
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; i++) {
+        float2 inner = *(const float2 *)&n.inner[i * 8 + threadIdx.x % 4 * 2];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            ds[i][e] = weights[i][e] * (ds[i][e] - (e % 2 ? inner.y : inner.x));
+    }
+}
+
+// Which sums of keys an item has.
+template <int HD, work_kind KIND> constexpr bool has_dk = !is_wide<HD> || KIND == OF_KEYS;
+template <int HD, work_kind KIND> constexpr bool has_dv = !is_wide<HD> || KIND == OF_VALUES;
+
+template <int HD, work_kind KIND>
+__device__ __forceinline__ void store_keys(computer &c, const gradient_args &g, const work &w,
+                                           const float (&dk)[HD / 8][4],
+                                           const float (&dv)[HD / 8][4])
+{
+    const attn_args<bf16> &a = g.a;
+    auto to = [&](int r, int head) -> bf16 * {
+        r += w.p.start + c.row0;
+        return r < a.n_tokens ? g.dqkv + r * a.q_stride + (int64_t)head * a.head_dim : NULL;
+    };
+    if (has_dk<HD, KIND>)
+        store_rows<HD>(dk, a.head_dim, [&](int r) { return to(r, a.n_heads + w.kv_head); });
+    if (has_dv<HD, KIND>)
+        store_rows<HD>(dv, a.head_dim,
+                       [&](int r) { return to(r, a.n_heads + a.n_kv_heads + w.kv_head); });
+}
+
+// Where a thread's sums of a part are: so many float4 for dk, as many for dv, 128 apart.
+template <int HD>
+__device__ __forceinline__ float4 *part_of(computer &c, const gradient_args &g, const work &w,
+                                           int part)
+{
+    int blocks = (g.a.n_tokens + BLOCK_ROWS - 1) / BLOCK_ROWS * GROUPS;
+    int64_t at = (int64_t)part * blocks + w.p.start / ROWS + c.group;
+    at = at * g.a.n_kv_heads + w.kv_head;
+    return (float4 *)g.parts + at * (HD / 4 * 128) + threadIdx.x % 128;
+}
+
+// Writes a part; true in the warpgroup that is the last to do so.
+template <int HD, work_kind KIND>
+__device__ __forceinline__ bool store_part(computer &c, const gradient_args &g, const work &w,
+                                           const float (&dk)[HD / 8][4],
+                                           const float (&dv)[HD / 8][4], int *is_last)
+{
+    float4 *to = part_of<HD>(c, g, w, w.part);
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++) {
+        if (has_dk<HD, KIND>) to[i * 128] = make_float4(dk[i][0], dk[i][1], dk[i][2], dk[i][3]);
+        if (has_dv<HD, KIND>)
+            to[(HD / 8 + i) * 128] = make_float4(dv[i][0], dv[i][1], dv[i][2], dv[i][3]);
+    }
+    int ticket = 1 + (w.p.start / ROWS + c.group) * g.a.n_kv_heads + w.kv_head;
+    if (KIND == OF_VALUES) ticket += g.key_items / g.n_parts * GROUPS;
+    return last_group(g.tickets + ticket, w.n_parts, c.group, is_last);
+}
+
+__device__ __forceinline__ void add_four(float (&sum)[4], float4 x)
+{
+    sum[0] += x.x;
+    sum[1] += x.y;
+    sum[2] += x.z;
+    sum[3] += x.w;
+}
+
+template <int HD, work_kind KIND>
+__device__ __forceinline__ void add_parts(computer &c, const gradient_args &g, const work &w,
+                                          float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
+{
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) dk[i][e] = dv[i][e] = 0;
+#pragma unroll 1
+    for (int z = 0; z < w.n_parts; z++) {
+        const float4 *from = part_of<HD>(c, g, w, z);
+#pragma unroll
+        for (int i = 0; i < HD / 8; i++) {
+            if (has_dk<HD, KIND>) add_four(dk[i], __ldcg(from + i * 128));
+            if (has_dv<HD, KIND>) add_four(dv[i], __ldcg(from + (HD / 8 + i) * 128));
+        }
+    }
+}
+
+// The sums of a warpgroup's keys over the tiles of packed rows from p.base on.
+template <int HD, work_kind KIND>
+__device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, const work &w,
+                                         const row_numbers *numbers, packed_rows p,
+                                         float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
+{
+    const attn_args<bf16> &a = g.a;
+    const uint32_t values = c.kept + tile_bytes<HD>;
+    key_rows k = keys_of(a, p.start + c.row0);
+    float scores[ROWS / 8][4], ds[ROWS / 8][4];
+    uint32_t x[ROWS / 16][4], y[ROWS / 16][4], summing = 0;
+    c.wait_stage();
+    multiply<HD>(scores, c.kept, c.stream.stage());
+    for (;; p.base += w.step) {
+        uint32_t queries = c.stream.stage(), grads = queries + tile_bytes<HD>;
+        const row_numbers &n = numbers[c.stream.slot];
+        wgmma_wait<1>();
+        if (summing) barrier_arrive(summing);
+        if (has_dk<HD, KIND>) {
+            multiply<HD>(ds, values, grads);
+            wgmma_wait<1>();
+        } else {
+            wgmma_wait<0>();
+        }
+        settle(scores);
+        take_weights(scores, a, k, p, n);
+        if (has_dk<HD, KIND>) {
+            wgmma_wait<0>();
+            settle(ds);
+            times_weights(ds, scores, n);
+        }
+        if (has_dv<HD, KIND>) {
+            as_left(x, scores);
+            settle(x);
+        }
+        if (has_dk<HD, KIND>) {
+            as_left(y, ds);
+            settle(y);
+        }
+        if (has_dv<HD, KIND>) add_weighted(dv, x, grads);
+        if (has_dk<HD, KIND>) add_weighted(dk, y, queries);
+        summing = c.stream.is_empty();
+        c.stream.next();
+        if (p.base + w.step >= w.end) break;
+        c.wait_stage();
+        multiply<HD>(scores, c.kept, c.stream.stage());
+    }
+    wgmma_wait<0>();
+    settle(dk);
+    settle(dv);
+    barrier_arrive(summing);
+}
+
+template <int HD, work_kind KIND>
+__device__ __forceinline__ void sum_keys(computer &c, const gradient_args &g, const work &item,
+                                         const row_numbers *numbers, int *is_last)
+{
+    const attn_args<bf16> &a = g.a;
+    float dk[HD / 8][4] = {}, dv[HD / 8][4] = {};
+    packed_rows p = item.p;
+    int first_key = p.start + c.group * ROWS;
+    for (p.base = item.first; p.base < item.end;
+         p.base += item.step) { // rows that come before all keys
+        if (p.start + by_group(a, p.base + ROWS - 1) >= first_key) break;
+        c.wait_stage();
+        barrier_arrive(c.stream.is_empty());
+        c.stream.next();
+    }
+    if (p.base < item.end) sum_rows<HD, KIND>(c, g, item, numbers, p, dk, dv);
+    const work w = item;
+    c.done_with_kept();
+    scale_rows<HD>(dk, a.scale);
+    if (w.n_parts > 1) {
+        if (!store_part<HD, KIND>(c, g, w, dk, dv, is_last)) return;
+        add_parts<HD, KIND>(c, g, w, dk, dv);
+    }
+    store_keys<HD, KIND>(c, g, w, dk, dv);
+}
+
+#endif // HAS_WGMMA
+
+// ---- launches ----------------------------------------------------------------------------------
+
+template <int HD>
+__global__ void __launch_bounds__(THREADS, 1) attn_gradient_kernel(gradient_args g)
+{
+#if HAS_WGMMA
+    grid_begin();
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ block_state state;
+    __shared__ __align__(16) row_numbers numbers[stages_of<HD>];
+    __shared__ int is_last[GROUPS];
+    run_block<HD, stages_of<HD>, 2, 2, 0, 24>( // of 232 registers there are too few
+        state, memory, [&](copier &c) { copy_items<HD>(c, g, numbers); },
+        [&](computer &c) {
+            c.each_item(state, OF_KEYS, [&](const work &w) {
+                sum_keys<HD, OF_KEYS>(c, g, w, numbers, &is_last[c.group]);
+            });
+            if (is_wide<HD>)
+                c.each_item(state, OF_VALUES, [&](const work &w) {
+                    sum_keys<HD, OF_VALUES>(c, g, w, numbers, &is_last[c.group]);
+                });
+            c.each_item(state, OF_QUERIES, [&](const work &w) { sum_queries<HD>(c, g, w); });
+        });
+#endif
+}
+
+template <int HD> static void launch(struct device *dev, const gradient_args &g)
+{
+    cuda_launch(dev, "attention gradient", attn_gradient_kernel<HD>,
+                std::min(g.items, cuda_use(dev)->n_sms), THREADS,
+                block_memory<HD, stages_of<HD>, 2>, g);
+}
+
+// Blocks of keys, times the kinds of their items.
+static int key_blocks(const attn_call &c)
+{
+    return ceil_div(c.batch->n_tokens, BLOCK_ROWS) * c.shape->n_kv_heads;
+}
+static int kinds_of_keys(const attn_call &c)
+{
+    return c.shape->head_dim <= 128 ? 1 : 2;
+}
+
+bool attn_wgmma_back_takes(struct device *dev, const attn_call &c)
+{
+    const int tickets = 1 + kinds_of_keys(c) * key_blocks(c) * GROUPS;
+    return on_hopper(dev) && c.shape->head_dim <= 192 && c.shape->softcap <= 0 &&
+           (c.n_parts <= 1 || tickets <= N_TICKETS) && aligned(16, {c.dqkv, c.dout}, {}) &&
+           attn_mma_takes(dev, c);
+}
+
+void attn_wgmma_back(struct device *dev, const attn_call &c)
+{
+    struct cuda_state *state = cuda_use(dev);
+    gradient_args g = {};
+    g.a = attn_args_of<bf16>(c);
+    g.dqkv = (bf16 *)c.dqkv;
+    g.dout = (const bf16 *)c.dout;
+    g.delta = c.delta;
+    g.parts = c.parts;
+    g.n_parts = c.n_parts;
+    // short parts where the blocks of keys alone would leave multiprocessors without work
+    g.part_tiles = key_blocks(c) * 4 >= state->n_sms * 3 ? 48 : 16;
+    g.key_items = key_blocks(c) * c.n_parts;
+    g.items = kinds_of_keys(c) * g.key_items + query_items(g.a);
+    g.tickets = state->tickets;
+    const int dims = g.a.head_dim;
+    (dims <= 64 ? launch<64> : dims <= 128 ? launch<128> : launch<192>)(dev, g);
 }

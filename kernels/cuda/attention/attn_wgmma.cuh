@@ -1,5 +1,5 @@
-/* attn_wgmma.cuh: what attention of many rows on Hopper is made of, forward (attn_wgmma.cu) and
- * gradient (attn_wgmma_back.cu), after FlashAttention-3 (Shah et al. 2024).
+/* attn_wgmma.cuh: what attention of many rows on Hopper is made of, forward and
+ * gradient, after FlashAttention-3 (Shah et al. 2024).
  *
  * A block stays on its SM and takes one item of work after the other. Its first GROUPS warpgroups
  * compute, each 64 rows of the item (packed rows, or keys): the rows that stay for the item, the

@@ -389,17 +389,10 @@ static cublasStatus_t plan_find(struct device *dev, const struct plan_key *key,
 
 // ---- matmuls by the library --------------------------------------------------------------------
 
-// The largest power of two up to 256 that divides the address.
-static uint32_t alignment(const void *p)
+// Of the largest power of two up to 256 that divides the address.
+static uint8_t log2_alignment(const void *p)
 {
-    uint32_t a = 256;
-    while ((uintptr_t)p % a) a /= 2;
-    return a;
-}
-
-static uint8_t log2_of(uint32_t x)
-{
-    return (uint8_t)__builtin_ctz(x);
+    return (uint8_t)__builtin_ctzll((uintptr_t)p | 256);
 }
 
 // c (m, n) += bias (n) on every row
@@ -427,9 +420,9 @@ static void matmul_large(struct device *dev, void *c, const void *a, const void 
     key.in = (uint8_t)shape->in;
     key.out = (uint8_t)shape->out;
     key.bias = bias != NULL;
-    key.align_a = log2_of(alignment(a));
-    key.align_b = log2_of(alignment(b));
-    key.align_c = log2_of(alignment(c));
+    key.align_a = log2_alignment(a);
+    key.align_b = log2_alignment(b);
+    key.align_c = log2_alignment(c);
     struct plan *plan = NULL;
     cublasStatus_t st = plan_find(dev, &key, &operands, &plan);
     if (st == CUBLAS_STATUS_SUCCESS) st = plan_run(dev, plan, &operands, shape->beta, c);

@@ -35,11 +35,4 @@ void matmul_few_gated(struct device *dev, const matmul_call &call);
 bool matmul_few_rotated_takes(struct device *dev, const matmul_call &call);
 void matmul_few_rotated(struct device *dev, const matmul_call &call);
 
-// experts_wgmma.cu: experts' matmuls of bf16 on Hopper, and the gradient of their weights.
-bool experts_wgmma_takes(struct device *dev, const matmul_call &call);
-void experts_wgmma(struct device *dev, const matmul_call &call);
-void experts_wgmma_back(struct device *dev, const matmul_call &call);
-// Whether rows of bf16 of any operand can be copied 16 bytes at a time (matmul_experts.cu).
-bool experts_mma_takes(struct device *dev, const matmul_call &call);
-
 #endif

@@ -8,11 +8,13 @@
  *   forward            i: rows of the expert, j: n, p: k     R along
  *   gradient of input  i: rows of the expert, j: n, p: k     R across
  *   gradient of weight i: n, j: k, p: rows of the expert     L and R across
- * bf16 runs on the tensor cores, in tiles that pass through shared memory in a ring of cp.async
- * stages, and, where the experts have few rows each, in matmul_small.cu; f32, and bf16 of widths or
+ * bf16 runs on the tensor cores, in k16 order (docs/internals/numerics.md) whatever the tile: by
+ * wgmma on Hopper, elsewhere in tiles that pass through shared memory in a ring of cp.async stages,
+ * and, where the experts have few rows each, in matmul_small.cu; f32, and bf16 of widths or
  * addresses that do not allow 16-byte copies, on a plain tiled kernel.
  */
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/matmul/experts.cuh"
 #include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/matmul/tile.cuh"
@@ -106,7 +108,8 @@ __global__ void __launch_bounds__(TILE::threads, TILE::blocks) experts_kernel(ex
 
 // ---- launches ----------------------------------------------------------------------------------
 
-bool experts_mma_takes(struct device *, const matmul_call &c)
+// Whether rows of bf16 of any operand can be copied 16 bytes at a time.
+static bool experts_mma_takes(struct device *, const matmul_call &c)
 {
     return c.shape->in == DT_BF16 && c.shape->n % 8 == 0 && c.shape->k % 8 == 0 &&
            aligned(16, {c.c, c.a, c.b}, {});
@@ -167,6 +170,369 @@ static void experts_plain_back(struct device *dev, const matmul_call &c)
 {
     with_type(c.shape->in,
               [&](auto t) { launch_tiles<plain_tile<true, true>, decltype(t), float>(dev, c); });
+}
+
+// ---- Hopper ------------------------------------------------------------------------------------
+
+/* Many rows, and the gradients of weights: one persistent kernel for all experts of a call.
+ *
+ * The work is tiles of (ROWS, columns) of the experts' results. What rows an expert has is in
+ * device memory only, so every block counts the experts' tiles when it begins, and then takes every
+ * gridDim.x-th of all of them. One warp keeps a ring of TMA copies ahead of the sums, past the end
+ * of a tile into the next; two groups of four warps have 64 rows of the tile each. wgmma reads
+ * operands along and across, and its sums are in k16 order as well.
+ *
+ * A stage may reach past an expert's rows, into those of the next. Where these are rows of the
+ * result they are not stored; where the sum is over them (the gradient of weights) they are
+ * overwritten with zeros in shared memory first. Past the end of a matrix TMA gives zeros. */
+#define WIDTH            256 // columns of a tile
+#define ROWS             128 // of a tile
+#define DEPTH            64  // of p in a stage
+#define GROUPS           2
+#define THREADS          (GROUPS * 128 + 128)
+#define COPIER_REGISTERS 40
+#define GROUP_REGISTERS  232
+#define NEXT_TILES       8           // that the copying warp may have told of: twice the stages
+#define SPREAD           512         // bytes of a row on its way out
+#define N_SUMS           (WIDTH / 2) // of a tile, in a thread
+#define BOX              (64 * DEPTH * 2) // bytes of 64 rows or columns of a stage
+#define STAGE            ((ROWS + WIDTH) / 64 * BOX)
+
+template <typename U> struct wgmma_args {
+    U *c;
+    const int32_t *offsets;
+    int n_experts, m, n, k;
+};
+
+// What a block computes: of one expert, or of all rows.
+struct wgmma_tile {
+    int expert, i, i_end, j, p, p_end;
+};
+
+#if HAS_WGMMA
+
+// The tile of this number.
+template <bool GRADIENT, typename U>
+__device__ __forceinline__ wgmma_tile numbered_tile(const int *before, const wgmma_args<U> &a,
+                                                    int number)
+{
+    int columns = ((GRADIENT ? a.k : a.n) + WIDTH - 1) / WIDTH;
+    expert_tile t = find_expert_tile(before, a.n_experts, columns, number);
+    int first = a.offsets[t.expert], last = a.offsets[t.expert + 1];
+    if (GRADIENT) return {t.expert, t.down * ROWS, a.n, t.across * WIDTH, first, last};
+    return {t.expert, first + t.down * ROWS, last, t.across * WIDTH, 0, a.k};
+}
+
+// Copies a stage of a tile: of L, then of R. One thread's.
+template <bool L_ACROSS, bool R_ACROSS>
+__device__ __forceinline__ void copy_stage(uint32_t to, uint32_t full, const CUtensorMap *l_map,
+                                           const CUtensorMap *r_map, const wgmma_tile &t, int p)
+{
+    int matrix = L_ACROSS ? 0 : t.expert;
+    if (L_ACROSS)
+#pragma unroll
+        for (int b = 0; b < ROWS / 64; b++) copy_box(to + b * BOX, l_map, t.i + b * 64, p, 0, full);
+    else
+        copy_box(to, l_map, p, t.i, 0, full);
+    to += ROWS / 64 * BOX;
+    if (R_ACROSS)
+#pragma unroll
+        for (int b = 0; b < WIDTH / 64; b++)
+            copy_box(to + b * BOX, r_map, t.j + b * 64, p, matrix, full);
+    else
+        copy_box(to, r_map, p, t.j, matrix, full);
+}
+
+// Threads of the groups meet.
+__device__ __forceinline__ void groups_sync()
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
+}
+
+// Zeros for the rows of p from `rows` up to the next multiple of 16, in all of a stage's boxes.
+template <int BOXES> __device__ __forceinline__ void clear_rows(char *stage, int rows)
+{
+    int last = (rows + 15) / 16 * 16, chunks = (last - rows) * 8;
+    for (int at = threadIdx.x; at < chunks * BOXES; at += GROUPS * 128) {
+        int box = at / chunks, in_box = at % chunks;
+        *(uint4 *)(stage + box * BOX + rows * 128 + in_box * 16) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async();
+    groups_sync();
+}
+
+// A group's sums of a tile.
+template <bool L_ACROSS, bool R_ACROSS>
+__device__ __forceinline__ void tile_sums(float (&sum)[N_SUMS], stage_ring &ring, char *stages,
+                                          const wgmma_tile &t, int group)
+{
+    constexpr int BOXES = ROWS / 64 + WIDTH / 64;
+    uint32_t before = 0;
+#pragma unroll
+    for (int i = 0; i < N_SUMS; i++) sum[i] = 0;
+#pragma unroll 1
+    for (int p = t.p; p < t.p_end; p += DEPTH, ring.next()) {
+        uint32_t l = ring.stage() + group * BOX, r = ring.stage() + ROWS / 64 * BOX;
+        uint64_t a = L_ACROSS ? operand_of_rows(l, BOX) : operand(l);
+        uint64_t b = R_ACROSS ? operand_of_rows(r, BOX) : operand(r);
+        barrier_wait(ring.is_full(), ring.parity);
+        int steps = L_ACROSS ? min(DEPTH, t.p_end - p + 15) / 16 : DEPTH / 16;
+        if (L_ACROSS && t.p_end - p < steps * 16)
+            clear_rows<BOXES>(stages + (ring.stage() - ring.first), t.p_end - p);
+        wgmma_fence();
+        if (steps == DEPTH / 16) {
+#pragma unroll
+            for (int q = 0; q < DEPTH / 16; q++)
+                wgmma_of<L_ACROSS, R_ACROSS>(sum, a + q * (L_ACROSS ? 128 : 2),
+                                             b + q * (R_ACROSS ? 128 : 2));
+        } else {
+#pragma unroll 1
+            for (int q = 0; q < steps; q++) {
+                wgmma_fence();
+                wgmma_of<L_ACROSS, R_ACROSS>(sum, a + q * (L_ACROSS ? 128 : 2),
+                                             b + q * (R_ACROSS ? 128 : 2));
+            }
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (before) barrier_arrive(before);
+        before = ring.is_empty();
+    }
+    wgmma_wait<0>();
+    if (before) barrier_arrive(before);
+}
+
+// Rows that are no expert's: this group's part of the ring's protocol alone.
+__device__ __forceinline__ void skip_tile(stage_ring &ring, const wgmma_tile &t)
+{
+    for (int p = t.p; p < t.p_end; p += DEPTH, ring.next()) {
+        barrier_wait(ring.is_full(), ring.parity);
+        barrier_arrive(ring.is_empty());
+    }
+}
+
+// Copies n elements from shared memory; this thread's.
+template <typename U> __device__ __forceinline__ void bulk_store(U *to, const U *from, int n)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(n * (int)sizeof(U))
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until what this thread's have read of shared memory may be overwritten.
+__device__ __forceinline__ void bulk_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// Until they are done.
+__device__ __forceinline__ void bulk_wait()
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* A warp's 16 rows of a tile go out by way of shared memory, SPREAD bytes of a row at a time, and
+ * by the copy engine, while the sums of the next tile are under way. spread: the warp's own. */
+template <typename U>
+__device__ __forceinline__ void store_tile(U *c, const float (&sum)[N_SUMS], char *spread,
+                                           const wgmma_tile &t, int width, int row)
+{
+    constexpr int COLUMNS = SPREAD / sizeof(U), PITCH = COLUMNS + 8; // no bank conflicts
+    int lane = threadIdx.x % 32;
+    U *rows = (U *)spread;
+#pragma unroll
+    for (int q = 0; q < WIDTH / COLUMNS; q++) {
+        bulk_wait_read();
+        __syncwarp();
+#pragma unroll
+        for (int g = 0; g < COLUMNS / 8; g++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float *pair = &sum[(q * COLUMNS / 8 + g) * 4 + h * 2];
+                store_pair(rows + (lane / 4 + h * 8) * PITCH + g * 8 + lane % 4 * 2, pair[0],
+                           pair[1]);
+            }
+        fence_async();
+        __syncwarp();
+        int column = t.j + q * COLUMNS, n = min(COLUMNS, width - column);
+        if (lane < 16 && row + lane < t.i_end && n > 0)
+            bulk_store(c + (int64_t)(row + lane) * width + column, rows + lane * PITCH, n);
+        bulk_commit();
+    }
+}
+
+/* A warp's 16 rows of a tile of a gradient are added to what is there, 8 at a time, by way of
+ * shared memory, 64 columns at a time, so that a row is accessed 16 bytes a thread. (Adding by the
+ * copy engine took 1.43 ms instead of 1.30: 128 experts of 1536 x 2048 and 65,536 rows, H200,
+ * 2026-11-23.) spread: the warp's own. */
+__device__ __forceinline__ void add_tile(float *c, const float (&sum)[N_SUMS], char *spread,
+                                         const wgmma_tile &t, int width, int row)
+{
+    constexpr int PITCH = 72; // no bank conflicts
+    int lane = threadIdx.x % 32, column = lane % 16 * 4;
+    float *rows = (float *)spread;
+    c += t.j + column;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int first = row + h * 8;
+        if (first >= t.i_end) return; // in eights
+        float4 old[WIDTH / 64][4];
+#pragma unroll
+        for (int q = 0; q < WIDTH / 64; q++)
+            if (t.j + q * 64 + column < width)
+#pragma unroll
+                for (int s = 0; s < 4; s++)
+                    old[q][s] = *(const float4 *)(c + (int64_t)(first + s * 2 + lane / 16) * width +
+                                                  q * 64);
+#pragma unroll
+        for (int q = 0; q < WIDTH / 64; q++) {
+            __syncwarp();
+#pragma unroll
+            for (int g = 0; g < 8; g++)
+                store_pair(rows + lane / 4 * PITCH + g * 8 + lane % 4 * 2,
+                           sum[(q * 8 + g) * 4 + h * 2], sum[(q * 8 + g) * 4 + h * 2 + 1]);
+            __syncwarp();
+            if (t.j + q * 64 + column >= width) continue;
+#pragma unroll
+            for (int s = 0; s < 4; s++) {
+                int r = s * 2 + lane / 16;
+                float4 x = *(const float4 *)(rows + r * PITCH + column), y = old[q][s];
+                *(float4 *)(c + (int64_t)(first + r) * width + q * 64) =
+                    make_float4(y.x + x.x, y.y + x.y, y.z + x.z, y.w + x.w);
+            }
+        }
+    }
+}
+
+#endif
+
+// Stages of the ring, and what a warp has of shared memory for a tile on its way out: rows of the
+// result, or of 64 columns of a gradient.
+template <bool GRADIENT> constexpr int stages_of = GRADIENT ? 4 : 3;
+template <bool GRADIENT> constexpr int spread_of = GRADIENT ? 8 * 72 * 4 : 16 * (SPREAD + 32);
+
+template <bool GRADIENT>
+constexpr size_t wgmma_shared = stages_of<GRADIENT> *STAGE + GROUPS * 4 * spread_of<GRADIENT> +
+                                (MAX_EXPERTS + 1) * sizeof(int);
+
+template <bool L_ACROSS, bool R_ACROSS, typename U>
+__global__ void __launch_bounds__(THREADS, 1)
+    wgmma_kernel(const __grid_constant__ CUtensorMap l_map,
+                 const __grid_constant__ CUtensorMap r_map, wgmma_args<U> a)
+{
+    grid_begin();
+#if HAS_WGMMA
+    constexpr bool GRADIENT = L_ACROSS;
+    constexpr int STAGES = stages_of<GRADIENT>;
+    extern __shared__ __align__(1024) char stages[];
+    __shared__ uint64_t full[STAGES], empty[STAGES];
+    __shared__ wgmma_tile told[NEXT_TILES];
+    char *spread = stages + STAGES * STAGE;
+    int *before = (int *)(spread + GROUPS * 4 * spread_of<GRADIENT>);
+    stage_ring ring = {
+        shared_address(stages), STAGE, shared_address(full), shared_address(empty), STAGES, 0, 0};
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(ring.full + i * 8, 1);
+            barrier_init(ring.empty + i * 8, GROUPS * 128);
+        }
+        barriers_made();
+    }
+    if (warp == 0)
+        count_tiles(before, a.offsets, a.n_experts, [&](int rows) {
+            return ((GRADIENT ? (rows > 0) * a.n : rows) + ROWS - 1) / ROWS;
+        });
+    __syncthreads();
+
+    int width = GRADIENT ? a.k : a.n, tiles = before[a.n_experts] * ((width + WIDTH - 1) / WIDTH);
+    int mine = (tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    if (warp >= GROUPS * 4) {
+        fewer_registers<COPIER_REGISTERS>();
+        if (threadIdx.x != GROUPS * 128) return;
+        for (int i = 0; i < mine; i++) {
+            wgmma_tile t = numbered_tile<GRADIENT>(before, a, blockIdx.x + i * gridDim.x);
+            told[i % NEXT_TILES] = t;
+            for (int p = t.p; p < t.p_end; p += DEPTH, ring.next()) {
+                barrier_wait(ring.is_empty(), ring.parity ^ 1);
+                barrier_expect(ring.is_full(), STAGE);
+                copy_stage<L_ACROSS, R_ACROSS>(ring.stage(), ring.is_full(), &l_map, &r_map, t, p);
+            }
+        }
+        return;
+    }
+    more_registers<GROUP_REGISTERS>();
+    int group = warp / 4;
+    for (int i = 0; i < mine; i++) {
+        barrier_wait(ring.is_full(), ring.parity);
+        wgmma_tile t = told[i % NEXT_TILES];
+        if (!GRADIENT && t.i + group * 64 >= t.i_end) {
+            skip_tile(ring, t);
+            continue;
+        }
+        float sum[N_SUMS];
+        tile_sums<L_ACROSS, R_ACROSS>(sum, ring, stages, t, group);
+        char *own = spread + warp * spread_of<GRADIENT>;
+        if constexpr (GRADIENT)
+            add_tile(a.c + (int64_t)t.expert * a.n * a.k, sum, own, t, width, t.i + warp * 16);
+        else
+            store_tile(a.c, sum, own, t, width, t.i + warp * 16);
+    }
+    if (!GRADIENT) bulk_wait();
+#endif
+}
+
+// n_matrices matrices (rows, columns), and boxes of box_rows by 64 columns of them.
+static tensor_boxes boxes_of(int columns, int rows, int n_matrices, int box_rows)
+{
+    cuuint64_t pitch = (cuuint64_t)columns * 2;
+    return {3,
+            {(cuuint64_t)columns, (cuuint64_t)rows, (cuuint64_t)n_matrices},
+            {pitch, rows * pitch},
+            {64, (cuuint32_t)box_rows, 1}};
+}
+
+template <bool L_ACROSS, bool R_ACROSS, typename U>
+static void launch_wgmma(struct device *dev, const void *l, const void *r, const wgmma_args<U> &a)
+{
+    struct cuda_state *state = cuda_use(dev);
+    CUtensorMap l_map, r_map;
+    tensor_boxes of_l = L_ACROSS ? boxes_of(a.n, a.m, 1, DEPTH) : boxes_of(a.k, a.m, 1, ROWS);
+    tensor_boxes of_r = L_ACROSS   ? boxes_of(a.k, a.m, 1, DEPTH)
+                        : R_ACROSS ? boxes_of(a.n, a.k, a.n_experts, DEPTH)
+                                   : boxes_of(a.k, a.n, a.n_experts, WIDTH);
+    if (!tensor_map(dev, &l_map, l, of_l) || !tensor_map(dev, &r_map, r, of_r)) return;
+    cuda_launch(dev, "experts' matmuls", wgmma_kernel<L_ACROSS, R_ACROSS, U>, state->n_sms, THREADS,
+                wgmma_shared<L_ACROSS>, l_map, r_map, a);
+}
+
+static bool experts_wgmma_takes(struct device *dev, const matmul_call &call)
+{
+    return on_hopper(dev) && call.n_experts <= MAX_EXPERTS && experts_mma_takes(dev, call);
+}
+
+static void experts_wgmma(struct device *dev, const matmul_call &call)
+{
+    const struct matmul *s = call.shape;
+    with_type(s->out, [&](auto u) {
+        using U = decltype(u);
+        wgmma_args<U> args = {(U *)call.c, call.offsets, call.n_experts, s->m, s->n, s->k};
+        const auto launch =
+            s->trans_b ? launch_wgmma<false, false, U> : launch_wgmma<false, true, U>;
+        launch(dev, call.a, call.b, args);
+    });
+}
+
+static void experts_wgmma_back(struct device *dev, const matmul_call &call)
+{
+    const struct matmul *s = call.shape;
+    wgmma_args<float> args = {(float *)call.c, call.offsets, call.n_experts, s->m, s->n, s->k};
+    launch_wgmma<true, true>(dev, call.a, call.b, args);
 }
 
 // ---- variants ----------------------------------------------------------------------------------

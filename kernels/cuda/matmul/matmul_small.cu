@@ -28,7 +28,7 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/comm/oneshot.cuh"
 #include "kernels/cuda/rows/rope.cuh"
-#include <utility>
+#include <algorithm>
 
 #define MAX_ROWS     128 // of a block
 #define MAX_STAGES   16
@@ -417,10 +417,10 @@ __device__ __forceinline__ void end_columns(const peer_slots &p, peer_call call)
 #endif
 
 // Chunks in a stage: the fewer rows it has, the more of them are worth its barriers.
-template <int J, int GROUPS>
-constexpr int chunks_of = J <= 3   ? 4 / GROUPS
-                          : J <= 6 ? 2 / GROUPS
-                                   : 1;
+__host__ __device__ constexpr int chunks_of(int j, int groups)
+{
+    return j <= 3 ? 4 / groups : j <= 6 ? 2 / groups : 1;
+}
 
 // DIRECT: sums are stored from registers.
 template <epilogue END, int J, int GROUPS, bool DIRECT>
@@ -429,7 +429,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
                few_args p)
 {
 #if HAS_WGMMA
-    constexpr int N = 8 * J, CHUNKS = chunks_of<J, GROUPS>;
+    constexpr int N = 8 * J, CHUNKS = chunks_of(J, GROUPS);
     extern __shared__ __align__(1024) char stages[];
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     if (!p.early) grid_wait();
@@ -506,7 +506,11 @@ struct few_plan {
 };
 
 // J, from small to large: of any end, and the fewer of some.
-typedef std::integer_sequence<int, 1, 2, 4, 5, 6, 8, 12, 16, 18> tile_sizes;
+template <int... J> struct tile_list {
+    static constexpr int all[sizeof...(J)] = {J...};
+};
+typedef tile_list<1, 2, 4, 5, 6, 8, 12, 16, 18> tile_sizes;
+
 constexpr bool has_tile(epilogue end, int j)
 {
     if (end == WIDE) return j <= 2 || j % 4 == 0 || j == 18;
@@ -527,7 +531,7 @@ template <epilogue END, int J, typename F> static void if_tile(int j, F f)
 }
 
 template <epilogue END, typename F, int... J>
-static void with_tile_among(int j, F f, std::integer_sequence<int, J...>)
+static void with_tile_among(int j, F f, tile_list<J...>)
 {
     (if_tile<END, J>(j, f), ...);
 }
@@ -555,31 +559,14 @@ struct few_columns {
     int tiles(int j) const { return apart > 0 ? ceil_div(n / 2, 4 * j) : ceil_div(n, 8 * j); }
 };
 
-template <int... J>
-static int least_tile(int want, const few_columns &columns, std::integer_sequence<int, J...>)
-{
-    int least = 0;
-    ((least = !least && J >= want && columns.fits(J) ? J : least), ...);
-    return least;
-}
-
-static int with_chunks(int j, int groups)
-{
-    int chunks = 0;
-    with_tile<STORED>(j, [&](auto j) {
-        constexpr int J = decltype(j)::value;
-        chunks = groups == 1 ? chunks_of<J, 1> : chunks_of<J, 2>;
-    });
-    return chunks;
-}
-
 // The tile with which the fewest rounds of `blocks` blocks have all columns; 0: none fits.
 static int tile_of(const few_columns &columns, int blocks)
 {
-    int eights = ceil_div(columns.n, 8), j = 0;
-    for (int rounds = ceil_div(eights, blocks * 18); !j && rounds <= eights; rounds++)
-        j = least_tile(ceil_div(eights, blocks * rounds), columns, tile_sizes());
-    return j;
+    const int eights = ceil_div(columns.n, 8);
+    for (int rounds = ceil_div(eights, blocks * 18); rounds <= eights; rounds++)
+        for (int j : tile_sizes::all)
+            if (j >= ceil_div(eights, blocks * rounds) && columns.fits(j)) return j;
+    return 0;
 }
 
 // The ring of a plan whose blocks have so many tiles at most, each, and what they need of shared
@@ -587,7 +574,7 @@ static int tile_of(const few_columns &columns, int blocks)
 static void plan_ring(struct cuda_state *state, few_plan &plan, int k, int rounds, size_t beside)
 {
     plan.groups = ceil_div(plan.height, 64);
-    plan.chunks = with_chunks(plan.j, plan.groups);
+    plan.chunks = chunks_of(plan.j, plan.groups);
     size_t tile = beside;
     if (!plan.direct) tile += (size_t)plan.height * (plan.j * 8 + 8) * sizeof(float);
     size_t a_bytes = (size_t)plan.chunks * plan.height * CHUNK * 2;
@@ -666,22 +653,21 @@ static int busy_experts(int m, int n)
     return std::min({m, n, (int)(n * (1 - missed) + 0.5)});
 }
 
-template <int... J>
-static int cheapest_tile(const few_columns &columns, int experts, int blocks,
-                         std::integer_sequence<int, J...>)
+// The tile with which so many experts' columns cost `blocks` blocks least.
+static int cheapest_tile(const few_columns &columns, int experts, int blocks)
 {
-    int best = 0;
+    const bool many = (int64_t)experts * columns.tiles(12) >= blocks;
     int64_t least = INT64_MAX;
-    bool many = (int64_t)experts * columns.tiles(12) >= blocks;
-    // a tile's end costs about as much as 8 columns more; rings of narrow tiles hold too little
-    auto consider = [&](int j) {
-        if (!columns.fits(j) || (many && j < 12)) return;
-        int64_t cost = (int64_t)ceil_div((int64_t)experts * columns.tiles(j), blocks) * (j + 1);
-        if (cost >= least) return;
+    int best = 0;
+    for (int j : tile_sizes::all) {
+        // a tile's end costs about as much as 8 columns more; rings of narrow tiles hold too little
+        if (!columns.fits(j) || (many && j < 12)) continue;
+        const int64_t cost =
+            (int64_t)ceil_div((int64_t)experts * columns.tiles(j), blocks) * (j + 1);
+        if (cost >= least) continue;
         least = cost;
         best = j;
-    };
-    (consider(J), ...);
+    }
     return best;
 }
 
@@ -689,7 +675,7 @@ static few_plan plan_experts(struct cuda_state *state, const few_columns &column
                              int e)
 {
     few_plan plan = {};
-    plan.j = cheapest_tile(columns, busy_experts(m, e), state->n_sms, tile_sizes());
+    plan.j = cheapest_tile(columns, busy_experts(m, e), state->n_sms);
     // on average an expert has fewer rows than a tile
     plan.height = m <= std::max(8, 2 * e) ? 8 : m <= 8 * e ? 16 : 64;
     plan.direct = columns.direct(plan.j, plan.height);
