@@ -43,44 +43,12 @@ struct peer_slots {
     int rank, size;             // size 0: no call
 };
 
-// ---- the host's side (oneshot.cu) --------------------------------------------------------------
-
-struct oneshot;
-
-// All ranks call it, once `comm` can carry calls. Gives NULL, and in `why` a sentence, where a rank
-// cannot write into the memory of another: no other way of summing gives other bits.
-enum status oneshot_open(struct comm *comm, struct oneshot **ret, char *why, size_t why_size);
-// comm_share(), and the end of all that is mapped: other ranks' memory is not reached any more.
-enum status oneshot_share(struct comm *comm, struct oneshot *sum, void *memory, size_t bytes,
-                          char *why, size_t why_size);
-void oneshot_unmap(struct oneshot *sum);
-// Enqueued calls are done. Memory that other ranks may still have mapped, because they did not come
-// to a common end, is left to the end of the process.
-void oneshot_free(struct oneshot *sum, bool common_end);
-
-// NULL where n elements have no room.
-const struct peer_slots *oneshot_slots(struct oneshot *sum, const void *data, size_t n,
-                                       enum dtype dt);
-// Where `data` lies on every rank, NULL where it is unmapped; false where it was not shared.
-bool oneshot_shared(const struct oneshot *sum, const void *data, void *ret_of[MAX_PEERS]);
-void oneshot_reduce(struct device *dev, const struct peer_slots *slots, void *data, size_t n,
-                    enum dtype dt);
-// Any thread: sums that wait for a rank end, and what they leave is garbage.
-void oneshot_abort(struct oneshot *sum);
-
-// The n elements of `data`, which are this rank's partial sum, become the sum with those of the
-// other ranks, in rank order; these lie in `rest`, `pitch` elements apart, a multiple of 4.
-void oneshot_add(struct device *dev, void *data, const void *others, size_t n, size_t pitch,
-                 int rank, int size, enum dtype dt);
-
 // ---- for kernels of other operations (comm.cu) --------------------------------------------------
 
 // The caller's kernel writes the columns of `data` on all ranks. NULL: comm_gather_columns() must.
 const struct peer_slots *comm_place_columns(struct comm *comm, void *data, void *ret_of[MAX_PEERS]);
 // A kernel that ends a call was enqueued.
 void comm_call_enqueued(struct comm *comm, const char *what);
-
-#ifdef __CUDACC__
 
 // ---- the device's side --------------------------------------------------------------------------
 
@@ -167,5 +135,4 @@ __device__ __forceinline__ void await_flags(const peer_slots &p, peer_call call,
     __threadfence_system();
 }
 
-#endif
 #endif
