@@ -2,7 +2,7 @@
 
     openai_sdk.py BASE_URL MODEL
 
-tests/e2e/test_openai_sdk.c starts the server (a tiny random model with a byte-level tokenizer and
+tests/e2e/test_tool_calls.c starts the server (a tiny random model with a byte-level tokenizer and
 ChatML's template) and this. The first thing that is not as it should be ends it with a traceback.
 """
 import sys

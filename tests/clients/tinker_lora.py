@@ -2,7 +2,7 @@
 
     tinker_lora.py URL MODEL RUNS [CHECK ...]
 
-tests/e2e/test_tinker_lora_sdk.c starts the servers (a tiny random model, --exact, four adapters) and this;
+tests/e2e/test_tinker_sdk.c starts the servers (a tiny random model, --exact, four adapters) and this;
 RUNS is --run-dir. The first thing that is not as it should be ends it with a traceback. Needs the SDK
 (0.25 or later), and torch, transformers and peft for one check, which says so where there are none.
 """

@@ -78,9 +78,7 @@ TEST_IN(each_role_has_its_own, open_trained)
     assert_said(s, "3 updates since ");
     assert_said(s, "by the run ");
     assert_said(s, "2 updates since "); // in the adapter's line
-    const char *out = test_path(s->folder, "check.json");
-    assert_exit(0, test_command(out, LIMIT_MS, JOIN(check, args("--json"))));
-    const json_t *checked = json_of_file(out);
+    const json_t *checked = json_of(test_output(0, JOIN(check, args("--json"))));
     assert_role(checked, s->model, 3, "/full");
     assert_role(json_at(checked, "roles.0"), s->model, 3, "/full");
     assert_role(json_at(checked, "roles.1"), "/lora/start", 2, "/lora");

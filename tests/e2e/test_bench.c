@@ -6,14 +6,11 @@
 #include "tests/support/daemon.h"
 #include "tests/support/support.h"
 
-#define LIMIT_MS 120000
-
-static int run(const char *log, const char *model, const char *draft, const char *methods)
+static char *run(int status, const char *model, const char *draft, const char *methods)
 {
-    const char *const *argv = args("%s speculative --model %s --draft %s --methods %s --batches "
-                                   "1,6 --group 3 --tokens 12 --rounds 2 --device cpu --json",
-                                   test_binary("cw-bench"), model, draft, methods);
-    return test_command(log, LIMIT_MS, argv);
+    return test_output(status, args("%s speculative --model %s --draft %s --methods %s --batches "
+                                    "1,6 --group 3 --tokens 12 --rounds 2 --device cpu --json",
+                                    test_binary("cw-bench"), model, draft, methods));
 }
 
 static void check_row(const json_t *row, int batch, const char *method)
@@ -41,10 +38,9 @@ TEST(methods_are_compared)
 {
     static const char *const methods[] = {"off", "ngram:3", "fixed-draft_model:2",
                                           "suffix:8+ngram:2"};
-    const char *folder = test_folder(), *log = test_path(folder, "bench.log");
-    const char *model = daemon_model(test_path(folder, "model"), true, 5);
-    assert_int_equal(run(log, model, model, "ngram:3,fixed-draft_model:2,suffix:8+ngram:2"), 0);
-    const json_t *report = json_of_file(log);
+    const char *model = daemon_model(test_folder(), true, 5);
+    const json_t *report =
+        json_of(run(0, model, model, "ngram:3,fixed-draft_model:2,suffix:8+ngram:2"));
     assert_string_equal(text_of(report, "benchmark"), "speculative");
     assert_int_equal(int_of(report, "tokens"), 12);
     const json_t *results = json_object_get(report, "results");
@@ -55,10 +51,8 @@ TEST(methods_are_compared)
 
 TEST(bad_methods_are_named)
 {
-    const char *folder = test_folder(), *log = test_path(folder, "bench.log");
-    const char *model = daemon_model(test_path(folder, "model"), true, 5);
-    assert_int_equal(run(log, model, model, "ngram:3,guess:2"), 1);
-    char *said = test_read(log);
+    const char *model = daemon_model(test_folder(), true, 5);
+    char *said = run(1, model, model, "ngram:3,guess:2");
     assert_contains(said, "--methods");
     assert_contains(said, "guess:2");
 }
@@ -67,7 +61,7 @@ TEST(bad_methods_are_named)
 // to two.
 static double operations(const char *folder, int n)
 {
-    const char *config = test_path(folder, "config.json"), *log = test_path(folder, "bench.log");
+    const char *config = test_path(folder, "config.json");
     json_t *object = json_pack(
         "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b}", "architectures",
         "Qwen3MoeForCausalLM", "model_type", "qwen3_moe", "vocab_size", 64, "hidden_size", 32,
@@ -75,11 +69,10 @@ static double operations(const char *folder, int n)
         "num_attention_heads", 2, "num_key_value_heads", 1, "num_experts", n, "num_experts_per_tok",
         2, "norm_topk_prob", 1, "tie_word_embeddings", 1);
     assert_int_equal(json_dump_file(object, config, 0), 0);
-    assert_exit(0, test_command(log, LIMIT_MS,
-                                args("%s prefill --config %s --device cpu --batch 2 --context 8 "
-                                     "--steps 1 --warmup 0 --json",
-                                     test_binary("cw-bench"), config)));
-    const json_t *report = json_of_file(log);
+    const json_t *report =
+        json_of(test_output(0, args("%s prefill --config %s --device cpu --batch 2 --context 8 "
+                                    "--steps 1 --warmup 0 --json",
+                                    test_binary("cw-bench"), config)));
     const double work = json_real_value(json_object_get(report, "limit_ms")) *
                         json_real_value(json_object_get(report, "product_tflops"));
     json_decref(object);
@@ -96,15 +89,14 @@ TEST(experts_that_rest_are_no_work)
 // Every operation has a row, and one that was called is timed.
 TEST(variants_are_printed)
 {
-    const char *log = test_path(test_folder(), "bench.log");
     size_t i;
     json_t *row;
     int timed = 0;
     bool found[N_OPS] = {false};
-    assert_exit(0, test_command(log, LIMIT_MS,
-                                args("%s ops --variants --json --device %s",
-                                     test_binary("cw-bench"), test_device())));
-    const json_t *rows = json_object_get(json_of_file(log), "rows");
+    const json_t *rows =
+        json_at(json_of(test_output(0, args("%s ops --variants --json --device %s",
+                                            test_binary("cw-bench"), test_device()))),
+                "rows");
     json_array_foreach (rows, i, row) {
         const char *name = text_of(row, "op");
         for (int op = 0; op < N_OPS; op++)

@@ -6,15 +6,10 @@
 
 static json_t *report_of(const char *model, const char *option, const char *value)
 {
-    json_t *report = NULL;
-    const char *log = test_path(test_folder(), "bench.log");
-    assert_exit(0,
-                test_command(log, 120000,
-                             args("%s step --model %s --device %s --batch 4 --group 2 --tokens 6 "
-                                  "--steps 2 --warmup 1 --prompt-tokens 5 %s %s --json",
-                                  test_binary("cw-bench"), model, test_device(), option, value)));
-    assert_ok(json_read_file(log, 1 << 20, &report));
-    return report;
+    return json_of(
+        test_output(0, args("%s step --model %s --device %s --batch 4 --group 2 --tokens 6 "
+                            "--steps 2 --warmup 1 --prompt-tokens 5 %s %s --json",
+                            test_binary("cw-bench"), model, test_device(), option, value)));
 }
 
 static double number(const json_t *report, const char *key)

@@ -91,23 +91,9 @@ TEST(test_reload)
 
 TEST(test_metrics)
 {
-    static const char *const names[] = {"vllm:num_requests_running",
-                                        "vllm:num_requests_waiting",
-                                        "vllm:gpu_cache_usage_perc",
-                                        "vllm:kv_cache_usage_perc",
-                                        "vllm:prompt_tokens_total",
-                                        "vllm:generation_tokens_total",
-                                        "vllm:request_success_total",
-                                        "vllm:time_to_first_token_seconds_bucket",
-                                        "vllm:e2e_request_latency_seconds_sum",
-                                        "vllm:time_per_output_token_seconds_count",
-                                        "vllm:num_preemptions_total",
-                                        "vllm:prefix_cache_queries_total",
-                                        "vllm:prefix_cache_hits_total",
-                                        "commonweight:weight_version",
-                                        "commonweight:updates_total",
-                                        "commonweight:paused"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) daemon_metric(&served, names[i]);
+    const json_t *names = test_rows("metrics", "served");
+    for (size_t i = 0; i < json_array_size(names); i++)
+        daemon_metric(&served, json_string_value(json_array_get(names, i)));
     double tokens = daemon_metric(&served, "vllm:generation_tokens_total");
     double ended = daemon_metric(&served, "vllm:e2e_request_latency_seconds_count");
     ask("/v1/completions", "{\"prompt\":\"a\",\"max_tokens\":9}");

@@ -151,26 +151,15 @@ static const char *serve_demo(const char *modules)
     return python;
 }
 
-// What it says, which must succeed.
-static char *output_of(const char *const words[])
-{
-    const char *log = test_path(test_folder(), "log");
-    const int code = test_command(log, 240000, words);
-    char *text = test_read(log);
-    if (code) fail_msg("exit status %d: %s", code, text);
-    return text;
-}
-
 TEST(pytorch_trains_in_place)
 {
     const char *python = serve_demo("torch, transformers");
-    char *text =
-        output_of(args("%s %s --bridge %s --library %s --prompt 27+35= --completion 99 --steps 20",
-                       python, test_path(test_root(), "python/train_in_place.py"), server.bridge,
-                       test_binary("libcommonweight-bridge.so.0")));
+    char *text = test_output(
+        0, args("%s %s --bridge %s --library %s --prompt 27+35= --completion 99 --steps 20", python,
+                test_path(test_root(), "python/train_in_place.py"), server.bridge,
+                test_binary("libcommonweight-bridge.so.0")));
     assert_contains(text, "before: '52'"); // as README.md's first request gets it
     assert_contains(text, "after: '99' version 42");
-    free(text);
 }
 
 // A program of tests/clients over TRL, on the CPU: it says "NAME: PASS".
@@ -179,10 +168,9 @@ static void trl_passes(const char *name)
     skip_on_gpu();
     const char *python = serve_demo("torch, transformers, trl");
     const char *program = test_text("tests/clients/%s.py", name);
-    const char *pass = test_text("%s: PASS", name);
-    char *text = output_of(OPTIONS(python, test_path(test_root(), program), server.bridge,
-                                   test_binary("libcommonweight-bridge.so.0"), test_folder()));
-    assert_contains(text, pass);
+    char *text = test_output(0, OPTIONS(python, test_path(test_root(), program), server.bridge,
+                                        test_binary("libcommonweight-bridge.so.0"), test_folder()));
+    assert_contains(text, test_text("%s: PASS", name));
 }
 
 // TRL's trainer around it wants CUDA.

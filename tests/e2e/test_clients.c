@@ -3,11 +3,10 @@
  * SentencePiece model. One daemon with a tiny random model of that kind. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/text/tokenizer.h"
-#include "tests/support/daemon.h"
+#include "tests/support/served.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_sentencepiece.h"
 
-static struct daemon d;
 static struct tokenizer *tokenizer;
 
 static const char *sentencepiece_model(void)
@@ -23,18 +22,13 @@ static void start(void)
 {
     const char *model = sentencepiece_model();
     assert_ok(tokenizer_load(model, &tokenizer));
-    daemon_start(&d, model, args("--max-batch 8 --kv-memory 32M"));
+    daemon_start(&served, model, args("--max-batch 8 --kv-memory 32M"));
 }
 
 static void stop(void)
 {
     tokenizer_free(tokenizer);
-    daemon_end(&d);
-}
-
-static json_t *ask(const char *path, const char *body)
-{
-    return daemon_post(d.socket, path, 200, body);
+    served_stop();
 }
 
 // ---- texts of a SentencePiece model ------------------------------------------------------------
@@ -67,7 +61,7 @@ static json_t *chunks_of(const struct wire_answer *a)
 static void joined_stream(const char *body, struct bytes *ret)
 {
     struct wire_answer a;
-    daemon_request(d.socket, "POST", "/v1/completions", "", body, &a);
+    daemon_request(served.socket, "POST", "/v1/completions", "", body, &a);
     assert_int_equal(a.status, 200);
     const json_t *chunks = chunks_of(&a), *chunk;
     size_t i;
@@ -239,7 +233,7 @@ TEST(test_inference_stream)
     size_t i, k;
     json_t *whole = ask("/inference/v1/generate", test_text(inference, 0, ""));
     daemon_request(
-        d.socket, "POST", "/inference/v1/generate", "",
+        served.socket, "POST", "/inference/v1/generate", "",
         test_text(inference, 0, ",\"stream\":true,\"stream_options\":{\"include_usage\":true}"),
         &a);
     const json_t *chunks = chunks_of(&a);
@@ -270,46 +264,46 @@ TEST(test_tokenize)
     a = ask("/detokenize", "{\"tokens\":[270,299]}");
     assert_string_equal(text_of(a, "prompt"), "a time");
     ask("/detokenize", "{\"tokens\":[]}");
-    daemon_post(d.socket, "/detokenize", 400, "{\"tokens\":[300]}");
-    daemon_post(d.socket, "/detokenize", 400, "{\"tokens\":\"a\"}");
-    daemon_post(d.socket, "/tokenize", 400, "{\"prompt\":\"a\",\"messages\":[]}");
-    daemon_post(d.socket, "/tokenize", 400, "{\"text\":\"a\"}");
-    a = daemon_get(d.socket, "/tokenizer_info", 200);
+    daemon_post(served.socket, "/detokenize", 400, "{\"tokens\":[300]}");
+    daemon_post(served.socket, "/detokenize", 400, "{\"tokens\":\"a\"}");
+    daemon_post(served.socket, "/tokenize", 400, "{\"prompt\":\"a\",\"messages\":[]}");
+    daemon_post(served.socket, "/tokenize", 400, "{\"text\":\"a\"}");
+    a = daemon_get(served.socket, "/tokenizer_info", 200);
     assert_string_equal(text_of(a, "tokenizer_class"), "LlamaTokenizer");
     assert_string_equal(text_of(a, "bos_token"), "<s>");
 }
 
 TEST(test_version_and_model)
 {
-    json_t *a = daemon_get(d.socket, "/version", 200);
+    json_t *a = daemon_get(served.socket, "/version", 200);
     assert_true(strlen(text_of(a, "version")) > 0);
-    json_t *list = daemon_get(d.socket, "/v1/models/", 200);
-    a = daemon_get(d.socket, "/v1/models/model", 200);
+    json_t *list = daemon_get(served.socket, "/v1/models/", 200);
+    a = daemon_get(served.socket, "/v1/models/model", 200);
     assert_true(json_equal(a, json_at(list, "data.0")));
-    a = daemon_get(d.socket, "/v1/models/meta/llama", 404);
+    a = daemon_get(served.socket, "/v1/models/meta/llama", 404);
     assert_contains(text_of(a, "error.message"), "meta/llama");
-    daemon_get(d.socket, "/health///", 200);
-    daemon_get(d.socket, "/healthy", 404);
+    daemon_get(served.socket, "/health///", 200);
+    daemon_get(served.socket, "/healthy", 404);
 }
 
 TEST(test_request_names)
 {
     struct wire_answer a;
     const char *body = "{\"prompt\":[1],\"max_tokens\":1}";
-    daemon_request(d.socket, "POST", "/v1/completions", "X-Request-Id: trace 7\r\n", body, &a);
+    daemon_request(served.socket, "POST", "/v1/completions", "X-Request-Id: trace 7\r\n", body, &a);
     assert_contains(bytes_text(&a.head), "X-Request-Id: trace 7\r\n");
     assert_string_equal(text_of(a.json, "id"), "cmpl-trace 7");
-    daemon_request(d.socket, "POST", "/v1/completions", "X-Request-Id: b\r\n",
+    daemon_request(served.socket, "POST", "/v1/completions", "X-Request-Id: b\r\n",
                    "{\"prompt\":[1],\"max_tokens\":1,\"request_id\":\"own\"}", &a);
     assert_string_equal(text_of(a.json, "id"), "cmpl-own");
     struct bytes longer = BYTES_INIT; // than is taken: a name is made
     bytes_puts(&longer, "X-Request-Id: ");
     for (int i = 0; i < 300; i++) bytes_puts(&longer, "n");
     bytes_puts(&longer, "\r\n");
-    daemon_request(d.socket, "POST", "/v1/completions", bytes_text(&longer), body, &a);
+    daemon_request(served.socket, "POST", "/v1/completions", bytes_text(&longer), body, &a);
     assert_int_equal(strlen(text_of(a.json, "id")), strlen("cmpl-") + 32);
     bytes_release(&longer);
-    daemon_request(d.socket, "GET", "/nowhere", "X-Request-Id: lost\r\n", NULL, &a);
+    daemon_request(served.socket, "GET", "/nowhere", "X-Request-Id: lost\r\n", NULL, &a);
     assert_contains(bytes_text(&a.head), "X-Request-Id: lost\r\n");
 }
 
@@ -339,7 +333,7 @@ TEST(test_context_overflow)
     const json_t *cases = test_rows("clients", "test_context_overflow");
     for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *a =
-            daemon_post(d.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
+            daemon_post(served.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
         const json_t *error = json_at(a, "error");
         assert_string_equal(text_of(error, "code"), "context_length_exceeded");
         assert_string_equal(text_of(error, "param"), row_text(cases, i, "param"));
@@ -352,7 +346,7 @@ TEST(test_refused_fields)
     const json_t *cases = test_rows("clients", "test_refused_fields");
     for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *a =
-            daemon_post(d.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
+            daemon_post(served.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
         const json_t *error = json_at(a, "error");
         if (strcmp(text_of(error, "param"), row_text(cases, i, "param")) != 0)
             fail_msg("%s: %s", row_text(cases, i, "body"), text_of(error, "message"));

@@ -84,12 +84,10 @@ TEST_IN(sft_then_eval, scene_open)
         "120 --examples-per-step 20 --lr-scheduler-type constant --token-budget 60",
         base, s->data, out);
     daemon_start(&s->daemon, out, NULL);
-    const char *result = test_path(s->folder, "eval.log");
-    assert_exit(0, test_command(result, LIMIT_MS,
-                                args("%s eval --bridge %s --data %s --reward exact "
-                                     "--max-completion-length 8 --prompt-template none --json",
-                                     test_binary("cw-trainer"), s->daemon.bridge, s->data)));
-    const json_t *json = json_of(test_read(result));
+    const json_t *json =
+        json_of(test_output(0, args("%s eval --bridge %s --data %s --reward exact "
+                                    "--max-completion-length 8 --prompt-template none --json",
+                                    test_binary("cw-trainer"), s->daemon.bridge, s->data)));
     assert_int_equal(int_of(json, "n"), 20);
     // 20 sums, seen 120 times each: learned by heart
     assert_true(metric(json, "accuracy") >= 0.8);

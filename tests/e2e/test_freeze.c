@@ -13,8 +13,7 @@ TEST(same_as_torch)
 {
     const char *python = test_python("torch, transformers, safetensors, tokenizers"),
                *model = test_path(test_root(), "tools/demo-model"), *folder = test_folder(),
-               *data = test_path(folder, "data.jsonl"), *out = test_path(folder, "out"),
-               *log = test_path(folder, "log");
+               *data = test_path(folder, "data.jsonl"), *out = test_path(folder, "out");
     test_write(data, sums, strlen(sums));
     const char *const *sft = OPTIONS(
         test_binary("cw-trainer"), "sft", "--model", model, "--data", data, "--out", out, "--dtype",
@@ -23,23 +22,19 @@ TEST(same_as_torch)
     const char *const *torch =
         OPTIONS(python, test_path(test_root(), "tests/clients/freeze_torch.py"), model, data, out,
                 "3", "1e-3", "model.embed_tokens.weight", "*.layers.0.self_attn.*", "*norm.weight");
-    assert_int_equal(test_command(log, LIMIT_MS, sft), 0);
-    int status = test_command(log, LIMIT_MS, torch);
-    if (status != 0) fail_msg("%s", test_read(log));
+    test_output(0, sft);
+    test_output(0, torch);
 }
 
 TEST(bad_patterns_end_it)
 {
     const char *folder = test_folder(), *model = daemon_model(folder, true, 7),
-               *data = test_path(folder, "data.jsonl"), *out = test_path(folder, "out"),
-               *log = test_path(folder, "log");
+               *data = test_path(folder, "data.jsonl"), *out = test_path(folder, "out");
     test_write(data, sums, strlen(sums));
-    const char *const *sft =
-        args("%s sft --model %s --data %s --out %s --freeze wte.weight --device cpu",
-             test_binary("cw-trainer"), model, data, out);
-    assert_int_equal(test_command(log, LIMIT_MS, sft), 1);
-    assert_non_null(
-        strstr(test_read(log), "--freeze: \"wte.weight\" matches no tensor of the model"));
+    assert_contains(
+        test_output(1, args("%s sft --model %s --data %s --out %s --freeze wte.weight --device cpu",
+                            test_binary("cw-trainer"), model, data, out)),
+        "--freeze: \"wte.weight\" matches no tensor of the model");
 }
 
 // Tensors of two folders' model.safetensors that differ to the bit, by name.

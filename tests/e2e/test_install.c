@@ -7,13 +7,13 @@
 #include "tests/support/support.h"
 #include <sys/stat.h>
 
-static char build[PATH_MAX]; // this build's folder
+static const char *build; // BUILD= this build's folder
 static const char *log_path;
 
 static void find_build(void)
 {
-    snprintf(build, sizeof build, "BUILD=%s", test_binary("cw-trainer"));
-    *strrchr(build, '/') = '\0';
+    const char *program = test_binary("cw-trainer");
+    build = test_text("BUILD=%.*s", (int)(strrchr(program, '/') - program), program);
     log_path = test_path(test_folder(), "make.log");
 }
 
@@ -28,27 +28,14 @@ static int run_make(const char *goal, const char *a, const char *b)
     return test_command(log_path, 300000, OPTIONS("make", "-C", test_root(), build, goal, a, b));
 }
 
-static int count_files(const char *folder)
-{
-    const char *command = test_text("find '%s' ! -type d | wc -l", folder);
-    FILE *p = popen(command, "r");
-    int n = -1;
-    if (!p || fscanf(p, "%d", &n) != 1) fail_msg("%s", command);
-    pclose(p);
-    return n;
-}
-
 // With the installed header alone: the example, whose include is the only one it has of the tree.
 static void builds_a_plugin(const char *root)
 {
-    char command[3 * PATH_MAX];
     const char *source = test_path(test_folder(), "plugin.c");
-    snprintf(command, sizeof command,
-             "sed 's|\"trainer/reward/reward_plugin.h\"|<commonweight-reward.h>|' "
-             "'%s/trainer/examples/reward_balanced.c' > '%s' && cc -Wall -Werror -shared -fPIC "
-             "-I'%s/usr/include' -o '%s.so' '%s'",
-             test_root(), source, root, source, source);
-    assert_int_equal(system(command), 0);
+    test_shell("sed 's|\"trainer/reward/reward_plugin.h\"|<commonweight-reward.h>|' "
+               "'%s/trainer/examples/reward_balanced.c' > '%s' && cc -Wall -Werror -shared -fPIC "
+               "-I'%s/usr/include' -o '%s.so' '%s'",
+               test_root(), source, root, source, source);
     const char *name = test_text("plugin:%s.so", source);
     struct reward *r;
     const struct reward_options options = {.names = name};
@@ -67,24 +54,11 @@ TEST(installs_and_uninstalls)
     const char *destination = test_text("DESTDIR=%s", root);
     if (run_make("install", destination, "PREFIX=/usr"))
         fail_msg("make install: %s", test_read(log_path));
-    static const char *const wanted[] = {
-        "usr/bin/cw-infer-server",
-        "usr/bin/cw-ipc-check",
-        "usr/lib/libcommonweight-bridge.so",
-        "usr/lib/libcommonweight-bridge.so.0",
-        "usr/lib/pkgconfig/commonweight-bridge.pc",
-        "usr/include/commonweight-bridge.h",
-        "usr/include/commonweight-reward.h",
-        "usr/lib/systemd/system/cw-infer-server.service",
-        "usr/lib/systemd/system/cw-infer-server@.service",
-        "usr/lib/sysusers.d/commonweight.conf",
-        "usr/share/bash-completion/completions/cw-infer-server",
-        "usr/share/doc/commonweight/examples/server.json",
-        "usr/share/doc/commonweight/examples/train.sbatch",
-        "usr/share/doc/commonweight/examples/kubernetes.yaml",
-    };
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
-        if (access(test_path(root, wanted[i]), R_OK)) fail_msg("%s is not there", wanted[i]);
+    const json_t *wanted = test_rows("install", "installed");
+    for (size_t i = 0; i < json_array_size(wanted); i++) {
+        const char *file = json_string_value(json_array_get(wanted, i));
+        if (access(test_path(root, file), R_OK)) fail_msg("%s is not there", file);
+    }
     builds_a_plugin(root);
     if (system("command -v help2man >/dev/null") == 0)
         assert_int_equal(access(test_path(root, "usr/share/man/man1/cw-trainer-train.1"), R_OK), 0);
@@ -92,7 +66,7 @@ TEST(installs_and_uninstalls)
     assert_contains(unit, "ExecStart=/usr/bin/cw-infer-server");
     assert_null(strstr(unit, "@PREFIX"));
     assert_int_equal(run_make("uninstall", destination, "PREFIX=/usr"), 0);
-    assert_int_equal(count_files(root), 0);
+    assert_string_equal(test_shell("find '%s' ! -type d", root), "");
 }
 
 static void write_script(const char *folder, const char *name, const char *text)
@@ -115,7 +89,7 @@ TEST(only_building_installs_packages)
 {
     want_make();
     const char *fake = fake_packages(), *called = test_path(fake, "called");
-    char *before = strdup(getenv("PATH"));
+    const char *before = test_text("%s", getenv("PATH"));
     const char *path = test_text("%s:%s", fake, before);
     const char *other = test_text("BUILD=%s/none", fake);
     setenv("PATH", path, 1);
@@ -131,7 +105,6 @@ TEST(only_building_installs_packages)
     assert_int_equal(access(called, F_OK), 0); // this one tried to
     unsetenv("PKG_CONFIG_LIBDIR");
     setenv("PATH", before, 1);
-    free(before);
 }
 
 /* What make would build (`make -n`), or with "-p" its variables, on a machine with the nvcc of
@@ -139,17 +112,13 @@ TEST(only_building_installs_packages)
 static void expect_plan(const char *folder, const char *const arguments[3],
                         const char *const wanted[3], const char *unwanted)
 {
-    char command[3 * PATH_MAX];
-    snprintf(command, sizeof command,
-             "cd '%s' && env -u MAKEFLAGS -u MAKELEVEL -u CUDA -u CUDA_ARCHS -u BUILD -u SANITIZE "
-             "PATH='%s':\"$PATH\" make -n NO_INSTALL=1 %s %s %s > '%s' 2>&1",
-             test_root(), folder, arguments[0], arguments[1] ? arguments[1] : "",
-             arguments[2] ? arguments[2] : "", log_path);
-    const int status = system(command);
-    char *text = test_read(log_path);
-    if (status != 0) fail_msg("%s: %s", command, text);
+    char *text = test_shell(
+        "cd '%s' && env -u MAKEFLAGS -u MAKELEVEL -u CUDA -u CUDA_ARCHS -u BUILD -u SANITIZE "
+        "PATH='%s':\"$PATH\" make -n NO_INSTALL=1 %s %s %s 2>&1",
+        test_root(), folder, arguments[0], arguments[1] ? arguments[1] : "",
+        arguments[2] ? arguments[2] : "");
     for (int i = 0; i < 3 && wanted[i]; i++) assert_contains(text, wanted[i]);
-    if (unwanted && strstr(text, unwanted)) fail_msg("%s has %s", command, unwanted);
+    if (unwanted && strstr(text, unwanted)) fail_msg("%s: %s", arguments[1], text);
 }
 
 #define WORDS(...) ((const char *const[3]){__VA_ARGS__})
@@ -179,9 +148,7 @@ TEST(gpu_decides_what_is_built)
 // It maps and compares memory: the kernels of an inference server are no part of it.
 TEST(ipc_check_has_no_kernels)
 {
-    const char *command = test_text("nm '%s' > '%s'", test_binary("cw-ipc-check"), log_path);
-    assert_int_equal(system(command), 0);
-    char *symbols = test_read(log_path);
+    char *symbols = test_output(0, args("nm %s", test_binary("cw-ipc-check")));
     assert_contains(symbols, "cpu_checksum");
     assert_null(strstr(symbols, "cpu_matmul"));
     assert_null(strstr(symbols, "cuda_matmul"));
@@ -194,11 +161,10 @@ TEST(needs_no_cuda_library)
     static const char *const names[] = {"cw-ipc-check", "cw-report", "cw-infer-server",
                                         "libcommonweight-bridge.so.0"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char command[PATH_MAX + 64];
-        snprintf(command, sizeof command,
-                 "readelf -d '%s' | grep -E 'NEEDED.*(cublas|cudart|nvrtc)'",
-                 test_binary(names[i]));
-        assert_int_not_equal(system(command), 0);
+        char *needed = test_output(0, args("readelf -d %s", test_binary(names[i])));
+        static const char *const cuda[] = {"cublas", "cudart", "nvrtc"};
+        assert_contains(needed, "NEEDED");
+        for (int k = 0; k < 3; k++) assert_null(strstr(needed, cuda[k]));
     }
 }
 

@@ -31,13 +31,12 @@ static void log_has(const char *log, const char *part)
 
 TEST_WITH(test_one_host, NULL, end_hosts, NULL)
 {
-    const char *log = new_log();
-    assert_exit(0, test_command(log, LIMIT_MS, args("cw-trainer train --gpus 3,1,0 --data x")));
-    log_has(log, "3 ranks, 3 of them started here");
-    log_has(log, "rank 0 of 3 on GPU 3, pid ");
-    log_has(log, "rank 1 of 3 on GPU 1, pid ");
-    log_has(log, "rank 2 of 3 on GPU 0, pid ");
-    log_has(log, "cw-trainer[0]: 3 ranks have met");
+    char *log = test_output(0, args("cw-trainer train --gpus 3,1,0 --data x"));
+    assert_contains(log, "3 ranks, 3 of them started here");
+    assert_contains(log, "rank 0 of 3 on GPU 3, pid ");
+    assert_contains(log, "rank 1 of 3 on GPU 1, pid ");
+    assert_contains(log, "rank 2 of 3 on GPU 0, pid ");
+    assert_contains(log, "cw-trainer[0]: 3 ranks have met");
 }
 
 static void start_hosts(const char *rendezvous)
@@ -96,21 +95,17 @@ TEST_WITH(test_a_stopped_rank_ends_all, NULL, end_hosts, NULL)
 
 TEST(test_a_host_that_does_not_come)
 {
-    const char *log = new_log();
-    assert_exit(1, test_command(log, LIMIT_MS,
-                                args("cw-trainer train --gpus 0 --nnodes 2 --node-rank 0 "
-                                     "--rendezvous tcp://127.0.0.1:%d --rendezvous-timeout 0.5 "
-                                     "--data x",
-                                     test_free_port())));
-    log_has(log, "1 of 2 ranks came in time; missing: ");
+    assert_contains(test_output(1, args("cw-trainer train --gpus 0 --nnodes 2 --node-rank 0 "
+                                        "--rendezvous tcp://127.0.0.1:%d --rendezvous-timeout 0.5 "
+                                        "--data x",
+                                        test_free_port())),
+                    "1 of 2 ranks came in time; missing: ");
 }
 
 TEST(test_usage)
 {
-    const char *log = new_log();
-    assert_exit(2,
-                test_command(log, LIMIT_MS, args("cw-trainer train --rank 1 --ranks 2 --data x")));
-    log_has(log, "--rendezvous tcp://HOST:PORT or file://PATH is needed: --rank does not say");
+    assert_contains(test_output(2, args("cw-trainer train --rank 1 --ranks 2 --data x")),
+                    "--rendezvous tcp://HOST:PORT or file://PATH is needed: --rank does not say");
 }
 
 int main(int argc, char **argv)

@@ -2,36 +2,28 @@
  * requests must give, the text as Prometheus' own parser reads it, and
  * what tools/grafana-dashboard prints, whose queries must name what is there. */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/daemon.h"
+#include "tests/support/served.h"
 
 #include <ctype.h>
 
-static struct daemon d;
-static char *page; // of /metrics, after the requests below
+static const char *page; // of /metrics, after the requests below
 
 static void load_page(void)
 {
     struct wire_answer a;
-    daemon_request(d.socket, "GET", "/metrics", "", NULL, &a);
+    daemon_request(served.socket, "GET", "/metrics", "", NULL, &a);
     assert_int_equal(a.status, 200);
-    free(page);
-    page = strdup(bytes_text(&a.body));
+    page = bytes_text(&a.body);
 }
 
 // 3 prompts of 4 tokens with 2 samples of 10 tokens each, one of which begins with cached blocks.
 static void start(void)
 {
-    daemon_start(&d, daemon_model(test_folder(), true, 7),
+    daemon_start(&served, daemon_model(test_folder(), true, 7),
                  args("--listen 127.0.0.1:0 --block-size 2 --speculative ngram:2"));
     const char *body = "{\"prompt\":[1,2,3,4],\"n\":2,\"max_tokens\":10,\"ignore_eos\":true}";
-    for (int i = 0; i < 3; i++) daemon_post(d.socket, "/v1/completions", 200, body);
+    for (int i = 0; i < 3; i++) ask("/v1/completions", body);
     load_page();
-}
-
-static void stop(void)
-{
-    free(page);
-    daemon_end(&d);
 }
 
 // The value of the line that begins with `series`, labels included.
@@ -49,14 +41,12 @@ static double value_of(const char *series)
 
 static double total(const char *name, const char *what)
 {
-    const char *series = test_text("%s_%s{model_name=\"model\"}", name, what);
-    return value_of(series);
+    return value_of(test_text("%s_%s{model_name=\"model\"}", name, what));
 }
 
 static double bucket(const char *name, const char *le)
 {
-    const char *series = test_text("%s_bucket{model_name=\"model\",le=\"%s\"}", name, le);
-    return value_of(series);
+    return value_of(test_text("%s_bucket{model_name=\"model\",le=\"%s\"}", name, le));
 }
 
 // ---- what known requests give ------------------------------------------------------------------
@@ -101,19 +91,11 @@ TEST(test_times)
 // The bounds of vLLM 0.24; a bucket that an alert names must be there.
 TEST(test_buckets)
 {
-    static const struct {
-        const char *name, *bounds[8];
-    } cases[] = {
-        {"vllm:request_prefill_time_seconds", {"0.3", "0.8", "1", "15", "960", "7680", "+Inf"}},
-        {"vllm:request_decode_time_seconds", {"0.3", "0.5", "1.5", "60", "120", "+Inf"}},
-        {"vllm:time_to_first_token_seconds", {"0.001", "0.08", "0.75", "2560", "+Inf"}},
-        {"vllm:inter_token_latency_seconds", {"0.01", "0.075", "0.15", "80", "+Inf"}},
-        {"vllm:request_prompt_tokens", {"1", "2", "5", "10", "20", "200", "500", "+Inf"}},
-        {"vllm:iteration_tokens_total", {"1", "8", "16", "512", "16384", "+Inf"}},
-        {"vllm:request_params_n", {"1", "2", "5", "10", "20", "+Inf"}},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int k = 0; k < 8 && cases[i].bounds[k]; k++) bucket(cases[i].name, cases[i].bounds[k]);
+    const json_t *cases = test_rows("metrics", "buckets"), *row, *bound;
+    size_t i, k;
+    json_array_foreach (cases, i, row)
+        json_array_foreach (json_at(row, "bounds"), k, bound)
+            bucket(text_of(row, "series"), json_string_value(bound));
     assert_null(
         strstr(page, "vllm:request_prompt_tokens_bucket{model_name=\"model\",le=\"1000\"}"));
 }
@@ -138,15 +120,8 @@ TEST(test_cache_config)
 TEST(test_prometheus_parser)
 {
     const char *python = test_python("prometheus_client");
-    const char *url = test_text("http://127.0.0.1:%d", daemon_tcp_port(&d));
-    const char *const argv[] = {python, test_path(test_root(), "tests/clients/parse_metrics.py"),
-                                url, NULL};
-    const char *log = test_path(d.folder, "parser.log");
-    if (test_command(log, 60000, argv) != 0) {
-        char *text = test_read(log);
-        print_message("%s\n", text);
-        fail_msg("the parser refused the text");
-    }
+    const char *url = test_text("http://127.0.0.1:%d", daemon_tcp_port(&served));
+    test_output(0, OPTIONS(python, test_path(test_root(), "tests/clients/parse_metrics.py"), url));
 }
 
 // ---- the dashboard -----------------------------------------------------------------------------
@@ -176,25 +151,19 @@ static int check_query(const char *query)
 
 TEST(test_dashboard)
 {
-    json_t *board = NULL, *panel, *target;
+    json_t *panel, *target;
     size_t i, k;
     int queries = 0;
-    const char *path = test_text("%s", test_path(test_folder(), "dashboard.json"));
-    const char *command = test_text("%s/tools/grafana-dashboard > %s", test_root(), path);
-    assert_int_equal(system(command), 0);
-    assert_ok(json_read_file(path, 1 << 20, &board));
+    const json_t *board = json_of(test_shell("%s/tools/grafana-dashboard", test_root()));
     json_array_foreach (json_object_get(board, "panels"), i, panel)
         json_array_foreach (json_object_get(panel, "targets"), k, target) {
             const char *query = text_of(target, "expr");
-            assert_non_null(query);
             if (check_query(query) == 0) fail_msg("%s names no metric", query);
             assert_contains(query, "model_name=\"$model\"");
             queries++;
         }
     assert_true(queries > 30);
-    const json_t *variables = json_object_get(json_object_get(board, "templating"), "list");
-    check_query(text_of(variables, "1.query"));
-    json_decref(board);
+    check_query(text_of(board, "templating.list.1.query"));
 }
 
-TESTS_BETWEEN(start, stop)
+TESTS_BETWEEN(start, served_stop)

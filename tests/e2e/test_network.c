@@ -197,21 +197,17 @@ DAEMON_TEST(test_loopback_without_key, model,
     assert_false(json_is_true(json_object_get(health, "paused")));
     daemon_get(d->socket, "/bridge/info", 200); // the Unix socket has it
 
-    static const char *const taken[] = {"",
-                                        "Host: localhost:9\r\n",
-                                        "Host: 127.0.0.1\r\n",
-                                        "Host: [::1]:80\r\n",
-                                        "Host: other.lan:1\r\n",
-                                        "Host: localhost\r\nOrigin: http://localhost:3000\r\n"};
-    static const char *const refused[] = {"Host: evil.example\r\n", "Host: x\r\n",
-                                          "Host: localhost\r\nOrigin: https://evil.example\r\n",
-                                          "Host: localhost\r\nOrigin: null\r\n"};
-    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
-        assert_int_equal(daemon_tcp_status(port, "GET", "/v1/models", taken[i]), 200);
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+    const json_t *taken = test_rows("network", "taken");
+    const json_t *refused = test_rows("network", "refused");
+    for (size_t i = 0; i < json_array_size(taken); i++)
+        assert_int_equal(daemon_tcp_status(port, "GET", "/v1/models",
+                                           json_string_value(json_array_get(taken, i))),
+                         200);
+    for (size_t i = 0; i < json_array_size(refused); i++)
         for (int k = 0; k < 2; k++)
-            assert_int_equal(
-                daemon_tcp_status(port, "GET", k ? "/health" : "/v1/models", refused[i]), 403);
+            assert_int_equal(daemon_tcp_status(port, "GET", k ? "/health" : "/v1/models",
+                                               json_string_value(json_array_get(refused, i))),
+                             403);
     // nothing that a page may read or send more by
     int fd = daemon_connect_tcp(port);
     struct wire_answer a;

@@ -54,9 +54,7 @@ static void open_copies(char home[PATH_MAX])
 {
     const char *folder = test_folder();
     if (!on_cpu()) test_skip("the folders are of runs on the CPU");
-    assert_exit(
-        0, test_command(test_path(folder, "cp.log"), LIMIT_MS,
-                        OPTIONS("cp", "-R", test_path(test_root(), "tests/old-runs/."), folder)));
+    test_output(0, OPTIONS("cp", "-R", test_path(test_root(), "tests/old-runs/."), folder));
     assert_non_null(getcwd(home, PATH_MAX));
     assert_int_equal(chdir(folder), 0);
     setenv("OMP_NUM_THREADS", "2", 1);
@@ -64,10 +62,8 @@ static void open_copies(char home[PATH_MAX])
 
 static void goes_on(const char *command, const char *run)
 {
-    const int rc = test_command(
-        "log", LIMIT_MS, OPTIONS(test_binary("cw-trainer"), command, "--run-dir", run, "--resume"));
-    char *log = test_read("log");
-    if (rc != 0) fail_msg("%s", log);
+    char *log =
+        test_output(0, OPTIONS(test_binary("cw-trainer"), command, "--run-dir", run, "--resume"));
     assert_contains(log, "resumed at step 3 from ");
     assert_null(strstr(log, "with other options"));
     same_lines(run);

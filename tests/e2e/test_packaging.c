@@ -21,12 +21,9 @@ TEST(test_template_unit)
 {
     const char *folder = test_folder(), *log = test_path(folder, "log"),
                *bin = test_path(folder, "bin");
-    char line[3 * PATH_MAX];
-    snprintf(line, sizeof line,
-             "sed 's|@PREFIX@|%s|g' '%s/infer-server/cw-infer-server.service' | sed -f '%s' "
-             "> '%s/cw-infer-server@.service'",
-             folder, test_root(), packaging("instance.sed"), folder);
-    assert_int_equal(system(line), 0);
+    test_shell("sed 's|@PREFIX@|%s|g' '%s/infer-server/cw-infer-server.service' | sed -f '%s' "
+               "> '%s/cw-infer-server@.service'",
+               folder, test_root(), packaging("instance.sed"), folder);
     char *unit = test_read(test_path(folder, "cw-infer-server@.service"));
     assert_contains(unit, "--socket %t/commonweight/%i/server.sock");
     assert_contains(unit, "--bridge %t/commonweight/%i/bridge.json");
@@ -65,117 +62,93 @@ static const char srun[] =
     "for pid in \"${pids[@]}\"; do wait \"$pid\" || status=$?; done\n"
     "exit $status\n";
 
-static int run_script(const char *log, const char *gpus, const char *more)
+static char *run_script(int status, const char *gpus)
 {
     setenv("SLURM_JOB_ID", "77", 1);
     setenv("SLURM_NNODES", "1", 1);
     setenv("TASKS", "2", 1);
     setenv("RUN_DIR", test_path(test_folder(), "run"), 1);
-    if (gpus) setenv("SLURM_GPUS_ON_NODE", gpus, 1);
-    const int status = test_command(
-        log, LIMIT_MS, OPTIONS("bash", packaging("train.sbatch"), "--data", "x", more, NULL));
+    setenv("SLURM_GPUS_ON_NODE", gpus, 1);
+    char *said = test_output(status, OPTIONS("bash", packaging("train.sbatch"), "--data", "x"));
     unsetenv("SLURM_JOB_ID");
     unsetenv("SLURM_NNODES");
     unsetenv("SLURM_GPUS_ON_NODE");
     unsetenv("RUN_DIR");
-    return status;
+    return said;
 }
 
 TEST(test_slurm_script)
 {
-    const char *log = test_path(test_folder(), "log"), *path = test_path(programs, "srun");
+    const char *path = test_path(programs, "srun");
     test_write(path, srun, sizeof srun - 1);
     assert_int_equal(chmod(path, 0755), 0);
-    assert_int_equal(run_script(log, "2", NULL), 0);
-    char *said = test_read(log);
+    char *said = run_script(0, "2");
     assert_contains(said, "rank 0 of 2 on GPU 0, pid ");
     assert_contains(said, "rank 1 of 2 on GPU 1, pid ");
     assert_int_not_equal(access("/tmp/commonweight-77", F_OK), 0);
     // a failure is the job's
-    unlink(log);
-    assert_int_equal(run_script(log, "3", NULL), 2);
-    said = test_read(log);
-    assert_contains(said, "--gpus 0,1,2 names 3 GPUs, but srun has started 2 processes");
-    unlink(log);
-    assert_int_not_equal(test_command(log, LIMIT_MS, OPTIONS("bash", packaging("train.sbatch"))),
-                         0);
-    said = test_read(log);
-    assert_contains(said, "send this script with sbatch");
+    assert_contains(run_script(2, "3"),
+                    "--gpus 0,1,2 names 3 GPUs, but srun has started 2 processes");
+    assert_contains(test_output(1, OPTIONS("bash", packaging("train.sbatch"))),
+                    "send this script with sbatch");
 }
 
 TEST(test_slurm_script_form)
 {
     const char *log = test_path(test_folder(), "log"), *script = packaging("train.sbatch");
-    assert_int_equal(test_command(log, LIMIT_MS, args("bash -n %s", script)), 0);
+    test_output(0, args("bash -n %s", script));
     if (test_command(log, LIMIT_MS, args("shellcheck --version")) != 0)
         test_skip("no shellcheck here");
-    unlink(log);
-    if (test_command(log, LIMIT_MS, OPTIONS("shellcheck", script)) != 0)
-        fail_msg("shellcheck: %s", test_read(log));
+    test_output(0, OPTIONS("shellcheck", script));
 }
 
 // ---- Kubernetes ---------------------------------------------------------------------------------
 
 TEST(test_manifests)
 {
-    const char *log = test_path(test_folder(), "log"),
-               *python = test_python("kubernetes_validate, yaml"),
+    const char *python = test_python("kubernetes_validate, yaml"),
                *script = test_path(test_root(), "tests/clients/validate_manifests.py");
     static const char *const versions[] = {"1.25", "1.29"};
     for (int i = 0; i < 2; i++)
-        if (test_command(log, LIMIT_MS,
-                         OPTIONS(python, script, packaging("kubernetes.yaml"), versions[i])) != 0)
-            fail_msg("%s", test_read(log));
+        test_output(0, OPTIONS(python, script, packaging("kubernetes.yaml"), versions[i]));
     // what is no field of the API's is found
     const char *broken = test_path(test_folder(), "broken.yaml");
-    const char *line = test_text("sed 's/completionMode/completionMood/' '%s' > '%s'",
-                                 packaging("kubernetes.yaml"), broken);
-    assert_int_equal(system(line), 0);
-    assert_int_equal(test_command(log, LIMIT_MS, OPTIONS(python, script, broken, "1.29")), 1);
+    test_shell("sed 's/completionMode/completionMood/' '%s' > '%s'", packaging("kubernetes.yaml"),
+               broken);
+    test_output(1, OPTIONS(python, script, broken, "1.29"));
 }
 
 // The container's arguments are options of the program, and make the same plan on both hosts.
 TEST(test_manifest_arguments)
 {
-    const char *log = test_path(test_folder(), "log");
-    char line[2 * PATH_MAX];
-    snprintf(line, sizeof line,
-             "cw-trainer train $(sed -n 's/^ *- \\(--[a-z-]*=.*\\)$/\\1/p' '%s' | "
-             "sed 's/$(JOB_COMPLETION_INDEX)/2/')",
-             packaging("kubernetes.yaml"));
-    assert_int_equal(test_command(log, LIMIT_MS, args("bash -c %s", line)), 2);
-    assert_contains(test_read(log), "--node-rank 2 with --nnodes 2: hosts are counted from 0");
+    const char *line =
+        test_text("cw-trainer train $(sed -n 's/^ *- \\(--[a-z-]*=.*\\)$/\\1/p' '%s' | "
+                  "sed 's/$(JOB_COMPLETION_INDEX)/2/')",
+                  packaging("kubernetes.yaml"));
+    assert_contains(test_output(2, args("bash -c %s", line)),
+                    "--node-rank 2 with --nnodes 2: hosts are counted from 0");
 }
 
 // ---- containers ---------------------------------------------------------------------------------
 
-static int check_containers(const char *log, const char *folder)
+static char *check_containers(int status, const char *folder)
 {
-    char *bin = strdup(test_binary("cw-trainer"));
+    char *bin = test_keep(strdup(test_binary("cw-trainer")));
     *strrchr(bin, '/') = '\0';
-    const int status = test_command(
-        log, LIMIT_MS,
-        OPTIONS(test_python("yaml"), test_path(test_root(), "tests/clients/check_containers.py"),
-                folder, bin));
-    free(bin);
-    return status;
+    const char *script = test_path(test_root(), "tests/clients/check_containers.py");
+    return test_output(status, OPTIONS(test_python("yaml"), script, folder, bin));
 }
 
 TEST(test_container_files)
 {
-    const char *log = test_path(test_folder(), "log"), *broken = test_folder();
-    if (check_containers(log, test_path(test_root(), "packaging")) != 0)
-        fail_msg("%s", test_read(log));
-    char line[3 * PATH_MAX];
-    snprintf(line, sizeof line,
-             "cd '%s/packaging' && cp Dockerfile compose* '%s' && cd '%s' && sed -i "
-             "'s/--resume/--resumed/; s/listen=0.0.0.0:8000/listen=0.0.0.0:9000/' compose.yaml && "
-             "sed -i 's|tools/grafana-d|tools/d|' Dockerfile",
-             test_root(), broken, broken);
-    assert_int_equal(system(line), 0);
-    unlink(log);
-    assert_int_equal(check_containers(log, broken), 1);
-    char *said = test_read(log);
+    const char *broken = test_folder();
+    check_containers(0, test_path(test_root(), "packaging"));
+    test_shell(
+        "cd '%s/packaging' && cp Dockerfile compose* '%s' && cd '%s' && sed -i "
+        "'s/--resume/--resumed/; s/listen=0.0.0.0:8000/listen=0.0.0.0:9000/' compose.yaml && "
+        "sed -i 's|tools/grafana-d|tools/d|' Dockerfile",
+        test_root(), broken, broken);
+    char *said = check_containers(1, broken);
     assert_contains(said, "cw-trainer has no option --resumed");
     assert_contains(said, "Prometheus asks server:8000");
     assert_contains(said, "tools/dashboard is not in the tree");

@@ -2,13 +2,12 @@
  * endpoint's form, and its numbers against the model run in this process. Also what
  * lm-evaluation-harness makes of them, where a Python has it (test_python()). */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/daemon.h"
+#include "tests/support/served.h"
 #include "tests/support/reference.h"
 #include "tests/support/tiny_model.h"
 
 enum { VOCAB = 300, MOST = 128 };
 
-static struct daemon d;
 static const char *model;
 static struct reference reference;
 
@@ -16,13 +15,13 @@ static void start(void)
 {
     model = daemon_model(test_folder(), true, 7);
     reference_open(model, "cpu", &reference);
-    daemon_start(&d, model, args("--max-batch 8 --kv-memory 32M --prefill-chunk 24"));
+    daemon_start(&served, model, args("--max-batch 8 --kv-memory 32M --prefill-chunk 24"));
 }
 
 static void stop(void)
 {
     reference_close(&reference);
-    daemon_end(&d);
+    daemon_end(&served);
 }
 
 // The f32 that was written.
@@ -97,12 +96,12 @@ static void check_logprobs(const json_t *choice, const int32_t *ids, int n)
 TEST(echo_has_the_prompts_numbers)
 {
     // "hello" is "hell" and "o"; a biased model of bytes says ASCII only
-    json_t *a = daemon_post(d.socket, "/v1/completions", 200,
-                            "{\"prompt\":\"hello there, you\",\"max_tokens\":6,\"temperature\":0,"
-                            "\"logprobs\":2,\"echo\":true,\"logit_bias\":{\"65\":100}}");
-    json_t *plain = daemon_post(d.socket, "/v1/rollouts", 200,
-                                "{\"groups\":[{\"prompt\":\"hello there, you\"}],\"sampling\":"
-                                "{\"max_tokens\":0}}");
+    json_t *a = ask("/v1/completions",
+                    "{\"prompt\":\"hello there, you\",\"max_tokens\":6,\"temperature\":0,"
+                    "\"logprobs\":2,\"echo\":true,\"logit_bias\":{\"65\":100}}");
+    json_t *plain =
+        ask("/v1/rollouts", "{\"groups\":[{\"prompt\":\"hello there, you\"}],\"sampling\":"
+                            "{\"max_tokens\":0}}");
     int32_t ids[MOST];
     int n = read_ids(json_at(plain, "prompt_token_ids"), ids);
     n += read_ids(json_at(a, "choices.0.token_ids"), ids + n);
@@ -113,9 +112,9 @@ TEST(echo_has_the_prompts_numbers)
 TEST(echo_alone)
 {
     // what was sent comes back, whatever it is made of, and as often as asked for
-    json_t *a = daemon_post(d.socket, "/v1/completions", 200,
-                            "{\"prompt\":[\"<|im_start|>h\\u00e9llo\",\"x\"],\"max_tokens\":0,"
-                            "\"n\":2,\"echo\":true,\"logprobs\":0}");
+    json_t *a =
+        ask("/v1/completions", "{\"prompt\":[\"<|im_start|>h\\u00e9llo\",\"x\"],\"max_tokens\":0,"
+                               "\"n\":2,\"echo\":true,\"logprobs\":0}");
     for (size_t i = 0; i < 4; i++) {
         const json_t *choice = json_at(a, "choices.%zu", i);
         assert_string_equal(text_of(choice, "text"), i < 2 ? "<|im_start|>h\xc3\xa9llo" : "x");
@@ -132,8 +131,7 @@ TEST(echo_alone)
     for (size_t i = 0; i < 5; i++)
         assert_int_equal(json_integer_value(json_array_get(offsets, i)), want[i]);
     assert_true(int_of(a, "weight_version") >= 2);
-    a = daemon_post(d.socket, "/v1/completions", 200,
-                    "{\"prompt\":[104,105],\"max_tokens\":0,\"echo\":true}");
+    a = ask("/v1/completions", "{\"prompt\":[104,105],\"max_tokens\":0,\"echo\":true}");
     assert_string_equal(text_of(a, "choices.0.text"), "hi");
     assert_true(json_is_null(json_at(a, "choices.0.logprobs")));
 }
@@ -173,13 +171,13 @@ TEST(every_endpoint_has_its_form)
 {
     float want[MOST];
     logprobs_of(&reference, prompt, N_PROMPT, want);
-    json_t *a = daemon_post(d.socket, "/v1/completions", 200,
-                            "{\"prompt\":[[1,2],[104,105,7,259,33,200]],\"max_tokens\":1,\"n\":2,"
-                            "\"prompt_logprobs\":5}");
+    json_t *a = ask("/v1/completions",
+                    "{\"prompt\":[[1,2],[104,105,7,259,33,200]],\"max_tokens\":1,\"n\":2,"
+                    "\"prompt_logprobs\":5}");
     for (size_t i = 2; i < 4; i++) check_vllm_list(json_at(a, "choices.%zu.prompt_logprobs", i), 5);
-    a = daemon_post(d.socket, "/v1/rollouts", 200,
-                    "{\"groups\":[{\"prompt_token_ids\":[104,105,7,259,33,200]}],\"sampling\":"
-                    "{\"max_tokens\":2,\"prompt_logprobs\":2}}");
+    a = ask("/v1/rollouts",
+            "{\"groups\":[{\"prompt_token_ids\":[104,105,7,259,33,200]}],\"sampling\":"
+            "{\"max_tokens\":2,\"prompt_logprobs\":2}}");
     for (size_t i = 1; i < N_PROMPT; i++) {
         const float got = number(json_at(a, "prompt_logprobs.%zu", i));
         const json_t *top = json_at(a, "prompt_top_logprobs.%zu", i);
@@ -188,21 +186,21 @@ TEST(every_endpoint_has_its_form)
         assert_int_equal(json_array_size(top), 2);
         assert_true(number(json_at(top, "0.1")) >= got);
     }
-    a = daemon_post(d.socket, "/generate", 200,
-                    "{\"prompt\":{\"prompt_token_ids\":[104,105,7,259,33,200]},\"max_tokens\":1,"
-                    "\"prompt_logprobs\":1}");
+    a = ask("/generate",
+            "{\"prompt\":{\"prompt_token_ids\":[104,105,7,259,33,200]},\"max_tokens\":1,"
+            "\"prompt_logprobs\":1}");
     const json_t *pairs = json_at(a, "prompt_logprobs.0");
     assert_int_equal(json_array_size(pairs), N_PROMPT);
     for (size_t i = 1; i < N_PROMPT; i++) {
         same_logprob(number(json_at(pairs, "%zu.0.%d", i, prompt[i])), want[i]);
     }
-    a = daemon_post(d.socket, "/v1/chat/completions", 200,
-                    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":1,"
-                    "\"prompt_logprobs\":0}");
+    a = ask("/v1/chat/completions",
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":1,"
+            "\"prompt_logprobs\":0}");
     const json_t *list = json_at(a, "prompt_logprobs"), *usage = json_at(a, "usage");
     assert_int_equal(json_array_size(list), int_of(usage, "prompt_tokens"));
     assert_int_equal(json_object_size(json_array_get(list, 1)), 1);
-    a = daemon_post(d.socket, "/v1/completions", 200, "{\"prompt\":[5,6],\"max_tokens\":1}");
+    a = ask("/v1/completions", "{\"prompt\":[5,6],\"max_tokens\":1}");
     assert_null(json_object_get(json_at(a, "choices.0"), "prompt_logprobs")); // nobody asked
 }
 
@@ -211,7 +209,7 @@ TEST(refusals)
     const json_t *cases = test_rows("prompt_logprobs", "refusals");
     for (size_t i = 0; i < json_array_size(cases); i++) {
         json_t *a =
-            daemon_post(d.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
+            daemon_post(served.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
         assert_contains(text_of(a, "error.message"), row_text(cases, i, "part"));
     }
 }
@@ -222,7 +220,7 @@ static json_t *greedy_ids(const char *fields)
 {
     const char *body =
         test_text("{\"prompt\":\"abc\",\"max_tokens\":24,\"temperature\":0%s}", fields);
-    return json_at(daemon_post(d.socket, "/v1/completions", 200, body), "choices.0.token_ids");
+    return json_at(ask("/v1/completions", body), "choices.0.token_ids");
 }
 
 static int count_distinct(const json_t *ids)
@@ -253,9 +251,8 @@ TEST(penalties_do_what_they_say)
 // What was sampled from and what the model says are both told.
 TEST(processed_and_raw)
 {
-    json_t *a = daemon_post(d.socket, "/v1/rollouts", 200,
-                            "{\"groups\":[{\"prompt_token_ids\":[1,2,3]}],\"sampling\":{"
-                            "\"max_tokens\":8,\"seed\":5,\"logit_bias\":{\"66\":100}}}");
+    json_t *a = ask("/v1/rollouts", "{\"groups\":[{\"prompt_token_ids\":[1,2,3]}],\"sampling\":{"
+                                    "\"max_tokens\":8,\"seed\":5,\"logit_bias\":{\"66\":100}}}");
     int32_t ids[MOST] = {1, 2, 3};
     float want[MOST];
     const int n = 3 + read_ids(json_at(a, "token_ids"), ids + 3);
@@ -296,19 +293,6 @@ static const char *const pairs[] = {"27+35=", "62", "12+11=", "23",     "44+44="
                                     "99",     "8",  "+1",     "10+10=", "20",     NULL};
 enum { N_PAIRS = sizeof pairs / sizeof *pairs / 2 };
 
-static void run_lm_eval(const char *python, struct daemon *demo, const char *folder,
-                        const char *out)
-{
-    const char *log = test_path(test_folder(), "lm-eval.log");
-    const char *const *argv =
-        JOIN(args("%s %s http://127.0.0.1:%d/v1/completions %s %s", python,
-                  test_path(test_root(), "tests/e2e/lm_eval_loglikelihood.py"),
-                  daemon_tcp_port(demo), folder, out),
-             pairs);
-    const int status = test_command(log, 120000, argv);
-    if (status != 0) fail_msg("lm_eval: status %d: %s", status, test_read(log));
-}
-
 // A token of this model is a character.
 static void expect_pair(struct reference *r, const char *context, const char *continuation,
                         double *ret_sum, bool *ret_greedy)
@@ -340,7 +324,10 @@ TEST(lm_eval_agrees)
     struct reference r;
     int n_greedy = 0;
     daemon_start(&demo, folder, args("--listen 127.0.0.1:0 --kv-memory 8M"));
-    run_lm_eval(python, &demo, folder, out);
+    test_output(0, JOIN(args("%s %s http://127.0.0.1:%d/v1/completions %s %s", python,
+                             test_path(test_root(), "tests/e2e/lm_eval_loglikelihood.py"),
+                             daemon_tcp_port(&demo), folder, out),
+                        pairs));
     reference_open(folder, "cpu", &r);
     const json_t *got = json_of_file(out);
     assert_int_equal(json_array_size(got), N_PAIRS);

@@ -33,10 +33,9 @@ static const char *train(const char *folder)
     return run;
 }
 
-static int report(const char *folder, const char *run, const char *option, const char *value)
+static char *report(int status, const char *run, const char *option, const char *value)
 {
-    const char *const argv[] = {test_binary("cw-report"), run, option, value, NULL};
-    return test_command(test_path(folder, "report.log"), LIMIT_MS, argv);
+    return test_output(status, OPTIONS(test_binary("cw-report"), run, option, value));
 }
 
 // Every number of metrics.jsonl is on the page.
@@ -61,7 +60,7 @@ TEST(page_of_a_run)
 {
     const char *folder = test_folder(), *run = train(folder);
     char sentence[200];
-    assert_int_equal(report(folder, run, NULL, NULL), 0);
+    assert_contains(report(0, run, NULL, NULL), "run/report.html\n");
     char *page = test_read(test_path(run, "report.html"));
     if (!html_check(page, sentence, sizeof sentence)) fail_msg("%s", sentence);
     assert_null(strstr(page, "http://"));
@@ -74,11 +73,8 @@ TEST(page_of_a_run)
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) assert_contains(page, parts[i]);
     // --out, and the same bytes again
     const char *out = test_path(folder, "elsewhere.html");
-    assert_int_equal(report(folder, run, "--out", out), 0);
+    assert_contains(report(0, run, "--out", out), "elsewhere.html\n");
     assert_string_equal(page, test_read(out));
-    char *log = test_read(test_path(folder, "report.log"));
-    assert_contains(log, "run/report.html\n");
-    assert_contains(log, "elsewhere.html\n");
 }
 
 TEST(several_runs_on_a_page)
@@ -90,9 +86,8 @@ TEST(several_runs_on_a_page)
         assert_ok(file_make_folders(run));
         test_write(test_path(run, "metrics.jsonl"), "{\"step\":1,\"reward\":1}\n", 22);
     }
-    const char *const *argv = OPTIONS(test_binary("cw-report"), test_path(folder, "one"),
-                                      test_path(folder, "two"), "--out", out);
-    assert_int_equal(test_command(test_path(folder, "report.log"), LIMIT_MS, argv), 0);
+    test_output(0, OPTIONS(test_binary("cw-report"), test_path(folder, "one"),
+                           test_path(folder, "two"), "--out", out));
     char *page = test_read(out);
     assert_contains(page, "id=\"run-0\">{\"name\":\"one\"");
     assert_contains(page, "id=\"run-1\">{\"name\":\"two\"");
@@ -113,7 +108,7 @@ TEST(a_folder_of_runs)
     const struct timespec long_ago[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
     assert_int_equal(utimensat(AT_FDCWD, test_path(folder, "runs/old/metrics.jsonl"), long_ago, 0),
                      0);
-    assert_int_equal(report(folder, test_path(folder, "runs"), "--out", out), 0);
+    report(0, test_path(folder, "runs"), "--out", out);
     char *page = test_read(out);
     assert_contains(page, "id=\"run-0\">{\"name\":\"real/new\"");
     assert_contains(page, "id=\"run-1\">{\"name\":\"old\"");
@@ -127,12 +122,10 @@ static struct test_child server;
 
 static void get(int port, const char *path, const char *host, struct wire_answer *ret)
 {
-    char request[256];
+    const char *request = test_text("GET %s HTTP/1.0\r\nHost: %s\r\n\r\n", path, host);
     const int fd = daemon_connect_tcp(port);
     assert_true(fd >= 0);
-    const int len =
-        snprintf(request, sizeof request, "GET %s HTTP/1.0\r\nHost: %s\r\n\r\n", path, host);
-    assert_true(daemon_send(fd, request, (size_t)len));
+    assert_true(daemon_send(fd, request, strlen(request)));
     assert_true(wire_read(fd, LIMIT_MS, ret));
     close(fd);
 }
@@ -200,43 +193,26 @@ TEST(the_newest_run_is_shown)
 
 TEST(errors_are_clear)
 {
-    const char *folder = test_folder();
-    assert_int_equal(report(folder, folder, NULL, NULL), 1); // no run
-    assert_int_equal(report(folder, test_path(folder, "missing"), NULL, NULL), 1);
-    assert_int_equal(report(folder, NULL, NULL, NULL), 2);
-    assert_int_equal(report(folder, folder, "--colour", "red"), 2);
+    const char *folder = test_folder(), *program = test_binary("cw-report");
+    assert_contains(report(1, folder, NULL, NULL), "there is no metrics.jsonl in it");
+    assert_contains(report(1, test_path(folder, "missing"), NULL, NULL), "missing");
+    assert_contains(report(2, NULL, NULL, NULL), "RUN is missing");
+    assert_contains(report(2, folder, "--colour", "red"), "--colour");
     test_write(test_path(folder, "metrics.jsonl"), "{\"step\":1,\"reward\":1}\n", 22);
-    assert_int_equal(report(folder, folder, "--out", test_path(folder, "no/such/folder.html")), 1);
-    assert_int_equal(report(folder, folder, "--listen", "127.0.0.1:0"), 2);
-    const char *const open[] = {
-        test_binary("cw-report"), folder, "--serve", "--listen", "0.0.0.0:0", NULL};
-    assert_int_equal(test_command(test_path(folder, "report.log"), LIMIT_MS, open), 1);
-    const char *const both[] = {
-        test_binary("cw-report"), folder, "--serve", "--out", "x.html", NULL};
-    assert_int_equal(test_command(test_path(folder, "report.log"), LIMIT_MS, both), 2);
+    assert_contains(report(1, folder, "--out", test_path(folder, "no/such/folder.html")),
+                    "no/such");
+    assert_contains(report(2, folder, "--listen", "127.0.0.1:0"), "--listen is for --serve");
+    assert_contains(test_output(1, args("%s %s --serve --listen 0.0.0.0:0", program, folder)),
+                    "is open to other machines");
+    assert_contains(test_output(2, args("%s %s --serve --out x.html", program, folder)),
+                    "--serve writes no page: leave --out out");
     // what the system does not give is said, not died of
-    struct bytes line = BYTES_INIT;
-    bytes_printf(
-        &line,
-        "exec 3>&- 4>&- 5>&- 6>&- 7>&-; ulimit -n 7; exec %s %s --serve --listen 127.0.0.1:0",
-        both[0], folder);
-    const char *const few[] = {"/bin/sh", "-c", bytes_text(&line), NULL};
-    assert_int_equal(test_command(test_path(folder, "report.log"), LIMIT_MS, few), 1);
-    bytes_release(&line);
-    bytes_printf(&line, "ulimit -f 16; exec %s %s --out %s/x.html", both[0], folder, folder);
-    const char *const small[] = {"/bin/sh", "-c", bytes_text(&line), NULL};
-    assert_int_equal(test_command(test_path(folder, "report.log"), LIMIT_MS, small), 1);
-    bytes_release(&line);
-    char *log = test_read(test_path(folder, "report.log"));
-    assert_contains(log, "no event loop: ");
-    assert_contains(log, "File too large");
-    assert_contains(log, "--listen is for --serve");
-    assert_contains(log, "is open to other machines");
-    assert_contains(log, "--serve writes no page: leave --out out");
-    assert_contains(log, "there is no metrics.jsonl in it");
-    assert_contains(log, "missing");
-    assert_contains(log, "RUN is missing");
-    assert_contains(log, "--colour");
-    assert_contains(log, "no/such");
+    const char *few = test_text("exec 3>&- 4>&- 5>&- 6>&- 7>&-; ulimit -n 7; exec %s %s --serve "
+                                "--listen 127.0.0.1:0",
+                                program, folder);
+    assert_contains(test_output(1, args("sh -c %s", few)), "no event loop: ");
+    const char *small =
+        test_text("ulimit -f 16; exec %s %s --out %s/x.html", program, folder, folder);
+    assert_contains(test_output(1, args("sh -c %s", small)), "File too large");
     assert_false(file_exists(test_path(folder, "report.html")));
 }

@@ -19,29 +19,21 @@ static void make_model(void)
     model = daemon_model(test_folder(), true, 7);
 }
 
-// A command ends with that status, and says `part`.
-static void expect_end(int status, const char *part, const char *const argv[])
-{
-    const char *log = test_path(test_folder(), "log");
-    int got = test_command(log, 30000, argv);
-    char *text = test_read(log);
-    if (got != status) fail_msg("exit status %d, not %d: %s", got, status, text);
-    assert_contains(text, part);
-}
-
-// The same of a server of the model with these options, on a socket of its own.
+// A server of the model with these options, on a socket of its own, ends with that status and says
+// `part`.
 static void refused(int status, const char *part, const char *const options[])
 {
-    expect_end(status, part,
-               JOIN(args("%s --model %s --socket %s", test_binary("cw-infer-server"), model,
-                         test_path(test_folder(), "s.sock")),
-                    options));
+    assert_contains(
+        test_output(status, JOIN(args("%s --model %s --socket %s", test_binary("cw-infer-server"),
+                                      model, test_path(test_folder(), "s.sock")),
+                                 options)),
+        part);
 }
 
 TEST(test_usage)
 {
     const char *program = test_binary("cw-infer-server");
-    expect_end(2, "--model DIR is needed", args("%s", program));
+    assert_contains(test_output(2, args("%s", program)), "--model DIR is needed");
     refused(1, "/nowhere/draft", args("--draft /nowhere/draft"));
     refused(2, "draft_model needs --draft DIR", args("--speculative draft_model:4"));
     refused(2, "must be 1 to 16", args("--speculative ngram:99"));
@@ -50,9 +42,10 @@ TEST(test_usage)
             args("--no-enable-prefix-caching"));
     refused(2, "--kv-memory: 'lots' is not a size", args("--kv-memory lots"));
     refused(2, "or a percentage, as 80%", args("--kv-memory lots"));
-    expect_end(1, "give --socket and --bridge, or set XDG_RUNTIME_DIR",
-               args("env XDG_RUNTIME_DIR=/dev/null %s --model %s", program, model));
-    expect_end(0, "--request-timeout", args("%s --help", program));
+    assert_contains(
+        test_output(1, args("env XDG_RUNTIME_DIR=/dev/null %s --model %s", program, model)),
+        "give --socket and --bridge, or set XDG_RUNTIME_DIR");
+    assert_contains(test_output(0, args("%s --help", program)), "--request-timeout");
 }
 
 TEST(test_no_model)
@@ -61,7 +54,7 @@ TEST(test_no_model)
     const char *const *argv =
         args("%s --model /nowhere/at/all --socket %s --bridge %s", test_binary("cw-infer-server"),
              socket, test_path(folder, "b.json"));
-    expect_end(1, "/nowhere/at/all", argv);
+    assert_contains(test_output(1, argv), "/nowhere/at/all");
     assert_false(file_exists(socket));
 }
 
@@ -72,9 +65,7 @@ TEST(test_broken_weights)
     test_write(test_path(broken, "model.safetensors"), "not safetensors at all", 22);
     const char *const *argv = args("%s --model %s --device cpu --socket %s --bridge %s",
                                    test_binary("cw-infer-server"), broken, socket, bridge);
-    const char *log = test_path(folder, "log");
-    assert_int_equal(test_command(log, 30000, argv), 1);
-    char *text = test_read(log), *sentence = strstr(text, "model.safetensors");
+    char *sentence = strstr(test_output(1, argv), "model.safetensors");
     assert_non_null(sentence);
     assert_null(strstr(sentence + 1, "model.safetensors")); // and once
     assert_false(file_exists(socket));
@@ -103,7 +94,7 @@ DAEMON_TEST(test_second_daemon_is_refused, model, NULL)
     const char *const *argv =
         OPTIONS(test_binary("cw-infer-server"), "--model", model, "--socket", d->socket, "--bridge",
                 test_path(test_folder(), "other.json"));
-    expect_end(1, "already serves there", argv);
+    assert_contains(test_output(1, argv), "already serves there");
     daemon_get(d->socket, "/health", 200);
 }
 
@@ -438,7 +429,7 @@ TEST(test_draft_model)
     const json_t *roles = json_at(json_of_file(d.bridge), "roles");
     assert_int_equal(json_array_size(roles), 2);
     assert_string_equal(text_of(roles, "1.role"), "draft");
-    expect_end(0, "draft", args("%s %s", test_binary("cw-ipc-check"), d.bridge));
+    assert_contains(test_output(0, args("%s %s", test_binary("cw-ipc-check"), d.bridge)), "draft");
     // greedy text is that of a run without drafts, and the request's drafts can be looked up
     static const char body[] =
         "{\"prompt\":[5,6,7],\"max_tokens\":40,\"temperature\":0,\"ignore_eos\":true}";

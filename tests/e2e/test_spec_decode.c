@@ -5,12 +5,10 @@
  * trained model with drafts and without: equal in f32 on the CPU; in bf16 on a GPU they may part at
  * near-ties, which are counted. */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/daemon.h"
+#include "tests/support/served.h"
 
 #define WINDOW 1024 // samples that can be looked up (docs/use/protocol.md)
 #define TOKENS 40
-
-static struct daemon d;
 
 // One greedy answer of TOKENS tokens; `more` are further fields. The first line's object.
 static json_t *answer(const char *path, const char *method, const char *more)
@@ -24,17 +22,17 @@ static json_t *answer(const char *path, const char *method, const char *more)
               "\"temperature\":0,\"ignore_eos\":true,\"speculative\":\"%s\"%s}"
             : "{\"prompt\":[5,6,7,5,6],\"max_tokens\":%d,\"temperature\":0,\"ignore_eos\":true,"
               "\"speculative\":\"%s\"%s}";
-    return daemon_post(d.socket, path, 200, test_text(format, TOKENS, method, more));
+    return ask(path, test_text(format, TOKENS, method, more));
 }
 
 static json_t *totals(void)
 {
-    return daemon_get(d.socket, "/v1/spec_decode_stats", 200);
+    return daemon_get(served.socket, "/v1/spec_decode_stats", 200);
 }
 
 static json_t *look_up(const char *id, int status)
 {
-    return daemon_get(d.socket, test_text("/v1/spec_decode_stats?id=%s", id), status);
+    return daemon_get(served.socket, test_text("/v1/spec_decode_stats?id=%s", id), status);
 }
 
 // What must hold of any counts with drafts in them.
@@ -86,28 +84,27 @@ static void assert_same_counts(const json_t *a, const json_t *b)
 
 // The text of a whole answer: a piece that begins behind `from` characters and stands nowhere
 // before.
-static void find_stop(const char *text, size_t from, char ret_stop[16])
+static const char *find_stop(const char *text, size_t from)
 {
     for (size_t at = from; text[at] && strlen(text + at) > 8; at++)
         for (size_t n = 1; n <= 4; n++) {
-            snprintf(ret_stop, 16, "%.*s", (int)n, text + at);
+            const char *stop = test_text("%.*s", (int)n, text + at);
             bool plain = true;
             for (size_t i = 0; i < n; i++)
-                plain &= ret_stop[i] > ' ' && ret_stop[i] < 127 && !strchr("\"\\", ret_stop[i]);
-            if (plain && strstr(text, ret_stop) == text + at) return;
+                plain &= stop[i] > ' ' && stop[i] < 127 && !strchr("\"\\", stop[i]);
+            if (plain && strstr(text, stop) == text + at) return stop;
         }
     fail_msg("no piece of \"%s\" is the first of its kind", text);
+    return NULL;
 }
 
 // A stop string in the middle of a step takes the drafts behind it out of the counts, of the
 // request and of the look-up; the engine's totals keep them.
 TEST(counts_end_at_the_stop)
 {
-    char stop[16];
     json_t *plain = answer("/v1/rollouts", "off", "");
     const char *text = text_of(plain, "text");
-    find_stop(text, strlen(text) / 3, stop);
-    const char *more = test_text(",\"stop\":\"%s\"", stop);
+    const char *more = test_text(",\"stop\":\"%s\"", find_stop(text, strlen(text) / 3));
     answer("/v1/rollouts", "suffix:16", ""); // now it is known by heart
     json_t *before = totals();
     json_t *whole = answer("/v1/rollouts", "suffix:16", "");
@@ -191,7 +188,7 @@ TEST(methods_of_requests)
         "{\"groups\":[{\"prompt_token_ids\":[1,2]}],\"sampling\":{\"speculative\":%s}}"};
     for (size_t p = 0; p < 4; p++)
         for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-            json_t *a = daemon_post(d.socket, paths[p], 400, test_text(bodies[p], bad[i]));
+            json_t *a = daemon_post(served.socket, paths[p], 400, test_text(bodies[p], bad[i]));
             assert_contains(text_of(a, "error.message"), i == 5 ? "--draft" : "speculative");
         }
 }
@@ -202,7 +199,7 @@ TEST(look_up_by_id)
 {
     static const char body[] = "{\"prompt\":[[5,6,5,6,5],[7,8,7,8]],\"n\":2,\"max_tokens\":30,"
                                "\"seed\":3,\"ignore_eos\":true,\"speculative\":\"ngram:4\"}";
-    json_t *a = daemon_post(d.socket, "/v1/completions", 200, body);
+    json_t *a = ask("/v1/completions", body);
     const char *id = text_of(a, "id");
     json_t *found = look_up(id, 200), *sample;
     json_int_t seen = 0, drafts = 0, drafted = 0, accepted = 0;
@@ -237,7 +234,7 @@ TEST(look_up_by_id)
 static void finish_samples(int n)
 {
     daemon_call(
-        &d, "/v1/rollouts", 200, "",
+        &served, "/v1/rollouts", 200, "",
         "{\"groups\":[{\"prompt_token_ids\":[9]}],\"sampling\":{\"n\":%d,\"max_tokens\":1}}", n);
 }
 
@@ -277,22 +274,13 @@ TEST(series_of_metrics)
         {"vllm:spec_decode_num_drafts_total", "num_drafts"},
         {"vllm:spec_decode_num_draft_tokens_total", "num_draft_tokens"},
         {"vllm:spec_decode_num_accepted_tokens_total", "num_accepted_tokens"}};
-    static const char *const usual[] = {"vllm:num_requests_running",
-                                        "vllm:num_requests_waiting",
-                                        "vllm:kv_cache_usage_perc",
-                                        "vllm:prompt_tokens_total",
-                                        "vllm:generation_tokens_total",
-                                        "vllm:prefix_cache_queries_total",
-                                        "vllm:prefix_cache_hits_total",
-                                        "vllm:request_queue_time_seconds_count",
-                                        "vllm:time_to_first_token_seconds_count",
-                                        "vllm:e2e_request_latency_seconds_count"};
+    const json_t *usual = test_rows("metrics", "usual");
     struct wire_answer page;
     struct daemon quiet = {0};
     int n;
     json_t *stats = totals();
     check_counts(stats, int_of(stats, "generated_tokens"));
-    daemon_request(d.socket, "GET", "/metrics", "", NULL, &page);
+    daemon_request(served.socket, "GET", "/metrics", "", NULL, &page);
     const char *text = bytes_text(&page.body);
     for (size_t i = 0; i < 3; i++) {
         assert_true(metric(text, names[i][0], &n) == (double)int_of(stats, names[i][1]) && n == 1);
@@ -306,9 +294,10 @@ TEST(series_of_metrics)
         assert_contains(text,
                         test_text("%s{model_name=\"model\",position=\"%d\"} %d\n", per_pos, i,
                                   (int)json_integer_value(json_array_get(counts, (size_t)i))));
-    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
-        metric(text, usual[i], &n);
-        if (n != 1) fail_msg("%d series %s", n, usual[i]);
+    for (size_t i = 0; i < json_array_size(usual); i++) {
+        const char *name = json_string_value(json_array_get(usual, i));
+        metric(text, name, &n);
+        if (n != 1) fail_msg("%d series %s", n, name);
     }
 
     daemon_start(&quiet, daemon_model(test_folder(), true, 7), NULL);
@@ -406,7 +395,7 @@ TEST(greedy_with_and_without)
 
 static void start(void)
 {
-    daemon_start(&d, daemon_model(test_folder(), true, 7), args("--draft-length fixed"));
+    daemon_start(&served, daemon_model(test_folder(), true, 7), args("--draft-length fixed"));
 }
 
-TESTS_BETWEEN(start, NULL)
+TESTS_BETWEEN(start, served_stop)

@@ -58,6 +58,17 @@ static int pick(struct rng *r, int n)
     return (int)(rng_uniform(r) * (float)n) % n;
 }
 
+// Of a list of tests/cases/tinker.json.
+static const char *one_of(struct rng *r, const char *list)
+{
+    static const json_t *lists[8];
+    static const char *names[8];
+    int i = 0;
+    while (names[i] && strcmp(names[i], list) != 0) i++;
+    if (!names[i]) lists[i] = test_rows("tinker", names[i] = list);
+    return json_string_value(json_at(lists[i], "%d", pick(r, (int)json_array_size(lists[i]))));
+}
+
 // ---- malformed requests -------------------------------------------------------------------------
 
 static void put_random(struct rng *r, int n, struct bytes *to)
@@ -71,23 +82,9 @@ static void put_random(struct rng *r, int n, struct bytes *to)
 // JSON with fields of the wrong kind, and now and then without its end.
 static void put_json(struct rng *r, struct bytes *body)
 {
-    static const char *const values[] = {"null",         "-1",
-                                         "1e99",         "[]",
-                                         "{}",           "\"\"",
-                                         "true",         "\"tinker://a/b\"",
-                                         "[[1]]",        "99999999999999999999",
-                                         "0.5",          "\"\\ud800\"",
-                                         "{\"a\":[{}]}", "\"\\u0000\""};
-    static const char *const keys[] = {"model_id",        "seq_id",
-                                       "session_id",      "path",
-                                       "prompt",          "adam_params",
-                                       "request_id",      "target",
-                                       "sampling_params", "sampling_session_id",
-                                       "lora_config",     "base_model",
-                                       "model_seq_id",    "optimizer_config"};
     bytes_printf(body, "{\"model_id\":\"%s\"", pick(r, 2) ? trained.id : "x");
     for (int i = 0; i < 4; i++)
-        bytes_printf(body, ",\"%s\":%s", keys[pick(r, 14)], values[pick(r, 14)]);
+        bytes_printf(body, ",\"%s\":%s", one_of(r, "keys"), one_of(r, "values"));
     bytes_puts(body, pick(r, 5) ? "}" : "");
 }
 
@@ -106,19 +103,9 @@ static void put_protobuf(struct rng *r, struct bytes *body)
 
 static void put_future(struct rng *r, struct bytes *body)
 {
-    static const char *const ids[] = {"",
-                                      "-",
-                                      "x-1",
-                                      "0123456789abcdef-0",
-                                      "0123456789abcdef-",
-                                      "-1",
-                                      "%s-999999999",
-                                      "%s--1",
-                                      "%s-1x",
-                                      "%s-99999999999999999999"};
     json_t *known = tinker_learn(former, 1, "cross_entropy", true, &tinker_one, 1);
     const char *id = text_of(known, "request_id");
-    const char *form = ids[pick(r, 10)];
+    const char *form = one_of(r, "ids");
     const char *asked = strncmp(form, "%s", 2) == 0
                             ? test_text("%.*s%s", (int)strcspn(id, "-"), id, form + 2)
                             : form;
@@ -139,32 +126,11 @@ static void ask(const char *method, const char *path, const char *type, const st
 
 static void ask_json(struct rng *r, struct bytes *body)
 {
-    static const char *const paths[] = {"client/config",
-                                        "create_session",
-                                        "session_heartbeat",
-                                        "create_model",
-                                        "get_info",
-                                        "forward_backward",
-                                        "optim_step",
-                                        "save_weights",
-                                        "load_weights",
-                                        "asample",
-                                        "save_weights_for_sampler",
-                                        "retrieve_future",
-                                        "retrieve_futures",
-                                        "weights_info",
-                                        "create_sampling_session",
-                                        "sessions/x/finish",
-                                        "training_runs/../x",
-                                        "training_runs/x/checkpoints/weights/../../x",
-                                        "samplers/%00x",
-                                        "none"};
-    static const char *const methods[] = {"POST", "POST", "POST", "POST", "GET", "PUT", "DELETE"};
     if (pick(r, 4) == 0)
         put_random(r, 40, body);
     else
         put_json(r, body);
-    ask(methods[pick(r, 7)], paths[pick(r, 20)], "application/json", body);
+    ask(one_of(r, "methods"), one_of(r, "paths"), "application/json", body);
 }
 
 static void ask_protobuf(struct rng *r, struct bytes *body)
@@ -199,21 +165,10 @@ static void end_half_closed(int slot)
 // Bytes of which none, or a part, is HTTP.
 static void ask_broken(struct rng *r, struct bytes *text)
 {
-    static const char *const starts[] = {
-        "",
-        "GET",
-        "POST /api/v1/asample HTTP/1.1\r\n",
-        "\r\n\r\n",
-        "POST /api/v1/asample HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{\"a\":",
-        "POST /api/v1/forward_backward HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
-        "999999999999999\r\n\r\nx",
-        "POST /api/v1/optim_step HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
-        "POST /api/v1/optim_step HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
-        "chunked\r\n\r\nzz\r\n"};
     static int slot;
     const int fd = daemon_connect_tcp(pair.server.port);
     assert_true(fd >= 0);
-    bytes_puts(text, starts[pick(r, 8)]);
+    bytes_puts(text, one_of(r, "starts"));
     if (pick(r, 2)) put_random(r, 30, text);
     daemon_send(fd, bytes_text(text), text->len);
     if (pick(r, 2)) {

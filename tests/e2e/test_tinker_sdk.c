@@ -1,5 +1,6 @@
 /* test_tinker_sdk.c: the Tinker SDK, where there is one, against a real cw-trainer serve:
- * tests/clients/tinker_sdk.py says what it does; and the notebook in python/. */
+ * tests/clients/tinker_sdk.py says what it does, and tinker_lora.py with adapters; and the
+ * notebook in python/. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/rank_group.h"
 #include "tests/support/tinker_client.h"
@@ -26,6 +27,20 @@ TEST(test_sdk)
     const struct rlimit files = {1024, 1024};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
     tinker_each_python(run_all);
+}
+
+static void run_adapters(const char *python)
+{
+    tinker_pair_start(
+        NULL, args("--exact --dtype %s --max-adapters 32 --max-lora-rank 8", daemon_exact_dtype()),
+        args("--exact"));
+    tinker_script(python, "tests/clients/tinker_lora.py", NULL);
+    tinker_pair_stop();
+}
+
+TEST(test_adapters)
+{
+    tinker_each_python(run_adapters);
 }
 
 static void run_key(const char *python)

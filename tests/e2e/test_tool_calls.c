@@ -3,9 +3,7 @@
  * together are an answer with calls, and logit_bias and a penalty bring them one after the other.
  */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/daemon.h"
-
-static struct daemon d;
+#include "tests/support/served.h"
 
 // Qwen's way of writing calls.
 static const char template_text[] =
@@ -51,18 +49,27 @@ static const char *model_with_pieces(void)
 
 static void assert_logged(const char *sentence)
 {
-    assert_contains(test_read(d.child.log), sentence);
+    assert_contains(test_read(served.child.log), sentence);
 }
 
-TEST(test_openai_sdk)
+TEST(test_tool_calls)
 {
     const char *python = test_python("openai"), *model = model_with_pieces();
-    daemon_start(&d, model, args("--listen 127.0.0.1:0"));
+    daemon_start(&served, model, args("--listen 127.0.0.1:0"));
     assert_logged("tool calls in answers are parsed: hermes");
-    daemon_client(&d, python, "tests/clients/openai_tools.py", "hermes");
-    assert_int_equal(daemon_stop(&d), 0);
-    daemon_start(&d, model, args("--listen 127.0.0.1:0 --tool-call-parser off"));
+    daemon_client(&served, python, "tests/clients/openai_tools.py", "hermes");
+    served_stop();
+    daemon_start(&served, model, args("--listen 127.0.0.1:0 --tool-call-parser off"));
     assert_logged("tool calls in answers stay text: --tool-call-parser off");
-    daemon_client(&d, python, "tests/clients/openai_tools.py", "off");
-    assert_int_equal(daemon_stop(&d), 0);
+    daemon_client(&served, python, "tests/clients/openai_tools.py", "off");
+    served_stop();
+}
+
+// Whatever else its users do: tests/clients/openai_sdk.py says what.
+TEST(test_openai_sdk)
+{
+    const char *python = test_python("openai");
+    daemon_start(&served, daemon_model(test_folder(), true, 7), args("--listen 127.0.0.1:0"));
+    daemon_client(&served, python, "tests/clients/openai_sdk.py", "model");
+    served_stop();
 }

@@ -30,16 +30,7 @@ static const char *prepare(void)
 // Runs `line` in the folder, with $PYTHON.
 static void shell(const char *python, const char *folder, const char *line)
 {
-    const char *log = test_path(folder, "log");
-    struct bytes command = BYTES_INIT;
-    bytes_printf(&command, "cd '%s' && PYTHON='%s' && %s", folder, python, line);
-    const char *const argv[] = {"sh", "-c", bytes_text(&command), NULL};
-    if (test_command(log, 120000, argv) != 0) {
-        char *text = test_read(log);
-        print_message("%s\n", text);
-        fail_msg("%s: failed", line);
-    }
-    bytes_release(&command);
+    test_shell("cd '%s' && PYTHON='%s' && %s", folder, python, line);
 }
 
 TEST(test_wandb)

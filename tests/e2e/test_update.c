@@ -135,6 +135,18 @@ static void scene_close(struct scene *s)
     daemon_kill(&s->daemon);
 }
 
+// A test in a scene of its own, with a draft model or without.
+#define IN_SCENE(name, draft)                                                                      \
+    static void in_##name(struct scene *s);                                                        \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        struct scene s;                                                                            \
+        scene_open(&s, draft);                                                                     \
+        in_##name(&s);                                                                             \
+        scene_close(&s);                                                                           \
+    }                                                                                              \
+    static void in_##name(struct scene *s)
+
 static const struct update_config plain = {
     .step.loss =
         {
@@ -186,60 +198,54 @@ static bool near(double a, double b)
     return fabs(a - b) <= 1e-5 * fmax(1, fabs(b));
 }
 
-TEST(sampler_is_corrected)
+IN_SCENE(sampler_is_corrected, false)
 {
-    struct scene s;
-    scene_open(&s, false);
-    struct update_stats off = update(&s, TIS_OFF, 1, 0);
-    struct update_stats on = update(&s, TIS_SEQUENCE_MASK, 1, 0);
+    struct update_stats off = update(s, TIS_OFF, 1, 0);
+    struct update_stats on = update(s, TIS_SEQUENCE_MASK, 1, 0);
     assert_true(off.grad_norm > 1e-3 && near(on.grad_norm, off.grad_norm));
     assert_true(near(stats_mean(&on, STAT_TIS), 1) && stats_mean(&on, STAT_TIS_CUT) == 0);
 
     // All tokens likelier there by a half: weights of exp(-1/2), and the gradient with them.
-    for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
-    struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 1, 0);
+    for (int i = 0; i < SAMPLES; i++) disagree(s, i, 0.5f);
+    struct update_stats u = update(s, TIS_TOKEN_TRUNCATE, 1, 0);
     assert_true(u.range[STAT_RATIO].min == 1 &&
                 u.range[STAT_RATIO].max == 1); // the policy has not moved
     assert_true(near(stats_mean(&u, STAT_TIS), exp(-0.5)) &&
                 near(stats_mean(&u, STAT_MISMATCH), 0.5));
     assert_true(near(u.grad_norm, exp(-0.5) * off.grad_norm));
-    u = update(&s, TIS_SEQUENCE_TRUNCATE, 1, 0); // the product over five tokens
+    u = update(s, TIS_SEQUENCE_TRUNCATE, 1, 0); // the product over five tokens
     assert_true(near(u.grad_norm, exp(-2.5) * off.grad_norm));
-    u = update(&s, TIS_OFF, 1, 0);
+    u = update(s, TIS_OFF, 1, 0);
     assert_true(near(u.grad_norm, off.grad_norm) && stats_mean(&u, STAT_TIS) == 0);
 
     // And less likely: beyond the cap of 3 for the sequence, not for a token.
-    for (int i = 0; i < SAMPLES; i++) disagree(&s, i, -1);
-    u = update(&s, TIS_TOKEN_MASK, 1, 0);
+    for (int i = 0; i < SAMPLES; i++) disagree(s, i, -1);
+    u = update(s, TIS_TOKEN_MASK, 1, 0);
     assert_true(near(u.grad_norm, exp(0.5) * off.grad_norm) && stats_mean(&u, STAT_TIS_CUT) == 0);
-    u = update(&s, TIS_SEQUENCE_TRUNCATE, 1, 0);
+    u = update(s, TIS_SEQUENCE_TRUNCATE, 1, 0);
     assert_true(near(u.grad_norm, 3 * off.grad_norm) && stats_mean(&u, STAT_TIS_CUT) == 1);
-    u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
+    u = update(s, TIS_SEQUENCE_MASK, 1, 0);
     assert_true(u.grad_norm == 0 && u.range[STAT_TIS].max == 0 &&
                 stats_mean(&u, STAT_TIS_CUT) == 1);
-    disagree(&s, 2, 0.5f); // one sample of four agrees again
-    u = update(&s, TIS_SEQUENCE_MASK, 1, 0);
+    disagree(s, 2, 0.5f); // one sample of four agrees again
+    u = update(s, TIS_SEQUENCE_MASK, 1, 0);
     assert_true(near(stats_mean(&u, STAT_TIS), 0.25) && stats_mean(&u, STAT_TIS_CUT) == 0.75 &&
                 u.grad_norm > 0);
-    scene_close(&s);
 }
 
-TEST(ratio_is_to_the_first_iteration)
+IN_SCENE(ratio_is_to_the_first_iteration, false)
 {
-    struct scene s;
-    scene_open(&s, false);
-    for (int i = 0; i < SAMPLES; i++) disagree(&s, i, 0.5f);
-    struct update_stats u = update(&s, TIS_TOKEN_TRUNCATE, 3, 0);
+    for (int i = 0; i < SAMPLES; i++) disagree(s, i, 0.5f);
+    struct update_stats u = update(s, TIS_TOKEN_TRUNCATE, 3, 0);
     assert_true(near(u.range[STAT_RATIO].min, 1) &&
                 near(u.range[STAT_RATIO].max, 1)); // three times the same policy
     assert_true(u.range[STAT_CLIP_LOW].sum == 0 && u.range[STAT_CLIP_HIGH].sum == 0);
-    u = update(&s, TIS_TOKEN_TRUNCATE, 3, 1e-2);
+    u = update(s, TIS_TOKEN_TRUNCATE, 3, 1e-2);
     // what is better than its group became likelier, what is worse less so, past the bounds
     assert_true(u.range[STAT_RATIO].max > 1.2 && u.range[STAT_RATIO].min < 0.8);
     assert_true(u.range[STAT_CLIP_LOW].sum > 0 && u.range[STAT_CLIP_HIGH].sum > 0 &&
                 u.range[STAT_SEQ_CLIP_HIGH].max > 0);
     assert_true(near(stats_mean(&u, STAT_TIS), exp(-0.5))); // the same in all three
-    scene_close(&s);
 }
 
 static uint64_t version(const struct scene *s)
@@ -248,42 +254,36 @@ static uint64_t version(const struct scene *s)
 }
 
 // Of three iterations the draft learns from the first, and is published with it.
-TEST(draft_learns_once_a_step)
+IN_SCENE(draft_learns_once_a_step, true)
 {
-    struct scene s;
-    scene_open(&s, true);
-    struct optimizer *policy = learner_optimizer(s.learner);
-    struct optimizer *draft = learner_optimizer(learner_draft(s.learner));
-    uint64_t before = version(&s);
-    struct update_stats u = update(&s, TIS_OFF, 3, 0);
-    assert_int_equal(version(&s), before + 6);
+    struct optimizer *policy = learner_optimizer(s->learner);
+    struct optimizer *draft = learner_optimizer(learner_draft(s->learner));
+    uint64_t before = version(s);
+    struct update_stats u = update(s, TIS_OFF, 3, 0);
+    assert_int_equal(version(s), before + 6);
     assert_int_equal(optimizer_steps(policy), 3);
     assert_int_equal(optimizer_steps(draft), 1);
     assert_int_equal(u.draft_targets, SAMPLES * TOKENS);
     assert_true(stats_mean(&u, STAT_DRAFT_KL) > 0 && stats_mean(&u, STAT_DRAFT_OVERLAP) > 0 &&
                 stats_mean(&u, STAT_DRAFT_OVERLAP) < 1);
     assert_true(u.draft_grad_norm > 0 && !near(u.draft_grad_norm, u.grad_norm));
-    scene_close(&s);
 }
 
 // The policy goes on without a draft whose gradient is not finite.
-TEST(broken_draft_is_left_alone)
+IN_SCENE(broken_draft_is_left_alone, true)
 {
-    struct scene s;
-    scene_open(&s, true);
-    float *w = s.draft.weights->base;
-    const size_t bytes = (size_t)s.draft.weights->n_elements * sizeof *w;
+    float *w = s->draft.weights->base;
+    const size_t bytes = (size_t)s->draft.weights->n_elements * sizeof *w;
     float *saved = malloc(bytes);
-    ((float *)s.draft.weights->final_norm)[3] = NAN;
+    ((float *)s->draft.weights->final_norm)[3] = NAN;
     memcpy(saved, w, bytes);
-    uint64_t before = version(&s);
-    struct update_stats u = update(&s, TIS_OFF, 1, 0);
+    uint64_t before = version(s);
+    struct update_stats u = update(s, TIS_OFF, 1, 0);
     assert_true(u.draft_skipped && u.grad_norm > 0);
-    assert_int_equal(version(&s), before + 2);
-    assert_int_equal(optimizer_steps(learner_optimizer(learner_draft(s.learner))), 0);
+    assert_int_equal(version(s), before + 2);
+    assert_int_equal(optimizer_steps(learner_optimizer(learner_draft(s->learner))), 0);
     assert_memory_equal(saved, w, bytes);
     free(saved);
-    scene_close(&s);
 }
 
 // A bit between daemon and trainer ends an exact step before anything is written.
@@ -323,34 +323,31 @@ static struct update_stats update_by(struct scene *s, const struct update_config
 
 // Two updates of a group each: the second has the gradient of its group alone, is compared with
 // the policy before the first, and has a rate of its own.
-TEST(parts_have_updates_of_their_own)
+IN_SCENE(parts_have_updates_of_their_own, false)
 {
-    struct scene s;
     struct update_config config = plain;
     const struct schedule falling = {.type = SCHEDULE_LINEAR, .peak = 1e-2, .total_steps = 10};
-    scene_open(&s, false);
     const struct rollout second = {.n_groups = 1,
                                    .n_per_group = PER_GROUP,
-                                   .examples = s.examples + 1,
-                                   .prompts = s.own_prompts + 1,
-                                   .completions = s.samples + PER_GROUP,
+                                   .examples = s->examples + 1,
+                                   .prompts = s->own_prompts + 1,
+                                   .completions = s->samples + PER_GROUP,
                                    .n_tokens = PER_GROUP * TOKENS};
-    const struct update_stats alone = update_by(&s, &config, &second, advantages + PER_GROUP, 0);
+    const struct update_stats alone = update_by(s, &config, &second, advantages + PER_GROUP, 0);
     config.mini_batches = GROUPS;
-    struct update_stats u = update_by(&s, &config, &s.rollout, advantages, 0);
+    struct update_stats u = update_by(s, &config, &s->rollout, advantages, 0);
     assert_int_equal(u.applied, GROUPS);
     assert_true(near(u.grad_norm, alone.grad_norm));
     assert_true(u.range[STAT_RATIO].min == 1 && u.range[STAT_RATIO].max == 1);
     config.schedule = &falling;
     config.first_update = 3;
-    u = update_by(&s, &config, &s.rollout, advantages, 0);
+    u = update_by(s, &config, &s->rollout, advantages, 0);
     assert_true(u.lr == schedule_at(&falling, 4) && u.range[STAT_MISMATCH_NOW].max == 0);
     // the first part, whose ratio is 1, then the second, which that has moved
     assert_true(u.range[STAT_RATIO].max > 1 || u.range[STAT_RATIO].min < 1);
     assert_int_equal(u.range[STAT_RATIO].n, SAMPLES * TOKENS);
     config.num_iterations = 2;
-    assert_int_equal(update_by(&s, &config, &s.rollout, advantages, 0).applied, 2 * GROUPS);
-    scene_close(&s);
+    assert_int_equal(update_by(s, &config, &s->rollout, advantages, 0).applied, 2 * GROUPS);
 }
 
 // The bonus alone moves the policy, towards more entropy or less; the tokens of highest entropy are
@@ -379,26 +376,23 @@ TEST(entropy_is_rewarded)
     }
 }
 
-TEST(high_entropy_alone)
+IN_SCENE(high_entropy_alone, false)
 {
     static const float ones[SAMPLES] = {1, 1, 1, 1};
-    struct scene s;
     struct update_config config = plain;
     struct entropy_config entropy = {.coef = 0, .top_quantile = 1};
     struct entropy_state bonus = entropy_begin(&entropy);
-    scene_open(&s, false);
-    const struct update_stats all = update_by(&s, &config, &s.rollout, ones, 0);
+    const struct update_stats all = update_by(s, &config, &s->rollout, ones, 0);
     config.step.entropy = &entropy;
     config.step.entropy_state = &bonus;
-    assert_true(update_by(&s, &config, &s.rollout, ones, 0).grad_norm == all.grad_norm);
+    assert_true(update_by(s, &config, &s->rollout, ones, 0).grad_norm == all.grad_norm);
     // One token, or the first ones of a group, which have the same context: at a ratio of 1 the
     // term is the advantage.
     entropy.top_quantile = 0;
-    const struct update_stats one = update_by(&s, &config, &s.rollout, ones, 0);
+    const struct update_stats one = update_by(s, &config, &s->rollout, ones, 0);
     const double term = fabs(stats_per_update(&one, STAT_LOSS)) * SAMPLES * TOKENS;
     assert_true(near(term, 1) || near(term, 2));
     assert_true(one.grad_norm > 0 && one.grad_norm < all.grad_norm);
     assert_true(stats_mean(&one, STAT_ENTROPY) == stats_mean(&all, STAT_ENTROPY) &&
                 one.range[STAT_MISMATCH_NOW].max == 0);
-    scene_close(&s);
 }

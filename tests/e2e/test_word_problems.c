@@ -7,8 +7,6 @@
 #include "trainer/data/data.h"
 #include "trainer/reward/math/prose.h"
 
-#define RUN(log, ...) test_command(log, LIMIT_MS, args(__VA_ARGS__))
-
 static struct dataset *problems(const char *folder, const char *name)
 {
     struct dataset *d;
@@ -44,11 +42,10 @@ static void check_work(const struct dataset *d, const struct example *e)
 TEST(generator)
 {
     enum { TRAIN = 3000, HELDOUT = 200, SFT = 1000 };
-    const char *folder = test_folder(), *log = test_path(folder, "log");
+    const char *folder = test_folder();
     const char *tool = test_binary("cw-word-problems");
-    assert_int_equal(RUN(log, "%s --out %s --count 3000 --heldout 200 --sft 1000 --careless 0.5",
-                         tool, test_path(folder, "a")),
-                     0);
+    test_output(0, args("%s --out %s --count 3000 --heldout 200 --sft 1000 --careless 0.5", tool,
+                        test_path(folder, "a")));
     static const char *const names[] = {"train.jsonl", "heldout.jsonl", "sft.jsonl"};
     static const int sizes[] = {TRAIN, HELDOUT, SFT};
     const char *prompts[TRAIN + HELDOUT + SFT];
@@ -86,9 +83,8 @@ TEST(generator)
 
     // a careful teacher says the same but for the last step, which the careless one leaves out in
     // half of the problems that have several: three in four
-    assert_int_equal(
-        RUN(log, "%s --out %s --count 1 --heldout 200 --sft 1000", tool, test_path(folder, "c")),
-        0);
+    test_output(
+        0, args("%s --out %s --count 1 --heldout 200 --sft 1000", tool, test_path(folder, "c")));
     struct dataset *careful = problems(test_path(folder, "c"), "sft.jsonl");
     for (int i = 0; i < SFT; i++) {
         const char *said = sets[2]->examples[i].completion, *mark = strstr(said, "####");
@@ -103,9 +99,8 @@ TEST(generator)
     for (int k = 0; k < 3; k++) dataset_free(sets[k]);
 
     // the same seed gives the same problems, and a larger set begins with a smaller one
-    assert_int_equal(RUN(log, "%s --out %s --count 2000 --heldout 200 --sft 1000 --careless 0.5",
-                         tool, test_path(folder, "b")),
-                     0);
+    test_output(0, args("%s --out %s --count 2000 --heldout 200 --sft 1000 --careless 0.5", tool,
+                        test_path(folder, "b")));
     test_same_file(test_path(folder, "a"), test_path(folder, "b"), "heldout.jsonl");
     test_same_file(test_path(folder, "a"), test_path(folder, "b"), "sft.jsonl");
     char *large = test_read(test_path(folder, "a/train.jsonl"));
@@ -119,51 +114,50 @@ TEST(generator)
 
 TEST(generator_says_what_is_wrong)
 {
-    const char *folder = test_folder(), *log = test_path(folder, "log");
+    const char *folder = test_folder();
     const char *tool = test_binary("cw-word-problems");
-    assert_int_equal(RUN(log, "%s", tool), 2);
-    assert_contains(test_read(log), "--out is missing");
-    assert_int_equal(RUN(log, "%s --out %s --min-steps 3 --max-steps 2", tool, folder), 2);
-    assert_contains(test_read(log), "--min-steps 3 is above --max-steps 2");
-    assert_int_equal(RUN(log, "%s --out /proc/no", tool), 1);
-    assert_contains(test_read(log), "/proc/no");
+    assert_contains(test_output(2, args("%s", tool)), "--out is missing");
+    assert_contains(test_output(2, args("%s --out %s --min-steps 3 --max-steps 2", tool, folder)),
+                    "--min-steps 3 is above --max-steps 2");
+    assert_contains(test_output(1, args("%s --out /proc/no", tool)), "/proc/no");
 }
 
-static int train_gsm8k(const char *folder, const char *run, const struct daemon *daemon,
-                       const char *const more[])
+static char *train_gsm8k(int status, const char *folder, const char *run,
+                         const struct daemon *daemon, const char *const more[])
 {
-    return test_command(
-        test_path(folder, "trainer.log"), LIMIT_MS,
+    return test_output(
+        status,
         daemon_trainer(
             daemon, test_path(folder, "train.jsonl"), test_path(folder, run),
             args("--config %s --eval-data %s --reward gsm8k --max-completion-length 12 --max-steps "
-                 "2 "
-                 "--prompts-per-step 2 --num-generations 4 --eval-limit 4 --log-completions",
+                 "2 --prompts-per-step 2 --num-generations 4 --eval-limit 4 --log-completions",
                  test_path(test_root(), "trainer/examples/gsm8k.json"),
                  test_path(folder, "heldout.jsonl")),
             more));
+}
+
+static json_t *first_rollout(const char *folder, const char *name)
+{
+    return json_at(json_of_lines_file(test_path(folder, name)), "0");
 }
 
 // The one command with its settings, made smaller, on the files as they are, with an instruct
 // model's folder: questions in its chat template, the reward's request behind them.
 TEST(the_one_command)
 {
-    const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
+    const char *folder = test_folder();
     struct daemon daemon = {0};
-    assert_int_equal(RUN(test_path(folder, "log"), "%s --out %s --count 40 --heldout 8",
-                         test_binary("cw-word-problems"), folder),
-                     0);
+    test_output(
+        0, args("%s --out %s --count 40 --heldout 8", test_binary("cw-word-problems"), folder));
     daemon_start(&daemon, daemon_model(folder, true, 5), NULL);
-    assert_int_equal(train_gsm8k(folder, "run", &daemon, args("--max-samples 12")), 0);
-    assert_contains(test_read(log), "final answer after \"####\"");
-    assert_contains(test_read(log), "(12 examples)");
+    char *log = train_gsm8k(0, folder, "run", &daemon, args("--max-samples 12"));
+    assert_contains(log, "final answer after \"####\"");
+    assert_contains(log, "(12 examples)");
     const json_t *m = json_array_get(json_of_lines_file(test_path(folder, "run/metrics.jsonl")), 1);
     double reward = metric(m, "rewards/gsm8k/mean");
     assert_true(reward >= 0 && reward <= 1);
-    const json_t *rollout =
-        json_array_get(json_of_lines_file(test_path(folder, "run/rollouts/step-2.jsonl")), 0);
+    const json_t *rollout = first_rollout(folder, "run/rollouts/step-2.jsonl");
     const char *said = text_of(rollout, "prompt");
-    assert_non_null(said);
     assert_contains(text_of(rollout, "answer"), "#### ");
     // tokens are bytes here, a few merges aside: the request is in the prompt, not in what was said
     int tokens = (int)int_of(rollout, "telemetry.prompt_tokens");
@@ -171,17 +165,15 @@ TEST(the_one_command)
     assert_true(tokens > (int)strlen(said) + 40);
     // and the log shows it as the model saw it
     const char *seen = text_of(rollout, "prompt_text");
-    assert_non_null(seen);
     assert_contains(seen, "<|im_start|>user\n");
     assert_contains(seen, said);
     assert_contains(seen, "####");
-    assert_contains(test_read(log), "chat template: ");
+    assert_contains(log, "chat template: ");
     assert_contains(test_read(daemon.log), "chat template: ");
 
     // as they are, on request
-    assert_int_equal(train_gsm8k(folder, "plain", &daemon, args("--prompt-template none")), 0);
-    rollout =
-        json_array_get(json_of_lines_file(test_path(folder, "plain/rollouts/step-1.jsonl")), 0);
+    train_gsm8k(0, folder, "plain", &daemon, args("--prompt-template none"));
+    rollout = first_rollout(folder, "plain/rollouts/step-1.jsonl");
     said = text_of(rollout, "prompt");
     tokens = (int)int_of(rollout, "telemetry.prompt_tokens");
     assert_true(tokens <= (int)strlen(said));
@@ -190,11 +182,10 @@ TEST(the_one_command)
     static const char bad[] = "{\"question\": \"a\", \"answer\": \"#### 1\"}\n"
                               "{\"question\": \"b\", \"answer\": \"#### none\"}\n";
     test_write(test_path(folder, "train.jsonl"), bad, strlen(bad));
-    assert_int_equal(train_gsm8k(folder, "bad", &daemon, NULL), 1);
-    assert_contains(test_read(log),
+    assert_contains(train_gsm8k(1, folder, "bad", &daemon, NULL),
                     "train.jsonl, line 2: the data set's answer \"#### none\" holds no number");
-    assert_int_equal(train_gsm8k(folder, "bad", &daemon, args("--prompt-template Q:")), 2);
-    assert_contains(test_read(log), "--prompt-template \"Q:\" has no {prompt}");
+    assert_contains(train_gsm8k(2, folder, "bad", &daemon, args("--prompt-template Q:")),
+                    "--prompt-template \"Q:\" has no {prompt}");
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
@@ -202,13 +193,11 @@ TEST(the_one_command)
 // template.
 TEST(warm_start_and_train)
 {
-    const char *folder = test_folder(), *log = test_path(folder, "trainer.log");
+    const char *folder = test_folder();
     const char *shape = test_path(folder, "shape.json"), *model = test_path(folder, "model");
     struct daemon daemon = {0};
-    assert_int_equal(RUN(test_path(folder, "log"),
-                         "%s --out %s --count 40 --heldout 8 --sft 40 --careless 1",
-                         test_binary("cw-word-problems"), folder),
-                     0);
+    test_output(0, args("%s --out %s --count 40 --heldout 8 --sft 40 --careless 1",
+                        test_binary("cw-word-problems"), folder));
     json_t *config = json_pack(
         "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:s, s:b, s:i}", "architectures",
         "Qwen2ForCausalLM", "model_type", "qwen2", "vocab_size", 1024, "hidden_size", 64,
@@ -217,26 +206,23 @@ TEST(warm_start_and_train)
         "rope_theta", 10000.0, "hidden_act", "silu", "tie_word_embeddings", 1, "eos_token_id", 256);
     assert_ok(json_write_file(shape, 0644, config));
     json_decref(config);
-    assert_int_equal(RUN(log,
-                         "%s sft --init %s --tokenizer %s --data %s --out %s --max-steps 3 "
-                         "--logging-steps 1 --device cpu --max-samples 24",
-                         test_binary("cw-trainer"), shape, test_path(folder, "tokenizer"),
-                         test_path(folder, "sft.jsonl"), model),
-                     0);
+    test_output(0, args("%s sft --init %s --tokenizer %s --data %s --out %s --max-steps 3 "
+                        "--logging-steps 1 --device cpu --max-samples 24",
+                        test_binary("cw-trainer"), shape, test_path(folder, "tokenizer"),
+                        test_path(folder, "sft.jsonl"), model));
     daemon_start(&daemon, model, NULL);
-    assert_int_equal(train_gsm8k(folder, "run", &daemon, NULL), 0);
-    const json_t *rollout =
-        json_array_get(json_of_lines_file(test_path(folder, "run/rollouts/step-1.jsonl")), 0);
+    train_gsm8k(0, folder, "run", &daemon, NULL);
+    const json_t *rollout = first_rollout(folder, "run/rollouts/step-1.jsonl");
     const char *said = text_of(rollout, "prompt");
     int tokens = (int)int_of(rollout, "telemetry.prompt_tokens");
     assert_true(tokens * 2 < (int)strlen(said)); // words, and nothing around them
-    assert_int_equal(
-        RUN(log, "%s eval --bridge %s --data %s --reward gsm8k --max-completion-length 12",
-            test_binary("cw-trainer"), daemon.bridge, test_path(folder, "heldout.jsonl")),
-        0);
-    assert_contains(test_read(log), "8 prompts");
+    assert_contains(
+        test_output(
+            0, args("%s eval --bridge %s --data %s --reward gsm8k --max-completion-length 12",
+                    test_binary("cw-trainer"), daemon.bridge, test_path(folder, "heldout.jsonl"))),
+        "8 prompts");
     // the same with a template needs a chat template, and says where from
-    assert_int_equal(train_gsm8k(folder, "chat", &daemon, args("--chat")), 1);
-    assert_contains(test_read(log), "--chat-template-file");
+    assert_contains(train_gsm8k(1, folder, "chat", &daemon, args("--chat")),
+                    "--chat-template-file");
     assert_int_equal(daemon_stop(&daemon), 0);
 }

@@ -13,8 +13,7 @@ static double act_formula(double x, int kind)
 
 static struct act_shape shape_of(const struct op_test *t)
 {
-    const int *p = t->c->p;
-    return (struct act_shape){p[0], p[1], (enum act_kind)p[2], p[3], dt, 1.702f, 1.3f};
+    return (struct act_shape){t->p[0], t->p[1], (enum act_kind)t->p[2], t->p[3], dt, 1.702f, 1.3f};
 }
 
 static double clamped_formula(double gate, double up)
@@ -33,9 +32,8 @@ static double act_at(const int *p, const double *x, int r, int c)
 
 static void act_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
-    float *x = floats(t, "x", IN, DATA, (int64_t)p[0] * p[1] * (p[3] ? 2 : 1), 3);
+    floats(t, "y", OUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    float *x = floats(t, "x", IN, DATA, (int64_t)t->p[0] * t->p[1] * (t->p[3] ? 2 : 1), 3);
     x[0] = -30;
     x[1] = 30;
 }
@@ -54,19 +52,18 @@ static void act_rows(const int *p, double *y, const double *x)
 
 static void act_reference(struct op_test *t, double **v)
 {
-    act_rows(t->c->p, t->a[0].expect, v[1]);
+    act_rows(t->p, t->a[0].expect, v[1]);
 }
 
 OP(act, "act");
 
 static void act_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    int64_t n = (int64_t)p[0] * p[1] * (p[3] ? 2 : 1);
+    int64_t n = (int64_t)t->p[0] * t->p[1] * (t->p[3] ? 2 : 1);
     floats(t, "dx", OUT, DATA, n, 1);
-    floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "dy", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
     floats(t, "x", IN, DATA, n, 2);
-    floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
+    floats(t, "y", OUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
 }
 
 static void act_back_launch(struct op_test *t, void **d)
@@ -78,14 +75,14 @@ static void act_back_launch(struct op_test *t, void **d)
 static double act_loss(struct op_test *t, double **v)
 {
     double *y = op_host((size_t)t->a[1].n * sizeof *y);
-    act_rows(t->c->p, y, v[2]);
+    act_rows(t->p, y, v[2]);
     return dot(v[1], y, t->a[1].n);
 }
 
 static void act_back_reference(struct op_test *t, double **v)
 {
     differentiate(t, v, 0, 2, false, act_loss);
-    act_rows(t->c->p, t->a[3].expect, v[2]);
+    act_rows(t->p, t->a[3].expect, v[2]);
 }
 
 OP(act_back, "act_back");
@@ -94,41 +91,41 @@ OP(act_back, "act_back");
 
 static void softcap_setup(struct op_test *t)
 {
-    floats(t, "x", INOUT, F32, t->c->p[0], 30);
+    floats(t, "x", INOUT, F32, t->p[0], 30);
 }
 
 static void softcap_launch(struct op_test *t, void **d)
 {
-    ops->softcap(dev, d[0], t->c->p[0], (float)t->c->p[1]);
+    ops->softcap(dev, d[0], t->p[0], (float)t->p[1]);
 }
 
 static void softcap_reference(struct op_test *t, double **v)
 {
-    const double cap = t->c->p[1];
-    for (int i = 0; i < t->c->p[0]; i++) t->a[0].expect[i] = cap * tanh(v[0][i] / cap);
+    const double cap = t->p[1];
+    for (int i = 0; i < t->p[0]; i++) t->a[0].expect[i] = cap * tanh(v[0][i] / cap);
 }
 
 OP(softcap, "softcap");
 
 static void softcap_back_setup(struct op_test *t)
 {
-    floats(t, "dx", INOUT, F32, t->c->p[0], 1);
-    float *capped = floats(t, "capped", IN, F32, t->c->p[0], 1);
-    float *x = floats(t, "x", IN, F32, t->c->p[0], 20);
-    const double cap = t->c->p[1];
-    for (int i = 0; i < t->c->p[0]; i++) capped[i] = (float)(cap * tanh(x[i] / cap));
+    floats(t, "dx", INOUT, F32, t->p[0], 1);
+    float *capped = floats(t, "capped", IN, F32, t->p[0], 1);
+    float *x = floats(t, "x", IN, F32, t->p[0], 20);
+    const double cap = t->p[1];
+    for (int i = 0; i < t->p[0]; i++) capped[i] = (float)(cap * tanh(x[i] / cap));
 }
 
 static void softcap_back_launch(struct op_test *t, void **d)
 {
-    ops->softcap_back(dev, d[0], d[1], t->c->p[0], (float)t->c->p[1]);
+    ops->softcap_back(dev, d[0], d[1], t->p[0], (float)t->p[1]);
 }
 
 static double softcap_loss(struct op_test *t, double **v)
 {
-    const double cap = t->c->p[1];
+    const double cap = t->p[1];
     double loss = 0;
-    for (int i = 0; i < t->c->p[0]; i++) loss += v[0][i] * cap * tanh(v[2][i] / cap);
+    for (int i = 0; i < t->p[0]; i++) loss += v[0][i] * cap * tanh(v[2][i] / cap);
     return loss;
 }
 

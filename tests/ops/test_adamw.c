@@ -8,18 +8,18 @@
 static void squares_setup(struct op_test *t)
 {
     array_new(t, "out", OUT, F64, 1);
-    floats(t, "x", IN, F32, t->c->p[0], 1);
+    floats(t, "x", IN, F32, t->p[0], 1);
 }
 
 static void squares_launch(struct op_test *t, void **d)
 {
-    ops->sum_squares(dev, d[0], d[1], t->c->p[0]);
+    ops->sum_squares(dev, d[0], d[1], t->p[0]);
 }
 
 static void squares_reference(struct op_test *t, double **v)
 {
     double sum = 0;
-    for (int i = 0; i < t->c->p[0]; i++) sum += v[1][i] * v[1][i];
+    for (int i = 0; i < t->p[0]; i++) sum += v[1][i] * v[1][i];
     t->a[0].expect[0] = sum;
 }
 
@@ -37,7 +37,7 @@ static struct adamw adamw_of(int step)
 
 static void adamw_setup(struct op_test *t)
 {
-    int n = t->c->p[0];
+    int n = t->p[0];
     floats(t, "w", INOUT, F32, n, 1);
     floats(t, "m", INOUT, F32, n, 0.1f);
     float *v = floats(t, "v", INOUT, F32, n, 0.1f);
@@ -48,16 +48,16 @@ static void adamw_setup(struct op_test *t)
 
 static void adamw_launch(struct op_test *t, void **d)
 {
-    struct adamw a = adamw_of(t->c->p[1]);
+    struct adamw a = adamw_of(t->p[1]);
     struct moments moments = {MOMENTS_F32, d[1], d[2], NULL, NULL};
     a.grad_scale = d[4];
-    ops->adamw(dev, d[0], NULL, &moments, d[3], t->c->p[0], &a, DT_F32);
+    ops->adamw(dev, d[0], NULL, &moments, d[3], t->p[0], &a, DT_F32);
 }
 
 static void adamw_reference(struct op_test *t, double **v)
 {
-    struct adamw a = adamw_of(t->c->p[1]);
-    for (int i = 0; i < t->c->p[0]; i++) {
+    struct adamw a = adamw_of(t->p[1]);
+    for (int i = 0; i < t->p[0]; i++) {
         double g = v[3][i] * v[4][0], p = v[0][i] - (double)a.lr * a.weight_decay * v[0][i];
         double m = a.beta1 * v[1][i] + (1 - (double)a.beta1) * g;
         double s = a.beta2 * v[2][i] + (1 - (double)a.beta2) * g * g;

@@ -7,7 +7,7 @@
 
 static void rope_setup(struct op_test *t)
 {
-    const int *p = t->c->p, positions = 64, half = p[3] / 2;
+    const int *p = t->p, positions = 64, half = p[3] / 2;
     floats(t, "qkv", INOUT, DATA, (int64_t)p[0] * (p[1] * p[2] + p[4]), 1);
     float *table = floats(t, "table", IN, F32, (int64_t)positions * half * 2, 1);
     for (int i = 0; i < positions * half; i++) {
@@ -21,23 +21,22 @@ static void rope_setup(struct op_test *t)
 
 static void rope_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
     const struct rope_args args = {.table = d[1],
                                    .positions = d[2],
-                                   .rows = p[0],
-                                   .n = p[1],
-                                   .head_dim = p[2],
-                                   .rot_dim = p[3],
-                                   .stride = p[1] * p[2] + p[4],
-                                   .sign = (float)p[5],
-                                   .interleaved = p[6] != 0,
+                                   .rows = t->p[0],
+                                   .n = t->p[1],
+                                   .head_dim = t->p[2],
+                                   .rot_dim = t->p[3],
+                                   .stride = t->p[1] * t->p[2] + t->p[4],
+                                   .sign = (float)t->p[5],
+                                   .interleaved = t->p[6] != 0,
                                    .dt = dt};
     ops->rope(dev, d[0], &args);
 }
 
 static void rope_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, half = p[3] / 2;
+    const int *p = t->p, half = p[3] / 2;
     const int64_t stride = p[1] * p[2] + p[4];
     const int step = p[6] ? 2 : 1, apart = p[6] ? 1 : half;
     for (int64_t i = 0; i < t->a[0].n; i++) t->a[0].expect[i] = v[0][i];
@@ -154,14 +153,14 @@ static double attention_row(double *out, const double *q, const double **k, cons
 // A head's of the sinks, which are the case's or none.
 static const double *sink_of(const struct op_test *t, const double *sinks, int h)
 {
-    return t->c->p[9] ? sinks + h : NULL;
+    return t->p[9] ? sinks + h : NULL;
 }
 
 // out, lse of a packed batch in double, from the masks as batch_view.h words them
 static void packed_formula(struct op_test *t, int index_arrays, double *out, double *lse,
                            const double *qkv, const double *sinks)
 {
-    const struct attn_shape s = attn_shape_of(t->c->p);
+    const struct attn_shape s = attn_shape_of(t->p);
     const struct array *a = t->a + index_arrays;
     const int64_t width = attn_row_width(&s);
     const double **k = op_host((size_t)t->batch.n_tokens * sizeof *k);
@@ -188,22 +187,21 @@ enum { AP_INDEX, AP_OUT = 6, AP_LSE, AP_QKV, AP_SINKS };
 
 static void attn_packed_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    const struct attn_shape s = attn_shape_of(p);
-    packed_setup(t, layouts[p[3]], p[4]);
+    const struct attn_shape s = attn_shape_of(t->p);
+    packed_setup(t, layouts[t->p[3]], t->p[4]);
     int64_t rows = t->batch.n_tokens;
-    floats(t, "out", OUT, DATA, rows * p[0] * attn_value_dim(&s), 1);
-    floats(t, "lse", OUT, F32, rows * p[0], 1);
+    floats(t, "out", OUT, DATA, rows * t->p[0] * attn_value_dim(&s), 1);
+    floats(t, "lse", OUT, F32, rows * t->p[0], 1);
     floats(t, "qkv", IN, DATA, rows * attn_row_width(&s), 1);
-    floats(t, "sinks", IN, DATA, p[0], 1);
+    floats(t, "sinks", IN, DATA, t->p[0], 1);
 }
 
 static void attn_packed_launch(struct op_test *t, void **d)
 {
-    struct attn_shape s = attn_shape_of(t->c->p);
+    struct attn_shape s = attn_shape_of(t->p);
     struct batch_view b = packed_view(t, d);
     s.dt = dt;
-    s.sinks = t->c->p[9] ? d[AP_SINKS] : NULL;
+    s.sinks = t->p[9] ? d[AP_SINKS] : NULL;
     ops->attn_packed(dev, d[AP_OUT], d[AP_LSE], d[AP_QKV], &b, &s);
 }
 
@@ -218,37 +216,36 @@ enum { AB_INDEX, AB_DQKV = 6, AB_DOUT, AB_OUT, AB_LSE, AB_QKV, AB_SINKS, AB_DSIN
 
 static void attn_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    packed_setup(t, layouts[p[3]], p[4]);
-    int64_t rows = t->batch.n_tokens, n = rows * p[0] * p[2];
-    floats(t, "dqkv", OUT, DATA, rows * (p[0] + 2 * p[1]) * p[2], 1);
+    packed_setup(t, layouts[t->p[3]], t->p[4]);
+    int64_t rows = t->batch.n_tokens, n = rows * t->p[0] * t->p[2];
+    floats(t, "dqkv", OUT, DATA, rows * (t->p[0] + 2 * t->p[1]) * t->p[2], 1);
     floats(t, "dout", IN, DATA, n, 1);
     float *out = floats(t, "out", IN, DATA, n, 1);
-    float *lse = floats(t, "lse", IN, F32, rows * p[0], 1);
+    float *lse = floats(t, "lse", IN, F32, rows * t->p[0], 1);
     struct array *qkv = &t->a[t->n_arrays];
     floats(t, "qkv", IN, DATA, t->a[AB_DQKV].n, 1);
     struct array *sinks = &t->a[t->n_arrays];
-    floats(t, "sinks", IN, DATA, p[0], 1);
-    floats(t, "dsinks", INOUT, F32, p[0], 1);
+    floats(t, "sinks", IN, DATA, t->p[0], 1);
+    floats(t, "dsinks", INOUT, F32, t->p[0], 1);
     double *x = op_host((size_t)qkv->n * 8), *o = op_host((size_t)n * 8), z[32];
-    double *l = op_host((size_t)rows * p[0] * 8);
+    double *l = op_host((size_t)rows * t->p[0] * 8);
     for (int64_t i = 0; i < qkv->n; i++) // rounded as bf16 first, so that out and lse fit both runs
         x[i] = qkv->f[i] = f32_from_bf16(bf16_from_f32(qkv->f[i]));
     for (int64_t i = 0; i < sinks->n; i++)
         z[i] = sinks->f[i] = f32_from_bf16(bf16_from_f32(sinks->f[i]));
     packed_formula(t, AB_INDEX, o, l, x, z);
     for (int64_t i = 0; i < n; i++) out[i] = (float)o[i];
-    for (int64_t i = 0; i < rows * p[0]; i++) lse[i] = (float)l[i];
+    for (int64_t i = 0; i < rows * t->p[0]; i++) lse[i] = (float)l[i];
 }
 
 static void attn_back_launch(struct op_test *t, void **d)
 {
-    struct attn_shape s = attn_shape_of(t->c->p);
+    struct attn_shape s = attn_shape_of(t->p);
     struct batch_view b = packed_view(t, d);
     s.dt = dt;
     ops->attn_packed_back(dev, d[AB_DQKV], d[AB_DOUT], d[AB_OUT], d[AB_LSE], d[AB_QKV], &b, &s);
     s.sinks = d[AB_SINKS];
-    if (t->c->p[9])
+    if (t->p[9])
         ops->attn_sinks_back(dev, d[AB_DSINKS], d[AB_DOUT], d[AB_OUT], d[AB_LSE], b.n_tokens, &s);
 }
 
@@ -287,7 +284,7 @@ enum {
 
 static void attn_paged_setup(struct op_test *t)
 {
-    const int *p = t->c->p, block = p[7], layout = p[3], scale = p[4];
+    const int *p = t->p, block = p[7], layout = p[3], scale = p[4];
     int n_seqs = 0, rows = 1, blocks = 0, table_stride = 0, max_query = 1, max_context = 1;
     while (n_seqs < 5 && paged_layouts[layout][n_seqs].context) {
         int context = paged_layouts[layout][n_seqs].context * scale;
@@ -346,7 +343,7 @@ static void attn_paged_setup(struct op_test *t)
 
 static void attn_paged_launch(struct op_test *t, void **d)
 {
-    struct attn_shape s = attn_shape_of(t->c->p);
+    struct attn_shape s = attn_shape_of(t->p);
     struct batch_view b = t->batch;
     b.positions = d[PG_POSITIONS];
     b.seq_of = d[PG_SEQ];
@@ -354,8 +351,8 @@ static void attn_paged_launch(struct op_test *t, void **d)
     b.slots = d[PG_SLOTS];
     b.context_len = d[PG_CONTEXT];
     b.block_table = d[PG_TABLE];
-    s.sinks = t->c->p[9] ? d[PG_SINKS] : NULL;
-    int block = t->c->p[7];
+    s.sinks = t->p[9] ? d[PG_SINKS] : NULL;
+    int block = t->p[7];
     const int width = s.n_kv_heads * s.head_dim;
     const struct kv_layer layers[2] = {{.width = width},
                                        {.offset = t->a[PG_K].n / 2, .width = width}};
@@ -371,8 +368,8 @@ static void attn_paged_launch(struct op_test *t, void **d)
 
 static void attn_paged_reference(struct op_test *t, double **v)
 {
-    const struct attn_shape s = attn_shape_of(t->c->p);
-    const int block = t->c->p[7];
+    const struct attn_shape s = attn_shape_of(t->p);
+    const int block = t->p[7];
     const int64_t kv_width = (int64_t)s.n_kv_heads * s.head_dim;
     const int64_t width = attn_row_width(&s), layer = t->a[PG_K].n / 2;
     const int value_dim = attn_value_dim(&s);

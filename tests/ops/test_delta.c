@@ -10,12 +10,11 @@ enum { PREFIX, SEQS, EACH, KEY_HEADS, HEADS, KEY_DIM, HEAD_DIM, TAPS };
 
 static struct delta_shape shape_of(const struct op_test *t)
 {
-    const int *p = t->c->p;
-    return (struct delta_shape){.n_key_heads = p[KEY_HEADS],
-                                .n_heads = p[HEADS],
-                                .key_dim = p[KEY_DIM],
-                                .head_dim = p[HEAD_DIM],
-                                .taps = p[TAPS],
+    return (struct delta_shape){.n_key_heads = t->p[KEY_HEADS],
+                                .n_heads = t->p[HEADS],
+                                .key_dim = t->p[KEY_DIM],
+                                .head_dim = t->p[HEAD_DIM],
+                                .taps = t->p[TAPS],
                                 .dt = dt};
 }
 
@@ -28,7 +27,7 @@ static int rows_of(const int *p)
 // The lists of a packed batch; pointers at launch are those from `first` on.
 static void packed_lists(struct op_test *t)
 {
-    const int *p = t->c->p, n = p[SEQS] + 2, rows = rows_of(p);
+    const int *p = t->p, n = p[SEQS] + 2, rows = rows_of(p);
     int32_t *start = ints(t, "query_start", n + 1), *seq = ints(t, "seq_of", rows);
     int32_t *from = ints(t, "prefix_start", n), *len = ints(t, "prefix_len", n);
     int32_t *end = ints(t, "attend_end", n);
@@ -45,10 +44,9 @@ static void packed_lists(struct op_test *t)
 
 static struct delta_batch packed_batch(struct op_test *t, void **lists)
 {
-    const int *p = t->c->p;
-    t->batch = (struct batch_view){.n_tokens = rows_of(p),
-                                   .n_seqs = p[SEQS] + 2,
-                                   .max_context = p[PREFIX] + p[EACH],
+    t->batch = (struct batch_view){.n_tokens = rows_of(t->p),
+                                   .n_seqs = t->p[SEQS] + 2,
+                                   .max_context = t->p[PREFIX] + t->p[EACH],
                                    .packed = true,
                                    .query_start = lists[0],
                                    .seq_of = lists[1],
@@ -117,7 +115,7 @@ static void rule_packed(struct op_test *t, double *out, const double *qkv, const
                         const double *a_log, const double *dt_bias)
 {
     const struct delta_shape s = shape_of(t);
-    const int *p = t->c->p, n = s.key_dim * s.head_dim;
+    const int *p = t->p, n = s.key_dim * s.head_dim;
     double *S = op_host((size_t)n * sizeof *S), *prefix = op_host((size_t)n * sizeof *S);
     for (int h = 0; h < s.n_heads; h++)
         for (int seq = 0, row = 0; seq < p[SEQS] + 2; seq++) {
@@ -134,7 +132,7 @@ static void rule_packed(struct op_test *t, double *out, const double *qkv, const
 static void rule_inputs(struct op_test *t)
 {
     const struct delta_shape s = shape_of(t);
-    const int rows = rows_of(t->c->p);
+    const int rows = rows_of(t->p);
     floats(t, "qkv", IN, DATA, (int64_t)rows * delta_conv_width(&s), 1);
     floats(t, "gates", IN, F32, (int64_t)rows * 2 * s.n_heads, 1.5f);
     floats(t, "a_log", IN, DATA, s.n_heads, 0.5f);
@@ -144,7 +142,7 @@ static void rule_inputs(struct op_test *t)
 static void rule_setup(struct op_test *t)
 {
     const struct delta_shape s = shape_of(t);
-    floats(t, "out", OUT, DATA, (int64_t)rows_of(t->c->p) * delta_value_width(&s), 1);
+    floats(t, "out", OUT, DATA, (int64_t)rows_of(t->p) * delta_value_width(&s), 1);
     rule_inputs(t);
     packed_lists(t);
 }
@@ -168,7 +166,7 @@ enum { RB_DQKV, RB_DGATES, RB_DA, RB_DDT, RB_DOUT, RB_QKV, RB_GATES, RB_A, RB_DT
 static void rule_back_setup(struct op_test *t)
 {
     const struct delta_shape s = shape_of(t);
-    const int rows = rows_of(t->c->p);
+    const int rows = rows_of(t->p);
     floats(t, "dqkv", OUT, DATA, (int64_t)rows * delta_conv_width(&s), 1);
     floats(t, "dgates", OUT, DATA, (int64_t)rows * 2 * s.n_heads, 1);
     floats(t, "da_log", INOUT, F32, s.n_heads, 1);
@@ -209,11 +207,11 @@ static int64_t x_stride(const struct op_test *t)
 static void conv_packed(struct op_test *t, double *y, const double *x, const double *w)
 {
     const struct delta_shape s = shape_of(t);
-    const int rows = rows_of(t->c->p), width = delta_conv_width(&s);
+    const int rows = rows_of(t->p), width = delta_conv_width(&s);
     int *up_to = op_host((size_t)rows * sizeof *up_to);
     for (int r = 0; r < rows; r++) {
         const double *from[DELTA_MAX_TAPS];
-        const int n = rows_up_to(t->c->p, r, up_to);
+        const int n = rows_up_to(t->p, r, up_to);
         for (int i = 0; i < s.taps; i++) {
             const int at = n - s.taps + i;
             from[i] = at < 0 ? NULL : x + up_to[at] * x_stride(t);
@@ -225,14 +223,14 @@ static void conv_packed(struct op_test *t, double *y, const double *x, const dou
 static void conv_inputs(struct op_test *t)
 {
     const struct delta_shape s = shape_of(t);
-    floats(t, "x", IN, DATA, rows_of(t->c->p) * x_stride(t), 1);
+    floats(t, "x", IN, DATA, rows_of(t->p) * x_stride(t), 1);
     floats(t, "w", IN, DATA, (int64_t)delta_conv_width(&s) * s.taps, 1);
 }
 
 static void conv_setup(struct op_test *t)
 {
     const struct delta_shape s = shape_of(t);
-    floats(t, "y", OUT, DATA, (int64_t)rows_of(t->c->p) * delta_conv_width(&s), 1);
+    floats(t, "y", OUT, DATA, (int64_t)rows_of(t->p) * delta_conv_width(&s), 1);
     conv_inputs(t);
     packed_lists(t);
 }
@@ -256,9 +254,9 @@ enum { CB_DX, CB_DW, CB_DY, CB_X, CB_W, CB_LISTS };
 static void conv_back_setup(struct op_test *t)
 {
     const struct delta_shape s = shape_of(t);
-    floats(t, "dx", OUT, DATA, rows_of(t->c->p) * x_stride(t), 1);
+    floats(t, "dx", OUT, DATA, rows_of(t->p) * x_stride(t), 1);
     floats(t, "dw", INOUT, F32, (int64_t)delta_conv_width(&s) * s.taps, 1);
-    floats(t, "dy", IN, DATA, (int64_t)rows_of(t->c->p) * delta_conv_width(&s), 1);
+    floats(t, "dy", IN, DATA, (int64_t)rows_of(t->p) * delta_conv_width(&s), 1);
     conv_inputs(t);
     packed_lists(t);
 }
@@ -310,15 +308,14 @@ static int all_paged_rows(const int *p)
 
 static void paged_lists(struct op_test *t)
 {
-    const int *p = t->c->p;
     int32_t *start = ints(t, "query_start", PAGED_SEQS + 1);
-    int32_t *seq = ints(t, "seq_of", all_paged_rows(p));
-    int32_t *positions = ints(t, "positions", all_paged_rows(p));
+    int32_t *seq = ints(t, "seq_of", all_paged_rows(t->p));
+    int32_t *positions = ints(t, "positions", all_paged_rows(t->p));
     int32_t *from = ints(t, "state_from", PAGED_SEQS);
     int32_t *slot = ints(t, "state_slot", PAGED_SEQS);
     start[0] = 0;
     for (int s = 0; s < PAGED_SEQS; s++) {
-        start[s + 1] = start[s] + paged_rows(p, s);
+        start[s + 1] = start[s] + paged_rows(t->p, s);
         from[s] = from_of[s];
         slot[s] = slot_of[s];
         for (int r = start[s]; r < start[s + 1]; r++) {
@@ -340,7 +337,7 @@ static struct delta_batch paged_batch(struct op_test *t, void **lists, void *sta
     const struct delta_shape s = shape_of(t);
     *layer = (struct kv_layer){.state = GAP};
     *kv = (struct kv_view){.layers = layer, .states = states, .slot_elements = slot_elements(&s)};
-    t->batch = (struct batch_view){.n_tokens = all_paged_rows(t->c->p),
+    t->batch = (struct batch_view){.n_tokens = all_paged_rows(t->p),
                                    .n_seqs = PAGED_SEQS,
                                    .query_start = lists[0],
                                    .seq_of = lists[1],
@@ -362,7 +359,7 @@ static void begin_state(const struct delta_shape *s, double *states, int seq, in
 static void paged_rule_setup(struct op_test *t)
 {
     const struct delta_shape s = shape_of(t);
-    const int rows = all_paged_rows(t->c->p);
+    const int rows = all_paged_rows(t->p);
     floats(t, "out", OUT, DATA, (int64_t)rows * delta_value_width(&s), 1);
     floats(t, "states", INOUT, F32, SLOTS * slot_elements(&s), 1);
     floats(t, "qkv", IN, DATA, (int64_t)rows * delta_conv_width(&s), 1);
@@ -390,7 +387,7 @@ static void paged_rule_reference(struct op_test *t, double **v)
     for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
     for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++) {
         begin_state(&s, states, seq, GAP + delta_window_elements(&s), s.n_heads * matrix);
-        for (int i = 0; i < paged_rows(t->c->p, seq); i++, row++)
+        for (int i = 0; i < paged_rows(t->p, seq); i++, row++)
             for (int h = 0; h < s.n_heads; h++) {
                 double *y = out + ((int64_t)row * s.n_heads + h) * s.head_dim;
                 double *S = states + slot_of[seq] * slot_elements(&s) + GAP +
@@ -408,7 +405,7 @@ OP(paged_rule, "delta_rule");
 static void paged_conv_setup(struct op_test *t)
 {
     const struct delta_shape s = shape_of(t);
-    const int rows = all_paged_rows(t->c->p);
+    const int rows = all_paged_rows(t->p);
     floats(t, "y", OUT, DATA, (int64_t)rows * delta_conv_width(&s), 1);
     floats(t, "states", INOUT, F32, SLOTS * slot_elements(&s), 1);
     floats(t, "x", IN, DATA, rows * x_stride(t), 1);
@@ -434,7 +431,7 @@ static void paged_conv_reference(struct op_test *t, double **v)
     for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
     for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++) {
         begin_state(&s, states, seq, GAP, delta_window_elements(&s));
-        for (int i = 0; i < paged_rows(t->c->p, seq); i++, row++) {
+        for (int i = 0; i < paged_rows(t->p, seq); i++, row++) {
             const double *from[DELTA_MAX_TAPS], *x = v[2] + row * x_stride(t);
             double *y = t->a[0].expect + (int64_t)row * width;
             double *window = states + slot_of[seq] * slot_elements(&s) + GAP;
@@ -455,16 +452,15 @@ OP(paged_conv, "short_conv");
 // p: rows width gap kind
 static struct gate_args gate_of(const struct op_test *t, const void *x, const void *g)
 {
-    const int *p = t->c->p;
-    return (struct gate_args){x, g, p[0], p[1], p[1] + p[2], (enum gate_kind)p[3], dt};
+    return (struct gate_args){x, g, t->p[0], t->p[1], t->p[1] + t->p[2], (enum gate_kind)t->p[3],
+                              dt};
 }
 
 static void gate_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "g", IN, DATA, (int64_t)p[0] * (p[1] + p[2]), 2);
+    floats(t, "y", OUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "x", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "g", IN, DATA, (int64_t)t->p[0] * (t->p[1] + t->p[2]), 2);
 }
 
 static void gate_launch(struct op_test *t, void **d)
@@ -475,10 +471,9 @@ static void gate_launch(struct op_test *t, void **d)
 
 static void gate_formula(const struct op_test *t, double *y, const double *x, const double *g)
 {
-    const int *p = t->c->p;
-    for (int i = 0; i < p[0] * p[1]; i++) {
-        const double at = g[i / p[1] * (p[1] + p[2]) + i % p[1]];
-        y[i] = x[i] * sigmoid_of(at) * (p[3] == GATE_SILU ? at : 1);
+    for (int i = 0; i < t->p[0] * t->p[1]; i++) {
+        const double at = g[i / t->p[1] * (t->p[1] + t->p[2]) + i % t->p[1]];
+        y[i] = x[i] * sigmoid_of(at) * (t->p[3] == GATE_SILU ? at : 1);
     }
 }
 
@@ -493,12 +488,11 @@ enum { GB_DX, GB_DG, GB_DY, GB_X, GB_G }; // dx is written over dy
 
 static void gate_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "dx", INOUT, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "dg", OUT, DATA, (int64_t)p[0] * (p[1] + p[2]), 1);
+    floats(t, "dx", INOUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "dg", OUT, DATA, (int64_t)t->p[0] * (t->p[1] + t->p[2]), 1);
     floats(t, "unused", IN, DATA, 1, 1);
-    floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "g", IN, DATA, (int64_t)p[0] * (p[1] + p[2]), 2);
+    floats(t, "x", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "g", IN, DATA, (int64_t)t->p[0] * (t->p[1] + t->p[2]), 2);
 }
 
 static void gate_back_launch(struct op_test *t, void **d)
@@ -516,11 +510,10 @@ static double gate_loss(struct op_test *t, double **v)
 
 static void gate_back_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
     differentiate(t, v, GB_DX, GB_X, false, gate_loss);
     differentiate(t, v, GB_DG, GB_G, false, gate_loss);
     for (int64_t i = 0; i < t->a[GB_DG].n; i++)
-        if (i % (p[1] + p[2]) >= p[1]) t->a[GB_DG].expect[i] = NAN;
+        if (i % (t->p[1] + t->p[2]) >= t->p[1]) t->a[GB_DG].expect[i] = NAN;
 }
 
 OP(gate_back, "gate_back");
@@ -528,24 +521,23 @@ OP(gate_back, "gate_back");
 // p: rows n_heads n_kv_heads head_dim join
 static void split_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    const int64_t q = (int64_t)p[0] * p[1] * p[3], kv = (int64_t)p[0] * 2 * p[2] * p[3];
-    floats(t, "qkv", p[4] ? IN : OUT, DATA, q + kv, 1);
-    floats(t, "gate", p[4] ? IN : OUT, DATA, q, 1);
-    floats(t, "fused", p[4] ? OUT : IN, DATA, 2 * q + kv, 1);
+    const int64_t q = (int64_t)t->p[0] * t->p[1] * t->p[3],
+                  kv = (int64_t)t->p[0] * 2 * t->p[2] * t->p[3];
+    floats(t, "qkv", t->p[4] ? IN : OUT, DATA, q + kv, 1);
+    floats(t, "gate", t->p[4] ? IN : OUT, DATA, q, 1);
+    floats(t, "fused", t->p[4] ? OUT : IN, DATA, 2 * q + kv, 1);
 }
 
 static void split_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
     const struct attn_shape shape = {
-        .n_heads = p[1], .n_kv_heads = p[2], .head_dim = p[3], .dt = dt};
-    ops->split_gate(dev, d[0], d[1], d[2], p[0], &shape, p[4]);
+        .n_heads = t->p[1], .n_kv_heads = t->p[2], .head_dim = t->p[3], .dt = dt};
+    ops->split_gate(dev, d[0], d[1], d[2], t->p[0], &shape, t->p[4]);
 }
 
 static void split_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, q = p[1] * p[3], kv = 2 * p[2] * p[3];
+    const int *p = t->p, q = p[1] * p[3], kv = 2 * p[2] * p[3];
     for (int r = 0; r < p[0]; r++)
         for (int c = 0; c < 2 * q + kv; c++) {
             const int head = c / p[3], in = c % p[3], both = r * (2 * q + kv) + c;

@@ -38,19 +38,21 @@ enum { EX_C, EX_A, EX_B, EX_OFFSETS };
 
 static void experts_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "c", OUT, p[6] ? F32 : DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "a", IN, DATA, (int64_t)p[0] * p[2], 1);
-    floats(t, "b", IN, DATA, (int64_t)p[3] * p[1] * p[2], 1);
-    fill_offsets(t, ints(t, "offsets", p[3] + 1), p[0], p[3], (enum rows)p[4]);
+    floats(t, "c", OUT, t->p[6] ? F32 : DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "a", IN, DATA, (int64_t)t->p[0] * t->p[2], 1);
+    floats(t, "b", IN, DATA, (int64_t)t->p[3] * t->p[1] * t->p[2], 1);
+    fill_offsets(t, ints(t, "offsets", t->p[3] + 1), t->p[0], t->p[3], (enum rows)t->p[4]);
 }
 
 static void experts_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    const struct matmul shape = {
-        .m = p[0], .n = p[1], .k = p[2], .trans_b = p[5], .in = dt, .out = p[6] ? DT_F32 : dt};
-    ops->matmul_experts(dev, d[EX_C], d[EX_A], d[EX_B], d[EX_OFFSETS], p[3], &shape);
+    const struct matmul shape = {.m = t->p[0],
+                                 .n = t->p[1],
+                                 .k = t->p[2],
+                                 .trans_b = t->p[5],
+                                 .in = dt,
+                                 .out = t->p[6] ? DT_F32 : dt};
+    ops->matmul_experts(dev, d[EX_C], d[EX_A], d[EX_B], d[EX_OFFSETS], t->p[3], &shape);
 }
 
 // Entry (i, j) of expert e's product.
@@ -66,7 +68,7 @@ static double expert_dot(const double *a, const double *b, int n, int k, bool tr
 
 static void experts_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, n = p[1];
+    const int *p = t->p, n = p[1];
     const int32_t *offsets = t->a[EX_OFFSETS].i;
     for (int e = 0; e < p[3]; e++)
         for (int i = offsets[e]; i < offsets[e + 1]; i++)
@@ -83,25 +85,23 @@ enum { XB_DW, XB_DY, XB_X, XB_OFFSETS, XB_W };
 
 static void experts_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    int64_t n_weights = (int64_t)p[3] * p[1] * p[2];
+    int64_t n_weights = (int64_t)t->p[3] * t->p[1] * t->p[2];
     floats(t, "dw", INOUT, F32, n_weights, 1);
-    floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "x", IN, DATA, (int64_t)p[0] * p[2], 1);
-    fill_offsets(t, ints(t, "offsets", p[3] + 1), p[0], p[3], (enum rows)p[4]);
+    floats(t, "dy", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "x", IN, DATA, (int64_t)t->p[0] * t->p[2], 1);
+    fill_offsets(t, ints(t, "offsets", t->p[3] + 1), t->p[0], t->p[3], (enum rows)t->p[4]);
     floats(t, "w", IN, F32, n_weights, 1);
 }
 
 static void experts_back_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    const struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .in = dt};
-    ops->matmul_experts_back(dev, d[XB_DW], d[XB_DY], d[XB_X], d[XB_OFFSETS], p[3], &shape);
+    const struct matmul shape = {.m = t->p[0], .n = t->p[1], .k = t->p[2], .in = dt};
+    ops->matmul_experts_back(dev, d[XB_DW], d[XB_DY], d[XB_X], d[XB_OFFSETS], t->p[3], &shape);
 }
 
 static double experts_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, n = p[1];
+    const int *p = t->p, n = p[1];
     const int32_t *offsets = t->a[XB_OFFSETS].i;
     double loss = 0;
     for (int e = 0; e < p[3]; e++)
@@ -120,16 +120,14 @@ enum { BI_Y, BI_BIAS, BI_OFFSETS };
 
 static void bias_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "y", INOUT, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "bias", IN, DATA, (int64_t)p[2] * p[1], 1);
-    fill_offsets(t, ints(t, "offsets", p[2] + 1), p[0], p[2], (enum rows)p[3]);
+    floats(t, "y", INOUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "bias", IN, DATA, (int64_t)t->p[2] * t->p[1], 1);
+    fill_offsets(t, ints(t, "offsets", t->p[2] + 1), t->p[0], t->p[2], (enum rows)t->p[3]);
 }
 
 static struct expert_rows bias_shape(const struct op_test *t)
 {
-    const int *p = t->c->p;
-    return (struct expert_rows){p[0], p[2], p[1], dt};
+    return (struct expert_rows){t->p[0], t->p[2], t->p[1], dt};
 }
 
 static void bias_launch(struct op_test *t, void **d)
@@ -140,7 +138,7 @@ static void bias_launch(struct op_test *t, void **d)
 
 static void bias_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, width = p[1];
+    const int *p = t->p, width = p[1];
     const int32_t *offsets = t->a[BI_OFFSETS].i;
     for (int e = 0; e < p[2]; e++)
         for (int64_t i = (int64_t)offsets[e] * width; i < (int64_t)offsets[e + 1] * width; i++)
@@ -155,11 +153,10 @@ enum { BB_DBIAS, BB_DY, BB_OFFSETS, BB_BIAS };
 
 static void bias_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "dbias", INOUT, F32, (int64_t)p[2] * p[1], 1);
-    floats(t, "dy", IN, DATA, (int64_t)p[0] * p[1], 1);
-    fill_offsets(t, ints(t, "offsets", p[2] + 1), p[0], p[2], (enum rows)p[3]);
-    floats(t, "bias", IN, F32, (int64_t)p[2] * p[1], 1);
+    floats(t, "dbias", INOUT, F32, (int64_t)t->p[2] * t->p[1], 1);
+    floats(t, "dy", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    fill_offsets(t, ints(t, "offsets", t->p[2] + 1), t->p[0], t->p[2], (enum rows)t->p[3]);
+    floats(t, "bias", IN, F32, (int64_t)t->p[2] * t->p[1], 1);
 }
 
 static void bias_back_launch(struct op_test *t, void **d)
@@ -170,7 +167,7 @@ static void bias_back_launch(struct op_test *t, void **d)
 
 static double bias_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, width = p[1];
+    const int *p = t->p, width = p[1];
     const int32_t *offsets = t->a[BB_OFFSETS].i;
     double loss = 0;
     for (int e = 0; e < p[2]; e++)

@@ -7,15 +7,15 @@
 // p: rows heads nope rope rank value
 static struct latent_shape shape_of(const struct op_test *t)
 {
-    const int *p = t->c->p;
-    return (struct latent_shape){.rows = p[0],
-                                 .n_heads = p[1],
-                                 .nope = p[2],
-                                 .rope = p[3],
-                                 .rank = p[4],
-                                 .value = p[5],
+    return (struct latent_shape){.rows = t->p[0],
+                                 .n_heads = t->p[1],
+                                 .nope = t->p[2],
+                                 .rope = t->p[3],
+                                 .rank = t->p[4],
+                                 .value = t->p[5],
                                  .dt = dt,
-                                 .early = p[0] % 2 == 1}; // the operation before writes no weights
+                                 .early =
+                                     t->p[0] % 2 == 1}; // the operation before writes no weights
 }
 
 static int64_t weights_of(const struct latent_shape *s)

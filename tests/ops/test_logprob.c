@@ -8,20 +8,19 @@ enum { LP_LOGPROB, LP_LSE, LP_ENTROPY, LP_LOGITS, LP_TARGET };
 
 static void logprob_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "logprob", OUT, F32, p[0], 1);
-    floats(t, "lse", OUT, F32, p[0], 1);
-    floats(t, "entropy", OUT, F32, p[0], 1);
-    float *logits = floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 4);
-    int32_t *target = ints(t, "target", p[0]);
-    for (int i = 0; i < p[0]; i++) target[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[1]);
-    if (p[0] > 1) logits[p[1] + (target[1] + 1) % p[1]] = -INFINITY; // a forbidden token
+    floats(t, "logprob", OUT, F32, t->p[0], 1);
+    floats(t, "lse", OUT, F32, t->p[0], 1);
+    floats(t, "entropy", OUT, F32, t->p[0], 1);
+    float *logits = floats(t, "logits", IN, F32, (int64_t)t->p[0] * t->p[1], 4);
+    int32_t *target = ints(t, "target", t->p[0]);
+    for (int i = 0; i < t->p[0]; i++) target[i] = (int32_t)rng_below(&t->rng, (uint32_t)t->p[1]);
+    if (t->p[0] > 1) logits[t->p[1] + (target[1] + 1) % t->p[1]] = -INFINITY; // a forbidden token
 }
 
 static void logprob_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    const struct head_args head = {d[LP_LOGITS], d[LP_TARGET], p[0], p[1], (float)p[2] / 10};
+    const struct head_args head = {d[LP_LOGITS], d[LP_TARGET], t->p[0], t->p[1],
+                                   (float)t->p[2] / 10};
     ops->logprob(dev, d[LP_LOGPROB], d[LP_LSE], d[LP_ENTROPY], &head);
 }
 
@@ -40,11 +39,10 @@ static double log_sum_exp(const double *z, int n, double temperature, double *re
 
 static void logprob_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
-    double temperature = (double)((float)p[2] / 10);
-    for (int i = 0; i < p[0]; i++) {
-        const double *row = v[LP_LOGITS] + (int64_t)i * p[1];
-        double lse = log_sum_exp(row, p[1], temperature, &t->a[LP_ENTROPY].expect[i]);
+    double temperature = (double)((float)t->p[2] / 10);
+    for (int i = 0; i < t->p[0]; i++) {
+        const double *row = v[LP_LOGITS] + (int64_t)i * t->p[1];
+        double lse = log_sum_exp(row, t->p[1], temperature, &t->a[LP_ENTROPY].expect[i]);
         t->a[LP_LSE].expect[i] = lse;
         t->a[LP_LOGPROB].expect[i] = row[t->a[LP_TARGET].i[i]] / temperature - lse;
     }
@@ -57,47 +55,45 @@ enum { LB_DLOGITS, LB_DLOGPROB, LB_LOGITS, LB_LSE, LB_DENTROPY, LB_ENTROPY, LB_T
 
 static void logprob_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "dlogits", OUT, DATA, (int64_t)p[0] * p[1], 1);
-    float *dlogprob = floats(t, "dlogprob", IN, F32, p[0], 1);
-    float *logits = floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 3);
-    float *lse = floats(t, "lse", IN, F32, p[0], 1);
-    float *dentropy = floats(t, "dentropy", IN, F32, p[0], 1);
-    float *entropy = floats(t, "entropy", IN, F32, p[0], 1);
-    int32_t *target = ints(t, "target", p[0]);
-    double *z = op_host((size_t)p[1] * sizeof *z);
-    for (int i = 0; i < p[0]; i++) {
-        target[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[1]);
-        for (int c = 0; c < p[1]; c++) z[c] = logits[(int64_t)i * p[1] + c];
+    floats(t, "dlogits", OUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    float *dlogprob = floats(t, "dlogprob", IN, F32, t->p[0], 1);
+    float *logits = floats(t, "logits", IN, F32, (int64_t)t->p[0] * t->p[1], 3);
+    float *lse = floats(t, "lse", IN, F32, t->p[0], 1);
+    float *dentropy = floats(t, "dentropy", IN, F32, t->p[0], 1);
+    float *entropy = floats(t, "entropy", IN, F32, t->p[0], 1);
+    int32_t *target = ints(t, "target", t->p[0]);
+    double *z = op_host((size_t)t->p[1] * sizeof *z);
+    for (int i = 0; i < t->p[0]; i++) {
+        target[i] = (int32_t)rng_below(&t->rng, (uint32_t)t->p[1]);
+        for (int c = 0; c < t->p[1]; c++) z[c] = logits[(int64_t)i * t->p[1] + c];
         double of_row;
-        lse[i] = (float)log_sum_exp(z, p[1], (double)((float)p[2] / 10), &of_row);
+        lse[i] = (float)log_sum_exp(z, t->p[1], (double)((float)t->p[2] / 10), &of_row);
         entropy[i] = (float)of_row;
-        if (!p[3]) dentropy[i] = 0;
+        if (!t->p[3]) dentropy[i] = 0;
     }
-    if (p[0] > 2) dlogprob[2] = 0; // a masked token
-    if (p[0] > 3) dentropy[3] = 0;
+    if (t->p[0] > 2) dlogprob[2] = 0; // a masked token
+    if (t->p[0] > 3) dentropy[3] = 0;
 }
 
 static void logprob_back_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    const struct head_args head = {d[LB_LOGITS], d[LB_TARGET], p[0], p[1], (float)p[2] / 10};
+    const struct head_args head = {d[LB_LOGITS], d[LB_TARGET], t->p[0], t->p[1],
+                                   (float)t->p[2] / 10};
     const struct head_grads grads = {.dlogprob = d[LB_DLOGPROB],
                                      .lse = d[LB_LSE],
-                                     .dentropy = p[3] ? d[LB_DENTROPY] : NULL,
+                                     .dentropy = t->p[3] ? d[LB_DENTROPY] : NULL,
                                      .entropy = d[LB_ENTROPY]};
     ops->logprob_back(dev, d[LB_DLOGITS], &grads, &head, dt);
 }
 
 static double logprob_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
-    double temperature = (double)((float)p[2] / 10), loss = 0;
-    for (int i = 0; i < p[0]; i++) {
-        const double *row = v[LB_LOGITS] + (int64_t)i * p[1];
+    double temperature = (double)((float)t->p[2] / 10), loss = 0;
+    for (int i = 0; i < t->p[0]; i++) {
+        const double *row = v[LB_LOGITS] + (int64_t)i * t->p[1];
         double entropy;
         loss += v[LB_DLOGPROB][i] * (row[t->a[LB_TARGET].i[i]] / temperature -
-                                     log_sum_exp(row, p[1], temperature, &entropy));
+                                     log_sum_exp(row, t->p[1], temperature, &entropy));
         loss += v[LB_DENTROPY][i] * entropy;
     }
     return loss;
@@ -112,27 +108,26 @@ static const float distill_scale = 0.37f;
 
 static void distill_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "kl", OUT, F32, p[0], 1);
-    floats(t, "overlap", OUT, F32, p[0], 1);
-    floats(t, "dstudent", OUT, DATA, (int64_t)p[0] * p[1], 1);
-    float *student = floats(t, "student", IN, F32, (int64_t)p[0] * p[1], 1);
-    float *teacher = floats(t, "teacher", IN, F32, (int64_t)p[0] * p[2], 2);
-    for (int i = 0; i < p[0]; i++) {
-        for (int c = 0; c < p[1]; c++)
-            student[(int64_t)i * p[1] + c] += teacher[(int64_t)i * p[2] + c];
+    floats(t, "kl", OUT, F32, t->p[0], 1);
+    floats(t, "overlap", OUT, F32, t->p[0], 1);
+    floats(t, "dstudent", OUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    float *student = floats(t, "student", IN, F32, (int64_t)t->p[0] * t->p[1], 1);
+    float *teacher = floats(t, "teacher", IN, F32, (int64_t)t->p[0] * t->p[2], 2);
+    for (int i = 0; i < t->p[0]; i++) {
+        for (int c = 0; c < t->p[1]; c++)
+            student[(int64_t)i * t->p[1] + c] += teacher[(int64_t)i * t->p[2] + c];
         // of padding rows of an embedding anything may come
-        for (int c = p[1]; c < p[2]; c++) teacher[(int64_t)i * p[2] + c] = c % 2 ? 30 : NAN;
+        for (int c = t->p[1]; c < t->p[2]; c++)
+            teacher[(int64_t)i * t->p[2] + c] = c % 2 ? 30 : NAN;
     }
-    if (p[0] > 1) teacher[p[2] + 3] = -INFINITY; // a forbidden token
+    if (t->p[0] > 1) teacher[t->p[2] + 3] = -INFINITY; // a forbidden token
 }
 
 static void distill_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    const struct distill_args args = {d[DI_STUDENT], d[DI_TEACHER],    p[0],         p[1],
-                                      p[2],          (float)p[3] / 10, distill_scale};
-    ops->distill(dev, d[DI_KL], d[DI_OVERLAP], p[4] ? NULL : d[DI_DSTUDENT], &args, dt);
+    const struct distill_args args = {d[DI_STUDENT], d[DI_TEACHER],       t->p[0],      t->p[1],
+                                      t->p[2],       (float)t->p[3] / 10, distill_scale};
+    ops->distill(dev, d[DI_KL], d[DI_OVERLAP], t->p[4] ? NULL : d[DI_DSTUDENT], &args, dt);
 }
 
 static double divergence(const double *p, double p_lse, const double *q, double q_lse, int n,
@@ -150,14 +145,13 @@ static double divergence(const double *p, double p_lse, const double *q, double 
 
 static double distill_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
-    double temperature = (double)((float)p[3] / 10), loss = 0;
-    for (int i = 0; i < p[0]; i++) {
-        const double *teacher = v[DI_TEACHER] + (int64_t)i * p[2];
-        const double *student = v[DI_STUDENT] + (int64_t)i * p[1];
-        double kl = divergence(teacher, log_sum_exp(teacher, p[1], temperature, NULL), student,
-                               log_sum_exp(student, p[1], temperature, NULL), p[1], temperature,
-                               &t->a[DI_OVERLAP].expect[i]);
+    double temperature = (double)((float)t->p[3] / 10), loss = 0;
+    for (int i = 0; i < t->p[0]; i++) {
+        const double *teacher = v[DI_TEACHER] + (int64_t)i * t->p[2];
+        const double *student = v[DI_STUDENT] + (int64_t)i * t->p[1];
+        double kl = divergence(teacher, log_sum_exp(teacher, t->p[1], temperature, NULL), student,
+                               log_sum_exp(student, t->p[1], temperature, NULL), t->p[1],
+                               temperature, &t->a[DI_OVERLAP].expect[i]);
         t->a[DI_KL].expect[i] = kl;
         loss += (double)distill_scale * kl;
     }
@@ -166,7 +160,7 @@ static double distill_loss(struct op_test *t, double **v)
 
 static void distill_reference(struct op_test *t, double **v)
 {
-    if (!t->c->p[4]) differentiate(t, v, DI_DSTUDENT, DI_STUDENT, false, distill_loss);
+    if (!t->p[4]) differentiate(t, v, DI_DSTUDENT, DI_STUDENT, false, distill_loss);
     distill_loss(t, v); // leaves the values at the inputs themselves
 }
 

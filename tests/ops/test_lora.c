@@ -40,9 +40,9 @@ static int64_t place(const int *p, int part, int adapter, bool of_b)
 
 static void adapter_rows(struct op_test *t)
 {
-    int32_t *of = ints(t, "adapter", t->c->p[0]);
-    for (int i = 0; i < t->c->p[0]; i++)
-        of[i] = i % 11 < 3 ? 0 : (int)rng_below(&t->rng, (uint32_t)t->c->p[3] + 1) - 1;
+    int32_t *of = ints(t, "adapter", t->p[0]);
+    for (int i = 0; i < t->p[0]; i++)
+        of[i] = i % 11 < 3 ? 0 : (int)rng_below(&t->rng, (uint32_t)t->p[3] + 1) - 1;
 }
 
 // Where in the lists a row's entries stand.
@@ -65,21 +65,20 @@ static double kept(const int *p, int part, int row, int c)
 // Rows of samples of three tokens.
 static void sample_rows(struct op_test *t)
 {
-    int32_t *sample = ints(t, "sample", t->c->p[0]), *position = ints(t, "position", t->c->p[0]);
-    int32_t *row = ints(t, "row", t->c->p[0]);
-    for (int i = 0; i < t->c->p[0]; i++) {
+    int32_t *sample = ints(t, "sample", t->p[0]), *position = ints(t, "position", t->p[0]);
+    int32_t *row = ints(t, "row", t->p[0]);
+    for (int i = 0; i < t->p[0]; i++) {
         sample[i] = i / 3;
         position[i] = i % 3;
-        row[i] = place_of(t->c->p, i);
+        row[i] = place_of(t->p, i);
     }
 }
 
 static void lora_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "y", INOUT, p[7] ? F32 : DATA, (int64_t)p[0] * width_of(p), 1);
-    floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "factors", IN, DATA, place(p, p[2], 0, false), 0.3f);
+    floats(t, "y", INOUT, t->p[7] ? F32 : DATA, (int64_t)t->p[0] * width_of(t->p), 1);
+    floats(t, "x", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "factors", IN, DATA, place(t->p, t->p[2], 0, false), 0.3f);
     adapter_rows(t);
     sample_rows(t);
 }
@@ -87,35 +86,34 @@ static void lora_setup(struct op_test *t)
 // lists: sample, position and row; NULL: not needed.
 static struct lora_args lora_args_of(const struct op_test *t, const int32_t *adapter, void **lists)
 {
-    const int *p = t->c->p;
     struct lora_args l = {
         .adapter = adapter,
-        .row = lists && p[7] ? lists[2] : NULL,
-        .dropout = {(float)p[6] / 100, 77, 9, lists ? lists[0] : NULL, lists ? lists[1] : NULL},
-        .n_adapters = p[3],
-        .n_parts = p[2],
-        .max_rank = p[4],
-        .rows = p[0],
-        .k = p[1],
+        .row = lists && t->p[7] ? lists[2] : NULL,
+        .dropout = {(float)t->p[6] / 100, 77, 9, lists ? lists[0] : NULL, lists ? lists[1] : NULL},
+        .n_adapters = t->p[3],
+        .n_parts = t->p[2],
+        .max_rank = t->p[4],
+        .rows = t->p[0],
+        .k = t->p[1],
         .dt = dt,
-        .out = p[7] ? DT_F32 : dt};
-    for (int part = 0; part < p[2]; part++) l.first[part + 1] = l.first[part] + part_width(p, part);
+        .out = t->p[7] ? DT_F32 : dt};
+    for (int part = 0; part < t->p[2]; part++)
+        l.first[part + 1] = l.first[part] + part_width(t->p, part);
     return l;
 }
 
 // The list of factors, in device memory; the caller's to release.
 static struct lora_factors *upload(const struct op_test *t, const void *memory)
 {
-    const int *p = t->c->p;
     struct lora_factors list[MAX_FACTORS] = {{0}};
-    for (int i = 0; i < p[2] * p[3]; i++) {
-        const int part = i / p[3], adapter = i % p[3];
+    for (int i = 0; i < t->p[2] * t->p[3]; i++) {
+        const int part = i / t->p[3], adapter = i % t->p[3];
         const char *base = memory;
-        if (!adapts(p, part, adapter)) continue;
+        if (!adapts(t->p, part, adapter)) continue;
         list[i] = (struct lora_factors){
-            .a = base + (size_t)place(p, part, adapter, false) * dtype_size(dt),
-            .b = base + (size_t)place(p, part, adapter, true) * dtype_size(dt),
-            .rank = p[4] - adapter,
+            .a = base + (size_t)place(t->p, part, adapter, false) * dtype_size(dt),
+            .b = base + (size_t)place(t->p, part, adapter, true) * dtype_size(dt),
+            .rank = t->p[4] - adapter,
             .scale = scale_of(part, adapter)};
     }
     return to_device(list, sizeof list);
@@ -148,7 +146,7 @@ static double delta(const int *p, const double *x, const double *factors, int pa
 
 static void lora_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, width = width_of(p);
+    const int *p = t->p, width = width_of(p);
     const struct lora_args l = lora_args_of(t, NULL, NULL);
     for (int row = 0; row < p[0]; row++)
         for (int part = 0; part < p[2]; part++)
@@ -166,25 +164,23 @@ OP(lora, "lora");
 
 static void lora_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "dx", INOUT, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "dfactors", INOUT, F32, place(p, p[2], 0, false), 1);
-    floats(t, "dy", IN, DATA, (int64_t)p[0] * width_of(p), 1);
-    floats(t, "x", IN, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "factors", IN, DATA, place(p, p[2], 0, false), 0.3f);
+    floats(t, "dx", INOUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "dfactors", INOUT, F32, place(t->p, t->p[2], 0, false), 1);
+    floats(t, "dy", IN, DATA, (int64_t)t->p[0] * width_of(t->p), 1);
+    floats(t, "x", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "factors", IN, DATA, place(t->p, t->p[2], 0, false), 0.3f);
     sample_rows(t);
 }
 
 static void lora_back_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
     struct lora_grads grads[LORA_PARTS] = {{0}};
     struct lora_args l = lora_args_of(t, NULL, d + 5);
     struct lora_factors *factors = upload(t, d[4]);
     l.factors = factors;
-    for (int part = 0; part < p[2]; part++)
-        grads[part] = (struct lora_grads){(float *)d[1] + place(p, part, 0, false),
-                                          (float *)d[1] + place(p, part, 0, true)};
+    for (int part = 0; part < t->p[2]; part++)
+        grads[part] = (struct lora_grads){(float *)d[1] + place(t->p, part, 0, false),
+                                          (float *)d[1] + place(t->p, part, 0, true)};
     ops->lora_back(dev, d[0], grads, d[2], d[3], &l);
     sync_or_fail();
 }
@@ -192,7 +188,7 @@ static void lora_back_launch(struct op_test *t, void **d)
 // sum of dy * y of the forward formula
 static double lora_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, width = width_of(p);
+    const int *p = t->p, width = width_of(p);
     const struct lora_args l = lora_args_of(t, NULL, NULL);
     double loss = 0;
     for (int row = 0; row < p[0]; row++)

@@ -7,26 +7,25 @@
 
 static void matmul_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "c", p[5] ? INOUT : OUT, p[7] ? F32 : DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "a", IN, DATA, (int64_t)p[0] * p[2], 1);
-    floats(t, "b", IN, DATA, (int64_t)p[1] * p[2], 1);
-    floats(t, "bias", IN, DATA, p[1], 1);
+    floats(t, "c", t->p[5] ? INOUT : OUT, t->p[7] ? F32 : DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "a", IN, DATA, (int64_t)t->p[0] * t->p[2], 1);
+    floats(t, "b", IN, DATA, (int64_t)t->p[1] * t->p[2], 1);
+    floats(t, "bias", IN, DATA, t->p[1], 1);
 }
 
 static void matmul_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    struct matmul shape = {.m = p[0], .n = p[1], .k = p[2], .trans_a = p[3], .trans_b = p[4]};
-    shape.beta = (float)p[5];
+    struct matmul shape = {
+        .m = t->p[0], .n = t->p[1], .k = t->p[2], .trans_a = t->p[3], .trans_b = t->p[4]};
+    shape.beta = (float)t->p[5];
     shape.in = dt;
-    shape.out = p[7] ? DT_F32 : dt;
-    ops->matmul(dev, d[0], d[1], d[2], p[6] ? d[3] : NULL, &shape);
+    shape.out = t->p[7] ? DT_F32 : dt;
+    ops->matmul(dev, d[0], d[1], d[2], t->p[6] ? d[3] : NULL, &shape);
 }
 
 static void matmul_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, m = p[0], n = p[1], k = p[2];
+    const int *p = t->p, m = p[0], n = p[1], k = p[2];
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             double sum = p[5] ? v[0][(int64_t)i * n + j] : 0;

@@ -141,22 +141,20 @@ static struct moe_routing routing_of(void **d)
 
 static void route_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    routing_arrays(t, p[0], p[1], p[2], (enum logits)p[3]);
+    routing_arrays(t, t->p[0], t->p[1], t->p[2], (enum logits)t->p[3]);
 }
 
 static void route_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
     struct moe_routing routing = routing_of(d);
-    const struct moe_shape shape = moe_shape_of(p[0], p[1], p[2], (enum router)p[4]);
-    ops->moe_route(dev, &routing, d[RT_LOGITS], has_bias((enum router)p[4]) ? d[RT_BIAS] : NULL,
+    const struct moe_shape shape = moe_shape_of(t->p[0], t->p[1], t->p[2], (enum router)t->p[4]);
+    ops->moe_route(dev, &routing, d[RT_LOGITS], has_bias((enum router)t->p[4]) ? d[RT_BIAS] : NULL,
                    &shape);
 }
 
 static void routing_reference(struct op_test *t, double **v, enum router router)
 {
-    const int *p = t->c->p, n_experts = p[1], top_k = p[2], n = p[0] * top_k;
+    const int *p = t->p, n_experts = p[1], top_k = p[2], n = p[0] * top_k;
     const struct moe_shape shape = moe_shape_of(p[0], n_experts, top_k, router);
     int32_t *expert = op_host((size_t)n * sizeof *expert);
     int32_t *place = op_host((size_t)n * sizeof *place);
@@ -178,7 +176,7 @@ static void routing_reference(struct op_test *t, double **v, enum router router)
 
 static void route_reference(struct op_test *t, double **v)
 {
-    routing_reference(t, v, (enum router)t->c->p[4]);
+    routing_reference(t, v, (enum router)t->p[4]);
 }
 
 OP(route, "moe_route");
@@ -189,7 +187,7 @@ enum { CB_Y, CB_X, CB_PLACE, CB_WEIGHT };
 
 static void combine_setup(struct op_test *t)
 {
-    const int *p = t->c->p, n = p[0] * p[1];
+    const int *p = t->p, n = p[0] * p[1];
     floats(t, "y", p[4] ? INOUT : OUT, DATA, (int64_t)p[0] * p[2], 1);
     floats(t, "x", IN, DATA, (int64_t)n * p[2], 1);
     int32_t *place = ints(t, "place", n);
@@ -203,16 +201,16 @@ static void combine_setup(struct op_test *t)
 
 static void combine_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    struct moe_shape shape = moe_shape_of(p[0], 8, p[1], MIXTRAL);
-    shape.width = p[2];
+    struct moe_shape shape = moe_shape_of(t->p[0], 8, t->p[1], MIXTRAL);
+    shape.width = t->p[2];
     shape.dt = dt;
-    ops->moe_combine(dev, d[CB_Y], d[CB_X], d[CB_PLACE], p[3] ? d[CB_WEIGHT] : NULL, &shape, p[4]);
+    ops->moe_combine(dev, d[CB_Y], d[CB_X], d[CB_PLACE], t->p[3] ? d[CB_WEIGHT] : NULL, &shape,
+                     t->p[4]);
 }
 
 static void combine_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, top_k = p[1], width = p[2];
+    const int *p = t->p, top_k = p[1], width = p[2];
     for (int i = 0; i < p[0]; i++)
         for (int c = 0; c < width; c++) {
             double sum = p[4] ? v[CB_Y][(int64_t)i * width + c] : 0;
@@ -233,7 +231,7 @@ enum { MB_DX = RT_BIAS + 1, MB_DWEIGHT, MB_DLOGITS, MB_DY, MB_X };
 
 static void moe_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p, n = p[0] * p[2];
+    const int *p = t->p, n = p[0] * p[2];
     routing_arrays(t, p[0], p[1], p[2], (enum logits)p[3]);
     floats(t, "dx", OUT, DATA, (int64_t)n * p[4], 1);
     floats(t, "dweight", OUT, F32, n, 1);
@@ -244,12 +242,11 @@ static void moe_back_setup(struct op_test *t)
 
 static void moe_back_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    struct moe_shape shape = moe_shape_of(p[0], p[1], p[2], (enum router)p[5]);
+    struct moe_shape shape = moe_shape_of(t->p[0], t->p[1], t->p[2], (enum router)t->p[5]);
     struct moe_routing routing = routing_of(d);
-    shape.width = p[4];
+    shape.width = t->p[4];
     shape.dt = dt;
-    ops->moe_route(dev, &routing, d[RT_LOGITS], has_bias((enum router)p[5]) ? d[RT_BIAS] : NULL,
+    ops->moe_route(dev, &routing, d[RT_LOGITS], has_bias((enum router)t->p[5]) ? d[RT_BIAS] : NULL,
                    &shape);
     ops->moe_combine_back(dev, d[MB_DX], d[MB_DWEIGHT], d[MB_DY], d[MB_X], &routing, &shape);
     ops->moe_route_back(dev, d[MB_DLOGITS], d[MB_DWEIGHT], d[RT_LOGITS], &routing, &shape);
@@ -258,7 +255,7 @@ static void moe_back_launch(struct op_test *t, void **d)
 // In v: the weights and choices of RT_WEIGHT and RT_EXPERT, the latter as numbers in double.
 static double moe_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, n_experts = p[1], top_k = p[2], width = p[4];
+    const int *p = t->p, n_experts = p[1], top_k = p[2], width = p[4];
     const struct moe_shape shape = moe_shape_of(p[0], n_experts, top_k, (enum router)p[5]);
     double loss = 0, weight[64];
     int32_t expert[64];
@@ -277,7 +274,7 @@ static double moe_loss(struct op_test *t, double **v)
 // dweight by way of the loss with the weights themselves as the variables
 static double weight_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, top_k = p[2], width = p[4];
+    const int *p = t->p, top_k = p[2], width = p[4];
     double loss = 0;
     for (int a = 0; a < p[0] * top_k; a++)
         for (int c = 0; c < width; c++)
@@ -288,7 +285,7 @@ static double weight_loss(struct op_test *t, double **v)
 
 static void moe_back_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p, n = p[0] * p[2];
+    const int *p = t->p, n = p[0] * p[2];
     routing_reference(t, v, (enum router)p[5]);
     v[RT_EXPERT] = op_host((size_t)n * sizeof(double));
     v[RT_PLACE] = op_host((size_t)n * sizeof(double));
@@ -320,29 +317,28 @@ static void uneven_offsets(struct op_test *t, int32_t *offsets, int n, int n_exp
 
 static void balance_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "probs", OUT, F32, (int64_t)p[0] * p[1], 1);
-    floats(t, "counts", INOUT, F32, p[1], 1);
-    router_logits(t, floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 1), p[0], p[1],
-                  (enum logits)p[3]);
-    uneven_offsets(t, ints(t, "offsets", p[1] + 1), p[0] * p[2], p[1]);
+    floats(t, "probs", OUT, F32, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "counts", INOUT, F32, t->p[1], 1);
+    router_logits(t, floats(t, "logits", IN, F32, (int64_t)t->p[0] * t->p[1], 1), t->p[0], t->p[1],
+                  (enum logits)t->p[3]);
+    uneven_offsets(t, ints(t, "offsets", t->p[1] + 1), t->p[0] * t->p[2], t->p[1]);
 }
 
 static void balance_launch(struct op_test *t, void **d)
 {
-    const struct moe_shape shape = moe_shape_of(t->c->p[0], t->c->p[1], t->c->p[2], MIXTRAL);
+    const struct moe_shape shape = moe_shape_of(t->p[0], t->p[1], t->p[2], MIXTRAL);
     const struct moe_routing routing = {.offsets = d[BC_OFFSETS]};
     ops->moe_balance(dev, d[BC_PROBS], d[BC_COUNTS], d[BC_LOGITS], &routing, &shape);
 }
 
 static void balance_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
     const int32_t *offsets = t->a[BC_OFFSETS].i;
-    const struct moe_shape shape = moe_shape_of(p[0], p[1], p[2], MIXTRAL);
-    for (int i = 0; i < p[0] * p[1]; i++)
-        t->a[BC_PROBS].expect[i] = score_of(v[BC_LOGITS] + i / p[1] * p[1], &shape, i % p[1]);
-    for (int e = 0; e < p[1]; e++)
+    const struct moe_shape shape = moe_shape_of(t->p[0], t->p[1], t->p[2], MIXTRAL);
+    for (int i = 0; i < t->p[0] * t->p[1]; i++)
+        t->a[BC_PROBS].expect[i] =
+            score_of(v[BC_LOGITS] + i / t->p[1] * t->p[1], &shape, i % t->p[1]);
+    for (int e = 0; e < t->p[1]; e++)
         t->a[BC_COUNTS].expect[e] = v[BC_COUNTS][e] + offsets[e + 1] - offsets[e];
 }
 
@@ -353,27 +349,25 @@ enum { LB_DLOGITS, LB_LOGITS, LB_COUNTS };
 
 static void balance_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "dlogits", INOUT, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "logits", IN, F32, (int64_t)p[0] * p[1], 1);
-    floats(t, "counts", IN, F32, p[1], 5);
+    floats(t, "dlogits", INOUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "logits", IN, F32, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "counts", IN, F32, t->p[1], 5);
 }
 
 static void balance_back_launch(struct op_test *t, void **d)
 {
-    struct moe_shape shape = moe_shape_of(t->c->p[0], t->c->p[1], 1, MIXTRAL);
+    struct moe_shape shape = moe_shape_of(t->p[0], t->p[1], 1, MIXTRAL);
     shape.dt = dt;
     ops->moe_balance_back(dev, d[LB_DLOGITS], d[LB_LOGITS], d[LB_COUNTS], &shape, BALANCE_SCALE);
 }
 
 static double balance_loss(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
-    const struct moe_shape shape = moe_shape_of(p[0], p[1], 1, MIXTRAL);
+    const struct moe_shape shape = moe_shape_of(t->p[0], t->p[1], 1, MIXTRAL);
     double loss = 0;
-    for (int i = 0; i < p[0] * p[1]; i++)
-        loss += (double)BALANCE_SCALE * v[LB_COUNTS][i % p[1]] *
-                score_of(v[LB_LOGITS] + i / p[1] * p[1], &shape, i % p[1]);
+    for (int i = 0; i < t->p[0] * t->p[1]; i++)
+        loss += (double)BALANCE_SCALE * v[LB_COUNTS][i % t->p[1]] *
+                score_of(v[LB_LOGITS] + i / t->p[1] * t->p[1], &shape, i % t->p[1]);
     return loss;
 }
 

@@ -42,10 +42,9 @@ static void norm_formula(const struct norm_shape *s, double *y, double *rstd, do
 
 static void norm_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    struct norm_shape s = norm_shape_of(p);
-    int64_t n = p[1] * s.stride;
-    if (p[7]) {
+    struct norm_shape s = norm_shape_of(t->p);
+    int64_t n = t->p[1] * s.stride;
+    if (t->p[7]) {
         floats(t, "x, y", INOUT, DATA, n, 2);
     } else {
         floats(t, "y", OUT, DATA, n, 1);
@@ -59,18 +58,18 @@ static void norm_setup(struct op_test *t)
 
 static void norm_launch(struct op_test *t, void **d)
 {
-    struct norm_shape s = norm_shape_of(t->c->p);
+    struct norm_shape s = norm_shape_of(t->p);
     s.dt = dt;
-    const struct norm_args args = {t->c->p[7] ? d[0] : d[3], d[4], t->c->p[4] ? d[5] : NULL, d[1],
+    const struct norm_args args = {t->p[7] ? d[0] : d[3], d[4], t->p[4] ? d[5] : NULL, d[1],
                                    s.kind == NORM_LAYER ? d[2] : NULL};
     ops->norm(dev, d[0], &args, &s);
 }
 
 static void norm_reference(struct op_test *t, double **v)
 {
-    struct norm_shape s = norm_shape_of(t->c->p);
-    norm_formula(&s, t->a[0].expect, t->a[1].expect, t->a[2].expect, v[t->c->p[7] ? 0 : 3], v[4],
-                 t->c->p[4] ? v[5] : NULL);
+    struct norm_shape s = norm_shape_of(t->p);
+    norm_formula(&s, t->a[0].expect, t->a[1].expect, t->a[2].expect, v[t->p[7] ? 0 : 3], v[4],
+                 t->p[4] ? v[5] : NULL);
 }
 
 OP(norm, "norm");
@@ -79,12 +78,11 @@ enum { NB_DX, NB_DW, NB_DB, NB_DY, NB_X, NB_W, NB_B, NB_RSTD, NB_MEAN };
 
 static void norm_back_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    struct norm_shape s = norm_shape_of(p);
-    int64_t n = p[1] * s.stride;
-    floats(t, "dx", p[6] || p[7] ? INOUT : OUT, DATA, n, 1);
+    struct norm_shape s = norm_shape_of(t->p);
+    int64_t n = t->p[1] * s.stride;
+    floats(t, "dx", t->p[6] || t->p[7] ? INOUT : OUT, DATA, n, 1);
     floats(t, "dw", INOUT, F32, s.width, 1);
-    floats(t, "db", p[4] ? INOUT : IN, F32, s.width, 1);
+    floats(t, "db", t->p[4] ? INOUT : IN, F32, s.width, 1);
     floats(t, "dy", IN, DATA, n, 1);
     float *x = floats(t, "x", IN, DATA, n, 2);
     float *w = floats(t, "w", IN, DATA, s.width, 1);
@@ -104,21 +102,20 @@ static void norm_back_setup(struct op_test *t)
 
 static void norm_back_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    struct norm_shape s = norm_shape_of(p);
+    struct norm_shape s = norm_shape_of(t->p);
     const struct norm_args args = {d[NB_X], d[NB_W], NULL, d[NB_RSTD],
                                    s.kind == NORM_LAYER ? d[NB_MEAN] : NULL};
     s.dt = dt;
-    ops->norm_back(dev, d[NB_DX], d[NB_DW], p[4] ? d[NB_DB] : NULL, p[7] ? d[NB_DX] : d[NB_DY],
-                   &args, &s, p[6]);
+    ops->norm_back(dev, d[NB_DX], d[NB_DW], t->p[4] ? d[NB_DB] : NULL,
+                   t->p[7] ? d[NB_DX] : d[NB_DY], &args, &s, t->p[6]);
 }
 
 static double norm_loss(struct op_test *t, double **v)
 {
-    struct norm_shape s = norm_shape_of(t->c->p);
-    const double *dy = v[t->c->p[7] ? NB_DX : NB_DY];
+    struct norm_shape s = norm_shape_of(t->p);
+    const double *dy = v[t->p[7] ? NB_DX : NB_DY];
     double *y = op_host((size_t)t->a[NB_X].n * 8), loss = 0;
-    norm_formula(&s, y, NULL, NULL, v[NB_X], v[NB_W], t->c->p[4] ? v[NB_B] : NULL);
+    norm_formula(&s, y, NULL, NULL, v[NB_X], v[NB_W], t->p[4] ? v[NB_B] : NULL);
     for (int r = 0; r < s.rows; r++)
         for (int c = 0; c < s.width; c++) loss += dy[norm_at(&s, r) + c] * y[norm_at(&s, r) + c];
     return loss;
@@ -126,13 +123,12 @@ static double norm_loss(struct op_test *t, double **v)
 
 static void norm_back_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
-    struct norm_shape s = norm_shape_of(p);
-    differentiate(t, v, NB_DX, NB_X, p[6], norm_loss);
+    struct norm_shape s = norm_shape_of(t->p);
+    differentiate(t, v, NB_DX, NB_X, t->p[6], norm_loss);
     for (int64_t i = 0; i < t->a[NB_DX].n; i++) // gaps between rows are nobody's
         if (i % s.stride >= (int64_t)s.width * s.heads) t->a[NB_DX].expect[i] = NAN;
     differentiate(t, v, NB_DW, NB_W, true, norm_loss);
-    if (p[4]) differentiate(t, v, NB_DB, NB_B, true, norm_loss);
+    if (t->p[4]) differentiate(t, v, NB_DB, NB_B, true, norm_loss);
 }
 
 OP(norm_back, "norm_back");

@@ -7,39 +7,36 @@
 
 static int rows_held(const struct op_test *t)
 {
-    return t->c->p[4] ? t->c->p[4] : t->c->p[2];
+    return t->p[4] ? t->p[4] : t->p[2];
 }
 
 // Where the table has the i-th index's row; -1: nowhere.
 static int place_of(const struct op_test *t, const int32_t *index, int i)
 {
-    const int at = index[i] - t->c->p[3];
+    const int at = index[i] - t->p[3];
     return at >= 0 && at < rows_held(t) ? at : -1;
 }
 
 static void gather_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "y", OUT, DATA, (int64_t)p[0] * p[1], 1);
-    floats(t, "table", IN, DATA, (int64_t)rows_held(t) * p[1], 1);
-    int32_t *index = ints(t, "index", p[0]);
-    for (int i = 0; i < p[0]; i++) index[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[2]);
+    floats(t, "y", OUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "table", IN, DATA, (int64_t)rows_held(t) * t->p[1], 1);
+    int32_t *index = ints(t, "index", t->p[0]);
+    for (int i = 0; i < t->p[0]; i++) index[i] = (int32_t)rng_below(&t->rng, (uint32_t)t->p[2]);
 }
 
 static void gather_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    const struct gather_args args = {d[2], p[0], p[1], 1.5f, dt, p[3], p[4]};
+    const struct gather_args args = {d[2], t->p[0], t->p[1], 1.5f, dt, t->p[3], t->p[4]};
     ops->gather_rows(dev, d[0], d[1], &args);
 }
 
 static void gather_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
-    for (int i = 0; i < p[0]; i++) {
+    for (int i = 0; i < t->p[0]; i++) {
         const int64_t at = place_of(t, t->a[2].i, i);
-        for (int c = 0; c < p[1]; c++)
-            t->a[0].expect[(int64_t)i * p[1] + c] = at < 0 ? 0 : 1.5 * v[1][at * p[1] + c];
+        for (int c = 0; c < t->p[1]; c++)
+            t->a[0].expect[(int64_t)i * t->p[1] + c] = at < 0 ? 0 : 1.5 * v[1][at * t->p[1] + c];
     }
 }
 
@@ -56,34 +53,32 @@ static int by_index(const void *a, const void *b)
 
 static void scatter_setup(struct op_test *t)
 {
-    const int *p = t->c->p;
-    floats(t, "table", INOUT, F32, (int64_t)rows_held(t) * p[1], 1);
-    floats(t, "y", IN, DATA, (int64_t)p[0] * p[1], 1);
-    int32_t *index = ints(t, "index", p[0]), *order = ints(t, "order", p[0]);
-    for (int i = 0; i < p[0]; i++) {
-        index[i] = (int32_t)rng_below(&t->rng, (uint32_t)p[2]);
+    floats(t, "table", INOUT, F32, (int64_t)rows_held(t) * t->p[1], 1);
+    floats(t, "y", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    int32_t *index = ints(t, "index", t->p[0]), *order = ints(t, "order", t->p[0]);
+    for (int i = 0; i < t->p[0]; i++) {
+        index[i] = (int32_t)rng_below(&t->rng, (uint32_t)t->p[2]);
         order[i] = i;
     }
     sort_index = index;
-    qsort(order, (size_t)p[0], sizeof *order, by_index);
+    qsort(order, (size_t)t->p[0], sizeof *order, by_index);
 }
 
 static void scatter_launch(struct op_test *t, void **d)
 {
-    const int *p = t->c->p;
-    const struct scatter_args args = {d[2], d[3], p[0], p[1], 0.5f, dt, DT_F32, p[3], p[4]};
+    const struct scatter_args args = {d[2], d[3],   t->p[0], t->p[1], 0.5f,
+                                      dt,   DT_F32, t->p[3], t->p[4]};
     ops->scatter_add_rows(dev, d[0], d[1], &args);
 }
 
 static void scatter_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
     double *table = t->a[0].expect;
     for (int64_t i = 0; i < t->a[0].n; i++) table[i] = v[0][i];
-    for (int i = 0; i < p[0]; i++) {
+    for (int i = 0; i < t->p[0]; i++) {
         const int64_t at = place_of(t, t->a[2].i, i);
-        for (int c = 0; at >= 0 && c < p[1]; c++)
-            table[at * p[1] + c] += 0.5 * v[1][(int64_t)i * p[1] + c];
+        for (int c = 0; at >= 0 && c < t->p[1]; c++)
+            table[at * t->p[1] + c] += 0.5 * v[1][(int64_t)i * t->p[1] + c];
     }
 }
 
@@ -93,39 +88,38 @@ OP(scatter, "scatter_add_rows");
 
 static void add_setup(struct op_test *t)
 {
-    floats(t, "y", INOUT, DATA, t->c->p[0], 1);
-    floats(t, "x", IN, DATA, t->c->p[0], 1);
+    floats(t, "y", INOUT, DATA, t->p[0], 1);
+    floats(t, "x", IN, DATA, t->p[0], 1);
 }
 
 static void add_launch(struct op_test *t, void **d)
 {
-    ops->add(dev, d[0], d[1], t->c->p[0], dt);
+    ops->add(dev, d[0], d[1], t->p[0], dt);
 }
 
 static void add_reference(struct op_test *t, double **v)
 {
-    for (int i = 0; i < t->c->p[0]; i++) t->a[0].expect[i] = v[0][i] + v[1][i];
+    for (int i = 0; i < t->p[0]; i++) t->a[0].expect[i] = v[0][i] + v[1][i];
 }
 
 OP(add, "add");
 
 static void column_setup(struct op_test *t)
 {
-    floats(t, "out", INOUT, F32, t->c->p[1], 1);
-    floats(t, "x", IN, DATA, (int64_t)t->c->p[0] * t->c->p[1], 1);
+    floats(t, "out", INOUT, F32, t->p[1], 1);
+    floats(t, "x", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
 }
 
 static void column_launch(struct op_test *t, void **d)
 {
-    ops->column_sum(dev, d[0], d[1], t->c->p[0], t->c->p[1], dt);
+    ops->column_sum(dev, d[0], d[1], t->p[0], t->p[1], dt);
 }
 
 static void column_reference(struct op_test *t, double **v)
 {
-    const int *p = t->c->p;
-    for (int c = 0; c < p[1]; c++) {
+    for (int c = 0; c < t->p[1]; c++) {
         double sum = v[0][c];
-        for (int r = 0; r < p[0]; r++) sum += v[1][(int64_t)r * p[1] + c];
+        for (int r = 0; r < t->p[0]; r++) sum += v[1][(int64_t)r * t->p[1] + c];
         t->a[0].expect[c] = sum;
     }
 }

@@ -171,15 +171,8 @@ int daemon_tcp_port(struct daemon *d)
 
 void daemon_client(struct daemon *d, const char *python, const char *script, const char *argument)
 {
-    char url[64];
-    const char *log = test_path(d->folder, "client.log");
-    snprintf(url, sizeof url, "http://127.0.0.1:%d", daemon_tcp_port(d));
-    const char *path = test_path(test_root(), script);
-    if (test_command(log, 120000, OPTIONS(python, path, url, argument)) == 0) return;
-    char *text = test_read(log);
-    print_message("%s\n", text);
-    free(text);
-    fail_msg("%s failed", script);
+    const char *url = test_text("http://127.0.0.1:%d", daemon_tcp_port(d));
+    test_output(0, OPTIONS(python, test_path(test_root(), script), url, argument));
 }
 
 // ---- HTTP --------------------------------------------------------------------------------------

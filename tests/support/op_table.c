@@ -339,7 +339,7 @@ static void test_table(void **state)
         for (; i < n_cases && cases[i].op == op; i++) {
             if (!op_wanted(op->name) || (cases[i].big && !op_cuda)) continue;
             const size_t mark = op_mark();
-            struct op_test t = {.c = &cases[i]};
+            struct op_test t = {.c = &cases[i], .p = cases[i].p};
             op_use(op_cpu, DT_F32);
             rng_init(&t.rng, 1234, (uint64_t)i);
             op->setup(&t);

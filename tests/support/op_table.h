@@ -33,6 +33,7 @@ struct array {
 
 struct op_test {
     const struct op_case *c;
+    const int *p; // its parameters
     struct array a[MAX_ARRAYS];
     int n_arrays;
     struct rng rng;

@@ -765,6 +765,27 @@ int test_command(const char *log, int64_t ms, const char *const argv[])
     return test_wait(&child, ms);
 }
 
+char *test_output(int status, const char *const argv[])
+{
+    const char *log = test_path(test_folder(), "output");
+    const int got = test_command(log, 240000, argv);
+    char *text = test_read(log);
+    if (got != status) fail_msg("%s: status %d, not %d: %s", argv[0], got, status, text);
+    return text;
+}
+
+char *test_shell(const char *format, ...)
+{
+    va_list arguments;
+    struct bytes line = BYTES_INIT;
+    va_start(arguments, format);
+    bytes_vprintf(&line, format, arguments);
+    va_end(arguments);
+    char *text = test_output(0, OPTIONS("sh", "-c", bytes_text(&line)));
+    bytes_release(&line);
+    return text;
+}
+
 static bool takes_connections(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

@@ -225,6 +225,9 @@ void test_kill(struct test_child *child, int signal); // sends it; does not wait
 void test_end(struct test_child *child);              // kills with SIGKILL if it runs, and waits
 // test_spawn and test_wait in one.
 int test_command(const char *log, int64_t ms, const char *const argv[]);
+// What a command says, which ends with this status within four minutes; and a line for sh, with 0.
+char *test_output(int status, const char *const argv[]);
+char *test_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // Wait until `path` exists, or a Unix socket at `path` takes connections. Past `ms`, or when
 // `child` (may be NULL) ends meanwhile: prints the child's log and fails the test.

@@ -8,7 +8,6 @@ struct tinker_run trained;
 
 #define START_MS  60000
 #define ANSWER_MS 60000
-#define SCRIPT_MS 300000
 
 void tinker_server_start(struct tinker_server *s, const struct daemon *d, const char *runs,
                          const char *const more[])
@@ -38,14 +37,9 @@ int tinker_server_stop(struct tinker_server *s)
 void tinker_script(const char *python, const char *script, const char *check)
 {
     const char *url = test_text("http://127.0.0.1:%d", pair.server.port);
-    const char *log = test_path(test_folder(), "script.log");
     if (pair.server.key[0]) setenv("TINKER_API_KEY", pair.server.key, 1);
-    if (test_command(log, SCRIPT_MS,
-                     OPTIONS(python, test_path(test_root(), script), url, "model", pair.server.runs,
-                             check)) == 0)
-        return;
-    print_message("%s\n", test_read(log));
-    fail_msg("the script failed");
+    test_output(
+        0, OPTIONS(python, test_path(test_root(), script), url, "model", pair.server.runs, check));
 }
 
 void tinker_each_python(void (*body)(const char *python))
