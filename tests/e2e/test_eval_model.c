@@ -154,7 +154,7 @@ TEST_WITH(folders_for_its_socket, back_in_it, NULL, NULL)
     char here[PATH_MAX];
     assert_ok(file_make_folders(deep));
     assert_non_null(getcwd(here, sizeof here));
-    char *trainer = realpath(test_binary("cw-trainer"), NULL);
+    const char *trainer = test_keep(realpath(test_binary("cw-trainer"), NULL));
     assert_int_equal(chdir(s.folder), 0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(setenv("TMPDIR", cases[i].folder, 1), 0);
@@ -164,7 +164,6 @@ TEST_WITH(folders_for_its_socket, back_in_it, NULL, NULL)
         assert_int_equal(entries_of(deep, ""), 0);
     }
     assert_int_equal(chdir(here), 0);
-    free(trainer);
 }
 
 // ---- signals ------------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ static void start_long(struct going *ret)
     struct scene s;
     offline_scene_open(&s);
     struct going g = {.tmp = own_tmpdir(&s), .log = test_path(s.folder, "eval.log")};
-    char bridge[PATH_MAX] = "";
+    const char *bridge = "";
     s.data = scene_prompts(&s, "data.jsonl", 2000);
     test_spawn(&g.child, g.log,
                args("%s eval --model %s --device %s --data %s --reward constant --num-generations "
@@ -189,8 +188,7 @@ static void start_long(struct going *ret)
     for (int tries = 0; tries < 600 && entries_of(g.tmp, "") == 0; tries++) usleep(50000);
     DIR *dir = opendir(g.tmp);
     for (const struct dirent *e; (e = readdir(dir));)
-        if (e->d_name[0] != '.')
-            snprintf(bridge, sizeof bridge, "%s/%s/bridge.json", g.tmp, e->d_name);
+        if (e->d_name[0] != '.') bridge = test_text("%s/%s/bridge.json", g.tmp, e->d_name);
     closedir(dir);
     test_wait_for_file(bridge, LIMIT_MS, &g.child);
     g.server = (pid_t)metric(json_of_file(bridge), "pid");

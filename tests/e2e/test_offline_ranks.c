@@ -111,17 +111,15 @@ static bool file_has(const char *path, const char *words)
 // The process that is this rank of that run.
 static pid_t rank_pid(const struct scene *s, const char *run, int rank)
 {
-    char path[64];
     pid_t found = 0;
     DIR *dir = opendir("/proc");
     assert_non_null(dir);
     const char *word = test_text("OMPI_COMM_WORLD_RANK=%d", rank);
     for (const struct dirent *e; (e = readdir(dir));) {
         if (!isdigit((unsigned char)e->d_name[0])) continue;
-        snprintf(path, sizeof path, "/proc/%.20s/cmdline", e->d_name);
-        if (!file_has(path, test_path(s->folder, run))) continue;
-        snprintf(path, sizeof path, "/proc/%.20s/environ", e->d_name);
-        if (file_has(path, word)) found = (pid_t)atoi(e->d_name);
+        if (file_has(test_text("/proc/%s/cmdline", e->d_name), test_path(s->folder, run)) &&
+            file_has(test_text("/proc/%s/environ", e->d_name), word))
+            found = (pid_t)atoi(e->d_name);
     }
     closedir(dir);
     assert_true(found > 0);
@@ -130,7 +128,6 @@ static pid_t rank_pid(const struct scene *s, const char *run, int rank)
 
 TEST_IN(a_rank_that_is_killed_ends_all, offline_scene_open)
 {
-    char steps[16];
     offline_sums(s, true, 18);
     for (int rank = 0; rank < 2; rank++) {
         const char *command = "dpo";
@@ -142,11 +139,9 @@ TEST_IN(a_rank_that_is_killed_ends_all, offline_scene_open)
         assert_int_equal(kill(rank_pid(s, "run", rank), SIGKILL), 0);
         test_wait(&child, END_IN_MS);
         assert_true(clock_ms_since(killed_ns) < END_IN_MS);
-        const char *whom = test_text("rank %d (", rank);
-        assert_said(s, whom);
+        assert_said(s, test_text("rank %d (", rank));
         assert_said(s, "is gone: it was killed or ended without a word");
-        snprintf(steps, sizeof steps, "%d", steps_done(s, "run") + 2);
-        learn(s, 2, command, "run", OPTIONS("--max-steps", steps));
+        learn(s, 2, command, "run", args("--max-steps %d", steps_done(s, "run") + 2));
         assert_said(s, "resumed at step ");
     }
 }

@@ -35,7 +35,6 @@ static void same_metrics(const struct scene *s, int n)
 static void goes_on(const char *command, const char *const more[], const char *weights)
 {
     struct scene s;
-    char steps[16];
     const char *options[32] = {"--save-steps", "10", "--max-steps", "1000000"};
     int n = 4;
     offline_scene_open(&s);
@@ -46,7 +45,7 @@ static void goes_on(const char *command, const char *const more[], const char *w
     kill_after_a_checkpoint(&s, command, options);
     const int saved = saved_step(&s, "killed");
     assert_int_equal(saved % 5, 0); // the best evaluation has a checkpoint too
-    snprintf(steps, sizeof steps, "%d", saved + ON);
+    const char *steps = test_text("%d", saved + ON);
     // all options but this are the folder's
     assert_offline(&s, 0, command, "killed", "--resume --max-steps %s", steps);
     assert_said(&s, "resumed at step ");

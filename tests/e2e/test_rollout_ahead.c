@@ -8,13 +8,6 @@
 
 SCENE_OF_ALL(scene_open_exact)
 
-static const char *steps(void)
-{
-    static char text[12];
-    snprintf(text, sizeof text, "%d", STEPS);
-    return text;
-}
-
 static void assert_same_column(const char *a, const char *b, const char *key)
 {
     double x[STEPS], y[STEPS];
@@ -34,10 +27,10 @@ TEST(samples_are_those_of_the_plain_loop)
     static const char *const curricula[] = {"off", "kde"};
     for (int i = 0; i < 2; i++) {
         const char *plain = i ? "plain-kde" : "plain", *ahead = i ? "ahead-kde" : "ahead";
-        assert_train(&scene, 0, plain, "--learning-rate 0 --max-steps %s --curriculum %s", steps(),
+        assert_train(&scene, 0, plain, "--learning-rate 0 --max-steps %d --curriculum %s", STEPS,
                      curricula[i]);
         assert_train(&scene, 0, ahead,
-                     "--learning-rate 0 --max-steps %s --curriculum %s --rollout-ahead 3", steps(),
+                     "--learning-rate 0 --max-steps %d --curriculum %s --rollout-ahead 3", STEPS,
                      curricula[i]);
         for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
             assert_same_column(plain, ahead, keys[k]);
@@ -57,8 +50,8 @@ TEST(evaluations_take_turns)
 TEST(the_age_of_samples_is_bounded_and_said)
 {
     double max[STEPS], mean[STEPS], oldest = 0;
-    assert_train(&scene, 0, "learning", "--max-steps %s --rollout-ahead 2 --num-iterations 2",
-                 steps());
+    assert_train(&scene, 0, "learning", "--max-steps %d --rollout-ahead 2 --num-iterations 2",
+                 STEPS);
     assert_said(&scene, "up to 4 updates before");
     assert_int_equal(column(&scene, "learning", "rollout/staleness_max", max, STEPS), STEPS);
     assert_int_equal(column(&scene, "learning", "rollout/staleness_mean", mean, STEPS), STEPS);
@@ -87,8 +80,7 @@ TEST(it_ends_and_goes_on)
     kill(child.pid, SIGTERM);
     assert_int_equal(test_wait(&child, LIMIT_MS), 0);
     const int done = steps_done(&scene, "stopped");
-    const char *more = test_text("%d", done + 2);
-    assert_train(&scene, 0, "stopped", "--resume --max-steps %s", more);
+    assert_train(&scene, 0, "stopped", "--resume --max-steps %d", done + 2);
     assert_int_equal(steps_done(&scene, "stopped"), done + 2);
 }
 

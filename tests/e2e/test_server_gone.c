@@ -52,7 +52,6 @@ TEST_IN(evaluation_is_made_up_for, scene_open)
 {
     struct test_child trainer = {0};
     double steps[8], whole[8], parts[8];
-    char reward[PATH_MAX + 32];
     // 70 prompts go out in two requests, the second once the first one's are scored: of the
     // baseline 70 samples, of two steps 24, then the evaluation's
     const char *held_out = scene_prompts(s, "held-out.jsonl", 70);
@@ -70,10 +69,10 @@ TEST_IN(evaluation_is_made_up_for, scene_open)
     test_write(test_path(s->folder, "calm.sh.asked"), "", 0);
     for (int i = 0; i < 2; i++) {
         const char *run = i ? "parts" : "whole";
-        snprintf(reward, sizeof reward, "length,command:sh %s", i ? scorer : calm);
         start_trainer(s, &trainer, run,
-                      args("--max-steps 3 --eval-data %s --eval-steps 2 --save-steps 0 --reward %s",
-                           held_out, reward));
+                      args("--max-steps 3 --eval-data %s --eval-steps 2 --save-steps 0 "
+                           "--reward 'length,command:sh %s'",
+                           held_out, i ? scorer : calm));
         if (i) {
             test_wait_for_file(test_path(s->folder, "scorer.sh.asked"), LIMIT_MS, &trainer);
             end_server(s, SIGKILL);
@@ -85,7 +84,7 @@ TEST_IN(evaluation_is_made_up_for, scene_open)
     }
     assert_int_equal(saved_step(s, "parts"), 2);
     assert_int_equal(steps_done(s, "parts"), 2); // the baseline's and the first step's
-    assert_train(s, 0, "parts", "--resume --reward %s", reward);
+    assert_train(s, 0, "parts", "--resume --reward 'length,command:sh %s'", scorer);
     assert_int_equal(column(s, "parts", "step", steps, 8), 4);
     for (int i = 0; i < 4; i++) assert_true(steps[i] == i);
     assert_int_equal(column(s, "whole", "eval/reward", whole, 8), 4);

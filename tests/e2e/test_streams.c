@@ -63,13 +63,11 @@ static void join_stream(const char *path, const char *body, struct joined *ret)
 
 static void compare_stream(const char *path, const char *fields, int n)
 {
-    char body[512];
     struct joined j;
-    snprintf(body, sizeof body, "{%s}", fields);
-    json_t *whole = ask(path, body);
-    snprintf(body, sizeof body, "{%s,\"stream\":true,\"stream_options\":{\"include_usage\":true}}",
-             fields);
-    join_stream(path, body, &j);
+    json_t *whole = ask(path, test_text("{%s}", fields));
+    join_stream(
+        path, test_text("{%s,\"stream\":true,\"stream_options\":{\"include_usage\":true}}", fields),
+        &j);
     for (int i = 0; i < n; i++) {
         const json_t *choice = json_at(whole, "choices.%d", i),
                      *l = json_object_get(choice, "logprobs");
@@ -117,12 +115,10 @@ TEST(test_stream_equals_whole)
 
 static json_t *with_stop(const char *stop, const char *more)
 {
-    json_t *text = json_string(stop);
-    char *quoted = json_dumps(text, JSON_ENCODE_ANY), body[512];
-    snprintf(body, sizeof body, "{\"prompt\":\"once\",\"max_tokens\":60,\"seed\":21,\"stop\":%s%s}",
-             quoted, more);
-    free(quoted);
-    return ask("/v1/completions", body);
+    const char *quoted = test_keep(json_dumps(test_keep(json_string(stop)), JSON_ENCODE_ANY));
+    return ask("/v1/completions",
+               test_text("{\"prompt\":\"once\",\"max_tokens\":60,\"seed\":21,\"stop\":%s%s}",
+                         quoted, more));
 }
 
 TEST(test_stop_string)
@@ -164,15 +160,13 @@ TEST(test_stop_string)
 TEST(test_stop_token)
 {
     const char *form = "{\"prompt\":\"once\",\"max_tokens\":30,\"seed\":9%s}";
-    char body[128];
-    snprintf(body, sizeof body, form, "");
-    json_t *all = ask("/v1/completions", body);
+    json_t *all = ask("/v1/completions", test_text(form, ""));
     const json_t *ids = json_at(all, "choices.0.token_ids");
     json_int_t stop_id = int_of(ids, "10");
     size_t first = 0;
     while (json_integer_value(json_array_get(ids, first)) != stop_id) first++;
     const char *more = test_text(",\"stop_token_ids\":[%d]", (int)stop_id);
-    snprintf(body, sizeof body, form, more);
+    const char *body = test_text(form, more);
     json_t *cut = ask("/v1/completions", body);
     const json_t *cut_ids = json_at(cut, "choices.0.token_ids");
     assert_int_equal(json_array_size(cut_ids), first + 1); // the token itself is the last

@@ -236,15 +236,14 @@ TEST(one_that_does_not_start_says_why)
 // A server that is ours but for the starts from the second to `last`, which it does not survive.
 static const char *command_that_fails(const char *name, int last)
 {
-    char text[3 * PATH_MAX];
     const char *script = test_path(scene.folder, name);
-    const int n = snprintf(text, sizeof text,
-                           "#!/bin/sh\necho >> %s.starts; n=$(wc -l < %s.starts)\n"
-                           "[ $n -gt 1 ] && [ $n -le %d ] && { echo start $n fails; exit 3; }\n"
-                           "exec %s --model $1 --listen 127.0.0.1:$2 --socket %s.sock "
-                           "--bridge %s.json --device cpu --dtype f32\n",
-                           script, script, last, test_binary("cw-infer-server"), script, script);
-    test_write(script, text, (size_t)n);
+    const char *text =
+        test_text("#!/bin/sh\necho >> %s.starts; n=$(wc -l < %s.starts)\n"
+                  "[ $n -gt 1 ] && [ $n -le %d ] && { echo start $n fails; exit 3; }\n"
+                  "exec %s --model $1 --listen 127.0.0.1:$2 --socket %s.sock "
+                  "--bridge %s.json --device cpu --dtype f32\n",
+                  script, script, last, test_binary("cw-infer-server"), script, script);
+    test_write(script, text, strlen(text));
     assert_int_equal(chmod(script, 0755), 0);
     return script;
 }

@@ -4,13 +4,15 @@
 #include "tests/support/daemon.h"
 #include "tests/support/mpirun.h"
 
-#define RANKS_2 args("--tensor-parallel-size 2 --speculative ngram:3")
-
-static void start_ranks(struct daemon *d, int n, const char *model, const char *const options[])
+static void start_ranks(struct daemon *d, int n, const char *folder, const char *const options[])
 {
-    daemon_spawn_ranks(d, n, model, options);
+    daemon_spawn_ranks(d, n, folder, options);
     daemon_wait(d);
 }
+
+// Of a test: two ranks, and the model's folder.
+static struct daemon ranks;
+static const char *model;
 
 // Rank 0 is told, and the others end with it; mpirun would end all of them.
 static void stop_ranks(struct daemon *d)
@@ -70,10 +72,10 @@ static void assert_same_choices(json_t *a, json_t *b)
 }
 
 // What a server says of its model is of all its shards.
-static void assert_same_model(const struct daemon *ranks, const struct daemon *one)
+static void assert_same_model(const struct daemon *one)
 {
     static const char *const same[] = {"num_tensors", "num_parameters"};
-    json_t *a = daemon_get(ranks->socket, "/bridge/info", 200),
+    json_t *a = daemon_get(ranks.socket, "/bridge/info", 200),
            *b = daemon_get(one->socket, "/bridge/info", 200);
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         assert_true(json_equal(json_object_get(a, same[i]), json_object_get(b, same[i])));
@@ -83,47 +85,39 @@ static void assert_same_model(const struct daemon *ranks, const struct daemon *o
     assert_true(int_of(a, "weight_bytes") > int_of(b, "weight_bytes"));
 }
 
-TEST(ranks_give_what_one_gives)
+static void give_what_one_gives(void)
 {
-    struct daemon ranks = {0}, one = {0};
-    const char *model = daemon_model(test_folder(), false, 3);
+    struct daemon four = {0}, one = {0};
     daemon_start(&one, model, args("--speculative ngram:3"));
-    start_ranks(&ranks, 2, model, RANKS_2);
-    assert_same_model(&ranks, &one);
+    assert_same_model(&one);
     assert_same_choices(samples(&ranks), samples(&one));
     assert_same_choices(greedy(&ranks), greedy(&one));
     // and the same again, from the prefix cache
-    assert_same_choices(samples(&ranks), samples(&one));
-    assert_int_equal(daemon_stop(&one), 0);
-    stop_ranks(&ranks);
+    json_t *alone = samples(&one);
+    assert_same_choices(samples(&ranks), alone);
+    daemon_end(&one);
     // key-value heads that two ranks share
-    start_ranks(&ranks, 4, model, args("--tensor-parallel-size 4"));
-    daemon_start(&one, model, NULL);
-    assert_same_choices(samples(&ranks), samples(&one));
-    assert_int_equal(daemon_stop(&one), 0);
-    stop_ranks(&ranks);
+    start_ranks(&four, 4, model, args("--tensor-parallel-size 4"));
+    assert_same_choices(samples(&four), alone);
+    stop_ranks(&four);
 }
 
-static void refused(const char *model, const char *const options[], const char *sentence)
+static void refused(const char *folder, const char *const options[], const char *sentence)
 {
     struct daemon d = {0};
-    daemon_spawn(&d, model, options);
+    daemon_spawn(&d, folder, options);
     assert_int_not_equal(test_wait(&d.child, 20000), 0);
     assert_contains(test_read(d.log), sentence);
 }
 
 // ---- clients ------------------------------------------------------------------------------------
-TEST(clients_see_every_shard)
+static void show_clients_every_shard(void)
 {
-    struct daemon d = {0};
-    const char *out = test_path(test_folder(), "out");
-    start_ranks(&d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
-    assert_int_equal(test_command(out, 20000, OPTIONS(test_binary("cw-ipc-check"), d.bridge)), 0);
-    char *text = test_read(out);
+    char *text = test_output(0, OPTIONS(test_binary("cw-ipc-check"), ranks.bridge));
     assert_contains(text, "ok    canary");
     assert_contains(text, "ok    rank 1: canary");
     assert_contains(text, "ok    rank 1: checksums");
-    const json_t *bridge = json_of_file(d.bridge);
+    const json_t *bridge = json_of_file(ranks.bridge);
     assert_int_equal(int_of(bridge, "tp_degree"), 2);
     const json_t *mapping = json_object_get(json_at(bridge, "param_mappings"),
                                             "model.layers.0.self_attn.o_proj.weight");
@@ -133,74 +127,75 @@ TEST(clients_see_every_shard)
     json_decref(shard);
     // who maps whole models is told
     struct bridge *whole;
-    assert_status(bridge_attach(d.bridge, NULL, &whole), ST_UNSUPPORTED);
+    assert_status(bridge_attach(ranks.bridge, NULL, &whole), ST_UNSUPPORTED);
     assert_message("\"tp_degree\" is 2");
-    assert_status(bridge_attach_shard(d.bridge, 2, NULL, NULL, NULL, &whole), ST_INVALID);
-    stop_ranks(&d);
+    assert_status(bridge_attach_shard(ranks.bridge, 2, NULL, NULL, NULL, &whole), ST_INVALID);
 }
 
 // Which hands on what it is told to do, and ends as its ranks do.
 TEST(one_command_starts_all_ranks)
 {
     struct daemon d = {0}, one = {0};
-    const char *model = daemon_model(test_folder(), false, 3);
+    const char *folder = daemon_model(test_folder(), false, 3);
     mpirun_words(2); // which skips the test where there is none
-    daemon_start(&d, model, args("--tensor-parallel-size 2"));
-    daemon_start(&one, model, NULL);
+    daemon_start(&d, folder, args("--tensor-parallel-size 2"));
+    daemon_start(&one, folder, NULL);
     assert_same_choices(greedy(&d), greedy(&one));
     assert_int_equal(daemon_stop(&one), 0);
     assert_int_equal(daemon_stop(&d), 0);
-    refused(model, args("--tensor-parallel-size 3"), "num_attention_heads is 4");
+    refused(folder, args("--tensor-parallel-size 3"), "num_attention_heads is 4");
 }
 
-TEST(a_reload_reaches_every_shard)
+static void reload_every_shard(void)
 {
-    struct daemon d = {0}, one = {0};
+    struct daemon one = {0};
     const char *other = daemon_model(test_folder(), false, 8);
-    start_ranks(&d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
-    const char *body = test_text("{\"model\": \"%s\"}", other);
-    daemon_post(d.socket, "/reload", 200, body);
+    daemon_post(ranks.socket, "/reload", 200, test_text("{\"model\": \"%s\"}", other));
     daemon_start(&one, other, args("--speculative ngram:3"));
-    json_t *a = greedy(&d), *b = greedy(&one);
-    assert_same_choices(a, b);
-    assert_int_equal(daemon_stop(&one), 0);
-    stop_ranks(&d);
+    assert_same_choices(greedy(&ranks), greedy(&one));
+    daemon_end(&one);
 }
 
 // ---- ends ---------------------------------------------------------------------------------------
-TEST(a_follower_that_is_killed_is_named)
+static void name_a_follower_that_is_killed(void)
 {
-    struct daemon d = {0};
-    start_ranks(&d, 2, daemon_model(test_folder(), false, 3), RANKS_2);
-    const json_t *bridge = json_of_file(d.bridge);
-    const json_t *shard = json_at(bridge, "roles.1");
+    const json_t *shard = json_at(json_of_file(ranks.bridge), "roles.1");
     const pid_t follower = (pid_t)int_of(shard, "pid");
     assert_string_equal(text_of(shard, "role"), "shard:1");
-    assert_true(follower > 0 && follower != d.child.pid);
+    assert_true(follower > 0 && follower != ranks.child.pid);
     const int64_t start_ns = clock_now_ns();
     kill(follower, SIGKILL);
-    test_wait(&d.child, 10000);
+    test_wait(&ranks.child, 10000);
     assert_true(clock_ms_since(start_ns) < 10000);
-    char *log = test_read(d.log), wanted[64];
-    snprintf(wanted, sizeof wanted, "pid %d) of the tensor-parallel server is gone", (int)follower);
-    assert_contains(log, wanted);
+    assert_contains(test_read(ranks.log),
+                    test_text("pid %d) of the tensor-parallel server is gone", (int)follower));
+}
+
+TEST(two_ranks_serve_one_model)
+{
+    model = daemon_model(test_folder(), false, 3);
+    start_ranks(&ranks, 2, model, args("--tensor-parallel-size 2 --speculative ngram:3"));
+    give_what_one_gives();
+    show_clients_every_shard();
+    reload_every_shard();
+    name_a_follower_that_is_killed();
 }
 
 TEST(what_has_no_shards_is_refused)
 {
-    const char *model = daemon_model(test_folder(), false, 3);
+    const char *folder = daemon_model(test_folder(), false, 3);
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "2", 1);
-    refused(model, args("--tensor-parallel-size 4"),
+    refused(folder, args("--tensor-parallel-size 4"),
             "torchrun started 2 processes, and 4 share the model");
-    refused(model, args("--tensor-parallel-size 2 --draft %s", model),
+    refused(folder, args("--tensor-parallel-size 2 --draft %s", folder),
             "--draft does not go with --tensor-parallel-size 2");
-    refused(model, args("--tensor-parallel-size 2 --max-adapters 1"),
+    refused(folder, args("--tensor-parallel-size 2 --max-adapters 1"),
             "--max-adapters does not go with --tensor-parallel-size 2");
-    refused(model, args("--tensor-parallel-size 2 --tandem-model %s", model),
+    refused(folder, args("--tensor-parallel-size 2 --tandem-model %s", folder),
             "--tandem-model does not go with --tensor-parallel-size 2");
     setenv("WORLD_SIZE", "3", 1);
-    refused(model, args("--tensor-parallel-size 3"), "num_attention_heads is 4");
+    refused(folder, args("--tensor-parallel-size 3"), "num_attention_heads is 4");
     unsetenv("RANK");
     unsetenv("WORLD_SIZE");
 }

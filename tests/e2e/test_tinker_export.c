@@ -66,10 +66,9 @@ TINKER_TEST(test_urls)
         *folder = test_path(test_path(pair.server.runs, trained.id), "external_weights/out");
     json_object_foreach ((json_t *)urls, name, url) {
         struct wire_answer a;
-        char *on_disk = test_read(test_path(folder, name)), length[64];
+        char *on_disk = test_read(test_path(folder, name));
         fetch(path_of(url), 200, &a);
-        snprintf(length, sizeof length, "Content-Length: %zu\r\n", a.body.len);
-        assert_contains(bytes_text(&a.head), length);
+        assert_contains(bytes_text(&a.head), test_text("Content-Length: %zu\r\n", a.body.len));
         assert_memory_equal(bytes_text(&a.body), on_disk, a.body.len);
     }
     assert_non_null(json_object_get(urls, "config.json"));

@@ -98,14 +98,13 @@ TEST(the_prefix_cache_is_gained_from)
 // A command that scores nothing ends the run, naming the sample.
 TEST_IN(command_that_fails, scene_open)
 {
-    char reward[PATH_MAX + 32];
     static const char script[] =
         "n=0\n"
         "while read -r line; do n=$((n + 1))\n"
         "[ $n -le 7 ] && echo '{\"reward\": 1}' || echo '{\"reward\": \"none\"}'\n"
         "done\n";
-    snprintf(reward, sizeof reward, "exact,%s", scene_scorer(s, script));
-    assert_train(s, 1, "run", "--max-steps 1 --reward %s", reward);
+    assert_train(s, 1, "run", "--max-steps 1 --reward %s",
+                 test_text("exact,%s", scene_scorer(s, script)));
     assert_said(s, "data.jsonl, line ");
     assert_said(
         s,

@@ -5,17 +5,11 @@
  *
  *   test_k16_order [FILTER]     FILTER: shapes whose name contains it */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/rng.h"
-#include "kernels/ops.h"
-#include "tests/support/support.h"
+#include "tests/support/op_table.h"
 #if CW_CUDA
 #include "tests/support/k16_order.h"
 
 enum { MAX_ROWS = 8192, CHECKED = 256, SEED = 7 };
-
-static struct device *dev;
-static const struct ops *ops;
-static const char *filter;
 
 static const struct shape {
     const char *name;
@@ -32,13 +26,6 @@ enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
 static const int row_counts[] = {1, 7, 8, 16, 17, 33, 64, 65, 128, 129, 250, 256, 8192};
 enum { N_COUNTS = sizeof row_counts / sizeof row_counts[0] };
 
-static void *take(size_t bytes)
-{
-    void *p = NULL;
-    assert_ok(device_alloc(dev, bytes, &p));
-    return p;
-}
-
 // Device memory of n bf16 values, normal with this deviation; one in 50 is 40 times as large where
 // `outliers`. A block of 1 Mi values repeated.
 static uint16_t *random_bf16(size_t n, float deviation, bool outliers, uint64_t seed)
@@ -46,23 +33,15 @@ static uint16_t *random_bf16(size_t n, float deviation, bool outliers, uint64_t 
     enum { BLOCK = (1 << 20) - 8 }; // no multiple of a row
     struct rng rng;
     rng_init(&rng, seed, 0);
-    uint16_t *host = malloc(BLOCK * sizeof *host), *p = take(n * sizeof *p);
-    assert_non_null(host);
+    uint16_t *host = op_host(BLOCK * sizeof *host), *p = to_device(NULL, n * sizeof *p);
     for (int i = 0; i < BLOCK; i++) {
         float x = deviation * rng_normal(&rng);
         host[i] = bf16_from_f32(outliers && rng_below(&rng, 50) == 0 ? 40 * x : x);
     }
     for (size_t at = 0; at < n; at += BLOCK)
         device_copy_in(dev, p + at, host, (n - at < BLOCK ? n - at : BLOCK) * sizeof *host);
-    assert_ok(device_sync(dev));
-    free(host);
+    sync_or_fail();
     return p;
-}
-
-static void copy_out(void *host, const void *from, size_t bytes)
-{
-    device_copy_out(dev, host, from, bytes);
-    assert_ok(device_sync(dev));
 }
 
 // A product to be checked: c = a b^T, with what may come on top.
@@ -81,7 +60,7 @@ static long compare(struct product *p, int first, int count, int at)
     int n = p->shape.n;
     size_t size = dtype_size(p->shape.out);
     long wrong = 0;
-    copy_out(p->host, (char *)p->c + (size_t)first * n * size, (size_t)count * n * size);
+    from_device(p->host, (char *)p->c + (size_t)first * n * size, (size_t)count * n * size);
     for (int64_t i = 0; i < (int64_t)count * n; i++) {
         float x = p->reference[(int64_t)at * n + i];
         if (p->bias) x += f32_from_bf16(p->host_bias[i % n]);
@@ -112,14 +91,15 @@ static long run(struct product *p, int m)
 
 static void reference(struct product *p)
 {
+    const size_t mark = op_mark();
     int n = p->shape.n, k = p->shape.k;
-    float *c = take((size_t)CHECKED * n * sizeof *c);
+    float *c = to_device(NULL, (size_t)CHECKED * n * sizeof *c);
     for (int i = 0; i < 2; i++) {
         const uint16_t *a = p->a + (i ? (size_t)(MAX_ROWS - CHECKED) * k : 0);
         assert_true(k16_order_matmul(c, a, p->b, CHECKED, n, k));
-        copy_out(p->reference + (size_t)i * CHECKED * n, c, (size_t)CHECKED * n * sizeof *c);
+        from_device(p->reference + (size_t)i * CHECKED * n, c, (size_t)CHECKED * n * sizeof *c);
     }
-    device_release(dev, c);
+    op_release(mark);
 }
 
 static long check_shape(const struct shape *s)
@@ -133,21 +113,20 @@ static long check_shape(const struct shape *s)
                  {"bf16 + bias", DT_BF16, true, false},
                  {"bf16 + c", DT_BF16, false, true},
                  {"bf16 + c + bias", DT_BF16, true, true}};
-    size_t n = (size_t)s->n, k = (size_t)s->k;
+    size_t n = (size_t)s->n, k = (size_t)s->k, mark = op_mark();
     bool large = n > 100000;
     struct product p = {
         .shape = {.n = s->n, .k = s->k, .trans_b = true, .in = DT_BF16, .out = DT_BF16}};
     uint16_t *bias = random_bf16(n, 1, false, SEED + 3);
     p.a = random_bf16(MAX_ROWS * k, 1, true, SEED + 1);
     p.b = random_bf16(n * k, 0.02f, false, SEED + 2);
-    p.c = take((large ? 512 : MAX_ROWS) * n * sizeof(float));
-    p.reference = malloc(2 * CHECKED * n * sizeof(float));
-    p.host = malloc(CHECKED * n * sizeof(float));
-    p.host_bias = malloc(n * sizeof(uint16_t));
-    p.host_add = malloc(n * sizeof(uint16_t));
-    assert_true(p.reference && p.host && p.host_bias && p.host_add);
-    copy_out(p.host_bias, bias, n * sizeof *bias);
-    copy_out(p.host_add, p.a, n * sizeof *p.a);
+    p.c = to_device(NULL, (large ? 512 : MAX_ROWS) * n * sizeof(float));
+    p.reference = op_host(2 * CHECKED * n * sizeof(float));
+    p.host = op_host(CHECKED * n * sizeof(float));
+    p.host_bias = op_host(n * sizeof(uint16_t));
+    p.host_add = op_host(n * sizeof(uint16_t));
+    from_device(p.host_bias, bias, n * sizeof *bias);
+    from_device(p.host_add, p.a, n * sizeof *p.a);
     reference(&p);
     long failed = 0;
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++)
@@ -162,31 +141,18 @@ static long check_shape(const struct shape *s)
                        row_counts[i], forms[f].name, wrong);
             failed += wrong != 0;
         }
-    void *all[] = {bias, p.a, p.b, p.c};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
-    free(p.reference);
-    free(p.host);
-    free(p.host_bias);
-    free(p.host_add);
+    op_release(mark);
     return failed;
 }
 
 // Each test's first line: skips it where there is no GPU of known order.
 static void want_device(void)
 {
-    if (dev) return;
-    if (device_open("cuda:0", &dev) != ST_OK) test_skip("%s", status_message());
-    if (!k16_order_known(0)) {
-        device_free(dev);
-        dev = NULL;
-        test_skip("cuda:0 is not a GPU whose orders of sums are known");
-    }
-    if (!device_is_exact(dev, DT_BF16)) {
-        device_free(dev);
-        dev = NULL;
+    if (!op_cuda) test_skip("there is no GPU");
+    if (!k16_order_known(0)) test_skip("cuda:0 is not a GPU whose orders of sums are known");
+    op_use(op_cuda, DT_BF16);
+    if (!device_is_exact(dev, DT_BF16))
         test_skip("this build has no kernels of cuda:0's own, whose order is held to here");
-    }
-    ops = device_ops(dev);
 }
 
 TEST(test_products)
@@ -194,7 +160,7 @@ TEST(test_products)
     want_device();
     long failed = 0;
     for (int i = 0; i < N_SHAPES; i++)
-        if (!filter || strstr(shapes[i].name, filter)) failed += check_shape(&shapes[i]);
+        if (op_wanted(shapes[i].name)) failed += check_shape(&shapes[i]);
     assert_int_equal(failed, 0);
 }
 
@@ -203,13 +169,15 @@ static long check_experts(int n_experts, int n, int k, int rows)
 {
     struct rng rng;
     rng_init(&rng, SEED, (uint64_t)rows);
-    int32_t *offsets = calloc((size_t)n_experts + 1, sizeof *offsets);
+    const size_t mark = op_mark();
+    int32_t *offsets = op_host(((size_t)n_experts + 1) * sizeof *offsets);
     uint16_t *a = random_bf16((size_t)rows * k, 1, true, SEED + 1);
     uint16_t *b = random_bf16((size_t)n_experts * n * k, 0.02f, false, SEED + 2);
-    int32_t *d_offsets = take(((size_t)n_experts + 1) * sizeof *d_offsets);
-    float *c = take((size_t)rows * n * sizeof *c), *expect = take((size_t)rows * n * sizeof *c);
-    float *host = malloc((size_t)rows * n * sizeof *host),
-          *other = malloc((size_t)rows * n * sizeof *host);
+    int32_t *d_offsets = to_device(NULL, ((size_t)n_experts + 1) * sizeof *d_offsets);
+    float *c = to_device(NULL, (size_t)rows * n * sizeof *c),
+          *expect = to_device(NULL, (size_t)rows * n * sizeof *c);
+    float *host = op_host((size_t)rows * n * sizeof *host);
+    float *other = op_host((size_t)rows * n * sizeof *host);
     const struct matmul shape = {.m = rows,
                                  .n = n,
                                  .k = k,
@@ -217,7 +185,6 @@ static long check_experts(int n_experts, int n, int k, int rows)
                                  .in = DT_BF16,
                                  .out = DT_F32,
                                  .early = rows % 2 == 1};
-    assert_true(offsets && host && other);
     for (int r = 0; r < rows; r++) {
         bool busy = rng_below(&rng, 3) == 0; // expert 1 has more than others
         offsets[busy ? 2 : rng_below(&rng, (uint32_t)n_experts) + 1]++;
@@ -226,22 +193,18 @@ static long check_experts(int n_experts, int n, int k, int rows)
     device_copy_in(dev, d_offsets, offsets, ((size_t)n_experts + 1) * sizeof *offsets);
     device_fill(dev, c, 0xff, (size_t)rows * n * sizeof *c);
     ops->matmul_experts(dev, c, a, b, d_offsets, n_experts, &shape);
-    copy_out(host, c, (size_t)rows * n * sizeof *c);
+    from_device(host, c, (size_t)rows * n * sizeof *c);
     for (int e = 0; e < n_experts; e++)
         if (offsets[e + 1] > offsets[e])
             assert_true(k16_order_matmul(expect + (size_t)offsets[e] * n,
                                          a + (size_t)offsets[e] * k, b + (size_t)e * n * k,
                                          offsets[e + 1] - offsets[e], n, k));
-    copy_out(other, expect, (size_t)rows * n * sizeof *c);
+    from_device(other, expect, (size_t)rows * n * sizeof *c);
     long wrong = 0;
     for (int64_t i = 0; i < (int64_t)rows * n; i++) wrong += memcmp(&host[i], &other[i], 4) != 0;
     if (wrong)
         printf("%d experts (%d x %d), %d rows: %ld entries differ\n", n_experts, n, k, rows, wrong);
-    void *all[] = {a, b, d_offsets, c, expect};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) device_release(dev, all[i]);
-    free(offsets);
-    free(host);
-    free(other);
+    op_release(mark);
     return wrong != 0;
 }
 
@@ -250,7 +213,7 @@ TEST(test_experts)
     static const int rows[] = {2, 7, 16, 17, 64, 100, 300, 1024, 4096};
     long failed = 0;
     want_device();
-    if (filter && !strstr("experts", filter)) skip();
+    if (!op_wanted("experts")) skip();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         failed += check_experts(8, 1792, 1024, rows[i]);
         failed += check_experts(6, 328, 4096, rows[i]);
@@ -268,37 +231,32 @@ struct latent_test {
 static void latent_open(struct latent_test *t)
 {
     const size_t n = (size_t)t->shape.nope, rank = (size_t)t->shape.rank;
-    uint16_t *host = malloc(n * rank * sizeof *host), *turned = malloc(n * rank * sizeof *turned);
-    assert_true(host && turned);
+    uint16_t *host = op_host(n * rank * sizeof *host), *turned = op_host(n * rank * sizeof *turned);
     t->x = random_bf16(MAX_ROWS * (n > rank ? n : rank), 1, true, SEED + 1);
     t->w = random_bf16((n + (size_t)t->shape.value) * rank, 0.02f, false, SEED + 2);
     t->keys = random_bf16(MAX_ROWS * rank, 1, false, SEED + 3);
-    t->out = take(MAX_ROWS * 2 * rank * sizeof *t->out);
-    t->flat = take(n * rank * sizeof *t->flat);
-    copy_out(host, t->w, n * rank * sizeof *host);
+    t->out = to_device(NULL, MAX_ROWS * 2 * rank * sizeof *t->out);
+    t->flat = to_device(NULL, n * rank * sizeof *t->flat);
+    from_device(host, t->w, n * rank * sizeof *host);
     for (size_t i = 0; i < n * rank; i++) turned[i % rank * n + i / rank] = host[i];
     device_copy_in(dev, t->flat, turned, n * rank * sizeof *turned);
-    assert_ok(device_sync(dev));
-    free(host);
-    free(turned);
+    sync_or_fail();
 }
 
 // Entries of the first n of every `stride` of out's rows that differ from those of x b^T.
 static long latent_differ(const struct latent_test *t, const uint16_t *b, int n, int k, int stride)
 {
-    const size_t rows = (size_t)t->shape.rows;
-    float *c = take(rows * (size_t)n * sizeof *c), *expect = malloc(rows * (size_t)n * sizeof *c);
-    uint16_t *got = malloc(rows * (size_t)stride * sizeof *got);
+    const size_t rows = (size_t)t->shape.rows, mark = op_mark();
+    float *c = to_device(NULL, rows * (size_t)n * sizeof *c),
+          *expect = op_host(rows * (size_t)n * sizeof *c);
+    uint16_t *got = op_host(rows * (size_t)stride * sizeof *got);
     long wrong = 0;
-    assert_true(expect && got);
     assert_true(k16_order_matmul(c, t->x, b, t->shape.rows, n, k));
-    copy_out(expect, c, rows * (size_t)n * sizeof *c);
-    copy_out(got, t->out, rows * (size_t)stride * sizeof *got);
+    from_device(expect, c, rows * (size_t)n * sizeof *c);
+    from_device(got, t->out, rows * (size_t)stride * sizeof *got);
     for (size_t i = 0; i < rows * (size_t)n; i++)
         wrong += got[i / (size_t)n * (size_t)stride + i % (size_t)n] != bf16_from_f32(expect[i]);
-    device_release(dev, c);
-    free(expect);
-    free(got);
+    op_release(mark);
     return wrong;
 }
 
@@ -309,8 +267,9 @@ TEST(test_latent)
     } sizes[] = {{128, 512, 128}, {192, 512, 256}, {16, 48, 24}};
     long failed = 0;
     want_device();
-    if (filter && !strstr("latent", filter)) skip();
+    if (!op_wanted("latent")) skip();
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const size_t mark = op_mark();
         struct latent_test t = {.shape = {.n_heads = 1,
                                           .nope = sizes[i].nope,
                                           .rank = sizes[i].rank,
@@ -331,19 +290,12 @@ TEST(test_latent)
                        s->rank, s->value, s->rows, query, value);
             failed += query + value;
         }
-        void *all[] = {t.x, t.w, t.keys, t.out, t.flat};
-        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++) device_release(dev, all[k]);
+        op_release(mark);
     }
     assert_int_equal(failed, 0);
 }
 
-int main(int argc, char **argv)
-{
-    filter = argc > 1 ? argv[1] : NULL;
-    const int failed = test_main();
-    device_free(dev);
-    return failed;
-}
+OP_BODIES
 #else
 TEST(test_without_cuda)
 {
