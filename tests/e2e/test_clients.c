@@ -330,27 +330,12 @@ TEST(test_cache_salt)
 
 TEST(test_context_overflow)
 {
-    const json_t *cases = test_rows("clients", "test_context_overflow");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        json_t *a =
-            daemon_post(served.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
-        const json_t *error = json_at(a, "error");
-        assert_string_equal(text_of(error, "code"), "context_length_exceeded");
-        assert_string_equal(text_of(error, "param"), row_text(cases, i, "param"));
-        assert_contains(text_of(error, "message"), "maximum context length is 512 tokens");
-    }
+    served_refuses("clients", "test_context_overflow");
 }
 
 TEST(test_refused_fields)
 {
-    const json_t *cases = test_rows("clients", "test_refused_fields");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        json_t *a =
-            daemon_post(served.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
-        const json_t *error = json_at(a, "error");
-        if (strcmp(text_of(error, "param"), row_text(cases, i, "param")) != 0)
-            fail_msg("%s: %s", row_text(cases, i, "body"), text_of(error, "message"));
-    }
+    served_refuses("clients", "test_refused_fields");
 }
 
 TEST(test_unknown_fields_may_pass)

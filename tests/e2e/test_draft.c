@@ -5,9 +5,7 @@
 #include "common/base/rng.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "tests/support/training.h"
-
-#include <sys/wait.h>
+#include "tests/support/torn.h"
 
 #define LETTERS "24" // of a completion
 
@@ -239,15 +237,6 @@ TEST(schedule_counts_updates)
     assert_true(fabs(read_run(&s, "run", 2, 2).learning_rate - 1e-3) < 1e-9);
 }
 
-static enum status scribble_and_die(void *context)
-{
-    float *const *arenas = context;
-    for (int a = 0; a < 2; a++)
-        for (int i = 0; i < 500; i++) arenas[a][i] = 1e9f;
-    raise(SIGKILL);
-    return ST_OK;
-}
-
 // The server's version once it is above `version` and whole.
 static void wait_restored(const struct daemon *d, json_int_t version)
 {
@@ -265,22 +254,7 @@ static void wait_restored(const struct daemon *d, json_int_t version)
 static void tear(const struct daemon *d, const char *role)
 {
     const json_int_t version = daemon_version(d);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        struct bridge *bridge;
-        struct publish_times times;
-        if (bridge_attach(d->bridge, NULL, &bridge) == ST_OK &&
-            bridge_become_writer(bridge) == ST_OK) {
-            void *arenas[] = {bridge_base(bridge, role), bridge_base(bridge, "draft")};
-            bridge_publish(bridge, 10000, scribble_and_die, arenas, &times);
-        }
-        fprintf(stderr, "%s\n", status_message());
-        _exit(1);
-    }
-    int status;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    tear_roles(d, test_text("%s draft", role), NULL, NULL);
     wait_restored(d, version);
 }
 

@@ -132,7 +132,7 @@ TEST(torn_weights_are_restored)
     scene_open(&s);
     assert_train(&s, 0, "run", "--max-steps 2");
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));
-    tear_weights(&s);
+    tear_roles(&s.daemon, "policy", NULL, NULL);
     int64_t deadline = clock_deadline_ns(20000);
     for (;;) { // 200 with the old version may come first, while the death is not yet noticed
         struct wire_answer a;

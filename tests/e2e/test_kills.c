@@ -6,9 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/environment.h"
 #include "tests/support/mode_scene.h"
-
-#include <ctype.h>
-#include <dirent.h>
+#include "tests/support/mpirun.h"
 
 #define STEPS 8
 #define LINES (STEPS * MODE_PROMPTS) // one epoch
@@ -27,58 +25,10 @@ struct kill_case {
 
 // ---- who is killed ------------------------------------------------------------------------------
 
-static pid_t parent_of(pid_t pid)
-{
-    char stat[512] = "";
-    int parent = 0;
-    const char *path = test_text("/proc/%d/stat", (int)pid);
-    FILE *f = fopen(path, "r");
-    if (!f) return 0;
-    const char *end = fgets(stat, sizeof stat, f) ? strrchr(stat, ')') : NULL;
-    if (end) sscanf(end, ") %*c %d", &parent);
-    fclose(f);
-    return parent;
-}
-
-static bool descends(pid_t pid, pid_t from)
-{
-    for (; pid > 1; pid = parent_of(pid))
-        if (pid == from) return true;
-    return false;
-}
-
-static bool has_in(pid_t pid, const char *file, const char *what)
-{
-    char text[1 << 15];
-    const char *path = test_text("/proc/%d/%s", (int)pid, file);
-    FILE *f = fopen(path, "r");
-    if (!f) return false;
-    const size_t len = fread(text, 1, sizeof text, f);
-    fclose(f);
-    return memmem(text, len, what, strlen(what)) != NULL;
-}
-
-// The process of that name under the child; of two ranks that of one of them. 0: there is none.
-static pid_t find_process(const struct test_child *child, const char *name, int ranks, int rank)
-{
-    pid_t found = 0;
-    DIR *dir = opendir("/proc");
-    const struct dirent *entry;
-    const char *mine = test_text("OMPI_COMM_WORLD_RANK=%d", rank);
-    while ((entry = readdir(dir)) && !found) {
-        const pid_t pid = isdigit((unsigned char)entry->d_name[0]) ? atoi(entry->d_name) : 0;
-        if (pid && has_in(pid, "comm", name) && (ranks == 1 || has_in(pid, "environ", mine)) &&
-            descends(pid, child->pid))
-            found = pid;
-    }
-    closedir(dir);
-    return found;
-}
-
 static void stop_ranks(const struct test_child *child, int ranks, int signal)
 {
     for (int r = 0; r < ranks; r++) {
-        const pid_t pid = find_process(child, "cw-trainer", ranks, r);
+        const pid_t pid = rank_process(child, "cw-trainer", ranks, r);
         if (pid) kill(pid, signal);
     }
 }
@@ -97,7 +47,7 @@ static void kill_victim(const struct kill_case *c, const struct test_child *chil
     if (c->victim == API) canned_server_stop(&s.atropos);
     if (c->victim == API) return;
     while (!pid && clock_ms_until(deadline) > 0)
-        pid = find_process(child, names[c->victim], c->run.ranks, c->rank);
+        pid = rank_process(child, names[c->victim], c->run.ranks, c->rank);
     assert_true(pid > 1);
     kill(pid, SIGKILL);
 }

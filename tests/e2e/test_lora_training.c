@@ -4,9 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/model/safetensors.h"
-#include "tests/support/training.h"
-
-#include <sys/wait.h>
+#include "tests/support/torn.h"
 
 enum { STEPS = 6 };
 #define LORA "--lora-r 4 --lora-alpha 8 "
@@ -108,32 +106,9 @@ TEST_IN(dropout_repeats, scene_open)
     safetensors_free(other);
 }
 
-// In a process of its own: takes the lease, says where the last good weights are, and dies while it
-// writes the adapter. moved_to: the folder that it named is gone then, and stands there; or NULL.
-static void die_in_an_update(const struct scene *s, const char *snapshot, const char *moved_to)
-{
-    struct bridge *b;
-    const char *role = "adapter:policy";
-    if (bridge_attach(s->daemon.bridge, NULL, &b) != ST_OK || bridge_become_writer(b) != ST_OK)
-        _exit(1);
-    struct control *c = bridge_control(b);
-    if (control_set_snapshot(c, snapshot) != ST_OK ||
-        control_quiesce(c, clock_deadline_ns(10000)) != ST_OK || control_write_begin(c) != ST_OK)
-        _exit(2);
-    device_fill(bridge_device(b), bridge_base(b, role), 0x3f,
-                bridge_file_role(bridge_file_of(b), role)->tensors[0].bytes);
-    device_sync(bridge_device(b));
-    _exit(moved_to && rename(snapshot, moved_to) != 0 ? 3 : 0);
-}
-
 static void tear(const struct scene *s, const char *snapshot, const char *moved_to)
 {
-    int status;
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0) die_in_an_update(s, snapshot, moved_to);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(WEXITSTATUS(status), 0);
+    tear_roles(&s->daemon, "adapter:policy", snapshot, moved_to);
     test_wait_for_text(s->daemon.log, "weights restored from", LIMIT_MS, NULL);
 }
 

@@ -5,9 +5,6 @@
 #include "tests/support/mpirun.h"
 #include "tests/support/offline.h"
 
-#include <ctype.h>
-#include <dirent.h>
-
 #define STEPS     8
 #define END_IN_MS 10000 // for the others, once a rank is gone
 
@@ -96,34 +93,10 @@ TEST(an_adapter)
     learns_as_one("sft", args("--lora-r 4"), "adapter_model.safetensors");
 }
 
-static bool file_has(const char *path, const char *words)
+static void kill_rank(const struct test_child *child, int rank, int signal)
 {
-    char text[1 << 14];
-    const size_t len = strlen(words);
-    FILE *f = fopen(path, "r"); // with a 0 byte between words
-    const size_t n = f ? fread(text, 1, sizeof text, f) : 0;
-    if (f) fclose(f);
-    for (size_t i = 0; i + len <= n; i++)
-        if (memcmp(text + i, words, len) == 0) return true;
-    return false;
-}
-
-// The process that is this rank of that run.
-static pid_t rank_pid(const struct scene *s, const char *run, int rank)
-{
-    pid_t found = 0;
-    DIR *dir = opendir("/proc");
-    assert_non_null(dir);
-    const char *word = test_text("OMPI_COMM_WORLD_RANK=%d", rank);
-    for (const struct dirent *e; (e = readdir(dir));) {
-        if (!isdigit((unsigned char)e->d_name[0])) continue;
-        if (file_has(test_text("/proc/%s/cmdline", e->d_name), test_path(s->folder, run)) &&
-            file_has(test_text("/proc/%s/environ", e->d_name), word))
-            found = (pid_t)atoi(e->d_name);
-    }
-    closedir(dir);
-    assert_true(found > 0);
-    return found;
+    const pid_t pid = rank_process(child, "cw-trainer", 2, rank);
+    assert_true(pid > 0 && kill(pid, signal) == 0);
 }
 
 TEST_IN(a_rank_that_is_killed_ends_all, offline_scene_open)
@@ -136,7 +109,7 @@ TEST_IN(a_rank_that_is_killed_ends_all, offline_scene_open)
         start(s, 2, command, "run", args("--max-steps 1000000 --save-steps 3"), &child);
         wait_for_steps(s, "run", before + 6, &child);
         const int64_t killed_ns = clock_now_ns();
-        assert_int_equal(kill(rank_pid(s, "run", rank), SIGKILL), 0);
+        kill_rank(&child, rank, SIGKILL);
         test_wait(&child, END_IN_MS);
         assert_true(clock_ms_since(killed_ns) < END_IN_MS);
         assert_said(s, test_text("rank %d (", rank));
@@ -152,7 +125,7 @@ TEST_IN(a_rank_that_is_told_to_stop_stops_all, offline_scene_open)
     offline_sums(s, false, 18);
     start(s, 2, "sft", "run", args("--max-steps 1000000 --save-steps 0"), &child);
     wait_for_steps(s, "run", 6, &child);
-    assert_int_equal(kill(rank_pid(s, "run", 1), SIGTERM), 0);
+    kill_rank(&child, 1, SIGTERM);
     test_wait(&child, LIMIT_MS); // mpirun's status is its own
     assert_said(s, "stopped at step ");
     json_t *m = last_metrics(s, "run");

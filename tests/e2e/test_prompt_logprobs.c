@@ -206,12 +206,7 @@ TEST(every_endpoint_has_its_form)
 
 TEST(refusals)
 {
-    const json_t *cases = test_rows("prompt_logprobs", "refusals");
-    for (size_t i = 0; i < json_array_size(cases); i++) {
-        json_t *a =
-            daemon_post(served.socket, row_text(cases, i, "path"), 400, row_text(cases, i, "body"));
-        assert_contains(text_of(a, "error.message"), row_text(cases, i, "part"));
-    }
+    served_refuses("prompt_logprobs", "refusals");
 }
 
 // ---- penalties ---------------------------------------------------------------------------------

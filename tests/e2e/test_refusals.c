@@ -5,28 +5,13 @@
 
 #include <pthread.h>
 
-static void refused(const char *path, const char *body, int status, const char *part)
-{
-    struct wire_answer a;
-    daemon_request(served.socket, "POST", path, "", body, &a);
-    const json_t *error = json_object_get(a.json, "error");
-    if (a.status != status || !error)
-        fail_msg("%s %s: %d %s", path, body, a.status, bytes_text(&a.body));
-    assert_contains(text_of(error, "message"), part);
-    assert_int_equal(int_of(error, "code"), status);
-    text_of(error, "type");
-}
-
 TEST(test_refusals)
 {
-    const json_t *cases = test_rows("refusals", "test_refusals");
-    for (size_t i = 0; i < json_array_size(cases); i++)
-        refused(row_text(cases, i, "path"), row_text(cases, i, "body"), row_int(cases, i, "status"),
-                row_text(cases, i, "part"));
+    served_refuses("refusals", "test_refusals");
     char long_name[400] = "{\"model\":\"/tmp/";
     memset(long_name + strlen(long_name), 'x', 300);
     strcat(long_name, "\"}");
-    refused("/reload", long_name, 404, "/tmp/xxx");
+    daemon_call(&served, "/reload", 404, "/tmp/xxx", "%s", long_name);
     // field of the error object
     json_t *a =
         daemon_post(served.socket, "/v1/completions", 400, "{\"prompt\":\"a\",\"top_p\":7}");

@@ -118,7 +118,7 @@ TEST(reference_survives)
 
 static void tear(const struct scene *s)
 {
-    tear_weights(s);
+    tear_roles(&s->daemon, "policy", NULL, NULL);
     test_wait_for_text(s->daemon.log, "engine: weights restored from ", 20000, NULL);
 }
 

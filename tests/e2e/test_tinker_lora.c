@@ -3,8 +3,7 @@
  * kept, saved and dropped; what there is no room for; checkpoints, and each process's death. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tinker_client.h"
-
-#include <sys/wait.h>
+#include "tests/support/torn.h"
 
 static const char *model; // its folder
 
@@ -20,7 +19,7 @@ static void start(const char *adapters, const char *const more[])
 
 #define LORA "\"rank\":4,\"seed\":9"
 
-static struct tinker_run train(const char *of, int number)
+static struct tinker_run lora_run(const char *of, int number)
 {
     return tinker_begun(tinker_create(of, number, 200, LORA));
 }
@@ -68,7 +67,7 @@ TINKER_TEST(test_training)
     start("3", NULL);
     base = tinker_sampler_of("base_model", "model");
     const struct tinker_sampled untrained = sample(base);
-    struct tinker_run r = train(session, 0);
+    struct tinker_run r = lora_run(session, 0);
     json_t *info = tinker_post("get_info", 200, "{\"model_id\":\"%s\"}", r.id);
     assert_int_equal(int_of(info, "lora_rank"), 4);
     live = tinker_run_snapshot(&r, "");
@@ -99,7 +98,7 @@ TINKER_TEST(test_side_by_side)
     if (strcmp(daemon_exact_dtype(), "f32") != 0)
         test_skip("sums in another order, on this device");
     start("4", args("--exact"));
-    struct tinker_run a = train(session, 0), b = train(session, 1);
+    struct tinker_run a = lora_run(session, 0), b = lora_run(session, 1);
     for (int i = 0; i < 3; i++) {
         tinker_run_learn(&a, &tinker_one, NULL);
         tinker_run_learn(&b, &tinker_other, NULL);
@@ -112,7 +111,7 @@ TINKER_TEST(test_side_by_side)
     of_left = tinker_run_snapshot(&a, "");
     of_right = tinker_run_snapshot(&b, "");
     const struct tinker_sampled then_sampled = sample(of_left);
-    struct tinker_run c = train(session, 2);
+    struct tinker_run c = lora_run(session, 2);
     for (int i = 0; i < 3; i++) {
         tinker_run_learn(&c, &tinker_one, NULL);
         tinker_run_learn(&c, &tinker_other, NULL);
@@ -123,7 +122,7 @@ TINKER_TEST(test_side_by_side)
     assert_memory_not_equal(alone, right, sizeof right);
     same(of_left, &then_sampled); // the other's updates moved the version on, and left it alone
     sample(of_right);
-    struct tinker_run e = train(session, 3);
+    struct tinker_run e = lora_run(session, 3);
     for (int i = 0; i < 3; i++) {
         tinker_run_update(&e, &tinker_other);
     }
@@ -167,7 +166,7 @@ TINKER_TEST(test_snapshots)
 {
     const char *reference, *old, *path, *of_path, *live;
     start("5", args("--keep-snapshots 2"));
-    struct tinker_run r = train(session, 0);
+    struct tinker_run r = lora_run(session, 0);
     tinker_run_update(&r, &tinker_one);
     reference = tinker_run_snapshot(&r, "");
     const struct tinker_sampled first = sample(reference);
@@ -200,7 +199,7 @@ TINKER_TEST(test_kept_beside)
 {
     const char *reference, *live;
     start("3", NULL);
-    struct tinker_run a = train(session, 0), b = train(session, 1);
+    struct tinker_run a = lora_run(session, 0), b = lora_run(session, 1);
     tinker_run_update(&a, &tinker_one);
     reference = tinker_run_snapshot(&a, "");
     const struct tinker_sampled first = sample(reference);
@@ -214,7 +213,7 @@ TINKER_TEST(test_kept_beside)
     char *log = test_read(pair.server.log);
     char *said = strstr(log, "is not kept");
     assert_true(said && !strstr(said + 1, "is not kept")); // once
-    struct tinker_run c = train(session, 2); // but a new run comes before any snapshot
+    struct tinker_run c = lora_run(session, 2); // but a new run comes before any snapshot
     tinker_refused(ask(1, reference, 400), "--max-adapters");
     tinker_run_step(&c, 0);
 }
@@ -223,7 +222,7 @@ TINKER_TEST(test_none_kept)
 {
     const char *old;
     start("2", args("--keep-snapshots 0"));
-    struct tinker_run r = train(session, 0);
+    struct tinker_run r = lora_run(session, 0);
     old = tinker_run_snapshot(&r, "");
     sample(old);
     tinker_run_update(&r, &tinker_one);
@@ -240,11 +239,11 @@ TINKER_TEST(test_room)
     const struct tinker_sampled untrained = sample(base);
     second = tinker_session();
     third = tinker_session();
-    struct tinker_run a = train(session, 0), b = train(second, 0);
+    struct tinker_run a = lora_run(session, 0), b = lora_run(second, 0);
     tinker_refused(tinker_retrieve(tinker_create(third, 0, 200, LORA)), "a larger --max-adapters");
     tinker_refused(tinker_create(third, 1, 409, "\"rank\":0"), "no adapter beside it");
     tinker_finish(second);
-    struct tinker_run c = train(third, 2);
+    struct tinker_run c = lora_run(third, 2);
     tinker_refused(tinker_retrieve(tinker_learn(b.id, 1, "cross_entropy", true, &tinker_one, 1)),
                    "has the weights no more");
     assert_contains(test_read(pair.server.log), "ends after 0 steps: its client has finished");
@@ -258,7 +257,7 @@ TINKER_TEST(test_room)
     live = tinker_run_snapshot(&whole, "");
     differs(live, &untrained);
     tinker_refused(ask(1, base, 400), "is the snapshot of weight version");
-    a = train(third, 4); // on the model as its folder has it
+    a = lora_run(third, 4); // on the model as its folder has it
     daemon_holds(&pair.daemon, "policy", model);
     tinker_run_update(&a, &tinker_one);
 }
@@ -269,8 +268,8 @@ TINKER_TEST(test_a_silent_client)
     const char *other, *path, *sampler;
     start("2", NULL);
     other = tinker_session();
-    struct tinker_run a = train(session, 0);
-    train(other, 0);
+    struct tinker_run a = lora_run(session, 0);
+    lora_run(other, 0);
     tinker_run_update(&a, &tinker_one);
     path = tinker_run_save(&a, "save_weights_for_sampler", "kept");
     tinker_run_update(&a, &tinker_one);
@@ -293,7 +292,7 @@ TINKER_TEST(test_refused)
     struct tinker_run whole = tinker_begun(tinker_create(session, 1, 200, "\"rank\":0"));
     const char *path;
     path = tinker_run_save(&whole, "save_weights", "whole");
-    struct tinker_run r = train(session, 2);
+    struct tinker_run r = lora_run(session, 2);
     tinker_refused(tinker_retrieve(tinker_post("load_weights", 200,
                                                "{\"model_id\":\"%s\",\"seq_id\":1,\"path\":\"%s\","
                                                "\"optimizer\":false}",
@@ -310,7 +309,7 @@ TINKER_TEST(test_checkpoints)
     float saved[TINKER_N], then[TINKER_N], again[TINKER_N];
     const char *path, *live;
     start("2", args("--exact"));
-    struct tinker_run r = train(session, 0);
+    struct tinker_run r = lora_run(session, 0);
     tinker_run_update(&r, &tinker_one);
     path = tinker_run_save(&r, "save_weights", "first");
     live = tinker_run_snapshot(&r, "");
@@ -361,7 +360,7 @@ TINKER_TEST(test_killed)
     start("4", NULL);
     base = tinker_sampler_of("base_model", "model");
     const struct tinker_sampled untrained = sample(base);
-    struct tinker_run a = train(session, 0), b = train(session, 1);
+    struct tinker_run a = lora_run(session, 0), b = lora_run(session, 1);
     tinker_run_learn(&a, &tinker_one, NULL);
     tinker_run_learn(&b, &tinker_other, NULL);
     tinker_run_step(&a, 1e-2);
@@ -388,30 +387,14 @@ TINKER_TEST(test_killed)
     daemon_holds(&pair.daemon, "policy", model);
 }
 
-// In a child of its own: a writer that dies in the middle of an update of the role.
-static void die_in_an_update(const char *role)
-{
-    struct bridge *b;
-    if (bridge_attach(pair.daemon.bridge, NULL, &b) != ST_OK || bridge_become_writer(b) != ST_OK)
-        _exit(1);
-    struct control *c = bridge_control(b);
-    if (control_quiesce(c, clock_deadline_ns(10000)) != ST_OK || control_write_begin(c) != ST_OK)
-        _exit(2);
-    device_fill(bridge_device(b), bridge_base(b, role), 0x3f,
-                bridge_file_role(bridge_file_of(b), role)->tensors[0].bytes);
-    device_sync(bridge_device(b));
-    _exit(0);
-}
-
 // The server restores the adapter that was being written, and no other, from what the dead process
 // named before its update.
 TINKER_TEST(test_torn)
 {
     const char *first;
-    int status;
     if (!on_cpu()) test_skip("forks, which a GPU's driver does not survive");
     start("3", NULL);
-    struct tinker_run a = train(session, 0), b = train(session, 1);
+    struct tinker_run a = lora_run(session, 0), b = lora_run(session, 1);
     tinker_run_update(&a, &tinker_one);
     first = tinker_run_save(&a, "save_weights", "x");
     tinker_run_update(&b, &tinker_one);
@@ -424,11 +407,7 @@ TINKER_TEST(test_torn)
     test_kill(&pair.server.child, SIGKILL);
     test_wait(&pair.server.child, 10000);
     daemon_holds_adapter(&pair.daemon, role + strlen("adapter:"), folder);
-    fflush(NULL);
-    const pid_t pid = fork();
-    if (pid == 0) die_in_an_update(role);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(WEXITSTATUS(status), 0);
+    tear_roles(&pair.daemon, role, NULL, NULL);
     test_wait_for_text(pair.daemon.log, "weights restored from", 30000, NULL);
     daemon_holds_adapter(&pair.daemon, role + strlen("adapter:"), folder);
     daemon_holds_adapter(&pair.daemon, test_text("tinker:%s", b.id), other_folder);

@@ -20,3 +20,27 @@ json_t *ask(const char *path, const char *body)
 {
     return daemon_post(served.socket, path, 200, body);
 }
+
+void served_refuses(const char *file, const char *list)
+{
+    const json_t *rows = test_rows(file, list), *row;
+    size_t i;
+    json_array_foreach (rows, i, row) {
+        const char *body = text_of(row, "body");
+        const int status = json_has(row, "status") ? (int)int_of(row, "status") : 400;
+        struct wire_answer a;
+        daemon_request(served.socket, "POST", text_of(row, "path"), "", body, &a);
+        const json_t *error = json_object_get(a.json, "error"), *code;
+        if (a.status != status || !error)
+            fail_msg("%s: %d %s", body, a.status, bytes_text(&a.body));
+        if (json_has(row, "part")) assert_contains(text_of(error, "message"), text_of(row, "part"));
+        if (json_has(row, "param"))
+            assert_string_equal(text_of(error, "param"), text_of(row, "param"));
+        code = json_object_get(row, "code");
+        if (code)
+            assert_true(json_equal(code, json_at(error, "code")));
+        else
+            assert_int_equal(int_of(error, "code"), status);
+        text_of(error, "type");
+    }
+}

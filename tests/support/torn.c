@@ -77,25 +77,37 @@ bool torn_until_restored(const struct scene *s, const struct control *control)
     }
 }
 
+struct tear {
+    struct bridge *bridge;
+    const char *const *roles;
+    const char *snapshot, *moved_to;
+};
+
 static enum status scribble_and_die(void *context)
 {
-    float *arena = context;
-    for (int i = 0; i < 2000; i++) arena[i] = 1e9f;
+    const struct tear *t = context;
+    for (int i = 0; t->roles[i]; i++)
+        memset(bridge_base(t->bridge, t->roles[i]), 0x4e,
+               bridge_file_role(bridge_file_of(t->bridge), t->roles[i])->tensors[0].bytes);
+    if (t->moved_to && rename(t->snapshot, t->moved_to) != 0) return ST_IO;
     raise(SIGKILL);
     return ST_OK;
 }
 
-void tear_weights(const struct scene *s)
+void tear_roles(const struct daemon *d, const char *roles, const char *snapshot,
+                const char *moved_to)
 {
+    struct tear t = {.roles = words_of(roles), .snapshot = snapshot, .moved_to = moved_to};
     int status;
     if (!on_cpu()) test_skip("it writes weights from a forked process, which a GPU does not allow");
+    fflush(NULL);
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        struct bridge *bridge;
-        if (bridge_attach(s->daemon.bridge, NULL, &bridge) == ST_OK &&
-            bridge_become_writer(bridge) == ST_OK)
-            bridge_publish(bridge, 10000, scribble_and_die, bridge_base(bridge, "policy"), NULL);
+        if (bridge_attach(d->bridge, NULL, &t.bridge) == ST_OK &&
+            bridge_become_writer(t.bridge) == ST_OK &&
+            (!snapshot || control_set_snapshot(bridge_control(t.bridge), snapshot) == ST_OK))
+            bridge_publish(t.bridge, 10000, scribble_and_die, &t, NULL);
         fprintf(stderr, "%s\n", status_message());
         _exit(1);
     }
