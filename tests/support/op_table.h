@@ -108,8 +108,8 @@ void differentiate(struct op_test *t, double **v, int gradient, int input, bool 
 
 double dot(const double *a, const double *b, int64_t n);
 
-// Defines a test that runs on the CPU and, where there is one, on CUDA, with the name of an
-// operation in FILTER's sense; dt is f32, or, one after the other, what the device computes in.
+// Defines a test whose body runs on the CPU and, where there is one, on CUDA: an operation in
+// FILTER's sense. dt is f32, or, one after the other, what the device computes in.
 #define ON_EACH_DEVICE(name) ON_EACH(name, false)
 #define ON_EACH_DTYPE(name)  ON_EACH(name, true)
 #define ON_EACH(name, each_dtype)                                                                  \
