@@ -94,6 +94,7 @@ void adjuster_release(struct adjuster *a)
     release_entries(a);
     device_release(a->dev, a->rows);
     device_host_release(a->dev, a->host_rows);
+    free(a->mask);
 }
 
 static enum status reserve(struct adjuster *a, int n)
@@ -116,18 +117,47 @@ out:
     return st;
 }
 
+static enum status read_mask(struct adjuster *a, const struct adjustment *adjustment)
+{
+    const size_t words = (size_t)constraint_words(adjustment->constraint);
+    if (!a->mask) a->mask = malloc(words * sizeof *a->mask);
+    if (!a->mask) return status_fail(ST_NO_MEMORY, "no memory for a constraint's mask");
+    return constraint_mask(adjustment->constraint, adjustment->state, a->mask);
+}
+
+// An entry for each token that the mask rules out, which have room; those that the n have stay as
+// they are but for that. Returns how many there are then.
+static int rule_out(struct adjuster *a, struct logit_entry *entries, int n)
+{
+    const int n_listed = n;
+    for (int i = 0; i < n_listed; i++) {
+        uint32_t *word = &a->mask[entries[i].token / 32];
+        const uint32_t bit = 1u << entries[i].token % 32;
+        if (!(*word & bit)) entries[i].bias = MIN_LOGIT;
+        *word |= bit; // it is done
+    }
+    for (int token = 0; token < a->vocab; token++)
+        if (!(a->mask[token / 32] >> token % 32 & 1))
+            entries[n++] = (struct logit_entry){.token = token, .bias = MIN_LOGIT};
+    return n;
+}
+
 enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
                          const struct adjustment *adjustment)
 {
-    const struct logit_list *list = adjustment->list;
+    static const struct logit_list empty = {0};
+    const struct logit_list *list = adjustment->list ? adjustment->list : &empty;
     const int n_ahead = sampling_counts(s) ? adjustment->n_ahead : 0;
-    if (list->n + n_ahead == 0) return ST_OK; // nothing was generated yet
-    enum status st = reserve(a, a->n_entries + list->n + n_ahead);
+    const int n_masked = adjustment->constraint ? a->vocab : 0;
+    if (list->n + n_ahead + n_masked == 0) return ST_OK; // nothing was generated yet
+    enum status st = reserve(a, a->n_entries + list->n + n_ahead + n_masked);
+    if (st == ST_OK && n_masked > 0) st = read_mask(a, adjustment);
     if (st != ST_OK) return st;
     struct logit_entry *entries = a->host_entries + a->n_entries;
     int n = list->n;
-    memcpy(entries, list->at, (size_t)n * sizeof *entries);
+    if (n > 0) memcpy(entries, list->at, (size_t)n * sizeof *entries);
     for (int i = 0; i < n_ahead; i++) n = count_token(entries, n, adjustment->ahead[i]);
+    if (n_masked > 0) n = rule_out(a, entries, n);
     a->host_rows[a->n_rows++] =
         (struct logit_row){.row = row,
                            .first = a->n_entries,

@@ -1,7 +1,7 @@
-/* adjust.h: penalties and logit_bias. A sample that has some keeps a list of the tokens whose
- * logits they change, with how often each was generated; before a row is sampled its list goes to
- * the device (ops.h, adjust_logits), and afterwards the logits are put back, so that raw
- * log-probabilities can be read. Requests without any have empty lists, and cost nothing. The
+/* adjust.h: penalties, logit_bias and constraints. A sample that has some keeps a list of the
+ * tokens whose logits they change, with how often each was generated; before a row is sampled its
+ * list goes to the device (ops.h, adjust_logits), and afterwards the logits are put back, so that
+ * raw log-probabilities can be read. Requests without any have empty lists, and cost nothing. The
  * engine's thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_ADJUST_H
@@ -28,10 +28,19 @@ struct adjustment {                // of one row that is to be sampled
     const struct logit_list *list; // NULL: none
     const int32_t *ahead;          // drafts before the row, which count as generated
     int n_ahead;
+    struct constraint *constraint; // what may come; NULL: anything
+    int state;                     // of it, before the row
 };
+static inline bool adjustment_is_any(const struct adjustment *a)
+{
+    return a->list || a->constraint;
+}
 
 // Carries a step's adjusted rows to the device, in buffers that grow with the longest step so far:
 // a request without penalties never has any.
+#define MIN_LOGIT                                                                                  \
+    (-1e30f) // of a token that cannot come; finite, so that sums over a row stay numbers
+
 struct adjuster { // but for the first line all zero at first
     struct device *dev;
     int max_rows, vocab;
@@ -40,6 +49,7 @@ struct adjuster { // but for the first line all zero at first
     struct logit_entry *entries, *host_entries; // (cap_entries)
     float *saved;                               // (cap_entries)
     int cap_entries;
+    uint32_t *mask; // of a row, once wanted
 };
 void adjuster_release(struct adjuster *a);
 

@@ -84,6 +84,8 @@ void engine_info(struct engine *e, struct engine_info *ret)
     const struct weights_owner *owner = e->owner;
     *ret = (struct engine_info){.bridge_path = e->options.bridge_path,
                                 .vocab_size = e->config->vocab_size,
+                                .n_eos = e->config->n_eos,
+                                .eos_ids = e->config->eos_ids,
                                 .max_context = e->max_context,
                                 .loaded = owner != NULL};
     pthread_mutex_unlock(&e->lock);

@@ -5,6 +5,7 @@
 #ifndef INFER_SERVER_ENGINE_INFO_H
 #define INFER_SERVER_ENGINE_INFO_H
 
+#include "common/constraint/constraint.h"
 #include "bridge/control_info.h"
 #include "infer-server/engine/tandem.h"
 #include "infer-server/speculative/speculative.h"
@@ -66,6 +67,8 @@ struct sampling {
     float repetition_penalty, frequency_penalty, presence_penalty;
     const struct token_bias *logit_bias; // borrowed; request_new() copies it
     int n_logit_bias;
+    struct constraint
+        *constraint;      // what it may write (constraint.h); a request holds its own; or NULL
     bool prompt_logprobs; // of the prompt's tokens, each given those before it
     int prompt_top;       // with these, so many most likely tokens (<= TOP_LOGPROBS_MOST)
     struct speculative_choice speculative;
@@ -85,6 +88,10 @@ static inline bool sampling_counts(const struct sampling *s) // what is generate
 static inline bool sampling_adjusts(const struct sampling *s) // some logit, by penalty or bias
 {
     return sampling_counts(s) || s->n_logit_bias > 0;
+}
+static inline bool sampling_changes(const struct sampling *s) // or by a constraint
+{
+    return sampling_adjusts(s) || s->constraint;
 }
 
 enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_ERROR };
@@ -142,10 +149,11 @@ struct engine_event {
     const struct top_logprob *top; // (n_tokens, sampling.logprobs), or NULL
     // With the first event of a request that asked for prompt log-probabilities and has all of
     // them, else NULL.
-    const struct prompt_token *prompt;        // (prompt tokens)
-    const struct top_logprob *prompt_top;     // (prompt tokens, sampling.prompt_top)
-    enum finish_reason finish;                // FINISH_NONE: more to come
-    const char *error;                        // sentence, for FINISH_ERROR
+    const struct prompt_token *prompt;    // (prompt tokens)
+    const struct top_logprob *prompt_top; // (prompt tokens, sampling.prompt_top)
+    enum finish_reason finish;            // FINISH_NONE: more to come
+    bool last_is_text; // with FINISH_STOP: a constraint is met, of which no stop token says so
+    const char *error; // sentence, for FINISH_ERROR
     const struct sample_telemetry *telemetry; // with finish only
     bool request_done;                        // this was the last event of the request
     bool more;                                // another one of the same step follows at once
@@ -176,7 +184,8 @@ struct engine_stats { // a snapshot for /health and /metrics; counters since sta
 
 struct engine_info { // of the weights and the bridge
     const char *bridge_path;
-    int vocab_size;
+    int vocab_size, n_eos;
+    const int *eos_ids; // (n_eos) the model's
     // 0 and false while loading:
     int max_context;      // tokens of prompt and completion
     int n_shards;         // of the policy, each on a device of its own

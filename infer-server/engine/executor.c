@@ -18,6 +18,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/executor.h"
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "infer-server/weights/adapters.h"
 #include "infer-server/engine/drafting.h"
 #include "infer-server/engine/logprobs.h"
@@ -124,18 +125,28 @@ static enum status want_sample(struct executor *x, struct runner *r, struct samp
     enum status st = ST_OK;
     if (text->counted.at)
         logit_list_count(&text->counted, sampling, text->generated, text->n_generated);
+    int state = text->constraint_state;
     for (int k = 0; k <= n_drafts && st == ST_OK; k++) {
+        struct constraint *constraint = state >= 0 ? sampling->constraint : NULL;
         const struct sampler_row row = {
             .sampling = sampling,
             .stream = text->stream,
             .position = (uint64_t)(sample_known(sample) + k),
-            .no_stop = sample_n_sampled(sample) + k < sampling->min_tokens,
+            .no_stop = sample_n_sampled(sample) + k < sampling->min_tokens &&
+                       !(constraint && constraint_is_over(constraint, state)),
             .draft = k < n_drafts ? drafting_row(x->drafting, sample, k) : SAMPLER_NO_DRAFT,
             .adjustment = {.list = text->counted.at ? &text->counted : NULL,
                            .ahead = sample->draft.tokens,
-                           .n_ahead = k},
+                           .n_ahead = k,
+                           .constraint = constraint,
+                           .state = state},
             .n_top = sampling->logprobs > 0 ? sampling->logprobs : 0};
         st = runner_want(r, first_row + k, &row);
+        // Behind a draft that may not come no row counts; one that fails here fails when it is
+        // taken.
+        if (constraint && k < n_drafts &&
+            constraint_next(constraint, state, sample->draft.tokens[k], &state) != ST_OK)
+            state = -1;
     }
     return st;
 }
@@ -172,6 +183,14 @@ out:
     return st;
 }
 
+// Whether a constrained response ends with the token though the model has none that says so. The
+// state is followed over it.
+static bool ends(const struct runner *r, const struct sampling *sampling, int32_t token, int *state)
+{
+    struct constraint *c = r->config->n_eos == 0 ? sampling->constraint : NULL;
+    return c && constraint_next(c, *state, token, state) == ST_OK && constraint_is_over(c, *state);
+}
+
 // What is kept of what a row and the drafts behind it gave: up to and with the first that differs
 // from its draft, or that ends the sample. Drafts behind an end do not count.
 static struct verified verify(const struct runner *r, const struct sample *sample,
@@ -179,18 +198,35 @@ static struct verified verify(const struct runner *r, const struct sample *sampl
 {
     const struct sampling *sampling = &sample->request->sampling;
     struct verified v = {.n_drafts = n_drafts, .finish = FINISH_NONE};
+    int state = sample->text.constraint_state;
     for (bool agrees = true; agrees && v.finish == FINISH_NONE;) {
         const int32_t token = results[v.n].token;
         agrees = v.n < n_drafts && token == sample->draft.tokens[v.n];
         v.n_accepted += agrees;
         v.n++;
-        if (sampler_is_stop(r->sampler, sampling, token))
+        if (sampler_is_stop(r->sampler, sampling, token) || ends(r, sampling, token, &state))
             v.finish = FINISH_STOP;
         else if (sample->text.n_generated + v.n == sampling->max_tokens)
             v.finish = FINISH_LENGTH;
     }
     v.n_counted = v.n == v.n_accepted ? v.n : n_drafts; // ended by a draft
     return v;
+}
+
+// Follows the request's constraint over a token. False: that goes beyond the constraint's bounds,
+// and has ended the sample.
+static bool may_come(struct executor *x, struct sample *sample, int32_t token)
+{
+    struct constraint *constraint = sample->request->sampling.constraint;
+    int *state = &sample->text.constraint_state;
+    if (!constraint) return true;
+    enum status st = constraint_next(constraint, *state, token, state);
+    if (st == ST_OK) st = constraint_prepare(constraint, *state);
+    if (st == ST_OK) return true;
+    log_warn("a request ends: %s", status_message());
+    deliver_end(x, sample, FINISH_ERROR,
+                "the constraint grew beyond its bounds (the log says which)");
+    return false;
 }
 
 // The sample gets the tokens of its rows; it is gone where they end it. Returns how many.
@@ -212,6 +248,7 @@ static int take_tokens(struct executor *x, struct runner *r, struct sample *samp
     if (sample_is_tandem(sample)) sample_choose_author(sample, x->token_ends, x->n_token_ends);
     sample_check(sample, r->limits.block_size);
     for (int i = 0; i < v.n; i++) {
+        if (!may_come(x, sample, results[i].token)) return i;
         const struct token_record record = {.token = results[i].token,
                                             .logprob = results[i].logprob,
                                             .processed_logprob = results[i].processed_logprob,
@@ -344,7 +381,7 @@ static bool may_go_ahead(const struct executor *x)
     for (int i = 0; i < step->n_sampled; i++) {
         const struct sample *sample = step->sampled[i].sample;
         const bool plain = !sample || (sample->request->sampling.logprobs <= 0 &&
-                                       !sampling_adjusts(&sample->request->sampling));
+                                       !sampling_changes(&sample->request->sampling));
         if (!plain || step->items[step->sampled[i].item].n_drafts > 0) return false;
     }
     return !x->drafts || !drafting_is_wanted(x->drafting, x->scheduler);

@@ -24,6 +24,7 @@ enum status request_new(const int32_t *prompt, int n_prompt, const struct sampli
     r->n_prompt = n_prompt;
     r->cached_tokens = -1;
     r->sampling.logit_bias = NULL;
+    r->sampling.constraint = constraint_hold(sampling->constraint);
     if (sampling->n_logit_bias > 0) {
         const size_t bytes = (size_t)sampling->n_logit_bias * sizeof *sampling->logit_bias;
         r->sampling.logit_bias = malloc(bytes);
@@ -207,6 +208,7 @@ void request_free(struct request *r)
     free(r->prompt_tokens);
     free(r->prompt_top);
     free((void *)r->sampling.logit_bias);
+    constraint_release(r->sampling.constraint);
     free(r->prompt);
     free(r);
 }

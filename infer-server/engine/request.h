@@ -37,6 +37,7 @@ struct sample_text {    // what is known of it; written by verification (executo
     int n_coming, coming_row;  // 1: a step that was not collected yet samples one more, in that row
     uint64_t stream;           // of its random numbers
     struct logit_list counted; // where the request has penalties or biases
+    int constraint_state;      // behind what was generated; CONSTRAINT_START at first
 };
 struct sample_blocks {         // its block table, the same in all runners' pools; the scheduler's
     int32_t *at;               // (all blocks it can ever need), of which n are allocated

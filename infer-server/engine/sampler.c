@@ -11,8 +11,6 @@
 #include "infer-server/engine/logprobs.h"
 #include <stdlib.h>
 
-#define MIN_LOGIT (-1e30f) // finite, so that sums over a row stay numbers
-
 struct sampler {
     struct device *dev;
     int max_rows, vocab, n_eos;
@@ -111,7 +109,7 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
             forbid(s, row, s->eos_ids[k]);
         for (int k = 0; rows[i].no_stop && k < sampling->n_stop_ids; k++)
             forbid(s, row, sampling->stop_ids[k]);
-        if (rows[i].adjustment.list)
+        if (adjustment_is_any(&rows[i].adjustment))
             CHECK(adjuster_add(&s->adjuster, i, sampling, &rows[i].adjustment));
     }
 out:

@@ -28,7 +28,7 @@ struct sampler_row {
 // Whether its logits are read once more when its token is known.
 static inline bool sampler_row_is_read(const struct sampler_row *row)
 {
-    return row->n_top > 0 || row->adjustment.list;
+    return row->n_top > 0 || adjustment_is_any(&row->adjustment);
 }
 #define SAMPLER_NO_DRAFT ((struct sample_draft){.token = -1})
 

@@ -144,6 +144,12 @@ void deliver_token(struct executor *x, struct sample *sample, int n,
     if (x->n_events == x->max_events) deliver_all(x);
     struct token_record *record = &x->records[x->n_events];
     *record = *token;
+    const struct sampler *sampler = x->runners[RUNNER_POLICY]->sampler;
+    const bool stop = sampler_is_stop(sampler, &sample->request->sampling, token->token);
     deliver(x, sample,
-            &(struct engine_event){.tokens = record, .n_tokens = 1, .top = top, .finish = finish});
+            &(struct engine_event){.tokens = record,
+                                   .n_tokens = 1,
+                                   .top = top,
+                                   .finish = finish,
+                                   .last_is_text = finish == FINISH_STOP && !stop});
 }

@@ -65,6 +65,7 @@ struct api_model {
     const char *name; // what /v1/models lists and "model" must be
     const char *folder;
     const struct tokenizer *tokenizer; // NULL: token ids only
+    struct constraints *constraints;   // NULL: there is no text to constrain
     const struct chat_template *chat;  // NULL: chat is refused with why_no_chat
     const char *why_no_chat;
     const struct tool_form *tool_form; // of calls in a chat's answers; NULL: they stay text
@@ -92,6 +93,8 @@ struct api_given {
     const json_t *prompt, *prompts, *prompt_ids, *messages, *tools, *template_kwargs;
     const json_t *groups, *group_id, *sampling, *tandem, *stream_options;
     const json_t *stop, *stop_token_ids, *logit_bias;
+    const json_t *response_format, *structured, *json, *choice;
+    const char *regex;
     bool add_special, generation_prompt, token_strings;
     int best_of, top_logprobs; // best_of 0: not said
     // of the adapters' endpoints, and of /reload
@@ -121,6 +124,7 @@ struct api_request {
     struct api_prompt *prompts;
     struct sampling sampling;      // of all prompts, but for n and seed
     struct token_bias *logit_bias; // sampling's; owned
+    json_t *constraint;            // constraint.h's spec; owned; NULL: none
     struct stop_set stop;
     bool include_stop, skip_special;
     bool stream, include_usage;

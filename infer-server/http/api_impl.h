@@ -74,4 +74,7 @@ enum status api_chat_refuse_fields(const struct api_given *given);
 // is left as it is.
 enum status api_messages_plain(const json_t *messages, bool knows_developer, json_t **ret);
 
+// api_constraint.c: the request's constraint, out of the fields that ask for one.
+enum status set_constraint(struct api_request *r, const struct api_model *model);
+
 #endif

@@ -39,6 +39,8 @@ void api_request_free(struct api_request *r)
     free(r->prompts);
     if (r->stop.n > 0) stop_set_release(&r->stop);
     free(r->logit_bias);
+    json_decref(r->constraint);
+    constraint_release(r->sampling.constraint);
     json_decref(r->tools);
     free(r);
 }
@@ -240,6 +242,7 @@ static enum status set_sampling(struct api_request *r, const struct api_model *m
                              "request: \"speculative\""));
     CHECK(set_tandem(r, model));
     CHECK(set_bias(r, model->vocab_size));
+    CHECK(set_constraint(r, model));
     if (r->echo && r->kind != API_COMPLETIONS)
         FAIL(ST_UNSUPPORTED, "request: \"echo\" is for /v1/completions only; \"prompt_logprobs\" "
                              "gives a prompt's log-probabilities");
@@ -251,7 +254,7 @@ static enum status set_sampling(struct api_request *r, const struct api_model *m
              (double)s->temperature);
     if (s->top_k < 0 || s->top_k >= model->vocab_size) s->top_k = 0;
     r->filtered = s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
-    r->filtered |= sampling_adjusts(s);
+    r->filtered |= sampling_changes(s);
     if (s->min_tokens > s->max_tokens && s->max_tokens != UP_TO_CONTEXT)
         FAIL(ST_INVALID, "request: \"min_tokens\" is %d, above max_tokens, %d", s->min_tokens,
              s->max_tokens);

@@ -260,7 +260,8 @@ static void take_tokens(struct generation *g, struct generation_sample *s,
     int n_top = g->runs[s->prompt].n_top;
     for (int i = 0; i < event->n_tokens && !s->stopped && s->finish == FINISH_NONE; i++) {
         // the token that stopped it is no part of the text
-        bool is_stop = event->finish == FINISH_STOP && i == event->n_tokens - 1;
+        const bool is_last = i == event->n_tokens - 1;
+        const bool is_stop = event->finish == FINISH_STOP && is_last && !event->last_is_text;
         const struct top_logprob *top = event->top ? event->top + (size_t)i * (size_t)n_top : NULL;
         if (is_stop) s->stop_token = event->tokens[i].token;
         enum status st = add_token(g, s, &event->tokens[i], top, !is_stop);

@@ -172,6 +172,7 @@ static void stop(struct server *s)
     http_loop_close(&s->loop);
     chat_template_free(s->chat);
     free(s->token_ends);
+    constraints_free(s->model.constraints);
     tokenizer_free(s->tokenizer);
 }
 
@@ -200,6 +201,9 @@ enum status server_run(const struct server_options *options)
     engine_info(s->engine, &info);
     s->model.engine = s->engine;
     s->model.vocab_size = info.vocab_size;
+    if (s->tokenizer)
+        CHECK(constraints_new(s->tokenizer, info.vocab_size, info.eos_ids, info.n_eos,
+                              &s->model.constraints));
     CHECK(start_http(s));
     start_handles(s);
     uv_run(&s->loop, UV_RUN_DEFAULT);

@@ -122,6 +122,18 @@ def names():
     assert error.request_id and error.param == "top_p"
 
 
+def formats():
+    schema = {"type": "object", "properties": {"sum": {"type": "integer", "minimum": 3, "maximum": 99},
+                                               "sure": {"type": "boolean"}},
+              "required": ["sum", "sure"], "additionalProperties": False}
+    given = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema, "strict": True}}
+    for seed in range(5):
+        choice = chat(response_format=given, max_tokens=200, seed=seed).choices[0]
+        if choice.finish_reason == "stop":
+            value = json.loads(choice.message.content)
+            assert list(value) == ["sum", "sure"] and 3 <= value["sum"] <= 99, value
+
+
 def refusals():
     words = "maximum context length"
     refused(lambda: completion(prompt=[1] * 600), words, "600", code="context_length_exceeded")
@@ -131,11 +143,11 @@ def refusals():
     refused(lambda: chat(tools=[{"type": "function"}], tool_choice="required"), "tool")
     refused(lambda: chat(tool_choice="required"), '"tool_choice"')
     refused(lambda: chat(store=True), '"store"')
-    refused(lambda: chat(response_format={"type": "json_object"}), '"response_format"')
+    refused(lambda: chat(response_format={"type": "grammar"}), '"response_format"')
     refused(lambda: completion(extra_body={"temprature": 0}), '"temprature"')
     refused(lambda: completion(stream_options={"include_usage": True}), '"stream_options"')
 
 
-for test in (models, completions, prompt_ids, chats, streams, names, refusals):
+for test in (models, completions, prompt_ids, chats, streams, names, formats, refusals):
     test()
     print("ok", test.__name__)

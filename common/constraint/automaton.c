@@ -1,0 +1,579 @@
+/* automaton.c: see automaton.h.
+ *
+ * A place is a node that reads a byte and the stack of nodes to go to where rules end. Stacks are
+ * lists that share their tails, each list is there once (`stacks`), so that a number says it; so is
+ * each set of places (`states`). Following a byte: the nodes behind those that read it are followed
+ * until each stands before another byte (`follow`); a call in a rule's last place leaves nothing on
+ * the stack, so that lists which are written as recursion do not grow it. */
+// SPDX-License-Identifier: Apache-2.0
+#include "common/constraint/automaton.h"
+#include "common/base/bytes.h"
+#include "common/base/hash.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define EMPTY_STACK  0
+#define UNKNOWN      (-2)
+#define MAX_STACKS   (1 << 20)
+#define MAX_FOLLOWED (1 << 16) // nodes on the way to a state's places
+
+enum node_kind { NODE_END, NODE_BYTE, NODE_EITHER, NODE_CALL };
+
+struct node {
+    uint8_t kind, low, high;
+    int32_t next, other; // BYTE: next; EITHER: both; CALL: next, the rule
+};
+
+struct stack {
+    int32_t node, below;
+};
+
+struct place {
+    int32_t node, stack;
+};
+
+struct state {
+    int32_t *next;     // (256) once one was asked for; UNKNOWN, AUTOMATON_DEAD
+    uint32_t first, n; // of `places`
+    bool may_end;
+};
+
+struct index { // a hash table of numbers, at most half full
+    struct slot {
+        int32_t number; // -1: free
+        uint32_t hash;
+    } * slots; // (n_slots) a power of two, or 0
+    size_t n_slots, n;
+};
+
+struct automaton {
+    struct node *nodes;
+    int n_nodes;
+    int32_t *rules; // their starts; -1: not defined yet
+    int n_rules;
+    bool failed; // too many nodes, or no memory for them
+    struct stack *stacks;
+    int n_stacks;
+    struct state *states;
+    int n_states;
+    struct place *places;
+    size_t n_places;
+    struct index stack_index, state_index;
+    struct place *found; // (AUTOMATON_PLACES) of the state that is being made
+    int n_found;
+    bool found_end;
+    struct place *work; // nodes to follow, and followed
+    int n_work, work_room;
+    struct index work_index;
+};
+
+// ---- tables -------------------------------------------------------------------------------------
+
+static struct slot *slot_of(const struct index *t, uint32_t hash)
+{
+    return &t->slots[hash & (t->n_slots - 1)];
+}
+
+static struct slot *next_slot(const struct index *t, struct slot *slot)
+{
+    return slot + 1 < t->slots + t->n_slots ? slot + 1 : t->slots;
+}
+
+static void insert(struct index *t, uint32_t hash, int32_t number)
+{
+    struct slot *slot = slot_of(t, hash);
+    while (slot->number >= 0) slot = next_slot(t, slot);
+    *slot = (struct slot){number, hash};
+    t->n++;
+}
+
+// Room for one more.
+static enum status index_room(struct index *t)
+{
+    if (2 * t->n < t->n_slots) return ST_OK;
+    struct index more = {.n_slots = t->n_slots ? 2 * t->n_slots : 256};
+    more.slots = malloc(more.n_slots * sizeof *more.slots);
+    if (!more.slots) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+    memset(more.slots, 0xff, more.n_slots * sizeof *more.slots);
+    for (size_t i = 0; i < t->n_slots; i++)
+        if (t->slots[i].number >= 0) insert(&more, t->slots[i].hash, t->slots[i].number);
+    free(t->slots);
+    *t = more;
+    return ST_OK;
+}
+
+static uint32_t hash_place(struct place p)
+{
+    return (uint32_t)hash_mix((uint64_t)(uint32_t)p.node << 32 | (uint32_t)p.stack);
+}
+
+enum status automaton_new(struct automaton **ret)
+{
+    struct automaton *a = calloc(1, sizeof *a);
+    if (!a) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+    a->found = malloc(AUTOMATON_PLACES * sizeof *a->found);
+    a->nodes = calloc(1, sizeof *a->nodes); // AUTOMATON_END
+    a->stacks = calloc(1, sizeof *a->stacks);
+    a->n_nodes = a->n_stacks = 1;
+    if (!a->found || !a->nodes || !a->stacks) {
+        automaton_free(a);
+        return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+    }
+    *ret = a;
+    return ST_OK;
+}
+
+void automaton_free(struct automaton *a)
+{
+    if (!a) return;
+    for (int i = 0; i < a->n_states; i++) free(a->states[i].next);
+    free(a->nodes);
+    free(a->rules);
+    free(a->stacks);
+    free(a->states);
+    free(a->places);
+    free(a->found);
+    free(a->work);
+    free(a->stack_index.slots);
+    free(a->state_index.slots);
+    free(a->work_index.slots);
+    free(a);
+}
+
+// ---- building -----------------------------------------------------------------------------------
+
+static int add_node(struct automaton *a, struct node node)
+{
+    struct node *nodes = a->n_nodes < AUTOMATON_NODES && !a->failed
+                             ? array_room(a->nodes, (size_t)a->n_nodes, sizeof *nodes)
+                             : NULL;
+    if (!nodes) {
+        a->failed = true;
+        return -1;
+    }
+    a->nodes = nodes;
+    nodes[a->n_nodes] = node;
+    return a->n_nodes++;
+}
+
+int automaton_byte(struct automaton *a, int low, int high, int next)
+{
+    return add_node(a, (struct node){NODE_BYTE, (uint8_t)low, (uint8_t)high, next, 0});
+}
+
+int automaton_text(struct automaton *a, const char *text, size_t len, int next)
+{
+    while (len-- > 0) next = automaton_byte(a, (uint8_t)text[len], (uint8_t)text[len], next);
+    return next;
+}
+
+int automaton_either(struct automaton *a, int one, int other)
+{
+    return add_node(a, (struct node){NODE_EITHER, 0, 0, one, other});
+}
+
+// Sequences of n bytes from low to high, which have the first bytes that they share but `n`.
+static int utf8_span(struct automaton *a, const char *low, const char *high, int n, int next)
+{
+    const uint8_t l = (uint8_t)low[0], h = (uint8_t)high[0];
+    static const char least[] = "\x80\x80\x80", greatest[] = "\xbf\xbf\xbf";
+    if (n == 1) return automaton_byte(a, l, h, next);
+    if (l == h) return automaton_byte(a, l, h, utf8_span(a, low + 1, high + 1, n - 1, next));
+    const bool whole_low = memcmp(low + 1, least, (size_t)n - 1) == 0;
+    const bool whole_high = memcmp(high + 1, greatest, (size_t)n - 1) == 0;
+    const int first = l + !whole_low, last = h - !whole_high;
+    int made = -1;
+    if (first <= last)
+        made = automaton_byte(a, first, last, utf8_span(a, least, greatest, n - 1, next));
+    if (!whole_low) {
+        const int one = automaton_byte(a, l, l, utf8_span(a, low + 1, greatest, n - 1, next));
+        made = made < 0 ? one : automaton_either(a, one, made);
+    }
+    if (!whole_high) {
+        const int one = automaton_byte(a, h, h, utf8_span(a, least, high + 1, n - 1, next));
+        made = made < 0 ? one : automaton_either(a, made, one);
+    }
+    return made;
+}
+
+int automaton_character(struct automaton *a, uint32_t low, uint32_t high, int next)
+{
+    static const uint32_t ends[] = {0x7f, 0x7ff, 0xd7ff, 0xdfff, 0xffff, 0x10ffff};
+    int made = -1;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends && low <= high; i++) {
+        char from[4], to[4];
+        if (low > ends[i]) continue;
+        const uint32_t last = high < ends[i] ? high : ends[i];
+        if (ends[i] != 0xdfff) {
+            const int n = utf8_encode(low, from);
+            utf8_encode(last, to);
+            const int one = utf8_span(a, from, to, n, next);
+            made = made < 0 ? one : automaton_either(a, made, one);
+        }
+        low = last + 1;
+    }
+    return made;
+}
+
+int automaton_open(struct automaton *a)
+{
+    return add_node(a, (struct node){NODE_EITHER, 0, 0, -1, -1});
+}
+
+void automaton_loop(struct automaton *a, int open, int body, int next)
+{
+    if (open < 0) return;
+    a->nodes[open].next = body;
+    a->nodes[open].other = next;
+}
+
+int automaton_rule(struct automaton *a)
+{
+    int32_t *rules = a->n_rules < AUTOMATON_NODES && !a->failed
+                         ? array_room(a->rules, (size_t)a->n_rules, sizeof *rules)
+                         : NULL;
+    if (!rules) {
+        a->failed = true;
+        return -1;
+    }
+    a->rules = rules;
+    rules[a->n_rules] = -1;
+    return a->n_rules++;
+}
+
+void automaton_define(struct automaton *a, int rule, int start)
+{
+    if (rule >= 0) a->rules[rule] = start;
+}
+
+int automaton_call(struct automaton *a, int rule, int next)
+{
+    return add_node(a, (struct node){NODE_CALL, 0, 0, next, rule});
+}
+
+bool automaton_failed(const struct automaton *a)
+{
+    return a->failed;
+}
+
+// ---- states -------------------------------------------------------------------------------------
+
+static enum status push(struct automaton *a, int32_t node, int32_t below, int32_t *ret)
+{
+    const uint32_t hash = hash_place((struct place){node, below});
+    enum status st = index_room(&a->stack_index);
+    if (st != ST_OK) return st;
+    for (struct slot *i = slot_of(&a->stack_index, hash); i->number >= 0;
+         i = next_slot(&a->stack_index, i))
+        if (a->stacks[i->number].node == node && a->stacks[i->number].below == below) {
+            *ret = i->number;
+            return ST_OK;
+        }
+    if (a->n_stacks == MAX_STACKS)
+        return status_fail(ST_TOO_LONG, "a constraint comes to more than %d stacks", MAX_STACKS);
+    struct stack *stacks = array_room(a->stacks, (size_t)a->n_stacks, sizeof *stacks);
+    if (!stacks) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+    a->stacks = stacks;
+    stacks[a->n_stacks] = (struct stack){node, below};
+    insert(&a->stack_index, hash, a->n_stacks);
+    *ret = a->n_stacks++;
+    return ST_OK;
+}
+
+// Adds a node to those that are followed, once.
+static enum status add_work(struct automaton *a, struct place p)
+{
+    const uint32_t hash = hash_place(p);
+    if (p.node < 0) return ST_OK; // nothing is there
+    enum status st = index_room(&a->work_index);
+    if (st != ST_OK) return st;
+    for (struct slot *i = slot_of(&a->work_index, hash); i->number >= 0;
+         i = next_slot(&a->work_index, i))
+        if (a->work[i->number].node == p.node && a->work[i->number].stack == p.stack) return ST_OK;
+    if (a->n_work == MAX_FOLLOWED)
+        return status_fail(ST_TOO_LONG, "a constraint has more than %d ways to go on at one place",
+                           MAX_FOLLOWED);
+    if (a->n_work == a->work_room) {
+        const int room = a->work_room ? 2 * a->work_room : 64;
+        struct place *work = realloc(a->work, (size_t)room * sizeof *work);
+        if (!work) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+        a->work = work;
+        a->work_room = room;
+    }
+    insert(&a->work_index, hash, a->n_work);
+    a->work[a->n_work++] = p;
+    return ST_OK;
+}
+
+static void clear_work(struct automaton *a)
+{
+    struct index *t = &a->work_index;
+    for (int i = 0; i < a->n_work; i++)
+        for (struct slot *slot = slot_of(t, hash_place(a->work[i])); slot->number >= 0;
+             slot = next_slot(t, slot))
+            slot->number = -1;
+    a->n_work = 0;
+    t->n = 0;
+}
+
+static enum status follow_one(struct automaton *a, struct place p)
+{
+    const struct node *node = &a->nodes[p.node];
+    enum status st;
+    switch (node->kind) {
+    case NODE_BYTE:
+        if (node->next < 0) return ST_OK;
+        if (a->n_found == AUTOMATON_PLACES)
+            return status_fail(ST_TOO_LONG, "a constraint has more than %d ways to go on",
+                               AUTOMATON_PLACES);
+        a->found[a->n_found++] = p;
+        return ST_OK;
+    case NODE_EITHER:
+        st = add_work(a, (struct place){node->next, p.stack});
+        return st ? st : add_work(a, (struct place){node->other, p.stack});
+    case NODE_CALL:
+        st = ST_OK;
+        if (node->next != AUTOMATON_END) st = push(a, node->next, p.stack, &p.stack);
+        return st ? st : add_work(a, (struct place){a->rules[node->other], p.stack});
+    default:
+        if (p.stack == EMPTY_STACK) a->found_end = true;
+        return p.stack == EMPTY_STACK
+                   ? ST_OK
+                   : add_work(a, (struct place){a->stacks[p.stack].node, a->stacks[p.stack].below});
+    }
+}
+
+// The places that the nodes to follow come to: `found`.
+static enum status follow(struct automaton *a)
+{
+    enum status st = ST_OK;
+    a->n_found = 0;
+    a->found_end = false;
+    for (int i = 0; i < a->n_work && st == ST_OK; i++) st = follow_one(a, a->work[i]);
+    clear_work(a);
+    return st;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+    return x->node != y->node ? (x->node > y->node) - (x->node < y->node)
+                              : (x->stack > y->stack) - (x->stack < y->stack);
+}
+
+static bool is_found(const struct automaton *a, const struct state *s)
+{
+    return s->n == (uint32_t)a->n_found && s->may_end == a->found_end &&
+           memcmp(a->places + s->first, a->found, s->n * sizeof *a->found) == 0;
+}
+
+// A state of the places that were found.
+static enum status add_state(struct automaton *a, uint32_t hash, int *ret)
+{
+    if (a->n_states == AUTOMATON_STATES)
+        return status_fail(ST_TOO_LONG, "a constraint comes to more than %d states",
+                           AUTOMATON_STATES);
+    struct state *states = array_room(a->states, (size_t)a->n_states, sizeof *states);
+    if (!states) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+    a->states = states;
+    const struct state made = {
+        .first = (uint32_t)a->n_places, .n = (uint32_t)a->n_found, .may_end = a->found_end};
+    for (int i = 0; i < a->n_found; i++) {
+        struct place *places = array_room(a->places, a->n_places, sizeof *places);
+        if (!places) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+        a->places = places;
+        places[a->n_places++] = a->found[i];
+    }
+    states[a->n_states] = made;
+    insert(&a->state_index, hash, a->n_states);
+    *ret = a->n_states++;
+    return ST_OK;
+}
+
+// The number of the state of the places that were found.
+static enum status find_state(struct automaton *a, int *ret)
+{
+    const size_t n = (size_t)a->n_found;
+    if (n == 0 && !a->found_end) {
+        *ret = AUTOMATON_DEAD;
+        return ST_OK;
+    }
+    qsort(a->found, n, sizeof *a->found, by_place);
+    const uint32_t hash = (uint32_t)hash_mix(hash_fnv1a(a->found, n * sizeof *a->found));
+    enum status st = index_room(&a->state_index);
+    if (st != ST_OK) return st;
+    for (struct slot *i = slot_of(&a->state_index, hash); i->number >= 0;
+         i = next_slot(&a->state_index, i))
+        if (i->hash == hash && is_found(a, &a->states[i->number])) {
+            *ret = i->number;
+            return ST_OK;
+        }
+    return add_state(a, hash, ret);
+}
+
+static enum status find_next(struct automaton *a, const struct state *s, uint8_t byte, int *ret)
+{
+    enum status st = ST_OK;
+    for (uint32_t i = 0; i < s->n && st == ST_OK; i++) {
+        const struct place p = a->places[s->first + i];
+        const struct node *node = &a->nodes[p.node];
+        if (byte >= node->low && byte <= node->high)
+            st = add_work(a, (struct place){node->next, p.stack});
+    }
+    const enum status followed = follow(a);
+    if (st == ST_OK) st = followed;
+    return st ? st : find_state(a, ret);
+}
+
+enum status automaton_step(struct automaton *a, int state, uint8_t byte, int *ret)
+{
+    if (state < 0) {
+        *ret = AUTOMATON_DEAD;
+        return ST_OK;
+    }
+    struct state *s = &a->states[state];
+    if (!s->next) {
+        s->next = malloc(256 * sizeof *s->next);
+        if (!s->next) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+        for (int i = 0; i < 256; i++) s->next[i] = UNKNOWN;
+    }
+    int32_t *next = s->next; // find_next() may move the states
+    if (next[byte] == UNKNOWN) {
+        int found;
+        const enum status st = find_next(a, s, byte, &found);
+        if (st != ST_OK) return st;
+        next[byte] = found;
+    }
+    *ret = next[byte];
+    return ST_OK;
+}
+
+bool automaton_may_end(const struct automaton *a, int state)
+{
+    return state >= 0 && a->states[state].may_end;
+}
+
+bool automaton_may_go_on(const struct automaton *a, int state)
+{
+    return state >= 0 && a->states[state].n > 0;
+}
+
+int automaton_states(const struct automaton *a)
+{
+    return a->n_states;
+}
+
+// ---- the end of building ------------------------------------------------------------------------
+
+/* Whether something that a node leads to without reading is a call of `rule`: a rule that calls
+ * itself so would be followed for ever. A called rule is passed by where it may be empty, which
+ * `empty` says of each. */
+struct search {
+    struct automaton *a;
+    uint8_t *empty; // (n_rules)
+    uint32_t *seen; // (n_nodes) by which search
+    uint32_t round;
+    int32_t *stack; // (n_nodes)
+    int n;
+};
+
+static void search_push(struct search *s, int32_t node)
+{
+    if (node < 0 || s->seen[node] == s->round) return;
+    s->seen[node] = s->round;
+    s->stack[s->n++] = node;
+}
+
+// Whether `start` comes to the end of its rule without reading; and (rule >= 0) to a call of it.
+static bool reaches(struct search *s, int32_t start, int rule, bool into_calls)
+{
+    s->round++;
+    s->n = 0;
+    search_push(s, start);
+    while (s->n > 0) {
+        const int32_t at = s->stack[--s->n];
+        const struct node *node = &s->a->nodes[at];
+        if (node->kind == NODE_END && rule < 0) return true;
+        if (node->kind == NODE_EITHER) search_push(s, node->next);
+        if (node->kind == NODE_EITHER) search_push(s, node->other);
+        if (node->kind != NODE_CALL) continue;
+        if (node->other == rule) return true;
+        if (into_calls) search_push(s, s->a->rules[node->other]);
+        if (s->empty[node->other]) search_push(s, node->next);
+    }
+    return false;
+}
+
+static enum status check_rules(struct automaton *a, struct search *s)
+{
+    for (bool more = true; more;) {
+        more = false;
+        for (int r = 0; r < a->n_rules; r++)
+            if (!s->empty[r] && reaches(s, a->rules[r], -1, false)) s->empty[r] = more = true;
+    }
+    for (int r = 0; r < a->n_rules; r++)
+        if (reaches(s, a->rules[r], r, true))
+            return status_fail(ST_INVALID, "a rule calls itself before it reads anything (left "
+                                           "recursion): write it so that it reads first");
+    return ST_OK;
+}
+
+// Whether a node leads to the end of its rule, as far as is known.
+static bool leads_on(const struct automaton *a, const uint8_t *ends, const struct node *node)
+{
+    const bool next = node->next >= 0 && ends[node->next];
+    switch (node->kind) {
+    case NODE_BYTE:
+        return node->low <= node->high && next;
+    case NODE_EITHER:
+        return next || (node->other >= 0 && ends[node->other]);
+    case NODE_CALL:
+        return next && a->rules[node->other] >= 0 && ends[a->rules[node->other]];
+    default:
+        return true;
+    }
+}
+
+// Cuts off what leads to no end, so that a text which may begin may be ended. ends: (n_nodes) zero.
+static void prune(struct automaton *a, uint8_t *ends)
+{
+    for (bool more = true; more;) { // once, but for loops and rules: nodes come behind what is next
+        more = false;
+        for (int i = 0; i < a->n_nodes; i++)
+            if (!ends[i] && leads_on(a, ends, &a->nodes[i])) ends[i] = more = true;
+    }
+    for (int i = 0; i < a->n_nodes; i++) {
+        struct node *node = &a->nodes[i];
+        if (node->next >= 0 && !ends[node->next]) node->next = -1;
+        if (node->kind == NODE_EITHER && node->other >= 0 && !ends[node->other]) node->other = -1;
+        if (!ends[i] && node->kind != NODE_EITHER) node->next = -1;
+        if (!ends[i] && node->kind == NODE_CALL) node->kind = NODE_EITHER, node->other = -1;
+    }
+}
+
+enum status automaton_finish(struct automaton *a, int start)
+{
+    if (a->failed || start < 0)
+        return status_fail(ST_TOO_LONG, "a constraint takes more than %d nodes", AUTOMATON_NODES);
+    struct search s = {.a = a,
+                       .empty = calloc((size_t)a->n_rules + 1, 1),
+                       .seen = calloc((size_t)a->n_nodes, sizeof *s.seen),
+                       .stack = malloc((size_t)a->n_nodes * sizeof *s.stack)};
+    uint8_t *ends = calloc((size_t)a->n_nodes, 1);
+    enum status st = ST_OK;
+    if (!s.empty || !s.seen || !s.stack || !ends)
+        st = status_fail(ST_NO_MEMORY, "no memory for a constraint");
+    if (st == ST_OK) prune(a, ends);
+    if (st == ST_OK) st = check_rules(a, &s);
+    if (st == ST_OK && !ends[start]) st = status_fail(ST_INVALID, "no text meets the constraint");
+    free(ends);
+    free(s.empty);
+    free(s.seen);
+    free(s.stack);
+    int first;
+    if (st == ST_OK) st = add_work(a, (struct place){start, EMPTY_STACK});
+    if (st == ST_OK) st = follow(a);
+    if (st == ST_OK) st = find_state(a, &first);
+    return st;
+}

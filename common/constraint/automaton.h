@@ -1,0 +1,55 @@
+/* automaton.h: a byte-level automaton with a stack, which says which bytes may follow a text. It is
+ * built by a compiler (regex.c, json_schema.c, ...) out of nodes, from the end to the beginning:
+ * each function takes the node that comes next and returns the one that it made. Rules may call
+ * each other and themselves.
+ *
+ * It runs as if it were deterministic: a state is the set of all places where a text may stand,
+ * each with its stack of calls to return to, and is made when a text first comes to it. States are
+ * numbers from 0, the beginning; AUTOMATON_DEAD is that of a text which nothing can follow or end.
+ *
+ * One thread at a time (constraint.c has the lock). Bounds: AUTOMATON_NODES, AUTOMATON_STATES,
+ * AUTOMATON_PLACES; what passes one is ST_TOO_LONG. */
+// SPDX-License-Identifier: Apache-2.0
+#ifndef COMMON_CONSTRAINT_AUTOMATON_H
+#define COMMON_CONSTRAINT_AUTOMATON_H
+
+#include "common/base/status.h"
+#include <stdint.h>
+
+#define AUTOMATON_NODES  (1 << 18) // of one automaton
+#define AUTOMATON_STATES (1 << 16)
+#define AUTOMATON_PLACES 16384 // of a state
+#define AUTOMATON_DEAD   (-1)
+#define AUTOMATON_END    0 // the node where a rule returns, and a text may end
+
+struct automaton;
+enum status automaton_new(struct automaton **ret);
+void automaton_free(struct automaton *a);
+
+// ---- building -----------------------------------------------------------------------------------
+// A node; or -1 once too many were made, which automaton_finish() tells.
+
+int automaton_byte(struct automaton *a, int low, int high, int next); // one from low to high
+int automaton_text(struct automaton *a, const char *text, size_t len, int next);
+int automaton_either(struct automaton *a, int one, int other);
+// A character of UTF-8 from code point low to high, surrogates left out.
+int automaton_character(struct automaton *a, uint32_t low, uint32_t high, int next);
+// A loop's node, which automaton_loop() ends: what is repeated leads back to it.
+int automaton_open(struct automaton *a);
+void automaton_loop(struct automaton *a, int open, int body, int next);
+int automaton_rule(struct automaton *a); // a rule's number, to be defined; -1 likewise
+void automaton_define(struct automaton *a, int rule, int start); // what ends in AUTOMATON_END
+int automaton_call(struct automaton *a, int rule, int next);
+bool automaton_failed(const struct automaton *a); // a -1 was for want of room
+// All texts are those of this node. ST_INVALID: a rule calls itself before it reads anything.
+enum status automaton_finish(struct automaton *a, int start);
+
+// ---- running ------------------------------------------------------------------------------------
+
+// The state behind a byte. ST_TOO_LONG, ST_NO_MEMORY.
+enum status automaton_step(struct automaton *a, int state, uint8_t byte, int *ret);
+bool automaton_may_end(const struct automaton *a, int state);
+bool automaton_may_go_on(const struct automaton *a, int state); // some byte may follow
+int automaton_states(const struct automaton *a);                // that there are so far
+
+#endif

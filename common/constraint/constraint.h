@@ -1,0 +1,45 @@
+/* constraint.h: what a completion may be: a JSON value of a schema, a text of a regular expression,
+ * one of several texts. A constraint is compiled once for a vocabulary and says, from state to
+ * state, which tokens may come next. States are numbers; a text begins in CONSTRAINT_START.
+ *
+ * Server and trainer use the same, so that a mask which sampling had is made again to the bit.
+ * Thread: any, each constraint has a lock of its own. Bounds of time and memory: automaton.h. */
+// SPDX-License-Identifier: Apache-2.0
+#ifndef COMMON_CONSTRAINT_CONSTRAINT_H
+#define COMMON_CONSTRAINT_CONSTRAINT_H
+
+#include "common/text/tokenizer.h"
+#include <jansson.h>
+
+#define CONSTRAINT_START 0
+
+// The constraints of one vocabulary, the last ones compiled among them.
+struct constraints;
+// The tokenizer is borrowed. Ends: tokens that end a completion; they come where it may end.
+// vocab_size: of the logits, which may have rows that no token has.
+enum status constraints_new(const struct tokenizer *tokenizer, int vocab_size, const int *ends,
+                            int n_ends, struct constraints **ret);
+void constraints_free(struct constraints *all); // once nobody holds one
+
+struct constraint;
+/* Spec is an object with one of
+ *     "json_schema": a schema (json_schema.h), "json_object": true, "regex": a pattern that the
+ *     whole completion matches, "choice": the texts that it may be,
+ * and "strict_whitespace": true for ", " and ": " and no other white space in JSON. A reference.
+ * ST_INVALID, ST_UNSUPPORTED, ST_TOO_LONG: what of it is wrong, not known here, or over a bound. */
+enum status constraints_get(struct constraints *all, const json_t *spec, struct constraint **ret);
+struct constraint *constraint_hold(struct constraint *c); // one more reference; NULL: NULL
+void constraint_release(struct constraint *c);
+
+// 32-bit words of a mask: bit i % 32 of word i / 32 says that token i may come.
+int constraint_words(const struct constraint *c);
+// ret (constraint_words()). ST_TOO_LONG, ST_NO_MEMORY.
+enum status constraint_mask(struct constraint *c, int state, uint32_t *ret);
+// Makes the mask, which is then at hand: what would fail fails here.
+enum status constraint_prepare(struct constraint *c, int state);
+// The state behind a token; that of an end is the same. < 0: it may not come here.
+enum status constraint_next(struct constraint *c, int state, int32_t token, int *ret);
+// Whether nothing but an end may come.
+bool constraint_is_over(struct constraint *c, int state);
+
+#endif
