@@ -92,8 +92,7 @@ TEST(no_token_is_older_than_it_says)
         if (max[i] > oldest) oldest = max[i];
     }
     assert_true(oldest > 0); // it did run ahead
-    json_t *m = last_metrics(&scene, "async-2");
-    assert_null(json_object_get(m, "rollout/staleness_groups/3"));
+    assert_null(json_object_get(last_metrics(&scene, "async-2"), "rollout/staleness_groups/3"));
 }
 
 // How often each prompt was learned from, by the samples that the run logged: first samples count.

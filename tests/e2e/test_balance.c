@@ -46,8 +46,7 @@ TEST(loss_is_reported)
     }
     assert_train(&s, 0, "off", "--max-steps 1 --router-aux-loss-coef 0");
     assert_said(&s, "may come to favour few experts");
-    json_t *m = last_metrics(&s, "off");
-    assert_null(json_object_get(m, "aux_loss"));
+    assert_null(json_object_get(last_metrics(&s, "off"), "aux_loss"));
 }
 
 TEST_IN(is_refused_without_experts, scene_open)

@@ -101,8 +101,7 @@ TEST(publishes_in_place)
     // the engine says so from its next turn on
     const int64_t deadline = clock_deadline_ns(10000);
     for (uint64_t said = version; said != version + 2;) {
-        json_t *health = daemon_get(server.socket, "/health", 200);
-        said = (uint64_t)int_of(health, "weight_version");
+        said = (uint64_t)int_of(daemon_get(server.socket, "/health", 200), "weight_version");
         assert_true(clock_ms_until(deadline) > 0);
     }
     assert_int_equal(lib.check(bridge), 0);

@@ -47,8 +47,7 @@ static void train_run(const struct mode_run *run)
 static double sum_of(const char *run, const char *key)
 {
     double values[STEPS + 1], sum = 0;
-    json_t *m = last_metrics(&s.runs, run);
-    metric(m, key);
+    metric(last_metrics(&s.runs, run), key);
     assert_int_equal(column(&s.runs, run, key, values, STEPS + 1), STEPS);
     for (int i = 0; i < STEPS; i++) sum += values[i];
     return sum;

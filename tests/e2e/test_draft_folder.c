@@ -34,8 +34,7 @@ static void assert_refused(const char *model, const char *draft, const char *par
 TEST(other_sizes_and_ends)
 {
     const char *demo = test_path(test_root(), "tools/demo-model"); // 272 tokens, 256 ends
-    const char *draft = test_path(test_root(), "tools/demo-draft");
-    assert_refused(daemon_model(test_folder(), true, 3), draft,
+    assert_refused(daemon_model(test_folder(), true, 3), test_path(test_root(), "tools/demo-draft"),
                    "its vocabulary of 272 tokens is not the 300 of");
     assert_refused(demo, bare_model(271, 256), "has no tokenizer.json to compare them by");
     assert_refused(demo, bare_model(273, 256), "is larger than the 272 of");

@@ -12,8 +12,7 @@ TEST_IN(second_trainer_is_refused, scene_open)
     start_trainer(s, &first, "first", args("--max-steps 100000"));
     wait_for_steps(s, "first", 1, &first);
     assert_train(s, 1, "second", "--max-steps 1");
-    const char *pid = test_text("process %d", (int)first.pid);
-    assert_said(s, pid);
+    assert_said(s, test_text("process %d", (int)first.pid));
     assert_true(test_running(&first));
     wait_for_steps(s, "first", steps_done(s, "first") + 1, &first); // undisturbed
     // nor may that of another daemon write into its folder

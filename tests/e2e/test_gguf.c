@@ -47,8 +47,7 @@ TEST(a_file_is_its_folder)
     static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
     for (int i = 0; i < 3; i++) assert_true(file_exists_in(saved, files[i]));
     daemon_start(&served, saved, args("--max-context 64 --dtype %s", daemon_exact_dtype()));
-    json_t *again = ask("/v1/completions", QUESTION);
-    assert_same_choice(a, again);
+    assert_same_choice(a, ask("/v1/completions", QUESTION));
     daemon_get(served.socket, "/health", 200);
     served_stop();
 }

@@ -61,8 +61,7 @@ static void learns_as_one(const char *command, const char *const more[], const c
     learn(&s, 2, command, "two", options);
     assert_false(file_exists(met));
     same_columns(&s, "one", "two", 1e-5);
-    json_t *m = last_metrics(&s, "two");
-    assert_true(metric(m, "ranks/size") == 2);
+    assert_true(metric(last_metrics(&s, "two"), "ranks/size") == 2);
 
     learn(&s, 2, command, "again", options);
     same_columns(&s, "two", "again", 0);

@@ -147,8 +147,7 @@ static void wait_for_health(const char *key, bool zero)
 {
     int64_t deadline = clock_deadline_ns(10000);
     for (;;) {
-        json_t *health = daemon_get(served.socket, "/health", 200);
-        json_int_t x = int_of(health, key);
+        json_int_t x = int_of(daemon_get(served.socket, "/health", 200), key);
         if ((x == 0) == zero) return;
         if (clock_now_ns() > deadline) fail_msg("\"%s\" stays %d", key, (int)x);
         clock_sleep_ms(5);

@@ -11,8 +11,7 @@ static const char *checkpoint_file(const struct scene *s, const char *run, const
 
 static json_int_t version(const struct scene *s)
 {
-    json_t *health = daemon_get(s->daemon.socket, "/health", 200);
-    json_int_t v = int_of(health, "weight_version");
+    json_int_t v = int_of(daemon_get(s->daemon.socket, "/health", 200), "weight_version");
     return v;
 }
 

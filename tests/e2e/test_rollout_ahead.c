@@ -61,8 +61,7 @@ TEST(the_age_of_samples_is_bounded_and_said)
         if (max[i] > oldest) oldest = max[i];
     }
     assert_true(oldest > 0); // it did run ahead
-    json_t *plain = last_metrics(&scene, "plain");
-    assert_null(json_object_get(plain, "rollout/staleness_max"));
+    assert_null(json_object_get(last_metrics(&scene, "plain"), "rollout/staleness_max"));
 }
 
 TEST(it_is_not_exact)

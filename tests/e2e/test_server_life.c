@@ -302,8 +302,7 @@ TEST(test_tcp_and_key)
     struct daemon d = {0};
     const char *key = test_path(test_folder(), "key");
     test_write(key, "correct-horse-battery\n", 22);
-    const char *const *options = args("--listen 127.0.0.1:0 --api-key-file %s", key);
-    daemon_start(&d, model, options);
+    daemon_start(&d, model, args("--listen 127.0.0.1:0 --api-key-file %s", key));
     int port = daemon_tcp_port(&d);
     assert_int_equal(daemon_tcp_status(port, "GET", "/v1/models", ""), 401);
     assert_int_equal(
@@ -387,8 +386,7 @@ DAEMON_TEST(test_client_that_never_reads, model, args("--idle-timeout 1"))
         assert_true(clock_now_ns() < deadline);
         clock_sleep_ms(50);
     }
-    json_t *health = daemon_get(d->socket, "/health", 200);
-    assert_int_equal(int_of(health, "running"), 0);
+    assert_int_equal(int_of(daemon_get(d->socket, "/health", 200), "running"), 0);
     close(fd);
 }
 
@@ -423,8 +421,7 @@ TEST(test_draft_model)
 {
     struct daemon d = {0};
     const char *draft = daemon_model(test_folder(), true, 77), *other = test_folder();
-    const char *const *options = args("--draft %s --speculative draft_model:4", draft);
-    daemon_start(&d, model, options);
+    daemon_start(&d, model, args("--draft %s --speculative draft_model:4", draft));
     // two roles in the bridge file, and both arenas are the daemon's
     const json_t *roles = json_at(json_of_file(d.bridge), "roles");
     assert_int_equal(json_array_size(roles), 2);

@@ -11,8 +11,7 @@ SCENE_OF_ALL(scene_open_exact)
 // Values of a span in the lines of a run, that of step 0 included.
 static int span(const char *run, enum phase which, double ret[STEPS + 1])
 {
-    const char *key = test_text("spans/%s_s", phase_names[which]);
-    return column(&scene, run, key, ret, STEPS + 1);
+    return column(&scene, run, test_text("spans/%s_s", phase_names[which]), ret, STEPS + 1);
 }
 
 TEST(spans_are_the_time_of_a_step)

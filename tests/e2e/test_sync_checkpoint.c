@@ -167,8 +167,7 @@ TEST(steps_between_are_of_older_weights)
         assert_true(age[i] == ages[i]);
         assert_int_equal(written[i] > 0, ages[i] == 0);
     }
-    json_t *m = last_metrics(&scene, "every-third");
-    metric(m, "sampling/importance_sampling_ratio/mean");
+    metric(last_metrics(&scene, "every-third"), "sampling/importance_sampling_ratio/mean");
 }
 
 // Of the server that a run has started last; 0: it is being started.

@@ -17,8 +17,7 @@ static const char *model;
 // Rank 0 is told, and the others end with it; mpirun would end all of them.
 static void stop_ranks(struct daemon *d)
 {
-    const json_t *bridge = json_of_file(d->bridge);
-    kill((pid_t)int_of(bridge, "pid"), SIGTERM);
+    kill((pid_t)int_of(json_of_file(d->bridge), "pid"), SIGTERM);
     assert_int_equal(test_wait(&d->child, 20000), 0);
 }
 

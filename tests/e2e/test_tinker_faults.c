@@ -25,8 +25,7 @@ static void start(void)
 static int open_files(void)
 {
     int n = 0;
-    const char *path = test_text("/proc/%d/fd", (int)pair.server.child.pid);
-    DIR *folder = opendir(path);
+    DIR *folder = opendir(test_text("/proc/%d/fd", (int)pair.server.child.pid));
     assert_non_null(folder);
     while (readdir(folder)) n++;
     closedir(folder);
@@ -115,8 +114,7 @@ static void put_future(struct rng *r, struct bytes *body)
 static void ask(const char *method, const char *path, const char *type, const struct bytes *body)
 {
     struct wire_answer a;
-    const char *whole = test_text("/api/v1/%s", path);
-    tinker_request(method, whole, type, body, &a);
+    tinker_request(method, test_text("/api/v1/%s", path), type, body, &a);
     if (a.status < 200 || a.status >= 500)
         fail_msg("%s %s: %d to %s", method, path, a.status, bytes_text(body));
     const json_t *error = json_object_get(json_object_get(a.json, "error"), "message");

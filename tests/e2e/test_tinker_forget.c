@@ -35,8 +35,7 @@ TINKER_TEST(test_gap)
 static bool is_there(const char *sampler)
 {
     struct wire_answer a;
-    const char *whole = test_text("/api/v1/samplers/%s", sampler);
-    tinker_request("GET", whole, NULL, NULL, &a);
+    tinker_request("GET", test_text("/api/v1/samplers/%s", sampler), NULL, NULL, &a);
     const bool there = a.status == 200;
     if (!there) assert_contains(bytes_text(&a.body), "--session-timeout");
     return there;

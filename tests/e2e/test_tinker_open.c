@@ -26,8 +26,7 @@ TINKER_TEST(a_key_is_made)
     const char *made = test_text("%s", pair.server.key);
     assert_memory_equal(made, "tml-", 4);
     assert_int_equal(strlen(made), 4 + 32);
-    const char *line = test_text("export TINKER_API_KEY=$(cat %s)\n", file);
-    assert_int_equal(lines_with(line), 1);
+    assert_int_equal(lines_with(test_text("export TINKER_API_KEY=$(cat %s)\n", file)), 1);
 
     tinker_get("training_runs", 200);
     pair.server.key[0] = 0;

@@ -79,8 +79,7 @@ DAEMON_TEST(test_paths_of_any_bytes, model, NULL)
     assert_ok(bridge_become_writer(bridge));
     assert_ok(control_set_snapshot(bridge_control(bridge), snapshot));
     json_t *info = daemon_get(d->socket, "/bridge/info", 200);
-    const json_t *shown = json_at(info, "control.snapshot");
-    assert_contains(json_string_value(shown), "/caf?");
+    assert_contains(json_string_value(json_at(info, "control.snapshot")), "/caf?");
     bridge_detach(bridge);
 }
 

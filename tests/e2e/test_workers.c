@@ -114,8 +114,7 @@ TEST(one_that_is_killed_costs_a_retry)
     assert_true(without > 0);
     assert_true(up[0] == 1 && samples[0] > 0);
     assert_true(up[PROMPTS / PER - 1] == 1 && samples[PROMPTS / PER - 1] > 0);
-    json_t *m = last_metrics(&scene, "killed");
-    assert_true(metric(m, "workers/1/failures") == 1);
+    assert_true(metric(last_metrics(&scene, "killed"), "workers/1/failures") == 1);
 }
 
 // Refused before the run has a folder.

@@ -52,8 +52,7 @@ int pair_run(struct pair *p, const char *run, const char *const more[])
 
 void pair_train(struct pair *p, const char *run, const char *steps)
 {
-    const char *const *more = args(PAIR_NUMBERS " --resume --max-steps %s", steps);
-    scene_ended(&p->s, pair_run(p, run, more), 0);
+    scene_ended(&p->s, pair_run(p, run, args(PAIR_NUMBERS " --resume --max-steps %s", steps)), 0);
 }
 
 // Both servers hold the run's last checkpoint, at one version.
