@@ -172,13 +172,18 @@ struct engine_options plain_options(void)
                                    .kv_policy = KV_KEEP};
 }
 
-void bench_start(struct bench *b, const struct engine_options *options)
+void bench_start_as(struct bench *b, const struct engine_options *options, engine_event_fn callback)
 {
     memset(b, 0, sizeof *b);
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->changed, NULL);
-    assert_ok(engine_new(options, on_event, b, &b->engine));
+    assert_ok(engine_new(options, callback, b, &b->engine));
     await_state(b, ENGINE_OK);
+}
+
+void bench_start(struct bench *b, const struct engine_options *options)
+{
+    bench_start_as(b, options, on_event);
 }
 
 void bench_end(struct bench *b)
@@ -186,6 +191,28 @@ void bench_end(struct bench *b)
     engine_free(b->engine, 0);
     pthread_cond_destroy(&b->changed);
     pthread_mutex_destroy(&b->lock);
+}
+
+void bench_submitted(struct bench *b)
+{
+    pthread_mutex_lock(&b->lock);
+    b->open++;
+    pthread_mutex_unlock(&b->lock);
+}
+
+void bench_ended(struct bench *b)
+{
+    pthread_mutex_lock(&b->lock);
+    b->open--;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+void bench_await(struct bench *b)
+{
+    pthread_mutex_lock(&b->lock);
+    while (b->open) pthread_cond_wait(&b->changed, &b->lock);
+    pthread_mutex_unlock(&b->lock);
 }
 
 LATER(bench_end)

@@ -44,13 +44,20 @@ struct bench { // an engine and what the events' thread shares with the test's
     enum status command_status;
     char message[256];
     uint64_t version, canary, first_sums[2];
+    int open; // requests, of a test that counts them: bench_submitted(), bench_ended()
     bool info_given;
 };
 
 // ---- engines -----------------------------------------------------------------------------------
 struct engine_options plain_options(void); // with a bridge path of its own, now bridge_path
 void bench_start(struct bench *b, const struct engine_options *options);
+// With a callback of the test's own, whose context is the bench.
+void bench_start_as(struct bench *b, const struct engine_options *options,
+                    engine_event_fn callback);
 void bench_end(struct bench *b);
+void bench_submitted(struct bench *b);
+void bench_ended(struct bench *b);
+void bench_await(struct bench *b); // until none is open
 // One that ends with the test; and with plain_options().
 struct bench *bench_of(const struct engine_options *options);
 struct bench *bench_plain(void);

@@ -35,6 +35,53 @@ void loaded_close(struct loaded *m)
     device_free(m->dev);
 }
 
+LATER(loaded_close)
+LATER(model_config_free)
+LATER(safetensors_free)
+LATER(device_free)
+
+struct model_config *config_of(const char *folder)
+{
+    struct model_config *c = NULL;
+    assert_ok(model_config_load(folder, &c));
+    return test_later(c, model_config_free_later);
+}
+
+struct safetensors *tensors_of(const char *folder)
+{
+    struct safetensors *set = NULL;
+    assert_ok(safetensors_open(folder, &set));
+    return test_later(set, safetensors_free_later);
+}
+
+struct safetensors *tensors_of_file(const char *path)
+{
+    struct safetensors *set = NULL;
+    assert_ok(safetensors_open_file(path, &set));
+    return test_later(set, safetensors_free_later);
+}
+
+struct device *test_cpu(void)
+{
+    struct device *dev = NULL;
+    assert_ok(device_open("cpu", &dev));
+    return test_later(dev, device_free_later);
+}
+
+struct loaded *loaded_planned(const char *folder, enum dtype dt)
+{
+    struct loaded *m = test_keep(calloc(1, sizeof *m));
+    loaded_plan(folder, dt, m);
+    return test_later(m, loaded_close_later);
+}
+
+struct loaded *loaded_of(const char *folder, enum dtype dt)
+{
+    struct loaded *m = loaded_planned(folder, dt);
+    assert_ok(weights_load(m->weights, m->dev, folder));
+    return m;
+}
+
 int tensor_sources(const struct safetensors *set, struct safetensors_source *ret)
 {
     const int n = safetensors_count(set);

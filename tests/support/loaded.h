@@ -21,6 +21,14 @@ enum status loaded_open(const char *folder, enum dtype dt, struct loaded *ret);
 void loaded_zeros(struct loaded *m, enum dtype dt); // behind loaded_config()
 void loaded_close(struct loaded *m);
 
+// The same, closed with the test; a folder's config alone; its tensors, or those of a file.
+struct model_config *config_of(const char *folder);
+struct safetensors *tensors_of(const char *folder);
+struct safetensors *tensors_of_file(const char *path);
+struct device *test_cpu(void);
+struct loaded *loaded_planned(const char *folder, enum dtype dt);
+struct loaded *loaded_of(const char *folder, enum dtype dt);
+
 // What writes the tensors of a file that is open, their data as tags; `ret` has room for all.
 int tensor_sources(const struct safetensors *set, struct safetensors_source *ret);
 // Writes FOLDER/model.safetensors; a tensor's tag is its data.

@@ -52,6 +52,15 @@ void reference_close(struct reference *r)
     memset(r, 0, sizeof *r);
 }
 
+LATER(reference_close)
+
+struct reference *reference_of(const char *folder)
+{
+    struct reference *r = test_keep(calloc(1, sizeof *r));
+    reference_open(folder, "cpu", r);
+    return test_later(r, reference_close_later);
+}
+
 void reference_logits(struct reference *r, const int32_t *ids, int n, float *ret)
 {
     void *x;

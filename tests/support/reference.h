@@ -17,6 +17,7 @@ struct reference {
 
 void reference_open(const char *folder, const char *device, struct reference *ret);
 void reference_close(struct reference *r);
+struct reference *reference_of(const char *folder); // on the CPU; closed with the test
 // The same on a device that is open (ret->dev; the rest zero), of a config.json that may be another
 // than the folder's (NULL: that), for sequences of up to max_tokens. A failure leaves nothing.
 enum status reference_build(const char *folder, json_t *config, int max_tokens,

@@ -264,6 +264,13 @@ void *test_keep(void *memory)
     return memory;
 }
 
+void *test_copy(const void *memory, size_t size)
+{
+    void *copy = malloc(size ? size : 1);
+    assert_non_null(copy);
+    return test_keep(memcpy(copy, memory, size));
+}
+
 const char *test_folder(void)
 {
     const char *base = getenv("TMPDIR");
@@ -401,6 +408,11 @@ void test_write(const char *path, const void *data, size_t len)
 void test_each(const json_t *rows, void (*check)(const json_t *rows, size_t i))
 {
     for (size_t i = 0; i < json_array_size(rows); i++) check(rows, i);
+}
+
+void test_put(const char *folder, const char *name, const char *text)
+{
+    test_write(test_path(folder, name), text, strlen(text));
 }
 
 const json_t *test_rows(const char *file, const char *list)

@@ -131,6 +131,7 @@ void test_data_folder(const char *name, char ret_path[PATH_MAX]);
 // Keeps what malloc() or jansson gave as long as the program lives, which then need not free it.
 // Any thread.
 void *test_keep(void *memory);
+void *test_copy(const void *memory, size_t size); // kept
 
 // Prints "skipped: <reason>" and skips the test.
 void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
@@ -154,6 +155,7 @@ int test_count(const char *path, const char *text);
 // the test with what the file has.
 void test_wait_for_text(const char *path, const char *text, int64_t ms, struct test_child *child);
 void test_write(const char *path, const void *data, size_t len);
+void test_put(const char *folder, const char *name, const char *text); // FOLDER/NAME
 // The JSON of a text, of a file, and of each line of a text or a file, as a list. They live as long
 // as the program.
 json_t *json_of(const char *text);

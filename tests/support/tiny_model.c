@@ -7,6 +7,7 @@
 #include "common/base/json.h"
 #include "common/base/rng.h"
 #include "common/model/safetensors.h"
+#include "tests/support/support.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,4 +115,18 @@ enum status tiny_model_write(const char *folder, int hidden, int layers, int voc
     const struct tiny_model shape = {
         .hidden = hidden, .layers = layers, .vocab = vocab, .eos_id = -1, .seed = seed};
     return tiny_model_write_as(folder, &shape);
+}
+
+const char *tiny_folder_as(const struct tiny_model *shape)
+{
+    const char *folder = test_folder();
+    assert_ok(tiny_model_write_as(folder, shape));
+    return folder;
+}
+
+const char *tiny_folder(int hidden, int layers, int vocab, uint64_t seed)
+{
+    const char *folder = test_folder();
+    assert_ok(tiny_model_write(folder, hidden, layers, vocab, seed));
+    return folder;
 }

@@ -21,6 +21,9 @@ struct tiny_model {
 enum status tiny_model_write_as(const char *folder, const struct tiny_model *shape);
 // Untied, 512 positions, no end-of-sequence token.
 enum status tiny_model_write(const char *folder, int hidden, int layers, int vocab, uint64_t seed);
+// The same, in a new folder of test_folder(); failures fail the running test.
+const char *tiny_folder(int hidden, int layers, int vocab, uint64_t seed);
+const char *tiny_folder_as(const struct tiny_model *shape);
 // Writes FOLDER/NAME, and takes the value (NULL: there was no memory for it).
 enum status tiny_json_write(const char *folder, const char *name, json_t *json);
 

@@ -3,6 +3,15 @@
 #include "tests/support/tokens.h"
 #include "tests/support/support.h"
 
+LATER(tokenizer_free)
+
+struct tokenizer *tokenizer_of(const char *folder)
+{
+    struct tokenizer *t = NULL;
+    assert_ok(tokenizer_load(folder, &t));
+    return test_later(t, tokenizer_free_later);
+}
+
 void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool special,
                 const int32_t *want, int n)
 {

@@ -6,6 +6,7 @@
 #include "common/text/tokenizer.h"
 #include <jansson.h>
 
+struct tokenizer *tokenizer_of(const char *folder); // freed with the test
 void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool special,
                 const int32_t *want, int n);
 void assert_text(const struct tokenizer *t, const int32_t *ids, int n, bool skip, const char *want,

@@ -6,9 +6,9 @@
  * order. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/safetensors.h"
-#include "tests/support/reference.h"
+#include "tests/support/learning.h"
 #include "tests/support/support.h"
-#include "trainer/learn/learner.h"
+#include "tests/support/loaded.h"
 
 enum { SEQS = 4, PROMPT = 7, COMPLETION = 13, WIDTH = PROMPT + COMPLETION };
 
@@ -37,13 +37,6 @@ static void sequences_open(const char *folder, struct sequences *s)
     }
 }
 
-// The policy's loss has no gradient at all.
-static void flat(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
-{
-    (void)context;
-    memset(ret_dlogprobs, 0, (size_t)rows->mb->first[rows->mb->n_seqs] * sizeof *ret_dlogprobs);
-}
-
 static double largest(const float *x, int64_t n)
 {
     double most = 0;
@@ -64,53 +57,32 @@ static void check_router(const struct weights *grads, char *line)
     assert_true(most > 1e-3 && worst <= 1e-4 * most);
 }
 
-struct machine {
-    struct reference policy;
-    struct learner *learner;
-};
-
-static void machine_open(struct machine *m, const char *folder, int budget, double coef,
-                         enum recompute recompute)
-{
-    const struct learner_config options = {.optimizer = {0.9, 0.95, 1e-8, 0, 0, MOMENTS_F32, false},
-                                           .temperature = 1,
-                                           .router_aux_loss_coef = coef,
-                                           .token_budget = budget,
-                                           .logits_chunk = 16,
-                                           .max_seqs = 2 * SEQS,
-                                           .max_context = WIDTH,
-                                           .recompute = recompute};
-    reference_open(folder, "cpu", &m->policy);
-    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options,
-                          &m->learner));
-    assert_ok(learner_prepare(m->learner));
-}
-
-static void machine_close(struct machine *m)
-{
-    learner_free(m->learner);
-    reference_close(&m->policy);
-}
-
 // "whole|each LOSS NORM" and the routers' lines that follow. The last sequence alone would share a
 // micro-batch with the one before.
 static void check_way(const char *folder, const struct sequences *s, char *line, char **lines,
                       int n_routers, enum recompute recompute)
 {
-    struct machine m;
     double norm;
     const bool each = strncmp(line, "each", 4) == 0;
     char *remaining = strchr(line, ' ');
     const double loss = strtod(remaining, &remaining), want_norm = strtod(remaining, NULL);
-    machine_open(&m, folder, each ? s->longest : SEQS * WIDTH, 1, recompute);
-    assert_ok(
-        learner_run(m.learner, PASS_STEP, s->groups, each ? SEQS - 1 : SEQS, flat, NULL, NULL));
-    assert_float_equal(learner_info(m.learner)->balance_loss, loss, 1e-6 * loss);
-    assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
+    struct learning *m = learning_of(
+        &(struct learning_setting){.folder = folder,
+                                   .config = {.optimizer = {.beta2 = 0.95},
+                                              .router_aux_loss_coef = 1,
+                                              .token_budget = each ? s->longest : SEQS * WIDTH,
+                                              .logits_chunk = 16,
+                                              .max_seqs = 2 * SEQS,
+                                              .max_context = WIDTH,
+                                              .recompute = recompute}});
+    assert_ok(learner_run(m->learner, PASS_STEP, s->groups, each ? SEQS - 1 : SEQS,
+                          learning_no_loss, NULL, NULL));
+    assert_float_equal(learner_info(m->learner)->balance_loss, loss, 1e-6 * loss);
+    assert_ok(optimizer_prepare(learning_optimizer(m), &norm));
     assert_float_equal(norm, want_norm, 1e-5 * want_norm);
     for (int i = 0; i < n_routers; i++)
-        check_router(optimizer_grads(learner_optimizer(m.learner), 0), lines[i]);
-    machine_close(&m);
+        check_router(optimizer_grads(learning_optimizer(m), 0), lines[i]);
+    learning_end(m);
 }
 
 static int split(char *text, char **ret, int max)
@@ -150,14 +122,12 @@ TEST(is_transformers_loss)
 
 TEST_EACH(coef_is_the_models_own, "balance")
 {
-    struct model_config *config;
     double coef = -1;
-    assert_ok(model_config_load(row_text(cases, i, "folder"), &config));
+    struct model_config *config = config_of(row_text(cases, i, "folder"));
     const enum status st = balance_coef(config, row_number(cases, i, "wanted"), &coef);
     assert_int_equal(st == ST_OK, row_text(cases, i, "error") == NULL);
     if (row_text(cases, i, "error"))
         assert_non_null(strstr(status_message(), row_text(cases, i, "error")));
     else
         assert_float_equal(coef, row_number(cases, i, "coef"), 0);
-    model_config_free(config);
 }

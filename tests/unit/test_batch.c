@@ -2,6 +2,7 @@
  * earlier batches, however many of its sequences share blocks. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/batch.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 
 #define BLOCK 4
@@ -15,9 +16,8 @@ struct added {
 static void check(const struct added *rows, int n)
 {
     static const int32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-    struct device *dev = NULL;
     struct batch *b = NULL;
-    assert_ok(device_open("cpu", &dev));
+    struct device *dev = test_cpu();
     assert_ok(batch_new(dev, 32, 8, 4, 8, &b));
     for (int i = 0; i < n; i++)
         assert_ok(batch_add_paged(b, tokens, rows[i].n, rows[i].first, rows[i].blocks, 4, BLOCK,
@@ -25,7 +25,6 @@ static void check(const struct added *rows, int n)
     assert_ok(batch_commit(b, 0, 0));
     for (int i = 0; i < n; i++) assert_int_equal(batch_view(b)->stored[i], rows[i].stored);
     batch_free(b);
-    device_free(dev);
 }
 
 TEST(test_sequences_of_their_own)
@@ -57,8 +56,7 @@ TEST(test_table_closes_up)
 {
     enum { ROOM = 64, SEQS = 3 };
     static const int firsts[SEQS] = {3, 4 * 19, 10};
-    struct device *dev = NULL;
-    assert_ok(device_open("cpu", &dev));
+    struct device *dev = test_cpu();
     for (int full = 0; full < 2; full++) {
         const int room = full ? 20 : ROOM; // of 20 no power of two is less and enough
         struct batch *b = NULL;
@@ -78,16 +76,14 @@ TEST(test_table_closes_up)
         }
         batch_free(b);
     }
-    device_free(dev);
 }
 
 // Of a batch that decodes not every row is wanted; both are padded.
 TEST(test_padding)
 {
     const int32_t blocks[1] = {7};
-    struct device *dev = NULL;
     struct batch *b = NULL;
-    assert_ok(device_open("cpu", &dev));
+    struct device *dev = test_cpu();
     assert_ok(batch_new(dev, 16, 8, 1, 4, &b));
     for (int32_t s = 0; s < 5; s++)
         assert_ok(batch_add_paged(b, &s, 1, s % 4, blocks, 1, BLOCK, batch_plain));
@@ -111,5 +107,4 @@ TEST(test_padding)
     assert_false(batch_decodes(b));
     assert_int_equal(batch_commit(b, 4, 4), ST_INVALID);
     batch_free(b);
-    device_free(dev);
 }

@@ -5,11 +5,19 @@
 #include "common/base/rng.h"
 #include "infer-server/engine/block_manager.h"
 
-TEST(take_is_all_or_nothing)
+LATER(block_manager_free)
+
+static struct block_manager *manager_of(int n_blocks, int block_size)
 {
     struct block_manager *c = NULL;
+    assert_ok(block_manager_new(n_blocks, block_size, &c));
+    return test_later(c, block_manager_free_later);
+}
+
+TEST(take_is_all_or_nothing)
+{
+    struct block_manager *c = manager_of(4, 16);
     int32_t blocks[4] = {-1, -1, -1, -1};
-    assert_ok(block_manager_new(4, 16, &c));
     assert_int_equal(block_manager_blocks_for(c, 0), 0);
     assert_int_equal(block_manager_blocks_for(c, 16), 1);
     assert_int_equal(block_manager_blocks_for(c, 17), 2);
@@ -23,14 +31,12 @@ TEST(take_is_all_or_nothing)
         for (int k = 0; k < i; k++) assert_int_not_equal(blocks[i], blocks[k]);
     block_manager_drop(c, blocks, 4);
     assert_int_equal(block_manager_used(c), 0);
-    block_manager_free(c);
 }
 
 TEST(shared_blocks_outlive_one_holder)
 {
-    struct block_manager *c = NULL;
+    struct block_manager *c = manager_of(5, 16);
     int32_t prompt[2], own[3];
-    assert_ok(block_manager_new(5, 16, &c));
     assert_true(block_manager_allocate(c, 2, prompt));
     block_manager_share(c, prompt, 2);
     assert_int_equal(block_manager_used(c), 2);
@@ -41,7 +47,6 @@ TEST(shared_blocks_outlive_one_holder)
     for (int i = 0; i < 3; i++) assert_true(own[i] != prompt[0] && own[i] != prompt[1]);
     block_manager_drop(c, prompt, 2);
     assert_int_equal(block_manager_used(c), 3);
-    block_manager_free(c);
 }
 
 static struct block_key key_of(uint64_t text)
@@ -63,9 +68,8 @@ static int32_t find(const struct block_manager *c, uint64_t text)
 
 TEST(longest_free_is_taken_first)
 {
-    struct block_manager *c = NULL;
+    struct block_manager *c = manager_of(4, 4);
     int32_t all[4], next[4];
-    assert_ok(block_manager_new(4, 4, &c));
     assert_true(block_manager_allocate(c, 4, all));
     for (int i = 0; i < 3; i++) name(c, all[i], (uint64_t)i);
     block_manager_drop(c, &all[1], 1);
@@ -77,14 +81,12 @@ TEST(longest_free_is_taken_first)
     assert_int_equal(next[1], all[1]);
     assert_int_equal(next[2], all[2]);
     assert_int_equal(next[3], all[0]);
-    block_manager_free(c);
 }
 
 TEST(end_of_a_sequence_goes_first)
 {
-    struct block_manager *c = NULL;
+    struct block_manager *c = manager_of(3, 4);
     int32_t all[3], next[1];
-    assert_ok(block_manager_new(3, 4, &c));
     assert_true(block_manager_allocate(c, 3, all));
     for (int i = 0; i < 3; i++) name(c, all[i], (uint64_t)i);
     block_manager_drop(c, all, 3);
@@ -92,14 +94,12 @@ TEST(end_of_a_sequence_goes_first)
         for (int i = 0; i < 3; i++) assert_int_equal(find(c, (uint64_t)i), i < left ? all[i] : -1);
         assert_true(block_manager_allocate(c, 1, next));
     }
-    block_manager_free(c);
 }
 
 TEST(found_until_taken)
 {
-    struct block_manager *c = NULL;
+    struct block_manager *c = manager_of(3, 4);
     int32_t all[3], remaining[2];
-    assert_ok(block_manager_new(3, 4, &c));
     assert_int_equal(find(c, 7), -1);
     assert_true(block_manager_allocate(c, 3, all));
     name(c, all[1], 7);
@@ -124,12 +124,11 @@ TEST(found_until_taken)
     assert_int_equal(find(c, 7), -1);
     name(c, remaining[0], 8); // of its new holder
     assert_int_equal(find(c, 8), remaining[0]);
-    block_manager_free(c);
 }
 
 TEST(every_part_of_a_key_counts)
 {
-    struct block_manager *c = NULL;
+    struct block_manager *c = manager_of(5, 4);
     int32_t all[5];
     struct block_key keys[5];
     for (int i = 0; i < 5; i++) keys[i] = key_of(7);
@@ -137,22 +136,19 @@ TEST(every_part_of_a_key_counts)
     keys[2].hash.part[1]++;
     keys[3].version++;
     keys[4].adapter++;
-    assert_ok(block_manager_new(5, 4, &c));
     assert_true(block_manager_allocate(c, 5, all));
     for (int i = 0; i < 5; i++) {
         assert_int_equal(block_manager_find(c, &keys[i]), -1);
         block_manager_cache(c, all[i], &keys[i]);
     }
     for (int i = 0; i < 5; i++) assert_int_equal(block_manager_find(c, &keys[i]), all[i]);
-    block_manager_free(c);
 }
 
 // Two samples that computed the same text: it is found until both blocks are gone.
 TEST(blocks_of_one_name)
 {
-    struct block_manager *c = NULL;
+    struct block_manager *c = manager_of(3, 4);
     int32_t all[3], taken[1];
-    assert_ok(block_manager_new(3, 4, &c));
     assert_true(block_manager_allocate(c, 3, all));
     for (int i = 0; i < 3; i++) name(c, all[i], 7);
     assert_int_equal(find(c, 7), all[2]);
@@ -163,7 +159,6 @@ TEST(blocks_of_one_name)
         assert_int_equal(taken[0], first[i]);
         assert_int_equal(find(c, 7), i == 0 ? all[2] : i == 1 ? all[0] : -1);
     }
-    block_manager_free(c);
 }
 
 TEST(hashes_depend_on_all_before)
@@ -200,14 +195,13 @@ TEST(refuses_empty_pool)
 TEST(random_walk)
 {
     enum { N_BLOCKS = 97, N_SEQS = 64, MOST = 9, N_TEXTS = 150 };
-    struct block_manager *c = NULL;
+    struct block_manager *c = manager_of(N_BLOCKS, 16);
     int32_t held[N_SEQS][MOST];
     int n_held[N_SEQS] = {0}, ref_counts[N_BLOCKS] = {0}, n_found = 0, n_evicted = 0;
     int text_of[N_BLOCKS], freed_at[N_BLOCKS] = {0}, now = 0; // text 0: no name
     struct rng r;
     rng_init(&r, 7, 0);
     memset(text_of, 0, sizeof text_of);
-    assert_ok(block_manager_new(N_BLOCKS, 16, &c));
     for (int move = 0; move < 20000; move++) {
         int a = (int)rng_below(&r, N_SEQS), b = (int)rng_below(&r, N_SEQS);
         const int text = 1 + (int)rng_below(&r, N_TEXTS), found = find(c, (uint64_t)text);
@@ -260,5 +254,4 @@ TEST(random_walk)
             assert_int_equal(again, -1);
     }
     assert_true(n_found > 100 && n_evicted > 1000);
-    block_manager_free(c);
 }

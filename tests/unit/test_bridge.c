@@ -8,6 +8,7 @@
 #include "kernels/ops.h"
 #include "tests/support/bridge_sample.h"
 #include "tests/support/support.h"
+#include "tests/support/loaded.h"
 #include "trainer/run/run.h"
 #include "trainer/run/stop.h"
 
@@ -134,6 +135,15 @@ static void stop_daemon(pid_t pid)
     waitpid(pid, NULL, 0);
 }
 
+// Attached, and its writer.
+static struct bridge *writer(void)
+{
+    struct bridge *b = NULL;
+    assert_ok(bridge_attach(bridge_names.file, NULL, &b));
+    assert_ok(bridge_become_writer(b));
+    return b;
+}
+
 // ---- attaching ----------------------------------------------------------------------------------
 
 static enum status add_hundred(void *context)
@@ -154,7 +164,7 @@ TEST(test_publish)
     pid_t pid = start_daemon(HONEST);
     struct bridge *b = NULL, *second = NULL;
     struct publish_times times = {0};
-    if (bridge_attach(bridge_names.file, NULL, &b) != ST_OK) fail_msg("%s", status_message());
+    assert_ok(bridge_attach(bridge_names.file, NULL, &b));
     assert_int_equal(bridge_file_of(b)->pid, pid);
     assert_int_equal(device_kind(bridge_device(b)), DEVICE_CPU);
     assert_null(bridge_base(b, "draft"));
@@ -165,17 +175,14 @@ TEST(test_publish)
     assert_ok(bridge_become_writer(b));
 
     // a second trainer is refused; a second reader on a device of its own is not
-    struct device *dev = NULL;
-    assert_ok(device_open("cpu", &dev));
+    struct device *dev = test_cpu();
     assert_ok(bridge_attach(bridge_names.file, dev, &second));
     assert_ptr_equal(bridge_device(second), dev);
     assert_int_equal(bridge_become_writer(second), ST_BUSY);
     bridge_detach(second);
-    device_free(dev);
 
     for (int i = 0; i < 5; i++) {
-        enum status st = bridge_publish(b, 5000, add_hundred, (void *)weights, &times);
-        if (st != ST_OK) fail_msg("%s", status_message());
+        assert_ok(bridge_publish(b, 5000, add_hundred, (void *)weights, &times));
         assert_int_equal(control_version(bridge_control(b)), 4 + 2 * i);
         assert_true(times.total_ms >= times.wait_ms && times.total_ms >= times.write_ms);
     }
@@ -188,7 +195,7 @@ TEST(test_publish)
 
     assert_fails(bridge_publish(b, 5000, fail_half_way, (void *)weights, &times), ST_DEVICE,
                  "weights are torn");
-    assert_says("the GPU fell off");
+    assert_message("the GPU fell off");
     int64_t deadline = clock_deadline_ns(5000);
     while (weights[ROWS * COLUMNS + 1] == ROWS * COLUMNS + 1 && clock_now_ns() < deadline)
         clock_sleep_ms(5);
@@ -197,9 +204,7 @@ TEST(test_publish)
     bridge_detach(b);
 
     // a new writer goes on
-    b = NULL;
-    assert_ok(bridge_attach(bridge_names.file, NULL, &b));
-    assert_ok(bridge_become_writer(b));
+    b = writer();
     weights = bridge_base(b, "policy");
     assert_ok(bridge_publish(b, 5000, add_hundred, (void *)weights, NULL));
 
@@ -231,9 +236,7 @@ static void assert_a_signal_ends_the_wait(struct bridge *b)
 TEST(test_run_waits_for_a_restore)
 {
     pid_t pid = start_daemon(SLOW_TO_RESTORE);
-    struct bridge *b;
-    assert_ok(bridge_attach(bridge_names.file, NULL, &b));
-    assert_ok(bridge_become_writer(b));
+    struct bridge *b = writer();
     float *weights = bridge_base(b, "policy");
     assert_int_equal(bridge_publish(b, 5000, fail_half_way, weights, NULL), ST_DEVICE);
     bridge_detach(b);
@@ -252,11 +255,9 @@ TEST(test_run_waits_for_a_restore)
 // Rewrites one value of the file on disk.
 static void change_file(const char *at, const char *value)
 {
-    json_t *json = NULL;
-    assert_ok(json_read_file(bridge_names.file, 16 << 20, &json));
+    json_t *json = json_of_file(bridge_names.file);
     bridge_change(json, at, value);
     assert_ok(json_write_file(bridge_names.file, 0600, json));
-    json_decref(json);
 }
 
 TEST(test_attach_faults)
@@ -268,17 +269,15 @@ TEST(test_attach_faults)
     assert_ok(file_read(bridge_names.file, 16 << 20, &good));
     for (size_t i = 0; i < json_array_size(cases); i++) {
         change_file(row_text(cases, i, "at"), row_text(cases, i, "value"));
-        enum status st = bridge_attach(bridge_names.file, NULL, &b);
-        if (st != row_status(cases, i, "st"))
-            fail_msg("%s: %d: %s", row_text(cases, i, "at"), st, status_message());
-        assert_says(row_text(cases, i, "words"));
+        assert_fails(bridge_attach(bridge_names.file, NULL, &b), row_status(cases, i, "st"),
+                     row_text(cases, i, "words"));
         assert_null(b);
         assert_ok(file_write_atomic(bridge_names.file, 0600, good.data, good.len));
     }
     // the arena's name leads nowhere
     shm_unlink(bridge_names.arena);
     assert_fails(bridge_attach(bridge_names.file, NULL, &b), ST_NOT_FOUND, bridge_names.arena);
-    assert_says("segment policy");
+    assert_message("segment policy");
     bytes_release(&good);
     stop_daemon(pid);
     assert_int_equal(bridge_attach(bridge_names.file, NULL, &b), ST_PEER_GONE);
@@ -325,102 +324,59 @@ TEST(test_unloaded_meanwhile)
 
 // ---- cw-ipc-check -------------------------------------------------------------------------------
 
-static char checker[4096];
-
-static bool find_checker(void) // beside the tests bridge_names.folder this program was built into
+// cw-ipc-check with this argument, or two; what it says lives as long as the program.
+static const char *checked(int wanted, const char *argument, const char *other)
 {
-    ssize_t n = readlink("/proc/self/exe", checker, sizeof checker - 64);
-    if (n <= 0) return false;
-    checker[n] = 0;
-    for (int i = 0; i < 3; i++) {
-        char *slash = strrchr(checker, '/');
-        if (!slash) return false;
-        *slash = 0;
-    }
-    strcat(checker, "/cw-ipc-check");
-    return file_exists(checker);
-}
-
-static int run_checker(const char *arguments, struct bytes *ret_output)
-{
-    char command[4400], part[4096];
-    size_t n;
-    snprintf(command, sizeof command, "'%s' %s 2>&1", checker, arguments);
-    bytes_clear(ret_output);
-    FILE *f = popen(command, "r");
-    assert_non_null(f);
-    while ((n = fread(part, 1, sizeof part, f)) > 0) bytes_append(ret_output, part, n);
-    int status = pclose(f);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-static void check_output(const struct bytes *output, const char *words)
-{
-    if (!strstr(bytes_text(output), words))
-        fail_msg("no \"%s\" in:\n%s", words, bytes_text(output));
+    const char *log = test_path(test_folder(), "out");
+    assert_exit(wanted,
+                test_command(log, 60000, OPTIONS(test_binary("cw-ipc-check"), argument, other)));
+    return test_read(log);
 }
 
 TEST(test_checker)
 {
-    struct bytes out = BYTES_INIT;
-    char json_arguments[128];
-    if (!find_checker()) {
-        print_message("skipped: %s was not built\n", checker);
-        skip();
-    }
-    snprintf(json_arguments, sizeof json_arguments, "--json %s", bridge_names.file);
+    static const struct {
+        enum daemon_kind kind;
+        const char *words[2];
+    } liars[] = {
+        {OTHER_MEMORY, {"FAIL  canary", "does not see what is written here"}},
+        {DEAF, {"its answer does not arrive", ""}},
+        {ONE_BYTE_OFF, {"1 of 400 tensors differ", "model.layers.7.weight"}},
+    };
     pid_t pid = start_daemon(HONEST);
-    assert_int_equal(run_checker(bridge_names.file, &out), 0);
-    print_message("%s", bytes_text(&out));
-    check_output(&out, "ok    canary");
-    check_output(&out, "400 tensors equal the server's at version 2");
-    check_output(&out, "\nhealthy in ");
-
-    assert_int_equal(run_checker(json_arguments, &out), 0);
-    json_t *json = NULL;
-    assert_ok(json_parse("output", bytes_text(&out), out.len, &json));
-    assert_true(json_is_true(json_object_get(json, "ok")));
-    assert_int_equal(json_integer_value(json_object_get(json, "weight_version")), 2);
-    assert_true(json_is_null(json_object_get(json, "writer")));
-    assert_int_equal(json_array_size(json_object_get(json, "checks")), 9);
-    json_decref(json);
+    const char *out = checked(0, bridge_names.file, NULL);
+    print_message("%s", out);
+    assert_contains(out, "ok    canary");
+    assert_contains(out, "400 tensors equal the server's at version 2");
+    assert_contains(out, "\nhealthy in ");
+    const json_t *json = json_of(checked(0, "--json", bridge_names.file));
+    assert_json(json, "{'ok': true, 'weight_version': 2, 'writer': null}");
+    assert_true(json_is_null(json_at(json, "writer")));
+    assert_int_equal(json_array_size(json_at(json, "checks")), 9);
 
     // the lease's holder is told, not disturbed
-    struct bridge *b = NULL;
-    assert_ok(bridge_attach(bridge_names.file, NULL, &b));
-    assert_ok(bridge_become_writer(b));
+    struct bridge *b = writer();
     float *weights = bridge_base(b, "policy");
     assert_ok(bridge_publish(b, 5000, add_hundred, weights, NULL));
-    assert_int_equal(run_checker(bridge_names.file, &out), 0);
-    check_output(&out, "writer pid");
-    check_output(&out, "last publish     waited");
+    out = checked(0, bridge_names.file, NULL);
+    assert_contains(out, "writer pid");
+    assert_contains(out, "last publish     waited");
     assert_ok(bridge_publish(b, 5000, add_hundred, weights, NULL));
     assert_true(weights[0] == 200);
     bridge_detach(b);
 
-    assert_int_equal(run_checker("--what", &out), 2);
+    checked(2, "--what", NULL);
     stop_daemon(pid);
-    assert_int_equal(run_checker(bridge_names.file, &out), 1);
-    check_output(&out, "FAIL  server");
-    check_output(&out, "is dead; start cw-infer-server again");
-    assert_int_equal(run_checker("/nowhere/bridge.json", &out), 1);
-    check_output(&out, "/nowhere/bridge.json");
-
-    pid = start_daemon(OTHER_MEMORY);
-    assert_int_equal(run_checker(bridge_names.file, &out), 1);
-    check_output(&out, "FAIL  canary");
-    check_output(&out, "does not see what is written here");
-    stop_daemon(pid);
-    pid = start_daemon(DEAF);
-    assert_int_equal(run_checker(bridge_names.file, &out), 1);
-    check_output(&out, "its answer does not arrive");
-    stop_daemon(pid);
-    pid = start_daemon(ONE_BYTE_OFF);
-    assert_int_equal(run_checker(json_arguments, &out), 1);
-    check_output(&out, "1 of 400 tensors differ");
-    check_output(&out, "model.layers.7.weight");
-    stop_daemon(pid);
-    bytes_release(&out);
+    out = checked(1, bridge_names.file, NULL);
+    assert_contains(out, "FAIL  server");
+    assert_contains(out, "is dead; start cw-infer-server again");
+    assert_contains(checked(1, "/nowhere/bridge.json", NULL), "/nowhere/bridge.json");
+    for (size_t i = 0; i < sizeof liars / sizeof *liars; i++) {
+        pid = start_daemon(liars[i].kind);
+        out = checked(1, bridge_names.file, NULL);
+        for (int k = 0; k < 2; k++) assert_contains(out, liars[i].words[k]);
+        stop_daemon(pid);
+    }
 }
 
 TESTS_BETWEEN(bridge_sample_open, bridge_sample_close)

@@ -8,16 +8,30 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+LATER(bridge_file_free)
+
+// Freed with the test.
+static struct bridge_file *sample(int n_tensors, bool draft)
+{
+    return test_later(bridge_sample(n_tensors, draft), bridge_file_free_later);
+}
+
+// Written, and read again.
+static struct bridge_file *read_back(const struct bridge_file *f)
+{
+    struct bridge_file *again = NULL;
+    assert_ok(bridge_file_write(f));
+    assert_ok(bridge_file_read(bridge_names.file, &again));
+    return test_later(again, bridge_file_free_later);
+}
+
 TEST(test_round_trip)
 {
-    struct bridge_file *f = bridge_sample(TENSORS, true), *again = NULL;
+    struct bridge_file *f = sample(TENSORS, true);
     struct stat sb;
-    assert_ok(bridge_file_write(f));
+    struct bridge_file *again = read_back(f);
     assert_int_equal(stat(bridge_names.file, &sb), 0);
     assert_int_equal(sb.st_mode & 0777, 0600);
-    int64_t start = clock_now_ns();
-    if (bridge_file_read(bridge_names.file, &again) != ST_OK) fail_msg("%s", status_message());
-    print_message("%d tensors read in %.1f ms\n", TENSORS + 2, clock_ms_since(start));
     assert_string_equal(again->path, bridge_names.file);
     assert_string_equal(again->boot_id, f->boot_id);
     assert_int_equal(again->pid, f->pid);
@@ -49,8 +63,7 @@ TEST(test_round_trip)
     assert_fails(bridge_file_check(again), ST_PEER_GONE, "given to another process");
     again->boot_id[0] ^= 1;
     assert_fails(bridge_file_check(again), ST_MISMATCH, "was written in boot");
-    assert_says("start cw-infer-server");
-    bridge_file_free(again);
+    assert_message("start cw-infer-server");
 
     pid_t pid = fork();
     if (pid == 0) _exit(0);
@@ -60,35 +73,23 @@ TEST(test_round_trip)
     waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT);
     assert_fails(bridge_file_check(f), ST_PEER_GONE, "is dead");
     waitpid(pid, NULL, 0);
-    bridge_file_free(f);
 }
 
 // What tools for vLLM-style bridges read.
 TEST(test_old_keys)
 {
-    struct bridge_file *f = bridge_sample(3, false);
-    json_t *json = NULL;
+    struct bridge_file *f = sample(3, false);
     struct bytes name = BYTES_INIT;
     assert_ok(bridge_file_write(f));
-    assert_ok(json_read_file(bridge_names.file, 1 << 20, &json));
-    assert_string_equal(json_string_value(json_object_get(json, "model")), "/models/policy");
-    assert_int_equal(json_integer_value(json_object_get(json, "tp_degree")), 1);
-    assert_int_equal(json_integer_value(json_object_get(json, "num_params")), 3);
-    assert_true(json_is_true(json_object_get(json, "single_copy_enabled")));
-    const json_t *mapping =
-        json_object_get(json_object_get(json, "param_mappings"), "model.layers.1.weight");
-    assert_string_equal(json_string_value(json_object_get(mapping, "dtype")), "torch.float32");
-    const json_t *handle =
-        json_object_get(json_object_get(json, "ipc_handles"), "model.layers.1.weight");
-    assert_int_equal(json_integer_value(json_object_get(handle, "storage_offset")), ROWS * COLUMNS);
-    assert_int_equal(json_integer_value(json_object_get(handle, "storage_size")),
-                     f->roles[0].bytes);
-    const char *b64 = json_string_value(json_object_get(handle, "ipc_handle_b64"));
-    assert_ok(base64_decode(b64, &name));
-    assert_string_equal(bytes_text(&name), bridge_names.arena);
-    bytes_release(&name);
-    json_decref(json);
-    bridge_file_free(f);
+    const json_t *json = json_of_file(bridge_names.file);
+    assert_json(json, "{'model': '/models/policy', 'tp_degree': 1, 'num_params': 3,"
+                      " 'single_copy_enabled': true,"
+                      " 'param_mappings': {'model.layers.1.weight': {'dtype': 'torch.float32'}}}");
+    const json_t *handle = json_object_get(json_at(json, "ipc_handles"), "model.layers.1.weight");
+    assert_int_equal(int_of(handle, "storage_offset"), ROWS * COLUMNS);
+    assert_int_equal(int_of(handle, "storage_size"), f->roles[0].bytes);
+    assert_ok(base64_decode(text_of(handle, "ipc_handle_b64"), &name));
+    assert_string_equal(test_keep(name.data), bridge_names.arena);
 }
 
 // Each case changes one value, found by a path of keys and list positions ("a/0/b"), to JSON text
@@ -96,15 +97,13 @@ TEST(test_old_keys)
 TEST(test_faults)
 {
     const json_t *faults = test_rows("bridge_file", "test_faults");
-    struct bridge_file *f = bridge_sample(3, true), *ret = NULL;
-    json_t *good = NULL;
+    struct bridge_file *f = sample(3, true), *ret = NULL;
     assert_ok(bridge_file_write(f));
-    bridge_file_free(f);
-    assert_ok(json_read_file(bridge_names.file, 1 << 20, &good));
+    json_t *good = json_of_file(bridge_names.file);
     for (size_t i = 0; i < json_array_size(faults); i++) {
         json_t *json = test_keep(json_deep_copy(good));
         bridge_change(json, row_text(faults, i, "at"), row_text(faults, i, "value"));
-        char *text = json_dumps(json, 0);
+        const char *text = test_keep(json_dumps(json, 0));
         enum status st = bridge_file_parse("b.json", text, strlen(text), &ret);
         if (st != row_status(faults, i, "st") ||
             !strstr(status_message(), row_text(faults, i, "words")) ||
@@ -112,9 +111,7 @@ TEST(test_faults)
             fail_msg("%s = %s: status %d: %s", row_text(faults, i, "at"),
                      row_text(faults, i, "value"), st, st ? status_message() : "");
         assert_null(ret);
-        free(text);
     }
-    json_decref(good);
     // not even JSON, and cut off at every length
     struct bytes text = BYTES_INIT;
     assert_ok(file_read(bridge_names.file, 1 << 20, &text));
@@ -128,7 +125,7 @@ TEST(test_faults)
 
 TEST(test_write_refuses)
 {
-    struct bridge_file *f = bridge_sample(3, false);
+    struct bridge_file *f = sample(3, false);
     unlink(bridge_names.file);
     f->roles[0].tensors[1].offset -= 4;
     assert_fails(bridge_file_write(f), ST_FORMAT, "overlap");
@@ -138,18 +135,12 @@ TEST(test_write_refuses)
     f->n_roles = 0;
     assert_int_equal(bridge_file_write(f), ST_INVALID);
     f->n_roles = 1;
-    bridge_file_free(f);
-}
-
-static void put_file(const char *path)
-{
-    assert_ok(file_write_atomic(path, 0600, "{}", 2));
 }
 
 // Of a bf16 model: DeepSeek-V3's correction bias, which is f32, and no other tensor.
 TEST(test_buffers_are_f32)
 {
-    struct bridge_file *f = bridge_sample(3, false), *again = NULL;
+    struct bridge_file *f = sample(3, false);
     f->roles[0].dt = DT_BF16;
     for (int i = 0; i < 2; i++) {
         f->roles[0].tensors[i].dt = DT_BF16;
@@ -158,15 +149,12 @@ TEST(test_buffers_are_f32)
     assert_fails(bridge_file_write(f), ST_MISMATCH,
                  "dtype is torch.float32, that of role policy torch.bfloat16");
     f->roles[0].tensors[2].is_buffer = true;
-    assert_ok(bridge_file_write(f));
-    assert_ok(bridge_file_read(bridge_names.file, &again));
+    const struct bridge_file *again = read_back(f);
     assert_true(again->roles[0].tensors[2].is_buffer);
     assert_false(again->roles[0].tensors[1].is_buffer);
     f->roles[0].tensors[1].is_buffer = true;
     assert_fails(bridge_file_write(f), ST_MISMATCH,
                  "dtype is torch.bfloat16, that of buffers in role policy torch.float32");
-    bridge_file_free(again);
-    bridge_file_free(f);
 }
 
 TEST(test_search_order)
@@ -186,25 +174,20 @@ TEST(test_search_order)
         assert_string_equal(path, "/run/commonweight/bridge.json");
     } else {
         assert_fails(st, ST_NOT_FOUND, set);
-        assert_says(logs);
-        assert_says("./bridge.json");
-        assert_says("/run/commonweight/bridge.json");
+        assert_message(logs);
+        assert_message("./bridge.json");
+        assert_message("/run/commonweight/bridge.json");
     }
     // from the last to the first: each new one wins
     assert_ok(file_make_folders(runtime));
     snprintf(path, sizeof path, "%s/bridge.json", runtime);
-    put_file(path);
-    assert_ok(bridge_find(NULL, found, sizeof found));
-    assert_string_equal(found, path);
-    put_file("bridge.json");
-    assert_ok(bridge_find(NULL, found, sizeof found));
-    assert_string_equal(found, "./bridge.json");
-    put_file(logs);
-    assert_ok(bridge_find(NULL, found, sizeof found));
-    assert_string_equal(found, logs);
-    put_file(set);
-    assert_ok(bridge_find(NULL, found, sizeof found));
-    assert_string_equal(found, set);
+    const char *const places[] = {path, "./bridge.json", logs, set};
+    for (int i = 0; i < 4; i++) {
+        test_write(places[i], "{}", 2);
+        assert_int_equal(chmod(places[i], 0600), 0);
+        assert_ok(bridge_find(NULL, found, sizeof found));
+        assert_string_equal(found, places[i]);
+    }
     assert_ok(bridge_find(path, found, sizeof found));
     assert_string_equal(found, path);
     assert_fails(bridge_find("nowhere.json", found, sizeof found), ST_NOT_FOUND, "nowhere.json");
@@ -219,19 +202,15 @@ TEST(test_search_order)
 // Writes the sample, renames its draft in the file, and reads that.
 static enum status read_renamed(const char *role, struct bridge_file **ret)
 {
-    struct bridge_file *f = bridge_sample(3, true);
-    json_t *json = NULL;
     char value[160];
-    assert_ok(bridge_file_write(f));
-    bridge_file_free(f);
-    assert_ok(json_read_file(bridge_names.file, 1 << 20, &json));
+    assert_ok(bridge_file_write(sample(3, true)));
+    json_t *json = json_of_file(bridge_names.file);
     snprintf(value, sizeof value, "\"%s\"", role);
     bridge_change(json, "roles/1/role", value);
     bridge_change(json, "segments/1/role", value);
-    char *text = json_dumps(json, 0);
-    enum status st = bridge_file_parse("b.json", text, strlen(text), ret);
-    free(text);
-    json_decref(json);
+    const char *text = test_keep(json_dumps(json, 0));
+    const enum status st = bridge_file_parse("b.json", text, strlen(text), ret);
+    if (st == ST_OK) test_later(*ret, bridge_file_free_later);
     return st;
 }
 
@@ -245,7 +224,6 @@ TEST(test_roles_are_a_list)
         assert_int_equal(f->n_roles, 2);
         assert_ptr_equal(bridge_file_role(f, known[i]), &f->roles[1]);
         assert_string_equal(f->ignored, "");
-        bridge_file_free(f);
     }
     for (int i = 0; i < 5;
          i++) { // of a later server: what is known is there, and what is not is named
@@ -254,34 +232,28 @@ TEST(test_roles_are_a_list)
         assert_string_equal(f->roles[0].role, "policy");
         assert_null(bridge_file_role(f, unknown[i]));
         assert_non_null(strstr(f->ignored, unknown[i]));
-        bridge_file_free(f);
     }
 }
 
 TEST(test_adapters_have_names)
 {
-    struct bridge_file *f = bridge_sample(3, true), *again = NULL;
-    struct bridge_role *roles = calloc(3, sizeof *roles);
-    memcpy(roles, f->roles, 2 * sizeof *roles);
+    struct bridge_file *f = sample(3, true);
+    const size_t bytes = (size_t)f->roles[1].n_tensors * sizeof *f->roles[1].tensors;
+    struct bridge_role *roles = realloc(f->roles, 3 * sizeof *roles);
+    assert_non_null(roles);
     roles[2] = roles[1];
-    roles[2].tensors = calloc((size_t)roles[1].n_tensors, sizeof *roles[2].tensors);
-    memcpy(roles[2].tensors, roles[1].tensors,
-           (size_t)roles[1].n_tensors * sizeof *roles[2].tensors);
-    free(f->roles);
+    roles[2].tensors = memcpy(malloc(bytes), roles[1].tensors, bytes);
     f->roles = roles;
     f->n_roles = 3;
     snprintf(roles[1].role, sizeof roles[1].role, "adapter:a");
     snprintf(roles[2].role, sizeof roles[2].role, "adapter:b");
-    assert_ok(bridge_file_write(f));
-    assert_ok(bridge_file_read(bridge_names.file, &again));
+    const struct bridge_file *again = read_back(f);
     assert_int_equal(again->n_roles, 3);
     assert_non_null(bridge_file_role(again, "adapter:b"));
-    bridge_file_free(again);
     snprintf(roles[2].role, sizeof roles[2].role, "adapter:a");
     assert_fails(bridge_file_write(f), ST_FORMAT, "role adapter:a is there twice");
     snprintf(roles[2].role, sizeof roles[2].role, "spare");
     assert_fails(bridge_file_write(f), ST_INVALID, "no client knows the role \"spare\"");
-    bridge_file_free(f);
 }
 
 TESTS_BETWEEN(bridge_sample_open, bridge_sample_close)

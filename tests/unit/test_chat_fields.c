@@ -103,30 +103,21 @@ TEST(requests)
 // Who sends an answer back as it came sends null beside its calls, which some templates fail on.
 TEST(null_is_no_failure)
 {
-    static const struct {
-        const char *template, *want; // a part of the sentence, where there is none
-        bool fails;
-    } cases[] = {
-        {"{% for m in messages %}{{ 'a' if 'b' in m.content }}{{ m.tool_calls|length }}"
-         "{% endfor %}",
-         "1", false},
-        {"{% for m in messages %}{{ 'null' if m.content is none }}{% endfor %}", "null", false},
-        {"{% for m in messages %}{{ raise_exception('no ' ~ m.content) }}{% endfor %}", "no None",
-         true},
-    };
+    const json_t *cases = test_rows("chat_fields", "null_is_no_failure");
     static const char body[] =
         "{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\","
         "\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}]}";
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < json_array_size(cases); i++) {
         struct served s;
         struct api_request *r = NULL;
-        serve(&s, cases[i].template);
+        serve(&s, row_text(cases, i, "template"));
         const enum status st = api_request_parse(API_CHAT, &s.model, body, strlen(body), &r);
-        assert_int_equal(st, cases[i].fails ? ST_INVALID : ST_OK);
+        assert_int_equal(st, row_flag(cases, i, "fails") ? ST_INVALID : ST_OK);
         if (r)
-            assert_ids(s.tokenizer, r->prompts[0].ids, r->prompts[0].n_ids, cases[i].want);
+            assert_ids(s.tokenizer, r->prompts[0].ids, r->prompts[0].n_ids,
+                       row_text(cases, i, "want"));
         else
-            assert_contains(status_message(), cases[i].want);
+            assert_contains(status_message(), row_text(cases, i, "want"));
         api_request_free(r);
         serve_no_more(&s);
     }

@@ -2,21 +2,12 @@
  * what they see, contents in parts; and the shared templates with what transformers makes of them,
  * skipped where they are absent. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/json.h"
 #include "common/text/chat_template.h"
 #include "tests/support/support.h"
 
 #include <glob.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const struct chat_template_choice own = {NULL, NULL};
-
-static void put(const char *folder, const char *name, const char *text)
-{
-    test_write(test_path(folder, name), text, strlen(text));
-}
 
 #define USER "[{\"role\":\"user\",\"content\":\"U\"}]"
 
@@ -40,6 +31,16 @@ static void assert_text(const struct chat_template *t, const char *tools, const 
     bytes_release(&text);
 }
 
+LATER(chat_template_free)
+
+// Freed with the test.
+static struct chat_template *template_of(const char *name, const char *text, const json_t *tokens)
+{
+    struct chat_template *t = NULL;
+    assert_ok(chat_template_parse(name, text, strlen(text), tokens, &t));
+    return test_later(t, chat_template_free_later);
+}
+
 static void assert_found(const char *folder, struct chat_template_choice choice, const char *source,
                          const char *tools, const char *want)
 {
@@ -54,8 +55,7 @@ static void assert_not_found(const char *folder, struct chat_template_choice cho
                              enum status code, const char *message)
 {
     struct chat_template *t = NULL;
-    assert_status(chat_template_find(folder, &choice, &t), code);
-    assert_message(message);
+    assert_fails(chat_template_find(folder, &choice, &t), code, message);
     assert_null(t);
 }
 
@@ -65,19 +65,19 @@ TEST(found_as_transformers_does)
 {
     const char *folder = test_folder();
     assert_not_found(folder, own, ST_NOT_FOUND, "--chat-template-file");
-    put(folder, "tokenizer_config.json",
-        "{\"chat_template\":\"config {{ messages[0].content }}\"}");
+    test_put(folder, "tokenizer_config.json",
+             "{\"chat_template\":\"config {{ messages[0].content }}\"}");
     assert_found(folder, own, "tokenizer_config.json", NULL, "config U");
-    put(folder, "chat_template.jinja", "file {{ messages[0].content }}\n");
+    test_put(folder, "chat_template.jinja", "file {{ messages[0].content }}\n");
     assert_found(folder, own, "chat_template.jinja", NULL, "file U");
 
     // further ones by name; tool_use is taken with tools
     assert_int_equal(test_command(test_path(folder, "log"), 5000,
                                   OPTIONS("mkdir", test_path(folder, "additional_chat_templates"))),
                      0);
-    put(folder, "additional_chat_templates/tool_use.jinja", "tools {{ tools|length }}");
-    put(folder, "additional_chat_templates/rag.jinja", "rag");
-    put(folder, "additional_chat_templates/notes.txt", "{% no template");
+    test_put(folder, "additional_chat_templates/tool_use.jinja", "tools {{ tools|length }}");
+    test_put(folder, "additional_chat_templates/rag.jinja", "rag");
+    test_put(folder, "additional_chat_templates/notes.txt", "{% no template");
     assert_found(folder, own, "chat_template.jinja (default, rag, tool_use)", NULL, "file U");
     assert_found(folder, own, "tool_use", "[{}, {}]", "tools 2");
     assert_found(folder, (struct chat_template_choice){.name = "rag"}, "rag", "[{}]", "rag");
@@ -88,7 +88,7 @@ TEST(found_as_transformers_does)
 
     // a file of one's own stands in for all of them
     const char *file = test_path(folder, "mine.jinja");
-    put(folder, "mine.jinja", "mine {{ messages[0].content }}");
+    test_put(folder, "mine.jinja", "mine {{ messages[0].content }}");
     assert_found(folder, (struct chat_template_choice){.file = file}, "mine.jinja", "[{}]",
                  "mine U");
     assert_not_found(folder, (struct chat_template_choice){.file = "/no/such/file"}, ST_NOT_FOUND,
@@ -98,34 +98,31 @@ TEST(found_as_transformers_does)
 TEST(named_in_the_config)
 {
     const char *folder = test_folder();
-    put(folder, "tokenizer_config.json",
-        "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T\"},"
-        "{\"name\":\"default\",\"template\":\"D\"}]}");
+    test_put(folder, "tokenizer_config.json",
+             "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T\"},"
+             "{\"name\":\"default\",\"template\":\"D\"}]}");
     assert_found(folder, own, "tokenizer_config.json", NULL, "D");
     assert_found(folder, own, "(tool_use, default)", "[{}]", "T");
-    put(folder, "tokenizer_config.json",
-        "{\"chat_template\":[{\"name\":\"a\",\"template\":\"A\"},{\"name\":\"b\",\"template\":"
-        "\"B\"}]}");
+    test_put(folder, "tokenizer_config.json",
+             "{\"chat_template\":[{\"name\":\"a\",\"template\":\"A\"},{\"name\":\"b\",\"template\":"
+             "\"B\"}]}");
     assert_not_found(folder, own, ST_INVALID, "none called default");
     assert_found(folder, (struct chat_template_choice){.name = "b"}, "b", NULL, "B");
-    put(folder, "tokenizer_config.json", "{\"chat_template\":[{\"name\":\"a\"}]}");
+    test_put(folder, "tokenizer_config.json", "{\"chat_template\":[{\"name\":\"a\"}]}");
     assert_not_found(folder, own, ST_FORMAT, "entry 0");
-    put(folder, "tokenizer_config.json", "{\"chat_template\":7}");
+    test_put(folder, "tokenizer_config.json", "{\"chat_template\":7}");
     assert_not_found(folder, own, ST_FORMAT, "chat_template is neither");
-    put(folder, "tokenizer_config.json", "{\"chat_template\":\"{% if %}\"}");
+    test_put(folder, "tokenizer_config.json", "{\"chat_template\":\"{% if %}\"}");
     assert_not_found(folder, own, ST_FORMAT, "line 1, column 7");
-    put(folder, "tokenizer_config.json", "{\"chat_template\":\"{{ 1|nosuch }}\"}");
+    test_put(folder, "tokenizer_config.json", "{\"chat_template\":\"{{ 1|nosuch }}\"}");
     assert_not_found(folder, own, ST_FORMAT, "No filter named 'nosuch'.");
 }
 
 // A template that resembles another is not taken for it: what it says is what comes.
 TEST_EACH(variants_are_themselves, "chat_template")
 {
-    struct chat_template *t = NULL;
-    assert_ok(chat_template_parse("F", row_text(cases, i, "text"),
-                                  strlen(row_text(cases, i, "text")), NULL, &t));
-    assert_text(t, NULL, NULL, row_text(cases, i, "want"));
-    chat_template_free(t);
+    assert_text(template_of("F", row_text(cases, i, "text"), NULL), NULL, NULL,
+                row_text(cases, i, "want"));
 }
 
 // ---- what a template sees -----------------------------------------------------------------------
@@ -134,11 +131,12 @@ TEST(sees_tokens_tools_and_kwargs)
 {
     const char *folder = test_folder();
     struct chat_template *t = NULL;
-    put(folder, "tokenizer_config.json",
-        "{\"bos_token\":{\"content\":\"<B>\"},\"eos_token\":\"<E>\",\"pad_token\":null,"
-        "\"add_bos_token\":true,\"extra_special_tokens\":{\"image_token\":\"<I>\"}}");
-    put(folder, "special_tokens_map.json", "{\"bos_token\":\"<X>\",\"unk_token\":\"<U>\"}");
-    put(folder, "chat_template.jinja",
+    test_put(folder, "tokenizer_config.json",
+             "{\"bos_token\":{\"content\":\"<B>\"},\"eos_token\":\"<E>\",\"pad_token\":null,"
+             "\"add_bos_token\":true,\"extra_special_tokens\":{\"image_token\":\"<I>\"}}");
+    test_put(folder, "special_tokens_map.json", "{\"bos_token\":\"<X>\",\"unk_token\":\"<U>\"}");
+    test_put(
+        folder, "chat_template.jinja",
         "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ image_token }}{{ pad_token is defined }}"
         "{{ add_bos_token is defined }} {{ tools is none }} {{ documents is none }} "
         "{{ add_generation_prompt }} {{ enable_thinking is defined and enable_thinking }}");
@@ -151,51 +149,41 @@ TEST(sees_tokens_tools_and_kwargs)
 
 TEST(refusals)
 {
-    static const char text[] = "{% for m in messages %}{{ m.content + '' }}{% endfor %}"
-                               "{{ raise_exception('No, no') if messages|length > 1 }}";
     const json_t *cases = test_rows("chat_template", "refusals");
-    struct chat_template *t = NULL;
     struct bytes got = BYTES_INIT;
-    assert_ok(chat_template_parse("F.jinja", text, strlen(text), NULL, &t));
+    struct chat_template *t = template_of("F.jinja",
+                                          "{% for m in messages %}{{ m.content + '' }}{% endfor %}"
+                                          "{{ raise_exception('No, no') if messages|length > 1 }}",
+                                          NULL);
     for (size_t i = 0; i < json_array_size(cases); i++) {
-        assert_status(render(t, row_text(cases, i, "messages"), row_text(cases, i, "tools"),
-                             row_text(cases, i, "kwargs"), &got),
-                      ST_INVALID);
-        assert_message(row_text(cases, i, "message"));
+        assert_fails(render(t, row_text(cases, i, "messages"), row_text(cases, i, "tools"),
+                            row_text(cases, i, "kwargs"), &got),
+                     ST_INVALID, row_text(cases, i, "message"));
         assert_int_equal(got.len, 0);
     }
     // a NUL in a message is text like any other
     assert_ok(render(t, "[{\"content\":\"a\\u0000b\"}]", NULL, NULL, &got));
     assert_int_equal(got.len, 3);
     bytes_release(&got);
-    chat_template_free(t);
 }
 
 TEST(parts_of_contents)
 {
-    static const char plain[] = "{{ messages[0].content }}";
-    static const char loops[] = "{% for p in messages[0].content %}({{ p.text }}){% endfor %}";
-    struct chat_template *t = NULL;
     json_t *joined = NULL;
-    json_t *messages = json_of("[{\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
-                               "{\"type\":\"text\",\"text\":\"b\"}]},{\"content\":\"c\"}]");
-    json_t *image = json_of("[{\"content\":[{\"type\":\"image_url\"}]}]");
-    assert_ok(chat_template_parse("F", plain, strlen(plain), NULL, &t));
+    json_t *messages = json_quoted("[{'content':[{'type':'text','text':'a'},"
+                                   "{'type':'text','text':'b'}]},{'content':'c'}]");
+    json_t *image = json_quoted("[{'content':[{'type':'image_url'}]}]");
+    struct chat_template *t = template_of("F", "{{ messages[0].content }}", NULL);
     assert_ok(chat_messages_join_parts(t, messages, &joined));
-    assert_string_equal(json_string_value(json_object_get(json_array_get(joined, 0), "content")),
-                        "ab");
-    assert_true(json_is_array(json_object_get(json_array_get(messages, 0), "content")));
-    json_decref(joined);
+    assert_string_equal(text_of(test_keep(joined), "0.content"), "ab");
+    assert_true(json_is_array(json_at(messages, "0.content")));
     joined = NULL;
     assert_fails(chat_messages_join_parts(t, image, &joined), ST_UNSUPPORTED,
                  "messages[0].content[0]");
     assert_null(joined);
-    chat_template_free(t);
-    assert_ok(chat_template_parse("F", loops, strlen(loops), NULL, &t));
+    t = template_of("F", "{% for p in messages[0].content %}({{ p.text }}){% endfor %}", NULL);
     assert_ok(chat_messages_join_parts(t, messages, &joined));
-    assert_true(json_equal(joined, messages));
-    json_decref(joined);
-    chat_template_free(t);
+    assert_true(json_equal(test_keep(joined), messages));
 }
 
 // ---- the shared templates -----------------------------------------------------------------------
@@ -235,19 +223,17 @@ static bool is_case_equal(const struct chat_template *t, const char *name, const
 // Cases that differ, of one template; *ret_n counts all.
 static int check_template(const char *path, int *ret_n)
 {
-    struct chat_template *t = NULL;
-    const json_t *tokens = json_of("{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\","
-                                   "\"unk_token\":\"<unk>\",\"pad_token\":\"<pad>\"}"),
+    const json_t *tokens = json_quoted("{'bos_token':'<s>','eos_token':'</s>',"
+                                       "'unk_token':'<unk>','pad_token':'<pad>'}"),
                  *one;
-    char *template = test_read(path), cases_path[PATH_MAX];
+    struct chat_template *t = template_of(path, test_read(path), tokens);
+    char cases_path[PATH_MAX];
     int different = 0;
     size_t i;
     snprintf(cases_path, sizeof cases_path, "%.*s.jsonl", (int)strlen(path) - 6, path);
-    assert_ok(chat_template_parse(path, template, strlen(template), tokens, &t));
     const json_t *cases = json_of_lines_file(cases_path);
     json_array_foreach (cases, i, one) different += !is_case_equal(t, path, one);
     *ret_n += (int)i;
-    chat_template_free(t);
     return different;
 }
 

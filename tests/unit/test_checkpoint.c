@@ -96,10 +96,8 @@ static enum status write_step(struct fixture *f, int64_t step, int keep, char re
 // Loads a checkpoint into fresh memory and compares with what is in the fixture.
 static void assert_holds(const char *folder, const void *wanted)
 {
-    struct loaded m;
-    assert_ok(loaded_open(folder, DT_F32, &m));
-    assert_memory_equal(m.weights->base, wanted, (size_t)m.weights->n_elements * sizeof(float));
-    loaded_close(&m);
+    struct loaded *m = loaded_of(folder, DT_F32);
+    assert_memory_equal(m->weights->base, wanted, (size_t)m->weights->n_elements * sizeof(float));
 }
 
 // checkpoint_read(), whose state is kept.

@@ -5,6 +5,7 @@
 #include "tests/support/support.h"
 #include "tests/support/tiny_sentencepiece.h"
 #include "tests/support/tiny_tokenizer.h"
+#include "tests/support/tokens.h"
 
 static void decode(const struct tokenizer *t, const int32_t *ids, int n, bool skip,
                    struct bytes *ret)
@@ -131,9 +132,7 @@ TEST(byte_level_is_as_before)
 TEST(real_sentencepiece)
 {
     char folder[PATH_MAX];
-    struct tokenizer *t = NULL;
     test_data_folder("models/stories260K/hf", folder);
-    assert_ok(tokenizer_load(folder, &t));
+    struct tokenizer *t = tokenizer_of(folder);
     check_cuts(t, "Once upon a time, there was a little girl.\nHer name was  Lily.", true);
-    tokenizer_free(t);
 }

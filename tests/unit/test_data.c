@@ -5,9 +5,19 @@
 #include "tests/support/tiny_tokenizer.h"
 #include "trainer/data/data.h"
 
+LATER(dataset_free)
+
+static enum status parse_as(const char *text, const struct prompt_options *options,
+                            struct dataset **ret)
+{
+    const enum status st = dataset_parse("set.jsonl", text, strlen(text), options, ret);
+    if (st == ST_OK) test_later(*ret, dataset_free_later);
+    return st;
+}
+
 static enum status parse(const char *text, struct dataset **ret)
 {
-    return dataset_parse("set.jsonl", text, strlen(text), NULL, ret);
+    return parse_as(text, NULL, ret);
 }
 
 TEST(fields)
@@ -34,7 +44,6 @@ TEST(fields)
     assert_true(dataset_has_messages(d));
     assert_fails(dataset_require_answers(d), ST_INVALID, "set.jsonl, line 6");
     assert_message("name another with --answer-field");
-    dataset_free(d);
 }
 
 static void assert_bad(const char *text, const char *sentence)
@@ -57,24 +66,36 @@ TEST(bad_lines)
                  "none.jsonl");
 }
 
-static enum status load(const char *text, const struct prompt_options *options, int vocab_size,
-                        struct dataset **ret, int *ret_left_out)
+static int left_out;
+
+// From a folder that has a tokenizer.
+static enum status load_from(const char *folder, const char *text,
+                             const struct prompt_options *options, int vocab_size,
+                             struct dataset **ret)
 {
-    const char *folder = test_folder(), *path = test_path(folder, "set.jsonl");
-    test_write(path, text, strlen(text));
+    test_put(folder, "set.jsonl", text);
+    const enum status st =
+        prompts_load(test_path(folder, "set.jsonl"), folder, vocab_size, options, ret, &left_out);
+    if (st == ST_OK) test_later(*ret, dataset_free_later);
+    return st;
+}
+
+static enum status load(const char *text, const struct prompt_options *options, int vocab_size,
+                        struct dataset **ret)
+{
+    const char *folder = test_folder();
     assert_ok(tiny_tokenizer_write(folder));
-    return prompts_load(path, folder, vocab_size, options, ret, ret_left_out);
+    return load_from(folder, text, options, vocab_size, ret);
 }
 
 // The tokenizer of the tests: a byte is its own id.
 TEST(tokens)
 {
     struct dataset *d;
-    int left_out;
     struct prompt_options options = {.completions = true, .end_id = 261};
     assert_ok(load("{\"prompt\": \"xyz\", \"completion\": \"9\"}\n"
                    "{\"prompt\": \"x\", \"completion\": \"98\"}\n",
-                   &options, 300, &d, &left_out));
+                   &options, 300, &d));
     assert_int_equal(d->examples[0].prompt_ids.n, 3);
     assert_int_equal(d->examples[0].prompt_ids.ids[2], 'z');
     assert_int_equal(d->examples[1].completion_ids.n, 3);
@@ -83,62 +104,56 @@ TEST(tokens)
     assert_int_equal(d->max_prompt, 3);
     assert_int_equal(d->max_completion, 3);
     assert_int_equal(left_out, 0);
-    dataset_free(d);
 
     options = (struct prompt_options){.max_prompt_length = 2};
     assert_ok(load("{\"prompt\": \"xyz\"}\n{\"prompt\": \"x\"}\n{\"prompt\": \"yx\"}\n", &options,
-                   300, &d, &left_out));
+                   300, &d));
     assert_int_equal(left_out, 1);
     assert_int_equal(d->n, 2);
     assert_int_equal(d->examples[0].line, 2);
     assert_int_equal(d->max_prompt, 2);
-    dataset_free(d);
-    assert_fails(load("{\"prompt\": \"xyz\"}\n", &options, 300, &d, &left_out), ST_INVALID,
+    assert_fails(load("{\"prompt\": \"xyz\"}\n", &options, 300, &d), ST_INVALID,
                  "--max-prompt-length 2");
 
     options = (struct prompt_options){0};
-    assert_fails(load("{\"prompt\": \"az\"}\n", &options, 'z', &d, &left_out), ST_MISMATCH,
-                 "token id 122");
+    assert_fails(load("{\"prompt\": \"az\"}\n", &options, 'z', &d), ST_MISMATCH, "token id 122");
 }
 
-static char *decoded(const struct token_list *ids, struct bytes *buffer)
+static const char *decoded(const struct token_list *ids)
 {
-    bytes_clear(buffer);
+    struct bytes text = BYTES_INIT;
     for (int i = 0; i < ids->n; i++)
         if (ids->ids[i] < 256)
-            bytes_printf(buffer, "%c", ids->ids[i]);
+            bytes_printf(&text, "%c", ids->ids[i]);
         else
-            bytes_printf(buffer, "<%d>", ids->ids[i]);
-    return buffer->data;
+            bytes_printf(&text, "<%d>", ids->ids[i]);
+    return test_keep(text.data);
 }
 
 TEST(chats)
 {
     struct dataset *d;
-    struct bytes text = BYTES_INIT;
-    int left_out;
     struct prompt_options options = {
         .chat = true, .system_prompt = "S", .completions = true, .end_id = 1};
-    assert_ok(load("{\"prompt\": \"P\", \"completion\": \"C\"}\n", &options, 300, &d, &left_out));
-    assert_contains(decoded(&d->examples[0].prompt_ids, &text), "S<261>");
-    assert_contains(text.data, "P<261>");
-    assert_contains(decoded(&d->examples[0].completion_ids, &text), "C<261>");
-    dataset_free(d);
+    assert_ok(load("{\"prompt\": \"P\", \"completion\": \"C\"}\n", &options, 300, &d));
+    assert_contains(decoded(&d->examples[0].prompt_ids), "S<261>");
+    assert_contains(decoded(&d->examples[0].prompt_ids), "P<261>");
+    assert_contains(decoded(&d->examples[0].completion_ids), "C<261>");
 
     // a conversation is prompt and completion in one
     options = (struct prompt_options){.completions = true, .end_id = 1};
     assert_ok(load("{\"messages\": [{\"role\": \"user\", \"content\": \"Q\"},"
                    "{\"role\": \"assistant\", \"content\": \"A\"}]}\n",
-                   &options, 300, &d, &left_out));
-    assert_contains(decoded(&d->examples[0].prompt_ids, &text), "Q<261>");
-    assert_null(strchr(text.data, 'A'));
-    assert_contains(decoded(&d->examples[0].completion_ids, &text), "A<261>");
-    assert_null(strchr(text.data, 'Q'));
-    dataset_free(d);
-    assert_fails(load("{\"messages\": [{\"role\": \"user\", \"content\": \"Q\"}]}\n", &options, 300,
-                      &d, &left_out),
-                 ST_FORMAT, "line 1");
-    bytes_release(&text);
+                   &options, 300, &d));
+    const char *prompt = decoded(&d->examples[0].prompt_ids),
+               *completion = decoded(&d->examples[0].completion_ids);
+    assert_contains(prompt, "Q<261>");
+    assert_null(strchr(prompt, 'A'));
+    assert_contains(completion, "A<261>");
+    assert_null(strchr(completion, 'Q'));
+    assert_fails(
+        load("{\"messages\": [{\"role\": \"user\", \"content\": \"Q\"}]}\n", &options, 300, &d),
+        ST_FORMAT, "line 1");
 }
 
 // What a data set of GSM8K's form becomes: a chat with the reward's request where there is a chat
@@ -146,60 +161,48 @@ TEST(chats)
 TEST(questions)
 {
     struct dataset *d;
-    struct bytes text = BYTES_INIT;
-    int left_out;
     static const char lines[] = "{\"question\": \"Q1?\", \"answer\": \"1 + 1 = 2\\n#### 2\"}\n"
                                 "{\"prompt\": \"P2\", \"answer\": \"3\"}\n";
     struct prompt_options options = {.question_template = "Say: {prompt} End on ####."};
-    assert_ok(load(lines, &options, 300, &d, &left_out));
+    assert_ok(load(lines, &options, 300, &d));
     assert_true(d->asks);
-    assert_string_equal(decoded(&d->examples[0].prompt_ids, &text),
+    assert_string_equal(decoded(&d->examples[0].prompt_ids),
                         "<260>user\nSay: Q1? End on ####.<261>\n<260>assistant\n");
-    assert_string_equal(decoded(&d->examples[1].prompt_ids, &text), "P2"); // not a question
+    assert_string_equal(decoded(&d->examples[1].prompt_ids), "P2"); // not a question
     assert_string_equal(json_string_value(d->examples[0].prompt_json), "Q1?");
     assert_string_equal(d->examples[0].answer, "1 + 1 = 2\n#### 2");
-    dataset_free(d);
 
     const json_t *cases = test_rows("data", "questions");
     for (size_t i = 0; i < json_array_size(cases); i++) {
         options.prompt_template = row_text(cases, i, "template");
         options.chat = row_flag(cases, i, "chat");
-        assert_ok(load(lines, &options, 300, &d, &left_out));
-        assert_string_equal(decoded(&d->examples[0].prompt_ids, &text),
-                            row_text(cases, i, "first"));
-        assert_string_equal(decoded(&d->examples[1].prompt_ids, &text),
-                            row_text(cases, i, "second"));
-        dataset_free(d);
+        assert_ok(load(lines, &options, 300, &d));
+        assert_string_equal(decoded(&d->examples[0].prompt_ids), row_text(cases, i, "first"));
+        assert_string_equal(decoded(&d->examples[1].prompt_ids), row_text(cases, i, "second"));
     }
     options = (struct prompt_options){.prompt_template = "Q: {question}"};
-    assert_fails(load(lines, &options, 300, &d, &left_out), ST_INVALID, "{prompt}");
+    assert_fails(load(lines, &options, 300, &d), ST_INVALID, "{prompt}");
 
     // a model folder without a chat template: the question as it is, unless a chat is asked for
-    const char *folder = test_folder(), *path = test_path(folder, "set.jsonl");
+    const char *folder = test_folder();
     json_t *tokenizer = NULL, *config = NULL;
     assert_ok(tiny_tokenizer_json(&tokenizer, &config));
     assert_ok(json_write_file(test_path(folder, "tokenizer.json"), 0644, tokenizer));
     json_decref(tokenizer);
     json_decref(config);
-    test_write(path, lines, strlen(lines));
     options = (struct prompt_options){.question_template = "Say: {prompt}"};
-    assert_ok(prompts_load(path, folder, 300, &options, &d, &left_out));
+    assert_ok(load_from(folder, lines, &options, 300, &d));
     assert_false(d->asks);
-    assert_string_equal(decoded(&d->examples[0].prompt_ids, &text), "Q1?");
-    dataset_free(d);
+    assert_string_equal(decoded(&d->examples[0].prompt_ids), "Q1?");
     options.chat = true;
-    assert_fails(prompts_load(path, folder, 300, &options, &d, &left_out), ST_NOT_FOUND,
-                 "--chat-template-file");
+    assert_fails(load_from(folder, lines, &options, 300, &d), ST_NOT_FOUND, "--chat-template-file");
     const char *file = test_path(folder, "own.jinja");
-    const char own[] = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
-    test_write(file, own, strlen(own));
+    test_put(folder, "own.jinja", "{% for m in messages %}<{{ m.content }}>{% endfor %}");
     options =
         (struct prompt_options){.question_template = "{prompt}!", .chat_template = {.file = file}};
-    assert_ok(prompts_load(path, folder, 300, &options, &d, &left_out));
-    assert_string_equal(decoded(&d->examples[0].prompt_ids, &text), "<Q1?!>");
+    assert_ok(load_from(folder, lines, &options, 300, &d));
+    assert_string_equal(decoded(&d->examples[0].prompt_ids), "<Q1?!>");
     assert_string_equal(d->chat_source, file);
-    dataset_free(d);
-    bytes_release(&text);
 }
 
 TEST(named_fields_and_limits)
@@ -210,7 +213,7 @@ TEST(named_fields_and_limits)
                                 "{\"problem\": 3, \"solution\": \"9\"}\n";
     struct prompt_options options = {
         .prompt_field = "problem", .answer_field = "solution", .max_samples = 2};
-    assert_ok(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d));
+    assert_ok(parse_as(lines, &options, &d));
     assert_int_equal(d->n, 2);
     assert_string_equal(d->examples[0].prompt, "a");
     assert_string_equal(d->examples[0].answer, "7");
@@ -218,20 +221,18 @@ TEST(named_fields_and_limits)
     assert_string_equal(d->examples[1].answer, "8");
     assert_int_equal(d->examples[1].line, 3);
     options.max_samples = 1;
-    assert_ok(dataset_parse("set.jsonl", lines, strlen(lines), &options, &first));
+    assert_ok(parse_as(lines, &options, &first));
     assert_int_equal(first->n, 1);
     assert_true(first->digest != d->digest); // another part of the file is another data set
-    dataset_free(first);
-    dataset_free(d);
 
     options.max_samples = 0;
-    assert_fails(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT,
+    assert_fails(parse_as(lines, &options, &d), ST_FORMAT,
                  "set.jsonl, line 4: field \"problem\" must be text or a list of messages");
     options = (struct prompt_options){.prompt_field = "task"};
-    assert_fails(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT,
+    assert_fails(parse_as(lines, &options, &d), ST_FORMAT,
                  "set.jsonl, line 1: no field \"task\" (--prompt-field)");
     options = (struct prompt_options){.prompt_field = "problem", .answer_field = "answer"};
-    assert_fails(dataset_parse("set.jsonl", lines, strlen(lines), &options, &d), ST_FORMAT,
+    assert_fails(parse_as(lines, &options, &d), ST_FORMAT,
                  "set.jsonl, line 1: no field \"answer\" (--answer-field)");
     assert_fails(parse("{\"text\": \"a\"}\n", &d), ST_FORMAT, "--prompt-field");
 }
@@ -272,5 +273,4 @@ TEST(gsm8k)
     assert_int_equal(d->n, 1319);
     assert_ok(dataset_require_answers(d));
     for (int i = 0; i < d->n; i++) assert_non_null(strstr(d->examples[i].answer, "#### "));
-    dataset_free(d);
 }

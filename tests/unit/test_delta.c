@@ -5,6 +5,7 @@
 #include "common/base/rng.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
+#include "tests/support/loaded.h"
 
 enum { LONGEST = 160, REQUESTS = 8, NEW = 24 };
 
@@ -34,7 +35,6 @@ static void serve(int64_t kv_bytes, bool preempts)
     struct take *takes[REQUESTS];
     int32_t prompts[REQUESTS][LONGEST];
     int lengths[REQUESTS];
-    struct reference r;
     options.model_folder = model;
     options.prefill_chunk = 7;
     options.kv_bytes = kv_bytes;
@@ -52,16 +52,15 @@ static void serve(int64_t kv_bytes, bool preempts)
     assert_int_equal(stats.cache_hits, 0);
     assert_int_equal(stats.kv_blocks_used, 0);
     bench_end(&b);
-    reference_open(model, "cpu", &r);
+    struct reference *r = reference_of(model);
     for (int i = 0; i < REQUESTS; i++) {
         for (int k = 0; k < i % 3 + 1; k++) {
             assert_int_equal(takes[i]->sample[k].n, NEW);
-            assert_as_packed(&r, prompts[i], lengths[i], takes[i], k);
+            assert_as_packed(r, prompts[i], lengths[i], takes[i], k);
         }
         const struct sample_telemetry *t = &takes[i]->sample[0].telemetry;
-        assert_true(t->kv_bytes_peak > kv_memory_state_bytes(r.config));
+        assert_true(t->kv_bytes_peak > kv_memory_state_bytes(r->config));
     }
-    reference_close(&r);
 }
 
 TEST(served_as_packed)
@@ -81,8 +80,7 @@ TEST(states_bound_the_batch)
     struct engine_options options = plain_options();
     struct sampling s = random_sampling(NEW, 3);
     int32_t prompt[16];
-    struct model_config *config;
-    assert_ok(model_config_load(model, &config));
+    struct model_config *config = config_of(model);
     options.model_folder = model;
     options.max_context = 64;
     options.kv_bytes = 6 * kv_memory_state_bytes(config) + 1;
@@ -104,12 +102,9 @@ TEST(states_bound_the_batch)
                                        .block_bytes = 4,
                                        .state_bytes = kv_memory_state_bytes(config)};
     struct kv_plan plan;
-    struct device *dev;
-    assert_ok(device_open("cpu", &dev));
+    struct device *dev = test_cpu();
     assert_int_equal(kv_memory_plan(dev, &request, &plan), ST_INVALID);
     assert_contains(status_message(), "carries along a sequence; give --kv-memory 18816 or more");
-    device_free(dev);
-    model_config_free(config);
 }
 
 // ---- what does not go with states ---------------------------------------------------------------
@@ -146,54 +141,50 @@ TEST(shards_and_drafts_without_memory_are_refused)
 TEST(prefixes_are_shared_to_the_bit)
 {
     enum { PROMPT = 37, EACH = 11, GROUP = 3 };
-    struct reference r;
     int32_t ids[PROMPT + GROUP * EACH];
     void *x;
-    reference_open(model, "cpu", &r);
-    const size_t hidden = (size_t)r.config->hidden * sizeof(float);
+    struct reference *r = reference_of(model);
+    const size_t hidden = (size_t)r->config->hidden * sizeof(float);
     char *together = malloc((PROMPT + GROUP * EACH) * hidden);
     random_ids(ids, PROMPT + GROUP * EACH, 5, 190);
-    batch_clear(r.batch);
-    assert_ok(batch_add_packed(r.batch, ids, PROMPT, -1, -1, NULL));
+    batch_clear(r->batch);
+    assert_ok(batch_add_packed(r->batch, ids, PROMPT, -1, -1, NULL));
     for (int i = 0; i < GROUP; i++)
-        assert_ok(batch_add_packed(r.batch, ids + PROMPT + i * EACH, EACH, 0, -1, NULL));
-    assert_ok(batch_commit(r.batch, 0, 0));
-    model_forward(r.model, batch_view(r.batch), NULL, NULL, &x);
+        assert_ok(batch_add_packed(r->batch, ids + PROMPT + i * EACH, EACH, 0, -1, NULL));
+    assert_ok(batch_commit(r->batch, 0, 0));
+    model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
     memcpy(together, x, (PROMPT + GROUP * EACH) * hidden);
     for (int i = 0; i < GROUP; i++) {
         const size_t own = (PROMPT + (size_t)i * EACH) * hidden;
         int32_t alone[PROMPT + EACH];
         memcpy(alone, ids, PROMPT * sizeof *ids);
         memcpy(alone + PROMPT, ids + PROMPT + i * EACH, EACH * sizeof *ids);
-        batch_clear(r.batch);
-        assert_ok(batch_add_packed(r.batch, alone, PROMPT + EACH, -1, -1, NULL));
-        assert_ok(batch_commit(r.batch, 0, 0));
-        model_forward(r.model, batch_view(r.batch), NULL, NULL, &x);
+        batch_clear(r->batch);
+        assert_ok(batch_add_packed(r->batch, alone, PROMPT + EACH, -1, -1, NULL));
+        assert_ok(batch_commit(r->batch, 0, 0));
+        model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
         assert_memory_equal((char *)x + PROMPT * hidden, together + own, EACH * hidden);
     }
     free(together);
-    reference_close(&r);
 }
 
 // The scratch of a training step, of a layer that has no heads of attention.
 TEST(scratch_is_planned)
 {
-    struct reference r;
-    reference_open(model, "cpu", &r);
-    const struct scratch_shape shape = {.attn = r.model->attn[0],
-                                        .delta = model_delta_shape(r.model, 0),
+    struct reference *r = reference_of(model);
+    const struct scratch_shape shape = {.attn = r->model->attn[0],
+                                        .delta = model_delta_shape(r->model, 0),
                                         .rows = 64,
                                         .max_context = 64,
-                                        .hidden = r.config->hidden,
-                                        .widest = r.config->hidden,
+                                        .hidden = r->config->hidden,
+                                        .widest = r->config->hidden,
                                         .logits_chunk = 8,
-                                        .vocab = r.config->vocab_size,
+                                        .vocab = r->config->vocab_size,
                                         .n_elements = 1,
                                         .dt = DT_F32};
     const size_t matrix = (size_t)(shape.delta.key_dim * shape.delta.head_dim) * sizeof(float);
     assert_int_equal(shape.attn.n_heads, 0);
-    assert_true(device_ops(r.dev)->scratch_bytes(r.dev, &shape) > 32 * matrix);
-    reference_close(&r);
+    assert_true(device_ops(r->dev)->scratch_bytes(r->dev, &shape) > 32 * matrix);
 }
 
 TESTS_BETWEEN(set_up, NULL)

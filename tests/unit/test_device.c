@@ -7,11 +7,22 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+LATER(device_free)
+
 static struct device *open_cpu(void)
 {
     struct device *dev = NULL;
     assert_ok(device_open("cpu", &dev));
-    return dev;
+    return test_later(dev, device_free_later);
+}
+
+// Of a child: its exit status.
+static int status_of(pid_t child)
+{
+    int ended = 0;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_true(WIFEXITED(ended));
+    return WEXITSTATUS(ended);
 }
 
 // A shared memory name nobody else uses.
@@ -24,7 +35,7 @@ static const char *name_of(const char *label)
 
 TEST(test_specs)
 {
-    struct device *dev = open_cpu(), *other = NULL;
+    struct device *dev = open_cpu();
     assert_string_equal(device_spec(dev), "cpu");
     assert_int_equal(device_kind(dev), DEVICE_CPU);
     assert_int_equal(device_index(dev), -1);
@@ -35,10 +46,7 @@ TEST(test_specs)
     assert_int_equal(strlen(device_uuid(dev)), 4 + 32);
     assert_non_null(strstr(device_name(dev), "thread"));
     assert_string_equal(shared_memory_kind(dev), "posix-shm");
-    assert_ok(device_open("cpu", &other));
-    assert_string_equal(device_uuid(other), device_uuid(dev)); // the same machine
-    device_free(other);
-    device_free(dev);
+    assert_string_equal(device_uuid(open_cpu()), device_uuid(dev)); // the same machine
     device_free(NULL);
 
     static const char *const wrong[] = {"", "gpu", "cpu0", "cuda:", "cuda:x", "cuda:-1", "cuda:0x"};
@@ -123,7 +131,6 @@ TEST(test_memory)
     device_release(dev, a);
     device_release(dev, b);
     device_release(dev, NULL);
-    device_free(dev);
 }
 
 // A failed operation is reported once, by the next sync.
@@ -137,7 +144,6 @@ TEST(test_sticky_failure)
     assert_fails(device_sync(dev), ST_DEVICE, "add");
     assert_message("bf16");
     assert_ok(device_sync(dev));
-    device_free(dev);
 }
 
 TEST(test_shared_across_fork)
@@ -173,17 +179,13 @@ TEST(test_shared_across_fork)
         device_free(own);
         _exit(0);
     }
-    int ended = 0;
-    assert_int_equal(waitpid(child, &ended, 0), child);
-    assert_true(WIFEXITED(ended));
-    assert_int_equal(WEXITSTATUS(ended), 0);
+    assert_int_equal(status_of(child), 0);
     assert_int_equal(data[N - 1], 43);
     assert_int_equal(stat(path, &info), 0);
 
     shared_memory_free(memory);
     assert_int_not_equal(stat(path, &info), 0); // the maker's free took the name away
     shared_memory_free(NULL);
-    device_free(dev);
 }
 
 TEST(test_shared_refusals)
@@ -209,10 +211,8 @@ TEST(test_shared_refusals)
     assert_status(shared_memory_open(dev, name_of("none"), 0, &other), ST_INVALID);
     assert_status(shared_memory_create(dev, "/a/b", 10, &other), ST_INVALID);
     assert_status(shared_memory_open(dev, "../x", 10, &other), ST_INVALID);
-    char longest[400];
-    memset(longest, 'x', sizeof longest - 1);
-    longest[0] = '/';
-    longest[sizeof longest - 1] = '\0';
+    char longest[400] = "/";
+    memset(longest + 1, 'x', sizeof longest - 2);
     assert_status(shared_memory_create(dev, longest, 10, &other), ST_INVALID);
     assert_status(shared_memory_open(dev, longest, 10, &other), ST_FORMAT);
     // more than the machine has: an error now, not a crash at the first write
@@ -220,7 +220,6 @@ TEST(test_shared_refusals)
                   ST_NO_MEMORY);
     assert_status(shared_memory_open(dev, name_of("huge"), 10, &other), ST_NOT_FOUND);
     assert_null(other);
-    device_free(dev);
 }
 
 // A maker that was killed leaves its name: it is refused, and free to take once removed.
@@ -233,9 +232,7 @@ TEST(test_stale_name)
         struct shared_memory *memory = NULL;
         _exit(shared_memory_create(dev, name, 4096, &memory) != ST_OK);
     }
-    int ended = 0;
-    assert_int_equal(waitpid(child, &ended, 0), child);
-    assert_int_equal(ended, 0);
+    assert_int_equal(status_of(child), 0);
     struct shared_memory *memory = NULL;
     assert_fails(shared_memory_create(dev, name, 4096, &memory), ST_BUSY, "remove");
     char path[160];
@@ -243,5 +240,4 @@ TEST(test_stale_name)
     assert_int_equal(unlink(path), 0);
     assert_ok(shared_memory_create(dev, name, 4096, &memory));
     shared_memory_free(memory);
-    device_free(dev);
 }

@@ -3,12 +3,11 @@
  * that it comes closer to the policy; and the options' part of it (trainer/config). */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
+#include "tests/support/learning.h"
 #include "tests/support/random_step.h"
-#include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/run/config.h"
-#include "trainer/learn/learner.h"
 
 #define GROUPS      3
 #define PER         3
@@ -23,59 +22,34 @@ static const struct step_shape shape = {GROUPS, PER, prompt_lengths, lengths, SH
 
 // ---- two models and a learner -------------------------------------------------------------------
 
-struct machine {
-    struct reference policy, draft; // the learner works on these weights
-    struct learner *learner;
-};
-
-static const char *tiny_folder(int hidden, int layers, int vocab, uint64_t seed)
-{
-    const char *folder = test_folder();
-    assert_ok(tiny_model_write(folder, hidden, layers, vocab, seed));
-    return folder;
-}
-
 // Gemma 2 of the golden tests: its logits are capped, and it knows 288 tokens.
 static const char *capped_folder(void)
 {
     return test_golden("gemma2");
 }
 
-static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1, MOMENTS_F32, false};
-
-static void machine_open(const char *draft, int budget, int logits_chunk, float loss_weight,
-                         struct machine *m)
+static struct learning *models(const char *draft, int budget, int logits_chunk, float loss_weight)
 {
-    struct learner_config options = {
-        .optimizer = adamw,
-        .temperature = TEMPERATURE,
-        .token_budget = budget,
-        .logits_chunk = logits_chunk,
-        .max_seqs = SAMPLES + GROUPS,
-        .max_context = 32,
-    };
-    struct learner_draft_config draft_options = {adamw, loss_weight};
-    reference_open(tiny_folder(64, 2, 300, 3), "cpu", &m->policy);
-    reference_open(draft, "cpu", &m->draft);
-    if (m->draft.config->logit_softcap > 0) // larger logits, so that the cap bends them
-        for (int64_t i = 0; i < (int64_t)m->draft.config->vocab_size * m->draft.config->hidden; i++)
+    struct learning *m =
+        learning_of(&(struct learning_setting){.folder = tiny_folder(64, 2, 300, 3),
+                                               .draft = draft,
+                                               .draft_weight = loss_weight,
+                                               .config = {.optimizer = {.max_grad_norm = 1},
+                                                          .temperature = TEMPERATURE,
+                                                          .token_budget = budget,
+                                                          .logits_chunk = logits_chunk,
+                                                          .max_seqs = SAMPLES + GROUPS,
+                                                          .max_context = 32}});
+    const struct model_config *config = m->draft.config;
+    if (config->logit_softcap > 0) // larger logits, so that the cap bends them
+        for (int64_t i = 0; i < (int64_t)config->vocab_size * config->hidden; i++)
             ((float *)m->draft.weights->embed)[i] *= 3;
-    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options,
-                          &m->learner));
-    assert_ok(learner_add_draft(m->learner, m->draft.config, m->draft.weights, &draft_options));
-    assert_ok(learner_prepare(m->learner));
+    return m;
 }
 
-static void machine_close(struct machine *m)
+static const float *draft_gradients_of(const struct learning *m)
 {
-    learner_free(m->learner);
-    reference_close(&m->draft);
-    reference_close(&m->policy);
-}
-
-static const float *gradients_of(struct learner *l)
-{
-    return optimizer_grads(learner_optimizer(l), 0)->base;
+    return optimizer_grads(learner_optimizer(learner_draft(m->learner)), 0)->base;
 }
 
 static void some_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
@@ -83,12 +57,6 @@ static void some_loss(void *context, const struct learner_rows *rows, float *ret
     (void)context;
     for (int i = 0; i < rows->mb->first[rows->mb->n_seqs]; i++)
         ret_dlogprobs[i] = 0.01f * (float)(1 + i % 4);
-}
-
-static void no_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
-{
-    (void)context;
-    memset(ret_dlogprobs, 0, (size_t)rows->mb->first[rows->mb->n_seqs] * sizeof *ret_dlogprobs);
 }
 
 // ---- the same from plain logits, in double ------------------------------------------------------
@@ -106,7 +74,7 @@ struct draft_stats {
     long targets;
 };
 
-static struct draft_stats draft_gradients(struct machine *m, const struct random_step *s,
+static struct draft_stats draft_gradients(struct learning *m, const struct random_step *s,
                                           learner_loss_fn loss)
 {
     struct update_stats u = {0};
@@ -117,7 +85,7 @@ static struct draft_stats draft_gradients(struct machine *m, const struct random
 }
 
 // One sequence at a time through both models; the policy's first tokens are those the draft knows.
-static struct draft_stats plain_stats(struct machine *m, const struct random_step *s)
+static struct draft_stats plain_stats(struct learning *m, const struct random_step *s)
 {
     int wide = m->policy.config->vocab_size, vocab = m->draft.config->vocab_size;
     float *teacher = malloc(32 * (size_t)wide * sizeof *teacher);
@@ -153,47 +121,38 @@ static struct draft_stats plain_stats(struct machine *m, const struct random_ste
 
 TEST(loss_is_the_divergence)
 {
-    static const struct {
-        bool capped;
-        int budget, logits_chunk; // one micro-batch and chunk, or many
-    } cases[] = {{false, 70, 100}, {false, 13, 3}, {true, 70, 100}, {true, 13, 3}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct random_step s;
-        struct machine m;
-        struct draft_stats stats;
-        random_step_make(&shape, &s);
-        machine_open(cases[i].capped ? capped_folder() : tiny_folder(32, 1, 300, 8),
-                     cases[i].budget, cases[i].logits_chunk, 3, &m);
-        stats = draft_gradients(&m, &s, no_loss);
-        struct draft_stats wanted = plain_stats(&m, &s);
+    static const int shapes[][2] = {{70, 100}, {13, 3}}; // one micro-batch and chunk, or many
+    struct random_step s;
+    random_step_make(&shape, &s);
+    for (int i = 0; i < 4; i++) {
+        struct learning *m = models(i / 2 ? capped_folder() : tiny_folder(32, 1, 300, 8),
+                                    shapes[i % 2][0], shapes[i % 2][1], 3);
+        const struct draft_stats stats = draft_gradients(m, &s, learning_no_loss),
+                                 wanted = plain_stats(m, &s);
         assert_int_equal(stats.targets, TARGETS);
         assert_int_equal(wanted.targets, TARGETS);
         if (!(wanted.kl > 0.1 && wanted.overlap > 0.05 && wanted.overlap < 0.9))
-            fail_msg("case %zu says little: KL %g, overlap %g", i, wanted.kl, wanted.overlap);
+            fail_msg("case %d says little: KL %g, overlap %g", i, wanted.kl, wanted.overlap);
         // f32 logits and sums against double
-        if (fabs(stats.kl - wanted.kl) > 1e-5 * wanted.kl ||
-            fabs(stats.overlap - wanted.overlap) > 1e-5)
-            fail_msg("case %zu: KL %g, overlap %g; from the logits %g, %g", i, stats.kl,
-                     stats.overlap, wanted.kl, wanted.overlap);
-        machine_close(&m);
+        assert_near(stats.kl, wanted.kl, 1e-5 * wanted.kl);
+        assert_near(stats.overlap, wanted.overlap, 1e-5);
     }
 }
 
 // The gradient by one tensor, against the slope of the loss along a direction that has a part of it
 // and a random part, both of length 1. Returns whether the tensor has a gradient worth the name.
-static bool check_tensor(struct machine *m, const struct random_step *s, const float *gradient,
+static bool check_tensor(struct learning *m, const struct random_step *s, const float *gradient,
                          int tensor, double weight)
 {
     const struct weight_tensor *t = &m->draft.weights->tensors[tensor];
     float *w = (float *)m->draft.weights->base + t->offset;
     const float *g = gradient + t->offset;
     size_t n = (size_t)t->n;
-    float *saved = malloc(n * sizeof *saved);
+    const float *saved = test_copy(w, n * sizeof *saved);
     double *direction = malloc(n * sizeof *direction), norm = 0, random = 0, expected = 0;
     const double h = 4e-3;
     struct rng r;
     rng_init(&r, 17, (uint64_t)tensor);
-    memcpy(saved, w, n * sizeof *saved);
     for (size_t i = 0; i < n; i++) {
         norm += (double)g[i] * g[i];
         direction[i] = rng_normal(&r);
@@ -214,27 +173,24 @@ static bool check_tensor(struct machine *m, const struct random_step *s, const f
     // 1% for the curve's third order; 1e-4 for f32's rounding of a loss of about 1, over 2 h
     if (fabs(slope - expected) > 0.01 * fabs(expected) + 1e-4 * weight)
         fail_msg("%s: slope %g, expected %g (gradient norm %g)", t->name, slope, expected, norm);
-    free(saved);
     free(direction);
     return norm > 0.01;
 }
 
 TEST(gradient_is_a_slope)
 {
+    struct random_step s;
+    const double weight = 1.5;
+    random_step_make(&shape, &s);
     for (int capped = 0; capped < 2; capped++) {
-        struct random_step s;
-        struct machine m;
-        const double weight = 1.5;
         int n_large = 0;
-        random_step_make(&shape, &s);
-        machine_open(capped ? capped_folder() : tiny_folder(32, 2, 300, 8), 13, 3, (float)weight,
-                     &m);
-        draft_gradients(&m, &s, no_loss);
-        const float *gradient = gradients_of(learner_draft(m.learner));
-        int n = m.draft.weights->n_tensors;
-        for (int t = 0; t < n; t++) n_large += check_tensor(&m, &s, gradient, t, weight);
+        struct learning *m =
+            models(capped ? capped_folder() : tiny_folder(32, 2, 300, 8), 13, 3, (float)weight);
+        draft_gradients(m, &s, learning_no_loss);
+        const int n = m->draft.weights->n_tensors;
+        for (int t = 0; t < n; t++)
+            n_large += check_tensor(m, &s, draft_gradients_of(m), t, weight);
         assert_true(n_large > n / 2);
-        machine_close(&m);
     }
 }
 
@@ -242,122 +198,96 @@ TEST(gradient_is_a_slope)
 TEST(neither_disturbs_the_other)
 {
     struct random_step s;
-    struct machine whole, cut;
-    struct draft_stats a, b;
+    struct draft_stats stats[2];
     random_step_make(&shape, &s);
     const char *draft = tiny_folder(32, 1, 288, 8);
-    machine_open(draft, 70, 100, 1, &whole);
-    machine_open(draft, 13, 3, 1, &cut);
-    struct machine *both[] = {&whole, &cut};
+    struct learning *both[] = {models(draft, 70, 100, 1), models(draft, 13, 3, 1)};
     for (int i = 0; i < 2; i++) {
-        struct machine *m = both[i];
-        size_t bytes = (size_t)m->policy.weights->n_elements * sizeof(float);
-        float *alone = malloc(bytes);
+        struct learning *m = both[i];
+        const size_t bytes = (size_t)m->policy.weights->n_elements * sizeof(float);
         assert_ok(learner_run(m->learner, PASS_STEP, s.groups, GROUPS, some_loss, NULL, NULL));
-        memcpy(alone, gradients_of(m->learner), bytes);
-        *(i ? &b : &a) = draft_gradients(m, &s, some_loss);
-        assert_memory_equal(alone, gradients_of(m->learner), bytes);
-        free(alone);
+        const void *alone = test_copy(learning_gradients(m), bytes);
+        stats[i] = draft_gradients(m, &s, some_loss);
+        assert_memory_equal(alone, learning_gradients(m), bytes);
     }
-    assert_true(fabs(a.kl - b.kl) < 1e-5 * a.kl && fabs(a.overlap - b.overlap) < 1e-5);
-    const float *ga = gradients_of(learner_draft(whole.learner));
-    const float *gb = gradients_of(learner_draft(cut.learner));
-    float largest = 0, difference = 0;
-    for (int64_t i = 0; i < whole.draft.weights->n_elements; i++) {
-        largest = fmaxf(largest, fabsf(ga[i]));
-        difference = fmaxf(difference, fabsf(ga[i] - gb[i]));
-    }
-    assert_true(largest > 1e-3f);
-    assert_true(difference < 1e-5f * largest);
-    machine_close(&whole);
-    machine_close(&cut);
+    assert_near(stats[0].kl, stats[1].kl, 1e-5 * stats[0].kl);
+    assert_near(stats[0].overlap, stats[1].overlap, 1e-5);
+    assert_same_gradients(draft_gradients_of(both[0]), draft_gradients_of(both[1]),
+                          both[0]->draft.weights->n_elements, 1e-5);
 }
 
 // The policy may draw a token of its padding, which the draft has no row for.
 TEST(unknown_tokens_are_left_out)
 {
     struct random_step s;
-    struct machine m;
     struct draft_stats stats;
     double norm;
     random_step_make(&shape, &s);
-    machine_open(tiny_folder(32, 1, 288, 8), 13, 100, 1, &m);
+    struct learning *m = models(tiny_folder(32, 1, 288, 8), 13, 100, 1);
     s.ids[2][4] = 288; // one micro-batch of several
-    stats = draft_gradients(&m, &s, no_loss);
+    stats = draft_gradients(m, &s, learning_no_loss);
     assert_true(stats.targets > 0 && stats.targets <= TARGETS - lengths[2]);
     assert_true(isfinite(stats.kl) && stats.kl > 0);
-    assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m.learner)), &norm));
+    assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m->learner)), &norm));
     assert_true(norm > 0);
     for (int g = 0; g < GROUPS; g++) s.prompts[g][0] = 299; // all of them
-    stats = draft_gradients(&m, &s, no_loss);
+    stats = draft_gradients(m, &s, learning_no_loss);
     assert_int_equal(stats.targets, 0);
-    assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m.learner)), &norm));
+    assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m->learner)), &norm));
     assert_true(norm == 0);
-    machine_close(&m);
 }
 
 TEST(training_raises_the_overlap)
 {
     struct random_step s;
-    struct machine m;
     struct draft_stats first = {0}, last = {0};
     random_step_make(&shape, &s);
-    machine_open(tiny_folder(32, 2, 300, 8), 30, 8, 1, &m);
-    size_t bytes = (size_t)m.policy.weights->n_elements * sizeof(float);
-    void *policy = malloc(bytes);
-    memcpy(policy, m.policy.weights->base, bytes);
+    struct learning *m = models(tiny_folder(32, 2, 300, 8), 30, 8, 1);
+    const size_t bytes = (size_t)m->policy.weights->n_elements * sizeof(float);
+    const void *policy = test_copy(m->policy.weights->base, bytes);
     for (int i = 0; i < 200; i++) {
         double norm;
-        last = draft_gradients(&m, &s, no_loss);
+        last = draft_gradients(m, &s, learning_no_loss);
         if (i == 0) first = last;
-        assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m.learner)), &norm));
-        assert_ok(optimizer_apply(learner_optimizer(learner_draft(m.learner)), 5e-3));
+        assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m->learner)), &norm));
+        assert_ok(optimizer_apply(learner_optimizer(learner_draft(m->learner)), 5e-3));
     }
-    struct draft_stats wanted = plain_stats(&m, &s);
+    struct draft_stats wanted = plain_stats(m, &s);
     if (!(first.overlap < 0.6 && last.overlap > 0.9 && last.kl < 0.1 * first.kl))
         fail_msg("overlap %g, then %g; KL %g, then %g", first.overlap, last.overlap, first.kl,
                  last.kl);
     assert_true(wanted.overlap > 0.9); // by the plain path as well
-    assert_memory_equal(policy, m.policy.weights->base, bytes);
-    free(policy);
-    machine_close(&m);
+    assert_memory_equal(policy, m->policy.weights->base, bytes);
 }
 
 TEST(memory_is_planned)
 {
-    struct machine m;
-    struct memory_plan plan, draft;
-    machine_open(tiny_folder(32, 1, 300, 8), 30, 4, 1, &m);
-    plan = learner_info(m.learner)->memory;
-    draft = learner_info(learner_draft(m.learner))->memory;
+    struct learning *m = models(tiny_folder(32, 1, 300, 8), 30, 4, 1);
+    const struct memory_plan plan = learner_info(m->learner)->memory,
+                             draft = learner_info(learner_draft(m->learner))->memory;
     assert_int_equal(plan.draft, draft.total);
-    assert_int_equal(draft.weights_shared, m.draft.weights->bytes);
-    assert_true(draft.moments == 8 * (size_t)m.draft.weights->n_elements);
-    assert_true(draft.activations == tape_bytes(m.draft.config, DT_F32, 30, RECOMPUTE_NONE));
+    assert_int_equal(draft.weights_shared, m->draft.weights->bytes);
+    assert_true(draft.moments == 8 * (size_t)m->draft.weights->n_elements);
+    assert_true(draft.activations == tape_bytes(m->draft.config, DT_F32, 30, RECOMPUTE_NONE));
     assert_int_equal(draft.total, draft.residual + draft.moments + draft.gradients +
                                       draft.activations + draft.workspace);
     assert_int_equal(plan.total, plan.residual + plan.moments + plan.gradients + plan.activations +
                                      plan.workspace + plan.draft);
-    machine_close(&m);
 }
 
 TEST(larger_vocabulary_is_refused)
 {
-    struct machine m;
-    struct reference large;
     struct learner *l;
     struct learner_config options = {
         .temperature = 1, .token_budget = 30, .logits_chunk = 4, .max_seqs = 10, .max_context = 32};
-    struct learner_draft_config draft_options = {adamw, 1};
-    machine_open(tiny_folder(32, 1, 300, 8), 30, 4, 1, &m);
-    reference_open(tiny_folder(32, 1, 301, 8), "cpu", &large);
-    assert_ok(learner_new(m.policy.dev, m.policy.config, m.policy.weights, false, &options, &l));
-    assert_fails(learner_add_draft(l, large.config, large.weights, &draft_options), ST_MISMATCH,
+    struct learner_draft_config draft_options = {.loss_weight = 1};
+    struct learning *m = models(tiny_folder(32, 1, 300, 8), 30, 4, 1);
+    const struct reference *large = reference_of(tiny_folder(32, 1, 301, 8));
+    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options, &l));
+    assert_fails(learner_add_draft(l, large->config, large->weights, &draft_options), ST_MISMATCH,
                  "301 tokens");
     assert_null(learner_draft(l));
     learner_free(l);
-    reference_close(&large);
-    machine_close(&m);
 }
 
 // ---- options ------------------------------------------------------------------------------------
@@ -380,16 +310,14 @@ static void resolve(const char *const more[], struct train_resolved *ret)
 TEST(options_follow_the_policys)
 {
     struct train_resolved r;
-    resolve((const char *const[]){"--train-draft", NULL}, &r);
+    resolve(OPTIONS("--train-draft"), &r);
     assert_true(r.draft_max_grad_norm == 0.5);
     assert_true(r.draft_schedule.peak == 2e-5 && r.schedule.peak == 1e-6);
     r.schedule.total_steps = r.draft_schedule.total_steps = 10;
     for (int step = 0; step < 10; step++)
         assert_true(fabs(schedule_at(&r.draft_schedule, step) -
                          20 * schedule_at(&r.schedule, step)) < 1e-12);
-    resolve(
-        (const char *const[]){"--draft-max-grad-norm", "0", "--draft-learning-rate", "0.25", NULL},
-        &r);
+    resolve(OPTIONS("--draft-max-grad-norm", "0", "--draft-learning-rate", "0.25"), &r);
     assert_true(r.draft_max_grad_norm == 0);
     assert_true(r.draft_schedule.peak == 0.25);
 }

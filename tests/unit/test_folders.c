@@ -7,17 +7,18 @@
 #include "common/model/config.h"
 #include "common/model/model_folder.h"
 #include "common/text/tokenizer.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/tiny_tokenizer.h"
+#include "tests/support/tokens.h"
 #include "trainer/data/data.h"
 
 #define NO_LIMIT "1000000000000000019884624838656" // what transformers writes for "no limit"
 
 static const char *model_folder(void)
 {
-    const char *folder = test_folder();
-    assert_ok(tiny_model_write(folder, 32, 1, 300, 1));
+    const char *folder = tiny_folder(32, 1, 300, 1);
     assert_ok(tiny_tokenizer_write(folder));
     return folder;
 }
@@ -26,24 +27,18 @@ static const char *model_folder(void)
 static void put_first(const char *folder, const char *name, const char *text)
 {
     const char *path = test_path(folder, name);
-    char *old = file_exists(path) ? test_read(path) : strdup("{\"eos_token_id\": 2}");
+    const char *old = file_exists(path) ? test_read(path) : "{\"eos_token_id\": 2}";
     struct bytes content = BYTES_INIT;
     bytes_printf(&content, "{%s%s", text, old + 1);
-    test_write(path, content.data, content.len);
-    bytes_release(&content);
-    free(old);
+    test_put(folder, name, test_keep(content.data));
 }
 
 static void assert_opens(const char *folder)
 {
-    struct model_config *config;
-    struct tokenizer *tokenizer;
     struct chat_template *chat;
-    assert_ok(model_config_load(folder, &config));
-    assert_ok(tokenizer_load(folder, &tokenizer));
+    config_of(folder);
+    tokenizer_of(folder);
     assert_ok(chat_template_find(folder, NULL, &chat));
-    model_config_free(config);
-    tokenizer_free(tokenizer);
     chat_template_free(chat);
 }
 
@@ -69,30 +64,19 @@ TEST(numbers_without_a_limit)
 
 TEST(wide_integers_are_reals)
 {
-    static const struct {
-        const char *text;
-        double wanted;
-    } cases[] = {
-        {"[" NO_LIMIT "]", 1e30},
-        {"[-" NO_LIMIT "]", -1e30},
-        {"[9223372036854775808]", 0x1p63},
-        {"[-9223372036854775809]", -0x1p63},
-        {"[99999999999999999999.5, 99999999999999999999]", 1e20},
-        {"[99999999999999999999e-1,99999999999999999999]", 1e19},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const json_t *value = json_array_get(json_of(cases[i].text), 0);
-        assert_true(json_is_real(value));
-        assert_true(fabs(json_real_value(value) / cases[i].wanted - 1) < 1e-12);
+    const json_t *cases = test_rows("folders", "wide_integers_are_reals");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const double value = real_of(json_of(row_text(cases, i, "text")), "0");
+        assert_near(value / row_number(cases, i, "value"), 1, 1e-12);
     }
     // whole numbers of 64 bits beside them stay whole, and strings stay as they are
     static const char mixed[] = "{\"a\": 9223372036854775807, \"b\\\"\": \"\\\\\\\"" NO_LIMIT "\", "
                                 "\"c\": [" NO_LIMIT "], \"" NO_LIMIT "\": -9223372036854775808}";
     json_t *o = json_of(mixed);
-    assert_true(json_integer_value(json_object_get(o, "a")) == INT64_MAX);
-    assert_string_equal(json_string_value(json_object_get(o, "b\"")), "\\\"" NO_LIMIT);
-    assert_true(json_is_real(json_array_get(json_object_get(o, "c"), 0)));
-    assert_true(json_integer_value(json_object_get(o, NO_LIMIT)) == INT64_MIN);
+    assert_true(int_of(o, "a") == INT64_MAX);
+    assert_string_equal(text_of(o, "b\""), "\\\"" NO_LIMIT);
+    assert_true(json_is_real(json_at(o, "c.0")));
+    assert_true(int_of(o, NO_LIMIT) == INT64_MIN);
     // no number at all: 400 digits, and what follows a wide one is still checked
     static const char bad[] = "[" NO_LIMIT ", 1e999]", broken[] = "[" NO_LIMIT ", nul]";
     assert_status(json_parse("request", bad, sizeof bad - 1, &o), ST_FORMAT);
@@ -117,12 +101,9 @@ TEST(byte_order_marks)
     static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json"};
     const char *folder = model_folder();
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        const char *path = test_path(folder, files[i]);
-        char *old = test_read(path);
         struct bytes content = BYTES_INIT;
-        bytes_printf(&content, "\xef\xbb\xbf%s", old);
-        test_write(path, content.data, content.len);
-        bytes_release(&content);
+        bytes_printf(&content, "\xef\xbb\xbf%s", test_read(test_path(folder, files[i])));
+        test_put(folder, files[i], test_keep(content.data));
     }
     assert_opens(folder);
     static const char marked[] = "\xef\xbb\xbf\n{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n";
@@ -155,7 +136,7 @@ TEST(names_of_the_hub)
                  test_path(repo, "refs/main"));
     assert_message("hf download some-org/a--model_1");
     assert_ok(file_make_folders(test_path(repo, "refs")));
-    test_write(test_path(repo, "refs/main"), "0123abcd\n", 9);
+    test_put(repo, "refs/main", "0123abcd\n");
     assert_fails(model_folder_find("some-org/a--model_1", found), ST_NOT_FOUND, revision);
     assert_ok(file_make_folders(revision));
     assert_ok(model_folder_find("some-org/a--model_1", found));
@@ -198,11 +179,11 @@ TEST(what_is_no_model)
     assert_fails(model_config_load_file("Qwen/Qwen2.5-1.5B", &config), ST_NOT_FOUND,
                  "nothing is fetched from the Hub by name");
     const char *adapter = test_folder();
-    test_write(test_path(adapter, "adapter_config.json"), "{}", 2);
+    test_put(adapter, "adapter_config.json", "{}");
     assert_no_model(adapter, ST_NOT_FOUND, "an adapter, not a model: give the model");
     const char *run = test_folder();
-    test_write(test_path(run, "config.json"), "{\"run_dir\":\"r\"}", 15);
-    test_write(test_path(run, "run.json"), "{}", 2);
+    test_put(run, "config.json", "{\"run_dir\":\"r\"}");
+    test_put(run, "run.json", "{}");
     assert_no_model(run, ST_INVALID, "is the folder of a run");
     assert_message("/checkpoints/latest");
     struct adapter_config *factors;
@@ -212,7 +193,7 @@ TEST(what_is_no_model)
     assert_ok(file_make_folders(test_path(checkpoints, "latest")));
     assert_no_model(checkpoints, ST_NOT_FOUND, "as latest in it");
     const char *pieces = test_folder();
-    test_write(test_path(pieces, "tokenizer.model"), "x", 1);
+    test_put(pieces, "tokenizer.model", "x");
     assert_fails(tokenizer_load(pieces, &tokenizer), ST_NOT_FOUND,
                  "no tokenizer.json in it; a SentencePiece file alone is not read");
 }
@@ -228,15 +209,14 @@ TEST(links_that_lead_nowhere)
     const char *folder = model_folder();
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         const char *path = test_path(folder, files[i]);
-        char *kept = file_exists(path) ? test_read(path) : NULL;
+        const char *kept = file_exists(path) ? test_read(path) : NULL;
         unlink(path);
         assert_int_equal(symlink("../../blobs/8f3c", path), 0);
         assert_fails(model_config_load(folder, &config), ST_IO, path);
         assert_message("is a link to ../../blobs/8f3c, which is not there");
         assert_fails(tokenizer_load(folder, &tokenizer), ST_IO, path);
         assert_int_equal(unlink(path), 0);
-        if (kept) test_write(path, kept, strlen(kept));
-        free(kept);
+        if (kept) test_put(folder, files[i], kept);
         assert_opens(folder);
     }
     const char *path = test_path(folder, "config.json");

@@ -4,43 +4,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/gguf_write.h"
 #include "tests/support/loaded.h"
+#include "tests/support/tokens.h"
 #include "tests/support/support.h"
 
 #include "common/model/gguf.h"
 #include "common/model/model_folder.h"
 #include "common/text/tokenizer.h"
 
-// ---- values -------------------------------------------------------------------------------------
-// Rows: a type's block, and its values: all of up to 32, of 256 those of 37 * i modulo 256; the sum
-// of (i + 1) * value over all.
-TEST(types_are_the_packages)
+TEST_EACH(types, "gguf")
 {
-    const json_t *types = test_rows("gguf", "types");
-    for (size_t i = 0; i < json_array_size(types); i++) {
-        const struct quant_type *t = quant_type_at((uint32_t)row_int(types, i, "number"));
-        const char *bytes = row_text(types, i, "bytes");
-        const json_t *wanted = json_object_get(json_array_get(types, i), "values");
-        const int n = row_int(types, i, "n");
-        uint8_t block[256];
-        float values[256], one;
-        double sum = 0;
-        print_message("%s\n", row_text(types, i, "name"));
-        assert_non_null(t);
-        assert_string_equal(t->name, row_text(types, i, "name"));
-        const int len = n / t->values * t->bytes;
-        assert_int_equal(strlen(bytes), 2 * len);
-        for (int k = 0; k < len; k++) sscanf(bytes + 2 * k, "%2hhx", &block[k]);
-        quant_read(t, block, 0, n, values);
-        for (int k = 0; k < n; k++) sum += (k + 1) * (double)values[k];
-        assert_true(sum == row_number(types, i, "sum"));
-        assert_int_equal(json_array_size(wanted), n < 32 ? n : 32);
-        for (int k = 0; k < 32 && k < n; k++)
-            assert_true(values[n > 32 ? k * 37 % 256 : k] ==
-                        (float)json_number_value(json_array_get(wanted, (size_t)k)));
-        for (int k = 0; k < n; k++) { // a part of a block
-            quant_read(t, block, k, 1, &one);
-            assert_true(one == values[k]);
-        }
+    const struct quant_type *t = quant_type_at((uint32_t)row_int(cases, i, "number"));
+    const char *bytes = row_text(cases, i, "bytes");
+    const int n = row_int(cases, i, "n");
+    uint8_t block[256];
+    float values[256], one;
+    double wanted[32], sum = 0;
+    print_message("%s\n", row_text(cases, i, "name"));
+    assert_non_null(t);
+    assert_string_equal(t->name, row_text(cases, i, "name"));
+    const int len = n / t->values * t->bytes;
+    assert_int_equal(strlen(bytes), 2 * len);
+    for (int k = 0; k < len; k++) sscanf(bytes + 2 * k, "%2hhx", &block[k]);
+    quant_read(t, block, 0, n, values);
+    for (int k = 0; k < n; k++) sum += (k + 1) * (double)values[k];
+    assert_true(sum == row_number(cases, i, "sum"));
+    assert_int_equal(row_numbers(cases, i, "values", wanted, 32), n < 32 ? n : 32);
+    for (int k = 0; k < 32 && k < n; k++)
+        assert_true(values[n > 32 ? k * 37 % 256 : k] == (float)wanted[k]);
+    for (int k = 0; k < n; k++) { // a part of a block
+        quant_read(t, block, k, 1, &one);
+        assert_true(one == values[k]);
     }
 }
 
@@ -50,7 +43,8 @@ static void compare_tensors(const struct loaded *a, const struct loaded *b)
     assert_int_equal(a->weights->n_tensors, b->weights->n_tensors);
     for (int i = 0; i < a->weights->n_tensors; i++) {
         const struct weight_tensor *t = &a->weights->tensors[i];
-        float *x = malloc((size_t)t->n * sizeof *x), *y = malloc((size_t)t->n * sizeof *y);
+        float *x = test_keep(malloc((size_t)t->n * sizeof *x)),
+              *y = test_keep(malloc((size_t)t->n * sizeof *y));
         assert_string_equal(t->name, b->weights->tensors[i].name);
         assert_int_equal(t->n, b->weights->tensors[i].n);
         assert_ok(weights_read(a->weights, a->dev, i, x));
@@ -58,8 +52,6 @@ static void compare_tensors(const struct loaded *a, const struct loaded *b)
         for (int64_t k = 0; k < t->n; k++)
             if (fabsf(x[k] - y[k]) > 1e-6f) // Gemma's norms were 1 more
                 fail_msg("%s: value %lld is %g and %g", t->name, (long long)k, x[k], y[k]);
-        free(x);
-        free(y);
     }
 }
 
@@ -91,42 +83,31 @@ TEST(files_are_their_folders)
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
         const char *folder = test_golden(families[i][0]), *to = test_folder();
         const char *path = test_path(to, "model.gguf");
-        struct loaded a, b;
         print_message("%s\n", families[i][1]);
         gguf_write_folder(folder, families[i][1], path);
-        assert_ok(loaded_open(folder, DT_F32, &a));
-        assert_ok(loaded_open(path, DT_F32, &b));
-        compare_tensors(&a, &b);
-        if (i > 0) compare_configs(a.config, b.config); // Mistral's files are llama's
-        loaded_close(&a);
-        loaded_close(&b);
+        const struct loaded *a = loaded_of(folder, DT_F32), *b = loaded_of(path, DT_F32);
+        compare_tensors(a, b);
+        if (i > 0) compare_configs(a->config, b->config); // Mistral's files are llama's
     }
 }
 
-// ---- positions ----------------------------------------------------------------------------------
+static void put(struct gguf_writer *w, const char *key, json_t *value)
+{
+    gguf_put(w, key, test_keep(value));
+}
+
 // A llama of one small matrix: its config alone is read.
 static void put_llama(struct gguf_writer *w)
 {
-    static const struct {
-        const char *key;
-        double value; // an integer where it is one
-    } keys[] = {{"llama.context_length", 131072},
-                {"llama.embedding_length", 64},
-                {"llama.block_count", 1},
-                {"llama.feed_forward_length", 64},
-                {"llama.attention.head_count", 4},
-                {"llama.rope.freq_base", 500000},
-                {"llama.attention.layer_norm_rms_epsilon", 1e-5}};
     static const float zeros[64 * 8];
-    json_t *value = json_string("llama");
-    gguf_put(w, "general.architecture", value);
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        json_decref(value);
-        value = keys[i].value == (int)keys[i].value ? json_integer((int)keys[i].value)
-                                                    : json_real(keys[i].value);
-        gguf_put(w, keys[i].key, value);
-    }
-    json_decref(value);
+    put(w, "general.architecture", json_string("llama"));
+    put(w, "llama.context_length", json_integer(131072));
+    put(w, "llama.embedding_length", json_integer(64));
+    put(w, "llama.block_count", json_integer(1));
+    put(w, "llama.feed_forward_length", json_integer(64));
+    put(w, "llama.attention.head_count", json_integer(4));
+    put(w, "llama.rope.freq_base", json_integer(500000));
+    put(w, "llama.attention.layer_norm_rms_epsilon", json_real(1e-5));
     gguf_put_tensor(w, "token_embd.weight", 2, (int64_t[]){8, 64}, 0, zeros, sizeof zeros);
 }
 
@@ -178,37 +159,29 @@ static const char *const texts[] = {"Hello world",
 
 static void compare_tokenizers(const char *folder, const char *file)
 {
-    struct tokenizer *a, *b;
-    assert_ok(tokenizer_load(folder, &a));
-    assert_ok(tokenizer_load(file, &b));
+    struct tokenizer *a = tokenizer_of(folder);
+    struct tokenizer *b = tokenizer_of(file);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        struct token_list x = TOKEN_LIST_INIT, y = TOKEN_LIST_INIT;
-        struct bytes back = BYTES_INIT, other = BYTES_INIT;
-        assert_ok(tokenizer_encode(a, texts[i], strlen(texts[i]), false, &x));
-        assert_ok(tokenizer_encode(b, texts[i], strlen(texts[i]), false, &y));
-        print_message("%s: %d, %d\n", texts[i], x.n, y.n);
-        assert_int_equal(x.n, y.n);
-        if (x.n) assert_memory_equal(x.ids, y.ids, (size_t)x.n * sizeof *x.ids);
-        assert_ok(tokenizer_decode(a, x.ids, x.n, false, &back));
-        assert_ok(tokenizer_decode(b, x.ids, x.n, false, &other));
-        assert_string_equal(bytes_text(&back), bytes_text(&other));
-        token_list_release(&x);
-        token_list_release(&y);
+        struct token_list ids = TOKEN_LIST_INIT;
+        struct bytes back = BYTES_INIT;
+        print_message("%s\n", texts[i]);
+        assert_ok(tokenizer_encode(a, texts[i], strlen(texts[i]), false, &ids));
+        assert_ok(tokenizer_decode(a, ids.ids, ids.n, false, &back));
+        assert_ids(b, texts[i], strlen(texts[i]), false, ids.ids, ids.n);
+        assert_text(b, ids.ids, ids.n, false, bytes_text(&back), back.len);
+        token_list_release(&ids);
         bytes_release(&back);
-        bytes_release(&other);
     }
-    tokenizer_free(a);
-    tokenizer_free(b);
 }
 
 // The tokens of a tokenizer.json; a score is less by one for each merge before the token's own.
 static void put_tokens(struct gguf_writer *w, const char *folder, const char *model,
                        const char *pre)
 {
-    json_t *json = json_load_file(test_path(folder, "tokenizer.json"), 0, NULL), *one;
+    json_t *json = json_of_file(test_path(folder, "tokenizer.json")), *one;
     json_t *texts_of = test_keep(json_array()), *types_of = test_keep(json_array()),
            *scores = test_keep(json_array());
-    json_t *inner = json_object_get(json, "model"), *name = json_string(model), *word;
+    json_t *inner = json_object_get(json, "model");
     const char *text;
     size_t i;
     json_object_foreach (json_object_get(inner, "vocab"), text, one) {
@@ -232,13 +205,11 @@ static void put_tokens(struct gguf_writer *w, const char *folder, const char *mo
         json_array_set(texts_of, id, json_object_get(one, "content"));
         json_array_set_new(types_of, id, json_integer(3));
     }
-    gguf_put(w, "tokenizer.ggml.model", name);
+    put(w, "tokenizer.ggml.model", json_string(model));
     gguf_put(w, "tokenizer.ggml.tokens", texts_of);
     gguf_put(w, "tokenizer.ggml.token_type", types_of);
     if (pre) {
-        word = json_string(pre);
-        gguf_put(w, "tokenizer.ggml.pre", word);
-        json_decref(word);
+        put(w, "tokenizer.ggml.pre", json_string(pre));
         json_t *merges = test_keep(json_array()); // "left right"
         json_array_foreach (json_object_get(inner, "merges"), i, one)
             json_array_append_new(
@@ -260,10 +231,6 @@ static void put_tokens(struct gguf_writer *w, const char *folder, const char *mo
         }
         gguf_put(w, "tokenizer.ggml.scores", scores);
     }
-    json_decref(name);
-    json_decref(types_of);
-    json_decref(scores);
-    json_decref(json);
 }
 
 static void check_tokenizer(const char *data, const char *model, const char *pre)
@@ -325,30 +292,35 @@ static void assert_refused(struct gguf_writer *w, enum status code, const char *
 
 TEST(unknown_things_are_named)
 {
+    static const struct {
+        int columns;
+        uint32_t type;
+        size_t bytes;
+        enum status st;
+        const char *words;
+    } tensors[] = {
+        {256, 10, 84, ST_UNSUPPORTED, "tensor output.weight is of type Q2_K (10)"},
+        {256, 77, 84, ST_UNSUPPORTED, "of type unknown (77)"},
+        {48, 8, 102, ST_FORMAT, "rows of 48 are not whole blocks of Q8_0"},
+    };
     struct gguf_writer w = {.metadata = BYTES_INIT};
-    json_t *value = json_string("mamba"), *one = json_integer(8);
     static const float zeros[512];
-    gguf_put(&w, "general.architecture", value);
+    put(&w, "general.architecture", json_string("mamba"));
     assert_refused(&w, ST_UNSUPPORTED, "general.architecture is mamba");
-    put_llama(&w);
-    gguf_put_tensor(&w, "output.weight", 2, (int64_t[]){1, 256}, 10, zeros, 84);
-    assert_refused(&w, ST_UNSUPPORTED, "tensor output.weight is of type Q2_K (10)");
-    put_llama(&w);
-    gguf_put_tensor(&w, "output.weight", 2, (int64_t[]){1, 256}, 77, zeros, 84);
-    assert_refused(&w, ST_UNSUPPORTED, "of type unknown (77)");
-    put_llama(&w);
-    gguf_put_tensor(&w, "output.weight", 2, (int64_t[]){1, 48}, 8, zeros, 102);
-    assert_refused(&w, ST_FORMAT, "rows of 48 are not whole blocks of Q8_0");
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        put_llama(&w);
+        gguf_put_tensor(&w, "output.weight", 2, (int64_t[]){1, tensors[i].columns}, tensors[i].type,
+                        zeros, tensors[i].bytes);
+        assert_refused(&w, tensors[i].st, tensors[i].words);
+    }
     put_llama(&w);
     assert_refused(&w, ST_NOT_FOUND, "tensor model.layers.0.input_layernorm.weight is missing");
     put_llama(&w);
-    gguf_put(&w, "llama.expert_count", one);
+    put(&w, "llama.expert_count", json_integer(8));
     assert_refused(&w, ST_UNSUPPORTED, "experts");
     put_llama(&w);
-    gguf_put(&w, "llama.rope.dimension_count", one);
+    put(&w, "llama.rope.dimension_count", json_integer(8));
     assert_refused(&w, ST_UNSUPPORTED, "rotated in part");
-    json_decref(value);
-    json_decref(one);
 }
 
 TEST(damaged_files_are_refused)

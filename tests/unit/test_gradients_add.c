@@ -3,46 +3,26 @@
  * that begins anew. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
-#include "tests/support/reference.h"
+#include "tests/support/learning.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/learn/learner.h"
 
 #define VOCAB  64
 #define DATUMS 3
 #define TOKENS 7
 #define EACH   3 // targets of a token
 
-struct machine {
-    struct reference policy;
-    struct learner *learner;
-    float *gradients; // of the whole arena
-    size_t n;
-};
-
-static void machine_open(struct machine *m, int budget)
+static struct learning *model(void)
 {
-    const char *folder = test_folder();
-    const struct learner_config options = {.optimizer = {0.9, 0.95, 1e-8, 0, 0, MOMENTS_F32, false},
-                                           .temperature = 1,
-                                           .token_budget = budget,
-                                           .logits_chunk = 5,
-                                           .max_seqs = 2 * budget,
-                                           .max_context = 32};
-    assert_ok(tiny_model_write(folder, 32, 2, VOCAB, 3));
-    reference_open(folder, "cpu", &m->policy);
-    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options,
-                          &m->learner));
-    assert_ok(learner_prepare(m->learner));
-    optimizer_clear_grads(learner_optimizer(m->learner));
-    m->gradients = optimizer_grads(learner_optimizer(m->learner), 0)->base;
-    m->n = (size_t)m->policy.weights->n_elements;
-}
-
-static void machine_close(struct machine *m)
-{
-    learner_free(m->learner);
-    reference_close(&m->policy);
+    struct learning *m =
+        learning_of(&(struct learning_setting){.folder = tiny_folder(32, 2, VOCAB, 3),
+                                               .config = {.optimizer = {.beta2 = 0.95},
+                                                          .token_budget = 64,
+                                                          .logits_chunk = 5,
+                                                          .max_seqs = 128,
+                                                          .max_context = 32}});
+    optimizer_clear_grads(learning_optimizer(m));
+    return m;
 }
 
 struct step { // datums as cw-trainer serve gives them: a token, and what follows it
@@ -83,53 +63,34 @@ static void weighted(void *context, const struct learner_rows *rows, float *ret_
         }
 }
 
-static double difference(const struct machine *a, const struct machine *b)
-{
-    double largest = 0, apart = 0;
-    for (size_t i = 0; i < a->n; i++) {
-        largest = fmax(largest, fabs(a->gradients[i]));
-        apart = fmax(apart, fabs((double)a->gradients[i] - b->gradients[i]));
-    }
-    assert_true(largest > 1e-3);
-    return apart / largest;
-}
-
 // Each datum of its own, in a row: the sum of all, and to the bit what they are in two requests.
 TEST(gradients_add_up)
 {
-    struct machine at_once, apart, again;
-    struct seen a = {0}, b = {0};
+    struct learning *at_once = model(), *apart = model(), *again = model();
+    const int64_t n = at_once->policy.weights->n_elements;
+    struct seen a = {0}, b = {0}, c = {0};
     struct step s;
     make_step(&s, 1);
-    machine_open(&at_once, 64);
-    machine_open(&apart, 64);
-    machine_open(&again, 64);
-    assert_ok(learner_run(at_once.learner, PASS_STEP, s.groups, DATUMS, weighted, &a, NULL));
+    assert_ok(learner_run(at_once->learner, PASS_STEP, s.groups, DATUMS, weighted, &a, NULL));
     for (int i = 0; i < DATUMS; i++)
-        assert_ok(learner_run(apart.learner, PASS_GRADIENTS, &s.groups[i], 1, weighted, &b, NULL));
+        assert_ok(learner_run(apart->learner, PASS_GRADIENTS, &s.groups[i], 1, weighted, &b, NULL));
     assert_memory_equal(a.logprobs, b.logprobs, DATUMS * TOKENS * sizeof(float));
-    assert_true(difference(&at_once, &apart) < 1e-5);
+    assert_same_gradients(learning_gradients(at_once), learning_gradients(apart), n, 1e-5);
     // what was there before goes with PASS_STEP, and only then
-    assert_ok(learner_run(again.learner, PASS_GRADIENTS, s.groups, DATUMS, weighted,
-                          &(struct seen){0}, NULL));
-    assert_ok(
-        learner_run(again.learner, PASS_STEP, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
-    assert_memory_equal(again.gradients, at_once.gradients, at_once.n * sizeof(float));
-    machine_close(&at_once);
-    machine_close(&apart);
-    machine_close(&again);
+    assert_ok(learner_run(again->learner, PASS_GRADIENTS, s.groups, DATUMS, weighted, &c, NULL));
+    assert_ok(learner_run(again->learner, PASS_STEP, s.groups, DATUMS, weighted, &c, NULL));
+    assert_memory_equal(learning_gradients(again), learning_gradients(at_once),
+                        (size_t)n * sizeof(float));
 }
 
 // A pass with all targets of each token is the passes with one of them, added.
 TEST(several_targets)
 {
-    struct machine wide, narrow;
+    struct learning *wide = model(), *narrow = model();
     struct seen all = {0};
     struct step s, one;
     make_step(&s, EACH);
-    machine_open(&wide, 64);
-    machine_open(&narrow, 64);
-    assert_ok(learner_run(wide.learner, PASS_STEP, s.groups, DATUMS, weighted, &all, NULL));
+    assert_ok(learner_run(wide->learner, PASS_STEP, s.groups, DATUMS, weighted, &all, NULL));
     assert_int_equal(all.n, DATUMS * TOKENS * EACH);
     // one column a time: its place among the weights of the wide pass is put back by hand
     for (int column = 0; column < EACH; column++) {
@@ -138,12 +99,10 @@ TEST(several_targets)
         for (int i = 0; i < DATUMS; i++)
             for (int t = 0; t < TOKENS; t++) one.targets[i][t] = s.targets[i][t * EACH + column];
         assert_ok(
-            learner_run(narrow.learner, PASS_LOSS, one.groups, DATUMS, weighted, &seen, NULL));
+            learner_run(narrow->learner, PASS_LOSS, one.groups, DATUMS, weighted, &seen, NULL));
         for (int i = 0; i < DATUMS * TOKENS; i++)
             assert_true(seen.logprobs[i] == all.logprobs[i * EACH + column]);
     }
-    machine_close(&wide);
-    machine_close(&narrow);
 }
 
 // Many targets take room as rows do.
@@ -173,65 +132,57 @@ TEST(settings_of_each_step)
         {.beta1 = 0.8, .beta2 = 0.9, .eps = 1e-4, .weight_decay = 0.1, .max_grad_norm = 0.5},
         {.beta1 = 0, .beta2 = 0, .eps = 1}};
     static const double rates[] = {1e-3, 5e-3, 2e-3, 1e-2};
-    struct machine m;
+    struct learning *m = model();
+    const size_t n = (size_t)m->policy.weights->n_elements;
+    struct seen seen;
     struct step s;
-    machine_open(&m, 64);
     make_step(&s, 1);
-    const float *w = m.policy.weights->base;
-    double *p = malloc(m.n * sizeof *p), *m1 = calloc(m.n, sizeof *m1), *v = calloc(m.n, sizeof *v);
-    for (size_t i = 0; i < m.n; i++) p[i] = w[i];
+    const float *w = m->policy.weights->base;
+    double *p = test_keep(calloc(n, sizeof *p)), *m1 = test_keep(calloc(n, sizeof *p)),
+           *v = test_keep(calloc(n, sizeof *p));
+    for (size_t i = 0; i < n; i++) p[i] = w[i];
     for (int step = 1; step <= 4; step++) {
         const struct optimizer_config *c = &settings[step - 1];
         double norm;
-        assert_ok(
-            learner_run(m.learner, PASS_STEP, s.groups, DATUMS, weighted, &(struct seen){0}, NULL));
-        optimizer_configure(learner_optimizer(m.learner), c);
-        assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
+        seen.n = 0;
+        assert_ok(learner_run(m->learner, PASS_STEP, s.groups, DATUMS, weighted, &seen, NULL));
+        optimizer_configure(learning_optimizer(m), c);
+        assert_ok(optimizer_prepare(learning_optimizer(m), &norm));
         assert_true(norm > 0.5);
         const double scale = c->max_grad_norm > 0 ? c->max_grad_norm / (norm + 1e-6) : 1;
-        for (size_t i = 0; i < m.n; i++) {
-            const double g = m.gradients[i] * scale;
+        for (size_t i = 0; i < n; i++) {
+            const double g = learning_gradients(m)[i] * scale;
             m1[i] = c->beta1 * m1[i] + (1 - c->beta1) * g;
             v[i] = c->beta2 * v[i] + (1 - c->beta2) * g * g;
             p[i] *= 1 - rates[step - 1] * c->weight_decay;
             p[i] -= rates[step - 1] / (1 - pow(c->beta1, step)) * m1[i] /
                     (sqrt(v[i]) / sqrt(1 - pow(c->beta2, step)) + c->eps);
         }
-        assert_ok(optimizer_apply(learner_optimizer(m.learner), rates[step - 1]));
+        assert_ok(optimizer_apply(learning_optimizer(m), rates[step - 1]));
     }
-    for (size_t i = 0; i < m.n; i++) assert_true(fabs(p[i] - w[i]) < 4e-6);
-    free(p);
-    free(m1);
-    free(v);
-    machine_close(&m);
+    for (size_t i = 0; i < n; i++) assert_near(w[i], p[i], 4e-6);
 }
 
 // After a reset a step is the first again.
 TEST(begins_anew)
 {
-    struct machine m;
+    struct learning *m = model();
     struct step s;
-    double norm;
-    machine_open(&m, 64);
+    float *w = m->policy.weights->base;
+    const size_t bytes = (size_t)m->policy.weights->n_elements * sizeof *w;
+    const void *start = test_copy(w, bytes), *first = NULL;
     make_step(&s, 1);
-    const size_t bytes = m.n * sizeof(float);
-    float *start = malloc(bytes), *first = malloc(bytes), *w = m.policy.weights->base;
-    memcpy(start, w, bytes);
     for (int round = 0; round < 2; round++) {
-        assert_ok(optimizer_reset(learner_optimizer(m.learner)));
+        assert_ok(optimizer_reset(learning_optimizer(m)));
         memcpy(w, start, bytes);
         for (int step = 0; step < 2; step++) {
-            assert_ok(learner_run(m.learner, PASS_STEP, s.groups, DATUMS, weighted,
-                                  &(struct seen){0}, NULL));
-            assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
-            assert_ok(optimizer_apply(learner_optimizer(m.learner), 1e-2));
+            struct seen seen = {0};
+            assert_ok(learner_run(m->learner, PASS_STEP, s.groups, DATUMS, weighted, &seen, NULL));
+            learning_step(m, 1e-2);
         }
-        if (round == 0) memcpy(first, w, bytes);
+        if (round == 0) first = test_copy(w, bytes);
     }
-    assert_int_equal(optimizer_steps(learner_optimizer(m.learner)), 2);
+    assert_int_equal(optimizer_steps(learning_optimizer(m)), 2);
     assert_memory_equal(first, w, bytes);
-    assert_true(memcmp(start, w, bytes) != 0);
-    free(start);
-    free(first);
-    machine_close(&m);
+    assert_memory_not_equal(start, w, bytes);
 }

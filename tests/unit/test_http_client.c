@@ -90,11 +90,14 @@ static void stop_server(void)
     canned_server_stop(&server);
 }
 
+LATER(http_client_free)
+
+// Of the test's server, or that address; freed with the test.
 static struct http_client *client_of(const char *address)
 {
     struct http_client *c = NULL;
     assert_ok(http_client_new(address, &c));
-    return c;
+    return test_later(c, http_client_free_later);
 }
 
 static enum status post_json(struct http_client *c, const char *path, const json_t *body,
@@ -114,43 +117,32 @@ static enum status post_json(struct http_client *c, const char *path, const json
 TEST(test_json)
 {
     struct http_client *c = client_of(server.socket);
-    json_t *answer = NULL, *body = json_pack("{s:[i,i]}", "ids", 1, 2);
+    struct bytes text = BYTES_INIT;
+    const json_t *body = json_quoted("{'ids': [1, 2]}");
+    json_t *answer = NULL;
     for (int n = 1; n <= 3; n++) { // one connection is kept
         assert_ok(http_get_json(c, "/count", 2000, &answer));
-        assert_int_equal(json_integer_value(json_object_get(answer, "n")), n);
-        json_decref(answer);
+        assert_int_equal(int_of(test_keep(answer), "n"), n);
     }
     assert_ok(post_json(c, "/echo", body, &answer));
-    assert_true(json_equal(answer, body));
-    json_decref(answer);
+    assert_true(json_equal(test_keep(answer), body));
     assert_ok(post_json(c, "/echo", NULL, &answer));
-    assert_true(json_is_object(answer) && json_object_size(answer) == 0);
-    json_decref(answer);
+    assert_true(json_equal(test_keep(answer), json_quoted("{}")));
     assert_ok(post_json(c, "/echo", body, NULL));
-    struct bytes text = BYTES_INIT;
     assert_ok(http_get(c, "/count", 2000, &text));
-    assert_string_equal(bytes_text(&text), "{\"n\": 7}");
-    bytes_release(&text);
-    json_decref(body);
-    http_client_free(c);
+    assert_string_equal(test_keep(text.data), "{\"n\": 7}");
 }
 
 TEST(test_refusals)
 {
+    const json_t *cases = test_rows("http_client", "test_refusals");
     struct http_client *c = client_of(server.socket);
     json_t *answer = NULL;
-    assert_int_equal(http_get_json(c, "/busy", 2000, &answer), ST_BUSY);
-    assert_message("GET /busy: 429: queue full");
-    assert_int_equal(http_get_json(c, "/torn", 2000, &answer), ST_BUSY);
-    assert_message("503: torn");
-    assert_int_equal(post_json(c, "/bad", NULL, &answer), ST_INVALID);
-    assert_message("POST /bad: 400: n is -1");
-    assert_int_equal(http_get_json(c, "/broken", 2000, &answer), ST_IO);
-    assert_message("500: it broke");
-    assert_int_equal(http_get_json(c, "/nonsense", 2000, &answer), ST_FORMAT);
-    assert_message("/nonsense");
+    for (size_t i = 0; i < json_array_size(cases); i++)
+        assert_fails(http_get_json(c, row_text(cases, i, "path"), 2000, &answer),
+                     row_status(cases, i, "st"), row_text(cases, i, "words"));
+    assert_fails(post_json(c, "/bad", NULL, &answer), ST_INVALID, "POST /bad: 400: n is -1");
     assert_null(answer);
-    http_client_free(c);
 }
 
 TEST(test_gone_and_late)
@@ -162,16 +154,12 @@ TEST(test_gone_and_late)
     assert_true(clock_ms_since(start) >= 150 && clock_ms_since(start) < 1500);
     assert_int_equal(http_get_json(c, "/closes", 2000, &answer), ST_PEER_GONE);
     assert_ok(http_get_json(c, "/count", 2000, &answer)); // and it works again
-    json_decref(answer);
-    http_client_free(c);
-    c = client_of("/tmp/no-such-socket");
-    assert_int_equal(http_get_json(c, "/count", 2000, &answer), ST_PEER_GONE);
-    assert_message("/tmp/no-such-socket");
-    http_client_free(c);
+    test_keep(answer);
+    assert_fails(http_get_json(client_of("/tmp/no-such-socket"), "/count", 2000, &answer),
+                 ST_PEER_GONE, "/tmp/no-such-socket");
     c = NULL;
-    char longer[200];
+    char longer[200] = {0};
     memset(longer, 'x', sizeof longer - 1);
-    longer[sizeof longer - 1] = 0;
     assert_int_equal(http_client_new(longer, &c), ST_INVALID);
     assert_null(c);
 }
@@ -201,39 +189,24 @@ static enum status alive(void *context)
 
 TEST(test_lines)
 {
-    static const struct {
-        const char *path;
-        int timeout_ms, idle_timeout_ms, fail_at;
-        bool asked;
-        enum status status;
-        const char *message, *lines;
-    } cases[] = {
-        {"/lines", 0, 2000, 0, false, ST_OK, "", "first|second|third|last|"},
-        {"/lines", 0, 2000, 2, false, ST_FORMAT, "line 2 of second", "first|"},
-        {"/lines-cut", 0, 2000, 0, false, ST_PEER_GONE, "", "first|second|third|"},
-        {"/lines-stall", 0, 200, 0, false, ST_TIMEOUT, "nothing arrived for 200 ms", NULL},
-        {"/lines-stall", 300, 0, 0, false, ST_TIMEOUT, "", NULL},
-        {"/lines-stall", 0, 0, 0, true, ST_PEER_GONE, "it died", NULL},
-        {"/busy", 0, 2000, 0, false, ST_BUSY, "", ""},
-    };
+    const json_t *cases = test_rows("http_client", "test_lines");
     struct http_client *client = client_of(server.socket);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct consumer c = {.fail_at = cases[i].fail_at};
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        struct consumer c = {.fail_at = row_int(cases, i, "fail_at")};
         const int64_t start = clock_now_ns();
-        const struct http_call call = {.path = cases[i].path,
+        const struct http_call call = {.path = row_text(cases, i, "path"),
                                        .post = true,
-                                       .timeout_ms = cases[i].timeout_ms,
-                                       .idle_timeout_ms = cases[i].idle_timeout_ms,
+                                       .timeout_ms = row_int(cases, i, "timeout_ms"),
+                                       .idle_timeout_ms = row_int(cases, i, "idle_timeout_ms"),
                                        .on_line = take,
-                                       .alive = cases[i].asked ? alive : NULL,
+                                       .alive = row_flag(cases, i, "asked") ? alive : NULL,
                                        .context = &c};
-        assert_status(http_perform(client, &call, NULL), cases[i].status);
-        if (cases[i].status != ST_OK) assert_message(cases[i].message);
-        if (cases[i].lines) assert_string_equal(c.lines, cases[i].lines);
-        if (cases[i].fail_at) assert_int_equal(c.n, cases[i].fail_at);
-        if (cases[i].asked) assert_true(clock_ms_since(start) < 2000);
+        assert_status(http_perform(client, &call, NULL), row_status(cases, i, "status"));
+        if (row_status(cases, i, "status") != ST_OK) assert_message(row_text(cases, i, "message"));
+        if (row_text(cases, i, "lines")) assert_string_equal(c.lines, row_text(cases, i, "lines"));
+        if (row_int(cases, i, "fail_at")) assert_int_equal(c.n, row_int(cases, i, "fail_at"));
+        if (row_flag(cases, i, "asked")) assert_true(clock_ms_since(start) < 2000);
     }
-    http_client_free(client);
 }
 
 // ---- many at the same time ----------------------------------------------------------------------
@@ -281,7 +254,6 @@ TEST(each_has_its_own_consumer)
         assert_ok(http_finish(c[i].request, NULL));
         assert_lines(&c[i], i, 2);
     }
-    http_client_free(client);
 }
 
 // One fails in each of the ways there are; each tells its own story however late it is asked, and
@@ -307,7 +279,6 @@ TEST(each_has_its_own_error)
     assert_fails(http_finish(late.request, NULL), ST_TIMEOUT,
                  "POST /stall: no whole response within 300 ms");
     assert_fails(http_finish(cut.request, NULL), ST_PEER_GONE, "POST /cut");
-    http_client_free(client);
 }
 
 TEST(cancelled_ones_are_over)
@@ -324,7 +295,7 @@ TEST(cancelled_ones_are_over)
     assert_lines(&good, 3, 2);
     assert_int_equal(stalled.n, before);
     http_cancel(NULL);
-    http_client_free(client); // `left` is cancelled with it
+    test_now(client); // `left` is cancelled with it
 }
 
 TEST(the_life_of_each_server_is_asked_for)
@@ -340,7 +311,6 @@ TEST(the_life_of_each_server_is_asked_for)
     assert_fails(http_finish(request, NULL), ST_PEER_GONE, "it died");
     assert_true(clock_ms_since(start) < 10000);
     assert_ok(http_finish(good.request, NULL));
-    http_client_free(client);
 }
 
 static int requests_on_connection(struct http_client *client, const char *address)
@@ -369,10 +339,8 @@ TEST(servers_side_by_side)
     const struct http_call nameless = {.server = "", .path = "/"};
     assert_status(http_submit(client, &nameless, &request), ST_INVALID);
     assert_null(request);
-    http_client_free(client);
     client = client_of(server.url);
     assert_int_equal(requests_on_connection(client, NULL), 1);
-    http_client_free(client);
 }
 
 // A server that is killed with requests in flight is noticed at once by all of them.
@@ -394,7 +362,6 @@ TEST(a_killed_server_ends_them_all)
         assert_fails(http_finish(c[i].request, NULL), ST_PEER_GONE,
                      "the server closed the connection on");
     assert_true(clock_ms_since(start) < 10000);
-    http_client_free(client);
 }
 
 TESTS_BETWEEN(start_server, stop_server)

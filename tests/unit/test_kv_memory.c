@@ -14,8 +14,7 @@
 // random ones.
 static void open_uneven(struct reference *r)
 {
-    const char *folder = test_folder();
-    assert_ok(tiny_model_write(folder, 64, 3, VOCAB, 7));
+    const char *folder = tiny_folder(64, 3, VOCAB, 7);
     memset(r, 0, sizeof *r);
     assert_ok(device_open("cpu", &r->dev));
     assert_ok(model_config_load(folder, &r->config));

@@ -15,51 +15,43 @@
 // range that is trained.
 TEST(bias_is_a_buffer)
 {
-    struct loaded f32, bf16;
-    struct safetensors *set, *saved;
     struct param_ranges ranges;
     const char *folder = test_golden("deepseek-v3"), *copy = test_folder();
-    assert_ok(loaded_open(folder, DT_F32, &f32));
-    assert_ok(loaded_open(folder, DT_BF16, &bf16));
-    assert_ok(safetensors_open(folder, &set));
+    struct loaded *f32 = loaded_of(folder, DT_F32);
+    struct loaded *bf16 = loaded_of(folder, DT_BF16);
+    struct safetensors *set = tensors_of(folder);
     const struct safetensors_entry *want = safetensors_find(set, BIAS);
-    const struct weight_tensor *a = weights_find(f32.weights, BIAS),
-                               *b = weights_find(bf16.weights, BIAS);
-    assert_true(a->offset == b->offset && a->offset >= f32.weights->n_elements);
-    assert_memory_equal(bf16.weights->layers[1].router_bias, want->data, want->bytes);
-    assert_memory_equal(f32.weights->layers[1].router_bias, want->data, want->bytes);
-    assert_null(bf16.weights->layers[0].router_bias);
-    assert_ok(weights_save(bf16.weights, bf16.dev, copy, DT_BF16));
-    assert_ok(safetensors_open(copy, &saved));
+    const struct weight_tensor *a = weights_find(f32->weights, BIAS),
+                               *b = weights_find(bf16->weights, BIAS);
+    assert_true(a->offset == b->offset && a->offset >= f32->weights->n_elements);
+    assert_memory_equal(bf16->weights->layers[1].router_bias, want->data, want->bytes);
+    assert_memory_equal(f32->weights->layers[1].router_bias, want->data, want->bytes);
+    assert_null(bf16->weights->layers[0].router_bias);
+    assert_ok(weights_save(bf16->weights, bf16->dev, copy, DT_BF16));
+    struct safetensors *saved = tensors_of(copy);
     const struct safetensors_entry *have = safetensors_find(saved, BIAS);
     assert_true(have->dt == DT_F32);
     assert_memory_equal(have->data, want->data, want->bytes);
     assert_true(safetensors_find(saved, "lm_head.weight")->dt == DT_BF16);
-    assert_ok(param_ranges_of(bf16.weights, NULL, &ranges));
+    assert_ok(param_ranges_of(bf16->weights, NULL, &ranges));
     assert_int_equal(ranges.n, 1);
-    assert_true(ranges.list[0].first == 0 && ranges.list[0].n == bf16.weights->n_elements);
-    assert_int_equal(param_ranges_parameters(&ranges), bf16.weights->n_parameters - b->n);
+    assert_true(ranges.list[0].first == 0 && ranges.list[0].n == bf16->weights->n_elements);
+    assert_int_equal(param_ranges_parameters(&ranges), bf16->weights->n_parameters - b->n);
     param_ranges_release(&ranges);
-    safetensors_free(set);
-    safetensors_free(saved);
-    loaded_close(&f32);
-    loaded_close(&bf16);
 }
 
 // ---- layers that are left out -------------------------------------------------------------------
 // The folder's tensors and one more.
 static const char *with_tensor(const char *folder, const char *name)
 {
-    struct safetensors *set;
     const char *copy = test_folder();
-    assert_ok(safetensors_open(folder, &set));
+    struct safetensors *set = tensors_of(folder);
     static const float zeros[3];
     static struct safetensors_source sources[128];
     const int n = tensor_sources(set, sources);
     sources[n] = (struct safetensors_source){.n_dims = 1, .shape = {3}, .tag = zeros};
     snprintf(sources[n].name, sizeof sources[n].name, "%s", name);
     tensors_write(copy, sources, n + 1);
-    safetensors_free(set);
     return copy;
 }
 
@@ -91,15 +83,14 @@ TEST(further_layers_are_left_out)
 TEST(cache_holds_latents)
 {
     enum { BLOCK = 4, BLOCKS = 3, WIDTH = 16 + 4 };
-    struct loaded o;
     struct kv_memory m;
     size_t before, after, peak;
-    assert_ok(loaded_open(test_golden("deepseek-v2"), DT_F32, &o));
-    device_allocated(o.dev, &before, &peak);
-    assert_ok(kv_memory_alloc(&m, o.dev, o.config, DT_F32, BLOCK, BLOCKS, 0));
-    device_allocated(o.dev, &after, &peak);
+    struct loaded *o = loaded_of(test_golden("deepseek-v2"), DT_F32);
+    device_allocated(o->dev, &before, &peak);
+    assert_ok(kv_memory_alloc(&m, o->dev, o->config, DT_F32, BLOCK, BLOCKS, 0));
+    device_allocated(o->dev, &after, &peak);
     assert_int_equal(after - before, 2 * BLOCKS * BLOCK * WIDTH * sizeof(float));
-    assert_int_equal(kv_memory_block_bytes(o.config, DT_F32, BLOCK),
+    assert_int_equal(kv_memory_block_bytes(o->config, DT_F32, BLOCK),
                      2 * BLOCK * WIDTH * sizeof(float));
     float *keys = m.view.k;
     const int64_t second = m.view.layers[1].offset + 2 * BLOCK * WIDTH;
@@ -107,7 +98,6 @@ TEST(cache_holds_latents)
     kv_memory_copy_block(&m, 2, 0);
     assert_true(keys[m.view.layers[1].offset + 5] == 7 && m.view.v == NULL);
     kv_memory_release(&m);
-    loaded_close(&o);
 }
 
 static enum status adapt(struct loaded *o, const char *targets, int *ret_n)
@@ -126,14 +116,12 @@ static enum status adapt(struct loaded *o, const char *targets, int *ret_n)
 
 TEST(adapters_leave_kv_b_alone)
 {
-    struct loaded o;
     int n;
-    assert_ok(loaded_open(test_golden("deepseek-v2"), DT_F32, &o));
-    assert_ok(adapt(&o, "q_a_proj,q_b_proj,kv_a_proj_with_mqa,o_proj", &n));
+    struct loaded *o = loaded_of(test_golden("deepseek-v2"), DT_F32);
+    assert_ok(adapt(o, "q_a_proj,q_b_proj,kv_a_proj_with_mqa,o_proj", &n));
     assert_int_equal(n, 8);
-    assert_int_equal(adapt(&o, "q_a_proj,kv_b_proj", &n), ST_UNSUPPORTED);
+    assert_int_equal(adapt(o, "q_a_proj,kv_b_proj", &n), ST_UNSUPPORTED);
     assert_contains(status_message(), "kv_b_proj");
-    assert_ok(adapt(&o, "all-linear", &n)); // and a dense MLP's three, and the shared expert's
+    assert_ok(adapt(o, "all-linear", &n)); // and a dense MLP's three, and the shared expert's
     assert_int_equal(n, 14);
-    loaded_close(&o);
 }

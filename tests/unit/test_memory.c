@@ -3,12 +3,11 @@
  * these options leave gradients as they are (--recompute) or training where it was
  * (--optim-moments). */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/learning.h"
 #include "tests/support/random_step.h"
-#include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/learn/learner.h"
 
 #define GROUPS  4
 #define PER     3
@@ -44,62 +43,38 @@ struct setting {
     bool latent;   // one with latent attention, of more heads than the CPU takes at a time
 };
 
-struct machine {
-    struct reference policy, draft; // the learner works on these weights
-    struct learner *learner;
-};
-
-static void machine_open(const struct setting *s, struct machine *m)
+static struct learning *model(const struct setting *s)
 {
-    const char *folder = test_folder(), *draft = test_folder();
+    const char *folder = s->latent ? test_folder() : NULL;
     if (s->latent)
         assert_ok(tiny_latent_write(folder, 48, VOCAB));
     else
-        assert_ok(tiny_model_write(folder, s->smallest ? 32 : 64, s->smallest ? 1 : 3, VOCAB, 3));
-    assert_ok(tiny_model_write(draft, 96, 2, VOCAB, 4)); // wider than its policy
-    struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0, 1, s->moments, false};
-    struct learner_config options = {
-        .optimizer = adamw,
-        .temperature = 1,
-        .token_budget = s->budget,
-        .logits_chunk = s->logits_chunk,
-        .max_seqs = SAMPLES + GROUPS,
-        .max_context = PROMPT + LENGTH,
-        .recompute = s->recompute,
-    };
-    struct learner_draft_config draft_options = {adamw, 1};
-    *m = (struct machine){0};
-    reference_open(folder, "cpu", &m->policy);
-    if (s->draft) reference_open(draft, "cpu", &m->draft);
-    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, s->reference,
-                          &options, &m->learner));
-    if (s->draft)
-        assert_ok(learner_add_draft(m->learner, m->draft.config, m->draft.weights, &draft_options));
-    assert_ok(learner_prepare(m->learner));
+        folder = tiny_folder(s->smallest ? 32 : 64, s->smallest ? 1 : 3, VOCAB, 3);
+    return learning_of(&(struct learning_setting){
+        .folder = folder,
+        .draft = s->draft ? tiny_folder(96, 2, VOCAB, 4) : NULL, // wider than its policy
+        .draft_weight = 1,
+        .reference = s->reference,
+        .config = {.optimizer = {.max_grad_norm = 1, .moments = s->moments},
+                   .token_budget = s->budget,
+                   .logits_chunk = s->logits_chunk,
+                   .max_seqs = SAMPLES + GROUPS,
+                   .max_context = PROMPT + LENGTH,
+                   .recompute = s->recompute}});
 }
 
-static void machine_close(const struct setting *s, struct machine *m)
-{
-    learner_free(m->learner);
-    if (s->draft) reference_close(&m->draft);
-    reference_close(&m->policy);
-}
-
-static double one_step(struct machine *m, const struct random_step *s, bool draft, double lr)
+static double one_step(struct learning *m, const struct random_step *s, double lr)
 {
     double norm, loss = 0;
     struct update_stats stats = {0};
-    if (draft)
-        assert_ok(
-            learner_run(m->learner, PASS_STEP, s->groups, GROUPS, cross_entropy, &loss, &stats));
-    else
-        assert_ok(
-            learner_run(m->learner, PASS_STEP, s->groups, GROUPS, cross_entropy, &loss, NULL));
-    assert_ok(optimizer_prepare(learner_optimizer(m->learner), &norm));
-    if (draft) assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m->learner)), &norm));
+    struct learner *draft = learner_draft(m->learner);
+    assert_ok(learner_run(m->learner, PASS_STEP, s->groups, GROUPS, cross_entropy, &loss,
+                          draft ? &stats : NULL));
+    assert_ok(optimizer_prepare(learning_optimizer(m), &norm));
+    if (draft) assert_ok(optimizer_prepare(learner_optimizer(draft), &norm));
     if (lr == 0) return loss;
-    assert_ok(optimizer_apply(learner_optimizer(m->learner), lr));
-    if (draft) assert_ok(optimizer_apply(learner_optimizer(learner_draft(m->learner)), lr));
+    assert_ok(optimizer_apply(learning_optimizer(m), lr));
+    if (draft) assert_ok(optimizer_apply(learner_optimizer(draft), lr));
     return loss;
 }
 
@@ -118,13 +93,11 @@ TEST(plan_holds)
                             .latent = i == 24,
                             .budget = 90,
                             .logits_chunk = 32};
-        struct machine m;
-        struct memory_plan plan;
-        machine_open(&s, &m);
-        size_t prepared = learner_memory_taken(m.learner);
-        for (int k = 0; k < 2; k++) one_step(&m, &step, s.draft, 1e-3);
-        plan = learner_info(m.learner)->memory;
-        size_t taken = learner_memory_taken(m.learner);
+        struct learning *m = model(&s);
+        const size_t prepared = learner_memory_taken(m->learner);
+        for (int k = 0; k < 2; k++) one_step(m, &step, 1e-3);
+        const struct memory_plan plan = learner_info(m->learner)->memory;
+        const size_t taken = learner_memory_taken(m->learner);
         printf("--recompute %-5s --optim-moments %-4s draft %d reference %d: %8zu planned, %8zu "
                "taken\n",
                recompute_names[s.recompute], moments_kind_names[s.moments], s.draft, s.reference,
@@ -132,7 +105,7 @@ TEST(plan_holds)
         assert_int_equal(plan.total, taken);
         assert_int_equal(taken, prepared); // a step takes nothing more
         if (i < 6) totals[s.recompute][s.moments] = plan.total;
-        machine_close(&s, &m);
+        learning_end(m);
     }
     for (int k = 0; k < 3; k++) assert_true(totals[RECOMPUTE_LAYER][k] < totals[RECOMPUTE_NONE][k]);
     for (int r = 0; r < 2; r++)
@@ -142,14 +115,6 @@ TEST(plan_holds)
 
 // ---- what the options do to training ------------------------------------------------------------
 
-static char *gradients_copy(struct learner *l)
-{
-    const struct weights *grads = optimizer_grads(learner_optimizer(l), 0);
-    char *copy = malloc(grads->bytes);
-    assert_non_null(copy);
-    return memcpy(copy, grads->base, grads->bytes);
-}
-
 // Policy and draft, in one micro-batch or several.
 TEST(recompute_changes_no_bit)
 {
@@ -157,29 +122,19 @@ TEST(recompute_changes_no_bit)
     struct random_step step;
     make_step(&step, 5);
     for (int b = 0; b < 2; b++) {
-        char *policy[2], *draft[2];
-        size_t bytes[2] = {0};
+        const struct weights *grads[2][2];
         for (int r = 0; r < 2; r++) {
-            struct setting s = {.recompute = (enum recompute)r,
-                                .draft = true,
-                                .budget = budgets[b],
-                                .logits_chunk = 16};
-            struct machine m;
-            machine_open(&s, &m);
-            one_step(&m, &step, true, 0);
-            struct learner *ld = learner_draft(m.learner);
-            bytes[0] = optimizer_grads(learner_optimizer(m.learner), 0)->bytes;
-            bytes[1] = optimizer_grads(learner_optimizer(ld), 0)->bytes;
-            policy[r] = gradients_copy(m.learner);
-            draft[r] = gradients_copy(ld);
-            machine_close(&s, &m);
+            const struct setting s = {.recompute = (enum recompute)r,
+                                      .draft = true,
+                                      .budget = budgets[b],
+                                      .logits_chunk = 16};
+            struct learning *m = model(&s);
+            one_step(m, &step, 0);
+            grads[r][0] = optimizer_grads(learning_optimizer(m), 0);
+            grads[r][1] = optimizer_grads(learner_optimizer(learner_draft(m->learner)), 0);
         }
-        assert_memory_equal(policy[0], policy[1], bytes[0]);
-        assert_memory_equal(draft[0], draft[1], bytes[1]);
-        for (int r = 0; r < 2; r++) {
-            free(policy[r]);
-            free(draft[r]);
-        }
+        for (int k = 0; k < 2; k++)
+            assert_memory_equal(grads[0][k]->base, grads[1][k]->base, grads[0][k]->bytes);
     }
 }
 
@@ -202,15 +157,14 @@ static void make_lesson(struct random_step *s, int step)
 static void curve(enum moments_kind moments, double lr, double ret[STEPS / WINDOW])
 {
     struct setting s = {.moments = moments, .budget = 400, .logits_chunk = 128, .smallest = true};
-    struct machine m;
+    struct learning *m = model(&s);
     struct random_step step;
-    machine_open(&s, &m);
     memset(ret, 0, STEPS / WINDOW * sizeof *ret);
     for (int i = 0; i < STEPS; i++) {
         make_lesson(&step, i);
-        ret[i / WINDOW] += one_step(&m, &step, false, lr) / WINDOW;
+        ret[i / WINDOW] += one_step(m, &step, lr) / WINDOW;
     }
-    machine_close(&s, &m);
+    learning_end(m);
 }
 
 // The distances that docs/lab/exactness.md states.

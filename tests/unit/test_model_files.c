@@ -12,32 +12,24 @@
 #define QWEN2 "{\"model_type\":\"qwen2\",\"architectures\":[\"Qwen2ForCausalLM\"]," SIZES
 #define LLAMA "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"]," SIZES
 
-static enum status load_text(const char *text, struct model_config **ret)
-{
-    const char *path = test_path(test_folder(), "config.json");
-    test_write(path, text, strlen(text));
-    return model_config_load_file(path, ret);
-}
-
 TEST(config_eos_lists)
 {
-    struct model_config *c;
     const char *folder = test_folder();
-    const char *config = QWEN2 ",\"eos_token_id\":5}", *generation = "{\"eos_token_id\":[7,5]}";
-    test_write(test_path(folder, "config.json"), config, strlen(config));
-    test_write(test_path(folder, "generation_config.json"), generation, strlen(generation));
-    assert_ok(model_config_load(folder, &c));
+    test_put(folder, "config.json", QWEN2 ",\"eos_token_id\":5}");
+    test_put(folder, "generation_config.json", "{\"eos_token_id\":[7,5]}");
+    struct model_config *c = config_of(folder);
     assert_int_equal(c->n_eos, 2);
     assert_int_equal(c->eos_ids[0], 5);
     assert_int_equal(c->eos_ids[1], 7);
-    model_config_free(c);
 }
 
 TEST_EACH(config_refusals, "model_files")
 {
     struct model_config *c = NULL;
-    assert_status(load_text(row_text(cases, i, "text"), &c), row_status(cases, i, "code"));
-    assert_message(row_text(cases, i, "words"));
+    const char *folder = test_folder();
+    test_put(folder, "config.json", row_text(cases, i, "text"));
+    assert_fails(model_config_load_file(test_path(folder, "config.json"), &c),
+                 row_status(cases, i, "code"), row_text(cases, i, "words"));
     assert_null(c);
 }
 
@@ -97,117 +89,115 @@ TEST(safetensors_refusals)
     bytes_release(&file);
 }
 
-// ---- the weights table --------------------------------------------------------------------------
-static void open_tiny(struct loaded *t, const char *text)
+// Of zeros; closed with the test.
+static struct loaded *tiny(const char *config)
 {
-    assert_ok(device_open("cpu", &t->dev));
-    assert_ok(load_text(text, &t->config));
-    loaded_zeros(t, DT_F32);
+    const char *folder = test_folder();
+    test_put(folder, "config.json", config);
+    return loaded_planned(folder, DT_F32);
+}
+
+// Its random weights are in the folder.
+static void save(const struct loaded *m, uint64_t seed, const char *folder)
+{
+    assert_ok(weights_init_random(m->weights, m->dev, seed));
+    assert_ok(weights_save(m->weights, m->dev, folder, DT_F32));
+}
+
+static enum status load(const struct loaded *m, const char *folder)
+{
+    return weights_load(m->weights, m->dev, folder);
+}
+
+// Nothing was written over what the test had put there.
+static void fill(const struct loaded *m)
+{
+    memset(m->weights->base, 0x5a, m->weights->bytes);
+}
+
+static void assert_filled(const struct loaded *m)
+{
+    for (size_t i = 0; i < m->weights->bytes; i++)
+        assert_int_equal(((unsigned char *)m->weights->base)[i], 0x5a);
 }
 
 TEST(plan_is_dense_and_aligned)
 {
-    struct loaded t;
     struct weights *half;
-    open_tiny(&t, QWEN2 ",\"tie_word_embeddings\":true}");
-    assert_ok(weights_plan(t.config, DT_BF16, &half));
+    const struct loaded *t = tiny(QWEN2 ",\"tie_word_embeddings\":true}");
+    assert_ok(weights_plan(t->config, DT_BF16, &half));
     // embed, 2 x (norm, q k v, their biases, o, norm, gate, up, down), final norm
-    assert_int_equal(t.weights->n_tensors, 1 + 2 * 12 + 1);
-    assert_int_equal(t.weights->n_elements, half->n_elements);
-    for (int i = 0; i < t.weights->n_tensors; i++) {
-        const struct weight_tensor *w = &t.weights->tensors[i];
+    assert_int_equal(t->weights->n_tensors, 1 + 2 * 12 + 1);
+    assert_int_equal(t->weights->n_elements, half->n_elements);
+    for (int i = 0; i < t->weights->n_tensors; i++) {
+        const struct weight_tensor *w = &t->weights->tensors[i];
         assert_int_equal(w->offset, half->tensors[i].offset);
         if (i > 0) assert_true(w->offset >= w[-1].offset + w[-1].n);
         bool later_part = i > 0 && w->role == w[-1].role && w->role != ROLE_ATTN_NORM;
         if (!later_part) assert_int_equal(w->offset % 128, 0);
     }
     const struct weight_tensor *q =
-        weights_find(t.weights, "model.layers.1.self_attn.q_proj.weight");
+        weights_find(t->weights, "model.layers.1.self_attn.q_proj.weight");
     const struct weight_tensor *k =
-        weights_find(t.weights, "model.layers.1.self_attn.k_proj.weight");
-    assert_ptr_equal(t.weights->layers[1].qkv, (float *)t.weights->base + q->offset);
+        weights_find(t->weights, "model.layers.1.self_attn.k_proj.weight");
+    assert_ptr_equal(t->weights->layers[1].qkv, (float *)t->weights->base + q->offset);
     assert_int_equal(k->offset, q->offset + q->n);
-    assert_ptr_equal(t.weights->head, t.weights->embed);
-    assert_true(t.weights->canary_offset >= (size_t)t.weights->n_elements * 4);
+    assert_ptr_equal(t->weights->head, t->weights->embed);
+    assert_true(t->weights->canary_offset >= (size_t)t->weights->n_elements * 4);
     char a[65], b[65];
-    weights_layout_hash(t.weights, a);
+    weights_layout_hash(t->weights, a);
     weights_layout_hash(half, b);
     assert_string_not_equal(a, b);
     weights_free(half);
-    loaded_close(&t);
 }
 
 TEST(saved_weights_come_back)
 {
-    struct loaded a, b;
     const char *folder = test_folder();
-    open_tiny(&a, LLAMA "}");
-    open_tiny(&b, LLAMA "}");
-    assert_ok(weights_init_random(a.weights, a.dev, 7));
-    assert_ok(weights_save(a.weights, a.dev, folder, DT_F32));
-    assert_ok(weights_load(b.weights, b.dev, folder));
-    assert_memory_equal(a.weights->base, b.weights->base, a.weights->bytes);
+    const struct loaded *a = tiny(LLAMA "}"), *b = tiny(LLAMA "}");
+    save(a, 7, folder);
+    assert_ok(load(b, folder));
+    assert_memory_equal(a->weights->base, b->weights->base, a->weights->bytes);
     // through bf16: each is the nearest bf16
-    assert_ok(weights_save(a.weights, a.dev, folder, DT_BF16));
-    assert_ok(weights_load(b.weights, b.dev, folder));
-    for (int64_t i = 0; i < a.weights->n_elements; i++) {
-        float x = ((float *)a.weights->base)[i], y = ((float *)b.weights->base)[i];
+    assert_ok(weights_save(a->weights, a->dev, folder, DT_BF16));
+    assert_ok(load(b, folder));
+    for (int64_t i = 0; i < a->weights->n_elements; i++) {
+        const float x = ((float *)a->weights->base)[i], y = ((float *)b->weights->base)[i];
         if (y != f32_from_bf16(bf16_from_f32(x)))
             fail_msg("element %lld: %g became %g", (long long)i, x, y);
     }
-    loaded_close(&a);
-    loaded_close(&b);
 }
 
 TEST(wrong_folders_write_nothing)
 {
-    struct loaded untied, tied, biased;
     const char *folder = test_folder();
-    open_tiny(&untied, LLAMA "}");
-    open_tiny(&tied, LLAMA ",\"tie_word_embeddings\":true}");
-    open_tiny(&biased, LLAMA ",\"attention_bias\":true}");
-    device_fill(biased.dev, biased.weights->base, 0x5a, biased.weights->bytes);
-    device_fill(untied.dev, untied.weights->base, 0x5a, untied.weights->bytes);
-    assert_fails(weights_load(biased.weights, biased.dev, folder), ST_NOT_FOUND,
+    const struct loaded *untied = tiny(LLAMA "}"),
+                        *tied = tiny(LLAMA ",\"tie_word_embeddings\":true}"),
+                        *biased = tiny(LLAMA ",\"attention_bias\":true}"),
+                        *wide = tiny(LLAMA ",\"intermediate_size\":32}");
+    fill(biased);
+    fill(untied);
+    assert_fails(load(biased, folder), ST_NOT_FOUND,
                  "neither model.safetensors nor model.safetensors.index.json");
-
-    assert_ok(weights_init_random(tied.weights, tied.dev, 1));
-    assert_ok(weights_save(tied.weights, tied.dev, folder, DT_F32));
-    assert_fails(weights_load(untied.weights, untied.dev, folder), ST_NOT_FOUND, "lm_head.weight");
-    assert_fails(weights_load(biased.weights, biased.dev, folder), ST_NOT_FOUND,
-                 "self_attn.q_proj.bias");
-    for (size_t i = 0; i < biased.weights->bytes; i++)
-        assert_int_equal(((unsigned char *)biased.weights->base)[i], 0x5a);
-
-    assert_ok(weights_init_random(biased.weights, biased.dev, 1));
-    assert_ok(weights_save(biased.weights, biased.dev, folder, DT_F32));
-    assert_fails(weights_load(untied.weights, untied.dev, folder), ST_MISMATCH,
-                 "bias is not part of");
-
-    struct loaded wide;
-    open_tiny(&wide, LLAMA ",\"intermediate_size\":32}");
-    assert_ok(weights_init_random(wide.weights, wide.dev, 1));
-    assert_ok(weights_save(wide.weights, wide.dev, folder, DT_F32));
-    assert_fails(weights_load(untied.weights, untied.dev, folder), ST_MISMATCH,
+    save(tied, 1, folder);
+    assert_fails(load(untied, folder), ST_NOT_FOUND, "lm_head.weight");
+    assert_fails(load(biased, folder), ST_NOT_FOUND, "self_attn.q_proj.bias");
+    assert_filled(biased);
+    save(biased, 1, folder);
+    assert_fails(load(untied, folder), ST_MISMATCH, "bias is not part of");
+    save(wide, 1, folder);
+    assert_fails(load(untied, folder), ST_MISMATCH,
                  "has shape (32, 16); config.json calls for (24, 16)");
-    for (size_t i = 0; i < untied.weights->bytes; i++)
-        assert_int_equal(((unsigned char *)untied.weights->base)[i], 0x5a);
-    loaded_close(&wide);
-    loaded_close(&untied);
-    loaded_close(&tied);
-    loaded_close(&biased);
+    assert_filled(untied);
 }
 
 TEST(shards_are_one_model)
 {
-    struct loaded a, b;
     const char *whole = test_folder(), *split = test_folder();
-    struct safetensors *set;
-    open_tiny(&a, LLAMA ",\"tie_word_embeddings\":true}");
-    open_tiny(&b, LLAMA ",\"tie_word_embeddings\":true}");
-    assert_ok(weights_init_random(a.weights, a.dev, 3));
-    assert_ok(weights_save(a.weights, a.dev, whole, DT_F32));
-    assert_ok(safetensors_open(whole, &set));
+    const struct loaded *a = tiny(LLAMA ",\"tie_word_embeddings\":true}"),
+                        *b = tiny(LLAMA ",\"tie_word_embeddings\":true}");
+    save(a, 3, whole);
+    struct safetensors *set = tensors_of(whole);
 
     struct bytes index = BYTES_INIT;
     bytes_puts(&index, "{\"weight_map\":{");
@@ -236,16 +226,13 @@ TEST(shards_are_one_model)
     }
     bytes_puts(&index, "}}");
     test_write(test_path(split, "model.safetensors.index.json"), index.data, index.len);
-    assert_ok(weights_load(b.weights, b.dev, split));
-    assert_memory_equal(a.weights->base, b.weights->base, a.weights->bytes);
+    assert_ok(load(b, split));
+    assert_memory_equal(a->weights->base, b->weights->base, a->weights->bytes);
 
-    const char *bad = "{\"weight_map\":{\"model.norm.weight\":\"../elsewhere.safetensors\"}}";
-    test_write(test_path(split, "model.safetensors.index.json"), bad, strlen(bad));
-    assert_fails(weights_load(b.weights, b.dev, split), ST_FORMAT, "names no file of this folder");
+    test_put(split, "model.safetensors.index.json",
+             "{\"weight_map\":{\"model.norm.weight\":\"../elsewhere.safetensors\"}}");
+    assert_fails(load(b, split), ST_FORMAT, "names no file of this folder");
     bytes_release(&index);
-    safetensors_free(set);
-    loaded_close(&a);
-    loaded_close(&b);
 }
 
 // A folder of every family, loaded and saved, holds the same tensors under the same names: what
@@ -258,14 +245,12 @@ TEST(every_family_is_saved_as_it_came)
     assert_non_null(dir);
     for (struct dirent *e = readdir(dir); e; e = readdir(dir)) {
         const char *folder = test_path(root, e->d_name), *copy = test_folder();
-        struct loaded t;
-        struct safetensors *a, *b;
         if (e->d_name[0] == '.' || !file_exists(test_path(folder, "model.safetensors"))) continue;
         if (strcmp(e->d_name, "gpt-oss-mxfp4") == 0) continue; // test_mxfp4.c
-        assert_ok(loaded_open(folder, DT_F32, &t));
-        assert_ok(weights_save(t.weights, t.dev, copy, DT_F32));
-        assert_ok(safetensors_open(folder, &a));
-        assert_ok(safetensors_open(copy, &b));
+        struct loaded *t = loaded_of(folder, DT_F32);
+        assert_ok(weights_save(t->weights, t->dev, copy, DT_F32));
+        struct safetensors *a = tensors_of(folder);
+        struct safetensors *b = tensors_of(copy);
         assert_int_equal(safetensors_count(a), safetensors_count(b));
         for (int i = 0; i < safetensors_count(a); i++) {
             const struct safetensors_entry *x = safetensors_at(a, i), *y = safetensors_at(b, i);
@@ -275,9 +260,7 @@ TEST(every_family_is_saved_as_it_came)
             assert_memory_equal(x->shape, y->shape, (size_t)x->n_dims * sizeof x->shape[0]);
             assert_memory_equal(x->data, y->data, x->bytes);
         }
-        safetensors_free(a);
-        safetensors_free(b);
-        loaded_close(&t);
+        test_now(t);
         n++;
     }
     closedir(dir);

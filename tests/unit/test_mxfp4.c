@@ -46,47 +46,38 @@ static void compare(const struct loaded *m, const struct safetensors *set, const
 
 TEST(values_are_read)
 {
-    struct loaded m;
-    struct safetensors *set;
-    assert_ok(loaded_open(golden_folder(), DT_BF16, &m));
-    assert_true(m.config->mxfp4 && m.config->file_dtype == DT_F32); // "dtype" says so
-    assert_ok(safetensors_open(golden_folder(), &set));
-    const int inner = m.config->layers[0].intermediate, hidden = m.config->hidden;
+    struct loaded *m = loaded_of(golden_folder(), DT_BF16);
+    assert_true(m->config->mxfp4 && m->config->file_dtype == DT_F32); // "dtype" says so
+    struct safetensors *set = tensors_of(golden_folder());
+    const int inner = m->config->layers[0].intermediate, hidden = m->config->hidden;
     const char *stored = "model.layers.1.mlp.experts.gate_up_proj";
     const char *expert = "model.layers.1.mlp.experts.3.";
     char name[128];
     snprintf(name, sizeof name, "%sgate_proj.weight", expert);
-    compare(&m, set, stored, name, 3 * 2 * inner, 2);
+    compare(m, set, stored, name, 3 * 2 * inner, 2);
     snprintf(name, sizeof name, "%sup_proj.weight", expert);
-    compare(&m, set, stored, name, 3 * 2 * inner + 1, 2);
+    compare(m, set, stored, name, 3 * 2 * inner + 1, 2);
     snprintf(name, sizeof name, "%sdown_proj.weight", expert);
-    compare(&m, set, "model.layers.1.mlp.experts.down_proj", name, 3 * hidden, 1);
-    safetensors_free(set);
-    loaded_close(&m);
+    compare(m, set, "model.layers.1.mlp.experts.down_proj", name, 3 * hidden, 1);
 }
 
 // What is saved is not quantised any more, and holds the same numbers.
 TEST(saved_as_ordinary_weights)
 {
-    struct loaded m, again;
-    struct safetensors *set;
     const char *copy = test_folder();
-    assert_ok(loaded_open(golden_folder(), DT_BF16, &m));
-    assert_ok(weights_save(m.weights, m.dev, copy, DT_BF16));
-    assert_null(json_object_get(m.config->source, "quantization_config"));
-    assert_ok(json_write_file(test_path(copy, "config.json"), 0644, m.config->source));
-    assert_ok(loaded_open(copy, DT_BF16, &again));
-    assert_false(again.config->mxfp4);
-    assert_memory_equal(m.weights->base, again.weights->base, m.weights->canary_offset);
-    assert_ok(safetensors_open(copy, &set));
+    struct loaded *m = loaded_of(golden_folder(), DT_BF16);
+    assert_ok(weights_save(m->weights, m->dev, copy, DT_BF16));
+    assert_null(json_object_get(m->config->source, "quantization_config"));
+    assert_ok(json_write_file(test_path(copy, "config.json"), 0644, m->config->source));
+    struct loaded *again = loaded_of(copy, DT_BF16);
+    assert_false(again->config->mxfp4);
+    assert_memory_equal(m->weights->base, again->weights->base, m->weights->canary_offset);
+    struct safetensors *set = tensors_of(copy);
     const struct safetensors_entry *e =
         safetensors_find(set, "model.layers.0.mlp.experts.gate_up_proj");
     assert_non_null(e);
     assert_true(e->n_dims == 3 && e->shape[0] == 4 && e->shape[1] == 64 && e->shape[2] == 64);
     assert_null(safetensors_find(set, "model.layers.0.mlp.experts.gate_up_proj_blocks"));
-    safetensors_free(set);
-    loaded_close(&m);
-    loaded_close(&again);
 }
 
 TEST(refusals)
@@ -126,9 +117,7 @@ TEST(biases_are_not_quantised)
 {
     static struct safetensors_source sources[128];
     const char *bias = "model.layers.0.mlp.experts.gate_up_proj_bias", *folder = test_folder();
-    struct loaded m;
-    struct safetensors *set;
-    assert_ok(safetensors_open(golden_folder(), &set));
+    struct safetensors *set = tensors_of(golden_folder());
     const int n = tensor_sources(set, sources);
     const int at = (int)(source_of(sources, n, bias) - sources), places[] = {at, n};
     const int64_t cols = sources[at].shape[1] / 32;
@@ -139,11 +128,9 @@ TEST(biases_are_not_quantised)
         snprintf(to->name, sizeof to->name, "%s%s", bias, k ? "_scales" : "_blocks");
     }
     tensors_write(folder, sources, n + 1);
-    loaded_plan(golden_folder(), DT_BF16, &m);
-    assert_fails(weights_load(m.weights, m.dev, folder), ST_NOT_FOUND,
+    struct loaded *m = loaded_planned(golden_folder(), DT_BF16);
+    assert_fails(weights_load(m->weights, m->dev, folder), ST_NOT_FOUND,
                  "gate_up_proj_bias is missing");
-    safetensors_free(set);
-    loaded_close(&m);
 }
 
 // The one scale that stands for no number would make 32 weights NaN.
@@ -151,9 +138,7 @@ TEST(a_scale_without_a_number_is_refused)
 {
     static struct safetensors_source sources[128];
     const char *scales = "model.layers.1.mlp.experts.down_proj_scales", *folder = test_folder();
-    struct loaded m;
-    struct safetensors *set;
-    assert_ok(safetensors_open(golden_folder(), &set));
+    struct safetensors *set = tensors_of(golden_folder());
     const int n = tensor_sources(set, sources);
     const size_t bytes = safetensors_find(set, scales)->bytes;
     struct safetensors_source *one = source_of(sources, n, scales);
@@ -163,10 +148,8 @@ TEST(a_scale_without_a_number_is_refused)
     broken[bytes - 1] = 255;
     one->tag = broken;
     tensors_write(folder, sources, n);
-    loaded_plan(golden_folder(), DT_BF16, &m);
-    assert_fails(weights_load(m.weights, m.dev, folder), ST_FORMAT,
+    struct loaded *m = loaded_planned(golden_folder(), DT_BF16);
+    assert_fails(weights_load(m->weights, m->dev, folder), ST_FORMAT,
                  "model.layers.1.mlp.experts.down_proj_scales has a scale of 255");
-    safetensors_free(set);
     free(broken);
-    loaded_close(&m);
 }

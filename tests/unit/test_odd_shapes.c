@@ -2,6 +2,7 @@
  * than the heads are many, experts with biases. Run it under the address sanitizer too. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/model.h"
+#include "tests/support/loaded.h"
 #include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
@@ -33,27 +34,24 @@ static size_t scratch_of(const struct reference *r, int tokens)
 
 TEST(mlp_narrower_than_heads)
 {
-    struct reference r, at_least;
     int32_t ids[TOKENS];
     float *logits = calloc((size_t)TOKENS * 64, sizeof *logits);
     struct model *exact;
     assert_non_null(logits);
     for (int i = 0; i < TOKENS; i++) ids[i] = (7 * i + 3) % 64;
-    reference_open(narrow_model(2), "cpu", &r);
-    reference_open(narrow_model(8), "cpu", &at_least);
-    assert_int_equal(r.config->layers[0].n_heads, 16);
+    struct reference *r = reference_of(narrow_model(2));
+    struct reference *at_least = reference_of(narrow_model(8));
+    assert_int_equal(r->config->layers[0].n_heads, 16);
     // of the two only `act`, (tokens, intermediate), may differ
-    assert_int_equal(scratch_of(&at_least, TOKENS) - scratch_of(&r, TOKENS),
+    assert_int_equal(scratch_of(at_least, TOKENS) - scratch_of(r, TOKENS),
                      (size_t)TOKENS * (8 - 2) * sizeof(float));
     // scratch for these rows and no more, so that the sanitizer sees a row beyond it
-    assert_ok(model_new(r.dev, r.config, r.weights, TOKENS, TOKENS, TOKENS, &exact));
-    model_free(r.model);
-    r.model = exact;
-    reference_logits(&r, ids, TOKENS, logits);
+    assert_ok(model_new(r->dev, r->config, r->weights, TOKENS, TOKENS, TOKENS, &exact));
+    model_free(r->model);
+    r->model = exact;
+    reference_logits(r, ids, TOKENS, logits);
     for (int i = 0; i < TOKENS * 64; i++) assert_true(isfinite(logits[i]));
     free(logits);
-    reference_close(&r);
-    reference_close(&at_least);
 }
 
 // Mixtral's block as if its experts had biases.
@@ -61,9 +59,8 @@ TEST(mlp_narrower_than_heads)
 
 TEST(experts_with_biases)
 {
-    struct model_config *config;
     struct weights *w;
-    assert_ok(model_config_load(test_golden("mixtral-6x3"), &config));
+    struct model_config *config = config_of(test_golden("mixtral-6x3"));
     struct family biased = *config->family;
     biased.names[ROLE_EXPERTS_GATE_UP_BIAS] = EXPERT "w1.bias|" EXPERT "w3.bias";
     biased.names[ROLE_EXPERTS_DOWN_BIAS] = EXPERT "w2.bias";
@@ -80,5 +77,4 @@ TEST(experts_with_biases)
     for (int i = 1; i < w->n_tensors; i++)
         assert_true(w->tensors[i].offset >= w->tensors[i - 1].offset + w->tensors[i - 1].n);
     weights_free(w);
-    model_config_free(config);
 }

@@ -35,9 +35,12 @@ static const struct option_spec table[] = {
 
 #define MAX_WORDS 8
 
-// Parses a NULL-ended list of words.
-static enum option_result parse(const char *const *words, struct config *config,
-                                const char **positional, struct option_set **set)
+LATER(options_free)
+
+// Of a NULL-ended list of words: what it gave, with the test.
+static enum option_result parse_with(const struct option_spec *specs, const char *const *words,
+                                     int n_positional, void *config, const char **positional,
+                                     struct option_set **ret)
 {
     char *argv[MAX_WORDS + 2] = {(char *)(uintptr_t) "program"};
     int argc = 1;
@@ -45,19 +48,25 @@ static enum option_result parse(const char *const *words, struct config *config,
         assert_in_range(argc, 1, MAX_WORDS);
         argv[argc] = (char *)(uintptr_t)words[argc - 1];
     }
-    memset(config, 0, sizeof *config);
-    return options_parse(table, "program", "[options] FILE", argc, argv, 2, config, positional,
-                         set);
+    const enum option_result result = options_parse(specs, "program", "[options] FILE", argc, argv,
+                                                    n_positional, config, positional, ret);
+    if (result == OPTIONS_OK) test_later(*ret, options_free_later);
+    return result;
 }
 
-#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+static enum option_result parse(const char *const *words, struct config *config,
+                                const char **positional, struct option_set **ret)
+{
+    memset(config, 0, sizeof *config);
+    return parse_with(table, words, 2, config, positional, ret);
+}
 
 TEST(defaults)
 {
     struct config c;
     const char *positional[2] = {"x", "y"};
     struct option_set *set = NULL;
-    assert_int_equal(parse(WORDS(NULL), &c, positional, &set), OPTIONS_OK);
+    assert_int_equal(parse(OPTIONS(NULL), &c, positional, &set), OPTIONS_OK);
     assert_null(c.model);
     assert_int_equal(c.device, 0);
     assert_int_equal(c.steps, 10);
@@ -68,7 +77,6 @@ TEST(defaults)
     assert_null(positional[0]);
     assert_null(positional[1]);
     assert_false(options_given(set, "max-steps"));
-    options_free(set);
     options_free(NULL);
 }
 
@@ -77,8 +85,8 @@ TEST(command_line)
     struct config c;
     const char *positional[2];
     struct option_set *set = NULL;
-    assert_int_equal(parse(WORDS("--model", "dir", "one", "--learning-rate=-0", "--verbose",
-                                 "--no-sync", "--", "--two"),
+    assert_int_equal(parse(OPTIONS("--model", "dir", "one", "--learning-rate=-0", "--verbose",
+                                   "--no-sync", "--", "--two"),
                            &c, positional, &set),
                      OPTIONS_OK);
     assert_string_equal(c.model, "dir");
@@ -89,18 +97,16 @@ TEST(command_line)
     assert_string_equal(positional[1], "--two");
     assert_true(options_given(set, "model") && options_given(set, "sync"));
     assert_false(options_given(set, "device") || options_given(set, "unheard-of"));
-    options_free(set);
 
     // the later one wins; =false; an empty string and one that begins with dashes
-    assert_int_equal(parse(WORDS("--max-steps", "3", "--max-steps=4", "--verbose=false",
-                                 "--model=", "--model=--odd", "-"),
+    assert_int_equal(parse(OPTIONS("--max-steps", "3", "--max-steps=4", "--verbose=false",
+                                   "--model=", "--model=--odd", "-"),
                            &c, positional, &set),
                      OPTIONS_OK);
     assert_int_equal(c.steps, 4);
     assert_false(c.verbose);
     assert_string_equal(c.model, "--odd");
     assert_string_equal(positional[0], "-");
-    options_free(set);
 }
 
 TEST(file_under_flags)
@@ -114,7 +120,7 @@ TEST(file_under_flags)
     const char *positional[2];
     struct option_set *set = NULL;
     // the flag stands before --config and still beats the file
-    assert_int_equal(parse(WORDS("--max-steps", "30", "--config", path), &c, positional, &set),
+    assert_int_equal(parse(OPTIONS("--max-steps", "30", "--config", path), &c, positional, &set),
                      OPTIONS_OK);
     assert_int_equal(c.steps, 30);
     assert_true(c.rate == 1.0);
@@ -127,20 +133,15 @@ TEST(file_under_flags)
     assert_false(options_given(set, "sync"));
 
     // what it resolves to can be read back and gives the same
-    json_t *resolved = options_to_json(table, &c);
+    json_t *resolved = test_keep(options_to_json(table, &c));
     assert_non_null(resolved);
     assert_false(json_has(resolved, "config"));
     assert_ok(json_write_file(path, 0600, resolved));
     struct config again;
     struct option_set *second = NULL;
-    assert_int_equal(parse(WORDS("--config", path), &again, positional, &second), OPTIONS_OK);
-    json_t *twice = options_to_json(table, &again);
-    assert_true(json_equal(resolved, twice));
+    assert_int_equal(parse(OPTIONS("--config", path), &again, positional, &second), OPTIONS_OK);
+    assert_true(json_equal(resolved, test_keep(options_to_json(table, &again))));
     assert_int_equal(again.steps, 30);
-    json_decref(resolved);
-    json_decref(twice);
-    options_free(second);
-    options_free(set);
 }
 
 TEST(wrong_files)
@@ -152,13 +153,14 @@ TEST(wrong_files)
     struct option_set *set = NULL;
     for (size_t i = 0; i < json_array_size(cases); i++) {
         test_write(path, row_text(cases, i, "a"), strlen(row_text(cases, i, "a")));
-        assert_int_equal(parse(WORDS("--config", path), &c, positional, &set), OPTIONS_BAD);
+        assert_int_equal(parse(OPTIONS("--config", path), &c, positional, &set), OPTIONS_BAD);
         assert_message(path);
         assert_message(row_text(cases, i, "b"));
         assert_null(set);
         assert_null(c.model); // no string of the dead set is left behind
     }
-    assert_int_equal(parse(WORDS("--config", "/no/such.json"), &c, positional, &set), OPTIONS_BAD);
+    assert_int_equal(parse(OPTIONS("--config", "/no/such.json"), &c, positional, &set),
+                     OPTIONS_BAD);
     assert_message("/no/such.json");
 }
 
@@ -173,29 +175,18 @@ TEST(wrong_usage)
         assert_message(row_text(cases, i, "sentence"));
         assert_null(set);
     }
-    char *argv[] = {(char *)(uintptr_t) "program", (char *)(uintptr_t) "DIR", NULL};
-    assert_int_equal(options_parse(table, "program", "[options]", 2, argv, 0, &c, NULL, &set),
-                     OPTIONS_BAD);
+    assert_int_equal(parse_with(table, OPTIONS("DIR"), 0, &c, NULL, &set), OPTIONS_BAD);
     assert_message("unexpected argument 'DIR': values stand behind their options");
 }
 
-TEST(sizes)
+// bytes: null where it is no size.
+TEST_EACH(sizes, "options")
 {
-    static const struct {
-        const char *text;
-        int64_t bytes;
-    } good[] = {{"0", 0},          {"512", 512},      {"64K", 65536},
-                {"10m", 10 << 20}, {"2G", 2LL << 30}, {"1T", 1LL << 40}};
-    static const char *const bad[] = {"",     "K",   "-1",       "1KB",
-                                      "1.5G", "1 G", "9000000T", "99999999999999999999"};
     int64_t bytes = -7;
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        assert_status(options_size(bad[i], &bytes), ST_INVALID);
-    assert_int_equal(bytes, -7);
-    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        assert_ok(options_size(good[i].text, &bytes));
-        assert_true(bytes == good[i].bytes);
-    }
+    const json_t *wanted = json_at(cases, "%zu.bytes", i);
+    assert_status(options_size(row_text(cases, i, "text"), &bytes),
+                  json_is_null(wanted) ? ST_INVALID : ST_OK);
+    assert_int_equal(bytes, json_is_null(wanted) ? -7 : json_integer_value(wanted));
 }
 
 // Sends a file descriptor to a file; returns a copy of what it was, for restore_fd().
@@ -223,7 +214,7 @@ TEST(help_and_version)
     const char *positional[2];
     struct option_set *set = NULL;
     int saved = redirect_fd(STDOUT_FILENO, path);
-    enum option_result result = parse(WORDS("--verbose", "--help"), &c, positional, &set);
+    enum option_result result = parse(OPTIONS("--verbose", "--help"), &c, positional, &set);
     restore_fd(STDOUT_FILENO, saved);
     assert_int_equal(result, OPTIONS_DONE);
     assert_null(set);
@@ -241,7 +232,7 @@ TEST(help_and_version)
     assert_in_range(longest, 60, 80);
 
     saved = redirect_fd(STDOUT_FILENO, path);
-    result = parse(WORDS("--version"), &c, positional, &set);
+    result = parse(OPTIONS("--version"), &c, positional, &set);
     restore_fd(STDOUT_FILENO, saved);
     assert_int_equal(result, OPTIONS_DONE);
     text = test_read(path);
@@ -251,10 +242,8 @@ TEST(help_and_version)
 TEST(log_lines)
 {
     const char *path = test_path(test_folder(), "err");
-    char *filler = malloc(5001);
-    assert_non_null(filler);
+    char filler[5001] = {0};
     memset(filler, 'z', 5000);
-    filler[5000] = 0;
     int saved = redirect_fd(STDERR_FILENO, path);
     log_open("cw-test", LOG_INFO);
     log_info("hello %d", 1);
@@ -272,7 +261,6 @@ TEST(log_lines)
     assert_null(strstr(text, "not seen"));
     assert_null(strchr(text, '\r'));
     assert_true(strlen(text) > 5000);
-    free(filler);
 }
 
 // What a terminal 20 columns wide is sent: one line that is written over, cut to its width, in the
@@ -328,12 +316,10 @@ TEST(config_of_another_kind)
     };
     struct config config = {0};
     struct option_set *set = NULL;
-    char *argv[] = {(char *)(uintptr_t) "program", (char *)(uintptr_t) "--config",
-                    (char *)(uintptr_t) "/nowhere/config.json", NULL};
-    assert_int_equal(options_parse(path_table, "program", "", 3, argv, 0, &config, NULL, &set),
-                     OPTIONS_OK);
+    assert_int_equal(
+        parse_with(path_table, OPTIONS("--config", "/nowhere/config.json"), 0, &config, NULL, &set),
+        OPTIONS_OK);
     assert_string_equal(config.config, "/nowhere/config.json");
-    options_free(set);
 }
 
 // ---- rules --------------------------------------------------------------------------------------
@@ -364,11 +350,8 @@ TEST_EACH(rules_of_a_table, "options")
     struct ruled c = {0};
     struct option_set *set;
     struct bytes idle = BYTES_INIT;
-    const char *const *words = row_words(cases, i, "words"), *broken = row_text(cases, i, "broken");
-    char *argv[8] = {"program"};
-    int argc = 1;
-    for (; words[argc - 1]; argc++) argv[argc] = (char *)words[argc - 1];
-    assert_int_equal(options_parse(rules_table, "program", "", argc, argv, 0, &c, NULL, &set),
+    const char *broken = row_text(cases, i, "broken");
+    assert_int_equal(parse_with(rules_table, row_words(cases, i, "words"), 0, &c, NULL, &set),
                      OPTIONS_OK);
     const enum status st = options_check(set, &c);
     assert_int_equal(st, broken ? ST_INVALID : ST_OK);
@@ -376,5 +359,4 @@ TEST_EACH(rules_of_a_table, "options")
     options_list_idle(set, &c, &idle);
     assert_string_equal(bytes_text(&idle), row_text(cases, i, "idle"));
     bytes_release(&idle);
-    options_free(set);
 }

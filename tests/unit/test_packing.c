@@ -1,11 +1,10 @@
 /* test_packing.c: trainer/packing (budgets, rows, targets) and trainer/learner: whatever the
  * packing, the same log-probabilities and gradients. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/learning.h"
 #include "tests/support/random_step.h"
-#include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
-#include "trainer/learn/learner.h"
 
 #define VOCAB   64
 #define GROUPS  3
@@ -88,33 +87,15 @@ TEST(whole_groups_stay_together)
 
 // ---- through a model ----------------------------------------------------------------------------
 
-struct machine {
-    struct reference policy; // the learner works on these weights
-    struct learner *learner;
-};
-
-static void machine_open(int budget, int logits_chunk, bool reference, struct machine *m)
+static struct learning *model(int budget, int logits_chunk, bool reference)
 {
-    const char *folder = test_folder();
-    struct learner_config options = {
-        .optimizer = {0.9, 0.999, 1e-8, 0, 0, MOMENTS_F32, false},
-        .temperature = 0.7f,
-        .token_budget = budget,
-        .logits_chunk = logits_chunk,
-        .max_seqs = SAMPLES + GROUPS,
-        .max_context = 32,
-    };
-    assert_ok(tiny_model_write(folder, 32, 2, VOCAB, 3));
-    reference_open(folder, "cpu", &m->policy);
-    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, reference, &options,
-                          &m->learner));
-    assert_ok(learner_prepare(m->learner));
-}
-
-static void machine_close(struct machine *m)
-{
-    learner_free(m->learner);
-    reference_close(&m->policy);
+    return learning_of(&(struct learning_setting){.folder = tiny_folder(32, 2, VOCAB, 3),
+                                                  .reference = reference,
+                                                  .config = {.temperature = 0.7f,
+                                                             .token_budget = budget,
+                                                             .logits_chunk = logits_chunk,
+                                                             .max_seqs = SAMPLES + GROUPS,
+                                                             .max_context = 32}});
 }
 
 struct seen {
@@ -146,112 +127,82 @@ static void weighted_sum(void *context, const struct learner_rows *rows, float *
 TEST(packing_changes_nothing)
 {
     struct random_step s;
-    struct machine whole, cut;
     struct seen a = {0}, b = {0};
     random_step_make(&shape, &s);
-    machine_open(70, 100, true, &whole);
-    machine_open(15, 3, false, &cut); // a prompt is computed again for nearly every completion
-    assert_ok(learner_run(whole.learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &a, NULL));
-    assert_ok(learner_run(cut.learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &b, NULL));
+    // the second computes a prompt again for nearly every completion
+    struct learning *whole = model(70, 100, true), *cut = model(15, 3, false);
+    assert_ok(learner_run(whole->learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &a, NULL));
+    assert_ok(learner_run(cut->learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &b, NULL));
     for (int i = 0; i < SAMPLES; i++)
         for (int t = 0; t < lengths[i]; t++) {
             assert_true(a.logprobs[i][t] < 0 && a.entropy[i][t] > 0);
-            assert_true(fabsf(a.logprobs[i][t] - b.logprobs[i][t]) < 1e-5f);
-            assert_true(fabsf(a.entropy[i][t] - b.entropy[i][t]) < 1e-5f);
+            assert_near(a.logprobs[i][t], b.logprobs[i][t], 1e-5);
+            assert_near(a.entropy[i][t], b.entropy[i][t], 1e-5);
             // the reference is the policy itself here
-            assert_true(fabsf(a.logprobs[i][t] - a.ref[i][t]) < 1e-5f);
+            assert_near(a.logprobs[i][t], a.ref[i][t], 1e-5);
         }
-    const float *ga = optimizer_grads(learner_optimizer(whole.learner), 0)->base;
-    const float *gb = optimizer_grads(learner_optimizer(cut.learner), 0)->base;
-    float largest = 0, difference = 0;
-    for (int64_t i = 0; i < whole.policy.weights->n_elements; i++) {
-        largest = fmaxf(largest, fabsf(ga[i]));
-        difference = fmaxf(difference, fabsf(ga[i] - gb[i]));
-    }
-    assert_true(largest > 1e-3f);
-    assert_true(difference < 1e-5f * largest);
-    machine_close(&whole);
-    machine_close(&cut);
+    assert_same_gradients(learning_gradients(whole), learning_gradients(cut),
+                          whole->policy.weights->n_elements, 1e-5);
 }
 
-// Along the gradient the loss rises by its squared norm.
 TEST(gradient_is_a_slope)
 {
     struct random_step s;
-    struct machine m;
     struct seen seen = {0}, up = {0}, down = {0};
     double norm;
     random_step_make(&shape, &s);
-    machine_open(30, 4, false, &m);
-    assert_ok(learner_run(m.learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &seen, NULL));
-    assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
-    size_t n = (size_t)m.policy.weights->n_elements;
-    float *w = m.policy.weights->base, *g = malloc(n * sizeof *g),
-          *saved = malloc(n * sizeof *saved);
-    memcpy(saved, w, n * sizeof *w);
-    memcpy(g, optimizer_grads(learner_optimizer(m.learner), 0)->base, n * sizeof *g);
-    double h = 2e-3 / norm;
+    struct learning *m = model(30, 4, false);
+    assert_ok(learner_run(m->learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &seen, NULL));
+    assert_ok(optimizer_prepare(learning_optimizer(m), &norm));
+    const size_t n = (size_t)m->policy.weights->n_elements;
+    float *w = m->policy.weights->base;
+    const float *g = test_copy(learning_gradients(m), n * sizeof *g),
+                *saved = test_copy(w, n * sizeof *w);
+    const double h = 2e-3 / norm;
     for (size_t i = 0; i < n; i++) w[i] = saved[i] + (float)(h * g[i]);
-    assert_ok(learner_run(m.learner, PASS_LOSS, s.groups, GROUPS, weighted_sum, &up, NULL));
+    assert_ok(learner_run(m->learner, PASS_LOSS, s.groups, GROUPS, weighted_sum, &up, NULL));
     for (size_t i = 0; i < n; i++) w[i] = saved[i] - (float)(h * g[i]);
-    assert_ok(learner_run(m.learner, PASS_LOSS, s.groups, GROUPS, weighted_sum, &down, NULL));
-    double slope = (up.loss - down.loss) / (2 * h);
-    if (fabs(slope - norm * norm) > 0.01 * norm * norm)
-        fail_msg("slope %g, squared gradient norm %g", slope, norm * norm);
-    free(g);
-    free(saved);
-    machine_close(&m);
-}
-
-static void no_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
-{
-    (void)context;
-    memset(ret_dlogprobs, 0, (size_t)rows->mb->first[rows->mb->n_seqs] * sizeof *ret_dlogprobs);
+    assert_ok(learner_run(m->learner, PASS_LOSS, s.groups, GROUPS, weighted_sum, &down, NULL));
+    assert_near((up.loss - down.loss) / (2 * h), norm * norm, 0.01 * norm * norm);
 }
 
 TEST(no_signal_no_gradient)
 {
     struct random_step s;
-    struct machine m;
     double norm = -1;
     random_step_make(&shape, &s);
     for (int i = 0; i < SAMPLES; i++) s.completions[i].n = i < PER ? lengths[i] : 0;
-    machine_open(30, 4, false, &m);
-    assert_ok(learner_run(m.learner, PASS_STEP, s.groups, GROUPS, no_loss, NULL, NULL));
-    assert_ok(optimizer_prepare(learner_optimizer(m.learner), &norm));
+    struct learning *m = model(30, 4, false);
+    assert_ok(learner_run(m->learner, PASS_STEP, s.groups, GROUPS, learning_no_loss, NULL, NULL));
+    assert_ok(optimizer_prepare(learning_optimizer(m), &norm));
     assert_true(norm == 0);
-    machine_close(&m);
 }
 
 TEST(memory_is_planned)
 {
-    struct machine m;
-    struct memory_plan plan;
-    machine_open(30, 4, true, &m);
-    plan = learner_info(m.learner)->memory;
-    assert_int_equal(plan.weights_shared, m.policy.weights->bytes);
+    struct learning *m = model(30, 4, true);
+    const struct memory_plan plan = learner_info(m->learner)->memory;
+    assert_int_equal(plan.weights_shared, m->policy.weights->bytes);
     assert_int_equal(plan.residual, 0);
-    assert_true(plan.activations >= tape_bytes(m.policy.config, DT_F32, 30, RECOMPUTE_NONE));
-    assert_true(plan.reference > m.policy.weights->bytes);
+    assert_true(plan.activations >= tape_bytes(m->policy.config, DT_F32, 30, RECOMPUTE_NONE));
+    assert_true(plan.reference > m->policy.weights->bytes);
     assert_int_equal(plan.total, plan.residual + plan.moments + plan.gradients + plan.activations +
                                      plan.workspace + plan.reference);
-    machine_close(&m);
 }
 
 // A budget beyond any machine's memory is refused with figures, before memory is taken.
 TEST(no_room_is_said)
 {
-    struct machine m;
     struct learner *l = NULL;
     struct learner_config options = {.temperature = 1,
                                      .token_budget = 2000000000,
                                      .logits_chunk = 4,
                                      .max_seqs = 10,
                                      .max_context = 32};
-    machine_open(30, 4, false, &m);
-    assert_fails(learner_new(m.policy.dev, m.policy.config, m.policy.weights, false, &options, &l),
-                 ST_NO_MEMORY, "--token-budget");
+    struct learning *m = model(30, 4, false);
+    assert_fails(
+        learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options, &l),
+        ST_NO_MEMORY, "--token-budget");
     assert_message("GiB are free");
     assert_null(l);
-    machine_close(&m);
 }

@@ -17,15 +17,26 @@ static struct engine_options small_options(void)
     return options;
 }
 
+// Those of n-grams, as many as that.
+static struct engine_options drafting(int n)
+{
+    struct engine_options options = small_options();
+    options.speculative = (struct speculative_choice){.chosen = true, .k[SPECULATIVE_NGRAM] = n};
+    options.speculative_fixed = true;
+    return options;
+}
+
+static struct bench *small_bench(void)
+{
+    const struct engine_options options = small_options();
+    return bench_of(&options);
+}
+
 static struct sampling plain_sampling(int max_tokens, float temperature)
 {
-    return (struct sampling){.n = 1,
-                             .max_tokens = max_tokens,
-                             .temperature = temperature,
-                             .top_p = 1,
-                             .logprobs = -1,
-                             .seed = 11,
-                             .ignore_eos = true};
+    struct sampling s = random_sampling(max_tokens, 11);
+    s.temperature = temperature;
+    return s;
 }
 
 // ---- what the model says by itself -------------------------------------------------------------
@@ -88,9 +99,8 @@ TEST(prompts_are_scored_as_they_are_trained)
 // A completion, sent again as a prompt, has the numbers it was sampled with.
 TEST(sampling_and_scoring_agree)
 {
-    struct engine_options options = small_options();
     int32_t ids[MAX_TOKENS];
-    struct bench *b = bench_of(&options);
+    struct bench *b = small_bench();
     struct sampling s = plain_sampling(60, 0.7f);
     make_prompt(ids, 40, 3);
     struct take *sampled = run_ids(b, ids, 40, &s);
@@ -105,9 +115,8 @@ TEST(sampling_and_scoring_agree)
 
 TEST(nothing_is_sampled_for_max_tokens_0)
 {
-    struct engine_options options = small_options();
     int32_t prompt[MAX_TOKENS];
-    struct bench *b = bench_of(&options);
+    struct bench *b = small_bench();
     struct sampling s = plain_sampling(0, 1);
     s.n = 3;
     make_prompt(prompt, 512, 4); // the whole context
@@ -125,9 +134,8 @@ TEST(nothing_is_sampled_for_max_tokens_0)
 // Cached blocks have no logits: who wants some computes the prompt, and leaves it to the next.
 TEST(cache_is_passed_over)
 {
-    struct engine_options options = small_options();
     int32_t prompt[MAX_TOKENS];
-    struct bench *b = bench_of(&options);
+    struct bench *b = small_bench();
     make_prompt(prompt, 100, 5);
     for (int round = 0; round < 3; round++) {
         struct sampling s = plain_sampling(2, 1);
@@ -142,15 +150,12 @@ TEST(cache_is_passed_over)
 TEST(crowds_are_scored_once)
 {
     enum { N = 6 };
-    struct engine_options options = small_options();
+    struct engine_options options = drafting(4);
     struct take *takes[N];
     int32_t prompts[N][MAX_TOKENS];
     options.prefill_chunk = 16;
     options.max_context = 200;
     options.kv_bytes = 160 << 10;
-    options.speculative = (struct speculative_choice){.chosen = true};
-    options.speculative.k[SPECULATIVE_NGRAM] = 4;
-    options.speculative_fixed = true;
     struct bench *b = bench_of(&options);
     for (int i = 0; i < N; i++) {
         struct sampling s = plain_sampling(60, 1);
@@ -201,9 +206,8 @@ TEST(versions_are_told_apart)
 
 TEST(one_number_for_one_token)
 {
-    struct engine_options options = small_options();
     int32_t prompt[MAX_TOKENS];
-    struct bench *b = bench_of(&options);
+    struct bench *b = small_bench();
     make_prompt(prompt, 20, 9);
     for (int hot = 0; hot < 2; hot++) {
         struct sampling s = plain_sampling(300, hot ? 0.4f : 0);
@@ -299,15 +303,13 @@ static void check_penalised(const struct sampling *s, const int32_t *prompt, int
 static void run_penalised(const struct engine_options *options, float temperature,
                           const int32_t *prompt, int n_prompt, struct take *ret[N_PENALTIES])
 {
-    struct bench b;
-    bench_start(&b, options);
+    struct bench *b = bench_of(options);
     for (int i = 0; i < N_PENALTIES; i++) {
         struct sampling s = penalised(i, 100, temperature);
         s.n = 2;
-        ret[i] = submit_ids(&b, prompt, n_prompt, &s);
+        ret[i] = submit_ids(b, prompt, n_prompt, &s);
     }
-    for (int i = 0; i < N_PENALTIES; i++) await_done(&b, ret[i]);
-    bench_end(&b);
+    for (int i = 0; i < N_PENALTIES; i++) await_done(b, ret[i]);
 }
 
 static void assert_same(struct take *const a[N_PENALTIES], struct take *const b[N_PENALTIES],
@@ -332,10 +334,7 @@ TEST(penalties_with_and_without_drafts)
         struct engine_options options = small_options();
         int accepted;
         run_penalised(&options, hot ? 0.8f : 0, prompt, 24, alone);
-        options = small_options();
-        options.speculative = (struct speculative_choice){.chosen = true};
-        options.speculative.k[SPECULATIVE_NGRAM] = 5;
-        options.speculative_fixed = true;
+        options = drafting(5);
         run_penalised(&options, hot ? 0.8f : 0, prompt, 24, drafted);
         assert_same(alone, drafted, &accepted);
         assert_true(accepted > (hot ? 20 : 100));
@@ -404,8 +403,7 @@ TEST(refusals)
         {{.logit_bias = &endless, .n_logit_bias = 1}, "finite"},
         {{.prompt_logprobs = true, .prompt_top = 129}, "prompt_logprobs is 129"},
     };
-    struct engine_options options = small_options();
-    struct bench *b = bench_of(&options);
+    struct bench *b = small_bench();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct sampling s = cases[i].s;
         s.n = s.max_tokens = 1;

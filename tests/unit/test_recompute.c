@@ -31,7 +31,7 @@ static void count_matmul(struct device *dev, void *y, const void *a, const void 
 
 struct result {
     float logprobs[ROWS], entropy[ROWS];
-    float *grads;
+    const float *grads;
     size_t bytes;
 };
 
@@ -81,11 +81,9 @@ static void differentiate(struct reference *r, enum recompute recompute, int log
     if (logits < ROWS) device_fill(r->dev, m->logits, 0xff, (size_t)logits * VOCAB * sizeof(float));
     assert_ok(backward_run(b, r->batch, tape,
                            &(struct backward_loss){.temperature = 0.7f, .dlogprobs = dlogprobs}));
-    ret->bytes = grads->bytes;
-    ret->grads = malloc(grads->bytes);
-    assert_non_null(ret->grads);
-    device_copy_out(r->dev, ret->grads, grads->base, grads->bytes);
     assert_ok(device_sync(r->dev));
+    ret->bytes = grads->bytes;
+    ret->grads = test_copy(grads->base, grads->bytes); // of the CPU
 
     backward_free(b);
     weights_free(grads);
@@ -93,46 +91,33 @@ static void differentiate(struct reference *r, enum recompute recompute, int log
     model_free(m);
 }
 
-static void open_model(struct reference *r)
-{
-    const char *folder = test_folder();
-    assert_ok(tiny_model_write(folder, 32, LAYERS, VOCAB, 3));
-    reference_open(folder, "cpu", r);
-}
-
-// Closes the model, too.
-static void are_the_same(struct reference *r, struct result *a, struct result *b)
+static void are_the_same(const struct result *a, const struct result *b)
 {
     assert_memory_equal(a->logprobs, b->logprobs, sizeof a->logprobs);
     assert_memory_equal(a->entropy, b->entropy, sizeof a->entropy);
     assert_int_equal(a->bytes, b->bytes);
     assert_memory_equal(a->grads, b->grads, a->bytes);
-    free(a->grads);
-    free(b->grads);
-    reference_close(r);
 }
 
 TEST(keeps_what_takes_longest)
 {
-    struct reference r;
+    struct reference *r = reference_of(tiny_folder(32, LAYERS, VOCAB, 3));
     struct result all, again;
-    open_model(&r);
-    differentiate(&r, RECOMPUTE_NONE, ROWS, &all);
+    differentiate(r, RECOMPUTE_NONE, ROWS, &all);
     const int downs = counted.downs;
     assert_int_equal(counted.attentions, LAYERS);
     assert_true(downs >= LAYERS);
-    differentiate(&r, RECOMPUTE_LAYER, ROWS, &again);
+    differentiate(r, RECOMPUTE_LAYER, ROWS, &again);
     assert_int_equal(counted.attentions, LAYERS);
     assert_int_equal(counted.downs, downs);
-    are_the_same(&r, &all, &again);
+    are_the_same(&all, &again);
 }
 
 TEST(logits_kept_or_computed_twice)
 {
-    struct reference r;
+    struct reference *r = reference_of(tiny_folder(32, LAYERS, VOCAB, 3));
     struct result chunked, kept;
-    open_model(&r);
-    differentiate(&r, RECOMPUTE_NONE, CHUNK, &chunked);
-    differentiate(&r, RECOMPUTE_NONE, ROWS, &kept);
-    are_the_same(&r, &chunked, &kept);
+    differentiate(r, RECOMPUTE_NONE, CHUNK, &chunked);
+    differentiate(r, RECOMPUTE_NONE, ROWS, &kept);
+    are_the_same(&chunked, &kept);
 }

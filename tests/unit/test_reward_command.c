@@ -8,22 +8,34 @@
 
 enum { N = 100, MANY = 700 };
 
-static struct reward *open_command(const char *names, int64_t processes, double timeout_s)
+LATER(reward_free)
+
+static struct reward *open_with(const struct reward_options *options)
 {
     struct reward *r;
-    struct reward_options o = {.names = names, .timeout_s = timeout_s, .processes = processes};
-    assert_ok(reward_new(&o, &r));
-    return r;
+    assert_ok(reward_new(options, &r));
+    return test_later(r, reward_free_later);
+}
+
+static struct reward *open_command(const char *names, int64_t processes, double timeout_s)
+{
+    return open_with(
+        &(struct reward_options){.names = names, .timeout_s = timeout_s, .processes = processes});
 }
 
 // "command:sh SCRIPT FOLDER", valid until the next call.
 static const char *script(const char *folder, const char *text)
 {
     static char names[PATH_MAX * 2 + 32];
-    const char *path = test_path(folder, "scorer.sh");
-    test_write(path, text, strlen(text));
-    snprintf(names, sizeof names, "command:sh %s %s", path, folder);
+    test_put(folder, "scorer.sh", text);
+    snprintf(names, sizeof names, "command:sh %s/scorer.sh %s", folder, folder);
     return names;
+}
+
+// One process.
+static struct reward *open_script(const char *text)
+{
+    return open_command(script(test_folder(), text), 1, 20);
 }
 
 // Samples whose texts are "0", "1" and so on, in groups of 20; valid until the next call.
@@ -51,7 +63,6 @@ static enum status ask(struct reward *r, int n, double *ret_terms, double *ret_s
 // it answers each with how many of their texts are below 50.
 static struct reward *open_whole(const char *field, struct reward_options o)
 {
-    struct reward *r;
     char text[1024];
     snprintf(text, sizeof text,
              "while read -r line; do\n"
@@ -68,8 +79,7 @@ static struct reward *open_whole(const char *field, struct reward_options o)
              field);
     o.names = script(test_folder(), text);
     o.timeout_s = 20;
-    assert_ok(reward_new(&o, &r));
-    return r;
+    return open_with(&o);
 }
 
 // Of 100 samples in groups of 20 the third is cut in the middle.
@@ -85,7 +95,6 @@ TEST(groups_come_whole)
         struct reward_input *inputs = samples(N);
         inputs[0].group_size = 257;
         assert_status(reward_score_all(r, inputs, N, terms, sums, &failed), ST_INVALID);
-        reward_free(r);
     }
 }
 
@@ -103,54 +112,42 @@ TEST(batches_come_whole)
         assert_ok(ask(r, n, terms, sums));
         for (int i = 0; i < n; i++) assert_true(sums[i] == (n < 50 ? n : 50));
     }
-    reward_free(r);
 }
 
 // The child reads all lines before it answers the first: they are in flight together.
 TEST(many_in_flight)
 {
     double terms[N], sums[N];
-    struct reward *r = open_command(script(test_folder(), "while true; do\n"
-                                                          "  all=; i=0\n"
-                                                          "  while [ $i -lt 100 ]; do\n"
-                                                          "    read -r line || exit\n" TAKE_TEXT
-                                                          "    all=\"$all $text\"; i=$((i+1))\n"
-                                                          "  done\n"
-                                                          "  for x in $all; do\n"
-                                                          "    echo \"{\\\"reward\\\": $x}\"\n"
-                                                          "  done\n"
-                                                          "done\n"),
-                                    1, 20);
+    struct reward *r =
+        open_script("while true; do\n"
+                    "  all=; i=0\n"
+                    "  while [ $i -lt 100 ]; do\n"
+                    "    read -r line || exit\n" TAKE_TEXT "    all=\"$all $text\"; i=$((i+1))\n"
+                    "  done\n"
+                    "  for x in $all; do echo \"{\\\"reward\\\": $x}\"; done\n"
+                    "done\n");
     for (int batch = 0; batch < 3; batch++) {
         assert_ok(ask(r, N, terms, sums));
         for (int i = 0; i < N; i++) assert_true(terms[i] == i && sums[i] == i);
     }
-    reward_free(r);
 }
 
 // Replies that say whose they are may come in any order.
 TEST(replies_by_id)
 {
     double terms[N], sums[N];
-    struct reward *r = open_command(
-        script(test_folder(), "while read -r first; do\n"
-                              "  read -r second\n"
-                              "  for line in \"$second\" \"$first\"; do\n" TAKE_TEXT TAKE_ID
-                              "    echo \"{\\\"reward\\\": $text, \\\"id\\\": $id}\"\n"
-                              "  done\n"
-                              "done\n"),
-        1, 20);
+    struct reward *r = open_script("while read -r first; do\n"
+                                   "  read -r second\n"
+                                   "  for line in \"$second\" \"$first\"; do\n" TAKE_TEXT TAKE_ID
+                                   "    echo \"{\\\"reward\\\": $text, \\\"id\\\": $id}\"\n"
+                                   "  done\n"
+                                   "done\n");
     for (int batch = 0; batch < 3; batch++) {
         assert_ok(ask(r, N, terms, sums));
         for (int i = 0; i < N; i++) assert_true(terms[i] == i);
     }
-    reward_free(r);
-    r = open_command(script(test_folder(), "while read -r line; do\n"
-                                           "  echo '{\"reward\": 1, \"id\": 1000}'\n"
-                                           "done\n"),
-                     1, 20);
+    r = open_script("while read -r line; do echo '{\"reward\": 1, \"id\": 1000}'; done\n");
     assert_fails(ask(r, 3, terms, sums), ST_FORMAT, "1000");
-    reward_free(r);
 }
 
 // Each of several processes gets its share, and none is asked for what another has answered.
@@ -167,9 +164,8 @@ TEST(several_processes)
     assert_ok(reward_check(r));
     assert_ok(ask(r, N, terms, sums));
     for (int i = 0; i < N; i++) assert_true(terms[i] == i);
-    reward_free(r);
-    char *starts = test_read(test_path(folder, "starts"));
-    assert_string_equal(starts, "start\nstart\nstart\nstart\n");
+    test_now(r);
+    assert_string_equal(test_read(test_path(folder, "starts")), "start\nstart\nstart\nstart\n");
     char *asked = test_read(test_path(folder, "asked"));
     int pids[4] = {0}, counts[4] = {0}, n = 0;
     for (char *line = strtok(asked, "\n"); line; line = strtok(NULL, "\n"), n++)
@@ -187,35 +183,28 @@ TEST(several_processes)
 TEST(restart_owes)
 {
     double terms[N], sums[N];
-    const char *folder = test_folder();
-    struct reward *r = open_command(script(folder, "n=0\n"
-                                                   "while read -r line; do\n" TAKE_TEXT
-                                                   "  echo \"{\\\"reward\\\": $text}\"\n"
-                                                   "  n=$((n+1)); [ $n -lt 30 ] || [ -e $1/died ] "
-                                                   "|| { touch $1/died; exit 7; }\n"
-                                                   "done\n"),
-                                    1, 20);
+    struct reward *r =
+        open_script("n=0\n"
+                    "while read -r line; do\n" TAKE_TEXT "  echo \"{\\\"reward\\\": $text}\"\n"
+                    "  n=$((n+1)); [ $n -lt 30 ] || [ -e $1/died ] "
+                    "|| { touch $1/died; exit 7; }\n"
+                    "done\n");
     assert_ok(ask(r, N, terms, sums));
     for (int i = 0; i < N; i++) assert_true(terms[i] == i);
-    reward_free(r);
 }
 
 // More lines than samples are never taken for other samples' rewards.
 TEST(too_many_lines)
 {
     double terms[N], sums[N];
-    struct reward *r = open_command(script(test_folder(), "while read -r line; do\n"
-                                                          "  echo '{\"reward\": 1}'\n"
-                                                          "  echo '{\"reward\": 1}'\n"
-                                                          "done\n"),
-                                    1, 20);
+    struct reward *r = open_script("while read -r line; do\n"
+                                   "  echo '{\"reward\": 1}'; echo '{\"reward\": 1}'\n"
+                                   "done\n");
     assert_fails(ask(r, N, terms, sums), ST_FORMAT, "more than one line for one sample");
     assert_status(ask(r, N, terms, sums), ST_PEER_GONE); // it stays an error
-    reward_free(r);
     r = open_command("command:echo ready; cat", 1, 20);
     usleep(300000);
     assert_fails(ask(r, 1, terms, sums), ST_FORMAT, "wrote without being asked: ready");
-    reward_free(r);
 }
 
 TEST(several_commands)
@@ -239,7 +228,6 @@ TEST(several_commands)
         assert_true(terms[N + i] == 1 && terms[2 * N + i] == 2 && terms[3 * N + i] == 1);
         assert_true(sums[i] == 5);
     }
-    reward_free(r);
 }
 
 // Before the first sample, where the data set is looked at.
@@ -249,10 +237,8 @@ TEST(cannot_start)
     struct reward *r = open_command("command:/no/such/program --flag", 2, 20);
     assert_fails(scoring_check(r, &none), ST_PEER_GONE, "/no/such/program");
     assert_message("could not be started");
-    reward_free(r);
     r = open_command("command:cat", 1, 20);
     assert_ok(scoring_check(r, &none));
-    reward_free(r);
 }
 
 // A child that never flushes: the time-out says what to look for.
@@ -263,7 +249,6 @@ TEST(buffered_output)
     assert_fails(ask(r, N, terms, sums), ST_TIMEOUT, "--reward-timeout");
     assert_message("buffered");
     assert_message("flush");
-    reward_free(r);
 }
 
 // Samples larger than a pipe, and a child that answers the first before it has read it, and then
@@ -284,5 +269,4 @@ TEST(answers_before_reading)
     alarm(0);
     assert_message("answered a sample before it had read it");
     assert_int_equal(failed, 0);
-    reward_free(r);
 }

@@ -4,6 +4,7 @@
 #include "common/base/names.h"
 #include "common/model/config.h"
 #include "common/model/weights.h"
+#include "tests/support/loaded.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/optimizer.h"
@@ -96,16 +97,14 @@ static bool names_tensor(const char *names, const char *name)
 static void check_decayed(const char *model, char *names)
 {
     char path[PATH_MAX];
-    struct model_config *config;
     struct weights *w;
     snprintf(path, sizeof path, "tests/golden/%s", model);
-    assert_ok(model_config_load(test_path(test_root(), path), &config));
+    struct model_config *config = config_of(test_path(test_root(), path));
     assert_ok(weights_plan(config, DT_F32, &w));
     for (int i = 0; i < w->n_tensors; i++)
         if ((w->tensors[i].n_dims > 1) == names_tensor(names, w->tensors[i].name))
             fail_msg("%s: %s", model, w->tensors[i].name);
     weights_free(w);
-    model_config_free(config);
 }
 
 TEST(decays_what_trl_decays)
@@ -140,12 +139,9 @@ static float *decayed(struct device *dev, const struct model_config *config,
 // To the bit, each tensor is as if all, or none, were decayed.
 TEST(matrices_alone)
 {
-    const char *folder = test_folder();
-    struct device *dev;
-    struct model_config *config;
-    assert_ok(tiny_model_write(folder, 32, 2, 64, 1));
-    assert_ok(model_config_load(folder, &config));
-    assert_ok(device_open("cpu", &dev));
+    const char *folder = tiny_folder(32, 2, 64, 1);
+    struct model_config *config = config_of(folder);
+    struct device *dev = test_cpu();
     for (int kind = MOMENTS_F32; kind <= MOMENTS_8BIT; kind++) {
         struct optimizer_config adamw = {.beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8};
         struct weights *w[3];
@@ -168,6 +164,4 @@ TEST(matrices_alone)
             free(after[i]);
         }
     }
-    device_free(dev);
-    model_config_free(config);
 }

@@ -40,13 +40,10 @@ static struct model *model_of(const struct reference *r, struct comm *comm)
 
 TEST(stay_while_they_are_mapped)
 {
-    struct reference r;
+    struct reference *r = reference_of(tiny_folder(32, 2, VOCAB, 3));
     struct comm comm = {.backend = &backend, .size = 2};
-    const char *folder = test_folder();
     char why[100] = "not written";
-    assert_ok(tiny_model_write(folder, 32, 2, VOCAB, 3));
-    reference_open(folder, "cpu", &r);
-    struct model *first = model_of(&r, &comm), *second = model_of(&r, &comm);
+    struct model *first = model_of(r, &comm), *second = model_of(r, &comm);
     float *logits = first->logits;
     for (int i = 0; i < ROWS * VOCAB; i++) logits[i] = 7;
     assert_ok(model_share_logits(first, why, sizeof why));
@@ -56,9 +53,8 @@ TEST(stay_while_they_are_mapped)
     model_free(first);
     model_free(second);
     for (int i = 0; i < ROWS * VOCAB; i++) assert_true(logits[i] == 7); // another rank may read it
-    device_release(r.dev, logits);
+    device_release(r->dev, logits);
     mapped = NULL;
-    reference_close(&r);
 }
 
 TEST(go_otherwise)

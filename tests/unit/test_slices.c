@@ -51,20 +51,18 @@ static void check_slices(const struct param_ranges *ranges, int n_ranks, const i
 
 TEST(every_element_is_updated_once)
 {
-    struct reference r;
     const char *folder = test_folder();
     static const char *const freezes[] = {"", "*embed*,*.1.mlp*"};
     assert_ok(tiny_model_write_as(folder, &shape));
-    reference_open(folder, "cpu", &r);
+    struct reference *r = reference_of(folder);
     for (size_t f = 0; f < 2; f++) {
         struct param_ranges ranges = {0};
         int64_t starts[64] = {0};
-        assert_ok(param_ranges_of(r.weights, freezes[f], &ranges));
+        assert_ok(param_ranges_of(r->weights, freezes[f], &ranges));
         for (int i = 0; i < ranges.n; i++) starts[i + 1] = starts[i] + ranges.list[i].n;
         for (int n = 1; n <= 7; n++) check_slices(&ranges, n, starts);
         param_ranges_release(&ranges);
     }
-    reference_close(&r);
 }
 
 // ---- what is complete --------------------------------------------------------------------------
@@ -87,7 +85,6 @@ static void complete(void *context, int64_t first)
 
 TEST(gradients_that_are_complete_stay)
 {
-    struct reference r;
     struct optimizer *o;
     struct backward *b;
     struct tape *tape;
@@ -99,12 +96,12 @@ TEST(gradients_that_are_complete_stay)
     float logprobs[ROWS], back[ROWS];
     void *x;
     assert_ok(tiny_model_write_as(folder, &shape));
-    reference_open(folder, "cpu", &r);
-    assert_ok(optimizer_new_whole(r.dev, r.weights, &config, &o));
+    struct reference *r = reference_of(folder);
+    assert_ok(optimizer_new_whole(r->dev, r->weights, &config, &o));
     optimizer_clear_grads(o);
-    assert_ok(backward_new(r.model, optimizer_grads(o, 0), ROWS, ROWS, ROWS, &b));
-    assert_ok(tape_new(r.model, ROWS, RECOMPUTE_NONE, &tape));
-    assert_ok(batch_new(r.dev, ROWS, 1, 0, ROWS, &batch));
+    assert_ok(backward_new(r->model, optimizer_grads(o, 0), ROWS, ROWS, ROWS, &b));
+    assert_ok(tape_new(r->model, ROWS, RECOMPUTE_NONE, &tape));
+    assert_ok(batch_new(r->dev, ROWS, 1, 0, ROWS, &batch));
     for (int i = 0; i < ROWS; i++) {
         ids[i] = (i * 29 + 3) % shape.vocab;
         targets[i] = (i * 71 + 5) % shape.vocab;
@@ -113,9 +110,9 @@ TEST(gradients_that_are_complete_stay)
     assert_ok(batch_add_packed(batch, ids, ROWS, -1, -1, NULL));
     for (int i = 0; i < ROWS; i++) assert_ok(batch_want_row(batch, i));
     assert_ok(batch_commit(batch, 0, 0));
-    model_forward(r.model, batch_view(batch), NULL, tape, &x);
+    model_forward(r->model, batch_view(batch), NULL, tape, &x);
     assert_ok(backward_logprobs(b, NULL, batch, x, targets, 1, logprobs, NULL));
-    struct watched w = {.grads = optimizer_grads(o, 0)->base, .n = r.weights->n_elements};
+    struct watched w = {.grads = optimizer_grads(o, 0)->base, .n = r->weights->n_elements};
     w.from = w.n;
     w.seen = malloc((size_t)w.n * sizeof *w.seen);
     const struct backward_loss loss = {
@@ -126,10 +123,9 @@ TEST(gradients_that_are_complete_stay)
     assert_memory_equal(w.seen + w.from, w.grads + w.from, (size_t)(w.n - w.from) * sizeof *w.seen);
     free(w.seen);
     batch_free(batch);
-    tape_free(r.dev, tape);
+    tape_free(r->dev, tape);
     backward_free(b);
     optimizer_free(o);
-    reference_close(&r);
 }
 
 // ---- the bits of one rank ----------------------------------------------------------------------
@@ -146,7 +142,6 @@ static float gradient(int64_t i, int step)
 static int rank_main(char **argv)
 {
     enum status st;
-    struct reference r;
     struct comm *comm = NULL;
     struct optimizer *o = NULL;
     struct param_ranges ranges;
@@ -154,30 +149,29 @@ static int rank_main(char **argv)
     const struct optimizer_config config = {
         .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .moments = (enum moments_kind)atoi(argv[4])};
     double norm;
-    reference_open(argv[2], "cpu", &r);
-    CHECK(param_ranges_of(r.weights, NULL, &ranges));
-    CHECK(comm_open(r.dev, NULL, rank, size, 20, NULL, NULL, &comm));
-    CHECK(optimizer_new(r.dev, &ranges, comm, &config, &o));
+    struct reference *r = reference_of(argv[2]);
+    CHECK(param_ranges_of(r->weights, NULL, &ranges));
+    CHECK(comm_open(r->dev, NULL, rank, size, 20, NULL, NULL, &comm));
+    CHECK(optimizer_new(r->dev, &ranges, comm, &config, &o));
     if (strcmp(argv[6], "-") != 0) CHECK(optimizer_load(o, argv[6]));
     for (int step = 0; step < STEPS; step++) {
         float *g = optimizer_grads(o, 0)->base;
         optimizer_clear_grads(o);
-        for (int64_t i = 0; i < r.weights->n_elements; i++)
+        for (int64_t i = 0; i < r->weights->n_elements; i++)
             g[i] = gradient(i, (int)optimizer_steps(o)) / (float)size;
-        if (step > 0) optimizer_sum_grads(o, r.weights->n_elements / 2); // as a layer may
+        if (step > 0) optimizer_sum_grads(o, r->weights->n_elements / 2); // as a layer may
         CHECK(optimizer_prepare(o, &norm));
         CHECK(optimizer_apply(o, 1e-2));
-        CHECK(device_sync(r.dev));
+        CHECK(device_sync(r->dev));
     }
     CHECK(optimizer_save(o, rank == 0 ? test_path(argv[5], "state") : NULL));
-    if (rank == 0) test_write(test_path(argv[5], "weights"), r.weights->base, r.weights->bytes);
+    if (rank == 0) test_write(test_path(argv[5], "weights"), r->weights->base, r->weights->bytes);
     CHECK(comm_barrier(comm));
 out:
     if (st != ST_OK) fprintf(stderr, "rank %d: %s\n", rank, status_message());
     optimizer_free(o);
     comm_free(comm);
     param_ranges_release(&ranges);
-    reference_close(&r);
     return st == ST_OK ? 0 : 1;
 }
 

@@ -2,54 +2,29 @@
  * log-probabilities over 1,000 prompts, the exact distribution of every position on a tiny
  * vocabulary, and telemetry that adds up. */
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/support.h"
+#include "tests/support/engine_bench.h"
 #include "tests/support/tiny_model.h"
 #include "common/base/rng.h"
-#include "infer-server/engine/engine.h"
 #include "infer-server/engine/request.h"
-#include <pthread.h>
 
-enum {
-    N_PROMPTS = 1000,
-    N_SAMPLED = 400,
-    N_AGAIN = 250,
-    MAX_TOKENS = 24,
-    TINY_VOCAB = 6,
-    MAX_TOP = 6,
-    WAIT_MS = 120000
-};
+enum { N_PROMPTS = 1000, N_SAMPLED = 400, N_AGAIN = 250, LONGEST = 24, TINY_VOCAB = 6, TOP = 6 };
 
-static const char *folder, *model, *draft, *tiny, *tiny_draft;
+static const char *model, *draft, *tiny, *tiny_draft;
 
 // ---- engines -----------------------------------------------------------------------------------
 
-struct take { // one sample's tokens; a request's tag is the first of its n
+struct taken { // one sample's tokens; a request's tag is the first of its n
     struct request *request;
-    struct token_record tokens[MAX_TOKENS];
-    struct top_logprob top[4][MAX_TOP]; // of the first tokens, where asked for
+    struct token_record tokens[LONGEST];
+    struct top_logprob top[4][TOP]; // of the first tokens, where asked for
     struct sample_telemetry telemetry;
     enum finish_reason finish;
     int n;
 };
-struct bench {
-    struct engine *engine;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    int open; // requests
-};
-
-static void request_ended(struct bench *b)
-{
-    pthread_mutex_lock(&b->lock);
-    b->open--;
-    pthread_cond_broadcast(&b->changed);
-    pthread_mutex_unlock(&b->lock);
-}
-
-static void on_event(void *context, const struct engine_event *event)
+static void on_tokens(void *context, const struct engine_event *event)
 {
     struct bench *b = context;
-    struct take *take = (struct take *)request_tag(event->request) + event->sample;
+    struct taken *take = (struct taken *)request_tag(event->request) + event->sample;
     for (int i = 0; i < event->n_tokens; i++, take->n++) {
         take->tokens[take->n] = event->tokens[i];
         if (event->top && take->n < 4) memcpy(take->top[take->n], event->top, sizeof take->top[0]);
@@ -57,81 +32,45 @@ static void on_event(void *context, const struct engine_event *event)
     if (event->finish == FINISH_NONE) return;
     take->finish = event->finish;
     take->telemetry = *event->telemetry;
-    if (event->request_done) request_ended(b);
+    if (event->request_done) bench_ended(b);
 }
 
-// Of the options: folders, kv_bytes, max_batch, prefill_chunk, speculative_fixed, exact.
-static void bench_start_as(struct bench *b, engine_event_fn on_event_fn, struct engine_options o)
-{
-    static int count;
-    char name[32];
-    snprintf(name, sizeof name, "bridge-%d.json", count++);
-    o.device = "cpu";
-    o.dtype = -1;
-    o.max_context = 64;
-    o.block_size = 4;
-    o.max_queue = 8192;
-    o.bridge_path = test_path(folder, name);
-    o.socket_path = test_path(folder, "engine.sock");
-    o.kv_policy = KV_KEEP;
-    memset(b, 0, sizeof *b);
-    pthread_mutex_init(&b->lock, NULL);
-    pthread_cond_init(&b->changed, NULL);
-    assert_ok(engine_new(&o, on_event_fn, b, &b->engine));
-    struct engine_stats stats;
-    for (int i = 0; i < WAIT_MS; i++, clock_sleep_ms(1)) {
-        engine_stats(b->engine, &stats);
-        if (stats.state != ENGINE_LOADING) break;
-    }
-    if (stats.state != ENGINE_OK) fail_msg("the engine: %s", stats.state_detail);
-}
-
+// Drafts of a fixed length.
 static struct engine_options fixed_options(const char *model_folder, const char *draft_folder,
                                            int kv_kib)
 {
-    return (struct engine_options){.model_folder = model_folder,
-                                   .draft_folder = draft_folder,
-                                   .max_batch = 32,
-                                   .kv_bytes = (int64_t)kv_kib << 10,
-                                   .prefill_chunk = 64,
-                                   .speculative_fixed = true};
+    struct engine_options options = plain_options();
+    options.model_folder = model_folder;
+    options.draft_folder = draft_folder;
+    options.max_batch = 32;
+    options.max_context = 64;
+    options.max_queue = 8192;
+    options.kv_bytes = (int64_t)kv_kib << 10;
+    options.prefill_chunk = 64;
+    options.speculative_fixed = true;
+    return options;
 }
 
-static void bench_start(struct bench *b, const char *model_folder, const char *draft_folder,
-                        int kv_kib)
+static struct bench *bench_as(const struct engine_options *options, engine_event_fn callback)
 {
-    bench_start_as(b, on_event, fixed_options(model_folder, draft_folder, kv_kib));
+    struct bench *b = test_keep(calloc(1, sizeof *b));
+    bench_start_as(b, options, callback);
+    return b;
 }
 
-static void bench_end(struct bench *b)
-{
-    engine_free(b->engine, 0);
-    pthread_cond_destroy(&b->changed);
-    pthread_mutex_destroy(&b->lock);
-}
-
-static void submit(struct bench *b, const int32_t *prompt, int n_prompt, const struct sampling *s,
-                   struct take *takes)
+static void ask(struct bench *b, const int32_t *prompt, int n_prompt, const struct sampling *s,
+                struct taken *takes)
 {
     assert_ok(request_new(prompt, n_prompt, s, takes, &takes->request));
-    pthread_mutex_lock(&b->lock);
-    b->open++;
-    pthread_mutex_unlock(&b->lock);
+    bench_submitted(b);
     assert_ok(engine_submit(b->engine, takes->request));
 }
 
-static void await_all(struct bench *b)
-{
-    pthread_mutex_lock(&b->lock);
-    while (b->open) pthread_cond_wait(&b->changed, &b->lock);
-    pthread_mutex_unlock(&b->lock);
-}
-
 // n different ones, then the first N_AGAIN of them again, which the suffix drafter has seen.
-static struct take *run_prompts(struct bench *b, const char *method, const struct sampling *base,
-                                int n)
+static struct taken *run_prompts(struct bench *b, const char *method, const struct sampling *base,
+                                 int n)
 {
-    struct take *takes = calloc((size_t)n + N_AGAIN, sizeof *takes);
+    struct taken *takes = calloc((size_t)n + N_AGAIN, sizeof *takes);
     assert_non_null(takes);
     struct sampling s = *base;
     assert_ok(speculative_parse(method, &s.speculative));
@@ -144,15 +83,15 @@ static struct take *run_prompts(struct bench *b, const char *method, const struc
             for (int k = 0; k < n_prompt; k++) prompt[k] = (int32_t)rng_below(&r, 64);
             // A quarter of the samples come again with their seed, the rest with another.
             s.seed = (uint64_t)(i % 4 ? i + again * n : i);
-            submit(b, prompt, n_prompt, &s, &takes[again * n + i]);
+            ask(b, prompt, n_prompt, &s, &takes[again * n + i]);
         }
-        await_all(b);
+        bench_await(b);
     }
     for (int i = 0; i < n + N_AGAIN; i++) request_free(takes[i].request);
     return takes;
 }
 
-static void check_telemetry(const struct take *take)
+static void check_telemetry(const struct taken *take)
 {
     const struct sample_telemetry *t = &take->telemetry;
     struct sample_telemetry again = {0};
@@ -189,15 +128,14 @@ static uint64_t compare_as(const struct sampling *sampling, int n, int kv_kib, b
     // Several at once come before suffix has seen everything, which would leave it no rival.
     static const char *const methods[] = {"ngram:4", "ngram:4,suffix:8,draft_model:5", "suffix:8",
                                           "suffix:16", "draft_model:4"};
-    struct bench b;
     struct engine_options options = fixed_options(model, draft, kv_kib);
     options.exact = exact;
-    bench_start_as(&b, on_event, options);
-    struct take *plain = run_prompts(&b, "off", sampling, n);
+    struct bench *b = bench_as(&options, on_tokens);
+    struct taken *plain = run_prompts(b, "off", sampling, n);
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
         // A draft model's samples are others of the same distribution, unless greedy or exact.
         if (sampling->temperature > 0 && !exact && strstr(methods[m], "draft_model")) continue;
-        struct take *takes = run_prompts(&b, methods[m], sampling, n);
+        struct taken *takes = run_prompts(b, methods[m], sampling, n);
         int64_t drafted = 0, accepted = 0, tokens = 0;
         for (int i = 0; i < n + N_AGAIN; i++) {
             assert_int_equal(takes[i].n, plain[i].n);
@@ -223,15 +161,11 @@ static uint64_t compare_as(const struct sampling *sampling, int n, int kv_kib, b
         if (strncmp(methods[m], "suffix", 6) != 0) assert_true(accepted < drafted);
         free(takes);
     }
-    struct engine_stats stats;
-    for (int i = 0; i < WAIT_MS; i++, clock_sleep_ms(1)) {
-        engine_stats(b.engine, &stats);
-        if (stats.running + stats.waiting == 0) break;
-    }
+    const struct engine_stats stats = idle_stats(b);
     assert_int_equal(stats.kv_blocks_used, 0); // what drafts took was given back
     printf("%s: %llu preemptions\n", what, (unsigned long long)stats.preemptions);
     free(plain);
-    bench_end(&b);
+    bench_end(b);
     return stats.preemptions;
 }
 
@@ -243,7 +177,7 @@ static uint64_t compare(const struct sampling *sampling, int kv_kib, const char 
 static struct sampling plain_sampling(void)
 {
     return (struct sampling){
-        .n = 1, .max_tokens = MAX_TOKENS, .top_p = 1, .logprobs = -1, .ignore_eos = true};
+        .n = 1, .max_tokens = LONGEST, .top_p = 1, .logprobs = -1, .ignore_eos = true};
 }
 
 TEST(greedy_is_the_same)
@@ -320,8 +254,8 @@ struct tally {
     float logprobs[LENGTH][PREFIXES][TINY_VOCAB]; // 0: not known yet
     int64_t accepted, n_unlike;                   // samples whose log-probabilities were others
 };
-struct group {        // a request's tag: the prefixes of its samples
-    struct take take; // first: its request
+struct group {         // a request's tag: the prefixes of its samples
+    struct taken take; // first: its request
     struct tally *tally;
     int prefix[GROUP], n[GROUP];
 };
@@ -344,7 +278,7 @@ static void on_sampled(void *context, const struct engine_event *event)
     }
     if (event->finish == FINISH_NONE) return;
     g->tally->accepted += event->telemetry->drafts.num_accepted_tokens;
-    if (event->request_done) request_ended(context);
+    if (event->request_done) bench_ended(context);
 }
 
 // Wilson and Hilferty 1931: chi-square with df degrees as a standard normal.
@@ -370,9 +304,9 @@ static void sample_all(struct bench *b, const char *method, int n, uint64_t seed
         for (int g = 0; g < GROUPS; g++) {
             groups[g].tally = tally;
             s.seed = seed + (uint64_t)(i + g);
-            submit(b, prompt, 7, &s, &groups[g].take);
+            ask(b, prompt, 7, &s, &groups[g].take);
         }
-        await_all(b);
+        bench_await(b);
         for (int g = 0; g < GROUPS; g++) request_free(groups[g].take.request);
     }
 }
@@ -428,24 +362,23 @@ TEST(draws_the_target_distribution)
     static const char *const same[] = {"ngram:3", "suffix:3"},
                              *const others[] = {"draft_model:3", "ngram:1,suffix:2,draft_model:3"};
     static struct tally tally, plain;
-    struct bench b;
     struct engine_options options = fixed_options(tiny, tiny_draft, 65536);
     options.max_batch = GROUP * GROUPS / 4;
-    bench_start_as(&b, on_sampled, options);
-    sample_all(&b, "off", SAME_SAMPLES, 7, &tally);
+    struct bench *b = bench_as(&options, on_sampled);
+    sample_all(b, "off", SAME_SAMPLES, 7, &tally);
     plain = tally;
-    sample_all(&b, "off", PLAIN_SAMPLES - SAME_SAMPLES, 7 + SAME_SAMPLES, &tally);
+    sample_all(b, "off", PLAIN_SAMPLES - SAME_SAMPLES, 7 + SAME_SAMPLES, &tally);
     assert_int_equal(tally.accepted, 0);
     check_distribution(&tally, "off", PLAIN_SAMPLES);
     for (size_t m = 0; m < sizeof same / sizeof *same; m++) {
-        sample_again(&b, same[m], SAME_SAMPLES, 7, &tally);
+        sample_again(b, same[m], SAME_SAMPLES, 7, &tally);
         assert_memory_equal(tally.seen, plain.seen, sizeof plain.seen);
     }
     for (size_t m = 0; m < sizeof others / sizeof *others; m++) {
-        sample_again(&b, others[m], SAMPLES, 77 + m * SAMPLES, &tally);
+        sample_again(b, others[m], SAMPLES, 77 + m * SAMPLES, &tally);
         check_distribution(&tally, others[m], SAMPLES);
     }
-    bench_end(&b);
+    bench_end(b);
 }
 
 // ---- a draft model's keys and values -----------------------------------------------------------
@@ -454,14 +387,14 @@ TEST(draws_the_target_distribution)
 // refused draft would mean that one of them read keys or values of something else.
 TEST(the_same_model_is_always_accepted)
 {
-    static struct take takes[64][4];
-    struct bench b;
-    bench_start(&b, model, model, 160); // with preemptions
+    static struct taken takes[64][4];
+    const struct engine_options options = fixed_options(model, model, 160); // with preemptions
+    struct bench *b = bench_as(&options, on_tokens);
     struct sampling s = plain_sampling();
     s.n = 4;
     s.temperature = 1;
     s.top_p = 0.95f;
-    s.max_tokens = MAX_TOKENS;
+    s.max_tokens = LONGEST;
     int64_t drafted = 0, accepted = 0;
     memset(takes, 0, sizeof takes);
     for (int i = 0; i < 64; i++) {
@@ -473,10 +406,10 @@ TEST(the_same_model_is_always_accepted)
         s.seed = (uint64_t)i;
         assert_ok(
             speculative_parse(i % 3 == 0 ? "draft_model:1" : "draft_model:5", &s.speculative));
-        submit(&b, prompt, n, &s, takes[i]);
-        if (i == 31) await_all(&b);
+        ask(b, prompt, n, &s, takes[i]);
+        if (i == 31) bench_await(b);
     }
-    await_all(&b);
+    bench_await(b);
     for (int i = 0; i < 64; i++) {
         for (int k = 0; k < 4; k++) {
             drafted += takes[i][k].telemetry.drafts.num_draft_tokens;
@@ -485,27 +418,25 @@ TEST(the_same_model_is_always_accepted)
         }
         request_free(takes[i][0].request);
     }
-    struct engine_stats stats;
-    engine_stats(b.engine, &stats);
+    const struct engine_stats stats = stats_of(b);
     printf("%lld of %lld drafts accepted, %llu preemptions\n", (long long)accepted,
            (long long)drafted, (unsigned long long)stats.preemptions);
     assert_true(drafted > 1000 && stats.preemptions > 0);
     assert_int_equal(accepted, drafted);
-    bench_end(&b);
+    bench_end(b);
 }
 
 // How much is drafted depends on measured times, and may be nothing at all on a slow machine; what
 // is generated does not. A small chunk leaves the draft model much to catch up on.
 TEST(adaptive_is_the_same)
 {
-    const struct sampling sampling = {.n = 1, .max_tokens = MAX_TOKENS, .top_p = 1, .logprobs = -1};
-    struct bench b;
+    const struct sampling sampling = {.n = 1, .max_tokens = LONGEST, .top_p = 1, .logprobs = -1};
     struct engine_options options = fixed_options(model, draft, 512);
     options.speculative_fixed = false;
     options.prefill_chunk = 4;
-    bench_start_as(&b, on_event, options);
-    struct take *plain = run_prompts(&b, "off", &sampling, 200);
-    struct take *takes = run_prompts(&b, "ngram:4,suffix:8,draft_model:4", &sampling, 200);
+    struct bench *b = bench_as(&options, on_tokens);
+    struct taken *plain = run_prompts(b, "off", &sampling, 200);
+    struct taken *takes = run_prompts(b, "ngram:4,suffix:8,draft_model:4", &sampling, 200);
     int64_t drafted = 0;
     for (int i = 0; i < 200; i++) {
         assert_int_equal(takes[i].finish, plain[i].finish);
@@ -517,7 +448,7 @@ TEST(adaptive_is_the_same)
     printf("%lld drafts\n", (long long)drafted);
     free(takes);
     free(plain);
-    bench_end(&b);
+    bench_end(b);
 }
 
 // A draft model that samples a stop token drafts nothing behind it: that could not be accepted, and
@@ -525,21 +456,21 @@ TEST(adaptive_is_the_same)
 TEST(drafts_end_with_the_sample)
 {
     enum { REQUESTS = 256, STOPS = 16 }; // of 64 tokens: one draft in four or so ends the sample
-    static struct take takes[REQUESTS];
-    struct bench b;
-    bench_start(&b, model, draft, 0);
+    static struct taken takes[REQUESTS];
+    const struct engine_options options = fixed_options(model, draft, 0);
+    struct bench *b = bench_as(&options, on_tokens);
     struct sampling s = plain_sampling();
     s.temperature = 1;
-    s.max_tokens = MAX_TOKENS;
+    s.max_tokens = LONGEST;
     for (int i = 0; i < STOPS; i++) s.stop_ids[s.n_stop_ids++] = i;
     assert_ok(speculative_parse("draft_model:16", &s.speculative));
     memset(takes, 0, sizeof takes);
     for (int i = 0; i < REQUESTS; i++) {
         const int32_t prompt[] = {20 + i % 40, 21 + i / 2 % 40};
         s.seed = (uint64_t)i;
-        submit(&b, prompt, 2, &s, &takes[i]);
+        ask(b, prompt, 2, &s, &takes[i]);
     }
-    await_all(&b);
+    bench_await(b);
     int64_t steps = 0, drafted = 0;
     for (int i = 0; i < REQUESTS; i++) {
         steps += takes[i].telemetry.drafts.num_drafts;
@@ -550,7 +481,7 @@ TEST(drafts_end_with_the_sample)
     printf("%lld drafts in %lld steps\n", (long long)drafted, (long long)steps);
     assert_true(steps > 50);
     assert_true(drafted < 8 * steps); // 16 a step, were they drafted to the end
-    bench_end(&b);
+    bench_end(b);
 }
 
 int main(void)

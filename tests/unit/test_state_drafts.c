@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
+#include "tests/support/loaded.h"
 
 enum { REQUESTS = 8, NEW = 56, LONGEST = 112, VOCAB_HERE = 200 };
 
@@ -42,7 +43,6 @@ static struct engine_options options_for(const char *policy, const char *draft)
 // All requests twice, the second time with what the first wrote in memory; ret: of both times.
 static void serve_twice(struct bench *b, const char *policy, struct take *ret[2][REQUESTS])
 {
-    struct reference r;
     int32_t prompts[REQUESTS][LONGEST];
     int lengths[REQUESTS];
     for (int round = 0; round < 2; round++) {
@@ -55,12 +55,11 @@ static void serve_twice(struct bench *b, const char *policy, struct take *ret[2]
         }
         for (int i = 0; i < REQUESTS; i++) await_done(b, ret[round][i]);
     }
-    reference_open(policy, "cpu", &r);
+    struct reference *r = reference_of(policy);
     for (int i = 0; i < REQUESTS; i++)
         for (int k = 0; k < i % 3 + 1; k++)
             for (int round = 0; round < 2; round++)
-                assert_as_packed(&r, prompts[i], lengths[i], ret[round][i], k);
-    reference_close(&r);
+                assert_as_packed(r, prompts[i], lengths[i], ret[round][i], k);
 }
 
 // Drafts of earlier texts: most are accepted the second time, and some never.
@@ -117,20 +116,19 @@ static int likeliest(const float *logits)
 // token, and nowhere else, so behind each rejection it goes on from the right state.
 TEST(a_twin_is_rejected_only_where_it_must_be)
 {
-    struct reference r;
     struct engine_options options = options_for(model, model);
     int32_t ids[LONGEST];
     float *logits = malloc(LONGEST * VOCAB_HERE * sizeof *logits);
     assert_non_null(logits);
     struct bench *b = bench_of(&options);
-    reference_open(model, "cpu", &r);
+    struct reference *r = reference_of(model);
     const int n_prompt = fill_prompt(ids, 3);
     struct sampling s = greedy(NEW);
     s.presence_penalty = 1;
     struct take *take = run_ids(b, ids, n_prompt, &s);
     const struct token_record *tokens = take->sample[0].tokens;
     for (int i = 0; i < NEW; i++) ids[n_prompt + i] = tokens[i].token;
-    reference_logits(&r, ids, n_prompt + NEW, logits);
+    reference_logits(r, ids, n_prompt + NEW, logits);
     int n_rejected = 0, n_behind = 0; // drafts accepted behind the first rejection
     for (int i = 0; i < NEW; i++) {
         int n = 0;
@@ -146,7 +144,6 @@ TEST(a_twin_is_rejected_only_where_it_must_be)
     printf("%d rejected, %d accepted behind the first\n", n_rejected, n_behind);
     assert_true(n_rejected > 0 && n_behind > 0);
     free(logits);
-    reference_close(&r);
 }
 
 // Either of the two may have states and the other none.
@@ -167,27 +164,17 @@ TEST(one_of_two_has_states)
 // Drafts have a quarter of the states; and what an error asks for is enough.
 TEST(memory_is_planned)
 {
-    static const struct {
-        int64_t bytes;
-        int max_drafts, batch, drafts;
-    } cases[] = {
-        {4000, 8, 8, 5}, // 20 states have room, 13 are given
-        {2000, 8, 8, 2}, // 10 have
-        {1200, 8, 5, 1}, // 6 have
-        {1200, 0, 6, 0}, // nothing is drafted
-        {200, 8, 1, 0},
-    };
+    const json_t *cases = test_rows("state_drafts", "memory_is_planned");
     struct kv_request request = {
         .max_batch = 8, .block_size = 1, .max_context = 30, .block_bytes = 10, .state_bytes = 100};
     struct kv_plan plan;
-    struct device *dev;
-    assert_ok(device_open("cpu", &dev));
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        request.bytes = cases[i].bytes;
-        request.max_drafts = cases[i].max_drafts;
+    struct device *dev = test_cpu();
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        request.bytes = row_int(cases, i, "bytes");
+        request.max_drafts = row_int(cases, i, "max_drafts");
         assert_ok(kv_memory_plan(dev, &request, &plan));
-        assert_int_equal(plan.max_batch, cases[i].batch);
-        assert_int_equal(plan.max_drafts, cases[i].drafts);
+        assert_int_equal(plan.max_batch, row_int(cases, i, "batch"));
+        assert_int_equal(plan.max_drafts, row_int(cases, i, "drafts"));
     }
     request.context_is_firm = true;
     for (int batch = 1; batch <= 8; batch += 7) {
@@ -201,7 +188,6 @@ TEST(memory_is_planned)
         assert_message(words);
         assert_ok(kv_memory_plan(dev, &request, &plan));
     }
-    device_free(dev);
 }
 
 TESTS_BETWEEN(set_up, NULL)

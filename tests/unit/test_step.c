@@ -1,8 +1,8 @@
 /* test_step.c: learner_step(), which every command learns by: the same update whoever asks for it,
  * whom it is published to, and what becomes of a gradient that is not finite. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/learning.h"
 #include "tests/support/random_step.h"
-#include "tests/support/reference.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "trainer/learn/step.h"
@@ -13,30 +13,26 @@ static const float weights[LONGEST] = {1 / 15.0f, 1 / 15.0f, 1 / 15.0f, 1 / 15.0
                                        1 / 15.0f, 1 / 15.0f, 1 / 15.0f, 1 / 15.0f};
 
 struct machine {
-    struct reference policy; // the learner works on these weights
+    struct learning *learning;
     struct learner *learner;
     struct random_step step;
     struct samples *samples;
     int published; // how often
 };
 
-static void machine_open(struct machine *m)
+LATER(samples_free)
+
+static struct machine *machine(void)
 {
-    const char *folder = test_folder();
     const struct step_shape shape = {GROUPS, 1, prompts, completions, VOCAB, 4};
-    const struct learner_config options = {
-        .optimizer = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .max_grad_norm = 1},
-        .temperature = 1,
-        .token_budget = 16,
-        .logits_chunk = 8,
-        .max_seqs = 2 * GROUPS,
-        .max_context = 16};
-    *m = (struct machine){0};
-    assert_ok(tiny_model_write(folder, 32, 2, VOCAB, 3));
-    reference_open(folder, "cpu", &m->policy);
-    assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options,
-                          &m->learner));
-    assert_ok(learner_prepare(m->learner));
+    struct machine *m = test_keep(calloc(1, sizeof *m));
+    m->learning = learning_of(&(struct learning_setting){.folder = tiny_folder(32, 2, VOCAB, 3),
+                                                         .config = {.optimizer.max_grad_norm = 1,
+                                                                    .token_budget = 16,
+                                                                    .logits_chunk = 8,
+                                                                    .max_seqs = 2 * GROUPS,
+                                                                    .max_context = 16}});
+    m->learner = m->learning->learner;
     random_step_make(&shape, &m->step);
     assert_ok(samples_new(GROUPS, 1, &m->samples));
     for (int g = 0; g < GROUPS; g++) {
@@ -46,13 +42,8 @@ static void machine_open(struct machine *m)
             (struct pack_completion){.ids = m->step.ids[g], .n = completions[g], .advantage = 1};
     }
     assert_ok(samples_begin(m->samples, &m->samples));
-}
-
-static void machine_close(struct machine *m)
-{
-    samples_free(m->samples);
-    learner_free(m->learner);
-    reference_close(&m->policy);
+    test_later(m->samples, samples_free_later);
+    return m;
 }
 
 static enum status publish(void *context, enum status (*write)(void *), void *update,
@@ -66,109 +57,96 @@ static enum status publish(void *context, enum status (*write)(void *), void *up
 
 static void assert_same_weights(const struct machine *a, const struct machine *b)
 {
-    const size_t bytes = (size_t)a->policy.weights->n_elements * sizeof(float);
-    assert_memory_equal(a->policy.weights->base, b->policy.weights->base, bytes);
+    const size_t bytes = (size_t)a->learning->policy.weights->n_elements * sizeof(float);
+    assert_memory_equal(a->learning->policy.weights->base, b->learning->policy.weights->base,
+                        bytes);
 }
 
 // The mean over 15 tokens, at once and to nobody, as sft has it; and as a client of the Tinker API
 // does: weights of its own, gradients request by request, an update that is published.
 TEST(a_step_is_the_same_by_halves)
 {
-    struct machine whole, halves;
+    struct machine *whole = machine(), *halves = machine();
     struct update_stats a = {0}, b = {0};
     struct step sft = {.loss = {.type = LOSS_CROSS_ENTROPY}, .lr = 1e-2}, client = {.lr = 1e-2};
-    machine_open(&whole);
-    machine_open(&halves);
-    sft.scale = loss_scale_of(&sft.loss, whole.samples, 0, GROUPS);
+    sft.scale = loss_scale_of(&sft.loss, whole->samples, 0, GROUPS);
     assert_true(sft.scale.seqs == GROUPS && sft.scale.tokens == 15);
-    assert_ok(learner_step(whole.learner, whole.samples, 0, GROUPS, &sft, &a));
+    assert_ok(learner_step(whole->learner, whole->samples, 0, GROUPS, &sft, &a));
 
     assert_ok(loss_of_client("cross_entropy", &client.loss));
-    client.publish = (struct publish){publish, &halves};
-    for (int g = 0; g < GROUPS; g++) halves.samples->completions[g].inputs[INPUT_WEIGHTS] = weights;
-    optimizer_clear_grads(learner_optimizer(halves.learner));
+    client.publish = (struct publish){publish, halves};
+    for (int g = 0; g < GROUPS; g++)
+        halves->samples->completions[g].inputs[INPUT_WEIGHTS] = weights;
+    optimizer_clear_grads(learner_optimizer(halves->learner));
     // the last first, as one pass over all takes its micro-batches
     for (int g = GROUPS - 1; g >= 0; g--)
-        assert_ok(learner_pass(halves.learner, PASS_GRADIENTS, halves.samples, g, 1, &client, &b));
-    assert_int_equal(halves.published, 0);
-    assert_ok(learner_step(halves.learner, NULL, 0, 0, &client, &b));
-    assert_true(halves.published == 1 && b.publish.wait_ms == 2 && a.publish.wait_ms == 0);
+        assert_ok(
+            learner_pass(halves->learner, PASS_GRADIENTS, halves->samples, g, 1, &client, &b));
+    assert_int_equal(halves->published, 0);
+    assert_ok(learner_step(halves->learner, NULL, 0, 0, &client, &b));
+    assert_true(halves->published == 1 && b.publish.wait_ms == 2 && a.publish.wait_ms == 0);
     assert_true(a.applied == 1 && b.applied == 1 && a.lr == 1e-2 && a.n_updates == 1);
     assert_true(a.grad_norm > 0 && fabs(a.grad_norm - b.grad_norm) < 1e-6 * a.grad_norm);
     assert_true(fabs(a.range[STAT_LOSS].sum - b.range[STAT_LOSS].sum) < 1e-6);
     assert_int_equal(a.range[STAT_ENTROPY].n, 15);
-    float *x = whole.policy.weights->base, *y = halves.policy.weights->base;
-    for (int64_t i = 0; i < whole.policy.weights->n_elements; i++)
+    float *x = whole->learning->policy.weights->base, *y = halves->learning->policy.weights->base;
+    for (int64_t i = 0; i < whole->learning->policy.weights->n_elements; i++)
         assert_true(fabsf(x[i] - y[i]) < 1e-4f);
-    machine_close(&whole);
-    machine_close(&halves);
 }
 
 // A pass that only looks leaves what is learned from as it was; a masked sample teaches nothing.
 TEST(masked_samples_teach_nothing)
 {
-    struct machine all, masked, none;
+    struct machine *all = machine(), *masked = machine(), *none = machine();
     struct update_stats stats = {0}, looked = {0}, nothing = {0};
     struct step step = {.loss = {.type = LOSS_DAPO, .epsilon = 0.2, .epsilon_high = 0.2}};
     step.lr = 1e-2;
-    machine_open(&all);
-    machine_open(&masked);
-    machine_open(&none);
-    masked.samples->completions[2].masked = true;
-    step.scale = loss_scale_of(&step.loss, masked.samples, 0, GROUPS);
+    masked->samples->completions[2].masked = true;
+    step.scale = loss_scale_of(&step.loss, masked->samples, 0, GROUPS);
     assert_true(step.scale.seqs == 3 && step.scale.tokens == 9);
-    assert_ok(learner_pass(all.learner, PASS_LOSS, all.samples, 0, GROUPS, &step, &looked));
-    assert_same_weights(&all, &none);
-    assert_ok(learner_step(masked.learner, masked.samples, 0, GROUPS, &step, &stats));
-    assert_ok(learner_step(all.learner, all.samples, 0, 2, &step, &looked));
-    assert_same_weights(&all, &masked);
+    assert_ok(learner_pass(all->learner, PASS_LOSS, all->samples, 0, GROUPS, &step, &looked));
+    assert_same_weights(all, none);
+    assert_ok(learner_step(masked->learner, masked->samples, 0, GROUPS, &step, &stats));
+    assert_ok(learner_step(all->learner, all->samples, 0, 2, &step, &looked));
+    assert_same_weights(all, masked);
     assert_true(stats.range[STAT_RATIO].n == 9 && stats.range[STAT_RATIO].min == 1);
-    for (int g = 0; g < GROUPS; g++) none.samples->completions[g].advantage = 0;
-    assert_ok(learner_step(none.learner, none.samples, 0, GROUPS, &step, &nothing));
+    for (int g = 0; g < GROUPS; g++) none->samples->completions[g].advantage = 0;
+    assert_ok(learner_step(none->learner, none->samples, 0, GROUPS, &step, &nothing));
     assert_true(nothing.grad_norm == 0 && nothing.applied == 1);
-    machine_close(&all);
-    machine_close(&masked);
-    machine_close(&none);
 }
 
 // What an environment wrote has no part in the numbers of what the policy says.
 TEST(others_tokens_are_not_counted)
 {
     static const uint8_t authors[16] = {AUTHOR_OTHER, AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_FROZEN};
-    struct machine m;
+    struct machine *m = machine();
     struct update_stats stats = {0};
     struct step step = {.loss = {.type = LOSS_DAPO, .epsilon = 0.2, .epsilon_high = 0.2},
                         .lr = 1e-2};
-    machine_open(&m);
-    for (int g = 0; g < GROUPS; g++) m.samples->completions[g].authors = authors;
+    for (int g = 0; g < GROUPS; g++) m->samples->completions[g].authors = authors;
     long n[AUTHOR_FROZEN + 1] = {0};
     for (int g = 0; g < GROUPS; g++)
         for (int t = 0; t < completions[g]; t++) n[authors[t]]++;
     assert_true(n[AUTHOR_OTHER] > 0 && n[AUTHOR_POLICY] > 0 && n[AUTHOR_FROZEN] > 0);
-    step.scale = loss_scale_of(&step.loss, m.samples, 0, GROUPS);
-    assert_ok(learner_step(m.learner, m.samples, 0, GROUPS, &step, &stats));
+    step.scale = loss_scale_of(&step.loss, m->samples, 0, GROUPS);
+    assert_ok(learner_step(m->learner, m->samples, 0, GROUPS, &step, &stats));
     assert_int_equal(stats.range[STAT_ENTROPY].n, n[AUTHOR_POLICY] + n[AUTHOR_FROZEN]);
     assert_int_equal(stats.range[STAT_FROZEN].sum, n[AUTHOR_FROZEN]);
-    machine_close(&m);
 }
 
 TEST(a_gradient_that_is_not_finite_is_skipped)
 {
-    struct machine m, before;
+    struct machine *m = machine(), *before = machine();
     struct update_stats stats = {0};
     struct step step = {.loss = {.type = LOSS_CROSS_ENTROPY}, .lr = 1e-2};
-    machine_open(&m);
-    machine_open(&before);
-    step.scale = loss_scale_of(&step.loss, m.samples, 0, GROUPS);
-    step.publish = (struct publish){publish, &m};
-    m.samples->completions[1].advantage = NAN;
-    assert_ok(learner_step(m.learner, m.samples, 0, GROUPS, &step, &stats));
-    assert_true(stats.skipped == 1 && stats.applied == 0 && m.published == 0);
+    step.scale = loss_scale_of(&step.loss, m->samples, 0, GROUPS);
+    step.publish = (struct publish){publish, m};
+    m->samples->completions[1].advantage = NAN;
+    assert_ok(learner_step(m->learner, m->samples, 0, GROUPS, &step, &stats));
+    assert_true(stats.skipped == 1 && stats.applied == 0 && m->published == 0);
     assert_message("the step must be skipped");
-    assert_same_weights(&m, &before);
-    m.samples->completions[1].advantage = 1;
-    assert_ok(learner_step(m.learner, m.samples, 0, GROUPS, &step, &stats));
-    assert_true(stats.skipped == 1 && stats.applied == 1 && m.published == 1);
-    machine_close(&m);
-    machine_close(&before);
+    assert_same_weights(m, before);
+    m->samples->completions[1].advantage = 1;
+    assert_ok(learner_step(m->learner, m->samples, 0, GROUPS, &step, &stats));
+    assert_true(stats.skipped == 1 && stats.applied == 1 && m->published == 1);
 }

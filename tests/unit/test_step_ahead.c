@@ -5,6 +5,7 @@
 #include "common/base/rng.h"
 #include "common/model/config.h"
 #include "tests/support/engine_bench.h"
+#include "tests/support/loaded.h"
 
 #define REQUESTS 40
 
@@ -139,10 +140,8 @@ static void serve_golden(const char *model)
     options.max_context = 100;
     options.prefill_chunk = 16;
     struct take *take[2];
-    struct model_config *config = NULL;
-    assert_ok(model_config_load(model, &config));
+    struct model_config *config = config_of(model);
     const bool alone = config->hidden % 16 == 0 || strcmp(options.device, "cpu") == 0;
-    model_config_free(config);
     if (!alone) return; // a GPU's bits may depend on the rows beside (docs/use/limits.md)
     for (int ahead = 0; ahead < 2; ahead++) {
         struct bench b;

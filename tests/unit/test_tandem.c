@@ -361,20 +361,19 @@ TEST(rows_apart_change_nothing)
 {
     enum { N = 4 };
     static struct recorded drawn[2][N];
-    struct loaded m;
     struct weights *frozen;
-    assert_ok(loaded_open(model_a, DT_F32, &m));
-    assert_ok(weights_plan(m.config, DT_F32, &frozen));
-    assert_ok(weights_alloc(frozen, m.dev));
-    assert_ok(weights_load(frozen, m.dev, model_b));
+    struct loaded *m = loaded_of(model_a, DT_F32);
+    assert_ok(weights_plan(m->config, DT_F32, &frozen));
+    assert_ok(weights_alloc(frozen, m->dev));
+    assert_ok(weights_load(frozen, m->dev, model_b));
     for (int apart = 0; apart < 2; apart++) {
-        const struct weights *const models[RUNNERS] = {m.weights, NULL, frozen};
+        const struct weights *const models[RUNNERS] = {m->weights, NULL, frozen};
         struct engine_options options = tandem_options();
         struct engine_stats stats = {.state = ENGINE_OK};
         struct executor *x;
         struct request *requests[N];
         bool stepped = true;
-        assert_ok(executor_new(m.dev, models, NULL, &options, on_recorded, NULL, &stats, &x));
+        assert_ok(executor_new(m->dev, models, NULL, &options, on_recorded, NULL, &stats, &x));
         scheduler_update(x->scheduler, 2, false);
         for (int i = 0; i < RUNNERS; i++)
             if (x->runners[i]) x->runners[i]->rows_apart = apart;
@@ -393,7 +392,6 @@ TEST(rows_apart_change_nothing)
         }
     }
     weights_free(frozen);
-    loaded_close(&m);
 }
 
 TEST(authors_can_be_shared)

@@ -51,13 +51,12 @@ static json_t *whole_config(void)
 // tensor_format: of the text model's names behind "model.".
 static void write_folder(const char *folder, const char *tensor_format, const char *extra)
 {
-    struct safetensors *set;
     static const float zeros[4];
     static struct safetensors_source sources[128];
     json_t *config = whole_config();
     assert_ok(json_write_file(test_path(folder, "config.json"), 0644, config));
     json_decref(config);
-    assert_ok(safetensors_open(golden_folder(), &set));
+    struct safetensors *set = tensors_of(golden_folder());
     int n = tensor_sources(set, sources);
     for (int i = 0; i < n; i++) {
         const char *name = safetensors_at(set, i)->name;
@@ -67,20 +66,19 @@ static void write_folder(const char *folder, const char *tensor_format, const ch
     sources[n] = (struct safetensors_source){.n_dims = 1, .shape = {4}, .tag = zeros};
     snprintf(sources[n++].name, sizeof sources->name, "%s", extra);
     tensors_write(folder, sources, n);
-    safetensors_free(set);
 }
 
 static void take_text_model(void)
 {
-    struct loaded golden, part;
+    struct loaded part;
     char words[256];
-    assert_ok(loaded_open(golden_folder(), DT_F32, &golden));
-    assert_false(left_out_describe(golden.config, words, sizeof words));
+    struct loaded *golden = loaded_of(golden_folder(), DT_F32);
+    assert_false(left_out_describe(golden->config, words, sizeof words));
     for (int i = 0; i < 2; i++) {
         const char *folder = test_folder();
         write_folder(folder, kind->formats[i], kind->extras[i]);
         assert_ok(loaded_open(folder, DT_F32, &part));
-        assert_memory_equal(part.weights->base, golden.weights->base, golden.weights->bytes);
+        assert_memory_equal(part.weights->base, golden->weights->base, golden->weights->bytes);
         assert_true(left_out_describe(part.config, words, sizeof words));
         assert_contains(words, "what reads images is not loaded");
         assert_int_equal(part.config->file_dtype, DT_BF16);
@@ -92,10 +90,9 @@ static void take_text_model(void)
         loaded_close(&part);
         assert_ok(loaded_open(folder, DT_F32, &part));
         assert_false(part.config->is_text_part);
-        assert_memory_equal(part.weights->base, golden.weights->base, golden.weights->bytes);
+        assert_memory_equal(part.weights->base, golden->weights->base, golden->weights->bytes);
         loaded_close(&part);
     }
-    loaded_close(&golden);
 }
 
 TEST(text_model_is_taken)

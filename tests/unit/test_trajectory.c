@@ -7,18 +7,11 @@
 
 static const struct trajectory_bounds bounds = {.vocab_size = 50, .max_tokens = 8, .version = 4};
 
-static json_t *parse(const char *text)
-{
-    json_t *value;
-    assert_ok(json_parse("the test", text, strlen(text), &value));
-    return value;
-}
-
 // Sampled behind the n_prompt first of `ids`: the others, each with log-probability -id.
 static void add_turn(struct sampled_turns *turns, const char *ids, int n_prompt, uint64_t version)
 {
     struct token_list all = {0}, prompt = {0};
-    json_t *object = test_keep(json_pack("{s:o}", "ids", parse(ids)));
+    json_t *object = test_keep(json_pack("{s:O}", "ids", json_of(ids)));
     assert_ok(trajectory_read_ids(object, "ids", 50, &all));
     struct completion c = {.n = all.n - n_prompt, .text = strdup("text")};
     c.ids = calloc((size_t)c.n, sizeof *c.ids);
@@ -40,46 +33,55 @@ static void add_turn(struct sampled_turns *turns, const char *ids, int n_prompt,
     assert_ok(sampled_turns_add(turns, &prompt, &c));
 }
 
-static enum status read_text(const struct sampled_turns *turns, const char *text,
-                             struct completion *ret)
+LATER(sampled_turns_release)
+LATER(completion_release)
+
+static struct sampled_turns *no_turns(void)
 {
-    json_t *value = parse(text);
-    enum status st = trajectory_read(value, turns, &bounds, ret);
-    json_decref(value);
-    return st;
+    return test_later(test_keep(calloc(1, sizeof(struct sampled_turns))),
+                      sampled_turns_release_later);
 }
 
-#define IDS "\"token_ids\": [1, 2, 11, 12, 3, 13]"
+// Those of most tests.
+static struct sampled_turns *two_turns(void)
+{
+    struct sampled_turns *turns = no_turns();
+    add_turn(turns, "[1, 2, 11, 12]", 2, 6);
+    add_turn(turns, "[1, 2, 11, 12, 3, 13]", 5, 8);
+    return turns;
+}
+
+// Of text with ' for "; released with the test.
+static struct completion *read_text(const struct sampled_turns *turns, const char *text)
+{
+    struct completion *c = test_keep(calloc(1, sizeof *c));
+    assert_ok(trajectory_read(json_quoted(text), turns, &bounds, c));
+    return test_later(c, completion_release_later);
+}
+
+#define IDS "'token_ids': [1, 2, 11, 12, 3, 13]"
 
 TEST(turns_tell_what_was_sampled)
 {
-    struct sampled_turns turns = {0};
-    struct completion c;
-    add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
-    add_turn(&turns, "[1, 2, 11, 12, 3, 13]", 5, 8);
-    assert_ok(read_text(&turns, "{" IDS ", \"mask\": [0, 0, 1, 1, 0, 1], \"reward\": 2}", &c));
-    assert_true(c.processed[2] == -5.5f && c.processed[4] == 0);
-    assert_true(c.n == 6 && c.logprobs[2] == -11 && c.logprobs[5] == -13 && c.logprobs[4] == 0);
-    assert_true(c.versions[0] == 6 && c.versions[4] == 6 && c.versions[5] == 8);
-    assert_true(c.n_rewards == 1 && completion_reward(&c) == 2 && c.rewards[0].after == 6);
-    assert_string_equal(c.text, "text\ntext");
-    assert_true(json_number_value(json_object_get(c.telemetry, "prompt_tokens")) == 7);
-    assert_true(json_number_value(json_object_get(c.telemetry, "kv_bytes_peak")) == 60);
-    assert_true(json_number_value(json_object_get(c.telemetry, "accept_rate")) == 0.25);
+    const struct sampled_turns *turns = two_turns();
+    struct completion *c = read_text(turns, "{" IDS ", 'mask': [0, 0, 1, 1, 0, 1], 'reward': 2}");
+    assert_true(c->processed[2] == -5.5f && c->processed[4] == 0);
+    assert_true(c->n == 6 && c->logprobs[2] == -11 && c->logprobs[5] == -13 && c->logprobs[4] == 0);
+    assert_true(c->versions[0] == 6 && c->versions[4] == 6 && c->versions[5] == 8);
+    assert_true(c->n_rewards == 1 && completion_reward(c) == 2 && c->rewards[0].after == 6);
+    assert_string_equal(c->text, "text\ntext");
+    assert_json(c->telemetry, "{'prompt_tokens': 7, 'kv_bytes_peak': 60, 'accept_rate': 0.25}");
     struct token_list prompt = {0};
-    assert_ok(trajectory_cut(&c, 1, &prompt));
-    assert_true(prompt.n == 2 && c.n == 4 && c.ids[0] == 11 && c.authors[2] == AUTHOR_OTHER);
-    assert_true(c.authors[3] == AUTHOR_POLICY);
-    assert_true(c.logprobs[3] == -13 && c.processed[3] == -6.5f && c.versions[3] == 8 &&
-                c.rewards[0].after == 4);
+    assert_ok(trajectory_cut(c, 1, &prompt));
+    assert_true(prompt.n == 2 && c->n == 4 && c->ids[0] == 11 && c->authors[2] == AUTHOR_OTHER);
+    assert_true(c->authors[3] == AUTHOR_POLICY);
+    assert_true(c->logprobs[3] == -13 && c->processed[3] == -6.5f && c->versions[3] == 8 &&
+                c->rewards[0].after == 4);
     token_list_release(&prompt);
-    completion_release(&c);
     // a turn may be left out of what is learnt, and rewards may be its own
-    assert_ok(read_text(&turns, "{" IDS ", \"mask\": [0,0,0,0,0,1], \"rewards\": [1, 3]}", &c));
-    assert_true(c.n_rewards == 2 && c.rewards[0].after == 4 && completion_reward(&c) == 4);
-    assert_true(c.logprobs[2] == 0 && c.versions[0] == 8);
-    completion_release(&c);
-    sampled_turns_release(&turns);
+    c = read_text(turns, "{" IDS ", 'mask': [0,0,0,0,0,1], 'rewards': [1, 3]}");
+    assert_true(c->n_rewards == 2 && c->rewards[0].after == 4 && completion_reward(c) == 4);
+    assert_true(c->logprobs[2] == 0 && c->versions[0] == 8);
 }
 
 static void write_authors(struct completion *c, enum token_author first, enum token_author then)
@@ -92,69 +94,53 @@ static void write_authors(struct completion *c, enum token_author first, enum to
 TEST(a_tandems_turns_tell_who_wrote)
 {
     static const uint8_t want[] = {AUTHOR_FROZEN, AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_OTHER};
-    struct sampled_turns turns = {0};
+    struct sampled_turns *turns = two_turns();
     struct token_list prompt = {0};
-    struct completion c;
-    add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
-    write_authors(&turns.items[0].sampled, AUTHOR_FROZEN, AUTHOR_POLICY);
-    add_turn(&turns, "[1, 2, 11, 12, 3, 13]", 5, 8);
-    write_authors(&turns.items[1].sampled, AUTHOR_FROZEN, AUTHOR_POLICY);
-    assert_ok(read_text(&turns, "{" IDS ", \"mask\": [0, 0, 1, 1, 0, 0], \"reward\": 2}", &c));
-    assert_true(c.logprobs[2] == -11 && c.versions[0] == 6);
-    assert_ok(trajectory_cut(&c, 1, &prompt));
-    assert_true(prompt.n == 2 && c.n == 4); // up to the frozen model's token
-    assert_memory_equal(c.authors, want, sizeof want);
+    for (int i = 0; i < 2; i++)
+        write_authors(&turns->items[i].sampled, AUTHOR_FROZEN, AUTHOR_POLICY);
+    struct completion *c = read_text(turns, "{" IDS ", 'mask': [0, 0, 1, 1, 0, 0], 'reward': 2}");
+    assert_true(c->logprobs[2] == -11 && c->versions[0] == 6);
+    assert_ok(trajectory_cut(c, 1, &prompt));
+    assert_true(prompt.n == 2 && c->n == 4); // up to the frozen model's token
+    assert_memory_equal(c->authors, want, sizeof want);
     token_list_release(&prompt);
-    completion_release(&c);
-    sampled_turns_release(&turns);
 }
 
-TEST(what_was_not_sampled_is_refused)
+TEST_EACH(trajectories_that_were_not_sampled, "rollout")
 {
-    const json_t *faults = test_rows("rollout", "trajectories_that_were_not_sampled"), *fault;
-    size_t i;
-    struct sampled_turns turns = {0};
     struct completion c;
-    add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
-    add_turn(&turns, "[1, 2, 11, 12, 3, 13]", 5, 8);
-    json_array_foreach (faults, i, fault) {
-        const json_t *value = json_object_get(fault, "trajectory");
-        assert_int_not_equal(trajectory_read(value, &turns, &bounds, &c), ST_OK);
-        assert_message(row_text(faults, i, "says"));
-    }
-    sampled_turns_release(&turns);
+    assert_true(trajectory_read(json_at(cases, "%zu.trajectory", i), two_turns(), &bounds, &c) !=
+                ST_OK);
+    assert_message(row_text(cases, i, "says"));
 }
 
 TEST(a_prompt_repeats_or_not)
 {
-    struct sampled_turns turns = {0};
+    struct sampled_turns *turns = no_turns();
     int32_t ids[] = {1, 2, 11, 12, 5};
     struct token_list prompt = {ids, 5, 0};
     int at = -1;
-    assert_true(sampled_turns_repeat(&turns, &prompt, &at));
-    add_turn(&turns, "[1, 2, 11, 12]", 2, 6);
-    assert_true(sampled_turns_repeat(&turns, &prompt, &at));
+    assert_true(sampled_turns_repeat(turns, &prompt, &at));
+    add_turn(turns, "[1, 2, 11, 12]", 2, 6);
+    assert_true(sampled_turns_repeat(turns, &prompt, &at));
     prompt.n = 3; // shorter than what was there
-    assert_false(sampled_turns_repeat(&turns, &prompt, &at));
+    assert_false(sampled_turns_repeat(turns, &prompt, &at));
     assert_int_equal(at, 3);
     prompt.n = 5;
     ids[2] = 10;
-    assert_false(sampled_turns_repeat(&turns, &prompt, &at));
+    assert_false(sampled_turns_repeat(turns, &prompt, &at));
     assert_int_equal(at, 2);
-    sampled_turns_release(&turns);
 }
 
 TEST(a_group_shares_what_it_begins_with)
 {
-    struct sampled_turns a = {0}, b = {0};
-    struct completion group[2];
+    struct sampled_turns *a = no_turns(), *b = no_turns();
     struct token_list prompt = {0};
-    add_turn(&a, "[1, 2, 3, 11]", 3, 6);
-    add_turn(&b, "[1, 2, 4, 3, 12]", 4, 6);
-    assert_ok(read_text(&a, "{\"token_ids\": [1,2,3,11], \"mask\": [0,0,0,1], \"reward\": 1}",
-                        &group[0]));
-    assert_ok(read_text(&b, "{\"token_ids\": [1,2,4,3,12], \"mask\": [0,0,0,0,1], \"reward\": 0}",
-                        &group[1]));
+    add_turn(a, "[1, 2, 3, 11]", 3, 6);
+    add_turn(b, "[1, 2, 4, 3, 12]", 4, 6);
+    struct completion group[] = {
+        *read_text(a, "{'token_ids': [1,2,3,11], 'mask': [0,0,0,1], 'reward': 1}"),
+        *read_text(b, "{'token_ids': [1,2,4,3,12], 'mask': [0,0,0,0,1], 'reward': 0}")};
     assert_ok(trajectory_cut(group, 2, &prompt));
     assert_true(prompt.n == 2 && group[0].n == 2 && group[1].n == 3);
     assert_true(group[0].ids[0] == 3 && group[0].authors[0] == AUTHOR_OTHER);
@@ -163,9 +149,6 @@ TEST(a_group_shares_what_it_begins_with)
     group[1].ids[0] = 9;
     group[1].authors[0] = 0;
     assert_fails(trajectory_cut(group, 2, &prompt), ST_MISMATCH, "begin with different tokens");
-    for (int i = 0; i < 2; i++) completion_release(&group[i]);
-    sampled_turns_release(&a);
-    sampled_turns_release(&b);
 }
 
 // Of two samples with rewards of two turns and one of one: {0, 1}, {0, 0}, {1}.
@@ -183,12 +166,12 @@ TEST(rewards_of_turns_are_of_what_comes_before)
     const struct scoring how = {.advantage = {.scale = SCALE_NONE}};
     assert_ok(scoring_turns(&how, &r, &s));
     const double mean = 2.0 / 5; // of all five rewards
-    assert_true(fabs(samples[0].advantages[0] - (1 - 2 * mean)) < 1e-6);
-    assert_true(fabs(samples[0].advantages[3] - (1 - mean)) < 1e-6);
-    assert_true(fabs(samples[1].advantages[1] - -2 * mean) < 1e-6);
-    assert_true(fabs(samples[1].advantages[2] - -mean) < 1e-6);
-    assert_true(fabs(samples[2].advantages[0] - (1 - mean)) < 1e-6);
-    assert_true(fabs(advantages[0] - (1 - 2 * mean)) < 1e-6);
+    assert_near(samples[0].advantages[0], (1 - 2 * mean), 1e-6);
+    assert_near(samples[0].advantages[3], (1 - mean), 1e-6);
+    assert_near(samples[1].advantages[1], -2 * mean, 1e-6);
+    assert_near(samples[1].advantages[2], -mean, 1e-6);
+    assert_near(samples[2].advantages[0], (1 - mean), 1e-6);
+    assert_near(advantages[0], (1 - 2 * mean), 1e-6);
     for (int i = 0; i < 3; i++) {
         free(samples[i].advantages);
         samples[i].advantages = NULL;
@@ -205,18 +188,14 @@ TEST(rewards_of_turns_are_of_what_comes_before)
 
 static const char *found(const struct journal *j, int line, int number, const char *call)
 {
-    json_t *value = json_string(call);
-    const json_t *result = journal_find(j, &(struct journal_place){line, 0, 1, number}, value);
-    json_decref(value);
-    return json_string_value(result);
+    return json_string_value(
+        journal_find(j, &(struct journal_place){line, 0, 1, number}, test_keep(json_string(call))));
 }
 
 static void keep(struct journal *j, int number, const char *call, const char *result)
 {
-    json_t *c = json_string(call), *r = json_string(result);
-    assert_ok(journal_keep(j, &(struct journal_place){7, 0, 1, number}, c, r));
-    json_decref(c);
-    json_decref(r);
+    assert_ok(journal_keep(j, &(struct journal_place){7, 0, 1, number},
+                           test_keep(json_string(call)), test_keep(json_string(result))));
 }
 
 TEST(calls_are_found_again)

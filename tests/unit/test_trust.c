@@ -5,6 +5,7 @@
 #include "bridge/control_page.h"
 #include "kernels/device.h"
 #include "tests/support/control_test.h"
+#include "tests/support/loaded.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -58,18 +59,16 @@ TEST(test_page_of_another)
 TEST(test_segment_of_another)
 {
     need_root();
-    struct device *dev;
     struct shared_memory *made, *opened = NULL;
     char name[64];
     snprintf(name, sizeof name, "/commonweight-test-trust-%d", (int)getpid());
-    assert_ok(device_open("cpu", &dev));
+    struct device *dev = test_cpu();
     assert_ok(shared_memory_create(dev, name, 4096, &made));
     give_away(shm_path(name));
     assert_fails(shared_memory_open(dev, name, 4096, &opened), ST_MISMATCH,
                  "belongs to user 65534");
     assert_null(opened);
     shared_memory_free(made);
-    device_free(dev);
 }
 
 // ---- signs of life -----------------------------------------------------------------------------

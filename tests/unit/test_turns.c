@@ -6,6 +6,7 @@
 #include "common/text/tokenizer.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_tokenizer.h"
+#include "tests/support/tokens.h"
 #include "trainer/data/data.h"
 
 // ---- turns_find() -------------------------------------------------------------------------------
@@ -67,29 +68,12 @@ static enum status find(struct template *t, const char *text, bool all, char ret
     return st;
 }
 
-TEST(finds_turns)
+TEST_EACH(finds_turns, "turns")
 {
-    static const struct {
-        const char *messages;
-        bool all, forgets, refuses_empty;
-        const char *wanted;
-    } cases[] = {
-        {"u:x a:one", false, false, false, "one]/"},
-        {"u:x a:one u:y a:two", false, false, false, "two]/"},
-        {"u:x a:one u:y a:two", true, false, false, "one]/two]/"},
-        {"s:z u:x a:one a:more u:y a:two", true, false, false, "one]/more]/two]/"},
-        {"a:hello u:y a:two", true, false, false, "hello]/two]/"},
-        {"a:hello u:y a:two", true, false, true, "two]/"},
-        {"u:x a:r|one u:y a:s|two", true, true, false, "s|two]/"},
-        {"u:x a:one u:y a:s|two", true, true, false, "one]/s|two]/"},
-        {"u:x a:r|one u:y a:s|two", false, true, false, "s|two]/"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct template t = {cases[i].forgets, cases[i].refuses_empty, 0};
-        char got[256];
-        assert_ok(find(&t, cases[i].messages, cases[i].all, got));
-        assert_string_equal(got, cases[i].wanted);
-    }
+    struct template t = {row_flag(cases, i, "forgets"), row_flag(cases, i, "refuses_empty"), 0};
+    char got[256];
+    assert_ok(find(&t, row_text(cases, i, "messages"), row_flag(cases, i, "all"), got));
+    assert_string_equal(got, row_text(cases, i, "wanted"));
 }
 
 // The last turn is what the run is about: where it cannot be found, that is an error.
@@ -149,11 +133,10 @@ TEST(learns_what_was_asked)
     const char *folder = test_folder();
     struct prompt_options options = {.completions = true, .end_id = TINY_TOKENIZER_IM_END};
     struct prompt_format format = {.options = &options, .vocab_size = TINY_TOKENIZER_VOCAB};
-    struct tokenizer *tokenizer;
     struct chat_template *chat;
     struct bytes text = BYTES_INIT;
     assert_ok(tiny_tokenizer_write(folder));
-    assert_ok(tokenizer_load(folder, &tokenizer));
+    struct tokenizer *tokenizer = tokenizer_of(folder);
     assert_ok(chat_template_find(folder, NULL, &chat));
     format.tokenizer = tokenizer;
     format.chat = chat;
@@ -176,5 +159,4 @@ TEST(learns_what_was_asked)
     }
     bytes_release(&text);
     chat_template_free(chat);
-    tokenizer_free(tokenizer);
 }

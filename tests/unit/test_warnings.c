@@ -12,10 +12,9 @@ static char *warn_of(const char *model, const char *targets)
 {
     const char *log = test_path(test_folder(), "log");
     char config[256];
-    struct reference r;
     snprintf(config, sizeof config, "{\"r\":2,\"target_modules\":%s}", targets);
-    reference_open(test_golden(model), "cpu", &r);
-    struct adapter *a = tiny_adapter_new(r.dev, r.weights, config);
+    struct reference *r = reference_of(test_golden(model));
+    struct adapter *a = tiny_adapter_new(r->dev, r->weights, config);
     const int file = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600), saved = dup(STDERR_FILENO);
     assert_true(file >= 0 && saved >= 0 && dup2(file, STDERR_FILENO) >= 0);
     warn_adapter(a);
@@ -23,7 +22,6 @@ static char *warn_of(const char *model, const char *targets)
     close(saved);
     close(file);
     adapter_free(a);
-    reference_close(&r);
     return test_read(log);
 }
 
