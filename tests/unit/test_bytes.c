@@ -102,27 +102,17 @@ TEST(bytes_failure_sticks)
 
 // ---- base64 -------------------------------------------------------------------------------------
 
-TEST(base64_vectors)
+// RFC 4648, section 10.
+TEST_EACH(base64_vectors, "bytes")
 {
-    static const char *const vectors[][2] = {
-        // RFC 4648, section 10
-        {"", ""},
-        {"f", "Zg=="},
-        {"fo", "Zm8="},
-        {"foo", "Zm9v"},
-        {"foob", "Zm9vYg=="},
-        {"fooba", "Zm9vYmE="},
-        {"foobar", "Zm9vYmFy"},
-    };
-    struct bytes text = BYTES_INIT, data = BYTES_INIT;
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) {
-        assert_ok(base64_encode(vectors[i][0], strlen(vectors[i][0]), &text));
-        assert_string_equal(bytes_text(&text), vectors[i][1]);
-        assert_ok(base64_decode(vectors[i][1], &data));
-        assert_int_equal(data.len, strlen(vectors[i][0]));
-        assert_string_equal(bytes_text(&data), vectors[i][0]);
-    }
-    bytes_release(&text);
+    const char *text = row_text(cases, i, "text"), *base64 = row_text(cases, i, "base64");
+    struct bytes coded = BYTES_INIT, data = BYTES_INIT;
+    assert_ok(base64_encode(text, strlen(text), &coded));
+    assert_string_equal(bytes_text(&coded), base64);
+    assert_ok(base64_decode(base64, &data));
+    assert_int_equal(data.len, strlen(text));
+    assert_string_equal(bytes_text(&data), text);
+    bytes_release(&coded);
     bytes_release(&data);
 }
 
@@ -149,19 +139,12 @@ TEST(base64_round_trip)
     bytes_release(&data);
 }
 
-TEST(base64_refuses)
+TEST_EACH(base64_refuses, "bytes")
 {
-    static const char *const bad[] = {
-        "Z",    "Zg",       "Zg=",   "Zg===", "====",    "=Zg=",
-        "Z=g=", "Zg==Zg==", "Zm9v ", " Zm9v", "Zm9\n",   "Zm9v\nZm9v",
-        "Zm9-", "Zm9_",     "Zh==",  "Zm9=",  "Zm9vZm9", "\xc3\xa9\xc3\xa9",
-    };
     struct bytes data = BYTES_INIT;
     bytes_puts(&data, "untouched");
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_status(base64_decode(bad[i], &data), ST_FORMAT);
-        assert_string_equal(bytes_text(&data), "untouched");
-    }
+    assert_status(base64_decode(row_text(cases, i, "text"), &data), ST_FORMAT);
+    assert_string_equal(bytes_text(&data), "untouched");
     bytes_release(&data);
 }
 
@@ -212,18 +195,14 @@ TEST(utf8_random_bytes)
     }
 }
 
-TEST(utf8_malformed)
+// An impossible beginning is known before the rest is there.
+TEST_EACH(utf8_malformed, "bytes")
 {
-    static const char *const bad[] = {
-        "\x80",         "\xbf",         "\xc0\x80",         "\xc1\xbf",         "\xe0\x9f\xbf",
-        "\xed\xa0\x80", "\xed\xbf\xbf", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80",
-        "\xff",         "\xe2\x28",     "\xe2\x82\x28",
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        assert_int_equal(utf8_sequence(bad[i], strlen(bad[i])), 0);
-    // an impossible beginning is known before the rest is there
-    assert_int_equal(utf8_sequence("\xed\xa0", 2), 0);
-    assert_int_equal(utf8_sequence("\xf0\x8f", 2), 0);
+    double bytes[4];
+    char text[4];
+    const int n = row_numbers(cases, i, "bytes", bytes, 4);
+    for (int k = 0; k < n; k++) text[k] = (char)(unsigned char)bytes[k];
+    assert_int_equal(utf8_sequence(text, (size_t)n), 0);
 }
 
 TEST(arrays_that_grow)
@@ -256,33 +235,16 @@ TEST(failure_between_threads)
 // What a sentence quotes ends at a whole character and a whole escape, and says that it was cut.
 TEST(quotes_are_cut)
 {
-    static const struct {
-        const char *text;
-        size_t max;
-        const char *wanted;
-    } cases[] = {
-        {"", 4, ""},
-        {"{\"a\":1}", 7, "{\"a\":1}"},
-        {"{\"a\":12}", 7, "{\"a\":12..."},
-        {"ab\xc3\xa9", 4, "ab\xc3\xa9"},
-        {"ab\xc3\xa9", 3, "ab..."},
-        {"a\xf0\x9f\x98\x80z", 4, "a..."},
-        {"a\xf0\x9f\x98\x80z", 5, "a\xf0\x9f\x98\x80..."},
-        {"ab\\n\\n", 4, "ab\\n..."},
-        {"ab\\n\\n", 3, "ab..."},
-        {"a\\u00e9z", 6, "a..."},
-        {"a\\u00e9zz", 7, "a\\u00e9..."},
-        {"a\\\\nb", 3, "a\\\\..."},
-        {"ab\xff\xfe", 3, "ab\xff..."},
-        {"abcde\\", 5, "abcde..."},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const json_t *cases = test_rows("bytes", "quotes_are_cut");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const size_t max = (size_t)row_int(cases, i, "max");
         char room[16];
         memset(room, '#', sizeof room);
-        assert_string_equal(text_cut(cases[i].text, (size_t)-1, cases[i].max, room),
-                            cases[i].wanted);
-        assert_int_equal(room[cases[i].max + 4], '#'); // no more than it was given
+        assert_string_equal(text_cut(row_text(cases, i, "text"), (size_t)-1, max, room),
+                            row_text(cases, i, "wanted"));
+        assert_int_equal(room[max + 4], '#'); // no more than it was given
     }
+    assert_string_equal(text_cut("ab\xff\xfe", (size_t)-1, 3, (char[12]){0}), "ab\xff...");
     assert_string_equal(text_cut("abc", 2, 8, (char[12]){0}), "ab");
     assert_string_equal(CUT("abcdef", 3), "abc...");
     assert_status(status_fail(ST_INVALID, "it is %s, or %s", CUT("{\"\xc3\xa9\"}", 3), CUT("b", 3)),
