@@ -43,7 +43,8 @@ const char *device_name(const struct device *dev); // "cpu, 2 threads", "NVIDIA 
 const char *device_uuid(const struct device *dev); // "GPU-xxxxxxxx-...", "cpu-<machine id hash>"
 const struct ops *device_ops(const struct device *dev);
 enum dtype device_default_dtype(const struct device *dev); // DT_BF16 on CUDA, DT_F32 on the CPU
-bool device_computes_in(const struct device *dev, enum dtype dt); // CPU: f32; CUDA: f32, bf16
+// CPU: f32, and e4m3 of weights (ops.h, struct matmul); CUDA: f32, bf16
+bool device_computes_in(const struct device *dev, enum dtype dt);
 // Whether what a row gives in a forward pass has the same bits whatever is computed beside it, and
 // in which pieces its context was (docs/internals/numerics.md, Where it holds).
 bool device_is_exact(const struct device *dev, enum dtype dt);

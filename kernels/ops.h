@@ -45,6 +45,9 @@ struct matmul {
     enum dtype in;  // of A, B and bias
     enum dtype out; // of C: `in`, or DT_F32
     bool early;     // B, and the experts' offsets (see Order, above)
+    // B is weights in e4m3: its i-th stored row is codes times 2^scales[i] (dtype.h), of experts
+    // all their rows; the result is that of the same B in `in`. NULL: B is of `in`.
+    const int8_t *scales;
     // Of `matmul` alone. columns: C (m, size * n) becomes whole on all of these ranks, each of
     // which computes n columns, in rank order, where beta is 0; or NULL. parts: (size, m, n), room
     // for that.
@@ -160,7 +163,8 @@ struct latent_shape {
     int rows, n_heads;
     int nope, rope, rank, value; // value is not above nope + rope
     enum dtype dt;
-    bool early; // latent_query, latent_value: w (see Order, above)
+    bool early;           // latent_query, latent_value: w (see Order, above)
+    const int8_t *scales; // of w, as in struct matmul
 };
 
 // The rotation of all queries and keys of a batch, in rows as of attention.
@@ -592,6 +596,10 @@ struct ops {
                        enum dtype dt);
     void (*convert)(struct device *, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
                     int64_t n); // any of f32, bf16, f16 to f32 or bf16, rounding to nearest even
+    // Weights w (rows, cols) of w_dt in e4m3, as struct matmul takes them: codes (rows, cols), each
+    // rounded to nearest even, and scales (rows), e4m3_scale() of the row's largest magnitude.
+    void (*quantise)(struct device *, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
+                     int cols, enum dtype w_dt);
     // x = cap * tanh(x / cap) in place, f32 logits (Gemma 2); and its gradient from the capped
     // values
     void (*softcap)(struct device *, float *x, int64_t n, float cap);

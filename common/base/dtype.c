@@ -14,9 +14,11 @@ static const struct {
     [DT_U16] = {2, "u16", "torch.uint16", "U16"},
     [DT_I32] = {4, "i32", "torch.int32", "I32"},
     [DT_U8] = {1, "u8", "torch.uint8", "U8"},
+    [DT_E4M3] = {1, "e4m3", "torch.float8_e4m3fn", "F8_E4M3"},
 };
 
 const char *const dtype_option_names[] = {"auto", "f32", "bf16", NULL};
+const char *const quantization_names[] = {"none", "fp8-weights", NULL};
 
 size_t dtype_size(enum dtype dt)
 {

@@ -17,11 +17,11 @@
 extern "C" {
 #endif
 
-enum dtype { DT_F32, DT_BF16, DT_F16, DT_U16, DT_I32, DT_U8, DT_COUNT };
+enum dtype { DT_F32, DT_BF16, DT_F16, DT_U16, DT_I32, DT_U8, DT_E4M3, DT_COUNT };
 
-size_t dtype_size(enum dtype dt);                  // bytes of one element
-const char *dtype_name(enum dtype dt);             // "f32", "bf16", "f16", "u16", "i32", "u8"
-const char *dtype_torch_name(enum dtype dt);       // "torch.float32", ... as bridge files write it
+size_t dtype_size(enum dtype dt);            // bytes of one element
+const char *dtype_name(enum dtype dt);       // "f32", "bf16", "f16", "u16", "i32", "u8", "e4m3"
+const char *dtype_torch_name(enum dtype dt); // "torch.float32", ... as bridge files write it
 const char *dtype_safetensors_name(enum dtype dt); // "F32", "BF16", ...
 int dtype_from_name(const char *name);             // any of the three spellings; -1 if unknown
 // Of an option --dtype: "auto", and behind it the types that models compute in, each at its enum's
@@ -44,6 +44,62 @@ DTYPE_INLINE float f32_from_bf16(uint16_t h)
     return x;
 }
 float f32_from_f16(uint16_t h);
+
+// e4m3 (Micikevicius et al. 2022, FP8 Formats for Deep Learning; torch.float8_e4m3fn): a sign, 4
+// bits of exponent, 3 of mantissa, no infinity. To nearest, ties to even; what is above 448 becomes
+// 448, NaN stays NaN.
+DTYPE_INLINE uint8_t e4m3_from_f32(float x)
+{
+    uint32_t u, magnitude, code;
+    memcpy(&u, &x, 4);
+    magnitude = u & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint8_t)((u >> 24 & 0x80u) | 0x7fu);
+    if (magnitude < 0x3c800000u) { // below 2^-6: multiples of 2^-9, to which this addition rounds
+        float sum;
+        memcpy(&sum, &magnitude, 4);
+        sum += 16384.0f;
+        memcpy(&code, &sum, 4);
+        code -= 0x46800000u;
+    } else {
+        code = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
+        if (code > 0x7eu) code = 0x7eu;
+    }
+    return (uint8_t)((u >> 24 & 0x80u) | code);
+}
+DTYPE_INLINE float f32_from_e4m3(uint8_t code)
+{
+    const uint32_t magnitude = code & 0x7fu;
+    uint32_t u = magnitude == 0x7fu ? 0x7fc00000u : (magnitude << 20) + (120u << 23);
+    float x, small = (float)magnitude * 0.001953125f; // 2^-9
+    memcpy(&x, &u, 4);
+    if (magnitude < 8) x = small;
+    return code & 0x80u ? -x : x;
+}
+// What a model multiplies by, beside its dtype. fp8-weights: the matrices of its layers in e4m3,
+// the rest as it is.
+enum quantization { QUANTIZATION_NONE, QUANTIZATION_FP8_WEIGHTS };
+extern const char *const quantization_names[];
+// A row of weights in e4m3 is codes times a power of two, 2^scale: the smallest by which the row's
+// largest magnitude is within 448, so that a row's codes are a function of the row alone. Within
+// these bounds every code times the scale is exactly a number of f32 and of bf16.
+#define E4M3_SCALE_MIN (-117)
+#define E4M3_SCALE_MAX 119
+DTYPE_INLINE int8_t e4m3_scale(float largest)
+{
+    uint32_t u;
+    int scale;
+    memcpy(&u, &largest, 4);
+    scale = (int)(u >> 23 & 0xffu) - 127 - 8 + ((u & 0x7fffffu) > 0x600000u); // 448 is 1.75 2^8
+    if (scale < E4M3_SCALE_MIN) scale = E4M3_SCALE_MIN;
+    return (int8_t)(scale < E4M3_SCALE_MAX ? scale : E4M3_SCALE_MAX);
+}
+DTYPE_INLINE float power_of_two(int exponent) // -126 to 127
+{
+    uint32_t u = (uint32_t)(exponent + 127) << 23;
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
 
 // The exact fp32 master in two halves. The shared bf16 weight is the master rounded half up (add
 // 0x8000, truncate); `low` keeps the master's lower 16 bits. low >= 0x8000 says that the upper half

@@ -167,20 +167,48 @@ void cpu_dots(const struct dots *t, int i0, int i1, int j0, int j1)
     if (j < j1) edge_tiles(t, i0, i1, j, j1 - j);
 }
 
-// C(m,n) = A(m,k) B(n,k)^T [+ C] [+ bias]
-static void dot_product(float *c, const float *a, const float *b, const float *bias, int m, int n,
-                        int k, bool add)
+static void widen_row(float *to, const uint8_t *codes, int8_t scale, int64_t n)
 {
+    const float factor = power_of_two(scale);
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) to[i] = f32_from_e4m3(codes[i]) * factor;
+}
+
+const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales, int64_t rows,
+                         int64_t cols)
+{
+    if (!scales) return w;
+    float *wide = cpu_workspace(dev, (size_t)(rows * cols) * sizeof *wide);
+    if (!wide) return NULL;
+#pragma omp parallel for if (rows * cols > PARALLEL_WORK)
+    for (int64_t r = 0; r < rows; r++)
+        widen_row(wide + r * cols, (const uint8_t *)w + r * cols, scales[r], cols);
+    return wide;
+}
+
+// C(m,n) = A(m,k) B(n,k)^T [+ C] [+ bias]. Of a B with scales a thread widens the chunk that it
+// multiplies.
+static void dot_product(float *c, const float *a, const void *b, const float *bias,
+                        const struct matmul *s)
+{
+    const int m = s->m, n = s->n, k = s->k;
 #pragma omp parallel for schedule(dynamic) if ((int64_t)m * n * k > PARALLEL_WORK * 8)
     for (int start = 0; start < n; start += COLUMNS) {
-        int end = n - start < COLUMNS ? n : start + COLUMNS;
+        const int cols = n - start < COLUMNS ? n - start : COLUMNS;
+        float wide[COLUMNS * CHUNK];
         for (int p = 0; p == 0 || p < k; p += CHUNK) {
-            struct dots t = {.a = a + p, .b = b + p, .c = c, .lda = k, .ldb = k, .ldc = n};
+            const int64_t at = (int64_t)start * k + p;
+            struct dots t = {.a = a + p, .c = c + start, .lda = k, .ldb = k, .ldc = n};
             t.k = k - p < CHUNK ? k - p : CHUNK;
-            t.add = p > 0 || add;
-            t.bias = p + CHUNK >= k ? bias : NULL;
+            t.add = p > 0 || s->beta != 0;
+            t.bias = bias && p + CHUNK >= k ? bias + start : NULL;
+            t.b = s->scales ? wide : (const float *)b + at;
+            if (s->scales) t.ldb = CHUNK;
+            for (int j = 0; s->scales && j < cols; j++)
+                widen_row(wide + j * CHUNK, (const uint8_t *)b + at + (int64_t)j * k,
+                          s->scales[start + j], t.k);
             for (int i = 0; i < m; i += BLOCK)
-                cpu_dots(&t, i, m - i < BLOCK ? m : i + BLOCK, start, end);
+                cpu_dots(&t, i, m - i < BLOCK ? m : i + BLOCK, 0, cols);
         }
     }
 }
@@ -218,13 +246,16 @@ void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const
         return;
     }
     if (!shape->trans_a && shape->trans_b) {
-        dot_product(c, a, b, bias, m, n, k, shape->beta != 0);
+        dot_product(c, a, b, bias, shape);
         return;
     }
+    const int rows = shape->trans_b ? n : k, cols = shape->trans_b ? k : n; // of B as it is stored
+    const float *wide = cpu_widened(dev, b, shape->scales, rows, cols);
+    if (!wide) return;
     if (k > 0)
         cblas_sgemm(CblasRowMajor, shape->trans_a ? CblasTrans : CblasNoTrans,
                     shape->trans_b ? CblasTrans : CblasNoTrans, m, n, k, 1.0f, a,
-                    shape->trans_a ? m : k, b, shape->trans_b ? k : n, shape->beta, c, n);
+                    shape->trans_a ? m : k, wide, cols, shape->beta, c, n);
     else if (shape->beta == 0)
         memset(c, 0, (size_t)m * (size_t)n * sizeof(float));
     if (bias) add_bias(c, bias, m, n);

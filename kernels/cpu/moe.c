@@ -172,12 +172,14 @@ void cpu_matmul_experts(struct device *dev, void *c, const void *a, const void *
                         const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
     const int64_t n = shape->n, k = shape->k;
+    const size_t element = dtype_size(shape->scales ? DT_E4M3 : shape->in);
     for (int e = 0; e < n_experts; e++) {
         const int64_t start = offsets[e];
         struct matmul one = *shape;
         one.m = offsets[e + 1] - offsets[e];
+        if (shape->scales) one.scales += e * (shape->trans_b ? n : k);
         cpu_matmul(dev, (float *)c + start * n, (const float *)a + start * k,
-                   (const float *)b + e * n * k, NULL, &one);
+                   (const char *)b + (size_t)(e * n * k) * element, NULL, &one);
     }
 }
 

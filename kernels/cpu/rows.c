@@ -1,5 +1,5 @@
-/* rows.c: operations that move or add rows: look-up, scatter, add, column sums, conversion. Each is
- * one pass over its memory. */
+/* rows.c: operations that move or add rows: look-up, scatter, add, column sums, conversion to
+ * other types. Each is one pass over its memory. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "kernels/cpu/cpu.h"
@@ -112,6 +112,24 @@ void cpu_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, en
             ((float *)y)[i] = value;
         else
             ((uint16_t *)y)[i] = bf16_from_f32(value);
+    }
+}
+
+void cpu_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
+                  int cols, enum dtype w_dt)
+{
+    (void)dev;
+#pragma omp parallel for if (rows * cols > PARALLEL_WORK)
+    for (int64_t r = 0; r < rows; r++) {
+        float largest = 0;
+        for (int64_t i = r * cols; i < (r + 1) * cols; i++) {
+            const float x = fabsf(load(w, w_dt, i));
+            if (x > largest) largest = x;
+        }
+        scales[r] = e4m3_scale(largest);
+        const float down = power_of_two(-scales[r]);
+        for (int64_t i = r * cols; i < (r + 1) * cols; i++)
+            codes[i] = e4m3_from_f32(load(w, w_dt, i) * down);
     }
 }
 

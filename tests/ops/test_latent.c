@@ -207,7 +207,7 @@ static const struct op_case cases[] = {
 enum { ROWS = 45, HEADS = 3, NOPE = 10, ROPE = 6, RANK = 20, VALUE = 8, DIM = NOPE + ROPE };
 enum { WIDTH = RANK + ROPE, KV = HEADS * (NOPE + VALUE), BLOCK = 8, BLOCKS = 6 };
 
-static const struct latent_shape latent = {ROWS, HEADS, NOPE, ROPE, RANK, VALUE, DT_F32, false};
+static const struct latent_shape latent = {ROWS, HEADS, NOPE, ROPE, RANK, VALUE, .dt = DT_F32};
 static const struct attn_shape absorbed = {
     .n_heads = HEADS, .n_kv_heads = 1, .head_dim = WIDTH, .latent = RANK, .scale = 0.3f};
 static const struct attn_shape expanded = {

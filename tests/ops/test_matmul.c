@@ -96,4 +96,47 @@ ON_EACH_DEVICE(matmul_rows)
     assert_true(worst <= (device_kind(dev) == DEVICE_CPU ? 0 : 1e-5));
 }
 
+/* Weights in e4m3 give the bits of the same weights widened: of few rows and many, forward and
+ * back, and of experts. */
+ON_EACH_DEVICE(matmul_e4m3)
+{
+    enum { M = 9, N = 70, K = 1100, EXPERTS = 5 };
+    static const int32_t offsets[EXPERTS + 1] = {0, 3, 3, 4, 8, M};
+    if (!device_computes_in(dev, DT_E4M3)) return;
+    struct rng rng;
+    rng_init(&rng, 23, 0);
+    static float a[M * K], w[EXPERTS * N * K], bias[N], narrow[M * K], plain[M * K];
+    static uint8_t codes[EXPERTS * N * K];
+    static int8_t scales[EXPERTS * N];
+    for (int i = 0; i < M * K; i++) a[i] = rng_normal(&rng);
+    for (int i = 0; i < N; i++) bias[i] = rng_normal(&rng);
+    for (int i = 0; i < EXPERTS * N * K; i++) w[i] = ldexpf(rng_normal(&rng), i / K % 9 - 6);
+    float *d_a = to_device(a, sizeof a), *d_w = to_device(w, sizeof w);
+    float *d_bias = to_device(bias, sizeof bias), *d_c = to_device(NULL, sizeof plain);
+    void *d_codes = to_device(NULL, sizeof codes), *d_scales = to_device(NULL, sizeof scales);
+    int32_t *d_offsets = to_device(offsets, sizeof offsets);
+    ops->quantise(dev, d_codes, d_scales, d_w, EXPERTS * N, K, DT_F32);
+    from_device(codes, d_codes, sizeof codes);
+    from_device(scales, d_scales, sizeof scales);
+    for (int i = 0; i < EXPERTS * N * K; i++) w[i] = ldexpf(f32_from_e4m3(codes[i]), scales[i / K]);
+    device_copy_in(dev, d_w, w, sizeof w);
+    for (int call = 0; call < 6; call++) {
+        const bool back = call % 2, experts = call >= 4; // 0, 1: of one row; 2, 3: of all
+        struct matmul s = {.m = call < 2 ? 1 : M, .n = N, .k = K, .trans_b = true};
+        if (back) s = (struct matmul){.m = s.m, .n = K, .k = N};
+        for (int wide = 0; wide < 2; wide++) {
+            s.scales = wide ? NULL : d_scales;
+            const void *b = wide ? d_w : d_codes;
+            device_fill(dev, d_c, 0xFF, sizeof plain);
+            if (experts)
+                ops->matmul_experts(dev, d_c, d_a, b, d_offsets, EXPERTS, &s);
+            else
+                ops->matmul(dev, d_c, d_a, b, back ? NULL : d_bias, &s);
+            from_device(wide ? plain : narrow, d_c, sizeof plain);
+        }
+        assert_true(isfinite(plain[0]) && plain[0] != 0);
+        assert_memory_equal(narrow, plain, sizeof plain);
+    }
+}
+
 OP_TESTS(cases)

@@ -1,8 +1,10 @@
 /* test_numbers.c: common/base rng, dtype and clock. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/dtype.h"
+#include "common/base/hash.h"
 #include "common/base/rng.h"
 #include "tests/support/support.h"
+#include <float.h>
 
 // ---- rng ----------------------------------------------------------------------------------------
 
@@ -103,7 +105,7 @@ TEST(below_is_uniform)
 
 TEST(names)
 {
-    static const size_t sizes[DT_COUNT] = {4, 2, 2, 2, 4, 1};
+    static const size_t sizes[DT_COUNT] = {4, 2, 2, 2, 4, 1, 1};
     for (int dt = 0; dt < DT_COUNT; dt++) {
         assert_int_equal(dtype_size(dt), sizes[dt]);
         assert_int_equal(dtype_from_name(dtype_name(dt)), dt);
@@ -127,6 +129,85 @@ static float float_of(uint32_t u)
     float x;
     memcpy(&x, &u, 4);
     return x;
+}
+
+// torch 2.15: `x.to(torch.float8_e4m3fn)` of every bf16 below 464 in magnitude, in the order of
+// their bits, and back of every code that is a number.
+TEST(e4m3_as_torch)
+{
+    static uint8_t codes[65536];
+    static float values[256];
+    size_t n = 0, numbers = 0;
+    char hex[65];
+    for (uint32_t u = 0; u < 65536; u++) {
+        const float x = f32_from_bf16((uint16_t)u);
+        if (fabsf(x) < 464) codes[n++] = e4m3_from_f32(x);
+    }
+    hash_sha256_hex(codes, n, HASH_SHA256_BYTES, hex);
+    assert_int_equal(n, 34768);
+    assert_string_equal(hex, "2704cf4227fe622b633a0ffec593328030ec8a7843ddfc904772f18180d58864");
+    for (int c = 0; c < 256; c++) {
+        const float x = f32_from_e4m3((uint8_t)c);
+        if (isnan(x)) assert_int_equal(c & 0x7f, 0x7f);
+        if (!isnan(x)) values[numbers++] = x;
+    }
+    hash_sha256_hex(values, numbers * sizeof *values, HASH_SHA256_BYTES, hex);
+    assert_int_equal(numbers, 254);
+    assert_string_equal(hex, "f275e267d1b70f2c583fa6b5c47be61348a1aa22f7aa676cc5a0fb66798646a5");
+}
+
+// The nearest code to any f32, of two the even one; 448 for all above it; NaN for NaN.
+TEST(e4m3_rounds_to_nearest)
+{
+    struct rng r;
+    rng_init(&r, 12, 0);
+    for (int i = 0; i < 200000; i++) {
+        const uint32_t u = rng_u32(&r);
+        const float x = float_of(i % 2 ? u : (u & 0x87ffffffu) | 0x38000000u); // half: of its range
+        const uint8_t code = e4m3_from_f32(x);
+        int nearest = 0;
+        if (isnan(x)) {
+            assert_int_equal(code & 0x7f, 0x7f);
+            continue;
+        }
+        for (int c = 1; c < 0x7f; c++) {
+            const double here = fabs(fabs((double)x) - (double)f32_from_e4m3((uint8_t)c));
+            const double best = fabs(fabs((double)x) - (double)f32_from_e4m3((uint8_t)nearest));
+            if (here < best || (here == best && c % 2 == 0)) nearest = c;
+        }
+        if (code != (nearest | (bits_of(x) >> 24 & 0x80)))
+            fail_msg("%.9g became %02x, nearest is %02x", (double)x, code, nearest);
+    }
+    assert_int_equal(e4m3_from_f32(INFINITY), 0x7e);
+    assert_int_equal(e4m3_from_f32(-1e30f), 0xfe);
+}
+
+// The smallest power of two by which a magnitude is within 448, whose codes are exactly numbers of
+// bf16.
+TEST(e4m3_scales)
+{
+    assert_int_equal(e4m3_scale(448.0f), 0);
+    assert_int_equal(e4m3_scale(nextafterf(448.0f, 500)), 1);
+    assert_int_equal(e4m3_scale(224.0f), -1);
+    assert_int_equal(e4m3_scale(0.0f), E4M3_SCALE_MIN);
+    assert_int_equal(e4m3_scale(1e-40f), E4M3_SCALE_MIN);
+    assert_int_equal(e4m3_scale(FLT_MAX), E4M3_SCALE_MAX);
+    assert_int_equal(e4m3_scale(INFINITY), E4M3_SCALE_MAX);
+    struct rng r;
+    rng_init(&r, 13, 0);
+    for (int i = 0; i < 100000; i++) {
+        const float largest = fabsf(float_of(rng_u32(&r)));
+        const int scale = e4m3_scale(largest);
+        if (isnan(largest)) continue;
+        if (scale < E4M3_SCALE_MAX) assert_true((double)largest <= ldexp(448, scale));
+        if (scale > E4M3_SCALE_MIN) assert_true((double)largest > ldexp(448, scale - 1));
+    }
+    for (int scale = E4M3_SCALE_MIN; scale <= E4M3_SCALE_MAX; scale++)
+        for (int c = 0; c < 0x7f; c++) {
+            const float x = f32_from_e4m3((uint8_t)c) * power_of_two(scale);
+            assert_true((double)x == ldexp((double)f32_from_e4m3((uint8_t)c), scale));
+            assert_true(f32_from_bf16(bf16_from_f32(x)) == x);
+        }
 }
 
 static void check_master(uint32_t u)

@@ -321,6 +321,34 @@ void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, e
     });
 }
 
+// A block is a row's.
+template <typename T>
+__global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int cols)
+{
+    grid_begin();
+    __shared__ float shared[32];
+    const int64_t at = (int64_t)blockIdx.x * cols;
+    float largest = 0;
+    for (int c = threadIdx.x; c < cols; c += THREADS)
+        largest = fmaxf(largest, fabsf(to_f32(w[at + c])));
+    const int scale = e4m3_scale(block_max(largest, shared));
+    const float down = power_of_two(-scale);
+    for (int c = threadIdx.x; c < cols; c += THREADS)
+        codes[at + c] = e4m3_from_f32(to_f32(w[at + c]) * down);
+    if (threadIdx.x == 0) scales[blockIdx.x] = (int8_t)scale;
+}
+
+void cuda_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
+                   int cols, enum dtype w_dt)
+{
+    if (rows <= 0 || cols <= 0) return;
+    with_type(w_dt, [&](auto t) {
+        using T = decltype(t);
+        cuda_launch(dev, "quantise", quantise_kernel<T>, (unsigned)rows, THREADS, 0, codes, scales,
+                    (const T *)w, cols);
+    });
+}
+
 // ---- random numbers ----------------------------------------------------------------------------
 
 // For weights that no file has: those of kernels/cpu/rows.c, but for the last bit of a double's
