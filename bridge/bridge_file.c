@@ -109,6 +109,7 @@ enum status bridge_file_write(const struct bridge_file *file)
             "segment", i, "dtype", dtype_torch_name(r->dt), "layout_hash", r->layout_hash,
             "canary_offset", (json_int_t)r->canary_offset, "num_params", r->n_tensors,
             "num_parameters", (json_int_t)r->n_parameters, "rope_context", r->rope_context);
+        json_object_set_new(role, "quantization", json_string(quantization_names[r->quantization]));
         json_array_append_new(roles, role);
         if (bridge_is_shard(r)) put_holder(role, &r->holder);
         CHECK(bridge_tensors_put(i == 0 ? json : role, file, r));
@@ -201,6 +202,24 @@ out:
     return st;
 }
 
+// A role of a file that does not say has none.
+static enum status read_quantization(const char *where, const json_t *object,
+                                     enum quantization *ret)
+{
+    const char *name = quantization_names[QUANTIZATION_NONE];
+    enum status st = json_get_string(where, object, "quantization", &name);
+    for (int i = 0; st == ST_OK && quantization_names[i]; i++)
+        if (strcmp(name, quantization_names[i]) == 0) {
+            *ret = (enum quantization)i;
+            return ST_OK;
+        }
+    return st != ST_OK ? st
+                       : status_fail(ST_UNSUPPORTED,
+                                     "%s: \"quantization\" is %s, which this program does not "
+                                     "know: run server and client of the same version",
+                                     where, name);
+}
+
 // The i-th entry of "roles" becomes the file's next role, where this program knows it.
 static enum status read_role(const char *path, const json_t *json, size_t i,
                              struct bridge_file *file)
@@ -247,6 +266,7 @@ static enum status read_role(const char *path, const json_t *json, size_t i,
     role->n_tensors = (int)tensors;
     CHECK(bridge_need_int(where, object, "num_parameters", 1, INT64_MAX, &role->n_parameters));
     CHECK(json_get_int32(where, object, "rope_context", 0, INT_MAX, &role->rope_context));
+    CHECK(read_quantization(where, object, &role->quantization));
     CHECK(bridge_tensors_read(i == 0 ? path : where, i == 0 ? json : object, file, role));
 out:
     return st;

@@ -45,6 +45,9 @@ struct bridge_role {
     enum dtype dt;
     int64_t n_parameters;
     int rope_context; // by which the server chose the rope's factors (config.h); 0: not told
+    // Of the policy, whose twin then lies behind its tensors (common/model/weights.h): whoever
+    // writes these must make it anew within the same update.
+    enum quantization quantization;
     int n_tensors;
     struct bridge_tensor *tensors;
     struct bridge_holder { // of a shard's role: the process that holds it, and on what

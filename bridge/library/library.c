@@ -109,8 +109,15 @@ int cw_bridge_check(const struct cw_bridge *bridge)
     return ST_OK;
 }
 
+// A caller writes tensors, and knows nothing of a twin that must be made of them.
 int cw_bridge_take_lease(struct cw_bridge *bridge)
 {
+    const enum quantization q = bridge_file_of(of(bridge))->roles[0].quantization;
+    if (q != QUANTIZATION_NONE)
+        return status_fail(ST_UNSUPPORTED,
+                           "the server multiplies its weights as --quantization %s makes them, "
+                           "which this library does not write; start cw-infer-server without it",
+                           quantization_names[q]);
     return bridge_become_writer(of(bridge));
 }
 

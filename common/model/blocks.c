@@ -38,7 +38,8 @@ struct latent_shape model_latent_shape(const struct model *m, int l, int rows)
                                  .rank = c->latent.rank,
                                  .value = c->latent.value,
                                  .dt = m->dt,
-                                 .early = true};
+                                 .early = true,
+                                 .scales = weights_matrix(m->weights, ROLE_KV_B, l).scales};
 }
 
 struct norm_shape model_latent_norm(const struct model *m, int rows, int width, int stride)
@@ -75,20 +76,16 @@ static void latent_queries(struct model *m, int l, const struct batch_view *batc
 {
     const struct layer_config *c = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
-    const int rows = batch->n_tokens, q_rank = c->latent.q_rank, hidden = m->config->hidden;
-    const int width = layer_q_width(c);
+    const int rows = batch->n_tokens, q_rank = c->latent.q_rank;
     if (q_rank > 0) {
         const struct norm_shape norm = model_latent_norm(m, rows, q_rank, q_rank);
-        model_linear(m, to->q_a, m->normed, rows,
-                     &(struct linear){ROLE_Q_A, l, w->q_a, NULL, q_rank, hidden, false, m->dt});
+        model_linear(m, to->q_a, m->normed, rows, &(struct linear){ROLE_Q_A, l, .out = m->dt});
         m->ops->norm(m->dev, m->q_a_normed,
                      &(struct norm_args){.x = to->q_a, .w = w->q_a_norm, .rstd = to->rstd_q},
                      &norm);
-        model_linear(m, to->q, m->q_a_normed, rows,
-                     &(struct linear){ROLE_Q_B, l, w->q_b, NULL, width, q_rank, false, m->dt});
+        model_linear(m, to->q, m->q_a_normed, rows, &(struct linear){ROLE_Q_B, l, .out = m->dt});
     } else {
-        model_linear(m, to->q, m->normed, rows,
-                     &(struct linear){ROLE_Q, l, w->q, NULL, width, hidden, false, m->dt});
+        model_linear(m, to->q, m->normed, rows, &(struct linear){ROLE_Q, l, .out = m->dt});
     }
     model_latent_rotate(m, l, element(m, to->q, c->head_dim - c->latent.rope), c->n_heads,
                         c->head_dim, batch, 1.0f);
@@ -102,9 +99,7 @@ static void latent_keys(struct model *m, int l, const struct batch_view *batch,
     const int rows = batch->n_tokens, rank = c->latent.rank, width = layer_latent_width(c);
     const struct norm_shape norm = model_latent_norm(m, rows, rank, width);
     void *raw = to->kv_a ? to->kv_a : to->keys;
-    model_linear(
-        m, raw, m->normed, rows,
-        &(struct linear){ROLE_KV_A, l, w->kv_a, NULL, width, m->config->hidden, false, m->dt});
+    model_linear(m, raw, m->normed, rows, &(struct linear){ROLE_KV_A, l, .out = m->dt});
     if (raw != to->keys)
         device_copy(m->dev, to->keys, raw, (size_t)rows * (size_t)width * dtype_size(m->dt));
     m->ops->norm(m->dev, to->keys,
@@ -116,7 +111,7 @@ void latent_attention(struct model *m, int l, const struct batch_view *batch,
                       const struct kv_view *kv, const struct latent_rows *rows, float *lse,
                       void *out)
 {
-    const void *w = m->weights->layers[l].kv_b;
+    const void *w = weights_matrix(m->weights, ROLE_KV_B, l).w;
     const struct latent_shape shape = model_latent_shape(m, l, batch->n_tokens);
     latent_queries(m, l, batch, rows);
     latent_keys(m, l, batch, rows);
@@ -172,8 +167,7 @@ void delta_attention(struct model *m, int l, const struct batch_view *batch,
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const struct delta_shape shape = model_delta_shape(m, l);
-    const int rows = batch->n_tokens, hidden = m->config->hidden,
-              width = layer_delta_in_width(layer);
+    const int rows = batch->n_tokens, width = layer_delta_in_width(layer);
     void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
     float *gates = tape ? tape->delta_gates : m->delta_gates;
     const struct delta_batch order = {batch, kv, l};
@@ -184,12 +178,8 @@ void delta_attention(struct model *m, int l, const struct batch_view *batch,
         .x = out, .w = w->delta_norm, .rstd = tape ? tape->rstd_delta : NULL};
     const struct gate_args gate = model_delta_gate(m, l, m->gate, in, rows);
 
-    model_linear(
-        m, in, m->normed, rows,
-        &(struct linear){ROLE_DELTA_IN, l, w->delta_in, NULL, width, hidden, false, m->dt});
-    model_linear(m, gates, m->normed, rows,
-                 &(struct linear){ROLE_DELTA_GATES, l, w->delta_gates, NULL, 2 * shape.n_heads,
-                                  hidden, false, DT_F32});
+    model_linear(m, in, m->normed, rows, &(struct linear){ROLE_DELTA_IN, l, .out = m->dt});
+    model_linear(m, gates, m->normed, rows, &(struct linear){ROLE_DELTA_GATES, l, .out = DT_F32});
     m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
     m->ops->delta_rule(m->dev, out, &rule, &shape);
     m->ops->norm(m->dev, m->gate, &normed, &norm);
@@ -226,6 +216,19 @@ static void add_experts_bias(struct model *m, void *y, const void *bias,
     if (bias) m->ops->experts_bias(m->dev, y, bias, routing->offsets, &rows);
 }
 
+// y (a, n) = each row times its expert's matrix.
+static struct matmul experts_shape(const struct model *m, int a, const struct weight_matrix *w)
+{
+    return (struct matmul){.m = a,
+                           .n = w->n,
+                           .k = w->k,
+                           .trans_b = true,
+                           .in = m->dt,
+                           .out = m->dt,
+                           .early = true,
+                           .scales = w->scales};
+}
+
 void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
 {
     const struct model_config *c = m->config;
@@ -233,31 +236,29 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, vo
     const struct layer_weights *w = &m->weights->layers[l];
     const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
-    int a = rows * shape.top_k, up = layer_up_width(c, layer), inner = layer->intermediate;
+    const struct weight_matrix up = weights_matrix(m->weights, ROLE_EXPERTS_GATE_UP, l);
+    const struct weight_matrix down = weights_matrix(m->weights, ROLE_EXPERTS_DOWN, l);
+    int a = rows * shape.top_k, inner = layer->intermediate;
     float *logits = tape ? tape->router_logits : m->router_logits;
     void *gate_up = tape ? tape->gate_up : m->gate_up,
          *out = tape ? tape->expert_out : m->expert_out;
-    const struct matmul first = {a, up, c->hidden, false, true, 0, m->dt, m->dt, .early = true};
-    const struct matmul second = {a, c->hidden, inner, false, true, 0, m->dt, m->dt, .early = true};
+    const struct matmul first = experts_shape(m, a, &up), second = experts_shape(m, a, &down);
     const struct act_shape act = model_act_shape(m, a, inner);
 
-    model_linear(m, logits, m->normed, rows,
-                 &(struct linear){ROLE_ROUTER, l, w->router, w->router_logit_bias, shape.n_experts,
-                                  c->hidden, false, DT_F32});
+    model_linear(m, logits, m->normed, rows, &(struct linear){ROLE_ROUTER, l, .out = DT_F32});
     m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
     if (w->gate_up_bias) {
-        m->ops->matmul_experts(m->dev, gate_up, m->expert_in, w->gate_up, routing->offsets,
+        m->ops->matmul_experts(m->dev, gate_up, m->expert_in, up.w, routing->offsets,
                                shape.n_experts, &first);
-        add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up);
+        add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up.n);
         m->ops->act(m->dev, m->act, gate_up, &act);
     } else {
-        m->ops->matmul_experts_act(m->dev, m->act, gate_up, m->expert_in, w->gate_up,
-                                   routing->offsets, shape.n_experts, &first, &act, tape != NULL);
+        m->ops->matmul_experts_act(m->dev, m->act, gate_up, m->expert_in, up.w, routing->offsets,
+                                   shape.n_experts, &first, &act, tape != NULL);
     }
-    m->ops->matmul_experts(m->dev, out, m->act, w->down, routing->offsets, shape.n_experts,
-                           &second);
+    m->ops->matmul_experts(m->dev, out, m->act, down.w, routing->offsets, shape.n_experts, &second);
     if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, c->hidden);
     m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, true);
 }
@@ -266,28 +267,23 @@ void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, voi
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l];
     const int inner = layer->shared_intermediate;
     const struct moe_shape one = model_shared_shape(m, rows);
     const struct moe_routing *routing = tape ? &tape->shared_routing : &m->shared_routing;
     void *gate_up = tape ? tape->shared_gate_up : m->gate_up;
     void *out = tape ? tape->shared_out : m->expert_out;
     float *logits = tape ? tape->shared_logits : m->router_logits;
-    struct linear down = {ROLE_SHARED_DOWN, l, w->shared_down, NULL, c->hidden, inner, true, m->dt};
+    struct linear down = {ROLE_SHARED_DOWN, l, .add = true, .out = m->dt};
 
     model_linear_act(m, m->act, gate_up, m->normed, rows,
-                     &(struct linear){ROLE_SHARED_GATE_UP, l, w->shared_gate_up, NULL,
-                                      layer_shared_up_width(c, layer), c->hidden, false, m->dt},
-                     inner, tape != NULL);
+                     &(struct linear){ROLE_SHARED_GATE_UP, l, .out = m->dt}, inner, tape != NULL);
     if (!layer->shared_gate) {
         model_linear(m, x_out, m->act, rows, &down);
         return;
     }
     down.add = false;
     model_linear(m, out, m->act, rows, &down);
-    model_linear(
-        m, logits, m->normed, rows,
-        &(struct linear){ROLE_SHARED_GATE, l, w->shared_gate, NULL, 1, c->hidden, false, DT_F32});
+    model_linear(m, logits, m->normed, rows, &(struct linear){ROLE_SHARED_GATE, l, .out = DT_F32});
     m->ops->moe_route(m->dev, routing, logits, NULL, &one);
     m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &one, true);
 }

@@ -135,6 +135,7 @@ struct model_config {
     // Longrope, chosen once for all who compute with the same weights: the longest sequence that is
     // meant, in tokens. 0: not chosen, a table goes by its own length.
     int rope_context;
+    enum quantization quantization; // of the weights in memory (dtype.h): its user's to choose
     // The folder's layers behind n_layers, which predict further tokens (DeepSeek-V3's MTP) and are
     // not loaded.
     int n_skipped_layers;

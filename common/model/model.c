@@ -245,16 +245,22 @@ void model_sum_ranks(struct model *m, void *x, int rows)
 }
 
 // ---- the forward pass ---------------------------------------------------------------------------
-static struct matmul linear_shape(const struct model *m, int rows, const struct linear *l)
+// The matrix, and the shape of its matmul.
+static struct weight_matrix linear_matrix(const struct model *m, int rows, const struct linear *l,
+                                          struct matmul *ret)
 {
-    return (struct matmul){.m = rows,
-                           .n = l->n,
-                           .k = l->k,
+    struct weight_matrix w = weights_matrix(m->weights, l->role, l->layer);
+    if (l->no_bias) w.bias = NULL;
+    *ret = (struct matmul){.m = rows,
+                           .n = w.n,
+                           .k = w.k,
                            .trans_b = true,
                            .beta = l->add,
                            .in = m->dt,
                            .out = l->out,
-                           .early = true};
+                           .early = true,
+                           .scales = w.scales};
+    return w;
 }
 
 static bool is_adapted(const struct model *m, int rows, const struct linear *l,
@@ -269,17 +275,18 @@ static bool is_adapted(const struct model *m, int rows, const struct linear *l,
 static void linear_of(struct model *m, void *y, const void *x, int rows, const int32_t *of,
                       const struct linear *l, void *parts)
 {
-    struct matmul shape = linear_shape(m, rows, l);
+    struct matmul shape;
+    const struct weight_matrix w = linear_matrix(m, rows, l, &shape);
     struct lora_args adapters;
     if (!is_adapted(m, rows, l, &adapters)) {
         shape.columns = parts ? m->comm : NULL;
         shape.parts = parts;
-        m->ops->matmul(m->dev, y, x, l->w, l->bias, &shape);
+        m->ops->matmul(m->dev, y, x, w.w, w.bias, &shape);
         return;
     }
-    const size_t width = (size_t)l->n * dtype_size(l->out), part = (size_t)rows * width;
+    const size_t width = (size_t)w.n * dtype_size(l->out), part = (size_t)rows * width;
     void *own = parts ? (char *)parts + (size_t)comm_rank(m->comm) * part : y;
-    m->ops->matmul(m->dev, own, x, l->w, l->bias, &shape);
+    m->ops->matmul(m->dev, own, x, w.w, w.bias, &shape);
     adapters.row = of;
     adapters.out = l->out;
     m->ops->lora(m->dev, own, x, &adapters);
@@ -294,7 +301,8 @@ void model_linear(struct model *m, void *y, const void *x, int rows, const struc
 void model_linear_act(struct model *m, void *y, void *gate_up, const void *x, int rows,
                       const struct linear *l, int inner, bool keep)
 {
-    const struct matmul shape = linear_shape(m, rows, l);
+    struct matmul shape;
+    const struct weight_matrix w = linear_matrix(m, rows, l, &shape);
     const struct act_shape act = model_act_shape(m, rows, inner);
     struct lora_args adapters;
     if (is_adapted(m, rows, l, &adapters)) {
@@ -302,7 +310,7 @@ void model_linear_act(struct model *m, void *y, void *gate_up, const void *x, in
         m->ops->act(m->dev, y, gate_up, &act);
         return;
     }
-    m->ops->matmul_act(m->dev, y, gate_up, x, l->w, l->bias, &shape, &act, keep);
+    m->ops->matmul_act(m->dev, y, gate_up, x, w.w, w.bias, &shape, &act, keep);
 }
 
 static void copy_rows(struct model *m, void *to, const void *from, int rows, int width)
@@ -335,13 +343,12 @@ static void normalise_heads(struct model *m, int l, void *qkv, const struct laye
 }
 
 // The end of a residual branch: x_to = x_from + in . w^T + bias, normalised first where there is a
-// post-norm. `in` and `w` may be a rank's part of them. `proj` and `rstd` keep what is not yet
-// normalised for the backward pass; NULL outside training.
+// post-norm. `in` and the matrix may be a rank's part of them. `proj` and `rstd` keep what is not
+// yet normalised for the backward pass; NULL outside training.
 struct branch {
     enum tensor_role role;
     int layer;
-    const void *in, *w, *bias, *norm;
-    int width;
+    const void *in, *norm;
     void *proj;
     float *rstd;
 };
@@ -351,8 +358,7 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
 {
     const int hidden = m->config->hidden;
     const bool begins = model_begins_sum(m);
-    struct linear out = {b->role, b->layer, b->w,   begins ? b->bias : NULL,
-                         hidden,  b->width, begins, m->dt};
+    struct linear out = {b->role, b->layer, begins, m->dt, .no_bias = !begins};
     if (!b->norm) {
         if (begins) copy_rows(m, x_to, x_from, rows, hidden);
         model_linear(m, x_to, b->in, rows, &out);
@@ -378,18 +384,10 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
     m->ops->rope(m->dev, qkv, &rope);
 }
 
-static struct linear qkv_of(const struct model *m, int l)
-{
-    const struct layer_weights *w = &m->weights->layers[l];
-    const int width = layer_attn_in_width(m->config, &m->config->layers[l]);
-    return (struct linear){ROLE_QKV,          l,     w->qkv, w->qkv_bias, width,
-                           m->config->hidden, false, m->dt};
-}
-
 // From m->normed to queries, keys and values, and the queries' gates where they have any.
 static void project_qkv(struct model *m, int l, void *qkv, void *gate, int rows)
 {
-    const struct linear in = qkv_of(m, l);
+    const struct linear in = {ROLE_QKV, l, .out = m->dt};
     model_linear(m, m->config->attn_gate ? m->attn_in : qkv, m->normed, rows, &in);
     if (m->config->attn_gate)
         m->ops->split_gate(m->dev, qkv, gate, m->attn_in, rows, &m->attn[l], false);
@@ -400,8 +398,9 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
                       const struct kv_view *kv)
 {
     const struct model_config *c = m->config;
-    const struct linear in = qkv_of(m, l);
-    const struct matmul shape = linear_shape(m, batch->n_tokens, &in);
+    const struct linear in = {ROLE_QKV, l, .out = m->dt};
+    struct matmul shape;
+    const struct weight_matrix w = linear_matrix(m, batch->n_tokens, &in, &shape);
     const int rope = c->layers[l].rope;
     const struct rope_store store = {.table = rope < 0 ? NULL : m->ropes[rope],
                                      .rot_dim = rope < 0 ? 0 : c->ropes[rope].dim,
@@ -412,7 +411,7 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
     struct lora_args adapters;
     if (rope >= 0 && !c->qk_norm && !c->attn_gate &&
         !is_adapted(m, batch->n_tokens, &in, &adapters)) {
-        m->ops->matmul_rope_store(m->dev, m->qkv, m->normed, in.w, in.bias, &shape, &store);
+        m->ops->matmul_rope_store(m->dev, m->qkv, m->normed, w.w, w.bias, &shape, &store);
         return;
     }
     project_qkv(m, l, m->qkv, m->gate, batch->n_tokens);
@@ -476,10 +475,7 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
                        delta ? m->attn_out : attend(m, l, batch, kv, tape),
-                       delta ? w->delta_out : w->o,
-                       w->o_bias,
                        w->post_attn_norm,
-                       layer_attn_width(layer),
                        tape ? tape->attn_proj : NULL,
                        tape ? tape->rstd_post1 : NULL};
     add_branch(m, rows, &o, x, x_mid);
@@ -510,17 +506,12 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
         return;
     }
     model_linear_act(m, m->act, gate_up, m->normed, rows,
-                     &(struct linear){ROLE_GATE_UP, l, w->gate_up, w->gate_up_bias,
-                                      layer_up_width(c, layer), c->hidden, false, m->dt},
-                     inner, tape != NULL);
+                     &(struct linear){ROLE_GATE_UP, l, .out = m->dt}, inner, tape != NULL);
     if (tape && tape->again && !c->post_norm) return;
     struct branch down = {ROLE_DOWN,
                           l,
                           m->act,
-                          w->down,
-                          w->down_bias,
                           w->post_mlp_norm,
-                          inner,
                           tape ? tape->mlp_proj : NULL,
                           tape ? tape->rstd_post2 : NULL};
     add_branch(m, rows, &down, mid, x_out);
@@ -606,8 +597,7 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
     model_normalise(m, to.normed, n,
                     &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
                                         c->norm == NORM_LAYER ? to.mean : NULL});
-    const struct linear head = {ROLE_HEAD, 0,     w->head, w->head_bias, config_vocab_rows(c),
-                                c->hidden, false, DT_F32};
+    const struct linear head = {ROLE_HEAD, 0, .out = DT_F32};
     linear_of(m, to.logits, to.normed, n, rows, &head, m->logit_parts);
     if (c->logit_softcap > 0)
         m->ops->softcap(m->dev, to.logits, (int64_t)n * c->vocab_size, c->logit_softcap);

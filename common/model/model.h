@@ -208,15 +208,14 @@ void delta_attention(struct model *m, int l, const struct batch_view *batch,
 // From m->normed to x_out += what the experts give, and the one that every row goes to.
 void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);
 void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);
-// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y], and what the rows' adapters add to the block
-// of that role: what a kind of layer calls for its matmuls (model.c).
+// y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y] of that role's matrix (weights_matrix()), and
+// what the rows' adapters add to it: what a kind of layer calls for its matmuls (model.c).
 struct linear {
     enum tensor_role role;
     int layer;
-    const void *w, *bias;
-    int n, k;
     bool add;
     enum dtype out; // of y
+    bool no_bias;   // another rank adds it
 };
 void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l);
 // y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.

@@ -60,10 +60,14 @@ enum size {
 static int64_t size_of(const struct model_config *c, const struct layer_config *l, int vocab,
                        enum size size)
 {
-#define X(name, value) [name] = value,
-    const int64_t sizes[] = {SIZE_TABLE(X)};
+#define X(name, value)                                                                             \
+    case name:                                                                                     \
+        return value;
+    switch (size) {
+        SIZE_TABLE(X)
+    }
 #undef X
-    return sizes[size];
+    return 0;
 }
 
 // When a model, or a layer, has a role's block.
@@ -115,7 +119,7 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
 // where it is theirs. `parts` are the rows of the tensors that most families store it in.
 struct role {
     size_t pointer; // where the block's address stands, in struct layer_weights or struct weights
-    bool in_layer, is_norm, of_experts, is_buffer;
+    bool in_layer, is_norm, of_experts, is_buffer, in_twin;
     enum when when;
     enum size rows, cols, parts[3];
 };
@@ -123,6 +127,7 @@ struct role {
 #define IN_MODEL(field) .pointer = offsetof(struct weights, field)
 #define NORM            .is_norm = true, .rows = SIZE_HIDDEN
 #define OF_EXPERTS      .of_experts = true
+#define IN_TWIN         .in_twin = true
 // A layer has one MLP or experts, in the same place.
 #define UP_ROWS       .rows = SIZE_UP, .parts = {SIZE_INNER, SIZE_INNER}
 #define MLP_UP        IN_LAYER(gate_up), UP_ROWS
@@ -134,26 +139,29 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_EMBED] = {IN_MODEL(embed), .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
     [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
     [ROLE_ATTN_NORM_BIAS] = {IN_LAYER(attn_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
-    [ROLE_QKV] = {IN_LAYER(qkv), .when = IF_QKV, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
+    [ROLE_QKV] = {IN_LAYER(qkv), IN_TWIN, .when = IF_QKV, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
                   .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
     [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_ATTN_IN,
                        .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
     [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
     [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_K_NORM},
     [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
-    [ROLE_Q_A] = {IN_LAYER(q_a), .when = IF_LATENT_Q_A, .rows = SIZE_Q_RANK, .cols = SIZE_HIDDEN},
+    [ROLE_Q_A] = {IN_LAYER(q_a), IN_TWIN, .when = IF_LATENT_Q_A, .rows = SIZE_Q_RANK,
+                  .cols = SIZE_HIDDEN},
     [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), .is_norm = true, .when = IF_LATENT_Q_A,
                        .rows = SIZE_Q_RANK},
-    [ROLE_Q_B] = {IN_LAYER(q_b), .when = IF_LATENT_Q_A, .rows = SIZE_Q, .cols = SIZE_Q_RANK},
-    [ROLE_Q] = {IN_LAYER(q), .when = IF_LATENT_Q, .rows = SIZE_Q, .cols = SIZE_HIDDEN},
-    [ROLE_KV_A] = {IN_LAYER(kv_a), .when = IF_LATENT, .rows = SIZE_LATENT, .cols = SIZE_HIDDEN},
+    [ROLE_Q_B] = {IN_LAYER(q_b), IN_TWIN, .when = IF_LATENT_Q_A, .rows = SIZE_Q,
+                  .cols = SIZE_Q_RANK},
+    [ROLE_Q] = {IN_LAYER(q), IN_TWIN, .when = IF_LATENT_Q, .rows = SIZE_Q, .cols = SIZE_HIDDEN},
+    [ROLE_KV_A] = {IN_LAYER(kv_a), IN_TWIN, .when = IF_LATENT, .rows = SIZE_LATENT,
+                   .cols = SIZE_HIDDEN},
     [ROLE_KV_A_NORM] = {IN_LAYER(kv_a_norm), .is_norm = true, .when = IF_LATENT,
                         .rows = SIZE_LATENT_RANK},
-    [ROLE_KV_B] = {IN_LAYER(kv_b), .when = IF_LATENT, .rows = SIZE_LATENT_HEADS,
+    [ROLE_KV_B] = {IN_LAYER(kv_b), IN_TWIN, .when = IF_LATENT, .rows = SIZE_LATENT_HEADS,
                    .cols = SIZE_LATENT_RANK},
-    [ROLE_O] = {IN_LAYER(o), .when = IF_ATTENTION, .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
+    [ROLE_O] = {IN_LAYER(o), IN_TWIN, .when = IF_ATTENTION, .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
     [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
-    [ROLE_DELTA_IN] = {IN_LAYER(delta_in), .when = IF_DELTA, .rows = SIZE_DELTA_IN,
+    [ROLE_DELTA_IN] = {IN_LAYER(delta_in), IN_TWIN, .when = IF_DELTA, .rows = SIZE_DELTA_IN,
                        .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_CONV, SIZE_DELTA_VALUE}},
     [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA, .rows = SIZE_DELTA_GATES,
                           .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_HEADS, SIZE_DELTA_HEADS}},
@@ -163,7 +171,7 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA, .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA,
                          .rows = SIZE_DELTA_HEAD},
-    [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), .when = IF_DELTA, .rows = SIZE_HIDDEN,
+    [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), IN_TWIN, .when = IF_DELTA, .rows = SIZE_HIDDEN,
                         .cols = SIZE_DELTA_VALUE},
     [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
     [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
@@ -173,17 +181,18 @@ static const struct role roles[ROLE_COUNT] = {
                      .cols = SIZE_HIDDEN},
     [ROLE_ROUTER_LOGIT_BIAS] = {IN_LAYER(router_logit_bias), .when = IF_ROUTER_LOGIT_BIAS,
                                 .rows = SIZE_EXPERTS},
-    [ROLE_GATE_UP] = {MLP_UP, .when = IF_MLP, .cols = SIZE_HIDDEN},
+    [ROLE_GATE_UP] = {MLP_UP, IN_TWIN, .when = IF_MLP, .cols = SIZE_HIDDEN},
     [ROLE_GATE_UP_BIAS] = {MLP_UP_BIAS, .when = IF_MLP_BIAS},
-    [ROLE_EXPERTS_GATE_UP] = {MLP_UP, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_HIDDEN},
+    [ROLE_EXPERTS_GATE_UP] = {MLP_UP, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_HIDDEN},
     [ROLE_EXPERTS_GATE_UP_BIAS] = {MLP_UP_BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
-    [ROLE_DOWN] = {MLP_DOWN, .when = IF_MLP, .cols = SIZE_INNER},
+    [ROLE_DOWN] = {MLP_DOWN, IN_TWIN, .when = IF_MLP, .cols = SIZE_INNER},
     [ROLE_DOWN_BIAS] = {MLP_DOWN_BIAS, .when = IF_MLP_BIAS},
-    [ROLE_EXPERTS_DOWN] = {MLP_DOWN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_INNER},
+    [ROLE_EXPERTS_DOWN] = {MLP_DOWN, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_INNER},
     [ROLE_EXPERTS_DOWN_BIAS] = {MLP_DOWN_BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
-    [ROLE_SHARED_GATE_UP] = {IN_LAYER(shared_gate_up), .when = IF_SHARED, .rows = SIZE_SHARED_UP,
-                             .cols = SIZE_HIDDEN, .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
-    [ROLE_SHARED_DOWN] = {IN_LAYER(shared_down), .when = IF_SHARED, .rows = SIZE_HIDDEN,
+    [ROLE_SHARED_GATE_UP] = {IN_LAYER(shared_gate_up), IN_TWIN, .when = IF_SHARED,
+                             .rows = SIZE_SHARED_UP, .cols = SIZE_HIDDEN,
+                             .parts = {SIZE_SHARED_INNER, SIZE_SHARED_INNER}},
+    [ROLE_SHARED_DOWN] = {IN_LAYER(shared_down), IN_TWIN, .when = IF_SHARED, .rows = SIZE_HIDDEN,
                           .cols = SIZE_SHARED_INNER},
     [ROLE_SHARED_GATE] = {IN_LAYER(shared_gate), .when = IF_SHARED_GATE, .rows = SIZE_ONE,
                           .cols = SIZE_HIDDEN},
@@ -264,12 +273,20 @@ static int64_t aligned(int64_t element)
 // The tensors end at element `at`.
 static void finish_plan(struct weights *w, int64_t at)
 {
-    w->canary_offset = (size_t)aligned(at) * dtype_size(w->dt);
+    w->twin_offset = (size_t)aligned(at) * dtype_size(w->dt);
+    w->canary_offset = w->twin_offset + (w->twin ? w->twin->canary_offset : 0);
     w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
+}
+
+// A plan in e4m3 is a twin's.
+static bool is_planned(const struct weights *w, enum tensor_role role)
+{
+    return w->dt != DT_E4M3 || roles[role].in_twin;
 }
 
 static void count_role(struct weights *w, enum tensor_role role, int layer, int64_t *n)
 {
+    if (!is_planned(w, role)) return;
     const struct cut cut = cut_own(w->config, layer, role);
     if (cut.experts > 0) *n += (int64_t)cut.experts * tensors_of(w->config, role, &cut);
 }
@@ -328,8 +345,9 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
     const struct model_config *c = w->config;
     const struct cut own = cut_own(c, layer, role),
                      whole = cut_role(c, &c->whole[layer], c->vocab_size, role);
-    if (own.experts == 0) return;
+    if (own.experts == 0 || !is_planned(w, role)) return;
     const int tensors = tensors_of(c, role, &own), parts = own.n_parts / tensors;
+    int64_t scales = 0; // one byte each
     *at = aligned(*at);
     for (int i = 0; i < own.experts * tensors; i++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
@@ -343,8 +361,10 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         t->offset = *at;
         t->is_buffer = roles[role].is_buffer;
         *at += t->is_buffer ? BUFFER_ELEMENTS * t->n : t->n;
+        if (w->dt == DT_E4M3) scales += t->shape[0];
         w->n_parameters += t->n;
     }
+    *at += scales;
 }
 
 // Every block in the arena's order: those that the optimizer walks, and the buffers.
@@ -366,13 +386,19 @@ static void each_buffer(struct weights *w,
         for (enum tensor_role r = ROLE_ROUTER_BIAS; r < ROLE_COUNT; r++) visit(w, r, l, sum);
 }
 
-enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret)
+// Takes the twin, also on failure.
+static enum status plan_blocks(const struct model_config *config, enum dtype dt,
+                               struct weights *twin, struct weights **ret)
 {
     int64_t at = 0, n = 0;
     struct weights *w = calloc(1, sizeof *w);
-    if (!w) return status_fail(ST_NO_MEMORY, "no memory for the weights table");
+    if (!w) {
+        weights_free(twin);
+        return status_fail(ST_NO_MEMORY, "no memory for the weights table");
+    }
     w->config = config;
     w->dt = dt;
+    w->twin = twin;
     each_role(w, count_role, &n);
     each_buffer(w, count_role, &n);
     w->tensors = calloc((size_t)n, sizeof *w->tensors);
@@ -387,6 +413,15 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
     finish_plan(w, at);
     *ret = w;
     return ST_OK;
+}
+
+enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret)
+{
+    struct weights *twin = NULL;
+    enum status st = ST_OK;
+    if (config->quantization == QUANTIZATION_FP8_WEIGHTS)
+        st = plan_blocks(config, DT_E4M3, NULL, &twin);
+    return st == ST_OK ? plan_blocks(config, dt, twin, ret) : st;
 }
 
 enum status weights_plan_list(const struct model_config *config, enum dtype dt,
@@ -417,7 +452,7 @@ enum status weights_plan_list(const struct model_config *config, enum dtype dt,
 
 enum status weights_plan_like(const struct weights *w, enum dtype dt, struct weights **ret)
 {
-    if (w->layers) return weights_plan(w->config, dt, ret);
+    if (w->layers) return plan_blocks(w->config, dt, NULL, ret);
     const size_t bytes = (size_t)w->n_tensors * sizeof *w->tensors;
     struct weight_tensor *tensors = malloc(bytes);
     if (!tensors) return status_fail(ST_NO_MEMORY, "no memory for the weights table");
@@ -439,19 +474,44 @@ static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
     return (void **)(holder + r->pointer);
 }
 
+// Of all experts where the block is theirs.
+static int64_t matrix_rows(const struct weights *w, enum tensor_role role, int layer)
+{
+    const struct model_config *c = w->config;
+    const struct layer_config *l = &c->layers[layer];
+    const int64_t rows = size_of(c, l, config_vocab_rows(c), roles[role].rows);
+    return rows * (roles[role].of_experts ? l->moe.n_experts : 1);
+}
+
 struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role role, int layer)
 {
     struct weights *held = (struct weights *)w; // whose pointers are read
     const struct model_config *c = w->config;
     const struct layer_config *l = &c->layers[layer];
+    const bool in_twin = w->twin && roles[role].in_twin;
     const bool biased = role == ROLE_QKV || role == ROLE_O || role == ROLE_ROUTER ||
                         role == ROLE_GATE_UP || role == ROLE_DOWN || role == ROLE_HEAD;
-    return (struct weight_matrix){
-        .w = *role_pointer(held, role, layer),
+    struct weight_matrix m = {
+        .w = *role_pointer(in_twin ? w->twin : held, role, layer),
         .bias = biased ? *role_pointer(held, role + 1, layer) : NULL,
         .n = (int)size_of(c, l, config_vocab_rows(c), roles[role].rows),
         .k = (int)size_of(c, l, config_vocab_rows(c), roles[role].cols),
     };
+    if (in_twin && m.w) m.scales = (int8_t *)m.w + matrix_rows(w, role, layer) * m.k;
+    return m;
+}
+
+void weights_quantise(const struct weights *w, struct device *dev)
+{
+    const struct weights *twin = w->twin;
+    for (int i = 0; twin && i < twin->n_tensors; i++) {
+        const struct weight_tensor *t = &twin->tensors[i];
+        const struct weight_matrix m = weights_matrix(w, t->role, t->layer);
+        if (!weights_begins_block(twin, i)) continue;
+        device_ops(dev)->quantise(dev, m.w, (int8_t *)m.scales,
+                                  *role_pointer((struct weights *)w, t->role, t->layer),
+                                  matrix_rows(w, t->role, t->layer), m.k, w->dt);
+    }
 }
 
 void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
@@ -470,6 +530,7 @@ void weights_bind(struct weights *w, void *base)
 {
     w->base = base;
     weights_bind_range(w, 0, (int64_t)(w->canary_offset / dtype_size(w->dt)), base);
+    if (w->twin) weights_bind(w->twin, (char *)base + w->twin_offset);
 }
 
 enum status weights_alloc(struct weights *w, struct device *dev)
@@ -487,6 +548,7 @@ void weights_free(struct weights *w)
 {
     if (!w) return;
     if (w->owner) device_release(w->owner, w->base);
+    weights_free(w->twin);
     free(w->tensors);
     free(w->layers);
     free(w);
@@ -510,6 +572,9 @@ void weights_layout_hash(const struct weights *w, char ret[65])
         bytes_printf(&text, "%s %lld %lld %lld\n", t->name, (long long)t->shape[0],
                      (long long)t->shape[1], (long long)t->offset);
     }
+    if (w->twin)
+        bytes_printf(&text, "%s %zu\n", quantization_names[w->config->quantization],
+                     w->canary_offset);
     hash_sha256_hex(bytes_text(&text), text.len, HASH_SHA256_BYTES, ret);
     bytes_release(&text);
 }
@@ -616,6 +681,7 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
         for (int64_t j = 0; j < t->n; j++) values[j] = initial_value(w, t);
         CHECK(weights_write(w, dev, i, values));
     }
+    weights_quantise(w, dev);
     st = device_sync(dev);
 out:
     free(values);

@@ -7,6 +7,13 @@
  * each Hugging Face tensor is a plain row range of its block. The last 256 bytes of the arena are
  * the canary (bridge/bridge_file.h): never a weight.
  *
+ * With quantization (dtype.h) there are two copies of the layers' matrices: behind the tensors the
+ * arena has their *twin* in e4m3, which is what is multiplied (weights_matrix()), while what is
+ * trained, saved and loaded are the tensors. The twin is a function of the tensors as they are, row
+ * by row (ops.h, quantise), and nothing else: whoever has written tensors makes it anew
+ * (weights_quantise()) within the same update, so that the arena's one version fences both, and
+ * neither checkpoints nor snapshots need to hold it.
+ *
  * A shard's arena (config.h) is laid out alike, from the shard's own sizes; a tensor is then a
  * slice of the Hugging Face tensor of that name.
  */
@@ -75,6 +82,10 @@ struct weights {
     int64_t n_parameters; // of the tensors, buffers included
     size_t bytes;         // of the arena: n_elements * dtype_size + canary, rounded up
     size_t canary_offset; // bytes
+    // Of the same config in DT_E4M3, within this arena from twin_offset (bytes) on; the scales of a
+    // block's rows lie behind its codes. NULL: there is none.
+    struct weights *twin;
+    size_t twin_offset;
     int n_tensors;
     struct weight_tensor *tensors;      // in arena order
     void *base;                         // device memory; NULL until bound
@@ -93,7 +104,7 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
 // which is from malloc(), also on failure.
 enum status weights_plan_list(const struct model_config *config, enum dtype dt,
                               struct weight_tensor *tensors, int n, struct weights **ret);
-// The same tensors at the same elements in another dtype, not bound.
+// The same tensors at the same elements in another dtype, not bound and without a twin.
 enum status weights_plan_like(const struct weights *w, enum dtype dt, struct weights **ret);
 void weights_bind(struct weights *w, void *base); // sets base and all pointers; borrows the memory
 // weights_bind() to memory of their own on the device, all zeros, which weights_free() releases.
@@ -108,12 +119,16 @@ static inline enum dtype weights_tensor_dtype(const struct weights *w,
     return t->is_buffer ? DT_F32 : w->dt;
 }
 // The matrix of a role that a layer has (of the model's own: layer 0), y = x . w^T + bias, as this
-// rank holds it. NULL is what there is none of, or what is not bound.
+// rank holds it; of experts all. NULL is what there is none of, or what is not bound.
 struct weight_matrix {
     void *w, *bias; // (n, k), (n)
     int n, k;
+    const int8_t *scales; // of w, which is the twin's (ops.h, struct matmul); NULL: it is of w's dt
 };
 struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role role, int layer);
+// Enqueues making the twin of the tensors as they are; nothing where there is none. What writes
+// tensors below does so itself, but for weights_write().
+void weights_quantise(const struct weights *w, struct device *dev);
 // Whether tensor i is the first of its block.
 bool weights_begins_block(const struct weights *w, int i);
 void weights_free(struct weights *w); // the table, not the memory

@@ -386,6 +386,7 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
         if (!e && mxfp4_find(set, weights_folder_name(t), &quantised)) e = &quantised;
         copy_in_slice(w, dev, t, e, staging, packed);
     }
+    weights_quantise(w, dev);
     st = device_sync(dev);
 out:
     free(staging);

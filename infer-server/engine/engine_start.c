@@ -170,6 +170,7 @@ enum status engine_load_configs(struct engine *e)
     // Once for all who compute with these weights: the bridge file tells it to trainers.
     const int context = executor_requested_context(e->config, o->max_context);
     e->config->rope_context = context;
+    e->config->quantization = (enum quantization)o->quantization;
     if (e->draft_config)
         e->draft_config->rope_context =
             context < e->draft_config->max_positions ? context : e->draft_config->max_positions;
@@ -356,6 +357,12 @@ enum status engine_open_device(struct engine *e)
         return status_fail(ST_UNSUPPORTED, "--dtype %s: %s computes in %s only",
                            dtype_name((enum dtype)e->options.dtype), device_name(e->dev),
                            dtype_name(device_default_dtype(e->dev)));
+    if (e->options.quantization && !device_computes_in(e->dev, DT_E4M3))
+        return status_fail(ST_UNSUPPORTED,
+                           "--quantization %s: it is built for --device cpu alone so far, and this "
+                           "is %s (%s); leave it away",
+                           quantization_names[e->options.quantization], device_name(e->dev),
+                           device_spec(e->dev));
     if (e->options.exact && !device_is_exact(e->dev, (enum dtype)e->options.dtype))
         return status_fail(
             ST_UNSUPPORTED,
@@ -441,6 +448,11 @@ enum status engine_load(struct engine *e)
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
     log_config(e->config, o->model_folder);
+    if (o->quantization)
+        log_info("engine: --quantization %s: the layers' matrices are multiplied in e4m3, %.1f MB "
+                 "of these weights",
+                 quantization_names[o->quantization],
+                 (double)weights[RUNNER_POLICY]->twin->canary_offset / 1e6);
     log_states(e);
     if (draft) log_further(e, "draft model", o->draft_folder, draft);
     if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);

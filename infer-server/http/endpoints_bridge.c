@@ -7,6 +7,7 @@
  * pending_command_done(). */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
+#include "common/base/dtype.h"
 #include "common/base/json.h"
 #include "common/base/log.h"
 
@@ -103,10 +104,11 @@ static json_t *info_json(struct server *s, uint64_t version)
     struct engine_info info;
     engine_info(s->engine, &info);
     return json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:I, s:b, s:b, s:i, s:I, s:i, s:I, s:o}", "status", state,
+        "{s:s, s:o, s:o, s:o, s:o, s:s, s:I, s:b, s:b, s:i, s:I, s:i, s:I, s:o}", "status", state,
         "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),
         "bridge", json_clean_string(info.bridge_path), "socket",
-        json_clean_string(s->options->engine.socket_path), "weight_version",
+        json_clean_string(s->options->engine.socket_path), "quantization",
+        quantization_names[s->options->engine.quantization], "weight_version",
         (json_int_t)(version ? version : stats.weight_version), "paused", (int)s->paused, "exact",
         (int)s->options->engine.exact, "tp_degree", info.loaded ? info.n_shards : 1, "weight_bytes",
         (json_int_t)stats.weight_bytes * (info.loaded ? info.n_shards : 1), "num_tensors",

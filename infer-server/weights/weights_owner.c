@@ -231,6 +231,7 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
                                .dt = w->dt,
                                .n_parameters = w->n_parameters,
                                .rope_context = w->config->rope_context,
+                               .quantization = w->config->quantization,
                                .n_tensors = w->n_tensors};
     enum status st = ST_OK;
     if (folder && folder[0])

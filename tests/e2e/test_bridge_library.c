@@ -122,6 +122,18 @@ TEST(publishes_in_place)
     lib.close(bridge);
 }
 
+// It would leave the twin of what it writes behind.
+TEST(weights_with_a_twin_are_not_written)
+{
+    skip_on_gpu();
+    daemon_start(&server, daemon_model(test_folder(), false, 1),
+                 args("--quantization fp8-weights"));
+    struct cw_bridge *bridge = open_bridge();
+    assert_string_equal(lib.words(lib.take(bridge)), "not supported");
+    assert_contains(lib.message(), "--quantization fp8-weights");
+    lib.close(bridge);
+}
+
 TEST(a_failed_update_is_restored)
 {
     skip_on_gpu();

@@ -159,7 +159,7 @@ static json_t *greedy_ids(const struct daemon *d)
 // The real trainer, killed while AdamW writes: torn, then the last checkpoint again, to the bit,
 // and what is generated is what a daemon of that checkpoint generates. The signal may come too
 // late, and so small a model may be restored between two looks: up to ten attempts.
-TEST(killed_trainer_in_an_update_is_undone)
+static void kill_in_updates(const char *const server_options[])
 {
     struct scene s;
     struct bridge *bridge;
@@ -167,7 +167,7 @@ TEST(killed_trainer_in_an_update_is_undone)
     char snapshot[512];
     bool torn = false;
     int restored = 0;
-    scene_open_large(&s, NULL);
+    scene_open_large(&s, server_options);
     assert_ok(bridge_attach(s.daemon.bridge, NULL, &bridge));
     const struct control *control = bridge_control(bridge);
     for (int attempt = 0; attempt < 10 && !torn; attempt++) {
@@ -191,11 +191,23 @@ TEST(killed_trainer_in_an_update_is_undone)
 
     json_t *now = greedy_ids(&s.daemon);
     struct daemon fresh = {0};
-    daemon_start(&fresh, snapshot, NULL);
+    daemon_start(&fresh, snapshot, server_options);
     json_t *wanted = greedy_ids(&fresh);
     assert_true(json_equal(now, wanted));
     daemon_kill(&fresh);
     bridge_detach(bridge);
+}
+
+TEST(killed_trainer_in_an_update_is_undone)
+{
+    kill_in_updates(NULL);
+}
+
+// Of weights with a twin both copies.
+TEST(killed_trainer_in_an_update_of_e4m3_is_undone)
+{
+    if (!on_cpu()) test_skip("--quantization is the CPU's alone so far");
+    kill_in_updates(args("--quantization fp8-weights"));
 }
 
 // Room for the weights, not for the optimizer's state, which the first checkpoint does without.

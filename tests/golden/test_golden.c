@@ -151,6 +151,8 @@ static enum status open_files(struct golden *g)
         g->model_folder = g->folder;
     }
     CHECK(model_config_load(g->model_folder, &g->config));
+    if (json_object_get(g->info, "quantization"))
+        g->config->quantization = QUANTIZATION_FP8_WEIGHTS;
     g->n_seqs = (int)fact(g, "batch");
     g->prompt = (int)fact(g, "prompt_len");
     g->completion = (int)fact(g, "completion_len");

@@ -24,17 +24,18 @@ static struct take *submit_one(struct bench *b, const int32_t *prompt, int reque
     return submit_ids(b, prompt, PROMPT, &s);
 }
 
-static void serve(const char *model)
+static void serve(const char *model, enum quantization quantization)
 {
     struct bench b;
     struct reference r;
     int32_t prompts[REQUESTS][PROMPT];
     struct take *takes[REQUESTS];
     struct engine_options options = plain_options();
-    reference_open(model, test_device(), &r);
+    reference_open_as(model, test_device(), quantization, &r);
     const int64_t state_bytes = kv_memory_state_bytes(r.config);
     options.model_folder = model;
     options.device = test_device();
+    options.quantization = quantization;
     options.exact = true;
     options.block_size = BLOCK_TOKENS;
     options.max_context = BLOCKS * BLOCK_TOKENS; // long, as the reference, by longrope
@@ -70,7 +71,13 @@ static void serve(const char *model)
 static void one_model(void **state)
 {
     reference_skip_inexact(*state);
-    serve(*state);
+    serve(*state, QUANTIZATION_NONE);
+}
+
+static void in_e4m3(void **state)
+{
+    if (!on_cpu()) test_skip("--quantization is the CPU's alone so far");
+    serve(*state, QUANTIZATION_FP8_WEIGHTS);
 }
 
 TEST(all_was_seen)
@@ -83,6 +90,7 @@ TESTS_BETWEEN(engine_bench_set_up, NULL)
 
 int main(void)
 {
-    reference_list_golden(one_model);
+    reference_list_golden(one_model, "");
+    reference_list_golden(in_e4m3, " in e4m3");
     return test_main();
 }

@@ -21,16 +21,15 @@ static const char *with_tokenizer(const char *model)
     return folder;
 }
 
-static void one_model(void **state)
+static void train_model(const char *model, const char *quantization)
 {
-    reference_skip_inexact(*state);
     const int n_steps = on_cpu() ? 2 : MAX_STEPS;
     double mismatch[MAX_STEPS + 1], entropy[MAX_STEPS + 1];
     struct scene s;
-    scene_open_model(&s, with_tokenizer(*state),
+    scene_open_model(&s, with_tokenizer(model),
                      args("--dtype %s --exact --block-size 4 --prefill-chunk 3 --max-batch 8 "
-                          "--max-context 48 --speculative ngram:4,suffix:8",
-                          daemon_exact_dtype()));
+                          "--max-context 48 --speculative ngram:4,suffix:8 --quantization %s",
+                          daemon_exact_dtype(), quantization));
     assert_train(&s, 0, "run",
                  "--exact --max-steps %d --temperature 0.7 --ignore-eos --save-steps 0", n_steps);
     assert_int_equal(column(&s, "run", "sampler_mismatch/max", mismatch, n_steps + 1), n_steps);
@@ -42,8 +41,21 @@ static void one_model(void **state)
     scene_end(&s);
 }
 
+static void one_model(void **state)
+{
+    reference_skip_inexact(*state);
+    train_model(*state, "none");
+}
+
+static void in_e4m3(void **state)
+{
+    if (!on_cpu()) test_skip("--quantization is the CPU's alone so far");
+    train_model(*state, "fp8-weights");
+}
+
 int main(void)
 {
-    reference_list_golden(one_model);
+    reference_list_golden(one_model, "");
+    reference_list_golden(in_e4m3, " in e4m3");
     return test_main();
 }

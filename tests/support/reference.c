@@ -18,6 +18,7 @@ enum status reference_build(const char *folder, json_t *config, int max_tokens,
         CHECK(model_config_from_json("config.json", config, &ret->config));
     else
         CHECK(model_config_load(folder, &ret->config));
+    ret->config->quantization = ret->quantization;
     CHECK(weights_plan(ret->config, device_default_dtype(ret->dev), &ret->weights));
     CHECK(weights_alloc(ret->weights, ret->dev));
     CHECK(weights_load(ret->weights, ret->dev, folder));
@@ -31,7 +32,13 @@ out:
 
 void reference_open(const char *folder, const char *device, struct reference *ret)
 {
-    memset(ret, 0, sizeof *ret);
+    reference_open_as(folder, device, QUANTIZATION_NONE, ret);
+}
+
+void reference_open_as(const char *folder, const char *device, enum quantization q,
+                       struct reference *ret)
+{
+    *ret = (struct reference){.quantization = q};
     assert_ok(device_open(device, &ret->dev));
     assert_ok(reference_build(folder, NULL, MAX_TOKENS, ret));
 }
@@ -153,15 +160,17 @@ void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, 
     assert_ok(greedy_decode(r->model, prompt, n_prompt, n_new, ret));
 }
 
-void reference_list_golden(void (*test)(void **state))
+void reference_list_golden(void (*test)(void **state), const char *suffix)
 {
     const char *root = test_golden("");
     struct dirent **list;
     const int n = scandir(root, &list, NULL, alphasort);
     for (int i = 0; i < n; i++) {
         const char *model = test_path(root, list[i]->d_name);
-        if (file_exists(test_path(model, "config.json")))
-            test_list(0, (struct CMUnitTest){list[i]->d_name, test, NULL, NULL, (void *)model});
+        char *name = NULL;
+        if (!file_exists(test_path(model, "config.json"))) continue;
+        if (asprintf(&name, "%s%s", list[i]->d_name, suffix) < 0) abort();
+        test_list(0, (struct CMUnitTest){name, test, NULL, NULL, (void *)model});
     }
 }
 

@@ -13,9 +13,12 @@ struct reference {
     struct model *model;
     struct batch *batch;
     int adapter; // of the model's table, that reference_logits() takes; -1, as opened: none
+    enum quantization quantization;
 };
 
 void reference_open(const char *folder, const char *device, struct reference *ret);
+void reference_open_as(const char *folder, const char *device, enum quantization q,
+                       struct reference *ret);
 void reference_close(struct reference *r);
 struct reference *reference_of(const char *folder); // on the CPU; closed with the test
 // The same on a device that is open (ret->dev; the rest zero), of a config.json that may be another
@@ -41,8 +44,8 @@ void reference_greedy(struct reference *r, const int32_t *prompt, int n_prompt, 
 enum status greedy_decode(const struct model *like, const int32_t *prompt, int n_prompt, int n_new,
                           int32_t *ret);
 
-// A test of each model folder of tests/golden, named like it, with its path in *state.
-void reference_list_golden(void (*test)(void **state));
+// A test of each model folder of tests/golden, named like it and `suffix`, with its path in *state.
+void reference_list_golden(void (*test)(void **state), const char *suffix);
 // Skips the test where the tests' device is not exact, at all or with this model (NULL: at all).
 void reference_skip_inexact(const char *model);
 

@@ -171,12 +171,17 @@ enum status backward_logprobs(struct backward *b, struct model *other, const str
 }
 
 // dx (rows, k) = (add ? dx : 0) + dy (rows, n) . w (n, k)
-static void input_back(struct model *m, void *dx, const void *dy, const void *w, int rows, int n,
-                       int k, bool add)
+static void input_back(struct model *m, void *dx, const void *dy, const struct weight_matrix *w,
+                       int rows, bool add)
 {
-    struct matmul shape = {.m = rows, .n = k, .k = n, .in = m->dt, .out = m->dt};
-    shape.beta = add;
-    m->ops->matmul(m->dev, dx, dy, w, NULL, &shape);
+    const struct matmul shape = {.m = rows,
+                                 .n = w->k,
+                                 .k = w->n,
+                                 .beta = add,
+                                 .in = m->dt,
+                                 .out = m->dt,
+                                 .scales = w->scales};
+    m->ops->matmul(m->dev, dx, dy, w->w, NULL, &shape);
 }
 
 // dw (n, k) += dy (rows, n)^T . x (rows, k), and db (n) += column sums of dy: each where it is
@@ -200,7 +205,7 @@ static void rows_back(struct backward *b, void *dx, const void *dy, const void *
     struct lora_args args;
     struct lora_grads grads[LORA_PARTS];
     back_to_weight(m, g.w, g.bias, dy, x, rows, w.n, w.k);
-    input_back(m, dx, dy, w.w, rows, w.n, w.k, add);
+    input_back(m, dx, dy, &w, rows, add);
     if (!b->adapter || !adapter_table_args(m->adapters, role, layer, rows, NULL, &args)) return;
     adapter_grads(b->adapter, b->adapter_grads, role, layer, grads);
     args.row = index;
@@ -342,7 +347,7 @@ static void down_back(struct backward *b, const void *dout, const void *gate_up,
         m->ops->act_back(m->dev, b->dgate_up, NULL, b->dact, gate_up, act);
         return;
     }
-    input_back(m, b->dact, dout, w.w, act->rows, w.n, w.k, false);
+    input_back(m, b->dact, dout, &w, act->rows, false);
     m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, act);
     back_to_weight(m, g.w, g.bias, dout, m->act, act->rows, w.n, w.k);
 }
@@ -366,28 +371,31 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
     const struct ops *ops = m->ops;
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const struct layer_weights *g = &b->grads->layers[l];
+    const struct weight_matrix up = weights_matrix(m->weights, ROLE_EXPERTS_GATE_UP, l),
+                               down = weights_matrix(m->weights, ROLE_EXPERTS_DOWN, l),
+                               router = weights_matrix(m->weights, ROLE_ROUTER, l);
     const struct moe_routing *r = &tape->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
-    int hidden = c->hidden, inner = layer->intermediate, up = layer_up_width(c, layer),
-        a = rows * shape.top_k;
+    int hidden = c->hidden, inner = layer->intermediate, a = rows * shape.top_k;
     int experts = shape.n_experts;
     const struct act_shape act = model_act_shape(m, a, inner);
-    const struct matmul to_act = {.m = a, .n = inner, .k = hidden, .in = m->dt, .out = m->dt};
-    const struct matmul to_input = {.m = a, .n = hidden, .k = up, .in = m->dt, .out = m->dt};
+    const struct matmul to_act = {
+        .m = a, .n = inner, .k = hidden, .in = m->dt, .out = m->dt, .scales = down.scales};
+    const struct matmul to_input = {
+        .m = a, .n = hidden, .k = up.n, .in = m->dt, .out = m->dt, .scales = up.scales};
     const struct matmul to_down = {.m = a, .n = hidden, .k = inner, .in = m->dt};
-    const struct matmul to_gate_up = {.m = a, .n = up, .k = hidden, .in = m->dt};
+    const struct matmul to_gate_up = {.m = a, .n = up.n, .k = hidden, .in = m->dt};
 
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
-    ops->matmul_experts(m->dev, b->dact, b->dexpert, w->down, r->offsets, experts, &to_act);
+    ops->matmul_experts(m->dev, b->dact, b->dexpert, down.w, r->offsets, experts, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
     experts_to_weight(m, g->down, g->down_bias, b->dexpert, m->act, r, experts, &to_down);
     ops->gather_rows(m->dev, m->expert_in, m->normed,
                      &(struct gather_args){r->row, a, hidden, 1.0f, m->dt, 0, 0});
     experts_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->expert_in, r, experts,
                       &to_gate_up);
-    ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, w->gate_up, r->offsets, experts,
-                        &to_input);
+    ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, up.w, r->offsets, experts, &to_input);
     comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
     if (loss->assignments)
@@ -396,7 +404,7 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
                    hidden);
     if (model_begins_sum(m))
-        input_back(m, b->dnormed, b->drouter, w->router, rows, experts, hidden, false);
+        input_back(m, b->dnormed, b->drouter, &router, rows, false);
     else
         device_fill(m->dev, b->dnormed, 0, (size_t)rows * (size_t)hidden * dtype_size(m->dt));
     ops->moe_combine(m->dev, b->dnormed, b->dexpert, r->place, NULL, &shape, true);
@@ -408,7 +416,8 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const struct layer_weights *g = &b->grads->layers[l];
+    const struct weight_matrix gate = weights_matrix(m->weights, ROLE_SHARED_GATE, l);
     const int hidden = c->hidden;
     const struct act_shape act = model_act_shape(m, rows, layer->shared_intermediate);
     const struct moe_shape one = model_shared_shape(m, rows);
@@ -420,8 +429,7 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
         comm_all_reduce(m->comm, b->dweight, (size_t)rows, DT_F32);
         m->ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->shared_logits, r, &one);
         back_to_weight(m, g->shared_gate, NULL, b->drouter, m->normed, rows, 1, hidden);
-        if (model_begins_sum(m))
-            input_back(m, b->dnormed, b->drouter, w->shared_gate, rows, 1, hidden, true);
+        if (model_begins_sum(m)) input_back(m, b->dnormed, b->drouter, &gate, rows, true);
         dout = b->dexpert;
     }
     down_back(b, dout, tape->shared_gate_up, &act, ROLE_SHARED_DOWN, l);

@@ -384,6 +384,8 @@ enum status learner_mix_reference(struct learner *l, double alpha)
             own[k] = (float)(alpha * now[k] + (1 - alpha) * own[k]);
         CHECK(weights_write(reference, l->dev, i, own));
     }
+    weights_quantise(reference, l->dev);
+    st = device_sync(l->dev);
 out:
     free(now);
     return status_context(st, "the KL term's reference model");

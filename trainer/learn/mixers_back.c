@@ -88,11 +88,13 @@ void latent_back(struct backward *b, int l, const struct batch_view *batch,
                                   .k = shape.rank,
                                   .trans_b = true,
                                   .in = m->dt,
-                                  .out = m->dt};
+                                  .out = m->dt,
+                                  .scales = shape.scales};
     const size_t e = dtype_size(m->dt);
 
     copy_rows(m, s->latent, shape.rank, tape->latent.keys, width, rows);
-    m->ops->matmul(m->dev, s->kv, s->latent, m->weights->layers[l].kv_b, NULL, &expand);
+    m->ops->matmul(m->dev, s->kv, s->latent, weights_matrix(m->weights, ROLE_KV_B, l).w, NULL,
+                   &expand);
     m->ops->latent_expand(m->dev, s->qkv, tape->latent.q, s->kv, tape->latent.keys, &shape);
     pad_rows(m, s->out, dim, tape->attn, shape.value, heads);
     pad_rows(m, s->dout, dim, b->dattn, shape.value, heads);

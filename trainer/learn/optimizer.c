@@ -457,6 +457,9 @@ enum status optimizer_apply(struct optimizer *o, double lr)
     };
     for (int i = 0; i < o->slices.n; i++) update_slice(o, &o->slices.list[i], &adamw);
     comm_join(o->beside);
+    for (int i = 0; i < o->trained.n; i++) // ranges of one arena stand together
+        if (i == 0 || o->trained.list[i].weights != o->trained.list[i - 1].weights)
+            weights_quantise(o->trained.list[i].weights, o->dev);
     o->prepared = false;
     o->steps++;
     return ST_OK;

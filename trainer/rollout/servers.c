@@ -236,6 +236,9 @@ static enum status take_info(const struct servers *c, struct worker *w, const js
     const struct bridge_role *policy = c->options.policy;
     const char *status = json_string_value(json_object_get(info, "status"));
     const int64_t n = json_integer_value(json_object_get(info, "num_parameters"));
+    const char *theirs = json_string_value(json_object_get(info, "quantization")),
+               *own = quantization_names[policy->quantization];
+    if (!theirs) theirs = quantization_names[QUANTIZATION_NONE]; // of before there was a choice
     if (!status || strcmp(status, "ok") != 0)
         return status_fail(ST_BUSY, "%s: its status is \"%s\"; see its /health", w->address,
                            status ? status : "");
@@ -247,6 +250,11 @@ static enum status take_info(const struct servers *c, struct worker *w, const js
                            "has %lld; start it with --model %s",
                            w->address, (long long)n, (long long)policy->n_parameters,
                            c->options.model_folder);
+    if (strcmp(theirs, own) != 0)
+        return status_fail(ST_MISMATCH,
+                           "%s: it serves with --quantization %s, and what is trained has %s; "
+                           "start it with --quantization %s",
+                           w->address, theirs, own, own);
     return ST_OK;
 }
 

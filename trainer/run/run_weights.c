@@ -291,10 +291,16 @@ static enum status open_server(struct run *run)
     struct bytes arguments = BYTES_INIT;
     char device[LAUNCH_DEVICE_ROOM];
     enum status st;
+    const char *args = c->launch.server_args ? c->launch.server_args : "";
+    if (strstr(args, "--quantization fp8"))
+        FAIL(ST_UNSUPPORTED,
+             "--server-args with --quantization fp8-weights: with --sync checkpoint the weights "
+             "are this process's own, which has them as they are; leave it away, or train with "
+             "--sync shared");
     if (c->lora.r)
         bytes_printf(&arguments, "--max-adapters 1 --max-lora-rank %" PRId64 " ", c->lora.r);
     if (c->draft) bytes_puts(&arguments, "--draft {draft} --speculative draft_model:5 ");
-    bytes_puts(&arguments, c->launch.server_args ? c->launch.server_args : "");
+    bytes_puts(&arguments, args);
     CHECK(bytes_status(&arguments));
     const struct server_options options = {
         .command = c->server_command,

@@ -1,0 +1,96 @@
+/* test_fp8.c: cw-infer-server --quantization fp8-weights and trainers on it: the trainer's
+ * log-probabilities are the sampler's to the bit, of the policy, of an adapter, and against a
+ * reference; a run in two parts ends in the bits of one; and what does not go with it is refused.
+ */
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/training.h"
+
+#define FP8 "--quantization fp8-weights "
+
+static void open_fp8(struct scene *s)
+{
+    if (!on_cpu()) test_skip("--quantization is the CPU's alone so far");
+    scene_open(s);
+}
+
+static void restart(struct scene *s, const char *const options[])
+{
+    daemon_kill(&s->daemon);
+    daemon_start(&s->daemon, s->model, options);
+}
+
+static void assert_no_mismatch(const struct scene *s, const char *run, int steps)
+{
+    each_within(s, run, "sampler_mismatch/max", steps, 0, 0);
+    each_within(s, run, "entropy", steps, DBL_MIN, INFINITY);
+}
+
+// With drafts, a prefix cache, chunked prompts and the KL term's reference, which begins as the
+// policy does; other weights than those without come of it.
+TEST_IN(equal_bits_in_every_step, open_fp8)
+{
+    double kl[21];
+    struct file_map a, b;
+    restart(s, args("--exact " FP8 "--block-size 4 --prefill-chunk 5 --max-batch 8 "
+                    "--speculative ngram:4,suffix:8"));
+    json_t *info = daemon_get(s->daemon.socket, "/bridge/info", 200);
+    assert_string_equal(json_string_value(json_object_get(info, "quantization")), "fp8-weights");
+    assert_train(s, 0, "run", "--exact --max-steps 20 --beta 0.05");
+    assert_no_mismatch(s, "run", 20);
+    assert_int_equal(column(s, "run", "kl", kl, 21), 20);
+    assert_true(kl[0] == 0 && kl[19] > 0);
+    restart(s, args("--exact --block-size 4"));
+    assert_train(s, 0, "plain", "--exact --max-steps 20 --beta 0.05");
+    assert_ok(file_map_open(test_path(latest(s, "run"), "model.safetensors"), &a));
+    assert_ok(file_map_open(test_path(latest(s, "plain"), "model.safetensors"), &b));
+    assert_true(a.len == b.len && memcmp(a.data, b.data, a.len) != 0);
+    file_map_release(&a);
+    file_map_release(&b);
+}
+
+TEST_IN(an_adapter_beside_it, open_fp8)
+{
+    restart(s, args("--exact " FP8 "--max-adapters 1"));
+    assert_train(s, 0, "run", "--exact --max-steps 8 --lora-r 4");
+    assert_no_mismatch(s, "run", 8);
+}
+
+// Another server and another trainer go on from a checkpoint, which holds the weights alone.
+TEST_IN(resumes_to_the_bit, open_fp8)
+{
+    restart(s, args("--exact " FP8));
+    assert_train(s, 0, "whole", "--exact --max-steps 6");
+    restart(s, args("--exact " FP8));
+    assert_train(s, 0, "halves", "--exact --max-steps 3 --resume");
+    restart(s, args("--exact " FP8));
+    assert_train(s, 0, "halves", "--exact --max-steps 6 --resume");
+    assert_said(s, "resumed at step 3");
+    assert_no_mismatch(s, "halves", 6);
+    test_same_file(latest(s, "whole"), latest(s, "halves"), "model.safetensors");
+    test_same_file(latest(s, "whole"), latest(s, "halves"), "trainer/optimizer.safetensors");
+}
+
+TEST_IN(what_does_not_go_with_it, open_fp8)
+{
+    struct daemon worker = {0};
+    restart(s, args(FP8));
+    daemon_start(&worker, s->model, NULL);
+    assert_train(s, 1, "run", "--max-steps 1 --workers %s", worker.bridge);
+    assert_said(s, "it serves with --quantization none, and what is trained has fp8-weights");
+    daemon_kill(&worker);
+    assert_int_equal(1, train_on(s, "own",
+                                 args("--model %s --max-steps 1 --sync checkpoint --server-args %s",
+                                      s->model, FP8)));
+    assert_said(s, "are this process's own, which has them as they are");
+}
+
+TEST(refused_on_a_gpu)
+{
+    if (on_cpu()) test_skip("needs a GPU");
+    struct scene s;
+    scene_open(&s);
+    daemon_kill(&s.daemon);
+    daemon_spawn(&s.daemon, s.model, args(FP8));
+    assert_int_equal(test_wait(&s.daemon.child, LIMIT_MS), 1);
+    assert_contains(test_read(s.daemon.log), "it is built for --device cpu alone so far");
+}

@@ -1,0 +1,144 @@
+/* test_twin.c: weights with an e4m3 twin (common/model/weights.h): what is multiplied are the
+ * twin's numbers, of every kind of layer; whoever writes tensors makes it anew; a plan without one
+ * is as it was. */
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/engine_bench.h"
+#include "trainer/learn/optimizer.h"
+
+enum { N_IDS = 23 };
+
+static int find_index(const struct weights *w, const char *name)
+{
+    return (int)(weights_find(w, name) - w->tensors);
+}
+
+// The numbers of a tensor of the twin, written over those of the same tensor of `plain`.
+static void write_widened(const struct reference *from, int i, const struct reference *plain)
+{
+    const struct weights *twin = from->weights->twin;
+    const struct weight_tensor *t = &twin->tensors[i], *first = t;
+    while (!weights_begins_block(twin, (int)(first - twin->tensors))) first--;
+    const struct weight_matrix m = weights_matrix(from->weights, t->role, t->layer);
+    const uint8_t *codes = (const uint8_t *)twin->base + t->offset;
+    const int8_t *scales = m.scales + (t->offset - first->offset) / t->shape[1];
+    const int same = find_index(plain->weights, t->name);
+    float *x = malloc((size_t)t->n * sizeof *x), *own = malloc((size_t)t->n * sizeof *x);
+    double off = 0, largest = 0;
+    assert_non_null(x);
+    assert_non_null(own);
+    assert_ok(weights_read(from->weights, from->dev, same, own));
+    for (int64_t k = 0; k < t->n; k++) {
+        x[k] = ldexpf(f32_from_e4m3(codes[k]), scales[k / t->shape[1]]);
+        off = fmax(off, fabs((double)x[k] - (double)own[k]));
+        largest = fmax(largest, fabs((double)own[k]));
+    }
+    assert_true(off <= largest / 16);
+    assert_ok(weights_write(plain->weights, plain->dev, same, x));
+    free(x);
+    free(own);
+}
+
+static void compare_logits(const char *model)
+{
+    struct reference r, plain;
+    int32_t ids[N_IDS];
+    reference_open_as(model, "cpu", QUANTIZATION_FP8_WEIGHTS, &r);
+    reference_open(model, "cpu", &plain);
+    const size_t bytes = N_IDS * (size_t)r.config->vocab_size * sizeof(float);
+    float *have = malloc(bytes), *want = malloc(bytes), *before = malloc(bytes);
+    assert_true(have && want && before);
+    for (int i = 0; i < N_IDS; i++) ids[i] = (i * 29 + 5) % r.config->vocab_size;
+    reference_logits(&plain, ids, N_IDS, before);
+    const struct weights *twin = r.weights->twin;
+    assert_non_null(twin);
+    for (int i = 0; i < twin->n_tensors; i++) write_widened(&r, i, &plain);
+    reference_logits(&plain, ids, N_IDS, want);
+    reference_logits(&r, ids, N_IDS, have);
+    assert_memory_not_equal(before, want, bytes);
+    assert_memory_equal(have, want, bytes);
+    free(have);
+    free(want);
+    free(before);
+    reference_close(&r);
+    reference_close(&plain);
+}
+
+TEST(its_numbers_are_multiplied)
+{
+    for_each_golden(compare_logits);
+}
+
+static uint64_t sum_of(const struct reference *r)
+{
+    uint64_t sum;
+    assert_ok(weights_checksum(r->weights, r->dev, &sum));
+    return sum;
+}
+
+// The arena is as it would be with a twin that is made of the tensors now.
+static void assert_fresh(const struct reference *r)
+{
+    const uint64_t sum = sum_of(r);
+    memset(r->weights->twin->base, 0x55, (size_t)r->weights->twin->tensors[0].n);
+    assert_true(sum_of(r) != sum);
+    weights_quantise(r->weights, r->dev);
+    assert_true(sum_of(r) == sum);
+}
+
+TEST(who_writes_makes_it)
+{
+    const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
+    struct optimizer *o;
+    struct reference r;
+    double norm;
+    reference_open_as(model_a, "cpu", QUANTIZATION_FP8_WEIGHTS, &r);
+    const uint64_t loaded = sum_of(&r);
+    assert_fresh(&r);
+    assert_ok(optimizer_new_whole(r.dev, r.weights, &adamw, &o));
+    assert_null(optimizer_grads(o, 0)->twin);
+    float *grads = optimizer_grads(o, 0)->base;
+    for (int i = 0; i < r.weights->n_tensors; i++)
+        for (int64_t k = 0; k < r.weights->tensors[i].n; k++)
+            grads[r.weights->tensors[i].offset + k] = k % 3 ? 1e-3f : -1e-3f;
+    assert_ok(optimizer_prepare(o, &norm));
+    assert_ok(optimizer_apply(o, 0.01));
+    assert_ok(device_sync(r.dev));
+    assert_true(sum_of(&r) != loaded);
+    assert_fresh(&r);
+    optimizer_free(o);
+    assert_ok(weights_init_random(r.weights, r.dev, 3));
+    assert_fresh(&r);
+    memset(r.weights->twin->base, 0x33, (size_t)r.weights->twin->tensors[0].n); // as one is torn
+    assert_ok(weights_load(r.weights, r.dev, model_a));
+    assert_true(sum_of(&r) == loaded);
+    reference_close(&r);
+}
+
+TEST(plans)
+{
+    struct reference plain, r;
+    struct weights *like;
+    char hash[65], other[65];
+    reference_open(model_a, "cpu", &plain);
+    reference_open_as(model_a, "cpu", QUANTIZATION_FP8_WEIGHTS, &r);
+    const struct weights *a = plain.weights, *b = r.weights;
+    assert_null(a->twin);
+    assert_true(a->canary_offset == a->twin_offset && b->twin_offset == a->twin_offset);
+    assert_true(b->canary_offset == b->twin_offset + b->twin->canary_offset);
+    assert_true(a->n_elements == b->n_elements && a->n_parameters == b->n_parameters);
+    weights_layout_hash(a, hash);
+    weights_layout_hash(b, other);
+    assert_string_not_equal(hash, other);
+    assert_ok(weights_plan_like(b, DT_F32, &like));
+    assert_null(like->twin);
+    weights_free(like);
+    for (int i = 0; i < b->twin->n_tensors; i++) {
+        const struct weight_tensor *t = &b->twin->tensors[i];
+        assert_true(t->n_dims == 2 && t->role != ROLE_EMBED && t->role != ROLE_HEAD);
+    }
+    assert_ok(weights_checksum(a, plain.dev, &(uint64_t){0}));
+    reference_close(&plain);
+    reference_close(&r);
+}
+
+TESTS_BETWEEN(engine_bench_set_up, NULL)
