@@ -152,6 +152,8 @@ enum status model_new(struct device *dev, const struct model_config *config,
     if (!device_computes_in(dev, w->dt))
         FAIL(ST_UNSUPPORTED, "%s does not compute in %s; use --dtype f32", device_spec(dev),
              dtype_name(w->dt));
+    if (w->twin && !device_computes_in(dev, DT_E4M3))
+        FAIL(ST_UNSUPPORTED, "%s does not multiply weights in e4m3", device_spec(dev));
     m->attn = calloc((size_t)config->n_layers, sizeof *m->attn);
     if (!m->attn) FAIL(ST_NO_MEMORY, "no memory for a model");
     for (int i = 0; i < config->n_layers; i++) {

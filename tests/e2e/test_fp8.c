@@ -73,11 +73,14 @@ TEST_IN(resumes_to_the_bit, open_fp8)
 TEST_IN(what_does_not_go_with_it, open_fp8)
 {
     struct daemon worker = {0};
+    assert_train(s, 0, "plain", "--max-steps 1");
     restart(s, args(FP8));
     daemon_start(&worker, s->model, NULL);
     assert_train(s, 1, "run", "--max-steps 1 --workers %s", worker.bridge);
     assert_said(s, "it serves with --quantization none, and what is trained has fp8-weights");
     daemon_kill(&worker);
+    assert_train(s, 1, "plain", "--max-steps 2 --resume");
+    assert_said(s, "was made on a server with --quantization none, and this one has fp8-weights");
     assert_int_equal(1, train_on(s, "own",
                                  args("--model %s --max-steps 1 --sync checkpoint --server-args %s",
                                       s->model, FP8)));

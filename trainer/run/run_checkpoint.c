@@ -87,11 +87,12 @@ static json_t *run_state(struct run *run, bool interim)
         best_to_json(&run->best), "curriculum", curriculum_to_json(run->curriculum), "line",
         run->line, "start", run->start);
     // what must not change while a run goes on: check_same_run()
-    json_t *same = json_pack("{s:s*, s:I, s:s, s:s*, s:s, s:s}", "command",
-                             run->given ? run->task->command : NULL, "seed", (json_int_t)c->seed,
-                             "data_digest", digest_of(run->data, digest), "freeze",
-                             c->learner.freeze, "version", COMMONWEIGHT_VERSION, "device",
-                             device_name(bridge_device(run->mapped.bridge)));
+    const enum quantization q = run->mapped.model->quantization;
+    json_t *same = json_pack(
+        "{s:s*, s:I, s:s, s:s*, s:s*, s:s, s:s}", "command", run->given ? run->task->command : NULL,
+        "seed", (json_int_t)c->seed, "data_digest", digest_of(run->data, digest), "freeze",
+        c->learner.freeze, "quantization", q ? quantization_names[q] : NULL, "version",
+        COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->mapped.bridge)));
     bool ok = state && same && json_object_update(state, same) == 0;
     json_decref(same);
     if (run->eval_data && !run->best_of) run->best_of = evaluation_of(run);
@@ -260,7 +261,9 @@ static enum status check_same_run(const struct run *run, const char *folder, con
                *old_digest = json_string_value(json_object_get(state, "data_digest")),
                *old_freeze = json_string_value(json_object_get(state, "freeze")),
                *old_adapter = json_string_value(json_object_get(state, ADAPTER_STATE)),
-               *old_device = json_string_value(json_object_get(state, "device"));
+               *old_device = json_string_value(json_object_get(state, "device")),
+               *old_quantization = json_string_value(json_object_get(state, "quantization")),
+               *quantization = quantization_names[run->mapped.model->quantization];
     const json_int_t seed = json_integer_value(json_object_get(state, "seed"));
     char digest[DIGEST_ROOM];
     enum status st = ST_OK;
@@ -281,6 +284,13 @@ static enum status check_same_run(const struct run *run, const char *folder, con
              "%s was made with --freeze \"%s\", and what is trained cannot change within a run; "
              "take that, or begin another run from %s",
              folder, old_freeze ? old_freeze : "", folder);
+    if (!old_quantization) old_quantization = quantization_names[QUANTIZATION_NONE];
+    if (strcmp(quantization, old_quantization) != 0)
+        FAIL(
+            ST_MISMATCH,
+            "%s was made on a server with --quantization %s, and this one has %s, which is another "
+            "policy; start it as it was, or begin another run from %s",
+            folder, old_quantization, quantization, folder);
     if (!old_adapter != !run->mapped.adapter)
         FAIL(ST_MISMATCH, "%s was made %s --lora-r, and what is trained cannot change within a run",
              folder, old_adapter ? "with" : "without");
