@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define AUTOMATON_NODES  (1 << 18) // of one automaton
-#define AUTOMATON_STATES (1 << 16)
+#define AUTOMATON_STATES (1 << 15)
 #define AUTOMATON_PLACES 16384 // of a state
 #define AUTOMATON_DEAD   (-1)
 #define AUTOMATON_END    0 // the node where a rule returns, and a text may end

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MASK_BYTES   (32 << 20) // of one constraint's masks
-#define MAX_COMPILED 64         // that are kept for requests to come
+#define MASK_BYTES   (16 << 20) // of one constraint's masks
+#define MAX_COMPILED 32         // that are kept for requests to come
 #define MAX_BYTES    1023       // of a token that is offered
 
 struct word { // a token that has text
