@@ -270,6 +270,7 @@ TEST(gsm8k)
     struct dataset *d;
     test_data_folder("gsm8k", folder);
     assert_ok(dataset_load(test_path(folder, "test.jsonl"), NULL, &d));
+    test_later(d, dataset_free_later);
     assert_int_equal(d->n, 1319);
     assert_ok(dataset_require_answers(d));
     for (int i = 0; i < d->n; i++) assert_non_null(strstr(d->examples[i].answer, "#### "));
