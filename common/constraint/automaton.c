@@ -159,6 +159,7 @@ static int add_node(struct automaton *a, struct node node)
 
 int automaton_byte(struct automaton *a, int low, int high, int next)
 {
+    if (low > high || next < 0) return -1;
     return add_node(a, (struct node){NODE_BYTE, (uint8_t)low, (uint8_t)high, next, 0});
 }
 
@@ -170,6 +171,7 @@ int automaton_text(struct automaton *a, const char *text, size_t len, int next)
 
 int automaton_either(struct automaton *a, int one, int other)
 {
+    if (one < 0 || other < 0) return one < 0 ? other : one;
     return add_node(a, (struct node){NODE_EITHER, 0, 0, one, other});
 }
 
@@ -183,18 +185,14 @@ static int utf8_span(struct automaton *a, const char *low, const char *high, int
     const bool whole_low = memcmp(low + 1, least, (size_t)n - 1) == 0;
     const bool whole_high = memcmp(high + 1, greatest, (size_t)n - 1) == 0;
     const int first = l + !whole_low, last = h - !whole_high;
-    int made = -1;
-    if (first <= last)
-        made = automaton_byte(a, first, last, utf8_span(a, least, greatest, n - 1, next));
-    if (!whole_low) {
-        const int one = automaton_byte(a, l, l, utf8_span(a, low + 1, greatest, n - 1, next));
-        made = made < 0 ? one : automaton_either(a, one, made);
-    }
-    if (!whole_high) {
-        const int one = automaton_byte(a, h, h, utf8_span(a, least, high + 1, n - 1, next));
-        made = made < 0 ? one : automaton_either(a, made, one);
-    }
-    return made;
+    const int middle =
+        first > last ? -1
+                     : automaton_byte(a, first, last, utf8_span(a, least, greatest, n - 1, next));
+    const int begin =
+        whole_low ? -1 : automaton_byte(a, l, l, utf8_span(a, low + 1, greatest, n - 1, next));
+    const int end =
+        whole_high ? -1 : automaton_byte(a, h, h, utf8_span(a, least, high + 1, n - 1, next));
+    return automaton_either(a, begin, automaton_either(a, middle, end));
 }
 
 int automaton_character(struct automaton *a, uint32_t low, uint32_t high, int next)
@@ -208,8 +206,7 @@ int automaton_character(struct automaton *a, uint32_t low, uint32_t high, int ne
         if (ends[i] != 0xdfff) {
             const int n = utf8_encode(low, from);
             utf8_encode(last, to);
-            const int one = utf8_span(a, from, to, n, next);
-            made = made < 0 ? one : automaton_either(a, made, one);
+            made = automaton_either(a, made, utf8_span(a, from, to, n, next));
         }
         low = last + 1;
     }
@@ -249,6 +246,7 @@ void automaton_define(struct automaton *a, int rule, int start)
 
 int automaton_call(struct automaton *a, int rule, int next)
 {
+    if (rule < 0 || next < 0) return -1;
     return add_node(a, (struct node){NODE_CALL, 0, 0, next, rule});
 }
 
@@ -554,8 +552,9 @@ static void prune(struct automaton *a, uint8_t *ends)
 
 enum status automaton_finish(struct automaton *a, int start)
 {
-    if (a->failed || start < 0)
+    if (a->failed)
         return status_fail(ST_TOO_LONG, "a constraint takes more than %d nodes", AUTOMATON_NODES);
+    if (start < 0) return status_fail(ST_INVALID, "no text meets the constraint");
     struct search s = {.a = a,
                        .empty = calloc((size_t)a->n_rules + 1, 1),
                        .seen = calloc((size_t)a->n_nodes, sizeof *s.seen),

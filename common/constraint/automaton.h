@@ -27,9 +27,11 @@ enum status automaton_new(struct automaton **ret);
 void automaton_free(struct automaton *a);
 
 // ---- building -----------------------------------------------------------------------------------
-// A node; or -1 once too many were made, which automaton_finish() tells.
+// A node; -1 is nothing: what no text meets, and what leads to nothing; also what was to be made
+// once there were too many nodes, which automaton_failed() tells.
 
-int automaton_byte(struct automaton *a, int low, int high, int next); // one from low to high
+int automaton_byte(struct automaton *a, int low, int high,
+                   int next); // one from low to high, if any
 int automaton_text(struct automaton *a, const char *text, size_t len, int next);
 int automaton_either(struct automaton *a, int one, int other);
 // A character of UTF-8 from code point low to high, surrogates left out.
@@ -40,7 +42,7 @@ void automaton_loop(struct automaton *a, int open, int body, int next);
 int automaton_rule(struct automaton *a); // a rule's number, to be defined; -1 likewise
 void automaton_define(struct automaton *a, int rule, int start); // what ends in AUTOMATON_END
 int automaton_call(struct automaton *a, int rule, int next);
-bool automaton_failed(const struct automaton *a); // a -1 was for want of room
+bool automaton_failed(const struct automaton *a);
 // All texts are those of this node. ST_INVALID: a rule calls itself before it reads anything.
 enum status automaton_finish(struct automaton *a, int start);
 

@@ -38,7 +38,7 @@ struct constraints {
 struct constraint {
     pthread_mutex_t lock;
     const struct constraints *all;
-    int n_references; // under the lock of all
+    _Atomic int n_references; // from 0 on under the lock of all
     char *spec;
     struct automaton *a;
     uint32_t **masks; // (n_masks) by state
@@ -89,14 +89,11 @@ void constraints_free(struct constraints *all)
     free(all);
 }
 
-static const char *text_of_words; // while they are sorted, under the lock below
-static pthread_mutex_t sorting = PTHREAD_MUTEX_INITIALIZER;
-
-static int by_bytes(const void *a, const void *b)
+static int by_bytes(const void *a, const void *b, void *context)
 {
     const struct word *x = a, *y = b;
-    const int order =
-        memcmp(text_of_words + x->at, text_of_words + y->at, x->n < y->n ? x->n : y->n);
+    const char *text = context;
+    const int order = memcmp(text + x->at, text + y->at, x->n < y->n ? x->n : y->n);
     return order          ? order
            : x->n != y->n ? (x->n > y->n) - (x->n < y->n)
                           : (x->id > y->id) - (x->id < y->id);
@@ -104,18 +101,16 @@ static int by_bytes(const void *a, const void *b)
 
 static void sort_words(struct constraints *all)
 {
-    pthread_mutex_lock(&sorting);
-    text_of_words = bytes_text(&all->text);
-    qsort(all->words, (size_t)all->n_words, sizeof *all->words, by_bytes);
+    char *text = all->text.data;
+    qsort_r(all->words, (size_t)all->n_words, sizeof *all->words, by_bytes, text);
     for (int i = 0; i < all->n_words; i++) {
         struct word *w = &all->words[i];
         const struct word *before = i > 0 ? w - 1 : NULL;
         while (before && w->n_shared < w->n && w->n_shared < before->n &&
-               text_of_words[w->at + w->n_shared] == text_of_words[before->at + w->n_shared])
+               text[w->at + w->n_shared] == text[before->at + w->n_shared])
             w->n_shared++;
         all->word_of[w->id] = i;
     }
-    pthread_mutex_unlock(&sorting);
 }
 
 // Under the lock.
@@ -162,9 +157,9 @@ static enum status build_choice(struct automaton *a, const json_t *texts, int *r
         const json_t *text = json_array_get(texts, i);
         if (!json_is_string(text) || json_string_length(text) == 0)
             return status_fail(ST_INVALID, "\"choice\" must be an array of texts, none empty");
-        const int one =
-            automaton_text(a, json_string_value(text), json_string_length(text), AUTOMATON_END);
-        *ret = i == 0 ? one : automaton_either(a, *ret, one);
+        *ret = automaton_either(
+            a, *ret,
+            automaton_text(a, json_string_value(text), json_string_length(text), AUTOMATON_END));
     }
     return ST_OK;
 }
@@ -264,18 +259,13 @@ out:
 struct constraint *constraint_hold(struct constraint *c)
 {
     if (!c) return NULL;
-    pthread_mutex_lock((pthread_mutex_t *)&c->all->lock);
     c->n_references++;
-    pthread_mutex_unlock((pthread_mutex_t *)&c->all->lock);
     return c;
 }
 
 void constraint_release(struct constraint *c)
 {
-    if (!c) return;
-    pthread_mutex_lock((pthread_mutex_t *)&c->all->lock);
-    c->n_references--;
-    pthread_mutex_unlock((pthread_mutex_t *)&c->all->lock);
+    if (c) c->n_references--;
 }
 
 // ---- masks --------------------------------------------------------------------------------------

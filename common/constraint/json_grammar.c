@@ -12,20 +12,9 @@ struct json_grammar json_grammar_of(struct automaton *a, bool strict_whitespace)
     return (struct json_grammar){a, strict_whitespace, -1, -1, -1};
 }
 
-static int either(struct json_grammar *g, int made, int one)
-{
-    return made < 0 ? one : automaton_either(g->a, made, one);
-}
-
 static int text(struct json_grammar *g, const char *what, int next)
 {
     return automaton_text(g->a, what, strlen(what), next);
-}
-
-// As often as there is one, also never; body is what `open` leads to.
-static int open_loop(struct json_grammar *g)
-{
-    return automaton_open(g->a);
 }
 
 int json_blank(struct json_grammar *g, int next)
@@ -33,10 +22,10 @@ int json_blank(struct json_grammar *g, int next)
     if (g->strict_whitespace) return next;
     if (g->blank < 0) {
         static const char blanks[] = " \t\n\r";
-        const int open = open_loop(g);
+        const int open = automaton_open(g->a);
         int one = -1;
         for (int i = 0; blanks[i]; i++)
-            one = either(g, one, automaton_byte(g->a, blanks[i], blanks[i], open));
+            one = automaton_either(g->a, one, automaton_byte(g->a, blanks[i], blanks[i], open));
         automaton_loop(g->a, open, one, AUTOMATON_END);
         g->blank = automaton_rule(g->a);
         automaton_define(g->a, g->blank, open);
@@ -72,7 +61,7 @@ int json_string_of(struct json_grammar *g, int64_t min, int64_t max, int next)
     const int end = text(g, "\"", next);
     int made = end;
     if (max < 0) {
-        made = open_loop(g);
+        made = automaton_open(g->a);
         automaton_loop(g->a, made, character(g, made), end);
     }
     for (int64_t i = min; i < max && made >= 0; i++)
@@ -113,19 +102,20 @@ static int other_rest(struct json_grammar *g, struct names names, int free_rest,
             same.n++;
             i++;
         }
-        if (point > from) made = either(g, made, json_character(g->a, from, point - 1, free_rest));
-        made = either(g, made,
-                      json_character(g->a, point, point, other_rest(g, same, free_rest, end)));
+        if (point > from)
+            made = automaton_either(g->a, made, json_character(g->a, from, point - 1, free_rest));
+        made = automaton_either(
+            g->a, made, json_character(g->a, point, point, other_rest(g, same, free_rest, end)));
         from = point + 1;
     }
-    return either(g, made, json_character(g->a, from, 0x10ffff, free_rest));
+    return automaton_either(g->a, made, json_character(g->a, from, 0x10ffff, free_rest));
 }
 
 int json_other_string(struct json_grammar *g, const char *const *names, int n, int next)
 {
     const char **sorted = malloc((size_t)(n + 1) * sizeof *sorted);
     if (!sorted) return -1;
-    const int end = text(g, "\"", next), rest = open_loop(g);
+    const int end = text(g, "\"", next), rest = automaton_open(g->a);
     automaton_loop(g->a, rest, character(g, rest), end);
     int made = rest, n_sorted = 0;
     if (n > 0) {
@@ -144,7 +134,7 @@ int json_other_string(struct json_grammar *g, const char *const *names, int n, i
 
 static int digits(struct json_grammar *g, int next) // any number of them
 {
-    const int open = open_loop(g);
+    const int open = automaton_open(g->a);
     automaton_loop(g->a, open, automaton_byte(g->a, '0', '9', open), next);
     return open;
 }
@@ -157,8 +147,8 @@ static int some_digits(struct json_grammar *g, int next)
 int json_number(struct json_grammar *g, int next)
 {
     int sign = some_digits(g, next);
-    sign = either(g, automaton_byte(g->a, '+', '+', sign),
-                  automaton_either(g->a, automaton_byte(g->a, '-', '-', sign), sign));
+    sign = automaton_either(g->a, automaton_byte(g->a, '+', '+', sign),
+                            automaton_either(g->a, automaton_byte(g->a, '-', '-', sign), sign));
     const int exponent =
         automaton_either(g->a,
                          automaton_either(g->a, automaton_byte(g->a, 'e', 'e', sign),
@@ -172,7 +162,7 @@ int json_number(struct json_grammar *g, int next)
 
 int json_any_object(struct json_grammar *g, int next)
 {
-    const int end = json_blank(g, text(g, "}", next)), more = open_loop(g);
+    const int end = json_blank(g, text(g, "}", next)), more = automaton_open(g->a);
     const int member = json_string_of(g, 0, -1, json_colon(g, json_any(g, more)));
     automaton_loop(g->a, more, json_comma(g, member), end);
     return text(g, "{", json_blank(g, automaton_either(g->a, member, end)));
@@ -180,7 +170,7 @@ int json_any_object(struct json_grammar *g, int next)
 
 int json_any_array(struct json_grammar *g, int next)
 {
-    const int end = json_blank(g, text(g, "]", next)), more = open_loop(g);
+    const int end = json_blank(g, text(g, "]", next)), more = automaton_open(g->a);
     const int item = json_any(g, more);
     automaton_loop(g->a, more, json_comma(g, item), end);
     return text(g, "[", json_blank(g, automaton_either(g->a, item, end)));
@@ -192,10 +182,11 @@ int json_any(struct json_grammar *g, int next)
         static const char *const words[] = {"true", "false", "null"};
         g->any = automaton_rule(g->a);
         int made = json_string_of(g, 0, -1, AUTOMATON_END);
-        made = either(g, made, json_number(g, AUTOMATON_END));
-        for (int i = 0; i < 3; i++) made = either(g, made, text(g, words[i], AUTOMATON_END));
-        made = either(g, made, json_any_object(g, AUTOMATON_END));
-        made = either(g, made, json_any_array(g, AUTOMATON_END));
+        made = automaton_either(g->a, made, json_number(g, AUTOMATON_END));
+        for (int i = 0; i < 3; i++)
+            made = automaton_either(g->a, made, text(g, words[i], AUTOMATON_END));
+        made = automaton_either(g->a, made, json_any_object(g, AUTOMATON_END));
+        made = automaton_either(g->a, made, json_any_array(g, AUTOMATON_END));
         automaton_define(g->a, g->any, made);
     }
     return automaton_call(g->a, g->any, next);
@@ -278,7 +269,7 @@ struct bound {
 
 static int digit(struct json_grammar *g, int low, int high, int next)
 {
-    return low <= high ? automaton_byte(g->a, '0' + low, '0' + high, next) : -1;
+    return automaton_byte(g->a, '0' + low, '0' + high, next);
 }
 
 static int optional_digits(struct json_grammar *g, bool whole, int next) // of a fraction
@@ -288,7 +279,7 @@ static int optional_digits(struct json_grammar *g, bool whole, int next) // of a
 
 static int zeros(struct json_grammar *g, int next) // any number of them
 {
-    const int open = open_loop(g);
+    const int open = automaton_open(g->a);
     automaton_loop(g->a, open, automaton_byte(g->a, '0', '0', open), next);
     return open;
 }
@@ -308,16 +299,15 @@ static int fraction_digits(struct json_grammar *g, const struct bound *low,
     const int l = low && !behind_low ? low->fraction[i] - '0' : 0;
     const int h = high ? high->fraction[i] - '0' : 9;
     int made = low ? -1 : next, same;
-    if (low && high && l == h) {
-        same = fraction_digits(g, low, high, i + 1, next);
-        return same < 0 ? made : either(g, made, digit(g, l, l, same));
-    }
+    if (low && high && l == h)
+        return automaton_either(g->a, made,
+                                digit(g, l, l, fraction_digits(g, low, high, i + 1, next)));
     const int from = low ? l + 1 : 0, to = high ? h - 1 : 9;
-    if (from <= to) made = either(g, made, digit(g, from, to, digits(g, next)));
+    if (from <= to) made = automaton_either(g->a, made, digit(g, from, to, digits(g, next)));
     same = low ? fraction_digits(g, low, NULL, i + 1, next) : -1;
-    if (same >= 0) made = either(g, made, digit(g, l, l, same));
+    made = automaton_either(g->a, made, digit(g, l, l, same));
     same = high ? fraction_digits(g, NULL, high, i + 1, next) : -1;
-    if (same >= 0) made = either(g, made, digit(g, h, h, same));
+    made = automaton_either(g->a, made, digit(g, h, h, same));
     return made;
 }
 
@@ -335,10 +325,10 @@ static int fraction_of(struct json_grammar *g, const struct bound *low, const st
     for (int d = from; d <= to; d++) {
         const struct bound *l = low && d == from ? low : NULL, *h = high && d == to ? high : NULL;
         const int rest = fraction_digits(g, l, h, 1, next);
-        if (rest >= 0) made = either(g, made, digit(g, d, d, rest));
+        made = automaton_either(g->a, made, digit(g, d, d, rest));
     }
-    if (made >= 0) made = text(g, ".", made);
-    return zero ? either(g, made, next) : made;
+    made = text(g, ".", made);
+    return zero ? automaton_either(g->a, made, next) : made;
 }
 
 // Whole parts of as many digits as the bounds have, the i first of which are theirs.
@@ -356,7 +346,7 @@ static int whole_digits(struct json_grammar *g, const struct bound *low, const s
         int last = d;
         while (!a && !b && last < h - (high ? 1 : 0)) last++;
         const int rest = whole_digits(g, a, b, n, i + 1, whole, next);
-        if (rest >= 0) made = either(g, made, digit(g, d, last, rest));
+        made = automaton_either(g->a, made, digit(g, d, last, rest));
         d = last;
     }
     return made;
@@ -372,12 +362,12 @@ static int positive(struct json_grammar *g, const struct bound *low, const struc
         const int one =
             whole_digits(g, n == low->n_whole ? low : NULL,
                          high->whole && n == high->n_whole ? high : NULL, n, 0, whole, next);
-        if (one >= 0) made = either(g, made, one);
+        made = automaton_either(g->a, made, one);
     }
     if (high->whole) return made;
     int longer = digits(g, optional_digits(g, whole, next));
     for (int i = 0; i < low->n_whole; i++) longer = automaton_byte(g->a, '0', '9', longer);
-    return either(g, made, automaton_byte(g->a, '1', '9', longer));
+    return automaton_either(g->a, made, automaton_byte(g->a, '1', '9', longer));
 }
 
 static struct bound bound_of(const char *text, bool strict)
@@ -431,14 +421,11 @@ int json_number_between(struct json_grammar *g, const struct number_range *r, in
                high_negative = r->high && r->high[0] == '-';
     const struct bound low = r->low ? bound_of(r->low, r->above) : none;
     const struct bound high = r->high ? bound_of(r->high, r->below) : none;
-    int made = -1, one;
-    if (!high_negative) {
-        one = between(g, low_negative ? &zero : &low, &high, r->whole, next);
-        if (one >= 0) made = one;
-    }
-    if (low_negative && !(r->low && is_zero(&low))) { // -x: from -high, or beyond 0, to -low
-        one = between(g, high_negative ? &high : &after_zero, &low, r->whole, next);
-        if (one >= 0) made = either(g, made, text(g, "-", one));
-    }
+    int made = -1;
+    if (!high_negative) made = between(g, low_negative ? &zero : &low, &high, r->whole, next);
+    if (low_negative && !(r->low && is_zero(&low))) // -x: from -high, or beyond 0, to -low
+        made = automaton_either(
+            g->a, made,
+            text(g, "-", between(g, high_negative ? &high : &after_zero, &low, r->whole, next)));
     return made;
 }

@@ -426,8 +426,10 @@ static bool lists_differ(const json_t *a, const json_t *b)
 static bool requires(const json_t *schema, const char *name)
 {
     const json_t *required = json_object_get(schema, "required");
-    for (size_t i = 0; i < json_array_size(required); i++)
-        if (strcmp(json_string_value(json_array_get(required, i)), name) == 0) return true;
+    for (size_t i = 0; i < json_array_size(required); i++) {
+        const char *one = json_string_value(json_array_get(required, i));
+        if (one && strcmp(one, name) == 0) return true;
+    }
     return false;
 }
 
@@ -480,7 +482,7 @@ static enum status build_branches(struct builder *b, const json_t *schema, const
         if (siblings) st = merge_branch(b, schema, which, branch, &merged);
         if (st == ST_OK) st = build(b, siblings ? merged : branch, next, &one);
         json_decref(merged);
-        if (one >= 0) *ret = *ret < 0 ? one : automaton_either(b->g->a, *ret, one);
+        *ret = automaton_either(b->g->a, *ret, one);
     }
     return st;
 }
@@ -537,8 +539,7 @@ static enum status build_listed(struct builder *b, const json_t *schema, json_t 
     json_array_foreach (values, i, value) {
         CHECK(meets(schema, value, &is_met));
         if (!is_met || (one && !json_equal(one, value))) continue;
-        const int made = json_literal(b->g, value, next);
-        *ret = *ret < 0 ? made : automaton_either(b->g->a, *ret, made);
+        *ret = automaton_either(b->g->a, *ret, json_literal(b->g, value, next));
     }
 out:
     return st;
@@ -722,12 +723,11 @@ static enum status build_array(struct builder *b, const json_t *schema, int next
             one = automaton_call(a, rule, after);
         if (i == 0) first = one;
         if (one < 0 && i < min) goto out; // no value is there that must be
-        const int item = one < 0 ? -1 : json_comma(b->g, one);
-        after = i < min ? item : item < 0 ? end : automaton_either(a, item, end);
+        after = automaton_either(a, json_comma(b->g, one), i < min ? -1 : end);
     }
     if (bounded == 0 && max < 0) first = automaton_call(a, rule, after);
-    if (min == 0) first = first < 0 ? end : automaton_either(a, first, end);
-    if (first >= 0) *ret = automaton_text(a, "[", 1, json_blank(b->g, first));
+    if (min == 0) first = automaton_either(a, first, end);
+    *ret = automaton_text(a, "[", 1, json_blank(b->g, first));
 out:
     return st;
 }
@@ -765,20 +765,14 @@ static enum status add_member(struct builder *b, const char *name, const json_t 
                               bool required, struct chain *chain)
 {
     struct automaton *a = b->g->a;
-    int value = -1, member = -1;
+    int value = -1;
     json_t *key = json_string(name);
     enum status st = ST_OK;
     if (!key) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
     if (chain->rest >= 0) CHECK(build(b, schema, chain->rest, &value));
-    if (value >= 0) member = json_literal(b->g, key, json_colon(b->g, value));
-    const int more = member < 0 ? -1 : json_comma(b->g, member);
-    if (required) {
-        chain->first = member;
-        chain->rest = more;
-    } else if (member >= 0) {
-        chain->first = chain->first < 0 ? member : automaton_either(a, member, chain->first);
-        chain->rest = automaton_either(a, more, chain->rest);
-    }
+    const int member = json_literal(b->g, key, json_colon(b->g, value));
+    chain->first = automaton_either(a, member, required ? -1 : chain->first);
+    chain->rest = automaton_either(a, json_comma(b->g, member), required ? -1 : chain->rest);
 out:
     json_decref(key);
     return st;
@@ -809,7 +803,11 @@ static enum status build_object(struct builder *b, const json_t *schema, int nex
     json_t *value;
     int rule, n = 0;
     enum status st = ST_OK;
-    if ((properties && !json_is_object(properties)) || (required && !json_is_array(required)))
+    bool good =
+        (!properties || json_is_object(properties)) && (!required || json_is_array(required));
+    for (size_t i = 0; i < json_array_size(required); i++)
+        good &= json_is_string(json_array_get(required, i));
+    if (!good)
         return status_fail(ST_INVALID,
                            "the JSON schema's \"properties\" or \"required\" is malformed");
     members = members_of(schema);
@@ -829,7 +827,7 @@ static enum status build_object(struct builder *b, const json_t *schema, int nex
     while (n-- > 0)
         CHECK(add_member(b, names[n], json_object_get(members, names[n]),
                          requires(schema, names[n]), &chain));
-    *ret = chain.first < 0 ? -1 : automaton_text(a, "{", 1, json_blank(b->g, chain.first));
+    *ret = automaton_text(a, "{", 1, json_blank(b->g, chain.first));
 out:
     free(names);
     json_decref(with);
@@ -869,10 +867,10 @@ static enum status build_types(struct builder *b, const json_t *schema, int next
     enum status st = types_of(schema, &types);
     *ret = -1;
     for (int t = 0; t < TYPES && st == ST_OK; t++) {
-        int one;
+        int one = -1;
         if (!(types & 1u << t)) continue;
         st = build_type(b, schema, (enum type)t, next, &one);
-        if (st == ST_OK && one >= 0) *ret = *ret < 0 ? one : automaton_either(b->g->a, *ret, one);
+        *ret = automaton_either(b->g->a, *ret, one);
     }
     return st;
 }

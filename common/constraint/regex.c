@@ -433,10 +433,9 @@ static int hex_digit(struct automaton *a, int low, int high, int next)
     for (int i = 0; i < 3; i++) {
         const int from = low > spans[i][0] ? low : spans[i][0];
         const int to = high < spans[i][1] ? high : spans[i][1];
-        if (from > to) continue;
-        const int one = automaton_byte(a, spans[i][2] + from - spans[i][0],
-                                       spans[i][2] + to - spans[i][0], next);
-        made = made < 0 ? one : automaton_either(a, made, one);
+        made = automaton_either(a, made,
+                                automaton_byte(a, spans[i][2] + from - spans[i][0],
+                                               spans[i][2] + to - spans[i][0], next));
     }
     return made;
 }
@@ -452,22 +451,13 @@ static int hex_span(struct automaton *a, uint32_t low, uint32_t high, int n, int
         return hex_digit(a, (int)l, (int)l, hex_span(a, low & below, high & below, n - 1, next));
     const bool whole_low = (low & below) == 0, whole_high = (high & below) == below;
     const int first = (int)l + !whole_low, last = (int)h - !whole_high;
-    int made = -1;
-    if (first <= last) made = hex_digit(a, first, last, hex_span(a, 0, below, n - 1, next));
-    if (!whole_low) {
-        const int one = hex_digit(a, (int)l, (int)l, hex_span(a, low & below, below, n - 1, next));
-        made = made < 0 ? one : automaton_either(a, made, one);
-    }
-    if (!whole_high) {
-        const int one = hex_digit(a, (int)h, (int)h, hex_span(a, 0, high & below, n - 1, next));
-        made = made < 0 ? one : automaton_either(a, made, one);
-    }
-    return made;
-}
-
-static int either(struct automaton *a, int made, int one)
-{
-    return made < 0 ? one : automaton_either(a, made, one);
+    const int middle =
+        first > last ? -1 : hex_digit(a, first, last, hex_span(a, 0, below, n - 1, next));
+    const int begin =
+        whole_low ? -1 : hex_digit(a, (int)l, (int)l, hex_span(a, low & below, below, n - 1, next));
+    const int end =
+        whole_high ? -1 : hex_digit(a, (int)h, (int)h, hex_span(a, 0, high & below, n - 1, next));
+    return automaton_either(a, begin, automaton_either(a, middle, end));
 }
 
 // \u and four digits for those up to 0xffff, surrogates left out, a pair of surrogates beyond.
@@ -479,7 +469,8 @@ static int escaped(struct automaton *a, uint32_t low, uint32_t high, int next)
         const uint32_t from = low > planes[i].low ? low : planes[i].low;
         const uint32_t to = high < planes[i].high ? high : planes[i].high;
         if (from <= to)
-            made = either(a, made, automaton_text(a, "\\u", 2, hex_span(a, from, to, 4, next)));
+            made = automaton_either(a, made,
+                                    automaton_text(a, "\\u", 2, hex_span(a, from, to, 4, next)));
     }
     if (high < 0x10000) return made;
     uint32_t from = (low > 0x10000 ? low : 0x10000) - 0x10000;
@@ -495,7 +486,7 @@ static int escaped(struct automaton *a, uint32_t low, uint32_t high, int next)
         int tail = hex_span(a, 0xdc00 + low_from, 0xdc00 + low_to, 4, next);
         tail = automaton_text(a, "\\u", 2, tail);
         tail = hex_span(a, 0xd800 + first, 0xd800 + (end >> 10), 4, tail);
-        made = either(a, made, automaton_text(a, "\\u", 2, tail));
+        made = automaton_either(a, made, automaton_text(a, "\\u", 2, tail));
         from = end + 1;
     }
     return made;
@@ -509,11 +500,12 @@ int json_character(struct automaton *a, uint32_t low, uint32_t high, int next)
     for (int i = 0; i < 3; i++) {
         const uint32_t from = low > plain[i].low ? low : plain[i].low;
         const uint32_t to = high < plain[i].high ? high : plain[i].high;
-        if (from <= to) made = either(a, made, automaton_character(a, from, to, next));
+        if (from <= to) made = automaton_either(a, made, automaton_character(a, from, to, next));
     }
     for (int i = 0; letters[i]; i++)
         if ((uint32_t)meant[i] >= low && (uint32_t)meant[i] <= high)
-            made = either(a, made, automaton_text(a, (const char[]){'\\', letters[i]}, 2, next));
+            made = automaton_either(a, made,
+                                    automaton_text(a, (const char[]){'\\', letters[i]}, 2, next));
     return made;
 }
 
@@ -524,12 +516,12 @@ static int build_set(struct parser *p, const struct tree *t, int next)
     int made = -1;
     for (int i = 0; i < t->other; i++) {
         const struct range r = p->ranges[t->one + i];
-        const int one = p->form == REGEX_WHOLE ? automaton_character(p->a, r.low, r.high, next)
-                                               : json_character(p->a, r.low, r.high, next);
-        if (one >= 0) made = either(p->a, made, one);
+        made =
+            automaton_either(p->a, made,
+                             p->form == REGEX_WHOLE ? automaton_character(p->a, r.low, r.high, next)
+                                                    : json_character(p->a, r.low, r.high, next));
     }
-    // An empty set: a byte that no text has.
-    return made < 0 ? automaton_byte(p->a, 1, 0, next) : made;
+    return made;
 }
 
 static int build_repeat(struct parser *p, const struct tree *t, int next)

@@ -36,11 +36,12 @@ static inline bool adjustment_is_any(const struct adjustment *a)
     return a->list || a->constraint;
 }
 
-// Carries a step's adjusted rows to the device, in buffers that grow with the longest step so far:
-// a request without penalties never has any.
-#define MIN_LOGIT                                                                                  \
-    (-1e30f) // of a token that cannot come; finite, so that sums over a row stay numbers
+// Of a token that cannot come; finite, so that sums over a row stay numbers.
+#define MIN_LOGIT (-1e30f)
 
+// Carries a step's adjusted rows to the device, in buffers that grow with the longest step so far:
+// a request without penalties or a constraint never has any. A constraint is an entry for each
+// token that it rules out.
 struct adjuster { // but for the first line all zero at first
     struct device *dev;
     int max_rows, vocab;

@@ -1,6 +1,5 @@
-/* api_constraint.c: what a response is to be, as OpenAI (response_format), vLLM
- * (structured_outputs, guided_*) and SGLang (json_schema, regex) ask for it, to a constraint. Any
- * thread. */
+/* api_constraint.c: what a response is to be, as OpenAI (response_format) and vLLM
+ * (structured_outputs, guided_*) have it, to a constraint. Any thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 

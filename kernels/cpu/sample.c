@@ -115,7 +115,7 @@ static void random_span(const struct sample_params *params, int first, uint32_t 
 
 /* The least word whose noise could lift the logit z over `score`, with room for rounding: noise is
  * below -log(1 - u), since -log(u) > 1 - u. */
-static uint32_t least_word(float z, float score)
+static uint32_t min_word(float z, float score)
 {
     const double room = 1e-3 + 1e-6 * fabs((double)score);
     const double most = exp((double)z - (double)score + room) * 4294967296.0 + 512; // of 1 - u
@@ -163,7 +163,7 @@ static int sample_token(const struct distribution *d, const struct sample_params
         float most = span_max(z + start, n, d->threshold);
         if (!(most + RNG_GUMBEL_MAX >= best_score)) continue;
         random_span(params, start / 4, bits);
-        uint32_t min = least_word(most, best_score);
+        uint32_t min = min_word(most, best_score);
         if (!any_word(bits, min)) continue;
         for (int i = 0; i < n; i++) {
             int t = start + i;

@@ -13,7 +13,7 @@ struct world {
     struct scheduler *scheduler;
     struct block_manager *cache;
     int max_batch, chunk;
-    int steps, most_running;
+    int steps, max_running;
     int32_t content[MAX_BLOCKS * BLOCK]; // the token whose keys and values lie at each slot
     uint64_t version, computed_by[MAX_BLOCKS * BLOCK]; // and the version that computed it
     uint64_t admitted_at[MAX_SAMPLES]; // by order: the version when it was last admitted
@@ -158,8 +158,8 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
     assert_true(n_prefill <= w->chunk);
     assert_true(step->n_items <= w->max_batch && step->n_sampled <= w->max_batch);
     assert_true(scheduler_running(w->scheduler) <= w->max_batch);
-    if (scheduler_running(w->scheduler) > w->most_running)
-        w->most_running = scheduler_running(w->scheduler);
+    if (scheduler_running(w->scheduler) > w->max_running)
+        w->max_running = scheduler_running(w->scheduler);
     for (int i = 0; i < step->n_sampled; i++) {
         struct sample *s = step->sampled[i].sample;
         assert_int_equal(s->kv[RUNNER_POLICY].computed, sample_known(s));
@@ -262,7 +262,7 @@ TEST(group_larger_than_batch)
     run_all(w);
     assert_all_done(r);
     assert_all_done(behind);
-    assert_int_equal(w->most_running, 3);
+    assert_int_equal(w->max_running, 3);
 }
 
 TEST(held_siblings_do_not_hold_up_others)

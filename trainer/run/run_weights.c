@@ -285,6 +285,8 @@ out:
     return st;
 }
 
+#define QUANTIZATION "--quantization"
+
 static enum status open_server(struct run *run)
 {
     const struct train_config *c = run->config;
@@ -292,7 +294,9 @@ static enum status open_server(struct run *run)
     char device[LAUNCH_DEVICE_ROOM];
     enum status st;
     const char *args = c->launch.server_args ? c->launch.server_args : "";
-    if (strstr(args, "--quantization fp8"))
+    const char *q = strstr(args, QUANTIZATION);
+    if (q) q += strlen(QUANTIZATION); // at a blank or =
+    if (q && *q && strncmp(q + 1, "none", 4) != 0)
         FAIL(ST_UNSUPPORTED,
              "--server-args with --quantization fp8-weights: with --sync checkpoint the weights "
              "are this process's own, which has them as they are; leave it away, or train with "

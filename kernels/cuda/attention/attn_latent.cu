@@ -174,7 +174,7 @@ __device__ __forceinline__ void attend_latents(computer &c, const attn_args<bf16
     const int row0 = c.row0 % ROWS;
     rows_seen seen = seen_by<PAGED>(a, w.s, w.p, row0);
     int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
-    int most_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
+    int max_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
     row_sums<HALF> r;
     waiting_sums<HALF> memory, *before = &memory;
     asm volatile("" : "+l"(before)); // in memory, whatever the compiler would rather do
@@ -196,7 +196,7 @@ __device__ __forceinline__ void attend_latents(computer &c, const attn_args<bf16
         settle(dots);
         if (tile + ROWS >= w.end) c.done_with_kept();
         float factor = to_scores<ROWS>(a, dots);
-        if (tile + ROWS - 1 > least || tile <= most_hidden) hide<ROWS>(dots, seen, tile, -INFINITY);
+        if (tile + ROWS - 1 > least || tile <= max_hidden) hide<ROWS>(dots, seen, tile, -INFINITY);
         take_weights<ROWS>(dots, r.top, shrink, factor);
         shrink_sums(r, shrink);
         as_left(x, dots);

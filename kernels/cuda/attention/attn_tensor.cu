@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(THREADS)
     grid_begin();
     constexpr int TILE = N * (HD + PAD);
     extern __shared__ __align__(16) bf16 tiles[];
-    __shared__ int stops[ROWS / 32], least_ends[ROWS / 32];
+    __shared__ int stops[ROWS / 32], min_ends[ROWS / 32];
     __shared__ __align__(16) row_info info[2][N];
     bf16 *keys = tiles, *values = keys + ROWS * (HD + PAD);
     bf16 *queries = values + ROWS * (HD + PAD), *grads = queries + 2 * TILE; // two of each, in turn
@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(THREADS)
         }
         if (lane == 0) {
             stops[warp] = stop;
-            least_ends[warp] = least;
+            min_ends[warp] = least;
         }
     }
     int key[2], end[2], position[2];
@@ -380,11 +380,11 @@ __global__ void __launch_bounds__(THREADS)
         position[h] = row_position<false>(a, s, key[h]);
     }
     __syncthreads();
-    int stop = stops[0], min_end = least_ends[0];
+    int stop = stops[0], min_end = min_ends[0];
 #pragma unroll
     for (int i = 1; i < ROWS / 32; i++) {
         stop = max(stop, stops[i]);
-        min_end = min(min_end, least_ends[i]);
+        min_end = min(min_end, min_ends[i]);
     }
     packed_rows p = {base, 0, (stop - base) * a.group, kv_head * a.group};
 

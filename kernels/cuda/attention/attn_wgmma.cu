@@ -41,7 +41,7 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
     const work w = item;
     rows_seen seen = seen_by<PAGED>(a, w.s, w.p, c.row0);
     int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
-    int most_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
+    int max_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
     if (a.softcap > 0) least = -1; // there is something to be done to every tile
     const float factor = score_factor(a);
     row_sums<HD> all;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
     // The tile's scores become its weights, and the sums so far make room for them.
     auto weigh = [&](int tile) {
         tile_step step[2];
-        if (tile + ROWS - 1 > least || tile <= most_hidden) {
+        if (tile + ROWS - 1 > least || tile <= max_hidden) {
             to_scores<ROWS>(a, dots);
             hide<ROWS>(dots, seen, tile, -INFINITY);
         }
@@ -332,7 +332,7 @@ __device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g,
     };
     rows_seen seen = seen_by<false>(a, w.s, w.p, c.row0);
     int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
-    int most_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
+    int max_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
     float lse[2], inner[2], dq[HD / 8][4] = {}, scores[ROWS / 8][4], ds[ROWS / 8][4];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -358,7 +358,7 @@ __device__ __forceinline__ void sum_queries(computer &c, const gradient_args &g,
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 scores[i][e] = exp2_fast(scores[i][e] * factor - lse[e / 2]);
-        if (tile + ROWS - 1 > least || tile <= most_hidden) hide<ROWS>(scores, seen, tile, 0.f);
+        if (tile + ROWS - 1 > least || tile <= max_hidden) hide<ROWS>(scores, seen, tile, 0.f);
         wgmma_wait<0>();
         settle(ds);
 #pragma unroll
