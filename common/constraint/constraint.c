@@ -5,8 +5,7 @@
  * come, all tokens that share it are passed over. Masks are kept by state, up to MASK_BYTES. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/constraint/constraint.h"
-#include "common/constraint/json_schema.h"
-#include "common/constraint/regex.h"
+#include "common/constraint/spec.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -31,6 +30,8 @@ struct constraints {
     int n_words;
     int32_t *word_of; // (vocab_size) -1: the token has no text
     struct bytes text;
+    const char **names; // of the special tokens
+    int n_names;
     struct constraint *compiled[MAX_COMPILED]; // the last one used first
     int n_compiled;
 };
@@ -86,6 +87,7 @@ void constraints_free(struct constraints *all)
     free(all->ends);
     free(all->words);
     free(all->word_of);
+    free(all->names);
     free(all);
 }
 
@@ -126,13 +128,22 @@ static enum status read_words(struct constraints *all)
     struct word *words = malloc(((size_t)n + 1) * sizeof *words);
     free(all->word_of);
     all->word_of = malloc((size_t)all->vocab_size * sizeof *all->word_of);
-    if (!words || !all->word_of) FAIL(ST_NO_MEMORY, "no memory for the vocabulary's texts");
+    free(all->names);
+    all->names = malloc(((size_t)n + 1) * sizeof *all->names);
+    all->n_names = 0;
+    if (!words || !all->word_of || !all->names)
+        FAIL(ST_NO_MEMORY, "no memory for the vocabulary's texts");
     for (int id = 0; id < all->vocab_size; id++) all->word_of[id] = -1;
     for (int id = 0; id < n; id++) {
         const size_t at = all->text.len;
-        if (!tokenizer_token(all->tokenizer, id) || tokenizer_is_special(all->tokenizer, id))
-            continue;
-        CHECK(tokenizer_token_bytes(all->tokenizer, id, &all->text));
+        const char *name = tokenizer_token(all->tokenizer, id);
+        if (!name || !*name) continue;
+        if (tokenizer_is_special(all->tokenizer, id)) {
+            all->names[all->n_names++] = name;
+            bytes_append(&all->text, (const char[]){(char)SPEC_SPECIAL}, 1);
+            bytes_puts(&all->text, name);
+        } else
+            CHECK(tokenizer_token_bytes(all->tokenizer, id, &all->text));
         const size_t len = all->text.len - at;
         if (len == 0 || len > MAX_BYTES) continue;
         words[all->n_words++] = (struct word){id, (uint32_t)at, (uint16_t)len, 0};
@@ -148,36 +159,6 @@ out:
 
 // ---- compiling ----------------------------------------------------------------------------------
 
-static enum status build_choice(struct automaton *a, const json_t *texts, int *ret)
-{
-    *ret = -1;
-    if (!json_is_array(texts) || json_array_size(texts) == 0)
-        return status_fail(ST_INVALID, "\"choice\" must be an array of texts, one at least");
-    for (size_t i = 0; i < json_array_size(texts); i++) {
-        const json_t *text = json_array_get(texts, i);
-        if (!json_is_string(text) || json_string_length(text) == 0)
-            return status_fail(ST_INVALID, "\"choice\" must be an array of texts, none empty");
-        *ret = automaton_either(
-            a, *ret,
-            automaton_text(a, json_string_value(text), json_string_length(text), AUTOMATON_END));
-    }
-    return ST_OK;
-}
-
-static enum status build_spec(struct automaton *a, const json_t *spec, int *ret)
-{
-    const json_t *schema = json_object_get(spec, "json_schema"),
-                 *regex = json_object_get(spec, "regex"), *choice = json_object_get(spec, "choice");
-    struct json_grammar g =
-        json_grammar_of(a, json_is_true(json_object_get(spec, "strict_whitespace")));
-    if (schema) return json_schema_build(&g, schema, AUTOMATON_END, ret);
-    if (choice) return build_choice(a, choice, ret);
-    if (regex && !json_is_string(regex)) return status_fail(ST_INVALID, "\"regex\" must be a text");
-    if (regex) return regex_build(a, json_string_value(regex), REGEX_WHOLE, AUTOMATON_END, ret);
-    *ret = json_any_object(&g, AUTOMATON_END);
-    return ST_OK;
-}
-
 static enum status compile(struct constraints *all, const json_t *spec, char *text,
                            struct constraint **ret)
 {
@@ -188,7 +169,7 @@ static enum status compile(struct constraints *all, const json_t *spec, char *te
     pthread_mutex_init(&c->lock, NULL);
     c->all = all;
     CHECK(automaton_new(&c->a));
-    CHECK(build_spec(c->a, spec, &start));
+    CHECK(spec_build(c->a, all->names, all->n_names, spec, &start));
     CHECK(automaton_finish(c->a, start));
     c->spec = text;
     *ret = c;

@@ -22,10 +22,22 @@ enum status constraints_new(const struct tokenizer *tokenizer, int vocab_size, c
 void constraints_free(struct constraints *all); // once nobody holds one
 
 struct constraint;
-/* Spec is an object with one of
+/* Spec is a text, which the completion is, or an object with one of
  *     "json_schema": a schema (json_schema.h), "json_object": true, "regex": a pattern that the
- *     whole completion matches, "choice": the texts that it may be,
- * and "strict_whitespace": true for ", " and ": " and no other white space in JSON. A reference.
+ *     whole matches, "choice": the texts that it may be,
+ * or of these, which put specs together:
+ *     "sequence": [SPEC, ...]   one behind the other
+ *     "either": [SPEC, ...]     one of them; a text "" among them is nothing
+ *     "repeat": SPEC            any number of times, with "min" and "max" so often, and with
+ *                               "between": SPEC that between one and the next
+ *     "until": [TEXT, ...]      free text up to and with the first of these texts in it
+ *     "without": [TEXT, ...]    free text that has none of these texts in it
+ * "strict_whitespace": true in an object is ", " and ": " and no other white space in its JSON and
+ * in that of what it is put together of. The name of a special token in a text ("<|im_start|>") is
+ * that token; free text, patterns and JSON have none. The completion of
+ *     {"sequence": ["<tool_call>\n{\"name\": \"f\", \"arguments\": ", {"json_schema": {...}},
+ *                   "}\n</tool_call>"]}
+ * is a call. A reference.
  * ST_INVALID, ST_UNSUPPORTED, ST_TOO_LONG: what of it is wrong, not known here, or over a bound. */
 enum status constraints_get(struct constraints *all, const json_t *spec, struct constraint **ret);
 struct constraint *constraint_hold(struct constraint *c); // one more reference; NULL: NULL

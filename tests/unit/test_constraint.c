@@ -124,6 +124,28 @@ TEST(refused)
     }
 }
 
+// A special token comes for its name in the spec's own texts, and for nothing else.
+TEST(special_tokens)
+{
+    const int special = TINY_TOKENIZER_IM_START;
+    json_t *spec = json_pack("{s:[s, {s:[s, s]}, {s:s}]}", "sequence", "a<|im_start|>", "until",
+                             "<|im_start|>", "!", "regex", "[^b]*");
+    struct constraint *c;
+    assert_ok(constraints_get(of_merged, spec, &c));
+    int at = next(c, CONSTRAINT_START, 'a');
+    assert_true(next(c, CONSTRAINT_START, special) < 0);
+    check_mask(c, at);
+    assert_true(next(c, at, '<') < 0);
+    at = next(c, at, special);
+    assert_true(next(c, next(c, at, '<'), '!') >= 0);
+    at = next(c, at, special); // which ends the free text
+    check_mask(c, at);
+    assert_true(next(c, at, special) < 0);
+    assert_true(may_end(c, next(c, at, '<')));
+    constraint_release(c);
+    json_decref(spec);
+}
+
 // Many of them, of which some are held: those that nobody holds make room.
 TEST(more_than_are_kept)
 {
