@@ -45,6 +45,11 @@ const char *chat_template_source(const struct chat_template *t)
     return t->source;
 }
 
+const json_t *chat_template_tokens(const struct chat_template *t)
+{
+    return t->special_tokens;
+}
+
 static int find_named(const struct chat_template *t, const char *name)
 {
     for (int i = 0; i < t->n; i++)

@@ -28,6 +28,8 @@ enum status chat_template_parse(const char *where, const char *text, size_t len,
                                 const json_t *special_tokens, struct chat_template **ret);
 void chat_template_free(struct chat_template *t);
 
+// {"bos_token": "<s>", ...}; borrowed.
+const json_t *chat_template_tokens(const struct chat_template *t);
 // Where it is from and what it is called, for the log: "DIR/tokenizer_config.json (default,
 // tool_use)".
 const char *chat_template_source(const struct chat_template *t);

@@ -94,8 +94,8 @@ struct api_given {
     const json_t *groups, *group_id, *sampling, *tandem, *stream_options;
     const json_t *stop, *stop_token_ids, *logit_bias;
     const json_t *response_format, *structured, *json, *choice;
-    const char *regex;
-    bool add_special, generation_prompt, token_strings;
+    const char *regex, *chat_template, *effort;
+    bool add_special, generation_prompt, continue_final, token_strings;
     int best_of, top_logprobs; // best_of 0: not said
     // of the adapters' endpoints, and of /reload
     const char *lora_name, *lora_path, *copy_of, *adapter_path, *adapter_name;
@@ -149,6 +149,9 @@ struct api_request {
 // ST_NOT_FOUND: another model's name.
 enum status api_request_parse(enum api_kind kind, const struct api_model *model, const char *body,
                               size_t len, struct api_request **ret);
+// The same of a body that is parsed already.
+enum status api_request_read(enum api_kind kind, const struct api_model *model,
+                             const json_t *object, struct api_request **ret);
 void api_request_free(struct api_request *r);
 
 // A body that is an object (json_decref); with `empty`, none at all is {}.

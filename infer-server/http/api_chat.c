@@ -4,7 +4,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -56,7 +58,7 @@ enum status api_messages_plain(const json_t *messages, bool knows_developer, jso
     return ST_OK;
 }
 
-// ---- the whole ---------------------------------------------------------------------------------
+// ---- rendering ---------------------------------------------------------------------------------
 
 static enum status check_messages(const json_t *messages)
 {
@@ -104,31 +106,103 @@ static enum status render(const struct chat_template *chat, const struct chat_in
     return st == ST_OK ? st : status_recall(&first);
 }
 
-// The text of the given messages by the model's chat template.
-static enum status chat_text(const struct api_given *given, const struct api_model *model,
+// ---- a message that is continued ----------------------------------------------------------------
+
+// Stands behind the content of the last message while it is rendered, as transformers has it: its
+// space shows whether the template trims. Templates know the word.
+#define CONTINUE_WORD "CONTINUE_FINAL_MESSAGE_TAG"
+#define CONTINUE      CONTINUE_WORD " "
+
+static enum status mark_final(json_t *messages)
+{
+    json_t *owner = json_array_get(messages, json_array_size(messages) - 1);
+    json_t *parts = json_object_get(owner, "content");
+    const char *key = json_is_array(parts) ? "text" : "content";
+    if (json_is_array(parts)) owner = json_array_get(parts, json_array_size(parts) - 1);
+    const json_t *text = json_object_get(owner, key);
+    if (!json_is_string(text))
+        return status_fail(ST_INVALID, "\"continue_final_message\": the last message has no text");
+    json_t *marked = json_pack("s%+", json_string_value(text), json_string_length(text), CONTINUE);
+    return json_object_set_new(owner, key, marked) == 0 ? ST_OK : no_memory();
+}
+
+static enum status cut_at_mark(struct bytes *text)
+{
+    char *at = NULL, *next = text->data, *end = text->data + text->len;
+    while ((next = memmem(next, (size_t)(end - next), CONTINUE_WORD, strlen(CONTINUE_WORD))))
+        at = next++;
+    if (!at)
+        return status_fail(ST_INVALID, "\"continue_final_message\": the chat template leaves the "
+                                       "last message out");
+    const bool trims = at[strlen(CONTINUE_WORD)] != ' ';
+    text->len = (size_t)(at - text->data);
+    while (trims && text->len > 0 && isspace((unsigned char)text->data[text->len - 1])) text->len--;
+    text->data[text->len] = 0;
+    return ST_OK;
+}
+
+// ---- the whole ----------------------------------------------------------------------------------
+
+// chat_template_kwargs, and the effort as what the template reads of it: a variable of that name,
+// or whether to think at all.
+static enum status set_kwargs(const struct api_given *given, const struct chat_template *chat,
+                              json_t **ret)
+{
+    static const char *const efforts[] = {"none", "minimal", "low", "medium",
+                                          "high", "xhigh",   "max", NULL};
+    const char *effort = given->effort;
+    int which;
+    json_t *kwargs = given->template_kwargs ? json_copy((json_t *)given->template_kwargs) : NULL;
+    *ret = kwargs;
+    if (!effort) return ST_OK;
+    enum status st = name_parse(efforts, effort, &which);
+    if (st != ST_OK) return status_context(st, "\"reasoning_effort\"");
+    const bool graded = chat_template_mentions(chat, "reasoning_effort");
+    if (!graded && !chat_template_mentions(chat, "enable_thinking"))
+        return status_fail(ST_UNSUPPORTED,
+                           "\"reasoning_effort\" would be ignored: the chat template (%s) reads "
+                           "neither reasoning_effort nor enable_thinking",
+                           chat_template_source(chat));
+    json_t *own = graded ? json_pack("{s:s}", "reasoning_effort", effort)
+                         : json_pack("{s:b}", "enable_thinking", which > 0);
+    if (!kwargs) *ret = kwargs = json_object();
+    const bool set = json_object_update(kwargs, own) == 0;
+    json_decref(own);
+    return set || !json_is_object(kwargs) ? ST_OK : no_memory(); // what it is, is checked later
+}
+
+// The text of the given messages by that template.
+static enum status chat_text(const struct api_given *given, const struct chat_template *chat,
                              struct bytes *ret)
 {
-    json_t *plain = NULL, *messages = NULL;
+    json_t *plain = NULL, *messages = NULL, *kwargs = NULL;
     const char *where = "request: \"messages\"";
+    const bool no_tools = json_is_array(given->tools) && json_array_size(given->tools) == 0;
     enum status st;
     CHECK(check_messages(given->messages));
-    CHECK(api_messages_plain(given->messages, chat_template_mentions(model->chat, "developer"),
-                             &plain));
+    CHECK(api_messages_plain(given->messages, chat_template_mentions(chat, "developer"), &plain));
     CHECK(parse_tool_calls(plain));
-    CHECK(chat_messages_join_parts(model->chat, plain, &messages));
+    CHECK(chat_messages_join_parts(chat, plain, &messages));
+    where = "request";
+    if (given->continue_final && given->generation_prompt)
+        FAIL(ST_INVALID, "\"continue_final_message\" needs \"add_generation_prompt\": false");
+    if (given->continue_final) CHECK(mark_final(messages));
+    CHECK(set_kwargs(given, chat, &kwargs));
     struct chat_input input = {
         .messages = messages,
-        .tools =
-            json_is_array(given->tools) && json_array_size(given->tools) == 0 ? NULL : given->tools,
-        .kwargs = given->template_kwargs,
+        .tools = no_tools ? NULL : given->tools,
+        .kwargs = kwargs,
         .add_generation_prompt = given->generation_prompt,
     };
-    CHECK(render(model->chat, &input, messages, ret)); // which checks the fields' types
+    where = "request: \"messages\"";
+    CHECK(render(chat, &input, messages, ret)); // which checks the fields' types
     where = "request";
-    st = chat_template_check_used(model->chat, &input);
+    if (given->continue_final) CHECK(cut_at_mark(ret));
+    st = chat_template_check_used(chat, &input);
 out:
     json_decref(plain);
     json_decref(messages);
+    json_decref(kwargs);
     return status_context(st, "%s", where);
 }
 
@@ -145,6 +219,8 @@ enum status api_read_messages(const struct api_given *given, const struct api_mo
                               struct api_prompt *ret)
 {
     struct bytes text = BYTES_INIT;
+    struct chat_template *own = NULL; // the request's
+    const char *source = given->chat_template;
     enum status st;
     if (!json_is_array(given->messages) || json_array_size(given->messages) == 0)
         return status_fail(ST_INVALID,
@@ -154,15 +230,19 @@ enum status api_read_messages(const struct api_given *given, const struct api_mo
                            "request: \"messages\" are text, but %s has no tokenizer.json; send "
                            "token ids to /v1/completions or /v1/rollouts instead",
                            model->folder);
-    if (!model->chat)
+    if (!model->chat && !source)
         return status_fail(ST_INVALID, "request: \"messages\" need a chat template: %s",
                            model->why_no_chat);
-    CHECK(chat_text(given, model, &text));
+    if (source)
+        CHECK(chat_template_parse("request: \"chat_template\"", source, strlen(source),
+                                  model->chat ? chat_template_tokens(model->chat) : NULL, &own));
+    CHECK(chat_text(given, own ? own : model->chat, &text));
     CHECK(bytes_status(&text));
     // the template has written the special tokens itself
     CHECK(api_encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
 out:
     bytes_release(&text);
+    chat_template_free(own);
     return st;
 }
 
@@ -171,12 +251,17 @@ enum status api_chat_refuse_fields(const struct api_given *given)
     const struct {
         const char *name;
         const json_t *value;
-    } fields[] = {{"tools", given->tools}, {"chat_template_kwargs", given->template_kwargs}};
+        bool given; // or a value that is not empty
+    } fields[] = {{"tools", given->tools, false},
+                  {"chat_template_kwargs", given->template_kwargs, false},
+                  {"chat_template", NULL, given->chat_template != NULL},
+                  {"reasoning_effort", NULL, given->effort != NULL},
+                  {"continue_final_message", NULL, given->continue_final}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const json_t *value = fields[i].value;
         const bool empty = !value || (json_is_array(value) && json_array_size(value) == 0) ||
                            (json_is_object(value) && json_object_size(value) == 0);
-        if (!empty)
+        if (!empty || fields[i].given)
             return status_fail(ST_INVALID,
                                "request: \"%s\" goes with messages and would do nothing here; "
                                "leave it out, or put it beside them",

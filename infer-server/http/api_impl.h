@@ -37,6 +37,8 @@ enum body { BODIES(X) };
 // `unknown` may let pass (NULL: it does not), or one of another type or range.
 enum status request_read(const json_t *object, enum body body, struct unknown_fields *unknown,
                          struct api_request *ret);
+// A new object of those fields that are read among the sampling parameters, too.
+json_t *request_sampling_fields(const json_t *object);
 // Row i of the table for tests and documentation; false past its end. ret_accepts is NULL for a
 // field that is read, "*" for one that means nothing here, else a JSON array of the values taken.
 bool request_fields_row(int i, const char **ret_name, unsigned *ret_bodies,

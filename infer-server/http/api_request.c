@@ -426,22 +426,29 @@ enum status api_read_object(const char *body, size_t len, bool empty, json_t **r
     return st;
 }
 
-enum status api_request_parse(enum api_kind kind, const struct api_model *model, const char *body,
-                              size_t len, struct api_request **ret)
+enum status api_request_read(enum api_kind kind, const struct api_model *model,
+                             const json_t *object, struct api_request **ret)
 {
     enum status st;
-    json_t *object = NULL;
     struct api_request *r = calloc(1, sizeof *r);
     if (!r) return status_fail(ST_NO_MEMORY, "out of memory");
     r->kind = kind;
     set_defaults(r, model);
-    CHECK(api_read_object(body, len, false, &object));
     CHECK(read_fields(r, object, model));
     CHECK(check_lengths(r, model));
     r->given = (struct api_given){0}; // what is there goes
     *ret = TAKE_PTR(r);
 out:
-    json_decref(object);
     api_request_free(r);
+    return st;
+}
+
+enum status api_request_parse(enum api_kind kind, const struct api_model *model, const char *body,
+                              size_t len, struct api_request **ret)
+{
+    json_t *object = NULL;
+    enum status st = api_read_object(body, len, false, &object);
+    if (st == ST_OK) st = api_request_read(kind, model, object, ret);
+    json_decref(object);
     return st;
 }

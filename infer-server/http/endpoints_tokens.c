@@ -1,6 +1,6 @@
-/* endpoints_tokens.c: /tokenize, /detokenize and /tokenizer_info, as vLLM has them: text to token
- * ids and back, by the tokenizer that the endpoints which generate use. Loop's thread, but for
- * run(), which may be another's (pending.c). */
+/* endpoints_tokens.c: /tokenize, /detokenize, /tokenizer_info and /v1/chat/completions/render, as
+ * vLLM has them: text to token ids and back, by the tokenizer that the endpoints which generate
+ * use. Loop's thread, but for run(), which may be another's (pending.c). */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "common/base/file.h"
@@ -15,7 +15,7 @@
 struct token_pending {
     struct pending pending;
     struct api_model model; // a copy
-    bool tokenize;
+    int which;
     struct bytes answer;
 };
 
@@ -89,8 +89,36 @@ out:
     return st;
 }
 
+// A chat as the body of /inference/v1/generate that it comes to.
+static enum status render(const struct api_model *model, const json_t *object, json_t **ret)
+{
+    struct api_request *r = NULL;
+    enum status st = api_request_read(API_CHAT, model, object, &r);
+    if (st != ST_OK) return st;
+    const struct sampling *s = &r->sampling;
+    json_t *sampling = request_sampling_fields(object);
+    json_t *own = json_pack("{s:i, s:f, s:f, s:f, s:i}", "max_tokens", s->max_tokens, "temperature",
+                            (double)s->temperature, "top_p", (double)s->top_p, "min_p",
+                            (double)s->min_p, "top_k", s->top_k);
+    json_object_update(sampling, own);
+    json_decref(own);
+    json_object_set_new(sampling, "logprobs",
+                        r->want_logprobs ? json_integer(s->logprobs) : json_null());
+    json_object_del(sampling, "max_completion_tokens"); // max_tokens' other name
+    *ret =
+        json_pack("{s:o, s:n, s:o, s:s, s:b, s:O?, s:O?, s:i}", "token_ids",
+                  json_ids(r->prompts[0].ids, r->prompts[0].n_ids), "features", "sampling_params",
+                  sampling, "model", r->adapter[0] ? r->adapter : model->name, "stream", r->stream,
+                  "stream_options", json_object_get(object, "stream_options"), "cache_salt",
+                  json_object_get(object, "cache_salt"), "priority", 0);
+    api_request_free(r);
+    return ST_OK;
+}
+
 static enum status run(struct pending *pending)
 {
+    static enum status (*const runs[])(const struct api_model *, const json_t *, json_t **) = {
+        [TOKENIZE] = tokenize, [DETOKENIZE] = detokenize, [RENDER] = render};
     struct token_pending *j = (struct token_pending *)pending;
     json_t *object = NULL, *answer = NULL;
     char *written = NULL;
@@ -100,7 +128,7 @@ static enum status run(struct pending *pending)
                            j->model.folder);
     CHECK(
         api_read_object(bytes_text(&pending->body.bytes), pending->body.bytes.len, false, &object));
-    CHECK((j->tokenize ? tokenize : detokenize)(&j->model, object, &answer));
+    CHECK(runs[j->which](&j->model, object, &answer));
     written = answer ? json_dumps(answer, JSON_COMPACT) : NULL; // here, as it may be long, too
     if (written)
         bytes_puts(&j->answer, written);
@@ -129,13 +157,13 @@ static void done(struct pending *pending)
 void handle_tokens(void *server, struct http_request *q)
 {
     struct server *s = server;
-    const bool tokenize = http_which(q) == TOKENIZE;
-    if (tokenize && !server_is_open(s, q)) return;
+    const int which = http_which(q);
+    if (which != DETOKENIZE && !server_is_open(s, q)) return;
     struct token_pending *j = pending_new(s, q, sizeof *j, done);
     if (!j) return;
     j->model = s->model;
-    j->tokenize = tokenize;
-    pending_parse(&j->pending, tokenize, run); // which may hold messages
+    j->which = which;
+    pending_parse(&j->pending, which != DETOKENIZE, run); // which may hold messages
 }
 
 // tokenizer_config.json, with special tokens as plain strings and the chat template of its own

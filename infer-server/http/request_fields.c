@@ -61,8 +61,9 @@ static const struct field fields[] = {
          given.add_special),
     ONLY("add_special_tokens", BODY_CHAT, "[false]"),
     BOOL("add_generation_prompt", CHATS, given.generation_prompt),
-    ONLY("continue_final_message", CHATS, "[false]"),
-    ONLY("chat_template", CHATS, ABSENT),
+    BOOL("continue_final_message", CHATS, given.continue_final),
+    TEXT("chat_template", CHATS, chat_template),
+    TEXT("reasoning_effort", CHATS, effort),
     JSON("chat_template_kwargs", CHATS, template_kwargs),
     ONLY("documents", CHATS, "[[]]"),
     JSON("tools", CHATS, tools),
@@ -127,7 +128,6 @@ static const struct field fields[] = {
     ONLY("guided_grammar", SAMPLED, EMPTY),
     ONLY("thinking_token_budget", SAMPLED, "[-1]"),
     ONLY("repetition_detection", SAMPLED, EMPTY),
-    ONLY("reasoning_effort", BODY_CHAT, ABSENT),
     ONLY("verbosity", BODY_CHAT, "[\"medium\"]"),
     ONLY("prediction", BODY_CHAT, ANY), // a hint: text that may come
     ONLY("spaces_between_special_tokens", SAMPLED, "[true]"),
@@ -203,6 +203,17 @@ static const struct field *find(const char *name, enum body body)
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if ((fields[i].bodies & body) && strcmp(fields[i].how.name, name) == 0) return &fields[i];
     return NULL;
+}
+
+json_t *request_sampling_fields(const json_t *object)
+{
+    json_t *ret = json_object(), *value;
+    const char *name;
+    json_object_foreach ((json_t *)object, name, value) {
+        const struct field *f = find(name, BODY_SAMPLING);
+        if (f && !f->accepts) json_object_set(ret, name, value);
+    }
+    return ret;
 }
 
 static enum status check_value(const struct field *f, const json_t *value)

@@ -29,6 +29,7 @@ static const struct http_route routes[] = {
     {"GET", "/v1/models/*", handle_model, HTTP_NEEDS_KEY, 0},
     {"POST", "/v1/completions", handle_text, HTTP_NEEDS_KEY, API_COMPLETIONS},
     {"POST", "/v1/chat/completions", handle_text, HTTP_NEEDS_KEY, API_CHAT},
+    {"POST", "/v1/chat/completions/render", handle_tokens, HTTP_NEEDS_KEY, RENDER},
     {"POST", "/v1/rollouts", handle_text, HTTP_NEEDS_KEY, API_ROLLOUTS},
     {"POST", "/v1/rollouts/stop", handle_stop, HTTP_NEEDS_KEY, 0},
     {"POST", "/generate", handle_text, HTTP_NEEDS_KEY, API_GENERATE},

@@ -138,6 +138,25 @@ static void check_telemetry(const json_t *line, int prompt, int generated)
     assert_true(real_of(t, "first_token_ms") <= real_of(t, "latency_ms"));
 }
 
+// What a chat is rendered to generates what the chat does.
+TEST(test_render)
+{
+    const char *chat = "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}],\"seed\":5,"
+                       "\"max_completion_tokens\":6,\"logprobs\":true,\"cache_salt\":\"s\","
+                       "\"stop\":[\"zz\"],\"tools\":[]}";
+    json_t *rendered = ask("/v1/chat/completions/render", chat);
+    const json_t *sampling = json_at(rendered, "sampling_params");
+    assert_int_equal(int_of(sampling, "max_tokens"), 6);
+    assert_string_equal(text_of(sampling, "stop.0"), "zz");
+    assert_string_equal(text_of(rendered, "cache_salt"), "s");
+    char *body = json_dumps(rendered, 0);
+    const json_t *want = json_at(ask("/v1/chat/completions", chat), "choices.0.token_ids"),
+                 *got = json_at(ask("/inference/v1/generate", body), "choices.0.token_ids");
+    free(body);
+    assert_int_equal(json_array_size(want), 6);
+    assert_true(json_equal(want, got));
+}
+
 TEST(test_rollouts)
 {
     struct wire_answer a;
