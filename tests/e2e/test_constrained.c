@@ -103,9 +103,11 @@ TEST(log_probabilities_are_raw)
                       "echo", 1, "temperature", 1.0);
     const json_t *scored = json_at(post(plain, 200), "choices.0.logprobs.token_logprobs");
     const size_t n = json_array_size(sampled);
+    const double limit = on_cpu() ? 0 : 1e-4; // a GPU adds up a prompt in another order
     assert_true(n > 5 && json_array_size(scored) == n + 5);
     for (size_t i = 0; i < n; i++)
-        assert_true(json_equal(json_array_get(sampled, i), json_array_get(scored, i + 5)));
+        assert_true(fabs(json_number_value(json_array_get(sampled, i)) -
+                         json_number_value(json_array_get(scored, i + 5))) <= limit);
     json_decref(plain);
     json_decref(body);
 }

@@ -61,8 +61,10 @@ TEST(workers_sample_too)
     train_two(&p, "plain", args(PAIR_NUMBERS " --prompts-per-step 12 --max-steps 4"));
     train_two(&p, "workers",
               args(PAIR_NUMBERS " --prompts-per-step 12 --max-steps 4 --workers %s", words));
-    same_losses(&p.s, "plain", "workers", 4, 0);
-    test_same_file(latest(&p.s, "plain"), latest(&p.s, "workers"), "model.safetensors");
+    // on a GPU a sample's numbers are rounded by who else is in its batch, unless --exact
+    same_losses(&p.s, "plain", "workers", 4, on_cpu() ? 0 : 1e-4);
+    if (on_cpu())
+        test_same_file(latest(&p.s, "plain"), latest(&p.s, "workers"), "model.safetensors");
     column(&p.s, "workers", "workers/1/samples", samples[0], 4);
     column(&p.s, "workers", "workers/2/samples", samples[1], 4);
     if (on_cpu()) each_within(&p.s, "workers", "sampler_mismatch/max", 4, 0, 0);

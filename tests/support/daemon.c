@@ -57,6 +57,14 @@ const char *daemon_exact_dtype(void)
     return on_cpu() ? "f32" : "bf16";
 }
 
+bool daemon_has_device(const char *name)
+{
+    struct device *dev;
+    if (device_open(name, &dev) != ST_OK) return false;
+    device_free(dev);
+    return true;
+}
+
 void daemon_wait(struct daemon *d)
 {
     int64_t deadline = clock_deadline_ns(START_MS);

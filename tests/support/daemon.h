@@ -58,6 +58,8 @@ void daemon_client(struct daemon *d, const char *python, const char *script, con
 // The dtype in which the tests' device computes exactly (docs/internals/numerics.md): that of
 // daemon_start() on the CPU, bf16 elsewhere. For the option --dtype, where a later one counts.
 const char *daemon_exact_dtype(void);
+// Whether there is such a GPU, "cuda:1"; if not, status_message() says why.
+bool daemon_has_device(const char *name);
 
 struct wire_answer { // what it holds lives as long as the program
     int status;
