@@ -10,6 +10,7 @@
 #include "common/base/bytes.h"
 #include "common/base/hash.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +51,11 @@ struct index { // a hash table of numbers, at most half full
 struct automaton {
     struct node *nodes;
     int n_nodes;
-    int32_t *rules; // their starts; -1: not defined yet
+    struct rule {
+        int32_t start; // -1: not defined yet, or nothing
+        bool is_defined;
+        char name[40]; // of a grammar, or ""
+    } * rules;
     int n_rules;
     bool failed; // too many nodes, or no memory for them
     struct stack *stacks;
@@ -175,41 +180,102 @@ int automaton_either(struct automaton *a, int one, int other)
     return add_node(a, (struct node){NODE_EITHER, 0, 0, one, other});
 }
 
-// Sequences of n bytes from low to high, which have the first bytes that they share but `n`.
-static int utf8_span(struct automaton *a, const char *low, const char *high, int n, int next)
+/* The ways to write the characters from low to high: n digits, the first of which is from that of
+ * low to that of high, and any digit that is not bound by these from `least` to `greatest`. Codes
+ * of a row are in the order of their digits. UTF-8's digits are bytes; a JSON string's escapes have
+ * hexadecimal ones, and two \u where there are eight. */
+static const struct encoding {
+    uint32_t low, high;
+    int n;
+    bool is_escape;
+    uint8_t least[8], greatest[8];
+} encodings[] = {
+    {0, 0x7f, 1, false, {0}, {0}},
+    {0x80, 0x7ff, 2, false, {0, 0x80}, {0, 0xbf}},
+    {0x800, 0xd7ff, 3, false, {0, 0x80, 0x80}, {0, 0xbf, 0xbf}},
+    {0xe000, 0xffff, 3, false, {0, 0x80, 0x80}, {0, 0xbf, 0xbf}},
+    {0x10000, 0x10ffff, 4, false, {0, 0x80, 0x80, 0x80}, {0, 0xbf, 0xbf, 0xbf}},
+    {0, 0xd7ff, 4, true, {0}, {0, 15, 15, 15}},
+    {0xe000, 0xffff, 4, true, {0}, {0, 15, 15, 15}},
+    {0x10000, 0x10ffff, 8, true, {13, 8, 0, 0, 13, 12, 0, 0}, {13, 11, 15, 15, 13, 15, 15, 15}}};
+enum { ENCODINGS = sizeof encodings / sizeof *encodings };
+
+static void encode(const struct encoding *e, uint32_t point, uint8_t ret[8])
 {
-    const uint8_t l = (uint8_t)low[0], h = (uint8_t)high[0];
-    static const char least[] = "\x80\x80\x80", greatest[] = "\xbf\xbf\xbf";
-    if (n == 1) return automaton_byte(a, l, h, next);
-    if (l == h) return automaton_byte(a, l, h, utf8_span(a, low + 1, high + 1, n - 1, next));
-    const bool whole_low = memcmp(low + 1, least, (size_t)n - 1) == 0;
-    const bool whole_high = memcmp(high + 1, greatest, (size_t)n - 1) == 0;
-    const int first = l + !whole_low, last = h - !whole_high;
-    const int middle =
-        first > last ? -1
-                     : automaton_byte(a, first, last, utf8_span(a, least, greatest, n - 1, next));
-    const int begin =
-        whole_low ? -1 : automaton_byte(a, l, l, utf8_span(a, low + 1, greatest, n - 1, next));
-    const int end =
-        whole_high ? -1 : automaton_byte(a, h, h, utf8_span(a, least, high + 1, n - 1, next));
-    return automaton_either(a, begin, automaton_either(a, middle, end));
+    const uint32_t pair = (0xd800 + ((point - 0x10000) >> 10)) << 16 | (0xdc00 + (point & 0x3ff));
+    if (!e->is_escape) utf8_encode(point, (char *)ret);
+    for (int i = 0; i < e->n && e->is_escape; i++)
+        ret[i] = (e->n == 8 ? pair : point) >> 4 * (e->n - 1 - i) & 15;
 }
 
-int automaton_character(struct automaton *a, uint32_t low, uint32_t high, int next)
+static int digit(struct automaton *a, const struct encoding *e, int i, int low, int high, int next)
 {
-    static const uint32_t ends[] = {0x7f, 0x7ff, 0xd7ff, 0xdfff, 0xffff, 0x10ffff};
+    static const struct {
+        int low, high, first;
+    } hex[] = {{0, 9, '0'}, {10, 15, 'a'}, {10, 15, 'A'}};
     int made = -1;
-    for (size_t i = 0; i < sizeof ends / sizeof *ends && low <= high; i++) {
-        char from[4], to[4];
-        if (low > ends[i]) continue;
-        const uint32_t last = high < ends[i] ? high : ends[i];
-        if (ends[i] != 0xdfff) {
-            const int n = utf8_encode(low, from);
-            utf8_encode(last, to);
-            made = automaton_either(a, made, utf8_span(a, from, to, n, next));
-        }
-        low = last + 1;
+    if (!e->is_escape) return automaton_byte(a, low, high, next);
+    for (int k = 0; k < 3; k++) {
+        const int from = low > hex[k].low ? low : hex[k].low;
+        const int to = high < hex[k].high ? high : hex[k].high;
+        made = automaton_either(a, made,
+                                automaton_byte(a, hex[k].first + from - hex[k].low,
+                                               hex[k].first + to - hex[k].low, next));
     }
+    return i % 4 ? made : automaton_text(a, "\\u", 2, made);
+}
+
+// Digits from the i-th on, from those of low to those of high.
+static int span(struct automaton *a, const struct encoding *e, const uint8_t *low,
+                const uint8_t *high, int i, int next)
+{
+    if (i == e->n) return next;
+    if (low[i] == high[i])
+        return digit(a, e, i, low[i], high[i], span(a, e, low, high, i + 1, next));
+    const size_t rest = (size_t)(e->n - i - 1);
+    const bool whole_low = memcmp(low + i + 1, e->least + i + 1, rest) == 0;
+    const bool whole_high = memcmp(high + i + 1, e->greatest + i + 1, rest) == 0;
+    const int first = low[i] + !whole_low, last = high[i] - !whole_high;
+    int made = -1;
+    if (first <= last)
+        made = digit(a, e, i, first, last, span(a, e, e->least, e->greatest, i + 1, next));
+    if (!whole_low)
+        made = automaton_either(
+            a, made, digit(a, e, i, low[i], low[i], span(a, e, low, e->greatest, i + 1, next)));
+    if (!whole_high)
+        made = automaton_either(
+            a, made, digit(a, e, i, high[i], high[i], span(a, e, e->least, high, i + 1, next)));
+    return made;
+}
+
+static int encoded(struct automaton *a, bool escapes, uint32_t low, uint32_t high, int next)
+{
+    uint8_t from[8], to[8];
+    int made = -1;
+    for (int i = 0; i < ENCODINGS; i++) {
+        const struct encoding *e = &encodings[i];
+        if (e->is_escape != escapes || high < e->low || low > e->high || low > high) continue;
+        encode(e, low > e->low ? low : e->low, from);
+        encode(e, high < e->high ? high : e->high, to);
+        made = automaton_either(a, made, span(a, e, from, to, 0, next));
+    }
+    return made;
+}
+
+int automaton_character(struct automaton *a, uint32_t low, uint32_t high, bool in_string, int next)
+{
+    static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
+    static const uint32_t plain[][2] = {{0x20, 0x21}, {0x23, 0x5b}, {0x5d, 0x10ffff}};
+    if (!in_string) return encoded(a, false, low, high, next);
+    int made = encoded(a, true, low, high, next);
+    for (int i = 0; i < 3; i++)
+        made = automaton_either(a, made,
+                                encoded(a, false, low > plain[i][0] ? low : plain[i][0],
+                                        high < plain[i][1] ? high : plain[i][1], next));
+    for (int i = 0; letters[i]; i++)
+        if ((uint32_t)meant[i] >= low && (uint32_t)meant[i] <= high)
+            made = automaton_either(a, made,
+                                    automaton_text(a, (const char[]){'\\', letters[i]}, 2, next));
     return made;
 }
 
@@ -218,36 +284,62 @@ int automaton_open(struct automaton *a)
     return add_node(a, (struct node){NODE_EITHER, 0, 0, -1, -1});
 }
 
-void automaton_loop(struct automaton *a, int open, int body, int next)
+void automaton_close(struct automaton *a, int open, int one, int other)
 {
     if (open < 0) return;
-    a->nodes[open].next = body;
-    a->nodes[open].other = next;
+    a->nodes[open].next = one;
+    a->nodes[open].other = other;
 }
 
 int automaton_rule(struct automaton *a)
 {
-    int32_t *rules = a->n_rules < AUTOMATON_NODES && !a->failed
-                         ? array_room(a->rules, (size_t)a->n_rules, sizeof *rules)
-                         : NULL;
+    struct rule *rules = a->n_rules < AUTOMATON_NODES && !a->failed
+                             ? array_room(a->rules, (size_t)a->n_rules, sizeof *rules)
+                             : NULL;
     if (!rules) {
         a->failed = true;
         return -1;
     }
     a->rules = rules;
-    rules[a->n_rules] = -1;
+    rules[a->n_rules] = (struct rule){.start = -1};
     return a->n_rules++;
 }
 
 void automaton_define(struct automaton *a, int rule, int start)
 {
-    if (rule >= 0) a->rules[rule] = start;
+    if (rule < 0) return;
+    a->rules[rule].start = start;
+    a->rules[rule].is_defined = true;
+}
+
+bool automaton_is_defined(const struct automaton *a, int rule)
+{
+    return rule >= 0 && a->rules[rule].is_defined;
+}
+
+void automaton_name(struct automaton *a, int rule, const char *name, size_t n)
+{
+    if (rule >= 0) snprintf(a->rules[rule].name, sizeof a->rules->name, "%.*s", (int)n, name);
 }
 
 int automaton_call(struct automaton *a, int rule, int next)
 {
     if (rule < 0 || next < 0) return -1;
     return add_node(a, (struct node){NODE_CALL, 0, 0, next, rule});
+}
+
+int automaton_repeat(struct automaton *a, int first, int further, int64_t min, int64_t max,
+                     int next)
+{
+    int after = next;
+    if (max < 0) {
+        after = automaton_open(a);
+        automaton_close(a, after, automaton_call(a, further, after), next);
+    }
+    for (int64_t i = (max < 0 ? min : max) - 1; i > 0 && !a->failed; i--)
+        after = automaton_either(a, automaton_call(a, further, after), i < min ? -1 : next);
+    const int some = max == 0 ? -1 : automaton_call(a, first, after);
+    return min > 0 ? some : automaton_either(a, some, next);
 }
 
 bool automaton_failed(const struct automaton *a)
@@ -333,7 +425,7 @@ static enum status follow_one(struct automaton *a, struct place p)
     case NODE_CALL:
         st = ST_OK;
         if (node->next != AUTOMATON_END) st = push(a, node->next, p.stack, &p.stack);
-        return st ? st : add_work(a, (struct place){a->rules[node->other], p.stack});
+        return st ? st : add_work(a, (struct place){a->rules[node->other].start, p.stack});
     default:
         if (p.stack == EMPTY_STACK) a->found_end = true;
         return p.stack == EMPTY_STACK
@@ -497,7 +589,7 @@ static bool reaches(struct search *s, int32_t start, int rule, bool into_calls)
         if (node->kind == NODE_EITHER) search_push(s, node->other);
         if (node->kind != NODE_CALL) continue;
         if (node->other == rule) return true;
-        if (into_calls) search_push(s, s->a->rules[node->other]);
+        if (into_calls) search_push(s, s->a->rules[node->other].start);
         if (s->empty[node->other]) search_push(s, node->next);
     }
     return false;
@@ -508,12 +600,15 @@ static enum status check_rules(struct automaton *a, struct search *s)
     for (bool more = true; more;) {
         more = false;
         for (int r = 0; r < a->n_rules; r++)
-            if (!s->empty[r] && reaches(s, a->rules[r], -1, false)) s->empty[r] = more = true;
+            if (!s->empty[r] && reaches(s, a->rules[r].start, -1, false)) s->empty[r] = more = true;
     }
     for (int r = 0; r < a->n_rules; r++)
-        if (reaches(s, a->rules[r], r, true))
-            return status_fail(ST_INVALID, "a rule calls itself before it reads anything (left "
-                                           "recursion): write it so that it reads first");
+        if (reaches(s, a->rules[r].start, r, true))
+            return status_fail(ST_INVALID,
+                               "%s%s calls itself before it reads anything (left recursion): write "
+                               "it so that it reads first",
+                               *a->rules[r].name ? "the grammar's rule " : "a rule",
+                               a->rules[r].name);
     return ST_OK;
 }
 
@@ -527,7 +622,7 @@ static bool leads_on(const struct automaton *a, const uint8_t *ends, const struc
     case NODE_EITHER:
         return next || (node->other >= 0 && ends[node->other]);
     case NODE_CALL:
-        return next && a->rules[node->other] >= 0 && ends[a->rules[node->other]];
+        return next && a->rules[node->other].start >= 0 && ends[a->rules[node->other].start];
     default:
         return true;
     }

@@ -34,14 +34,20 @@ int automaton_byte(struct automaton *a, int low, int high,
                    int next); // one from low to high, if any
 int automaton_text(struct automaton *a, const char *text, size_t len, int next);
 int automaton_either(struct automaton *a, int one, int other);
-// A character of UTF-8 from code point low to high, surrogates left out.
-int automaton_character(struct automaton *a, uint32_t low, uint32_t high, int next);
-// A loop's node, which automaton_loop() ends: what is repeated leads back to it.
+// A character from code point low to high, surrogates left out: UTF-8, or in_string: as it may
+// stand in a JSON string, as it is or escaped.
+int automaton_character(struct automaton *a, uint32_t low, uint32_t high, bool in_string, int next);
+// A node which is one of two nodes that are made later: what is repeated leads back to it.
 int automaton_open(struct automaton *a);
-void automaton_loop(struct automaton *a, int open, int body, int next);
+void automaton_close(struct automaton *a, int open, int one, int other);
 int automaton_rule(struct automaton *a); // a rule's number, to be defined; -1 likewise
 void automaton_define(struct automaton *a, int rule, int start); // what ends in AUTOMATON_END
+bool automaton_is_defined(const struct automaton *a, int rule);
+void automaton_name(struct automaton *a, int rule, const char *name, size_t n); // for errors
 int automaton_call(struct automaton *a, int rule, int next);
+// From min to max (< 0: any number) calls, the first of one rule and further ones of another.
+int automaton_repeat(struct automaton *a, int first, int further, int64_t min, int64_t max,
+                     int next);
 bool automaton_failed(const struct automaton *a);
 // All texts are those of this node. ST_INVALID: a rule calls itself before it reads anything.
 enum status automaton_finish(struct automaton *a, int start);

@@ -24,9 +24,8 @@ void constraints_free(struct constraints *all); // once nobody holds one
 struct constraint;
 /* Spec is a text, which the completion is, or an object with one of
  *     "json_schema": a schema (json_schema.h), "json_object": true, "regex": a pattern that the
- *     whole matches, "choice": the texts that it may be,
- * or of these, which put specs together:
- *     "sequence": [SPEC, ...]   one behind the other
+ *     whole matches, "grammar": GBNF whose root it is (pattern.h), "choice": the texts that it may
+ * be, or of these, which put specs together: "sequence": [SPEC, ...]   one behind the other
  *     "either": [SPEC, ...]     one of them; a text "" among them is nothing
  *     "repeat": SPEC            any number of times, with "min" and "max" so often, and with
  *                               "between": SPEC that between one and the next
@@ -34,7 +33,7 @@ struct constraint;
  *     "without": [TEXT, ...]    free text that has none of these texts in it
  * "strict_whitespace": true in an object is ", " and ": " and no other white space in its JSON and
  * in that of what it is put together of. The name of a special token in a text ("<|im_start|>") is
- * that token; free text, patterns and JSON have none. The completion of
+ * that token; free text, patterns, grammars and JSON have none. The completion of
  *     {"sequence": ["<tool_call>\n{\"name\": \"f\", \"arguments\": ", {"json_schema": {...}},
  *                   "}\n</tool_call>"]}
  * is a call. A reference.

@@ -2,72 +2,63 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/constraint/json_grammar.h"
 #include "common/base/bytes.h"
-#include "common/constraint/regex.h"
+#include "common/constraint/pattern.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct json_grammar json_grammar_of(struct automaton *a, bool strict_whitespace)
+#define HEX "[0-9a-fA-F]"
+static const char any_blanks[] = "blank ::= [ \t\n\r]*\n"
+                                 "comma ::= blank \",\" blank\n"
+                                 "colon ::= blank \":\" blank\n";
+static const char strict_blanks[] = "blank ::= \"\"\n"
+                                    "comma ::= \", \"\n"
+                                    "colon ::= \": \"\n";
+static const char values[] =
+    "value ::= object | array | string | number | \"true\" | \"false\" | \"null\"\n"
+    "object ::= \"{\" blank (string colon value (comma string colon value)* blank)? \"}\"\n"
+    "array ::= \"[\" blank (value (comma value)* blank)? \"]\"\n"
+    "string ::= \"\\\"\" character* \"\\\"\"\n"
+    "character ::= [^\"\\\\\\x00-\\x1f] | \"\\\\\" ([\"\\\\/bfnrt] | \"u\" escape)\n"
+    "escape ::= [0-9abcefABCEF] " HEX "{3} | [dD] [0-7] " HEX
+    "{2}\n" // but for surrogates, in pairs
+    "    | [dD] [89abAB] " HEX "{2} \"\\\\u\" [dD] [c-fC-F] " HEX "{2}\n"
+    "number ::= integer (\".\" [0-9]+)? ([eE] [-+]? [0-9]+)?\n"
+    "integer ::= \"-\"? (\"0\" | [1-9] [0-9]*)\n";
+
+enum status json_grammar_build(struct automaton *a, bool strict_whitespace,
+                               struct json_grammar *ret)
 {
-    return (struct json_grammar){a, strict_whitespace, -1, -1, -1};
+    static const char *const names[RULES] = {"blank",  "comma",  "colon",   "value",
+                                             "object", "number", "integer", "character"};
+    struct bytes text = BYTES_INIT;
+    struct json_grammar g = {.a = a};
+    bytes_puts(&text, strict_whitespace ? strict_blanks : any_blanks);
+    bytes_puts(&text, values);
+    enum status st = bytes_status(&text);
+    if (st == ST_OK) st = grammar_build(a, bytes_text(&text), names, RULES, g.rules);
+    if (st == ST_OK) *ret = g;
+    bytes_release(&text);
+    return st;
 }
 
-static int text(struct json_grammar *g, const char *what, int next)
+int json_rule(const struct json_grammar *g, enum json_rule rule, int next)
+{
+    return automaton_call(g->a, g->rules[rule], next);
+}
+
+static int text(const struct json_grammar *g, const char *what, int next)
 {
     return automaton_text(g->a, what, strlen(what), next);
 }
 
-int json_blank(struct json_grammar *g, int next)
-{
-    if (g->strict_whitespace) return next;
-    if (g->blank < 0) {
-        static const char blanks[] = " \t\n\r";
-        const int open = automaton_open(g->a);
-        int one = -1;
-        for (int i = 0; blanks[i]; i++)
-            one = automaton_either(g->a, one, automaton_byte(g->a, blanks[i], blanks[i], open));
-        automaton_loop(g->a, open, one, AUTOMATON_END);
-        g->blank = automaton_rule(g->a);
-        automaton_define(g->a, g->blank, open);
-    }
-    return automaton_call(g->a, g->blank, next);
-}
-
-int json_comma(struct json_grammar *g, int next)
-{
-    return g->strict_whitespace ? text(g, ", ", next)
-                                : json_blank(g, text(g, ",", json_blank(g, next)));
-}
-
-int json_colon(struct json_grammar *g, int next)
-{
-    return g->strict_whitespace ? text(g, ": ", next)
-                                : json_blank(g, text(g, ":", json_blank(g, next)));
-}
-
 // ---- strings ------------------------------------------------------------------------------------
 
-static int character(struct json_grammar *g, int next)
+int json_string_of(const struct json_grammar *g, int64_t min, int64_t max, int next)
 {
-    if (g->character < 0) {
-        g->character = automaton_rule(g->a);
-        automaton_define(g->a, g->character, json_character(g->a, 0, 0x10ffff, AUTOMATON_END));
-    }
-    return automaton_call(g->a, g->character, next);
-}
-
-int json_string_of(struct json_grammar *g, int64_t min, int64_t max, int next)
-{
-    const int end = text(g, "\"", next);
-    int made = end;
-    if (max < 0) {
-        made = automaton_open(g->a);
-        automaton_loop(g->a, made, character(g, made), end);
-    }
-    for (int64_t i = min; i < max && made >= 0; i++)
-        made = automaton_either(g->a, character(g, made), end);
-    for (int64_t i = 0; i < min && made >= 0; i++) made = character(g, made);
-    return text(g, "\"", made);
+    const int character = g->rules[RULE_CHARACTER];
+    return text(g, "\"",
+                automaton_repeat(g->a, character, character, min, max, text(g, "\"", next)));
 }
 
 struct names { // the n of them from `at` on begin alike, with `done` bytes
@@ -84,7 +75,7 @@ static int by_text(const void *a, const void *b)
 /* What may follow the beginning that sorted names share, so that the string is none of them: the
  * end, unless one of them ends there; a character that none has there, and then anything; or one
  * that some have. `free` is what follows anything; `end` the closing quote. */
-static int other_rest(struct json_grammar *g, struct names names, int free_rest, int end)
+static int other_rest(const struct json_grammar *g, struct names names, int free_rest, int end)
 {
     int made = -1, i = 0;
     uint32_t from = 0;
@@ -103,20 +94,23 @@ static int other_rest(struct json_grammar *g, struct names names, int free_rest,
             i++;
         }
         if (point > from)
-            made = automaton_either(g->a, made, json_character(g->a, from, point - 1, free_rest));
+            made = automaton_either(g->a, made,
+                                    automaton_character(g->a, from, point - 1, true, free_rest));
         made = automaton_either(
-            g->a, made, json_character(g->a, point, point, other_rest(g, same, free_rest, end)));
+            g->a, made,
+            automaton_character(g->a, point, point, true, other_rest(g, same, free_rest, end)));
         from = point + 1;
     }
-    return automaton_either(g->a, made, json_character(g->a, from, 0x10ffff, free_rest));
+    return automaton_either(g->a, made, automaton_character(g->a, from, 0x10ffff, true, free_rest));
 }
 
-int json_other_string(struct json_grammar *g, const char *const *names, int n, int next)
+int json_other_string(const struct json_grammar *g, const char *const *names, int n, int next)
 {
     const char **sorted = malloc((size_t)(n + 1) * sizeof *sorted);
     if (!sorted) return -1;
-    const int end = text(g, "\"", next), rest = automaton_open(g->a);
-    automaton_loop(g->a, rest, character(g, rest), end);
+    const int end = text(g, "\"", next);
+    const int rest =
+        automaton_repeat(g->a, g->rules[RULE_CHARACTER], g->rules[RULE_CHARACTER], 0, -1, end);
     int made = rest, n_sorted = 0;
     if (n > 0) {
         memcpy(sorted, names, (size_t)n * sizeof *sorted);
@@ -132,68 +126,8 @@ int json_other_string(struct json_grammar *g, const char *const *names, int n, i
 
 // ---- values -------------------------------------------------------------------------------------
 
-static int digits(struct json_grammar *g, int next) // any number of them
-{
-    const int open = automaton_open(g->a);
-    automaton_loop(g->a, open, automaton_byte(g->a, '0', '9', open), next);
-    return open;
-}
-
-static int some_digits(struct json_grammar *g, int next)
-{
-    return automaton_byte(g->a, '0', '9', digits(g, next));
-}
-
-int json_number(struct json_grammar *g, int next)
-{
-    int sign = some_digits(g, next);
-    sign = automaton_either(g->a, automaton_byte(g->a, '+', '+', sign),
-                            automaton_either(g->a, automaton_byte(g->a, '-', '-', sign), sign));
-    const int exponent =
-        automaton_either(g->a,
-                         automaton_either(g->a, automaton_byte(g->a, 'e', 'e', sign),
-                                          automaton_byte(g->a, 'E', 'E', sign)),
-                         next);
-    const int fraction = automaton_either(g->a, text(g, ".", some_digits(g, exponent)), exponent);
-    const int whole = automaton_either(g->a, text(g, "0", fraction),
-                                       automaton_byte(g->a, '1', '9', digits(g, fraction)));
-    return automaton_either(g->a, text(g, "-", whole), whole);
-}
-
-int json_any_object(struct json_grammar *g, int next)
-{
-    const int end = json_blank(g, text(g, "}", next)), more = automaton_open(g->a);
-    const int member = json_string_of(g, 0, -1, json_colon(g, json_any(g, more)));
-    automaton_loop(g->a, more, json_comma(g, member), end);
-    return text(g, "{", json_blank(g, automaton_either(g->a, member, end)));
-}
-
-int json_any_array(struct json_grammar *g, int next)
-{
-    const int end = json_blank(g, text(g, "]", next)), more = automaton_open(g->a);
-    const int item = json_any(g, more);
-    automaton_loop(g->a, more, json_comma(g, item), end);
-    return text(g, "[", json_blank(g, automaton_either(g->a, item, end)));
-}
-
-int json_any(struct json_grammar *g, int next)
-{
-    if (g->any < 0) {
-        static const char *const words[] = {"true", "false", "null"};
-        g->any = automaton_rule(g->a);
-        int made = json_string_of(g, 0, -1, AUTOMATON_END);
-        made = automaton_either(g->a, made, json_number(g, AUTOMATON_END));
-        for (int i = 0; i < 3; i++)
-            made = automaton_either(g->a, made, text(g, words[i], AUTOMATON_END));
-        made = automaton_either(g->a, made, json_any_object(g, AUTOMATON_END));
-        made = automaton_either(g->a, made, json_any_array(g, AUTOMATON_END));
-        automaton_define(g->a, g->any, made);
-    }
-    return automaton_call(g->a, g->any, next);
-}
-
 // Plain characters as they are, others in any form that JSON has for them.
-static int literal_string(struct json_grammar *g, const json_t *value, int next)
+static int literal_string(const struct json_grammar *g, const json_t *value, int next)
 {
     const char *s = json_string_value(value);
     size_t at = json_string_length(value);
@@ -204,14 +138,14 @@ static int literal_string(struct json_grammar *g, const json_t *value, int next)
         const uint32_t point = utf8_decode(s + begin, (int)(at - begin));
         const bool plain = point >= ' ' && point < 0x7f && point != '"' && point != '\\';
         made = plain ? automaton_byte(g->a, (int)point, (int)point, made)
-                     : json_character(g->a, point, point, made);
+                     : automaton_character(g->a, point, point, true, made);
         at = begin;
     }
     return text(g, "\"", made);
 }
 
 // A number in as few digits as say it, or a word.
-static int literal_text(struct json_grammar *g, const json_t *value, int next)
+static int literal_text(const struct json_grammar *g, const json_t *value, int next)
 {
     char *dump = NULL;
     for (size_t digits = 1; digits <= 17; digits++) {
@@ -224,208 +158,166 @@ static int literal_text(struct json_grammar *g, const json_t *value, int next)
     return made;
 }
 
-static int literal_members(struct json_grammar *g, json_t *object, void *at, int end)
+static int literal_members(const struct json_grammar *g, json_t *object, void *at, int end)
 {
     if (!at) return end;
     void *after = json_object_iter_next(object, at);
     json_t *key = json_string(json_object_iter_key(at));
     int rest = literal_members(g, object, after, end);
-    if (after) rest = json_comma(g, rest);
+    if (after) rest = json_rule(g, RULE_COMMA, rest);
     rest = json_literal(g, json_object_iter_value(at), rest);
-    const int made = key ? literal_string(g, key, json_colon(g, rest)) : -1;
+    const int made = key ? literal_string(g, key, json_rule(g, RULE_COLON, rest)) : -1;
     json_decref(key);
     return made;
 }
 
-int json_literal(struct json_grammar *g, const json_t *value, int next)
+int json_literal(const struct json_grammar *g, const json_t *value, int next)
 {
     if (json_is_object(value)) {
         json_t *object = (json_t *)value;
-        const int end = json_blank(g, text(g, "}", next));
-        return text(g, "{",
-                    json_blank(g, literal_members(g, object, json_object_iter(object), end)));
+        const int end = json_rule(g, RULE_BLANK, text(g, "}", next));
+        return text(
+            g, "{",
+            json_rule(g, RULE_BLANK, literal_members(g, object, json_object_iter(object), end)));
     }
     if (json_is_array(value)) {
-        int made = json_blank(g, text(g, "]", next));
+        int made = json_rule(g, RULE_BLANK, text(g, "]", next));
         for (size_t i = json_array_size(value); i > 0; i--) {
-            if (i < json_array_size(value)) made = json_comma(g, made);
+            if (i < json_array_size(value)) made = json_rule(g, RULE_COMMA, made);
             made = json_literal(g, json_array_get(value, i - 1), made);
         }
-        return text(g, "[", json_blank(g, made));
+        return text(g, "[", json_rule(g, RULE_BLANK, made));
     }
     return json_is_string(value) ? literal_string(g, value, next) : literal_text(g, value, next);
 }
 
 // ---- numbers in a range -------------------------------------------------------------------------
 
-/* A bound of a number that is not negative: `whole` without leading zeros, and the digits of its
- * fraction without those at the end. No bound above is whole == NULL. A number's digits are
- * compared with the bound's from the first on, which decides where they differ. */
-struct bound {
-    const char *whole, *fraction;
-    int n_whole, n_fraction;
-    bool strict; // the bound itself is out
+/* Numbers that are not negative, digit by digit beside those of the bounds, which are aligned: a
+ * number's digits decide where they first differ from a bound's. Its first digit stands at that of
+ * its power of ten, so that a shorter number begins further behind. */
+struct digits {
+    const struct json_grammar *g;
+    bool whole, above, below;
+    const char *low, *high; // (n) high == NULL: no bound
+    int n_whole, n, next;
+    int *free; // (n_whole + 1) what follows so many digits that no bound decides on any more
 };
 
-static int digit(struct json_grammar *g, int low, int high, int next)
-{
-    return automaton_byte(g->a, '0' + low, '0' + high, next);
-}
-
-static int optional_digits(struct json_grammar *g, bool whole, int next) // of a fraction
-{
-    return whole ? next : automaton_either(g->a, text(g, ".", some_digits(g, next)), next);
-}
-
-static int zeros(struct json_grammar *g, int next) // any number of them
+static int some(const struct json_grammar *g, char low, char high, int next) // any number of digits
 {
     const int open = automaton_open(g->a);
-    automaton_loop(g->a, open, automaton_byte(g->a, '0', '0', open), next);
+    automaton_close(g->a, open, automaton_byte(g->a, low, high, open), next);
     return open;
 }
 
-// Digits of a fraction, or none, behind i that equal those of the bounds; a bound that does not
-// hold any more is NULL. -1: there are none.
-static int fraction_digits(struct json_grammar *g, const struct bound *low,
-                           const struct bound *high, int i, int next)
+static bool is_zero(const char *digits, int n)
 {
-    const bool behind_low = low && i >= low->n_fraction,
-               behind_high = high && i >= high->n_fraction;
-    if (behind_low && !low->strict) low = NULL;
-    if (behind_high) return high->strict || low ? -1 : zeros(g, next);
-    if (!low && !high) return digits(g, next);
-    if (behind_low && low && !high)
-        return zeros(g, automaton_byte(g->a, '1', '9', digits(g, next)));
-    const int l = low && !behind_low ? low->fraction[i] - '0' : 0;
-    const int h = high ? high->fraction[i] - '0' : 9;
-    int made = low ? -1 : next, same;
-    if (low && high && l == h)
-        return automaton_either(g->a, made,
-                                digit(g, l, l, fraction_digits(g, low, high, i + 1, next)));
-    const int from = low ? l + 1 : 0, to = high ? h - 1 : 9;
-    if (from <= to) made = automaton_either(g->a, made, digit(g, from, to, digits(g, next)));
-    same = low ? fraction_digits(g, low, NULL, i + 1, next) : -1;
-    made = automaton_either(g->a, made, digit(g, l, l, same));
-    same = high ? fraction_digits(g, NULL, high, i + 1, next) : -1;
-    made = automaton_either(g->a, made, digit(g, h, h, same));
-    return made;
+    return (int)strspn(digits, "0") >= n;
 }
 
-// The fraction, with its point, behind a whole part that equals that of the bounds given.
-static int fraction_of(struct json_grammar *g, const struct bound *low, const struct bound *high,
-                       bool whole, int next)
+// Whether a number may end with i digits, which are so far those of the bounds (low, high).
+static bool may_end(const struct digits *d, int i, bool low, bool high)
 {
-    const bool zero = (!low || (low->n_fraction == 0 && !low->strict)) &&
-                      (!high || high->n_fraction > 0 || !high->strict);
-    if (whole) return zero ? next : -1;
-    // ".": at least one digit, which fraction_digits() may end without
+    if (i < d->n_whole) return false;
+    if (low && (d->above || !is_zero(d->low + i, d->n - i))) return false;
+    return !high || !d->below || !is_zero(d->high + i, d->n - i);
+}
+
+static int digits_from(const struct digits *d, int i, int least, bool low, bool high)
+{
+    struct automaton *a = d->g->a;
+    const int end = may_end(d, i, low, high) ? d->next : -1;
     int made = -1;
-    const int from = low && low->n_fraction > 0 ? low->fraction[0] - '0' : 0;
-    const int to = high ? (high->n_fraction > 0 ? high->fraction[0] - '0' : 0) : 9;
-    for (int d = from; d <= to; d++) {
-        const struct bound *l = low && d == from ? low : NULL, *h = high && d == to ? high : NULL;
-        const int rest = fraction_digits(g, l, h, 1, next);
-        made = automaton_either(g->a, made, digit(g, d, d, rest));
+    if (!low && !high) return i <= d->n_whole ? d->free[i] : some(d->g, '0', '9', d->next);
+    if (i >= d->n_whole && d->whole) return end;
+    if (i == d->n && (low || end >= 0) && high) return end < 0 ? -1 : some(d->g, '0', '0', end);
+    if (i == d->n && high) return -1;
+    if (i == d->n) // behind the lower bound, which is met already unless the number must be above
+        return d->above ? some(d->g, '0', '0',
+                               automaton_byte(a, '1', '9', some(d->g, '0', '9', d->next)))
+                        : some(d->g, '0', '9', d->next);
+    const int from = low && d->low[i] - '0' > least ? d->low[i] - '0' : least;
+    const int to = high ? d->high[i] - '0' : 9;
+    for (int c = from; c <= to; c++) {
+        const bool at_low = low && c == d->low[i] - '0', at_high = high && c == to;
+        int last = c; // of those that go on alike
+        while (!at_low && !at_high && last < to - high) last++;
+        made = automaton_either(
+            a, made,
+            automaton_byte(a, '0' + c, '0' + last, digits_from(d, i + 1, 0, at_low, at_high)));
+        c = last;
     }
-    made = text(g, ".", made);
-    return zero ? automaton_either(g->a, made, next) : made;
+    if (i == d->n_whole) made = text(d->g, ".", made);
+    return automaton_either(a, made, end);
 }
 
-// Whole parts of as many digits as the bounds have, the i first of which are theirs.
-static int whole_digits(struct json_grammar *g, const struct bound *low, const struct bound *high,
-                        int n, int i, bool whole, int next)
-{
-    if (i == n)
-        return low || high ? fraction_of(g, low, high, whole, next)
-                           : optional_digits(g, whole, next);
-    const int least = i == 0 && n > 1 ? 1 : 0;
-    const int l = low ? low->whole[i] - '0' : least, h = high ? high->whole[i] - '0' : 9;
-    int made = -1;
-    for (int d = l; d <= h; d++) {
-        const struct bound *a = low && d == l ? low : NULL, *b = high && d == h ? high : NULL;
-        int last = d;
-        while (!a && !b && last < h - (high ? 1 : 0)) last++;
-        const int rest = whole_digits(g, a, b, n, i + 1, whole, next);
-        made = automaton_either(g->a, made, digit(g, d, last, rest));
-        d = last;
-    }
-    return made;
-}
+struct bound {
+    const char *at;
+    int n_whole, n_fraction;
+};
 
-// Numbers that are not negative, from low to high (whole == NULL: no bound).
-static int positive(struct json_grammar *g, const struct bound *low, const struct bound *high,
-                    bool whole, int next)
+static struct bound bound_of(const char *digits)
 {
-    const int max = high->whole ? high->n_whole : low->n_whole;
-    int made = -1;
-    for (int n = low->n_whole; n <= max; n++) {
-        const int one =
-            whole_digits(g, n == low->n_whole ? low : NULL,
-                         high->whole && n == high->n_whole ? high : NULL, n, 0, whole, next);
-        made = automaton_either(g->a, made, one);
-    }
-    if (high->whole) return made;
-    int longer = digits(g, optional_digits(g, whole, next));
-    for (int i = 0; i < low->n_whole; i++) longer = automaton_byte(g->a, '0', '9', longer);
-    return automaton_either(g->a, made, automaton_byte(g->a, '1', '9', longer));
-}
-
-static struct bound bound_of(const char *text, bool strict)
-{
-    const char *at = text + (*text == '-');
-    while (*at == '0' && at[1] >= '0' && at[1] <= '9') at++;
-    struct bound b = {.whole = at, .n_whole = (int)strspn(at, "0123456789"), .strict = strict};
-    b.fraction = at + b.n_whole + (at[b.n_whole] == '.');
-    b.n_fraction = (int)strspn(b.fraction, "0123456789");
-    while (b.n_fraction > 0 && b.fraction[b.n_fraction - 1] == '0') b.n_fraction--;
+    struct bound b = {.at = digits + (*digits == '-')};
+    while (*b.at == '0' && b.at[1] >= '0' && b.at[1] <= '9') b.at++;
+    b.n_whole = (int)strcspn(b.at, ".");
+    b.n_fraction = (int)strlen(b.at) - b.n_whole - (b.at[b.n_whole] == '.');
     return b;
 }
 
-static bool is_zero(const struct bound *b)
+// Its digits, with zeros on both sides.
+static void align(struct bound b, int n_whole, int n, char *ret)
 {
-    return b->n_whole == 1 && b->whole[0] == '0' && b->n_fraction == 0;
+    memset(ret, '0', (size_t)n);
+    ret[n] = '\0';
+    memcpy(ret + n_whole - b.n_whole, b.at, (size_t)b.n_whole);
+    if (b.n_fraction > 0) memcpy(ret + n_whole, b.at + b.n_whole + 1, (size_t)b.n_fraction);
 }
 
-// -1, 0, 1
-static int compare(const struct bound *a, const struct bound *b)
+// Numbers that are not negative; the signs of the range's ends count for nothing.
+static int positive(const struct json_grammar *g, const struct number_range *r, int next)
 {
-    if (a->n_whole != b->n_whole) return a->n_whole < b->n_whole ? -1 : 1;
-    int order = strncmp(a->whole, b->whole, (size_t)a->n_whole);
-    const int n = a->n_fraction < b->n_fraction ? a->n_fraction : b->n_fraction;
-    if (order == 0) order = strncmp(a->fraction, b->fraction, (size_t)n);
-    if (order == 0) order = a->n_fraction - b->n_fraction;
-    return (order > 0) - (order < 0);
-}
-
-// As positive(), also of bounds that leave one number or none.
-static int between(struct json_grammar *g, const struct bound *low, const struct bound *high,
-                   bool whole, int next)
-{
-    const int order = high->whole ? compare(low, high) : -1;
-    if (order > 0 || (order == 0 && (low->strict || high->strict))) return -1;
-    if (order < 0) return positive(g, low, high, whole, next);
-    if (whole && low->n_fraction > 0) return -1;
-    if (low->n_fraction > 0)
-        next = text(g, ".",
-                    automaton_text(g->a, low->fraction, (size_t)low->n_fraction, zeros(g, next)));
-    else if (!whole)
-        next = automaton_either(g->a, text(g, ".0", zeros(g, next)), next);
-    return automaton_text(g->a, low->whole, (size_t)low->n_whole, next);
-}
-
-int json_number_between(struct json_grammar *g, const struct number_range *r, int next)
-{
-    static const struct bound none = {0};
-    const struct bound zero = bound_of("0", false), after_zero = bound_of("0", true);
-    const bool low_negative = !r->low || r->low[0] == '-',
-               high_negative = r->high && r->high[0] == '-';
-    const struct bound low = r->low ? bound_of(r->low, r->above) : none;
-    const struct bound high = r->high ? bound_of(r->high, r->below) : none;
+    const struct bound low = bound_of(r->low), high = bound_of(r->high ? r->high : "0");
+    struct digits d = {
+        .g = g, .whole = r->whole, .above = r->above, .below = r->below, .next = next};
+    d.n_whole = low.n_whole > high.n_whole ? low.n_whole : high.n_whole;
+    d.n = d.n_whole + 1 + (low.n_fraction > high.n_fraction ? low.n_fraction : high.n_fraction);
+    char *room = malloc(2 * ((size_t)d.n + 1));
+    d.free = malloc(((size_t)d.n_whole + 1) * sizeof *d.free);
     int made = -1;
-    if (!high_negative) made = between(g, low_negative ? &zero : &low, &high, r->whole, next);
-    if (low_negative && !(r->low && is_zero(&low))) // -x: from -high, or beyond 0, to -low
+    if (!room || !d.free) goto out;
+    align(low, d.n_whole, d.n, room);
+    align(high, d.n_whole, d.n, room + d.n + 1);
+    d.low = room;
+    d.high = r->high ? room + d.n + 1 : NULL;
+    for (int i = d.n_whole; i >= 0; i--) {
+        const int fraction = text(g, ".", automaton_byte(g->a, '0', '9', some(g, '0', '9', next)));
+        d.free[i] = i < d.n_whole ? automaton_byte(g->a, '0', '9', d.free[i + 1])
+                    : r->whole    ? next
+                                  : automaton_either(g->a, fraction, next);
+    }
+    for (int i = 0; i < d.n_whole && is_zero(d.low, i); i++) // numbers of n_whole - i digits
         made = automaton_either(
-            g->a, made,
-            text(g, "-", between(g, high_negative ? &high : &after_zero, &low, r->whole, next)));
+            g->a, made, digits_from(&d, i, i < d.n_whole - 1, true, d.high && is_zero(d.high, i)));
+    if (!d.high) // longer ones
+        made = automaton_either(g->a, made,
+                                automaton_byte(g->a, '1', '9', some(g, '0', '9', d.free[0])));
+out:
+    free(room);
+    free(d.free);
     return made;
+}
+
+int json_number_between(const struct json_grammar *g, const struct number_range *r, int next)
+{
+    const bool low_negative = !r->low || r->low[0] == '-';
+    const bool high_negative = r->high && r->high[0] == '-';
+    struct number_range up = *r, down = {r->high, r->low, r->below, r->above, r->whole};
+    int made = -1;
+    if (low_negative) up.low = "0", up.above = false;
+    if (!high_negative) made = positive(g, &up, next);
+    if (!low_negative) return made;
+    if (!high_negative) down.low = "0", down.above = true;
+    return automaton_either(g->a, made, text(g, "-", positive(g, &down, next)));
 }

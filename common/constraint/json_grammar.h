@@ -7,26 +7,33 @@
 #include "common/constraint/automaton.h"
 #include <jansson.h>
 
+// Blank: white space; comma and colon: with what is around them.
+enum json_rule {
+    RULE_BLANK,
+    RULE_COMMA,
+    RULE_COLON,
+    RULE_VALUE,
+    RULE_OBJECT,
+    RULE_NUMBER,
+    RULE_INTEGER,
+    RULE_CHARACTER,
+    RULES
+};
 struct json_grammar {
     struct automaton *a;
-    bool strict_whitespace;    // ", " and ": " and none besides; else any, between all tokens
-    int blank, any, character; // rules, once wanted; -1: not yet
+    int rules[RULES];
 };
-struct json_grammar json_grammar_of(struct automaton *a, bool strict_whitespace);
+// strict_whitespace: ", " and ": " and none besides; else any, between all tokens.
+enum status json_grammar_build(struct automaton *a, bool strict_whitespace,
+                               struct json_grammar *ret);
 
-int json_blank(struct json_grammar *g, int next); // white space
-int json_comma(struct json_grammar *g, int next); // with white space around it
-int json_colon(struct json_grammar *g, int next);
-int json_any(struct json_grammar *g, int next); // any value
-int json_any_object(struct json_grammar *g, int next);
-int json_any_array(struct json_grammar *g, int next);
-int json_number(struct json_grammar *g, int next);
+int json_rule(const struct json_grammar *g, enum json_rule rule, int next);
 // A string of so many characters; max < 0: no bound.
-int json_string_of(struct json_grammar *g, int64_t min, int64_t max, int next);
+int json_string_of(const struct json_grammar *g, int64_t min, int64_t max, int next);
 // A string, quotes and all, that is none of the n names.
-int json_other_string(struct json_grammar *g, const char *const *names, int n, int next);
+int json_other_string(const struct json_grammar *g, const char *const *names, int n, int next);
 // The value itself: an object's members in their order.
-int json_literal(struct json_grammar *g, const json_t *value, int next);
+int json_literal(const struct json_grammar *g, const json_t *value, int next);
 
 // Numbers from low to high, either end may be missing (NULL), or exclusive. low and high are
 // decimal texts without an exponent ("-12.5"). Whole: integers. Texts have no exponent either.
@@ -35,6 +42,6 @@ struct number_range {
     bool above, below; // the ends are not in it
     bool whole;
 };
-int json_number_between(struct json_grammar *g, const struct number_range *range, int next);
+int json_number_between(const struct json_grammar *g, const struct number_range *range, int next);
 
 #endif

@@ -6,7 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/constraint/json_schema.h"
 #include "common/base/bytes.h"
-#include "common/constraint/regex.h"
+#include "common/constraint/pattern.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ enum type { T_OBJECT, T_ARRAY, T_STRING, T_INTEGER, T_NUMBER, T_BOOLEAN, T_NULL,
 #define ALL_TYPES ((1u << TYPES) - 1)
 
 struct builder {
-    struct json_grammar *g;
+    const struct json_grammar *g;
     const json_t *root;
     json_t *rules; // of pointers: the rule's number
     int depth, work;
@@ -670,7 +670,8 @@ static enum status build_number(struct builder *b, const json_t *schema, bool wh
     enum status st;
     CHECK(bound_of(schema, "minimum", "exclusiveMinimum", -1, low, &r.low, &r.above));
     CHECK(bound_of(schema, "maximum", "exclusiveMaximum", 1, high, &r.high, &r.below));
-    *ret = r.low || r.high || whole ? json_number_between(b->g, &r, next) : json_number(b->g, next);
+    *ret = r.low || r.high ? json_number_between(b->g, &r, next)
+                           : json_rule(b->g, whole ? RULE_INTEGER : RULE_NUMBER, next);
 out:
     return st;
 }
@@ -708,12 +709,12 @@ static enum status build_array(struct builder *b, const json_t *schema, int next
     *ret = -1;
     if (max >= 0 && max < min) goto out;
     // From the last item on: what may follow i items, with a comma or, of none, without.
-    const int end = json_blank(b->g, automaton_text(a, "]", 1, next));
+    const int end = json_rule(b->g, RULE_BLANK, automaton_text(a, "]", 1, next));
     const int64_t bounded = max >= 0 ? max : min > n_prefix ? min : n_prefix;
     int after = end;
     if (max < 0) {
         after = automaton_open(a);
-        automaton_loop(a, after, json_comma(b->g, automaton_call(a, rule, after)), end);
+        automaton_close(a, after, json_rule(b->g, RULE_COMMA, automaton_call(a, rule, after)), end);
     }
     int first = -1;
     for (int64_t i = bounded - 1; i >= 0; i--) {
@@ -723,11 +724,11 @@ static enum status build_array(struct builder *b, const json_t *schema, int next
             one = automaton_call(a, rule, after);
         if (i == 0) first = one;
         if (one < 0 && i < min) goto out; // no value is there that must be
-        after = automaton_either(a, json_comma(b->g, one), i < min ? -1 : end);
+        after = automaton_either(a, json_rule(b->g, RULE_COMMA, one), i < min ? -1 : end);
     }
     if (bounded == 0 && max < 0) first = automaton_call(a, rule, after);
     if (min == 0) first = automaton_either(a, first, end);
-    *ret = automaton_text(a, "[", 1, json_blank(b->g, first));
+    *ret = automaton_text(a, "[", 1, json_rule(b->g, RULE_BLANK, first));
 out:
     return st;
 }
@@ -751,7 +752,7 @@ static enum status build_more(struct builder *b, const json_t *schema, int *ret_
     if (json_is_false(more) || start < 0) goto out;
     *ret_rule = automaton_rule(b->g->a);
     automaton_define(b->g->a, *ret_rule,
-                     json_other_string(b->g, names, k, json_colon(b->g, start)));
+                     json_other_string(b->g, names, k, json_rule(b->g, RULE_COLON, start)));
 out:
     free(names);
     return st;
@@ -770,9 +771,10 @@ static enum status add_member(struct builder *b, const char *name, const json_t 
     enum status st = ST_OK;
     if (!key) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
     if (chain->rest >= 0) CHECK(build(b, schema, chain->rest, &value));
-    const int member = json_literal(b->g, key, json_colon(b->g, value));
+    const int member = json_literal(b->g, key, json_rule(b->g, RULE_COLON, value));
     chain->first = automaton_either(a, member, required ? -1 : chain->first);
-    chain->rest = automaton_either(a, json_comma(b->g, member), required ? -1 : chain->rest);
+    chain->rest =
+        automaton_either(a, json_rule(b->g, RULE_COMMA, member), required ? -1 : chain->rest);
 out:
     json_decref(key);
     return st;
@@ -814,11 +816,12 @@ static enum status build_object(struct builder *b, const json_t *schema, int nex
     with = json_copy((json_t *)schema);
     json_object_set(with, "properties", members);
     CHECK(build_more(b, with, &rule));
-    const int end = json_blank(b->g, automaton_text(a, "}", 1, next));
+    const int end = json_rule(b->g, RULE_BLANK, automaton_text(a, "}", 1, next));
     struct chain chain = {end, end};
     if (rule >= 0) {
         chain.rest = automaton_open(a);
-        automaton_loop(a, chain.rest, json_comma(b->g, automaton_call(a, rule, chain.rest)), end);
+        automaton_close(a, chain.rest,
+                        json_rule(b->g, RULE_COMMA, automaton_call(a, rule, chain.rest)), end);
         chain.first = automaton_either(a, automaton_call(a, rule, chain.rest), end);
     }
     names = malloc((json_object_size(members) + 1) * sizeof *names);
@@ -827,7 +830,7 @@ static enum status build_object(struct builder *b, const json_t *schema, int nex
     while (n-- > 0)
         CHECK(add_member(b, names[n], json_object_get(members, names[n]),
                          requires(schema, names[n]), &chain));
-    *ret = automaton_text(a, "{", 1, json_blank(b->g, chain.first));
+    *ret = automaton_text(a, "{", 1, json_rule(b->g, RULE_BLANK, chain.first));
 out:
     free(names);
     json_decref(with);
@@ -889,7 +892,7 @@ static enum status build_one(struct builder *b, const json_t *schema, int next, 
     if (values)
         st = build_listed(b, schema, values, next, ret);
     else if (!has_siblings(schema, ""))
-        *ret = json_any(b->g, next);
+        *ret = json_rule(b->g, RULE_VALUE, next);
     else
         st = build_types(b, schema, next, ret);
 out:
@@ -904,7 +907,7 @@ static enum status build(struct builder *b, const json_t *schema, int next, int 
     *ret = -1;
     if (st != ST_OK) return st;
     if (json_is_true(schema))
-        *ret = json_any(b->g, next);
+        *ret = json_rule(b->g, RULE_VALUE, next);
     else if (json_is_object(schema) && b->depth == MAX_DEPTH)
         st = status_fail(ST_TOO_LONG, "the JSON schema is more than %d schemas deep", MAX_DEPTH);
     else if (json_is_object(schema)) {
@@ -918,7 +921,8 @@ static enum status build(struct builder *b, const json_t *schema, int next, int 
     return st;
 }
 
-enum status json_schema_build(struct json_grammar *g, const json_t *schema, int next, int *ret)
+enum status json_schema_build(const struct json_grammar *g, const json_t *schema, int next,
+                              int *ret)
 {
     struct builder b = {.g = g, .root = schema, .rules = json_object()};
     if (!b.rules) return status_fail(ST_NO_MEMORY, "no memory for a constraint");

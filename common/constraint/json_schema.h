@@ -11,6 +11,7 @@
 
 #include "common/constraint/json_grammar.h"
 
-enum status json_schema_build(struct json_grammar *g, const json_t *schema, int next, int *ret);
+enum status json_schema_build(const struct json_grammar *g, const json_t *schema, int next,
+                              int *ret);
 
 #endif

@@ -3,7 +3,7 @@
 #include "common/constraint/spec.h"
 #include "common/base/bytes.h"
 #include "common/constraint/json_schema.h"
-#include "common/constraint/regex.h"
+#include "common/constraint/pattern.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +15,7 @@
 
 struct spec_builder {
     struct automaton *a;
-    struct json_grammar json[2]; // with any white space; with strict
-    const char *const *names;    // of special tokens
+    const char *const *names; // of special tokens
     int n_names, depth;
     bool strict;
 };
@@ -55,7 +54,7 @@ static uint32_t next_point(const struct spec_builder *b, const char **text)
 
 static int build_point(struct spec_builder *b, uint32_t point, int next)
 {
-    if (point <= MAX_POINT) return automaton_character(b->a, point, point, next);
+    if (point <= MAX_POINT) return automaton_character(b->a, point, point, false, next);
     const char *name = b->names[point - MAX_POINT - 1];
     return automaton_byte(b->a, SPEC_SPECIAL, SPEC_SPECIAL,
                           automaton_text(b->a, name, strlen(name), next));
@@ -149,11 +148,12 @@ static int behind(struct spec_builder *b, const struct free_text *f, const uint3
             made = automaton_either(
                 b->a, made,
                 automaton_character(b->a, from, sorted[i] > MAX_POINT ? MAX_POINT : sorted[i] - 1,
-                                    f->nodes[0]));
+                                    false, f->nodes[0]));
         from = sorted[i] + 1;
     }
     if (from > MAX_POINT) return made;
-    return automaton_either(b->a, made, automaton_character(b->a, from, MAX_POINT, f->nodes[0]));
+    return automaton_either(b->a, made,
+                            automaton_character(b->a, from, MAX_POINT, false, f->nodes[0]));
 }
 
 static enum status read_texts(struct spec_builder *b, const char *name, const json_t *texts,
@@ -190,8 +190,8 @@ static enum status build_free(struct spec_builder *b, const char *name, const js
             const uint32_t *points = f.points + f.first[t];
             const int node = f.nodes[f.first[t] + i];
             if (place_behind(&f, points, i) == f.first[t] + i)
-                automaton_loop(b->a, node, behind(b, &f, points, i, until ? next : -1),
-                               until ? -1 : next);
+                automaton_close(b->a, node, behind(b, &f, points, i, until ? next : -1),
+                                until ? -1 : next);
         }
     *ret = f.nodes[0];
     return ST_OK;
@@ -233,10 +233,10 @@ static enum status count_of(const json_t *spec, const char *name, int fallback, 
 }
 
 // As a rule of its own.
-static enum status build_rule(struct spec_builder *b, const json_t *spec, int *ret)
+static enum status build_rule(struct spec_builder *b, const json_t *spec, int next, int *ret)
 {
     int start;
-    const enum status st = build(b, spec, AUTOMATON_END, &start);
+    const enum status st = build(b, spec, next, &start);
     *ret = automaton_rule(b->a);
     if (st == ST_OK) automaton_define(b->a, *ret, start);
     return st;
@@ -245,41 +245,47 @@ static enum status build_rule(struct spec_builder *b, const json_t *spec, int *r
 static enum status build_repeat(struct spec_builder *b, const json_t *spec, int next, int *ret)
 {
     const json_t *between = json_object_get(spec, "between");
-    int min, max, first, further, after = next;
+    int min, max, first, further;
     enum status st;
     CHECK(count_of(spec, "min", 0, &min));
     CHECK(count_of(spec, "max", -1, &max));
-    CHECK(build_rule(b, json_object_get(spec, "repeat"), &first));
-    further = first;
-    if (between) {
-        CHECK(build_rule(b, between, &further));
-        const int both = automaton_rule(b->a);
-        automaton_define(b->a, both, automaton_call(b->a, further, automaton_call(b->a, first, 0)));
-        further = both;
-    }
     if (max >= 0 && max < min) FAIL(ST_INVALID, "\"max\" is less than \"min\"");
-    if (max < 0) { // from the last one on: what may follow i of them
-        after = automaton_open(b->a);
-        automaton_loop(b->a, after, automaton_call(b->a, further, after), next);
-    }
-    for (int i = (max < 0 ? min : max) - 1; i > 0; i--) {
-        const int one = automaton_call(b->a, further, after);
-        after = automaton_either(b->a, one, i < min ? -1 : next);
-    }
-    *ret = max == 0 ? -1 : automaton_call(b->a, first, after);
-    if (min == 0) *ret = automaton_either(b->a, *ret, next);
+    CHECK(build_rule(b, json_object_get(spec, "repeat"), AUTOMATON_END, &first));
+    further = first;
+    if (between)
+        CHECK(build_rule(b, between, automaton_call(b->a, first, AUTOMATON_END), &further));
+    *ret = automaton_repeat(b->a, first, further, min, max, next);
 out:
     return st;
 }
 
 // ---- a spec -------------------------------------------------------------------------------------
 
+static enum status build_json(struct spec_builder *b, const json_t *schema, int next, int *ret)
+{
+    struct json_grammar g;
+    enum status st = json_grammar_build(b->a, b->strict, &g);
+    if (st == ST_OK && schema)
+        st = json_schema_build(&g, schema, next, ret);
+    else if (st == ST_OK)
+        *ret = json_rule(&g, RULE_OBJECT, next);
+    return st;
+}
+
+static enum status build_grammar(struct spec_builder *b, const char *text, int next, int *ret)
+{
+    static const char *const root = "root";
+    int rule;
+    const enum status st = grammar_build(b->a, text, &root, 1, &rule);
+    if (st == ST_OK) *ret = automaton_call(b->a, rule, next);
+    return st;
+}
+
 static enum status build_object(struct spec_builder *b, const json_t *spec, int next, int *ret)
 {
-    struct json_grammar *g = &b->json[b->strict];
     const json_t *value;
-    if ((value = json_object_get(spec, "json_schema")))
-        return json_schema_build(g, value, next, ret);
+    const char *text;
+    if ((value = json_object_get(spec, "json_schema"))) return build_json(b, value, next, ret);
     if ((value = json_object_get(spec, "choice"))) return build_choice(b, value, next, ret);
     if ((value = json_object_get(spec, "sequence"))) return build_sequence(b, value, next, ret);
     if ((value = json_object_get(spec, "either"))) return build_either(b, value, next, ret);
@@ -288,14 +294,16 @@ static enum status build_object(struct spec_builder *b, const json_t *spec, int 
         return build_free(b, "until", value, true, next, ret);
     if ((value = json_object_get(spec, "without")))
         return build_free(b, "without", value, false, next, ret);
-    if ((value = json_object_get(spec, "regex")))
-        return json_is_string(value)
-                   ? regex_build(b->a, json_string_value(value), REGEX_WHOLE, next, ret)
-                   : wrong("regex", "a text");
-    if (!json_is_true(json_object_get(spec, "json_object")))
-        return status_fail(ST_INVALID, "a constraint is none of those that there are");
-    *ret = json_any_object(g, next);
-    return ST_OK;
+    if ((value = json_object_get(spec, "regex"))) {
+        text = json_string_value(value);
+        return text ? regex_build(b->a, text, REGEX_WHOLE, next, ret) : wrong("regex", "a text");
+    }
+    if ((value = json_object_get(spec, "grammar"))) {
+        text = json_string_value(value);
+        return text ? build_grammar(b, text, next, ret) : wrong("grammar", "a text");
+    }
+    if (json_is_true(json_object_get(spec, "json_object"))) return build_json(b, NULL, next, ret);
+    return status_fail(ST_INVALID, "a constraint is none of those that there are");
 }
 
 static enum status build(struct spec_builder *b, const json_t *spec, int next, int *ret)
@@ -319,9 +327,6 @@ static enum status build(struct spec_builder *b, const json_t *spec, int next, i
 enum status spec_build(struct automaton *a, const char *const *names, int n, const json_t *spec,
                        int *ret)
 {
-    struct spec_builder b = {.a = a,
-                             .json = {json_grammar_of(a, false), json_grammar_of(a, true)},
-                             .names = names,
-                             .n_names = n};
+    struct spec_builder b = {.a = a, .names = names, .n_names = n};
     return build(&b, spec, AUTOMATON_END, ret);
 }

@@ -93,9 +93,11 @@ struct api_given {
     const json_t *prompt, *prompts, *prompt_ids, *messages, *tools, *template_kwargs;
     const json_t *groups, *group_id, *sampling, *tandem, *stream_options;
     const json_t *stop, *stop_token_ids, *logit_bias;
-    const json_t *response_format, *structured, *json, *choice;
-    const char *regex, *chat_template, *effort;
-    bool add_special, generation_prompt, continue_final, token_strings;
+    const json_t *response_format, *structured;
+    const json_t *guided_json, *guided_regex, *guided_choice, *guided_grammar; // vLLM's
+    const json_t *json_schema, *regex, *ebnf;                                  // SGLang's
+    const char *chat_template, *effort;
+    bool add_special, generation_prompt, continue_final, token_strings, strict_whitespace;
     int best_of, top_logprobs; // best_of 0: not said
     // of the adapters' endpoints, and of /reload
     const char *lora_name, *lora_path, *copy_of, *adapter_path, *adapter_name;

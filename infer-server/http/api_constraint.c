@@ -1,5 +1,6 @@
-/* api_constraint.c: what a response is to be, as OpenAI (response_format) and vLLM
- * (structured_outputs, guided_*) have it, to a constraint. Any thread. */
+/* api_constraint.c: what a response is to be, as OpenAI (response_format), vLLM
+ * (structured_outputs, guided_*) and SGLang (json_schema, regex, ebnf) have it, to a constraint.
+ * Any thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 
@@ -13,32 +14,29 @@ static enum status refuse(const char *field, const char *what)
 static bool asks(const json_t *value)
 {
     return value && !json_is_null(value) && !json_is_false(value) &&
-           !(json_is_object(value) && json_object_size(value) == 0);
+           !(json_is_object(value) && json_object_size(value) == 0) &&
+           !(json_is_string(value) && json_string_length(value) == 0);
 }
 
-// One more field that asks for a constraint.
+// One more field that asks for a constraint. A schema may be a text that holds one.
 static enum status add(struct api_request *r, const char *field, const char *kind,
                        const json_t *value)
 {
+    json_t *parsed = NULL;
+    enum status st = ST_OK;
+    if (!asks(value)) return ST_OK;
     if (r->constraint)
         return status_fail(ST_INVALID,
                            "request: \"%s\": the response is constrained by another "
                            "field already; give one of them",
                            field);
+    if (json_is_string(value) && strcmp(kind, "json_schema") == 0)
+        CHECK(json_parse(field, json_string_value(value), json_string_length(value), &parsed));
     r->constraint = json_object();
-    if (!r->constraint || json_object_set(r->constraint, kind, (json_t *)value) != 0)
-        return status_fail(ST_NO_MEMORY, "out of memory");
-    return ST_OK;
-}
-
-// A schema, also as a text that holds one.
-static enum status add_schema(struct api_request *r, const char *field, const json_t *schema)
-{
-    json_t *parsed = NULL;
-    enum status st = ST_OK;
-    if (json_is_string(schema))
-        st = json_parse(field, json_string_value(schema), json_string_length(schema), &parsed);
-    if (st == ST_OK) st = add(r, field, "json_schema", parsed ? parsed : schema);
+    if (!r->constraint ||
+        json_object_set(r->constraint, kind, parsed ? parsed : (json_t *)value) != 0)
+        st = status_fail(ST_NO_MEMORY, "out of memory");
+out:
     json_decref(parsed);
     return st;
 }
@@ -67,52 +65,65 @@ static enum status read_format(struct api_request *r)
                            "request: \"%s\" of the type json_schema needs "
                            "\"json_schema\": {\"schema\": ...}",
                            field);
-    return add_schema(r, field, schema);
+    return add(r, field, "json_schema", schema);
 }
 
 // vLLM's object of one of them.
 static enum status read_structured(struct api_request *r)
 {
     static const char field[] = "structured_outputs";
+    static const struct {
+        const char *name, *kind;
+    } kinds[] = {{"json", "json_schema"},
+                 {"json_object", "json_object"},
+                 {"regex", "regex"},
+                 {"choice", "choice"},
+                 {"grammar", "grammar"}};
+    const json_t *given = r->given.structured;
     const char *key;
     json_t *value;
-    enum status st = ST_OK;
-    if (!asks(r->given.structured)) return ST_OK;
-    if (!json_is_object(r->given.structured))
+    if (!asks(given)) return ST_OK;
+    if (!json_is_object(given))
         return status_fail(ST_INVALID, "request: \"%s\" must be an object", field);
-    bool strict = false;
-    json_object_foreach ((json_t *)r->given.structured, key, value) {
-        if (!asks(value)) continue;
-        if (strcmp(key, "json") == 0)
-            st = add_schema(r, field, value);
-        else if (strcmp(key, "regex") == 0 || strcmp(key, "choice") == 0)
-            st = add(r, field, key, value);
-        else if (strcmp(key, "json_object") == 0)
-            st = add(r, field, key, json_true());
-        else if (strcmp(key, "disable_any_whitespace") == 0)
-            strict = true;
-        else
-            st = status_fail(ST_UNSUPPORTED,
-                             "request: \"%s\": \"%s\" is not supported; json, "
-                             "json_object, regex and choice are",
-                             field, CUT(key, 40));
-        if (st != ST_OK) return st;
+    json_object_foreach ((json_t *)given, key, value) {
+        size_t i = 0;
+        while (i < sizeof kinds / sizeof *kinds && strcmp(kinds[i].name, key) != 0) i++;
+        if (strcmp(key, "disable_any_whitespace") == 0)
+            r->given.strict_whitespace |= asks(value);
+        else if (asks(value) && i == sizeof kinds / sizeof *kinds)
+            return status_fail(ST_UNSUPPORTED,
+                               "request: \"%s\": \"%s\" is not supported; json, "
+                               "json_object, regex, choice and grammar are",
+                               field, CUT(key, 40));
+        else if (asks(value)) {
+            const enum status st = add(r, field, kinds[i].kind, value);
+            if (st != ST_OK) return st;
+        }
     }
-    if (strict && r->constraint) json_object_set(r->constraint, "strict_whitespace", json_true());
     return ST_OK;
 }
 
 enum status set_constraint(struct api_request *r, const struct api_model *model)
 {
     const struct api_given *given = &r->given;
-    json_t *regex = given->regex ? json_string(given->regex) : NULL;
+    const struct {
+        const char *field, *kind;
+        const json_t *value;
+    } fields[] = {{"guided_json", "json_schema", given->guided_json},
+                  {"guided_regex", "regex", given->guided_regex},
+                  {"guided_choice", "choice", given->guided_choice},
+                  {"guided_grammar", "grammar", given->guided_grammar},
+                  {"json_schema", "json_schema", given->json_schema},
+                  {"regex", "regex", given->regex},
+                  {"ebnf", "grammar", given->ebnf}};
     enum status st;
     CHECK(read_format(r));
     CHECK(read_structured(r));
-    if (asks(given->json)) CHECK(add_schema(r, "guided_json", given->json));
-    if (regex) CHECK(add(r, "guided_regex", "regex", regex));
-    if (asks(given->choice)) CHECK(add(r, "guided_choice", "choice", given->choice));
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        CHECK(add(r, fields[i].field, fields[i].kind, fields[i].value));
     if (!r->constraint) goto out;
+    if (given->strict_whitespace)
+        json_object_set_new(r->constraint, "strict_whitespace", json_true());
     if (!model->constraints)
         FAIL(ST_INVALID, "request: a constrained response needs text, and %s has no tokenizer.json",
              model->folder);
@@ -122,6 +133,5 @@ enum status set_constraint(struct api_request *r, const struct api_model *model)
         st = status_context(
             constraints_get(model->constraints, r->constraint, &r->sampling.constraint), "request");
 out:
-    json_decref(regex);
     return st;
 }

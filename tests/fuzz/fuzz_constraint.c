@@ -1,21 +1,27 @@
-/* fuzz_constraint.c: any text as a constraint: up to the first NUL its spec (JSON, or else a
- * regular expression), behind it a text that is followed byte by byte: masks agree with what
- * follows. */
+/* fuzz_constraint.c: any text as a constraint: up to the first NUL its spec (JSON, a grammar where
+ * it begins with "root", or else a regular expression), behind it a text that is followed byte by
+ * byte: a state that is come to again is the same, and none is without an end. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/constraint/json_schema.h"
-#include "common/constraint/regex.h"
+#include "common/constraint/pattern.h"
+#include "common/constraint/spec.h"
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static enum status build(struct automaton *a, const char *spec, int *ret)
+static enum status build(struct automaton *a, const char *text, int *ret)
 {
-    json_t *schema = json_loads(spec, JSON_DECODE_ANY, NULL);
-    struct json_grammar g = json_grammar_of(a, *spec == ' ');
-    const enum status st = schema ? json_schema_build(&g, schema, AUTOMATON_END, ret)
-                                  : regex_build(a, spec, REGEX_WHOLE, AUTOMATON_END, ret);
-    json_decref(schema);
+    static const char *const special = "<|x|>";
+    json_t *parsed = json_loads(text, JSON_DECODE_ANY, NULL),
+           *spec = *text == ' ' ? json_incref(parsed) : NULL;
+    if (!spec && parsed)
+        spec = json_pack("{s:O}", "json_schema", parsed);
+    else if (!spec)
+        spec = json_pack("{s:s?}", strncmp(text, "root", 4) == 0 ? "grammar" : "regex", text);
+    const enum status st =
+        spec ? spec_build(a, &special, 1, spec, ret) : status_fail(ST_INVALID, "no UTF-8");
+    json_decref(spec);
+    json_decref(parsed);
     return st;
 }
 
