@@ -357,7 +357,7 @@ static enum status make_samples(struct generation *g, struct api_request *r)
             s->choice = choice;
             s->stop_token = -1;
             if (!tokenizer) continue;
-            if (r->tools) CHECK(tool_calls_new(r->tool_form, r->tools, &s->tools));
+            if (r->tools) CHECK(tool_calls_new(r->tool_form, r->tools, r->stream, &s->tools));
             CHECK(detokenizer_new(tokenizer, r->skip_special && !s->tools, &s->detokenizer));
             CHECK(detokenizer_follow(s->detokenizer, r->prompts[p].ids, r->prompts[p].n_ids));
         }

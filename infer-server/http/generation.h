@@ -45,6 +45,7 @@ struct generation_sample {
     int sent_tokens;
     size_t sent_text; // of the tools' content, where there are tools
     int sent_calls;
+    size_t sent_arguments; // of the last of these
     bool sent_head;
     // its own
     struct detokenizer *detokenizer;

@@ -31,6 +31,24 @@ static void put_text(struct json_out *o, const struct response *a, struct genera
     s->sent_text = to;
 }
 
+static bool calls_grew(const struct generation_sample *s, int n)
+{
+    return n > s->sent_calls || (n > 0 && s->tools->list[n - 1].arguments.len > s->sent_arguments);
+}
+
+// What is new of the first n calls; only the last one that was sent may have grown.
+static void put_call_deltas(struct json_out *o, struct generation_sample *s, int n)
+{
+    json_out_open(o, "tool_calls", '[');
+    for (int i = s->sent_calls > 0 ? s->sent_calls - 1 : 0; i < n; i++) {
+        const bool first = i >= s->sent_calls;
+        put_tool_call_delta(o, &s->tools->list[i], i, first, first ? 0 : s->sent_arguments);
+        s->sent_arguments = s->tools->list[i].arguments.len;
+    }
+    json_out_close(o, ']');
+    s->sent_calls = n;
+}
+
 // "message", or what a chunk adds to it.
 static void put_message(struct json_out *o, const struct response *a, struct generation_sample *s,
                         bool chunk, bool first)
@@ -39,20 +57,20 @@ static void put_message(struct json_out *o, const struct response *a, struct gen
     const size_t from = chunk ? s->sent_text : 0;
     const size_t to = chunk && !s->tools ? s->safe : content->len;
     const int n = !s->tools ? 0 : !a->request->several_calls && s->tools->n > 0 ? 1 : s->tools->n;
-    const int first_call = chunk ? s->sent_calls : 0;
     json_out_open(o, chunk ? "delta" : "message", '{');
     if (first) json_out_text(o, "role", "assistant");
-    if (n > first_call && to == from)
+    const bool calls = chunk ? calls_grew(s, n) : n > 0;
+    if (calls && to == from)
         json_out_null(o, "content");
     else
         json_out_string(o, "content", bytes_text(content) + from, to - from);
-    if (n > first_call)
-        JSON_OUT_LIST(o, "tool_calls", i, first_call, n,
-                      put_tool_call(o, &s->tools->list[i], i, chunk));
+    if (calls && chunk)
+        put_call_deltas(o, s, n);
+    else if (calls)
+        JSON_OUT_LIST(o, "tool_calls", i, 0, n, put_tool_call(o, &s->tools->list[i]));
     if (!chunk) json_out_null(o, "refusal");
     json_out_close(o, '}');
     s->sent_text = to;
-    s->sent_calls = n;
 }
 
 static void put_choice(struct json_out *o, const struct response *a, struct generation_sample *s,

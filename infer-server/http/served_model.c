@@ -50,10 +50,10 @@ static bool parses_back(const struct tool_form *form, const char *text, size_t l
     struct tool_calls *calls = NULL;
     json_t *tools = json_loads(tools_text, 0, NULL), *want = json_loads(ARGUMENTS, 0, NULL);
     json_t *got = NULL;
-    bool same = tool_calls_new(form, tools, &calls) == ST_OK &&
+    bool same = tool_calls_new(form, tools, false, &calls) == ST_OK &&
                 tool_calls_read(calls, text, len, true) == ST_OK && calls->n == 1 &&
-                json_parse("call", calls->list[0].arguments, strlen(calls->list[0].arguments),
-                           &got) == ST_OK;
+                json_parse("call", bytes_text(&calls->list[0].arguments),
+                           calls->list[0].arguments.len, &got) == ST_OK;
     same = same && json_equal(got, want);
     tool_calls_free(calls);
     json_decref(tools);

@@ -1,10 +1,12 @@
 /* tool_calls.h: the forms in which models write tool calls, each an entry of the table in
- * tool_calls.c: patterns of markers, white space, a name and JSON; and a chat's answer taken apart:
- * the tool calls in it, and the text that is none.
+ * tool_calls.c: patterns of markers, white space, a name and arguments; and a chat's answer taken
+ * apart: the tool calls in it, and the text that is none.
  * The answer's text arrives in pieces, and what comes of it does not depend on where they end: a
  * call is given once it is whole, and text that may yet become one is held back. White space beside
  * a call goes with it. What only looks like a call (broken JSON, a function that the request does
- * not have) stays text, markers included. Loop's thread. */
+ * not have) stays text, markers included. Where calls are asked for early, one is given as soon as
+ * its name stands and its arguments begin, which then grow; it stays a call whatever comes. Loop's
+ * thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_TOOL_CALLS_H
 #define INFER_SERVER_TOOL_CALLS_H
@@ -33,7 +35,7 @@ bool tool_form_mentions(const struct tool_form *form, const char *token);
 struct tool_call {
     char id[TOOL_CALL_ID_BYTES]; // random
     char *name;
-    char *arguments; // the text of a JSON object, as the model wrote it
+    struct bytes arguments; // the text of a JSON object, as the model wrote it where it writes JSON
 };
 
 struct tool_match;
@@ -46,21 +48,51 @@ struct tool_calls {
     const json_t *tools;        // the request's; borrowed
     struct tool_match *matches; // one a pattern (tool_calls.c), of a call that may begin at `open`
     int n_matches;
-    bool begun;       // there are matches
+    bool early;
+    const struct tool_match *growing; // that the last call of the list is given early from
+    bool begun;                       // there are matches
     size_t at, open;  // text before `at` has been given; no call begins between the two
     bool text_before; // other than white space
     bool behind_call; // `at` is
 };
 
-// tools: the list of the request, from which the names of functions are; it must outlive *ret.
-enum status tool_calls_new(const struct tool_form *form, const json_t *tools,
+// tools: the list of the request, from which the names of functions and the types of arguments are;
+// it must outlive *ret. early: calls are given before they are whole.
+enum status tool_calls_new(const struct tool_form *form, const json_t *tools, bool early,
                            struct tool_calls **ret);
 void tool_calls_free(struct tool_calls *c);
 // text[0..len) is the answer's so far, which only ever grows; end: it is whole.
 enum status tool_calls_read(struct tool_calls *c, const char *text, size_t len, bool end);
 
-// The i-th call of an answer as OpenAI's object; of a stream as two, as clients expect: what is
-// called, then with what.
-void put_tool_call(struct json_out *o, const struct tool_call *call, int i, bool chunk);
+// The i-th call of an answer as OpenAI's object; and what is new of it in a stream: first what is
+// called, then (`from` bytes of them have been given) its arguments, which clients join.
+void put_tool_call(struct json_out *o, const struct tool_call *call);
+void put_tool_call_delta(struct json_out *o, const struct tool_call *call, int i, bool first,
+                         size_t from);
+
+// ---- values (tool_values.c) ---------------------------------------------------------------------
+
+// How far through a value a reader has come, JSON's or Python's.
+struct json_reach {
+    int depth;
+    char quote; // in a string that ends with it; 0: in none
+    bool escaped;
+    bool python; // which has other brackets and quotes, too
+};
+// Goes on by one character; true: the value, a string, an object or a list, ends with it.
+bool json_reach_step(struct json_reach *s, char c);
+
+struct slice {
+    const char *text;
+    size_t len;
+};
+
+// An argument that stands as text, as JSON: a string, or where the schema (NULL: any) takes other
+// types the JSON value or Python literal that it is.
+void tool_put_value(const json_t *schema, const char *text, size_t len, struct bytes *to);
+// The call at *at of "f(a=1), g()", which is moved behind it; false: there is none, or a broken
+// one.
+bool tool_next_python_call(const char *list, size_t len, size_t *at, struct slice *ret_name,
+                           struct bytes *ret_arguments);
 
 #endif

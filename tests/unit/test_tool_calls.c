@@ -9,12 +9,16 @@
 
 #include <glob.h>
 
-static json_t *tools; // get_weather, add
+static json_t *tools;
 
 static void make_tools(void)
 {
-    tools = json_quoted("[{'type':'function','function':{'name':'get_weather'}},"
-                        "{'type':'function','function':{'name':'add'}}]");
+    tools = json_quoted(
+        "[{'type':'function','function':{'name':'get_weather','parameters':{'properties':{"
+        "'city':{'type':'string'},'days':{'type':'integer'}}}}},"
+        "{'type':'function','function':{'name':'add','parameters':{'properties':{"
+        "'s':{'type':'string'},'o':{'anyOf':[{'type':'string'},{'type':'null'}]},"
+        "'e':{'enum':['1','x']},'b':{'type':'boolean'},'l':{'type':['array','object']}}}}}]");
 }
 
 LATER(tool_calls_free)
@@ -38,17 +42,17 @@ static const struct tool_form *form_named(const char *name)
 }
 
 // None of the text yet.
-static struct tool_calls *calls_of(const char *form)
+static struct tool_calls *calls_of(const char *form, bool early)
 {
     struct tool_calls *c = NULL;
-    assert_ok(tool_calls_new(form_named(form), tools, &c));
+    assert_ok(tool_calls_new(form_named(form), tools, early, &c));
     return test_later(c, tool_calls_free_later);
 }
 
 // The text in one piece.
 static struct tool_calls *whole(const char *form, const char *text)
 {
-    struct tool_calls *c = calls_of(form);
+    struct tool_calls *c = calls_of(form, false);
     assert_ok(tool_calls_read(c, text, strlen(text), true));
     return c;
 }
@@ -59,17 +63,17 @@ static void assert_same(const struct tool_calls *a, const struct tool_calls *b)
     assert_int_equal(a->n, b->n);
     for (int i = 0; i < a->n; i++) {
         assert_string_equal(a->list[i].name, b->list[i].name);
-        assert_string_equal(a->list[i].arguments, b->list[i].arguments);
+        assert_string_equal(bytes_text(&a->list[i].arguments), bytes_text(&b->list[i].arguments));
     }
 }
 
 // Byte by byte, and in two pieces at every byte, nothing is taken back and all comes out the same.
 static void cut_everywhere(const char *form, const char *text)
 {
-    struct tool_calls *want = whole(form, text), *bytewise = calls_of(form);
+    struct tool_calls *want = whole(form, text), *bytewise = calls_of(form, false);
     const size_t len = strlen(text);
     for (size_t cut = 0; cut <= len; cut++) {
-        struct tool_calls *halves = calls_of(form);
+        struct tool_calls *halves = calls_of(form, false);
         assert_ok(tool_calls_read(halves, text, cut, false));
         assert_int_equal(
             memcmp(bytes_text(&halves->content), bytes_text(&want->content), halves->content.len),
@@ -107,7 +111,8 @@ static void check_case(const json_t *c)
     assert_int_equal(got->n, json_array_size(calls));
     json_array_foreach (calls, i, one) {
         assert_string_equal(got->list[i].name, text_of(one, "0"));
-        assert_true(json_equal(json_of(got->list[i].arguments), json_of(text_of(one, "1"))));
+        assert_true(
+            json_equal(json_of(bytes_text(&got->list[i].arguments)), json_of(text_of(one, "1"))));
     }
     if (!content) content = "";
     assert_int_equal(got->content.len, got->n ? trimmed(content) : strlen(content));
@@ -135,7 +140,7 @@ TEST_EACH(texts, "tool_calls")
     struct tool_calls *got = whole(form, text);
     struct bytes calls = BYTES_INIT;
     for (int k = 0; k < got->n; k++) {
-        bytes_printf(&calls, "%s %s\n", got->list[k].name, got->list[k].arguments);
+        bytes_printf(&calls, "%s %s\n", got->list[k].name, bytes_text(&got->list[k].arguments));
         assert_int_equal(strspn(got->list[k].id, "abcdefghijklmnopqrstuvwxyz0123456789"), 9);
         assert_true(k == 0 || strcmp(got->list[k].id, got->list[0].id) != 0);
     }
@@ -150,12 +155,44 @@ TEST_EACH(texts, "tool_calls")
 TEST_EACH(held_back, "tool_calls")
 {
     const char *text = row_text(cases, i, "text");
-    struct tool_calls *c = calls_of(row_text(cases, i, "form"));
+    struct tool_calls *c = calls_of(row_text(cases, i, "form"), false);
     // without: bytes of the last character that have not come
     const size_t len = strlen(text) - (size_t)row_int(cases, i, "without");
     assert_ok(tool_calls_read(c, text, len, false));
     print_message("%s\n", text);
     assert_string_equal(bytes_text(&c->content), row_text(cases, i, "given"));
+}
+
+// ---- early -------------------------------------------------------------------------------------
+
+// As a stream gives them: after each byte the arguments have only grown; in the end a call that is
+// whole is what it is without, and one that is not stays as far as it came. pieces: what the
+// arguments are when they have grown, with | between.
+TEST_EACH(early, "tool_calls")
+{
+    const char *form = row_text(cases, i, "form"), *text = row_text(cases, i, "text");
+    struct tool_calls *c = calls_of(form, true);
+    struct bytes calls = BYTES_INIT;
+    const size_t len = strlen(text);
+    size_t grown = 0;
+    int n = 0;
+    print_message("%s: %s\n", form, text);
+    for (size_t to = 0; to <= len; to++) {
+        assert_ok(tool_calls_read(c, text, to, to == len));
+        for (int k = n > 0 ? n - 1 : 0; k < c->n; k++) {
+            const struct bytes *arguments = &c->list[k].arguments;
+            if (k >= n) {
+                bytes_printf(&calls, k ? " %s:" : "%s:", c->list[k].name);
+                grown = 0;
+            }
+            if (arguments->len > grown) bytes_printf(&calls, "|%s", arguments->data + grown);
+            grown = arguments->len;
+        }
+        n = c->n;
+    }
+    assert_string_equal(bytes_text(&calls), row_text(cases, i, "calls"));
+    assert_string_equal(bytes_text(&c->content), row_text(cases, i, "content"));
+    bytes_release(&calls);
 }
 
 // ---- the shared templates -----------------------------------------------------------------------
