@@ -55,7 +55,7 @@ struct device_block {
 struct device {
     const struct backend *backend;
     int index;
-    bool bf16_is_exact; // set by open
+    bool bf16_is_exact, has_e4m3; // set by open
     char spec[16], name[96], uuid[48];
     enum status failed; // first failure of an enqueued operation since the last sync
     char failure[512];

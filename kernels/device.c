@@ -140,7 +140,7 @@ enum dtype device_default_dtype(const struct device *dev)
 
 bool device_computes_in(const struct device *dev, enum dtype dt)
 {
-    if (dt == DT_E4M3) return dev->backend->kind == DEVICE_CPU; // of weights; not built for CUDA
+    if (dt == DT_E4M3) return dev->has_e4m3; // of weights
     return dt == DT_F32 || (dt == DT_BF16 && dev->backend->kind == DEVICE_CUDA);
 }
 

@@ -430,6 +430,7 @@ struct scratch_shape {        // of a training step
     int hidden, widest;       // width of the norms; columns of the widest matmul in a layer
     int logits_chunk, vocab;  // of the logits that exist at one time
     int64_t n_elements;       // gradients
+    int64_t widened;          // of the largest matrix in e4m3, its experts together; 0: none
     int lora_rank;            // of an adapter; 0: none
     bool lora_head;           // that changes the logits too
     bool lora_dropout;

@@ -501,6 +501,18 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
     return m;
 }
 
+int64_t weights_widest(const struct weights *w)
+{
+    int64_t widest = 0;
+    for (int i = 0; w->twin && i < w->twin->n_tensors; i++) {
+        const struct weight_tensor *t = &w->twin->tensors[i];
+        const int64_t n =
+            matrix_rows(w, t->role, t->layer) * weights_matrix(w, t->role, t->layer).k;
+        if (n > widest) widest = n;
+    }
+    return widest;
+}
+
 void weights_quantise(const struct weights *w, struct device *dev)
 {
     const struct weights *twin = w->twin;

@@ -126,6 +126,9 @@ struct weight_matrix {
     const int8_t *scales; // of w, which is the twin's (ops.h, struct matmul); NULL: it is of w's dt
 };
 struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role role, int layer);
+// Elements of the twin's largest matrix, of experts all: what is widened at once (ops.h,
+// scratch_shape). 0: there is no twin.
+int64_t weights_widest(const struct weights *w);
 // Enqueues making the twin of the tensors as they are; nothing where there is none. What writes
 // tensors below does so itself, but for weights_write().
 void weights_quantise(const struct weights *w, struct device *dev);

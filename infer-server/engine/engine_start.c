@@ -359,8 +359,8 @@ enum status engine_open_device(struct engine *e)
                            dtype_name(device_default_dtype(e->dev)));
     if (e->options.quantization && !device_computes_in(e->dev, DT_E4M3))
         return status_fail(ST_UNSUPPORTED,
-                           "--quantization %s: it is built for --device cpu alone so far, and this "
-                           "is %s (%s); leave it away",
+                           "--quantization %s: %s (%s) has no e4m3, as GPUs have from compute "
+                           "capability 8.9 on, and --device cpu; leave it away",
                            quantization_names[e->options.quantization], device_name(e->dev),
                            device_spec(e->dev));
     if (e->options.exact && !device_is_exact(e->dev, (enum dtype)e->options.dtype))

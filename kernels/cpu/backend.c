@@ -55,6 +55,7 @@ static enum status cpu_open(int index, struct device *dev)
             "the address space that this process may have; raise ulimit -v, or lower "
             "OMP_NUM_THREADS",
             threads);
+    dev->has_e4m3 = true;
     struct cpu_state *state = calloc(1, sizeof *state);
     if (!state) return status_fail(ST_NO_MEMORY, "no memory for the CPU device");
     dev->state = state;

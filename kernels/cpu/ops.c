@@ -12,7 +12,9 @@ size_t cpu_scratch_bytes(struct device *dev, const struct scratch_shape *shape)
     size_t lora =
         cpu_lora_scratch(shape->rows, shape->lora_rank, shape->lora_dropout ? shape->widest : 0);
     size_t max = attention > squares ? attention : squares;
+    size_t widened = (size_t)shape->widened * sizeof(float);
     if (delta > max) max = delta;
+    if (widened > max) max = widened;
     return ((max > lora ? max : lora) + 63) / 64 * 64;
 }
 

@@ -33,6 +33,7 @@ struct cuda_state {
     struct matmul_state *matmul;
     void *workspace; // grow-only; outgrown ones live on in `outgrown`, graphs may hold them
     size_t workspace_bytes;
+    size_t workspace_kept; // at its beginning, by an operation that calls others (wide_weights)
     void **outgrown;
     int n_outgrown;
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
@@ -360,6 +361,19 @@ EACH_TABLE(X)
 
 // out[c] += sum over p of parts[p][c], in a fixed order; parts (n, width) (rows.cu)
 void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, int width);
+
+// Weights of e4m3 (ops.h, struct matmul) as `dt`, which a computation with such weights is then
+// enqueued with while this lives: its own scratch lies behind. Without scales they are as they were
+// given. NULL after a recorded failure (rows.cu).
+struct wide_weights {
+    struct device *dev;
+    size_t kept_before;
+    const void *w;
+
+    wide_weights(struct device *dev, const void *w, const int8_t *scales, int64_t rows, int cols,
+                 enum dtype dt);
+    ~wide_weights() { cuda_use(dev)->workspace_kept = kept_before; }
+};
 
 // What the operations of a training step ask of cuda_workspace(), at most.
 size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int rows,

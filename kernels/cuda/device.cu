@@ -66,8 +66,8 @@ static enum status reserve(struct device *dev, size_t bytes)
 void *cuda_workspace(struct device *dev, size_t bytes)
 {
     struct cuda_state *state = cuda_use(dev);
-    if (bytes <= state->workspace_bytes) return state->workspace;
-    if (state->capturing) {
+    bytes += state->workspace_kept;
+    if (bytes > state->workspace_bytes && state->capturing) {
         device_fail(dev,
                     "workspace would grow to %zu bytes during capture; run the operations once "
                     "before capturing them",
@@ -76,7 +76,8 @@ void *cuda_workspace(struct device *dev, size_t bytes)
     }
     // Twice the old size, so that what is outgrown never adds up to more than what is in use.
     size_t want = bytes > 2 * state->workspace_bytes ? bytes : 2 * state->workspace_bytes;
-    return cuda_ok(dev, grow(dev, want), "workspace") ? state->workspace : NULL;
+    if (bytes > state->workspace_bytes && !cuda_ok(dev, grow(dev, want), "workspace")) return NULL;
+    return (char *)state->workspace + state->workspace_kept;
 }
 
 // ---- opening -----------------------------------------------------------------------------------
@@ -152,6 +153,7 @@ static enum status open_at(int index, struct device *dev)
     // Matmuls in k16 order were measured there, with the forms of 9.0: 8.0's PTX has none of its
     // own.
     dev->bf16_is_exact = prop.major == 9 && state->major == 9;
+    dev->has_e4m3 = prop.major * 10 + prop.minor >= 89;
     state->max_shared = (int)prop.sharedMemPerBlockOptin;
     error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaEventCreate(&state->started);

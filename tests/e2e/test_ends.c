@@ -206,7 +206,6 @@ TEST(killed_trainer_in_an_update_is_undone)
 // Of weights with a twin both copies.
 TEST(killed_trainer_in_an_update_of_e4m3_is_undone)
 {
-    if (!on_cpu()) test_skip("--quantization is the CPU's alone so far");
     kill_in_updates(args("--quantization fp8-weights"));
 }
 

@@ -20,7 +20,7 @@ static void assert_no_mismatch(const struct scene *s, const char *run)
     each_within(s, run, "entropy", STEPS, DBL_MIN, INFINITY);
 }
 
-TEST_IN(everything_at_once, scene_open)
+static void everything(struct scene *s, const char *quantization)
 {
     struct bytes lines = BYTES_INIT;
     for (int a = 0; a < 20; a++) // with a beginning to be found in the prefix cache
@@ -29,8 +29,8 @@ TEST_IN(everything_at_once, scene_open)
     bytes_release(&lines);
     // 64 tokens of keys and values, where a batch would like to have 250
     restart_server(s, args("--block-size 4 --prefill-chunk 5 --max-batch 8 --max-context 48 "
-                           "--kv-memory %s --speculative ngram:4,suffix:8",
-                           on_cpu() ? "32K" : "16K"));
+                           "--kv-memory %s --speculative ngram:4,suffix:8 --quantization %s",
+                           on_cpu() ? "32K" : "16K", quantization));
     assert_train(
         s, 0, "run",
         "--exact --max-steps 20 --max-completion-length 24 --temperature 0.7 --save-steps 0");
@@ -38,6 +38,16 @@ TEST_IN(everything_at_once, scene_open)
     assert_true(daemon_metric(&s->daemon, "vllm:num_preemptions_total") > 0);
     assert_true(daemon_metric(&s->daemon, "vllm:prefix_cache_hits_total") > 0);
     assert_true(daemon_metric(&s->daemon, "vllm:spec_decode_num_accepted_tokens_total") > 0);
+}
+
+TEST_IN(everything_at_once, scene_open)
+{
+    everything(s, "none");
+}
+
+TEST_IN(everything_in_e4m3, scene_open)
+{
+    everything(s, "fp8-weights");
 }
 
 // Without any of that too, and the weights end as they did with it.

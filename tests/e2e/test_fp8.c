@@ -7,16 +7,10 @@
 
 #define FP8 "--quantization fp8-weights "
 
-static void open_fp8(struct scene *s)
-{
-    if (!on_cpu()) test_skip("--quantization is the CPU's alone so far");
-    scene_open(s);
-}
-
 static void restart(struct scene *s, const char *const options[])
 {
     daemon_kill(&s->daemon);
-    daemon_start(&s->daemon, s->model, options);
+    daemon_start(&s->daemon, s->model, JOIN(args("--dtype %s", daemon_exact_dtype()), options));
 }
 
 static void assert_no_mismatch(const struct scene *s, const char *run, int steps)
@@ -27,7 +21,7 @@ static void assert_no_mismatch(const struct scene *s, const char *run, int steps
 
 // With drafts, a prefix cache, chunked prompts and the KL term's reference, which begins as the
 // policy does; other weights than those without come of it.
-TEST_IN(equal_bits_in_every_step, open_fp8)
+TEST_IN(equal_bits_in_every_step, scene_open)
 {
     double kl[21];
     struct file_map a, b;
@@ -48,7 +42,7 @@ TEST_IN(equal_bits_in_every_step, open_fp8)
     file_map_release(&b);
 }
 
-TEST_IN(an_adapter_beside_it, open_fp8)
+TEST_IN(an_adapter_beside_it, scene_open)
 {
     restart(s, args("--exact " FP8 "--max-adapters 1"));
     assert_train(s, 0, "run", "--exact --max-steps 8 --lora-r 4");
@@ -56,7 +50,7 @@ TEST_IN(an_adapter_beside_it, open_fp8)
 }
 
 // Another server and another trainer go on from a checkpoint, which holds the weights alone.
-TEST_IN(resumes_to_the_bit, open_fp8)
+TEST_IN(resumes_to_the_bit, scene_open)
 {
     restart(s, args("--exact " FP8));
     assert_train(s, 0, "whole", "--exact --max-steps 6");
@@ -70,7 +64,7 @@ TEST_IN(resumes_to_the_bit, open_fp8)
     test_same_file(latest(s, "whole"), latest(s, "halves"), "trainer/optimizer.safetensors");
 }
 
-TEST_IN(what_does_not_go_with_it, open_fp8)
+TEST_IN(what_does_not_go_with_it, scene_open)
 {
     struct daemon worker = {0};
     assert_train(s, 0, "plain", "--max-steps 1");
@@ -85,15 +79,4 @@ TEST_IN(what_does_not_go_with_it, open_fp8)
                                  args("--model %s --max-steps 1 --sync checkpoint --server-args %s",
                                       s->model, FP8)));
     assert_said(s, "are this process's own, which has them as they are");
-}
-
-TEST(refused_on_a_gpu)
-{
-    if (on_cpu()) test_skip("needs a GPU");
-    struct scene s;
-    scene_open(&s);
-    daemon_kill(&s.daemon);
-    daemon_spawn(&s.daemon, s.model, args(FP8));
-    assert_int_equal(test_wait(&s.daemon.child, LIMIT_MS), 1);
-    assert_contains(test_read(s.daemon.log), "it is built for --device cpu alone so far");
 }

@@ -97,46 +97,97 @@ ON_EACH_DEVICE(matmul_rows)
 }
 
 /* Weights in e4m3 give the bits of the same weights widened: of few rows and many, forward and
- * back, and of experts. */
-ON_EACH_DEVICE(matmul_e4m3)
+ * back, of experts, and with what follows at once. */
+enum form { FORWARD, ADDED, GATED, TO_INPUT, FORMS };
+struct e4m3_shape {
+    int n, k, experts; // experts 0: none
+};
+// What both runs are given, device: float arrays as `dt`.
+struct e4m3_data {
+    uint8_t *codes;
+    int8_t *scales;
+    void *a, *w, *bias, *before, *c, *x;
+    int32_t *offsets;
+};
+
+static void run_e4m3(const struct e4m3_data *d, enum form form, int m, const struct e4m3_shape *p,
+                     bool wide, size_t bytes)
 {
-    enum { M = 9, N = 70, K = 1100, EXPERTS = 5 };
-    static const int32_t offsets[EXPERTS + 1] = {0, 3, 3, 4, 8, M};
-    if (!device_computes_in(dev, DT_E4M3)) return;
+    struct matmul s = {.m = m, .n = p->n, .k = p->k, .trans_b = true, .beta = form == ADDED};
+    const struct act_shape act = {m, p->n / 2, ACT_SILU, true, dt, 0, 0};
+    const void *b = wide ? d->w : d->codes, *bias = p->experts || form > GATED ? NULL : d->bias;
+    if (form == TO_INPUT) s = (struct matmul){.m = m, .n = p->k, .k = p->n};
+    s.in = s.out = dt;
+    s.early = true;
+    s.scales = wide ? NULL : d->scales;
+    device_copy(dev, d->c, d->before, bytes);
+    if (p->experts && form == GATED)
+        ops->matmul_experts_act(dev, d->c, d->x, d->a, b, d->offsets, p->experts, &s, &act, false);
+    else if (p->experts)
+        ops->matmul_experts(dev, d->c, d->a, b, d->offsets, p->experts, &s);
+    else if (form == GATED)
+        ops->matmul_act(dev, d->c, d->x, d->a, b, bias, &s, &act, false);
+    else
+        ops->matmul(dev, d->c, d->a, b, bias, &s);
+}
+
+static void as_widened(const struct e4m3_shape *p, const int *rows, int n_rows)
+{
+    const int matrices = p->experts ? p->experts : 1, widest = p->n > p->k ? p->n : p->k;
+    const size_t n_w = (size_t)matrices * (size_t)p->n * (size_t)p->k;
+    const size_t n_c = (size_t)rows[n_rows - 1] * (size_t)widest, bytes = n_c * dtype_size(dt);
+    const size_t mark = op_mark();
     struct rng rng;
     rng_init(&rng, 23, 0);
-    static float a[M * K], w[EXPERTS * N * K], bias[N], narrow[M * K], plain[M * K];
-    static uint8_t codes[EXPERTS * N * K];
-    static int8_t scales[EXPERTS * N];
-    for (int i = 0; i < M * K; i++) a[i] = rng_normal(&rng);
-    for (int i = 0; i < N; i++) bias[i] = rng_normal(&rng);
-    for (int i = 0; i < EXPERTS * N * K; i++) w[i] = ldexpf(rng_normal(&rng), i / K % 9 - 6);
-    float *d_a = to_device(a, sizeof a), *d_w = to_device(w, sizeof w);
-    float *d_bias = to_device(bias, sizeof bias), *d_c = to_device(NULL, sizeof plain);
-    void *d_codes = to_device(NULL, sizeof codes), *d_scales = to_device(NULL, sizeof scales);
-    int32_t *d_offsets = to_device(offsets, sizeof offsets);
-    ops->quantise(dev, d_codes, d_scales, d_w, EXPERTS * N, K, DT_F32);
-    from_device(codes, d_codes, sizeof codes);
-    from_device(scales, d_scales, sizeof scales);
-    for (int i = 0; i < EXPERTS * N * K; i++) w[i] = ldexpf(f32_from_e4m3(codes[i]), scales[i / K]);
-    device_copy_in(dev, d_w, w, sizeof w);
-    for (int call = 0; call < 6; call++) {
-        const bool back = call % 2, experts = call >= 4; // 0, 1: of one row; 2, 3: of all
-        struct matmul s = {.m = call < 2 ? 1 : M, .n = N, .k = K, .trans_b = true};
-        if (back) s = (struct matmul){.m = s.m, .n = K, .k = N};
-        for (int wide = 0; wide < 2; wide++) {
-            s.scales = wide ? NULL : d_scales;
-            const void *b = wide ? d_w : d_codes;
-            device_fill(dev, d_c, 0xFF, sizeof plain);
-            if (experts)
-                ops->matmul_experts(dev, d_c, d_a, b, d_offsets, EXPERTS, &s);
-            else
-                ops->matmul(dev, d_c, d_a, b, back ? NULL : d_bias, &s);
-            from_device(wide ? plain : narrow, d_c, sizeof plain);
+    float *x = normal_numbers(&rng, n_w, 1);
+    uint8_t *codes = op_host(n_w);
+    int8_t *scales = op_host((size_t)(matrices * p->n));
+    int32_t offsets[9] = {0};
+    void *plain = to_device(NULL, bytes);
+    struct e4m3_data d = {.codes = to_device(NULL, n_w),
+                          .scales = to_device(NULL, (size_t)(matrices * p->n)),
+                          .a = normal_on_device(dt, n_c, 1, 1),
+                          .w = to_device(NULL, n_w * dtype_size(dt)),
+                          .bias = normal_on_device(dt, (size_t)p->n, 1, 2),
+                          .before = normal_on_device(dt, n_c, 1, 3),
+                          .c = to_device(NULL, bytes),
+                          .x = to_device(NULL, bytes),
+                          .offsets = to_device(NULL, sizeof offsets)};
+    for (size_t i = 0; i < n_w; i++) x[i] = ldexpf(x[i], (int)(i / (size_t)p->k % 19) - 9);
+    ops->quantise(dev, d.codes, d.scales, to_device(x, n_w * sizeof *x), matrices * p->n, p->k,
+                  DT_F32);
+    from_device(codes, d.codes, n_w);
+    from_device(scales, d.scales, (size_t)(matrices * p->n));
+    for (size_t i = 0; i < n_w; i++)
+        x[i] = ldexpf(f32_from_e4m3(codes[i]), scales[i / (size_t)p->k]);
+    ops->convert(dev, d.w, dt, to_device(x, n_w * sizeof *x), DT_F32, (int64_t)n_w);
+    for (int r = 0; r < n_rows; r++)
+        for (enum form form = FORWARD; form < FORMS; form++) {
+            char what[80];
+            if (p->experts && form == ADDED) continue;
+            for (int e = 1; e <= p->experts; e++) // one has none
+                offsets[e] = e == p->experts ? rows[r]
+                             : e == 2        ? offsets[1]
+                                             : rows[r] * e / (p->experts + 1);
+            device_copy_in(dev, d.offsets, offsets, sizeof offsets);
+            run_e4m3(&d, form, rows[r], p, true, bytes);
+            device_copy(dev, plain, d.c, bytes);
+            run_e4m3(&d, form, rows[r], p, false, bytes);
+            snprintf(what, sizeof what, "%d rows, (%d, %d) of %d experts, form %d", rows[r], p->n,
+                     p->k, p->experts, form);
+            assert_same_bytes(what, d.c, plain, bytes);
         }
-        assert_true(isfinite(plain[0]) && plain[0] != 0);
-        assert_memory_equal(narrow, plain, sizeof plain);
-    }
+    op_release(mark);
+}
+
+ON_EACH_DTYPE(matmul_e4m3)
+{
+    static const struct e4m3_shape shapes[] = {{70, 1100, 0}, {160, 1152, 0}, {1536, 512, 0},
+                                               {36, 130, 5},  {96, 256, 8},   {24, 640, 3}};
+    static const int rows[] = {1, 3, 9, 16, 40, 70, 130};
+    if (!device_computes_in(dev, DT_E4M3)) return;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        as_widened(&shapes[i], rows, device_kind(dev) == DEVICE_CPU ? 3 : 7);
 }
 
 OP_TESTS(cases)

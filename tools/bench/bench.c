@@ -58,6 +58,7 @@ enum status bench_open(struct bench *b, const struct bench_options *o, const cha
     b->dt = o->dtype ? (enum dtype)(o->dtype - 1) : device_default_dtype(b->dev);
     if (b->o.batch == 0) b->o.batch = cuda ? 16 : 1;
     CHECK(bench_load_config(o, cuda, &b->config));
+    b->config->quantization = (enum quantization)o->quantization;
     if (bridge_path) {
         const struct weights_source sources[WEIGHTS_ROLES] = {{b->config, o->model}};
         CHECK(weights_owner_new(b->dev, NULL, sources, b->dt, bridge_path, &b->owner));

@@ -19,6 +19,7 @@ struct bench_options {
     int dtype;              // dtype_option_names
     int recompute, moments; // recompute_names, moments_kind_names
     int sync;               // sync_way_names
+    int quantization;       // quantization_names
     int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness, lora_r;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative, tandem
     const char *tandem_model;
@@ -65,8 +66,8 @@ enum status limits_bandwidth(struct bench *b);
 enum status limits_matmul(struct bench *b, double *ret_flops);
 // Parameters that one row is multiplied by, or looks up: of experts those it is given to.
 double limits_row_parameters(const struct bench *b);
-// Parameters that n rows together read, where rows spread evenly over experts.
-double limits_read_parameters(const struct bench *b, double n);
+// Bytes of the weights that n rows together read, where rows spread evenly over experts.
+double limits_read_bytes(const struct bench *b, double n);
 // layer_attn_products() of all layers.
 double limits_attn_products(const struct bench *b);
 

@@ -122,10 +122,11 @@ enum status bench_decode(struct bench *b)
     CHECK(bench_time(b->o.warmup, b->o.steps, decoder_step, &d, &step_ms));
     // an untied input embedding is looked up, not read through
     const double looked_up = c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden;
-    const double weights = limits_read_parameters(b, d.n) - looked_up;
+    const double e = (double)dtype_size(b->dt);
+    const double weights = limits_read_bytes(b, d.n) - looked_up * e;
     const double keys = (double)d.n * (double)b->o.context;
-    const double read_ms = 1e3 * (weights + keys * (double)config_kv_elements(c)) *
-                           (double)dtype_size(b->dt) / b->read_bandwidth;
+    const double read_ms =
+        1e3 * (weights + keys * (double)config_kv_elements(c) * e) / b->read_bandwidth;
     // 2 operations a weight and row, and the attention scores and sums
     const double work =
         2 * (limits_row_parameters(b) - looked_up) * d.n + 2 * keys * limits_attn_products(b);

@@ -141,14 +141,17 @@ static double unread_parameters(const struct bench *b, double n)
     return unread;
 }
 
-double limits_read_parameters(const struct bench *b, double n)
+double limits_read_bytes(const struct bench *b, double n)
 {
-    return (double)b->weights->n_parameters - unread_parameters(b, n);
+    const struct weights *twin = b->weights->twin; // of which the experts are
+    const double unread = unread_parameters(b, n), e = (double)dtype_size(b->dt);
+    const double narrow = twin ? (double)twin->n_parameters - unread : 0;
+    return ((double)b->weights->n_parameters - unread - narrow) * e + narrow;
 }
 
 double limits_row_parameters(const struct bench *b)
 {
-    return limits_read_parameters(b, 1);
+    return (double)b->weights->n_parameters - unread_parameters(b, 1);
 }
 
 double limits_attn_products(const struct bench *b)

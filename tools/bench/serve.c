@@ -81,10 +81,9 @@ static enum status measure_limit(struct serve_bench *s)
     }
     if (s->tokens / s->in_flight > steps) steps = s->tokens / s->in_flight;
     const double element = (double)dtype_size(b->dt);
-    const double read = steps * limits_read_parameters(b, s->in_flight) +
-                        positions * (double)config_kv_elements(b->config);
-    s->limit_ms =
-        1e3 * (read * element / b->read_bandwidth + 2 * prompts * limits_row_parameters(b) / flops);
+    const double read = steps * limits_read_bytes(b, s->in_flight) +
+                        positions * (double)config_kv_elements(b->config) * element;
+    s->limit_ms = 1e3 * (read / b->read_bandwidth + 2 * prompts * limits_row_parameters(b) / flops);
     return ST_OK;
 }
 

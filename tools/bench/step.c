@@ -76,8 +76,8 @@ static enum status measure_limit(struct step_bench *s)
     const double kv = samples * context * (double)config_kv_elements(c);
     const double prompt_rows = prompts * (double)b->o.prompt_tokens;
     const double rows = prompt_rows + samples * (double)b->o.tokens;
-    const double decode = (double)b->o.tokens * (limits_read_parameters(b, samples) + kv) *
-                          element / b->read_bandwidth;
+    const double decode =
+        (double)b->o.tokens * (limits_read_bytes(b, samples) + kv * element) / b->read_bandwidth;
     const bool whole = b->o.lora_r == 0;
     const double adamw = whole ? 28.0 * (double)b->weights->n_elements / b->bandwidth : 0;
     const double training =

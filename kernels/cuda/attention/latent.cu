@@ -178,18 +178,29 @@ static const op_variant rows[] = {
 const struct op_variants latent_query_variants = {OP_latent_query, 2, rows};
 const struct op_variants latent_value_variants = {OP_latent_value, 2, rows};
 
+static void multiply_latent(struct device *dev, const struct op_variants *variants,
+                            latent_call call)
+{
+    latent_shape shape = *call.shape;
+    if (shape.rows <= 0) return;
+    const wide_weights wide(dev, call.w, shape.scales, shape.n_heads * (shape.nope + shape.value),
+                            shape.rank, shape.dt);
+    shape.early = shape.early && !shape.scales;
+    call.w = wide.w;
+    call.shape = &shape;
+    if (call.w) op_take_variant(dev, variants, &call);
+}
+
 void cuda_latent_query(struct device *dev, void *qkv, const void *q, const void *keys,
                        const void *w, const struct latent_shape *s)
 {
-    const latent_call call = {qkv, q, keys, w, s};
-    if (s->rows > 0) op_take_variant(dev, &latent_query_variants, &call);
+    multiply_latent(dev, &latent_query_variants, {qkv, q, keys, w, s});
 }
 
 void cuda_latent_value(struct device *dev, void *out, const void *o, const void *w,
                        const struct latent_shape *s)
 {
-    const latent_call call = {out, o, NULL, w, s};
-    if (s->rows > 0) op_take_variant(dev, &latent_value_variants, &call);
+    multiply_latent(dev, &latent_value_variants, {out, o, NULL, w, s});
 }
 
 // Whether entries may be taken 16 bytes at a time.

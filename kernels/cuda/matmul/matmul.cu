@@ -21,6 +21,7 @@
 #include "kernels/comm.h"
 #include "kernels/cuda/library.cuh"
 #include "kernels/cuda/matmul/matmul.cuh"
+#include <algorithm>
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,7 +209,7 @@ static struct plan_key choice_key(const struct plan_key *key)
 static bool in_workspace(const struct cuda_state *state, const void *p)
 {
     const char *at = (const char *)p, *begin = (const char *)state->workspace;
-    return begin && at >= begin && at < begin + state->workspace_bytes;
+    return begin && at >= begin + state->workspace_kept && at < begin + state->workspace_bytes;
 }
 
 static bool may_be_timed(const struct cuda_state *state, const struct plan *plan,
@@ -445,6 +446,26 @@ size_t cuda_matmul_scratch(int rows, int width)
 
 // ---- variants ----------------------------------------------------------------------------------
 
+bool matmul_is_e4m3(struct device *, const matmul_call &c)
+{
+    return c.shape->scales;
+}
+
+void matmul_widened(struct device *dev, const matmul_call &c)
+{
+    struct matmul s = *c.shape;
+    const wide_weights b(dev, c.b, s.scales,
+                         (int64_t)(s.trans_b ? s.n : s.k) * std::max(1, c.n_experts),
+                         s.trans_b ? s.k : s.n, s.in);
+    s.scales = NULL;
+    s.early = false;
+    if (!b.w) return;
+    if (c.n_experts > 0)
+        cuda_matmul_experts(dev, c.c, c.a, b.w, c.offsets, c.n_experts, &s);
+    else
+        cuda_matmul(dev, c.c, c.a, b.w, c.bias, &s);
+}
+
 static bool is_columns(struct device *, const matmul_call &c)
 {
     return c.shape->columns;
@@ -482,6 +503,7 @@ static void library(struct device *dev, const matmul_call &c)
 }
 
 static const op_variant matmul_rows[] = {
+    variant<matmul_call, matmul_is_e4m3, matmul_widened>("widened", MATMUL_WIDENED_TAKES),
     variant<matmul_call, matmul_few_columns_takes, matmul_few_columns>(
         "few_columns", "ranks put columns together and map each other's memory; else as few"),
     variant<matmul_call, is_columns, gather_columns>("columns", "ranks put columns together"),
@@ -490,7 +512,7 @@ static const op_variant matmul_rows[] = {
     variant<matmul_call, adds_to_bf16, library_add>("library_add", "beta 1 to bf16"),
     variant<matmul_call, otherwise, library>("library", "all else: cuBLASLt"),
 };
-const struct op_variants matmul_variants = {OP_matmul, 5, matmul_rows};
+const struct op_variants matmul_variants = {OP_matmul, 6, matmul_rows};
 
 void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                  const struct matmul *shape)

@@ -21,6 +21,11 @@ struct matmul_call {
     const struct rope_store *store = NULL; // matmul_rope_store
 };
 
+// matmul.cu: B is weights in e4m3. It is widened as a whole, and the call taken as one of that.
+#define MATMUL_WIDENED_TAKES "B in e4m3: widened, then as one of what that gives"
+bool matmul_is_e4m3(struct device *dev, const matmul_call &call);
+void matmul_widened(struct device *dev, const matmul_call &call);
+
 // matmul_small.cu: bf16 on Hopper, few rows, or few rows of each expert. Whether one takes a call,
 // and its launch.
 bool matmul_few_takes(struct device *dev, const matmul_call &call);

@@ -349,6 +349,42 @@ void cuda_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const voi
     });
 }
 
+// V of a row's, of which there are `units` times V.
+template <typename T, int V>
+__global__ void widen_kernel(T *w, const uint8_t *codes, const int8_t *scales, unsigned n,
+                             unsigned units)
+{
+    grid_begin();
+    const unsigned unit = blockIdx.x * THREADS + threadIdx.x;
+    if (unit >= n) return;
+    const float scale = power_of_two(scales[unit / units]);
+    const pack<uint8_t, V> code = ((const pack<uint8_t, V> *)codes)[unit];
+    float x[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) x[i] = f32_from_e4m3(code.at[i]) * scale;
+    store<T, V>(w + (int64_t)unit * V, x);
+}
+
+wide_weights::wide_weights(struct device *dev, const void *narrow, const int8_t *scales,
+                           int64_t rows, int cols, enum dtype dt)
+    : dev(dev), kept_before(cuda_use(dev)->workspace_kept), w(narrow)
+{
+    if (!scales) return;
+    const size_t bytes = (rows * cols * dtype_size(dt) + 255) / 256 * 256;
+    w = cuda_workspace(dev, bytes);
+    if (!w) return;
+    cuda_use(dev)->workspace_kept += bytes;
+    with_type(dt, [&](auto t) {
+        using T = decltype(t);
+        const bool fits = cols % wide<T> == 0 && aligned(wide<T>, {narrow}, {});
+        const int v = fits ? wide<T> : 1;
+        const int64_t n = rows * cols / v;
+        const auto kernel = fits ? widen_kernel<T, wide<T>> : widen_kernel<T, 1>;
+        cuda_launch(dev, "weights of e4m3", kernel, ceil_div(n, THREADS), THREADS, 0, (T *)w,
+                    (const uint8_t *)narrow, scales, (unsigned)n, (unsigned)(cols / v));
+    });
+}
+
 // ---- random numbers ----------------------------------------------------------------------------
 
 // For weights that no file has: those of kernels/cpu/rows.c, but for the last bit of a double's
