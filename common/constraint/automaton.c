@@ -14,16 +14,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EMPTY_STACK  0
-#define UNKNOWN      (-2)
-#define MAX_STACKS   (1 << 20)
-#define MAX_FOLLOWED (1 << 16) // nodes on the way to a state's places
+#define EMPTY_STACK 0
+#define UNKNOWN     (-2)
+#define MAX_STACKS  (1 << 20)
+#define MAX_ROUNDS  100
+#define MAX_PLACES  (1 << 22) // of all states
 
 enum node_kind { NODE_END, NODE_BYTE, NODE_EITHER, NODE_CALL };
 
 struct node {
-    uint8_t kind, low, high;
-    int32_t next, other; // BYTE: next; EITHER: both; CALL: next, the rule
+    uint8_t kind, low, high; // EITHER, CALL: low is what automaton_set_run() was told
+    int32_t next, other;     // BYTE: next; EITHER: both; CALL: next, the rule
 };
 
 struct stack {
@@ -37,6 +38,7 @@ struct place {
 struct state {
     int32_t *next;     // (256) once one was asked for; UNKNOWN, AUTOMATON_DEAD
     uint32_t first, n; // of `places`
+    uint8_t run;
     bool may_end;
 };
 
@@ -53,7 +55,7 @@ struct automaton {
     int n_nodes;
     struct rule {
         int32_t start; // -1: not defined yet, or nothing
-        bool is_defined;
+        bool is_defined, is_plain;
         char name[40]; // of a grammar, or ""
     } * rules;
     int n_rules;
@@ -67,7 +69,9 @@ struct automaton {
     struct index stack_index, state_index;
     struct place *found; // (AUTOMATON_PLACES) of the state that is being made
     int n_found;
+    uint8_t found_run;
     bool found_end;
+    int64_t budget;     // nodes that may yet be followed
     struct place *work; // nodes to follow, and followed
     int n_work, work_room;
     struct index work_index;
@@ -317,6 +321,23 @@ bool automaton_is_defined(const struct automaton *a, int rule)
     return rule >= 0 && a->rules[rule].is_defined;
 }
 
+void automaton_set_plain(struct automaton *a, int rule)
+{
+    if (rule >= 0) a->rules[rule].is_plain = true;
+}
+
+bool automaton_is_plain(uint32_t point)
+{
+    return point >= ' ' && point != '"' && point != '\\' && point != '<' && point != 0x7f &&
+           point != 0x2028 && point != 0x2029;
+}
+
+void automaton_set_run(struct automaton *a, int node, int64_t n)
+{
+    if (node > 0)
+        a->nodes[node].low = n < 0 || n > AUTOMATON_MAX_RUN ? AUTOMATON_MAX_RUN : (uint8_t)n;
+}
+
 void automaton_name(struct automaton *a, int rule, const char *name, size_t n)
 {
     if (rule >= 0) snprintf(a->rules[rule].name, sizeof a->rules->name, "%.*s", (int)n, name);
@@ -328,17 +349,29 @@ int automaton_call(struct automaton *a, int rule, int next)
     return add_node(a, (struct node){NODE_CALL, 0, 0, next, rule});
 }
 
+// A call of what is repeated, which may come n times from here on.
+static int call_one(struct automaton *a, int rule, bool is_plain, int64_t n, int next)
+{
+    const int made = automaton_call(a, rule, next);
+    if (is_plain) automaton_set_run(a, made, n);
+    return made;
+}
+
 int automaton_repeat(struct automaton *a, int first, int further, int64_t min, int64_t max,
                      int next)
 {
+    const bool is_plain =
+        first >= 0 && further >= 0 && a->rules[first].is_plain && a->rules[further].is_plain;
+    const int64_t bounded = max < 0 ? min : max;
     int after = next;
     if (max < 0) {
         after = automaton_open(a);
-        automaton_close(a, after, automaton_call(a, further, after), next);
+        automaton_close(a, after, call_one(a, further, is_plain, -1, after), next);
     }
-    for (int64_t i = (max < 0 ? min : max) - 1; i > 0 && !a->failed; i--)
-        after = automaton_either(a, automaton_call(a, further, after), i < min ? -1 : next);
-    const int some = max == 0 ? -1 : automaton_call(a, first, after);
+    for (int64_t i = bounded - 1; i > 0 && !a->failed; i--)
+        after = automaton_either(a, call_one(a, further, is_plain, max < 0 ? -1 : max - i, after),
+                                 i < min ? -1 : next);
+    const int some = max == 0 ? -1 : call_one(a, first, is_plain, max, after);
     return min > 0 ? some : automaton_either(a, some, next);
 }
 
@@ -381,9 +414,9 @@ static enum status add_work(struct automaton *a, struct place p)
     for (struct slot *i = slot_of(&a->work_index, hash); i->number >= 0;
          i = next_slot(&a->work_index, i))
         if (a->work[i->number].node == p.node && a->work[i->number].stack == p.stack) return ST_OK;
-    if (a->n_work == MAX_FOLLOWED)
-        return status_fail(ST_TOO_LONG, "a constraint has more than %d ways to go on at one place",
-                           MAX_FOLLOWED);
+    if (a->budget-- <= 0)
+        return status_fail(ST_TOO_LONG, "a constraint's mask follows more than %d nodes",
+                           AUTOMATON_BUDGET);
     if (a->n_work == a->work_room) {
         const int room = a->work_room ? 2 * a->work_room : 64;
         struct place *work = realloc(a->work, (size_t)room * sizeof *work);
@@ -411,6 +444,7 @@ static enum status follow_one(struct automaton *a, struct place p)
 {
     const struct node *node = &a->nodes[p.node];
     enum status st;
+    if (node->kind != NODE_BYTE && node->low > a->found_run) a->found_run = node->low;
     switch (node->kind) {
     case NODE_BYTE:
         if (node->next < 0) return ST_OK;
@@ -439,6 +473,7 @@ static enum status follow(struct automaton *a)
 {
     enum status st = ST_OK;
     a->n_found = 0;
+    a->found_run = 0;
     a->found_end = false;
     for (int i = 0; i < a->n_work && st == ST_OK; i++) st = follow_one(a, a->work[i]);
     clear_work(a);
@@ -454,7 +489,7 @@ static int by_place(const void *a, const void *b)
 
 static bool is_found(const struct automaton *a, const struct state *s)
 {
-    return s->n == (uint32_t)a->n_found && s->may_end == a->found_end &&
+    return s->n == (uint32_t)a->n_found && s->may_end == a->found_end && s->run == a->found_run &&
            memcmp(a->places + s->first, a->found, s->n * sizeof *a->found) == 0;
 }
 
@@ -464,11 +499,16 @@ static enum status add_state(struct automaton *a, uint32_t hash, int *ret)
     if (a->n_states == AUTOMATON_STATES)
         return status_fail(ST_TOO_LONG, "a constraint comes to more than %d states",
                            AUTOMATON_STATES);
+    if (a->n_places + (size_t)a->n_found > MAX_PLACES)
+        return status_fail(ST_TOO_LONG, "a constraint's states have more than %d ways to go on",
+                           MAX_PLACES);
     struct state *states = array_room(a->states, (size_t)a->n_states, sizeof *states);
     if (!states) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
     a->states = states;
-    const struct state made = {
-        .first = (uint32_t)a->n_places, .n = (uint32_t)a->n_found, .may_end = a->found_end};
+    const struct state made = {.first = (uint32_t)a->n_places,
+                               .n = (uint32_t)a->n_found,
+                               .run = a->found_run,
+                               .may_end = a->found_end};
     for (int i = 0; i < a->n_found; i++) {
         struct place *places = array_room(a->places, a->n_places, sizeof *places);
         if (!places) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
@@ -502,14 +542,23 @@ static enum status find_state(struct automaton *a, int *ret)
     return add_state(a, hash, ret);
 }
 
-static enum status find_next(struct automaton *a, const struct state *s, uint8_t byte, int *ret)
+// The state behind a byte, and behind those around it, from *low to *high, which the same places
+// read.
+static enum status find_next(struct automaton *a, const struct state *s, uint8_t byte, int *low,
+                             int *high, int *ret)
 {
     enum status st = ST_OK;
+    *low = 0;
+    *high = 255;
     for (uint32_t i = 0; i < s->n && st == ST_OK; i++) {
         const struct place p = a->places[s->first + i];
         const struct node *node = &a->nodes[p.node];
-        if (byte >= node->low && byte <= node->high)
-            st = add_work(a, (struct place){node->next, p.stack});
+        const bool reads = byte >= node->low && byte <= node->high;
+        const int from = reads ? node->low : byte > node->high ? node->high + 1 : 0;
+        const int to = reads ? node->high : byte < node->low ? node->low - 1 : 255;
+        if (from > *low) *low = from;
+        if (to < *high) *high = to;
+        if (reads) st = add_work(a, (struct place){node->next, p.stack});
     }
     const enum status followed = follow(a);
     if (st == ST_OK) st = followed;
@@ -530,10 +579,10 @@ enum status automaton_step(struct automaton *a, int state, uint8_t byte, int *re
     }
     int32_t *next = s->next; // find_next() may move the states
     if (next[byte] == UNKNOWN) {
-        int found;
-        const enum status st = find_next(a, s, byte, &found);
+        int found, low, high;
+        const enum status st = find_next(a, s, byte, &low, &high, &found);
         if (st != ST_OK) return st;
-        next[byte] = found;
+        for (int i = low; i <= high; i++) next[i] = found;
     }
     *ret = next[byte];
     return ST_OK;
@@ -547,6 +596,16 @@ bool automaton_may_end(const struct automaton *a, int state)
 bool automaton_may_go_on(const struct automaton *a, int state)
 {
     return state >= 0 && a->states[state].n > 0;
+}
+
+int automaton_run(const struct automaton *a, int state)
+{
+    return a->states[state].run;
+}
+
+void automaton_allow(struct automaton *a)
+{
+    a->budget = AUTOMATON_BUDGET;
 }
 
 int automaton_states(const struct automaton *a)
@@ -573,6 +632,7 @@ static void search_push(struct search *s, int32_t node)
     if (node < 0 || s->seen[node] == s->round) return;
     s->seen[node] = s->round;
     s->stack[s->n++] = node;
+    s->a->budget--;
 }
 
 // Whether `start` comes to the end of its rule without reading; and (rule >= 0) to a call of it.
@@ -597,19 +657,23 @@ static bool reaches(struct search *s, int32_t start, int rule, bool into_calls)
 
 static enum status check_rules(struct automaton *a, struct search *s)
 {
-    for (bool more = true; more;) {
+    for (bool more = true; more && a->budget > 0;) {
         more = false;
-        for (int r = 0; r < a->n_rules; r++)
+        for (int r = a->n_rules - 1; r >= 0 && a->budget > 0;
+             r--) // rules are made before their own
             if (!s->empty[r] && reaches(s, a->rules[r].start, -1, false)) s->empty[r] = more = true;
     }
-    for (int r = 0; r < a->n_rules; r++)
+    for (int r = 0; r < a->n_rules && a->budget > 0; r++)
         if (reaches(s, a->rules[r].start, r, true))
             return status_fail(ST_INVALID,
                                "%s%s calls itself before it reads anything (left recursion): write "
                                "it so that it reads first",
                                *a->rules[r].name ? "the grammar's rule " : "a rule",
                                a->rules[r].name);
-    return ST_OK;
+    return a->budget > 0
+               ? ST_OK
+               : status_fail(ST_TOO_LONG, "a constraint's rules take more than %d steps to check",
+                             AUTOMATON_BUDGET);
 }
 
 // Whether a node leads to the end of its rule, as far as is known.
@@ -628,14 +692,40 @@ static bool leads_on(const struct automaton *a, const uint8_t *ends, const struc
     }
 }
 
-// Cuts off what leads to no end, so that a text which may begin may be ended. ends: (n_nodes) zero.
-static void prune(struct automaton *a, uint8_t *ends)
+struct waiting {    // nodes that may lead on once another does
+    int32_t *first; // (n_nodes) of each node, 1 + twice the waiting one, or that + 1; 0: none
+    int32_t *next;  // (2 n_nodes) behind it
+};
+
+static void wait_for(struct waiting *w, int32_t node, int32_t link)
 {
-    for (bool more = true; more;) { // once, but for loops and rules: nodes come behind what is next
-        more = false;
-        for (int i = 0; i < a->n_nodes; i++)
-            if (!ends[i] && leads_on(a, ends, &a->nodes[i])) ends[i] = more = true;
+    if (node < 0) return;
+    w->next[link] = w->first[node];
+    w->first[node] = link + 1;
+}
+
+// Which nodes lead to the end of their rule. ends: (n_nodes) zero; todo: (n_nodes) room.
+static void find_ends(const struct automaton *a, struct waiting *w, uint8_t *ends, int32_t *todo)
+{
+    int n = 0;
+    for (int i = 0; i < a->n_nodes; i++) {
+        const struct node *node = &a->nodes[i];
+        wait_for(w, node->next, 2 * i);
+        if (node->kind == NODE_EITHER) wait_for(w, node->other, 2 * i + 1);
+        if (node->kind == NODE_CALL) wait_for(w, a->rules[node->other].start, 2 * i + 1);
     }
+    ends[AUTOMATON_END] = true;
+    todo[n++] = AUTOMATON_END;
+    while (n > 0)
+        for (int32_t link = w->first[todo[--n]]; link > 0; link = w->next[link - 1]) {
+            const int32_t i = (link - 1) / 2;
+            if (!ends[i] && leads_on(a, ends, &a->nodes[i])) ends[i] = true, todo[n++] = i;
+        }
+}
+
+// Cuts off what leads to no end, so that a text which may begin may be ended.
+static void prune(struct automaton *a, const uint8_t *ends)
+{
     for (int i = 0; i < a->n_nodes; i++) {
         struct node *node = &a->nodes[i];
         if (node->next >= 0 && !ends[node->next]) node->next = -1;
@@ -647,27 +737,34 @@ static void prune(struct automaton *a, uint8_t *ends)
 
 enum status automaton_finish(struct automaton *a, int start)
 {
+    const size_t n = (size_t)a->n_nodes;
     if (a->failed)
         return status_fail(ST_TOO_LONG, "a constraint takes more than %d nodes", AUTOMATON_NODES);
     if (start < 0) return status_fail(ST_INVALID, "no text meets the constraint");
     struct search s = {.a = a,
                        .empty = calloc((size_t)a->n_rules + 1, 1),
-                       .seen = calloc((size_t)a->n_nodes, sizeof *s.seen),
-                       .stack = malloc((size_t)a->n_nodes * sizeof *s.stack)};
-    uint8_t *ends = calloc((size_t)a->n_nodes, 1);
+                       .seen = calloc(n, sizeof *s.seen),
+                       .stack = malloc(n * sizeof *s.stack)};
+    struct waiting w = {calloc(n, sizeof *w.first), malloc(2 * n * sizeof *w.next)};
+    uint8_t *ends = calloc(n, 1);
+    int first;
     enum status st = ST_OK;
-    if (!s.empty || !s.seen || !s.stack || !ends)
-        st = status_fail(ST_NO_MEMORY, "no memory for a constraint");
-    if (st == ST_OK) prune(a, ends);
-    if (st == ST_OK) st = check_rules(a, &s);
-    if (st == ST_OK && !ends[start]) st = status_fail(ST_INVALID, "no text meets the constraint");
+    if (!s.empty || !s.seen || !s.stack || !w.first || !w.next || !ends)
+        FAIL(ST_NO_MEMORY, "no memory for a constraint");
+    find_ends(a, &w, ends, s.stack);
+    prune(a, ends);
+    automaton_allow(a);
+    CHECK(check_rules(a, &s));
+    if (!ends[start]) FAIL(ST_INVALID, "no text meets the constraint");
+    CHECK(add_work(a, (struct place){start, EMPTY_STACK}));
+    CHECK(follow(a));
+    st = find_state(a, &first);
+out:
     free(ends);
+    free(w.first);
+    free(w.next);
     free(s.empty);
     free(s.seen);
     free(s.stack);
-    int first;
-    if (st == ST_OK) st = add_work(a, (struct place){start, EMPTY_STACK});
-    if (st == ST_OK) st = follow(a);
-    if (st == ST_OK) st = find_state(a, &first);
     return st;
 }

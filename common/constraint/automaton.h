@@ -18,7 +18,8 @@
 
 #define AUTOMATON_NODES  (1 << 18) // of one automaton
 #define AUTOMATON_STATES (1 << 15)
-#define AUTOMATON_PLACES 16384 // of a state
+#define AUTOMATON_PLACES 16384     // of a state
+#define AUTOMATON_BUDGET (1 << 20) // nodes that are followed for one mask, or to the next state
 #define AUTOMATON_DEAD   (-1)
 #define AUTOMATON_END    0 // the node where a rule returns, and a text may end
 
@@ -48,16 +49,26 @@ int automaton_call(struct automaton *a, int rule, int next);
 // From min to max (< 0: any number) calls, the first of one rule and further ones of another.
 int automaton_repeat(struct automaton *a, int first, int further, int64_t min, int64_t max,
                      int next);
+/* Plain characters are those that most texts are made of: no control characters, quotes,
+ * backslashes or "<". A rule is plain that takes each of them; a run says that from a node on up to
+ * n (< 0: any number) of them may come, so that tokens which are such need not be followed. */
+#define AUTOMATON_MAX_RUN 32
+bool automaton_is_plain(uint32_t point);
+void automaton_set_plain(struct automaton *a, int rule);
+void automaton_set_run(struct automaton *a, int node, int64_t n); // not of a byte's node
 bool automaton_failed(const struct automaton *a);
 // All texts are those of this node. ST_INVALID: a rule calls itself before it reads anything.
 enum status automaton_finish(struct automaton *a, int start);
 
 // ---- running ------------------------------------------------------------------------------------
 
+void automaton_allow(struct automaton *a); // AUTOMATON_BUDGET nodes from here on
 // The state behind a byte. ST_TOO_LONG, ST_NO_MEMORY.
 enum status automaton_step(struct automaton *a, int state, uint8_t byte, int *ret);
 bool automaton_may_end(const struct automaton *a, int state);
 bool automaton_may_go_on(const struct automaton *a, int state); // some byte may follow
-int automaton_states(const struct automaton *a);                // that there are so far
+// So many plain characters may come.
+int automaton_run(const struct automaton *a, int state);
+int automaton_states(const struct automaton *a); // that there are so far
 
 #endif

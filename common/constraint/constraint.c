@@ -1,8 +1,8 @@
 /* constraint.c: see constraint.h.
  *
- * A mask is made by following every token's bytes from the state, tokens in the order of their
- * bytes: what a token shares with the one before it is not followed again, and where a byte may not
- * come, all tokens that share it are passed over. Masks are kept by state, up to MASK_BYTES. */
+ * A mask is made by following the vocabulary's trie from the state: where a byte may not come, what
+ * is below it is passed over; so are tokens of plain characters alone, where the state takes a run
+ * of those (automaton.h). Masks are kept by state, up to MASK_BYTES. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/constraint/constraint.h"
 #include "common/constraint/spec.h"
@@ -15,21 +15,31 @@
 #define MAX_COMPILED 32         // that are kept for requests to come
 #define MAX_BYTES    1023       // of a token that is offered
 
-struct word { // a token that has text
-    int32_t id;
-    uint32_t at;          // its bytes, in `text`
-    uint16_t n, n_shared; // and how many of them it shares with the word before it
+struct word { // a token's bytes, in `text`; n == 0: it has none
+    uint32_t at, n;
 };
+
+/* A byte of the words that begin alike, behind that before it; what is below it follows. */
+struct branch {
+    int32_t token;  // that ends here; -1: none
+    uint32_t past;  // the index behind all that is below
+    uint16_t depth; // bytes before it
+    uint8_t byte;
+    uint8_t longest; // plain characters of the tokens from here on; NOT_PLAIN: others are there
+};
+#define NOT_PLAIN 255
 
 struct constraints {
     pthread_mutex_t lock;
     const struct tokenizer *tokenizer;
     int vocab_size, n_ends;
     int *ends;
-    struct word *words; // in the order of their bytes, once one was wanted
-    int n_words;
-    int32_t *word_of; // (vocab_size) -1: the token has no text
+    struct word *words; // (vocab_size) once a constraint was wanted
     struct bytes text;
+    struct branch *trie;
+    uint32_t n_trie;
+    int32_t *twins;  // (vocab_size) the next token of the same bytes; -1: none
+    uint32_t *plain; // (AUTOMATON_MAX_RUN masks) tokens of at most so many plain characters and 1
     const char **names; // of the special tokens
     int n_names;
     struct constraint *compiled[MAX_COMPILED]; // the last one used first
@@ -68,6 +78,23 @@ enum status constraints_new(const struct tokenizer *tokenizer, int vocab_size, c
     return ST_OK;
 }
 
+static void forget_words(struct constraints *all)
+{
+    free(all->words);
+    free(all->trie);
+    free(all->twins);
+    free(all->plain);
+    free(all->names);
+    all->words = NULL;
+    all->trie = NULL;
+    all->twins = NULL;
+    all->plain = NULL;
+    all->names = NULL;
+    all->n_names = 0;
+    all->n_trie = 0;
+    bytes_clear(&all->text);
+}
+
 static void destroy(struct constraint *c)
 {
     for (int i = 0; i < c->n_masks; i++) free(c->masks[i]);
@@ -83,77 +110,121 @@ void constraints_free(struct constraints *all)
     if (!all) return;
     for (int i = 0; i < all->n_compiled; i++) destroy(all->compiled[i]);
     pthread_mutex_destroy(&all->lock);
+    forget_words(all);
     bytes_release(&all->text);
     free(all->ends);
-    free(all->words);
-    free(all->word_of);
-    free(all->names);
     free(all);
 }
 
+struct order { // to sort tokens by their bytes
+    const char *text;
+    const struct word *words;
+};
+
 static int by_bytes(const void *a, const void *b, void *context)
 {
-    const struct word *x = a, *y = b;
-    const char *text = context;
-    const int order = memcmp(text + x->at, text + y->at, x->n < y->n ? x->n : y->n);
-    return order          ? order
-           : x->n != y->n ? (x->n > y->n) - (x->n < y->n)
-                          : (x->id > y->id) - (x->id < y->id);
+    const struct order *o = context;
+    const struct word x = o->words[*(const int32_t *)a], y = o->words[*(const int32_t *)b];
+    const int order = memcmp(o->text + x.at, o->text + y.at, x.n < y.n ? x.n : y.n);
+    return order ? order : (x.n > y.n) - (x.n < y.n);
 }
 
-static void sort_words(struct constraints *all)
+// Characters of a word that are all plain, at most AUTOMATON_MAX_RUN; else NOT_PLAIN.
+static uint8_t plain_length(const char *text, size_t n)
 {
-    char *text = all->text.data;
-    qsort_r(all->words, (size_t)all->n_words, sizeof *all->words, by_bytes, text);
-    for (int i = 0; i < all->n_words; i++) {
-        struct word *w = &all->words[i];
-        const struct word *before = i > 0 ? w - 1 : NULL;
-        while (before && w->n_shared < w->n && w->n_shared < before->n &&
-               text[w->at + w->n_shared] == text[before->at + w->n_shared])
-            w->n_shared++;
-        all->word_of[w->id] = i;
+    int length = 0;
+    for (size_t i = 0; i < n; length++) {
+        const int bytes = utf8_sequence(text + i, n - i);
+        if (bytes <= 0 || !automaton_is_plain(utf8_decode(text + i, bytes))) return NOT_PLAIN;
+        i += (size_t)bytes;
     }
+    return length <= AUTOMATON_MAX_RUN ? (uint8_t)length : NOT_PLAIN;
+}
+
+static void allow(uint32_t *mask, int32_t token)
+{
+    mask[token / 32] |= 1u << token % 32;
+}
+
+// The trie of the n tokens in the order of their bytes; open: branches on the way to the last one.
+static void grow_trie(struct constraints *all, const int32_t *order, int n)
+{
+    const size_t mask_words = ((size_t)all->vocab_size + 31) / 32;
+    const char *text = bytes_text(&all->text);
+    uint32_t open[MAX_BYTES], n_open = 0;
+    for (int i = 0; i <= n; i++) { // one more closes them all
+        const struct word w = i < n ? all->words[order[i]] : (struct word){0, 0};
+        uint32_t shared = 0;
+        while (shared < n_open && shared < w.n &&
+               all->trie[open[shared]].byte == (uint8_t)text[w.at + shared])
+            shared++;
+        while (n_open > shared) {
+            struct branch *b = &all->trie[open[--n_open]],
+                          *above = n_open > 0 ? &all->trie[open[n_open - 1]] : b;
+            b->past = all->n_trie;
+            if (b->longest > above->longest) above->longest = b->longest;
+        }
+        for (; n_open < w.n; n_open++) {
+            open[n_open] = all->n_trie;
+            all->trie[all->n_trie++] =
+                (struct branch){-1, 0, (uint16_t)n_open, (uint8_t)text[w.at + n_open], 0};
+        }
+        if (i == n) break;
+        struct branch *last = &all->trie[open[w.n - 1]];
+        all->twins[order[i]] = last->token;
+        last->token = order[i];
+        last->longest = plain_length(text + w.at, w.n);
+        for (size_t k = last->longest; k > 0 && k <= AUTOMATON_MAX_RUN; k++)
+            allow(all->plain + (k - 1) * mask_words, order[i]);
+    }
+}
+
+static enum status read_word(struct constraints *all, int id)
+{
+    const size_t at = all->text.len;
+    const char *name = tokenizer_token(all->tokenizer, id);
+    enum status st = ST_OK;
+    if (!name || !*name) return ST_OK;
+    if (tokenizer_is_special(all->tokenizer, id)) {
+        all->names[all->n_names++] = name;
+        bytes_append(&all->text, (const char[]){(char)SPEC_SPECIAL}, 1);
+        bytes_puts(&all->text, name);
+    } else
+        st = tokenizer_token_bytes(all->tokenizer, id, &all->text);
+    const size_t n = all->text.len - at;
+    if (n <= MAX_BYTES) all->words[id] = (struct word){(uint32_t)at, (uint32_t)n};
+    return st;
 }
 
 // Under the lock.
 static enum status read_words(struct constraints *all)
 {
-    const int n = tokenizer_vocab_size(all->tokenizer) < all->vocab_size
-                      ? tokenizer_vocab_size(all->tokenizer)
-                      : all->vocab_size;
+    const int n_tokens = tokenizer_vocab_size(all->tokenizer),
+              n = n_tokens < all->vocab_size ? n_tokens : all->vocab_size;
+    const size_t vocab = (size_t)all->vocab_size;
     enum status st = ST_OK;
-    if (all->words) return ST_OK;
-    bytes_clear(&all->text);
-    all->n_words = 0;
-    struct word *words = malloc(((size_t)n + 1) * sizeof *words);
-    free(all->word_of);
-    all->word_of = malloc((size_t)all->vocab_size * sizeof *all->word_of);
-    free(all->names);
-    all->names = malloc(((size_t)n + 1) * sizeof *all->names);
-    all->n_names = 0;
-    if (!words || !all->word_of || !all->names)
+    int n_words = 0;
+    if (all->trie) return ST_OK;
+    int32_t *order = malloc((vocab + 1) * sizeof *order);
+    all->words = calloc(vocab + 1, sizeof *all->words);
+    all->twins = malloc((vocab + 1) * sizeof *all->twins);
+    all->plain = calloc(AUTOMATON_MAX_RUN * ((vocab + 31) / 32), sizeof *all->plain);
+    all->names = malloc((vocab + 1) * sizeof *all->names);
+    if (!order || !all->words || !all->twins || !all->plain || !all->names)
         FAIL(ST_NO_MEMORY, "no memory for the vocabulary's texts");
-    for (int id = 0; id < all->vocab_size; id++) all->word_of[id] = -1;
     for (int id = 0; id < n; id++) {
-        const size_t at = all->text.len;
-        const char *name = tokenizer_token(all->tokenizer, id);
-        if (!name || !*name) continue;
-        if (tokenizer_is_special(all->tokenizer, id)) {
-            all->names[all->n_names++] = name;
-            bytes_append(&all->text, (const char[]){(char)SPEC_SPECIAL}, 1);
-            bytes_puts(&all->text, name);
-        } else
-            CHECK(tokenizer_token_bytes(all->tokenizer, id, &all->text));
-        const size_t len = all->text.len - at;
-        if (len == 0 || len > MAX_BYTES) continue;
-        words[all->n_words++] = (struct word){id, (uint32_t)at, (uint16_t)len, 0};
+        CHECK(read_word(all, id));
+        if (all->words[id].n > 0) order[n_words++] = id;
     }
     CHECK(bytes_status(&all->text));
-    all->words = words;
-    words = NULL;
-    sort_words(all);
+    all->trie = malloc((all->text.len + 1) * sizeof *all->trie);
+    if (!all->trie) FAIL(ST_NO_MEMORY, "no memory for the vocabulary's texts");
+    struct order context = {bytes_text(&all->text), all->words};
+    qsort_r(order, (size_t)n_words, sizeof *order, by_bytes, &context);
+    grow_trie(all, order, n_words);
 out:
-    free(words);
+    if (st != ST_OK) forget_words(all);
+    free(order);
     return st;
 }
 
@@ -256,29 +327,28 @@ int constraint_words(const struct constraint *c)
     return (c->all->vocab_size + 31) / 32;
 }
 
-static void allow(uint32_t *mask, int32_t token)
-{
-    mask[token / 32] |= 1u << token % 32;
-}
-
+// Mask: zeros.
 static enum status fill_mask(struct constraint *c, int state, uint32_t *mask)
 {
     const struct constraints *all = c->all;
-    const uint8_t *text = (const uint8_t *)bytes_text(&all->text);
-    int states[MAX_BYTES + 1] = {state}; // behind so many bytes of the word
-    int dead = MAX_BYTES + 1;            // the byte that may not come; words that share it neither
-    for (int i = 0; i < all->n_words; i++) {
-        const struct word *w = &all->words[i];
-        if (w->n_shared > dead) continue;
-        int n = w->n_shared;
-        for (; n < w->n; n++) {
-            const enum status st =
-                automaton_step(c->a, states[n], text[w->at + (uint32_t)n], &states[n + 1]);
+    const int run = automaton_run(c->a, state);
+    const size_t words = (size_t)constraint_words(c);
+    int states[MAX_BYTES + 1] = {state}; // behind so many bytes
+    automaton_allow(c->a);
+    if (run > 0) memcpy(mask, all->plain + (size_t)(run - 1) * words, words * sizeof *mask);
+    for (uint32_t i = 0; i < all->n_trie;) {
+        const struct branch b = all->trie[i];
+        int *next = &states[b.depth + 1];
+        if (b.longest > run) {
+            const enum status st = automaton_step(c->a, states[b.depth], b.byte, next);
             if (st != ST_OK) return st;
-            if (states[n + 1] == AUTOMATON_DEAD) break;
         }
-        dead = n < w->n ? n : MAX_BYTES + 1;
-        if (n == w->n) allow(mask, w->id);
+        if (b.longest <= run || *next == AUTOMATON_DEAD) {
+            i = b.past;
+            continue;
+        }
+        for (int32_t token = b.token; token >= 0; token = all->twins[token]) allow(mask, token);
+        i++;
     }
     for (int i = 0; i < all->n_ends && automaton_may_end(c->a, state); i++)
         allow(mask, all->ends[i]);
@@ -361,17 +431,19 @@ enum status constraint_prepare(struct constraint *c, int state)
 enum status constraint_next(struct constraint *c, int state, int32_t token, int *ret)
 {
     const struct constraints *all = c->all;
-    const int32_t word = token >= 0 && token < all->vocab_size ? all->word_of[token] : -1;
+    const struct word w =
+        token >= 0 && token < all->vocab_size ? all->words[token] : (struct word){0, 0};
+    const uint8_t *text = (const uint8_t *)bytes_text(&all->text) + w.at;
     enum status st = ST_OK;
     pthread_mutex_lock(&c->lock);
     *ret = AUTOMATON_DEAD;
+    automaton_allow(c->a);
     for (int i = 0; i < all->n_ends; i++)
         if (all->ends[i] == token && automaton_may_end(c->a, state)) *ret = state;
-    if (*ret == AUTOMATON_DEAD && word >= 0) {
-        const struct word *w = &all->words[word];
-        const uint8_t *text = (const uint8_t *)bytes_text(&all->text) + w->at;
+    if (*ret == AUTOMATON_DEAD && w.n > 0) {
         *ret = state;
-        for (int i = 0; i < w->n && st == ST_OK; i++) st = automaton_step(c->a, *ret, text[i], ret);
+        for (uint32_t i = 0; i < w.n && st == ST_OK; i++)
+            st = automaton_step(c->a, *ret, text[i], ret);
     }
     pthread_mutex_unlock(&c->lock);
     return st;

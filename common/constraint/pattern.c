@@ -17,6 +17,8 @@
 
 struct fragment {
     int start, end;
+    int rule;      // that it calls, and nothing else; or -1
+    bool is_plain; // any plain character is one of its texts (automaton.h)
 };
 
 struct range {
@@ -95,12 +97,17 @@ static void tidy(struct parser *p, bool inverted)
 // One character of the ranges, which are none then.
 static struct fragment set_from(struct parser *p, bool inverted)
 {
-    struct fragment f = {-1, automaton_open(p->a)};
+    struct fragment f = {-1, automaton_open(p->a), -1, true};
+    uint32_t from = 0;
     tidy(p, inverted);
-    for (int i = 0; i < p->n_ranges; i++)
-        f.start = automaton_either(p->a, f.start,
-                                   automaton_character(p->a, p->ranges[i].low, p->ranges[i].high,
-                                                       p->form != REGEX_WHOLE, f.end));
+    for (int i = 0; i < p->n_ranges; i++) {
+        const struct range r = p->ranges[i];
+        f.start = automaton_either(
+            p->a, f.start, automaton_character(p->a, r.low, r.high, p->form != REGEX_WHOLE, f.end));
+        for (; from < r.low && f.is_plain; from++) f.is_plain = !automaton_is_plain(from);
+        from = r.high + 1;
+    }
+    f.is_plain &= from > MAX_POINT;
     p->n_ranges = 0;
     return f;
 }
@@ -254,21 +261,22 @@ out:
 static struct fragment nothing_between(struct parser *p)
 {
     const int node = automaton_open(p->a);
-    return (struct fragment){node, node};
+    return (struct fragment){node, node, -1, false};
 }
 
 static struct fragment both(struct parser *p, struct fragment one, struct fragment other)
 {
     automaton_close(p->a, one.end, other.start, -1);
-    return (struct fragment){one.start, other.end};
+    return (struct fragment){one.start, other.end, -1, false};
 }
 
 static struct fragment repeated(struct parser *p, struct fragment f, long min, long max)
 {
-    const int rule = automaton_rule(p->a), end = automaton_open(p->a);
+    const int rule = f.rule < 0 ? automaton_rule(p->a) : f.rule, end = automaton_open(p->a);
     automaton_close(p->a, f.end, AUTOMATON_END, -1);
-    automaton_define(p->a, rule, f.start);
-    return (struct fragment){automaton_repeat(p->a, rule, rule, min, max, end), end};
+    if (f.rule < 0) automaton_define(p->a, rule, f.start);
+    if (f.is_plain) automaton_set_plain(p->a, rule);
+    return (struct fragment){automaton_repeat(p->a, rule, rule, min, max, end), end, -1, false};
 }
 
 static struct fragment anything(struct parser *p)
@@ -333,7 +341,8 @@ static enum status read_name(struct parser *p, struct fragment *ret)
     const size_t n = name_length(p->at);
     if (n == 0) return refuse(p, ST_INVALID, "neither a text, a class, a name nor a group is here");
     *ret = nothing_between(p);
-    ret->start = automaton_call(p->a, rule_of(p, p->at, n), ret->end);
+    ret->rule = rule_of(p, p->at, n);
+    ret->start = automaton_call(p->a, ret->rule, ret->end);
     p->at += n;
     return ST_OK;
 }
@@ -420,6 +429,7 @@ static enum status read_repeated(struct parser *p, struct fragment *ret)
 {
     long min, max;
     enum status st;
+    if (automaton_failed(p->a)) return automaton_finish(p->a, -1);
     CHECK(read_atom(p, ret));
     for (;;) {
         skip_blanks(p);
@@ -460,12 +470,12 @@ static enum status read_alternative(struct parser *p, struct fragment *ret)
     enum status st = ST_OK;
     bool ends = false;
     *ret = open && !begins ? anything(p) : nothing_between(p);
-    for (;;) {
+    for (int n = 0;; n++) {
         skip_blanks(p);
         if (!*p->at || *p->at == '|' || *p->at == ')' || at_rule(p) || (ends = anchor(p, '$')))
             break;
         CHECK(read_repeated(p, &part));
-        *ret = both(p, *ret, part);
+        *ret = n > 0 || open ? both(p, *ret, part) : part;
     }
     if (open && !ends) *ret = both(p, *ret, anything(p));
 out:
@@ -482,21 +492,21 @@ static enum status read_alternatives(struct parser *p, struct fragment *ret)
         CHECK(read_alternative(p, &other));
         ret->start = automaton_either(p->a, ret->start, other.start);
         automaton_close(p->a, other.end, ret->end, -1);
+        ret->is_plain |= other.is_plain;
+        ret->rule = -1;
     }
 out:
     return st;
 }
 
-// What is read, from `next` on.
-static enum status build(struct parser *p, int next, int *ret)
+// What is read, up to `next`.
+static enum status build(struct parser *p, int next, struct fragment *ret)
 {
-    struct fragment f;
     enum status st;
-    CHECK(read_alternatives(p, &f));
+    CHECK(read_alternatives(p, ret));
     if (*p->at && !at_rule(p)) return refuse(p, ST_INVALID, "a ) without its (");
     if (p->failed) FAIL(ST_NO_MEMORY, "no memory for a pattern");
-    automaton_close(p->a, f.end, next, -1);
-    *ret = f.start;
+    automaton_close(p->a, ret->end, next, -1);
 out:
     return st;
 }
@@ -505,7 +515,9 @@ enum status regex_build(struct automaton *a, const char *pattern, enum regex_for
                         int *ret)
 {
     struct parser p = {.text = pattern, .at = pattern, .a = a, .form = form};
-    const enum status st = build(&p, next, ret);
+    struct fragment f;
+    const enum status st = build(&p, next, &f);
+    if (st == ST_OK) *ret = f.start;
     free(p.ranges);
     return st;
 }
@@ -514,14 +526,15 @@ static enum status read_rule(struct parser *p)
 {
     const char *name = p->at;
     const size_t n = name_length(p->at);
-    int start;
+    struct fragment f;
     if (!at_rule(p)) return refuse(p, ST_INVALID, "a rule, name ::= ..., should begin here");
     const int rule = rule_of(p, name, n);
     if (automaton_is_defined(p->a, rule))
         return refuse(p, ST_INVALID, "this rule is there already");
     p->at = strstr(p->at, "::=") + 3;
-    const enum status st = build(p, AUTOMATON_END, &start);
-    if (st == ST_OK) automaton_define(p->a, rule, start);
+    const enum status st = build(p, AUTOMATON_END, &f);
+    if (st == ST_OK) automaton_define(p->a, rule, f.start);
+    if (st == ST_OK && f.is_plain) automaton_set_plain(p->a, rule);
     return st;
 }
 

@@ -184,7 +184,13 @@ static enum status build_free(struct spec_builder *b, const char *name, const js
     struct free_text f;
     enum status st = read_texts(b, name, texts, &f);
     if (st != ST_OK) return st;
+    bool plain = true; // plain characters begin none of the texts
     for (int i = 0; i < f.first[f.n]; i++) f.nodes[i] = automaton_open(b->a);
+    for (int t = 0; t < f.n; t++) {
+        const uint32_t first = f.points[f.first[t]];
+        plain &= first > MAX_POINT || !automaton_is_plain(first);
+    }
+    if (plain) automaton_set_run(b->a, f.nodes[0], -1);
     for (int t = 0; t < f.n; t++)
         for (int i = 0; i < length(&f, t); i++) {
             const uint32_t *points = f.points + f.first[t];

@@ -38,6 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (st == ST_OK) st = automaton_finish(a, start);
     for (size_t i = n + 1; i < size && st == ST_OK && state >= 0; i++) {
         const int from = state;
+        automaton_allow(a);
         st = automaton_step(a, from, data[i], &state);
         if (st != ST_OK) break;
         if (automaton_step(a, from, data[i], &again) != ST_OK || again != state) abort();
