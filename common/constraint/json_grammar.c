@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define HEX "[0-9a-fA-F]"
-static const char any_blanks[] = "blank ::= [ \t\n\r]*\n"
+static const char any_blanks[] = "blank ::= [ \t\n\r]{0,64}\n"
                                  "comma ::= blank \",\" blank\n"
                                  "colon ::= blank \":\" blank\n";
 static const char strict_blanks[] = "blank ::= \"\"\n"

@@ -23,7 +23,8 @@ struct json_grammar {
     struct automaton *a;
     int rules[RULES];
 };
-// strict_whitespace: ", " and ": " and none besides; else any, between all tokens.
+// strict_whitespace: ", " and ": " and none besides; else any between all tokens, but at most 64
+// characters at a time, or a model could go on with it for ever (XGrammar's max_whitespace_cnt).
 enum status json_grammar_build(struct automaton *a, bool strict_whitespace,
                                struct json_grammar *ret);
 

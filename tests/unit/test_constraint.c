@@ -1,6 +1,8 @@
 /* test_constraint.c: common/constraint: which texts a constraint takes, that its masks are what
- * following each token says, bounds of numbers against arithmetic, what is refused, and the JSON
- * Schema test suite where it is at hand (COMMONWEIGHT_JSON_SCHEMA_SUITE: its folder of a draft). */
+ * following each token says, bounds of numbers against arithmetic, what is refused, the JSON Schema
+ * test suite where it is at hand (COMMONWEIGHT_JSON_SCHEMA_SUITE: its folder of a draft), and
+ * against jsonschema, XGrammar and llguidance, where a Python has them (COMMONWEIGHT_TEST_PYTHON),
+ * samples of a random model, as many as COMMONWEIGHT_CONSTRAINT_SAMPLES says (200). */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/constraint/constraint.h"
 #include "tests/support/support.h"
@@ -286,4 +288,40 @@ TEST(the_json_schema_test_suite)
     printf("%d as the suite has it, %d ruled out on purpose, %d schemas refused\n", counts[0],
            counts[1], counts[2]);
     assert_true(counts[0] > 400);
+}
+
+// ---- other programs -----------------------------------------------------------------------------
+
+static void check_with(const char *modules, const char *what, int one_in)
+{
+#ifdef __SANITIZE_ADDRESS__
+    test_skip("a Python cannot load a library that is built with AddressSanitizer");
+#endif
+    const char *count = getenv("COMMONWEIGHT_CONSTRAINT_SAMPLES"), *python = test_python(modules),
+               *folder = test_folder();
+    assert_ok(tiny_tokenizer_write_bytes(folder));
+    printf("%s", test_output(0, OPTIONS(python,
+                                        test_path(test_root(), "tests/clients/constraint_check.py"),
+                                        test_binary("libcommonweight-tests.so"), folder, what,
+                                        test_text("%d", (count ? atoi(count) : 200) / one_in))));
+}
+
+TEST(samples_are_valid)
+{
+    check_with("jsonschema", "samples", 1);
+}
+
+TEST(valid_documents_are_taken)
+{
+    check_with("jsonschema", "documents", 5);
+}
+
+TEST(masks_against_xgrammar)
+{
+    check_with("jsonschema, torch, xgrammar", "xgrammar", 10);
+}
+
+TEST(masks_against_llguidance)
+{
+    check_with("jsonschema, llguidance.numpy", "llguidance", 10);
 }
