@@ -116,7 +116,7 @@ TEST(acceptance_falls_or_holds)
     enum { STEPS = 14, WINDOW = 4, FIRST = 2 };
     struct scene s;
     struct run first[2], last[2];
-    open_drafted(&s, 128, 4, 512);
+    open_drafted(&s, 64, 3, 256);
     s.model = taught(&s, s.model, "taught-policy", "2e-3");
     draft = taught(&s, draft, "taught-draft", "5e-3");
     static const char *const names[] = {"alone", "together"};

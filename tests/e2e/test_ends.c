@@ -158,7 +158,7 @@ static json_t *greedy_ids(const struct daemon *d)
 
 // The real trainer, killed while AdamW writes: torn, then the last checkpoint again, to the bit,
 // and what is generated is what a daemon of that checkpoint generates. The signal may come too
-// late, and so small a model may be restored between two looks: up to ten attempts.
+// late, and so small a model may be restored between two looks: up to twenty attempts.
 static void kill_in_updates(const char *const server_options[])
 {
     struct scene s;
@@ -170,7 +170,7 @@ static void kill_in_updates(const char *const server_options[])
     scene_open_large(&s, server_options);
     assert_ok(bridge_attach(s.daemon.bridge, NULL, &bridge));
     const struct control *control = bridge_control(bridge);
-    for (int attempt = 0; attempt < 10 && !torn; attempt++) {
+    for (int attempt = 0; attempt < 20 && !torn; attempt++) {
         struct test_child trainer = {0};
         int before = steps_done(&s, "run");
         start_trainer(&s, &trainer, "run", args("--max-steps 100000 --save-steps 2 --resume"));

@@ -30,7 +30,7 @@ static void assert_whole(const struct scene *s, const struct control *control, c
 // other time the next one starts while the server has yet to notice: it waits for it.
 TEST(killed_again_and_again)
 {
-    enum { KILLS = 8, ATTEMPTS = 40 };
+    enum { KILLS = 4, ATTEMPTS = 40 };
     struct scene s;
     struct bridge *bridge;
     int attempt = 0;

@@ -301,7 +301,7 @@ TEST(test_twenty_large_bodies)
     static const char *const options[] = {"--max-body", "32M", "--max-buffered", "1G", NULL};
     struct daemon d = {0};
     struct sender senders[MANY] = {0};
-    char *body = large_body(LARGE);
+    char *body = large_body(LARGE / 4);
     int notify = notify_open(), health = 0, pings = 0;
     setenv("WATCHDOG_USEC", "300000", 1); // a ping every 100 ms
     daemon_spawn(&d, model, options);
@@ -310,7 +310,7 @@ TEST(test_twenty_large_bodies)
     daemon_wait(&d);
     for (int i = 0; i < MANY; i++) {
         senders[i] = (struct sender){
-            .socket = d.socket, .path = "/v1/completions", .body = body, .len = LARGE};
+            .socket = d.socket, .path = "/v1/completions", .body = body, .len = LARGE / 4};
         assert_int_equal(pthread_create(&senders[i].thread, NULL, send_large, &senders[i]), 0);
     }
     while (!all(senders, MANY, false)) {
@@ -321,6 +321,7 @@ TEST(test_twenty_large_bodies)
         pings += count_pings(notify);
         daemon_get(d.socket, "/health", 200);
         health++;
+        clock_sleep_ms(1);
     }
     print_message("%d answers and %d pings meanwhile\n", health, pings);
     for (int i = 0; i < MANY; i++) {
@@ -376,7 +377,10 @@ DAEMON_TEST(test_large_text_is_counted, model, args("--max-body 32M"))
     assert_int_equal(pthread_create(&s.thread, NULL, send_large, &s), 0);
     while (!s.sent) clock_sleep_ms(1);
     int health = 0;
-    for (; !s.answered; health++) daemon_get(d->socket, "/health", 200);
+    for (; !s.answered; health++) {
+        daemon_get(d->socket, "/health", 200);
+        clock_sleep_ms(1);
+    }
     pthread_join(s.thread, NULL);
     assert_int_equal(s.answer.status, 200);
     assert_contains(bytes_text(&s.answer.body), "\"count\"");

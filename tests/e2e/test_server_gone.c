@@ -21,7 +21,7 @@ TEST_IN(nothing_is_lost, scene_open)
 {
     struct test_child trainer = {0};
     static const int signals[] = {SIGKILL, SIGTERM};
-    const char *const *run = args("--exact --max-steps 400 --save-steps 0 --save-minutes 0");
+    const char *const *run = args("--exact --max-steps 200 --save-steps 0 --save-minutes 0");
     daemon_kill(&s->daemon);
     daemon_start(&s->daemon, s->model, args("--exact --dtype %s", daemon_exact_dtype()));
     assert_int_equal(train(s, "whole", run), 0);
@@ -29,13 +29,13 @@ TEST_IN(nothing_is_lost, scene_open)
     for (int i = 0; i < 2; i++) {
         daemon_start(&s->daemon, s->model, args("--exact --dtype %s", daemon_exact_dtype()));
         start_trainer(s, &trainer, "parts", i ? args("--resume") : run);
-        wait_for_steps(s, "parts", 5 + 100 * i, &trainer);
+        wait_for_steps(s, "parts", 5 + 50 * i, &trainer);
         end_server(s, signals[i]);
         assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
         assert_said(s, "what was learned is saved: ");
         assert_said(s, "error: ");
         assert_int_equal(saved_step(s, "parts"), steps_done(s, "parts"));
-        assert_in_range(saved_step(s, "parts"), 5 + 100 * i, 399);
+        assert_in_range(saved_step(s, "parts"), 5 + 50 * i, 199);
         assert_int_equal(count_checkpoints(s, "parts"), 2); // the next replaces it
         daemon_kill(&s->daemon);
     }

@@ -375,7 +375,7 @@ DAEMON_TEST(test_client_that_never_reads, model, args("--idle-timeout 1"))
 {
     struct wire_answer a;
     int fd = daemon_ask(d, "/v1/rollouts",
-                        "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":64}],\"sampling\":"
+                        "{\"groups\":[{\"prompt_token_ids\":[1],\"n\":32}],\"sampling\":"
                         "{\"max_tokens\":500,\"ignore_eos\":true}}");
     int64_t deadline = clock_deadline_ns(30000);
     for (bool given_up = false; !given_up;) {

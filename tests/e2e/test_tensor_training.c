@@ -5,7 +5,7 @@
 #include "tests/support/mpirun.h"
 #include "tests/support/training.h"
 
-#define STEPS 20
+#define STEPS 10
 
 static struct servers {
     struct scene s;           // a server of one rank
@@ -68,13 +68,13 @@ TEST(ranks_of_a_server_learn_as_one)
 {
     struct servers *p = &servers;
     servers_open(p);
-    train_one(p, "one", "20");
-    train_ranks(p, 2, "two", "20");
+    train_one(p, "one", "10");
+    train_ranks(p, 2, "two", "10");
     same_losses(&p->s, "one", "two", STEPS, 1e-5);
     // sampler and trainer of a shard compute the same bits
     each_within(&p->s, "two", "sampler_mismatch/max", STEPS, 0, 0);
     server_is_healthy(p, 0);
-    train_ranks(p, 2, "again", "20");
+    train_ranks(p, 2, "again", "10");
     same_losses(&p->s, "two", "again", STEPS, 0);
     test_same_file(latest(&p->s, "two"), latest(&p->s, "again"), "model.safetensors");
     test_same_file(latest(&p->s, "two"), latest(&p->s, "again"), "trainer/optimizer.safetensors");
@@ -85,10 +85,10 @@ TEST(a_checkpoint_is_of_whole_tensors)
     struct servers *p = &servers;
     servers_open(p);
     start_sharded(p, 1);
-    train_one(p, "one", "20");
-    train_ranks(p, 2, "mixed", "7");
-    train_one(p, "mixed", "13");
-    train_ranks(p, 4, "mixed", "20");
+    train_one(p, "one", "10");
+    train_ranks(p, 2, "mixed", "3");
+    train_one(p, "mixed", "7");
+    train_ranks(p, 4, "mixed", "10");
     same_losses(&p->s, "one", "mixed", STEPS, 1e-5);
     server_is_healthy(p, 0);
     server_is_healthy(p, 1);

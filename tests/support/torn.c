@@ -10,9 +10,9 @@
 void scene_open_large(struct scene *s, const char *const options[])
 {
     const bool cpu = on_cpu();
-    const struct tiny_model shape = {.hidden = cpu ? 512 : 1024,
-                                     .layers = cpu ? 3 : 6,
-                                     .intermediate = cpu ? 2048 : 4096,
+    const struct tiny_model shape = {.hidden = cpu ? 384 : 1024,
+                                     .layers = cpu ? 2 : 6,
+                                     .intermediate = cpu ? 1536 : 4096,
                                      .vocab = 300,
                                      .eos_id = -1,
                                      .seed = 17};
