@@ -192,7 +192,10 @@ static enum status read_word(struct constraints *all, int id)
     } else
         st = tokenizer_token_bytes(all->tokenizer, id, &all->text);
     const size_t n = all->text.len - at;
-    if (n <= MAX_BYTES) all->words[id] = (struct word){(uint32_t)at, (uint32_t)n};
+    // the mark of special tokens is a byte of no text: a token that spells it never comes
+    const bool spells = n > 0 && !tokenizer_is_special(all->tokenizer, id) &&
+                        memchr(all->text.data + at, SPEC_SPECIAL, n);
+    if (n <= MAX_BYTES && !spells) all->words[id] = (struct word){(uint32_t)at, (uint32_t)n};
     return st;
 }
 

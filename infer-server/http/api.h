@@ -89,8 +89,8 @@ enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE, API_INFER
 // Fields that mean something with others alone, or are no numbers: as they stand in the JSON, whose
 // they are; NULL where they do not.
 struct api_given {
-    const char *model, *lora, *request_id, *cache_salt, *speculative, *tool_choice, *selector;
-    const json_t *prompt, *prompts, *prompt_ids, *messages, *tools, *template_kwargs;
+    const char *model, *lora, *request_id, *cache_salt, *speculative, *selector;
+    const json_t *prompt, *prompts, *prompt_ids, *messages, *tools, *tool_choice, *template_kwargs;
     const json_t *groups, *group_id, *sampling, *tandem, *stream_options;
     const json_t *stop, *stop_token_ids, *logit_bias;
     const json_t *response_format, *structured;
@@ -109,8 +109,9 @@ struct api_given {
 struct api_prompt {
     int32_t *ids; // owned
     int n_ids;
-    bool tokenised; // by the server, from text
-    char *text;     // (text_len) as it was sent, where the response has it; owned; else NULL
+    bool tokenised;  // by the server, from text
+    bool in_thought; // it ends behind <think>
+    char *text;      // (text_len) as it was sent, where the response has it; owned; else NULL
     size_t text_len;
     json_t *group_id; // rollouts: as the client gave it
     int n;            // samples

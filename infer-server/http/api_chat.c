@@ -206,13 +206,55 @@ out:
     return status_context(st, "%s", where);
 }
 
-void api_set_tools(struct api_request *r, const struct api_model *model)
+// ---- tools --------------------------------------------------------------------------------------
+
+// "none", "auto", "required" or {"type": "function", "function": {"name": ...}}.
+static enum status read_choice(const struct api_given *given, struct tool_ask *ret, bool *ret_none)
 {
-    const char *choice = r->given.tool_choice;
-    const bool searched = model->tool_form && !(choice && strcmp(choice, "none") == 0);
+    const json_t *choice = given->tool_choice,
+                 *name = json_object_get(json_object_get(choice, "function"), "name"), *tool;
+    const char *word = json_string_value(choice);
+    size_t i;
+    *ret_none = word && strcmp(word, "none") == 0;
+    ret->name = json_string_value(name);
+    ret->required = ret->name || (word && strcmp(word, "required") == 0);
+    if (!choice || *ret_none || (word && strcmp(word, "auto") == 0)) return ST_OK;
+    if (!ret->required)
+        return status_fail(ST_UNSUPPORTED,
+                           "request: \"tool_choice\" must be \"none\", \"auto\", \"required\" or "
+                           "{\"type\": \"function\", \"function\": {\"name\": ...}}");
+    json_array_foreach (ret->tools, i, tool) {
+        const json_t *one = json_object_get(json_object_get(tool, "function"), "name");
+        if (one && (!name || json_equal(one, name))) return ST_OK;
+    }
+    return status_fail(ST_INVALID, "request: \"tool_choice\": \"tools\" have no function%s%s",
+                       name ? " of the name " : "", name ? CUT(ret->name, 60) : "");
+}
+
+enum status api_set_tools(struct api_request *r, const struct api_model *model)
+{
+    struct tool_ask ask = {.tools = r->given.tools,
+                           .several = r->several_calls,
+                           .in_thought = r->prompts[0].in_thought};
+    const json_t *tool;
+    bool none, strict = !r->several_calls;
+    size_t i;
+    enum status st = read_choice(&r->given, &ask, &none);
+    if (st != ST_OK || none) return st;
+    if (ask.required && !model->tool_form)
+        return status_fail(ST_UNSUPPORTED,
+                           "request: \"tool_choice\": it is not known in which form this model "
+                           "writes calls; --tool-call-parser says it");
+    json_array_foreach (ask.tools, i, tool)
+        strict |= json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
+    if (!model->tool_form || json_array_size(ask.tools) == 0) return ST_OK;
     r->tool_form = model->tool_form;
-    if (searched && json_array_size(r->given.tools) > 0)
-        r->tools = json_incref((json_t *)r->given.tools);
+    r->tools = json_incref((json_t *)ask.tools);
+    // what the response is to be goes before what calls in it would be
+    const bool other = r->given.response_format || r->given.structured;
+    if (ask.required || (strict && !other && model->constraints))
+        r->constraint = tool_form_spec(r->tool_form, &ask);
+    return ask.required && !r->constraint ? no_memory() : ST_OK;
 }
 
 enum status api_read_messages(const struct api_given *given, const struct api_model *model,
@@ -240,6 +282,8 @@ enum status api_read_messages(const struct api_given *given, const struct api_mo
     CHECK(bytes_status(&text));
     // the template has written the special tokens itself
     CHECK(api_encode_text(bytes_text(&text), text.len, false, "messages", model, ret));
+    while (text.len > 0 && isspace((unsigned char)text.data[text.len - 1])) text.len--;
+    ret->in_thought = text.len >= 7 && memcmp(text.data + text.len - 7, "<think>", 7) == 0;
 out:
     bytes_release(&text);
     chat_template_free(own);

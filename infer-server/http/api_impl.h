@@ -66,8 +66,9 @@ enum status api_encode_text(const char *text, size_t len, bool add_special, cons
                             const struct api_model *model, struct api_prompt *ret);
 enum status api_read_messages(const struct api_given *given, const struct api_model *model,
                               struct api_prompt *ret);
-// Whose calls the answer is searched for, and how many are given.
-void api_set_tools(struct api_request *r, const struct api_model *model);
+// Whose calls the answer is searched for, and which of them it must hold: r's constraint, of which
+// constraint.c makes what is sampled by. The prompt is there.
+enum status api_set_tools(struct api_request *r, const struct api_model *model);
 // ST_INVALID where what is given, without messages, has one of the other fields of a chat: they
 // would do nothing.
 enum status api_chat_refuse_fields(const struct api_given *given);

@@ -198,8 +198,8 @@ out:
 enum status api_read_chat_prompt(struct api_request *r, const struct api_model *model)
 {
     enum status st = make_prompts(r, 1, "messages");
-    api_set_tools(r, model);
-    return st == ST_OK ? api_read_messages(&r->given, model, &r->prompts[0]) : st;
+    if (st == ST_OK) st = api_read_messages(&r->given, model, &r->prompts[0]);
+    return st == ST_OK ? api_set_tools(r, model) : st;
 }
 
 enum status api_read_inference_prompt(struct api_request *r, const struct api_model *model)

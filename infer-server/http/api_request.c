@@ -353,9 +353,9 @@ static enum status read_fields(struct api_request *r, const json_t *object,
     CHECK(set_model(r, model));
     CHECK(set_stream(r, model));
     CHECK(set_identity(r));
-    CHECK(set_sampling(r, model));
-    CHECK(set_logprobs(r));
     CHECK(kind->read_prompts(r, model));
+    CHECK(set_sampling(r, model)); // in which what the prompt asks of tools is a constraint
+    CHECK(set_logprobs(r));
 out:
     return st;
 }

@@ -69,7 +69,7 @@ static const struct field fields[] = {
     JSON("tools", CHATS, tools),
     ONLY("tools", BODY_COMPLETIONS | BODY_GENERATE | BODY_SAMPLING, "[[]]"),
     ONLY("functions", CHATS | SAMPLED, "[[]]"),
-    {FIELD_TEXT("tool_choice", given.tool_choice), BODY_CHAT, "[\"none\",\"auto\"]"},
+    JSON("tool_choice", BODY_CHAT, tool_choice),
     ONLY("function_call", BODY_CHAT, "[\"none\",\"auto\"]"),
     BOOL("parallel_tool_calls", BODY_CHAT, several_calls),
     ONLY("suffix", SAMPLED, "[\"\"]"),

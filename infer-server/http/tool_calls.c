@@ -1,38 +1,14 @@
-/* tool_calls.c: the table of forms, the matching of their patterns, and calls found by it in an
- * answer. At each byte all patterns of the form are tried; while one of them may still match,
- * nothing behind that byte is given. */
+/* tool_calls.c: the table of forms (tool_forms.h), the matching of their patterns, and calls found
+ * by it in an answer. At each byte all patterns of the form are tried; while one of them may still
+ * match, nothing behind that byte is given. */
 // SPDX-License-Identifier: Apache-2.0
-#include "infer-server/http/tool_calls.h"
+#include "infer-server/http/tool_forms.h"
 #include "common/base/json.h"
 
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-
-/* A pattern is text that has to stand there, in which a space is any white space or none, and: */
-#define NAME      "\001"             // the function's name
-#define WORD      "\002"             // another one, which says nothing
-#define ARGUMENTS "\003"             // a JSON object
-#define CALL      "\004"             // {"name": ..., "arguments" or "parameters": {...}}
-#define CALLS     "\005"             // a list of these
-#define MAY(text) "\006" text "\007" // text that may be absent
-#define FIRST     "\010"             // no text but calls stands before
-// Arguments between tags, any number of them, each a KEY and its VALUE, which end where the text
-// behind them begins; LINES is a value that stands on lines of its own.
-#define MANY(text) "\013" text "\014"
-#define KEY        "\015"
-#define VALUE      "\016"
-#define LINES      "\017"
-#define PYTHON     "\020" // [f(a=1), g()]
-
-#define IS_SPECIAL(c) ((unsigned char)(c) <= ' ')
-
-#define PATTERNS_MAX 3
-
-struct tool_form {
-    const char *patterns[PATTERNS_MAX + 1];
-};
 
 // Hermes', which Qwen 2.5 and 3 write too; Llama 3.1 to 3.3; Mistral's until and since tokenizer
 // v11 (whose first version has an id); DeepSeek's of V3 and R1, and of V3.1; gpt-oss's harmony,
@@ -47,19 +23,26 @@ const char *const tool_parser_names[] = {"auto",    "off",      "hermes",  "llam
 #define CHANNEL        MAY("<|channel|>commentary") MAY("<|channel|>analysis")
 
 static const struct tool_form forms[] = {
-    {{"<tool_call> " CALL " </tool_call>"}},
-    {{FIRST MAY("; ") CALL, "<|python_tag|> " CALL}},
-    {{"[TOOL_CALLS] " CALLS, "[TOOL_CALLS] " NAME MAY("[ARGS]") " " ARGUMENTS,
-      "[TOOL_CALLS] " NAME "[CALL_ID]" WORD "[ARGS] " ARGUMENTS}},
-    {{DEEPSEEK_BEGIN "function<｜tool▁sep｜>" NAME " ```json " ARGUMENTS " ```" DEEPSEEK_END,
-      DEEPSEEK_BEGIN NAME "<｜tool▁sep｜> " ARGUMENTS " " DEEPSEEK_END}},
-    {{MAY("<|start|>assistant") CHANNEL " to=functions." NAME CHANNEL " " MAY("<|constrain|>")
-          MAY("json") MAY("code") " <|message|> " ARGUMENTS MAY(" <|call|>")}},
-    {{MAY("<tool_call> ") "<function=" NAME "> " MANY(
-        "<parameter=" KEY ">" LINES "</parameter> ") "</function>" MAY(" </tool_call>")}},
-    {{"<tool_call> " NAME
-      " " MANY("<arg_key>" KEY "</arg_key> <arg_value>" VALUE "</arg_value> ") "</tool_call>"}},
-    {{"<|tool_call_start|> " PYTHON " <|tool_call_end|>"}},
+    {.patterns = {"<tool_call> " CALL " </tool_call>"}},
+    {.patterns = {FIRST MAY("; ") CALL, "<|python_tag|> " CALL}, .key = "parameters"},
+    {.patterns = {"[TOOL_CALLS] " CALLS, "[TOOL_CALLS] " NAME MAY("[ARGS]") " " ARGUMENTS,
+                  "[TOOL_CALLS] " NAME "[CALL_ID]" WORD "[ARGS] " ARGUMENTS}},
+    {.patterns = {DEEPSEEK_BEGIN "function<｜tool▁sep｜>" NAME " ```json " ARGUMENTS
+                                 " ```" DEEPSEEK_END,
+                  DEEPSEEK_BEGIN NAME "<｜tool▁sep｜> " ARGUMENTS " " DEEPSEEK_END}},
+    {.patterns = {MAY("<|start|>assistant") "<|channel|>commentary to=functions." NAME
+                                            " <|constrain|>json<|message|>" ARGUMENTS MAY(
+                                                "<|call|>"),
+                  MAY("<|start|>assistant") CHANNEL
+                  " to=functions." NAME CHANNEL " " MAY("<|constrain|>") MAY("json")
+                      MAY("code") " <|message|> " ARGUMENTS MAY(" <|call|>")},
+     .n_written = 1,
+     .thought = "<|channel|>analysis<|message|>" FREE "<|end|><|start|>assistant"},
+    {.patterns = {MAY("<tool_call> ") "<function=" NAME "> " MANY(
+         "<parameter=" KEY ">" LINES "</parameter> ") "</function>" MAY(" </tool_call>")}},
+    {.patterns = {"<tool_call> " NAME " " MANY("<arg_key>" KEY "</arg_key> <arg_value>" VALUE
+                                               "</arg_value> ") "</tool_call>"}},
+    {.patterns = {"<|tool_call_start|> " PYTHON " <|tool_call_end|>"}},
 };
 
 _Static_assert(sizeof tool_parser_names / sizeof *tool_parser_names ==
@@ -202,7 +185,7 @@ static bool tool_match_begin(const struct tool_form *form, int i, size_t at, boo
 static enum tool_match_state read_name(struct tool_match *m, const char *text, size_t len, bool end)
 {
     const size_t from = m->name_len ? m->name : m->at;
-    while (m->at < len && (unsigned char)text[m->at] > ' ' && !strchr("<>([{\"", text[m->at]))
+    while (m->at < len && (unsigned char)text[m->at] > ' ' && !strchr("<>([{\"`", text[m->at]))
         m->at++;
     if (*m->next == *NAME && m->at > from) {
         m->name = from;
@@ -292,14 +275,14 @@ static enum tool_match_state read_tagged(struct tool_match *m, const char *text,
     if (*m->next == *LINES && from < to && text[from] == '\n') from++;
     if (*m->next == *LINES && from < to && text[to - 1] == '\n') to--;
     const json_t *function = find_function(m->tools, part(text, m->name, m->name_len));
-    const json_t *properties =
-        json_object_get(json_object_get(function, "parameters"), "properties");
+    const json_t *root = json_object_get(function, "parameters");
+    const json_t *properties = json_object_get(root, "properties");
     struct json_out out = {&m->tagged, false};
     bytes_puts(&m->tagged, m->tagged.len ? ", " : "{");
     json_out_string(&out, NULL, text + m->key, m->key_len);
     bytes_puts(&m->tagged, ": ");
-    tool_put_value(json_object_getn(properties, text + m->key, m->key_len), text + from, to - from,
-                   &m->tagged);
+    tool_put_value(root, json_object_getn(properties, text + m->key, m->key_len), text + from,
+                   to - from, &m->tagged);
     return TOOL_MATCH_YES;
 }
 

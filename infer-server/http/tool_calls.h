@@ -28,6 +28,21 @@ const char *tool_form_name(const struct tool_form *form);
 // for calls, special or not.
 bool tool_form_mentions(const struct tool_form *form, const char *token);
 
+// ---- constraints (tool_spec.c)
+// -------------------------------------------------------------------
+
+struct tool_ask {
+    const json_t *tools;
+    const char *name; // the only one that may be called; NULL: all
+    bool required;    // by their schemas; else text may stand before calls or alone, and the
+                      // arguments of tools that are not "strict" are any
+    bool several;
+    bool in_thought; // the prompt ends behind <think>
+};
+// A new spec (common/constraint/constraint.h) of an answer that holds such calls in this form.
+// NULL: there is no memory, or, where calls are not required, the form cannot have it.
+json_t *tool_form_spec(const struct tool_form *form, const struct tool_ask *ask);
+
 // ---- answers -----------------------------------------------------------------------------------
 
 #define TOOL_CALL_ID_BYTES 10 // nine letters and digits, which Mistral's templates insist on
@@ -87,9 +102,12 @@ struct slice {
     size_t len;
 };
 
-// An argument that stands as text, as JSON: a string, or where the schema (NULL: any) takes other
+// An argument that stands as text, as JSON: a string, or where the schema (NULL: any), in which
+// references are to `root`, takes other
 // types the JSON value or Python literal that it is.
-void tool_put_value(const json_t *schema, const char *text, size_t len, struct bytes *to);
+void tool_put_value(const json_t *root, const json_t *schema, const char *text, size_t len,
+                    struct bytes *to);
+bool tool_takes_text(const json_t *root, const json_t *schema); // among others
 // The call at *at of "f(a=1), g()", which is moved behind it; false: there is none, or a broken
 // one.
 bool tool_next_python_call(const char *list, size_t len, size_t *at, struct slice *ret_name,

@@ -28,10 +28,24 @@ static unsigned named_types(const char *name)
     return ANY_TYPE;
 }
 
-// What a schema may take; all where it says nothing.
-static unsigned taken_types(const json_t *schema, int depth)
+// What its "$ref" names, in the form that pydantic and zod write.
+static const json_t *referred(const json_t *root, const json_t *schema)
+{
+    static const char *const places[] = {"$defs", "definitions"};
+    const char *ref = json_string_value(json_object_get(schema, "$ref"));
+    for (int i = 0; ref && i < 2; i++) {
+        const size_t n = strlen(places[i]);
+        if (strncmp(ref, "#/", 2) == 0 && strncmp(ref + 2, places[i], n) == 0 && ref[2 + n] == '/')
+            return json_object_get(json_object_get(root, places[i]), ref + 3 + n);
+    }
+    return schema;
+}
+
+// What a schema within `root` may take; all where it says nothing.
+static unsigned taken_types(const json_t *root, const json_t *schema, int depth)
 {
     static const char *const branches[] = {"anyOf", "oneOf"};
+    schema = referred(root, schema);
     const json_t *type = json_object_get(schema, "type"), *constant, *one;
     unsigned types = 0;
     size_t i;
@@ -41,7 +55,7 @@ static unsigned taken_types(const json_t *schema, int depth)
     json_array_foreach (json_object_get(schema, "enum"), i, one) types |= TYPE(json_typeof(one));
     for (int k = 0; k < 2 && depth < 8; k++)
         json_array_foreach (json_object_get(schema, branches[k]), i, one)
-            types |= taken_types(one, depth + 1);
+            types |= taken_types(root, one, depth + 1);
     return types ? types : ANY_TYPE;
 }
 
@@ -139,9 +153,15 @@ static unsigned put_literal(const char *text, size_t len, struct bytes *to)
     return type;
 }
 
-void tool_put_value(const json_t *schema, const char *text, size_t len, struct bytes *to)
+bool tool_takes_text(const json_t *root, const json_t *schema)
 {
-    const unsigned types = taken_types(schema, 0);
+    return taken_types(root, schema, 0) & TYPE(JSON_STRING);
+}
+
+void tool_put_value(const json_t *root, const json_t *schema, const char *text, size_t len,
+                    struct bytes *to)
+{
+    const unsigned types = taken_types(root, schema, 0);
     const size_t start = to->len;
     struct json_out out = {to, false};
     size_t from = 0, end = len;

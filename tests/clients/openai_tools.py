@@ -17,8 +17,8 @@ EXTRA = {"repetition_penalty": 2, "stop_token_ids": [END]}
 USER = [{"role": "user", "content": "hello"}]
 
 
-def tool(name):
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+def tool(name, **schema):
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"} | schema}}
 
 
 TOOLS = [tool("get_weather"), tool("add")]
@@ -84,13 +84,34 @@ def no_calls():
     for n, calls in ((3, []), (4, [WEATHER])):  # cut off within the arguments, and within the marker
         cut = chat(ONE, max_tokens=n).choices[0]
         assert cut.finish_reason == "length" and calls_of(cut.message) == calls, cut
-    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+    for choice in ({"type": "allowed_tools"}, "sometimes", {"type": "function", "function": {"name": "no"}}):
         try:
             chat(ONE, tool_choice=choice)
         except openai.BadRequestError as error:
             assert '"tool_choice"' in str(error)
         else:
             raise AssertionError("tool_choice was taken")
+
+
+def asked_for():
+    """Whatever the tokens would be, the answer is calls, and only of what is asked for."""
+    for choice, names in (
+        ("required", {"add", "get_weather"}),
+        ({"type": "function", "function": {"name": "add"}}, {"add"}),
+    ):
+        for stream in (False, True):
+            fields = {"tool_choice": choice, "max_tokens": 100, "parallel_tool_calls": False}
+            fields |= {"extra_body": {}, "logit_bias": {"32": -100, "125": 10, str(MARK): 100}}
+            fields["tools"] = [tool(t["function"]["name"], additionalProperties=False) for t in TOOLS]
+            if stream:
+                with client.chat.completions.stream(**forced([MARK], **fields)) as events:
+                    for _ in events:
+                        pass
+                    answer = events.get_final_completion().choices[0]
+            else:
+                answer = chat([MARK], **fields).choices[0]
+            assert {c[1] for c in calls_of(answer.message)} <= names, answer
+            assert answer.finish_reason == "tool_calls" and not answer.message.content, answer
 
 
 def streamed():
@@ -151,6 +172,6 @@ if PARSER == "off":
     off()
 else:
     round_trip(whole())
-    for test in (several, no_calls, streamed, accumulated):
+    for test in (several, no_calls, asked_for, streamed, accumulated):
         test()
         print("ok", test.__name__)

@@ -41,8 +41,6 @@ TEST(values_that_ask_for_more)
         {BODY_COMPLETIONS, "{\"length_penalty\":2}", "but for 1: it is 2"},
         {BODY_COMPLETIONS, "{\"priority\":\"0\"}", "it is \"0\""},
         {BODY_COMPLETIONS, "{\"tools\":[{\"type\":\"function\"}]}", "\"tools\""},
-        {BODY_CHAT, "{\"tool_choice\":\"required\"}", "\"tool_choice\""},
-        {BODY_CHAT, "{\"tool_choice\":{\"type\":\"function\"}}", "\"tool_choice\""},
         {BODY_CHAT, "{\"modalities\":[\"text\",\"audio\"]}", "\"modalities\""},
         {BODY_CHAT, "{\"add_special_tokens\":true}", "\"add_special_tokens\""},
         {BODY_STREAM_OPTIONS, "{\"include_obfuscation\":true}", "\"include_obfuscation\""},
