@@ -126,20 +126,14 @@ int json_other_string(const struct json_grammar *g, const char *const *names, in
 
 // ---- values -------------------------------------------------------------------------------------
 
-// Plain characters as they are, others in any form that JSON has for them.
-static int literal_string(const struct json_grammar *g, const json_t *value, int next)
+int json_string_literal(const struct json_grammar *g, const char *s, size_t n, int next)
 {
-    const char *s = json_string_value(value);
-    size_t at = json_string_length(value);
     int made = text(g, "\"", next);
-    while (at > 0) {
-        size_t begin = at - 1;
-        while (begin > 0 && ((uint8_t)s[begin] & 0xc0) == 0x80) begin--;
-        const uint32_t point = utf8_decode(s + begin, (int)(at - begin));
+    while (n > 0) {
+        const uint32_t point = utf8_before(s, &n);
         const bool plain = point >= ' ' && point < 0x7f && point != '"' && point != '\\';
         made = plain ? automaton_byte(g->a, (int)point, (int)point, made)
                      : automaton_character(g->a, point, point, true, made);
-        at = begin;
     }
     return text(g, "\"", made);
 }
@@ -158,37 +152,32 @@ static int literal_text(const struct json_grammar *g, const json_t *value, int n
     return made;
 }
 
+// Members from one on; end: what follows the last.
 static int literal_members(const struct json_grammar *g, json_t *object, void *at, int end)
 {
     if (!at) return end;
+    const char *key = json_object_iter_key(at);
     void *after = json_object_iter_next(object, at);
-    json_t *key = json_string(json_object_iter_key(at));
     int rest = literal_members(g, object, after, end);
     if (after) rest = json_rule(g, RULE_COMMA, rest);
     rest = json_literal(g, json_object_iter_value(at), rest);
-    const int made = key ? literal_string(g, key, json_rule(g, RULE_COLON, rest)) : -1;
-    json_decref(key);
-    return made;
+    return json_string_literal(g, key, strlen(key), json_rule(g, RULE_COLON, rest));
 }
 
 int json_literal(const struct json_grammar *g, const json_t *value, int next)
 {
-    if (json_is_object(value)) {
-        json_t *object = (json_t *)value;
-        const int end = json_rule(g, RULE_BLANK, text(g, "}", next));
-        return text(
-            g, "{",
-            json_rule(g, RULE_BLANK, literal_members(g, object, json_object_iter(object), end)));
+    const bool is_object = json_is_object(value);
+    json_t *all = (json_t *)value;
+    if (json_is_string(value))
+        return json_string_literal(g, json_string_value(value), json_string_length(value), next);
+    if (!is_object && !json_is_array(value)) return literal_text(g, value, next);
+    int made = json_rule(g, RULE_BLANK, text(g, is_object ? "}" : "]", next));
+    if (is_object) made = literal_members(g, all, json_object_iter(all), made);
+    for (size_t i = json_array_size(value); i > 0; i--) {
+        if (i < json_array_size(value)) made = json_rule(g, RULE_COMMA, made);
+        made = json_literal(g, json_array_get(value, i - 1), made);
     }
-    if (json_is_array(value)) {
-        int made = json_rule(g, RULE_BLANK, text(g, "]", next));
-        for (size_t i = json_array_size(value); i > 0; i--) {
-            if (i < json_array_size(value)) made = json_rule(g, RULE_COMMA, made);
-            made = json_literal(g, json_array_get(value, i - 1), made);
-        }
-        return text(g, "[", json_rule(g, RULE_BLANK, made));
-    }
-    return json_is_string(value) ? literal_string(g, value, next) : literal_text(g, value, next);
+    return text(g, is_object ? "{" : "[", json_rule(g, RULE_BLANK, made));
 }
 
 // ---- numbers in a range -------------------------------------------------------------------------

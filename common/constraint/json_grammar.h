@@ -33,6 +33,8 @@ int json_rule(const struct json_grammar *g, enum json_rule rule, int next);
 int json_string_of(const struct json_grammar *g, int64_t min, int64_t max, int next);
 // A string, quotes and all, that is none of the n names.
 int json_other_string(const struct json_grammar *g, const char *const *names, int n, int next);
+// A string, its plain characters as they are, others in any form that JSON has for them.
+int json_string_literal(const struct json_grammar *g, const char *s, size_t n, int next);
 // The value itself: an object's members in their order.
 int json_literal(const struct json_grammar *g, const json_t *value, int next);
 

@@ -14,4 +14,7 @@
 enum status json_schema_build(const struct json_grammar *g, const json_t *schema, int next,
                               int *ret);
 
+// A count that an object has by this name, at most 100,000; fallback: where it has none.
+enum status json_count(const json_t *object, const char *name, int64_t fallback, int64_t *ret);
+
 #endif

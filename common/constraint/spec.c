@@ -8,10 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_DEPTH  64    // of specs within each other
-#define MAX_REPEAT 10000 // "min" and "max"
-#define MAX_UNTIL  256   // characters of the texts that free text has not
-#define MAX_POINT  0x10ffffu
+#define MAX_DEPTH 64  // of specs within each other
+#define MAX_UNTIL 256 // characters of the texts that free text has not
+#define MAX_POINT 0x10ffffu
 
 struct spec_builder {
     struct automaton *a;
@@ -226,18 +225,6 @@ static enum status build_either(struct spec_builder *b, const json_t *parts, int
     return st;
 }
 
-static enum status count_of(const json_t *spec, const char *name, int fallback, int *ret)
-{
-    const json_t *value = json_object_get(spec, name);
-    const json_int_t count = json_integer_value(value);
-    *ret = fallback;
-    if (!value) return ST_OK;
-    if (!json_is_integer(value) || count < 0 || count > MAX_REPEAT)
-        return wrong(name, "a count of at most 10000");
-    *ret = (int)count;
-    return ST_OK;
-}
-
 // As a rule of its own.
 static enum status build_rule(struct spec_builder *b, const json_t *spec, int next, int *ret)
 {
@@ -251,10 +238,11 @@ static enum status build_rule(struct spec_builder *b, const json_t *spec, int ne
 static enum status build_repeat(struct spec_builder *b, const json_t *spec, int next, int *ret)
 {
     const json_t *between = json_object_get(spec, "between");
-    int min, max, first, further;
+    int64_t min, max;
+    int first, further;
     enum status st;
-    CHECK(count_of(spec, "min", 0, &min));
-    CHECK(count_of(spec, "max", -1, &max));
+    CHECK(json_count(spec, "min", 0, &min));
+    CHECK(json_count(spec, "max", -1, &max));
     if (max >= 0 && max < min) FAIL(ST_INVALID, "\"max\" is less than \"min\"");
     CHECK(build_rule(b, json_object_get(spec, "repeat"), AUTOMATON_END, &first));
     further = first;
