@@ -129,8 +129,9 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
     }
     CHECK(device_alloc(dev, half, &m->view.k));
     if (values > 0) CHECK(device_alloc(dev, values, &m->view.v));
-    // Rows that no sequence wrote yet are never read, but a padded kernel may load and mask them:
-    // zeros keep NaN out of such sums.
+    // Rows that no sequence wrote yet are never read, but a padded kernel of CUDA may load and mask
+    // them: zeros keep NaN out of such sums. On the CPU what is not yet used takes no memory.
+    if (device_kind(dev) == DEVICE_CPU) return ST_OK;
     device_fill(dev, m->view.k, 0, half);
     if (values > 0) device_fill(dev, m->view.v, 0, values);
     return ST_OK;
