@@ -339,6 +339,10 @@ struct logit_row { // a row of logits that is adjusted, in device memory
     float repetition, frequency, presence; // penalties; 1, 0, 0: none
 };
 
+// Of a token that cannot come: its probability is 0, and it stays finite, its square, too.
+#define MIN_LOGIT         (-1e18f)
+#define MASK_WORDS(vocab) (((vocab) + 31) / 32) // 32 tokens each
+
 // A mixture of experts (Shazeer et al. 2017): every row goes to top_k of n_experts. An assignment
 // is a (row, choice) pair, numbered row * top_k + choice; matmuls run over the assignments sorted
 // by expert (stable), so that an expert's rows lie together.
@@ -625,6 +629,12 @@ struct ops {
     void (*adjust_logits)(struct device *, float *logits, float *saved,
                           const struct logit_row *rows, const struct logit_entry *entries, int n,
                           int vocab, bool undo);
+    // Rules tokens out: of n rows, row[i] of the logits (row NULL: i) has mask i of masks (n,
+    // MASK_WORDS(vocab)), where bit t % 32 of word t / 32 is token t's; where that is 0 its logit
+    // becomes MIN_LOGIT. saved (n, vocab) is the row before, NULL: nobody wants it back. undo: puts
+    // it back.
+    void (*mask_logits)(struct device *, float *logits, float *saved, const int32_t *row,
+                        const uint32_t *masks, int n, int vocab, bool undo);
     // For each row: with p = softmax(teacher / temperature) over the first `vocab` entries and
     // q = softmax(student / temperature): kl[i] = sum p log(p / q); overlap[i] = sum min(p, q), the
     // rate at which drafts sampled from q are accepted; dstudent (n, vocab) of dtype dt =

@@ -88,13 +88,26 @@ static void release_entries(struct adjuster *a)
     a->cap_entries = 0;
 }
 
+static void release_masks(struct adjuster *a)
+{
+    device_release(a->dev, a->masked);
+    device_release(a->dev, a->masks);
+    device_release(a->dev, a->unmasked);
+    a->masked = NULL;
+    a->masks = NULL;
+    a->unmasked = NULL;
+    a->cap_masked = 0;
+}
+
 void adjuster_release(struct adjuster *a)
 {
     if (!a->dev) return;
     release_entries(a);
     device_release(a->dev, a->rows);
     device_host_release(a->dev, a->host_rows);
-    free(a->mask);
+    release_masks(a);
+    device_host_release(a->dev, a->host_masked);
+    device_host_release(a->dev, a->host_masks);
 }
 
 static enum status reserve(struct adjuster *a, int n)
@@ -117,29 +130,35 @@ out:
     return st;
 }
 
-static enum status read_mask(struct adjuster *a, const struct adjustment *adjustment)
+// Room for one more row's mask; what is on the device comes there as a whole, later.
+static enum status reserve_mask(struct adjuster *a)
 {
-    const size_t words = (size_t)constraint_words(adjustment->constraint);
-    if (!a->mask) a->mask = malloc(words * sizeof *a->mask);
-    if (!a->mask) return status_fail(ST_NO_MEMORY, "no memory for a constraint's mask");
-    return constraint_mask(adjustment->constraint, adjustment->state, a->mask);
+    enum status st = ST_OK;
+    const size_t words = MASK_WORDS((size_t)a->vocab) * sizeof *a->masks,
+                 rows = (size_t)a->max_rows, cap = 2 * (size_t)a->n_masked + 1;
+    if (!a->host_masked)
+        CHECK(device_host_alloc(a->dev, rows * sizeof *a->masked, (void **)&a->host_masked));
+    if (!a->host_masks) CHECK(device_host_alloc(a->dev, rows * words, (void **)&a->host_masks));
+    if (a->n_masked < a->cap_masked) return ST_OK;
+    release_masks(a);
+    CHECK(device_alloc(a->dev, cap * sizeof *a->masked, (void **)&a->masked));
+    CHECK(device_alloc(a->dev, cap * words, (void **)&a->masks));
+    CHECK(
+        device_alloc(a->dev, cap * (size_t)a->vocab * sizeof *a->unmasked, (void **)&a->unmasked));
+    a->cap_masked = (int)cap;
+out:
+    return st;
 }
 
-// An entry for each token that the mask rules out, which have room; those that the n have stay as
-// they are but for that. Returns how many there are then.
-static int rule_out(struct adjuster *a, struct logit_entry *entries, int n)
+static enum status add_mask(struct adjuster *a, int row, const struct adjustment *adjustment)
 {
-    const int n_listed = n;
-    for (int i = 0; i < n_listed; i++) {
-        uint32_t *word = &a->mask[entries[i].token / 32];
-        const uint32_t bit = 1u << entries[i].token % 32;
-        if (!(*word & bit)) entries[i].bias = MIN_LOGIT;
-        *word |= bit; // it is done
-    }
-    for (int token = 0; token < a->vocab; token++)
-        if (!(a->mask[token / 32] >> token % 32 & 1))
-            entries[n++] = (struct logit_entry){.token = token, .bias = MIN_LOGIT};
-    return n;
+    enum status st = reserve_mask(a);
+    if (st != ST_OK) return st;
+    a->host_masked[a->n_masked] = row;
+    st = constraint_mask(adjustment->constraint, adjustment->state,
+                         a->host_masks + (size_t)a->n_masked * MASK_WORDS((size_t)a->vocab));
+    a->n_masked += st == ST_OK;
+    return st;
 }
 
 enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
@@ -148,16 +167,14 @@ enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
     static const struct logit_list empty = {0};
     const struct logit_list *list = adjustment->list ? adjustment->list : &empty;
     const int n_ahead = sampling_counts(s) ? adjustment->n_ahead : 0;
-    const int n_masked = adjustment->constraint ? a->vocab : 0;
-    if (list->n + n_ahead + n_masked == 0) return ST_OK; // nothing was generated yet
-    enum status st = reserve(a, a->n_entries + list->n + n_ahead + n_masked);
-    if (st == ST_OK && n_masked > 0) st = read_mask(a, adjustment);
+    enum status st = adjustment->constraint ? add_mask(a, row, adjustment) : ST_OK;
+    if (st != ST_OK || list->n + n_ahead == 0) return st; // nothing was generated yet
+    st = reserve(a, a->n_entries + list->n + n_ahead);
     if (st != ST_OK) return st;
     struct logit_entry *entries = a->host_entries + a->n_entries;
     int n = list->n;
     if (n > 0) memcpy(entries, list->at, (size_t)n * sizeof *entries);
     for (int i = 0; i < n_ahead; i++) n = count_token(entries, n, adjustment->ahead[i]);
-    if (n_masked > 0) n = rule_out(a, entries, n);
     a->host_rows[a->n_rows++] =
         (struct logit_row){.row = row,
                            .first = a->n_entries,
@@ -169,16 +186,35 @@ enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
     return ST_OK;
 }
 
+static void mask_rows(struct adjuster *a, float *logits, bool undo)
+{
+    device_ops(a->dev)->mask_logits(a->dev, logits, a->unmasked, a->masked, a->masks, a->n_masked,
+                                    a->vocab, undo);
+}
+
+static void adjust_rows(struct adjuster *a, float *logits, bool undo)
+{
+    device_ops(a->dev)->adjust_logits(a->dev, logits, a->saved, a->rows, a->entries, a->n_rows,
+                                      a->vocab, undo);
+}
+
 void adjuster_apply(struct adjuster *a, float *logits)
 {
-    device_copy_in(a->dev, a->rows, a->host_rows, (size_t)a->n_rows * sizeof *a->rows);
-    device_copy_in(a->dev, a->entries, a->host_entries, (size_t)a->n_entries * sizeof *a->entries);
-    device_ops(a->dev)->adjust_logits(a->dev, logits, a->saved, a->rows, a->entries, a->n_rows,
-                                      a->vocab, false);
+    const size_t masks = (size_t)a->n_masked * MASK_WORDS((size_t)a->vocab) * sizeof *a->masks;
+    if (a->n_rows > 0) {
+        device_copy_in(a->dev, a->rows, a->host_rows, (size_t)a->n_rows * sizeof *a->rows);
+        device_copy_in(a->dev, a->entries, a->host_entries,
+                       (size_t)a->n_entries * sizeof *a->entries);
+        adjust_rows(a, logits, false);
+    }
+    if (a->n_masked == 0) return;
+    device_copy_in(a->dev, a->masked, a->host_masked, (size_t)a->n_masked * sizeof *a->masked);
+    device_copy_in(a->dev, a->masks, a->host_masks, masks);
+    mask_rows(a, logits, false);
 }
 
 void adjuster_undo(struct adjuster *a, float *logits)
 {
-    device_ops(a->dev)->adjust_logits(a->dev, logits, a->saved, a->rows, a->entries, a->n_rows,
-                                      a->vocab, true);
+    if (a->n_masked > 0) mask_rows(a, logits, true);
+    if (a->n_rows > 0) adjust_rows(a, logits, true);
 }

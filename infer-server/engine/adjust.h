@@ -1,8 +1,8 @@
 /* adjust.h: penalties, logit_bias and constraints. A sample that has some keeps a list of the
  * tokens whose logits they change, with how often each was generated; before a row is sampled its
- * list goes to the device (ops.h, adjust_logits), and afterwards the logits are put back, so that
- * raw log-probabilities can be read. Requests without any have empty lists, and cost nothing. The
- * engine's thread. */
+ * list, and the mask of its constraint, goes to the device (ops.h, adjust_logits and mask_logits),
+ * and afterwards the logits are put back, so that raw log-probabilities can be read. Requests
+ * without any have empty lists, and cost nothing. The engine's thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_ADJUST_H
 #define INFER_SERVER_ADJUST_H
@@ -36,12 +36,8 @@ static inline bool adjustment_is_any(const struct adjustment *a)
     return a->list || a->constraint;
 }
 
-// Of a token that cannot come; finite, so that sums over a row stay numbers.
-#define MIN_LOGIT (-1e30f)
-
 // Carries a step's adjusted rows to the device, in buffers that grow with the longest step so far:
-// a request without penalties or a constraint never has any. A constraint is an entry for each
-// token that it rules out.
+// a request without penalties or a constraint never has any.
 struct adjuster { // but for the first line all zero at first
     struct device *dev;
     int max_rows, vocab;
@@ -50,7 +46,11 @@ struct adjuster { // but for the first line all zero at first
     struct logit_entry *entries, *host_entries; // (cap_entries)
     float *saved;                               // (cap_entries)
     int cap_entries;
-    uint32_t *mask; // of a row, once wanted
+    int n_masked;                  // rows of the present step that have a mask
+    int32_t *masked, *host_masked; // (cap_masked), (max_rows) which they are
+    uint32_t *masks, *host_masks;  // (.., MASK_WORDS(vocab)) likewise
+    float *unmasked;               // (cap_masked, vocab)
+    int cap_masked;
 };
 void adjuster_release(struct adjuster *a);
 

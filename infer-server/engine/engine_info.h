@@ -89,6 +89,10 @@ static inline bool sampling_adjusts(const struct sampling *s) // some logit, by 
 {
     return sampling_counts(s) || s->n_logit_bias > 0;
 }
+static inline bool sampling_cuts(const struct sampling *s)
+{
+    return s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
+}
 static inline bool sampling_changes(const struct sampling *s) // or by a constraint
 {
     return sampling_adjusts(s) || s->constraint;

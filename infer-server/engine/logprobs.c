@@ -85,6 +85,15 @@ static bool read_alike(const struct sampler_row *a, const struct sampler_row *b)
            a->sampling->temperature == b->sampling->temperature;
 }
 
+// Of an adjusted row the sampler's log-probability is that of the adjusted logits, in the trainer's
+// order of sums; it is the processed one where no filter is behind it.
+static void note_logprobs(const struct sampler_row *row, float raw, struct sample_result *r)
+{
+    if (adjustment_is_any(&row->adjustment) && !sampling_cuts(row->sampling))
+        r->processed_logprob = r->logprob;
+    r->logprob = raw;
+}
+
 // Rows first to first + n - 1, which are read alike.
 static enum status read_rows(struct sampled_logprobs *s, const float *logits,
                              const struct sampler_row *rows, int first, int n,
@@ -102,7 +111,7 @@ static enum status read_rows(struct sampled_logprobs *s, const float *logits,
     enum status st = logprob_reader_read(&s->reader, &wanted, &read);
     for (int i = 0; st == ST_OK && i < n; i++, read += 1 + k) {
         struct top_logprob *top = s->top + (size_t)(first + i) * SAMPLER_MAX_TOP;
-        results[first + i].logprob = read[0].logprob;
+        note_logprobs(&rows[first + i], read[0].logprob, &results[first + i]);
         for (int j = 0; j < k; j++)
             top[j] =
                 (struct top_logprob){.token = read[1 + j].token, .logprob = read[1 + j].logprob};

@@ -93,7 +93,7 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
 {
     enum status st = ST_OK;
     *ret_drafted = false;
-    s->adjuster.n_rows = s->adjuster.n_entries = 0;
+    s->adjuster.n_rows = s->adjuster.n_entries = s->adjuster.n_masked = 0;
     for (int i = 0; i < n; i++) {
         const struct sampling *sampling = rows[i].sampling;
         s->host_params[i] = (struct sample_params){.temperature = sampling->temperature,
@@ -124,8 +124,7 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
     if (st != ST_OK) return st;
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
     if (drafted) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
-    const bool adjusted = s->adjuster.n_rows > 0;
-    if (adjusted) adjuster_apply(&s->adjuster, logits);
+    adjuster_apply(&s->adjuster, logits);
     struct sample_args args = {.logits = logits, .params = s->params, .n = n, .vocab = s->vocab};
     if (drafted) {
         args.drafts = s->drafts;
@@ -133,7 +132,7 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
         args.draft_vocab = drafts->vocab;
     }
     device_ops(s->dev)->sample(s->dev, s->results, &args);
-    if (adjusted) adjuster_undo(&s->adjuster, logits);
+    adjuster_undo(&s->adjuster, logits);
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     return ST_OK;
 }

@@ -253,8 +253,7 @@ static enum status set_sampling(struct api_request *r, const struct api_model *m
         FAIL(ST_INVALID, "request: \"temperature\" is %g; use 0 for greedy, or at least 0.001",
              (double)s->temperature);
     if (s->top_k < 0 || s->top_k >= model->vocab_size) s->top_k = 0;
-    r->filtered = s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
-    r->filtered |= sampling_changes(s);
+    r->filtered = sampling_cuts(s) || sampling_changes(s);
     if (s->min_tokens > s->max_tokens && s->max_tokens != UP_TO_CONTEXT)
         FAIL(ST_INVALID, "request: \"min_tokens\" is %d, above max_tokens, %d", s->min_tokens,
              s->max_tokens);
