@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MASK_BYTES   (16 << 20) // of one constraint's masks
-#define MAX_COMPILED 32         // that are kept for requests to come
-#define MAX_BYTES    1023       // of a token that is offered
+#define MASK_BYTES (16 << 20) // of one constraint's masks
+#define MAX_KEPT   32         // that nobody holds, for requests to come
+#define MAX_BYTES  1023       // of a token that is offered
 
 struct word { // a token's bytes, in `text`; n == 0: it has none
     uint32_t at, n;
@@ -42,7 +42,7 @@ struct constraints {
     uint32_t *plain; // (AUTOMATON_MAX_RUN masks) tokens of at most so many plain characters and 1
     const char **names; // of the special tokens
     int n_names;
-    struct constraint *compiled[MAX_COMPILED]; // the last one used first
+    struct constraint **compiled; // (n_compiled) the last one used first
     int n_compiled;
 };
 
@@ -111,6 +111,7 @@ void constraints_free(struct constraints *all)
     for (int i = 0; i < all->n_compiled; i++) destroy(all->compiled[i]);
     pthread_mutex_destroy(&all->lock);
     forget_words(all);
+    free(all->compiled);
     bytes_release(&all->text);
     free(all->ends);
     free(all);
@@ -253,16 +254,21 @@ out:
     return st;
 }
 
-// The place of a new one, which is that of the last one of those that nobody holds. Under the lock.
-static void make_room(struct constraints *all)
+// Room for a new one; of those that nobody holds the last goes. Under the lock.
+static enum status make_room(struct constraints *all)
 {
-    int i = all->n_compiled - 1;
-    if (all->n_compiled < MAX_COMPILED) return;
+    int i = all->n_compiled < MAX_KEPT ? -1 : all->n_compiled - 1;
     while (i >= 0 && all->compiled[i]->n_references > 0) i--;
-    if (i < 0) return;
-    destroy(all->compiled[i]);
-    memmove(&all->compiled[i], &all->compiled[i + 1],
-            (size_t)(--all->n_compiled - i) * sizeof *all->compiled);
+    if (i >= 0) {
+        destroy(all->compiled[i]);
+        memmove(&all->compiled[i], &all->compiled[i + 1],
+                (size_t)(--all->n_compiled - i) * sizeof *all->compiled);
+    }
+    struct constraint **larger =
+        array_room(all->compiled, (size_t)all->n_compiled, sizeof *all->compiled);
+    if (!larger) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+    all->compiled = larger;
+    return ST_OK;
 }
 
 static void put_first(struct constraints *all, struct constraint *c, int from)
@@ -294,10 +300,7 @@ enum status constraints_get(struct constraints *all, const json_t *spec, struct 
         }
     if (!c) {
         CHECK(read_words(all));
-        make_room(all);
-        if (all->n_compiled == MAX_COMPILED)
-            FAIL(ST_BUSY, "%d constraints are in use, which are as many as there can be",
-                 MAX_COMPILED);
+        CHECK(make_room(all));
         CHECK(compile(all, spec, text, &c));
         text = NULL;
         put_first(all, c, all->n_compiled++);
@@ -321,6 +324,46 @@ struct constraint *constraint_hold(struct constraint *c)
 void constraint_release(struct constraint *c)
 {
     if (c) c->n_references--;
+}
+
+enum status constraint_of_format(const json_t *format, json_t **ret)
+{
+    const char *type = json_string_value(json_object_get(format, "type"));
+    const json_t *schema = json_object_get(json_object_get(format, "json_schema"), "schema");
+    *ret = NULL;
+    if (!format || json_is_null(format)) return ST_OK;
+    if (!type) return status_fail(ST_INVALID, "it must be an object with a \"type\"");
+    if (strcmp(type, "text") == 0) return ST_OK;
+    if (strcmp(type, "json_object") == 0) {
+        *ret = json_pack("{s:b}", "json_object", 1);
+    } else if (strcmp(type, "json_schema") == 0) {
+        if (!schema)
+            return status_fail(ST_INVALID, "the type json_schema needs \"json_schema\": "
+                                           "{\"schema\": ...}");
+        *ret = json_pack("{s:O}", "json_schema", schema);
+    } else {
+        return status_fail(ST_UNSUPPORTED,
+                           "the type \"%s\" is not supported; text, json_object and json_schema "
+                           "are",
+                           CUT(type, 40));
+    }
+    return *ret ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a constraint");
+}
+
+enum status constraint_meets(const json_t *spec, const char *text, size_t len, bool *ret)
+{
+    struct automaton *a = NULL;
+    enum status st;
+    int state = CONSTRAINT_START, start;
+    CHECK(automaton_new(&a));
+    CHECK(spec_build(a, NULL, 0, spec, &start));
+    CHECK(automaton_finish(a, start));
+    for (size_t i = 0; i < len && state != AUTOMATON_DEAD; i++)
+        CHECK(automaton_step(a, state, (uint8_t)text[i], &state));
+    *ret = state != AUTOMATON_DEAD && automaton_may_end(a, state);
+out:
+    automaton_free(a);
+    return st;
 }
 
 // ---- masks --------------------------------------------------------------------------------------

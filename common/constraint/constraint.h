@@ -42,6 +42,13 @@ enum status constraints_get(struct constraints *all, const json_t *spec, struct 
 struct constraint *constraint_hold(struct constraint *c); // one more reference; NULL: NULL
 void constraint_release(struct constraint *c);
 
+// OpenAI's "response_format" as a spec; NULL: of the type "text", or none. ST_INVALID,
+// ST_UNSUPPORTED. A new reference.
+enum status constraint_of_format(const json_t *format, json_t **ret);
+// Whether a text is what a spec takes, by itself: no vocabulary, nothing kept. Errors as of
+// constraints_get(): of "" they are the spec's.
+enum status constraint_meets(const json_t *spec, const char *text, size_t len, bool *ret);
+
 // 32-bit words of a mask: bit i % 32 of word i / 32 says that token i may come.
 int constraint_words(const struct constraint *c);
 // ret (constraint_words()). ST_TOO_LONG, ST_NO_MEMORY.

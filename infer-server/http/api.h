@@ -116,6 +116,7 @@ struct api_prompt {
     json_t *group_id; // rollouts: as the client gave it
     int n;            // samples
     uint64_t seed;
+    struct constraint *constraint; // a group's own; NULL: the request's
 };
 
 struct api_request {

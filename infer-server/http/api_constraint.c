@@ -41,31 +41,15 @@ out:
     return st;
 }
 
-// {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema":
-// ...}}
 static enum status read_format(struct api_request *r)
 {
-    static const char field[] = "response_format";
-    const json_t *format = r->given.response_format,
-                 *inner = json_object_get(format, "json_schema");
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (!format || json_is_null(format)) return ST_OK;
-    if (!type)
-        return status_fail(ST_INVALID, "request: \"%s\" must be an object with a \"type\"", field);
-    if (strcmp(type, "text") == 0) return ST_OK;
-    if (strcmp(type, "json_object") == 0) return add(r, field, "json_object", json_true());
-    if (strcmp(type, "json_schema") != 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "request: \"%s\": the type \"%s\" is not supported; "
-                           "text, json_object and json_schema are",
-                           field, CUT(type, 40));
-    const json_t *schema = json_object_get(inner, "schema");
-    if (!schema)
-        return status_fail(ST_INVALID,
-                           "request: \"%s\" of the type json_schema needs "
-                           "\"json_schema\": {\"schema\": ...}",
-                           field);
-    return add(r, field, "json_schema", schema);
+    json_t *spec, *value;
+    const char *kind;
+    enum status st = status_context(constraint_of_format(r->given.response_format, &spec),
+                                    "request: \"response_format\"");
+    json_object_foreach (spec, kind, value) st = add(r, "response_format", kind, value);
+    json_decref(spec);
+    return st;
 }
 
 // vLLM's object of one of them.

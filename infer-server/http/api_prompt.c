@@ -126,11 +126,12 @@ enum status api_read_group_prompt(const struct api_given *given, const struct ap
                            given->add_special, "prompt", model, ret);
 }
 
-static enum status read_group(const json_t *group, int i, const struct api_model *model,
-                              struct api_prompt *ret)
+static enum status read_group(const json_t *group, int i, bool ignore_eos,
+                              const struct api_model *model, struct api_prompt *ret)
 {
-    struct api_request own = {.sampling = {.n = ret->n, .seed = ret->seed},
-                              .given = {.add_special = true, .generation_prompt = true}};
+    struct api_request own = {
+        .sampling = {.n = ret->n, .seed = ret->seed, .ignore_eos = ignore_eos},
+        .given = {.add_special = true, .generation_prompt = true}};
     const json_t **id = &own.given.group_id;
     enum status st;
     if (!json_is_object(group))
@@ -142,7 +143,10 @@ static enum status read_group(const json_t *group, int i, const struct api_model
     ret->n = own.sampling.n;
     ret->seed = own.sampling.seed;
     st = status_context(api_read_group_prompt(&own.given, model, ret), "group %d", i);
+    if (st == ST_OK) st = status_context(set_constraint(&own, model), "group %d", i);
+    ret->constraint = own.sampling.constraint;
 out:
+    json_decref(own.constraint);
     return st;
 }
 
@@ -154,7 +158,8 @@ enum status api_read_groups(struct api_request *r, const struct api_model *model
         return status_fail(ST_INVALID, "request: \"groups\" must be an array of groups");
     CHECK(make_prompts(r, json_array_size(groups), "groups"));
     for (int i = 0; i < r->n_prompts; i++)
-        CHECK(read_group(json_array_get(groups, (size_t)i), i, model, &r->prompts[i]));
+        CHECK(read_group(json_array_get(groups, (size_t)i), i, r->sampling.ignore_eos, model,
+                         &r->prompts[i]));
 out:
     return st;
 }

@@ -35,6 +35,7 @@ void api_request_free(struct api_request *r)
         free(r->prompts[i].ids);
         free(r->prompts[i].text);
         json_decref(r->prompts[i].group_id);
+        constraint_release(r->prompts[i].constraint);
     }
     free(r->prompts);
     if (r->stop.n > 0) stop_set_release(&r->stop);

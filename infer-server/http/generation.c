@@ -387,6 +387,7 @@ enum status generation_start(struct generation_host *host, struct api_request *r
         struct sampling sampling = request->sampling;
         sampling.n = request->prompts[p].n;
         sampling.seed = request->prompts[p].seed;
+        if (request->prompts[p].constraint) sampling.constraint = request->prompts[p].constraint;
         CHECK(request_new(request->prompts[p].ids, request->prompts[p].n_ids, &sampling,
                           &g->runs[p], &g->runs[p].request));
     }

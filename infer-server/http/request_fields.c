@@ -118,7 +118,7 @@ static const struct field fields[] = {
     ONLY("allowed_token_ids", SAMPLED, "[[]]"),
     ONLY("use_beam_search", SAMPLED, "[false]"),
     ONLY("early_stopping", SAMPLED, "[false]"),
-    JSON("response_format", SAMPLED, response_format),
+    JSON("response_format", SAMPLED | BODY_GROUP, response_format),
     JSON("structured_outputs", SAMPLED, structured),
     ONLY("structured_outputs_regex", SAMPLED, EMPTY),
     ONLY("guided_decoding_regex", SAMPLED, EMPTY),

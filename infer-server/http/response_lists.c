@@ -61,7 +61,7 @@ static void put_tokens(struct json_out *o, const struct response *a,
     const struct token_record *t = s->tokens;
     put_token_ids(o, "token_ids", s, 0);
     JSON_OUT_LIST(o, "logprobs", i, 0, s->n, json_out_logprob(o, NULL, t[i].logprob));
-    if (a->request->filtered) {
+    if (a->request->filtered || a->request->prompts[s->prompt].constraint) {
         JSON_OUT_LIST(o, "cut_logprobs", i, 0, s->n,
                       json_out_logprob(o, NULL, t[i].processed_logprob));
         JSON_OUT_LIST(o, "kept_mass", i, 0, s->n, json_out_float(o, NULL, t[i].retained_mass));

@@ -53,10 +53,22 @@ TEST_EACH(scores, "reward")
 {
     const char *name = row_text(cases, i, "scorer"), *text = row_text(cases, i, "text"),
                *answer = row_text(cases, i, "answer");
-    const double got = score_of(open_reward(name, NULL, 20),
-                                &(struct reward_input){.text = text, .answer = answer});
+    const double got =
+        score_of(open_reward(name, NULL, 20),
+                 &(struct reward_input){.text = text,
+                                        .answer = answer,
+                                        .row = json_object_get(json_array_get(cases, i), "row")});
     if (!(fabs(got - row_number(cases, i, "score")) < 1e-12))
         fail_msg("%s: %s against %s: %g", name, text, answer ? answer : "nothing", got);
+}
+
+TEST(what_a_line_must_have)
+{
+    json_t *row = json_of("{\"response_format\": {\"type\": \"text\"}}");
+    struct reward *r = open_reward("json_schema", NULL, 10);
+    assert_fails(reward_check_row(r, NULL, row), ST_INVALID, "no field \"response_format\"");
+    json_object_set_new(row, "response_format", json_of("{\"type\": \"json_object\"}"));
+    assert_ok(reward_check_row(r, NULL, row));
 }
 
 TEST(terms_and_weights)

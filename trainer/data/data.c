@@ -7,6 +7,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
+#include "common/constraint/constraint.h"
 
 #include <errno.h>
 #include <math.h>
@@ -18,6 +19,7 @@
 void example_release(struct example *e)
 {
     json_decref(e->row);
+    json_decref(e->constraint);
     free(e->number);
     json_decref(e->prompt_text);
     free(e->learnt);
@@ -255,6 +257,18 @@ static enum status read_answer(const char *where, const char *field, struct exam
     return ST_OK;
 }
 
+// The schema, too, is read before anything is sampled; one that the line before has was.
+static enum status read_format(const char *where, const struct dataset *d, struct example *e)
+{
+    const struct example *before = d->n > 0 ? &d->examples[d->n - 1] : NULL;
+    bool meets;
+    enum status st =
+        constraint_of_format(json_object_get(e->row, "response_format"), &e->constraint);
+    if (st == ST_OK && e->constraint && !(before && json_equal(before->constraint, e->constraint)))
+        st = constraint_meets(e->constraint, "", 0, &meets);
+    return status_context(st, "%s: field \"response_format\"", where);
+}
+
 static enum status read_line(struct dataset *d, int line, const char *text, size_t len,
                              const struct prompt_options *options)
 {
@@ -270,6 +284,8 @@ static enum status read_line(struct dataset *d, int line, const char *text, size
     CHECK(read_prompt(where, options, &e));
     CHECK(options->side ? read_side(where, options->side, &e)
                         : read_answer(where, options->answer_field, &e));
+    CHECK(read_format(where, d, &e));
+    d->n_constrained += e.constraint != NULL;
     d->examples[d->n++] = e;
 out:
     if (st != ST_OK) example_release(&e);

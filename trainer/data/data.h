@@ -5,6 +5,7 @@
  *   "prompt": text or a list of chat messages; else "messages", such a list; else "question", text
  *   "answer": text or number; else "completion", text or a list of one message of the assistant
  *   "tools", "chat_template_kwargs": of a chat, for the template
+ *   "response_format": what is sampled is to be, as of a request (OpenAI's)
  *
  * of which all but the first may be missing, so that GSM8K's files are read as they are: a
  * "question", and an "answer" that is worked out and ends on "#### N". Other keys are kept (`row`).
@@ -52,10 +53,11 @@ struct example {
     const json_t *messages;    // NULL where it is text
     // After dataset_tokenize(): as the model sees it; NULL: as it stands in the row.
     json_t *prompt_text;
-    const char *answer;                           // NULL: none
-    const char *completion;                       // of "completion", or else "answer"; NULL: none
-    const json_t *reply;                          // the completion as a message; NULL: it is text
-    char *number;                                 // an answer given as a number, as text
+    const char *answer;     // NULL: none
+    const char *completion; // of "completion", or else "answer"; NULL: none
+    const json_t *reply;    // the completion as a message; NULL: it is text
+    char *number;           // an answer given as a number, as text
+    json_t *constraint;     // of "response_format" (constraint.h); owned; NULL: none
     struct token_list prompt_ids, completion_ids; // after dataset_tokenize()
     struct token_list answer_ids;                 // likewise, of the first example's answer alone
     uint8_t *learnt; // (completion_ids.n) 0: between turns of a conversation; NULL: all is learnt
@@ -65,6 +67,7 @@ struct dataset {
     struct example *examples;
     int n;
     int max_prompt, max_completion; // tokens of the longest, after tokenising
+    int n_constrained;              // examples with a constraint
     uint64_t digest;                // of what was read, to notice on resume that it changed
     char *ignored; // a sentence: what of the rows the chat template does not read; NULL: nothing
     char *chat_source; // the chat template that prompts are in; NULL: none

@@ -11,6 +11,7 @@
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/layer_back.h"
+#include "trainer/learn/samples.h"
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,6 +121,10 @@ void backward_free(struct backward *b)
     if (!b) return;
     list_parts(b->m, b->max_tokens, b->max_targets, b->chunk, parts);
     device_release_parts(b->m->dev, b, parts, N_PARTS);
+    device_release(b->m->dev, b->masked);
+    device_release(b->m->dev, b->masks);
+    free(b->host_masked);
+    free(b->host_masks);
     free(b);
 }
 
@@ -144,6 +149,52 @@ void backward_rank(struct backward *b, struct token_logprob *ret_ranked)
     b->ret_ranked = ret_ranked;
 }
 
+size_t backward_mask_bytes(const struct model *m, int chunk)
+{
+    return (size_t)chunk * (1 + MASK_WORDS((size_t)m->config->vocab_size)) * sizeof(uint32_t);
+}
+
+enum status backward_constrain(struct backward *b, const struct row_constraint *constraints)
+{
+    const size_t rows = (size_t)b->chunk * sizeof *b->masked,
+                 words = backward_mask_bytes(b->m, b->chunk) - rows;
+    enum status st = ST_OK;
+    b->host_masked = malloc(rows);
+    b->host_masks = malloc(words);
+    if (!b->host_masked || !b->host_masks)
+        FAIL(ST_NO_MEMORY, "no memory for the masks of %d rows", b->chunk);
+    CHECK(device_alloc(b->m->dev, rows, (void **)&b->masked));
+    CHECK(device_alloc(b->m->dev, words, (void **)&b->masks));
+    b->constraints = constraints;
+out:
+    return st;
+}
+
+// The logits of `rows` wanted rows from `at` on, in m->logits from row `first` on; what their
+// constraints do not allow is ruled out.
+static enum status chunk_logits(struct backward *b, struct model *m, const struct batch *batch,
+                                const void *x, int at, int rows, int first)
+{
+    const int vocab = m->config->vocab_size;
+    const size_t words = MASK_WORDS((size_t)vocab);
+    int n = 0;
+    model_head(m, x, batch_rows_device(batch) + at, first, rows);
+    for (int i = 0; b->constraints && i < rows; i++) {
+        const struct row_constraint *c = &b->constraints[at + i];
+        if (!c->constraint) continue;
+        const enum status st =
+            constraint_mask(c->constraint, c->state, b->host_masks + (size_t)n * words);
+        if (st != ST_OK) return st;
+        b->host_masked[n++] = i;
+    }
+    if (n == 0) return ST_OK;
+    device_copy_in(m->dev, b->masked, b->host_masked, (size_t)n * sizeof *b->masked);
+    device_copy_in(m->dev, b->masks, b->host_masks, (size_t)n * words * sizeof *b->masks);
+    m->ops->mask_logits(m->dev, model_head_rows(m, first).logits, NULL, b->masked, b->masks, n,
+                        vocab, false);
+    return ST_OK;
+}
+
 enum status backward_logprobs(struct backward *b, struct model *other, const struct batch *batch,
                               const void *x, const int32_t *targets, float temperature,
                               float *ret_logprobs, float *ret_entropy)
@@ -156,7 +207,7 @@ enum status backward_logprobs(struct backward *b, struct model *other, const str
     device_copy_in(m->dev, b->targets, targets, (size_t)n * sizeof *targets);
     for (int at = 0; at < n; at += b->chunk) {
         const int rows = chunk_rows(b, n, at), first = all ? at : 0;
-        model_head(m, x, batch_rows_device(batch) + at, first, rows);
+        if ((st = chunk_logits(b, m, batch, x, at, rows, first)) != ST_OK) return st;
         const struct head_args head = model_head_args(m, first, b->targets + at, rows, temperature);
         m->ops->logprob(m->dev, b->logprob + at, b->lse + at, ret_entropy ? b->entropy + at : NULL,
                         &head);
@@ -219,18 +270,17 @@ void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, in
 }
 
 // The logits of a chunk of wanted rows; gives the row of model.logits where they begin.
-static int head_chunk(struct backward *b, const struct batch *batch, const void *x, int at,
-                      int rows)
+static enum status head_chunk(struct backward *b, const struct batch *batch, const void *x, int at,
+                              int rows, int *ret_first)
 {
-    if (b->logits_kept) return at;
-    model_head(b->m, x, batch_rows_device(batch) + at, 0, rows);
-    return 0;
+    *ret_first = b->logits_kept ? at : 0;
+    return b->logits_kept ? ST_OK : chunk_logits(b, b->m, batch, x, at, rows, 0);
 }
 
 // dlogits of `rows` rows from `at` on, through the soft cap where there is one; first:
 // head_chunk().
-static void logits_back(struct backward *b, const struct batch *batch,
-                        const struct backward_loss *loss, int at, int rows, int first)
+static enum status logits_back(struct backward *b, const struct batch *batch,
+                               const struct backward_loss *loss, int at, int rows, int first)
 {
     struct model *m = b->m;
     int vocab = m->config->vocab_size;
@@ -242,7 +292,10 @@ static void logits_back(struct backward *b, const struct batch *batch,
     const float *logits = model_head_rows(m, first).logits;
     if (d) {
         const struct model *teacher = d->teacher->m;
-        int of_teacher = head_chunk(d->teacher, batch, d->teacher_tape->x_final, at, rows);
+        int of_teacher;
+        const enum status st =
+            head_chunk(d->teacher, batch, d->teacher_tape->x_final, at, rows, &of_teacher);
+        if (st != ST_OK) return st;
         const struct distill_args args = {.student = logits,
                                           .teacher = model_head_rows(teacher, of_teacher).logits,
                                           .n = rows,
@@ -260,9 +313,10 @@ static void logits_back(struct backward *b, const struct batch *batch,
                                          .entropy = b->entropy + at};
         m->ops->logprob_back(m->dev, dlogits, &grads, &head, dt);
     }
-    if (!capped) return;
+    if (!capped) return ST_OK;
     m->ops->softcap_back(m->dev, b->dlogits_f32, logits, n, m->config->logit_softcap);
     m->ops->convert(m->dev, b->dlogits, m->dt, b->dlogits_f32, DT_F32, n);
+    return ST_OK;
 }
 
 // The columns of dlogits that are this rank's part of the vocabulary.
@@ -277,9 +331,10 @@ static const void *own_dlogits(struct backward *b, int rows)
     return b->dlogits_part;
 }
 
-static void head_back(struct backward *b, const struct batch *batch, const struct tape *tape,
-                      const struct backward_loss *loss)
+static enum status head_back(struct backward *b, const struct batch *batch, const struct tape *tape,
+                             const struct backward_loss *loss)
 {
+    enum status st = ST_OK;
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct weights *w = m->weights, *g = b->grads;
@@ -287,12 +342,13 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
     const size_t e = dtype_size(m->dt);
     for (int at = 0; at < n; at += b->chunk) {
         const int rows = chunk_rows(b, n, at);
-        const int first = head_chunk(b, batch, tape->x_final, at, rows);
+        int first;
+        CHECK(head_chunk(b, batch, tape->x_final, at, rows, &first));
         const struct head_rows head = model_head_rows(m, first);
         const struct norm_shape shape = model_norm_shape(m, rows);
         const struct norm_args norm = {head.x, w->final_norm, NULL, head.rstd, head.mean};
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
-        logits_back(b, batch, loss, at, rows, first);
+        CHECK(logits_back(b, batch, loss, at, rows, first));
         const void *dlogits = own_dlogits(b, rows);
         rows_back(b, drows, dlogits, head.normed, rows, batch_rows_device(batch) + at, ROLE_HEAD, 0,
                   false);
@@ -305,6 +361,8 @@ static void head_back(struct backward *b, const struct batch *batch, const struc
     const struct scatter_args rows = {
         batch_rows_device(batch), batch_rows_order(batch), n, c->hidden, 1.0f, m->dt, m->dt, 0, 0};
     m->ops->scatter_add_rows(m->dev, b->dx, b->drows, &rows);
+out:
+    return st;
 }
 
 // ---- the layers ---------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ struct learner {
     // host, (max_targets); the floats are one allocation, as far as `overlap`
     int32_t *targets;
     float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
-    struct token_logprob *ranked; // NULL: not asked for
+    struct token_logprob *ranked;       // NULL: not asked for
+    struct row_constraint *constraints; // NULL: no group has one
     // the draft model
     struct learner *draft; // NULL: none
     float loss_weight;     // of a draft
@@ -79,6 +80,7 @@ void learner_free(struct learner *l)
     free(l->targets);
     free(l->logprobs);
     free(l->ranked);
+    free(l->constraints);
     free(l);
 }
 
@@ -155,6 +157,8 @@ static void plan_workspace(struct learner *l)
     if (l->options.lora_dropout > 0)
         plan->workspace += (size_t)l->options.token_budget * sizeof *l->row_samples;
     plan->workspace += balance_bytes(l);
+    if (l->options.constrained)
+        plan->workspace += backward_mask_bytes(l->model, l->options.logits_chunk);
     l->scratch = operations_scratch(l);
     if (!l->options.is_draft)
         plan->workspace += l->scratch + batch_bytes(l->options.token_budget, l->options.max_seqs, 0,
@@ -281,6 +285,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     draft_options.adapter = NULL;
     draft_options.many_adapters = false;
     draft_options.router_aux_loss_coef = 0;
+    draft_options.constrained = false;
     draft_options.is_draft = true;
     if (config->vocab_size > l->config->vocab_size)
         return status_fail(ST_MISMATCH,
@@ -425,11 +430,17 @@ static enum status prepare_rows(struct learner *l)
     if (l->options.is_draft) return ST_OK;
     enum status st = batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0,
                                l->max_targets, &l->batch);
-    if (st != ST_OK || !l->options.ranks) return st;
-    if (!(l->ranked = malloc(n * sizeof *l->ranked)))
-        return status_fail(ST_NO_MEMORY, "no memory for %zu ranks", n);
-    backward_rank(l->backward, l->ranked);
-    return ST_OK;
+    if (st == ST_OK && l->options.ranks) {
+        if (!(l->ranked = malloc(n * sizeof *l->ranked)))
+            return status_fail(ST_NO_MEMORY, "no memory for %zu ranks", n);
+        backward_rank(l->backward, l->ranked);
+    }
+    if (st == ST_OK && l->options.constrained) {
+        if (!(l->constraints = malloc(n * sizeof *l->constraints)))
+            return status_fail(ST_NO_MEMORY, "no memory for %zu constraints", n);
+        st = backward_constrain(l->backward, l->constraints);
+    }
+    return st;
 }
 
 // The masks of a micro-batch, which is committed, in this step of the optimizer.
@@ -615,6 +626,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->options.adapter ? 0 : -1, l->batch, l->targets));
+        if (l->constraints) CHECK(packing_constraints(mb, groups, l->constraints));
         phase_timers_lap(l->options.phases, PHASE_PACK);
         CHECK(end_of_backward(l)); // of the micro-batch before
         CHECK(batch_commit(l->batch, 0, 0));

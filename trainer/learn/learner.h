@@ -33,6 +33,7 @@ struct learner_config {
     int recompute;                 // enum recompute: of activations, the draft model's too
     struct phase_timers *phases;   // of the thread that drives it; NULL: nobody counts
     bool ranks;                    // learner_rows.ranked is wanted
+    bool constrained;              // groups may have constraints
     bool is_draft; // learner_add_draft()'s own: it has no batch, and shares the operations' scratch
 };
 

@@ -59,6 +59,7 @@ out:
 void samples_free(struct samples *s)
 {
     if (!s) return;
+    for (int g = 0; s->groups && g < s->n_groups; g++) constraint_release(s->groups[g].constraint);
     free(s->groups);
     free(s->completions);
     free(s->first);
@@ -200,6 +201,33 @@ void packing_samples(const struct micro_batch *mb, const struct pack_group *grou
         for (int c = chunk->first; c < chunk->first + chunk->n; c++)
             ret_samples = fill(ret_samples, group->completions[c].n - 1, first + 1 + c);
     }
+}
+
+enum status packing_constraints(const struct micro_batch *mb, const struct pack_group *groups,
+                                struct row_constraint *ret)
+{
+    for (int i = 0; i < mb->n_chunks; i++) {
+        const struct pack_chunk *chunk = &mb->chunks[i];
+        struct constraint *constraint = groups[chunk->group].constraint;
+        for (int c = chunk->first; c < chunk->first + chunk->n; c++) {
+            const struct pack_completion *completion = &groups[chunk->group].completions[c];
+            int state = CONSTRAINT_START;
+            for (int64_t t = 0; t < targets_of(completion); t++) {
+                if (state < 0)
+                    return status_fail(
+                        ST_MISMATCH,
+                        "line %d, sample %d: token %d is none that its "
+                        "response_format allows there; was it sampled under another?",
+                        completion->line, completion->number, (int)t - 1);
+                *ret++ = (struct row_constraint){constraint, state};
+                const enum status st =
+                    constraint ? constraint_next(constraint, state, completion->ids[t], &state)
+                               : ST_OK;
+                if (st != ST_OK) return st;
+            }
+        }
+    }
+    return ST_OK;
 }
 
 // Adds a completion behind its prompt, and asks for the rows that its targets are predicted by.

@@ -12,6 +12,7 @@
 #define TRAINER_SAMPLES_H
 
 #include "common/base/status.h"
+#include "common/constraint/constraint.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,6 +56,8 @@ struct pack_group {
     const struct pack_completion *completions; // (n)
     int n;
     bool whole; // its completions stay in one micro-batch: the loss compares them
+    // Log-probabilities are of what it leaves, of completions that it takes; NULL: of all tokens.
+    struct constraint *constraint; // held until samples_free()
 };
 
 static inline enum token_author token_author(const uint8_t *authors, int t)
@@ -122,5 +125,13 @@ enum status packing_fill(const struct micro_batch *mb, const struct pack_group *
 // prompt) however it is packed. Dropout goes by it.
 void packing_samples(const struct micro_batch *mb, const struct pack_group *groups,
                      int32_t *ret_samples);
+
+struct row_constraint {            // of a target's row
+    struct constraint *constraint; // borrowed; NULL: none
+    int state;
+};
+// Of its targets, first[n_seqs]. ST_MISMATCH: of a completion that its constraint does not take.
+enum status packing_constraints(const struct micro_batch *mb, const struct pack_group *groups,
+                                struct row_constraint *ret);
 
 #endif

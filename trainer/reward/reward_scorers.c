@@ -3,6 +3,7 @@
  * add one: its function and its row here. The thread that scores. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/json.h"
+#include "common/constraint/constraint.h"
 #include "trainer/reward/math/prose.h"
 #include "trainer/reward/reward_scorer.h"
 
@@ -110,10 +111,10 @@ static bool reads_json(const char *answer)
     return reads;
 }
 
-// Of what the text holds between the last two ``` fences that stand there, or all of it.
-static double is_json(const struct reward_input *input)
+// What the text holds between the last two ``` fences that stand there, or all of it.
+static const char *fenced(const char *text, size_t *ret_len)
 {
-    const char *begin = NULL, *end = NULL, *fence = input->text;
+    const char *begin = NULL, *end = NULL, *fence = text;
     while ((fence = strstr(fence, "```"))) {
         const char *next = strstr(fence + 3, "```");
         if (!next) break;
@@ -122,13 +123,50 @@ static double is_json(const struct reward_input *input)
         fence = next + 3;
     }
     if (begin && strncmp(begin, "json", 4) == 0) begin += 4;
-    const size_t len = begin ? (size_t)(end - begin) : strlen(input->text);
-    json_t *got = json_loadb(begin ? begin : input->text, len, JSON_DECODE_ANY, NULL);
+    *ret_len = begin ? (size_t)(end - begin) : strlen(text);
+    return begin ? begin : text;
+}
+
+static double is_json(const struct reward_input *input)
+{
+    size_t len;
+    const char *text = fenced(input->text, &len);
+    json_t *got = json_loadb(text, len, JSON_DECODE_ANY, NULL);
     json_t *wanted = input->answer ? json_loads(input->answer, JSON_DECODE_ANY, NULL) : NULL;
     const bool same = got && (!wanted || same_json(got, wanted));
     json_decref(got);
     json_decref(wanted);
     return same;
+}
+
+static enum status meets_format(const json_t *row, const char *text, size_t len, double *ret)
+{
+    bool meets = false;
+    json_t *spec;
+    enum status st = constraint_of_format(json_object_get(row, "response_format"), &spec);
+    if (st == ST_OK && !spec)
+        st = status_fail(ST_INVALID, "no field \"response_format\" of a type other than text: the "
+                                     "reward \"json_schema\" has nothing to hold a text against");
+    if (st == ST_OK) st = constraint_meets(spec, text, len, &meets);
+    json_decref(spec);
+    *ret = meets;
+    return st;
+}
+
+static enum status check_format(void *options, const json_t *row)
+{
+    double meets;
+    (void)options;
+    return meets_format(row, "", 0, &meets);
+}
+
+static enum status score_format(void *options, const struct reward_input *input, double *ret_score)
+{
+    size_t len;
+    const char *text = fenced(input->text, &len);
+    (void)options;
+    trim(&text, &len);
+    return meets_format(input->row, text, len, ret_score);
 }
 
 // ---- against a pattern --------------------------------------------------------------------------
@@ -357,6 +395,9 @@ const struct scorer *const scorers[] = {
     ROW("json", .binary = true, .reads = reads_json, .unread = "is no JSON", .value = is_json,
         .help = "1 where the text, or what it holds between ```, is JSON equal to the answer, if "
                 "the line has one"),
+    ROW("json_schema", .binary = true, .check_row = check_format, .score = score_format,
+        .help = "1 where the text, or what it holds between ```, is what the line's "
+                "\"response_format\" asks for"),
     &scorer_math,
     ROW("choice", OF_ANSWER, .reads = reads_choice, .unread = "is no letter from A to J",
         .value = is_choice,

@@ -159,8 +159,8 @@ static enum status reply_full(struct episode *e, struct bytes *out)
 static enum status ask_sample(struct episode *e, const json_t *value, int64_t max_tokens)
 {
     static const char *const stops[] = {"stop", "stop_token_ids"};
-    json_t *group =
-        rollout_group(&e->prompt, 0, 1, rng_seed_of(seed_of(e) & INT64_MAX, e->turns.n));
+    json_t *group = rollout_group(&e->prompt, 0, 1, rng_seed_of(seed_of(e) & INT64_MAX, e->turns.n),
+                                  json_object_get(value, "response_format"));
     e->body = rollout_request(&e->pull->asked, json_pack("[o]", group));
     if (!e->body) return status_fail(ST_NO_MEMORY, "no memory for a request");
     json_t *sampling = json_object_get(e->body, "sampling");
@@ -174,7 +174,8 @@ static enum status ask_sample(struct episode *e, const json_t *value, int64_t ma
 
 static enum status take_sample(struct episode *e, const json_t *value, struct bytes *out)
 {
-    static const char *const fields[] = {"token_ids", "max_tokens", "stop", "stop_token_ids", NULL};
+    static const char *const fields[] = {"token_ids",      "max_tokens",      "stop",
+                                         "stop_token_ids", "response_format", NULL};
     const int64_t max = e->pull->step->sampling.max_tokens;
     int64_t max_tokens = max;
     enum status st;

@@ -124,33 +124,46 @@ int rollout_drop_older(struct rollout *r, uint64_t oldest)
 
 // ---- what is learned from -----------------------------------------------------------------------
 
-enum status rollout_samples(const struct rollout *r, const float *advantages, bool processed,
-                            bool mask_truncated, struct samples **ret)
+enum status rollout_samples(const struct rollout *r, const struct rollout_learning *how,
+                            struct samples **ret)
 {
     struct samples *s = NULL;
     enum status st = samples_new(r->n_groups, r->n_per_group, &s);
     if (st != ST_OK) return st;
     for (int g = 0; g < r->n_groups; g++) {
+        const json_t *constraint = how->constraints ? r->examples[g]->constraint : NULL;
         s->groups[g].prompt = rollout_prompt(r, g)->ids;
         s->groups[g].n_prompt = rollout_prompt(r, g)->n;
+        if (constraint)
+            CHECK(constraints_get(how->constraints, constraint, &s->groups[g].constraint));
     }
     for (int i = 0; i < s->n; i++) {
         const struct completion *c = &r->completions[i];
+        const bool constrained = s->groups[i / r->n_per_group].constraint;
+        const float *const sampled = how->processed && c->processed ? c->processed : c->logprobs;
+        if (constrained && !c->processed && c->n > 0)
+            FAIL(ST_MISMATCH,
+                 "--constrained-loss: the server of line %d's sample gave no log-probabilities of "
+                 "what it sampled from (cut_logprobs), which Commonweight's own does",
+                 r->examples[i / r->n_per_group]->line);
         s->completions[i] = (struct pack_completion){
             .ids = c->ids,
             .n = c->n,
-            .masked = mask_truncated && c->truncated,
-            .advantage = advantages[i],
+            .masked = how->mask_truncated && c->truncated,
+            .advantage = how->advantages[i],
             .inputs = {[INPUT_ADVANTAGES] = c->advantages,
-                       [INPUT_LOGPROBS] = processed && c->processed ? c->processed : c->logprobs},
+                       [INPUT_LOGPROBS] = constrained ? c->processed : sampled},
             .authors = c->authors,
-            .server_logprobs = c->logprobs,
+            .server_logprobs = constrained ? c->processed : c->logprobs,
             .versions = c->versions,
             .line = r->examples[i / r->n_per_group]->line,
             .number = i % r->n_per_group,
         };
     }
     return samples_begin(s, ret);
+out:
+    samples_free(s);
+    return st;
 }
 
 // ---- what is asked of servers -------------------------------------------------------------------
@@ -296,11 +309,17 @@ static const struct rollout_server *chunks_server(const struct chunk *p)
     return server_of(&p->pull->common, &p->ask);
 }
 
-json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed)
+json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed,
+                      const json_t *format)
 {
     json_t *ids = json_ids(prompt->ids, prompt->n);
-    return json_pack("{s:i, s:o, s:i, s:I}", "id", id, "prompt_token_ids", ids, "n", n, "seed",
-                     (json_int_t)seed);
+    return json_pack("{s:i, s:o, s:i, s:I, s:O*}", "id", id, "prompt_token_ids", ids, "n", n,
+                     "seed", (json_int_t)seed, "response_format", format);
+}
+
+const json_t *rollout_format(const struct example *e)
+{
+    return e->constraint ? json_object_get(e->row, "response_format") : NULL;
 }
 
 static uint64_t seed_of(const struct chunk *p, int group)
@@ -316,11 +335,12 @@ static json_t *completions_body(struct chunk *p)
     const struct token_list *prompt = &r->examples[p->first]->prompt_ids;
     json_t *ids = json_ids(prompt->ids, prompt->n);
     json_t *body =
-        json_pack("{s:s, s:o, s:i, s:I, s:I, s:f, s:f, s:i, s:b, s:b, s:s*}", "model",
+        json_pack("{s:s, s:o, s:i, s:I, s:I, s:f, s:f, s:i, s:b, s:b, s:s*, s:O*}", "model",
                   completions_of(chunks_server(p)), "prompt", ids, "n", r->n_per_group, "seed",
                   (json_int_t)seed_of(p, p->first), "max_tokens", (json_int_t)s->max_tokens,
                   "temperature", s->temperature, "top_p", s->top_p, "logprobs", 1,
-                  "return_token_ids", 1, "return_tokens_as_token_ids", 1, "stop", s->stop);
+                  "return_token_ids", 1, "return_tokens_as_token_ids", 1, "stop", s->stop,
+                  "response_format", rollout_format(r->examples[p->first]));
     if (body && s->top_k > 0) json_object_set_new(body, "top_k", json_integer(s->top_k));
     if (body && s->min_p > 0) json_object_set_new(body, "min_p", json_real(s->min_p));
     if (body && s->ignore_eos) json_object_set_new(body, "ignore_eos", json_true());
@@ -364,8 +384,9 @@ static json_t *rollouts_body(struct chunk *p)
     p->n_wanted = p->n_taken = 0;
     for (int g = p->first; !failed && g < p->first + p->n_groups; g++) {
         if (!is_wanted(p->pull, g)) continue;
-        failed = json_array_append_new(
-            groups, rollout_group(&r->examples[g]->prompt_ids, g, r->n_per_group, seed_of(p, g)));
+        failed = json_array_append_new(groups, rollout_group(&r->examples[g]->prompt_ids, g,
+                                                             r->n_per_group, seed_of(p, g),
+                                                             rollout_format(r->examples[g])));
         p->n_wanted += r->n_per_group;
     }
     if (failed) json_decref(groups);
@@ -394,7 +415,8 @@ enum status rollout_read(const struct rollout_pull *pull, const struct rollout_a
         .vocab_size = pull->servers->vocab_size,
         .max_tokens = (int)sampling->max_tokens,
         .tandem = sampling->tandem.on,
-        .filtered = sampling_is_filtered(sampling) && !(worker && worker->completions_of),
+        .filtered = (sampling_is_filtered(sampling) && !(worker && worker->completions_of)) ||
+                    json_has(line, "cut_logprobs"), // of a response_format
         .oldest = worker ? worker->version : pull->oldest,
         .newest = worker ? worker->version : control_version(server->control),
     };

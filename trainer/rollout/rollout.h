@@ -10,6 +10,7 @@
 #include "trainer/rollout/completion.h"
 #include "trainer/data/data.h"
 #include "common/model/tandem_selector.h"
+#include "common/constraint/constraint.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -109,11 +110,16 @@ const struct token_list *rollout_prompt(const struct rollout *r, int group);
 uint64_t rollout_oldest(const struct rollout *r, int group);
 // Takes the completions of groups with a token of weights before `oldest` away. How many groups.
 int rollout_drop_older(struct rollout *r, uint64_t oldest);
-// As the learner takes it. advantages: one a completion. processed: the sampler's log-probabilities
-// are those of what it sampled from. mask_truncated: samples that hit the token limit do not count.
-// ret: begun; it borrows the rollout.
-enum status rollout_samples(const struct rollout *rollout, const float *advantages, bool processed,
-                            bool mask_truncated, struct samples **ret);
+struct rollout_learning {
+    const float *advantages; // one a completion
+    bool processed;          // the sampler's log-probabilities are those of what it sampled from
+    bool mask_truncated;     // samples that hit the token limit do not count
+    struct constraints *constraints; // the loss is of what they leave, of an example that has one;
+                                     // NULL: of the whole distribution
+};
+// As the learner takes it. ret: begun; it borrows the rollout.
+enum status rollout_samples(const struct rollout *rollout, const struct rollout_learning *how,
+                            struct samples **ret);
 void rollout_free(struct rollout *r);
 
 // ---- what is asked of servers -------------------------------------------------------------------
@@ -160,8 +166,10 @@ enum status rollout_again(struct rollout_pull *p, struct rollout_ask *a, bool be
 // Body of POST /v1/rollouts for a list of groups; takes their reference over (NULL: no memory, and
 // so is the result).
 json_t *rollout_request(const struct rollout_pull *p, json_t *groups);
-// A group of such a list; NULL: no memory.
-json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed);
+// A group of such a list; NULL: no memory. format: a "response_format"; NULL: none.
+json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed,
+                      const json_t *format);
+const json_t *rollout_format(const struct example *e); // the example's; borrowed
 // A line that is there in place of a sample, {"error"}, is ST_IO.
 enum status rollout_check_line(const char *where, const json_t *line);
 // One sample, as a line of /v1/rollouts has it; its tokens are then of versions of the weights

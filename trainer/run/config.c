@@ -278,6 +278,12 @@ const struct option_spec train_options[] = {
     OPT_FLAG("processed-logprobs", processed_logprobs, "true",
              "with --top-p, --top-k or --min-p the server's probabilities in these weights are "
              "those of the filtered distribution, which was sampled from"),
+    OPT_FLAG("constrained-loss", constrained_loss, NULL,
+             "of samples whose line has a \"response_format\" the loss is of what that leaves of "
+             "the distribution, which was sampled from",
+             EXCLUDES("rollouts|atropos", "who samples there says what a turn may be"),
+             EXCLUDES("top-k|top-p<1|min-p", "samples come from what that leaves besides"),
+             EXCLUDES("server-command", "its servers do not tell what they sampled from")),
     OPT_DOUBLE("sapo-temperature-neg", loss.sapo_temperature_neg, "1.05", "T", 1e-3, 1e3,
                "sharpness of sapo's gate where the advantage is not above 0",
                WITHIN("loss-type=sapo")),

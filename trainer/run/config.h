@@ -63,7 +63,7 @@ struct train_config {
     double ref_model_mixup_alpha;
     int64_t ref_model_sync_steps;
     struct entropy_config entropy;
-    bool importance_sampling_correction, processed_logprobs;
+    bool importance_sampling_correction, processed_logprobs, constrained_loss;
     int importance_sampling_mode; // tis_mode without off: from 0 on
     bool mask_truncated_completions;
     struct lora_options lora;

@@ -72,6 +72,8 @@ struct run {
     struct learner *learner;
     // the task
     struct dataset *data, *eval_data; // eval_data: NULL without --eval-data
+    struct tokenizer *tokenizer;      // of the constraints
+    struct constraints *constraints;  // that the loss is under; NULL: it is of whole distributions
     struct curriculum *curriculum;    // what the next step takes
     struct reward *reward;
     struct scoring *scoring;             // how rollouts are scored

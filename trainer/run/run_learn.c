@@ -30,7 +30,9 @@ static enum status price_kl(struct run *run, struct rollout_step *s)
     enum status st;
     double *kl = calloc((size_t)scores->n + 1, sizeof *kl);
     if (!kl) return status_fail(ST_NO_MEMORY, "no memory for %d divergences", scores->n);
-    CHECK(rollout_samples(s->rollout, scores->advantages, false, false, &samples));
+    const struct rollout_learning how = {.advantages = scores->advantages,
+                                         .constraints = run->constraints};
+    CHECK(rollout_samples(s->rollout, &how, &samples));
     CHECK(learner_kl(run->learner, samples, kl));
     for (int i = 0; i < scores->n; i++) scores->rewards[i] -= run->config->kl_reward_coef * kl[i];
     mean_std(kl, scores->n, &s->kl, NULL);
@@ -109,10 +111,13 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
 {
     const struct train_config *c = run->config;
     struct samples *samples = NULL;
-    enum status st;
-    if (c->kl_reward_coef != 0) CHECK(price_kl(run, s));
-    CHECK(rollout_samples(s->rollout, s->scores.advantages, c->processed_logprobs,
-                          c->mask_truncated_completions, &samples));
+    enum status st = c->kl_reward_coef != 0 ? price_kl(run, s) : ST_OK;
+    if (st != ST_OK) return st;
+    const struct rollout_learning how = {.advantages = s->scores.advantages,
+                                         .processed = c->processed_logprobs,
+                                         .mask_truncated = c->mask_truncated_completions,
+                                         .constraints = run->constraints};
+    CHECK(rollout_samples(s->rollout, &how, &samples));
     CHECK(run_update(run, samples, lr, ret));
     if (c->log_completions && c->log_logprobs) {
         s->logprobs = calloc((size_t)s->rollout->n_tokens + 1, sizeof *s->logprobs);

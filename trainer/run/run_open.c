@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/constraint/constraint.h"
 #include "common/model/config.h"
 #include "trainer/data/data.h"
 #include "trainer/launch/server_process.h"
@@ -259,6 +260,7 @@ enum status run_open_learner(struct run *run, const struct learner_shape *shape)
     struct learner_config options;
     CHECK(learner_config_of(&c->learner, shape, c->sampling.temperature, &options));
     options.ranks = run->given != NULL;
+    options.constrained = run->constraints != NULL;
     options.comm = run->ranks.copies;
     options.shards = run->ranks.shards;
     options.adapter = run->mapped.adapter;
@@ -281,6 +283,31 @@ enum status run_open_learner(struct run *run, const struct learner_shape *shape)
     CHECK(learner_prepare(run->learner));
 out:
     return st;
+}
+
+// Once the data is read. The mask of a token is made as the server made it.
+static enum status open_constraints(struct run *run)
+{
+    const struct train_config *c = run->config;
+    const struct model_config *model = run->mapped.model;
+    const char *folder = run->mapped.files_folder;
+    if (c->rollouts || run->data->n_constrained == 0) {
+        if (c->constrained_loss)
+            log_warn("--constrained-loss has no effect: no line of %s has a \"response_format\"",
+                     run->data->path);
+        return ST_OK;
+    }
+    log_info("%s: %d of %d samples' lines have a \"response_format\"; the loss is of %s",
+             run->data->path, run->data->n_constrained, run->data->n,
+             c->constrained_loss
+                 ? "what it leaves (--constrained-loss)"
+                 : "the whole distribution (--constrained-loss: of what it leaves)");
+    if (!c->constrained_loss) return ST_OK;
+    enum status st = tokenizer_load(folder, &run->tokenizer);
+    if (st == ST_OK)
+        st = constraints_new(run->tokenizer, model->vocab_size, model->eos_ids, model->n_eos,
+                             &run->constraints);
+    return status_context(st, "--constrained-loss");
 }
 
 static enum status open_learner(struct run *run)
@@ -385,6 +412,7 @@ enum status run_open(struct run *run)
     CHECK(run_place_server(run));
     control_set_run(mapped_control(&run->mapped), run->folder);
     control_set_role(mapped_control(&run->mapped), run->mapped.role);
+    CHECK(open_constraints(run));
     CHECK(open_learner(run));
     CHECK(
         train_ranks_align_versions(&run->ranks, &run->mapped, (int64_t)(c->quiesce_timeout * 1e3)));
@@ -409,6 +437,8 @@ void run_close(struct run *run, enum status outcome)
     stop_watch_end(run->stop);
     runlog_free(run->log);
     learner_free(run->learner);
+    constraints_free(run->constraints);
+    tokenizer_free(run->tokenizer);
     train_ranks_free(&run->ranks);
     curriculum_free(run->curriculum);
     dataset_close(run);
