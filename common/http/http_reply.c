@@ -69,7 +69,7 @@ void http_error_object(struct bytes *to, unsigned code, const char *name, const 
                        const char *sentence)
 {
     json_t *param = code == 400 || code == 404 ? quoted_word(sentence) : json_null();
-    json_t *object = json_pack("{s:{s:o, s:s, s:o, s:o}}", "error", "message",
+    json_t *object = json_pack("{s:s, s:{s:o, s:s, s:o, s:o}}", "type", "error", "error", "message",
                                json_clean_string(sentence), "type", type, "param", param, "code",
                                name ? json_string(name) : json_integer(code));
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;

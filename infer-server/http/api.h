@@ -84,13 +84,22 @@ struct api_model {
 // Whether a name is that of the frozen model, which there is.
 bool api_names_frozen(const struct api_model *model, const char *name);
 
-enum api_kind { API_COMPLETIONS, API_CHAT, API_ROLLOUTS, API_GENERATE, API_INFERENCE };
+enum api_kind {
+    API_COMPLETIONS,
+    API_CHAT,
+    API_ROLLOUTS,
+    API_GENERATE,
+    API_INFERENCE,
+    API_RESPONSES,
+    API_MESSAGES
+};
 
 // Fields that mean something with others alone, or are no numbers: as they stand in the JSON, whose
 // they are; NULL where they do not.
 struct api_given {
     const char *model, *lora, *request_id, *cache_salt, *speculative, *selector;
     const json_t *prompt, *prompts, *prompt_ids, *messages, *tools, *tool_choice, *template_kwargs;
+    const json_t *input, *system, *text, *thinking; // of /v1/responses and /v1/messages
     const json_t *groups, *group_id, *sampling, *tandem, *stream_options;
     const json_t *stop, *stop_token_ids, *logit_bias;
     const json_t *response_format, *structured;
@@ -146,6 +155,8 @@ struct api_request {
     const struct tool_form *tool_form; // in which they are written
     bool several_calls;                // of a choice; false: one at most
     bool shorten;                      // max_tokens is a default, and gives way to the context
+    json_t *body;                      // of /v1/responses, which gives parts of it back; owned
+    json_t *translated;                // what `given` borrows beside the body; owned
     struct api_given given;            // while it is read, then empty
 };
 

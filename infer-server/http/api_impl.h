@@ -23,7 +23,9 @@
     X(TANDEM, "\"tandem\"")                                                                        \
     X(LORA, "/v1/load_lora_adapter") /* and /v1/unload_lora_adapter */                             \
     X(ADAPTER, "/lora/load")         /* and /lora/unload */                                        \
-    X(RELOAD, "/reload")
+    X(RELOAD, "/reload")                                                                           \
+    X(RESPONSES, "/v1/responses")                                                                  \
+    X(MESSAGES, "/v1/messages") /* and /v1/messages/count_tokens */
 #define X(symbol, name) NTH_##symbol,
 enum { BODIES(X) };
 #undef X
@@ -53,6 +55,9 @@ enum status api_read_chat_prompt(struct api_request *r, const struct api_model *
 enum status api_read_groups(struct api_request *r, const struct api_model *model);
 enum status api_read_generate_prompts(struct api_request *r, const struct api_model *model);
 enum status api_read_inference_prompt(struct api_request *r, const struct api_model *model);
+// api_foreign.c: what is given becomes that of a chat, and its prompt is read.
+enum status api_read_responses_prompt(struct api_request *r, const struct api_model *model);
+enum status api_read_messages_prompt(struct api_request *r, const struct api_model *model);
 
 // Those of an array of ids, which came in `field`; and of one of "prompt_token_ids", "messages" and
 // "prompt", as a group of rollouts has it.

@@ -43,6 +43,8 @@ void api_request_free(struct api_request *r)
     json_decref(r->constraint);
     constraint_release(r->sampling.constraint);
     json_decref(r->tools);
+    json_decref(r->translated);
+    json_decref(r->body);
     free(r);
 }
 
@@ -295,7 +297,7 @@ static enum status set_logprobs(struct api_request *r)
     return ST_OK;
 }
 
-// ---- the five kinds ----------------------------------------------------------------------------
+// ---- the kinds ---------------------------------------------------------------------------------
 
 static const struct kind {
     enum body body;
@@ -309,13 +311,18 @@ static const struct kind {
     [API_CHAT] = {BODY_CHAT, "messages", NULL, UP_TO_CONTEXT, true, api_read_chat_prompt},
     [API_ROLLOUTS] = {BODY_ROLLOUTS, "groups", "sampling", 256, false, api_read_groups},
     [API_GENERATE] = {BODY_GENERATE, "prompt", NULL, 16, false, api_read_generate_prompts},
+    [API_RESPONSES] = {BODY_RESPONSES, "input", NULL, UP_TO_CONTEXT, true,
+                       api_read_responses_prompt},
+    [API_MESSAGES] = {BODY_MESSAGES, "messages", NULL, UP_TO_CONTEXT, true,
+                      api_read_messages_prompt},
     [API_INFERENCE] = {BODY_INFERENCE, "token_ids", "sampling_params", UP_TO_CONTEXT, true,
                        api_read_inference_prompt},
 };
 
 static void set_defaults(struct api_request *r, const struct api_model *model)
 {
-    const bool openai = r->kind == API_COMPLETIONS || r->kind == API_CHAT;
+    const bool openai = r->kind == API_COMPLETIONS || r->kind == API_CHAT ||
+                        r->kind == API_RESPONSES || r->kind == API_MESSAGES;
     r->skip_special = r->several_calls = true;
     r->prompt_top = -1;
     r->given = (struct api_given){.add_special = true, .generation_prompt = true};
@@ -433,6 +440,7 @@ enum status api_request_read(enum api_kind kind, const struct api_model *model,
     struct api_request *r = calloc(1, sizeof *r);
     if (!r) return status_fail(ST_NO_MEMORY, "out of memory");
     r->kind = kind;
+    if (kind == API_RESPONSES) r->body = json_incref((json_t *)object);
     set_defaults(r, model);
     CHECK(read_fields(r, object, model));
     CHECK(check_lengths(r, model));

@@ -1,4 +1,4 @@
-/* endpoints_text.c: the five endpoints that generate. A body becomes a checked request (api.h; a
+/* endpoints_text.c: the endpoints that generate. A body becomes a checked request (api.h; a
  * large one, and one that may hold messages, in another thread, pending.c), then a generation; its
  * answer is written when all is there, or as a stream while the client reads. Loop's thread. */
 // SPDX-License-Identifier: Apache-2.0
@@ -13,6 +13,24 @@ struct text_request {
     enum api_kind kind;
     struct api_model model; // a copy: the loop may learn more of its own
     struct api_request *parsed;
+};
+
+#define EVENTS "text/event-stream; charset=utf-8"
+
+static const struct text_form {
+    const char *prefix; // of ids
+    void (*whole)(struct response *a, struct bytes *to);
+    enum stream_state (*stream)(struct response *a, bool overdue, struct bytes *to);
+    const char *streamed; // as what
+    bool renders;         // may hold messages
+} text_forms[] = {
+    [API_COMPLETIONS] = {"cmpl-", choices_response, choices_stream, EVENTS, false},
+    [API_CHAT] = {"chatcmpl-", choices_response, choices_stream, EVENTS, true},
+    [API_ROLLOUTS] = {"cmpl-", NULL, rollouts_stream, "application/x-ndjson", true}, // always one
+    [API_GENERATE] = {"cmpl-", generate_response, NULL, NULL, false},                // never one
+    [API_INFERENCE] = {"", choices_response, choices_stream, EVENTS, false},
+    [API_RESPONSES] = {"resp_", responses_response, responses_stream, EVENTS, true},
+    [API_MESSAGES] = {"msg_", messages_response, messages_stream, EVENTS, true},
 };
 
 static void on_close(void *attached, bool answered)
@@ -37,8 +55,7 @@ static void on_progress(void *context)
         unsigned code = failure_code(failure, &sentence);
         http_fail_as(t->pending.request, code, NULL, "server_error", sentence);
     } else if (t->response.generation->ended == t->response.request->n_samples) {
-        // rollouts are always a stream
-        (t->kind == API_GENERATE ? generate_response : choices_response)(&t->response, &body);
+        text_forms[t->kind].whole(&t->response, &body);
         http_reply(t->pending.request, 200, "application/json", &body);
     }
 }
@@ -46,18 +63,14 @@ static void on_progress(void *context)
 static enum stream_state produce(void *attached, struct http_request *q, struct bytes *to)
 {
     struct text_request *t = attached;
-    return (t->kind == API_ROLLOUTS ? rollouts_stream : choices_stream)(&t->response,
-                                                                        http_expired(q), to);
+    return text_forms[t->kind].stream(&t->response, http_expired(q), to);
 }
 
 // The client's own name for it, where there is one, is a part of the id.
 static void name_response(const struct http_request *q, struct api_request *r)
 {
-    const char *prefix = r->kind == API_CHAT        ? "chatcmpl-"
-                         : r->kind == API_INFERENCE ? ""
-                                                    : "cmpl-";
     if (!r->name[0]) snprintf(r->name, sizeof r->name, "%s", http_request_id(q));
-    snprintf(r->id, sizeof r->id, "%s%s", prefix, r->name);
+    snprintf(r->id, sizeof r->id, "%s%s", text_forms[r->kind].prefix, r->name);
 }
 
 // Takes the request over, also where it fails.
@@ -86,11 +99,7 @@ static enum status begin(struct text_request *t, struct api_request *r)
         histogram_add(&s->metrics.asked_n, &bounds_n, r->prompts[i].n);
         histogram_add(&s->metrics.asked_tokens, &s->metrics.tokens, r->sampling.max_tokens);
     }
-    if (stream)
-        http_stream(t->pending.request,
-                    t->kind == API_ROLLOUTS ? "application/x-ndjson"
-                                            : "text/event-stream; charset=utf-8",
-                    -1, produce);
+    if (stream) http_stream(t->pending.request, text_forms[t->kind].streamed, -1, produce);
     return ST_OK;
 }
 
@@ -131,5 +140,5 @@ void handle_text(void *server, struct http_request *q)
     if (!t) return;
     t->kind = (enum api_kind)http_which(q);
     t->model = s->model;
-    pending_parse(&t->pending, t->kind == API_CHAT || t->kind == API_ROLLOUTS, parse);
+    pending_parse(&t->pending, text_forms[t->kind].renders, parse);
 }

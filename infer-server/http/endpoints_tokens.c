@@ -1,12 +1,14 @@
 /* endpoints_tokens.c: /tokenize, /detokenize, /tokenizer_info and /v1/chat/completions/render, as
- * vLLM has them: text to token ids and back, by the tokenizer that the endpoints which generate
- * use. Loop's thread, but for run(), which may be another's (pending.c). */
+ * vLLM has them, and /v1/messages/count_tokens: text to token ids and back, by the tokenizer that
+ * the endpoints which generate use. Loop's thread, but for run(), which may be another's
+ * (pending.c). */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/server_impl.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/model/model_folder.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,10 +117,22 @@ static enum status render(const struct api_model *model, const json_t *object, j
     return ST_OK;
 }
 
+// Anthropic's count of a prompt, which need not fit.
+static enum status count(const struct api_model *model, const json_t *object, json_t **ret)
+{
+    struct api_request *r = NULL;
+    struct api_model unbounded = *model;
+    unbounded.max_context = INT_MAX / 8;
+    enum status st = api_request_read(API_MESSAGES, &unbounded, object, &r);
+    if (st == ST_OK) *ret = json_pack("{s:i}", "input_tokens", r->prompts[0].n_ids);
+    api_request_free(r);
+    return st;
+}
+
 static enum status run(struct pending *pending)
 {
     static enum status (*const runs[])(const struct api_model *, const json_t *, json_t **) = {
-        [TOKENIZE] = tokenize, [DETOKENIZE] = detokenize, [RENDER] = render};
+        [TOKENIZE] = tokenize, [DETOKENIZE] = detokenize, [RENDER] = render, [COUNT] = count};
     struct token_pending *j = (struct token_pending *)pending;
     json_t *object = NULL, *answer = NULL;
     char *written = NULL;

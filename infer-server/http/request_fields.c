@@ -19,7 +19,12 @@
 #define SAMPLED (OPENAI | BODY_GENERATE | BODY_SAMPLING)
 #define CHATS   (BODY_CHAT | BODY_GROUP | BODY_TOKENIZE)
 #define MODELS                                                                                     \
-    (OPENAI | BODY_GENERATE | BODY_INFERENCE | BODY_ROLLOUTS | BODY_TOKENIZE | BODY_DETOKENIZE)
+    (OPENAI | BODY_GENERATE | BODY_INFERENCE | BODY_ROLLOUTS | BODY_TOKENIZE | BODY_DETOKENIZE |   \
+     BODY_RESPONSES | BODY_MESSAGES)
+
+// OpenAI's newer interface and Anthropic's, which are read as the chats that they come to.
+#define FOREIGN (BODY_RESPONSES | BODY_MESSAGES)
+#define TEXTS   (SAMPLED | FOREIGN)
 
 #define ANY    "*"
 #define ABSENT "[]"                 // null only
@@ -45,7 +50,7 @@ struct field {
 static const struct field fields[] = {
     // what is generated from
     TEXT("model", MODELS | BODY_RELOAD, model),
-    TEXT("lora", OPENAI | BODY_GENERATE | BODY_INFERENCE | BODY_ROLLOUTS, lora),
+    TEXT("lora", OPENAI | FOREIGN | BODY_GENERATE | BODY_INFERENCE | BODY_ROLLOUTS, lora),
     JSON("prompt", BODY_COMPLETIONS | BODY_GENERATE | BODY_GROUP | BODY_TOKENIZE | BODY_PROMPT,
          prompt),
     JSON("prompts", BODY_GENERATE, prompts),
@@ -53,6 +58,14 @@ static const struct field fields[] = {
     JSON("token_ids", BODY_INFERENCE, prompt_ids),
     JSON("tokens", BODY_DETOKENIZE, prompt_ids),
     JSON("messages", CHATS, messages),
+    JSON("messages", BODY_MESSAGES, input),
+    JSON("input", BODY_RESPONSES, input),
+    JSON("system", BODY_MESSAGES, system),
+    JSON("instructions", BODY_RESPONSES, system),
+    JSON("text", BODY_RESPONSES, text),
+    JSON("output_config", BODY_MESSAGES, text),
+    JSON("reasoning", BODY_RESPONSES, thinking),
+    JSON("thinking", BODY_MESSAGES, thinking),
     JSON("groups", BODY_ROLLOUTS, groups),
     JSON("sampling", BODY_ROLLOUTS, sampling),
     JSON("sampling_params", BODY_INFERENCE, sampling),
@@ -62,16 +75,16 @@ static const struct field fields[] = {
     ONLY("add_special_tokens", BODY_CHAT, "[false]"),
     BOOL("add_generation_prompt", CHATS, given.generation_prompt),
     BOOL("continue_final_message", CHATS, given.continue_final),
-    TEXT("chat_template", CHATS, chat_template),
+    TEXT("chat_template", CHATS | FOREIGN, chat_template),
     TEXT("reasoning_effort", CHATS, effort),
-    JSON("chat_template_kwargs", CHATS, template_kwargs),
+    JSON("chat_template_kwargs", CHATS | FOREIGN, template_kwargs),
     ONLY("documents", CHATS, "[[]]"),
-    JSON("tools", CHATS, tools),
+    JSON("tools", CHATS | FOREIGN, tools),
     ONLY("tools", BODY_COMPLETIONS | BODY_GENERATE | BODY_SAMPLING, "[[]]"),
     ONLY("functions", CHATS | SAMPLED, "[[]]"),
-    JSON("tool_choice", BODY_CHAT, tool_choice),
+    JSON("tool_choice", BODY_CHAT | FOREIGN, tool_choice),
     ONLY("function_call", BODY_CHAT, "[\"none\",\"auto\"]"),
-    BOOL("parallel_tool_calls", BODY_CHAT, several_calls),
+    BOOL("parallel_tool_calls", BODY_CHAT | BODY_RESPONSES, several_calls),
     ONLY("suffix", SAMPLED, "[\"\"]"),
     ONLY("prompt_embeds", BODY_COMPLETIONS, EMPTY),
     ONLY("images", SAMPLED, EMPTY),
@@ -90,30 +103,32 @@ static const struct field fields[] = {
     // how
     INT("n", SAMPLED | BODY_GROUP, sampling.n, 1, API_MAX_N),
     INT("best_of", BODY_COMPLETIONS, given.best_of, 1, API_MAX_N),
-    INT("max_tokens", SAMPLED, sampling.max_tokens, MAX_TOKENS),
+    INT("max_tokens", SAMPLED | BODY_MESSAGES, sampling.max_tokens, MAX_TOKENS),
+    INT("max_output_tokens", BODY_RESPONSES, sampling.max_tokens, MAX_TOKENS),
     INT("max_completion_tokens", SAMPLED, sampling.max_tokens, MAX_TOKENS),
-    INT("min_tokens", SAMPLED, sampling.min_tokens, MAX_TOKENS),
-    REAL("temperature", SAMPLED, sampling.temperature, 0, 100),
-    REAL("top_p", SAMPLED, sampling.top_p, 0, 1),
-    INT("top_k", SAMPLED, sampling.top_k, -1, INT_MAX),
-    REAL("min_p", SAMPLED, sampling.min_p, 0, 1),
-    {FIELD_INT("seed", sampling.seed, INT64_MIN, INT64_MAX), SAMPLED | BODY_GROUP | BODY_TANDEM,
+    INT("min_tokens", TEXTS, sampling.min_tokens, MAX_TOKENS),
+    REAL("temperature", TEXTS, sampling.temperature, 0, 100),
+    REAL("top_p", TEXTS, sampling.top_p, 0, 1),
+    INT("top_k", TEXTS, sampling.top_k, -1, INT_MAX),
+    REAL("min_p", TEXTS, sampling.min_p, 0, 1),
+    {FIELD_INT("seed", sampling.seed, INT64_MIN, INT64_MAX), TEXTS | BODY_GROUP | BODY_TANDEM,
      NULL},
     JSON("stop", SAMPLED, stop),
-    JSON("stop_token_ids", SAMPLED, stop_token_ids),
+    JSON("stop_sequences", BODY_MESSAGES, stop),
+    JSON("stop_token_ids", TEXTS, stop_token_ids),
     BOOL("include_stop_str_in_output", SAMPLED, include_stop),
-    BOOL("ignore_eos", SAMPLED, sampling.ignore_eos),
+    BOOL("ignore_eos", TEXTS, sampling.ignore_eos),
     BOOL("skip_special_tokens", SAMPLED, skip_special),
-    TEXT("speculative", SAMPLED, speculative),
+    TEXT("speculative", TEXTS, speculative),
     JSON("tandem", BODY_SAMPLING, tandem), // of rollouts only
     TEXT("selector", BODY_TANDEM, selector),
     {FIELD_REAL("p", sampling.tandem.p, 0, 1), BODY_TANDEM, NULL},
     INT("chunk", BODY_TANDEM, sampling.tandem.chunk, 1, INT_MAX / 4),
-    REAL("frequency_penalty", SAMPLED, sampling.frequency_penalty, -2, 2),
-    REAL("presence_penalty", SAMPLED, sampling.presence_penalty, -2, 2),
-    REAL("repetition_penalty", SAMPLED, sampling.repetition_penalty, 0.01, 100),
+    REAL("frequency_penalty", TEXTS, sampling.frequency_penalty, -2, 2),
+    REAL("presence_penalty", TEXTS, sampling.presence_penalty, -2, 2),
+    REAL("repetition_penalty", TEXTS, sampling.repetition_penalty, 0.01, 100),
     ONLY("length_penalty", SAMPLED, "[1]"),
-    JSON("logit_bias", SAMPLED, logit_bias),
+    JSON("logit_bias", TEXTS, logit_bias),
     ONLY("bad_words", SAMPLED, "[[]]"),
     ONLY("allowed_token_ids", SAMPLED, "[[]]"),
     ONLY("use_beam_search", SAMPLED, "[false]"),
@@ -137,14 +152,14 @@ static const struct field fields[] = {
     ONLY("spaces_between_special_tokens", SAMPLED, "[true]"),
     ONLY("vllm_xargs", OPENAI, EMPTY),
     ONLY("extra_args", BODY_GENERATE | BODY_SAMPLING, EMPTY),
-    TEXT("cache_salt", OPENAI | BODY_INFERENCE, cache_salt),
+    TEXT("cache_salt", OPENAI | FOREIGN | BODY_INFERENCE, cache_salt),
     ONLY("priority", OPENAI | BODY_INFERENCE, "[0]"),
     ONLY("kv_transfer_params", OPENAI | BODY_INFERENCE, EMPTY),
     ONLY("skip_reading_prefix_cache", BODY_GENERATE | BODY_SAMPLING, "[false]"),
-    ONLY("service_tier", BODY_CHAT, "[\"auto\",\"default\"]"),
+    ONLY("service_tier", BODY_CHAT | BODY_RESPONSES, "[\"auto\",\"default\"]"),
 
     // what is answered
-    BOOL("stream", OPENAI | BODY_GENERATE | BODY_INFERENCE, stream),
+    BOOL("stream", OPENAI | FOREIGN | BODY_GENERATE | BODY_INFERENCE, stream),
     JSON("stream_options", OPENAI | BODY_INFERENCE, stream_options),
     BOOL("include_usage", BODY_STREAM_OPTIONS, include_usage),
     BOOL("continuous_usage_stats", BODY_STREAM_OPTIONS, continuous_usage),
@@ -162,7 +177,7 @@ static const struct field fields[] = {
     ONLY("return_prompt_text", BODY_CHAT, "[false]"),
     BOOL("return_token_strs", BODY_TOKENIZE, given.token_strings),
     ONLY("include_reasoning", BODY_CHAT, "[true]"),
-    TEXT("request_id", OPENAI | BODY_INFERENCE | BODY_ROLLOUTS, request_id),
+    TEXT("request_id", OPENAI | FOREIGN | BODY_INFERENCE | BODY_ROLLOUTS, request_id),
     ONLY("detokenize", BODY_GENERATE | BODY_SAMPLING,
          ANY), // text is given where the answer has it
     ONLY("output_kind", BODY_GENERATE | BODY_SAMPLING, ANY), // vLLM's own, within its process
@@ -170,15 +185,32 @@ static const struct field fields[] = {
     ONLY("skip_clone", BODY_GENERATE | BODY_SAMPLING, ANY),
     ONLY("routed_experts_prompt_start", BODY_GENERATE | BODY_SAMPLING, "[0]"),
 
+    // what only a service that keeps responses, or has tools of its own, could do
+    ONLY("previous_response_id", BODY_RESPONSES, ABSENT),
+    ONLY("conversation", BODY_RESPONSES, ABSENT),
+    ONLY("background", BODY_RESPONSES, "[false]"),
+    ONLY("prompt", BODY_RESPONSES, ABSENT),
+    ONLY("include", BODY_RESPONSES, "[[],[\"reasoning.encrypted_content\"]]"), // there is none
+    ONLY("truncation", BODY_RESPONSES, "[\"disabled\"]"),
+    ONLY("top_logprobs", BODY_RESPONSES, "[0]"),
+    ONLY("max_tool_calls", BODY_RESPONSES, ABSENT),
+    ONLY("context_management", FOREIGN, ABSENT),
+    ONLY("stream_options", BODY_RESPONSES, "[{},{\"include_obfuscation\":false}]"),
+    ONLY("container", BODY_MESSAGES, ABSENT),
+    ONLY("mcp_servers", BODY_MESSAGES, "[[]]"),
+    ONLY("cache_control", BODY_MESSAGES, ANY), // the prefix cache finds prompts by themselves
+    ONLY("service_tier", BODY_MESSAGES, "[\"auto\",\"standard_only\"]"),
+
     // for the operator of a service
-    ONLY("user", OPENAI, ANY),
-    ONLY("safety_identifier", BODY_CHAT, ANY),
-    ONLY("metadata", BODY_CHAT, ANY),
-    ONLY("store", BODY_CHAT, "[false]"),
+    ONLY("user", OPENAI | BODY_RESPONSES, ANY),
+    ONLY("safety_identifier", BODY_CHAT | BODY_RESPONSES, ANY),
+    ONLY("metadata", BODY_CHAT | FOREIGN, ANY),
+    ONLY("store", BODY_CHAT | BODY_RESPONSES, "[false]"),
     ONLY("moderation", BODY_CHAT, ABSENT),
-    ONLY("prompt_cache_key", BODY_CHAT, ANY), // the prefix cache finds prompts by themselves
-    ONLY("prompt_cache_options", BODY_CHAT, ANY),
-    ONLY("prompt_cache_retention", BODY_CHAT, ANY),
+    ONLY("prompt_cache_key", BODY_CHAT | BODY_RESPONSES,
+         ANY), // the prefix cache finds prompts by themselves
+    ONLY("prompt_cache_options", BODY_CHAT | BODY_RESPONSES, ANY),
+    ONLY("prompt_cache_retention", BODY_CHAT | BODY_RESPONSES, ANY),
 
     // adapters and weights
     TEXT("lora_name", BODY_LORA, lora_name),

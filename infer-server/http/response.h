@@ -10,6 +10,13 @@
 #include "infer-server/http/generation.h"
 #include "common/http/http.h"
 
+// How far a stream of events has come (response_foreign.c).
+struct event_state {
+    bool begun, open; // of the response; of part number `part`, of which `sent` bytes are out
+    int part, sequence;
+    size_t sent;
+};
+
 struct response {
     const struct api_model *model;
     struct generation *generation;
@@ -17,6 +24,7 @@ struct response {
     struct generation_sample *samples; // (request->n_samples), the generation's
     int64_t created;                   // seconds since 1970
     int unfinished; // choices or lines of a stream that have not had their last piece
+    struct event_state events;
 };
 
 // OpenAI's objects, and those of /inference/v1/generate: whole, and as chunks of a stream of
@@ -28,6 +36,12 @@ enum stream_state choices_stream(struct response *a, bool overdue, struct bytes 
 enum stream_state rollouts_stream(struct response *a, bool overdue, struct bytes *to);
 // /generate
 void generate_response(struct response *a, struct bytes *to);
+
+// /v1/responses and /v1/messages: OpenAI's newer object and its events, and Anthropic's.
+void responses_response(struct response *a, struct bytes *to);
+enum stream_state responses_stream(struct response *a, bool overdue, struct bytes *to);
+void messages_response(struct response *a, struct bytes *to);
+enum stream_state messages_stream(struct response *a, bool overdue, struct bytes *to);
 
 // ---- pieces that several of them have ----------------------------------------------------------
 

@@ -46,7 +46,7 @@ void handle_spec_decode_stats(void *server, struct http_request *q);
 
 void handle_text(void *server, struct http_request *q); // which: enum api_kind
 
-enum { TOKENIZE, DETOKENIZE, RENDER };
+enum { TOKENIZE, DETOKENIZE, RENDER, COUNT };
 void handle_tokens(void *server, struct http_request *q); // which: one of these
 void handle_tokenizer_info(void *server, struct http_request *q);
 

@@ -579,6 +579,12 @@ static enum status look(struct tool_calls *c, const char *text, size_t len, bool
     return ST_OK;
 }
 
+// The text before the newest calls has been given.
+static void place(struct tool_calls *c)
+{
+    for (; c->n_placed < c->n; c->n_placed++) c->list[c->n_placed].content_at = c->content.len;
+}
+
 enum status tool_calls_read(struct tool_calls *c, const char *text, size_t len, bool end)
 {
     enum tool_match_state state = TOOL_MATCH_NO;
@@ -592,6 +598,7 @@ enum status tool_calls_read(struct tool_calls *c, const char *text, size_t len, 
         }
         if (!space && state == TOOL_MATCH_YES) {
             give_but_space(c, text, c->open);
+            place(c);
             c->at = c->open = to;
             c->behind_call = true;
         } else {
@@ -600,6 +607,7 @@ enum status tool_calls_read(struct tool_calls *c, const char *text, size_t len, 
         }
     }
     (end ? give : give_but_space)(c, text, c->open);
+    place(c);
     return bytes_status(&c->content);
 }
 

@@ -50,6 +50,7 @@ json_t *tool_form_spec(const struct tool_form *form, const struct tool_ask *ask)
 struct tool_call {
     char id[TOOL_CALL_ID_BYTES]; // random
     char *name;
+    size_t content_at;      // bytes of content before it
     struct bytes arguments; // the text of a JSON object, as the model wrote it where it writes JSON
 };
 
@@ -64,6 +65,7 @@ struct tool_calls {
     struct tool_match *matches; // one a pattern (tool_calls.c), of a call that may begin at `open`
     int n_matches;
     bool early;
+    int n_placed;                     // calls whose content_at is known
     const struct tool_match *growing; // that the last call of the list is given early from
     bool begun;                       // there are matches
     size_t at, open;  // text before `at` has been given; no call begins between the two

@@ -74,6 +74,23 @@ TEST(test_tool_calls)
     served_stop();
 }
 
+// OpenAI's newer interface, and Anthropic's.
+TEST(test_responses)
+{
+    const char *python = test_python("openai");
+    daemon_start(&served, model_with_pieces(), args("--listen 127.0.0.1:0"));
+    daemon_client(&served, python, "tests/clients/responses.py", "");
+    served_stop();
+}
+
+TEST(test_anthropic_sdk)
+{
+    const char *python = test_python("anthropic");
+    daemon_start(&served, model_with_pieces(), args("--listen 127.0.0.1:0"));
+    daemon_client(&served, python, "tests/clients/anthropic_sdk.py", "");
+    served_stop();
+}
+
 // Whatever else its users do: tests/clients/openai_sdk.py says what.
 TEST(test_openai_sdk)
 {

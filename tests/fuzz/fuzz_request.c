@@ -103,6 +103,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (others > 1)
         tokenize(&model, body, size - 1, others == 3);
     else
-        generate(others ? API_INFERENCE : (enum api_kind)(data[0] & 3), &model, body, size - 1);
+        generate((enum api_kind)(others ? API_INFERENCE + (data[0] & 3) % 3 : data[0] & 3), &model,
+                 body, size - 1);
     return 0;
 }

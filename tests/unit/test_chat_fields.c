@@ -71,10 +71,11 @@ static void serve_no_more(struct served *s)
 static enum status parse_row(const struct served *s, const json_t *rows, size_t i,
                              struct api_request **ret)
 {
-    static const char *const kinds[] = {[API_COMPLETIONS] = "completions",
-                                        [API_CHAT] = "chat",
-                                        [API_ROLLOUTS] = "rollouts",
-                                        [API_GENERATE] = "generate"};
+    static const char *const kinds[] = {
+        [API_COMPLETIONS] = "completions", [API_CHAT] = "chat",
+        [API_ROLLOUTS] = "rollouts",       [API_GENERATE] = "generate",
+        [API_INFERENCE] = "inference",     [API_RESPONSES] = "responses",
+        [API_MESSAGES] = "messages"};
     char *body = json_dumps(json_object_get(json_array_get(rows, i), "body"), 0);
     size_t kind = 0;
     while (kind < sizeof kinds / sizeof *kinds && strcmp(kinds[kind], row_text(rows, i, "kind")))
