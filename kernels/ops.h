@@ -45,7 +45,7 @@ struct matmul {
     enum dtype in;  // of A, B and bias
     enum dtype out; // of C: `in`, or DT_F32
     bool early;     // B, and the experts' offsets (see Order, above)
-    // B is weights in e4m3: its i-th stored row is codes times 2^scales[i] (dtype.h), of experts
+    // B is weights in e4m3: its i-th stored row is codes times 2^scales[i] (e4m3.h), of experts
     // all their rows; the result is that of the same B in `in`. NULL: B is of `in`.
     const int8_t *scales;
     // Of `matmul` alone. columns: C (m, size * n) becomes whole on all of these ranks, each of
@@ -602,7 +602,8 @@ struct ops {
     void (*convert)(struct device *, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
                     int64_t n); // any of f32, bf16, f16 to f32 or bf16, rounding to nearest even
     // Weights w (rows, cols) of w_dt in e4m3, as struct matmul takes them: codes (rows, cols), each
-    // rounded to nearest even, and scales (rows), e4m3_scale() of the row's largest magnitude.
+    // rounded to nearest even, and scales (rows), e4m3_scale() of the row's largest magnitude
+    // (common/base/e4m3.h).
     void (*quantise)(struct device *, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
                      int cols, enum dtype w_dt);
     // x = cap * tanh(x / cap) in place, f32 logits (Gemma 2); and its gradient from the capped

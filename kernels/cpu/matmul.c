@@ -12,6 +12,7 @@
  * bias. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
+#include "common/base/e4m3.h"
 #include "kernels/comm.h"
 #include <cblas.h>
 
@@ -169,9 +170,14 @@ void cpu_dots(const struct dots *t, int i0, int i1, int j0, int j1)
 
 static void widen_row(float *to, const uint8_t *codes, int8_t scale, int64_t n)
 {
-    const float factor = power_of_two(scale);
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) to[i] = f32_from_e4m3(codes[i]) * factor;
+    const float factor = e4m3_factor(scale);
+    float in_places[16];
+    int64_t at = 0;
+    for (; at + 16 <= n; at += 16) {
+        for (int i = 0; i < 16; i++) in_places[i] = f32_from_e4m3(codes[at + i]) * factor;
+        for (int i = 0; i < 16; i++) to[at + i] = in_places[e4m3_place(i, 16)];
+    }
+    for (; at < n; at++) to[at] = f32_from_e4m3(codes[at]) * factor;
 }
 
 const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales, int64_t rows,

@@ -1,6 +1,7 @@
 /* rows.c: operations that move or add rows: look-up, scatter, add, column sums, conversion to
  * other types. Each is one pass over its memory. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/e4m3.h"
 #include "common/base/rng.h"
 #include "kernels/cpu/cpu.h"
 #include <string.h>
@@ -122,14 +123,17 @@ void cpu_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void
 #pragma omp parallel for if (rows * cols > PARALLEL_WORK)
     for (int64_t r = 0; r < rows; r++) {
         float largest = 0;
-        for (int64_t i = r * cols; i < (r + 1) * cols; i++) {
-            const float x = fabsf(load(w, w_dt, i));
+        bool has_nan = false;
+        for (int64_t c = 0; c < cols; c++) {
+            const float x = fabsf(load(w, w_dt, r * cols + c));
             if (x > largest) largest = x;
+            has_nan |= isnan(x);
         }
-        scales[r] = e4m3_scale(largest);
+        scales[r] = has_nan ? E4M3_SCALE_NAN : e4m3_scale(largest);
         const float down = power_of_two(-scales[r]);
-        for (int64_t i = r * cols; i < (r + 1) * cols; i++)
-            codes[i] = e4m3_from_f32(load(w, w_dt, i) * down);
+        for (int64_t c = 0; c < cols; c++)
+            codes[r * cols + e4m3_place(c, cols)] =
+                e4m3_from_f32(load(w, w_dt, r * cols + c) * down);
     }
 }
 

@@ -31,6 +31,7 @@ static void start(struct bench *b, const char *model, const char *adapter,
     struct engine_options options = plain_options();
     const struct adapter_request order = {.name = "a", .folder = adapter};
     options.model_folder = options.frozen_folder = model;
+    options.quantization = config->quantization;
     options.max_adapters = 1;
     options.max_lora_rank = 4;
     options.block_size = BLOCK_TOKENS;
@@ -65,21 +66,27 @@ static struct take *submit_one(struct bench *b, const int32_t *prompt, int i, bo
     return NULL;
 }
 
-// Each token as its author has it: the model with the adapter or without. Returns the tokens of the
-// frozen model.
-static int check(struct reference *r, const int32_t *prompt, const struct take *take, int i)
+// Each token as its author has it: the policy with the adapter or without, or the frozen model,
+// which is never quantised. Returns the tokens of that.
+static int check(struct reference *r, struct reference *f, const int32_t *prompt,
+                 const struct take *take, int i)
 {
-    float plain[MAX_TOKENS], adapted[MAX_TOKENS];
+    float plain[MAX_TOKENS], adapted[MAX_TOKENS], frozen[MAX_TOKENS];
     int n_frozen = 0;
     assert_int_equal(take->sample[0].n, NEW);
     r->adapter = -1;
     packed_logprobs(r, prompt, PROMPT, take, 0, plain);
+    packed_logprobs(f, prompt, PROMPT, take, 0, frozen);
     r->adapter = 0;
     packed_logprobs(r, prompt, PROMPT, take, 0, adapted);
     assert_memory_not_equal(plain, adapted, NEW * sizeof *plain);
     for (int t = 0; t < NEW; t++) {
         const struct token_record *token = &take->sample[0].tokens[t];
-        assert_same_logprob(token, is_adapted(i) && !token->frozen ? adapted[t] : plain[t], t);
+        assert_same_logprob(token,
+                            token->frozen   ? frozen[t]
+                            : is_adapted(i) ? adapted[t]
+                                            : plain[t],
+                            t);
         n_frozen += token->frozen;
     }
     return n_frozen;
@@ -95,18 +102,19 @@ static void use_adapter(struct reference *r, const char *saved, struct adapter *
     r->model->adapters = *ret_table;
 }
 
-static void serve(const char *model)
+static void serve_as(const char *model, enum quantization quantization)
 {
     const char *saved = test_folder();
     struct bench b;
-    struct reference r;
+    struct reference r, f;
     struct adapter *adapter;
     struct adapter_table *table;
     int32_t prompts[REQUESTS][PROMPT];
     struct take *takes[REQUESTS];
     int n_frozen = 0, n_tandem = 0;
     assert_ok(tiny_adapter_write(saved, model, ADAPTER, 5));
-    reference_open(model, "cpu", &r);
+    reference_open_as(model, "cpu", quantization, &r);
+    reference_open(model, "cpu", &f);
     const bool states = config_state_elements(r.config) > 0;
     start(&b, model, saved, r.config);
     for (int i = 0; i < REQUESTS; i++) {
@@ -122,18 +130,34 @@ static void serve(const char *model)
     for (int i = 0; i < REQUESTS; i++) {
         if (!takes[i]) continue;
         n_tandem += is_tandem(i) ? NEW : 0;
-        n_frozen += check(&r, prompts[i], takes[i], i);
+        n_frozen += check(&r, &f, prompts[i], takes[i], i);
     }
     assert_true(states ? n_tandem == 0 : n_frozen > 0 && n_frozen < n_tandem);
     adapter_table_free(table);
     adapter_free(adapter);
     reference_close(&r);
+    reference_close(&f);
+}
+
+static void serve(const char *model)
+{
+    serve_as(model, QUANTIZATION_NONE);
+}
+
+static void serve_in_e4m3(const char *model)
+{
+    serve_as(model, QUANTIZATION_FP8_WEIGHTS);
 }
 
 TEST(every_model)
 {
     for_each_golden(serve);
     assert_true(all_drafted > 0);
+}
+
+TEST(every_model_in_e4m3)
+{
+    for_each_golden(serve_in_e4m3);
 }
 
 TESTS_BETWEEN(engine_bench_set_up, NULL)

@@ -1,6 +1,7 @@
 /* test_matmul.c: matrix multiplication: the table of shapes (tests/support/op_table.h), and that a
  * row has the same bits alone and among others. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/e4m3.h"
 #include "tests/support/op_table.h"
 
 // p: m n k trans_a trans_b beta bias out_f32
@@ -158,8 +159,11 @@ static void as_widened(const struct e4m3_shape *p, const int *rows, int n_rows)
                   DT_F32);
     from_device(codes, d.codes, n_w);
     from_device(scales, d.scales, (size_t)(matrices * p->n));
-    for (size_t i = 0; i < n_w; i++)
-        x[i] = ldexpf(f32_from_e4m3(codes[i]), scales[i / (size_t)p->k]);
+    for (int64_t i = 0; i < (int64_t)n_w; i++) {
+        const int64_t row = i / p->k;
+        const uint8_t code = codes[row * p->k + e4m3_place(i % p->k, p->k)];
+        x[i] = ldexpf(f32_from_e4m3(code), scales[row]);
+    }
     ops->convert(dev, d.w, dt, to_device(x, n_w * sizeof *x), DT_F32, (int64_t)n_w);
     for (int r = 0; r < n_rows; r++)
         for (enum form form = FORWARD; form < FORMS; form++) {
@@ -182,12 +186,14 @@ static void as_widened(const struct e4m3_shape *p, const int *rows, int n_rows)
 
 ON_EACH_DTYPE(matmul_e4m3)
 {
-    static const struct e4m3_shape shapes[] = {{70, 1100, 0}, {160, 1152, 0}, {1536, 512, 0},
-                                               {36, 130, 5},  {96, 256, 8},   {24, 640, 3}};
-    static const int rows[] = {1, 3, 9, 16, 40, 70, 130};
+    // of one slab of 8 rows to 17 a block of 132, and k that ends within a chunk of 128
+    static const struct e4m3_shape shapes[] = {
+        {70, 1100, 0},   {160, 1152, 0}, {1536, 512, 0}, {8456, 256, 0}, {10560, 64, 0},
+        {17952, 192, 0}, {36, 130, 5},   {96, 256, 8},   {24, 640, 3},   {1040, 320, 8}};
+    static const int rows[] = {1, 3, 9, 16, 33, 64, 70, 130, 257, 513};
     if (!device_computes_in(dev, DT_E4M3)) return;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        as_widened(&shapes[i], rows, device_kind(dev) == DEVICE_CPU ? 3 : 7);
+        as_widened(&shapes[i], rows, device_kind(dev) == DEVICE_CPU ? 3 : 10);
 }
 
 OP_TESTS(cases)

@@ -2,6 +2,7 @@
  * twin's numbers, of every kind of layer; whoever writes tensors makes it anew; a plan without one
  * is as it was. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/e4m3.h"
 #include "tests/support/engine_bench.h"
 #include "trainer/learn/optimizer.h"
 
@@ -28,7 +29,9 @@ static void write_widened(const struct reference *from, int i, const struct refe
     assert_non_null(own);
     assert_ok(weights_read(from->weights, from->dev, same, own));
     for (int64_t k = 0; k < t->n; k++) {
-        x[k] = ldexpf(f32_from_e4m3(codes[k]), scales[k / t->shape[1]]);
+        const int64_t cols = t->shape[1], row = k / cols;
+        const uint8_t code = codes[row * cols + e4m3_place(k % cols, cols)];
+        x[k] = ldexpf(f32_from_e4m3(code), scales[row]);
         off = fmax(off, fabs((double)x[k] - (double)own[k]));
         largest = fmax(largest, fabs((double)own[k]));
     }

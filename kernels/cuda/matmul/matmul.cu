@@ -503,6 +503,7 @@ static void library(struct device *dev, const matmul_call &c)
 }
 
 static const op_variant matmul_rows[] = {
+    variant<matmul_call, matmul_e4m3_takes, matmul_e4m3>("few_e4m3", MATMUL_E4M3_TAKES),
     variant<matmul_call, matmul_is_e4m3, matmul_widened>("widened", MATMUL_WIDENED_TAKES),
     variant<matmul_call, matmul_few_columns_takes, matmul_few_columns>(
         "few_columns", "ranks put columns together and map each other's memory; else as few"),
@@ -512,7 +513,7 @@ static const op_variant matmul_rows[] = {
     variant<matmul_call, adds_to_bf16, library_add>("library_add", "beta 1 to bf16"),
     variant<matmul_call, otherwise, library>("library", "all else: cuBLASLt"),
 };
-const struct op_variants matmul_variants = {OP_matmul, 6, matmul_rows};
+const struct op_variants matmul_variants = {OP_matmul, 7, matmul_rows};
 
 void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                  const struct matmul *shape)
@@ -531,12 +532,14 @@ static void act_apart(struct device *dev, const matmul_call &c)
 }
 
 static const op_variant act_rows[] = {
+    variant<matmul_call, matmul_e4m3_gated_takes, matmul_e4m3_gated>(
+        "gated_e4m3", "as few_e4m3 of the matmul, gated but not clamped, x not kept"),
     variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>(
         "few_gated", "as few of the matmul, gated but not clamped, x not kept"),
     variant<matmul_call, otherwise, act_apart>("apart", "all else: the matmul, then act"),
 };
-const struct op_variants matmul_act_variants = {OP_matmul_act, 2, act_rows};
-const struct op_variants matmul_experts_act_variants = {OP_matmul_experts_act, 2, act_rows};
+const struct op_variants matmul_act_variants = {OP_matmul_act, 3, act_rows};
+const struct op_variants matmul_experts_act_variants = {OP_matmul_experts_act, 3, act_rows};
 
 void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
                      const void *bias, const struct matmul *shape, const struct act_shape *act,

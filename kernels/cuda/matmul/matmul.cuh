@@ -22,9 +22,17 @@ struct matmul_call {
 };
 
 // matmul.cu: B is weights in e4m3. It is widened as a whole, and the call taken as one of that.
+#define MATMUL_E4M3_TAKES                                                                          \
+    "B in e4m3, bf16 on 9.0, k a multiple of 64, n of 16; up to 512 rows, 32 of each expert"
 #define MATMUL_WIDENED_TAKES "B in e4m3: widened, then as one of what that gives"
 bool matmul_is_e4m3(struct device *dev, const matmul_call &call);
 void matmul_widened(struct device *dev, const matmul_call &call);
+
+// matmul_e4m3.cu: the same for few rows in bf16 on Hopper, widened on the way.
+bool matmul_e4m3_takes(struct device *dev, const matmul_call &call);
+void matmul_e4m3(struct device *dev, const matmul_call &call);
+bool matmul_e4m3_gated_takes(struct device *dev, const matmul_call &call);
+void matmul_e4m3_gated(struct device *dev, const matmul_call &call);
 
 // matmul_small.cu: bf16 on Hopper, few rows, or few rows of each expert. Whether one takes a call,
 // and its launch.

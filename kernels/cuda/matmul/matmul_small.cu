@@ -22,119 +22,10 @@
  * belongs to it in the other. docs/lab/performance.md says what was tried and lost.
  */
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/rows/act.cuh"
-#include "kernels/cuda/matmul/experts.cuh"
-#include "kernels/cuda/matmul/matmul.cuh"
-#include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/comm/oneshot.cuh"
-#include "kernels/cuda/rows/rope.cuh"
+#include "kernels/cuda/matmul/few.cuh"
 #include <algorithm>
 
-#define MAX_ROWS     128 // of a block
-#define MAX_STAGES   16
-#define SHARED_APART 2048 // bytes of a block's shared memory that are not the ring's or the tile's
-#define CHUNK        64   // elements of k in a tile's row
-
-// What becomes of the sums of a tile: they are stored as bf16 or f32; or the tile has pairs of
-// columns that belong together, `apart` from each other: a gate and its up, the halves of a
-// rotation.
-enum epilogue { STORED, WIDE, GATED, ROTATED };
-template <epilogue END> constexpr bool in_pairs = END == GATED || END == ROTATED;
-
-struct few_args {
-    void *c; // (m, n); (m, n / 2) where GATED
-    const bf16 *bias;
-    const int32_t *offsets; // of n_experts > 0, else NULL
-    int n_experts, m, n, k;
-    int height; // rows of A that are copied for a block: a multiple of 8
-    int tiles;  // of the columns
-    int stages; // of the ring
-    int apart;
-    bool add, early;
-    act_kind act;               // GATED
-    rope_store_args<bf16> rope; // ROTATED: every head, as a whole
-    peer_slots peers;           // WIDE: ranks that put their columns together; size 0: none
-    float *columns[MAX_PEERS];  // (m, size * n) on every rank
-};
-
-// What a block does at a time: rows first .. first + rows - 1 of A times the rows of B from
-// `weights` on, the columns of a tile.
-struct few_work {
-    int first, rows, weights, tile;
-};
-
 #if HAS_WGMMA
-
-// What a block does for the number-th time in its grid: with each of the tiles a row of blocks has,
-// or, of experts, with each tile of their work list.
-__device__ __forceinline__ few_work find_work(const few_args &p, const int *before, int number)
-{
-    if (!p.offsets) {
-        int first = blockIdx.y * p.height;
-        return {first, min(p.height, p.m - first), 0, number};
-    }
-    expert_tile t = find_expert_tile(before, p.n_experts, p.tiles, number);
-    int first = p.offsets[t.expert] + t.down * p.height;
-    return {first, min(p.height, p.offsets[t.expert + 1] - first), t.expert * p.n, t.across};
-}
-
-struct few_ring : stage_ring {
-    uint32_t a_bytes; // of a stage
-};
-
-// The first of a tile's N columns; where they come in pairs, of the first of each.
-template <epilogue END, int N>
-__device__ __forceinline__ int first_column(const few_args &p, int tile)
-{
-    if (!in_pairs<END>) return tile * N;
-    int halves = tile * (N / 2);
-    return END == GATED ? halves : halves / p.apart * 2 * p.apart + halves % p.apart;
-}
-
-// A place in the stages that a block goes through: of `steps` for each of its tiles.
-struct few_place {
-    int number, step, at;
-    few_work work;
-
-    __device__ few_place(const few_args &p, const int *before) : number(blockIdx.x), step(0), at(0)
-    {
-        work = find_work(p, before, number);
-    }
-    __device__ void next(const few_args &p, const int *before, int steps, int total)
-    {
-        at++;
-        if (++step < steps) return;
-        step = 0;
-        number += gridDim.x;
-        if (at < total) work = find_work(p, before, number);
-    }
-};
-
-// One thread: keeps the ring filled for `rounds` tiles of N rows of B, each of `steps` stages.
-template <epilogue END, int N, int CHUNKS>
-__device__ void few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map,
-                         const few_args &p, const int *before, int rounds, int steps)
-{
-    auto copy_b = [&](const few_ring &ring, const few_place &place) {
-        uint32_t to = ring.stage() + ring.a_bytes;
-        barrier_expect(ring.is_full(), ring.bytes);
-        copy_box(to, b_map, place.work.weights + first_column<END, N>(p, place.work.tile), 0,
-                 place.step * CHUNKS, ring.is_full(), L2_EVICT_FIRST);
-    };
-    int total = rounds * steps, ahead = p.early ? min(ring.n, total) : 0;
-    if (total == 0) return;
-    few_ring early = ring;
-    few_place begin(p, before);
-    for (few_place at = begin; at.at < ahead; early.next(), at.next(p, before, steps, total))
-        copy_b(early, at);
-    grid_wait();
-    for (few_place at = begin; at.at < total; ring.next(), at.next(p, before, steps, total)) {
-        if (at.at >= ring.n) barrier_wait(ring.is_empty(), ring.parity ^ 1);
-        if (at.at >= ahead) copy_b(ring, at);
-        copy_box(ring.stage(), a_map, at.work.first, 0, at.step * CHUNKS, ring.is_full(),
-                 L2_EVICT_LAST);
-    }
-}
 
 // A group's sums of a tile: 64 rows of A by 8 J of B. The copies of a stage may be overwritten once
 // the sums of the next are under way. What a stage has past the end of k is zeros.
@@ -168,15 +59,7 @@ __device__ __forceinline__ void few_sums(float (&sum)[4 * J], few_ring &ring, co
     if (first_lane) barrier_arrive(before);
 }
 
-// Threads of the groups, which are all but the last warp's, meet.
-template <int GROUPS> __device__ __forceinline__ void groups_sync()
-{
-    asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
-}
-
-// Sums of the rows that there are, from registers into a tile (rows, tile_pitch<J>).
-template <int J> constexpr int tile_pitch = 8 * J + 8;
-
+// Sums of the rows that there are, from registers into a tile.
 template <int J>
 __device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J], int rows)
 {
@@ -186,113 +69,9 @@ __device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J
         if (row < rows)
 #pragma unroll
             for (int j = 0; j < J; j++)
-                *(float2 *)&tile[row * tile_pitch<J> + j * 8 + lane % 4 * 2] =
+                *(float2 *)&tile[row * tile_pitch(8 * J) + j * 8 + lane % 4 * 2] =
                     make_float2(sum[j * 4 + h * 2], sum[j * 4 + h * 2 + 1]);
 }
-
-// What a thread ends at once: two neighbours of the block's tile, and where columns come in pairs
-// the two that belong to them. What is needed beside the sums is loaded while these run.
-#define ENDS_AT_ONCE 4
-
-template <epilogue END, int J> struct epilogue_at {
-    using U = std::conditional_t<END == WIDE, float, bf16>; // of c
-    static constexpr bool PAIRS = in_pairs<END>;
-    static constexpr int ACROSS = PAIRS ? 2 * J : 4 * J; // of these in a row of the tile
-    int row, column, at; // of the tile; of B's rows, or n where there is nothing; in the tile's row
-    bf16 bias[PAIRS + 1][2]; // as they lie in memory: not waited for before they are used
-    U old[2];
-    float2 angle[2];
-    int slot;
-
-    __device__ __forceinline__ void load(const few_args &p, const few_work &rows, int from, int i)
-    {
-        int end = END == GATED ? p.apart : p.n;
-        row = i / ACROSS;
-        at = i % ACROSS * 2;
-        column = row < rows.rows && from + at < end ? from + at : p.n;
-        int64_t to = (int64_t)(rows.first + row) * p.n + column;
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            if (column + k >= p.n) continue;
-            if (p.bias) bias[0][k] = p.bias[column + k];
-            if (PAIRS && p.bias) bias[PAIRS][k] = p.bias[column + k + p.apart];
-            if (!PAIRS && p.add) old[k] = ((const U *)p.c)[to + k];
-        }
-        if (END != ROTATED || column >= p.n) return;
-        slot = p.rope.slots[rows.first + row];
-        const float2 *angles = (const float2 *)p.rope.table + column % (2 * p.apart);
-        angles += (int64_t)p.rope.positions[rows.first + row] * p.apart;
-#pragma unroll
-        for (int k = 0; k < 2; k++) angle[k] = angles[k];
-    }
-
-    __device__ __forceinline__ void store(const float *tile, const few_args &p,
-                                          const few_work &rows) const
-    {
-        if (column >= p.n) return;
-        float x[PAIRS + 1][2];
-#pragma unroll
-        for (int i = 0; i <= PAIRS; i++)
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                float sum = tile[row * tile_pitch<J> + at + i * 4 * J + k];
-                x[i][k] = p.bias ? sum + to_f32(bias[i][k]) : sum;
-                if (END != WIDE) x[i][k] = to_f32(from_f32<bf16>(x[i][k]));
-            }
-        int row_at = rows.first + row;
-        if constexpr (END == GATED)
-            store_pair((bf16 *)p.c + (int64_t)row_at * p.apart + column,
-                       activate(x[0][0], p.act) * x[1][0], activate(x[0][1], p.act) * x[1][1]);
-        else if constexpr (END == ROTATED)
-            store_rotated(p, row_at, x[0], x[1]);
-        else if (END == WIDE && p.peers.size)
-            store_columns(row_at, p, x[0]);
-        else
-            store_sums((U *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
-    }
-
-    __device__ __forceinline__ void store_columns(int row_at, const few_args &p,
-                                                  float (&x)[2]) const
-    {
-        const int64_t at = ((int64_t)row_at * p.peers.size + p.peers.rank) * p.n + column;
-        for (int r = 0; r < p.peers.size; r++) store_pair(p.columns[r] + at, x[0], x[1]);
-    }
-
-    __device__ __forceinline__ void store_sums(U *to, const few_args &p, float (&x)[2]) const
-    {
-        if (p.add)
-#pragma unroll
-            for (int k = 0; k < 2; k++) x[k] += to_f32(old[k]);
-        if (p.n % 2 == 0) {
-            store_pair(to, x[0], x[1]);
-            return;
-        }
-        to[0] = from_f32<U>(x[0]); // rows of odd width are not aligned, and end in a half pair
-        if (column + 1 < p.n) to[1] = from_f32<U>(x[1]);
-    }
-
-    __device__ __forceinline__ void store_rotated(const few_args &p, int row_at, float (&x)[2],
-                                                  float (&y)[2]) const
-    {
-        const rope_store_args<bf16> &r = p.rope;
-        int keys = r.n_heads * r.head_dim, values = keys + r.n_kv_heads * r.head_dim;
-        if (column < values)
-#pragma unroll
-            for (int k = 0; k < 2; k++) rotate(x[k], y[k], angle[k], 1);
-        bf16 *to = (bf16 *)p.c + (int64_t)row_at * p.n + column;
-        store_pair(to, x[0], x[1]);
-        store_pair(to + p.apart, y[0], y[1]);
-        if (column < keys || slot < 0) return;
-        to = column < values ? r.k + column - keys : r.v + column - values;
-        to += slot * r.slot_width;
-        store_pair(to, x[0], x[1]);
-        store_pair(to + p.apart, y[0], y[1]);
-    }
-};
-
-#endif
-
-#if HAS_WGMMA
 
 // What direct_end() adds to, loaded at once: of a few columns before the sums are there, of many
 // row by row.
@@ -355,7 +134,7 @@ __device__ __forceinline__ void direct_tile(few_ring &ring, const few_args &p, c
                                             int group, int steps)
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
-    const int column = first_column<END, 8 * J>(p, rows.tile) + lane % 4 * 2;
+    const int column = first_column<END>(p, rows.tile, 8 * J) + lane % 4 * 2;
     direct_old<END, J> old;
     float sum[4 * J];
     if constexpr (!in_pairs<END> && old.AHEAD)
@@ -376,10 +155,9 @@ __device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const f
                                             const few_work &rows, int group, int steps,
                                             peer_call call, bool is_first)
 {
-    int from = first_column<END, 8 * J>(p, rows.tile), at = threadIdx.x;
-    epilogue_at<END, J> ends[ENDS_AT_ONCE];
-#pragma unroll
-    for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
+    const int from = first_column<END>(p, rows.tile, 8 * J);
+    tile_ends<END, GROUPS * 128> ends;
+    ends.load(p, rows, 8 * J, from);
     float sum[4 * J];
     few_sums<J, CHUNKS>(sum, ring, p, group, steps);
     if (!is_first) groups_sync<GROUPS>(); // the tile before is stored
@@ -387,15 +165,7 @@ __device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const f
     if (END == WIDE && p.peers.size && is_first && threadIdx.x == 0)
         await_flags(p.peers, call, PEER_READY);
     groups_sync<GROUPS>();
-#pragma unroll 1
-    for (;;) {
-#pragma unroll
-        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows);
-        at += ENDS_AT_ONCE * GROUPS * 128;
-        if (at >= rows.rows * ends[0].ACROSS) break;
-#pragma unroll
-        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
-    }
+    ends.store(tile, p, rows, 8 * J, from);
 }
 
 // Ranks put their columns together: all have what the others' blocks write here. Threads of the
@@ -438,7 +208,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
                       shared_address(full), shared_address(empty), p.stages, 0, 0},
                      a_bytes};
     float *tile = (float *)(stages + p.stages * ring.bytes);
-    int *before = (int *)(tile + (DIRECT ? 0 : p.height * tile_pitch<J>));
+    int *before = (int *)(tile + (DIRECT ? 0 : p.height * tile_pitch(8 * J)));
     if (threadIdx.x == GROUPS * 128) {
         for (int i = 0; i < p.stages; i++) {
             barrier_init(ring.full + i * 8, 1);
@@ -457,7 +227,8 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp == GROUPS * 4) {
         if (threadIdx.x % 32 == 0)
-            few_copy<END, N, CHUNKS>(ring, &a_map, &b_map, p, before, rounds, steps);
+            few_copy<END>(ring, &a_map, &b_map, p, before, N, {CHUNKS, CHUNKS, p.stages}, rounds,
+                          steps);
         return;
     }
     grid_wait();
@@ -478,25 +249,6 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
 }
 
 // ---- launches ----------------------------------------------------------------------------------
-
-// A matrix (rows, k) of bf16 as (64, rows, pairs, k / 64), and what is copied of it at once.
-struct boxes {
-    int64_t rows; // of the matrix
-    int k;
-    int apart; // > 0: rows in pairs, this far from each other
-    int box_rows, box_chunks;
-};
-
-static bool map_of(struct device *dev, CUtensorMap *ret, const void *x, const boxes &b)
-{
-    cuuint32_t pairs = b.apart > 0 ? 2 : 1;
-    cuuint64_t pitch = (cuuint64_t)b.k * 2;
-    return tensor_map(dev, ret, x,
-                      {4,
-                       {CHUNK, (cuuint64_t)(b.rows - b.apart), pairs, (cuuint64_t)(b.k / CHUNK)},
-                       {pitch, std::max(1, b.apart) * pitch, CHUNK * 2},
-                       {CHUNK, b.box_rows / pairs, pairs, (cuuint32_t)b.box_chunks}});
-}
 
 struct few_plan {
     int j, groups, height, chunks, stages;
@@ -576,7 +328,7 @@ static void plan_ring(struct cuda_state *state, few_plan &plan, int k, int round
     plan.groups = ceil_div(plan.height, 64);
     plan.chunks = chunks_of(plan.j, plan.groups);
     size_t tile = beside;
-    if (!plan.direct) tile += (size_t)plan.height * (plan.j * 8 + 8) * sizeof(float);
+    if (!plan.direct) tile += (size_t)plan.height * tile_pitch(plan.j * 8) * sizeof(float);
     size_t a_bytes = (size_t)plan.chunks * plan.height * CHUNK * 2;
     size_t stage = a_bytes + (size_t)plan.chunks * plan.j * 8 * CHUNK * 2;
     size_t steps = (size_t)rounds * ceil_div(k / CHUNK, plan.chunks), all = state->max_shared;
@@ -645,14 +397,6 @@ static void launch_few(struct device *dev, const few_plan &plan, const void *a, 
     });
 }
 
-// How many of n experts m random rows meet, about.
-static int busy_experts(int m, int n)
-{
-    double missed = 1;
-    for (int i = 0; i < m && missed * n > 0.5; i++) missed *= 1 - 1.0 / n;
-    return std::min({m, n, (int)(n * (1 - missed) + 0.5)});
-}
-
 // The tile with which so many experts' columns cost `blocks` blocks least.
 static int cheapest_tile(const few_columns &columns, int experts, int blocks)
 {
@@ -683,25 +427,6 @@ static few_plan plan_experts(struct cuda_state *state, const few_columns &column
     plan.grid = dim3(std::min(state->n_sms, tiles));
     plan_ring(state, plan, k, ceil_div(tiles, plan.grid.x), (e + 1) * sizeof(int));
     return plan;
-}
-
-// All but what the plan and the shape say.
-template <epilogue END> static few_args few_args_of(const matmul_call &c)
-{
-    few_args p = {};
-    p.c = c.c;
-    p.bias = (const bf16 *)c.bias;
-    p.offsets = c.offsets;
-    p.n_experts = c.n_experts;
-    if (END == GATED) {
-        p.apart = c.shape->n / 2;
-        p.act = c.act->kind;
-    }
-    if (END == ROTATED) {
-        p.rope = rope_store_args<bf16>::make(c.store);
-        p.apart = p.rope.rot_dim / 2;
-    }
-    return p;
 }
 
 // j is 0 where the call is not for few rows.
@@ -770,9 +495,7 @@ void matmul_few_columns(struct device *dev, const matmul_call &call)
 
 bool matmul_few_gated_takes(struct device *dev, const matmul_call &call)
 {
-    const struct act_shape *act = call.act;
-    return act->gated && act->kind != ACT_CLAMPED && !call.keep && call.shape->out == DT_BF16 &&
-           call.shape->n % 4 == 0 && takes<GATED>(dev, call);
+    return few_may_gate(call) && call.shape->n % 4 == 0 && takes<GATED>(dev, call);
 }
 
 void matmul_few_gated(struct device *dev, const matmul_call &call)

@@ -2,6 +2,7 @@
  * rotation and storing, activations and gates. Each is one pass over its memory, with 16-byte
  * accesses where widths and addresses allow. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/e4m3.h"
 #include "common/base/rng.h"
 #include "kernels/cuda/rows/act.cuh"
 #include "kernels/cuda/rows/rope.cuh"
@@ -321,21 +322,45 @@ void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, e
     });
 }
 
-// A block is a row's.
-template <typename T>
+#define QUANTISE_THREADS 128
+
+// A block is a row's; of its columns a thread has V at a time: 16, all of whose codes lie together,
+// or 1.
+template <typename T, int V>
 __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int cols)
 {
     grid_begin();
     __shared__ float shared[32];
     const int64_t at = (int64_t)blockIdx.x * cols;
-    float largest = 0;
-    for (int c = threadIdx.x; c < cols; c += THREADS)
-        largest = fmaxf(largest, fabsf(to_f32(w[at + c])));
-    const int scale = e4m3_scale(block_max(largest, shared));
+    const int first = threadIdx.x * V, stride = QUANTISE_THREADS * V;
+    float largest = 0, x[V];
+    bool has_nan = false;
+    for (int c = first; c < cols; c += stride) {
+        load<T, V>(x, w + at + c);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            largest = fmaxf(largest, fabsf(x[i]));
+            has_nan |= isnan(x[i]);
+        }
+    }
+    int scale = e4m3_scale(block_max(largest, shared));
+    if (__syncthreads_or(has_nan)) scale = E4M3_SCALE_NAN;
     const float down = power_of_two(-scale);
-    for (int c = threadIdx.x; c < cols; c += THREADS)
-        codes[at + c] = e4m3_from_f32(to_f32(w[at + c]) * down);
+    for (int c = first; c < cols; c += stride) {
+        pack<uint8_t, V> code;
+        load<T, V>(x, w + at + c);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            code.at[V > 1 ? e4m3_place(i, V) : 0] = e4m3_from_f32(x[i] * down);
+        *(pack<uint8_t, V> *)(codes + at + (V > 1 ? c : e4m3_place(c, cols))) = code;
+    }
     if (threadIdx.x == 0) scales[blockIdx.x] = (int8_t)scale;
+}
+
+// Whether a matrix's codes, and its numbers, may be taken 16 at a time.
+template <typename T> static bool in_sixteens(const void *codes, const T *w, int cols)
+{
+    return cols % 16 == 0 && aligned(16, {codes}, {}) && aligned(16 * sizeof(T), {w}, {});
 }
 
 void cuda_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
@@ -344,12 +369,13 @@ void cuda_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const voi
     if (rows <= 0 || cols <= 0) return;
     with_type(w_dt, [&](auto t) {
         using T = decltype(t);
-        cuda_launch(dev, "quantise", quantise_kernel<T>, (unsigned)rows, THREADS, 0, codes, scales,
-                    (const T *)w, cols);
+        const bool fits = in_sixteens(codes, (const T *)w, cols);
+        cuda_launch(dev, "quantise", fits ? quantise_kernel<T, 16> : quantise_kernel<T, 1>,
+                    (unsigned)rows, QUANTISE_THREADS, 0, codes, scales, (const T *)w, cols);
     });
 }
 
-// V of a row's, of which there are `units` times V.
+// A thread has V columns of a row of `units` times V.
 template <typename T, int V>
 __global__ void widen_kernel(T *w, const uint8_t *codes, const int8_t *scales, unsigned n,
                              unsigned units)
@@ -357,12 +383,15 @@ __global__ void widen_kernel(T *w, const uint8_t *codes, const int8_t *scales, u
     grid_begin();
     const unsigned unit = blockIdx.x * THREADS + threadIdx.x;
     if (unit >= n) return;
-    const float scale = power_of_two(scales[unit / units]);
-    const pack<uint8_t, V> code = ((const pack<uint8_t, V> *)codes)[unit];
+    const unsigned row = unit / units, c = unit % units;
+    const float factor = e4m3_factor(scales[row]);
+    const int64_t at = (int64_t)row * units;
+    const auto code = ((const pack<uint8_t, V> *)codes)[at + (V > 1 ? c : e4m3_place(c, units))];
     float x[V];
 #pragma unroll
-    for (int i = 0; i < V; i++) x[i] = f32_from_e4m3(code.at[i]) * scale;
-    store<T, V>(w + (int64_t)unit * V, x);
+    for (int i = 0; i < V; i++)
+        x[i] = f32_from_e4m3(code.at[V > 1 ? e4m3_place(i, V) : 0]) * factor;
+    store<T, V>(w + (at + c) * V, x);
 }
 
 wide_weights::wide_weights(struct device *dev, const void *narrow, const int8_t *scales,
@@ -376,10 +405,10 @@ wide_weights::wide_weights(struct device *dev, const void *narrow, const int8_t 
     cuda_use(dev)->workspace_kept += bytes;
     with_type(dt, [&](auto t) {
         using T = decltype(t);
-        const bool fits = cols % wide<T> == 0 && aligned(wide<T>, {narrow}, {});
-        const int v = fits ? wide<T> : 1;
+        const bool fits = in_sixteens(narrow, (const T *)w, cols);
+        const int v = fits ? 16 : 1;
         const int64_t n = rows * cols / v;
-        const auto kernel = fits ? widen_kernel<T, wide<T>> : widen_kernel<T, 1>;
+        const auto kernel = fits ? widen_kernel<T, 16> : widen_kernel<T, 1>;
         cuda_launch(dev, "weights of e4m3", kernel, ceil_div(n, THREADS), THREADS, 0, (T *)w,
                     (const uint8_t *)narrow, scales, (unsigned)n, (unsigned)(cols / v));
     });

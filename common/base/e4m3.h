@@ -1,0 +1,26 @@
+/* e4m3.h: how a row of weights lies in e4m3: codes, whose order in memory suits a tensor core, and
+ * a scale (dtype.h, e4m3_scale()). */
+// SPDX-License-Identifier: Apache-2.0
+#ifndef COMMON_BASE_E4M3_H
+#define COMMON_BASE_E4M3_H
+
+#include "common/base/dtype.h"
+
+#define E4M3_SCALE_NAN 127 // of a row with a NaN, which counts as one as a whole
+
+// What a row's codes are multiplied by.
+DTYPE_INLINE float e4m3_factor(int8_t scale)
+{
+    return scale == E4M3_SCALE_NAN ? f32_from_e4m3(0x7f) : power_of_two(scale);
+}
+// Where the code of column c of a row lies. Of each 16 columns the first eight have the even places
+// and the others the odd ones: a thread of a tensor core that takes four neighbouring codes has the
+// four columns that it multiplies (kernels/cuda/matmul/matmul_e4m3.cu). Fewer than 16 at a row's
+// end lie in order.
+DTYPE_INLINE int64_t e4m3_place(int64_t c, int64_t cols)
+{
+    const int64_t in = c % 16;
+    return c - in + 16 > cols ? c : c - in + (in < 8 ? 2 * in : 2 * in - 15);
+}
+
+#endif

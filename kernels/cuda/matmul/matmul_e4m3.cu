@@ -1,0 +1,406 @@
+/* matmul_e4m3.cu: C = A B^T [+ bias] [+ C] for few rows of bf16 and weights B in e4m3 on Hopper,
+ * and the same for each expert of a mixture: a decode step's matmuls with half the bytes to read.
+ *
+ * A code times 2^120 is the bf16 number that its bits are when they are moved to a bf16's places,
+ * exactly, so weights are widened in registers and multiplied in k16 order as bf16 is, and the
+ * row's power of two is applied to the sums: the bits are those of the widened matrix. wgmma takes
+ * its left operand from registers, so here the weights are that, 64 rows a group of four warps, and
+ * the tokens, in shared memory, the right one. A warp widens what it multiplies: a slab of 8 rows
+ * or two. ldmatrix gives a thread four neighbouring codes of a row for each 16 of k; they lie so
+ * that these are its four columns (e4m3.h). BATCH steps of 16 of k are widened while
+ * as many are multiplied.
+ *
+ * How much a block takes at once was searched on an H200, 2026-11-28, over rows, tokens, groups and
+ * bytes of the ring at the sizes of a 1.5 B and a 7.6 B model (plan_of()): as many rows as give
+ * each SM a tile, four slabs at least; many tokens are cut among blocks where rows are few. Weights
+ * in tiles that are widened in shared memory, warps that widen for others, and mma.sync were
+ * slower. */
+// SPDX-License-Identifier: Apache-2.0
+#include "common/base/e4m3.h"
+#include "kernels/cuda/matmul/few.cuh"
+#include <algorithm>
+
+#define MAX_TOKENS 512        // beyond, a matrix is widened as a whole
+#define MAX_SLABS  24         // of a block
+#define AT_ONCE    32         // tokens of a tile that are ended at once
+#define AHEAD      (64 << 10) // bytes of weights that are asked for before the first tokens
+
+// Stages have 256 of k where blocks are small, else 128: chunks of 128 bytes of the weights' rows.
+__host__ __device__ constexpr int chunks_of(int j, int groups)
+{
+    return j <= 4 && groups == 1 ? 2 : 1;
+}
+
+#if HAS_WGMMA
+
+#define FLAT(J) float(&d)[4 * J] = reinterpret_cast<float(&)[4 * J]>(sums)
+#define WGMMA_LEFT(J, N, a0, a1, a2, a3)                                                           \
+    __device__ __forceinline__ void wgmma_own(float(&sums)[J][4], const uint32_t(&a)[4],           \
+                                              uint64_t b, int add)                                 \
+    {                                                                                              \
+        FLAT(J);                                                                                   \
+        asm volatile("{ .reg .pred add;\n"                                                         \
+                     "setp.ne.b32 add, %1, 0;\n"                                                   \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES_##J        \
+                     "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %0, add, 1, 1, 0; }"            \
+                     : "+l"(b), "+r"(add), SUMS_##J                                                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                                \
+    }
+WGMMA_LEFT(1, 8, 6, 7, 8, 9)
+WGMMA_LEFT(2, 16, 10, 11, 12, 13)
+WGMMA_LEFT(4, 32, 18, 19, 20, 21)
+WGMMA_LEFT(8, 64, 34, 35, 36, 37)
+WGMMA_LEFT(16, 128, 66, 67, 68, 69)
+
+// Four codes: those at even places and those at odd ones.
+__device__ __forceinline__ void widen(uint32_t codes, uint32_t &even, uint32_t &odd)
+{
+    const uint32_t up = 0x7b807b80u; // 2^120, twice
+    even = (codes << 4 & 0x07f007f0u) | (codes << 8 & 0x80008000u);
+    odd = (codes >> 4 & 0x07f007f0u) | (codes & 0x80008000u);
+    asm("mul.bf16x2 %0, %0, %1;" : "+r"(even) : "r"(up));
+    asm("mul.bf16x2 %0, %0, %1;" : "+r"(odd) : "r"(up));
+}
+
+// A warp's slabs of a block's: its number, and where it has two that plus the number of warps.
+template <int SLABS, int WARPS> struct own_slabs {
+    bool has[SLABS];
+    uint32_t offset; // of what this lane gives the address of, in the weights of a chunk
+
+    __device__ __forceinline__ own_slabs(int warp, int slabs)
+    {
+        const int lane = threadIdx.x % 32, row = lane % 8;
+#pragma unroll
+        for (int l = 0; l < SLABS; l++) has[l] = warp + l * WARPS < slabs;
+        const int second = SLABS == 2 ? lane / 8 % 2 : 0, step = lane / (SLABS == 2 ? 16 : 8);
+        const int slab = has[0] ? warp + (second && has[SLABS - 1] ? WARPS : 0) : 0;
+        offset = slab * 1024 + row * 128 + ((step ^ row) << 4);
+    }
+};
+
+// The sums of a tile: of 16 rows of weights, or 8, of each warp, by 8 J tokens.
+template <int J, int SLABS, int GROUPS>
+__device__ __forceinline__ void e4m3_sums(float (&sum)[J][4], few_ring &ring, int slabs,
+                                          const own_slabs<SLABS, 4 * GROUPS> &own, int steps)
+{
+    constexpr int CHUNKS = chunks_of(J, GROUPS), BATCH = 2 * CHUNKS, BATCHES = 4;
+    constexpr int MATRICES = BATCH * SLABS, LOADS = MATRICES / 4;
+    static_assert(MATRICES % 4 == 0, "ldmatrix loads four");
+    const bool first_lane = threadIdx.x % 32 == 0;
+    uint32_t left[2][BATCH][4], raw[2][LOADS][4];
+    auto load = [&](uint32_t(&to)[LOADS][4], int batch) {
+        const uint32_t from =
+            ring.stage() + ring.a_bytes + batch * BATCH / 8 * slabs * 1024 + own.offset;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++)
+            load_matrices(to[i], from ^ ((batch * BATCH % 8 + i * (4 / SLABS)) << 4));
+    };
+    auto multiply = [&](int batch, uint64_t tokens) {
+        wgmma_wait<1>(); // of the batch before the last the registers are free
+        auto &l = left[batch & 1];
+        const auto &r = raw[batch & 1];
+#pragma unroll
+        for (int q = 0; q < BATCH; q++) {
+#pragma unroll
+            for (int h = 0; h < SLABS; h++)
+                widen(r[(q * SLABS + h) / 4][(q * SLABS + h) % 4], l[q][h], l[q][2 + h]);
+            if (SLABS == 1) // nobody's rows: whatever is there
+                asm volatile("" : "=r"(l[q][1]), "=r"(l[q][3]));
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int q = 0; q < BATCH; q++) {
+            const int step = batch * BATCH + q;
+            wgmma_own(sum, l[q], behind(tokens, step / 4 * (J * 64) + step % 4 * 2), 1);
+        }
+        wgmma_commit();
+    };
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum[j][i] = 0;
+    // A stage's last batch stands behind the next one's first load: no gap between stages.
+    uint64_t tokens = operand(ring.stage());
+    barrier_wait(ring.is_full(), ring.parity);
+    load(raw[0], 0);
+#pragma unroll
+    for (int batch = 0; batch < BATCHES - 1; batch++) {
+        load(raw[(batch + 1) & 1], batch + 1);
+        multiply(batch, tokens);
+    }
+#pragma unroll 1
+    for (int step = 1; step < steps; step++) {
+        const uint32_t before = ring.is_empty();
+        const uint64_t tokens_before = tokens;
+        ring.next();
+        tokens = operand(ring.stage());
+        barrier_wait(ring.is_full(), ring.parity);
+        load(raw[0], 0);
+        multiply(BATCHES - 1, tokens_before);
+#pragma unroll
+        for (int batch = 0; batch < BATCHES - 1; batch++) {
+            load(raw[(batch + 1) & 1], batch + 1);
+            multiply(batch, tokens);
+            // the batch before was waited for only now, and with it all of the stage before
+            if (batch == 1 && first_lane) barrier_arrive(before);
+        }
+    }
+    multiply(BATCHES - 1, tokens);
+    wgmma_wait<0>();
+    settle(sum);
+    if (first_lane) barrier_arrive(ring.is_empty());
+    ring.next();
+}
+
+// A row of weights of a tile's, from which on the columns of the tile are: what its sums are times.
+template <epilogue END>
+__device__ __forceinline__ float factor_of(const few_args &p, const few_work &work, int from,
+                                           int column)
+{
+    const int half = p.width / 2, end = END == GATED ? p.apart : p.n;
+    const int first = END == GATED && column >= half ? column - half : column;
+    if (from + first >= end) return 0;
+    const int row = from + first + (first == column ? 0 : p.apart);
+    return e4m3_factor(p.scales[work.weights + row]);
+}
+
+// Of AT_ONCE tokens from `first` on, from registers into a tile (tokens, columns).
+template <int J, int SLABS, int WARPS>
+__device__ __forceinline__ void e4m3_spread(float *tile, const float (&sum)[J][4],
+                                            const float (&factor)[SLABS], const bool (&has)[SLABS],
+                                            int width, int warp, int first)
+{
+    const int lane = threadIdx.x % 32, column = warp * 8 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+        if (J * 8 > AT_ONCE && j * 8 / AT_ONCE * AT_ONCE != first) continue;
+        float *to = tile + (j * 8 % AT_ONCE + lane % 4 * 2) * tile_pitch(width) + column;
+#pragma unroll
+        for (int h = 0; h < SLABS; h++)
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                if (has[h])
+                    to[h * WARPS * 8 + k * tile_pitch(width)] = sum[j][h * 2 + k] * factor[h];
+    }
+}
+
+template <epilogue END, int J, int SLABS, int GROUPS>
+__device__ __forceinline__ void e4m3_tile(float *tile, few_ring &ring, const few_args &p,
+                                          const few_work &work, int steps, bool is_first)
+{
+    constexpr int WARPS = 4 * GROUPS;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const int from = first_column<END>(p, work.tile, p.width);
+    const own_slabs<SLABS, WARPS> own(warp, p.width / 8);
+    tile_ends<END, GROUPS * 128> ends;
+    few_work some = work;
+    some.rows = min(work.rows, AT_ONCE);
+    ends.load(p, some, p.width, from);
+    float sum[J][4], factor[SLABS];
+#pragma unroll
+    for (int h = 0; h < SLABS; h++)
+        factor[h] = factor_of<END>(p, work, from, (warp + h * WARPS) * 8 + threadIdx.x % 32 / 4);
+    e4m3_sums<J, SLABS, GROUPS>(sum, ring, p.width / 8, own, steps);
+#pragma unroll 1
+    for (int first = 0; first < work.rows; first += AT_ONCE) {
+        some.first = work.first + first;
+        some.rows = min(work.rows - first, AT_ONCE);
+        if (first > 0) ends.load(p, some, p.width, from);
+        if (!is_first || first > 0) groups_sync<GROUPS>(); // what was there before is stored
+        e4m3_spread<J, SLABS, WARPS>(tile, sum, factor, own.has, p.width, warp, first);
+        groups_sync<GROUPS>();
+        ends.store(tile, p, some, p.width, from);
+    }
+}
+
+#endif
+
+template <epilogue END, int J, int SLABS, int GROUPS>
+__global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
+    e4m3_kernel(const __grid_constant__ CUtensorMap a_map,
+                const __grid_constant__ CUtensorMap b_map, const __grid_constant__ few_args p)
+{
+#if HAS_WGMMA
+    constexpr int CHUNKS = chunks_of(J, GROUPS);
+    extern __shared__ __align__(1024) char stages[];
+    __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+    if (!p.early) grid_wait();
+    const uint32_t a_bytes = CHUNKS * J * 2048, b_bytes = CHUNKS * p.width * 128;
+    few_ring ring = {{shared_address(stages), a_bytes + b_bytes, shared_address(full),
+                      shared_address(empty), p.stages, 0, 0},
+                     a_bytes};
+    float *tile = (float *)(stages + p.stages * ring.bytes);
+    int *before = (int *)(tile + min(8 * J, AT_ONCE) * tile_pitch(p.width));
+    if (threadIdx.x == GROUPS * 128) {
+        for (int i = 0; i < p.stages; i++) {
+            barrier_init(ring.full + i * 8, 1);
+            barrier_init(ring.empty + i * 8, GROUPS * 4);
+        }
+        barriers_made();
+    }
+    if (p.offsets && threadIdx.x < 32)
+        count_tiles(before, p.offsets, p.n_experts,
+                    [&](int rows) { return (rows + p.height - 1) / p.height; });
+    __syncthreads();
+
+    const int all = p.offsets ? before[p.n_experts] * p.tiles : p.tiles, blocks = gridDim.x;
+    const int rounds = (all - (int)blockIdx.x + blocks - 1) / blocks;
+    const int steps = (p.k + 128 * CHUNKS - 1) / (128 * CHUNKS);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
+    if (warp == GROUPS * 4) {
+        const few_stage stage = {2 * CHUNKS, CHUNKS, min(p.stages, max(1, AHEAD / (int)b_bytes))};
+        if (threadIdx.x % 32 == 0)
+            few_copy<END>(ring, &a_map, &b_map, p, before, p.width, stage, rounds, steps);
+        return;
+    }
+    grid_wait();
+    grid_release();
+    for (int i = 0; i < rounds; i++)
+        e4m3_tile<END, J, SLABS, GROUPS>(
+            tile, ring, p, find_work(p, before, blockIdx.x + i * gridDim.x), steps, i == 0);
+#endif
+}
+
+// ---- launches ----------------------------------------------------------------------------------
+
+struct e4m3_plan {
+    int j, slabs, stages; // j 0: none
+    dim3 grid;
+    size_t shared;
+    int groups() const { return ceil_div(slabs, 8); }
+    bool single() const { return j <= 4 && slabs <= 4; } // a slab a warp
+};
+
+// The ring and what lies behind it; `rounds`: tiles of a block, at most.
+static void plan_ring(struct cuda_state *state, e4m3_plan &plan, int k, int rounds, int n_experts)
+{
+    const int chunks = chunks_of(plan.j, plan.groups());
+    const size_t stage = (size_t)chunks * (plan.j * 2048 + plan.slabs * 1024);
+    const size_t tile = (size_t)std::min(8 * plan.j, AT_ONCE) * tile_pitch(plan.slabs * 8) * 4;
+    const size_t beside = tile + (n_experts + 1) * sizeof(int);
+    const size_t most = (plan.j >= 8 ? 200 : 150) << 10;
+    const size_t room = std::min<size_t>(most, state->max_shared - SHARED_APART - beside);
+    plan.stages = (int)std::min<size_t>({MAX_STAGES, std::max<size_t>(2, room / stage),
+                                         (size_t)rounds * ceil_div(k, 128 * chunks)});
+    plan.shared = plan.stages * stage + beside;
+}
+
+// Slabs of `eights` rows for each of so many blocks, and no more of these rounds than it takes.
+static int slabs_for(int eights, int blocks)
+{
+    const int rounds = ceil_div(eights, blocks * MAX_SLABS),
+              slabs = ceil_div(eights, blocks * rounds);
+    return slabs <= 4 ? 4 : std::max(8, slabs);
+}
+
+static e4m3_plan plan_tokens(struct cuda_state *state, int eights, int m)
+{
+    e4m3_plan plan = {};
+    for (plan.j = 1; plan.j < 16 && plan.j * 8 < m; plan.j *= 2) {
+    }
+    // Half as many tokens in twice the blocks, where these do not have many rows either: a step of
+    // k takes as long as its tokens are many.
+    auto across = [&](int j) { return std::max(1, state->n_sms / ceil_div(m, 8 * j)); };
+    if (plan.j >= 8 && slabs_for(eights, across(plan.j / 2)) <= 8) plan.j /= 2;
+    plan.slabs = slabs_for(eights, across(plan.j));
+    const int tiles = ceil_div(eights, plan.slabs), rounds = ceil_div(tiles, across(plan.j));
+    plan.grid = dim3(ceil_div(tiles, rounds), ceil_div(m, 8 * plan.j));
+    return plan;
+}
+
+// Of experts: the tiles with which all their rows cost the blocks least.
+static e4m3_plan plan_experts(struct cuda_state *state, int eights, int m, int e)
+{
+    e4m3_plan plan = {};
+    plan.j = m <= std::max(8, 2 * e) ? 1 : m <= 8 * e ? 2 : 8;
+    int64_t least = INT64_MAX;
+    for (int slabs = std::min(8, eights); slabs <= MAX_SLABS; slabs += 4) {
+        const int64_t tiles = (int64_t)busy_experts(m, e) * ceil_div(eights, slabs);
+        const int64_t cost = ceil_div(tiles, state->n_sms) * (int64_t)(slabs + 1);
+        if (cost >= least) continue;
+        least = cost;
+        plan.slabs = slabs;
+    }
+    const int tiles = expert_tiles(m, e, 8 * plan.j) * ceil_div(eights, plan.slabs);
+    plan.grid = dim3(std::min(state->n_sms, tiles));
+    return plan;
+}
+
+template <epilogue END> static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
+{
+    struct cuda_state *state = cuda_use(dev);
+    const struct matmul *s = call.shape;
+    const int e = call.n_experts, eights = s->n / 8;
+    if (!s->scales || !on_hopper(dev) || s->in != DT_BF16 || s->out != DT_BF16 || s->trans_a ||
+        !s->trans_b || s->k % CHUNK != 0 || s->k <= 0 || s->n % (END == GATED ? 16 : 8) != 0 ||
+        s->columns || !aligned(16, {call.a, call.b, call.c}, {}) || e > MAX_EXPERTS ||
+        s->m > (e > 0 ? std::max(64, 32 * e) : MAX_TOKENS))
+        return {};
+    e4m3_plan plan =
+        e > 0 ? plan_experts(state, eights, s->m, e) : plan_tokens(state, eights, s->m);
+    const int tiles =
+        ceil_div(eights, plan.slabs) * (e > 0 ? expert_tiles(s->m, e, 8 * plan.j) : 1);
+    plan_ring(state, plan, s->k, ceil_div(tiles, plan.grid.x), e);
+    return plan;
+}
+
+template <epilogue END, int J> static auto kernel_of(const e4m3_plan &plan)
+{
+    if constexpr (J <= 4)
+        if (plan.single()) return e4m3_kernel<END, J, 1, 1>;
+    return plan.groups() == 1   ? e4m3_kernel<END, J, 2, 1>
+           : plan.groups() == 2 ? e4m3_kernel<END, J, 2, 2>
+                                : e4m3_kernel<END, J, 2, 3>;
+}
+
+template <epilogue END> static void launch(struct device *dev, const matmul_call &call)
+{
+    const struct matmul *s = call.shape;
+    const e4m3_plan plan = plan_of<END>(dev, call);
+    few_args p = few_args_of<END>(call);
+    CUtensorMap a_map, b_map;
+    const int chunks = chunks_of(plan.j, plan.groups());
+    const boxes of_a = {s->m, s->k, 0, 8 * plan.j, 2 * chunks};
+    const boxes of_b = {(int64_t)s->n * std::max(1, p.n_experts), s->k / 2, p.apart, plan.slabs * 8,
+                        chunks};
+    if (!map_of(dev, &a_map, call.a, of_a) || !map_of(dev, &b_map, call.b, of_b)) return;
+    p.m = s->m;
+    p.n = s->n;
+    p.k = s->k;
+    p.height = 8 * plan.j;
+    p.width = 8 * plan.slabs;
+    p.tiles = ceil_div(s->n, p.width);
+    p.stages = plan.stages;
+    p.add = s->beta != 0;
+    p.early = s->early;
+    p.scales = s->scales;
+    const auto kernel = plan.j == 1   ? kernel_of<END, 1>(plan)
+                        : plan.j == 2 ? kernel_of<END, 2>(plan)
+                        : plan.j == 4 ? kernel_of<END, 4>(plan)
+                        : plan.j == 8 ? kernel_of<END, 8>(plan)
+                                      : kernel_of<END, 16>(plan);
+    cuda_launch(dev, "matmul of few rows with weights of e4m3", kernel, plan.grid,
+                plan.groups() * 128 + 32, plan.shared, a_map, b_map, p);
+}
+
+// ---- variants ----------------------------------------------------------------------------------
+
+bool matmul_e4m3_takes(struct device *dev, const matmul_call &call)
+{
+    return plan_of<STORED>(dev, call).j;
+}
+
+void matmul_e4m3(struct device *dev, const matmul_call &call)
+{
+    launch<STORED>(dev, call);
+}
+
+bool matmul_e4m3_gated_takes(struct device *dev, const matmul_call &call)
+{
+    return few_may_gate(call) && plan_of<GATED>(dev, call).j;
+}
+
+void matmul_e4m3_gated(struct device *dev, const matmul_call &call)
+{
+    launch<GATED>(dev, call);
+}
