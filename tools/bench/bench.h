@@ -25,6 +25,7 @@ struct bench_options {
     const char *tandem_model;
     int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;
     int64_t requests, shortest, longest; // of serve
+    const char *schemas;                 // likewise
     double temperature;
     bool ignore_eos, no_step_ahead;
     const char *only; // of ops

@@ -44,7 +44,7 @@ static const struct option_spec table[] = {
              "a config.json; its weights are random. Without --model and --config: a 100 M model "
              "on the CPU, one of Qwen2.5-1.5B's size on CUDA"),
     OPT_TEXT("tokenizer", tokenizer, NULL, "DIR",
-             "folder with the tokenizer of random weights, for step"),
+             "folder with the tokenizer of random weights, for step and --schemas"),
     OPT_TEXT("device", device, "auto", "SPEC", "auto, cpu or cuda:N"),
     OPT_CHOICE("dtype", dtype, "auto", dtype_option_names, "of weights and activations"),
     OPT_CHOICE("quantization", quantization, "none", quantization_names, "as cw-infer-server"),
@@ -76,6 +76,8 @@ static const struct option_spec table[] = {
     OPT_INT("shortest", shortest, "32", "N", 1, 1 << 20,
             "least random tokens in a request's prompt, and in its completion"),
     OPT_INT("longest", longest, "32", "N", 1, 1 << 20, "most of either"),
+    OPT_TEXT("schemas", schemas, NULL, "FILE",
+             "serve: JSON schemas, one a line, that the answers are of in turns"),
     OPT_HEADING("Speculative decoding, tandem"),
     OPT_TEXT("draft", draft, NULL, "DIR", "a draft model's folder, with its weights"),
     OPT_TEXT("draft-config", draft_config, NULL, "FILE",
