@@ -10,8 +10,9 @@
  * and the next one is planned and launched before it is collected, so that the device goes from one
  * to the other. Its plan counts the tokens that are coming; they are fed on the device. A sample
  * that turns out to have ended leaves the step that computes it once more. Where the next step
- * depends on what comes (may_go_ahead), the one before it is collected first, as without. Rows are
- * computed alone, so that the bits are those without.
+ * depends on what comes (may_go_ahead), the one before it is collected first, as without; where
+ * what it samples does (penalties, constraints), its layers run meanwhile, and masks are made. Rows
+ * are computed alone, so that the bits are those without.
  *
  * Log-probabilities of prompts are read between sampling and taking what was sampled: the residual
  * stream is still there, and the logits are not needed any more. */
@@ -116,35 +117,45 @@ static enum status feed_item(const struct executor *x, struct runner *r,
     return st;
 }
 
+// Of the k-th row of n_drafts + 1, in the constraint's state before it.
+static struct sampler_row row_of(const struct executor *x, const struct sample *sample, int k,
+                                 int n_drafts, int state)
+{
+    const struct sampling *sampling = &sample->request->sampling;
+    const struct sample_text *text = &sample->text;
+    struct constraint *constraint = state >= 0 ? sampling->constraint : NULL;
+    return (struct sampler_row){.sampling = sampling,
+                                .stream = text->stream,
+                                .position = (uint64_t)(sample_known(sample) + k),
+                                .no_stop = sample_n_sampled(sample) + k < sampling->min_tokens &&
+                                           !(constraint && constraint_is_over(constraint, state)),
+                                .draft = k < n_drafts ? drafting_row(x->drafting, sample, k)
+                                                      : SAMPLER_NO_DRAFT,
+                                .adjustment = {.list = text->counted.at ? &text->counted : NULL,
+                                               .ahead = sample->draft.tokens,
+                                               .n_ahead = k,
+                                               .constraint = constraint,
+                                               .state = state},
+                                .n_top = sampling->logprobs > 0 ? sampling->logprobs : 0};
+}
+
 // A token behind the sample's last, and one behind each of its drafts.
 static enum status want_sample(struct executor *x, struct runner *r, struct sample *sample,
                                int first_row, int n_drafts)
 {
-    const struct sampling *sampling = &sample->request->sampling;
+    struct constraint *constraint = sample->request->sampling.constraint;
     struct sample_text *text = &sample->text;
     enum status st = ST_OK;
     if (text->counted.at)
-        logit_list_count(&text->counted, sampling, text->generated, text->n_generated);
+        logit_list_count(&text->counted, &sample->request->sampling, text->generated,
+                         text->n_generated);
     int state = text->constraint_state;
     for (int k = 0; k <= n_drafts && st == ST_OK; k++) {
-        struct constraint *constraint = state >= 0 ? sampling->constraint : NULL;
-        const struct sampler_row row = {
-            .sampling = sampling,
-            .stream = text->stream,
-            .position = (uint64_t)(sample_known(sample) + k),
-            .no_stop = sample_n_sampled(sample) + k < sampling->min_tokens &&
-                       !(constraint && constraint_is_over(constraint, state)),
-            .draft = k < n_drafts ? drafting_row(x->drafting, sample, k) : SAMPLER_NO_DRAFT,
-            .adjustment = {.list = text->counted.at ? &text->counted : NULL,
-                           .ahead = sample->draft.tokens,
-                           .n_ahead = k,
-                           .constraint = constraint,
-                           .state = state},
-            .n_top = sampling->logprobs > 0 ? sampling->logprobs : 0};
+        const struct sampler_row row = row_of(x, sample, k, n_drafts, state);
         st = runner_want(r, first_row + k, &row);
         // Behind a draft that may not come no row counts; one that fails here fails when it is
         // taken.
-        if (constraint && k < n_drafts &&
+        if (constraint && state >= 0 && k < n_drafts &&
             constraint_next(constraint, state, sample->draft.tokens[k], &state) != ST_OK)
             state = -1;
     }
@@ -318,8 +329,8 @@ static enum status plan(struct executor *x, uint64_t version, enum scheduler_adm
     return ST_OK;
 }
 
-// Enqueues all of it.
-static enum status launch(struct executor *x, const struct flight *f)
+// Enqueues all of it, up to the sampling.
+static enum status launch_layers(struct executor *x, const struct flight *f)
 {
     struct runner *r = x->runners[f->step->runner];
     enum status st;
@@ -327,10 +338,15 @@ static enum status launch(struct executor *x, const struct flight *f)
     CHECK(build_batch(x, f->step));
     CHECK(runner_step(r));
     CHECK(copy_blocks(x, f->step));
-    if (f->drafts && f->step->runner == RUNNER_POLICY) CHECK(drafting_follow(x->drafting, f->step));
-    st = runner_sample(r);
+    if (f->drafts && f->step->runner == RUNNER_POLICY) st = drafting_follow(x->drafting, f->step);
 out:
     return st;
+}
+
+static enum status launch(struct executor *x, const struct flight *f)
+{
+    const enum status st = launch_layers(x, f);
+    return st == ST_OK ? runner_sample(x->runners[f->step->runner]) : st;
 }
 
 // Whether somebody wants the log-probabilities of a prompt that is in it.
@@ -371,20 +387,43 @@ out:
 
 // ---- one step ahead -----------------------------------------------------------------------------
 
-// Whether the next step can be planned and launched before what the one on its way samples is
-// known: nothing in it is chosen by these tokens, and the logits that they come from are not needed
-// again.
+// Whether the next step can be planned, and its layers launched, before what the one on its way
+// samples is known: nothing in it is chosen by these tokens.
 static bool may_go_ahead(const struct executor *x)
 {
     const struct engine_step *step = x->flight.step;
     if (scores_prompts(step)) return false;
-    for (int i = 0; i < step->n_sampled; i++) {
-        const struct sample *sample = step->sampled[i].sample;
-        const bool plain = !sample || (sample->request->sampling.logprobs <= 0 &&
-                                       !sampling_changes(&sample->request->sampling));
-        if (!plain || step->items[step->sampled[i].item].n_drafts > 0) return false;
-    }
+    for (int i = 0; i < step->n_sampled; i++)
+        if (step->items[step->sampled[i].item].n_drafts > 0) return false;
     return !x->drafts || !drafting_is_wanted(x->drafting, x->scheduler);
+}
+
+// Whether what it samples depends on what was sampled before: by penalties or a constraint.
+static bool waits_for_tokens(const struct engine_step *step)
+{
+    for (int i = 0; i < step->n_sampled; i++)
+        if (sampling_changes(&step->sampled[i].sample->request->sampling)) return true;
+    return false;
+}
+
+// Samples from layers that were launched before the tokens that its rows depend on were there.
+static enum status sample_late(struct executor *x, const struct engine_step *step)
+{
+    static const struct sampling nobody = {.temperature = 0};
+    struct runner *r = x->runners[RUNNER_POLICY];
+    for (int i = 0; i < step->n_sampled; i++) { // no drafts: a row each
+        struct sample *sample = step->sampled[i].sample;
+        if (!sample) { // it has ended
+            r->rows[i] = (struct sampler_row){.sampling = &nobody, .draft = SAMPLER_NO_DRAFT};
+            continue;
+        }
+        struct sample_text *text = &sample->text;
+        if (text->counted.at)
+            logit_list_count(&text->counted, &sample->request->sampling, text->generated,
+                             text->n_generated);
+        r->rows[i] = row_of(x, sample, 0, 0, text->constraint_state);
+    }
+    return runner_sample(r);
 }
 
 // What the step on its way samples counts as there from here on, or is about to be.
@@ -418,9 +457,10 @@ static enum status go_ahead(struct executor *x, uint64_t version, enum scheduler
     st = plan(x, version, admit, &next);
     next.overlapped = true;
     const bool launched = st == ST_OK && next.step->n_items > 0;
+    const bool late = launched && waits_for_tokens(next.step);
     if (launched) {
         runner_turn(r);
-        st = launch(x, &next);
+        st = late ? launch_layers(x, &next) : launch(x, &next);
         runner_turn(r);
         x->stats->steps_ahead++;
     }
@@ -429,7 +469,7 @@ static enum status go_ahead(struct executor *x, uint64_t version, enum scheduler
     if (!launched) return st;
     runner_turn(r);
     x->flight = next;
-    return st;
+    return late && st == ST_OK ? sample_late(x, next.step) : st;
 }
 
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,

@@ -67,8 +67,7 @@ enum status sampled_logprobs_init(struct sampled_logprobs *s, struct device *dev
 {
     *s = (struct sampled_logprobs){.reader.dev = dev, .vocab = vocab};
     s->top = malloc((size_t)max_rows * SAMPLER_MAX_TOP * sizeof *s->top);
-    s->targets = malloc((size_t)max_rows * sizeof *s->targets);
-    if (s->top && s->targets) return ST_OK;
+    if (s->top) return ST_OK;
     return status_fail(ST_NO_MEMORY, "no memory for a sampler of %d rows", max_rows);
 }
 
@@ -76,62 +75,65 @@ void sampled_logprobs_release(struct sampled_logprobs *s)
 {
     logprob_reader_release(&s->reader);
     free(s->top);
-    free(s->targets);
 }
 
-static bool read_alike(const struct sampler_row *a, const struct sampler_row *b)
+// Rows from `first` on that one call reads: how many. 0: it is not read.
+static int read_alike(const struct sampler_row *rows, int first, int n)
 {
-    return sampler_row_is_read(b) && a->n_top == b->n_top &&
-           a->sampling->temperature == b->sampling->temperature;
+    const struct sampler_row *a = &rows[first];
+    int end = first;
+    if (!sampler_row_is_read(a)) return 0;
+    while (end < n && sampler_row_is_read(&rows[end]) && rows[end].n_top == a->n_top &&
+           rows[end].sampling->temperature == a->sampling->temperature)
+        end++;
+    return end - first;
 }
 
-// Of an adjusted row the sampler's log-probability is that of the adjusted logits, in the trainer's
-// order of sums; it is the processed one where no filter is behind it.
-static void note_logprobs(const struct sampler_row *row, float raw, struct sample_result *r)
+enum status sampled_logprobs_launch(struct sampled_logprobs *s, const float *logits,
+                                    const struct sampler_row *rows, int n,
+                                    const struct sample_result *results)
 {
-    if (adjustment_is_any(&row->adjustment) && !sampling_cuts(row->sampling))
-        r->processed_logprob = r->logprob;
-    r->logprob = raw;
+    struct logprob_reader *r = &s->reader;
+    int n_entries = 0, at = 0;
+    for (int i = 0; i < n; i++) n_entries += sampler_row_is_read(&rows[i]) ? 1 + rows[i].n_top : 0;
+    enum status st = n_entries > 0 ? reserve(r, n, n_entries) : ST_OK;
+    if (n_entries == 0 || st != ST_OK) return st;
+    device_copy_2d(r->dev, r->targets, sizeof *r->targets, &results->token, sizeof *results,
+                   sizeof *r->targets, (size_t)n);
+    for (int i = 0, m; i<n; i += m> 0 ? m : 1) {
+        if ((m = read_alike(rows, i, n)) == 0) continue;
+        const float temperature = rows[i].sampling->temperature;
+        const struct head_args head = {.logits = logits + (size_t)i * (size_t)s->vocab,
+                                       .target = r->targets + i,
+                                       .n = m,
+                                       .vocab = s->vocab,
+                                       .temperature = temperature > 0 ? temperature : 1};
+        device_ops(r->dev)->top_logprobs(r->dev, r->entries + at, rows[i].n_top, &head);
+        at += m * (1 + rows[i].n_top);
+    }
+    device_copy_out(r->dev, r->host_entries, r->entries, (size_t)at * sizeof *r->entries);
+    return ST_OK;
 }
 
-// Rows first to first + n - 1, which are read alike.
-static enum status read_rows(struct sampled_logprobs *s, const float *logits,
-                             const struct sampler_row *rows, int first, int n,
-                             struct sample_result *results, const struct top_logprob **ret_top)
+void sampled_logprobs_take(struct sampled_logprobs *s, const struct sampler_row *rows, int n,
+                           struct sample_result *results, const struct top_logprob **ret_top)
 {
-    const int k = rows[first].n_top;
-    for (int i = 0; i < n; i++) s->targets[i] = results[first + i].token;
-    const struct logprob_rows wanted = {.logits = logits + (size_t)first * (size_t)s->vocab,
-                                        .targets = s->targets,
-                                        .n = n,
-                                        .vocab = s->vocab,
-                                        .n_top = k,
-                                        .temperature = rows[first].sampling->temperature};
-    const struct token_logprob *read;
-    enum status st = logprob_reader_read(&s->reader, &wanted, &read);
-    for (int i = 0; st == ST_OK && i < n; i++, read += 1 + k) {
-        struct top_logprob *top = s->top + (size_t)(first + i) * SAMPLER_MAX_TOP;
-        note_logprobs(&rows[first + i], read[0].logprob, &results[first + i]);
+    const struct token_logprob *read = s->reader.host_entries;
+    for (int i = 0; i < n; i++) {
+        struct top_logprob *top = s->top + (size_t)i * SAMPLER_MAX_TOP;
+        const int k = rows[i].n_top;
+        ret_top[i] = k > 0 ? top : NULL;
+        if (!sampler_row_is_read(&rows[i])) continue;
+        // Of an adjusted row the sampler's is that of the adjusted logits, in the trainer's order
+        // of sums: it is the processed one where no filter is behind it.
+        if (adjustment_is_any(&rows[i].adjustment) && !sampling_cuts(rows[i].sampling))
+            results[i].processed_logprob = results[i].logprob;
+        results[i].logprob = read[0].logprob;
         for (int j = 0; j < k; j++)
             top[j] =
                 (struct top_logprob){.token = read[1 + j].token, .logprob = read[1 + j].logprob};
-        ret_top[first + i] = k > 0 ? top : NULL;
+        read += 1 + k;
     }
-    return st;
-}
-
-enum status sampled_logprobs_read(struct sampled_logprobs *s, const float *logits,
-                                  const struct sampler_row *rows, int n,
-                                  struct sample_result *results, const struct top_logprob **ret_top)
-{
-    enum status st = ST_OK;
-    for (int i = 0, end; i < n && st == ST_OK; i = end) {
-        end = i + 1;
-        if (!sampler_row_is_read(&rows[i])) continue;
-        while (end < n && read_alike(&rows[i], &rows[end])) end++;
-        st = read_rows(s, logits, rows, i, end - i, results, ret_top);
-    }
-    return st;
 }
 
 // ---- a prompt's ---------------------------------------------------------------------------------

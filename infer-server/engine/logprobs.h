@@ -31,22 +31,24 @@ enum status logprob_reader_read(struct logprob_reader *r, const struct logprob_r
                                 const struct token_logprob **ret);
 
 // Those of tokens that were sampled, where their rows list the likeliest ones or have an
-// adjustment: their logits are read once more when the tokens are known.
+// adjustment: their logits are read once more behind the sampling.
 struct sampled_logprobs {
     struct logprob_reader reader;
     int vocab;
     struct top_logprob *top; // (max_rows, SAMPLER_MAX_TOP)
-    int32_t *targets;        // (max_rows)
 };
 enum status sampled_logprobs_init(struct sampled_logprobs *s, struct device *dev, int max_rows,
                                   int vocab);
 void sampled_logprobs_release(struct sampled_logprobs *s); // a zeroed one is fine
-// Replaces the log-probabilities of such rows' results, and sets their ret_top, which lasts until
-// the next call.
-enum status sampled_logprobs_read(struct sampled_logprobs *s, const float *logits,
-                                  const struct sampler_row *rows, int n,
-                                  struct sample_result *results,
-                                  const struct top_logprob **ret_top);
+// Enqueues reading the logits of such rows, as the model gave them, for the tokens that results
+// (device) will hold.
+enum status sampled_logprobs_launch(struct sampled_logprobs *s, const float *logits,
+                                    const struct sampler_row *rows, int n,
+                                    const struct sample_result *results);
+// Of what was launched, and has been waited for: replaces the log-probabilities of such rows'
+// results (host), and sets their ret_top, which lasts until the next call.
+void sampled_logprobs_take(struct sampled_logprobs *s, const struct sampler_row *rows, int n,
+                           struct sample_result *results, const struct top_logprob **ret_top);
 
 // Those of a prompt's tokens, each given those before it. Prefill computes every
 // row of a prompt anyway; where a request asks for them, the vocabulary's logits of those rows are

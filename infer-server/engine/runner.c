@@ -274,6 +274,7 @@ enum status runner_sample(struct runner *r)
 enum status runner_collect(struct runner *r)
 {
     const enum status st = r->fed ? device_wait(r->dev, r->mark) : device_sync(r->dev);
-    if (st != ST_OK || r->n_rows == 0) return st;
-    return sampler_collect(r->sampler, r->model->logits, r->rows, r->n_rows, &r->results, r->top);
+    if (st == ST_OK && r->n_rows > 0)
+        r->results = sampler_collect(r->sampler, r->rows, r->n_rows, r->top);
+    return st;
 }

@@ -1,10 +1,9 @@
 /* sampler.c: owns the buffers that carry sampling parameters to the device and results back. The
  * engine's thread.
  *
- * What comes back each step is one sample_result a row; this copy's wait is the step's only one,
- * but for requests that asked for the most likely tokens or have penalties: their rows are read
- * once more (logprobs.h), when the tokens are known and the logits are as the model gave
- * them. */
+ * What comes back each step is one sample_result a row; this copy's wait is the step's only one.
+ * Where a request asked for the most likely tokens, or its logits were adjusted, its row is read
+ * once more (logprobs.h) behind the sampling, when the logits are as the model gave them again. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/sampler.h"
 #include "common/base/rng.h"
@@ -133,23 +132,17 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
     }
     device_ops(s->dev)->sample(s->dev, s->results, &args);
     adjuster_undo(&s->adjuster, logits);
+    st = sampled_logprobs_launch(&s->logprobs, logits, rows, n, s->results);
+    if (st != ST_OK) return st;
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     return ST_OK;
 }
 
-enum status sampler_collect(struct sampler *s, const float *logits, const struct sampler_row *rows,
-                            int n, const struct sample_result **ret_results,
-                            const struct top_logprob **ret_top)
+const struct sample_result *sampler_collect(struct sampler *s, const struct sampler_row *rows,
+                                            int n, const struct top_logprob **ret_top)
 {
-    bool again = false;
-    for (int i = 0; i < n; i++) {
-        ret_top[i] = NULL;
-        again |= sampler_row_is_read(&rows[i]);
-    }
-    enum status st = ST_OK;
-    if (again) st = sampled_logprobs_read(&s->logprobs, logits, rows, n, s->host_results, ret_top);
-    if (st == ST_OK) *ret_results = s->host_results;
-    return st;
+    sampled_logprobs_take(&s->logprobs, rows, n, s->host_results, ret_top);
+    return s->host_results;
 }
 
 const struct sample_result *sampler_results(const struct sampler *s)

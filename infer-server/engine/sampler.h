@@ -25,7 +25,7 @@ struct sampler_row {
     struct adjustment adjustment; // of its logits, while it is sampled
     int n_top;                    // likeliest tokens to be listed
 };
-// Whether its logits are read once more when its token is known.
+// Whether its logits are read once more behind the sampling.
 static inline bool sampler_row_is_read(const struct sampler_row *row)
 {
     return row->n_top > 0 || adjustment_is_any(&row->adjustment);
@@ -49,16 +49,13 @@ bool sampler_is_stop(const struct sampler *s, const struct sampling *sampling, i
 // tokens' entries are overwritten where no_stop.
 enum status sampler_launch(struct sampler *s, float *logits, const struct sampler_row *rows, int n,
                            const struct sampler_drafts *drafts);
-// Of what was launched, and has been waited for; where a row lists tokens or has an adjustment, its
-// logits are as they were then.
-// *ret_results (n) and the pointers of ret_top stay valid until the next launch. Row i lists its
-// rows[i].n_top most likely tokens at ret_top[i], most likely first; NULL where it wants none. A
-// result's logprob, and those listed, are of the logits as they are, its processed_logprob and
-// retained_mass of the adjusted ones; with a list, they are all of one computation. ST_DEVICE:
-// nothing is valid.
-enum status sampler_collect(struct sampler *s, const float *logits, const struct sampler_row *rows,
-                            int n, const struct sample_result **ret_results,
-                            const struct top_logprob **ret_top);
+// Of what was launched, and has been waited for: (n) results. They and the pointers of ret_top
+// stay valid until the next launch. Row i lists its rows[i].n_top most likely tokens at ret_top[i],
+// most likely first; NULL where it wants none. A result's logprob, and those listed, are of the
+// logits as they are, its processed_logprob and retained_mass of the adjusted ones; with a list,
+// they are all of one computation.
+const struct sample_result *sampler_collect(struct sampler *s, const struct sampler_row *rows,
+                                            int n, const struct top_logprob **ret_top);
 // (n) On the device, from its launch to the next.
 const struct sample_result *sampler_results(const struct sampler *s);
 

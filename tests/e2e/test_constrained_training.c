@@ -92,7 +92,8 @@ TEST_IN(it_learns_and_resumes, open_drafting)
     assert_true(reward[0] < 0.75 && reward[STEPS - 1] > 0.9);
     // as two runs, of a server that was started anew
     daemon_kill(&s->daemon);
-    daemon_start(&s->daemon, s->model, args("--exact --dtype %s", daemon_exact_dtype()));
+    daemon_start(&s->daemon, s->model,
+                 args("--exact --dtype %s --step-ahead on", daemon_exact_dtype()));
     assert_train(s, 0, "two", LEARN "--max-steps %d", STEPS / 2);
     assert_train(s, 0, "two", LEARN "--max-steps %d --resume", STEPS);
     test_same_file(latest(s, "run"), latest(s, "two"), "model.safetensors");
