@@ -615,74 +615,45 @@ int automaton_states(const struct automaton *a)
 
 // ---- the end of building ------------------------------------------------------------------------
 
-/* Whether something that a node leads to without reading is a call of `rule`: a rule that calls
- * itself so would be followed for ever. A called rule is passed by where it may be empty, which
- * `empty` says of each. */
+// What is known of the nodes while they are looked at.
 struct search {
     struct automaton *a;
-    uint8_t *empty; // (n_rules)
+    uint8_t *ends;  // (n_nodes) whether one leads to the end of its rule
+    uint8_t *empty; // (n_nodes) without reading
+    int32_t *first; // (n_nodes) links to the nodes that may lead on once this one does: 1 + twice
+                    // such a node, or 1 more; 0: none
+    int32_t *links; // (2 n_nodes) behind each link
+    int32_t *todo;  // (n_nodes)
     uint32_t *seen; // (n_nodes) by which search
     uint32_t round;
-    int32_t *stack; // (n_nodes)
-    int n;
+    int n_todo;
 };
 
-static void search_push(struct search *s, int32_t node)
+static void add_link(struct search *s, int32_t node, int32_t link)
 {
-    if (node < 0 || s->seen[node] == s->round) return;
-    s->seen[node] = s->round;
-    s->stack[s->n++] = node;
-    s->a->budget--;
+    if (node < 0) return;
+    s->links[link] = s->first[node];
+    s->first[node] = link + 1;
 }
 
-// Whether `start` comes to the end of its rule without reading; and (rule >= 0) to a call of it.
-static bool reaches(struct search *s, int32_t start, int rule, bool into_calls)
+static void link_nodes(struct search *s)
 {
-    s->round++;
-    s->n = 0;
-    search_push(s, start);
-    while (s->n > 0) {
-        const int32_t at = s->stack[--s->n];
-        const struct node *node = &s->a->nodes[at];
-        if (node->kind == NODE_END && rule < 0) return true;
-        if (node->kind == NODE_EITHER) search_push(s, node->next);
-        if (node->kind == NODE_EITHER) search_push(s, node->other);
-        if (node->kind != NODE_CALL) continue;
-        if (node->other == rule) return true;
-        if (into_calls) search_push(s, s->a->rules[node->other].start);
-        if (s->empty[node->other]) search_push(s, node->next);
+    for (int i = 0; i < s->a->n_nodes; i++) {
+        const struct node *node = &s->a->nodes[i];
+        add_link(s, node->next, 2 * i);
+        if (node->kind == NODE_EITHER) add_link(s, node->other, 2 * i + 1);
+        if (node->kind == NODE_CALL) add_link(s, s->a->rules[node->other].start, 2 * i + 1);
     }
-    return false;
 }
 
-static enum status check_rules(struct automaton *a, struct search *s)
-{
-    for (bool more = true; more && a->budget > 0;) {
-        more = false;
-        for (int r = a->n_rules - 1; r >= 0 && a->budget > 0;
-             r--) // rules are made before their own
-            if (!s->empty[r] && reaches(s, a->rules[r].start, -1, false)) s->empty[r] = more = true;
-    }
-    for (int r = 0; r < a->n_rules && a->budget > 0; r++)
-        if (reaches(s, a->rules[r].start, r, true))
-            return status_fail(ST_INVALID,
-                               "%s%s calls itself before it reads anything (left recursion): write "
-                               "it so that it reads first",
-                               *a->rules[r].name ? "the grammar's rule " : "a rule",
-                               a->rules[r].name);
-    return a->budget > 0
-               ? ST_OK
-               : status_fail(ST_TOO_LONG, "a constraint's rules take more than %d steps to check",
-                             AUTOMATON_BUDGET);
-}
-
-// Whether a node leads to the end of its rule, as far as is known.
-static bool leads_on(const struct automaton *a, const uint8_t *ends, const struct node *node)
+// Whether a node leads to the end of its rule, as far as is known: over bytes, or without reading.
+static bool leads_on(const struct automaton *a, const uint8_t *ends, const struct node *node,
+                     bool over_bytes)
 {
     const bool next = node->next >= 0 && ends[node->next];
     switch (node->kind) {
     case NODE_BYTE:
-        return node->low <= node->high && next;
+        return over_bytes && next;
     case NODE_EITHER:
         return next || (node->other >= 0 && ends[node->other]);
     case NODE_CALL:
@@ -692,34 +663,17 @@ static bool leads_on(const struct automaton *a, const uint8_t *ends, const struc
     }
 }
 
-struct waiting {    // nodes that may lead on once another does
-    int32_t *first; // (n_nodes) of each node, 1 + twice the waiting one, or that + 1; 0: none
-    int32_t *next;  // (2 n_nodes) behind it
-};
-
-static void wait_for(struct waiting *w, int32_t node, int32_t link)
+// Which nodes lead to the end of their rule; ends: zeros.
+static void find_ends(struct search *s, uint8_t *ends, bool over_bytes)
 {
-    if (node < 0) return;
-    w->next[link] = w->first[node];
-    w->first[node] = link + 1;
-}
-
-// Which nodes lead to the end of their rule. ends: (n_nodes) zero; todo: (n_nodes) room.
-static void find_ends(const struct automaton *a, struct waiting *w, uint8_t *ends, int32_t *todo)
-{
-    int n = 0;
-    for (int i = 0; i < a->n_nodes; i++) {
-        const struct node *node = &a->nodes[i];
-        wait_for(w, node->next, 2 * i);
-        if (node->kind == NODE_EITHER) wait_for(w, node->other, 2 * i + 1);
-        if (node->kind == NODE_CALL) wait_for(w, a->rules[node->other].start, 2 * i + 1);
-    }
     ends[AUTOMATON_END] = true;
-    todo[n++] = AUTOMATON_END;
-    while (n > 0)
-        for (int32_t link = w->first[todo[--n]]; link > 0; link = w->next[link - 1]) {
+    s->todo[0] = AUTOMATON_END;
+    for (int n = 1; n > 0;)
+        for (int32_t link = s->first[s->todo[--n]]; link > 0; link = s->links[link - 1]) {
             const int32_t i = (link - 1) / 2;
-            if (!ends[i] && leads_on(a, ends, &a->nodes[i])) ends[i] = true, todo[n++] = i;
+            if (ends[i] || !leads_on(s->a, ends, &s->a->nodes[i], over_bytes)) continue;
+            ends[i] = true;
+            s->todo[n++] = i;
         }
 }
 
@@ -735,36 +689,75 @@ static void prune(struct automaton *a, const uint8_t *ends)
     }
 }
 
+static void push_todo(struct search *s, int32_t node)
+{
+    if (node < 0 || s->seen[node] == s->round) return;
+    s->seen[node] = s->round;
+    s->todo[s->n_todo++] = node;
+    s->a->budget--;
+}
+
+// Whether a rule comes to a call of itself before it reads anything: it would be followed for ever.
+static bool calls_itself(struct search *s, int rule)
+{
+    s->round++;
+    s->n_todo = 0;
+    push_todo(s, s->a->rules[rule].start);
+    while (s->n_todo > 0) {
+        const struct node *node = &s->a->nodes[s->todo[--s->n_todo]];
+        if (node->kind == NODE_CALL && node->other == rule) return true;
+        const int32_t called = node->kind == NODE_CALL ? s->a->rules[node->other].start : -1;
+        if (node->kind == NODE_EITHER || (called >= 0 && s->empty[called]))
+            push_todo(s, node->next);
+        push_todo(s, node->kind == NODE_EITHER ? node->other : called);
+    }
+    return false;
+}
+
+static enum status check_rules(struct automaton *a, struct search *s)
+{
+    automaton_allow(a);
+    for (int r = 0; r < a->n_rules; r++) {
+        if (calls_itself(s, r))
+            return status_fail(ST_INVALID,
+                               "%s%s calls itself before it reads anything (left recursion): write "
+                               "it so that it reads first",
+                               *a->rules[r].name ? "the grammar's rule " : "a rule",
+                               a->rules[r].name);
+        if (a->budget <= 0)
+            return status_fail(ST_TOO_LONG, "a constraint's rules take more than %d steps to check",
+                               AUTOMATON_BUDGET);
+    }
+    return ST_OK;
+}
+
 enum status automaton_finish(struct automaton *a, int start)
 {
     const size_t n = (size_t)a->n_nodes;
+    int first;
+    enum status st = ST_OK;
     if (a->failed)
         return status_fail(ST_TOO_LONG, "a constraint takes more than %d nodes", AUTOMATON_NODES);
     if (start < 0) return status_fail(ST_INVALID, "no text meets the constraint");
-    struct search s = {.a = a,
-                       .empty = calloc((size_t)a->n_rules + 1, 1),
-                       .seen = calloc(n, sizeof *s.seen),
-                       .stack = malloc(n * sizeof *s.stack)};
-    struct waiting w = {calloc(n, sizeof *w.first), malloc(2 * n * sizeof *w.next)};
-    uint8_t *ends = calloc(n, 1);
-    int first;
-    enum status st = ST_OK;
-    if (!s.empty || !s.seen || !s.stack || !w.first || !w.next || !ends)
-        FAIL(ST_NO_MEMORY, "no memory for a constraint");
-    find_ends(a, &w, ends, s.stack);
-    prune(a, ends);
-    automaton_allow(a);
+    uint8_t *flags = calloc(n, 2);
+    int32_t *numbers = calloc(n, 5 * sizeof *numbers);
+    if (!flags || !numbers) FAIL(ST_NO_MEMORY, "no memory for a constraint");
+    struct search s = {.a = a, .ends = flags, .empty = flags + n, .first = numbers};
+    s.links = numbers + n;
+    s.todo = numbers + 3 * n;
+    s.seen = (uint32_t *)numbers + 4 * n;
+    link_nodes(&s);
+    find_ends(&s, s.ends, true);
+    find_ends(&s, s.empty, false);
+    prune(a, s.ends);
     CHECK(check_rules(a, &s));
-    if (!ends[start]) FAIL(ST_INVALID, "no text meets the constraint");
+    if (!s.ends[start]) FAIL(ST_INVALID, "no text meets the constraint");
+    automaton_allow(a);
     CHECK(add_work(a, (struct place){start, EMPTY_STACK}));
     CHECK(follow(a));
     st = find_state(a, &first);
 out:
-    free(ends);
-    free(w.first);
-    free(w.next);
-    free(s.empty);
-    free(s.seen);
-    free(s.stack);
+    free(flags);
+    free(numbers);
     return st;
 }

@@ -55,6 +55,8 @@ struct constraint {
     uint32_t **masks; // (n_masks) by state
     int n_masks;
     size_t mask_bytes;
+    uint32_t *nothing;          // the mask of states whose own cannot be made
+    struct status_kept failure; // why, of the last one
 };
 
 // ---- the vocabulary -----------------------------------------------------------------------------
@@ -97,8 +99,10 @@ static void forget_words(struct constraints *all)
 
 static void destroy(struct constraint *c)
 {
-    for (int i = 0; i < c->n_masks; i++) free(c->masks[i]);
+    for (int i = 0; i < c->n_masks; i++)
+        if (c->masks[i] != c->nothing) free(c->masks[i]);
     free(c->masks);
+    free(c->nothing);
     free(c->spec);
     automaton_free(c->a);
     pthread_mutex_destroy(&c->lock);
@@ -232,6 +236,89 @@ out:
     return st;
 }
 
+// ---- masks --------------------------------------------------------------------------------------
+
+int constraint_words(const struct constraint *c)
+{
+    return (c->all->vocab_size + 31) / 32;
+}
+
+// Mask: zeros.
+static enum status fill_mask(struct constraint *c, int state, uint32_t *mask)
+{
+    const struct constraints *all = c->all;
+    const int run = automaton_run(c->a, state);
+    const size_t words = (size_t)constraint_words(c);
+    int states[MAX_BYTES + 1] = {state}; // behind so many bytes
+    automaton_allow(c->a);
+    if (run > 0) memcpy(mask, all->plain + (size_t)(run - 1) * words, words * sizeof *mask);
+    for (uint32_t i = 0; i < all->n_trie;) {
+        const struct branch b = all->trie[i];
+        int *next = &states[b.depth + 1];
+        if (b.longest > run) {
+            const enum status st = automaton_step(c->a, states[b.depth], b.byte, next);
+            if (st != ST_OK) return st;
+        }
+        if (b.longest <= run || *next == AUTOMATON_DEAD) {
+            i = b.past;
+            continue;
+        }
+        for (int32_t token = b.token; token >= 0; token = all->twins[token]) allow(mask, token);
+        i++;
+    }
+    for (int i = 0; i < all->n_ends && automaton_may_end(c->a, state); i++)
+        allow(mask, all->ends[i]);
+    return ST_OK;
+}
+
+static void drop_masks(struct constraint *c)
+{
+    for (int i = 0; i < c->n_masks; i++) {
+        if (c->masks[i] == c->nothing) continue;
+        free(c->masks[i]);
+        c->masks[i] = NULL;
+    }
+    c->mask_bytes = 0;
+}
+
+// Room for the mask of a state. Under the lock.
+static enum status mask_room(struct constraint *c, int state, size_t bytes)
+{
+    if (c->mask_bytes + bytes > MASK_BYTES) drop_masks(c);
+    if (state >= c->n_masks) {
+        const int n = automaton_states(c->a) + 64;
+        uint32_t **masks = realloc(c->masks, (size_t)n * sizeof *masks);
+        if (!masks) return status_fail(ST_NO_MEMORY, "no memory for a mask");
+        memset(masks + c->n_masks, 0, (size_t)(n - c->n_masks) * sizeof *masks);
+        c->masks = masks;
+        c->n_masks = n;
+    }
+    return ST_OK;
+}
+
+// The mask of a state, kept. Under the lock.
+static enum status find_mask(struct constraint *c, int state, const uint32_t **ret)
+{
+    const size_t bytes = (size_t)constraint_words(c) * sizeof **ret;
+    uint32_t *made = NULL;
+    enum status st;
+    CHECK(mask_room(c, state, bytes));
+    if (!c->masks[state]) {
+        made = calloc(1, bytes);
+        if (!made) FAIL(ST_NO_MEMORY, "no memory for a mask");
+        CHECK(fill_mask(c, state, made));
+        if (memcmp(made, c->nothing, bytes) == 0)
+            FAIL(ST_UNSUPPORTED, "the vocabulary has no token that a constraint goes on with");
+        c->masks[state] = made;
+        c->mask_bytes += bytes;
+        made = NULL;
+    }
+    *ret = c->masks[state];
+out:
+    free(made);
+    return st;
+}
+
 // ---- compiling ----------------------------------------------------------------------------------
 
 static enum status compile(struct constraints *all, const json_t *spec, char *text,
@@ -243,6 +330,8 @@ static enum status compile(struct constraints *all, const json_t *spec, char *te
     if (!c) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
     pthread_mutex_init(&c->lock, NULL);
     c->all = all;
+    c->nothing = calloc((size_t)constraint_words(c), sizeof *c->nothing);
+    if (!c->nothing) FAIL(ST_NO_MEMORY, "no memory for a constraint");
     CHECK(automaton_new(&c->a));
     CHECK(spec_build(c->a, all->names, all->n_names, spec, &start));
     CHECK(automaton_finish(c->a, start));
@@ -290,6 +379,7 @@ enum status constraints_get(struct constraints *all, const json_t *spec, struct 
 {
     char *text = json_dumps(spec, JSON_COMPACT);
     struct constraint *c = NULL;
+    const uint32_t *mask;
     enum status st = ST_OK;
     if (!text) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
     pthread_mutex_lock(&all->lock);
@@ -305,7 +395,10 @@ enum status constraints_get(struct constraints *all, const json_t *spec, struct 
         text = NULL;
         put_first(all, c, all->n_compiled++);
     }
-    CHECK(constraint_prepare(c, CONSTRAINT_START));
+    pthread_mutex_lock(&c->lock);
+    st = find_mask(c, CONSTRAINT_START, &mask); // what fails there fails here
+    pthread_mutex_unlock(&c->lock);
+    if (st != ST_OK) goto out;
     c->n_references++;
     *ret = c;
 out:
@@ -358,118 +451,30 @@ enum status constraint_meets(const json_t *spec, const char *text, size_t len, b
     CHECK(automaton_new(&a));
     CHECK(spec_build(a, NULL, 0, spec, &start));
     CHECK(automaton_finish(a, start));
-    for (size_t i = 0; i < len && state != AUTOMATON_DEAD; i++)
+    for (size_t i = 0; i < len && state != AUTOMATON_DEAD; i++) {
+        automaton_allow(a);
         CHECK(automaton_step(a, state, (uint8_t)text[i], &state));
+    }
     *ret = state != AUTOMATON_DEAD && automaton_may_end(a, state);
 out:
     automaton_free(a);
     return st;
 }
 
-// ---- masks --------------------------------------------------------------------------------------
-
-int constraint_words(const struct constraint *c)
-{
-    return (c->all->vocab_size + 31) / 32;
-}
-
-// Mask: zeros.
-static enum status fill_mask(struct constraint *c, int state, uint32_t *mask)
-{
-    const struct constraints *all = c->all;
-    const int run = automaton_run(c->a, state);
-    const size_t words = (size_t)constraint_words(c);
-    int states[MAX_BYTES + 1] = {state}; // behind so many bytes
-    automaton_allow(c->a);
-    if (run > 0) memcpy(mask, all->plain + (size_t)(run - 1) * words, words * sizeof *mask);
-    for (uint32_t i = 0; i < all->n_trie;) {
-        const struct branch b = all->trie[i];
-        int *next = &states[b.depth + 1];
-        if (b.longest > run) {
-            const enum status st = automaton_step(c->a, states[b.depth], b.byte, next);
-            if (st != ST_OK) return st;
-        }
-        if (b.longest <= run || *next == AUTOMATON_DEAD) {
-            i = b.past;
-            continue;
-        }
-        for (int32_t token = b.token; token >= 0; token = all->twins[token]) allow(mask, token);
-        i++;
-    }
-    for (int i = 0; i < all->n_ends && automaton_may_end(c->a, state); i++)
-        allow(mask, all->ends[i]);
-    return ST_OK;
-}
-
-static void drop_masks(struct constraint *c)
-{
-    for (int i = 0; i < c->n_masks; i++) {
-        free(c->masks[i]);
-        c->masks[i] = NULL;
-    }
-    c->mask_bytes = 0;
-}
-
-// Room for the mask of a state. Under the lock.
-static enum status mask_room(struct constraint *c, int state, size_t bytes)
-{
-    if (c->mask_bytes + bytes > MASK_BYTES) drop_masks(c);
-    if (state >= c->n_masks) {
-        const int n = automaton_states(c->a) + 64;
-        uint32_t **masks = realloc(c->masks, (size_t)n * sizeof *masks);
-        if (!masks) return status_fail(ST_NO_MEMORY, "no memory for a mask");
-        memset(masks + c->n_masks, 0, (size_t)(n - c->n_masks) * sizeof *masks);
-        c->masks = masks;
-        c->n_masks = n;
-    }
-    return ST_OK;
-}
-
-static bool is_empty(const uint32_t *mask, int words)
-{
-    int i = 0;
-    while (i < words && !mask[i]) i++;
-    return i == words;
-}
-
-// The mask of a state, kept. Under the lock.
-static enum status find_mask(struct constraint *c, int state, const uint32_t **ret)
-{
-    const size_t bytes = (size_t)constraint_words(c) * sizeof **ret;
-    uint32_t *made = NULL;
-    enum status st = ST_OK;
-    if (state >= c->n_masks || !c->masks[state]) {
-        CHECK(mask_room(c, state, bytes));
-        made = calloc(1, bytes);
-        if (!made) FAIL(ST_NO_MEMORY, "no memory for a mask");
-        CHECK(fill_mask(c, state, made));
-        if (automaton_may_go_on(c->a, state) && is_empty(made, constraint_words(c)))
-            FAIL(ST_UNSUPPORTED, "the vocabulary has no token that a constraint goes on with");
-        c->masks[state] = made;
-        c->mask_bytes += bytes;
-        made = NULL;
-    }
-    *ret = c->masks[state];
-out:
-    free(made);
-    return st;
-}
+// ---- running ----------------------------------------------------------------------------------
 
 enum status constraint_mask(struct constraint *c, int state, uint32_t *ret)
 {
     const uint32_t *mask;
     pthread_mutex_lock(&c->lock);
-    const enum status st = find_mask(c, state, &mask);
+    enum status st = find_mask(c, state, &mask);
+    if (st == ST_TOO_LONG ||
+        st == ST_UNSUPPORTED) { // nothing may come, which constraint_next() says
+        status_keep(&c->failure, st);
+        mask = c->masks[state] = c->nothing;
+        st = ST_OK;
+    }
     if (st == ST_OK) memcpy(ret, mask, (size_t)constraint_words(c) * sizeof *ret);
-    pthread_mutex_unlock(&c->lock);
-    return st;
-}
-
-enum status constraint_prepare(struct constraint *c, int state)
-{
-    const uint32_t *mask;
-    pthread_mutex_lock(&c->lock);
-    const enum status st = state < 0 ? ST_OK : find_mask(c, state, &mask);
     pthread_mutex_unlock(&c->lock);
     return st;
 }
@@ -484,9 +489,10 @@ enum status constraint_next(struct constraint *c, int state, int32_t token, int 
     pthread_mutex_lock(&c->lock);
     *ret = AUTOMATON_DEAD;
     automaton_allow(c->a);
+    if (state < c->n_masks && c->masks[state] == c->nothing) st = status_recall(&c->failure);
     for (int i = 0; i < all->n_ends; i++)
         if (all->ends[i] == token && automaton_may_end(c->a, state)) *ret = state;
-    if (*ret == AUTOMATON_DEAD && w.n > 0) {
+    if (*ret == AUTOMATON_DEAD && w.n > 0 && st == ST_OK) {
         *ret = state;
         for (uint32_t i = 0; i < w.n && st == ST_OK; i++)
             st = automaton_step(c->a, *ret, text[i], ret);

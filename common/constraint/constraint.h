@@ -51,11 +51,11 @@ enum status constraint_meets(const json_t *spec, const char *text, size_t len, b
 
 // 32-bit words of a mask: bit i % 32 of word i / 32 says that token i may come.
 int constraint_words(const struct constraint *c);
-// ret (constraint_words()). ST_TOO_LONG, ST_NO_MEMORY.
+// ret (constraint_words()). ST_NO_MEMORY. Where the mask goes beyond a bound it is of nothing, and
+// constraint_next() fails from that state.
 enum status constraint_mask(struct constraint *c, int state, uint32_t *ret);
-// Makes the mask, which is then at hand: what would fail fails here.
-enum status constraint_prepare(struct constraint *c, int state);
-// The state behind a token; that of an end is the same. < 0: it may not come here.
+// The state behind a token; that of an end is the same. < 0: it may not come here. ST_TOO_LONG,
+// ST_UNSUPPORTED, ST_NO_MEMORY.
 enum status constraint_next(struct constraint *c, int state, int32_t token, int *ret);
 // Whether nothing but an end may come.
 bool constraint_is_over(struct constraint *c, int state);

@@ -33,6 +33,7 @@ static int special_at(const struct spec_builder *b, const char *text)
 {
     int found = -1;
     for (int i = 0; i < b->n_names; i++) {
+        if (b->names[i][0] != *text) continue;
         const size_t n = strlen(b->names[i]);
         if (strncmp(b->names[i], text, n) == 0 && (found < 0 || n > strlen(b->names[found])))
             found = i;
@@ -46,7 +47,7 @@ static uint32_t next_point(const struct spec_builder *b, const char **text)
     const int special = special_at(b, *text);
     size_t n = 0;
     const uint32_t point =
-        special < 0 ? utf8_next(*text, strlen(*text), &n) : MAX_POINT + 1 + (uint32_t)special;
+        special < 0 ? utf8_next(*text, strnlen(*text, 4), &n) : MAX_POINT + 1 + (uint32_t)special;
     *text += special < 0 ? n : strlen(b->names[special]);
     return point;
 }
@@ -64,7 +65,7 @@ static int build_text(struct spec_builder *b, const char *text, int next)
     uint32_t *points = malloc((strlen(text) + 1) * sizeof *points);
     size_t n = 0;
     if (!points) return -1;
-    while (*text) points[n++] = next_point(b, &text);
+    while (*text && n < AUTOMATON_NODES) points[n++] = next_point(b, &text); // more are too many
     while (n > 0) next = build_point(b, points[--n], next);
     free(points);
     return next;

@@ -231,9 +231,7 @@ static bool may_come(struct executor *x, struct sample *sample, int32_t token)
     struct constraint *constraint = sample->request->sampling.constraint;
     int *state = &sample->text.constraint_state;
     if (!constraint) return true;
-    enum status st = constraint_next(constraint, *state, token, state);
-    if (st == ST_OK) st = constraint_prepare(constraint, *state);
-    if (st == ST_OK) return true;
+    if (constraint_next(constraint, *state, token, state) == ST_OK) return true;
     log_warn("a request ends: %s", status_message());
     deliver_end(x, sample, FINISH_ERROR,
                 "the constraint grew beyond its bounds (the log says which)");

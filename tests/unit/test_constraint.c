@@ -148,6 +148,29 @@ TEST(special_tokens)
     json_decref(spec);
 }
 
+// A state whose mask takes more work than a bound: nothing may come there, and that is said.
+TEST(a_mask_beyond_its_bound)
+{
+    struct bytes pattern = BYTES_INIT;
+    uint32_t mask[VOCAB / 32];
+    struct constraint *c;
+    int behind, after;
+    bytes_puts(&pattern, "x(");
+    for (int i = 0; i < 36; i++) bytes_printf(&pattern, "%c?", i < 26 ? 'a' + i : '0' + i - 26);
+    bytes_puts(&pattern, "){450}");
+    json_t *spec = json_pack("{s:s}", "regex", bytes_text(&pattern));
+    assert_ok(constraints_get(of_bytes, spec, &c));
+    behind = next(c, CONSTRAINT_START, 'x');
+    assert_ok(constraint_mask(c, behind, mask));
+    for (int i = 0; i < VOCAB / 32; i++) assert_int_equal(mask[i], 0);
+    for (int token = 'a'; token <= END; token += END - 'a')
+        assert_int_equal(constraint_next(c, behind, token, &after), ST_TOO_LONG);
+    assert_contains(status_message(), "follows more than");
+    constraint_release(c);
+    json_decref(spec);
+    bytes_release(&pattern);
+}
+
 // Many of them, of which some are held: those that nobody holds make room.
 TEST(more_than_are_kept)
 {
