@@ -301,13 +301,13 @@ static enum status find_mask(struct constraint *c, int state, const uint32_t **r
 {
     const size_t bytes = (size_t)constraint_words(c) * sizeof **ret;
     uint32_t *made = NULL;
-    enum status st;
-    CHECK(mask_room(c, state, bytes));
-    if (!c->masks[state]) {
+    enum status st = ST_OK;
+    if (state >= c->n_masks || !c->masks[state]) {
+        CHECK(mask_room(c, state, bytes));
         made = calloc(1, bytes);
         if (!made) FAIL(ST_NO_MEMORY, "no memory for a mask");
         CHECK(fill_mask(c, state, made));
-        if (memcmp(made, c->nothing, bytes) == 0)
+        if (automaton_may_go_on(c->a, state) && memcmp(made, c->nothing, bytes) == 0)
             FAIL(ST_UNSUPPORTED, "the vocabulary has no token that a constraint goes on with");
         c->masks[state] = made;
         c->mask_bytes += bytes;
@@ -467,14 +467,14 @@ enum status constraint_mask(struct constraint *c, int state, uint32_t *ret)
 {
     const uint32_t *mask;
     pthread_mutex_lock(&c->lock);
-    enum status st = find_mask(c, state, &mask);
-    if (st == ST_TOO_LONG ||
-        st == ST_UNSUPPORTED) { // nothing may come, which constraint_next() says
+    const enum status st = state < c->n_masks && c->masks[state] == c->nothing
+                               ? status_recall(&c->failure)
+                               : find_mask(c, state, &mask);
+    if (st == ST_TOO_LONG || st == ST_UNSUPPORTED) {
         status_keep(&c->failure, st);
         mask = c->masks[state] = c->nothing;
-        st = ST_OK;
     }
-    if (st == ST_OK) memcpy(ret, mask, (size_t)constraint_words(c) * sizeof *ret);
+    if (st != ST_NO_MEMORY) memcpy(ret, mask, (size_t)constraint_words(c) * sizeof *ret);
     pthread_mutex_unlock(&c->lock);
     return st;
 }

@@ -51,8 +51,8 @@ enum status constraint_meets(const json_t *spec, const char *text, size_t len, b
 
 // 32-bit words of a mask: bit i % 32 of word i / 32 says that token i may come.
 int constraint_words(const struct constraint *c);
-// ret (constraint_words()). ST_NO_MEMORY. Where the mask goes beyond a bound it is of nothing, and
-// constraint_next() fails from that state.
+// ret (constraint_words()). ST_NO_MEMORY. ST_TOO_LONG, ST_UNSUPPORTED: it goes beyond a bound; it
+// is of nothing then, and constraint_next() fails from that state, too.
 enum status constraint_mask(struct constraint *c, int state, uint32_t *ret);
 // The state behind a token; that of an end is the same. < 0: it may not come here. ST_TOO_LONG,
 // ST_UNSUPPORTED, ST_NO_MEMORY.

@@ -157,6 +157,9 @@ static enum status add_mask(struct adjuster *a, int row, const struct adjustment
     a->host_masked[a->n_masked] = row;
     st = constraint_mask(adjustment->constraint, adjustment->state,
                          a->host_masks + (size_t)a->n_masked * MASK_WORDS((size_t)a->vocab));
+    // Beyond a bound of the constraint nothing may come: that ends the sample, not the step, where
+    // its token is taken.
+    if (st == ST_TOO_LONG || st == ST_UNSUPPORTED) st = ST_OK;
     a->n_masked += st == ST_OK;
     return st;
 }
