@@ -463,13 +463,18 @@ out:
 
 // ---- running ----------------------------------------------------------------------------------
 
+// Whether the state's mask could not be made. Under the lock.
+static bool is_beyond(const struct constraint *c, int state)
+{
+    return state >= 0 && state < c->n_masks && c->masks[state] == c->nothing;
+}
+
 enum status constraint_mask(struct constraint *c, int state, uint32_t *ret)
 {
     const uint32_t *mask;
     pthread_mutex_lock(&c->lock);
-    const enum status st = state < c->n_masks && c->masks[state] == c->nothing
-                               ? status_recall(&c->failure)
-                               : find_mask(c, state, &mask);
+    const enum status st =
+        is_beyond(c, state) ? status_recall(&c->failure) : find_mask(c, state, &mask);
     if (st == ST_TOO_LONG || st == ST_UNSUPPORTED) {
         status_keep(&c->failure, st);
         mask = c->masks[state] = c->nothing;
@@ -489,7 +494,7 @@ enum status constraint_next(struct constraint *c, int state, int32_t token, int 
     pthread_mutex_lock(&c->lock);
     *ret = AUTOMATON_DEAD;
     automaton_allow(c->a);
-    if (state < c->n_masks && c->masks[state] == c->nothing) st = status_recall(&c->failure);
+    if (is_beyond(c, state)) st = status_recall(&c->failure);
     for (int i = 0; i < all->n_ends; i++)
         if (all->ends[i] == token && automaton_may_end(c->a, state)) *ret = state;
     if (*ret == AUTOMATON_DEAD && w.n > 0 && st == ST_OK) {

@@ -166,6 +166,7 @@ TEST(a_mask_beyond_its_bound)
     for (int token = 'a'; token <= END; token += END - 'a')
         assert_int_equal(constraint_next(c, behind, token, &after), ST_TOO_LONG);
     assert_contains(status_message(), "follows more than");
+    assert_true(next(c, -1, 'a') < 0);
     constraint_release(c);
     json_decref(spec);
     bytes_release(&pattern);
