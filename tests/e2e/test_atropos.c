@@ -75,7 +75,7 @@ static void serve(int fd)
     char request[16384];
     json_int_t batch_size = conduct == TAKEN ? 32 : -1, max_token_len = -1;
     for (int polls = 0; canned_request(fd, request, sizeof request);) {
-        json_t *body = json_loads(canned_body(request), 0, NULL);
+        json_t *body = test_keep(json_loads(canned_body(request), 0, NULL));
         const char *info = test_text("{\"batch_size\": %d, \"max_token_len\": %d}", (int)batch_size,
                                      (int)max_token_len);
         if (conduct == NO_API) {
@@ -93,7 +93,6 @@ static void serve(int fd)
         } else {
             canned_response(fd, "422 Unprocessable Entity", "{\"error\": \"not so\"}");
         }
-        json_decref(body);
     }
 }
 

@@ -11,7 +11,6 @@
 
 static void restart(struct scene *s, const char *model, bool exact)
 {
-    daemon_kill(&s->daemon);
     daemon_start(&s->daemon, model,
                  JOIN(args("--dtype %s --max-adapters 4 --max-lora-rank 8", daemon_exact_dtype()),
                       exact ? args("--exact") : NULL));

@@ -62,12 +62,12 @@ TEST(bad_methods_are_named)
 static double operations(const char *folder, int n)
 {
     const char *config = test_path(folder, "config.json");
-    json_t *object = json_pack(
+    json_t *object = test_keep(json_pack(
         "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:b}", "architectures",
         "Qwen3MoeForCausalLM", "model_type", "qwen3_moe", "vocab_size", 64, "hidden_size", 32,
         "intermediate_size", 64, "moe_intermediate_size", 64, "num_hidden_layers", 2,
         "num_attention_heads", 2, "num_key_value_heads", 1, "num_experts", n, "num_experts_per_tok",
-        2, "norm_topk_prob", 1, "tie_word_embeddings", 1);
+        2, "norm_topk_prob", 1, "tie_word_embeddings", 1));
     assert_int_equal(json_dump_file(object, config, 0), 0);
     const json_t *report =
         json_of(test_output(0, args("%s prefill --config %s --device cpu --batch 2 --context 8 "
@@ -75,7 +75,6 @@ static double operations(const char *folder, int n)
                                     test_binary("cw-bench"), config)));
     const double work = json_real_value(json_object_get(report, "limit_ms")) *
                         json_real_value(json_object_get(report, "product_tflops"));
-    json_decref(object);
     return work;
 }
 

@@ -37,15 +37,13 @@ static void stop(void)
 static void expected_text(const json_t *ids, struct bytes *ret)
 {
     int32_t all[256] = {TINY_SENTENCEPIECE_BOS, 270};
-    struct bytes prompt = BYTES_INIT, whole = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes prompt = BYTES_INIT, whole = BYTES_INIT;
     int n = 2;
     for (size_t i = 0; i < json_array_size(ids); i++)
         all[n++] = (int32_t)json_integer_value(json_array_get(ids, i));
     assert_ok(tokenizer_decode(tokenizer, all, 2, true, &prompt));
     assert_ok(tokenizer_decode(tokenizer, all, n, true, &whole));
     bytes_append(ret, bytes_text(&whole) + prompt.len, whole.len - prompt.len);
-    bytes_release(&prompt);
-    bytes_release(&whole);
 }
 
 // The events of a stream, without its end.
@@ -73,7 +71,7 @@ static void joined_stream(const char *body, struct bytes *ret)
 // One completion, as it comes from each endpoint.
 static void check_texts(int seed, int *ret_spaces)
 {
-    struct bytes want = BYTES_INIT, streamed = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes want = BYTES_INIT, streamed = BYTES_INIT;
     const char *body =
         test_text("{\"prompt\":[1,270],\"max_tokens\":8,\"seed\":%d,\"stop\":\"zz\"}", seed);
     json_t *a = ask("/v1/completions", body), *g = ask("/generate", body);
@@ -85,8 +83,6 @@ static void check_texts(int seed, int *ret_spaces)
     joined_stream(test_text("{\"stream\":true,%s", body + 1), &streamed);
     assert_string_equal(bytes_text(&streamed), bytes_text(&want));
     *ret_spaces += bytes_text(&want)[0] == ' ';
-    bytes_release(&want);
-    bytes_release(&streamed);
 }
 
 TEST(test_text_in_context)
@@ -117,11 +113,10 @@ TEST(test_token_texts_keep_their_space)
     const json_t *choice = json_at(a, "choices.0"), *ids = json_at(choice, "token_ids");
     const json_t *tokens = json_at(choice, "logprobs.tokens");
     for (size_t i = 0; i < json_array_size(ids); i++) {
-        struct bytes text = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes text = BYTES_INIT;
         int id = (int)json_integer_value(json_array_get(ids, i));
         assert_ok(tokenizer_decode_inside(tokenizer, id, &text));
         assert_string_equal(json_string_value(json_array_get(tokens, i)), bytes_text(&text));
-        bytes_release(&text);
     }
 }
 
@@ -296,13 +291,12 @@ TEST(test_request_names)
     daemon_request(served.socket, "POST", "/v1/completions", "X-Request-Id: b\r\n",
                    "{\"prompt\":[1],\"max_tokens\":1,\"request_id\":\"own\"}", &a);
     assert_string_equal(text_of(a.json, "id"), "cmpl-own");
-    struct bytes longer = BYTES_INIT; // than is taken: a name is made
+    SCOPED(bytes_release) struct bytes longer = BYTES_INIT; // than is taken: a name is made
     bytes_puts(&longer, "X-Request-Id: ");
     for (int i = 0; i < 300; i++) bytes_puts(&longer, "n");
     bytes_puts(&longer, "\r\n");
     daemon_request(served.socket, "POST", "/v1/completions", bytes_text(&longer), body, &a);
     assert_int_equal(strlen(text_of(a.json, "id")), strlen("cmpl-") + 32);
-    bytes_release(&longer);
     daemon_request(served.socket, "GET", "/nowhere", "X-Request-Id: lost\r\n", NULL, &a);
     assert_contains(bytes_text(&a.head), "X-Request-Id: lost\r\n");
 }

@@ -61,10 +61,9 @@ static void assert_shows(const char *run, const char *key, double min, double ma
 
 static bool has_tensor(const char *path, const char *part)
 {
-    struct file_map map;
+    SCOPED(file_map_release) struct file_map map;
     assert_ok(file_map_open(path, &map));
     const bool has = memmem(map.data, map.len, part, strlen(part)) != NULL;
-    file_map_release(&map);
     return has;
 }
 
@@ -121,7 +120,7 @@ static void assert_samples(const struct mode_run *run)
         MODE(TANDEM) | MODE(ENVIRONMENT) | MODE(ATROPOS) | MODE(FILTER) | MODE(CURRICULUM);
     const mode_set set = run->set & say;
     int i = 0, lines[LINES + 1] = {0};
-    char *samples = mode_scene_samples(&s, run_name(run), 1, lines);
+    char *samples = test_keep(mode_scene_samples(&s, run_name(run), 1, lines));
     free(mode_scene_samples(&s, run_name(run), 2, lines));
     for (int k = 1; k <= LINES && !(set & (MODE(ATROPOS) | MODE(FILTER))); k++)
         if (lines[k] != 1) fail_msg("prompt %d came %d times in an epoch", k, lines[k]);
@@ -132,7 +131,6 @@ static void assert_samples(const struct mode_run *run)
         return;
     }
     assert_string_equal(firsts[i].samples, samples);
-    free(samples);
 }
 
 // Copies of the weights change no bit.

@@ -149,10 +149,9 @@ TEST(test_render)
     assert_int_equal(int_of(sampling, "max_tokens"), 6);
     assert_string_equal(text_of(sampling, "stop.0"), "zz");
     assert_string_equal(text_of(rendered, "cache_salt"), "s");
-    char *body = json_dumps(rendered, 0);
+    char *body = test_keep(json_dumps(rendered, 0));
     const json_t *want = json_at(ask("/v1/chat/completions", chat), "choices.0.token_ids"),
                  *got = json_at(ask("/inference/v1/generate", body), "choices.0.token_ids");
-    free(body);
     assert_int_equal(json_array_size(want), 6);
     assert_true(json_equal(want, got));
 }

@@ -19,9 +19,8 @@ static json_t *with(const json_t *fields, const json_t *more)
 
 static json_t *post(const json_t *body, int status)
 {
-    char *text = json_dumps(body, 0);
+    char *text = test_keep(json_dumps(body, 0));
     json_t *answer = daemon_post(served.socket, "/v1/completions", status, text);
-    free(text);
     return answer;
 }
 
@@ -43,7 +42,8 @@ static void check_text(const json_t *constraint, const char *what, const char *t
 
 static int check_one(const json_t *constraint, const json_t *request)
 {
-    json_t *body = with(json_object_get(constraint, "fields"), json_object_get(request, "fields"));
+    json_t *body =
+        test_keep(with(json_object_get(constraint, "fields"), json_object_get(request, "fields")));
     const json_t *choices = json_object_get(post(body, 200), "choices");
     int ended = 0;
     for (size_t i = 0; i < json_array_size(choices); i++) {
@@ -52,7 +52,6 @@ static int check_one(const json_t *constraint, const json_t *request)
         if (stopped) check_text(constraint, text_of(request, "what"), text_of(choice, "text"));
         ended += stopped;
     }
-    json_decref(body);
     return ended;
 }
 
@@ -75,20 +74,18 @@ TEST(refusals)
 {
     const json_t *rows = test_rows("constrained", "refused");
     for (size_t i = 0; i < json_array_size(rows); i++) {
-        json_t *body = with(json_object_get(json_array_get(rows, i), "fields"), NULL);
-        char *answer = json_dumps(post(body, 400), 0);
+        json_t *body = test_keep(with(json_object_get(json_array_get(rows, i), "fields"), NULL));
+        char *answer = test_keep(json_dumps(post(body, 400), 0));
         assert_contains(answer, row_text(rows, i, "says"));
-        free(answer);
-        json_decref(body);
     }
 }
 
 // The same tokens as a prompt have the numbers that they were sampled with, to the bit.
 TEST(log_probabilities_are_raw)
 {
-    json_t *body = with(json_of("{\"guided_regex\":\"[a-z]{4}-\\\\d\",\"logprobs\":0,"
-                                "\"temperature\":1}"),
-                        NULL);
+    json_t *body = test_keep(with(json_of("{\"guided_regex\":\"[a-z]{4}-\\\\d\",\"logprobs\":0,"
+                                          "\"temperature\":1}"),
+                                  NULL));
     const json_t *choice = json_at(post(body, 200), "choices.0"),
                  *ids = json_object_get(choice, "token_ids"),
                  *sampled = json_at(choice, "logprobs.token_logprobs");
@@ -109,30 +106,26 @@ TEST(log_probabilities_are_raw)
         assert_true(fabs(json_number_value(json_array_get(sampled, i)) -
                          json_number_value(json_array_get(scored, i + 5))) <= limit);
     json_decref(plain);
-    json_decref(body);
 }
 
 // A stream gives the same text, and a cut-off answer says so.
 TEST(streams_and_ends)
 {
-    json_t *body = with(json_of("{\"guided_regex\":\"[ab]{60}\",\"max_tokens\":20}"), NULL);
+    json_t *body =
+        test_keep(with(json_of("{\"guided_regex\":\"[ab]{60}\",\"max_tokens\":20}"), NULL));
     const json_t *cut = json_at(post(body, 200), "choices.0");
     assert_string_equal(text_of(cut, "finish_reason"), "length");
     assert_int_equal(strspn(text_of(cut, "text"), "ab"), strlen(text_of(cut, "text")));
     json_object_set_new(body, "stream", json_true());
     struct wire_answer a;
-    char *text = json_dumps(body, 0);
+    char *text = test_keep(json_dumps(body, 0));
     daemon_request(served.socket, "POST", "/v1/completions", "", text, &a);
     assert_int_equal(a.status, 200);
-    struct bytes joined = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes joined = BYTES_INIT;
     for (const char *at = bytes_text(&a.body); (at = strstr(at, "data: {")); at++) {
-        json_t *chunk = json_loads(at + 6, JSON_DISABLE_EOF_CHECK, NULL);
+        json_t *chunk = test_keep(json_loads(at + 6, JSON_DISABLE_EOF_CHECK, NULL));
         const json_t *piece = json_at(chunk, "choices.0.text");
         bytes_puts(&joined, json_string_value(piece));
-        json_decref(chunk);
     }
     assert_string_equal(bytes_text(&joined), text_of(cut, "text"));
-    bytes_release(&joined);
-    free(text);
-    json_decref(body);
 }

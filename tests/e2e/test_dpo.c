@@ -6,7 +6,7 @@
 
 static const char *write_pairs(const struct scene *s, const char *name, int first, int n)
 {
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     for (int i = first; i < first + n; i++) {
         const int a = 10 + i * 37 % 90, b = 10 + i * 53 % 90;
         // what forgets a carry; where there is none, a carry too many
@@ -16,7 +16,6 @@ static const char *write_pairs(const struct scene *s, const char *name, int firs
     }
     const char *path = test_path(s->folder, name);
     test_write(path, lines.data, lines.len);
-    bytes_release(&lines);
     return path;
 }
 

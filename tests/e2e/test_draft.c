@@ -32,7 +32,7 @@ static const char *write_data(const struct scene *s)
 {
     static const char *const letters[] = {"a", "\u00e9", "\u00fc"};
     const char *path = test_path(s->folder, "data.jsonl");
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     struct rng r;
     rng_init(&r, 3, 0);
     for (int i = 0; i < 200; i++) {
@@ -41,7 +41,6 @@ static const char *write_data(const struct scene *s)
         bytes_puts(&lines, "\"}\n");
     }
     test_write(path, lines.data, lines.len);
-    bytes_release(&lines);
     return path;
 }
 
@@ -175,7 +174,6 @@ TEST(resumes_to_the_bit)
     assert_true(r.loss > 0 && r.overlap > 0 && r.overlap < 1 && r.grad_norm > 0);
     assert_true(fabs(r.learning_rate - 1e-3) < 1e-9);
     for (int half = 1; half <= 2; half++) {
-        daemon_kill(&s.daemon);
         daemon_start(&s.daemon, s.model, daemon);
         scene_ended(&s,
                     train_letters(&s, "halves",
@@ -189,7 +187,6 @@ TEST(resumes_to_the_bit)
                                         "draft/trainer/optimizer.safetensors"};
     for (int i = 0; i < 4; i++) test_same_file(latest(&s, "whole"), latest(&s, "halves"), files[i]);
     // without weight its loss teaches it nothing
-    daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, daemon);
     scene_ended(
         &s,
@@ -199,15 +196,12 @@ TEST(resumes_to_the_bit)
     assert_true(r.loss > 0 && r.grad_norm == 0);
     daemon_holds(&s.daemon, "draft", draft);
     // and it is another draft than the one that was loaded
-    struct file_map before, after;
+    SCOPED(file_map_release) struct file_map before, after;
     assert_ok(file_map_open(test_path(draft, "model.safetensors"), &before));
     assert_ok(file_map_open(test_path(latest(&s, "whole"), "draft/model.safetensors"), &after));
     assert_true(before.len != after.len || memcmp(before.data, after.data, before.len) != 0);
-    file_map_release(&before);
-    file_map_release(&after);
 
     // Without the option the draft is left alone, and the user told.
-    daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, daemon);
     scene_ended(&s, train_letters(&s, "halves", args("--resume --no-train-draft --max-steps 5")),
                 0);

@@ -52,11 +52,10 @@ static int count(const char *text, const char *part)
 static void ask(const struct daemon *d, int n)
 {
     for (int i = 0; i < n; i++) {
-        struct bytes body = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes body = BYTES_INIT;
         bytes_printf(&body, "{\"prompt\": \"%d+%d=\", \"max_tokens\": 4, \"temperature\": 0}",
                      10 + i % 80, 11 + i % 80);
         daemon_post(d->socket, "/v1/completions", 200, bytes_text(&body));
-        bytes_release(&body);
     }
 }
 

@@ -62,9 +62,8 @@ TEST_IN(second_signal_ends_at_once, scene_open)
     assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
     assert_true(clock_ms_since(start) < 2000);
     assert_said(s, "second signal: ending at once");
-    struct reference l;
+    SCOPED(reference_close) struct reference l;
     reference_open(latest(s, "run"), "cpu", &l); // the checkpoint before is whole
-    reference_close(&l);
     assert_train(s, 0, "run", "--max-steps 1 --resume");
 }
 
@@ -93,7 +92,7 @@ TEST_IN(second_signal_ends_the_start, scene_open)
 TEST_IN(killed_daemon_ends_the_trainer, scene_open)
 {
     struct test_child trainer = {0};
-    struct reference l;
+    SCOPED(reference_close) struct reference l;
     start_trainer(s, &trainer, "run", args("--max-steps 100000 --save-steps 2"));
     wait_for_steps(s, "run", 3, &trainer);
     test_kill(&s->daemon.child, SIGKILL);
@@ -102,8 +101,6 @@ TEST_IN(killed_daemon_ends_the_trainer, scene_open)
     assert_true(clock_ms_since(start) < 2000);
     assert_said(s, "error: ");
     reference_open(latest(s, "run"), "cpu", &l); // whole
-    reference_close(&l);
-    daemon_kill(&s->daemon);
     daemon_start(&s->daemon, s->model, NULL);
     assert_train(s, 0, "run", "--max-steps 5 --resume");
     assert_said(s, "resumed at step");
@@ -212,13 +209,12 @@ TEST(killed_trainer_in_an_update_of_e4m3_is_undone)
 // Room for the weights, not for the optimizer's state, which the first checkpoint does without.
 TEST_IN(full_disk_leaves_the_checkpoint_before, scene_open)
 {
-    struct file_map model;
+    SCOPED(file_map_release) struct file_map model;
     struct rlimit limit;
     assert_ok(file_map_open(test_path(s->model, "model.safetensors"), &model));
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
     rlim_t before = limit.rlim_cur;
     limit.rlim_cur = model.len + model.len / 2;
-    file_map_release(&model);
     signal(SIGXFSZ, SIG_IGN); // the trainer inherits both: a write past the limit is an error
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
     int status = train(s, "run", args("--max-steps 2 --save-steps 1"));
@@ -228,9 +224,8 @@ TEST_IN(full_disk_leaves_the_checkpoint_before, scene_open)
     assert_int_equal(status, 1);
     assert_said(s, "checkpoint of step 1 (that of step 0 is whole; --resume goes on from it)");
     assert_said(s, "trainer/optimizer.safetensors");
-    struct reference l;
+    SCOPED(reference_close) struct reference l;
     reference_open(latest(s, "run"), "cpu", &l);
-    reference_close(&l);
     assert_train(s, 0, "run", "--max-steps 2 --resume");
     daemon_holds(&s->daemon, "policy", latest(s, "run"));
 }
@@ -239,8 +234,8 @@ TEST_IN(full_disk_leaves_the_checkpoint_before, scene_open)
 // of which a copy is left to look at.
 TEST_IN(full_and_read_only_disks, scene_open)
 {
-    struct file_map model;
-    struct bytes script = BYTES_INIT;
+    SCOPED(file_map_release) struct file_map model;
+    SCOPED(bytes_release) struct bytes script = BYTES_INIT;
     const char *path = test_path(s->folder, "on-disk.sh");
     const char *disk = test_path(s->folder, "disk"), *copy = test_path(s->folder, "copy");
     assert_ok(file_make_folders(disk));
@@ -252,7 +247,6 @@ TEST_IN(full_and_read_only_disks, scene_open)
                  "mount -t tmpfs -o size=%zu none %s || exit 99\n"
                  "\"$@\"; status=$?; cp -a %s/run %s || exit 98; exit $status\n",
                  model.len * 5 / 2, disk, disk, copy);
-    file_map_release(&model);
     test_write(path, script.data, script.len);
     const char *const *argv =
         JOIN(args("unshare -rm sh %s", path),
@@ -262,9 +256,8 @@ TEST_IN(full_and_read_only_disks, scene_open)
     assert_said(s, "checkpoints/.step-1.");
     assert_said(s, "No space left on device");
     assert_contains(test_keep(realpath(test_path(copy, "checkpoints/latest"), NULL)), "/step-0");
-    struct reference l;
+    SCOPED(reference_close) struct reference l;
     reference_open(test_path(copy, "checkpoints/latest"), "cpu", &l);
-    reference_close(&l);
 
     script.len = 0;
     bytes_printf(&script, "mount -t tmpfs -o ro none %s || exit 99\nexec \"$@\"\n", disk);
@@ -272,6 +265,5 @@ TEST_IN(full_and_read_only_disks, scene_open)
     assert_exit(1, scene_run(s, argv));
     assert_said(s, "disk/run");
     assert_said(s, "Read-only file system");
-    bytes_release(&script);
     assert_train(s, 0, "run", "--max-steps 1"); // and the daemon serves on
 }

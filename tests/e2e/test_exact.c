@@ -9,7 +9,6 @@ enum { STEPS = 20 };
 // The scene's server in exact mode, in the dtype that the device computes exactly in.
 static void restart_server(struct scene *s, const char *const more[])
 {
-    daemon_kill(&s->daemon);
     daemon_start(&s->daemon, s->model,
                  JOIN(args("--exact --dtype %s", daemon_exact_dtype()), more));
 }
@@ -22,11 +21,10 @@ static void assert_no_mismatch(const struct scene *s, const char *run)
 
 static void everything(struct scene *s, const char *quantization)
 {
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     for (int a = 0; a < 20; a++) // with a beginning to be found in the prefix cache
         bytes_printf(&lines, "{\"prompt\": \"the sum %d+3=\", \"answer\": \"%d\"}\n", a, a + 3);
     test_write(s->data, lines.data, lines.len);
-    bytes_release(&lines);
     // 64 tokens of keys and values, where a batch would like to have 250
     restart_server(s, args("--block-size 4 --prefill-chunk 5 --max-batch 8 --max-context 48 "
                            "--kv-memory %s --speculative ngram:4,suffix:8 --quantization %s",
@@ -70,7 +68,6 @@ TEST(f32_on_cuda_is_refused)
     if (on_cpu()) test_skip("needs a GPU");
     struct scene s;
     scene_open(&s);
-    daemon_kill(&s.daemon);
     daemon_spawn(&s.daemon, s.model, args("--exact --dtype f32"));
     assert_int_equal(test_wait(&s.daemon.child, LIMIT_MS), 1);
     assert_contains(test_read(s.daemon.log), "bf16 on a GPU of compute capability 9.0");

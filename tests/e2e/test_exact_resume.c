@@ -14,10 +14,8 @@ TEST(resumes_to_the_bit)
     struct scene s;
     scene_open(&s);
     assert_train(&s, 0, "whole", "--max-steps 6");
-    daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, NULL);
     assert_train(&s, 0, "halves", "--max-steps 3 --resume");
-    daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, NULL);
     assert_train(&s, 0, "halves", "--max-steps 6 --resume");
     assert_said(&s, "resumed at step 3");
@@ -55,10 +53,8 @@ TEST(curriculum_resumes_to_the_bit)
     assert_true(varies);
     assert_true(epochs[6] == 1);
 
-    daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, NULL);
     assert_train(&s, 0, "halves", "--max-steps 10 --curriculum kde");
-    daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, NULL);
     assert_train(&s, 0, "halves", "--max-steps 20 --curriculum kde --resume");
     assert_said(&s, "resumed at step 10");
@@ -168,7 +164,6 @@ TEST_IN(exact_run_survives_everything, scene_open)
     wait_for_steps(s, "parts", 1 + 16, &trainer);
     test_kill(&s->daemon.child, SIGKILL);
     assert_int_equal(test_wait(&trainer, LIMIT_MS), 1);
-    daemon_kill(&s->daemon);
     daemon_start(&s->daemon, s->model, daemon);
     assert_int_equal(train(s, "parts", run), 0);
     assert_said(s, "resumed at step ");
@@ -195,7 +190,6 @@ TEST_IN(exact_run_survives_everything, scene_open)
     for (int i = 1; i <= 20; i++) assert_true(drafts[i] > 0);
 
     // Drafts leave no trace in what is drawn: without any the first step has the same samples.
-    daemon_kill(&s->daemon);
     daemon_start(&s->daemon, s->model, args("--exact --dtype %s", daemon_exact_dtype()));
     assert_train(
         s, 0, "undrafted",

@@ -9,7 +9,6 @@
 
 static void restart(struct scene *s, const char *const options[])
 {
-    daemon_kill(&s->daemon);
     daemon_start(&s->daemon, s->model, JOIN(args("--dtype %s", daemon_exact_dtype()), options));
 }
 
@@ -24,7 +23,7 @@ static void assert_no_mismatch(const struct scene *s, const char *run, int steps
 TEST_IN(equal_bits_in_every_step, scene_open)
 {
     double kl[21];
-    struct file_map a, b;
+    SCOPED(file_map_release) struct file_map a, b;
     restart(s, args("--exact " FP8 "--block-size 4 --prefill-chunk 5 --max-batch 8 "
                     "--speculative ngram:4,suffix:8"));
     json_t *info = daemon_get(s->daemon.socket, "/bridge/info", 200);
@@ -38,8 +37,6 @@ TEST_IN(equal_bits_in_every_step, scene_open)
     assert_ok(file_map_open(test_path(latest(s, "run"), "model.safetensors"), &a));
     assert_ok(file_map_open(test_path(latest(s, "plain"), "model.safetensors"), &b));
     assert_true(a.len == b.len && memcmp(a.data, b.data, a.len) != 0);
-    file_map_release(&a);
-    file_map_release(&b);
 }
 
 TEST_IN(an_adapter_beside_it, scene_open)

@@ -19,7 +19,6 @@ SCENE_OF_ALL(open_frozen)
 
 static void serve(const char *model, const char *const options[])
 {
-    daemon_kill(&scene.daemon);
     daemon_start(&scene.daemon, model,
                  JOIN(args("--dtype %s --exact", daemon_exact_dtype()), options));
 }
@@ -32,7 +31,7 @@ struct lines { // of an answer, by group and sample
 static void roll_out(const char *model, const char *sampling, struct lines *ret)
 {
     struct wire_answer answer;
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     *ret = (struct lines){0};
     bytes_puts(&body, "{\"groups\":[");
     for (int i = 0; i < GROUPS; i++)
@@ -48,7 +47,6 @@ static void roll_out(const char *model, const char *sampling, struct lines *ret)
     size_t i;
     json_array_foreach (lines, i, one)
         ret->at[int_of(one, "group_id")][int_of(one, "sample")] = one;
-    bytes_release(&body);
 }
 
 static bool is_same(const struct lines *a, const struct lines *b, const char *key)

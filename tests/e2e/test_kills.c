@@ -11,7 +11,7 @@
 #define STEPS 8
 #define LINES (STEPS * MODE_PROMPTS) // one epoch
 #define AFTER 3                      // steps that are done when somebody is killed
-#define TRIES 3                      // where the run was quicker than the one who kills
+#define TRIES 12                     // where the run was quicker than the one who kills
 
 enum victim { TRAINER, SERVER, OWN_SERVER, WORKER, ENVIRONMENT_PROCESS, API };
 

@@ -48,7 +48,7 @@ static void learn(struct scene *s, const char *run, const char *const more[])
 TEST(sampler_is_the_trainer)
 {
     struct scene s;
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     scene_open_model(&s, write_model(),
                      args("--exact --dtype %s --block-size 4 --prefill-chunk 5 --max-batch 8 "
                           "--max-context 48 --kv-memory %s --speculative ngram:4",
@@ -58,7 +58,6 @@ TEST(sampler_is_the_trainer)
     for (int a = 0; a < 20; a++) // with a beginning to be found in the prefix cache
         bytes_printf(&lines, "{\"prompt\": \"the sum %d+3=\", \"answer\": \"%d\"}\n", a, a + 3);
     test_write(s.data, lines.data, lines.len);
-    bytes_release(&lines);
     learn(&s, "run", args("--save-steps 0"));
     assert_true(counter(&s, "vllm:num_preemptions_total") > 0);
     assert_true(counter(&s, "vllm:prefix_cache_hits_total") > 0);

@@ -14,10 +14,9 @@ static const char *longrope_folder(void)
                                          "model.safetensors"};
     const char *from = test_golden("phi3-longrope"), *to = test_folder();
     for (size_t i = 0; i < sizeof copied / sizeof copied[0]; i++) {
-        struct bytes content = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes content = BYTES_INIT;
         assert_ok(file_read(test_path(from, copied[i]), 1 << 24, &content));
         test_write(test_path(to, copied[i]), content.data, content.len);
-        bytes_release(&content);
     }
     assert_ok(tiny_tokenizer_write_bytes(to));
     return to;

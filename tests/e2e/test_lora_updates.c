@@ -157,8 +157,7 @@ TEST_IN(a_hundred_updates_under_load, scene_open)
     struct test_child trainer = {0};
     int fd[STREAMS];
     double swaps[UPDATES];
-    json_t *samples = json_array();
-    daemon_kill(&s->daemon);
+    json_t *samples = test_keep(json_array());
     daemon_start(&s->daemon, s->model, args(SERVER, daemon_exact_dtype()));
     start_trainer(s, &trainer, "run",
                   args("--lora-r 4 --exact --max-steps 100 --save-steps 1 --learning-rate 1e-2"));
@@ -177,5 +176,4 @@ TEST_IN(a_hundred_updates_under_load, scene_open)
     const int seen = check_samples(s, samples);
     if (seen < UPDATES / 4)
         fail_msg("%d versions among %zu samples", seen, json_array_size(samples));
-    json_decref(samples);
 }

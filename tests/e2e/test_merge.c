@@ -18,7 +18,7 @@ static char *merge(int status, const char *model, const char *adapter, const cha
 // Of the base with the adapter beside it.
 static void adapted_logits(const char *model, const char *folder, float *ret)
 {
-    struct reference r;
+    SCOPED(reference_close) struct reference r;
     struct adapter_config *config;
     struct adapter *a;
     struct adapter_table *table;
@@ -38,7 +38,6 @@ static void adapted_logits(const char *model, const char *folder, float *ret)
     adapter_table_free(table);
     device_release(r.dev, memory);
     adapter_free(a);
-    reference_close(&r);
 }
 
 TEST(merged_is_base_and_adapter)

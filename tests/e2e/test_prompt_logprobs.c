@@ -316,7 +316,7 @@ TEST(lm_eval_agrees)
     const char *folder = test_path(test_root(), "tools/demo-model");
     const char *out = test_path(test_folder(), "loglikelihood.json");
     struct daemon demo = {0};
-    struct reference r;
+    SCOPED(reference_close) struct reference r;
     int n_greedy = 0;
     daemon_start(&demo, folder, args("--listen 127.0.0.1:0 --kv-memory 8M"));
     test_output(0, JOIN(args("%s %s http://127.0.0.1:%d/v1/completions %s %s", python,
@@ -336,7 +336,6 @@ TEST(lm_eval_agrees)
         n_greedy += greedy;
     }
     assert_in_range(n_greedy, 1, N_PAIRS - 1); // both answers occur
-    reference_close(&r);
     assert_int_equal(daemon_stop(&demo), 0);
 }
 

@@ -146,7 +146,7 @@ TEST(no_read_is_torn)
     struct daemon daemon = {0};
     struct seen seen = {0};
     struct http_client *client;
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     int child_status = -1;
     reference_open(model, "cpu", &seen.reference);
     // The reference is the CPU's. A GPU sums in other orders, and the scale enlarges what that is
@@ -156,9 +156,10 @@ TEST(no_read_is_torn)
         malloc(sizeof(float) * (PROMPT + MAX_TOKENS) * (size_t)seen.reference.config->vocab_size);
     daemon_start(&daemon, model, options);
     assert_ok(http_client_new(daemon.socket, &client));
-    json_t *body = json_pack("{s:[{s:s, s:[i,i,i,i,i,i], s:i}], s:{s:i, s:f, s:b}}", "groups", "id",
-                             "g", "prompt_token_ids", 3, 1, 4, 1, 5, 9, "n", 16, "sampling",
-                             "max_tokens", MAX_TOKENS, "temperature", 1.0, "ignore_eos", 1);
+    json_t *body =
+        test_keep(json_pack("{s:[{s:s, s:[i,i,i,i,i,i], s:i}], s:{s:i, s:f, s:b}}", "groups", "id",
+                            "g", "prompt_token_ids", 3, 1, 4, 1, 5, 9, "n", 16, "sampling",
+                            "max_tokens", MAX_TOKENS, "temperature", 1.0, "ignore_eos", 1));
     assert_non_null(body);
     const struct http_call call = {.path = "/v1/rollouts",
                                    .post = true,
@@ -189,8 +190,6 @@ TEST(no_read_is_torn)
         PUBLISHES, seen.samples, seen.tokens, sampled, seen.spanning, seen.worst);
     assert_true(sampled > PUBLISHES / 2); // generation did run all along
     assert_true(seen.spanning > PUBLISHES / 2);
-    bytes_release(&lines);
-    json_decref(body);
     http_client_free(client);
     assert_int_equal(daemon_stop(&daemon), 0);
     free(seen.logits);

@@ -20,13 +20,12 @@ TEST(test_refusals)
 
 TEST(test_too_long_prompt)
 {
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     bytes_puts(&body, "{\"prompt\":[1");
     for (int i = 0; i < 600; i++) bytes_puts(&body, ",1");
     bytes_puts(&body, "]}");
     json_t *a = daemon_post(served.socket, "/v1/completions", 400, bytes_text(&body));
     assert_contains(text_of(a, "error.message"), "601 tokens");
-    bytes_release(&body);
 }
 
 TEST(test_methods)
@@ -45,7 +44,7 @@ TEST(test_methods)
 
 TEST(test_large_bodies)
 {
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     struct wire_answer a;
     bytes_puts(&body, "{\"prompt\":\"");
     while (body.len < 300000) bytes_puts(&body, "aaaaaaaaaaaaaaaa");
@@ -71,7 +70,6 @@ TEST(test_large_bodies)
     assert_true(wire_read(fd, 10000, &a));
     assert_int_equal(a.status, 413);
     close(fd);
-    bytes_release(&body);
 }
 
 TEST(test_broken_http)
@@ -93,14 +91,13 @@ TEST(test_broken_http)
         if (a.status == 200) fail_msg("answered 200 to broken request %zu", i);
         close(fd);
     }
-    struct bytes header = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes header = BYTES_INIT;
     struct wire_answer a;
     bytes_puts(&header, "X-Long: ");
     while (header.len < 200000) bytes_puts(&header, "bbbbbbbbbbbbbbbb");
     bytes_puts(&header, "\r\n");
     daemon_request(served.socket, "GET", "/health", bytes_text(&header), NULL, &a);
     assert_true(a.status != 200);
-    bytes_release(&header);
     daemon_get(served.socket, "/health", 200); // still there
 }
 

@@ -16,11 +16,10 @@ static const char *train(const char *folder)
 {
     struct daemon daemon = {0};
     const char *run = test_path(folder, "run"), *data = test_path(folder, "data.jsonl");
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     for (int a = 0; a < 12; a++)
         bytes_printf(&lines, "{\"prompt\": \"%d<%d=\", \"answer\": \"%d\"}\n", a, a + 3, a);
     test_write(data, lines.data, lines.len);
-    bytes_release(&lines);
     daemon_start(&daemon, daemon_model(folder, true, 5), NULL);
     const char *const *more =
         args("--eval-data %s --reward exact,length --length-target 10 --prompts-per-step 3 "

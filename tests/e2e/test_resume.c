@@ -48,10 +48,9 @@ static void damage(const char *path, enum damage how, const char *other)
 
 static void copy(const char *from, const char *to)
 {
-    struct bytes content = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes content = BYTES_INIT;
     assert_ok(file_read(from, 1 << 30, &content));
     assert_ok(file_write_atomic(to, 0644, bytes_text(&content), content.len));
-    bytes_release(&content);
 }
 
 // A checkpoint that cannot be used is found out before the server is asked for anything: another
@@ -77,7 +76,7 @@ TEST(damaged_checkpoints)
     assert_train(&s, 0, "run", "--max-steps 2");
     assert_train(&s, 0, "served", "--max-steps 1");
     const json_int_t before = version(&s);
-    char *snapshot_before = snapshot(&s);
+    char *snapshot_before = test_keep(snapshot(&s));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *path = checkpoint_file(&s, "run", cases[i].file);
         copy(path, kept);
@@ -87,14 +86,12 @@ TEST(damaged_checkpoints)
         if (!said(&s, cases[i].file)) fail_msg("case %zu does not name %s", i, cases[i].file);
         assert_said(&s, "error: resuming: ");
         assert_said(&s, "/run/checkpoints/step-2");
-        char *now = snapshot(&s);
+        char *now = test_keep(snapshot(&s));
         assert_string_equal(now, snapshot_before);
-        free(now);
         assert_int_equal(version(&s), before);
         daemon_holds(&s.daemon, "policy", latest(&s, "served"));
         copy(kept, path);
     }
-    free(snapshot_before);
     assert_null(strstr(test_read(s.daemon.log), "torn"));
     assert_train(&s, 0, "run", "--max-steps 3 --resume");
     daemon_holds(&s.daemon, "policy", latest(&s, "run"));

@@ -7,7 +7,6 @@
 TEST_IN(debug_lines, scene_open)
 {
     train_rows(s, "say", "without_debug", train);
-    daemon_kill(&s->daemon);
     daemon_start(&s->daemon, s->model, args("--log-level debug"));
     train_rows(s, "say", "debug_lines", train);
     assert_int_equal(daemon_stop(&s->daemon), 0);

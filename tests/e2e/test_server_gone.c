@@ -22,7 +22,6 @@ TEST_IN(nothing_is_lost, scene_open)
     struct test_child trainer = {0};
     static const int signals[] = {SIGKILL, SIGTERM};
     const char *const *run = args("--exact --max-steps 200 --save-steps 0 --save-minutes 0");
-    daemon_kill(&s->daemon);
     daemon_start(&s->daemon, s->model, args("--exact --dtype %s", daemon_exact_dtype()));
     assert_int_equal(train(s, "whole", run), 0);
     daemon_kill(&s->daemon);
@@ -79,7 +78,6 @@ TEST_IN(evaluation_is_made_up_for, scene_open)
             test_write(test_path(s->folder, "scorer.sh.go"), "", 0);
         }
         assert_int_equal(test_wait(&trainer, LIMIT_MS), i);
-        daemon_kill(&s->daemon);
         daemon_start(&s->daemon, s->model, NULL);
     }
     assert_int_equal(saved_step(s, "parts"), 2);

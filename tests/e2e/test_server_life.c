@@ -489,7 +489,7 @@ TEST(test_unit_file)
     const char *const *version = args("systemd-analyze --version");
     if (test_command(log, 10000, version) != 0) test_skip("no systemd-analyze here");
     char *text = test_read(test_path(test_root(), "infer-server/cw-infer-server.service"));
-    struct bytes whole = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes whole = BYTES_INIT;
     const char *remaining = text;
     for (const char *at; (at = strstr(remaining, mark)); remaining = at + strlen(mark)) {
         bytes_append(&whole, remaining, (size_t)(at - remaining));
@@ -497,7 +497,6 @@ TEST(test_unit_file)
     }
     bytes_puts(&whole, remaining);
     test_write(unit, whole.data, whole.len);
-    bytes_release(&whole);
     assert_ok(file_make_folders(bin));
     assert_int_equal(symlink(test_binary("cw-infer-server"), test_path(bin, "cw-infer-server")), 0);
     const char *const *verify = args("systemd-analyze verify --man=no %s", unit);

@@ -71,7 +71,7 @@ static double wanted_loss(const struct scene *s, bool all)
     struct tokenizer *tokenizer;
     struct chat_template *chat;
     struct dataset *d;
-    struct reference r;
+    SCOPED(reference_close) struct reference r;
     int left_out, n_learnt = 0;
     double loss = 0;
     assert_ok(tokenizer_load(s->model, &tokenizer));
@@ -84,8 +84,8 @@ static double wanted_loss(const struct scene *s, bool all)
     assert_ok(dataset_tokenize(d, &format, &left_out));
     const struct example *e = &d->examples[0];
     const int p = e->prompt_ids.n, n = p + e->completion_ids.n, vocab = r.config->vocab_size;
-    int32_t *ids = malloc((size_t)n * sizeof *ids);
-    float *logits = malloc((size_t)n * (size_t)vocab * sizeof *logits);
+    int32_t *ids = test_keep(malloc((size_t)n * sizeof *ids));
+    float *logits = test_keep(malloc((size_t)n * (size_t)vocab * sizeof *logits));
     memcpy(ids, e->prompt_ids.ids, (size_t)p * sizeof *ids);
     memcpy(ids + p, e->completion_ids.ids, (size_t)(n - p) * sizeof *ids);
     reference_logits(&r, ids, n, logits);
@@ -97,12 +97,9 @@ static double wanted_loss(const struct scene *s, bool all)
         loss += log(sum) - (double)row[ids[t]];
         n_learnt++;
     }
-    free(ids);
-    free(logits);
     dataset_free(d);
     chat_template_free(chat);
     tokenizer_free(tokenizer);
-    reference_close(&r);
     return loss / n_learnt;
 }
 

@@ -345,7 +345,7 @@ static struct greedy *answer_sums(const struct daemon *daemon, const char *metho
 {
     struct greedy *all = test_keep(calloc(PROMPTS_MAX, sizeof *all));
     for (int first = 0; first < prompts; first += AT_ONCE) {
-        struct bytes body = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes body = BYTES_INIT;
         for (int i = first; i < first + AT_ONCE; i++)
             bytes_printf(&body, "%s\"%d+%d=\"", i == first ? "{\"prompts\":[" : ",", i % 100,
                          i / 100 * 7 + 3);
@@ -355,7 +355,6 @@ static struct greedy *answer_sums(const struct daemon *daemon, const char *metho
                      LENGTH, method);
         json_t *a = daemon_post(daemon->socket, "/generate", 200, bytes_text(&body));
         for (int i = 0; i < AT_ONCE; i++) read_greedy(json_at(a, "outputs.%d", i), &all[first + i]);
-        bytes_release(&body);
     }
     return all;
 }

@@ -94,7 +94,6 @@ TEST(reference_survives)
         args("--max-steps 2 --beta 0.5 --save-total-limit 1 --start-from %s", latest(&s, "first"));
     assert_int_equal(train(&s, "whole", run), 0);
     assert_int_equal(train(&s, "halves", half), 0);
-    daemon_kill(&s.daemon);
     daemon_start(&s.daemon, s.model, NULL);
     assert_train(&s, 0, "halves", "--max-steps 4 --resume");
     assert_said(&s, "the reference of the KL divergence: ");

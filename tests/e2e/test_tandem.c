@@ -20,7 +20,6 @@ SCENE_OF_ALL(open_frozen)
 
 static void serve(const char *const options[])
 {
-    daemon_kill(&scene.daemon);
     daemon_start(&scene.daemon, scene.model,
                  JOIN(args("--dtype %s", daemon_exact_dtype()), options));
 }

@@ -186,9 +186,8 @@ static void ask_malformed(int n)
     struct rng r;
     rng_init(&r, 11, 0);
     for (int i = 0; i < n; i++) {
-        struct bytes body = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes body = BYTES_INIT;
         kinds[i % 4](&r, &body);
-        bytes_release(&body);
     }
     for (int i = 0; i < HALF_CLOSED; i++) end_half_closed(i);
 }
@@ -228,7 +227,7 @@ static void step_request(int seq_id, struct bytes *body)
 // A request for an answer that is not there yet; the socket that it is held on.
 static int hold(const char *path, const char *body)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     const int fd = daemon_connect_tcp(pair.server.port);
     assert_true(fd >= 0);
     bytes_printf(&text,
@@ -236,7 +235,6 @@ static int hold(const char *path, const char *body)
                  "X-API-Key: %s\r\nContent-Length: %zu\r\n\r\n%s",
                  path, pair.server.key, strlen(body), body);
     daemon_send(fd, bytes_text(&text), text.len);
-    bytes_release(&text);
     return fd;
 }
 
@@ -246,11 +244,10 @@ TINKER_TEST(test_leavers)
 {
     start();
     const char *sampler;
-    struct bytes step = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes step = BYTES_INIT;
     const int files = files_at_rest();
     step_request(3, &step);
     json_t *late = tinker_post("optim_step", 200, "%s", bytes_text(&step));
-    bytes_release(&step);
     const char *body = test_text("{\"request_id\":\"%s\"}", text_of(late, "request_id"));
     sampler = tinker_run_snapshot(&trained, "");
     const char *poll =
@@ -277,11 +274,10 @@ TINKER_TEST(test_leavers)
 static void submit_all(void)
 {
     for (int i = 0; i < 4; i++) {
-        struct bytes step = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes step = BYTES_INIT;
         tinker_learn(trained.id, ++trained.seq_id, "cross_entropy", false, &tinker_one, 1);
         step_request(++trained.seq_id, &step);
         tinker_post("optim_step", 200, "%s", bytes_text(&step));
-        bytes_release(&step);
         tinker_post("save_weights", 200,
                     "{\"model_id\":\"%s\",\"seq_id\":%d,\"path\":\"under-way\"}", trained.id,
                     ++trained.seq_id);

@@ -86,7 +86,9 @@ TINKER_TEST(test_in_turn)
         alone[i] = tinker_sampled(sample(samplers[i], 0, LONG));
     }
     const int before = updates();
+    daemon_post(pair.daemon.socket, "/bridge/pause", 200, ""); // until they wait together
     for (int i = 0; i < 2 * EACH; i++) futures[i] = sample(samplers[i % 2], 1 + i, LONG);
+    daemon_post(pair.daemon.socket, "/bridge/resume", 200, "");
     for (int i = 0; i < 2 * EACH; i++) {
         const struct tinker_sampled got = tinker_sampled(futures[i]);
         tinker_same_sample(&got, &alone[i % 2]);
@@ -96,12 +98,11 @@ TINKER_TEST(test_in_turn)
 
 static bool was_sampled(const json_t *future)
 {
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     struct wire_answer a;
     bytes_printf(&body, "{\"request_id\":\"%s\"}", text_of(future, "request_id"));
     tinker_request("POST", "/api/v1/retrieve_future", "application/json", &body, &a);
     const bool sampled = strstr(bytes_text(&a.head), "application/x-protobuf") != NULL;
-    bytes_release(&body);
     return sampled;
 }
 

@@ -142,13 +142,12 @@ static void check_row(const json_t *rows, size_t i)
                 "50,\"10\":-50,\"13\":-50,\"32\":-4,\"97\":-50,\"60\":-3,\"104\":-50,\"264\":2}}");
     json_object_set(body, "tools", json_of(asked_tools));
     json_object_update(body, json_object_get(json_array_get(rows, i), "fields"));
-    char *text = json_dumps(body, 0);
+    char *text = test_keep(json_dumps(body, 0));
     const json_t *choices =
         json_at(daemon_post(served.socket, "/v1/chat/completions", 200, text), "choices");
     const char *only = json_string_value(json_object_get(json_array_get(rows, i), "only"));
     const bool free_text = row_flag(rows, i, "free");
     int ended = 0, most = 0;
-    free(text);
     for (size_t k = 0; k < json_array_size(choices); k++) {
         const json_t *choice = json_array_get(choices, k), *calls, *call;
         const char *why = text_of(choice, "finish_reason"),
@@ -185,9 +184,8 @@ TEST(calls_that_are_asked_for)
             daemon_start(&served, model_with_pieces(), args("--tool-call-parser %s", form));
         }
         running = form;
-        char *row = json_dumps(json_array_get(rows, i), 0);
+        char *row = test_keep(json_dumps(json_array_get(rows, i), 0));
         print_message("%s\n", row);
-        free(row);
         check_row(rows, i);
     }
     served_stop();

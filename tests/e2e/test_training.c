@@ -32,12 +32,10 @@ TEST_IN(trains_in_place, scene_open)
     daemon_holds(&s->daemon, "policy", latest(s, "run"));
     assert_true(file_exists(test_path(s->folder, "run/rollouts/step-3.jsonl")));
     // what was trained is not what was loaded
-    struct reference before, after;
+    SCOPED(reference_close) struct reference before, after;
     reference_open(s->model, "cpu", &before);
     reference_open(latest(s, "run"), "cpu", &after);
     assert_memory_not_equal(before.weights->base, after.weights->base, 1024);
-    reference_close(&before);
-    reference_close(&after);
     assert_said(s, "0 extra");
     // a run is not overwritten by accident
     assert_train(s, 1, "run", "--max-steps 3");
@@ -81,12 +79,11 @@ TEST_IN(costs_of_inference, scene_open)
 TEST(the_prefix_cache_is_gained_from)
 {
     struct scene s;
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     scene_open_model(&s, daemon_model(test_folder(), true, 11), args("--max-batch 4"));
     for (int a = 10; a < 30; a++)
         bytes_printf(&lines, "{\"prompt\": \"this is what the sum of them is: %d+12=\"}\n", a);
     test_write(s.data, lines.data, lines.len);
-    bytes_release(&lines);
     assert_train(&s, 0, "run", "--max-steps 2 --cost --gain-cache 8");
     json_t *m = last_metrics(&s, "run");
     const double reused = metric(m, "inference/cache_reuse_ratio");
@@ -129,7 +126,6 @@ TEST_IN(truncated_samples_are_masked, scene_open)
 // A daemon may serve less context than its model has: that is said before the run has a folder.
 TEST_IN(context_of_the_daemon, scene_open)
 {
-    daemon_kill(&s->daemon);
     daemon_start(&s->daemon, s->model, args("--max-context 16"));
     assert_train(s, 1, "run", "--max-steps 1");
     assert_said(s, "over the 16 tokens of context that the server serves");

@@ -51,8 +51,8 @@ TEST(generator)
     const char *prompts[TRAIN + HELDOUT + SFT];
     struct dataset *sets[3];
     struct tokenizer *tokenizer;
-    struct token_list ids = {0};
-    struct bytes back = BYTES_INIT;
+    SCOPED(token_list_release) struct token_list ids = {0};
+    SCOPED(bytes_release) struct bytes back = BYTES_INIT;
     int n = 0, steps[9] = {0}, careless = 0;
     assert_ok(tokenizer_load(test_path(folder, "a/tokenizer"), &tokenizer));
     for (int k = 0; k < 3; k++) {
@@ -107,8 +107,6 @@ TEST(generator)
     char *small = test_read(test_path(folder, "b/train.jsonl"));
     assert_true(strlen(small) < strlen(large));
     assert_memory_equal(large, small, strlen(small));
-    token_list_release(&ids);
-    bytes_release(&back);
     tokenizer_free(tokenizer);
 }
 
@@ -198,14 +196,14 @@ TEST(warm_start_and_train)
     struct daemon daemon = {0};
     test_output(0, args("%s --out %s --count 40 --heldout 8 --sft 40 --careless 1",
                         test_binary("cw-word-problems"), folder));
-    json_t *config = json_pack(
-        "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:s, s:b, s:i}", "architectures",
-        "Qwen2ForCausalLM", "model_type", "qwen2", "vocab_size", 1024, "hidden_size", 64,
-        "intermediate_size", 128, "num_hidden_layers", 2, "num_attention_heads", 4,
-        "num_key_value_heads", 2, "max_position_embeddings", 256, "rms_norm_eps", 1e-6,
-        "rope_theta", 10000.0, "hidden_act", "silu", "tie_word_embeddings", 1, "eos_token_id", 256);
+    json_t *config = test_keep(
+        json_pack("{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:s, s:b, s:i}",
+                  "architectures", "Qwen2ForCausalLM", "model_type", "qwen2", "vocab_size", 1024,
+                  "hidden_size", 64, "intermediate_size", 128, "num_hidden_layers", 2,
+                  "num_attention_heads", 4, "num_key_value_heads", 2, "max_position_embeddings",
+                  256, "rms_norm_eps", 1e-6, "rope_theta", 10000.0, "hidden_act", "silu",
+                  "tie_word_embeddings", 1, "eos_token_id", 256));
     assert_ok(json_write_file(shape, 0644, config));
-    json_decref(config);
     test_output(0, args("%s sft --init %s --tokenizer %s --data %s --out %s --max-steps 3 "
                         "--logging-steps 1 --device cpu --max-samples 24",
                         test_binary("cw-trainer"), shape, test_path(folder, "tokenizer"),

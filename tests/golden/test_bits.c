@@ -15,16 +15,14 @@ enum { ROWS = 41, DIGEST = 16 }; // no multiple of a register's floats
 // Of the logits of ROWS tokens.
 static void digest(const char *model, char ret[DIGEST + 1])
 {
-    struct reference r;
+    SCOPED(reference_close) struct reference r;
     int32_t ids[ROWS];
     reference_open(model, "cpu", &r);
     const size_t n = (size_t)ROWS * (size_t)r.config->vocab_size;
-    float *logits = malloc(n * sizeof *logits);
+    float *logits = test_keep(malloc(n * sizeof *logits));
     for (int i = 0; i < ROWS; i++) ids[i] = (i * i * 29 + i * 7 + 3) % r.config->vocab_size;
     reference_logits(&r, ids, ROWS, logits);
     hash_sha256_hex(logits, n * sizeof *logits, DIGEST / 2, ret);
-    free(logits);
-    reference_close(&r);
 }
 
 static void one_model(void **state)

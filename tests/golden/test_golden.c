@@ -283,7 +283,7 @@ static void widen(double *worst, double x)
 static enum status model_logits(struct golden *g, struct model *model, float **ret)
 {
     int vocab = g->config->vocab_size, width = g->prompt + g->completion;
-    float *all = calloc((size_t)(g->n_seqs * width) * (size_t)vocab, sizeof *all);
+    float *all = test_keep(calloc((size_t)(g->n_seqs * width) * (size_t)vocab, sizeof *all));
     int32_t *device_row = NULL;
     void *x;
     enum status st = ST_OK;
@@ -301,7 +301,6 @@ static enum status model_logits(struct golden *g, struct model *model, float **r
     *ret = TAKE_PTR(all);
 out:
     device_release(g->dev, device_row);
-    free(all);
     return st;
 }
 
@@ -348,8 +347,8 @@ static enum status mark_same_experts(struct golden *g, const struct tape *x, con
     int most = 0, rows = batch_tokens(g->batch);
     for (int l = 0; l < g->config->n_layers; l++)
         if (g->config->layers[l].moe.top_k > most) most = g->config->layers[l].moe.top_k;
-    int32_t *a = malloc((size_t)(rows * most) * sizeof *a + 1);
-    int32_t *b = malloc((size_t)(rows * most) * sizeof *b + 1);
+    int32_t *a = test_keep(malloc((size_t)(rows * most) * sizeof *a + 1));
+    int32_t *b = test_keep(malloc((size_t)(rows * most) * sizeof *b + 1));
     enum status st = ST_OK;
     for (int r = 0; r < rows; r++) ret_rows[r] = true;
     for (int l = 0; l < g->config->n_layers; l++) {
@@ -372,8 +371,6 @@ static enum status mark_same_experts(struct golden *g, const struct tape *x, con
         }
     }
 out:
-    free(a);
-    free(b);
     return st;
 }
 
@@ -432,7 +429,7 @@ static enum status check_bf16(struct golden *g, struct result *r)
 {
     struct variant wide = {0}, narrow = {0};
     int rows = batch_tokens(g->batch);
-    bool *same = malloc((size_t)rows * sizeof *same);
+    bool *same = test_keep(malloc((size_t)rows * sizeof *same));
     float *want = NULL;
     enum status st = ST_OK;
     r->bf16_most = 1.5e-2;
@@ -449,7 +446,6 @@ out:
     close_variant(g, &wide);
     close_variant(g, &narrow);
     free(want);
-    free(same);
     return st;
 }
 
@@ -542,7 +538,7 @@ static void compare_sums(struct distance *d, const struct sums *s)
 static enum status compare_arena(struct golden *g, const struct weights *w, const char *prefix,
                                  int row, struct distance *ret)
 {
-    float *have = malloc((size_t)w->n_elements * sizeof *have);
+    float *have = test_keep(malloc((size_t)w->n_elements * sizeof *have));
     struct sums *sums = calloc((size_t)w->n_tensors, sizeof *sums);
     const float *largest = value(g, "grad_largest");
     struct distance d = {.largest = largest ? (double)*largest : 0};
@@ -580,7 +576,6 @@ static enum status compare_arena(struct golden *g, const struct weights *w, cons
     *ret = d;
 out:
     free(sums);
-    free(have);
     return st;
 }
 
@@ -731,7 +726,7 @@ static bool passed(const struct result *r)
 static bool run_folder(struct device *dev, const char *folder)
 {
     const char *name = strrchr(folder, '/') ? strrchr(folder, '/') + 1 : folder;
-    struct golden *g = calloc(1, sizeof *g);
+    struct golden *g = test_keep(calloc(1, sizeof *g));
     struct result r = {.bf16_logits = -1, .bf16_rms = -1, .merged = -1};
     enum status st;
     g->dev = dev;
@@ -767,7 +762,6 @@ out:
     }
     fflush(stdout);
     close_golden(g);
-    free(g);
     return st == ST_OK && passed(&r);
 }
 

@@ -27,7 +27,7 @@ static struct take *submit_one(struct bench *b, const int32_t *prompt, int reque
 static void serve(const char *model, enum quantization quantization)
 {
     struct bench b;
-    struct reference r;
+    SCOPED(reference_close) struct reference r;
     int32_t prompts[REQUESTS][PROMPT];
     struct take *takes[REQUESTS];
     struct engine_options options = plain_options();
@@ -65,7 +65,6 @@ static void serve(const char *model, enum quantization quantization)
         assert_int_equal(takes[i]->sample[0].n, NEW);
         assert_as_packed(&r, prompts[i], PROMPT, takes[i], 0);
     }
-    reference_close(&r);
 }
 
 static void one_model(void **state)

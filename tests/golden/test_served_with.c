@@ -106,7 +106,7 @@ static void serve_as(const char *model, enum quantization quantization)
 {
     const char *saved = test_folder();
     struct bench b;
-    struct reference r, f;
+    SCOPED(reference_close) struct reference r, f;
     struct adapter *adapter;
     struct adapter_table *table;
     int32_t prompts[REQUESTS][PROMPT];
@@ -135,8 +135,6 @@ static void serve_as(const char *model, enum quantization quantization)
     assert_true(states ? n_tandem == 0 : n_frozen > 0 && n_frozen < n_tandem);
     adapter_table_free(table);
     adapter_free(adapter);
-    reference_close(&r);
-    reference_close(&f);
 }
 
 static void serve(const char *model)

@@ -169,12 +169,11 @@ static void slices_must_be_close(const struct side *part, const float *have,
 static void must_be_same_everywhere(struct comm *comm, const void *data, size_t bytes,
                                     const char *what)
 {
-    char *all = malloc(bytes * (size_t)comm_size(comm));
+    char *all = test_keep(malloc(bytes * (size_t)comm_size(comm)));
     must(all != NULL, "no memory");
     comm_all_gather(comm, data, all, bytes);
     for (int r = 0; r < comm_size(comm); r++)
         must(memcmp(all + (size_t)r * bytes, data, bytes) == 0, what);
-    free(all);
 }
 
 // After a step: what all ranks hold is the same, bit for bit.
@@ -200,7 +199,7 @@ static void sampler_must_agree(const struct side *s)
     const size_t vocab = (size_t)s->config->vocab_size;
     const int32_t blocks[] = {2, 0, 1};
     const struct sampler_row unused = {0};
-    float *row = malloc(vocab * sizeof *row);
+    float *row = test_keep(malloc(vocab * sizeof *row));
     struct runner *r;
     must(row != NULL, "no memory");
     must_ok(runner_new(s->dev, s->weights, &limits, &r));
@@ -218,7 +217,6 @@ static void sampler_must_agree(const struct side *s)
              "the sampler's logits are not the trainer's");
     }
     runner_free(r);
-    free(row);
 }
 
 static void compare(struct side *part, struct side *whole)

@@ -17,7 +17,7 @@ static int read_ids(const json_t *object, const char *key, int32_t *ret, int max
 TEST(stories_are_told)
 {
     char folder[PATH_MAX];
-    struct reference r;
+    SCOPED(reference_close) struct reference r;
     json_t *expected;
     int32_t prompt[16], want[512], have[512];
     test_data_folder("models/stories260K/hf", folder);
@@ -29,6 +29,5 @@ TEST(stories_are_told)
     reference_greedy(&r, prompt, n_prompt, n, have);
     for (int i = 0; i < n; i++)
         if (have[i] != want[i]) fail_msg("token %d is %d, expected %d", i, have[i], want[i]);
-    reference_close(&r);
     json_decref(expected);
 }

@@ -22,7 +22,7 @@ static int child(const char *spec, int in, int out)
     char handle[160];
     struct device *dev = NULL;
     struct shared_memory *memory = NULL, *none = NULL;
-    uint32_t *host = malloc(BYTES);
+    uint32_t *host = test_keep(malloc(BYTES));
     if (!host || read(in, handle, sizeof handle) != (ssize_t)sizeof handle) return CHILD_READ;
     if (device_open(spec, &dev) != ST_OK) return CHILD_DEVICE;
     if (shared_memory_open(dev, "not a handle", BYTES, &none) == ST_OK) return CHILD_HANDLE;
@@ -41,7 +41,6 @@ static int child(const char *spec, int in, int out)
     if (write(out, "!", 1) != 1) return CHILD_READ;
     shared_memory_free(memory);
     device_free(dev);
-    free(host);
     return CHILD_OK;
 }
 
@@ -70,7 +69,7 @@ static void share(const char *spec)
     struct shared_memory *memory = NULL;
     char handle[160] = "", name[64], answer;
     snprintf(name, sizeof name, "test-%d", (int)getpid());
-    uint32_t *host = malloc(BYTES);
+    uint32_t *host = test_keep(malloc(BYTES));
     assert_non_null(host);
     assert_int_equal(shared_memory_create(dev, name, BYTES, &memory), ST_OK);
     device_copy_out(dev, host, shared_memory_data(memory), BYTES);
@@ -95,7 +94,6 @@ static void share(const char *spec)
         if (host[i] != word(i, 2)) fail_msg("word %u is %08x", i, host[i]);
     shared_memory_free(memory);
     device_free(dev);
-    free(host);
     close(to_child[1]);
     close(to_parent[0]);
 }

@@ -36,7 +36,7 @@ enum status comm_rank_map_peers(struct comm_rank *r)
 bool comm_rank_main(int argc, char **argv, comm_rank_fn *run)
 {
     enum status st;
-    struct bytes id = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes id = BYTES_INIT;
     program = argv[0];
     if (argc != 8 || strcmp(argv[1], "rank") != 0) return false;
     const char *rank = strcmp(argv[4], "mpi") ? argv[4] : getenv("OMPI_COMM_WORLD_RANK");
@@ -55,7 +55,6 @@ out:
     device_host_release(r.dev, r.host);
     device_release(r.dev, r.memory);
     device_free(r.dev);
-    bytes_release(&id);
     return true;
 }
 
@@ -82,7 +81,7 @@ static void start_gpus(const char *mode, const char *folder, int size, const cha
 void comm_ranks_run(const char *mode, int size, const char *wanted, bool without_last)
 {
     unsigned char id[COMM_ID_BYTES];
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     struct device *dev;
     const char *folder = test_folder();
     char name[32];
@@ -106,5 +105,4 @@ void comm_ranks_run(const char *mode, int size, const char *wanted, bool without
         if (strstr(said, UNMAPPED)) test_skip("%s", said);
         assert_contains(said, wanted);
     }
-    bytes_release(&text);
 }

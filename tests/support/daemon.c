@@ -30,6 +30,7 @@ const char *daemon_model(const char *folder, bool tokenizer, uint64_t seed)
 static void spawn(struct daemon *d, const char *const before[], const char *model,
                   const char *const options[])
 {
+    daemon_kill(d);
     d->folder = test_folder();
     d->socket = test_path(d->folder, "s.sock");
     d->bridge = test_path(d->folder, "bridge.json");
@@ -134,7 +135,7 @@ void daemon_tensor_is(struct bridge *bridge, const void *at, enum dtype dt, cons
 void daemon_holds(const struct daemon *d, const char *role, const char *folder)
 {
     struct bridge *bridge;
-    struct reference wanted;
+    SCOPED(reference_close) struct reference wanted;
     reference_open(folder, "cpu", &wanted);
     assert_ok(bridge_attach(d->bridge, NULL, &bridge));
     const enum dtype dt = bridge_file_role(bridge_file_of(bridge), role)->dt;
@@ -146,7 +147,6 @@ void daemon_holds(const struct daemon *d, const char *role, const char *folder)
                          DT_F32, n);
     }
     bridge_detach(bridge);
-    reference_close(&wanted);
 }
 
 void daemon_holds_adapter(const struct daemon *d, const char *name, const char *folder)
@@ -234,7 +234,7 @@ static void split(struct bytes *whole, struct wire_answer *ret)
 
 bool wire_read(int fd, int ms, struct wire_answer *ret)
 {
-    struct bytes whole = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes whole = BYTES_INIT;
     int64_t deadline = clock_deadline_ns(ms);
     bool ended = false;
     char piece[4096];
@@ -247,14 +247,13 @@ bool wire_read(int fd, int ms, struct wire_answer *ret)
         ended = n <= 0;
     }
     if (whole.len > 0) split(&whole, ret);
-    bytes_release(&whole);
     return ended;
 }
 
 void daemon_request(const char *socket_path, const char *method, const char *path,
                     const char *headers, const char *body, struct wire_answer *ret)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     int fd = daemon_connect(socket_path);
     if (fd < 0) fail_msg("%s: refused", socket_path);
     bytes_printf(&text, "%s %s HTTP/1.0\r\nHost: x\r\n%s", method, path, headers);
@@ -262,7 +261,6 @@ void daemon_request(const char *socket_path, const char *method, const char *pat
     bytes_puts(&text, "\r\n");
     if (body) bytes_puts(&text, body);
     daemon_send(fd, text.data, text.len);
-    bytes_release(&text);
     bool ended = wire_read(fd, ANSWER_MS, ret);
     close(fd);
     if (!ended) fail_msg("%s %s: no answer within %d ms", method, path, ANSWER_MS);
@@ -292,7 +290,7 @@ json_t *daemon_get(const char *socket_path, const char *path, int status)
 void daemon_call(const struct daemon *d, const char *path, int status, const char *part,
                  const char *format, ...)
 {
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     struct wire_answer a;
     va_list arguments;
     va_start(arguments, format);
@@ -301,7 +299,6 @@ void daemon_call(const struct daemon *d, const char *path, int status, const cha
     daemon_request(d->socket, "POST", path, "", bytes_text(&body), &a);
     if (a.status != status || !strstr(bytes_text(&a.body), part))
         fail_msg("%s %s: %d %s", path, bytes_text(&body), a.status, bytes_text(&a.body));
-    bytes_release(&body);
 }
 
 int daemon_ask(const struct daemon *d, const char *path, const char *body)

@@ -16,8 +16,8 @@ struct daemon {
 // A tiny random model (vocabulary of 300) in FOLDER/model, with tests/support/tiny_tokenizer.h's
 // tokenizer where asked for. Returns its path.
 const char *daemon_model(const char *folder, bool tokenizer, uint64_t seed);
-// Starts it in a fresh folder; `options` (NULL-ended) stand behind --model, --device, --socket,
-// --bridge. Waits until it serves.
+// Starts it in a fresh folder, in the place of the one that *d may be; `options` (NULL-ended) stand
+// behind --model, --device, --socket, --bridge. Waits until it serves.
 void daemon_start(struct daemon *d, const char *model, const char *const options[]);
 void daemon_spawn(struct daemon *d, const char *model,
                   const char *const options[]); // does not wait

@@ -271,9 +271,8 @@ void gguf_put_folder(struct gguf_writer *w, const char *folder, const char *arch
 void gguf_write_folder(const char *folder, const char *arch, const char *path)
 {
     struct gguf_writer w = {.metadata = BYTES_INIT};
-    struct bytes file = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes file = BYTES_INIT;
     gguf_put_folder(&w, folder, arch);
     gguf_finish(&w, &file);
     test_write(path, file.data, file.len);
-    bytes_release(&file);
 }

@@ -52,7 +52,7 @@ static void put_sample(const struct long_run *run, int step, int i, struct bytes
 
 void long_run_write(const char *folder, const struct long_run *run)
 {
-    struct bytes metrics = BYTES_INIT, samples = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes metrics = BYTES_INIT, samples = BYTES_INIT;
     char path[PATH_ROOM];
     assert_ok(path_put(path, folder, "rollouts"));
     assert_ok(file_make_folders(run->samples ? path : folder));
@@ -69,6 +69,4 @@ void long_run_write(const char *folder, const struct long_run *run)
     assert_true(fd >= 0);
     assert_ok(file_write_all(fd, path, metrics.data, metrics.len));
     close(fd);
-    bytes_release(&samples);
-    bytes_release(&metrics);
 }

@@ -15,7 +15,7 @@ bool mode_scene_is_skipped(void)
 // model.
 static void send_batch(int fd)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     bytes_puts(&text, "{\"batch\": [");
     for (int g = 0; g < MODE_PROMPTS; g++) {
         bytes_printf(&text, "%s{\"tokens\": [", g ? ", " : "");
@@ -32,7 +32,6 @@ static void send_batch(int fd)
     }
     bytes_puts(&text, "]}");
     canned_response(fd, "200 OK", bytes_text(&text));
-    bytes_release(&text);
 }
 
 static void serve_atropos(int fd)
@@ -76,7 +75,7 @@ static void link_bridges(const struct mode_scene *s)
 
 void mode_scene_open(struct mode_scene *s, int lines)
 {
-    struct bytes data = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes data = BYTES_INIT;
     *s = (struct mode_scene){.lines = lines};
     s->runs.folder = test_folder();
     s->runs.data = test_path(s->runs.folder, "data.jsonl");
@@ -89,7 +88,6 @@ void mode_scene_open(struct mode_scene *s, int lines)
         bytes_printf(&data, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", 17 + 9 * (i % 9),
                      28 + i, 45 + 9 * (i % 9) + i);
     test_write(s->runs.data, data.data, data.len);
-    bytes_release(&data);
     mode_scene_start(s, &s->daemons[0]);
     mode_scene_start(s, &s->daemons[1]);
     mode_scene_start(s, &s->worker);

@@ -47,7 +47,7 @@ void offline_start(const struct scene *s, const char *command, const char *run,
 
 void offline_sums(const struct scene *s, bool pairs, int n)
 {
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     for (int i = 0; i < n; i++) {
         const int a = 10 + i * 37 % 80, b = 10 + i * 53 % 80;
         bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", ", a, b);
@@ -58,5 +58,4 @@ void offline_sums(const struct scene *s, bool pairs, int n)
     }
     assert_ok(bytes_status(&lines));
     test_write(s->data, lines.data, lines.len);
-    bytes_release(&lines);
 }

@@ -26,7 +26,7 @@ static enum status run(void *context)
     const char *ms = getenv("RANK_PROGRAM_MS");
     const struct ranks *r = &m->launch.ranks;
     struct liveness *liveness = NULL;
-    struct bytes bytes = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes bytes = BYTES_INIT;
     enum status st;
     if (m->launch.launches) return launch_ranks(&m->launch, m->argv);
     CHECK(launch_meet(&m->launch, "one layout", &bytes, &liveness));
@@ -36,7 +36,6 @@ static enum status run(void *context)
     st = liveness_check(liveness, ms ? atoi(ms) : 0);
 out:
     liveness_end(liveness, st);
-    bytes_release(&bytes);
     return st;
 }
 

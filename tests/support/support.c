@@ -378,11 +378,10 @@ char *test_read(const char *path)
 
 int test_count(const char *path, const char *text)
 {
-    struct bytes all = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes all = BYTES_INIT;
     int n = 0;
     if (file_exists(path)) assert_ok(file_read(path, 1u << 30, &all));
     for (const char *at = bytes_text(&all); (at = strstr(at, text)); at += strlen(text)) n++;
-    bytes_release(&all);
     return n;
 }
 
@@ -612,13 +611,11 @@ int for_lines(const char *path, void (*check)(char *line))
 
 void test_same_file(const char *folder_a, const char *folder_b, const char *name)
 {
-    struct file_map a, b;
+    SCOPED(file_map_release) struct file_map a, b;
     assert_ok(file_map_open(test_path(folder_a, name), &a));
     assert_ok(file_map_open(test_path(folder_b, name), &b));
     assert_int_equal(a.len, b.len);
     assert_memory_equal(a.data, b.data, a.len);
-    file_map_release(&a);
-    file_map_release(&b);
 }
 
 // ---- child processes ----------------------------------------------------------------------------
@@ -696,12 +693,11 @@ const char *const *join_words(const char *const *const lists[], size_t n)
 
 static void print_log(const struct test_child *child)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     if (file_read(child->log, 1u << 30, &text) != ST_OK) return;
     size_t from = text.len > 4000 ? text.len - 4000 : 0;
     print_error("--- output of %s (%s):\n%s\n---\n", child->program, child->log,
                 bytes_text(&text) + from);
-    bytes_release(&text);
 }
 
 static void run_child(const char *log, const char *const argv[], pid_t parent)
@@ -789,12 +785,11 @@ char *test_output(int status, const char *const argv[])
 char *test_shell(const char *format, ...)
 {
     va_list arguments;
-    struct bytes line = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes line = BYTES_INIT;
     va_start(arguments, format);
     bytes_vprintf(&line, format, arguments);
     va_end(arguments);
     char *text = test_output(0, OPTIONS("sh", "-c", bytes_text(&line)));
-    bytes_release(&line);
     return text;
 }
 

@@ -54,6 +54,9 @@
         test_each(test_rows(file, #name), name##_row);                                             \
     }                                                                                              \
     static void name##_row(const json_t *cases, size_t i)
+// A variable that release(&variable) is called for where its block ends; not where a test fails.
+#define SCOPED(release) __attribute__((cleanup(release)))
+
 // Calls release(object) when the running test ends well, those given last first; the object.
 void *test_later(void *object, void (*release)(void *));
 void test_now(void *object); // does so at once

@@ -63,7 +63,7 @@ void tinker_each_python(void (*body)(const char *python))
 void tinker_request(const char *method, const char *path, const char *type,
                     const struct bytes *body, struct wire_answer *ret)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     int fd = daemon_connect_tcp(pair.server.port);
     if (fd < 0) fail_msg("port %d: refused", pair.server.port);
     bytes_printf(&text, "%s %s HTTP/1.0\r\nHost: localhost\r\nX-API-Key: %s\r\n", method, path,
@@ -72,7 +72,6 @@ void tinker_request(const char *method, const char *path, const char *type,
     bytes_puts(&text, "\r\n");
     if (type) bytes_append(&text, bytes_text(body), body->len);
     daemon_send(fd, text.data, text.len);
-    bytes_release(&text);
     bool ended = wire_read(fd, ANSWER_MS, ret);
     close(fd);
     if (!ended) fail_msg("%s %s: no answer within %d ms", method, path, ANSWER_MS);
@@ -88,14 +87,13 @@ static json_t *check(struct wire_answer *a, const char *path, int status)
 json_t *tinker_post(const char *path, int status, const char *format, ...)
 {
     const char *whole = test_text("/api/v1/%s", path);
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     struct wire_answer a;
     va_list arguments;
     va_start(arguments, format);
     bytes_vprintf(&body, format, arguments);
     va_end(arguments);
     tinker_request("POST", whole, "application/json", &body, &a);
-    bytes_release(&body);
     return check(&a, whole, status);
 }
 
@@ -109,10 +107,9 @@ json_t *tinker_get(const char *path, int status)
 
 static void retrieve(json_t *future, struct wire_answer *ret)
 {
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     bytes_printf(&body, "{\"request_id\":\"%s\"}", text_of(future, "request_id"));
     tinker_request("POST", "/api/v1/retrieve_future", "application/json", &body, ret);
-    bytes_release(&body);
 }
 
 json_t *tinker_retrieve(json_t *future)
@@ -186,11 +183,10 @@ void tinker_put_learn(struct bytes *to, const char *model, int seq_id, const cha
 json_t *tinker_learn(const char *model, int seq_id, const char *loss, bool forward_only,
                      const struct tinker_datum *data, int n)
 {
-    struct bytes message = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes message = BYTES_INIT;
     struct wire_answer a;
     tinker_put_learn(&message, model, seq_id, loss, forward_only, data, n);
     tinker_request("POST", "/api/v1/forward_backward", "application/x-protobuf", &message, &a);
-    bytes_release(&message);
     return check(&a, "forward_backward", 200);
 }
 

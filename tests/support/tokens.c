@@ -15,7 +15,7 @@ struct tokenizer *tokenizer_of(const char *folder)
 void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool special,
                 const int32_t *want, int n)
 {
-    struct token_list got = TOKEN_LIST_INIT;
+    SCOPED(token_list_release) struct token_list got = TOKEN_LIST_INIT;
     assert_ok(tokenizer_encode(t, text, len, special, &got));
     bool equal = got.n == n && (n == 0 || memcmp(got.ids, want, (size_t)n * sizeof(*want)) == 0);
     if (!equal) {
@@ -25,7 +25,6 @@ void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool sp
         for (int i = 0; i < n; i++) print_message(" %d", want[i]);
         print_message("\n");
     }
-    token_list_release(&got);
     assert_true(equal);
 }
 
@@ -33,7 +32,7 @@ void assert_ids(const struct tokenizer *t, const char *text, size_t len, bool sp
 void assert_text(const struct tokenizer *t, const int32_t *ids, int n, bool skip, const char *want,
                  size_t len)
 {
-    struct bytes whole = BYTES_INIT, streamed = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes whole = BYTES_INIT, streamed = BYTES_INIT;
     struct detokenizer *d = NULL;
     assert_ok(tokenizer_decode(t, ids, n, skip, &whole));
     assert_ok(detokenizer_new(t, skip, &d));
@@ -56,6 +55,4 @@ void assert_text(const struct tokenizer *t, const int32_t *ids, int n, bool skip
     assert_int_equal(whole.len, len);
     assert_memory_equal(bytes_text(&whole), want, len);
     detokenizer_free(d);
-    bytes_release(&whole);
-    bytes_release(&streamed);
 }

@@ -4,7 +4,7 @@
 
 void scene_open_model(struct scene *s, const char *model, const char *const options[])
 {
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     memset(s, 0, sizeof *s);
     s->folder = test_folder();
     s->model = model;
@@ -12,7 +12,6 @@ void scene_open_model(struct scene *s, const char *model, const char *const opti
     for (int a = 0; a < 20; a++)
         bytes_printf(&lines, "{\"prompt\": \"%d+%d=\", \"answer\": \"%d\"}\n", a, a + 3, 2 * a + 3);
     test_write(s->data, lines.data, lines.len);
-    bytes_release(&lines);
     daemon_start(&s->daemon, s->model, options);
 }
 
@@ -48,11 +47,10 @@ void scene_end(struct scene *s)
 const char *scene_prompts(const struct scene *s, const char *name, int n)
 {
     const char *path = test_path(s->folder, name);
-    struct bytes lines = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     for (int a = 0; a < n; a++)
         bytes_printf(&lines, "{\"prompt\": \"%d+1=\", \"answer\": \"%d\"}\n", a, a + 1);
     test_write(path, lines.data, lines.len);
-    bytes_release(&lines);
     return path;
 }
 
@@ -255,7 +253,7 @@ static const char *filled(const struct scene *s, const char *text)
                   {"$BRIDGE", s->daemon.bridge},
                   {"$DEVICE", test_device()}};
     enum { PLACES = sizeof places / sizeof *places };
-    struct bytes whole = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes whole = BYTES_INIT;
     while (*text) {
         size_t i = 0;
         while (i < PLACES && strncmp(text, places[i].name, strlen(places[i].name)) != 0) i++;
@@ -266,7 +264,6 @@ static const char *filled(const struct scene *s, const char *text)
             bytes_append(&whole, text++, 1);
     }
     char *kept = test_keep(strdup(bytes_text(&whole)));
-    bytes_release(&whole);
     return kept;
 }
 

@@ -144,7 +144,7 @@ TEST(test_neutral_values_pass)
 
 TEST(test_too_much)
 {
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     bytes_puts(&body, "{\"prompt\":[[1]");
     for (int i = 0; i < API_MAX_PROMPTS; i++) bytes_puts(&body, ",[1]");
     bytes_puts(&body, "]}");
@@ -157,5 +157,4 @@ TEST(test_too_much)
     bytes_clear(&body);
     for (int i = 0; i < 100000; i++) bytes_puts(&body, "["); // nesting is bounded by the parser
     refuse(API_COMPLETIONS, bytes_text(&body), ST_FORMAT, "request");
-    bytes_release(&body);
 }

@@ -55,7 +55,7 @@ static void answer_info(int fd, struct device *dev, struct control *c, char *are
         bytes[i] = TENSOR_BYTES;
     }
     device_ops(dev)->checksum(dev, sums, base, offset, bytes, TENSORS);
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     bytes_printf(&body, "{\"weight_version\": %" PRIu64 ", \"canary\": \"%016" PRIx64 "\"",
                  control_version(c), word);
     if (strstr(request, "checksums=1"))
@@ -67,7 +67,6 @@ static void answer_info(int fd, struct device *dev, struct control *c, char *are
     if (send(fd, head, strlen(head), MSG_NOSIGNAL) < 0 ||
         send(fd, body.data, body.len, MSG_NOSIGNAL) < 0)
         _exit(1);
-    bytes_release(&body);
 }
 
 // Never returns. Counts what the engine saw in the first two weights of tensor 1: updates and
@@ -265,7 +264,7 @@ TEST(test_attach_faults)
     const json_t *cases = test_rows("bridge", "test_attach_faults");
     pid_t pid = start_daemon(HONEST);
     struct bridge *b = NULL;
-    struct bytes good = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes good = BYTES_INIT;
     assert_ok(file_read(bridge_names.file, 16 << 20, &good));
     for (size_t i = 0; i < json_array_size(cases); i++) {
         change_file(row_text(cases, i, "at"), row_text(cases, i, "value"));
@@ -278,7 +277,6 @@ TEST(test_attach_faults)
     shm_unlink(bridge_names.arena);
     assert_fails(bridge_attach(bridge_names.file, NULL, &b), ST_NOT_FOUND, bridge_names.arena);
     assert_message("segment policy");
-    bytes_release(&good);
     stop_daemon(pid);
     assert_int_equal(bridge_attach(bridge_names.file, NULL, &b), ST_PEER_GONE);
     assert_null(b);

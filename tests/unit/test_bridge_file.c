@@ -113,11 +113,10 @@ TEST(test_faults)
         assert_null(ret);
     }
     // not even JSON, and cut off at every length
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     assert_ok(file_read(bridge_names.file, 1 << 20, &text));
     for (size_t n = 0; n + 2 < text.len; n += 7)
         assert_int_equal(bridge_file_parse("b.json", text.data, n, &ret), ST_FORMAT);
-    bytes_release(&text);
     assert_int_equal(bridge_file_parse("b.json", "[]", 2, &ret), ST_FORMAT);
     assert_fails(bridge_file_read("/no/such/bridge.json", &ret), ST_NOT_FOUND,
                  "/no/such/bridge.json");

@@ -106,24 +106,22 @@ TEST(bytes_failure_sticks)
 TEST_EACH(base64_vectors, "bytes")
 {
     const char *text = row_text(cases, i, "text"), *base64 = row_text(cases, i, "base64");
-    struct bytes coded = BYTES_INIT, data = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes coded = BYTES_INIT, data = BYTES_INIT;
     assert_ok(base64_encode(text, strlen(text), &coded));
     assert_string_equal(bytes_text(&coded), base64);
     assert_ok(base64_decode(base64, &data));
     assert_int_equal(data.len, strlen(text));
     assert_string_equal(bytes_text(&data), text);
-    bytes_release(&coded);
-    bytes_release(&data);
 }
 
 TEST(base64_round_trip)
 {
     struct rng r;
     rng_init(&r, 1, 0);
-    struct bytes text = BYTES_INIT, data = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT, data = BYTES_INIT;
     // around the block at which long data is split (3 << 20), and a CUDA handle's 64 bytes
     static const size_t lengths[] = {1, 2, 63, 64, 65, (3 << 20) - 1, 3 << 20, (3 << 20) + 1};
-    unsigned char *raw = malloc((3 << 20) + 1);
+    unsigned char *raw = test_keep(malloc((3 << 20) + 1));
     assert_non_null(raw);
     for (size_t i = 0; i < (3 << 20) + 1; i++) raw[i] = (unsigned char)rng_u32(&r);
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
@@ -134,18 +132,14 @@ TEST(base64_round_trip)
         assert_int_equal(data.len, lengths[i]);
         assert_memory_equal(data.data, raw, lengths[i]);
     }
-    free(raw);
-    bytes_release(&text);
-    bytes_release(&data);
 }
 
 TEST_EACH(base64_refuses, "bytes")
 {
-    struct bytes data = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes data = BYTES_INIT;
     bytes_puts(&data, "untouched");
     assert_status(base64_decode(row_text(cases, i, "text"), &data), ST_FORMAT);
     assert_string_equal(bytes_text(&data), "untouched");
-    bytes_release(&data);
 }
 
 // ---- UTF-8 --------------------------------------------------------------------------------------

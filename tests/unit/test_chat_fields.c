@@ -30,10 +30,9 @@ static const char *model_folder(const char *text)
 
 static void assert_ids(const struct tokenizer *t, const int32_t *ids, int n, const char *want)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     assert_ok(tokenizer_decode(t, ids, n, false, &text));
     assert_string_equal(bytes_text(&text), want);
-    bytes_release(&text);
 }
 
 // ---- requests -----------------------------------------------------------------------------------
@@ -76,14 +75,13 @@ static enum status parse_row(const struct served *s, const json_t *rows, size_t 
         [API_ROLLOUTS] = "rollouts",       [API_GENERATE] = "generate",
         [API_INFERENCE] = "inference",     [API_RESPONSES] = "responses",
         [API_MESSAGES] = "messages"};
-    char *body = json_dumps(json_object_get(json_array_get(rows, i), "body"), 0);
+    char *body = test_keep(json_dumps(json_object_get(json_array_get(rows, i), "body"), 0));
     size_t kind = 0;
     while (kind < sizeof kinds / sizeof *kinds && strcmp(kinds[kind], row_text(rows, i, "kind")))
         kind++;
     assert_in_range(kind, 0, sizeof kinds / sizeof *kinds - 1);
     const enum status st =
         api_request_parse((enum api_kind)kind, &s->model, body, strlen(body), ret);
-    free(body);
     return st;
 }
 

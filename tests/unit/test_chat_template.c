@@ -25,10 +25,9 @@ static enum status render(const struct chat_template *t, const char *messages, c
 static void assert_text(const struct chat_template *t, const char *tools, const char *kwargs,
                         const char *want)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     assert_ok(render(t, USER, tools, kwargs, &text));
     assert_string_equal(bytes_text(&text), want);
-    bytes_release(&text);
 }
 
 LATER(chat_template_free)
@@ -150,7 +149,7 @@ TEST(sees_tokens_tools_and_kwargs)
 TEST(refusals)
 {
     const json_t *cases = test_rows("chat_template", "refusals");
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     struct chat_template *t = template_of("F.jinja",
                                           "{% for m in messages %}{{ m.content + '' }}{% endfor %}"
                                           "{{ raise_exception('No, no') if messages|length > 1 }}",
@@ -164,7 +163,6 @@ TEST(refusals)
     // a NUL in a message is text like any other
     assert_ok(render(t, "[{\"content\":\"a\\u0000b\"}]", NULL, NULL, &got));
     assert_int_equal(got.len, 3);
-    bytes_release(&got);
 }
 
 TEST(parts_of_contents)
@@ -206,7 +204,7 @@ static bool is_case_equal(const struct chat_template *t, const char *name, const
     };
     const json_t *text = json_object_get(line, "text");
     const char *error = json_string_value(json_object_get(line, "error"));
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     enum status st = chat_template_render(t, &input, &got);
     bool equal = error ? st != ST_OK && strstr(status_message(), strstr(error, ": ") + 2)
                        : st == ST_OK && got.len == json_string_length(text) &&
@@ -216,7 +214,6 @@ static bool is_case_equal(const struct chat_template *t, const char *name, const
                       json_string_value(json_object_get(line, "case")),
                       st == ST_OK ? bytes_text(&got) : status_message(),
                       error ? error : json_string_value(text));
-    bytes_release(&got);
     return equal;
 }
 

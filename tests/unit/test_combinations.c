@@ -7,7 +7,7 @@
 
 static void write_page(struct bytes *page)
 {
-    struct bytes table = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes table = BYTES_INIT;
     int refused[2] = {0};
     for (int a = 0; a < N_MODES; a++)
         for (int b = a + 1; b < N_MODES; b++) {
@@ -27,18 +27,16 @@ static void write_page(struct bytes *page)
                  "the rules of each option. `make combinations` runs them all.\n\n"
                  "| mode | with | on one rank | on several |\n|---|---|---|---|\n%s",
                  N_MODES * (N_MODES - 1) / 2, refused[0], refused[1], bytes_text(&table));
-    bytes_release(&table);
 }
 
 TEST(the_page_has_the_rules)
 {
-    struct bytes page = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes page = BYTES_INIT;
     const char *out = getenv("COMBINATIONS_OUT");
     write_page(&page);
     if (out) test_write(out, bytes_text(&page), page.len);
     char *there = test_read(test_path(test_root(), "docs/use/combinations.md"));
     assert_string_equal(bytes_text(&page), there);
-    bytes_release(&page);
 }
 
 static bool is_run(const struct mode_run *runs, int n, mode_set on, mode_set off, int ranks)

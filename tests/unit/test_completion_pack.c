@@ -30,7 +30,7 @@ static struct completion whole(void)
 
 TEST(comes_out_as_it_went_in)
 {
-    struct bytes packed = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes packed = BYTES_INIT;
     struct completion c = whole(), empty = {.text = ""}, got;
     assert_status(completion_pack(&c, &packed), ST_OK);
     assert_status(completion_pack(&empty, &packed), ST_OK);
@@ -60,12 +60,11 @@ TEST(comes_out_as_it_went_in)
     assert_ptr_equal(from.at, from.end);
     completion_release(&got);
     json_decref(c.telemetry);
-    bytes_release(&packed);
 }
 
 TEST(what_is_cut_off_is_refused)
 {
-    struct bytes packed = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes packed = BYTES_INIT;
     struct completion c = whole(), got;
     assert_status(completion_pack(&c, &packed), ST_OK);
     for (size_t len = 0; len < packed.len; len++) {
@@ -78,5 +77,4 @@ TEST(what_is_cut_off_is_refused)
         free(part);
     }
     json_decref(c.telemetry);
-    bytes_release(&packed);
 }

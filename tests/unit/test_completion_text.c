@@ -27,25 +27,22 @@ static void complete(const struct tokenizer *t, const int32_t *ids, int n_prompt
 
 static void check(const struct tokenizer *t, const int32_t *ids, int n_prompt, int n, bool skip)
 {
+    SCOPED(bytes_release)
     struct bytes prompt = BYTES_INIT, completion = BYTES_INIT, whole = BYTES_INIT;
     decode(t, ids, n_prompt, skip, &prompt);
     decode(t, ids, n, skip, &whole);
     complete(t, ids, n_prompt, n, skip, &completion);
     bytes_append(&prompt, bytes_text(&completion), completion.len);
     assert_string_equal(bytes_text(&prompt), bytes_text(&whole));
-    bytes_release(&prompt);
-    bytes_release(&completion);
-    bytes_release(&whole);
 }
 
 // At every place where the text can be cut.
 static void check_cuts(const struct tokenizer *t, const char *text, bool add_special)
 {
-    struct token_list ids = TOKEN_LIST_INIT;
+    SCOPED(token_list_release) struct token_list ids = TOKEN_LIST_INIT;
     assert_ok(tokenizer_encode(t, text, strlen(text), add_special, &ids));
     for (int cut = 0; cut <= ids.n; cut++)
         for (int skip = 0; skip < 2; skip++) check(t, ids.ids, cut, ids.n, skip);
-    token_list_release(&ids);
 }
 
 static struct tokenizer *load(enum status (*write)(const char *folder))
@@ -71,7 +68,7 @@ TEST(sentencepiece)
 TEST(first_space_is_kept)
 {
     struct tokenizer *t = load(tiny_sentencepiece_write);
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     const int32_t prompt_and_time[] = {TINY_SENTENCEPIECE_BOS, 260, TINY_SENTENCEPIECE_TIME};
     const int32_t bos_and_time[] = {TINY_SENTENCEPIECE_BOS, TINY_SENTENCEPIECE_TIME};
     complete(t, prompt_and_time, 2, 3, true, &text);
@@ -90,7 +87,6 @@ TEST(first_space_is_kept)
     for (int byte = 0xe2; byte != 0; byte = byte == 0xe2 ? 0x82 : byte == 0x82 ? 0xac : 0)
         assert_ok(tokenizer_token_bytes(t, TINY_SENTENCEPIECE_BYTES + byte, &text));
     assert_string_equal(bytes_text(&text), " time\xe2\x82\xac");
-    bytes_release(&text);
     tokenizer_free(t);
 }
 
@@ -98,7 +94,7 @@ TEST(first_space_is_kept)
 TEST(border_within_a_character)
 {
     struct tokenizer *t = load(tiny_sentencepiece_write);
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     const int32_t b = TINY_SENTENCEPIECE_BYTES;
     const int32_t ids[] = {260, b + 0xc3, b + 0xa9, 260}; // a, two bytes of U+00E9, a
     complete(t, ids, 2, 4, true, &text);
@@ -107,25 +103,21 @@ TEST(border_within_a_character)
     bytes_clear(&text);
     complete(t, ids, 3, 4, true, &text);
     assert_string_equal(bytes_text(&text), "a");
-    bytes_release(&text);
     tokenizer_free(t);
 }
 
 TEST(byte_level_is_as_before)
 {
     struct tokenizer *t = load(tiny_tokenizer_write);
-    struct token_list ids = TOKEN_LIST_INIT;
+    SCOPED(token_list_release) struct token_list ids = TOKEN_LIST_INIT;
     static const char text[] = " tell  the \xc3\xa9<|im_end|> hell";
     assert_ok(tokenizer_encode(t, text, strlen(text), false, &ids));
     for (int cut = 0; cut <= ids.n; cut++) {
-        struct bytes alone = BYTES_INIT, behind = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes alone = BYTES_INIT, behind = BYTES_INIT;
         decode(t, ids.ids + cut, ids.n - cut, true, &alone);
         complete(t, ids.ids, cut, ids.n, true, &behind);
         assert_string_equal(bytes_text(&alone), bytes_text(&behind));
-        bytes_release(&alone);
-        bytes_release(&behind);
     }
-    token_list_release(&ids);
     tokenizer_free(t);
 }
 

@@ -73,7 +73,7 @@ static void check_mask(struct constraint *c, int state)
 
 static void check_masks(const json_t *spec, const char *text)
 {
-    struct token_list ids = TOKEN_LIST_INIT;
+    SCOPED(token_list_release) struct token_list ids = TOKEN_LIST_INIT;
     struct constraint *c;
     int state = CONSTRAINT_START;
     assert_ok(constraints_get(of_merged, spec, &c));
@@ -84,7 +84,6 @@ static void check_masks(const json_t *spec, const char *text)
     }
     check_mask(c, state);
     assert_true(may_end(c, state));
-    token_list_release(&ids);
     constraint_release(c);
 }
 
@@ -130,8 +129,8 @@ TEST(refused)
 TEST(special_tokens)
 {
     const int special = TINY_TOKENIZER_IM_START;
-    json_t *spec = json_pack("{s:[s, {s:[s, s]}, {s:s}]}", "sequence", "a<|im_start|>", "until",
-                             "<|im_start|>", "!", "regex", "[^b]*");
+    json_t *spec = test_keep(json_pack("{s:[s, {s:[s, s]}, {s:s}]}", "sequence", "a<|im_start|>",
+                                       "until", "<|im_start|>", "!", "regex", "[^b]*"));
     struct constraint *c;
     assert_ok(constraints_get(of_merged, spec, &c));
     int at = next(c, CONSTRAINT_START, 'a');
@@ -145,7 +144,6 @@ TEST(special_tokens)
     assert_true(next(c, at, special) < 0);
     assert_true(may_end(c, next(c, at, '<')));
     constraint_release(c);
-    json_decref(spec);
 }
 
 // A state whose mask takes more work than a bound: nothing may come there, and that is said.
@@ -177,11 +175,10 @@ TEST(more_than_are_kept)
 {
     struct constraint *held, *c;
     for (int i = 0; i < 200; i++) {
-        json_t *spec = json_pack("{s:s}", "regex", "a{1,3}");
+        json_t *spec = test_keep(json_pack("{s:s}", "regex", "a{1,3}"));
         json_object_set_new(spec, "choice", json_pack("[s, o]", "x", json_sprintf("%d", i)));
         assert_ok(constraints_get(of_bytes, spec, i ? &c : &held));
         if (i) constraint_release(c);
-        json_decref(spec);
     }
     assert_true(takes(held, "0", 1));
     assert_false(takes(held, "7", 1));
@@ -216,7 +213,7 @@ static void check_range(const json_t *schema, bool whole)
 {
     static const char *const decimals[] = {"",     ".0", ".5",  ".49", ".500",
                                            ".501", ".9", ".05", ".999"};
-    json_t *spec = json_pack("{s:O}", "json_schema", schema);
+    json_t *spec = test_keep(json_pack("{s:O}", "json_schema", schema));
     struct constraint *c;
     const enum status st = constraints_get(of_bytes, spec, &c);
     for (int i = -120; i <= 120; i++)
@@ -229,7 +226,6 @@ static void check_range(const json_t *schema, bool whole)
                     fail_msg("%s: %s", json_dumps(schema, 0), text);
             }
     if (st == ST_OK) constraint_release(c);
-    json_decref(spec);
 }
 
 TEST(numbers)
@@ -240,13 +236,13 @@ TEST(numbers)
         for (int high = 0; high < n; high += 2)
             for (int forms = 0; forms < 8; forms++) {
                 const bool whole = forms & 4;
-                json_t *schema = json_pack("{s:s}", "type", whole ? "integer" : "number");
+                json_t *schema =
+                    test_keep(json_pack("{s:s}", "type", whole ? "integer" : "number"));
                 json_object_set_new(schema, bounds[forms & 1].name, json_real(ends[low]));
                 if (high + low != 2 * n) // one of them without an upper end
                     json_object_set_new(schema, bounds[2 + (forms >> 1 & 1)].name,
                                         json_real(ends[high]));
                 check_range(schema, whole);
-                json_decref(schema);
             }
 }
 

@@ -303,7 +303,7 @@ static const char after_text[] =
 TEST(counters)
 {
     struct spec_counters before, after, step;
-    struct bytes line = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes line = BYTES_INIT;
     json_t *m = test_keep(json_object());
     spec_counters_parse(before_text, &before);
     spec_counters_parse(after_text, &after);
@@ -326,7 +326,6 @@ TEST(counters)
         "SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 75.00 tokens/s, "
         "Drafted throughput: 150.00 tokens/s, Accepted: 150 tokens, Drafted: 300 tokens, "
         "Per-position acceptance rate: 0.800, 0.500, 0.200, Avg Draft acceptance rate: 50.0%");
-    bytes_release(&line);
 
     struct spec_counters sum = {0}; // of two daemons
     spec_counters_add(&sum, &step);

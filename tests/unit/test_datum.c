@@ -109,7 +109,7 @@ TEST(test_answer)
         {.n = 2, .each = 1}, {.n = 1, .each = 1}, {.n = 1, .each = 2, .two_d = true}};
     const struct forward_backward request = {.data = data, .n = 3};
     const float logprobs[] = {-1, -2, -3, -4, -5}; // two, one and two
-    struct bytes answer = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes answer = BYTES_INIT;
     struct proto_field field;
     int records = 0, metrics = 0;
     enum status st = ST_OK;
@@ -129,7 +129,6 @@ TEST(test_answer)
     }
     assert_int_equal(records, 2);
     assert_int_equal(metrics, 1);
-    bytes_release(&answer);
 }
 
 // ---- what is refused ----------------------------------------------------------------------------
@@ -219,7 +218,7 @@ TEST(test_refused_shape)
 // Whatever the bytes are, they are read or refused; a sanitizer sees more.
 TEST(test_broken_bytes)
 {
-    struct bytes good = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes good = BYTES_INIT;
     struct rng r;
     put_head(&good, "importance_sampling");
     put_policy_datum(&good);
@@ -234,7 +233,6 @@ TEST(test_broken_bytes)
                 (char)(rng_uniform(&r) * 256);
         if (parse(&message, &request) == ST_OK) forward_backward_release(&request);
     }
-    bytes_release(&good);
 }
 
 // --loss-for: another loss is computed, and what it does not know of is passed over.

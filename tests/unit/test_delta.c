@@ -145,7 +145,7 @@ TEST(prefixes_are_shared_to_the_bit)
     void *x;
     struct reference *r = reference_of(model);
     const size_t hidden = (size_t)r->config->hidden * sizeof(float);
-    char *together = malloc((PROMPT + GROUP * EACH) * hidden);
+    char *together = test_keep(malloc((PROMPT + GROUP * EACH) * hidden));
     random_ids(ids, PROMPT + GROUP * EACH, 5, 190);
     batch_clear(r->batch);
     assert_ok(batch_add_packed(r->batch, ids, PROMPT, -1, -1, NULL));
@@ -165,7 +165,6 @@ TEST(prefixes_are_shared_to_the_bit)
         model_forward(r->model, batch_view(r->batch), NULL, NULL, &x);
         assert_memory_equal((char *)x + PROMPT * hidden, together + own, EACH * hidden);
     }
-    free(together);
 }
 
 // The scratch of a training step, of a layer that has no heads of attention.

@@ -37,43 +37,38 @@ static void read_all(const char *file, struct bytes *ret)
 {
     struct download *d;
     int64_t n_bytes;
-    json_t *list = files();
+    json_t *list = test_keep(files());
     assert_ok(download_new(folder, list, file, &d, &n_bytes));
     for (enum stream_state state = STREAM_MORE; state == STREAM_MORE;) {
-        struct bytes piece = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes piece = BYTES_INIT;
         state = download_next(d, &piece);
         assert_int_not_equal(state, STREAM_FAIL);
         assert_true(piece.len <= 300 << 10);
         bytes_append(ret, bytes_text(&piece), piece.len);
-        bytes_release(&piece);
     }
     assert_int_equal(ret->len, n_bytes);
     download_free(d);
-    json_decref(list);
 }
 
 TEST(test_files)
 {
-    json_t *list = files();
+    json_t *list = test_keep(files());
     assert_int_equal(json_object_size(list), 4);
     assert_int_equal(runs_bytes(list), 700003);
-    json_decref(list);
     for (int i = 0; i < 4; i++) {
-        struct bytes body = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes body = BYTES_INIT;
         char *on_disk = test_read(test_path(folder, names[i]));
         read_all(names[i], &body);
         assert_memory_equal(bytes_text(&body), on_disk, body.len);
-        bytes_release(&body);
     }
 }
 
 TEST(test_archive)
 {
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     const char *to = test_folder(), *file = test_path(to, "archive.tar");
     read_all("", &body);
     test_write(file, bytes_text(&body), body.len);
-    bytes_release(&body);
     assert_exit(0,
                 test_command(test_path(to, "log"), 10000, OPTIONS("tar", "-C", to, "-xf", file)));
     for (int i = 0; i < 4; i++) test_same_file(folder, to, names[i]);
@@ -92,7 +87,7 @@ static void truncate_to(const char *name, int64_t size)
 TEST(test_beyond_octal_digits)
 {
     struct download *d;
-    struct bytes piece = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes piece = BYTES_INIT;
     const int64_t size = (int64_t)9 << 30;
     int64_t n_bytes;
     const char *to = test_folder(), *log = test_path(to, "log");
@@ -104,7 +99,6 @@ TEST(test_beyond_octal_digits)
     test_write(test_path(to, "archive.tar"), bytes_text(&piece), piece.len);
     test_command(log, 10000, OPTIONS("tar", "-tvf", test_path(to, "archive.tar")));
     assert_contains(test_read(log), "9663676416");
-    bytes_release(&piece);
     download_free(d);
     unlink(test_path(folder, "large"));
 }
@@ -112,7 +106,7 @@ TEST(test_beyond_octal_digits)
 TEST(test_changed)
 {
     struct download *d;
-    struct bytes piece = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes piece = BYTES_INIT;
     int64_t n_bytes;
     json_t *list = json_pack("{s:i}", names[0], 7);
     assert_ok(download_new(folder, list, names[0], &d, &n_bytes));
@@ -130,7 +124,6 @@ TEST(test_changed)
     while ((end = download_next(d, &piece)) == STREAM_MORE) continue;
     assert_int_equal(end, STREAM_FAIL);
     assert_message("ends early");
-    bytes_release(&piece);
     download_free(d);
     json_decref(list);
 }
@@ -140,7 +133,7 @@ TEST(test_changed)
 TEST(test_replaced)
 {
     struct download *d;
-    struct bytes piece = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes piece = BYTES_INIT;
     int64_t n_bytes;
     const char *in = test_folder(), *of = test_path(in, "at"), *next = test_path(in, "next");
     json_t *list = test_keep(json_pack("{s:i, s:i}", "a", 1, "b", 1));
@@ -157,7 +150,6 @@ TEST(test_replaced)
     assert_ok(file_remove_tree(test_path(in, "before")));
     assert_int_equal(download_next(d, &piece), STREAM_FAIL);
     assert_message("b: No such file");
-    bytes_release(&piece);
     download_free(d);
 }
 

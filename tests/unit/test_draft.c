@@ -88,8 +88,8 @@ static struct draft_stats draft_gradients(struct learning *m, const struct rando
 static struct draft_stats plain_stats(struct learning *m, const struct random_step *s)
 {
     int wide = m->policy.config->vocab_size, vocab = m->draft.config->vocab_size;
-    float *teacher = malloc(32 * (size_t)wide * sizeof *teacher);
-    float *student = malloc(32 * (size_t)vocab * sizeof *student);
+    float *teacher = test_keep(malloc(32 * (size_t)wide * sizeof *teacher));
+    float *student = test_keep(malloc(32 * (size_t)vocab * sizeof *student));
     double *p = malloc((size_t)vocab * sizeof *p), *q = malloc((size_t)vocab * sizeof *q);
     struct draft_stats stats = {0};
     for (int i = 0; i < SAMPLES; i++) {
@@ -112,8 +112,6 @@ static struct draft_stats plain_stats(struct learning *m, const struct random_st
     }
     stats.kl /= (double)stats.targets;
     stats.overlap /= (double)stats.targets;
-    free(teacher);
-    free(student);
     free(p);
     free(q);
     return stats;

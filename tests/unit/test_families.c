@@ -20,15 +20,13 @@ TEST(test_every_family_is_described)
     char *doc = test_read(test_path(test_root(), "docs/use/models.md"));
     const struct family *f;
     for (int i = 0; (f = family_at(i)); i++) {
-        struct bytes start = BYTES_INIT, architecture = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes start = BYTES_INIT, architecture = BYTES_INIT;
         bytes_printf(&start, "| %s | `%s` |", f->title, f->model_type);
         bytes_printf(&architecture, "`%s`", f->architecture);
         if (!line_has(doc, bytes_text(&start), bytes_text(&architecture)))
             fail_msg("docs/use/models.md has no row \"%s %s\"", bytes_text(&start),
                      bytes_text(&architecture));
         assert_contains(family_list(), f->architecture);
-        bytes_release(&start);
-        bytes_release(&architecture);
     }
     assert_ptr_equal(family_find("gemma2", ""), family_find("gemma2", "Gemma2ForCausalLM"));
     assert_null(family_find("gemma2", "Gemma2ForSequenceClassification"));

@@ -44,7 +44,7 @@ TEST(read_limits_and_errors)
 {
     const char *folder = test_folder(), *path = test_path(folder, "a"),
                *fifo = test_path(folder, "f");
-    struct bytes b = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes b = BYTES_INIT;
     bytes_puts(&b, "untouched");
     test_write(path, "12345", 5);
     assert_fails(file_read(path, 4, &b), ST_FORMAT, path);
@@ -58,7 +58,6 @@ TEST(read_limits_and_errors)
     assert_ok(file_read("/proc/self/stat", 4096, &b)); // says it has 0 bytes
     assert_true(b.len > 10);
     assert_status(file_read("/proc/self/stat", 10, &b), ST_FORMAT);
-    bytes_release(&b);
 }
 
 static enum status no_line(void *context, const char *line, size_t len)
@@ -73,7 +72,7 @@ static enum status no_line(void *context, const char *line, size_t len)
 TEST(lines_of_no_file)
 {
     const char *folder = test_folder(), *path = test_path(folder, "lines");
-    struct bytes b = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes b = BYTES_INIT;
     char name[400];
     assert_int_equal(symlink("/dev/zero", path), 0);
     assert_fails(file_each_line(path, no_line, NULL), ST_IO, "a special file, not a regular file");
@@ -84,7 +83,6 @@ TEST(lines_of_no_file)
     memset(name, 'x', sizeof name - 1);
     name[sizeof name - 1] = '\0';
     assert_status(file_read(test_path(folder, name), 10, &b), ST_NOT_FOUND);
-    bytes_release(&b);
 }
 
 TEST(lines_that_begin_a_file)
@@ -94,7 +92,7 @@ TEST(lines_that_begin_a_file)
         const char *text;
     } cases[] = {{0, ""}, {2, ""}, {3, "ab\n"}, {6, "ab\n"}, {7, "ab\ncde\n"}, {8, "ab\ncde\nf"}};
     const char *folder = test_folder(), *path = test_path(folder, "a");
-    struct bytes b = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes b = BYTES_INIT;
     int64_t left_out = -1;
     test_write(path, "ab\ncde\nf", 8);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -104,7 +102,6 @@ TEST(lines_that_begin_a_file)
     }
     assert_status(file_read_start(test_path(folder, "b"), 9, &b, &left_out), ST_NOT_FOUND);
     assert_string_equal(bytes_text(&b), "ab\ncde\nf");
-    bytes_release(&b);
 }
 
 TEST(failed_write_leaves_old_file)
@@ -141,7 +138,7 @@ TEST(killed_writer_leaves_whole_file)
 {
     enum { LENGTH = 300000 };
     const char *path = test_path(test_folder(), "a");
-    char *content = malloc(LENGTH);
+    char *content = test_keep(malloc(LENGTH));
     assert_non_null(content);
     memset(content, 'a', LENGTH);
     assert_ok(file_write_atomic(path, 0600, content, LENGTH));
@@ -158,14 +155,12 @@ TEST(killed_writer_leaves_whole_file)
         int status;
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFSIGNALED(status));
-        struct bytes b = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes b = BYTES_INIT;
         assert_ok(file_read(path, LENGTH, &b));
         assert_int_equal(b.len, LENGTH);
         for (size_t i = 1; i < LENGTH; i++)
             if (b.data[i] != b.data[0]) fail_msg("mixed content at byte %zu", i);
-        bytes_release(&b);
     }
-    free(content);
 }
 
 TEST(map)

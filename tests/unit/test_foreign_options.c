@@ -83,7 +83,7 @@ static int write_table(struct bytes *page, int i)
 TEST(each_names_an_option)
 {
     const char *out = getenv("NAMES_OUT");
-    struct bytes page = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes page = BYTES_INIT;
     int n = 0;
     bytes_printf(
         &page,
@@ -98,7 +98,6 @@ TEST(each_names_an_option)
     if (out) test_write(out, bytes_text(&page), page.len);
     char *there = test_read(test_path(test_root(), "docs/use/names.md"));
     assert_string_equal(bytes_text(&page), there);
-    bytes_release(&page);
 }
 
 static void refused(const char *word, const char *part)

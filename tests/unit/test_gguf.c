@@ -114,10 +114,9 @@ static void put_llama(struct gguf_writer *w)
 static const char *finish(struct gguf_writer *w)
 {
     const char *path = test_path(test_folder(), "model.gguf");
-    struct bytes file = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes file = BYTES_INIT;
     gguf_finish(w, &file);
     test_write(path, file.data, file.len);
-    bytes_release(&file);
     return path;
 }
 
@@ -162,15 +161,13 @@ static void compare_tokenizers(const char *folder, const char *file)
     struct tokenizer *a = tokenizer_of(folder);
     struct tokenizer *b = tokenizer_of(file);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        struct token_list ids = TOKEN_LIST_INIT;
-        struct bytes back = BYTES_INIT;
+        SCOPED(token_list_release) struct token_list ids = TOKEN_LIST_INIT;
+        SCOPED(bytes_release) struct bytes back = BYTES_INIT;
         print_message("%s\n", texts[i]);
         assert_ok(tokenizer_encode(a, texts[i], strlen(texts[i]), false, &ids));
         assert_ok(tokenizer_decode(a, ids.ids, ids.n, false, &back));
         assert_ids(b, texts[i], strlen(texts[i]), false, ids.ids, ids.n);
         assert_text(b, ids.ids, ids.n, false, bytes_text(&back), back.len);
-        token_list_release(&ids);
-        bytes_release(&back);
     }
 }
 
@@ -326,7 +323,7 @@ TEST(unknown_things_are_named)
 TEST(damaged_files_are_refused)
 {
     struct gguf_writer w = {.metadata = BYTES_INIT};
-    struct bytes file = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes file = BYTES_INIT;
     struct gguf *g;
     json_t *json;
     gguf_put_folder(&w, test_path(test_root(), "tools/demo-model"), "qwen2");
@@ -353,5 +350,4 @@ TEST(damaged_files_are_refused)
     }
     file.data[4] = 1;
     assert_fails(gguf_parse("old", file.data, file.len, &g), ST_UNSUPPORTED, "GGUF version 1");
-    bytes_release(&file);
 }

@@ -103,12 +103,11 @@ static struct http_client *client_of(const char *address)
 static enum status post_json(struct http_client *c, const char *path, const json_t *body,
                              json_t **ret)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     enum status st = http_perform(
         c, &(struct http_call){.path = path, .post = true, .body = body, .timeout_ms = 2000},
         &text);
     if (st == ST_OK && ret) st = json_parse(path, bytes_text(&text), text.len, ret);
-    bytes_release(&text);
     return st;
 }
 
@@ -315,11 +314,10 @@ TEST(the_life_of_each_server_is_asked_for)
 
 static int requests_on_connection(struct http_client *client, const char *address)
 {
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     const struct http_call call = {.server = address, .path = "/count", .timeout_ms = LIMIT_MS};
     assert_ok(http_perform(client, &call, &body));
     const int n = atoi(strchr(bytes_text(&body), ':') + 1);
-    bytes_release(&body);
     return n;
 }
 

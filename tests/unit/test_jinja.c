@@ -33,19 +33,17 @@ static enum status render(const char *text, const struct jinja_limits *limits, s
 
 static void assert_text(const char *text, const char *want)
 {
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     assert_ok(render(text, NULL, &got));
     assert_string_equal(bytes_text(&got), want);
-    bytes_release(&got);
 }
 
 static void assert_error(const char *text, enum status code, const char *message)
 {
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     assert_status(render(text, NULL, &got), code);
     assert_message(message);
     assert_int_equal(got.len, 0);
-    bytes_release(&got);
 }
 
 // ---- against jinja2 -----------------------------------------------------------------------------
@@ -62,7 +60,7 @@ static bool is_case_equal(const json_t *line, const json_t *variables)
     const json_t *template = json_object_get(line, "template"),
                  *text = json_object_get(line, "text");
     const char *error = json_string_value(json_object_get(line, "error"));
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     enum status st = render_with(json_string_value(template), json_string_length(template),
                                  variables, NULL, &got);
     bool equal = error ? st != ST_OK
@@ -74,7 +72,6 @@ static bool is_case_equal(const json_t *line, const json_t *variables)
         print_message("%s\n  gives  %s\n  wanted %s\n", json_string_value(template),
                       st == ST_OK ? bytes_text(&got) : status_message(),
                       error ? error : json_string_value(text));
-    bytes_release(&got);
     return equal;
 }
 
@@ -105,13 +102,12 @@ TEST(errors_name_the_place)
 // The text of what went well before an error is not given.
 TEST(failure_leaves_the_buffer)
 {
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     bytes_puts(&got, "before");
     assert_status(render("text {{ nope() }}", NULL, &got), ST_INVALID);
     assert_string_equal(bytes_text(&got), "before");
     assert_ok(render(" and behind", NULL, &got));
     assert_string_equal(bytes_text(&got), "before and behind");
-    bytes_release(&got);
 }
 
 // ---- limits -------------------------------------------------------------------------------------
@@ -129,24 +125,21 @@ static char *repeated(const char *start, const char *part, int n, const char *en
 TEST(deep_templates)
 {
     const json_t *cases = test_rows("jinja", "deep_templates");
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     for (size_t i = 0; i < json_array_size(cases); i++) {
-        char *text = repeated(row_text(cases, i, "start"), row_text(cases, i, "part"),
-                              row_int(cases, i, "times"), row_text(cases, i, "end"));
+        char *text = test_keep(repeated(row_text(cases, i, "start"), row_text(cases, i, "part"),
+                                        row_int(cases, i, "times"), row_text(cases, i, "end")));
         assert_true(render(text, NULL, &got) != ST_OK);
         assert_message(row_text(cases, i, "message"));
-        free(text);
     }
-    bytes_release(&got);
     // as deep as anybody writes them
-    char *text = repeated("{{ 1", "+1", 300, " }}");
+    char *text = test_keep(repeated("{{ 1", "+1", 300, " }}"));
     assert_text(text, "301");
-    free(text);
 }
 
 TEST(endless_templates)
 {
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     struct jinja_limits limits = {.steps = 100000, .memory = 1 << 20, .output = 1000};
     const json_t *cases = test_rows("jinja", "endless_templates");
     for (size_t i = 0; i < json_array_size(cases); i++) {
@@ -154,7 +147,6 @@ TEST(endless_templates)
         assert_message(row_text(cases, i, "message"));
         assert_int_equal(got.len, 0);
     }
-    bytes_release(&got);
 }
 
 // Each of these goes through a megabyte, and makes nothing that is charged as memory.
@@ -164,7 +156,7 @@ TEST(long_operands)
     const json_t *cases = test_rows("jinja", "long_operands");
     static const struct jinja_limits limits = {.steps = 300000};
     char *text = malloc(LENGTH + 1), whole[200];
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     memset(text, 'a', LENGTH);
     text[LENGTH] = 0;
     json_t *variables = test_keep(json_pack("{s:s, s:{s:i}}", "k", text, "d", text, 1));
@@ -179,18 +171,16 @@ TEST(long_operands)
         assert_message("more steps than the limit");
     }
     free(text);
-    bytes_release(&got);
 }
 
 TEST(deep_messages)
 {
-    struct bytes got = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes got = BYTES_INIT;
     json_t *deep = json_array(), *variables = json_object();
     for (int i = 0; i < 1000; i++) deep = json_pack("[o]", deep);
     json_object_set_new(variables, "x", deep);
     assert_fails(render_with("{{ x }}", 7, variables, NULL, &got), ST_INVALID, "deeper than");
     json_decref(variables);
-    bytes_release(&got);
 }
 
 TEST_EACH(content_in_parts, "jinja")

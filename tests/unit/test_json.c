@@ -62,8 +62,9 @@ TEST(integers)
 
 TEST(other_types)
 {
-    json_t *o = json_of("{\"a\": 0.5, \"b\": 2, \"t\": true, \"f\": false, \"s\": \"text\","
-                        " \"n\": null, \"nul\": \"a\\u0000b\", \"l\": []}");
+    json_t *o =
+        test_keep(json_of("{\"a\": 0.5, \"b\": 2, \"t\": true, \"f\": false, \"s\": \"text\","
+                          " \"n\": null, \"nul\": \"a\\u0000b\", \"l\": []}"));
     double x = 9;
     assert_ok(json_get_double("file", o, "a", 0, 1, &x));
     assert_true(x == 0.5);
@@ -100,7 +101,6 @@ TEST(other_types)
     // a field of what is not an object
     assert_fails(json_get_bool("file", json_object_get(o, "l"), "x", &flag), ST_INVALID,
                  "an array");
-    json_decref(o);
 }
 
 TEST(files)
@@ -136,7 +136,7 @@ static json_t *read_back(const struct bytes *text)
 
 TEST(test_structure)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     struct json_out out = {&text, false}, *o = &out;
     json_t *inner = test_keep(json_pack("{s:i}", "k", 1));
     json_out_open(o, NULL, '{');
@@ -154,7 +154,6 @@ TEST(test_structure)
     json_out_close(o, '}');
     assert_string_equal(bytes_text(&text), "{\"a\":[-5,9223372036854775807,{},0.1],\"b\":true,"
                                            "\"c\":null,\"d\":{\"k\":1},\"e\":null}");
-    bytes_release(&text);
 }
 
 TEST(test_strings)
@@ -162,21 +161,19 @@ TEST(test_strings)
     char every[160];
     for (int i = 0; i < 128; i++) every[i] = (char)i;
     memcpy(every + 128, "\xc3\xa9\xf0\x9f\x98\x80\xe2\x80\xa8", 9);
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     struct json_out out = {&text, false};
     json_out_string(&out, NULL, every, 137);
-    json_t *value = read_back(&text);
+    json_t *value = test_keep(read_back(&text));
     assert_int_equal(json_string_length(value), 137);
     assert_memory_equal(json_string_value(value), every, 137);
-    json_decref(value);
-    bytes_release(&text);
 }
 
 TEST(test_numbers)
 {
     struct rng rng;
     rng_init(&rng, 3, 4);
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     for (int i = 0; i < 2000; i++) {
         uint32_t word = rng_u32(&rng);
         float x;
@@ -189,10 +186,9 @@ TEST(test_numbers)
         json_out_float(&out, NULL, x);
         json_out_real(&out, NULL, y);
         json_out_close(&out, ']');
-        json_t *value = read_back(&text);
+        json_t *value = test_keep(read_back(&text));
         assert_true((float)json_number_value(json_array_get(value, 0)) == x);
         assert_true(json_number_value(json_array_get(value, 1)) == y);
-        json_decref(value);
     }
     struct json_out out = {&text, false};
     bytes_clear(&text);
@@ -202,5 +198,4 @@ TEST(test_numbers)
     json_out_logprob(&out, NULL, -INFINITY);
     json_out_close(&out, ']');
     assert_string_equal(bytes_text(&text), "[null,null,-9999]");
-    bytes_release(&text);
 }

@@ -38,7 +38,7 @@ static int likeliest(const float *row)
 
 TEST(decodes_as_without_a_cache)
 {
-    struct reference r;
+    SCOPED(reference_close) struct reference r;
     int32_t ids[PROMPT + NEW], want[NEW];
     float logits[(PROMPT + NEW) * VOCAB];
     open_uneven(&r);
@@ -50,21 +50,20 @@ TEST(decodes_as_without_a_cache)
     bool varies = false;
     for (int i = 1; i < NEW; i++) varies |= want[i] != want[0];
     assert_true(varies);
-    reference_close(&r);
 }
 
 // In every layer the block `to`, and nothing else, becomes what `from` is.
 TEST(copies_one_block)
 {
     enum { BLOCKS = 5, BLOCK = 4, FROM = 1, TO = 3 };
-    struct reference r;
+    SCOPED(reference_close) struct reference r;
     struct kv_memory kv;
     open_uneven(&r);
     assert_ok(kv_memory_alloc(&kv, r.dev, r.config, DT_F32, BLOCK, BLOCKS, 0));
     const int64_t per_block = kv_memory_block_bytes(r.config, DT_F32, BLOCK) / 2 / 4;
     assert_int_equal(per_block, BLOCK * (2 * 16 + 4 * 16 + 1 * 32));
     const size_t n = (size_t)per_block * BLOCKS;
-    float *pool = malloc(n * sizeof *pool);
+    float *pool = test_keep(malloc(n * sizeof *pool));
     assert_non_null(pool);
     for (size_t i = 0; i < n; i++) pool[i] = (float)i;
     device_copy_in(r.dev, kv.view.k, pool, n * sizeof *pool);
@@ -76,7 +75,7 @@ TEST(copies_one_block)
         for (int i = 0; i < block; i++)
             pool[layer->offset + TO * block + i] = pool[layer->offset + FROM * block + i];
     }
-    float *copied = malloc(n * sizeof *copied);
+    float *copied = test_keep(malloc(n * sizeof *copied));
     assert_non_null(copied);
     device_copy_out(r.dev, copied, kv.view.k, n * sizeof *copied);
     assert_ok(device_sync(r.dev));
@@ -84,8 +83,5 @@ TEST(copies_one_block)
     device_copy_out(r.dev, copied, kv.view.v, n * sizeof *copied);
     assert_ok(device_sync(r.dev));
     assert_memory_equal(copied, pool, n * sizeof *pool);
-    free(copied);
-    free(pool);
     kv_memory_release(&kv);
-    reference_close(&r);
 }

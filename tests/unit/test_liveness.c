@@ -66,7 +66,7 @@ static enum status work(const struct rendezvous_options *o, void *context)
 {
     const struct scene *s = context;
     struct rank_of own = {.scene = s, .rank = o->who.rank};
-    struct bytes bytes = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes bytes = BYTES_INIT;
     struct peers *peers = NULL;
     struct liveness *l = NULL;
     enum status st;
@@ -79,7 +79,6 @@ static enum status work(const struct rendezvous_options *o, void *context)
     st = liveness_check(l, s->looks_never ? 0 : s->check_ms);
 out:
     liveness_end(l, st);
-    bytes_release(&bytes);
     return st;
 }
 

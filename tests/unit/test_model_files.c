@@ -49,7 +49,7 @@ static void build(struct bytes *file, const char *header, size_t data_len)
 
 TEST(safetensors_reads)
 {
-    struct bytes file = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes file = BYTES_INIT;
     struct safetensors *set;
     build(&file,
           "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_"
@@ -67,13 +67,12 @@ TEST(safetensors_reads)
     assert_string_equal(json_string_value(json_object_get(safetensors_metadata(set), "format")),
                         "pt");
     safetensors_free(set);
-    bytes_release(&file);
 }
 
 TEST(safetensors_refusals)
 {
     const json_t *cases = test_rows("model_files", "safetensors_refusals");
-    struct bytes file = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes file = BYTES_INIT;
     struct safetensors *set = NULL;
     for (size_t i = 0; i < json_array_size(cases); i++) {
         build(&file, row_text(cases, i, "header"), row_int(cases, i, "data_len"));
@@ -86,7 +85,6 @@ TEST(safetensors_refusals)
     file.data[4] = 1; // the header would be 4 GiB
     assert_fails(safetensors_parse("t.safetensors", file.data, file.len, &set), ST_FORMAT,
                  "truncated");
-    bytes_release(&file);
 }
 
 // Of zeros; closed with the test.
@@ -199,10 +197,11 @@ TEST(shards_are_one_model)
     save(a, 3, whole);
     struct safetensors *set = tensors_of(whole);
 
-    struct bytes index = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes index = BYTES_INIT;
     bytes_puts(&index, "{\"weight_map\":{");
     int n = safetensors_count(set);
     for (int part = 0; part < 2; part++) {
+        SCOPED(bytes_release)
         struct bytes header = BYTES_INIT, data = BYTES_INIT, file = BYTES_INIT;
         bytes_puts(&header, "{");
         for (int i = part; i < n; i += 2) {
@@ -220,9 +219,6 @@ TEST(shards_are_one_model)
         bytes_append(&file, data.data, data.len);
         test_write(test_path(split, part ? "part-1.safetensors" : "part-0.safetensors"), file.data,
                    file.len);
-        bytes_release(&header);
-        bytes_release(&data);
-        bytes_release(&file);
     }
     bytes_puts(&index, "}}");
     test_write(test_path(split, "model.safetensors.index.json"), index.data, index.len);
@@ -232,7 +228,6 @@ TEST(shards_are_one_model)
     test_put(split, "model.safetensors.index.json",
              "{\"weight_map\":{\"model.norm.weight\":\"../elsewhere.safetensors\"}}");
     assert_fails(load(b, split), ST_FORMAT, "names no file of this folder");
-    bytes_release(&index);
 }
 
 // A folder of every family, loaded and saved, holds the same tensors under the same names: what

@@ -31,7 +31,7 @@ static void compare(const struct loaded *m, const struct safetensors *set, const
                                    *scales = safetensors_find(set, scales_name);
     const struct weight_tensor *t = weights_find(m->weights, name);
     assert_true(blocks && scales && t);
-    float *have = malloc((size_t)t->n * sizeof *have);
+    float *have = test_keep(malloc((size_t)t->n * sizeof *have));
     assert_ok(weights_read(m->weights, m->dev, (int)(t - m->weights->tensors), have));
     for (int64_t r = 0; r < t->shape[0]; r++)
         for (int64_t c = 0; c < t->shape[1]; c++) {
@@ -41,7 +41,6 @@ static void compare(const struct loaded *m, const struct safetensors *set, const
                        (const uint8_t *)scales->data + row * t->shape[1] / 32, (int)c);
             assert_true(have[r * t->shape[1] + c] == (float)want);
         }
-    free(have);
 }
 
 TEST(values_are_read)
@@ -142,7 +141,7 @@ TEST(a_scale_without_a_number_is_refused)
     const int n = tensor_sources(set, sources);
     const size_t bytes = safetensors_find(set, scales)->bytes;
     struct safetensors_source *one = source_of(sources, n, scales);
-    uint8_t *broken = malloc(bytes);
+    uint8_t *broken = test_keep(malloc(bytes));
     assert_non_null(broken);
     memcpy(broken, one->tag, bytes);
     broken[bytes - 1] = 255;
@@ -151,5 +150,4 @@ TEST(a_scale_without_a_number_is_refused)
     struct loaded *m = loaded_planned(golden_folder(), DT_BF16);
     assert_fails(weights_load(m->weights, m->dev, folder), ST_FORMAT,
                  "model.layers.1.mlp.experts.down_proj_scales has a scale of 255");
-    free(broken);
 }

@@ -35,7 +35,7 @@ static size_t scratch_of(const struct reference *r, int tokens)
 TEST(mlp_narrower_than_heads)
 {
     int32_t ids[TOKENS];
-    float *logits = calloc((size_t)TOKENS * 64, sizeof *logits);
+    float *logits = test_keep(calloc((size_t)TOKENS * 64, sizeof *logits));
     struct model *exact;
     assert_non_null(logits);
     for (int i = 0; i < TOKENS; i++) ids[i] = (7 * i + 3) % 64;
@@ -51,7 +51,6 @@ TEST(mlp_narrower_than_heads)
     r->model = exact;
     reference_logits(r, ids, TOKENS, logits);
     for (int i = 0; i < TOKENS * 64; i++) assert_true(isfinite(logits[i]));
-    free(logits);
 }
 
 // Mixtral's block as if its experts had biases.

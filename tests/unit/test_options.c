@@ -349,7 +349,7 @@ TEST_EACH(rules_of_a_table, "options")
 {
     struct ruled c = {0};
     struct option_set *set;
-    struct bytes idle = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes idle = BYTES_INIT;
     const char *broken = row_text(cases, i, "broken");
     assert_int_equal(parse_with(rules_table, row_words(cases, i, "words"), 0, &c, NULL, &set),
                      OPTIONS_OK);
@@ -358,5 +358,4 @@ TEST_EACH(rules_of_a_table, "options")
     if (broken) assert_message(broken);
     options_list_idle(set, &c, &idle);
     assert_string_equal(bytes_text(&idle), row_text(cases, i, "idle"));
-    bytes_release(&idle);
 }

@@ -77,12 +77,11 @@ static struct control_info info_of(const struct scene *s)
 static void assert_is(const struct scene *s, const char *words)
 {
     const struct control_info f = info_of(s);
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     control_origin_words(&f, &text);
     const char *said = strchr(bytes_text(&text), ',');
     assert_non_null(said);
     assert_string_equal(said + 2, words);
-    bytes_release(&text);
 }
 
 TEST(what_becomes_of_weights)

@@ -86,12 +86,11 @@ TEST(all_forms_are_one)
 TEST_EACH(what_is_no_pair, "data")
 {
     const struct prompt_options options = {.side = row_text(cases, i, "side")};
-    char *line = json_dumps(json_object_get(json_array_get(cases, i), "line"), 0);
+    char *line = test_keep(json_dumps(json_object_get(json_array_get(cases, i), "line"), 0));
     struct dataset *d;
     assert_true(dataset_parse("lines", line, strlen(line), &options, &d) != ST_OK);
     assert_message("lines, line 1");
     assert_message(row_text(cases, i, "says"));
-    free(line);
 }
 
 TESTS_BETWEEN(open_reader, close_reader)

@@ -17,27 +17,25 @@ static int times_said(struct divergence *s, const struct progress *signs, int n,
 {
     int said = 0;
     for (int i = 0; i < n; i++) {
-        struct bytes text = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes text = BYTES_INIT;
         divergence_check(s, signs, &text);
         if (text.len) {
             assert_contains(bytes_text(&text), part);
             assert_true(text.data[text.len - 1] == '\n');
             said++;
         }
-        bytes_release(&text);
     }
     return said;
 }
 
 static void assert_sums_up(const struct divergence *s, const char *part)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     divergence_summary(s, &text);
     if (part)
         assert_contains(bytes_text(&text), part);
     else
         assert_int_equal(text.len, 0);
-    bytes_release(&text);
 }
 
 TEST(a_healthy_run_is_left_alone)
@@ -163,7 +161,7 @@ TEST(through_a_checkpoint)
     best_consider(&b, 12, 1.0 / 3);
     best_consider(&b, 13, 0);
     json = best_to_json(&b);
-    char *text = json_dumps(json, 0);
+    char *text = test_keep(json_dumps(json, 0));
     json_decref(json);
     json = json_loads(text, 0, NULL);
     assert_ok(best_from_json("x", json, &again));
@@ -171,7 +169,6 @@ TEST(through_a_checkpoint)
     assert_int_equal(again.waited, 1);
     assert_true(again.score == 1.0 / 3);
     json_decref(json);
-    free(text);
 }
 
 TEST(bad_ones_are_refused)

@@ -45,7 +45,7 @@ static int use_port(void)
 // Meets, and compares what it was given; `context`: how many milliseconds it comes late.
 static enum status meet(const struct rendezvous_options *o, void *context)
 {
-    struct bytes bytes = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes bytes = BYTES_INIT;
     struct peers *peers = NULL;
     if (context) clock_sleep_ms(*(const int *)context);
     bytes_append(&bytes, o->who.rank == 0 ? GIFT : "mine", o->who.rank == 0 ? sizeof GIFT : 4);
@@ -53,7 +53,6 @@ static enum status meet(const struct rendezvous_options *o, void *context)
     if (st == ST_OK && (bytes.len != sizeof GIFT || memcmp(bytes.data, GIFT, sizeof GIFT) != 0))
         st = status_fail(ST_FORMAT, "%zu bytes are not those of rank 0", bytes.len);
     peers_free(peers);
-    bytes_release(&bytes);
     return st;
 }
 

@@ -429,7 +429,7 @@ TEST(command_dies_with_its_owner)
 // else several rewards run into one paragraph.
 TEST(a_list_for_the_manual)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     int n = 0;
     reward_describe_all(&text);
     for (const char *at = bytes_text(&text); (at = strstr(at, "\n  ")); n++) {
@@ -438,5 +438,4 @@ TEST(a_list_for_the_manual)
         if (strncmp(at + name, "  ", 2) != 0) fail_msg("%.40s", at);
     }
     assert_true(n > 10);
-    bytes_release(&text);
 }

@@ -202,8 +202,9 @@ TEST(too_many_lines)
                                    "done\n");
     assert_fails(ask(r, N, terms, sums), ST_FORMAT, "more than one line for one sample");
     assert_status(ask(r, N, terms, sums), ST_PEER_GONE); // it stays an error
-    r = open_command("command:echo ready; cat", 1, 20);
-    usleep(300000);
+    const char *folder = test_folder();
+    r = open_command(script(folder, "echo ready; touch \"$1/said\"; cat\n"), 1, 20);
+    test_wait_for_file(test_path(folder, "said"), 10000, NULL);
     assert_fails(ask(r, 1, terms, sums), ST_FORMAT, "wrote without being asked: ready");
 }
 
@@ -263,7 +264,7 @@ TEST(answers_before_reading)
     memset(text, 'x', LEN);
     struct reward *r = open_command(
         script(test_folder(), "head -c 100 >/dev/null; echo '{\"reward\": 1}'; exec sleep 60\n"), 1,
-        0.3);
+        2);
     alarm(20);
     assert_status(reward_score_all(r, inputs, 2, terms, sums, &failed), ST_TIMEOUT);
     alarm(0);

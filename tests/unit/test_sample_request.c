@@ -16,10 +16,9 @@ static json_t *parse(const char *text)
 
 static enum status ask(const char *text, struct sample_request *ret)
 {
-    json_t *body = parse(text);
+    json_t *body = test_keep(parse(text));
     *ret = (struct sample_request){0};
     enum status st = sample_request_parse(body, &model, ret);
-    json_decref(body);
     return st;
 }
 
@@ -52,11 +51,10 @@ TEST(test_asked)
     }
     static const struct trained_model_info stands_in = {
         .limits = {.vocab = 300, .loss_for = "stable_reinforce=ppo"}, .max_context = 64};
-    json_t *body = parse("{" PROMPT ",\"record_stability_info\":true}");
+    json_t *body = test_keep(parse("{" PROMPT ",\"record_stability_info\":true}"));
     r = (struct sample_request){0};
     assert_ok(sample_request_parse(body, &stands_in, &r));
     sample_request_release(&r.request);
-    json_decref(body);
 }
 
 // What is of the wrong kind is refused, by its name, and not taken for what is not there.
@@ -78,12 +76,12 @@ TEST(test_filled)
 {
     struct sample_request r;
     assert_ok(ask("{" PROMPT ",\"num_samples\":2,\"topk_prompt_logprobs\":1}", &r));
-    json_t *line = parse("{\"token_ids\":[7,8],\"logprobs\":[-0.5,-1],\"finish_reason\":\"stop\","
-                         "\"weight_versions\":[4,6],\"prompt_logprobs\":[null,-2,-3],"
-                         "\"prompt_weight_versions\":[null,4,4],"
-                         "\"prompt_top_logprobs\":[null,[[9,-0.25]],[]]}");
+    json_t *line =
+        test_keep(parse("{\"token_ids\":[7,8],\"logprobs\":[-0.5,-1],\"finish_reason\":\"stop\","
+                        "\"weight_versions\":[4,6],\"prompt_logprobs\":[null,-2,-3],"
+                        "\"prompt_weight_versions\":[null,4,4],"
+                        "\"prompt_top_logprobs\":[null,[[9,-0.25]],[]]}"));
     assert_ok(sample_request_read(&r, 1, line));
-    json_decref(line);
     assert_int_equal(r.samples[1].n, 2);
     assert_int_equal(r.samples[1].ids[1], 8);
     assert_true(r.samples[1].logprobs[0] == -0.5f && !r.samples[1].truncated);

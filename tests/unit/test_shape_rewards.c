@@ -50,13 +50,11 @@ static double repetition(char *line)
 static double text_or_json(const char *name, char *line)
 {
     struct reward_options options = {.names = name};
-    json_t *answer = strcmp(name, "json") == 0 ? next_json(&line) : json_null();
-    json_t *text = next_json(&line);
+    json_t *answer = test_keep(strcmp(name, "json") == 0 ? next_json(&line) : json_null());
+    json_t *text = test_keep(next_json(&line));
     struct reward_input input = {.text = json_string_value(text),
                                  .answer = json_string_value(answer)};
     const double off = score(&options, &input) - strtod(line, NULL);
-    json_decref(answer);
-    json_decref(text);
     return off;
 }
 
@@ -67,14 +65,13 @@ TEST(references_agree)
     int n = 0;
     for (char *line; (line = strsep(&next, "\n"));) {
         if (!*line || *line == '#') continue;
-        char *shown = strdup(line);
+        char *shown = test_keep(strdup(line));
         const char *word = strsep(&line, " ");
         const double off = strcmp(word, "overlong") == 0     ? overlong(line)
                            : strcmp(word, "repetition") == 0 ? repetition(line)
                            : strcmp(word, "think") == 0      ? text_or_json("think_format", line)
                                                              : text_or_json("json", line);
         if (!(fabs(off) < 1e-9)) fail_msg("%g off: %s", off, shown);
-        free(shown);
         n++;
     }
     assert_int_equal(n, 270);

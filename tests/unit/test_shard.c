@@ -64,7 +64,7 @@ static bool shards_equal_whole(const char *folder, int size)
     struct loaded whole, part;
     bool fits = true;
     assert_ok(load(folder, (struct shard){0, 1}, &whole));
-    unsigned char *held = calloc(whole.weights->bytes / sizeof(float), 1);
+    unsigned char *held = test_keep(calloc(whole.weights->bytes / sizeof(float), 1));
     assert_non_null(held);
     for (int rank = 0; rank < size && fits; rank++) {
         fits = load(folder, (struct shard){rank, size}, &part) == ST_OK;
@@ -74,7 +74,6 @@ static bool shards_equal_whole(const char *folder, int size)
         loaded_close(&part);
     }
     if (fits) check_held(&whole, held, size);
-    free(held);
     loaded_close(&whole);
     return fits;
 }
@@ -136,20 +135,18 @@ TEST(shards_have_layouts_of_their_own)
     const char *folder = test_golden("qwen3");
     char hash[3][65];
     for (int i = 0; i < 3; i++) {
-        struct loaded m;
+        SCOPED(loaded_close) struct loaded m;
         assert_ok(load(folder, i < 2 ? (struct shard){i, 2} : (struct shard){0, 1}, &m));
         weights_layout_hash(m.weights, hash[i]);
-        loaded_close(&m);
         for (int j = 0; j < i; j++) assert_string_not_equal(hash[i], hash[j]);
     }
 }
 
 static void refused(const char *name, int size, const char *sentence)
 {
-    struct loaded m;
+    SCOPED(loaded_close) struct loaded m;
     const char *folder = test_golden(name);
     assert_fails(load(folder, (struct shard){0, size}, &m), ST_INVALID, sentence);
-    loaded_close(&m);
 }
 
 TEST(uneven_numbers_are_named)

@@ -22,7 +22,7 @@ static const struct tiny_model shape = {
 static void check_slices(const struct param_ranges *ranges, int n_ranks, const int64_t *starts)
 {
     struct slices s;
-    uint8_t *owners = calloc((size_t)starts[ranges->n], 1);
+    uint8_t *owners = test_keep(calloc((size_t)starts[ranges->n], 1));
     assert_ok(slices_new(ranges, n_ranks, &s));
     assert_true(n_ranks == 1 ? s.n == ranges->n : s.n > ranges->n);
     const struct slices count = slices_count(ranges, n_ranks);
@@ -46,7 +46,6 @@ static void check_slices(const struct param_ranges *ranges, int n_ranks, const i
     assert_true(s.n_state * n_ranks <=
                 starts[ranges->n] + n_shared * n_ranks * n_ranks * MOMENT_BLOCK);
     slices_release(&s);
-    free(owners);
 }
 
 TEST(every_element_is_updated_once)

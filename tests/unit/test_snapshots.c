@@ -71,7 +71,7 @@ TEST_WITH(test_kept, start, stop, NULL)
     const struct snapshot a = of("a", 4, "");
     const struct snapshot_use use = taken(&a, "tinker:a");
     char spare[ADAPTER_ROOM];
-    struct bytes words = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes words = BYTES_INIT;
     assert_ok(snapshots_add(s, KEPT, "a", "tinker:a@4"));
     snapshots_update(s, "a", 8, false);
     snapshots_update(s, "a", 10, false);
@@ -84,7 +84,6 @@ TEST_WITH(test_kept, start, stop, NULL)
     assert_int_equal(snapshots_kept(s, "a", NULL), 1);
     snapshots_kept(s, "a", &words);
     assert_string_equal(bytes_text(&words), "4");
-    bytes_release(&words);
     assert_false(snapshots_spare(s, "b", false, spare));
     assert_true(snapshots_spare(s, "a", false, spare));
     assert_string_equal(spare, "tinker:a@4");

@@ -435,8 +435,9 @@ TEST(adaptive_is_the_same)
     options.speculative_fixed = false;
     options.prefill_chunk = 4;
     struct bench *b = bench_as(&options, on_tokens);
-    struct taken *plain = run_prompts(b, "off", &sampling, 200);
-    struct taken *takes = run_prompts(b, "ngram:4,suffix:8,draft_model:4", &sampling, 200);
+    struct taken *plain = test_keep(run_prompts(b, "off", &sampling, 200));
+    struct taken *takes =
+        test_keep(run_prompts(b, "ngram:4,suffix:8,draft_model:4", &sampling, 200));
     int64_t drafted = 0;
     for (int i = 0; i < 200; i++) {
         assert_int_equal(takes[i].finish, plain[i].finish);
@@ -446,8 +447,6 @@ TEST(adaptive_is_the_same)
         drafted += takes[i].telemetry.drafts.num_draft_tokens;
     }
     printf("%lld drafts\n", (long long)drafted);
-    free(takes);
-    free(plain);
     bench_end(b);
 }
 

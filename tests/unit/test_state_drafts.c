@@ -118,7 +118,7 @@ TEST(a_twin_is_rejected_only_where_it_must_be)
 {
     struct engine_options options = options_for(model, model);
     int32_t ids[LONGEST];
-    float *logits = malloc(LONGEST * VOCAB_HERE * sizeof *logits);
+    float *logits = test_keep(malloc(LONGEST * VOCAB_HERE * sizeof *logits));
     assert_non_null(logits);
     struct bench *b = bench_of(&options);
     struct reference *r = reference_of(model);
@@ -143,7 +143,6 @@ TEST(a_twin_is_rejected_only_where_it_must_be)
     }
     printf("%d rejected, %d accepted behind the first\n", n_rejected, n_behind);
     assert_true(n_rejected > 0 && n_behind > 0);
-    free(logits);
 }
 
 // Either of the two may have states and the other none.

@@ -102,7 +102,7 @@ static void read_event(struct cursor message, struct event *ret)
 // The records of a file, each framed and summed as it should be; returns how many.
 static int read_events(const char *path, struct event *ret, int room)
 {
-    struct bytes file = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes file = BYTES_INIT;
     int n = 0;
     assert_ok(file_read(path, 1 << 20, &file));
     const unsigned char *at = (unsigned char *)file.data, *end = at + file.len;
@@ -117,7 +117,6 @@ static int read_events(const char *path, struct event *ret, int room)
         read_event((struct cursor){at, at + len}, &ret[n++]);
         at += len + 4;
     }
-    bytes_release(&file);
     return n;
 }
 
@@ -224,7 +223,7 @@ TEST(the_run_log_writes_both)
 
 TEST(live_line)
 {
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     struct progress p = {.step = 3,
                          .reward = 0.5124,
                          .accuracy = 0.5,
@@ -249,7 +248,6 @@ TEST(live_line)
                         "step 3/200  1:04:09 left  reward 0.512  zero-spread 25.0%"
                         "  grad norm 0.213  cut off 50.0%  4200 tokens/s"
                         "  length 12.2");
-    bytes_release(&text);
 }
 
 // A run whose folder is gone does not go on as if its lines were kept.

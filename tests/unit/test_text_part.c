@@ -53,9 +53,8 @@ static void write_folder(const char *folder, const char *tensor_format, const ch
 {
     static const float zeros[4];
     static struct safetensors_source sources[128];
-    json_t *config = whole_config();
+    json_t *config = test_keep(whole_config());
     assert_ok(json_write_file(test_path(folder, "config.json"), 0644, config));
-    json_decref(config);
     struct safetensors *set = tensors_of(golden_folder());
     int n = tensor_sources(set, sources);
     for (int i = 0; i < n; i++) {
@@ -106,12 +105,11 @@ TEST(text_model_is_taken)
 
 TEST(other_tensors_are_named)
 {
-    struct loaded m;
+    SCOPED(loaded_close) struct loaded m;
     const char *folder = test_folder();
     write_folder(folder, "language_model.model.%s", "audio_tower.weight");
     assert_fails(loaded_open(folder, DT_F32, &m), ST_MISMATCH,
                  "tensor audio_tower.weight is not part of a Gemma3ForCausalLM model");
-    loaded_close(&m);
 }
 
 // Published text_configs leave out what their class has by default.

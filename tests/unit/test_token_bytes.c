@@ -27,11 +27,10 @@ TEST(test_no_token_is_longer)
 {
     size_t longest = 0;
     for (int id = 0; id < tokenizer_vocab_size(tokenizer); id++) {
-        struct bytes text = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes text = BYTES_INIT;
         assert_ok(tokenizer_decode(tokenizer, &id, 1, false, &text));
         assert_true(text.len <= tokenizer_max_token_bytes(tokenizer));
         if (text.len > longest) longest = text.len;
-        bytes_release(&text);
     }
     assert_true(longest > 1);
 }
@@ -46,12 +45,11 @@ static enum status parse(size_t len)
                                     .temperature = 1,
                                     .top_p = 1};
     struct api_request *r = NULL;
-    struct bytes body = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes body = BYTES_INIT;
     bytes_puts(&body, "{\"max_tokens\":1,\"prompt\":\"");
     for (size_t i = 0; i < len; i++) bytes_puts(&body, "a");
     bytes_puts(&body, "\"}");
     enum status st = api_request_parse(API_COMPLETIONS, &model, bytes_text(&body), body.len, &r);
-    bytes_release(&body);
     api_request_free(r);
     return st;
 }
@@ -74,14 +72,12 @@ TEST(test_refused_by_bytes)
 TEST(test_bytes_of_tokens)
 {
     static const char text[] = "a \xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 z";
-    struct token_list ids = TOKEN_LIST_INIT;
-    struct bytes all = BYTES_INIT;
+    SCOPED(token_list_release) struct token_list ids = TOKEN_LIST_INIT;
+    SCOPED(bytes_release) struct bytes all = BYTES_INIT;
     assert_ok(tokenizer_encode(tokenizer, text, strlen(text), false, &ids));
     assert_true(ids.n > 8);
     for (int i = 0; i < ids.n; i++) assert_ok(tokenizer_token_bytes(tokenizer, ids.ids[i], &all));
     assert_string_equal(bytes_text(&all), text);
-    bytes_release(&all);
-    token_list_release(&ids);
 }
 
 TESTS_BETWEEN(load, unload)

@@ -131,16 +131,14 @@ TEST(special_tokens)
 TEST(refused_text)
 {
     struct tokenizer *t = parse(file_of(BYTE_LEVEL), NULL);
-    struct token_list ids = TOKEN_LIST_INIT;
-    struct bytes text = BYTES_INIT;
+    SCOPED(token_list_release) struct token_list ids = TOKEN_LIST_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     assert_ok(token_list_push(&ids, 7));
     assert_fails(tokenizer_encode(t, "ab\xff", 3, true, &ids), ST_INVALID, "byte 2");
     assert_int_equal(ids.n, 1); // untouched
     bytes_puts(&text, "kept");
     assert_status(tokenizer_decode(t, (const int32_t[]){'a', -1}, 2, false, &text), ST_INVALID);
     assert_string_equal(bytes_text(&text), "kept");
-    token_list_release(&ids);
-    bytes_release(&text);
     tokenizer_free(t);
 }
 
@@ -149,8 +147,8 @@ TEST(long_word)
 {
     enum { N = 1 << 20 };
     struct tokenizer *t = parse(file_of(SENTENCEPIECE), NULL);
-    struct token_list ids = TOKEN_LIST_INIT;
-    char *text = malloc(N);
+    SCOPED(token_list_release) struct token_list ids = TOKEN_LIST_INIT;
+    char *text = test_keep(malloc(N));
     assert_non_null(text);
     memset(text, 'i', N);
     int64_t start = clock_now_ns();
@@ -158,22 +156,19 @@ TEST(long_word)
     assert_true(clock_ms_since(start) < 30000);
     assert_int_equal(ids.n, 1 + N / 2); // the prefix, and pairs
     assert_int_equal(ids.ids[N / 2], 263);
-    token_list_release(&ids);
-    free(text);
     tokenizer_free(t);
 }
 
 static void *encode_again(void *arg)
 {
     const struct tokenizer *t = arg;
-    struct token_list ids = TOKEN_LIST_INIT;
+    SCOPED(token_list_release) struct token_list ids = TOKEN_LIST_INIT;
     bool ok = true;
     for (int i = 0; i < 500; i++) {
         ids.n = 0;
         ok =
             ok && tokenizer_encode(t, "hello hello<|end|>", 18, false, &ids) == ST_OK && ids.n == 3;
     }
-    token_list_release(&ids);
     return ok ? arg : NULL;
 }
 
@@ -206,21 +201,20 @@ TEST(malformed)
         for (const char *end; (end = strchr(key, '/')); key = end + 1)
             at = json_object_getn(at, key, (size_t)(end - key));
         json_object_set(at, key, json_array_get(wrapped, 0));
-        char *text = json_dumps(json, 0);
+        char *text = test_keep(json_dumps(json, 0));
         const struct tokenizer_text files[TOKENIZER_FILES] = {{text, strlen(text)}};
         assert_status(tokenizer_parse("F.json", files, &t), row_status(cases, i, "status"));
         assert_message(row_text(cases, i, "message"));
         assert_message("F.json");
         assert_null(t);
-        free(text);
         json_decref(json);
     }
 }
 
 TEST(truncated)
 {
-    json_t *json = file_of(SENTENCEPIECE);
-    char *text = json_dumps(json, 0);
+    json_t *json = test_keep(file_of(SENTENCEPIECE));
+    char *text = test_keep(json_dumps(json, 0));
     size_t len = strlen(text);
     for (size_t n = 0; n < len; n += 1 + len / 300) {
         struct tokenizer *t = NULL;
@@ -233,6 +227,4 @@ TEST(truncated)
     assert_fails(tokenizer_load("/nonexistent/folder", &t), ST_NOT_FOUND,
                  "/nonexistent/folder: no such folder");
     assert_null(t);
-    free(text);
-    json_decref(json);
 }

@@ -13,7 +13,7 @@ TEST_EACH(pretokenizers, "tokenizer_parts")
     snprintf(wrapped, sizeof(wrapped), "[%s]", row_text(cases, i, "section"));
     section = json_of(wrapped);
     struct step_list p = {0};
-    struct bytes text = BYTES_INIT, joined = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT, joined = BYTES_INIT;
     struct piece_list words = {0};
     assert_ok(pretokenizer_parse("test", json_array_get(section, 0), &p));
     assert_ok(pretokenizer_apply(&p, row_text(cases, i, "text"), strlen(row_text(cases, i, "text")),
@@ -24,8 +24,6 @@ TEST_EACH(pretokenizers, "tokenizer_parts")
     }
     assert_string_equal(bytes_text(&joined), row_text(cases, i, "words"));
     step_list_release(&p);
-    bytes_release(&text);
-    bytes_release(&joined);
     piece_list_release(&words);
     json_decref(section);
 }
@@ -34,15 +32,13 @@ TEST(normalizers)
 {
     const json_t *cases = test_rows("tokenizer_parts", "normalizers");
     for (size_t i = 0; i < json_array_size(cases); i++) {
-        json_t *section = json_of(row_text(cases, i, "section"));
+        json_t *section = test_keep(json_of(row_text(cases, i, "section")));
         struct step_list n = {0};
-        struct bytes out = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes out = BYTES_INIT;
         assert_ok(normalizer_parse("test", section, &n));
         assert_ok(normalizer_apply(&n, row_text(cases, i, "text"),
                                    strlen(row_text(cases, i, "text")), true, &out));
         assert_string_equal(bytes_text(&out), row_text(cases, i, "normal"));
         step_list_release(&n);
-        bytes_release(&out);
-        json_decref(section);
     }
 }

@@ -29,7 +29,7 @@ static void check_line(const struct tokenizer *t, const json_t *line, const char
                        const char *decoded_key, const char *skipped_key)
 {
     int n;
-    int32_t *ids = read_ids(json_object_get(line, ids_key), &n);
+    int32_t *ids = test_keep(read_ids(json_object_get(line, ids_key), &n));
     const json_t *text = json_object_get(line, "text");
     assert_ids(t, json_string_value(text), json_string_length(text), false, ids + skip, n - skip);
     const json_t *decoded = json_object_get(line, decoded_key),
@@ -37,7 +37,6 @@ static void check_line(const struct tokenizer *t, const json_t *line, const char
     assert_text(t, ids, n, false, json_string_value(decoded), json_string_length(decoded));
     if (skipped)
         assert_text(t, ids, n, true, json_string_value(skipped), json_string_length(skipped));
-    free(ids);
 }
 
 static void check_file(const char *tokenizer, const char *vectors, const char *ids_key, int skip,
@@ -65,9 +64,9 @@ static void check_chat(const char *tokenizer, const char *vectors)
     assert_true(json_array_size(lines) > 0);
     for (size_t i = 0; i < json_array_size(lines); i++) {
         const json_t *line = json_array_get(lines, i), *text = json_object_get(line, "text");
-        struct bytes got = BYTES_INIT;
+        SCOPED(bytes_release) struct bytes got = BYTES_INIT;
         int n;
-        int32_t *ids = read_ids(json_object_get(line, "ids"), &n);
+        int32_t *ids = test_keep(read_ids(json_object_get(line, "ids"), &n));
         struct chat_input input = {
             .messages = json_object_get(line, "messages"),
             .add_generation_prompt = json_is_true(json_object_get(line, "add_generation_prompt"))};
@@ -75,8 +74,6 @@ static void check_chat(const char *tokenizer, const char *vectors)
         assert_int_equal(got.len, json_string_length(text));
         assert_memory_equal(got.data, json_string_value(text), got.len);
         assert_ids(t, got.data, got.len, false, ids, n);
-        free(ids);
-        bytes_release(&got);
     }
     print_message("%s: %zu vectors equal\n", vectors, json_array_size(lines));
     chat_template_free(template);
@@ -125,7 +122,7 @@ TEST(conformance)
 // file.
 static void check_case(const struct tokenizer *t, const char *text, size_t len, const char *line)
 {
-    int32_t *want = calloc(strlen(line) + 1, sizeof(*want));
+    int32_t *want = test_keep(calloc(strlen(line) + 1, sizeof(*want)));
     int n = 0;
     assert_non_null(want);
     for (char *end; *line && *line != '\n'; line = end) {
@@ -134,7 +131,6 @@ static void check_case(const struct tokenizer *t, const char *text, size_t len, 
         want[n++] = (int32_t)id;
     }
     assert_ids(t, text, len, false, want, n);
-    free(want);
 }
 
 static void check_ggml(const char *tokenizer, const char *name)

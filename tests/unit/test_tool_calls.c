@@ -138,7 +138,7 @@ TEST_EACH(texts, "tool_calls")
 {
     const char *form = row_text(cases, i, "form"), *text = row_text(cases, i, "text");
     struct tool_calls *got = whole(form, text);
-    struct bytes calls = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes calls = BYTES_INIT;
     for (int k = 0; k < got->n; k++) {
         bytes_printf(&calls, "%s %s\n", got->list[k].name, bytes_text(&got->list[k].arguments));
         assert_int_equal(strspn(got->list[k].id, "abcdefghijklmnopqrstuvwxyz0123456789"), 9);
@@ -147,7 +147,6 @@ TEST_EACH(texts, "tool_calls")
     print_message("%s: %s\n", form, text);
     assert_string_equal(bytes_text(&calls), row_text(cases, i, "calls"));
     assert_string_equal(bytes_text(&got->content), row_text(cases, i, "content"));
-    bytes_release(&calls);
     cut_everywhere(form, text);
 }
 
@@ -172,7 +171,7 @@ TEST_EACH(early, "tool_calls")
 {
     const char *form = row_text(cases, i, "form"), *text = row_text(cases, i, "text");
     struct tool_calls *c = calls_of(form, true);
-    struct bytes calls = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes calls = BYTES_INIT;
     const size_t len = strlen(text);
     size_t grown = 0;
     int n = 0;
@@ -192,7 +191,6 @@ TEST_EACH(early, "tool_calls")
     }
     assert_string_equal(bytes_text(&calls), row_text(cases, i, "calls"));
     assert_string_equal(bytes_text(&c->content), row_text(cases, i, "content"));
-    bytes_release(&calls);
 }
 
 // ---- the shared templates -----------------------------------------------------------------------
@@ -242,14 +240,13 @@ TEST_EACH(other_templates_parse_back, "tool_calls")
 TEST_EACH(turns_that_do_not_repeat_are_said, "tool_calls")
 {
     const char *folder = test_folder(), *wanted = row_text(cases, i, "sentence");
-    struct bytes sentence = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes sentence = BYTES_INIT;
     assert_ok(tiny_tokenizer_write_bytes(folder));
     struct tokenizer *tokenizer = tokenizer_of(folder);
     chat_probe_repeats(template_of("T", row_text(cases, i, "template"), NULL), tokenizer,
                        &sentence);
     assert_contains(bytes_text(&sentence), wanted);
     assert_int_equal(sentence.len > 0, wanted[0] != 0);
-    bytes_release(&sentence);
 }
 
 TESTS_BETWEEN(make_tools, NULL)

@@ -71,13 +71,12 @@ TEST(turns_tell_what_was_sampled)
     assert_true(c->n_rewards == 1 && completion_reward(c) == 2 && c->rewards[0].after == 6);
     assert_string_equal(c->text, "text\ntext");
     assert_json(c->telemetry, "{'prompt_tokens': 7, 'kv_bytes_peak': 60, 'accept_rate': 0.25}");
-    struct token_list prompt = {0};
+    SCOPED(token_list_release) struct token_list prompt = {0};
     assert_ok(trajectory_cut(c, 1, &prompt));
     assert_true(prompt.n == 2 && c->n == 4 && c->ids[0] == 11 && c->authors[2] == AUTHOR_OTHER);
     assert_true(c->authors[3] == AUTHOR_POLICY);
     assert_true(c->logprobs[3] == -13 && c->processed[3] == -6.5f && c->versions[3] == 8 &&
                 c->rewards[0].after == 4);
-    token_list_release(&prompt);
     // a turn may be left out of what is learnt, and rewards may be its own
     c = read_text(turns, "{" IDS ", 'mask': [0,0,0,0,0,1], 'rewards': [1, 3]}");
     assert_true(c->n_rewards == 2 && c->rewards[0].after == 4 && completion_reward(c) == 4);
@@ -95,7 +94,7 @@ TEST(a_tandems_turns_tell_who_wrote)
 {
     static const uint8_t want[] = {AUTHOR_FROZEN, AUTHOR_POLICY, AUTHOR_OTHER, AUTHOR_OTHER};
     struct sampled_turns *turns = two_turns();
-    struct token_list prompt = {0};
+    SCOPED(token_list_release) struct token_list prompt = {0};
     for (int i = 0; i < 2; i++)
         write_authors(&turns->items[i].sampled, AUTHOR_FROZEN, AUTHOR_POLICY);
     struct completion *c = read_text(turns, "{" IDS ", 'mask': [0, 0, 1, 1, 0, 0], 'reward': 2}");
@@ -103,7 +102,6 @@ TEST(a_tandems_turns_tell_who_wrote)
     assert_ok(trajectory_cut(c, 1, &prompt));
     assert_true(prompt.n == 2 && c->n == 4); // up to the frozen model's token
     assert_memory_equal(c->authors, want, sizeof want);
-    token_list_release(&prompt);
 }
 
 TEST_EACH(trajectories_that_were_not_sampled, "rollout")
@@ -211,10 +209,9 @@ TEST(calls_are_found_again)
     journal_close(j);
     // a write that was cut off, after which the file goes on
     char *text = test_read(path);
-    struct bytes torn = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes torn = BYTES_INIT;
     bytes_printf(&torn, "%s{\"line\": 7, \"gro", text);
     test_write(path, torn.data, torn.len);
-    bytes_release(&torn);
     assert_ok(journal_open(folder, 3, 0, &j));
     assert_string_equal(found(j, 7, 0, "a"), "A");
     assert_null(found(j, 7, 0, "b")); // another call

@@ -55,7 +55,7 @@ static json_t *conversation(const char *text)
 static enum status find(struct template *t, const char *text, bool all, char ret[256])
 {
     struct turns turns = TURNS_INIT;
-    json_t *messages = conversation(text);
+    json_t *messages = test_keep(conversation(text));
     enum status st = turns_find(messages, all, render, t, &turns);
     ret[0] = '\0';
     for (int i = 0; i < turns.n; i++) {
@@ -64,7 +64,6 @@ static enum status find(struct template *t, const char *text, bool all, char ret
         strcat(ret, "/");
     }
     turns_release(&turns);
-    json_decref(messages);
     return st;
 }
 
@@ -89,10 +88,9 @@ TEST(last_turn_must_be_there)
 {
     struct template t = {0};
     struct turns turns = TURNS_INIT;
-    json_t *messages = conversation("u:x a:one");
+    json_t *messages = test_keep(conversation("u:x a:one"));
     assert_fails(turns_find(messages, true, render_otherwise, &t, &turns), ST_UNSUPPORTED,
                  "in this chat template an answered conversation does not begin with");
-    json_decref(messages);
 }
 
 // ---- a data set ---------------------------------------------------------------------------------
@@ -134,7 +132,7 @@ TEST(learns_what_was_asked)
     struct prompt_options options = {.completions = true, .end_id = TINY_TOKENIZER_IM_END};
     struct prompt_format format = {.options = &options, .vocab_size = TINY_TOKENIZER_VOCAB};
     struct chat_template *chat;
-    struct bytes text = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     assert_ok(tiny_tokenizer_write(folder));
     struct tokenizer *tokenizer = tokenizer_of(folder);
     assert_ok(chat_template_find(folder, NULL, &chat));
@@ -157,6 +155,5 @@ TEST(learns_what_was_asked)
         assert_int_equal(d->turns.learnt, all ? 2 : 0);
         dataset_free(d);
     }
-    bytes_release(&text);
     chat_template_free(chat);
 }

@@ -43,7 +43,7 @@ static void write_widened(const struct reference *from, int i, const struct refe
 
 static void compare_logits(const char *model)
 {
-    struct reference r, plain;
+    SCOPED(reference_close) struct reference r, plain;
     int32_t ids[N_IDS];
     reference_open_as(model, "cpu", QUANTIZATION_FP8_WEIGHTS, &r);
     reference_open(model, "cpu", &plain);
@@ -62,8 +62,6 @@ static void compare_logits(const char *model)
     free(have);
     free(want);
     free(before);
-    reference_close(&r);
-    reference_close(&plain);
 }
 
 TEST(its_numbers_are_multiplied)
@@ -92,7 +90,7 @@ TEST(who_writes_makes_it)
 {
     const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
     struct optimizer *o;
-    struct reference r;
+    SCOPED(reference_close) struct reference r;
     double norm;
     reference_open_as(model_a, "cpu", QUANTIZATION_FP8_WEIGHTS, &r);
     const uint64_t loaded = sum_of(&r);
@@ -114,12 +112,11 @@ TEST(who_writes_makes_it)
     memset(r.weights->twin->base, 0x33, (size_t)r.weights->twin->tensors[0].n); // as one is torn
     assert_ok(weights_load(r.weights, r.dev, model_a));
     assert_true(sum_of(&r) == loaded);
-    reference_close(&r);
 }
 
 TEST(plans)
 {
-    struct reference plain, r;
+    SCOPED(reference_close) struct reference plain, r;
     struct weights *like;
     char hash[65], other[65];
     reference_open(model_a, "cpu", &plain);
@@ -140,8 +137,6 @@ TEST(plans)
         assert_true(t->n_dims == 2 && t->role != ROLE_EMBED && t->role != ROLE_HEAD);
     }
     assert_ok(weights_checksum(a, plain.dev, &(uint64_t){0}));
-    reference_close(&plain);
-    reference_close(&r);
 }
 
 TESTS_BETWEEN(engine_bench_set_up, NULL)

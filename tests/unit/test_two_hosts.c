@@ -127,7 +127,7 @@ static bool enter(pid_t holder)
 
 static enum status work(const struct rendezvous_options *o, void *context)
 {
-    struct bytes bytes = BYTES_INIT;
+    SCOPED(bytes_release) struct bytes bytes = BYTES_INIT;
     struct peers *peers = NULL;
     struct liveness *l = NULL;
     char path[PATH_MAX];
@@ -143,7 +143,6 @@ static enum status work(const struct rendezvous_options *o, void *context)
     CHECK(liveness_check(l, *check_ms));
 out:
     liveness_end(l, st);
-    bytes_release(&bytes);
     return st;
 }
 
