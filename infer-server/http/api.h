@@ -138,6 +138,7 @@ struct api_request {
     struct sampling sampling;      // of all prompts, but for n and seed
     struct token_bias *logit_bias; // sampling's; owned
     json_t *constraint;            // constraint.h's spec; owned; NULL: none
+    json_t *calls;                 // the same of tool calls that may come instead; owned
     struct stop_set stop;
     bool include_stop, skip_special;
     bool stream, include_usage;

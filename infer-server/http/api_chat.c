@@ -235,6 +235,7 @@ enum status api_set_tools(struct api_request *r, const struct api_model *model)
 {
     struct tool_ask ask = {.tools = r->given.tools,
                            .several = r->several_calls,
+                           .thinks = tokenizer_id(model->tokenizer, "<think>") >= 0,
                            .in_thought = r->prompts[0].in_thought};
     const json_t *tool;
     bool none, strict = !r->several_calls;
@@ -250,10 +251,12 @@ enum status api_set_tools(struct api_request *r, const struct api_model *model)
     if (!model->tool_form || json_array_size(ask.tools) == 0) return ST_OK;
     r->tool_form = model->tool_form;
     r->tools = json_incref((json_t *)ask.tools);
-    // what the response is to be goes before what calls in it would be
     const bool other = r->given.response_format || r->given.structured;
+    if (ask.required) r->given.response_format = NULL; // there is no other text
     if (ask.required || (strict && !other && model->constraints))
         r->constraint = tool_form_spec(r->tool_form, &ask);
+    ask.alone = other && !ask.required;
+    if (ask.alone) r->calls = tool_form_spec(r->tool_form, &ask);
     return ask.required && !r->constraint ? no_memory() : ST_OK;
 }
 

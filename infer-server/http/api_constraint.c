@@ -106,6 +106,11 @@ enum status set_constraint(struct api_request *r, const struct api_model *model)
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         CHECK(add(r, fields[i].field, fields[i].kind, fields[i].value));
     if (!r->constraint) goto out;
+    if (r->calls) { // may come instead
+        json_t *either = json_pack("{s:[O, o]}", "either", r->calls, r->constraint);
+        r->constraint = either;
+        if (!either) FAIL(ST_NO_MEMORY, "out of memory");
+    }
     if (given->strict_whitespace)
         json_object_set_new(r->constraint, "strict_whitespace", json_true());
     if (!model->constraints)

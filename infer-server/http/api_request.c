@@ -41,6 +41,7 @@ void api_request_free(struct api_request *r)
     if (r->stop.n > 0) stop_set_release(&r->stop);
     free(r->logit_bias);
     json_decref(r->constraint);
+    json_decref(r->calls);
     constraint_release(r->sampling.constraint);
     json_decref(r->tools);
     json_decref(r->translated);

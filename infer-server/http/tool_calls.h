@@ -36,7 +36,9 @@ struct tool_ask {
     const char *name; // the only one that may be called; NULL: all
     bool required;    // by their schemas; else text may stand before calls or alone, and the
                       // arguments of tools that are not "strict" are any
+    bool alone;       // calls and nothing else, which are not required
     bool several;
+    bool thinks;     // the model has a token <think>, and may write a thought before calls
     bool in_thought; // the prompt ends behind <think>
 };
 // A new spec (common/constraint/constraint.h) of an answer that holds such calls in this form.

@@ -286,6 +286,7 @@ json_t *tool_form_spec(const struct tool_form *form, const struct tool_ask *ask)
 {
     const struct called none = {.form = form, .ask = ask};
     const char *thought = form->thought ? form->thought : "<think>" FREE "</think> ";
+    if (ask->alone) return calls_spec(form, ask);
     if (!ask->required && form->thought) return NULL;
     if (!ask->required && *form->patterns[0] == *FIRST)
         return json_pack("{s:[o, {s:s}]}", "either", calls_spec(form, ask), "regex",
@@ -293,6 +294,7 @@ json_t *tool_form_spec(const struct tool_form *form, const struct tool_ask *ask)
     if (!ask->required)
         return json_pack("{s:[{s:o}, o]}", "sequence", "without", openings(form),
                          optional(calls_spec(form, ask)));
+    if (!ask->thinks && !ask->in_thought && !form->thought) return calls_spec(form, ask);
     while (ask->in_thought && !IS_SPECIAL(*thought)) thought++;
     json_t *before = sequence(&none, &thought, 0);
     return json_pack("{s:[o, o]}", "sequence", ask->in_thought ? before : optional(before),
