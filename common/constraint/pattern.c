@@ -329,6 +329,7 @@ static enum status read_text(struct parser *p, struct fragment *ret)
         CHECK(read_character(p, true, &is_class, &point));
         if (!is_class) add_range(p, point, point);
         *ret = both(p, *ret, set_from(p, false));
+        if (automaton_failed(p->a)) return automaton_finish(p->a, -1);
     }
     if (!*p->at) return refuse(p, ST_INVALID, "a \" is not closed");
     p->at++;

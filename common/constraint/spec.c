@@ -14,7 +14,8 @@
 
 struct spec_builder {
     struct automaton *a;
-    const char *const *names; // of special tokens
+    struct json_grammar json[2]; // with any white space, with strict, once wanted
+    const char *const *names;    // of special tokens
     int n_names, depth;
     bool strict;
 };
@@ -258,12 +259,12 @@ out:
 
 static enum status build_json(struct spec_builder *b, const json_t *schema, int next, int *ret)
 {
-    struct json_grammar g;
-    enum status st = json_grammar_build(b->a, b->strict, &g);
+    struct json_grammar *g = &b->json[b->strict];
+    enum status st = g->a ? ST_OK : json_grammar_build(b->a, b->strict, g);
     if (st == ST_OK && schema)
-        st = json_schema_build(&g, schema, next, ret);
+        st = json_schema_build(g, schema, next, ret);
     else if (st == ST_OK)
-        *ret = json_rule(&g, RULE_OBJECT, next);
+        *ret = json_rule(g, RULE_OBJECT, next);
     return st;
 }
 
