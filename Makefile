@@ -146,7 +146,7 @@ NVCCFLAGS_ = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -DCW_CUDA=1 $(call genco
 KERNEL_ARCHS = $(CUDA_ARCHS)
 # What has wgmma is launched on Hopper alone: where that is among others, nothing is compiled for these.
 HOPPER_SRC := $(addprefix kernels/cuda/,attention/attn_few_tma.cu attention/attn_latent.cu attention/attn_wgmma.cu \
-              matmul/matmul_small.cu)
+              matmul/matmul_e4m3.cu matmul/matmul_small.cu)
 $(call obj,$(HOPPER_SRC)): KERNEL_ARCHS = $(or $(filter 90,$(CUDA_ARCHS)),$(CUDA_ARCHS))
 $(BUILD)/obj/%.cu.o: %.cu $(STAMP)
 	@mkdir -p $(@D)

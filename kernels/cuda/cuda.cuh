@@ -349,7 +349,7 @@ static inline bool on_hopper(struct device *dev)
 // The operations that have a table.
 // clang-format off
 #define EACH_TABLE(X) \
-    X(matmul) X(matmul_act) X(matmul_rope_store) X(matmul_experts) X(matmul_experts_act) \
+    X(matmul) X(matmul_act) X(matmul_experts) X(matmul_experts_act) \
     X(matmul_experts_back) X(lora) X(lora_back) X(attn_paged) X(attn_packed) \
     X(attn_packed_back) X(latent_query) X(latent_value)
 // clang-format on

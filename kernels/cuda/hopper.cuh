@@ -264,7 +264,11 @@ __device__ __forceinline__ void wgmma_of(float (&d)[128], uint64_t a, uint64_t b
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                                \
     }
 WGMMA_TO(8, 64, 34)
+WGMMA_LEFT(1, 8, wgmma_left, 0, 6, 7, 8, 9)
+WGMMA_LEFT(2, 16, wgmma_left, 0, 10, 11, 12, 13)
+WGMMA_LEFT(4, 32, wgmma_left, 0, 18, 19, 20, 21)
 WGMMA_LEFT(8, 64, wgmma_left, 0, 34, 35, 36, 37)
+WGMMA_LEFT(16, 128, wgmma_left, 0, 66, 67, 68, 69)
 WGMMA_LEFT(8, 64, wgmma_left_of_rows, 1, 34, 35, 36, 37)
 WGMMA_LEFT(9, 72, wgmma_left_of_rows, 1, 38, 39, 40, 41)
 WGMMA_LEFT(16, 128, wgmma_left_of_rows, 1, 66, 67, 68, 69)

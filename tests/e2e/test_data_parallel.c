@@ -64,6 +64,18 @@ TEST(recipes_learn_as_one)
                             "--kl-reward-coef 0.01 --loss-type sapo"));
 }
 
+// Each rank makes the twin of what all have learned.
+TEST(weights_in_e4m3_learn_as_one)
+{
+    struct pair p;
+    if (!on_cpu()) test_skip("f32 is exact on the CPU alone");
+    pair_learns_as_one(&p, NULL, args("--exact --quantization fp8-weights"),
+                       args(PAIR_NUMBERS " --exact --max-steps 20"));
+    each_within(&p.s, "one", "sampler_mismatch/max", PAIR_STEPS, 0, 0);
+    each_within(&p.s, "two", "sampler_mismatch/max", PAIR_STEPS, 0, 0);
+    pair_holds(&p, "two");
+}
+
 // With --exact, because what is drafted otherwise goes by the clock, and with it what is sampled.
 TEST(a_draft_learns_as_one)
 {

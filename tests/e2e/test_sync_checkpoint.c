@@ -101,6 +101,14 @@ TEST(one_elsewhere_is_told_to_load)
     train_checkpoint(1, "gone", CHECKPOINT("--server-url %s --workers-api-key-file %s", url, key));
     assert_said(&scene, "--server-url: http://127.0.0.1:");
     assert_said(&scene, "nobody answers");
+    // one that would sample by other weights than are trained
+    daemon_start(&other, scene.model,
+                 args("--quantization fp8-weights --listen 127.0.0.1:0 --api-key-file %s", key));
+    train_checkpoint(1, "eight-bits",
+                     CHECKPOINT("--server-url http://127.0.0.1:%s --workers-api-key-file %s",
+                                test_text("%d", daemon_tcp_port(&other)), key));
+    assert_said(&scene, "it serves with --quantization fp8-weights, and what is trained has none");
+    daemon_kill(&other);
 }
 
 // What a server holds beside the policy is there in one that is started: an adapter and a draft

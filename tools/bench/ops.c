@@ -45,6 +45,7 @@ struct call { // of an operation, one for each of `rows`
     enum moments_kind moments;
     struct sample_params sampling;
     bool drafts;
+    bool narrow; // weights in e4m3
 };
 
 struct ops_bench {
@@ -259,6 +260,7 @@ static enum status set_call(struct ops_bench *o)
     const bool sums = c->form == TO_WEIGHT || c->op == OP_matmul_experts_back || n == VOCAB;
     o->matmul.out = sums ? DT_F32 : c->dt;
     o->matmul.early = true;
+    if (c->narrow) o->matmul.scales = (const int8_t *)o->lists + LISTS_BYTES / 2; // zeros
     o->act =
         (struct act_shape){.rows = m, .width = n / 2, .kind = ACT_SILU, .gated = true, .dt = c->dt};
     o->latent =
@@ -465,22 +467,22 @@ static void matmul_cost(const struct ops_bench *o, struct cost *ret)
     const struct call *c = o->call;
     const struct matmul *s = &o->matmul;
     const double m = o->rows, n = c->width, k = c->k, e = (double)dtype_size(c->dt);
-    const double busy = fmin(m, c->experts);
+    const double busy = fmin(m, c->experts), w = c->narrow ? 1 : e; // w: of a weight
     ret->flops = 2 * m * n * k;
     switch ((int)c->op) {
     case OP_matmul_act: // half as wide when it is stored
-        ret->bytes = e * (m * k + n * k + m * n / 2);
+        ret->bytes = e * (m * k + m * n / 2) + w * n * k;
         break;
     case OP_matmul:
     case OP_matmul_rope_store:
-        ret->bytes = e * ((double)s->m + s->n) * s->k +
-                     (double)dtype_size(s->out) * (1 + s->beta) * s->m * s->n;
+        ret->bytes =
+            (e * s->m + w * s->n) * s->k + (double)dtype_size(s->out) * (1 + s->beta) * s->m * s->n;
         break;
     case OP_matmul_experts_act:
-        ret->bytes = e * (m * (k + n / 2) + busy * n * k);
+        ret->bytes = e * m * (k + n / 2) + w * busy * n * k;
         break;
     case OP_matmul_experts:
-        ret->bytes = e * (m * (n + k) + busy * n * k);
+        ret->bytes = e * m * (n + k) + w * busy * n * k;
         break;
     case OP_matmul_experts_back: // sums are read and written
         ret->bytes = e * m * (n + k) + 8 * busy * n * k;
@@ -600,6 +602,7 @@ static double limit_us(const struct ops_bench *o)
 #define GROUPS         .prompt = 64, .samples = 8
 #define PARTS          .parts = {HIDDEN, KV_DIM, KV_DIM}
 #define SAMPLED(t, p, top) .sampling = {.temperature = t, .top_p = p, .top_k = top}
+#define EXPERTS_NARROW .experts = 32, .narrow = true
 #define MIXTRAL        OF(2 * 14336, 4096), .experts = 8 // gate and up
 // clang-format on
 static const struct call calls[] = {
@@ -611,8 +614,11 @@ static const struct call calls[] = {
     {OP_matmul, "gate+up dw", DT_BF16, {8192}, OF(2 * FFN, HIDDEN), .form = TO_WEIGHT, .beta = 1},
     {OP_matmul, "down", DT_BF16, TRAINED, OF(HIDDEN, FFN)},
     {OP_matmul, "head", DT_BF16, DECODED, OF(VOCAB, HIDDEN)},
+    {OP_matmul, "qkv in e4m3", DT_BF16, DECODED, OF(QKV, HIDDEN), .narrow = true},
+    {OP_matmul, "down in e4m3", DT_BF16, TRAINED, OF(HIDDEN, FFN), .narrow = true},
     {OP_matmul, "qkv in f32", DT_F32, {256}, OF(QKV, HIDDEN)},
     {OP_matmul_act, "gate+up", DT_BF16, {16, 1024}, OF(2 * FFN, HIDDEN)},
+    {OP_matmul_act, "gate+up in e4m3", DT_BF16, DECODED, OF(2 * FFN, HIDDEN), .narrow = true},
     {OP_matmul_act, "gate+up in f32", DT_F32, {64}, OF(8192, HIDDEN)},
     {OP_matmul_rope_store, "decode at 256 keys", DT_BF16, {16}, ATTENDS(1, 256, DIM)},
     {OP_matmul_rope_store, "prompts of 512", DT_BF16, {1024}, ATTENDS(512, 0, DIM)},
@@ -650,9 +656,11 @@ static const struct call calls[] = {
     {OP_matmul_experts, "Mixtral gate+up", DT_BF16, {2, 8, 32, 128, 512, 16384}, MIXTRAL},
     {OP_matmul_experts, "Mixtral gate+up dx", DT_BF16, {16384}, MIXTRAL, .form = TO_INPUT},
     {OP_matmul_experts, "32 of 1,536", DT_BF16, {64, 8192}, OF(1536, HIDDEN), .experts = 32},
+    {OP_matmul_experts, "32 in e4m3", DT_BF16, {64, 8192}, OF(1536, HIDDEN), EXPERTS_NARROW},
     {OP_matmul_experts, "1,040 of 64 x 64", DT_BF16, {65536}, OF(64, 64), .experts = 1040},
     {OP_matmul_experts, "32 of 256 in f32", DT_F32, {64}, OF(256, HIDDEN), .experts = 32},
     {OP_matmul_experts_act, "32 of 1,536", DT_BF16, {64, 8192}, OF(1536, HIDDEN), .experts = 32},
+    {OP_matmul_experts_act, "32 in e4m3", DT_BF16, {64}, OF(1536, HIDDEN), EXPERTS_NARROW},
     {OP_matmul_experts_back, "Mixtral gate+up", DT_BF16, {16384}, MIXTRAL},
     {OP_matmul_experts_back, "32 of 512", DT_BF16, {8192}, OF(512, HIDDEN), .experts = 32},
     {OP_matmul_experts_back, "1,040 of 64 x 64", DT_BF16, {65536}, OF(64, 64), .experts = 1040},

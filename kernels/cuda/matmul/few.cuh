@@ -1,6 +1,6 @@
 /* few.cuh: what the matmuls of few rows share (matmul_small.cu, matmul_e4m3.cu): the tiles that a
- * block goes through, the ring of TMA copies that one of its warps keeps ahead of the sums, and
- * what becomes of a tile's sums. Private to kernels/cuda. */
+ * block goes through, and the ring of TMA copies that one of its warps keeps ahead of the sums.
+ * Private to kernels/cuda. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_FEW_CUH
 #define KERNELS_CUDA_FEW_CUH
@@ -10,7 +10,6 @@
 #include "kernels/cuda/matmul/matmul.cuh"
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/comm/oneshot.cuh"
-#include "kernels/cuda/rows/rope.cuh"
 
 #define MAX_ROWS     128 // of a block
 #define MAX_STAGES   16
@@ -18,10 +17,8 @@
 #define CHUNK        64   // elements of k in a tile's row
 
 // What becomes of the sums of a tile: they are stored as bf16 or f32; or the tile has pairs of
-// columns that belong together, `apart` from each other: a gate and its up, the halves of a
-// rotation.
-enum epilogue { STORED, WIDE, GATED, ROTATED };
-template <epilogue END> constexpr bool in_pairs = END == GATED || END == ROTATED;
+// columns that belong together, `apart` from each other: a gate and its up.
+enum epilogue { STORED, WIDE, GATED };
 
 struct few_args {
     void *c; // (m, n); (m, n / 2) where GATED
@@ -34,11 +31,10 @@ struct few_args {
     int stages; // of the ring
     int apart;
     bool add, early;
-    act_kind act;               // GATED
-    rope_store_args<bf16> rope; // ROTATED: every head, as a whole
-    peer_slots peers;           // WIDE: ranks that put their columns together; size 0: none
-    float *columns[MAX_PEERS];  // (m, size * n) on every rank
-    const int8_t *scales;       // of B in e4m3, of all its rows
+    act_kind act;              // GATED
+    peer_slots peers;          // WIDE: ranks that put their columns together; size 0: none
+    float *columns[MAX_PEERS]; // (m, size * n) on every rank
+    const int8_t *scales;      // of B in e4m3, of all its rows
 };
 
 // What a block does at a time: rows first .. first + rows - 1 of A times the rows of B from
@@ -46,12 +42,6 @@ struct few_args {
 struct few_work {
     int first, rows, weights, tile;
 };
-
-// A tile's sums in shared memory: rows of its columns, this far apart.
-__host__ __device__ constexpr int tile_pitch(int columns)
-{
-    return columns + 8;
-}
 
 #if HAS_WGMMA
 
@@ -73,12 +63,9 @@ struct few_ring : stage_ring {
 };
 
 // The first of the columns of a tile; where they come in pairs, of the first of each.
-template <epilogue END>
-__device__ __forceinline__ int first_column(const few_args &p, int tile, int columns)
+template <epilogue END> __device__ __forceinline__ int first_column(int tile, int columns)
 {
-    if (!in_pairs<END>) return tile * columns;
-    int halves = tile * (columns / 2);
-    return END == GATED ? halves : halves / p.apart * 2 * p.apart + halves % p.apart;
+    return tile * (END == GATED ? columns / 2 : columns);
 }
 
 // A place in the stages that a block goes through: of `steps` for each of its tiles.
@@ -116,7 +103,7 @@ few_copy(few_ring ring, const CUtensorMap *a_map, const CUtensorMap *b_map, cons
     auto copy_b = [&](const few_ring &ring, const few_place &place) {
         uint32_t to = ring.stage() + ring.a_bytes;
         barrier_expect(ring.is_full(), ring.bytes);
-        copy_box(to, b_map, place.work.weights + first_column<END>(p, place.work.tile, columns), 0,
+        copy_box(to, b_map, place.work.weights + first_column<END>(place.work.tile, columns), 0,
                  place.step * stage.b_chunks, ring.is_full(), L2_EVICT_FIRST);
     };
     int total = rounds * steps, ahead = p.early ? min(stage.ahead, total) : 0;
@@ -139,136 +126,6 @@ template <int GROUPS> __device__ __forceinline__ void groups_sync()
 {
     asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");
 }
-
-// ---- what becomes of a tile --------------------------------------------------------------------
-
-// What a thread ends at once: two neighbours of the block's tile, and where columns come in pairs
-// the two that belong to them. What is needed beside the sums is loaded while these run.
-#define ENDS_AT_ONCE 4
-
-template <epilogue END> struct epilogue_at {
-    using U = std::conditional_t<END == WIDE, float, bf16>; // of c
-    static constexpr bool PAIRS = in_pairs<END>;
-    int row, column, at; // of the tile; of B's rows, or n where there is nothing; in the tile's row
-    bf16 bias[PAIRS + 1][2]; // as they lie in memory: not waited for before they are used
-    U old[2];
-    float2 angle[2];
-    int slot;
-
-    // Of these in a row of a tile of so many columns.
-    static __device__ __forceinline__ int across(int columns) { return columns / (PAIRS ? 4 : 2); }
-
-    __device__ __forceinline__ void load(const few_args &p, const few_work &rows, int columns,
-                                         int from, int i)
-    {
-        int end = END == GATED ? p.apart : p.n;
-        row = i / across(columns);
-        at = i % across(columns) * 2;
-        column = row < rows.rows && from + at < end ? from + at : p.n;
-        int64_t to = (int64_t)(rows.first + row) * p.n + column;
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            if (column + k >= p.n) continue;
-            if (p.bias) bias[0][k] = p.bias[column + k];
-            if (PAIRS && p.bias) bias[PAIRS][k] = p.bias[column + k + p.apart];
-            if (!PAIRS && p.add) old[k] = ((const U *)p.c)[to + k];
-        }
-        if (END != ROTATED || column >= p.n) return;
-        slot = p.rope.slots[rows.first + row];
-        const float2 *angles = (const float2 *)p.rope.table + column % (2 * p.apart);
-        angles += (int64_t)p.rope.positions[rows.first + row] * p.apart;
-#pragma unroll
-        for (int k = 0; k < 2; k++) angle[k] = angles[k];
-    }
-
-    __device__ __forceinline__ void store(const float *tile, const few_args &p,
-                                          const few_work &rows, int columns) const
-    {
-        if (column >= p.n) return;
-        float x[PAIRS + 1][2];
-#pragma unroll
-        for (int i = 0; i <= PAIRS; i++)
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                float sum = tile[row * tile_pitch(columns) + at + i * columns / 2 + k];
-                x[i][k] = p.bias ? sum + to_f32(bias[i][k]) : sum;
-                if (END != WIDE) x[i][k] = to_f32(from_f32<bf16>(x[i][k]));
-            }
-        int row_at = rows.first + row;
-        if constexpr (END == GATED)
-            store_pair((bf16 *)p.c + (int64_t)row_at * p.apart + column,
-                       activate(x[0][0], p.act) * x[1][0], activate(x[0][1], p.act) * x[1][1]);
-        else if constexpr (END == ROTATED)
-            store_rotated(p, row_at, x[0], x[1]);
-        else if (END == WIDE && p.peers.size)
-            store_columns(row_at, p, x[0]);
-        else
-            store_sums((U *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
-    }
-
-    __device__ __forceinline__ void store_columns(int row_at, const few_args &p,
-                                                  float (&x)[2]) const
-    {
-        const int64_t at = ((int64_t)row_at * p.peers.size + p.peers.rank) * p.n + column;
-        for (int r = 0; r < p.peers.size; r++) store_pair(p.columns[r] + at, x[0], x[1]);
-    }
-
-    __device__ __forceinline__ void store_sums(U *to, const few_args &p, float (&x)[2]) const
-    {
-        if (p.add)
-#pragma unroll
-            for (int k = 0; k < 2; k++) x[k] += to_f32(old[k]);
-        if (p.n % 2 == 0) {
-            store_pair(to, x[0], x[1]);
-            return;
-        }
-        to[0] = from_f32<U>(x[0]); // rows of odd width are not aligned, and end in a half pair
-        if (column + 1 < p.n) to[1] = from_f32<U>(x[1]);
-    }
-
-    __device__ __forceinline__ void store_rotated(const few_args &p, int row_at, float (&x)[2],
-                                                  float (&y)[2]) const
-    {
-        const rope_store_args<bf16> &r = p.rope;
-        int keys = r.n_heads * r.head_dim, values = keys + r.n_kv_heads * r.head_dim;
-        if (column < values)
-#pragma unroll
-            for (int k = 0; k < 2; k++) rotate(x[k], y[k], angle[k], 1);
-        bf16 *to = (bf16 *)p.c + (int64_t)row_at * p.n + column;
-        store_pair(to, x[0], x[1]);
-        store_pair(to + p.apart, y[0], y[1]);
-        if (column < keys || slot < 0) return;
-        to = column < values ? r.k + column - keys : r.v + column - values;
-        to += slot * r.slot_width;
-        store_pair(to, x[0], x[1]);
-        store_pair(to + p.apart, y[0], y[1]);
-    }
-};
-
-// All ends of a tile, the first of which are loaded before its sums are there.
-template <epilogue END, int THREADS> struct tile_ends {
-    epilogue_at<END> ends[ENDS_AT_ONCE];
-
-    __device__ __forceinline__ void load(const few_args &p, const few_work &rows, int columns,
-                                         int from, int first = threadIdx.x)
-    {
-#pragma unroll
-        for (int k = 0; k < ENDS_AT_ONCE; k++)
-            ends[k].load(p, rows, columns, from, first + k * THREADS);
-    }
-    __device__ __forceinline__ void store(const float *tile, const few_args &p,
-                                          const few_work &rows, int columns, int from)
-    {
-#pragma unroll 1
-        for (int at = threadIdx.x;;) {
-#pragma unroll
-            for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows, columns);
-            at += ENDS_AT_ONCE * THREADS;
-            if (at >= rows.rows * ends[0].across(columns)) break;
-            load(p, rows, columns, from, at);
-        }
-    }
-};
 
 #endif
 
@@ -320,10 +177,6 @@ template <epilogue END> static inline few_args few_args_of(const matmul_call &c)
     if (END == GATED) {
         p.apart = c.shape->n / 2;
         p.act = c.act->kind;
-    }
-    if (END == ROTATED) {
-        p.rope = rope_store_args<bf16>::make(c.store);
-        p.apart = p.rope.rot_dim / 2;
     }
     return p;
 }

@@ -549,24 +549,10 @@ void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const 
     if (shape->m > 0 && shape->n > 0) op_take_variant(dev, &matmul_act_variants, &call);
 }
 
-static void rope_store_apart(struct device *dev, const matmul_call &c)
-{
-    cuda_matmul(dev, c.c, c.a, c.b, c.bias, c.shape);
-    cuda_rope_store(dev, c.c, c.store);
-}
-
-static const op_variant rope_store_rows[] = {
-    variant<matmul_call, matmul_few_rotated_takes, matmul_few_rotated>(
-        "few_rotated", "as few, whole heads rotated, a bf16 pool, not 33 to 64 rows"),
-    variant<matmul_call, otherwise, rope_store_apart>("apart", "all else: matmul, then rope_store"),
-};
-const struct op_variants matmul_rope_store_variants = {OP_matmul_rope_store, 2, rope_store_rows};
-
 void cuda_matmul_rope_store(struct device *dev, void *qkv, const void *a, const void *b,
                             const void *bias, const struct matmul *shape,
                             const struct rope_store *store)
 {
-    matmul_call call = {qkv, a, b, bias, shape};
-    call.store = store;
-    if (shape->m > 0) op_take_variant(dev, &matmul_rope_store_variants, &call);
+    cuda_matmul(dev, qkv, a, b, bias, shape);
+    cuda_rope_store(dev, qkv, store);
 }

@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/cuda.cuh"
 
-// A call of matmul, matmul_act, matmul_rope_store, or one of these of experts; or of
+// A call of matmul, matmul_act, or one of these of experts; or of
 // matmul_experts_back: c is dw, a is dy, b is x.
 struct matmul_call {
     void *c; // what comes of it all: of matmul_act y
@@ -18,7 +18,6 @@ struct matmul_call {
     void *x = NULL;
     const struct act_shape *act = NULL;
     bool keep = false;
-    const struct rope_store *store = NULL; // matmul_rope_store
 };
 
 // matmul.cu: B is weights in e4m3. It is widened as a whole, and the call taken as one of that.
@@ -44,8 +43,5 @@ void matmul_few_columns(struct device *dev, const matmul_call &call);
 // y = act(gate) * up of the two halves of C's columns.
 bool matmul_few_gated_takes(struct device *dev, const matmul_call &call);
 void matmul_few_gated(struct device *dev, const matmul_call &call);
-// Rotation and storing of queries, keys and values.
-bool matmul_few_rotated_takes(struct device *dev, const matmul_call &call);
-void matmul_few_rotated(struct device *dev, const matmul_call &call);
 
 #endif

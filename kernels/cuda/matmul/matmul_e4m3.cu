@@ -22,7 +22,6 @@
 
 #define MAX_TOKENS 512        // beyond, a matrix is widened as a whole
 #define MAX_SLABS  24         // of a block
-#define AT_ONCE    32         // tokens of a tile that are ended at once
 #define AHEAD      (64 << 10) // bytes of weights that are asked for before the first tokens
 
 // Stages have 256 of k where blocks are small, else 128: chunks of 128 bytes of the weights' rows.
@@ -32,25 +31,6 @@ __host__ __device__ constexpr int chunks_of(int j, int groups)
 }
 
 #if HAS_WGMMA
-
-#define FLAT(J) float(&d)[4 * J] = reinterpret_cast<float(&)[4 * J]>(sums)
-#define WGMMA_LEFT(J, N, a0, a1, a2, a3)                                                           \
-    __device__ __forceinline__ void wgmma_own(float(&sums)[J][4], const uint32_t(&a)[4],           \
-                                              uint64_t b, int add)                                 \
-    {                                                                                              \
-        FLAT(J);                                                                                   \
-        asm volatile("{ .reg .pred add;\n"                                                         \
-                     "setp.ne.b32 add, %1, 0;\n"                                                   \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES_##J        \
-                     "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %0, add, 1, 1, 0; }"            \
-                     : "+l"(b), "+r"(add), SUMS_##J                                                \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                                \
-    }
-WGMMA_LEFT(1, 8, 6, 7, 8, 9)
-WGMMA_LEFT(2, 16, 10, 11, 12, 13)
-WGMMA_LEFT(4, 32, 18, 19, 20, 21)
-WGMMA_LEFT(8, 64, 34, 35, 36, 37)
-WGMMA_LEFT(16, 128, 66, 67, 68, 69)
 
 // Four codes: those at even places and those at odd ones.
 __device__ __forceinline__ void widen(uint32_t codes, uint32_t &even, uint32_t &odd)
@@ -62,18 +42,18 @@ __device__ __forceinline__ void widen(uint32_t codes, uint32_t &even, uint32_t &
     asm("mul.bf16x2 %0, %0, %1;" : "+r"(odd) : "r"(up));
 }
 
-// A warp's slabs of a block's: its number, and where it has two that plus the number of warps.
-template <int SLABS, int WARPS> struct own_slabs {
+// A warp's slabs of a block's: its number, and where it has two that plus `apart`.
+template <int SLABS> struct own_slabs {
     bool has[SLABS];
     uint32_t offset; // of what this lane gives the address of, in the weights of a chunk
 
-    __device__ __forceinline__ own_slabs(int warp, int slabs)
+    __device__ __forceinline__ own_slabs(int warp, int slabs, int apart)
     {
         const int lane = threadIdx.x % 32, row = lane % 8;
 #pragma unroll
-        for (int l = 0; l < SLABS; l++) has[l] = warp + l * WARPS < slabs;
+        for (int h = 0; h < SLABS; h++) has[h] = warp < apart && warp + h * apart < slabs;
         const int second = SLABS == 2 ? lane / 8 % 2 : 0, step = lane / (SLABS == 2 ? 16 : 8);
-        const int slab = has[0] ? warp + (second && has[SLABS - 1] ? WARPS : 0) : 0;
+        const int slab = has[0] ? warp + (second && has[SLABS - 1] ? apart : 0) : 0;
         offset = slab * 1024 + row * 128 + ((step ^ row) << 4);
     }
 };
@@ -81,7 +61,7 @@ template <int SLABS, int WARPS> struct own_slabs {
 // The sums of a tile: of 16 rows of weights, or 8, of each warp, by 8 J tokens.
 template <int J, int SLABS, int GROUPS>
 __device__ __forceinline__ void e4m3_sums(float (&sum)[J][4], few_ring &ring, int slabs,
-                                          const own_slabs<SLABS, 4 * GROUPS> &own, int steps)
+                                          const own_slabs<SLABS> &own, int steps)
 {
     constexpr int CHUNKS = chunks_of(J, GROUPS), BATCH = 2 * CHUNKS, BATCHES = 4;
     constexpr int MATRICES = BATCH * SLABS, LOADS = MATRICES / 4;
@@ -111,7 +91,7 @@ __device__ __forceinline__ void e4m3_sums(float (&sum)[J][4], few_ring &ring, in
 #pragma unroll
         for (int q = 0; q < BATCH; q++) {
             const int step = batch * BATCH + q;
-            wgmma_own(sum, l[q], behind(tokens, step / 4 * (J * 64) + step % 4 * 2), 1);
+            wgmma_left(sum, l[q], behind(tokens, step / 4 * (J * 64) + step % 4 * 2), 1);
         }
         wgmma_commit();
     };
@@ -152,65 +132,106 @@ __device__ __forceinline__ void e4m3_sums(float (&sum)[J][4], few_ring &ring, in
     ring.next();
 }
 
-// A row of weights of a tile's, from which on the columns of the tile are: what its sums are times.
-template <epilogue END>
-__device__ __forceinline__ float factor_of(const few_args &p, const few_work &work, int from,
-                                           int column)
-{
-    const int half = p.width / 2, end = END == GATED ? p.apart : p.n;
-    const int first = END == GATED && column >= half ? column - half : column;
-    if (from + first >= end) return 0;
-    const int row = from + first + (first == column ? 0 : p.apart);
-    return e4m3_factor(p.scales[work.weights + row]);
-}
+// What becomes of the sums of a lane: of a row of weights in each slab, a column, and two tokens of
+// every eight. Lanes of two neighbouring columns exchange, so that each has both of one token.
+template <epilogue END, int J, int SLABS> struct e4m3_end {
+    static constexpr int ENDED = END == GATED ? 1 : SLABS; // columns that come of a lane's
+    static constexpr bool EARLY = END == STORED && J <= 4; // what is added to is loaded early
+    float factor[SLABS], bias[SLABS];
+    int column[ENDED]; // the even one of the two; the end where there is nothing
+    int end, token;    // token: of the first eight
+    __nv_bfloat162 old[EARLY ? ENDED : 1][J];
 
-// Of AT_ONCE tokens from `first` on, from registers into a tile (tokens, columns).
-template <int J, int SLABS, int WARPS>
-__device__ __forceinline__ void e4m3_spread(float *tile, const float (&sum)[J][4],
-                                            const float (&factor)[SLABS], const bool (&has)[SLABS],
-                                            int width, int warp, int first)
-{
-    const int lane = threadIdx.x % 32, column = warp * 8 + lane / 4;
-#pragma unroll
-    for (int j = 0; j < J; j++) {
-        if (J * 8 > AT_ONCE && j * 8 / AT_ONCE * AT_ONCE != first) continue;
-        float *to = tile + (j * 8 % AT_ONCE + lane % 4 * 2) * tile_pitch(width) + column;
-#pragma unroll
-        for (int h = 0; h < SLABS; h++)
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                if (has[h])
-                    to[h * WARPS * 8 + k * tile_pitch(width)] = sum[j][h * 2 + k] * factor[h];
+    __device__ __forceinline__ bf16 *at(const few_args &p, const few_work &work, int h, int j) const
+    {
+        return (bf16 *)p.c + (int64_t)(work.first + token + j * 8) * end + column[h];
     }
-}
+    __device__ __forceinline__ bool is_there(const few_work &work, int h, int j) const
+    {
+        return column[h] < end && token + j * 8 < work.rows;
+    }
+
+    __device__ __forceinline__ void load(const few_args &p, const few_work &work,
+                                         const own_slabs<SLABS> &own, int warp, int apart)
+    {
+        const int lane = threadIdx.x % 32, from = first_column<END>(work.tile, p.width);
+        end = END == GATED ? p.apart : p.n;
+        token = lane % 4 * 2 + lane / 4 % 2;
+#pragma unroll
+        for (int h = 0; h < SLABS; h++) {
+            const int own_column = from + (warp + (END == GATED ? 0 : h * apart)) * 8 + lane / 4;
+            const bool there = own.has[h] && own_column < end;
+            const int row = own_column + (END == GATED && h > 0 ? p.apart : 0);
+            factor[h] = there ? e4m3_factor(p.scales[work.weights + row]) : 0;
+            bias[h] = there && p.bias ? to_f32(p.bias[row]) : 0;
+            if (h < ENDED) column[h] = there ? own_column & ~1 : end;
+        }
+        if constexpr (EARLY)
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int h = 0; h < ENDED; h++)
+                    if (p.add && is_there(work, h, j))
+                        old[h][j] = *(const __nv_bfloat162 *)at(p, work, h, j);
+    }
+
+    // What a matmul by itself gives of a slab's sum.
+    __device__ __forceinline__ float value(const few_args &p, float sum, int h) const
+    {
+        const float x = sum * factor[h];
+        return to_f32(from_f32<bf16>(p.bias ? x + bias[h] : x));
+    }
+
+    template <act_kind ACT>
+    __device__ __forceinline__ void store(const few_args &p, const few_work &work,
+                                          const float (&sum)[J][4]) const
+    {
+        const bool odd = threadIdx.x / 4 % 2;
+#pragma unroll
+        for (int j = 0; j < J; j++)
+#pragma unroll
+            for (int h = 0; h < ENDED; h++) {
+                float x[2];
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    x[k] = value(p, sum[j][h * 2 + k], h);
+                    if constexpr (END == GATED)
+                        x[k] = activate(x[k], ACT) * value(p, sum[j][2 + k], 1);
+                }
+                const float other = __shfl_xor_sync(~0u, odd ? x[0] : x[1], 4);
+                float left = odd ? other : x[0], right = odd ? x[1] : other;
+                if (!is_there(work, h, j)) continue;
+                bf16 *to = at(p, work, h, j);
+                if (p.add) {
+                    __nv_bfloat162 before;
+                    if constexpr (EARLY)
+                        before = old[h][j];
+                    else
+                        before = *(const __nv_bfloat162 *)to;
+                    left += to_f32(before.x);
+                    right += to_f32(before.y);
+                }
+                store_pair(to, left, right);
+            }
+    }
+};
 
 template <epilogue END, int J, int SLABS, int GROUPS>
-__device__ __forceinline__ void e4m3_tile(float *tile, few_ring &ring, const few_args &p,
-                                          const few_work &work, int steps, bool is_first)
+__device__ __forceinline__ void e4m3_tile(few_ring &ring, const few_args &p, const few_work &work,
+                                          int warp, int steps)
 {
-    constexpr int WARPS = 4 * GROUPS;
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    const int from = first_column<END>(p, work.tile, p.width);
-    const own_slabs<SLABS, WARPS> own(warp, p.width / 8);
-    tile_ends<END, GROUPS * 128> ends;
-    few_work some = work;
-    some.rows = min(work.rows, AT_ONCE);
-    ends.load(p, some, p.width, from);
-    float sum[J][4], factor[SLABS];
-#pragma unroll
-    for (int h = 0; h < SLABS; h++)
-        factor[h] = factor_of<END>(p, work, from, (warp + h * WARPS) * 8 + threadIdx.x % 32 / 4);
-    e4m3_sums<J, SLABS, GROUPS>(sum, ring, p.width / 8, own, steps);
-#pragma unroll 1
-    for (int first = 0; first < work.rows; first += AT_ONCE) {
-        some.first = work.first + first;
-        some.rows = min(work.rows - first, AT_ONCE);
-        if (first > 0) ends.load(p, some, p.width, from);
-        if (!is_first || first > 0) groups_sync<GROUPS>(); // what was there before is stored
-        e4m3_spread<J, SLABS, WARPS>(tile, sum, factor, own.has, p.width, warp, first);
-        groups_sync<GROUPS>();
-        ends.store(tile, p, some, p.width, from);
-    }
+    const int slabs = p.width / 8, apart = END == GATED ? slabs / 2 : 4 * GROUPS;
+    const own_slabs<SLABS> own(warp, slabs, apart);
+    e4m3_end<END, J, SLABS> ending;
+    float sum[J][4];
+    ending.load(p, work, own, warp, apart);
+    e4m3_sums<J, SLABS, GROUPS>(sum, ring, slabs, own, steps);
+    if (END != GATED || p.act == ACT_SILU)
+        ending.template store<ACT_SILU>(p, work, sum);
+    else if (p.act == ACT_GELU_TANH)
+        ending.template store<ACT_GELU_TANH>(p, work, sum);
+    else
+        ending.template store<ACT_GELU>(p, work, sum);
 }
 
 #endif
@@ -229,8 +250,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     few_ring ring = {{shared_address(stages), a_bytes + b_bytes, shared_address(full),
                       shared_address(empty), p.stages, 0, 0},
                      a_bytes};
-    float *tile = (float *)(stages + p.stages * ring.bytes);
-    int *before = (int *)(tile + min(8 * J, AT_ONCE) * tile_pitch(p.width));
+    int *before = (int *)(stages + p.stages * ring.bytes);
     if (threadIdx.x == GROUPS * 128) {
         for (int i = 0; i < p.stages; i++) {
             barrier_init(ring.full + i * 8, 1);
@@ -256,8 +276,8 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     grid_wait();
     grid_release();
     for (int i = 0; i < rounds; i++)
-        e4m3_tile<END, J, SLABS, GROUPS>(
-            tile, ring, p, find_work(p, before, blockIdx.x + i * gridDim.x), steps, i == 0);
+        e4m3_tile<END, J, SLABS, GROUPS>(ring, p, find_work(p, before, blockIdx.x + i * gridDim.x),
+                                         warp, steps);
 #endif
 }
 
@@ -276,13 +296,13 @@ static void plan_ring(struct cuda_state *state, e4m3_plan &plan, int k, int roun
 {
     const int chunks = chunks_of(plan.j, plan.groups());
     const size_t stage = (size_t)chunks * (plan.j * 2048 + plan.slabs * 1024);
-    const size_t tile = (size_t)std::min(8 * plan.j, AT_ONCE) * tile_pitch(plan.slabs * 8) * 4;
-    const size_t beside = tile + (n_experts + 1) * sizeof(int);
+    const size_t beside = (n_experts + 1) * sizeof(int);
     const size_t most = (plan.j >= 8 ? 200 : 150) << 10;
     const size_t room = std::min<size_t>(most, state->max_shared - SHARED_APART - beside);
     plan.stages = (int)std::min<size_t>({MAX_STAGES, std::max<size_t>(2, room / stage),
                                          (size_t)rounds * ceil_div(k, 128 * chunks)});
-    plan.shared = plan.stages * stage + beside;
+    // a block has an SM for itself, as in matmul_small.cu
+    plan.shared = std::max<size_t>(plan.stages * stage + beside, state->max_shared / 2);
 }
 
 // Slabs of `eights` rows for each of so many blocks, and no more of these rounds than it takes.
@@ -293,16 +313,17 @@ static int slabs_for(int eights, int blocks)
     return slabs <= 4 ? 4 : std::max(8, slabs);
 }
 
-static e4m3_plan plan_tokens(struct cuda_state *state, int eights, int m)
+static e4m3_plan plan_tokens(struct cuda_state *state, int eights, int m, bool in_pairs)
 {
     e4m3_plan plan = {};
-    for (plan.j = 1; plan.j < 16 && plan.j * 8 < m; plan.j *= 2) {
-    }
+    plan.j = 1;
+    while (plan.j < 16 && plan.j * 8 < m) plan.j *= 2;
     // Half as many tokens in twice the blocks, where these do not have many rows either: a step of
     // k takes as long as its tokens are many.
     auto across = [&](int j) { return std::max(1, state->n_sms / ceil_div(m, 8 * j)); };
     if (plan.j >= 8 && slabs_for(eights, across(plan.j / 2)) <= 8) plan.j /= 2;
     plan.slabs = slabs_for(eights, across(plan.j));
+    if (in_pairs) plan.slabs += plan.slabs % 2; // each slab of a half is a slab of the other
     const int tiles = ceil_div(eights, plan.slabs), rounds = ceil_div(tiles, across(plan.j));
     plan.grid = dim3(ceil_div(tiles, rounds), ceil_div(m, 8 * plan.j));
     return plan;
@@ -336,8 +357,8 @@ template <epilogue END> static e4m3_plan plan_of(struct device *dev, const matmu
         s->columns || !aligned(16, {call.a, call.b, call.c}, {}) || e > MAX_EXPERTS ||
         s->m > (e > 0 ? std::max(64, 32 * e) : MAX_TOKENS))
         return {};
-    e4m3_plan plan =
-        e > 0 ? plan_experts(state, eights, s->m, e) : plan_tokens(state, eights, s->m);
+    e4m3_plan plan = e > 0 ? plan_experts(state, eights, s->m, e)
+                           : plan_tokens(state, eights, s->m, END == GATED);
     const int tiles =
         ceil_div(eights, plan.slabs) * (e > 0 ? expert_tiles(s->m, e, 8 * plan.j) : 1);
     plan_ring(state, plan, s->k, ceil_div(tiles, plan.grid.x), e);
@@ -346,7 +367,7 @@ template <epilogue END> static e4m3_plan plan_of(struct device *dev, const matmu
 
 template <epilogue END, int J> static auto kernel_of(const e4m3_plan &plan)
 {
-    if constexpr (J <= 4)
+    if constexpr (J <= 4 && END == STORED)
         if (plan.single()) return e4m3_kernel<END, J, 1, 1>;
     return plan.groups() == 1   ? e4m3_kernel<END, J, 2, 1>
            : plan.groups() == 2 ? e4m3_kernel<END, J, 2, 2>

@@ -16,10 +16,10 @@
  * that all but the two before it are complete (cuda.cuh), and `early` of the call says that these
  * write something else.
  *
- * The end of a tile may be more than storing it: the activation of gate and up columns, or rotation
- * and storing of queries, keys and values. Both need two columns that lie apart, so the tile then
- * has rows of B from two places, and each thread ends a pair of columns in one and the pair that
- * belongs to it in the other. docs/lab/performance.md says what was tried and lost.
+ * The end of a tile may be more than storing it: the activation of gate and up columns. It needs
+ * two columns that lie apart, so the tile then has rows of B from two places, and each thread ends
+ * a pair of columns in one and the pair that belongs to it in the other. docs/lab/performance.md
+ * says what was tried and lost.
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/matmul/few.cuh"
@@ -59,7 +59,9 @@ __device__ __forceinline__ void few_sums(float (&sum)[4 * J], few_ring &ring, co
     if (first_lane) barrier_arrive(before);
 }
 
-// Sums of the rows that there are, from registers into a tile.
+// Sums of the rows that there are, from registers into a tile (rows, tile_pitch<J>).
+template <int J> constexpr int tile_pitch = 8 * J + 8;
+
 template <int J>
 __device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J], int rows)
 {
@@ -69,9 +71,81 @@ __device__ __forceinline__ void few_spread(float *tile, const float (&sum)[4 * J
         if (row < rows)
 #pragma unroll
             for (int j = 0; j < J; j++)
-                *(float2 *)&tile[row * tile_pitch(8 * J) + j * 8 + lane % 4 * 2] =
+                *(float2 *)&tile[row * tile_pitch<J> + j * 8 + lane % 4 * 2] =
                     make_float2(sum[j * 4 + h * 2], sum[j * 4 + h * 2 + 1]);
 }
+
+// What a thread ends at once: two neighbours of the block's tile, and where columns come in pairs
+// the two that belong to them. What is needed beside the sums is loaded while these run.
+#define ENDS_AT_ONCE 4
+
+template <epilogue END, int J> struct epilogue_at {
+    using U = std::conditional_t<END == WIDE, float, bf16>; // of c
+    static constexpr bool PAIRS = (END == GATED);
+    static constexpr int ACROSS = PAIRS ? 2 * J : 4 * J; // of these in a row of the tile
+    int row, column, at; // of the tile; of B's rows, or n where there is nothing; in the tile's row
+    bf16 bias[PAIRS + 1][2]; // as they lie in memory: not waited for before they are used
+    U old[2];
+
+    __device__ __forceinline__ void load(const few_args &p, const few_work &rows, int from, int i)
+    {
+        int end = END == GATED ? p.apart : p.n;
+        row = i / ACROSS;
+        at = i % ACROSS * 2;
+        column = row < rows.rows && from + at < end ? from + at : p.n;
+        int64_t to = (int64_t)(rows.first + row) * p.n + column;
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            if (column + k >= p.n) continue;
+            if (p.bias) bias[0][k] = p.bias[column + k];
+            if (PAIRS && p.bias) bias[PAIRS][k] = p.bias[column + k + p.apart];
+            if (!PAIRS && p.add) old[k] = ((const U *)p.c)[to + k];
+        }
+    }
+
+    __device__ __forceinline__ void store(const float *tile, const few_args &p,
+                                          const few_work &rows) const
+    {
+        if (column >= p.n) return;
+        float x[PAIRS + 1][2];
+#pragma unroll
+        for (int i = 0; i <= PAIRS; i++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float sum = tile[row * tile_pitch<J> + at + i * 4 * J + k];
+                x[i][k] = p.bias ? sum + to_f32(bias[i][k]) : sum;
+                if (END != WIDE) x[i][k] = to_f32(from_f32<bf16>(x[i][k]));
+            }
+        int row_at = rows.first + row;
+        if constexpr (END == GATED)
+            store_pair((bf16 *)p.c + (int64_t)row_at * p.apart + column,
+                       activate(x[0][0], p.act) * x[1][0], activate(x[0][1], p.act) * x[1][1]);
+        else if (END == WIDE && p.peers.size)
+            store_columns(row_at, p, x[0]);
+        else
+            store_sums((U *)p.c + (int64_t)row_at * p.n + column, p, x[0]);
+    }
+
+    __device__ __forceinline__ void store_columns(int row_at, const few_args &p,
+                                                  float (&x)[2]) const
+    {
+        const int64_t at = ((int64_t)row_at * p.peers.size + p.peers.rank) * p.n + column;
+        for (int r = 0; r < p.peers.size; r++) store_pair(p.columns[r] + at, x[0], x[1]);
+    }
+
+    __device__ __forceinline__ void store_sums(U *to, const few_args &p, float (&x)[2]) const
+    {
+        if (p.add)
+#pragma unroll
+            for (int k = 0; k < 2; k++) x[k] += to_f32(old[k]);
+        if (p.n % 2 == 0) {
+            store_pair(to, x[0], x[1]);
+            return;
+        }
+        to[0] = from_f32<U>(x[0]); // rows of odd width are not aligned, and end in a half pair
+        if (column + 1 < p.n) to[1] = from_f32<U>(x[1]);
+    }
+};
 
 // What direct_end() adds to, loaded at once: of a few columns before the sums are there, of many
 // row by row.
@@ -98,7 +172,7 @@ __device__ __forceinline__ void direct_end(const float (&sum)[4 * J], direct_old
                                            const few_args &p, const few_work &rows, int row,
                                            int from)
 {
-    constexpr int PAIRS = in_pairs<END>, ACROSS = J / (PAIRS + 1);
+    constexpr int PAIRS = (END == GATED), ACROSS = J / (PAIRS + 1);
     const int end = PAIRS ? p.apart : p.n;
 #pragma unroll
     for (int h = 0; h < 2; h++, row += 8) {
@@ -134,10 +208,10 @@ __device__ __forceinline__ void direct_tile(few_ring &ring, const few_args &p, c
                                             int group, int steps)
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
-    const int column = first_column<END>(p, rows.tile, 8 * J) + lane % 4 * 2;
+    const int column = first_column<END>(rows.tile, 8 * J) + lane % 4 * 2;
     direct_old<END, J> old;
     float sum[4 * J];
-    if constexpr (!in_pairs<END> && old.AHEAD)
+    if constexpr (END != GATED && old.AHEAD)
 #pragma unroll
         for (int h = 0; h < 2; h++) old.load(p, rows, h, row + h * 8, column);
     few_sums<J, CHUNKS>(sum, ring, p, group, steps);
@@ -155,9 +229,10 @@ __device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const f
                                             const few_work &rows, int group, int steps,
                                             peer_call call, bool is_first)
 {
-    const int from = first_column<END>(p, rows.tile, 8 * J);
-    tile_ends<END, GROUPS * 128> ends;
-    ends.load(p, rows, 8 * J, from);
+    int from = first_column<END>(rows.tile, 8 * J), at = threadIdx.x;
+    epilogue_at<END, J> ends[ENDS_AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
     float sum[4 * J];
     few_sums<J, CHUNKS>(sum, ring, p, group, steps);
     if (!is_first) groups_sync<GROUPS>(); // the tile before is stored
@@ -165,7 +240,15 @@ __device__ __forceinline__ void spread_tile(float *tile, few_ring &ring, const f
     if (END == WIDE && p.peers.size && is_first && threadIdx.x == 0)
         await_flags(p.peers, call, PEER_READY);
     groups_sync<GROUPS>();
-    ends.store(tile, p, rows, 8 * J, from);
+#pragma unroll 1
+    for (;;) {
+#pragma unroll
+        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].store(tile, p, rows);
+        at += ENDS_AT_ONCE * GROUPS * 128;
+        if (at >= rows.rows * ends[0].ACROSS) break;
+#pragma unroll
+        for (int k = 0; k < ENDS_AT_ONCE; k++) ends[k].load(p, rows, from, at + k * GROUPS * 128);
+    }
 }
 
 // Ranks put their columns together: all have what the others' blocks write here. Threads of the
@@ -208,7 +291,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32)
                       shared_address(full), shared_address(empty), p.stages, 0, 0},
                      a_bytes};
     float *tile = (float *)(stages + p.stages * ring.bytes);
-    int *before = (int *)(tile + (DIRECT ? 0 : p.height * tile_pitch(8 * J)));
+    int *before = (int *)(tile + (DIRECT ? 0 : p.height * tile_pitch<J>));
     if (threadIdx.x == GROUPS * 128) {
         for (int i = 0; i < p.stages; i++) {
             barrier_init(ring.full + i * 8, 1);
@@ -267,13 +350,13 @@ constexpr bool has_tile(epilogue end, int j)
 {
     if (end == WIDE) return j <= 2 || j % 4 == 0 || j == 18;
     // a half has whole groups of 8 rows of B
-    return end == STORED || (j % 2 == 0 && (end == GATED || (j & (j - 1)) == 0));
+    return end == STORED || j % 2 == 0;
 }
 
 // Whether tiles of 8 j may be stored from registers.
 constexpr bool has_direct(epilogue end, int j)
 {
-    return end == STORED || (end != ROTATED && j >= 8);
+    return end == STORED || j >= 8;
 }
 
 template <epilogue END, int J, typename F> static void if_tile(int j, F f)
@@ -306,8 +389,6 @@ struct few_columns {
     {
         return has_direct(end, j) && height > 32 && n % 2 == 0 && !sent;
     }
-    // Whether there are tiles of 8 j, none of them with a part of a head's halves.
-    bool fits(int j) const { return has_tile(end, j) && (end != ROTATED || apart % (4 * j) == 0); }
     int tiles(int j) const { return apart > 0 ? ceil_div(n / 2, 4 * j) : ceil_div(n, 8 * j); }
 };
 
@@ -317,7 +398,7 @@ static int tile_of(const few_columns &columns, int blocks)
     const int eights = ceil_div(columns.n, 8);
     for (int rounds = ceil_div(eights, blocks * 18); rounds <= eights; rounds++)
         for (int j : tile_sizes::all)
-            if (j >= ceil_div(eights, blocks * rounds) && columns.fits(j)) return j;
+            if (j >= ceil_div(eights, blocks * rounds) && has_tile(columns.end, j)) return j;
     return 0;
 }
 
@@ -328,7 +409,7 @@ static void plan_ring(struct cuda_state *state, few_plan &plan, int k, int round
     plan.groups = ceil_div(plan.height, 64);
     plan.chunks = chunks_of(plan.j, plan.groups);
     size_t tile = beside;
-    if (!plan.direct) tile += (size_t)plan.height * tile_pitch(plan.j * 8) * sizeof(float);
+    if (!plan.direct) tile += (size_t)plan.height * (plan.j * 8 + 8) * sizeof(float);
     size_t a_bytes = (size_t)plan.chunks * plan.height * CHUNK * 2;
     size_t stage = a_bytes + (size_t)plan.chunks * plan.j * 8 * CHUNK * 2;
     size_t steps = (size_t)rounds * ceil_div(k / CHUNK, plan.chunks), all = state->max_shared;
@@ -405,7 +486,7 @@ static int cheapest_tile(const few_columns &columns, int experts, int blocks)
     int best = 0;
     for (int j : tile_sizes::all) {
         // a tile's end costs about as much as 8 columns more; rings of narrow tiles hold too little
-        if (!columns.fits(j) || (many && j < 12)) continue;
+        if (!has_tile(columns.end, j) || (many && j < 12)) continue;
         const int64_t cost =
             (int64_t)ceil_div((int64_t)experts * columns.tiles(j), blocks) * (j + 1);
         if (cost >= least) continue;
@@ -501,20 +582,4 @@ bool matmul_few_gated_takes(struct device *dev, const matmul_call &call)
 void matmul_few_gated(struct device *dev, const matmul_call &call)
 {
     few<GATED>(dev, call, few_args_of<GATED>(call));
-}
-
-bool matmul_few_rotated_takes(struct device *dev, const matmul_call &call)
-{
-    if (call.store->kv->dt != DT_BF16 || call.shape->out != DT_BF16) return false;
-    // the ring of 33 to 64 rows leaves no room for attention's blocks, which would begin beside it
-    // (64 rows of Qwen2.5-1.5B on an H200: a step of 1.90 ms instead of 1.85)
-    if (call.shape->m > 32 && call.shape->m <= 64) return false;
-    const rope_store_args<bf16> rope = rope_store_args<bf16>::make(call.store);
-    return rope.rot_dim == rope.head_dim && rope.head_dim % 16 == 0 &&
-           aligned(4, {rope.k, rope.v}, {rope.slot_width * 2}) && takes<ROTATED>(dev, call);
-}
-
-void matmul_few_rotated(struct device *dev, const matmul_call &call)
-{
-    few<ROTATED>(dev, call, few_args_of<ROTATED>(call));
 }
