@@ -242,6 +242,7 @@ enum status api_set_tools(struct api_request *r, const struct api_model *model)
     size_t i;
     enum status st = read_choice(&r->given, &ask, &none);
     if (st != ST_OK || none) return st;
+    ask.several &= !ask.name; // exactly one of it, as OpenAI has it
     if (ask.required && !model->tool_form)
         return status_fail(ST_UNSUPPORTED,
                            "request: \"tool_choice\": it is not known in which form this model "
