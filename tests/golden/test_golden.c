@@ -42,6 +42,9 @@ struct result {
     double bf16_most;             // of bf16_rms
     int bf16_rows, bf16_flips;    // flips: tokens that went to other experts than in f32
     double logits, losses[N_LOSSES], norms[N_LOSSES], grads, after3_rms, adamw_losses;
+    // Of the latter: 1e-5; in e4m3, where what another processor rounds otherwise may bring a
+    // weight to the next code, an eighth of it away, 1e-4.
+    double adamw_most;
     double after3_share_off; // -1: the folder has projections
     double merged;           // logits of base and adapter as one model; -1: there is no adapter
     bool greedy;
@@ -717,7 +720,7 @@ static bool passed(const struct result *r)
 {
     bool ok = r->logits <= 1e-4 && r->bf16_rms <= r->bf16_most && r->grads <= 1e-4 && r->greedy &&
               r->recompute && r->after3_rms < 2e-6 && r->after3_share_off <= 1e-3 &&
-              r->adamw_losses <= 1e-5 && r->merged <= 1e-4;
+              r->adamw_losses <= r->adamw_most && r->merged <= 1e-4;
     for (int i = 0; i < N_LOSSES; i++) ok = ok && r->losses[i] <= 1e-5 && r->norms[i] <= 1e-4;
     return ok;
 }
@@ -732,6 +735,7 @@ static bool run_folder(struct device *dev, const char *folder)
     g->dev = dev;
     g->folder = folder;
     CHECK(open_golden(g));
+    r.adamw_most = g->config->quantization == QUANTIZATION_NONE ? 1e-5 : 1e-4;
     CHECK(check_logits(g, g->model, value(g, "logits"), NULL, &r.logits, NULL));
     CHECK(check_bf16(g, &r));
     CHECK(g->adapter ? check_adapter_loss(g, &r) : check_losses(g, &r));
