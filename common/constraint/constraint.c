@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MASK_BYTES (16 << 20) // of one constraint's masks
+#define MASK_BYTES (16 << 20) // of one constraint's masks; of many, MAX_KEPT times it for all
 #define MAX_KEPT   32         // that nobody holds, for requests to come
 #define MAX_BYTES  1023       // of a token that is offered
 
@@ -43,7 +43,7 @@ struct constraints {
     const char **names; // of the special tokens
     int n_names;
     struct constraint **compiled; // (n_compiled) the last one used first
-    int n_compiled;
+    _Atomic int n_compiled;       // changed under the lock
 };
 
 struct constraint {
@@ -284,7 +284,8 @@ static void drop_masks(struct constraint *c)
 // Room for the mask of a state. Under the lock.
 static enum status mask_room(struct constraint *c, int state, size_t bytes)
 {
-    if (c->mask_bytes + bytes > MASK_BYTES) drop_masks(c);
+    const size_t most = MASK_BYTES / (size_t)(1 + c->all->n_compiled / (MAX_KEPT + 1));
+    if (c->mask_bytes + bytes > most) drop_masks(c);
     if (state >= c->n_masks) {
         const int n = automaton_states(c->a) + 64;
         uint32_t **masks = realloc(c->masks, (size_t)n * sizeof *masks);

@@ -53,7 +53,7 @@ TEST_IN(the_constrained_distribution_is_learned_from, open_drafting)
                            JOIN(rest, args("--importance-sampling-mode "
                                            "token_truncate"))),
                      0);
-    assert_said(s, "the loss is of the whole distribution");
+    assert_said(s, "the loss is of the whole distribution, weighed by what it leaves of that");
     column(s, "whole", "sampler_mismatch/max", mismatch, STEPS);
     column(s, "whole", "sampling/importance_sampling_ratio/min", ratio, STEPS);
     for (int i = 0; i < STEPS; i++) assert_true(mismatch[i] == 0 && ratio[i] < 0.1);

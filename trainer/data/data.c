@@ -284,7 +284,7 @@ static enum status read_line(struct dataset *d, int line, const char *text, size
     CHECK(read_prompt(where, options, &e));
     CHECK(options->side ? read_side(where, options->side, &e)
                         : read_answer(where, options->answer_field, &e));
-    CHECK(read_format(where, d, &e));
+    if (!options->completions) CHECK(read_format(where, d, &e)); // nothing else is sampled
     d->n_constrained += e.constraint != NULL;
     d->examples[d->n++] = e;
 out:

@@ -213,17 +213,17 @@ enum status packing_constraints(const struct micro_batch *mb, const struct pack_
             const struct pack_completion *completion = &groups[chunk->group].completions[c];
             int state = CONSTRAINT_START;
             for (int64_t t = 0; t < targets_of(completion); t++) {
-                if (state < 0)
-                    return status_fail(
-                        ST_MISMATCH,
-                        "line %d, sample %d: token %d is none that its "
-                        "response_format allows there; was it sampled under another?",
-                        completion->line, completion->number, (int)t - 1);
                 *ret++ = (struct row_constraint){constraint, state};
                 const enum status st =
                     constraint ? constraint_next(constraint, state, completion->ids[t], &state)
                                : ST_OK;
                 if (st != ST_OK) return st;
+                if (state < 0)
+                    return status_fail(
+                        ST_MISMATCH,
+                        "line %d, sample %d: token %d is none that its "
+                        "response_format allows there; was it sampled under another?",
+                        completion->line, completion->number, (int)t);
             }
         }
     }

@@ -297,11 +297,14 @@ static enum status open_constraints(struct run *run)
                      run->data->path);
         return ST_OK;
     }
+    const bool corrected =
+        c->importance_sampling_correction && c->processed_logprobs && !c->server_command;
     log_info("%s: %d of %d samples' lines have a \"response_format\"; the loss is of %s",
              run->data->path, run->data->n_constrained, run->data->n,
-             c->constrained_loss
-                 ? "what it leaves (--constrained-loss)"
-                 : "the whole distribution (--constrained-loss: of what it leaves)");
+             c->constrained_loss ? "what it leaves (--constrained-loss)"
+             : corrected         ? "the whole distribution, weighed by what it leaves of that "
+                                   "(--processed-logprobs)"
+                         : "the whole distribution, and nothing corrects for what it rules out");
     if (!c->constrained_loss) return ST_OK;
     enum status st = tokenizer_load(folder, &run->tokenizer);
     if (st == ST_OK)
