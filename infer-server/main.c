@@ -43,8 +43,8 @@ static const struct option_spec table[] = {
     OPT_CHOICE("dtype", dtype, "auto", dtype_option_names,
                "of weights and activations; auto: bf16 on CUDA, f32 on the CPU"),
     OPT_CHOICE("quantization", server.engine.quantization, "none", quantization_names,
-               "of the weights that are multiplied; fp8-weights: the matrices of the layers in "
-               "e4m3, in server and trainer (docs/use/fp8.md)"),
+               "of what is multiplied; fp8-weights: the matrices of the layers in e4m3, in server "
+               "and trainer; fp8: the rows that they are multiplied with, too (docs/use/fp8.md)"),
     OPT_TEXT("chat-template", server.chat_template.name, NULL, "NAME",
              "which of the folder's named chat templates (default: default, with tools tool_use)"),
     OPT_TEXT("chat-template-file", server.chat_template.file, NULL, "FILE",

@@ -48,6 +48,10 @@ struct matmul {
     // B is weights in e4m3: its i-th stored row is codes times 2^scales[i] (e4m3.h), of experts
     // all their rows; the result is that of the same B in `in`. NULL: B is of `in`.
     const int8_t *scales;
+    // A (m,k) is such rows too, B being weights in e4m3 that are stored (n,k); `in` is of the bias
+    // alone. Sums run over E4M3_CHUNK of k at a time, and each of these is added to an f32 total:
+    // an order of its own, which a row has in any batch. NULL: A is of `in`.
+    const int8_t *a_scales;
     // Of `matmul` alone. columns: C (m, size * n) becomes whole on all of these ranks, each of
     // which computes n columns, in rank order, where beta is 0; or NULL. parts: (size, m, n), room
     // for that.
@@ -434,9 +438,10 @@ struct scratch_shape {        // of a training step
     int hidden, widest;       // width of the norms; columns of the widest matmul in a layer
     int logits_chunk, vocab;  // of the logits that exist at one time
     int64_t n_elements;       // gradients
-    int64_t widened;          // of the largest matrix in e4m3, its experts together; 0: none
-    int lora_rank;            // of an adapter; 0: none
-    bool lora_head;           // that changes the logits too
+    int64_t widened; // of the largest matrix in e4m3, its experts together, and the largest rows
+                     // that it is multiplied with, where they are too; 0: none
+    int lora_rank;   // of an adapter; 0: none
+    bool lora_head;  // that changes the logits too
     bool lora_dropout;
     enum dtype dt;
 };
@@ -601,9 +606,9 @@ struct ops {
                        enum dtype dt);
     void (*convert)(struct device *, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
                     int64_t n); // any of f32, bf16, f16 to f32 or bf16, rounding to nearest even
-    // Weights w (rows, cols) of w_dt in e4m3, as struct matmul takes them: codes (rows, cols), each
-    // rounded to nearest even, and scales (rows), e4m3_scale() of the row's largest magnitude
-    // (common/base/e4m3.h).
+    // Weights or activations w (rows, cols) of w_dt in e4m3, as struct matmul takes them: codes
+    // (rows, cols), each rounded to nearest even, and scales (rows), e4m3_scale() of the row's
+    // largest magnitude (common/base/e4m3.h).
     void (*quantise)(struct device *, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
                      int cols, enum dtype w_dt);
     // x = cap * tanh(x / cap) in place, f32 logits (Gemma 2); and its gradient from the capped

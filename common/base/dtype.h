@@ -76,13 +76,13 @@ DTYPE_INLINE float f32_from_e4m3(uint8_t code)
     memcpy(&x, &u, 4);
     return x * 0x1p120f;
 }
-// What a model multiplies by, beside its dtype. fp8-weights: the matrices of its layers in e4m3,
-// the rest as it is.
-enum quantization { QUANTIZATION_NONE, QUANTIZATION_FP8_WEIGHTS };
+// What a model multiplies, beside its dtype. fp8-weights: the matrices of its layers in e4m3, the
+// rest as it is; fp8: the rows that these are multiplied with, too.
+enum quantization { QUANTIZATION_NONE, QUANTIZATION_FP8_WEIGHTS, QUANTIZATION_FP8 };
 extern const char *const quantization_names[];
-// A row of weights in e4m3 is codes times a power of two, 2^scale: the smallest by which the row's
-// largest magnitude is within 448, so that a row's codes are a function of the row alone. Within
-// these bounds every code times the scale is exactly a number of f32 and of bf16.
+// A row in e4m3, of weights or of activations, is codes times a power of two, 2^scale: the smallest
+// by which the row's largest magnitude is within 448, so that a row's codes are a function of the
+// row alone. Within these bounds every code times the scale is exactly a number of f32 and of bf16.
 #define E4M3_SCALE_MIN (-117)
 #define E4M3_SCALE_MAX 119
 DTYPE_INLINE int8_t e4m3_scale(float largest)

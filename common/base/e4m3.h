@@ -1,5 +1,5 @@
-/* e4m3.h: how a row of weights lies in e4m3: codes, whose order in memory suits a tensor core, and
- * a scale (dtype.h, e4m3_scale()). */
+/* e4m3.h: how a row lies in e4m3, of weights or of activations: codes, whose order in memory suits
+ * a tensor core, and a scale (dtype.h, e4m3_scale()). */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_E4M3_H
 #define COMMON_BASE_E4M3_H
@@ -7,6 +7,7 @@
 #include "common/base/dtype.h"
 
 #define E4M3_SCALE_NAN 127 // of a row with a NaN, which counts as one as a whole
+#define E4M3_CHUNK     128 // of k, whose products are summed by themselves (ops.h, a_scales)
 
 // What a row's codes are multiplied by.
 DTYPE_INLINE float e4m3_factor(int8_t scale)

@@ -242,23 +242,25 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, vo
     float *logits = tape ? tape->router_logits : m->router_logits;
     void *gate_up = tape ? tape->gate_up : m->gate_up,
          *out = tape ? tape->expert_out : m->expert_out;
-    const struct matmul first = experts_shape(m, a, &up), second = experts_shape(m, a, &down);
+    struct matmul first = experts_shape(m, a, &up), second = experts_shape(m, a, &down);
     const struct act_shape act = model_act_shape(m, a, inner);
 
     model_linear(m, logits, m->normed, rows, &(struct linear){ROLE_ROUTER, l, .out = DT_F32});
     m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
     m->ops->gather_rows(m->dev, m->expert_in, m->normed,
                         &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
+    const void *in = model_rounded(m, m->expert_in, &up, &first);
     if (w->gate_up_bias) {
-        m->ops->matmul_experts(m->dev, gate_up, m->expert_in, up.w, routing->offsets,
-                               shape.n_experts, &first);
+        m->ops->matmul_experts(m->dev, gate_up, in, up.w, routing->offsets, shape.n_experts,
+                               &first);
         add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up.n);
         m->ops->act(m->dev, m->act, gate_up, &act);
     } else {
-        m->ops->matmul_experts_act(m->dev, m->act, gate_up, m->expert_in, up.w, routing->offsets,
+        m->ops->matmul_experts_act(m->dev, m->act, gate_up, in, up.w, routing->offsets,
                                    shape.n_experts, &first, &act, tape != NULL);
     }
-    m->ops->matmul_experts(m->dev, out, m->act, down.w, routing->offsets, shape.n_experts, &second);
+    in = model_rounded(m, m->act, &down, &second);
+    m->ops->matmul_experts(m->dev, out, in, down.w, routing->offsets, shape.n_experts, &second);
     if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, c->hidden);
     m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, true);
 }

@@ -45,6 +45,29 @@ static size_t logits_bytes(const struct model_config *c, size_t rows)
     return c->shard.size > 1 ? (bytes + page - 1) / page * page : bytes;
 }
 
+// Elements of what the layer's matmuls read, where that is rounded to e4m3.
+static size_t layer_codes(const struct model *m, const struct layer_config *l)
+{
+    const struct model_config *c = m->config;
+    const size_t t = (size_t)m->max_tokens;
+    const size_t rows[] = {layer_mlp_rows(l, t) * (size_t)c->hidden, layer_mlp_elements(l, t),
+                           t * (size_t)layer_attn_width(l), t * (size_t)l->latent.q_rank};
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i] > most) most = rows[i];
+    return c->quantization == QUANTIZATION_FP8 ? most : 0;
+}
+
+size_t model_codes(const struct model *m)
+{
+    size_t most = 0;
+    for (int l = 0; l < m->config->n_layers; l++) {
+        const size_t n = layer_codes(m, &m->config->layers[l]);
+        if (n > most) most = n;
+    }
+    return most;
+}
+
 // What one layer, and the head, want.
 static int layer_scratch(const struct model *m, const struct layer_config *l,
                          struct device_part ret[MAX_SCRATCH])
@@ -82,6 +105,8 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(row_rstd, 2 * r * sizeof(float)), // and row_mean
         SCRATCH(logits, logits_bytes(c, r)),
         SCRATCH(logit_parts, c->shard.size > 1 ? r * (size_t)c->vocab_size * sizeof(float) : 0),
+        SCRATCH(codes, layer_codes(m, l)),
+        SCRATCH(code_scales, layer_codes(m, l) > 0 ? a : 0),
     };
     int n = sizeof parts / sizeof *parts;
     memcpy(ret, parts, sizeof parts);
@@ -265,6 +290,15 @@ static struct weight_matrix linear_matrix(const struct model *m, int rows, const
     return w;
 }
 
+const void *model_rounded(struct model *m, const void *x, const struct weight_matrix *w,
+                          struct matmul *shape)
+{
+    if (!w->rounds) return x;
+    m->ops->quantise(m->dev, m->codes, m->code_scales, x, shape->m, shape->k, m->dt);
+    shape->a_scales = m->code_scales;
+    return m->codes;
+}
+
 static bool is_adapted(const struct model *m, int rows, const struct linear *l,
                        struct lora_args *ret)
 {
@@ -279,16 +313,17 @@ static void linear_of(struct model *m, void *y, const void *x, int rows, const i
 {
     struct matmul shape;
     const struct weight_matrix w = linear_matrix(m, rows, l, &shape);
+    const void *a = model_rounded(m, x, &w, &shape);
     struct lora_args adapters;
     if (!is_adapted(m, rows, l, &adapters)) {
         shape.columns = parts ? m->comm : NULL;
         shape.parts = parts;
-        m->ops->matmul(m->dev, y, x, w.w, w.bias, &shape);
+        m->ops->matmul(m->dev, y, a, w.w, w.bias, &shape);
         return;
     }
     const size_t width = (size_t)w.n * dtype_size(l->out), part = (size_t)rows * width;
     void *own = parts ? (char *)parts + (size_t)comm_rank(m->comm) * part : y;
-    m->ops->matmul(m->dev, own, x, w.w, w.bias, &shape);
+    m->ops->matmul(m->dev, own, a, w.w, w.bias, &shape);
     adapters.row = of;
     adapters.out = l->out;
     m->ops->lora(m->dev, own, x, &adapters);
@@ -312,7 +347,8 @@ void model_linear_act(struct model *m, void *y, void *gate_up, const void *x, in
         m->ops->act(m->dev, y, gate_up, &act);
         return;
     }
-    m->ops->matmul_act(m->dev, y, gate_up, x, w.w, w.bias, &shape, &act, keep);
+    const void *a = model_rounded(m, x, &w, &shape);
+    m->ops->matmul_act(m->dev, y, gate_up, a, w.w, w.bias, &shape, &act, keep);
 }
 
 static void copy_rows(struct model *m, void *to, const void *from, int rows, int width)
@@ -413,7 +449,8 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
     struct lora_args adapters;
     if (rope >= 0 && !c->qk_norm && !c->attn_gate &&
         !is_adapted(m, batch->n_tokens, &in, &adapters)) {
-        m->ops->matmul_rope_store(m->dev, m->qkv, m->normed, w.w, w.bias, &shape, &store);
+        const void *a = model_rounded(m, m->normed, &w, &shape);
+        m->ops->matmul_rope_store(m->dev, m->qkv, a, w.w, w.bias, &shape, &store);
         return;
     }
     project_qkv(m, l, m->qkv, m->gate, batch->n_tokens);

@@ -118,6 +118,8 @@ struct model {
     float *logits;              // (max_rows, vocab)
     float *logit_parts;         // the same as ranks compute it, part by part; NULL with one rank
     bool shares_logits;         // comm's ranks may have them mapped
+    uint8_t *codes;             // what a matmul reads, in e4m3; of QUANTIZATION_FP8, as the next
+    int8_t *code_scales;
     size_t scratch_bytes;
 };
 
@@ -127,6 +129,9 @@ enum status model_new(struct device *dev, const struct model_config *config,
                       const struct weights *w, int max_tokens, int max_rows, int max_context,
                       struct model **ret);
 void model_free(struct model *m);
+// Elements of m->codes, which a device that does not multiply e4m3 widens at once (ops.h,
+// scratch_shape).
+size_t model_codes(const struct model *m);
 // These ranks may write into one another's logits (comm_share()): a step that decodes is shorter.
 // All call it. Before model_free() of such a model comm_unmap_peers(), or the logits stay behind.
 enum status model_share_logits(struct model *m, char *ret_why, size_t size);
@@ -221,6 +226,10 @@ void model_linear(struct model *m, void *y, const void *x, int rows, const struc
 // y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.
 void model_linear_act(struct model *m, void *y, void *gate_up, const void *x, int rows,
                       const struct linear *l, int inner, bool keep);
+// What a forward matmul of that shape has for x (m, k): x, or where the matrix wants them m->codes,
+// its rows in e4m3, valid until the next call.
+const void *model_rounded(struct model *m, const void *x, const struct weight_matrix *w,
+                          struct matmul *shape);
 // The shape of layer l's calls for so many rows.
 struct latent_shape model_latent_shape(const struct model *m, int l, int rows);
 // Rotates what is rotated of n heads of `width` entries, `rotated` being where the first begins.

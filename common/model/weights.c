@@ -419,8 +419,7 @@ enum status weights_plan(const struct model_config *config, enum dtype dt, struc
 {
     struct weights *twin = NULL;
     enum status st = ST_OK;
-    if (config->quantization == QUANTIZATION_FP8_WEIGHTS)
-        st = plan_blocks(config, DT_E4M3, NULL, &twin);
+    if (config->quantization != QUANTIZATION_NONE) st = plan_blocks(config, DT_E4M3, NULL, &twin);
     return st == ST_OK ? plan_blocks(config, dt, twin, ret) : st;
 }
 
@@ -498,6 +497,7 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
         .k = (int)size_of(c, l, config_vocab_rows(c), roles[role].cols),
     };
     if (in_twin && m.w) m.scales = (int8_t *)m.w + matrix_rows(w, role, layer) * m.k;
+    m.rounds = m.scales && c->quantization == QUANTIZATION_FP8;
     return m;
 }
 

@@ -124,6 +124,7 @@ struct weight_matrix {
     void *w, *bias; // (n, k), (n)
     int n, k;
     const int8_t *scales; // of w, which is the twin's (ops.h, struct matmul); NULL: it is of w's dt
+    bool rounds;          // the forward pass multiplies it with rows in e4m3
 };
 struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role role, int layer);
 // Elements of the twin's largest matrix, of experts all: what is widened at once (ops.h,

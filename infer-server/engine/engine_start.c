@@ -449,9 +449,10 @@ enum status engine_load(struct engine *e)
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
     log_config(e->config, o->model_folder);
     if (o->quantization)
-        log_info("engine: --quantization %s: the layers' matrices are multiplied in e4m3, %.1f MB "
-                 "of these weights",
+        log_info("engine: --quantization %s: the layers' matrices%s are multiplied in e4m3, %.1f "
+                 "MB of these weights",
                  quantization_names[o->quantization],
+                 o->quantization == QUANTIZATION_FP8 ? ", and the rows that they take," : "",
                  (double)weights[RUNNER_POLICY]->twin->canary_offset / 1e6);
     log_states(e);
     if (draft) log_further(e, "draft model", o->draft_folder, draft);

@@ -70,7 +70,8 @@ enum status runner_new(struct device *dev, const struct weights *weights,
     r->config = config;
     CHECK(model_new(dev, config, weights, limits->max_tokens, max_rows, limits->max_context,
                     &r->model));
-    CHECK(device_reserve(dev, (size_t)weights_widest(weights) * dtype_size(weights->dt)));
+    const size_t widened = (size_t)weights_widest(weights) + model_codes(r->model);
+    CHECK(device_reserve(dev, widened * dtype_size(weights->dt)));
     CHECK(make_side(r, &r->other));
     runner_turn(r);
     r->tokens = malloc((size_t)limits->max_tokens * sizeof *r->tokens);

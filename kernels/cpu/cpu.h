@@ -43,7 +43,7 @@ struct dots {
     bool add; // to what c holds
 };
 void cpu_dots(const struct dots *, int i0, int i1, int j0, int j1); // i0 <= i < i1, j0 <= j < j1
-// Weights w (rows, cols) with scales (ops.h, struct matmul) as f32, in the workspace; w itself
+// A matrix w (rows, cols) with scales (ops.h, struct matmul) as f32, in the workspace; w itself
 // where it has none. NULL after device_fail.
 const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales, int64_t rows,
                          int64_t cols);

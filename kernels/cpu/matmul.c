@@ -7,9 +7,9 @@
  * prefill and in a training batch; a BLAS picks its order by the whole shape. And at the few rows
  * of decoding it streams the weight once, at the speed of memory, where a BLAS first packs it.
  *
- * Order of summation: chunks of CHUNK along k; in a chunk, lane l adds terms l, l + LANES, ...
- * (vec.h); lanes are added by halves; chunks are added in order, then the old value of C, then the
- * bias. */
+ * Order of summation: chunks of CHUNK along k, of E4M3_CHUNK where A is in e4m3; in a chunk, lane
+ * l adds terms l, l + LANES, ... (vec.h); lanes are added by halves; chunks are added in order,
+ * then the old value of C, then the bias. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include "common/base/e4m3.h"
@@ -192,22 +192,22 @@ const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales
     return wide;
 }
 
-// C(m,n) = A(m,k) B(n,k)^T [+ C] [+ bias]. Of a B with scales a thread widens the chunk that it
-// multiplies.
+// C(m,n) = A(m,k) B(n,k)^T [+ C] [+ bias], A in f32. Of a B with scales a thread widens the chunk
+// that it multiplies.
 static void dot_product(float *c, const float *a, const void *b, const float *bias,
                         const struct matmul *s)
 {
-    const int m = s->m, n = s->n, k = s->k;
+    const int m = s->m, n = s->n, k = s->k, chunk = s->a_scales ? E4M3_CHUNK : CHUNK;
 #pragma omp parallel for schedule(dynamic) if ((int64_t)m * n * k > PARALLEL_WORK * 8)
     for (int start = 0; start < n; start += COLUMNS) {
         const int cols = n - start < COLUMNS ? n - start : COLUMNS;
         float wide[COLUMNS * CHUNK];
-        for (int p = 0; p == 0 || p < k; p += CHUNK) {
+        for (int p = 0; p == 0 || p < k; p += chunk) {
             const int64_t at = (int64_t)start * k + p;
             struct dots t = {.a = a + p, .c = c + start, .lda = k, .ldb = k, .ldc = n};
-            t.k = k - p < CHUNK ? k - p : CHUNK;
+            t.k = k - p < chunk ? k - p : chunk;
             t.add = p > 0 || s->beta != 0;
-            t.bias = bias && p + CHUNK >= k ? bias + start : NULL;
+            t.bias = bias && p + chunk >= k ? bias + start : NULL;
             t.b = s->scales ? wide : (const float *)b + at;
             if (s->scales) t.ldb = CHUNK;
             for (int j = 0; s->scales && j < cols; j++)
@@ -252,7 +252,8 @@ void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const
         return;
     }
     if (!shape->trans_a && shape->trans_b) {
-        dot_product(c, a, b, bias, shape);
+        const float *rows = cpu_widened(dev, a, shape->a_scales, m, k);
+        if (rows) dot_product(c, rows, b, bias, shape);
         return;
     }
     const int rows = shape->trans_b ? n : k, cols = shape->trans_b ? k : n; // of B as it is stored

@@ -172,13 +172,15 @@ void cpu_matmul_experts(struct device *dev, void *c, const void *a, const void *
                         const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
     const int64_t n = shape->n, k = shape->k;
-    const size_t element = dtype_size(shape->scales ? DT_E4M3 : shape->in);
+    const size_t element = dtype_size(shape->scales ? DT_E4M3 : shape->in),
+                 of_row = dtype_size(shape->a_scales ? DT_E4M3 : shape->in);
     for (int e = 0; e < n_experts; e++) {
         const int64_t start = offsets[e];
         struct matmul one = *shape;
         one.m = offsets[e + 1] - offsets[e];
         if (shape->scales) one.scales += e * (shape->trans_b ? n : k);
-        cpu_matmul(dev, (float *)c + start * n, (const float *)a + start * k,
+        if (shape->a_scales) one.a_scales += start;
+        cpu_matmul(dev, (float *)c + start * n, (const char *)a + (size_t)(start * k) * of_row,
                    (const char *)b + (size_t)(e * n * k) * element, NULL, &one);
     }
 }

@@ -362,7 +362,7 @@ EACH_TABLE(X)
 // out[c] += sum over p of parts[p][c], in a fixed order; parts (n, width) (rows.cu)
 void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, int width);
 
-// Weights of e4m3 (ops.h, struct matmul) as `dt`, which a computation with such weights is then
+// A matrix in e4m3 (ops.h, struct matmul) as `dt`, which a computation with such weights is then
 // enqueued with while this lives: its own scratch lies behind. Without scales they are as they were
 // given. NULL after a recorded failure (rows.cu).
 struct wide_weights {

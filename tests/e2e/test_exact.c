@@ -48,6 +48,11 @@ TEST_IN(everything_in_e4m3, scene_open)
     everything(s, "fp8-weights");
 }
 
+TEST_IN(everything_in_e4m3_rows_too, scene_open)
+{
+    everything(s, "fp8");
+}
+
 // Without any of that too, and the weights end as they did with it.
 TEST_IN(ends_as_without, scene_open)
 {

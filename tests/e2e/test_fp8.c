@@ -1,4 +1,4 @@
-/* test_fp8.c: cw-infer-server --quantization fp8-weights and trainers on it: the trainer's
+/* test_fp8.c: cw-infer-server --quantization fp8-weights or fp8 and trainers on it: the trainer's
  * log-probabilities are the sampler's to the bit, of the policy, of an adapter, and against a
  * reference; a run in two parts ends in the bits of one; and what does not go with it is refused.
  */
@@ -20,14 +20,15 @@ static void assert_no_mismatch(const struct scene *s, const char *run, int steps
 
 // With drafts, a prefix cache, chunked prompts and the KL term's reference, which begins as the
 // policy does; other weights than those without come of it.
-TEST_IN(equal_bits_in_every_step, scene_open)
+static void equal_bits(struct scene *s, const char *quantization)
 {
     double kl[21];
     SCOPED(file_map_release) struct file_map a, b;
-    restart(s, args("--exact " FP8 "--block-size 4 --prefill-chunk 5 --max-batch 8 "
-                    "--speculative ngram:4,suffix:8"));
+    restart(s, args("--exact --quantization %s --block-size 4 --prefill-chunk 5 --max-batch 8 "
+                    "--speculative ngram:4,suffix:8",
+                    quantization));
     json_t *info = daemon_get(s->daemon.socket, "/bridge/info", 200);
-    assert_string_equal(json_string_value(json_object_get(info, "quantization")), "fp8-weights");
+    assert_string_equal(json_string_value(json_object_get(info, "quantization")), quantization);
     assert_train(s, 0, "run", "--exact --max-steps 20 --beta 0.05");
     assert_no_mismatch(s, "run", 20);
     assert_int_equal(column(s, "run", "kl", kl, 21), 20);
@@ -39,11 +40,24 @@ TEST_IN(equal_bits_in_every_step, scene_open)
     assert_true(a.len == b.len && memcmp(a.data, b.data, a.len) != 0);
 }
 
+TEST_IN(equal_bits_in_every_step, scene_open)
+{
+    equal_bits(s, "fp8-weights");
+}
+
+TEST_IN(equal_bits_of_rows_too, scene_open)
+{
+    equal_bits(s, "fp8");
+}
+
 TEST_IN(an_adapter_beside_it, scene_open)
 {
-    restart(s, args("--exact " FP8 "--max-adapters 1"));
-    assert_train(s, 0, "run", "--exact --max-steps 8 --lora-r 4");
-    assert_no_mismatch(s, "run", 8);
+    static const char *const quantizations[] = {"fp8-weights", "fp8"};
+    for (int i = 0; i < 2; i++) {
+        restart(s, args("--exact --quantization %s --max-adapters 1", quantizations[i]));
+        assert_train(s, 0, quantizations[i], "--exact --max-steps 8 --lora-r 4");
+        assert_no_mismatch(s, quantizations[i], 8);
+    }
 }
 
 // Another server and another trainer go on from a checkpoint, which holds the weights alone.
@@ -72,6 +86,11 @@ TEST_IN(what_does_not_go_with_it, scene_open)
     daemon_kill(&worker);
     assert_train(s, 1, "plain", "--max-steps 2 --resume");
     assert_said(s, "was made on a server with --quantization none, and this one has fp8-weights");
+    restart(s, args("--quantization fp8"));
+    daemon_start(&worker, s->model, args("--dtype %s " FP8, daemon_exact_dtype()));
+    assert_train(s, 1, "other", "--max-steps 1 --workers %s", worker.bridge);
+    assert_said(s, "it serves with --quantization fp8-weights, and what is trained has fp8");
+    daemon_kill(&worker);
     assert_int_equal(1, train_on(s, "own",
                                  args("--model %s --max-steps 1 --sync checkpoint --server-args %s",
                                       s->model, FP8)));

@@ -64,6 +64,22 @@ TEST(any_number_goes_on_from_data_and_tensor_parallel)
     same_losses(&scene, "one", "mixed", STEPS, 1e-5);
 }
 
+// A row that is cut among ranks is rounded by each for itself, the server's and the trainer's
+// alike.
+TEST(shards_multiply_in_e4m3)
+{
+    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
+    mpirun_words(2);
+    scene_ended(&scene,
+                train_on(&scene, "e4m3",
+                         args("--ranks 2 --model %s --tensor-parallel-size 2 --exact "
+                              "--prompts-per-step 4 --max-steps 2 --server-args %s",
+                              scene.model, "--exact --quantization fp8")),
+                0);
+    each_within(&scene, "e4m3", "sampler_mismatch/max", 2, 0, 0);
+    each_within(&scene, "e4m3", "entropy", 2, DBL_MIN, INFINITY);
+}
+
 TEST(what_does_not_fit_is_refused)
 {
     train_rows(&scene, "launch", "shards_that_do_not_fit", trainer_alone);

@@ -79,6 +79,12 @@ static void in_e4m3(void **state)
     serve(*state, QUANTIZATION_FP8_WEIGHTS);
 }
 
+static void rounded(void **state)
+{
+    reference_skip_inexact(*state);
+    serve(*state, QUANTIZATION_FP8);
+}
+
 TEST(all_was_seen)
 {
     reference_skip_inexact(NULL);
@@ -91,5 +97,6 @@ int main(void)
 {
     reference_list_golden(one_model, "");
     reference_list_golden(in_e4m3, " in e4m3");
+    reference_list_golden(rounded, " in e4m3, rows too");
     return test_main();
 }

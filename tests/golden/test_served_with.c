@@ -147,6 +147,11 @@ static void serve_in_e4m3(const char *model)
     serve_as(model, QUANTIZATION_FP8_WEIGHTS);
 }
 
+static void serve_rounded(const char *model)
+{
+    serve_as(model, QUANTIZATION_FP8);
+}
+
 TEST(every_model)
 {
     for_each_golden(serve);
@@ -156,6 +161,11 @@ TEST(every_model)
 TEST(every_model_in_e4m3)
 {
     for_each_golden(serve_in_e4m3);
+}
+
+TEST(every_model_in_e4m3_rows_too)
+{
+    for_each_golden(serve_rounded);
 }
 
 TESTS_BETWEEN(engine_bench_set_up, NULL)

@@ -132,6 +132,28 @@ static void run_e4m3(const struct e4m3_data *d, enum form form, int m, const str
         ops->matmul(dev, d->c, d->a, b, bias, &s);
 }
 
+// The rows in e4m3, on the device, and what they then are, on the host: those of normal numbers
+// whose scales are far apart.
+static void round_rows(float *x, uint8_t *ret_codes, int8_t *ret_scales, int64_t rows, int64_t k)
+{
+    const int64_t n = rows * k;
+    uint8_t *codes = op_host((size_t)n);
+    int8_t *scales = op_host((size_t)rows);
+    for (int64_t i = 0; i < n; i++) x[i] = ldexpf(x[i], (int)(i / k % 19) - 9);
+    ops->quantise(dev, ret_codes, ret_scales, to_device(x, (size_t)n * sizeof *x), rows, (int)k,
+                  DT_F32);
+    from_device(codes, ret_codes, (size_t)n);
+    from_device(scales, ret_scales, (size_t)rows);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = ldexpf(f32_from_e4m3(codes[i / k * k + e4m3_place(i % k, k)]), scales[i / k]);
+}
+
+static void set_offsets(int32_t *offsets, int experts, int rows)
+{
+    for (int e = 1; e <= experts; e++) // one has none
+        offsets[e] = e == experts ? rows : e == 2 ? offsets[1] : rows * e / (experts + 1);
+}
+
 static void as_widened(const struct e4m3_shape *p, const int *rows, int n_rows)
 {
     const int matrices = p->experts ? p->experts : 1, widest = p->n > p->k ? p->n : p->k;
@@ -141,8 +163,6 @@ static void as_widened(const struct e4m3_shape *p, const int *rows, int n_rows)
     struct rng rng;
     rng_init(&rng, 23, 0);
     float *x = normal_numbers(&rng, n_w, 1);
-    uint8_t *codes = op_host(n_w);
-    int8_t *scales = op_host((size_t)(matrices * p->n));
     int32_t offsets[9] = {0};
     void *plain = to_device(NULL, bytes);
     struct e4m3_data d = {.codes = to_device(NULL, n_w),
@@ -154,25 +174,13 @@ static void as_widened(const struct e4m3_shape *p, const int *rows, int n_rows)
                           .c = to_device(NULL, bytes),
                           .x = to_device(NULL, bytes),
                           .offsets = to_device(NULL, sizeof offsets)};
-    for (size_t i = 0; i < n_w; i++) x[i] = ldexpf(x[i], (int)(i / (size_t)p->k % 19) - 9);
-    ops->quantise(dev, d.codes, d.scales, to_device(x, n_w * sizeof *x), matrices * p->n, p->k,
-                  DT_F32);
-    from_device(codes, d.codes, n_w);
-    from_device(scales, d.scales, (size_t)(matrices * p->n));
-    for (int64_t i = 0; i < (int64_t)n_w; i++) {
-        const int64_t row = i / p->k;
-        const uint8_t code = codes[row * p->k + e4m3_place(i % p->k, p->k)];
-        x[i] = ldexpf(f32_from_e4m3(code), scales[row]);
-    }
+    round_rows(x, d.codes, d.scales, matrices * p->n, p->k);
     ops->convert(dev, d.w, dt, to_device(x, n_w * sizeof *x), DT_F32, (int64_t)n_w);
     for (int r = 0; r < n_rows; r++)
         for (enum form form = FORWARD; form < FORMS; form++) {
             char what[80];
             if (p->experts && form == ADDED) continue;
-            for (int e = 1; e <= p->experts; e++) // one has none
-                offsets[e] = e == p->experts ? rows[r]
-                             : e == 2        ? offsets[1]
-                                             : rows[r] * e / (p->experts + 1);
+            set_offsets(offsets, p->experts, rows[r]);
             device_copy_in(dev, d.offsets, offsets, sizeof offsets);
             run_e4m3(&d, form, rows[r], p, true, bytes);
             device_copy(dev, plain, d.c, bytes);
@@ -194,6 +202,191 @@ ON_EACH_DTYPE(matmul_e4m3)
     if (!device_computes_in(dev, DT_E4M3)) return;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         as_widened(&shapes[i], rows, device_kind(dev) == DEVICE_CPU ? 3 : 10);
+}
+
+/* Rows and weights in e4m3: near the sums in f64 of what they are; a row's bits are the same in any
+ * number of rows, among an expert's too, and with what follows at once; on the CPU those of sums
+ * over E4M3_CHUNK of k, one added to the other. */
+struct rounded {
+    const struct e4m3_shape *p;
+    int rows;                 // the most there are
+    float *x, *w;             // what the operands are, host
+    uint8_t *codes, *w_codes; // device, as all below
+    int8_t *scales, *w_scales;
+    void *bias, *c; // (n), (rows, n)
+};
+
+static void run_rounded(const struct rounded *d, void *c, int first, int m, int expert)
+{
+    const struct e4m3_shape *p = d->p;
+    const int64_t w_row = (int64_t)expert * p->n;
+    const struct matmul s = {.m = m,
+                             .n = p->n,
+                             .k = p->k,
+                             .trans_b = true,
+                             .in = dt,
+                             .out = dt,
+                             .early = true,
+                             .scales = d->w_scales + w_row,
+                             .a_scales = d->scales + first};
+    ops->matmul(dev, c, d->codes + (int64_t)first * p->k, d->w_codes + w_row * p->k,
+                p->experts ? NULL : d->bias, &s);
+}
+
+static void near_exact(const struct rounded *d)
+{
+    const int n = d->p->n, k = d->p->k;
+    float *have = op_host((size_t)(d->rows * n) * sizeof *have), *bias = op_host((size_t)n * 4);
+    void *wide = to_device(NULL, (size_t)(d->rows * n) * sizeof *have);
+    ops->convert(dev, wide, DT_F32, d->c, dt, (int64_t)d->rows * n);
+    from_device(have, wide, (size_t)(d->rows * n) * sizeof *have);
+    ops->convert(dev, wide, DT_F32, d->bias, dt, n);
+    from_device(bias, wide, (size_t)n * sizeof *bias);
+    const double rounding = dt == DT_BF16 ? 1.0 / 256 : 1e-6;
+    for (int i = 0; i<d->rows; i += d->rows> 64 ? 23 : 1)
+        for (int j = 0; j < n; j++) {
+            double sum = bias[j], all = fabs(sum);
+            for (int c = 0; c < k; c++) {
+                const double product = (double)d->x[(int64_t)i * k + c] * d->w[(int64_t)j * k + c];
+                sum += product;
+                all += fabs(product);
+            }
+            const double off = fabs((double)have[(int64_t)i * n + j] - sum);
+            if (!(off <= rounding * fabs(sum) + 1e-4 * all))
+                fail_msg("row %d of %d, column %d of (%d, %d): %g is off by %g of %g", i, d->rows,
+                         j, n, k, sum, off, all);
+        }
+}
+
+// d->c, whose bias is added last, by matmuls of numbers of f32 (the CPU).
+static void in_chunks(const struct rounded *d)
+{
+    const int n = d->p->n, k = d->p->k;
+    const size_t bytes = (size_t)(d->rows * n) * sizeof(float);
+    float *a = op_host((size_t)(d->rows * E4M3_CHUNK) * sizeof *a);
+    float *b = op_host((size_t)(n * E4M3_CHUNK) * sizeof *b);
+    void *c = to_device(NULL, bytes);
+    for (int at = 0; at < k; at += E4M3_CHUNK) {
+        const int width = k - at < E4M3_CHUNK ? k - at : E4M3_CHUNK;
+        for (int i = 0; i < d->rows * width; i++)
+            a[i] = d->x[(int64_t)(i / width) * k + at + i % width];
+        for (int i = 0; i < n * width; i++) b[i] = d->w[(int64_t)(i / width) * k + at + i % width];
+        ops->matmul(
+            dev, c, a, b, at + width == k ? d->bias : NULL,
+            &(struct matmul){.m = d->rows, .n = n, .k = width, .trans_b = true, .beta = at > 0});
+    }
+    assert_same_bytes("sums over chunks of k", d->c, c, bytes);
+}
+
+static void in_any_batch(const struct rounded *d, int m)
+{
+    const size_t row = (size_t)d->p->n * dtype_size(dt);
+    void *c = to_device(NULL, (size_t)m * row);
+    for (int first = 0; first + m <= d->rows; first += d->rows - m > 0 ? d->rows - m : 1) {
+        char what[80];
+        snprintf(what, sizeof what, "%d rows from %d on, (%d, %d)", m, first, d->p->n, d->p->k);
+        run_rounded(d, c, first, m, 0);
+        assert_same_bytes(what, c, (char *)d->c + (size_t)first * row, (size_t)m * row);
+    }
+}
+
+// The same sums, with what follows.
+static void with_ends(const struct rounded *d, int m)
+{
+    const int n = d->p->n, k = d->p->k;
+    const size_t bytes = (size_t)(m * n) * dtype_size(dt);
+    const struct act_shape act = {m, n / 2, ACT_SILU, true, dt, 0, 0};
+    struct matmul s = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt, .early = true};
+    void *have = to_device(NULL, bytes), *want = to_device(NULL, bytes),
+         *x = to_device(NULL, bytes);
+    s.scales = d->w_scales;
+    s.a_scales = d->scales;
+    if (n % 2 == 0) {
+        ops->act(dev, want, d->c, &act);
+        ops->matmul_act(dev, have, x, d->codes, d->w_codes, d->bias, &s, &act, false);
+        assert_same_bytes("activated", have, want, bytes / 2);
+    }
+    if (device_kind(dev) == DEVICE_CPU) return; // C is the first of the sum's numbers there
+    void *before = normal_on_device(dt, (size_t)(m * n), 1, 3);
+    s.beta = 1;
+    device_copy(dev, want, before, bytes);
+    ops->add(dev, want, d->c, (int64_t)m * n, dt);
+    device_copy(dev, have, before, bytes);
+    ops->matmul(dev, have, d->codes, d->w_codes, d->bias, &s);
+    assert_same_bytes("added", have, want, bytes);
+}
+
+static void of_experts(const struct rounded *d, int m)
+{
+    const struct e4m3_shape *p = d->p;
+    const size_t row = (size_t)p->n * dtype_size(dt), bytes = (size_t)m * row;
+    const struct act_shape act = {m, p->n / 2, ACT_SILU, true, dt, 0, 0};
+    int32_t offsets[9] = {0}, *on_device = to_device(NULL, sizeof offsets);
+    char *have = to_device(NULL, bytes), *want = to_device(NULL, bytes),
+         *x = to_device(NULL, bytes);
+    const struct matmul s = {.m = m,
+                             .n = p->n,
+                             .k = p->k,
+                             .trans_b = true,
+                             .in = dt,
+                             .out = dt,
+                             .early = true,
+                             .scales = d->w_scales,
+                             .a_scales = d->scales};
+    set_offsets(offsets, p->experts, m);
+    device_copy_in(dev, on_device, offsets, sizeof offsets);
+    for (int e = 0; e < p->experts; e++)
+        run_rounded(d, want + (size_t)offsets[e] * row, offsets[e], offsets[e + 1] - offsets[e], e);
+    ops->matmul_experts(dev, have, d->codes, d->w_codes, on_device, p->experts, &s);
+    assert_same_bytes("experts", have, want, bytes);
+    ops->act(dev, x, want, &act);
+    ops->matmul_experts_act(dev, have, want, d->codes, d->w_codes, on_device, p->experts, &s, &act,
+                            false);
+    assert_same_bytes("experts, activated", have, x, bytes / 2);
+}
+
+static void rounded(const struct e4m3_shape *p, const int *rows, int n_rows)
+{
+    const size_t mark = op_mark();
+    const int64_t n_w = (int64_t)(p->experts ? p->experts : 1) * p->n;
+    struct rounded d = {.p = p, .rows = rows[n_rows - 1]};
+    struct rng rng;
+    rng_init(&rng, 24, 0);
+    d.x = normal_numbers(&rng, (size_t)(d.rows * p->k), 1);
+    d.w = normal_numbers(&rng, (size_t)(n_w * p->k), 1);
+    d.codes = to_device(NULL, (size_t)(d.rows * p->k));
+    d.scales = to_device(NULL, (size_t)d.rows);
+    d.w_codes = to_device(NULL, (size_t)(n_w * p->k));
+    d.w_scales = to_device(NULL, (size_t)n_w);
+    d.bias = normal_on_device(dt, (size_t)p->n, 1, 2);
+    d.c = to_device(NULL, (size_t)(d.rows * p->n) * dtype_size(dt));
+    round_rows(d.x, d.codes, d.scales, d.rows, p->k);
+    round_rows(d.w, d.w_codes, d.w_scales, n_w, p->k);
+    if (!p->experts) {
+        run_rounded(&d, d.c, 0, d.rows, 0);
+        near_exact(&d);
+        if (device_kind(dev) == DEVICE_CPU) in_chunks(&d);
+    }
+    const bool exact = dt == DT_BF16 ? p->k % 64 == 0 && p->n % 16 == 0 : device_is_exact(dev, dt);
+    for (int i = 0; i < n_rows && exact; i++)
+        if (p->experts) {
+            of_experts(&d, rows[i]);
+        } else {
+            in_any_batch(&d, rows[i]);
+            with_ends(&d, rows[i]);
+        }
+    op_release(mark);
+}
+
+ON_EACH_DTYPE(matmul_rounded)
+{
+    static const struct e4m3_shape shapes[] = {{70, 1100, 0},  {160, 1152, 0}, {1536, 512, 0},
+                                               {256, 8960, 0}, {4464, 192, 0}, {64, 64, 0},
+                                               {36, 130, 5},   {96, 256, 8},   {1040, 320, 8}};
+    static const int rows[] = {1, 3, 9, 16, 33, 64, 70, 130, 257, 700};
+    if (!device_computes_in(dev, DT_E4M3)) return;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        rounded(&shapes[i], rows, device_kind(dev) == DEVICE_CPU ? 4 : 10);
 }
 
 OP_TESTS(cases)

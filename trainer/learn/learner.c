@@ -116,7 +116,7 @@ static size_t operations_scratch(const struct learner *l)
             .widest = up > qkv ? up : qkv,
             .logits_chunk = l->options.logits_chunk,
             .vocab = c->vocab_size,
-            .widened = weights_widest(l->policy),
+            .widened = weights_widest(l->policy) + (int64_t)model_codes(l->model),
             .n_elements = l->trained.list[0].weights->n_elements,
             .lora_rank = l->options.adapter ? l->options.adapter->max_rank : 0,
             .lora_head = l->options.adapter && adapter_changes(l->options.adapter, ROLE_HEAD),

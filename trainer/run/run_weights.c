@@ -298,7 +298,7 @@ static enum status open_server(struct run *run)
     if (q) q += strlen(QUANTIZATION); // at a blank or =
     if (q && *q && strncmp(q + 1, "none", 4) != 0)
         FAIL(ST_UNSUPPORTED,
-             "--server-args with --quantization fp8-weights: with --sync checkpoint the weights "
+             "--server-args with --quantization: with --sync checkpoint the weights "
              "are this process's own, which has them as they are; leave it away, or train with "
              "--sync shared");
     if (c->lora.r)

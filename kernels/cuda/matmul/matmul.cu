@@ -454,16 +454,17 @@ bool matmul_is_e4m3(struct device *, const matmul_call &c)
 void matmul_widened(struct device *dev, const matmul_call &c)
 {
     struct matmul s = *c.shape;
+    const wide_weights a(dev, c.a, s.a_scales, s.m, s.k, s.in);
     const wide_weights b(dev, c.b, s.scales,
                          (int64_t)(s.trans_b ? s.n : s.k) * std::max(1, c.n_experts),
                          s.trans_b ? s.k : s.n, s.in);
-    s.scales = NULL;
+    s.scales = s.a_scales = NULL;
     s.early = false;
-    if (!b.w) return;
+    if (!a.w || !b.w) return;
     if (c.n_experts > 0)
-        cuda_matmul_experts(dev, c.c, c.a, b.w, c.offsets, c.n_experts, &s);
+        cuda_matmul_experts(dev, c.c, a.w, b.w, c.offsets, c.n_experts, &s);
     else
-        cuda_matmul(dev, c.c, c.a, b.w, c.bias, &s);
+        cuda_matmul(dev, c.c, a.w, b.w, c.bias, &s);
 }
 
 static bool is_columns(struct device *, const matmul_call &c)

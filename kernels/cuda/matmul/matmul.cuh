@@ -20,7 +20,8 @@ struct matmul_call {
     bool keep = false;
 };
 
-// matmul.cu: B is weights in e4m3. It is widened as a whole, and the call taken as one of that.
+// matmul.cu: B is weights in e4m3, A too or not. They are widened as a whole, and the call taken as
+// one of that.
 #define MATMUL_E4M3_TAKES                                                                          \
     "B in e4m3, bf16 on 9.0, k a multiple of 64, n of 16; up to 512 rows, 32 of each expert"
 #define MATMUL_WIDENED_TAKES "B in e4m3: widened, then as one of what that gives"

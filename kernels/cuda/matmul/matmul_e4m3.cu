@@ -352,9 +352,10 @@ template <epilogue END> static e4m3_plan plan_of(struct device *dev, const matmu
     struct cuda_state *state = cuda_use(dev);
     const struct matmul *s = call.shape;
     const int e = call.n_experts, eights = s->n / 8;
-    if (!s->scales || !on_hopper(dev) || s->in != DT_BF16 || s->out != DT_BF16 || s->trans_a ||
-        !s->trans_b || s->k % CHUNK != 0 || s->k <= 0 || s->n % (END == GATED ? 16 : 8) != 0 ||
-        s->columns || !aligned(16, {call.a, call.b, call.c}, {}) || e > MAX_EXPERTS ||
+    if (!s->scales || s->a_scales || !on_hopper(dev) || s->in != DT_BF16 || s->out != DT_BF16 ||
+        s->trans_a || !s->trans_b || s->k % CHUNK != 0 || s->k <= 0 ||
+        s->n % (END == GATED ? 16 : 8) != 0 || s->columns ||
+        !aligned(16, {call.a, call.b, call.c}, {}) || e > MAX_EXPERTS ||
         s->m > (e > 0 ? std::max(64, 32 * e) : MAX_TOKENS))
         return {};
     e4m3_plan plan = e > 0 ? plan_experts(state, eights, s->m, e)
