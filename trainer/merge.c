@@ -47,7 +47,7 @@ static enum status merge(void *context)
     CHECK(weights_alloc(base, dev));
     CHECK(weights_alloc(adapter->weights, dev));
     CHECK(adapter_load(adapter, dev, c->adapter));
-    if (config->mxfp4) log_info("%s: %s", c->model, MXFP4_NOTE);
+    if (weights_describe_stored(base, words, sizeof words)) log_info("%s: %s", c->model, words);
     CHECK(weights_load(base, dev, c->model));
     CHECK(adapter_merge(adapter, base, dev));
     enum dtype as = config->file_dtype == DT_BF16 ? DT_BF16 : DT_F32;

@@ -7,6 +7,7 @@
 #include "common/base/json.h"
 #include "common/base/names.h"
 #include "common/model/family.h"
+#include "common/model/fp8_folder.h"
 #include "common/model/model_folder.h"
 #include <math.h>
 #include <stdio.h>
@@ -170,19 +171,24 @@ int64_t config_state_elements(const struct model_config *config)
     return n;
 }
 
+const char *const stored_form_notes[] = {
+    [STORED_PLAIN] = NULL,
+    [STORED_MXFP4] = "its experts' MXFP4 weights become ordinary ones of the model's dtype, and "
+                     "checkpoints are saved with those",
+    [STORED_FP8] = "its FP8 matrices become ordinary ones of the model's dtype, and checkpoints "
+                   "are saved with those",
+};
+
 static enum status read_quantization(const char *where, const json_t *json, struct model_config *c)
 {
     const json_t *object = json_object_get(json, "quantization_config");
     const char *method = "";
     enum status st = ST_OK;
     if (!json_has(json, "quantization_config")) return ST_OK;
-    if (json_is_object(object)) CHECK(json_get_string(where, object, "quant_method", &method));
-    c->mxfp4 = c->family->stored[ROLE_EXPERTS_GATE_UP] && strcmp(method, "mxfp4") == 0;
-    if (!c->mxfp4)
-        FAIL(ST_UNSUPPORTED,
-             "%s: quantization_config: quantised weights are not supported, but for gpt-oss's "
-             "MXFP4; use the model's bf16, f16 or f32 folder",
-             where);
+    CHECK(json_get_string(where, object, "quant_method", &method));
+    const bool mxfp4 = c->family->stored[ROLE_EXPERTS_GATE_UP] && strcmp(method, "mxfp4") == 0;
+    if (!mxfp4) CHECK(fp8_config_read(where, object, c->fp8_block));
+    c->stored = mxfp4 ? STORED_MXFP4 : STORED_FP8;
 out:
     return st;
 }
@@ -222,7 +228,7 @@ static enum status read_config(const char *where, json_t *json, struct model_con
                           &eps));
     c->norm_eps = (float)eps;
     CHECK(json_get_bool(where, json, "tie_word_embeddings", &c->tie_embeddings));
-    dtype = c->mxfp4 ? "bfloat16" : "float32";
+    dtype = c->stored ? "bfloat16" : "float32";
     CHECK(json_get_string(where, json, "torch_dtype", &dtype));
     CHECK(json_get_string(where, json, "dtype", &dtype));
     snprintf(torch_name, sizeof torch_name, "torch.%s", dtype);
@@ -239,8 +245,8 @@ static enum status read_config(const char *where, json_t *json, struct model_con
         if (c->layers[l].moe.top_k > c->layers[l].moe.n_experts)
             FAIL(ST_FORMAT, "%s: num_experts_per_tok is %d, of %d experts", where,
                  c->layers[l].moe.top_k, c->layers[l].moe.n_experts);
-    c->source = c->mxfp4 ? json_copy(json) : json_incref(json);
-    if (c->mxfp4) json_object_del(c->source, "quantization_config"); // no checkpoint is quantised
+    c->source = c->stored ? json_copy(json) : json_incref(json);
+    if (c->stored) json_object_del(c->source, "quantization_config"); // no checkpoint is quantised
 out:
     return st;
 }
@@ -307,6 +313,21 @@ enum status model_config_load_file(const char *path, struct model_config **ret)
     return st;
 }
 
+// modelopt's older exports say in a file of their own what config.json says in newer ones.
+static enum status add_modelopt(const char *folder, json_t *json)
+{
+    json_t *file = NULL;
+    if (json_has(json, "quantization_config")) return ST_OK;
+    enum status st = model_file_read_json(folder, "hf_quant_config.json", 1 << 20, &file);
+    json_t *config = json_object_get(file, "quantization");
+    if (json_is_object(config)) {
+        json_object_set_new(config, "quant_method", json_string("modelopt"));
+        json_object_set(json, "quantization_config", config);
+    }
+    json_decref(file);
+    return st;
+}
+
 enum status model_config_load(const char *folder, struct model_config **ret)
 {
     struct model_config *c = NULL;
@@ -316,6 +337,7 @@ enum status model_config_load(const char *folder, struct model_config **ret)
     CHECK(model_folder_check(folder, "config.json"));
     CHECK(path_put(path, folder, "config.json"));
     CHECK(model_file_read_json(folder, "config.json", MAX_CONFIG_BYTES, &json));
+    CHECK(add_modelopt(folder, json));
     CHECK(model_config_from_json(path, json, &c));
     CHECK(path_put(path, folder, "generation_config.json"));
     CHECK(model_file_read_json(folder, "generation_config.json", 1 << 20, &generation));

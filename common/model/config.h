@@ -98,10 +98,11 @@ struct layer_config {
 
 #define MAX_ROPES 2
 
-// What users are told of a folder whose config says mxfp4.
-#define MXFP4_NOTE                                                                                 \
-    "its experts' MXFP4 weights become ordinary ones of the model's dtype, and checkpoints are "   \
-    "saved with those"
+// How a folder stores matrices that its config.json says are quantised: gpt-oss's experts
+// (weights_files.c), and matrices in FP8 (fp8_folder.h).
+enum stored_form { STORED_PLAIN, STORED_MXFP4, STORED_FP8 };
+// What users are told of such a folder; NULL: nothing.
+extern const char *const stored_form_notes[];
 
 struct model_config {
     const struct family *family;
@@ -143,8 +144,9 @@ struct model_config {
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
     bool is_text_part;      // the folder's model also reads images; only the text model is taken
-    bool mxfp4;             // the folder's experts are MXFP4 (weights_files.c)
-    json_t *source;         // the parsed config.json, for writing checkpoints
+    enum stored_form stored;
+    int fp8_block[2]; // of STORED_FP8 (fp8_config_read)
+    json_t *source;   // the parsed config.json, for writing checkpoints
 };
 
 // Reads folder/config.json (and generation_config.json). An unknown architecture is ST_UNSUPPORTED

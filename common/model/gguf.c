@@ -494,8 +494,14 @@ enum status gguf_tensors(struct gguf *g, struct safetensors **ret)
                  (long long)t->shape[0], t->heads);
         const size_t len = strlen(t->name);
         if (a->one_more && len > 11 && strcmp(t->name + len - 11, "norm.weight") == 0) t->add = -1;
-        entries[n] = (struct safetensors_entry){t->name, g->where, DT_F32,   t->n_dims, {0},
-                                                t->data, t->bytes, read_row, t};
+        entries[n] = (struct safetensors_entry){.name = t->name,
+                                                .file = g->where,
+                                                .dt = DT_F32,
+                                                .n_dims = t->n_dims,
+                                                .data = t->data,
+                                                .bytes = t->bytes,
+                                                .read = read_row,
+                                                .more = t};
         memcpy(entries[n++].shape, t->shape, sizeof t->shape);
     }
     st = safetensors_from(g->where, entries, n, g, free_file, ret);

@@ -87,9 +87,10 @@ static enum status read_entry(const char *where, const char *name, const json_t 
     if (st != ST_OK) return status_context(st, "tensor %s", name);
     int dt = dtype ? dtype_from_name(dtype) : -1;
     if (dt < 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "%s: tensor %s: dtype %s is not supported; F32, BF16 and F16 are", where,
-                           name, dtype ? dtype : "(missing)");
+        return status_fail(
+            ST_UNSUPPORTED,
+            "%s: tensor %s: dtype %s is not supported; F32, BF16, F16 and F8_E4M3 are", where, name,
+            dtype ? dtype : "(missing)");
     e.dt = (enum dtype)dt;
     st = read_shape(where, name, value, &e);
     if (st != ST_OK) return st;

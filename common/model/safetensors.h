@@ -24,6 +24,7 @@ struct safetensors_entry {
     void (*read)(const struct safetensors_entry *, int64_t row, int64_t first, int64_t n,
                  void *ret);
     const void *more; // for read()
+    int64_t block[2]; // rows and columns that have one of its scales (fp8_folder.h)
 };
 
 enum status safetensors_open(const char *folder, struct safetensors **ret); // a model folder, GGUF

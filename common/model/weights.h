@@ -94,6 +94,10 @@ struct weights {
     void *head_bias;                    // (vocab), or NULL
     void *final_norm, *final_norm_bias; // (hidden)
     struct layer_weights *layers;       // (n_layers)
+    // Of weights_load() from a folder in FP8: matrices whose scales are no powers of two, which the
+    // twin therefore rounds once more, and the most that this changed of one (fp8_rounding()).
+    int n_rounded;
+    double rounding;
     struct comm *comm; // borrowed; ranks that hold the other shards and save with this one, or NULL
 };
 #define WEIGHTS_CANARY_BYTES 256
@@ -147,6 +151,8 @@ enum status weights_checksum(const struct weights *w, struct device *dev, uint64
 // tensor; on any such error nothing was written. (lm_head.weight of a tied model may be there and
 // is ignored.)
 enum status weights_load(struct weights *w, struct device *dev, const char *folder);
+// For logs: what became of a folder whose matrices are quantised. False: they are not.
+bool weights_describe_stored(const struct weights *w, char *ret, size_t size);
 // Whether the tensors are all in an open set, with their shapes (others are not looked at), and
 // then their values. `where` names the set in errors.
 struct safetensors;

@@ -5,7 +5,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/weights.h"
 #include "common/base/file.h"
-#include "common/model/safetensors.h"
+#include "common/model/fp8_folder.h"
 #include "kernels/comm.h"
 #include <math.h>
 #include <stdio.h>
@@ -142,13 +142,14 @@ static bool is_beside_text(const struct weights *w, const char *name)
 }
 
 // Tensors of published folders that carry no weights of ours.
-static bool ignorable(const struct weights *w, const char *of_folder)
+static bool ignorable(const struct weights *w, const struct safetensors *set, const char *of_folder)
 {
     char room[200];
     const char *name = name_in_table(w, of_folder, room);
     if (is_beside_text(w, name)) return true;
     size_t len = strlen(name);
     const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
+    if (w->config->stored == STORED_FP8 && fp8_is_scale(set, of_folder)) return true;
     int layer;
     if (w->config->tie_embeddings && w->config->family->names[ROLE_HEAD] &&
         strcmp(name, w->config->family->names[ROLE_HEAD]) == 0)
@@ -188,6 +189,13 @@ bool weights_is_first_stored(const struct weight_tensor *t)
     return t->stored.first == 0;
 }
 
+static bool is_fp8(const struct weights *w, const struct weight_tensor *t,
+                   const struct safetensors_entry *e)
+{
+    return e->dt == DT_E4M3 && w->config->stored == STORED_FP8 && t->n_dims == 2 &&
+           t->stored.n_dims == 0;
+}
+
 static enum status check_tensor(const struct weights *w, const struct weight_tensor *t,
                                 const struct safetensors *set, const char *folder)
 {
@@ -195,7 +203,8 @@ static enum status check_tensor(const struct weights *w, const struct weight_ten
     const char *name = weights_folder_name(t);
     const struct safetensors_entry *e = find_tensor(w, set, name);
     const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
-    if (!e && w->config->mxfp4 && stored && t->n_dims == 2 && mxfp4_find(set, name, NULL))
+    if (!e && w->config->stored == STORED_MXFP4 && stored && t->n_dims == 2 &&
+        mxfp4_find(set, name, NULL))
         return mxfp4_check(set, name, t->stored.shape);
     if (!e)
         return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder, name,
@@ -208,8 +217,12 @@ static enum status check_tensor(const struct weights *w, const struct weight_ten
     if (strcmp(have, want) != 0)
         return status_fail(ST_MISMATCH, "%s: tensor %s has shape (%s); %s calls for (%s)", e->file,
                            name, have, config, want);
+    struct safetensors_entry quantised;
+    if (is_fp8(w, t, e)) return fp8_find(set, e, w->config->fp8_block, &quantised);
     if (e->dt != DT_F32 && e->dt != DT_BF16 && e->dt != DT_F16)
-        return status_fail(ST_UNSUPPORTED, "%s: tensor %s is %s; weights must be F32, BF16 or F16",
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: tensor %s is %s; weights must be F32, BF16 or F16, and matrices "
+                           "F8_E4M3 where config.json has the quantization_config of such a folder",
                            e->file, name, dtype_safetensors_name(e->dt));
     return ST_OK;
 }
@@ -233,10 +246,10 @@ static enum status check_extra(const struct weights *w, const struct safetensors
     for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++)
         if (weights_is_first_stored(t))
             more -= find_tensor(w, set, weights_folder_name(t)) ? 1 : 2; // 2: MXFP4
-    for (int i = 0; i < n; i++) more -= ignorable(w, safetensors_at(set, i)->name);
+    for (int i = 0; i < n; i++) more -= ignorable(w, set, safetensors_at(set, i)->name);
     for (int i = 0; more > 0 && i < n; i++) {
         const struct safetensors_entry *e = safetensors_at(set, i);
-        if (!ignorable(w, e->name) && !is_expected(w, e->name))
+        if (!ignorable(w, set, e->name) && !is_expected(w, e->name))
             return status_fail(
                 ST_MISMATCH, "%s: tensor %s is not part of a %s model as config.json describes it",
                 e->file, e->name, w->config->architecture);
@@ -372,6 +385,32 @@ static void copy_in_slice(const struct weights *w, struct device *dev,
         }
 }
 
+static void count_rounding(struct weights *w, const struct safetensors_entry *matrix)
+{
+    const double change = fp8_rounding(matrix);
+    w->n_rounded += change > 0;
+    if (change > w->rounding) w->rounding = change;
+}
+
+bool weights_describe_stored(const struct weights *w, char *ret, size_t size)
+{
+    const char *note = stored_form_notes[w->config->stored];
+    if (!note) return false;
+    snprintf(ret, size, "%s", note);
+    if (w->config->stored != STORED_FP8 || !w->twin) return true;
+    if (w->n_rounded == 0)
+        snprintf(ret, size,
+                 "its FP8 matrices are multiplied as they are: all scales are powers "
+                 "of two; checkpoints are saved with ordinary ones");
+    else
+        snprintf(ret, size,
+                 "%d of its FP8 matrices have scales that are no powers of two and are rounded "
+                 "once more, which changes one by at most %.2g of its root mean square; "
+                 "checkpoints are saved with ordinary ones",
+                 w->n_rounded, w->rounding);
+    return true;
+}
+
 enum status weights_load_set(struct weights *w, struct device *dev, const struct safetensors *set,
                              const char *where)
 {
@@ -379,11 +418,18 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
     const size_t bytes = (size_t)STAGING_ELEMENTS * sizeof(float);
     void *staging = malloc(bytes), *packed = malloc(bytes);
     if (!staging || !packed) FAIL(ST_NO_MEMORY, "%s: no memory to load through", where);
+    w->n_rounded = 0;
+    w->rounding = 0;
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         const struct safetensors_entry *e = find_tensor(w, set, weights_folder_name(t));
         struct safetensors_entry quantised;
         if (!e && mxfp4_find(set, weights_folder_name(t), &quantised)) e = &quantised;
+        if (is_fp8(w, t, e)) {
+            CHECK(fp8_find(set, e, w->config->fp8_block, &quantised));
+            e = &quantised;
+            if (w->twin) count_rounding(w, e);
+        }
         copy_in_slice(w, dev, t, e, staging, packed);
     }
     weights_quantise(w, dev);

@@ -377,10 +377,11 @@ enum status engine_open_device(struct engine *e)
     return group_open(e->dev, e->options.bridge_path, &e->options.who, &e->group);
 }
 
-static void log_config(const struct model_config *config, const char *folder)
+static void log_config(const struct weights *w, const char *folder)
 {
+    const struct model_config *config = w->config;
     char words[256];
-    if (config->mxfp4) log_info("engine: %s: %s", folder, MXFP4_NOTE);
+    if (weights_describe_stored(w, words, sizeof words)) log_info("engine: %s: %s", folder, words);
     if (rope_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
     if (left_out_describe(config, words, sizeof words)) log_info("engine: %s: %s", folder, words);
 }
@@ -406,7 +407,7 @@ static void log_further(const struct engine *e, const char *what, const char *fo
         kv_memory_block_bytes(w->config, w->dt, s->kv_block_tokens) * s->kv_blocks_total;
     log_info("engine: %s %s: %.1f MB of weights, %.1f of the KV blocks' MB", what, folder,
              (double)w->bytes / 1e6, (double)kv_bytes / 1e6);
-    log_config(w->config, folder);
+    log_config(w, folder);
 }
 
 enum status engine_load(struct engine *e)
@@ -447,7 +448,7 @@ enum status engine_load(struct engine *e)
              (double)e->live.weight_bytes / 1e6, dtype_name((enum dtype)o->dtype), e->max_context,
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
-    log_config(e->config, o->model_folder);
+    log_config(weights[RUNNER_POLICY], o->model_folder);
     if (o->quantization)
         log_info("engine: --quantization %s: the layers' matrices%s are multiplied in e4m3, %.1f "
                  "MB of these weights",

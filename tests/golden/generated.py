@@ -2,7 +2,7 @@
 # not keep them, and the signs of projections, which stand for whole gradients. See README.md.
 import json, os, tempfile
 import numpy as np
-from safetensors import numpy as safetensors
+import safetensors.numpy
 
 SIGNS = 8  # projections of a tensor
 WHOLE = {"olmo2", "deepseek-v2", "qwen35", "olmo2-r2", "deepseek-v2-r3"}  # folders that keep every gradient and parameter
@@ -32,14 +32,20 @@ def octets(text, n, low, high):
     return (low + ((bits(text, n) >> np.uint64(32)) * np.uint64(high - low + 1) >> np.uint64(32))).astype(np.uint8)
 
 
-# What a list of (name, kind, a, b, shape, text) describes: "f32", normal with mean a and deviation b, or "u8", from a
-# to b. Text is what the bits are of: seed/name, unless the tensor is another model's.
+# NumPy has no such type: a tensor of torch.
+def e4m3(text, n, mean, deviation):
+    import torch
+    return torch.from_numpy(normal(text, n, mean, deviation)).to(torch.float8_e4m3fn)
+
+
+# What a list of (name, kind, a, b, shape, text) describes: "f32", normal with mean a and deviation b, "e4m3", the same
+# rounded to it, or "u8", from a to b. Text is what the bits are of: seed/name, unless the tensor is another model's.
 def entry(seed, name, kind, a, b, shape, text=None):
     return name, kind, a, b, list(shape), text or f"{seed}/{name}"
 
 
 def tensors(recipe):
-    make = {"f32": normal, "u8": octets}
+    make = {"f32": normal, "e4m3": e4m3, "u8": octets}
     return {n: make[kind](text, int(np.prod(shape)), a, b).reshape(shape) for n, kind, a, b, shape, text in recipe}
 
 
@@ -55,7 +61,7 @@ def read_recipe(folder):
     with open(os.path.join(folder, "weights.txt")) as f:
         file, seed = f.readline().split()
         lines = [line.split("=") for line in f]
-    number, ret = {"f32": float, "u8": int}, []
+    number, ret = {"f32": float, "e4m3": float, "u8": int}, []
     for line, *text in lines:
         name, kind, a, b, *shape = line.split()
         ret.append(entry(seed, name, kind, number[kind](a), number[kind](b), map(int, shape), *map(str.strip, text)))
@@ -69,8 +75,16 @@ def model_folder(folder):
         if name.endswith(".json"):
             os.symlink(os.path.abspath(os.path.join(folder, name)), os.path.join(made.name, name))
     file, recipe = read_recipe(folder)
-    safetensors.save_file(tensors(recipe), os.path.join(made.name, file), metadata={"format": "pt"})
+    write_tensors(tensors(recipe), os.path.join(made.name, file))
     return made
+
+
+def write_tensors(made, path):
+    if all(isinstance(x, np.ndarray) for x in made.values()):
+        return safetensors.numpy.save_file(made, path, metadata={"format": "pt"})
+    import torch
+    from safetensors.torch import save_file
+    save_file({n: torch.as_tensor(x) for n, x in made.items()}, path, metadata={"format": "pt"})
 
 
 # The tensor's sums with eight lists of signs, one a bit, and its norm.

@@ -65,8 +65,11 @@ static enum status fill(void *context, const struct safetensors_source *source, 
         const uint64_t z = generated_bits(state, i);
         const int sum = (int)(z & 0xFFFF) + (int)(z >> 16 & 0xFFFF) + (int)(z >> 32 & 0xFFFF) +
                         (int)(z >> 48) - 131070;
+        const float normal = (float)(t->a + sum * (double)scale);
         if (source->dt == DT_F32)
-            ((float *)to)[i] = (float)(t->a + sum * (double)scale);
+            ((float *)to)[i] = normal;
+        else if (source->dt == DT_E4M3)
+            ((uint8_t *)to)[i] = e4m3_from_f32(normal);
         else
             ((uint8_t *)to)[i] =
                 (uint8_t)(t->a + (double)((z >> 32) * (uint64_t)(t->b - t->a + 1) >> 32));
@@ -82,7 +85,7 @@ static bool read_tensor(char *line, const char *seed, struct tensor *ret)
     struct safetensors_source *s = &ret->source;
     if (sscanf(line, "%159s %7s %lf %lf%n", s->name, kind, &ret->a, &ret->b, &used) != 4)
         return false;
-    s->dt = strcmp(kind, "u8") == 0 ? DT_U8 : DT_F32;
+    s->dt = (enum dtype)dtype_from_name(kind);
     snprintf(ret->text, sizeof ret->text, "%s/%s", seed, s->name);
     for (word = strtok_r(line + used, " \n", &save); word && s->n_dims < 8;
          word = strtok_r(NULL, " \n", &save))

@@ -46,7 +46,8 @@ static void compare(const struct loaded *m, const struct safetensors *set, const
 TEST(values_are_read)
 {
     struct loaded *m = loaded_of(golden_folder(), DT_BF16);
-    assert_true(m->config->mxfp4 && m->config->file_dtype == DT_F32); // "dtype" says so
+    assert_true(m->config->stored == STORED_MXFP4 &&
+                m->config->file_dtype == DT_F32); // "dtype" says so
     struct safetensors *set = tensors_of(golden_folder());
     const int inner = m->config->layers[0].intermediate, hidden = m->config->hidden;
     const char *stored = "model.layers.1.mlp.experts.gate_up_proj";
@@ -69,7 +70,7 @@ TEST(saved_as_ordinary_weights)
     assert_null(json_object_get(m->config->source, "quantization_config"));
     assert_ok(json_write_file(test_path(copy, "config.json"), 0644, m->config->source));
     struct loaded *again = loaded_of(copy, DT_BF16);
-    assert_false(again->config->mxfp4);
+    assert_true(again->config->stored == STORED_PLAIN);
     assert_memory_equal(m->weights->base, again->weights->base, m->weights->canary_offset);
     struct safetensors *set = tensors_of(copy);
     const struct safetensors_entry *e =
@@ -98,7 +99,7 @@ TEST(refusals)
     assert_fails(weights_load(m.weights, m.dev, golden_folder()), ST_NOT_FOUND,
                  "tensor model.layers.0.mlp.experts.gate_up_proj is missing");
     loaded_close(&m);
-    json_object_set_new(json, "quantization_config", json_pack("{s:s}", "quant_method", "fp8"));
+    json_object_set_new(json, "quantization_config", json_pack("{s:s}", "quant_method", "awq"));
     assert_fails(model_config_from_json("config.json", json, &c), ST_UNSUPPORTED,
                  "quantization_config");
 }

@@ -32,7 +32,8 @@ void warn_model(const struct model_config *model, double balance_coef)
         log_warn("the model is a mixture of %d experts: a load-balancing loss of its routers is no "
                  "part of what is trained, and they may come to favour few experts",
                  experts);
-    if (model->mxfp4) log_info("the model's folder: %s", MXFP4_NOTE);
+    if (stored_form_notes[model->stored])
+        log_info("the model's folder: %s", stored_form_notes[model->stored]);
 }
 
 void warn_adapter(const struct adapter *a)
