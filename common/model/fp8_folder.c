@@ -257,3 +257,34 @@ double fp8_rounding(const struct safetensors_entry *e)
     }
     return all > 0 ? sqrt(changed / all) : 0;
 }
+
+// ---- writing ------------------------------------------------------------------------------------
+
+// Modules of whole matrices beside the twin's: what loaders would otherwise take for quantised.
+static json_t *list_ignored(const struct weights *w)
+{
+    json_t *list = json_pack("[s]", "lm_head"); // also where it is the embeddings
+    for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++) {
+        const char *dot = strrchr(t->name, '.');
+        if (t->n_dims != 2 || !dot || t->role == ROLE_EMBED || t->role == ROLE_HEAD ||
+            t->role == ROLE_DELTA_CONV || weights_find(w->twin, t->name))
+            continue;
+        json_array_append_new(list, json_stringn(t->name, (size_t)(dot - t->name)));
+    }
+    return list;
+}
+
+json_t *fp8_config_new(const struct weights *w, bool rounds)
+{
+    json_t *ignored = list_ignored(w), *rows;
+    rows = rounds ? json_pack("{s:i, s:s, s:s, s:b, s:b}", "num_bits", 8, "type", "float",
+                              "strategy", "token", "dynamic", true, "symmetric", true)
+                  : json_null();
+    return json_pack("{s:s, s:s, s:s, s:o, s:n, s:{s:{s:[s], s:o, s:n, s:{s:i, s:s, s:s, s:b, "
+                     "s:b}}}}",
+                     "quant_method", "compressed-tensors", "format", "float-quantized",
+                     "quantization_status", "compressed", "ignore", ignored, "kv_cache_scheme",
+                     "config_groups", "group_0", "targets", "Linear", "input_activations", rows,
+                     "output_activations", "weights", "num_bits", 8, "type", "float", "strategy",
+                     "channel", "dynamic", false, "symmetric", true);
+}

@@ -28,6 +28,11 @@ enum status fp8_find(const struct safetensors *set, const struct safetensors_ent
                      const int block[2], struct safetensors_entry *ret);
 // Whether a tensor of the set is a scale, of a matrix that is in it too.
 bool fp8_is_scale(const struct safetensors *set, const char *name);
+// The quantization_config of a folder that weights_save_twin() writes: compressed-tensors, a scale
+// a row. rounds: those who load it may round what the matrices multiply to e4m3 too, a token at a
+// time; else the matrices alone are. NULL: no memory. The caller's.
+struct weights;
+json_t *fp8_config_new(const struct weights *w, bool rounds);
 // Of fp8_find()'s: what rounding its rows to e4m3 with a power of two each (dtype.h) changes, the
 // root of the mean square as a share of the matrix's own. 0 where all scales are powers of two,
 // whose numbers are kept as they are.

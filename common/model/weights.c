@@ -513,6 +513,17 @@ int64_t weights_widest(const struct weights *w)
     return widest;
 }
 
+void weights_twin_tensor(const struct weights *twin, int i, const uint8_t **ret_codes,
+                         const int8_t **ret_scales)
+{
+    const struct weight_tensor *t = &twin->tensors[i], *first = t;
+    while (!weights_begins_block(twin, (int)(first - twin->tensors))) first--;
+    const int64_t before = t->offset - first->offset, cols = t->shape[1];
+    const int64_t rows = matrix_rows(twin, t->role, t->layer);
+    *ret_codes = (const uint8_t *)twin->base + t->offset;
+    *ret_scales = (const int8_t *)twin->base + first->offset + rows * cols + before / cols;
+}
+
 void weights_quantise(const struct weights *w, struct device *dev)
 {
     const struct weights *twin = w->twin;

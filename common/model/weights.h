@@ -134,6 +134,9 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
 // Elements of the twin's largest matrix, of experts all: what is widened at once (ops.h,
 // scratch_shape). 0: there is no twin.
 int64_t weights_widest(const struct weights *w);
+// Where tensor i of the twin has its codes (e4m3.h) and its rows' scales, on the device.
+void weights_twin_tensor(const struct weights *twin, int i, const uint8_t **ret_codes,
+                         const int8_t **ret_scales);
 // Enqueues making the twin of the tensors as they are; nothing where there is none. What writes
 // tensors below does so itself, but for weights_write().
 void weights_quantise(const struct weights *w, struct device *dev);
@@ -175,7 +178,12 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
 enum status weights_save_part(const struct weights *w, struct device *dev);
 enum status weights_save(const struct weights *w, struct device *dev, const char *folder,
                          enum dtype as);
-// The same into a file of that folder with another name.
+// The same with the twin's numbers in place of the matrices that it is of: F8_E4M3 codes and an F32
+// scale for each row, the form of fp8_config_new(). ST_UNSUPPORTED of a shard, and where a family's
+// folders have all experts in one tensor.
+enum status weights_save_twin(const struct weights *w, struct device *dev, const char *folder,
+                              enum dtype as);
+// As weights_save(), into a file of that folder with another name.
 enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
                             const char *name, enum dtype as);
 

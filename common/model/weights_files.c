@@ -4,6 +4,7 @@
  * all hold. The thread of the device. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/weights.h"
+#include "common/base/e4m3.h"
 #include "common/base/file.h"
 #include "common/model/fp8_folder.h"
 #include "kernels/comm.h"
@@ -674,12 +675,38 @@ out:
     return st;
 }
 
+// The codes of a tensor of the twin in the order of its columns, or its scales, through s->own.
+static enum status read_twin(struct save *s, const struct safetensors_source *source, void *to)
+{
+    const struct weight_tensor *t = source->tag;
+    const bool is_codes = source->dt == DT_E4M3;
+    const int64_t rows = t->shape[0], cols = t->shape[1];
+    const uint8_t *codes, *own = s->own;
+    const int8_t *scales;
+    weights_twin_tensor(s->w->twin, (int)(t - s->w->twin->tensors), &codes, &scales);
+    device_copy_out(s->dev, s->own, is_codes ? (const void *)codes : scales,
+                    (size_t)(is_codes ? t->n : rows));
+    enum status st = device_sync(s->dev);
+    if (st != ST_OK) return st;
+#pragma omp parallel for
+    for (int64_t r = 0; r < rows; r++)
+        if (!is_codes)
+            ((float *)to)[r] = e4m3_factor(((const int8_t *)own)[r]);
+        else
+            for (int64_t c = 0; c < cols; c++)
+                ((uint8_t *)to)[r * cols + c] = own[r * cols + e4m3_place(c, cols)];
+    return ST_OK;
+}
+
 static enum status read_for_save(void *context, const struct safetensors_source *source,
                                  size_t bytes, void *to)
 {
     struct save *s = context;
     const struct weight_tensor *t = source->tag;
+    const struct weights *twin = s->w->twin;
     (void)bytes;
+    if (twin && t >= twin->tensors && t < twin->tensors + twin->n_tensors)
+        return read_twin(s, source, to);
     if (t->stored.n_dims) return read_stored(s, t, source->dt, to);
     enum status st = collect_tensor(s, (int)(t - s->w->tensors));
     if (st == ST_OK) convert_for_save(s, t, source->dt, to);
@@ -695,32 +722,84 @@ enum status weights_save_part(const struct weights *w, struct device *dev)
     return st;
 }
 
-enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
-                            const char *name, enum dtype as)
+// What the folder's file has of tensor t of the table.
+static struct safetensors_source source_of(const struct weight_tensor *t, enum dtype as)
+{
+    struct safetensors_source source = {.dt = t->is_buffer ? DT_F32 : as, .tag = t};
+    snprintf(source.name, sizeof source.name, "%s", weights_folder_name(t));
+    source.n_dims = weights_file_shape(t, source.shape);
+    return source;
+}
+
+static enum status write_sources(const struct weights *w, struct device *dev,
+                                 const struct safetensors_source *sources, int n,
+                                 const char *folder, const char *name)
 {
     struct save save;
-    struct safetensors_source *sources = calloc((size_t)w->n_tensors, sizeof *sources);
     json_t *metadata = json_pack("{s:s}", "format", "pt"); // what Hugging Face's loaders look for
     char path[PATH_ROOM];
-    int n = 0;
     enum status st;
     CHECK(save_open(w, dev, &save));
     CHECK(path_put(path, folder, "%s", name));
-    for (int i = 0; sources && i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        if (!weights_is_first_stored(t)) continue;
-        struct safetensors_source *source = &sources[n++];
-        snprintf(source->name, sizeof source->name, "%s", weights_folder_name(t));
-        source->dt = t->is_buffer ? DT_F32 : as;
-        source->n_dims = weights_file_shape(t, source->shape);
-        source->tag = t;
-    }
-    if (!sources || !metadata) FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
+    if (!metadata) FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
     st = safetensors_write(path, sources, n, metadata, read_for_save, &save);
 out:
     save_close(&save);
-    free(sources);
     json_decref(metadata);
+    return st;
+}
+
+enum status weights_save_as(const struct weights *w, struct device *dev, const char *folder,
+                            const char *name, enum dtype as)
+{
+    struct safetensors_source *sources = calloc((size_t)w->n_tensors, sizeof *sources);
+    int n = 0;
+    if (!sources) return status_fail(ST_NO_MEMORY, "%s: no memory to save", folder);
+    for (int i = 0; i < w->n_tensors; i++)
+        if (weights_is_first_stored(&w->tensors[i])) sources[n++] = source_of(&w->tensors[i], as);
+    enum status st = write_sources(w, dev, sources, n, folder, name);
+    free(sources);
+    return st;
+}
+
+// The widest elements first, so that all lie at multiples of their size.
+static int by_element(const void *a, const void *b)
+{
+    const struct safetensors_source *x = a, *y = b;
+    const size_t of_x = dtype_size(x->dt), of_y = dtype_size(y->dt);
+    return of_x != of_y ? (of_x < of_y ? 1 : -1) : strcmp(x->name, y->name);
+}
+
+enum status weights_save_twin(const struct weights *w, struct device *dev, const char *folder,
+                              enum dtype as)
+{
+    const struct weight_tensor *coded = w->twin->tensors, *end = coded + w->twin->n_tensors;
+    struct safetensors_source *sources = calloc((size_t)w->n_tensors * 2, sizeof *sources);
+    enum status st = ST_OK;
+    int n = 0;
+    if (!sources) FAIL(ST_NO_MEMORY, "%s: no memory to save", folder);
+    if (w->comm) FAIL(ST_UNSUPPORTED, "%s: a twin is saved by one rank", folder);
+    for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++) {
+        const bool is_coded = coded < end && strcmp(coded->name, t->name) == 0;
+        struct safetensors_source *s = &sources[n++];
+        if (is_coded && t->stored.n_dims)
+            FAIL(ST_UNSUPPORTED,
+                 "%s: %s has all experts in one tensor (%s), of which loaders know no FP8; write "
+                 "it in bf16",
+                 folder, w->config->architecture, t->stored.name);
+        *s = source_of(t, as);
+        if (!is_coded) continue;
+        s->dt = DT_E4M3;
+        s->tag = coded++;
+        sources[n] = *s;
+        snprintf(sources[n].name, sizeof s->name, "%.*s_scale", (int)(sizeof s->name - 7), t->name);
+        sources[n].dt = DT_F32;
+        sources[n++].shape[1] = 1;
+    }
+    qsort(sources, (size_t)n, sizeof *sources, by_element);
+    st = write_sources(w, dev, sources, n, folder, "model.safetensors");
+out:
+    free(sources);
     return st;
 }
 

@@ -2,6 +2,7 @@
  * it cannot merge it names. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
+#include "tests/support/loaded.h"
 #include "tests/support/reference.h"
 #include "tests/support/tiny_adapter.h"
 
@@ -67,6 +68,81 @@ TEST(merged_is_base_and_adapter)
     assert_true(changed > 0.01 * max);
 }
 
+static void logits_of(const char *model, enum quantization q, float *ret)
+{
+    SCOPED(reference_close) struct reference r;
+    reference_open_as(model, "cpu", q, &r);
+    reference_logits(&r, ids, TOKENS, ret);
+}
+
+static char *merge_to(int status, const char *model, const char *out, const char *more)
+{
+    return test_output(status, words_of(test_text("%s merge --model %s --out %s --dtype f32 %s",
+                                                  test_binary("cw-trainer"), model, out, more)));
+}
+
+// In FP8 the sum has the numbers that a server of it would multiply: of the folder as it is, and
+// once more with --quantization.
+TEST(in_fp8_it_is_what_a_server_multiplies)
+{
+    static float want[TOKENS * VOCAB], have[TOKENS * VOCAB], plain[TOKENS * VOCAB];
+    const char *folder = test_folder(), *sum = test_path(folder, "sum"),
+               *fp8 = test_path(folder, "fp8"), *adapter = test_path(folder, "adapter");
+    const char *model = daemon_model(folder, true, 4);
+    assert_ok(tiny_adapter_write(adapter, model, CONFIG, 5));
+    merge_to(0, model, sum, test_text("--adapter %s", adapter));
+    merge_to(0, model, fp8, test_text("--adapter %s --to fp8-weights", adapter));
+    test_same_file(model, fp8, "tokenizer.json");
+    logits_of(sum, QUANTIZATION_FP8_WEIGHTS, want);
+    logits_of(sum, QUANTIZATION_NONE, plain);
+    assert_memory_not_equal(want, plain, sizeof want);
+    logits_of(fp8, QUANTIZATION_NONE, have);
+    assert_memory_equal(want, have, sizeof want);
+    logits_of(fp8, QUANTIZATION_FP8_WEIGHTS, have);
+    assert_memory_equal(want, have, sizeof want);
+    merge_to(0, fp8, sum,
+             "--to fp8-weights"); // of what has no adapter, over a folder that is there
+    logits_of(sum, QUANTIZATION_NONE, have);
+    assert_memory_equal(want, have, sizeof want);
+}
+
+// The form: what compressed-tensors, and vLLM by it, expect of such a folder.
+TEST(in_fp8_as_compressed_tensors_has_it)
+{
+    const char *folder = test_folder(), *out = test_path(folder, "out");
+    merge_to(0, test_golden("qwen3-moe"), out, "--to fp8");
+    json_t *config = json_of_file(test_path(out, "config.json"));
+    assert_json(json_object_get(config, "quantization_config"),
+                "{'quant_method':'compressed-tensors','format':'float-quantized',"
+                "'ignore':['lm_head','model.layers.0.mlp.gate','model.layers.1.mlp.gate'],"
+                "'config_groups':{'group_0':{'targets':['Linear'],'weights':{'num_bits':8,"
+                "'type':'float','strategy':'channel','dynamic':false,'symmetric':true},"
+                "'input_activations':{'num_bits':8,'type':'float','strategy':'token',"
+                "'dynamic':true,'symmetric':true}}}}");
+    struct safetensors *set = tensors_of(out);
+    int n = 0;
+    for (int i = 0; i < safetensors_count(set); i++) {
+        const struct safetensors_entry *e = safetensors_at(set, i);
+        const bool is_coded = strstr(e->name, "_proj.weight") && !strstr(e->name, "_scale");
+        assert_true((e->dt == DT_E4M3) == is_coded);
+        assert_int_equal((uintptr_t)e->data % dtype_size(e->dt), 0);
+        if (!is_coded) continue;
+        const struct safetensors_entry *scale =
+            safetensors_find(set, test_text("%s_scale", e->name));
+        assert_non_null(scale);
+        assert_true(scale->dt == DT_F32 && scale->n_dims == 2 && scale->shape[1] == 1 &&
+                    scale->shape[0] == e->shape[0]);
+        n++;
+    }
+    assert_int_equal(n, 2 * (4 + 8 * 3));
+    merge_to(0, test_golden("qwen3-moe"), out, "--to fp8-weights");
+    config = json_of_file(test_path(out, "config.json"));
+    assert_json(json_at(config, "quantization_config.config_groups.group_0"),
+                "{'input_activations':null}");
+    assert_contains(merge_to(1, test_golden("gpt-oss"), out, "--to fp8"),
+                    "GptOssForCausalLM has all experts in one tensor");
+}
+
 TEST(what_does_not_fit_is_named)
 {
     const char *folder = test_folder(), *other = test_folder(), *out = test_path(folder, "out");
@@ -76,5 +152,5 @@ TEST(what_does_not_fit_is_named)
     assert_contains(merge(1, model, other, out), "use_dora is set: DoRA is not supported");
     assert_contains(merge(1, adapter, adapter, out), "config.json");
     assert_contains(test_output(2, args("%s merge --model %s", test_binary("cw-trainer"), model)),
-                    "--adapter DIR and --out DIR are needed");
+                    "--adapter DIR and --out DIR are needed; with --to no adapter is");
 }

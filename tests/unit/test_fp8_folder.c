@@ -262,9 +262,10 @@ TEST(what_the_twin_makes_of_them)
             if (sources[i].dt != DT_E4M3) continue;
             const struct weight_tensor *t = weights_find(m.weights->twin, sources[i].name);
             const struct matrix *want = &matrices[i];
-            const struct weight_matrix twin = weights_matrix(m.weights, t->role, t->layer);
-            const uint8_t *codes = (const uint8_t *)m.weights->twin->base + t->offset;
-            const int8_t *scales = twin.scales + (codes - (const uint8_t *)twin.w) / want->cols;
+            const uint8_t *codes;
+            const int8_t *scales;
+            weights_twin_tensor(m.weights->twin, (int)(t - m.weights->twin->tensors), &codes,
+                                &scales);
             for (int64_t r = 0; r < want->rows; r++) {
                 bool off = false;
                 for (int64_t c = 0; c < want->cols; c++)

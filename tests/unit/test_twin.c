@@ -17,11 +17,10 @@ static int find_index(const struct weights *w, const char *name)
 static void write_widened(const struct reference *from, int i, const struct reference *plain)
 {
     const struct weights *twin = from->weights->twin;
-    const struct weight_tensor *t = &twin->tensors[i], *first = t;
-    while (!weights_begins_block(twin, (int)(first - twin->tensors))) first--;
-    const struct weight_matrix m = weights_matrix(from->weights, t->role, t->layer);
-    const uint8_t *codes = (const uint8_t *)twin->base + t->offset;
-    const int8_t *scales = m.scales + (t->offset - first->offset) / t->shape[1];
+    const struct weight_tensor *t = &twin->tensors[i];
+    const uint8_t *codes;
+    const int8_t *scales;
+    weights_twin_tensor(twin, i, &codes, &scales);
     const int same = find_index(plain->weights, t->name);
     float *x = malloc((size_t)t->n * sizeof *x), *own = malloc((size_t)t->n * sizeof *x);
     double off = 0, largest = 0;

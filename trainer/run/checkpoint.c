@@ -9,6 +9,7 @@
 #include "trainer/run/checkpoint.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
+#include "common/model/fp8_folder.h"
 #include "common/model/model_folder.h"
 
 #include <ctype.h>
@@ -245,17 +246,20 @@ out:
 }
 
 // config.json with the dtype that was written, under whichever of its two names the source has.
-static enum status write_config(const char *folder, const struct model_config *config,
-                                enum dtype as)
+static enum status write_config(const char *folder, const struct model_folder *m)
 {
+    const struct model_config *config = m->weights->config;
     enum status st;
     char path[PATH_ROOM];
-    const char *dtype = dtype_torch_name(as);
+    const char *dtype = dtype_torch_name(m->as);
     const char *dot = strrchr(dtype, '.');
     json_t *copy = json_copy(config->source);
     CHECK(path_put(path, folder, "config.json"));
     if (!copy || json_object_set_new(copy, json_object_get(copy, "dtype") ? "dtype" : "torch_dtype",
                                      json_string(dot ? dot + 1 : dtype)) != 0)
+        FAIL(ST_NO_MEMORY, "no memory to write a model folder");
+    if (m->to && json_object_set_new(copy, "quantization_config",
+                                     fp8_config_new(m->weights, m->to == QUANTIZATION_FP8)) != 0)
         FAIL(ST_NO_MEMORY, "no memory to write a model folder");
     CHECK(json_write_file(path, 0644, copy));
 out:
@@ -359,11 +363,12 @@ enum status model_folder_write(const char *folder, struct device *dev, const str
     if (m->adapter) {
         CHECK(adapter_save(m->adapter, dev, temporary, m->as));
     } else {
-        CHECK(write_config(temporary, m->weights->config, m->as));
+        CHECK(write_config(temporary, m));
         for (name = model_folder_files; m->source_folder && *name; name++)
             CHECK(copy_file(m->source_folder, temporary, *name));
         if (m->source_folder) CHECK(copy_chat_templates(m->source_folder, temporary));
-        CHECK(weights_save(m->weights, dev, temporary, m->as));
+        CHECK(m->to ? weights_save_twin(m->weights, dev, temporary, m->as)
+                    : weights_save(m->weights, dev, temporary, m->as));
     }
     CHECK(write_state(m, temporary));
     CHECK(write_inside(temporary, DRAFT_FOLDER, dev, m->draft));

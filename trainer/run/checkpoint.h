@@ -31,6 +31,9 @@
 struct model_folder {
     const struct weights *weights; // the model
     enum dtype as;                 // of the tensors that are written
+    // Whether the matrices of the weights' twin are written as it has them, and the quantization
+    // that the folder is for (fp8_config_new())
+    enum quantization to;
     const char *source_folder;     // its tokenizer and generation files are copied; NULL: none
     const struct adapter *adapter; // whose folder it is, in place of the model's; NULL: none
     const char *adapter_name;      // by which a server restores it; NULL: by none
