@@ -637,8 +637,8 @@ struct ops {
                           int vocab, bool undo);
     // Rules tokens out: of n rows, row[i] of the logits (row NULL: i) has mask i of masks (n,
     // MASK_WORDS(vocab)), where bit t % 32 of word t / 32 is token t's; where that is 0 its logit
-    // becomes MIN_LOGIT. saved (n, vocab) is the row before, NULL: nobody wants it back. undo: puts
-    // it back.
+    // becomes MIN_LOGIT. saved (n, vocab) gets what it was there, NULL: nobody wants it back. undo:
+    // puts it back.
     void (*mask_logits)(struct device *, float *logits, float *saved, const int32_t *row,
                         const uint32_t *masks, int n, int vocab, bool undo);
     // For each row: with p = softmax(teacher / temperature) over the first `vocab` entries and

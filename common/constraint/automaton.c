@@ -10,6 +10,7 @@
 #include "common/base/bytes.h"
 #include "common/base/hash.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,18 +18,21 @@
 #define EMPTY_STACK 0
 #define UNKNOWN     (-2)
 #define MAX_STACKS  (1 << 20)
-#define MAX_ROUNDS  100
+#define MAX_WORK    (1 << 16)
+#define MAX_SPLIT   512       // places of a state whose runs are followed apart
 #define MAX_PLACES  (1 << 22) // of all states
 
-enum node_kind { NODE_END, NODE_BYTE, NODE_EITHER, NODE_CALL };
+enum node_kind { NODE_END, NODE_BYTE, NODE_EITHER, NODE_CALL, NODE_REPEAT };
 
 struct node {
-    uint8_t kind, low, high; // EITHER, CALL: low is what automaton_set_run() was told
-    int32_t next, other;     // BYTE: next; EITHER: both; CALL: next, the rule
+    uint8_t kind;
+    int32_t low, high;   // BYTE: what it reads; REPEAT: how often, high < 0: without a bound
+    int32_t next, other; // BYTE: next; EITHER: both; CALL, REPEAT: next, the rule
 };
 
 struct stack {
     int32_t node, below;
+    int32_t count; // node is a REPEAT: its calls, up to `low` where there is no bound
 };
 
 struct place {
@@ -36,9 +40,8 @@ struct place {
 };
 
 struct state {
-    int32_t *next;     // (256) once one was asked for; UNKNOWN, AUTOMATON_DEAD
+    int16_t *next;     // (256) once one was asked for; UNKNOWN, AUTOMATON_DEAD
     uint32_t first, n; // of `places`
-    uint8_t run;
     bool may_end;
 };
 
@@ -55,7 +58,8 @@ struct automaton {
     int n_nodes;
     struct rule {
         int32_t start; // -1: not defined yet, or nothing
-        bool is_defined, is_plain;
+        int slice;     // AUTOMATON_SLICES: its texts are not those of one
+        bool is_defined;
         char name[40]; // of a grammar, or ""
     } * rules;
     int n_rules;
@@ -69,11 +73,10 @@ struct automaton {
     struct index stack_index, state_index;
     struct place *found; // (AUTOMATON_PLACES) of the state that is being made
     int n_found;
-    uint8_t found_run;
     bool found_end;
     int64_t budget;     // nodes that may yet be followed
-    struct place *work; // nodes to follow, and followed
-    int n_work, work_room;
+    struct place *work; // (MAX_WORK) nodes to follow, and followed
+    int n_work;
     struct index work_index;
 };
 
@@ -112,6 +115,21 @@ static enum status index_room(struct index *t)
     return ST_OK;
 }
 
+// The number whose thing is the same as the key, or -1; then there is room to insert it.
+static enum status look_up(const struct automaton *a, struct index *t, uint32_t hash,
+                           bool (*is_same)(const struct automaton *a, int32_t number,
+                                           const void *key),
+                           const void *key, int32_t *ret)
+{
+    const enum status st = index_room(t);
+    if (st != ST_OK) return st;
+    struct slot *slot = slot_of(t, hash);
+    while (slot->number >= 0 && !(slot->hash == hash && is_same(a, slot->number, key)))
+        slot = next_slot(t, slot);
+    *ret = slot->number;
+    return ST_OK;
+}
+
 static uint32_t hash_place(struct place p)
 {
     return (uint32_t)hash_mix((uint64_t)(uint32_t)p.node << 32 | (uint32_t)p.stack);
@@ -122,10 +140,11 @@ enum status automaton_new(struct automaton **ret)
     struct automaton *a = calloc(1, sizeof *a);
     if (!a) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
     a->found = malloc(AUTOMATON_PLACES * sizeof *a->found);
+    a->work = malloc(MAX_WORK * sizeof *a->work);
     a->nodes = calloc(1, sizeof *a->nodes); // AUTOMATON_END
     a->stacks = calloc(1, sizeof *a->stacks);
     a->n_nodes = a->n_stacks = 1;
-    if (!a->found || !a->nodes || !a->stacks) {
+    if (!a->found || !a->work || !a->nodes || !a->stacks) {
         automaton_free(a);
         return status_fail(ST_NO_MEMORY, "no memory for a constraint");
     }
@@ -169,7 +188,7 @@ static int add_node(struct automaton *a, struct node node)
 int automaton_byte(struct automaton *a, int low, int high, int next)
 {
     if (low > high || next < 0) return -1;
-    return add_node(a, (struct node){NODE_BYTE, (uint8_t)low, (uint8_t)high, next, 0});
+    return add_node(a, (struct node){NODE_BYTE, low, high, next, 0});
 }
 
 int automaton_text(struct automaton *a, const char *text, size_t len, int next)
@@ -283,6 +302,63 @@ int automaton_character(struct automaton *a, uint32_t low, uint32_t high, bool i
     return made;
 }
 
+// ---- slices -------------------------------------------------------------------------------------
+
+static const struct {
+    bool in_string, is_exact;
+    int n;
+    struct automaton_range ranges[8];
+} slices[AUTOMATON_SLICES] = {
+    [SLICE_STRING] = {true, true, 1, {{0, 0x10ffff}}},
+    [SLICE_BLANK] = {false, true, 3, {{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}}},
+    [SLICE_PLAIN] = {false,
+                     false,
+                     7,
+                     {{' ', '!'},
+                      {'#', ';'},
+                      {'=', '['},
+                      {']', '~'},
+                      {0x80, 0x2027},
+                      {0x202a, 0xd7ff},
+                      {0xe000, 0x10ffff}}}};
+
+int automaton_unit(struct automaton *a, enum automaton_slice slice, int next)
+{
+    int made = -1;
+    for (int i = 0; i < slices[slice].n; i++)
+        made = automaton_either(a, made,
+                                automaton_character(a, slices[slice].ranges[i].low,
+                                                    slices[slice].ranges[i].high,
+                                                    slices[slice].in_string, next));
+    return made;
+}
+
+bool automaton_is_unit(enum automaton_slice slice, uint32_t point)
+{
+    bool is = false;
+    for (int i = 0; i < slices[slice].n; i++)
+        is |= point >= slices[slice].ranges[i].low && point <= slices[slice].ranges[i].high;
+    return is;
+}
+
+enum automaton_slice automaton_slice_of(const struct automaton_range *ranges, int n, bool in_string)
+{
+    int slice = 0;
+    for (; slice < AUTOMATON_SLICES; slice++) {
+        const bool same = n == slices[slice].n && in_string == slices[slice].in_string &&
+                          memcmp(ranges, slices[slice].ranges, (size_t)n * sizeof *ranges) == 0;
+        bool covers = !slices[slice].is_exact;
+        for (int i = 0, k = 0; i < slices[slice].n && covers; i++) {
+            while (k < n && ranges[k].high < slices[slice].ranges[i].high) k++;
+            covers = k < n && ranges[k].low <= slices[slice].ranges[i].low;
+        }
+        if (same || covers) break;
+    }
+    return (enum automaton_slice)slice;
+}
+
+// ---- rules --------------------------------------------------------------------------------------
+
 int automaton_open(struct automaton *a)
 {
     return add_node(a, (struct node){NODE_EITHER, 0, 0, -1, -1});
@@ -305,7 +381,7 @@ int automaton_rule(struct automaton *a)
         return -1;
     }
     a->rules = rules;
-    rules[a->n_rules] = (struct rule){.start = -1};
+    rules[a->n_rules] = (struct rule){.start = -1, .slice = AUTOMATON_SLICES};
     return a->n_rules++;
 }
 
@@ -321,21 +397,9 @@ bool automaton_is_defined(const struct automaton *a, int rule)
     return rule >= 0 && a->rules[rule].is_defined;
 }
 
-void automaton_set_plain(struct automaton *a, int rule)
+void automaton_set_slice(struct automaton *a, int rule, enum automaton_slice slice)
 {
-    if (rule >= 0) a->rules[rule].is_plain = true;
-}
-
-bool automaton_is_plain(uint32_t point)
-{
-    return point >= ' ' && point != '"' && point != '\\' && point != '<' && point != 0x7f &&
-           point != 0x2028 && point != 0x2029;
-}
-
-void automaton_set_run(struct automaton *a, int node, int64_t n)
-{
-    if (node > 0)
-        a->nodes[node].low = n < 0 || n > AUTOMATON_MAX_RUN ? AUTOMATON_MAX_RUN : (uint8_t)n;
+    if (rule >= 0) a->rules[rule].slice = (int)slice;
 }
 
 void automaton_name(struct automaton *a, int rule, const char *name, size_t n)
@@ -349,30 +413,16 @@ int automaton_call(struct automaton *a, int rule, int next)
     return add_node(a, (struct node){NODE_CALL, 0, 0, next, rule});
 }
 
-// A call of what is repeated, which may come n times from here on.
-static int call_one(struct automaton *a, int rule, bool is_plain, int64_t n, int next)
-{
-    const int made = automaton_call(a, rule, next);
-    if (is_plain) automaton_set_run(a, made, n);
-    return made;
-}
-
 int automaton_repeat(struct automaton *a, int first, int further, int64_t min, int64_t max,
                      int next)
 {
-    const bool is_plain =
-        first >= 0 && further >= 0 && a->rules[first].is_plain && a->rules[further].is_plain;
-    const int64_t bounded = max < 0 ? min : max;
-    int after = next;
-    if (max < 0) {
-        after = automaton_open(a);
-        automaton_close(a, after, call_one(a, further, is_plain, -1, after), next);
-    }
-    for (int64_t i = bounded - 1; i > 0 && !a->failed; i--)
-        after = automaton_either(a, call_one(a, further, is_plain, max < 0 ? -1 : max - i, after),
-                                 i < min ? -1 : next);
-    const int some = max == 0 ? -1 : call_one(a, first, is_plain, max, after);
-    return min > 0 ? some : automaton_either(a, some, next);
+    const bool may_end = min <= 0;
+    if (next < 0 || first < 0 || max == 0) return may_end ? next : -1;
+    if (first == further)
+        return add_node(a, (struct node){NODE_REPEAT, (int32_t)min, (int32_t)max, next, first});
+    const int rest =
+        automaton_repeat(a, further, further, may_end ? 0 : min - 1, max < 0 ? max : max - 1, next);
+    return automaton_either(a, automaton_call(a, first, rest), may_end ? next : -1);
 }
 
 bool automaton_failed(const struct automaton *a)
@@ -382,48 +432,46 @@ bool automaton_failed(const struct automaton *a)
 
 // ---- states -------------------------------------------------------------------------------------
 
-static enum status push(struct automaton *a, int32_t node, int32_t below, int32_t *ret)
+static bool is_stack(const struct automaton *a, int32_t number, const void *key)
 {
-    const uint32_t hash = hash_place((struct place){node, below});
-    enum status st = index_room(&a->stack_index);
-    if (st != ST_OK) return st;
-    for (struct slot *i = slot_of(&a->stack_index, hash); i->number >= 0;
-         i = next_slot(&a->stack_index, i))
-        if (a->stacks[i->number].node == node && a->stacks[i->number].below == below) {
-            *ret = i->number;
-            return ST_OK;
-        }
+    const struct stack *x = &a->stacks[number], *y = key;
+    return x->node == y->node && x->below == y->below && x->count == y->count;
+}
+
+static enum status push(struct automaton *a, struct stack top, int32_t *ret)
+{
+    const uint32_t hash =
+        hash_place((struct place){top.node, top.below}) + (uint32_t)hash_mix((uint64_t)top.count);
+    const enum status st = look_up(a, &a->stack_index, hash, is_stack, &top, ret);
+    if (st != ST_OK || *ret >= 0) return st;
     if (a->n_stacks == MAX_STACKS)
         return status_fail(ST_TOO_LONG, "a constraint comes to more than %d stacks", MAX_STACKS);
     struct stack *stacks = array_room(a->stacks, (size_t)a->n_stacks, sizeof *stacks);
     if (!stacks) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
     a->stacks = stacks;
-    stacks[a->n_stacks] = (struct stack){node, below};
+    stacks[a->n_stacks] = top;
     insert(&a->stack_index, hash, a->n_stacks);
     *ret = a->n_stacks++;
     return ST_OK;
+}
+
+static bool is_work(const struct automaton *a, int32_t number, const void *key)
+{
+    return memcmp(&a->work[number], key, sizeof *a->work) == 0;
 }
 
 // Adds a node to those that are followed, once.
 static enum status add_work(struct automaton *a, struct place p)
 {
     const uint32_t hash = hash_place(p);
+    int32_t known;
     if (p.node < 0) return ST_OK; // nothing is there
-    enum status st = index_room(&a->work_index);
-    if (st != ST_OK) return st;
-    for (struct slot *i = slot_of(&a->work_index, hash); i->number >= 0;
-         i = next_slot(&a->work_index, i))
-        if (a->work[i->number].node == p.node && a->work[i->number].stack == p.stack) return ST_OK;
-    if (a->budget-- <= 0)
-        return status_fail(ST_TOO_LONG, "a constraint's mask follows more than %d nodes",
-                           AUTOMATON_BUDGET);
-    if (a->n_work == a->work_room) {
-        const int room = a->work_room ? 2 * a->work_room : 64;
-        struct place *work = realloc(a->work, (size_t)room * sizeof *work);
-        if (!work) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
-        a->work = work;
-        a->work_room = room;
-    }
+    const enum status st = look_up(a, &a->work_index, hash, is_work, &p, &known);
+    if (st != ST_OK || known >= 0) return st;
+    if (a->n_work == MAX_WORK || a->budget-- <= 0)
+        return status_fail(ST_TOO_LONG,
+                           "a constraint's mask follows more than %d nodes, or %d for one byte",
+                           AUTOMATON_BUDGET, MAX_WORK);
     insert(&a->work_index, hash, a->n_work);
     a->work[a->n_work++] = p;
     return ST_OK;
@@ -440,11 +488,32 @@ static void clear_work(struct automaton *a)
     t->n = 0;
 }
 
+// A REPEAT's node after so many calls.
+static enum status repeat_from(struct automaton *a, int32_t repeat, int32_t below, int32_t count)
+{
+    const struct node *node = &a->nodes[repeat];
+    struct stack top = {repeat, below, count + 1};
+    int32_t stack;
+    enum status st = ST_OK;
+    if (count >= node->low) st = add_work(a, (struct place){node->next, below});
+    if (st != ST_OK || (node->high >= 0 && count >= node->high)) return st;
+    if (node->high < 0 && top.count > node->low) top.count = node->low;
+    st = push(a, top, &stack);
+    return st ? st : add_work(a, (struct place){a->rules[node->other].start, stack});
+}
+
+// Where a rule ends that was called from there.
+static enum status go_back(struct automaton *a, struct stack top)
+{
+    if (a->nodes[top.node].kind == NODE_REPEAT)
+        return repeat_from(a, top.node, top.below, top.count);
+    return add_work(a, (struct place){top.node, top.below});
+}
+
 static enum status follow_one(struct automaton *a, struct place p)
 {
     const struct node *node = &a->nodes[p.node];
     enum status st;
-    if (node->kind != NODE_BYTE && node->low > a->found_run) a->found_run = node->low;
     switch (node->kind) {
     case NODE_BYTE:
         if (node->next < 0) return ST_OK;
@@ -458,13 +527,15 @@ static enum status follow_one(struct automaton *a, struct place p)
         return st ? st : add_work(a, (struct place){node->other, p.stack});
     case NODE_CALL:
         st = ST_OK;
-        if (node->next != AUTOMATON_END) st = push(a, node->next, p.stack, &p.stack);
+        if (node->next != AUTOMATON_END)
+            st = push(a, (struct stack){node->next, p.stack, 0}, &p.stack);
         return st ? st : add_work(a, (struct place){a->rules[node->other].start, p.stack});
+    case NODE_REPEAT:
+        return repeat_from(a, p.node, p.stack, 0);
     default:
-        if (p.stack == EMPTY_STACK) a->found_end = true;
-        return p.stack == EMPTY_STACK
-                   ? ST_OK
-                   : add_work(a, (struct place){a->stacks[p.stack].node, a->stacks[p.stack].below});
+        if (p.stack != EMPTY_STACK) return go_back(a, a->stacks[p.stack]);
+        a->found_end = true;
+        return ST_OK;
     }
 }
 
@@ -473,7 +544,6 @@ static enum status follow(struct automaton *a)
 {
     enum status st = ST_OK;
     a->n_found = 0;
-    a->found_run = 0;
     a->found_end = false;
     for (int i = 0; i < a->n_work && st == ST_OK; i++) st = follow_one(a, a->work[i]);
     clear_work(a);
@@ -487,9 +557,23 @@ static int by_place(const void *a, const void *b)
                               : (x->stack > y->stack) - (x->stack < y->stack);
 }
 
-static bool is_found(const struct automaton *a, const struct state *s)
+// Most are few.
+static void sort_found(struct automaton *a)
 {
-    return s->n == (uint32_t)a->n_found && s->may_end == a->found_end && s->run == a->found_run &&
+    if (a->n_found > 64) qsort(a->found, (size_t)a->n_found, sizeof *a->found, by_place);
+    for (int i = 1; i < a->n_found && a->n_found <= 64; i++) {
+        const struct place p = a->found[i];
+        int k = i;
+        for (; k > 0 && by_place(&a->found[k - 1], &p) > 0; k--) a->found[k] = a->found[k - 1];
+        a->found[k] = p;
+    }
+}
+
+static bool is_found(const struct automaton *a, int32_t number, const void *key)
+{
+    const struct state *s = &a->states[number];
+    (void)key; // a->found
+    return s->n == (uint32_t)a->n_found && s->may_end == a->found_end &&
            memcmp(a->places + s->first, a->found, s->n * sizeof *a->found) == 0;
 }
 
@@ -505,10 +589,8 @@ static enum status add_state(struct automaton *a, uint32_t hash, int *ret)
     struct state *states = array_room(a->states, (size_t)a->n_states, sizeof *states);
     if (!states) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
     a->states = states;
-    const struct state made = {.first = (uint32_t)a->n_places,
-                               .n = (uint32_t)a->n_found,
-                               .run = a->found_run,
-                               .may_end = a->found_end};
+    const struct state made = {
+        .first = (uint32_t)a->n_places, .n = (uint32_t)a->n_found, .may_end = a->found_end};
     for (int i = 0; i < a->n_found; i++) {
         struct place *places = array_room(a->places, a->n_places, sizeof *places);
         if (!places) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
@@ -529,17 +611,11 @@ static enum status find_state(struct automaton *a, int *ret)
         *ret = AUTOMATON_DEAD;
         return ST_OK;
     }
-    qsort(a->found, n, sizeof *a->found, by_place);
-    const uint32_t hash = (uint32_t)hash_mix(hash_fnv1a(a->found, n * sizeof *a->found));
-    enum status st = index_room(&a->state_index);
-    if (st != ST_OK) return st;
-    for (struct slot *i = slot_of(&a->state_index, hash); i->number >= 0;
-         i = next_slot(&a->state_index, i))
-        if (i->hash == hash && is_found(a, &a->states[i->number])) {
-            *ret = i->number;
-            return ST_OK;
-        }
-    return add_state(a, hash, ret);
+    uint32_t hash = (uint32_t)n;
+    sort_found(a);
+    for (size_t i = 0; i < n; i++) hash += hash_place(a->found[i]);
+    const enum status st = look_up(a, &a->state_index, hash, is_found, a->found, ret);
+    return st != ST_OK || *ret >= 0 ? st : add_state(a, hash, ret);
 }
 
 // The state behind a byte, and behind those around it, from *low to *high, which the same places
@@ -565,6 +641,19 @@ static enum status find_next(struct automaton *a, const struct state *s, uint8_t
     return st ? st : find_state(a, ret);
 }
 
+// Which bytes a state reads at all: no other leads anywhere.
+static enum status add_table(struct automaton *a, struct state *s)
+{
+    s->next = malloc(256 * sizeof *s->next);
+    if (!s->next) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
+    memset(s->next, AUTOMATON_DEAD, 256 * sizeof *s->next);
+    for (uint32_t i = 0; i < s->n; i++) {
+        const struct node *node = &a->nodes[a->places[s->first + i].node];
+        for (int c = node->low; c <= node->high; c++) s->next[c] = UNKNOWN;
+    }
+    return ST_OK;
+}
+
 enum status automaton_step(struct automaton *a, int state, uint8_t byte, int *ret)
 {
     if (state < 0) {
@@ -572,20 +661,107 @@ enum status automaton_step(struct automaton *a, int state, uint8_t byte, int *re
         return ST_OK;
     }
     struct state *s = &a->states[state];
-    if (!s->next) {
-        s->next = malloc(256 * sizeof *s->next);
-        if (!s->next) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
-        for (int i = 0; i < 256; i++) s->next[i] = UNKNOWN;
-    }
-    int32_t *next = s->next; // find_next() may move the states
+    enum status st = s->next ? ST_OK : add_table(a, s);
+    if (st != ST_OK) return st;
+    int16_t *next = s->next; // find_next() may move the states
     if (next[byte] == UNKNOWN) {
         int found, low, high;
-        const enum status st = find_next(a, s, byte, &low, &high, &found);
+        st = find_next(a, s, byte, &low, &high, &found);
         if (st != ST_OK) return st;
-        for (int i = low; i <= high; i++) next[i] = found;
+        for (int i = low; i <= high; i++) next[i] = (int16_t)found;
     }
     *ret = next[byte];
     return ST_OK;
+}
+
+// ---- runs ---------------------------------------------------------------------------------------
+
+// The stack of the units that a state may be about to read: one whose rule is of the first slice of
+// those there are. EMPTY_STACK: none.
+static int32_t run_of(const struct automaton *a, const struct state *s)
+{
+    int32_t found = EMPTY_STACK, slice = AUTOMATON_SLICES;
+    for (uint32_t i = 0; i < s->n; i++) {
+        const int32_t stack = a->places[s->first + i].stack;
+        const struct node *node = &a->nodes[a->stacks[stack].node];
+        if (stack == found || node->kind != NODE_REPEAT) continue;
+        const int32_t its = a->rules[node->other].slice;
+        if (its < slice) found = stack, slice = its;
+    }
+    return found;
+}
+
+// Whether all places are there where a unit begins, and no others of that stack: *ret_alone. Leaves
+// in `found` what the state has besides.
+static enum status without_run(struct automaton *a, const struct state *s, int32_t stack, int rule,
+                               bool *ret_begins, bool *ret_alone)
+{
+    enum status st;
+    CHECK(add_work(a, (struct place){a->rules[rule].start, stack}));
+    CHECK(follow(a));
+    const int n = a->n_found;
+    int met = 0, of_stack = 0;
+    sort_found(a);
+    for (uint32_t i = 0; i < s->n; i++) { // both are in order
+        const struct place p = a->places[s->first + i];
+        of_stack += p.stack == stack;
+        met += p.stack == stack && met < n && a->found[met].node == p.node;
+    }
+    *ret_begins = met == n;
+    *ret_alone = met == n && of_stack == n;
+    a->n_found = 0;
+    a->found_end = s->may_end;
+    for (uint32_t i = 0; i < s->n; i++)
+        if (a->places[s->first + i].stack != stack)
+            a->found[a->n_found++] = a->places[s->first + i];
+out:
+    return st;
+}
+
+// Whether a byte that begins a unit is one that the other state reads, too.
+static bool overlaps(const struct automaton *a, const struct state *s, int32_t stack,
+                     const struct state *other)
+{
+    bool reads[256] = {false};
+    for (uint32_t i = 0; i < s->n; i++) {
+        const struct place p = a->places[s->first + i];
+        for (int c = a->nodes[p.node].low; p.stack == stack && c <= a->nodes[p.node].high; c++)
+            reads[c] = true;
+    }
+    for (uint32_t i = 0; i < other->n; i++) {
+        const struct node *node = &a->nodes[a->places[other->first + i].node];
+        for (int c = node->low; c <= node->high; c++)
+            if (reads[c]) return true;
+    }
+    return false;
+}
+
+enum status automaton_run(struct automaton *a, int state, struct automaton_run *ret)
+{
+    const struct state s = a->states[state];
+    const int32_t stack = run_of(a, &s);
+    const struct stack top = a->stacks[stack];
+    const struct node *node = &a->nodes[top.node];
+    struct automaton_run run = {.slice = AUTOMATON_SLICES};
+    bool begins, alone;
+    enum status st = ST_OK;
+    *ret = run;
+    if (stack == EMPTY_STACK) return st;
+    CHECK(without_run(a, &s, stack, node->other, &begins, &alone));
+    if (!begins) return st;
+    run.slice = (enum automaton_slice)a->rules[node->other].slice;
+    run.min = node->low - top.count + 1;
+    run.max = node->high < 0 ? INT_MAX : node->high - top.count + 1;
+    if (alone && slices[run.slice].is_exact && s.n <= MAX_SPLIT) {
+        CHECK(find_state(a, &run.rest));
+        CHECK(add_work(a, (struct place){node->next, top.below}));
+        CHECK(follow(a));
+        CHECK(find_state(a, &run.behind));
+        run.splits = run.behind >= 0 && !overlaps(a, &s, stack, &a->states[run.behind]);
+    }
+    *ret = run;
+out:
+    return st;
 }
 
 bool automaton_may_end(const struct automaton *a, int state)
@@ -596,11 +772,6 @@ bool automaton_may_end(const struct automaton *a, int state)
 bool automaton_may_go_on(const struct automaton *a, int state)
 {
     return state >= 0 && a->states[state].n > 0;
-}
-
-int automaton_run(const struct automaton *a, int state)
-{
-    return a->states[state].run;
 }
 
 void automaton_allow(struct automaton *a)
@@ -642,8 +813,15 @@ static void link_nodes(struct search *s)
         const struct node *node = &s->a->nodes[i];
         add_link(s, node->next, 2 * i);
         if (node->kind == NODE_EITHER) add_link(s, node->other, 2 * i + 1);
-        if (node->kind == NODE_CALL) add_link(s, s->a->rules[node->other].start, 2 * i + 1);
+        if (node->kind >= NODE_CALL) add_link(s, s->a->rules[node->other].start, 2 * i + 1);
     }
+}
+
+// Whether the rule that a node calls has an end, as far as is known.
+static bool returns(const struct automaton *a, const uint8_t *ends, const struct node *node)
+{
+    const int32_t start = a->rules[node->other].start;
+    return start >= 0 && ends[start];
 }
 
 // Whether a node leads to the end of its rule, as far as is known: over bytes, or without reading.
@@ -657,7 +835,9 @@ static bool leads_on(const struct automaton *a, const uint8_t *ends, const struc
     case NODE_EITHER:
         return next || (node->other >= 0 && ends[node->other]);
     case NODE_CALL:
-        return next && a->rules[node->other].start >= 0 && ends[a->rules[node->other].start];
+        return next && returns(a, ends, node);
+    case NODE_REPEAT:
+        return next && (node->low <= 0 || returns(a, ends, node));
     default:
         return true;
     }
@@ -685,7 +865,8 @@ static void prune(struct automaton *a, const uint8_t *ends)
         if (node->next >= 0 && !ends[node->next]) node->next = -1;
         if (node->kind == NODE_EITHER && node->other >= 0 && !ends[node->other]) node->other = -1;
         if (!ends[i] && node->kind != NODE_EITHER) node->next = -1;
-        if (!ends[i] && node->kind == NODE_CALL) node->kind = NODE_EITHER, node->other = -1;
+        if (!ends[i] && node->kind >= NODE_CALL) node->kind = NODE_EITHER, node->other = -1;
+        if (node->kind == NODE_REPEAT && !returns(a, ends, node)) node->high = 0;
     }
 }
 
@@ -705,11 +886,12 @@ static bool calls_itself(struct search *s, int rule)
     push_todo(s, s->a->rules[rule].start);
     while (s->n_todo > 0) {
         const struct node *node = &s->a->nodes[s->todo[--s->n_todo]];
-        if (node->kind == NODE_CALL && node->other == rule) return true;
-        const int32_t called = node->kind == NODE_CALL ? s->a->rules[node->other].start : -1;
-        if (node->kind == NODE_EITHER || (called >= 0 && s->empty[called]))
+        if (node->kind >= NODE_CALL && node->other == rule) return true;
+        if (node->kind == NODE_EITHER || (node->kind == NODE_REPEAT && node->low <= 0) ||
+            (node->kind >= NODE_CALL && returns(s->a, s->empty, node)))
             push_todo(s, node->next);
-        push_todo(s, node->kind == NODE_EITHER ? node->other : called);
+        if (node->kind == NODE_EITHER) push_todo(s, node->other);
+        if (node->kind >= NODE_CALL) push_todo(s, s->a->rules[node->other].start);
     }
     return false;
 }

@@ -49,13 +49,24 @@ int automaton_call(struct automaton *a, int rule, int next);
 // From min to max (< 0: any number) calls, the first of one rule and further ones of another.
 int automaton_repeat(struct automaton *a, int first, int further, int64_t min, int64_t max,
                      int next);
-/* Plain characters are those that most texts are made of: no control characters, quotes,
- * backslashes or "<". A rule is plain that takes each of them; a run says that from a node on up to
- * n (< 0: any number) of them may come, so that tokens which are such need not be followed. */
-#define AUTOMATON_MAX_RUN 32
-bool automaton_is_plain(uint32_t point);
-void automaton_set_plain(struct automaton *a, int rule);
-void automaton_set_run(struct automaton *a, int node, int64_t n); // not of a byte's node
+/* Most of what a text repeats are characters of a few sets. A slice is how the vocabulary looks to
+ * one of them (constraint.c): a rule whose texts are its units is told of it (set_slice), and where
+ * that is repeated, tokens need not be followed one by one. */
+enum automaton_slice {
+    SLICE_STRING, // any character, as it may stand in a JSON string
+    SLICE_BLANK,  // JSON's white space
+    SLICE_PLAIN, // no control characters, quotes, backslashes or "<": the rule may take others, too
+    AUTOMATON_SLICES // none
+};
+struct automaton_range {
+    uint32_t low, high; // code points
+};
+int automaton_unit(struct automaton *a, enum automaton_slice slice, int next); // one character
+bool automaton_is_unit(enum automaton_slice slice, uint32_t point);
+// That of a set, whose ranges are in order and apart from each other.
+enum automaton_slice automaton_slice_of(const struct automaton_range *ranges, int n,
+                                        bool in_string);
+void automaton_set_slice(struct automaton *a, int rule, enum automaton_slice slice);
 bool automaton_failed(const struct automaton *a);
 // All texts are those of this node. ST_INVALID: a rule calls itself before it reads anything.
 enum status automaton_finish(struct automaton *a, int start);
@@ -67,8 +78,17 @@ void automaton_allow(struct automaton *a); // AUTOMATON_BUDGET nodes from here o
 enum status automaton_step(struct automaton *a, int state, uint8_t byte, int *ret);
 bool automaton_may_end(const struct automaton *a, int state);
 bool automaton_may_go_on(const struct automaton *a, int state); // some byte may follow
-// So many plain characters may come.
-int automaton_run(const struct automaton *a, int state);
+/* Units that may come in a state, and what else: all that a state takes are up to `max` units;
+ * from `min` to `max`, at least one, and what `behind` takes behind them; and what `rest` takes,
+ * which is a state, or AUTOMATON_DEAD. The last two are so where it splits: nothing that begins a
+ * unit may come behind one, and the rule takes no more than units. */
+struct automaton_run {
+    enum automaton_slice slice; // AUTOMATON_SLICES: nothing is known
+    int min, max;
+    bool splits;
+    int rest, behind;
+};
+enum status automaton_run(struct automaton *a, int state, struct automaton_run *ret);
 int automaton_states(const struct automaton *a); // that there are so far
 
 #endif

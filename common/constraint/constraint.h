@@ -54,6 +54,13 @@ int constraint_words(const struct constraint *c);
 // ret (constraint_words()). ST_NO_MEMORY. ST_TOO_LONG, ST_UNSUPPORTED: it goes beyond a bound; it
 // is of nothing then, and constraint_next() fails from that state, too.
 enum status constraint_mask(struct constraint *c, int state, uint32_t *ret);
+struct constraint_row { // of logits
+    struct constraint *constraint;
+    int state;
+};
+// The masks of n rows, (n, constraint_words()), which OpenMP's threads make beside each other: the
+// same as one by one. Errors likewise, of a row that has one; its mask is of nothing.
+enum status constraint_masks(const struct constraint_row *rows, int n, uint32_t *ret);
 // The state behind a token; that of an end is the same. < 0: it may not come here. ST_TOO_LONG,
 // ST_UNSUPPORTED, ST_NO_MEMORY.
 enum status constraint_next(struct constraint *c, int state, int32_t token, int *ret);

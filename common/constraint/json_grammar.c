@@ -8,7 +8,8 @@
 #include <string.h>
 
 #define HEX "[0-9a-fA-F]"
-static const char any_blanks[] = "blank ::= [ \t\n\r]{0,64}\n"
+static const char any_blanks[] = "space ::= [ \t\n\r]\n"
+                                 "blank ::= space{0,64}\n"
                                  "comma ::= blank \",\" blank\n"
                                  "colon ::= blank \":\" blank\n";
 static const char strict_blanks[] = "blank ::= \"\"\n"
@@ -37,6 +38,7 @@ enum status json_grammar_build(struct automaton *a, bool strict_whitespace,
     bytes_puts(&text, values);
     enum status st = bytes_status(&text);
     if (st == ST_OK) st = grammar_build(a, bytes_text(&text), names, RULES, g.rules);
+    if (st == ST_OK) automaton_set_slice(a, g.rules[RULE_CHARACTER], SLICE_STRING);
     if (st == ST_OK) *ret = g;
     bytes_release(&text);
     return st;

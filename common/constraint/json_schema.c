@@ -601,15 +601,23 @@ struct chain {       // of items or members, from the last one on
     int first, rest; // what may follow none, and some, which a comma comes before; -1: nothing
 };
 
-// Any number of calls of a rule (-1: none), and the end.
-static struct chain chain_of(struct builder *b, int rule, int end)
+// Nothing more, and the bracket: white space may come before it, of which an empty value has had
+// what there is.
+static struct chain end_of(struct builder *b, const char *bracket, int next)
 {
-    struct chain chain = {end, end};
+    const int end = automaton_text(b->a, bracket, 1, next);
+    return (struct chain){end, json_rule(b->g, RULE_BLANK, end)};
+}
+
+// Any number of calls of a rule (-1: none), and the end.
+static struct chain chain_of(struct builder *b, int rule, struct chain end)
+{
+    struct chain chain = end;
     if (rule < 0) return chain;
     chain.rest = automaton_open(b->a);
     const int one = automaton_call(b->a, rule, chain.rest);
-    automaton_close(b->a, chain.rest, json_rule(b->g, RULE_COMMA, one), end);
-    chain.first = automaton_either(b->a, one, end);
+    automaton_close(b->a, chain.rest, json_rule(b->g, RULE_COMMA, one), end.rest);
+    chain.first = automaton_either(b->a, one, end.first);
     return chain;
 }
 
@@ -639,7 +647,7 @@ static enum status build_array(struct builder *b, const json_t *schema, int next
     if (rule < 0 && (max < 0 || max > n_prefix)) max = n_prefix;
     *ret = -1;
     if (max >= 0 && max < min) return ST_OK;
-    const int end = json_rule(b->g, RULE_BLANK, automaton_text(b->a, "]", 1, next));
+    const struct chain end = end_of(b, "]", next);
     struct chain chain = chain_of(b, max < 0 ? rule : -1, end);
     for (int64_t i = (max >= 0 ? max : min > n_prefix ? min : n_prefix) - 1; i >= 0; i--) {
         if (i < n_prefix)
@@ -647,7 +655,7 @@ static enum status build_array(struct builder *b, const json_t *schema, int next
         else
             one = automaton_call(b->a, rule, chain.rest);
         if (one < 0 && i < min) return ST_OK; // no value is there that must be
-        put_before(b, &chain, one, i < min ? none : (struct chain){end, end});
+        put_before(b, &chain, one, i < min ? none : end);
     }
     *ret = automaton_text(b->a, "[", 1, json_rule(b->g, RULE_BLANK, chain.first));
 out:
@@ -699,8 +707,7 @@ static enum status build_object(struct builder *b, const json_t *schema, int nex
         one = json_rule(b->g, RULE_COLON, one);
         automaton_define(b->a, rule, json_other_string(b->g, names, n, one));
     }
-    const int end = json_rule(b->g, RULE_BLANK, automaton_text(b->a, "}", 1, next));
-    struct chain chain = chain_of(b, rule, end);
+    struct chain chain = chain_of(b, rule, end_of(b, "}", next));
     while (n-- > 0) {
         one = -1;
         if (chain.rest >= 0) CHECK(build(b, json_object_get(members, names[n]), chain.rest, &one));

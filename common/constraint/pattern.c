@@ -17,20 +17,16 @@
 
 struct fragment {
     int start, end;
-    int rule;      // that it calls, and nothing else; or -1
-    bool is_plain; // any plain character is one of its texts (automaton.h)
-};
-
-struct range {
-    uint32_t low, high;
+    int rule; // that it calls, and nothing else; or -1
+    enum automaton_slice slice;
 };
 
 struct parser {
     const char *text, *at;
     struct automaton *a;
     bool is_grammar;
-    enum regex_form form; // REGEX_WHOLE in a grammar
-    struct range *ranges; // of the set that is read
+    enum regex_form form;           // REGEX_WHOLE in a grammar
+    struct automaton_range *ranges; // of the set that is read
     int n_ranges;
     json_t *rules; // of a grammar: their numbers, by name
     int depth;
@@ -54,18 +50,18 @@ static enum status refuse(const struct parser *p, enum status code, const char *
 
 static void add_range(struct parser *p, uint32_t low, uint32_t high)
 {
-    struct range *ranges = array_room(p->ranges, (size_t)p->n_ranges, sizeof *ranges);
+    struct automaton_range *ranges = array_room(p->ranges, (size_t)p->n_ranges, sizeof *ranges);
     if (!ranges) {
         p->failed = true;
         return;
     }
     p->ranges = ranges;
-    ranges[p->n_ranges++] = (struct range){low, high};
+    ranges[p->n_ranges++] = (struct automaton_range){low, high};
 }
 
 static int by_low(const void *a, const void *b)
 {
-    const struct range *x = a, *y = b;
+    const struct automaton_range *x = a, *y = b;
     return (x->low > y->low) - (x->low < y->low);
 }
 
@@ -74,7 +70,7 @@ static void tidy(struct parser *p, bool inverted)
 {
     int n = 0;
     uint32_t from = 0;
-    struct range *r = p->ranges;
+    struct automaton_range *r = p->ranges;
     if (p->n_ranges > 0) qsort(r, (size_t)p->n_ranges, sizeof *r, by_low);
     for (int i = 0; i < p->n_ranges; i++)
         if (n > 0 && r[i].low <= r[n - 1].high + 1)
@@ -84,7 +80,7 @@ static void tidy(struct parser *p, bool inverted)
     p->n_ranges = n;
     if (!inverted) return;
     for (int i = 0; i < n; i++) {
-        const struct range was = p->ranges[i];
+        const struct automaton_range was = p->ranges[i];
         if (was.low > from) add_range(p, from, was.low - 1);
         from = was.high + 1;
     }
@@ -97,17 +93,15 @@ static void tidy(struct parser *p, bool inverted)
 // One character of the ranges, which are none then.
 static struct fragment set_from(struct parser *p, bool inverted)
 {
-    struct fragment f = {-1, automaton_open(p->a), -1, true};
-    uint32_t from = 0;
+    struct fragment f = {-1, automaton_open(p->a), -1, AUTOMATON_SLICES};
+    const bool in_string = p->form != REGEX_WHOLE;
     tidy(p, inverted);
+    f.slice = automaton_slice_of(p->ranges, p->n_ranges, in_string);
     for (int i = 0; i < p->n_ranges; i++) {
-        const struct range r = p->ranges[i];
-        f.start = automaton_either(
-            p->a, f.start, automaton_character(p->a, r.low, r.high, p->form != REGEX_WHOLE, f.end));
-        for (; from < r.low && f.is_plain; from++) f.is_plain = !automaton_is_plain(from);
-        from = r.high + 1;
+        const struct automaton_range r = p->ranges[i];
+        f.start = automaton_either(p->a, f.start,
+                                   automaton_character(p->a, r.low, r.high, in_string, f.end));
     }
-    f.is_plain &= from > MAX_POINT;
     p->n_ranges = 0;
     return f;
 }
@@ -118,7 +112,7 @@ static bool add_class(struct parser *p, char letter)
     static const struct {
         char letter;
         int n;
-        struct range ranges[10];
+        struct automaton_range ranges[10];
     } classes[] = {{'d', 1, {{'0', '9'}}},
                    {'w', 4, {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}},
                    {'s',
@@ -134,7 +128,7 @@ static bool add_class(struct parser *p, char letter)
                      {0x3000, 0x3000},
                      {0xfeff, 0xfeff}}}};
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
-        const struct range *r = classes[i].ranges;
+        const struct automaton_range *r = classes[i].ranges;
         const bool is = letter == classes[i].letter;
         uint32_t from = 0;
         if (!is && letter != toupper(classes[i].letter)) continue;
@@ -261,13 +255,13 @@ out:
 static struct fragment nothing_between(struct parser *p)
 {
     const int node = automaton_open(p->a);
-    return (struct fragment){node, node, -1, false};
+    return (struct fragment){node, node, -1, AUTOMATON_SLICES};
 }
 
 static struct fragment both(struct parser *p, struct fragment one, struct fragment other)
 {
     automaton_close(p->a, one.end, other.start, -1);
-    return (struct fragment){one.start, other.end, -1, false};
+    return (struct fragment){one.start, other.end, -1, AUTOMATON_SLICES};
 }
 
 static struct fragment repeated(struct parser *p, struct fragment f, long min, long max)
@@ -275,8 +269,9 @@ static struct fragment repeated(struct parser *p, struct fragment f, long min, l
     const int rule = f.rule < 0 ? automaton_rule(p->a) : f.rule, end = automaton_open(p->a);
     automaton_close(p->a, f.end, AUTOMATON_END, -1);
     if (f.rule < 0) automaton_define(p->a, rule, f.start);
-    if (f.is_plain) automaton_set_plain(p->a, rule);
-    return (struct fragment){automaton_repeat(p->a, rule, rule, min, max, end), end, -1, false};
+    if (f.rule < 0) automaton_set_slice(p->a, rule, f.slice);
+    return (struct fragment){automaton_repeat(p->a, rule, rule, min, max, end), end, -1,
+                             AUTOMATON_SLICES};
 }
 
 static struct fragment anything(struct parser *p)
@@ -493,7 +488,8 @@ static enum status read_alternatives(struct parser *p, struct fragment *ret)
         CHECK(read_alternative(p, &other));
         ret->start = automaton_either(p->a, ret->start, other.start);
         automaton_close(p->a, other.end, ret->end, -1);
-        ret->is_plain |= other.is_plain;
+        if (other.slice == SLICE_PLAIN) ret->slice = SLICE_PLAIN; // which may be of more
+        if (ret->slice != SLICE_PLAIN) ret->slice = AUTOMATON_SLICES;
         ret->rule = -1;
     }
 out:
@@ -535,7 +531,7 @@ static enum status read_rule(struct parser *p)
     p->at = strstr(p->at, "::=") + 3;
     const enum status st = build(p, AUTOMATON_END, &f);
     if (st == ST_OK) automaton_define(p->a, rule, f.start);
-    if (st == ST_OK && f.is_plain) automaton_set_plain(p->a, rule);
+    if (st == ST_OK) automaton_set_slice(p->a, rule, f.slice);
     return st;
 }
 

@@ -187,18 +187,21 @@ static enum status build_free(struct spec_builder *b, const char *name, const js
     if (st != ST_OK) return st;
     bool plain = true; // plain characters begin none of the texts
     for (int i = 0; i < f.first[f.n]; i++) f.nodes[i] = automaton_open(b->a);
-    for (int t = 0; t < f.n; t++) {
-        const uint32_t first = f.points[f.first[t]];
-        plain &= first > MAX_POINT || !automaton_is_plain(first);
-    }
-    if (plain) automaton_set_run(b->a, f.nodes[0], -1);
+    for (int t = 0; t < f.n; t++) plain &= !automaton_is_unit(SLICE_PLAIN, f.points[f.first[t]]);
     for (int t = 0; t < f.n; t++)
         for (int i = 0; i < length(&f, t); i++) {
             const uint32_t *points = f.points + f.first[t];
             const int node = f.nodes[f.first[t] + i];
-            if (place_behind(&f, points, i) == f.first[t] + i)
-                automaton_close(b->a, node, behind(b, &f, points, i, until ? next : -1),
-                                until ? -1 : next);
+            if (place_behind(&f, points, i) != f.first[t] + i) continue;
+            int made = automaton_either(b->a, behind(b, &f, points, i, until ? next : -1),
+                                        until ? -1 : next);
+            if (plain && node == f.nodes[0]) {
+                const int rule = automaton_rule(b->a);
+                automaton_define(b->a, rule, automaton_unit(b->a, SLICE_PLAIN, AUTOMATON_END));
+                automaton_set_slice(b->a, rule, SLICE_PLAIN);
+                made = automaton_repeat(b->a, rule, rule, 0, -1, made);
+            }
+            automaton_close(b->a, node, made, -1);
         }
     *ret = f.nodes[0];
     return ST_OK;

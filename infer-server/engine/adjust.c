@@ -108,6 +108,7 @@ void adjuster_release(struct adjuster *a)
     release_masks(a);
     device_host_release(a->dev, a->host_masked);
     device_host_release(a->dev, a->host_masks);
+    free(a->wanted);
 }
 
 static enum status reserve(struct adjuster *a, int n)
@@ -136,6 +137,8 @@ static enum status reserve_mask(struct adjuster *a)
     enum status st = ST_OK;
     const size_t words = MASK_WORDS((size_t)a->vocab) * sizeof *a->masks,
                  rows = (size_t)a->max_rows, cap = 2 * (size_t)a->n_masked + 1;
+    if (!a->wanted) a->wanted = malloc(rows * sizeof *a->wanted);
+    if (!a->wanted) return status_fail(ST_NO_MEMORY, "no memory for masks");
     if (!a->host_masked)
         CHECK(device_host_alloc(a->dev, rows * sizeof *a->masked, (void **)&a->host_masked));
     if (!a->host_masks) CHECK(device_host_alloc(a->dev, rows * words, (void **)&a->host_masks));
@@ -152,16 +155,19 @@ out:
 
 static enum status add_mask(struct adjuster *a, int row, const struct adjustment *adjustment)
 {
-    enum status st = reserve_mask(a);
+    const enum status st = reserve_mask(a);
     if (st != ST_OK) return st;
     a->host_masked[a->n_masked] = row;
-    st = constraint_mask(adjustment->constraint, adjustment->state,
-                         a->host_masks + (size_t)a->n_masked * MASK_WORDS((size_t)a->vocab));
+    a->wanted[a->n_masked++] = (struct constraint_row){adjustment->constraint, adjustment->state};
+    return ST_OK;
+}
+
+enum status adjuster_finish(struct adjuster *a)
+{
+    const enum status st = constraint_masks(a->wanted, a->n_masked, a->host_masks);
     // Beyond a bound of the constraint nothing may come: that ends the sample, not the step, where
     // its token is taken.
-    if (st == ST_TOO_LONG || st == ST_UNSUPPORTED) st = ST_OK;
-    a->n_masked += st == ST_OK;
-    return st;
+    return st == ST_TOO_LONG || st == ST_UNSUPPORTED ? ST_OK : st;
 }
 
 enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,

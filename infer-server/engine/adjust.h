@@ -47,6 +47,7 @@ struct adjuster { // but for the first line all zero at first
     float *saved;                               // (cap_entries)
     int cap_entries;
     int n_masked;                  // rows of the present step that have a mask
+    struct constraint_row *wanted; // (max_rows) of which constraint
     int32_t *masked, *host_masked; // (cap_masked), (max_rows) which they are
     uint32_t *masks, *host_masks;  // (.., MASK_WORDS(vocab)) likewise
     float *unmasked;               // (cap_masked, vocab)
@@ -54,9 +55,11 @@ struct adjuster { // but for the first line all zero at first
 };
 void adjuster_release(struct adjuster *a);
 
-// Row by row what is to be sampled next: adjuster_add() of those that are adjusted, then the whole.
+// Row by row what is to be sampled next: adjuster_add() of those that are adjusted, then the whole:
+// adjuster_finish() makes the masks.
 enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
                          const struct adjustment *adjustment); // ST_NO_MEMORY
+enum status adjuster_finish(struct adjuster *a);               // ST_NO_MEMORY
 // Enqueues the adjustment of logits (max_rows, vocab), and its way back, where rows were added.
 void adjuster_apply(struct adjuster *a, float *logits);
 void adjuster_undo(struct adjuster *a, float *logits);

@@ -111,6 +111,7 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
         if (adjustment_is_any(&rows[i].adjustment))
             CHECK(adjuster_add(&s->adjuster, i, sampling, &rows[i].adjustment));
     }
+    st = adjuster_finish(&s->adjuster);
 out:
     return st;
 }

@@ -178,15 +178,14 @@ void cpu_mask_logits(struct device *dev, float *logits, float *saved, const int3
     (void)dev;
 #pragma omp parallel for
     for (int i = 0; i < n; i++) {
-        const size_t size = (size_t)vocab * sizeof *logits;
         float *z = logits + (int64_t)(row ? row[i] : i) * vocab;
         float *kept = saved ? saved + (int64_t)i * vocab : NULL;
         const uint32_t *mask = masks + (int64_t)i * MASK_WORDS(vocab);
-        if (undo) memcpy(z, kept, size);
-        if (undo) continue;
-        if (kept) memcpy(kept, z, size);
-        for (int t = 0; t < vocab; t++)
-            if (!(mask[t / 32] >> t % 32 & 1)) z[t] = MIN_LOGIT;
+        for (int t = 0; t < vocab; t++) {
+            if (mask[t / 32] >> t % 32 & 1) continue;
+            if (!undo && kept) kept[t] = z[t];
+            z[t] = undo ? kept[t] : MIN_LOGIT;
+        }
     }
 }
 

@@ -125,6 +125,20 @@ TEST(refused)
     }
 }
 
+// What takes more nodes than there may be.
+TEST(a_long_text)
+{
+    const size_t n = 300000;
+    char *text = malloc(n + 1);
+    struct constraint *c;
+    memset(text, 'a', n);
+    text[n] = '\0';
+    json_t *spec = test_keep(json_pack("{s:{s:s}}", "json_schema", "const", text));
+    assert_int_equal(constraints_get(of_bytes, spec, &c), ST_TOO_LONG);
+    assert_contains(status_message(), "more than 262144 nodes");
+    free(text);
+}
+
 // A special token comes for its name in the spec's own texts, and for nothing else.
 TEST(special_tokens)
 {
@@ -160,6 +174,9 @@ TEST(a_mask_beyond_its_bound)
     assert_ok(constraints_get(of_bytes, spec, &c));
     behind = next(c, CONSTRAINT_START, 'x');
     for (int i = 0; i < 2; i++) assert_int_equal(constraint_mask(c, behind, mask), ST_TOO_LONG);
+    memset(mask, 1, sizeof mask);
+    const struct constraint_row row = {c, behind};
+    assert_int_equal(constraint_masks(&row, 1, mask), ST_TOO_LONG);
     for (int i = 0; i < VOCAB / 32; i++) assert_int_equal(mask[i], 0);
     for (int token = 'a'; token <= END; token += END - 'a')
         assert_int_equal(constraint_next(c, behind, token, &after), ST_TOO_LONG);
@@ -168,6 +185,29 @@ TEST(a_mask_beyond_its_bound)
     constraint_release(c);
     json_decref(spec);
     bytes_release(&pattern);
+}
+
+// The masks of many rows, of two constraints, are what each is by itself.
+TEST(masks_of_many_rows)
+{
+    enum { ROWS = 64, WORDS = VOCAB / 32 };
+    static uint32_t masks[ROWS * WORDS];
+    struct constraint_row rows[ROWS];
+    struct constraint *c[2];
+    uint32_t mask[WORDS];
+    json_t *specs[] = {test_keep(json_pack("{s:b}", "json_object", 1)),
+                       test_keep(json_pack("{s:s}", "regex", "[^x]*\\d{2,9}y"))};
+    for (int i = 0; i < 2; i++) assert_ok(constraints_get(of_merged, specs[i], &c[i]));
+    for (int i = 0, behind = CONSTRAINT_START; i < ROWS; i++) {
+        rows[i] = (struct constraint_row){c[i % 2], i % 2 ? CONSTRAINT_START : behind};
+        if (i % 2 == 0) behind = next(c[0], behind, i == 0 ? '{' : i == 2 ? '"' : 'a');
+    }
+    assert_ok(constraint_masks(rows, ROWS, masks));
+    for (int i = 0; i < ROWS; i++) {
+        assert_ok(constraint_mask(rows[i].constraint, rows[i].state, mask));
+        assert_memory_equal(mask, masks + (size_t)i * WORDS, sizeof mask);
+    }
+    for (int i = 0; i < 2; i++) constraint_release(c[i]);
 }
 
 // Many of them, of which some are held: those that nobody holds make room.

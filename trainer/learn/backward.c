@@ -124,6 +124,7 @@ void backward_free(struct backward *b)
     device_release(b->m->dev, b->masked);
     device_release(b->m->dev, b->masks);
     free(b->host_masked);
+    free(b->wanted);
     free(b->host_masks);
     free(b);
 }
@@ -154,14 +155,15 @@ size_t backward_mask_bytes(const struct model *m, int chunk)
     return (size_t)chunk * (1 + MASK_WORDS((size_t)m->config->vocab_size)) * sizeof(uint32_t);
 }
 
-enum status backward_constrain(struct backward *b, const struct row_constraint *constraints)
+enum status backward_constrain(struct backward *b, const struct constraint_row *constraints)
 {
     const size_t rows = (size_t)b->chunk * sizeof *b->masked,
                  words = backward_mask_bytes(b->m, b->chunk) - rows;
     enum status st = ST_OK;
     b->host_masked = malloc(rows);
     b->host_masks = malloc(words);
-    if (!b->host_masked || !b->host_masks)
+    b->wanted = malloc((size_t)b->chunk * sizeof *b->wanted);
+    if (!b->host_masked || !b->host_masks || !b->wanted)
         FAIL(ST_NO_MEMORY, "no memory for the masks of %d rows", b->chunk);
     CHECK(device_alloc(b->m->dev, rows, (void **)&b->masked));
     CHECK(device_alloc(b->m->dev, words, (void **)&b->masks));
@@ -180,14 +182,14 @@ static enum status chunk_logits(struct backward *b, struct model *m, const struc
     int n = 0;
     model_head(m, x, batch_rows_device(batch) + at, first, rows);
     for (int i = 0; b->constraints && i < rows; i++) {
-        const struct row_constraint *c = &b->constraints[at + i];
+        const struct constraint_row *c = &b->constraints[at + i];
         if (!c->constraint) continue;
-        const enum status st =
-            constraint_mask(c->constraint, c->state, b->host_masks + (size_t)n * words);
-        if (st != ST_OK) return st;
+        b->wanted[n] = *c;
         b->host_masked[n++] = i;
     }
     if (n == 0) return ST_OK;
+    const enum status st = constraint_masks(b->wanted, n, b->host_masks);
+    if (st != ST_OK) return st;
     device_copy_in(m->dev, b->masked, b->host_masked, (size_t)n * sizeof *b->masked);
     device_copy_in(m->dev, b->masks, b->host_masks, (size_t)n * words * sizeof *b->masks);
     m->ops->mask_logits(m->dev, model_head_rows(m, first).logits, NULL, b->masked, b->masks, n,

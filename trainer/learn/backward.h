@@ -37,8 +37,8 @@ void backward_rank(struct backward *b, struct token_logprob *ret_ranked);
 // Every backward_logprobs() by b from here on, and the gradient behind it, is of what constraints
 // leave: a host array (max_targets), one for each target, which the caller fills before the call.
 // Takes backward_mask_bytes() of device memory.
-struct row_constraint;
-enum status backward_constrain(struct backward *b, const struct row_constraint *constraints);
+struct constraint_row;
+enum status backward_constrain(struct backward *b, const struct constraint_row *constraints);
 size_t backward_mask_bytes(const struct model *m, int chunk);
 // Distillation (Hinton et al. 2015; ops.h, distill): the wanted rows of `batch` are to be answered
 // as another model answers them. The teacher may have a larger vocabulary, of which the first

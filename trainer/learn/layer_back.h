@@ -48,8 +48,9 @@ struct backward {
     float *dlogprob, *dentropy;       // (max_targets)
     struct token_logprob *ranked;     // (chunk)
     struct token_logprob *ret_ranked; // backward_rank()
-    const struct row_constraint *constraints; // backward_constrain(); NULL: none
+    const struct constraint_row *constraints; // backward_constrain(); NULL: none
     int32_t *masked, *host_masked;            // (chunk) rows that have a mask
+    struct constraint_row *wanted;            // (chunk) of which constraint
     uint32_t *masks, *host_masks;             // (chunk, MASK_WORDS(vocab))
     bool logits_kept; // the last backward_logprobs left all its logits in model.logits
 };

@@ -52,7 +52,7 @@ struct learner {
     int32_t *targets;
     float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
     struct token_logprob *ranked;       // NULL: not asked for
-    struct row_constraint *constraints; // NULL: no group has one
+    struct constraint_row *constraints; // NULL: no group has one
     // the draft model
     struct learner *draft; // NULL: none
     float loss_weight;     // of a draft

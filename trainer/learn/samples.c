@@ -204,7 +204,7 @@ void packing_samples(const struct micro_batch *mb, const struct pack_group *grou
 }
 
 enum status packing_constraints(const struct micro_batch *mb, const struct pack_group *groups,
-                                struct row_constraint *ret)
+                                struct constraint_row *ret)
 {
     for (int i = 0; i < mb->n_chunks; i++) {
         const struct pack_chunk *chunk = &mb->chunks[i];
@@ -213,7 +213,7 @@ enum status packing_constraints(const struct micro_batch *mb, const struct pack_
             const struct pack_completion *completion = &groups[chunk->group].completions[c];
             int state = CONSTRAINT_START;
             for (int64_t t = 0; t < targets_of(completion); t++) {
-                *ret++ = (struct row_constraint){constraint, state};
+                *ret++ = (struct constraint_row){constraint, state};
                 const enum status st =
                     constraint ? constraint_next(constraint, state, completion->ids[t], &state)
                                : ST_OK;

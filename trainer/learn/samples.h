@@ -126,12 +126,9 @@ enum status packing_fill(const struct micro_batch *mb, const struct pack_group *
 void packing_samples(const struct micro_batch *mb, const struct pack_group *groups,
                      int32_t *ret_samples);
 
-struct row_constraint {            // of a target's row
-    struct constraint *constraint; // borrowed; NULL: none
-    int state;
-};
-// Of its targets, first[n_seqs]. ST_MISMATCH: of a completion that its constraint does not take.
+// Of its targets, first[n_seqs]; the constraints are borrowed, NULL: none. ST_MISMATCH: of a
+// completion that its constraint does not take.
 enum status packing_constraints(const struct micro_batch *mb, const struct pack_group *groups,
-                                struct row_constraint *ret);
+                                struct constraint_row *ret);
 
 #endif

@@ -495,12 +495,9 @@ __global__ void mask_kernel(float *logits, float *saved, const int32_t *row, con
     float *kept = saved ? saved + (int64_t)i * vocab : NULL;
     const uint32_t *mask = masks + (int64_t)i * MASK_WORDS(vocab);
     for (int t = first + threadIdx.x; t < vocab && t < first + MASK_PIECE; t += THREADS) {
-        if (undo) {
-            z[t] = kept[t];
-        } else {
-            if (kept) kept[t] = z[t];
-            if (!(mask[t / 32] >> t % 32 & 1)) z[t] = MIN_LOGIT;
-        }
+        if (mask[t / 32] >> t % 32 & 1) continue; // neither read nor written
+        if (!undo && kept) kept[t] = z[t];
+        z[t] = undo ? kept[t] : MIN_LOGIT;
     }
 }
 
