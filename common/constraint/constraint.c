@@ -533,7 +533,7 @@ static bool has_room(struct constraint *c)
 
 enum status constraints_get(struct constraints *all, const json_t *spec, struct constraint **ret)
 {
-    char *text = json_dumps(spec, JSON_COMPACT);
+    char *text = json_dumps(spec, JSON_ENCODE_ANY | JSON_COMPACT);
     struct constraint *c = NULL;
     uint32_t *mask = malloc(((size_t)all->vocab_size / 32 + 1) * sizeof *mask);
     enum status st = ST_OK;
@@ -571,30 +571,6 @@ struct constraint *constraint_hold(struct constraint *c)
 void constraint_release(struct constraint *c)
 {
     if (c) c->n_references--;
-}
-
-enum status constraint_of_format(const json_t *format, json_t **ret)
-{
-    const char *type = json_string_value(json_object_get(format, "type"));
-    const json_t *schema = json_object_get(json_object_get(format, "json_schema"), "schema");
-    *ret = NULL;
-    if (!format || json_is_null(format)) return ST_OK;
-    if (!type) return status_fail(ST_INVALID, "it must be an object with a \"type\"");
-    if (strcmp(type, "text") == 0) return ST_OK;
-    if (strcmp(type, "json_object") == 0) {
-        *ret = json_pack("{s:b}", "json_object", 1);
-    } else if (strcmp(type, "json_schema") == 0) {
-        if (!schema)
-            return status_fail(ST_INVALID, "the type json_schema needs \"json_schema\": "
-                                           "{\"schema\": ...}");
-        *ret = json_pack("{s:O}", "json_schema", schema);
-    } else {
-        return status_fail(ST_UNSUPPORTED,
-                           "the type \"%s\" is not supported; text, json_object and json_schema "
-                           "are",
-                           CUT(type, 40));
-    }
-    return *ret ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for a constraint");
 }
 
 enum status constraint_meets(const json_t *spec, const char *text, size_t len, bool *ret)

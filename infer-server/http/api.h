@@ -104,7 +104,7 @@ struct api_given {
     const json_t *stop, *stop_token_ids, *logit_bias;
     const json_t *response_format, *structured;
     const json_t *guided_json, *guided_regex, *guided_choice, *guided_grammar; // vLLM's
-    const json_t *json_schema, *regex, *ebnf;                                  // SGLang's
+    const json_t *json_schema, *regex, *ebnf, *structural_tag;                 // SGLang's
     const char *chat_template, *effort;
     bool add_special, generation_prompt, continue_final, token_strings, strict_whitespace;
     int best_of, top_logprobs; // best_of 0: not said

@@ -1,6 +1,6 @@
 /* api_constraint.c: what a response is to be, as OpenAI (response_format), vLLM
- * (structured_outputs, guided_*) and SGLang (json_schema, regex, ebnf) have it, to a constraint.
- * Any thread. */
+ * (structured_outputs, guided_*) and SGLang (json_schema, regex, ebnf, structural_tag) have it, to
+ * a constraint. Any thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/api_impl.h"
 
@@ -18,38 +18,48 @@ static bool asks(const json_t *value)
            !(json_is_string(value) && json_string_length(value) == 0);
 }
 
-// One more field that asks for a constraint. A schema may be a text that holds one.
-static enum status add(struct api_request *r, const char *field, const char *kind,
-                       const json_t *value)
+// What a field asks for, which is taken over; NULL: nothing.
+static enum status take(struct api_request *r, const char *field, json_t *spec)
 {
-    json_t *parsed = NULL;
-    enum status st = ST_OK;
-    if (!asks(value)) return ST_OK;
-    if (r->constraint)
+    if (spec && r->constraint) {
+        json_decref(spec);
         return status_fail(ST_INVALID,
                            "request: \"%s\": the response is constrained by another "
                            "field already; give one of them",
                            field);
-    if (json_is_string(value) && strcmp(kind, "json_schema") == 0)
-        CHECK(json_parse(field, json_string_value(value), json_string_length(value), &parsed));
-    r->constraint = json_object();
-    if (!r->constraint ||
-        json_object_set(r->constraint, kind, parsed ? parsed : (json_t *)value) != 0)
-        st = status_fail(ST_NO_MEMORY, "out of memory");
+    }
+    if (spec) r->constraint = spec;
+    return ST_OK;
+}
+
+// One more field that asks for a constraint. A schema and a structural tag may be texts of JSON.
+static enum status add(struct api_request *r, const char *field, const char *kind,
+                       const json_t *value)
+{
+    const bool tag = strcmp(kind, "structural_tag") == 0;
+    json_t *given = NULL, *spec;
+    enum status st = ST_OK;
+    if (!asks(value)) return ST_OK;
+    if (json_is_string(value) && (tag || strcmp(kind, "json_schema") == 0))
+        CHECK(json_parse(field, json_string_value(value), json_string_length(value), &given));
+    else
+        given = json_incref((json_t *)value);
+    if (tag)
+        CHECK(status_context(constraint_of_format(given, &spec), "request: \"%s\"", field));
+    else if (!(spec = json_pack("{s:O}", kind, given)))
+        FAIL(ST_NO_MEMORY, "out of memory");
+    st = take(r, field, spec);
 out:
-    json_decref(parsed);
+    json_decref(given);
     return st;
 }
 
 static enum status read_format(struct api_request *r)
 {
-    json_t *spec, *value;
-    const char *kind;
-    enum status st = status_context(constraint_of_format(r->given.response_format, &spec),
-                                    "request: \"response_format\"");
-    json_object_foreach (spec, kind, value) st = add(r, "response_format", kind, value);
-    json_decref(spec);
-    return st;
+    json_t *spec;
+    const enum status st = status_context(constraint_of_format(r->given.response_format, &spec),
+                                          "request: \"response_format\"");
+    return st == ST_OK ? take(r, "response_format", spec) : st;
 }
 
 // vLLM's object of one of them.
@@ -58,11 +68,9 @@ static enum status read_structured(struct api_request *r)
     static const char field[] = "structured_outputs";
     static const struct {
         const char *name, *kind;
-    } kinds[] = {{"json", "json_schema"},
-                 {"json_object", "json_object"},
-                 {"regex", "regex"},
-                 {"choice", "choice"},
-                 {"grammar", "grammar"}};
+    } kinds[] = {{"json", "json_schema"}, {"json_object", "json_object"},
+                 {"regex", "regex"},      {"choice", "choice"},
+                 {"grammar", "grammar"},  {"structural_tag", "structural_tag"}};
     const json_t *given = r->given.structured;
     const char *key;
     json_t *value;
@@ -77,7 +85,7 @@ static enum status read_structured(struct api_request *r)
         else if (asks(value) && i == sizeof kinds / sizeof *kinds)
             return status_fail(ST_UNSUPPORTED,
                                "request: \"%s\": \"%s\" is not supported; json, "
-                               "json_object, regex, choice and grammar are",
+                               "json_object, regex, choice, grammar and structural_tag are",
                                field, CUT(key, 40));
         else if (asks(value)) {
             const enum status st = add(r, field, kinds[i].kind, value);
@@ -99,7 +107,8 @@ enum status set_constraint(struct api_request *r, const struct api_model *model)
                   {"guided_grammar", "grammar", given->guided_grammar},
                   {"json_schema", "json_schema", given->json_schema},
                   {"regex", "regex", given->regex},
-                  {"ebnf", "grammar", given->ebnf}};
+                  {"ebnf", "grammar", given->ebnf},
+                  {"structural_tag", "structural_tag", given->structural_tag}};
     enum status st;
     CHECK(read_format(r));
     CHECK(read_structured(r));

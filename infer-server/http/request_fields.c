@@ -144,6 +144,7 @@ static const struct field fields[] = {
     JSON("json_schema", SAMPLED, json_schema),
     JSON("regex", SAMPLED, regex),
     JSON("ebnf", SAMPLED, ebnf),
+    JSON("structural_tag", SAMPLED, structural_tag),
     BOOL("strict_whitespace", SAMPLED, given.strict_whitespace),
     ONLY("thinking_token_budget", SAMPLED, "[-1]"),
     ONLY("repetition_detection", SAMPLED, EMPTY),

@@ -1,7 +1,9 @@
-/* fuzz_constraint.c: any text as a constraint: up to the first NUL its spec (JSON, a grammar where
- * it begins with "root", or else a regular expression), behind it a text that is followed byte by
+/* fuzz_constraint.c: any text as a constraint: up to the first NUL its spec (JSON, of a response
+ * format where it begins with a tab, a grammar where it begins with "root", or else a regular
+ * expression), behind it a text that is followed byte by
  * byte: a state that is come to again is the same, and none is without an end. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/constraint/constraint.h"
 #include "common/constraint/pattern.h"
 #include "common/constraint/spec.h"
 #include <stdlib.h>
@@ -14,12 +16,15 @@ static enum status build(struct automaton *a, const char *text, int *ret)
     static const char *const special = "<|x|>";
     json_t *parsed = json_loads(text, JSON_DECODE_ANY, NULL),
            *spec = *text == ' ' ? json_incref(parsed) : NULL;
-    if (!spec && parsed)
+    enum status st = ST_OK;
+    if (*text == '\t')
+        st = constraint_of_format(parsed, &spec);
+    else if (!spec && parsed)
         spec = json_pack("{s:O}", "json_schema", parsed);
     else if (!spec)
         spec = json_pack("{s:s?}", strncmp(text, "root", 4) == 0 ? "grammar" : "regex", text);
-    const enum status st =
-        spec ? spec_build(a, &special, 1, spec, ret) : status_fail(ST_INVALID, "no UTF-8");
+    if (st == ST_OK && !spec) st = status_fail(ST_INVALID, "no UTF-8");
+    if (st == ST_OK) st = spec_build(a, &special, 1, spec, ret);
     json_decref(spec);
     json_decref(parsed);
     return st;

@@ -99,15 +99,29 @@ static void check_texts(struct constraint *c, const json_t *spec, const json_t *
     }
 }
 
+// A row's constraint: its "spec", or its "format" as one, which *spec is then.
+static enum status of_row(const json_t *row, const json_t **spec, struct constraint **ret)
+{
+    json_t *made = NULL;
+    *spec = json_object_get(row, "spec");
+    if (!*spec) {
+        const enum status st = constraint_of_format(json_object_get(row, "format"), &made);
+        if (st != ST_OK) return st;
+        *spec = test_keep(made);
+    }
+    return constraints_get(of_bytes, *spec, ret);
+}
+
 TEST(texts)
 {
     const json_t *rows = test_rows("constraint", "texts");
     size_t i;
     json_t *row;
     json_array_foreach (rows, i, row) {
-        const json_t *spec = json_object_get(row, "spec");
+        const json_t *spec;
         struct constraint *c;
-        assert_ok(constraints_get(of_bytes, spec, &c));
+        if (of_row(row, &spec, &c) != ST_OK)
+            fail_msg("%s: %s", json_dumps(row, 0), status_message());
         check_texts(c, spec, json_object_get(row, "yes"), true);
         check_texts(c, spec, json_object_get(row, "no"), false);
         constraint_release(c);
@@ -118,9 +132,9 @@ TEST(refused)
 {
     const json_t *rows = test_rows("constraint", "refused");
     for (size_t i = 0; i < json_array_size(rows); i++) {
-        const json_t *spec = json_object_get(json_array_get(rows, i), "spec");
+        const json_t *row = json_array_get(rows, i), *spec;
         struct constraint *c;
-        if (constraints_get(of_bytes, spec, &c) == ST_OK) fail_msg("%s", json_dumps(spec, 0));
+        if (of_row(row, &spec, &c) == ST_OK) fail_msg("%s", json_dumps(row, 0));
         assert_contains(status_message(), row_text(rows, i, "says"));
     }
 }
