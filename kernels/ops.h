@@ -608,9 +608,11 @@ struct ops {
                     int64_t n); // any of f32, bf16, f16 to f32 or bf16, rounding to nearest even
     // Weights or activations w (rows, cols) of w_dt in e4m3, as struct matmul takes them: codes
     // (rows, cols), each rounded to nearest even, and scales (rows), e4m3_scale() of the row's
-    // largest magnitude (common/base/e4m3.h).
+    // largest magnitude (common/base/e4m3.h). Of columns of rows that other ranks have too: codes
+    // NULL gives the scales alone, and with those of all ranks, of_ranks (n_ranks, rows), a row has
+    // the largest of them. Else of_ranks is NULL.
     void (*quantise)(struct device *, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
-                     int cols, enum dtype w_dt);
+                     int cols, enum dtype w_dt, const int8_t *of_ranks, int n_ranks);
     // x = cap * tanh(x / cap) in place, f32 logits (Gemma 2); and its gradient from the capped
     // values
     void (*softcap)(struct device *, float *x, int64_t n, float cap);

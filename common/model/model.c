@@ -294,7 +294,7 @@ const void *model_rounded(struct model *m, const void *x, const struct weight_ma
                           struct matmul *shape)
 {
     if (!w->rounds) return x;
-    m->ops->quantise(m->dev, m->codes, m->code_scales, x, shape->m, shape->k, m->dt);
+    m->ops->quantise(m->dev, m->codes, m->code_scales, x, shape->m, shape->k, m->dt, NULL, 0);
     shape->a_scales = m->code_scales;
     return m->codes;
 }

@@ -8,6 +8,7 @@
 #include "common/model/weights.h"
 #include "common/base/hash.h"
 #include "common/base/file.h"
+#include "kernels/comm.h"
 #include "kernels/ops.h"
 #include <stddef.h>
 #include <stdio.h>
@@ -347,7 +348,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
                      whole = cut_role(c, &c->whole[layer], c->vocab_size, role);
     if (own.experts == 0 || !is_planned(w, role)) return;
     const int tensors = tensors_of(c, role, &own), parts = own.n_parts / tensors;
-    int64_t scales = 0; // one byte each
+    int64_t scales = 0; // one byte each, and as many of every rank where rows are cut
     *at = aligned(*at);
     for (int i = 0; i < own.experts * tensors; i++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
@@ -364,7 +365,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         if (w->dt == DT_E4M3) scales += t->shape[0];
         w->n_parameters += t->n;
     }
-    *at += scales;
+    *at += own.cols < whole.cols ? scales * (1 + c->shard.size) : scales;
 }
 
 // Every block in the arena's order: those that the optimizer walks, and the buffers.
@@ -524,17 +525,29 @@ void weights_twin_tensor(const struct weights *twin, int i, const uint8_t **ret_
     *ret_scales = (const int8_t *)twin->base + first->offset + rows * cols + before / cols;
 }
 
+// A block of the twin that begins with tensor t. Where ranks have columns of its rows each, the
+// scales of all of them lie behind the rows' own.
+static void quantise_block(const struct weights *w, struct device *dev,
+                           const struct weight_tensor *t)
+{
+    const struct weight_matrix m = weights_matrix(w, t->role, t->layer);
+    const void *tensors = *role_pointer((struct weights *)w, t->role, t->layer);
+    const int64_t rows = matrix_rows(w, t->role, t->layer);
+    int8_t *scales = (int8_t *)m.scales, *of_ranks = NULL;
+    if (w->comm && t->shape[1] < t->slice.whole[1]) {
+        of_ranks = scales + rows;
+        int8_t *own = of_ranks + comm_rank(w->comm) * rows;
+        device_ops(dev)->quantise(dev, NULL, own, tensors, rows, m.k, w->dt, NULL, 0);
+        comm_all_gather(w->comm, own, of_ranks, (size_t)rows);
+    }
+    device_ops(dev)->quantise(dev, m.w, scales, tensors, rows, m.k, w->dt, of_ranks,
+                              of_ranks ? comm_size(w->comm) : 0);
+}
+
 void weights_quantise(const struct weights *w, struct device *dev)
 {
-    const struct weights *twin = w->twin;
-    for (int i = 0; twin && i < twin->n_tensors; i++) {
-        const struct weight_tensor *t = &twin->tensors[i];
-        const struct weight_matrix m = weights_matrix(w, t->role, t->layer);
-        if (!weights_begins_block(twin, i)) continue;
-        device_ops(dev)->quantise(dev, m.w, (int8_t *)m.scales,
-                                  *role_pointer((struct weights *)w, t->role, t->layer),
-                                  matrix_rows(w, t->role, t->layer), m.k, w->dt);
-    }
+    for (int i = 0; w->twin && i < w->twin->n_tensors; i++)
+        if (weights_begins_block(w->twin, i)) quantise_block(w, dev, &w->twin->tensors[i]);
 }
 
 void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)

@@ -15,7 +15,8 @@
  * neither checkpoints nor snapshots need to hold it.
  *
  * A shard's arena (config.h) is laid out alike, from the shard's own sizes; a tensor is then a
- * slice of the Hugging Face tensor of that name.
+ * slice of the Hugging Face tensor of that name. Its twin's codes are those of a whole model's:
+ * ranks that have parts of a row take the largest of their scales.
  */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_WEIGHTS_H
@@ -98,7 +99,9 @@ struct weights {
     // twin therefore rounds once more, and the most that this changed of one (fp8_rounding()).
     int n_rounded;
     double rounding;
-    struct comm *comm; // borrowed; ranks that hold the other shards and save with this one, or NULL
+    // Borrowed: ranks that hold the other shards, and save and make the twin with this one. NULL:
+    // none do.
+    struct comm *comm;
 };
 #define WEIGHTS_CANARY_BYTES 256
 
@@ -138,7 +141,8 @@ int64_t weights_widest(const struct weights *w);
 void weights_twin_tensor(const struct weights *twin, int i, const uint8_t **ret_codes,
                          const int8_t **ret_scales);
 // Enqueues making the twin of the tensors as they are; nothing where there is none. What writes
-// tensors below does so itself, but for weights_write().
+// tensors below does so itself, but for weights_write() and weights_load_tensors(). All ranks of
+// w->comm call it.
 void weights_quantise(const struct weights *w, struct device *dev);
 // Whether tensor i is the first of its block.
 bool weights_begins_block(const struct weights *w, int i);
@@ -153,11 +157,15 @@ enum status weights_checksum(const struct weights *w, struct device *dev, uint64
 // missing tensor, an extra one, a wrong shape or an unusable dtype is an error naming file and
 // tensor; on any such error nothing was written. (lm_head.weight of a tied model may be there and
 // is ignored.)
+// The ranks of w->comm call it together where there is a twin, and none makes it unless all have
+// loaded.
 enum status weights_load(struct weights *w, struct device *dev, const char *folder);
+// The same without making the twin.
+enum status weights_load_tensors(struct weights *w, struct device *dev, const char *folder);
 // For logs: what became of a folder whose matrices are quantised. False: they are not.
 bool weights_describe_stored(const struct weights *w, char *ret, size_t size);
 // Whether the tensors are all in an open set, with their shapes (others are not looked at), and
-// then their values. `where` names the set in errors.
+// then their values, without making the twin. `where` names the set in errors.
 struct safetensors;
 enum status weights_load_set(struct weights *w, struct device *dev, const struct safetensors *set,
                              const char *where);

@@ -433,7 +433,6 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
         }
         copy_in_slice(w, dev, t, e, staging, packed);
     }
-    weights_quantise(w, dev);
     st = device_sync(dev);
 out:
     free(staging);
@@ -441,13 +440,37 @@ out:
     return st;
 }
 
-enum status weights_load(struct weights *w, struct device *dev, const char *folder)
+enum status weights_load_tensors(struct weights *w, struct device *dev, const char *folder)
 {
     struct safetensors *set = NULL;
     enum status st = open_tensors(w, folder, &set);
     if (st == ST_OK) st = weights_load_set(w, dev, set, folder);
     safetensors_free(set);
     return st;
+}
+
+// What came of it on all ranks, each of which has its own sentence.
+static enum status load_together(struct comm *comm, enum status here)
+{
+    struct status_kept kept;
+    enum status all[COMM_MAX_RANKS];
+    status_keep(&kept, here);
+    enum status st = comm_gather_host(comm, &here, all, sizeof here);
+    if (here != ST_OK) return status_recall(&kept);
+    for (int r = 0; st == ST_OK && r < comm_size(comm); r++)
+        if (all[r] != ST_OK)
+            st = status_fail(all[r], "rank %d could not load its shard of the weights", r);
+    return st;
+}
+
+enum status weights_load(struct weights *w, struct device *dev, const char *folder)
+{
+    enum status st = weights_load_tensors(w, dev, folder);
+    if (!w->twin) return st;
+    st = load_together(w->comm, st);
+    if (st != ST_OK) return st;
+    weights_quantise(w, dev);
+    return device_sync(dev);
 }
 
 // ---- shards -------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ static enum status open_all(struct follower *f, const struct engine_options *o)
     segment_name(o->bridge_path, "policy", name);
     CHECK(shared_memory_create(f->dev, name, f->weights->bytes, &f->memory));
     weights_bind(f->weights, shared_memory_data(f->memory));
+    f->weights->comm = group_comm(f->group);
 out:
     return st;
 }
@@ -101,7 +102,16 @@ static enum status make_kv(struct follower *f, const struct bytes *data)
 static enum status load(struct follower *f, const struct bytes *data)
 {
     // a folder that cannot be loaded is no end: rank 0 may know another
-    return group_answer(f->group, weights_load(f->weights, f->dev, bytes_text(data)), NULL, 0);
+    return group_answer(f->group, weights_load_tensors(f->weights, f->dev, bytes_text(data)), NULL,
+                        0);
+}
+
+static enum status make_twin(struct follower *f, const struct bytes *data)
+{
+    (void)data;
+    weights_quantise(f->weights, f->dev);
+    enum status st = device_sync(f->dev);
+    return st == ST_OK ? group_answer(f->group, ST_OK, NULL, 0) : st;
 }
 
 static enum status reply_segment(struct follower *f, const struct bytes *data)
@@ -161,10 +171,9 @@ static enum status head(struct follower *f, const struct bytes *data)
 
 typedef enum status order_fn(struct follower *f, const struct bytes *data);
 static order_fn *const orders[ORDER_END] = {
-    [ORDER_LOAD] = load,           [ORDER_SEGMENT] = reply_segment,
-    [ORDER_RUNNER] = make_runner,  [ORDER_SHARE] = share_logits,
-    [ORDER_KV] = make_kv,          [ORDER_STEP] = step,
-    [ORDER_COPY] = copy_block,     [ORDER_HEAD] = head,
+    [ORDER_LOAD] = load,           [ORDER_TWIN] = make_twin,     [ORDER_SEGMENT] = reply_segment,
+    [ORDER_RUNNER] = make_runner,  [ORDER_SHARE] = share_logits, [ORDER_KV] = make_kv,
+    [ORDER_STEP] = step,           [ORDER_COPY] = copy_block,    [ORDER_HEAD] = head,
     [ORDER_CANARY] = reply_canary, [ORDER_SUMS] = reply_sums,
 };
 

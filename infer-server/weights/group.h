@@ -30,7 +30,8 @@ struct segment_info {
 };
 
 enum order {
-    ORDER_LOAD,    // a folder's tensors into the arena
+    ORDER_LOAD,    // a folder's tensors into the arena, but for the twin
+    ORDER_TWIN,    // all ranks make it together
     ORDER_SEGMENT, // asks for struct segment_info
     ORDER_RUNNER,  // struct runner_limits
     ORDER_SHARE,   // the ranks' logits, with one another; is not answered

@@ -152,15 +152,25 @@ static enum status and_others(struct weights_owner *o, enum status here, void *a
     return here == ST_OK ? others : status_recall(&kept);
 }
 
+// All shards of it; once each has loaded its own they make the twin together.
+static enum status load_shards(struct weights_owner *o, struct weights *w, const char *folder)
+{
+    enum status st;
+    CHECK(group_order(o->group, ORDER_LOAD, folder, strlen(folder)));
+    CHECK(and_others(o, weights_load_tensors(w, o->dev, folder), NULL, 0));
+    if (!w->twin) goto out;
+    CHECK(group_order(o->group, ORDER_TWIN, NULL, 0));
+    weights_quantise(w, o->dev);
+    st = and_others(o, device_sync(o->dev), NULL, 0);
+out:
+    return st;
+}
+
 static enum status arena_load(struct weights_owner *o, enum weights_role role, const char *folder)
 {
     struct weights *w = o->arenas[role].weights;
-    enum status st;
-    if (folder)
-        st = group_order(o->group, ORDER_LOAD, folder, strlen(folder)); // all shards of it
-    else
-        st = weights_init_random(w, o->dev, 1 + (uint64_t)role);
-    if (folder && st == ST_OK) st = and_others(o, weights_load(w, o->dev, folder), NULL, 0);
+    enum status st =
+        folder ? load_shards(o, w, folder) : weights_init_random(w, o->dev, 1 + (uint64_t)role);
     return role == WEIGHTS_POLICY ? st : status_context(st, "the %s model", role_names[role]);
 }
 
@@ -172,6 +182,7 @@ static enum status arena_new(struct weights_owner *o, enum weights_role role)
     enum status st = shared_memory_create(o->dev, name, a->weights->bytes, &a->memory);
     if (st != ST_OK) return st;
     weights_bind(a->weights, shared_memory_data(a->memory));
+    a->weights->comm = group_comm(o->group);
     return arena_load(o, role, a->source.folder);
 }
 

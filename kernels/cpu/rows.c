@@ -116,20 +116,29 @@ void cpu_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, en
     }
 }
 
+static int8_t row_scale(const void *w, int64_t at, int cols, enum dtype w_dt)
+{
+    float largest = 0;
+    bool has_nan = false;
+    for (int64_t c = 0; c < cols; c++) {
+        const float x = fabsf(load(w, w_dt, at + c));
+        if (x > largest) largest = x;
+        has_nan |= isnan(x);
+    }
+    return has_nan ? E4M3_SCALE_NAN : e4m3_scale(largest);
+}
+
 void cpu_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
-                  int cols, enum dtype w_dt)
+                  int cols, enum dtype w_dt, const int8_t *of_ranks, int n_ranks)
 {
     (void)dev;
 #pragma omp parallel for if (rows * cols > PARALLEL_WORK)
     for (int64_t r = 0; r < rows; r++) {
-        float largest = 0;
-        bool has_nan = false;
-        for (int64_t c = 0; c < cols; c++) {
-            const float x = fabsf(load(w, w_dt, r * cols + c));
-            if (x > largest) largest = x;
-            has_nan |= isnan(x);
-        }
-        scales[r] = has_nan ? E4M3_SCALE_NAN : e4m3_scale(largest);
+        int8_t scale = of_ranks ? of_ranks[r] : row_scale(w, r * cols, cols, w_dt);
+        for (int i = 1; i < n_ranks; i++)
+            if (of_ranks[i * rows + r] > scale) scale = of_ranks[i * rows + r];
+        scales[r] = scale;
+        if (!codes) continue;
         const float down = power_of_two(-scales[r]);
         for (int64_t c = 0; c < cols; c++)
             codes[r * cols + e4m3_place(c, cols)] =

@@ -7,6 +7,7 @@
  * layers again in the backward pass; the sampler's pass (paged, in chunks, then token by token) and
  * the trainer's (packed); and after a step what several ranks hold alike. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/e4m3.h"
 #include "common/model/model.h"
 #include "infer-server/engine/runner.h"
 #include "tests/support/mpirun.h"
@@ -249,6 +250,92 @@ static void repeat(struct side *s, enum recompute recompute)
     free(grads_before);
 }
 
+// ---- the twin -----------------------------------------------------------------------------------
+
+// Weights with a twin, as a rank or the whole model has them; comm NULL: that.
+static struct weights *open_twin(struct side *s, struct device *dev, struct comm *comm,
+                                 const char *folder)
+{
+    *s = (struct side){.dev = dev, .comm = comm};
+    must_ok(model_config_load(folder, &s->config));
+    must_ok(model_config_shard(s->config, (struct shard){comm_rank(comm), comm_size(comm)}));
+    s->config->quantization = QUANTIZATION_FP8_WEIGHTS;
+    must_ok(weights_plan(s->config, DT_F32, &s->weights));
+    must_ok(weights_alloc(s->weights, dev));
+    s->weights->comm = comm;
+    return s->weights;
+}
+
+// Row `row` of a tensor of the twin: its scale, and the code of column `col`.
+static int8_t twin_scale(const struct weights *twin, int i, int64_t row, int64_t col, uint8_t *code)
+{
+    const uint8_t *codes;
+    const int8_t *scales;
+    const int64_t cols = twin->tensors[i].shape[1];
+    weights_twin_tensor(twin, i, &codes, &scales);
+    *code = codes[row * cols + e4m3_place(col, cols)];
+    return scales[row];
+}
+
+// Codes and scales of a shard are those that the whole model has; how many rows are cut.
+static int twins_must_be_same(const struct weights *part, const struct weights *whole)
+{
+    int cut = 0;
+    for (int i = 0; i < part->n_tensors; i++) {
+        const struct weight_tensor *t = &part->tensors[i];
+        int64_t row = 0;
+        uint8_t have, want;
+        must(strcmp(t->name, whole->tensors[i].name) == 0, "another tensor");
+        for (int r = 0; r < t->slice.n_runs; r++)
+            for (int64_t k = 0; k < t->slice.runs[r].n; k++, row++)
+                for (int64_t c = 0; c < t->shape[1]; c++) {
+                    const int8_t own = twin_scale(part, i, row, c, &have);
+                    const int8_t all = twin_scale(whole, i, t->slice.runs[r].first + k,
+                                                  t->slice.first_col + c, &want);
+                    must(own == all, "a row of the twin has another scale than on one rank");
+                    must(have == want, "a weight of the twin has another code than on one rank");
+                }
+        if (t->shape[1] < t->slice.whole[1]) cut += (int)row;
+    }
+    return cut;
+}
+
+// After loading, and after other numbers were written: 2^-3 to 2^3 times them, a factor a column.
+static void run_twin(struct device *dev, struct comm *comm, const char *folder)
+{
+    struct side part, whole;
+    struct weights *a = open_twin(&part, dev, comm, folder),
+                   *b = open_twin(&whole, dev, NULL, folder);
+    must_ok(weights_load(a, dev, folder));
+    must_ok(weights_load(b, dev, folder));
+    must(twins_must_be_same(a->twin, b->twin) > 0, "no row is cut");
+    for (int i = 0; i < b->n_tensors; i++) {
+        const struct weight_tensor *t = &b->tensors[i];
+        float *x = malloc((size_t)t->n * sizeof *x), *own = malloc((size_t)t->n * sizeof *own);
+        must(x && own, "no memory");
+        must_ok(weights_read(b, dev, i, x));
+        const int64_t cols = t->n_dims == 2 ? t->shape[1] : t->n;
+        for (int64_t k = 0; k < t->n; k++) x[k] = ldexpf(x[k], (int)(k % cols * 7 / cols) - 3);
+        must_ok(weights_write(b, dev, i, x));
+        shard_take(&a->tensors[i], x, sizeof *x, own);
+        must_ok(weights_write(a, dev, i, own));
+        free(x);
+        free(own);
+    }
+    weights_quantise(a, dev);
+    weights_quantise(b, dev);
+    must_ok(device_sync(dev));
+    twins_must_be_same(a->twin, b->twin);
+    // a rank that cannot load its shard lets none make a twin
+    const char *elsewhere = comm_rank(comm) == 0 ? "nowhere" : folder;
+    const enum status st = weights_load(a, dev, elsewhere);
+    must(st == ST_NOT_FOUND, "one rank without a folder is not an error");
+    must(strstr(status_message(), comm_rank(comm) == 0 ? "nowhere" : "rank 0 could not load"),
+         status_message());
+    close_side(&part);
+    close_side(&whole);
+}
+
 static void step(struct side *s)
 {
     // a learning rate at which Adam does not turn rounding into a step of its full size
@@ -270,6 +357,7 @@ static void run_folder(struct device *dev, struct comm *comm, const char *folder
         step(&whole);
         slices_must_be_close(&part, part.weights->base, &whole, whole.weights->base);
         replicas_must_be_same(&part);
+        run_twin(dev, comm, folder);
         close_side(&whole);
     }
     if (comm_rank(comm) == 0 && fits) printf("%s agrees\n", folder);

@@ -141,7 +141,7 @@ static void round_rows(float *x, uint8_t *ret_codes, int8_t *ret_scales, int64_t
     int8_t *scales = op_host((size_t)rows);
     for (int64_t i = 0; i < n; i++) x[i] = ldexpf(x[i], (int)(i / k % 19) - 9);
     ops->quantise(dev, ret_codes, ret_scales, to_device(x, (size_t)n * sizeof *x), rows, (int)k,
-                  DT_F32);
+                  DT_F32, NULL, 0);
     from_device(codes, ret_codes, (size_t)n);
     from_device(scales, ret_scales, (size_t)rows);
     for (int64_t i = 0; i < n; i++)

@@ -211,10 +211,41 @@ ON_EACH_DEVICE(convert_all)
         }
 }
 
+enum { QUANTISED_ROWS = 70 };
+
+// The scales alone, and codes by the largest of three ranks': this one's, and two that have more in
+// every second row, and a NaN in the last but one.
+static void check_ranks(const void *x, int cols, enum dtype w_dt, const float *w, const int8_t *own)
+{
+    enum { ROWS = QUANTISED_ROWS, RANKS = 3 };
+    static uint8_t codes[ROWS * 528];
+    int8_t scales[ROWS], of_ranks[RANKS * ROWS];
+    void *c = to_device(NULL, sizeof codes), *s = to_device(NULL, sizeof scales);
+    ops->quantise(dev, NULL, s, x, ROWS, cols, w_dt, NULL, 0);
+    from_device(scales, s, sizeof scales);
+    assert_memory_equal(scales, own, sizeof scales);
+    for (int r = 0; r < ROWS; r++) {
+        of_ranks[r] = r % 4 == 0 && own[r] < 100 ? (int8_t)(own[r] + 1) : (int8_t)-120;
+        of_ranks[ROWS + r] = own[r];
+        of_ranks[2 * ROWS + r] = r % 4 == 2 && own[r] < 100 ? (int8_t)(own[r] + 2) : (int8_t)-127;
+    }
+    of_ranks[ROWS - 2] = E4M3_SCALE_NAN;
+    ops->quantise(dev, c, s, x, ROWS, cols, w_dt, to_device(of_ranks, sizeof of_ranks), RANKS);
+    from_device(codes, c, sizeof codes);
+    from_device(scales, s, sizeof scales);
+    for (int r = 0; r < ROWS; r++) {
+        const int more = own[r] >= 100 ? 0 : r % 4 == 0 ? 1 : r % 4 == 2 ? 2 : 0;
+        assert_int_equal(scales[r], r == ROWS - 2 ? E4M3_SCALE_NAN : own[r] + more);
+        for (int i = 0; i < cols && scales[r] != E4M3_SCALE_NAN; i++)
+            assert_int_equal(codes[r * cols + e4m3_place(i, cols)],
+                             e4m3_from_f32(ldexpf(w[r * cols + i], -scales[r])));
+    }
+}
+
 // Codes and scales of rows, one of zeros, one of tiny numbers and one with a NaN.
 static void check_quantise(int cols)
 {
-    enum { ROWS = 70, MAX = ROWS * 528 };
+    enum { ROWS = QUANTISED_ROWS, MAX = ROWS * 528 };
     const int n = ROWS * cols;
     static float w[MAX];
     static uint16_t half[MAX];
@@ -231,7 +262,7 @@ static void check_quantise(int cols)
     for (int bf16 = 0; bf16 < 2; bf16++) {
         void *x = to_device(bf16 ? (void *)half : w, bf16 ? sizeof half : sizeof w);
         void *c = to_device(NULL, sizeof codes), *s = to_device(NULL, sizeof scales);
-        ops->quantise(dev, c, s, x, ROWS, cols, bf16 ? DT_BF16 : DT_F32);
+        ops->quantise(dev, c, s, x, ROWS, cols, bf16 ? DT_BF16 : DT_F32, NULL, 0);
         from_device(codes, c, sizeof codes);
         from_device(scales, s, sizeof scales);
         for (int r = 0; r < ROWS; r++) {
@@ -243,6 +274,7 @@ static void check_quantise(int cols)
                 assert_int_equal(codes[r * cols + e4m3_place(i, cols)],
                                  e4m3_from_f32(ldexpf(w[r * cols + i], -scales[r])));
         }
+        check_ranks(x, cols, bf16 ? DT_BF16 : DT_F32, w, scales);
     }
 }
 

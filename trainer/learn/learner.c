@@ -402,6 +402,7 @@ static enum status reference_new(struct learner *l)
     enum status st = ST_OK;
     if (!l->options.adapter) {
         CHECK(weights_plan(l->config, l->policy->dt, &l->ref_weights));
+        l->ref_weights->comm = l->policy->comm;
         CHECK(weights_alloc(l->ref_weights, l->dev));
         CHECK(learner_set_reference(l, NULL));
         l->info.reference = l->ref_weights;

@@ -327,7 +327,8 @@ void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, e
 // A block is a row's; of its columns a thread has V at a time: 16, all of whose codes lie together,
 // or 1.
 template <typename T, int V>
-__global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int cols)
+__global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int cols,
+                                const int8_t *of_ranks, int n_ranks)
 {
     grid_begin();
     __shared__ float shared[32];
@@ -335,7 +336,7 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     const int first = threadIdx.x * V, stride = QUANTISE_THREADS * V;
     float largest = 0, x[V];
     bool has_nan = false;
-    for (int c = first; c < cols; c += stride) {
+    for (int c = first; c < cols && !of_ranks; c += stride) {
         load<T, V>(x, w + at + c);
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -345,6 +346,11 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     }
     int scale = e4m3_scale(block_max(largest, shared));
     if (__syncthreads_or(has_nan)) scale = E4M3_SCALE_NAN;
+    if (of_ranks) scale = of_ranks[blockIdx.x];
+    for (int i = 1; i < n_ranks; i++)
+        scale = max(scale, (int)of_ranks[(int64_t)i * gridDim.x + blockIdx.x]);
+    if (threadIdx.x == 0) scales[blockIdx.x] = (int8_t)scale;
+    if (!codes) return;
     const float down = power_of_two(-scale);
     for (int c = first; c < cols; c += stride) {
         pack<uint8_t, V> code;
@@ -354,7 +360,6 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
             code.at[V > 1 ? e4m3_place(i, V) : 0] = e4m3_from_f32(x[i] * down);
         *(pack<uint8_t, V> *)(codes + at + (V > 1 ? c : e4m3_place(c, cols))) = code;
     }
-    if (threadIdx.x == 0) scales[blockIdx.x] = (int8_t)scale;
 }
 
 // Whether a matrix's codes, and its numbers, may be taken 16 at a time.
@@ -364,14 +369,15 @@ template <typename T> static bool in_sixteens(const void *codes, const T *w, int
 }
 
 void cuda_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
-                   int cols, enum dtype w_dt)
+                   int cols, enum dtype w_dt, const int8_t *of_ranks, int n_ranks)
 {
     if (rows <= 0 || cols <= 0) return;
     with_type(w_dt, [&](auto t) {
         using T = decltype(t);
         const bool fits = in_sixteens(codes, (const T *)w, cols);
         cuda_launch(dev, "quantise", fits ? quantise_kernel<T, 16> : quantise_kernel<T, 1>,
-                    (unsigned)rows, QUANTISE_THREADS, 0, codes, scales, (const T *)w, cols);
+                    (unsigned)rows, QUANTISE_THREADS, 0, codes, scales, (const T *)w, cols,
+                    of_ranks, n_ranks);
     });
 }
 
