@@ -159,6 +159,11 @@ enum status bridge_attach_shard(const char *explicit_path, int rank, struct devi
 
     CHECK(bridge_find(explicit_path, path, sizeof path));
     CHECK(bridge_file_read(path, &b->file));
+    if (b->file->roles[0].inference_only)
+        FAIL(ST_UNSUPPORTED,
+             "%s: the server was started with --inference-only: nobody may train its weights or "
+             "map them; start it without, or sample from it (--sync checkpoint, --workers)",
+             path);
     CHECK(choose_shard(b->file, rank));
     snprintf(detail, sizeof detail, "%s%s%s", path,
              b->file->ignored[0] ? "; roles that are not known here, and left out: " : "",

@@ -110,6 +110,7 @@ enum status bridge_file_write(const struct bridge_file *file)
             "canary_offset", (json_int_t)r->canary_offset, "num_params", r->n_tensors,
             "num_parameters", (json_int_t)r->n_parameters, "rope_context", r->rope_context);
         json_object_set_new(role, "quantization", json_string(quantization_names[r->quantization]));
+        if (r->inference_only) json_object_set_new(role, "inference_only", json_true());
         json_array_append_new(roles, role);
         if (bridge_is_shard(r)) put_holder(role, &r->holder);
         CHECK(bridge_tensors_put(i == 0 ? json : role, file, r));
@@ -267,6 +268,7 @@ static enum status read_role(const char *path, const json_t *json, size_t i,
     CHECK(bridge_need_int(where, object, "num_parameters", 1, INT64_MAX, &role->n_parameters));
     CHECK(json_get_int32(where, object, "rope_context", 0, INT_MAX, &role->rope_context));
     CHECK(read_quantization(where, object, &role->quantization));
+    CHECK(json_get_bool(where, object, "inference_only", &role->inference_only));
     CHECK(bridge_tensors_read(i == 0 ? path : where, i == 0 ? json : object, file, role));
 out:
     return st;

@@ -48,6 +48,9 @@ struct bridge_role {
     // Of the policy, whose twin then lies behind its tensors (common/model/weights.h): whoever
     // writes these must make it anew within the same update.
     enum quantization quantization;
+    // Of the policy: nobody may attach. What the twin alone has then stands in the file as its
+    // codes.
+    bool inference_only;
     int n_tensors;
     struct bridge_tensor *tensors;
     struct bridge_holder { // of a shard's role: the process that holds it, and on what

@@ -273,7 +273,8 @@ static enum status read_tensor(const struct reader *r, const char *name, const j
     if (dt != t->dt)
         return status_fail(ST_MISMATCH, "%s: dtype is %s, in param_mappings %s", where,
                            dtype_torch_name(dt), dtype_torch_name(t->dt));
-    if (dt != (t->is_buffer ? DT_F32 : role->dt))
+    const bool is_code = role->inference_only && dt == DT_E4M3;
+    if (dt != (t->is_buffer ? DT_F32 : role->dt) && !is_code)
         return status_fail(ST_MISMATCH, "%s: dtype is %s, that of %s %s %s", where,
                            dtype_torch_name(dt), t->is_buffer ? "buffers in role" : "role",
                            role->role, dtype_torch_name(t->is_buffer ? DT_F32 : role->dt));

@@ -129,6 +129,9 @@ static const struct option_spec table[] = {
              "a request's tokens and log-probabilities have the same bits whatever else is served, "
              "drafted or was before: on the CPU, and in bf16 on a Hopper GPU; a "
              "draft model's drafts then follow no clock"),
+    OPT_FLAG("inference-only", server.engine.inference_only, NULL,
+             "nobody trains the weights: no trainer may attach, and with --quantization the "
+             "matrices of the layers are held in e4m3 alone"),
     OPT_HEADING("General"),
     OPT_CHOICE("log-level", log_level, "info", log_level_names, "what is logged"),
     OPT_CONFIG,

@@ -137,6 +137,7 @@ struct model_config {
     // meant, in tokens. 0: not chosen, a table goes by its own length.
     int rope_context;
     enum quantization quantization; // of the weights in memory (dtype.h): its user's to choose
+    bool twin_alone; // the matrices that are quantised have no other copy: nobody may train them
     // The folder's layers behind n_layers, which predict further tokens (DeepSeek-V3's MTP) and are
     // not loaded.
     int n_skipped_layers;

@@ -275,7 +275,8 @@ static int64_t aligned(int64_t element)
 static void finish_plan(struct weights *w, int64_t at)
 {
     w->twin_offset = (size_t)aligned(at) * dtype_size(w->dt);
-    w->canary_offset = w->twin_offset + (w->twin ? w->twin->canary_offset : 0);
+    w->room_offset = w->twin_offset + (w->twin ? w->twin->canary_offset : 0);
+    w->canary_offset = w->room_offset + (size_t)aligned(w->room_n) * dtype_size(w->dt);
     w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
 }
 
@@ -359,11 +360,16 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         if (c->family->stored[role])
             plan_stored(c->family->stored[role], layer, own.experts, i / tensors, i % tensors,
                         tensors, t);
-        t->offset = *at;
         t->is_buffer = roles[role].is_buffer;
+        w->n_parameters += t->n;
+        if (w->twin && c->twin_alone && roles[role].in_twin) {
+            t->in_twin = ++w->n_in_twin;
+            if (t->n > w->room_n) w->room_n = t->n < STAGING_ELEMENTS ? t->n : STAGING_ELEMENTS;
+            continue;
+        }
+        t->offset = *at;
         *at += t->is_buffer ? BUFFER_ELEMENTS * t->n : t->n;
         if (w->dt == DT_E4M3) scales += t->shape[0];
-        w->n_parameters += t->n;
     }
     *at += own.cols < whole.cols ? scales * (1 + c->shard.size) : scales;
 }
@@ -525,6 +531,18 @@ void weights_twin_tensor(const struct weights *twin, int i, const uint8_t **ret_
     *ret_scales = (const int8_t *)twin->base + first->offset + rows * cols + before / cols;
 }
 
+struct weight_place weights_place(const struct weights *w, const struct weight_tensor *t)
+{
+    if (t->in_twin) {
+        const struct weight_tensor *codes = &w->twin->tensors[t->in_twin - 1];
+        return (struct weight_place){w->twin_offset + (size_t)codes->offset, (size_t)codes->n,
+                                     DT_E4M3};
+    }
+    const enum dtype own = weights_tensor_dtype(w, t);
+    return (struct weight_place){(size_t)t->offset * dtype_size(w->dt),
+                                 (size_t)t->n * dtype_size(own), own};
+}
+
 // A block of the twin that begins with tensor t. Where ranks have columns of its rows each, the
 // scales of all of them lie behind the rows' own.
 static void quantise_block(const struct weights *w, struct device *dev,
@@ -546,6 +564,7 @@ static void quantise_block(const struct weights *w, struct device *dev,
 
 void weights_quantise(const struct weights *w, struct device *dev)
 {
+    if (w->config->twin_alone) return; // loading made it
     for (int i = 0; w->twin && i < w->twin->n_tensors; i++)
         if (weights_begins_block(w->twin, i)) quantise_block(w, dev, &w->twin->tensors[i]);
 }
@@ -555,7 +574,7 @@ void weights_bind_range(struct weights *w, int64_t first, int64_t n, void *at)
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         if (!weights_begins_block(w, i) || t->offset < first || t->offset >= first + n) continue;
-        if (t->role == ROLE_COUNT) continue;
+        if (t->role == ROLE_COUNT || t->in_twin) continue;
         *role_pointer(w, t->role, t->layer) =
             (char *)at + (size_t)(t->offset - first) * dtype_size(w->dt);
     }
@@ -670,6 +689,7 @@ enum status weights_read(const struct weights *w, struct device *dev, int tensor
     const struct weight_tensor *t = &w->tensors[tensor];
     const enum dtype own = weights_tensor_dtype(w, t);
     const size_t bytes = (size_t)t->n * dtype_size(own);
+    if (t->in_twin) return status_fail(ST_UNSUPPORTED, "tensor %s is held in e4m3 alone", t->name);
     void *staging = malloc(bytes);
     if (!staging) return status_fail(ST_NO_MEMORY, "no memory to read tensor %s", t->name);
     device_copy_out(dev, staging, weights_address(w, t->offset), bytes);
@@ -704,6 +724,8 @@ enum status weights_init_random(struct weights *w, struct device *dev, uint64_t 
     if (w->config->shard.size > 1) // values are numbered as those of a whole model
         FAIL(ST_UNSUPPORTED, "random weights are of a whole model, and this is shard %d of %d",
              w->config->shard.rank, w->config->shard.size);
+    if (w->config->twin_alone)
+        FAIL(ST_UNSUPPORTED, "random weights in e4m3 alone are not made: give a model folder");
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
         if (t->n_dims == 2) {

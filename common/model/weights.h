@@ -12,7 +12,8 @@
  * trained, saved and loaded are the tensors. The twin is a function of the tensors as they are, row
  * by row (ops.h, quantise), and nothing else: whoever has written tensors makes it anew
  * (weights_quantise()) within the same update, so that the arena's one version fences both, and
- * neither checkpoints nor snapshots need to hold it.
+ * neither checkpoints nor snapshots need to hold it. Where nobody trains (config.h, twin_alone),
+ * the arena holds these matrices in the twin alone: loading rounds them, some rows at a time.
  *
  * A shard's arena (config.h) is laid out alike, from the shard's own sizes; a tensor is then a
  * slice of the Hugging Face tensor of that name. Its twin's codes are those of a whole model's:
@@ -40,9 +41,10 @@ struct weight_tensor {
     enum tensor_role role; // ROLE_COUNT: none (weights_plan_list)
     int layer;             // 0 outside of layers
     int n_dims;
-    int64_t shape[2];          // of what is held: the slice
-    int64_t n;                 // elements
-    int64_t offset;            // elements from the arena's start
+    int64_t shape[2]; // of what is held: the slice
+    int64_t n;        // elements
+    int64_t offset;   // elements from the arena's start
+    int in_twin;      // > 0: it has no offset, and is tensor in_twin - 1 of a twin that is alone
     struct tensor_slice slice; // of the Hugging Face tensor
     struct stored_in stored;   // of the whole tensor
     bool is_buffer;            // f32 in an arena of any dtype, behind n_elements: nothing trains it
@@ -87,6 +89,9 @@ struct weights {
     // block's rows lie behind its codes. NULL: there is none.
     struct weights *twin;
     size_t twin_offset;
+    size_t room_offset; // of a twin that is alone, behind it: room for room_n elements on their way
+    int64_t room_n;
+    int n_in_twin; // tensors that lie there
     int n_tensors;
     struct weight_tensor *tensors;      // in arena order
     void *base;                         // device memory; NULL until bound
@@ -125,6 +130,12 @@ static inline enum dtype weights_tensor_dtype(const struct weights *w,
 {
     return t->is_buffer ? DT_F32 : w->dt;
 }
+// Where a tensor lies within the arena, bytes; of one in the twin alone its codes.
+struct weight_place {
+    size_t offset, bytes;
+    enum dtype dt;
+};
+struct weight_place weights_place(const struct weights *w, const struct weight_tensor *t);
 // The matrix of a role that a layer has (of the model's own: layer 0), y = x . w^T + bias, as this
 // rank holds it; of experts all. NULL is what there is none of, or what is not bound.
 struct weight_matrix {
@@ -174,7 +185,8 @@ enum status weights_check_set(const struct weights *w, const struct safetensors 
 // The same checks without reading the values: what passes, weights_load() takes. For those who must
 // know before they begin to write. `w` need not be bound.
 enum status weights_check(const struct weights *w, const char *folder);
-// One tensor's values, f32 in host memory, whatever the arena's dtype. Both wait.
+// One tensor's values, f32 in host memory, whatever the arena's dtype; none of the twin alone. Both
+// wait.
 enum status weights_read(const struct weights *w, struct device *dev, int tensor, float *ret);
 enum status weights_write(const struct weights *w, struct device *dev, int tensor, const float *x);
 // Normal(0, 0.02) matrices, ones in norms, zeros in biases: a fresh model (sft --init, benchmarks).

@@ -8,6 +8,7 @@
 #include "common/base/file.h"
 #include "common/model/fp8_folder.h"
 #include "kernels/comm.h"
+#include "kernels/ops.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -386,6 +387,30 @@ static void copy_in_slice(const struct weights *w, struct device *dev,
         }
 }
 
+// A tensor that the twin alone has, some rows at a time through the room behind it.
+static void code_slice(const struct weights *w, struct device *dev, const struct weight_tensor *t,
+                       const struct safetensors_entry *e, void *staging, void *packed)
+{
+    const int64_t cols = t->shape[1], max = w->room_n / cols;
+    const struct tensor_slice *s = &t->slice;
+    struct weights through = *w; // whose arena is the room
+    struct weight_tensor rows = *t;
+    const uint8_t *codes;
+    const int8_t *scales;
+    through.base = (char *)w->base + w->room_offset;
+    rows.offset = 0;
+    rows.slice.n_runs = 1;
+    weights_twin_tensor(w->twin, t->in_twin - 1, &codes, &scales);
+    for (int r = 0; r < s->n_runs; r++)
+        for (int64_t row = 0, n; row < s->runs[r].n; row += n, codes += n * cols, scales += n) {
+            n = s->runs[r].n - row < max ? s->runs[r].n - row : max;
+            rows.slice.runs[0] = (struct row_run){.first = s->runs[r].first + row, .n = n};
+            copy_in_slice(&through, dev, &rows, e, staging, packed);
+            device_ops(dev)->quantise(dev, (uint8_t *)codes, (int8_t *)scales, through.base, n,
+                                      (int)cols, w->dt, NULL, 0);
+        }
+}
+
 static void count_rounding(struct weights *w, const struct safetensors_entry *matrix)
 {
     const double change = fp8_rounding(matrix);
@@ -431,8 +456,10 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
             e = &quantised;
             if (w->twin) count_rounding(w, e);
         }
-        copy_in_slice(w, dev, t, e, staging, packed);
+        (t->in_twin ? code_slice : copy_in_slice)(w, dev, t, e, staging, packed);
     }
+    if (w->room_n)
+        device_fill(dev, (char *)w->base + w->room_offset, 0, w->canary_offset - w->room_offset);
     st = device_sync(dev);
 out:
     free(staging);

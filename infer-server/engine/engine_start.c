@@ -171,6 +171,8 @@ enum status engine_load_configs(struct engine *e)
     const int context = executor_requested_context(e->config, o->max_context);
     e->config->rope_context = context;
     e->config->quantization = (enum quantization)o->quantization;
+    // a row that is cut has its scale of all ranks, who then need the numbers (weights_quantise())
+    e->config->twin_alone = o->quantization && o->inference_only && o->who.size <= 1;
     if (e->draft_config)
         e->draft_config->rope_context =
             context < e->draft_config->max_positions ? context : e->draft_config->max_positions;
@@ -419,8 +421,8 @@ enum status engine_load(struct engine *e)
     const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
                                                           {e->draft_config, o->draft_folder},
                                                           {e->frozen_config, o->frozen_folder}};
-    CHECK(
-        weights_owner_new(e->dev, e->group, sources, (enum dtype)o->dtype, o->bridge_path, &owner));
+    CHECK(weights_owner_new(e->dev, e->group, sources, (enum dtype)o->dtype, o->inference_only,
+                            o->bridge_path, &owner));
     const struct weights *weights[RUNNERS];
     for (int i = 0; i < RUNNERS; i++)
         weights[i] = weights_owner_weights(owner, (enum weights_role)i);
@@ -451,10 +453,11 @@ enum status engine_load(struct engine *e)
     log_config(weights[RUNNER_POLICY], o->model_folder);
     if (o->quantization)
         log_info("engine: --quantization %s: the layers' matrices%s are multiplied in e4m3, %.1f "
-                 "MB of these weights",
+                 "MB of these weights%s",
                  quantization_names[o->quantization],
                  o->quantization == QUANTIZATION_FP8 ? ", and the rows that they take," : "",
-                 (double)weights[RUNNER_POLICY]->twin->canary_offset / 1e6);
+                 (double)weights[RUNNER_POLICY]->twin->canary_offset / 1e6,
+                 e->config->twin_alone ? ", and there is no other copy of them" : "");
     log_states(e);
     if (draft) log_further(e, "draft model", o->draft_folder, draft);
     if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);

@@ -47,6 +47,7 @@ struct weights_owner {
     json_t *base;                        // adapter_base(); NULL: nobody has asked yet
     uint64_t base_version, base_updates; // control_info.policy_version, updates of its sum
     char *socket_path;                   // NULL: not announced yet
+    bool inference_only;                 // the bridge file says so
 };
 
 #define NO_FOLDER    "(random weights)"
@@ -78,13 +79,13 @@ enum status arena_canary(struct device *dev, const struct weights *w, uint64_t *
 
 enum status arena_checksums(struct device *dev, const struct weights *w, uint64_t *sums)
 {
-    const size_t n = (size_t)w->n_tensors, element = dtype_size(w->dt);
+    const size_t n = (size_t)w->n_tensors;
     uint64_t *ranges = malloc(2 * n * sizeof *ranges); // offsets, then lengths
     if (!ranges) return status_fail(ST_NO_MEMORY, "no memory for %zu checksums", n);
     for (size_t i = 0; i < n; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        ranges[i] = (uint64_t)t->offset * element;
-        ranges[n + i] = (uint64_t)t->n * dtype_size(weights_tensor_dtype(w, t));
+        const struct weight_place place = weights_place(w, &w->tensors[i]);
+        ranges[i] = place.offset;
+        ranges[n + i] = place.bytes;
     }
     device_ops(dev)->checksum(dev, sums, w->base, ranges, ranges + n, w->n_tensors);
     free(ranges);
@@ -188,13 +189,15 @@ static enum status arena_new(struct weights_owner *o, enum weights_role role)
 
 enum status weights_owner_new(struct device *dev, struct group *group,
                               const struct weights_source sources[WEIGHTS_ROLES], enum dtype dt,
-                              const char *bridge_path, struct weights_owner **ret)
+                              bool inference_only, const char *bridge_path,
+                              struct weights_owner **ret)
 {
     enum status st = ST_OK;
     struct weights_owner *o = calloc(1, sizeof *o);
     if (!o) return status_fail(ST_NO_MEMORY, "no memory for the owner of the weights");
     o->dev = dev;
     o->group = group;
+    o->inference_only = inference_only;
     CHECK(status_context(path_absolute(bridge_path, o->bridge_path, sizeof o->bridge_path),
                          "--bridge"));
     hash_sha256_hex(o->bridge_path, strlen(o->bridge_path), 8, o->path_hash);
@@ -236,13 +239,13 @@ static void describe_slice(const struct weight_tensor *t, struct bridge_slice *r
 static enum status describe_arena(const struct weights_owner *o, const struct weights *w,
                                   const char *folder, const char *handle, struct bridge_role *ret)
 {
-    const size_t element = dtype_size(w->dt);
     struct bridge_role role = {.bytes = w->bytes,
                                .canary_offset = w->canary_offset,
                                .dt = w->dt,
                                .n_parameters = w->n_parameters,
                                .rope_context = w->config->rope_context,
                                .quantization = w->config->quantization,
+                               .inference_only = o->inference_only,
                                .n_tensors = w->n_tensors};
     enum status st = ST_OK;
     if (folder && folder[0])
@@ -267,10 +270,11 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
             stride *= t->shape[d];
         }
         if (w->config->shard.size > 1) describe_slice(t, &to->slice);
-        to->dt = weights_tensor_dtype(w, t);
+        const struct weight_place place = weights_place(w, t);
+        to->dt = place.dt;
         to->is_buffer = t->is_buffer;
-        to->offset = (uint64_t)t->offset * element;
-        to->bytes = (uint64_t)t->n * dtype_size(to->dt);
+        to->offset = place.offset;
+        to->bytes = place.bytes;
     }
     *ret = role;
     return ST_OK;

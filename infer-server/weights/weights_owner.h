@@ -27,9 +27,11 @@ struct weights_source {
 // Plans the arenas, takes the control page, allocates, and loads the folders: version 2. ST_BUSY
 // where a living server uses the same bridge path. All pointers are borrowed for its life. group:
 // its followers hold the policy's other shards, and load whatever is loaded here; NULL: none.
+// inference_only: the bridge file lets nobody attach.
 enum status weights_owner_new(struct device *dev, struct group *group,
                               const struct weights_source sources[WEIGHTS_ROLES], enum dtype dt,
-                              const char *bridge_path, struct weights_owner **ret);
+                              bool inference_only, const char *bridge_path,
+                              struct weights_owner **ret);
 // Writes the bridge file: clients find the weights from here on.
 enum status weights_owner_announce(struct weights_owner *o, const char *socket_path);
 // Removes bridge file, control page and arenas; NULL is fine.

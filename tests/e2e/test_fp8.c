@@ -75,6 +75,47 @@ TEST_IN(resumes_to_the_bit, scene_open)
     test_same_file(latest(s, "whole"), latest(s, "halves"), "trainer/optimizer.safetensors");
 }
 
+// Log-probabilities of a prompt, by the server that runs.
+static json_t *prompt_logprobs(const struct scene *s)
+{
+    const char *body = "{\"prompt\":[5,53,10,51,48,28,57,100],\"max_tokens\":6,"
+                       "\"temperature\":0,\"prompt_logprobs\":0,\"logprobs\":1}";
+    json_t *choice = json_array_get(
+        json_object_get(daemon_post(s->daemon.socket, "/v1/completions", 200, body), "choices"), 0);
+    return json_pack("{s:O, s:O}", "prompt", json_object_get(choice, "prompt_logprobs"), "tokens",
+                     json_object_get(choice, "logprobs"));
+}
+
+// The codes alone give what both copies give, in fewer bytes and after /reload; nobody may train.
+TEST_IN(without_the_numbers, scene_open)
+{
+    json_t *info[2], *logprobs[2], *reloaded[2];
+    assert_train(s, 0, "run", "--max-steps 3 --learning-rate 1e-2");
+    for (int i = 0; i < 2; i++) {
+        restart(s, i ? args(FP8 "--inference-only") : args(FP8));
+        info[i] = daemon_get(s->daemon.socket, "/bridge/info?checksums=1", 200);
+        logprobs[i] = prompt_logprobs(s);
+        daemon_post(s->daemon.socket, "/reload", 200,
+                    test_text("{\"model\":\"%s\"}", latest(s, "run")));
+        reloaded[i] = prompt_logprobs(s);
+    }
+    assert_true(json_equal(logprobs[0], logprobs[1]));
+    assert_true(json_equal(reloaded[0], reloaded[1]));
+    assert_false(json_equal(logprobs[0], reloaded[0]));
+    assert_true(int_of(info[1], "weight_bytes") < int_of(info[0], "weight_bytes"));
+    assert_int_equal(int_of(info[0], "num_tensors"), int_of(info[1], "num_tensors"));
+    assert_int_equal(json_array_size(json_object_get(info[1], "checksums")),
+                     int_of(info[1], "num_tensors"));
+    assert_train(s, 1, "other", "--max-steps 1");
+    assert_said(s, "the server was started with --inference-only");
+    assert_contains(test_output(1, OPTIONS(test_binary("cw-ipc-check"), s->daemon.bridge)),
+                    "was started with --inference-only");
+    for (int i = 0; i < 2; i++) {
+        json_decref(logprobs[i]);
+        json_decref(reloaded[i]);
+    }
+}
+
 TEST_IN(what_does_not_go_with_it, scene_open)
 {
     struct daemon worker = {0};

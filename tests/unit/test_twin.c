@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/e4m3.h"
 #include "tests/support/engine_bench.h"
+#include "tests/support/loaded.h"
 #include "trainer/learn/optimizer.h"
 
 enum { N_IDS = 23 };
@@ -66,6 +67,52 @@ static void compare_logits(const char *model)
 TEST(its_numbers_are_multiplied)
 {
     for_each_golden(compare_logits);
+}
+
+// A twin by itself: codes, scales and every other tensor are those of an arena with both copies,
+// which is larger by the numbers, but for room for some rows.
+static void compare_alone(const char *model)
+{
+    struct loaded both, alone;
+    size_t numbers = 0;
+    loaded_config(model, &both);
+    loaded_config(model, &alone);
+    both.config->quantization = alone.config->quantization = QUANTIZATION_FP8_WEIGHTS;
+    alone.config->twin_alone = true;
+    struct loaded *sides[] = {&both, &alone};
+    for (int i = 0; i < 2; i++) {
+        loaded_zeros(sides[i], DT_BF16);
+        assert_ok(weights_load(sides[i]->weights, sides[i]->dev, model));
+    }
+    const struct weights *a = both.weights, *b = alone.weights;
+    assert_true(a->twin->canary_offset == b->twin->canary_offset && b->n_in_twin > 0);
+    assert_memory_equal(a->twin->base, b->twin->base, a->twin->canary_offset);
+    for (int i = 0; i < a->n_tensors; i++) {
+        const struct weight_place x = weights_place(a, &a->tensors[i]),
+                                  y = weights_place(b, &b->tensors[i]);
+        if (b->tensors[i].in_twin) {
+            assert_true(y.dt == DT_E4M3 && 2 * y.bytes == x.bytes);
+            numbers += x.bytes;
+            continue;
+        }
+        assert_true(x.dt == y.dt && x.bytes == y.bytes);
+        assert_memory_equal((char *)a->base + x.offset, (char *)b->base + y.offset, x.bytes);
+    }
+    const size_t room = (b->canary_offset - b->room_offset), gaps = 256 * (size_t)a->n_tensors;
+    assert_true(a->bytes + room <= b->bytes + numbers + gaps);
+    assert_true(a->bytes + room + gaps >= b->bytes + numbers);
+    assert_int_equal(a->n_parameters, b->n_parameters);
+    int coded = 0;
+    while (!b->tensors[coded].in_twin) coded++;
+    assert_fails(weights_read(b, alone.dev, coded, &(float){0}), ST_UNSUPPORTED, "in e4m3 alone");
+    assert_fails(weights_init_random(alone.weights, alone.dev, 1), ST_UNSUPPORTED, "random");
+    loaded_close(&both);
+    loaded_close(&alone);
+}
+
+TEST(it_can_be_alone)
+{
+    for_each_golden(compare_alone);
 }
 
 static uint64_t sum_of(const struct reference *r)

@@ -61,7 +61,7 @@ enum status bench_open(struct bench *b, const struct bench_options *o, const cha
     b->config->quantization = (enum quantization)o->quantization;
     if (bridge_path) {
         const struct weights_source sources[WEIGHTS_ROLES] = {{b->config, o->model}};
-        CHECK(weights_owner_new(b->dev, NULL, sources, b->dt, bridge_path, &b->owner));
+        CHECK(weights_owner_new(b->dev, NULL, sources, b->dt, false, bridge_path, &b->owner));
         b->weights = weights_owner_weights(b->owner, WEIGHTS_POLICY);
     } else {
         CHECK(bench_load_weights(b->dev, b->config, b->dt, o->model, (uint64_t)o->seed, &b->plan,
