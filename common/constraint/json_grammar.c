@@ -4,6 +4,7 @@
 #include "common/base/bytes.h"
 #include "common/constraint/pattern.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,14 +25,19 @@ static const char values[] =
     "escape ::= [0-9abcefABCEF] " HEX "{3} | [dD] [0-7] " HEX
     "{2}\n" // but for surrogates, in pairs
     "    | [dD] [89abAB] " HEX "{2} \"\\\\u\" [dD] [c-fC-F] " HEX "{2}\n"
-    "number ::= integer (\".\" [0-9]+)? ([eE] [-+]? [0-9]+)?\n"
-    "integer ::= \"-\"? (\"0\" | [1-9] [0-9]*)\n";
+    "digit ::= [0-9]\n"
+    "digits ::= digit*\n"
+    "zeros ::= \"0\"*\n"
+    "fraction ::= (\".\" digit+)?\n"
+    "number ::= integer fraction ([eE] [-+]? digit+)?\n"
+    "integer ::= \"-\"? (\"0\" | [1-9] digits)\n";
 
 enum status json_grammar_build(struct automaton *a, bool strict_whitespace,
                                struct json_grammar *ret)
 {
     static const char *const names[RULES] = {"blank",  "comma",  "colon",   "value",
-                                             "object", "number", "integer", "character"};
+                                             "object", "number", "integer", "character",
+                                             "digit",  "digits", "zeros",   "fraction"};
     struct bytes text = BYTES_INIT;
     struct json_grammar g = {.a = a};
     bytes_puts(&text, strict_whitespace ? strict_blanks : any_blanks);
@@ -184,131 +190,97 @@ int json_literal(const struct json_grammar *g, const json_t *value, int next)
 
 // ---- numbers in a range -------------------------------------------------------------------------
 
-/* Numbers that are not negative, digit by digit beside those of the bounds, which are aligned: a
- * number's digits decide where they first differ from a bound's. Its first digit stands at that of
- * its power of ten, so that a shorter number begins further behind. */
-struct digits {
-    const struct json_grammar *g;
-    bool whole, above, below;
-    const char *low, *high; // (n) high == NULL: no bound
-    int n_whole, n, next;
-    int *free; // (n_whole + 1) what follows so many digits that no bound decides on any more
+struct bound { // of numbers that are not negative
+    char digits[NUMBER_ROOM];
+    int n_whole, n; // digits before the point, and all
+    bool is_out;    // itself
 };
 
-static int some(const struct json_grammar *g, char low, char high, int next) // any number of digits
+static struct bound bound_of(const char *text, bool is_out)
 {
-    const int open = automaton_open(g->a);
-    automaton_close(g->a, open, automaton_byte(g->a, low, high, open), next);
-    return open;
-}
-
-static bool is_zero(const char *digits, int n)
-{
-    return (int)strspn(digits, "0") >= n;
-}
-
-// Whether a number may end with i digits, which are so far those of the bounds (low, high).
-static bool may_end(const struct digits *d, int i, bool low, bool high)
-{
-    if (i < d->n_whole) return false;
-    if (low && (d->above || !is_zero(d->low + i, d->n - i))) return false;
-    return !high || !d->below || !is_zero(d->high + i, d->n - i);
-}
-
-static int digits_from(const struct digits *d, int i, int least, bool low, bool high)
-{
-    struct automaton *a = d->g->a;
-    const int end = may_end(d, i, low, high) ? d->next : -1;
-    int made = -1;
-    if (!low && !high) return i <= d->n_whole ? d->free[i] : some(d->g, '0', '9', d->next);
-    if (i >= d->n_whole && d->whole) return end;
-    if (i == d->n && (low || end >= 0) && high) return end < 0 ? -1 : some(d->g, '0', '0', end);
-    if (i == d->n && high) return -1;
-    if (i == d->n) // behind the lower bound, which is met already unless the number must be above
-        return d->above ? some(d->g, '0', '0',
-                               automaton_byte(a, '1', '9', some(d->g, '0', '9', d->next)))
-                        : some(d->g, '0', '9', d->next);
-    const int from = low && d->low[i] - '0' > least ? d->low[i] - '0' : least;
-    const int to = high ? d->high[i] - '0' : 9;
-    for (int c = from; c <= to; c++) {
-        const bool at_low = low && c == d->low[i] - '0', at_high = high && c == to;
-        int last = c; // of those that go on alike
-        while (!at_low && !at_high && last < to - high) last++;
-        made = automaton_either(
-            a, made,
-            automaton_byte(a, '0' + c, '0' + last, digits_from(d, i + 1, 0, at_low, at_high)));
-        c = last;
-    }
-    if (i == d->n_whole) made = text(d->g, ".", made);
-    return automaton_either(a, made, end);
-}
-
-struct bound {
-    const char *at;
-    int n_whole, n_fraction;
-};
-
-static struct bound bound_of(const char *digits)
-{
-    struct bound b = {.at = digits + (*digits == '-')};
-    while (*b.at == '0' && b.at[1] >= '0' && b.at[1] <= '9') b.at++;
-    b.n_whole = (int)strcspn(b.at, ".");
-    b.n_fraction = (int)strlen(b.at) - b.n_whole - (b.at[b.n_whole] == '.');
+    struct bound b = {.is_out = is_out};
+    for (text += *text == '-'; *text; text++)
+        if (*text == '.')
+            b.n_whole = b.n;
+        else
+            b.digits[b.n++] = *text;
+    if (b.n_whole == 0) b.n_whole = b.n;
     return b;
 }
 
-// Its digits, with zeros on both sides.
-static void align(struct bound b, int n_whole, int n, char *ret)
+static int digit_of(const struct bound *b, int i)
 {
-    memset(ret, '0', (size_t)n);
-    ret[n] = '\0';
-    memcpy(ret + n_whole - b.n_whole, b.at, (size_t)b.n_whole);
-    if (b.n_fraction > 0) memcpy(ret + n_whole, b.at + b.n_whole + 1, (size_t)b.n_fraction);
+    return i < b->n ? b->digits[i] - '0' : 0;
+}
+
+static bool is_zero_from(const struct bound *b, int i)
+{
+    return i >= b->n || (int)strspn(b->digits + i, "0") == b->n - i;
+}
+
+/* What may follow i digits of a number that has n_whole before its point. They are so far those of
+ * `low` and of `high`; NULL: what is above, or below, for certain. */
+static int digits_from(const struct json_grammar *g, bool whole, int n_whole, int i,
+                       const struct bound *low, const struct bound *high, int next)
+{
+    struct automaton *a = g->a;
+    const bool ends = i >= n_whole && !(low && (low->is_out || !is_zero_from(low, i))) &&
+                      !(high && high->is_out && is_zero_from(high, i));
+    const int end = ends ? next : -1, any = json_rule(g, RULE_DIGITS, next);
+    int made = -1;
+    if (i >= n_whole && whole) return end;
+    if (!low && !high && i > n_whole) return any;
+    if (!low && !high && (i > 0 || n_whole == 1))
+        return automaton_repeat(a, g->rules[RULE_DIGIT], g->rules[RULE_DIGIT], n_whole - i,
+                                n_whole - i, whole ? next : json_rule(g, RULE_FRACTION, next));
+    if (i > n_whole && (!low || i >= low->n) && (!high || i >= high->n)) { // zeros are left
+        if (high) return json_rule(g, RULE_ZEROS, end);
+        return low->is_out ? json_rule(g, RULE_ZEROS, automaton_byte(a, '1', '9', any)) : any;
+    }
+    const int first = i == 0 && n_whole > 1, from = low ? digit_of(low, i) : first,
+              to = high ? digit_of(high, i) : 9;
+    for (int c = from; c <= to; c++) {
+        const bool is_low = low && c == from, is_high = high && c == to;
+        const int begin = c;
+        if (!is_low && !is_high) c = high ? to - 1 : to; // which go on alike
+        made = automaton_either(
+            a, made,
+            automaton_byte(a, '0' + begin, '0' + c,
+                           digits_from(g, whole, n_whole, i + 1, is_low ? low : NULL,
+                                       is_high ? high : NULL, next)));
+    }
+    return automaton_either(a, i == n_whole ? text(g, ".", made) : made, end);
 }
 
 // Numbers that are not negative; the signs of the range's ends count for nothing.
 static int positive(const struct json_grammar *g, const struct number_range *r, int next)
 {
-    const struct bound low = bound_of(r->low), high = bound_of(r->high ? r->high : "0");
-    struct digits d = {
-        .g = g, .whole = r->whole, .above = r->above, .below = r->below, .next = next};
-    d.n_whole = low.n_whole > high.n_whole ? low.n_whole : high.n_whole;
-    d.n = d.n_whole + 1 + (low.n_fraction > high.n_fraction ? low.n_fraction : high.n_fraction);
-    char *room = malloc(2 * ((size_t)d.n + 1));
-    d.free = malloc(((size_t)d.n_whole + 1) * sizeof *d.free);
+    const struct bound low = bound_of(r->low, r->above),
+                       high = bound_of(r->high ? r->high : r->low, r->below);
+    const int after = r->whole ? next : json_rule(g, RULE_FRACTION, next);
     int made = -1;
-    if (!room || !d.free) goto out;
-    align(low, d.n_whole, d.n, room);
-    align(high, d.n_whole, d.n, room + d.n + 1);
-    d.low = room;
-    d.high = r->high ? room + d.n + 1 : NULL;
-    for (int i = d.n_whole; i >= 0; i--) {
-        const int fraction = text(g, ".", automaton_byte(g->a, '0', '9', some(g, '0', '9', next)));
-        d.free[i] = i < d.n_whole ? automaton_byte(g->a, '0', '9', d.free[i + 1])
-                    : r->whole    ? next
-                                  : automaton_either(g->a, fraction, next);
-    }
-    for (int i = 0; i < d.n_whole && is_zero(d.low, i); i++) // numbers of n_whole - i digits
-        made = automaton_either(
-            g->a, made, digits_from(&d, i, i < d.n_whole - 1, true, d.high && is_zero(d.high, i)));
-    if (!d.high) // longer ones
+    for (int n = low.n_whole; n <= high.n_whole; n++)
         made = automaton_either(g->a, made,
-                                automaton_byte(g->a, '1', '9', some(g, '0', '9', d.free[0])));
-out:
-    free(room);
-    free(d.free);
-    return made;
+                                digits_from(g, r->whole, n, 0, n == low.n_whole ? &low : NULL,
+                                            r->high && n == high.n_whole ? &high : NULL, next));
+    if (r->high) return made;
+    return automaton_either(
+        g->a, made, // those that are longer
+        automaton_byte(g->a, '1', '9',
+                       automaton_repeat(g->a, g->rules[RULE_DIGIT], g->rules[RULE_DIGIT],
+                                        low.n_whole, -1, after)));
 }
 
 int json_number_between(const struct json_grammar *g, const struct number_range *r, int next)
 {
-    const bool low_negative = !r->low || r->low[0] == '-';
-    const bool high_negative = r->high && r->high[0] == '-';
-    struct number_range up = *r, down = {r->high, r->low, r->below, r->above, r->whole};
-    int made = -1;
-    if (low_negative) up.low = "0", up.above = false;
-    if (!high_negative) made = positive(g, &up, next);
-    if (!low_negative) return made;
-    if (!high_negative) down.low = "0", down.above = true;
-    return automaton_either(g->a, made, text(g, "-", positive(g, &down, next)));
+    const double low = r->low ? strtod(r->low, NULL) : -INFINITY,
+                 high = r->high ? strtod(r->high, NULL) : INFINITY;
+    const bool zero =
+        (low < 0 || (low == 0 && !r->above)) && (high > 0 || (high == 0 && !r->below));
+    const struct number_range up = {low > 0 ? r->low : "0", r->high, low > 0 ? r->above : !zero,
+                                    r->below, r->whole},
+                              down = {high < 0 ? r->high : "0", r->low, high < 0 ? r->below : !zero,
+                                      r->above, r->whole};
+    const int made = high < 0 ? -1 : positive(g, &up, next);
+    return low > 0 ? made : automaton_either(g->a, made, text(g, "-", positive(g, &down, next)));
 }

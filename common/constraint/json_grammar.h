@@ -17,6 +17,10 @@ enum json_rule {
     RULE_NUMBER,
     RULE_INTEGER,
     RULE_CHARACTER,
+    RULE_DIGIT,
+    RULE_DIGITS,
+    RULE_ZEROS,
+    RULE_FRACTION, // a point and digits, or nothing
     RULES
 };
 struct json_grammar {
@@ -39,7 +43,9 @@ int json_string_literal(const struct json_grammar *g, const char *s, size_t n, i
 int json_literal(const struct json_grammar *g, const json_t *value, int next);
 
 // Numbers from low to high, either end may be missing (NULL), or exclusive. low and high are
-// decimal texts without an exponent ("-12.5"). Whole: integers. Texts have no exponent either.
+// decimal texts without an exponent ("-12.5"), shorter than NUMBER_ROOM. Whole: integers. Texts
+// have no exponent either.
+#define NUMBER_ROOM 400
 struct number_range {
     const char *low, *high;
     bool above, below; // the ends are not in it

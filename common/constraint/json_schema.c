@@ -46,56 +46,22 @@ static enum status count_work(struct builder *b)
 
 // ---- keywords -----------------------------------------------------------------------------------
 
-static const char *const supported[] = {"type",
-                                        "enum",
-                                        "const",
-                                        "anyOf",
-                                        "oneOf",
-                                        "allOf",
-                                        "$ref",
-                                        "properties",
-                                        "required",
-                                        "additionalProperties",
-                                        "items",
-                                        "prefixItems",
-                                        "additionalItems",
-                                        "minItems",
-                                        "maxItems",
-                                        "minLength",
-                                        "maxLength",
-                                        "pattern",
-                                        "format",
-                                        "minimum",
-                                        "maximum",
-                                        "exclusiveMinimum",
-                                        "exclusiveMaximum",
-                                        NULL};
-static const char *const refused[] = {"not",
-                                      "if",
-                                      "then",
-                                      "else",
-                                      "$dynamicRef",
-                                      "$recursiveRef",
-                                      "patternProperties",
-                                      "propertyNames",
-                                      "minProperties",
-                                      "maxProperties",
-                                      "dependencies",
-                                      "dependentRequired",
-                                      "dependentSchemas",
-                                      "unevaluatedProperties",
-                                      "unevaluatedItems",
-                                      "contains",
-                                      "minContains",
-                                      "maxContains",
-                                      "uniqueItems",
-                                      "multipleOf",
-                                      NULL};
+// Names, each between two blanks.
+static const char supported[] =
+    " type enum const anyOf oneOf allOf $ref properties required additionalProperties items "
+    "prefixItems additionalItems minItems maxItems minLength maxLength pattern format minimum "
+    "maximum exclusiveMinimum exclusiveMaximum ";
+static const char refused[] =
+    " not if then else $dynamicRef $recursiveRef patternProperties propertyNames minProperties "
+    "maxProperties dependencies dependentRequired dependentSchemas unevaluatedProperties "
+    "unevaluatedItems contains minContains maxContains uniqueItems multipleOf ";
 
-static bool is_among(const char *name, const char *const *names)
+static bool is_among(const char *name, const char *names)
 {
-    while (*names && strcmp(*names, name) != 0) names++;
-    return *names;
+    const size_t n = strlen(name);
+    for (const char *at = names; n > 0 && (at = strstr(at, name)); at++)
+        if (at[-1] == ' ' && at[n] == ' ' && !strchr(name, ' ')) return true;
+    return false;
 }
 
 static bool is_annotation(const char *name)
@@ -453,7 +419,6 @@ out:
 static enum status build_listed(struct builder *b, const json_t *schema, const json_t *values,
                                 int next, int *ret)
 {
-    static const char *const beside[] = {"enum", "const", "type", NULL};
     const json_t *one = json_object_get(schema, "const");
     const char *name;
     json_t *value;
@@ -462,7 +427,7 @@ static enum status build_listed(struct builder *b, const json_t *schema, const j
     size_t i;
     *ret = -1;
     json_object_foreach ((json_t *)schema, name, value)
-        if (!is_annotation(name) && !is_among(name, beside))
+        if (!is_annotation(name) && !is_among(name, " enum const type "))
             return wrong(ST_UNSUPPORTED, name, "beside \"enum\" or \"const\" is not supported");
     CHECK(types_of(schema, &types));
     json_array_foreach (values, i, value)
@@ -503,12 +468,9 @@ static const struct {
                  H(2) LAST "|" UNTIL(3) H(1) LAST "|" UNTIL(4) LAST "|" UNTIL(5) H16 "|" UNTIL(6)},
     {"uri", "[A-Za-z][A-Za-z0-9+.-]*:" URI_CHARACTER "*(#" URI_CHARACTER "*)?"},
 };
-static const char *const known_formats[] = {"duration",      "hostname",
-                                            "idn-email",     "idn-hostname",
-                                            "iri",           "iri-reference",
-                                            "uri-reference", "uri-template",
-                                            "json-pointer",  "relative-json-pointer",
-                                            "regex",         NULL};
+static const char known_formats[] =
+    " duration hostname idn-email idn-hostname iri iri-reference uri-reference uri-template "
+    "json-pointer relative-json-pointer regex ";
 
 // A string, quotes and all, whose content matches.
 static enum status build_pattern(struct builder *b, const char *pattern, enum regex_form form,
@@ -542,8 +504,6 @@ static enum status build_string(struct builder *b, const json_t *schema, int nex
 out:
     return st;
 }
-
-#define NUMBER_ROOM 400
 
 // A bound as digits, and whether it is out; the narrower where both forms are given. `side`: -1, 1.
 static enum status bound_of(const json_t *schema, const char *name, const char *exclusive, int side,

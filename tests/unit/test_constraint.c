@@ -272,7 +272,7 @@ static void check_range(const json_t *schema, bool whole)
     const enum status st = constraints_get(of_bytes, spec, &c);
     for (int i = -120; i <= 120; i++)
         for (int k = 0; k < (whole ? 1 : 9); k++)
-            for (int minus = i == 0 && k > 2; minus >= 0; minus--) {
+            for (int minus = i == 0; minus >= 0; minus--) {
                 char text[32];
                 snprintf(text, sizeof text, "%s%d%s", minus ? "-" : "", i, decimals[k]);
                 const bool met = meets(schema, strtod(text, NULL));
