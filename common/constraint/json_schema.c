@@ -23,9 +23,17 @@ struct builder {
     const json_t *root;
     json_t *rules; // of pointers: the rule's number
     int depth, work;
+    enum status failed; // the first failure: nothing is built any more
 };
 
-static enum status build(struct builder *b, const json_t *schema, int next, int *ret);
+// The node of what a schema takes; -1: no value meets it, or it failed.
+static int build(struct builder *b, const json_t *schema, int next);
+
+static int fail(struct builder *b, enum status st)
+{
+    if (b->failed == ST_OK) b->failed = st;
+    return -1;
+}
 
 static enum status wrong(enum status code, const char *name, const char *what)
 {
@@ -151,6 +159,13 @@ enum status json_count(const json_t *object, const char *name, int64_t fallback,
     return ST_OK;
 }
 
+static int64_t count_of(struct builder *b, const json_t *schema, const char *name, int64_t fallback)
+{
+    int64_t count = fallback;
+    if (!b->failed) fail(b, json_count(schema, name, fallback, &count));
+    return count;
+}
+
 // ---- references ---------------------------------------------------------------------------------
 
 // The next step of a JSON pointer, with its escapes and those of a URL.
@@ -206,21 +221,16 @@ static enum status resolve(const struct builder *b, const json_t **schema)
     return st;
 }
 
-static enum status build_ref(struct builder *b, const char *ref, int next, int *ret)
+static int build_ref(struct builder *b, const char *ref, int next)
 {
-    json_t *known = json_object_get(b->rules, ref);
-    int rule = known ? (int)json_integer_value(known) : automaton_rule(b->a), start;
-    const json_t *target;
-    enum status st = ST_OK;
-    if (!known) {
-        json_object_set_new(b->rules, ref, json_integer(rule));
-        CHECK(find(b, ref, &target));
-        CHECK(build(b, target, AUTOMATON_END, &start));
-        automaton_define(b->a, rule, start);
-    }
-    *ret = automaton_call(b->a, rule, next);
-out:
-    return st;
+    const json_t *known = json_object_get(b->rules, ref), *target;
+    if (known) return automaton_call(b->a, (int)json_integer_value(known), next);
+    const int rule = automaton_rule(b->a);
+    const enum status st = find(b, ref, &target);
+    if (st != ST_OK) return fail(b, st);
+    json_object_set_new(b->rules, ref, json_integer(rule));
+    automaton_define(b->a, rule, build(b, target, AUTOMATON_END));
+    return automaton_call(b->a, rule, next);
 }
 
 // ---- merging ------------------------------------------------------------------------------------
@@ -339,15 +349,14 @@ out:
 }
 
 // Two schemas of one value as one; other: NULL, of which the one is put together.
-static enum status build_both(struct builder *b, const json_t *one, const json_t *other, int next,
-                              int *ret)
+static int build_both(struct builder *b, const json_t *one, const json_t *other, int next)
 {
     json_t *both = json_object();
     enum status st = merge(b, both, one);
     if (st == ST_OK && other) st = merge(b, both, other);
-    if (st == ST_OK) st = build(b, both, next, ret);
+    const int made = st == ST_OK ? build(b, both, next) : fail(b, st);
     json_decref(both);
-    return st;
+    return made;
 }
 
 // ---- branches -----------------------------------------------------------------------------------
@@ -385,56 +394,60 @@ static bool exclude(const struct builder *b, const json_t *one, const json_t *ot
     return false;
 }
 
-static enum status build_branches(struct builder *b, const json_t *schema, const char *which,
-                                  int next, int *ret)
+// Of oneOf: whether no value meets two of them.
+static enum status check_branches(const struct builder *b, const json_t *branches)
 {
-    const json_t *branches = json_object_get(schema, which);
-    const size_t n = json_array_size(branches);
-    json_t *base = has_siblings(schema, which) ? json_copy((json_t *)schema) : NULL;
-    enum status st = ST_OK;
-    *ret = -1;
-    if (base) json_object_del(base, which);
-    if (n == 0) FAIL(ST_INVALID, "the JSON schema's \"%s\" is no list of schemas", which);
-    for (size_t i = 0; *which == 'o' && i < n; i++)
+    for (size_t i = 0; i < json_array_size(branches); i++)
         for (size_t k = 0; k < i; k++)
             if (!exclude(b, json_array_get(branches, i), json_array_get(branches, k)))
-                FAIL(ST_UNSUPPORTED,
-                     "the JSON schema's \"oneOf\": a value may meet branches %zu and %zu both; "
-                     "use anyOf, or a member that both require with a \"const\" of its own",
-                     k + 1, i + 1);
-    for (size_t i = 0; i < n; i++) {
-        const json_t *branch = json_array_get(branches, i);
-        int one = -1;
-        if (json_is_false(branch)) continue;
-        CHECK(base ? build_both(b, base, branch, next, &one) : build(b, branch, next, &one));
-        *ret = automaton_either(b->a, *ret, one);
+                return status_fail(
+                    ST_UNSUPPORTED,
+                    "the JSON schema's \"oneOf\": a value may meet branches %zu and %zu both; "
+                    "use anyOf, or a member that both require with a \"const\" of its own",
+                    k + 1, i + 1);
+    return ST_OK;
+}
+
+static int build_branches(struct builder *b, const json_t *schema, const char *which, int next)
+{
+    const json_t *branches = json_object_get(schema, which), *branch;
+    json_t *base = has_siblings(schema, which) ? json_copy((json_t *)schema) : NULL;
+    int made = -1;
+    size_t i;
+    if (base) json_object_del(base, which);
+    if (json_array_size(branches) == 0)
+        fail(b, wrong(ST_INVALID, which, "is no list of schemas"));
+    else if (strcmp(which, "oneOf") == 0)
+        fail(b, check_branches(b, branches));
+    json_array_foreach (branches, i, branch) {
+        if (json_is_false(branch) || b->failed) continue;
+        made = automaton_either(b->a, made,
+                                base ? build_both(b, base, branch, next) : build(b, branch, next));
     }
-out:
     json_decref(base);
-    return st;
+    return made;
 }
 
 // ---- values that are listed ---------------------------------------------------------------------
 
-static enum status build_listed(struct builder *b, const json_t *schema, const json_t *values,
-                                int next, int *ret)
+static int build_listed(struct builder *b, const json_t *schema, const json_t *values, int next)
 {
     const json_t *one = json_object_get(schema, "const");
     const char *name;
     json_t *value;
     unsigned types;
-    enum status st;
+    int made = -1;
     size_t i;
-    *ret = -1;
     json_object_foreach ((json_t *)schema, name, value)
         if (!is_annotation(name) && !is_among(name, " enum const type "))
-            return wrong(ST_UNSUPPORTED, name, "beside \"enum\" or \"const\" is not supported");
-    CHECK(types_of(schema, &types));
+            return fail(
+                b, wrong(ST_UNSUPPORTED, name, "beside \"enum\" or \"const\" is not supported"));
+    const enum status st = types_of(schema, &types);
+    if (st != ST_OK) return fail(b, st);
     json_array_foreach (values, i, value)
         if (types & types_of_value(value) && (!one || json_equal(one, value)))
-            *ret = automaton_either(b->a, *ret, json_literal(b->g, value, next));
-out:
-    return st;
+            made = automaton_either(b->a, made, json_literal(b->g, value, next));
+    return made;
 }
 
 // ---- strings and numbers ------------------------------------------------------------------------
@@ -472,37 +485,30 @@ static const char known_formats[] =
     " duration hostname idn-email idn-hostname iri iri-reference uri-reference uri-template "
     "json-pointer relative-json-pointer regex ";
 
-// A string, quotes and all, whose content matches.
-static enum status build_pattern(struct builder *b, const char *pattern, enum regex_form form,
-                                 int next, int *ret)
-{
-    const int end = automaton_text(b->a, "\"", 1, next);
-    const enum status st = regex_build(b->a, pattern, form, end, ret);
-    if (st == ST_OK) *ret = automaton_text(b->a, "\"", 1, *ret);
-    return st;
-}
-
-static enum status build_string(struct builder *b, const json_t *schema, int next, int *ret)
+static int build_string(struct builder *b, const json_t *schema, int next)
 {
     const json_t *pattern = json_object_get(schema, "pattern");
     const char *format = json_string_value(json_object_get(schema, "format")), *form = NULL;
-    int64_t min, max;
-    enum status st;
-    CHECK(json_count(schema, "minLength", 0, &min));
-    CHECK(json_count(schema, "maxLength", -1, &max));
+    const int64_t min = count_of(b, schema, "minLength", 0),
+                  max = count_of(b, schema, "maxLength", -1);
+    int made = automaton_text(b->a, "\"", 1, next);
     for (size_t i = 0; format && i < sizeof formats / sizeof *formats; i++)
         if (strcmp(formats[i].name, format) == 0) form = formats[i].pattern;
+    if (b->failed) return -1;
     if (format && is_among(format, known_formats))
-        FAIL(ST_UNSUPPORTED, "the JSON schema's format \"%s\" is not supported", format);
+        return fail(b, status_fail(ST_UNSUPPORTED,
+                                   "the JSON schema's format \"%s\" is not supported", format));
     if ((pattern != NULL) + (form != NULL) + (min > 0 || max >= 0) > 1)
-        FAIL(ST_UNSUPPORTED, "the JSON schema has \"pattern\", \"format\" and a length for one "
-                             "string, of which one is supported: put it into the pattern");
-    if (pattern && !json_is_string(pattern)) return wrong(ST_INVALID, "pattern", "is no text");
-    if (pattern) return build_pattern(b, json_string_value(pattern), REGEX_SOMEWHERE, next, ret);
-    if (form) return build_pattern(b, form, REGEX_IN_STRING, next, ret);
-    *ret = max >= 0 && max < min ? -1 : json_string_of(b->g, min, max, next);
-out:
-    return st;
+        return fail(b,
+                    status_fail(ST_UNSUPPORTED,
+                                "the JSON schema has \"pattern\", \"format\" and a length for one "
+                                "string, of which one is supported: put it into the pattern"));
+    if (pattern && !json_is_string(pattern))
+        return fail(b, wrong(ST_INVALID, "pattern", "is no text"));
+    if (!pattern && !form) return max >= 0 && max < min ? -1 : json_string_of(b->g, min, max, next);
+    fail(b, regex_build(b->a, pattern ? json_string_value(pattern) : form,
+                        pattern ? REGEX_SOMEWHERE : REGEX_IN_STRING, made, &made));
+    return automaton_text(b->a, "\"", 1, made);
 }
 
 // A bound as digits, and whether it is out; the narrower where both forms are given. `side`: -1, 1.
@@ -531,35 +537,32 @@ static enum status bound_of(const json_t *schema, const char *name, const char *
     return ST_OK;
 }
 
-static enum status build_number(struct builder *b, const json_t *schema, bool whole, int next,
-                                int *ret)
+static int build_number(struct builder *b, const json_t *schema, bool whole, int next)
 {
     char low[NUMBER_ROOM], high[NUMBER_ROOM];
     struct number_range r = {.whole = whole};
-    enum status st;
-    CHECK(bound_of(schema, "minimum", "exclusiveMinimum", -1, low, &r.low, &r.above));
-    CHECK(bound_of(schema, "maximum", "exclusiveMaximum", 1, high, &r.high, &r.below));
-    *ret = r.low || r.high ? json_number_between(b->g, &r, next)
+    enum status st = bound_of(schema, "minimum", "exclusiveMinimum", -1, low, &r.low, &r.above);
+    if (st == ST_OK)
+        st = bound_of(schema, "maximum", "exclusiveMaximum", 1, high, &r.high, &r.below);
+    if (st != ST_OK) return fail(b, st);
+    return r.low || r.high ? json_number_between(b->g, &r, next)
                            : json_rule(b->g, whole ? RULE_INTEGER : RULE_NUMBER, next);
-out:
-    return st;
 }
 
 // ---- arrays and objects -------------------------------------------------------------------------
 
 // As a rule of its own, which may be called from many places; -1: no value is there.
-static enum status build_rule(struct builder *b, const json_t *schema, int *ret)
+static int build_rule(struct builder *b, const json_t *schema)
 {
-    int start;
-    const enum status st = build(b, schema, AUTOMATON_END, &start);
-    *ret = st == ST_OK && start >= 0 ? automaton_rule(b->a) : -1;
-    automaton_define(b->a, *ret, start);
-    return st;
+    const int start = build(b, schema, AUTOMATON_END),
+              rule = start >= 0 ? automaton_rule(b->a) : -1;
+    automaton_define(b->a, rule, start);
+    return rule;
 }
 
-struct chain {       // of items or members, from the last one on
-    int first, rest; // what may follow none, and some, which a comma comes before; -1: nothing
-};
+static const struct chain { // of items or members, from the last one on
+    int first, rest;        // what may follow none, and some, which a comma comes before
+} nothing = {-1, -1};
 
 // Nothing more, and the bracket: white space may come before it, of which an empty value has had
 // what there is.
@@ -569,16 +572,18 @@ static struct chain end_of(struct builder *b, const char *bracket, int next)
     return (struct chain){end, json_rule(b->g, RULE_BLANK, end)};
 }
 
-// Any number of calls of a rule (-1: none), and the end.
-static struct chain chain_of(struct builder *b, int rule, struct chain end)
+// From min to max calls of a rule (-1: none), and the end.
+static struct chain chain_of(struct builder *b, int rule, int64_t min, int64_t max,
+                             struct chain end)
 {
-    struct chain chain = end;
-    if (rule < 0) return chain;
-    chain.rest = automaton_open(b->a);
-    const int one = automaton_call(b->a, rule, chain.rest);
-    automaton_close(b->a, chain.rest, json_rule(b->g, RULE_COMMA, one), end.rest);
-    chain.first = automaton_either(b->a, one, end.first);
-    return chain;
+    if (rule < 0 || max == 0) return min > 0 ? nothing : end;
+    const int further = automaton_rule(b->a), one = automaton_call(b->a, rule, AUTOMATON_END);
+    automaton_define(b->a, further, json_rule(b->g, RULE_COMMA, one));
+    const int rest = automaton_repeat(b->a, further, further, min > 0 ? min - 1 : 0,
+                                      max < 0 ? max : max - 1, end.rest),
+              first = automaton_call(b->a, rule, rest);
+    return (struct chain){min > 0 ? first : automaton_either(b->a, first, end.first),
+                          automaton_repeat(b->a, further, further, min, max, end.rest)};
 }
 
 // One more before it, which was built to go on with chain->rest, or what may be in its stead.
@@ -588,38 +593,26 @@ static void put_before(struct builder *b, struct chain *chain, int one, struct c
     chain->rest = automaton_either(b->a, json_rule(b->g, RULE_COMMA, one), without.rest);
 }
 
-static enum status build_array(struct builder *b, const json_t *schema, int next, int *ret)
+static int build_array(struct builder *b, const json_t *schema, int next)
 {
-    static const struct chain none = {-1, -1};
     const json_t *items = json_object_get(schema, "items"),
                  *prefix = json_object_get(schema, "prefixItems");
     if (json_is_array(items)) { // draft 7's
         prefix = items;
         items = json_object_get(schema, "additionalItems");
     }
-    const int64_t n_prefix = (int64_t)json_array_size(prefix);
-    int64_t min, max;
-    int rule, one;
-    enum status st;
-    CHECK(json_count(schema, "minItems", 0, &min));
-    CHECK(json_count(schema, "maxItems", -1, &max));
-    CHECK(build_rule(b, items ? items : json_true(), &rule));
-    if (rule < 0 && (max < 0 || max > n_prefix)) max = n_prefix;
-    *ret = -1;
-    if (max >= 0 && max < min) return ST_OK;
+    const int64_t min = count_of(b, schema, "minItems", 0),
+                  max = count_of(b, schema, "maxItems", -1);
+    int64_t n = (int64_t)json_array_size(prefix);
+    if (max >= 0 && max < min) return -1;
+    if (max >= 0 && max < n) n = max;
     const struct chain end = end_of(b, "]", next);
-    struct chain chain = chain_of(b, max < 0 ? rule : -1, end);
-    for (int64_t i = (max >= 0 ? max : min > n_prefix ? min : n_prefix) - 1; i >= 0; i--) {
-        if (i < n_prefix)
-            CHECK(build(b, json_array_get(prefix, (size_t)i), chain.rest, &one));
-        else
-            one = automaton_call(b->a, rule, chain.rest);
-        if (one < 0 && i < min) return ST_OK; // no value is there that must be
-        put_before(b, &chain, one, i < min ? none : end);
-    }
-    *ret = automaton_text(b->a, "[", 1, json_rule(b->g, RULE_BLANK, chain.first));
-out:
-    return st;
+    struct chain chain = chain_of(b, build_rule(b, items ? items : json_true()),
+                                  min > n ? min - n : 0, max < 0 ? max : max - n, end);
+    while (n-- > 0)
+        put_before(b, &chain, build(b, json_array_get(prefix, (size_t)n), chain.rest),
+                   n < min ? nothing : end);
+    return automaton_text(b->a, "[", 1, json_rule(b->g, RULE_BLANK, chain.first));
 }
 
 // A required member that is not listed stands behind those that are, as if it were listed.
@@ -634,7 +627,7 @@ static json_t *members_of(const json_t *schema, const json_t *more)
     return members;
 }
 
-static enum status check_object(const json_t *schema)
+static bool is_object(const json_t *schema)
 {
     const json_t *properties = json_object_get(schema, "properties"),
                  *required = json_object_get(schema, "required");
@@ -642,118 +635,107 @@ static enum status check_object(const json_t *schema)
         (!properties || json_is_object(properties)) && (!required || json_is_array(required));
     for (size_t i = 0; i < json_array_size(required); i++)
         good &= json_is_string(json_array_get(required, i));
-    return good ? ST_OK
-                : status_fail(ST_INVALID,
-                              "the JSON schema's \"properties\" or \"required\" is malformed");
+    return good;
 }
 
-static enum status build_object(struct builder *b, const json_t *schema, int next, int *ret)
+static int build_object(struct builder *b, const json_t *schema, int next)
 {
-    static const struct chain none = {-1, -1};
-    const json_t *more = json_object_get(schema, "additionalProperties");
-    json_t *members = NULL, *value;
-    const char **names = NULL, *name;
-    int rule = -1, n = 0, one;
-    enum status st;
-    CHECK(check_object(schema));
-    if (!more) more = json_true();
-    members = members_of(schema, more);
-    names = malloc((json_object_size(members) + 1) * sizeof *names);
-    if (!names) FAIL(ST_NO_MEMORY, "no memory for a constraint");
-    json_object_foreach (members, name, value) names[n++] = name;
-    CHECK(build(b, more, AUTOMATON_END, &one)); // members that are not listed
-    if (one >= 0) {
-        rule = automaton_rule(b->a);
-        one = json_rule(b->g, RULE_COLON, one);
-        automaton_define(b->a, rule, json_other_string(b->g, names, n, one));
-    }
-    struct chain chain = chain_of(b, rule, end_of(b, "}", next));
+    const json_t *given = json_object_get(schema, "additionalProperties"),
+                 *more = given ? given : json_true();
+    if (!is_object(schema))
+        return fail(b, status_fail(ST_INVALID, "the JSON schema's \"properties\" or "
+                                               "\"required\" is malformed"));
+    json_t *members = members_of(schema, more), *value;
+    const char **names = malloc((json_object_size(members) + 1) * sizeof *names), *name;
+    int n = 0;
+    json_object_foreach (members, name, value)
+        if (names) names[n++] = name;
+    const int others = build(b, more, AUTOMATON_END), // of members that are not listed
+        rule = others >= 0 ? automaton_rule(b->a) : -1;
+    automaton_define(b->a, rule,
+                     json_other_string(b->g, names, n, json_rule(b->g, RULE_COLON, others)));
+    struct chain chain = chain_of(b, rule, 0, -1, end_of(b, "}", next));
     while (n-- > 0) {
-        one = -1;
-        if (chain.rest >= 0) CHECK(build(b, json_object_get(members, names[n]), chain.rest, &one));
-        one =
-            json_string_literal(b->g, names[n], strlen(names[n]), json_rule(b->g, RULE_COLON, one));
-        put_before(b, &chain, one, requires(schema, names[n]) ? none : chain);
+        const int its =
+            chain.rest < 0 ? -1 : build(b, json_object_get(members, names[n]), chain.rest);
+        put_before(
+            b, &chain,
+            json_string_literal(b->g, names[n], strlen(names[n]), json_rule(b->g, RULE_COLON, its)),
+            requires(schema, names[n]) ? nothing : chain);
     }
-    *ret = automaton_text(b->a, "{", 1, json_rule(b->g, RULE_BLANK, chain.first));
-out:
+    if (!names) fail(b, status_fail(ST_NO_MEMORY, "no memory for a constraint"));
     free(names);
     json_decref(members);
-    return st;
+    return automaton_text(b->a, "{", 1, json_rule(b->g, RULE_BLANK, chain.first));
 }
 
 // ---- a schema -----------------------------------------------------------------------------------
 
-static enum status build_types(struct builder *b, const json_t *schema, int next, int *ret)
+static int build_type(struct builder *b, const json_t *schema, enum type type, int next)
+{
+    switch (type) {
+    case T_OBJECT:
+        return build_object(b, schema, next);
+    case T_ARRAY:
+        return build_array(b, schema, next);
+    case T_STRING:
+        return build_string(b, schema, next);
+    case T_INTEGER:
+    case T_NUMBER:
+        return build_number(b, schema, type == T_INTEGER, next);
+    case T_BOOLEAN:
+        return automaton_either(b->a, automaton_text(b->a, "true", 4, next),
+                                automaton_text(b->a, "false", 5, next));
+    default:
+        return automaton_text(b->a, "null", 4, next);
+    }
+}
+
+static int build_types(struct builder *b, const json_t *schema, int next)
 {
     unsigned types;
-    enum status st;
-    CHECK(types_of(schema, &types));
-    *ret = -1;
-    for (int t = 0; t < TYPES; t++) {
-        int one = -1;
-        if (!(types & 1u << t) || (t == T_INTEGER && types & 1u << T_NUMBER)) continue;
-        if (t == T_OBJECT)
-            CHECK(build_object(b, schema, next, &one));
-        else if (t == T_ARRAY)
-            CHECK(build_array(b, schema, next, &one));
-        else if (t == T_STRING)
-            CHECK(build_string(b, schema, next, &one));
-        else if (t == T_INTEGER || t == T_NUMBER)
-            CHECK(build_number(b, schema, t == T_INTEGER, next, &one));
-        else if (t == T_BOOLEAN)
-            one = automaton_either(b->a, automaton_text(b->a, "true", 4, next),
-                                   automaton_text(b->a, "false", 5, next));
-        else
-            one = automaton_text(b->a, "null", 4, next);
-        *ret = automaton_either(b->a, *ret, one);
-    }
-out:
-    return st;
+    int made = -1;
+    const enum status st = types_of(schema, &types);
+    if (st != ST_OK) return fail(b, st);
+    for (int t = 0; t < TYPES && !b->failed; t++)
+        if (types & 1u << t && !(t == T_INTEGER && types & 1u << T_NUMBER))
+            made = automaton_either(b->a, made, build_type(b, schema, (enum type)t, next));
+    return made;
 }
 
-static enum status build_one(struct builder *b, const json_t *schema, int next, int *ret)
+static int build_one(struct builder *b, const json_t *schema, int next)
 {
     const char *ref = json_string_value(json_object_get(schema, "$ref"));
-    json_t *values = NULL;
-    enum status st;
-    CHECK(check_keywords(schema));
-    if (ref && !has_siblings(schema, "$ref")) return build_ref(b, ref, next, ret);
-    if (ref || json_object_get(schema, "allOf")) return build_both(b, schema, NULL, next, ret);
-    if (json_object_get(schema, "anyOf")) return build_branches(b, schema, "anyOf", next, ret);
-    if (json_object_get(schema, "oneOf")) return build_branches(b, schema, "oneOf", next, ret);
-    values = listed(schema);
-    if (values)
-        st = build_listed(b, schema, values, next, ret);
-    else if (!has_siblings(schema, ""))
-        *ret = json_rule(b->g, RULE_VALUE, next);
-    else
-        st = build_types(b, schema, next, ret);
-out:
+    const enum status st = check_keywords(schema);
+    if (st != ST_OK) return fail(b, st);
+    if (ref && !has_siblings(schema, "$ref")) return build_ref(b, ref, next);
+    if (ref || json_object_get(schema, "allOf")) return build_both(b, schema, NULL, next);
+    if (json_object_get(schema, "anyOf")) return build_branches(b, schema, "anyOf", next);
+    if (json_object_get(schema, "oneOf")) return build_branches(b, schema, "oneOf", next);
+    if (!has_siblings(schema, "")) return json_rule(b->g, RULE_VALUE, next);
+    json_t *values = listed(schema);
+    const int made = values ? build_listed(b, schema, values, next) : build_types(b, schema, next);
     json_decref(values);
-    return st;
+    return made;
 }
 
-// *ret is -1 where no value meets it.
-static enum status build(struct builder *b, const json_t *schema, int next, int *ret)
+static int build(struct builder *b, const json_t *schema, int next)
 {
-    enum status st = count_work(b);
-    *ret = -1;
-    if (st != ST_OK || json_is_false(schema)) return st;
-    if (json_is_true(schema)) {
-        *ret = json_rule(b->g, RULE_VALUE, next);
-        return ST_OK;
-    }
+    if (b->failed || json_is_false(schema)) return -1;
+    const enum status st = count_work(b);
+    if (st != ST_OK) return fail(b, st);
+    if (json_is_true(schema)) return json_rule(b->g, RULE_VALUE, next);
     if (!json_is_object(schema))
-        return status_fail(ST_INVALID,
-                           "the JSON schema has neither an object nor true or false where "
-                           "a schema belongs");
+        return fail(b, status_fail(ST_INVALID,
+                                   "the JSON schema has neither an object nor true or false where "
+                                   "a schema belongs"));
     if (b->depth == MAX_DEPTH)
-        return status_fail(ST_TOO_LONG, "the JSON schema is more than %d schemas deep", MAX_DEPTH);
+        return fail(
+            b, status_fail(ST_TOO_LONG, "the JSON schema is more than %d schemas deep", MAX_DEPTH));
     b->depth++;
-    st = build_one(b, schema, next, ret);
+    const int made = build_one(b, schema, next);
     b->depth--;
-    return st;
+    return made;
 }
 
 enum status json_schema_build(const struct json_grammar *g, const json_t *schema, int next,
@@ -761,11 +743,13 @@ enum status json_schema_build(const struct json_grammar *g, const json_t *schema
 {
     struct builder b = {.g = g, .a = g->a, .root = schema, .rules = json_object()};
     if (!b.rules) return status_fail(ST_NO_MEMORY, "no memory for a constraint");
-    enum status st = build(&b, schema, next, ret);
-    if (st == ST_OK && *ret < 0 && automaton_failed(g->a))
-        st = status_fail(ST_TOO_LONG, "the JSON schema takes more than %d nodes", AUTOMATON_NODES);
-    else if (st == ST_OK && *ret < 0)
-        st = status_fail(ST_INVALID, "no value meets the JSON schema");
+    const int made = build(&b, schema, next);
     json_decref(b.rules);
-    return st;
+    if (b.failed) return b.failed;
+    if (automaton_failed(g->a))
+        return status_fail(ST_TOO_LONG, "the JSON schema takes more than %d nodes",
+                           AUTOMATON_NODES);
+    if (made < 0) return status_fail(ST_INVALID, "no value meets the JSON schema");
+    *ret = made;
+    return ST_OK;
 }
