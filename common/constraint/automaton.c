@@ -289,6 +289,7 @@ int automaton_character(struct automaton *a, uint32_t low, uint32_t high, bool i
 {
     static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
     static const uint32_t plain[][2] = {{0x20, 0x21}, {0x23, 0x5b}, {0x5d, 0x10ffff}};
+    if (next < 0) return -1;
     if (!in_string) return encoded(a, false, low, high, next);
     int made = encoded(a, true, low, high, next);
     for (int i = 0; i < 3; i++)
