@@ -21,10 +21,14 @@ static const struct shape {
     {"7.6B qkv", 4608, 3584},      {"7.6B o", 3584, 3584},        {"7.6B gate+up", 37888, 3584},
     {"7.6B down", 3584, 18944},    {"7.6B head", 152064, 3584},   {"router", 8, 4096},
     {"narrow", 272, 64},           {"k of half a tile", 320, 96}, {"odd n", 301, 1536},
+    {"width 48 qkv", 96, 48},      {"width 48 o", 48, 64},        {"width 48 router", 4, 48},
+    {"width 48 head", 200, 48},
 };
 enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
-static const int row_counts[] = {1, 7, 8, 16, 17, 33, 64, 65, 128, 129, 250, 256, 8192};
-enum { N_COUNTS = sizeof row_counts / sizeof row_counts[0] };
+// Narrow matrices are multiplied by so many rows each, others by the first N_COUNTS of them.
+static const int row_counts[] = {1,   7,    8, 16, 17, 33, 64, 65, 128, 129, 250,
+                                 256, 8192, 2, 3,  4,  5,  12, 24, 40,  72,  300};
+enum { N_COUNTS = 13, N_NARROW = sizeof row_counts / sizeof row_counts[0] };
 
 // Device memory of n bf16 values, normal with this deviation; one in 50 is 40 times as large where
 // `outliers`. A block of 1 Mi values repeated.
@@ -108,11 +112,9 @@ static long check_shape(const struct shape *s)
         const char *name;
         enum dtype out;
         bool bias, add;
-    } forms[] = {{"bf16", DT_BF16, false, false},
-                 {"f32", DT_F32, false, false},
-                 {"bf16 + bias", DT_BF16, true, false},
-                 {"bf16 + c", DT_BF16, false, true},
-                 {"bf16 + c + bias", DT_BF16, true, true}};
+    } forms[] = {{"bf16", DT_BF16, false, false},     {"f32", DT_F32, false, false},
+                 {"f32 + bias", DT_F32, true, false}, {"bf16 + bias", DT_BF16, true, false},
+                 {"bf16 + c", DT_BF16, false, true},  {"bf16 + c + bias", DT_BF16, true, true}};
     size_t n = (size_t)s->n, k = (size_t)s->k, mark = op_mark();
     bool large = n > 100000;
     struct product p = {
@@ -130,7 +132,7 @@ static long check_shape(const struct shape *s)
     reference(&p);
     long failed = 0;
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++)
-        for (int i = 0; i < N_COUNTS; i++) {
+        for (int i = 0; i < (s->n <= 320 ? N_NARROW : N_COUNTS); i++) {
             if (large && (row_counts[i] > 512 || f > 1)) continue;
             p.shape.out = forms[f].out;
             p.shape.beta = forms[f].add;
@@ -218,6 +220,8 @@ TEST(test_experts)
         failed += check_experts(8, 1792, 1024, rows[i]);
         failed += check_experts(6, 328, 4096, rows[i]);
         failed += check_experts(64, 768, 2048, rows[i]);
+        failed += check_experts(4, 128, 48, rows[i]);
+        failed += check_experts(4, 48, 64, rows[i]);
     }
     assert_int_equal(failed, 0);
 }

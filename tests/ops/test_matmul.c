@@ -197,7 +197,8 @@ ON_EACH_DTYPE(matmul_e4m3)
     // of one slab of 8 rows to 17 a block of 132, and k that ends within a chunk of 128
     static const struct e4m3_shape shapes[] = {
         {70, 1100, 0},   {160, 1152, 0}, {1536, 512, 0}, {8456, 256, 0}, {10560, 64, 0},
-        {17952, 192, 0}, {36, 130, 5},   {96, 256, 8},   {24, 640, 3},   {1040, 320, 8}};
+        {17952, 192, 0}, {36, 130, 5},   {96, 256, 8},   {24, 640, 3},   {1040, 320, 8},
+        {48, 64, 0},     {96, 48, 0},    {48, 64, 4},    {128, 48, 4}};
     static const int rows[] = {1, 3, 9, 16, 33, 64, 70, 130, 257, 513};
     if (!device_computes_in(dev, DT_E4M3)) return;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
