@@ -29,6 +29,9 @@
         OPT_TEXT("device", device, "auto", "auto|cpu|cuda:N", "where it is trained", IS_COMMON,    \
                  EXCLUDES_WHEN("!=auto", "gpus|several ranks",                                     \
                                "each rank is trained on its own GPU (--gpus), or on the CPU")),    \
+        OPT_CHOICE("quantization", quantization, "none", quantization_names,                       \
+                   "of what is multiplied, as a server with it does (docs/use/fp8.md); what is "   \
+                   "written is the model's"),                                                      \
         OPT_INT("rope-context", rope_context, "0", "TOKENS", 0, 1 << 24,                           \
                 "of models with longrope: context by which its factors are chosen, as a server "   \
                 "does by --max-context; 0: the longest example"),                                  \

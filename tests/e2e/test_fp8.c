@@ -116,6 +116,26 @@ TEST_IN(without_the_numbers, scene_open)
     }
 }
 
+// Weights of the trainer's own are multiplied alike by it and by the servers that it starts.
+TEST_IN(weights_of_the_trainer, scene_open_exact)
+{
+    for (int i = 0; i < 2; i++) {
+        const char *quantization = i ? "fp8" : "fp8-weights";
+        assert_int_equal(0, train_on(s, quantization,
+                                     args("--model %s --device %s --max-steps 3 --sync checkpoint "
+                                          "--quantization %s",
+                                          s->model, test_device(), quantization)));
+        each_within(s, quantization, "sampler_mismatch/max", 3, 0, 0);
+    }
+    assert_int_equal(0, train_on(s, "plain",
+                                 args("--model %s --device %s --max-steps 3 --sync checkpoint",
+                                      s->model, test_device())));
+    double loss[2][4];
+    column(s, "plain", "entropy", loss[0], 4);
+    column(s, "fp8-weights", "entropy", loss[1], 4);
+    assert_true(loss[0][0] != loss[1][0]);
+}
+
 TEST_IN(what_does_not_go_with_it, scene_open)
 {
     struct daemon worker = {0};
@@ -135,5 +155,7 @@ TEST_IN(what_does_not_go_with_it, scene_open)
     assert_int_equal(1, train_on(s, "own",
                                  args("--model %s --max-steps 1 --sync checkpoint --server-args %s",
                                       s->model, FP8)));
-    assert_said(s, "are this process's own, which has them as they are");
+    assert_said(s, "are this process's own, whose --quantization the server is given too");
+    assert_train(s, 2, "flag", "--max-steps 1 --quantization fp8");
+    assert_said(s, "--quantization fp8 needs --sync checkpoint, else --bridge's server says");
 }

@@ -43,6 +43,29 @@ TEST(writes_over_on_request)
     train_rows(&s, "offline_runs", "writes_over_on_request", sft);
 }
 
+// With --quantization the loss is that of a model which has the numbers that are multiplied; what
+// is trained and written is the model itself.
+#define STEPS "--max-steps 2 --learning-rate 1e-3"
+TEST(what_is_multiplied)
+{
+    struct scene s;
+    double quantised[3], widened[3], plain[3];
+    offline_scene_open(&s);
+    offline_sums(&s, false, 16);
+    const char *fp8 = test_path(s.folder, "fp8");
+    assert_offline(&s, 0, "sft", "plain", STEPS);
+    assert_offline(&s, 0, "sft", "quantised", STEPS " --quantization fp8-weights");
+    assert_trainer(&s, 0, "merge --model %s --to fp8-weights --dtype f32 --out %s", s.model, fp8);
+    s.model = fp8;
+    assert_offline(&s, 0, "sft", "widened", STEPS);
+    assert_int_equal(column(&s, "plain", "loss", plain, 3), 2);
+    assert_int_equal(column(&s, "quantised", "loss", quantised, 3), 2);
+    assert_int_equal(column(&s, "widened", "loss", widened, 3), 2);
+    assert_true(quantised[0] == widened[0] && quantised[0] != plain[0]);
+    assert_true(quantised[1] != widened[1]); // whose master began at the rounded numbers
+    scene_end(&s);
+}
+
 // A config.json for --init in this folder of the scene's.
 static void write_init(const struct scene *s, const char *name, int vocab, int eos_id)
 {

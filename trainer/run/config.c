@@ -66,6 +66,10 @@ const struct option_spec train_options[] = {
              "with --sync checkpoint: where it is trained",
              EXCLUDES_WHEN("!=auto", "gpus|several ranks",
                            "each rank is trained on its own GPU (--gpus), or on the CPU")),
+    OPT_CHOICE("quantization", quantization, "none", quantization_names,
+               "of what is multiplied, by this program and the server that it starts "
+               "(cw-infer-server's; docs/use/fp8.md)",
+               NEEDS_WHEN("!=none", "sync=checkpoint", "else --bridge's server says")),
     OPT_INT(
         "restart-interval", restart_interval, "1", "STEPS", 1, MAX_AHEAD,
         "steps between checkpoints for the server; samples are up to so many steps less one old",

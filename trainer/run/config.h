@@ -33,6 +33,7 @@ struct train_config {
     // how the sampler comes by new weights
     enum sync_way sync;
     const char *model, *draft, *device; // with SYNC_CHECKPOINT; model also of a server of its own
+    int quantization;                   // quantization_names, of weights of this process
     int64_t restart_interval, server_port;
     const char *server_command, *server_url;
     double server_timeout;

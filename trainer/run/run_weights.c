@@ -224,7 +224,10 @@ static enum status describe(const char *name, const char *from, const struct wei
         free(absolute);
         return status_fail(ST_INVALID, "%s: its path is too long, or cannot be found", from);
     }
-    *ret = (struct bridge_role){.bytes = w->bytes, .dt = w->dt, .n_parameters = w->n_parameters};
+    *ret = (struct bridge_role){.bytes = w->bytes,
+                                .dt = w->dt,
+                                .n_parameters = w->n_parameters,
+                                .quantization = w->config->quantization};
     weights_layout_hash(w, ret->layout_hash);
     snprintf(ret->role, sizeof ret->role, "%s", name);
     snprintf(ret->model, sizeof ret->model, "%s", absolute ? absolute : "");
@@ -241,6 +244,8 @@ static enum status plan(const struct run *run, const char *option, const char *f
     CHECK(from == run->config->init ? model_config_load_file(from, ret_model)
                                     : model_config_load(from, ret_model));
     (*ret_model)->rope_context = (*ret_model)->max_positions;
+    if (ret_model == &run->mapped.model)
+        (*ret_model)->quantization = (enum quantization)run->config->quantization;
     CHECK(weights_plan(*ret_model, device_default_dtype(run->own.device), ret_weights));
     st = describe(role, from, *ret_weights, ret);
 out:
@@ -299,10 +304,12 @@ static enum status open_server(struct run *run)
     if (q && *q && strncmp(q + 1, "none", 4) != 0)
         FAIL(ST_UNSUPPORTED,
              "--server-args with --quantization: with --sync checkpoint the weights "
-             "are this process's own, which has them as they are; leave it away, or train with "
-             "--sync shared");
+             "are this process's own, whose --quantization the server is given too; leave it away "
+             "there");
     if (c->lora.r)
         bytes_printf(&arguments, "--max-adapters 1 --max-lora-rank %" PRId64 " ", c->lora.r);
+    if (c->quantization)
+        bytes_printf(&arguments, QUANTIZATION " %s ", quantization_names[c->quantization]);
     if (c->draft) bytes_puts(&arguments, "--draft {draft} --speculative draft_model:5 ");
     bytes_puts(&arguments, args);
     CHECK(bytes_status(&arguments));
