@@ -33,7 +33,7 @@ struct cuda_state {
     struct matmul_state *matmul;
     void *workspace; // grow-only; outgrown ones live on in `outgrown`, graphs may hold them
     size_t workspace_bytes;
-    size_t workspace_kept; // at its beginning, by an operation that calls others (wide_weights)
+    size_t workspace_kept; // at its beginning, by an operation that calls others (kept_workspace)
     void **outgrown;
     int n_outgrown;
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
@@ -362,17 +362,31 @@ EACH_TABLE(X)
 // out[c] += sum over p of parts[p][c], in a fixed order; parts (n, width) (rows.cu)
 void cuda_add_parts(struct device *dev, float *out, const float *parts, int n, int width);
 
-// A matrix in e4m3 (ops.h, struct matmul) as `dt`, which a computation with such weights is then
-// enqueued with while this lives: its own scratch lies behind. Without scales they are as they were
-// given. NULL after a recorded failure (rows.cu).
-struct wide_weights {
+// Scratch that other operations may be enqueued with while this lives: theirs lies behind. NULL
+// after a recorded failure, or of no bytes.
+struct kept_workspace {
     struct device *dev;
     size_t kept_before;
+    void *memory;
+
+    kept_workspace(struct device *dev, size_t bytes)
+        : dev(dev), kept_before(cuda_use(dev)->workspace_kept), memory(NULL)
+    {
+        bytes = (bytes + 255) / 256 * 256;
+        if (bytes > 0) memory = cuda_workspace(dev, bytes);
+        if (memory) cuda_use(dev)->workspace_kept += bytes;
+    }
+    ~kept_workspace() { cuda_use(dev)->workspace_kept = kept_before; }
+};
+
+// A matrix in e4m3 (ops.h, struct matmul) as `dt`. Without scales it is as it was given. NULL after
+// a recorded failure (rows.cu).
+struct wide_weights {
+    kept_workspace kept;
     const void *w;
 
     wide_weights(struct device *dev, const void *w, const int8_t *scales, int64_t rows, int cols,
                  enum dtype dt);
-    ~wide_weights() { cuda_use(dev)->workspace_kept = kept_before; }
 };
 
 // What the operations of a training step ask of cuda_workspace(), at most.

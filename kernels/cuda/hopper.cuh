@@ -1,6 +1,6 @@
 /* hopper.cuh: instructions of sm_90a: barriers in shared memory, copies by the tensor memory
- * accelerator (TMA), and wgmma m64nNk16 of bf16 with both operands in shared memory. Private to
- * kernels/cuda.
+ * accelerator (TMA), and wgmma of bf16, m64nNk16, and of e4m3, m64nNk32, with the right operand or
+ * both in shared memory. Private to kernels/cuda.
  *
  * A tile of an operand is rows of 64 elements (128 bytes), swizzled by 128 bytes and aligned to
  * 1024: what a TMA box of 64 elements writes, and what operand() describes to wgmma. */
@@ -238,7 +238,8 @@ __device__ __forceinline__ void wgmma_of(float (&d)[128], uint64_t a, uint64_t b
 
 /* wgmma into d (64, 8 J) as mma's results lie, [i][e]: without what was there where add is 0;
  * and with the left operand in registers, as mma has it, b being rows of k16 columns or, _of_rows,
- * 16 rows of columns. `after`: the numbers behind those of the sums. */
+ * 16 rows of columns; _codes: both in e4m3, 32 columns. `after`: the numbers behind those of the
+ * sums. */
 #define FLAT(J) float(&d)[4 * J] = reinterpret_cast<float(&)[4 * J]>(sums)
 #define WGMMA_TO(J, N, after)                                                                      \
     __device__ __forceinline__ void wgmma_to(float(&sums)[J][4], uint64_t a, uint64_t b, int add)  \
@@ -251,32 +252,41 @@ __device__ __forceinline__ void wgmma_of(float (&d)[128], uint64_t a, uint64_t b
                      : "+l"(a), "+l"(b), SUMS_##J                                                  \
                      : "r"(add));                                                                  \
     }
-#define WGMMA_LEFT(J, N, NAME, across, a0, a1, a2, a3)                                             \
+#define WGMMA_LEFT(J, N, NAME, KIND, across, a0, a1, a2, a3)                                       \
     __device__ __forceinline__ void NAME(float(&sums)[J][4], const uint32_t(&a)[4], uint64_t b,    \
                                          int add)                                                  \
     {                                                                                              \
         FLAT(J);                                                                                   \
         asm volatile("{ .reg .pred add;\n"                                                         \
                      "setp.ne.b32 add, %1, 0;\n"                                                   \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES_##J        \
-                     "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %0, add, 1, 1, " #across "; }"  \
+                     "wgmma.mma_async.sync.aligned.m64n" #N KIND " {" NAMES_##J                    \
+                     "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %0, add, 1, 1" across "; }"     \
                      : "+l"(b), "+r"(add), SUMS_##J                                                \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                                \
     }
 WGMMA_TO(8, 64, 34)
-WGMMA_LEFT(1, 8, wgmma_left, 0, 6, 7, 8, 9)
-WGMMA_LEFT(2, 16, wgmma_left, 0, 10, 11, 12, 13)
-WGMMA_LEFT(4, 32, wgmma_left, 0, 18, 19, 20, 21)
-WGMMA_LEFT(8, 64, wgmma_left, 0, 34, 35, 36, 37)
-WGMMA_LEFT(16, 128, wgmma_left, 0, 66, 67, 68, 69)
-WGMMA_LEFT(8, 64, wgmma_left_of_rows, 1, 34, 35, 36, 37)
-WGMMA_LEFT(9, 72, wgmma_left_of_rows, 1, 38, 39, 40, 41)
-WGMMA_LEFT(16, 128, wgmma_left_of_rows, 1, 66, 67, 68, 69)
-WGMMA_LEFT(17, 136, wgmma_left_of_rows, 1, 70, 71, 72, 73)
-WGMMA_LEFT(24, 192, wgmma_left_of_rows, 1, 98, 99, 100, 101)
-WGMMA_LEFT(32, 256, wgmma_left_of_rows, 1, 130, 131, 132, 133)
+#define LEFT_BF16 "k16.f32.bf16.bf16"
+#define LEFT_E4M3 "k32.f32.e4m3.e4m3"
+WGMMA_LEFT(1, 8, wgmma_left, LEFT_BF16, ", 0", 6, 7, 8, 9)
+WGMMA_LEFT(2, 16, wgmma_left, LEFT_BF16, ", 0", 10, 11, 12, 13)
+WGMMA_LEFT(4, 32, wgmma_left, LEFT_BF16, ", 0", 18, 19, 20, 21)
+WGMMA_LEFT(8, 64, wgmma_left, LEFT_BF16, ", 0", 34, 35, 36, 37)
+WGMMA_LEFT(16, 128, wgmma_left, LEFT_BF16, ", 0", 66, 67, 68, 69)
+WGMMA_LEFT(8, 64, wgmma_left_of_rows, LEFT_BF16, ", 1", 34, 35, 36, 37)
+WGMMA_LEFT(9, 72, wgmma_left_of_rows, LEFT_BF16, ", 1", 38, 39, 40, 41)
+WGMMA_LEFT(16, 128, wgmma_left_of_rows, LEFT_BF16, ", 1", 66, 67, 68, 69)
+WGMMA_LEFT(17, 136, wgmma_left_of_rows, LEFT_BF16, ", 1", 70, 71, 72, 73)
+WGMMA_LEFT(24, 192, wgmma_left_of_rows, LEFT_BF16, ", 1", 98, 99, 100, 101)
+WGMMA_LEFT(32, 256, wgmma_left_of_rows, LEFT_BF16, ", 1", 130, 131, 132, 133)
+WGMMA_LEFT(1, 8, wgmma_codes, LEFT_E4M3, "", 6, 7, 8, 9)
+WGMMA_LEFT(2, 16, wgmma_codes, LEFT_E4M3, "", 10, 11, 12, 13)
+WGMMA_LEFT(4, 32, wgmma_codes, LEFT_E4M3, "", 18, 19, 20, 21)
+WGMMA_LEFT(8, 64, wgmma_codes, LEFT_E4M3, "", 34, 35, 36, 37)
+WGMMA_LEFT(16, 128, wgmma_codes, LEFT_E4M3, "", 66, 67, 68, 69)
 #undef WGMMA_TO
 #undef WGMMA_LEFT
+#undef LEFT_BF16
+#undef LEFT_E4M3
 #undef FLAT
 
 // What comes before in the program and changes these registers, or reads them, stays before; what

@@ -45,7 +45,7 @@ struct call { // of an operation, one for each of `rows`
     enum moments_kind moments;
     struct sample_params sampling;
     bool drafts;
-    bool narrow; // weights in e4m3
+    bool narrow, rounded; // weights in e4m3; rows, too
 };
 
 struct ops_bench {
@@ -261,6 +261,7 @@ static enum status set_call(struct ops_bench *o)
     o->matmul.out = sums ? DT_F32 : c->dt;
     o->matmul.early = true;
     if (c->narrow) o->matmul.scales = (const int8_t *)o->lists + LISTS_BYTES / 2; // zeros
+    if (c->rounded) o->matmul.a_scales = o->matmul.scales;
     o->act =
         (struct act_shape){.rows = m, .width = n / 2, .kind = ACT_SILU, .gated = true, .dt = c->dt};
     o->latent =
@@ -587,7 +588,8 @@ static double limit_us(const struct ops_bench *o)
 {
     struct cost cost = {0, 0};
     if (!attention_cost(o, &cost) && !other_cost(o, &cost)) matmul_cost(o, &cost);
-    const double by_flops = o->call->dt == o->b->dt ? cost.flops / o->flops : 0;
+    const double rate = o->call->rounded ? 2 * o->flops : o->flops;
+    const double by_flops = o->call->dt == o->b->dt ? cost.flops / rate : 0;
     return 1e6 * fmax(cost.bytes / o->b->bandwidth, by_flops);
 }
 
@@ -603,6 +605,8 @@ static double limit_us(const struct ops_bench *o)
 #define PARTS          .parts = {HIDDEN, KV_DIM, KV_DIM}
 #define SAMPLED(t, p, top) .sampling = {.temperature = t, .top_p = p, .top_k = top}
 #define EXPERTS_NARROW .experts = 32, .narrow = true
+#define ROUNDED        .narrow = true, .rounded = true
+#define EXPERTS_ROUND  .experts = 32, ROUNDED
 #define MIXTRAL        OF(2 * 14336, 4096), .experts = 8 // gate and up
 // clang-format on
 static const struct call calls[] = {
@@ -616,9 +620,12 @@ static const struct call calls[] = {
     {OP_matmul, "head", DT_BF16, DECODED, OF(VOCAB, HIDDEN)},
     {OP_matmul, "qkv in e4m3", DT_BF16, DECODED, OF(QKV, HIDDEN), .narrow = true},
     {OP_matmul, "down in e4m3", DT_BF16, TRAINED, OF(HIDDEN, FFN), .narrow = true},
+    {OP_matmul, "qkv in e4m3, rows too", DT_BF16, DECODED, OF(QKV, HIDDEN), ROUNDED},
+    {OP_matmul, "down in e4m3, rows too", DT_BF16, TRAINED, OF(HIDDEN, FFN), ROUNDED},
     {OP_matmul, "qkv in f32", DT_F32, {256}, OF(QKV, HIDDEN)},
     {OP_matmul_act, "gate+up", DT_BF16, {16, 1024}, OF(2 * FFN, HIDDEN)},
     {OP_matmul_act, "gate+up in e4m3", DT_BF16, DECODED, OF(2 * FFN, HIDDEN), .narrow = true},
+    {OP_matmul_act, "gate+up in e4m3, rows too", DT_BF16, TRAINED, OF(2 * FFN, HIDDEN), ROUNDED},
     {OP_matmul_act, "gate+up in f32", DT_F32, {64}, OF(8192, HIDDEN)},
     {OP_matmul_rope_store, "decode at 256 keys", DT_BF16, {16}, ATTENDS(1, 256, DIM)},
     {OP_matmul_rope_store, "prompts of 512", DT_BF16, {1024}, ATTENDS(512, 0, DIM)},
@@ -657,10 +664,17 @@ static const struct call calls[] = {
     {OP_matmul_experts, "Mixtral gate+up dx", DT_BF16, {16384}, MIXTRAL, .form = TO_INPUT},
     {OP_matmul_experts, "32 of 1,536", DT_BF16, {64, 8192}, OF(1536, HIDDEN), .experts = 32},
     {OP_matmul_experts, "32 in e4m3", DT_BF16, {64, 8192}, OF(1536, HIDDEN), EXPERTS_NARROW},
+    {OP_matmul_experts,
+     "32 in e4m3, rows too",
+     DT_BF16,
+     {64, 8192},
+     OF(1536, HIDDEN),
+     EXPERTS_ROUND},
     {OP_matmul_experts, "1,040 of 64 x 64", DT_BF16, {65536}, OF(64, 64), .experts = 1040},
     {OP_matmul_experts, "32 of 256 in f32", DT_F32, {64}, OF(256, HIDDEN), .experts = 32},
     {OP_matmul_experts_act, "32 of 1,536", DT_BF16, {64, 8192}, OF(1536, HIDDEN), .experts = 32},
     {OP_matmul_experts_act, "32 in e4m3", DT_BF16, {64}, OF(1536, HIDDEN), EXPERTS_NARROW},
+    {OP_matmul_experts_act, "32 in e4m3, rows too", DT_BF16, {64}, OF(1536, HIDDEN), EXPERTS_ROUND},
     {OP_matmul_experts_back, "Mixtral gate+up", DT_BF16, {16384}, MIXTRAL},
     {OP_matmul_experts_back, "32 of 512", DT_BF16, {8192}, OF(512, HIDDEN), .experts = 32},
     {OP_matmul_experts_back, "1,040 of 64 x 64", DT_BF16, {65536}, OF(64, 64), .experts = 1040},

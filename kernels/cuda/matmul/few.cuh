@@ -35,6 +35,7 @@ struct few_args {
     peer_slots peers;          // WIDE: ranks that put their columns together; size 0: none
     float *columns[MAX_PEERS]; // (m, size * n) on every rank
     const int8_t *scales;      // of B in e4m3, of all its rows
+    const int8_t *a_scales;    // of A in e4m3
 };
 
 // What a block does at a time: rows first .. first + rows - 1 of A times the rows of B from

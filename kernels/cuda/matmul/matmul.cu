@@ -5,8 +5,8 @@
  * moved. f32 runs with tf32 off; bf16 sums in f32. Few rows of a forward matmul in bf16 go to
  * matmul_small.cu.
  *
- * Forward matmuls of bf16 take no algorithm that splits k, which keeps the order of
- * docs/internals/numerics.md. A matmul of bf16 is timed: the library names its likeliest
+ * Forward matmuls of bf16, and of rows in e4m3, take no algorithm that splits k, which keeps the
+ * order of docs/internals/numerics.md. A matmul of bf16 is timed: the library names its likeliest
  * algorithms, and the fastest that gives the bits of the first is taken, so that which one won
  * shows in no result, and two runs may choose differently. (The library's first choice is not
  * always good: for 192 rows of 8,960 it took 211 us for what took 12 with 128 rows, and the best of
@@ -17,6 +17,7 @@
  * on whose number no order of summation of an unsplit algorithm was seen to depend. Every split
  * adds in a fixed order, so each choice gives the same bits each time. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/e4m3.h"
 #include "common/base/hash.h"
 #include "kernels/comm.h"
 #include "kernels/cuda/library.cuh"
@@ -58,10 +59,11 @@ LATE_FUNCTION(lt_GetStatusName, cublasLtGetStatusName, cublaslt, cublaslt.missin
 
 struct plan_key { // of C(m,n) = op(A) op(B) + beta C [+ bias], row-major; align_*: log2
     int m, n, k;
-    uint8_t trans_a, trans_b, beta, in, out, bias, align_a, align_b, align_c, pad[3];
+    uint8_t trans_a, trans_b, beta, in, out, bias, align_a, align_b, align_c, factors, pad[2];
 };
 struct plan_operands {
     const void *a, *b, *bias;
+    const float *a_factors = NULL, *b_factors = NULL; // (m), (n): of A and B in e4m3
 };
 struct plan {
     struct plan_key key;
@@ -124,7 +126,22 @@ void matmul_state_free(struct matmul_state *state)
 
 static cudaDataType_t data_type(int dt)
 {
-    return dt == DT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    return dt == DT_E4M3 ? CUDA_R_8F_E4M3 : dt == DT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+// Tells the plan where these operands' vectors are, without which the library names no algorithm
+// for rows that have factors.
+static cublasStatus_t plan_point(const struct plan *plan, const struct plan_operands *o)
+{
+    cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
+    auto point = [&](cublasLtMatmulDescAttributes_t to, const void *at) {
+        if (at && st == CUBLAS_STATUS_SUCCESS)
+            st = lt_MatmulDescSetAttribute(plan->operation, to, &at, sizeof at);
+    };
+    if (!plan->add_bias) point(CUBLASLT_MATMUL_DESC_BIAS_POINTER, o->bias);
+    point(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, o->b_factors);
+    point(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, o->a_factors);
+    return st;
 }
 
 // Enqueues it.
@@ -134,10 +151,7 @@ static cublasStatus_t plan_run(struct device *dev, const struct plan *plan,
     struct cuda_state *state = cuda_use(dev);
     struct matmul_state *matmul = state->matmul;
     const float one = 1.f;
-    cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
-    if (o->bias && !plan->add_bias)
-        st = lt_MatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &o->bias,
-                                       sizeof o->bias);
+    cublasStatus_t st = plan_point(plan, o);
     if (st != CUBLAS_STATUS_SUCCESS) return st;
     return lt_Matmul(matmul->handle, plan->operation, &one, o->b, plan->a, o->a, plan->b, &beta, c,
                      plan->c, c, plan->c, &plan->algorithm, matmul->workspace, WORKSPACE_BYTES,
@@ -165,12 +179,17 @@ static cublasStatus_t plan_describe(struct plan *plan)
     TRY(lt_MatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     DESCRIBE(CUBLASLT_MATMUL_DESC_TRANSA, op_a);
     DESCRIBE(CUBLASLT_MATMUL_DESC_TRANSB, op_b);
-    if (key->bias && key->in == key->out) {
+    plan->add_bias = key->bias && key->in != key->out && key->in != DT_E4M3;
+    if (key->bias && !plan->add_bias) {
         cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
         DESCRIBE(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-        DESCRIBE(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in);
+        DESCRIBE(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, out);
     }
-    plan->add_bias = key->bias && key->in != key->out;
+    if (key->factors) { // of each row of either
+        const cublasLtMatmulMatrixScale_t rows = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+        DESCRIBE(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, rows);
+        DESCRIBE(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, rows);
+    }
     TRY(lt_MatrixLayoutCreate(&plan->a, in, a_rows, a_cols, a_rows));
     TRY(lt_MatrixLayoutCreate(&plan->b, in, b_rows, b_cols, b_rows));
     TRY(lt_MatrixLayoutCreate(&plan->c, out, key->n, key->m, key->n));
@@ -216,7 +235,7 @@ static bool may_be_timed(const struct cuda_state *state, const struct plan *plan
                          const struct plan_operands *o)
 {
     const struct plan_key *key = &plan->key;
-    return key->in == DT_BF16 && 2ll * key->m * key->n * key->k >= TIMED_OPERATIONS &&
+    return key->in != DT_F32 && 2ll * key->m * key->n * key->k >= TIMED_OPERATIONS &&
            !state->capturing && !splits_k(&plan->algorithm) && !in_workspace(state, o->a) &&
            !in_workspace(state, o->b); // where the sums of their results go
 }
@@ -334,7 +353,7 @@ static cublasStatus_t choose_algorithm(struct device *dev, struct matmul_state *
                                        struct plan *plan, const struct plan_operands *o)
 {
     const struct plan_key key = choice_key(&plan->key);
-    const bool forward = key.in == DT_BF16 && key.trans_b && !key.trans_a; // k16 order
+    const bool forward = key.in != DT_F32 && key.trans_b && !key.trans_a; // one order
     cublasLtMatmulHeuristicResult_t found[2 * CANDIDATES];
     int n = 0;
     cublasStatus_t st = ask_library(state, plan, !forward, 1, found, &n);
@@ -377,6 +396,7 @@ static cublasStatus_t plan_find(struct device *dev, const struct plan_key *key,
     struct plan *plan = &state->plans[slot];
     plan->key = *key;
     cublasStatus_t st = plan_describe(plan);
+    if (st == CUBLAS_STATUS_SUCCESS) st = plan_point(plan, operands);
     if (st == CUBLAS_STATUS_SUCCESS) st = choose_algorithm(dev, state, plan, operands);
     if (st != CUBLAS_STATUS_SUCCESS) {
         plan_clear(plan);
@@ -404,12 +424,11 @@ template <typename T> __global__ void add_bias_kernel(float *c, const T *bias, i
     if (i < n) c[(int64_t)blockIdx.x * n + i] += to_f32(bias[i]);
 }
 
-// C = op(A) op(B) + beta C [+ bias] by the library; bias is of the type of A.
-static void matmul_large(struct device *dev, void *c, const void *a, const void *b,
-                         const void *bias, const struct matmul *shape)
+// C = op(A) op(B) + beta C [+ bias] by the library; bias is of the type of A, or of C.
+static cublasStatus_t try_large(struct device *dev, void *c, const plan_operands &operands,
+                                const struct matmul *shape)
 {
     struct cuda_state *state = cuda_use(dev);
-    const struct plan_operands operands = {a, b, bias};
     struct plan_key key;
     memset(&key, 0, sizeof key);
     key.m = shape->m;
@@ -420,23 +439,30 @@ static void matmul_large(struct device *dev, void *c, const void *a, const void 
     key.beta = shape->beta != 0;
     key.in = (uint8_t)shape->in;
     key.out = (uint8_t)shape->out;
-    key.bias = bias != NULL;
-    key.align_a = log2_alignment(a);
-    key.align_b = log2_alignment(b);
+    key.bias = operands.bias != NULL;
+    key.factors = operands.a_factors != NULL;
+    key.align_a = log2_alignment(operands.a);
+    key.align_b = log2_alignment(operands.b);
     key.align_c = log2_alignment(c);
     struct plan *plan = NULL;
     cublasStatus_t st = plan_find(dev, &key, &operands, &plan);
     if (st == CUBLAS_STATUS_SUCCESS) st = plan_run(dev, plan, &operands, shape->beta, c);
-    if (st != CUBLAS_STATUS_SUCCESS) {
+    if (st != CUBLAS_STATUS_SUCCESS) return st;
+    if (plan->add_bias)
+        launch_typed(shape->in, dev, "adding a bias", add_bias_kernel,
+                     dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, c, operands.bias, shape->n);
+    cuda_enqueued(state, true);
+    return st;
+}
+
+static void matmul_large(struct device *dev, void *c, const plan_operands &operands,
+                         const struct matmul *shape)
+{
+    const cublasStatus_t st = try_large(dev, c, operands, shape);
+    if (st != CUBLAS_STATUS_SUCCESS)
         device_fail(dev, "matmul (%d, %d, %d)%s%s %s to %s: cuBLASLt: %s", shape->m, shape->n,
                     shape->k, shape->trans_a ? " A'" : "", shape->trans_b ? " B'" : "",
                     dtype_name(shape->in), dtype_name(shape->out), lt_GetStatusName(st));
-        return;
-    }
-    if (plan->add_bias)
-        launch_typed(shape->in, dev, "adding a bias", add_bias_kernel,
-                     dim3(shape->m, ceil_div(shape->n, 256)), 256, 0, c, bias, shape->n);
-    cuda_enqueued(state, true);
 }
 
 size_t cuda_matmul_scratch(int rows, int width)
@@ -494,17 +520,100 @@ static void library_add(struct device *dev, const matmul_call &c)
     void *sum = cuda_workspace(dev, cuda_matmul_scratch(plain.m, plain.n));
     if (!sum) return;
     plain.beta = 0;
-    matmul_large(dev, sum, c.a, c.b, c.bias, &plain);
+    matmul_large(dev, sum, {c.a, c.b, c.bias}, &plain);
     cuda_add(dev, c.c, sum, (int64_t)plain.m * plain.n, DT_BF16);
 }
 
 static void library(struct device *dev, const matmul_call &c)
 {
-    matmul_large(dev, c.c, c.a, c.b, c.bias, c.shape);
+    matmul_large(dev, c.c, {c.a, c.b, c.bias}, c.shape);
+}
+
+/* Rows in e4m3. The library offers an algorithm that applies a factor for each row of A and of B;
+ * and several, for most shapes, that apply one scale to all, which are faster where there are not
+ * very many rows. All sum in one order. */
+#define MANY_ROWS 1024
+
+// The powers of two of n rows.
+__global__ void factors_kernel(float *factors, const int8_t *scales, int n)
+{
+    grid_begin();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) factors[i] = e4m3_factor(scales[i]);
+}
+
+static void rounded_by_factors(struct device *dev, const matmul_call &c, struct matmul s)
+{
+    const bool add = s.beta != 0;
+    const int m = (s.m + 63) / 64 * 64; // aligned
+    const kept_workspace memory(dev, (m + s.n) * sizeof(float));
+    float *of_a = (float *)memory.memory, *of_b = of_a + m;
+    void *to = add && of_a ? cuda_workspace(dev, cuda_matmul_scratch(s.m, s.n)) : c.c;
+    if (!of_a || !to) return;
+    s.beta = 0;
+    cuda_launch(dev, "factors of rows", factors_kernel, ceil_div(s.m, 256), 256, 0, of_a,
+                s.a_scales, s.m);
+    cuda_launch(dev, "factors of rows", factors_kernel, ceil_div(s.n, 256), 256, 0, of_b, s.scales,
+                s.n);
+    matmul_large(dev, to, {c.a, c.b, c.bias, of_a, of_b}, &s);
+    if (add) cuda_add(dev, c.c, to, (int64_t)s.m * s.n, DT_BF16);
+}
+
+// c (m, n) = [c +] sums times their rows' powers of two [+ bias], rounded before c is added. A
+// thread has 8 columns.
+template <typename T>
+__global__ void scale_sums_kernel(bf16 *c, const T *sums, const int8_t *a_scales,
+                                  const int8_t *scales, const bf16 *bias, int n, bool add)
+{
+    grid_begin();
+    const int at = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    if (at >= n) return;
+    const int64_t to = (int64_t)blockIdx.x * n + at;
+    const float of_row = e4m3_factor(a_scales[blockIdx.x]);
+    const auto scale = *(const pack<int8_t, 8> *)(scales + at);
+    float x[8], b[8] = {}, old[8] = {};
+    load<T, 8>(x, sums + to);
+    if (bias) load<bf16, 8>(b, bias + at);
+    if (add) load<bf16, 8>(old, c + to);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float sum = x[i] * of_row * e4m3_factor(scale.at[i]);
+        x[i] = to_f32(from_f32<bf16>(bias ? sum + b[i] : sum)) + old[i];
+    }
+    store<bf16, 8>(c + to, x);
+}
+
+// False where the library has no algorithm.
+template <typename T>
+static bool rounded_by_sums(struct device *dev, const matmul_call &c, struct matmul s)
+{
+    const bool add = s.beta != 0;
+    T *sums = (T *)cuda_workspace(dev, (size_t)s.m * s.n * sizeof(T));
+    if (!sums) return true; // which failed
+    s.beta = 0;
+    s.out = sizeof(T) == 4 ? DT_F32 : DT_BF16;
+    if (try_large(dev, sums, {c.a, c.b, NULL}, &s) != CUBLAS_STATUS_SUCCESS) return false;
+    cuda_launch(dev, "scales of sums", scale_sums_kernel<T>, dim3(s.m, ceil_div(s.n, 8 * 256)), 256,
+                0, (bf16 *)c.c, sums, s.a_scales, s.scales, (const bf16 *)c.bias, s.n, add);
+    return true;
+}
+
+static void library_rounded(struct device *dev, const matmul_call &c)
+{
+    struct matmul s = *c.shape;
+    s.in = DT_E4M3;
+    const bool many = s.m >= MANY_ROWS && s.beta == 0;
+    if (many || !(c.bias ? rounded_by_sums<float> : rounded_by_sums<bf16>)(dev, c, s))
+        rounded_by_factors(dev, c, s);
 }
 
 static const op_variant matmul_rows[] = {
-    variant<matmul_call, matmul_e4m3_takes, matmul_e4m3>("few_e4m3", MATMUL_E4M3_TAKES),
+    variant<matmul_call, matmul_e4m3_takes<true>, matmul_e4m3<true>>("few_rounded",
+                                                                     MATMUL_ROUNDED_TAKES),
+    variant<matmul_call, matmul_in_chunks, library_rounded>("library_rounded",
+                                                            "as few_rounded, of more rows"),
+    variant<matmul_call, matmul_e4m3_takes<false>, matmul_e4m3<false>>("few_e4m3",
+                                                                       MATMUL_E4M3_TAKES),
     variant<matmul_call, matmul_is_e4m3, matmul_widened>("widened", MATMUL_WIDENED_TAKES),
     variant<matmul_call, matmul_few_columns_takes, matmul_few_columns>(
         "few_columns", "ranks put columns together and map each other's memory; else as few"),
@@ -514,7 +623,7 @@ static const op_variant matmul_rows[] = {
     variant<matmul_call, adds_to_bf16, library_add>("library_add", "beta 1 to bf16"),
     variant<matmul_call, otherwise, library>("library", "all else: cuBLASLt"),
 };
-const struct op_variants matmul_variants = {OP_matmul, 7, matmul_rows};
+const struct op_variants matmul_variants = {OP_matmul, 9, matmul_rows};
 
 void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                  const struct matmul *shape)
@@ -533,14 +642,16 @@ static void act_apart(struct device *dev, const matmul_call &c)
 }
 
 static const op_variant act_rows[] = {
-    variant<matmul_call, matmul_e4m3_gated_takes, matmul_e4m3_gated>(
+    variant<matmul_call, matmul_e4m3_gated_takes<true>, matmul_e4m3_gated<true>>(
+        "gated_rounded", "as few_rounded of the matmul, gated but not clamped, x not kept"),
+    variant<matmul_call, matmul_e4m3_gated_takes<false>, matmul_e4m3_gated<false>>(
         "gated_e4m3", "as few_e4m3 of the matmul, gated but not clamped, x not kept"),
     variant<matmul_call, matmul_few_gated_takes, matmul_few_gated>(
         "few_gated", "as few of the matmul, gated but not clamped, x not kept"),
     variant<matmul_call, otherwise, act_apart>("apart", "all else: the matmul, then act"),
 };
-const struct op_variants matmul_act_variants = {OP_matmul_act, 3, act_rows};
-const struct op_variants matmul_experts_act_variants = {OP_matmul_experts_act, 3, act_rows};
+const struct op_variants matmul_act_variants = {OP_matmul_act, 4, act_rows};
+const struct op_variants matmul_experts_act_variants = {OP_matmul_experts_act, 4, act_rows};
 
 void cuda_matmul_act(struct device *dev, void *y, void *x, const void *a, const void *b,
                      const void *bias, const struct matmul *shape, const struct act_shape *act,

@@ -28,11 +28,17 @@ struct matmul_call {
 bool matmul_is_e4m3(struct device *dev, const matmul_call &call);
 void matmul_widened(struct device *dev, const matmul_call &call);
 
-// matmul_e4m3.cu: the same for few rows in bf16 on Hopper, widened on the way.
-bool matmul_e4m3_takes(struct device *dev, const matmul_call &call);
-void matmul_e4m3(struct device *dev, const matmul_call &call);
-bool matmul_e4m3_gated_takes(struct device *dev, const matmul_call &call);
-void matmul_e4m3_gated(struct device *dev, const matmul_call &call);
+// matmul_e4m3.cu: the same for few rows in bf16 on Hopper, widened on the way; ROUNDED: A is in
+// e4m3, too.
+#define MATMUL_ROUNDED_TAKES                                                                       \
+    "A and B in e4m3, bf16 on 9.0, k a multiple of 64, n of 16; up to 128 rows, of experts any"
+template <bool ROUNDED> bool matmul_e4m3_takes(struct device *dev, const matmul_call &call);
+template <bool ROUNDED> void matmul_e4m3(struct device *dev, const matmul_call &call);
+template <bool ROUNDED> bool matmul_e4m3_gated_takes(struct device *dev, const matmul_call &call);
+template <bool ROUNDED> void matmul_e4m3_gated(struct device *dev, const matmul_call &call);
+// Whether A and B are in e4m3 and the sums of E4M3_CHUNK of k by themselves, which no number of
+// rows changes: else both are widened.
+bool matmul_in_chunks(struct device *dev, const matmul_call &call);
 
 // matmul_small.cu: bf16 on Hopper, few rows, or few rows of each expert. Whether one takes a call,
 // and its launch.

@@ -10,6 +10,11 @@
  * that these are its four columns (e4m3.h). BATCH steps of 16 of k are widened while
  * as many are multiplied.
  *
+ * ROUNDED: the tokens are codes too, and what ldmatrix gives is the left operand of wgmma as it is,
+ * 32 of k a step. The sums of E4M3_CHUNK of k are added to the total in f32 while the next chunk's
+ * run: its bits are those of cuBLASLt's algorithms without fast accumulation, which have the larger
+ * batches (matmul.cu).
+ *
  * How much a block takes at once was searched on an H200, 2026-11-28, over rows, tokens, groups and
  * bytes of the ring at the sizes of a 1.5 B and a 7.6 B model (plan_of()): as many rows as give
  * each SM a tile, four slabs at least; many tokens are cut among blocks where rows are few. Weights
@@ -20,9 +25,10 @@
 #include "kernels/cuda/matmul/few.cuh"
 #include <algorithm>
 
-#define MAX_TOKENS 512        // beyond, a matrix is widened as a whole
-#define MAX_SLABS  24         // of a block
-#define AHEAD      (64 << 10) // bytes of weights that are asked for before the first tokens
+#define MAX_TOKENS  512        // beyond, a matrix is widened as a whole
+#define MAX_ROUNDED 128        // beyond, the library is faster
+#define MAX_SLABS   24         // of a block
+#define AHEAD       (64 << 10) // bytes of weights that are asked for before the first tokens
 
 // Stages have 256 of k where blocks are small, else 128: chunks of 128 bytes of the weights' rows.
 __host__ __device__ constexpr int chunks_of(int j, int groups)
@@ -132,14 +138,92 @@ __device__ __forceinline__ void e4m3_sums(float (&sum)[J][4], few_ring &ring, in
     ring.next();
 }
 
+/* The same sums of tokens in e4m3, of E4M3_CHUNK of k at a time. Where registers allow it there are
+ * sums of two chunks by turns, so that one's are added while the next one's run. k is a multiple of
+ * 64, and what a last chunk has past its end is not multiplied. */
+template <int J, int SLABS, int GROUPS>
+__device__ __forceinline__ void rounded_sums(float (&total)[J][4], few_ring &ring, int slabs,
+                                             const own_slabs<SLABS> &own, int k)
+{
+    constexpr int CHUNKS = chunks_of(J, GROUPS), STEPS = E4M3_CHUNK / 32, LOADS = 2 * SLABS;
+    constexpr bool TURNS = J <= 4 || (J == 8 && GROUPS < 3);
+    const bool first_lane = threadIdx.x % 32 == 0;
+    const int chunks = (k + E4M3_CHUNK - 1) / E4M3_CHUNK;
+    float sum[TURNS + 1][J][4];
+    uint32_t codes[TURNS + 1][LOADS][4], nobodys[2], before = 0; // before: to be emptied
+    asm volatile("" : "=r"(nobodys[0]), "=r"(nobodys[1]));
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) total[j][i] = sum[0][j][i] = sum[TURNS][j][i] = 0;
+    auto add = [&](float(&x)[J][4]) {
+        settle(x);
+#pragma unroll
+        for (int j = 0; j < J; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) total[j][i] += x[j][i];
+        if (before && first_lane) barrier_arrive(before);
+        before = 0;
+    };
+    auto multiply = [&](auto turn, int chunk) {
+        constexpr int TURN = decltype(turn)::value, AT = CHUNKS > 1 ? TURN : 0;
+        const bool last = chunk + 1 == chunks, whole = !last || k % E4M3_CHUNK == 0;
+        auto &own_sum = sum[TURNS * TURN];
+        auto &own_codes = codes[TURNS * TURN];
+        const uint64_t tokens = operand(ring.stage() + AT * J * 1024);
+        const uint32_t from = ring.stage() + ring.a_bytes + AT * slabs * 1024 + own.offset;
+        if (AT == 0) barrier_wait(ring.is_full(), ring.parity);
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) load_matrices(own_codes[i], from ^ (i * (4 / SLABS) << 4));
+        wgmma_fence();
+#pragma unroll
+        for (int q = 0; q < STEPS; q++) {
+            if (q >= STEPS / 2 && !whole) continue;
+            constexpr bool BOTH = SLABS == 2;
+            const auto &c = own_codes[BOTH ? q : q / 2];
+            const int half = BOTH ? 0 : q % 2 * 2;
+            const uint32_t left[4] = {c[half], BOTH ? c[1] : nobodys[0], c[half + (BOTH ? 2 : 1)],
+                                      BOTH ? c[3] : nobodys[1]};
+            wgmma_codes(own_sum, left, behind(tokens, 2 * q), q > 0);
+        }
+        wgmma_commit();
+        if (TURNS) {
+            wgmma_wait<1>();
+            add(sum[TURNS * (1 - TURN)]);
+        }
+        if (AT + 1 == CHUNKS || last) {
+            before = ring.is_empty();
+            ring.next();
+        }
+        if (!TURNS) {
+            wgmma_wait<0>();
+            add(own_sum);
+        }
+    };
+    int chunk = 0;
+#pragma unroll 1
+    for (; chunk + 1 < chunks; chunk += 2) {
+        multiply(number<0>(), chunk);
+        multiply(number<1>(), chunk + 1);
+    }
+    if (chunk < chunks) multiply(number<0>(), chunk);
+    if (!TURNS) return;
+    wgmma_wait<0>();
+    if (chunk == chunks)
+        add(sum[TURNS]);
+    else
+        add(sum[0]);
+}
+
 // What becomes of the sums of a lane: of a row of weights in each slab, a column, and two tokens of
 // every eight. Lanes of two neighbouring columns exchange, so that each has both of one token.
-template <epilogue END, int J, int SLABS> struct e4m3_end {
+template <epilogue END, int J, int SLABS, bool ROUNDED> struct e4m3_end {
     static constexpr int ENDED = END == GATED ? 1 : SLABS; // columns that come of a lane's
     static constexpr bool EARLY = END == STORED && J <= 4; // what is added to is loaded early
     float factor[SLABS], bias[SLABS];
-    int column[ENDED]; // the even one of the two; the end where there is nothing
-    int end, token;    // token: of the first eight
+    float of_token[ROUNDED ? J : 1][2]; // ROUNDED; of many, loaded late
+    int column[ENDED];                  // the even one of the two; the end where there is nothing
+    int end, token;                     // token: of the first eight
     __nv_bfloat162 old[EARLY ? ENDED : 1][J];
 
     __device__ __forceinline__ bf16 *at(const few_args &p, const few_work &work, int h, int j) const
@@ -151,9 +235,22 @@ template <epilogue END, int J, int SLABS> struct e4m3_end {
         return column[h] < end && token + j * 8 < work.rows;
     }
 
+    __device__ __forceinline__ void load_tokens(const few_args &p, const few_work &work)
+    {
+        const int first = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < J && ROUNDED; j++)
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                of_token[j][k] = first + j * 8 + k < work.rows
+                                     ? e4m3_factor(p.a_scales[work.first + first + j * 8 + k])
+                                     : 0;
+    }
+
     __device__ __forceinline__ void load(const few_args &p, const few_work &work,
                                          const own_slabs<SLABS> &own, int warp, int apart)
     {
+        if constexpr (J <= 4) load_tokens(p, work);
         const int lane = threadIdx.x % 32, from = first_column<END>(work.tile, p.width);
         end = END == GATED ? p.apart : p.n;
         token = lane % 4 * 2 + lane / 4 % 2;
@@ -175,17 +272,18 @@ template <epilogue END, int J, int SLABS> struct e4m3_end {
                         old[h][j] = *(const __nv_bfloat162 *)at(p, work, h, j);
     }
 
-    // What a matmul by itself gives of a slab's sum.
-    __device__ __forceinline__ float value(const few_args &p, float sum, int h) const
+    // What a matmul by itself gives of a slab's sum for token k of the j-th two.
+    __device__ __forceinline__ float value(const few_args &p, float sum, int h, int j, int k) const
     {
-        const float x = sum * factor[h];
+        const float x = ROUNDED ? sum * factor[h] * of_token[j][k] : sum * factor[h];
         return to_f32(from_f32<bf16>(p.bias ? x + bias[h] : x));
     }
 
     template <act_kind ACT>
     __device__ __forceinline__ void store(const few_args &p, const few_work &work,
-                                          const float (&sum)[J][4]) const
+                                          const float (&sum)[J][4])
     {
+        if constexpr (J > 4) load_tokens(p, work);
         const bool odd = threadIdx.x / 4 % 2;
 #pragma unroll
         for (int j = 0; j < J; j++)
@@ -194,9 +292,9 @@ template <epilogue END, int J, int SLABS> struct e4m3_end {
                 float x[2];
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
-                    x[k] = value(p, sum[j][h * 2 + k], h);
+                    x[k] = value(p, sum[j][h * 2 + k], h, j, k);
                     if constexpr (END == GATED)
-                        x[k] = activate(x[k], ACT) * value(p, sum[j][2 + k], 1);
+                        x[k] = activate(x[k], ACT) * value(p, sum[j][2 + k], 1, j, k);
                 }
                 const float other = __shfl_xor_sync(~0u, odd ? x[0] : x[1], 4);
                 float left = odd ? other : x[0], right = odd ? x[1] : other;
@@ -216,16 +314,19 @@ template <epilogue END, int J, int SLABS> struct e4m3_end {
     }
 };
 
-template <epilogue END, int J, int SLABS, int GROUPS>
+template <epilogue END, int J, int SLABS, int GROUPS, bool ROUNDED>
 __device__ __forceinline__ void e4m3_tile(few_ring &ring, const few_args &p, const few_work &work,
                                           int warp, int steps)
 {
     const int slabs = p.width / 8, apart = END == GATED ? slabs / 2 : 4 * GROUPS;
     const own_slabs<SLABS> own(warp, slabs, apart);
-    e4m3_end<END, J, SLABS> ending;
+    e4m3_end<END, J, SLABS, ROUNDED> ending;
     float sum[J][4];
     ending.load(p, work, own, warp, apart);
-    e4m3_sums<J, SLABS, GROUPS>(sum, ring, slabs, own, steps);
+    if constexpr (ROUNDED)
+        rounded_sums<J, SLABS, GROUPS>(sum, ring, slabs, own, p.k);
+    else
+        e4m3_sums<J, SLABS, GROUPS>(sum, ring, slabs, own, steps);
     if (END != GATED || p.act == ACT_SILU)
         ending.template store<ACT_SILU>(p, work, sum);
     else if (p.act == ACT_GELU_TANH)
@@ -236,7 +337,13 @@ __device__ __forceinline__ void e4m3_tile(few_ring &ring, const few_args &p, con
 
 #endif
 
-template <epilogue END, int J, int SLABS, int GROUPS>
+// Bytes of 8 tokens in a chunk: 128 of k.
+__host__ __device__ constexpr int token_bytes(bool rounded)
+{
+    return rounded ? 1024 : 2048;
+}
+
+template <epilogue END, int J, int SLABS, int GROUPS, bool ROUNDED>
 __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     e4m3_kernel(const __grid_constant__ CUtensorMap a_map,
                 const __grid_constant__ CUtensorMap b_map, const __grid_constant__ few_args p)
@@ -246,7 +353,7 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     extern __shared__ __align__(1024) char stages[];
     __shared__ uint64_t full[MAX_STAGES], empty[MAX_STAGES];
     if (!p.early) grid_wait();
-    const uint32_t a_bytes = CHUNKS * J * 2048, b_bytes = CHUNKS * p.width * 128;
+    const uint32_t a_bytes = CHUNKS * J * token_bytes(ROUNDED), b_bytes = CHUNKS * p.width * 128;
     few_ring ring = {{shared_address(stages), a_bytes + b_bytes, shared_address(full),
                       shared_address(empty), p.stages, 0, 0},
                      a_bytes};
@@ -268,7 +375,8 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     const int steps = (p.k + 128 * CHUNKS - 1) / (128 * CHUNKS);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // known to be uniform
     if (warp == GROUPS * 4) {
-        const few_stage stage = {2 * CHUNKS, CHUNKS, min(p.stages, max(1, AHEAD / (int)b_bytes))};
+        const few_stage stage = {ROUNDED ? CHUNKS : 2 * CHUNKS, CHUNKS,
+                                 min(p.stages, max(1, AHEAD / (int)b_bytes))};
         if (threadIdx.x % 32 == 0)
             few_copy<END>(ring, &a_map, &b_map, p, before, p.width, stage, rounds, steps);
         return;
@@ -276,14 +384,15 @@ __global__ void __launch_bounds__(GROUPS * 128 + 32, 1)
     grid_wait();
     grid_release();
     for (int i = 0; i < rounds; i++)
-        e4m3_tile<END, J, SLABS, GROUPS>(ring, p, find_work(p, before, blockIdx.x + i * gridDim.x),
-                                         warp, steps);
+        e4m3_tile<END, J, SLABS, GROUPS, ROUNDED>(
+            ring, p, find_work(p, before, blockIdx.x + i * gridDim.x), warp, steps);
 #endif
 }
 
 // ---- launches ----------------------------------------------------------------------------------
 
 struct e4m3_plan {
+    bool rounded;
     int j, slabs, stages; // j 0: none
     dim3 grid;
     size_t shared;
@@ -295,7 +404,7 @@ struct e4m3_plan {
 static void plan_ring(struct cuda_state *state, e4m3_plan &plan, int k, int rounds, int n_experts)
 {
     const int chunks = chunks_of(plan.j, plan.groups());
-    const size_t stage = (size_t)chunks * (plan.j * 2048 + plan.slabs * 1024);
+    const size_t stage = (size_t)chunks * (plan.j * token_bytes(plan.rounded) + plan.slabs * 1024);
     const size_t beside = (n_experts + 1) * sizeof(int);
     const size_t most = (plan.j >= 8 ? 200 : 150) << 10;
     const size_t room = std::min<size_t>(most, state->max_shared - SHARED_APART - beside);
@@ -305,37 +414,40 @@ static void plan_ring(struct cuda_state *state, e4m3_plan &plan, int k, int roun
     plan.shared = std::max<size_t>(plan.stages * stage + beside, state->max_shared / 2);
 }
 
-// Slabs of `eights` rows for each of so many blocks, and no more of these rounds than it takes.
-static int slabs_for(int eights, int blocks)
+// Of a block: with the sums of many tokens in two registers each it has two groups.
+static int max_slabs(const e4m3_plan &plan, int j)
 {
-    const int rounds = ceil_div(eights, blocks * MAX_SLABS),
-              slabs = ceil_div(eights, blocks * rounds);
+    return plan.rounded && j > 8 ? 16 : MAX_SLABS;
+}
+
+// Slabs of `eights` rows for each of so many blocks, and no more of these rounds than it takes.
+static int slabs_for(int eights, int blocks, int most)
+{
+    const int rounds = ceil_div(eights, blocks * most), slabs = ceil_div(eights, blocks * rounds);
     return slabs <= 4 ? 4 : std::max(8, slabs);
 }
 
-static e4m3_plan plan_tokens(struct cuda_state *state, int eights, int m, bool in_pairs)
+static void plan_tokens(struct cuda_state *state, e4m3_plan &plan, int eights, int m, bool in_pairs)
 {
-    e4m3_plan plan = {};
     plan.j = 1;
     while (plan.j < 16 && plan.j * 8 < m) plan.j *= 2;
     // Half as many tokens in twice the blocks, where these do not have many rows either: a step of
     // k takes as long as its tokens are many.
     auto across = [&](int j) { return std::max(1, state->n_sms / ceil_div(m, 8 * j)); };
-    if (plan.j >= 8 && slabs_for(eights, across(plan.j / 2)) <= 8) plan.j /= 2;
-    plan.slabs = slabs_for(eights, across(plan.j));
+    auto slabs = [&](int j) { return slabs_for(eights, across(j), max_slabs(plan, j)); };
+    if (plan.j >= 8 && slabs(plan.j / 2) <= 8) plan.j /= 2;
+    plan.slabs = slabs(plan.j);
     if (in_pairs) plan.slabs += plan.slabs % 2; // each slab of a half is a slab of the other
     const int tiles = ceil_div(eights, plan.slabs), rounds = ceil_div(tiles, across(plan.j));
     plan.grid = dim3(ceil_div(tiles, rounds), ceil_div(m, 8 * plan.j));
-    return plan;
 }
 
 // Of experts: the tiles with which all their rows cost the blocks least.
-static e4m3_plan plan_experts(struct cuda_state *state, int eights, int m, int e)
+static void plan_experts(struct cuda_state *state, e4m3_plan &plan, int eights, int m, int e)
 {
-    e4m3_plan plan = {};
-    plan.j = m <= std::max(8, 2 * e) ? 1 : m <= 8 * e ? 2 : 8;
+    plan.j = m <= std::max(8, 2 * e) ? 1 : m <= 8 * e ? 2 : m <= 64 * e ? 8 : 16;
     int64_t least = INT64_MAX;
-    for (int slabs = std::min(8, eights); slabs <= MAX_SLABS; slabs += 4) {
+    for (int slabs = std::min(8, eights); slabs <= max_slabs(plan, plan.j); slabs += 4) {
         const int64_t tiles = (int64_t)busy_experts(m, e) * ceil_div(eights, slabs);
         const int64_t cost = ceil_div(tiles, state->n_sms) * (int64_t)(slabs + 1);
         if (cost >= least) continue;
@@ -344,45 +456,64 @@ static e4m3_plan plan_experts(struct cuda_state *state, int eights, int m, int e
     }
     const int tiles = expert_tiles(m, e, 8 * plan.j) * ceil_div(eights, plan.slabs);
     plan.grid = dim3(std::min(state->n_sms, tiles));
-    return plan;
 }
 
-template <epilogue END> static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
+// What these kernels and, of rows in e4m3, the library take.
+static bool fits(struct device *dev, const matmul_call &c)
+{
+    const struct matmul *s = c.shape;
+    return s->scales && on_hopper(dev) && s->in == DT_BF16 && s->out == DT_BF16 && !s->trans_a &&
+           s->trans_b && s->k % CHUNK == 0 && s->k > 0 && !s->columns &&
+           c.n_experts <= MAX_EXPERTS && aligned(16, {c.a, c.b, c.c}, {});
+}
+
+bool matmul_in_chunks(struct device *dev, const matmul_call &c)
+{
+    return c.shape->a_scales && c.shape->n % 16 == 0 && fits(dev, c);
+}
+
+template <epilogue END, bool ROUNDED>
+static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
 {
     struct cuda_state *state = cuda_use(dev);
     const struct matmul *s = call.shape;
     const int e = call.n_experts, eights = s->n / 8;
-    if (!s->scales || s->a_scales || !on_hopper(dev) || s->in != DT_BF16 || s->out != DT_BF16 ||
-        s->trans_a || !s->trans_b || s->k % CHUNK != 0 || s->k <= 0 ||
-        s->n % (END == GATED ? 16 : 8) != 0 || s->columns ||
-        !aligned(16, {call.a, call.b, call.c}, {}) || e > MAX_EXPERTS ||
-        s->m > (e > 0 ? std::max(64, 32 * e) : MAX_TOKENS))
-        return {};
-    e4m3_plan plan = e > 0 ? plan_experts(state, eights, s->m, e)
-                           : plan_tokens(state, eights, s->m, END == GATED);
+    e4m3_plan plan = {};
+    plan.rounded = ROUNDED;
+    if (ROUNDED ? !matmul_in_chunks(dev, call) || (e == 0 && s->m > MAX_ROUNDED)
+                : s->a_scales || !fits(dev, call) || s->n % (END == GATED ? 16 : 8) != 0 ||
+                      s->m > (e > 0 ? std::max(64, 32 * e) : MAX_TOKENS))
+        return plan;
+    if (e > 0)
+        plan_experts(state, plan, eights, s->m, e);
+    else
+        plan_tokens(state, plan, eights, s->m, END == GATED);
     const int tiles =
         ceil_div(eights, plan.slabs) * (e > 0 ? expert_tiles(s->m, e, 8 * plan.j) : 1);
     plan_ring(state, plan, s->k, ceil_div(tiles, plan.grid.x), e);
     return plan;
 }
 
-template <epilogue END, int J> static auto kernel_of(const e4m3_plan &plan)
+template <epilogue END, int J, bool ROUNDED> static auto kernel_of(const e4m3_plan &plan)
 {
     if constexpr (J <= 4 && END == STORED)
-        if (plan.single()) return e4m3_kernel<END, J, 1, 1>;
-    return plan.groups() == 1   ? e4m3_kernel<END, J, 2, 1>
-           : plan.groups() == 2 ? e4m3_kernel<END, J, 2, 2>
-                                : e4m3_kernel<END, J, 2, 3>;
+        if (plan.single()) return e4m3_kernel<END, J, 1, 1, ROUNDED>;
+    if constexpr (!ROUNDED || J <= 8)
+        if (plan.groups() == 3) return e4m3_kernel<END, J, 2, 3, ROUNDED>;
+    return plan.groups() == 1 ? e4m3_kernel<END, J, 2, 1, ROUNDED>
+                              : e4m3_kernel<END, J, 2, 2, ROUNDED>;
 }
 
-template <epilogue END> static void launch(struct device *dev, const matmul_call &call)
+template <epilogue END, bool ROUNDED>
+static void launch(struct device *dev, const matmul_call &call)
 {
     const struct matmul *s = call.shape;
-    const e4m3_plan plan = plan_of<END>(dev, call);
+    const e4m3_plan plan = plan_of<END, ROUNDED>(dev, call);
     few_args p = few_args_of<END>(call);
     CUtensorMap a_map, b_map;
     const int chunks = chunks_of(plan.j, plan.groups());
-    const boxes of_a = {s->m, s->k, 0, 8 * plan.j, 2 * chunks};
+    boxes of_a = {s->m, s->k, 0, 8 * plan.j, 2 * chunks};
+    if (ROUNDED) of_a = {s->m, s->k / 2, 0, 8 * plan.j, chunks};
     const boxes of_b = {(int64_t)s->n * std::max(1, p.n_experts), s->k / 2, p.apart, plan.slabs * 8,
                         chunks};
     if (!map_of(dev, &a_map, call.a, of_a) || !map_of(dev, &b_map, call.b, of_b)) return;
@@ -396,33 +527,43 @@ template <epilogue END> static void launch(struct device *dev, const matmul_call
     p.add = s->beta != 0;
     p.early = s->early;
     p.scales = s->scales;
-    const auto kernel = plan.j == 1   ? kernel_of<END, 1>(plan)
-                        : plan.j == 2 ? kernel_of<END, 2>(plan)
-                        : plan.j == 4 ? kernel_of<END, 4>(plan)
-                        : plan.j == 8 ? kernel_of<END, 8>(plan)
-                                      : kernel_of<END, 16>(plan);
+    p.a_scales = s->a_scales;
+    const auto kernel = plan.j == 1   ? kernel_of<END, 1, ROUNDED>(plan)
+                        : plan.j == 2 ? kernel_of<END, 2, ROUNDED>(plan)
+                        : plan.j == 4 ? kernel_of<END, 4, ROUNDED>(plan)
+                        : plan.j == 8 ? kernel_of<END, 8, ROUNDED>(plan)
+                                      : kernel_of<END, 16, ROUNDED>(plan);
     cuda_launch(dev, "matmul of few rows with weights of e4m3", kernel, plan.grid,
                 plan.groups() * 128 + 32, plan.shared, a_map, b_map, p);
 }
 
 // ---- variants ----------------------------------------------------------------------------------
 
-bool matmul_e4m3_takes(struct device *dev, const matmul_call &call)
+template <bool ROUNDED> bool matmul_e4m3_takes(struct device *dev, const matmul_call &call)
 {
-    return plan_of<STORED>(dev, call).j;
+    return plan_of<STORED, ROUNDED>(dev, call).j;
 }
 
-void matmul_e4m3(struct device *dev, const matmul_call &call)
+template <bool ROUNDED> void matmul_e4m3(struct device *dev, const matmul_call &call)
 {
-    launch<STORED>(dev, call);
+    launch<STORED, ROUNDED>(dev, call);
 }
 
-bool matmul_e4m3_gated_takes(struct device *dev, const matmul_call &call)
+template <bool ROUNDED> bool matmul_e4m3_gated_takes(struct device *dev, const matmul_call &call)
 {
-    return few_may_gate(call) && plan_of<GATED>(dev, call).j;
+    return few_may_gate(call) && plan_of<GATED, ROUNDED>(dev, call).j;
 }
 
-void matmul_e4m3_gated(struct device *dev, const matmul_call &call)
+template <bool ROUNDED> void matmul_e4m3_gated(struct device *dev, const matmul_call &call)
 {
-    launch<GATED>(dev, call);
+    launch<GATED, ROUNDED>(dev, call);
 }
+
+#define FOR(ROUNDED)                                                                               \
+    template bool matmul_e4m3_takes<ROUNDED>(struct device *, const matmul_call &);                \
+    template void matmul_e4m3<ROUNDED>(struct device *, const matmul_call &);                      \
+    template bool matmul_e4m3_gated_takes<ROUNDED>(struct device *, const matmul_call &);          \
+    template void matmul_e4m3_gated<ROUNDED>(struct device *, const matmul_call &);
+FOR(false)
+FOR(true)
+#undef FOR

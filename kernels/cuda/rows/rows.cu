@@ -325,25 +325,39 @@ void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, e
 #define QUANTISE_THREADS 128
 
 // A block is a row's; of its columns a thread has V at a time: 16, all of whose codes lie together,
-// or 1.
-template <typename T, int V>
+// or 1. It holds HELD times as many, which are all it has; 0: it loads them twice.
+template <typename T, int V, int HELD>
 __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int cols,
                                 const int8_t *of_ranks, int n_ranks)
 {
-    grid_begin();
+    grid_begin_early();
     __shared__ float shared[32];
+    using packed = pack<T, V>;
     const int64_t at = (int64_t)blockIdx.x * cols;
     const int first = threadIdx.x * V, stride = QUANTISE_THREADS * V;
-    float largest = 0, x[V];
+    packed held[HELD + 1];
+    auto each = [&](auto f) {
+        if constexpr (HELD > 0) {
+#pragma unroll
+            for (int i = 0; i < HELD; i++)
+                if (first + i * stride < cols) f(first + i * stride, held[i]);
+        } else {
+            for (int c = first; c < cols; c += stride) f(c, *(const packed *)(w + at + c));
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (first + i * stride < cols) held[i] = *(const packed *)(w + at + first + i * stride);
+    float largest = 0;
     bool has_nan = false;
-    for (int c = first; c < cols && !of_ranks; c += stride) {
-        load<T, V>(x, w + at + c);
+    each([&](int, const packed &x) {
+        if (of_ranks) return;
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            largest = fmaxf(largest, fabsf(x[i]));
-            has_nan |= isnan(x[i]);
+            largest = fmaxf(largest, fabsf(to_f32(x.at[i])));
+            has_nan |= isnan(to_f32(x.at[i]));
         }
-    }
+    });
     int scale = e4m3_scale(block_max(largest, shared));
     if (__syncthreads_or(has_nan)) scale = E4M3_SCALE_NAN;
     if (of_ranks) scale = of_ranks[blockIdx.x];
@@ -352,14 +366,13 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     if (threadIdx.x == 0) scales[blockIdx.x] = (int8_t)scale;
     if (!codes) return;
     const float down = power_of_two(-scale);
-    for (int c = first; c < cols; c += stride) {
+    each([&](int c, const packed &x) {
         pack<uint8_t, V> code;
-        load<T, V>(x, w + at + c);
 #pragma unroll
         for (int i = 0; i < V; i++)
-            code.at[V > 1 ? e4m3_place(i, V) : 0] = e4m3_from_f32(x[i] * down);
+            code.at[V > 1 ? e4m3_place(i, V) : 0] = e4m3_from_f32(to_f32(x.at[i]) * down);
         *(pack<uint8_t, V> *)(codes + at + (V > 1 ? c : e4m3_place(c, cols))) = code;
-    }
+    });
 }
 
 // Whether a matrix's codes, and its numbers, may be taken 16 at a time.
@@ -374,10 +387,14 @@ void cuda_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const voi
     if (rows <= 0 || cols <= 0) return;
     with_type(w_dt, [&](auto t) {
         using T = decltype(t);
-        const bool fits = in_sixteens(codes, (const T *)w, cols);
-        cuda_launch(dev, "quantise", fits ? quantise_kernel<T, 16> : quantise_kernel<T, 1>,
-                    (unsigned)rows, QUANTISE_THREADS, 0, codes, scales, (const T *)w, cols,
-                    of_ranks, n_ranks);
+        const int held = ceil_div(cols, 16 * QUANTISE_THREADS);
+        const auto kernel = !in_sixteens(codes, (const T *)w, cols) ? quantise_kernel<T, 1, 0>
+                            : held <= 2                             ? quantise_kernel<T, 16, 2>
+                            : held <= 5                             ? quantise_kernel<T, 16, 5>
+                            : held <= 10 && sizeof(T) == 2          ? quantise_kernel<T, 16, 10>
+                                                                    : quantise_kernel<T, 16, 0>;
+        cuda_launch(dev, "quantise", kernel, (unsigned)rows, QUANTISE_THREADS, 0, codes, scales,
+                    (const T *)w, cols, of_ranks, n_ranks);
     });
 }
 
@@ -402,13 +419,9 @@ __global__ void widen_kernel(T *w, const uint8_t *codes, const int8_t *scales, u
 
 wide_weights::wide_weights(struct device *dev, const void *narrow, const int8_t *scales,
                            int64_t rows, int cols, enum dtype dt)
-    : dev(dev), kept_before(cuda_use(dev)->workspace_kept), w(narrow)
+    : kept(dev, scales ? rows * cols * dtype_size(dt) : 0), w(scales ? kept.memory : narrow)
 {
-    if (!scales) return;
-    const size_t bytes = (rows * cols * dtype_size(dt) + 255) / 256 * 256;
-    w = cuda_workspace(dev, bytes);
-    if (!w) return;
-    cuda_use(dev)->workspace_kept += bytes;
+    if (!kept.memory) return;
     with_type(dt, [&](auto t) {
         using T = decltype(t);
         const bool fits = in_sixteens(narrow, (const T *)w, cols);
