@@ -175,8 +175,9 @@ const char *const stored_form_notes[] = {
     [STORED_PLAIN] = NULL,
     [STORED_MXFP4] = "its experts' MXFP4 weights become ordinary ones of the model's dtype, and "
                      "checkpoints are saved with those",
-    [STORED_FP8] = "its FP8 matrices become ordinary ones of the model's dtype, and checkpoints "
-                   "are saved with those",
+    [STORED_FP8] = "its FP8 matrices become ordinary ones of the model's dtype (with "
+                   "--quantization they are multiplied in e4m3), and checkpoints are saved with "
+                   "those",
 };
 
 static enum status read_quantization(const char *where, const json_t *json, struct model_config *c)

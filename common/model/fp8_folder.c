@@ -123,8 +123,9 @@ bool fp8_is_scale(const struct safetensors *set, const char *name)
 {
     // With the matrix's name in front; those of the KV cache stand beside the matrices that fill
     // it.
-    static const char *const of_matrix[] = {"weight_scale", "weight_scale_inv", "input_scale",
-                                            "activation_scale", "output_scale"};
+    static const char *const of_matrix[] = {"weight_scale", "weight_scale_inv",
+                                            "input_scale",  "activation_scale",
+                                            "output_scale", "input_scale_ub"};
     static const char *const of_cache[] = {"k_scale", "v_scale", "q_scale", "kv_scale"};
     const char *dot = strrchr(name, '.'), *last = dot ? dot + 1 : name;
     char matrix[200];

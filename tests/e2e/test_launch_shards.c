@@ -64,20 +64,29 @@ TEST(any_number_goes_on_from_data_and_tensor_parallel)
     same_losses(&scene, "one", "mixed", STEPS, 1e-5);
 }
 
-// A row that is cut among ranks is rounded by each for itself, the server's and the trainer's
-// alike.
+static void learn_in_e4m3(const char *run, const char *ranks, const char *quantization)
+{
+    scene_ended(&scene,
+                train_on(&scene, run,
+                         args("--ranks %s --model %s --tensor-parallel-size %s --exact "
+                              "--prompts-per-step 4 --max-steps 2 --server-args %s",
+                              ranks, scene.model, ranks,
+                              test_text("--exact --quantization %s", quantization))),
+                0);
+    each_within(&scene, run, "sampler_mismatch/max", 2, 0, 0);
+    each_within(&scene, run, "entropy", 2, DBL_MIN, INFINITY);
+}
+
+// Weights are those of one rank, when loaded and when published. A token's row of activations that
+// is cut among ranks is rounded by each for itself, the server's and the trainer's alike.
 TEST(shards_multiply_in_e4m3)
 {
     if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
     mpirun_words(2);
-    scene_ended(&scene,
-                train_on(&scene, "e4m3",
-                         args("--ranks 2 --model %s --tensor-parallel-size 2 --exact "
-                              "--prompts-per-step 4 --max-steps 2 --server-args %s",
-                              scene.model, "--exact --quantization fp8")),
-                0);
-    each_within(&scene, "e4m3", "sampler_mismatch/max", 2, 0, 0);
-    each_within(&scene, "e4m3", "entropy", 2, DBL_MIN, INFINITY);
+    learn_in_e4m3("rows", "2", "fp8");
+    learn_in_e4m3("two", "2", "fp8-weights");
+    learn_in_e4m3("alone", "1", "fp8-weights");
+    same_losses(&scene, "alone", "two", 2, 1e-5);
 }
 
 TEST(what_does_not_fit_is_refused)

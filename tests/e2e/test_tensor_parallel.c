@@ -182,6 +182,24 @@ TEST(two_ranks_serve_one_model)
     name_a_follower_that_is_killed();
 }
 
+// In e4m3 too, whose codes are those of one rank: loaded, and after /reload.
+TEST(two_ranks_in_e4m3)
+{
+    struct daemon two = {0}, one = {0};
+    const char *folder = daemon_model(test_folder(), false, 3),
+               *other = daemon_model(test_folder(), false, 8);
+    const char *reload = test_text("{\"model\": \"%s\"}", other);
+    mpirun_words(2);
+    daemon_start(&two, folder, args("--tensor-parallel-size 2 --quantization fp8-weights"));
+    daemon_start(&one, folder, args("--quantization fp8-weights"));
+    assert_same_choices(samples(&two), samples(&one));
+    daemon_post(two.socket, "/reload", 200, reload);
+    daemon_post(one.socket, "/reload", 200, reload);
+    assert_same_choices(samples(&two), samples(&one));
+    daemon_end(&one);
+    assert_int_equal(daemon_stop(&two), 0);
+}
+
 TEST(what_has_no_shards_is_refused)
 {
     const char *folder = daemon_model(test_folder(), false, 3);
