@@ -278,6 +278,7 @@ struct sample_params {
     int32_t top_k;     // 0: off
     uint64_t seed;     // the request's stream
     uint64_t position; // of the token to be sampled, in its sequence
+    int32_t mask;      // 1 + which of sample_args.masks says what may come; 0: anything may
 };
 // What is to be verified at a row, in device memory: a draft and the distribution it was sampled
 // from.
@@ -293,6 +294,9 @@ struct sample_args {
     const struct sample_draft *drafts; // (n); NULL: no row has a draft
     const float *draft_logits;         // (.., draft_vocab)
     int draft_vocab;                   // <= vocab
+    // (.., MASK_WORDS(vocab)) bit t % 32 of word t / 32 is token t's; 0: its logit counts as
+    // MIN_LOGIT. NULL: no row has a mask.
+    const uint32_t *masks;
 };
 // What sampling one row gives, in device memory.
 struct sample_result {
@@ -639,10 +643,9 @@ struct ops {
                           int vocab, bool undo);
     // Rules tokens out: of n rows, row[i] of the logits (row NULL: i) has mask i of masks (n,
     // MASK_WORDS(vocab)), where bit t % 32 of word t / 32 is token t's; where that is 0 its logit
-    // becomes MIN_LOGIT. saved (n, vocab) gets what it was there, NULL: nobody wants it back. undo:
-    // puts it back.
-    void (*mask_logits)(struct device *, float *logits, float *saved, const int32_t *row,
-                        const uint32_t *masks, int n, int vocab, bool undo);
+    // becomes MIN_LOGIT.
+    void (*mask_logits)(struct device *, float *logits, const int32_t *row, const uint32_t *masks,
+                        int n, int vocab);
     // For each row: with p = softmax(teacher / temperature) over the first `vocab` entries and
     // q = softmax(student / temperature): kl[i] = sum p log(p / q); overlap[i] = sum min(p, q), the
     // rate at which drafts sampled from q are accepted; dstudent (n, vocab) of dtype dt =

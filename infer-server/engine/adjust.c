@@ -88,25 +88,13 @@ static void release_entries(struct adjuster *a)
     a->cap_entries = 0;
 }
 
-static void release_masks(struct adjuster *a)
-{
-    device_release(a->dev, a->masked);
-    device_release(a->dev, a->masks);
-    device_release(a->dev, a->unmasked);
-    a->masked = NULL;
-    a->masks = NULL;
-    a->unmasked = NULL;
-    a->cap_masked = 0;
-}
-
 void adjuster_release(struct adjuster *a)
 {
     if (!a->dev) return;
     release_entries(a);
     device_release(a->dev, a->rows);
     device_host_release(a->dev, a->host_rows);
-    release_masks(a);
-    device_host_release(a->dev, a->host_masked);
+    device_release(a->dev, a->masks);
     device_host_release(a->dev, a->host_masks);
     free(a->wanted);
 }
@@ -139,25 +127,21 @@ static enum status reserve_mask(struct adjuster *a)
                  rows = (size_t)a->max_rows, cap = 2 * (size_t)a->n_masked + 1;
     if (!a->wanted) a->wanted = malloc(rows * sizeof *a->wanted);
     if (!a->wanted) return status_fail(ST_NO_MEMORY, "no memory for masks");
-    if (!a->host_masked)
-        CHECK(device_host_alloc(a->dev, rows * sizeof *a->masked, (void **)&a->host_masked));
     if (!a->host_masks) CHECK(device_host_alloc(a->dev, rows * words, (void **)&a->host_masks));
     if (a->n_masked < a->cap_masked) return ST_OK;
-    release_masks(a);
-    CHECK(device_alloc(a->dev, cap * sizeof *a->masked, (void **)&a->masked));
+    device_release(a->dev, a->masks);
+    a->masks = NULL;
+    a->cap_masked = 0;
     CHECK(device_alloc(a->dev, cap * words, (void **)&a->masks));
-    CHECK(
-        device_alloc(a->dev, cap * (size_t)a->vocab * sizeof *a->unmasked, (void **)&a->unmasked));
     a->cap_masked = (int)cap;
 out:
     return st;
 }
 
-static enum status add_mask(struct adjuster *a, int row, const struct adjustment *adjustment)
+static enum status add_mask(struct adjuster *a, const struct adjustment *adjustment)
 {
     const enum status st = reserve_mask(a);
     if (st != ST_OK) return st;
-    a->host_masked[a->n_masked] = row;
     a->wanted[a->n_masked++] = (struct constraint_row){adjustment->constraint, adjustment->state};
     return ST_OK;
 }
@@ -176,7 +160,7 @@ enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
     static const struct logit_list empty = {0};
     const struct logit_list *list = adjustment->list ? adjustment->list : &empty;
     const int n_ahead = sampling_counts(s) ? adjustment->n_ahead : 0;
-    enum status st = adjustment->constraint ? add_mask(a, row, adjustment) : ST_OK;
+    enum status st = adjustment->constraint ? add_mask(a, adjustment) : ST_OK;
     if (st != ST_OK || list->n + n_ahead == 0) return st; // nothing was generated yet
     st = reserve(a, a->n_entries + list->n + n_ahead);
     if (st != ST_OK) return st;
@@ -195,12 +179,6 @@ enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
     return ST_OK;
 }
 
-static void mask_rows(struct adjuster *a, float *logits, bool undo)
-{
-    device_ops(a->dev)->mask_logits(a->dev, logits, a->unmasked, a->masked, a->masks, a->n_masked,
-                                    a->vocab, undo);
-}
-
 static void adjust_rows(struct adjuster *a, float *logits, bool undo)
 {
     device_ops(a->dev)->adjust_logits(a->dev, logits, a->saved, a->rows, a->entries, a->n_rows,
@@ -216,14 +194,10 @@ void adjuster_apply(struct adjuster *a, float *logits)
                        (size_t)a->n_entries * sizeof *a->entries);
         adjust_rows(a, logits, false);
     }
-    if (a->n_masked == 0) return;
-    device_copy_in(a->dev, a->masked, a->host_masked, (size_t)a->n_masked * sizeof *a->masked);
     device_copy_in(a->dev, a->masks, a->host_masks, masks);
-    mask_rows(a, logits, false);
 }
 
 void adjuster_undo(struct adjuster *a, float *logits)
 {
-    if (a->n_masked > 0) mask_rows(a, logits, true);
     if (a->n_rows > 0) adjust_rows(a, logits, true);
 }

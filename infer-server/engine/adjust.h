@@ -1,8 +1,8 @@
 /* adjust.h: penalties, logit_bias and constraints. A sample that has some keeps a list of the
  * tokens whose logits they change, with how often each was generated; before a row is sampled its
- * list, and the mask of its constraint, goes to the device (ops.h, adjust_logits and mask_logits),
- * and afterwards the logits are put back, so that raw log-probabilities can be read. Requests
- * without any have empty lists, and cost nothing. The engine's thread. */
+ * list goes to the device (ops.h, adjust_logits), and afterwards the logits are put back, so that
+ * raw log-probabilities can be read; the mask of its constraint is sampled with. Requests without
+ * any have empty lists, and cost nothing. The engine's thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_ADJUST_H
 #define INFER_SERVER_ADJUST_H
@@ -48,9 +48,7 @@ struct adjuster { // but for the first line all zero at first
     int cap_entries;
     int n_masked;                  // rows of the present step that have a mask
     struct constraint_row *wanted; // (max_rows) of which constraint
-    int32_t *masked, *host_masked; // (cap_masked), (max_rows) which they are
-    uint32_t *masks, *host_masks;  // (.., MASK_WORDS(vocab)) likewise
-    float *unmasked;               // (cap_masked, vocab)
+    uint32_t *masks, *host_masks;  // (cap_masked), (max_rows) MASK_WORDS(vocab) each
     int cap_masked;
 };
 void adjuster_release(struct adjuster *a);
@@ -60,6 +58,7 @@ void adjuster_release(struct adjuster *a);
 enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
                          const struct adjustment *adjustment); // ST_NO_MEMORY
 enum status adjuster_finish(struct adjuster *a);               // ST_NO_MEMORY
+// The masks are those rows' that have one, in their order: `masks`, once they are applied.
 // Enqueues the adjustment of logits (max_rows, vocab), and its way back, where rows were added.
 void adjuster_apply(struct adjuster *a, float *logits);
 void adjuster_undo(struct adjuster *a, float *logits);

@@ -95,12 +95,14 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
     s->adjuster.n_rows = s->adjuster.n_entries = s->adjuster.n_masked = 0;
     for (int i = 0; i < n; i++) {
         const struct sampling *sampling = rows[i].sampling;
-        s->host_params[i] = (struct sample_params){.temperature = sampling->temperature,
-                                                   .top_p = sampling->top_p,
-                                                   .min_p = sampling->min_p,
-                                                   .top_k = sampling->top_k,
-                                                   .seed = rows[i].stream,
-                                                   .position = rows[i].position};
+        s->host_params[i] = (struct sample_params){
+            .temperature = sampling->temperature,
+            .top_p = sampling->top_p,
+            .min_p = sampling->min_p,
+            .top_k = sampling->top_k,
+            .seed = rows[i].stream,
+            .position = rows[i].position,
+            .mask = rows[i].adjustment.constraint ? s->adjuster.n_masked + 1 : 0};
         s->host_drafts[i] = rows[i].draft;
         *ret_drafted |= rows[i].draft.token >= 0;
         float *row = logits + (size_t)i * (size_t)s->vocab;
@@ -125,7 +127,11 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
     device_copy_in(s->dev, s->params, s->host_params, (size_t)n * sizeof *s->params);
     if (drafted) device_copy_in(s->dev, s->drafts, s->host_drafts, (size_t)n * sizeof *s->drafts);
     adjuster_apply(&s->adjuster, logits);
-    struct sample_args args = {.logits = logits, .params = s->params, .n = n, .vocab = s->vocab};
+    struct sample_args args = {.logits = logits,
+                               .params = s->params,
+                               .n = n,
+                               .vocab = s->vocab,
+                               .masks = s->adjuster.n_masked ? s->adjuster.masks : NULL};
     if (drafted) {
         args.drafts = s->drafts;
         args.draft_logits = drafts->logits;

@@ -181,20 +181,16 @@ static float adjusted(float z, const struct logit_row *row, const struct logit_e
     return z;
 }
 
-void cpu_mask_logits(struct device *dev, float *logits, float *saved, const int32_t *row,
-                     const uint32_t *masks, int n, int vocab, bool undo)
+void cpu_mask_logits(struct device *dev, float *logits, const int32_t *row, const uint32_t *masks,
+                     int n, int vocab)
 {
     (void)dev;
 #pragma omp parallel for
     for (int i = 0; i < n; i++) {
         float *z = logits + (int64_t)(row ? row[i] : i) * vocab;
-        float *kept = saved ? saved + (int64_t)i * vocab : NULL;
         const uint32_t *mask = masks + (int64_t)i * MASK_WORDS(vocab);
-        for (int t = 0; t < vocab; t++) {
-            if (mask[t / 32] >> t % 32 & 1) continue;
-            if (!undo && kept) kept[t] = z[t];
-            z[t] = undo ? kept[t] : MIN_LOGIT;
-        }
+        for (int t = 0; t < vocab; t++)
+            if (!(mask[t / 32] >> t % 32 & 1)) z[t] = MIN_LOGIT;
     }
 }
 

@@ -180,19 +180,20 @@ static int sample_token(const struct distribution *d, const struct sample_params
     return best;
 }
 
-// z and scratch (vocab) are the caller's; the distribution refers to z.
-static struct distribution distribution_of(const float *logits, int vocab,
+// mask: NULL, anything may come. z and scratch (vocab) are the caller's; the distribution refers to
+// z.
+static struct distribution distribution_of(const float *logits, const uint32_t *mask, int vocab,
                                            const struct sample_params *params, float *z,
                                            float *scratch)
 {
     const float scale = sampling_scale(params);
     struct distribution d = {.z = z, .vocab = vocab, .min_p = params->min_p};
     float max = -INFINITY;
+    for (int t = 0; t < vocab; t++) z[t] = logits[t] * scale;
+    for (int t = 0; mask && t < vocab; t++)
+        if (!(mask[t / 32] >> t % 32 & 1)) z[t] = MIN_LOGIT * scale;
 #pragma omp simd reduction(max : max)
-    for (int t = 0; t < vocab; t++) {
-        z[t] = logits[t] * scale;
-        max = z[t] > max ? z[t] : max;
-    }
+    for (int t = 0; t < vocab; t++) max = z[t] > max ? z[t] : max;
     while (d.likeliest < vocab - 1 && z[d.likeliest] != max) d.likeliest++;
     d.max = max;
     d.threshold = filter_threshold(z, vocab, max, params, scratch);
@@ -238,8 +239,11 @@ static struct sample_result sample_row(const struct sample_args *args, int i, fl
     const struct sample_params *params = &args->params[i];
     const struct sample_draft draft =
         args->drafts ? args->drafts[i] : (struct sample_draft){-1, -1};
+    const uint32_t *mask = args->masks && params->mask > 0
+                               ? args->masks + (int64_t)(params->mask - 1) * MASK_WORDS(args->vocab)
+                               : NULL;
     float *spare = scratch + stride;
-    const struct distribution p = distribution_of(args->logits + (int64_t)i * args->vocab,
+    const struct distribution p = distribution_of(args->logits + (int64_t)i * args->vocab, mask,
                                                   args->vocab, params, scratch, spare);
     int token;
     if (params->temperature == 0) {
@@ -248,7 +252,7 @@ static struct sample_result sample_row(const struct sample_args *args, int i, fl
         token = sample_token(&p, params);
     } else {
         const struct distribution q =
-            distribution_of(args->draft_logits + (int64_t)draft.row * args->draft_vocab,
+            distribution_of(args->draft_logits + (int64_t)draft.row * args->draft_vocab, NULL,
                             args->draft_vocab, params, scratch + 2 * stride, spare);
         token = accepted(&p, &q, draft.token, params) ? draft.token
                                                       : sample_residual(&p, &q, params, spare);

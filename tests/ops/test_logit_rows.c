@@ -1,7 +1,7 @@
 /* test_logit_rows.c: the operations on rows of logits beside sampling. top_logprobs: tokens, ranks
  * and numbers against a sorted row in double precision, and to the bit against `logprob` on the
  * same device. adjust_logits: against the formula in double precision, CUDA to the bit against the
- * CPU, and undone to the bit. mask_logits: to the bit, undone too.
+ * CPU, and undone to the bit. mask_logits: to the bit.
  *
  *   test_logit_rows [--device cuda:N] */
 // SPDX-License-Identifier: Apache-2.0
@@ -206,7 +206,7 @@ ON_EACH_DEVICE(masks)
 {
     enum { MASKED = 3, WORDS = MASK_WORDS(VOCAB) };
     static const int32_t rows[MASKED] = {4, 0, 2};
-    static float z[ROWS * VOCAB], want[ROWS * VOCAB], got[ROWS * VOCAB], undone[ROWS * VOCAB];
+    static float z[ROWS * VOCAB], want[ROWS * VOCAB], got[ROWS * VOCAB];
     uint32_t masks[MASKED * WORDS];
     struct rng r;
     rng_init(&r, 5, 1);
@@ -215,20 +215,15 @@ ON_EACH_DEVICE(masks)
     for (int i = 0; i < MASKED; i++)
         for (int t = 0; t < VOCAB; t++)
             if (!(masks[i * WORDS + t / 32] >> t % 32 & 1)) want[rows[i] * VOCAB + t] = MIN_LOGIT;
-    float *logits = to_device(z, sizeof z), *saved = to_device(NULL, MASKED * VOCAB * sizeof *z);
+    float *logits = to_device(z, sizeof z), *plain = to_device(z, sizeof z);
     int32_t *d_rows = to_device(rows, sizeof rows);
     uint32_t *d_masks = to_device(masks, sizeof masks);
-    ops->mask_logits(dev, logits, saved, d_rows, d_masks, MASKED, VOCAB, false);
+    ops->mask_logits(dev, logits, d_rows, d_masks, MASKED, VOCAB);
     device_copy_out(dev, got, logits, sizeof got);
     assert_ok(device_sync(dev));
     assert_memory_equal(got, want, sizeof got);
-    ops->mask_logits(dev, logits, saved, d_rows, d_masks, MASKED, VOCAB, true);
-    device_copy_out(dev, undone, logits, sizeof undone);
-    assert_ok(device_sync(dev));
-    assert_memory_equal(undone, z, sizeof undone);
-    // the first rows, which nobody wants back
-    ops->mask_logits(dev, logits, NULL, NULL, d_masks, 1, VOCAB, false);
-    from_device(got, logits, sizeof got);
+    ops->mask_logits(dev, plain, NULL, d_masks, 1, VOCAB); // the first rows
+    from_device(got, plain, sizeof got);
     for (int t = 0; t < VOCAB; t++)
         assert_true(got[t] == (masks[t / 32] >> t % 32 & 1 ? z[t] : MIN_LOGIT));
     assert_memory_equal(got + VOCAB, z + VOCAB, sizeof z - VOCAB * sizeof *z);

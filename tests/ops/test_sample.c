@@ -3,10 +3,11 @@
 #include "tests/support/op_table.h"
 #include "tests/support/sampling.h"
 
-// drafts (n) or NULL, whose rows are of draft_logits (n, draft_vocab).
-static void verify_rows(struct sample_result *result, const float *logits,
+// drafts (n) or NULL, whose rows are of draft_logits (n, draft_vocab). masks: (n), or NULL.
+static void masked_rows(struct sample_result *result, const float *logits,
                         const struct sample_params *params, const struct sample_draft *drafts,
-                        const float *draft_logits, int n, int vocab, int draft_vocab)
+                        const float *draft_logits, int n, int vocab, int draft_vocab,
+                        const uint32_t *masks)
 {
     float *d_logits = to_device(logits, (size_t)n * vocab * sizeof *logits);
     struct sample_params *d_params = to_device(params, (size_t)n * sizeof *params);
@@ -17,10 +18,19 @@ static void verify_rows(struct sample_result *result, const float *logits,
         d_drafts = to_device(drafts, (size_t)n * sizeof *drafts);
         d_draft_logits = to_device(draft_logits, (size_t)n * draft_vocab * sizeof(float));
     }
-    const struct sample_args args = {d_logits, d_params,       n,          vocab,
-                                     d_drafts, d_draft_logits, draft_vocab};
+    const size_t bytes = (size_t)n * MASK_WORDS((size_t)vocab) * sizeof *masks;
+    const struct sample_args args = {
+        d_logits, d_params,       n,           vocab,
+        d_drafts, d_draft_logits, draft_vocab, masks ? to_device(masks, bytes) : NULL};
     ops->sample(dev, d_result, &args);
     from_device(result, d_result, (size_t)n * sizeof *result);
+}
+
+static void verify_rows(struct sample_result *result, const float *logits,
+                        const struct sample_params *params, const struct sample_draft *drafts,
+                        const float *draft_logits, int n, int vocab, int draft_vocab)
+{
+    masked_rows(result, logits, params, drafts, draft_logits, n, vocab, draft_vocab, NULL);
 }
 
 static void sample_rows(struct sample_result *result, const float *logits,
@@ -33,10 +43,11 @@ ON_EACH_DEVICE(sample_distribution)
 {
     enum { VOCAB = 13, SAMPLES = 20000 };
     static const struct sample_params settings[] = {
-        {1.0f, 1, 0, 0, 7, 0},         {0.7f, 1, 0, 0, 7, 0},     {1.0f, 1, 0, 4, 7, 0},
-        {1.0f, 0.6f, 0, 0, 7, 0},      {1.0f, 1, 0.15f, 0, 7, 0}, {1.3f, 0.8f, 0.1f, 6, 7, 0},
-        {1.0f, 0.9f, 0, 5, 7, 0},      {1.0f, 0, 0, 0, 7, 0},     {1.0f, 1, 0, 1, 7, 0},
-        {0.5f, 0.95f, 0.02f, 8, 7, 0},
+        {1.0f, 1, 0, 0, 7, 0, 0},     {0.7f, 1, 0, 0, 7, 0, 0},
+        {1.0f, 1, 0, 4, 7, 0, 0},     {1.0f, 0.6f, 0, 0, 7, 0, 0},
+        {1.0f, 1, 0.15f, 0, 7, 0, 0}, {1.3f, 0.8f, 0.1f, 6, 7, 0, 0},
+        {1.0f, 0.9f, 0, 5, 7, 0, 0},  {1.0f, 0, 0, 0, 7, 0, 0},
+        {1.0f, 1, 0, 1, 7, 0, 0},     {0.5f, 0.95f, 0.02f, 8, 7, 0, 0},
     };
     // with ties at the places where filters cut
     static const float row[VOCAB] = {0.1f, 2.0f, -1.5f, 1.0f, 1.0f, 1.0f,     0.5f,
@@ -82,6 +93,54 @@ ON_EACH_DEVICE(sample_distribution)
             fail_msg("setting %zu: chi-square %.1f over %d cells (limit %.1f)", k, chi, free_cells,
                      limit);
     }
+}
+
+// Rows with a mask give, with drafts too, what they do where the logits are MIN_LOGIT, to the bit;
+// those that have none, what they do without.
+ON_EACH_DEVICE(sample_masked)
+{
+    enum { VOCAB = 10007, ROWS = 48, WORDS = MASK_WORDS(VOCAB) };
+    struct rng rng;
+    rng_init(&rng, 41, 0);
+    const size_t bytes = sizeof(float) * VOCAB * ROWS;
+    float *logits = op_host(bytes), *ruled_out = op_host(bytes), *draft_logits = op_host(bytes);
+    uint32_t *masks = op_host(sizeof *masks * ROWS * WORDS);
+    struct sample_params params[ROWS], without[ROWS];
+    struct sample_draft drafts[ROWS];
+    struct sample_result got[ROWS], want[ROWS];
+    int masked = 0, changed = 0;
+    for (int i = 0; i < VOCAB * ROWS; i++) {
+        logits[i] = ruled_out[i] = 4.0f * rng_normal(&rng);
+        draft_logits[i] = logits[i] + rng_normal(&rng);
+    }
+    memset(masks, 0, sizeof *masks * ROWS * WORDS);
+    for (int i = 0; i < ROWS; i++) {
+        params[i] = (struct sample_params){.temperature = i % 5 == 4 ? 0 : 0.6f + 0.1f * (i % 7),
+                                           .top_p = i % 4 == 1 ? 0.9f : 1,
+                                           .min_p = i % 6 == 3 ? 0.05f : 0,
+                                           .top_k = i % 4 >= 2 ? 50 * (i % 4) : 0,
+                                           .seed = rng_u64(&rng),
+                                           .position = (uint64_t)i,
+                                           .mask = i % 3 ? ++masked : 0};
+        without[i] = params[i];
+        without[i].mask = 0;
+        drafts[i] = (struct sample_draft){i % 7 ? (int)rng_below(&rng, VOCAB) : -1, i};
+        for (int t = 0; params[i].mask && t < VOCAB; t++) { // few, half, or nearly all may come
+            if ((int)rng_below(&rng, 1000) < (i % 4 == 0 ? 1 : i % 4 == 1 ? 998 : 500))
+                masks[(params[i].mask - 1) * WORDS + t / 32] |= 1u << t % 32;
+            else
+                ruled_out[(size_t)i * VOCAB + (size_t)t] = MIN_LOGIT;
+        }
+    }
+    for (int with_drafts = 0; with_drafts < 2; with_drafts++) {
+        const struct sample_draft *d = with_drafts ? drafts : NULL;
+        masked_rows(got, logits, params, d, draft_logits, ROWS, VOCAB, VOCAB, masks);
+        verify_rows(want, ruled_out, without, d, draft_logits, ROWS, VOCAB, VOCAB);
+        assert_memory_equal(got, want, sizeof got);
+        verify_rows(want, logits, without, d, draft_logits, ROWS, VOCAB, VOCAB);
+        for (int i = 0; i < ROWS; i++) changed += got[i].token != want[i].token;
+    }
+    assert_true(changed > ROWS / 4);
 }
 
 // Every sample of a large vocabulary against the formula in double.
@@ -282,7 +341,7 @@ ON_EACH_DEVICE(sample_refuses)
     float *logits = to_device(NULL, VOCAB * sizeof *logits);
     void *d_params = to_device(&params, sizeof params), *drafts = to_device(NULL, 8);
     void *result = to_device(NULL, sizeof(struct sample_result));
-    struct sample_args args = {logits, d_params, 1, VOCAB - 1, drafts, logits, VOCAB};
+    struct sample_args args = {logits, d_params, 1, VOCAB - 1, drafts, logits, VOCAB, NULL};
     ops->sample(dev, result, &args);
     assert_int_equal(device_sync(dev), ST_DEVICE);
     assert_non_null(strstr(status_message(), "draft vocabulary of 8"));

@@ -74,7 +74,7 @@ static void sample(const float *logits, const struct sample_params *params,
         drafts ? to_device(drafts, ROWS * sizeof *drafts) : NULL,
         drafts ? to_device(draft_logits, bytes) : NULL,
     };
-    const struct sample_args args = {d[1], d[2], ROWS, VOCAB, d[3], d[4], drafts ? VOCAB : 0};
+    const struct sample_args args = {d[1], d[2], ROWS, VOCAB, d[3], d[4], drafts ? VOCAB : 0, NULL};
     ops->sample(dev, d[0], &args);
     from_device(ret, d[0], ROWS * sizeof *ret);
 }

@@ -192,8 +192,7 @@ static enum status chunk_logits(struct backward *b, struct model *m, const struc
     if (st != ST_OK) return st;
     device_copy_in(m->dev, b->masked, b->host_masked, (size_t)n * sizeof *b->masked);
     device_copy_in(m->dev, b->masks, b->host_masks, (size_t)n * words * sizeof *b->masks);
-    m->ops->mask_logits(m->dev, model_head_rows(m, first).logits, NULL, b->masked, b->masks, n,
-                        vocab, false);
+    m->ops->mask_logits(m->dev, model_head_rows(m, first).logits, b->masked, b->masks, n, vocab);
     return ST_OK;
 }
 

@@ -464,7 +464,8 @@ struct row_set : sample_args {
 };
 
 struct row_view {
-    const float *logits; // NULL: nothing to do
+    const float *logits;  // NULL: nothing to do
+    const uint32_t *mask; // NULL: anything may come
     sample_params params;
     int vocab;
     bool in_fours, samples; // samples: a row to sample from, not a draft's
@@ -477,15 +478,43 @@ __device__ __forceinline__ bool is_verified(const row_set &set, int i, const sam
     return d.token >= 0 && d.token < set.draft_vocab && d.row >= 0 && p.temperature != 0.f;
 }
 
-__device__ __forceinline__ row_view row_of(const row_set &set, int i)
+// MASKED: some row has a mask; what is compiled for none has no trace of them.
+template <bool MASKED> __device__ __forceinline__ row_view row_of(const row_set &set, int i)
 {
-    if (i < set.n)
-        return {set.logits + (int64_t)i * set.vocab, set.params[i], set.vocab, set.in_fours, true};
+    if (i < set.n) {
+        row_view r = {set.logits + (int64_t)i * set.vocab,
+                      NULL,
+                      set.params[i],
+                      set.vocab,
+                      set.in_fours,
+                      true};
+        if (MASKED && r.params.mask > 0)
+            r.mask = set.masks + (int64_t)(r.params.mask - 1) * MASK_WORDS(set.vocab);
+        return r;
+    }
     i -= set.n;
-    row_view r = {NULL, set.params[i], set.draft_vocab, set.draft_in_fours, false};
+    row_view r = {NULL, NULL, set.params[i], set.draft_vocab, set.draft_in_fours, false};
     if (is_verified(set, i, r.params))
         r.logits = set.draft_logits + (int64_t)set.drafts[i].row * set.draft_vocab;
     return r;
+}
+
+// z of token t, which may come or not.
+__device__ __forceinline__ float scaled_z(const row_view &r, int t, float scale)
+{
+    const bool may = !r.mask || (r.mask[t / 32] >> t % 32 & 1);
+    return __fmul_rn(may ? r.logits[t] : MIN_LOGIT, scale);
+}
+
+// load_scaled() of a row, from token t, a multiple of 4, on.
+__device__ __forceinline__ void load_row(float (&z)[4], const row_view &r, int t, float scale)
+{
+    load_scaled(z, r.logits, t, r.vocab, scale, r.in_fours);
+    if (!r.mask || t >= r.vocab) return;
+    const uint32_t may = r.mask[t / 32] >> t % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (t + i < r.vocab && !(may >> i & 1)) z[i] = __fmul_rn(MIN_LOGIT, scale);
 }
 
 // Keeps the better of two candidates in `best`; the lower token wins a tie.
@@ -601,13 +630,14 @@ __device__ __forceinline__ void best_with_noise(vocab_tile &best, const float (&
 }
 
 // Block (tile, row).
+template <bool MASKED>
 __global__ void __launch_bounds__(THREADS)
     scan_kernel(sample_result *result, row_stats *stats, vocab_tile *tiles, unsigned *tickets,
                 const row_set set)
 {
     grid_begin();
     __shared__ float shared[32];
-    const row_view r = row_of(set, blockIdx.y);
+    const row_view r = row_of<MASKED>(set, blockIdx.y);
     if (!r.logits) return;
     const sample_params p = r.params;
     const int vocab = r.vocab, n_tiles = gridDim.x, t0 = blockIdx.x * TILE + threadIdx.x * 4;
@@ -617,12 +647,11 @@ __global__ void __launch_bounds__(THREADS)
     vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
     float z[GROUPS][4], e[GROUPS][4];
 #pragma unroll
-    for (int j = 0; j < GROUPS; j++)
-        load_scaled(z[j], r.logits, t0 + j * THREADS * 4, vocab, scale, r.in_fours);
+    for (int j = 0; j < GROUPS; j++) load_row(z[j], r, t0 + j * THREADS * 4, scale);
     const log_sum own = tile_sum(z, e, shared);
     if (with_noise)
         best_with_noise(best, z, e, shift_of(own.max), p, t0,
-                        [&](int t) { return __fmul_rn(r.logits[t], scale); });
+                        [&](int t) { return scaled_z(r, t, scale); });
     else
 #pragma unroll
         for (int j = 0; j < GROUPS; j++)
@@ -683,13 +712,12 @@ __device__ __forceinline__ bool is_kept(float z, float e, uint32_t floor, const 
 
 // Calls f(z, t) for every token of the row that is this thread's.
 template <typename F>
-__device__ __forceinline__ void each_token(const float *row, int vocab, float scale, bool in_fours,
-                                           F f)
+__device__ __forceinline__ void each_token(const row_view &r, float scale, F f)
 {
 #pragma unroll 2
-    for (int t = threadIdx.x * 4; t < vocab; t += FILTER_THREADS * 4) {
+    for (int t = threadIdx.x * 4; t < r.vocab; t += FILTER_THREADS * 4) {
         float z[4];
-        load_scaled(z, row, t, vocab, scale, in_fours);
+        load_row(z, r, t, scale);
         f(z, t);
     }
 }
@@ -698,8 +726,8 @@ __device__ __forceinline__ void each_token(const float *row, int vocab, float sc
  * `floor` and above, is at least `target`; the weight of a token is 1 (!MASS) or mass_of it. Where
  * the whole does not reach the target: that of the smallest. */
 template <bool MASS>
-__device__ uint32_t select(const float *row, int vocab, float scale, bool in_fours, float max,
-                           uint32_t floor, double target, bins &b)
+__device__ __forceinline__ uint32_t select(const row_view &r, float scale, float max,
+                                           uint32_t floor, double target, bins &b)
 {
     __shared__ uint32_t chosen;
     __shared__ unsigned long long above_chosen;
@@ -710,11 +738,11 @@ __device__ uint32_t select(const float *row, int vocab, float scale, bool in_fou
         for (int i = threadIdx.x; i < 3 * BINS; i += FILTER_THREADS)
             b.digit[i / BINS][i % BINS] = 0;
         __syncthreads();
-        each_token(row, vocab, scale, in_fours, [&](const float(&z)[4], int t) {
+        each_token(r, scale, [&](const float(&z)[4], int t) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 uint32_t order = order_of(z[i]);
-                if (t + i >= vocab || order < floor) continue;
+                if (t + i >= r.vocab || order < floor) continue;
                 if (shift < 21 && order >> (shift + width) != prefix) continue;
                 uint32_t bin = order >> shift & (n_bins - 1);
                 unsigned long long weight = MASS ? mass_of(z[i], max) : 1ull;
@@ -762,44 +790,41 @@ __device__ uint32_t select(const float *row, int vocab, float scale, bool in_fou
 }
 
 // Block: row.
+template <bool MASKED>
 __global__ void __launch_bounds__(FILTER_THREADS)
     filter_kernel(sample_result *result, row_stats *stats, const row_set set)
 {
     grid_begin();
     __shared__ bins b;
     __shared__ float shared[32];
-    const row_view r = row_of(set, blockIdx.x);
+    const row_view r = row_of<MASKED>(set, blockIdx.x);
     const sample_params p = r.params;
-    const float *row = r.logits;
     const int vocab = r.vocab;
-    const bool in_fours = r.in_fours;
-    if (!row || !sampling_filters(&p, vocab)) return;
+    if (!r.logits || !sampling_filters(&p, vocab)) return;
     row_stats known = stats[blockIdx.x];
     const float scale = sampling_scale(&p), max = known.max;
     const bool samples = r.samples && p.temperature != 0.f;
 
     uint32_t floor = 0;
-    if (sampling_by_top_k(&p, vocab))
-        floor = select<false>(row, vocab, scale, in_fours, max, 0, p.top_k, b);
+    if (sampling_by_top_k(&p, vocab)) floor = select<false>(r, scale, max, 0, p.top_k, b);
     if (sampling_by_top_p(&p)) {
         __shared__ unsigned long long total;
         if (threadIdx.x == 0) total = 0;
         __syncthreads();
         unsigned long long own = 0;
-        each_token(row, vocab, scale, in_fours, [&](const float(&z)[4], int t) {
+        each_token(r, scale, [&](const float(&z)[4], int t) {
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (t + i < vocab && order_of(z[i]) >= floor) own += mass_of(z[i], max);
         });
         atomicAdd(&total, own);
         __syncthreads();
-        floor = select<true>(row, vocab, scale, in_fours, max, floor,
-                             (double)p.top_p * (double)total, b);
+        floor = select<true>(r, scale, max, floor, (double)p.top_p * (double)total, b);
     }
 
     float kept = 0;
     vocab_tile best = {0, 0, -INFINITY, -INFINITY, vocab - 1};
-    each_token(row, vocab, scale, in_fours, [&](const float(&z)[4], int t) {
+    each_token(r, scale, [&](const float(&z)[4], int t) {
         bool keeps[4], any = false;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -839,18 +864,19 @@ __device__ __forceinline__ float probability(float z, const row_stats &s, const 
 }
 
 // Block (tile, row), after the rows' statistics are known.
+template <bool MASKED>
 __global__ void __launch_bounds__(THREADS)
     verify_kernel(sample_result *result, const row_stats *stats, vocab_tile *tiles,
                   unsigned *tickets, const row_set set)
 {
     grid_begin();
     const int i = blockIdx.y, draft = set.drafts[i].token;
-    const row_view target = row_of(set, i);
+    const row_view target = row_of<MASKED>(set, i);
     const sample_params p = target.params;
     if (!is_verified(set, i, p)) return;
-    const row_view source = row_of(set, set.n + i);
+    const row_view source = row_of<MASKED>(set, set.n + i);
     const row_stats sp = stats[i], sq = stats[set.n + i];
-    const float scale = sampling_scale(&p), z_draft = __fmul_rn(target.logits[draft], scale);
+    const float scale = sampling_scale(&p), z_draft = scaled_z(target, draft, scale);
     const bool filtered = sampling_filters(&p, set.vocab);
 
     double q_draft = probability(source.logits[draft] * scale, sq, p);
@@ -865,8 +891,8 @@ __global__ void __launch_bounds__(THREADS)
     for (int j = 0; j < GROUPS; j++) {
         int t = blockIdx.x * TILE + (j * THREADS + threadIdx.x) * 4;
         float z[4], z_source[4], residual[4];
-        load_scaled(z, target.logits, t, set.vocab, scale, target.in_fours);
-        load_scaled(z_source, source.logits, t, set.draft_vocab, scale, source.in_fours);
+        load_row(z, target, t, scale);
+        load_row(z_source, source, t, scale);
         bool any = false;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -892,6 +918,21 @@ __global__ void __launch_bounds__(THREADS)
         result[i] = result_of(best.token, best.z, sp, filtered);
 }
 
+template <bool MASKED>
+static void launch_sampling(struct device *dev, struct sample_result *result,
+                            struct row_stats *stats, struct vocab_tile *tiles,
+                            const struct row_set &set)
+{
+    const int n_tiles = ceil_div(set.vocab, TILE), rows = set.drafts ? 2 * set.n : set.n;
+    unsigned *tickets = cuda_use(dev)->tickets;
+    cuda_launch(dev, "sample", scan_kernel<MASKED>, dim3(n_tiles, rows), THREADS, 0, result, stats,
+                tiles, tickets, set);
+    cuda_launch(dev, "sample", filter_kernel<MASKED>, rows, FILTER_THREADS, 0, result, stats, set);
+    if (set.drafts)
+        cuda_launch(dev, "sample", verify_kernel<MASKED>, dim3(n_tiles, set.n), THREADS, 0, result,
+                    stats, tiles, tickets, set);
+}
+
 void cuda_sample(struct device *dev, struct sample_result *result, const struct sample_args *args)
 {
     const int n = args->n, vocab = args->vocab, draft_vocab = args->draft_vocab;
@@ -914,14 +955,11 @@ void cuda_sample(struct device *dev, struct sample_result *result, const struct 
     if (!work) return;
     struct vocab_tile *tiles = (struct vocab_tile *)work;
     struct row_stats *stats = (struct row_stats *)(work + stats_at);
-    unsigned *tickets = cuda_use(dev)->tickets;
     struct row_set set = {*args, false, false};
     set.in_fours = aligned(16, {args->logits}, {(int64_t)vocab * 4});
     set.draft_in_fours = aligned(16, {args->draft_logits}, {(int64_t)draft_vocab * 4});
-    cuda_launch(dev, "sample", scan_kernel, dim3(n_tiles, rows), THREADS, 0, result, stats, tiles,
-                tickets, set);
-    cuda_launch(dev, "sample", filter_kernel, rows, FILTER_THREADS, 0, result, stats, set);
-    if (args->drafts)
-        cuda_launch(dev, "sample", verify_kernel, dim3(n_tiles, n), THREADS, 0, result, stats,
-                    tiles, tickets, set);
+    if (args->masks)
+        launch_sampling<true>(dev, result, stats, tiles, set);
+    else
+        launch_sampling<false>(dev, result, stats, tiles, set);
 }

@@ -505,28 +505,24 @@ void cuda_adjust_logits(struct device *dev, float *logits, float *saved,
 
 #define MASK_PIECE 8192 // tokens of a block
 
-__global__ void mask_kernel(float *logits, float *saved, const int32_t *row, const uint32_t *masks,
-                            int vocab, int pieces, bool undo)
+__global__ void mask_kernel(float *logits, const int32_t *row, const uint32_t *masks, int vocab,
+                            int pieces)
 {
     grid_begin();
     const int i = blockIdx.x / pieces, first = blockIdx.x % pieces * MASK_PIECE;
     float *z = logits + (int64_t)(row ? row[i] : i) * vocab;
-    float *kept = saved ? saved + (int64_t)i * vocab : NULL;
     const uint32_t *mask = masks + (int64_t)i * MASK_WORDS(vocab);
-    for (int t = first + threadIdx.x; t < vocab && t < first + MASK_PIECE; t += THREADS) {
-        if (mask[t / 32] >> t % 32 & 1) continue; // neither read nor written
-        if (!undo && kept) kept[t] = z[t];
-        z[t] = undo ? kept[t] : MIN_LOGIT;
-    }
+    for (int t = first + threadIdx.x; t < vocab && t < first + MASK_PIECE; t += THREADS)
+        if (!(mask[t / 32] >> t % 32 & 1)) z[t] = MIN_LOGIT;
 }
 
-void cuda_mask_logits(struct device *dev, float *logits, float *saved, const int32_t *row,
-                      const uint32_t *masks, int n, int vocab, bool undo)
+void cuda_mask_logits(struct device *dev, float *logits, const int32_t *row, const uint32_t *masks,
+                      int n, int vocab)
 {
     const int pieces = ceil_div(vocab, MASK_PIECE);
     if (n <= 0) return;
-    cuda_launch(dev, "mask_logits", mask_kernel, n * pieces, THREADS, 0, logits, saved, row, masks,
-                vocab, pieces, undo);
+    cuda_launch(dev, "mask_logits", mask_kernel, n * pieces, THREADS, 0, logits, row, masks, vocab,
+                pieces);
 }
 
 // ---- rotation and storing ----------------------------------------------------------------------
