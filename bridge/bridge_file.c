@@ -111,6 +111,7 @@ enum status bridge_file_write(const struct bridge_file *file)
             "num_parameters", (json_int_t)r->n_parameters, "rope_context", r->rope_context);
         json_object_set_new(role, "quantization", json_string(quantization_names[r->quantization]));
         if (r->inference_only) json_object_set_new(role, "inference_only", json_true());
+        json_object_set_new(role, "kv_cache_dtype", json_string(kv_cache_names[r->kv_cache]));
         json_array_append_new(roles, role);
         if (bridge_is_shard(r)) put_holder(role, &r->holder);
         CHECK(bridge_tensors_put(i == 0 ? json : role, file, r));
@@ -203,22 +204,22 @@ out:
     return st;
 }
 
-// A role of a file that does not say has none.
-static enum status read_quantization(const char *where, const json_t *object,
-                                     enum quantization *ret)
+// One of names; a role of a file that does not say has the first.
+static enum status read_choice(const char *where, const json_t *object, const char *key,
+                               const char *const names[], int *ret)
 {
-    const char *name = quantization_names[QUANTIZATION_NONE];
-    enum status st = json_get_string(where, object, "quantization", &name);
-    for (int i = 0; st == ST_OK && quantization_names[i]; i++)
-        if (strcmp(name, quantization_names[i]) == 0) {
-            *ret = (enum quantization)i;
+    const char *name = names[0];
+    enum status st = json_get_string(where, object, key, &name);
+    for (int i = 0; st == ST_OK && names[i]; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *ret = i;
             return ST_OK;
         }
     return st != ST_OK ? st
                        : status_fail(ST_UNSUPPORTED,
-                                     "%s: \"quantization\" is %s, which this program does not "
+                                     "%s: \"%s\" is %s, which this program does not "
                                      "know: run server and client of the same version",
-                                     where, name);
+                                     where, key, name);
 }
 
 // The i-th entry of "roles" becomes the file's next role, where this program knows it.
@@ -267,7 +268,11 @@ static enum status read_role(const char *path, const json_t *json, size_t i,
     role->n_tensors = (int)tensors;
     CHECK(bridge_need_int(where, object, "num_parameters", 1, INT64_MAX, &role->n_parameters));
     CHECK(json_get_int32(where, object, "rope_context", 0, INT_MAX, &role->rope_context));
-    CHECK(read_quantization(where, object, &role->quantization));
+    int quantization = 0, kv_cache = 0;
+    CHECK(read_choice(where, object, "quantization", quantization_names, &quantization));
+    CHECK(read_choice(where, object, "kv_cache_dtype", kv_cache_names, &kv_cache));
+    role->quantization = (enum quantization)quantization;
+    role->kv_cache = (enum kv_cache)kv_cache;
     CHECK(json_get_bool(where, object, "inference_only", &role->inference_only));
     CHECK(bridge_tensors_read(i == 0 ? path : where, i == 0 ? json : object, file, role));
 out:

@@ -51,6 +51,7 @@ struct bridge_role {
     // Of the policy: nobody may attach. What the twin alone has then stands in the file as its
     // codes.
     bool inference_only;
+    enum kv_cache kv_cache; // as which the server holds keys and values of this model
     int n_tensors;
     struct bridge_tensor *tensors;
     struct bridge_holder { // of a shard's role: the process that holds it, and on what

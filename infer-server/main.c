@@ -45,6 +45,10 @@ static const struct option_spec table[] = {
     OPT_CHOICE("quantization", server.engine.quantization, "none", quantization_names,
                "of what is multiplied; fp8-weights: the matrices of the layers in e4m3, in server "
                "and trainer; fp8: the rows that they are multiplied with, too (docs/use/fp8.md)"),
+    OPT_CHOICE(
+        "kv-cache-dtype", server.engine.kv_cache, "auto", kv_cache_names,
+        "of keys and values in the cache; auto: as they are computed; fp8: e4m3, with a scale "
+        "for each token and KV head, in server and trainer (docs/use/fp8.md)"),
     OPT_TEXT("chat-template", server.chat_template.name, NULL, "NAME",
              "which of the folder's named chat templates (default: default, with tools tool_use)"),
     OPT_TEXT("chat-template-file", server.chat_template.file, NULL, "FILE",

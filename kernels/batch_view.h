@@ -54,20 +54,32 @@ struct batch_view {
 // A layer's keys in the block pool of a model begin `offset` elements behind k, its values as many
 // behind v: (n_blocks, block_size, width), of which a token's n_kv_heads * head_dim come first. Of
 // latent attention (ops.h, struct attn_shape) there are no values, and v may be NULL.
+//
+// In e4m3 each head of a token's key, and of its value, is a row as e4m3.h has it: codes, and a
+// scale, which lies kv_scale_at() behind scales + `scales`.
 struct kv_layer {
     int64_t offset;
     int width;
+    int64_t scales;
     int64_t state; // where what it carries along a sequence begins in a slot of the states
 };
 struct kv_view {
     void *k, *v;
+    int8_t *scales;                // of DT_E4M3
     const struct kv_layer *layers; // (n_layers), host memory
     int n_blocks, block_size;
-    enum dtype dt;
+    enum dtype dt; // that of the rows (ops.h, struct attn_shape), or DT_E4M3
     // What layers with a recurrence carry along a sequence: (n_slots, slot_elements). A sequence
     // whose first row has position 0 begins with zeros, whatever its slot holds.
     float *states;
     int64_t slot_elements;
 };
+// Of a layer's scales (n_blocks, n_kv_heads, 2, block_size), that of a slot's key (0) or value (1).
+#define KV_SCALES 2 // a token and head, also where there are no values
+DTYPE_INLINE int64_t kv_scale_at(int64_t slot, int block_size, int n_kv_heads, int head, int value)
+{
+    const int64_t block = slot / block_size;
+    return ((block * n_kv_heads + head) * KV_SCALES + value) * block_size + slot % block_size;
+}
 
 #endif

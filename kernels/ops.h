@@ -137,7 +137,7 @@ struct attn_shape {
     float scale;   // scores are q.k * scale
     float softcap; // 0: none; else scores = softcap * tanh(scores / softcap)   (Gemma 2)
     int window;    // 0: none; else a row at position p sees keys at positions > p - window
-    enum dtype dt; // of packed batches; the pool has its own
+    enum dtype dt; // of the rows; the pool has its own, which is this or DT_E4M3
     bool early;    // attn_paged: the batch's lists, and keys of earlier batches (see Order, above)
     // (n_heads) of the rows' dtype: a score more in each row's softmax, of a key whose value is 0
     // (Xiao et al. 2023, Efficient Streaming Language Models with Attention Sinks; gpt-oss); or
@@ -154,6 +154,14 @@ static inline int attn_value_dim(const struct attn_shape *s)
 {
     return s->latent > 0 ? s->latent : s->head_dim;
 }
+
+// Heads whose numbers become those that a KV cache in e4m3 gives back (batch_view.h): the first n
+// of every row.
+struct kv_heads {
+    int rows, n, head_dim;
+    int64_t stride; // elements between rows
+    enum dtype dt;
+};
 
 // Latent attention (DeepSeek-V2, 2024). A token has one latent vector c of `rank` entries and a
 // rotated key r of `rope` entries, which all heads share; w (n_heads * (nope + value), rank) makes
@@ -479,6 +487,8 @@ struct ops {
     // Rotates in place.
     void (*rope)(struct device *, void *qkv, const struct rope_args *);
 
+    // In place.
+    void (*kv_round)(struct device *, void *x, const struct kv_heads *);
     // Stores the keys and values of every row of qkv at its slot in layer `layer` of the pool.
     void (*kv_store)(struct device *, const struct kv_view *, int layer, const void *qkv,
                      const struct batch_view *, const struct attn_shape *);

@@ -80,6 +80,10 @@ DTYPE_INLINE float f32_from_e4m3(uint8_t code)
 // rest as it is; fp8: the rows that these are multiplied with, too.
 enum quantization { QUANTIZATION_NONE, QUANTIZATION_FP8_WEIGHTS, QUANTIZATION_FP8 };
 extern const char *const quantization_names[];
+// In what a KV cache holds keys and values: as they are computed, or in e4m3 with a scale for each
+// token and KV head, as which they then count wherever the model computes.
+enum kv_cache { KV_CACHE_AUTO, KV_CACHE_FP8 };
+extern const char *const kv_cache_names[];
 // A row in e4m3, of weights or of activations, is codes times a power of two, 2^scale: the smallest
 // by which the row's largest magnitude is within 448, so that a row's codes are a function of the
 // row alone. Within these bounds every code times the scale is exactly a number of f32 and of bf16.

@@ -1,5 +1,5 @@
-/* e4m3.h: how a row lies in e4m3, of weights or of activations: codes, whose order in memory suits
- * a tensor core, and a scale (dtype.h, e4m3_scale()). */
+/* e4m3.h: how a row lies in e4m3, of weights or of activations, or a token's key or value of a
+ * head: codes, whose order in memory suits a tensor core, and a scale (dtype.h, e4m3_scale()). */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_BASE_E4M3_H
 #define COMMON_BASE_E4M3_H
@@ -13,6 +13,15 @@
 DTYPE_INLINE float e4m3_factor(int8_t scale)
 {
     return scale == E4M3_SCALE_NAN ? f32_from_e4m3(0x7f) : power_of_two(scale);
+}
+// What x of a row with that scale is in e4m3, and is then read as.
+DTYPE_INLINE uint8_t e4m3_code(float x, int8_t scale)
+{
+    return e4m3_from_f32(x * power_of_two(-scale));
+}
+DTYPE_INLINE float e4m3_rounded(float x, int8_t scale)
+{
+    return f32_from_e4m3(e4m3_code(x, scale)) * e4m3_factor(scale);
 }
 // Where the code of column c of a row lies. Of each 16 columns the first eight have the even places
 // and the others the odd ones: a thread of a tensor core that takes four neighbouring codes has the

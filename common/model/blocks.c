@@ -105,6 +105,7 @@ static void latent_keys(struct model *m, int l, const struct batch_view *batch,
     m->ops->norm(m->dev, to->keys,
                  &(struct norm_args){.x = to->keys, .w = w->kv_a_norm, .rstd = to->rstd_kv}, &norm);
     model_latent_rotate(m, l, element(m, to->keys, rank), 1, width, batch, 1.0f);
+    if (batch->packed) model_round_kv(m, to->keys, rows, 1, width, width);
 }
 
 void latent_attention(struct model *m, int l, const struct batch_view *batch,

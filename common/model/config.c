@@ -162,6 +162,15 @@ int64_t config_kv_elements(const struct model_config *config)
     return n;
 }
 
+int64_t config_kv_bytes(const struct model_config *config, enum dtype dt)
+{
+    const int64_t elements = config_kv_elements(config);
+    if (config->kv_cache == KV_CACHE_AUTO) return elements * (int64_t)dtype_size(dt);
+    int64_t heads = 0;
+    for (int l = 0; l < config->n_layers; l++) heads += layer_kv_heads(&config->layers[l]);
+    return elements + heads * KV_SCALES;
+}
+
 int64_t config_state_elements(const struct model_config *config)
 {
     int64_t n = 0;

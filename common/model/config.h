@@ -137,6 +137,7 @@ struct model_config {
     // meant, in tokens. 0: not chosen, a table goes by its own length.
     int rope_context;
     enum quantization quantization; // of the weights in memory (dtype.h): its user's to choose
+    enum kv_cache kv_cache;         // likewise
     bool twin_alone; // the matrices that are quantised have no other copy: nobody may train them
     // The folder's layers behind n_layers, which predict further tokens (DeepSeek-V3's MTP) and are
     // not loaded.
@@ -177,6 +178,10 @@ static inline int config_experts(const struct model_config *c)
 static inline int layer_q_width(const struct layer_config *l)
 {
     return l->n_heads * l->head_dim;
+}
+static inline int layer_kv_heads(const struct layer_config *l) // of a token's keys in the cache
+{
+    return l->latent.rank > 0 ? 1 : l->n_kv_heads;
 }
 static inline int layer_kv_width(const struct layer_config *l)
 {
@@ -265,6 +270,8 @@ static inline int config_first_vocab_row(const struct model_config *c)
 }
 // Keys and values of one token in all layers, on this rank.
 int64_t config_kv_elements(const struct model_config *config);
+// Bytes of these in a cache, of a model that computes in dt; scales included.
+int64_t config_kv_bytes(const struct model_config *config, enum dtype dt);
 // What one sequence carries along in the states of all layers, f32 elements; 0: there are none.
 int64_t config_state_elements(const struct model_config *config);
 

@@ -422,6 +422,12 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
     m->ops->rope(m->dev, qkv, &rope);
 }
 
+void model_round_kv(struct model *m, void *x, int rows, int n, int head_dim, int stride)
+{
+    if (m->config->kv_cache == KV_CACHE_AUTO) return;
+    m->ops->kv_round(m->dev, x, &(struct kv_heads){rows, n, head_dim, stride, m->dt});
+}
+
 // From m->normed to queries, keys and values, and the queries' gates where they have any.
 static void project_qkv(struct model *m, int l, void *qkv, void *gate, int rows)
 {
@@ -484,6 +490,8 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
         copy_rows(m, qkv, raw, rows, layer_qkv_width(layer));
         if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
         model_rotate(m, l, qkv, batch, 1.0f);
+        model_round_kv(m, (char *)qkv + (size_t)layer_q_width(layer) * dtype_size(m->dt), rows,
+                       2 * layer->n_kv_heads, layer->head_dim, layer_qkv_width(layer));
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
         // for it
         if (!tape || !tape->again)

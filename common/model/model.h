@@ -155,6 +155,10 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
 // backward pass.
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign);
 
+// Where the server's KV cache is in e4m3: n keys and values of each row, the first at x, become
+// what it would give back. Gradients go through that as they are.
+void model_round_kv(struct model *m, void *x, int rows, int n, int head_dim, int stride);
+
 // What a residual branch reads, (rows, hidden): args->x normalised, or as it is where there are no
 // weights to it.
 void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args);

@@ -41,6 +41,7 @@ struct engine_options {
     const char *device;        // "auto", "cpu", "cuda:N"
     int dtype;                 // enum dtype or -1: the device's default
     int quantization;          // enum quantization, of the policy
+    int kv_cache;              // enum kv_cache, of all models
     bool inference_only;       // nobody trains the weights, or may map them
     int64_t max_batch;         // sequences decoded at once
     int64_t max_context;       // 0: the model's, bounded by what memory allows

@@ -173,6 +173,9 @@ enum status engine_load_configs(struct engine *e)
     e->config->quantization = (enum quantization)o->quantization;
     // a row that is cut has its scale of all ranks, who then need the numbers (weights_quantise())
     e->config->twin_alone = o->quantization && o->inference_only && o->who.size <= 1;
+    e->config->kv_cache = (enum kv_cache)o->kv_cache;
+    if (e->draft_config) e->draft_config->kv_cache = e->config->kv_cache;
+    if (e->frozen_config) e->frozen_config->kv_cache = e->config->kv_cache;
     if (e->draft_config)
         e->draft_config->rope_context =
             context < e->draft_config->max_positions ? context : e->draft_config->max_positions;
@@ -364,6 +367,16 @@ enum status engine_open_device(struct engine *e)
                            "--quantization %s: %s (%s) has no e4m3, as GPUs have from compute "
                            "capability 8.9 on, and --device cpu; leave it away",
                            quantization_names[e->options.quantization], device_name(e->dev),
+                           device_spec(e->dev));
+    if (e->options.kv_cache && device_kind(e->dev) != DEVICE_CPU)
+        return status_fail(ST_UNSUPPORTED,
+                           "--kv-cache-dtype %s is for --device cpu alone as yet; leave it away",
+                           kv_cache_names[e->options.kv_cache]);
+    if (e->options.kv_cache && !device_computes_in(e->dev, DT_E4M3))
+        return status_fail(ST_UNSUPPORTED,
+                           "--kv-cache-dtype %s: %s (%s) has no e4m3, as GPUs have from compute "
+                           "capability 8.9 on, and --device cpu; leave it away",
+                           kv_cache_names[e->options.kv_cache], device_name(e->dev),
                            device_spec(e->dev));
     if (e->options.exact && !device_is_exact(e->dev, (enum dtype)e->options.dtype))
         return status_fail(

@@ -35,6 +35,7 @@ static enum status open_all(struct follower *f, const struct engine_options *o)
     CHECK(model_config_load(o->model_folder, &f->config));
     f->config->rope_context = executor_requested_context(f->config, (int)o->max_context);
     f->config->quantization = (enum quantization)o->quantization;
+    f->config->kv_cache = (enum kv_cache)o->kv_cache;
     CHECK(model_config_shard(f->config, (struct shard){o->who.rank, o->who.size}));
     CHECK(weights_plan(f->config,
                        o->dtype < 0 ? device_default_dtype(f->dev) : (enum dtype)o->dtype,

@@ -87,7 +87,7 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
 
 int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, int block_size)
 {
-    return block_size * config_kv_elements(config) * (int64_t)dtype_size(dt);
+    return block_size * config_kv_bytes(config, dt);
 }
 
 int64_t kv_memory_state_bytes(const struct model_config *config)
@@ -100,8 +100,8 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
                             int n_blocks, int n_states)
 {
     enum status st = ST_OK;
-    int64_t elements = 0, state = 0; // of the keys; of a slot of the states
-    bool latent = true;              // all layers: a token's key is its value too
+    int64_t elements = 0, scales = 0, state = 0; // of the keys; of a slot of the states
+    bool latent = true;                          // all layers: a token's key is its value too
     *m = (struct kv_memory){.dev = dev, .n_layers = config->n_layers};
     m->layers = malloc((size_t)config->n_layers * sizeof *m->layers);
     if (!m->layers) FAIL(ST_NO_MEMORY, "no memory for %d layers", config->n_layers);
@@ -111,11 +111,15 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
         m->layers[l] = (struct kv_layer){.offset = elements,
                                          .width = is_latent ? layer_latent_width(layer)
                                                             : layer_kv_width(layer),
+                                         .scales = scales,
                                          .state = state};
         if (layer->delta.n_heads > 0) state += delta_state_elements(&layer->delta);
         latent = latent && is_latent;
         elements += (int64_t)n_blocks * block_size * m->layers[l].width;
+        scales += (int64_t)n_blocks * block_size * layer_kv_heads(layer) * KV_SCALES;
     }
+    if (config->kv_cache == KV_CACHE_FP8) dt = DT_E4M3;
+    m->n_scales = scales;
     const size_t half = (size_t)elements * dtype_size(dt), values = latent ? 0 : half;
     m->view = (struct kv_view){.layers = m->layers,
                                .n_blocks = n_blocks,
@@ -129,11 +133,13 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
     }
     CHECK(device_alloc(dev, half, &m->view.k));
     if (values > 0) CHECK(device_alloc(dev, values, &m->view.v));
+    if (dt == DT_E4M3) CHECK(device_alloc(dev, (size_t)scales, (void **)&m->view.scales));
     // Rows that no sequence wrote yet are never read, but a padded kernel of CUDA may load and mask
     // them: zeros keep NaN out of such sums. On the CPU what is not yet used takes no memory.
     if (device_kind(dev) == DEVICE_CPU) return ST_OK;
     device_fill(dev, m->view.k, 0, half);
     if (values > 0) device_fill(dev, m->view.v, 0, values);
+    if (m->view.scales) device_fill(dev, m->view.scales, 0, (size_t)scales);
     return ST_OK;
 out:
     kv_memory_release(m);
@@ -145,9 +151,17 @@ void kv_memory_release(struct kv_memory *m)
     if (!m->dev) return;
     device_release(m->dev, m->view.k);
     device_release(m->dev, m->view.v);
+    device_release(m->dev, m->view.scales);
     device_release(m->dev, m->view.states);
     free(m->layers);
     memset(m, 0, sizeof *m);
+}
+
+// Bytes of a block's scales in a layer; 0: it has none.
+static size_t scale_bytes(const struct kv_memory *m, int layer)
+{
+    const int64_t next = layer + 1 < m->n_layers ? m->layers[layer + 1].scales : m->n_scales;
+    return (size_t)((next - m->layers[layer].scales) / m->view.n_blocks);
 }
 
 void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to)
@@ -155,13 +169,20 @@ void kv_memory_copy_block(const struct kv_memory *m, int32_t from, int32_t to)
     const struct kv_layer *layers = m->layers;
     char *halves[] = {m->view.k, m->view.v};
     for (int l = 0, end; l < m->n_layers; l = end) { // layers of one width in one copy
-        for (end = l + 1; end < m->n_layers && layers[end].width == layers[l].width;) end++;
+        for (end = l + 1; end < m->n_layers && layers[end].width == layers[l].width &&
+                          scale_bytes(m, end) == scale_bytes(m, l);)
+            end++;
         const size_t element = dtype_size(m->view.dt), at = (size_t)layers[l].offset * element;
         const size_t bytes = (size_t)m->view.block_size * (size_t)layers[l].width * element;
         const size_t pitch = bytes * (size_t)m->view.n_blocks;
         for (int i = 0; i < (m->view.v ? 2 : 1); i++)
             device_copy_2d(m->dev, halves[i] + at + (size_t)to * bytes, pitch,
                            halves[i] + at + (size_t)from * bytes, pitch, bytes, (size_t)(end - l));
+        const size_t own = scale_bytes(m, l), all = own * (size_t)m->view.n_blocks;
+        int8_t *scales = m->view.scales + layers[l].scales;
+        if (m->view.scales)
+            device_copy_2d(m->dev, scales + (size_t)to * own, all, scales + (size_t)from * own, all,
+                           own, (size_t)(end - l));
     }
 }
 

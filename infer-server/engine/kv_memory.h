@@ -14,7 +14,8 @@ struct kv_memory {
     struct kv_view view;
     struct kv_layer *layers; // (n_layers) of the view
     int n_layers;
-    int n_states; // slots of the states; 0: the model has none
+    int64_t n_scales; // of a pool in e4m3
+    int n_states;     // slots of the states; 0: the model has none
 };
 
 struct kv_request {
@@ -41,7 +42,8 @@ struct kv_plan {
 enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
                            struct kv_plan *ret);
 
-// Bytes of one block: keys and values of all layers.
+// Bytes of one block: keys and values of all layers. dt: of the weights; the pool is of it, or in
+// e4m3 as the config's kv_cache says.
 int64_t kv_memory_block_bytes(const struct model_config *config, enum dtype dt, int block_size);
 // Bytes of one sequence's states in all layers; 0: the model has none.
 int64_t kv_memory_state_bytes(const struct model_config *config);

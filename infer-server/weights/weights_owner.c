@@ -246,6 +246,7 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
                                .rope_context = w->config->rope_context,
                                .quantization = w->config->quantization,
                                .inference_only = o->inference_only,
+                               .kv_cache = w->config->kv_cache,
                                .n_tensors = w->n_tensors};
     enum status st = ST_OK;
     if (folder && folder[0])

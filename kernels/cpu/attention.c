@@ -23,23 +23,34 @@ struct context {
     // packed: keys below prefix_len come from the prefix rows, the others from the sequence's own
     const float *prefix_k, *prefix_v, *own_k, *own_v;
     int prefix_len;
-    // paged
+    // paged; codes and scales (of the layer) where the pool is in e4m3, whose rows become floats in
+    // wide (block_size, head_dim)
     const float *pool_k, *pool_v;
+    const uint8_t *k_codes, *v_codes;
+    const int8_t *scales;
+    float *wide;
     const int32_t *blocks;
     int block_size;
 };
+
+// The slot of entry j of a paged context, and how many entries from j on follow it.
+static int paged_run(const struct context *ctx, int j, int64_t *ret_slot)
+{
+    const int offset = j % ctx->block_size, run = ctx->n - j;
+    *ret_slot = (int64_t)ctx->blocks[j / ctx->block_size] * ctx->block_size + offset;
+    return run < ctx->block_size - offset ? run : ctx->block_size - offset;
+}
 
 // Where entry j lies, and how many entries from j on follow one another in memory.
 static int context_run(const struct context *ctx, int j, const float **ret_k, const float **ret_v)
 {
     int run = ctx->n - j;
     if (ctx->blocks) {
-        int offset = j % ctx->block_size;
-        int64_t at =
-            ((int64_t)ctx->blocks[j / ctx->block_size] * ctx->block_size + offset) * ctx->stride;
-        *ret_k = ctx->pool_k + at;
-        *ret_v = ctx->pool_v + at;
-        return run < ctx->block_size - offset ? run : ctx->block_size - offset;
+        int64_t slot;
+        run = paged_run(ctx, j, &slot);
+        *ret_k = ctx->pool_k + slot * ctx->stride;
+        *ret_v = ctx->pool_v + slot * ctx->stride;
+        return run;
     }
     if (j < ctx->prefix_len) {
         *ret_k = ctx->prefix_k + j * ctx->stride;
@@ -80,15 +91,23 @@ static struct context paged_context(const struct kv_view *kv, int layer,
     const int s = batch->seq_of[row];
     const int n = batch->context_len[s] > 0 ? batch->positions[row] + 1 : 0;
     const int64_t at = kv->layers[layer].offset + (int64_t)kv_head * shape->head_dim;
-    return (struct context){
+    const void *v = shape->latent > 0 ? kv->k : kv->v;
+    struct context ctx = {
         .first = shape->window > 0 && n > shape->window ? n - shape->window : 0,
         .n = n,
         .stride = kv->layers[layer].width,
-        .pool_k = (const float *)kv->k + at,
-        .pool_v = (const float *)(shape->latent > 0 ? kv->k : kv->v) + at,
         .blocks = batch->block_table + (int64_t)s * batch->table_stride,
         .block_size = kv->block_size,
     };
+    if (kv->dt == DT_E4M3) {
+        ctx.k_codes = (const uint8_t *)kv->k + at;
+        ctx.v_codes = (const uint8_t *)v + at;
+        ctx.scales = kv->scales + kv->layers[layer].scales;
+    } else {
+        ctx.pool_k = (const float *)kv->k + at;
+        ctx.pool_v = (const float *)v + at;
+    }
+    return ctx;
 }
 
 /* out[i] += sum over j < n of p[i * p_row + j * p_col] * x[j], for `rows` rows (1 or 4 at a time)
@@ -174,6 +193,7 @@ struct block {
     int end[BLOCK_QUERIES];   // all.first
     float *q;                 // (queries, dim), times the scale
     float *p;                 // (queries, keys): scores, then weights
+    float *wide;              // of a pool in e4m3: (block_size, head_dim)
 };
 
 static int keys_of(const struct block *b)
@@ -223,21 +243,49 @@ static void block_begin(struct block *b, const struct source *from)
     }
 }
 
+// Keys, or values, of a context that follow one another in memory.
+struct run {
+    const float *rows;
+    int64_t stride;
+    int n;
+};
+
+static struct run run_of(const struct block *b, int j, bool values)
+{
+    const struct context *ctx = &b->all;
+    const struct attn_shape *shape = b->shape;
+    const float *k = NULL, *v = NULL;
+    if (!ctx->scales) {
+        const int n = context_run(ctx, j, &k, &v);
+        return (struct run){values ? v : k, ctx->stride, n};
+    }
+    const uint8_t *codes = values ? ctx->v_codes : ctx->k_codes;
+    int64_t slot;
+    const int n = paged_run(ctx, j, &slot), dim = shape->head_dim;
+    for (int i = 0; i < n; i++) {
+        const int8_t *scale =
+            ctx->scales + kv_scale_at(slot + i, ctx->block_size, shape->n_kv_heads, b->kv_head,
+                                      values && shape->latent == 0);
+        cpu_widen_row(b->wide + (int64_t)i * dim, codes + (slot + i) * ctx->stride, *scale, dim);
+    }
+    return (struct run){b->wide, dim, n};
+}
+
 // scores (queries, keys) = a (queries, dim) times all keys, or all values
 static void block_dots(const struct block *b, float *scores, const float *a, bool values)
 {
     const int dim = b->shape->head_dim;
-    const float *k, *v;
-    for (int j = b->all.first, run; j < b->all.n; j += run) {
-        run = context_run(&b->all, j, &k, &v);
+    struct run run;
+    for (int j = b->all.first; j < b->all.n; j += run.n) {
+        run = run_of(b, j, values);
         const struct dots dots = {.a = a,
-                                  .b = values ? v : k,
+                                  .b = run.rows,
                                   .c = scores + j - b->all.first,
                                   .lda = dim,
-                                  .ldb = b->all.stride,
+                                  .ldb = run.stride,
                                   .ldc = keys_of(b),
                                   .k = dim};
-        cpu_dots(&dots, 0, queries_of(b), 0, run);
+        cpu_dots(&dots, 0, queries_of(b), 0, run.n);
     }
 }
 
@@ -245,18 +293,18 @@ static void block_dots(const struct block *b, float *scores, const float *a, boo
 static void block_sum(const struct block *b, float *out, const float *weights, bool values)
 {
     const int dim = values ? attn_value_dim(b->shape) : b->shape->head_dim;
-    const float *k, *v;
-    for (int j = b->all.first, run; j < b->all.n; j += run) {
-        run = context_run(&b->all, j, &k, &v);
+    struct run run;
+    for (int j = b->all.first; j < b->all.n; j += run.n) {
+        run = run_of(b, j, values);
         add_weighted(&(struct weighted_sum){.out = out,
                                             .p = weights + j - b->all.first,
-                                            .x = values ? v : k,
+                                            .x = run.rows,
                                             .out_stride = dim,
                                             .p_row = keys_of(b),
                                             .p_col = 1,
-                                            .x_stride = b->all.stride,
+                                            .x_stride = run.stride,
                                             .rows = queries_of(b),
-                                            .n = run,
+                                            .n = run.n,
                                             .dim = dim});
     }
 }
@@ -361,7 +409,10 @@ static void forward(struct device *dev, float *out, float *lse, const struct sou
     const int kv_heads = from->shape->n_kv_heads, n_tokens = from->batch->n_tokens;
     const int64_t wide = matrix_floats(from->shape, from->batch->max_context);
     const int64_t narrow = matrix_floats(from->shape, from->shape->head_dim);
-    const int64_t per_thread = wide + 2 * narrow;
+    const struct kv_view *kv = from->kv;
+    const int64_t widened =
+        kv && kv->dt == DT_E4M3 ? (int64_t)kv->block_size * from->shape->head_dim : 0;
+    const int64_t per_thread = wide + 2 * narrow + (widened + 15) / 16 * 16;
     float *scratch =
         cpu_workspace(dev, (size_t)omp_get_max_threads() * per_thread * sizeof *scratch);
     if (!scratch || !contexts_fit(dev, from->batch)) return;
@@ -376,35 +427,54 @@ static void forward(struct device *dev, float *out, float *lse, const struct sou
             struct block b = {.row = row, .rows = rows, .kv_head = unit % kv_heads};
             b.p = mine;
             b.q = mine + wide;
+            b.wide = mine + wide + 2 * narrow;
             block_begin(&b, from);
             attend(out, lse, &b, mine + wide + narrow);
         }
     }
 }
 
+// The heads of a row's keys, or of its values, into a slot of a pool in e4m3.
+static void store_codes(const struct kv_view *kv, int layer, int64_t slot, const float *from,
+                        const struct attn_shape *shape, bool values)
+{
+    const struct kv_layer *l = &kv->layers[layer];
+    uint8_t *codes = (uint8_t *)(values ? kv->v : kv->k) + l->offset + slot * l->width;
+    for (int h = 0; h < shape->n_kv_heads; h++) {
+        const int64_t at = (int64_t)h * shape->head_dim;
+        kv->scales[l->scales + kv_scale_at(slot, kv->block_size, shape->n_kv_heads, h, values)] =
+            cpu_quantise_row(codes + at, from + at, shape->head_dim);
+    }
+}
+
 void cpu_kv_store(struct device *dev, const struct kv_view *kv, int layer, const void *qkv,
                   const struct batch_view *batch, const struct attn_shape *shape)
 {
-    if (!cpu_is_f32(dev, "kv_store", kv->dt)) return;
+    if (!cpu_is_f32(dev, "kv_store", shape->dt)) return;
     const int64_t width = (int64_t)shape->n_kv_heads * shape->head_dim;
-    const int64_t stride = kv->layers[layer].width;
-    float *k = (float *)kv->k + kv->layers[layer].offset;
-    float *v = (float *)kv->v + kv->layers[layer].offset;
+    const int64_t stride = kv->layers[layer].width, at = kv->layers[layer].offset;
+    const bool latent = shape->latent > 0;
 #pragma omp parallel for if (batch->n_tokens * width > PARALLEL_WORK)
     for (int row = 0; row < batch->n_tokens; row++) {
         int64_t slot = batch->slots[row];
         if (slot < 0) continue;
         const float *from = (const float *)qkv + row * attn_row_width(shape) +
                             (int64_t)shape->n_heads * shape->head_dim;
-        memcpy(k + slot * stride, from, (size_t)width * sizeof *k);
-        if (shape->latent == 0) memcpy(v + slot * stride, from + width, (size_t)width * sizeof *v);
+        if (kv->dt == DT_E4M3) {
+            store_codes(kv, layer, slot, from, shape, false);
+            if (!latent) store_codes(kv, layer, slot, from + width, shape, true);
+            continue;
+        }
+        const size_t bytes = (size_t)width * sizeof(float);
+        memcpy((float *)kv->k + at + slot * stride, from, bytes);
+        if (!latent) memcpy((float *)kv->v + at + slot * stride, from + width, bytes);
     }
 }
 
 void cpu_attn_paged(struct device *dev, void *out, const void *qkv, const struct kv_view *kv,
                     int layer, const struct batch_view *batch, const struct attn_shape *shape)
 {
-    if (!cpu_is_f32(dev, "attn_paged", kv->dt)) return;
+    if (!cpu_is_f32(dev, "attn_paged", shape->dt)) return;
     forward(dev, out, NULL, &(struct source){qkv, kv, layer, batch, shape});
 }
 

@@ -48,6 +48,10 @@ void cpu_dots(const struct dots *, int i0, int i1, int j0, int j1); // i0 <= i <
 const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales, int64_t rows,
                          int64_t cols);
 
+// A row of n numbers in e4m3 (common/base/e4m3.h), and back; returns its scale.
+int8_t cpu_quantise_row(uint8_t *codes, const float *x, int n);
+void cpu_widen_row(float *to, const uint8_t *codes, int8_t scale, int64_t n);
+
 enum status cpu_shared_create(struct device *dev, const char *name, struct shared_memory *memory);
 enum status cpu_shared_open(struct device *dev, struct shared_memory *memory);
 void cpu_shared_close(struct shared_memory *memory);

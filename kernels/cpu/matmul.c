@@ -168,7 +168,7 @@ void cpu_dots(const struct dots *t, int i0, int i1, int j0, int j1)
     if (j < j1) edge_tiles(t, i0, i1, j, j1 - j);
 }
 
-static void widen_row(float *to, const uint8_t *codes, int8_t scale, int64_t n)
+void cpu_widen_row(float *to, const uint8_t *codes, int8_t scale, int64_t n)
 {
     const float factor = e4m3_factor(scale);
     float in_places[16];
@@ -188,7 +188,7 @@ const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales
     if (!wide) return NULL;
 #pragma omp parallel for if (rows * cols > PARALLEL_WORK)
     for (int64_t r = 0; r < rows; r++)
-        widen_row(wide + r * cols, (const uint8_t *)w + r * cols, scales[r], cols);
+        cpu_widen_row(wide + r * cols, (const uint8_t *)w + r * cols, scales[r], cols);
     return wide;
 }
 
@@ -211,8 +211,8 @@ static void dot_product(float *c, const float *a, const void *b, const float *bi
             t.b = s->scales ? wide : (const float *)b + at;
             if (s->scales) t.ldb = CHUNK;
             for (int j = 0; s->scales && j < cols; j++)
-                widen_row(wide + j * CHUNK, (const uint8_t *)b + at + (int64_t)j * k,
-                          s->scales[start + j], t.k);
+                cpu_widen_row(wide + j * CHUNK, (const uint8_t *)b + at + (int64_t)j * k,
+                              s->scales[start + j], t.k);
             for (int i = 0; i < m; i += BLOCK)
                 cpu_dots(&t, i, m - i < BLOCK ? m : i + BLOCK, 0, cols);
         }

@@ -128,6 +128,11 @@ static int8_t row_scale(const void *w, int64_t at, int cols, enum dtype w_dt)
     return has_nan ? E4M3_SCALE_NAN : e4m3_scale(largest);
 }
 
+static void round_row(uint8_t *codes, const void *w, enum dtype dt, int64_t at, int n, int8_t scale)
+{
+    for (int64_t c = 0; c < n; c++) codes[e4m3_place(c, n)] = e4m3_code(load(w, dt, at + c), scale);
+}
+
 void cpu_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
                   int cols, enum dtype w_dt, const int8_t *of_ranks, int n_ranks)
 {
@@ -138,12 +143,28 @@ void cpu_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void
         for (int i = 1; i < n_ranks; i++)
             if (of_ranks[i * rows + r] > scale) scale = of_ranks[i * rows + r];
         scales[r] = scale;
-        if (!codes) continue;
-        const float down = power_of_two(-scales[r]);
-        for (int64_t c = 0; c < cols; c++)
-            codes[r * cols + e4m3_place(c, cols)] =
-                e4m3_from_f32(load(w, w_dt, r * cols + c) * down);
+        if (codes) round_row(codes + r * cols, w, w_dt, r * cols, cols, scale);
     }
+}
+
+int8_t cpu_quantise_row(uint8_t *codes, const float *x, int n)
+{
+    const int8_t scale = row_scale(x, 0, n, DT_F32);
+    round_row(codes, x, DT_F32, 0, n, scale);
+    return scale;
+}
+
+void cpu_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
+{
+    if (!cpu_is_f32(dev, "kv_round", heads->dt)) return;
+    const int dim = heads->head_dim;
+#pragma omp parallel for if ((int64_t)heads->rows * heads->n * dim > PARALLEL_WORK)
+    for (int r = 0; r < heads->rows; r++)
+        for (int h = 0; h < heads->n; h++) {
+            float *head = (float *)x + r * heads->stride + (int64_t)h * dim;
+            const int8_t scale = row_scale(head, 0, dim, DT_F32);
+            for (int c = 0; c < dim; c++) head[c] = e4m3_rounded(head[c], scale);
+        }
 }
 
 // ---- random numbers ----------------------------------------------------------------------------

@@ -69,7 +69,7 @@ TEST(weights_in_e4m3_learn_as_one)
 {
     struct pair p;
     if (!on_cpu()) test_skip("f32 is exact on the CPU alone");
-    pair_learns_as_one(&p, NULL, args("--exact --quantization fp8-weights"),
+    pair_learns_as_one(&p, NULL, args("--exact --quantization fp8-weights --kv-cache-dtype fp8"),
                        args(PAIR_NUMBERS " --exact --max-steps 10"));
     each_within(&p.s, "one", "sampler_mismatch/max", PAIR_STEPS, 0, 0);
     each_within(&p.s, "two", "sampler_mismatch/max", PAIR_STEPS, 0, 0);

@@ -19,16 +19,17 @@ static void assert_no_mismatch(const struct scene *s, const char *run)
     each_within(s, run, "entropy", STEPS, DBL_MIN, INFINITY);
 }
 
-static void everything(struct scene *s, const char *quantization)
+static void everything(struct scene *s, const char *kv_memory, const char *const numbers[])
 {
     SCOPED(bytes_release) struct bytes lines = BYTES_INIT;
     for (int a = 0; a < 20; a++) // with a beginning to be found in the prefix cache
         bytes_printf(&lines, "{\"prompt\": \"the sum %d+3=\", \"answer\": \"%d\"}\n", a, a + 3);
     test_write(s->data, lines.data, lines.len);
     // 64 tokens of keys and values, where a batch would like to have 250
-    restart_server(s, args("--block-size 4 --prefill-chunk 5 --max-batch 8 --max-context 48 "
-                           "--kv-memory %s --speculative ngram:4,suffix:8 --quantization %s",
-                           on_cpu() ? "32K" : "16K", quantization));
+    restart_server(s, JOIN(args("--block-size 4 --prefill-chunk 5 --max-batch 8 --max-context 48 "
+                                "--kv-memory %s --speculative ngram:4,suffix:8",
+                                kv_memory),
+                           numbers));
     assert_train(
         s, 0, "run",
         "--exact --max-steps 20 --max-completion-length 24 --temperature 0.7 --save-steps 0");
@@ -40,17 +41,27 @@ static void everything(struct scene *s, const char *quantization)
 
 TEST_IN(everything_at_once, scene_open)
 {
-    everything(s, "none");
+    everything(s, on_cpu() ? "32K" : "16K", NULL);
 }
 
 TEST_IN(everything_in_e4m3, scene_open)
 {
-    everything(s, "fp8-weights");
+    everything(s, on_cpu() ? "32K" : "16K", args("--quantization fp8-weights"));
+}
+
+TEST_IN(everything_with_keys_in_e4m3, scene_open)
+{
+    everything(s, "9K", args("--kv-cache-dtype fp8"));
+}
+
+TEST_IN(everything_and_its_keys_in_e4m3, scene_open)
+{
+    everything(s, "9K", args("--kv-cache-dtype fp8 --quantization fp8-weights"));
 }
 
 TEST_IN(everything_in_e4m3_rows_too, scene_open)
 {
-    everything(s, "fp8");
+    everything(s, on_cpu() ? "32K" : "16K", args("--quantization fp8"));
 }
 
 // Without any of that too, and the weights end as they did with it.

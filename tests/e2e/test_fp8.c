@@ -1,6 +1,7 @@
-/* test_fp8.c: cw-infer-server --quantization fp8-weights or fp8 and trainers on it: the trainer's
- * log-probabilities are the sampler's to the bit, of the policy, of an adapter, and against a
- * reference; a run in two parts ends in the bits of one; and what does not go with it is refused.
+/* test_fp8.c: cw-infer-server --quantization fp8-weights or fp8, and --kv-cache-dtype fp8, and
+ * trainers on it: the trainer's log-probabilities are the sampler's to the bit, of the policy, of
+ * an adapter, and against a reference; a run in two parts ends in the bits of one; and what does
+ * not go with it is refused.
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
@@ -50,11 +51,32 @@ TEST_IN(equal_bits_of_rows_too, scene_open)
     equal_bits(s, "fp8");
 }
 
+// The same of a KV cache in e4m3, which has room for nearly four times the tokens that f32 has.
+TEST_IN(equal_bits_with_keys_in_e4m3, scene_open)
+{
+    SCOPED(file_map_release) struct file_map a, b;
+    restart(s, args("--exact --block-size 4 --kv-memory 64K --max-batch 64"));
+    assert_train(s, 0, "plain", "--exact --max-steps 10 --beta 0.05");
+    const double plain = daemon_metric(&s->daemon, "commonweight:kv_blocks");
+    restart(s, args("--exact --kv-cache-dtype fp8 --block-size 4 --prefill-chunk 5 --max-batch 64 "
+                    "--speculative ngram:4,suffix:8 --kv-memory 64K"));
+    json_t *info = daemon_get(s->daemon.socket, "/bridge/info", 200);
+    assert_string_equal(json_string_value(json_object_get(info, "kv_cache_dtype")), "fp8");
+    assert_true(daemon_metric(&s->daemon, "commonweight:kv_blocks") >
+                (on_cpu() ? 3.5 : 1.75) * plain);
+    assert_train(s, 0, "run", "--exact --max-steps 10 --beta 0.05");
+    assert_no_mismatch(s, "run", 10);
+    assert_ok(file_map_open(test_path(latest(s, "run"), "model.safetensors"), &a));
+    assert_ok(file_map_open(test_path(latest(s, "plain"), "model.safetensors"), &b));
+    assert_true(a.len == b.len && memcmp(a.data, b.data, a.len) != 0);
+}
+
 TEST_IN(an_adapter_beside_it, scene_open)
 {
     static const char *const quantizations[] = {"fp8-weights", "fp8"};
     for (int i = 0; i < 2; i++) {
-        restart(s, args("--exact --quantization %s --max-adapters 1", quantizations[i]));
+        restart(s, args("--exact --quantization %s --kv-cache-dtype fp8 --max-adapters 1",
+                        quantizations[i]));
         assert_train(s, 0, quantizations[i], "--exact --max-steps 8 --lora-r 4");
         assert_no_mismatch(s, quantizations[i], 8);
     }
@@ -158,4 +180,11 @@ TEST_IN(what_does_not_go_with_it, scene_open)
     assert_said(s, "are this process's own, whose --quantization the server is given too");
     assert_train(s, 2, "flag", "--max-steps 1 --quantization fp8");
     assert_said(s, "--quantization fp8 needs --sync checkpoint, else --bridge's server says");
+    restart(s, args("--kv-cache-dtype fp8"));
+    assert_train(s, 1, "plain", "--max-steps 2 --resume");
+    assert_said(s, "was made on a server with --kv-cache-dtype auto, and this one has fp8");
+    daemon_start(&worker, s->model, NULL);
+    assert_train(s, 1, "other", "--max-steps 1 --workers %s", worker.bridge);
+    assert_said(s, "it serves with --kv-cache-dtype auto, and what is trained has fp8");
+    daemon_kill(&worker);
 }

@@ -24,7 +24,7 @@ static struct take *submit_one(struct bench *b, const int32_t *prompt, int reque
     return submit_ids(b, prompt, PROMPT, &s);
 }
 
-static void serve(const char *model, enum quantization quantization)
+static void serve(const char *model, enum quantization quantization, enum kv_cache kv_cache)
 {
     struct bench b;
     SCOPED(reference_close) struct reference r;
@@ -36,6 +36,7 @@ static void serve(const char *model, enum quantization quantization)
     options.model_folder = model;
     options.device = test_device();
     options.quantization = quantization;
+    options.kv_cache = r.config->kv_cache = kv_cache;
     options.exact = true;
     options.block_size = BLOCK_TOKENS;
     options.max_context = BLOCKS * BLOCK_TOKENS; // long, as the reference, by longrope
@@ -70,19 +71,31 @@ static void serve(const char *model, enum quantization quantization)
 static void one_model(void **state)
 {
     reference_skip_inexact(*state);
-    serve(*state, QUANTIZATION_NONE);
+    serve(*state, QUANTIZATION_NONE, KV_CACHE_AUTO);
 }
 
 static void in_e4m3(void **state)
 {
     reference_skip_inexact(*state);
-    serve(*state, QUANTIZATION_FP8_WEIGHTS);
+    serve(*state, QUANTIZATION_FP8_WEIGHTS, KV_CACHE_AUTO);
+}
+
+static void with_kv_in_e4m3(void **state)
+{
+    reference_skip_inexact(*state);
+    serve(*state, QUANTIZATION_NONE, KV_CACHE_FP8);
+}
+
+static void both_in_e4m3(void **state)
+{
+    reference_skip_inexact(*state);
+    serve(*state, QUANTIZATION_FP8_WEIGHTS, KV_CACHE_FP8);
 }
 
 static void rounded(void **state)
 {
     reference_skip_inexact(*state);
-    serve(*state, QUANTIZATION_FP8);
+    serve(*state, QUANTIZATION_FP8, KV_CACHE_AUTO);
 }
 
 TEST(all_was_seen)
@@ -98,5 +111,7 @@ int main(void)
     reference_list_golden(one_model, "");
     reference_list_golden(in_e4m3, " in e4m3");
     reference_list_golden(rounded, " in e4m3, rows too");
+    reference_list_golden(with_kv_in_e4m3, " with keys and values in e4m3");
+    reference_list_golden(both_in_e4m3, " all in e4m3");
     return test_main();
 }

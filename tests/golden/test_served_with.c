@@ -32,6 +32,7 @@ static void start(struct bench *b, const char *model, const char *adapter,
     const struct adapter_request order = {.name = "a", .folder = adapter};
     options.model_folder = options.frozen_folder = model;
     options.quantization = config->quantization;
+    options.kv_cache = config->kv_cache;
     options.max_adapters = 1;
     options.max_lora_rank = 4;
     options.block_size = BLOCK_TOKENS;
@@ -67,7 +68,7 @@ static struct take *submit_one(struct bench *b, const int32_t *prompt, int i, bo
 }
 
 // Each token as its author has it: the policy with the adapter or without, or the frozen model,
-// which is never quantised. Returns the tokens of that.
+// whose weights are never quantised. Returns the tokens of that.
 static int check(struct reference *r, struct reference *f, const int32_t *prompt,
                  const struct take *take, int i)
 {
@@ -102,7 +103,7 @@ static void use_adapter(struct reference *r, const char *saved, struct adapter *
     r->model->adapters = *ret_table;
 }
 
-static void serve_as(const char *model, enum quantization quantization)
+static void serve_as(const char *model, enum quantization quantization, enum kv_cache kv_cache)
 {
     const char *saved = test_folder();
     struct bench b;
@@ -115,6 +116,7 @@ static void serve_as(const char *model, enum quantization quantization)
     assert_ok(tiny_adapter_write(saved, model, ADAPTER, 5));
     reference_open_as(model, "cpu", quantization, &r);
     reference_open(model, "cpu", &f);
+    r.config->kv_cache = f.config->kv_cache = kv_cache;
     const bool states = config_state_elements(r.config) > 0;
     start(&b, model, saved, r.config);
     for (int i = 0; i < REQUESTS; i++) {
@@ -139,17 +141,22 @@ static void serve_as(const char *model, enum quantization quantization)
 
 static void serve(const char *model)
 {
-    serve_as(model, QUANTIZATION_NONE);
+    serve_as(model, QUANTIZATION_NONE, KV_CACHE_AUTO);
 }
 
 static void serve_in_e4m3(const char *model)
 {
-    serve_as(model, QUANTIZATION_FP8_WEIGHTS);
+    serve_as(model, QUANTIZATION_FP8_WEIGHTS, KV_CACHE_AUTO);
+}
+
+static void serve_all_in_e4m3(const char *model)
+{
+    serve_as(model, QUANTIZATION_FP8_WEIGHTS, KV_CACHE_FP8);
 }
 
 static void serve_rounded(const char *model)
 {
-    serve_as(model, QUANTIZATION_FP8);
+    serve_as(model, QUANTIZATION_FP8, KV_CACHE_AUTO);
 }
 
 TEST(every_model)
@@ -166,6 +173,11 @@ TEST(every_model_in_e4m3)
 TEST(every_model_in_e4m3_rows_too)
 {
     for_each_golden(serve_rounded);
+}
+
+TEST(every_model_and_its_keys_in_e4m3)
+{
+    for_each_golden(serve_all_in_e4m3);
 }
 
 TESTS_BETWEEN(engine_bench_set_up, NULL)

@@ -21,15 +21,16 @@ static const char *with_tokenizer(const char *model)
     return folder;
 }
 
-static void train_model(const char *model, const char *quantization)
+static void train_model(const char *model, const char *const numbers[])
 {
     const int n_steps = on_cpu() ? 2 : MAX_STEPS;
     double mismatch[MAX_STEPS + 1], entropy[MAX_STEPS + 1];
     struct scene s;
     scene_open_model(&s, with_tokenizer(model),
-                     args("--dtype %s --exact --block-size 4 --prefill-chunk 3 --max-batch 8 "
-                          "--max-context 48 --speculative ngram:4,suffix:8 --quantization %s",
-                          daemon_exact_dtype(), quantization));
+                     JOIN(args("--dtype %s --exact --block-size 4 --prefill-chunk 3 --max-batch 8 "
+                               "--max-context 48 --speculative ngram:4,suffix:8",
+                               daemon_exact_dtype()),
+                          numbers));
     assert_train(&s, 0, "run",
                  "--exact --max-steps %d --temperature 0.7 --ignore-eos --save-steps 0", n_steps);
     assert_int_equal(column(&s, "run", "sampler_mismatch/max", mismatch, n_steps + 1), n_steps);
@@ -44,19 +45,31 @@ static void train_model(const char *model, const char *quantization)
 static void one_model(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, "none");
+    train_model(*state, NULL);
 }
 
 static void in_e4m3(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, "fp8-weights");
+    train_model(*state, args("--quantization fp8-weights"));
+}
+
+static void with_kv_in_e4m3(void **state)
+{
+    reference_skip_inexact(*state);
+    train_model(*state, args("--kv-cache-dtype fp8"));
+}
+
+static void both_in_e4m3(void **state)
+{
+    reference_skip_inexact(*state);
+    train_model(*state, args("--quantization fp8-weights --kv-cache-dtype fp8"));
 }
 
 static void rounded(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, "fp8");
+    train_model(*state, args("--quantization fp8"));
 }
 
 int main(void)
@@ -64,5 +77,7 @@ int main(void)
     reference_list_golden(one_model, "");
     reference_list_golden(in_e4m3, " in e4m3");
     reference_list_golden(rounded, " in e4m3, rows too");
+    reference_list_golden(with_kv_in_e4m3, " with keys and values in e4m3");
+    reference_list_golden(both_in_e4m3, " all in e4m3");
     return test_main();
 }

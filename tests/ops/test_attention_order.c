@@ -47,6 +47,7 @@ struct scene {
     struct attn_shape shape;
     int n, width, out_bytes; // elements of a row of qkv; bytes of a row of what attention gives
     void *qkv;
+    bool in_e4m3; // the pool is; packed batches have keys and values as that gives them
     struct kv_view kv;
     struct kv_layer layer;
     int32_t *table; // host: a block of each block_size tokens
@@ -87,7 +88,13 @@ static void *take_rows(const struct scene *s, int rows, uint64_t seed)
 
 static size_t pool_bytes(const struct scene *s)
 {
-    return (size_t)s->n_blocks * (size_t)s->c->block * (size_t)s->layer.width * dtype_size(dt);
+    return (size_t)s->n_blocks * (size_t)s->c->block * (size_t)s->layer.width *
+           dtype_size(s->kv.dt);
+}
+
+static size_t scale_bytes(const struct scene *s)
+{
+    return (size_t)s->n_blocks * (size_t)s->c->block * (size_t)s->shape.n_kv_heads * KV_SCALES;
 }
 
 static void take_pool(struct scene *s)
@@ -98,6 +105,10 @@ static void take_pool(struct scene *s)
     s->layer = (struct kv_layer){.offset = 0, .width = (int)kv_width};
     s->kv = (struct kv_view){
         .layers = &s->layer, .n_blocks = s->n_blocks, .block_size = block, .dt = dt};
+    if (s->in_e4m3) {
+        s->kv.dt = DT_E4M3;
+        s->kv.scales = to_device(NULL, scale_bytes(s));
+    }
     const size_t bytes = pool_bytes(s);
     s->kv.k = to_device(NULL, bytes);
     s->kv.v = to_device(NULL, bytes);
@@ -156,7 +167,7 @@ static void compare(const struct scene *s, const char *what, const void *out, co
 }
 
 /* A product with the identity that is the keys of n rows from `first` on, neighbours in the pool;
- * its inner dimension is mostly zeros. */
+ * its inner dimension is mostly zeros. A pool in e4m3 gets them behind it. */
 static struct slow_store {
     struct matmul shape;
     void *keys, *identity, *to;
@@ -175,7 +186,8 @@ static void slow_store_new(const struct scene *s, int first, int n)
     void *one = to_device(NULL, e);
     slow = (struct slow_store){.shape = shape, .keys = to_device(NULL, (size_t)n * INNER * e)};
     slow.identity = to_device(NULL, bytes);
-    slow.to = (char *)s->kv.k + (size_t)slot_of(s, first) * (size_t)width * e;
+    slow.to = s->in_e4m3 ? to_device(NULL, (size_t)n * (size_t)width * e)
+                         : (char *)s->kv.k + (size_t)slot_of(s, first) * (size_t)width * e;
     device_copy_in(dev, wide, &value, sizeof value);
     ops->convert(dev, one, dt, wide, DT_F32, 1);
     device_fill(dev, slow.identity, 0, bytes);
@@ -232,9 +244,10 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     ops->gather_rows(dev, qkv, s->qkv,
                      &(struct gather_args){b.positions, n, s->width, 1, dt, 0, 0});
     assert_ok(device_sync(dev));
-    if (store == STORE) ops->kv_store(dev, &s->kv, 0, qkv, &b, &s->shape);
     if (store == STORE_SLOWLY)
         ops->matmul(dev, slow.to, slow.keys, slow.identity, NULL, &slow.shape);
+    if (store == STORE || (store == STORE_SLOWLY && s->in_e4m3))
+        ops->kv_store(dev, &s->kv, 0, qkv, &b, &s->shape);
     ops->attn_paged(dev, out, qkv, &s->kv, 0, &b, &s->shape);
     for (int i = 0; i < n; i++)
         if (slots[i] < 0) position[i] = -1;
@@ -274,6 +287,11 @@ static void *run_packed(const struct scene *s, int junk, int prefix)
     void *other = take_rows(s, JUNK, 99);
     if (junk) device_copy(dev, qkv, other, (size_t)junk * row);
     device_copy(dev, qkv + (size_t)junk * row, s->qkv, (size_t)s->n * row);
+    const int q_width = s->shape.n_heads * s->shape.head_dim;
+    if (s->in_e4m3)
+        ops->kv_round(dev, qkv + (size_t)q_width * dtype_size(dt),
+                      &(struct kv_heads){n, (s->width - q_width) / s->shape.head_dim,
+                                         s->shape.head_dim, s->width, dt});
     struct batch_view b = {.n_tokens = n,
                            .n_seqs = n_seqs,
                            .max_query = s->n > junk ? s->n : junk,
@@ -314,6 +332,7 @@ static void check_chunks(const struct scene *s, int chunk)
     const size_t bytes = pool_bytes(s);
     device_fill(dev, s->kv.k, 0xff, bytes); // whoever reads too early reads a NaN
     device_fill(dev, s->kv.v, 0xff, bytes);
+    if (s->in_e4m3) device_fill(dev, s->kv.scales, 0xff, scale_bytes(s));
     for (int at = 0; at < s->n; at += chunk) {
         struct run run = {at, s->n - at < chunk ? s->n - at : chunk};
         run_paged(s, what, &run, 1, 0, STORE);
@@ -350,7 +369,7 @@ static void check_drafts(const struct scene *s)
     enum { N = 8 };
     struct run runs[N];
     const int first = (s->n - N) / s->c->block * s->c->block;
-    const size_t row = (size_t)s->layer.width * dtype_size(dt);
+    const size_t row = (size_t)s->layer.width * dtype_size(s->kv.dt);
     if (s->c->block < N) return;
     run_paged(s, "before drafts", &(struct run){0, first + N}, 1, 0, STORE);
     device_fill(dev, (char *)s->kv.k + (size_t)slot_of(s, first) * row, 0xff, N * row);
@@ -382,9 +401,10 @@ static void check_mixed(const struct scene *s)
     }
 }
 
-static void check_case(const struct attention_case *c)
+static void check_case(const struct attention_case *c, bool in_e4m3)
 {
     struct scene s = {.c = c,
+                      .in_e4m3 = in_e4m3,
                       .n = c->tokens,
                       .shape = {.dt = dt,
                                 .n_heads = c->heads,
@@ -425,8 +445,10 @@ static void wanted_cases(void)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const size_t mark = op_mark();
         if (cases[i].cuda_only && device_kind(dev) == DEVICE_CPU) continue;
-        if (op_wanted(cases[i].name)) check_case(&cases[i]);
-        op_release(mark);
+        for (int in_e4m3 = 0; in_e4m3 < 2 && op_wanted(cases[i].name); in_e4m3++) {
+            check_case(&cases[i], in_e4m3);
+            op_release(mark);
+        }
     }
 }
 

@@ -19,7 +19,8 @@ static struct matmul matmul_of(int rows, int n)
 }
 
 // rope_store; of the result of a matmul where `of_matmul`.
-static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot, bool of_matmul)
+static void check_rope_store_into(enum dtype pool_dt, int rows, int heads, int kv_heads, int dim,
+                                  int rot, bool of_matmul)
 {
     enum { MOST = 200, SLOTS = 256, LAYERS = 2, POSITIONS = 20 };
     int32_t positions[MOST], slots[MOST];
@@ -27,20 +28,23 @@ static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot
     for (int i = 0; i < rows; i++) slots[i] = i % 7 == 2 ? -1 : (11 + 5 * i) % SLOTS;
     int width = (heads + 2 * kv_heads) * dim;
     size_t size = dtype_size(dt), qkv_bytes = (size_t)rows * width * size;
-    size_t pool = (size_t)LAYERS * SLOTS * kv_heads * dim;
+    size_t pool = (size_t)LAYERS * SLOTS * kv_heads * dim * dtype_size(pool_dt);
+    size_t scales = (size_t)LAYERS * SLOTS * kv_heads * KV_SCALES;
     void *qkv = values((size_t)rows * width, 4), *other = to_device(NULL, qkv_bytes);
     float *host = op_host((size_t)POSITIONS * rot * sizeof *host);
     for (int i = 0; i < POSITIONS * rot; i++) host[i] = (float)(i % 17) / 16 - 0.4f;
     float *table = to_device(host, (size_t)POSITIONS * rot * sizeof *table);
     device_copy(dev, other, qkv, qkv_bytes);
-    const struct kv_layer layers[LAYERS] = {
-        {.width = kv_heads * dim},
-        {.offset = (int64_t)SLOTS * kv_heads * dim, .width = kv_heads * dim}};
+    const struct kv_layer layers[LAYERS] = {{.width = kv_heads * dim},
+                                            {.offset = (int64_t)SLOTS * kv_heads * dim,
+                                             .width = kv_heads * dim,
+                                             .scales = (int64_t)SLOTS * kv_heads * KV_SCALES}};
     struct kv_view kv[2];
     for (int i = 0; i < 2; i++)
-        kv[i] = (struct kv_view){.k = to_device(NULL, pool * size),
-                                 .v = to_device(NULL, pool * size),
-                                 .dt = dt,
+        kv[i] = (struct kv_view){.k = to_device(NULL, pool),
+                                 .v = to_device(NULL, pool),
+                                 .scales = to_device(NULL, scales),
+                                 .dt = pool_dt,
                                  .layers = layers,
                                  .n_blocks = SLOTS / 4,
                                  .block_size = 4};
@@ -48,11 +52,11 @@ static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot
                                .positions = to_device(positions, rows * sizeof *positions),
                                .slots = to_device(slots, rows * sizeof *slots)};
     struct attn_shape shape = {
-        .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim, .scale = 1};
+        .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim, .scale = 1, .dt = dt};
     const struct rope_args rope = rope_of_batch(table, rot, &batch, &shape, 1, dt);
-    char name[64];
-    snprintf(name, sizeof name, "%srope_store %d rows, %d + 2 x %d heads of %d, %d rotated",
-             of_matmul ? "matmul_" : "", rows, heads, kv_heads, dim, rot);
+    char name[80];
+    snprintf(name, sizeof name, "%srope_store %d rows, %d + 2 x %d heads of %d, %d rotated, %s",
+             of_matmul ? "matmul_" : "", rows, heads, kv_heads, dim, rot, dtype_name(pool_dt));
     const struct matmul product = matmul_of(rows, width);
     const struct rope_store store = {table, rot, &kv[1], 1, &batch, &shape};
     void *a = values((size_t)rows * HIDDEN, 5), *b = values((size_t)width * HIDDEN, 6);
@@ -65,8 +69,15 @@ static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot
     else
         ops->rope_store(dev, other, &store);
     assert_same_bytes(name, other, qkv, qkv_bytes);
-    assert_same_bytes(name, kv[1].k, kv[0].k, pool * size);
-    assert_same_bytes(name, kv[1].v, kv[0].v, pool * size);
+    assert_same_bytes(name, kv[1].k, kv[0].k, pool);
+    assert_same_bytes(name, kv[1].v, kv[0].v, pool);
+    assert_same_bytes(name, kv[1].scales, kv[0].scales, scales);
+}
+
+static void check_rope_store(int rows, int heads, int kv_heads, int dim, int rot, bool of_matmul)
+{
+    check_rope_store_into(dt, rows, heads, kv_heads, dim, rot, of_matmul);
+    check_rope_store_into(DT_E4M3, rows, heads, kv_heads, dim, rot, of_matmul);
 }
 
 ON_EACH_DTYPE(rope_store)

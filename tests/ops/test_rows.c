@@ -284,6 +284,51 @@ ON_EACH_DEVICE(quantise_rows)
     check_quantise(528);
 }
 
+// Heads of rows, one of zeros and one with a NaN; what lies beside them stays. A pool gives the
+// same numbers (test_attention_order.c).
+static void check_kv_round(int heads, int dim)
+{
+    enum { ROWS = 9, BESIDE = 24, MAX = ROWS * (4 * 130 + 2 * BESIDE) };
+    const int stride = heads * dim + 2 * BESIDE;
+    static float x[MAX], got[MAX];
+    struct rng rng;
+    rng_init(&rng, 6, 0);
+    for (int i = 0; i < ROWS * stride; i++) x[i] = ldexpf(rng_normal(&rng), i / stride * 5 - 20);
+    memset(x + BESIDE, 0, (size_t)dim * sizeof *x);
+    x[stride + BESIDE + 1] = NAN;
+    float *wide = to_device(x, sizeof x);
+    void *d = to_device(NULL, MAX * dtype_size(dt));
+    ops->convert(dev, d, dt, wide, DT_F32, MAX);
+    ops->convert(dev, wide, DT_F32, d, dt, MAX);
+    from_device(x, wide, sizeof x);
+    ops->kv_round(dev, (char *)d + BESIDE * dtype_size(dt),
+                  &(struct kv_heads){ROWS, heads, dim, stride, dt});
+    ops->convert(dev, wide, DT_F32, d, dt, MAX);
+    from_device(got, wide, sizeof got);
+    for (int r = 0; r < ROWS; r++)
+        for (int h = 0; h < heads; h++) {
+            float *head = x + r * stride + BESIDE + h * dim, largest = 0;
+            for (int c = 0; c < dim; c++) largest = fmaxf(largest, fabsf(head[c]));
+            const bool has_nan = r == 1 && h == 0;
+            const int8_t scale = has_nan ? E4M3_SCALE_NAN : e4m3_scale(largest);
+            for (int c = 0; c < dim; c++) head[c] = e4m3_rounded(head[c], scale);
+            for (int c = 0; c < dim && has_nan; c++) {
+                float *to = got + r * stride + BESIDE + c;
+                assert_true(isnan(*to));
+                *to = head[c];
+            }
+        }
+    assert_memory_equal(got, x, (size_t)ROWS * (size_t)stride * sizeof *x);
+}
+
+ON_EACH_DTYPE(kv_round)
+{
+    check_kv_round(4, 130);
+    check_kv_round(4, 128);
+    check_kv_round(2, 64);
+    check_kv_round(1, 24);
+}
+
 // The numbers of rng_normal(), chunk by chunk a stream further; on CUDA within the last bit.
 ON_EACH_DEVICE(random_numbers)
 {

@@ -115,9 +115,8 @@ static enum status measure_limit(struct serve_bench *s)
         steps = out > steps ? out : steps;
     }
     if (s->tokens / s->in_flight > steps) steps = s->tokens / s->in_flight;
-    const double element = (double)dtype_size(b->dt);
     const double read = steps * limits_read_bytes(b, s->in_flight) +
-                        positions * (double)config_kv_elements(b->config) * element;
+                        positions * (double)config_kv_bytes(b->config, b->dt);
     s->limit_ms = 1e3 * (read / b->read_bandwidth + 2 * prompts * limits_row_parameters(b) / flops);
     return ST_OK;
 }

@@ -71,13 +71,12 @@ static enum status measure_limit(struct step_bench *s)
     if (st == ST_OK) st = limits_matmul(b, &flops);
     if (st != ST_OK) return st;
     const double samples = (double)b->o.batch, prompts = samples / (double)b->o.group;
-    const double element = (double)dtype_size(b->dt);
     const double context = (double)b->o.prompt_tokens + (double)b->o.tokens / 2;
-    const double kv = samples * context * (double)config_kv_elements(c);
+    const double kv = samples * context * (double)config_kv_bytes(c, b->dt);
     const double prompt_rows = prompts * (double)b->o.prompt_tokens;
     const double rows = prompt_rows + samples * (double)b->o.tokens;
     const double decode =
-        (double)b->o.tokens * (limits_read_bytes(b, samples) + kv * element) / b->read_bandwidth;
+        (double)b->o.tokens * (limits_read_bytes(b, samples) + kv) / b->read_bandwidth;
     const bool whole = b->o.lora_r == 0;
     const double adamw = whole ? 28.0 * (double)b->weights->n_elements / b->bandwidth : 0;
     const double training =

@@ -231,14 +231,26 @@ out:
     return st;
 }
 
+// What a server computes with, which changes what its tokens' log-probabilities are. plain: of one
+// that does not say, of before there was a choice.
+static enum status take_numbers(const struct worker *w, const json_t *info, const char *key,
+                                const char *option, const char *own, const char *plain)
+{
+    const char *theirs = json_string_value(json_object_get(info, key));
+    if (!theirs) theirs = plain;
+    if (strcmp(theirs, own) == 0) return ST_OK;
+    return status_fail(ST_MISMATCH,
+                       "%s: it serves with --%s %s, and what is trained has %s; start it with --%s "
+                       "%s",
+                       w->address, option, theirs, own, option, own);
+}
+
 static enum status take_info(const struct servers *c, struct worker *w, const json_t *info)
 {
     const struct bridge_role *policy = c->options.policy;
     const char *status = json_string_value(json_object_get(info, "status"));
     const int64_t n = json_integer_value(json_object_get(info, "num_parameters"));
-    const char *theirs = json_string_value(json_object_get(info, "quantization")),
-               *own = quantization_names[policy->quantization];
-    if (!theirs) theirs = quantization_names[QUANTIZATION_NONE]; // of before there was a choice
+    enum status st;
     if (!status || strcmp(status, "ok") != 0)
         return status_fail(ST_BUSY, "%s: its status is \"%s\"; see its /health", w->address,
                            status ? status : "");
@@ -250,12 +262,12 @@ static enum status take_info(const struct servers *c, struct worker *w, const js
                            "has %lld; start it with --model %s",
                            w->address, (long long)n, (long long)policy->n_parameters,
                            c->options.model_folder);
-    if (strcmp(theirs, own) != 0)
-        return status_fail(ST_MISMATCH,
-                           "%s: it serves with --quantization %s, and what is trained has %s; "
-                           "start it with --quantization %s",
-                           w->address, theirs, own, own);
-    return ST_OK;
+    st = take_numbers(w, info, "quantization", "quantization",
+                      quantization_names[policy->quantization], quantization_names[0]);
+    if (st == ST_OK)
+        st = take_numbers(w, info, "kv_cache_dtype", "kv-cache-dtype",
+                          kv_cache_names[policy->kv_cache], kv_cache_names[0]);
+    return st;
 }
 
 // In the response to /reload, or behind an adapter's loading in /bridge/info.

@@ -88,11 +88,13 @@ static json_t *run_state(struct run *run, bool interim)
         run->line, "start", run->start);
     // what must not change while a run goes on: check_same_run()
     const enum quantization q = run->mapped.model->quantization;
+    const enum kv_cache kv = run->mapped.model->kv_cache;
     json_t *same = json_pack(
-        "{s:s*, s:I, s:s, s:s*, s:s*, s:s, s:s}", "command", run->given ? run->task->command : NULL,
-        "seed", (json_int_t)c->seed, "data_digest", digest_of(run->data, digest), "freeze",
-        c->learner.freeze, "quantization", q ? quantization_names[q] : NULL, "version",
-        COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->mapped.bridge)));
+        "{s:s*, s:I, s:s, s:s*, s:s*, s:s*, s:s, s:s}", "command",
+        run->given ? run->task->command : NULL, "seed", (json_int_t)c->seed, "data_digest",
+        digest_of(run->data, digest), "freeze", c->learner.freeze, "quantization",
+        q ? quantization_names[q] : NULL, "kv_cache_dtype", kv ? kv_cache_names[kv] : NULL,
+        "version", COMMONWEIGHT_VERSION, "device", device_name(bridge_device(run->mapped.bridge)));
     bool ok = state && same && json_object_update(state, same) == 0;
     json_decref(same);
     if (run->eval_data && !run->best_of) run->best_of = evaluation_of(run);
@@ -252,6 +254,20 @@ void run_save_remains(struct run *run, enum status why)
 // ---- taken up again -----------------------------------------------------------------------------
 
 // ST_MISMATCH names what `state`, of the checkpoint in `folder`, has otherwise.
+// plain: of a state that does not say.
+static enum status check_same_numbers(const char *folder, const json_t *state, const char *key,
+                                      const char *option, const char *now, const char *plain)
+{
+    const char *old = json_string_value(json_object_get(state, key));
+    if (!old) old = plain;
+    if (strcmp(now, old) == 0) return ST_OK;
+    return status_fail(
+        ST_MISMATCH,
+        "%s was made on a server with --%s %s, and this one has %s, which is another "
+        "policy; start it as it was, or begin another run from %s",
+        folder, option, old, now, folder);
+}
+
 static enum status check_same_run(const struct run *run, const char *folder, const json_t *state)
 {
     const struct train_config *c = run->config;
@@ -262,8 +278,8 @@ static enum status check_same_run(const struct run *run, const char *folder, con
                *old_freeze = json_string_value(json_object_get(state, "freeze")),
                *old_adapter = json_string_value(json_object_get(state, ADAPTER_STATE)),
                *old_device = json_string_value(json_object_get(state, "device")),
-               *old_quantization = json_string_value(json_object_get(state, "quantization")),
-               *quantization = quantization_names[run->mapped.model->quantization];
+               *quantization = quantization_names[run->mapped.model->quantization],
+               *kv_cache = kv_cache_names[run->mapped.model->kv_cache];
     const json_int_t seed = json_integer_value(json_object_get(state, "seed"));
     char digest[DIGEST_ROOM];
     enum status st = ST_OK;
@@ -284,13 +300,10 @@ static enum status check_same_run(const struct run *run, const char *folder, con
              "%s was made with --freeze \"%s\", and what is trained cannot change within a run; "
              "take that, or begin another run from %s",
              folder, old_freeze ? old_freeze : "", folder);
-    if (!old_quantization) old_quantization = quantization_names[QUANTIZATION_NONE];
-    if (strcmp(quantization, old_quantization) != 0)
-        FAIL(
-            ST_MISMATCH,
-            "%s was made on a server with --quantization %s, and this one has %s, which is another "
-            "policy; start it as it was, or begin another run from %s",
-            folder, old_quantization, quantization, folder);
+    CHECK(check_same_numbers(folder, state, "quantization", "quantization", quantization,
+                             quantization_names[0]));
+    CHECK(check_same_numbers(folder, state, "kv_cache_dtype", "kv-cache-dtype", kv_cache,
+                             kv_cache_names[0]));
     if (!old_adapter != !run->mapped.adapter)
         FAIL(ST_MISMATCH, "%s was made %s --lora-r, and what is trained cannot change within a run",
              folder, old_adapter ? "with" : "without");

@@ -292,6 +292,19 @@ out:
 
 #define QUANTIZATION "--quantization"
 
+// What a server may not compute otherwise than the weights' owner does.
+static enum status check_argument(const char *args, const char *option, const char *plain,
+                                  const char *why)
+{
+    const char *given = strstr(args, option);
+    if (given) given += strlen(option); // at a blank or =
+    if (!given || !*given || strncmp(given + 1, plain, strlen(plain)) == 0) return ST_OK;
+    return status_fail(ST_UNSUPPORTED,
+                       "--server-args with %s: with --sync checkpoint the weights are this "
+                       "process's own, %s",
+                       option, why);
+}
+
 static enum status open_server(struct run *run)
 {
     const struct train_config *c = run->config;
@@ -299,13 +312,11 @@ static enum status open_server(struct run *run)
     char device[LAUNCH_DEVICE_ROOM];
     enum status st;
     const char *args = c->launch.server_args ? c->launch.server_args : "";
-    const char *q = strstr(args, QUANTIZATION);
-    if (q) q += strlen(QUANTIZATION); // at a blank or =
-    if (q && *q && strncmp(q + 1, "none", 4) != 0)
-        FAIL(ST_UNSUPPORTED,
-             "--server-args with --quantization: with --sync checkpoint the weights "
-             "are this process's own, whose --quantization the server is given too; leave it away "
-             "there");
+    CHECK(check_argument(args, QUANTIZATION, quantization_names[QUANTIZATION_NONE],
+                         "whose --quantization the server is given too; leave it away there"));
+    CHECK(check_argument(args, "--kv-cache-dtype", kv_cache_names[KV_CACHE_AUTO],
+                         "which has keys and values as they are; leave it away, or train with "
+                         "--sync shared"));
     if (c->lora.r)
         bytes_printf(&arguments, "--max-adapters 1 --max-lora-rank %" PRId64 " ", c->lora.r);
     if (c->quantization)

@@ -612,17 +612,106 @@ void cuda_rope(struct device *dev, void *qkv, const struct rope_args *args)
     });
 }
 
+// Heads in e4m3: of each row n, from x on, become numbers that such a pool gives back, in place; or
+// (STORE) codes and scales at the row's slot, keys before values.
+template <typename T> struct head_work {
+    T *x;
+    int64_t stride; // elements between rows
+    int rows, n, head_dim;
+    uint8_t *codes[KV_SCALES] = {}; // of the layer
+    int8_t *scales = NULL;
+    const int32_t *slots = NULL;
+    int64_t slot_width = 0;
+    int n_kv_heads = 0, block_size = 0;
+};
+
+// A warp has a head.
+template <typename T, bool STORE> __global__ void e4m3_heads_kernel(head_work<T> w)
+{
+    grid_begin();
+    const int lane = threadIdx.x % 32;
+    const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int64_t row = unit / w.n;
+    const int number = (int)(unit - row * w.n);
+    if (row >= w.rows) return;
+    const int slot = STORE ? w.slots[row] : 0;
+    if (slot < 0) return;
+    T *head = w.x + row * w.stride + (int64_t)number * w.head_dim;
+    float largest = 0;
+    bool has_nan = false;
+    for (int c = lane; c < w.head_dim; c += 32) {
+        const float x = to_f32(head[c]);
+        largest = fmaxf(largest, fabsf(x));
+        has_nan |= isnan(x);
+    }
+    int8_t scale = e4m3_scale(lanes_max(largest));
+    if (__any_sync(~0u, has_nan)) scale = E4M3_SCALE_NAN;
+    if (STORE) {
+        const int value = number >= w.n_kv_heads, kv_head = number - value * w.n_kv_heads;
+        uint8_t *codes = w.codes[value] + slot * w.slot_width + (int64_t)kv_head * w.head_dim;
+        for (int c = lane; c < w.head_dim; c += 32)
+            codes[e4m3_place(c, w.head_dim)] = e4m3_code(to_f32(head[c]), scale);
+        if (lane == 0)
+            w.scales[kv_scale_at(slot, w.block_size, w.n_kv_heads, kv_head, value)] = scale;
+    } else {
+        for (int c = lane; c < w.head_dim; c += 32)
+            head[c] = from_f32<T>(e4m3_rounded(to_f32(head[c]), scale));
+    }
+}
+
+template <bool STORE, typename T>
+static void launch_heads(struct device *dev, const head_work<T> &w)
+{
+    const int64_t n = (int64_t)w.rows * w.n;
+    if (n <= 0) return;
+    cuda_launch(dev, "keys and values in e4m3", e4m3_heads_kernel<T, STORE>,
+                ceil_div(n, THREADS / 32), THREADS, 0, w);
+}
+
+void cuda_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
+{
+    with_type(heads->dt, [&](auto t) {
+        using T = decltype(t);
+        launch_heads<false>(
+            dev, head_work<T>{(T *)x, heads->stride, heads->rows, heads->n, heads->head_dim});
+    });
+}
+
+static void store_codes(struct device *dev, void *qkv, const struct rope_store *store)
+{
+    const struct attn_shape *s = store->shape;
+    const struct kv_view *kv = store->kv;
+    const struct kv_layer &layer = kv->layers[store->layer];
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        T *keys = (T *)qkv + (int64_t)s->n_heads * s->head_dim;
+        head_work<T> w = {keys, attn_row_width(s), store->batch->n_tokens,
+                          (s->latent > 0 ? 1 : 2) * s->n_kv_heads, s->head_dim};
+        w.codes[0] = (uint8_t *)kv->k + layer.offset;
+        w.codes[1] = (uint8_t *)kv->v + layer.offset;
+        w.scales = kv->scales + layer.scales;
+        w.slots = store->batch->slots;
+        w.slot_width = layer.width;
+        w.n_kv_heads = s->n_kv_heads;
+        w.block_size = kv->block_size;
+        launch_heads<true>(dev, w);
+    });
+}
+
 // n: heads that are rotated.
 static void store_rows(struct device *dev, void *qkv, const struct rope_store *store, int n)
 {
     const struct attn_shape *s = store->shape;
     const int64_t width = attn_row_width(s);
-    with_type(store->kv->dt, [&](auto t) {
+    const bool codes = store->kv->dt == DT_E4M3;
+    with_type(s->dt, [&](auto t) {
         rope_work<decltype(t)> w = {(decltype(t) *)qkv, width, store->batch->n_tokens, n, 1, false};
         w.values = (int)width - (s->n_heads + s->n_kv_heads) * s->head_dim;
         w.store = rope_store_args<decltype(t)>::make(store);
-        launch_rope(dev, w);
+        if (codes) w.store.k = w.store.v = NULL; // rotated alone
+        if (!codes || n > 0) launch_rope(dev, w);
     });
+    if (codes) store_codes(dev, qkv, store);
 }
 
 void cuda_kv_store(struct device *dev, const struct kv_view *kv, int layer, const void *qkv,
