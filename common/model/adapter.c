@@ -351,7 +351,7 @@ enum status adapter_base_of(const struct weights *w, struct device *dev, const c
                             json_t **ret)
 {
     uint64_t sum;
-    enum status st = weights_checksum(w, dev, &sum);
+    enum status st = weights_base_checksum(w, dev, &sum);
     char *real = realpath(folder, NULL);
     if (st == ST_OK) *ret = adapter_base(real ? real : folder, 0, 0, w->dt, 1, &sum, 1);
     free(real);

@@ -641,6 +641,30 @@ enum status weights_checksum(const struct weights *w, struct device *dev, uint64
     return device_sync(dev);
 }
 
+enum status weights_base_checksum(const struct weights *w, struct device *dev, uint64_t *ret)
+{
+    const size_t max = (size_t)w->n_tensors + 1;
+    if (!w->twin) return weights_checksum(w, dev, ret);
+    uint64_t *offsets = malloc(3 * max * sizeof *offsets), *bytes = offsets + max,
+             *sums = bytes + max;
+    if (!offsets) return status_fail(ST_NO_MEMORY, "no memory for %zu checksums", max);
+    int n = 0;
+    offsets[n] = w->twin_offset;
+    bytes[n++] = w->twin->canary_offset;
+    for (int i = 0; i < w->n_tensors; i++) {
+        const struct weight_place place = weights_place(w, &w->tensors[i]);
+        if (roles[w->tensors[i].role].in_twin) continue;
+        offsets[n] = place.offset;
+        bytes[n++] = place.bytes;
+    }
+    device_ops(dev)->checksum(dev, sums, w->base, offsets, bytes, n);
+    enum status st = device_sync(dev);
+    *ret = 0;
+    for (int i = 0; i < n; i++) *ret = hash_mix(*ret + HASH_SPREAD + sums[i]);
+    free(offsets);
+    return st;
+}
+
 // ---- host and device ----------------------------------------------------------------------------
 void *weights_address(const struct weights *w, int64_t element)
 {

@@ -163,6 +163,9 @@ const struct weight_tensor *weights_find(const struct weights *w, const char *na
 void weights_layout_hash(const struct weights *w, char ret[65]);
 // ops.checksum of the whole arena, whose gaps are zeros. Waits.
 enum status weights_checksum(const struct weights *w, struct device *dev, uint64_t *ret);
+// By what an adapter knows what it is of: the same, or where there is a twin, of what is
+// multiplied, whether the twin is alone or not. Waits.
+enum status weights_base_checksum(const struct weights *w, struct device *dev, uint64_t *ret);
 
 // Reads every tensor of the folder, of a shard its slice, into bound memory, converting dtypes. A
 // missing tensor, an extra one, a wrong shape or an unusable dtype is an error naming file and

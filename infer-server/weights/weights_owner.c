@@ -632,7 +632,7 @@ enum status weights_owner_base(struct weights_owner *o, const json_t **ret)
     if (!o->base || o->base_version != f.policy_version || o->base_updates != f.updates) {
         if (!(sums = calloc(1 + others, sizeof *sums))) FAIL(ST_NO_MEMORY, "no memory for sums");
         CHECK(group_order(o->group, ORDER_SUMS, NULL, 0));
-        CHECK(and_others(o, weights_checksum(w, o->dev, sums), sums + 1,
+        CHECK(and_others(o, weights_base_checksum(w, o->dev, sums), sums + 1,
                          shard_tensors(o) * sizeof *sums));
         json_decref(o->base);
         o->base = adapter_base(f.origin, f.version, f.updates, w->dt, group_size(o->group), sums,

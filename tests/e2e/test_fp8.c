@@ -79,6 +79,11 @@ TEST_IN(an_adapter_beside_it, scene_open)
                         quantizations[i]));
         assert_train(s, 0, quantizations[i], "--exact --max-steps 8 --lora-r 4");
         assert_no_mismatch(s, quantizations[i], 8);
+        // a server that has the codes alone knows it as its own
+        restart(s, args("--exact --quantization %s --max-adapters 1 --inference-only",
+                        quantizations[i]));
+        daemon_call(&s->daemon, "/v1/load_lora_adapter", 200, "added successfully",
+                    "{\"lora_name\":\"a\",\"lora_path\":\"%s\"}", latest(s, quantizations[i]));
     }
 }
 

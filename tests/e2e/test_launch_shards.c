@@ -77,8 +77,9 @@ static void learn_in_e4m3(const char *run, const char *ranks, const char *quanti
     each_within(&scene, run, "entropy", 2, DBL_MIN, INFINITY);
 }
 
-// Weights are those of one rank, when loaded and when published. A token's row of activations that
-// is cut among ranks is rounded by each for itself, the server's and the trainer's alike.
+// Weights are those of one rank (golden/test_shards), when loaded and when published. A token's row
+// of activations that is cut among ranks is rounded by each for itself, the server's and the
+// trainer's alike.
 TEST(shards_multiply_in_e4m3)
 {
     if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");

@@ -182,7 +182,8 @@ TEST(two_ranks_serve_one_model)
     name_a_follower_that_is_killed();
 }
 
-// In e4m3 too, whose codes are those of one rank: loaded, and after /reload.
+// In e4m3 too: the twin is made when all have loaded, and anew by /reload. That its codes are those
+// of one rank is what golden/test_shards compares.
 TEST(two_ranks_in_e4m3)
 {
     struct daemon two = {0}, one = {0};

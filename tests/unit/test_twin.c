@@ -102,6 +102,13 @@ static void compare_alone(const char *model)
     assert_true(a->bytes + room <= b->bytes + numbers + gaps);
     assert_true(a->bytes + room + gaps >= b->bytes + numbers);
     assert_int_equal(a->n_parameters, b->n_parameters);
+    uint64_t of_both, of_alone, other;
+    assert_ok(weights_base_checksum(a, both.dev, &of_both));
+    assert_ok(weights_base_checksum(b, alone.dev, &of_alone));
+    assert_true(of_both == of_alone);
+    *(uint8_t *)b->twin->base ^= 1;
+    assert_ok(weights_base_checksum(b, alone.dev, &other));
+    assert_true(of_alone != other);
     int coded = 0;
     while (!b->tensors[coded].in_twin) coded++;
     assert_fails(weights_read(b, alone.dev, coded, &(float){0}), ST_UNSUPPORTED, "in e4m3 alone");
