@@ -122,6 +122,41 @@ TEST(it_can_be_alone)
     for_each_golden(compare_alone);
 }
 
+static float *logits_as(const char *model, enum quantization q, int *ret_n)
+{
+    SCOPED(reference_close) struct reference r;
+    int32_t ids[N_IDS];
+    reference_open_as(model, "cpu", q, &r);
+    *ret_n = N_IDS * r.config->vocab_size;
+    float *logits = test_keep(malloc((size_t)*ret_n * sizeof *logits));
+    for (int i = 0; i < N_IDS; i++) ids[i] = (i * 29 + 5) % r.config->vocab_size;
+    reference_logits(&r, ids, N_IDS, logits);
+    return logits;
+}
+
+// What rounds rows as well moves the logits of every kind of layer, about as far again as rounding
+// weights does, which has as many bits.
+static void compare_rounded(const char *model)
+{
+    int n;
+    double by_weights = 0, by_rows = 0;
+    const float *plain = logits_as(model, QUANTIZATION_NONE, &n);
+    const float *weights = logits_as(model, QUANTIZATION_FP8_WEIGHTS, &n);
+    const float *rows = logits_as(model, QUANTIZATION_FP8, &n);
+    for (int i = 0; i < n; i++) {
+        by_weights += pow((double)weights[i] - (double)plain[i], 2);
+        by_rows += pow((double)rows[i] - (double)weights[i], 2);
+    }
+    const double times = sqrt(by_rows / by_weights);
+    if (!(times > 0.3 && times < 3))
+        fail_msg("%s: rows move logits %g times as far as weights do", model, times);
+}
+
+TEST(rows_are_rounded)
+{
+    for_each_golden(compare_rounded);
+}
+
 static uint64_t sum_of(const struct reference *r)
 {
     uint64_t sum;

@@ -322,11 +322,11 @@ void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, e
     });
 }
 
-#define QUANTISE_THREADS 128
+#define HELD_PACKS 2 // of a row, by a thread
 
 // A block is a row's; of its columns a thread has V at a time: 16, all of whose codes lie together,
-// or 1. It holds HELD times as many, which are all it has; 0: it loads them twice.
-template <typename T, int V, int HELD>
+// or 1. HELD: it has HELD_PACKS times as many and no more; else it loads them twice.
+template <typename T, int V, bool HELD>
 __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int cols,
                                 const int8_t *of_ranks, int n_ranks)
 {
@@ -334,19 +334,19 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     __shared__ float shared[32];
     using packed = pack<T, V>;
     const int64_t at = (int64_t)blockIdx.x * cols;
-    const int first = threadIdx.x * V, stride = QUANTISE_THREADS * V;
-    packed held[HELD + 1];
+    const int first = threadIdx.x * V, stride = blockDim.x * V;
+    packed held[HELD_PACKS];
     auto each = [&](auto f) {
-        if constexpr (HELD > 0) {
+        if constexpr (HELD) {
 #pragma unroll
-            for (int i = 0; i < HELD; i++)
+            for (int i = 0; i < HELD_PACKS; i++)
                 if (first + i * stride < cols) f(first + i * stride, held[i]);
         } else {
             for (int c = first; c < cols; c += stride) f(c, *(const packed *)(w + at + c));
         }
     };
 #pragma unroll
-    for (int i = 0; i < HELD; i++)
+    for (int i = 0; i < HELD_PACKS && HELD; i++)
         if (first + i * stride < cols) held[i] = *(const packed *)(w + at + first + i * stride);
     float largest = 0;
     bool has_nan = false;
@@ -387,14 +387,11 @@ void cuda_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const voi
     if (rows <= 0 || cols <= 0) return;
     with_type(w_dt, [&](auto t) {
         using T = decltype(t);
-        const int held = ceil_div(cols, 16 * QUANTISE_THREADS);
-        const auto kernel = !in_sixteens(codes, (const T *)w, cols) ? quantise_kernel<T, 1, 0>
-                            : held <= 2                             ? quantise_kernel<T, 16, 2>
-                            : held <= 5                             ? quantise_kernel<T, 16, 5>
-                            : held <= 10 && sizeof(T) == 2          ? quantise_kernel<T, 16, 10>
-                                                                    : quantise_kernel<T, 16, 0>;
-        cuda_launch(dev, "quantise", kernel, (unsigned)rows, QUANTISE_THREADS, 0, codes, scales,
-                    (const T *)w, cols, of_ranks, n_ranks);
+        const int wanted = ceil_div(cols, 16 * HELD_PACKS * 32) * 32; // threads that hold a row
+        const bool fits = in_sixteens(codes, (const T *)w, cols) && wanted <= 1024;
+        const auto kernel = fits ? quantise_kernel<T, 16, true> : quantise_kernel<T, 1, false>;
+        cuda_launch(dev, "quantise", kernel, (unsigned)rows, std::clamp(wanted, 128, 1024), 0,
+                    codes, scales, (const T *)w, cols, of_ranks, n_ranks);
     });
 }
 
