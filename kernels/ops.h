@@ -326,12 +326,17 @@ struct head_grads {
     const float *dlogprob, *lse;
     const float *dentropy, *entropy; // NULL: the loss has no term of the entropy
 };
-// Distillation (Hinton et al. 2015) of a teacher's rows of logits into a student's.
+// Distillation (Hinton et al. 2015; Agarwal et al. 2024, GKD) of a teacher's rows of logits into a
+// student's.
 struct distill_args {
     const float *student, *teacher; // (n, vocab), (n, teacher_vocab) f32
     int n, vocab, teacher_vocab; // teacher_vocab >= vocab: they differ by the embedding's padding
     float temperature;
-    float scale; // of the gradient
+    float beta;           // the divergence: 0 forward, 1 reverse, between them Jensen-Shannon's
+    float scale;          // of the gradient
+    const float *weights; // (n) besides, of each row; NULL: 1
+    bool add;             // the gradient to what is there
+    float *agrees;        // (n) 1: both find the same token likeliest, 0; NULL: not asked for
 };
 
 // A token at a row of logits, in device memory.
@@ -657,10 +662,12 @@ struct ops {
     void (*mask_logits)(struct device *, float *logits, const int32_t *row, const uint32_t *masks,
                         int n, int vocab);
     // For each row: with p = softmax(teacher / temperature) over the first `vocab` entries and
-    // q = softmax(student / temperature): kl[i] = sum p log(p / q); overlap[i] = sum min(p, q), the
-    // rate at which drafts sampled from q are accepted; dstudent (n, vocab) of dtype dt =
-    // scale * (q - p) / temperature, the gradient of scale * kl, NULL to skip.
-    void (*distill)(struct device *, float *kl, float *overlap, void *dstudent,
+    // q = softmax(student / temperature): divergence[i] = sum p log(p / q) where beta is 0,
+    // sum q log(q / p) where it is 1, else with m = beta p + (1 - beta) q
+    // beta sum p log(p / m) + (1 - beta) sum q log(q / m); overlap[i] = sum min(p, q), the rate at
+    // which drafts sampled from q are accepted; dstudent (n, vocab) of dtype dt, NULL to skip: the
+    // gradient of scale * weights[i] * divergence[i] by the student's logits.
+    void (*distill)(struct device *, float *divergence, float *overlap, void *dstudent,
                     const struct distill_args *, enum dtype dt);
 
     // Samples one token for each row. Filtering is in this order: top-k, then top-p over the

@@ -150,45 +150,76 @@ void cpu_logprob_back(struct device *dev, void *dlogits, const struct head_grads
 
 // ---- distillation ------------------------------------------------------------------------------
 
-// The divergence of a teacher's distribution from a student's, and its gradient: what a draft model
-// is trained on. Summed as above.
-void cpu_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
+// Of one token: what it adds to the divergence, and by how much the divergence grows with the
+// token's share in q, but for the mean over q of that. Of beta 0 the gradient needs neither.
+struct distilled {
+    float value, slope;
+};
+
+static inline struct distilled distil(float beta, float p, float q, float log_p, float log_q)
+{
+    struct distilled d;
+    if (beta == 0) return (struct distilled){p > 0 ? p * (log_p - log_q) : 0, 0};
+    const float other = beta == 1 ? log_p : logf(beta * p + (1 - beta) * q);
+    const float of_q = beta == 1 ? 1 : 1 - beta;
+    d.slope = q > 0 ? of_q * (log_q - other) : 0; // a logit of -inf adds nothing
+    d.value = q * d.slope + (beta < 1 && p > 0 ? beta * p * (log_p - other) : 0);
+    return d;
+}
+
+// A teacher's distribution and a student's, row by row; summed as above.
+void cpu_distill(struct device *dev, float *divergence, float *overlap, void *dstudent,
                  const struct distill_args *args, enum dtype dt)
 {
     const int n = args->n, vocab = args->vocab, teacher_vocab = args->teacher_vocab;
-    const float *student = args->student, *teacher = args->teacher;
+    const float beta = args->beta, inverse = 1.0f / args->temperature;
     if (dstudent && !cpu_is_f32(dev, "distill", dt)) return;
     if (teacher_vocab < vocab) {
         device_fail(dev, "distill: a teacher vocabulary of %d, smaller than the student's %d",
                     teacher_vocab, vocab);
         return;
     }
-    const float slope = args->scale / args->temperature;
 #pragma omp parallel for if ((int64_t)n * vocab > PARALLEL_WORK / 8)
     for (int i = 0; i < n; i++) {
-        const float inverse = 1.0f / args->temperature;
-        const float *row_p = teacher + (int64_t)i * teacher_vocab;
-        const float *row_q = student + (int64_t)i * vocab;
+        const float *row_p = args->teacher + (int64_t)i * teacher_vocab;
+        const float *row_q = args->student + (int64_t)i * vocab;
         const struct row_sums p = sum_row(row_p, vocab, inverse);
         const struct row_sums q = sum_row(row_q, vocab, inverse);
         const float p_share = (float)(1 / p.sum), q_share = (float)(1 / q.sum);
+        // of beta 0 they stand outside of the sum
+        const float p_log = beta == 0 ? 0 : (float)log(p.sum),
+                    q_log = beta == 0 ? 0 : (float)log(q.sum);
+        const float scale = args->scale * inverse * (args->weights ? args->weights[i] : 1);
         float *gradient = dstudent ? (float *)dstudent + (int64_t)i * vocab : NULL;
-        double weighted = 0, common = 0; // sums of p (z_p - z_q), from the maxima; and of min(p, q)
-        for (int start = 0; start < vocab; start += CHUNK) {
-            int end = vocab - start < CHUNK ? vocab : start + CHUNK;
-            float each[CHUNK], min[CHUNK];
-#pragma omp simd
-            for (int t = start; t < end; t++) {
-                float zp = row_p[t] * inverse - p.max, zq = row_q[t] * inverse - q.max;
-                float pt = exp_f32(zp) * p_share, qt = exp_f32(zq) * q_share;
-                each[t - start] = pt > 0 ? pt * (zp - zq) : 0; // a logit of -inf adds nothing
-                min[t - start] = pt < qt ? pt : qt;
-                if (gradient) gradient[t] = slope * (qt - pt);
+        double sum = 0, mean = 0, common = 0; // of values; of slopes, over q; of min(p, q)
+        bool agrees = false;
+        const int last = gradient && beta != 0; // a pass for the mean, before the gradient's
+        for (int pass = 0; pass <= last; pass++)
+            for (int start = 0; start < vocab; start += CHUNK) {
+                const int end = vocab - start < CHUNK ? vocab : start + CHUNK;
+                float value[CHUNK], slope[CHUNK], min[CHUNK];
+                bool both = false;
+#pragma omp simd reduction(|| : both)
+                for (int t = start; t < end; t++) {
+                    const float zp = row_p[t] * inverse - p.max, zq = row_q[t] * inverse - q.max;
+                    const float pt = exp_f32(zp) * p_share, qt = exp_f32(zq) * q_share;
+                    const struct distilled d = distil(beta, pt, qt, zp - p_log, zq - q_log);
+                    value[t - start] = d.value;
+                    slope[t - start] = qt * d.slope;
+                    min[t - start] = pt < qt ? pt : qt;
+                    both = both || (zp == 0 && zq == 0);
+                    if (pass < last || !gradient) continue;
+                    const float g = scale * (beta == 0 ? qt - pt : qt * (d.slope - (float)mean));
+                    gradient[t] = args->add ? gradient[t] + g : g;
+                }
+                if (pass > 0) continue;
+                agrees |= both;
+                sum += sum_f32(value, end - start);
+                mean += sum_f32(slope, end - start);
+                common += sum_f32(min, end - start);
             }
-            weighted += sum_f32(each, end - start);
-            common += sum_f32(min, end - start);
-        }
-        kl[i] = (float)(weighted - log(p.sum) + log(q.sum));
+        divergence[i] = (float)(beta == 0 ? sum - log(p.sum) + log(q.sum) : sum);
         overlap[i] = (float)common;
+        if (args->agrees) args->agrees[i] = agrees;
     }
 }

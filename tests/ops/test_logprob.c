@@ -101,18 +101,21 @@ static double logprob_loss(struct op_test *t, double **v)
 
 OP_BACK(logprob_back, "logprob_back", logprob_loss);
 
-// p: n vocab teacher_vocab temperature * 10, whether without gradient
-enum { DI_KL, DI_OVERLAP, DI_DSTUDENT, DI_STUDENT, DI_TEACHER };
+// p: n vocab teacher_vocab temperature * 10, whether without gradient, beta * 10, whether rows have
+// weights and the gradient is added
+enum { DI_DIVERGENCE, DI_OVERLAP, DI_AGREES, DI_DSTUDENT, DI_STUDENT, DI_TEACHER, DI_WEIGHTS };
 
 static const float distill_scale = 0.37f;
 
 static void distill_setup(struct op_test *t)
 {
-    floats(t, "kl", OUT, F32, t->p[0], 1);
+    floats(t, "divergence", OUT, F32, t->p[0], 1);
     floats(t, "overlap", OUT, F32, t->p[0], 1);
-    floats(t, "dstudent", OUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "agrees", OUT, F32, t->p[0], 1);
+    floats(t, "dstudent", t->p[6] ? INOUT : OUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
     float *student = floats(t, "student", IN, F32, (int64_t)t->p[0] * t->p[1], 1);
     float *teacher = floats(t, "teacher", IN, F32, (int64_t)t->p[0] * t->p[2], 2);
+    floats(t, "weights", IN, F32, t->p[0], 1);
     for (int i = 0; i < t->p[0]; i++) {
         for (int c = 0; c < t->p[1]; c++)
             student[(int64_t)i * t->p[1] + c] += teacher[(int64_t)i * t->p[2] + c];
@@ -120,47 +123,69 @@ static void distill_setup(struct op_test *t)
         for (int c = t->p[1]; c < t->p[2]; c++)
             teacher[(int64_t)i * t->p[2] + c] = c % 2 ? 30 : NAN;
     }
-    if (t->p[0] > 1) teacher[t->p[2] + 3] = -INFINITY; // a forbidden token
+    // a forbidden token, which of reverse is the student's
+    if (t->p[0] > 1 && t->p[5] < 10) teacher[t->p[2] + 3] = -INFINITY;
+    if (t->p[0] > 1 && t->p[5] > 0) student[t->p[1] + 5] = -INFINITY;
 }
 
 static void distill_launch(struct op_test *t, void **d)
 {
-    const struct distill_args args = {d[DI_STUDENT], d[DI_TEACHER],       t->p[0],      t->p[1],
-                                      t->p[2],       (float)t->p[3] / 10, distill_scale};
-    ops->distill(dev, d[DI_KL], d[DI_OVERLAP], t->p[4] ? NULL : d[DI_DSTUDENT], &args, dt);
+    const struct distill_args args = {.student = d[DI_STUDENT],
+                                      .teacher = d[DI_TEACHER],
+                                      .n = t->p[0],
+                                      .vocab = t->p[1],
+                                      .teacher_vocab = t->p[2],
+                                      .temperature = (float)t->p[3] / 10,
+                                      .beta = (float)t->p[5] / 10,
+                                      .scale = distill_scale,
+                                      .weights = t->p[6] ? d[DI_WEIGHTS] : NULL,
+                                      .add = t->p[6],
+                                      .agrees = d[DI_AGREES]};
+    ops->distill(dev, d[DI_DIVERGENCE], d[DI_OVERLAP], t->p[4] ? NULL : d[DI_DSTUDENT], &args, dt);
 }
 
-static double divergence(const double *p, double p_lse, const double *q, double q_lse, int n,
-                         double temperature, double *ret_overlap)
+static double relative_to(double p, double q) // p log(p / q)
 {
-    double kl = 0, overlap = 0;
-    for (int i = 0; i < n; i++) {
-        double log_p = p[i] / temperature - p_lse, log_q = q[i] / temperature - q_lse;
-        if (exp(log_p) > 0) kl += exp(log_p) * (log_p - log_q);
-        overlap += fmin(exp(log_p), exp(log_q));
+    return p > 0 ? p * log(p / q) : 0;
+}
+
+// Of a row, over the vocabulary; ret: divergence, overlap, agrees.
+static void divergence(struct op_test *t, double **v, int row, double *ret)
+{
+    const double temperature = (double)((float)t->p[3] / 10), beta = (double)((float)t->p[5] / 10);
+    const double *p = v[DI_TEACHER] + (int64_t)row * t->p[2];
+    const double *q = v[DI_STUDENT] + (int64_t)row * t->p[1];
+    const double p_lse = log_sum_exp(p, t->p[1], temperature, NULL),
+                 q_lse = log_sum_exp(q, t->p[1], temperature, NULL);
+    int best_p = 0, best_q = 0;
+    memset(ret, 0, 3 * sizeof *ret);
+    for (int i = 0; i < t->p[1]; i++) {
+        const double of_p = exp(p[i] / temperature - p_lse), of_q = exp(q[i] / temperature - q_lse);
+        const double m = beta * of_p + (1 - beta) * of_q;
+        ret[0] += beta == 0   ? relative_to(of_p, of_q)
+                  : beta == 1 ? relative_to(of_q, of_p)
+                              : beta * relative_to(of_p, m) + (1 - beta) * relative_to(of_q, m);
+        ret[1] += fmin(of_p, of_q);
+        if (p[i] > p[best_p]) best_p = i;
+        if (q[i] > q[best_q]) best_q = i;
     }
-    if (ret_overlap) *ret_overlap = overlap;
-    return kl;
+    ret[2] = best_p == best_q;
 }
 
 static double distill_loss(struct op_test *t, double **v)
 {
-    double temperature = (double)((float)t->p[3] / 10), loss = 0;
+    double loss = 0, row[3];
     for (int i = 0; i < t->p[0]; i++) {
-        const double *teacher = v[DI_TEACHER] + (int64_t)i * t->p[2];
-        const double *student = v[DI_STUDENT] + (int64_t)i * t->p[1];
-        double kl = divergence(teacher, log_sum_exp(teacher, t->p[1], temperature, NULL), student,
-                               log_sum_exp(student, t->p[1], temperature, NULL), t->p[1],
-                               temperature, &t->a[DI_OVERLAP].expect[i]);
-        t->a[DI_KL].expect[i] = kl;
-        loss += (double)distill_scale * kl;
+        divergence(t, v, i, row);
+        for (int k = 0; k < 3; k++) t->a[DI_DIVERGENCE + k].expect[i] = row[k];
+        loss += (double)distill_scale * (t->p[6] ? v[DI_WEIGHTS][i] : 1) * row[0];
     }
     return loss;
 }
 
 static void distill_reference(struct op_test *t, double **v)
 {
-    if (!t->p[4]) differentiate(t, v, DI_DSTUDENT, DI_STUDENT, false, distill_loss);
+    if (!t->p[4]) differentiate(t, v, DI_DSTUDENT, DI_STUDENT, t->p[6], distill_loss);
     distill_loss(t, v); // leaves the values at the inputs themselves
 }
 
@@ -180,6 +205,12 @@ static const struct op_case cases[] = {
     {&op_distill, "n3 vocab1003/1024 t0.7", {3, 1003, 1024, 7, 0}, false},
     {&op_distill, "n3 vocab1003 values", {3, 1003, 1003, 10, 1}, false},
     {&op_distill, "n2 vocab151936 values", {2, 151936, 151936, 10, 1}, false},
+    {&op_distill, "n4 vocab11 reverse", {4, 11, 11, 10, 0, 10}, false},
+    {&op_distill, "n3 vocab1003/1024 t0.7 reverse, added", {3, 1003, 1024, 7, 0, 10, 1}, false},
+    {&op_distill, "n3 vocab44/64 t1.5 beta0.5", {3, 44, 64, 15, 0, 5, 0}, false},
+    {&op_distill, "n3 vocab1003 beta0.1, added", {3, 1003, 1003, 10, 0, 1, 1}, false},
+    {&op_distill, "n3 vocab1004, added", {3, 1004, 1004, 10, 0, 0, 1}, false},
+    {&op_distill, "n2 vocab151936 beta0.9 values", {2, 151936, 151936, 10, 1, 9}, false},
     {&op_distill, "n33 vocab50257/50304", {33, 50257, 50304, 10, 0}, true},
     {&op_distill, "n5 vocab151936/152064 t0.7", {5, 151936, 152064, 7, 0}, true},
 };

@@ -345,7 +345,13 @@ ON_EACH_DEVICE(sample_refuses)
     ops->sample(dev, result, &args);
     assert_int_equal(device_sync(dev), ST_DEVICE);
     assert_non_null(strstr(status_message(), "draft vocabulary of 8"));
-    const struct distill_args distill = {logits, logits, 1, VOCAB, VOCAB - 1, 1, 1};
+    const struct distill_args distill = {.student = logits,
+                                         .teacher = logits,
+                                         .n = 1,
+                                         .vocab = VOCAB,
+                                         .teacher_vocab = VOCAB - 1,
+                                         .temperature = 1,
+                                         .scale = 1};
     ops->distill(dev, logits, logits, NULL, &distill, DT_F32);
     assert_int_equal(device_sync(dev), ST_DEVICE);
     assert_non_null(strstr(status_message(), "teacher vocabulary of 7"));

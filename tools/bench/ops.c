@@ -400,10 +400,15 @@ static bool run_vocabulary(struct ops_bench *o, const struct operands *x)
         break;
     }
     case OP_distill:
-        ops->distill(
-            dev, x->more, x->more + m, x->out,
-            &(struct distill_args){(float *)x->in, (float *)o->weights, m, VOCAB, VOCAB, 1, 1},
-            c->dt);
+        ops->distill(dev, x->more, x->more + m, x->out,
+                     &(struct distill_args){.student = (float *)x->in,
+                                            .teacher = (float *)o->weights,
+                                            .n = m,
+                                            .vocab = VOCAB,
+                                            .teacher_vocab = VOCAB,
+                                            .temperature = 1,
+                                            .scale = 1},
+                     c->dt);
         break;
     default:
         return false;

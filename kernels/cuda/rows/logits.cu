@@ -371,46 +371,78 @@ void cuda_logprob_back(struct device *dev, void *dlogits, const struct head_grad
 
 // ---- distillation ------------------------------------------------------------------------------
 
+// Of one token, as on the CPU (kernels/cpu/logprob.c): what it adds to the divergence, and how much
+// that grows with its share in q.
+struct distilled {
+    float value, slope;
+};
+
+static __device__ distilled distil(float beta, float p, float q, float log_p, float log_q)
+{
+    // a logit of -inf adds nothing
+    if (beta == 0.f) return {p > 0.f ? p * (log_p - log_q) : 0.f, 0.f};
+    const float other = beta == 1.f ? log_p : logf(beta * p + (1.f - beta) * q);
+    const float of_q = beta == 1.f ? 1.f : 1.f - beta;
+    const float slope = q > 0.f ? of_q * (log_q - other) : 0.f;
+    return {q * slope + (beta < 1.f && p > 0.f ? beta * p * (log_p - other) : 0.f), slope};
+}
+
 // A block has a row and reads both twice: for their sums, then for what depends on both
-// distributions.
+// distributions; a third time where the gradient wants a mean of that.
 template <typename T, int V>
 __global__ void __launch_bounds__(ROW_THREADS)
-    distill_kernel(float *kl, float *overlap, T *dstudent, distill_args a, bool in_fours)
+    distill_kernel(float *divergence, float *overlap, T *dstudent, distill_args a, bool in_fours)
 {
     grid_begin();
     extern __shared__ tile_sums tiles[];
     __shared__ float shared[32];
-    const float inverse = 1.f / a.temperature, slope = a.scale / a.temperature;
+    const float inverse = 1.f / a.temperature, beta = a.beta;
+    const float scale = a.scale * inverse * (a.weights ? a.weights[blockIdx.x] : 1.f);
     const float *row_p = a.teacher + (int64_t)blockIdx.x * a.teacher_vocab;
     const float *row_q = a.student + (int64_t)blockIdx.x * a.vocab;
+    T *gradient = dstudent ? dstudent + (int64_t)blockIdx.x * a.vocab : nullptr;
     const row_sum p = sum_row(tiles, row_p, a.vocab, inverse, in_fours);
     const row_sum q = sum_row(tiles, row_q, a.vocab, inverse, in_fours);
-    // sums of p (z_p - z_q), z being taken from the maxima, and of min(p, q)
     const float factor_p = 1.f / p.sum, factor_q = 1.f / q.sum;
-    float weighted = 0, common = 0;
+    const float log_p = logf(p.sum), log_q = logf(q.sum); // of beta 0 outside of the sum
+    float sum = 0, mean = 0, common = 0, both = 0;
+    const int last = gradient && beta != 0.f;
+    for (int pass = 0; pass <= last; pass++) {
 #pragma unroll 4
-    for (int t = threadIdx.x * V; t < a.vocab; t += ROW_THREADS * V) {
-        float zp[V], zq[V];
-        load<float, V>(zp, row_p + t);
-        load<float, V>(zq, row_q + t);
+        for (int t = threadIdx.x * V; t < a.vocab; t += ROW_THREADS * V) {
+            float zp[V], zq[V], old[V];
+            load<float, V>(zp, row_p + t);
+            load<float, V>(zq, row_q + t);
+            if (a.add && gradient && pass == last) load<T, V>(old, gradient + t);
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            float dp = zp[i] * inverse - p.max, dq = zq[i] * inverse - q.max;
-            float pt = expf(dp) * factor_p, qt = expf(dq) * factor_q;
-            weighted += pt > 0.f ? pt * (dp - dq) : 0.f; // a logit of -inf adds nothing
-            common += fminf(pt, qt);
-            zq[i] = slope * (qt - pt);
+            for (int i = 0; i < V; i++) {
+                const float dp = zp[i] * inverse - p.max, dq = zq[i] * inverse - q.max;
+                const float pt = expf(dp) * factor_p, qt = expf(dq) * factor_q;
+                const distilled d = beta == 0.f ? distil(beta, pt, qt, dp, dq)
+                                                : distil(beta, pt, qt, dp - log_p, dq - log_q);
+                if (pass == 0) {
+                    sum += d.value;
+                    mean += qt * d.slope;
+                    common += fminf(pt, qt);
+                    both += dp == 0.f && dq == 0.f;
+                }
+                zq[i] = scale * (beta == 0.f ? qt - pt : qt * (d.slope - mean));
+                if (a.add && gradient && pass == last) zq[i] += old[i];
+            }
+            if (gradient && pass == last) store<T, V>(gradient + t, zq);
         }
-        if (dstudent) store<T, V>(dstudent + (int64_t)blockIdx.x * a.vocab + t, zq);
+        if (pass == 0 && last) mean = block_sum(mean, shared);
     }
-    weighted = block_sum(weighted, shared);
+    sum = block_sum(sum, shared);
     common = block_sum(common, shared);
+    both = block_sum(both, shared);
     if (threadIdx.x) return;
-    kl[blockIdx.x] = weighted - logf(p.sum) + logf(q.sum);
+    divergence[blockIdx.x] = beta == 0.f ? sum - log_p + log_q : sum;
     overlap[blockIdx.x] = common;
+    if (a.agrees) a.agrees[blockIdx.x] = both > 0.f;
 }
 
-void cuda_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
+void cuda_distill(struct device *dev, float *divergence, float *overlap, void *dstudent,
                   const struct distill_args *a, enum dtype dt)
 {
     if (a->n <= 0) return;
@@ -424,7 +456,7 @@ void cuda_distill(struct device *dev, float *kl, float *overlap, void *dstudent,
     with_type(dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "distill", fits ? distill_kernel<T, 4> : distill_kernel<T, 1>, a->n,
-                    ROW_THREADS, tiles_bytes(a->vocab), kl, overlap, dstudent, *a, fits);
+                    ROW_THREADS, tiles_bytes(a->vocab), divergence, overlap, dstudent, *a, fits);
     });
 }
 
