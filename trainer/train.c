@@ -89,10 +89,12 @@ static enum status check_best_metric(const struct train_config *c, const struct 
 static enum status check(struct run *run, struct option_set *set, struct train_config *c)
 {
     enum status st;
+    c->reward.none = c->teacher && !c->rollouts && !options_given(set, "reward");
+    if (c->reward.none) c->reward.names = "";
+    if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(train_config_resolve(c, set, &run->resolved));
     c->reward.environment = c->rollouts != NULL;
     c->reward.max_completion_length = c->sampling.max_tokens;
-    if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(reward_new(&c->reward, &run->reward));
     CHECK(check_best_metric(c, reward_info(run->reward)));
     if (c->resume && options_given(set, "start-from"))

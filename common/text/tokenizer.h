@@ -73,6 +73,11 @@ int tokenizer_id(const struct tokenizer *t, const char *token); // -1: no such t
 const char *tokenizer_token(const struct tokenizer *t, int id); // NULL: no such id
 bool tokenizer_is_special(const struct tokenizer *t, int id);
 int tokenizer_eos(const struct tokenizer *t); // -1: the config names none
+// Whether each token of a folder's tokenizer is t's, which is of the folder `own`: what passes
+// between two models is a token id, and must mean the same to both. ST_MISMATCH names one that does
+// not, and what the folder is ("draft model").
+enum status tokenizer_check_same(const struct tokenizer *t, const char *own, const char *folder,
+                                 const char *what);
 
 // Decoding as tokens arrive. The pieces given out, together with the flush, are exactly what
 // tokenizer_decode gives for all the ids, and each piece is whole UTF-8. Bytes of a character that

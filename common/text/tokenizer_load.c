@@ -349,3 +349,21 @@ out:
     for (int i = 0; i < TOKENIZER_FILES; i++) bytes_release(&text[i]);
     return st;
 }
+
+enum status tokenizer_check_same(const struct tokenizer *t, const char *own, const char *folder,
+                                 const char *what)
+{
+    struct tokenizer *other;
+    enum status st = tokenizer_load(folder, &other);
+    if (st != ST_OK) return st;
+    for (int id = 0; id < tokenizer_vocab_size(other) && st == ST_OK; id++) {
+        const char *theirs = tokenizer_token(other, id), *ours = tokenizer_token(t, id);
+        if (theirs && (!ours || strcmp(theirs, ours) != 0))
+            st = status_fail(ST_MISMATCH,
+                             "token %d is \"%s\" there and \"%s\" in %s; a %s must be of the same "
+                             "tokenizer",
+                             id, theirs, ours ? ours : "(none)", own, what);
+    }
+    tokenizer_free(other);
+    return st;
+}

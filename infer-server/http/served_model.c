@@ -199,23 +199,10 @@ out:
 static enum status check_tokenizer(const struct server *s, const char *option, const char *what,
                                    const char *folder)
 {
-    struct tokenizer *other = NULL;
-    enum status st = ST_OK;
     if (!folder || !model_file_exists(folder, "tokenizer.json")) return ST_OK;
-    CHECK(tokenizer_load(folder, &other));
-    for (int id = 0; id < tokenizer_vocab_size(other) && st == ST_OK; id++) {
-        const char *theirs = tokenizer_token(other, id), *ours = tokenizer_token(s->tokenizer, id);
-        if (theirs && (!ours || strcmp(theirs, ours) != 0))
-            st =
-                status_fail(ST_MISMATCH,
-                            "%s %s: token %d is \"%s\" there and \"%s\" in %s; a %s must be of the "
-                            "same tokenizer",
-                            option, folder, id, theirs, ours ? ours : "(none)",
-                            s->options->engine.model_folder, what);
-    }
-out:
-    tokenizer_free(other);
-    return st;
+    return status_context(
+        tokenizer_check_same(s->tokenizer, s->options->engine.model_folder, folder, what), "%s %s",
+        option, folder);
 }
 
 // What each token's text ends, for the selectors of a tandem.

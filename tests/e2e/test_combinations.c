@@ -107,6 +107,7 @@ static void assert_at_work(const struct mode_run *run)
     if (set & MODE(COST)) assert_shows(name, "rewards/cost", -1, -1e-3);
     if (set & MODE(FILTER)) assert_shows(name, "filter_groups/drawn", 1, 1e3);
     if (set & MODE(BETA)) assert_shows(name, "kl", 1e-9, 1e3);
+    if (set & MODE(TEACHER)) assert_shows(name, "teacher/divergence", 1e-3, 1e3);
     assert_int_equal(
         has_tensor(test_path(checkpoint, "trainer/optimizer.safetensors"), "exp_avg_scale."),
         (set & MODE(EIGHT_BIT)) != 0);

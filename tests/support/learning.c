@@ -27,6 +27,8 @@ struct learning *learning_of(const struct learning_setting *setting)
         assert_ok(learner_add_draft(
             l->learner, l->draft.config, l->draft.weights,
             &(struct learner_draft_config){config.optimizer, setting->draft_weight}));
+    if (setting->teacher)
+        assert_ok(learner_add_teacher(l->learner, setting->teacher, setting->beta));
     assert_ok(learner_prepare(l->learner));
     return test_later(l, learning_close);
 }

@@ -13,6 +13,8 @@ struct learning {
 };
 struct learning_setting {
     const char *folder, *draft;   // model folders; draft: NULL: none
+    const char *teacher;          // a model folder; NULL: none
+    float beta;                   // of the divergence from it
     bool reference;               // a copy of the policy stays beside it
     float draft_weight;           // of the draft's loss
     struct learner_config config; // 0: betas of 0.9 and 0.999, an eps of 1e-8, temperature 1

@@ -25,6 +25,7 @@ const struct mode_row modes[N_MODES] = {
     [FILTER] = {"filter-groups", {"--filter-groups", "2"}},
     [BETA] = {"beta", {"--beta", "0.04"}},
     [EIGHT_BIT] = {"8-bit moments", {"--optim-moments", "8bit"}},
+    [TEACHER] = {"teacher", {"--teacher", "{draft}"}},
 };
 
 enum status modes_check(mode_set set, bool several_ranks)

@@ -24,6 +24,7 @@ enum mode {
     FILTER,
     BETA,
     EIGHT_BIT,
+    TEACHER,
     N_MODES
 };
 typedef uint32_t mode_set; // bit m: mode m

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 33
+#define N_PARTS 34
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -58,6 +58,7 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(entropy, n * sizeof(float)),
             PART(dlogprob, n * sizeof(float)),
             PART(dentropy, n * sizeof(float)),
+            PART(row_weights, n * sizeof(float)),
             PART(ranked, (size_t)chunk * sizeof(struct token_logprob)),
             PART(latent.latent, expanded * (size_t)latent->rank),
             PART(latent.dlatent, expanded * (size_t)latent->rank),
@@ -291,21 +292,7 @@ static enum status logits_back(struct backward *b, const struct batch *batch,
     enum dtype dt = capped ? DT_F32 : m->dt;
     const struct distillation *d = loss->distillation;
     const float *logits = model_head_rows(m, first).logits;
-    if (d) {
-        const struct model *teacher = d->teacher->m;
-        int of_teacher;
-        const enum status st =
-            head_chunk(d->teacher, batch, d->teacher_tape->x_final, at, rows, &of_teacher);
-        if (st != ST_OK) return st;
-        const struct distill_args args = {.student = logits,
-                                          .teacher = model_head_rows(teacher, of_teacher).logits,
-                                          .n = rows,
-                                          .vocab = vocab,
-                                          .teacher_vocab = teacher->config->vocab_size,
-                                          .temperature = loss->temperature,
-                                          .scale = d->scale};
-        m->ops->distill(m->dev, b->logprob + at, b->entropy + at, dlogits, &args, dt);
-    } else {
+    if (loss->dlogprobs) {
         const struct head_args head =
             model_head_args(m, first, b->targets + at, rows, loss->temperature);
         const struct head_grads grads = {.dlogprob = b->dlogprob + at,
@@ -313,6 +300,25 @@ static enum status logits_back(struct backward *b, const struct batch *batch,
                                          .dentropy = loss->dentropy ? b->dentropy + at : NULL,
                                          .entropy = b->entropy + at};
         m->ops->logprob_back(m->dev, dlogits, &grads, &head, dt);
+    }
+    if (d) {
+        int of_teacher = 0;
+        const enum status st = d->kept ? head_chunk(d->kept, batch, d->x, at, rows, &of_teacher)
+                                       : chunk_logits(b, d->teacher, batch, d->x, at, rows, 0);
+        if (st != ST_OK) return st;
+        // What the rows' own gradients were made of is done with: the results' place.
+        const struct distill_args args = {.student = logits,
+                                          .teacher = model_head_rows(d->teacher, of_teacher).logits,
+                                          .n = rows,
+                                          .vocab = vocab,
+                                          .teacher_vocab = d->teacher->config->vocab_size,
+                                          .temperature = loss->temperature,
+                                          .beta = d->beta,
+                                          .scale = d->scale,
+                                          .weights = d->weights ? b->row_weights + at : NULL,
+                                          .add = loss->dlogprobs != NULL,
+                                          .agrees = b->dlogprob + at};
+        m->ops->distill(m->dev, b->logprob + at, b->entropy + at, dlogits, &args, dt);
     }
     if (!capped) return ST_OK;
     m->ops->softcap_back(m->dev, b->dlogits_f32, logits, n, m->config->logit_softcap);
@@ -615,12 +621,13 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
 }
 
 // From the head's loss down to the lowest layer that is trained.
-static void pass_back(struct backward *b, const struct batch *batch, struct tape *tape,
-                      const struct backward_loss *loss)
+static enum status pass_back(struct backward *b, const struct batch *batch, struct tape *tape,
+                             const struct backward_loss *loss)
 {
     struct model *m = b->m;
     const struct batch_view *view = batch_view(batch);
-    head_back(b, batch, tape, loss);
+    const enum status st = head_back(b, batch, tape, loss);
+    if (st != ST_OK) return st;
     for (int l = m->config->n_layers - 1; l >= b->lowest; l--) {
         const struct layer_tape *layer = tape_layer(tape, m, l, view);
         mlp_back(b, l, view->n_tokens, layer, loss);
@@ -639,6 +646,7 @@ static void pass_back(struct backward *b, const struct batch *batch, struct tape
                                       config_first_vocab_row(m->config),
                                       config_vocab_rows(m->config)};
     if (b->grads->embed) m->ops->scatter_add_rows(m->dev, b->grads->embed, b->dx, &rows);
+    return ST_OK;
 }
 
 enum status backward_run(struct backward *b, const struct batch *batch, struct tape *tape,
@@ -648,15 +656,16 @@ enum status backward_run(struct backward *b, const struct batch *batch, struct t
     const size_t bytes = (size_t)batch_rows(batch) * sizeof(float);
     enum status st = check_fits(b, batch);
     if (st != ST_OK) return st;
-    if (d && b->chunk != d->teacher->chunk)
+    if (d && b->chunk > d->teacher->max_rows)
         return status_fail(ST_INVALID,
                            "the teacher's logits come %d rows at a time, the student's %d",
-                           d->teacher->chunk, b->chunk);
-    if (d) b->logits_kept = false;
-    if (!d) device_copy_in(b->m->dev, b->dlogprob, loss->dlogprobs, bytes);
+                           d->teacher->max_rows, b->chunk);
+    if (loss->dlogprobs) device_copy_in(b->m->dev, b->dlogprob, loss->dlogprobs, bytes);
     if (loss->dentropy) device_copy_in(b->m->dev, b->dentropy, loss->dentropy, bytes);
-    pass_back(b, batch, tape, loss);
-    if (d) device_copy_out(b->m->dev, d->ret_kl, b->logprob, bytes);
+    if (d && d->weights) device_copy_in(b->m->dev, b->row_weights, d->weights, bytes);
+    if ((st = pass_back(b, batch, tape, loss)) != ST_OK) return st;
+    if (d) device_copy_out(b->m->dev, d->ret_divergence, b->logprob, bytes);
     if (d) device_copy_out(b->m->dev, d->ret_overlap, b->entropy, bytes);
+    if (d && d->ret_agrees) device_copy_out(b->m->dev, d->ret_agrees, b->dlogprob, bytes);
     return device_sync(b->m->dev);
 }

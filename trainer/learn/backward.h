@@ -42,21 +42,26 @@ enum status backward_constrain(struct backward *b, const struct constraint_row *
 size_t backward_mask_bytes(const struct model *m, int chunk);
 // Distillation (Hinton et al. 2015; ops.h, distill): the wanted rows of `batch` are to be answered
 // as another model answers them. The teacher may have a larger vocabulary, of which the first
-// entries are shared. Where backward_logprobs ran on the teacher last, it was of this batch.
+// entries are shared.
 struct distillation {
-    struct backward *teacher;        // its head, chunk by chunk; nothing of it is trained
-    const struct tape *teacher_tape; // the batch's forward pass
-    float scale;                     // of each row's KL(teacher || b) in the loss
-    // host, (n): the KL divergence of each row, and the acceptance rate of tokens sampled from b,
-    // if verified by the teacher
-    float *ret_kl, *ret_overlap;
+    struct model *teacher; // has room for the logits of b's chunk
+    const void *x;         // what its forward pass of the batch gave
+    // Its own, whose last backward_logprobs() was of this batch, and whose logits are taken where
+    // they are kept; NULL: there is none.
+    struct backward *kept;
+    float beta, scale;    // which divergence (ops.h), and its share in the loss
+    const float *weights; // host, (n): besides, of each row; NULL: 1
+    // host, (n): the divergence of each row; the acceptance rate of tokens sampled from b, if
+    // verified by the teacher; 1 where both find the same token likeliest, else 0 (may be NULL)
+    float *ret_divergence, *ret_overlap, *ret_agrees;
 };
 struct backward_loss { // n wanted rows
     float temperature; // of the distributions
     // Host, (n), of the rows and targets that backward_logprobs ran on last: by each
-    // log-probability, and by each entropy (NULL: nothing), which it was then asked for.
+    // log-probability, and by each entropy (NULL: nothing), which it was then asked for. dlogprobs
+    // NULL: of neither.
     const float *dlogprobs, *dentropy;
-    const struct distillation *distillation; // in place of these; NULL: none
+    const struct distillation *distillation; // besides; NULL: none
     // Routers lose balance_scale * sum over rows, layers with experts and experts of assignments *
     // probability: `assignments` (n_experts) device, counted in the batch's forward pass (struct
     // tape, `balance`). NULL: they do not.

@@ -43,6 +43,7 @@ struct backward {
     float *dlogits_f32; // the same before the soft cap's gradient, where there is one
     void *drows;        // (max_targets, hidden)
     int32_t *targets;   // (max_targets)
+    float *row_weights; // (max_targets) distilling
     float *logprob, *lse, *entropy;   // (max_targets); distilling: logprob holds the divergences,
                                       // entropy the overlaps
     float *dlogprob, *dentropy;       // (max_targets)

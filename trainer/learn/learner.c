@@ -43,20 +43,24 @@ struct learner {
     struct model *model;
     struct model *ref_model;     // NULL: no reference
     struct weights *ref_weights; // its frozen ones; NULL: the policy's, beside an adapter
+    struct model_config *teacher_config;
+    struct weights *teacher_weights;
+    struct model *teacher; // NULL: there is none
+    float teacher_beta;
     struct tape *tape;
     struct batch *batch;
     struct backward *backward;
     struct optimizer *optimizer;
     float *balance, *balance_host; // (2, n_experts) with a load-balancing loss; NULL: there is none
-    // host, (max_targets); the floats are one allocation, as far as `overlap`
+    // host, (max_targets); the floats are one allocation, as far as `agrees`
     int32_t *targets;
-    float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy;
-    struct token_logprob *ranked;       // NULL: not asked for
-    struct constraint_row *constraints; // NULL: no group has one
+    float *logprobs, *entropy, *ref_logprobs, *dlogprobs, *dentropy, *ddivergence;
+    struct token_logprob *ranked;         // NULL: not asked for
+    struct constraint_row *constraints;   // NULL: no group has one
+    float *divergence, *overlap, *agrees; // from a teacher, of a draft from the policy
     // the draft model
     struct learner *draft; // NULL: none
     float loss_weight;     // of a draft
-    float *kl, *overlap;   // of a draft; host, (max_targets)
 };
 
 void learner_free(struct learner *l)
@@ -69,6 +73,9 @@ void learner_free(struct learner *l)
     batch_free(l->batch);
     model_free(l->ref_model);
     weights_free(l->ref_weights);
+    model_free(l->teacher);
+    weights_free(l->teacher_weights);
+    model_config_free(l->teacher_config);
     model_free(l->model);
     adapter_table_free(l->adapters);
     device_release(l->dev, l->row_samples);
@@ -100,33 +107,35 @@ static void plan_arrays(struct learner *l, size_t free_before)
         plan->residual + plan->moments + plan->gradients + plan->activations + plan->reference;
 }
 
-static size_t operations_scratch(const struct learner *l)
+// Of the policy's passes, or of a teacher's.
+static size_t operations_scratch(const struct learner *l, const struct model *m,
+                                 const struct weights *weights)
 {
-    const struct model_config *c = l->config;
+    const struct model_config *c = m->config;
     size_t max = 0;
     for (int i = 0; i < c->n_layers; i++) {
         int up = layer_up_width(c, &c->layers[i]),
             qkv = layer_attn_in_width(c, &c->layers[i]) + layer_delta_in_width(&c->layers[i]);
         struct scratch_shape shape = {
-            .attn = backward_attn_shape(l->model, i),
-            .delta = model_delta_shape(l->model, i),
+            .attn = backward_attn_shape(m, i),
+            .delta = model_delta_shape(m, i),
             .rows = l->options.token_budget,
             .max_context = l->options.max_context,
             .hidden = c->hidden,
             .widest = up > qkv ? up : qkv,
             .logits_chunk = l->options.logits_chunk,
             .vocab = c->vocab_size,
-            .widened = weights_widest(l->policy) + (int64_t)model_codes(l->model),
+            .widened = weights_widest(weights) + (int64_t)model_codes(m),
             .n_elements = l->trained.list[0].weights->n_elements,
             .lora_rank = l->options.adapter ? l->options.adapter->max_rank : 0,
             .lora_head = l->options.adapter && adapter_changes(l->options.adapter, ROLE_HEAD),
             .lora_dropout = l->options.lora_dropout > 0,
-            .dt = l->policy->dt,
+            .dt = weights->dt,
         };
         for (int pass = 0; pass < 2; pass++) {
             const size_t bytes = device_ops(l->dev)->scratch_bytes(l->dev, &shape);
             if (bytes > max) max = bytes;
-            shape.attn = l->model->attn[i]; // the forward pass may have another form
+            shape.attn = m->attn[i]; // the forward pass may have another form
         }
     }
     return max;
@@ -159,7 +168,7 @@ static void plan_workspace(struct learner *l)
     plan->workspace += balance_bytes(l);
     if (l->options.constrained)
         plan->workspace += backward_mask_bytes(l->model, l->options.logits_chunk);
-    l->scratch = operations_scratch(l);
+    l->scratch = operations_scratch(l, l->model, l->policy);
     if (!l->options.is_draft)
         plan->workspace += l->scratch + batch_bytes(l->options.token_budget, l->options.max_seqs, 0,
                                                     l->max_targets);
@@ -274,6 +283,15 @@ out:
     return st;
 }
 
+// The operations' scratch is shared.
+static void widen_scratch(struct learner *l, size_t bytes)
+{
+    if (bytes <= l->scratch) return;
+    l->info.memory.workspace += bytes - l->scratch;
+    l->info.memory.total += bytes - l->scratch;
+    l->scratch = bytes;
+}
+
 enum status learner_add_draft(struct learner *l, const struct model_config *config,
                               const struct weights *draft,
                               const struct learner_draft_config *options)
@@ -296,14 +314,38 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     l->draft->loss_weight = options->loss_weight;
     l->info.memory.draft = l->draft->info.memory.total;
     l->info.memory.total += l->info.memory.draft;
-    if (l->draft->scratch > l->scratch) {
-        l->info.memory.workspace += l->draft->scratch - l->scratch;
-        l->info.memory.total += l->draft->scratch - l->scratch;
-        l->scratch = l->draft->scratch;
-    }
+    widen_scratch(l, l->draft->scratch);
     st = check_room(&l->info.memory, l->dev);
 out:
     return status_context(st, "training the draft model");
+}
+
+enum status learner_add_teacher(struct learner *l, const char *folder, float beta)
+{
+    struct memory_plan *plan = &l->info.memory;
+    enum status st;
+    l->teacher_beta = beta;
+    CHECK(model_config_load(folder, &l->teacher_config));
+    if (l->teacher_config->vocab_size < l->config->vocab_size)
+        FAIL(
+            ST_MISMATCH,
+            "it has a vocabulary of %d tokens, the policy one of %d: it must know every token that "
+            "the policy may write",
+            l->teacher_config->vocab_size, l->config->vocab_size);
+    CHECK(weights_plan(l->teacher_config, l->policy->dt, &l->teacher_weights));
+    plan->teacher = l->teacher_weights->bytes;
+    plan->total += plan->teacher;
+    CHECK(check_room(plan, l->dev));
+    CHECK(weights_alloc(l->teacher_weights, l->dev));
+    CHECK(weights_load(l->teacher_weights, l->dev, folder));
+    CHECK(model_new(l->dev, l->teacher_config, l->teacher_weights, l->options.token_budget,
+                    l->options.logits_chunk, l->options.max_context, &l->teacher));
+    plan->teacher += l->teacher->scratch_bytes;
+    plan->total += l->teacher->scratch_bytes;
+    widen_scratch(l, operations_scratch(l, l->teacher, l->teacher_weights));
+    st = check_room(plan, l->dev);
+out:
+    return st;
 }
 
 struct learner *learner_draft(struct learner *l)
@@ -342,11 +384,12 @@ void memory_log(const struct learner *l, const char *weights, const char *freeze
         log_info("--freeze %s: %" PRId64 " of %" PRId64 " parameters are trained", freeze,
                  param_ranges_parameters(trained), trained->list[0].weights->n_parameters);
     log_info("memory on %s (MiB): weights %.1f %s, residual %.1f, moments %.1f, gradients "
-             "%.1f, activations %.1f, workspace %.1f, reference %.1f, draft %.1f; total %.1f of "
+             "%.1f, activations %.1f, workspace %.1f, reference %.1f, teacher %.1f, draft %.1f; "
+             "total %.1f of "
              "%.1f free",
              device_spec(l->dev), mib(p.weights_shared), weights, mib(p.residual), mib(p.moments),
-             mib(p.gradients), mib(p.activations), mib(p.workspace), mib(p.reference), mib(p.draft),
-             mib(p.total), mib(p.free));
+             mib(p.gradients), mib(p.activations), mib(p.workspace), mib(p.reference),
+             mib(p.teacher), mib(p.draft), mib(p.total), mib(p.free));
 }
 
 void memory_log_taken(const struct learner *l)
@@ -420,8 +463,9 @@ out:
 // A draft's part of learner_prepare() ends where the policy's batch begins.
 static enum status prepare_rows(struct learner *l)
 {
-    float **const lists[] = {&l->logprobs, &l->entropy, &l->ref_logprobs, &l->dlogprobs,
-                             &l->dentropy, &l->kl,      &l->overlap};
+    float **const lists[] = {&l->logprobs,   &l->entropy,  &l->ref_logprobs,
+                             &l->dlogprobs,  &l->dentropy, &l->ddivergence,
+                             &l->divergence, &l->overlap,  &l->agrees};
     const size_t n = (size_t)l->max_targets, n_lists = sizeof lists / sizeof *lists;
     float *all = l->logprobs = malloc(n_lists * n * sizeof *all);
     l->targets = malloc(n * sizeof *l->targets);
@@ -534,10 +578,11 @@ static bool all_zero(const float *x, int n)
 // What is done with every micro-batch beside the forward pass and the loss.
 struct passes {
     bool backward;
-    bool last;                   // of all that is added to these gradients
-    double rows;                 // of all micro-batches and ranks, with a load-balancing loss
-    float draft_scale;           // of each target in the draft's loss
-    struct update_stats *distil; // NULL: leave the draft alone
+    bool last;                  // of all that is added to these gradients
+    double rows;                // of all micro-batches and ranks, with a load-balancing loss
+    float draft_scale;          // of each target in the draft's loss
+    struct update_stats *stats; // NULL: nobody asks
+    bool draft;                 // learns too
 };
 
 static bool ids_below(const int32_t *ids, int n, int vocab)
@@ -565,18 +610,35 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
 static enum status distil(struct learner *l, int n, const struct passes *passes)
 {
     struct learner *draft = l->draft;
-    const struct distillation d = {l->backward, l->tape, passes->draft_scale, draft->kl,
-                                   draft->overlap};
+    const struct distillation d = {.teacher = l->model,
+                                   .x = l->tape->x_final,
+                                   .kept = l->backward,
+                                   .scale = passes->draft_scale,
+                                   .ret_divergence = draft->divergence,
+                                   .ret_overlap = draft->overlap};
     const struct backward_loss loss = {.temperature = l->options.temperature, .distillation = &d};
     void *x;
     model_forward(draft->model, batch_view(l->batch), NULL, draft->tape, &x);
     enum status st = backward_run(draft->backward, l->batch, draft->tape, &loss);
     if (st != ST_OK) return st;
     for (int i = 0; i < n; i++) {
-        stats_add(passes->distil, STAT_DRAFT_KL, draft->kl[i]);
-        stats_add(passes->distil, STAT_DRAFT_OVERLAP, draft->overlap[i]);
+        stats_add(passes->stats, STAT_DRAFT_KL, draft->divergence[i]);
+        stats_add(passes->stats, STAT_DRAFT_OVERLAP, draft->overlap[i]);
     }
     return ST_OK;
+}
+
+// What the teacher's distributions of the batch add to the loss; over l->divergence.
+static void count_teacher(const struct learner *l, int n, struct update_stats *stats)
+{
+    for (int i = 0; stats && i < n; i++) {
+        if (l->ddivergence[i] == 0) continue;
+        const double loss = (double)l->ddivergence[i] * l->divergence[i];
+        stats_add(stats, STAT_LOSS, loss);
+        stats_add(stats, STAT_EXTRA_LOSS, loss);
+        stats_add(stats, STAT_TEACHER_DIVERGENCE, l->divergence[i]);
+        stats_add(stats, STAT_TEACHER_AGREES, l->agrees[i]);
+    }
 }
 
 static void sum_grads(void *optimizer, int64_t first)
@@ -612,6 +674,33 @@ static enum status balance(struct learner *l, int rows, double all_rows, struct 
     return ST_OK;
 }
 
+// The gradients of a micro-batch whose loss is known, if it has any.
+static enum status learn(struct learner *l, int n, const struct passes *passes,
+                         struct backward_loss *loss)
+{
+    const bool taught = l->teacher && !all_zero(l->ddivergence, n);
+    const bool of_logprobs = loss->dentropy || !all_zero(l->dlogprobs, n);
+    struct distillation d = {.teacher = l->teacher,
+                             .beta = l->teacher_beta,
+                             .scale = 1,
+                             .weights = l->ddivergence,
+                             .ret_divergence = l->divergence,
+                             .ret_overlap = l->overlap,
+                             .ret_agrees = l->agrees};
+    void *x;
+    // Groups without spread have no gradient to compute, but for their routers' load.
+    if (!taught && !of_logprobs && !loss->assignments) return ST_OK;
+    if (taught) {
+        model_forward(l->teacher, batch_view(l->batch), NULL, NULL, &x);
+        d.x = x;
+        loss->distillation = &d;
+        if (!of_logprobs) loss->dlogprobs = NULL;
+    }
+    const enum status st = backward_run(l->backward, l->batch, l->tape, loss);
+    if (st == ST_OK && taught) count_teacher(l, n, passes->stats);
+    return st;
+}
+
 static enum status run_micro_batch(struct learner *l, const struct micro_batch *mb,
                                    const struct pack_group *groups, learner_loss_fn loss,
                                    void *context, const struct passes *passes)
@@ -622,8 +711,13 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     const bool backward = passes->backward;
     const float temperature = l->options.temperature;
     struct backward_loss back = {.temperature = temperature, .dlogprobs = l->dlogprobs};
-    struct learner_rows rows = {
-        mb, l->logprobs, l->entropy, l->ref_model ? l->ref_logprobs : NULL, l->ranked, l->dentropy};
+    struct learner_rows rows = {mb,
+                                l->logprobs,
+                                l->entropy,
+                                l->ref_model ? l->ref_logprobs : NULL,
+                                l->ranked,
+                                l->dentropy,
+                                l->teacher ? l->ddivergence : NULL};
     if (n > 0) {
         batch_clear(l->batch);
         CHECK(packing_fill(mb, groups, l->options.adapter ? 0 : -1, l->batch, l->targets));
@@ -640,18 +734,17 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
         CHECK(backward_logprobs(l->backward, NULL, l->batch, x, l->targets, temperature,
                                 l->logprobs, l->entropy));
-        if (passes->distil && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
+        if (passes->draft && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
         if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows, &back));
         phase_timers_lap(l->options.phases, PHASE_FORWARD);
     }
     memset(l->dentropy, 0, (size_t)n * sizeof *l->dentropy);
+    memset(l->ddivergence, 0, (size_t)n * sizeof *l->ddivergence);
     loss(context, &rows, l->dlogprobs);
     if (!all_zero(l->dentropy, n)) back.dentropy = l->dentropy;
     if (passes->last && !l->options.adapter) back.done = sum_grads;
     back.context = l->optimizer;
-    // Groups without spread have no gradient to compute, but for their routers' load.
-    if (backward && (back.assignments || back.dentropy || !all_zero(l->dlogprobs, n)))
-        CHECK(backward_run(l->backward, l->batch, l->tape, &back));
+    if (backward) CHECK(learn(l, n, passes, &back));
 out:
     return st;
 }
@@ -662,37 +755,39 @@ static enum status plan_passes(struct learner *l, const struct packing *packing,
                                const struct pack_group *groups, struct passes *passes)
 {
     double sums[2] = {0};
-    if (!passes->distil && !(passes->backward && l->balance)) return ST_OK;
+    if (!passes->draft && !(passes->backward && l->balance)) return ST_OK;
     for (int i = 0; i < packing->n; i++) {
         const struct micro_batch *mb = &packing->batches[i];
         const int targets = mb->first[mb->n_seqs];
         if (targets > 0) sums[0] += mb->n_tokens;
-        if (passes->distil && draft_knows(l->draft, mb, groups)) sums[1] += targets;
+        if (passes->draft && draft_knows(l->draft, mb, groups)) sums[1] += targets;
     }
     enum status st = comm_sum_host(l->options.comm, sums, 2);
     passes->rows = sums[0];
     l->info.balance_loss = 0;
-    if (!passes->distil) return st;
-    passes->distil->draft_targets = (long)sums[1];
+    if (!passes->draft) return st;
+    passes->stats->draft_targets = (long)sums[1];
     passes->draft_scale = l->draft->loss_weight / (float)(sums[1] > 0 ? sums[1] : 1);
     return st;
 }
 
 enum status learner_run(struct learner *l, enum pass_kind kind, const struct pack_group *groups,
                         int n_groups, learner_loss_fn loss, void *context,
-                        struct update_stats *draft)
+                        struct update_stats *stats)
 {
-    struct passes passes = {.backward = kind >= PASS_GRADIENTS, .distil = draft};
+    struct passes passes = {.backward = kind >= PASS_GRADIENTS,
+                            .stats = stats,
+                            .draft = kind == PASS_STEP && stats && !stats->again && l->draft};
     struct packing *packing = NULL;
     enum status st;
     if (kind == PASS_STEP) optimizer_clear_grads(l->optimizer);
-    if (draft) optimizer_clear_grads(l->draft->optimizer);
+    if (passes.draft) optimizer_clear_grads(l->draft->optimizer);
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
     CHECK(plan_passes(l, packing, groups, &passes));
     // The last one packed, which is seldom full, goes first: sums of gradients over ranks run
     // beside the last one learned from.
     for (int i = packing->n - 1; i >= 0; i--) {
-        passes.last = kind == PASS_STEP && !draft && i == 0;
+        passes.last = kind == PASS_STEP && !passes.draft && i == 0;
         CHECK(run_micro_batch(l, &packing->batches[i], groups, loss, context, &passes));
     }
     st = end_of_backward(l);

@@ -44,6 +44,7 @@ struct memory_plan {
     size_t activations; // tape
     size_t workspace;   // forward scratch, backward pass, batch, the operations' own scratch
     size_t reference;   // frozen copy for the KL term
+    size_t teacher;     // a teacher's weights and scratch
     size_t draft;       // all of the above for a draft model, but its weights and what it shares
     size_t total;       // of what this process takes, from residual on
     size_t free;        // on the device before any of it was taken
@@ -83,6 +84,11 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                               const struct weights *draft,
                               const struct learner_draft_config *options);
 struct learner *learner_draft(struct learner *l); // NULL: there is none
+// A frozen teacher of that folder, which the loss may hold the policy to (learner_rows): Hinton et
+// al. 2015; on the policy's own samples Agarwal et al. 2024 (GKD). beta: which divergence (ops.h,
+// distill). Loads it, in the policy's dtype. Before learner_prepare(). ST_MISMATCH where its
+// vocabulary is the smaller.
+enum status learner_add_teacher(struct learner *l, const char *folder, float beta);
 // Takes all memory, once; the reference is then a copy of the policy. ST_NO_MEMORY, with the
 // figures and the option that helps most, where it does not fit.
 enum status learner_prepare(struct learner *l);
@@ -106,6 +112,7 @@ struct learner_rows {
     const float *ref_logprobs;          // NULL without a reference
     const struct token_logprob *ranked; // the targets with their ranks; NULL: not asked for
     float *dentropy;                    // for d loss / d entropy of each target; all 0
+    float *ddivergence; // for d loss / d divergence from the teacher; all 0; NULL: there is none
 };
 // Fills d loss / d logprob of each target, and rows->dentropy where the loss has such a term.
 typedef void (*learner_loss_fn)(void *context, const struct learner_rows *rows,
@@ -119,14 +126,15 @@ enum pass_kind {
 };
 // Over every micro-batch of the groups. ret_dlogprobs is given, but unused without gradients. With
 // several ranks PASS_STEP is of this rank's share of the step's groups, whose gradients' sums over
-// all begin while the last micro-batch's backward pass runs; optimizer_prepare() ends them. draft,
-// not NULL: the draft's gradients too, and its statistics, of loss_weight times the mean over all
-// targets of KL(policy || draft), both at the learner's temperature, with the policy as the teacher
-// of this very forward pass. A micro-batch with a token that the draft has no row for (padding of a
-// larger vocabulary) is left out of the draft's mean.
+// all begin while the last micro-batch's backward pass runs; optimizer_prepare() ends them. What a
+// teacher adds to the loss, and its statistics, go into stats (NULL: nowhere). PASS_STEP with
+// stats, in the first iteration, while the policy is what sampled them: the draft's gradients too,
+// of loss_weight times the mean over all targets of KL(policy || draft), both at the learner's
+// temperature, with the policy as the teacher of this very forward pass. A micro-batch with a token
+// that the draft has no row for (padding of a larger vocabulary) is left out of the draft's mean.
 enum status learner_run(struct learner *l, enum pass_kind kind, const struct pack_group *groups,
                         int n_groups, learner_loss_fn loss, void *context,
-                        struct update_stats *draft);
+                        struct update_stats *stats);
 // The load-balancing loss of a mixture's routers (Fedus et al. 2021, Switch Transformers), as
 // transformers' load_balancing_loss_func has it: over the R rows of all layers with experts
 // together, n_experts * sum over experts of (assignments / R) * (probability / R). Assignments are

@@ -104,6 +104,7 @@ struct loss_config {
     double off_policy_threshold;
     bool clamp_log_ratios; // as verl: of tokens to +-20, of sequences to 10, of k3 to 10
     double label_smoothing, sft_weight, discopop_tau; // of pairs
+    double distill_weight; // of the mean divergence from a teacher, over the policy's tokens
 };
 
 // What the means of a step divide by, however it is cut into micro-batches: sequences or pairs;

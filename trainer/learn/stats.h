@@ -28,7 +28,9 @@ enum statistic {
     STAT_MISMATCH_NOW,  // as STAT_MISMATCH, of tokens of the present weights, or of unknown ones
     STAT_DRAFT_KL,      // of targets, KL(policy || draft)
     STAT_DRAFT_OVERLAP, // sum min(p, q), the acceptance to expect
-    FIRST_STATS,        // so many
+    STAT_TEACHER_DIVERGENCE, // of targets that are held to a teacher, from it
+    STAT_TEACHER_AGREES,     // 1: both find the same token likeliest
+    FIRST_STATS,             // so many
     // of all updates: one entry a token of the policy; a sequence with sequence_level
     STAT_RATIO = FIRST_STATS,
     STAT_CLIP_LOW, // here and below, 1 where it is so: the mean is a share

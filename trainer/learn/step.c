@@ -152,6 +152,18 @@ struct loss_scale loss_scale_of(const struct loss_config *loss, const struct sam
     return scale;
 }
 
+// A sequence's tokens that the policy wrote are held to the teacher, by equal shares.
+static void hold(const struct pass *p, const struct pack_completion *c,
+                 const struct learner_rows *rows, int seq)
+{
+    const double weight = p->step->loss.distill_weight, tokens = p->step->scale.tokens;
+    const int at = rows->mb->first[seq], n = rows->mb->first[seq + 1] - at;
+    if (!rows->ddivergence || c->masked) return;
+    for (int t = 0; t < n; t++)
+        if (completion_wrote(c, t))
+            rows->ddivergence[at + t] = (float)(weight / (tokens > 0 ? tokens : 1));
+}
+
 // One sequence at a time, or one pair.
 static void add_losses(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
 {
@@ -177,6 +189,7 @@ static void add_losses(void *context, const struct learner_rows *rows, float *re
         }
         loss_compute(&p->step->loss, &p->step->scale, &p->samples->completions[number], targets,
                      p->stats, ret_dlogprobs + mb->first[s]);
+        hold(p, &p->samples->completions[number], rows, s);
         if (!entropy) continue;
         const int at = mb->first[s];
         const double bonus = entropy_bonus(p->coef, p->step->scale.chosen, targets[0].n,
@@ -204,14 +217,11 @@ enum status learner_pass(struct learner *l, enum pass_kind kind, struct samples 
                          int n, const struct step *step, struct update_stats *stats)
 {
     const double routers = learner_info(l)->balance_coef;
-    struct update_stats *draft = NULL;
     struct pass p;
     enum status st = pass_open(l, samples, first, n, step, stats, &p);
     if (st != ST_OK) return st;
-    // the draft learns in the first iteration, while the policy is what sampled them
-    if (kind == PASS_STEP && !stats->again && learner_draft(l)) draft = stats;
     CHECK(
-        learner_run(l, kind, p.groups, p.n, kind == PASS_NOTE ? note_rows : add_losses, &p, draft));
+        learner_run(l, kind, p.groups, p.n, kind == PASS_NOTE ? note_rows : add_losses, &p, stats));
     if (kind == PASS_STEP && routers > 0) {
         const double loss = learner_info(l)->balance_loss;
         stats_add(stats, STAT_LOSS, routers * loss);

@@ -138,7 +138,7 @@ enum status reward_new(const struct reward_options *options, struct reward **ret
     if (!r) return status_fail(ST_NO_MEMORY, "no memory for rewards");
     r->options = *options;
     r->info.accuracy_term = -1;
-    for (const char *s = options->names; s; s = s[len] ? s + len + 1 : NULL)
+    for (const char *s = options->none ? NULL : options->names; s; s = s[len] ? s + len + 1 : NULL)
         CHECK(parse_term(r, s, &len));
     CHECK(parse_weights(r, options->weights));
     *ret = r;

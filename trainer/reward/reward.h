@@ -30,6 +30,7 @@ struct reward_options {
     // "gsm8k" or "exact,length". "plugin:PATH.so"; "command:PROGRAM ARGS" reaches, commas included,
     // to the next ",command:" outside of quotes or to the end of the list, so commands come last.
     const char *names;
+    bool none;            // no terms, whatever the names
     const char *weights;  // "1,0.1"; NULL or "": all 1
     const char *pattern;  // of `regex`, where a line has no "pattern" of its own; NULL: none. It
                           // stays as long as the reward

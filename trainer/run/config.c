@@ -327,6 +327,18 @@ const struct option_spec train_options[] = {
     OPT_TEXT("lora-name", lora.name, "policy", "NAME",
              "by which the server knows it, and requests name it"),
 
+    OPT_HEADING("Distillation"),
+    OPT_TEXT("teacher", teacher, NULL, "DIR",
+             "hold the policy to this model's distributions at each token that it samples; without "
+             "--reward to nothing else"),
+    OPT_DOUBLE("distill-weight", loss.distill_weight, "1", "W", 0, 1e6,
+               "of the mean divergence from the teacher, beside the reward's loss",
+               WITHIN("teacher")),
+    OPT_DOUBLE("distill-beta", distill_beta, "1", "B", 0, 1,
+               "the divergence: 0 forward KL, 1 reverse KL, between them the generalised "
+               "Jensen-Shannon divergence",
+               WITHIN("teacher")),
+
     OPT_HEADING("Draft model"),
     OPT_FLAG("train-draft", train_draft, NULL,
              "train the server's draft model (cw-infer-server --draft) to answer as the policy "
@@ -412,7 +424,7 @@ static enum status check_values(const struct train_config *c)
         FAIL(ST_INVALID, "--run-dir is empty; name a folder, or leave it out for runs/DATE-TIME");
     if (!c->start_from[0])
         FAIL(ST_INVALID, "--start-from is empty; take loaded, current or a model folder");
-    if (c->curriculum.num_generations < 2)
+    if (c->curriculum.num_generations < 2 && !c->reward.none)
         FAIL(ST_INVALID, "--num-generations 1: an advantage is relative to its group, which needs "
                          "2 samples or more");
     if (c->lora.r && (!lora[0] || strlen(lora) > 50))

@@ -73,6 +73,8 @@ struct train_config {
     int64_t max_steps;
     double num_train_epochs;
     int64_t seed;
+    const char *teacher; // NULL: there is none
+    double distill_beta;
     // draft model
     bool train_draft;
     double draft_learning_rate, draft_loss_weight, draft_max_grad_norm;

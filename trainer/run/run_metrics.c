@@ -24,6 +24,8 @@ static const struct {
     {"entropy", STAT_ENTROPY, MEAN},
     {"policy_loss", STAT_EXTRA_LOSS, POLICY_LOSS},
     {"aux_loss", STAT_AUX_LOSS, PER_UPDATE},
+    {"teacher/divergence", STAT_TEACHER_DIVERGENCE, MEAN},
+    {"teacher/agreement", STAT_TEACHER_AGREES, MEAN},
     {"off_policy_mask/sequences", STAT_OFF_POLICY, MEAN},
     {"clip_ratio/low_mean", STAT_CLIP_LOW, MEAN},
     {"clip_ratio/low_min", STAT_SEQ_CLIP_LOW, MIN},
@@ -222,6 +224,9 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
         metrics_put(metrics, "entropy_coef", run->entropy.coef);
     }
     if (learner_info(run->learner)->balance_coef > 0) given |= STAT_BIT(STAT_AUX_LOSS);
+    if (run->config->teacher)
+        given |= STAT_BIT(STAT_EXTRA_LOSS) | STAT_BIT(STAT_TEACHER_DIVERGENCE) |
+                 STAT_BIT(STAT_TEACHER_AGREES);
     stats_put(u, given, "", metrics);
     metrics_put(metrics, "grad_norm", u->grad_norm);
     metrics_put(metrics, "learning_rate", u->lr);

@@ -6,6 +6,8 @@
 #include "common/base/log.h"
 #include "common/constraint/constraint.h"
 #include "common/model/config.h"
+#include "common/model/model_folder.h"
+#include "common/text/tokenizer.h"
 #include "trainer/data/data.h"
 #include "trainer/launch/server_process.h"
 #include "trainer/learn/learner.h"
@@ -253,6 +255,26 @@ static void plan_scoring(struct run *run)
     run->scoring->advantage.pass_k = (int)c->pass_k;
 }
 
+static enum status add_teacher(struct run *run)
+{
+    const struct train_config *c = run->config;
+    const char *own = run->mapped.files_folder;
+    struct tokenizer *tokenizer = NULL;
+    enum status st = ST_OK;
+    const bool both =
+        model_file_exists(own, "tokenizer.json") && model_file_exists(c->teacher, "tokenizer.json");
+    if (!both)
+        log_warn("--teacher %s: not both models have a tokenizer.json: whether their tokens "
+                 "are the same is not checked",
+                 c->teacher);
+    if (both) CHECK(tokenizer_load(own, &tokenizer));
+    if (both) CHECK(tokenizer_check_same(tokenizer, own, c->teacher, "teacher"));
+    st = learner_add_teacher(run->learner, c->teacher, (float)c->distill_beta);
+out:
+    tokenizer_free(tokenizer);
+    return status_context(st, "--teacher %s", c->teacher);
+}
+
 enum status run_open_learner(struct run *run, const struct learner_shape *shape)
 {
     const struct train_config *c = run->config;
@@ -270,6 +292,7 @@ enum status run_open_learner(struct run *run, const struct learner_shape *shape)
     CHECK(learner_new(bridge_device(run->mapped.bridge), run->mapped.model, run->mapped.policy,
                       run->resolved.has_reference, &options, &run->learner));
     warn_model(run->mapped.model, learner_info(run->learner)->balance_coef);
+    if (c->teacher) CHECK(add_teacher(run));
     if (run->mapped.draft) {
         struct learner_draft_config draft = {options.optimizer, (float)c->draft_loss_weight};
         draft.optimizer.max_grad_norm = run->resolved.draft_max_grad_norm;

@@ -1,0 +1,57 @@
+/* test_distillation.c: runs that a teacher holds (cw-trainer train --teacher): without a reward the
+ * policy comes nearer to it, trainer and sampler agree to the bit meanwhile, and two runs end on
+ * the bits of one; what does not fit is refused by name. */
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/training.h"
+
+static void open_drafting(struct scene *s)
+{
+    scene_open_model(s, daemon_model(test_folder(), true, 11),
+                     args("--exact --dtype %s --block-size 4 --prefill-chunk 5 --max-batch 8 "
+                          "--max-context 96 --speculative ngram:4,suffix:8",
+                          daemon_exact_dtype()));
+    static const char lines[] = "{\"prompt\": \"once upon \"}\n{\"prompt\": \"12+30=\"}\n"
+                                "{\"prompt\": \"colours: \"}\n{\"prompt\": \"a\"}\n";
+    test_write(s->data, lines, strlen(lines));
+}
+
+// A run without a reward; its exit status.
+static int distil(const struct scene *s, const char *run, const char *const more[])
+{
+    return scene_run(
+        s, daemon_trainer(&s->daemon, s->data, test_path(s->folder, run),
+                          args("--exact --prompts-per-step 4 --num-generations 1 "
+                               "--max-completion-length 24 --save-steps 0 --learning-rate 1e-2 "
+                               "--lr-scheduler-type constant --logging-steps 1"),
+                          more));
+}
+
+TEST_IN(the_policy_comes_nearer_and_runs_resume, open_drafting)
+{
+    enum { STEPS = 12 };
+    double mismatch[STEPS], divergence[STEPS], agreement[STEPS];
+    const char *teacher = daemon_model(test_folder(), true, 12);
+    const char *const *rest = args("--teacher %s", teacher);
+    for (int beta = 0; beta < 2; beta++) {
+        const char *name = test_text("beta-%d", beta);
+        const char *const *more = args("--distill-beta %d --max-steps %d", beta, STEPS);
+        assert_int_equal(distil(s, name, JOIN(rest, more)), 0);
+        assert_int_equal(column(s, name, "sampler_mismatch/max", mismatch, STEPS), STEPS);
+        assert_int_equal(column(s, name, "teacher/divergence", divergence, STEPS), STEPS);
+        assert_int_equal(column(s, name, "teacher/agreement", agreement, STEPS), STEPS);
+        for (int i = 0; i < STEPS; i++) assert_true(mismatch[i] == 0);
+        assert_true(divergence[0] > 1 && divergence[STEPS - 1] < 0.6 * divergence[0]);
+        assert_true(agreement[STEPS - 1] >= 0 && agreement[STEPS - 1] <= 1);
+    }
+    assert_int_equal(distil(s, "two", JOIN(rest, args("--max-steps %d", STEPS / 2))), 0);
+    assert_int_equal(distil(s, "two", JOIN(rest, args("--max-steps %d --resume", STEPS))), 0);
+    test_same_file(latest(s, "two"), latest(s, "beta-1"), "model.safetensors");
+}
+
+TEST_IN(what_does_not_fit, open_drafting)
+{
+    assert_true(distil(s, "none", args("--teacher %s", test_path(s->folder, "x"))) != 0);
+    assert_said(s, "--teacher");
+    assert_true(distil(s, "wide", args("--teacher %s", test_golden("olmo2"))) != 0);
+    assert_said(s, "a vocabulary of 200 tokens");
+}
