@@ -74,12 +74,13 @@ struct kv_view {
     float *states;
     int64_t slot_elements;
 };
-// Of a layer's scales (n_blocks, n_kv_heads, 2, block_size), that of a slot's key (0) or value (1).
+// Of a layer's scales (n_blocks, n_kv_heads, 2, block_size), that of the key (0) or value (1) in
+// the slot `offset` of a block.
 #define KV_SCALES 2 // a token and head, also where there are no values
-DTYPE_INLINE int64_t kv_scale_at(int64_t slot, int block_size, int n_kv_heads, int head, int value)
+DTYPE_INLINE int64_t kv_scale_at(int64_t block, int offset, int block_size, int n_kv_heads,
+                                 int head, int value)
 {
-    const int64_t block = slot / block_size;
-    return ((block * n_kv_heads + head) * KV_SCALES + value) * block_size + slot % block_size;
+    return ((block * n_kv_heads + head) * KV_SCALES + value) * block_size + offset;
 }
 
 #endif

@@ -368,10 +368,6 @@ enum status engine_open_device(struct engine *e)
                            "capability 8.9 on, and --device cpu; leave it away",
                            quantization_names[e->options.quantization], device_name(e->dev),
                            device_spec(e->dev));
-    if (e->options.kv_cache && device_kind(e->dev) != DEVICE_CPU)
-        return status_fail(ST_UNSUPPORTED,
-                           "--kv-cache-dtype %s is for --device cpu alone as yet; leave it away",
-                           kv_cache_names[e->options.kv_cache]);
     if (e->options.kv_cache && !device_computes_in(e->dev, DT_E4M3))
         return status_fail(ST_UNSUPPORTED,
                            "--kv-cache-dtype %s: %s (%s) has no e4m3, as GPUs have from compute "

@@ -57,6 +57,22 @@ enum status runner_make_sides(struct runner *r)
     return make_side(r, &r->other);
 }
 
+// Scratch for a sequence's keys and values of a layer in dt, which a GPU takes where many rows
+// attend to a cache in e4m3 (kernels/cuda/attention/attention.cu).
+static size_t widened_kv_bytes(const struct device *dev, const struct model_config *config,
+                               enum dtype dt, int max_context)
+{
+    size_t most = 0;
+    if (device_kind(dev) == DEVICE_CPU || config->kv_cache == KV_CACHE_AUTO) return 0;
+    for (int l = 0; l < config->n_layers; l++) {
+        const struct layer_config *layer = &config->layers[l];
+        const size_t width = layer->latent.rank > 0 ? (size_t)layer_latent_width(layer)
+                                                    : 2 * (size_t)layer_kv_width(layer);
+        if (width > most) most = width;
+    }
+    return most * dtype_size(dt) * (size_t)((max_context + 63) / 64 * 64) + sizeof(int32_t);
+}
+
 enum status runner_new(struct device *dev, const struct weights *weights,
                        const struct runner_limits *limits, struct runner **ret)
 {
@@ -72,6 +88,7 @@ enum status runner_new(struct device *dev, const struct weights *weights,
                     &r->model));
     const size_t widened = (size_t)weights_widest(weights) + model_codes(r->model);
     CHECK(device_reserve(dev, widened * dtype_size(weights->dt)));
+    CHECK(device_reserve(dev, widened_kv_bytes(dev, config, weights->dt, limits->max_context)));
     CHECK(make_side(r, &r->other));
     runner_turn(r);
     r->tokens = malloc((size_t)limits->max_tokens * sizeof *r->tokens);

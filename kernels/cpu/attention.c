@@ -263,10 +263,11 @@ static struct run run_of(const struct block *b, int j, bool values)
     int64_t slot;
     const int n = paged_run(ctx, j, &slot), dim = shape->head_dim;
     for (int i = 0; i < n; i++) {
-        const int8_t *scale =
-            ctx->scales + kv_scale_at(slot + i, ctx->block_size, shape->n_kv_heads, b->kv_head,
-                                      values && shape->latent == 0);
-        cpu_widen_row(b->wide + (int64_t)i * dim, codes + (slot + i) * ctx->stride, *scale, dim);
+        const int64_t at =
+            kv_scale_at(slot / ctx->block_size, (int)(slot % ctx->block_size) + i, ctx->block_size,
+                        shape->n_kv_heads, b->kv_head, values && shape->latent == 0);
+        cpu_widen_row(b->wide + (int64_t)i * dim, codes + (slot + i) * ctx->stride, ctx->scales[at],
+                      dim);
     }
     return (struct run){b->wide, dim, n};
 }
@@ -442,8 +443,9 @@ static void store_codes(const struct kv_view *kv, int layer, int64_t slot, const
     uint8_t *codes = (uint8_t *)(values ? kv->v : kv->k) + l->offset + slot * l->width;
     for (int h = 0; h < shape->n_kv_heads; h++) {
         const int64_t at = (int64_t)h * shape->head_dim;
-        kv->scales[l->scales + kv_scale_at(slot, kv->block_size, shape->n_kv_heads, h, values)] =
-            cpu_quantise_row(codes + at, from + at, shape->head_dim);
+        const int64_t scale = kv_scale_at(slot / kv->block_size, (int)(slot % kv->block_size),
+                                          kv->block_size, shape->n_kv_heads, h, values);
+        kv->scales[l->scales + scale] = cpu_quantise_row(codes + at, from + at, shape->head_dim);
     }
 }
 

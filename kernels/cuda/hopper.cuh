@@ -18,7 +18,8 @@
 #endif
 
 // A matrix of bf16 to the copy engine: sizes and boxes in elements, innermost first, the strides of
-// all but the innermost in bytes.
+// all but the innermost in bytes. A box's rows are 64 elements, swizzled by 128 bytes, or 32,
+// by 64.
 struct tensor_boxes {
     int rank;
     cuuint64_t sizes[4], strides[3];

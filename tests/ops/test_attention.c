@@ -352,6 +352,7 @@ static void attn_paged_launch(struct op_test *t, void **d)
     b.context_len = d[PG_CONTEXT];
     b.block_table = d[PG_TABLE];
     s.sinks = t->p[9] ? d[PG_SINKS] : NULL;
+    s.dt = dt;
     int block = t->p[7];
     const int width = s.n_kv_heads * s.head_dim;
     const struct kv_layer layers[2] = {{.width = width},

@@ -59,6 +59,7 @@ enum status bench_open(struct bench *b, const struct bench_options *o, const cha
     if (b->o.batch == 0) b->o.batch = cuda ? 16 : 1;
     CHECK(bench_load_config(o, cuda, &b->config));
     b->config->quantization = (enum quantization)o->quantization;
+    b->config->kv_cache = (enum kv_cache)o->kv_cache;
     if (bridge_path) {
         const struct weights_source sources[WEIGHTS_ROLES] = {{b->config, o->model}};
         CHECK(weights_owner_new(b->dev, NULL, sources, b->dt, false, bridge_path, &b->owner));

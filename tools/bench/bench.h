@@ -20,6 +20,7 @@ struct bench_options {
     int recompute, moments; // recompute_names, moments_kind_names
     int sync;               // sync_way_names
     int quantization;       // quantization_names
+    int kv_cache;           // kv_cache_names
     int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness, lora_r;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative, tandem
     const char *tandem_model;

@@ -48,6 +48,7 @@ static const struct option_spec table[] = {
     OPT_TEXT("device", device, "auto", "SPEC", "auto, cpu or cuda:N"),
     OPT_CHOICE("dtype", dtype, "auto", dtype_option_names, "of weights and activations"),
     OPT_CHOICE("quantization", quantization, "none", quantization_names, "as cw-infer-server"),
+    OPT_CHOICE("kv-cache-dtype", kv_cache, "auto", kv_cache_names, "as cw-infer-server"),
     OPT_HEADING("Sizes"),
     OPT_INT("batch", batch, "0", "N", 0, 4096,
             "sequences decoded at once (0: 1 on the CPU, 16 on CUDA); samples of a step (0: 16, 64 "

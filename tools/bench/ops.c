@@ -45,7 +45,7 @@ struct call { // of an operation, one for each of `rows`
     enum moments_kind moments;
     struct sample_params sampling;
     bool drafts;
-    bool narrow, rounded; // weights in e4m3; rows, too
+    bool narrow, rounded; // weights, or keys and values, in e4m3; rows, too
 };
 
 struct ops_bench {
@@ -169,12 +169,13 @@ static void set_attention(struct ops_bench *o)
     const bool read = c->op == OP_attn_paged; // else the pool is only written, beside the weights
     o->kv = (struct kv_view){.k = read ? o->weights : o->out + o->bytes / 2,
                              .v = latent ? NULL : o->more,
+                             .scales = (int8_t *)o->in, // any
                              .layers = o->layers,
                              .n_blocks = o->view.n_seqs * o->view.table_stride,
                              .block_size = BLOCK,
-                             .dt = c->dt};
+                             .dt = c->narrow ? DT_E4M3 : c->dt};
     const int64_t pool = (int64_t)o->kv.n_blocks * BLOCK * kv_heads * c->head_dim;
-    if (read) set_turns(o, (size_t)pool * dtype_size(c->dt));
+    if (read) set_turns(o, (size_t)pool * dtype_size(o->kv.dt));
     for (int i = 0; i < RUNS; i++)
         o->layers[i] = (struct kv_layer){.offset = read ? i % o->copies * pool : 0,
                                          .width = kv_heads * c->head_dim};
@@ -519,8 +520,9 @@ static bool attention_cost(const struct ops_bench *o, struct cost *ret)
         ret->bytes = 2 * e * m * row; // queries are rotated where they are
         break;
     case OP_attn_paged: // a sequence's keys are read once
-        ret->bytes = e * (m / c->each * (c->before + c->each) * (row - heads * dim) +
-                          m * heads * (dim + value));
+        ret->bytes = (double)dtype_size(o->kv.dt) * m / c->each * (c->before + c->each) *
+                         (row - heads * dim) +
+                     e * m * heads * (dim + value);
         ret->flops = 2 * o->keys * heads * (dim + value);
         break;
     case OP_attn_packed:
@@ -640,6 +642,13 @@ static const struct call calls[] = {
     {OP_attn_paged, "decode at 512 keys", DT_BF16, {64}, ATTENDS(1, 511, DIM)},
     {OP_attn_paged, "decode at 1,024 keys", DT_BF16, {16}, ATTENDS(1, 1023, DIM)},
     {OP_attn_paged, "decode at 4,096 keys", DT_BF16, {16}, ATTENDS(1, 4095, DIM)},
+    {OP_attn_paged, "4,096 keys in e4m3", DT_BF16, {1, 64}, ATTENDS(1, 4095, DIM), .narrow = true},
+    {OP_attn_paged,
+     "512 of 1,024 in e4m3",
+     DT_BF16,
+     {1024},
+     ATTENDS(512, 512, DIM),
+     .narrow = true},
     {OP_attn_paged, "512 of 1,024 keys", DT_BF16, {1024}, ATTENDS(512, 512, DIM)},
     {OP_attn_paged, "512 of 1,024 keys, heads of 256", DT_BF16, {1024}, ATTENDS(512, 512, 256)},
     {OP_attn_paged, "latent, at 256 keys", DT_BF16, {1, 16, 64, 256}, ATTENDS(1, 255, LATENT_DIM)},

@@ -104,10 +104,11 @@ enum status programs_serve(struct programs *p, const struct bench_options *o, in
 {
     char command[PATH_ROOM];
     snprintf(command, sizeof command,
-             "cw-infer-server --model %s --device %s --dtype %s --quantization %s --socket %s "
-             "--bridge %s --max-batch %d %s %s",
+             "cw-infer-server --model %s --device %s --dtype %s --quantization %s "
+             "--kv-cache-dtype %s --socket %s --bridge %s --max-batch %d %s %s",
              p->model, o->device, dtype_option_names[o->dtype], quantization_names[o->quantization],
-             p->socket, p->bridge, max_batch, o->no_step_ahead ? "--step-ahead off" : "", more);
+             kv_cache_names[o->kv_cache], p->socket, p->bridge, max_batch,
+             o->no_step_ahead ? "--step-ahead off" : "", more);
     const int64_t deadline = clock_deadline_ns(LOADING_S * 1000);
     struct http_client *http = NULL;
     struct bytes body = BYTES_INIT;

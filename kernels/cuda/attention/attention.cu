@@ -11,6 +11,7 @@
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attention.cuh"
+#include <algorithm>
 
 #define WARPS           8
 #define ROWS            4 // rows (or keys) of a warp
@@ -28,6 +29,20 @@ __device__ __forceinline__ void load_tile(float *tile, int dims, F row_of)
         int r = i / dims, d = i % dims;
         const T *row = row_of(r);
         tile[r * (dims + 1) + d] = row ? to_f32(row[d]) : 0.f;
+    }
+}
+
+// The same of a pool in e4m3; slot_of(r), -1: zeros.
+template <typename T, typename F>
+__device__ __forceinline__ void load_codes(float *tile, const attn_args<T> &a, int kv_head,
+                                           int value, F slot_of)
+{
+    for (int i = threadIdx.x; i < KEYS * a.head_dim; i += WARPS * 32) {
+        const int r = i / a.head_dim, d = i % a.head_dim, slot = slot_of(r);
+        tile[r * (a.head_dim + 1) + d] =
+            slot < 0 ? 0.f
+                     : f32_from_e4m3(codes_of(a, slot, kv_head, value)[e4m3_place(d, a.head_dim)]) *
+                           e4m3_factor(scale_of(a, slot, kv_head, value));
     }
 }
 
@@ -62,8 +77,16 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
             return from + any_key_row(a, t.s, tile + r) * a.kv_stride + (int64_t)t.kv_head * dims;
         };
         __syncthreads();
-        load_tile<T>(keys, dims, [&](int r) { return row_of(r, a.k); });
-        if (!latent) load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
+        if (a.scales) {
+            auto slot_of = [&](int r) {
+                return tile + r > t.highest ? -1 : (int)key_row<true>(a, t.s, tile + r);
+            };
+            load_codes(keys, a, t.kv_head, 0, slot_of);
+            if (!latent) load_codes(values, a, t.kv_head, 1, slot_of);
+        } else {
+            load_tile<T>(keys, dims, [&](int r) { return row_of(r, a.k); });
+            if (!latent) load_tile<T>(values, dims, [&](int r) { return row_of(r, a.v); });
+        }
         __syncthreads();
         float p[ROWS] = {};
         for (int d = 0; d < dims; d++) {
@@ -171,12 +194,92 @@ static bool few_tma_takes(struct device *dev, const attn_call &c)
     return few_takes(dev, c) && attn_few_tma_takes(dev, c);
 }
 
+// Keys and values of some sequences in bf16, each one's in a block of its own; table: their
+// numbers.
+struct wide_pool {
+    bf16 *half[KV_SCALES];
+    int32_t *table;
+    int length; // tokens of a block
+};
+
+// Block (., y, z): head y / values, keys or values, of sequence z. A thread has 16 columns.
+__global__ void __launch_bounds__(WARPS * 32)
+    widen_contexts_kernel(attn_args<bf16> a, wide_pool to, int values, int few)
+{
+    grid_begin();
+    const int s = blockIdx.z, head = blockIdx.y / values, value = blockIdx.y % values;
+    const int rows = a.query_start[s + 1] - a.query_start[s], end = a.context_len[s];
+    // of a tile that a row sees a part of, all keys: 0 times what lies there may be anything
+    const int first = a.window > 0 ? max(0, end - rows - a.window) / 64 * 64 : 0;
+    const int sets = (a.head_dim + 15) / 16, n = (end - first) * sets;
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) to.table[s] = s;
+    if (rows * a.group <= few) return;
+    for (int i = blockIdx.x * WARPS * 32 + threadIdx.x; i < n; i += gridDim.x * WARPS * 32) {
+        const int key = first + i / sets, d = i % sets * 16;
+        const int slot = (int)key_row<true>(a, s, key);
+        uint4 lower, upper;
+        widen_row(sixteen_codes(a, slot, head, value, d), scale_of(a, slot, head, value), lower,
+                  upper);
+        bf16 *at = to.half[value] + ((int64_t)s * to.length + key) * a.n_kv_heads * a.head_dim +
+                   head * a.head_dim + d;
+        *(uint4 *)at = lower;
+        if (d + 8 < a.head_dim) *(uint4 *)(at + 8) = upper;
+    }
+}
+
+#define MAX_WIDE_BYTES ((int64_t)256 << 20) // sequences take turns; one alone has what it takes
+
+void attn_widened(struct device *dev, const attn_call &c, int few,
+                  void (*many)(struct device *, const attn_call &))
+{
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
+    const int values = a.latent > 0 ? 1 : 2, length = (c.batch->max_context + 63) / 64 * 64;
+    const int64_t half = (int64_t)length * a.n_kv_heads * a.head_dim; // elements of a sequence
+    const int64_t each = values * half * (int64_t)sizeof(bf16);
+    const int turn = (int)std::min<int64_t>(a.n_seqs, std::max<int64_t>(1, MAX_WIDE_BYTES / each));
+    wide_pool pool = {};
+    pool.length = length;
+    pool.half[0] = (bf16 *)cuda_workspace(dev, turn * (each + (int64_t)sizeof(int32_t)));
+    if (!pool.half[0]) return;
+    pool.half[1] = values > 1 ? pool.half[0] + turn * half : NULL;
+    pool.table = (int32_t *)((char *)pool.half[0] + turn * each);
+    const struct kv_layer layer = {0, a.n_kv_heads * a.head_dim, 0, 0};
+    for (int s = 0; s < a.n_seqs; s += turn) {
+        const int n = std::min(turn, a.n_seqs - s);
+        cuda_launch(dev, "keys and values of e4m3", widen_contexts_kernel,
+                    dim3(std::min(length / 8, 128), a.n_kv_heads * values, n), WARPS * 32, 0,
+                    attn_args_part(a, s, n), pool, values, few);
+        struct batch_view batch = *c.batch;
+        batch.n_seqs = n;
+        batch.query_start += s;
+        batch.context_len += s;
+        batch.stored += s;
+        batch.block_table = pool.table;
+        batch.table_stride = 1;
+        struct kv_view kv = {};
+        kv.k = pool.half[0];
+        kv.v = pool.half[1];
+        kv.layers = &layer;
+        kv.n_blocks = n;
+        kv.block_size = length;
+        kv.dt = DT_BF16;
+        attn_call part = c;
+        part.batch = &batch;
+        part.kv = &kv;
+        part.layer = 0;
+        many(dev, part);
+    }
+}
+
 // What `many` leaves of a paged batch, then that.
 template <void (*MANY)(struct device *, const attn_call &)>
 static void mixed(struct device *dev, const attn_call &c)
 {
     if (c.batch->n_seqs > 1) (attn_few_tma_takes(dev, c) ? attn_few_tma : attn_few)(dev, c);
-    MANY(dev, c);
+    if (c.kv->dt == DT_E4M3)
+        attn_widened(dev, c, FEW_ROWS, MANY);
+    else
+        MANY(dev, c);
 }
 
 #define LATENT_WGMMA                                                                               \
@@ -212,7 +315,7 @@ void cuda_attn_paged(struct device *dev, void *out, const void *qkv, const struc
                      int layer, const struct batch_view *batch, const struct attn_shape *shape)
 {
     if (batch->n_tokens <= 0 || !shape_fits(dev, shape, batch)) return;
-    const attn_call call = {kv->dt, batch, shape, qkv, out, NULL, kv, layer};
+    const attn_call call = {shape->dt, batch, shape, qkv, out, NULL, kv, layer};
     op_take_variant(dev, &attn_paged_variants, &call);
 }
 

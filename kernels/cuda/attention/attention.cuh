@@ -10,7 +10,7 @@
 #ifndef KERNELS_CUDA_ATTENTION_CUH
 #define KERNELS_CUDA_ATTENTION_CUH
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/e4m3.cuh"
 
 #define LOG2E 1.4426950408889634f
 #define LN2   0.6931471805599453f
@@ -32,6 +32,10 @@ template <typename T> struct attn_args {
     // block_size: 0 of a packed batch; block_shift: log2 of the size, or -1
     int table_stride, block_size, block_shift;
     uint32_t group_inverse; // ceil(2^32 / group), 0 for a group of 1
+    // Of a pool in e4m3, else NULL: codes of head 0, kv_stride apart, and the layer's scales.
+    const uint8_t *k_codes, *v_codes;
+    const int8_t *scales;
+    bool in_sixteens; // a head's codes may be read 16 at a time, and a block's scales
 };
 
 // x / group for 0 <= x < 2^32 / group, without a division
@@ -42,7 +46,7 @@ template <typename T> __device__ __forceinline__ int by_group(const attn_args<T>
 
 // A call of attn_paged, of attn_packed or, with dqkv, of its gradient.
 struct attn_call {
-    enum dtype dt; // of the pool, where there is one
+    enum dtype dt;
     const struct batch_view *batch;
     const struct attn_shape *shape;
     const void *qkv;
@@ -94,10 +98,19 @@ template <typename T> static attn_args<T> attn_args_of(const attn_call &c)
     a.seq_of = batch->seq_of;
     if (!c.kv) return a;
     const struct kv_layer &layer = c.kv->layers[c.layer];
+    const void *v = a.latent > 0 ? c.kv->k : c.kv->v;
     a.k = (const T *)c.kv->k + layer.offset;
-    a.v = a.latent > 0 ? a.k : (const T *)c.kv->v + layer.offset;
+    a.v = (const T *)v + layer.offset;
     a.kv_stride = layer.width;
     a.block_size = c.kv->block_size;
+    if (c.kv->dt == DT_E4M3) {
+        a.k = a.v = NULL;
+        a.k_codes = (const uint8_t *)c.kv->k + layer.offset;
+        a.v_codes = (const uint8_t *)v + layer.offset;
+        a.scales = c.kv->scales + layer.scales;
+        a.in_sixteens = a.head_dim % 16 == 0 && a.block_size % 16 == 0 &&
+                        aligned(16, {a.k_codes, a.v_codes, a.scales}, {a.kv_stride});
+    }
     a.block_shift =
         (c.kv->block_size & (c.kv->block_size - 1)) == 0 ? __builtin_ctz(c.kv->block_size) : -1;
     return a;
@@ -133,6 +146,83 @@ __device__ __forceinline__ int64_t key_row(const attn_args<T> &a, int s, int j)
     }
     int prefix = a.prefix_len[s];
     return j < prefix ? a.prefix_start[s] + j : a.query_start[s] + (j - prefix);
+}
+
+// ---- a pool in e4m3 ----------------------------------------------------------------------------
+
+// Of the key (0) or value (1) in a slot. As the codes it may be read before grid_wait(), and so not
+// from the L1 cache.
+template <typename T>
+__device__ __forceinline__ int8_t scale_of(const attn_args<T> &a, int slot, int kv_head, int value)
+{
+    const int block = a.block_shift >= 0 ? slot >> a.block_shift : slot / a.block_size;
+    return (int8_t)__ldcg((const signed char *)a.scales +
+                          kv_scale_at(block, slot - block * a.block_size, a.block_size,
+                                      a.n_kv_heads, kv_head, value));
+}
+
+template <typename T>
+__device__ __forceinline__ const uint8_t *codes_of(const attn_args<T> &a, int slot, int kv_head,
+                                                   int value)
+{
+    return (value ? a.v_codes : a.k_codes) + slot * a.kv_stride + (int64_t)kv_head * a.head_dim;
+}
+
+// 16 columns of a head from column d on, at the places that a whole set of 16 has; behind the
+// head's end zeros.
+static __device__ __noinline__ uint4 gather_codes(const uint8_t *head, int d, int dims)
+{
+    union {
+        uint8_t at[16];
+        uint4 all;
+    } codes;
+    for (int i = 0; i < 16; i++)
+        codes.at[e4m3_place(i, 16)] = d + i < dims ? __ldcg(head + e4m3_place(d + i, dims)) : 0;
+    return codes.all;
+}
+
+template <typename T>
+__device__ __forceinline__ uint4 sixteen_codes(const attn_args<T> &a, int slot, int kv_head,
+                                               int value, int d)
+{
+    const uint8_t *head = codes_of(a, slot, kv_head, value);
+    return a.in_sixteens ? __ldcg((const uint4 *)(head + d)) : gather_codes(head, d, a.head_dim);
+}
+
+/* Keys (or values: 1) of rows first .. end - 1 of a tile of HD columns, as bf16: every N-th set of
+ * 16 columns from `thread` on, BATCH of which are read before the first is stored. slot_of(r); -1:
+ * zeros. store(r, u, x): columns 8 u .. 8 u + 7 of row r. */
+template <int HD, int N, int BATCH, typename SLOT, typename STORE>
+__device__ __forceinline__ void widen_rows(const attn_args<__nv_bfloat16> &a, int kv_head,
+                                           int value, int thread, int first, int end, SLOT slot_of,
+                                           STORE store)
+{
+    constexpr int SETS = HD / 16;
+    const int all = (end - first) * SETS;
+#pragma unroll 1
+    for (int at = thread; at < all; at += N * BATCH) {
+        uint4 codes[BATCH];
+        int8_t scales[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int set = at + i * N, d = set % SETS * 16;
+            const int slot = set < all && d < a.head_dim ? slot_of(first + set / SETS) : -1;
+            codes[i] = make_uint4(0, 0, 0, 0);
+            scales[i] = 0;
+            if (slot < 0) continue;
+            codes[i] = sixteen_codes(a, slot, kv_head, value, d);
+            scales[i] = scale_of(a, slot, kv_head, value);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int set = at + i * N, u = set % SETS * 2;
+            if (set >= all) break;
+            uint4 lower, upper;
+            widen_row(codes[i], scales[i], lower, upper);
+            store(first + set / SETS, u, lower);
+            store(first + set / SETS, u + 1, upper);
+        }
+    }
 }
 
 // The position of a row in its context; -1 for the padding of a decode batch, which sees nothing.
@@ -277,6 +367,10 @@ bool attn_mma_back_takes(struct device *dev, const attn_call &call);
 void attn_mma_back(struct device *dev, const attn_call &call);
 bool attn_wgmma_takes(struct device *dev, const attn_call &call); // attn_wgmma.cu
 void attn_wgmma(struct device *dev, const attn_call &call);       // likewise
+// The sequences of a paged batch in e4m3 with more than `few` packed rows: their keys and values
+// are widened as a whole, in scratch memory, and `many` gets calls that read those (attention.cu).
+void attn_widened(struct device *dev, const attn_call &call, int few,
+                  void (*many)(struct device *, const attn_call &));
 bool attn_wgmma_back_takes(struct device *dev, const attn_call &call);
 void attn_wgmma_back(struct device *dev, const attn_call &call);
 

@@ -48,6 +48,17 @@ __device__ __forceinline__ void copy_keys(bf16 *tile, const int32_t *key_rows, c
     }
 }
 
+// The same of a pool in e4m3, at once.
+template <int HD>
+__device__ __forceinline__ void widen_keys(bf16 *tile, const int32_t *key_rows,
+                                           const attn_args<bf16> &a, int kv_head, int value,
+                                           int from, int to)
+{
+    widen_rows<HD, THREADS, 4>(
+        a, kv_head, value, threadIdx.x, from, to, [&](int r) { return key_rows[r]; },
+        [&](int r, int u, uint4 x) { *(uint4 *)unit_at<HD / 8>(tile, r, u) = x; });
+}
+
 template <int HD>
 __device__ __forceinline__ void copy_queries(bf16 *tile, const attn_args<bf16> &a, const task &w)
 {
@@ -239,7 +250,7 @@ finish(const float (&out)[dim_sets<HD>][2][4], const float (&sum)[4], const floa
 
 // a.early: the kernel before this one writes none of the batch's numbers and no key of an earlier
 // batch. at_once: there is room for the values beside the keys.
-template <int HD>
+template <int HD, bool E4M3>
 __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     few_kernel(attn_args<bf16> a, chunk_parts parts, int row_tiles, bool at_once)
 {
@@ -249,8 +260,13 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     if (!a.early) grid_wait();
     task w;
     bool works = task_of(w, a, row_tiles, blockIdx.y, blockIdx.x, blockIdx.z, 1);
-    const bf16 *k = a.k + (int64_t)w.kv_head * a.head_dim;
-    const bf16 *v = a.v + (int64_t)w.kv_head * a.head_dim;
+    auto copy = [&](bf16 *tile, int value, int from, int to) {
+        if constexpr (E4M3)
+            widen_keys<HD>(tile, m.key_rows, a, w.kv_head, value, from, to);
+        else
+            copy_keys<HD>(tile, m.key_rows, (value ? a.v : a.k) + (int64_t)w.kv_head * a.head_dim,
+                          a, from, to);
+    };
     int n = 0, old = 0; // keys, in whole tiles; those of earlier batches
     rows_seen seen;
     if (works) {
@@ -260,17 +276,17 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
         n = (max(0, w.end - w.begin) + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
         if (a.early) old = min(n, max(0, number_at<true>(a.stored + w.s) - w.begin));
         __syncthreads();
-        copy_keys<HD>(m.keys, m.key_rows, k, a, 0, old);
-        if (at_once) copy_keys<HD>(values, m.key_rows, v, a, 0, old);
+        copy(m.keys, 0, 0, old);
+        if (at_once) copy(values, 1, 0, old);
         seen = seen_by<true, true>(a, w.s, w.rows, 0);
     }
     if (a.early) grid_wait();
     grid_release();
     if (!works) return;
     copy_queries<HD>(m.weights, a, w);
-    copy_keys<HD>(m.keys, m.key_rows, k, a, old, n);
+    copy(m.keys, 0, old, n);
     copies_commit();
-    if (at_once) copy_keys<HD>(values, m.key_rows, v, a, old, n);
+    if (at_once) copy(values, 1, old, n);
     copies_commit();
 
     float dot[TILES][4] = {}, shrink[TILES][2], top[2] = {-INFINITY, -INFINITY};
@@ -279,7 +295,7 @@ __global__ void __launch_bounds__(THREADS, HD <= 128 ? 3 : 1)
     multiply_keys<HD>(dot, m, n);
     mask<HD>(dot, m, a, w, seen);
     __syncthreads();
-    if (!at_once) copy_keys<HD>(values, m.key_rows, v, a, 0, n);
+    if (!at_once) copy(values, 1, 0, n);
     copies_commit();
     weigh<HD>(shrink, top, dot, m, score_factor(a));
     copies_wait<0>();
@@ -312,7 +328,8 @@ static void launch(struct device *dev, attn_args<bf16> a, int max_query, int max
         dim3 grid(tasks, std::min(turn, n_seqs - s), chunks); // all first chunks first
         bool at_once = fit_at_once((int64_t)grid.x * grid.y * grid.z);
         attn_args<bf16> b = attn_args_part(a, s, grid.y);
-        cuda_launch(dev, "attention of few rows", few_kernel<HD>, grid, THREADS,
+        cuda_launch(dev, "attention of few rows",
+                    a.scales ? few_kernel<HD, true> : few_kernel<HD, false>, grid, THREADS,
                     shared + (at_once ? keys : 0), b, parts, row_tiles, at_once);
     }
 }

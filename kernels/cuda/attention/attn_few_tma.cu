@@ -8,6 +8,12 @@
  * of the dimensions while values are summed), and one that copies: a ring of tiles of keys and of
  * values, which it keeps filled ahead across items. A task of one item is joined in registers; of
  * several, the last block to finish joins the parts.
+ *
+ * Of a pool in e4m3 the ring has codes, which are widened in registers: an element of ldmatrix is
+ * two of them, so that a lane's four are the two halves of 16 dimensions of a key, or two
+ * dimensions of two neighbouring keys (e4m3.h). Scales are powers of two, which commute with
+ * rounding: a key's is applied to its dot products, a value's to its weights, which are then
+ * summed with its inverse.
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_few.cuh"
@@ -20,7 +26,7 @@
 #define BOX_KEYS    16 // a tile has a box for each of the warps
 #define MAX_STAGES  12
 #define MAX_SEQS    1024 // of a launch that splits contexts
-#define BEHIND_RING 7168 // bytes
+#define BEHIND_RING 8704 // bytes
 
 static_assert(TILE_KEYS == WARPS * BOX_KEYS, "a warp has a box of a tile's keys");
 
@@ -39,14 +45,18 @@ struct tma_plan {
 
 #if HAS_WGMMA
 
-template <int HD> constexpr int box_bytes = BOX_KEYS *HD * 2;
-template <int HD> constexpr int stage_bytes = WARPS *box_bytes<HD>;
+template <int HD, bool E4M3> constexpr int box_bytes = BOX_KEYS *HD *(E4M3 ? 1 : 2);
+template <int HD, bool E4M3> constexpr int stage_bytes = WARPS *box_bytes<HD, E4M3>;
 
 // What is behind the ring.
 struct block_memory {
     bf16 weights[TASK_ROWS * TILE_KEYS];
     float most[TASK_ROWS][WARPS]; // largest dot product of a row and a warp's keys
     uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+    // E4M3: of a stage of keys and its boxes, of the keys and of their values; of a tile's values
+    // 1 / 2^scale
+    __align__(16) int8_t scales[MAX_STAGES][WARPS][KV_SCALES][BOX_KEYS];
+    bf16 inverse[TILE_KEYS];
     int is_last;
     int ends[MAX_SEQS]; // !whole: chunks of the sequences up to this one
 };
@@ -124,11 +134,21 @@ __device__ __forceinline__ void meet()
 
 // ---- copies ------------------------------------------------------------------------------------
 
+// The scales of a tile's keys and values, four to a lane, as a stage has them.
+__device__ __forceinline__ uint32_t scales_of_tile(const attn_args<bf16> &a, const item &w, int key)
+{
+    const int lane = threadIdx.x % 32, first = key + lane / 8 * BOX_KEYS;
+    if (first >= w.end || first + BOX_KEYS <= w.low) return 0;
+    const int slot = (int)key_row<true, true>(a, w.s, first), block = slot >> a.block_shift;
+    const int64_t at = kv_scale_at(block, slot - (block << a.block_shift) + lane % 4 * 4,
+                                   a.block_size, a.n_kv_heads, w.kv_head, lane / 4 % 2);
+    return __ldcg((const unsigned *)(a.scales + at));
+}
+
 // A warp: keeps the ring filled. waits: not before there is a key of this batch to be copied.
-template <int HD>
+template <int HD, bool E4M3>
 __device__ void copy_items(stage_ring ring, const CUtensorMap *k_map, const CUtensorMap *v_map,
-                           const block_memory &m, const attn_args<bf16> &a, const tma_plan &p,
-                           bool waits)
+                           block_memory &m, const attn_args<bf16> &a, const tma_plan &p, bool waits)
 {
     const int lane = threadIdx.x % 32;
     int used = 0;
@@ -143,6 +163,8 @@ __device__ void copy_items(stage_ring ring, const CUtensorMap *k_map, const CUte
             return key < w.end ? (int)key_row<true, true>(a, w.s, key) : 0;
         };
         int rows = 0, next = look_up(w.begin);
+        uint32_t scales = 0, next_scales = 0;
+        bool ahead = false; // next_scales are this tile's
         for (int key = w.begin; key < w.end; key += TILE_KEYS) {
             const int at = (key - w.begin) / BOX_KEYS % 32;
             if (at == 0) {
@@ -153,17 +175,27 @@ __device__ void copy_items(stage_ring ring, const CUtensorMap *k_map, const CUte
                 grid_wait();
                 waits = false;
             }
+            if (E4M3) { // a tile ahead, but for one with keys of this batch
+                scales = ahead ? next_scales : scales_of_tile(a, w, key);
+                ahead =
+                    key + TILE_KEYS < w.end && (!waits || min(key + 2 * TILE_KEYS, w.end) <= old);
+                if (ahead) next_scales = scales_of_tile(a, w, key + TILE_KEYS);
+            }
             const int first = max(w.low - key, 0) / BOX_KEYS;
             const int end = min((w.end - key + BOX_KEYS - 1) / BOX_KEYS, WARPS);
 #pragma unroll
             for (int values = 0; values < 2; values++, ring.next(), used++) {
                 if (used >= ring.n) barrier_wait(ring.is_empty(), ring.parity ^ 1);
-                if (lane == 0) barrier_expect(ring.is_full(), (end - first) * box_bytes<HD>);
+                if (E4M3 && !values) {
+                    reinterpret_cast<uint32_t *>(m.scales[ring.slot])[lane] = scales;
+                    __syncwarp();
+                }
+                if (lane == 0) barrier_expect(ring.is_full(), (end - first) * box_bytes<HD, E4M3>);
                 for (int i = first; i < end; i++) {
                     const int row = __shfl_sync(~0u, rows, at + i);
                     if (lane == 0)
-                        copy_box(ring.stage() + i * box_bytes<HD>, values ? v_map : k_map, row, 0,
-                                 w.kv_head, ring.is_full(), L2_EVICT_FIRST);
+                        copy_box(ring.stage() + i * box_bytes<HD, E4M3>, values ? v_map : k_map,
+                                 row, 0, w.kv_head, ring.is_full(), L2_EVICT_FIRST);
                 }
             }
         }
@@ -176,19 +208,28 @@ __device__ __forceinline__ uint32_t box_unit(uint32_t box, int r, int u)
     return box + u / 8 * (BOX_KEYS * 128) + r * 128 + ((u % 8 ^ (r & 7)) << 4);
 }
 
-// Makes zeros of the warp's keys of a tile that are none: 0 times what lies there may be anything.
-template <int HD> __device__ __forceinline__ void clear_unseen(uint32_t box, int key, const item &w)
+// The same of codes, 16 of them a unit.
+template <int HD> __device__ __forceinline__ uint32_t code_unit(uint32_t box, int r, int u)
 {
+    const uint32_t at = r * HD + u * 16;
+    return box + (at ^ (at >> 7 & (HD / 16 - 1)) << 4);
+}
+
+// Makes zeros of the warp's keys of a tile that are none: 0 times what lies there may be anything.
+template <int HD, bool E4M3>
+__device__ __forceinline__ void clear_unseen(uint32_t box, int key, const item &w)
+{
+    constexpr int UNITS = HD / (E4M3 ? 16 : 8);
     const int low = w.low - key, end = w.end - key;
     if ((low <= 0 && end >= BOX_KEYS) || low >= BOX_KEYS || end <= 0) return;
 #pragma unroll 1
-    for (int i = threadIdx.x % 32; i < BOX_KEYS * HD / 8; i += 32) {
-        const int r = i / (HD / 8);
+    for (int i = threadIdx.x % 32; i < BOX_KEYS * UNITS; i += 32) {
+        const int r = i / UNITS, u = i % UNITS;
         if (r < low || r >= end)
-            asm volatile(
-                "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(box_unit(box, r, i % (HD / 8))),
-                "r"(0)
-                : "memory");
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                             E4M3 ? code_unit<HD>(box, r, u) : box_unit(box, r, u)),
+                         "r"(0)
+                         : "memory");
     }
     fence_async(); // the copy engine writes there next
 }
@@ -227,9 +268,41 @@ __device__ __forceinline__ void multiply_keys(float (&dot)[2][4], const uint32_t
     }
 }
 
-// From dot products, -inf where a row does not see the key, to weights in shared memory.
+// The same of codes; then the keys' scales. of_values: the scales of the values beside them.
+template <int HD>
+__device__ __forceinline__ void multiply_codes(float (&dot)[2][4], int8_t (&of_values)[2][2],
+                                               const uint32_t (&q)[HD / 16][4], uint32_t box,
+                                               const int8_t (&scales)[KV_SCALES][BOX_KEYS])
+{
+    const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8;
+#pragma unroll
+    for (int i = 0; i < HD / 16; i += 2) {
+        uint32_t codes[4], k[2];
+        load_matrices(codes, code_unit<HD>(box, row, i + lane / 8 % 2));
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            widen(codes[n], k[0], k[1]);
+            mma(dot[n / 2], q[i + n % 2], k[0], k[1]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int key = n * 8 + lane % 4 * 2 + e;
+            const float factor = e4m3_factor(scales[0][key]);
+            dot[n][e] *= factor;
+            dot[n][e + 2] *= factor;
+            of_values[n][e] = scales[1][key];
+        }
+}
+
+// From dot products, -inf where a row does not see the key, to weights in shared memory. E4M3:
+// those of the values' codes.
+template <bool E4M3>
 __device__ __forceinline__ void weigh(float (&shrink)[2], float (&top)[2], const float (&dot)[2][4],
-                                      block_memory &m, float factor)
+                                      const int8_t (&of_values)[2][2], block_memory &m,
+                                      float factor)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -240,6 +313,11 @@ __device__ __forceinline__ void weigh(float (&shrink)[2], float (&top)[2], const
         if (lane % 4 == 0) m.most[lane / 4 + h * 8][warp] = of_row;
     }
     meet();
+    if (E4M3 && lane < 4)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            store_pair(m.inverse + warp * BOX_KEYS + i * 8 + lane * 2,
+                       power_of_two(-of_values[i][0]), power_of_two(-of_values[i][1]));
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int r = lane / 4 + h * 8;
@@ -247,15 +325,42 @@ __device__ __forceinline__ void weigh(float (&shrink)[2], float (&top)[2], const
         const tile_step step = next_tile(top[h], fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)), factor);
         shrink[h] = step.shrink;
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            store_pair(unit_at<TILE_KEYS / 8>(m.weights, r, warp * 2 + i) + lane % 4 * 2,
-                       weight_of(dot[i][h * 2], factor, step.shift),
-                       weight_of(dot[i][h * 2 + 1], factor, step.shift));
+        for (int i = 0; i < 2; i++) {
+            float w[2];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                w[e] = weight_of(dot[i][h * 2 + e], factor, step.shift);
+                // where there is no key, its scale may be anything
+                if (E4M3 && w[e] > 0) w[e] *= e4m3_factor(of_values[i][e]);
+            }
+            store_pair(unit_at<TILE_KEYS / 8>(m.weights, r, warp * 2 + i) + lane % 4 * 2, w[0],
+                       w[1]);
+        }
+    }
+}
+
+// Of a box of codes.
+template <int HD>
+__device__ __forceinline__ void add_codes(row_sums<HD / WARPS> &r, const uint32_t (&x)[4],
+                                          uint32_t box)
+{
+    constexpr int UNITS = HD / WARPS / 16; // of a warp: 1 or 2
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint32_t codes[4];
+    load_matrices_transposed(
+        codes, code_unit<HD>(box, lane % 16, warp * UNITS + (UNITS > 1 ? lane / 16 : 0)));
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) {
+        uint32_t lower[2], upper[2]; // of the 16 dimensions the first eight and the others
+        widen(codes[i * 2], lower[0], upper[0]);
+        widen(codes[i * 2 + 1], lower[1], upper[1]);
+        mma(r.out[i * 2], x, lower[0], lower[1]);
+        mma(r.out[i * 2 + 1], x, upper[0], upper[1]);
     }
 }
 
 // Of the boxes first .. end - 1 of a tile; the others are weighted with 0.
-template <int HD>
+template <int HD, bool E4M3>
 __device__ __forceinline__ void add_values(row_sums<HD / WARPS> &r, block_memory &m, uint32_t stage,
                                            int first, int end)
 {
@@ -265,12 +370,20 @@ __device__ __forceinline__ void add_values(row_sums<HD / WARPS> &r, block_memory
         if (box < first || box >= end) continue;
         uint32_t x[4];
         load_matrices(x, unit_at<TILE_KEYS / 8>(m.weights, lane % 16, box * 2 + lane / 16));
+        if constexpr (E4M3) {
+            const uint32_t *inverse =
+                reinterpret_cast<const uint32_t *>(m.inverse + box * BOX_KEYS);
+            mma(r.sum, x, inverse[lane % 4], inverse[lane % 4 + 4]);
+            add_codes<HD>(r, x, stage + box * box_bytes<HD, E4M3>);
+            continue;
+        }
         add_row_sums(r.sum, x);
 #pragma unroll
         for (int d = 0; d < HD / WARPS; d += 16) {
             uint32_t y[4];
             const int unit = (warp * (HD / WARPS) + d) / 8 + lane / 16;
-            load_matrices_transposed(y, box_unit(stage + box * box_bytes<HD>, lane % 16, unit));
+            load_matrices_transposed(y,
+                                     box_unit(stage + box * box_bytes<HD, E4M3>, lane % 16, unit));
             mma(r.out[d / 8], x, y[0], y[1]);
             mma(r.out[d / 8 + 1], x, y[2], y[3]);
         }
@@ -296,7 +409,7 @@ __device__ __forceinline__ void store_part(float *part, const row_sums<HD / WARP
     }
 }
 
-template <int HD>
+template <int HD, bool E4M3>
 __device__ __forceinline__ void sum_item(stage_ring &ring, block_memory &m,
                                          const attn_args<bf16> &a, const tma_plan &p, const item &w,
                                          const rows_seen &seen)
@@ -313,20 +426,25 @@ __device__ __forceinline__ void sum_item(stage_ring &ring, block_memory &m,
     for (int key = w.begin, chunk = w.chunk; key < w.end; key += TILE_KEYS) {
         float dot[2][4] = {}, shrink[2];
         barrier_wait(ring.is_full(), ring.parity);
-        multiply_keys<HD>(dot, q, ring.stage() + warp * box_bytes<HD>);
+        const uint32_t keys = ring.stage() + warp * box_bytes<HD, E4M3>;
+        int8_t of_values[2][2];
+        if constexpr (E4M3)
+            multiply_codes<HD>(dot, of_values, q, keys, m.scales[ring.slot][warp]);
+        else
+            multiply_keys<HD>(dot, q, keys);
         __syncwarp();
         if (lane == 0) barrier_arrive(ring.is_empty());
         ring.next();
         const float factor = to_scores<16>(a, dot);
         if (a.window > 0 || key + TILE_KEYS > w.lowest + 1)
             hide<16>(dot, seen, key + warp * BOX_KEYS, -INFINITY);
-        weigh(shrink, r.top, dot, m, factor);
+        weigh<E4M3>(shrink, r.top, dot, of_values, m, factor);
         barrier_wait(ring.is_full(), ring.parity);
-        clear_unseen<HD>(ring.stage() + warp * box_bytes<HD>, key + warp * BOX_KEYS, w);
+        clear_unseen<HD, E4M3>(ring.stage() + warp * box_bytes<HD, E4M3>, key + warp * BOX_KEYS, w);
         meet();
         shrink_sums(r, shrink);
-        add_values<HD>(r, m, ring.stage(), max(w.low - key, 0) / BOX_KEYS,
-                       (w.end - key + BOX_KEYS - 1) / BOX_KEYS);
+        add_values<HD, E4M3>(r, m, ring.stage(), max(w.low - key, 0) / BOX_KEYS,
+                             (w.end - key + BOX_KEYS - 1) / BOX_KEYS);
         __syncwarp();
         if (lane == 0) barrier_arrive(ring.is_empty());
         ring.next();
@@ -352,16 +470,16 @@ __device__ __forceinline__ void sum_item(stage_ring &ring, block_memory &m,
 
 // a.early: the kernel before this one writes none of the batch's numbers and no key of an earlier
 // batch.
-template <int HD>
+template <int HD, bool E4M3>
 __global__ void __launch_bounds__(THREADS + 32, 3)
     few_tma_kernel(const __grid_constant__ CUtensorMap k_map,
                    const __grid_constant__ CUtensorMap v_map, attn_args<bf16> a, tma_plan p)
 {
 #if HAS_WGMMA
     extern __shared__ __align__(1024) char shared[];
-    block_memory &m = *reinterpret_cast<block_memory *>(shared + p.stages * stage_bytes<HD>);
+    block_memory &m = *reinterpret_cast<block_memory *>(shared + p.stages * stage_bytes<HD, E4M3>);
     stage_ring ring = {shared_address(shared),
-                       stage_bytes<HD>,
+                       stage_bytes<HD, E4M3>,
                        shared_address(m.full),
                        shared_address(m.empty),
                        p.stages,
@@ -378,7 +496,7 @@ __global__ void __launch_bounds__(THREADS + 32, 3)
     if (!p.whole && threadIdx.x < 32) count_chunks(m, a, p);
     __syncthreads();
     if (threadIdx.x >= THREADS) {
-        copy_items<HD>(ring, &k_map, &v_map, m, a, p, a.early);
+        copy_items<HD, E4M3>(ring, &k_map, &v_map, m, a, p, a.early);
         return;
     }
     item w;
@@ -393,7 +511,7 @@ __global__ void __launch_bounds__(THREADS + 32, 3)
     if (a.early) grid_wait();
     grid_release();
     for (; more; more = next())
-        if (w.n > 0) sum_item<HD>(ring, m, a, p, w, seen);
+        if (w.n > 0) sum_item<HD, E4M3>(ring, m, a, p, w, seen);
 #endif
 }
 
@@ -424,19 +542,22 @@ template <int HD> static void launch(struct device *dev, const attn_call &c)
         if (!p.parts) return;
     }
     CUtensorMap maps[2];
-    const bf16 *pools[2] = {a.k, a.v};
-    const cuuint64_t keys = (cuuint64_t)c.kv->n_blocks * a.block_size, pitch = a.kv_stride * 2;
+    const void *pools[2] = {a.k, a.v}, *codes[2] = {a.k_codes, a.v_codes};
+    const int element = a.scales ? 1 : 2,
+              columns = std::min(64, HD * element / 2); // two codes each
+    const int groups = HD * element / 2 / columns;
+    const cuuint64_t keys = (cuuint64_t)c.kv->n_blocks * a.block_size;
     for (int i = 0; i < 2; i++)
-        if (!tensor_map(dev, &maps[i], pools[i],
+        if (!tensor_map(dev, &maps[i], a.scales ? codes[i] : pools[i],
                         {4,
-                         {64, keys, HD / 64, (cuuint64_t)a.n_kv_heads},
-                         {pitch, 128, HD * 2},
-                         {64, BOX_KEYS, HD / 64, 1}}))
+                         {(cuuint64_t)columns, keys, (cuuint64_t)groups, (cuuint64_t)a.n_kv_heads},
+                         {(cuuint64_t)a.kv_stride * element, 128, (cuuint64_t)HD * element},
+                         {(cuuint32_t)columns, BOX_KEYS, (cuuint32_t)groups, 1}}))
             return;
     // of whole tasks two blocks on an SM, where these take no more rounds than three would
     const bool two =
         p.whole && ceil_div(all_tasks, 2 * sms) * 2 <= ceil_div(all_tasks, 3 * sms) * 3;
-    const int per_sm = two ? 2 : 3, stage = TILE_KEYS * HD * 2;
+    const int per_sm = two ? 2 : 3, stage = TILE_KEYS * HD * element;
     // of an SM's memory 1 KB a block is the system's
     const int bytes = (state->max_shared + 1024) / per_sm - 1024 - BEHIND_RING;
     p.stages = std::min(MAX_STAGES, bytes / stage);
@@ -444,8 +565,10 @@ template <int HD> static void launch(struct device *dev, const attn_call &c)
         const int n = std::min(turn, n_seqs - s), most = per_sm * sms;
         const int blocks = p.whole ? std::min(p.tasks * n, most)
                                    : std::min(std::max(1, most / p.tasks), n * p.chunks) * p.tasks;
-        cuda_launch(dev, "attention of few rows", few_tma_kernel<HD>, dim3(blocks), THREADS + 32,
-                    p.stages * stage + BEHIND_RING, maps[0], maps[1], attn_args_part(a, s, n), p);
+        cuda_launch(dev, "attention of few rows",
+                    a.scales ? few_tma_kernel<HD, true> : few_tma_kernel<HD, false>, dim3(blocks),
+                    THREADS + 32, p.stages * stage + BEHIND_RING, maps[0], maps[1],
+                    attn_args_part(a, s, n), p);
     }
 }
 
@@ -458,7 +581,7 @@ bool attn_few_tma_takes(struct device *dev, const attn_call &c)
     const bool many = heads > sms / 2 || (heads >= sms / 8 && heads * chunks > 2 * sms);
     return many && on_hopper(dev) && (a.head_dim == 64 || a.head_dim == 128) &&
            a.block_size >= BOX_KEYS && a.block_shift > 0 &&
-           aligned(16, {a.k, a.v}, {a.kv_stride * 2});
+           (a.scales ? a.in_sixteens : aligned(16, {a.k, a.v}, {a.kv_stride * 2}));
 }
 
 void attn_few_tma(struct device *dev, const attn_call &c)

@@ -66,44 +66,56 @@ __device__ __forceinline__ void copy_latent_queries(copier &c, const attn_args<b
     c.kept_copied();
 }
 
-// The tiles from `tile` on whose keys are all before position `end`, at most n.
+// A stage: 64 keys from position `tile` on.
 template <bool PAGED>
+__device__ __forceinline__ void copy_latents(copier &c, const attn_args<bf16> &a, const work &w,
+                                             int tile)
+{
+    const bf16 *k = a.k + first_column(a.head_dim);
+    int rows[ROWS_EACH];
+#pragma unroll
+    for (int i = 0; i < ROWS_EACH; i++) {
+        int j = min(tile + first_row() + i * ROWS_APART, w.end - 1);
+        rows[i] = (int)key_row<PAGED, PAGED>(a, w.s, j);
+    }
+    c.begin_stage();
+    copy_tiles<WIDTH, 1>(c.stream.stage(), a.head_dim, [&](int i, int r, const bf16 *(&from)[2]) {
+        from[0] = row_at(k, rows[i], (int)a.kv_stride * 2);
+        return tile + r < w.end;
+    });
+    c.end_stage();
+}
+
+// The tiles from `tile` on whose keys are all before position `end`, at most n.
+template <bool PAGED, bool E4M3>
 __device__ __forceinline__ void stream_latents(copier &c, const attn_args<bf16> &a, const work &w,
                                                int &tile, int end, int n)
 {
-    const bf16 *k = a.k + first_column(a.head_dim);
-    int bytes = (int)a.kv_stride * 2;
 #pragma unroll 1
     for (; n > 0 && tile < w.end && min(tile + ROWS, w.end) <= end; n--, tile += ROWS) {
-        int rows[ROWS_EACH];
-#pragma unroll
-        for (int i = 0; i < ROWS_EACH; i++) {
-            int j = min(tile + first_row() + i * ROWS_APART, w.end - 1);
-            rows[i] = (int)key_row<PAGED, PAGED>(a, w.s, j);
+        if constexpr (E4M3) {
+            c.begin_stage();
+            widen_tile<WIDTH, 3>(c.stream.stage(), a, w.s, 0, 0, tile, w.end);
+            c.end_stored_stage();
+        } else {
+            copy_latents<PAGED>(c, a, w, tile);
         }
-        c.begin_stage();
-        copy_tiles<WIDTH, 1>(c.stream.stage(), a.head_dim,
-                             [&](int i, int r, const bf16 *(&from)[2]) {
-                                 from[0] = row_at(k, rows[i], bytes);
-                                 return tile + r < w.end;
-                             });
-        c.end_stage();
     }
 }
 
 // Copies an item. early: keys of earlier batches may be read before grid_wait(), which is due.
-template <bool PAGED>
+template <bool PAGED, bool E4M3>
 __device__ __forceinline__ void copy_item(copier &c, const attn_args<bf16> &a, const work &w,
                                           bool early)
 {
     int tile = w.first;
     c.begin(w);
     if (early) {
-        stream_latents<PAGED>(c, a, w, tile, number_at<true>(a.stored + w.s), STAGES);
+        stream_latents<PAGED, E4M3>(c, a, w, tile, number_at<true>(a.stored + w.s), STAGES);
         grid_wait();
     }
     copy_latent_queries(c, a, w);
-    stream_latents<PAGED>(c, a, w, tile, w.end, INT_MAX);
+    stream_latents<PAGED, E4M3>(c, a, w, tile, w.end, INT_MAX);
 }
 
 // ---- chunks of one context in several items ----------------------------------------------------
@@ -222,7 +234,7 @@ __device__ __forceinline__ void attend_latents(computer &c, const attn_args<bf16
 
 // ---- launches ----------------------------------------------------------------------------------
 
-template <bool PAGED>
+template <bool PAGED, bool E4M3>
 __global__ void __launch_bounds__(THREADS, 1)
     attn_latent_kernel(attn_args<bf16> a, latent_parts parts, unsigned *tickets, int n_items)
 {
@@ -241,7 +253,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 bool taken = spread ? take_chunk(w, a, parts, item)
                                     : take_queries<PAGED, ROWS>(w, a, item, PAGED ? SPREAD_FEW : 0);
                 if (taken)
-                    copy_item<PAGED>(c, a, w, waits);
+                    copy_item<PAGED, E4M3>(c, a, w, waits);
                 else if (waits)
                     grid_wait();
                 waits = false;
@@ -260,8 +272,11 @@ template <bool PAGED>
 static void launch(struct device *dev, const attn_args<bf16> &a, const latent_parts &parts, int n)
 {
     struct cuda_state *state = cuda_use(dev);
-    cuda_launch(dev, "latent attention", attn_latent_kernel<PAGED>, std::min(n, state->n_sms),
-                THREADS, (STAGES + 1) * tile_bytes<WIDTH>, a, parts, state->tickets, n);
+    cuda_launch(dev, "latent attention",
+                PAGED && a.scales ? attn_latent_kernel<PAGED, PAGED>
+                                  : attn_latent_kernel<PAGED, false>,
+                std::min(n, state->n_sms), THREADS, (STAGES + 1) * tile_bytes<WIDTH>, a, parts,
+                state->tickets, n);
 }
 
 // Of the sequences of few rows.
@@ -295,6 +310,12 @@ bool attn_latent_takes(struct device *dev, const attn_call &c)
     return aligned(16, {a.q, a.k, a.out}, {a.q_stride * 2, a.kv_stride * 2});
 }
 
+static void launch_many(struct device *dev, const attn_call &c)
+{
+    const attn_args<bf16> a = attn_args_of<bf16>(c);
+    launch<true>(dev, a, {}, query_items<ROWS>(a));
+}
+
 void attn_latent(struct device *dev, const attn_call &c)
 {
     const attn_args<bf16> a = attn_args_of<bf16>(c);
@@ -303,5 +324,8 @@ void attn_latent(struct device *dev, const attn_call &c)
     const bool has_many = max_query * a.group > SPREAD_FEW;
     if (!c.kv) return launch<false>(dev, a, none, query_items<ROWS>(a));
     if (!has_many || a.n_seqs > 1) launch_chunks(dev, a, max_query, c.batch->max_context);
-    if (has_many) launch<true>(dev, a, none, query_items<ROWS>(a));
+    if (has_many && a.scales)
+        attn_widened(dev, c, SPREAD_FEW, launch_many);
+    else if (has_many)
+        launch_many(dev, c);
 }

@@ -122,6 +122,12 @@ struct copier {
         barrier_arrive_copied(stream.is_full());
         stream.next();
     }
+    __device__ __forceinline__ void end_stored_stage() // by stores, not by copies
+    {
+        fence_async();
+        barrier_arrive(stream.is_full());
+        stream.next();
+    }
 
     // Goes through the items, numbers 0 .. n - 1 as blocks come to need them: f(number).
     template <typename F> __device__ __forceinline__ void each_item(unsigned *ticket, int n, F f)
@@ -210,6 +216,23 @@ __device__ __forceinline__ packed_places places_of(const attn_args<bf16> &a, con
     return {a.q + p.start * a.q_stride + first,
             out + (int64_t)p.start * a.n_heads * a.head_dim + first, a.head_dim * 2,
             ((int)a.q_stride - a.group * a.head_dim) * 2, (a.n_heads - a.group) * a.head_dim * 2};
+}
+
+// 64 keys, or values, of a pool in e4m3 from position `tile` on into the tile at `to`; zeros from
+// `end` on. BATCH: as widen_rows() has it.
+template <int HD, int BATCH>
+__device__ __forceinline__ void widen_tile(uint32_t to, const attn_args<bf16> &a, int s,
+                                           int kv_head, int value, int tile, int end)
+{
+    widen_rows<HD, COPIERS, BATCH>(
+        a, kv_head, value, threadIdx.x % COPIERS, 0, ROWS,
+        [&](int r) { return tile + r < end ? (int)key_row<true, true>(a, s, tile + r) : -1; },
+        [&](int r, int u, uint4 x) {
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(
+                             to + u / 8 * COLUMNS_APART + r * 128 + ((u ^ r) % 8) * 16),
+                         "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                         : "memory");
+        });
 }
 
 // The keys and values that an item OF_QUERIES goes through.

@@ -21,7 +21,7 @@
  * in tiles that are widened in shared memory, warps that widen for others, and mma.sync were
  * slower. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/e4m3.h"
+#include "kernels/cuda/e4m3.cuh"
 #include "kernels/cuda/matmul/few.cuh"
 #include <algorithm>
 
@@ -37,16 +37,6 @@ __host__ __device__ constexpr int chunks_of(int j, int groups)
 }
 
 #if HAS_WGMMA
-
-// Four codes: those at even places and those at odd ones.
-__device__ __forceinline__ void widen(uint32_t codes, uint32_t &even, uint32_t &odd)
-{
-    const uint32_t up = 0x7b807b80u; // 2^120, twice
-    even = (codes << 4 & 0x07f007f0u) | (codes << 8 & 0x80008000u);
-    odd = (codes >> 4 & 0x07f007f0u) | (codes & 0x80008000u);
-    asm("mul.bf16x2 %0, %0, %1;" : "+r"(even) : "r"(up));
-    asm("mul.bf16x2 %0, %0, %1;" : "+r"(odd) : "r"(up));
-}
 
 // A warp's slabs of a block's: its number, and where it has two that plus `apart`.
 template <int SLABS> struct own_slabs {

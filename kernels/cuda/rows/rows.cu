@@ -609,31 +609,43 @@ void cuda_rope(struct device *dev, void *qkv, const struct rope_args *args)
     });
 }
 
-// Heads in e4m3: of each row n, from x on, become numbers that such a pool gives back, in place; or
-// (STORE) codes and scales at the row's slot, keys before values.
+// Heads in e4m3: of each row the last n - first of n heads become numbers that such a pool gives
+// back, in place; or (STORE) the first n_rotated are rotated, in place, and then the last ones,
+// keys before values, are codes and scales at the row's slot.
 template <typename T> struct head_work {
     T *x;
     int64_t stride; // elements between rows
-    int rows, n, head_dim;
+    int rows, first, n, head_dim;
+    int n_rotated = 0;
+    rope_store_args<T> store = {};
     uint8_t *codes[KV_SCALES] = {}; // of the layer
     int8_t *scales = NULL;
-    const int32_t *slots = NULL;
-    int64_t slot_width = 0;
-    int n_kv_heads = 0, block_size = 0;
+    int block_size = 0;
 };
 
 // A warp has a head.
 template <typename T, bool STORE> __global__ void e4m3_heads_kernel(head_work<T> w)
 {
     grid_begin();
+    const rope_store_args<T> &a = w.store;
     const int lane = threadIdx.x % 32;
     const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     const int64_t row = unit / w.n;
-    const int number = (int)(unit - row * w.n);
+    const int number = (int)(unit - row * w.n) - w.first, half = a.rot_dim / 2; // of those in e4m3
     if (row >= w.rows) return;
-    const int slot = STORE ? w.slots[row] : 0;
-    if (slot < 0) return;
-    T *head = w.x + row * w.stride + (int64_t)number * w.head_dim;
+    T *head = w.x + row * w.stride + (int64_t)(number + w.first) * w.head_dim;
+    if (number + w.first < w.n_rotated) {
+        const float2 *angle = (const float2 *)a.table + (int64_t)a.positions[row] * half;
+        for (int i = lane; i < half; i += 32) {
+            float lower = to_f32(head[i]), upper = to_f32(head[i + half]);
+            rotate(lower, upper, angle[i], 1);
+            head[i] = from_f32<T>(lower);
+            head[i + half] = from_f32<T>(upper);
+        }
+        __syncwarp();
+    }
+    const int slot = STORE ? a.slots[row] : 0;
+    if (number < 0 || slot < 0) return;
     float largest = 0;
     bool has_nan = false;
     for (int c = lane; c < w.head_dim; c += 32) {
@@ -644,12 +656,14 @@ template <typename T, bool STORE> __global__ void e4m3_heads_kernel(head_work<T>
     int8_t scale = e4m3_scale(lanes_max(largest));
     if (__any_sync(~0u, has_nan)) scale = E4M3_SCALE_NAN;
     if (STORE) {
-        const int value = number >= w.n_kv_heads, kv_head = number - value * w.n_kv_heads;
-        uint8_t *codes = w.codes[value] + slot * w.slot_width + (int64_t)kv_head * w.head_dim;
+        const int value = number >= a.n_kv_heads, kv_head = number - value * a.n_kv_heads;
+        const int block = slot / w.block_size, offset = slot - block * w.block_size;
+        uint8_t *codes = w.codes[value] + slot * a.slot_width + (int64_t)kv_head * w.head_dim;
         for (int c = lane; c < w.head_dim; c += 32)
             codes[e4m3_place(c, w.head_dim)] = e4m3_code(to_f32(head[c]), scale);
         if (lane == 0)
-            w.scales[kv_scale_at(slot, w.block_size, w.n_kv_heads, kv_head, value)] = scale;
+            w.scales[kv_scale_at(block, offset, w.block_size, a.n_kv_heads, kv_head, value)] =
+                scale;
     } else {
         for (int c = lane; c < w.head_dim; c += 32)
             head[c] = from_f32<T>(e4m3_rounded(to_f32(head[c]), scale));
@@ -670,29 +684,31 @@ void cuda_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
     with_type(heads->dt, [&](auto t) {
         using T = decltype(t);
         launch_heads<false>(
-            dev, head_work<T>{(T *)x, heads->stride, heads->rows, heads->n, heads->head_dim});
+            dev, head_work<T>{(T *)x, heads->stride, heads->rows, 0, heads->n, heads->head_dim});
     });
 }
 
-static void store_codes(struct device *dev, void *qkv, const struct rope_store *store)
+// n: heads that are rotated.
+template <typename T>
+static void store_codes(struct device *dev, T *qkv, const struct rope_store *store, int n)
 {
     const struct attn_shape *s = store->shape;
     const struct kv_view *kv = store->kv;
     const struct kv_layer &layer = kv->layers[store->layer];
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        T *keys = (T *)qkv + (int64_t)s->n_heads * s->head_dim;
-        head_work<T> w = {keys, attn_row_width(s), store->batch->n_tokens,
-                          (s->latent > 0 ? 1 : 2) * s->n_kv_heads, s->head_dim};
-        w.codes[0] = (uint8_t *)kv->k + layer.offset;
-        w.codes[1] = (uint8_t *)kv->v + layer.offset;
-        w.scales = kv->scales + layer.scales;
-        w.slots = store->batch->slots;
-        w.slot_width = layer.width;
-        w.n_kv_heads = s->n_kv_heads;
-        w.block_size = kv->block_size;
-        launch_heads<true>(dev, w);
-    });
+    const int stored = (s->latent > 0 ? 1 : 2) * s->n_kv_heads, first = n > 0 ? 0 : s->n_heads;
+    head_work<T> w = {qkv + (int64_t)first * s->head_dim,
+                      attn_row_width(s),
+                      store->batch->n_tokens,
+                      s->n_heads - first,
+                      s->n_heads - first + stored,
+                      s->head_dim};
+    w.n_rotated = n;
+    w.store = rope_store_args<T>::make(store);
+    w.codes[0] = (uint8_t *)kv->k + layer.offset;
+    w.codes[1] = (uint8_t *)kv->v + layer.offset;
+    w.scales = kv->scales + layer.scales;
+    w.block_size = kv->block_size;
+    launch_heads<true>(dev, w);
 }
 
 // n: heads that are rotated.
@@ -700,15 +716,14 @@ static void store_rows(struct device *dev, void *qkv, const struct rope_store *s
 {
     const struct attn_shape *s = store->shape;
     const int64_t width = attn_row_width(s);
-    const bool codes = store->kv->dt == DT_E4M3;
     with_type(s->dt, [&](auto t) {
-        rope_work<decltype(t)> w = {(decltype(t) *)qkv, width, store->batch->n_tokens, n, 1, false};
+        using T = decltype(t);
+        if (store->kv->dt == DT_E4M3) return store_codes(dev, (T *)qkv, store, n);
+        rope_work<T> w = {(T *)qkv, width, store->batch->n_tokens, n, 1, false};
         w.values = (int)width - (s->n_heads + s->n_kv_heads) * s->head_dim;
-        w.store = rope_store_args<decltype(t)>::make(store);
-        if (codes) w.store.k = w.store.v = NULL; // rotated alone
-        if (!codes || n > 0) launch_rope(dev, w);
+        w.store = rope_store_args<T>::make(store);
+        launch_rope(dev, w);
     });
-    if (codes) store_codes(dev, qkv, store);
 }
 
 void cuda_kv_store(struct device *dev, const struct kv_view *kv, int layer, const void *qkv,
