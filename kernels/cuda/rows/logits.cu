@@ -424,7 +424,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
                     sum += d.value;
                     mean += qt * d.slope;
                     common += fminf(pt, qt);
-                    both += dp == 0.f && dq == 0.f;
+                    both +=
+                        __fmul_rn(zp[i], inverse) == p.max && __fmul_rn(zq[i], inverse) == q.max;
                 }
                 zq[i] = scale * (beta == 0.f ? qt - pt : qt * (d.slope - mean));
                 if (a.add && gradient && pass == last) zq[i] += old[i];
