@@ -54,13 +54,16 @@ static struct left left_by(const char *bridge)
     return ret;
 }
 
+// Any server that starts may free what it left, of a test beside this one, too: so it is looked at
+// before.
 static struct left killed_daemon(void)
 {
     struct test_child child;
     start_self(&child, "--daemon", model_a, "0", true);
     for (int i = 0; i < WAIT_MS && !file_exists(bridge_path); i++) clock_sleep_ms(1);
+    const struct left left = left_by(bridge_path);
     test_end(&child); // SIGKILL
-    return left_by(bridge_path);
+    return left;
 }
 
 // A daemon that was killed leaves page, arena and bridge file; the next one takes their place.
