@@ -151,3 +151,21 @@ TEST(a_smaller_vocabulary_is_refused)
     assert_status(learner_add_teacher(m->learner, test_golden("mistral"), 1), ST_MISMATCH);
     assert_contains(status_message(), "a vocabulary of 256 tokens, the policy one of 512");
 }
+
+TEST(what_it_could_not_read_is_refused)
+{
+    struct learning_setting setting = {.folder = test_golden("mistral"),
+                                       .config = {.token_budget = 16,
+                                                  .logits_chunk = 16,
+                                                  .max_seqs = 2,
+                                                  .max_context = 16,
+                                                  .constrained = true}};
+    struct learning *m = learning_of(&setting);
+    assert_status(learner_add_teacher(m->learner, test_golden("llama3"), 1), ST_UNSUPPORTED);
+    assert_contains(status_message(), "--constrained-loss");
+    setting.config.constrained = false;
+    setting.config.max_context = 1 << 20;
+    m = learning_of(&setting);
+    assert_status(learner_add_teacher(m->learner, test_golden("llama3"), 1), ST_TOO_LONG);
+    assert_contains(status_message(), "it reads at most");
+}

@@ -332,6 +332,16 @@ enum status learner_add_teacher(struct learner *l, const char *folder, float bet
             "it has a vocabulary of %d tokens, the policy one of %d: it must know every token that "
             "the policy may write",
             l->teacher_config->vocab_size, l->config->vocab_size);
+    if (l->options.constrained && l->teacher_config->vocab_size != l->config->vocab_size)
+        FAIL(ST_UNSUPPORTED,
+             "it has a vocabulary of %d tokens, the policy one of %d: with --constrained-loss, "
+             "whose "
+             "masks are of the policy's, they must be equal",
+             l->teacher_config->vocab_size, l->config->vocab_size);
+    if (l->options.max_context > l->teacher_config->max_positions)
+        FAIL(ST_TOO_LONG,
+             "it reads at most %d tokens, and a prompt with its completion may have %d",
+             l->teacher_config->max_positions, l->options.max_context);
     CHECK(weights_plan(l->teacher_config, l->policy->dt, &l->teacher_weights));
     plan->teacher = l->teacher_weights->bytes;
     plan->total += plan->teacher;

@@ -87,7 +87,8 @@ struct learner *learner_draft(struct learner *l); // NULL: there is none
 // A frozen teacher of that folder, which the loss may hold the policy to (learner_rows): Hinton et
 // al. 2015; on the policy's own samples Agarwal et al. 2024 (GKD). beta: which divergence (ops.h,
 // distill). Loads it, in the policy's dtype. Before learner_prepare(). ST_MISMATCH where its
-// vocabulary is the smaller.
+// vocabulary is the smaller, ST_UNSUPPORTED where it is the larger and groups have constraints,
+// ST_TOO_LONG where sequences may be longer than it reads.
 enum status learner_add_teacher(struct learner *l, const char *folder, float beta);
 // Takes all memory, once; the reference is then a copy of the policy. ST_NO_MEMORY, with the
 // figures and the option that helps most, where it does not fit.
