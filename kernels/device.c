@@ -250,6 +250,14 @@ void device_copy_in(struct device *dev, void *to, const void *host, size_t bytes
     if (bytes) dev->backend->copy_in(dev, to, host, bytes);
 }
 
+void device_copy_in_beside(struct device *dev, void *to, const void *host, size_t bytes)
+{
+    if (!dev->backend->copy_in_beside)
+        device_copy_in(dev, to, host, bytes);
+    else if (bytes)
+        dev->backend->copy_in_beside(dev, to, host, bytes);
+}
+
 void device_copy_out(struct device *dev, void *host, const void *from, size_t bytes)
 {
     if (bytes) dev->backend->copy_out(dev, host, from, bytes);

@@ -85,6 +85,9 @@ void device_host_release(struct device *dev, void *memory);
 // memory they return when the host buffer is free again.
 void device_copy_in(struct device *dev, void *to, const void *host, size_t bytes);
 void device_copy_out(struct device *dev, void *host, const void *from, size_t bytes);
+// As copy_in, but beside what is already enqueued, none of which may use `to`; what is enqueued
+// from here on comes behind it.
+void device_copy_in_beside(struct device *dev, void *to, const void *host, size_t bytes);
 void device_copy(struct device *dev, void *to, const void *from, size_t bytes); // never overlapping
 // `rows` runs of `width` bytes; pitch: bytes from the start of one run to that of the next.
 void device_copy_2d(struct device *dev, void *to, size_t to_pitch, const void *from,

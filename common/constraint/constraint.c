@@ -19,7 +19,7 @@
 #define LIST_BYTES (16 << 20) // of what one constraint found; of many, MAX_KEPT times it for all
 #define MAX_KEPT   32         // that nobody holds, for requests to come
 #define MAX_BYTES  1023       // of a token that is offered
-#define ROWS_EACH  4          // whose masks are worth a thread
+#define ROWS_EACH  4          // whose masks, or next states, are worth a thread
 #define MAX_RUNS   4          // of a state that are followed apart from what else it takes
 
 struct word { // a token's bytes, in `text`; n == 0: it has none
@@ -612,9 +612,15 @@ enum status constraint_mask(struct constraint *c, int state, uint32_t *ret)
     return st;
 }
 
+static int threads_for(int n_rows)
+{
+    const int max = omp_get_max_threads();
+    return n_rows / ROWS_EACH < max ? n_rows / ROWS_EACH : max;
+}
+
 enum status constraint_masks(const struct constraint_row *rows, int n, uint32_t *ret)
 {
-    const int max = omp_get_max_threads(), threads = n / ROWS_EACH < max ? n / ROWS_EACH : max;
+    const int threads = threads_for(n);
     struct status_kept kept = {.code = ST_OK};
     (void)threads; // built without OpenMP
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
@@ -649,6 +655,17 @@ enum status constraint_next(struct constraint *c, int state, int32_t token, int 
     }
     pthread_mutex_unlock(&c->lock);
     return st;
+}
+
+void constraint_follow(const struct constraint_row *rows, int n)
+{
+    const int threads = threads_for(n);
+    (void)threads; // built without OpenMP
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+    for (int i = 0; i < n; i++) {
+        int behind; // kept, as all that was followed once; what fails does so again
+        (void)constraint_next(rows[i].constraint, rows[i].state, rows[i].token, &behind);
+    }
 }
 
 bool constraint_is_over(struct constraint *c, int state)

@@ -57,6 +57,7 @@ enum status constraint_mask(struct constraint *c, int state, uint32_t *ret);
 struct constraint_row { // of logits
     struct constraint *constraint;
     int state;
+    int32_t token; // constraint_follow(): what came there
 };
 // The masks of n rows, (n, constraint_words()), which OpenMP's threads make beside each other: the
 // same as one by one. Errors likewise, of a row that has one; its mask is of nothing.
@@ -64,6 +65,8 @@ enum status constraint_masks(const struct constraint_row *rows, int n, uint32_t 
 // The state behind a token; that of an end is the same. < 0: it may not come here. ST_TOO_LONG,
 // ST_UNSUPPORTED, ST_NO_MEMORY.
 enum status constraint_next(struct constraint *c, int state, int32_t token, int *ret);
+// Follows the rows' tokens with OpenMP's threads, so that constraint_next() of them is quick.
+void constraint_follow(const struct constraint_row *rows, int n);
 // Whether nothing but an end may come.
 bool constraint_is_over(struct constraint *c, int state);
 

@@ -142,7 +142,8 @@ static enum status add_mask(struct adjuster *a, const struct adjustment *adjustm
 {
     const enum status st = reserve_mask(a);
     if (st != ST_OK) return st;
-    a->wanted[a->n_masked++] = (struct constraint_row){adjustment->constraint, adjustment->state};
+    a->wanted[a->n_masked++] =
+        (struct constraint_row){adjustment->constraint, adjustment->state, -1};
     return ST_OK;
 }
 
@@ -194,7 +195,8 @@ void adjuster_apply(struct adjuster *a, float *logits)
                        (size_t)a->n_entries * sizeof *a->entries);
         adjust_rows(a, logits, false);
     }
-    device_copy_in(a->dev, a->masks, a->host_masks, masks);
+    // the last step's masks are done with, as its tokens are there
+    device_copy_in_beside(a->dev, a->masks, a->host_masks, masks);
 }
 
 void adjuster_undo(struct adjuster *a, float *logits)

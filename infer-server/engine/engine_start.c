@@ -320,9 +320,10 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
     x->max_events = max_rows;
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
+    x->follow = malloc((size_t)max_batch * sizeof *x->follow);
     x->events = malloc((size_t)max_rows * sizeof *x->events);
     x->records = malloc((size_t)max_rows * sizeof *x->records);
-    if (!x->item_end || !x->events || !x->records)
+    if (!x->item_end || !x->follow || !x->events || !x->records)
         FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
     x->drafts = speculative_max(options->speculative) > 0;
     CHECK(drafting_measure(x->drafting, x->runners));
@@ -340,6 +341,7 @@ void executor_free(struct executor *x)
 {
     if (!x) return;
     free(x->item_end);
+    free(x->follow);
     free(x->events);
     free(x->records);
     drafting_free(x->drafting);

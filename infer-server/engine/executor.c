@@ -272,11 +272,28 @@ static int take_tokens(struct executor *x, struct runner *r, struct sample *samp
     return v.n;
 }
 
+// The constraints' states behind what came, beside each other: the next layers run meanwhile.
+static void follow_constraints(struct executor *x, const struct engine_step *step)
+{
+    const struct sample_result *results = x->runners[step->runner]->results;
+    int n = 0;
+    for (int i = 0, row = 0; i < step->n_sampled; i++) {
+        const struct sample *sample = step->sampled[i].sample;
+        struct constraint *constraint = sample ? sample->request->sampling.constraint : NULL;
+        if (constraint && sample->request->sampling.max_tokens > 0)
+            x->follow[n++] = (struct constraint_row){constraint, sample->text.constraint_state,
+                                                     results[row].token};
+        row += step->items[step->sampled[i].item].n_drafts + 1;
+    }
+    constraint_follow(x->follow, n);
+}
+
 // Returns how many tokens were generated.
 static int take_step(struct executor *x, const struct engine_step *step, uint64_t version,
                      int64_t now_ns)
 {
     int n_tokens = 0;
+    follow_constraints(x, step);
     for (int i = 0, row = 0; i < step->n_sampled; i++) {
         struct sample *sample = step->sampled[i].sample;
         const struct step_item *item = &step->items[step->sampled[i].item];

@@ -29,7 +29,7 @@ struct cuda_state {
     int index, n_sms;
     int major;      // of the compute capability that the program's code here was compiled for
     int max_shared; // bytes of dynamic shared memory a block may ask for
-    cudaStream_t stream;
+    cudaStream_t stream, beside; // the second: of copies that need not wait for the first
     struct matmul_state *matmul;
     void *workspace; // grow-only; outgrown ones live on in `outgrown`, graphs may hold them
     size_t workspace_bytes;
@@ -37,7 +37,7 @@ struct cuda_state {
     void **outgrown;
     int n_outgrown;
     unsigned *tickets; // N_TICKETS zeros: "last block of its group" counters, left zero
-    cudaEvent_t started, stopped, marks[DEVICE_MARKS];
+    cudaEvent_t started, stopped, copied, marks[DEVICE_MARKS];
     bool capturing;
     struct comm *captured; // whose calls are in what is being captured, or NULL (comm.cu)
     void (*launched)(struct comm *comm); // called when that is launched

@@ -97,8 +97,10 @@ static void device_close(struct device *dev)
     cudaFree(state->tickets);
     if (state->started) cudaEventDestroy(state->started);
     if (state->stopped) cudaEventDestroy(state->stopped);
+    if (state->copied) cudaEventDestroy(state->copied);
     for (cudaEvent_t mark : state->marks)
         if (mark) cudaEventDestroy(mark);
+    if (state->beside) cudaStreamDestroy(state->beside);
     if (state->stream) cudaStreamDestroy(state->stream);
     free(state);
     dev->state = NULL;
@@ -156,6 +158,10 @@ static enum status open_at(int index, struct device *dev)
     dev->has_e4m3 = prop.major * 10 + prop.minor >= 89;
     state->max_shared = (int)prop.sharedMemPerBlockOptin;
     error = cudaStreamCreateWithFlags(&state->stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&state->beside, cudaStreamNonBlocking);
+    if (error == cudaSuccess)
+        error = cudaEventCreateWithFlags(&state->copied, cudaEventDisableTiming);
     if (error == cudaSuccess) error = cudaEventCreate(&state->started);
     if (error == cudaSuccess) error = cudaEventCreate(&state->stopped);
     for (int i = 0; i < DEVICE_MARKS && error == cudaSuccess; i++)
@@ -237,6 +243,17 @@ static void copy_with(struct device *dev, void *to, const void *from, size_t byt
 static void copy_in(struct device *dev, void *to, const void *host, size_t bytes)
 {
     copy_with(dev, to, host, bytes, cudaMemcpyHostToDevice, "copying to the device");
+}
+
+static void copy_in_beside(struct device *dev, void *to, const void *host, size_t bytes)
+{
+    struct cuda_state *state = cuda_use(dev);
+    const char *what = "copying to the device";
+    if (cuda_ok(dev, cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, state->beside),
+                what) &&
+        cuda_ok(dev, cudaEventRecord(state->copied, state->beside), what))
+        cuda_ok(dev, cudaStreamWaitEvent(state->stream, state->copied, 0), what);
+    cuda_enqueued(state, false);
 }
 
 static void copy_out(struct device *dev, void *host, const void *from, size_t bytes)
@@ -467,10 +484,11 @@ static enum status wait_for(struct device *dev, int mark)
 }
 
 const struct backend backend_cuda = {
-    DEVICE_CUDA, "cuda-ipc",   &ops_cuda,  open_at,       device_close, alloc,        release,
-    memory,      reserve,      host_alloc, host_release,  copy_in,      copy_out,     copy,
-    copy_2d,     fill,         sync,       shared_create, shared_open,  shared_close, capture_begin,
-    capture_end, graph_launch, graph_free, timer_start,   timer_stop,   mark_here,    wait_for,
+    DEVICE_CUDA, "cuda-ipc",   &ops_cuda,     open_at,     device_close,   alloc,
+    release,     memory,       reserve,       host_alloc,  host_release,   copy_in,
+    copy_out,    copy,         copy_2d,       fill,        sync,           shared_create,
+    shared_open, shared_close, capture_begin, capture_end, graph_launch,   graph_free,
+    timer_start, timer_stop,   mark_here,     wait_for,    copy_in_beside,
 };
 
 // ---- arrays as the copy engine takes them ------------------------------------------------------

@@ -189,7 +189,7 @@ TEST(a_mask_beyond_its_bound)
     behind = next(c, CONSTRAINT_START, 'x');
     for (int i = 0; i < 2; i++) assert_int_equal(constraint_mask(c, behind, mask), ST_TOO_LONG);
     memset(mask, 1, sizeof mask);
-    const struct constraint_row row = {c, behind};
+    const struct constraint_row row = {c, behind, -1};
     assert_int_equal(constraint_masks(&row, 1, mask), ST_TOO_LONG);
     for (int i = 0; i < VOCAB / 32; i++) assert_int_equal(mask[i], 0);
     for (int token = 'a'; token <= END; token += END - 'a')
@@ -201,25 +201,38 @@ TEST(a_mask_beyond_its_bound)
     bytes_release(&pattern);
 }
 
-// The masks of many rows, of two constraints, are what each is by itself.
-TEST(masks_of_many_rows)
+// Many rows of two constraints, beside each other: masks and what is behind tokens are what each is
+// by itself.
+TEST(many_rows)
 {
     enum { ROWS = 64, WORDS = VOCAB / 32 };
     static uint32_t masks[ROWS * WORDS];
     struct constraint_row rows[ROWS];
     struct constraint *c[2];
     uint32_t mask[WORDS];
+    int behind;
     json_t *specs[] = {test_keep(json_pack("{s:b}", "json_object", 1)),
                        test_keep(json_pack("{s:s}", "regex", "[^x]*\\d{2,9}y"))};
     for (int i = 0; i < 2; i++) assert_ok(constraints_get(of_merged, specs[i], &c[i]));
-    for (int i = 0, behind = CONSTRAINT_START; i < ROWS; i++) {
-        rows[i] = (struct constraint_row){c[i % 2], i % 2 ? CONSTRAINT_START : behind};
+    behind = CONSTRAINT_START;
+    for (int i = 0; i < ROWS; i++) {
+        rows[i] = (struct constraint_row){c[i % 2], i % 2 ? CONSTRAINT_START : behind,
+                                          i % 4 < 2   ? '1'
+                                          : i % 8 < 4 ? '"'
+                                                      : 'x'};
         if (i % 2 == 0) behind = next(c[0], behind, i == 0 ? '{' : i == 2 ? '"' : 'a');
     }
     assert_ok(constraint_masks(rows, ROWS, masks));
     for (int i = 0; i < ROWS; i++) {
         assert_ok(constraint_mask(rows[i].constraint, rows[i].state, mask));
         assert_memory_equal(mask, masks + (size_t)i * WORDS, sizeof mask);
+    }
+    constraint_follow(rows, ROWS);
+    for (int i = 0; i < ROWS; i++) {
+        const struct constraint_row *r = &rows[i];
+        const bool comes = (masks[i * WORDS + r->token / 32] >> r->token % 32 & 1) != 0;
+        assert_ok(constraint_next(r->constraint, r->state, r->token, &behind));
+        assert_int_equal(behind >= 0, comes);
     }
     for (int i = 0; i < 2; i++) constraint_release(c[i]);
 }

@@ -2,8 +2,9 @@
  * at once (or --batch of them in flight at a time). What it takes beyond `decode` is what the
  * server adds to a step: scheduling, events, HTTP, JSON.
  *
- * With --schemas every answer is JSON of a schema, which says when it ends: beside a run without,
- * what the constraints cost a step; and before, what the first token of a new schema waits for it.
+ * With --schemas every answer is JSON of a schema, which says when it ends. Behind it come the same
+ * requests for as many tokens each without their schemas: what the constraints cost a step. And
+ * before, what the first token of a new schema waits for it.
  *
  * With --shortest 100 --longest 1024 it is nano-vllm's benchmark: that many random tokens in, and
  * out, of each request. Limit: every step reads the weights once, every token the keys and values
@@ -229,7 +230,8 @@ static enum status read_steps(struct serve_bench *s, double ret[2])
     return st;
 }
 
-static enum status report_serving(struct serve_bench *s)
+// Name: of the figures. *ret_step_ms: of a step.
+static enum status report_serving(struct serve_bench *s, const char *name, double *ret_step_ms)
 {
     const struct bench_options *o = &s->b.o;
     double *each = calloc((size_t)s->n, sizeof *each), ms, before[2], after[2];
@@ -245,26 +247,49 @@ static enum status report_serving(struct serve_bench *s)
         s->tokens += s->loads[i].given;
     }
     const double token_ms = median(each, s->n);
+    *ret_step_ms = step_ms;
     bench_print(
-        &s->b, "serve",
+        &s->b, name,
         json_pack("{s:i, s:i, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "requests", s->n,
                   "in_flight", s->in_flight, "shortest", (json_int_t)o->shortest, "longest",
                   (json_int_t)o->longest, "tokens", s->tokens, "ms", ms, "tokens_per_s",
                   s->tokens * 1e3 / ms, "ms_per_token_of_request", token_ms, "ms_per_step", step_ms,
                   "limit_ms", s->limit_ms, "ratio_to_limit", s->limit_ms / ms),
-        "serve, %d requests of %lld to %lld tokens in and out, %d in flight: %.0f ms, %.0f "
+        "%s, %d requests of %lld to %lld tokens in and out, %d in flight: %.0f ms, %.0f "
         "tokens/s, %.3f ms for a token of a request, %.3f for a step; limit %.0f ms, reached "
         "%.0f%%\n",
-        s->n, (long long)o->shortest, (long long)o->longest, s->in_flight, ms, s->tokens * 1e3 / ms,
-        token_ms, step_ms, s->limit_ms, 100 * s->limit_ms / ms);
+        name, s->n, (long long)o->shortest, (long long)o->longest, s->in_flight, ms,
+        s->tokens * 1e3 / ms, token_ms, step_ms, s->limit_ms, 100 * s->limit_ms / ms);
 out:
     free(each);
+    return st;
+}
+
+// What the schemas add to a step, beside the same requests without.
+static enum status report_constraints(struct serve_bench *s, double step_ms)
+{
+    double plain_ms;
+    enum status st;
+    for (int i = 0; i < s->n; i++) {
+        struct load *load = &s->loads[i];
+        load->tokens = load->given;
+        json_object_del(load->body, "response_format");
+        json_object_set_new(load->body, "ignore_eos", json_true());
+        json_object_set_new(load->body, "max_tokens", json_integer(load->tokens));
+    }
+    CHECK(report_serving(s, "serve without schemas", &plain_ms));
+    bench_print(&s->b, "serve schemas",
+                json_pack("{s:f, s:f, s:f}", "ms_per_step", step_ms, "ms_per_step_without",
+                          plain_ms, "more", step_ms / plain_ms - 1),
+                "a step under schemas takes %.1f%% more\n", 100 * (step_ms / plain_ms - 1));
+out:
     return st;
 }
 
 enum status bench_serve(const struct bench_options *o)
 {
     struct serve_bench s = {0};
+    double step_ms;
     enum status st;
     if (o->shortest > o->longest)
         return status_fail(ST_INVALID, "--shortest %lld is above --longest %lld",
@@ -283,7 +308,8 @@ enum status bench_serve(const struct bench_options *o)
     CHECK(programs_serve(&s.programs, o, s.in_flight, ""));
     CHECK(http_client_new(s.programs.socket, &s.http));
     if (s.schemas) CHECK(report_first_tokens(&s));
-    CHECK(report_serving(&s));
+    CHECK(report_serving(&s, "serve", &step_ms));
+    if (s.schemas) CHECK(report_constraints(&s, step_ms));
 out:
     http_client_free(s.http);
     programs_close(&s.programs);

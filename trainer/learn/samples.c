@@ -213,7 +213,7 @@ enum status packing_constraints(const struct micro_batch *mb, const struct pack_
             const struct pack_completion *completion = &groups[chunk->group].completions[c];
             int state = CONSTRAINT_START;
             for (int64_t t = 0; t < targets_of(completion); t++) {
-                *ret++ = (struct constraint_row){constraint, state};
+                *ret++ = (struct constraint_row){constraint, state, -1};
                 const enum status st =
                     constraint ? constraint_next(constraint, state, completion->ids[t], &state)
                                : ST_OK;
