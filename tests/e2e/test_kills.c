@@ -102,7 +102,7 @@ static bool disturb(const struct kill_case *c, const char *name, struct test_chi
 static void assert_ended(const struct kill_case *c, bool ended, const char *log)
 {
     const bool mends = c->victim >= OWN_SERVER && c->victim != API;
-    if (c->victim == OWN_SERVER && c->run.set & MODE(ASYNC)) return;
+    if (c->victim == OWN_SERVER && c->run.set & BY_CLOCK) return;
     if (ended == mends) fail_msg("it %s: %s", ended ? "ended" : "went on", test_read(log));
 }
 
@@ -122,7 +122,7 @@ static void assert_undisturbed(const struct kill_case *c, const char *name)
 {
     struct test_child child = {0};
     const char *whole = test_text("whole-%x-%d", c->run.set, c->run.ranks);
-    if (c->run.set & MODE(ASYNC)) return;
+    if (c->run.set & BY_CLOCK) return;
     if (!file_exists(test_path(s.runs.folder, whole))) {
         mode_scene_begin_anew(&s);
         start_run(c, whole, &child);
@@ -176,6 +176,8 @@ static const struct kill_case some[] = {
     {{MOST | MODE(CHECKPOINT), 1}, OWN_SERVER, 0},
     {{MODE(ASYNC) | MODE(FILTER) | MODE(WORKERS), 1}, WORKER, 0},
     {{MODE(ASYNC) | MODE(CHECKPOINT), 1}, OWN_SERVER, 0},
+    {{MODE(BUDGET), 1}, TRAINER, 0},
+    {{MODE(BUDGET) | LEARNT | MODE(ENVIRONMENT), 2}, TRAINER, 1},
     {{MODE(ATROPOS) | LEARNT, 1}, API, 0},
     {{MODE(ATROPOS) | LEARNT, 1}, TRAINER, 0},
     {{MODE(ASYNC) | MOST | MODE(WORKERS), 2}, TRAINER, 1},

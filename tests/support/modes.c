@@ -9,6 +9,7 @@
 
 const struct mode_row modes[N_MODES] = {
     [ASYNC] = {"async", {"--async"}},
+    [BUDGET] = {"rollout-budget", {"--async", "--max-staleness", "2", "--rollout-budget", "0.5"}},
     [LORA] = {"LoRA", {"--lora-r", "4"}},
     [DRAFT] = {"draft trained along", {"--train-draft"}},
     [TANDEM] = {"tandem", {"--tandem", "--no-tandem-shared"}},

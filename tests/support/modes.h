@@ -12,6 +12,7 @@
 
 enum mode {
     ASYNC,
+    BUDGET,
     LORA,
     DRAFT,
     TANDEM,
@@ -28,7 +29,8 @@ enum mode {
     N_MODES
 };
 typedef uint32_t mode_set; // bit m: mode m
-#define MODE(m) ((mode_set)1 << (m))
+#define MODE(m)  ((mode_set)1 << (m))
+#define BY_CLOCK (MODE(ASYNC) | MODE(BUDGET)) // of which a run goes by the clock
 
 // A word in braces stands for what a run has there: {environment}, {atropos}, {worker}, {model},
 // {draft}, {server-args}.

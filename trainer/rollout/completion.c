@@ -251,13 +251,13 @@ struct group_head {
     int32_t group, n_prompt; // tokens
 };
 
-static enum status pack_groups(const struct comm *comm, const struct rollout *r, struct bytes *to)
+static enum status pack_groups(const struct rollout *r, struct bytes *to)
 {
     enum status st = ST_OK;
     for (int g = 0; g < r->n_groups; g++) {
         const struct token_list *prompt = &r->prompts[g];
         const struct group_head head = {g, prompt->n};
-        if (r->exchanged[g] || !rollout_owns(comm, g)) continue;
+        if (r->exchanged[g] || !r->completions[g * r->n_per_group].text) continue; // another's
         packed_put(to, &head, sizeof head);
         packed_put(to, prompt->ids, (size_t)prompt->n * sizeof *prompt->ids);
         for (int i = g * r->n_per_group; i < (g + 1) * r->n_per_group; i++)
@@ -268,14 +268,14 @@ out:
     return st;
 }
 
-static enum status take_group(const struct comm *comm, struct rollout *r, struct packed *from)
+static enum status take_group(struct rollout *r, struct packed *from)
 {
     struct group_head *head = NULL;
     int32_t *prompt = NULL;
     enum status st;
     CHECK(packed_get(from, sizeof *head, &head));
     const int g = head->group, first = g * r->n_per_group;
-    if (g < 0 || g >= r->n_groups || rollout_owns(comm, g) || r->completions[first].text)
+    if (g < 0 || g >= r->n_groups || r->completions[first].text)
         FAIL(ST_MISMATCH, "another rank's group %d of %d is not wanted here", g, r->n_groups);
     CHECK(packed_get(from, (size_t)head->n_prompt * sizeof *prompt, &prompt));
     if (prompt) {
@@ -303,12 +303,12 @@ enum status rollout_exchange(struct comm *comm, struct rollout *r)
     enum status st = ST_OK;
     struct bytes own = BYTES_INIT, others = BYTES_INIT;
     if (!comm) return ST_OK;
-    CHECK(pack_groups(comm, r, &own));
+    CHECK(pack_groups(r, &own));
     for (int rank = 0; rank < comm_size(comm); rank++) {
         const bool mine = rank == comm_rank(comm);
         CHECK(rollout_broadcast(comm, rank, mine ? &own : &others));
         struct packed p = {others.data, others.data + others.len};
-        while (!mine && p.at < p.end) CHECK(take_group(comm, r, &p));
+        while (!mine && p.at < p.end) CHECK(take_group(r, &p));
     }
     rollout_is_everywhere(r);
 out:

@@ -354,6 +354,28 @@ static void wait_for_process(struct pull *pull, struct episode *e)
     e->due_ns = e->body || e->done ? 0 : clock_deadline_ns(timeout_ms);
 }
 
+// The group of an episode that is done, at its place once all of it are.
+static enum status hand_over(struct pull *pull, const struct episode *e)
+{
+    struct rollout *r = pull->step->rollout;
+    struct completion *group = &r->completions[e->group * r->n_per_group];
+    struct episode *first = &pull->episodes[e - pull->episodes - e->sample];
+    enum status st = ST_OK;
+    for (int k = 0; k < r->n_per_group; k++)
+        if (!first[k].done) return ST_OK;
+    for (int k = 0; k < r->n_per_group; k++) {
+        group[k] = first[k].made;
+        first[k].made = (struct completion){0};
+    }
+    token_list_release(&r->prompts[e->group]);
+    CHECK(status_context(trajectory_cut(group, r->n_per_group, &r->prompts[e->group]),
+                         "%s, line %d", pull->step->data, episode_example(e)->line));
+    for (int k = 0; k < r->n_per_group; k++) r->n_tokens += group[k].n;
+    rollout_group_came(r, e->group);
+out:
+    return st;
+}
+
 // ret_childs: the failure is the process's.
 static enum status take_episode_line(struct pull *pull, int k, json_t *line, bool *ret_childs)
 {
@@ -402,9 +424,12 @@ static enum status take_episode_line(struct pull *pull, int k, json_t *line, boo
         }
         pull->n_done++;
         p->n--;
+        *ret_childs = false;
+        CHECK(hand_over(pull, e));
     }
     wait_for_process(pull, e);
-    return ST_OK;
+out:
+    return st;
 }
 
 static enum status take_line(struct pull *pull, int k, const char *text, size_t len,
@@ -554,32 +579,13 @@ static enum status plan(struct pull *pull)
     pull->episodes = calloc((size_t)n, sizeof *pull->episodes);
     if (!pull->episodes) return status_fail(ST_NO_MEMORY, "no memory for %d episodes", n);
     for (int i = 0; i < n; i++)
-        if (!r->completions[i].text && rollout_owns(pull->step->via.comm, i / r->n_per_group))
+        if (rollout_wants(r, pull->step->via.comm, i / r->n_per_group))
             pull->episodes[pull->n++] = (struct episode){.pull = pull,
                                                          .group = i / r->n_per_group,
                                                          .sample = i % r->n_per_group,
                                                          .ask.server = -1,
                                                          .process = -1};
     return ST_OK;
-}
-
-// What came, at its place: whole groups, in their order.
-static enum status hand_over(struct pull *pull, struct rollout *r)
-{
-    enum status st = ST_OK;
-    for (int i = 0; i < pull->n; i++) {
-        struct episode *e = &pull->episodes[i];
-        struct completion *c = &r->completions[e->group * r->n_per_group + e->sample];
-        *c = e->made;
-        e->made = (struct completion){0};
-        if (e->sample < r->n_per_group - 1) continue;
-        token_list_release(&r->prompts[e->group]);
-        CHECK(status_context(trajectory_cut(c - e->sample, r->n_per_group, &r->prompts[e->group]),
-                             "%s, line %d", pull->step->data, episode_example(e)->line));
-        for (int k = 0; k < r->n_per_group; k++) r->n_tokens += c[-k].n;
-    }
-out:
-    return st;
 }
 
 // A process that still has an episode, of a pull that failed, ends: what it would write belongs to
@@ -611,7 +617,6 @@ static enum status pull_episodes(struct source *source, struct rollout_step *ste
     for (int i = 0; i < N_COUNTS; i++) source_count(&step->counts, "environment/%s", counts[i]);
     enum status st = plan(&pull);
     if (st == ST_OK) st = run_episodes(&pull);
-    if (st == ST_OK) st = hand_over(&pull, step->rollout);
     const double replayed = source_count(&step->counts, "environment/replayed")->sum;
     if (st == ST_OK && replayed > 0 && !step->evaluation) {
         log_progress_end();

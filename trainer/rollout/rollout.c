@@ -63,8 +63,11 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret)
     r->examples = calloc((size_t)n_groups, sizeof *r->examples);
     r->prompts = calloc((size_t)n_groups, sizeof *r->prompts);
     r->exchanged = calloc((size_t)n_groups, sizeof *r->exchanged);
+    r->whole = calloc((size_t)n_groups, sizeof *r->whole);
+    r->gathered = calloc((size_t)n_groups, sizeof *r->gathered);
     r->completions = calloc((size_t)n_groups * (size_t)n_per_group, sizeof *r->completions);
-    if (!r->examples || !r->prompts || !r->exchanged || !r->completions) {
+    if (!r->examples || !r->prompts || !r->exchanged || !r->whole || !r->gathered ||
+        !r->completions) {
         rollout_free(r);
         return status_fail(ST_NO_MEMORY, "no memory for %d x %d samples", n_groups, n_per_group);
     }
@@ -81,6 +84,8 @@ void rollout_free(struct rollout *r)
     for (int g = 0; r->prompts && g < r->n_groups; g++) token_list_release(&r->prompts[g]);
     free(r->prompts);
     free(r->exchanged);
+    free(r->whole);
+    free(r->gathered);
     free(r->owned);
     free(r->completions);
     free(r->examples);
@@ -108,6 +113,32 @@ static void drop_group(struct rollout *r, int group)
         r->n_tokens -= r->completions[i].n;
         completion_release(&r->completions[i]);
     }
+    r->whole[group] = false;
+}
+
+void rollout_group_came(struct rollout *r, int group)
+{
+    bool whole = true;
+    for (int i = group * r->n_per_group; i < (group + 1) * r->n_per_group; i++)
+        whole &= r->completions[i].text != NULL;
+    r->whole[group] = whole;
+}
+
+void rollout_gather(struct rollout *to, int group, struct rollout *from, int from_group)
+{
+    const int each = to->n_per_group;
+    struct completion *dst = &to->completions[group * each],
+                      *src = &from->completions[from_group * each];
+    to->examples[group] = from->examples[from_group];
+    to->prompts[group] = from->prompts[from_group];
+    from->prompts[from_group] = (struct token_list){0};
+    for (int i = 0; i < each; i++) {
+        dst[i] = src[i];
+        to->n_tokens += src[i].n;
+        src[i] = (struct completion){0};
+    }
+    to->whole[group] = from->whole[from_group];
+    from->gathered[from_group] = true;
 }
 
 int rollout_drop_older(struct rollout *r, uint64_t oldest)
@@ -367,12 +398,9 @@ json_t *rollout_request(const struct rollout_pull *pull, json_t *groups)
                      s->text_offset ? json_true() : NULL);
 }
 
-// Whether a group is this rank's to pull, and has no completions yet.
-static bool is_wanted(const struct pull *pull, int group)
+bool rollout_wants(const struct rollout *r, const struct comm *comm, int group)
 {
-    const struct rollout *r = pull->rollout;
-    return rollout_owns(pull->common.servers->comm, group) &&
-           !r->completions[group * r->n_per_group].text;
+    return rollout_owns(comm, group) && !r->whole[group] && !r->gathered[group];
 }
 
 // Of the groups that have no completions; how many samples that are is the chunk's n_wanted.
@@ -383,7 +411,7 @@ static json_t *rollouts_body(struct chunk *p)
     bool failed = !groups;
     p->n_wanted = p->n_taken = 0;
     for (int g = p->first; !failed && g < p->first + p->n_groups; g++) {
-        if (!is_wanted(p->pull, g)) continue;
+        if (!rollout_wants(r, p->pull->common.servers->comm, g)) continue;
         failed = json_array_append_new(groups, rollout_group(&r->examples[g]->prompt_ids, g,
                                                              r->n_per_group, seed_of(p, g),
                                                              rollout_format(r->examples[g])));
@@ -442,10 +470,11 @@ static enum status take_sample(struct chunk *p, const char *path, const json_t *
         FAIL(ST_FORMAT, "%s: a line without \"group_id\" or \"sample\"", where);
     snprintf(where, sizeof where, "response to %s, group %d sample %d", path, group, sample);
     struct completion *completion = &r->completions[group * r->n_per_group + sample];
-    if (completion->text) FAIL(ST_MISMATCH, "%s: came twice", where);
+    if (r->whole[group] || completion->text) FAIL(ST_MISMATCH, "%s: came twice", where);
     CHECK(rollout_read(&p->pull->common, &p->ask, where, line, completion));
     p->n_taken++;
     r->n_tokens += completion->n;
+    rollout_group_came(r, group);
 out:
     return st;
 }
@@ -508,12 +537,9 @@ static void give_back(struct chunk *p)
     p->ask.server = -1;
     p->done = true;
     for (int g = p->first; g < p->first + p->n_groups; g++) {
-        struct completion *completions = &r->completions[g * r->n_per_group];
-        int n = 0;
-        if (!rollout_owns(p->pull->common.servers->comm, g)) continue;
-        for (int i = 0; i < r->n_per_group; i++) n += completions[i].text != NULL;
-        p->done &= n == r->n_per_group;
-        if (n < r->n_per_group) drop_group(r, g);
+        if (!rollout_wants(r, p->pull->common.servers->comm, g)) continue;
+        p->done = false;
+        drop_group(r, g);
     }
 }
 
@@ -590,7 +616,7 @@ static enum status plan_chunks(struct pull *pull)
         end = (int)((int64_t)r->n_groups * (k + 1) / n);
         p->n_groups = end - p->first;
         p->done = true;
-        for (int g = p->first; g < end; g++) p->done &= !is_wanted(pull, g);
+        for (int g = p->first; g < end; g++) p->done &= !rollout_wants(r, servers->comm, g);
     }
     return ST_OK;
 }

@@ -47,7 +47,11 @@ struct rollout {
     // (n_groups) what the completions stand behind, where environments made it; empty: the
     // example's
     struct token_list *prompts;
-    bool *exchanged;                // (n_groups) which all ranks have
+    bool *exchanged; // (n_groups) which all ranks have
+    // (n_groups) all completions of it that this rank pulls are there: whoever pulls touches it no
+    // more, and another thread may take them
+    _Atomic bool *whole;
+    bool *gathered; // (n_groups) its completions were taken into another rollout: asked for no more
     struct completion *completions; // (n_groups, n_per_group)
     long n_tokens;                  // of the completions
     double seconds;                 // request to last line
@@ -104,10 +108,16 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // rollout_free() only.
 enum status rollout_pull(const struct rollout_servers *source,
                          const struct sampling_options *sampling, struct rollout *r);
+// Whether a group is this rank's to pull, and has no completions yet.
+bool rollout_wants(const struct rollout *r, const struct comm *comm, int group);
 // What group's completions stand behind.
 const struct token_list *rollout_prompt(const struct rollout *r, int group);
 // The oldest weights that sampled a token of a group; UINT64_MAX: it has no token, or no versions.
 uint64_t rollout_oldest(const struct rollout *r, int group);
+// A completion of the group just came in: the group is whole where none is missing.
+void rollout_group_came(struct rollout *r, int group);
+// A group, which is whole where this rank pulled it, goes to another rollout of as many a group.
+void rollout_gather(struct rollout *to, int group, struct rollout *from, int from_group);
 // Takes the completions of groups with a token of weights before `oldest` away. How many groups.
 int rollout_drop_older(struct rollout *r, uint64_t oldest);
 struct rollout_learning {

@@ -5,6 +5,7 @@
 #include "trainer/rollout/rollout_queue.h"
 #include "common/base/clock.h"
 
+#include <jansson.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -171,6 +172,124 @@ enum status rollout_queue_take(struct rollout_queue *q, struct rollout_step **re
     }
     pthread_mutex_unlock(&q->lock);
     return st == ST_OK ? ST_OK : status_recall(&step->result);
+}
+
+// ---- with a budget ------------------------------------------------------------------------------
+
+#define GATHER_MS 5 // between looks at what is whole
+
+struct candidate { // a group that no step has
+    struct rollout_step *order;
+    int group;
+};
+
+static int list_candidates(const struct rollout_queue *q, struct candidate *ret)
+{
+    int n = 0;
+    for (int i = 0; i < q->n; i++) {
+        struct rollout_step *s = step_at(q, i);
+        for (int g = 0; g < s->rollout->n_groups; g++)
+            if (!s->rollout->gathered[g]) ret[n++] = (struct candidate){s, g};
+    }
+    return n;
+}
+
+// The work that failed first in the queue's order, and ends it.
+static enum status failure(struct rollout_queue *q)
+{
+    const struct rollout_step *failed = NULL;
+    pthread_mutex_lock(&q->lock);
+    for (int i = 0; i < q->n && !failed; i++)
+        if (step_at(q, i)->result.code != ST_OK) failed = step_at(q, i);
+    pthread_mutex_unlock(&q->lock);
+    return failed ? status_recall(&failed->result) : ST_OK;
+}
+
+// Whether the step can close; ret: the first `wanted` candidates that are whole.
+static bool closes(const struct rollout_budget *budget, int64_t step, const struct candidate *c,
+                   const double *whole, int n, int wanted, int *ret)
+{
+    int n_chosen = 0, in_turn = 0;
+    for (int i = 0; i < n; i++) {
+        if (whole[i] == 0 && c[i].order->step + budget->carried <= step) return false;
+        in_turn += i < wanted && whole[i] > 0;
+        if (whole[i] > 0 && n_chosen < wanted) ret[n_chosen++] = i;
+    }
+    return n_chosen == wanted && in_turn >= budget->enough;
+}
+
+static bool is_empty(const struct rollout_step *s)
+{
+    for (int g = 0; g < s->rollout->n_groups; g++)
+        if (!s->rollout->gathered[g]) return false;
+    return true;
+}
+
+// What is left of an order of which all groups were gathered, once its thread has let go of it.
+static enum status end_orders(struct rollout_queue *q, struct rollout_step *into)
+{
+    while (q->n > 0 && is_empty(step_at(q, 0))) {
+        struct rollout_step *s = NULL;
+        enum status st = rollout_queue_take(q, &s);
+        if (st != ST_OK) return st;
+        for (int i = 0; i < s->counts.n; i++) {
+            const struct source_count *from = &s->counts.items[i];
+            struct source_count *to = source_count(&into->counts, "%s", from->key);
+            to->sum += from->sum;
+            to->of += from->of;
+        }
+        into->rollout->seconds += s->rollout->seconds;
+        into->idle_s += s->idle_s;
+        rollout_step_free(s);
+    }
+    return ST_OK;
+}
+
+enum status rollout_queue_gather(struct rollout_queue *q, const struct rollout_budget *budget,
+                                 struct comm *comm, struct rollout_step *into)
+{
+    const int wanted = into->rollout->n_groups;
+    const size_t max = (size_t)q->length * (size_t)wanted;
+    struct candidate *candidates = calloc(max, sizeof *candidates);
+    double *whole = calloc(max, sizeof *whole);
+    int *chosen = calloc((size_t)wanted, sizeof *chosen);
+    enum status st = ST_OK;
+    if (!candidates || !whole || !chosen) FAIL(ST_NO_MEMORY, "no memory to gather a step");
+    const int n = list_candidates(q, candidates);
+    if (n < wanted) FAIL(ST_INVALID, "%d groups are ordered for a step of %d", n, wanted);
+    for (;;) {
+        CHECK(failure(q));
+        for (int i = 0; i < n; i++)
+            whole[i] = candidates[i].order->rollout->whole[candidates[i].group];
+        CHECK(comm_sum_host(comm, whole, n));
+        if (closes(budget, into->step, candidates, whole, n, wanted, chosen)) break;
+        clock_sleep_ms(GATHER_MS);
+    }
+    for (int g = 0; g < wanted; g++) {
+        const struct candidate *c = &candidates[chosen[g]];
+        rollout_gather(into->rollout, g, c->order->rollout, c->group);
+        into->n_carried += c->order->step < into->step;
+    }
+    CHECK(end_orders(q, into));
+out:
+    free(candidates);
+    free(whole);
+    free(chosen);
+    return st;
+}
+
+json_t *rollout_queue_gathered(const struct rollout_queue *q)
+{
+    json_t *orders = json_array();
+    for (int i = 0; i < q->n; i++) {
+        const struct rollout *r = step_at(q, i)->rollout;
+        json_t *groups = json_array();
+        for (int g = 0; g < r->n_groups; g++)
+            if (r->gathered[g]) json_array_append_new(groups, json_integer(g));
+        json_array_append_new(orders, groups);
+    }
+    return json_pack("{s:I, s:o}", "first", (json_int_t)(q->n > 0 ? step_at(q, 0)->step : 0),
+                     "groups", orders);
 }
 
 void rollout_queue_pause(struct rollout_queue *q)

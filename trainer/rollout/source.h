@@ -48,6 +48,7 @@ struct rollout_step { // an order of samples, and what came of it
     struct rollout *rollout; // its examples; the completions are the source's
     struct journal *journal; // of the calls that environments make; NULL: they are not kept
     int n_again;             // groups whose completions were too old, and are generated again
+    int n_carried;           // groups that were ordered for a step before: rollout_queue_gather()
     // filled by the source
     bool scored;                 // with the samples came their scores
     bool again;                  // poll() failed, and may succeed after settle()

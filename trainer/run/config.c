@@ -159,6 +159,13 @@ const struct option_spec train_options[] = {
         WITHIN("async")),
     OPT_INT("rollout-ahead", rollout_ahead, "0", "STEPS", 0, MAX_AHEAD,
             "the same counted in steps: --async --max-staleness STEPS x --num-iterations"),
+    OPT_DOUBLE(
+        "rollout-budget", rollout_budget, "1", "SHARE", 1e-6, 1,
+        "a step closes once this share of the groups whose turn it is are whole: the others go on "
+        "into the next steps, at most half of what --max-staleness allows, and whole groups of the "
+        "steps behind take their places; 1: steps are learned from as they were ordered",
+        NEEDS_WHEN("<1", "async|rollout-ahead", "the places are those of steps sampled ahead"),
+        EXCLUDES_WHEN("<1", "curriculum", "a step there is of one bucket's prompts")),
     OPT_TEXT("workers", workers, NULL, "BRIDGE_OR_URL,...",
              "further servers of the same model that sample too; before each step they load the "
              "weights from RUN/workers"),
@@ -458,6 +465,12 @@ static enum status check_numbers(const struct train_config *c, const struct trai
              "--max-steps %" PRId64 " with --count-steps updates is no multiple of the %" PRId64
              " updates of a rollout (--steps-per-generation times --num-iterations)",
              c->max_steps, r->updates_per_step);
+    if (r->async && c->rollout_budget < 1 && r->steps_carried == 0)
+        FAIL(ST_INVALID,
+             "--rollout-budget %g: a group that goes on into the next step is then of weights two "
+             "steps before; give --max-staleness %" PRId64
+             " or more (--rollout-ahead 2), or leave it out",
+             c->rollout_budget, 2 * r->updates_per_step);
     if (e->coef_min > e->coef_max)
         FAIL(ST_INVALID, "--entropy-coef-min %g is above --entropy-coef-max %g", e->coef_min,
              e->coef_max);
@@ -513,6 +526,10 @@ enum status train_config_resolve(struct train_config *config, const struct optio
     if (r.async)
         r.max_staleness = config->async ? config->max_staleness : ahead * r.updates_per_step;
     r.steps_ahead = (int)(r.max_staleness / r.updates_per_step);
+    if (r.async && config->rollout_budget < 1) {
+        r.steps_carried = r.steps_ahead / 2;
+        r.steps_ahead -= r.steps_carried;
+    }
     if (config->sync == SYNC_CHECKPOINT) // beside it: of the copies
         r.max_staleness += (config->restart_interval - 1) * r.updates_per_step;
     config->stale = config->sync == SYNC_SHARED && r.max_staleness > 0;

@@ -51,6 +51,7 @@ struct train_config {
     int64_t filter_groups; // times that flat ones are drawn anew
     bool async;
     int64_t max_staleness, rollout_ahead;
+    double rollout_budget;
     struct sampling_options sampling;     // without its seed, which is each step's
     struct curriculum_options curriculum; // with the run's seed once it is checked
     // loss; as it is meant: train_resolved
@@ -120,6 +121,7 @@ struct train_resolved {
     bool async;
     int64_t max_staleness; // updates; also of --restart-interval
     int steps_ahead;       // that may be sampled before the one that is learned from is
+    int steps_carried;     // that a group may go on into; above 0 with --rollout-budget alone
 };
 enum status train_config_resolve(struct train_config *config, const struct option_set *set,
                                  struct train_resolved *ret);

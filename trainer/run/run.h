@@ -80,6 +80,8 @@ struct run {
     struct latency_model latency;        // with --latency modelled: of the steps done
     struct latency_model scored_latency; // of those scored, which may be ahead
     struct rollout_queue *queue;         // steps ordered, and not yet learned from
+    int64_t ordered;                     // steps that were, those learned from among them
+    json_t *gathered;                    // run_rollouts.c: of orders that a checkpoint was amid
     // the state
     struct runlog *log;
     struct stop *stop;
@@ -188,6 +190,14 @@ struct sampling_options run_sampling(const struct run *run, int64_t step);
 // samples by copies of the weights does so by the present ones, or by those of up to
 // --restart-interval steps before.
 enum status run_settle(struct run *run, int64_t step, bool evaluation);
+// The first step whose order is not wholly learned from.
+int64_t run_first_order(const struct run *run);
+// What a checkpoint has of orders of which some groups were learned from: run_state's "orders". New
+// reference; null: there are none.
+json_t *run_orders(const struct run *run);
+// Takes that up; NULL: there were none. ST_MISMATCH where the options would make other orders of
+// it.
+enum status run_resume_orders(struct run *run, const json_t *orders);
 // The queue of rollouts, once the run is where it starts.
 enum status run_open_rollouts(struct run *run);
 // Orders the next step and those that --max-staleness allows beyond it, where they are not yet, and

@@ -102,6 +102,7 @@ static json_t *run_state(struct run *run, bool interim)
         ok = json_object_set(state, "best_of", run->best_of) == 0;
     if (ok && run->scoring->latency)
         ok = json_object_set_new(state, "latency_model", latency_model_to_json(&run->latency)) == 0;
+    if (ok && run->queue) ok = json_object_set_new(state, "orders", run_orders(run)) == 0;
     if (ok && c->entropy.adaptive)
         ok = json_object_set_new(
                  state, "entropy",
@@ -185,7 +186,7 @@ enum status run_save(struct run *run, bool interim)
               clock_ms_since(start_ns) / 1e3);
     // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(mapped_control(&run->mapped), folder));
-    CHECK(journal_forget(run->folder, run->step));
+    CHECK(journal_forget(run->folder, run_first_order(run)));
 out:
     run->saved.failed = st != ST_OK;
     json_decref(model.state);
@@ -414,6 +415,7 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(run_resume_reference(run, folder));
     CHECK(run_load_weights(run, folder, draft_folder[0] ? draft_folder : NULL));
     run->step = c.step;
+    CHECK(run_resume_orders(run, json_object_get(c.state, "orders")));
     run->saved.step = c.step;
     run->saved.interim_step = json_is_true(json_object_get(c.state, "interim")) ? c.step : -1;
     run->line = json_incref(json_object_get(c.state, "line"));

@@ -10,6 +10,8 @@
 #include <inttypes.h>
 #include <math.h>
 
+#define LENGTH_CLASSES 4 // of samples, in rollout/staleness_by_length
+
 // ---- of a loss ----------------------------------------------------------------------------------
 
 enum figure { PER_UPDATE, POLICY_LOSS, MEAN, MIN, MAX };
@@ -257,6 +259,23 @@ static double updates_since(const struct run *run, uint64_t version)
     return ((double)run->step_version - (double)version) / 2; // both are even
 }
 
+// Mean over the tokens of samples of each class of length, a quarter of --max-completion-length
+// wide: null where there is none.
+static void put_staleness_by_length(const struct run *run, const struct rollout *r, json_t *metrics)
+{
+    double sum[LENGTH_CLASSES] = {0}, n[LENGTH_CLASSES] = {0};
+    const double max = (double)run->config->sampling.max_tokens;
+    for (int i = 0; i < r->n_groups * r->n_per_group; i++) {
+        const struct completion *c = &r->completions[i];
+        const int k = (int)(LENGTH_CLASSES * fmin(run_length(c), max - 1) / max);
+        for (int t = 0; t < c->n; t++) sum[k] += updates_since(run, c->versions[t]);
+        n[k] += c->n;
+    }
+    for (int k = 0; k < LENGTH_CLASSES; k++)
+        metrics_putf(metrics, n[k] > 0 ? sum[k] / n[k] : NAN, "rollout/staleness_by_length/%d",
+                     k + 1);
+}
+
 // Of a step learned from by the weights of run->step_version: how many updates older those were
 // that sampled it, and how long each side waited for the other. Nothing without --async.
 static void put_staleness(const struct run *run, const struct rollout_step *s, double wait_s,
@@ -281,6 +300,8 @@ static void put_staleness(const struct run *run, const struct rollout_step *s, d
         }
         metrics_putf(metrics, n, "rollout/staleness_groups/%" PRId64, age);
     }
+    put_staleness_by_length(run, r, metrics);
+    metrics_put(metrics, "rollout/carried_groups", s->n_carried);
     metrics_put(metrics, "rollout/generated_again", (double)s->n_again / r->n_groups);
     metrics_put(metrics, "rollout/trainer_wait_s", wait_s);
     metrics_put(metrics, "rollout/sampler_wait_s", s->idle_s);

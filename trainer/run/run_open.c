@@ -477,6 +477,7 @@ void run_close(struct run *run, enum status outcome)
     http_client_free(run->http);
     mapped_release(&run->mapped);
     json_decref(run->best_of);
+    json_decref(run->gathered);
     json_decref(run->start);
     json_decref(run->line);
     if (run->folder_lock >= 0) close(run->folder_lock);

@@ -11,6 +11,11 @@
  * which they were ordered, so that a checkpoint needs to know of no step that is in the queue: all
  * that was learned from comes before all that was not.
  *
+ * With --rollout-budget a step is gathered of groups of several orders (rollout_queue_gather()).
+ * The steps that --max-staleness allows are divided: so many are sampled ahead, and so many a group
+ * may go on into. A checkpoint then says which groups of the orders under way were learned from; a
+ * run that goes on orders these steps again without them, with the same prompts and seeds.
+ *
  * Dynamic sampling (Yu et al. 2025, DAPO): groups whose rewards are all equal teach nothing, and
  * with --filter-groups other prompts are drawn in their place, a bounded number of times, while a
  * step is scored. They are a function of the seed and the step, so that a checkpoint needs to know
@@ -18,6 +23,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bridge/attach.h"
 #include "common/base/clock.h"
+#include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
 #include "trainer/rollout/rollout.h"
@@ -75,9 +81,10 @@ static enum status sample_step(void *context, struct rollout_step *s)
     const uint64_t version = control_version(run->servers->servers[0].control);
     enum status st = ST_OK;
     if (run->resolved.steps_ahead == 0) CHECK(run_settle(run, s->step, false));
-    if (!own_prompts) CHECK(spec_watch_begin(run->watch));
+    const bool watched = !own_prompts && run->resolved.steps_carried == 0;
+    if (watched) CHECK(spec_watch_begin(run->watch));
     CHECK(sample(run, s));
-    if (!own_prompts) CHECK(spec_watch_end(run->watch, &s->spec));
+    if (watched) CHECK(spec_watch_end(run->watch, &s->spec));
     log_debug("step %" PRId64 ": rollouts begun by weight version %" PRIu64 ", %.3f s", s->step + 1,
               version, s->rollout->seconds);
 out:
@@ -215,11 +222,12 @@ out:
     return st;
 }
 
-// Of several ranks a step is scored once each has the samples of all, and with --filter-groups
-// prompts are drawn by the weights of its turn: in run_take_step().
+// Of several ranks a step is scored once each has the samples of all, with --filter-groups prompts
+// are drawn by the weights of its turn, and with --rollout-budget it is gathered then: in
+// run_take_step().
 static bool scores_when_taken(const struct run *run)
 {
-    return run->ranks.all || run->config->filter_groups > 0;
+    return run->ranks.all || run->config->filter_groups > 0 || run->resolved.steps_carried > 0;
 }
 
 static enum status score_step(void *context, struct rollout_step *s)
@@ -233,10 +241,78 @@ static enum status score_step(void *context, struct rollout_step *s)
 enum status run_open_rollouts(struct run *run)
 {
     const struct rollout_work work = {sample_step, score_step, run};
+    const struct train_resolved *r = &run->resolved;
+    enum status st;
+    int length = r->steps_ahead + r->steps_carried + 1;
     run->scored_latency = run->latency;
-    enum status st = rollout_queue_new(run->resolved.steps_ahead + 1, &work, &run->queue);
-    if (st == ST_OK) run->servers->cancelled = rollout_queue_cancelled(run->queue);
+    if (!run->gathered) run->ordered = run->step;
+    // of a run that was made with a larger --max-staleness
+    if (run->step + r->steps_ahead + 1 - run->ordered > length)
+        length = (int)(run->step + r->steps_ahead + 1 - run->ordered);
+    CHECK(rollout_queue_new(length, &work, &run->queue));
+    run->servers->cancelled = rollout_queue_cancelled(run->queue);
+    if (r->steps_carried > 0) st = spec_watch_begin(run->watch);
+out:
     return st;
+}
+
+int64_t run_first_order(const struct run *run)
+{
+    return run->queue ? run->ordered - rollout_queue_count(run->queue) : run->step;
+}
+
+json_t *run_orders(const struct run *run)
+{
+    json_t *orders;
+    if (run->resolved.steps_carried == 0 || rollout_queue_count(run->queue) == 0)
+        return json_null();
+    orders = rollout_queue_gathered(run->queue);
+    json_object_set_new(orders, "prompts_per_step",
+                        json_integer(run->config->curriculum.prompts_per_step));
+    return orders;
+}
+
+enum status run_resume_orders(struct run *run, const json_t *orders)
+{
+    static const char where[] = "field \"orders\"";
+    const int64_t prompts = run->config->curriculum.prompts_per_step;
+    int64_t first = -1, made_with = 0;
+    enum status st = ST_OK;
+    if (!orders || json_is_null(orders)) return ST_OK;
+    CHECK(json_get_int(where, orders, "first", 0, run->step, &first));
+    CHECK(json_get_int(where, orders, "prompts_per_step", 1, INT32_MAX, &made_with));
+    if (first < 0 || !json_is_array(json_object_get(orders, "groups")))
+        FAIL(ST_FORMAT, "%s: no \"first\" or \"groups\"", where);
+    if (made_with != prompts || run->resolved.steps_carried == 0)
+        FAIL(ST_MISMATCH,
+             "the run was made with --rollout-budget and --prompts-per-step %" PRId64
+             ", and is amid groups that go on into the next steps: take both, with --async "
+             "--max-staleness",
+             made_with);
+    run->ordered = first;
+    run->gathered = json_incref((json_t *)orders);
+out:
+    return st;
+}
+
+// The groups of a new order that were learned from before a checkpoint.
+static enum status leave_out_gathered(const struct run *run, struct rollout_step *s)
+{
+    const int64_t first = json_integer_value(json_object_get(run->gathered, "first"));
+    const json_t *groups =
+        json_array_get(json_object_get(run->gathered, "groups"), (size_t)(s->step - first));
+    const json_t *group;
+    size_t i;
+    json_array_foreach (groups, i, group) {
+        const json_int_t g = json_is_integer(group) ? json_integer_value(group) : -1;
+        if (g < 0 || g >= s->rollout->n_groups)
+            return status_fail(ST_FORMAT,
+                               "the checkpoint's field \"orders\": group %zu of step %" PRId64
+                               " is none",
+                               i, s->step + 1);
+        s->rollout->gathered[g] = true;
+    }
+    return ST_OK;
 }
 
 static enum status order_step(struct run *run, int64_t step, const struct curriculum_batch *batch)
@@ -249,7 +325,9 @@ static enum status order_step(struct run *run, int64_t step, const struct curric
     CHECK(rollout_new(batch->n, batch->rollouts, &s->rollout));
     for (int g = 0; g < batch->n; g++)
         s->rollout->examples[g] = &run->data->examples[batch->examples[g]];
+    CHECK(leave_out_gathered(run, s));
     CHECK(rollout_queue_put(run->queue, s, false));
+    run->ordered++;
     s = NULL;
 out:
     rollout_step_free(s);
@@ -267,11 +345,35 @@ enum status run_order_steps(struct run *run)
         if (!rollout_queue_failed(run->queue)) st = run_settle(run, run->step, false);
         rollout_queue_resume(run->queue);
     }
-    for (int ahead = rollout_queue_count(run->queue);
-         st == ST_OK && ahead <= run->resolved.steps_ahead &&
-         run->step + ahead < run->total_steps && curriculum_next(run->curriculum, ahead, &batch);
-         ahead++)
-        st = order_step(run, run->step + ahead, &batch);
+    while (st == ST_OK && run->ordered <= run->step + run->resolved.steps_ahead &&
+           run->ordered < run->total_steps &&
+           curriculum_next(run->curriculum, (int)(run->ordered - run->step), &batch))
+        st = order_step(run, run->ordered, &batch);
+    return st;
+}
+
+// The next step with --rollout-budget. What is drafted goes on between steps, and counts for the
+// one that ends.
+static enum status gather_step(struct run *run, struct rollout_step **ret)
+{
+    const struct train_config *c = run->config;
+    const struct rollout_budget budget = {
+        .enough = (int)ceil(c->rollout_budget * (double)c->curriculum.prompts_per_step),
+        .carried = run->resolved.steps_carried};
+    enum status st;
+    struct rollout_step *s = calloc(1, sizeof *s);
+    if (!s) return status_fail(ST_NO_MEMORY, "no memory for a step");
+    s->step = run->step;
+    s->sampling = run_sampling(run, run->step);
+    CHECK(rollout_new((int)c->curriculum.prompts_per_step, (int)c->curriculum.num_generations,
+                      &s->rollout));
+    CHECK(rollout_queue_gather(run->queue, &budget, run->ranks.all, s));
+    CHECK(spec_watch_end(run->watch, &s->spec));
+    CHECK(spec_watch_begin(run->watch));
+    *ret = s;
+    s = NULL;
+out:
+    rollout_step_free(s);
     return st;
 }
 
@@ -282,10 +384,17 @@ enum status run_take_step(struct run *run, struct rollout_step **ret)
     const uint64_t behind = 2 * (uint64_t)run->resolved.max_staleness; // an update adds 2
     for (;;) {
         struct rollout_step *s = NULL;
-        CHECK(rollout_queue_take(run->queue, &s));
+        CHECK(run->resolved.steps_carried > 0 ? gather_step(run, &s)
+                                              : rollout_queue_take(run->queue, &s));
         st = rollout_exchange(run->ranks.all, s->rollout);
         const int n = rollout_drop_older(s->rollout, version > behind ? version - behind : 0);
         if (st == ST_OK && n == 0 && scores_when_taken(run)) st = score_all(run, s);
+        if (st == ST_OK && n > 0 &&
+            run->resolved.steps_carried > 0) // they would have been waited for
+            st = status_fail(ST_MISMATCH,
+                             "step %" PRId64 ": %d groups have tokens of weights before those that "
+                             "--max-staleness allows",
+                             s->step + 1, n);
         if (st == ST_OK && n == 0) st = source_counts_sum(&s->counts, run->ranks.all);
         if (st != ST_OK) {
             rollout_step_free(s);

@@ -141,7 +141,11 @@ void warn_options(const struct train_config *c, const struct train_resolved *r)
     else if (r->async)
         log_info("--async: up to %d steps are sampled ahead, by weights of up to %" PRId64
                  " updates before those that learn from them (metric rollout/staleness_max)",
-                 r->steps_ahead, r->steps_ahead * r->updates_per_step);
+                 r->steps_ahead, (r->steps_ahead + r->steps_carried) * r->updates_per_step);
+    if (r->steps_carried > 0)
+        log_info("--rollout-budget %g: groups that are not whole when a step closes go on into the "
+                 "next %d at most (metric rollout/carried_groups)",
+                 c->rollout_budget, r->steps_carried);
     if (r->async && r->steps_ahead > 0 && !c->importance_sampling_correction)
         log_warn("--async without --importance-sampling-correction: nothing corrects for the age "
                  "of the samples");
