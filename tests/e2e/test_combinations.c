@@ -87,7 +87,8 @@ static void assert_at_work(const struct mode_run *run)
     const char *name = run_name(run), *checkpoint = latest(&s.runs, name);
     const mode_set set = run->set;
     const bool exact = !(set & (BY_CLOCK | MODE(ATROPOS)));
-    const int most = set & MODE(BUDGET) ? 2 : 1; // --max-staleness
+    const int most = set & MODE(BUDGET) ? 2 : 1;      // --max-staleness
+    const int lines = set & MODE(BUDGET) ? 1 : STEPS; // that tell what was counted, at least
     double oldest[STEPS] = {0};
     column(&s.runs, name, "rollout/staleness_max", oldest, STEPS);
     assert_served(run, checkpoint);
@@ -98,10 +99,9 @@ static void assert_at_work(const struct mode_run *run)
     for (int i = 0; i < STEPS && set & BY_CLOCK; i++) assert_true(oldest[i] <= most);
     if (set & MODE(DRAFT)) assert_shows(name, "draft_loss", 1e-4, 1e3);
     if (set & MODE(TANDEM)) assert_shows(name, "tandem/frozen_token_fraction", 0.3, STEPS - 0.3);
-    if (set & MODE(ENVIRONMENT)) // with a budget in the lines of steps that end an order
-        assert_shows(name, "environment/turns", set & MODE(BUDGET) ? 2 : 2 * STEPS, 2 * STEPS);
+    if (set & MODE(ENVIRONMENT)) assert_shows(name, "environment/turns", 2 * lines, 2 * STEPS);
     if (set & MODE(ATROPOS)) assert_shows(name, "reward", 0.5 * STEPS, 0.5 * STEPS);
-    if (set & MODE(WORKERS)) assert_shows(name, "workers/up", STEPS, STEPS);
+    if (set & MODE(WORKERS)) assert_shows(name, "workers/up", lines, STEPS);
     if ((set & (MODE(WORKERS) | MODE(ATROPOS))) == MODE(WORKERS))
         assert_shows(name, "workers/1/samples", 1, 1e6);
     if (set & COPIES) assert_shows(name, "sync/bytes_written", 1000.0 * STEPS, 1e9);

@@ -102,6 +102,7 @@ struct run {
     int skipped_in_a_row;           // steps
     int draft_skips_in_a_row;       // the same of the draft model
     struct spec_watch *watch;       // the servers that count drafts
+    bool watching;                  // since a step of --rollout-budget was ordered or gathered
     struct divergence divergence;   // of this process's steps
     bool said_undrafted, said_memory;
 };

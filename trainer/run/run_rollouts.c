@@ -251,7 +251,6 @@ enum status run_open_rollouts(struct run *run)
         length = (int)(run->step + r->steps_ahead + 1 - run->ordered);
     CHECK(rollout_queue_new(length, &work, &run->queue));
     run->servers->cancelled = rollout_queue_cancelled(run->queue);
-    if (r->steps_carried > 0) st = spec_watch_begin(run->watch);
 out:
     return st;
 }
@@ -334,6 +333,15 @@ out:
     return st;
 }
 
+// With --rollout-budget what is drafted goes on between steps, and counts for the one that ends.
+static enum status watch_drafts(struct run *run)
+{
+    if (run->resolved.steps_carried == 0 || run->watching) return ST_OK;
+    const enum status st = spec_watch_begin(run->watch);
+    run->watching = st == ST_OK;
+    return st;
+}
+
 enum status run_order_steps(struct run *run)
 {
     struct curriculum_batch batch;
@@ -345,6 +353,7 @@ enum status run_order_steps(struct run *run)
         if (!rollout_queue_failed(run->queue)) st = run_settle(run, run->step, false);
         rollout_queue_resume(run->queue);
     }
+    if (st == ST_OK) st = watch_drafts(run);
     while (st == ST_OK && run->ordered <= run->step + run->resolved.steps_ahead &&
            run->ordered < run->total_steps &&
            curriculum_next(run->curriculum, (int)(run->ordered - run->step), &batch))
@@ -352,8 +361,7 @@ enum status run_order_steps(struct run *run)
     return st;
 }
 
-// The next step with --rollout-budget. What is drafted goes on between steps, and counts for the
-// one that ends.
+// The next step with --rollout-budget.
 static enum status gather_step(struct run *run, struct rollout_step **ret)
 {
     const struct train_config *c = run->config;
@@ -369,7 +377,9 @@ static enum status gather_step(struct run *run, struct rollout_step **ret)
                       &s->rollout));
     CHECK(rollout_queue_gather(run->queue, &budget, run->ranks.all, s));
     CHECK(spec_watch_end(run->watch, &s->spec));
-    CHECK(spec_watch_begin(run->watch));
+    run->watching = false;
+    if (!source_that_settles(run->source))
+        CHECK(watch_drafts(run)); // else there may be new servers
     *ret = s;
     s = NULL;
 out:
