@@ -334,6 +334,13 @@ out:
     return st;
 }
 
+// What is counted over all ranks, and where several orders end in one step the mean over these.
+static void count_all(const struct servers *c, struct source_count *to, double sum)
+{
+    to->sum = sum;
+    to->of = c->options.rank == 0;
+}
+
 static void count_workers(const struct servers *c, struct source_counts *counts)
 {
     double up = 0;
@@ -341,11 +348,11 @@ static void count_workers(const struct servers *c, struct source_counts *counts)
     for (int i = 0; i < c->n; i++) {
         const struct rollout_worker *w = &c->items[i].of_pull;
         const bool own = c->items[i].own;
-        source_count(counts, "workers/%d/samples", i + 1)->sum = own ? w->n_samples : 0;
-        source_count(counts, "workers/%d/failures", i + 1)->sum = own ? w->n_failures : 0;
+        count_all(c, source_count(counts, "workers/%d/samples", i + 1), own ? w->n_samples : 0);
+        count_all(c, source_count(counts, "workers/%d/failures", i + 1), own ? w->n_failures : 0);
         up += own && !w->down;
     }
-    source_count(counts, "workers/up")->sum = up;
+    count_all(c, source_count(counts, "workers/up"), up);
     source_count(counts, "workers/sync_s")->sum = c->sync_s;
     source_count(counts, "workers/sync_s")->of = 1;
 }
