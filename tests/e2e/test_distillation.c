@@ -6,10 +6,11 @@
 
 static void open_drafting(struct scene *s)
 {
-    scene_open_model(s, daemon_model(test_folder(), true, 11),
-                     args("--exact --dtype %s --block-size 4 --prefill-chunk 5 --max-batch 8 "
-                          "--max-context 96 --speculative ngram:4,suffix:8",
-                          daemon_exact_dtype()));
+    scene_open_model(
+        s, daemon_model(test_folder(), true, 11),
+        args("--exact --dtype %s --block-size 4 --prefill-chunk 5 --max-batch 8 "
+             "--max-context 96 --speculative ngram:4,suffix:8 --max-adapters 2 --max-lora-rank 4",
+             daemon_exact_dtype()));
     static const char lines[] = "{\"prompt\": \"once upon \"}\n{\"prompt\": \"12+30=\"}\n"
                                 "{\"prompt\": \"colours: \"}\n{\"prompt\": \"a\"}\n";
     test_write(s->data, lines, strlen(lines));
@@ -48,10 +49,43 @@ TEST_IN(the_policy_comes_nearer_and_runs_resume, open_drafting)
     test_same_file(latest(s, "two"), latest(s, "beta-1"), "model.safetensors");
 }
 
+// The policy behind another prompt, and an adapter's base behind it, begin as their folder loaded a
+// second time does: of each step that of the first run, until weights move.
+TEST_IN(the_policy_itself_behind_another_prompt, open_drafting)
+{
+    enum { STEPS = 4 };
+    static const char lines[] =
+        "{\"prompt\": \"once upon \", \"teacher_prompt\": \"a tale of old: once upon \"}\n"
+        "{\"prompt\": \"12+30=\", \"teacher_prompt\": \"42\"}\n"
+        "{\"prompt\": \"colours: \"}\n{\"prompt\": \"a\", \"teacher_prompt\": \"the\"}\n";
+    const char *folder = daemon_model(test_folder(), true, 11);
+    const char *const teachers[] = {"base", "policy", folder};
+    double divergence[3][STEPS], mismatch[STEPS];
+    test_write(s->data, lines, strlen(lines));
+    for (int i = 0; i < 3; i++) {
+        const char *name = test_text("self-%d", i);
+        const char *const *more = args("--teacher %s --max-steps %d", teachers[i], STEPS);
+        if (i == 0) more = JOIN(more, args("--lora-r 4"));
+        assert_int_equal(distil(s, name, more), 0);
+        assert_int_equal(column(s, name, "sampler_mismatch/max", mismatch, STEPS), STEPS);
+        assert_int_equal(column(s, name, "teacher/divergence", divergence[i], STEPS), STEPS);
+        for (int k = 0; k < STEPS; k++) assert_true(mismatch[k] == 0 && divergence[i][k] > 0);
+        assert_true(divergence[i][0] == divergence[0][0]);
+    }
+    assert_true(divergence[1][STEPS - 1] != divergence[2][STEPS - 1]); // it moves along
+    assert_int_equal(distil(s, "two", args("--teacher policy --max-steps %d", STEPS / 2)), 0);
+    assert_int_equal(distil(s, "two", args("--teacher policy --max-steps %d --resume", STEPS)), 0);
+    test_same_file(latest(s, "two"), latest(s, "self-1"), "model.safetensors");
+}
+
 TEST_IN(what_does_not_fit, open_drafting)
 {
     assert_true(distil(s, "none", args("--teacher %s", test_path(s->folder, "x"))) != 0);
     assert_said(s, "--teacher");
     assert_true(distil(s, "wide", args("--teacher %s", test_golden("olmo2"))) != 0);
     assert_said(s, "a vocabulary of 200 tokens");
+    assert_true(distil(s, "self", args("--teacher policy")) != 0);
+    assert_said(s, "no line of");
+    assert_true(distil(s, "base", args("--teacher base")) != 0);
+    assert_said(s, "no adapter is trained");
 }

@@ -143,12 +143,17 @@ TEST(beside_another_loss)
     assert_same_gradients(gradients[2], gradients[0], n, 1e-5);
 }
 
+static enum status add(struct learning *m, const char *model)
+{
+    return learner_add_teacher(m->learner, &(struct learner_teacher_config){model, 1, false});
+}
+
 TEST(a_smaller_vocabulary_is_refused)
 {
     struct learning *m = learning_of(&(struct learning_setting){
         .folder = test_golden("llama3"),
         .config = {.token_budget = 16, .logits_chunk = 16, .max_seqs = 2, .max_context = 16}});
-    assert_status(learner_add_teacher(m->learner, test_golden("mistral"), 1), ST_MISMATCH);
+    assert_status(add(m, test_golden("mistral")), ST_MISMATCH);
     assert_contains(status_message(), "a vocabulary of 256 tokens, the policy one of 512");
 }
 
@@ -161,11 +166,13 @@ TEST(what_it_could_not_read_is_refused)
                                                   .max_context = 16,
                                                   .constrained = true}};
     struct learning *m = learning_of(&setting);
-    assert_status(learner_add_teacher(m->learner, test_golden("llama3"), 1), ST_UNSUPPORTED);
+    assert_status(add(m, test_golden("llama3")), ST_UNSUPPORTED);
     assert_contains(status_message(), "--constrained-loss");
     setting.config.constrained = false;
     setting.config.max_context = 1 << 20;
     m = learning_of(&setting);
-    assert_status(learner_add_teacher(m->learner, test_golden("llama3"), 1), ST_TOO_LONG);
+    assert_status(add(m, test_golden("llama3")), ST_TOO_LONG);
     assert_contains(status_message(), "it reads at most");
+    assert_status(add(m, TEACHER_BASE), ST_UNSUPPORTED);
+    assert_contains(status_message(), "no adapter is trained");
 }

@@ -24,6 +24,7 @@ void example_release(struct example *e)
     json_decref(e->prompt_text);
     free(e->learnt);
     token_list_release(&e->prompt_ids);
+    token_list_release(&e->teacher_ids);
     token_list_release(&e->completion_ids);
     token_list_release(&e->answer_ids);
 }
@@ -269,6 +270,16 @@ static enum status read_format(const char *where, const struct dataset *d, struc
     return status_context(st, "%s: field \"response_format\"", where);
 }
 
+// The prompt that a teacher reads, as one of its own would be.
+static enum status read_taught(const char *where, const struct prompt_options *o, struct example *e)
+{
+    static const struct prompt_key key = {"teacher_prompt", true, true, false};
+    struct example alone = {.row = e->row};
+    if (!o->teacher || !json_has(e->row, key.name)) return ST_OK;
+    e->taught = json_object_get(e->row, key.name);
+    return read_prompt_key(where, &key, &alone);
+}
+
 static enum status read_line(struct dataset *d, int line, const char *text, size_t len,
                              const struct prompt_options *options)
 {
@@ -285,7 +296,9 @@ static enum status read_line(struct dataset *d, int line, const char *text, size
     CHECK(options->side ? read_side(where, options->side, &e)
                         : read_answer(where, options->answer_field, &e));
     if (!options->completions) CHECK(read_format(where, d, &e)); // nothing else is sampled
+    CHECK(read_taught(where, options, &e));
     d->n_constrained += e.constraint != NULL;
+    d->n_taught += json_has(e.row, "teacher_prompt");
     d->examples[d->n++] = e;
 out:
     if (st != ST_OK) example_release(&e);

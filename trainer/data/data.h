@@ -6,6 +6,7 @@
  *   "answer": text or number; else "completion", text or a list of one message of the assistant
  *   "tools", "chat_template_kwargs": of a chat, for the template
  *   "response_format": what is sampled is to be, as of a request (OpenAI's)
+ *   "teacher_prompt": text or a list of chat messages, what a teacher reads in the prompt's place
  *
  * of which all but the first may be missing, so that GSM8K's files are read as they are: a
  * "question", and an "answer" that is worked out and ends on "#### N". Other keys are kept (`row`).
@@ -37,6 +38,7 @@ struct prompt_options { // borrowed strings; the first block is PROMPT_OPTIONS (
     int64_t max_samples; // the first lines of the file; 0: all
     bool completions;    // tokenise them too; they end with end_id
     int end_id;          // -1: the tokenizer's own end of text
+    bool teacher;        // there is one: read and tokenise what it reads, too
     bool all_turns; // of completions: every turn of the assistant is learnt, not the last alone
     // Of pairs, "chosen" or "rejected": the field that is the completion; or, in lines without a
     // prompt, a conversation that ends with it. NULL: as above.
@@ -51,6 +53,7 @@ struct example {
     const char *prompt;        // NULL where it is a list of messages
     size_t prompt_len;         // bytes; a prompt may hold U+0000
     const json_t *messages;    // NULL where it is text
+    const json_t *taught;      // "teacher_prompt", with options.teacher; NULL: none
     // After dataset_tokenize(): as the model sees it; NULL: as it stands in the row.
     json_t *prompt_text;
     const char *answer;     // NULL: none
@@ -59,6 +62,7 @@ struct example {
     char *number;           // an answer given as a number, as text
     json_t *constraint;     // of "response_format" (constraint.h); owned; NULL: none
     struct token_list prompt_ids, completion_ids; // after dataset_tokenize()
+    struct token_list teacher_ids;                // likewise, of `taught`
     struct token_list answer_ids;                 // likewise, of the first example's answer alone
     uint8_t *learnt; // (completion_ids.n) 0: between turns of a conversation; NULL: all is learnt
 };
@@ -67,6 +71,8 @@ struct dataset {
     struct example *examples;
     int n;
     int max_prompt, max_completion; // tokens of the longest, after tokenising
+    int max_read;                   // likewise of prompts and of what a teacher reads
+    int n_taught;                   // lines with a "teacher_prompt", read or not
     int n_constrained;              // examples with a constraint
     uint64_t digest;                // of what was read, to notice on resume that it changed
     char *ignored; // a sentence: what of the rows the chat template does not read; NULL: nothing

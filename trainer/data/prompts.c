@@ -252,6 +252,24 @@ out:
     return st;
 }
 
+// What a teacher reads goes the way of the prompt that it stands for.
+static enum status tokenize_taught(const struct tokenizing *t)
+{
+    const json_t *text = json_is_string(t->e->taught) ? t->e->taught : NULL;
+    struct example read = {.row = t->e->row,
+                           .line = t->e->line,
+                           .question = t->e->question,
+                           .prompt = json_string_value(text),
+                           .prompt_len = json_string_length(text),
+                           .messages = text ? NULL : t->e->taught};
+    struct tokenizing of_teacher = {t->d, &read, t->format};
+    if (!t->e->taught) return ST_OK;
+    const enum status st = tokenize_prompt(&of_teacher);
+    t->e->teacher_ids = read.prompt_ids;
+    json_decref(read.prompt_text);
+    return status_context(st, "field \"teacher_prompt\"");
+}
+
 // ---- completions --------------------------------------------------------------------------------
 
 // Appends the tokens of a stretch of text to the completion.
@@ -328,12 +346,13 @@ enum status dataset_tokenize(struct dataset *d, const struct prompt_format *form
 {
     const struct prompt_options *o = format->options;
     int kept = 0;
-    d->max_prompt = d->max_completion = 0;
+    d->max_prompt = d->max_completion = d->max_read = 0;
     for (int i = 0; i < d->n; i++) {
         struct example *e = &d->examples[i];
         struct tokenizing t = {d, e, format};
         enum status st = tokenize_prompt(&t);
         const bool fits = o->max_prompt_length == 0 || e->prompt_ids.n <= o->max_prompt_length;
+        if (st == ST_OK && fits) st = tokenize_taught(&t);
         if (st == ST_OK && fits && o->completions) st = tokenize_completion(&t);
         if (st != ST_OK) return status_context(st, "%s, line %d", d->path, e->line);
         struct example this = *e;
@@ -343,6 +362,8 @@ enum status dataset_tokenize(struct dataset *d, const struct prompt_format *form
             continue;
         }
         if (this.prompt_ids.n > d->max_prompt) d->max_prompt = this.prompt_ids.n;
+        if (this.prompt_ids.n > d->max_read) d->max_read = this.prompt_ids.n;
+        if (this.teacher_ids.n > d->max_read) d->max_read = this.teacher_ids.n;
         if (this.completion_ids.n > d->max_completion) d->max_completion = this.completion_ids.n;
         d->examples[kept++] = this;
     }

@@ -303,8 +303,9 @@ static enum status logits_back(struct backward *b, const struct batch *batch,
     }
     if (d) {
         int of_teacher = 0;
-        const enum status st = d->kept ? head_chunk(d->kept, batch, d->x, at, rows, &of_teacher)
-                                       : chunk_logits(b, d->teacher, batch, d->x, at, rows, 0);
+        const struct batch *read = d->batch ? d->batch : batch;
+        const enum status st = d->kept ? head_chunk(d->kept, read, d->x, at, rows, &of_teacher)
+                                       : chunk_logits(b, d->teacher, read, d->x, at, rows, 0);
         if (st != ST_OK) return st;
         // What the rows' own gradients were made of is done with: the results' place.
         const struct distill_args args = {.student = logits,

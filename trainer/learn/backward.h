@@ -44,8 +44,9 @@ size_t backward_mask_bytes(const struct model *m, int chunk);
 // as another model answers them. The teacher may have a larger vocabulary, of which the first
 // entries are shared.
 struct distillation {
-    struct model *teacher; // has room for the logits of b's chunk
-    const void *x;         // what its forward pass of the batch gave
+    struct model *teacher;     // has room for the logits of b's chunk
+    const struct batch *batch; // which it read, of as many wanted rows; NULL: the student's
+    const void *x;             // what its forward pass of that gave
     // Its own, whose last backward_logprobs() was of this batch, and whose logits are taken where
     // they are kept; NULL: there is none.
     struct backward *kept;

@@ -46,7 +46,8 @@ struct learner {
     struct model_config *teacher_config;
     struct weights *teacher_weights;
     struct model *teacher; // NULL: there is none
-    float teacher_beta;
+    struct learner_teacher_config taught;
+    struct batch *teacher_batch; // where groups have prompts for it; else NULL
     struct tape *tape;
     struct batch *batch;
     struct backward *backward;
@@ -73,6 +74,7 @@ void learner_free(struct learner *l)
     batch_free(l->batch);
     model_free(l->ref_model);
     weights_free(l->ref_weights);
+    batch_free(l->teacher_batch);
     model_free(l->teacher);
     weights_free(l->teacher_weights);
     model_config_free(l->teacher_config);
@@ -320,11 +322,11 @@ out:
     return status_context(st, "training the draft model");
 }
 
-enum status learner_add_teacher(struct learner *l, const char *folder, float beta)
+// A folder's, which is checked and loaded.
+static enum status load_teacher(struct learner *l, const char *folder)
 {
     struct memory_plan *plan = &l->info.memory;
     enum status st;
-    l->teacher_beta = beta;
     CHECK(model_config_load(folder, &l->teacher_config));
     if (l->teacher_config->vocab_size < l->config->vocab_size)
         FAIL(
@@ -347,12 +349,28 @@ enum status learner_add_teacher(struct learner *l, const char *folder, float bet
     plan->total += plan->teacher;
     CHECK(check_room(plan, l->dev));
     CHECK(weights_alloc(l->teacher_weights, l->dev));
-    CHECK(weights_load(l->teacher_weights, l->dev, folder));
-    CHECK(model_new(l->dev, l->teacher_config, l->teacher_weights, l->options.token_budget,
+    st = weights_load(l->teacher_weights, l->dev, folder);
+out:
+    return st;
+}
+
+enum status learner_add_teacher(struct learner *l, const struct learner_teacher_config *teacher)
+{
+    struct memory_plan *plan = &l->info.memory;
+    const bool base = strcmp(teacher->model, TEACHER_BASE) == 0,
+               own = base || strcmp(teacher->model, TEACHER_POLICY) == 0;
+    enum status st = ST_OK;
+    l->taught = *teacher;
+    if (base && !l->options.adapter)
+        FAIL(ST_UNSUPPORTED, "no adapter is trained, whose base it could be (--lora-r)");
+    if (!own) CHECK(load_teacher(l, teacher->model));
+    const struct weights *weights = own ? l->policy : l->teacher_weights;
+    CHECK(model_new(l->dev, own ? l->config : l->teacher_config, weights, l->options.token_budget,
                     l->options.logits_chunk, l->options.max_context, &l->teacher));
+    if (own) l->teacher->comm = l->options.shards;
     plan->teacher += l->teacher->scratch_bytes;
     plan->total += l->teacher->scratch_bytes;
-    widen_scratch(l, operations_scratch(l, l->teacher, l->teacher_weights));
+    widen_scratch(l, operations_scratch(l, l->teacher, weights));
     st = check_room(plan, l->dev);
 out:
     return st;
@@ -485,6 +503,9 @@ static enum status prepare_rows(struct learner *l)
     if (l->options.is_draft) return ST_OK;
     enum status st = batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0,
                                l->max_targets, &l->batch);
+    if (st == ST_OK && l->teacher && l->taught.prompts)
+        st = batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0, l->max_targets,
+                       &l->teacher_batch);
     if (st == ST_OK && l->options.ranks) {
         if (!(l->ranked = malloc(n * sizeof *l->ranked)))
             return status_fail(ST_NO_MEMORY, "no memory for %zu ranks", n);
@@ -536,6 +557,8 @@ static enum status prepare_backward(struct learner *l)
         CHECK(weights_plan(l->config, DT_F32, &l->frozen));
         CHECK(adapter_table_new(l->dev, l->policy, 1, adapter->max_rank, &l->adapters));
         l->model->adapters = l->adapters;
+        if (l->teacher && strcmp(l->taught.model, TEACHER_POLICY) == 0)
+            l->teacher->adapters = l->adapters;
     }
     if (adapter && l->options.lora_dropout > 0) {
         const size_t bytes = (size_t)l->options.token_budget * sizeof *l->row_samples;
@@ -588,11 +611,12 @@ static bool all_zero(const float *x, int n)
 // What is done with every micro-batch beside the forward pass and the loss.
 struct passes {
     bool backward;
-    bool last;                  // of all that is added to these gradients
-    double rows;                // of all micro-batches and ranks, with a load-balancing loss
-    float draft_scale;          // of each target in the draft's loss
-    struct update_stats *stats; // NULL: nobody asks
-    bool draft;                 // learns too
+    bool last;                       // of all that is added to these gradients
+    double rows;                     // of all micro-batches and ranks, with a load-balancing loss
+    float draft_scale;               // of each target in the draft's loss
+    struct update_stats *stats;      // NULL: nobody asks
+    bool draft;                      // learns too
+    const struct pack_group *taught; // the groups as the teacher reads them, where it does so
 };
 
 static bool ids_below(const int32_t *ids, int n, int vocab)
@@ -638,16 +662,28 @@ static enum status distil(struct learner *l, int n, const struct passes *passes)
     return ST_OK;
 }
 
-// What the teacher's distributions of the batch add to the loss; over l->divergence.
-static void count_teacher(const struct learner *l, int n, struct update_stats *stats)
+// The bins of a completion's positions, by its token.
+static enum statistic position_bin(int token)
 {
-    for (int i = 0; stats && i < n; i++) {
+    return token < 32    ? STAT_TEACHER_TO_32
+           : token < 128 ? STAT_TEACHER_TO_128
+           : token < 512 ? STAT_TEACHER_TO_512
+                         : STAT_TEACHER_BEYOND;
+}
+
+// What the teacher's distributions of the batch add to the loss; over l->divergence.
+static void count_teacher(const struct learner *l, const struct micro_batch *mb,
+                          struct update_stats *stats)
+{
+    for (int s = 0, i = 0; stats && i < mb->first[mb->n_seqs]; i++) {
+        while (i >= mb->first[s + 1]) s++;
         if (l->ddivergence[i] == 0) continue;
         const double loss = (double)l->ddivergence[i] * l->divergence[i];
         stats_add(stats, STAT_LOSS, loss);
         stats_add(stats, STAT_EXTRA_LOSS, loss);
         stats_add(stats, STAT_TEACHER_DIVERGENCE, l->divergence[i]);
         stats_add(stats, STAT_TEACHER_AGREES, l->agrees[i]);
+        stats_add(stats, position_bin(i - mb->first[s]), l->divergence[i]);
     }
 }
 
@@ -684,30 +720,55 @@ static enum status balance(struct learner *l, int rows, double all_rows, struct 
     return ST_OK;
 }
 
+// The teacher's forward pass of a micro-batch: as it is, or behind prompts of its own.
+static enum status teach(struct learner *l, const struct micro_batch *mb,
+                         const struct pack_group *groups, const struct passes *passes,
+                         struct distillation *ret)
+{
+    enum status st = ST_OK;
+    void *x;
+    const struct batch *batch = l->batch;
+    if (l->teacher_batch) {
+        batch = ret->batch = l->teacher_batch;
+        batch_clear(l->teacher_batch);
+        CHECK(packing_fill(mb, passes->taught, l->options.adapter ? 0 : -1, l->teacher_batch,
+                           l->targets));
+        CHECK(batch_commit(l->teacher_batch, 0, 0));
+    }
+    if (l->teacher->adapters) set_dropout(l, mb, groups, false);
+    model_forward(l->teacher, batch_view(batch), NULL, NULL, &x);
+    if (l->teacher->adapters) set_dropout(l, mb, groups, true);
+    ret->x = x;
+out:
+    return st;
+}
+
 // The gradients of a micro-batch whose loss is known, if it has any.
-static enum status learn(struct learner *l, int n, const struct passes *passes,
+static enum status learn(struct learner *l, const struct micro_batch *mb,
+                         const struct pack_group *groups, const struct passes *passes,
                          struct backward_loss *loss)
 {
+    const int n = mb->first[mb->n_seqs];
     const bool taught = l->teacher && !all_zero(l->ddivergence, n);
     const bool of_logprobs = loss->dentropy || !all_zero(l->dlogprobs, n);
     struct distillation d = {.teacher = l->teacher,
-                             .beta = l->teacher_beta,
+                             .beta = l->taught.beta,
                              .scale = 1,
                              .weights = l->ddivergence,
                              .ret_divergence = l->divergence,
                              .ret_overlap = l->overlap,
                              .ret_agrees = l->agrees};
-    void *x;
+    enum status st = ST_OK;
     // Groups without spread have no gradient to compute, but for their routers' load.
     if (!taught && !of_logprobs && !loss->assignments) return ST_OK;
     if (taught) {
-        model_forward(l->teacher, batch_view(l->batch), NULL, NULL, &x);
-        d.x = x;
+        CHECK(teach(l, mb, groups, passes, &d));
         loss->distillation = &d;
         if (!of_logprobs) loss->dlogprobs = NULL;
     }
-    const enum status st = backward_run(l->backward, l->batch, l->tape, loss);
-    if (st == ST_OK && taught) count_teacher(l, n, passes->stats);
+    CHECK(backward_run(l->backward, l->batch, l->tape, loss));
+    if (taught) count_teacher(l, mb, passes->stats);
+out:
     return st;
 }
 
@@ -754,7 +815,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     if (!all_zero(l->dentropy, n)) back.dentropy = l->dentropy;
     if (passes->last && !l->options.adapter) back.done = sum_grads;
     back.context = l->optimizer;
-    if (backward) CHECK(learn(l, n, passes, &back));
+    if (backward) CHECK(learn(l, mb, groups, passes, &back));
 out:
     return st;
 }
@@ -781,6 +842,21 @@ static enum status plan_passes(struct learner *l, const struct packing *packing,
     return st;
 }
 
+// The groups with what the teacher reads as their prompts; the caller's to free.
+static enum status groups_taught(const struct pack_group *groups, int n, struct pack_group **ret)
+{
+    struct pack_group *taught = malloc(((size_t)n + 1) * sizeof *taught);
+    if (!taught) return status_fail(ST_NO_MEMORY, "no memory for %d groups", n);
+    for (int i = 0; i < n; i++) {
+        taught[i] = groups[i];
+        if (!groups[i].teacher_prompt) continue;
+        taught[i].prompt = groups[i].teacher_prompt;
+        taught[i].n_prompt = groups[i].n_teacher_prompt;
+    }
+    *ret = taught;
+    return ST_OK;
+}
+
 enum status learner_run(struct learner *l, enum pass_kind kind, const struct pack_group *groups,
                         int n_groups, learner_loss_fn loss, void *context,
                         struct update_stats *stats)
@@ -790,6 +866,11 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
                             .draft = kind == PASS_STEP && stats && !stats->again && l->draft};
     struct packing *packing = NULL;
     enum status st;
+    struct pack_group *taught = NULL;
+    if (l->teacher_batch && passes.backward) {
+        CHECK(groups_taught(groups, n_groups, &taught));
+        passes.taught = taught;
+    }
     if (kind == PASS_STEP) optimizer_clear_grads(l->optimizer);
     if (passes.draft) optimizer_clear_grads(l->draft->optimizer);
     CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
@@ -803,6 +884,7 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
     st = end_of_backward(l);
 out:
     packing_free(packing);
+    free(taught);
     return st;
 }
 

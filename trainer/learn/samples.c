@@ -88,10 +88,15 @@ static int64_t cost_of(const struct pack_completion *c)
     return targets_of(c) > 1 ? targets_of(c) - 1 : 0;
 }
 
+static int prompt_cost(const struct pack_group *group)
+{
+    return group->n_teacher_prompt > group->n_prompt ? group->n_teacher_prompt : group->n_prompt;
+}
+
 // What has to stand in one micro-batch from completion c on.
 static int64_t min_cost(const struct pack_group *group, int c)
 {
-    int64_t cost = group->n_prompt;
+    int64_t cost = prompt_cost(group);
     for (int i = group->whole ? 0 : c; i < (group->whole ? group->n : c + 1); i++)
         cost += cost_of(&group->completions[i]);
     return cost;
@@ -103,11 +108,11 @@ static enum status over_budget(const struct pack_group *group, int c, int token_
         return status_fail(ST_INVALID,
                            "a prompt of %d tokens with its %d completions, which have to stand in "
                            "one micro-batch, is over the token budget of %d; raise --token-budget",
-                           group->n_prompt, group->n, token_budget);
+                           prompt_cost(group), group->n, token_budget);
     return status_fail(ST_INVALID,
                        "a prompt of %d tokens with a completion of %d%s is over the token "
                        "budget of %d; raise --token-budget",
-                       group->n_prompt, group->completions[c].n,
+                       prompt_cost(group), group->completions[c].n,
                        group->completions[c].targets ? " and its targets" : "", token_budget);
 }
 
@@ -154,7 +159,7 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
             if (!in_chunk) {
                 mb->chunks[mb->n_chunks++] = (struct pack_chunk){.group = g, .first = c};
                 mb->n_tokens += group->n_prompt;
-                mb->cost += group->n_prompt;
+                mb->cost += prompt_cost(group);
             }
             in_chunk = true;
             const struct pack_completion *added = &group->completions[c];

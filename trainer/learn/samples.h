@@ -6,7 +6,8 @@
  * group's prompt once, its completions after it with the prompt as their shared prefix. A
  * completion of n tokens has n targets but only n - 1 rows: its first token is predicted by the
  * prompt's last row, and its last token predicts nothing that counts. What is predicted may be
- * given instead, several targets for each token: its row's logits then count for all of them. */
+ * given instead, several targets for each token: its row's logits then count for all of them.
+ * Where a teacher reads another prompt, the longer of the two counts for the budget. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SAMPLES_H
 #define TRAINER_SAMPLES_H
@@ -53,6 +54,8 @@ struct pack_completion {
 struct pack_group {
     const int32_t *prompt; // (n_prompt); n_prompt >= 1
     int n_prompt;
+    const int32_t *teacher_prompt; // (n_teacher_prompt) what a teacher reads instead; NULL: that
+    int n_teacher_prompt;
     const struct pack_completion *completions; // (n)
     int n;
     bool whole; // its completions stay in one micro-batch: the loss compares them

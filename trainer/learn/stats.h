@@ -30,7 +30,11 @@ enum statistic {
     STAT_DRAFT_OVERLAP, // sum min(p, q), the acceptance to expect
     STAT_TEACHER_DIVERGENCE, // of targets that are held to a teacher, from it
     STAT_TEACHER_AGREES,     // 1: both find the same token likeliest
-    FIRST_STATS,             // so many
+    STAT_TEACHER_TO_32,      // STAT_TEACHER_DIVERGENCE of a completion's first 32 tokens
+    STAT_TEACHER_TO_128,     // of those behind them, up to the 128th
+    STAT_TEACHER_TO_512,
+    STAT_TEACHER_BEYOND,
+    FIRST_STATS, // so many
     // of all updates: one entry a token of the policy; a sequence with sequence_level
     STAT_RATIO = FIRST_STATS,
     STAT_CLIP_LOW, // here and below, 1 where it is so: the mean is a share

@@ -165,6 +165,8 @@ enum status rollout_samples(const struct rollout *r, const struct rollout_learni
         const json_t *constraint = how->constraints ? r->examples[g]->constraint : NULL;
         s->groups[g].prompt = rollout_prompt(r, g)->ids;
         s->groups[g].n_prompt = rollout_prompt(r, g)->n;
+        s->groups[g].teacher_prompt = r->examples[g]->teacher_ids.ids;
+        s->groups[g].n_teacher_prompt = r->examples[g]->teacher_ids.n;
         if (constraint)
             CHECK(constraints_get(how->constraints, constraint, &s->groups[g].constraint));
     }

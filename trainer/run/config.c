@@ -335,9 +335,11 @@ const struct option_spec train_options[] = {
              "by which the server knows it, and requests name it"),
 
     OPT_HEADING("Distillation"),
-    OPT_TEXT("teacher", teacher, NULL, "DIR",
-             "hold the policy to this model's distributions at each token that it samples; without "
-             "--reward to nothing else"),
+    OPT_TEXT(
+        "teacher", teacher, NULL, "DIR|policy|base",
+        "hold the policy to this model's distributions at each token that it samples; without "
+        "--reward to nothing else. \"policy\" is itself, behind the data's \"teacher_prompt\"; "
+        "\"base\" the model whose adapter --lora-r trains"),
     OPT_DOUBLE("distill-weight", loss.distill_weight, "1", "W", 0, 1e6,
                "of the mean divergence from the teacher, beside the reward's loss",
                WITHIN("teacher")),

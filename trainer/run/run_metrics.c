@@ -28,6 +28,10 @@ static const struct {
     {"aux_loss", STAT_AUX_LOSS, PER_UPDATE},
     {"teacher/divergence", STAT_TEACHER_DIVERGENCE, MEAN},
     {"teacher/agreement", STAT_TEACHER_AGREES, MEAN},
+    {"teacher/divergence/to_32", STAT_TEACHER_TO_32, MEAN},
+    {"teacher/divergence/to_128", STAT_TEACHER_TO_128, MEAN},
+    {"teacher/divergence/to_512", STAT_TEACHER_TO_512, MEAN},
+    {"teacher/divergence/beyond", STAT_TEACHER_BEYOND, MEAN},
     {"off_policy_mask/sequences", STAT_OFF_POLICY, MEAN},
     {"clip_ratio/low_mean", STAT_CLIP_LOW, MEAN},
     {"clip_ratio/low_min", STAT_SEQ_CLIP_LOW, MIN},
@@ -227,8 +231,8 @@ static void put_update(json_t *metrics, const struct run *run, const struct upda
     }
     if (learner_info(run->learner)->balance_coef > 0) given |= STAT_BIT(STAT_AUX_LOSS);
     if (run->config->teacher)
-        given |= STAT_BIT(STAT_EXTRA_LOSS) | STAT_BIT(STAT_TEACHER_DIVERGENCE) |
-                 STAT_BIT(STAT_TEACHER_AGREES);
+        given |=
+            STAT_BIT(STAT_EXTRA_LOSS) | STAT_BITS(STAT_TEACHER_DIVERGENCE, STAT_TEACHER_BEYOND);
     stats_put(u, given, "", metrics);
     metrics_put(metrics, "grad_norm", u->grad_norm);
     metrics_put(metrics, "learning_rate", u->lr);

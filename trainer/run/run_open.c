@@ -137,8 +137,11 @@ static int64_t longest_of(const struct run *run)
     const struct train_config *c = run->config;
     const int64_t positions = run->mapped.model->max_positions, budget = c->learner.token_budget;
     int64_t longest = positions < budget ? positions : budget;
-    if (c->rollouts) return longest < run->server_context ? longest : run->server_context;
-    return c->atropos ? longest : run->data->max_prompt + c->sampling.max_tokens;
+    if (c->rollouts) { // the environment's prompts, or a teacher's in their place
+        const int64_t read = run->server_context + (run->data->n_taught ? run->data->max_read : 0);
+        return longest < read ? longest : read;
+    }
+    return c->atropos ? longest : run->data->max_read + c->sampling.max_tokens;
 }
 
 static enum status load_data(struct run *run, const struct prompt_options *options)
@@ -149,6 +152,9 @@ static enum status load_data(struct run *run, const struct prompt_options *optio
     CHECK(prompts_load(c->data, run->mapped.model_folder, run->mapped.model->vocab_size, options,
                        &run->data, &left_out));
     warn_data(run->data, left_out);
+    if (run->data->n_taught > 0 && !c->teacher)
+        log_warn("%s: \"teacher_prompt\" of %d lines is not read without --teacher", c->data,
+                 run->data->n_taught);
     if (run->data->asks)
         log_info("%s: questions go into the model's chat template as \"%s\" (--prompt-template)",
                  c->data, options->question_template);
@@ -165,6 +171,7 @@ static enum status open_data(struct run *run)
     int left_out;
     struct prompt_options options = c->prompts;
     options.question_template = reward_info(run->reward)->prompt_template;
+    options.teacher = c->teacher != NULL;
     // With Atropos the prompts are the environments': one example without tokens, which no step
     // takes.
     CHECK(c->atropos ? dataset_parse(c->atropos, none, strlen(none), NULL, &run->data)
@@ -172,6 +179,7 @@ static enum status open_data(struct run *run)
     CHECK(curriculum_new(&c->curriculum, run->data->n, &run->curriculum));
     if (c->eval_data) {
         options.max_samples = 0;
+        options.teacher = false;
         CHECK(prompts_load(c->eval_data, run->mapped.model_folder, run->mapped.model->vocab_size,
                            &options, &run->eval_data, &left_out));
         warn_left_out(run->eval_data, left_out);
@@ -255,7 +263,8 @@ static void plan_scoring(struct run *run)
     run->scoring->advantage.pass_k = (int)c->pass_k;
 }
 
-static enum status add_teacher(struct run *run)
+// Whether a teacher's folder has the policy's tokens.
+static enum status check_teacher_tokens(const struct run *run)
 {
     const struct train_config *c = run->config;
     const char *own = run->mapped.files_folder;
@@ -269,9 +278,32 @@ static enum status add_teacher(struct run *run)
                  c->teacher);
     if (both) CHECK(tokenizer_load(own, &tokenizer));
     if (both) CHECK(tokenizer_check_same(tokenizer, own, c->teacher, "teacher"));
-    st = learner_add_teacher(run->learner, c->teacher, (float)c->distill_beta);
 out:
     tokenizer_free(tokenizer);
+    return st;
+}
+
+static enum status add_teacher(struct run *run)
+{
+    const struct train_config *c = run->config;
+    const struct learner_teacher_config teacher = {c->teacher, (float)c->distill_beta,
+                                                   run->data->n_taught > 0};
+    const bool policy = strcmp(c->teacher, TEACHER_POLICY) == 0;
+    enum status st = ST_OK;
+    const int64_t read = run->server_context + run->data->max_read;
+    if (c->rollouts && teacher.prompts && read > run->mapped.model->max_positions)
+        FAIL(ST_TOO_LONG,
+             "a \"teacher_prompt\" before an environment's trajectory may have %" PRId64
+             " tokens, and the model reads %d: serve it with a shorter --max-context",
+             read, run->mapped.model->max_positions);
+    if (policy && !teacher.prompts)
+        FAIL(ST_INVALID,
+             "no line of %s has a \"teacher_prompt\": behind the same prompt the policy has "
+             "nothing to learn from itself",
+             run->data->path);
+    if (!policy && strcmp(c->teacher, TEACHER_BASE) != 0) CHECK(check_teacher_tokens(run));
+    st = learner_add_teacher(run->learner, &teacher);
+out:
     return status_context(st, "--teacher %s", c->teacher);
 }
 
@@ -342,8 +374,8 @@ static enum status open_learner(struct run *run)
     int64_t samples = c->curriculum.prompts_per_step * curriculum_max_rollouts(&c->curriculum);
     struct learner_shape shape = {
         .longest = longest_of(run),
-        .tokens = c->curriculum.prompts_per_step * run->data->max_prompt +
-                  samples * c->sampling.max_tokens,
+        .tokens =
+            c->curriculum.prompts_per_step * run->data->max_read + samples * c->sampling.max_tokens,
         .seqs = samples + c->curriculum.prompts_per_step,
     };
     if (c->atropos || c->rollouts) { // each sequence may have a prompt of its own
