@@ -3,6 +3,8 @@
  * the bits of one; what does not fit is refused by name. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/training.h"
+#include "common/base/dtype.h"
+#include <math.h>
 
 static void open_drafting(struct scene *s)
 {
@@ -76,6 +78,23 @@ TEST_IN(the_policy_itself_behind_another_prompt, open_drafting)
     assert_int_equal(distil(s, "two", args("--teacher policy --max-steps %d", STEPS / 2)), 0);
     assert_int_equal(distil(s, "two", args("--teacher policy --max-steps %d --resume", STEPS)), 0);
     test_same_file(latest(s, "two"), latest(s, "self-1"), "model.safetensors");
+}
+
+// A teacher in eight bits is near to what it is of, not the same; and is held so alone.
+TEST_IN(a_teacher_in_eight_bits, open_drafting)
+{
+    double divergence[3];
+    const char *folder = daemon_model(test_folder(), true, 12);
+    for (int q = 0; q < 3; q++) {
+        const char *name = test_text("q-%d", q);
+        const char *const *more = args("--teacher %s --max-steps 1 --teacher-quantization %s",
+                                       folder, quantization_names[q]);
+        assert_int_equal(distil(s, name, more), 0);
+        assert_int_equal(column(s, name, "teacher/divergence", &divergence[q], 1), 1);
+        assert_true(fabs(divergence[q] - divergence[0]) < 0.1 * divergence[0]);
+        assert_true(q == 0 || divergence[q] != divergence[0]);
+    }
+    assert_true(distil(s, "own", args("--teacher policy --teacher-quantization fp8")) != 0);
 }
 
 TEST_IN(what_does_not_fit, open_drafting)

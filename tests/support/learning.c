@@ -29,7 +29,8 @@ struct learning *learning_of(const struct learning_setting *setting)
             &(struct learner_draft_config){config.optimizer, setting->draft_weight}));
     if (setting->teacher)
         assert_ok(learner_add_teacher(
-            l->learner, &(struct learner_teacher_config){setting->teacher, setting->beta, false}));
+            l->learner, &(struct learner_teacher_config){setting->teacher, setting->beta,
+                                                         QUANTIZATION_NONE, false}));
     assert_ok(learner_prepare(l->learner));
     return test_later(l, learning_close);
 }

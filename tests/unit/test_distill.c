@@ -145,7 +145,8 @@ TEST(beside_another_loss)
 
 static enum status add(struct learning *m, const char *model)
 {
-    return learner_add_teacher(m->learner, &(struct learner_teacher_config){model, 1, false});
+    return learner_add_teacher(
+        m->learner, &(struct learner_teacher_config){model, 1, QUANTIZATION_NONE, false});
 }
 
 TEST(a_smaller_vocabulary_is_refused)

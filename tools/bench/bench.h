@@ -24,6 +24,8 @@ struct bench_options {
     int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness, lora_r;
     const char *draft, *draft_config, *prompts, *methods, *batches; // of speculative, tandem
     const char *tandem_model;
+    const char *teacher;      // of step
+    int teacher_quantization; // quantization_names
     int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;
     int64_t requests, shortest, longest; // of serve
     const char *schemas;                 // likewise

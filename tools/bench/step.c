@@ -6,6 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/file.h"
 #include "common/model/model.h"
+#include "trainer/run/checkpoint.h"
 #include "common/base/json.h"
 #include "common/base/rng.h"
 #include "common/text/tokenizer.h"
@@ -21,7 +22,7 @@
 struct step_bench {
     struct bench b;
     struct programs programs;
-    char data[96], run[96];
+    char data[96], run[96], teacher[96];
     double limit_ms;
 };
 
@@ -104,12 +105,32 @@ out:
     return st;
 }
 
+// A folder of random weights of the teacher's config, but for its name: of the policy's tokens.
+static enum status write_teacher(struct step_bench *s)
+{
+    struct bench_options o = s->b.o;
+    struct bench b;
+    enum status st;
+    o.model = NULL;
+    o.config = o.teacher;
+    o.seed++;
+    o.quantization = QUANTIZATION_NONE; // the trainer makes it of what is written
+    CHECK(bench_open(&b, &o, NULL));
+    st = model_folder_write(s->teacher, b.dev,
+                            &(struct model_folder){.weights = b.weights,
+                                                   .as = b.dt,
+                                                   .source_folder = s->programs.model});
+out:
+    bench_close(&b);
+    return status_context(st, "--teacher %s", o.teacher);
+}
+
 // ---- the trainer --------------------------------------------------------------------------------
 
 static enum status run_trainer(const struct step_bench *s)
 {
     const struct bench_options *o = &s->b.o;
-    char command[1600], weights[256], ahead[48] = "", lora[24] = "";
+    char command[1600], weights[256], ahead[48] = "", lora[24] = "", teacher[192] = "";
     if (o->sync == SYNC_CHECKPOINT)
         snprintf(weights, sizeof weights, "--sync checkpoint --model %s --device %s",
                  s->programs.model, o->device);
@@ -118,16 +139,19 @@ static enum status run_trainer(const struct step_bench *s)
     if (o->max_staleness >= 0)
         snprintf(ahead, sizeof ahead, " --async --max-staleness %d", (int)o->max_staleness);
     if (o->lora_r > 0) snprintf(lora, sizeof lora, " --lora-r %d", (int)o->lora_r);
+    if (o->teacher)
+        snprintf(teacher, sizeof teacher, " --teacher %s --teacher-quantization %s", s->teacher,
+                 quantization_names[o->teacher_quantization]);
     // So hot that texts are random, of which every second has an even number of characters: groups
     // without a spread would have no gradient to compute.
     snprintf(command, sizeof command,
              "cw-trainer train %s --data %s --run-dir %s --reward regex "
              "--reward-pattern (?s)^(?:..)*+$ --prompts-per-step %d --num-generations %d "
              "--max-completion-length %d --ignore-eos --temperature 100 --max-steps %d "
-             "--save-steps 0 --learning-rate 1e-9 --recompute %s --optim-moments %s%s%s",
+             "--save-steps 0 --learning-rate 1e-9 --recompute %s --optim-moments %s%s%s%s",
              weights, s->data, s->run, (int)(o->batch / o->group), (int)o->group, (int)o->tokens,
              (int)(o->steps + o->warmup), recompute_names[o->recompute],
-             moments_kind_names[o->moments], ahead, lora);
+             moments_kind_names[o->moments], ahead, lora, teacher);
     return programs_run(&s->programs, command, TRAINING_S);
 }
 
@@ -233,7 +257,9 @@ enum status bench_step(const struct bench_options *o)
     CHECK(programs_open(&s.programs));
     snprintf(s.data, sizeof s.data, "%s/prompts.jsonl", s.programs.folder);
     snprintf(s.run, sizeof s.run, "%s/run", s.programs.folder);
+    snprintf(s.teacher, sizeof s.teacher, "%s/teacher", s.programs.folder);
     CHECK(prepare(&s, o));
+    if (o->teacher) CHECK(write_teacher(&s));
     if (o->lora_r > 0)
         snprintf(adapters, sizeof adapters, "--max-adapters 1 --max-lora-rank %d", (int)o->lora_r);
     if (o->sync == SYNC_SHARED)

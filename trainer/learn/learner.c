@@ -328,6 +328,8 @@ static enum status load_teacher(struct learner *l, const char *folder)
     struct memory_plan *plan = &l->info.memory;
     enum status st;
     CHECK(model_config_load(folder, &l->teacher_config));
+    l->teacher_config->quantization = l->taught.quantization;
+    l->teacher_config->twin_alone = l->taught.quantization != QUANTIZATION_NONE;
     if (l->teacher_config->vocab_size < l->config->vocab_size)
         FAIL(
             ST_MISMATCH,

@@ -87,14 +87,15 @@ struct learner *learner_draft(struct learner *l); // NULL: there is none
 // A teacher, which the loss may hold the policy to (learner_rows): Hinton et al. 2015; on the
 // policy's own samples Agarwal et al. 2024 (GKD). Before learner_prepare(). ST_MISMATCH where its
 // vocabulary is the smaller, ST_UNSUPPORTED where it is the larger and groups have constraints, or
-// where there is no adapter whose base it could be, ST_TOO_LONG where sequences may be longer than
-// it reads.
+// where there is no adapter whose base it could be, or the device has no eight bits, ST_TOO_LONG
+// where sequences may be longer than it reads.
 #define TEACHER_POLICY "policy" // the policy's present weights: no memory but for scratch
 #define TEACHER_BASE   "base"   // the model that the adapter is trained on: likewise
 struct learner_teacher_config {
     const char *model; // one of these, or a folder, which is loaded, in the policy's dtype
     float beta;        // which divergence (ops.h, distill)
-    bool prompts;      // groups may have prompts of their own for it
+    enum quantization quantization; // of a folder, whose matrices then have the twin alone
+    bool prompts;                   // groups may have prompts of their own for it
 };
 enum status learner_add_teacher(struct learner *l, const struct learner_teacher_config *teacher);
 // Takes all memory, once; the reference is then a copy of the policy. ST_NO_MEMORY, with the

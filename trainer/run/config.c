@@ -340,6 +340,9 @@ const struct option_spec train_options[] = {
         "hold the policy to this model's distributions at each token that it samples; without "
         "--reward to nothing else. \"policy\" is itself, behind the data's \"teacher_prompt\"; "
         "\"base\" the model whose adapter --lora-r trains"),
+    OPT_CHOICE("teacher-quantization", teacher_quantization, "none", quantization_names,
+               "of what is multiplied of a teacher's folder, which is held so alone",
+               WITHIN("teacher")),
     OPT_DOUBLE("distill-weight", loss.distill_weight, "1", "W", 0, 1e6,
                "of the mean divergence from the teacher, beside the reward's loss",
                WITHIN("teacher")),

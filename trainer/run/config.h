@@ -74,7 +74,8 @@ struct train_config {
     int64_t max_steps;
     double num_train_epochs;
     int64_t seed;
-    const char *teacher; // NULL: there is none
+    const char *teacher;      // NULL: there is none
+    int teacher_quantization; // quantization_names
     double distill_beta;
     // draft model
     bool train_draft;

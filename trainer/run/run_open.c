@@ -287,6 +287,7 @@ static enum status add_teacher(struct run *run)
 {
     const struct train_config *c = run->config;
     const struct learner_teacher_config teacher = {c->teacher, (float)c->distill_beta,
+                                                   (enum quantization)c->teacher_quantization,
                                                    run->data->n_taught > 0};
     const bool policy = strcmp(c->teacher, TEACHER_POLICY) == 0;
     enum status st = ST_OK;
@@ -301,7 +302,10 @@ static enum status add_teacher(struct run *run)
              "no line of %s has a \"teacher_prompt\": behind the same prompt the policy has "
              "nothing to learn from itself",
              run->data->path);
-    if (!policy && strcmp(c->teacher, TEACHER_BASE) != 0) CHECK(check_teacher_tokens(run));
+    const bool folder = !policy && strcmp(c->teacher, TEACHER_BASE) != 0;
+    if (!folder && teacher.quantization)
+        FAIL(ST_INVALID, "--teacher-quantization is of a folder; these weights are the server's");
+    if (folder) CHECK(check_teacher_tokens(run));
     st = learner_add_teacher(run->learner, &teacher);
 out:
     return status_context(st, "--teacher %s", c->teacher);
