@@ -68,7 +68,7 @@ static const struct option_spec table[] = {
         "(\"tandem\"); may be --model's"),
     OPT_TEXT("speculative", speculative, "off", "METHOD:K",
              "drafts of at most K tokens a step: off, or one or several of ngram[:5], suffix[:8], "
-             "draft_model[:5] with commas between them"),
+             "draft_model[:5], mtp[:3] with commas between them"),
     OPT_CHOICE("draft-length", server.engine.speculative_fixed, "adaptive",
                OPTION_WORDS("adaptive", "fixed"),
                "drafts of a step: as many as pay, by measured time and acceptance, or always as "

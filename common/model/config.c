@@ -136,20 +136,41 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
 
 bool left_out_describe(const struct model_config *config, char *ret, size_t size)
 {
-    const int n = config->n_skipped_layers, first = config->n_layers;
-    if (config->is_text_part)
-        snprintf(
-            ret, size,
-            "what reads images is not loaded, nor what predicts further tokens: it is served and "
-            "trained as a text model, and saved as one (%s)",
-            config->model_type);
-    if (n == 0) return config->is_text_part;
-    snprintf(ret, size,
-             "num_nextn_predict_layers is %d: model.layers.%d%s, which predict%s further tokens, "
-             "%s not loaded where the folder has %s, and not in what is saved",
-             n, first, n > 1 ? " and those behind it" : "", n > 1 ? "" : "s", n > 1 ? "are" : "is",
-             n > 1 ? "them" : "it");
+    const int n = config->mtp ? 0 : config->n_mtp_layers;
+    char layer[32] = "mtp.layers.0", further[160] = "";
+    if (config->mtp || (n == 0 && !config->is_text_part)) return false;
+    if (!config->family->mtp_prefix)
+        snprintf(layer, sizeof layer, "model.layers.%d", config->n_layers);
+    if (n > 0)
+        snprintf(further, sizeof further,
+                 "%s, which predicts further tokens, is no part of it, nor of what is saved "
+                 "(--speculative mtp drafts with it, where the folder has it)",
+                 layer);
+    snprintf(ret, size, "%s%s%s",
+             config->is_text_part
+                 ? "what reads images is not loaded: it is served and trained as a "
+                   "text model, and saved as one"
+                 : "",
+             config->is_text_part && n > 0 ? "; " : "", further);
     return true;
+}
+
+enum status model_config_take_mtp(const char *folder, struct model_config *c)
+{
+    int l = c->n_layers - 1;
+    while (l > 0 && c->layers[l].n_heads == 0) l--;
+    if (c->n_mtp_layers == 0 || !c->family->mtp_norm || c->layers[l].n_heads == 0)
+        return status_fail(ST_NOT_FOUND,
+                           "%s: its config.json names no layers that predict further tokens "
+                           "(num_nextn_predict_layers, mtp_num_hidden_layers): take another method "
+                           "than mtp",
+                           folder);
+    c->first_layer = c->family->mtp_prefix ? 0 : c->n_layers;
+    c->layers[0] = c->layers[l];
+    c->n_layers = 1;
+    c->mtp = true;
+    c->tie_embeddings = false;
+    return ST_OK;
 }
 
 int64_t config_kv_elements(const struct model_config *config)

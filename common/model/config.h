@@ -139,9 +139,12 @@ struct model_config {
     enum quantization quantization; // of the weights in memory (dtype.h): its user's to choose
     enum kv_cache kv_cache;         // likewise
     bool twin_alone; // the matrices that are quantised have no other copy: nobody may train them
-    // The folder's layers behind n_layers, which predict further tokens (DeepSeek-V3's MTP) and are
-    // not loaded.
-    int n_skipped_layers;
+    // The folder's layers beside n_layers that predict further tokens (multi-token prediction,
+    // DeepSeek-V3): not part of the model.
+    int n_mtp_layers;
+    // It is the first of these, as a model of one layer that drafts (model_config_take_mtp()).
+    bool mtp;
+    int first_layer;        // what the folder calls layer 0
     int bos_id, pad_id;     // -1: none
     int eos_ids[16], n_eos; // config.json, and generation_config.json where there is one
     enum dtype file_dtype;  // torch_dtype / dtype: what the folder's tensors are said to be
@@ -159,6 +162,10 @@ enum status model_config_load_file(const char *path, struct model_config **ret);
 // The same from parsed JSON; `where` names it in errors. Keeps a reference to `json`.
 enum status model_config_from_json(const char *where, json_t *json, struct model_config **ret);
 void model_config_free(struct model_config *config);
+// Makes it the config of the folder's first layer that predicts further tokens, whose embeddings,
+// head and hidden states are the model's (weights_share_ends(), model.h). ST_NOT_FOUND where there
+// is none.
+enum status model_config_take_mtp(const char *folder, struct model_config *config);
 // For logs: what of the folder is left out, further layers or what reads images. False: nothing.
 bool left_out_describe(const struct model_config *config, char *ret, size_t size);
 // Makes it the config of one rank's shard; once, before anything is planned from it. vocab_size

@@ -157,7 +157,7 @@ static enum status biased_experts(const char *where, const json_t *json, struct 
     CHECK(json_expect(where, json, "scoring_func", "sigmoid", "no other is supported"));
     CHECK(json_expect(where, json, "topk_method", "noaux_tc", "no other is supported"));
     CHECK(deepseek_experts(where, json, c, first, width, 1, true, moe));
-    CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_skipped_layers));
+    CHECK(read_or_null(where, json, "num_nextn_predict_layers", &c->n_mtp_layers));
 out:
     return st;
 }
@@ -176,7 +176,7 @@ enum status configure_deepseek_v3(const char *where, const json_t *json, struct 
         if (json_is_null(json_object_get(json, flags[i])))
             FAIL(ST_FORMAT, "%s: %s is null; true and false are supported", where, flags[i]);
     CHECK(latent_attention(where, json, c, all));
-    c->n_skipped_layers = 1;
+    c->n_mtp_layers = 1;
     st = biased_experts(where, json, c, 3, 2048, moe);
 out:
     return st;

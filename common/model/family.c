@@ -178,6 +178,7 @@ static enum status configure_qwen3_5(const char *where, const json_t *json, stru
              where, gated ? "another hidden_act than silu" : "attn_output_gate false");
     CHECK(json_get_int32(where, json, "full_attention_interval", 1, 1024, &every));
     CHECK(read_delta(where, json, &delta));
+    CHECK(json_get_int32(where, json, "mtp_num_hidden_layers", 0, 1024, &c->n_mtp_layers));
     for (int l = 0; l < c->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, (size_t)l));
         const bool linear = type ? strcmp(type, "linear_attention") == 0 : (l + 1) % every != 0;
@@ -334,6 +335,9 @@ out:
     [ROLE_DELTA_CONV] = DELTA "conv1d.weight", [ROLE_DELTA_A_LOG] = DELTA "A_log",                 \
     [ROLE_DELTA_DT_BIAS] = DELTA "dt_bias", [ROLE_DELTA_NORM] = DELTA "norm.weight",               \
     [ROLE_DELTA_OUT] = DELTA "out_proj.weight"
+#define QWEN_MTP_NAMES                                                                             \
+    [ROLE_MTP_EMBED_NORM] = "mtp.pre_fc_norm_embedding.weight",                                    \
+    [ROLE_MTP_HIDDEN_NORM] = "mtp.pre_fc_norm_hidden.weight", [ROLE_MTP_PROJ] = "mtp.fc.weight"
 #define QK_NORM_NAMES [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"
 #define OLMO_NAMES                                                                                 \
     COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, GATED_MLP_NAMES,                                       \
@@ -366,7 +370,10 @@ out:
         [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.%d.down_proj.weight",                             \
         [ROLE_SHARED_GATE_UP] = LAYER "mlp.shared_experts.gate_proj.weight|" LAYER                 \
                                       "mlp.shared_experts.up_proj.weight",                         \
-        [ROLE_SHARED_DOWN] = LAYER "mlp.shared_experts.down_proj.weight"
+        [ROLE_SHARED_DOWN] = LAYER "mlp.shared_experts.down_proj.weight",                          \
+        [ROLE_MTP_EMBED_NORM] = LAYER "enorm.weight",                                              \
+        [ROLE_MTP_HIDDEN_NORM] = LAYER "hnorm.weight", [ROLE_MTP_PROJ] = LAYER "eh_proj.weight"
+#define DEEPSEEK_MTP .mtp_norm = LAYER "shared_head.norm.weight"
 
 // Biases of q, k, v and o by one key, as in Llama; a family whose o has a key of its own does
 // without this.
@@ -395,7 +402,8 @@ static const struct family families[] = {
      .names = {QWEN_EXPERTS_NAMES, QK_NORM_NAMES}},
     {"qwen3_5_text", "Qwen3_5ForCausalLM", "Qwen3.5 (text)", .partial_rotary = true,
      .norm = NORM_RMS_PLUS_ONE, .head_dim = 256, .rotary_share = 0.25, .block = QK_NORM | ATTN_GATE,
-     ATTENTION_BIAS, .names = {LLAMA_NAMES, DELTA_NAMES, QK_NORM_NAMES},
+     ATTENTION_BIAS, .names = {LLAMA_NAMES, DELTA_NAMES, QK_NORM_NAMES, QWEN_MTP_NAMES},
+     .mtp_prefix = "mtp.", .mtp_norm = "mtp.norm.weight", .mtp_normalised = true,
      .configure = configure_qwen3_5},
     {"qwen3_5", "Qwen3_5ForConditionalGeneration", "Qwen3.5 (text and images)",
      .text_type = "qwen3_5_text",
@@ -408,9 +416,10 @@ static const struct family families[] = {
      .head_dim = 64, // what config.json calls so is the rotated part
      .names = {DEEPSEEK_NAMES}, .configure = configure_deepseek_v2},
     {"deepseek_v3", "DeepseekV3ForCausalLM", "DeepSeek-V3, Moonlight", .head_dim = 64,
-     .max_positions = 4096, .names = {DEEPSEEK_NAMES}, .configure = configure_deepseek_v3},
+     .max_positions = 4096, .names = {DEEPSEEK_NAMES}, DEEPSEEK_MTP,
+     .configure = configure_deepseek_v3},
     {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", .head_dim = 64,
-     .max_positions = 202752, .norm_eps = 1e-5, .names = {DEEPSEEK_NAMES},
+     .max_positions = 202752, .norm_eps = 1e-5, .names = {DEEPSEEK_NAMES}, DEEPSEEK_MTP,
      .configure = configure_glm4_moe_lite},
     {"llama", "LlamaForCausalLM", "Llama 1 to 3.2, Yi, DeepSeek-Coder", ATTENTION_BIAS,
      .names = {LLAMA_NAMES}, .configure = configure_llama},

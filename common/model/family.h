@@ -12,6 +12,9 @@
 // then each layer's buffers.
 enum tensor_role {
     ROLE_EMBED,
+    ROLE_MTP_EMBED_NORM, // of a layer that predicts further tokens (config.h, mtp), as the next two
+    ROLE_MTP_HIDDEN_NORM,
+    ROLE_MTP_PROJ,
     ROLE_ATTN_NORM,
     ROLE_ATTN_NORM_BIAS,
     ROLE_QKV,
@@ -123,6 +126,11 @@ struct family {
     // turn. `names` are then what the table calls them. In published folders matrices may be
     // MXFP4, in two tensors (weights_files.c).
     const char *stored[ROLE_COUNT];
+    // A layer that predicts further tokens: its tensors are `names` too, with `mtp_prefix` in place
+    // of "model." (NULL: as those of a layer behind the model's last), but for the last norm's.
+    const char *mtp_prefix, *mtp_norm;
+    // Whether what such a layer gives is normalised before the next step reads it.
+    bool mtp_normalised;
     // A row of folders whose text model is one of another row, beside what reads images: the
     // model_type of that, and what its config means where text_config is silent (JSON). Nothing
     // else of such a row is used.

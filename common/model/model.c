@@ -87,6 +87,8 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
     const struct device_part parts[] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
+        SCRATCH(hidden_in, c->mtp ? t * h * e : 0),
+        SCRATCH(mtp_in, c->mtp ? 2 * t * h * e : 0),
         SCRATCH(qkv, t * qkv * e),
         SCRATCH(attn_out, t * (size_t)layer_attn_width(l) * e),
         SCRATCH(attn_in, t * (size_t)layer_before_attn_width(c, l) * e),
@@ -138,6 +140,9 @@ static enum status alloc_scratch(struct model *m)
                               m->max_tokens, m->max_rows);
     m->scratch_bytes = device_parts_bytes(parts, n);
     m->row_mean = m->row_rstd + m->max_rows;
+    if (m->hidden_in)
+        device_fill(m->dev, m->hidden_in, 0,
+                    (size_t)m->max_tokens * (size_t)m->config->hidden * dtype_size(m->dt));
     return ST_OK;
 }
 
@@ -579,6 +584,23 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     return x_out;
 }
 
+// What a layer that predicts further tokens begins with (DeepSeek-AI 2024, DeepSeek-V3, section
+// 2.2): x = W [norm(embedding of the token); norm(hidden state of the one before)]. Over x, which
+// has the embeddings.
+static void mtp_input(struct model *m, void *x, int rows)
+{
+    const struct weights *w = m->weights;
+    const size_t width = (size_t)m->config->hidden * dtype_size(m->dt);
+    const struct norm_args halves[] = {{.x = x, .w = w->mtp_embed_norm},
+                                       {.x = m->hidden_in, .w = w->mtp_hidden_norm}};
+    for (int i = 0; i < 2; i++) {
+        model_normalise(m, m->normed, rows, &halves[i]);
+        device_copy_2d(m->dev, (char *)m->mtp_in + (size_t)i * width, 2 * width, m->normed, width,
+                       width, (size_t)rows);
+    }
+    model_linear(m, x, m->mtp_in, rows, &(struct linear){ROLE_MTP_PROJ, 0, .out = m->dt});
+}
+
 void model_forward(struct model *m, const struct batch_view *batch, const struct kv_view *kv,
                    struct tape *tape, void **ret_x)
 {
@@ -589,6 +611,7 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
                                               model_embed_scale(m), m->dt,
                                               config_first_vocab_row(c), config_vocab_rows(c)});
     model_sum_ranks(m, x, batch->n_tokens);
+    if (c->mtp) mtp_input(m, x, batch->n_tokens);
     if (tape && tape->balance)
         device_fill(m->dev, tape->balance, 0, 2 * (size_t)config_experts(c) * sizeof(float));
     for (int l = 0; l < c->n_layers; l++) {

@@ -99,6 +99,10 @@ struct model {
     struct attn_shape *attn; // (n_layers)
     float *ropes[MAX_ROPES]; // device; (max_context, dim / 2, 2) each
     int max_tokens, max_rows, max_context;
+    // Of a layer that predicts further tokens, device: (max_tokens, hidden) what each row reads
+    // beside its token, the hidden state of the token before, normalised as the model's head would;
+    // the user's to fill before each pass. And (max_tokens, 2 * hidden) both, normalised.
+    void *hidden_in, *mtp_in;
     // scratch of the forward pass, device
     void *x, *normed;     // (max_tokens, hidden)
     void *qkv, *attn_out; // (max_tokens, qkv width), (max_tokens, attention width)

@@ -24,6 +24,7 @@
 #define SIZE_TABLE(X)                                                                              \
     X(SIZE_NONE, 0)                                                                                \
     X(SIZE_HIDDEN, c->hidden)                                                                      \
+    X(SIZE_TWO_HIDDEN, 2 * c->hidden)                                                              \
     X(SIZE_VOCAB, vocab)                                                                           \
     X(SIZE_Q, layer_q_width(l))                                                                    \
     X(SIZE_KV, layer_kv_width(l))                                                                  \
@@ -97,7 +98,9 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(IF_ROUTER_BIAS, l->router_bias)                                                              \
     X(IF_SHARED, l->shared_intermediate > 0)                                                       \
     X(IF_SHARED_GATE, l->shared_gate)                                                              \
-    X(IF_UNTIED, !c->tie_embeddings)                                                               \
+    X(IF_WHOLE, !c->mtp)                                                                           \
+    X(IF_MTP, c->mtp)                                                                              \
+    X(IF_UNTIED, !c->tie_embeddings && !c->mtp)                                                    \
     X(IF_HEAD_BIAS, c->head_bias)
 
 enum when {
@@ -137,7 +140,11 @@ struct role {
 #define MLP_DOWN_BIAS IN_LAYER(down_bias), .rows = SIZE_HIDDEN
 
 static const struct role roles[ROLE_COUNT] = {
-    [ROLE_EMBED] = {IN_MODEL(embed), .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
+    [ROLE_EMBED] = {IN_MODEL(embed), .when = IF_WHOLE, .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
+    [ROLE_MTP_EMBED_NORM] = {IN_MODEL(mtp_embed_norm), NORM, .when = IF_MTP},
+    [ROLE_MTP_HIDDEN_NORM] = {IN_MODEL(mtp_hidden_norm), NORM, .when = IF_MTP},
+    [ROLE_MTP_PROJ] = {IN_MODEL(mtp_proj), .when = IF_MTP, .rows = SIZE_HIDDEN,
+                       .cols = SIZE_TWO_HIDDEN},
     [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
     [ROLE_ATTN_NORM_BIAS] = {IN_LAYER(attn_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
     [ROLE_QKV] = {IN_LAYER(qkv), IN_TWIN, .when = IF_QKV, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
@@ -231,6 +238,19 @@ static void tensor_name(const char *pattern, int part, int layer, int expert, ch
         }
     }
     ret[at] = '\0';
+}
+
+// The same of a role of this config.
+static void name_of_role(const struct model_config *c, enum tensor_role role, int part, int layer,
+                         int expert, char ret[160])
+{
+    static const char model[] = "model.";
+    const struct family *f = c->family;
+    char name[160];
+    tensor_name(c->mtp && role == ROLE_FINAL_NORM ? f->mtp_norm : f->names[role], part,
+                layer + c->first_layer, expert, name);
+    const bool other = c->mtp && f->mtp_prefix && strncmp(name, model, strlen(model)) == 0;
+    snprintf(ret, 160, "%s%s", other ? f->mtp_prefix : "", name + (other ? strlen(model) : 0));
 }
 
 // How a layer's block of a role is cut into parts; without any where there is no such block.
@@ -353,7 +373,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
     *at = aligned(*at);
     for (int i = 0; i < own.experts * tensors; i++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
-        tensor_name(c->family->names[role], i % tensors, layer, i / tensors, t->name);
+        name_of_role(c, role, i % tensors, layer, i / tensors, t->name);
         t->role = role;
         t->layer = layer;
         plan_slice(c, &own, &whole, i % tensors * parts, parts, t);
@@ -586,6 +606,12 @@ void weights_bind(struct weights *w, void *base)
     w->base = base;
     weights_bind_range(w, 0, (int64_t)(w->canary_offset / dtype_size(w->dt)), base);
     if (w->twin) weights_bind(w->twin, (char *)base + w->twin_offset);
+}
+
+void weights_share_ends(struct weights *w, const struct weights *of)
+{
+    w->embed = of->embed;
+    w->head = of->head;
 }
 
 enum status weights_alloc(struct weights *w, struct device *dev)

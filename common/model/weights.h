@@ -93,11 +93,13 @@ struct weights {
     int64_t room_n;
     int n_in_twin; // tensors that lie there
     int n_tensors;
-    struct weight_tensor *tensors;      // in arena order
-    void *base;                         // device memory; NULL until bound
-    struct device *owner;               // of memory that weights_alloc() took; else NULL
-    void *embed, *head;                 // (vocab, hidden); the same where tied
-    void *head_bias;                    // (vocab), or NULL
+    struct weight_tensor *tensors; // in arena order
+    void *base;                    // device memory; NULL until bound
+    struct device *owner;          // of memory that weights_alloc() took; else NULL
+    void *embed, *head;            // (vocab, hidden); the same where tied
+    void *head_bias;               // (vocab), or NULL
+    // of a layer that predicts further tokens: (hidden), (hidden), (hidden, 2 * hidden)
+    void *mtp_embed_norm, *mtp_hidden_norm, *mtp_proj;
     void *final_norm, *final_norm_bias; // (hidden)
     struct layer_weights *layers;       // (n_layers)
     // Of weights_load() from a folder in FP8: matrices whose scales are no powers of two, which the
@@ -119,6 +121,9 @@ enum status weights_plan_list(const struct model_config *config, enum dtype dt,
 // The same tensors at the same elements in another dtype, not bound and without a twin.
 enum status weights_plan_like(const struct weights *w, enum dtype dt, struct weights **ret);
 void weights_bind(struct weights *w, void *base); // sets base and all pointers; borrows the memory
+// Of a layer that predicts further tokens (config.h, mtp), which has none of its own: embeddings
+// and head are that model's. Once both are bound.
+void weights_share_ends(struct weights *w, const struct weights *of);
 // weights_bind() to memory of their own on the device, all zeros, which weights_free() releases.
 enum status weights_alloc(struct weights *w, struct device *dev);
 // weights_bind() for the blocks of elements first to first + n alone, which lie at `at`; base, and

@@ -140,6 +140,7 @@ static bool is_beside_text(const struct weights *w, const char *name)
     bool beside = false;
     if (begins(name, "model.")) name += strlen("model.");
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) beside |= begins(name, parts[i]);
+    if (w->config->n_mtp_layers > 0 && begins(name, "mtp.")) return true;
     return w->config->is_text_part && beside;
 }
 
@@ -148,7 +149,7 @@ static bool ignorable(const struct weights *w, const struct safetensors *set, co
 {
     char room[200];
     const char *name = name_in_table(w, of_folder, room);
-    if (is_beside_text(w, name)) return true;
+    if (w->config->mtp || is_beside_text(w, name)) return true; // mtp: the rest is the model
     size_t len = strlen(name);
     const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
     if (w->config->stored == STORED_FP8 && fp8_is_scale(set, of_folder)) return true;
@@ -157,7 +158,7 @@ static bool ignorable(const struct weights *w, const struct safetensors *set, co
         strcmp(name, w->config->family->names[ROLE_HEAD]) == 0)
         return true;
     if (sscanf(name, "model.layers.%d.", &layer) == 1 && layer >= w->config->n_layers &&
-        layer < w->config->n_layers + w->config->n_skipped_layers)
+        layer < w->config->n_layers + w->config->n_mtp_layers)
         return true;
     return len >= strlen(buffer) && strcmp(name + len - strlen(buffer), buffer) == 0;
 }

@@ -15,6 +15,11 @@
  * them. With shared Gumbel noise, where drafts are accepted if the policy samples the same, they
  * take the sample's own: like distributions then give like tokens.
  *
+ * Hidden states, of the policy's own layer that predicts further tokens. A pass gathers them before
+ * it: of tokens that are known out of what the policy's last step left in its scratch, each sample
+ * knowing its rows there, and behind a draft out of the pass before. Positions whose states are
+ * gone keep whatever their slots hold.
+ *
  * States, where the model has any. A sample's slot holds the one behind the tokens that are known,
  * computed here; each draft that is fed leaves its own in a slot that its row names, and what
  * verification accepts is copied from there. Blocks that others computed are of no use then. */
@@ -36,6 +41,12 @@ struct draft_model {
     int first_state;          // slot of the first draft's
     int n_known_rows;         // of the last drafts: rows that fed no draft
     struct sample **sampling; // (max_rows) that the rows of the present pass sample for; or NULL
+    // of the policy's own layer; NULL: it is another model
+    const struct model *policy;
+    unsigned step;        // the policy's last
+    int32_t *hidden_rows; // (max_tokens) of each row of the batch where its hidden state is
+    int32_t *want_rows;   // (max_rows) of the batch, that the pass samples behind
+    int32_t *rows_device; // (max_tokens)
 };
 
 // ---- life --------------------------------------------------------------------------------------
@@ -53,8 +64,8 @@ struct runner_limits draft_model_runner_limits(const struct draft_model_limits *
         .block_size = block_size};
 }
 
-enum status draft_model_new(struct runner *runner, const struct draft_model_limits *limits,
-                            struct draft_model **ret)
+enum status draft_model_new(struct runner *runner, const struct model *policy,
+                            const struct draft_model_limits *limits, struct draft_model **ret)
 {
     enum status st = ST_OK;
     const size_t vocab = (size_t)runner->config->vocab_size;
@@ -65,7 +76,16 @@ enum status draft_model_new(struct runner *runner, const struct draft_model_limi
     d->limits = *limits;
     CHECK(device_alloc(runner->dev, rows * vocab * sizeof *d->logits, (void **)&d->logits));
     d->sampling = malloc((size_t)runner->limits.max_rows * sizeof *d->sampling);
-    if (!d->sampling) FAIL(ST_NO_MEMORY, "no memory for %d drafting sequences", limits->max_batch);
+    d->want_rows = malloc((size_t)runner->limits.max_rows * sizeof *d->want_rows);
+    if (!d->sampling || !d->want_rows)
+        FAIL(ST_NO_MEMORY, "no memory for %d drafting sequences", limits->max_batch);
+    if (runner->config->mtp) {
+        const size_t bytes = (size_t)runner->limits.max_tokens * sizeof *d->hidden_rows;
+        d->policy = policy;
+        CHECK(device_alloc(runner->dev, bytes, (void **)&d->rows_device));
+        if (!(d->hidden_rows = malloc(bytes)))
+            FAIL(ST_NO_MEMORY, "no memory for %d drafting sequences", limits->max_batch);
+    }
     *ret = d;
     return ST_OK;
 out:
@@ -78,6 +98,9 @@ void draft_model_free(struct draft_model *d)
     if (!d) return;
     free(d->sampling);
     free(d->holds);
+    free(d->hidden_rows);
+    free(d->want_rows);
+    device_release(d->runner->dev, d->rows_device);
     device_release(d->runner->dev, d->logits);
     free(d);
 }
@@ -96,13 +119,41 @@ struct sampler_drafts draft_model_logits(const struct draft_model *d)
     return (struct sampler_drafts){.logits = d->logits, .vocab = d->runner->config->vocab_size};
 }
 
+bool draft_model_is_mtp(const struct draft_model *d)
+{
+    return d->policy;
+}
+
+// Positions that the sample's known tokens lead to: of the policy's own layer all but the last.
+static int positions_of(const struct draft_model *d, const struct sample *sample)
+{
+    return sample_known(sample) - (d->policy != NULL);
+}
+
+// From which on the policy's layer can compute the sample's: those before have no hidden states any
+// more. Of another model, and where there are none at all, `from` itself.
+static int computable_from(const struct draft_model *d, const struct sample *sample, int from)
+{
+    const struct sample_hidden *hidden = &sample->hidden;
+    return d->policy && hidden->step == d->step && from < hidden->first ? hidden->first : from;
+}
+
+// Whether the hidden state is there that the sample's first draft begins with.
+static bool has_hidden(const struct draft_model *d, const struct sample *sample)
+{
+    const struct sample_hidden *hidden = &sample->hidden;
+    return hidden->step == d->step && hidden->first < positions_of(d, sample) &&
+           hidden->first + hidden->n >= positions_of(d, sample);
+}
+
 void draft_model_look(const struct draft_model *d, const struct sample *sample, int *ret_room,
                       int *ret_lag)
 {
-    const int known = sample_known(sample), max_context = d->runner->limits.max_context;
+    const int known = positions_of(d, sample), max_context = d->runner->limits.max_context;
     const int last = (known < max_context ? known : max_context) - 1;
     *ret_room = known <= max_context ? max_context - known + 1 : 0; // the last draft is never fed
-    *ret_lag = last - sample->kv[RUNNER_DRAFT].computed;
+    if (d->policy && !has_hidden(d, sample)) *ret_room = 0;
+    *ret_lag = last - computable_from(d, sample, sample->kv[RUNNER_DRAFT].computed);
 }
 
 // ---- keys and values ---------------------------------------------------------------------------
@@ -151,18 +202,46 @@ static void skip_computed(struct draft_model *d, struct sample *sample)
         *computed += block;
 }
 
+// Positions first to first + n - 1, of which the policy's layer reads the tokens behind.
 static enum status feed_known(struct draft_model *d, const struct sample *sample, int first, int n)
 {
-    const int state = sample->blocks.state;
-    return sample_feed(sample, d->runner, first, n, (struct batch_seq){-1, state, state});
+    const int state = sample->blocks.state, row = batch_tokens(d->runner->batch);
+    const struct batch_seq seq = {-1, state, state};
+    if (!d->policy) return sample_feed(sample, d->runner, first, n, seq);
+    for (int i = 0; i < n; i++)
+        d->hidden_rows[row + i] = sample->hidden.row + first - sample->hidden.first + i;
+    sample_tokens(sample, first + 1, n, d->runner->tokens);
+    return runner_feed(d->runner, d->runner->tokens, n, first, sample->blocks.at, sample->blocks.n,
+                       seq);
+}
+
+// Gathers what the rows of the batch read beside their tokens: out of the policy's last step, or
+// out of this model's.
+static enum status gather_hidden(struct draft_model *d, bool of_policy)
+{
+    struct runner *r = d->runner;
+    struct model *m = r->model;
+    const int n = batch_tokens(r->batch);
+    if (!d->policy || n == 0) return ST_OK;
+    const struct gather_args rows = {
+        .index = d->rows_device, .n = n, .width = m->config->hidden, .scale = 1, .dt = m->dt};
+    const struct weights *from = of_policy ? d->policy->weights : m->weights;
+    device_copy_in(r->dev, d->rows_device, d->hidden_rows, (size_t)n * sizeof *d->hidden_rows);
+    m->ops->gather_rows(r->dev, m->hidden_in, of_policy ? d->policy->x : m->x, &rows);
+    if (of_policy || m->config->family->mtp_normalised)
+        model_normalise(m, m->hidden_in, n,
+                        &(struct norm_args){.x = m->hidden_in, .w = from->final_norm});
+    return ST_OK;
 }
 
 // Puts the sample's tokens up to `end` into the batch, as far as *room, which becomes less,
 // reaches.
 static enum status feed(struct draft_model *d, struct sample *sample, int end, int *room)
 {
-    const int first = *computed_of(sample), max_context = d->runner->limits.max_context;
+    const int first = computable_from(d, sample, *computed_of(sample)),
+              max_context = d->runner->limits.max_context;
     if (end > max_context) end = max_context;
+    if (d->policy && end > positions_of(d, sample)) end = positions_of(d, sample);
     if (end > first + *room) end = first + *room;
     if (end <= first) return ST_OK;
     *room -= end - first;
@@ -181,7 +260,12 @@ enum status draft_model_follow(struct draft_model *d, const struct engine_step *
     if (ret_ms) CHECK(device_sync(d->runner->dev)); // for the policy's step
     const int64_t start_ns = clock_now_ns();
     runner_clear(d->runner);
-    for (int i = 0; i < step->n_items; i++) note_written(d, &step->items[i]);
+    d->step++;
+    for (int i = 0, row = 0; i < step->n_items; row += step->items[i++].n) {
+        const struct step_item *item = &step->items[i];
+        note_written(d, item);
+        item->sample->hidden = (struct sample_hidden){item->first, item->n, row, d->step};
+    }
     for (int i = 0; i < step->n_items && prompts; i++) {
         const struct step_item *item = &step->items[i];
         struct sample *sample = item->sample;
@@ -191,6 +275,7 @@ enum status draft_model_follow(struct draft_model *d, const struct engine_step *
         CHECK(feed(d, sample, item->first + item->n, &room));
     }
     *ret_tokens = batch_tokens(d->runner->batch);
+    CHECK(gather_hidden(d, true));
     if (*ret_tokens > 0) CHECK(runner_step(d->runner));
     // Siblings of an item's sample share its blocks, and have a copy of the last one.
     for (int i = 0; i < step->n_copies; i++) {
@@ -201,9 +286,11 @@ enum status draft_model_follow(struct draft_model *d, const struct engine_step *
     }
     for (int i = 0; i < step->n_states; i++)
         runner_copy_state(d->runner, step->states[i].from, step->states[i].to);
-    for (int i = 0; i < step->n_sampled; i++)
-        *computed_of(step->sampled[i].sample) =
-            *computed_of(step->items[step->sampled[i].item].sample);
+    for (int i = 0; i < step->n_sampled; i++) {
+        struct sample *from = step->items[step->sampled[i].item].sample;
+        *computed_of(step->sampled[i].sample) = *computed_of(from);
+        step->sampled[i].sample->hidden = from->hidden;
+    }
     if (ret_ms) CHECK(device_sync(d->runner->dev));
     if (ret_ms) *ret_ms = clock_ms_since(start_ns);
 out:
@@ -212,6 +299,8 @@ out:
 
 void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_kept)
 {
+    // What the policy's layer computed out of its own hidden states it computes again.
+    if (d->policy) n_kept = positions_of(d, sample);
     if (*computed_of(sample) > n_kept) *computed_of(sample) = n_kept;
     const int n_fed = *computed_of(sample) - sample_known(sample); // drafts, accepted
     if (n_fed > 0)
@@ -250,6 +339,7 @@ static enum status want(struct draft_model *d, struct pass *pass, const struct s
 {
     const struct sampler_row row = row_of(d, sample, pass->depth);
     d->sampling[d->runner->n_rows] = sample_for;
+    d->want_rows[d->runner->n_rows] = batch_tokens(d->runner->batch) - 1;
     pass->attended += sample_known(sample) + pass->depth;
     return runner_want(d->runner, batch_tokens(d->runner->batch) - 1, &row);
 }
@@ -259,10 +349,10 @@ static enum status want(struct draft_model *d, struct pass *pass, const struct s
  * its own, whose token nobody wants: the pass stays a decode step. */
 static enum status begin(struct draft_model *d, struct sample *sample, struct pass *pass)
 {
-    const int known = sample_known(sample);
+    const int known = positions_of(d, sample);
     enum status st = ST_OK;
     skip_computed(d, sample);
-    const int first = *computed_of(sample);
+    const int first = computable_from(d, sample, *computed_of(sample));
     if (known - first <= 2) {
         for (int at = first; at < known; at++) {
             CHECK(feed_known(d, sample, at, 1));
@@ -284,11 +374,12 @@ out:
 
 static enum status go_on(struct draft_model *d, struct sample *sample, struct pass *pass)
 {
-    const int position = sample_known(sample) - 1 + pass->depth, depth = pass->depth;
+    const int position = positions_of(d, sample) - 1 + pass->depth, depth = pass->depth;
     const int row = pass->first_row + d->runner->n_rows;
     const struct batch_seq seq = {
         -1, depth == 1 ? sample->blocks.state : state_of_row(d, sample->draft.rows[depth - 1]),
         state_of_row(d, row)};
+    if (d->policy) d->hidden_rows[batch_tokens(d->runner->batch)] = sample->draft.hidden_row;
     enum status st = runner_feed(d->runner, &sample->draft.tokens[depth - 1], 1, position,
                                  sample->blocks.at, sample->blocks.n, seq);
     if (st != ST_OK) return st;
@@ -321,6 +412,7 @@ static void take_drafts(struct draft_model *d, const struct pass *pass)
         struct draft *draft = &d->sampling[i]->draft;
         draft->tokens[pass->depth] = r->results[i].token;
         draft->rows[pass->depth] = pass->first_row + i;
+        draft->hidden_row = d->want_rows[i];
         // Behind an end nothing can be accepted; drafts there would only count as refused.
         if (sampler_is_stop(r->sampler, r->rows[i].sampling, r->results[i].token))
             draft->n_verify = pass->depth + 1;
@@ -336,6 +428,7 @@ static enum status run_pass(struct draft_model *d, struct sample *const *samples
     const int64_t start_ns = clock_now_ns();
     CHECK(build_pass(d, samples, n, pass));
     if (batch_tokens(r->batch) == 0) return ST_OK;
+    CHECK(gather_hidden(d, pass->depth == 0));
     CHECK(runner_step(r));
     CHECK(runner_sample(r));
     CHECK(runner_collect(r));

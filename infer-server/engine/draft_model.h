@@ -7,6 +7,11 @@
  * sample's blocks are computed here is sample.kv[RUNNER_DRAFT], never more than the policy's
  * between steps.
  *
+ * It may also be the policy's own layer that predicts further tokens (multi-token prediction): at
+ * position p it reads token p + 1 and the policy's hidden state of p, or behind the last of these
+ * its own of the position before, and predicts token p + 2. Hidden states are those of the policy's
+ * last step: of tokens that were not drafted behind in the step after theirs nothing is computed.
+ *
  * The engine's thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef INFER_SERVER_DRAFT_MODEL_H
@@ -29,9 +34,11 @@ struct draft_model_limits {
 struct runner_limits draft_model_runner_limits(const struct draft_model_limits *limits,
                                                const struct model_config *config, int max_context,
                                                int block_size);
-// The runner is borrowed; its KV pool is not allocated yet.
-enum status draft_model_new(struct runner *runner, const struct draft_model_limits *limits,
-                            struct draft_model **ret);
+// The runner is borrowed; its KV pool is not allocated yet. policy: whose hidden states it reads,
+// where it does.
+enum status draft_model_new(struct runner *runner, const struct model *policy,
+                            const struct draft_model_limits *limits, struct draft_model **ret);
+bool draft_model_is_mtp(const struct draft_model *d);
 void draft_model_free(struct draft_model *d);
 // Where the model has states: for max_batch samples, and max_drafts of one step.
 enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks, int max_batch,

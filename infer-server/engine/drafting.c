@@ -14,6 +14,7 @@
 struct drafting {
     struct speculative *speculative;
     struct draft_model *model;        // NULL: none
+    enum speculative_method method;   // which it is
     struct speculative_choice choice; // of requests that do not choose
     bool exact;                       // rows are sampled as without drafts
     bool measures;                    // costs decide how much is drafted
@@ -45,6 +46,7 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
     struct drafting *d = calloc(1, sizeof *d);
     if (!d) return status_fail(ST_NO_MEMORY, "no memory for drafts");
     d->model = model;
+    d->method = model && draft_model_is_mtp(model) ? SPECULATIVE_MTP : SPECULATIVE_DRAFT_MODEL;
     d->choice = options->speculative;
     d->exact = options->exact;
     d->measures = speculative_max(d->choice) > 0 && !fixed;
@@ -82,6 +84,12 @@ out:
     return st;
 }
 
+// Whether a model sampled it.
+static bool is_models(const struct draft *draft)
+{
+    return !draft_methods[draft->method]->propose;
+}
+
 // ---- before a step -----------------------------------------------------------------------------
 
 static struct speculative_choice choice_of(const struct drafting *d, const struct sample *sample)
@@ -111,7 +119,7 @@ static void propose(struct drafting *d, struct sample *sample)
     const struct history history = history_of(sample);
     // The step gives one token more than it accepts.
     const int room = sample->request->sampling.max_tokens - sample->text.n_generated - 1;
-    int *k = &choice.k[SPECULATIVE_DRAFT_MODEL], within = 0, lag = 0;
+    int *k = &choice.k[d->method], within = 0, lag = 0;
     if (d->model) draft_model_look(d->model, sample, &within, &lag);
     if (*k > within) *k = within;
     speculative_propose(d->speculative, choice, &history, room, draft);
@@ -161,7 +169,7 @@ enum status drafting_propose(struct drafting *d, struct scheduler *scheduler, bo
         struct sample *sample = scheduler_at(scheduler, i);
         if (sample->draft.n_verify == 0) continue;
         scheduler_reserve_drafts(scheduler, sample);
-        if (sample->draft.n_verify > 0 && sample->draft.method == SPECULATIVE_DRAFT_MODEL)
+        if (sample->draft.n_verify > 0 && is_models(&sample->draft))
             d->sampling[n_sampling++] = sample;
     }
     d->report.look_ms = clock_ms_since(start_ns);
@@ -193,7 +201,7 @@ enum status drafting_follow(struct drafting *d, const struct engine_step *step)
     int n_tokens = 0;
     report_rows(step, &d->report);
     if (!d->model) return ST_OK;
-    const bool pays = speculative_model_pays(d->speculative);
+    const bool pays = speculative_model_pays(d->speculative, d->method);
     const bool timed = pays && !d->report.decodes && d->n_followed++ % TIME_PROMPTS == 0;
     double ms = 0;
     const enum status st = draft_model_follow(d->model, step, pays, &n_tokens, timed ? &ms : NULL);
@@ -205,7 +213,7 @@ enum status drafting_follow(struct drafting *d, const struct engine_step *step)
 struct sample_draft drafting_row(const struct drafting *d, const struct sample *sample, int k)
 {
     const struct draft *draft = &sample->draft;
-    if (draft->method != SPECULATIVE_DRAFT_MODEL || d->exact) return SAMPLER_NO_DRAFT;
+    if (!is_models(draft) || d->exact) return SAMPLER_NO_DRAFT;
     return (struct sample_draft){.token = draft->tokens[k], .row = draft->rows[k]};
 }
 
@@ -233,7 +241,7 @@ void drafting_verified(struct drafting *d, struct sample *sample, const struct v
                              v->n_drafts > 0 ? v->n_accepted : first == draft->tokens[0], v->n - 1);
     draft->n = 0;
     if (v->n_counted > 0) {
-        if (draft->method == SPECULATIVE_DRAFT_MODEL) watch_draft_model(d, v);
+        if (is_models(draft)) watch_draft_model(d, v);
         draft_counts_step(&sample->telemetry.drafts, v->n_counted, v->n_accepted);
         draft_counts_step(&d->stats->drafts, v->n_counted, v->n_accepted);
     }

@@ -31,6 +31,7 @@ static enum status check_ranks(const struct engine_options *o)
         const char *option, *why;
     } alone[] = {
         {o->draft_folder, "--draft", "a draft model has no shards"},
+        {o->speculative.k[SPECULATIVE_MTP], "--speculative mtp", "its layer has no shards"},
         {o->frozen_folder, "--tandem-model", "a frozen model has no shards"},
         {o->max_adapters > 0, "--max-adapters", "LoRA adapters have no shards"},
     };
@@ -65,6 +66,11 @@ enum status engine_check_options(struct engine_options *o)
         return status_fail(ST_INVALID, "--kv-memory %g%%: it must be 0%% to 100%%", o->kv_percent);
     enum status st = check_drafts(o, o->speculative, "--speculative");
     if (st != ST_OK) return st;
+    if (o->speculative.k[SPECULATIVE_MTP] && o->draft_folder)
+        return status_fail(
+            ST_UNSUPPORTED,
+            "--speculative mtp with --draft: one model drafts beside the policy, its "
+            "own layer or another folder's; leave one of them away");
     st = check_ranks(o);
     if (st != ST_OK) return st;
     if (!o->bridge_path || !o->bridge_path[0])
@@ -155,6 +161,11 @@ enum status engine_load_configs(struct engine *e)
     enum status st;
     CHECK(model_config_load(o->model_folder, &e->config));
     if (o->draft_folder) CHECK(read_further(&draft, o->model_folder, e->config, &e->draft_config));
+    if (o->speculative.k[SPECULATIVE_MTP]) {
+        CHECK(model_config_load(o->model_folder, &e->draft_config));
+        CHECK(status_context(model_config_take_mtp(o->model_folder, e->draft_config),
+                             "--speculative mtp"));
+    }
     if (o->frozen_folder) {
         CHECK(read_further(&frozen, o->model_folder, e->config, &e->frozen_config));
         // What both write ends where the policy's texts end.
@@ -207,7 +218,7 @@ static enum status add_draft_model(struct executor *x, const struct weights *wei
     struct runner **runner = &x->runners[RUNNER_DRAFT];
     enum status st = runner_new(x->runners[RUNNER_POLICY]->dev, weights, &own, runner);
     if (st != ST_OK) return status_context(st, "the draft model");
-    return draft_model_new(*runner, &limits, &x->draft_model);
+    return draft_model_new(*runner, x->runners[RUNNER_POLICY]->model, &limits, &x->draft_model);
 }
 
 // Rows of a step beside its decoding samples': what a tandem has missed.
@@ -429,8 +440,10 @@ enum status engine_load(struct engine *e)
     struct weights_owner *owner = NULL;
     const struct engine_options *o = &e->options;
     const int64_t start_ns = clock_now_ns();
+    const char *draft_folder =
+        o->speculative.k[SPECULATIVE_MTP] ? o->model_folder : o->draft_folder;
     const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
-                                                          {e->draft_config, o->draft_folder},
+                                                          {e->draft_config, draft_folder},
                                                           {e->frozen_config, o->frozen_folder}};
     CHECK(weights_owner_new(e->dev, e->group, sources, (enum dtype)o->dtype, o->inference_only,
                             o->bridge_path, &owner));
@@ -470,7 +483,9 @@ enum status engine_load(struct engine *e)
                  (double)weights[RUNNER_POLICY]->twin->canary_offset / 1e6,
                  e->config->twin_alone ? ", and there is no other copy of them" : "");
     log_states(e);
-    if (draft) log_further(e, "draft model", o->draft_folder, draft);
+    if (draft)
+        log_further(e, draft->config->mtp ? "layer that predicts further tokens of" : "draft model",
+                    draft_folder, draft);
     if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);
     if (frozen && speculative_max(o->speculative) > 0)
         log_info("engine: requests with \"tandem\" draft nothing");

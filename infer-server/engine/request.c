@@ -63,6 +63,11 @@ enum status check_drafts(const struct engine_options *o, struct speculative_choi
                            "%s: draft_model needs a draft model, and the server was started "
                            "without one; start it with --draft DIR",
                            where);
+    if (choice.k[SPECULATIVE_MTP] && !o->speculative.k[SPECULATIVE_MTP])
+        return status_fail(ST_INVALID,
+                           "%s: mtp drafts with the model's own layer, and the server was started "
+                           "without it; start it with --speculative mtp",
+                           where);
     return ST_OK;
 }
 

@@ -51,6 +51,11 @@ struct sample_kv { // in one runner's pool; written by the scheduler, the draft'
     int computed;  // tokens from the front whose keys and values lie in its blocks
     uint64_t version; // its owner's: that computed all of them; 0: more than one did
 };
+struct sample_hidden { // rows of the policy's last step that hold its hidden states;
+                       // draft_model.c's
+    int first, n, row; // positions, and the first's row
+    unsigned step;     // whose rows they are: its number among the policy's
+};
 struct sample_queue { // the scheduler's
     enum sample_state state;
     uint64_t order; // of arrival; the smaller, the older
@@ -64,6 +69,7 @@ struct sample {
     struct sample_text text;
     struct sample_blocks blocks;
     struct sample_kv kv[RUNNERS];
+    struct sample_hidden hidden;
     struct sample_queue queue;
     enum runner_role owner;      // whose blocks say what of it is computed, and by which version: a
                                  // tandem's are the policy's

@@ -9,6 +9,9 @@
 // It was made for this policy, so it is thought well of until it is tested.
 const struct draft_method method_draft_model = {.name = "draft_model", .k = 5, .guess = 0.8};
 
+// The model's own layer that predicts further tokens, in the draft model's place.
+const struct draft_method method_mtp = {.name = "mtp", .k = 3, .guess = 0.8};
+
 const struct draft_method *const draft_methods[SPECULATIVE_METHODS] = {
 #define X(entry, method) [entry] = &method,
     DRAFT_METHODS(X)

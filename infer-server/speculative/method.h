@@ -31,7 +31,8 @@ static inline int32_t history_token(const struct history *h, int i)
 #define DRAFT_METHODS(X)                                                                           \
     X(SPECULATIVE_NGRAM, method_ngram)                                                             \
     X(SPECULATIVE_SUFFIX, method_suffix)                                                           \
-    X(SPECULATIVE_DRAFT_MODEL, method_draft_model)
+    X(SPECULATIVE_DRAFT_MODEL, method_draft_model)                                                 \
+    X(SPECULATIVE_MTP, method_mtp)
 
 enum speculative_method {
 #define X(entry, method) entry,
@@ -46,6 +47,7 @@ struct draft {                      // a sample's in one step
     int n;                         // proposed; of a draft model: may be drafted, tokens to come
     int n_verify;                  // of these, wanted in the next step
     int matched;                   // tokens of the context that the first stands on
+    int hidden_row;                // mtp: of the last pass, behind which the last token was sampled
     int lag; // draft_model: tokens of the context not computed there, the last not counted
 };
 
@@ -62,7 +64,7 @@ struct draft_method {
     // memory may not count on every token.
     void (*learn)(void *memory, const struct history *h);
     // Fills in tokens, 0 to max that may follow, with n and matched. Deterministic: it names
-    // tokens, without probabilities. NULL: the engine's draft model samples them instead.
+    // tokens, without probabilities. NULL: a model of the engine samples them instead.
     void (*propose)(void *memory, const struct history *h, int max, struct draft *ret);
 };
 

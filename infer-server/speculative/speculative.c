@@ -351,9 +351,9 @@ void speculative_prompts_took(struct speculative *s, int n_tokens, double ms)
     s->owed_ms += step_cost_ms(&s->prompts, n_tokens, 0);
 }
 
-bool speculative_model_pays(const struct speculative *s)
+bool speculative_model_pays(const struct speculative *s, enum speculative_method method)
 {
-    const struct method_state *by = &s->by[SPECULATIVE_DRAFT_MODEL];
+    const struct method_state *by = &s->by[method];
     return s->fixed || (backoff_on(&by->backoff) && !backoff_waits(&by->backoff));
 }
 

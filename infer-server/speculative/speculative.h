@@ -54,7 +54,8 @@ struct speculative_choice {
     int k[SPECULATIVE_METHODS]; // most drafts a step, 1..SPECULATIVE_MOST; 0: method not used
 };
 
-// "off", or methods with commas between them: "ngram[:K]", "suffix[:K]", "draft_model[:K]".
+// "off", or methods with commas between them: "ngram[:K]", "suffix[:K]", "draft_model[:K]",
+// "mtp[:K]".
 // ST_INVALID.
 enum status speculative_parse(const char *text, struct speculative_choice *ret);
 void speculative_write(struct speculative_choice choice, char ret[64]); // as parse() reads it
@@ -101,7 +102,7 @@ void speculative_step_over(struct speculative *s, const struct step_report *repo
 // The draft model computed so many tokens of prompts; ms: of that, where it was measured, else 0.
 void speculative_prompts_took(struct speculative *s, int n_tokens, double ms);
 // Whether the draft model is worth its prompts' passes: it was shown to pay.
-bool speculative_model_pays(const struct speculative *s);
+bool speculative_model_pays(const struct speculative *s, enum speculative_method method);
 
 // What steps and the draft model's passes take: for whoever measures.
 struct step_cost *speculative_step_cost(struct speculative *s);

@@ -213,6 +213,8 @@ enum status weights_owner_new(struct device *dev, struct group *group,
     sweep_dead_segments();
     for (int i = 0; i < WEIGHTS_ROLES; i++)
         if (o->arenas[i].weights) CHECK(arena_new(o, (enum weights_role)i));
+    struct weights *draft = o->arenas[WEIGHTS_DRAFT].weights;
+    if (draft && draft->config->mtp) weights_share_ends(draft, o->arenas[WEIGHTS_POLICY].weights);
     const char *from = sources[WEIGHTS_POLICY].folder;
     control_owner_loaded(o->control, role_names[WEIGHTS_POLICY], from ? from : NO_FOLDER, true);
     control_owner_update_end(o->control);
@@ -326,7 +328,8 @@ static enum status describe_roles(const struct weights_owner *o, struct bridge_f
         if (!a->weights) continue;
         CHECK(
             describe_arena(o, a->weights, a->source.folder, shared_memory_handle(a->memory), role));
-        snprintf(role->role, sizeof role->role, "%s", role_names[i]);
+        snprintf(role->role, sizeof role->role, "%s",
+                 a->weights->config->mtp ? "mtp" : role_names[i]);
         file->n_roles++;
     }
     for (int i = 0; o->adapters && i < adapters_max(o->adapters); i++) {

@@ -54,7 +54,7 @@ TEST(sampler_is_the_trainer)
                           "--max-context 48 --kv-memory %s --speculative ngram:4",
                           daemon_exact_dtype(), on_cpu() ? "24K" : "12K"));
     assert_contains(test_read(s.daemon.log),
-                    "model.layers.2, which predicts further tokens, is not loaded");
+                    "model.layers.2, which predicts further tokens, is no part of it");
     for (int a = 0; a < 20; a++) // with a beginning to be found in the prefix cache
         bytes_printf(&lines, "{\"prompt\": \"the sum %d+3=\", \"answer\": \"%d\"}\n", a, a + 3);
     test_write(s.data, lines.data, lines.len);

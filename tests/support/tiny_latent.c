@@ -2,6 +2,8 @@
  * between experts. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/tiny_latent.h"
+#include "tests/support/loaded.h"
+#include "tests/support/support.h"
 #include "tests/support/tiny_model.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
@@ -41,22 +43,43 @@ static enum status write_config(const char *folder, int heads, int vocab)
     return tiny_json_write(folder, "config.json", config);
 }
 
-enum status tiny_latent_write(const char *folder, int heads, int vocab)
+// The model's weights, or those of the layer behind it, as a file of that name.
+static enum status write_weights(const char *folder, bool mtp, const char *name)
 {
     struct device *dev = NULL;
     struct model_config *config = NULL;
     struct weights *w = NULL;
     enum status st;
-    CHECK(write_config(folder, heads, vocab));
     CHECK(device_open("cpu", &dev));
     CHECK(model_config_load(folder, &config));
+    if (mtp) CHECK(model_config_take_mtp(folder, config));
     CHECK(weights_plan(config, DT_F32, &w));
     CHECK(weights_alloc(w, dev));
     CHECK(fill(w, dev));
-    st = weights_save(w, dev, folder, DT_F32);
+    st = weights_save_as(w, dev, folder, name, DT_F32);
 out:
     weights_free(w);
     model_config_free(config);
     device_free(dev);
     return st;
+}
+
+enum status tiny_latent_write(const char *folder, int heads, int vocab)
+{
+    const enum status st = write_config(folder, heads, vocab);
+    return st == ST_OK ? write_weights(folder, false, "model.safetensors") : st;
+}
+
+const char *tiny_mtp_folder(int vocab)
+{
+    const char *folder = test_folder(), *parts[] = {"model.part", "mtp.part"};
+    struct safetensors_source sources[256];
+    int n = 0;
+    assert_ok(write_config(folder, 4, vocab));
+    for (int i = 0; i < 2; i++) {
+        assert_ok(write_weights(folder, i == 1, parts[i]));
+        n += tensor_sources(tensors_of_file(test_path(folder, parts[i])), sources + n);
+    }
+    tensors_write(folder, sources, n);
+    return folder;
 }

@@ -10,5 +10,7 @@
 // Two layers, the second with experts in two groups, of which one may be picked from. The folder
 // must be there.
 enum status tiny_latent_write(const char *folder, int heads, int vocab);
+// The same with a layer that predicts further tokens, in a folder of the test's own.
+const char *tiny_mtp_folder(int vocab);
 
 #endif

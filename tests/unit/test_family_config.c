@@ -60,7 +60,7 @@ static const struct field {
     {LAYER(FLOAT, moe.scale)},
     {LAYER(FLOAT, attn_scale)},
     {CONFIG(INT, max_positions)},
-    {CONFIG(INT, n_skipped_layers)},
+    {CONFIG(INT, n_mtp_layers)},
     {CONFIG(INT, ropes[0].dim)},
     {CONFIG(INT, ropes[0].kind)},
     {CONFIG(INT, ropes[1].kind)},

@@ -164,7 +164,7 @@ static double step(struct run *r, int number, int *ret_tokens)
     double prompts_ms = 0;
     if (w->prompt_ms > 0 && number % PROMPT_EVERY == 0) {
         r->lag = 100;
-        if (speculative_model_pays(r->s)) {
+        if (speculative_model_pays(r->s, SPECULATIVE_DRAFT_MODEL)) {
             speculative_prompts_took(r->s, r->lag, prompts_ms = w->prompt_ms);
             r->lag = 0;
         }

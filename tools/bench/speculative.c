@@ -57,6 +57,9 @@ struct comparison {
     struct model_config *draft_config;
     struct weights *draft; // NULL: none
     void *draft_arena;
+    struct model_config *mtp_config; // of the model's own layer that predicts further tokens
+    struct weights *mtp;             // NULL: no method drafts with it
+    void *mtp_arena;
     struct weights *frozen; // of the tandem benchmark; NULL: it is the other one
     void *frozen_arena;
     struct dataset *prompts; // NULL: random ones
@@ -102,6 +105,9 @@ static enum status read_choice(struct comparison *c, struct arm *arm)
         return status_fail(ST_INVALID,
                            "--methods: %s needs a draft model; give one with --draft or "
                            "--draft-config",
+                           arm->name);
+    if (arm->choice.k[SPECULATIVE_DRAFT_MODEL] && arm->choice.k[SPECULATIVE_MTP])
+        return status_fail(ST_INVALID, "--methods: %s: one model drafts beside the policy",
                            arm->name);
     return ST_OK;
 }
@@ -177,6 +183,21 @@ static enum status load_draft(struct comparison *c)
              c->draft_config->vocab_size, c->b->config->vocab_size);
     st = bench_load_weights(c->b->dev, c->draft_config, c->b->dt, o->draft, (uint64_t)o->seed + 1,
                             &c->draft, &c->draft_arena);
+out:
+    return st;
+}
+
+static enum status load_mtp(struct comparison *c)
+{
+    const struct bench_options *o = &c->b->o;
+    enum status st = ST_OK;
+    if (!o->methods || !strstr(o->methods, method_mtp.name)) return ST_OK;
+    CHECK(o->model ? model_config_load(o->model, &c->mtp_config)
+                   : model_config_load_file(o->config, &c->mtp_config));
+    CHECK(model_config_take_mtp(o->model ? o->model : o->config, c->mtp_config));
+    CHECK(bench_load_weights(c->b->dev, c->mtp_config, c->b->dt, o->model, (uint64_t)o->seed + 1,
+                             &c->mtp, &c->mtp_arena));
+    weights_share_ends(c->mtp, c->b->weights);
 out:
     return st;
 }
@@ -291,7 +312,9 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
     for (int i = 0; i < c->n_arms; i++) {
         struct arm *arm = &c->arms[(i + repeat) % c->n_arms];
         // Only a method that uses it pays for a draft model.
-        const struct weights *draft = arm->choice.k[SPECULATIVE_DRAFT_MODEL] ? c->draft : NULL;
+        const struct weights *draft = arm->choice.k[SPECULATIVE_DRAFT_MODEL] ? c->draft
+                                      : arm->choice.k[SPECULATIVE_MTP]       ? c->mtp
+                                                                             : NULL;
         const struct weights *frozen = arm->tandem.on ? c->frozen : NULL;
         const struct weights *const weights[RUNNERS] = {b->weights, draft, frozen};
         int64_t bytes = 0;
@@ -405,6 +428,7 @@ static enum status compare(struct bench *b, const char *name)
                                  (uint64_t)b->o.seed + 1, &c.frozen, &c.frozen_arena));
     else
         CHECK(load_draft(&c));
+    CHECK(load_mtp(&c));
     CHECK(read_methods(&c));
     CHECK(load_prompts(&c));
     figures = malloc((size_t)(c.n_arms + 2) * rounds * sizeof *figures);
@@ -433,6 +457,9 @@ out:
     free(figures);
     free(c.prompt);
     dataset_free(c.prompts);
+    device_release(b->dev, c.mtp_arena);
+    weights_free(c.mtp);
+    model_config_free(c.mtp_config);
     device_release(b->dev, c.draft_arena);
     weights_free(c.draft);
     model_config_free(c.draft_config);

@@ -31,6 +31,12 @@ static enum status open_draft(struct run *run)
     const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
     const struct bridge_role *role = bridge_file_role(file, "draft");
     if (!run->config->train_draft) return ST_OK;
+    if (!role && bridge_file_role(file, "mtp"))
+        return status_fail(ST_UNSUPPORTED,
+                           "--train-draft: %s drafts with the model's own layer (--speculative "
+                           "mtp), which is not trained; start the server with a draft model: "
+                           "--draft DIR --speculative draft_model:5",
+                           file->path);
     if (!role)
         return status_fail(ST_NOT_FOUND,
                            "--train-draft: %s shares no draft model; start the server with one: "

@@ -1,0 +1,316 @@
+/* test_mtp.c: layers that predict further tokens (multi-token prediction): what they compute is
+ * what torch computes by the published formula (tests/golden/mtp), and an engine that drafts with
+ * one gives what it gives without, with as many drafts accepted as the layer, computed over the
+ * whole sequence at once, foresees. */
+// SPDX-License-Identifier: Apache-2.0
+#include "common/base/rng.h"
+#include "common/model/model.h"
+#include "tests/support/engine_bench.h"
+#include "tests/support/generated.h"
+#include "tests/support/loaded.h"
+#include "tests/support/tiny_latent.h"
+
+#include <math.h>
+
+enum { ROOM = 64, SMALL_VOCAB = 8, REQUESTS = 40, TOKENS = 24 };
+
+struct pair { // a model, and its layer that predicts further tokens
+    struct loaded *model;
+    struct model_config *config;
+    struct weights *weights;
+    struct model *policy, *mtp;
+};
+
+static void open_pair(const char *model_folder, struct pair *p)
+{
+    p->model = loaded_of(model_folder, DT_F32);
+    assert_ok(model_config_load(model_folder, &p->config));
+    assert_ok(model_config_take_mtp(model_folder, p->config));
+    assert_ok(weights_plan(p->config, DT_F32, &p->weights));
+    assert_ok(weights_alloc(p->weights, p->model->dev));
+    assert_ok(weights_load(p->weights, p->model->dev, model_folder));
+    weights_share_ends(p->weights, p->model->weights);
+    assert_ok(model_new(p->model->dev, p->model->config, p->model->weights, ROOM, ROOM, ROOM,
+                        &p->policy));
+    assert_ok(model_new(p->model->dev, p->config, p->weights, ROOM, ROOM, ROOM, &p->mtp));
+}
+
+static void close_pair(struct pair *p)
+{
+    model_free(p->policy);
+    model_free(p->mtp);
+    weights_free(p->weights);
+    model_config_free(p->config);
+}
+
+// The residual stream of a sequence behind a model's layers, all rows' logits in m->logits.
+static void *forward(struct model *m, const int32_t *tokens, int n)
+{
+    struct batch *b = NULL;
+    int32_t rows[ROOM];
+    void *x;
+    assert_ok(batch_new(m->dev, ROOM, 1, 0, 1, &b));
+    assert_ok(batch_add_packed(b, tokens, n, -1, -1, NULL));
+    assert_ok(batch_commit(b, 0, 0));
+    model_forward(m, batch_view(b), NULL, NULL, &x);
+    for (int i = 0; i < n; i++) rows[i] = i;
+    model_head(m, x, rows, 0, n);
+    batch_free(b);
+    return x;
+}
+
+// Of n tokens: the layer's logits of its n - 1 positions; `further` (NULL: none): one more, which
+// reads what the layer gave behind that token.
+static const float *predict(struct pair *p, const int32_t *tokens, int n, const int32_t *further)
+{
+    const size_t row = (size_t)p->config->hidden;
+    int32_t behind[ROOM];
+    struct model *m = p->mtp;
+    forward(p->policy, tokens, n);
+    float *states = m->hidden_in;
+    model_normalise(m, states, n - 1,
+                    &(struct norm_args){.x = p->policy->x, .w = p->model->weights->final_norm});
+    memcpy(behind, tokens + 1, (size_t)(n - 1) * sizeof *behind);
+    const float *x = forward(m, behind, n - 1);
+    if (!further) return m->logits;
+    memcpy(states + (size_t)(n - 1) * row, x + (size_t)(n - 2) * row, row * sizeof *states);
+    if (p->config->family->mtp_normalised)
+        model_normalise(
+            m, states + (size_t)(n - 1) * row, 1,
+            &(struct norm_args){.x = states + (size_t)(n - 1) * row, .w = p->weights->final_norm});
+    behind[n - 1] = *further;
+    forward(m, behind, n);
+    return m->logits;
+}
+
+static int likeliest(const float *logits, int n)
+{
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+// ---- torch's numbers ----------------------------------------------------------------------------
+
+static const char *golden_folder(const char *name)
+{
+    const char *golden = test_path(test_root(), test_text("tests/golden/mtp/%s", name));
+    const char *made = test_folder();
+    const char *config = test_read(test_path(golden, "config.json"));
+    test_write(test_path(made, "config.json"), config, strlen(config));
+    assert_ok(generated_write(golden, made));
+    return made;
+}
+
+static void check_golden(const char *name)
+{
+    const char *golden = test_path(test_root(), test_text("tests/golden/mtp/%s", name));
+    struct pair p;
+    open_pair(golden_folder(name), &p);
+    char *text = test_read(test_path(golden, "mtp.txt")), *save = NULL;
+    int32_t tokens[ROOM];
+    int n = 0;
+    char *line = strtok_r(text, "\n", &save);
+    for (int used; sscanf(line, "%d%n", &tokens[n], &used) == 1; line += used) n++;
+    int last = -1;
+    double most = 0;
+    for (int row = 0; row < n; row++) {
+        const int32_t further = last;
+        const float *logits = predict(&p, tokens, n, row == n - 1 ? &further : NULL) +
+                              (size_t)row * (size_t)p.config->vocab_size;
+        line = strtok_r(NULL, "\n", &save);
+        assert_non_null(line);
+        int best, used;
+        assert_int_equal(sscanf(line, "%d%n", &best, &used), 1);
+        assert_int_equal(likeliest(logits, p.config->vocab_size), best);
+        line += used;
+        for (int k = 0; k < 8; k++, line += used) {
+            double want;
+            assert_int_equal(sscanf(line, "%lf%n", &want, &used), 1);
+            most = fmax(most, fabs(logits[16 * k] - want));
+        }
+        last = best;
+    }
+    printf("%s: logits differ by %.1e at most\n", name, most);
+    assert_true(most < 1e-5);
+    close_pair(&p);
+}
+
+TEST(deepseek_v3_is_that_of_torch)
+{
+    check_golden("deepseek-v3");
+}
+
+TEST(qwen35_is_that_of_torch)
+{
+    check_golden("qwen35");
+}
+
+// ---- an engine that drafts with it --------------------------------------------------------------
+
+static const char *model;
+
+static struct engine_options drafting_options(void)
+{
+    struct engine_options options = plain_options();
+    options.model_folder = model;
+    options.prefill_chunk = 8; // prompts come in several
+    options.speculative_fixed = true;
+    assert_ok(speculative_parse("mtp:3", &options.speculative));
+    return options;
+}
+
+static int make_small_prompt(int32_t *prompt, int i)
+{
+    struct rng r;
+    rng_init(&r, (uint64_t)i, 5);
+    const int n = 1 + (int)rng_below(&r, 20);
+    for (int k = 0; k < n; k++) prompt[k] = (int32_t)rng_below(&r, SMALL_VOCAB);
+    return n;
+}
+
+static void run_all(struct bench *b, const struct sampling *sampling, const char *method,
+                    struct take *ret[REQUESTS])
+{
+    struct sampling s = *sampling;
+    assert_ok(speculative_parse(method, &s.speculative));
+    for (int i = 0; i < REQUESTS; i++) {
+        int32_t prompt[ROOM];
+        const int n = make_small_prompt(prompt, i);
+        s.seed = (uint64_t)i;
+        ret[i] = submit_ids(b, prompt, n, &s);
+    }
+    for (int i = 0; i < REQUESTS; i++) await_done(b, ret[i]);
+}
+
+static int64_t accepted_of(const struct take *t)
+{
+    return t->sample[0].telemetry.drafts.num_accepted_tokens;
+}
+
+static void check_same(const char *folder_of_model, bool exact, const struct sampling *sampling,
+                       bool accepts)
+{
+    static const char *const methods[] = {"mtp:1", "mtp:3", "mtp:16", "ngram:2,mtp:2"};
+    struct take *plain[REQUESTS], *drafted[REQUESTS];
+    struct engine_options options = drafting_options();
+    options.model_folder = folder_of_model;
+    options.exact = exact;
+    struct bench *b = bench_of(&options);
+    run_all(b, sampling, "off", plain);
+    for (size_t m = 0; m < sizeof methods / sizeof *methods; m++) {
+        int64_t accepted = 0;
+        run_all(b, sampling, methods[m], drafted);
+        for (int i = 0; i < REQUESTS; i++) {
+            assert_int_equal(plain[i]->sample[0].n, drafted[i]->sample[0].n);
+            for (int k = 0; k < plain[i]->sample[0].n; k++) {
+                const struct token_record *x = &plain[i]->sample[0].tokens[k],
+                                          *y = &drafted[i]->sample[0].tokens[k];
+                assert_int_equal(x->token, y->token);
+                assert_memory_equal(&x->logprob, &y->logprob, sizeof x->logprob);
+            }
+            accepted += accepted_of(drafted[i]);
+        }
+        printf("%s: %lld accepted\n", methods[m], (long long)accepted);
+        assert_true(accepted > 0 || !accepts);
+    }
+}
+
+TEST(greedy_samples_are_those_without)
+{
+    const struct sampling s = greedy(TOKENS);
+    check_same(model, false, &s, true);
+}
+
+TEST(exact_samples_are_those_without)
+{
+    const struct sampling s = random_sampling(TOKENS, 0);
+    check_same(model, true, &s, true);
+}
+
+// The policy carries states along, of which each draft leaves one; its layer has none.
+TEST(samples_of_linear_attention_are_those_without)
+{
+    const struct sampling s = greedy(TOKENS), random = random_sampling(TOKENS, 0);
+    check_same(golden_folder("qwen35"), false, &s, false);
+    check_same(golden_folder("qwen35"), true, &random, false);
+}
+
+// One draft a step: it is the layer's likeliest token at the position before the last known token,
+// as the layer computed over the whole sequence has it. So what is accepted is known.
+TEST(it_drafts_what_the_whole_sequence_foretells)
+{
+    struct engine_options options = drafting_options();
+    struct bench *b = bench_of(&options);
+    struct take *takes[REQUESTS];
+    struct pair p;
+    const struct sampling s = greedy(TOKENS);
+    int64_t all = 0;
+    open_pair(model, &p);
+    run_all(b, &s, "mtp:1", takes);
+    for (int i = 0; i < REQUESTS; i++) {
+        int32_t tokens[ROOM];
+        const int n_prompt = make_small_prompt(tokens, i);
+        for (int k = 0; k < TOKENS; k++) tokens[n_prompt + k] = takes[i]->sample[0].tokens[k].token;
+        const float *logits = predict(&p, tokens, n_prompt + TOKENS, NULL);
+        int drafts = 0, accepted = 0;
+        for (int n = 1, right; n < TOKENS; n += 1 + right) {
+            right = 0;
+            if (TOKENS - n - 1 < 1) continue;
+            const float *row = logits + (size_t)(n_prompt + n - 2) * SMALL_VOCAB;
+            right = likeliest(row, SMALL_VOCAB) == tokens[n_prompt + n];
+            drafts++;
+            accepted += right;
+        }
+        assert_int_equal(takes[i]->sample[0].telemetry.drafts.num_drafts, drafts);
+        assert_int_equal(accepted_of(takes[i]), accepted);
+        all += accepted;
+    }
+    printf("%lld accepted\n", (long long)all);
+    assert_true(all > 0);
+    close_pair(&p);
+}
+
+// Parallel samples of a prompt, and one that another has left its blocks behind.
+TEST(siblings_and_cached_prompts_draft_too)
+{
+    struct engine_options options = drafting_options();
+    struct bench *b = bench_of(&options);
+    struct sampling s = random_sampling(TOKENS, 3);
+    int32_t prompt[ROOM];
+    s.n = 4;
+    make_prompt(prompt, 20, 1);
+    for (int i = 0; i < 20; i++) prompt[i] %= SMALL_VOCAB;
+    for (int again = 0; again < 2; again++) {
+        const struct take *take = run_ids(b, prompt, 20, &s);
+        for (int i = 0; i < 4; i++) {
+            assert_int_equal(take->sample[i].n, TOKENS);
+            assert_true(take->sample[i].telemetry.drafts.num_drafts > 0);
+        }
+    }
+}
+
+TEST(what_has_no_such_layer_is_refused)
+{
+    struct loaded o;
+    loaded_config(test_golden("qwen3"), &o);
+    assert_fails(model_config_take_mtp("qwen3", o.config), ST_NOT_FOUND, "another method than mtp");
+    loaded_close(&o);
+    // a folder whose config names one that it does not have
+    const char *bare = test_folder();
+    assert_ok(tiny_latent_write(bare, 4, SMALL_VOCAB));
+    loaded_config(bare, &o);
+    assert_ok(model_config_take_mtp(bare, o.config));
+    loaded_zeros(&o, DT_F32);
+    assert_fails(weights_load(o.weights, o.dev, bare), ST_NOT_FOUND, "model.layers.2.");
+    loaded_close(&o);
+}
+
+static void set_up(void)
+{
+    engine_bench_set_up();
+    model = tiny_mtp_folder(SMALL_VOCAB);
+}
+
+TESTS_BETWEEN(set_up, NULL)
