@@ -785,6 +785,14 @@ int automaton_states(const struct automaton *a)
     return a->n_states;
 }
 
+size_t automaton_bytes(const struct automaton *a)
+{
+    return (size_t)a->n_nodes * sizeof *a->nodes + (size_t)a->n_stacks * sizeof *a->stacks +
+           (size_t)a->n_states * (sizeof *a->states + 256 * sizeof *a->states->next) +
+           a->n_places * sizeof *a->places + AUTOMATON_PLACES * sizeof *a->found +
+           MAX_WORK * sizeof *a->work;
+}
+
 // ---- the end of building ------------------------------------------------------------------------
 
 // What is known of the nodes while they are looked at.

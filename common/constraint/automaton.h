@@ -89,6 +89,7 @@ struct automaton_run {
     int rest, behind;
 };
 enum status automaton_run(struct automaton *a, int state, struct automaton_run *ret);
-int automaton_states(const struct automaton *a); // that there are so far
+int automaton_states(const struct automaton *a);   // that there are so far
+size_t automaton_bytes(const struct automaton *a); // about, of nodes, states and stacks so far
 
 #endif

@@ -16,11 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LIST_BYTES (16 << 20) // of what one constraint found; of many, MAX_KEPT times it for all
-#define MAX_KEPT   32         // that nobody holds, for requests to come
-#define MAX_BYTES  1023       // of a token that is offered
-#define ROWS_EACH  4          // whose masks, or next states, are worth a thread
-#define MAX_RUNS   4          // of a state that are followed apart from what else it takes
+#define LIST_BYTES (16 << 20)  // of what one constraint found
+#define ALL_LISTS  (512 << 20) // of what all of them did
+#define MAX_KEPT   512         // those that nobody holds go, for requests to come, where there are
+#define KEPT_BYTES (512 << 20) // so many, or automata of so many bytes
+#define MAX_BYTES  1023        // of a token that is offered
+#define ROWS_EACH  4           // whose masks, or next states, are worth a thread
+#define MAX_RUNS   4           // of a state that are followed apart from what else it takes
 
 struct word { // a token's bytes, in `text`; n == 0: it has none
     uint32_t at, n;
@@ -397,7 +399,8 @@ static enum status follow_trie(struct constraint *c, const struct trie *t, int s
 static enum status find_list(struct constraint *c, int state, int trie, const struct list **ret)
 {
     static const struct automaton_run none = {.slice = AUTOMATON_SLICES};
-    const size_t most = LIST_BYTES / (size_t)(1 + c->all->n_compiled / (MAX_KEPT + 1));
+    const size_t each = ALL_LISTS / (size_t)c->all->n_compiled,
+                 most = each < LIST_BYTES ? each : LIST_BYTES;
     struct entry *entries = NULL;
     struct found *f;
     uint32_t n = 0;
@@ -499,12 +502,23 @@ out:
     return st;
 }
 
-// Room for a new one; of those that nobody holds the last goes. Under the lock.
+static size_t bytes_of(struct constraint *c)
+{
+    pthread_mutex_lock(&c->lock);
+    const size_t bytes = automaton_bytes(c->a);
+    pthread_mutex_unlock(&c->lock);
+    return bytes;
+}
+
+// Room for a new one; of those that nobody holds the last ones go. Under the lock.
 static enum status make_room(struct constraints *all)
 {
-    int i = all->n_compiled < MAX_KEPT ? -1 : all->n_compiled - 1;
-    while (i >= 0 && all->compiled[i]->n_references > 0) i--;
-    if (i >= 0) {
+    size_t bytes = 0;
+    for (int i = 0; i < all->n_compiled; i++) bytes += bytes_of(all->compiled[i]);
+    for (int i = all->n_compiled - 1; i >= 0; i--) {
+        if (all->n_compiled < MAX_KEPT && bytes < KEPT_BYTES) break;
+        if (all->compiled[i]->n_references > 0) continue;
+        bytes -= bytes_of(all->compiled[i]);
         destroy(all->compiled[i]);
         memmove(&all->compiled[i], &all->compiled[i + 1],
                 (size_t)(--all->n_compiled - i) * sizeof *all->compiled);

@@ -241,7 +241,7 @@ TEST(many_rows)
 TEST(more_than_are_kept)
 {
     struct constraint *held, *c;
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 600; i++) {
         json_t *spec = test_keep(json_pack("{s:s}", "regex", "a{1,3}"));
         json_object_set_new(spec, "choice", json_pack("[s, o]", "x", json_sprintf("%d", i)));
         assert_ok(constraints_get(of_bytes, spec, i ? &c : &held));

@@ -237,8 +237,9 @@ static enum status report_serving(struct serve_bench *s, const char *name, doubl
     double *each = calloc((size_t)s->n, sizeof *each), ms, before[2], after[2];
     enum status st = ST_OK;
     if (!each) return status_fail(ST_NO_MEMORY, "no memory for %d times", s->n);
+    for (int64_t i = 0; i < o->warmup_rounds; i++) CHECK(round_of_requests(s));
     CHECK(read_steps(s, before));
-    CHECK(bench_time(o->warmup_rounds, o->repeats, round_of_requests, s, &ms));
+    CHECK(bench_time(0, o->repeats, round_of_requests, s, &ms));
     CHECK(read_steps(s, after));
     const double step_ms = 1e3 * (after[1] - before[1]) / (after[0] - before[0]);
     s->tokens = 0;
