@@ -92,6 +92,14 @@ void op_take_variant(struct device *dev, const struct op_variants *, const void 
 // Records the first failure of an enqueued operation.
 void device_fail(struct device *dev, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+// Whether the delta rule goes over this batch (ops.h, delta_batch); else that is recorded.
+static inline bool delta_takes(struct device *dev, const struct batch_view *batch)
+{
+    if (batch->depth > 1)
+        device_fail(dev, "delta_rule: trees %d deep; a packed batch's may be 1", batch->depth);
+    return batch->depth <= 1;
+}
+
 #ifdef __cplusplus
 }
 #endif

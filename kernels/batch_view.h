@@ -8,10 +8,12 @@
  *    keys 0..positions[i] of its block table. A row's own key and value are written to slots[i]
  *    before. Sequences may share blocks and attend to each other's rows, as a draft to be verified
  *    does to those before it; of a sequence's keys, the first stored[s] are of earlier batches.
- *  - packed (training): no cache. Row i of sequence s attends to the prefix rows
- *    prefix_start[s] .. + prefix_len[s] of this batch (the prompt its group shares; may be none),
- *    and to rows query_start[s]..i of its own. Sequences that share a prefix lie directly after
- *    it, so rows that can attend to row j are exactly j .. attend_end[s of j] - 1.
+ *  - packed (training): no cache. Sequences are the nodes of trees, each a run of tokens that goes
+ *    on behind all rows of its parent (parent[s]; -1: a tree begins), as completions do behind the
+ *    prompt that they share, or the turns of a conversation. Row i of sequence s attends to all
+ *    rows of its ancestors, which are the first first_position[s] of its context, and to rows
+ *    query_start[s]..i of its own. Trees lie depth first, so rows that can attend to row j are
+ *    exactly j .. attend_end[s of j] - 1.
  * A decode batch may be padded with sequences of one row whose slot is -1 and context_len 0:
  * nothing is stored for them and their outputs are zeros. Where layers carry a state along the
  * sequence (ops.h, delta_shape), a paged sequence begins with what lies in one slot of them and
@@ -30,7 +32,8 @@ struct batch_view {
     int n_tokens;    // T
     int n_seqs;      // S
     int max_query;   // rows of the longest sequence in this batch; 1 for pure decode
-    int max_context; // no context_len (paged) or prefix_len + rows (packed) is above this
+    int max_context; // no context_len (paged) or first_position + rows (packed) is above this
+    int depth;       // ancestors that a sequence has, at most (packed)
     bool packed;
     const int32_t *tokens;      // (T) ids
     const int32_t *positions;   // (T) position in its sequence, 0-based
@@ -46,9 +49,9 @@ struct batch_view {
     const int32_t *state_from; // (S) slot of the pool's states, where layers have any; or -1
     const int32_t *state_slot; // (S) where it leaves its own
     // packed
-    const int32_t *prefix_start; // (S) row
-    const int32_t *prefix_len;   // (S) rows
-    const int32_t *attend_end;   // (S) row after the last one that attends to this sequence's rows
+    const int32_t *parent;         // (S) an earlier sequence, or -1
+    const int32_t *first_position; // (S) rows of its ancestors
+    const int32_t *attend_end; // (S) row after the last one that attends to this sequence's rows
 };
 
 // A layer's keys in the block pool of a model begin `offset` elements behind k, its values as many

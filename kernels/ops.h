@@ -245,7 +245,8 @@ static inline int64_t delta_state_elements(const struct delta_shape *s)
 
 // A batch as a recurrence goes over it, row after row: a sequence of a paged one goes on from a
 // slot of the pool's states and leaves what it ends with in a slot (batch_view.h), one of a packed
-// one from the last row of its prefix.
+// one from the last row of its parent. Convolutions go over trees of any depth; the rule's parents
+// have no parents, and a batch of deeper trees is a failure.
 struct delta_batch {
     const struct batch_view *view;
     const struct kv_view *kv; // NULL: packed

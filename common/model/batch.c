@@ -21,8 +21,8 @@
     X(LIST_STORED, PER_SEQ, stored)                                                                \
     X(LIST_STATE_FROM, PER_SEQ, state_from)                                                        \
     X(LIST_STATE_SLOT, PER_SEQ, state_slot)                                                        \
-    X(LIST_PREFIX_START, PER_SEQ, prefix_start)                                                    \
-    X(LIST_PREFIX_LEN, PER_SEQ, prefix_len)                                                        \
+    X(LIST_PARENT, PER_SEQ, parent)                                                                \
+    X(LIST_FIRST_POSITION, PER_SEQ, first_position)                                                \
     X(LIST_ATTEND_END, PER_SEQ, attend_end)                                                        \
     X(LIST_BLOCK_TABLE, PER_SEQ_AND_BLOCK, block_table)
 enum list {
@@ -190,23 +190,26 @@ enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int f
     return ST_OK;
 }
 
-enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix, int adapter,
+enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int parent, int adapter,
                              int *ret_seq)
 {
     enum status st = room_for(b, n, 2);
-    const int32_t *start = b->host[LIST_QUERY_START];
+    const int32_t *start = b->host[LIST_QUERY_START], *parents = b->host[LIST_PARENT];
+    int32_t *first = b->host[LIST_FIRST_POSITION], *end = b->host[LIST_ATTEND_END];
+    int depth = 0;
     if (st != ST_OK) return st;
-    if (prefix >= b->n_seqs || (prefix >= 0 && b->host[LIST_ATTEND_END][prefix] != b->n_tokens))
-        return status_fail(
-            ST_INVALID, "sequence %d cannot be a prefix here: its group must lie together", prefix);
+    if (parent >= b->n_seqs || (parent >= 0 && end[parent] != b->n_tokens))
+        return status_fail(ST_INVALID,
+                           "sequence %d cannot be a parent here: its tree must lie depth first",
+                           parent);
     b->kind = 2;
-    int prefix_start = prefix < 0 ? 0 : start[prefix];
-    int prefix_len = prefix < 0 ? 0 : start[prefix + 1] - prefix_start;
-    int seq = append_rows(b, tokens, n, prefix_len, adapter);
-    b->host[LIST_PREFIX_START][seq] = prefix_start;
-    b->host[LIST_PREFIX_LEN][seq] = prefix_len;
-    b->host[LIST_ATTEND_END][seq] = b->n_tokens;
-    if (prefix >= 0) b->host[LIST_ATTEND_END][prefix] = b->n_tokens;
+    int before = parent < 0 ? 0 : first[parent] + start[parent + 1] - start[parent];
+    int seq = append_rows(b, tokens, n, before, adapter);
+    b->host[LIST_PARENT][seq] = parent;
+    first[seq] = before;
+    end[seq] = b->n_tokens;
+    for (int s = parent; s >= 0; s = parents[s], depth++) end[s] = b->n_tokens;
+    if (depth > b->view.depth) b->view.depth = depth;
     if (ret_seq) *ret_seq = seq;
     return ST_OK;
 }
@@ -318,7 +321,7 @@ enum status batch_commit(struct batch *b, int pad_seqs, int pad_rows)
 struct written {
     uint64_t list_bytes;
     int32_t n_tokens, n_seqs, n_rows, kind, padded_rows, block_size, tokens, seqs;
-    int32_t max_query, max_context, table_stride;
+    int32_t max_query, max_context, depth, table_stride;
 };
 
 // Bytes of a list that a committed batch has a use for: a decode step's are few beside its room.
@@ -341,6 +344,7 @@ enum status batch_write(const struct batch *b, struct bytes *to)
                               .seqs = b->view.n_seqs,
                               .max_query = b->view.max_query,
                               .max_context = b->view.max_context,
+                              .depth = b->view.depth,
                               .table_stride = b->view.table_stride};
     bytes_append(to, &w, sizeof w);
     for (int i = 0; i < LIST_COUNT; i++) bytes_append(to, b->host[i], used_bytes(b, (enum list)i));
@@ -366,6 +370,7 @@ enum status batch_read(struct batch *b, const void *data, size_t n)
     b->block_size = w.block_size;
     b->view.max_query = w.max_query;
     b->view.max_context = w.max_context;
+    b->view.depth = w.depth;
     b->view.table_stride = w.table_stride;
     b->view.n_tokens = w.tokens;
     b->view.n_seqs = w.seqs;

@@ -33,11 +33,10 @@ void batch_clear(struct batch *b);
 enum status batch_add_paged(struct batch *b, const int32_t *tokens, int n, int first_position,
                             const int32_t *blocks, int n_blocks, int block_size,
                             struct batch_seq seq);
-// Packed: appends n tokens; prefix is the index of an earlier sequence of this batch whose rows all
-// of these attend to (-1: none). Sequences with a prefix must follow it directly (after it or after
-// another that shares it). Positions continue after the prefix. adapter: as in batch_seq. ret_seq
-// may be NULL.
-enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int prefix, int adapter,
+// Packed: appends n tokens; parent is the index of an earlier sequence of this batch behind all of
+// whose rows these go on (-1: none). Trees come depth first: nothing but what goes on behind the
+// parent may lie after it. adapter: as in batch_seq. ret_seq may be NULL.
+enum status batch_add_packed(struct batch *b, const int32_t *tokens, int n, int parent, int adapter,
                              int *ret_seq);
 // Asks for the logits of a row (0..T-1). Rows may repeat (one prompt row, several first tokens).
 enum status batch_want_row(struct batch *b, int row);

@@ -8,8 +8,8 @@
  * that a query does not see has weight 0 and adds exactly nothing: so a row's result has the same
  * bits whatever block, batch or cut of the context into memory blocks it is computed in.
  *
- * Rows of one group (a shared prefix and the sequences after it) add to gradients of the same keys;
- * different groups and different kv heads do not, and are what threads divide in the gradient. */
+ * Rows of one tree (batch_view.h) add to gradients of the same keys; different trees and different
+ * kv heads do not, and are what threads divide in the gradient. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include <omp.h>
@@ -20,9 +20,10 @@ enum { BLOCK_QUERIES = 16 };
 struct context {
     int first, n;
     int64_t stride; // floats between keys
-    // packed: keys below prefix_len come from the prefix rows, the others from the sequence's own
-    const float *prefix_k, *prefix_v, *own_k, *own_v;
-    int prefix_len;
+    // packed: of row 0, and the sequence, whose ancestors have the rows before its own
+    const float *k, *v;
+    const struct batch_view *batch;
+    int s;
     // paged; codes and scales (of the layer) where the pool is in e4m3, whose rows become floats in
     // wide (block_size, head_dim)
     const float *pool_k, *pool_v;
@@ -52,35 +53,31 @@ static int context_run(const struct context *ctx, int j, const float **ret_k, co
         *ret_v = ctx->pool_v + slot * ctx->stride;
         return run;
     }
-    if (j < ctx->prefix_len) {
-        *ret_k = ctx->prefix_k + j * ctx->stride;
-        *ret_v = ctx->prefix_v + j * ctx->stride;
-        return run < ctx->prefix_len - j ? run : ctx->prefix_len - j;
-    }
-    *ret_k = ctx->own_k + (j - ctx->prefix_len) * ctx->stride;
-    *ret_v = ctx->own_v + (j - ctx->prefix_len) * ctx->stride;
-    return run;
+    const struct batch_view *b = ctx->batch;
+    int s = ctx->s;
+    while (j < b->first_position[s]) s = b->parent[s];
+    const int row = b->query_start[s] + j - b->first_position[s],
+              left = b->query_start[s + 1] - row;
+    *ret_k = ctx->k + row * ctx->stride;
+    *ret_v = ctx->v + row * ctx->stride;
+    return run < left ? run : left;
 }
 
 static struct context packed_context(const float *qkv, const struct batch_view *batch,
                                      const struct attn_shape *shape, int row, int kv_head)
 {
-    const int s = batch->seq_of[row], start = batch->query_start[s];
-    const int64_t stride = attn_row_width(shape);
-    const int prefix_len = batch->prefix_len[s];
-    const int64_t prefix = prefix_len > 0 ? batch->prefix_start[s] : 0;
+    const int s = batch->seq_of[row];
     const float *k = qkv + (int64_t)(shape->n_heads + kv_head) * shape->head_dim;
     const float *v = shape->latent > 0 ? k : k + (int64_t)shape->n_kv_heads * shape->head_dim;
-    const int n = prefix_len + row - start + 1;
+    const int n = batch->first_position[s] + row - batch->query_start[s] + 1;
     return (struct context){
         .first = shape->window > 0 && n > shape->window ? n - shape->window : 0,
         .n = n,
-        .stride = stride,
-        .prefix_k = k + prefix * stride,
-        .prefix_v = v + prefix * stride,
-        .own_k = k + start * stride,
-        .own_v = v + start * stride,
-        .prefix_len = prefix_len,
+        .stride = attn_row_width(shape),
+        .k = k,
+        .v = v,
+        .batch = batch,
+        .s = s,
     };
 }
 
@@ -394,7 +391,7 @@ static bool contexts_fit(struct device *dev, const struct batch_view *batch)
     for (int row = 0; row < batch->n_tokens; row++) {
         int s = batch->seq_of[row], n;
         if (batch->packed)
-            n = batch->prefix_len[s] + row - batch->query_start[s] + 1;
+            n = batch->first_position[s] + row - batch->query_start[s] + 1;
         else
             n = batch->context_len[s] > 0 ? batch->positions[row] + 1 : 0;
         if (n <= batch->max_context) continue;
@@ -581,7 +578,7 @@ void cpu_attn_packed_back(struct device *dev, void *dqkv, const void *dout, cons
 #pragma omp parallel for schedule(dynamic) if (many(&from))
     for (int unit = 0; unit < units; unit++) {
         const int first = unit / shape->n_kv_heads, end = batch->attend_end[first];
-        if (batch->prefix_len[first] > 0) continue; // belongs to the group of its prefix
+        if (batch->parent[first] >= 0) continue; // belongs to its tree
         float *mine = scratch + omp_get_thread_num() * per_thread;
         const struct gradient g = {mine + wide, mine + 2 * wide + narrow,
                                    mine + 2 * wide + 2 * narrow};

@@ -1,6 +1,6 @@
 /* delta.c: the gated delta rule (ops.h, delta_shape) and its gradient, row after row.
  *
- * A unit of work is a sequence, of a packed batch with those that it is the prefix of, and a key
+ * A unit of work is a sequence, of a packed batch with those that go on behind it, and a key
  * head; its value heads follow one another. S lies (key_dim, head_dim), so that every loop runs
  * over values and sums over keys in order.
  *
@@ -117,7 +117,7 @@ static void run(float *S, float *out, const struct delta_args *a, const struct d
 static bool begins(const struct delta_batch *b, int s)
 {
     const struct batch_view *v = b->view;
-    if (!b->kv) return v->prefix_len[s] == 0;
+    if (!b->kv) return v->parent[s] < 0;
     return s == 0 || v->state_slot[s] < 0 || v->state_slot[s - 1] != v->state_from[s];
 }
 
@@ -173,7 +173,7 @@ static void run_packed(float *out, const struct delta_args *a, const struct delt
 void cpu_delta_rule(struct device *dev, void *out, const struct delta_args *a,
                     const struct delta_shape *s)
 {
-    if (!cpu_is_f32(dev, "delta_rule", s->dt)) return;
+    if (!cpu_is_f32(dev, "delta_rule", s->dt) || !delta_takes(dev, a->batch.view)) return;
     const int units = a->batch.view->n_seqs * s->n_heads;
 #pragma omp parallel for schedule(dynamic) if (units > 1)
     for (int unit = 0; unit < units; unit++) {
@@ -292,7 +292,7 @@ static void back_sequence(struct back *b, const float *kept, int head, int seq)
     }
 }
 
-// One value head of a sequence and of those that it is the prefix of.
+// One value head of a sequence and of those that go on behind it.
 static void back_unit(struct back *b, int head, int seq)
 {
     const struct batch_view *view = b->args->batch.view;
@@ -376,7 +376,7 @@ void cpu_delta_rule_back(struct device *dev, const struct delta_grads *grads, co
                          const struct delta_args *a, const struct delta_shape *s)
 {
     const struct batch_view *view = a->batch.view;
-    if (!cpu_is_f32(dev, "delta_rule_back", s->dt)) return;
+    if (!cpu_is_f32(dev, "delta_rule_back", s->dt) || !delta_takes(dev, view)) return;
     float *scratch = cpu_workspace(dev, cpu_delta_scratch(s, view->n_tokens, view->max_context));
     if (!scratch) return;
     const int64_t each = thread_floats(s, view->max_context), size = matrix(s);

@@ -1,5 +1,5 @@
 /* short_conv.c: a causal convolution of a few rows, channel by channel, with SiLU behind it, and
- * its gradient. Rows before a sequence's first are those of its prefix (packed) or of its slot's
+ * its gradient. Rows before a sequence's first are those of its ancestors (packed) or of its slot's
  * window (paged), and zeros before these: the same sum of as many terms wherever a row stands. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
@@ -8,10 +8,9 @@
 // The row `back` rows before row r of sequence s of a packed batch; -1: there is none.
 static int row_before(const struct batch_view *b, int s, int r, int back)
 {
-    const int at = r - back, first = b->query_start[s];
-    if (at >= first) return at;
-    const int in_prefix = b->prefix_len[s] - (first - at);
-    return in_prefix >= 0 ? b->prefix_start[s] + in_prefix : -1;
+    const int position = b->first_position[s] + r - b->query_start[s] - back;
+    while (s >= 0 && position < b->first_position[s]) s = b->parent[s];
+    return s >= 0 && position >= 0 ? b->query_start[s] + position - b->first_position[s] : -1;
 }
 
 // The sum before SiLU; from[i]: inputs that meet tap i, NULL: zeros.

@@ -56,15 +56,16 @@ OP(rope, "rope");
 // p: n_heads n_kv_heads head_dim layout scale window softcap (packed); block_size at p[7] (paged);
 // latent at p[8], sinks at p[9]
 
-// Packed layouts, lengths times `scale`; {prefix of: index of the sequence that is its prefix or
+// Packed layouts, lengths times `scale`; {parent: index of the sequence that it goes on behind or
 // -1}
 struct layout_seq {
-    int len, prefix;
+    int len, parent;
 };
 static const struct layout_seq layouts[][8] = {
     {{13, -1}},
     {{5, -1}, {1, -1}, {9, -1}},
     {{6, -1}, {4, 0}, {1, 0}, {7, 0}, {5, -1}, {3, -1}, {2, 5}, {8, 5}},
+    {{3, -1}, {4, 0}, {6, 1}, {1, 1}, {5, 3}, {2, 3}, {7, 0}, {4, -1}},
 };
 
 static struct attn_shape attn_shape_of(const int *p)
@@ -83,8 +84,8 @@ static void packed_setup(struct op_test *t, const struct layout_seq *seqs, int s
 {
     int n_seqs = 0, rows = 0, longest = 0, context = 0;
     while (n_seqs < 8 && seqs[n_seqs].len) {
-        int len = seqs[n_seqs].len * scale, prefix = seqs[n_seqs].prefix;
-        int whole = len + (prefix >= 0 ? seqs[prefix].len * scale : 0);
+        int len = seqs[n_seqs].len * scale, whole = len;
+        for (int p = seqs[n_seqs].parent; p >= 0; p = seqs[p].parent) whole += seqs[p].len * scale;
         rows += len;
         longest = len > longest ? len : longest;
         context = whole > context ? whole : context;
@@ -92,22 +93,18 @@ static void packed_setup(struct op_test *t, const struct layout_seq *seqs, int s
     }
     int32_t *positions = ints(t, "positions", rows), *seq_of = ints(t, "seq_of", rows);
     int32_t *start = ints(t, "query_start", n_seqs + 1);
-    int32_t *prefix_start = ints(t, "prefix_start", n_seqs);
-    int32_t *prefix_len = ints(t, "prefix_len", n_seqs), *end = ints(t, "attend_end", n_seqs);
+    int32_t *parent = ints(t, "parent", n_seqs);
+    int32_t *first = ints(t, "first_position", n_seqs), *end = ints(t, "attend_end", n_seqs);
     int row = 0;
     for (int s = 0; s < n_seqs; s++) {
-        int prefix = seqs[s].prefix;
         start[s] = row;
-        if (prefix >= 0) {
-            prefix_start[s] = start[prefix];
-            prefix_len[s] = seqs[prefix].len * scale;
-        }
+        parent[s] = seqs[s].parent;
+        if (parent[s] >= 0) first[s] = first[parent[s]] + seqs[parent[s]].len * scale;
         for (int i = 0; i < seqs[s].len * scale; i++, row++) {
-            positions[row] = prefix_len[s] + i;
+            positions[row] = first[s] + i;
             seq_of[row] = s;
         }
-        end[s] = row;
-        if (prefix >= 0) end[prefix] = row;
+        for (int p = s; p >= 0; p = parent[p]) end[p] = row;
     }
     start[n_seqs] = row;
     t->batch = (struct batch_view){.n_tokens = rows,
@@ -123,8 +120,8 @@ static struct batch_view packed_view(const struct op_test *t, void **d)
     b.positions = d[0];
     b.seq_of = d[1];
     b.query_start = d[2];
-    b.prefix_start = d[3];
-    b.prefix_len = d[4];
+    b.parent = d[3];
+    b.first_position = d[4];
     b.attend_end = d[5];
     return b;
 }
@@ -169,8 +166,9 @@ static void packed_formula(struct op_test *t, int index_arrays, double *out, dou
         for (int h = 0; h < s.n_heads; h++) {
             int seq = a[1].i[row], kv = h / (s.n_heads / s.n_kv_heads), n = 0;
             for (int j = 0; j <= row; j++) {
-                bool prefix = j >= a[3].i[seq] && j < a[3].i[seq] + a[4].i[seq];
-                if (!prefix && j < a[2].i[seq]) continue;
+                int up = seq; // to the ancestor that has row j, if one does
+                while (up >= 0 && up != a[1].i[j]) up = a[3].i[up];
+                if (up < 0) continue;
                 if (s.window && a[0].i[j] <= a[0].i[row] - s.window) continue;
                 k[n] = qkv + j * width + (s.n_heads + kv) * s.head_dim;
                 v[n] = s.latent ? k[n] : k[n] + s.n_kv_heads * s.head_dim;
@@ -435,15 +433,23 @@ static const struct op_case cases[] = {
     {&op_attn_packed, "h7/1 d128 shared x4", {7, 1, 128, 2, 4, 0, 0}, false},
     {&op_attn_packed, "h2/1 d256 shared softcap", {2, 1, 256, 2, 1, 0, 2}, false},
     {&op_attn_packed, "h14/2 d64 three x11 window softcap", {14, 2, 64, 1, 11, 20, 5}, false},
+    {&op_attn_packed, "h6/2 d32 tree", {6, 2, 32, 3, 1, 0, 0}, false},
+    {&op_attn_packed, "h2/1 d80 tree x3 window", {2, 1, 80, 3, 3, 7, 0}, false},
+    {&op_attn_packed, "latent h4 24 of 32 tree", {4, 1, 32, 3, 1, 0, 0, 0, 24}, false},
     {&op_attn_packed, "h6/2 d32 shared sinks", {6, 2, 32, 2, 1, 0, 0, 0, 0, 1}, false},
     {&op_attn_packed, "h8/1 d64 three x9 window sinks", {8, 1, 64, 1, 9, 20, 0, 0, 0, 1}, false},
     {&op_attn_packed, "h8/2 d64 one x100 sinks", {8, 2, 64, 0, 100, 0, 0, 0, 0, 1}, true},
     {&op_attn_packed, "h2/1 d256 one x30 sinks", {2, 1, 256, 0, 30, 0, 0, 0, 0, 1}, true},
     {&op_attn_packed, "h12/2 d128 shared x40", {12, 2, 128, 2, 40, 0, 0}, true},
+    {&op_attn_packed, "h12/2 d128 tree x40", {12, 2, 128, 3, 40, 0, 0}, true},
+    {&op_attn_packed, "h8/2 d64 tree x20 window", {8, 2, 64, 3, 20, 50, 0}, true},
     {&op_attn_packed, "h8/2 d64 one x100", {8, 2, 64, 0, 100, 0, 0}, true},
     {&op_attn_back, "h2/2 d8 one", {2, 2, 8, 0, 1, 0, 0}, false},
     {&op_attn_back, "h4/2 d16 three", {4, 2, 16, 1, 1, 0, 0}, false},
     {&op_attn_back, "h6/2 d32 shared", {6, 2, 32, 2, 1, 0, 0}, false},
+    {&op_attn_back, "h6/2 d32 tree", {6, 2, 32, 3, 1, 0, 0}, false},
+    {&op_attn_back, "h4/1 d64 tree window", {4, 1, 64, 3, 1, 5, 0}, false},
+    {&op_attn_back, "h2/1 d80 tree softcap", {2, 1, 80, 3, 1, 0, 2}, false},
     {&op_attn_back, "h4/1 d64 shared window", {4, 1, 64, 2, 1, 5, 0}, false},
     {&op_attn_back, "h2/1 d80 shared softcap", {2, 1, 80, 2, 1, 0, 2}, false},
     {&op_attn_back, "h3/1 d96 shared window softcap", {3, 1, 96, 2, 1, 6, 2}, false},
@@ -457,6 +463,8 @@ static const struct op_case cases[] = {
     {&op_attn_back, "h8/2 d64 shared window sinks", {8, 2, 64, 2, 1, 5, 0, 0, 0, 1}, false},
     {&op_attn_back, "h8/1 d64 one x50 sinks", {8, 1, 64, 0, 50, 0, 0, 0, 0, 1}, true},
     {&op_attn_back, "h12/2 d128 shared x20", {12, 2, 128, 2, 20, 0, 0}, true},
+    {&op_attn_back, "h12/2 d128 tree x20", {12, 2, 128, 3, 20, 0, 0}, true},
+    {&op_attn_back, "h4/4 d64 tree x9 window", {4, 4, 64, 3, 9, 30, 0}, true},
     {&op_attn_back, "h14/2 d64 one x50", {14, 2, 64, 0, 50, 0, 0}, true},
     {&op_attn_back, "h4/4 d64 shared x9 window", {4, 4, 64, 2, 9, 30, 0}, true},
     // ... and block_size; layout 0 decodes, 1 prefills in chunks
@@ -499,7 +507,7 @@ ON_EACH_DEVICE(attention_forms)
     static float qkv[ROWS * WIDTH], packed[ROWS * OUT_WIDTH], paged[ROWS * OUT_WIDTH],
         decoded[ROWS * OUT_WIDTH];
     for (int i = 0; i < ROWS * WIDTH; i++) qkv[i] = rng_normal(&rng);
-    int32_t positions[ROWS], zeros[ROWS] = {0}, slots[ROWS], start[2] = {0, ROWS};
+    int32_t positions[ROWS], zeros[ROWS] = {0}, slots[ROWS], start[2] = {0, ROWS}, none = -1;
     static const int32_t table[BLOCKS] = {3, 0, 5, 1, 4, 2};
     int32_t rows = ROWS;
     for (int i = 0; i < ROWS; i++) {
@@ -517,7 +525,7 @@ ON_EACH_DEVICE(attention_forms)
     float *d_qkv = to_device(qkv, sizeof qkv), *d_out = to_device(NULL, sizeof packed);
     float *d_lse = to_device(NULL, ROWS * HEADS * sizeof *d_lse);
     int32_t *d_positions = to_device(positions, sizeof positions);
-    int32_t *d_zeros = to_device(zeros, sizeof zeros);
+    int32_t *d_zeros = to_device(zeros, sizeof zeros), *d_none = to_device(&none, sizeof none);
     int32_t *d_slots = to_device(slots, sizeof slots);
     int32_t *d_start = to_device(start, sizeof start);
     int32_t *d_table = to_device(table, sizeof table);
@@ -531,8 +539,8 @@ ON_EACH_DEVICE(attention_forms)
                                .positions = d_positions,
                                .seq_of = d_zeros,
                                .query_start = d_start,
-                               .prefix_start = d_zeros,
-                               .prefix_len = d_zeros,
+                               .parent = d_none,
+                               .first_position = d_zeros,
                                .attend_end = d_rows};
     ops->attn_packed(dev, d_out, d_lse, d_qkv, &batch, &shape);
     from_device(packed, d_out, sizeof packed);

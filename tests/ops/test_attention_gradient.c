@@ -12,20 +12,26 @@ static const struct gradient_case {
     int heads, kv_heads, dim, window, prompt; // rows that all sequences share, or 0
     int len[MAX_SEQS];
     bool cuda_only; // long on a CPU
+    bool comb; // each goes on behind more of the prompt than the one before, the last behind all
 } cases[] = {
-    {"h4/2 d64", 4, 2, 64, 0, 0, {90, 37}, false},
-    {"h12/2 d128, a prompt", 12, 2, 128, 0, 150, {301, 1, 290, 260, 333}, false},
-    {"h12/2 d128, long", 12, 2, 128, 0, 0, {1500}, true},
-    {"h7/1 d64, a prompt and a window", 7, 1, 64, 100, 70, {400, 129, 64}, false},
-    {"h16/8 d96", 16, 8, 96, 0, 0, {257, 511, 3}, true},
-    {"h2/2 d192, long", 2, 2, 192, 0, 0, {1500, 700}, true},
-    {"h12/2 d192, a prompt", 12, 2, 192, 0, 150, {301, 1, 290, 260, 333}, true},
-    {"h16/16 d192 window", 16, 16, 192, 60, 0, {90, 1, 37}, false},
-    {"h4/2 d256, a prompt", 4, 2, 256, 0, 150, {700, 33}, true},
+    {"h4/2 d64", 4, 2, 64, 0, 0, {90, 37}, false, false},
+    {"h12/2 d128, a prompt", 12, 2, 128, 0, 150, {301, 1, 290, 260, 333}, false, false},
+    {"h12/2 d128, long", 12, 2, 128, 0, 0, {1500}, true, false},
+    {"h7/1 d64, a prompt and a window", 7, 1, 64, 100, 70, {400, 129, 64}, false, false},
+    {"h16/8 d96", 16, 8, 96, 0, 0, {257, 511, 3}, true, false},
+    {"h2/2 d192, long", 2, 2, 192, 0, 0, {1500, 700}, true, false},
+    {"h12/2 d192, a prompt", 12, 2, 192, 0, 150, {301, 1, 290, 260, 333}, true, false},
+    {"h16/16 d192 window", 16, 16, 192, 60, 0, {90, 1, 37}, false, false},
+    {"h4/2 d256, a prompt", 4, 2, 256, 0, 150, {700, 33}, true, false},
+    {"h12/2 d128, a comb", 12, 2, 128, 0, 350, {70, 1, 129, 64, 90}, false, true},
+    {"h7/1 d64, a comb and a window", 7, 1, 64, 100, 300, {40, 129, 64}, false, true},
+    {"h2/2 d192, a comb", 2, 2, 192, 0, 600, {300, 200, 5, 77}, true, true},
+    {"h4/2 d256, a comb", 4, 2, 256, 0, 300, {100, 33, 200}, true, true},
 };
 
 struct lists {
-    int32_t *positions, *seq_of, *start, *prefix_start, *prefix_len, *end; // host
+    int32_t *positions, *seq_of, *start, *parent, *first, *end; // host
+    int32_t *prompt, *seq; // the rows of the prompt, and of the sequences, one after the other
     int n, n_seqs, longest;
 };
 
@@ -34,32 +40,55 @@ static int32_t *take_ints(const int32_t *host, int n)
     return to_device(host, (size_t)n * sizeof *host);
 }
 
-// The prompt, if any, and the sequences from `first` to `last` behind it.
+static int n_seqs_of(const struct gradient_case *c)
+{
+    int n = 0;
+    while (n < MAX_SEQS && c->len[n]) n++;
+    return n;
+}
+
+// Rows of the prompt that sequence s goes on behind.
+static int prompt_of(const struct gradient_case *c, int s)
+{
+    return c->comb ? c->prompt * (s + 1) / n_seqs_of(c) : c->prompt;
+}
+
+// One more, behind `before` rows of that parent and its ancestors; ret_rows: its rows.
+static int add_sequence(struct lists *l, int parent, int before, int n, int *ret_rows)
+{
+    const int s = l->n_seqs++;
+    l->parent[s] = parent;
+    l->first[s] = before;
+    for (int i = 0; i < n; i++) {
+        ret_rows[i] = l->n;
+        l->positions[l->n] = before + i;
+        l->seq_of[l->n++] = s;
+    }
+    l->start[s + 1] = l->n;
+    for (int up = s; up >= 0; up = l->parent[up]) l->end[up] = l->n;
+    if (n > l->longest) l->longest = n;
+    return s;
+}
+
+// The prompt, if any, and the sequences from `first` to `last`, each behind what it goes on from.
 static struct lists list_rows(const struct gradient_case *c, int first, int last)
 {
-    struct lists l = {.n = c->prompt, .longest = c->prompt};
-    const int before = c->prompt > 0;
-    for (int s = first; s <= last; s++) l.n += c->len[s];
-    l.positions = op_host((size_t)l.n * sizeof(int32_t));
-    l.seq_of = op_host((size_t)l.n * sizeof(int32_t));
-    l.start = op_host((MAX_SEQS + 2) * sizeof(int32_t));
-    l.prefix_start = op_host((MAX_SEQS + 1) * sizeof(int32_t));
-    l.prefix_len = op_host((MAX_SEQS + 1) * sizeof(int32_t));
-    l.end = op_host((MAX_SEQS + 1) * sizeof(int32_t));
-    int row = 0;
-    for (int s = first - before; s <= last; s++, l.n_seqs++) {
-        const bool is_prompt = s < first;
-        const int rows = is_prompt ? c->prompt : c->len[s];
-        l.start[l.n_seqs] = row;
-        l.prefix_len[l.n_seqs] = is_prompt ? 0 : c->prompt;
-        for (int i = 0; i < rows; i++, row++) {
-            l.positions[row] = l.prefix_len[l.n_seqs] + i;
-            l.seq_of[row] = l.n_seqs;
-        }
-        l.end[l.n_seqs] = is_prompt ? l.n : row;
-        if (rows > l.longest) l.longest = rows;
+    struct lists l = {.n = 0};
+    int rows = c->prompt, prompt = 0, tip = -1, at = 0;
+    for (int s = first; s <= last; s++) rows += c->len[s];
+    int32_t **const of_rows[] = {&l.positions, &l.seq_of, &l.prompt, &l.seq},
+                    **const of_seqs[] = {&l.start, &l.parent, &l.first, &l.end};
+    for (int i = 0; i < 4; i++) {
+        *of_rows[i] = op_host((size_t)rows * sizeof(int32_t));
+        *of_seqs[i] = op_host((2 * MAX_SEQS + 1) * sizeof(int32_t));
     }
-    l.start[l.n_seqs] = row;
+    l.start[0] = 0;
+    for (int s = first; s <= last; at += c->len[s++]) {
+        const int more = prompt_of(c, s) - prompt;
+        if (more > 0) tip = add_sequence(&l, tip, prompt, more, l.prompt + prompt);
+        prompt += more;
+        add_sequence(&l, tip, prompt, c->len[s], l.seq + at);
+    }
     return l;
 }
 
@@ -80,8 +109,8 @@ static float *run(const struct gradient_case *c, const struct lists *l, void *qk
                                  .positions = take_ints(l->positions, l->n),
                                  .seq_of = take_ints(l->seq_of, l->n),
                                  .query_start = take_ints(l->start, l->n_seqs + 1),
-                                 .prefix_start = take_ints(l->prefix_start, l->n_seqs),
-                                 .prefix_len = take_ints(l->prefix_len, l->n_seqs),
+                                 .parent = take_ints(l->parent, l->n_seqs),
+                                 .first_position = take_ints(l->first, l->n_seqs),
                                  .attend_end = take_ints(l->end, l->n_seqs)};
     const size_t rows = (size_t)l->n, e = dtype_size(dt);
     const size_t n = rows * (size_t)((c->heads + 2 * c->kv_heads) * c->dim);
@@ -104,10 +133,23 @@ static float *run(const struct gradient_case *c, const struct lists *l, void *qk
     return host;
 }
 
-// Adds `rows` rows of `width` of one array to another's.
-static void add_rows(float *to, const float *from, int rows, int width)
+// Copies n rows of so many bytes, the i-th from row from_rows[i] to row to_rows[i].
+static void copy_rows(char *to, const int32_t *to_rows, const char *from, const int32_t *from_rows,
+                      int n, size_t bytes)
 {
-    for (size_t i = 0; i < (size_t)rows * (size_t)width; i++) to[i] += from[i];
+    for (int i = 0; i < n; i++)
+        device_copy(dev, to + (size_t)to_rows[i] * bytes, from + (size_t)from_rows[i] * bytes,
+                    bytes);
+}
+
+// Adds n rows of `width` of one array to another's.
+static void add_rows(float *to, const int32_t *to_rows, const float *from, const int32_t *from_rows,
+                     int n, int width)
+{
+    for (int i = 0; i < n; i++)
+        for (int c = 0; c < width; c++)
+            to[(size_t)to_rows[i] * (size_t)width + (size_t)c] +=
+                from[(size_t)from_rows[i] * (size_t)width + (size_t)c];
 }
 
 /* All sequences at once against one after the other, behind the same prompt. Only the prompt's keys
@@ -115,29 +157,27 @@ static void add_rows(float *to, const float *from, int rows, int width)
  * time: of those the gradient of dout is 0. */
 static void check_case(const struct gradient_case *c)
 {
-    int n_seqs = 0;
-    while (n_seqs < MAX_SEQS && c->len[n_seqs]) n_seqs++;
+    const int n_seqs = n_seqs_of(c);
     struct lists all = list_rows(c, 0, n_seqs - 1);
     const int width = (c->heads + 2 * c->kv_heads) * c->dim, out_width = c->heads * c->dim;
-    const size_t e = dtype_size(dt), n = (size_t)all.n * (size_t)width;
+    const size_t e = dtype_size(dt), n = (size_t)all.n * (size_t)width, w = (size_t)width * e,
+                 o = (size_t)out_width * e;
     char *qkv = normal_on_device(dt, n, 1, 5),
          *dout = normal_on_device(dt, (size_t)all.n * (size_t)out_width, 1, 6);
     float *sum = op_host(n * sizeof *sum);
-    device_fill(dev, dout, 0, (size_t)c->prompt * (size_t)out_width * e);
+    for (int i = 0; i < c->prompt; i++) device_fill(dev, dout + (size_t)all.prompt[i] * o, 0, o);
     const float *together = run(c, &all, qkv, dout);
-    for (int s = 0, row = c->prompt; s < n_seqs; row += c->len[s++]) {
+    for (int s = 0, at = 0; s < n_seqs; at += c->len[s++]) {
         struct lists one = list_rows(c, s, s);
-        char *q = to_device(NULL, (size_t)one.n * (size_t)width * e);
-        char *d = to_device(NULL, (size_t)one.n * (size_t)out_width * e);
-        const size_t prompt = (size_t)c->prompt, own = (size_t)c->len[s], at = (size_t)row;
-        const size_t w = (size_t)width * e, o = (size_t)out_width * e;
-        if (prompt) device_copy(dev, q, qkv, prompt * w);
-        if (prompt) device_fill(dev, d, 0, prompt * o);
-        device_copy(dev, q + prompt * w, qkv + at * w, own * w);
-        device_copy(dev, d + prompt * o, dout + at * o, own * o);
+        const int prompt = prompt_of(c, s);
+        char *q = to_device(NULL, (size_t)one.n * w), *d = to_device(NULL, (size_t)one.n * o);
+        copy_rows(q, one.prompt, qkv, all.prompt, prompt, w);
+        copy_rows(d, one.prompt, dout, all.prompt, prompt, o);
+        copy_rows(q, one.seq, qkv, all.seq + at, c->len[s], w);
+        copy_rows(d, one.seq, dout, all.seq + at, c->len[s], o);
         const float *alone = run(c, &one, q, d);
-        add_rows(sum, alone, c->prompt, width);
-        add_rows(sum + at * (size_t)width, alone + prompt * (size_t)width, c->len[s], width);
+        add_rows(sum, all.prompt, alone, one.prompt, prompt, width);
+        add_rows(sum, all.seq + at, alone, one.seq, c->len[s], width);
     }
     double largest = 0, off = 0;
     for (size_t i = 0; i < n; i++) {

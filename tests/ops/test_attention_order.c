@@ -255,30 +255,36 @@ static void run_paged(const struct scene *s, const char *what, const struct run 
     op_release(mark);
 }
 
-/* Packed: `junk` rows of another sequence, the first `prefix` rows of the context, and the others
- * behind them as a sequence of its own; returns (device) the rows of the context. */
-static void *run_packed(const struct scene *s, int junk, int prefix)
+enum { MAX_CUTS = 6 };
+static const int whole[1];
+
+/* Packed: `junk` rows of another sequence, and the context as sequences that go on behind one
+ * another, cut before those of its rows (ascending, 0-ended); returns (device) the rows of the
+ * context. */
+static void *run_packed(const struct scene *s, int junk, const int *cuts)
 {
-    const int n = junk + s->n, n_seqs = (junk > 0) + (prefix > 0) + 1;
-    int32_t start[4] = {0}, prefix_start[3] = {0}, prefix_len[3] = {0}, end[3];
+    const int n = junk + s->n;
+    int32_t start[MAX_CUTS + 3] = {0}, parent[MAX_CUTS + 2], first[MAX_CUTS + 2] = {0},
+                             end[MAX_CUTS + 2];
     int32_t *seq = op_host((size_t)n * sizeof *seq), *position = op_host((size_t)n * sizeof *seq);
-    int i = 0;
+    int n_seqs = 0;
     if (junk) {
-        end[i++] = junk;
-        start[i] = junk;
+        parent[n_seqs] = -1;
+        end[n_seqs++] = junk;
+        start[n_seqs] = junk;
     }
-    if (prefix) {
-        end[i++] = n;
-        start[i] = junk + prefix;
-        prefix_start[i] = junk;
-        prefix_len[i] = prefix;
+    const int root = n_seqs;
+    for (;; cuts++) {
+        parent[n_seqs] = n_seqs > root ? n_seqs - 1 : -1;
+        end[n_seqs] = n;
+        first[n_seqs] = start[n_seqs] - junk;
+        start[++n_seqs] = *cuts ? junk + *cuts : n;
+        if (!*cuts) break;
     }
-    end[i++] = n;
-    start[i] = n;
     for (int r = 0, at = 0; r < n; r++) {
         while (r >= start[at + 1]) at++;
         seq[r] = at;
-        position[r] = prefix_len[at] + r - start[at];
+        position[r] = first[at] + r - start[at];
     }
     const size_t row = (size_t)s->width * dtype_size(dt);
     char *qkv = to_device(NULL, (size_t)n * row),
@@ -300,8 +306,8 @@ static void *run_packed(const struct scene *s, int junk, int prefix)
                            .positions = take_ints(position, n),
                            .seq_of = take_ints(seq, n),
                            .query_start = take_ints(start, n_seqs + 1),
-                           .prefix_start = take_ints(prefix_start, n_seqs),
-                           .prefix_len = take_ints(prefix_len, n_seqs),
+                           .parent = take_ints(parent, n_seqs),
+                           .first_position = take_ints(first, n_seqs),
                            .attend_end = take_ints(end, n_seqs)};
     ops->attn_packed(dev, out, lse, qkv, &b, &s->shape);
     void *rows = to_device(NULL, (size_t)s->n * (size_t)s->out_bytes);
@@ -313,14 +319,15 @@ static void *run_packed(const struct scene *s, int junk, int prefix)
 
 // ---- checks ------------------------------------------------------------------------------------
 
-static void check_packed(const struct scene *s, int junk, int prefix)
+static void check_packed(const struct scene *s, int junk, const int *cuts)
 {
     const size_t mark = op_mark();
     char what[64];
-    snprintf(what, sizeof what, "packed, %d rows before, a prefix of %d", junk, prefix);
+    snprintf(what, sizeof what, "packed, %d rows before, cut at %d, %d...", junk, cuts[0],
+             cuts[0] ? cuts[1] : 0);
     int32_t *rows = op_host((size_t)s->n * sizeof *rows);
     for (int i = 0; i < s->n; i++) rows[i] = i;
-    compare(s, what, run_packed(s, junk, prefix), rows, s->n);
+    compare(s, what, run_packed(s, junk, cuts), rows, s->n);
     op_release(mark);
 }
 
@@ -422,11 +429,12 @@ static void check_case(const struct attention_case *c, bool in_e4m3)
     take_pool(&s);
     take_lists(&s);
     s.expected = op_host((size_t)s.n * (size_t)s.out_bytes);
-    from_device(s.expected, run_packed(&s, 0, 0), (size_t)s.n * (size_t)s.out_bytes);
+    from_device(s.expected, run_packed(&s, 0, whole), (size_t)s.n * (size_t)s.out_bytes);
 
-    check_packed(&s, JUNK, 0);
-    check_packed(&s, 0, 100);
-    check_packed(&s, JUNK, 257);
+    check_packed(&s, JUNK, whole);
+    check_packed(&s, 0, (const int[]){100, 0});
+    check_packed(&s, JUNK, (const int[]){257, 0});
+    check_packed(&s, JUNK, (const int[]){1, 64, 65, 130, 256, 257, 0}); // of a tree's branch
     static const int chunks[] = {1200, 512, 100, 64, 7};
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) check_chunks(&s, chunks[i]);
     check_decode(&s);

@@ -29,14 +29,14 @@ static void packed_lists(struct op_test *t)
 {
     const int *p = t->p, n = p[SEQS] + 2, rows = rows_of(p);
     int32_t *start = ints(t, "query_start", n + 1), *seq = ints(t, "seq_of", rows);
-    int32_t *from = ints(t, "prefix_start", n), *len = ints(t, "prefix_len", n);
+    int32_t *parent = ints(t, "parent", n), *first = ints(t, "first_position", n);
     int32_t *end = ints(t, "attend_end", n);
     start[0] = 0;
     for (int s = 0; s < n; s++) {
         const bool behind = s > 0 && s < n - 1;
         start[s + 1] = start[s] + (behind ? p[EACH] : p[PREFIX]);
-        from[s] = 0;
-        len[s] = behind ? p[PREFIX] : 0;
+        parent[s] = behind ? 0 : -1;
+        first[s] = behind ? p[PREFIX] : 0;
         for (int r = start[s]; r < start[s + 1]; r++) seq[r] = s;
     }
     for (int s = 0; s < n; s++) end[s] = s == 0 ? start[n - 1] : start[s + 1];
@@ -50,8 +50,8 @@ static struct delta_batch packed_batch(struct op_test *t, void **lists)
                                    .packed = true,
                                    .query_start = lists[0],
                                    .seq_of = lists[1],
-                                   .prefix_start = lists[2],
-                                   .prefix_len = lists[3],
+                                   .parent = lists[2],
+                                   .first_position = lists[3],
                                    .attend_end = lists[4]};
     return (struct delta_batch){.view = &t->batch};
 }

@@ -215,7 +215,7 @@ static const struct attn_shape expanded = {
 
 struct input { // one sequence; device
     float *q, *keys, *latents, *w;
-    int32_t *positions, *zeros, *rows, *start, *slots, *table;
+    int32_t *positions, *zeros, *none, *rows, *start, *slots, *table;
     float *qkv, *o, *out, *lse; // results
 };
 
@@ -226,7 +226,8 @@ static float *normal(struct rng *rng, int n)
 
 static void input_open(struct input *in)
 {
-    static const int32_t table[BLOCKS] = {3, 0, 5, 1, 4, 2}, start[2] = {0, ROWS}, rows = ROWS;
+    static const int32_t table[BLOCKS] = {3, 0, 5, 1, 4, 2}, start[2] = {0, ROWS}, rows = ROWS,
+                         none = -1;
     int32_t positions[ROWS], zeros[ROWS] = {0}, slots[ROWS];
     struct rng rng;
     rng_init(&rng, 5, 0);
@@ -242,6 +243,7 @@ static void input_open(struct input *in)
                    RANK * sizeof(float), ROWS);
     in->positions = to_device(positions, sizeof positions);
     in->zeros = to_device(zeros, sizeof zeros);
+    in->none = to_device(&none, sizeof none);
     in->slots = to_device(slots, sizeof slots);
     in->table = to_device(table, sizeof table);
     in->start = to_device(start, sizeof start);
@@ -262,8 +264,8 @@ static struct batch_view packed_batch(const struct input *in)
                                .positions = in->positions,
                                .seq_of = in->zeros,
                                .query_start = in->start,
-                               .prefix_start = in->zeros,
-                               .prefix_len = in->zeros,
+                               .parent = in->none,
+                               .first_position = in->zeros,
                                .attend_end = in->rows,
                                .slots = in->slots,
                                .context_len = in->rows,

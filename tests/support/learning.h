@@ -1,5 +1,5 @@
-/* learning.h: learners on the weights of model folders, in the test's own process, on the CPU. They
- * are closed with the test. Failures fail the running test. One thread. */
+/* learning.h: learners on the weights of model folders, in the test's own process. They are closed
+ * with the test. Failures fail the running test. One thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_LEARNING_H
 #define TESTS_SUPPORT_LEARNING_H
@@ -14,6 +14,7 @@ struct learning {
 struct learning_setting {
     const char *folder, *draft;   // model folders; draft: NULL: none
     const char *teacher;          // a model folder; NULL: none
+    const char *device;           // NULL: the CPU
     float beta;                   // of the divergence from it
     bool reference;               // a copy of the policy stays beside it
     float draft_weight;           // of the draft's loss

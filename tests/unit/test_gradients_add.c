@@ -111,14 +111,14 @@ TEST(targets_are_budgeted)
     struct step s;
     struct packing *p = NULL;
     make_step(&s, EACH);
-    assert_ok(packing_new(s.groups, DATUMS, TOKENS * EACH + 5, &p));
+    assert_ok(packing_new(s.groups, DATUMS, TOKENS * EACH + 5, PACK_PROMPTS, &p));
     assert_int_equal(p->n, DATUMS); // 7 rows each, and 21 targets
     for (int b = 0; b < p->n; b++) {
         assert_int_equal(p->batches[b].first[p->batches[b].n_seqs], TOKENS * EACH);
         assert_int_equal(p->batches[b].n_tokens, TOKENS);
     }
     packing_free(p);
-    assert_fails(packing_new(s.groups, DATUMS, TOKENS * EACH - 1, &p), ST_INVALID,
+    assert_fails(packing_new(s.groups, DATUMS, TOKENS * EACH - 1, PACK_PROMPTS, &p), ST_INVALID,
                  "and its targets");
 }
 

@@ -28,24 +28,21 @@ TEST(covers_every_sample_within_budget)
     for (int budget = 15; budget <= 70; budget++) {
         struct packing *p;
         int next = 0;
-        assert_ok(packing_new(s.groups, GROUPS, budget, &p));
+        assert_ok(packing_new(s.groups, GROUPS, budget, PACK_PROMPTS, &p));
         for (int b = 0; b < p->n; b++) {
             const struct micro_batch *mb = &p->batches[b];
             int rows = 0, seq = 0;
             assert_true(mb->n_tokens <= budget);
             assert_int_equal(mb->first[0], 0);
-            for (int i = 0; i < mb->n_chunks; i++) {
-                rows += prompt_lengths[mb->chunks[i].group];
-                for (int c = 0; c < mb->chunks[i].n; c++, seq++) {
-                    int sample = mb->chunks[i].group * PER + mb->chunks[i].first + c;
-                    assert_int_equal(sample, next++); // in order, none left out
-                    assert_int_equal(mb->sample[seq], sample);
-                    assert_int_equal(mb->first[seq + 1] - mb->first[seq], lengths[sample]);
-                    rows += rows_of(lengths[sample]);
-                }
+            for (; seq < mb->n_seqs; seq++) {
+                int group = mb->seqs[seq].group, sample = group * PER + mb->seqs[seq].completion;
+                assert_int_equal(sample, next++); // in order, none left out
+                assert_int_equal(mb->sample[seq], sample);
+                assert_int_equal(mb->first[seq + 1] - mb->first[seq], lengths[sample]);
+                if (seq == 0 || mb->seqs[seq - 1].group != group) rows += prompt_lengths[group];
+                rows += rows_of(lengths[sample]);
             }
             assert_int_equal(rows, mb->n_tokens);
-            assert_int_equal(seq, mb->n_seqs);
         }
         assert_int_equal(next, SAMPLES);
         if (budget == 70) assert_int_equal(p->n, 1);
@@ -58,7 +55,7 @@ TEST(too_long_is_refused)
     struct random_step s;
     struct packing *p = NULL;
     random_step_make(&shape, &s);
-    assert_fails(packing_new(s.groups, GROUPS, 12, &p), ST_INVALID, "--token-budget");
+    assert_fails(packing_new(s.groups, GROUPS, 12, PACK_PROMPTS, &p), ST_INVALID, "--token-budget");
     assert_message("5 tokens with a completion of 9");
     assert_null(p);
 }
@@ -71,17 +68,17 @@ TEST(whole_groups_stay_together)
     for (int g = 0; g < GROUPS; g++) s.groups[g].whole = true;
     // 16, 8 and 20 rows
     for (int budget = 20; budget <= 70; budget++) {
-        int chunks = 0;
-        assert_ok(packing_new(s.groups, GROUPS, budget, &p));
+        int groups = 0;
+        assert_ok(packing_new(s.groups, GROUPS, budget, PACK_PROMPTS, &p));
         for (int b = 0; b < p->n; b++) {
             assert_true(p->batches[b].n_tokens <= budget);
-            for (int i = 0; i < p->batches[b].n_chunks; i++, chunks++)
-                assert_int_equal(p->batches[b].chunks[i].n, PER);
+            assert_int_equal(p->batches[b].n_seqs % PER, 0);
+            groups += p->batches[b].n_seqs / PER;
         }
-        assert_int_equal(chunks, GROUPS);
+        assert_int_equal(groups, GROUPS);
         packing_free(p);
     }
-    assert_fails(packing_new(s.groups, GROUPS, 19, &p), ST_INVALID,
+    assert_fails(packing_new(s.groups, GROUPS, 19, PACK_PROMPTS, &p), ST_INVALID,
                  "a prompt of 7 tokens with its 4 completions, which have to stand in one");
 }
 

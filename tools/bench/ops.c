@@ -88,19 +88,19 @@ static void set_turns(struct ops_bench *o, size_t bytes)
 }
 
 enum { POSITIONS, SEQ_OF, SLOTS, OF_ROWS };
-enum { START, CONTEXT, STORED, PREFIX_START, PREFIX_LEN, END, OF_SEQS };
+enum { START, CONTEXT, STORED, PARENT, FIRST_POSITION, END, OF_SEQS };
 
-// Writes a sequence of so many rows behind `before` rows or keys that begin at row `first`; `end`:
+// Writes a sequence of so many rows behind `before` keys, or rows of that parent (-1: none); `end`:
 // behind the last row that sees its rows.
-static void add_sequence(struct ops_bench *o, int32_t *rows[], int32_t *seqs[], int first,
+static void add_sequence(struct ops_bench *o, int32_t *rows[], int32_t *seqs[], int parent,
                          int before, int n, int end)
 {
     struct batch_view *v = &o->view;
     const int s = v->n_seqs++;
     seqs[START][s] = v->n_tokens;
     seqs[CONTEXT][s] = before + n;
-    seqs[STORED][s] = seqs[PREFIX_LEN][s] = before;
-    seqs[PREFIX_START][s] = first;
+    seqs[STORED][s] = seqs[FIRST_POSITION][s] = before;
+    seqs[PARENT][s] = parent;
     seqs[END][s] = end;
     for (int i = 0; i < n; i++) {
         const int row = v->n_tokens++;
@@ -130,10 +130,10 @@ static enum status set_batch(struct ops_bench *o, bool paged)
     o->view = (struct batch_view){.packed = !paged, .table_stride = stride};
     o->keys = 0;
     for (int g = 0; g < groups; g++) {
-        const int first = o->view.n_tokens, end = first + each;
-        if (c->prompt) add_sequence(o, rows, seqs, first, 0, c->prompt, end);
+        const int prompt = c->prompt ? o->view.n_seqs : -1, end = o->view.n_tokens + each;
+        if (c->prompt) add_sequence(o, rows, seqs, -1, 0, c->prompt, end);
         for (int i = 0; i < (c->samples ? c->samples : 1); i++)
-            add_sequence(o, rows, seqs, first, c->samples ? c->prompt : c->before, c->each,
+            add_sequence(o, rows, seqs, prompt, c->samples ? c->prompt : c->before, c->each,
                          o->view.n_tokens + c->each);
     }
     for (int i = 0; i < n_blocks; i++) table[i] = (int32_t)((int64_t)i * 7919 % n_blocks);
@@ -143,8 +143,8 @@ static enum status set_batch(struct ops_bench *o, bool paged)
     }
     device_copy_in(o->b->dev, o->lists, host, n * sizeof *host);
     const int32_t **const on_device[] = {
-        &o->view.positions,   &o->view.seq_of,     &o->view.slots,        &o->view.query_start,
-        &o->view.context_len, &o->view.stored,     &o->view.prefix_start, &o->view.prefix_len,
+        &o->view.positions,   &o->view.seq_of,     &o->view.slots,  &o->view.query_start,
+        &o->view.context_len, &o->view.stored,     &o->view.parent, &o->view.first_position,
         &o->view.attend_end,  &o->view.block_table};
     for (int i = 0; i < OF_ROWS; i++) *on_device[i] = o->lists + (rows[i] - host);
     for (int i = 0; i <= OF_SEQS; i++)

@@ -38,6 +38,7 @@ struct learner {
     struct weights *frozen;                  // then the policy's gradients: none
     bool has_reference;
     int max_targets;
+    int min_shared;   // packing_new()
     size_t scratch;   // that the operations want, a draft's included
     size_t allocated; // on the device before
     struct model *model;
@@ -155,6 +156,12 @@ static size_t balance_bytes(const struct learner *l)
     return l->options.router_aux_loss_coef > 0 ? each : 0;
 }
 
+// Each of a step's prompts and completions begins a node, and may split another.
+static int max_nodes(const struct learner *l)
+{
+    return 2 * l->options.max_seqs;
+}
+
 // A draft has no batch of its own, and shares the operations' scratch with its policy.
 static void plan_workspace(struct learner *l)
 {
@@ -172,8 +179,8 @@ static void plan_workspace(struct learner *l)
         plan->workspace += backward_mask_bytes(l->model, l->options.logits_chunk);
     l->scratch = operations_scratch(l, l->model, l->policy);
     if (!l->options.is_draft)
-        plan->workspace += l->scratch + batch_bytes(l->options.token_budget, l->options.max_seqs, 0,
-                                                    l->max_targets);
+        plan->workspace +=
+            l->scratch + batch_bytes(l->options.token_budget, max_nodes(l), 0, l->max_targets);
     plan->reference += reference;
     plan->total += plan->workspace + reference;
 }
@@ -402,6 +409,18 @@ static double mib(size_t bytes)
     return (double)bytes / (1024 * 1024);
 }
 
+// Why no more than a group's prompt is computed once; NULL: all that sequences share is.
+static const char *shares_prompts(const struct learner *l)
+{
+    const struct model_config *models[] = {l->config, l->teacher_config,
+                                           l->draft ? l->draft->config : NULL};
+    for (size_t k = 0; k < sizeof models / sizeof *models; k++)
+        for (int i = 0; models[k] && i < models[k]->n_layers; i++)
+            if (models[k]->layers[i].delta.n_heads > 0)
+                return "layers of linear attention go from it to its completions and no deeper";
+    return l->options.lora_dropout > 0 ? "--lora-dropout's masks are of each sample" : NULL;
+}
+
 void memory_log(const struct learner *l, const char *weights, const char *freeze)
 {
     const struct memory_plan p = l->info.memory;
@@ -413,6 +432,9 @@ void memory_log(const struct learner *l, const char *weights, const char *freeze
     if (freeze && freeze[0])
         log_info("--freeze %s: %" PRId64 " of %" PRId64 " parameters are trained", freeze,
                  param_ranges_parameters(trained), trained->list[0].weights->n_parameters);
+    if (shares_prompts(l))
+        log_info("of what sequences share only a group's prompt is computed once: %s",
+                 shares_prompts(l));
     log_info("memory on %s (MiB): weights %.1f %s, residual %.1f, moments %.1f, gradients "
              "%.1f, activations %.1f, workspace %.1f, reference %.1f, teacher %.1f, draft %.1f; "
              "total %.1f of "
@@ -503,10 +525,10 @@ static enum status prepare_rows(struct learner *l)
         return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
     for (size_t i = 0; i < n_lists; i++) *lists[i] = all + i * n;
     if (l->options.is_draft) return ST_OK;
-    enum status st = batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0,
-                               l->max_targets, &l->batch);
+    enum status st =
+        batch_new(l->dev, l->options.token_budget, max_nodes(l), 0, l->max_targets, &l->batch);
     if (st == ST_OK && l->teacher && l->taught.prompts)
-        st = batch_new(l->dev, l->options.token_budget, l->options.max_seqs, 0, l->max_targets,
+        st = batch_new(l->dev, l->options.token_budget, max_nodes(l), 0, l->max_targets,
                        &l->teacher_batch);
     if (st == ST_OK && l->options.ranks) {
         if (!(l->ranked = malloc(n * sizeof *l->ranked)))
@@ -522,14 +544,13 @@ static enum status prepare_rows(struct learner *l)
 }
 
 // The masks of a micro-batch, which is committed, in this step of the optimizer.
-static void set_dropout(struct learner *l, const struct micro_batch *mb,
-                        const struct pack_group *groups, bool on)
+static void set_dropout(struct learner *l, const struct micro_batch *mb, bool on)
 {
     struct lora_dropout dropout = {0};
     if (!l->row_samples) return;
     if (on) {
         const size_t n = (size_t)batch_tokens(l->batch);
-        packing_samples(mb, groups, l->row_samples_host);
+        packing_samples(mb, l->row_samples_host);
         device_copy_in(l->dev, l->row_samples, l->row_samples_host, n * sizeof *l->row_samples);
         dropout = (struct lora_dropout){
             .p = l->options.lora_dropout,
@@ -581,6 +602,7 @@ enum status learner_prepare(struct learner *l)
     const size_t balance = balance_bytes(l);
     enum status st;
     CHECK(check_room(&l->info.memory, l->dev));
+    l->min_shared = shares_prompts(l) ? PACK_PROMPTS : PACK_MIN_SHARED;
     if (!o->is_draft) CHECK(device_reserve(l->dev, l->scratch));
     if (!o->many_adapters) {
         CHECK(optimizer_new(l->dev, &l->trained, o->comm, &o->optimizer, &l->optimizer));
@@ -632,12 +654,11 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
                         const struct pack_group *groups)
 {
     int vocab = draft->config->vocab_size;
-    for (int i = 0; i < mb->n_chunks; i++) {
-        const struct pack_chunk *chunk = &mb->chunks[i];
-        const struct pack_group *group = &groups[chunk->group];
+    for (int i = 0; i < mb->n_seqs; i++) {
+        const struct pack_group *group = &groups[mb->seqs[i].group];
+        const struct pack_completion *c = packed_completion(&mb->seqs[i], groups);
         if (!ids_below(group->prompt, group->n_prompt, vocab)) return false;
-        for (int c = chunk->first; c < chunk->first + chunk->n; c++)
-            if (!ids_below(group->completions[c].ids, group->completions[c].n, vocab)) return false;
+        if (!ids_below(c->ids, c->n, vocab)) return false;
     }
     return true;
 }
@@ -724,31 +745,32 @@ static enum status balance(struct learner *l, int rows, double all_rows, struct 
 
 // The teacher's forward pass of a micro-batch: as it is, or behind prompts of its own.
 static enum status teach(struct learner *l, const struct micro_batch *mb,
-                         const struct pack_group *groups, const struct passes *passes,
-                         struct distillation *ret)
+                         const struct passes *passes, struct distillation *ret)
 {
     enum status st = ST_OK;
     void *x;
     const struct batch *batch = l->batch;
+    struct packing *again = NULL;
     if (l->teacher_batch) {
         batch = ret->batch = l->teacher_batch;
         batch_clear(l->teacher_batch);
-        CHECK(packing_fill(mb, passes->taught, l->options.adapter ? 0 : -1, l->teacher_batch,
-                           l->targets));
+        CHECK(packing_again(mb, passes->taught, l->min_shared, &again));
+        CHECK(packing_fill(again->batches, passes->taught, l->options.adapter ? 0 : -1,
+                           l->teacher_batch, l->targets));
         CHECK(batch_commit(l->teacher_batch, 0, 0));
     }
-    if (l->teacher->adapters) set_dropout(l, mb, groups, false);
+    if (l->teacher->adapters) set_dropout(l, mb, false);
     model_forward(l->teacher, batch_view(batch), NULL, NULL, &x);
-    if (l->teacher->adapters) set_dropout(l, mb, groups, true);
+    if (l->teacher->adapters) set_dropout(l, mb, true);
     ret->x = x;
 out:
+    packing_free(again);
     return st;
 }
 
 // The gradients of a micro-batch whose loss is known, if it has any.
 static enum status learn(struct learner *l, const struct micro_batch *mb,
-                         const struct pack_group *groups, const struct passes *passes,
-                         struct backward_loss *loss)
+                         const struct passes *passes, struct backward_loss *loss)
 {
     const int n = mb->first[mb->n_seqs];
     const bool taught = l->teacher && !all_zero(l->ddivergence, n);
@@ -764,7 +786,7 @@ static enum status learn(struct learner *l, const struct micro_batch *mb,
     // Groups without spread have no gradient to compute, but for their routers' load.
     if (!taught && !of_logprobs && !loss->assignments) return ST_OK;
     if (taught) {
-        CHECK(teach(l, mb, groups, passes, &d));
+        CHECK(teach(l, mb, passes, &d));
         loss->distillation = &d;
         if (!of_logprobs) loss->dlogprobs = NULL;
     }
@@ -798,7 +820,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         phase_timers_lap(l->options.phases, PHASE_PACK);
         CHECK(end_of_backward(l)); // of the micro-batch before
         CHECK(batch_commit(l->batch, 0, 0));
-        set_dropout(l, mb, groups, backward);
+        set_dropout(l, mb, backward);
         if (l->ref_model) {
             model_forward(l->ref_model, batch_view(l->batch), NULL, NULL, &x);
             CHECK(backward_logprobs(l->backward, l->ref_model, l->batch, x, l->targets, temperature,
@@ -817,7 +839,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     if (!all_zero(l->dentropy, n)) back.dentropy = l->dentropy;
     if (passes->last && !l->options.adapter) back.done = sum_grads;
     back.context = l->optimizer;
-    if (backward) CHECK(learn(l, mb, groups, passes, &back));
+    if (backward) CHECK(learn(l, mb, passes, &back));
 out:
     return st;
 }
@@ -875,7 +897,7 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
     }
     if (kind == PASS_STEP) optimizer_clear_grads(l->optimizer);
     if (passes.draft) optimizer_clear_grads(l->draft->optimizer);
-    CHECK(packing_new(groups, n_groups, l->options.token_budget, &packing));
+    CHECK(packing_new(groups, n_groups, l->options.token_budget, l->min_shared, &packing));
     CHECK(plan_passes(l, packing, groups, &passes));
     // The last one packed, which is seldom full, goes first: sums of gradients over ranks run
     // beside the last one learned from.

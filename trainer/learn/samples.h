@@ -2,12 +2,15 @@
  * may want of them. Whoever has a rollout, a data set or a request fills it in; nothing here knows
  * which it was. Plain data; what it points to is borrowed.
  *
- * A step's samples are cut into micro-batches of at most token_budget rows, without padding: a
- * group's prompt once, its completions after it with the prompt as their shared prefix. A
- * completion of n tokens has n targets but only n - 1 rows: its first token is predicted by the
- * prompt's last row, and its last token predicts nothing that counts. What is predicted may be
- * given instead, several targets for each token: its row's logits then count for all of them.
- * Where a teacher reads another prompt, the longer of the two counts for the budget. */
+ * A step's samples are cut into micro-batches of at most token_budget rows, without padding. A
+ * completion behind its prompt is a sequence; those of a micro-batch are packed as trees, by their
+ * tokens: what several begin with alike is computed once, be it a group's prompt, the turns that
+ * two conversations share or the system prompt of all. A completion of n tokens has n targets but
+ * only n - 1 rows: its first token is predicted by the prompt's last row, and its last token
+ * predicts nothing that counts. Targets are each completion's own, also where their rows are
+ * shared: what passes through a row adds up in its gradient. What is predicted may be given
+ * instead, several targets for each token: its row's logits then count for all of them. Where a
+ * teacher reads another prompt, its rows count for the budget, too. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SAMPLES_H
 #define TRAINER_SAMPLES_H
@@ -15,6 +18,7 @@
 #include "common/base/status.h"
 #include "common/constraint/constraint.h"
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -93,29 +97,52 @@ void samples_free(struct samples *s);
 // ---- packed into micro-batches ------------------------------------------------------------------
 
 struct batch;
-struct pack_chunk { // consecutive completions of one group
-    int group, first, n;
+// Rows that go on behind all of their parent's, of which a prompt (completion -1) or a completion
+// has the tokens first .. first + n - 1.
+struct pack_node {
+    int parent; // an earlier one of the micro-batch; -1: none
+    int group, completion, first, n;
+    int position; // of its first row: how many its ancestors have
+    int row;      // of the micro-batch
 };
+struct pack_seq { // a completion, those without tokens included
+    int group, completion;
+    int leaf; // the node with its last row
+};
+static inline const struct pack_completion *packed_completion(const struct pack_seq *seq,
+                                                              const struct pack_group *groups)
+{
+    return &groups[seq->group].completions[seq->completion];
+}
 struct micro_batch {
-    int n_chunks;
-    struct pack_chunk *chunks;
-    int n_seqs;   // completions, those without tokens included
-    int *sample;  // (n_seqs) number of each over all groups, in their order
-    int *first;   // (n_seqs + 1) where its targets start
-    int n_tokens; // rows
-    int64_t cost; // of the budget: rows, or what has more targets than rows
+    int n_seqs;
+    struct pack_seq *seqs; // (n_seqs)
+    int *sample;           // (n_seqs) number of each over all groups, in their order
+    int *first;            // (n_seqs + 1) where its targets start
+    int n_nodes;
+    struct pack_node *nodes; // (n_nodes) depth first
+    int n_tokens;            // rows
+    int64_t cost;            // of the budget, beside its rows: of targets, and what a teacher reads
 };
 struct packing {
     int n;
     struct micro_batch *batches;
-    struct pack_chunk *chunks; // of all of them, one after the other
+    struct pack_seq *seqs; // of all of them, one after the other
+    struct pack_node *nodes;
     int *samples, *firsts;
 };
+// Rows that sequences must have in common at least for these to be computed once, which costs
+// attention tiles that are not full. A group's prompt always is; PACK_PROMPTS: and nothing else.
+#define PACK_MIN_SHARED 32
+#define PACK_PROMPTS    INT_MAX
 
 // A prompt with one completion, or a whole group, that is over the budget is ST_INVALID and names
 // --token-budget.
 enum status packing_new(const struct pack_group *groups, int n_groups, int token_budget,
-                        struct packing **ret);
+                        int min_shared, struct packing **ret);
+// The sequences of a micro-batch, in its order, behind other prompts: one micro-batch.
+enum status packing_again(const struct micro_batch *mb, const struct pack_group *groups,
+                          int min_shared, struct packing **ret);
 void packing_free(struct packing *p);
 
 // Puts a micro-batch into an empty `batch` (not yet committed) and its targets, first[n_seqs] of
@@ -124,10 +151,9 @@ void packing_free(struct packing *p);
 enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups, int adapter,
                          struct batch *batch, int32_t *ret_targets);
 
-// Of the rows that packing_fill() makes: whose they are, the same for a sample (or a group's
-// prompt) however it is packed. Dropout goes by it.
-void packing_samples(const struct micro_batch *mb, const struct pack_group *groups,
-                     int32_t *ret_samples);
+// Of the rows that packing_fill() makes: whose they are, of PACK_PROMPTS the same for a sample (or
+// a group's prompt) however it is packed. Dropout goes by it.
+void packing_samples(const struct micro_batch *mb, int32_t *ret_samples);
 
 // Of its targets, first[n_seqs]; the constraints are borrowed, NULL: none. ST_MISMATCH: of a
 // completion that its constraint does not take.

@@ -28,7 +28,7 @@ template <typename T> struct attn_args {
     float scale, softcap;
     int n_seqs, n_tokens;
     const int32_t *query_start, *positions, *context_len, *stored, *block_table;
-    const int32_t *prefix_start, *prefix_len, *attend_end, *seq_of;
+    const int32_t *parent, *first_position, *attend_end, *seq_of;
     // block_size: 0 of a packed batch; block_shift: log2 of the size, or -1
     int table_stride, block_size, block_shift;
     uint32_t group_inverse; // ceil(2^32 / group), 0 for a group of 1
@@ -92,8 +92,8 @@ template <typename T> static attn_args<T> attn_args_of(const attn_call &c)
     a.stored = batch->stored;
     a.block_table = batch->block_table;
     a.table_stride = batch->table_stride;
-    a.prefix_start = batch->prefix_start;
-    a.prefix_len = batch->prefix_len;
+    a.parent = batch->parent;
+    a.first_position = batch->first_position;
     a.attend_end = batch->attend_end;
     a.seq_of = batch->seq_of;
     if (!c.kv) return a;
@@ -134,6 +134,25 @@ template <bool FROM_L2> __device__ __forceinline__ int number_at(const int32_t *
     return FROM_L2 ? __ldcg(p) : *p;
 }
 
+// Of a packed sequence's context, entries first .. end - 1, of one sequence: entry j is row
+// j + to_row.
+struct context_run {
+    int first, end, to_row;
+};
+
+// The one that entry j is in.
+template <typename T>
+__device__ __forceinline__ context_run run_of(const attn_args<T> &a, int s, int j)
+{
+    int first = a.first_position[s];
+    while (j < first) {
+        s = a.parent[s];
+        first = a.first_position[s];
+    }
+    const int start = a.query_start[s];
+    return {first, first + a.query_start[s + 1] - start, start - first};
+}
+
 // The row of k and v that holds entry j of the context of sequence s.
 template <bool PAGED, bool FROM_L2 = false, typename T>
 __device__ __forceinline__ int64_t key_row(const attn_args<T> &a, int s, int j)
@@ -144,8 +163,7 @@ __device__ __forceinline__ int64_t key_row(const attn_args<T> &a, int s, int j)
         const int32_t *entry = a.block_table + (int64_t)s * a.table_stride + block;
         return (int64_t)number_at<FROM_L2>(entry) * a.block_size + offset;
     }
-    int prefix = a.prefix_len[s];
-    return j < prefix ? a.prefix_start[s] + j : a.query_start[s] + (j - prefix);
+    return j + run_of(a, s, j).to_row;
 }
 
 // ---- a pool in e4m3 ----------------------------------------------------------------------------
@@ -232,7 +250,7 @@ __device__ __forceinline__ int row_position(const attn_args<T> &a, int s, int ro
     if (PAGED)
         return number_at<FROM_L2>(a.context_len + s) > 0 ? number_at<FROM_L2>(a.positions + row)
                                                          : -1;
-    return a.prefix_len[s] + row - a.query_start[s];
+    return a.first_position[s] + row - a.query_start[s];
 }
 
 // The same, where a kernel serves both kinds of batch.

@@ -423,7 +423,7 @@ __device__ __forceinline__ void hide_keys(float (&w)[ROWS / 8][4], const attn_ar
                 if (r < from || r >= to) w[i][h * 2 + c] = 0.f;
             }
         if (a.window <= 0 || end == own_end) continue;
-        int position = row_position<false>(a, s, key); // in a prefix: rows see it from anywhere
+        int position = row_position<false>(a, s, key); // with children: rows see it from anywhere
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++)
 #pragma unroll

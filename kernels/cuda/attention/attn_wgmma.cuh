@@ -7,8 +7,8 @@
  * a ring ahead of them, across the border of items. Products are wgmma, scores stay in registers,
  * and while one warpgroup has no product under way the other does.
  *
- * Copies are cp.async, not TMA: packed rows of a group, prefixes and pages come row by row. A tile
- * is 64 rows of HD elements in blocks of 64 columns, swizzled as hopper.cuh says.
+ * Copies are cp.async, not TMA: packed rows of a group, ancestors' rows and pages come row by row.
+ * A tile is 64 rows of HD elements in blocks of 64 columns, swizzled as hopper.cuh says.
  */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_CUDA_ATTN_WGMMA_CUH
@@ -242,12 +242,7 @@ __device__ __forceinline__ void stream_keys(copier &c, const attn_args<bf16> &a,
     const int first = w.kv_head * a.head_dim + first_column(a.head_dim);
     const bf16 *k = a.k + first, *v = a.v + first;
     int tile = w.first, bytes = (int)a.kv_stride * 2;
-    int prefix = 0, to_prefix = 0, to_own = 0; // rows of it, and what makes a row of a position
-    if (!PAGED) {
-        prefix = a.prefix_len[w.s];
-        to_prefix = a.prefix_start[w.s];
-        to_own = w.p.start - prefix;
-    }
+    context_run run = {0, 0, 0}; // that the thread's last key was in
 #pragma unroll 1
     do { // a row that sees nothing has a tile, too
         int rows[ROWS_EACH];
@@ -256,8 +251,10 @@ __device__ __forceinline__ void stream_keys(copier &c, const attn_args<bf16> &a,
             int j = min(tile + first_row() + i * ROWS_APART, max(w.end, 1) - 1);
             if (PAGED)
                 rows[i] = w.end > 0 ? (int)key_row<true>(a, w.s, j) : 0;
-            else
-                rows[i] = j + (j < prefix ? to_prefix : to_own);
+            else {
+                if (j < run.first || j >= run.end) run = run_of(a, w.s, j);
+                rows[i] = j + run.to_row;
+            }
         }
         c.begin_stage();
         copy_tiles<HD, 2>(c.stream.stage(), a.head_dim, [&](int i, int r, const bf16 *(&from)[2]) {

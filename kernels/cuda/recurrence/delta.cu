@@ -1,7 +1,7 @@
 /* delta.cu: the recurrences of linear attention: the gated delta rule (ops.h, delta_shape) and its
  * gradient, row after row; and short convolutions, in the end.
  *
- * A block has one value head of a sequence, of a packed batch with those that it is the prefix of.
+ * A block has one value head of a sequence, of a packed batch with those that go on behind it.
  * Its S (key_dim, head_dim) is in registers, PART entries of a column to a thread: a warp has a few
  * columns, and PARTS lanes share one. Columns need nothing of each other. Each warp makes q and k
  * of a row for itself, in shared memory, where all its lanes read them; what the next row needs is
@@ -30,8 +30,8 @@
 // As the recurrences go over it (ops.h, delta_batch), by value, and who comes before whom in it.
 struct delta_rows {
     const int32_t *query_start, *positions, *seq_of;
-    const int32_t *prefix_start, *prefix_len, *attend_end; // packed
-    const int32_t *state_from, *state_slot;                // paged
+    const int32_t *parent, *first_position, *attend_end; // packed
+    const int32_t *state_from, *state_slot;              // paged
     int n_tokens, n_seqs;
     bool paged;
     float *states; // of the layer, in slot 0
@@ -44,8 +44,8 @@ static struct delta_rows delta_rows_of(const struct delta_batch *b)
     r.query_start = b->view->query_start;
     r.positions = b->view->positions;
     r.seq_of = b->view->seq_of;
-    r.prefix_start = b->view->prefix_start;
-    r.prefix_len = b->view->prefix_len;
+    r.parent = b->view->parent;
+    r.first_position = b->view->first_position;
     r.attend_end = b->view->attend_end;
     r.state_from = b->view->state_from;
     r.state_slot = b->view->state_slot;
@@ -62,7 +62,7 @@ static struct delta_rows delta_rows_of(const struct delta_batch *b)
 // Whether sequence s goes on from no other of the batch.
 __device__ __forceinline__ bool delta_begins(const delta_rows &b, int s)
 {
-    if (!b.paged) return b.prefix_len[s] == 0;
+    if (!b.paged) return b.parent[s] < 0;
     return s == 0 || b.state_slot[s] < 0 || b.state_slot[s - 1] != b.state_from[s];
 }
 
@@ -345,7 +345,7 @@ void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
                      const struct delta_shape *s)
 {
     const struct delta_rows rows = delta_rows_of(&a->batch);
-    if (rows.n_tokens <= 0) return;
+    if (rows.n_tokens <= 0 || !delta_takes(dev, a->batch.view)) return;
     const int blocks =
         rows.paged ? rows.n_seqs * s->n_heads : blocks_of(dev, s, rows.n_seqs, BLOCKS_PER_SM);
     float *scratch = NULL; // a paged batch is computed without: its step may be being captured
@@ -652,7 +652,7 @@ void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, c
 {
     const struct delta_rows rows = delta_rows_of(&a->batch);
     const int n = rows.n_tokens;
-    if (n <= 0) return;
+    if (n <= 0 || !delta_takes(dev, a->batch.view)) return;
     const int blocks = blocks_of(dev, s, rows.n_seqs, 1);
     struct back_memory m = lay_out_back(s, blocks, n, a->batch.view->max_context);
     m.at = (float *)cuda_workspace(dev, m.end * sizeof(float));
@@ -689,10 +689,10 @@ struct conv_rows {
 // The row `back` rows before row r of sequence s of a packed batch; -1: there is none.
 __device__ __forceinline__ int packed_before(const delta_rows &b, int s, int r, int back)
 {
-    int at = r - back, first = b.query_start[s];
-    if (at >= first) return at;
-    int in_prefix = b.prefix_len[s] - (first - at);
-    return in_prefix >= 0 ? b.prefix_start[s] + in_prefix : -1;
+    if (r - back >= b.query_start[s]) return r - back;
+    int position = b.first_position[s] + r - b.query_start[s] - back;
+    while (s >= 0 && position < b.first_position[s]) s = b.parent[s];
+    return s >= 0 && position >= 0 ? b.query_start[s] + position - b.first_position[s] : -1;
 }
 
 // The input that channel c meets `back` rows before row r.
@@ -782,17 +782,18 @@ __global__ void sum_back_kernel(float *dsum, const T *dy, const T *x, const T *w
 }
 
 // The sum of dsum over the rows that stand `ahead` rows behind row r: of its own sequence, or of
-// each that its sequence is the prefix of.
+// each that goes on behind it.
 __device__ __forceinline__ float behind(const float *dsum, const conv_rows &a, int r, int ahead,
                                         int c)
 {
     const delta_rows &b = a.b;
-    int s = b.seq_of[r], end = b.query_start[s + 1], past = r + ahead - end;
-    if (past < 0) return dsum[(int64_t)(r + ahead) * a.width + c];
+    int s = b.seq_of[r];
+    if (r + ahead < b.query_start[s + 1]) return dsum[(int64_t)(r + ahead) * a.width + c];
+    int position = b.first_position[s] + r - b.query_start[s] + ahead;
     float sum = 0;
-    for (int child = s + 1; child < b.n_seqs && b.query_start[child] < b.attend_end[s]; child++) {
-        int row = b.query_start[child] + past;
-        if (row < b.query_start[child + 1]) sum += dsum[(int64_t)row * a.width + c];
+    for (int below = s + 1; below < b.n_seqs && b.query_start[below] < b.attend_end[s]; below++) {
+        int past = position - b.first_position[below], row = b.query_start[below] + past;
+        if (past >= 0 && row < b.query_start[below + 1]) sum += dsum[(int64_t)row * a.width + c];
     }
     return sum;
 }
