@@ -8,7 +8,8 @@
  *                floating-point operations at the measured rate of a large matmul.
  *   train        forward and backward over --tokens tokens in sequences of --sequence, the targets
  *                every token. Limit: its floating-point operations at the measured rate of a large
- *                matmul.
+ *                matmul. With --turns conversations instead: each turn a sequence behind what a
+ *                template keeps of those before, packed as trees and with nothing to share.
  *   sync         publishes from a second process while this one decodes flat out. Limit: what AdamW
  *                must read and write at the measured bandwidth.
  *   step         whole GRPO steps by the real server and trainer: --batch samples of --tokens
@@ -52,7 +53,7 @@ static const struct option_spec table[] = {
     OPT_HEADING("Sizes"),
     OPT_INT("batch", batch, "0", "N", 0, 4096,
             "sequences decoded at once (0: 1 on the CPU, 16 on CUDA); samples of a step (0: 16, 64 "
-            "on CUDA)"),
+            "on CUDA); conversations of --turns (0: 8)"),
     OPT_INT("context", context, "256", "N", 1, 1 << 20, "tokens behind each decoded one"),
     OPT_INT("tokens", tokens, "0", "N", 0, 1 << 20,
             "tokens of a training pass, or of a step in prefill (0: 512, 8192 on CUDA); most of a "
@@ -65,6 +66,10 @@ static const struct option_spec table[] = {
     OPT_HEADING("Training"),
     OPT_CHOICE("recompute", recompute, "none", recompute_names, "train, step: as cw-trainer"),
     OPT_CHOICE("optim-moments", moments, "f32", moments_kind_names, "train, step: as cw-trainer"),
+    OPT_INT("turns", turns, "0", "N", 0, 1000, "train: conversations of that many; 0: without"),
+    OPT_INT("read", read, "256", "N", 1, 1 << 20, "tokens that a turn reads"),
+    OPT_INT("sampled", sampled, "128", "N", 1, 1 << 20, "tokens that it samples"),
+    OPT_INT("kept", kept, "64", "N", 0, 1 << 20, "tokens that later turns have of those"),
     OPT_INT("max-staleness", max_staleness, "-1", "UPDATES", -1, 64,
             "step: cw-trainer --async --max-staleness; -1: without"),
     OPT_CHOICE("sync", sync, "shared", sync_way_names,
