@@ -96,6 +96,9 @@ struct norm_shape {
 struct norm_args {
     const void *x, *w, *b; // b: of NORM_LAYER; may be NULL
     float *rstd, *mean; // (rows) f32, mean of NORM_LAYER alone; norm writes those that are not NULL
+    // y in e4m3, as `quantise` gives it, of rows that lie together; NULL: not wanted
+    uint8_t *codes;
+    int8_t *scales;
 };
 
 // ACT_CLAMPED (gpt-oss) is gated: with g = min(gate, limit) and u = up between -limit and limit,
@@ -483,7 +486,7 @@ struct ops {
     void (*scatter_add_rows)(struct device *, void *table, const void *y,
                              const struct scatter_args *);
 
-    // y = norm(x); writes rstd and mean. In place (y == x) is allowed.
+    // y = norm(x); writes rstd, mean and codes. In place (y == x) is allowed.
     void (*norm)(struct device *, void *y, const struct norm_args *, const struct norm_shape *);
     // dx = (add ? dx : 0) + gradient; dw += , db += (f32; db NULL but for NORM_LAYER with bias).
     // dx may be dy (in place) where !add. Reads rstd and mean.

@@ -50,6 +50,11 @@ float f32_from_f16(uint16_t h);
 // 448, NaN stays NaN. Without a branch: rows of activations are rounded at every matmul.
 DTYPE_INLINE uint8_t e4m3_from_f32(float x)
 {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint16_t codes; // of 0 and x
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
+    return (uint8_t)codes;
+#else
     uint32_t u, magnitude, code, small;
     float sum;
     memcpy(&u, &x, 4);
@@ -62,6 +67,7 @@ DTYPE_INLINE uint8_t e4m3_from_f32(float x)
     code = magnitude < 0x3c800000u ? small - 0x46800000u : code;
     code = magnitude > 0x7f800000u ? 0x7fu : code;
     return (uint8_t)((u >> 24 & 0x80u) | code);
+#endif
 }
 // Exponent and mantissa lie where f32 has them, which is 2^120 too small, subnormals as well.
 // Without a branch, so that a loop of it becomes vector instructions.

@@ -304,6 +304,15 @@ const void *model_rounded(struct model *m, const void *x, const struct weight_ma
     return m->codes;
 }
 
+// The same of a matrix whose x may be there already.
+static const void *left_rows(struct model *m, const void *x, const struct linear *l,
+                             const struct weight_matrix *w, struct matmul *shape)
+{
+    if (!l->rounded || !w->rounds) return model_rounded(m, x, w, shape);
+    shape->a_scales = m->code_scales;
+    return m->codes;
+}
+
 static bool is_adapted(const struct model *m, int rows, const struct linear *l,
                        struct lora_args *ret)
 {
@@ -318,7 +327,7 @@ static void linear_of(struct model *m, void *y, const void *x, int rows, const i
 {
     struct matmul shape;
     const struct weight_matrix w = linear_matrix(m, rows, l, &shape);
-    const void *a = model_rounded(m, x, &w, &shape);
+    const void *a = left_rows(m, x, l, &w, &shape);
     struct lora_args adapters;
     if (!is_adapted(m, rows, l, &adapters)) {
         shape.columns = parts ? m->comm : NULL;
@@ -352,7 +361,7 @@ void model_linear_act(struct model *m, void *y, void *gate_up, const void *x, in
         m->ops->act(m->dev, y, gate_up, &act);
         return;
     }
-    const void *a = model_rounded(m, x, &w, &shape);
+    const void *a = left_rows(m, x, l, &w, &shape);
     m->ops->matmul_act(m->dev, y, gate_up, a, w.w, w.bias, &shape, &act, keep);
 }
 
@@ -368,6 +377,40 @@ void model_normalise(struct model *m, void *y, int rows, const struct norm_args 
         m->ops->norm(m->dev, y, args, &shape);
     else
         copy_rows(m, y, args->x, rows, m->config->hidden);
+}
+
+struct norm_args model_attn_norm(const struct layer_weights *w, const void *x,
+                                 const struct layer_tape *tape)
+{
+    return (struct norm_args){.x = x,
+                              .w = w->attn_norm,
+                              .b = w->attn_norm_bias,
+                              .rstd = tape ? tape->rstd1 : NULL,
+                              .mean = tape ? tape->mean1 : NULL};
+}
+
+struct norm_args model_mlp_norm(const struct layer_weights *w, const void *x,
+                                const struct layer_tape *tape)
+{
+    return (struct norm_args){.x = x,
+                              .w = w->mlp_norm,
+                              .b = w->mlp_norm_bias,
+                              .rstd = tape ? tape->rstd2 : NULL,
+                              .mean = tape ? tape->mean2 : NULL};
+}
+
+// m->normed, for a matrix of layer l: where that wants rows in e4m3 these are in m->codes as well,
+// until the next matmul. args has room for them.
+static bool normalise_for(struct model *m, enum tensor_role role, int l, int rows,
+                          struct norm_args args)
+{
+    const bool rounds = args.w && weights_matrix(m->weights, role, l).rounds;
+    if (rounds) {
+        args.codes = m->codes;
+        args.scales = m->code_scales;
+    }
+    model_normalise(m, m->normed, rows, &args);
+    return rounds;
 }
 
 // The q and k norms, in place.
@@ -433,10 +476,11 @@ void model_round_kv(struct model *m, void *x, int rows, int n, int head_dim, int
     m->ops->kv_round(m->dev, x, &(struct kv_heads){rows, n, head_dim, stride, m->dt});
 }
 
-// From m->normed to queries, keys and values, and the queries' gates where they have any.
-static void project_qkv(struct model *m, int l, void *qkv, void *gate, int rows)
+// From m->normed to queries, keys and values, and the queries' gates where they have any. rounded:
+// struct linear, as of the next two.
+static void project_qkv(struct model *m, int l, void *qkv, void *gate, int rows, bool rounded)
 {
-    const struct linear in = {ROLE_QKV, l, .out = m->dt};
+    const struct linear in = {ROLE_QKV, l, .out = m->dt, .rounded = rounded};
     model_linear(m, m->config->attn_gate ? m->attn_in : qkv, m->normed, rows, &in);
     if (m->config->attn_gate)
         m->ops->split_gate(m->dev, qkv, gate, m->attn_in, rows, &m->attn[l], false);
@@ -444,10 +488,10 @@ static void project_qkv(struct model *m, int l, void *qkv, void *gate, int rows)
 
 // From m->normed to m->qkv, rotated, its keys and values in the pool.
 static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
-                      const struct kv_view *kv)
+                      const struct kv_view *kv, bool rounded)
 {
     const struct model_config *c = m->config;
-    const struct linear in = {ROLE_QKV, l, .out = m->dt};
+    const struct linear in = {ROLE_QKV, l, .out = m->dt, .rounded = rounded};
     struct matmul shape;
     const struct weight_matrix w = linear_matrix(m, batch->n_tokens, &in, &shape);
     const int rope = c->layers[l].rope;
@@ -460,11 +504,11 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
     struct lora_args adapters;
     if (rope >= 0 && !c->qk_norm && !c->attn_gate &&
         !is_adapted(m, batch->n_tokens, &in, &adapters)) {
-        const void *a = model_rounded(m, m->normed, &w, &shape);
+        const void *a = left_rows(m, m->normed, &in, &w, &shape);
         m->ops->matmul_rope_store(m->dev, m->qkv, a, w.w, w.bias, &shape, &store);
         return;
     }
-    project_qkv(m, l, m->qkv, m->gate, batch->n_tokens);
+    project_qkv(m, l, m->qkv, m->gate, batch->n_tokens, rounded);
     if (c->qk_norm) normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
     if (rope < 0)
         m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
@@ -474,7 +518,7 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
 
 // From m->normed to what attention gives, which is returned.
 static void *attend(struct model *m, int l, const struct batch_view *batch,
-                    const struct kv_view *kv, struct layer_tape *tape)
+                    const struct kv_view *kv, struct layer_tape *tape, bool rounded)
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
@@ -488,10 +532,10 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
         latent_attention(m, l, batch, kv, tape ? &tape->latent : &m->latent,
                          tape ? tape->lse : (float *)m->gate_up, out);
     } else if (kv) {
-        paged_qkv(m, l, batch, kv);
+        paged_qkv(m, l, batch, kv, rounded);
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
-        project_qkv(m, l, raw, gate, rows);
+        project_qkv(m, l, raw, gate, rows, rounded);
         copy_rows(m, qkv, raw, rows, layer_qkv_width(layer));
         if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
         model_rotate(m, l, qkv, batch, 1.0f);
@@ -520,13 +564,11 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     const bool delta = layer->delta.n_heads > 0;
     const int rows = batch->n_tokens;
 
-    model_normalise(m, m->normed, rows,
-                    &(struct norm_args){x, w->attn_norm, w->attn_norm_bias,
-                                        tape ? tape->rstd1 : NULL, tape ? tape->mean1 : NULL});
+    const bool rounded = normalise_for(m, ROLE_QKV, l, rows, model_attn_norm(w, x, tape));
     if (delta) delta_attention(m, l, batch, kv, tape);
     struct branch o = {delta ? ROLE_DELTA_OUT : ROLE_O,
                        l,
-                       delta ? m->attn_out : attend(m, l, batch, kv, tape),
+                       delta ? m->attn_out : attend(m, l, batch, kv, tape, rounded),
                        w->post_attn_norm,
                        tape ? tape->attn_proj : NULL,
                        tape ? tape->rstd_post1 : NULL};
@@ -542,11 +584,10 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     const struct layer_weights *w = &m->weights->layers[l];
     int inner = layer->intermediate;
     void *gate_up = tape ? tape->gate_up : m->gate_up;
+    struct linear in = {ROLE_GATE_UP, l, .out = m->dt};
 
     if (!c->parallel_block)
-        model_normalise(m, m->normed, rows,
-                        &(struct norm_args){mid, w->mlp_norm, w->mlp_norm_bias,
-                                            tape ? tape->rstd2 : NULL, tape ? tape->mean2 : NULL});
+        in.rounded = normalise_for(m, ROLE_GATE_UP, l, rows, model_mlp_norm(w, mid, tape));
     if (layer->moe.n_experts > 0) {
         if (model_begins_sum(m))
             copy_rows(m, x_out, mid, rows, c->hidden);
@@ -557,8 +598,7 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
         model_sum_ranks(m, x_out, rows);
         return;
     }
-    model_linear_act(m, m->act, gate_up, m->normed, rows,
-                     &(struct linear){ROLE_GATE_UP, l, .out = m->dt}, inner, tape != NULL);
+    model_linear_act(m, m->act, gate_up, m->normed, rows, &in, inner, tape != NULL);
     if (tape && tape->again && !c->post_norm) return;
     struct branch down = {ROLE_DOWN,
                           l,
@@ -665,8 +705,11 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
     m->ops->gather_rows(m->dev, to.x, x,
                         &(struct gather_args){rows, n, c->hidden, 1.0f, m->dt, 0, 0});
     model_normalise(m, to.normed, n,
-                    &(struct norm_args){to.x, w->final_norm, w->final_norm_bias, to.rstd,
-                                        c->norm == NORM_LAYER ? to.mean : NULL});
+                    &(struct norm_args){.x = to.x,
+                                        .w = w->final_norm,
+                                        .b = w->final_norm_bias,
+                                        .rstd = to.rstd,
+                                        .mean = c->norm == NORM_LAYER ? to.mean : NULL});
     const struct linear head = {ROLE_HEAD, 0, .out = DT_F32};
     linear_of(m, to.logits, to.normed, n, rows, &head, m->logit_parts);
     if (c->logit_softcap > 0)

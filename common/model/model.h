@@ -166,6 +166,11 @@ void model_round_kv(struct model *m, void *x, int rows, int n, int head_dim, int
 // What a residual branch reads, (rows, hidden): args->x normalised, or as it is where there are no
 // weights to it.
 void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args);
+// Of the norms of x before attention and before the MLP, with the tape's room for their statistics.
+struct norm_args model_attn_norm(const struct layer_weights *w, const void *x,
+                                 const struct layer_tape *tape);
+struct norm_args model_mlp_norm(const struct layer_weights *w, const void *x,
+                                const struct layer_tape *tape);
 
 // Shapes of calls for `rows` rows, as the forward and the backward pass make them: of the norms
 // over the residual stream, of those over n heads of layer l, of the layer's routing and of
@@ -229,6 +234,7 @@ struct linear {
     bool add;
     enum dtype out; // of y
     bool no_bias;   // another rank adds it
+    bool rounded;   // m->codes have x's rows in e4m3, where the matrix wants them
 };
 void model_linear(struct model *m, void *y, const void *x, int rows, const struct linear *l);
 // y = the activation of x . w^T + bias, which is in gate_up afterwards if `keep`.

@@ -36,6 +36,8 @@ void cpu_norm(struct device *dev, void *y, const struct norm_args *args,
             for (int c = 0; c < width; c++) out[c] += bias[c];
         if (args->rstd) args->rstd[r] = factor;
         if (args->mean && shape->kind == NORM_LAYER) args->mean[r] = centre;
+        if (args->codes)
+            args->scales[r] = cpu_quantise_row(args->codes + (int64_t)r * width, out, width);
     }
 }
 

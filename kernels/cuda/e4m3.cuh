@@ -7,6 +7,17 @@
 #include "common/base/e4m3.h"
 #include "kernels/cuda/cuda.cuh"
 
+// Magnitudes in their order, and behind all others a NaN.
+__device__ __forceinline__ uint32_t magnitude_bits(float x)
+{
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+// The scale of a row whose largest magnitude has these bits.
+__device__ __forceinline__ int8_t row_scale(uint32_t largest)
+{
+    return largest > 0x7f800000u ? E4M3_SCALE_NAN : e4m3_scale(__uint_as_float(largest));
+}
+
 // x *= y, two numbers of bf16 each.
 __device__ __forceinline__ void multiply_pair(uint32_t &x, uint32_t y)
 {

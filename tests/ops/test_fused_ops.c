@@ -1,5 +1,6 @@
 /* test_fused_ops.c: an operation that stands for several gives their bits, on each device and in
- * each dtype: rope_store (rope, kv_store), matmul_rope_store, matmul_act. And scratch memory may be
+ * each dtype: rope_store (rope, kv_store), matmul_rope_store, matmul_act, norm with codes (norm,
+ * quantise). And scratch memory may be
  * asked for any number of times. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
@@ -137,6 +138,42 @@ ON_EACH_DTYPE(matmul_act)
         check_matmul_act(7, 1000, kind, false, true);
     }
     check_matmul_act(3, 37, ACT_SILU, true, true);
+}
+
+// Rows of random numbers, one of zeros and one with a NaN.
+static void check_norm_rounded(enum norm_kind kind, int rows, int width, bool has_bias)
+{
+    const size_t mark = op_mark(), n = (size_t)rows * width, row = width * dtype_size(dt);
+    const struct norm_shape shape = {kind, rows, width, 1, width, 1e-5f, dt};
+    char *x = values(n, 1);
+    void *w = values((size_t)width, 2), *y = to_device(NULL, n * dtype_size(dt)),
+         *other = to_device(NULL, n * dtype_size(dt)), *codes = to_device(NULL, n),
+         *scales = to_device(NULL, (size_t)rows), *fused_codes = to_device(NULL, n),
+         *fused_scales = to_device(NULL, (size_t)rows);
+    struct norm_args args = {.x = x, .w = w, .b = has_bias ? values((size_t)width, 3) : NULL};
+    char name[96];
+    snprintf(name, sizeof name, "norm %d x %d with codes, kind %d", rows, width, (int)kind);
+    device_fill(dev, x, 0, row);
+    if (rows > 2) device_fill(dev, x + 2 * row, 0xff, dtype_size(dt));
+    ops->norm(dev, y, &args, &shape);
+    ops->quantise(dev, codes, scales, y, rows, width, dt, NULL, 0);
+    args.codes = fused_codes;
+    args.scales = fused_scales;
+    ops->norm(dev, other, &args, &shape);
+    assert_same_bytes(name, other, y, n * dtype_size(dt));
+    assert_same_bytes(name, fused_codes, codes, n);
+    assert_same_bytes(name, fused_scales, scales, (size_t)rows);
+    op_release(mark);
+}
+
+ON_EACH_DTYPE(norm_rounded)
+{
+    static const int rows[] = {1, 3, 8, 67}, widths[] = {16, 24, 100, 512, 1536, 3584, 8960, 16384};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (size_t k = 0; k < sizeof widths / sizeof widths[0]; k++)
+            check_norm_rounded(NORM_RMS, rows[i], widths[k], false);
+    check_norm_rounded(NORM_RMS_PLUS_ONE, 5, 1536, false);
+    check_norm_rounded(NORM_LAYER, 5, 1024, true);
 }
 
 // More often than a fixed list of what was outgrown would hold.

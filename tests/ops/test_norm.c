@@ -60,8 +60,11 @@ static void norm_launch(struct op_test *t, void **d)
 {
     struct norm_shape s = norm_shape_of(t->p);
     s.dt = dt;
-    const struct norm_args args = {t->p[7] ? d[0] : d[3], d[4], t->p[4] ? d[5] : NULL, d[1],
-                                   s.kind == NORM_LAYER ? d[2] : NULL};
+    const struct norm_args args = {.x = t->p[7] ? d[0] : d[3],
+                                   .w = d[4],
+                                   .b = t->p[4] ? d[5] : NULL,
+                                   .rstd = d[1],
+                                   .mean = s.kind == NORM_LAYER ? d[2] : NULL};
     ops->norm(dev, d[0], &args, &s);
 }
 
@@ -103,8 +106,10 @@ static void norm_back_setup(struct op_test *t)
 static void norm_back_launch(struct op_test *t, void **d)
 {
     struct norm_shape s = norm_shape_of(t->p);
-    const struct norm_args args = {d[NB_X], d[NB_W], NULL, d[NB_RSTD],
-                                   s.kind == NORM_LAYER ? d[NB_MEAN] : NULL};
+    const struct norm_args args = {.x = d[NB_X],
+                                   .w = d[NB_W],
+                                   .rstd = d[NB_RSTD],
+                                   .mean = s.kind == NORM_LAYER ? d[NB_MEAN] : NULL};
     s.dt = dt;
     ops->norm_back(dev, d[NB_DX], d[NB_DW], t->p[4] ? d[NB_DB] : NULL,
                    t->p[7] ? d[NB_DX] : d[NB_DY], &args, &s, t->p[6]);

@@ -77,15 +77,15 @@ out:
     return st;
 }
 
-enum status decoder_prefill(void *decoder)
+// The prompts of the first n sequences.
+static enum status prefill(struct decoder *d, int n_seqs)
 {
-    struct decoder *d = decoder;
     const int max = d->runner->limits.max_tokens;
     enum status st = ST_OK;
-    for (int s = 0, at = 0; s < d->n;) {
+    for (int s = 0, at = 0; s < n_seqs;) {
         const int first = s;
         runner_clear(d->runner);
-        for (int room = max; s < d->n && room > 0;) {
+        for (int room = max; s < n_seqs && room > 0;) {
             const int left = d->context - at, n = left < room ? left : room;
             CHECK(feed(d, d->prompts + (size_t)s * (size_t)d->context + at, n, s, at, n == left));
             room -= n;
@@ -93,6 +93,28 @@ enum status decoder_prefill(void *decoder)
             s += n == left;
         }
         CHECK(step(d, first));
+    }
+out:
+    return st;
+}
+
+enum status decoder_prefill(void *decoder)
+{
+    struct decoder *d = decoder;
+    return prefill(d, d->n);
+}
+
+// All sequences become the first one, each in blocks of its own: of long contexts to compute them
+// all would take minutes, and a step takes as long whatever they hold.
+static enum status fill(struct decoder *d)
+{
+    enum status st;
+    CHECK(prefill(d, 1));
+    for (int s = 1; s < d->n; s++) {
+        d->tokens[s] = d->tokens[0];
+        for (int i = 0; i < d->blocks_each; i++)
+            CHECK(runner_copy_block(d->runner, d->blocks[i], d->blocks[s * d->blocks_each + i]));
+        runner_copy_state(d->runner, 0, s);
     }
 out:
     return st;
@@ -118,7 +140,7 @@ enum status bench_decode(struct bench *b)
     CHECK(limits_bandwidth(b));
     CHECK(limits_matmul(b, &flops));
     CHECK(decoder_open(&d, b, DECODER_TOKENS(b)));
-    CHECK(decoder_prefill(&d));
+    CHECK(fill(&d));
     CHECK(bench_time(b->o.warmup, b->o.steps, decoder_step, &d, &step_ms));
     // an untied input embedding is looked up, not read through
     const double looked_up = c->tie_embeddings ? 0 : (double)c->vocab_size * c->hidden;

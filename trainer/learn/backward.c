@@ -354,7 +354,8 @@ static enum status head_back(struct backward *b, const struct batch *batch, cons
         CHECK(head_chunk(b, batch, tape->x_final, at, rows, &first));
         const struct head_rows head = model_head_rows(m, first);
         const struct norm_shape shape = model_norm_shape(m, rows);
-        const struct norm_args norm = {head.x, w->final_norm, NULL, head.rstd, head.mean};
+        const struct norm_args norm = {
+            .x = head.x, .w = w->final_norm, .rstd = head.rstd, .mean = head.mean};
         void *drows = (char *)b->drows + (size_t)at * (size_t)c->hidden * e;
         CHECK(logits_back(b, batch, loss, at, rows, first));
         const void *dlogits = own_dlogits(b, rows);
@@ -526,10 +527,7 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     bool parallel = c->parallel_block;
     const struct norm_args norm =
-        parallel
-            ? (struct norm_args){tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1, tape->mean1}
-            : (struct norm_args){tape->x_mid, w->mlp_norm, w->mlp_norm_bias, tape->rstd2,
-                                 tape->mean2};
+        parallel ? model_attn_norm(w, tape->x, tape) : model_mlp_norm(w, tape->x_mid, tape);
     void *dnorm = parallel ? g->attn_norm : g->mlp_norm,
          *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
 
@@ -603,8 +601,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     int rows = batch->n_tokens;
-    const struct norm_args norm = {tape->x, w->attn_norm, w->attn_norm_bias, tape->rstd1,
-                                   tape->mean1};
+    const struct norm_args norm = model_attn_norm(w, tape->x, tape);
     const struct norm_args post_norm = {
         .x = tape->attn_proj, .w = w->post_attn_norm, .rstd = tape->rstd_post1};
     const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);

@@ -9,7 +9,10 @@
  * values, which it keeps filled ahead across items. A task of one item is joined in registers; of
  * several, the last block to finish joins the parts.
  *
- * Of a pool in e4m3 the ring has codes, which are widened in registers: an element of ldmatrix is
+ * Of a pool in e4m3 two tiles are computed at a time, for what bounds it is the latency of a tile,
+ * with one meeting of the warps before both have weights and one before their values are added; one
+ * that has no keys is copied and computed as one of keys that nobody sees, which changes nothing
+ * (attn_order.cuh). The ring has codes, which are widened in registers: an element of ldmatrix is
  * two of them, so that a lane's four are the two halves of 16 dimensions of a key, or two
  * dimensions of two neighbouring keys (e4m3.h). Scales are powers of two, which commute with
  * rounding: a key's is applied to its dot products, a value's to its weights, which are then
@@ -21,12 +24,12 @@
 #include "kernels/cuda/hopper.cuh"
 #include <algorithm>
 
-#define WARPS       4 // that compute
-#define THREADS     (WARPS * 32)
-#define BOX_KEYS    16 // a tile has a box for each of the warps
-#define MAX_STAGES  12
-#define MAX_SEQS    1024 // of a launch that splits contexts
-#define BEHIND_RING 8704 // bytes
+#define WARPS      4 // that compute
+#define THREADS    (WARPS * 32)
+#define BOX_KEYS   16 // a tile has a box for each of the warps
+#define MAX_STAGES 12
+#define MAX_SEQS   1024 // of a launch that splits contexts
+#define MAX_DIM    128
 
 static_assert(TILE_KEYS == WARPS * BOX_KEYS, "a warp has a box of a tile's keys");
 
@@ -43,24 +46,28 @@ struct tma_plan {
     int part_rows;
 };
 
+// Tiles that are computed at once.
+template <bool E4M3> constexpr int turn_tiles = E4M3 ? 2 : 1;
+template <bool E4M3> constexpr int turn_keys = turn_tiles<E4M3> *TILE_KEYS;
+
+// What is behind the ring.
+template <bool E4M3> struct block_memory {
+    bf16 weights[turn_tiles<E4M3>][TASK_ROWS * TILE_KEYS];
+    __align__(256) bf16 queries[E4M3 ? TASK_ROWS * MAX_DIM : 8];
+    float most[turn_tiles<E4M3>][TASK_ROWS][WARPS]; // largest dot product with a warp's keys
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+    // E4M3: of a stage of keys and its boxes, of the keys and of their values; 1 / 2^scale of the
+    // values of a turn
+    __align__(16) int8_t scales[E4M3 ? MAX_STAGES : 1][WARPS][KV_SCALES][BOX_KEYS];
+    bf16 inverse[turn_tiles<E4M3>][TILE_KEYS];
+    int is_last;
+    int ends[MAX_SEQS]; // !whole: chunks of the sequences up to this one
+};
+
 #if HAS_WGMMA
 
 template <int HD, bool E4M3> constexpr int box_bytes = BOX_KEYS *HD *(E4M3 ? 1 : 2);
 template <int HD, bool E4M3> constexpr int stage_bytes = WARPS *box_bytes<HD, E4M3>;
-
-// What is behind the ring.
-struct block_memory {
-    bf16 weights[TASK_ROWS * TILE_KEYS];
-    float most[TASK_ROWS][WARPS]; // largest dot product of a row and a warp's keys
-    uint64_t full[MAX_STAGES], empty[MAX_STAGES];
-    // E4M3: of a stage of keys and its boxes, of the keys and of their values; of a tile's values
-    // 1 / 2^scale
-    __align__(16) int8_t scales[MAX_STAGES][WARPS][KV_SCALES][BOX_KEYS];
-    bf16 inverse[TILE_KEYS];
-    int is_last;
-    int ends[MAX_SEQS]; // !whole: chunks of the sequences up to this one
-};
-static_assert(sizeof(block_memory) <= BEHIND_RING, "room behind the ring");
 
 // Some chunks of a task.
 struct item : task {
@@ -68,9 +75,8 @@ struct item : task {
     int chunk, n; // the first of them, and how many
 };
 
-// !whole: fills in m.ends. One warp.
-__device__ __forceinline__ void count_chunks(block_memory &m, const attn_args<bf16> &a,
-                                             const tma_plan &p)
+// !whole: fills in block_memory's ends. One warp.
+__device__ __forceinline__ void count_chunks(int *ends, const attn_args<bf16> &a, const tma_plan &p)
 {
     const int lane = threadIdx.x % 32;
     int before = 0;
@@ -82,7 +88,7 @@ __device__ __forceinline__ void count_chunks(block_memory &m, const attn_args<bf
         int x = min(max((keys + CHUNK_KEYS - 1) / CHUNK_KEYS, 1), p.chunks);
         if (n * a.group > FEW_ROWS || first + lane >= a.n_seqs) x = 0;
         x = lanes_until(x) + before;
-        if (first + lane < a.n_seqs) m.ends[s] = x;
+        if (first + lane < a.n_seqs) ends[s] = x;
         before = __shfl_sync(~0u, x, 31);
     }
 }
@@ -92,18 +98,18 @@ struct item_walk {
     int at, end; // tasks; !whole: chunks
     int s, task;
 
-    __device__ __forceinline__ item_walk(const block_memory &m, const attn_args<bf16> &a,
+    __device__ __forceinline__ item_walk(const int *ends, const attn_args<bf16> &a,
                                          const tma_plan &p)
         : at(blockIdx.x), end(a.n_seqs * p.tasks), s(0), task(0)
     {
         if (p.whole) return;
         const int groups = gridDim.x / p.tasks, group = blockIdx.x / p.tasks;
         task = blockIdx.x - group * p.tasks;
-        at = m.ends[a.n_seqs - 1] * group / groups;
-        end = m.ends[a.n_seqs - 1] * (group + 1) / groups;
+        at = ends[a.n_seqs - 1] * group / groups;
+        end = ends[a.n_seqs - 1] * (group + 1) / groups;
     }
     // False behind the last one. An item may have nothing to do: n is 0.
-    __device__ __forceinline__ bool next(item &w, const block_memory &m, const attn_args<bf16> &a,
+    __device__ __forceinline__ bool next(item &w, const int *ends, const attn_args<bf16> &a,
                                          const tma_plan &p)
     {
         if (at >= end) return false;
@@ -113,15 +119,16 @@ struct item_walk {
             task = at - s * p.tasks;
             at += gridDim.x;
         } else {
-            while (m.ends[s] <= at) s++;
-            chunk = at - (s > 0 ? m.ends[s - 1] : 0);
-            n = min(m.ends[s], end) - at;
+            while (ends[s] <= at) s++;
+            chunk = at - (s > 0 ? ends[s - 1] : 0);
+            n = min(ends[s], end) - at;
             at += n;
         }
         w.number = s * p.tasks + task;
         w.chunk = chunk;
         w.n = task_of(w, a, p.row_tiles, s, task, chunk, n) ? min(n, w.n_chunks - chunk) : 0;
-        w.begin = max(w.begin, w.low / TILE_KEYS * TILE_KEYS);
+        const int turn = a.scales ? turn_keys<true> : turn_keys<false>;
+        w.begin = max(w.begin, w.low / turn * turn);
         return true;
     }
 };
@@ -134,26 +141,42 @@ __device__ __forceinline__ void meet()
 
 // ---- copies ------------------------------------------------------------------------------------
 
-// The scales of a tile's keys and values, four to a lane, as a stage has them.
-__device__ __forceinline__ uint32_t scales_of_tile(const attn_args<bf16> &a, const item &w, int key)
+// Bytes that lie together, a multiple of 16 as the addresses are.
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t bytes,
+                                           uint32_t barrier)
 {
-    const int lane = threadIdx.x % 32, first = key + lane / 8 * BOX_KEYS;
-    if (first >= w.end || first + BOX_KEYS <= w.low) return 0;
-    const int slot = (int)key_row<true, true>(a, w.s, first), block = slot >> a.block_shift;
-    const int64_t at = kv_scale_at(block, slot - (block << a.block_shift) + lane % 4 * 4,
-                                   a.block_size, a.n_kv_heads, w.kv_head, lane / 4 % 2);
-    return __ldcg((const unsigned *)(a.scales + at));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+// The scales of boxes first .. end - 1 of a tile, rows of keys in `rows` from lane `at` on, into a
+// stage with its keys: a lane has those of a box's keys or of its values.
+__device__ __forceinline__ void copy_scales(const attn_args<bf16> &a,
+                                            int8_t (&to)[WARPS][KV_SCALES][BOX_KEYS], int rows,
+                                            int at, int first, int end, int kv_head,
+                                            uint32_t barrier)
+{
+    const int lane = threadIdx.x % 32, box = lane / KV_SCALES, value = lane % KV_SCALES;
+    const int slot = __shfl_sync(~0u, rows, at + box), block = slot >> a.block_shift;
+    if (box < first || box >= end) return;
+    copy_bytes(shared_address(to[box][value]),
+               a.scales + kv_scale_at(block, slot - (block << a.block_shift), a.block_size,
+                                      a.n_kv_heads, kv_head, value),
+               BOX_KEYS, barrier);
 }
 
 // A warp: keeps the ring filled. waits: not before there is a key of this batch to be copied.
 template <int HD, bool E4M3>
 __device__ void copy_items(stage_ring ring, const CUtensorMap *k_map, const CUtensorMap *v_map,
-                           block_memory &m, const attn_args<bf16> &a, const tma_plan &p, bool waits)
+                           block_memory<E4M3> &m, const attn_args<bf16> &a, const tma_plan &p,
+                           bool waits)
 {
     const int lane = threadIdx.x % 32;
     int used = 0;
     item w;
-    for (item_walk walk(m, a, p); walk.next(w, m, a, p);) {
+    for (item_walk walk(m.ends, a, p); walk.next(w, m.ends, a, p);) {
         if (w.n == 0) continue;
         const int old = waits ? number_at<true>(a.stored + w.s) : 0;
         if (a.block_shift < 0) __builtin_unreachable(); // attn_few_tma_takes()
@@ -163,38 +186,33 @@ __device__ void copy_items(stage_ring ring, const CUtensorMap *k_map, const CUte
             return key < w.end ? (int)key_row<true, true>(a, w.s, key) : 0;
         };
         int rows = 0, next = look_up(w.begin);
-        uint32_t scales = 0, next_scales = 0;
-        bool ahead = false; // next_scales are this tile's
-        for (int key = w.begin; key < w.end; key += TILE_KEYS) {
+        for (int key = w.begin; key < w.end; key += turn_keys<E4M3>) {
             const int at = (key - w.begin) / BOX_KEYS % 32;
             if (at == 0) {
                 rows = next;
                 next = look_up(key + 32 * BOX_KEYS);
             }
-            if (waits && min(key + TILE_KEYS, w.end) > old) {
+            if (waits && min(key + turn_keys<E4M3>, w.end) > old) {
                 grid_wait();
                 waits = false;
             }
-            if (E4M3) { // a tile ahead, but for one with keys of this batch
-                scales = ahead ? next_scales : scales_of_tile(a, w, key);
-                ahead =
-                    key + TILE_KEYS < w.end && (!waits || min(key + 2 * TILE_KEYS, w.end) <= old);
-                if (ahead) next_scales = scales_of_tile(a, w, key + TILE_KEYS);
-            }
-            const int first = max(w.low - key, 0) / BOX_KEYS;
-            const int end = min((w.end - key + BOX_KEYS - 1) / BOX_KEYS, WARPS);
 #pragma unroll
-            for (int values = 0; values < 2; values++, ring.next(), used++) {
+            for (int i = 0; i < 2 * turn_tiles<E4M3>; i++, ring.next(), used++) {
+                const int values = i / turn_tiles<E4M3>, tile = i % turn_tiles<E4M3>;
+                const int from = key + tile * TILE_KEYS, lane0 = at + tile * WARPS;
+                const int first = max(w.low - from, 0) / BOX_KEYS;
+                const int end = min((w.end - from + BOX_KEYS - 1) / BOX_KEYS, WARPS);
                 if (used >= ring.n) barrier_wait(ring.is_empty(), ring.parity ^ 1);
-                if (E4M3 && !values) {
-                    reinterpret_cast<uint32_t *>(m.scales[ring.slot])[lane] = scales;
-                    __syncwarp();
-                }
-                if (lane == 0) barrier_expect(ring.is_full(), (end - first) * box_bytes<HD, E4M3>);
-                for (int i = first; i < end; i++) {
-                    const int row = __shfl_sync(~0u, rows, at + i);
+                const bool scales = E4M3 && !values;
+                const int of_box = box_bytes<HD, E4M3> + (scales ? KV_SCALES * BOX_KEYS : 0);
+                if (lane == 0) barrier_expect(ring.is_full(), max(end - first, 0) * of_box);
+                if (scales)
+                    copy_scales(a, m.scales[ring.slot], rows, lane0, first, end, w.kv_head,
+                                ring.is_full());
+                for (int box = first; box < end; box++) {
+                    const int row = __shfl_sync(~0u, rows, lane0 + box);
                     if (lane == 0)
-                        copy_box(ring.stage() + i * box_bytes<HD, E4M3>, values ? v_map : k_map,
+                        copy_box(ring.stage() + box * box_bytes<HD, E4M3>, values ? v_map : k_map,
                                  row, 0, w.kv_head, ring.is_full(), L2_EVICT_FIRST);
                 }
             }
@@ -253,6 +271,24 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[HD / 16][4], const at
     }
 }
 
+// The same in shared memory, by all warps that compute: what widens keys needs the registers.
+template <int HD>
+__device__ __forceinline__ void keep_queries(block_memory<true> &m, const attn_args<bf16> &a,
+                                             const packed_rows &rows)
+{
+    constexpr int UNITS = HD / 8;
+    meet(); // those of the item before have been read
+#pragma unroll
+    for (int i = threadIdx.x; i < TASK_ROWS * UNITS; i += THREADS) {
+        const int r = i / UNITS, u = i % UNITS;
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (rows.in(r))
+            x = *reinterpret_cast<const uint4 *>(a.q + query_at(a, place_of(a, rows, r)) + u * 8);
+        *reinterpret_cast<uint4 *>(unit_at<UNITS>(m.queries, r, u)) = x;
+    }
+    meet();
+}
+
 // Dot products of the 16 rows and this warp's 16 keys of a tile.
 template <int HD>
 __device__ __forceinline__ void multiply_keys(float (&dot)[2][4], const uint32_t (&q)[HD / 16][4],
@@ -268,87 +304,108 @@ __device__ __forceinline__ void multiply_keys(float (&dot)[2][4], const uint32_t
     }
 }
 
-// The same of codes; then the keys' scales. of_values: the scales of the values beside them.
+// The same of the codes of a turn's tiles. of_values: the scales of the values beside them.
 template <int HD>
-__device__ __forceinline__ void multiply_codes(float (&dot)[2][4], int8_t (&of_values)[2][2],
-                                               const uint32_t (&q)[HD / 16][4], uint32_t box,
-                                               const int8_t (&scales)[KV_SCALES][BOX_KEYS])
+__device__ __forceinline__ void multiply_codes(float (&dot)[2][2][4], char2 (&of_values)[2][2],
+                                               block_memory<true> &m, const uint32_t (&boxes)[2],
+                                               const int (&slots)[2])
 {
-    const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8;
+    const uint32_t queries = shared_address(unit_at<HD / 8>(m.queries, lane % 16, lane / 16));
+    const uint32_t at = code_unit<HD>(0, row, lane / 8 % 2);
 #pragma unroll
     for (int i = 0; i < HD / 16; i += 2) {
-        uint32_t codes[4], k[2];
-        load_matrices(codes, code_unit<HD>(box, row, i + lane / 8 % 2));
+        uint32_t q[2][4], codes[2][4], k[2];
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            widen(codes[n], k[0], k[1]);
-            mma(dot[n / 2], q[i + n % 2], k[0], k[1]);
+        for (int n = 0; n < 2; n++) load_matrices(q[n], queries ^ (i + n) << 5);
+#pragma unroll
+        for (int t = 0; t < 2; t++) load_matrices(codes[t], boxes[t] + (at ^ i << 4));
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int t = n % 2, set = n / 2 % 2 * 2 + n / 4; // keys' halves by turns
+            widen(codes[t][set], k[0], k[1]);
+            mma(dot[t][set / 2], q[set % 2], k[0], k[1]);
         }
     }
 #pragma unroll
-    for (int n = 0; n < 2; n++)
+    for (int t = 0; t < 2; t++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int key = n * 8 + lane % 4 * 2 + e;
-            const float factor = e4m3_factor(scales[0][key]);
-            dot[n][e] *= factor;
-            dot[n][e + 2] *= factor;
-            of_values[n][e] = scales[1][key];
+        for (int n = 0; n < 2; n++) {
+            const auto &scales = m.scales[slots[t]][warp];
+            const char2 of_keys = *(const char2 *)(scales[0] + n * 8 + lane % 4 * 2);
+            of_values[t][n] = *(const char2 *)(scales[1] + n * 8 + lane % 4 * 2);
+            const float factor[2] = {e4m3_factor(of_keys.x), e4m3_factor(of_keys.y)};
+#pragma unroll
+            for (int e = 0; e < 4; e++) dot[t][n][e] *= factor[e % 2];
         }
 }
 
 // From dot products, -inf where a row does not see the key, to weights in shared memory. E4M3:
-// those of the values' codes.
-template <bool E4M3>
-__device__ __forceinline__ void weigh(float (&shrink)[2], float (&top)[2], const float (&dot)[2][4],
-                                      const int8_t (&of_values)[2][2], block_memory &m,
-                                      float factor)
+// those of the values' codes. halves: 1 where there are no rows behind the eighth, whose weights
+// then stay what they are.
+template <bool E4M3, int T>
+__device__ __forceinline__ void weigh(float (&shrink)[T][2], float (&top)[2],
+                                      const float (&dot)[T][2][4], const char2 (&of_values)[T][2],
+                                      block_memory<E4M3> &m, float factor, int halves)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float most =
-            fmaxf(fmaxf(dot[0][h * 2], dot[0][h * 2 + 1]), fmaxf(dot[1][h * 2], dot[1][h * 2 + 1]));
-        const float of_row = lanes_max<4>(most);
-        if (lane % 4 == 0) m.most[lane / 4 + h * 8][warp] = of_row;
+        if (h >= halves) break;
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            const float(&x)[2][4] = dot[t];
+            const float most =
+                fmaxf(fmaxf(x[0][h * 2], x[0][h * 2 + 1]), fmaxf(x[1][h * 2], x[1][h * 2 + 1]));
+            const float of_row = lanes_max<4>(most);
+            if (lane % 4 == 0) m.most[t][lane / 4 + h * 8][warp] = of_row;
+        }
     }
     meet();
     if (E4M3 && lane < 4)
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            store_pair(m.inverse + warp * BOX_KEYS + i * 8 + lane * 2,
-                       power_of_two(-of_values[i][0]), power_of_two(-of_values[i][1]));
+        for (int i = 0; i < T * 2; i++) {
+            const char2 x = of_values[i / 2][i % 2];
+            store_pair(m.inverse[i / 2] + warp * BOX_KEYS + i % 2 * 8 + lane * 2,
+                       power_of_two(-x.x), power_of_two(-x.y));
+        }
+#pragma unroll
+    for (int t = 0; t < T; t++) shrink[t][1] = 1;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
+        if (h >= halves) break;
         const int r = lane / 4 + h * 8;
-        const float4 x = *reinterpret_cast<const float4 *>(m.most[r]);
-        const tile_step step = next_tile(top[h], fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)), factor);
-        shrink[h] = step.shrink;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float w[2];
+        for (int t = 0; t < T; t++) {
+            const float4 x = *reinterpret_cast<const float4 *>(m.most[t][r]);
+            const tile_step step =
+                next_tile(top[h], fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)), factor);
+            shrink[t][h] = step.shrink;
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                w[e] = weight_of(dot[i][h * 2 + e], factor, step.shift);
-                // where there is no key, its scale may be anything
-                if (E4M3 && w[e] > 0) w[e] *= e4m3_factor(of_values[i][e]);
+            for (int i = 0; i < 2; i++) {
+                float w[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    w[e] = weight_of(dot[t][i][h * 2 + e], factor, step.shift);
+                    // where there is no key, its scale may be anything
+                    if (E4M3 && w[e] > 0)
+                        w[e] *= e4m3_factor(e ? of_values[t][i].y : of_values[t][i].x);
+                }
+                store_pair(unit_at<TILE_KEYS / 8>(m.weights[t], r, warp * 2 + i) + lane % 4 * 2,
+                           w[0], w[1]);
             }
-            store_pair(unit_at<TILE_KEYS / 8>(m.weights, r, warp * 2 + i) + lane % 4 * 2, w[0],
-                       w[1]);
         }
     }
 }
 
-// Of a box of codes.
+// Of a box of codes, from those that this lane gives the address of.
 template <int HD>
 __device__ __forceinline__ void add_codes(row_sums<HD / WARPS> &r, const uint32_t (&x)[4],
-                                          uint32_t box)
+                                          uint32_t from)
 {
     constexpr int UNITS = HD / WARPS / 16; // of a warp: 1 or 2
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t codes[4];
-    load_matrices_transposed(
-        codes, code_unit<HD>(box, lane % 16, warp * UNITS + (UNITS > 1 ? lane / 16 : 0)));
+    load_matrices_transposed(codes, from);
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
         uint32_t lower[2], upper[2]; // of the 16 dimensions the first eight and the others
@@ -359,22 +416,27 @@ __device__ __forceinline__ void add_codes(row_sums<HD / WARPS> &r, const uint32_
     }
 }
 
-// Of the boxes first .. end - 1 of a tile; the others are weighted with 0.
+// Of the boxes first .. end - 1 of tile t of a turn; the others are weighted with 0.
 template <int HD, bool E4M3>
-__device__ __forceinline__ void add_values(row_sums<HD / WARPS> &r, block_memory &m, uint32_t stage,
-                                           int first, int end)
+__device__ __forceinline__ void add_values(row_sums<HD / WARPS> &r, block_memory<E4M3> &m,
+                                           uint32_t stage, int t, int first, int end)
 {
+    constexpr int UNITS = HD / WARPS / 16;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t weights =
+        shared_address(unit_at<TILE_KEYS / 8>(m.weights[t], lane % 16, lane / 16));
+    const uint32_t codes =
+        code_unit<HD>(stage, lane % 16, warp * UNITS + (UNITS > 1 ? lane / 16 : 0));
 #pragma unroll
     for (int box = 0; box < WARPS; box++) {
         if (box < first || box >= end) continue;
         uint32_t x[4];
-        load_matrices(x, unit_at<TILE_KEYS / 8>(m.weights, lane % 16, box * 2 + lane / 16));
+        load_matrices(x, weights ^ box << 5);
         if constexpr (E4M3) {
             const uint32_t *inverse =
-                reinterpret_cast<const uint32_t *>(m.inverse + box * BOX_KEYS);
+                reinterpret_cast<const uint32_t *>(m.inverse[t] + box * BOX_KEYS);
             mma(r.sum, x, inverse[lane % 4], inverse[lane % 4 + 4]);
-            add_codes<HD>(r, x, stage + box * box_bytes<HD, E4M3>);
+            add_codes<HD>(r, x, codes + box * box_bytes<HD, E4M3>);
             continue;
         }
         add_row_sums(r.sum, x);
@@ -410,46 +472,76 @@ __device__ __forceinline__ void store_part(float *part, const row_sums<HD / WARP
 }
 
 template <int HD, bool E4M3>
-__device__ __forceinline__ void sum_item(stage_ring &ring, block_memory &m,
+__device__ __forceinline__ void sum_item(stage_ring &ring, block_memory<E4M3> &m,
                                          const attn_args<bf16> &a, const tma_plan &p, const item &w,
                                          const rows_seen &seen)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool whole = w.n == w.n_chunks;
+    const int halves = w.rows.in(8) ? 2 : 1;
     const int64_t stride = (int64_t)p.part_rows * part_width<HD>;
     float *parts = p.parts + w.number * p.chunks * stride;
-    uint32_t q[HD / 16][4];
-    load_queries<HD>(q, a, w.rows);
+    uint32_t q[HD / 16][4]; // !E4M3
+    if constexpr (E4M3)
+        keep_queries<HD>(m, a, w.rows);
+    else
+        load_queries<HD>(q, a, w.rows);
     row_sums<HD / WARPS> r;
     waiting_sums<HD / WARPS> before;
     clear(r);
-    for (int key = w.begin, chunk = w.chunk; key < w.end; key += TILE_KEYS) {
-        float dot[2][4] = {}, shrink[2];
-        barrier_wait(ring.is_full(), ring.parity);
-        const uint32_t keys = ring.stage() + warp * box_bytes<HD, E4M3>;
-        int8_t of_values[2][2];
-        if constexpr (E4M3)
-            multiply_codes<HD>(dot, of_values, q, keys, m.scales[ring.slot][warp]);
-        else
-            multiply_keys<HD>(dot, q, keys);
+    // Of the next T stages, all full: what they hold, and their barriers.
+    constexpr int T = turn_tiles<E4M3>;
+    uint32_t stages[T], emptied[T];
+    int slots[T];
+    auto wait = [&] {
+#pragma unroll
+        for (int t = 0; t < T; t++, ring.next()) {
+            barrier_wait(ring.is_full(), ring.parity);
+            stages[t] = ring.stage();
+            slots[t] = ring.slot;
+            emptied[t] = ring.is_empty();
+        }
+    };
+    auto release = [&] {
         __syncwarp();
-        if (lane == 0) barrier_arrive(ring.is_empty());
-        ring.next();
-        const float factor = to_scores<16>(a, dot);
-        if (a.window > 0 || key + TILE_KEYS > w.lowest + 1)
-            hide<16>(dot, seen, key + warp * BOX_KEYS, -INFINITY);
-        weigh<E4M3>(shrink, r.top, dot, of_values, m, factor);
-        barrier_wait(ring.is_full(), ring.parity);
-        clear_unseen<HD, E4M3>(ring.stage() + warp * box_bytes<HD, E4M3>, key + warp * BOX_KEYS, w);
+        for (int t = 0; t < T && lane == 0; t++) barrier_arrive(emptied[t]);
+    };
+    for (int key = w.begin, chunk = w.chunk; key < w.end; key += turn_keys<E4M3>) {
+        float dot[T][2][4] = {}, shrink[T][2], factor;
+        char2 of_values[T][2];
+        wait();
+        if constexpr (E4M3) {
+            const uint32_t boxes[2] = {stages[0] + warp * box_bytes<HD, true>,
+                                       stages[1] + warp * box_bytes<HD, true>};
+            multiply_codes<HD>(dot, of_values, m, boxes, slots);
+        } else {
+            multiply_keys<HD>(dot[0], q, stages[0] + warp * box_bytes<HD, false>);
+        }
+        release();
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            const int from = key + t * TILE_KEYS;
+            factor = to_scores<16>(a, dot[t]);
+            if (a.window > 0 || from + TILE_KEYS > w.lowest + 1)
+                hide<16>(dot[t], seen, from + warp * BOX_KEYS, -INFINITY);
+        }
+        weigh<E4M3>(shrink, r.top, dot, of_values, m, factor, halves);
+        wait();
+#pragma unroll
+        for (int t = 0; t < T; t++)
+            clear_unseen<HD, E4M3>(stages[t] + warp * box_bytes<HD, E4M3>,
+                                   key + t * TILE_KEYS + warp * BOX_KEYS, w);
         meet();
-        shrink_sums(r, shrink);
-        add_values<HD, E4M3>(r, m, ring.stage(), max(w.low - key, 0) / BOX_KEYS,
-                             (w.end - key + BOX_KEYS - 1) / BOX_KEYS);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(ring.is_empty());
-        ring.next();
-        const bool ends = key + TILE_KEYS >= w.end;
-        if ((key + TILE_KEYS) % CHUNK_KEYS && !ends) continue;
+#pragma unroll
+        for (int t = 0; t < T; t++) {
+            const int from = key + t * TILE_KEYS;
+            shrink_sums(r, shrink[t]);
+            add_values<HD, E4M3>(r, m, stages[t], t, max(w.low - from, 0) / BOX_KEYS,
+                                 (w.end - from + BOX_KEYS - 1) / BOX_KEYS);
+        }
+        release();
+        const bool ends = key + turn_keys<E4M3> >= w.end;
+        if ((key + turn_keys<E4M3>) % CHUNK_KEYS && !ends) continue;
         if (!whole) {
             store_part<HD>(parts + chunk * stride, r, w.rows);
         } else if (w.n_chunks > 1) {
@@ -477,7 +569,7 @@ __global__ void __launch_bounds__(THREADS + 32, 3)
 {
 #if HAS_WGMMA
     extern __shared__ __align__(1024) char shared[];
-    block_memory &m = *reinterpret_cast<block_memory *>(shared + p.stages * stage_bytes<HD, E4M3>);
+    auto &m = *reinterpret_cast<block_memory<E4M3> *>(shared + p.stages * stage_bytes<HD, E4M3>);
     stage_ring ring = {shared_address(shared),
                        stage_bytes<HD, E4M3>,
                        shared_address(m.full),
@@ -493,7 +585,7 @@ __global__ void __launch_bounds__(THREADS + 32, 3)
         barriers_made();
     }
     if (!a.early) grid_wait();
-    if (!p.whole && threadIdx.x < 32) count_chunks(m, a, p);
+    if (!p.whole && threadIdx.x < 32) count_chunks(m.ends, a, p);
     __syncthreads();
     if (threadIdx.x >= THREADS) {
         copy_items<HD, E4M3>(ring, &k_map, &v_map, m, a, p, a.early);
@@ -501,9 +593,9 @@ __global__ void __launch_bounds__(THREADS + 32, 3)
     }
     item w;
     rows_seen seen;
-    item_walk walk(m, a, p);
+    item_walk walk(m.ends, a, p);
     auto next = [&] {
-        if (!walk.next(w, m, a, p)) return false;
+        if (!walk.next(w, m.ends, a, p)) return false;
         seen = seen_by<true, true>(a, w.s, w.rows, 0);
         return true;
     };
@@ -559,7 +651,8 @@ template <int HD> static void launch(struct device *dev, const attn_call &c)
         p.whole && ceil_div(all_tasks, 2 * sms) * 2 <= ceil_div(all_tasks, 3 * sms) * 3;
     const int per_sm = two ? 2 : 3, stage = TILE_KEYS * HD * element;
     // of an SM's memory 1 KB a block is the system's
-    const int bytes = (state->max_shared + 1024) / per_sm - 1024 - BEHIND_RING;
+    const int behind = a.scales ? sizeof(block_memory<true>) : sizeof(block_memory<false>);
+    const int bytes = (state->max_shared + 1024) / per_sm - 1024 - behind;
     p.stages = std::min(MAX_STAGES, bytes / stage);
     for (int s = 0; s < n_seqs; s += turn) {
         const int n = std::min(turn, n_seqs - s), most = per_sm * sms;
@@ -567,7 +660,7 @@ template <int HD> static void launch(struct device *dev, const attn_call &c)
                                    : std::min(std::max(1, most / p.tasks), n * p.chunks) * p.tasks;
         cuda_launch(dev, "attention of few rows",
                     a.scales ? few_tma_kernel<HD, true> : few_tma_kernel<HD, false>, dim3(blocks),
-                    THREADS + 32, p.stages * stage + BEHIND_RING, maps[0], maps[1],
+                    THREADS + 32, p.stages * stage + behind, maps[0], maps[1],
                     attn_args_part(a, s, n), p);
     }
 }
@@ -581,7 +674,8 @@ bool attn_few_tma_takes(struct device *dev, const attn_call &c)
     const bool many = heads > sms / 2 || (heads >= sms / 8 && heads * chunks > 2 * sms);
     return many && on_hopper(dev) && (a.head_dim == 64 || a.head_dim == 128) &&
            a.block_size >= BOX_KEYS && a.block_shift > 0 &&
-           (a.scales ? a.in_sixteens : aligned(16, {a.k, a.v}, {a.kv_stride * 2}));
+           (a.scales ? a.in_sixteens && aligned(16, {a.q}, {a.q_stride * 2})
+                     : aligned(16, {a.k, a.v}, {a.kv_stride * 2}));
 }
 
 void attn_few_tma(struct device *dev, const attn_call &c)

@@ -6,7 +6,7 @@
  * then over groups and blocks: the same bits in every run.
  */
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/e4m3.cuh"
 
 #define THREADS  256 // of a block, where a group is not larger
 #define WIDEST   16384
@@ -52,18 +52,31 @@ template <typename H, typename F> __device__ __forceinline__ void each_pack(int 
         if (H::column(k) < width) f(k);
 }
 
+// What the warps of the group bring, one to a lane.
+template <int WARPS, typename X> __device__ __forceinline__ X of_warps(X x, X *shared)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __syncthreads();
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    return shared[warp / WARPS * WARPS + lane % WARPS];
+}
+
 // Sum over the group, given to all its threads. Where a group is several warps the block meets, so
 // all its groups must call. shared: a float for each warp of the block.
 template <int GROUP> __device__ __forceinline__ float group_sum(float x, float *shared)
 {
     constexpr int WARPS = GROUP / 32;
     x = lanes_sum(x);
-    if (WARPS == 1) return x;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    __syncthreads();
-    if (lane == 0) shared[warp] = x;
-    __syncthreads();
-    return lanes_sum<WARPS>(shared[warp / WARPS * WARPS + lane % WARPS]);
+    return WARPS == 1 ? x : lanes_sum<WARPS>(of_warps<WARPS>(x, shared));
+}
+
+// The largest, likewise.
+template <int GROUP> __device__ __forceinline__ unsigned group_max(unsigned x, unsigned *shared)
+{
+    constexpr int WARPS = GROUP / 32;
+    x = __reduce_max_sync(~0u, x);
+    return WARPS == 1 ? x : __reduce_max_sync(~0u, of_warps<WARPS>(x, shared));
 }
 
 __device__ __forceinline__ int64_t row_offset(const norm_shape &s, int row)
@@ -73,9 +86,30 @@ __device__ __forceinline__ int64_t row_offset(const norm_shape &s, int row)
 
 template <int GROUP> constexpr int block_of = GROUP > THREADS ? GROUP : THREADS;
 
+// A lane's pack is one half of 16 columns and its neighbour's the other.
+template <typename H>
+__device__ __forceinline__ void store_codes(uint8_t *codes, const H &row, int width, int scale)
+{
+    const bool second = threadIdx.x % 2;
+    const float down = power_of_two(-scale);
+#pragma unroll
+    for (int k = 0; k < H::PACKS; k++) {
+        uint32_t own[2] = {};
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            own[i / 4] |= (uint32_t)e4m3_from_f32(row(k, i) * down) << i % 4 * 8;
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, own[!second], 1);
+        const uint32_t lower = second ? other : own[0], upper = second ? own[1] : other;
+        if (H::column(k) < width)
+            *(uint2 *)(codes + H::column(k)) =
+                make_uint2(__byte_perm(lower, upper, 0x5140), __byte_perm(lower, upper, 0x7362));
+    }
+}
+
 template <typename T, int V, int E, int GROUP>
 __global__ void __launch_bounds__(block_of<GROUP>)
-    norm_kernel(T *y, float *rstd, float *mean, const T *x, const T *w, const T *b, norm_shape s)
+    norm_kernel(T *y, float *rstd, float *mean, const T *x, const T *w, const T *b, norm_shape s,
+                uint8_t *codes, int8_t *scales)
 {
     grid_begin_early();
     __shared__ float shared[32];
@@ -103,17 +137,27 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     });
     float factor = 1.f / sqrtf(group_sum<GROUP>(squares, shared) / s.width + s.eps);
     row.keep_packed();
-    if (!is_row) return;
     float one = s.kind == NORM_RMS_PLUS_ONE ? 1.f : 0.f;
+    unsigned largest = 0;
     each_pack<H>(s.width, [&](int k) {
-        float a[V], bias[V] = {};
+        float bias[V] = {};
         if (b) load<T, V>(bias, b + H::column(k));
 #pragma unroll
-        for (int i = 0; i < V; i++)
-            a[i] = (row(k, i) - centre) * factor * (one + scale(k, i)) + bias[i];
-        store<T, V>(y + H::column(k), a);
+        for (int i = 0; i < V; i++) {
+            const float a = (row(k, i) - centre) * factor * (one + scale(k, i)) + bias[i];
+            row.at[k].at[i] = from_f32<T>(a);
+            largest = max(largest, magnitude_bits(row(k, i)));
+        }
+        if (is_row) *reinterpret_cast<pack<T, V> *>(y + H::column(k)) = row.at[k];
     });
-    if (threadIdx.x % GROUP == 0) {
+    if constexpr (V == 8)
+        if (codes) {
+            const int8_t of_row = row_scale(group_max<GROUP>(largest, (unsigned *)shared));
+            row.keep_packed();
+            store_codes(codes + (int64_t)r * s.width, row, is_row ? s.width : 0, of_row);
+            if (is_row && threadIdx.x % GROUP == 0) scales[r] = of_row;
+        }
+    if (is_row && threadIdx.x % GROUP == 0) {
         if (rstd) rstd[r] = factor;
         if (mean && s.kind == NORM_LAYER) mean[r] = centre;
     }
@@ -230,9 +274,13 @@ void cuda_norm(struct device *dev, void *y, const struct norm_args *args,
     choose(dev, shape, fits, [&](auto t, auto v, auto e, auto group) {
         constexpr int V = decltype(v)::value, E = decltype(e)::value,
                       GROUP = decltype(group)::value, BLOCK = block_of<GROUP>;
+        const bool apart = V != 8 || shape->width % 16 != 0 || !aligned(16, {args->codes}, {});
         cuda_launch(dev, "norm", norm_kernel<decltype(t), V, E, GROUP>,
                     ceil_div(shape->rows, BLOCK / GROUP), BLOCK, 0, y, args->rstd, args->mean,
-                    args->x, args->w, args->b, *shape);
+                    args->x, args->w, args->b, *shape, apart ? NULL : args->codes, args->scales);
+        if (args->codes && apart)
+            cuda_quantise(dev, args->codes, args->scales, y, shape->rows, shape->width, shape->dt,
+                          NULL, 0);
     });
 }
 

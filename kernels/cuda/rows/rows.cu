@@ -2,7 +2,7 @@
  * rotation and storing, activations and gates. Each is one pass over its memory, with 16-byte
  * accesses where widths and addresses allow. */
 // SPDX-License-Identifier: Apache-2.0
-#include "common/base/e4m3.h"
+#include "kernels/cuda/e4m3.cuh"
 #include "common/base/rng.h"
 #include "kernels/cuda/rows/act.cuh"
 #include "kernels/cuda/rows/rope.cuh"
@@ -331,7 +331,7 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
                                 const int8_t *of_ranks, int n_ranks)
 {
     grid_begin_early();
-    __shared__ float shared[32];
+    __shared__ unsigned shared[32];
     using packed = pack<T, V>;
     const int64_t at = (int64_t)blockIdx.x * cols;
     const int first = threadIdx.x * V, stride = blockDim.x * V;
@@ -348,18 +348,16 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
 #pragma unroll
     for (int i = 0; i < HELD_PACKS && HELD; i++)
         if (first + i * stride < cols) held[i] = *(const packed *)(w + at + first + i * stride);
-    float largest = 0;
-    bool has_nan = false;
+    unsigned largest = 0;
     each([&](int, const packed &x) {
         if (of_ranks) return;
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            largest = fmaxf(largest, fabsf(to_f32(x.at[i])));
-            has_nan |= isnan(to_f32(x.at[i]));
-        }
+        for (int i = 0; i < V; i++) largest = max(largest, magnitude_bits(to_f32(x.at[i])));
     });
-    int scale = e4m3_scale(block_max(largest, shared));
-    if (__syncthreads_or(has_nan)) scale = E4M3_SCALE_NAN;
+    const unsigned of_warp = __reduce_max_sync(~0u, largest), lane = threadIdx.x % 32;
+    if (lane == 0) shared[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    int scale = row_scale(__reduce_max_sync(~0u, lane < blockDim.x / 32 ? shared[lane] : 0));
     if (of_ranks) scale = of_ranks[blockIdx.x];
     for (int i = 1; i < n_ranks; i++)
         scale = max(scale, (int)of_ranks[(int64_t)i * gridDim.x + blockIdx.x]);
@@ -646,15 +644,10 @@ template <typename T, bool STORE> __global__ void e4m3_heads_kernel(head_work<T>
     }
     const int slot = STORE ? a.slots[row] : 0;
     if (number < 0 || slot < 0) return;
-    float largest = 0;
-    bool has_nan = false;
-    for (int c = lane; c < w.head_dim; c += 32) {
-        const float x = to_f32(head[c]);
-        largest = fmaxf(largest, fabsf(x));
-        has_nan |= isnan(x);
-    }
-    int8_t scale = e4m3_scale(lanes_max(largest));
-    if (__any_sync(~0u, has_nan)) scale = E4M3_SCALE_NAN;
+    unsigned largest = 0;
+    for (int c = lane; c < w.head_dim; c += 32)
+        largest = max(largest, magnitude_bits(to_f32(head[c])));
+    const int8_t scale = row_scale(__reduce_max_sync(~0u, largest));
     if (STORE) {
         const int value = number >= a.n_kv_heads, kv_head = number - value * a.n_kv_heads;
         const int block = slot / w.block_size, offset = slot - block * w.block_size;
