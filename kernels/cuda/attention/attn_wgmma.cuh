@@ -51,8 +51,9 @@ struct block_state {
 // ---- items -------------------------------------------------------------------------------------
 
 /* Tiles of N packed rows are numbered so that a number gives its sequence: those of s begin at
- * query_start[s] * group / N + s, which leaves room for all, and no more than one number a sequence
- * to no tile. */
+ * (query_start[s] - query_start[0]) * group / N + s, which leaves room for all, and no more than
+ * one number a sequence to no tile; what other sequences of the batch have (attn_widened()) is
+ * behind them. */
 template <int N = BLOCK_ROWS> static inline int query_items(const attn_args<bf16> &a)
 {
     return (int)((int64_t)a.n_tokens * a.group / N + a.n_seqs) * a.n_kv_heads;
@@ -62,7 +63,7 @@ template <int N = BLOCK_ROWS> static inline int query_items(const attn_args<bf16
 
 template <int N> __device__ __forceinline__ int first_tile(const attn_args<bf16> &a, int s)
 {
-    return a.query_start[s] * a.group / N + s;
+    return (a.query_start[s] - a.query_start[0]) * a.group / N + s;
 }
 
 // False where there is no such tile, or its sequence has no more than `few` packed rows, which
