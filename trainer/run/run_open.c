@@ -144,7 +144,8 @@ static int64_t longest_of(const struct run *run)
     const int64_t positions = run->mapped.model->max_positions, budget = c->learner.token_budget;
     int64_t longest = positions < budget ? positions : budget;
     if (c->rollouts) { // the environment's prompts, or a teacher's in their place
-        const int64_t read = run->server_context + (run->data->n_taught ? run->data->max_read : 0);
+        const bool taught = run->data && run->data->n_taught; // the environment is there first
+        const int64_t read = run->server_context + (taught ? run->data->max_read : 0);
         return longest < read ? longest : read;
     }
     return c->atropos ? longest : run->data->max_read + c->sampling.max_tokens;
