@@ -223,10 +223,13 @@ static enum status check_tensor(const struct weights *w, const struct weight_ten
     struct safetensors_entry quantised;
     if (is_fp8(w, t, e)) return fp8_find(set, e, w->config->fp8_block, &quantised);
     if (e->dt != DT_F32 && e->dt != DT_BF16 && e->dt != DT_F16)
-        return status_fail(ST_UNSUPPORTED,
-                           "%s: tensor %s is %s; weights must be F32, BF16 or F16, and matrices "
-                           "F8_E4M3 where config.json has the quantization_config of such a folder",
-                           e->file, name, dtype_safetensors_name(e->dt));
+        return status_fail(
+            ST_UNSUPPORTED,
+            "%s: tensor %s is %s; weights must be F32, BF16 or F16, and matrices "
+            "F8_E4M3 where config.json has the quantization_config of such a folder; "
+            "with /reload and --start-from that of the model's own folder counts: "
+            "such a folder is taken there where --model is one of its form",
+            e->file, name, dtype_safetensors_name(e->dt));
     return ST_OK;
 }
 

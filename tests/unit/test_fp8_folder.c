@@ -179,6 +179,18 @@ TEST(numbers_are_codes_times_scales)
         }
 }
 
+// A reload into a model that is of an ordinary folder.
+TEST(checked_for_an_ordinary_model)
+{
+    static struct safetensors_source sources[MAX_TENSORS];
+    static struct matrix matrices[MAX_TENSORS];
+    const char *folder = test_folder();
+    int n;
+    write_form(test_golden("llama3"), &forms[0], false, folder, sources, &n, matrices);
+    assert_fails(weights_check(loaded_of(test_golden("llama3"), DT_F32)->weights, folder),
+                 ST_UNSUPPORTED, "with /reload and --start-from that of the model's own folder");
+}
+
 // An older modelopt says so in a file beside config.json.
 TEST(modelopt_in_a_file_of_its_own)
 {
