@@ -87,6 +87,21 @@ TEST_IN(any_token_budget, offline_scene_open)
     }
 }
 
+// With --quantization the reference is multiplied as the policy is: at first they are the same.
+TEST_IN(what_is_multiplied, offline_scene_open)
+{
+    static const char *const kinds[] = {"none", "fp8-weights", "fp8"};
+    double margins[3][4];
+    offline_sums(s, true, 6);
+    for (int i = 0; i < 3; i++) {
+        assert_offline(s, 0, "dpo", kinds[i],
+                       "--max-steps 3 --learning-rate 1e-3 --quantization %s", kinds[i]);
+        assert_int_equal(column(s, kinds[i], "rewards/margins", margins[i], 4), 3);
+        assert_true(margins[i][0] == 0 && margins[i][2] > 0);
+    }
+    assert_true(margins[1][2] != margins[0][2] && margins[2][2] != margins[1][2]);
+}
+
 TEST_IN(what_is_refused, offline_scene_open)
 {
     offline_sums(s, true, 4);
