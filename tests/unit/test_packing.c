@@ -1,6 +1,7 @@
-/* test_packing.c: trainer/packing (budgets, rows, targets) and trainer/learner: whatever the
+/* test_packing.c: trainer/learn/samples (budgets, rows, targets, trees) and learner: whatever the
  * packing, the same log-probabilities and gradients. */
 // SPDX-License-Identifier: Apache-2.0
+#include "common/base/rng.h"
 #include "tests/support/learning.h"
 #include "tests/support/random_step.h"
 #include "tests/support/support.h"
@@ -80,6 +81,110 @@ TEST(whole_groups_stay_together)
     }
     assert_fails(packing_new(s.groups, GROUPS, 19, PACK_PROMPTS, &p), ST_INVALID,
                  "a prompt of 7 tokens with its 4 completions, which have to stand in one");
+}
+
+// ---- trees --------------------------------------------------------------------------------------
+
+enum { SEQUENCES = 40, LENGTH = 160 };
+
+struct sequences { // each a group of its own
+    int32_t ids[SEQUENCES][LENGTH];
+    int n[SEQUENCES];
+    struct pack_completion completions[SEQUENCES];
+    struct pack_group groups[SEQUENCES];
+};
+
+// Each begins as one before it does, and is cut into prompt and completion anywhere.
+static void make_sequences(struct sequences *s)
+{
+    struct rng rng;
+    rng_init(&rng, 7, 0);
+    for (int i = 0; i < SEQUENCES; i++) {
+        const int n = 8 + (int)rng_below(&rng, LENGTH - 8),
+                  prompt = 1 + (int)rng_below(&rng, (uint32_t)n - 2);
+        const int shared = i > 0 ? (int)rng_below(&rng, LENGTH) : 0;
+        if (i > 0) memcpy(s->ids[i], s->ids[rng_below(&rng, (uint32_t)i)], sizeof s->ids[i]);
+        for (int t = shared; t < LENGTH; t++) s->ids[i][t] = (int32_t)rng_below(&rng, VOCAB);
+        s->n[i] = n;
+        s->completions[i] = (struct pack_completion){.ids = s->ids[i] + prompt, .n = n - prompt};
+        s->groups[i] = (struct pack_group){
+            .prompt = s->ids[i], .n_prompt = prompt, .completions = &s->completions[i], .n = 1};
+    }
+}
+
+static bool begin_alike(const struct sequences *s, int a, int b, int n)
+{
+    return s->n[a] > n && s->n[b] > n &&
+           memcmp(s->ids[a], s->ids[b], (size_t)n * sizeof **s->ids) == 0;
+}
+
+// Rows that are distinct by all tokens up to them.
+static int distinct_rows(const struct sequences *s)
+{
+    int rows = 0;
+    for (int i = 0; i < SEQUENCES; i++)
+        for (int n = 1; n < s->n[i]; n++) {
+            int first = 0;
+            while (!begin_alike(s, first, i, n)) first++;
+            rows += first == i;
+        }
+    return rows;
+}
+
+// Rows lie depth first; those of a sequence's path are its own tokens, and end with its last row.
+static void check_trees(const struct sequences *s, const struct micro_batch *mb)
+{
+    int row = 0;
+    for (int i = 0; i < mb->n_nodes; i++) {
+        const struct pack_node *node = &mb->nodes[i];
+        const int parent = node->parent;
+        int open = i - 1; // the parent is the node before, or above it
+        while (open > parent && open >= 0) open = mb->nodes[open].parent;
+        assert_int_equal(open, parent);
+        assert_int_equal(node->row, row);
+        assert_int_equal(node->position,
+                         parent < 0 ? 0 : mb->nodes[parent].position + mb->nodes[parent].n);
+        row += node->n;
+    }
+    assert_int_equal(row, mb->n_tokens);
+    for (int k = 0; k < mb->n_seqs; k++) {
+        const int seq = mb->seqs[k].group;
+        int end = s->n[seq] - 1;
+        for (int i = mb->seqs[k].leaf; i >= 0; i = mb->nodes[i].parent) {
+            const struct pack_node *node = &mb->nodes[i];
+            const struct pack_group *of = &s->groups[node->group];
+            const int32_t *ids = node->completion < 0 ? of->prompt : of->completions[0].ids;
+            assert_int_equal(node->position + node->n, end);
+            assert_memory_equal(ids + node->first, s->ids[seq] + node->position,
+                                (size_t)node->n * sizeof *ids);
+            end = node->position;
+        }
+        assert_int_equal(end, 0);
+    }
+}
+
+TEST(trees_hold_every_sequence)
+{
+    static struct sequences s;
+    static const int budgets[] = {LENGTH, 3 * LENGTH, SEQUENCES * LENGTH},
+                     least[] = {1, PACK_MIN_SHARED, PACK_PROMPTS};
+    int rows[3][3] = {{0}}, all = 0;
+    make_sequences(&s);
+    for (int i = 0; i < SEQUENCES; i++) all += s.n[i] - 1;
+    for (int b = 0; b < 3; b++)
+        for (int k = 0; k < 3; k++) {
+            struct packing *p;
+            assert_ok(packing_new(s.groups, SEQUENCES, budgets[b], least[k], &p));
+            for (int i = 0; i < p->n; i++) {
+                assert_true(p->batches[i].n_tokens <= budgets[b]);
+                check_trees(&s, &p->batches[i]);
+                rows[b][k] += p->batches[i].n_tokens;
+            }
+            packing_free(p);
+            assert_true(k < 2 ? rows[b][k] < all : rows[b][k] == all);
+        }
+    assert_int_equal(rows[2][0], distinct_rows(&s));
+    assert_true(rows[2][0] < rows[2][1]);
 }
 
 // ---- through a model ----------------------------------------------------------------------------
