@@ -623,7 +623,8 @@ struct ops {
     void (*moe_combine_back)(struct device *, void *dx, float *dweight, const void *dy,
                              const void *x, const struct moe_routing *, const struct moe_shape *);
 
-    void (*add)(struct device *, void *y, const void *x, int64_t n, enum dtype dt); // y += x
+    // y += scale * x
+    void (*add)(struct device *, void *y, const void *x, int64_t n, float scale, enum dtype dt);
     // out (cols) f32 += column sums of x (rows, cols): the gradient of a bias
     void (*column_sum)(struct device *, float *out, const void *x, int rows, int cols,
                        enum dtype dt);
@@ -636,10 +637,11 @@ struct ops {
     // the largest of them. Else of_ranks is NULL.
     void (*quantise)(struct device *, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
                      int cols, enum dtype w_dt, const int8_t *of_ranks, int n_ranks);
-    // x = cap * tanh(x / cap) in place, f32 logits (Gemma 2); and its gradient from the capped
-    // values
-    void (*softcap)(struct device *, float *x, int64_t n, float cap);
-    void (*softcap_back)(struct device *, float *dx, const float *capped, int64_t n, float cap);
+    // x = cap * tanh(scale * x / cap) in place, or scale * x where cap is 0, f32 logits (Gemma 2;
+    // Granite, Cohere); and its gradient from the capped values
+    void (*softcap)(struct device *, float *x, int64_t n, float cap, float scale);
+    void (*softcap_back)(struct device *, float *dx, const float *capped, int64_t n, float cap,
+                         float scale);
 
     // For each row i: with z = logits / temperature, logprob[i] = z[target[i]] - lse[i]; lse (n);
     // entropy (n) of softmax(z), NULL to skip.

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/model.h"
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 // ---- latent attention ---------------------------------------------------------------------------
@@ -157,6 +158,111 @@ struct gate_args model_delta_gate(const struct model *m, int l, const void *x, c
                               m->dt};
 }
 
+// The order of a row's entries where the first matmuls of linear attention group them by key head:
+// each head's parts in turn, in place of each part's heads. All such layers have one shape.
+struct parts {
+    int n, widths[4]; // of one key head
+};
+
+static struct delta_shape grouped_shape(const struct model *m)
+{
+    struct delta_shape s = {0};
+    for (int l = 0; l < m->config->n_layers; l++)
+        if (m->config->layers[l].delta.n_heads > 0) s = m->config->layers[l].delta;
+    return s;
+}
+
+static int grouped_heads(const struct model *m)
+{
+    return grouped_shape(m).n_key_heads;
+}
+
+static struct parts grouped_parts(const struct model *m, enum tensor_role role)
+{
+    const struct delta_shape s = grouped_shape(m);
+    const int heads = s.n_heads / s.n_key_heads;
+    if (role == ROLE_DELTA_GATES) return (struct parts){2, {heads, heads}};
+    return (struct parts){4, {s.key_dim, s.key_dim, heads * s.head_dim, heads * s.head_dim}};
+}
+
+// Entries that stay together: the greatest common divisor of the widths.
+static int parts_unit(const struct parts *p)
+{
+    int unit = p->widths[0];
+    for (int i = 1; i < p->n; i++)
+        for (int b = p->widths[i], rest; b > 0; unit = b, b = rest) rest = unit % b;
+    return unit;
+}
+
+static int parts_width(const struct parts *p)
+{
+    int width = 0;
+    for (int i = 0; i < p->n; i++) width += p->widths[i];
+    return width;
+}
+
+// The stored entry of each of a row's entries, part after part, in units.
+static void list_order(const struct parts *p, int n_heads, int unit, int32_t *ret)
+{
+    const int of_head = parts_width(p) / unit;
+    int before = 0;
+    for (int i = 0; i < p->n; before += p->widths[i++] / unit)
+        for (int head = 0; head < n_heads; head++)
+            for (int k = 0; k < p->widths[i] / unit; k++) *ret++ = head * of_head + before + k;
+}
+
+static enum status upload_order(struct model *m, enum tensor_role role, int32_t *ret[2])
+{
+    const struct parts p = grouped_parts(m, role);
+    const int heads = grouped_heads(m), unit = parts_unit(&p), n = parts_width(&p) / unit * heads;
+    const size_t bytes = (size_t)m->max_tokens * (size_t)n * sizeof(int32_t);
+    int32_t *first = malloc((size_t)n * sizeof *first), *order = malloc(bytes);
+    enum status st = ST_OK;
+    if (!first || !order) FAIL(ST_NO_MEMORY, "no memory for the order of %d tokens", m->max_tokens);
+    list_order(&p, heads, unit, first);
+    for (int back = 0; back < 2; back++) {
+        for (int i = 0; i < m->max_tokens * n; i++)
+            order[back ? i / n * n + first[i % n] : i] = i / n * n + (back ? i % n : first[i % n]);
+        CHECK(device_alloc(m->dev, bytes, (void **)&ret[back]));
+        device_copy_in(m->dev, ret[back], order, bytes);
+        CHECK(device_sync(m->dev));
+        m->scratch_bytes += bytes;
+    }
+out:
+    free(first);
+    free(order);
+    return st;
+}
+
+enum status model_arrange_init(struct model *m)
+{
+    enum status st = ST_OK;
+    if (grouped_heads(m) == 0) return ST_OK;
+    CHECK(upload_order(m, ROLE_DELTA_IN, m->delta_order[0]));
+    st = upload_order(m, ROLE_DELTA_GATES, m->delta_order[1]);
+out:
+    return st;
+}
+
+void model_arrange(struct model *m, void *y, const void *x, int rows, enum tensor_role role,
+                   enum dtype dt, bool back)
+{
+    const struct parts p = grouped_parts(m, role);
+    const int unit = parts_unit(&p), n = parts_width(&p) / unit * grouped_heads(m);
+    const int32_t *order = m->delta_order[role == ROLE_DELTA_GATES][back];
+    m->ops->gather_rows(m->dev, y, x, &(struct gather_args){order, rows * n, unit, 1.0f, dt, 0, 0});
+}
+
+// y of dt = one of the first matmuls, of m->normed.
+static void delta_linear(struct model *m, int l, void *y, int rows, enum tensor_role role,
+                         enum dtype dt)
+{
+    const bool grouped = m->config->delta_grouped;
+    model_linear(m, grouped ? m->grouped : y, m->normed, rows,
+                 &(struct linear){role, l, .out = dt});
+    if (grouped) model_arrange(m, y, m->grouped, rows, role, dt, false);
+}
+
 // Linear attention by the gated delta rule (ops.h, delta_shape), as Qwen3.5 has it in three layers
 // of four, from m->normed to m->attn_out: one matmul gives the convolution's input and the output's
 // gate z, one the heads' gates b and a; convolution; the rule; RMSNorm of every head of its output,
@@ -179,8 +285,8 @@ void delta_attention(struct model *m, int l, const struct batch_view *batch,
         .x = out, .w = w->delta_norm, .rstd = tape ? tape->rstd_delta : NULL};
     const struct gate_args gate = model_delta_gate(m, l, m->gate, in, rows);
 
-    model_linear(m, in, m->normed, rows, &(struct linear){ROLE_DELTA_IN, l, .out = m->dt});
-    model_linear(m, gates, m->normed, rows, &(struct linear){ROLE_DELTA_GATES, l, .out = DT_F32});
+    delta_linear(m, l, in, rows, ROLE_DELTA_IN, m->dt);
+    delta_linear(m, l, gates, rows, ROLE_DELTA_GATES, DT_F32);
     m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
     m->ops->delta_rule(m->dev, out, &rule, &shape);
     m->ops->norm(m->dev, m->gate, &normed, &norm);

@@ -80,7 +80,9 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
     };
     enum status st = ST_OK;
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
-        if (!json_has(json, needed[i].key))
+        if (needed[i].field == &all->intermediate && c->family->experts.everywhere)
+            all->intermediate = c->family->experts.width; // which no layer has
+        else if (!json_has(json, needed[i].key))
             FAIL(ST_FORMAT, "%s: %s is missing", where, needed[i].key);
         CHECK(json_get_int32(where, json, needed[i].key, 1, needed[i].max, needed[i].field));
     }
@@ -112,6 +114,7 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
                                   struct model_config *c)
 {
     c->norm = c->family->norm;
+    c->norm_bias = !(c->family->block & NO_NORM_BIAS);
     c->rotary_share = c->family->rotary_share > 0 ? c->family->rotary_share : 1;
     c->tie_embeddings = c->family->tied;
     c->gated_mlp = !(c->family->block & PLAIN_MLP);
@@ -120,11 +123,12 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     c->parallel_block = c->family->block & PARALLEL_BLOCK;
     c->qk_norm = c->family->block & QK_NORM;
     c->qk_norm_whole = c->family->block & QK_NORM_WHOLE;
+    c->qk_norm_late = c->family->block & QK_NORM_LATE;
     c->sinks = c->family->block & SINKS;
     c->attn_gate = c->family->block & ATTN_GATE;
     c->head_bias = c->family->block & HEAD_BIAS;
     c->router_logit_bias = c->family->block & ROUTER_LOGIT_BIAS;
-    c->embed_scale = 1;
+    c->embed_scale = c->residual_scale = c->logit_scale = 1;
     all->attn_scale = (float)(1.0 / sqrt((double)all->head_dim));
     c->layers = calloc((size_t)c->n_layers, sizeof *c->layers);
     if (!c->layers) return status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
@@ -289,11 +293,12 @@ static enum status text_config(const char *where, json_t *json, json_t **ret)
     static const char *const shared[] = {"torch_dtype",  "dtype",        "eos_token_id",
                                          "bos_token_id", "pad_token_id", "quantization_config"};
     const char *type = json_string_value(json_object_get(json, "model_type"));
-    const struct family *f = type ? family_find(type, "") : NULL, *text;
     json_t *config = json_object_get(json, "text_config"), *defaults = NULL;
+    const char *text_type = json_string_value(json_object_get(config, "model_type"));
+    const struct family *f = type ? family_find_text(type, text_type) : NULL, *text;
     json_t *tied = json_object_get(json, "tie_word_embeddings"); // the whole model's word counts
     enum status st = ST_OK;
-    if (!f || !f->text_type) {
+    if (!f) {
         *ret = json_incref(json);
         return ST_OK;
     }

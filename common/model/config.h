@@ -27,6 +27,9 @@ struct rope_config { // filled by rope_config_read (rope.c)
     double mscale_all; // yarn: scores are multiplied by its square where a family says so; 1: none
     double *short_factor, *long_factor; // longrope, (dim / 2) each; else NULL
     int original_max_positions;
+    // Queries alone are multiplied by 1 + beta ln(1 + floor(position / original_max_positions))
+    // (Llama 4, Ministral 3): beta; 0: none.
+    double query_beta;
 };
 
 // ---- shards -------------------------------------------------------------------------------------
@@ -113,26 +116,34 @@ struct model_config {
     struct layer_config *layers, *whole;
     struct shard shard; // model_config_shard()
     enum norm_kind norm;
+    bool norm_bias; // of NORM_LAYER
     float norm_eps;
     enum act_kind act;
     float act_alpha, act_limit; // of ACT_CLAMPED
     bool gated_mlp;             // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
-    bool attn_gate; // what attention gives is multiplied by the sigmoid of a gate
+    bool delta_grouped; // linear attention's first matmuls give each key head's parts together
+    bool attn_gate;     // what attention gives is multiplied by the sigmoid of a gate
     bool router_logit_bias;
     double router_aux_loss_coef; // of the load-balancing loss in training; 0: the family has none
     bool sinks;          // attention's scores have one more, of a key without a value (ops.h)
-    bool qk_norm;        // queries and keys are normalised, before rope: each head by itself,
-    bool qk_norm_whole;  // or all of a row's together
+    bool qk_norm;        // queries and keys are normalised: each head by itself,
+    bool qk_norm_whole;  // or all of a row's together;
+    bool qk_norm_late;   // behind rope, not before it
     bool pre_norm;       // what attention and MLP read is normalised
     bool post_norm;      // what attention and MLP give is normalised before it is added
     bool parallel_block; // attention and MLP read the same normalised input
     bool tie_embeddings;
     float logit_softcap; // 0: none
+    float logit_scale;   // of logits, before the cap
     float embed_scale;   // of looked-up embeddings
-    double rotary_share; // of a head's entries that rope rotates, where the config does not say
+    // references hold that factor in the activations' dtype, not as a number of its own
+    bool embed_scale_rounded;
+    float residual_scale; // of what attention and MLP give
+    double rotary_share;  // of a head's entries that rope rotates, where the config does not say
     struct rope_config ropes[MAX_ROPES];
     int n_ropes;
+    int query_rope; // of queries, where their table is another than that of keys; 0: it is not
     // Longrope, chosen once for all who compute with the same weights: the longest sequence that is
     // meant, in tokens. 0: not chosen, a table goes by its own length.
     int rope_context;
@@ -181,6 +192,16 @@ static inline int config_experts(const struct model_config *c)
     return max;
 }
 
+// Whether what a residual branch gives is more than added.
+static inline bool config_scales_branches(const struct model_config *c)
+{
+    return c->post_norm || c->residual_scale != 1;
+}
+// Whether logits are more than the head's matmul.
+static inline bool config_bends_logits(const struct model_config *c)
+{
+    return c->logit_softcap > 0 || c->logit_scale != 1;
+}
 // Widths in elements.
 static inline int layer_q_width(const struct layer_config *l)
 {

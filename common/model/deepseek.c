@@ -1,5 +1,5 @@
-/* deepseek.c: what config.json says of the families with latent attention: DeepSeek-V2 and V3 and
- * their relatives. Pure parsing; any thread. */
+/* deepseek.c: what config.json says of the families with latent attention, DeepSeek-V2 and V3 and
+ * their relatives, and of those that have its router. Pure parsing; any thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/family.h"
 #include "common/base/json.h"
@@ -148,7 +148,7 @@ static enum status biased_experts(const char *where, const json_t *json, struct 
 {
     int rope = c->layers[0].latent.rope;
     enum status st = ST_OK;
-    CHECK(json_get_int32(where, json, "head_dim", 2, 256, &rope));
+    if (rope > 0) CHECK(json_get_int32(where, json, "head_dim", 2, 256, &rope));
     if (rope != c->layers[0].latent.rope)
         FAIL(ST_FORMAT, "%s: head_dim %d is not qk_rope_head_dim %d", where, rope,
              c->layers[0].latent.rope);
@@ -219,6 +219,44 @@ enum status configure_glm4_moe_lite(const char *where, const json_t *json, struc
     CHECK(latent_attention(where, json, c, all));
     CHECK(dense_layers(where, json, c->n_layers, &first));
     st = biased_experts(where, json, c, first, 1536, moe);
+out:
+    return st;
+}
+
+// GLM-4.5, 4.6 and 4.7: Llama's attention in front of V3's experts.
+enum status configure_glm4_moe(const char *where, const json_t *json, struct model_config *c)
+{
+    const struct moe_shape moe = {
+        .n_experts = 128, .top_k = 8, .n_group = 1, .topk_group = 1, .scale = 1};
+    enum status st = ST_OK;
+    c->qk_norm = false;
+    CHECK(json_get_bool(where, json, "use_qk_norm", &c->qk_norm));
+    c->n_mtp_layers = 1;
+    CHECK(read_or_null(where, json, "num_mtp_layers", &c->n_mtp_layers));
+    st = biased_experts(where, json, c, 1, 1408, moe);
+out:
+    return st;
+}
+
+// MiniMax-M2: experts in every layer, picked with a bias by their sigmoid, whose rotated part of a
+// head goes by a name of its own.
+enum status configure_minimax_m2(const char *where, const json_t *json, struct model_config *c)
+{
+    const json_t *ropes = json_object_get(json, "rope_parameters");
+    int rotated = c->ropes[0].dim;
+    enum status st = ST_OK;
+    if (!json_has(json, "partial_rotary_factor") && !json_has(ropes, "partial_rotary_factor"))
+        CHECK(json_get_int32(where, json, "rotary_dim", 2, c->layers[0].head_dim, &rotated));
+    if (rotated % 2 != 0)
+        FAIL(ST_UNSUPPORTED, "%s: rotary_dim is %d; an even number is needed", where, rotated);
+    CHECK(json_expect(where, json, "scoring_func", "sigmoid", "no other is supported"));
+    c->ropes[0].dim = rotated;
+    for (int l = 0; l < c->n_layers; l++) {
+        c->layers[l].moe.scoring = MOE_SIGMOID;
+        c->layers[l].moe.n_group = c->layers[l].moe.topk_group = 1;
+        c->layers[l].router_bias = true;
+    }
+    c->router_aux_loss_coef = 0; // the bias balances
 out:
     return st;
 }

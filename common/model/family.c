@@ -39,7 +39,8 @@ static enum status read_windows(const char *where, const json_t *json, struct mo
     if (w->of == NO_WINDOWS) return ST_OK;
     if (w->by_use) CHECK(json_get_bool(where, json, "use_sliding_window", &used));
     if (w->by_use) CHECK(json_get_int32(where, json, "max_window_layers", 0, 1 << 20, &max_layers));
-    if (w->every_key) CHECK(json_get_int32(where, json, w->every_key, 1, 1024, &full_every));
+    if (w->every_key && !json_is_array(types))
+        CHECK(json_get_int32(where, json, w->every_key, 1, 1024, &full_every));
     CHECK(json_get_int32(where, json, "sliding_window", 0, 1 << 30, &window));
     const bool none = !used || json_is_null(json_object_get(json, "sliding_window"));
     const bool zero = json_has(json, "sliding_window") && window == 0 && !none;
@@ -89,13 +90,13 @@ static enum status read_experts(const char *where, const json_t *json, struct mo
     CHECK(json_get_int32(where, json, "num_local_experts", 1, 1024, &moe.n_experts));
     CHECK(json_get_int32(where, json, "num_experts", 1, 1024, &moe.n_experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, moe.n_experts, &moe.top_k));
-    if (width > 0) {
-        moe.norm_topk = false;
+    if (width > 0 && !c->family->experts.everywhere) {
+        moe.norm_topk = c->family->experts.norm_topk;
         dense = json_object_get(json, "mlp_only_layers");
         CHECK(json_get_int32(where, json, "decoder_sparse_step", 1, 1024, &every));
-        CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
         CHECK(json_get_bool(where, json, "norm_topk_prob", &moe.norm_topk));
     }
+    if (width > 0) CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
     c->router_aux_loss_coef = 0.001;
     CHECK(json_get_double(where, json, "router_aux_loss_coef", 0, 1e6, &c->router_aux_loss_coef));
     for (int l = 0; l < c->n_layers; l++) {
@@ -128,11 +129,10 @@ static enum status configure_llama(const char *where, const json_t *json, struct
     return json_get_bool(where, json, "mlp_bias", &c->mlp_bias);
 }
 
-// Beside the experts one that every token goes to, with a gate.
-static enum status configure_qwen2_moe(const char *where, const json_t *json,
-                                       struct model_config *c)
+// Beside the experts one that every token goes to, with a gate; its width in a silent config.
+static enum status read_shared_expert(const char *where, const json_t *json, int shared,
+                                      struct model_config *c)
 {
-    int shared = 5632;
     enum status st =
         json_get_int32(where, json, "shared_expert_intermediate_size", 1, 1 << 20, &shared);
     for (int l = 0; l < c->n_layers; l++) {
@@ -141,6 +141,12 @@ static enum status configure_qwen2_moe(const char *where, const json_t *json,
         c->layers[l].shared_gate = true;
     }
     return st;
+}
+
+static enum status configure_qwen2_moe(const char *where, const json_t *json,
+                                       struct model_config *c)
+{
+    return read_shared_expert(where, json, 5632, c);
 }
 
 static enum status read_delta(const char *where, const json_t *json, struct delta_shape *ret)
@@ -194,6 +200,21 @@ out:
     return st;
 }
 
+static enum status configure_qwen3_5_moe(const char *where, const json_t *json,
+                                         struct model_config *c)
+{
+    enum status st = configure_qwen3_5(where, json, c);
+    return st != ST_OK ? st : read_shared_expert(where, json, 512, c);
+}
+
+// Qwen3.5-MoE's block; linear attention's first matmuls are stored by key head.
+static enum status configure_qwen3_next(const char *where, const json_t *json,
+                                        struct model_config *c)
+{
+    c->delta_grouped = true;
+    return configure_qwen3_5_moe(where, json, c);
+}
+
 // Llama's block, without positions in some layers: every fourth, or where no_rope_layers says 0.
 static enum status configure_smollm3(const char *where, const json_t *json, struct model_config *c)
 {
@@ -215,6 +236,99 @@ static enum status configure_smollm3(const char *where, const json_t *json, stru
     for (int l = 0; l < c->n_layers && !json_has(json, "layer_types"); l++)
         if (c->layers[l].rope >= 0) c->layers[l].window = 0; // those without positions slide
 out:
+    return st;
+}
+
+// A bias on q, k and v by one key, on o by another.
+static enum status configure_seed_oss(const char *where, const json_t *json, struct model_config *c)
+{
+    enum status st = configure_llama(where, json, c);
+    return st != ST_OK ? st : json_get_bool(where, json, "attention_out_bias", &c->o_bias);
+}
+
+// Experts whose width is intermediate_size.
+static enum status configure_olmoe(const char *where, const json_t *json, struct model_config *c)
+{
+    struct moe_shape moe = c->layers[0].moe;
+    enum status st = ST_OK;
+    moe.norm_topk = false;
+    CHECK(json_get_bool(where, json, "norm_topk_prob", &moe.norm_topk));
+    // where there are both names of the number, this one counts
+    CHECK(json_get_int32(where, json, "num_local_experts", moe.top_k, 1024, &moe.n_experts));
+    if (json_has(json, "clip_qkv"))
+        FAIL(ST_UNSUPPORTED, "%s: clip_qkv is not supported (no published OLMoE has it)", where);
+    for (int l = 0; l < c->n_layers; l++) c->layers[l].moe = moe;
+    if (!json_has(json, "router_aux_loss_coef")) c->router_aux_loss_coef = 0.01;
+out:
+    return st;
+}
+
+// Llama's block with a factor at each of its joints.
+static enum status configure_granite(const char *where, const json_t *json, struct model_config *c)
+{
+    double embedding = 1, logits = 1, residual = 1, attention = 1;
+    enum status st = ST_OK;
+    CHECK(configure_llama(where, json, c));
+    CHECK(json_get_double(where, json, "embedding_multiplier", 1e-6, 1e6, &embedding));
+    CHECK(json_get_double(where, json, "logits_scaling", 1e-6, 1e6, &logits));
+    CHECK(json_get_double(where, json, "residual_multiplier", 1e-6, 1e6, &residual));
+    CHECK(json_get_double(where, json, "attention_multiplier", 1e-6, 1e6, &attention));
+    c->embed_scale = (float)embedding;
+    c->logit_scale = (float)(1 / logits);
+    c->residual_scale = (float)residual;
+    for (int l = 0; l < c->n_layers; l++) c->layers[l].attn_scale = (float)attention;
+out:
+    return st;
+}
+
+// Positions are those of layers with a window alone, where `all` does not say otherwise.
+static void rotate_windows(struct model_config *c, bool all)
+{
+    for (int l = 0; l < c->n_layers && !all; l++)
+        if (c->layers[l].window == 0) c->layers[l].rope = -1;
+}
+
+static enum status configure_cohere2(const char *where, const json_t *json, struct model_config *c)
+{
+    double scale = 0.0625;
+    enum status st = json_get_double(where, json, "logit_scale", 1e-6, 1e6, &scale);
+    c->logit_scale = (float)scale;
+    c->ropes[0].interleaved = true;
+    rotate_windows(c, false);
+    return st;
+}
+
+static enum status configure_exaone4(const char *where, const json_t *json, struct model_config *c)
+{
+    (void)where;
+    rotate_windows(c, json_is_null(json_object_get(json, "sliding_window")));
+    return ST_OK;
+}
+
+// Queries have a table of their own where they grow with their positions.
+static enum status configure_ministral3(const char *where, const json_t *json,
+                                        struct model_config *c)
+{
+    struct rope_config *keys = &c->ropes[0];
+    (void)where;
+    (void)json;
+    if (keys->query_beta == 0) return ST_OK;
+    c->query_rope = c->n_ropes++;
+    c->ropes[c->query_rope] = *keys;
+    keys->query_beta = 0;
+    return ST_OK;
+}
+
+// Rope type "dynamic" is of these folders a theta that `alpha` stretches once for all.
+static enum status configure_hunyuan(const char *where, const json_t *json, struct model_config *c)
+{
+    struct rope_config *rope = &c->ropes[0];
+    const json_t *object = json_object_get(json, "rope_scaling");
+    if (json_object_size(object) == 0) object = json_object_get(json, "rope_parameters");
+    double alpha = 0;
+    enum status st = json_get_double(where, object, "alpha", 0, 1e9, &alpha);
+    if (rope->kind == ROPE_DYNAMIC && alpha > 0)
+        rope->theta *= pow(alpha, (double)rope->dim / (rope->dim - 2));
     return st;
 }
 
@@ -256,6 +370,7 @@ static enum status configure_gemma(const char *where, const json_t *json, struct
     // the first folders say "gelu" in hidden_act and mean its tanh form
     if (!c->family->act_key && c->act == ACT_GELU) c->act = ACT_GELU_TANH;
     c->embed_scale = (float)sqrt((double)c->hidden);
+    c->embed_scale_rounded = true;
     return ST_OK;
 }
 
@@ -329,15 +444,17 @@ out:
         GATED_MLP_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
 
 #define DELTA LAYER "linear_attn."
-#define DELTA_NAMES                                                                                \
+#define DELTA_PARTS_NAMES                                                                          \
     [ROLE_DELTA_IN] = DELTA "in_proj_qkv.weight|" DELTA "in_proj_z.weight",                        \
-    [ROLE_DELTA_GATES] = DELTA "in_proj_b.weight|" DELTA "in_proj_a.weight",                       \
+    [ROLE_DELTA_GATES] = DELTA "in_proj_b.weight|" DELTA "in_proj_a.weight"
+#define DELTA_NAMES                                                                                \
     [ROLE_DELTA_CONV] = DELTA "conv1d.weight", [ROLE_DELTA_A_LOG] = DELTA "A_log",                 \
     [ROLE_DELTA_DT_BIAS] = DELTA "dt_bias", [ROLE_DELTA_NORM] = DELTA "norm.weight",               \
     [ROLE_DELTA_OUT] = DELTA "out_proj.weight"
 #define QWEN_MTP_NAMES                                                                             \
     [ROLE_MTP_EMBED_NORM] = "mtp.pre_fc_norm_embedding.weight",                                    \
     [ROLE_MTP_HIDDEN_NORM] = "mtp.pre_fc_norm_hidden.weight", [ROLE_MTP_PROJ] = "mtp.fc.weight"
+#define QWEN_MTP      .mtp_prefix = "mtp.", .mtp_norm = "mtp.norm.weight", .mtp_normalised = true
 #define QK_NORM_NAMES [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"
 #define OLMO_NAMES                                                                                 \
     COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, GATED_MLP_NAMES,                                       \
@@ -355,6 +472,12 @@ out:
     LLAMA_NAMES, [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
                  [ROLE_EXPERTS_GATE_UP] = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",      \
                  [ROLE_EXPERTS_DOWN] = EXPERT "down_proj.weight"
+
+#define SHARED_EXPERT_NAMES                                                                        \
+    [ROLE_SHARED_GATE_UP] =                                                                        \
+        LAYER "mlp.shared_expert.gate_proj.weight|" LAYER "mlp.shared_expert.up_proj.weight",      \
+    [ROLE_SHARED_DOWN] = LAYER "mlp.shared_expert.down_proj.weight",                               \
+    [ROLE_SHARED_GATE] = LAYER "mlp.shared_expert_gate.weight"
 
 #define DEEPSEEK_NAMES                                                                             \
     COMMON_NAMES, O_NAMES, GATED_MLP_NAMES,                                                        \
@@ -375,6 +498,14 @@ out:
         [ROLE_MTP_HIDDEN_NORM] = LAYER "hnorm.weight", [ROLE_MTP_PROJ] = LAYER "eh_proj.weight"
 #define DEEPSEEK_MTP .mtp_norm = LAYER "shared_head.norm.weight"
 
+#define MIXTRAL_NAMES                                                                              \
+    COMMON_NAMES, SPLIT_QKV_NAMES,                                                                 \
+        O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",                        \
+                 [ROLE_ROUTER] = LAYER "block_sparse_moe.gate.weight",                             \
+                 [ROLE_EXPERTS_GATE_UP] = LAYER "block_sparse_moe.experts.%d.w1.weight|" LAYER     \
+                                                "block_sparse_moe.experts.%d.w3.weight",           \
+                 [ROLE_EXPERTS_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"
+
 // Biases of q, k, v and o by one key, as in Llama; a family whose o has a key of its own does
 // without this.
 #define ATTENTION_BIAS .bias_key = "attention_bias", .keyed = QKV_BIAS | O_BIAS
@@ -390,21 +521,31 @@ static const struct family families[] = {
     {"qwen2_moe", "Qwen2MoeForCausalLM", "Qwen1.5-MoE, Qwen2-MoE", .block = QKV_BIAS,
      .bias_key = "qkv_bias", .keyed = QKV_BIAS,
      .windows = {SOME_LAYERS, .absent = 4096, .by_use = true, .early = true, .full_every = 2},
-     .experts = {60, 4, 1408},
-     .names = {QWEN_EXPERTS_NAMES,
-               [ROLE_SHARED_GATE_UP] = LAYER "mlp.shared_expert.gate_proj.weight|" LAYER
-                                             "mlp.shared_expert.up_proj.weight",
-               [ROLE_SHARED_DOWN] = LAYER "mlp.shared_expert.down_proj.weight",
-               [ROLE_SHARED_GATE] = LAYER "mlp.shared_expert_gate.weight"},
+     .experts = {60, 4, 1408}, .names = {QWEN_EXPERTS_NAMES, SHARED_EXPERT_NAMES},
      .configure = configure_qwen2_moe},
     {"qwen3_moe", "Qwen3MoeForCausalLM", "Qwen3-MoE", .block = QK_NORM, ATTENTION_BIAS,
      .windows = {ALL_LAYERS, .absent = 4096, .by_use = true}, .experts = {128, 8, 768},
      .names = {QWEN_EXPERTS_NAMES, QK_NORM_NAMES}},
     {"qwen3_5_text", "Qwen3_5ForCausalLM", "Qwen3.5 (text)", .partial_rotary = true,
      .norm = NORM_RMS_PLUS_ONE, .head_dim = 256, .rotary_share = 0.25, .block = QK_NORM | ATTN_GATE,
-     ATTENTION_BIAS, .names = {LLAMA_NAMES, DELTA_NAMES, QK_NORM_NAMES, QWEN_MTP_NAMES},
-     .mtp_prefix = "mtp.", .mtp_norm = "mtp.norm.weight", .mtp_normalised = true,
-     .configure = configure_qwen3_5},
+     ATTENTION_BIAS,
+     .names = {LLAMA_NAMES, DELTA_NAMES, DELTA_PARTS_NAMES, QK_NORM_NAMES, QWEN_MTP_NAMES},
+     QWEN_MTP, .configure = configure_qwen3_5},
+    {"qwen3_next", "Qwen3NextForCausalLM", "Qwen3-Next", .partial_rotary = true,
+     .norm = NORM_RMS_PLUS_ONE, .head_dim = 256, .max_positions = 32768, .rotary_share = 0.25,
+     .block = QK_NORM | ATTN_GATE, ATTENTION_BIAS, .experts = {512, 10, 512, .norm_topk = true},
+     QWEN_MTP,
+     .names = {QWEN_EXPERTS_NAMES, SHARED_EXPERT_NAMES, DELTA_NAMES, QWEN_MTP_NAMES,
+               QK_NORM_NAMES, [ROLE_DELTA_IN] = DELTA "in_proj_qkvz.weight",
+               [ROLE_DELTA_GATES] = DELTA "in_proj_ba.weight"},
+     .configure = configure_qwen3_next},
+    {"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "Qwen3.5-MoE, Qwen3.6-MoE (text)",
+     .partial_rotary = true, .norm = NORM_RMS_PLUS_ONE, .head_dim = 256, .max_positions = 32768,
+     .rotary_share = 0.25, .block = QK_NORM | ATTN_GATE, ATTENTION_BIAS,
+     .experts = {256, 8, 512, .everywhere = true}, QWEN_MTP,
+     .names = {QWEN_EXPERTS_NAMES, SHARED_EXPERT_NAMES, DELTA_NAMES, DELTA_PARTS_NAMES,
+               QWEN_MTP_NAMES, QK_NORM_NAMES},
+     .configure = configure_qwen3_5_moe},
     {"qwen3_5", "Qwen3_5ForConditionalGeneration", "Qwen3.5 (text and images)",
      .text_type = "qwen3_5_text",
      .text_defaults =
@@ -412,6 +553,28 @@ static const struct family families[] = {
          "\"num_hidden_layers\": 32, \"num_attention_heads\": 16,"
          "\"num_key_value_heads\": 4, \"head_dim\": 256,"
          "\"max_position_embeddings\": 32768}"},
+    {"qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration",
+     "Qwen3.5-MoE, Qwen3.6-MoE (text and images)", .text_type = "qwen3_5_moe_text",
+     .text_defaults = "{\"vocab_size\": 248320, \"hidden_size\": 2048, \"num_hidden_layers\": 40,"
+                      "\"num_attention_heads\": 16, \"num_key_value_heads\": 2}"},
+    {"qwen3_vl", "Qwen3VLForConditionalGeneration", "Qwen3-VL (text and images)",
+     .text_type = "qwen3",
+     .text_defaults =
+         "{\"vocab_size\": 151936, \"hidden_size\": 4096, \"intermediate_size\": 22016,"
+         "\"num_hidden_layers\": 32, \"num_attention_heads\": 32,"
+         "\"num_key_value_heads\": 32, \"rope_theta\": 500000.0,"
+         "\"max_position_embeddings\": 128000}"},
+    {"mistral3", "Mistral3ForConditionalGeneration", "Mistral Small 3 (text and images)",
+     .text_type = "mistral",
+     .text_defaults = "{\"vocab_size\": 32000, \"hidden_size\": 4096, \"intermediate_size\": 14336,"
+                      "\"num_hidden_layers\": 32, \"num_attention_heads\": 32,"
+                      "\"num_key_value_heads\": 8, \"max_position_embeddings\": 131072}"},
+    {"mistral3", "Mistral3ForConditionalGeneration", "Ministral 3 (text and images)",
+     .text_type = "ministral3",
+     .text_defaults =
+         "{\"vocab_size\": 131072, \"hidden_size\": 4096, \"intermediate_size\": 14336,"
+         "\"num_hidden_layers\": 34, \"num_attention_heads\": 32,"
+         "\"num_key_value_heads\": 8}"},
     {"deepseek_v2", "DeepseekV2ForCausalLM", "DeepSeek-V2, V2.5, Coder-V2",
      .head_dim = 64, // what config.json calls so is the rotated part
      .names = {DEEPSEEK_NAMES}, .configure = configure_deepseek_v2},
@@ -433,17 +596,54 @@ static const struct family families[] = {
      ATTENTION_BIAS, .windows = {SOME_LAYERS, .absent = 4096, .full_every = 4},
      .local_theta = 500000, // as in transformers
      .names = {OLMO_NAMES}},
+    {"olmoe", "OlmoeForCausalLM", "OLMoE", .norm_eps = 1e-5, .max_positions = 4096,
+     .block = QK_NORM | QK_NORM_WHOLE, ATTENTION_BIAS, .experts = {.n = 64, .per_token = 8},
+     .names = {QWEN_EXPERTS_NAMES, QK_NORM_NAMES}, .configure = configure_olmoe},
+    {"seed_oss", "SeedOssForCausalLM", "Seed-OSS", .head_dim = 128, .max_positions = 524288,
+     .block = QKV_BIAS, .bias_key = "attention_bias", .keyed = QKV_BIAS, .names = {LLAMA_NAMES},
+     .configure = configure_seed_oss},
+    {"granite", "GraniteForCausalLM", "Granite 3", ATTENTION_BIAS, .names = {LLAMA_NAMES},
+     .configure = configure_granite},
+    {"exaone4", "Exaone4ForCausalLM", "EXAONE 4", .norm_eps = 1e-5,
+     .block = NO_PRE_NORM | POST_NORM | QK_NORM,
+     .windows = {SOME_LAYERS, .absent = 4096, .full_every = 4,
+                 .every_key = "sliding_window_pattern"},
+     .names = {OLMO_NAMES}, .configure = configure_exaone4},
+    {"cohere2", "Cohere2ForCausalLM", "Cohere 2 (Command A, R7B)", .norm = NORM_LAYER,
+     .norm_eps_key = "layer_norm_eps", .norm_eps = 1e-5, .max_positions = 8192, .tied = true,
+     .block = NO_NORM_BIAS | PARALLEL_BLOCK, ATTENTION_BIAS,
+     .windows = {SOME_LAYERS, .absent = 4096, .full_every = 4,
+                 .every_key = "sliding_window_pattern"},
+     .names = {LLAMA_NAMES}, .configure = configure_cohere2},
+    {"hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "HunYuan dense", .norm_eps = 1e-5,
+     .block = QK_NORM | QK_NORM_LATE, ATTENTION_BIAS,
+     .names = {LLAMA_NAMES, [ROLE_Q_NORM] = ATTN "query_layernorm.weight",
+               [ROLE_K_NORM] = ATTN "key_layernorm.weight"},
+     .configure = configure_hunyuan},
+    {"glm4_moe", "Glm4MoeForCausalLM", "GLM-4.5, 4.6, 4.7", .partial_rotary = true,
+     .rotary_share = 0.5, .norm_eps = 1e-5, .max_positions = 131072, .block = QK_NORM,
+     .bias_key = "attention_bias", .keyed = QKV_BIAS,
+     .names = {DEEPSEEK_NAMES, SPLIT_QKV_NAMES, QK_NORM_NAMES}, DEEPSEEK_MTP,
+     .configure = configure_glm4_moe},
+    {"minimax_m2", "MiniMaxM2ForCausalLM", "MiniMax-M2", .partial_rotary = true, .rope_theta = 5e6,
+     .head_dim = 128, .max_positions = 196608, .block = QK_NORM | QK_NORM_WHOLE,
+     .experts = {.n = 256, .per_token = 8},
+     .names =
+         {MIXTRAL_NAMES,
+          QK_NORM_NAMES, [ROLE_ROUTER_BIAS] = LAYER "block_sparse_moe.e_score_correction_bias"},
+     .configure = configure_minimax_m2},
+    {"ministral3", "Ministral3ForCausalLM", "Ministral 3", .norm_eps = 1e-5, .head_dim = 128,
+     .max_positions = 262144, .windows = {.of = ALL_LAYERS}, .query_growth = true,
+     .ropes =
+         "{\"type\": \"yarn\", \"rope_theta\": 1e6, \"factor\": 16.0,"
+         "\"original_max_position_embeddings\": 16384, \"beta_fast\": 32.0, \"beta_slow\": 1.0,"
+         "\"mscale_all_dim\": 1.0, \"mscale\": 1.0, \"llama_4_scaling_beta\": 0.1}",
+     .names = {LLAMA_NAMES}, .configure = configure_ministral3},
     {"smollm3", "SmolLM3ForCausalLM", "SmolLM3", .rope_theta = 2000000, .tied = true,
      ATTENTION_BIAS, .windows = {SOME_LAYERS, .by_use = true}, .names = {LLAMA_NAMES},
      .configure = configure_smollm3},
     {"mixtral", "MixtralForCausalLM", "Mixtral", .rope_theta = 1e6, .norm_eps = 1e-5,
-     .windows = {.of = ALL_LAYERS}, .experts = {.n = 8, .per_token = 2},
-     .names = {COMMON_NAMES, SPLIT_QKV_NAMES,
-               O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
-               [ROLE_ROUTER] = LAYER "block_sparse_moe.gate.weight",
-               [ROLE_EXPERTS_GATE_UP] = LAYER "block_sparse_moe.experts.%d.w1.weight|" LAYER
-                                              "block_sparse_moe.experts.%d.w3.weight",
-               [ROLE_EXPERTS_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"}},
+     .windows = {.of = ALL_LAYERS}, .experts = {.n = 8, .per_token = 2}, .names = {MIXTRAL_NAMES}},
     {"gpt_oss", "GptOssForCausalLM", "gpt-oss", .norm_eps = 1e-5, .rope_theta = 150000,
      .head_dim = 64, .block = QKV_BIAS | O_BIAS | MLP_BIAS | ROUTER_LOGIT_BIAS | SINKS,
      ATTENTION_BIAS, .windows = {SOME_LAYERS, .absent = 128, .full_every = 2},
@@ -528,6 +728,15 @@ const struct family *family_find(const char *model_type, const char *architectur
         if (architecture[0] == '\0' || strcmp(f->architecture, architecture) == 0) return f;
     }
     return NULL;
+}
+
+const struct family *family_find_text(const char *model_type, const char *text_type)
+{
+    for (const struct family *f = families; f < families + N_FAMILIES; f++)
+        if (f->text_type && strcmp(f->model_type, model_type) == 0 &&
+            (!text_type || strcmp(f->text_type, text_type) == 0))
+            return f;
+    return text_type ? family_find_text(model_type, NULL) : NULL;
 }
 
 const char *family_list(void)

@@ -78,6 +78,8 @@ enum {
     PARALLEL_BLOCK = 1 << 10,
     SINKS = 1 << 11,
     ATTN_GATE = 1 << 12,
+    NO_NORM_BIAS = 1 << 13, // less: LayerNorm without
+    QK_NORM_LATE = 1 << 14,
 };
 
 struct family {
@@ -107,6 +109,8 @@ struct family {
     // of a silent config. Those with a width are Qwen's: in layers that the config may choose.
     struct {
         int n, per_token, width;
+        bool norm_topk;  // of those with a width, where norm_topk_prob is silent
+        bool everywhere; // in all layers, and normalised, whatever the config says
     } experts;
     double rotary_share;   // 0: 1
     bool partial_rotary;   // partial_rotary_factor may say another share than that
@@ -114,6 +118,8 @@ struct family {
     bool window_ropes;     // layers with a window have positions of their own, of the theta
     const char *local_key; // of this key (NULL: there is none),
     double local_theta;    // or this one
+    const char *ropes;     // rope_parameters of a config without any (JSON); NULL: none
+    bool query_growth;     // queries grow with their positions (rope_config.query_beta)
     bool phi3_ropes;       // rope types are those of Phi-3's folders (rope.c)
     int head_dim;          // 0: hidden_size / num_attention_heads
     int max_positions;     // 0: 2048
@@ -134,6 +140,7 @@ struct family {
     // A row of folders whose text model is one of another row, beside what reads images: the
     // model_type of that, and what its config means where text_config is silent (JSON). Nothing
     // else of such a row is used.
+    // Of several rows with one model_type text_config's own picks one, else the first.
     const char *text_type, *text_defaults;
     // Reads the family's own keys, after the common ones and what the row says; NULL: it has none.
     enum status (*configure)(const char *where, const json_t *json, struct model_config *config);
@@ -146,10 +153,17 @@ enum status configure_deepseek_v3(const char *where, const json_t *json,
                                   struct model_config *config);
 enum status configure_glm4_moe_lite(const char *where, const json_t *json,
                                     struct model_config *config);
+// And of two with their router alone.
+enum status configure_glm4_moe(const char *where, const json_t *json, struct model_config *config);
+enum status configure_minimax_m2(const char *where, const json_t *json,
+                                 struct model_config *config);
 
 // Reads what a config of the family has beyond sizes, activation and positions, which were read.
 enum status family_configure(const char *where, const json_t *json, struct model_config *config);
 const struct family *family_find(const char *model_type, const char *architecture); // NULL: unknown
+// The row of folders of that model_type, beside what reads images, whose text model is of text_type
+// (NULL: any); NULL: there is none.
+const struct family *family_find_text(const char *model_type, const char *text_type);
 const struct family *family_at(int i); // the i-th row; NULL past the end
 const char *family_list(void); // "Qwen2/Qwen2.5 (Qwen2ForCausalLM), ..."; one thread's own text
 

@@ -33,7 +33,7 @@ int model_routing_parts(int n_experts, size_t a, size_t base, struct device_part
     return 5;
 }
 
-#define MAX_SCRATCH 40
+#define MAX_SCRATCH 41
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -83,6 +83,9 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
     const size_t absorbed = (size_t)(l->n_heads + 1) * (size_t)layer_latent_width(l);
     const size_t qkv =
         latent ? absorbed : (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
+    const size_t gates = 2 * (size_t)l->delta.n_heads * sizeof(float),
+                 delta_in = (size_t)layer_delta_in_width(l) * e,
+                 grouped = delta_in > gates ? delta_in : gates;
     const int gated = c->attn_gate ? layer_q_width(l) : 0;
     const struct device_part parts[] = {
         SCRATCH(x, t * h * e),
@@ -94,11 +97,12 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(attn_in, t * (size_t)layer_before_attn_width(c, l) * e),
         SCRATCH(gate, t * (size_t)(gated + delta_value_width(&l->delta)) * e),
         SCRATCH(delta_gates, t * 2 * (size_t)l->delta.n_heads * sizeof(float)),
+        SCRATCH(grouped, c->delta_grouped ? t * grouped : 0),
         SCRATCH(q_a_normed, t * (size_t)l->latent.q_rank * e),
         SCRATCH(latent_out, t * (size_t)(l->n_heads * l->latent.rank) * e),
         SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
         SCRATCH(act, inner * e),
-        SCRATCH(block, c->post_norm ? t * h * e : 0),
+        SCRATCH(block, config_scales_branches(c) ? t * h * e : 0),
         SCRATCH(expert_in, expert),
         SCRATCH(expert_out, expert),
         SCRATCH(router_logits, t * (size_t)l->moe.n_experts * sizeof(float)),
@@ -204,6 +208,7 @@ enum status model_new(struct device *dev, const struct model_config *config,
     }
     CHECK(alloc_scratch(m));
     for (int i = 0; i < config->n_ropes; i++) CHECK(upload_rope(m, i));
+    if (config->delta_grouped) CHECK(model_arrange_init(m));
     *ret = TAKE_PTR(m);
 out:
     model_free(m);
@@ -218,6 +223,7 @@ void model_free(struct model *m)
     if (m->shares_logits && comm_shares(m->comm, m->logits)) m->logits = NULL;
     device_release_parts(m->dev, m, parts, n);
     for (int i = 0; i < MAX_ROPES; i++) device_release(m->dev, m->ropes[i]);
+    for (int i = 0; i < 4; i++) device_release(m->dev, m->delta_order[i / 2][i % 2]);
     free(m->attn);
     free(m);
 }
@@ -445,7 +451,7 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
     const int hidden = m->config->hidden;
     const bool begins = model_begins_sum(m);
     struct linear out = {b->role, b->layer, begins, m->dt, .no_bias = !begins};
-    if (!b->norm) {
+    if (!config_scales_branches(m->config)) {
         if (begins) copy_rows(m, x_to, x_from, rows, hidden);
         model_linear(m, x_to, b->in, rows, &out);
         model_sum_ranks(m, x_to, rows);
@@ -458,16 +464,39 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
     model_sum_ranks(m, proj, rows);
     model_normalise(m, m->block, rows,
                     &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
-    m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->dt);
+    m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->config->residual_scale, m->dt);
 }
 
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign)
 {
-    const struct layer_config *c = &m->config->layers[l];
-    if (c->rope < 0) return;
-    const struct rope_args rope = rope_of_batch(m->ropes[c->rope], m->config->ropes[c->rope].dim,
-                                                batch, &m->attn[l], sign, m->dt);
+    const struct layer_config *layer = &m->config->layers[l];
+    if (layer->rope < 0) return;
+    const struct rope_config *config = &m->config->ropes[layer->rope];
+    struct rope_args rope =
+        rope_of_batch(m->ropes[layer->rope], config->dim, batch, &m->attn[l], sign, m->dt);
+    rope.interleaved = config->interleaved;
+    if (m->config->query_rope) {
+        struct rope_args queries = rope;
+        queries.table = m->ropes[m->config->query_rope];
+        queries.n = layer->n_heads;
+        m->ops->rope(m->dev, qkv, &queries);
+        rope.n = layer->n_kv_heads;
+        qkv = (char *)qkv + (size_t)layer_q_width(layer) * dtype_size(m->dt);
+    }
     m->ops->rope(m->dev, qkv, &rope);
+}
+
+// Rotates queries and keys and normalises them, where the config says so, in its order. `raw` is
+// where they lie, and keeps on the tape what the norms read; qkv is where they go.
+static void encode_heads(struct model *m, int l, void *qkv, void *raw,
+                         const struct layer_tape *tape, const struct batch_view *batch)
+{
+    const struct model_config *c = m->config;
+    const int rows = batch->n_tokens;
+    if (c->qk_norm_late) model_rotate(m, l, raw, batch, 1.0f);
+    copy_rows(m, qkv, raw, rows, layer_qkv_width(&c->layers[l]));
+    if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
+    if (!c->qk_norm_late) model_rotate(m, l, qkv, batch, 1.0f);
 }
 
 void model_round_kv(struct model *m, void *x, int rows, int n, int head_dim, int stride)
@@ -495,6 +524,8 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
     struct matmul shape;
     const struct weight_matrix w = linear_matrix(m, batch->n_tokens, &in, &shape);
     const int rope = c->layers[l].rope;
+    // what the operations that store keys do not do
+    const bool apart = rope < 0 || c->query_rope || c->qk_norm_late || c->ropes[rope].interleaved;
     const struct rope_store store = {.table = rope < 0 ? NULL : m->ropes[rope],
                                      .rot_dim = rope < 0 ? 0 : c->ropes[rope].dim,
                                      .kv = kv,
@@ -502,18 +533,19 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
                                      .batch = batch,
                                      .shape = &m->attn[l]};
     struct lora_args adapters;
-    if (rope >= 0 && !c->qk_norm && !c->attn_gate &&
-        !is_adapted(m, batch->n_tokens, &in, &adapters)) {
+    if (!apart && !c->qk_norm && !c->attn_gate && !is_adapted(m, batch->n_tokens, &in, &adapters)) {
         const void *a = left_rows(m, m->normed, &in, &w, &shape);
         m->ops->matmul_rope_store(m->dev, m->qkv, a, w.w, w.bias, &shape, &store);
         return;
     }
     project_qkv(m, l, m->qkv, m->gate, batch->n_tokens, rounded);
-    if (c->qk_norm) normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
-    if (rope < 0)
+    if (apart) {
+        encode_heads(m, l, m->qkv, m->qkv, NULL, batch);
         m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
-    else
-        m->ops->rope_store(m->dev, m->qkv, &store);
+        return;
+    }
+    if (c->qk_norm) normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
+    m->ops->rope_store(m->dev, m->qkv, &store);
 }
 
 // From m->normed to what attention gives, which is returned.
@@ -536,9 +568,7 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
         ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
     } else {
         project_qkv(m, l, raw, gate, rows, rounded);
-        copy_rows(m, qkv, raw, rows, layer_qkv_width(layer));
-        if (c->qk_norm) normalise_heads(m, l, qkv, tape, rows);
-        model_rotate(m, l, qkv, batch, 1.0f);
+        encode_heads(m, l, qkv, raw, tape, batch);
         model_round_kv(m, (char *)qkv + (size_t)layer_q_width(layer) * dtype_size(m->dt), rows,
                        2 * layer->n_kv_heads, layer->head_dim, layer_qkv_width(layer));
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
@@ -682,9 +712,9 @@ const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
 
 float model_embed_scale(const struct model *m)
 {
-    // reference implementations hold the factor in the activations' dtype
     float scale = m->config->embed_scale;
-    return m->dt == DT_BF16 ? f32_from_bf16(bf16_from_f32(scale)) : scale;
+    return m->dt == DT_BF16 && m->config->embed_scale_rounded ? f32_from_bf16(bf16_from_f32(scale))
+                                                              : scale;
 }
 
 struct head_rows model_head_rows(const struct model *m, int first)
@@ -712,6 +742,7 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
                                         .mean = c->norm == NORM_LAYER ? to.mean : NULL});
     const struct linear head = {ROLE_HEAD, 0, .out = DT_F32};
     linear_of(m, to.logits, to.normed, n, rows, &head, m->logit_parts);
-    if (c->logit_softcap > 0)
-        m->ops->softcap(m->dev, to.logits, (int64_t)n * c->vocab_size, c->logit_softcap);
+    if (config_bends_logits(c))
+        m->ops->softcap(m->dev, to.logits, (int64_t)n * c->vocab_size, c->logit_softcap,
+                        c->logit_scale);
 }

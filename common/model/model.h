@@ -109,6 +109,10 @@ struct model {
     void *attn_in, *gate; // (max_tokens, attention in width), (max_tokens, q width) where queries
                           // have gates. Linear attention: its in width; its normalised output
     float *delta_gates;   // (max_tokens, 2 * heads) of linear attention
+    void *grouped; // what its first matmuls give, as the config groups it; of such, as the next
+    // What goes where of a batch's rows, of the matmul's and of the gates', and back: entries of
+    // delta_unit() together, (max_tokens, entries)
+    int32_t *delta_order[2][2];
     struct latent_rows latent;    // of latent attention, as the next two
     void *q_a_normed;             // (max_tokens, q_rank)
     void *latent_out;             // (max_tokens, n_heads, rank)
@@ -223,6 +227,12 @@ void latent_attention(struct model *m, int l, const struct batch_view *batch,
 // Linear attention, from m->normed to m->attn_out.
 void delta_attention(struct model *m, int l, const struct batch_view *batch,
                      const struct kv_view *kv, struct layer_tape *tape);
+// Of a model whose first matmuls of linear attention give each key head's parts together: y is x
+// (rows, width of that role) of dt, part after part; back: the other way.
+void model_arrange(struct model *m, void *y, const void *x, int rows, enum tensor_role role,
+                   enum dtype dt, bool back);
+// What model_arrange() reads, once.
+enum status model_arrange_init(struct model *m);
 // From m->normed to x_out += what the experts give, and the one that every row goes to.
 void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);
 void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);

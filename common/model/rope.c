@@ -148,6 +148,11 @@ static enum status read_kind(const struct rope_source *s, const struct model_con
                              &r->original_max_positions));
     CHECK(json_get_int32(s->where, s->json, "original_max_position_embeddings", 1, 1 << 30,
                          &r->original_max_positions));
+    if (c->family->query_growth && !json_has(s->object, "llama_4_scaling_beta"))
+        FAIL(ST_FORMAT, "%s: %s: llama_4_scaling_beta is missing, which %s models have", s->where,
+             s->key, c->family->title);
+    if (c->family->query_growth)
+        CHECK(json_get_double(s->where, s->object, "llama_4_scaling_beta", 0, 1e3, &r->query_beta));
     CHECK(json_get_double(s->where, s->object, "mscale_all_dim", 0, 1e6, &mscale_all));
     if (r->kind == ROPE_LLAMA3) st = read_llama3(s, r);
     if (r->kind == ROPE_YARN) st = read_yarn(s, c->max_positions, mscale_all, r);
@@ -203,12 +208,14 @@ enum status rope_config_read(const char *where, const json_t *json, struct model
     struct rope_config *r = &c->ropes[0];
     struct rope_source s = {where, "rope_parameters", json, NULL};
     const json_t *scaling, *parameters, *part;
-    json_t *both = json_object();
+    json_t *both = json_object(), *silent = NULL;
     enum status st = ST_OK;
     c->n_ropes = 1;
     r->theta = c->family->rope_theta > 0 ? c->family->rope_theta : 10000.0;
     CHECK(find_object(where, json, "rope_scaling", &scaling));
     CHECK(find_object(where, json, s.key, &parameters));
+    if (!parameters && c->family->ropes)
+        parameters = silent = json_loads(c->family->ropes, 0, NULL);
     CHECK(find_object(where, parameters, "full_attention", &part));
     const bool parts = part || json_has(parameters, "sliding_attention");
     if (parameters && parts != c->family->window_ropes)
@@ -227,6 +234,7 @@ enum status rope_config_read(const char *where, const json_t *json, struct model
     st = read_rope(&s, c, r);
 out:
     json_decref(both);
+    json_decref(silent);
     return st;
 }
 
@@ -318,6 +326,11 @@ bool rope_describe(const struct model_config *config, char *ret, size_t size)
     return true;
 }
 
+static double query_factor(const struct rope_config *r, int position)
+{
+    return 1 + r->query_beta * log(1.0 + position / r->original_max_positions);
+}
+
 float *rope_table(const struct model_config *config, int index, int n_positions)
 {
     const struct rope_config *r = &config->ropes[index];
@@ -330,8 +343,9 @@ float *rope_table(const struct model_config *config, int index, int n_positions)
         for (int p = 0; p < n_positions; p++) {
             float angle = (float)p * f;
             float *entry = table + ((size_t)p * (size_t)half + (size_t)i) * 2;
-            entry[0] = (float)(cos((double)angle) * r->attention_factor);
-            entry[1] = (float)(sin((double)angle) * r->attention_factor);
+            const double factor = r->attention_factor * query_factor(r, p);
+            entry[0] = (float)(cos((double)angle) * factor);
+            entry[1] = (float)(sin((double)angle) * factor);
         }
     }
     return table;

@@ -111,7 +111,7 @@ enum when {
 
 static bool holds(const struct model_config *c, const struct layer_config *l, enum when when)
 {
-    const bool layer_norm = c->norm == NORM_LAYER, experts = l->moe.n_experts > 0;
+    const bool layer_norm = c->norm == NORM_LAYER && c->norm_bias, experts = l->moe.n_experts > 0;
     const bool latent = l->latent.rank > 0, attention = l->n_heads > 0;
 #define X(name, holds) [name] = holds,
     const bool is[] = {WHEN_TABLE(X)};

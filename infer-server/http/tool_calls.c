@@ -13,10 +13,11 @@
 // Hermes', which Qwen 2.5 and 3 write too; Llama 3.1 to 3.3; Mistral's until and since tokenizer
 // v11 (whose first version has an id); DeepSeek's of V3 and R1, and of V3.1; gpt-oss's harmony,
 // where the recipient stands before or behind the channel; Qwen3-Coder's, which Qwen3.5 and
-// Nemotron 3 write too; GLM's since 4.5; LFM2's.
-const char *const tool_parser_names[] = {"auto",    "off",      "hermes",  "llama3",
-                                         "mistral", "deepseek", "gpt-oss", "qwen3-coder",
-                                         "glm",     "lfm2",     NULL};
+// Nemotron 3 write too; GLM's since 4.5; LFM2's; Seed-OSS's; MiniMax-M2's; Granite's of 3;
+// Cohere's; HunYuan's.
+const char *const tool_parser_names[] = {
+    "auto", "off",  "hermes",   "llama3",  "mistral", "deepseek", "gpt-oss", "qwen3-coder",
+    "glm",  "lfm2", "seed-oss", "minimax", "granite", "cohere",   "hunyuan", NULL};
 
 #define DEEPSEEK_BEGIN MAY("<｜tool▁calls▁begin｜> ") "<｜tool▁call▁begin｜>"
 #define DEEPSEEK_END   "<｜tool▁call▁end｜>" MAY(" <｜tool▁calls▁end｜>")
@@ -43,6 +44,16 @@ static const struct tool_form forms[] = {
     {.patterns = {"<tool_call> " NAME " " MANY("<arg_key>" KEY "</arg_key> <arg_value>" VALUE
                                                "</arg_value> ") "</tool_call>"}},
     {.patterns = {"<|tool_call_start|> " PYTHON " <|tool_call_end|>"}},
+    {.patterns = {MAY("<seed:tool_call> ") "<function=" NAME "> " MANY(
+         "<parameter=" KEY ">" VALUE "</parameter> ") "</function>" MAY(" </seed:tool_call>")}},
+    {.patterns = {MAY("<minimax:tool_call> ") "<invoke name=\"" NAME "\"> " MANY(
+         "<parameter name=\"" KEY "\">" VALUE
+         "</parameter> ") "</invoke>" MAY(" </minimax:tool_call>")}},
+    {.patterns = {"<|tool_call|> " CALLS}},
+    {.patterns = {"<|START_ACTION|> " CALLS " <|END_ACTION|>"},
+     .key = "parameters",
+     .name = "tool_name"},
+    {.patterns = {"<tool_calls> " CALLS " </tool_calls>"}},
 };
 
 _Static_assert(sizeof tool_parser_names / sizeof *tool_parser_names ==
@@ -200,6 +211,12 @@ static struct slice part(const char *text, size_t at, size_t len)
     return (struct slice){text + at, len};
 }
 
+// The function's name in the object of a call: Cohere has a key of its own.
+static bool find_name(struct slice object, struct slice *ret)
+{
+    return find_member(object, "name", ret) || find_member(object, "tool_name", ret);
+}
+
 // A bracket opens at m->at within the object of a call: whether its arguments do, the name being
 // there, is seen by the key before it.
 static void find_arguments(struct tool_match *m, const char *text)
@@ -214,7 +231,7 @@ static void find_arguments(struct tool_match *m, const char *text)
     for (int i = 0; i < 2 && text[colon] == ':'; i++) {
         const size_t n = strlen(keys[i]);
         if (behind - m->json < n || memcmp(text + behind - n, keys[i], n) != 0) continue;
-        if (!find_member(head, "name", &name) || name.len < 2) continue;
+        if (!find_name(head, &name) || name.len < 2) continue;
         m->name = (size_t)(name.text - text) + 1;
         m->name_len = name.len - 2;
         m->arguments = m->at;
@@ -450,6 +467,7 @@ static enum status add_object(struct tool_calls *c, struct slice object, bool *r
     *ret_is = false;
     if (json_parse("call", object.text, object.len, &parsed) != ST_OK) return ST_OK;
     const json_t *name = json_object_get(parsed, "name");
+    if (!name) name = json_object_get(parsed, "tool_name");
     if (json_is_string(name) && (find_member(object, "arguments", &arguments) ||
                                  find_member(object, "parameters", &arguments)))
         st = add_call(c, (struct slice){json_string_value(name), json_string_length(name)},

@@ -33,6 +33,7 @@ struct tool_form {
     const char *patterns[PATTERNS_MAX + 1];
     int n_written;       // patterns that are asked for; 0: all
     const char *key;     // of a CALL's arguments; NULL: "arguments"
+    const char *name;    // of its function's name; NULL: "name"
     const char *thought; // that may stand before the calls which are asked for; NULL: <think>'s
 };
 

@@ -143,7 +143,8 @@ static json_t *python_call(const struct called *f, const char *name)
 
 static json_t *json_call(const struct called *f, const char *name)
 {
-    return json_pack("{s:[s, s, s, s, s, o, s]}", "sequence", "{\"name\": \"", name, "\", \"",
+    return json_pack("{s:[s, s, s, s, s, s, s, o, s]}", "sequence", "{\"",
+                     f->form->name ? f->form->name : "name", "\": \"", name, "\", \"",
                      f->form->key ? f->form->key : "arguments",
                      "\": ", schema_spec(f, parameters(f)), "}");
 }

@@ -151,20 +151,21 @@ void cpu_act_back(struct device *dev, void *dx, void *y, const void *dy, const v
     }
 }
 
-void cpu_softcap(struct device *dev, float *x, int64_t n, float cap)
+void cpu_softcap(struct device *dev, float *x, int64_t n, float cap, float scale)
 {
     (void)dev;
 #pragma omp parallel for if (n > PARALLEL_WORK / 8)
-    for (int64_t i = 0; i < n; i++) x[i] = cap * tanhf(x[i] / cap);
+    for (int64_t i = 0; i < n; i++) x[i] = cap > 0 ? cap * tanhf(scale * x[i] / cap) : scale * x[i];
 }
 
-void cpu_softcap_back(struct device *dev, float *dx, const float *capped, int64_t n, float cap)
+void cpu_softcap_back(struct device *dev, float *dx, const float *capped, int64_t n, float cap,
+                      float scale)
 {
     (void)dev;
 #pragma omp parallel for simd if (n > PARALLEL_WORK)
     for (int64_t i = 0; i < n; i++) {
-        float t = capped[i] / cap;
-        dx[i] *= fma_f32(-t, t, 1.0f);
+        float t = cap > 0 ? capped[i] / cap : 0;
+        dx[i] *= scale * fma_f32(-t, t, 1.0f);
     }
 }
 

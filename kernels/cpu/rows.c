@@ -61,13 +61,13 @@ void cpu_scatter_add_rows(struct device *dev, void *table, const void *y,
     }
 }
 
-void cpu_add(struct device *dev, void *y, const void *x, int64_t n, enum dtype dt)
+void cpu_add(struct device *dev, void *y, const void *x, int64_t n, float scale, enum dtype dt)
 {
     if (!cpu_is_f32(dev, "add", dt)) return;
     float *to = y;
     const float *from = x;
 #pragma omp parallel for simd if (n > PARALLEL_WORK)
-    for (int64_t i = 0; i < n; i++) to[i] += from[i];
+    for (int64_t i = 0; i < n; i++) to[i] = fma_f32(scale, from[i], to[i]);
 }
 
 // Threads own columns, so that each sum runs over the rows in order whatever the number of threads.

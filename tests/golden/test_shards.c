@@ -419,6 +419,11 @@ static void run_ranks(int n, const char *const refused[])
 TEST(two_ranks_agree_with_one)
 {
     const char *const *refused = OPTIONS(
+        "/minimax-m2 is not to be shared: MiniMaxM2ForCausalLM: norms of queries and keys go over "
+        "all",
+        "/olmoe is not to be shared: OlmoeForCausalLM: norms of queries and keys go over all heads",
+        "/qwen3-next is not to be shared: Qwen3NextForCausalLM: layers of linear attention",
+        "/qwen35-moe is not to be shared: Qwen3_5MoeForCausalLM: layers of linear attention",
         "/olmo2 is not to be shared: Olmo2ForCausalLM: norms of queries and keys go over all heads",
         "/olmo3 is not to be shared: Olmo3ForCausalLM: norms of queries and keys go over all heads",
         "/qwen35 is not to be shared: Qwen3_5ForCausalLM: layers of linear attention");
@@ -430,6 +435,8 @@ TEST(four_ranks_agree_with_one)
     const char *const *refused =
         OPTIONS("/llama3 is not to be shared: LlamaForCausalLM: num_attention_heads is 6",
                 "/olmo2 is not to be shared: ", "/olmo3 is not to be shared: ",
+                "/olmoe is not to be shared: ", "/minimax-m2 is not to be shared: ",
+                "/qwen3-next is not to be shared: ", "/qwen35-moe is not to be shared: ",
                 "/qwen35 is not to be shared: ");
     run_ranks(4, refused);
 }

@@ -87,7 +87,13 @@ static void act_back_reference(struct op_test *t, double **v)
 
 OP(act_back, "act_back");
 
-// softcap, softcap_back: p: n cap
+// softcap, softcap_back: p: n, cap (0: none), scale in eighths
+
+static double capped_value(const struct op_test *t, double x)
+{
+    const double cap = t->p[1], scale = t->p[2] / 8.0;
+    return cap > 0 ? cap * tanh(scale * x / cap) : scale * x;
+}
 
 static void softcap_setup(struct op_test *t)
 {
@@ -96,13 +102,12 @@ static void softcap_setup(struct op_test *t)
 
 static void softcap_launch(struct op_test *t, void **d)
 {
-    ops->softcap(dev, d[0], t->p[0], (float)t->p[1]);
+    ops->softcap(dev, d[0], t->p[0], (float)t->p[1], (float)t->p[2] / 8.0f);
 }
 
 static void softcap_reference(struct op_test *t, double **v)
 {
-    const double cap = t->p[1];
-    for (int i = 0; i < t->p[0]; i++) t->a[0].expect[i] = cap * tanh(v[0][i] / cap);
+    for (int i = 0; i < t->p[0]; i++) t->a[0].expect[i] = capped_value(t, v[0][i]);
 }
 
 OP(softcap, "softcap");
@@ -112,20 +117,18 @@ static void softcap_back_setup(struct op_test *t)
     floats(t, "dx", INOUT, F32, t->p[0], 1);
     float *capped = floats(t, "capped", IN, F32, t->p[0], 1);
     float *x = floats(t, "x", IN, F32, t->p[0], 20);
-    const double cap = t->p[1];
-    for (int i = 0; i < t->p[0]; i++) capped[i] = (float)(cap * tanh(x[i] / cap));
+    for (int i = 0; i < t->p[0]; i++) capped[i] = (float)capped_value(t, x[i]);
 }
 
 static void softcap_back_launch(struct op_test *t, void **d)
 {
-    ops->softcap_back(dev, d[0], d[1], t->p[0], (float)t->p[1]);
+    ops->softcap_back(dev, d[0], d[1], t->p[0], (float)t->p[1], (float)t->p[2] / 8.0f);
 }
 
 static double softcap_loss(struct op_test *t, double **v)
 {
-    const double cap = t->p[1];
     double loss = 0;
-    for (int i = 0; i < t->p[0]; i++) loss += v[0][i] * cap * tanh(v[2][i] / cap);
+    for (int i = 0; i < t->p[0]; i++) loss += v[0][i] * capped_value(t, v[2][i]);
     return loss;
 }
 
@@ -157,8 +160,12 @@ static const struct op_case cases[] = {
     {&op_act_back, "clamped 3 x 24", {3, 24, ACT_CLAMPED, 1}, false},
     {&op_act_back, "clamped 301 x 1001", {301, 1001, ACT_CLAMPED, 1}, true},
     {&op_act_back, "silu gated 301 x 1001", {301, 1001, ACT_SILU, 1}, true},
-    {&op_softcap, "n1001", {1001, 30}, false},
-    {&op_softcap_back, "n77", {77, 30}, false},
+    {&op_softcap, "n1001", {1001, 30, 8}, false},
+    {&op_softcap, "n1001 scaled", {1001, 30, 3}, false},
+    {&op_softcap, "n1000 scale alone", {1000, 0, 3}, false},
+    {&op_softcap_back, "n77", {77, 30, 8}, false},
+    {&op_softcap_back, "n80 scaled", {80, 30, 3}, false},
+    {&op_softcap_back, "n77 scale alone", {77, 0, 3}, false},
 };
 
 OP_TESTS(cases)

@@ -311,7 +311,7 @@ static void with_ends(const struct rounded *d, int m)
     void *before = normal_on_device(dt, (size_t)(m * n), 1, 3);
     s.beta = 1;
     device_copy(dev, want, before, bytes);
-    ops->add(dev, want, d->c, (int64_t)m * n, dt);
+    ops->add(dev, want, d->c, (int64_t)m * n, 1.0f, dt);
     device_copy(dev, have, before, bytes);
     ops->matmul(dev, have, d->codes, d->w_codes, d->bias, &s);
     assert_same_bytes("added", have, want, bytes);

@@ -85,7 +85,7 @@ static void scatter_reference(struct op_test *t, double **v)
 
 OP(scatter, "scatter_add_rows");
 
-// add: p: n.  column_sum: p: rows cols
+// add: p: n, tenths of the scale.  column_sum: p: rows cols
 
 static void add_setup(struct op_test *t)
 {
@@ -95,12 +95,13 @@ static void add_setup(struct op_test *t)
 
 static void add_launch(struct op_test *t, void **d)
 {
-    ops->add(dev, d[0], d[1], t->p[0], dt);
+    ops->add(dev, d[0], d[1], t->p[0], (float)t->p[1] / 10.0f, dt);
 }
 
 static void add_reference(struct op_test *t, double **v)
 {
-    for (int i = 0; i < t->p[0]; i++) t->a[0].expect[i] = v[0][i] + v[1][i];
+    const double scale = (float)t->p[1] / 10.0f;
+    for (int i = 0; i < t->p[0]; i++) t->a[0].expect[i] = v[0][i] + scale * v[1][i];
 }
 
 OP(add, "add");
@@ -137,8 +138,9 @@ static const struct op_case cases[] = {
     {&op_scatter, "n50 width33 of 7", {50, 33, 7}, false},
     {&op_scatter, "n1000 width256 of 300", {1000, 256, 300}, false},
     {&op_scatter, "n5 width8 of 1000", {5, 8, 1000}, false},
-    {&op_add, "n7", {7}, false},
-    {&op_add, "n100003", {100003}, false},
+    {&op_add, "n7", {7, 10}, false},
+    {&op_add, "n100003", {100003, 10}, false},
+    {&op_add, "n1000 scaled", {1000, 3}, false},
     {&op_column, "5 x 3", {5, 3}, false},
     {&op_column, "333 x 517", {333, 517}, false},
     {&op_column, "1 x 2048", {1, 2048}, false},

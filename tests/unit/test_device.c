@@ -139,7 +139,7 @@ TEST(test_sticky_failure)
     struct device *dev = open_cpu();
     const struct ops *ops = device_ops(dev);
     uint16_t x[4] = {0}, y[4] = {0};
-    ops->add(dev, y, x, 4, DT_BF16);
+    ops->add(dev, y, x, 4, 1.0f, DT_BF16);
     ops->convert(dev, y, DT_I32, x, DT_F32, 1);
     assert_fails(device_sync(dev), ST_DEVICE, "add");
     assert_message("bf16");

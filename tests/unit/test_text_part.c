@@ -23,6 +23,24 @@ static const struct kind { // how such folders are published, and as transformer
      "Qwen3_5ForCausalLM",
      {"model.language_model.%s", "model.language_model.%s"},
      {"model.visual.merger.norm.weight", "mtp.norm.weight"}},
+    {"qwen35-moe",
+     "qwen3_5_moe",
+     "Qwen3_5MoeForConditionalGeneration",
+     "Qwen3_5MoeForCausalLM",
+     {"model.language_model.%s", "model.language_model.%s"},
+     {"model.visual.merger.norm.weight", "mtp.norm.weight"}},
+    {"qwen3",
+     "qwen3_vl",
+     "Qwen3VLForConditionalGeneration",
+     "Qwen3ForCausalLM",
+     {"model.language_model.%s", "model.language_model.%s"},
+     {"model.visual.merger.norm.weight", "model.visual.deepstack_merger_list.0.norm.weight"}},
+    {"ministral3",
+     "mistral3",
+     "Mistral3ForConditionalGeneration",
+     "Ministral3ForCausalLM",
+     {"language_model.model.%s", "model.language_model.%s"},
+     {"vision_tower.ln_pre.weight", "model.multi_modal_projector.norm.weight"}},
 };
 static const struct kind *kind = kinds;
 
@@ -52,7 +70,7 @@ static json_t *whole_config(void)
 static void write_folder(const char *folder, const char *tensor_format, const char *extra)
 {
     static const float zeros[4];
-    static struct safetensors_source sources[128];
+    static struct safetensors_source sources[256];
     json_t *config = test_keep(whole_config());
     assert_ok(json_write_file(test_path(folder, "config.json"), 0644, config));
     struct safetensors *set = tensors_of(golden_folder());

@@ -65,7 +65,7 @@ enum status limits_bandwidth(struct bench *b)
         if (!cuda) kept = read_through(from, (int64_t)(bytes / sizeof(float)));
         read_ms[i] = device_timer_stop(b->dev);
         device_timer_start(b->dev);
-        b->ops->add(b->dev, to, from, (int64_t)(bytes / sizeof(float)), DT_F32);
+        b->ops->add(b->dev, to, from, (int64_t)(bytes / sizeof(float)), 1.0f, DT_F32);
         add_ms[i] = device_timer_stop(b->dev);
     }
     CHECK(device_sync(b->dev));

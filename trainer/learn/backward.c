@@ -37,7 +37,7 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
         const struct device_part parts[N_PARTS] = {
             PART(dx, t * h * e),
             PART(dnormed, t * h * e),
-            PART(dproj, c->post_norm ? t * h * e : 0),
+            PART(dproj, config_scales_branches(c) ? t * h * e : 0),
             PART(dparallel, c->parallel_block ? t * h * e : 0),
             PART(dgate_up, layer_mlp_elements(l, t) * (c->gated_mlp ? 2 : 1) * e),
             PART(dact, layer_mlp_elements(l, t) * e),
@@ -50,7 +50,7 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(ddelta_gates, t * 2 * (size_t)l->delta.n_heads * e),
             PART(dlogits, logits * e),
             PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
-            PART(dlogits_f32, c->logit_softcap > 0 ? logits * sizeof(float) : 0),
+            PART(dlogits_f32, config_bends_logits(c) ? logits * sizeof(float) : 0),
             PART(drows, n * h * e),
             PART(targets, n * sizeof(int32_t)),
             PART(logprob, n * sizeof(float)),
@@ -322,7 +322,8 @@ static enum status logits_back(struct backward *b, const struct batch *batch,
         m->ops->distill(m->dev, b->logprob + at, b->entropy + at, dlogits, &args, dt);
     }
     if (!capped) return ST_OK;
-    m->ops->softcap_back(m->dev, b->dlogits_f32, logits, n, m->config->logit_softcap);
+    m->ops->softcap_back(m->dev, b->dlogits_f32, logits, n, m->config->logit_softcap,
+                         m->config->logit_scale);
     m->ops->convert(m->dev, b->dlogits, m->dt, b->dlogits_f32, DT_F32, n);
     return ST_OK;
 }
@@ -375,14 +376,23 @@ out:
 }
 
 // ---- the layers ---------------------------------------------------------------------------------
-// The gradient of what a residual branch gives: dx itself, or dx taken back through the post-norm.
+// The gradient of what a residual branch gives: dx itself, or dx taken back through its scale and
+// the post-norm.
 static const void *residual_back(struct backward *b, int rows, const struct norm_args *post_norm,
                                  void *dnorm)
 {
     struct model *m = b->m;
     const struct norm_shape shape = model_norm_shape(m, rows);
-    if (!post_norm->w) return b->dx;
-    m->ops->norm_back(m->dev, b->dproj, dnorm, NULL, b->dx, post_norm, &shape, false);
+    const int64_t n = (int64_t)rows * m->config->hidden;
+    const float scale = m->config->residual_scale;
+    const void *dbranch = b->dx;
+    if (scale != 1) {
+        device_fill(m->dev, b->dproj, 0, (size_t)n * dtype_size(m->dt));
+        m->ops->add(m->dev, b->dproj, b->dx, n, scale, m->dt);
+        dbranch = b->dproj;
+    }
+    if (!post_norm->w) return dbranch;
+    m->ops->norm_back(m->dev, b->dproj, dnorm, NULL, dbranch, post_norm, &shape, false);
     return b->dproj;
 }
 
@@ -396,7 +406,7 @@ static void pre_norm_back(struct backward *b, void *dx, void *dnorm, void *dbias
     if (norm->w)
         m->ops->norm_back(m->dev, dx, dnorm, dbias, b->dnormed, norm, &shape, add);
     else
-        m->ops->add(m->dev, dx, b->dnormed, (int64_t)rows * m->config->hidden, m->dt);
+        m->ops->add(m->dev, dx, b->dnormed, (int64_t)rows * m->config->hidden, 1.0f, m->dt);
 }
 
 // From the gradient of what the matrix behind an activation gives: that of the activation's input,
@@ -581,8 +591,9 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
     if (layer->latent.rank == 0) {
         m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
                                  &m->attn[l]);
-        model_rotate(m, l, b->dqkv, batch, -1.0f);
+        if (!c->qk_norm_late) model_rotate(m, l, b->dqkv, batch, -1.0f);
         if (c->qk_norm) heads_norm_back(b, l, rows, tape);
+        if (c->qk_norm_late) model_rotate(m, l, b->dqkv, batch, -1.0f);
         if (c->attn_gate)
             m->ops->split_gate(m->dev, b->dqkv, m->gate, din, rows, &m->attn[l], true);
     }
@@ -615,7 +626,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     model_sum_ranks(m, b->dnormed, rows);
     pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true);
     if (c->parallel_block)
-        m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, m->dt);
+        m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, 1.0f, m->dt);
 }
 
 // From the head's loss down to the lowest layer that is trained.

@@ -109,6 +109,18 @@ void latent_back(struct backward *b, int l, const struct batch_view *batch,
 
 // ---- linear attention ---------------------------------------------------------------------------
 
+// From the gradient of what one of linear attention's first matmuls gives.
+static void first_back(struct backward *b, int l, const void *dy, int rows, enum tensor_role role,
+                       bool add)
+{
+    struct model *m = b->m;
+    if (m->config->delta_grouped) {
+        model_arrange(m, m->grouped, dy, rows, role, m->dt, true);
+        dy = m->grouped;
+    }
+    matrix_back(b, b->dnormed, dy, m->normed, rows, role, l, add);
+}
+
 void delta_back(struct backward *b, int l, const struct batch_view *batch,
                 const struct layer_tape *tape, const void *dout)
 {
@@ -136,6 +148,6 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
     ops->short_conv(m->dev, m->qkv, &conv, &shape);
     ops->delta_rule_back(m->dev, &grads, b->dattn, &rule, &shape);
     ops->short_conv_back(m->dev, b->dattn_in, g->delta_conv, b->dqkv, &conv, &shape);
-    matrix_back(b, b->dnormed, b->dattn_in, m->normed, rows, ROLE_DELTA_IN, l, false);
-    matrix_back(b, b->dnormed, b->ddelta_gates, m->normed, rows, ROLE_DELTA_GATES, l, true);
+    first_back(b, l, b->dattn_in, rows, ROLE_DELTA_IN, false);
+    first_back(b, l, b->ddelta_gates, rows, ROLE_DELTA_GATES, true);
 }

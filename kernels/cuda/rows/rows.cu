@@ -98,7 +98,7 @@ void cuda_scatter_add_rows(struct device *dev, void *table, const void *y,
     });
 }
 
-template <typename T, int V> __global__ void add_kernel(T *y, const T *x, int64_t n)
+template <typename T, int V> __global__ void add_kernel(T *y, const T *x, int64_t n, float scale)
 {
     grid_begin();
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
@@ -107,18 +107,19 @@ template <typename T, int V> __global__ void add_kernel(T *y, const T *x, int64_
     load<T, V>(a, y + i);
     load<T, V>(b, x + i);
 #pragma unroll
-    for (int j = 0; j < V; j++) a[j] += b[j];
+    for (int j = 0; j < V; j++) a[j] = fmaf(scale, b[j], a[j]);
     store<T, V>(y + i, a);
 }
 
-void cuda_add(struct device *dev, void *y, const void *x, int64_t n, enum dtype dt)
+void cuda_add(struct device *dev, void *y, const void *x, int64_t n, float scale, enum dtype dt)
 {
     if (n <= 0) return;
     bool fits = aligned(16, {y, x}, {n * (int64_t)dtype_size(dt)});
     with_type_wide(dt, fits, [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "add", add_kernel<T, V>, ceil_div(n, THREADS * V), THREADS, 0, y, x, n);
+        cuda_launch(dev, "add", add_kernel<T, V>, ceil_div(n, THREADS * V), THREADS, 0, y, x, n,
+                    scale);
     });
 }
 
@@ -858,9 +859,9 @@ void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const 
     });
 }
 
-// ---- the logits' soft cap ----------------------------------------------------------------------
+// ---- the logits' soft cap and scale ------------------------------------------------------------
 
-template <int V> __global__ void softcap_kernel(float *x, int64_t n, float cap)
+template <int V> __global__ void softcap_kernel(float *x, int64_t n, float cap, float scale)
 {
     grid_begin();
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
@@ -868,12 +869,13 @@ template <int V> __global__ void softcap_kernel(float *x, int64_t n, float cap)
     float a[V];
     load<float, V>(a, x + i);
 #pragma unroll
-    for (int k = 0; k < V; k++) a[k] = cap * tanhf(a[k] / cap);
+    for (int k = 0; k < V; k++) a[k] = cap > 0 ? cap * tanhf(scale * a[k] / cap) : scale * a[k];
     store<float, V>(x + i, a);
 }
 
 template <int V>
-__global__ void softcap_back_kernel(float *dx, const float *capped, int64_t n, float cap)
+__global__ void softcap_back_kernel(float *dx, const float *capped, int64_t n, float cap,
+                                    float scale)
 {
     grid_begin();
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
@@ -883,31 +885,33 @@ __global__ void softcap_back_kernel(float *dx, const float *capped, int64_t n, f
     load<float, V>(a, capped + i);
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        float t = a[k] / cap;
-        g[k] *= 1.f - t * t;
+        float t = cap > 0 ? a[k] / cap : 0.f;
+        g[k] *= scale * (1.f - t * t);
     }
     store<float, V>(dx + i, g);
 }
 
-void cuda_softcap(struct device *dev, float *x, int64_t n, float cap)
+void cuda_softcap(struct device *dev, float *x, int64_t n, float cap, float scale)
 {
     if (n <= 0) return;
     if (aligned(16, {x}, {n * 4}))
         cuda_launch(dev, "softcap", softcap_kernel<4>, ceil_div(n, 4 * THREADS), THREADS, 0, x, n,
-                    cap);
+                    cap, scale);
     else
-        cuda_launch(dev, "softcap", softcap_kernel<1>, ceil_div(n, THREADS), THREADS, 0, x, n, cap);
+        cuda_launch(dev, "softcap", softcap_kernel<1>, ceil_div(n, THREADS), THREADS, 0, x, n, cap,
+                    scale);
 }
 
-void cuda_softcap_back(struct device *dev, float *dx, const float *capped, int64_t n, float cap)
+void cuda_softcap_back(struct device *dev, float *dx, const float *capped, int64_t n, float cap,
+                       float scale)
 {
     if (n <= 0) return;
     if (aligned(16, {dx, capped}, {n * 4}))
         cuda_launch(dev, "softcap_back", softcap_back_kernel<4>, ceil_div(n, 4 * THREADS), THREADS,
-                    0, dx, capped, n, cap);
+                    0, dx, capped, n, cap, scale);
     else
         cuda_launch(dev, "softcap_back", softcap_back_kernel<1>, ceil_div(n, THREADS), THREADS, 0,
-                    dx, capped, n, cap);
+                    dx, capped, n, cap, scale);
 }
 
 // ---- gates -------------------------------------------------------------------------------------
