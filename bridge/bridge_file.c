@@ -168,7 +168,7 @@ out:
 // An adapter has a name of its own after the colon, a shard its rank.
 static bool role_is_known(const char *role)
 {
-    static const char *const known[] = {"policy", "draft", "mtp", "reference", "frozen"};
+    static const char *const known[] = {"policy", "draft", MTP_ROLE, "reference", "frozen"};
     static const char *const named[] = {"adapter:", SHARD};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(role, known[i]) == 0) return true;

@@ -36,6 +36,7 @@ struct bridge_tensor {
 // One arena. The policy is there and is first; "draft", "reference" and "frozen" may follow, and
 // any number of "adapter:NAME". Others, of newer servers, are left out when the file is read. Of a
 // server with several ranks "policy" is the shard of rank 0, and "shard:R" that of rank R.
+#define MTP_ROLE "mtp" // of the policy's own layer that predicts further tokens, in a draft's place
 struct bridge_role {
     char role[64], model[512]; // model: the Hugging Face folder it was loaded from
     char kind[16],

@@ -654,6 +654,16 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     return x_out;
 }
 
+void model_embed(struct model *m, void *x, const struct batch_view *batch)
+{
+    const struct model_config *c = m->config;
+    m->ops->gather_rows(m->dev, x, m->weights->embed,
+                        &(struct gather_args){batch->tokens, batch->n_tokens, c->hidden,
+                                              model_embed_scale(m), m->dt,
+                                              config_first_vocab_row(c), config_vocab_rows(c)});
+    model_sum_ranks(m, x, batch->n_tokens);
+}
+
 // What a layer that predicts further tokens begins with (DeepSeek-AI 2024, DeepSeek-V3, section
 // 2.2): x = W [norm(embedding of the token); norm(hidden state of the one before)]. Over x, which
 // has the embeddings.
@@ -676,11 +686,7 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
 {
     const struct model_config *c = m->config;
     void *x = tape ? tape->layers[0].x : m->x;
-    m->ops->gather_rows(m->dev, x, m->weights->embed,
-                        &(struct gather_args){batch->tokens, batch->n_tokens, c->hidden,
-                                              model_embed_scale(m), m->dt,
-                                              config_first_vocab_row(c), config_vocab_rows(c)});
-    model_sum_ranks(m, x, batch->n_tokens);
+    model_embed(m, x, batch);
     if (c->mtp) mtp_input(m, x, batch->n_tokens);
     if (tape && tape->balance)
         device_fill(m->dev, tape->balance, 0, 2 * (size_t)config_experts(c) * sizeof(float));

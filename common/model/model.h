@@ -202,6 +202,8 @@ bool model_begins_sum(const struct model *m);
 // Sums (rows, hidden) of dt over the ranks, in place.
 void model_sum_ranks(struct model *m, void *x, int rows);
 
+// The embeddings of a batch's tokens into x (T, hidden), whole on every rank.
+void model_embed(struct model *m, void *x, const struct batch_view *batch);
 // The factor of looked-up embeddings, as the forward pass applies it.
 float model_embed_scale(const struct model *m);
 

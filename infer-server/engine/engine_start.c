@@ -66,11 +66,10 @@ enum status engine_check_options(struct engine_options *o)
         return status_fail(ST_INVALID, "--kv-memory %g%%: it must be 0%% to 100%%", o->kv_percent);
     enum status st = check_drafts(o, o->speculative, "--speculative");
     if (st != ST_OK) return st;
-    if (o->speculative.k[SPECULATIVE_MTP] && o->draft_folder)
-        return status_fail(
-            ST_UNSUPPORTED,
-            "--speculative mtp with --draft: one model drafts beside the policy, its "
-            "own layer or another folder's; leave one of them away");
+    if (o->speculative.k[SPECULATIVE_MTP] && o->speculative.k[SPECULATIVE_DRAFT_MODEL])
+        return status_fail(ST_UNSUPPORTED,
+                           "--speculative: one model drafts beside the policy, its own layer (mtp) "
+                           "or another (draft_model); leave one of them away");
     st = check_ranks(o);
     if (st != ST_OK) return st;
     if (!o->bridge_path || !o->bridge_path[0])
@@ -153,6 +152,29 @@ static enum status read_further(const struct further_model *m, const char *polic
     return st;
 }
 
+// The folder whose layer predicts further tokens: the model's, or a checkpoint's of such a layer.
+static const char *mtp_folder(const struct engine_options *o)
+{
+    return o->draft_folder ? o->draft_folder : o->model_folder;
+}
+
+static enum status take_mtp(struct engine *e)
+{
+    const char *folder = mtp_folder(&e->options);
+    enum status st = ST_OK;
+    if (!e->draft_config) CHECK(model_config_load(folder, &e->draft_config));
+    CHECK(model_config_take_mtp(folder, e->draft_config));
+    if (e->draft_config->hidden != e->config->hidden ||
+        e->draft_config->vocab_size != e->config->vocab_size)
+        FAIL(ST_MISMATCH,
+             "--draft %s: its layer is of a model of hidden_size %d and a vocabulary of %d, and "
+             "--model has %d and %d",
+             folder, e->draft_config->hidden, e->draft_config->vocab_size, e->config->hidden,
+             e->config->vocab_size);
+out:
+    return status_context(st, "--speculative mtp");
+}
+
 enum status engine_load_configs(struct engine *e)
 {
     const struct engine_options *o = &e->options;
@@ -161,11 +183,7 @@ enum status engine_load_configs(struct engine *e)
     enum status st;
     CHECK(model_config_load(o->model_folder, &e->config));
     if (o->draft_folder) CHECK(read_further(&draft, o->model_folder, e->config, &e->draft_config));
-    if (o->speculative.k[SPECULATIVE_MTP]) {
-        CHECK(model_config_load(o->model_folder, &e->draft_config));
-        CHECK(status_context(model_config_take_mtp(o->model_folder, e->draft_config),
-                             "--speculative mtp"));
-    }
+    if (o->speculative.k[SPECULATIVE_MTP]) CHECK(take_mtp(e));
     if (o->frozen_folder) {
         CHECK(read_further(&frozen, o->model_folder, e->config, &e->frozen_config));
         // What both write ends where the policy's texts end.
@@ -440,8 +458,7 @@ enum status engine_load(struct engine *e)
     struct weights_owner *owner = NULL;
     const struct engine_options *o = &e->options;
     const int64_t start_ns = clock_now_ns();
-    const char *draft_folder =
-        o->speculative.k[SPECULATIVE_MTP] ? o->model_folder : o->draft_folder;
+    const char *draft_folder = o->speculative.k[SPECULATIVE_MTP] ? mtp_folder(o) : o->draft_folder;
     const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
                                                           {e->draft_config, draft_folder},
                                                           {e->frozen_config, o->frozen_folder}};

@@ -329,7 +329,7 @@ static enum status describe_roles(const struct weights_owner *o, struct bridge_f
         CHECK(
             describe_arena(o, a->weights, a->source.folder, shared_memory_handle(a->memory), role));
         snprintf(role->role, sizeof role->role, "%s",
-                 a->weights->config->mtp ? "mtp" : role_names[i]);
+                 a->weights->config->mtp ? MTP_ROLE : role_names[i]);
         file->n_roles++;
     }
     for (int i = 0; o->adapters && i < adapters_max(o->adapters); i++) {

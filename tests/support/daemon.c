@@ -149,13 +149,11 @@ void daemon_holds(const struct daemon *d, const char *role, const char *folder)
     bridge_detach(bridge);
 }
 
-void daemon_holds_adapter(const struct daemon *d, const char *name, const char *folder)
+void daemon_holds_file(const struct daemon *d, const char *role_name, const char *path)
 {
     struct bridge *bridge;
     struct safetensors *set;
-    char role_name[64];
-    snprintf(role_name, sizeof role_name, "adapter:%s", name);
-    assert_ok(safetensors_open_file(test_path(folder, "adapter_model.safetensors"), &set));
+    assert_ok(safetensors_open_file(path, &set));
     assert_ok(bridge_attach(d->bridge, NULL, &bridge));
     const struct bridge_role *role = bridge_file_role(bridge_file_of(bridge), role_name);
     assert_non_null(role);
@@ -169,6 +167,12 @@ void daemon_holds_adapter(const struct daemon *d, const char *name, const char *
     }
     bridge_detach(bridge);
     safetensors_free(set);
+}
+
+void daemon_holds_adapter(const struct daemon *d, const char *name, const char *folder)
+{
+    daemon_holds_file(d, test_text("adapter:%s", name),
+                      test_path(folder, "adapter_model.safetensors"));
 }
 
 int daemon_tcp_port(struct daemon *d)

@@ -48,6 +48,8 @@ void daemon_tensor_is(struct bridge *bridge, const void *at, enum dtype dt, cons
                       enum dtype want_dt, size_t n);
 // The arena of a role ("policy", "draft") holds exactly what the model folder holds.
 void daemon_holds(const struct daemon *d, const char *role, const char *folder);
+// All tensors of that role, and no others, are those of a safetensors file.
+void daemon_holds_file(const struct daemon *d, const char *role, const char *path);
 // That of an adapter holds exactly what the PEFT folder holds, in the arena's dtype.
 void daemon_holds_adapter(const struct daemon *d, const char *name, const char *folder);
 int daemon_tcp_port(struct daemon *d); // from its log

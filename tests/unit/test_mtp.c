@@ -1,13 +1,16 @@
 /* test_mtp.c: layers that predict further tokens (multi-token prediction): what they compute is
  * what torch computes by the published formula (tests/golden/mtp), and an engine that drafts with
  * one gives what it gives without, with as many drafts accepted as the layer, computed over the
- * whole sequence at once, foresees. */
+ * whole sequence at once, foresees; and its training (trainer/learner, backward_run): its loss
+ * against one computed from plain logits, and its gradient against finite differences. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "common/model/model.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/generated.h"
+#include "tests/support/learning.h"
 #include "tests/support/loaded.h"
+#include "tests/support/random_step.h"
 #include "tests/support/tiny_latent.h"
 
 #include <math.h>
@@ -289,6 +292,140 @@ TEST(siblings_and_cached_prompts_draft_too)
             assert_true(take->sample[i].telemetry.drafts.num_drafts > 0);
         }
     }
+}
+
+// ---- its training -------------------------------------------------------------------------------
+
+enum { GROUPS = 3, PER = 3, SAMPLES = GROUPS * PER, TARGETS = 29 };
+#define TEMPERATURE 0.8f
+static const int prompt_lengths[GROUPS] = {5, 2, 6};
+static const int lengths[SAMPLES] = {3, 1, 7, 2, 0, 4, 5, 1, 6};
+
+static struct learner *learner_of(struct pair *p, int budget, float weight)
+{
+    const struct optimizer_config optimizer = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    const struct learner_config config = {.optimizer = optimizer,
+                                          .temperature = TEMPERATURE,
+                                          .token_budget = budget,
+                                          .logits_chunk = 3,
+                                          .max_seqs = SAMPLES + GROUPS,
+                                          .max_context = 32};
+    struct learner *l = NULL;
+    assert_ok(learner_new(p->model->dev, p->model->config, p->model->weights, false, &config, &l));
+    assert_ok(learner_add_draft(l, p->config, p->weights,
+                                &(struct learner_draft_config){optimizer, weight}));
+    assert_ok(learner_prepare(l));
+    return l;
+}
+
+static void softmax(const float *logits, int n, double *ret)
+{
+    double most = logits[0], sum = 0;
+    for (int i = 1; i < n; i++) most = fmax(most, logits[i]);
+    for (int i = 0; i < n; i++) sum += ret[i] = exp((logits[i] - most) / TEMPERATURE);
+    for (int i = 0; i < n; i++) ret[i] /= sum;
+}
+
+// Mean divergence of the layer from the model, one sequence at a time, over targets behind prompts
+// of two tokens or more.
+static double plain_divergence(struct pair *p, const struct random_step *s)
+{
+    const int vocab = p->config->vocab_size;
+    double *teacher = malloc((size_t)vocab * sizeof *teacher);
+    double *student = malloc((size_t)vocab * sizeof *student);
+    double sum = 0;
+    int n_targets = 0;
+    for (int i = 0; i < SAMPLES; i++) {
+        const struct pack_group *g = &s->groups[i / PER];
+        const struct pack_completion *c = &s->completions[i];
+        int32_t ids[ROOM];
+        if (g->n_prompt < 2) continue;
+        memcpy(ids, g->prompt, (size_t)g->n_prompt * sizeof *ids);
+        memcpy(ids + g->n_prompt, c->ids, (size_t)c->n * sizeof *ids);
+        const float *of_student = predict(p, ids, g->n_prompt + c->n, NULL);
+        for (int t = 0; t < c->n; t++, n_targets++) { // the model's logits stay in its own memory
+            softmax(p->policy->logits + (size_t)(g->n_prompt + t - 1) * (size_t)vocab, vocab,
+                    teacher);
+            softmax(of_student + (size_t)(g->n_prompt + t - 2) * (size_t)vocab, vocab, student);
+            for (int v = 0; v < vocab; v++) sum += teacher[v] * log(teacher[v] / student[v]);
+        }
+    }
+    free(teacher);
+    free(student);
+    return sum / n_targets;
+}
+
+static double divergence(struct learner *l, const struct random_step *s, long *ret_targets)
+{
+    struct update_stats u = {0};
+    assert_ok(learner_run(l, PASS_STEP, s->groups, GROUPS, learning_no_loss, NULL, &u));
+    *ret_targets = u.draft_targets;
+    return stats_mean(&u, STAT_DRAFT_KL);
+}
+
+static const struct step_shape step_shape = {GROUPS, PER, prompt_lengths, lengths, 100, 5};
+
+// However it is cut into micro-batches. A prompt of one token has none before it, and is left out
+// with its micro-batch.
+TEST(its_loss_is_the_divergence_from_the_model)
+{
+    static const char *const names[] = {"deepseek-v3", "qwen35"};
+    struct random_step s;
+    for (int i = 0; i < 4; i++) {
+        struct pair p;
+        open_pair(golden_folder(names[i / 2]), &p);
+        struct learner *l = learner_of(&p, i % 2 ? 13 : 70, 1);
+        random_step_make(&step_shape, &s);
+        long targets;
+        const double kl = divergence(l, &s, &targets), wanted = plain_divergence(&p, &s);
+        assert_int_equal(targets, TARGETS);
+        printf("%s: %.6f\n", names[i / 2], kl);
+        assert_true(kl > 0.05);
+        assert_near(kl, wanted, 1e-5 * wanted);
+        s.groups[0].n_prompt = 1;
+        divergence(l, &s, &targets);
+        assert_true(i % 2 ? targets > 0 && targets <= TARGETS - 11 : targets == 0);
+        learner_free(l);
+        close_pair(&p);
+    }
+}
+
+// By each tensor of a layer without experts, whose routers leap.
+TEST(its_gradient_is_a_slope)
+{
+    struct random_step s;
+    struct pair p;
+    const double weight = 1.5, h = 4e-3;
+    open_pair(golden_folder("qwen35"), &p);
+    struct learner *l = learner_of(&p, 13, (float)weight);
+    random_step_make(&step_shape, &s);
+    long targets;
+    divergence(l, &s, &targets);
+    const float *gradients = optimizer_grads(learner_optimizer(learner_draft(l)), 0)->base;
+    int n_large = 0;
+    for (int k = 0; k < p.weights->n_tensors; k++) {
+        const struct weight_tensor *t = &p.weights->tensors[k];
+        float *w = (float *)p.weights->base + t->offset;
+        const float *g = gradients + t->offset;
+        const size_t n = (size_t)t->n;
+        const float *saved = test_copy(w, n * sizeof *saved);
+        double norm = 0;
+        for (size_t i = 0; i < n; i++) norm += (double)g[i] * g[i];
+        norm = sqrt(norm);
+        if (norm < 1e-3) continue;
+        for (size_t i = 0; i < n; i++) w[i] = saved[i] + (float)(h * g[i] / norm);
+        const double up = plain_divergence(&p, &s);
+        for (size_t i = 0; i < n; i++) w[i] = saved[i] - (float)(h * g[i] / norm);
+        const double slope = weight * (up - plain_divergence(&p, &s)) / (2 * h);
+        memcpy(w, saved, n * sizeof *saved);
+        if (fabs(slope - norm) > 0.01 * norm + 1e-4 * weight)
+            fail_msg("%s: slope %g, gradient %g", t->name, slope, norm);
+        n_large++;
+    }
+    printf("%d of %d tensors\n", n_large, p.weights->n_tensors);
+    assert_true(n_large > p.weights->n_tensors / 2);
+    learner_free(l);
+    close_pair(&p);
 }
 
 TEST(what_has_no_such_layer_is_refused)

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 34
+#define N_PARTS 36
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -48,6 +48,8 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(dattn, t * (size_t)layer_attn_width(l) * e),
             PART(dattn_in, t * (size_t)layer_before_attn_width(c, l) * e),
             PART(ddelta_gates, t * 2 * (size_t)l->delta.n_heads * e),
+            PART(dpair, c->mtp ? 2 * t * h * e : 0),
+            PART(mtp_rstd, c->mtp ? t * sizeof(float) : 0),
             PART(dlogits, logits * e),
             PART(dlogits_part, c->shard.size > 1 ? logits / (size_t)c->shard.size * e : 0),
             PART(dlogits_f32, config_bends_logits(c) ? logits * sizeof(float) : 0),
@@ -629,6 +631,31 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, 1.0f, m->dt);
 }
 
+// From dx, the gradient of what a layer that predicts further tokens begins with, to its matrix and
+// its two norms; what these read, embeddings and another model's hidden states, has none. m->mtp_in
+// is of the forward pass, m->x free here.
+static void mtp_back(struct backward *b, const struct batch_view *batch)
+{
+    struct model *m = b->m;
+    const struct weights *w = m->weights, *g = b->grads;
+    const int rows = batch->n_tokens;
+    const size_t width = (size_t)m->config->hidden * dtype_size(m->dt);
+    const struct norm_shape shape = model_norm_shape(m, rows);
+    const struct norm_args halves[] = {
+        {.x = m->x, .w = w->mtp_embed_norm, .rstd = b->mtp_rstd},
+        {.x = m->hidden_in, .w = w->mtp_hidden_norm, .rstd = b->mtp_rstd}};
+    float *const grads[] = {g->mtp_embed_norm, g->mtp_hidden_norm};
+    matrix_back(b, b->dpair, b->dx, m->mtp_in, rows, ROLE_MTP_PROJ, 0, false);
+    model_embed(m, m->x, batch);
+    for (int i = 0; i < 2; i++) {
+        device_copy_2d(m->dev, b->dnormed, width, (char *)b->dpair + (size_t)i * width, 2 * width,
+                       width, (size_t)rows);
+        m->ops->norm(m->dev, m->normed, &halves[i], &shape);
+        m->ops->norm_back(m->dev, b->dnormed, grads[i], NULL, b->dnormed, &halves[i], &shape,
+                          false);
+    }
+}
+
 // From the head's loss down to the lowest layer that is trained.
 static enum status pass_back(struct backward *b, const struct batch *batch, struct tape *tape,
                              const struct backward_loss *loss)
@@ -645,6 +672,7 @@ static enum status pass_back(struct backward *b, const struct batch *batch, stru
         while (t->role < ROLE_ATTN_NORM || t->layer < l) t++;
         if (loss->done) loss->done(loss->context, t->offset);
     }
+    if (m->config->mtp) mtp_back(b, view);
     const struct scatter_args rows = {view->tokens,
                                       batch_tokens_order(batch),
                                       view->n_tokens,

@@ -40,10 +40,12 @@ struct backward {
     struct latent_grads latent;
     void *dlogits;      // (chunk, vocab)
     void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank
-    float *dlogits_f32; // the same before the soft cap's gradient, where there is one
-    void *drows;        // (max_targets, hidden)
-    int32_t *targets;   // (max_targets)
-    float *row_weights; // (max_targets) distilling
+    void *dpair; // (max_tokens, 2 * hidden) of a layer that predicts further tokens, as the next
+    float *mtp_rstd;                  // (max_tokens)
+    float *dlogits_f32;               // the same before the soft cap's gradient, where there is one
+    void *drows;                      // (max_targets, hidden)
+    int32_t *targets;                 // (max_targets)
+    float *row_weights;               // (max_targets) distilling
     float *logprob, *lse, *entropy;   // (max_targets); distilling: logprob holds the divergences,
                                       // entropy the overlaps
     float *dlogprob, *dentropy;       // (max_targets)

@@ -63,6 +63,9 @@ struct learner {
     // the draft model
     struct learner *draft; // NULL: none
     float loss_weight;     // of a draft
+    // of a draft that is the policy's own layer: (token_budget) of each row of its batch where the
+    // policy has the token before; host, device
+    int32_t *before_host, *before;
 };
 
 void learner_free(struct learner *l)
@@ -83,6 +86,8 @@ void learner_free(struct learner *l)
     adapter_table_free(l->adapters);
     device_release(l->dev, l->row_samples);
     device_release(l->dev, l->balance);
+    device_release(l->dev, l->before);
+    free(l->before_host);
     free(l->balance_host);
     free(l->row_samples_host);
     weights_free(l->frozen);
@@ -178,9 +183,10 @@ static void plan_workspace(struct learner *l)
     if (l->options.constrained)
         plan->workspace += backward_mask_bytes(l->model, l->options.logits_chunk);
     l->scratch = operations_scratch(l, l->model, l->policy);
-    if (!l->options.is_draft)
-        plan->workspace +=
-            l->scratch + batch_bytes(l->options.token_budget, max_nodes(l), 0, l->max_targets);
+    if (!l->options.is_draft) plan->workspace += l->scratch;
+    if (l->config->mtp) plan->workspace += (size_t)l->options.token_budget * sizeof *l->before;
+    if (!l->options.is_draft || l->config->mtp)
+        plan->workspace += batch_bytes(l->options.token_budget, max_nodes(l), 0, l->max_targets);
     plan->reference += reference;
     plan->total += plan->workspace + reference;
 }
@@ -524,9 +530,15 @@ static enum status prepare_rows(struct learner *l)
     if (!all || !l->targets)
         return status_fail(ST_NO_MEMORY, "no memory for %zu log-probabilities", n);
     for (size_t i = 0; i < n_lists; i++) *lists[i] = all + i * n;
-    if (l->options.is_draft) return ST_OK;
+    if (l->options.is_draft && !l->config->mtp) return ST_OK;
     enum status st =
         batch_new(l->dev, l->options.token_budget, max_nodes(l), 0, l->max_targets, &l->batch);
+    if (l->config->mtp) {
+        const size_t bytes = (size_t)l->options.token_budget * sizeof *l->before;
+        if (!(l->before_host = malloc(bytes)))
+            return status_fail(ST_NO_MEMORY, "no memory for %zu bytes", bytes);
+        return st == ST_OK ? device_alloc(l->dev, bytes, (void **)&l->before) : st;
+    }
     if (st == ST_OK && l->teacher && l->taught.prompts)
         st = batch_new(l->dev, l->options.token_budget, max_nodes(l), 0, l->max_targets,
                        &l->teacher_batch);
@@ -641,6 +653,7 @@ struct passes {
     struct update_stats *stats;      // NULL: nobody asks
     bool draft;                      // learns too
     const struct pack_group *taught; // the groups as the teacher reads them, where it does so
+    const struct pack_group *behind; // the same as the policy's own layer does
 };
 
 static bool ids_below(const int32_t *ids, int n, int vocab)
@@ -657,32 +670,66 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
     for (int i = 0; i < mb->n_seqs; i++) {
         const struct pack_group *group = &groups[mb->seqs[i].group];
         const struct pack_completion *c = packed_completion(&mb->seqs[i], groups);
+        if (draft->config->mtp && group->n_prompt < 2) return false; // it has no token before
         if (!ids_below(group->prompt, group->n_prompt, vocab)) return false;
         if (!ids_below(c->ids, c->n, vocab)) return false;
     }
     return true;
 }
 
-// The policy's forward pass of the batch is on its tape, and backward_logprobs() has run on it.
-static enum status distil(struct learner *l, int n, const struct passes *passes)
+// The batch of the policy's own layer, of each token but a sequence's first: what it reads besides
+// is the policy's hidden state of the token before, out of the policy's forward pass.
+static enum status fill_behind(struct learner *l, const struct micro_batch *mb,
+                               const struct passes *passes)
 {
     struct learner *draft = l->draft;
+    struct model *m = draft->model;
+    struct packing *again = NULL;
+    // What sequences share from their first tokens on is one token less.
+    const int min_shared = l->min_shared == PACK_PROMPTS ? PACK_PROMPTS : l->min_shared - 1;
+    enum status st;
+    CHECK(packing_again(mb, passes->behind, min_shared, &again));
+    batch_clear(draft->batch);
+    CHECK(packing_fill(again->batches, passes->behind, -1, draft->batch, draft->targets));
+    CHECK(batch_commit(draft->batch, 0, 0));
+    const int n = batch_tokens(draft->batch);
+    packing_before(mb, again->batches, draft->before_host);
+    device_copy_in(l->dev, draft->before, draft->before_host, (size_t)n * sizeof *draft->before);
+    m->ops->gather_rows(l->dev, m->hidden_in, l->tape->x_final,
+                        &(struct gather_args){draft->before, n, m->config->hidden, 1, m->dt, 0, 0});
+    model_normalise(m, m->hidden_in, n,
+                    &(struct norm_args){.x = m->hidden_in, .w = l->policy->final_norm});
+out:
+    packing_free(again);
+    return st;
+}
+
+// The policy's forward pass of the batch is on its tape, and backward_logprobs() has run on it.
+static enum status distil(struct learner *l, const struct micro_batch *mb,
+                          const struct passes *passes)
+{
+    struct learner *draft = l->draft;
+    const int n = mb->first[mb->n_seqs];
+    const struct batch *batch = draft->config->mtp ? draft->batch : l->batch;
     const struct distillation d = {.teacher = l->model,
+                                   .batch = l->batch,
                                    .x = l->tape->x_final,
                                    .kept = l->backward,
                                    .scale = passes->draft_scale,
                                    .ret_divergence = draft->divergence,
                                    .ret_overlap = draft->overlap};
     const struct backward_loss loss = {.temperature = l->options.temperature, .distillation = &d};
+    enum status st = ST_OK;
     void *x;
-    model_forward(draft->model, batch_view(l->batch), NULL, draft->tape, &x);
-    enum status st = backward_run(draft->backward, l->batch, draft->tape, &loss);
-    if (st != ST_OK) return st;
+    if (draft->config->mtp) CHECK(fill_behind(l, mb, passes));
+    model_forward(draft->model, batch_view(batch), NULL, draft->tape, &x);
+    CHECK(backward_run(draft->backward, batch, draft->tape, &loss));
     for (int i = 0; i < n; i++) {
         stats_add(passes->stats, STAT_DRAFT_KL, draft->divergence[i]);
         stats_add(passes->stats, STAT_DRAFT_OVERLAP, draft->overlap[i]);
     }
-    return ST_OK;
+out:
+    return st;
 }
 
 // The bins of a completion's positions, by its token.
@@ -829,7 +876,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
         CHECK(backward_logprobs(l->backward, NULL, l->batch, x, l->targets, temperature,
                                 l->logprobs, l->entropy));
-        if (passes->draft && draft_knows(l->draft, mb, groups)) CHECK(distil(l, n, passes));
+        if (passes->draft && draft_knows(l->draft, mb, groups)) CHECK(distil(l, mb, passes));
         if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows, &back));
         phase_timers_lap(l->options.phases, PHASE_FORWARD);
     }
@@ -881,6 +928,20 @@ static enum status groups_taught(const struct pack_group *groups, int n, struct 
     return ST_OK;
 }
 
+// The groups less their prompts' first tokens; the caller's to free.
+static enum status groups_behind(const struct pack_group *groups, int n, struct pack_group **ret)
+{
+    struct pack_group *behind = malloc(((size_t)n + 1) * sizeof *behind);
+    if (!behind) return status_fail(ST_NO_MEMORY, "no memory for %d groups", n);
+    for (int i = 0; i < n; i++) {
+        behind[i] = groups[i];
+        behind[i].prompt++;
+        behind[i].n_prompt--;
+    }
+    *ret = behind;
+    return ST_OK;
+}
+
 enum status learner_run(struct learner *l, enum pass_kind kind, const struct pack_group *groups,
                         int n_groups, learner_loss_fn loss, void *context,
                         struct update_stats *stats)
@@ -890,10 +951,14 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
                             .draft = kind == PASS_STEP && stats && !stats->again && l->draft};
     struct packing *packing = NULL;
     enum status st;
-    struct pack_group *taught = NULL;
+    struct pack_group *taught = NULL, *behind = NULL;
     if (l->teacher_batch && passes.backward) {
         CHECK(groups_taught(groups, n_groups, &taught));
         passes.taught = taught;
+    }
+    if (passes.draft && l->draft->config->mtp) {
+        CHECK(groups_behind(groups, n_groups, &behind));
+        passes.behind = behind;
     }
     if (kind == PASS_STEP) optimizer_clear_grads(l->optimizer);
     if (passes.draft) optimizer_clear_grads(l->draft->optimizer);
@@ -909,6 +974,7 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
 out:
     packing_free(packing);
     free(taught);
+    free(behind);
     return st;
 }
 

@@ -422,6 +422,25 @@ void packing_free(struct packing *p)
 
 #define GROUP_SAMPLES 8192 // numbers of a group: its prompt's, and those of its completions
 
+// Of a sequence's token at that position.
+static int row_at(const struct micro_batch *mb, const struct pack_seq *seq, int position)
+{
+    const struct pack_node *node = &mb->nodes[seq->leaf];
+    while (node->position > position) node = &mb->nodes[node->parent];
+    return node->row + position - node->position;
+}
+
+void packing_before(const struct micro_batch *mb, const struct micro_batch *behind,
+                    int32_t *ret_rows)
+{
+    for (int s = 0; s < mb->n_seqs; s++)
+        for (int i = behind->seqs[s].leaf; i >= 0; i = behind->nodes[i].parent) {
+            const struct pack_node *node = &behind->nodes[i];
+            for (int t = 0; t < node->n; t++)
+                ret_rows[node->row + t] = row_at(mb, &mb->seqs[s], node->position + t);
+        }
+}
+
 void packing_samples(const struct micro_batch *mb, int32_t *ret_samples)
 {
     for (const struct pack_node *node = mb->nodes; node < mb->nodes + mb->n_nodes; node++)

@@ -151,6 +151,11 @@ void packing_free(struct packing *p);
 enum status packing_fill(const struct micro_batch *mb, const struct pack_group *groups, int adapter,
                          struct batch *batch, int32_t *ret_targets);
 
+// Of each row of `behind`, the same sequences without their first tokens (packing_again()): the row
+// of mb that has the token before.
+void packing_before(const struct micro_batch *mb, const struct micro_batch *behind,
+                    int32_t *ret_rows);
+
 // Of the rows that packing_fill() makes: whose they are, of PACK_PROMPTS the same for a sample (or
 // a group's prompt) however it is packed. Dropout goes by it.
 void packing_samples(const struct micro_batch *mb, int32_t *ret_samples);

@@ -352,10 +352,11 @@ const struct option_spec train_options[] = {
                WITHIN("teacher")),
 
     OPT_HEADING("Draft model"),
-    OPT_FLAG("train-draft", train_draft, NULL,
-             "train the server's draft model (cw-infer-server --draft) to answer as the policy "
-             "does, on the same rollouts",
-             NEEDS("sync=shared|draft", "the server that is started drafts with it")),
+    OPT_FLAG(
+        "train-draft", train_draft, NULL,
+        "train the server's draft model (cw-infer-server --draft), or its layer that predicts "
+        "further tokens (--speculative mtp), to answer as the policy does, on the same rollouts",
+        NEEDS("sync=shared|draft", "the server that is started drafts with it")),
     OPT_DOUBLE("draft-learning-rate", draft_learning_rate, "2e-5", "LR", 0, 10,
                "at its peak; schedule and AdamW as above"),
     OPT_DOUBLE("draft-loss-weight", draft_loss_weight, "1", "W", 0, 1e6,

@@ -109,6 +109,7 @@ enum status role_open(struct bridge *bridge, const struct bridge_role *role,
     enum status st;
     char hash[65];
     CHECK(model_config_load(role->model, ret_model));
+    if (strcmp(role->role, MTP_ROLE) == 0) CHECK(model_config_take_mtp(role->model, *ret_model));
     CHECK(take_rope(bridge, role, *ret_model));
     (*ret_model)->quantization = role->quantization;
     (*ret_model)->kv_cache = role->kv_cache;

@@ -7,6 +7,7 @@
 #include "common/constraint/constraint.h"
 #include "common/model/config.h"
 #include "common/model/model_folder.h"
+#include "common/model/weights.h"
 #include "common/text/tokenizer.h"
 #include "trainer/data/data.h"
 #include "trainer/launch/server_process.h"
@@ -31,21 +32,19 @@ static enum status open_draft(struct run *run)
     const struct bridge_file *file = bridge_file_of(run->mapped.bridge);
     const struct bridge_role *role = bridge_file_role(file, "draft");
     if (!run->config->train_draft) return ST_OK;
-    if (!role && bridge_file_role(file, "mtp"))
-        return status_fail(ST_UNSUPPORTED,
-                           "--train-draft: %s drafts with the model's own layer (--speculative "
-                           "mtp), which is not trained; start the server with a draft model: "
-                           "--draft DIR --speculative draft_model:5",
-                           file->path);
+    if (!role) role = bridge_file_role(file, MTP_ROLE);
     if (!role)
         return status_fail(ST_NOT_FOUND,
                            "--train-draft: %s shares no draft model; start the server with one: "
-                           "cw-infer-server --draft DIR --speculative draft_model:5",
+                           "cw-infer-server --draft DIR --speculative draft_model:5, or "
+                           "--speculative mtp",
                            file->path);
     run->mapped.draft_folder = role->model;
     enum status st = ST_OK;
     if (!run->mapped.draft)
         st = role_open(run->mapped.bridge, role, &run->mapped.draft_model, &run->mapped.draft);
+    if (st == ST_OK && run->mapped.draft_model->mtp)
+        weights_share_ends(run->mapped.draft, run->mapped.policy);
     if (st == ST_OK && run->mapped.draft_model->vocab_size > run->mapped.model->vocab_size)
         st = status_fail(ST_MISMATCH,
                          "--train-draft: the draft model %s has a vocabulary of %d tokens, the "

@@ -1,0 +1,88 @@
+/* test_mtp.c: a daemon that drafts with its model's own layer (--speculative mtp), and a trainer
+ * that trains that layer along with the policy, in place: it comes closer to the policy, its
+ * checkpoints are gone on from, and a server drafts with one. */
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/tiny_latent.h"
+#include "tests/support/tiny_tokenizer.h"
+#include "tests/support/training.h"
+
+#define STEPS 24
+
+static struct scene scene;
+
+static void open_scene(void)
+{
+    const char *model = tiny_mtp_folder(300);
+    assert_ok(tiny_tokenizer_write(model));
+    scene_open_model(
+        &scene, model,
+        args("--speculative mtp:3 --draft-length fixed --dtype %s", daemon_exact_dtype()));
+}
+
+TESTS_BETWEEN(open_scene, NULL)
+
+static void run(const char *name, int steps, const char *const more[])
+{
+    scene_ended(&scene,
+                train(&scene, name,
+                      JOIN(args("--max-steps %d --train-draft --draft-learning-rate 5e-3 "
+                                "--learning-rate 1e-5 --temperature 0.5 --max-completion-length 24",
+                                steps),
+                           more)),
+                0);
+}
+
+static double mean_of(const double *values, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += values[i] / n;
+    return sum;
+}
+
+TEST(the_layer_is_trained_in_place)
+{
+    double loss[STEPS + 1], overlap[STEPS + 1];
+    run("whole", STEPS, OPTIONS(NULL));
+    assert_int_equal(column(&scene, "whole", "draft_loss", loss, STEPS + 1), STEPS);
+    column(&scene, "whole", "draft_overlap", overlap, STEPS + 1);
+    printf("loss %.3f to %.3f, overlap %.3f to %.3f\n", mean_of(loss, 4),
+           mean_of(loss + STEPS - 4, 4), mean_of(overlap, 4), mean_of(overlap + STEPS - 4, 4));
+    assert_true(mean_of(loss + STEPS - 4, 4) < 0.8 * mean_of(loss, 4));
+    assert_true(mean_of(overlap + STEPS - 4, 4) > mean_of(overlap, 4));
+    assert_true(metric(last_metrics(&scene, "whole"), "spec_decode/num_drafts") > 0);
+    daemon_holds_file(&scene.daemon, "mtp",
+                      test_path(latest(&scene, "whole"), "draft/model.safetensors"));
+    daemon_holds(&scene.daemon, "policy", latest(&scene, "whole"));
+}
+
+TEST(it_goes_on_to_the_same_bits)
+{
+    run("halves", STEPS / 2, OPTIONS(NULL));
+    run("halves", STEPS, OPTIONS("--resume"));
+    const char *a = latest(&scene, "whole"), *b = latest(&scene, "halves");
+    test_same_file(a, b, "model.safetensors");
+    test_same_file(a, b, "draft/model.safetensors");
+    test_same_file(a, b, "draft/trainer/optimizer.safetensors");
+}
+
+TEST(a_server_drafts_with_a_checkpoints_layer)
+{
+    struct daemon d = {0};
+    const char *checkpoint = latest(&scene, "whole");
+    daemon_start(
+        &d, checkpoint,
+        args("--draft %s/draft --speculative mtp:2 --dtype %s", checkpoint, daemon_exact_dtype()));
+    daemon_post(d.socket, "/v1/completions", 200,
+                "{\"prompt\": \"1+2=\", \"max_tokens\": 24, \"temperature\": 0}");
+    assert_true(int_of(daemon_get(d.socket, "/v1/spec_decode_stats", 200), "num_drafts") > 0);
+    assert_int_equal(daemon_stop(&d), 0);
+}
+
+// Of its own folder a checkpoint has no layer: what is missing is named.
+TEST(a_model_without_it_is_refused)
+{
+    assert_int_equal(scene_run(&scene, OPTIONS(test_binary("cw-infer-server"), "--model",
+                                               latest(&scene, "whole"), "--speculative", "mtp")),
+                     1);
+    assert_said(&scene, "model.layers.2.");
+}
