@@ -390,6 +390,54 @@ TEST(its_loss_is_the_divergence_from_the_model)
     }
 }
 
+// Sequences that share turns: each row of the layer's batch is led to the policy's row of the token
+// before, wherever the trees have put the two.
+TEST(rows_before_are_found_in_trees)
+{
+    enum { N = 4, PROMPT = 40, OWN = 60, SHARED = 33, BUDGET = 1000 };
+    static int32_t ids[N][PROMPT + OWN];
+    struct pack_completion completions[N] = {{0}};
+    struct pack_group groups[N] = {{0}}, behind[N];
+    struct packing *whole = NULL, *again = NULL;
+    int32_t before[BUDGET];
+    for (int i = 0; i < N; i++) {
+        // the prompts of two and two are alike as far as SHARED, one of each goes on with the other
+        for (int t = 0; t < PROMPT + OWN; t++)
+            ids[i][t] = t < SHARED + (i % 2) * 45 ? 1000 * (i / 2) + t : 10000 * (i + 1) + t;
+        if (i % 2) memcpy(ids[i], ids[i - 1], SHARED * sizeof **ids);
+        completions[i] = (struct pack_completion){.ids = ids[i] + PROMPT, .n = OWN};
+        groups[i] = (struct pack_group){
+            .prompt = ids[i], .n_prompt = PROMPT, .completions = &completions[i], .n = 1};
+        behind[i] = groups[i];
+        behind[i].prompt++;
+        behind[i].n_prompt--;
+    }
+    assert_ok(packing_new(groups, N, BUDGET, PACK_MIN_SHARED, &whole));
+    assert_int_equal(whole->n, 1);
+    const struct micro_batch *mb = whole->batches;
+    assert_ok(packing_again(mb, behind, PACK_MIN_SHARED - 1, &again));
+    assert_true(mb->n_tokens < N * (PROMPT + OWN - 1)); // something is shared
+    assert_true(again->batches->n_tokens <= mb->n_tokens);
+    packing_before(mb, again->batches, before);
+    for (int s = 0; s < N; s++)
+        for (int i = again->batches->seqs[s].leaf; i >= 0; i = again->batches->nodes[i].parent) {
+            const struct pack_node *node = &again->batches->nodes[i];
+            for (int t = 0; t < node->n; t++) {
+                const int row = before[node->row + t], position = node->position + t;
+                const struct pack_node *has = mb->nodes;
+                while (row >= has->row + has->n) has++;
+                const struct pack_group *g = &groups[has->group];
+                const int at = has->first + row - has->row;
+                const int32_t token =
+                    has->completion < 0 ? g->prompt[at] : g->completions[has->completion].ids[at];
+                assert_int_equal(has->position + row - has->row, position);
+                assert_int_equal(token, ids[mb->seqs[s].group][position]);
+            }
+        }
+    packing_free(again);
+    packing_free(whole);
+}
+
 // By each tensor of a layer without experts, whose routers leap.
 TEST(its_gradient_is_a_slope)
 {
