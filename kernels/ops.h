@@ -202,25 +202,31 @@ static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
 }
 
 // A gate beside a value: y = x * f(g).
-enum gate_kind { GATE_SIGMOID, GATE_SILU };
+enum gate_kind { GATE_SIGMOID, GATE_SILU, GATE_LINEAR };
 struct gate_args {
     const void *x, *g; // (rows, width); of g rows lie g_stride elements apart
     int rows, width;
     int64_t g_stride;
     enum gate_kind kind;
     enum dtype dt;
+    int64_t x_stride; // of x and dx
 };
 
 // Linear attention by the gated delta rule (Yang et al. 2024, Gated Delta Networks): a layer of
 // heads that each carry a matrix S (key_dim, head_dim) along the sequence instead of keys and
 // values. A row has queries and keys of n_key_heads heads and values of n_heads, which are as many
 // for each key head; a causal convolution of `taps` rows, channel by channel, goes over all three.
+// n_key_heads 0: the convolution alone (LFM2), of n_heads * head_dim channels, with no SiLU.
 struct delta_shape {
     int n_key_heads, n_heads;
     int key_dim, head_dim;
     int taps;
     enum dtype dt;
 };
+static inline bool delta_is_conv(const struct delta_shape *s)
+{
+    return s->n_key_heads == 0;
+}
 #define DELTA_MAX_TAPS 8
 #define DELTA_MAX_DIM  128                                     // of key_dim and head_dim
 static inline int delta_key_width(const struct delta_shape *s) // of queries, of keys
@@ -549,8 +555,8 @@ struct ops {
     void (*gate_back)(struct device *, void *dx, void *dg, const void *dy,
                       const struct gate_args *);
 
-    // y (T, conv width) = silu(sum over taps of w * x of the rows up to its own), zeros standing
-    // before a sequence's first row.
+    // y (T, conv width) = silu(sum over taps of w * x of the rows up to its own), or the sum
+    // itself, zeros standing before a sequence's first row.
     void (*short_conv)(struct device *, void *y, const struct conv_args *,
                        const struct delta_shape *);
     // dx with rows x_stride apart; dw (conv width, taps) f32 += , NULL: not wanted.  packed batches

@@ -155,7 +155,8 @@ struct gate_args model_delta_gate(const struct model *m, int l, const void *x, c
                               delta_value_width(&layer->delta),
                               layer_delta_in_width(layer),
                               GATE_SILU,
-                              m->dt};
+                              m->dt,
+                              delta_value_width(&layer->delta)};
 }
 
 // The order of a row's entries where the first matmuls of linear attention group them by key head:
@@ -263,6 +264,40 @@ static void delta_linear(struct model *m, int l, void *y, int rows, enum tensor_
     if (grouped) model_arrange(m, y, m->grouped, rows, role, dt, false);
 }
 
+struct gate_args model_conv_gate(const struct model *m, int l, const void *x, const void *in,
+                                 int rows, bool behind)
+{
+    const int width = delta_value_width(&m->config->layers[l].delta);
+    const size_t part = (size_t)width * dtype_size(m->dt);
+    const char *parts = in;
+    return (struct gate_args){.x = behind ? x : parts + 2 * part,
+                              .g = behind ? parts + part : parts,
+                              .rows = rows,
+                              .width = width,
+                              .g_stride = 3 * (int64_t)width,
+                              .kind = GATE_LINEAR,
+                              .dt = m->dt,
+                              .x_stride = behind ? width : 3 * (int64_t)width};
+}
+
+// A short convolution between two gates, as LFM2 has it in most layers, from m->normed to
+// m->attn_out: one matmul gives the gates and what is gated.
+static void conv_attention(struct model *m, int l, const struct batch_view *batch,
+                           const struct kv_view *kv, struct layer_tape *tape)
+{
+    const struct delta_shape shape = model_delta_shape(m, l);
+    const int rows = batch->n_tokens;
+    void *in = tape ? tape->delta_in : m->attn_in;
+    const struct conv_args conv = {
+        m->gate, delta_conv_width(&shape), m->weights->layers[l].delta_conv, {batch, kv, l}};
+    const struct gate_args before = model_conv_gate(m, l, NULL, in, rows, false),
+                           behind = model_conv_gate(m, l, m->qkv, in, rows, true);
+    model_linear(m, in, m->normed, rows, &(struct linear){ROLE_DELTA_IN, l, .out = m->dt});
+    m->ops->gate(m->dev, m->gate, &before);
+    m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
+    m->ops->gate(m->dev, m->attn_out, &behind);
+}
+
 // Linear attention by the gated delta rule (ops.h, delta_shape), as Qwen3.5 has it in three layers
 // of four, from m->normed to m->attn_out: one matmul gives the convolution's input and the output's
 // gate z, one the heads' gates b and a; convolution; the rule; RMSNorm of every head of its output,
@@ -272,6 +307,10 @@ void delta_attention(struct model *m, int l, const struct batch_view *batch,
                      const struct kv_view *kv, struct layer_tape *tape)
 {
     const struct layer_config *layer = &m->config->layers[l];
+    if (delta_is_conv(&layer->delta)) {
+        conv_attention(m, l, batch, kv, tape);
+        return;
+    }
     const struct layer_weights *w = &m->weights->layers[l];
     const struct delta_shape shape = model_delta_shape(m, l);
     const int rows = batch->n_tokens, width = layer_delta_in_width(layer);

@@ -224,10 +224,12 @@ static inline int layer_attn_in_width(const struct model_config *c, const struct
 {
     return layer_qkv_width(l) + (c->attn_gate ? layer_q_width(l) : 0);
 }
-// Of the first matmul of linear attention: what goes into its convolution, and the output's gate.
+// Of the first matmul of linear attention: what goes into its convolution, and the output's gate;
+// of a short convolution alone gates before and behind it, and what they gate.
 static inline int layer_delta_in_width(const struct layer_config *l)
 {
-    return delta_conv_width(&l->delta) + delta_value_width(&l->delta);
+    const int value = delta_value_width(&l->delta);
+    return delta_conv_width(&l->delta) + value * (delta_is_conv(&l->delta) ? 2 : 1);
 }
 // Of what stands between the first matmul and attention of either kind, where that is not qkv
 // alone.

@@ -215,6 +215,46 @@ static enum status configure_qwen3_next(const char *where, const json_t *json,
     return configure_qwen3_5_moe(where, json, c);
 }
 
+// Short convolutions between gates in the layers that are not attention's; older names of the MLP's
+// width and of tying come before the newer ones.
+static enum status configure_lfm2(const char *where, const json_t *json, struct model_config *c)
+{
+    const json_t *types = json_object_get(json, "layer_types"),
+                 *attention = json_object_get(json, "full_attn_idxs");
+    struct delta_shape conv = {.n_heads = 1, .head_dim = c->hidden, .taps = 3};
+    bool bias = false, adjusted = true;
+    double multiplier = 1;
+    int inner = c->layers[0].intermediate, multiple = 256;
+    enum status st = ST_OK;
+    CHECK(json_get_bool(where, json, "conv_bias", &bias));
+    if (bias)
+        FAIL(ST_UNSUPPORTED, "%s: conv_bias is not supported (no published LFM2 has it)", where);
+    CHECK(json_get_int32(where, json, "conv_L_cache", 2, DELTA_MAX_TAPS, &conv.taps));
+    CHECK(json_get_bool(where, json, "tie_embedding", &c->tie_embeddings));
+    CHECK(json_get_int32(where, json, "block_ff_dim", 1, 1 << 20, &inner));
+    CHECK(json_get_bool(where, json, "block_auto_adjust_ff_dim", &adjusted));
+    CHECK(json_get_int32(where, json, "block_multiple_of", 1, 1 << 20, &multiple));
+    CHECK(json_get_double(where, json, "block_ffn_dim_multiplier", 1e-3, 1e3, &multiplier));
+    if (adjusted) inner = 2 * inner / 3;
+    if (adjusted && !json_is_null(json_object_get(json, "block_ffn_dim_multiplier")))
+        inner = ((int)(multiplier * inner) + multiple - 1) / multiple * multiple;
+    for (int l = 0; l < c->n_layers; l++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)l));
+        const bool attends = type ? strcmp(type, "full_attention") == 0
+                                  : !json_is_array(attention) || lists(attention, l);
+        if (type && !attends && strcmp(type, "conv") != 0)
+            FAIL(ST_UNSUPPORTED,
+                 "%s: layer_types[%d] is \"%s\"; full_attention and conv are supported", where, l,
+                 type);
+        c->layers[l].intermediate = inner;
+        if (attends) continue;
+        c->layers[l].n_heads = c->layers[l].n_kv_heads = 0;
+        c->layers[l].delta = conv;
+    }
+out:
+    return st;
+}
+
 // Llama's block, without positions in some layers: every fourth, or where no_rope_layers says 0.
 static enum status configure_smollm3(const char *where, const json_t *json, struct model_config *c)
 {
@@ -575,6 +615,20 @@ static const struct family families[] = {
          "{\"vocab_size\": 131072, \"hidden_size\": 4096, \"intermediate_size\": 14336,"
          "\"num_hidden_layers\": 34, \"num_attention_heads\": 32,"
          "\"num_key_value_heads\": 8}"},
+    {"lfm2", "Lfm2ForCausalLM", "LFM2", .norm_eps_key = "norm_eps", .norm_eps = 1e-5,
+     .act_key = "", // it has none
+     .max_positions = 128000, .rope_theta = 1e6, .tied = true, .block = QK_NORM,
+     .names = {SPLIT_QKV_NAMES, [ROLE_EMBED] = "model.embed_tokens.weight",
+               [ROLE_ATTN_NORM] = LAYER "operator_norm.weight", [ROLE_O] = ATTN "out_proj.weight",
+               [ROLE_Q_NORM] = ATTN "q_layernorm.weight", [ROLE_K_NORM] = ATTN "k_layernorm.weight",
+               [ROLE_DELTA_IN] = LAYER "conv.in_proj.weight",
+               [ROLE_DELTA_CONV] = LAYER "conv.conv.weight",
+               [ROLE_DELTA_OUT] = LAYER "conv.out_proj.weight",
+               [ROLE_MLP_NORM] = LAYER "ffn_norm.weight",
+               [ROLE_GATE_UP] = LAYER "feed_forward.w1.weight|" LAYER "feed_forward.w3.weight",
+               [ROLE_DOWN] = LAYER "feed_forward.w2.weight",
+               [ROLE_FINAL_NORM] = "model.embedding_norm.weight", [ROLE_HEAD] = "lm_head.weight"},
+     .configure = configure_lfm2},
     {"deepseek_v2", "DeepseekV2ForCausalLM", "DeepSeek-V2, V2.5, Coder-V2",
      .head_dim = 64, // what config.json calls so is the rotated part
      .names = {DEEPSEEK_NAMES}, .configure = configure_deepseek_v2},

@@ -256,7 +256,7 @@ struct gate_args model_attn_gate(const struct model *m, int l, const void *x, co
                                  int rows)
 {
     const int width = layer_q_width(&m->config->layers[l]);
-    return (struct gate_args){x, gate, rows, width, width, GATE_SIGMOID, m->dt};
+    return (struct gate_args){x, gate, rows, width, width, GATE_SIGMOID, m->dt, width};
 }
 
 struct act_shape model_act_shape(const struct model *m, int rows, int inner)

@@ -192,6 +192,10 @@ struct gate_args model_attn_gate(const struct model *m, int l, const void *x, co
                                  int rows);
 struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,
                                   int rows);
+// Of layer l's short convolution alone, the gates around it within the rows of its first matmul
+// (gates before it, behind it, and what is gated): before, of what stands there; behind, of x.
+struct gate_args model_conv_gate(const struct model *m, int l, const void *x, const void *in,
+                                 int rows, bool behind);
 struct act_shape model_act_shape(const struct model *m, int rows, int inner);
 // n rows of m->logits from row `first` on, each with its target (device).
 struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,

@@ -42,6 +42,7 @@
     X(SIZE_DELTA_IN, layer_delta_in_width(l))                                                      \
     X(SIZE_DELTA_CONV, delta_conv_width(&l->delta))                                                \
     X(SIZE_DELTA_VALUE, delta_value_width(&l->delta))                                              \
+    X(SIZE_DELTA_SECOND, delta_is_conv(&l->delta) ? delta_value_width(&l->delta) : 0)              \
     X(SIZE_DELTA_TAPS, l->delta.taps)                                                              \
     X(SIZE_DELTA_GATES, 2 * l->delta.n_heads)                                                      \
     X(SIZE_DELTA_HEADS, l->delta.n_heads)                                                          \
@@ -77,6 +78,7 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(ALWAYS, true)                                                                                \
     X(IF_ATTENTION, attention)                                                                     \
     X(IF_DELTA, l->delta.n_heads > 0)                                                              \
+    X(IF_DELTA_RULE, l->delta.n_heads > 0 && !delta_is_conv(&l->delta))                            \
     X(IF_LAYER_NORM, layer_norm)                                                                   \
     X(IF_PRE_NORM, c->pre_norm)                                                                    \
     X(IF_MLP_NORM, c->pre_norm && !c->parallel_block)                                              \
@@ -170,14 +172,16 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_O] = {IN_LAYER(o), IN_TWIN, .when = IF_ATTENTION, .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
     [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
     [ROLE_DELTA_IN] = {IN_LAYER(delta_in), IN_TWIN, .when = IF_DELTA, .rows = SIZE_DELTA_IN,
-                       .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_CONV, SIZE_DELTA_VALUE}},
-    [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA, .rows = SIZE_DELTA_GATES,
+                       .cols = SIZE_HIDDEN,
+                       .parts = {SIZE_DELTA_CONV, SIZE_DELTA_VALUE, SIZE_DELTA_SECOND}},
+    [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA_RULE, .rows = SIZE_DELTA_GATES,
                           .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_HEADS, SIZE_DELTA_HEADS}},
     [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, .rows = SIZE_DELTA_CONV,
                          .cols = SIZE_DELTA_TAPS},
-    [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA, .rows = SIZE_DELTA_HEADS},
-    [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA, .rows = SIZE_DELTA_HEADS},
-    [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA,
+    [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA_RULE, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA_RULE,
+                            .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA_RULE,
                          .rows = SIZE_DELTA_HEAD},
     [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), IN_TWIN, .when = IF_DELTA, .rows = SIZE_HIDDEN,
                         .cols = SIZE_DELTA_VALUE},

@@ -174,6 +174,7 @@ void cpu_softcap_back(struct device *dev, float *dx, const float *capped, int64_
 // A gate beside a value, its gradient, and the rows of attention whose queries have one.
 static inline float open_to(enum gate_kind kind, float g)
 {
+    if (kind == GATE_LINEAR) return g;
     return kind == GATE_SILU ? g * sigmoid(g) : sigmoid(g);
 }
 
@@ -182,7 +183,7 @@ void cpu_gate(struct device *dev, void *y, const struct gate_args *a)
     if (!cpu_is_f32(dev, "gate", a->dt)) return;
 #pragma omp parallel for if ((int64_t)a->rows * a->width > PARALLEL_WORK / 8)
     for (int r = 0; r < a->rows; r++) {
-        const float *x = (const float *)a->x + (int64_t)r * a->width;
+        const float *x = (const float *)a->x + r * a->x_stride;
         const float *g = (const float *)a->g + (int64_t)r * a->g_stride;
         float *out = (float *)y + (int64_t)r * a->width;
 #pragma omp simd
@@ -196,15 +197,16 @@ void cpu_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
     if (!cpu_is_f32(dev, "gate_back", a->dt)) return;
 #pragma omp parallel for if ((int64_t)a->rows * a->width > PARALLEL_WORK / 8)
     for (int r = 0; r < a->rows; r++) {
-        const float *x = (const float *)a->x + (int64_t)r * a->width;
+        const float *x = (const float *)a->x + r * a->x_stride;
         const float *g = (const float *)a->g + (int64_t)r * a->g_stride;
         const float *grad = (const float *)dy + (int64_t)r * a->width;
-        float *to_x = (float *)dx + (int64_t)r * a->width;
+        float *to_x = (float *)dx + r * a->x_stride;
         float *to_g = (float *)dg + (int64_t)r * a->g_stride;
 #pragma omp simd
         for (int c = 0; c < a->width; c++) {
             const float s = sigmoid(g[c]), d = grad[c];
-            const float slope = s * (a->kind == GATE_SILU ? fma_f32(g[c], 1 - s, 1) : 1 - s);
+            const float bent = s * (a->kind == GATE_SILU ? fma_f32(g[c], 1 - s, 1) : 1 - s);
+            const float slope = a->kind == GATE_LINEAR ? 1 : bent;
             to_g[c] = d * x[c] * slope;
             to_x[c] = d * open_to(a->kind, g[c]);
         }

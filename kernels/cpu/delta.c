@@ -355,6 +355,7 @@ static int64_t thread_floats(const struct delta_shape *s, int max_context)
 
 size_t cpu_delta_scratch(const struct delta_shape *s, int rows, int max_context)
 {
+    if (delta_is_conv(s)) return 0;
     return ((size_t)omp_get_max_threads() * (size_t)thread_floats(s, max_context) +
             (size_t)rows * (size_t)s->n_heads) *
            sizeof(float);

@@ -25,11 +25,13 @@ static void convolve(float *sum, const float *const from[DELTA_MAX_TAPS], const 
                 sum[c] = fma_f32(w[(int64_t)c * taps + i], from[i][c], sum[c]);
 }
 
-static __attribute__((noinline)) void convolve_silu(float *y,
-                                                    const float *const from[DELTA_MAX_TAPS],
-                                                    const float *w, int taps, int width)
+static __attribute__((noinline)) void convolve_row(float *y,
+                                                   const float *const from[DELTA_MAX_TAPS],
+                                                   const float *w, const struct delta_shape *s)
 {
-    convolve(y, from, w, taps, width);
+    const int width = delta_conv_width(s);
+    convolve(y, from, w, s->taps, width);
+    if (delta_is_conv(s)) return;
 #pragma omp simd
     for (int c = 0; c < width; c++) y[c] *= sigmoid(y[c]);
 }
@@ -57,7 +59,7 @@ static void paged_rows(float *y, const struct conv_args *a, const struct delta_s
         const float *from[DELTA_MAX_TAPS];
         for (int i = 0; i < before; i++) from[i] = window + i * width;
         from[before] = input_row(a, row);
-        convolve_silu(y + (int64_t)row * width, from, a->w, s->taps, width);
+        convolve_row(y + (int64_t)row * width, from, a->w, s);
         memmove(window, window + width, (size_t)(before - 1) * (size_t)width * sizeof *window);
         memcpy(window + (before - 1) * width, from[before], (size_t)width * sizeof *window);
     }
@@ -84,7 +86,7 @@ void cpu_short_conv(struct device *dev, void *y, const struct conv_args *a,
     for (int row = 0; row < b->n_tokens; row++) {
         const float *from[DELTA_MAX_TAPS];
         packed_inputs(a, row, s->taps, from);
-        convolve_silu((float *)y + (int64_t)row * width, from, a->w, s->taps, width);
+        convolve_row((float *)y + (int64_t)row * width, from, a->w, s);
     }
 }
 
@@ -104,7 +106,8 @@ static void back_row(float *dx, float *dw, const float *dy, const struct conv_ar
     convolve(sum, from, w, s->taps, n);
     for (int c = 0; c < n; c++) {
         const float open = sigmoid(sum[c]);
-        sum[c] = dy[first + c] * open * fma_f32(sum[c], 1 - open, 1);
+        const float slope = delta_is_conv(s) ? 1 : open * fma_f32(sum[c], 1 - open, 1);
+        sum[c] = dy[first + c] * slope;
     }
     for (int i = 0; i < s->taps; i++) {
         const int to = row_before(b, b->seq_of[row], row, s->taps - 1 - i);

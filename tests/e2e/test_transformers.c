@@ -9,11 +9,11 @@
 static struct daemon d;
 
 static const char *const families[] = {
-    "cohere2",       "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",    "exaone4",
-    "gemma3",        "glm4-moe",    "glm4-moe-lite",    "gpt-oss",        "granite",
-    "hunyuan-dense", "minimax-m2",  "ministral3",       "olmo2",          "olmo3",
-    "olmoe",         "qwen35",      "qwen35-moe",       "qwen3-moe-some", "qwen3-next",
-    "seed-oss",      "smollm3",
+    "cohere2",       "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "exaone4",
+    "gemma3",        "glm4-moe",    "glm4-moe-lite",    "gpt-oss",     "granite",
+    "hunyuan-dense", "lfm2",        "minimax-m2",       "ministral3",  "olmo2",
+    "olmo3",         "olmoe",       "qwen35",           "qwen35-moe",  "qwen3-moe-some",
+    "qwen3-next",    "seed-oss",    "smollm3",
 };
 
 #define IDS "[5, 12, 19, 26, 33, 40, 47, 54, 61, 68, 75, 82, 89, 96, 103, 110, 117, 124, 131, 138]"

@@ -419,6 +419,7 @@ static void run_ranks(int n, const char *const refused[])
 TEST(two_ranks_agree_with_one)
 {
     const char *const *refused = OPTIONS(
+        "/lfm2 is not to be shared: Lfm2ForCausalLM: layers of linear attention",
         "/minimax-m2 is not to be shared: MiniMaxM2ForCausalLM: norms of queries and keys go over "
         "all",
         "/olmoe is not to be shared: OlmoeForCausalLM: norms of queries and keys go over all heads",
@@ -435,9 +436,9 @@ TEST(four_ranks_agree_with_one)
     const char *const *refused =
         OPTIONS("/llama3 is not to be shared: LlamaForCausalLM: num_attention_heads is 6",
                 "/olmo2 is not to be shared: ", "/olmo3 is not to be shared: ",
-                "/olmoe is not to be shared: ", "/minimax-m2 is not to be shared: ",
-                "/qwen3-next is not to be shared: ", "/qwen35-moe is not to be shared: ",
-                "/qwen35 is not to be shared: ");
+                "/lfm2 is not to be shared: ", "/olmoe is not to be shared: ",
+                "/minimax-m2 is not to be shared: ", "/qwen3-next is not to be shared: ",
+                "/qwen35-moe is not to be shared: ", "/qwen35 is not to be shared: ");
     run_ranks(4, refused);
 }
 

@@ -107,7 +107,7 @@ static double conv_row(const struct delta_shape *s, const double *const from[DEL
     double sum = 0;
     for (int i = 0; i < s->taps; i++)
         if (from[i]) sum += w[c * s->taps + i] * from[i][c];
-    return sum * sigmoid_of(sum);
+    return delta_is_conv(s) ? sum : sum * sigmoid_of(sum);
 }
 
 // ---- the rule, packed ---------------------------------------------------------------------------
@@ -452,14 +452,14 @@ OP(paged_conv, "short_conv");
 // p: rows width gap kind
 static struct gate_args gate_of(const struct op_test *t, const void *x, const void *g)
 {
-    return (struct gate_args){x, g, t->p[0], t->p[1], t->p[1] + t->p[2], (enum gate_kind)t->p[3],
-                              dt};
+    return (struct gate_args){
+        x, g, t->p[0], t->p[1], t->p[1] + t->p[2], (enum gate_kind)t->p[3], dt, t->p[1] + t->p[4]};
 }
 
 static void gate_setup(struct op_test *t)
 {
     floats(t, "y", OUT, DATA, (int64_t)t->p[0] * t->p[1], 1);
-    floats(t, "x", IN, DATA, (int64_t)t->p[0] * t->p[1], 1);
+    floats(t, "x", IN, DATA, (int64_t)t->p[0] * (t->p[1] + t->p[4]), 1);
     floats(t, "g", IN, DATA, (int64_t)t->p[0] * (t->p[1] + t->p[2]), 2);
 }
 
@@ -473,7 +473,10 @@ static void gate_formula(const struct op_test *t, double *y, const double *x, co
 {
     for (int i = 0; i < t->p[0] * t->p[1]; i++) {
         const double at = g[i / t->p[1] * (t->p[1] + t->p[2]) + i % t->p[1]];
-        y[i] = x[i] * sigmoid_of(at) * (t->p[3] == GATE_SILU ? at : 1);
+        const double open = t->p[3] == GATE_LINEAR ? at
+                            : t->p[3] == GATE_SILU ? at * sigmoid_of(at)
+                                                   : sigmoid_of(at);
+        y[i] = x[i / t->p[1] * (t->p[1] + t->p[4]) + i % t->p[1]] * open;
     }
 }
 
@@ -566,6 +569,9 @@ static const struct op_case cases[] = {
     {&op_paged_rule, "paged, 2/2 heads of 128 x 100", {0, 0, 17, 2, 2, 128, 100, 4}, false},
     {&op_conv, "52 channels, 3 taps, prefix", {5, 2, 4, 2, 4, 3, 10, 3}, false},
     {&op_conv, "300 channels, 4 taps, short rows", {2, 3, 1, 1, 2, 50, 100, 4}, false},
+    {&op_conv, "40 channels alone, 3 taps, prefix", {5, 2, 4, 0, 4, 3, 10, 3}, false},
+    {&op_conv_back, "40 channels alone, 3 taps", {5, 2, 4, 0, 4, 3, 10, 3}, false},
+    {&op_paged_conv, "paged, 40 channels alone, 3 taps", {0, 0, 5, 0, 4, 3, 10, 3}, false},
     {&op_conv_back, "52 channels, 3 taps, prefix", {5, 2, 4, 2, 4, 3, 10, 3}, false},
     {&op_conv_back, "28 channels, 4 taps, short rows", {2, 3, 1, 1, 2, 4, 10, 4}, false},
     {&op_conv_back, "8192 channels, 4 taps", {150, 3, 70, 16, 32, 128, 128, 4}, true},
@@ -573,6 +579,8 @@ static const struct op_case cases[] = {
     {&op_paged_conv, "paged, 300 channels, 8 taps", {0, 0, 3, 1, 2, 50, 100, 8}, false},
     {&op_gate, "sigmoid 7 x 100", {7, 100, 0, GATE_SIGMOID}, false},
     {&op_gate, "silu 9 x 64, apart", {9, 64, 30, GATE_SILU}, false},
+    {&op_gate, "linear 9 x 64, all apart", {9, 64, 30, GATE_LINEAR, 5}, false},
+    {&op_gate_back, "linear 6 x 33, apart", {6, 33, 7, GATE_LINEAR}, false},
     {&op_gate_back, "sigmoid 5 x 40", {5, 40, 0, GATE_SIGMOID}, false},
     {&op_gate_back, "silu 6 x 33, apart", {6, 33, 7, GATE_SILU}, false},
     {&op_split, "split 4/2 heads of 6", {5, 4, 2, 6, 0}, false},

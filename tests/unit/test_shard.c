@@ -92,9 +92,10 @@ TEST(every_family)
     }
     closedir(dir);
     assert_true(folders > 10);
-    // olmo2, olmo3, olmoe, minimax-m2: norms over all heads; qwen35, qwen35-moe, qwen3-next: states
-    assert_int_equal(n[2], folders - 7);
-    assert_int_equal(n[4], folders - 8); // llama3 has 6 heads
+    // olmo2, olmo3, olmoe, minimax-m2: norms over all heads; qwen35, qwen35-moe, qwen3-next, lfm2:
+    // states
+    assert_int_equal(n[2], folders - 8);
+    assert_int_equal(n[4], folders - 9); // llama3 has 6 heads
 }
 
 // Which rows and columns they are.

@@ -395,6 +395,7 @@ size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int r
                           int max_context)
 {
     if (s->n_heads == 0) return 0;
+    if (delta_is_conv(s)) return conv_scratch(s, rows);
     const struct back_memory m = lay_out_back(s, cuda_use(dev)->n_sms, rows, max_context);
     const size_t back = m.end * sizeof(float), conv = conv_scratch(s, rows);
     const size_t forward =
@@ -684,6 +685,7 @@ struct conv_rows {
     delta_rows b;
     int64_t x_stride;
     int width, taps;
+    bool bare; // no SiLU behind the sum
 };
 
 // The row `back` rows before row r of sequence s of a packed batch; -1: there is none.
@@ -732,7 +734,7 @@ template <typename T> __global__ void conv_kernel(T *y, const T *x, const T *w, 
     if (c >= a.width) return;
     bool padding = a.b.paged && a.b.state_slot[a.b.seq_of[row]] < 0;
     float sum = padding ? 0.f : convolve(x, w, a, row, c);
-    y[(int64_t)row * a.width + c] = from_f32<T>(sum * sigmoid(sum));
+    y[(int64_t)row * a.width + c] = from_f32<T>(a.bare ? sum : sum * sigmoid(sum));
 }
 
 // Block x is the sequence that begins a unit.
@@ -756,7 +758,7 @@ void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,
                      const struct delta_shape *s)
 {
     const struct conv_rows rows = {delta_rows_of(&a->batch), a->x_stride, delta_conv_width(s),
-                                   s->taps};
+                                   s->taps, delta_is_conv(s)};
     const int columns = ceil_div(rows.width, CONV_THREADS);
     if (rows.b.n_tokens <= 0) return;
     with_type(s->dt, [&](auto t) {
@@ -778,7 +780,7 @@ __global__ void sum_back_kernel(float *dsum, const T *dy, const T *x, const T *w
     if (c >= a.width) return;
     float sum = convolve(x, w, a, row, c), open = sigmoid(sum);
     int64_t at = (int64_t)row * a.width + c;
-    dsum[at] = to_f32(dy[at]) * open * (1.f + sum * (1.f - open));
+    dsum[at] = to_f32(dy[at]) * (a.bare ? 1.f : open * (1.f + sum * (1.f - open)));
 }
 
 // The sum of dsum over the rows that stand `ahead` rows behind row r: of its own sequence, or of
@@ -832,7 +834,7 @@ void cuda_short_conv_back(struct device *dev, void *dx, float *dw, const void *d
                           const struct conv_args *a, const struct delta_shape *s)
 {
     const struct conv_rows rows = {delta_rows_of(&a->batch), a->x_stride, delta_conv_width(s),
-                                   s->taps};
+                                   s->taps, delta_is_conv(s)};
     const dim3 grid(rows.b.n_tokens, ceil_div(rows.width, CONV_THREADS));
     if (rows.b.n_tokens <= 0) return;
     float *dsum = (float *)cuda_workspace(dev, conv_scratch(s, rows.b.n_tokens));

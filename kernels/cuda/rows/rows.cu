@@ -919,6 +919,7 @@ void cuda_softcap_back(struct device *dev, float *dx, const float *capped, int64
 // A gate beside a value, its gradient, and the rows of attention whose queries have one.
 __device__ __forceinline__ float open_to(gate_kind kind, float g)
 {
+    if (kind == GATE_LINEAR) return g;
     return kind == GATE_SILU ? g * sigmoid(g) : sigmoid(g);
 }
 
@@ -928,9 +929,10 @@ template <typename T> __global__ void gate_kernel(T *y, gate_args a)
     grid_begin();
     int c = blockIdx.y * THREADS + threadIdx.x;
     if (c >= a.width) return;
-    int64_t at = (int64_t)blockIdx.x * a.width + c;
+    int64_t at_x = blockIdx.x * a.x_stride + c;
     float g = to_f32(((const T *)a.g)[blockIdx.x * a.g_stride + c]);
-    y[at] = from_f32<T>(to_f32(((const T *)a.x)[at]) * open_to(a.kind, g));
+    y[(int64_t)blockIdx.x * a.width + c] =
+        from_f32<T>(to_f32(((const T *)a.x)[at_x]) * open_to(a.kind, g));
 }
 
 template <typename T> __global__ void gate_back_kernel(T *dx, T *dg, const T *dy, gate_args a)
@@ -938,11 +940,13 @@ template <typename T> __global__ void gate_back_kernel(T *dx, T *dg, const T *dy
     grid_begin();
     int c = blockIdx.y * THREADS + threadIdx.x;
     if (c >= a.width) return;
-    int64_t at = (int64_t)blockIdx.x * a.width + c, at_g = blockIdx.x * a.g_stride + c;
-    float g = to_f32(((const T *)a.g)[at_g]), s = sigmoid(g), d = to_f32(dy[at]);
+    int64_t at_x = blockIdx.x * a.x_stride + c, at_g = blockIdx.x * a.g_stride + c;
+    float g = to_f32(((const T *)a.g)[at_g]), s = sigmoid(g),
+          d = to_f32(dy[(int64_t)blockIdx.x * a.width + c]);
     float slope = a.kind == GATE_SILU ? s * (1.f + g * (1.f - s)) : s * (1.f - s);
-    dg[at_g] = from_f32<T>(d * to_f32(((const T *)a.x)[at]) * slope);
-    dx[at] = from_f32<T>(d * open_to(a.kind, g));
+    if (a.kind == GATE_LINEAR) slope = 1.f;
+    dg[at_g] = from_f32<T>(d * to_f32(((const T *)a.x)[at_x]) * slope);
+    dx[at_x] = from_f32<T>(d * open_to(a.kind, g));
 }
 
 void cuda_gate(struct device *dev, void *y, const struct gate_args *a)
