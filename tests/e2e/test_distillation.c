@@ -80,6 +80,41 @@ TEST_IN(the_policy_itself_behind_another_prompt, open_drafting)
     test_same_file(latest(s, "two"), latest(s, "self-1"), "model.safetensors");
 }
 
+// Of the policy's own samples a share; the rest are the data's completions, which count alone where
+// it is 0: then it is all the same how long samples are.
+TEST_IN(completions_of_the_data, open_drafting)
+{
+    enum { STEPS = 6 };
+    static const char lines[] = "{\"prompt\": \"once upon \", \"completion\": \"a time\"}\n"
+                                "{\"prompt\": \"12+30=\", \"answer\": 42}\n"
+                                "{\"prompt\": \"colours: \", \"completion\": \"red, green\"}\n"
+                                "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
+    const char *const *rest = args("--teacher %s", daemon_model(test_folder(), true, 12));
+    const char *const lambdas[] = {"0", "0", "0.5"}, *const lengths[] = {"24", "5", "24"};
+    double divergence[3][STEPS], mismatch[STEPS];
+    test_write(s->data, lines, strlen(lines));
+    for (int i = 0; i < 3; i++) {
+        const char *name = test_text("given-%d", i);
+        const char *const *more =
+            args("--distill-lambda %s --max-completion-length %s --max-steps %d", lambdas[i],
+                 lengths[i], STEPS);
+        assert_int_equal(distil(s, name, JOIN(rest, more)), 0);
+        assert_int_equal(column(s, name, "sampler_mismatch/max", mismatch, STEPS), STEPS);
+        assert_int_equal(column(s, name, "teacher/divergence", divergence[i], STEPS), STEPS);
+        for (int k = 0; k < STEPS; k++) assert_true(mismatch[k] == 0);
+        assert_true(divergence[i][STEPS - 1] < divergence[i][0]);
+    }
+    assert_true(divergence[1][0] == divergence[0][0] && divergence[2][0] != divergence[0][0]);
+    const char *const *half = args("--distill-lambda 0.5 --max-steps %d", STEPS / 2);
+    const char *const *all = args("--distill-lambda 0.5 --max-steps %d --resume", STEPS);
+    assert_int_equal(distil(s, "two", JOIN(rest, half)), 0);
+    assert_int_equal(distil(s, "two", JOIN(rest, all)), 0);
+    test_same_file(latest(s, "two"), latest(s, "given-2"), "model.safetensors");
+    test_write(s->data, "{\"prompt\": \"a\"}\n", 16);
+    assert_true(distil(s, "none", JOIN(rest, args("--distill-lambda 0.5"))) != 0);
+    assert_said(s, "no field \"completion\" or \"answer\" to learn");
+}
+
 // A teacher in eight bits is near to what it is of, not the same; and is held so alone.
 TEST_IN(a_teacher_in_eight_bits, open_drafting)
 {

@@ -34,7 +34,7 @@ static struct machine *machine(void)
                                                                     .max_context = 16}});
     m->learner = m->learning->learner;
     random_step_make(&shape, &m->step);
-    assert_ok(samples_new(GROUPS, 1, &m->samples));
+    assert_ok(samples_new(GROUPS, 1, false, &m->samples));
     for (int g = 0; g < GROUPS; g++) {
         m->samples->groups[g].prompt = m->step.groups[g].prompt;
         m->samples->groups[g].n_prompt = prompts[g];

@@ -39,6 +39,7 @@ struct prompt_options { // borrowed strings; the first block is PROMPT_OPTIONS (
     bool completions;    // tokenise them too; they end with end_id
     int end_id;          // -1: the tokenizer's own end of text
     bool teacher;        // there is one: read and tokenise what it reads, too
+    bool given;          // tokenise the completions beside what is sampled
     bool all_turns; // of completions: every turn of the assistant is learnt, not the last alone
     // Of pairs, "chosen" or "rejected": the field that is the completion; or, in lines without a
     // prompt, a conversation that ends with it. NULL: as above.

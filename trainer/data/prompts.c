@@ -353,7 +353,7 @@ enum status dataset_tokenize(struct dataset *d, const struct prompt_format *form
         enum status st = tokenize_prompt(&t);
         const bool fits = o->max_prompt_length == 0 || e->prompt_ids.n <= o->max_prompt_length;
         if (st == ST_OK && fits) st = tokenize_taught(&t);
-        if (st == ST_OK && fits && o->completions) st = tokenize_completion(&t);
+        if (st == ST_OK && fits && (o->completions || o->given)) st = tokenize_completion(&t);
         if (st != ST_OK) return status_context(st, "%s, line %d", d->path, e->line);
         struct example this = *e;
         *e = (struct example){0}; // it moves: after a failure it is freed once

@@ -105,6 +105,7 @@ struct loss_config {
     bool clamp_log_ratios; // as verl: of tokens to +-20, of sequences to 10, of k3 to 10
     double label_smoothing, sft_weight, discopop_tau; // of pairs
     double distill_weight; // of the mean divergence from a teacher, over the policy's tokens
+    double distill_lambda; // the share of that in it; the rest is the mean over given completions'
 };
 
 // What the means of a step divide by, however it is cut into micro-batches: sequences or pairs;
@@ -112,7 +113,7 @@ struct loss_config {
 // chosen by entropy.
 struct loss_scale {
     int seqs;
-    double tokens;
+    double tokens, given; // given: of completions that are
     long chosen;
 };
 // A completion's n targets, under several weights.

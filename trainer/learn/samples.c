@@ -12,21 +12,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum status samples_new(int n_groups, int n_per_group, struct samples **ret)
+enum status samples_new(int n_groups, int n_per_group, bool given, struct samples **ret)
 {
     struct samples *s = calloc(1, sizeof *s);
     if (!s) return status_fail(ST_NO_MEMORY, "no memory for samples");
-    s->n_groups = n_groups;
-    s->n = n_groups * n_per_group;
-    s->groups = calloc((size_t)n_groups + 1, sizeof *s->groups);
+    const int each = given ? 2 : 1, n_sampled = n_groups * n_per_group;
+    s->n_groups = each * n_groups;
+    s->n = n_sampled + (given ? n_groups : 0);
+    s->groups = calloc((size_t)s->n_groups + 1, sizeof *s->groups);
     s->completions = calloc((size_t)s->n + 1, sizeof *s->completions);
     if (!s->groups || !s->completions) {
         samples_free(s);
         return status_fail(ST_NO_MEMORY, "no memory for %d samples", n_groups * n_per_group);
     }
-    for (int g = 0; g < n_groups; g++) {
-        s->groups[g].completions = s->completions + (size_t)g * (size_t)n_per_group;
-        s->groups[g].n = n_per_group;
+    for (int g = 0; g < s->n_groups; g++) {
+        const bool sampled = g % each == 0;
+        s->groups[g].completions =
+            s->completions + (sampled ? g / each * n_per_group : n_sampled + g / each);
+        s->groups[g].n = sampled ? n_per_group : 1;
     }
     *ret = s;
     return ST_OK;

@@ -46,6 +46,7 @@ struct pack_completion {
     int targets_each;
     // of the loss
     bool masked;                      // it does not count
+    bool given;                       // of a data set, beside what was sampled: a teacher's alone
     float advantage;                  // of all its tokens
     double reference;                 // its log-probability by a reference: of pairs
     const float *inputs[LOSS_INPUTS]; // (n, targets_each); NULL: not given
@@ -87,9 +88,10 @@ struct samples {
     float *entropies; // of the distributions; likewise
     uint8_t *chosen;  // the token counts for the policy's term: by default what the policy wrote
 };
-// As many groups of equal size, without anything in them. samples_free() takes half-made ones and
+// As many groups of equal size, without anything in them; given: and behind each another of one
+// completion, whose completions come behind all others. samples_free() takes half-made ones and
 // NULL.
-enum status samples_new(int n_groups, int n_per_group, struct samples **ret);
+enum status samples_new(int n_groups, int n_per_group, bool given, struct samples **ret);
 // Once they are filled in, and before anything is learned from them; on failure frees them.
 enum status samples_begin(struct samples *s, struct samples **ret);
 void samples_free(struct samples *s);

@@ -73,6 +73,7 @@ static void note(struct pass *p, const struct learner_rows *rows, int seq)
     const bool rejected = p->step && losses[p->step->loss.type].pair && seq % 2 == 1;
     memcpy(p->samples->logprobs + first, rows->logprobs + at, (size_t)n * sizeof(float));
     memcpy(p->samples->entropies + first, rows->entropy + at, (size_t)n * sizeof(float));
+    if (c->given) return; // nothing that was sampled
     for (int t = 0; t < n; t++) {
         const bool wrote = completion_wrote(c, t);
         if (p->kl && wrote)
@@ -137,6 +138,10 @@ struct loss_scale loss_scale_of(const struct loss_config *loss, const struct sam
     const bool pairs = losses[loss->type].pair != NULL;
     for (int g = first; g < first + n; g++) {
         const struct pack_group *group = &s->groups[g];
+        if (group->n > 0 && group->completions[0].given) {
+            scale.given += group->completions[0].n;
+            continue;
+        }
         scale.seqs += pairs ? 1 : group->n;
         for (int i = 0; i < (pairs ? 1 : group->n); i++) {
             const struct pack_completion *c = &group->completions[i];
@@ -152,16 +157,21 @@ struct loss_scale loss_scale_of(const struct loss_config *loss, const struct sam
     return scale;
 }
 
-// A sequence's tokens that the policy wrote are held to the teacher, by equal shares.
+// A sequence's tokens that the policy wrote are held to the teacher, and given ones, by equal
+// shares of each kind's part.
 static void hold(const struct pass *p, const struct pack_completion *c,
                  const struct learner_rows *rows, int seq)
 {
-    const double weight = p->step->loss.distill_weight, tokens = p->step->scale.tokens;
+    const struct loss_config *loss = &p->step->loss;
+    const struct loss_scale *scale = &p->step->scale;
+    const double part = c->given ? 1 - loss->distill_lambda : loss->distill_lambda,
+                 tokens = c->given ? scale->given : scale->tokens;
     const int at = rows->mb->first[seq], n = rows->mb->first[seq + 1] - at;
-    if (!rows->ddivergence || c->masked) return;
+    if (!rows->ddivergence || (c->masked && !c->given)) return;
     for (int t = 0; t < n; t++)
         if (completion_wrote(c, t))
-            rows->ddivergence[at + t] = (float)(weight / (tokens > 0 ? tokens : 1));
+            rows->ddivergence[at + t] =
+                (float)(loss->distill_weight * part / (tokens > 0 ? tokens : 1));
 }
 
 // One sequence at a time, or one pair.

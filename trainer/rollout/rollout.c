@@ -155,24 +155,40 @@ int rollout_drop_older(struct rollout *r, uint64_t oldest)
 
 // ---- what is learned from -----------------------------------------------------------------------
 
+// The data's completion of an example, behind its prompt: the teacher's alone.
+static void give(const struct example *e, struct pack_group *group, struct pack_completion *c)
+{
+    group->prompt = e->prompt_ids.ids;
+    group->n_prompt = e->prompt_ids.n;
+    group->teacher_prompt = e->teacher_ids.ids;
+    group->n_teacher_prompt = e->teacher_ids.n;
+    *c = (struct pack_completion){.ids = e->completion_ids.ids,
+                                  .n = e->completion_ids.n,
+                                  .masked = true,
+                                  .given = true,
+                                  .line = e->line};
+}
+
 enum status rollout_samples(const struct rollout *r, const struct rollout_learning *how,
                             struct samples **ret)
 {
     struct samples *s = NULL;
-    enum status st = samples_new(r->n_groups, r->n_per_group, &s);
+    enum status st = samples_new(r->n_groups, r->n_per_group, how->given, &s);
     if (st != ST_OK) return st;
+    const int each = how->given ? 2 : 1, n_sampled = r->n_groups * r->n_per_group;
     for (int g = 0; g < r->n_groups; g++) {
         const json_t *constraint = how->constraints ? r->examples[g]->constraint : NULL;
-        s->groups[g].prompt = rollout_prompt(r, g)->ids;
-        s->groups[g].n_prompt = rollout_prompt(r, g)->n;
-        s->groups[g].teacher_prompt = r->examples[g]->teacher_ids.ids;
-        s->groups[g].n_teacher_prompt = r->examples[g]->teacher_ids.n;
-        if (constraint)
-            CHECK(constraints_get(how->constraints, constraint, &s->groups[g].constraint));
+        struct pack_group *group = &s->groups[g * each];
+        group->prompt = rollout_prompt(r, g)->ids;
+        group->n_prompt = rollout_prompt(r, g)->n;
+        group->teacher_prompt = r->examples[g]->teacher_ids.ids;
+        group->n_teacher_prompt = r->examples[g]->teacher_ids.n;
+        if (constraint) CHECK(constraints_get(how->constraints, constraint, &group->constraint));
+        if (how->given) give(r->examples[g], &group[1], &s->completions[n_sampled + g]);
     }
-    for (int i = 0; i < s->n; i++) {
+    for (int i = 0; i < n_sampled; i++) {
         const struct completion *c = &r->completions[i];
-        const bool constrained = s->groups[i / r->n_per_group].constraint;
+        const bool constrained = s->groups[i / r->n_per_group * each].constraint;
         const float *const sampled = how->processed && c->processed ? c->processed : c->logprobs;
         if (constrained && !c->processed && c->n > 0)
             FAIL(ST_MISMATCH,

@@ -124,6 +124,7 @@ struct rollout_learning {
     const float *advantages; // one a completion
     bool processed;          // the sampler's log-probabilities are those of what it sampled from
     bool mask_truncated;     // samples that hit the token limit do not count
+    bool given;              // examples' completions follow, each behind its group
     struct constraints *constraints; // the loss is of what they leave, of an example that has one;
                                      // NULL: of the whole distribution
 };

@@ -346,6 +346,10 @@ const struct option_spec train_options[] = {
     OPT_DOUBLE("distill-weight", loss.distill_weight, "1", "W", 0, 1e6,
                "of the mean divergence from the teacher, beside the reward's loss",
                WITHIN("teacher")),
+    OPT_DOUBLE("distill-lambda", loss.distill_lambda, "1", "L", 0, 1,
+               "the share of the policy's own samples in it (GKD's); the rest is the mean over the "
+               "data's completions, of the same prompts",
+               WITHIN("teacher"), EXCLUDES_WHEN("<1", "atropos", "prompts are the environments'")),
     OPT_DOUBLE("distill-beta", distill_beta, "1", "B", 0, 1,
                "the divergence: 0 forward KL, 1 reverse KL, between them the generalised "
                "Jensen-Shannon divergence",

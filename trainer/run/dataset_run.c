@@ -291,7 +291,7 @@ static enum status dataset_samples(const struct run *run, const struct dataset_e
 {
     const int sides = run->task->sides;
     struct samples *samples = NULL;
-    enum status st = samples_new(n, sides, &samples);
+    enum status st = samples_new(n, sides, false, &samples);
     if (st != ST_OK) return st;
     for (int i = 0; i < n; i++) {
         const int item = items ? items[i] : i;

@@ -141,6 +141,7 @@ enum status run_open_learner(struct run *run, const struct learner_shape *shape)
 
 // run_open.c: ST_INVALID where a prompt with its completion is over the server's context.
 enum status run_check_context(void *run); // a struct run
+bool run_gives(const struct run *run);    // the data's completions, too, are held to the teacher
 
 // run_folder.c: makes, locks and names run->folder. ret_latest: the checkpoint to go on from, ""
 // where there is none. ST_INVALID where it holds a run that neither

@@ -116,6 +116,7 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
     const struct rollout_learning how = {.advantages = s->scores.advantages,
                                          .processed = c->processed_logprobs,
                                          .mask_truncated = c->mask_truncated_completions,
+                                         .given = run_gives(run),
                                          .constraints = run->constraints};
     CHECK(rollout_samples(s->rollout, &how, &samples));
     CHECK(run_update(run, samples, lr, ret));

@@ -118,6 +118,12 @@ static enum status check_context(const struct run *run, const struct model_confi
                                  const char *which)
 {
     int64_t completion = run->config->sampling.max_tokens;
+    if (run->data->max_read + run->data->max_completion > model->max_positions)
+        return status_fail(ST_INVALID,
+                           "%s: the longest prompt (%d tokens) and completion (%d) are over the "
+                           "%s's context of %d; leave such lines out",
+                           run->data->path, run->data->max_read, run->data->max_completion, which,
+                           model->max_positions);
     if (run->data->max_prompt + completion <= model->max_positions) return ST_OK;
     return status_fail(ST_INVALID,
                        "the longest prompt (%d tokens) and --max-completion-length %" PRId64
@@ -136,6 +142,11 @@ enum status run_check_context(void *context)
     return st;
 }
 
+bool run_gives(const struct run *run)
+{
+    return run->config->teacher && run->config->loss.distill_lambda < 1;
+}
+
 // Tokens of a prompt with its completion, at most.
 static int64_t longest_of(const struct run *run)
 {
@@ -147,7 +158,9 @@ static int64_t longest_of(const struct run *run)
         const int64_t read = run->server_context + (taught ? run->data->max_read : 0);
         return longest < read ? longest : read;
     }
-    return c->atropos ? longest : run->data->max_read + c->sampling.max_tokens;
+    if (c->atropos) return longest;
+    const int64_t sampled = c->sampling.max_tokens, given = run->data->max_completion;
+    return run->data->max_read + (sampled > given ? sampled : given);
 }
 
 static enum status load_data(struct run *run, const struct prompt_options *options)
@@ -178,6 +191,7 @@ static enum status open_data(struct run *run)
     struct prompt_options options = c->prompts;
     options.question_template = reward_info(run->reward)->prompt_template;
     options.teacher = c->teacher != NULL;
+    options.given = run_gives(run);
     // With Atropos the prompts are the environments': one example without tokens, which no step
     // takes.
     CHECK(c->atropos ? dataset_parse(c->atropos, none, strlen(none), NULL, &run->data)
@@ -185,7 +199,7 @@ static enum status open_data(struct run *run)
     CHECK(curriculum_new(&c->curriculum, run->data->n, &run->curriculum));
     if (c->eval_data) {
         options.max_samples = 0;
-        options.teacher = false;
+        options.teacher = options.given = false;
         CHECK(prompts_load(c->eval_data, run->mapped.model_folder, run->mapped.model->vocab_size,
                            &options, &run->eval_data, &left_out));
         warn_left_out(run->eval_data, left_out);
@@ -388,6 +402,11 @@ static enum status open_learner(struct run *run)
             c->curriculum.prompts_per_step * run->data->max_read + samples * c->sampling.max_tokens,
         .seqs = samples + c->curriculum.prompts_per_step,
     };
+    if (run_gives(run)) {
+        shape.tokens +=
+            c->curriculum.prompts_per_step * (run->data->max_read + run->data->max_completion);
+        shape.seqs += 2 * c->curriculum.prompts_per_step;
+    }
     if (c->atropos || c->rollouts) { // each sequence may have a prompt of its own
         shape.tokens = samples * shape.longest;
         shape.seqs = 2 * samples;

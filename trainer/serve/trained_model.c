@@ -304,7 +304,7 @@ enum status trained_forward_backward(struct trained_model *m, const char *run,
     struct trainee *t;
     enum status st;
     CHECK(trained_select(m, run, &t));
-    CHECK(samples_new(request->n, 1, &unpacked));
+    CHECK(samples_new(request->n, 1, false, &unpacked));
     // The datums as the learner takes them: the first token of each is a prompt, what follows it a
     // completion, of which every token has targets of its own.
     for (int i = 0; i < request->n; i++) {
