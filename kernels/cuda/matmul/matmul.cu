@@ -521,7 +521,7 @@ static void library_add(struct device *dev, const matmul_call &c)
     if (!sum) return;
     plain.beta = 0;
     matmul_large(dev, sum, {c.a, c.b, c.bias}, &plain);
-    cuda_add(dev, c.c, sum, (int64_t)plain.m * plain.n, DT_BF16);
+    cuda_add(dev, c.c, sum, (int64_t)plain.m * plain.n, 1.0f, DT_BF16);
 }
 
 static void library(struct device *dev, const matmul_call &c)
@@ -556,7 +556,7 @@ static void rounded_by_factors(struct device *dev, const matmul_call &c, struct 
     cuda_launch(dev, "factors of rows", factors_kernel, ceil_div(s.n, 256), 256, 0, of_b, s.scales,
                 s.n);
     matmul_large(dev, to, {c.a, c.b, c.bias, of_a, of_b}, &s);
-    if (add) cuda_add(dev, c.c, to, (int64_t)s.m * s.n, DT_BF16);
+    if (add) cuda_add(dev, c.c, to, (int64_t)s.m * s.n, 1.0f, DT_BF16);
 }
 
 // c (m, n) = [c +] sums times their rows' powers of two [+ bias], rounded before c is added. A
