@@ -177,7 +177,6 @@ static const struct kill_case some[] = {
     {{MODE(ASYNC) | MODE(FILTER) | MODE(WORKERS), 1}, WORKER, 0},
     {{MODE(ASYNC) | MODE(CHECKPOINT), 1}, OWN_SERVER, 0},
     {{MODE(BUDGET), 1}, TRAINER, 0},
-    {{MODE(BUDGET) | LEARNT | MODE(ENVIRONMENT), 2}, TRAINER, 1},
     {{MODE(ATROPOS) | LEARNT, 1}, API, 0},
     {{MODE(ATROPOS) | LEARNT, 1}, TRAINER, 0},
     {{MODE(ASYNC) | MOST | MODE(WORKERS), 2}, TRAINER, 1},

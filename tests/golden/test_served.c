@@ -109,9 +109,10 @@ TESTS_BETWEEN(engine_bench_set_up, NULL)
 int main(void)
 {
     reference_list_golden(one_model, "");
-    reference_list_golden(in_e4m3, " in e4m3");
     reference_list_golden(rounded, " in e4m3, rows too");
-    reference_list_golden(with_kv_in_e4m3, " with keys and values in e4m3");
+    // as in test_trained_exact.c
+    if (!on_cpu()) reference_list_golden(in_e4m3, " in e4m3");
+    if (!on_cpu()) reference_list_golden(with_kv_in_e4m3, " with keys and values in e4m3");
     reference_list_golden(both_in_e4m3, " all in e4m3");
     return test_main();
 }
