@@ -7,7 +7,7 @@
 #include "common/base/rng.h"
 #include "infer-server/engine/request.h"
 
-enum { N_PROMPTS = 1000, N_SAMPLED = 200, N_AGAIN = 250, LONGEST = 24, TINY_VOCAB = 6, TOP = 6 };
+enum { N_PROMPTS = 1000, N_SAMPLED = 200, N_AGAIN = 100, LONGEST = 24, TINY_VOCAB = 6, TOP = 6 };
 
 static const char *model, *draft, *tiny, *tiny_draft;
 
