@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#define PROMPTS 80
+#define PROMPTS 160
 #define PER     4 // prompts of a step
 #define EACH    4 // samples of a prompt
 #define STEPS   (PROMPTS / PER)
@@ -164,7 +164,7 @@ TEST(each_group_once_though_killed)
                       epoch(OPTIONS("--save-steps", "3", BUDGET_OF("0.25", "4"),
                                     run > 0 ? "--resume" : NULL)));
         if (run < 3) {
-            wait_for_steps(&scene, "killed", STEPS / 4 * (run + 1), &child);
+            wait_for_steps(&scene, "killed", 9 * (run + 1), &child);
             kill(child.pid, SIGKILL);
         }
         assert_int_equal(test_wait(&child, LIMIT_MS) == 0, run == 3);
