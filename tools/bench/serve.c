@@ -35,9 +35,9 @@ struct serve_bench {
     struct programs programs;
     struct http_client *http;
     int n, in_flight;
-    struct load *loads; // (n)
-    double limit_ms, tokens;
-    json_t *schemas; // of the answers, in turns; NULL: none
+    struct load *loads;             // (n)
+    double flops, limit_ms, tokens; // flops: of a large matmul, a second
+    json_t *schemas;                // of the answers, in turns; NULL: none
 };
 
 static int between(struct rng *r, int64_t min, int64_t max)
@@ -104,13 +104,17 @@ static enum status make_loads(struct serve_bench *s)
 
 static enum status measure_limit(struct serve_bench *s)
 {
+    const enum status st = limits_bandwidth(&s->b);
+    return st == ST_OK ? limits_matmul(&s->b, &s->flops) : st;
+}
+
+// Of the tokens that were given: answers of a schema end when they do.
+static void count_limit(struct serve_bench *s)
+{
     struct bench *b = &s->b;
-    double flops = 0, prompts = 0, positions = 0, steps = 0;
-    enum status st = limits_bandwidth(b);
-    if (st == ST_OK) st = limits_matmul(b, &flops);
-    if (st != ST_OK) return st;
+    double prompts = 0, positions = 0, steps = 0;
     for (int i = 0; i < s->n; i++) {
-        const double in = s->loads[i].prompt_tokens, out = s->loads[i].tokens;
+        const double in = s->loads[i].prompt_tokens, out = s->loads[i].given;
         prompts += in;
         positions += out * (in + out / 2);
         steps = out > steps ? out : steps;
@@ -118,8 +122,8 @@ static enum status measure_limit(struct serve_bench *s)
     if (s->tokens / s->in_flight > steps) steps = s->tokens / s->in_flight;
     const double read = steps * limits_read_bytes(b, s->in_flight) +
                         positions * (double)config_kv_bytes(b->config, b->dt);
-    s->limit_ms = 1e3 * (read / b->read_bandwidth + 2 * prompts * limits_row_parameters(b) / flops);
-    return ST_OK;
+    s->limit_ms =
+        1e3 * (read / b->read_bandwidth + 2 * prompts * limits_row_parameters(b) / s->flops);
 }
 
 static enum status send_load(struct serve_bench *s, struct load *load)
@@ -247,6 +251,7 @@ static enum status report_serving(struct serve_bench *s, const char *name, doubl
         each[i] = s->loads[i].ms / s->loads[i].given;
         s->tokens += s->loads[i].given;
     }
+    count_limit(s);
     const double token_ms = median(each, s->n);
     *ret_step_ms = step_ms;
     bench_print(

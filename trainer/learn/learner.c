@@ -352,8 +352,7 @@ static enum status load_teacher(struct learner *l, const char *folder)
     if (l->options.constrained && l->teacher_config->vocab_size != l->config->vocab_size)
         FAIL(ST_UNSUPPORTED,
              "it has a vocabulary of %d tokens, the policy one of %d: with --constrained-loss, "
-             "whose "
-             "masks are of the policy's, they must be equal",
+             "whose masks are of the policy's, they must be equal",
              l->teacher_config->vocab_size, l->config->vocab_size);
     if (l->options.max_context > l->teacher_config->max_positions)
         FAIL(ST_TOO_LONG,
@@ -913,32 +912,25 @@ static enum status plan_passes(struct learner *l, const struct packing *packing,
     return st;
 }
 
-// The groups with what the teacher reads as their prompts; the caller's to free.
-static enum status groups_taught(const struct pack_group *groups, int n, struct pack_group **ret)
+// The groups with other prompts: what the teacher reads, or theirs less the first token; the
+// caller's to free.
+static enum status groups_read(const struct pack_group *groups, int n, bool taught,
+                               struct pack_group **ret)
 {
-    struct pack_group *taught = malloc(((size_t)n + 1) * sizeof *taught);
-    if (!taught) return status_fail(ST_NO_MEMORY, "no memory for %d groups", n);
+    struct pack_group *read = malloc(((size_t)n + 1) * sizeof *read);
+    if (!read) return status_fail(ST_NO_MEMORY, "no memory for %d groups", n);
     for (int i = 0; i < n; i++) {
-        taught[i] = groups[i];
-        if (!groups[i].teacher_prompt) continue;
-        taught[i].prompt = groups[i].teacher_prompt;
-        taught[i].n_prompt = groups[i].n_teacher_prompt;
+        struct pack_group *group = &read[i];
+        *group = groups[i];
+        if (!taught) {
+            group->prompt++;
+            group->n_prompt--;
+        } else if (group->teacher_prompt) {
+            group->prompt = group->teacher_prompt;
+            group->n_prompt = group->n_teacher_prompt;
+        }
     }
-    *ret = taught;
-    return ST_OK;
-}
-
-// The groups less their prompts' first tokens; the caller's to free.
-static enum status groups_behind(const struct pack_group *groups, int n, struct pack_group **ret)
-{
-    struct pack_group *behind = malloc(((size_t)n + 1) * sizeof *behind);
-    if (!behind) return status_fail(ST_NO_MEMORY, "no memory for %d groups", n);
-    for (int i = 0; i < n; i++) {
-        behind[i] = groups[i];
-        behind[i].prompt++;
-        behind[i].n_prompt--;
-    }
-    *ret = behind;
+    *ret = read;
     return ST_OK;
 }
 
@@ -953,11 +945,11 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
     enum status st;
     struct pack_group *taught = NULL, *behind = NULL;
     if (l->teacher_batch && passes.backward) {
-        CHECK(groups_taught(groups, n_groups, &taught));
+        CHECK(groups_read(groups, n_groups, true, &taught));
         passes.taught = taught;
     }
     if (passes.draft && l->draft->config->mtp) {
-        CHECK(groups_behind(groups, n_groups, &behind));
+        CHECK(groups_read(groups, n_groups, false, &behind));
         passes.behind = behind;
     }
     if (kind == PASS_STEP) optimizer_clear_grads(l->optimizer);

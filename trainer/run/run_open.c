@@ -117,18 +117,20 @@ static enum status check_exact(const struct run *run)
 static enum status check_context(const struct run *run, const struct model_config *model,
                                  const char *which)
 {
-    int64_t completion = run->config->sampling.max_tokens;
-    if (run->data->max_read + run->data->max_completion > model->max_positions)
-        return status_fail(ST_INVALID,
-                           "%s: the longest prompt (%d tokens) and completion (%d) are over the "
-                           "%s's context of %d; leave such lines out",
-                           run->data->path, run->data->max_read, run->data->max_completion, which,
-                           model->max_positions);
-    if (run->data->max_prompt + completion <= model->max_positions) return ST_OK;
+    const struct dataset *d = run->data;
+    const int64_t completion = run->config->sampling.max_tokens,
+                  longer = completion > d->max_completion ? completion : d->max_completion;
+    if (d->max_read + longer <= model->max_positions) return ST_OK;
+    if (d->max_prompt + completion <= model->max_positions)
+        return status_fail(
+            ST_INVALID,
+            "%s: the longest prompt or \"teacher_prompt\" (%d tokens) and completion "
+            "(%" PRId64 ") are over the %s's context of %d; leave such lines out",
+            d->path, d->max_read, longer, which, model->max_positions);
     return status_fail(ST_INVALID,
                        "the longest prompt (%d tokens) and --max-completion-length %" PRId64
                        " are over the %s's context of %d; lower it or --max-prompt-length",
-                       run->data->max_prompt, completion, which, model->max_positions);
+                       d->max_prompt, completion, which, model->max_positions);
 }
 
 enum status run_check_context(void *context)
@@ -158,9 +160,7 @@ static int64_t longest_of(const struct run *run)
         const int64_t read = run->server_context + (taught ? run->data->max_read : 0);
         return longest < read ? longest : read;
     }
-    if (c->atropos) return longest;
-    const int64_t sampled = c->sampling.max_tokens, given = run->data->max_completion;
-    return run->data->max_read + (sampled > given ? sampled : given);
+    return c->atropos ? longest : run->data->max_read + c->sampling.max_tokens;
 }
 
 static enum status load_data(struct run *run, const struct prompt_options *options)
@@ -326,6 +326,11 @@ static enum status add_teacher(struct run *run)
     if (!folder && teacher.quantization)
         FAIL(ST_INVALID, "--teacher-quantization is of a folder; these weights are the server's");
     if (folder) CHECK(check_teacher_tokens(run));
+    if (teacher.prompts && run->data->n_taught < run->data->n)
+        log_info(
+            "%s: %d of %d lines have a \"teacher_prompt\"; of the others the teacher reads the "
+            "prompt",
+            run->data->path, run->data->n_taught, run->data->n);
     st = learner_add_teacher(run->learner, &teacher);
 out:
     return status_context(st, "--teacher %s", c->teacher);
@@ -402,14 +407,15 @@ static enum status open_learner(struct run *run)
             c->curriculum.prompts_per_step * run->data->max_read + samples * c->sampling.max_tokens,
         .seqs = samples + c->curriculum.prompts_per_step,
     };
-    if (run_gives(run)) {
-        shape.tokens +=
-            c->curriculum.prompts_per_step * (run->data->max_read + run->data->max_completion);
-        shape.seqs += 2 * c->curriculum.prompts_per_step;
-    }
     if (c->atropos || c->rollouts) { // each sequence may have a prompt of its own
         shape.tokens = samples * shape.longest;
         shape.seqs = 2 * samples;
+    }
+    if (run_gives(run)) { // and the data's completions, each behind its prompt
+        const int64_t given = run->data->max_read + run->data->max_completion;
+        shape.longest = given > shape.longest ? given : shape.longest;
+        shape.tokens += c->curriculum.prompts_per_step * given;
+        shape.seqs += 2 * c->curriculum.prompts_per_step;
     }
     if (c->sync_ref_model && run->ranks.shards)
         return status_fail(ST_UNSUPPORTED, "--sync-ref-model with a tensor-parallel server: no "
