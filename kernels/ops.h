@@ -94,7 +94,7 @@ struct norm_shape {
 };
 // What is normalised, by which weights, and the statistics that the backward pass needs.
 struct norm_args {
-    const void *x, *w, *b; // b: of NORM_LAYER; may be NULL
+    const void *x, *w, *b; // w NULL: 1, of NORM_RMS. b: of NORM_LAYER; may be NULL
     float *rstd, *mean; // (rows) f32, mean of NORM_LAYER alone; norm writes those that are not NULL
     // y in e4m3, as `quantise` gives it, of rows that lie together; NULL: not wanted
     uint8_t *codes;
@@ -629,6 +629,8 @@ struct ops {
     void (*moe_combine_back)(struct device *, void *dx, float *dweight, const void *dy,
                              const void *x, const struct moe_routing *, const struct moe_shape *);
 
+    // x (n) *= factor[0], which is f32, in place
+    void (*multiply)(struct device *, void *x, const float *factor, int64_t n, enum dtype dt);
     // y += scale * x
     void (*add)(struct device *, void *y, const void *x, int64_t n, float scale, enum dtype dt);
     // out (cols) f32 += column sums of x (rows, cols): the gradient of a bias

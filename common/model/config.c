@@ -94,14 +94,14 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
              "%s: hidden_size %d is not a multiple of num_attention_heads %d, and there is "
              "no head_dim",
              where, c->hidden, all->n_heads);
-    CHECK(json_get_int32(where, json, "head_dim", 2, 256, &all->head_dim));
+    CHECK(json_get_int32(where, json, "head_dim", 2, MAX_HEAD_DIM, &all->head_dim));
     if (all->n_heads % all->n_kv_heads != 0)
         st = status_fail(ST_FORMAT,
                          "%s: num_attention_heads %d is not a multiple of num_key_value_heads %d",
                          where, all->n_heads, all->n_kv_heads);
-    else if (all->head_dim % 2 != 0 || all->head_dim > 256)
-        st = status_fail(ST_UNSUPPORTED, "%s: head_dim %d; even sizes up to 256 are supported",
-                         where, all->head_dim);
+    else if (all->head_dim % 2 != 0 || all->head_dim > MAX_HEAD_DIM)
+        st = status_fail(ST_UNSUPPORTED, "%s: head_dim %d; even sizes up to %d are supported",
+                         where, all->head_dim, MAX_HEAD_DIM);
     c->max_positions = c->family->max_positions > 0 ? c->family->max_positions : 2048;
     if (st == ST_OK)
         st = json_get_int32(where, json, "max_position_embeddings", 1, 1 << 24, &c->max_positions);
@@ -129,6 +129,7 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     c->head_bias = c->family->block & HEAD_BIAS;
     c->router_logit_bias = c->family->block & ROUTER_LOGIT_BIAS;
     c->embed_scale = c->residual_scale = c->logit_scale = 1;
+    all->kv_from = all->kv_shared = -1;
     all->attn_scale = (float)(1.0 / sqrt((double)all->head_dim));
     c->layers = calloc((size_t)c->n_layers, sizeof *c->layers);
     if (!c->layers) return status_fail(ST_NO_MEMORY, "%s: no memory for the config", where);
@@ -182,6 +183,7 @@ int64_t config_kv_elements(const struct model_config *config)
     int64_t n = 0;
     for (int l = 0; l < config->n_layers; l++) {
         const struct layer_config *layer = &config->layers[l];
+        if (layer->kv_from >= 0) continue;
         n += layer->latent.rank > 0 ? layer_latent_width(layer) : 2 * layer_kv_width(layer);
     }
     return n;
@@ -192,7 +194,8 @@ int64_t config_kv_bytes(const struct model_config *config, enum dtype dt)
     const int64_t elements = config_kv_elements(config);
     if (config->kv_cache == KV_CACHE_AUTO) return elements * (int64_t)dtype_size(dt);
     int64_t heads = 0;
-    for (int l = 0; l < config->n_layers; l++) heads += layer_kv_heads(&config->layers[l]);
+    for (int l = 0; l < config->n_layers; l++)
+        if (config->layers[l].kv_from < 0) heads += layer_kv_heads(&config->layers[l]);
     return elements + heads * KV_SCALES;
 }
 
@@ -270,6 +273,7 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     int file_dtype = dtype_from_name(torch_name);
     c->file_dtype = file_dtype < 0 ? DT_F32 : (enum dtype)file_dtype;
     CHECK(read_activation(where, json, c));
+    CHECK(family_layers(where, json, c));
     CHECK(rope_config_read(where, json, c));
     c->bos_id = c->pad_id = -1;
     CHECK(json_get_int32(where, json, "bos_token_id", -1, c->vocab_size - 1, &c->bos_id));
@@ -427,6 +431,8 @@ enum status model_config_shard(struct model_config *c, struct shard shard)
              "take --tensor-parallel-size 1",
              c->architecture);
     CHECK(check_shared(c, "vocab_size", c->vocab_size, shard.size));
+    if (c->layer_input > 0)
+        CHECK(check_shared(c, "vocab_size_per_layer_input", c->layer_input_vocab, shard.size));
     for (int l = 0; l < c->n_layers; l++) CHECK(check_layer(c, &c->whole[l], shard.size));
     layers = malloc(bytes);
     if (!layers) FAIL(ST_NO_MEMORY, "no memory for a shard's config");

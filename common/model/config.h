@@ -12,13 +12,23 @@
 
 // ROPE_DYNAMIC stretches only contexts longer than max_positions, which are not served: within it,
 // it is the default.
-enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE };
+// ROPE_PROPORTIONAL (Gemma 4) has the frequencies of whole heads, and turns the first pairs alone.
+enum rope_kind {
+    ROPE_DEFAULT,
+    ROPE_LINEAR,
+    ROPE_DYNAMIC,
+    ROPE_LLAMA3,
+    ROPE_YARN,
+    ROPE_LONGROPE,
+    ROPE_PROPORTIONAL
+};
 
 struct rope_config { // filled by rope_config_read (rope.c)
     enum rope_kind kind;
     double theta;
     int dim;          // entries of a head that are rotated: head_dim unless partial
     bool interleaved; // pairs are neighbours, not half of dim apart
+    int turned;       // pairs that turn, of ROPE_PROPORTIONAL
     double factor;
     double attention_factor;                  // cos and sin are multiplied by it; 1 for most kinds
     double low_freq_factor, high_freq_factor; // llama3
@@ -85,6 +95,10 @@ struct layer_config {
     struct latent_config latent;
     // Linear attention with a state that goes along the sequence; n_heads 0: none. dt is a call's.
     struct delta_shape delta;
+    bool k_is_v; // values are keys as their matmul gives them
+    // Its queries attend to keys and values of that earlier layer, and it has none; -1: to its own.
+    // And which of them that some layer attends to so these are, 0 or 1; -1: none does.
+    int kv_from, kv_shared;
     int rope;           // its positions: model_config.ropes[rope]; -1: none are encoded
     int window;         // 0: full attention, else positions a token sees, itself included
     float attn_scale;   // of scores
@@ -99,7 +113,9 @@ struct layer_config {
     bool router_bias; // experts are chosen by their scores and a bias that nothing trains
 };
 
-#define MAX_ROPES 2
+#define MAX_ROPES     2
+#define MAX_SHARED_KV 2
+#define MAX_HEAD_DIM  512
 
 // How a folder stores matrices that its config.json says are quantised: gpt-oss's experts
 // (weights_files.c), and matrices in FP8 (fp8_folder.h).
@@ -130,6 +146,8 @@ struct model_config {
     bool qk_norm;        // queries and keys are normalised: each head by itself,
     bool qk_norm_whole;  // or all of a row's together;
     bool qk_norm_late;   // behind rope, not before it
+    bool v_norm;         // values are normalised too, each head, without weights
+    bool layer_scale;    // what a layer gives is multiplied by a number of its own
     bool pre_norm;       // what attention and MLP read is normalised
     bool post_norm;      // what attention and MLP give is normalised before it is added
     bool parallel_block; // attention and MLP read the same normalised input
@@ -140,7 +158,10 @@ struct model_config {
     // references hold that factor in the activations' dtype, not as a number of its own
     bool embed_scale_rounded;
     float residual_scale; // of what attention and MLP give
-    double rotary_share;  // of a head's entries that rope rotates, where the config does not say
+    // Inputs that each layer has of its own (per-layer embeddings, Gemma 3n and 4): their width, 0:
+    // there are none; and rows of their table.
+    int layer_input, layer_input_vocab;
+    double rotary_share; // of a head's entries that rope rotates, where the config does not say
     struct rope_config ropes[MAX_ROPES];
     int n_ropes;
     int query_rope; // of queries, where their table is another than that of keys; 0: it is not
@@ -219,10 +240,24 @@ static inline int layer_qkv_width(const struct layer_config *l)
 {
     return layer_q_width(l) + 2 * layer_kv_width(l);
 }
-// Of the matmul in front of attention: each query has a gate beside it where there are any.
+// Of keys, and of values, that the matmul in front of attention gives.
+static inline int layer_k_in_width(const struct layer_config *l)
+{
+    return l->kv_from < 0 ? layer_kv_width(l) : 0;
+}
+static inline int layer_v_in_width(const struct layer_config *l)
+{
+    return l->k_is_v ? 0 : layer_k_in_width(l);
+}
+// Of that matmul: each query has a gate beside it where there are any.
 static inline int layer_attn_in_width(const struct model_config *c, const struct layer_config *l)
 {
-    return layer_qkv_width(l) + (c->attn_gate ? layer_q_width(l) : 0);
+    return layer_q_width(l) * (c->attn_gate ? 2 : 1) + layer_k_in_width(l) + layer_v_in_width(l);
+}
+// Whether that is something else than rows of qkv.
+static inline bool layer_attn_in_differs(const struct model_config *c, const struct layer_config *l)
+{
+    return c->attn_gate || l->k_is_v || l->kv_from >= 0;
 }
 // Of the first matmul of linear attention: what goes into its convolution, and the output's gate;
 // of a short convolution alone gates before and behind it, and what they gate.
@@ -236,7 +271,7 @@ static inline int layer_delta_in_width(const struct layer_config *l)
 static inline int layer_before_attn_width(const struct model_config *c,
                                           const struct layer_config *l)
 {
-    return layer_delta_in_width(l) + (c->attn_gate ? layer_attn_in_width(c, l) : 0);
+    return layer_delta_in_width(l) + (layer_attn_in_differs(c, l) ? layer_attn_in_width(c, l) : 0);
 }
 // Of a norm over n heads' queries or keys, and how many of these norms a row has.
 static inline int layer_qk_norm_width(const struct model_config *c, const struct layer_config *l,
@@ -297,6 +332,16 @@ static inline int config_vocab_rows(const struct model_config *c)
 static inline int config_first_vocab_row(const struct model_config *c)
 {
     return c->shard.rank * config_vocab_rows(c);
+}
+// The same of the table of layers' own inputs.
+static inline int config_layer_vocab_rows(const struct model_config *c)
+{
+    return c->layer_input_vocab / c->shard.size;
+}
+// Entries of a row of it: every layer's.
+static inline int config_layer_inputs(const struct model_config *c)
+{
+    return c->layer_input * c->n_layers;
 }
 // Keys and values of one token in all layers, on this rank.
 int64_t config_kv_elements(const struct model_config *config);

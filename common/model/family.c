@@ -6,6 +6,7 @@
 #include "common/base/json.h"
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 // ---- keys that several families share -----------------------------------------------------------
@@ -47,9 +48,11 @@ static enum status read_windows(const char *where, const json_t *json, struct mo
     if (none) window = 0;
     for (int l = 0; l < c->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, (size_t)l));
-        const bool sliding =
-            type ? strcmp(type, "sliding_attention") == 0 : slides(w, l, full_every, max_layers);
-        if (type && !sliding && strcmp(type, "full_attention") != 0)
+        const bool sliding = (type ? strcmp(type, "sliding_attention") == 0
+                                   : slides(w, l, full_every, max_layers)) &&
+                             !(w->last_full && l == c->n_layers - 1);
+        if (type && !sliding && strcmp(type, "full_attention") != 0 &&
+            strcmp(type, "sliding_attention") != 0)
             FAIL(ST_UNSUPPORTED,
                  "%s: layer_types[%d] is \"%s\"; full_attention and sliding_attention are "
                  "supported",
@@ -63,6 +66,87 @@ static enum status read_windows(const char *where, const json_t *json, struct mo
     }
 out:
     return st;
+}
+
+// What per_layer_config says of layer l. Its numbers of heads and their size are read; whatever
+// else it says must be what the config says of all.
+static enum status read_layer(const char *where, const json_t *json, const json_t *own, int l,
+                              struct model_config *c)
+{
+    struct layer_config *layer = &c->layers[l];
+    const char *key;
+    json_t *value;
+    enum status st = ST_OK;
+    json_object_foreach ((json_t *)own, key, value) {
+        const bool read = strcmp(key, "head_dim") == 0 || strcmp(key, "num_key_value_heads") == 0;
+        const bool nothing = strcmp(key, "skip") == 0 && json_array_size(value) == 0;
+        if (!read && !nothing && !json_equal(value, json_object_get(json, key)))
+            FAIL(ST_UNSUPPORTED,
+                 "%s: per_layer_config of layer %d has %s; head_dim and num_key_value_heads are "
+                 "supported",
+                 where, l, key);
+    }
+    CHECK(json_get_int32(where, own, "head_dim", 2, MAX_HEAD_DIM, &layer->head_dim));
+    CHECK(json_get_int32(where, own, "num_key_value_heads", 1, 1024, &layer->n_kv_heads));
+    if (layer->n_heads % layer->n_kv_heads != 0 || layer->head_dim % 2 != 0)
+        FAIL(ST_FORMAT,
+             "%s: layer %d has %d query heads, %d key-value heads of %d entries: the first is a "
+             "multiple of the second, the third even",
+             where, l, layer->n_heads, layer->n_kv_heads, layer->head_dim);
+out:
+    return st;
+}
+
+// Sizes of attention that differ by layer: per_layer_config's, or where there is none those that
+// the layers without a window have.
+static enum status read_layers(const char *where, const json_t *json, struct model_config *c)
+{
+    const json_t *each = json_object_get(json, "per_layer_config");
+    int head_dim = c->family->global_head_dim, kv_heads = c->layers[0].n_kv_heads;
+    bool k_is_v = false;
+    char number[16];
+    const char *key;
+    json_t *value;
+    enum status st = ST_OK;
+    if (head_dim == 0) return ST_OK;
+    CHECK(json_get_int32(where, json, "global_head_dim", 2, MAX_HEAD_DIM, &head_dim));
+    CHECK(json_get_bool(where, json, "attention_k_eq_v", &k_is_v));
+    if (k_is_v)
+        CHECK(json_get_int32(where, json, "num_global_key_value_heads", 1, 1024, &kv_heads));
+    json_t *full = json_pack("{s:i, s:i}", "head_dim", head_dim, "num_key_value_heads", kv_heads);
+    for (int l = 0; l < c->n_layers && st == ST_OK; l++) {
+        snprintf(number, sizeof number, "%d", l);
+        const json_t *own = each                      ? json_object_get(each, number)
+                            : c->layers[l].window > 0 ? NULL
+                                                      : full;
+        c->layers[l].k_is_v = k_is_v && c->layers[l].window == 0;
+        st = read_layer(where, json, own, l, c);
+    }
+    json_decref(full);
+    if (st != ST_OK) goto out;
+    json_object_foreach ((json_t *)each, key, value)
+        if (strspn(key, "0123456789") != strlen(key) || atoi(key) >= c->n_layers)
+            FAIL(ST_FORMAT, "%s: per_layer_config has \"%s\", which is none of %d layers", where,
+                 key, c->n_layers);
+    // one table of positions for the layers with a window, and one for those without
+    for (int l = 0; l < c->n_layers; l++)
+        for (int k = 0; k < l; k++) {
+            const struct layer_config *a = &c->layers[k], *b = &c->layers[l];
+            if (a->window == b->window &&
+                (a->head_dim != b->head_dim || a->n_kv_heads != b->n_kv_heads))
+                FAIL(ST_UNSUPPORTED,
+                     "%s: layers %d and %d are of one kind, and have heads of different sizes or "
+                     "numbers",
+                     where, k, l);
+        }
+out:
+    return st;
+}
+
+enum status family_layers(const char *where, const json_t *json, struct model_config *c)
+{
+    enum status st = read_windows(where, json, c);
+    return st != ST_OK ? st : read_layers(where, json, c);
 }
 
 static bool lists(const json_t *list, int number)
@@ -113,7 +197,6 @@ enum status family_configure(const char *where, const json_t *json, struct model
     const struct family *f = c->family;
     enum status st;
     CHECK(read_biases(where, json, c));
-    CHECK(read_windows(where, json, c));
     CHECK(read_experts(where, json, c));
     if (f->window_ropes)
         CHECK(rope_config_read_local(where, json, f->local_key, f->local_theta, c));
@@ -395,7 +478,11 @@ static enum status configure_phi(const char *where, const json_t *json, struct m
 {
     bool qk_norm = false;
     enum status st = json_get_bool(where, json, "qk_layernorm", &qk_norm);
-    (void)c;
+    if (st == ST_OK && c->ropes[0].kind == ROPE_PROPORTIONAL)
+        st = status_fail(ST_UNSUPPORTED,
+                         "%s: rope type proportional is not supported (no published Phi model has "
+                         "it)",
+                         where);
     if (st == ST_OK && qk_norm)
         st =
             status_fail(ST_UNSUPPORTED,
@@ -460,6 +547,69 @@ static enum status configure_gemma3(const char *where, const json_t *json, struc
              "%s: %s is not supported (no published Gemma 3 model that generates has it)", where,
              both_ways ? "use_bidirectional_attention" : "attn_logit_softcapping");
     st = gemma_scores(where, json, 0, 0, c);
+out:
+    return st;
+}
+
+// The last layers attend to the keys and values of the last layer of their kind before them.
+static enum status share_keys(const char *where, const json_t *json, struct model_config *c)
+{
+    bool wide = false;
+    int shared = 0;
+    enum status st = ST_OK;
+    CHECK(json_get_int32(where, json, "num_kv_shared_layers", 0, c->n_layers - 1, &shared));
+    CHECK(json_get_bool(where, json, "use_double_wide_mlp", &wide));
+    for (int l = c->n_layers - shared; l < c->n_layers; l++) {
+        struct layer_config *layer = &c->layers[l];
+        int from = c->n_layers - shared - 1;
+        while (from >= 0 && (c->layers[from].window > 0) != (layer->window > 0)) from--;
+        if (from < 0)
+            FAIL(ST_FORMAT,
+                 "%s: num_kv_shared_layers is %d, and layer %d has none of its kind below these",
+                 where, shared, l);
+        layer->kv_from = from;
+        layer->k_is_v = false;
+        c->layers[from].kv_shared = layer->window > 0;
+        if (wide) layer->intermediate *= 2;
+    }
+out:
+    return st;
+}
+
+static enum status configure_gemma4(const char *where, const json_t *json, struct model_config *c)
+{
+    static const char *const kinds[] = {"full_attention", "sliding_attention"};
+    const json_t *ropes = json_object_get(json, "rope_parameters");
+    const json_t *both_ways = json_object_get(json, "use_bidirectional_attention");
+    const char *seen = json_string_value(both_ways);
+    bool experts = false;
+    enum status st = ST_OK;
+    CHECK(configure_gemma(where, json, c));
+    // "vision" means what images become, of which there is none here
+    if (both_ways && !json_is_null(both_ways) && (!seen || strcmp(seen, "vision") != 0))
+        FAIL(ST_UNSUPPORTED,
+             "%s: use_bidirectional_attention is not supported: a token would see those behind it",
+             where);
+    CHECK(json_get_bool(where, json, "enable_moe_block", &experts));
+    if (experts) FAIL(ST_UNSUPPORTED, "%s: enable_moe_block is not supported", where);
+    if (json_object_get(json, "rope_scaling"))
+        FAIL(ST_FORMAT, "%s: rope_scaling has no place in a %s model, which has rope_parameters",
+             where, c->family->title);
+    for (int i = 0; i < 2 && ropes && !json_is_null(ropes); i++)
+        if (json_object_size(json_object_get(ropes, kinds[i])) == 0)
+            FAIL(ST_FORMAT, "%s: rope_parameters must have %s", where, kinds[i]);
+    c->v_norm = c->layer_scale = true;
+    for (int l = 0; l < c->n_layers; l++) c->layers[l].attn_scale = 1;
+    CHECK(read_cap(where, json, "final_logit_softcapping", 0, &c->logit_softcap));
+    CHECK(share_keys(where, json, c));
+    c->layer_input = 256;
+    c->layer_input_vocab = 262144;
+    CHECK(json_get_int32(where, json, "hidden_size_per_layer_input", 0, 1 << 16, &c->layer_input));
+    CHECK(json_get_int32(where, json, "vocab_size_per_layer_input", 1, 1 << 24,
+                         &c->layer_input_vocab));
+    if (c->layer_input > 0 && c->layer_input_vocab < c->vocab_size)
+        FAIL(ST_FORMAT, "%s: vocab_size_per_layer_input is %d, below vocab_size %d", where,
+             c->layer_input_vocab, c->vocab_size);
 out:
     return st;
 }
@@ -748,6 +898,28 @@ static const struct family families[] = {
                  .every_key = "sliding_window_pattern"},
      .local_key = "rope_local_base_freq", .local_theta = 10000,
      .names = {GEMMA2_NAMES, QK_NORM_NAMES}, .configure = configure_gemma3},
+    {"gemma4_text", "Gemma4ForCausalLM", "Gemma 4 (text)", .act_key = "hidden_activation",
+     .window_ropes = true, .ropes_say_all = true, .partial_rotary = true, .head_dim = 256,
+     .global_head_dim = 512, .max_positions = 131072, .tied = true, .act = ACT_GELU_TANH,
+     .block = POST_NORM | QK_NORM, ATTENTION_BIAS,
+     .windows = {SOME_LAYERS, .absent = 512, .full_every = 6, .last_full = true},
+     .local_theta = 10000,
+     .ropes = "{\"full_attention\": {\"rope_type\": \"proportional\","
+              "\"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6}}",
+     .names = {GEMMA2_NAMES,
+               QK_NORM_NAMES, [ROLE_LAYER_EMBED] = "model.embed_tokens_per_layer.weight",
+               [ROLE_LAYER_INPUT] = "model.per_layer_model_projection.weight",
+               [ROLE_LAYER_INPUT_NORM] = "model.per_layer_projection_norm.weight",
+               [ROLE_LAYER_GATE] = LAYER "per_layer_input_gate.weight",
+               [ROLE_LAYER_OUT] = LAYER "per_layer_projection.weight",
+               [ROLE_POST_LAYER_NORM] = LAYER "post_per_layer_input_norm.weight",
+               [ROLE_LAYER_SCALE] = LAYER "layer_scalar"},
+     .configure = configure_gemma4},
+    {"gemma4", "Gemma4ForConditionalGeneration", "Gemma 4 (text, images and audio)",
+     .text_type = "gemma4_text",
+     .text_defaults = "{\"vocab_size\": 262144, \"hidden_size\": 2304, \"intermediate_size\": 9216,"
+                      "\"num_hidden_layers\": 30, \"num_attention_heads\": 8,"
+                      "\"num_key_value_heads\": 4}"},
     {"gemma3", "Gemma3ForConditionalGeneration", "Gemma 3 (text and images)",
      .text_type = "gemma3_text",
      .text_defaults = "{\"vocab_size\": 262208, \"hidden_size\": 2304, \"intermediate_size\": 9216,"

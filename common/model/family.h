@@ -12,6 +12,9 @@
 // then each layer's buffers.
 enum tensor_role {
     ROLE_EMBED,
+    ROLE_LAYER_EMBED, // of layers with inputs of their own (config.h, layer_input), as the next two
+    ROLE_LAYER_INPUT,
+    ROLE_LAYER_INPUT_NORM,
     ROLE_MTP_EMBED_NORM, // of a layer that predicts further tokens (config.h, mtp), as the next two
     ROLE_MTP_HIDDEN_NORM,
     ROLE_MTP_PROJ,
@@ -55,11 +58,15 @@ enum tensor_role {
     ROLE_SHARED_DOWN,
     ROLE_SHARED_GATE,
     ROLE_POST_MLP_NORM,
+    ROLE_LAYER_GATE, // of a layer's own inputs, as the next two
+    ROLE_LAYER_OUT,
+    ROLE_POST_LAYER_NORM,
     ROLE_FINAL_NORM,
     ROLE_FINAL_NORM_BIAS,
     ROLE_HEAD, // absent where tied
     ROLE_HEAD_BIAS,
-    ROLE_ROUTER_BIAS, // of every layer, behind all that is trained: a buffer
+    ROLE_ROUTER_BIAS, // of every layer, behind all that is trained: buffers
+    ROLE_LAYER_SCALE,
     ROLE_COUNT
 };
 
@@ -104,6 +111,7 @@ struct family {
         bool late, early;      // those from max_window_layers on, or those before it
         int full_every;        // but every so many-th; 0: no such
         const char *every_key; // of that number
+        bool last_full;        // and never the last layer
     } windows;
     // Experts: their number, how many a token goes to, and their width, 0: intermediate_size's, all
     // of a silent config. Those with a width are Qwen's: in layers that the config may choose.
@@ -119,11 +127,16 @@ struct family {
     const char *local_key; // of this key (NULL: there is none),
     double local_theta;    // or this one
     const char *ropes;     // rope_parameters of a config without any (JSON); NULL: none
-    bool query_growth;     // queries grow with their positions (rope_config.query_beta)
-    bool phi3_ropes;       // rope types are those of Phi-3's folders (rope.c)
-    int head_dim;          // 0: hidden_size / num_attention_heads
-    int max_positions;     // 0: 2048
+    bool
+        ropes_say_all; // those objects alone have thetas and shares, of which ROPE_DEFAULT has none
+    bool query_growth; // queries grow with their positions (rope_config.query_beta)
+    bool phi3_ropes;   // rope types are those of Phi-3's folders (rope.c)
+    int head_dim;      // 0: hidden_size / num_attention_heads
+    int max_positions; // 0: 2048
     bool tied;
+    // Layers without a window have heads of this size, where per_layer_config does not say of each
+    // (Gemma 4). 0: all layers have one size.
+    int global_head_dim;
     // Hugging Face names of each role: parts in row order, separated by '|'; the first "%d" is the
     // layer, the second the expert. Roles that the config rules out are not looked up.
     const char *names[ROLE_COUNT];
@@ -158,6 +171,8 @@ enum status configure_glm4_moe(const char *where, const json_t *json, struct mod
 enum status configure_minimax_m2(const char *where, const json_t *json,
                                  struct model_config *config);
 
+// Reads which layers have windows, and what sizes differ by that. Before the positions.
+enum status family_layers(const char *where, const json_t *json, struct model_config *config);
 // Reads what a config of the family has beyond sizes, activation and positions, which were read.
 enum status family_configure(const char *where, const json_t *json, struct model_config *config);
 const struct family *family_find(const char *model_type, const char *architecture); // NULL: unknown

@@ -268,7 +268,8 @@ static json_t *list_ignored(const struct weights *w)
     for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++) {
         const char *dot = strrchr(t->name, '.');
         if (t->n_dims != 2 || !dot || t->role == ROLE_EMBED || t->role == ROLE_HEAD ||
-            t->role == ROLE_DELTA_CONV || weights_find(w->twin, t->name))
+            t->role == ROLE_LAYER_EMBED || t->role == ROLE_DELTA_CONV ||
+            weights_find(w->twin, t->name))
             continue;
         json_array_append_new(list, json_stringn(t->name, (size_t)(dot - t->name)));
     }

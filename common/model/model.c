@@ -15,6 +15,7 @@
  * One thread, the owner of the device. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/model.h"
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,7 @@ int model_routing_parts(int n_experts, size_t a, size_t base, struct device_part
     return 5;
 }
 
-#define MAX_SCRATCH 41
+#define MAX_SCRATCH 47
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -87,6 +88,7 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
                  delta_in = (size_t)layer_delta_in_width(l) * e,
                  grouped = delta_in > gates ? delta_in : gates;
     const int gated = c->attn_gate ? layer_q_width(l) : 0;
+    const size_t shared_kv = 2 * (size_t)layer_kv_width(l);
     const struct device_part parts[] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
@@ -95,6 +97,12 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(qkv, t * qkv * e),
         SCRATCH(attn_out, t * (size_t)layer_attn_width(l) * e),
         SCRATCH(attn_in, t * (size_t)layer_before_attn_width(c, l) * e),
+        SCRATCH(kv[0], l->kv_shared == 0 ? t * shared_kv * e : 0),
+        SCRATCH(kv[1], l->kv_shared == 1 ? t * shared_kv * e : 0),
+        SCRATCH(inputs, t * (size_t)config_layer_inputs(c) * e),
+        SCRATCH(inputs_in, t * (size_t)config_layer_inputs(c) * e),
+        SCRATCH(own_gate, t * (size_t)c->layer_input * e),
+        SCRATCH(own_act, t * (size_t)c->layer_input * e),
         SCRATCH(gate, t * (size_t)(gated + delta_value_width(&l->delta)) * e),
         SCRATCH(delta_gates, t * 2 * (size_t)l->delta.n_heads * sizeof(float)),
         SCRATCH(grouped, c->delta_grouped ? t * grouped : 0),
@@ -265,6 +273,40 @@ struct act_shape model_act_shape(const struct model *m, int rows, int inner)
     return (struct act_shape){rows, inner, c->act, c->gated_mlp, m->dt, c->act_alpha, c->act_limit};
 }
 
+struct norm_shape model_inputs_norm(const struct model *m, int rows)
+{
+    const struct model_config *c = m->config;
+    // what is normalised is meant divided by sqrt(hidden): by eps it is
+    const float eps = c->norm_eps * (float)c->hidden;
+    return (struct norm_shape){.kind = c->norm,
+                               .rows = rows * c->n_layers,
+                               .width = c->layer_input,
+                               .heads = c->n_layers,
+                               .stride = config_layer_inputs(c),
+                               .eps = eps,
+                               .dt = m->dt};
+}
+
+struct act_shape model_own_act(const struct model *m, int rows)
+{
+    struct act_shape shape = model_act_shape(m, rows, m->config->layer_input);
+    shape.gated = false;
+    return shape;
+}
+
+struct gate_args model_own_gate(const struct model *m, int l, const void *inputs, int rows)
+{
+    const int width = m->config->layer_input;
+    return (struct gate_args){.x = m->own_act,
+                              .g = (const char *)inputs + (size_t)(l * width) * dtype_size(m->dt),
+                              .rows = rows,
+                              .width = width,
+                              .g_stride = config_layer_inputs(m->config),
+                              .kind = GATE_LINEAR,
+                              .dt = m->dt,
+                              .x_stride = width};
+}
+
 struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,
                                  float temperature)
 {
@@ -419,7 +461,7 @@ static bool normalise_for(struct model *m, enum tensor_role role, int l, int row
     return rounds;
 }
 
-// The q and k norms, in place.
+// The norms of queries, keys and values, in place.
 static void normalise_heads(struct model *m, int l, void *qkv, const struct layer_tape *tape,
                             int rows)
 {
@@ -431,18 +473,24 @@ static void normalise_heads(struct model *m, int l, void *qkv, const struct laye
     const struct norm_args of_q = {.x = qkv, .w = w->q_norm, .rstd = tape ? tape->rstd_q : NULL};
     const struct norm_args of_k = {.x = keys, .w = w->k_norm, .rstd = tape ? tape->rstd_k : NULL};
     m->ops->norm(m->dev, qkv, &of_q, &q);
+    if (layer->kv_from >= 0) return;
     m->ops->norm(m->dev, keys, &of_k, &k);
+    if (!m->config->v_norm) return;
+    void *values = (char *)keys + (size_t)layer_kv_width(layer) * dtype_size(m->dt);
+    m->ops->norm(m->dev, values,
+                 &(struct norm_args){.x = values, .rstd = tape ? tape->rstd_v : NULL}, &k);
 }
 
 // The end of a residual branch: x_to = x_from + in . w^T + bias, normalised first where there is a
 // post-norm. `in` and the matrix may be a rank's part of them. `proj` and `rstd` keep what is not
-// yet normalised for the backward pass; NULL outside training.
+// yet normalised for the backward pass; NULL outside training. whole: each rank has all of both.
 struct branch {
     enum tensor_role role;
     int layer;
     const void *in, *norm;
     void *proj;
     float *rstd;
+    bool whole;
 };
 
 static void add_branch(struct model *m, int rows, const struct branch *b, const void *x_from,
@@ -461,7 +509,7 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
     copy_rows(m, x_to, x_from, rows, hidden);
     out.add = false;
     model_linear(m, proj, b->in, rows, &out);
-    model_sum_ranks(m, proj, rows);
+    if (!b->whole) model_sum_ranks(m, proj, rows);
     model_normalise(m, m->block, rows,
                     &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
     m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->config->residual_scale, m->dt);
@@ -475,6 +523,7 @@ void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *ba
     struct rope_args rope =
         rope_of_batch(m->ropes[layer->rope], config->dim, batch, &m->attn[l], sign, m->dt);
     rope.interleaved = config->interleaved;
+    if (layer->kv_from >= 0) rope.n = layer->n_heads;
     if (m->config->query_rope) {
         struct rope_args queries = rope;
         queries.table = m->ropes[m->config->query_rope];
@@ -505,14 +554,48 @@ void model_round_kv(struct model *m, void *x, int rows, int n, int head_dim, int
     m->ops->kv_round(m->dev, x, &(struct kv_heads){rows, n, head_dim, stride, m->dt});
 }
 
+// qkv from m->attn_in, which has no values, or neither keys nor values: keys are values too, while
+// another layer's stay out.
+static void spread_qkv(struct model *m, const struct layer_config *layer, void *qkv, int rows)
+{
+    const size_t e = dtype_size(m->dt), q = (size_t)layer_q_width(layer) * e,
+                 kv = (size_t)layer_kv_width(layer) * e, width = (size_t)layer_qkv_width(layer) * e,
+                 from = (size_t)layer_attn_in_width(m->config, layer) * e;
+    device_copy_2d(m->dev, qkv, width, m->attn_in, from, from, (size_t)rows);
+    if (layer->k_is_v)
+        device_copy_2d(m->dev, (char *)qkv + q + kv, width, (char *)m->attn_in + q, from, kv,
+                       (size_t)rows);
+}
+
 // From m->normed to queries, keys and values, and the queries' gates where they have any. rounded:
 // struct linear, as of the next two.
 static void project_qkv(struct model *m, int l, void *qkv, void *gate, int rows, bool rounded)
 {
+    const struct layer_config *layer = &m->config->layers[l];
+    const bool differs = layer_attn_in_differs(m->config, layer);
     const struct linear in = {ROLE_QKV, l, .out = m->dt, .rounded = rounded};
-    model_linear(m, m->config->attn_gate ? m->attn_in : qkv, m->normed, rows, &in);
+    model_linear(m, differs ? m->attn_in : qkv, m->normed, rows, &in);
     if (m->config->attn_gate)
         m->ops->split_gate(m->dev, qkv, gate, m->attn_in, rows, &m->attn[l], false);
+    else if (differs)
+        spread_qkv(m, layer, qkv, rows);
+}
+
+// Of rows of qkv: keys and values to where later layers find them, or from there.
+static void share_kv(struct model *m, int l, void *qkv, const struct layer_tape *tape, int rows)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const int from = layer->kv_from < 0 ? l : layer->kv_from,
+              slot = m->config->layers[from].kv_shared;
+    if (slot < 0) return;
+    const size_t e = dtype_size(m->dt), width = (size_t)layer_qkv_width(layer) * e,
+                 kv = 2 * (size_t)layer_kv_width(layer) * e;
+    void *own = (char *)qkv + (size_t)layer_q_width(layer) * e,
+         *kept = tape ? tape[from - l].kv : m->kv[slot];
+    if (from == l)
+        device_copy_2d(m->dev, kept, kv, own, width, kv, (size_t)rows);
+    else
+        device_copy_2d(m->dev, own, width, kept, kv, kv, (size_t)rows);
 }
 
 // From m->normed to m->qkv, rotated, its keys and values in the pool.
@@ -525,7 +608,9 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
     const struct weight_matrix w = linear_matrix(m, batch->n_tokens, &in, &shape);
     const int rope = c->layers[l].rope;
     // what the operations that store keys do not do
-    const bool apart = rope < 0 || c->query_rope || c->qk_norm_late || c->ropes[rope].interleaved;
+    const bool own = c->layers[l].kv_from < 0;
+    const bool apart =
+        !own || rope < 0 || c->query_rope || c->qk_norm_late || c->ropes[rope].interleaved;
     const struct rope_store store = {.table = rope < 0 ? NULL : m->ropes[rope],
                                      .rot_dim = rope < 0 ? 0 : c->ropes[rope].dim,
                                      .kv = kv,
@@ -541,7 +626,7 @@ static void paged_qkv(struct model *m, int l, const struct batch_view *batch,
     project_qkv(m, l, m->qkv, m->gate, batch->n_tokens, rounded);
     if (apart) {
         encode_heads(m, l, m->qkv, m->qkv, NULL, batch);
-        m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
+        if (own) m->ops->kv_store(m->dev, kv, l, m->qkv, batch, &m->attn[l]);
         return;
     }
     if (c->qk_norm) normalise_heads(m, l, m->qkv, NULL, batch->n_tokens);
@@ -565,12 +650,15 @@ static void *attend(struct model *m, int l, const struct batch_view *batch,
                          tape ? tape->lse : (float *)m->gate_up, out);
     } else if (kv) {
         paged_qkv(m, l, batch, kv, rounded);
-        ops->attn_paged(m->dev, out, qkv, kv, l, batch, &m->attn[l]);
+        ops->attn_paged(m->dev, out, qkv, kv, layer->kv_from < 0 ? l : layer->kv_from, batch,
+                        &m->attn[l]);
     } else {
         project_qkv(m, l, raw, gate, rows, rounded);
         encode_heads(m, l, qkv, raw, tape, batch);
-        model_round_kv(m, (char *)qkv + (size_t)layer_q_width(layer) * dtype_size(m->dt), rows,
-                       2 * layer->n_kv_heads, layer->head_dim, layer_qkv_width(layer));
+        if (layer->kv_from < 0)
+            model_round_kv(m, (char *)qkv + (size_t)layer_q_width(layer) * dtype_size(m->dt), rows,
+                           2 * layer->n_kv_heads, layer->head_dim, layer_qkv_width(layer));
+        share_kv(m, l, qkv, tape, rows);
         // without a tape nobody reads the log-sum-exp; gate_up is free here, and made large enough
         // for it
         if (!tape || !tape->again)
@@ -601,7 +689,8 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
                        delta ? m->attn_out : attend(m, l, batch, kv, tape, rounded),
                        w->post_attn_norm,
                        tape ? tape->attn_proj : NULL,
-                       tape ? tape->rstd_post1 : NULL};
+                       tape ? tape->rstd_post1 : NULL,
+                       .whole = false};
     add_branch(m, rows, &o, x, x_mid);
 }
 
@@ -635,8 +724,32 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
                           m->act,
                           w->post_mlp_norm,
                           tape ? tape->mlp_proj : NULL,
-                          tape ? tape->rstd_post2 : NULL};
+                          tape ? tape->rstd_post2 : NULL,
+                          .whole = false};
     add_branch(m, rows, &down, mid, x_out);
+}
+
+// A third branch, of a layer's own inputs (config.h, layer_input): they gate what a small MLP makes
+// of the residual stream.
+static void own_block(struct model *m, int l, int rows, const struct tape *tape, const void *x,
+                      void *x_out)
+{
+    const struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
+    const struct act_shape act = model_own_act(m, rows);
+    const struct gate_args gate =
+        model_own_gate(m, l, tape ? tape->layers[0].inputs : m->inputs, rows);
+    void *before = lt ? lt->own_gate : m->own_gate;
+    model_linear(m, before, x, rows, &(struct linear){ROLE_LAYER_GATE, l, .out = m->dt});
+    m->ops->act(m->dev, m->own_act, before, &act);
+    m->ops->gate(m->dev, m->own_act, &gate);
+    const struct branch out = {ROLE_LAYER_OUT,
+                               l,
+                               m->own_act,
+                               m->weights->layers[l].post_layer_norm,
+                               lt ? lt->own_proj : NULL,
+                               lt ? lt->rstd_own : NULL,
+                               .whole = true};
+    add_branch(m, rows, &out, x, x_out);
 }
 
 // Layer l, from the residual stream at its entry (in m->x, or on the tape) to that at its end.
@@ -648,10 +761,39 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
     void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
     m->row_adapter = batch->adapter;
     m->attn[l].sinks = m->weights->layers[l].sinks;
+    const bool own = m->config->layer_input > 0;
+    void *x_own = own && tape ? lt->x_own : x_out;
     attention_block(m, l, batch, kv, lt, x, x_mid);
     if (tape) tape->held = l;
-    mlp_block(m, l, batch->n_tokens, lt, x_mid, x_out);
+    mlp_block(m, l, batch->n_tokens, lt, x_mid, x_own);
+    if (own) own_block(m, l, batch->n_tokens, tape, x_own, x_out);
+    if (m->config->layer_scale)
+        m->ops->multiply(m->dev, x_out, m->weights->layers[l].layer_scale,
+                         (int64_t)batch->n_tokens * m->config->hidden, m->dt);
     return x_out;
+}
+
+// The inputs that all layers have of their own: what a table of theirs has of the tokens, and what
+// a matrix makes of the embeddings x, normalised.
+static void layer_inputs(struct model *m, const void *x, const struct batch_view *batch,
+                         const struct tape *tape)
+{
+    const struct model_config *c = m->config;
+    const struct layer_tape *first = tape ? &tape->layers[0] : NULL;
+    const int rows = batch->n_tokens, width = config_layer_inputs(c),
+              held = config_layer_vocab_rows(c);
+    const int64_t n = (int64_t)rows * width;
+    void *to = first ? first->inputs : m->inputs, *raw = first ? first->inputs_raw : m->inputs_in;
+    const struct norm_args norm = {
+        .x = raw, .w = m->weights->layer_input_norm, .rstd = first ? first->rstd_inputs : NULL};
+    const struct norm_shape shape = model_inputs_norm(m, rows);
+    m->ops->gather_rows(m->dev, to, m->weights->layer_embed,
+                        &(struct gather_args){batch->tokens, rows, width, model_inputs_scale(m),
+                                              m->dt, c->shard.rank * held, held});
+    comm_all_reduce(m->comm, to, (size_t)n, m->dt);
+    model_linear(m, raw, x, rows, &(struct linear){ROLE_LAYER_INPUT, 0, .out = m->dt});
+    m->ops->norm(m->dev, m->inputs_in, &norm, &shape);
+    m->ops->add(m->dev, to, m->inputs_in, n, (float)INPUTS_SHARE, m->dt);
 }
 
 void model_embed(struct model *m, void *x, const struct batch_view *batch)
@@ -688,6 +830,8 @@ void model_forward(struct model *m, const struct batch_view *batch, const struct
     void *x = tape ? tape->layers[0].x : m->x;
     model_embed(m, x, batch);
     if (c->mtp) mtp_input(m, x, batch->n_tokens);
+    m->row_adapter = batch->adapter;
+    if (c->layer_input > 0) layer_inputs(m, x, batch, tape);
     if (tape && tape->balance)
         device_fill(m->dev, tape->balance, 0, 2 * (size_t)config_experts(c) * sizeof(float));
     for (int l = 0; l < c->n_layers; l++) {
@@ -716,11 +860,20 @@ const struct layer_tape *tape_layer(struct tape *tape, struct model *m, int l,
     return layer;
 }
 
-float model_embed_scale(const struct model *m)
+static float rounded_scale(const struct model *m, float scale)
 {
-    float scale = m->config->embed_scale;
     return m->dt == DT_BF16 && m->config->embed_scale_rounded ? f32_from_bf16(bf16_from_f32(scale))
                                                               : scale;
+}
+
+float model_embed_scale(const struct model *m)
+{
+    return rounded_scale(m, m->config->embed_scale);
+}
+
+float model_inputs_scale(const struct model *m)
+{
+    return rounded_scale(m, sqrtf((float)m->config->layer_input)) * (float)INPUTS_SHARE;
 }
 
 struct head_rows model_head_rows(const struct model *m, int first)

@@ -44,7 +44,9 @@ struct layer_tape {
     float *rstd1, *mean1;      // (T) of the attention norm; mean of NORM_LAYER only, here and below
     void *qkv_raw;             // (T, qkv width) before the q/k norms
     float *rstd_q, *rstd_k;    // (T, n_heads), (T, n_kv_heads); (T) where norms go over all heads
+    float *rstd_v;             // (T, n_kv_heads)
     void *qkv;                 // (T, qkv width) after bias, q/k norm and rope
+    void *kv;                  // (T, 2 * kv width) of qkv, where later layers attend to these too
     struct latent_rows latent; // in place of all since mean1
     void *gate;                // (T, q width) of attention's output, where it has one
     void *attn;                // (T, attention width) attention output, before a gate
@@ -66,7 +68,15 @@ struct layer_tape {
     void *expert_out;  // (A, hidden) sorted by expert
     void *mlp_proj;    // (T, hidden) what the MLP gives, before its post-norm
     float *rstd_post2; // (T)
-    bool again;        // it is computed again: attn, lse and the next layer's x stand
+    // of layers' own inputs: (T, hidden) the residual stream before that branch, (T, layer_input)
+    // before its activation, (T, hidden) what it gives before its norm, (T)
+    void *x_own, *own_gate, *own_proj;
+    float *rstd_own;
+    // the same of all layers, in the first one's: (T, n_layers * layer_input) those inputs, and of
+    // their part that is the stream's before its norm; (T, n_layers)
+    void *inputs, *inputs_raw;
+    float *rstd_inputs;
+    bool again; // it is computed again: attn, lse and the next layer's x stand
 };
 // Activations of a packed batch, kept for the backward pass: all of them, or only the residual
 // stream at each layer's entry and what attention gives, the rest of a layer being computed again
@@ -108,7 +118,10 @@ struct model {
     void *qkv, *attn_out; // (max_tokens, qkv width), (max_tokens, attention width)
     void *attn_in, *gate; // (max_tokens, attention in width), (max_tokens, q width) where queries
                           // have gates. Linear attention: its in width; its normalised output
-    float *delta_gates;   // (max_tokens, 2 * heads) of linear attention
+    void *kv[MAX_SHARED_KV];  // (max_tokens, 2 * kv width) that later layers attend to
+    void *inputs, *inputs_in; // (max_tokens, n_layers * layer_input) of layers' own inputs; scratch
+    void *own_gate, *own_act; // (max_tokens, layer_input)
+    float *delta_gates;       // (max_tokens, 2 * heads) of linear attention
     void *grouped; // what its first matmuls give, as the config groups it; of such, as the next
     // What goes where of a batch's rows, of the matmul's and of the gates', and back: entries of
     // delta_unit() together, (max_tokens, entries)
@@ -196,6 +209,13 @@ struct gate_args model_delta_gate(const struct model *m, int l, const void *x, c
 // (gates before it, behind it, and what is gated): before, of what stands there; behind, of x.
 struct gate_args model_conv_gate(const struct model *m, int l, const void *x, const void *in,
                                  int rows, bool behind);
+// Norms of the inputs that all layers have of their own, and layer l's gate by its own.
+struct norm_shape model_inputs_norm(const struct model *m, int rows);
+struct act_shape model_own_act(const struct model *m, int rows);
+struct gate_args model_own_gate(const struct model *m, int l, const void *inputs, int rows);
+// The factor of what is looked up of them.
+float model_inputs_scale(const struct model *m);
+#define INPUTS_SHARE 0.70710678118654752 // of what is looked up, and of the stream's part
 struct act_shape model_act_shape(const struct model *m, int rows, int inner);
 // n rows of m->logits from row `first` on, each with its target (device).
 struct head_args model_head_args(const struct model *m, int first, const int32_t *targets, int n,

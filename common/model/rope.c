@@ -116,6 +116,7 @@ static enum status read_kind(const struct rope_source *s, const struct model_con
         {"llama3", ROPE_LLAMA3, MOST, {"factor", "low_freq_factor", "high_freq_factor"}},
         {"yarn", ROPE_YARN, MOST, {"factor"}},
         {"longrope", ROPE_LONGROPE, MOST | PHI3, {NULL}},
+        {"proportional", ROPE_PROPORTIONAL, MOST, {NULL}},
         {"su", ROPE_LONGROPE, PHI3, {NULL}}, // older names
         {"yarn", ROPE_LONGROPE, PHI3, {NULL}},
     };
@@ -132,7 +133,7 @@ static enum status read_kind(const struct rope_source *s, const struct model_con
         FAIL(ST_UNSUPPORTED, "%s: %s: rope type \"%s\" is not supported; %s are", s->where, s->key,
              name,
              phi3 ? "default and longrope (in older folders su or yarn)"
-                  : "default, linear, dynamic, llama3, yarn and longrope");
+                  : "default, linear, dynamic, llama3, yarn, longrope and proportional");
     r->kind = kinds[i].kind;
     for (int k = 0; k < 3 && kinds[i].needed[k]; k++)
         if (r->kind == ROPE_YARN ? !json_object_get(s->object, "factor") // null: see there
@@ -164,29 +165,42 @@ out:
 }
 
 static enum status read_rope(const struct rope_source *s, const struct model_config *c,
-                             struct rope_config *r)
+                             int head_dim, struct rope_config *r)
 {
-    const int head_dim = c->layers[0].head_dim;
     const double whole = c->rotary_share;
     double share = whole;
     enum status st = ST_OK;
     r->factor = r->attention_factor = r->mscale_all = 1.0;
     r->original_max_positions = c->max_positions;
-    CHECK(json_get_double(s->where, s->json, "partial_rotary_factor", 0.01, 1.0, &share));
+    const bool all = c->family->ropes_say_all;
+    if (!all) CHECK(json_get_double(s->where, s->json, "partial_rotary_factor", 0.01, 1.0, &share));
     if (s->object)
         CHECK(json_get_double(s->where, s->object, "partial_rotary_factor", 0.01, 1.0, &share));
+    if (s->object && all && !json_has(s->object, "rope_theta"))
+        FAIL(ST_FORMAT, "%s: %s: rope_theta is missing, which %s models have", s->where, s->key,
+             c->family->title);
     r->dim = (int)(head_dim * share);
     if (share != whole && !c->family->partial_rotary)
         FAIL(ST_UNSUPPORTED, "%s: partial_rotary_factor %g: %s models rotate whole heads", s->where,
              share, c->family->title);
+    if (s->object) CHECK(read_kind(s, c, r));
+    r->turned = r->dim / 2;
+    if (r->kind == ROPE_PROPORTIONAL || (r->kind == ROPE_DEFAULT && all)) r->dim = head_dim;
     if (r->dim < 2 || r->dim % 2 != 0)
         FAIL(ST_UNSUPPORTED,
              "%s: partial_rotary_factor %g rotates %d of %d entries of a head; an even "
              "number is needed",
              s->where, share, r->dim, head_dim);
-    if (s->object) st = read_kind(s, c, r);
 out:
     return st;
+}
+
+// Of the layers with a window, or of those without.
+static int rope_head_dim(const struct model_config *c, bool windows)
+{
+    int l = 0;
+    while (l < c->n_layers && (c->layers[l].window > 0) != windows) l++;
+    return c->layers[l < c->n_layers ? l : 0].head_dim;
 }
 
 // An object of the config; NULL where there is none, or nothing in it.
@@ -231,7 +245,7 @@ enum status rope_config_read(const char *where, const json_t *json, struct model
     }
     s.object = json_object_size(both) > 0 ? both : NULL;
     CHECK(json_get_double(where, json, "rope_theta", 1.0, 1e12, &r->theta));
-    st = read_rope(&s, c, r);
+    st = read_rope(&s, c, rope_head_dim(c, false), r);
 out:
     json_decref(both);
     json_decref(silent);
@@ -248,7 +262,7 @@ enum status rope_config_read_local(const char *where, const json_t *json, const 
     if (key) CHECK(json_get_double(where, json, key, 1.0, 1e12, &r->theta));
     CHECK(find_object(where, json, s.key, &s.object));
     CHECK(find_object(where, s.object, "sliding_attention", &s.object));
-    CHECK(read_rope(&s, c, r));
+    CHECK(read_rope(&s, c, rope_head_dim(c, true), r));
     c->n_ropes = 2;
     for (int l = 0; l < c->n_layers; l++)
         if (c->layers[l].window > 0) c->layers[l].rope = 1;
@@ -300,6 +314,8 @@ double rope_frequency(const struct rope_config *r, int i, bool long_factors)
         return yarn_frequency(r, i, f);
     case ROPE_LONGROPE:
         return f / (long_factors ? r->long_factor : r->short_factor)[i];
+    case ROPE_PROPORTIONAL:
+        return i < r->turned ? f / r->factor : 0;
     case ROPE_DEFAULT:
     case ROPE_DYNAMIC:
         break;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_TAPE 48
+#define MAX_TAPE 57
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
@@ -18,7 +18,8 @@ static int tape_parts(const struct model_config *c, const struct layer_config *l
     size_t e = dtype_size(dt), hidden = t * (size_t)c->hidden * e, stat = t * sizeof(float);
     size_t qkv = l->latent.rank > 0 ? 0 : t * (size_t)layer_qkv_width(l) * e;
     size_t a = layer_mlp_rows(l, t);
-    size_t mean = c->norm == NORM_LAYER ? stat : 0;
+    size_t mean = c->norm == NORM_LAYER ? stat : 0, own = t * (size_t)c->layer_input;
+    size_t inputs = l == c->layers ? t * (size_t)config_layer_inputs(c) : 0;
     const struct device_part parts[] = {
         TAPE(x, hidden),
         TAPE(rstd1, c->pre_norm ? stat : 0),
@@ -26,7 +27,9 @@ static int tape_parts(const struct model_config *c, const struct layer_config *l
         TAPE(qkv_raw, c->qk_norm ? qkv : 0),
         TAPE(rstd_q, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_heads) : 0),
         TAPE(rstd_k, c->qk_norm ? stat * (size_t)layer_qk_norms(c, l->n_kv_heads) : 0),
+        TAPE(rstd_v, c->v_norm ? stat * (size_t)l->n_kv_heads : 0),
         TAPE(qkv, qkv),
+        TAPE(kv, l->kv_shared < 0 ? 0 : 2 * t * (size_t)layer_kv_width(l) * e),
         TAPE(gate, c->attn_gate ? t * (size_t)layer_q_width(l) * e : 0),
         TAPE(attn, t * (size_t)layer_attn_width(l) * e),
         TAPE(lse, stat * (size_t)l->n_heads),
@@ -46,6 +49,13 @@ static int tape_parts(const struct model_config *c, const struct layer_config *l
         TAPE(expert_out, l->moe.n_experts > 0 ? a * (size_t)c->hidden * e : 0),
         TAPE(mlp_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post2, c->post_norm ? stat : 0),
+        TAPE(x_own, own ? hidden : 0),
+        TAPE(own_gate, own * e),
+        TAPE(own_proj, own ? hidden : 0),
+        TAPE(rstd_own, own ? stat : 0),
+        TAPE(inputs, inputs * e),
+        TAPE(inputs_raw, inputs * e),
+        TAPE(rstd_inputs, inputs > 0 ? stat * (size_t)c->n_layers : 0),
     };
     int n = sizeof parts / sizeof *parts;
     memcpy(ret, parts, sizeof parts);
@@ -57,11 +67,16 @@ static int tape_parts(const struct model_config *c, const struct layer_config *l
 }
 
 // Whether each layer has a part for itself with RECOMPUTE_LAYER, too: the residual stream at its
-// entry, and what attention gives, which takes longest to compute again at long contexts.
+// entry, what other layers read, and what attention gives, which takes longest to compute again at
+// long contexts.
 static bool is_kept(const struct layer_config *layer, const struct device_part *part)
 {
     const bool attn = layer->latent.rank == 0 && layer->delta.n_heads == 0;
     return part->field == offsetof(struct layer_tape, x) ||
+           part->field == offsetof(struct layer_tape, kv) ||
+           part->field == offsetof(struct layer_tape, inputs) ||
+           part->field == offsetof(struct layer_tape, inputs_raw) ||
+           part->field == offsetof(struct layer_tape, rstd_inputs) ||
            (attn && (part->field == offsetof(struct layer_tape, attn) ||
                      part->field == offsetof(struct layer_tape, lse)));
 }

@@ -27,7 +27,11 @@
     X(SIZE_TWO_HIDDEN, 2 * c->hidden)                                                              \
     X(SIZE_VOCAB, vocab)                                                                           \
     X(SIZE_Q, layer_q_width(l))                                                                    \
-    X(SIZE_KV, layer_kv_width(l))                                                                  \
+    X(SIZE_K, layer_k_in_width(l))                                                                 \
+    X(SIZE_V, layer_v_in_width(l))                                                                 \
+    X(SIZE_LAYER_INPUT, c->layer_input)                                                            \
+    X(SIZE_LAYER_INPUTS, c->layer_input * c->n_layers)                                             \
+    X(SIZE_LAYER_VOCAB, (int64_t)c->layer_input_vocab *vocab / c->vocab_size)                      \
     X(SIZE_Q_IN, layer_q_width(l) * (c->attn_gate ? 2 : 1))                                        \
     X(SIZE_ATTN_IN, layer_attn_in_width(c, l))                                                     \
     X(SIZE_Q_NORM, layer_qk_norm_width(c, l, l->n_heads))                                          \
@@ -89,6 +93,7 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(IF_LATENT_Q_A, latent && l->latent.q_rank > 0)                                               \
     X(IF_LATENT_Q, latent && l->latent.q_rank == 0)                                                \
     X(IF_QK_NORM, attention && c->qk_norm)                                                         \
+    X(IF_K_NORM, attention && c->qk_norm && l->kv_from < 0)                                        \
     X(IF_SINKS, attention && c->sinks)                                                             \
     X(IF_QKV_BIAS, attention && c->qkv_bias)                                                       \
     X(IF_O_BIAS, attention && c->o_bias)                                                           \
@@ -100,6 +105,8 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(IF_ROUTER_BIAS, l->router_bias)                                                              \
     X(IF_SHARED, l->shared_intermediate > 0)                                                       \
     X(IF_SHARED_GATE, l->shared_gate)                                                              \
+    X(IF_LAYER_INPUT, c->layer_input > 0)                                                          \
+    X(IF_LAYER_SCALE, c->layer_scale)                                                              \
     X(IF_WHOLE, !c->mtp)                                                                           \
     X(IF_MTP, c->mtp)                                                                              \
     X(IF_UNTIED, !c->tie_embeddings && !c->mtp)                                                    \
@@ -143,6 +150,12 @@ struct role {
 
 static const struct role roles[ROLE_COUNT] = {
     [ROLE_EMBED] = {IN_MODEL(embed), .when = IF_WHOLE, .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
+    [ROLE_LAYER_EMBED] = {IN_MODEL(layer_embed), .when = IF_LAYER_INPUT, .rows = SIZE_LAYER_VOCAB,
+                          .cols = SIZE_LAYER_INPUTS},
+    [ROLE_LAYER_INPUT] = {IN_MODEL(layer_input), .when = IF_LAYER_INPUT, .rows = SIZE_LAYER_INPUTS,
+                          .cols = SIZE_HIDDEN},
+    [ROLE_LAYER_INPUT_NORM] = {IN_MODEL(layer_input_norm), .is_norm = true, .when = IF_LAYER_INPUT,
+                               .rows = SIZE_LAYER_INPUT},
     [ROLE_MTP_EMBED_NORM] = {IN_MODEL(mtp_embed_norm), NORM, .when = IF_MTP},
     [ROLE_MTP_HIDDEN_NORM] = {IN_MODEL(mtp_hidden_norm), NORM, .when = IF_MTP},
     [ROLE_MTP_PROJ] = {IN_MODEL(mtp_proj), .when = IF_MTP, .rows = SIZE_HIDDEN,
@@ -150,11 +163,11 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
     [ROLE_ATTN_NORM_BIAS] = {IN_LAYER(attn_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
     [ROLE_QKV] = {IN_LAYER(qkv), IN_TWIN, .when = IF_QKV, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
-                  .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
+                  .parts = {SIZE_Q_IN, SIZE_K, SIZE_V}},
     [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_ATTN_IN,
-                       .parts = {SIZE_Q_IN, SIZE_KV, SIZE_KV}},
+                       .parts = {SIZE_Q_IN, SIZE_K, SIZE_V}},
     [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
-    [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_K_NORM},
+    [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_K_NORM, .rows = SIZE_K_NORM},
     [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
     [ROLE_Q_A] = {IN_LAYER(q_a), IN_TWIN, .when = IF_LATENT_Q_A, .rows = SIZE_Q_RANK,
                   .cols = SIZE_HIDDEN},
@@ -209,6 +222,11 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_SHARED_GATE] = {IN_LAYER(shared_gate), .when = IF_SHARED_GATE, .rows = SIZE_ONE,
                           .cols = SIZE_HIDDEN},
     [ROLE_POST_MLP_NORM] = {IN_LAYER(post_mlp_norm), NORM, .when = IF_POST_NORM},
+    [ROLE_LAYER_GATE] = {IN_LAYER(layer_gate), .when = IF_LAYER_INPUT, .rows = SIZE_LAYER_INPUT,
+                         .cols = SIZE_HIDDEN},
+    [ROLE_LAYER_OUT] = {IN_LAYER(layer_out), .when = IF_LAYER_INPUT, .rows = SIZE_HIDDEN,
+                        .cols = SIZE_LAYER_INPUT},
+    [ROLE_POST_LAYER_NORM] = {IN_LAYER(post_layer_norm), NORM, .when = IF_LAYER_INPUT},
     [ROLE_FINAL_NORM] = {IN_MODEL(final_norm), NORM},
     [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .when = IF_LAYER_NORM,
                               .rows = SIZE_HIDDEN},
@@ -216,6 +234,8 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .when = IF_HEAD_BIAS, .rows = SIZE_VOCAB},
     [ROLE_ROUTER_BIAS] = {IN_LAYER(router_bias), .is_buffer = true, .when = IF_ROUTER_BIAS,
                           .rows = SIZE_EXPERTS},
+    [ROLE_LAYER_SCALE] = {IN_LAYER(layer_scale), .is_buffer = true, .when = IF_LAYER_SCALE,
+                          .rows = SIZE_ONE},
 };
 
 // ---- the plan -----------------------------------------------------------------------------------
@@ -767,7 +787,7 @@ enum status weights_write(const struct weights *w, struct device *dev, int tenso
 // What a tensor of one dimension begins with in every element.
 static float initial_value(const struct weights *w, const struct weight_tensor *t)
 {
-    if (t->role == ROLE_DELTA_NORM) return 1.0f;
+    if (t->role == ROLE_DELTA_NORM || t->role == ROLE_LAYER_SCALE) return 1.0f;
     return roles[t->role].is_norm && w->config->norm != NORM_RMS_PLUS_ONE ? 1.0f : 0.0f;
 }
 

@@ -76,6 +76,9 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *shared_gate_up, *shared_down; // of the shared expert, as gate_up and down
     void *shared_gate;                  // (1, hidden)
     void *post_mlp_norm;                // (hidden)
+    void *layer_gate, *layer_out;       // (layer_input, hidden), (hidden, layer_input)
+    void *post_layer_norm;              // (hidden)
+    float *layer_scale;                 // (1)
 };
 
 struct weights {
@@ -98,6 +101,9 @@ struct weights {
     struct device *owner;          // of memory that weights_alloc() took; else NULL
     void *embed, *head;            // (vocab, hidden); the same where tied
     void *head_bias;               // (vocab), or NULL
+    // of layers' own inputs: (layer_input_vocab, n_layers * layer_input), (n_layers * layer_input,
+    // hidden), (layer_input)
+    void *layer_embed, *layer_input, *layer_input_norm;
     // of a layer that predicts further tokens: (hidden), (hidden), (hidden, 2 * hidden)
     void *mtp_embed_norm, *mtp_hidden_norm, *mtp_proj;
     void *final_norm, *final_norm_bias; // (hidden)

@@ -136,12 +136,25 @@ static const char *name_in_table(const struct weights *w, const char *name, char
 static bool is_beside_text(const struct weights *w, const char *name)
 {
     static const char *const parts[] = {"vision_tower.", "multi_modal_projector.", "visual.",
+                                        "audio_tower.",  "embed_vision.",          "embed_audio.",
                                         "mtp."};
     bool beside = false;
     if (begins(name, "model.")) name += strlen("model.");
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) beside |= begins(name, parts[i]);
     if (w->config->n_mtp_layers > 0 && begins(name, "mtp.")) return true;
     return w->config->is_text_part && beside;
+}
+
+// Keys and values of a layer that attends to another's.
+static bool is_unused_kv(const struct model_config *c, const char *name)
+{
+    static const char *const modules[] = {"k_proj.", "v_proj.", "k_norm.", "v_norm."};
+    int layer, at = 0;
+    bool found = false;
+    sscanf(name, "model.layers.%d.self_attn.%n", &layer, &at);
+    if (at == 0 || layer < 0 || layer >= c->n_layers || c->layers[layer].kv_from < 0) return false;
+    for (int i = 0; i < 4; i++) found |= begins(name + at, modules[i]);
+    return found;
 }
 
 // Tensors of published folders that carry no weights of ours.
@@ -153,6 +166,7 @@ static bool ignorable(const struct weights *w, const struct safetensors *set, co
     size_t len = strlen(name);
     const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
     if (w->config->stored == STORED_FP8 && fp8_is_scale(set, of_folder)) return true;
+    if (is_unused_kv(w->config, name)) return true;
     int layer;
     if (w->config->tie_embeddings && w->config->family->names[ROLE_HEAD] &&
         strcmp(name, w->config->family->names[ROLE_HEAD]) == 0)

@@ -108,6 +108,11 @@ enum status kv_memory_alloc(struct kv_memory *m, struct device *dev,
     for (int l = 0; l < config->n_layers; l++) {
         const struct layer_config *layer = &config->layers[l];
         const bool is_latent = layer->latent.rank > 0;
+        if (layer->kv_from >= 0) { // its keys are another's
+            m->layers[l] =
+                (struct kv_layer){.offset = elements, .width = 0, .scales = scales, .state = state};
+            continue;
+        }
         m->layers[l] = (struct kv_layer){.offset = elements,
                                          .width = is_latent ? layer_latent_width(layer)
                                                             : layer_kv_width(layer),

@@ -11,6 +11,7 @@ static inline int64_t row_offset(const struct norm_shape *shape, int row)
 
 static inline float weight(const struct norm_shape *shape, const float *w, int c)
 {
+    if (!w) return 1.0f;
     return shape->kind == NORM_RMS_PLUS_ONE ? 1.0f + w[c] : w[c];
 }
 
@@ -30,7 +31,8 @@ void cpu_norm(struct device *dev, void *y, const struct norm_args *args,
         for (int c = 0; c < width; c++) out[c] = in[c] - centre;
         const float factor = 1.0f / sqrtf(dot_f32(out, out, width) / (float)width + shape->eps);
 #pragma omp simd
-        for (int c = 0; c < width; c++) out[c] = out[c] * factor * (one + scale[c]);
+        for (int c = 0; c < width; c++)
+            out[c] = scale ? out[c] * factor * (one + scale[c]) : out[c] * factor;
         if (bias)
 #pragma omp simd
             for (int c = 0; c < width; c++) out[c] += bias[c];

@@ -70,6 +70,15 @@ void cpu_add(struct device *dev, void *y, const void *x, int64_t n, float scale,
     for (int64_t i = 0; i < n; i++) to[i] = fma_f32(scale, from[i], to[i]);
 }
 
+void cpu_multiply(struct device *dev, void *x, const float *factor, int64_t n, enum dtype dt)
+{
+    if (!cpu_is_f32(dev, "multiply", dt)) return;
+    float *to = x;
+    const float by = factor[0];
+#pragma omp parallel for simd if (n > PARALLEL_WORK)
+    for (int64_t i = 0; i < n; i++) to[i] *= by;
+}
+
 // Threads own columns, so that each sum runs over the rows in order whatever the number of threads.
 void cpu_column_sum(struct device *dev, float *out, const void *x, int rows, int cols,
                     enum dtype dt)

@@ -9,11 +9,15 @@
 static struct daemon d;
 
 static const char *const families[] = {
-    "cohere2",       "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "exaone4",
-    "gemma3",        "glm4-moe",    "glm4-moe-lite",    "gpt-oss",     "granite",
-    "hunyuan-dense", "lfm2",        "minimax-m2",       "ministral3",  "olmo2",
-    "olmo3",         "olmoe",       "qwen35",           "qwen35-moe",  "qwen3-moe-some",
-    "qwen3-next",    "seed-oss",    "smollm3",
+    "cohere2",        "deepseek-v2",   "deepseek-v2-lite",
+    "deepseek-v3",    "exaone4",       "gemma3",
+    "gemma4",         "gemma4-shared", "glm4-moe",
+    "glm4-moe-lite",  "gpt-oss",       "granite",
+    "hunyuan-dense",  "lfm2",          "minimax-m2",
+    "ministral3",     "olmo2",         "olmo3",
+    "olmoe",          "qwen35",        "qwen35-moe",
+    "qwen3-moe-some", "qwen3-next",    "seed-oss",
+    "smollm3",
 };
 
 #define IDS "[5, 12, 19, 26, 33, 40, 47, 54, 61, 68, 75, 82, 89, 96, 103, 110, 117, 124, 131, 138]"
@@ -25,6 +29,8 @@ static void write_config(const char *family, const char *path)
     json_t *json = test_keep(json_load_file(test_path(test_root(), golden), 0, NULL));
     assert_non_null(json);
     json_object_set_new(json, "vocab_size", json_integer(272));
+    if (json_object_get(json, "vocab_size_per_layer_input"))
+        json_object_set_new(json, "vocab_size_per_layer_input", json_integer(288));
     json_object_set_new(json, "eos_token_id", json_integer(0));
     json_object_set_new(json, "pad_token_id", json_integer(0));
     json_object_del(json, "bos_token_id");

@@ -30,6 +30,7 @@ static const struct attention_case {
     {"h2/1 d80 window", 2, 1, 80, 9, 0, 520, 3, false, false, 0},
     {"h2/1 d256 softcap", 2, 1, 256, 0, 3, 520, 16, true, false, 0},
     {"h8/4 d256 window", 8, 4, 256, 257, 0, 600, 16, true, false, 0},
+    {"h4/1 d512", 4, 1, 512, 0, 0, 300, 16, true, false, 0},
     {"h2/1 d16", 2, 1, 16, 0, 0, 520, 16, false, false, 0},
     {"h2/1 d20", 2, 1, 20, 0, 0, 280, 16, false, false, 0},
     {"latent h16 512 of 576", 16, 1, 576, 0, 0, 700, 16, true, false, 512},

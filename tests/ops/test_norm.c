@@ -3,6 +3,7 @@
 #include "tests/support/op_table.h"
 
 // p: kind tokens width heads bias gap(elements between heads' end and the next token) add in_place
+// without(weights)
 
 static struct norm_shape norm_shape_of(const int *p)
 {
@@ -34,7 +35,8 @@ static void norm_formula(const struct norm_shape *s, double *y, double *rstd, do
         double factor = 1 / sqrt(squares / s->width + s->eps);
         for (int c = 0; c < s->width; c++)
             y[norm_at(s, r) + c] =
-                (in[c] - m) * factor * (w[c] + (s->kind == NORM_RMS_PLUS_ONE)) + (b ? b[c] : 0);
+                (in[c] - m) * factor * ((w ? w[c] : 1) + (s->kind == NORM_RMS_PLUS_ONE)) +
+                (b ? b[c] : 0);
         if (rstd) rstd[r] = factor;
         if (mean) mean[r] = m;
     }
@@ -61,7 +63,7 @@ static void norm_launch(struct op_test *t, void **d)
     struct norm_shape s = norm_shape_of(t->p);
     s.dt = dt;
     const struct norm_args args = {.x = t->p[7] ? d[0] : d[3],
-                                   .w = d[4],
+                                   .w = t->p[8] ? NULL : d[4],
                                    .b = t->p[4] ? d[5] : NULL,
                                    .rstd = d[1],
                                    .mean = s.kind == NORM_LAYER ? d[2] : NULL};
@@ -71,8 +73,8 @@ static void norm_launch(struct op_test *t, void **d)
 static void norm_reference(struct op_test *t, double **v)
 {
     struct norm_shape s = norm_shape_of(t->p);
-    norm_formula(&s, t->a[0].expect, t->a[1].expect, t->a[2].expect, v[t->p[7] ? 0 : 3], v[4],
-                 t->p[4] ? v[5] : NULL);
+    norm_formula(&s, t->a[0].expect, t->a[1].expect, t->a[2].expect, v[t->p[7] ? 0 : 3],
+                 t->p[8] ? NULL : v[4], t->p[4] ? v[5] : NULL);
 }
 
 OP(norm, "norm");
@@ -84,7 +86,7 @@ static void norm_back_setup(struct op_test *t)
     struct norm_shape s = norm_shape_of(t->p);
     int64_t n = t->p[1] * s.stride;
     floats(t, "dx", t->p[6] || t->p[7] ? INOUT : OUT, DATA, n, 1);
-    floats(t, "dw", INOUT, F32, s.width, 1);
+    floats(t, "dw", t->p[8] ? IN : INOUT, F32, s.width, 1);
     floats(t, "db", t->p[4] ? INOUT : IN, F32, s.width, 1);
     floats(t, "dy", IN, DATA, n, 1);
     float *x = floats(t, "x", IN, DATA, n, 2);
@@ -96,7 +98,7 @@ static void norm_back_setup(struct op_test *t)
     double *y = op_host((size_t)n * 8), *r = op_host((size_t)s.rows * 16);
     for (int64_t i = 0; i < n; i++) xd[i] = x[i];
     for (int i = 0; i < s.width; i++) wd[i] = w[i];
-    norm_formula(&s, y, r, r + s.rows, xd, wd, NULL);
+    norm_formula(&s, y, r, r + s.rows, xd, t->p[8] ? NULL : wd, NULL);
     for (int i = 0; i < s.rows; i++) {
         rstd[i] = (float)r[i];
         mean[i] = (float)r[s.rows + i];
@@ -107,11 +109,11 @@ static void norm_back_launch(struct op_test *t, void **d)
 {
     struct norm_shape s = norm_shape_of(t->p);
     const struct norm_args args = {.x = d[NB_X],
-                                   .w = d[NB_W],
+                                   .w = t->p[8] ? NULL : d[NB_W],
                                    .rstd = d[NB_RSTD],
                                    .mean = s.kind == NORM_LAYER ? d[NB_MEAN] : NULL};
     s.dt = dt;
-    ops->norm_back(dev, d[NB_DX], d[NB_DW], t->p[4] ? d[NB_DB] : NULL,
+    ops->norm_back(dev, d[NB_DX], t->p[8] ? NULL : d[NB_DW], t->p[4] ? d[NB_DB] : NULL,
                    t->p[7] ? d[NB_DX] : d[NB_DY], &args, &s, t->p[6]);
 }
 
@@ -120,7 +122,7 @@ static double norm_loss(struct op_test *t, double **v)
     struct norm_shape s = norm_shape_of(t->p);
     const double *dy = v[t->p[7] ? NB_DX : NB_DY];
     double *y = op_host((size_t)t->a[NB_X].n * 8), loss = 0;
-    norm_formula(&s, y, NULL, NULL, v[NB_X], v[NB_W], t->p[4] ? v[NB_B] : NULL);
+    norm_formula(&s, y, NULL, NULL, v[NB_X], t->p[8] ? NULL : v[NB_W], t->p[4] ? v[NB_B] : NULL);
     for (int r = 0; r < s.rows; r++)
         for (int c = 0; c < s.width; c++) loss += dy[norm_at(&s, r) + c] * y[norm_at(&s, r) + c];
     return loss;
@@ -132,7 +134,7 @@ static void norm_back_reference(struct op_test *t, double **v)
     differentiate(t, v, NB_DX, NB_X, t->p[6], norm_loss);
     for (int64_t i = 0; i < t->a[NB_DX].n; i++) // gaps between rows are nobody's
         if (i % s.stride >= (int64_t)s.width * s.heads) t->a[NB_DX].expect[i] = NAN;
-    differentiate(t, v, NB_DW, NB_W, true, norm_loss);
+    if (!t->p[8]) differentiate(t, v, NB_DW, NB_W, true, norm_loss);
     if (t->p[4]) differentiate(t, v, NB_DB, NB_B, true, norm_loss);
 }
 
@@ -146,6 +148,7 @@ static const struct op_case cases[] = {
     {&op_norm, "rms heads in place 9 x 3 x 128", {NORM_RMS, 9, 128, 3, 0, 64, 0, 1}, false},
     {&op_norm, "rms+1 11 x 100", {NORM_RMS_PLUS_ONE, 11, 100, 1, 0, 0, 0, 0}, false},
     {&op_norm, "layer 13 x 97 bias", {NORM_LAYER, 13, 97, 1, 1, 0, 0, 0}, false},
+    {&op_norm, "rms heads 9 x 2 x 24 no weights", {NORM_RMS, 9, 24, 2, 0, 96, 0, 1, 1}, false},
     {&op_norm, "layer 13 x 1024", {NORM_LAYER, 13, 1024, 1, 0, 0, 0, 0}, false},
     {&op_norm, "rms 2048 x 5001", {NORM_RMS, 2048, 5001, 1, 0, 0, 0, 0}, true},
     {&op_norm_back, "rms 5 x 7", {NORM_RMS, 5, 7, 1, 0, 0, 0, 0}, false},
@@ -154,6 +157,7 @@ static const struct op_case cases[] = {
     {&op_norm_back, "rms heads in place 4 x 5 x 64", {NORM_RMS, 4, 64, 5, 0, 96, 0, 1}, false},
     {&op_norm_back, "rms+1 7 x 40", {NORM_RMS_PLUS_ONE, 7, 40, 1, 0, 0, 0, 0}, false},
     {&op_norm_back, "layer 7 x 33 bias", {NORM_LAYER, 7, 33, 1, 1, 0, 0, 0}, false},
+    {&op_norm_back, "rms heads 9 x 2 x 24 no weights", {NORM_RMS, 9, 24, 2, 0, 96, 0, 1, 1}, false},
     {&op_norm_back, "layer add 9 x 64", {NORM_LAYER, 9, 64, 1, 0, 0, 1, 0}, false},
     {&op_norm_back, "rms 515 x 1536", {NORM_RMS, 515, 1536, 1, 0, 0, 0, 0}, true},
     {&op_norm_back, "rms heads 700 x 12 x 128", {NORM_RMS, 700, 128, 12, 0, 512, 0, 1}, true},

@@ -106,6 +106,24 @@ static void add_reference(struct op_test *t, double **v)
 
 OP(add, "add");
 
+static void multiply_setup(struct op_test *t)
+{
+    floats(t, "x", INOUT, DATA, t->p[0], 1);
+    floats(t, "factor", IN, F32, 1, 1);
+}
+
+static void multiply_launch(struct op_test *t, void **d)
+{
+    ops->multiply(dev, d[0], d[1], t->p[0], dt);
+}
+
+static void multiply_reference(struct op_test *t, double **v)
+{
+    for (int i = 0; i < t->p[0]; i++) t->a[0].expect[i] = v[1][0] * v[0][i];
+}
+
+OP(multiply, "multiply");
+
 static void column_setup(struct op_test *t)
 {
     floats(t, "out", INOUT, F32, t->p[1], 1);
@@ -141,6 +159,8 @@ static const struct op_case cases[] = {
     {&op_add, "n7", {7, 10}, false},
     {&op_add, "n100003", {100003, 10}, false},
     {&op_add, "n1000 scaled", {1000, 3}, false},
+    {&op_multiply, "n7", {7}, false},
+    {&op_multiply, "n100003", {100003}, false},
     {&op_column, "5 x 3", {5, 3}, false},
     {&op_column, "333 x 517", {333, 517}, false},
     {&op_column, "1 x 2048", {1, 2048}, false},

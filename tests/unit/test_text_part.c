@@ -17,6 +17,12 @@ static const struct kind { // how such folders are published, and as transformer
      {"language_model.model.%s", "model.language_model.%s"},
      {"vision_tower.vision_model.post_layernorm.bias",
       "model.multi_modal_projector.mm_soft_emb_norm.weight"}},
+    {"gemma4-shared",
+     "gemma4",
+     "Gemma4ForConditionalGeneration",
+     "Gemma4ForCausalLM",
+     {"model.language_model.%s", "model.language_model.%s"},
+     {"model.vision_tower.std_bias", "model.embed_vision.embedding_projection.weight"}},
     {"qwen35",
      "qwen3_5",
      "Qwen3_5ForConditionalGeneration",
@@ -125,9 +131,9 @@ TEST(other_tensors_are_named)
 {
     SCOPED(loaded_close) struct loaded m;
     const char *folder = test_folder();
-    write_folder(folder, "language_model.model.%s", "audio_tower.weight");
+    write_folder(folder, "language_model.model.%s", "speech_tower.weight");
     assert_fails(loaded_open(folder, DT_F32, &m), ST_MISMATCH,
-                 "tensor audio_tower.weight is not part of a Gemma3ForCausalLM model");
+                 "tensor speech_tower.weight is not part of a Gemma3ForCausalLM model");
 }
 
 // Published text_configs leave out what their class has by default.

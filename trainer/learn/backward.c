@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 36
+#define N_PARTS 42
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -34,6 +34,8 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
         const size_t expanded = latent->rank > 0 ? t * e : 0; // of latent attention
         const size_t heads = expanded * (size_t)layer_q_width(l);
         const size_t kv = (size_t)(l->n_heads * (l->head_dim - latent->rope + latent->value));
+        const size_t kv_width = 2 * (size_t)layer_kv_width(l);
+        const bool others = l->k_is_v || l->kv_from >= 0 || l->kv_shared >= 0;
         const struct device_part parts[N_PARTS] = {
             PART(dx, t * h * e),
             PART(dnormed, t * h * e),
@@ -45,6 +47,12 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(drouter, t * (size_t)l->moe.n_experts * e),
             PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
             PART(dqkv, t * (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta)) * e),
+            PART(dkv, others ? t * kv_width * e : 0),
+            PART(dshared[0], l->kv_shared == 0 ? t * kv_width * e : 0),
+            PART(dshared[1], l->kv_shared == 1 ? t * kv_width * e : 0),
+            PART(dinputs, t * (size_t)config_layer_inputs(c) * e),
+            PART(down, t * (size_t)c->layer_input * e),
+            PART(down_gate, t * (size_t)c->layer_input * e),
             PART(dattn, t * (size_t)layer_attn_width(l) * e),
             PART(dattn_in, t * (size_t)layer_before_attn_width(c, l) * e),
             PART(ddelta_gates, t * 2 * (size_t)l->delta.n_heads * e),
@@ -95,7 +103,7 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
     if (!b) return status_fail(ST_NO_MEMORY, "no memory for the backward pass");
     b->m = m;
     b->grads = grads;
-    while (!grads->embed && b->lowest < grads->config->n_layers &&
+    while (!grads->embed && !grads->layer_embed && b->lowest < grads->config->n_layers &&
            memcmp(&grads->layers[b->lowest], &none, sizeof none) == 0)
         b->lowest++;
     b->max_tokens = max_tokens;
@@ -567,7 +575,54 @@ static void heads_norm_back(struct backward *b, int l, int rows, const struct la
         .x = (const char *)tape->qkv_raw + keys, .w = w->k_norm, .rstd = tape->rstd_k};
     void *dk = (char *)b->dqkv + keys;
     m->ops->norm_back(m->dev, b->dqkv, g->q_norm, NULL, b->dqkv, &of_q, &q, false);
+    if (layer->kv_from >= 0) return;
     m->ops->norm_back(m->dev, dk, g->k_norm, NULL, dk, &of_k, &k, false);
+    if (!m->config->v_norm) return;
+    const size_t values = (size_t)layer_kv_width(layer) * dtype_size(m->dt);
+    const struct norm_args of_v = {.x = (const char *)of_k.x + values, .rstd = tape->rstd_v};
+    void *dv = (char *)dk + values;
+    m->ops->norm_back(m->dev, dv, NULL, NULL, dv, &of_v, &k, false);
+}
+
+// Keys' and values' columns of b->dqkv, where layers share them: those of a layer that has none are
+// added to what the layer that has them adds to its own.
+static void share_back(struct backward *b, int l, int rows)
+{
+    struct model *m = b->m;
+    const struct layer_config *layers = m->config->layers, *layer = &layers[l];
+    const int from = layer->kv_from < 0 ? l : layer->kv_from, slot = layers[from].kv_shared;
+    if (slot < 0) return;
+    const size_t e = dtype_size(m->dt), width = (size_t)layer_qkv_width(layer) * e;
+    const int64_t n = (int64_t)rows * 2 * layer_kv_width(layer);
+    const size_t kv = 2 * (size_t)layer_kv_width(layer) * e;
+    void *own = (char *)b->dqkv + (size_t)layer_q_width(layer) * e, *sum = b->dshared[slot];
+    bool is_first = true; // of those that share, from the last layer down
+    for (int k = l + 1; k < m->config->n_layers; k++)
+        is_first = is_first && layers[k].kv_from != from;
+    if (from != l && is_first) {
+        device_copy_2d(m->dev, sum, kv, own, width, kv, (size_t)rows);
+        return;
+    }
+    device_copy_2d(m->dev, b->dkv, kv, own, width, kv, (size_t)rows);
+    m->ops->add(m->dev, from == l ? b->dkv : sum, from == l ? sum : b->dkv, n, 1.0f, m->dt);
+    if (from == l) device_copy_2d(m->dev, own, width, b->dkv, kv, kv, (size_t)rows);
+}
+
+// b->dattn_in from b->dqkv, where attention's matmul gives no values, or neither keys nor values.
+static void join_qkv(struct backward *b, const struct layer_config *layer, int rows)
+{
+    struct model *m = b->m;
+    const size_t e = dtype_size(m->dt), width = (size_t)layer_qkv_width(layer) * e,
+                 in = (size_t)layer_attn_in_width(m->config, layer) * e,
+                 kv = (size_t)layer_kv_width(layer) * e, n = (size_t)rows;
+    char *keys = (char *)b->dqkv + (size_t)layer_q_width(layer) * e, *sum = b->dkv;
+    if (layer->k_is_v) {
+        device_copy_2d(m->dev, sum, kv, keys, width, kv, n);
+        device_copy_2d(m->dev, sum + n * kv, kv, keys + kv, width, kv, n);
+        m->ops->add(m->dev, sum, sum + n * kv, (int64_t)(n * kv / e), 1.0f, m->dt);
+        device_copy_2d(m->dev, keys, width, sum, kv, kv, n);
+    }
+    device_copy_2d(m->dev, b->dattn_in, in, b->dqkv, width, in, n);
 }
 
 // From the gradient of what attention gives, projected, to that of m->normed (in dnormed), which
@@ -582,7 +637,7 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
     const struct layer_config *layer = &c->layers[l];
     const int rows = batch->n_tokens;
     const struct gate_args gate = model_attn_gate(m, l, tape->attn, tape->gate, rows);
-    void *din = c->attn_gate ? b->dattn_in : b->dqkv;
+    void *din = layer_attn_in_differs(c, layer) ? b->dattn_in : b->dqkv;
 
     if (c->attn_gate) m->ops->gate(m->dev, m->attn_out, &gate);
     matrix_back(b, b->dattn, dout, c->attn_gate ? m->attn_out : tape->attn, rows, ROLE_O, l, false);
@@ -593,11 +648,14 @@ static void attend_back(struct backward *b, int l, const struct batch_view *batc
     if (layer->latent.rank == 0) {
         m->ops->attn_packed_back(m->dev, b->dqkv, b->dattn, tape->attn, tape->lse, tape->qkv, batch,
                                  &m->attn[l]);
+        share_back(b, l, rows);
         if (!c->qk_norm_late) model_rotate(m, l, b->dqkv, batch, -1.0f);
         if (c->qk_norm) heads_norm_back(b, l, rows, tape);
         if (c->qk_norm_late) model_rotate(m, l, b->dqkv, batch, -1.0f);
         if (c->attn_gate)
             m->ops->split_gate(m->dev, b->dqkv, m->gate, din, rows, &m->attn[l], true);
+        else if (din != b->dqkv)
+            join_qkv(b, layer, rows);
     }
     model_normalise(m, m->normed, rows, norm);
     if (layer->latent.rank > 0)
@@ -629,6 +687,62 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true);
     if (c->parallel_block)
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, 1.0f, m->dt);
+}
+
+// dx is the gradient of what a layer gives on entry, of what its MLP gives on return.
+static void own_back(struct backward *b, int l, int rows, const struct tape *tape)
+{
+    struct model *m = b->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const struct layer_tape *lt = &tape->layers[l];
+    const size_t e = dtype_size(m->dt);
+    const struct act_shape act = model_own_act(m, rows);
+    const struct gate_args gate = model_own_gate(m, l, tape->layers[0].inputs, rows);
+    const struct norm_args norm = {
+        .x = lt->own_proj, .w = w->post_layer_norm, .rstd = lt->rstd_own};
+    if (c->layer_scale)
+        m->ops->multiply(m->dev, b->dx, w->layer_scale, (int64_t)rows * c->hidden, m->dt);
+    if (c->layer_input == 0) return;
+    const void *dout = residual_back(b, rows, &norm, g->post_layer_norm);
+    m->ops->act(m->dev, m->own_act, lt->own_gate, &act);
+    m->ops->gate(m->dev, m->own_gate, &gate);
+    matrix_back(b, b->down, dout, m->own_gate, rows, ROLE_LAYER_OUT, l, false);
+    m->ops->gate_back(m->dev, b->down, (char *)b->dinputs + (size_t)(l * c->layer_input) * e,
+                      b->down, &gate);
+    m->ops->act_back(m->dev, b->down_gate, NULL, b->down, lt->own_gate, &act);
+    matrix_back(b, b->dx, b->down_gate, lt->x_own, rows, ROLE_LAYER_GATE, l, true);
+}
+
+// From the gradient of the inputs that layers have of their own to their table and their matrix,
+// and to that of the embeddings, in dx.
+static void inputs_back(struct backward *b, const struct batch *batch, const struct tape *tape)
+{
+    struct model *m = b->m;
+    const struct model_config *c = m->config;
+    const struct layer_tape *first = &tape->layers[0];
+    const int rows = batch_tokens(batch), width = config_layer_inputs(c),
+              held = config_layer_vocab_rows(c);
+    const int64_t n = (int64_t)rows * width;
+    const struct norm_shape shape = model_inputs_norm(m, rows);
+    const struct norm_args norm = {
+        .x = first->inputs_raw, .w = m->weights->layer_input_norm, .rstd = first->rstd_inputs};
+    const struct scatter_args table = {batch_view(batch)->tokens,
+                                       batch_tokens_order(batch),
+                                       rows,
+                                       width,
+                                       model_inputs_scale(m),
+                                       m->dt,
+                                       DT_F32,
+                                       c->shard.rank * held,
+                                       held};
+    if (b->grads->layer_embed)
+        m->ops->scatter_add_rows(m->dev, b->grads->layer_embed, b->dinputs, &table);
+    device_fill(m->dev, m->inputs_in, 0, (size_t)n * dtype_size(m->dt));
+    m->ops->add(m->dev, m->inputs_in, b->dinputs, n, (float)INPUTS_SHARE, m->dt);
+    m->ops->norm_back(m->dev, m->inputs_in, b->grads->layer_input_norm, NULL, m->inputs_in, &norm,
+                      &shape, false);
+    matrix_back(b, b->dx, m->inputs_in, first->x, rows, ROLE_LAYER_INPUT, 0, true);
 }
 
 // From dx, the gradient of what a layer that predicts further tokens begins with, to its matrix and
@@ -666,6 +780,7 @@ static enum status pass_back(struct backward *b, const struct batch *batch, stru
     if (st != ST_OK) return st;
     for (int l = m->config->n_layers - 1; l >= b->lowest; l--) {
         const struct layer_tape *layer = tape_layer(tape, m, l, view);
+        own_back(b, l, view->n_tokens, tape);
         mlp_back(b, l, view->n_tokens, layer, loss);
         attention_back(b, l, view, layer);
         const struct weight_tensor *t = b->grads->tensors; // the layer's first
@@ -673,6 +788,7 @@ static enum status pass_back(struct backward *b, const struct batch *batch, stru
         if (loss->done) loss->done(loss->context, t->offset);
     }
     if (m->config->mtp) mtp_back(b, view);
+    if (m->config->layer_input > 0 && b->lowest == 0) inputs_back(b, batch, tape);
     const struct scatter_args rows = {view->tokens,
                                       batch_tokens_order(batch),
                                       view->n_tokens,

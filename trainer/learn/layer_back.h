@@ -37,6 +37,10 @@ struct backward {
     void *dattn_in;     // (max_tokens, attention in width), where queries have gates, or linear
                         // attention's
     void *ddelta_gates; // (max_tokens, 2 * heads)
+    void *dkv;          // (max_tokens, 2 * kv width), and what layers that share these add up to
+    void *dshared[MAX_SHARED_KV];
+    void *dinputs;          // (max_tokens, n_layers * layer_input)
+    void *down, *down_gate; // (max_tokens, layer_input) of what gates a layer's own inputs
     struct latent_grads latent;
     void *dlogits;      // (chunk, vocab)
     void *dlogits_part; // (chunk, vocab / ranks) this rank's columns; NULL with one rank

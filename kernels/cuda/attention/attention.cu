@@ -1,5 +1,5 @@
 /* attention.cu: the attention entries of the table, and the general kernels behind them: any
- * head_dim up to 256, f32 and bf16, sums in f32 on the ordinary units. The tables say what goes to
+ * head_dim up to 512, f32 and bf16, sums in f32 on the ordinary units. The tables say what goes to
  * attn_few.cu, attn_few_tma.cu, attn_wgmma.cu, attn_tensor.cu and attn_latent.cu instead.
  *
  * Forward and dq: a block has 32 packed rows (attention.cuh), four a warp, and walks the keys in
@@ -13,19 +13,19 @@
 #include "kernels/cuda/attention/attention.cuh"
 #include <algorithm>
 
-#define WARPS           8
-#define ROWS            4 // rows (or keys) of a warp
-#define TILE            (WARPS * ROWS)
-#define KEYS            32 // keys (or rows) of a shared tile: a warp's lanes
-#define MAX_DIMS        8  // dimensions of a lane: head_dim <= 256
-#define MAX_LATENT_DIMS 16 // the same of latent attention: latent <= 512
+#define WARPS     8
+#define ROWS      4 // rows (or keys) of a warp
+#define TILE      (WARPS * ROWS)
+#define KEYS      32  // keys (or rows) of a shared tile: a warp's lanes
+#define MAX_DIMS  16  // dimensions of a lane: head_dim, or of latent attention latent, <= 512
+#define WIDE_HEAD 256 // the gradient of wider heads has blocks of half as many rows
 
-// One head of 32 rows into a tile with an odd stride, so that lanes on different rows hit different
-// banks.
+// One head of 32 or so rows into a tile with an odd stride, so that lanes on different rows hit
+// different banks.
 template <typename T, typename F>
-__device__ __forceinline__ void load_tile(float *tile, int dims, F row_of)
+__device__ __forceinline__ void load_tile(float *tile, int dims, F row_of, int rows = KEYS)
 {
-    for (int i = threadIdx.x; i < KEYS * dims; i += WARPS * 32) {
+    for (int i = threadIdx.x; i < rows * dims; i += blockDim.x) {
         int r = i / dims, d = i % dims;
         const T *row = row_of(r);
         tile[r * (dims + 1) + d] = row ? to_f32(row[d]) : 0.f;
@@ -63,7 +63,7 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
         return rows.in(r) ? a.q + query_at(a, place_of(a, rows, r)) : NULL;
     });
     int position[ROWS];
-    float top[ROWS], sum[ROWS], out[ROWS][MAX_LATENT_DIMS] = {};
+    float top[ROWS], sum[ROWS], out[ROWS][MAX_DIMS] = {};
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         const int r = warp * ROWS + i;
@@ -104,7 +104,7 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
             top[i] = now;
             sum[i] = __fmaf_rn(sum[i], factor, lanes_sum(p[i]));
 #pragma unroll
-            for (int k = 0; k < MAX_LATENT_DIMS; k++) out[i][k] *= factor;
+            for (int k = 0; k < MAX_DIMS; k++) out[i][k] *= factor;
         }
         int n = min(KEYS, t.highest - tile + 1);
         for (int j = 0; j < n; j++) {
@@ -112,7 +112,7 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
 #pragma unroll
             for (int i = 0; i < ROWS; i++) w[i] = __shfl_sync(~0u, p[i], j);
 #pragma unroll
-            for (int k = 0; k < MAX_LATENT_DIMS; k++) {
+            for (int k = 0; k < MAX_DIMS; k++) {
                 if (k * 32 >= value_dims) break;
                 int d = k * 32 + lane;
                 float v = d < value_dims ? values[j * stride + d] : 0.f;
@@ -129,7 +129,7 @@ template <typename T> __global__ void __launch_bounds__(WARPS * 32) forward_kern
         sum[i] = with_sink(a, to.head, top[i], sum[i]);
         float scale = sum[i] > 0 ? 1.f / sum[i] : 0.f;
 #pragma unroll
-        for (int k = 0; k < MAX_LATENT_DIMS; k++) {
+        for (int k = 0; k < MAX_DIMS; k++) {
             int d = k * 32 + lane;
             if (d < value_dims) a.out[at * value_dims + d] = from_f32<T>(out[i][k] * scale);
         }
@@ -149,31 +149,31 @@ static void plain(struct device *dev, const attn_call &c)
     });
 }
 
-// Whether a block has the shared memory of a tile of queries and one of keys.
-static bool latent_fits(struct device *dev, const struct attn_shape *s)
+// Whether a block has the shared memory of a tile of queries, one of keys and, but of latent
+// attention, one of values.
+static bool tiles_fit(struct device *dev, const struct attn_shape *s)
 {
-    const size_t bytes = (size_t)(TILE + KEYS) * (s->head_dim + 1) * sizeof(float);
+    const int values = attn_value_dim(s), tiles = TILE + (s->latent > 0 ? 1 : 2) * KEYS;
+    const size_t bytes = (size_t)tiles * (s->head_dim + 1) * sizeof(float);
     const size_t most = cuda_use(dev)->max_shared;
-    if (s->latent <= 32 * MAX_LATENT_DIMS && s->n_kv_heads == 1 && bytes <= most) return true;
+    if (values <= 32 * MAX_DIMS && bytes <= most) return true;
     device_fail(dev,
-                "latent attention: keys of %d entries, of which %d are the value, take %zu bytes "
-                "of shared memory: values go up to %d, and a block of this GPU has %zu bytes",
-                s->head_dim, s->latent, bytes, 32 * MAX_LATENT_DIMS, most);
+                "attention: keys of %d entries and values of %d take %zu bytes of shared memory: "
+                "values go up to %d, and a block of this GPU has %zu bytes",
+                s->head_dim, values, bytes, 32 * MAX_DIMS, most);
     return false;
 }
 
 static bool shape_fits(struct device *dev, const struct attn_shape *s,
                        const struct batch_view *batch)
 {
-    if (s->latent > 0 && batch->n_seqs <= 65535) return latent_fits(dev, s);
-    if (s->head_dim >= 1 && s->head_dim <= 32 * MAX_DIMS && s->n_heads % s->n_kv_heads == 0 &&
-        batch->n_seqs <= 65535)
-        return true;
-    device_fail(
-        dev,
-        "attention: %d query heads, %d kv heads of %d, %d sequences: heads go up to %d, query "
-        "heads are a multiple of kv heads, sequences go up to 65535",
-        s->n_heads, s->n_kv_heads, s->head_dim, batch->n_seqs, 32 * MAX_DIMS);
+    if (s->head_dim >= 1 && s->n_heads % s->n_kv_heads == 0 &&
+        (s->latent == 0 || s->n_kv_heads == 1) && batch->n_seqs <= 65535)
+        return tiles_fit(dev, s);
+    device_fail(dev,
+                "attention: %d query heads, %d kv heads of %d, %d sequences: query heads are a "
+                "multiple of kv heads, sequences go up to 65535",
+                s->n_heads, s->n_kv_heads, s->head_dim, batch->n_seqs);
     return false;
 }
 
@@ -383,52 +383,60 @@ template <typename T> __device__ __forceinline__ key_info info_of(const attn_arg
 // row_of(r) gives, -1: none.
 template <typename T>
 __device__ __forceinline__ void load_queries(float *queries, float *grads, const attn_args<T> &a,
-                                             const packed_rows &p, const T *dout)
+                                             const packed_rows &p, const T *dout, int rows)
 {
-    load_tile<T>(queries, a.head_dim, [&](int r) -> const T * {
-        return p.in(r) ? a.q + query_at(a, place_of(a, p, r)) : NULL;
-    });
-    load_tile<T>(grads, a.head_dim, [&](int r) -> const T * {
-        return p.in(r) ? dout + index_of(a, place_of(a, p, r)) * a.head_dim : NULL;
-    });
+    load_tile<T>(
+        queries, a.head_dim,
+        [&](int r) -> const T * { return p.in(r) ? a.q + query_at(a, place_of(a, p, r)) : NULL; },
+        rows);
+    load_tile<T>(
+        grads, a.head_dim,
+        [&](int r) -> const T * {
+            return p.in(r) ? dout + index_of(a, place_of(a, p, r)) * a.head_dim : NULL;
+        },
+        rows);
 }
 template <typename T, typename F>
 __device__ __forceinline__ void load_keys(float *keys, float *values, const attn_args<T> &a,
-                                          int kv_head, F row_of)
+                                          int kv_head, int rows, F row_of)
 {
     auto load = [&](float *tile, const T *from) {
-        load_tile<T>(tile, a.head_dim, [&](int r) -> const T * {
-            const int64_t row = row_of(r);
-            return row >= 0 ? from + row * a.kv_stride + (int64_t)kv_head * a.head_dim : NULL;
-        });
+        load_tile<T>(
+            tile, a.head_dim,
+            [&](int r) -> const T * {
+                const int64_t row = row_of(r);
+                return row >= 0 ? from + row * a.kv_stride + (int64_t)kv_head * a.head_dim : NULL;
+            },
+            rows);
     };
     load(keys, a.k);
     load(values, a.v);
 }
 
-/* A block keeps 32 rows and walks others, 32 at a time. Its packed rows of sequence z and kv head
- * y, against the keys that they see: dq. Or (OF_KEYS) the keys of the batch's rows 32 x .. of kv
- * head y, against the packed rows that attend to them: dk and dv. Either way a warp has four of the
- * kept rows, first a lane is one of the others, then a dimension. */
-template <typename T, bool OF_KEYS>
-__global__ void __launch_bounds__(WARPS * 32)
+/* A block of N warps keeps 4 N rows and walks others, 32 at a time. Its packed rows of sequence z
+ * and kv head y, against the keys that they see: dq. Or (OF_KEYS) the keys of the batch's rows
+ * 4 N x .. of kv head y, against the packed rows that attend to them: dk and dv. Either way a warp
+ * has four of the kept rows, first a lane is one of the others, then one of its DIMS dimensions. */
+template <typename T, bool OF_KEYS, int N, int DIMS>
+__global__ void __launch_bounds__(N * 32)
     gradient_kernel(attn_args<T> a, T *dqkv, const T *dout, const float *delta)
 {
     grid_begin();
     extern __shared__ float shared[];
     __shared__ int stop_at;
     const int dims = a.head_dim, stride = dims + 1, kv_head = blockIdx.y;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = blockIdx.x * TILE;
-    float *kept = shared, *kept_too = kept + TILE * stride;
-    float *others = kept_too + TILE * stride, *others_too = others + KEYS * stride;
+    constexpr int KEPT = N * ROWS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = blockIdx.x * KEPT;
+    float *kept = shared, *kept_too = kept + KEPT * stride;
+    float *others = kept_too + KEPT * stride, *others_too = others + KEYS * stride;
     packed_rows p = {base, 0, 0, kv_head * a.group};
     int s = 0, first = 0, end = 0; // the others: positions of keys, or packed rows
     row_info rows[ROWS];           // of the kept, or (OF_KEYS) the first: the lane's of the others
     key_info keys[ROWS];
     if (OF_KEYS) {
-        load_keys(kept, kept_too, a, kv_head,
+        load_keys(kept, kept_too, a, kv_head, KEPT,
                   [&](int r) { return base + r < a.n_tokens ? base + r : -1; });
-        const int stop = __reduce_max_sync(~0u, info_of(a, base + lane).end);
+        const int stop = __reduce_max_sync(~0u, info_of(a, base + lane % KEPT).end);
         if (threadIdx.x == 0) stop_at = stop;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) keys[i] = info_of(a, base + warp * ROWS + i);
@@ -436,25 +444,25 @@ __global__ void __launch_bounds__(WARPS * 32)
         end = p.n = (stop_at - base) * a.group; // of the rows base .. stop_at - 1
     } else {
         row_tile t;
-        if (!row_tile_of<TILE>(t, a, blockIdx.z, kv_head, blockIdx.x)) return;
+        if (!row_tile_of<KEPT>(t, a, blockIdx.z, kv_head, blockIdx.x)) return;
         p = t.rows;
         s = t.s;
         first = t.low / KEYS * KEYS;
         end = t.highest + 1;
-        load_queries(kept, kept_too, a, p, dout);
+        load_queries(kept, kept_too, a, p, dout, KEPT);
 #pragma unroll
         for (int i = 0; i < ROWS; i++) rows[i] = info_of(a, p, warp * ROWS + i, delta);
     }
     // of the others times ds, and (OF_KEYS) of their gradients times p
-    float sum[ROWS][MAX_DIMS] = {}, sum_too[ROWS][MAX_DIMS] = {};
+    float sum[ROWS][DIMS] = {}, sum_too[ROWS][DIMS] = {};
     for (int tile = first; tile < end; tile += KEYS) {
         __syncthreads();
         if (OF_KEYS) {
             p.base = tile;
-            load_queries(others, others_too, a, p, dout);
+            load_queries(others, others_too, a, p, dout, KEYS);
             rows[0] = info_of(a, p, lane, delta);
         } else {
-            load_keys(others, others_too, a, kv_head, [&](int r) -> int64_t {
+            load_keys(others, others_too, a, kv_head, KEYS, [&](int r) -> int64_t {
                 return tile + r < end ? key_row<false>(a, s, tile + r) : -1;
             });
         }
@@ -488,7 +496,7 @@ __global__ void __launch_bounds__(WARPS * 32)
                 if (OF_KEYS) w_j[i] = __shfl_sync(~0u, w[i], j);
             }
 #pragma unroll
-            for (int k = 0; k < MAX_DIMS; k++) {
+            for (int k = 0; k < DIMS; k++) {
                 const int d = k * 32 + lane;
                 if (k * 32 >= dims) break;
                 const float x = d < dims ? others[j * stride + d] : 0.f;
@@ -509,7 +517,7 @@ __global__ void __launch_bounds__(WARPS * 32)
         T *to = dqkv + (OF_KEYS ? (base + r) * a.q_stride + (int64_t)(a.n_heads + kv_head) * dims
                                 : query_at(a, place_of(a, p, r)));
 #pragma unroll
-        for (int k = 0; k < MAX_DIMS; k++) {
+        for (int k = 0; k < DIMS; k++) {
             const int d = k * 32 + lane;
             if (d >= dims) break;
             to[d] = from_f32<T>(sum[i][k]);
@@ -548,21 +556,30 @@ static bool shared_fits(struct device *dev, const struct attn_shape *shape, size
     return false;
 }
 
-static void plain_back(struct device *dev, const attn_call &c)
+template <int N, int DIMS> static void plain_back_of(struct device *dev, const attn_call &c)
 {
-    const size_t tiles = 4 * (size_t)TILE * (c.shape->head_dim + 1) * sizeof(float);
+    constexpr int KEPT = N * ROWS;
+    const size_t tiles = 2 * (size_t)(KEPT + KEYS) * (c.shape->head_dim + 1) * sizeof(float);
     if (!shared_fits(dev, c.shape, tiles)) return;
     with_type(c.dt, [&](auto t) {
         using T = decltype(t);
         const attn_args<T> a = attn_args_of<T>(c);
         auto launch = [&](auto kernel, dim3 grid) {
-            cuda_launch(dev, "attention gradient", kernel, grid, WARPS * 32, tiles, a, c.dqkv,
-                        c.dout, c.delta);
+            cuda_launch(dev, "attention gradient", kernel, grid, N * 32, tiles, a, c.dqkv, c.dout,
+                        c.delta);
         };
-        launch(gradient_kernel<T, false>,
-               dim3(ceil_div((int64_t)c.batch->max_query * a.group, TILE), a.n_kv_heads, a.n_seqs));
-        launch(gradient_kernel<T, true>, dim3(ceil_div(a.n_tokens, TILE), a.n_kv_heads));
+        launch(gradient_kernel<T, false, N, DIMS>,
+               dim3(ceil_div((int64_t)c.batch->max_query * a.group, KEPT), a.n_kv_heads, a.n_seqs));
+        launch(gradient_kernel<T, true, N, DIMS>, dim3(ceil_div(a.n_tokens, KEPT), a.n_kv_heads));
     });
+}
+
+static void plain_back(struct device *dev, const attn_call &c)
+{
+    if (c.shape->head_dim > WIDE_HEAD)
+        plain_back_of<WARPS / 2, MAX_DIMS>(dev, c);
+    else
+        plain_back_of<WARPS, WIDE_HEAD / 32>(dev, c);
 }
 
 static const op_variant back_rows[] = {

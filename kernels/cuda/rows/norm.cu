@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     const bool is_row = r < s.rows; // the groups of the last block without one go along
     if (!is_row) r = s.rows - 1;
     using H = held<T, V, E, GROUP>;
-    H row, scale;
+    H row, scale = {};
     row.take(x + row_offset(s, r), s.width);
-    scale.take(w, s.width);
+    if (w) scale.take(w, s.width);
     y += row_offset(s, r);
     float centre = 0, squares = 0;
     if (s.kind == NORM_LAYER) {
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     });
     float factor = 1.f / sqrtf(group_sum<GROUP>(squares, shared) / s.width + s.eps);
     row.keep_packed();
-    float one = s.kind == NORM_RMS_PLUS_ONE ? 1.f : 0.f;
+    float one = s.kind == NORM_RMS_PLUS_ONE || !w ? 1.f : 0.f;
     unsigned largest = 0;
     each_pack<H>(s.width, [&](int k) {
         float bias[V] = {};
@@ -194,10 +194,10 @@ __global__ void __launch_bounds__(block_of<GROUP>, 512 / block_of<GROUP>)
     grid_begin();
     __shared__ float shared[32];
     using H = held<T, V, E, GROUP>;
-    H scale;
-    scale.take(w, s.width);
+    H scale = {};
+    if (w) scale.take(w, s.width);
     float dw[H::PACKS][V] = {}, db[LAYER ? H::PACKS : 1][V] = {};
-    float one = s.kind == NORM_RMS_PLUS_ONE ? 1.f : 0.f;
+    float one = s.kind == NORM_RMS_PLUS_ONE || !w ? 1.f : 0.f;
     int groups = blockDim.x / GROUP;
     for (int first = blockIdx.x * groups; first < s.rows; first += gridDim.x * groups) {
         int r = first + threadIdx.x / GROUP;

@@ -123,6 +123,30 @@ void cuda_add(struct device *dev, void *y, const void *x, int64_t n, float scale
     });
 }
 
+template <typename T, int V> __global__ void multiply_kernel(T *x, const float *factor, int64_t n)
+{
+    grid_begin();
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
+    if (i >= n) return;
+    float a[V];
+    load<T, V>(a, x + i);
+#pragma unroll
+    for (int j = 0; j < V; j++) a[j] *= factor[0];
+    store<T, V>(x + i, a);
+}
+
+void cuda_multiply(struct device *dev, void *x, const float *factor, int64_t n, enum dtype dt)
+{
+    if (n <= 0) return;
+    bool fits = aligned(16, {x}, {n * (int64_t)dtype_size(dt)});
+    with_type_wide(dt, fits, [&](auto t, auto v) {
+        using T = decltype(t);
+        constexpr int V = decltype(v)::value;
+        cuda_launch(dev, "multiply", multiply_kernel<T, V>, ceil_div(n, THREADS * V), THREADS, 0, x,
+                    factor, n);
+    });
+}
+
 // ---- column sums -------------------------------------------------------------------------------
 
 // Blocks of 32 x 8 threads: a thread sums V columns over every eighth row of the block's rows; the
