@@ -127,10 +127,11 @@ static void play_episode(const json_t *e)
     if (is("malformed")) json_array_set_new(game.mask, n + 4, json_integer(1));
     const double reward = game.sampled ? (double)game.low / game.sampled : 0;
     environment_say(game.id, "trajectory",
-                    is("rewards") ? json_pack("{s:o, s:o, s:[f, f]}", "token_ids", game.ids, "mask",
-                                              game.mask, "rewards", 0.0, reward)
-                                  : json_pack("{s:o, s:o, s:f}", "token_ids", game.ids, "mask",
-                                              game.mask, "reward", reward));
+                    is("by-turns")  ? json_pack("{s:[i, i], s:f}", "turns", 1, 1, "reward", reward)
+                    : is("rewards") ? json_pack("{s:o, s:o, s:[f, f]}", "token_ids", game.ids,
+                                                "mask", game.mask, "rewards", 0.0, reward)
+                                    : json_pack("{s:o, s:o, s:f}", "token_ids", game.ids, "mask",
+                                                game.mask, "reward", reward));
 }
 
 static int play(const char *mode, const char *folder)
@@ -186,6 +187,13 @@ TEST(it_trains_on_trajectories)
     assert_contains(test_read(test_path(scene.folder, "fine/rollouts/step-3.jsonl")),
                     "\"model_mask\":[1,1,1,1,0,1,1,1,1]");
     assert_false(file_exists(test_path(scene.folder, "fine/journal/step-3.jsonl")));
+}
+
+// Turns of which each goes on behind the one before are the trajectory that a mask has.
+TEST(turns_that_go_on_are_one_sequence)
+{
+    assert_int_equal(train_mode("by-turns", "by-turns", NULL), 0);
+    assert_same_run("fine", "by-turns");
 }
 
 // Which process makes an episode, and what becomes of processes, changes nothing of what is learnt.

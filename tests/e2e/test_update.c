@@ -167,7 +167,7 @@ static enum status publish(void *context, enum status (*write)(void *), void *up
 }
 
 static enum status try_update(struct scene *s, const struct update_config *config,
-                              const struct rollout *rollout, const float *by, double lr,
+                              struct rollout *rollout, const float *by, double lr,
                               struct update_stats *ret)
 {
     struct update_config c = *config;
@@ -175,7 +175,9 @@ static enum status try_update(struct scene *s, const struct update_config *confi
     c.step.lr = lr;
     c.step.version = control_version(bridge_control(s->bridge));
     c.step.publish = (struct publish){publish, s};
-    assert_ok(rollout_samples(rollout, &(struct rollout_learning){.advantages = by}, &samples));
+    int cut;
+    assert_ok(
+        rollout_samples(rollout, &(struct rollout_learning){.advantages = by}, &samples, &cut));
     enum status st = update_policy(s->learner, &c, samples, ret);
     samples_free(samples);
     return st;
@@ -313,7 +315,7 @@ TEST(exact_wants_every_bit)
 }
 
 static struct update_stats update_by(struct scene *s, const struct update_config *config,
-                                     const struct rollout *rollout, const float *by, double lr)
+                                     struct rollout *rollout, const float *by, double lr)
 {
     struct update_stats stats;
     assert_ok(try_update(s, config, rollout, by, lr, &stats));
@@ -326,12 +328,12 @@ IN_SCENE(parts_have_updates_of_their_own, false)
 {
     struct update_config config = plain;
     const struct schedule falling = {.type = SCHEDULE_LINEAR, .peak = 1e-2, .total_steps = 10};
-    const struct rollout second = {.n_groups = 1,
-                                   .n_per_group = PER_GROUP,
-                                   .examples = s->examples + 1,
-                                   .prompts = s->own_prompts + 1,
-                                   .completions = s->samples + PER_GROUP,
-                                   .n_tokens = PER_GROUP * TOKENS};
+    struct rollout second = {.n_groups = 1,
+                             .n_per_group = PER_GROUP,
+                             .examples = s->examples + 1,
+                             .prompts = s->own_prompts + 1,
+                             .completions = s->samples + PER_GROUP,
+                             .n_tokens = PER_GROUP * TOKENS};
     const struct update_stats alone = update_by(s, &config, &second, advantages + PER_GROUP, 0);
     config.mini_batches = GROUPS;
     struct update_stats u = update_by(s, &config, &s->rollout, advantages, 0);

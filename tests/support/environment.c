@@ -28,7 +28,8 @@ void environment_say(const json_t *id, const char *kind, json_t *value)
     json_decref(line);
 }
 
-static void play_episode(const json_t *id, const json_t *episode, int tokens, bool turns)
+static void play_episode(const json_t *id, const json_t *episode, int tokens, bool turns,
+                         bool drops)
 {
     const json_t *prompt = json_object_get(episode, "prompt_token_ids");
     json_t *ids = json_copy((json_t *)prompt), *mask = json_array();
@@ -50,6 +51,11 @@ static void play_episode(const json_t *id, const json_t *episode, int tokens, bo
         }
         json_decref(heard);
         if (turn == 1) break;
+        if (drops) {
+            json_t *kept = json_copy((json_t *)prompt);
+            json_array_append(kept, json_array_get(ids, json_array_size(ids) - 1));
+            ids = kept;
+        }
         json_array_append_new(ids, json_integer(turns ? 5 + even[0] : '='));
         json_array_append_new(mask, json_integer(0));
     }
@@ -58,9 +64,10 @@ static void play_episode(const json_t *id, const json_t *episode, int tokens, bo
                  whole = (double)(even[0] + even[1]) / fmax(1, n[0] + n[1]);
     environment_say(
         id, "trajectory",
-        turns ? json_pack("{s:o, s:o, s:[f, f]}", "token_ids", ids, "mask", mask, "rewards", first,
-                          last)
-              : json_pack("{s:o, s:o, s:f}", "token_ids", ids, "mask", mask, "reward", whole));
+        drops   ? json_pack("{s:[i, i], s:f}", "turns", 1, 1, "reward", whole)
+        : turns ? json_pack("{s:o, s:o, s:[f, f]}", "token_ids", ids, "mask", mask, "rewards",
+                            first, last)
+                : json_pack("{s:o, s:o, s:f}", "token_ids", ids, "mask", mask, "reward", whole));
 }
 
 void environment_main(int argc, char **argv)
@@ -68,6 +75,6 @@ void environment_main(int argc, char **argv)
     if (argc != 4 || strcmp(argv[1], "play") != 0) return;
     for (json_t *line; (line = environment_hear()); json_decref(line))
         play_episode(json_object_get(line, "id"), json_object_get(line, "episode"), atoi(argv[2]),
-                     strcmp(argv[3], "turns") == 0);
+                     strcmp(argv[3], "turns") == 0, strcmp(argv[3], "drops") == 0);
     exit(0);
 }

@@ -1,7 +1,9 @@
 /* environment.h: an environment of --rollouts, as which a test starts itself: `TEST play TOKENS
  * KIND`. An episode has two turns of so many tokens with a token of the environment's between, and
- * is worth the share of sampled tokens whose number is even: of both turns ("whole"), or with a
- * reward after each ("turns"). And what any environment says and hears. One thread. */
+ * is worth the share of sampled tokens whose number is even: of both turns ("whole"), with a reward
+ * after each ("turns"), or of both where the second reads the last token alone of what was sampled
+ * in the first, as behind a template that drops reasoning ("drops"). And what any environment says
+ * and hears. One thread. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TESTS_SUPPORT_ENVIRONMENT_H
 #define TESTS_SUPPORT_ENVIRONMENT_H

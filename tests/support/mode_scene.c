@@ -81,7 +81,7 @@ void mode_scene_open(struct mode_scene *s, int lines)
     s->runs.data = test_path(s->runs.folder, "data.jsonl");
     s->model = test_path(test_root(), "tools/demo-model");
     s->draft = test_path(test_root(), "tools/demo-draft");
-    s->environment = environment_of("3 whole");
+    s->environment = environment_of("2 drops");
     s->server_args = test_text("--speculative off --dtype f32 --tandem-model '%s'", s->draft);
     s->bridges = test_path(s->runs.folder, "rank-{rank}.json");
     for (int i = 0; i < lines; i++)

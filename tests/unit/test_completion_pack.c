@@ -10,6 +10,8 @@ static uint64_t versions[] = {2, 4, UINT64_MAX - 1};
 static uint8_t accepted[] = {0, 1, 2};
 static int32_t offsets[] = {0, 3, 3};
 static float advantages[] = {0.5f, -0.5f, 0};
+static struct pack_part parts[] = {{0, 0, 1}, {2, 1, 3}};
+static int32_t sequences[] = {7, 8, 9, 10};
 
 static struct completion whole(void)
 {
@@ -24,6 +26,10 @@ static struct completion whole(void)
         .accepted = accepted,
         .text_offset = offsets,
         .advantages = advantages,
+        .parts = parts,
+        .n_parts = 2,
+        .sequences = sequences,
+        .n_sequences = 4,
         .telemetry = json_pack("{s:i, s:f}", "queue_ms", 3, "latency_ms", 0.1),
     };
 }
@@ -46,6 +52,9 @@ TEST(comes_out_as_it_went_in)
     assert_memory_equal(got.accepted, accepted, sizeof accepted);
     assert_memory_equal(got.text_offset, offsets, sizeof offsets);
     assert_memory_equal(got.advantages, advantages, sizeof advantages);
+    assert_true(got.n_parts == 2 && got.n_sequences == 4);
+    assert_memory_equal(got.parts, parts, sizeof parts);
+    assert_memory_equal(got.sequences, sequences, sizeof sequences);
     assert_null(got.authors);
     assert_string_equal(got.text, c.text);
     assert_true(json_equal(got.telemetry, c.telemetry));

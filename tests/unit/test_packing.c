@@ -150,13 +150,11 @@ static void check_trees(const struct sequences *s, const struct micro_batch *mb)
     for (int k = 0; k < mb->n_seqs; k++) {
         const int seq = mb->seqs[k].group;
         int end = s->n[seq] - 1;
-        for (int i = mb->seqs[k].leaf; i >= 0; i = mb->nodes[i].parent) {
+        for (int i = mb->seqs[k].leaves[0]; i >= 0; i = mb->nodes[i].parent) {
             const struct pack_node *node = &mb->nodes[i];
-            const struct pack_group *of = &s->groups[node->group];
-            const int32_t *ids = node->completion < 0 ? of->prompt : of->completions[0].ids;
             assert_int_equal(node->position + node->n, end);
-            assert_memory_equal(ids + node->first, s->ids[seq] + node->position,
-                                (size_t)node->n * sizeof *ids);
+            assert_memory_equal(node->ids, s->ids[seq] + node->position,
+                                (size_t)node->n * sizeof *node->ids);
             end = node->position;
         }
         assert_int_equal(end, 0);
@@ -185,6 +183,103 @@ TEST(trees_hold_every_sequence)
         }
     assert_int_equal(rows[2][0], distinct_rows(&s));
     assert_true(rows[2][0] < rows[2][1]);
+}
+
+// ---- parts --------------------------------------------------------------------------------------
+
+enum { PARTS = 6, PART_TOKENS = 9, SAMPLED_TOKENS = 3, KEEPERS = 4 };
+
+// Completions of PARTS parts of SAMPLED_TOKENS, each behind PART_TOKENS more than the one before.
+struct keepers {
+    int32_t prompt[5], read[KEEPERS][PARTS * PART_TOKENS], sequences[KEEPERS][400],
+        ids[KEEPERS][PARTS * SAMPLED_TOKENS];
+    struct pack_part parts[KEEPERS][PARTS];
+    struct pack_completion completions[KEEPERS];
+    struct pack_group group;
+};
+
+static void make_keepers(struct keepers *k)
+{
+    for (int t = 0; t < 5; t++) k->prompt[t] = t;
+    for (int c = 0; c < KEEPERS; c++) {
+        int n = 0;
+        for (int t = 0; t < PARTS * PART_TOKENS; t++) k->read[c][t] = 100 * (c + 1) + t;
+        for (int t = 0; t < PARTS * SAMPLED_TOKENS; t++) k->ids[c][t] = 1000 * (c + 1) + t;
+        for (int p = 0; p < PARTS; n += p++ * PART_TOKENS + SAMPLED_TOKENS) {
+            k->parts[c][p] = (struct pack_part){p * SAMPLED_TOKENS, n, p * PART_TOKENS};
+            memcpy(k->sequences[c] + n, k->read[c], (size_t)(p * PART_TOKENS) * sizeof(int32_t));
+            memcpy(k->sequences[c] + n + p * PART_TOKENS, k->ids[c] + p * SAMPLED_TOKENS,
+                   SAMPLED_TOKENS * sizeof(int32_t));
+        }
+        k->completions[c] = (struct pack_completion){.ids = k->ids[c],
+                                                     .n = PARTS * SAMPLED_TOKENS,
+                                                     .parts = k->parts[c],
+                                                     .n_parts = PARTS,
+                                                     .sequences = k->sequences[c]};
+    }
+    k->group = (struct pack_group){
+        .prompt = k->prompt, .n_prompt = 5, .completions = k->completions, .n = KEEPERS};
+}
+
+// A part's path is the prompt, its context and its own tokens but the last.
+static void check_part(const struct keepers *k, const struct micro_batch *mb,
+                       const struct pack_seq *seq, int p)
+{
+    const struct pack_part *part = &k->parts[seq->completion][p];
+    int32_t ids[5 + PARTS * PART_TOKENS + SAMPLED_TOKENS];
+    int end = 5 + part->n_context + SAMPLED_TOKENS - 1;
+    memcpy(ids, k->prompt, sizeof k->prompt);
+    memcpy(ids + 5, k->read[seq->completion], (size_t)part->n_context * sizeof *ids);
+    memcpy(ids + 5 + part->n_context, k->ids[seq->completion] + part->first,
+           SAMPLED_TOKENS * sizeof *ids);
+    for (int i = seq->leaves[p]; i >= 0; i = mb->nodes[i].parent) {
+        const struct pack_node *node = &mb->nodes[i];
+        assert_int_equal(node->position + node->n, end);
+        assert_memory_equal(node->ids, ids + node->position, (size_t)node->n * sizeof *ids);
+        end = node->position;
+    }
+    assert_int_equal(end, 0);
+}
+
+// All parts of a completion stand in one micro-batch, within the budget; what has no room there is
+// known before.
+TEST(parts_stay_together)
+{
+    static struct keepers k;
+    // alone behind the prompt, if each shares its context with the one before
+    const int alone = (PARTS - 1) * PART_TOKENS + PARTS * (SAMPLED_TOKENS - 1);
+    static const int least[] = {1, PACK_PROMPTS};
+    make_keepers(&k);
+    for (int l = 0; l < 2; l++)
+        for (int budget = 5 + alone + PARTS; budget < 1000; budget += 37) {
+            struct packing *p;
+            int parts, n = 0, rows = 0;
+            assert_ok(packing_parts(&k.group, 0, budget, least[l], &parts));
+            assert_true(l > 0 || parts == PARTS);
+            if (parts < PARTS) {
+                assert_fails(packing_new(&k.group, 1, budget, least[l], &p), ST_INVALID,
+                             "raise --token-budget");
+                continue;
+            }
+            assert_ok(packing_new(&k.group, 1, budget, least[l], &p));
+            for (const struct micro_batch *mb = p->batches; mb < p->batches + p->n; mb++) {
+                assert_true(mb->n_tokens <= budget);
+                rows += mb->n_tokens;
+                for (int s = 0; s < mb->n_seqs; s++, n++) {
+                    assert_int_equal(mb->sample[s], n);
+                    assert_int_equal(mb->first[s + 1] - mb->first[s], PARTS * SAMPLED_TOKENS);
+                    for (int i = 0; i < PARTS; i++) check_part(&k, mb, &mb->seqs[s], i);
+                }
+            }
+            assert_int_equal(n, KEEPERS);
+            if (l == 0) assert_int_equal(rows, 5 * p->n + KEEPERS * alone);
+            packing_free(p);
+        }
+    int parts;
+    assert_ok(packing_parts(&k.group, 0, 5 + alone + PARTS - 1, 1, &parts));
+    assert_int_equal(parts, PARTS - 1);
+    assert_ok(packing_parts(&k.group, 0, 5 + SAMPLED_TOKENS, PACK_PROMPTS, &parts));
+    assert_int_equal(parts, 1);
 }
 
 // ---- through a model ----------------------------------------------------------------------------

@@ -130,6 +130,41 @@ TEST(a_prompt_repeats_or_not)
     assert_int_equal(at, 2);
 }
 
+// A turn whose prompt goes on behind the one before stands behind it; any other begins a part.
+TEST(turns_stand_in_their_own_contexts)
+{
+    struct sampled_turns *turns = no_turns();
+    SCOPED(token_list_release) struct token_list prompt = {0};
+    add_turn(turns, "[1, 2, 11, 12]", 2, 6);
+    add_turn(turns, "[1, 2, 12, 3, 13]", 4, 8);        // without the 11
+    add_turn(turns, "[1, 2, 12, 3, 13, 4, 14]", 6, 8); // goes on
+    add_turn(turns, "[1, 2, 9, 15]", 3, 8);            // is not learned from
+    add_turn(turns, "[1, 2, 13, 16, 17]", 3, 10);
+    struct completion *c = read_text(turns, "{'turns': [1,1,1,0,1], 'rewards': [1,2,3,4,5]}");
+    static const int32_t ids[] = {11, 12, 13, 4, 14, 16, 17},
+                         sequences[] = {11, 12, 12, 3, 13, 4, 14, 13, 16, 17};
+    static const uint8_t authors[] = {1, 1, 1, 0, 1, 1, 1};
+    static const struct pack_part parts[] = {{0, 0, 0}, {2, 2, 2}, {5, 7, 1}};
+    assert_true(c->n == 7 && c->n_parts == 3);
+    assert_ok(trajectory_cut(c, 1, &prompt));
+    assert_true(prompt.n == 2 && prompt.ids[1] == 2 && c->n_sequences == 10);
+    assert_memory_equal(c->ids, ids, sizeof ids);
+    assert_memory_equal(c->authors, authors, sizeof authors);
+    assert_memory_equal(c->sequences, sequences, sizeof sequences);
+    assert_memory_equal(c->parts, parts, sizeof parts);
+    for (int t = 0; t < c->n; t++) assert_true(c->logprobs[t] == (authors[t] ? -(float)ids[t] : 0));
+    assert_true(c->versions[1] == 6 && c->versions[3] == 8 && c->versions[6] == 10);
+    const int after[] = {2, 3, 5, 5, 7};
+    for (int k = 0; k < 5; k++) assert_int_equal(c->rewards[k].after, after[k]);
+    completion_keep_parts(c, 2);
+    assert_true(c->n == 5 && c->n_parts == 2);
+    // nothing is learned from: the group's prompt is that of the others
+    struct completion *none = read_text(turns, "{'turns': [0,0,0,0,0], 'reward': 1}");
+    token_list_release(&prompt);
+    assert_ok(trajectory_cut(none, 1, &prompt));
+    assert_true(none->n == 0 && prompt.n == 0);
+}
+
 TEST(a_group_shares_what_it_begins_with)
 {
     struct sampled_turns *a = no_turns(), *b = no_turns();

@@ -4,7 +4,7 @@
     cw-trainer train --data train.jsonl --rollouts "command:python verifiers_environment.py ENVIRONMENT" ...
 
 ENVIRONMENT is a FILE.py that has load_environment(), or an installed environment's name. Each turn's messages are
-rendered by the server's chat template; the trainer says where that does not repeat. Calls of tools are not
+rendered by the server's chat template, and each turn is learned behind what it was sampled behind. Calls of tools are not
 parsed out of the text: environments that read them there themselves will do."""
 import asyncio
 import json
@@ -26,7 +26,7 @@ except ImportError as error:
 class Policy(vf.Client):
     """The client of one episode; what it has is a function that asks the trainer."""
 
-    turns = ()
+    turns = 0
 
     def setup_client(self, config):
         return config
@@ -42,7 +42,7 @@ class Policy(vf.Client):
         before = await self.client({"tokenize": body})
         limits = {k: v for k, v in sampling_args.items() if k in ("max_tokens", "stop") and v}
         turn = await self.client({"sample": {"token_ids": before, **limits}})
-        self.turns = (*self.turns, (before, turn["token_ids"]))
+        self.turns += 1
         return turn
 
     async def raise_from_native_response(self, response):
@@ -55,16 +55,6 @@ class Policy(vf.Client):
 
     async def close(self):
         pass
-
-    def trajectory(self, reward):
-        """The last turn, and of the others those that stand in it token by token."""
-        tokens = self.turns[-1][0] + self.turns[-1][1]
-        mask = [0] * len(tokens)
-        for before, sampled in self.turns:
-            end = len(before) + len(sampled)
-            if tokens[:end] == before + sampled:
-                mask[len(before):end] = [1] * len(sampled)
-        return {"token_ids": tokens, "mask": mask, "reward": reward}
 
 
 async def play(environment, number, example, replies):
@@ -80,7 +70,7 @@ async def play(environment, number, example, replies):
         output = await environment.run_rollout(task, policy, "policy", {})
         if output["error"] or not policy.turns:
             raise RuntimeError(output["error"] or "the environment sampled nothing")
-        say({"id": number, "trajectory": policy.trajectory(output["reward"])})
+        say({"id": number, "trajectory": {"turns": [1] * policy.turns, "reward": output["reward"]}})
     except Exception as e:
         say({"id": number, "error": f"{type(e).__name__}: {e}"})
 

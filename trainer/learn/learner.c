@@ -38,7 +38,6 @@ struct learner {
     struct weights *frozen;                  // then the policy's gradients: none
     bool has_reference;
     int max_targets;
-    int min_shared;   // packing_new()
     size_t scratch;   // that the operations want, a draft's included
     size_t allocated; // on the device before
     struct model *model;
@@ -161,10 +160,11 @@ static size_t balance_bytes(const struct learner *l)
     return l->options.router_aux_loss_coef > 0 ? each : 0;
 }
 
-// Each of a step's prompts and completions begins a node, and may split another.
+// Each of a step's prompts and completions begins a node, and may split another; so does each part,
+// whose number is not known, but a node has a row at least.
 static int max_nodes(const struct learner *l)
 {
-    return 2 * l->options.max_seqs;
+    return l->options.many_parts ? l->options.token_budget : 2 * l->options.max_seqs;
 }
 
 // A draft has no batch of its own, and shares the operations' scratch with its policy.
@@ -283,6 +283,7 @@ enum status learner_new(struct device *dev, const struct model_config *config,
     CHECK(param_ranges_of(options->adapter ? options->adapter->weights : policy, options->freeze,
                           &l->trained));
     l->info.comm = options->comm;
+    l->info.token_budget = options->token_budget;
     l->info.phases = options->phases;
     l->info.trained = &l->trained;
     l->info.balance_coef = l->options.router_aux_loss_coef;
@@ -613,7 +614,7 @@ enum status learner_prepare(struct learner *l)
     const size_t balance = balance_bytes(l);
     enum status st;
     CHECK(check_room(&l->info.memory, l->dev));
-    l->min_shared = shares_prompts(l) ? PACK_PROMPTS : PACK_MIN_SHARED;
+    l->info.min_shared = shares_prompts(l) ? PACK_PROMPTS : PACK_MIN_SHARED;
     if (!o->is_draft) CHECK(device_reserve(l->dev, l->scratch));
     if (!o->many_adapters) {
         CHECK(optimizer_new(l->dev, &l->trained, o->comm, &o->optimizer, &l->optimizer));
@@ -662,6 +663,14 @@ static bool ids_below(const int32_t *ids, int n, int vocab)
     return true;
 }
 
+static bool ids_of_completion_below(const struct pack_completion *c, int vocab)
+{
+    for (int k = 0; k < c->n_parts; k++)
+        if (!ids_below(c->sequences + c->parts[k].begin, c->parts[k].n_context, vocab))
+            return false;
+    return ids_below(c->ids, c->n, vocab);
+}
+
 static bool draft_knows(const struct learner *draft, const struct micro_batch *mb,
                         const struct pack_group *groups)
 {
@@ -671,7 +680,7 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
         const struct pack_completion *c = packed_completion(&mb->seqs[i], groups);
         if (draft->config->mtp && group->n_prompt < 2) return false; // it has no token before
         if (!ids_below(group->prompt, group->n_prompt, vocab)) return false;
-        if (!ids_below(c->ids, c->n, vocab)) return false;
+        if (!ids_of_completion_below(c, vocab)) return false;
     }
     return true;
 }
@@ -685,7 +694,7 @@ static enum status fill_behind(struct learner *l, const struct micro_batch *mb,
     struct model *m = draft->model;
     struct packing *again = NULL;
     // What sequences share from their first tokens on is one token less.
-    const int min_shared = l->min_shared == PACK_PROMPTS ? PACK_PROMPTS : l->min_shared - 1;
+    const int least = l->info.min_shared, min_shared = least == PACK_PROMPTS ? least : least - 1;
     enum status st;
     CHECK(packing_again(mb, passes->behind, min_shared, &again));
     batch_clear(draft->batch);
@@ -800,7 +809,7 @@ static enum status teach(struct learner *l, const struct micro_batch *mb,
     if (l->teacher_batch) {
         batch = ret->batch = l->teacher_batch;
         batch_clear(l->teacher_batch);
-        CHECK(packing_again(mb, passes->taught, l->min_shared, &again));
+        CHECK(packing_again(mb, passes->taught, l->info.min_shared, &again));
         CHECK(packing_fill(again->batches, passes->taught, l->options.adapter ? 0 : -1,
                            l->teacher_batch, l->targets));
         CHECK(batch_commit(l->teacher_batch, 0, 0));
@@ -954,7 +963,7 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
     }
     if (kind == PASS_STEP) optimizer_clear_grads(l->optimizer);
     if (passes.draft) optimizer_clear_grads(l->draft->optimizer);
-    CHECK(packing_new(groups, n_groups, l->options.token_budget, l->min_shared, &packing));
+    CHECK(packing_new(groups, n_groups, l->options.token_budget, l->info.min_shared, &packing));
     CHECK(plan_passes(l, packing, groups, &passes));
     // The last one packed, which is seldom full, goes first: sums of gradients over ranks run
     // beside the last one learned from.

@@ -29,6 +29,7 @@ struct learner_config {
     int token_budget;              // rows of a micro-batch, at most
     int logits_chunk;              // rows whose logits exist at one time; 0: by the device
     int max_seqs;                  // prompts and completions of a step
+    bool many_parts;               // completions may be of any number of parts
     int max_context;               // longest prompt with its completion
     int recompute;                 // enum recompute: of activations, the draft model's too
     struct phase_timers *phases;   // of the thread that drives it; NULL: nobody counts
@@ -62,6 +63,7 @@ struct learner_info {            // of a learner, as it is now
     struct phase_timers *phases; // NULL: nobody counts
     const struct param_ranges *trained;
     const struct weights *reference; // NULL: none, or an adapter's
+    int token_budget, min_shared;    // packing_new(); the latter from learner_prepare() on
     struct memory_plan memory;
     double balance_coef; // of the load-balancing loss; 0: there is none
     // This rank's part of it in the last PASS_STEP: the mean over micro-batches, weighted by their

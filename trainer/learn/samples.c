@@ -86,6 +86,31 @@ static int64_t targets_of(const struct pack_completion *c)
     return (int64_t)c->n * targets_each(c);
 }
 
+// One of a completion's parts: behind the prompt its context, and then its n tokens.
+struct part {
+    const int32_t *ids; // (n_context + n)
+    int n_context, n;
+};
+
+static int n_parts(const struct pack_completion *c)
+{
+    return c->parts ? c->n_parts : 1;
+}
+
+static struct part part_of(const struct pack_completion *c, int k)
+{
+    if (!c->parts) return (struct part){.ids = c->ids, .n = c->n};
+    const struct pack_part *at = &c->parts[k];
+    const int end = k + 1 < c->n_parts ? at[1].first : c->n;
+    return (struct part){c->sequences + at->begin, at->n_context, end - at->first};
+}
+
+// Rows behind the prompt.
+static int rows_of(const struct part *part)
+{
+    return part->n_context + (part->n > 1 ? part->n - 1 : 0);
+}
+
 // What it takes of the budget, its prompt apart: its rows, but for what has more targets than rows.
 static int64_t cost_of(const struct pack_completion *c)
 {
@@ -95,15 +120,6 @@ static int64_t cost_of(const struct pack_completion *c)
 static int prompt_cost(const struct pack_group *group)
 {
     return group->n_teacher_prompt > group->n_prompt ? group->n_teacher_prompt : group->n_prompt;
-}
-
-// What has to stand in one micro-batch from completion c on.
-static int64_t min_cost(const struct pack_group *group, int c)
-{
-    int64_t cost = prompt_cost(group);
-    for (int i = group->whole ? 0 : c; i < (group->whole ? group->n : c + 1); i++)
-        cost += cost_of(&group->completions[i]);
-    return cost;
 }
 
 static enum status over_budget(const struct pack_group *group, int c, int token_budget)
@@ -120,12 +136,6 @@ static enum status over_budget(const struct pack_group *group, int c, int token_
                        group->completions[c].targets ? " and its targets" : "", token_budget);
 }
 
-// Rows of its own.
-static int rows_of(const struct pack_completion *c)
-{
-    return c->n > 1 ? c->n - 1 : 0;
-}
-
 // ---- trees --------------------------------------------------------------------------------------
 
 // Nodes of one micro-batch in the order in which they were made, with links to go down by.
@@ -137,39 +147,47 @@ struct trees {
     int n, root; // root: the first that has no parent
 };
 
-static const int32_t *node_ids(const struct pack_node *node, const struct pack_group *groups)
+struct sequence { // of a completion's part
+    const struct pack_group *groups;
+    int group, completion, n_prompt;
+    struct part part;
+    int end; // rows, its prompt's included
+};
+
+static struct sequence sequence_of(const struct pack_group *groups, int g, int c, int part)
 {
-    const struct pack_group *group = &groups[node->group];
-    return (node->completion < 0 ? group->prompt : group->completions[node->completion].ids) +
-           node->first;
+    struct sequence s = {groups, g, c, groups[g].n_prompt, {0}, 0};
+    s.part = part_of(&groups[g].completions[c], part);
+    s.end = s.n_prompt + rows_of(&s.part);
+    return s;
 }
 
-// A sequence's rows from `position` on that lie together, as a node.
-static struct pack_node run_at(const struct pack_group *groups, int g, int c, int position)
+// Its rows from `position` on that lie together, as a node.
+static struct pack_node run_at(const struct sequence *s, int position)
 {
-    const int prompt = groups[g].n_prompt;
     struct pack_node run = {
-        .parent = -1, .group = g, .completion = -1, .first = position, .position = position};
-    run.n = prompt - position;
-    if (position < prompt) return run;
-    run.completion = c;
-    run.first = position - prompt;
-    run.n = rows_of(&groups[g].completions[c]) - run.first;
+        .parent = -1, .group = s->group, .completion = s->completion, .position = position};
+    if (position < s->n_prompt) {
+        run.completion = -1;
+        run.ids = s->groups[s->group].prompt + position;
+        run.n = s->n_prompt - position;
+    } else {
+        run.ids = s->part.ids + (position - s->n_prompt);
+        run.n = s->end - position;
+    }
     return run;
 }
 
 // How many of a node's rows a sequence begins with from the node's position on.
-static int common_rows(const struct pack_group *groups, const struct pack_node *node, int g, int c)
+static int common_rows(const struct pack_node *node, const struct sequence *s)
 {
-    const int32_t *ids = node_ids(node, groups);
     int n = 0;
-    while (n < node->n) {
-        const struct pack_node run = run_at(groups, g, c, node->position + n);
-        const int32_t *own = node_ids(&run, groups);
+    while (n < node->n && node->position + n < s->end) {
+        const struct pack_node run = run_at(s, node->position + n);
         int i = 0;
-        while (i < run.n && n + i < node->n && own[i] == ids[n + i]) i++;
+        while (i < run.n && n + i < node->n && run.ids[i] == node->ids[n + i]) i++;
         n += i;
-        if (i < run.n || run.completion >= 0) break;
+        if (i < run.n) break;
     }
     return n;
 }
@@ -181,25 +199,23 @@ struct place {
 
 // How many rows a sequence goes on along that node; 0 where it is not worth it. Its group's prompt
 // always is; and a node that others have left does not have to be split.
-static int worth(const struct trees *t, const struct pack_group *groups, int i, int g, int c,
-                 int min_shared)
+static int worth(const struct trees *t, int i, const struct sequence *s, int min_shared)
 {
     const struct pack_node *node = &t->nodes[i];
-    const bool is_prompt = node->completion < 0 && node->group == g,
+    const bool is_prompt = node->completion < 0 && node->group == s->group,
                is_split = node->position > 0 && t->links[i].child >= 0;
     if (!is_prompt && !is_split && node->n < min_shared) return 0;
-    const int n = common_rows(groups, node, g, c);
+    const int n = common_rows(node, s);
     return n >= min_shared || (n == node->n && (is_prompt || is_split)) ? n : 0;
 }
 
-static struct place find_place(const struct trees *t, const struct pack_group *groups, int g, int c,
-                               int min_shared)
+static struct place find_place(const struct trees *t, const struct sequence *s, int min_shared)
 {
     struct place place = {.node = -1};
     for (int next = t->root; next >= 0;) {
         int best = -1, most = 0;
         for (int i = next; i >= 0; i = t->links[i].next) {
-            const int n = worth(t, groups, i, g, c, min_shared);
+            const int n = worth(t, i, s, min_shared);
             if (n > most) best = i, most = n;
         }
         if (best < 0) break;
@@ -235,21 +251,19 @@ static int split_node(struct trees *t, int i, int n)
     t->nodes[above] = *node;
     t->nodes[above].n = n;
     node->parent = above;
-    node->first += n;
+    node->ids += n;
     node->position += n;
     node->n -= n;
     return above;
 }
 
 // Puts a sequence there; returns the node with its last row.
-static int add_sequence(struct trees *t, const struct pack_group *groups, int g, int c,
-                        struct place place)
+static int add_sequence(struct trees *t, const struct sequence *s, struct place place)
 {
     int leaf = place.node, position = place.position;
     if (leaf >= 0 && place.n < t->nodes[leaf].n) leaf = split_node(t, leaf, place.n);
-    const int end = groups[g].n_prompt + rows_of(&groups[g].completions[c]);
-    while (position < end) {
-        const struct pack_node run = run_at(groups, g, c, position);
+    while (position < s->end) {
+        const struct pack_node run = run_at(s, position);
         leaf = add_node(t, &run, leaf);
         position += run.n;
     }
@@ -258,31 +272,48 @@ static int add_sequence(struct trees *t, const struct pack_group *groups, int g,
 
 // ---- micro-batches of a step --------------------------------------------------------------------
 
-// Room for as many micro-batches as there are completions, of which each may be alone; and nodes:
-// each begins at most its own, its prompt's and that which it splits off.
-static enum status packing_alloc(int completions, struct packing **ret)
+// Each sequence begins at most its own, its prompt's and that which it splits off.
+#define MAX_NODES(sequences) (3 * ((size_t)(sequences) + 1))
+
+// Room for as many micro-batches as there are completions, of which each may be alone.
+static enum status packing_alloc(int completions, int sequences, struct packing **ret)
 {
     const size_t n = (size_t)completions + 1;
     struct packing *p = calloc(1, sizeof *p);
     if (p) {
         p->batches = calloc(n, sizeof *p->batches);
         p->seqs = calloc(n, sizeof *p->seqs);
-        p->nodes = calloc(3 * n, sizeof *p->nodes);
+        p->nodes = calloc(MAX_NODES(sequences), sizeof *p->nodes);
         p->samples = calloc(n, sizeof *p->samples);
         p->firsts = calloc(2 * n, sizeof *p->firsts);
+        p->leaves = calloc((size_t)sequences + 1, sizeof *p->leaves);
     }
     *ret = p;
-    return p && p->batches && p->seqs && p->nodes && p->samples && p->firsts
+    return p && p->batches && p->seqs && p->nodes && p->samples && p->firsts && p->leaves
                ? ST_OK
                : status_fail(ST_NO_MEMORY, "no memory to pack a step");
 }
 
-static enum status trees_alloc(int completions, struct trees *ret)
+static enum status trees_alloc(int sequences, struct trees *ret)
 {
-    const size_t n = 3 * ((size_t)completions + 1);
+    const size_t n = MAX_NODES(sequences);
     *ret = (struct trees){
         .nodes = calloc(n, sizeof *ret->nodes), .links = calloc(n, sizeof *ret->links), .root = -1};
     return ret->nodes && ret->links ? ST_OK : status_fail(ST_NO_MEMORY, "no memory to pack a step");
+}
+
+static void trees_release(struct trees *t)
+{
+    free(t->nodes);
+    free(t->links);
+}
+
+static void trees_copy(struct trees *to, const struct trees *from)
+{
+    memcpy(to->nodes, from->nodes, (size_t)from->n * sizeof *to->nodes);
+    memcpy(to->links, from->links, (size_t)from->n * sizeof *to->links);
+    to->n = from->n;
+    to->root = from->root;
 }
 
 // Moves the trees into the micro-batch, depth first, which then has all its sequences.
@@ -304,7 +335,8 @@ static void close_batch(struct trees *t, struct micro_batch *mb)
         while (i >= 0 && t->links[i].next < 0) i = t->nodes[i].parent;
         if (i >= 0) i = t->links[i].next;
     }
-    for (int s = 0; s < mb->n_seqs; s++) mb->seqs[s].leaf = t->links[mb->seqs[s].leaf].child;
+    for (const struct pack_seq *seq = mb->seqs; seq < mb->seqs + mb->n_seqs; seq++)
+        for (int k = 0; k < seq->n_parts; k++) seq->leaves[k] = t->links[seq->leaves[k]].child;
     t->n = 0;
     t->root = -1;
 }
@@ -320,36 +352,110 @@ static struct micro_batch *next_batch(struct packing *p)
     return mb;
 }
 
-// What a completion adds to a micro-batch's cost: where a teacher reads other prompts, its rows, if
-// it shares no more than these, have room too.
-static int64_t more_cost(const struct micro_batch *mb, const struct pack_group *groups, int g,
-                         int c, bool taught)
+// The rows of a completion alone, its prompt apart, and how many of its parts, from the first on,
+// have at most that many with a target more each.
+static enum status rows_alone(const struct pack_group *groups, int g, int c, int64_t max_rows,
+                              int min_shared, int *ret_parts, int64_t *ret_rows)
 {
-    const bool begins = mb->n_seqs == 0 || mb->seqs[mb->n_seqs - 1].group != g;
-    return cost_of(&groups[g].completions[c]) + (taught && begins ? prompt_cost(&groups[g]) : 0);
+    const int parts = n_parts(&groups[g].completions[c]);
+    struct trees trees;
+    int64_t rows = 0;
+    int k = 0;
+    enum status st;
+    CHECK(trees_alloc(parts, &trees));
+    for (; k < parts; k++) {
+        const struct sequence s = sequence_of(groups, g, c, k);
+        const struct place place = find_place(&trees, &s, min_shared);
+        const int more = s.end - (place.position > s.n_prompt ? place.position : s.n_prompt);
+        if (rows + more + k + 1 > max_rows) break;
+        rows += more;
+        add_sequence(&trees, &s, place);
+    }
+    *ret_parts = k;
+    *ret_rows = rows;
+out:
+    trees_release(&trees);
+    return st;
 }
 
-// Whether there is room for a completion at that place, or for the whole group from its first on.
-static bool fits(const struct micro_batch *mb, const struct pack_group *groups, int g, int c,
-                 struct place place, int token_budget, bool taught)
+enum status packing_parts(const struct pack_group *group, int completion, int token_budget,
+                          int min_shared, int *ret)
 {
-    const struct pack_group *group = &groups[g];
-    int64_t rows = group->n_prompt + rows_of(&group->completions[c]) - place.position,
-            cost = more_cost(mb, groups, g, c, taught);
-    for (int i = 1; group->whole && c == 0 && i < group->n; i++) {
-        rows += rows_of(&group->completions[i]);
+    int64_t rows;
+    return rows_alone(group, 0, completion, token_budget - prompt_cost(group), min_shared, ret,
+                      &rows);
+}
+
+// What a completion adds to a micro-batch's cost, its prompt apart: where a teacher reads other
+// prompts, its rows, if it shares no more than these, have room too.
+static enum status own_cost(const struct pack_group *groups, int g, int c, int min_shared,
+                            bool taught, int64_t *ret)
+{
+    const struct pack_completion *completion = &groups[g].completions[c];
+    enum status st = ST_OK;
+    int64_t rows = 0;
+    int parts;
+    if (taught && completion->parts)
+        st = rows_alone(groups, g, c, INT64_MAX, min_shared, &parts, &rows);
+    *ret = rows > cost_of(completion) ? rows : cost_of(completion);
+    return st;
+}
+
+// What has to stand in one micro-batch with a completion whose own cost that is.
+static int64_t min_cost(const struct pack_group *group, int c, int64_t own)
+{
+    int64_t cost = prompt_cost(group) + own;
+    for (int i = 0; group->whole && i < group->n; i++)
+        if (i != c) cost += cost_of(&group->completions[i]);
+    return cost;
+}
+
+// What the teacher's prompt adds to it, which a micro-batch has once for a group.
+static int64_t taught_cost(const struct micro_batch *mb, const struct pack_group *groups, int g)
+{
+    const bool begins = mb->n_seqs == 0 || mb->seqs[mb->n_seqs - 1].group != g;
+    return begins ? prompt_cost(&groups[g]) : 0;
+}
+
+// Whether there is room for a completion's first part, or for the whole group from its first on.
+static bool fits(const struct micro_batch *mb, const struct sequence *s, struct place place,
+                 int64_t cost, int token_budget)
+{
+    const struct pack_group *group = &s->groups[s->group];
+    int64_t rows = s->end - place.position;
+    for (int i = 1; group->whole && s->completion == 0 && i < group->n; i++) {
+        const struct part part = part_of(&group->completions[i], 0);
+        rows += rows_of(&part);
         cost += cost_of(&group->completions[i]);
     }
     return mb->n_tokens + rows <= token_budget && mb->cost + cost <= token_budget;
 }
 
-static void put(struct trees *t, struct micro_batch *mb, const struct pack_group *groups, int g,
-                int c, struct place place)
+// Puts a completion, whose first part's place that is, into the last micro-batch. False: there is
+// no room, and nothing of it is there; `kept` is where the trees are kept meanwhile.
+static bool put(struct packing *p, struct trees *t, struct trees *kept,
+                const struct sequence *first, struct place place, int min_shared, int token_budget)
 {
-    const struct pack_completion *added = &groups[g].completions[c];
-    mb->seqs[mb->n_seqs++] = (struct pack_seq){g, c, add_sequence(t, groups, g, c, place)};
-    mb->first[mb->n_seqs] = mb->first[mb->n_seqs - 1] + (int)targets_of(added);
-    mb->n_tokens += groups[g].n_prompt + rows_of(added) - place.position;
+    const struct pack_completion *c = &first->groups[first->group].completions[first->completion];
+    struct micro_batch *mb = &p->batches[p->n - 1];
+    struct pack_seq seq = {first->group, first->completion, n_parts(c), p->leaves + p->n_leaves};
+    const int before = mb->n_tokens;
+    if (kept && seq.n_parts > 1) trees_copy(kept, t);
+    for (int k = 0; k < seq.n_parts; k++) {
+        const struct sequence s = sequence_of(first->groups, seq.group, seq.completion, k);
+        if (k > 0) place = find_place(t, &s, min_shared);
+        if (s.end - place.position > token_budget - mb->n_tokens) {
+            if (k > 0) trees_copy(t, kept);
+            mb->n_tokens = before;
+            return false;
+        }
+        mb->n_tokens += s.end - place.position;
+        seq.leaves[k] = add_sequence(t, &s, place);
+    }
+    p->n_leaves += seq.n_parts;
+    mb->seqs[mb->n_seqs++] = seq;
+    mb->first[mb->n_seqs] = mb->first[mb->n_seqs - 1] + (int)targets_of(c);
+    return true;
 }
 
 enum status packing_new(const struct pack_group *groups, int n_groups, int token_budget,
@@ -358,35 +464,43 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
     enum status st;
     struct micro_batch *mb = NULL;
     struct packing *p = NULL;
-    struct trees trees = {0};
+    struct trees trees = {0}, kept = {0};
     bool taught = false;
-    int sample = 0, n = 0;
+    int sample = 0, n = 0, sequences = 0;
     for (int g = 0; g < n_groups; g++) {
         n += groups[g].n;
+        for (int c = 0; c < groups[g].n; c++) sequences += n_parts(&groups[g].completions[c]);
         taught = taught || groups[g].n_teacher_prompt > 0;
     }
-    CHECK(packing_alloc(n, &p));
-    CHECK(trees_alloc(n, &trees));
+    CHECK(packing_alloc(n, sequences, &p));
+    CHECK(trees_alloc(sequences, &trees));
+    CHECK(trees_alloc(sequences, &kept));
     for (int g = 0; g < n_groups; g++) {
         const struct pack_group *group = &groups[g];
         for (int c = 0; c < group->n; c++, sample++) {
-            if (min_cost(group, c) > token_budget) CHECK(over_budget(group, c, token_budget));
-            struct place place = find_place(&trees, groups, g, c, min_shared);
-            if (!mb || !fits(mb, groups, g, c, place, token_budget, taught)) {
+            const struct sequence s = sequence_of(groups, g, c, 0);
+            struct place place = find_place(&trees, &s, min_shared);
+            int64_t own, prompts = taught && mb ? taught_cost(mb, groups, g) : 0;
+            CHECK(own_cost(groups, g, c, min_shared, taught, &own));
+            if (min_cost(group, c, own) > token_budget) CHECK(over_budget(group, c, token_budget));
+            if (!mb || !fits(mb, &s, place, own + prompts, token_budget) ||
+                !put(p, &trees, &kept, &s, place, min_shared, token_budget)) {
                 if (mb) close_batch(&trees, mb);
                 mb = next_batch(p);
                 place = (struct place){.node = -1};
+                prompts = taught ? prompt_cost(group) : 0;
+                if (!put(p, &trees, &kept, &s, place, min_shared, token_budget))
+                    CHECK(over_budget(group, c, token_budget));
             }
-            mb->sample[mb->n_seqs] = sample;
-            mb->cost += more_cost(mb, groups, g, c, taught);
-            put(&trees, mb, groups, g, c, place);
+            mb->sample[mb->n_seqs - 1] = sample;
+            mb->cost += own + prompts;
         }
     }
     if (mb) close_batch(&trees, mb);
     *ret = p;
 out:
-    free(trees.nodes);
-    free(trees.links);
+    trees_release(&kept);
+    trees_release(&trees);
     if (st != ST_OK) packing_free(p);
     return st;
 }
@@ -397,17 +511,19 @@ enum status packing_again(const struct micro_batch *mb, const struct pack_group 
     enum status st;
     struct packing *p = NULL;
     struct trees trees = {0};
-    CHECK(packing_alloc(mb->n_seqs, &p));
-    CHECK(trees_alloc(mb->n_seqs, &trees));
+    int sequences = 0;
+    for (int s = 0; s < mb->n_seqs; s++) sequences += mb->seqs[s].n_parts;
+    CHECK(packing_alloc(mb->n_seqs, sequences, &p));
+    CHECK(trees_alloc(sequences, &trees));
     next_batch(p);
-    for (const struct pack_seq *s = mb->seqs; s < mb->seqs + mb->n_seqs; s++)
-        put(&trees, p->batches, groups, s->group, s->completion,
-            find_place(&trees, groups, s->group, s->completion, min_shared));
+    for (const struct pack_seq *seq = mb->seqs; seq < mb->seqs + mb->n_seqs; seq++) {
+        const struct sequence s = sequence_of(groups, seq->group, seq->completion, 0);
+        put(p, &trees, NULL, &s, find_place(&trees, &s, min_shared), min_shared, INT_MAX);
+    }
     close_batch(&trees, p->batches);
     *ret = p;
 out:
-    free(trees.nodes);
-    free(trees.links);
+    trees_release(&trees);
     if (st != ST_OK) packing_free(p);
     return st;
 }
@@ -415,6 +531,7 @@ out:
 void packing_free(struct packing *p)
 {
     if (!p) return;
+    free(p->leaves);
     free(p->firsts);
     free(p->samples);
     free(p->nodes);
@@ -425,10 +542,10 @@ void packing_free(struct packing *p)
 
 #define GROUP_SAMPLES 8192 // numbers of a group: its prompt's, and those of its completions
 
-// Of a sequence's token at that position.
-static int row_at(const struct micro_batch *mb, const struct pack_seq *seq, int position)
+// Of the token at that position of the sequence with that leaf.
+static int row_at(const struct micro_batch *mb, int leaf, int position)
 {
-    const struct pack_node *node = &mb->nodes[seq->leaf];
+    const struct pack_node *node = &mb->nodes[leaf];
     while (node->position > position) node = &mb->nodes[node->parent];
     return node->row + position - node->position;
 }
@@ -437,11 +554,12 @@ void packing_before(const struct micro_batch *mb, const struct micro_batch *behi
                     int32_t *ret_rows)
 {
     for (int s = 0; s < mb->n_seqs; s++)
-        for (int i = behind->seqs[s].leaf; i >= 0; i = behind->nodes[i].parent) {
-            const struct pack_node *node = &behind->nodes[i];
-            for (int t = 0; t < node->n; t++)
-                ret_rows[node->row + t] = row_at(mb, &mb->seqs[s], node->position + t);
-        }
+        for (int k = 0; k < mb->seqs[s].n_parts; k++)
+            for (int i = behind->seqs[s].leaves[k]; i >= 0; i = behind->nodes[i].parent) {
+                const struct pack_node *node = &behind->nodes[i];
+                for (int t = 0; t < node->n; t++)
+                    ret_rows[node->row + t] = row_at(mb, mb->seqs[s].leaves[k], node->position + t);
+            }
 }
 
 void packing_samples(const struct micro_batch *mb, int32_t *ret_samples)
@@ -479,14 +597,15 @@ static enum status want_rows(struct batch *batch, const struct micro_batch *mb,
                              const struct pack_seq *seq, const struct pack_group *groups)
 {
     const struct pack_completion *c = packed_completion(seq, groups);
-    for (int t = 0; t < c->n; t++) {
-        const int position = groups[seq->group].n_prompt - 1 + t;
-        const struct pack_node *node = &mb->nodes[seq->leaf];
-        while (node->position > position) node = &mb->nodes[node->parent];
-        for (int i = 0; i < targets_each(c); i++) {
-            const enum status st = batch_want_row(batch, node->row + position - node->position);
-            if (st != ST_OK) return st;
-        }
+    for (int k = 0; k < seq->n_parts; k++) {
+        const struct part part = part_of(c, k);
+        const int before = groups[seq->group].n_prompt + part.n_context - 1;
+        for (int t = 0; t < part.n; t++)
+            for (int i = 0; i < targets_each(c); i++) {
+                const enum status st =
+                    batch_want_row(batch, row_at(mb, seq->leaves[k], before + t));
+                if (st != ST_OK) return st;
+            }
     }
     return ST_OK;
 }
@@ -496,8 +615,7 @@ enum status packing_fill(const struct micro_batch *mb, const struct pack_group *
 {
     enum status st = ST_OK;
     for (const struct pack_node *node = mb->nodes; node < mb->nodes + mb->n_nodes; node++)
-        CHECK(
-            batch_add_packed(batch, node_ids(node, groups), node->n, node->parent, adapter, NULL));
+        CHECK(batch_add_packed(batch, node->ids, node->n, node->parent, adapter, NULL));
     for (const struct pack_seq *seq = mb->seqs; seq < mb->seqs + mb->n_seqs; seq++) {
         const struct pack_completion *completion = packed_completion(seq, groups);
         const int64_t n = targets_of(completion);

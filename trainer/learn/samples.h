@@ -3,14 +3,16 @@
  * which it was. Plain data; what it points to is borrowed.
  *
  * A step's samples are cut into micro-batches of at most token_budget rows, without padding. A
- * completion behind its prompt is a sequence; those of a micro-batch are packed as trees, by their
- * tokens: what several begin with alike is computed once, be it a group's prompt, the turns that
- * two conversations share or the system prompt of all. A completion of n tokens has n targets but
- * only n - 1 rows: its first token is predicted by the prompt's last row, and its last token
- * predicts nothing that counts. Targets are each completion's own, also where their rows are
- * shared: what passes through a row adds up in its gradient. What is predicted may be given
- * instead, several targets for each token: its row's logits then count for all of them. Where a
- * teacher reads another prompt, its rows count for the budget, too. */
+ * completion behind its prompt is a sequence; one of several parts is a sequence a part, each
+ * behind the prompt and a context of its own, and stays in one micro-batch. Sequences of a
+ * micro-batch are packed as trees, by their tokens: what several begin with alike is computed once,
+ * be it a group's prompt, the turns that two conversations share or the system prompt of all. A
+ * completion of n tokens has n targets but a part of n tokens only n - 1 rows: its first token is
+ * predicted by the row before, and its last token predicts nothing that counts. Targets are each
+ * completion's own, also where their rows are shared: what passes through a row adds up in its
+ * gradient. What is predicted may be given instead, several targets for each token: its row's
+ * logits then count for all of them. Where a teacher reads another prompt, its rows count for the
+ * budget, too. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_SAMPLES_H
 #define TRAINER_SAMPLES_H
@@ -38,9 +40,17 @@ enum loss_input {     // arrays of one entry a target
     LOSS_INPUTS
 };
 
+struct pack_part { // tokens of a completion, up to the next part's, that stand behind a context
+    int first;
+    int begin, n_context; // among the completion's sequences: the context, and these tokens behind
+};
 struct pack_completion {
     const int32_t *ids; // (n)
     int n;              // may be 0: nothing to learn from it
+    // (n_parts) of at least one token each; NULL: one, right behind the prompt
+    const struct pack_part *parts;
+    int n_parts;
+    const int32_t *sequences; // of its parts, behind the prompt
     // (n, targets_each) instead of the n ids; NULL: these
     const int32_t *targets;
     int targets_each;
@@ -99,17 +109,20 @@ void samples_free(struct samples *s);
 // ---- packed into micro-batches ------------------------------------------------------------------
 
 struct batch;
-// Rows that go on behind all of their parent's, of which a prompt (completion -1) or a completion
-// has the tokens first .. first + n - 1.
+// Rows that go on behind all of their parent's, whose tokens a prompt (completion -1) or a
+// completion has.
 struct pack_node {
     int parent; // an earlier one of the micro-batch; -1: none
-    int group, completion, first, n;
+    int group, completion;
+    const int32_t *ids; // (n)
+    int n;
     int position; // of its first row: how many its ancestors have
     int row;      // of the micro-batch
 };
 struct pack_seq { // a completion, those without tokens included
     int group, completion;
-    int leaf; // the node with its last row
+    int n_parts;
+    int *leaves; // (n_parts) the node with the last row of each
 };
 static inline const struct pack_completion *packed_completion(const struct pack_seq *seq,
                                                               const struct pack_group *groups)
@@ -131,7 +144,8 @@ struct packing {
     struct micro_batch *batches;
     struct pack_seq *seqs; // of all of them, one after the other
     struct pack_node *nodes;
-    int *samples, *firsts;
+    int *samples, *firsts, *leaves;
+    int n_leaves;
 };
 // Rows that sequences must have in common at least for these to be computed once, which costs
 // attention tiles that are not full. A group's prompt always is; PACK_PROMPTS: and nothing else.
@@ -146,6 +160,9 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
 enum status packing_again(const struct micro_batch *mb, const struct pack_group *groups,
                           int min_shared, struct packing **ret);
 void packing_free(struct packing *p);
+// How many of a completion's parts, from the first on, have room in a micro-batch of its own.
+enum status packing_parts(const struct pack_group *group, int completion, int token_budget,
+                          int min_shared, int *ret);
 
 // Puts a micro-batch into an empty `batch` (not yet committed) and its targets, first[n_seqs] of
 // them, into ret_targets; row i of the batch's wanted rows predicts target i. adapter: whose all

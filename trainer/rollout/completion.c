@@ -38,6 +38,8 @@ void completion_release(struct completion *c)
     size_t each;
     for (int i = 0; i < COMPLETION_LISTS; i++) free(*completion_list(c, i, &each));
     free(c->text);
+    free(c->parts);
+    free(c->sequences);
     free(c->rewards);
     json_decref(c->telemetry);
     *c = (struct completion){0};
@@ -57,7 +59,7 @@ int completion_first_sampled(const struct completion *c)
     return t;
 }
 
-void completion_cut(struct completion *c, int first)
+static void cut_tokens(struct completion *c, int first)
 {
     const size_t left = (size_t)(c->n - first);
     for (int i = 0; i < COMPLETION_LISTS; i++) {
@@ -67,6 +69,38 @@ void completion_cut(struct completion *c, int first)
     }
     for (int k = 0; k < c->n_rewards; k++) c->rewards[k].after -= first;
     c->n = (int)left;
+}
+
+static void cut_contexts(struct completion *c, int first)
+{
+    c->n_sequences = 0;
+    for (int k = 0; k < c->n_parts; k++) {
+        struct pack_part *part = &c->parts[k];
+        const int end = k + 1 < c->n_parts ? part[1].first : c->n;
+        part->n_context -= first;
+        const int n = part->n_context + end - part->first;
+        memmove(c->sequences + c->n_sequences, c->sequences + part->begin + first,
+                (size_t)n * sizeof *c->sequences);
+        part->begin = c->n_sequences;
+        c->n_sequences += n;
+    }
+}
+
+void completion_keep_parts(struct completion *c, int parts)
+{
+    if (parts < c->n_parts) c->n = c->parts[parts].first;
+    c->n_parts = parts;
+    if (parts > 0) return;
+    free(c->parts); // one, without tokens
+    c->parts = NULL;
+}
+
+void completion_cut(struct completion *c, int first)
+{
+    if (c->parts)
+        cut_contexts(c, first);
+    else
+        cut_tokens(c, first);
     for (int t = 0; t < c->n; t++)
         if (token_author(c->authors, t) != AUTHOR_POLICY) return;
     free(c->authors); // all are the policy's
@@ -192,6 +226,8 @@ enum status completion_pack(const struct completion *c, struct bytes *to)
         const void *list = *completion_list(c, i, &each);
         packed_put(to, list, (size_t)c->n * each);
     }
+    packed_put(to, c->parts, (size_t)c->n_parts * sizeof *c->parts);
+    packed_put(to, c->sequences, (size_t)c->n_sequences * sizeof *c->sequences);
     packed_put(to, c->rewards, (size_t)c->n_rewards * sizeof *c->rewards);
     packed_put(to, c->text, strlen(c->text));
     packed_put(to, telemetry, telemetry ? strlen(telemetry) : 0);
@@ -210,11 +246,15 @@ enum status completion_unpack(struct packed *from, struct completion *ret)
     CHECK(packed_get(&r, sizeof *sent, &sent));
     c.n = sent->n;
     c.n_rewards = sent->n_rewards;
+    c.n_parts = sent->n_parts;
+    c.n_sequences = sent->n_sequences;
     c.truncated = sent->truncated;
     for (int i = 0; i < COMPLETION_LISTS; i++) {
         void **list = completion_list(&c, i, &each);
         CHECK(packed_get(&r, (size_t)c.n * each, list));
     }
+    CHECK(packed_get(&r, (size_t)c.n_parts * sizeof *c.parts, &c.parts));
+    CHECK(packed_get(&r, (size_t)c.n_sequences * sizeof *c.sequences, &c.sequences));
     CHECK(packed_get(&r, (size_t)c.n_rewards * sizeof *c.rewards, &c.rewards));
     CHECK(packed_get(&r, SIZE_MAX, &c.text));
     CHECK(packed_get(&r, SIZE_MAX, &telemetry));

@@ -19,6 +19,10 @@ struct completion {
                         // wrote the token; NULL: the policy wrote all
     bool truncated;     // ended at the token limit
     char *text;         // as the server decoded it, U+0000 as U+2400; "" where it has no tokenizer
+    // Where it is of several sequences (samples.h), each of which stands behind the prompt anew.
+    struct pack_part *parts; // (n_parts); NULL: one, right behind the prompt
+    int32_t *sequences;      // (n_sequences) each part's context and tokens
+    int n_parts, n_sequences;
     uint8_t *accepted; // (n) place among its step's accepted drafts, 0: none; NULL: nothing drafted
     int32_t *text_offset; // (n) characters of text before each token; NULL: not given
     json_t *telemetry;    // docs/use/protocol.md, POST /v1/rollouts; may be NULL
@@ -52,8 +56,10 @@ void **completion_list(const struct completion *c, int i, size_t *ret_each);
 
 // The first token that a model wrote; n: there is none.
 int completion_first_sampled(const struct completion *c);
-// Takes the first tokens of it away.
+// Takes the first tokens of it, or of each part's context, away.
 void completion_cut(struct completion *c, int first);
+// Takes all but the first parts away.
+void completion_keep_parts(struct completion *c, int parts);
 
 // As bytes, for processes of one program on processors of one byte order: blocks, each with its
 // length before it. packed_put() appends one; NULL is there as such.

@@ -136,12 +136,13 @@ static void note_prompt(struct episode *e)
     if (e->pull->environment->said_unlike) return;
     e->pull->environment->said_unlike = true;
     log_progress_end();
-    log_warn("environment: %s, line %d, sample %d: the prompt of turn %d has other tokens than the "
-             "turn before from token %d on: a conversation rendered anew need not repeat. One "
-             "trajectory cannot hold both, so it can train what was sampled behind the tokens that "
-             "it has, and not the other turns; to train all, keep each turn's token_ids and append "
-             "to them (said once; metric environment/unlike_prompts counts)",
-             e->pull->step->data, episode_example(e)->line, e->sample, e->turns.n + 1, at);
+    log_warn(
+        "environment: %s, line %d, sample %d: the prompt of turn %d has other tokens than the "
+        "turn before from token %d on: a conversation rendered anew need not repeat. One "
+        "trajectory cannot hold both, so it can train what was sampled behind the tokens that "
+        "it has, and not the other turns; to train all, end with \"turns\", or keep each turn's "
+        "token_ids and append to them (said once; metric environment/unlike_prompts counts)",
+        e->pull->step->data, episode_example(e)->line, e->sample, e->turns.n + 1, at);
 }
 
 // Nothing of it fits the context any more.

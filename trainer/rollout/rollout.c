@@ -169,10 +169,51 @@ static void give(const struct example *e, struct pack_group *group, struct pack_
                                   .line = e->line};
 }
 
-enum status rollout_samples(const struct rollout *r, const struct rollout_learning *how,
-                            struct samples **ret)
+static struct pack_completion
+pack_completion_of(const struct completion *c, const struct rollout_learning *how, bool constrained)
+{
+    const float *const sampled = how->processed && c->processed ? c->processed : c->logprobs;
+    return (struct pack_completion){
+        .ids = c->ids,
+        .n = c->n,
+        .parts = c->parts,
+        .n_parts = c->n_parts,
+        .sequences = c->sequences,
+        .masked = how->mask_truncated && c->truncated,
+        .inputs = {[INPUT_ADVANTAGES] = c->advantages,
+                   [INPUT_LOGPROBS] = constrained ? c->processed : sampled},
+        .authors = c->authors,
+        .server_logprobs = constrained ? c->processed : c->logprobs,
+        .versions = c->versions,
+    };
+}
+
+// A completion of several parts stays in one micro-batch: those without room there go.
+static enum status cut_parts(struct rollout *r, int i, const struct rollout_learning *how,
+                             const struct pack_group *group, struct pack_completion *c,
+                             int *ret_cut)
+{
+    struct completion *from = &r->completions[i];
+    const int n = from->n;
+    int parts;
+    if (!from->parts) return ST_OK;
+    enum status st =
+        packing_parts(group, i % r->n_per_group, how->token_budget, how->min_shared, &parts);
+    if (st != ST_OK) return st;
+    *ret_cut += parts < from->n_parts;
+    completion_keep_parts(from, parts);
+    r->n_tokens += from->n - n;
+    c->n = from->n;
+    c->parts = from->parts;
+    c->n_parts = from->n_parts;
+    return ST_OK;
+}
+
+enum status rollout_samples(struct rollout *r, const struct rollout_learning *how,
+                            struct samples **ret, int *ret_cut)
 {
     struct samples *s = NULL;
+    int cut = 0;
     enum status st = samples_new(r->n_groups, r->n_per_group, how->given, &s);
     if (st != ST_OK) return st;
     const int each = how->given ? 2 : 1, n_sampled = r->n_groups * r->n_per_group;
@@ -188,27 +229,20 @@ enum status rollout_samples(const struct rollout *r, const struct rollout_learni
     }
     for (int i = 0; i < n_sampled; i++) {
         const struct completion *c = &r->completions[i];
-        const bool constrained = s->groups[i / r->n_per_group * each].constraint;
-        const float *const sampled = how->processed && c->processed ? c->processed : c->logprobs;
+        const struct pack_group *group = &s->groups[i / r->n_per_group * each];
+        const bool constrained = group->constraint;
         if (constrained && !c->processed && c->n > 0)
             FAIL(ST_MISMATCH,
                  "--constrained-loss: the server of line %d's sample gave no log-probabilities of "
                  "what it sampled from (cut_logprobs), which Commonweight's own does",
                  r->examples[i / r->n_per_group]->line);
-        s->completions[i] = (struct pack_completion){
-            .ids = c->ids,
-            .n = c->n,
-            .masked = how->mask_truncated && c->truncated,
-            .advantage = how->advantages[i],
-            .inputs = {[INPUT_ADVANTAGES] = c->advantages,
-                       [INPUT_LOGPROBS] = constrained ? c->processed : sampled},
-            .authors = c->authors,
-            .server_logprobs = constrained ? c->processed : c->logprobs,
-            .versions = c->versions,
-            .line = r->examples[i / r->n_per_group]->line,
-            .number = i % r->n_per_group,
-        };
+        s->completions[i] = pack_completion_of(c, how, constrained);
+        s->completions[i].advantage = how->advantages[i];
+        s->completions[i].line = r->examples[i / r->n_per_group]->line;
+        s->completions[i].number = i % r->n_per_group;
+        CHECK(cut_parts(r, i, how, group, &s->completions[i], &cut));
     }
+    *ret_cut = cut;
     return samples_begin(s, ret);
 out:
     samples_free(s);

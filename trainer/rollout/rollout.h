@@ -125,12 +125,14 @@ struct rollout_learning {
     bool processed;          // the sampler's log-probabilities are those of what it sampled from
     bool mask_truncated;     // samples that hit the token limit do not count
     bool given;              // examples' completions follow, each behind its group
+    int token_budget, min_shared;    // of the learner: parts that have no room are taken away
     struct constraints *constraints; // the loss is of what they leave, of an example that has one;
                                      // NULL: of the whole distribution
 };
-// As the learner takes it. ret: begun; it borrows the rollout.
-enum status rollout_samples(const struct rollout *rollout, const struct rollout_learning *how,
-                            struct samples **ret);
+// As the learner takes it. ret: begun; it borrows the rollout. ret_cut: samples that parts were
+// taken away from.
+enum status rollout_samples(struct rollout *rollout, const struct rollout_learning *how,
+                            struct samples **ret, int *ret_cut);
 void rollout_free(struct rollout *r);
 
 // ---- what is asked of servers -------------------------------------------------------------------

@@ -96,8 +96,9 @@ enum status trajectory_read_ids(const json_t *object, const char *field, int voc
     return st;
 }
 
+// ends: of each turn, how many tokens there are up to it; NULL: as they stand in the trajectory.
 static enum status read_rewards(const json_t *value, const struct sampled_turns *turns,
-                                struct completion *c)
+                                const int *ends, struct completion *c)
 {
     const json_t *reward = json_object_get(value, "reward"),
                  *rewards = json_object_get(value, "rewards");
@@ -115,32 +116,38 @@ static enum status read_rewards(const json_t *value, const struct sampled_turns 
         if (!json_is_number(one) || !isfinite(json_number_value(one)))
             return status_fail(ST_FORMAT, "field \"%s\": %d is not a finite number",
                                rewards ? "rewards" : "reward", k);
-        if (turn && follows(turn, c->ids, c->n) != end_of(turn))
+        if (turn && !ends && follows(turn, c->ids, c->n) != end_of(turn))
             return status_fail(ST_MISMATCH,
                                "field \"rewards\": turn %d does not stand in the trajectory", k);
         c->rewards[k].reward = json_number_value(one);
-        c->rewards[k].after = turn ? end_of(turn) : c->n;
+        c->rewards[k].after = !turn ? c->n : ends ? ends[k] : end_of(turn);
     }
     return ST_OK;
 }
 
 // ---- the whole ----------------------------------------------------------------------------------
 
-// Log-probabilities, versions and authors of what turns sampled. ret_from: (n) whether one did.
+// Log-probabilities, versions and authors of what a turn sampled, from the first token's place on.
+static void fill_from(const struct sampled_turn *turn, int first, struct completion *c)
+{
+    for (int t = 0; t < turn->sampled.n; t++) {
+        const int at = first + t;
+        c->logprobs[at] = turn->sampled.logprobs[t];
+        if (turn->sampled.processed) c->processed[at] = turn->sampled.processed[t];
+        c->versions[at] = turn->sampled.versions[t];
+        if (c->authors[at]) c->authors[at] = (uint8_t)token_author(turn->sampled.authors, t);
+    }
+}
+
+// Of those turns that stand in it. ret_from: (n) whether one did.
 static void fill_from_turns(const struct sampled_turns *turns, struct completion *c,
                             uint8_t *ret_from)
 {
     for (int k = 0; k < turns->n; k++) {
         const struct sampled_turn *turn = &turns->items[k];
         if (follows(turn, c->ids, c->n) != end_of(turn)) continue;
-        for (int t = 0; t < turn->sampled.n; t++) {
-            const int at = turn->prompt.n + t;
-            c->logprobs[at] = turn->sampled.logprobs[t];
-            if (turn->sampled.processed) c->processed[at] = turn->sampled.processed[t];
-            c->versions[at] = turn->sampled.versions[t];
-            if (c->authors[at]) c->authors[at] = (uint8_t)token_author(turn->sampled.authors, t);
-            ret_from[at] = 1;
-        }
+        fill_from(turn, turn->prompt.n, c);
+        memset(ret_from + turn->prompt.n, 1, (size_t)turn->sampled.n);
     }
 }
 
@@ -164,6 +171,20 @@ static enum status settle_tokens(const struct trajectory_bounds *bounds, const u
     return ST_OK;
 }
 
+// Of its n tokens.
+static enum status alloc_lists(const struct sampled_turns *turns, struct completion *c)
+{
+    const size_t n = (size_t)c->n + 1;
+    bool filtered = false;
+    for (int k = 0; k < turns->n; k++) filtered |= turns->items[k].sampled.processed != NULL;
+    c->logprobs = calloc(n, sizeof *c->logprobs);
+    c->versions = calloc(n, sizeof *c->versions);
+    if (filtered) c->processed = calloc(n, sizeof *c->processed);
+    return c->logprobs && c->versions && (c->processed || !filtered)
+               ? ST_OK
+               : status_fail(ST_NO_MEMORY, "no memory for %d tokens", c->n);
+}
+
 static enum status read_tokens(const json_t *value, const struct sampled_turns *turns,
                                const struct trajectory_bounds *bounds, struct completion *c)
 {
@@ -179,14 +200,8 @@ static enum status read_tokens(const json_t *value, const struct sampled_turns *
     if (c->n > bounds->max_tokens)
         FAIL(ST_TOO_LONG, "it has %d tokens, over the episode's \"max_tokens\", %d", c->n,
              bounds->max_tokens);
-    c->logprobs = calloc((size_t)c->n, sizeof *c->logprobs);
-    c->versions = calloc((size_t)c->n, sizeof *c->versions);
-    bool filtered = false;
-    for (int k = 0; k < turns->n; k++) filtered |= turns->items[k].sampled.processed != NULL;
-    if (filtered) c->processed = calloc((size_t)c->n, sizeof *c->processed);
-    from = calloc((size_t)c->n, 1);
-    if (!c->logprobs || !c->versions || !from || (filtered && !c->processed))
-        FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
+    CHECK(alloc_lists(turns, c));
+    if (!(from = calloc((size_t)c->n, 1))) FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
     CHECK(json_read_numbers(json_object_get(value, "mask"), &mask, c->n, &c->authors));
     if (c->authors[0])
         FAIL(ST_FORMAT, "field \"mask\": the first token has nothing before it that the policy "
@@ -194,6 +209,100 @@ static enum status read_tokens(const json_t *value, const struct sampled_turns *
     fill_from_turns(turns, c, from);
     CHECK(settle_tokens(bounds, from, c));
 out:
+    free(from);
+    return st;
+}
+
+// ---- of turns -----------------------------------------------------------------------------------
+
+// Where the turns that are learned from lie among a completion's tokens: a turn's prompt goes on
+// behind the sequence so far, or is the context of a new one.
+struct layout {
+    struct turn_place {
+        bool learned, begins;
+        int read;       // tokens of the prompt that are the completion's
+        int first, end; // of what was sampled
+    } * turns;          // (n)
+    int n_tokens, n_parts, n_sequences;
+};
+
+static void lay_out(const struct sampled_turns *turns, const uint8_t *learned, struct layout *ret)
+{
+    const struct sampled_turn *last = NULL;
+    for (int k = 0; k < turns->n; k++) {
+        const struct sampled_turn *turn = &turns->items[k];
+        struct turn_place *place = &ret->turns[k];
+        const bool counts = learned[k] && turn->sampled.n > 0;
+        *place = (struct turn_place){.learned = counts, .end = ret->n_tokens};
+        if (!counts) continue;
+        place->begins = !last || follows(last, turn->prompt.ids, turn->prompt.n) != end_of(last);
+        place->read = place->begins ? 0 : turn->prompt.n - end_of(last);
+        place->first = ret->n_tokens + place->read;
+        place->end = ret->n_tokens = place->first + turn->sampled.n;
+        ret->n_parts += place->begins;
+        ret->n_sequences += place->begins ? end_of(turn) : place->read + turn->sampled.n;
+        last = turn;
+    }
+}
+
+static void put_ids(int32_t *to, int *n, const int32_t *ids, int n_ids)
+{
+    memcpy(to + *n, ids, (size_t)n_ids * sizeof *ids);
+    *n += n_ids;
+}
+
+static void fill_turn(const struct sampled_turn *turn, const struct turn_place *place,
+                      struct completion *c)
+{
+    const int read = place->first - place->read, n = place->read + turn->sampled.n;
+    if (place->begins) {
+        c->parts[c->n_parts++] = (struct pack_part){place->first, c->n_sequences, turn->prompt.n};
+        put_ids(c->sequences, &c->n_sequences, turn->prompt.ids, turn->prompt.n);
+    }
+    memcpy(c->ids + read, turn->prompt.ids + turn->prompt.n - place->read,
+           (size_t)place->read * sizeof *c->ids);
+    memcpy(c->ids + place->first, turn->sampled.ids, (size_t)turn->sampled.n * sizeof *c->ids);
+    put_ids(c->sequences, &c->n_sequences, c->ids + read, n);
+    memset(c->authors + place->first, AUTHOR_POLICY, (size_t)turn->sampled.n);
+    fill_from(turn, place->first, c);
+}
+
+// {"turns"}: 1 for those that are learned from. ret_ends: (turns->n) tokens up to each.
+static enum status read_turns(const json_t *value, const struct sampled_turns *turns,
+                              const struct trajectory_bounds *bounds, struct completion *c,
+                              int *ret_ends)
+{
+    static const struct number_list choice = {"turns", NUMBER_U8, 0,
+                                              1,       ST_FORMAT, "is neither 0 nor 1"};
+    struct layout layout = {.turns = calloc((size_t)turns->n + 1, sizeof *layout.turns)};
+    const json_t *list = json_object_get(value, "turns");
+    uint8_t *learned = NULL, *from = NULL;
+    enum status st = ST_OK;
+    if (!layout.turns) FAIL(ST_NO_MEMORY, "no memory for turns");
+    if (json_array_size(list) != (size_t)turns->n)
+        FAIL(ST_FORMAT, "field \"turns\" has %zu entries for %d turns", json_array_size(list),
+             turns->n);
+    CHECK(json_read_numbers(list, &choice, turns->n, &learned));
+    lay_out(turns, learned, &layout);
+    c->n = layout.n_tokens;
+    c->ids = calloc((size_t)c->n + 1, sizeof *c->ids);
+    c->authors = calloc((size_t)c->n + 1, sizeof *c->authors);
+    c->parts = calloc((size_t)layout.n_parts + 1, sizeof *c->parts);
+    c->sequences = calloc((size_t)layout.n_sequences + 1, sizeof *c->sequences);
+    from = malloc((size_t)c->n + 1);
+    if (!c->ids || !c->authors || !c->parts || !c->sequences || !from)
+        FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
+    CHECK(alloc_lists(turns, c));
+    for (int k = 0; k < turns->n; k++) {
+        if (layout.turns[k].learned) fill_turn(&turns->items[k], &layout.turns[k], c);
+        ret_ends[k] = layout.turns[k].end;
+    }
+    if (c->n_parts == 0) completion_keep_parts(c, 0);
+    memset(from, 1, (size_t)c->n);
+    CHECK(settle_tokens(bounds, from, c));
+out:
+    free(layout.turns);
+    free(learned);
     free(from);
     return st;
 }
@@ -224,13 +333,20 @@ static json_t *sum_telemetry(const struct sampled_turns *turns)
 enum status trajectory_read(const json_t *value, const struct sampled_turns *turns,
                             const struct trajectory_bounds *bounds, struct completion *ret)
 {
-    static const char *const fields[] = {"token_ids", "mask", "reward", "rewards", NULL};
+    static const char *const fields[] = {"token_ids", "mask", "turns", "reward", "rewards", NULL};
+    const bool of_turns = json_has(value, "turns");
     struct completion c = {0};
     struct bytes text = BYTES_INIT;
+    int *ends = NULL;
     enum status st;
     CHECK(trajectory_check_fields(value, fields));
-    CHECK(read_tokens(value, turns, bounds, &c));
-    CHECK(read_rewards(value, turns, &c));
+    if (of_turns && (json_has(value, "token_ids") || json_has(value, "mask")))
+        FAIL(ST_FORMAT, "\"turns\" stands in place of \"token_ids\" and \"mask\"");
+    if (of_turns && !(ends = calloc((size_t)turns->n + 1, sizeof *ends)))
+        FAIL(ST_NO_MEMORY, "no memory for turns");
+    CHECK(of_turns ? read_turns(value, turns, bounds, &c, ends)
+                   : read_tokens(value, turns, bounds, &c));
+    CHECK(read_rewards(value, turns, ends, &c));
     c.truncated = turns->n > 0 && turns->items[turns->n - 1].sampled.truncated;
     c.telemetry = sum_telemetry(turns);
     bytes_puts(&text, "");
@@ -240,23 +356,40 @@ enum status trajectory_read(const json_t *value, const struct sampled_turns *tur
     if (!c.telemetry || text.failed) FAIL(ST_NO_MEMORY, "no memory for a trajectory");
     *ret = c;
 out:
+    free(ends);
     if (st != ST_OK) completion_release(&c);
     return st;
 }
 
 // ---- groups -------------------------------------------------------------------------------------
 
+// What it begins with before the first token that a model wrote: the k-th of its parts; ret_n -1:
+// there is no k-th.
+static const int32_t *read_first(const struct completion *c, int k, int *ret_n)
+{
+    const int parts = c->parts ? c->n_parts : c->n > 0;
+    *ret_n = k >= parts ? -1 : c->parts ? c->parts[k].n_context : completion_first_sampled(c);
+    return c->parts && k < parts ? c->sequences + c->parts[k].begin : c->ids;
+}
+
 enum status trajectory_cut(struct completion *group, int n, struct token_list *ret_prompt)
 {
     struct token_list prompt = {0};
-    int shared = group[0].n;
+    const int32_t *begin = NULL;
+    int shared = 0, read;
     enum status st = ST_OK;
     for (int i = 0; i < n; i++)
-        shared = common(group[0].ids, shared, group[i].ids, completion_first_sampled(&group[i]));
+        for (int k = 0;; k++) {
+            const int32_t *ids = read_first(&group[i], k, &read);
+            if (read < 0) break;
+            shared = begin ? common(begin, shared, ids, read) : read;
+            if (!begin) begin = ids;
+        }
+    if (!begin) goto out; // nothing is learned from
     if (shared == 0)
         FAIL(ST_MISMATCH, "its trajectories begin with different tokens; those of a group are "
                           "compared with each other, and must begin with the same one at least");
-    for (int t = 0; t < shared; t++) CHECK(token_list_push(&prompt, group[0].ids[t]));
+    for (int t = 0; t < shared; t++) CHECK(token_list_push(&prompt, begin[t]));
     for (int i = 0; i < n; i++) completion_cut(&group[i], shared);
     *ret_prompt = prompt;
 out:

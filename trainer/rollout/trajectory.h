@@ -4,7 +4,9 @@
  * A trajectory is a sample with a mask: a token that the mask gives to the policy must be one that
  * a turn sampled behind exactly the tokens that stand before it, and has that turn's
  * log-probability, weight version and author, who may be a tandem's other model. All others are the
- * environment's, and weigh nothing. */
+ * environment's, and weigh nothing. Or it is a choice of turns, each behind the prompt that it was
+ * sampled behind: a turn whose prompt goes on behind the one before goes on with its sequence, and
+ * any other begins a sequence (samples.h, struct pack_part). */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_TRAJECTORY_H
 #define TRAINER_TRAJECTORY_H
@@ -36,8 +38,9 @@ struct trajectory_bounds {
     int vocab_size, max_tokens;
     uint64_t version; // of tokens before any that the policy wrote
 };
-// {"token_ids", "mask", "reward" | "rewards"}. ret: the whole of it as one completion, with the
-// sums of its turns' telemetry and their texts, one a line. Errors name the field.
+// {"token_ids", "mask", "reward" | "rewards"}, or with "turns" in place of the first two. ret: the
+// whole of it as one completion, with the sums of its turns' telemetry and their texts, one a line.
+// Errors name the field.
 enum status trajectory_read(const json_t *value, const struct sampled_turns *turns,
                             const struct trajectory_bounds *bounds, struct completion *ret);
 // Cuts what the n trajectories of a group have in common before the first token of a turn off

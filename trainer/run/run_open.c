@@ -344,6 +344,7 @@ enum status run_open_learner(struct run *run, const struct learner_shape *shape)
     CHECK(learner_config_of(&c->learner, shape, c->sampling.temperature, &options));
     options.ranks = run->given != NULL;
     options.constrained = run->constraints != NULL;
+    options.many_parts = c->rollouts != NULL;
     options.comm = run->ranks.copies;
     options.shards = run->ranks.shards;
     options.adapter = run->mapped.adapter;
