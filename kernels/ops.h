@@ -173,14 +173,19 @@ struct kv_heads {
 //  - Absorbed form: the same score is (a w_key) . c + b . r, so that (c, r) is the one key of all
 //    heads and c the one value; what attention gives, o of `rank` entries, becomes w_value o.
 //  - Expanded form: keys (w_key c, r) and values w_value c of every head, as of ordinary attention
-//    with heads of nope + rope; values end with zeros.
+//    with heads of `nope + rope` or `value`, whichever is more; the others end with zeros.
 struct latent_shape {
     int rows, n_heads;
-    int nope, rope, rank, value; // value is not above nope + rope
+    int nope, rope, rank, value;
     enum dtype dt;
     bool early;           // latent_query, latent_value: w (see Order, above)
     const int8_t *scales; // of w, as in struct matmul
 };
+
+static inline int latent_expanded_dim(int nope, int rope, int value)
+{
+    return nope + rope > value ? nope + rope : value;
+}
 
 // The rotation of all queries and keys of a batch, in rows as of attention.
 static inline struct rope_args rope_of_batch(const float *table, int rot_dim,
@@ -538,8 +543,8 @@ struct ops {
     // out (rows, n_heads, value) from o (rows, n_heads, rank), likewise.
     void (*latent_value)(struct device *, void *out, const void *o, const void *w,
                          const struct latent_shape *);
-    // qkv (rows, 3 * n_heads, nope + rope) of the expanded form from q as above, kv (rows, n_heads,
-    // nope + value) and the keys (rows, rank + rope).
+    // qkv (rows, 3 * n_heads, latent_expanded_dim()) of the expanded form from q as above, kv
+    // (rows, n_heads, nope + value) and the keys (rows, rank + rope).
     void (*latent_expand)(struct device *, void *qkv, const void *q, const void *kv,
                           const void *keys, const struct latent_shape *);
     // Its gradient: dq and dkv, and of dkeys the last `rope` entries.

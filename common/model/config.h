@@ -294,6 +294,12 @@ static inline int layer_latent_width(const struct layer_config *l)
 {
     return l->latent.rank + l->latent.rope;
 }
+// Of latent attention: a head of the expanded form (kernels/ops.h, struct latent_shape).
+static inline int layer_expanded_dim(const struct layer_config *l)
+{
+    const int rope = l->latent.rope;
+    return latent_expanded_dim(l->head_dim - rope, rope, l->latent.value);
+}
 // Multiplications of attention for a query of all heads and a key: scores and the weighted sum, as
 // the forward pass computes them.
 static inline int layer_attn_products(const struct layer_config *l)

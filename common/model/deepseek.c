@@ -37,19 +37,19 @@ static enum status latent_attention(const char *where, const json_t *json, struc
     CHECK(json_get_bool(where, json, "rope_interleave", &rope->interleaved));
     CHECK(json_get_int32(where, json, "kv_lora_rank", 1, 4096, &of->rank));
     CHECK(read_or_null(where, json, "q_lora_rank", &of->q_rank));
-    CHECK(json_get_int32(where, json, "qk_nope_head_dim", 1, 256, &nope));
-    CHECK(json_get_int32(where, json, "qk_rope_head_dim", 2, 256, &of->rope));
-    CHECK(json_get_int32(where, json, "v_head_dim", 1, 256, &of->value));
+    CHECK(json_get_int32(where, json, "qk_nope_head_dim", 1, MAX_HEAD_DIM, &nope));
+    CHECK(json_get_int32(where, json, "qk_rope_head_dim", 2, MAX_HEAD_DIM, &of->rope));
+    CHECK(json_get_int32(where, json, "v_head_dim", 1, MAX_HEAD_DIM, &of->value));
     if (rope->kind == ROPE_LONGROPE || rope->dim != c->layers[0].head_dim)
         FAIL(ST_UNSUPPORTED,
              "%s: longrope or a partial_rotary_factor is not supported with latent attention",
              where);
     all.head_dim = nope + of->rope;
-    if (all.head_dim > 256 || of->rope % 2 || of->value > all.head_dim)
+    if (all.head_dim > MAX_HEAD_DIM || of->rope % 2)
         FAIL(ST_UNSUPPORTED,
-             "%s: qk_nope_head_dim %d, qk_rope_head_dim %d, v_head_dim %d: heads of up to 256 "
-             "entries, of which an even number is rotated and a value has no more, are supported",
-             where, nope, of->rope, of->value);
+             "%s: qk_nope_head_dim %d, qk_rope_head_dim %d: heads of up to %d entries, of which an "
+             "even number is rotated, are supported",
+             where, nope, of->rope, MAX_HEAD_DIM);
     if (all.n_kv_heads != all.n_heads)
         FAIL(ST_UNSUPPORTED,
              "%s: num_key_value_heads %d: latent attention has as many as num_attention_heads (%d)",

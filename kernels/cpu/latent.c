@@ -71,20 +71,20 @@ void cpu_latent_expand(struct device *dev, void *qkv, const void *q, const void 
                        const void *keys, const struct latent_shape *s)
 {
     if (!cpu_is_f32(dev, "latent_expand", s->dt)) return;
-    const int dim = s->nope + s->rope;
-    const int64_t queries = (int64_t)s->n_heads * dim;
-#pragma omp parallel for if (many(s, dim))
+    const int dim = s->nope + s->rope, wide = latent_expanded_dim(s->nope, s->rope, s->value);
+    const int64_t queries = (int64_t)s->n_heads * wide;
+#pragma omp parallel for if (many(s, wide))
     for (int r = 0; r < s->rows; r++) {
         float *to = (float *)qkv + 3 * r * queries;
         const float *rotated = (const float *)keys + (int64_t)r * (s->rank + s->rope) + s->rank;
-        memcpy(to, (const float *)q + r * queries, (size_t)queries * sizeof *to);
+        memset(to, 0, 3 * (size_t)queries * sizeof *to);
         for (int h = 0; h < s->n_heads; h++) {
-            const float *from =
-                (const float *)kv + ((int64_t)r * s->n_heads + h) * (s->nope + s->value);
-            float *key = to + queries + (int64_t)h * dim, *value = key + queries;
+            const int64_t head = (int64_t)r * s->n_heads + h;
+            const float *from = (const float *)kv + head * (s->nope + s->value);
+            float *query = to + (int64_t)h * wide, *key = query + queries, *value = key + queries;
+            memcpy(query, (const float *)q + head * dim, (size_t)dim * sizeof *query);
             memcpy(key, from, (size_t)s->nope * sizeof *key);
             memcpy(key + s->nope, rotated, (size_t)s->rope * sizeof *key);
-            memset(value, 0, (size_t)dim * sizeof *value);
             memcpy(value, from + s->nope, (size_t)s->value * sizeof *value);
         }
     }
@@ -94,17 +94,19 @@ void cpu_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkeys
                             const struct latent_shape *s)
 {
     if (!cpu_is_f32(dev, "latent_expand_back", s->dt)) return;
-    const int dim = s->nope + s->rope;
-    const int64_t queries = (int64_t)s->n_heads * dim;
-#pragma omp parallel for if (many(s, dim))
+    const int dim = s->nope + s->rope, wide = latent_expanded_dim(s->nope, s->rope, s->value);
+    const int64_t queries = (int64_t)s->n_heads * wide;
+#pragma omp parallel for if (many(s, wide))
     for (int r = 0; r < s->rows; r++) {
         const float *from = (const float *)dqkv + 3 * r * queries;
         float *rotated = (float *)dkeys + (int64_t)r * (s->rank + s->rope) + s->rank;
-        memcpy((float *)dq + r * queries, from, (size_t)queries * sizeof *from);
         memset(rotated, 0, (size_t)s->rope * sizeof *rotated);
         for (int h = 0; h < s->n_heads; h++) {
-            float *to = (float *)dkv + ((int64_t)r * s->n_heads + h) * (s->nope + s->value);
-            const float *key = from + queries + (int64_t)h * dim, *value = key + queries;
+            const int64_t head = (int64_t)r * s->n_heads + h;
+            float *to = (float *)dkv + head * (s->nope + s->value);
+            const float *query = from + (int64_t)h * wide, *key = query + queries,
+                        *value = key + queries;
+            memcpy((float *)dq + head * dim, query, (size_t)dim * sizeof *query);
             memcpy(to, key, (size_t)s->nope * sizeof *to);
             memcpy(to + s->nope, value, (size_t)s->value * sizeof *to);
             for (int i = 0; i < s->rope; i++) rotated[i] += key[s->nope + i];

@@ -102,7 +102,7 @@ static void expand_setup(struct op_test *t)
 {
     const struct latent_shape s = shape_of(t);
     const int64_t heads = (int64_t)s.rows * s.n_heads, dim = s.nope + s.rope;
-    floats(t, "qkv", OUT, DATA, 3 * heads * dim, 1);
+    floats(t, "qkv", OUT, DATA, 3 * heads * latent_expanded_dim(s.nope, s.rope, s.value), 1);
     floats(t, "q", IN, DATA, heads * dim, 1);
     floats(t, "kv", IN, DATA, heads * (s.nope + s.value), 1);
     floats(t, "keys", IN, DATA, (int64_t)s.rows * (s.rank + s.rope), 1);
@@ -117,14 +117,17 @@ static void expand_launch(struct op_test *t, void **d)
 static void expand(double *qkv, const double *q, const double *kv, const double *keys,
                    const struct latent_shape *s)
 {
-    const int64_t dim = s->nope + s->rope, n = s->n_heads * dim;
+    const int64_t dim = s->nope + s->rope, wide = dim > s->value ? dim : s->value,
+                  n = s->n_heads * wide;
     for (int64_t r = 0; r < s->rows; r++)
         for (int64_t i = 0; i < n; i++) {
-            const int64_t h = i / dim, d = i % dim;
+            const int64_t h = i / wide, d = i % wide;
             const double *head = kv + (r * s->n_heads + h) * (s->nope + s->value);
             double *to = qkv + 3 * r * n + i;
-            to[0] = q[r * n + i];
-            to[n] = d < s->nope ? head[d] : keys[r * (s->rank + s->rope) + s->rank + d - s->nope];
+            to[0] = d < dim ? q[(r * s->n_heads + h) * dim + d] : 0;
+            to[n] = d < s->nope ? head[d]
+                    : d < dim   ? keys[r * (s->rank + s->rope) + s->rank + d - s->nope]
+                                : 0;
             to[2 * n] = d < s->value ? head[s->nope + d] : 0;
         }
 }
@@ -148,7 +151,7 @@ static void expand_back_setup(struct op_test *t)
     floats(t, "dq", OUT, DATA, heads * dim, 1);
     floats(t, "dkv", OUT, DATA, kv, 1);
     floats(t, "dkeys", INOUT, DATA, keys, 1); // all but the last `rope` entries stay
-    floats(t, "dqkv", IN, DATA, 3 * heads * dim, 1);
+    floats(t, "dqkv", IN, DATA, 3 * heads * latent_expanded_dim(s.nope, s.rope, s.value), 1);
     floats(t, "q", IN, DATA, heads * dim, 1);
     floats(t, "kv", IN, DATA, kv, 1);
     floats(t, "keys", IN, DATA, keys, 1);
@@ -198,6 +201,10 @@ static const struct op_case cases[] = {
     {&op_value, "131 rows h128 128+64 of 512, values 128", {131, 128, 128, 64, 512, 128}, true},
     {&op_expand, "5 rows h2 6+4 of 9, values 3", {5, 2, 6, 4, 9, 3}, false},
     {&op_expand, "70 rows h20 192+64 of 512, values 256", {70, 20, 192, 64, 512, 256}, true},
+    {&op_expand, "5 rows h2 6+4 of 9, values 17", {5, 2, 6, 4, 9, 17}, false},
+    {&op_expand, "7 rows h4 16+8 of 24, values 40", {7, 4, 16, 8, 24, 40}, false},
+    {&op_expand_back, "5 rows h2 6+4 of 9, values 17", {5, 2, 6, 4, 9, 17}, false},
+    {&op_expand_back, "7 rows h4 16+8 of 24, values 40", {7, 4, 16, 8, 24, 40}, false},
     {&op_expand_back, "5 rows h2 6+4 of 9, values 3", {5, 2, 6, 4, 9, 3}, false},
     {&op_expand_back, "9 rows h4 16+8 of 24, values 24", {9, 4, 16, 8, 24, 24}, false},
     {&op_expand_back, "70 rows h20 192+64 of 512, values 256", {70, 20, 192, 64, 512, 256}, true},

@@ -32,8 +32,10 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
     for (const struct layer_config *l = c->layers; l < c->layers + c->n_layers; l++) {
         const struct latent_config *latent = &l->latent;
         const size_t expanded = latent->rank > 0 ? t * e : 0; // of latent attention
-        const size_t heads = expanded * (size_t)layer_q_width(l);
+        const size_t wide = latent->rank > 0 ? (size_t)(l->n_heads * layer_expanded_dim(l)) : 0;
+        const size_t heads = expanded * wide;
         const size_t kv = (size_t)(l->n_heads * (l->head_dim - latent->rope + latent->value));
+        const size_t qkv = (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
         const size_t kv_width = 2 * (size_t)layer_kv_width(l);
         const bool others = l->k_is_v || l->kv_from >= 0 || l->kv_shared >= 0;
         const struct device_part parts[N_PARTS] = {
@@ -46,7 +48,7 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(dexpert, l->moe.n_experts > 0 ? layer_mlp_rows(l, t) * h * e : 0),
             PART(drouter, t * (size_t)l->moe.n_experts * e),
             PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
-            PART(dqkv, t * (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta)) * e),
+            PART(dqkv, t * (wide > 0 ? 3 * wide : qkv) * e),
             PART(dkv, others ? t * kv_width * e : 0),
             PART(dshared[0], l->kv_shared == 0 ? t * kv_width * e : 0),
             PART(dshared[1], l->kv_shared == 1 ? t * kv_width * e : 0),

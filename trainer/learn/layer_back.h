@@ -6,7 +6,7 @@
 
 #include "trainer/learn/backward.h"
 
-// Scratch for T tokens, device; dim is head_dim, D is rank + rope.
+// Scratch for T tokens, device; dim is a head's of the expanded form, D is rank + rope.
 struct latent_grads {
     void *latent, *dlatent; // (T, rank) of the keys' first entries
     void *kv;               // (T, n_heads, nope + value), then its gradient

@@ -14,7 +14,7 @@ struct attn_shape backward_attn_shape(const struct model *m, int l)
     struct attn_shape shape = m->attn[l];
     if (c->latent.rank == 0) return shape;
     shape.n_kv_heads = c->n_heads;
-    shape.head_dim = c->head_dim;
+    shape.head_dim = layer_expanded_dim(c);
     shape.latent = 0;
     return shape;
 }
@@ -96,8 +96,8 @@ void latent_back(struct backward *b, int l, const struct batch_view *batch,
     m->ops->matmul(m->dev, s->kv, s->latent, weights_matrix(m->weights, ROLE_KV_B, l).w, NULL,
                    &expand);
     m->ops->latent_expand(m->dev, s->qkv, tape->latent.q, s->kv, tape->latent.keys, &shape);
-    pad_rows(m, s->out, dim, tape->attn, shape.value, heads);
-    pad_rows(m, s->dout, dim, b->dattn, shape.value, heads);
+    pad_rows(m, s->out, attn.head_dim, tape->attn, shape.value, heads);
+    pad_rows(m, s->dout, attn.head_dim, b->dattn, shape.value, heads);
     m->ops->attn_packed_back(m->dev, b->dqkv, s->dout, s->out, tape->lse, s->qkv, batch, &attn);
     m->ops->latent_expand_back(m->dev, s->dout, s->kv, s->dkeys, b->dqkv, &shape);
     model_latent_rotate(m, l, (char *)s->dout + (size_t)shape.nope * e, shape.n_heads, dim, batch,

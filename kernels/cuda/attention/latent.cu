@@ -216,18 +216,23 @@ template <typename T, int V>
 __global__ void expand_kernel(T *qkv, const T *q, const T *kv, const T *keys, latent_shape s)
 {
     grid_begin();
-    int dim = s.nope + s.rope, i = (blockIdx.y * THREADS + threadIdx.x) * V, n = s.n_heads * dim;
+    const int dim = s.nope + s.rope, wide = max(dim, s.value);
+    int i = (blockIdx.y * THREADS + threadIdx.x) * V, n = s.n_heads * wide;
     if (i >= n) return;
     typedef pack<T, V> unit;
-    int h = i / dim, d = i % dim;
-    int64_t row = blockIdx.x;
-    const T *from = kv + (row * s.n_heads + h) * (s.nope + s.value);
-    const T *key = d < s.nope ? from + d : keys + row * (s.rank + s.rope) + s.rank + d - s.nope;
+    int h = i / wide, d = i % wide;
+    int64_t row = blockIdx.x, head = row * s.n_heads + h;
+    const T *from = kv + head * (s.nope + s.value);
     T *to = qkv + 3 * row * n + i;
-    unit value = {};
+    unit query = {}, key = {}, value = {};
+    if (d < dim) query = *(const unit *)(q + head * dim + d);
+    if (d < s.nope)
+        key = *(const unit *)(from + d);
+    else if (d < dim)
+        key = *(const unit *)(keys + row * (s.rank + s.rope) + s.rank + d - s.nope);
     if (d < s.value) value = *(const unit *)(from + s.nope + d);
-    *(unit *)to = *(const unit *)(q + row * n + i);
-    *(unit *)(to + n) = *(const unit *)key;
+    *(unit *)to = query;
+    *(unit *)(to + n) = key;
     *(unit *)(to + 2 * n) = value;
 }
 
@@ -238,9 +243,9 @@ void cuda_latent_expand(struct device *dev, void *qkv, const void *q, const void
     with_bf16_wide(s->dt, in_units(s, {qkv, q, kv, keys}), [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
+        const int n = s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value);
         cuda_launch(dev, "latent attention's expanded form", expand_kernel<T, V>,
-                    dim3(s->rows, ceil_div(s->n_heads * (s->nope + s->rope), THREADS * V)), THREADS,
-                    0, qkv, q, kv, keys, *s);
+                    dim3(s->rows, ceil_div(n, THREADS * V)), THREADS, 0, qkv, q, kv, keys, *s);
     });
 }
 
@@ -250,14 +255,16 @@ template <typename T, int V>
 __global__ void expand_back_kernel(T *dq, T *dkv, T *dkeys, const T *dqkv, latent_shape s)
 {
     grid_begin();
-    int dim = s.nope + s.rope, i = (blockIdx.y * THREADS + threadIdx.x) * V, n = s.n_heads * dim;
+    const int dim = s.nope + s.rope, wide = max(dim, s.value);
+    int i = (blockIdx.y * THREADS + threadIdx.x) * V, n = s.n_heads * wide;
     typedef pack<T, V> unit;
     int64_t row = blockIdx.x;
     const T *from = dqkv + 3 * row * n;
     if (i < n) {
-        int h = i / dim, d = i % dim;
-        T *to = dkv + (row * s.n_heads + h) * (s.nope + s.value);
-        *(unit *)(dq + row * n + i) = *(const unit *)(from + i);
+        int h = i / wide, d = i % wide;
+        int64_t head = row * s.n_heads + h;
+        T *to = dkv + head * (s.nope + s.value);
+        if (d < dim) *(unit *)(dq + head * dim + d) = *(const unit *)(from + i);
         if (d < s.nope) *(unit *)(to + d) = *(const unit *)(from + n + i);
         if (d < s.value) *(unit *)(to + s.nope + d) = *(const unit *)(from + 2 * n + i);
         return;
@@ -267,7 +274,7 @@ __global__ void expand_back_kernel(T *dq, T *dkv, T *dkeys, const T *dqkv, laten
     float sum[V] = {};
     for (int h = 0; h < s.n_heads; h++) {
         float x[V];
-        load<T, V>(x, from + n + h * dim + s.nope + d);
+        load<T, V>(x, from + n + h * wide + s.nope + d);
 #pragma unroll
         for (int k = 0; k < V; k++) sum[k] += x[k];
     }
@@ -281,7 +288,7 @@ void cuda_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkey
     with_bf16_wide(s->dt, in_units(s, {dq, dkv, dkeys, dqkv}), [&](auto t, auto v) {
         using T = decltype(t);
         constexpr int V = decltype(v)::value;
-        int units = s->n_heads * (s->nope + s->rope) + s->rope;
+        int units = s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value) + s->rope;
         cuda_launch(dev, "latent attention's gradient", expand_back_kernel<T, V>,
                     dim3(s->rows, ceil_div(units, THREADS * V)), THREADS, 0, dq, dkv, dkeys, dqkv,
                     *s);
