@@ -49,6 +49,33 @@ TEST(methods_are_compared)
         check_row(json_array_get(results, i), i < 4 ? 1 : 6, methods[i % 4]);
 }
 
+// A model that carries states along has room for those of the batch and of its drafts.
+TEST(states_have_room)
+{
+    const char *config = test_path(test_root(), "tests/golden/mtp/qwen35/config.json");
+    const json_t *report = json_of(test_output(
+        0,
+        args("%s speculative --config %s --methods fixed-mtp:2 --batches 4 --group 2 --tokens 12 "
+             "--prompt-tokens 8 --rounds 1 --repeats 1 --warmup-rounds 0 --device cpu --json",
+             test_binary("cw-bench"), config)));
+    const json_t *row = json_array_get(json_object_get(report, "results"), 1);
+    check_row(row, 4, "fixed-mtp:2");
+    assert_true(json_real_value(json_object_get(row, "draft_tokens_per_step")) > 4);
+}
+
+#define CONVERSATIONS                                                                              \
+    "%s train --turns 4 --read 40 --sampled 16 --kept 10 --batch 2 --steps 1 --warmup 0 "          \
+    "--device cpu --json --model %s --shared "
+
+TEST(conversations_share_what_is_asked_for)
+{
+    const char *bench = test_binary("cw-bench"), *model = daemon_model(test_folder(), false, 5);
+    const json_t *report = json_of(test_output(0, args(CONVERSATIONS "45", bench, model)));
+    assert_near(json_real_value(json_object_get(report, "shared")), 0.45, 0.002);
+    assert_contains(test_output(1, args(CONVERSATIONS "99", bench, model)),
+                    "--shared 99: these conversations can share");
+}
+
 TEST(bad_methods_are_named)
 {
     const char *model = daemon_model(test_folder(), true, 5);

@@ -387,6 +387,33 @@ TEST(memory_is_planned)
                                      plan.workspace + plan.reference);
 }
 
+// Where a step has fewer targets than rows there is less to keep, and nothing else.
+TEST(memory_follows_targets)
+{
+    struct random_step s;
+    struct seen a = {0}, b = {0};
+    int targets = 0;
+    random_step_make(&shape, &s);
+    for (int i = 0; i < SAMPLES; i++) targets += lengths[i];
+    struct learning *of_rows = model(1000, 4, false),
+                    *of_targets = learning_of(
+                        &(struct learning_setting){.folder = tiny_folder(32, 2, VOCAB, 3),
+                                                   .config = {.temperature = 0.7f,
+                                                              .token_budget = 1000,
+                                                              .logits_chunk = 4,
+                                                              .max_seqs = SAMPLES + GROUPS,
+                                                              .max_targets = targets,
+                                                              .max_context = 32}});
+    assert_ok(learner_run(of_rows->learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &a, NULL));
+    assert_ok(
+        learner_run(of_targets->learner, PASS_STEP, s.groups, GROUPS, weighted_sum, &b, NULL));
+    assert_memory_equal(&a, &b, sizeof a);
+    assert_memory_equal(learning_gradients(of_rows), learning_gradients(of_targets),
+                        of_rows->policy.weights->n_elements * sizeof(float));
+    assert_true(learner_info(of_targets->learner)->memory.workspace <
+                learner_info(of_rows->learner)->memory.workspace);
+}
+
 // A budget beyond any machine's memory is refused with figures, before memory is taken.
 TEST(no_room_is_said)
 {

@@ -70,6 +70,10 @@ static const struct option_spec table[] = {
     OPT_INT("read", read, "256", "N", 1, 1 << 20, "tokens that a turn reads"),
     OPT_INT("sampled", sampled, "128", "N", 1, 1 << 20, "tokens that it samples"),
     OPT_INT("kept", kept, "64", "N", 0, 1 << 20, "tokens that later turns have of those"),
+    OPT_DOUBLE(
+        "shared", shared, "0", "PERCENT", 0, 100,
+        "share of all tokens that conversations are to have in common: histories are written "
+        "anew (compacted, say) in one of their turns; 0: as it comes"),
     OPT_INT("max-staleness", max_staleness, "-1", "UPDATES", -1, 64,
             "step: cw-trainer --async --max-staleness; -1: without"),
     OPT_CHOICE("sync", sync, "shared", sync_way_names,

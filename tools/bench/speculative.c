@@ -23,6 +23,7 @@
 #include "common/base/clock.h"
 #include "common/base/names.h"
 #include "common/base/rng.h"
+#include "infer-server/engine/drafting.h"
 #include "infer-server/engine/executor.h"
 #include "infer-server/engine/kv_memory.h"
 #include "tools/bench/bench.h"
@@ -299,6 +300,15 @@ out:
 
 // ---- a batch size ------------------------------------------------------------------------------
 
+// For blocks of so many bytes, and states of all sequences and drafts, which get half of the memory
+// at most, drafts a quarter of that (kv_memory_plan()).
+static int64_t pool_bytes(int64_t blocks, int64_t state, int batch, int drafts)
+{
+    const int64_t all = batch + drafts, planned = 4 * drafts > all ? 4 * drafts : all,
+                  least = 2 * planned * state, bytes = blocks + all * state;
+    return bytes > least ? bytes : least;
+}
+
 // The first is another arm's each time.
 static enum status open_executors(struct comparison *c, int batch, int repeat)
 {
@@ -317,16 +327,20 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
                                                                              : NULL;
         const struct weights *frozen = arm->tandem.on ? c->frozen : NULL;
         const struct weights *const weights[RUNNERS] = {b->weights, draft, frozen};
-        int64_t bytes = 0;
-        for (int k = 0; k < RUNNERS; k++)
-            if (weights[k]) bytes += kv_memory_block_bytes(weights[k]->config, b->dt, BLOCK);
-        const struct engine_options options = {.max_batch = batch,
-                                               .max_context = context,
-                                               .kv_bytes = n_blocks * bytes,
-                                               .block_size = BLOCK,
-                                               .prefill_chunk = CHUNK,
-                                               .speculative = arm->choice,
-                                               .speculative_fixed = arm->fixed};
+        int64_t block_bytes = 0, state_bytes = 0;
+        for (int k = 0; k < RUNNERS; k++) {
+            if (!weights[k]) continue;
+            block_bytes += kv_memory_block_bytes(weights[k]->config, b->dt, BLOCK);
+            state_bytes += kv_memory_state_bytes(weights[k]->config);
+        }
+        struct engine_options options = {.max_batch = batch,
+                                         .max_context = context,
+                                         .block_size = BLOCK,
+                                         .prefill_chunk = CHUNK,
+                                         .speculative = arm->choice,
+                                         .speculative_fixed = arm->fixed};
+        const int drafts = speculative_max(arm->choice) > 0 ? drafting_rows(&options) : 0;
+        options.kv_bytes = pool_bytes(n_blocks * block_bytes, state_bytes, batch, drafts);
         enum status st =
             executor_new(b->dev, weights, NULL, &options, on_event, c, &arm->stats, &arm->executor);
         if (st != ST_OK) return st;

@@ -64,6 +64,32 @@ static enum status independent(const struct bench *b, struct sequences *s)
     return ST_OK;
 }
 
+// Where a conversation's history is written anew: from that turn on its token `at` is another, so
+// that what the turns before have behind it is computed again.
+struct anew {
+    int turn, at; // turn 0: nowhere
+};
+
+// So that conversations share --shared percent of all rows, beside the rows that are distinct where
+// nothing is written anew.
+static enum status find_anew(const struct bench *b, struct anew *ret)
+{
+    const double turns = (double)b->o.turns, n = (double)b->o.batch, own = (double)b->o.sampled - 1;
+    const int read = (int)b->o.read, each = read + (int)b->o.kept;
+    const double path = (turns - 1) * each, all = n * turns * (path / 2 + read + own),
+                 distinct = read + n * (path + turns * own), most = (turns - 2) * each + read,
+                 rows = ((1 - b->o.shared / 100) * all - distinct) / n; // of each, once more
+    *ret = (struct anew){0};
+    if (b->o.shared == 0) return ST_OK;
+    if (rows < 0 || rows > most)
+        return status_fail(
+            ST_INVALID, "--shared %g: these conversations can share %.1f to %.1f percent",
+            b->o.shared, 100 * (1 - (distinct + n * most) / all), 100 * (1 - distinct / all));
+    while (ret->turn * each + read < rows) ret->turn++;
+    ret->at = ret->turn++ * each + read - (int)(rows + 0.5);
+    return ST_OK;
+}
+
 // Conversations that begin with the same turn; a turn goes on behind what the template keeps of
 // those before it, which begins with other tokens than were sampled. apart: the first token of each
 // is another, so that nothing is shared.
@@ -73,22 +99,32 @@ static enum status conversations(const struct bench *b, bool apart, struct seque
               each = read + (int)b->o.kept, longest = turns * each + sampled;
     const int n = (int)b->o.batch;
     struct rng r;
-    int32_t *path = malloc((size_t)longest * sizeof *path);
-    enum status st = path ? sequences_new(s, n * turns, longest)
-                          : status_fail(ST_NO_MEMORY, "no memory for a conversation");
+    struct anew anew;
+    enum status st = find_anew(b, &anew);
+    if (st != ST_OK) return st;
+    int32_t *path = malloc((size_t)longest * sizeof *path), *begin = NULL;
+    st = path ? sequences_new(s, n * turns, longest)
+              : status_fail(ST_NO_MEMORY, "no memory for a conversation");
     rng_init(&r, (uint64_t)b->o.seed, 5);
     if (st == ST_OK) random_ids(&r, b, read, path);
+    if (st == ST_OK && !(begin = malloc((size_t)read * sizeof *begin)))
+        st = status_fail(ST_NO_MEMORY, "no memory for a conversation");
+    if (st == ST_OK) memcpy(begin, path, (size_t)read * sizeof *begin);
     for (int c = 0; st == ST_OK && c < n; c++) {
+        memcpy(path, begin, (size_t)read * sizeof *path);
         random_ids(&r, b, turns * each - read, path + read);
         for (int t = 0; t < turns; t++) {
             const int prompt = t * each + read;
             int32_t *ids = s->ids + (size_t)s->n * (size_t)longest;
+            if (anew.turn > 0 && t == anew.turn)
+                path[anew.at] = (path[anew.at] + 1 + c) % b->config->vocab_size;
             memcpy(ids, path, (size_t)prompt * sizeof *ids);
             random_ids(&r, b, sampled, ids + prompt);
             if (apart) ids[0] = s->n % b->config->vocab_size;
             add_sequence(s, prompt, sampled);
         }
     }
+    free(begin);
     free(path);
     return st;
 }
@@ -117,7 +153,8 @@ static enum status open_learner(struct bench *b, const struct sequences *s, stru
     enum status st = packing_new(s->groups, s->n, (int)s->rows, PACK_MIN_SHARED, &packing);
     if (st != ST_OK) return st;
     const struct micro_batch *mb = packing->batches;
-    const int budget = (int)(mb->cost > mb->n_tokens ? mb->cost : mb->n_tokens);
+    const int budget = (int)(mb->cost > mb->n_tokens ? mb->cost : mb->n_tokens),
+              targets = mb->first[mb->n_seqs];
     packing_free(packing);
     const struct learner_config config = {.optimizer = {.beta1 = 0.9,
                                                         .beta2 = 0.999,
@@ -128,6 +165,7 @@ static enum status open_learner(struct bench *b, const struct sequences *s, stru
                                           .temperature = 1,
                                           .token_budget = budget,
                                           .max_seqs = 2 * s->n,
+                                          .max_targets = targets,
                                           .max_context = s->longest};
     st = learner_new(b->dev, b->config, b->weights, false, &config, ret);
     return st == ST_OK ? learner_prepare(*ret) : st;
@@ -229,7 +267,7 @@ static enum status train_conversations(struct bench *b, double flops)
                   (json_int_t)b->o.read, "sampled", (json_int_t)b->o.sampled, "kept",
                   (json_int_t)b->o.kept, "shared", shared, "trees", figures_of(b, &p[0], flops),
                   "apart", figures_of(b, &p[1], flops), "rate", rate, "memory", memory),
-        "train, %lld conversations of %lld turns, %lld tokens of which %.0f%% are shared: as trees "
+        "train, %lld conversations of %lld turns, %lld tokens of which %.1f%% are shared: as trees "
         "%.1f ms forward and backward, %.0f tokens/s, %.0f MiB beside the weights; apart %.1f ms, "
         "%.0f tokens/s, %.0f MiB: %.2f times the rate with %.2f of the memory\n",
         (long long)b->o.batch, (long long)b->o.turns, (long long)p[1].rows, 100 * shared, p[0].ms,

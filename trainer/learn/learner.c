@@ -276,6 +276,8 @@ enum status learner_new(struct device *dev, const struct model_config *config,
     l->policy = policy;
     l->options = *options;
     l->max_targets = options->token_budget + options->max_seqs;
+    if (options->max_targets > 0 && options->max_targets < l->max_targets)
+        l->max_targets = (int)options->max_targets;
     if (l->options.logits_chunk == 0)
         l->options.logits_chunk = device_kind(dev) == DEVICE_CUDA ? GPU_CHUNK : CPU_CHUNK;
     if (l->options.logits_chunk > l->max_targets) l->options.logits_chunk = l->max_targets;

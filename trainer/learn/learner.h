@@ -29,12 +29,13 @@ struct learner_config {
     int token_budget;              // rows of a micro-batch, at most
     int logits_chunk;              // rows whose logits exist at one time; 0: by the device
     int max_seqs;                  // prompts and completions of a step
-    bool many_parts;               // completions may be of any number of parts
-    int max_context;               // longest prompt with its completion
-    int recompute;                 // enum recompute: of activations, the draft model's too
-    struct phase_timers *phases;   // of the thread that drives it; NULL: nobody counts
-    bool ranks;                    // learner_rows.ranked is wanted
-    bool constrained;              // groups may have constraints
+    int64_t max_targets; // of a step; 0: as many as the budget and those completions may have
+    bool many_parts;     // completions may be of any number of parts
+    int max_context;     // longest prompt with its completion
+    int recompute;       // enum recompute: of activations, the draft model's too
+    struct phase_timers *phases; // of the thread that drives it; NULL: nobody counts
+    bool ranks;                  // learner_rows.ranked is wanted
+    bool constrained;            // groups may have constraints
     bool is_draft; // learner_add_draft()'s own: it has no batch, and shares the operations' scratch
 };
 

@@ -570,6 +570,7 @@ enum status learner_config_of(const struct learner_options *options,
         .token_budget = (int)(shape->tokens < budget ? shape->tokens : budget),
         .logits_chunk = (int)options->logits_chunk,
         .max_seqs = (int)shape->seqs,
+        .max_targets = shape->targets,
         .max_context = (int)shape->longest,
         .recompute = options->recompute,
     };

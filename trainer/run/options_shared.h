@@ -45,6 +45,7 @@ struct learner_shape { // of a run's steps, at most
     int64_t longest;   // tokens of a prompt with its completion
     int64_t tokens;    // of a step's prompts and completions
     int64_t seqs;      // prompts and completions
+    int64_t targets;   // of the completions; 0: as many as tokens
 };
 // The learner's settings. ST_INVALID where a sequence is longer than --token-budget.
 enum status learner_config_of(const struct learner_options *options,
