@@ -100,6 +100,26 @@ static inline bool delta_takes(struct device *dev, const struct batch_view *batc
     return batch->depth <= 1;
 }
 
+// Of a norm whose heads have their own weights: one of them, as a norm with one.
+static inline struct norm_shape norm_shape_of_head(const struct norm_shape *s)
+{
+    struct norm_shape head = *s;
+    head.rows = s->rows / s->heads;
+    head.heads = 1;
+    head.own_weights = false;
+    return head;
+}
+static inline struct norm_args norm_args_of_head(const struct norm_args *args,
+                                                 const struct norm_shape *s, int h)
+{
+    const size_t at = (size_t)h * (size_t)s->width * dtype_size(s->dt);
+    struct norm_args head = *args;
+    head.x = (const char *)args->x + at;
+    head.w = (const char *)args->w + at;
+    head.rstd = args->rstd + (size_t)h * (size_t)(s->rows / s->heads);
+    return head;
+}
+
 #ifdef __cplusplus
 }
 #endif

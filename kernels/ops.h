@@ -91,6 +91,9 @@ struct norm_shape {
     int64_t stride; // elements between tokens (of x; y has the same layout)
     float eps;
     enum dtype dt;
+    // Each of a token's `heads` has its own weights, w (heads, width), and rstd lies head after
+    // head: (heads, rows / heads). Of norms without b.
+    bool own_weights;
 };
 // What is normalised, by which weights, and the statistics that the backward pass needs.
 struct norm_args {
@@ -102,8 +105,8 @@ struct norm_args {
 };
 
 // ACT_CLAMPED (gpt-oss) is gated: with g = min(gate, limit) and u = up between -limit and limit,
-// y = g * sigmoid(alpha * g) * (u + 1).
-enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_CLAMPED };
+// y = g * sigmoid(alpha * g) * (u + 1). ACT_RELU2 is the square of what is above 0.
+enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_CLAMPED, ACT_RELU2 };
 // Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
 // Plain: x (rows, width): y = act(x).
 struct act_shape {
@@ -222,11 +225,16 @@ struct gate_args {
 // values. A row has queries and keys of n_key_heads heads and values of n_heads, which are as many
 // for each key head; a causal convolution of `taps` rows, channel by channel, goes over all three.
 // n_key_heads 0: the convolution alone (LFM2), of n_heads * head_dim channels, with no SiLU.
+//
+// Mamba-2 (Dao and Gu 2024, Transformers are SSMs) is another rule for the same matrix: a key head
+// is a group, k its B and q its C, v is x, and the convolution goes over x, B and C in this order.
 struct delta_shape {
     int n_key_heads, n_heads;
     int key_dim, head_dim;
     int taps;
     enum dtype dt;
+    bool is_scan;   // Mamba-2's rule
+    float min_step; // of that
 };
 static inline bool delta_is_conv(const struct delta_shape *s)
 {
@@ -271,6 +279,7 @@ struct conv_args {
     int64_t x_stride;
     const void *w; // (conv width, taps), the row's own last
     struct delta_batch batch;
+    const void *bias; // (conv width), which the sum begins with; NULL: none
 };
 struct delta_args {
     const void *qkv;             // (T, conv width) as the convolution gives it
@@ -281,6 +290,17 @@ struct delta_args {
 struct delta_grads {
     void *qkv, *gates;      // (T, conv width), (T, 2 * n_heads) of the shape's dtype
     float *a_log, *dt_bias; // (n_heads) +=; NULL: not trained
+};
+struct scan_args {
+    const void *xbc;   // (T, conv width) as the convolution gives it
+    const void *steps; // (T, n_heads), rows stride elements apart
+    int64_t stride;
+    const void *a_log, *dt_bias, *skip; // (n_heads)
+    struct delta_batch batch;
+};
+struct scan_grads {
+    void *xbc, *steps;             // as in scan_args
+    float *a_log, *dt_bias, *skip; // (n_heads) +=; NULL: not trained
 };
 
 // Rotation of a paged batch's queries and keys, and storing its keys and values: see rope_store.
@@ -561,11 +581,12 @@ struct ops {
                       const struct gate_args *);
 
     // y (T, conv width) = silu(sum over taps of w * x of the rows up to its own), or the sum
-    // itself, zeros standing before a sequence's first row.
+    // itself (which begins with the bias), zeros standing before a sequence's first row.
     void (*short_conv)(struct device *, void *y, const struct conv_args *,
                        const struct delta_shape *);
-    // dx with rows x_stride apart; dw (conv width, taps) f32 += , NULL: not wanted.  packed batches
-    void (*short_conv_back)(struct device *, void *dx, float *dw, const void *dy,
+    // dx with rows x_stride apart; dw (conv width, taps) and db (conv width) f32 +=, NULL: not
+    // wanted.                                                                    packed batches
+    void (*short_conv_back)(struct device *, void *dx, float *dw, float *db, const void *dy,
                             const struct conv_args *, const struct delta_shape *);
     // out (T, n_heads * head_dim): for each value head, with the query q and key k of its key head
     // divided by their lengths, sqrt(sum of squares + 1e-6), q also by sqrt(key_dim), v its value,
@@ -577,6 +598,15 @@ struct ops {
     // The gradient from dout.                                                  packed batches
     void (*delta_rule_back)(struct device *, const struct delta_grads *, const void *dout,
                             const struct delta_args *, const struct delta_shape *);
+    // out (T, n_heads * head_dim) of Mamba-2: for each head, with the B and C of its group and
+    // step = max(softplus(steps + dt_bias), min_step), row after row:
+    // S *= exp(-exp(a_log) * step); S += B (step * x)^T; out = S^T C + skip * x. In f32, in this
+    // order, in every batch.
+    void (*ssm_scan)(struct device *, void *out, const struct scan_args *,
+                     const struct delta_shape *);
+    // The gradient from dout.                                                  packed batches
+    void (*ssm_scan_back)(struct device *, const struct scan_grads *, const void *dout,
+                          const struct scan_args *, const struct delta_shape *);
 
     void (*act)(struct device *, void *y, const void *x, const struct act_shape *);
     // x = matmul of a, b and bias (beta 0), then y = act(x). x is scratch, which may stay

@@ -46,7 +46,7 @@ struct latent_shape model_latent_shape(const struct model *m, int l, int rows)
 struct norm_shape model_latent_norm(const struct model *m, int rows, int width, int stride)
 {
     // published models take this eps here, whatever their rms_norm_eps
-    return (struct norm_shape){m->config->norm, rows, width, 1, stride, 1e-6f, m->dt};
+    return (struct norm_shape){m->config->norm, rows, width, 1, stride, 1e-6f, m->dt, false};
 }
 
 void model_latent_rotate(struct model *m, int l, void *rotated, int n, int width,
@@ -139,16 +139,31 @@ struct delta_shape model_delta_shape(const struct model *m, int l)
 struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows)
 {
     const struct delta_shape *s = &m->config->layers[l].delta;
-    return (struct norm_shape){NORM_RMS,   rows * s->n_heads,    s->head_dim,
-                               s->n_heads, delta_value_width(s), m->config->norm_eps,
-                               m->dt};
+    return (struct norm_shape){NORM_RMS,
+                               rows * s->n_heads,
+                               s->head_dim,
+                               s->n_heads,
+                               delta_value_width(s),
+                               m->config->norm_eps,
+                               m->dt,
+                               false};
+}
+
+// Mamba-2's goes over the values of each group.
+struct norm_shape model_scan_norm_shape(const struct model *m, int l, int rows)
+{
+    const struct delta_shape *s = &m->config->layers[l].delta;
+    const int width = delta_value_width(s), groups = s->n_key_heads;
+    return (struct norm_shape){NORM_RMS, rows * groups,       width / groups, groups,
+                               width,    m->config->norm_eps, m->dt,          true};
 }
 
 struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,
                                   int rows)
 {
     const struct layer_config *layer = &m->config->layers[l];
-    const size_t before = (size_t)delta_conv_width(&layer->delta) * dtype_size(m->dt);
+    const size_t before =
+        layer->delta.is_scan ? 0 : (size_t)delta_conv_width(&layer->delta) * dtype_size(m->dt);
     return (struct gate_args){x,
                               (const char *)in + before,
                               rows,
@@ -289,13 +304,60 @@ static void conv_attention(struct model *m, int l, const struct batch_view *batc
     const int rows = batch->n_tokens;
     void *in = tape ? tape->delta_in : m->attn_in;
     const struct conv_args conv = {
-        m->gate, delta_conv_width(&shape), m->weights->layers[l].delta_conv, {batch, kv, l}};
+        m->gate, delta_conv_width(&shape), m->weights->layers[l].delta_conv, {batch, kv, l}, NULL};
     const struct gate_args before = model_conv_gate(m, l, NULL, in, rows, false),
                            behind = model_conv_gate(m, l, m->qkv, in, rows, true);
     model_linear(m, in, m->normed, rows, &(struct linear){ROLE_DELTA_IN, l, .out = m->dt});
     m->ops->gate(m->dev, m->gate, &before);
     m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
     m->ops->gate(m->dev, m->attn_out, &behind);
+}
+
+struct conv_args model_scan_conv(const struct model *m, int l, const void *in,
+                                 const struct delta_batch *order)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const size_t before = (size_t)delta_value_width(&layer->delta) * dtype_size(m->dt);
+    return (struct conv_args){(const char *)in + before, layer_delta_in_width(layer), w->delta_conv,
+                              *order, w->delta_conv_bias};
+}
+
+struct scan_args model_scan_args(const struct model *m, int l, const void *in,
+                                 const struct delta_batch *order)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const struct layer_weights *w = &m->weights->layers[l];
+    const int width = layer_delta_in_width(layer);
+    const size_t before = (size_t)(width - layer->delta.n_heads) * dtype_size(m->dt);
+    return (struct scan_args){m->qkv,         (const char *)in + before, width,
+                              w->delta_a_log, w->delta_dt_bias,          w->delta_skip,
+                              *order};
+}
+
+// Mamba-2, from m->normed to m->attn_out: one matmul gives the output's gate z, the convolution's
+// input and the heads' steps; convolution; the scan; what it gives times silu(z), and RMSNorm of
+// each group of that.
+static void scan_attention(struct model *m, int l, const struct batch_view *batch,
+                           const struct kv_view *kv, struct layer_tape *tape)
+{
+    const struct delta_shape shape = model_delta_shape(m, l);
+    const int rows = batch->n_tokens;
+    void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
+    const struct delta_batch order = {batch, kv, l};
+    const struct conv_args conv = model_scan_conv(m, l, in, &order);
+    const struct scan_args scan = model_scan_args(m, l, in, &order);
+    const struct gate_args gate = model_delta_gate(m, l, out, in, rows);
+    const struct norm_shape norm = model_scan_norm_shape(m, l, rows);
+    const struct norm_args normed = {.x = m->gate,
+                                     .w = m->weights->layers[l].delta_norm,
+                                     .rstd = tape ? tape->rstd_delta : NULL};
+
+    model_linear(m, in, m->normed, rows, &(struct linear){ROLE_DELTA_IN, l, .out = m->dt});
+    m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
+    m->ops->ssm_scan(m->dev, out, &scan, &shape);
+    m->ops->gate(m->dev, m->gate, &gate);
+    m->ops->norm(m->dev, m->attn_out, &normed, &norm);
 }
 
 // Linear attention by the gated delta rule (ops.h, delta_shape), as Qwen3.5 has it in three layers
@@ -311,13 +373,17 @@ void delta_attention(struct model *m, int l, const struct batch_view *batch,
         conv_attention(m, l, batch, kv, tape);
         return;
     }
+    if (layer->delta.is_scan) {
+        scan_attention(m, l, batch, kv, tape);
+        return;
+    }
     const struct layer_weights *w = &m->weights->layers[l];
     const struct delta_shape shape = model_delta_shape(m, l);
     const int rows = batch->n_tokens, width = layer_delta_in_width(layer);
     void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
     float *gates = tape ? tape->delta_gates : m->delta_gates;
     const struct delta_batch order = {batch, kv, l};
-    const struct conv_args conv = {in, width, w->delta_conv, order};
+    const struct conv_args conv = {in, width, w->delta_conv, order, NULL};
     const struct delta_args rule = {m->qkv, gates, w->delta_a_log, w->delta_dt_bias, order};
     const struct norm_shape norm = model_delta_norm_shape(m, l, rows);
     const struct norm_args normed = {
@@ -338,7 +404,7 @@ struct moe_shape model_moe_shape(const struct model *m, int l, int rows)
 {
     struct moe_shape shape = m->config->layers[l].moe;
     shape.rows = rows;
-    shape.width = m->config->hidden;
+    shape.width = layer_expert_width(m->config, &m->config->layers[l]);
     shape.dt = m->dt;
     return shape;
 }
@@ -375,10 +441,17 @@ static struct matmul experts_shape(const struct model *m, int a, const struct we
                            .scales = w->scales};
 }
 
+const void *experts_input(struct model *m, int l, int rows)
+{
+    if (m->config->layers[l].expert_latent == 0) return m->normed;
+    model_linear(m, m->latent_in, m->normed, rows,
+                 &(struct linear){ROLE_EXPERTS_IN, l, .out = m->dt});
+    return m->latent_in;
+}
+
 void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
 {
-    const struct model_config *c = m->config;
-    const struct layer_config *layer = &c->layers[l];
+    const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
@@ -393,8 +466,8 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, vo
 
     model_linear(m, logits, m->normed, rows, &(struct linear){ROLE_ROUTER, l, .out = DT_F32});
     m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
-    m->ops->gather_rows(m->dev, m->expert_in, m->normed,
-                        &(struct gather_args){routing->row, a, c->hidden, 1.0f, m->dt, 0, 0});
+    m->ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
+                        &(struct gather_args){routing->row, a, shape.width, 1.0f, m->dt, 0, 0});
     const void *in = model_rounded(m, m->expert_in, &up, &first);
     if (w->gate_up_bias) {
         m->ops->matmul_experts(m->dev, gate_up, in, up.w, routing->offsets, shape.n_experts,
@@ -407,8 +480,13 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, vo
     }
     in = model_rounded(m, m->act, &down, &second);
     m->ops->matmul_experts(m->dev, out, in, down.w, routing->offsets, shape.n_experts, &second);
-    if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, c->hidden);
-    m->ops->moe_combine(m->dev, x_out, out, routing->place, routing->weight, &shape, true);
+    if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, down.n);
+    const bool latent = layer->expert_latent > 0;
+    m->ops->moe_combine(m->dev, latent ? m->latent_sum : x_out, out, routing->place,
+                        routing->weight, &shape, !latent);
+    if (latent)
+        model_linear(m, x_out, m->latent_sum, rows,
+                     &(struct linear){ROLE_EXPERTS_OUT, l, .add = true, .out = m->dt});
 }
 
 void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)

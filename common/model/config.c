@@ -22,16 +22,16 @@ static enum status read_activation(const char *where, const json_t *json, struct
     enum status st = json_get_string(where, json, key, &name);
     c->act = c->family->act;
     if (st != ST_OK || !name) return st;
-    static const char *const names[] = {"silu",     "swish", "gelu_pytorch_tanh",
-                                        "gelu_new", "gelu",  NULL};
-    static const enum act_kind kinds[] = {ACT_SILU, ACT_SILU, ACT_GELU_TANH, ACT_GELU_TANH,
-                                          ACT_GELU};
+    static const char *const names[] = {"silu",  "swish", "gelu_pytorch_tanh", "gelu_new", "gelu",
+                                        "relu2", NULL};
+    static const enum act_kind kinds[] = {ACT_SILU,      ACT_SILU, ACT_GELU_TANH,
+                                          ACT_GELU_TANH, ACT_GELU, ACT_RELU2};
     int i = name_find(names, name);
     if (i < 0)
         return status_fail(
             ST_UNSUPPORTED,
-            "%s: %s is \"%s\"; silu, gelu, gelu_new and gelu_pytorch_tanh are supported", where,
-            key, name);
+            "%s: %s is \"%s\"; silu, gelu, gelu_new, gelu_pytorch_tanh and relu2 are supported",
+            where, key, name);
     c->act = kinds[i];
     return ST_OK;
 }
@@ -82,7 +82,13 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
         if (needed[i].field == &all->intermediate && c->family->experts.everywhere)
             all->intermediate = c->family->experts.width; // which no layer has
-        else if (!json_has(json, needed[i].key))
+        else if (needed[i].field == &c->n_layers && c->family->count_layers) {
+            c->n_layers = c->family->count_layers(json);
+            if (c->n_layers < 1 || c->n_layers > 1024)
+                FAIL(ST_FORMAT, "%s: %d layers are listed; 1 to 1024 are supported", where,
+                     c->n_layers);
+            continue;
+        } else if (!json_has(json, needed[i].key))
             FAIL(ST_FORMAT, "%s: %s is missing", where, needed[i].key);
         CHECK(json_get_int32(where, json, needed[i].key, 1, needed[i].max, needed[i].field));
     }
@@ -274,7 +280,8 @@ static enum status read_config(const char *where, json_t *json, struct model_con
     c->file_dtype = file_dtype < 0 ? DT_F32 : (enum dtype)file_dtype;
     CHECK(read_activation(where, json, c));
     CHECK(family_layers(where, json, c));
-    CHECK(rope_config_read(where, json, c));
+    if (!f->no_positions) CHECK(rope_config_read(where, json, c));
+    for (int l = 0; f->no_positions && l < c->n_layers; l++) c->layers[l].rope = -1;
     c->bos_id = c->pad_id = -1;
     CHECK(json_get_int32(where, json, "bos_token_id", -1, c->vocab_size - 1, &c->bos_id));
     CHECK(json_get_int32(where, json, "pad_token_id", -1, c->vocab_size - 1, &c->pad_id));
@@ -404,17 +411,23 @@ static enum status check_shared(const struct model_config *c, const char *key, i
 static enum status check_layer(const struct model_config *c, const struct layer_config *l, int size)
 {
     enum status st;
-    if (l->delta.n_heads > 0)
+    if (l->delta.n_heads > 0 && !l->delta.is_scan)
         FAIL(ST_INVALID,
              "%s: layers of linear attention are not divided among ranks; leave "
              "--tensor-parallel-size at 1",
              c->architecture);
+    CHECK(check_shared(c, "n_groups", l->delta.n_key_heads, size));
     CHECK(check_shared(c, "num_attention_heads", l->n_heads, size));
-    if (size % l->n_kv_heads != 0)
+    if (l->n_kv_heads > 0 && size % l->n_kv_heads != 0)
         CHECK(check_shared(c, "num_key_value_heads", l->n_kv_heads, size));
     CHECK(check_shared(c, l->moe.n_experts > 0 ? "an expert's width" : "intermediate_size",
                        l->intermediate, size));
     CHECK(check_shared(c, "shared_expert_intermediate_size", l->shared_intermediate, size));
+    if (l->expert_latent > 0)
+        FAIL(ST_INVALID,
+             "%s: experts of a latent vector (moe_latent_size) are not divided among ranks; leave "
+             "--tensor-parallel-size at 1",
+             c->architecture);
 out:
     return st;
 }
@@ -439,7 +452,10 @@ enum status model_config_shard(struct model_config *c, struct shard shard)
     memcpy(layers, c->whole, bytes);
     for (struct layer_config *l = layers; l < layers + c->n_layers; l++) {
         l->n_heads /= shard.size;
-        l->n_kv_heads = l->n_kv_heads > shard.size ? l->n_kv_heads / shard.size : 1;
+        if (l->n_heads > 0)
+            l->n_kv_heads = l->n_kv_heads > shard.size ? l->n_kv_heads / shard.size : 1;
+        l->delta.n_heads /= shard.size;
+        l->delta.n_key_heads /= shard.size;
         l->intermediate /= shard.size;
         l->shared_intermediate /= shard.size;
     }

@@ -67,7 +67,7 @@ struct row_run {
     int64_t first, n;
     int replicas; // ranks that hold these rows, of these columns
 };
-#define MAX_ROW_RUNS 3 // queries, keys and values in one tensor (Phi-3)
+#define MAX_ROW_RUNS 5 // of Mamba-2's first matrix
 struct tensor_slice {
     int64_t whole[2]; // shape of the Hugging Face tensor
     int n_runs;
@@ -91,7 +91,8 @@ struct latent_config {
 
 // One layer. Every layer begins with what config.json says of all; a family then sets what differs.
 struct layer_config {
-    int n_heads, n_kv_heads, head_dim; // of attention: n_heads 0 where delta stands in its place
+    // of attention: n_heads 0 where delta stands in its place, or the layer has an MLP alone
+    int n_heads, n_kv_heads, head_dim;
     struct latent_config latent;
     // Linear attention with a state that goes along the sequence; n_heads 0: none. dt is a call's.
     struct delta_shape delta;
@@ -103,9 +104,12 @@ struct layer_config {
     int window;         // 0: full attention, else positions a token sees, itself included
     float attn_scale;   // of scores
     float attn_softcap; // 0: none
-    int intermediate;   // inner width of the MLP, or of each expert
+    int intermediate;   // inner width of the MLP, or of each expert; 0: the layer has neither
     // What routes tokens to experts; n_experts 0: one plain MLP. rows, width and dt are a call's.
     struct moe_shape moe;
+    // Experts read and give a vector of so many entries, which is made of the residual stream and
+    // made into it again; 0: that itself.
+    int expert_latent;
     // Beside the experts, one that every row goes to: its inner width, 0 where there is none; and
     // whether what it gives is multiplied by the sigmoid of a gate of its own.
     int shared_intermediate;
@@ -139,7 +143,8 @@ struct model_config {
     bool gated_mlp;             // act(gate) * up, else act(up)
     bool qkv_bias, o_bias, mlp_bias, head_bias;
     bool delta_grouped; // linear attention's first matmuls give each key head's parts together
-    bool attn_gate;     // what attention gives is multiplied by the sigmoid of a gate
+    bool delta_bias, delta_conv_bias; // of its matmuls, of its convolution
+    bool attn_gate;                   // what attention gives is multiplied by the sigmoid of a gate
     bool router_logit_bias;
     double router_aux_loss_coef; // of the load-balancing loss in training; 0: the family has none
     bool sinks;          // attention's scores have one more, of a key without a value (ops.h)
@@ -259,12 +264,29 @@ static inline bool layer_attn_in_differs(const struct model_config *c, const str
 {
     return c->attn_gate || l->k_is_v || l->kv_from >= 0;
 }
+// Which of its two branches a layer has: attention or what stands in its place, and an MLP or
+// experts.
+static inline bool layer_mixes(const struct layer_config *l)
+{
+    return l->n_heads > 0 || l->delta.n_heads > 0;
+}
+static inline bool layer_has_mlp(const struct layer_config *l)
+{
+    return l->intermediate > 0;
+}
 // Of the first matmul of linear attention: what goes into its convolution, and the output's gate;
-// of a short convolution alone gates before and behind it, and what they gate.
+// of a short convolution alone gates before and behind it, and what they gate; of Mamba-2 the gate,
+// what goes into the convolution, and the steps.
 static inline int layer_delta_in_width(const struct layer_config *l)
 {
     const int value = delta_value_width(&l->delta);
-    return delta_conv_width(&l->delta) + value * (delta_is_conv(&l->delta) ? 2 : 1);
+    return delta_conv_width(&l->delta) + value * (delta_is_conv(&l->delta) ? 2 : 1) +
+           (l->delta.is_scan ? l->delta.n_heads : 0);
+}
+// Of the second, which gives the gates of the delta rule.
+static inline int layer_delta_gates_width(const struct layer_config *l)
+{
+    return delta_is_conv(&l->delta) || l->delta.is_scan ? 0 : 2 * l->delta.n_heads;
 }
 // Of what stands between the first matmul and attention of either kind, where that is not qkv
 // alone.
@@ -317,6 +339,11 @@ static inline int layer_shared_up_width(const struct model_config *c, const stru
 {
     return c->gated_mlp ? 2 * l->shared_intermediate : l->shared_intermediate;
 }
+// Of what an expert reads and gives.
+static inline int layer_expert_width(const struct model_config *c, const struct layer_config *l)
+{
+    return l->expert_latent > 0 ? l->expert_latent : c->hidden;
+}
 // Elements of what the MLP's matmuls take and give for t tokens: the larger of the experts' and the
 // shared one's.
 static inline size_t layer_mlp_elements(const struct layer_config *l, size_t t)
@@ -329,6 +356,12 @@ static inline size_t layer_mlp_elements(const struct layer_config *l, size_t t)
 static inline size_t layer_mlp_rows(const struct layer_config *l, size_t t)
 {
     return l->moe.n_experts > 0 ? t * (size_t)l->moe.top_k : t;
+}
+// Elements of what experts read, or give, for t tokens.
+static inline size_t layer_expert_elements(const struct model_config *c,
+                                           const struct layer_config *l, size_t t)
+{
+    return l->moe.n_experts > 0 ? layer_mlp_rows(l, t) * (size_t)layer_expert_width(c, l) : 0;
 }
 // Rows of the embedding and of the head that this rank holds, and the first of them.
 static inline int config_vocab_rows(const struct model_config *c)

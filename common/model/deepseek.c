@@ -143,8 +143,8 @@ out:
 
 // Of DeepSeek-V3 and those like it: a sigmoid's scores, a bias for the pick, and layers that
 // predict further tokens.
-static enum status biased_experts(const char *where, const json_t *json, struct model_config *c,
-                                  int first, int width, struct moe_shape moe)
+enum status configure_biased_experts(const char *where, const json_t *json, struct model_config *c,
+                                     int first, int width, struct moe_shape moe)
 {
     int rope = c->layers[0].latent.rope;
     enum status st = ST_OK;
@@ -177,7 +177,7 @@ enum status configure_deepseek_v3(const char *where, const json_t *json, struct 
             FAIL(ST_FORMAT, "%s: %s is null; true and false are supported", where, flags[i]);
     CHECK(latent_attention(where, json, c, all));
     c->n_mtp_layers = 1;
-    st = biased_experts(where, json, c, 3, 2048, moe);
+    st = configure_biased_experts(where, json, c, 3, 2048, moe);
 out:
     return st;
 }
@@ -218,7 +218,7 @@ enum status configure_glm4_moe_lite(const char *where, const json_t *json, struc
     all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 256, .q_rank = 768};
     CHECK(latent_attention(where, json, c, all));
     CHECK(dense_layers(where, json, c->n_layers, &first));
-    st = biased_experts(where, json, c, first, 1536, moe);
+    st = configure_biased_experts(where, json, c, first, 1536, moe);
 out:
     return st;
 }
@@ -233,7 +233,7 @@ enum status configure_glm4_moe(const char *where, const json_t *json, struct mod
     CHECK(json_get_bool(where, json, "use_qk_norm", &c->qk_norm));
     c->n_mtp_layers = 1;
     CHECK(read_or_null(where, json, "num_mtp_layers", &c->n_mtp_layers));
-    st = biased_experts(where, json, c, 1, 1408, moe);
+    st = configure_biased_experts(where, json, c, 1, 1408, moe);
 out:
     return st;
 }

@@ -657,6 +657,7 @@ out:
                          [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",               \
                          [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
 
+#define MIXER  LAYER "mixer." // of Nemotron-H
 #define EXPERT LAYER "mlp.experts.%d."
 #define QWEN_EXPERTS_NAMES                                                                         \
     LLAMA_NAMES, [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
@@ -780,6 +781,41 @@ static const struct family families[] = {
                [ROLE_DOWN] = LAYER "feed_forward.w2.weight",
                [ROLE_FINAL_NORM] = "model.embedding_norm.weight", [ROLE_HEAD] = "lm_head.weight"},
      .configure = configure_lfm2},
+    {"nemotron_h", "NemotronHForCausalLM", "Nemotron-H, Nemotron Nano 2, Nemotron 3",
+     .norm_eps_key = "layer_norm_epsilon", .norm_eps = 1e-5, .act_key = "mlp_hidden_act",
+     .act = ACT_RELU2, .head_dim = 128, .max_positions = 4096, .block = PLAIN_MLP,
+     .bias_key = "mlp_bias", .keyed = MLP_BIAS, .no_positions = true,
+     .count_layers = nemotron_h_layers, .folder_prefix = "backbone.",
+     .names = {[ROLE_EMBED] = "model.embeddings.weight",
+               [ROLE_ATTN_NORM] = LAYER "norm.weight",
+               [ROLE_QKV] = MIXER "q_proj.weight|" MIXER "k_proj.weight|" MIXER "v_proj.weight",
+               [ROLE_O] = MIXER "o_proj.weight",
+               [ROLE_DELTA_IN] = MIXER "in_proj.weight",
+               [ROLE_DELTA_IN_BIAS] = MIXER "in_proj.bias",
+               [ROLE_DELTA_CONV] = MIXER "conv1d.weight",
+               [ROLE_DELTA_CONV_BIAS] = MIXER "conv1d.bias",
+               [ROLE_DELTA_A_LOG] = MIXER "A_log",
+               [ROLE_DELTA_DT_BIAS] = MIXER "dt_bias",
+               [ROLE_DELTA_SKIP] = MIXER "D",
+               [ROLE_DELTA_NORM] = MIXER "norm.weight",
+               [ROLE_DELTA_OUT] = MIXER "out_proj.weight",
+               [ROLE_DELTA_OUT_BIAS] = MIXER "out_proj.bias",
+               [ROLE_MLP_NORM] = LAYER "norm.weight",
+               [ROLE_GATE_UP] = MIXER "up_proj.weight",
+               [ROLE_GATE_UP_BIAS] = MIXER "up_proj.bias",
+               [ROLE_DOWN] = MIXER "down_proj.weight",
+               [ROLE_DOWN_BIAS] = MIXER "down_proj.bias",
+               [ROLE_ROUTER] = MIXER "gate.weight",
+               [ROLE_ROUTER_BIAS] = MIXER "gate.e_score_correction_bias",
+               [ROLE_EXPERTS_GATE_UP] = MIXER "experts.%d.up_proj.weight",
+               [ROLE_EXPERTS_DOWN] = MIXER "experts.%d.down_proj.weight",
+               [ROLE_EXPERTS_IN] = MIXER "fc1_latent_proj.weight",
+               [ROLE_EXPERTS_OUT] = MIXER "fc2_latent_proj.weight",
+               [ROLE_SHARED_GATE_UP] = MIXER "shared_experts.up_proj.weight",
+               [ROLE_SHARED_DOWN] = MIXER "shared_experts.down_proj.weight",
+               [ROLE_FINAL_NORM] = "model.norm_f.weight",
+               [ROLE_HEAD] = "lm_head.weight"},
+     .configure = configure_nemotron_h},
     {"deepseek_v2", "DeepseekV2ForCausalLM", "DeepSeek-V2, V2.5, Coder-V2",
      .head_dim = 64, // what config.json calls so is the rotated part
      .names = {DEEPSEEK_NAMES}, .configure = configure_deepseek_v2},

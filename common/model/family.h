@@ -34,13 +34,17 @@ enum tensor_role {
     ROLE_KV_B,
     ROLE_O,
     ROLE_O_BIAS,
-    ROLE_DELTA_IN,    // of linear attention: into the convolution and the output's gate
+    ROLE_DELTA_IN, // of linear attention: into the convolution and the output's gate
+    ROLE_DELTA_IN_BIAS,
     ROLE_DELTA_GATES, // b and a of every head
     ROLE_DELTA_CONV,
+    ROLE_DELTA_CONV_BIAS,
     ROLE_DELTA_A_LOG,
     ROLE_DELTA_DT_BIAS,
+    ROLE_DELTA_SKIP, // Mamba-2's D
     ROLE_DELTA_NORM,
     ROLE_DELTA_OUT,
+    ROLE_DELTA_OUT_BIAS,
     ROLE_POST_ATTN_NORM,
     ROLE_MLP_NORM,
     ROLE_MLP_NORM_BIAS,
@@ -50,6 +54,8 @@ enum tensor_role {
     ROLE_GATE_UP_BIAS,
     ROLE_EXPERTS_GATE_UP, // of every expert, one after the other, in layers that have experts
     ROLE_EXPERTS_GATE_UP_BIAS,
+    ROLE_EXPERTS_IN, // into what experts read, where that is a latent vector, and out of it
+    ROLE_EXPERTS_OUT,
     ROLE_DOWN,
     ROLE_DOWN_BIAS,
     ROLE_EXPERTS_DOWN,
@@ -130,6 +136,7 @@ struct family {
     bool
         ropes_say_all; // those objects alone have thetas and shares, of which ROPE_DEFAULT has none
     bool query_growth; // queries grow with their positions (rope_config.query_beta)
+    bool no_positions; // nothing is rotated, and what says how is not read
     bool phi3_ropes;   // rope types are those of Phi-3's folders (rope.c)
     int head_dim;      // 0: hidden_size / num_attention_heads
     int max_positions; // 0: 2048
@@ -137,6 +144,8 @@ struct family {
     // Layers without a window have heads of this size, where per_layer_config does not say of each
     // (Gemma 4). 0: all layers have one size.
     int global_head_dim;
+    // Layers of a config that lists them in a way of its own; NULL: num_hidden_layers.
+    int (*count_layers)(const json_t *json);
     // Hugging Face names of each role: parts in row order, separated by '|'; the first "%d" is the
     // layer, the second the expert. Roles that the config rules out are not looked up.
     const char *names[ROLE_COUNT];
@@ -145,6 +154,8 @@ struct family {
     // turn. `names` are then what the table calls them. In published folders matrices may be
     // MXFP4, in two tensors (weights_files.c).
     const char *stored[ROLE_COUNT];
+    // What names in a folder begin with in place of "model."; NULL: with that.
+    const char *folder_prefix;
     // A layer that predicts further tokens: its tensors are `names` too, with `mtp_prefix` in place
     // of "model." (NULL: as those of a layer behind the model's last), but for the last norm's.
     const char *mtp_prefix, *mtp_norm;
@@ -170,6 +181,16 @@ enum status configure_glm4_moe_lite(const char *where, const json_t *json,
 enum status configure_glm4_moe(const char *where, const json_t *json, struct model_config *config);
 enum status configure_minimax_m2(const char *where, const json_t *json,
                                  struct model_config *config);
+
+// Experts in the layers from `first` on, of that width, routed as DeepSeek-V3's: by a sigmoid, with
+// a bias for the pick. `moe` is what a silent config means.
+enum status configure_biased_experts(const char *where, const json_t *json,
+                                     struct model_config *config, int first, int width,
+                                     struct moe_shape moe);
+// nemotron.c
+enum status configure_nemotron_h(const char *where, const json_t *json,
+                                 struct model_config *config);
+int nemotron_h_layers(const json_t *json);
 
 // Reads which layers have windows, and what sizes differ by that. Before the positions.
 enum status family_layers(const char *where, const json_t *json, struct model_config *config);

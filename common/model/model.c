@@ -34,7 +34,7 @@ int model_routing_parts(int n_experts, size_t a, size_t base, struct device_part
     return 5;
 }
 
-#define MAX_SCRATCH 47
+#define MAX_SCRATCH 49
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -77,14 +77,14 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows,
            h = (size_t)c->hidden;
     size_t a = layer_mlp_rows(l, t), inner = layer_mlp_elements(l, t),
-           expert = l->moe.n_experts > 0 ? a * h * e : 0;
+           expert = layer_expert_elements(c, l, t) * e;
     size_t gate_up = inner * 2 * e,
            lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
     const bool latent = l->latent.rank > 0;
     const size_t absorbed = (size_t)(l->n_heads + 1) * (size_t)layer_latent_width(l);
     const size_t qkv =
         latent ? absorbed : (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
-    const size_t gates = 2 * (size_t)l->delta.n_heads * sizeof(float),
+    const size_t gates = (size_t)layer_delta_gates_width(l) * sizeof(float),
                  delta_in = (size_t)layer_delta_in_width(l) * e,
                  grouped = delta_in > gates ? delta_in : gates;
     const int gated = c->attn_gate ? layer_q_width(l) : 0;
@@ -104,7 +104,7 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(own_gate, t * (size_t)c->layer_input * e),
         SCRATCH(own_act, t * (size_t)c->layer_input * e),
         SCRATCH(gate, t * (size_t)(gated + delta_value_width(&l->delta)) * e),
-        SCRATCH(delta_gates, t * 2 * (size_t)l->delta.n_heads * sizeof(float)),
+        SCRATCH(delta_gates, t * gates),
         SCRATCH(grouped, c->delta_grouped ? t * grouped : 0),
         SCRATCH(q_a_normed, t * (size_t)l->latent.q_rank * e),
         SCRATCH(latent_out, t * (size_t)(l->n_heads * l->latent.rank) * e),
@@ -113,6 +113,8 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(block, config_scales_branches(c) ? t * h * e : 0),
         SCRATCH(expert_in, expert),
         SCRATCH(expert_out, expert),
+        SCRATCH(latent_in, t * (size_t)l->expert_latent * e),
+        SCRATCH(latent_sum, t * (size_t)l->expert_latent * e),
         SCRATCH(router_logits, t * (size_t)l->moe.n_experts * sizeof(float)),
         SCRATCH(row_x, r * h * e),
         SCRATCH(row_normed, r * h * e),
@@ -247,7 +249,7 @@ enum status model_share_logits(struct model *m, char *ret_why, size_t size)
 struct norm_shape model_norm_shape(const struct model *m, int rows)
 {
     const struct model_config *c = m->config;
-    return (struct norm_shape){c->norm, rows, c->hidden, 1, c->hidden, c->norm_eps, m->dt};
+    return (struct norm_shape){c->norm, rows, c->hidden, 1, c->hidden, c->norm_eps, m->dt, false};
 }
 
 struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int n)
@@ -255,9 +257,14 @@ struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int 
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];
     const int norms = layer_qk_norms(c, n);
-    return (struct norm_shape){c->norm, rows * norms,           layer_qk_norm_width(c, layer, n),
-                               norms,   layer_qkv_width(layer), c->norm_eps,
-                               m->dt};
+    return (struct norm_shape){c->norm,
+                               rows * norms,
+                               layer_qk_norm_width(c, layer, n),
+                               norms,
+                               layer_qkv_width(layer),
+                               c->norm_eps,
+                               m->dt,
+                               false};
 }
 
 struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
@@ -757,15 +764,17 @@ static void *run_layer(struct model *m, int l, const struct batch_view *batch,
                        const struct kv_view *kv, struct tape *tape)
 {
     struct layer_tape *lt = tape ? &tape->layers[l] : NULL;
-    void *x = tape ? lt->x : m->x, *x_mid = tape ? lt->x_mid : x;
+    const struct layer_config *layer = &m->config->layers[l];
+    void *x = tape ? lt->x : m->x;
     void *x_out = !tape ? x : l + 1 < m->config->n_layers ? lt[1].x : tape->x_final;
+    void *x_mid = !layer_has_mlp(layer) ? x_out : tape ? lt->x_mid : x;
     m->row_adapter = batch->adapter;
     m->attn[l].sinks = m->weights->layers[l].sinks;
     const bool own = m->config->layer_input > 0;
     void *x_own = own && tape ? lt->x_own : x_out;
-    attention_block(m, l, batch, kv, lt, x, x_mid);
+    if (layer_mixes(layer)) attention_block(m, l, batch, kv, lt, x, x_mid);
     if (tape) tape->held = l;
-    mlp_block(m, l, batch->n_tokens, lt, x_mid, x_own);
+    if (layer_has_mlp(layer)) mlp_block(m, l, batch->n_tokens, lt, x_mid, x_own);
     if (own) own_block(m, l, batch->n_tokens, tape, x_own, x_out);
     if (m->config->layer_scale)
         m->ops->multiply(m->dev, x_out, m->weights->layers[l].layer_scale,

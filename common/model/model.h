@@ -52,8 +52,8 @@ struct layer_tape {
     void *attn;                // (T, attention width) attention output, before a gate
     float *lse;                // (T, n_heads)
     void *delta_in;            // (T, delta in width); of linear attention, as the next two
-    float *delta_gates;        // (T, 2 * heads)
-    float *rstd_delta;         // (T, heads) of the output's norm
+    float *delta_gates;        // (T, 2 * heads) of the delta rule
+    float *rstd_delta;         // (T, heads) of the output's norm; of Mamba-2 (groups, T)
     void *attn_proj;           // (T, hidden) what attention gives, before its post-norm
     float *rstd_post1;         // (T)
     void *x_mid;               // (T, hidden) residual stream after attention
@@ -65,7 +65,7 @@ struct layer_tape {
     float *shared_logits; // (T)
     struct moe_routing shared_routing;
     void *gate_up;     // (A, 2 * intermediate), or (A, intermediate) where not gated
-    void *expert_out;  // (A, hidden) sorted by expert
+    void *expert_out;  // (A, expert width) sorted by expert
     void *mlp_proj;    // (T, hidden) what the MLP gives, before its post-norm
     float *rstd_post2; // (T)
     // of layers' own inputs: (T, hidden) the residual stream before that branch, (T, layer_input)
@@ -131,8 +131,10 @@ struct model {
     void *latent_out;             // (max_tokens, n_heads, rank)
     void *gate_up, *act;          // (A, 2 * intermediate), (A, intermediate)
     void *block;                  // (max_tokens, hidden) what a block gives, before its post-norm
-    void *expert_in, *expert_out; // (A, hidden) sorted by expert
-    float *router_logits;         // (max_tokens, n_experts)
+    void *expert_in, *expert_out; // (A, expert width) sorted by expert
+    // (max_tokens, expert width) what experts read and give, where that is a latent vector
+    void *latent_in, *latent_sum;
+    float *router_logits; // (max_tokens, n_experts)
     struct moe_routing routing, shared_routing;
     void *row_x, *row_normed;   // (max_rows, hidden)
     float *row_rstd, *row_mean; // (max_rows)
@@ -201,6 +203,12 @@ struct moe_shape model_shared_shape(const struct model *m, int rows);
 // attention's, and on linear attention's, within the rows of its first matmul.
 struct delta_shape model_delta_shape(const struct model *m, int l);
 struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows);
+// The same of Mamba-2, whose convolution and scan read the rows of its first matmul, `in`.
+struct norm_shape model_scan_norm_shape(const struct model *m, int l, int rows);
+struct conv_args model_scan_conv(const struct model *m, int l, const void *in,
+                                 const struct delta_batch *order);
+struct scan_args model_scan_args(const struct model *m, int l, const void *in,
+                                 const struct delta_batch *order);
 struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
                                  int rows);
 struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,
@@ -261,6 +269,8 @@ void model_arrange(struct model *m, void *y, const void *x, int rows, enum tenso
 enum status model_arrange_init(struct model *m);
 // From m->normed to x_out += what the experts give, and the one that every row goes to.
 void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);
+// What experts read of m->normed: m->normed itself, or a latent vector made of it.
+const void *experts_input(struct model *m, int l, int rows);
 void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);
 // y (rows, n) = x (rows, k) . w (n, k)^T + bias [+ y] of that role's matrix (weights_matrix()), and
 // what the rows' adapters add to it: what a kind of layer calls for its matmuls (model.c).

@@ -34,11 +34,11 @@ static int tape_parts(const struct model_config *c, const struct layer_config *l
         TAPE(attn, t * (size_t)layer_attn_width(l) * e),
         TAPE(lse, stat * (size_t)l->n_heads),
         TAPE(delta_in, t * (size_t)layer_delta_in_width(l) * e),
-        TAPE(delta_gates, 2 * stat * (size_t)l->delta.n_heads),
+        TAPE(delta_gates, stat * (size_t)layer_delta_gates_width(l)),
         TAPE(rstd_delta, stat * (size_t)l->delta.n_heads),
         TAPE(attn_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post1, c->post_norm ? stat : 0),
-        TAPE(x_mid, hidden),
+        TAPE(x_mid, layer_mixes(l) && layer_has_mlp(l) ? hidden : 0),
         TAPE(rstd2, c->parallel_block || !c->pre_norm ? 0 : stat),
         TAPE(mean2, c->parallel_block ? 0 : mean),
         TAPE(router_logits, stat * (size_t)l->moe.n_experts),
@@ -46,7 +46,7 @@ static int tape_parts(const struct model_config *c, const struct layer_config *l
         TAPE(shared_out, l->shared_gate ? hidden : 0),
         TAPE(shared_logits, l->shared_gate ? stat : 0),
         TAPE(gate_up, a * (size_t)layer_up_width(c, l) * e),
-        TAPE(expert_out, l->moe.n_experts > 0 ? a * (size_t)c->hidden * e : 0),
+        TAPE(expert_out, layer_expert_elements(c, l, t) * e),
         TAPE(mlp_proj, c->post_norm ? hidden : 0),
         TAPE(rstd_post2, c->post_norm ? stat : 0),
         TAPE(x_own, own ? hidden : 0),
@@ -101,6 +101,8 @@ static size_t lay_out(const struct model_config *c, enum dtype dt, size_t t,
                     *device_part_pointer(&tape->layers[l], &parts[i]) = base + at;
                 at += (parts[i].bytes + 255) / 256 * 256;
             }
+            // what an MLP without attention before it reads is the layer's own input
+            if (tape && !tape->layers[l].x_mid) tape->layers[l].x_mid = tape->layers[l].x;
             if (at > end) end = at;
         }
     }

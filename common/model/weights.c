@@ -46,12 +46,15 @@
     X(SIZE_DELTA_IN, layer_delta_in_width(l))                                                      \
     X(SIZE_DELTA_CONV, delta_conv_width(&l->delta))                                                \
     X(SIZE_DELTA_VALUE, delta_value_width(&l->delta))                                              \
-    X(SIZE_DELTA_SECOND, delta_is_conv(&l->delta) ? delta_value_width(&l->delta) : 0)              \
+    X(SIZE_DELTA_KEYS, delta_key_width(&l->delta))                                                 \
+    X(SIZE_DELTA_FIRST, delta_first_width(&l->delta))                                              \
+    X(SIZE_DELTA_THIRD, delta_third_width(&l->delta))                                              \
     X(SIZE_DELTA_TAPS, l->delta.taps)                                                              \
-    X(SIZE_DELTA_GATES, 2 * l->delta.n_heads)                                                      \
+    X(SIZE_DELTA_GATES, layer_delta_gates_width(l))                                                \
     X(SIZE_DELTA_HEADS, l->delta.n_heads)                                                          \
-    X(SIZE_DELTA_HEAD, l->delta.head_dim)                                                          \
+    X(SIZE_DELTA_NORM, l->delta.is_scan ? delta_value_width(&l->delta) : l->delta.head_dim)        \
     X(SIZE_EXPERTS, l->moe.n_experts)                                                              \
+    X(SIZE_EXPERT, layer_expert_width(c, l))                                                       \
     X(SIZE_UP, layer_up_width(c, l))                                                               \
     X(SIZE_INNER, l->intermediate)                                                                 \
     X(SIZE_SHARED_UP, layer_shared_up_width(c, l))                                                 \
@@ -63,6 +66,18 @@ enum size {
     SIZE_TABLE(X)
 #undef X
 };
+
+// Parts of linear attention's first matmul: the convolution's input and the gate, or of a short
+// convolution alone three of one width; of Mamba-2 the gate, x, B, C and the steps.
+static int delta_first_width(const struct delta_shape *s)
+{
+    return s->is_scan ? delta_value_width(s) : delta_conv_width(s);
+}
+
+static int delta_third_width(const struct delta_shape *s)
+{
+    return s->is_scan ? delta_key_width(s) : delta_is_conv(s) ? delta_value_width(s) : 0;
+}
 
 static int64_t size_of(const struct model_config *c, const struct layer_config *l, int vocab,
                        enum size size)
@@ -82,10 +97,14 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(ALWAYS, true)                                                                                \
     X(IF_ATTENTION, attention)                                                                     \
     X(IF_DELTA, l->delta.n_heads > 0)                                                              \
-    X(IF_DELTA_RULE, l->delta.n_heads > 0 && !delta_is_conv(&l->delta))                            \
+    X(IF_DELTA_STATE, l->delta.n_heads > 0 && !delta_is_conv(&l->delta))                           \
+    X(IF_DELTA_GATES, l->delta.n_heads > 0 && layer_delta_gates_width(l) > 0)                      \
+    X(IF_DELTA_SCAN, l->delta.n_heads > 0 && l->delta.is_scan)                                     \
+    X(IF_DELTA_BIAS, l->delta.n_heads > 0 && c->delta_bias)                                        \
+    X(IF_DELTA_CONV_BIAS, l->delta.n_heads > 0 && c->delta_conv_bias)                              \
     X(IF_LAYER_NORM, layer_norm)                                                                   \
-    X(IF_PRE_NORM, c->pre_norm)                                                                    \
-    X(IF_MLP_NORM, c->pre_norm && !c->parallel_block)                                              \
+    X(IF_PRE_NORM, c->pre_norm &&layer_mixes(l))                                                   \
+    X(IF_MLP_NORM, c->pre_norm &&layer_has_mlp(l) && !c->parallel_block)                           \
     X(IF_MLP_LAYER_NORM, layer_norm && !c->parallel_block)                                         \
     X(IF_POST_NORM, c->post_norm)                                                                  \
     X(IF_QKV, attention && !latent)                                                                \
@@ -97,10 +116,11 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(IF_SINKS, attention && c->sinks)                                                             \
     X(IF_QKV_BIAS, attention && c->qkv_bias)                                                       \
     X(IF_O_BIAS, attention && c->o_bias)                                                           \
-    X(IF_MLP, !experts)                                                                            \
-    X(IF_MLP_BIAS, !experts && c->mlp_bias)                                                        \
+    X(IF_MLP, layer_has_mlp(l) && !experts)                                                        \
+    X(IF_MLP_BIAS, layer_has_mlp(l) && !experts && c->mlp_bias)                                    \
     X(IF_EXPERTS, experts)                                                                         \
     X(IF_EXPERTS_BIAS, experts && c->mlp_bias)                                                     \
+    X(IF_EXPERTS_LATENT, experts && l->expert_latent > 0)                                          \
     X(IF_ROUTER_LOGIT_BIAS, experts && c->router_logit_bias)                                       \
     X(IF_ROUTER_BIAS, l->router_bias)                                                              \
     X(IF_SHARED, l->shared_intermediate > 0)                                                       \
@@ -134,7 +154,7 @@ struct role {
     size_t pointer; // where the block's address stands, in struct layer_weights or struct weights
     bool in_layer, is_norm, of_experts, is_buffer, in_twin;
     enum when when;
-    enum size rows, cols, parts[3];
+    enum size rows, cols, parts[MAX_ROW_RUNS];
 };
 #define IN_LAYER(field) .pointer = offsetof(struct layer_weights, field), .in_layer = true
 #define IN_MODEL(field) .pointer = offsetof(struct weights, field)
@@ -145,7 +165,7 @@ struct role {
 #define UP_ROWS       .rows = SIZE_UP, .parts = {SIZE_INNER, SIZE_INNER}
 #define MLP_UP        IN_LAYER(gate_up), UP_ROWS
 #define MLP_UP_BIAS   IN_LAYER(gate_up_bias), UP_ROWS
-#define MLP_DOWN      IN_LAYER(down), .rows = SIZE_HIDDEN
+#define MLP_DOWN      IN_LAYER(down)
 #define MLP_DOWN_BIAS IN_LAYER(down_bias), .rows = SIZE_HIDDEN
 
 static const struct role roles[ROLE_COUNT] = {
@@ -186,18 +206,28 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
     [ROLE_DELTA_IN] = {IN_LAYER(delta_in), IN_TWIN, .when = IF_DELTA, .rows = SIZE_DELTA_IN,
                        .cols = SIZE_HIDDEN,
-                       .parts = {SIZE_DELTA_CONV, SIZE_DELTA_VALUE, SIZE_DELTA_SECOND}},
-    [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA_RULE, .rows = SIZE_DELTA_GATES,
+                       .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_VALUE, SIZE_DELTA_THIRD,
+                                 SIZE_DELTA_KEYS, SIZE_DELTA_HEADS}},
+    [ROLE_DELTA_IN_BIAS] = {IN_LAYER(delta_in_bias), .when = IF_DELTA_BIAS, .rows = SIZE_DELTA_IN,
+                            .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_VALUE, SIZE_DELTA_THIRD,
+                                      SIZE_DELTA_KEYS, SIZE_DELTA_HEADS}},
+    [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA_GATES, .rows = SIZE_DELTA_GATES,
                           .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_HEADS, SIZE_DELTA_HEADS}},
     [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, .rows = SIZE_DELTA_CONV,
-                         .cols = SIZE_DELTA_TAPS},
-    [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA_RULE, .rows = SIZE_DELTA_HEADS},
-    [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA_RULE,
+                         .cols = SIZE_DELTA_TAPS,
+                         .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_KEYS}},
+    [ROLE_DELTA_CONV_BIAS] = {IN_LAYER(delta_conv_bias), .when = IF_DELTA_CONV_BIAS,
+                              .rows = SIZE_DELTA_CONV,
+                              .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_KEYS}},
+    [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA_STATE, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA_STATE,
                             .rows = SIZE_DELTA_HEADS},
-    [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA_RULE,
-                         .rows = SIZE_DELTA_HEAD},
+    [ROLE_DELTA_SKIP] = {IN_LAYER(delta_skip), .when = IF_DELTA_SCAN, .rows = SIZE_DELTA_HEADS},
+    [ROLE_DELTA_NORM] = {IN_LAYER(delta_norm), .is_norm = true, .when = IF_DELTA_STATE,
+                         .rows = SIZE_DELTA_NORM},
     [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), IN_TWIN, .when = IF_DELTA, .rows = SIZE_HIDDEN,
                         .cols = SIZE_DELTA_VALUE},
+    [ROLE_DELTA_OUT_BIAS] = {IN_LAYER(delta_out_bias), .when = IF_DELTA_BIAS, .rows = SIZE_HIDDEN},
     [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
     [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
     [ROLE_MLP_NORM_BIAS] = {IN_LAYER(mlp_norm_bias), .when = IF_MLP_LAYER_NORM,
@@ -208,11 +238,16 @@ static const struct role roles[ROLE_COUNT] = {
                                 .rows = SIZE_EXPERTS},
     [ROLE_GATE_UP] = {MLP_UP, IN_TWIN, .when = IF_MLP, .cols = SIZE_HIDDEN},
     [ROLE_GATE_UP_BIAS] = {MLP_UP_BIAS, .when = IF_MLP_BIAS},
-    [ROLE_EXPERTS_GATE_UP] = {MLP_UP, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_HIDDEN},
+    [ROLE_EXPERTS_GATE_UP] = {MLP_UP, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_EXPERT},
     [ROLE_EXPERTS_GATE_UP_BIAS] = {MLP_UP_BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
-    [ROLE_DOWN] = {MLP_DOWN, IN_TWIN, .when = IF_MLP, .cols = SIZE_INNER},
+    [ROLE_EXPERTS_IN] = {IN_LAYER(experts_in), IN_TWIN, .when = IF_EXPERTS_LATENT,
+                         .rows = SIZE_EXPERT, .cols = SIZE_HIDDEN},
+    [ROLE_EXPERTS_OUT] = {IN_LAYER(experts_out), IN_TWIN, .when = IF_EXPERTS_LATENT,
+                          .rows = SIZE_HIDDEN, .cols = SIZE_EXPERT},
+    [ROLE_DOWN] = {MLP_DOWN, IN_TWIN, .when = IF_MLP, .rows = SIZE_HIDDEN, .cols = SIZE_INNER},
     [ROLE_DOWN_BIAS] = {MLP_DOWN_BIAS, .when = IF_MLP_BIAS},
-    [ROLE_EXPERTS_DOWN] = {MLP_DOWN, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_INNER},
+    [ROLE_EXPERTS_DOWN] = {MLP_DOWN, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .rows = SIZE_EXPERT,
+                           .cols = SIZE_INNER},
     [ROLE_EXPERTS_DOWN_BIAS] = {MLP_DOWN_BIAS, OF_EXPERTS, .when = IF_EXPERTS_BIAS},
     [ROLE_SHARED_GATE_UP] = {IN_LAYER(shared_gate_up), IN_TWIN, .when = IF_SHARED,
                              .rows = SIZE_SHARED_UP, .cols = SIZE_HIDDEN,
@@ -540,7 +575,8 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
     const struct layer_config *l = &c->layers[layer];
     const bool in_twin = w->twin && roles[role].in_twin;
     const bool biased = role == ROLE_QKV || role == ROLE_O || role == ROLE_ROUTER ||
-                        role == ROLE_GATE_UP || role == ROLE_DOWN || role == ROLE_HEAD;
+                        role == ROLE_GATE_UP || role == ROLE_DOWN || role == ROLE_HEAD ||
+                        role == ROLE_DELTA_IN || role == ROLE_DELTA_OUT;
     struct weight_matrix m = {
         .w = *role_pointer(in_twin ? w->twin : held, role, layer),
         .bias = biased ? *role_pointer(held, role + 1, layer) : NULL,
@@ -787,7 +823,8 @@ enum status weights_write(const struct weights *w, struct device *dev, int tenso
 // What a tensor of one dimension begins with in every element.
 static float initial_value(const struct weights *w, const struct weight_tensor *t)
 {
-    if (t->role == ROLE_DELTA_NORM || t->role == ROLE_LAYER_SCALE) return 1.0f;
+    if (t->role == ROLE_DELTA_NORM || t->role == ROLE_DELTA_SKIP || t->role == ROLE_LAYER_SCALE)
+        return 1.0f;
     return roles[t->role].is_norm && w->config->norm != NORM_RMS_PLUS_ONE ? 1.0f : 0.0f;
 }
 

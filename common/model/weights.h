@@ -60,19 +60,23 @@ struct layer_weights {                // pointers into the arena; NULL where the
     // (rank + rope, hidden), (rank), (n_heads * (head_dim - rope + value), rank)
     void *q_a, *q_a_norm, *q_b, *q, *kv_a, *kv_a_norm, *kv_b;
     void *o, *o_bias;                  // (hidden, q width), (hidden)
-    void *delta_in, *delta_gates;      // (conv + value width, hidden), (2 * heads, hidden)
+    void *delta_in, *delta_in_bias;    // (in width, hidden), (in width)
+    void *delta_gates;                 // (2 * heads, hidden)
     void *delta_conv;                  // (conv width, taps)
+    void *delta_conv_bias;             // (conv width)
     void *delta_a_log, *delta_dt_bias; // (heads)
-    void *delta_norm;                  // (head_dim) of every head
-    void *delta_out;                   // (hidden, value width)
-    void *post_attn_norm;              // (hidden)
-    void *mlp_norm, *mlp_norm_bias;    // (hidden)
-    void *router;                      // (n_experts, hidden)
-    void *router_logit_bias;           // (n_experts)
-    void *router_bias;                 // (n_experts) f32
+    void *delta_skip;                  // (heads) of Mamba-2
+    void *delta_norm; // (head_dim) of every head; (value width) of Mamba-2, for each group its own
+    void *delta_out, *delta_out_bias; // (hidden, value width), (hidden)
+    void *post_attn_norm;             // (hidden)
+    void *mlp_norm, *mlp_norm_bias;   // (hidden)
+    void *router;                     // (n_experts, hidden)
+    void *router_logit_bias;          // (n_experts)
+    void *router_bias;                // (n_experts) f32
     void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
                                   // rows alone; n_experts of them where there are experts
     void *down, *down_bias;       // (hidden, intermediate), as many
+    void *experts_in, *experts_out;     // (expert width, hidden), (hidden, expert width)
     void *shared_gate_up, *shared_down; // of the shared expert, as gate_up and down
     void *shared_gate;                  // (1, hidden)
     void *post_mlp_norm;                // (hidden)

@@ -106,13 +106,27 @@ static bool begins(const char *name, const char *with)
     return strncmp(name, with, strlen(with)) == 0;
 }
 
+static const char model_prefix[] = "model.";
+
+// `name`, or with `from` in place of `to` at its beginning, in `room`.
+static const char *with_prefix(const char *name, const char *from, const char *to, char room[200])
+{
+    if (!from || !to || !begins(name, from)) return name;
+    snprintf(room, 200, "%s%s", to, name + strlen(from));
+    return room;
+}
+
 // A tensor of the table in a folder of more than a text model: published ones have that below
-// "language_model.", those that transformers 5 writes below "model.language_model.".
+// "language_model.", those that transformers 5 writes below "model.language_model.". A family may
+// have a word of its own for "model.".
 static const struct safetensors_entry *find_tensor(const struct weights *w,
                                                    const struct safetensors *set, const char *name)
 {
     char other[200];
     const struct safetensors_entry *e = safetensors_find(set, name);
+    if (!e && w->config->family->folder_prefix)
+        e = safetensors_find(
+            set, with_prefix(name, model_prefix, w->config->family->folder_prefix, other));
     if (e || !w->config->is_text_part) return e;
     snprintf(other, sizeof other, "language_model.%s", name);
     e = safetensors_find(set, other);
@@ -125,6 +139,7 @@ static const struct safetensors_entry *find_tensor(const struct weights *w,
 static const char *name_in_table(const struct weights *w, const char *name, char room[200])
 {
     static const char inside[] = "language_model.", below[] = "model.language_model.";
+    name = with_prefix(name, w->config->family->folder_prefix, model_prefix, room);
     if (!w->config->is_text_part) return name;
     if (begins(name, inside)) return name + strlen(inside);
     if (!begins(name, below)) return name;
@@ -791,10 +806,14 @@ enum status weights_save_part(const struct weights *w, struct device *dev)
 }
 
 // What the folder's file has of tensor t of the table.
-static struct safetensors_source source_of(const struct weight_tensor *t, enum dtype as)
+static struct safetensors_source source_of(const struct weights *w, const struct weight_tensor *t,
+                                           enum dtype as)
 {
+    char room[200];
     struct safetensors_source source = {.dt = t->is_buffer ? DT_F32 : as, .tag = t};
-    snprintf(source.name, sizeof source.name, "%s", weights_folder_name(t));
+    snprintf(
+        source.name, sizeof source.name, "%s",
+        with_prefix(weights_folder_name(t), model_prefix, w->config->family->folder_prefix, room));
     source.n_dims = weights_file_shape(t, source.shape);
     return source;
 }
@@ -824,7 +843,8 @@ enum status weights_save_as(const struct weights *w, struct device *dev, const c
     int n = 0;
     if (!sources) return status_fail(ST_NO_MEMORY, "%s: no memory to save", folder);
     for (int i = 0; i < w->n_tensors; i++)
-        if (weights_is_first_stored(&w->tensors[i])) sources[n++] = source_of(&w->tensors[i], as);
+        if (weights_is_first_stored(&w->tensors[i]))
+            sources[n++] = source_of(w, &w->tensors[i], as);
     enum status st = write_sources(w, dev, sources, n, folder, name);
     free(sources);
     return st;
@@ -855,7 +875,7 @@ enum status weights_save_twin(const struct weights *w, struct device *dev, const
                  "%s: %s has all experts in one tensor (%s), of which loaders know no FP8; write "
                  "it in bf16",
                  folder, w->config->architecture, t->stored.name);
-        *s = source_of(t, as);
+        *s = source_of(w, t, as);
         if (!is_coded) continue;
         s->dt = DT_E4M3;
         s->tag = coded++;

@@ -94,9 +94,9 @@ static enum status share_logits(struct follower *f, const struct bytes *data)
 
 static enum status make_kv(struct follower *f, const struct bytes *data)
 {
-    int n_blocks;
-    memcpy(&n_blocks, data->data, sizeof n_blocks);
-    enum status st = runner_allocate_kv(f->runner, n_blocks, 0);
+    int n[2]; // blocks and states
+    memcpy(n, data->data, sizeof n);
+    enum status st = runner_allocate_kv(f->runner, n[0], n[1]);
     return st == ST_OK ? group_answer(f->group, ST_OK, NULL, 0) : st;
 }
 
@@ -163,6 +163,14 @@ static enum status copy_block(struct follower *f, const struct bytes *data)
     return st == ST_OK ? device_sync(f->dev) : st;
 }
 
+static enum status copy_state(struct follower *f, const struct bytes *data)
+{
+    int32_t slots[2];
+    memcpy(slots, data->data, sizeof slots);
+    runner_copy_state(f->runner, slots[0], slots[1]);
+    return device_sync(f->dev);
+}
+
 static enum status head(struct follower *f, const struct bytes *data)
 {
     const int n = (int)(data->len / sizeof(int32_t));
@@ -172,10 +180,10 @@ static enum status head(struct follower *f, const struct bytes *data)
 
 typedef enum status order_fn(struct follower *f, const struct bytes *data);
 static order_fn *const orders[ORDER_END] = {
-    [ORDER_LOAD] = load,           [ORDER_TWIN] = make_twin,     [ORDER_SEGMENT] = reply_segment,
-    [ORDER_RUNNER] = make_runner,  [ORDER_SHARE] = share_logits, [ORDER_KV] = make_kv,
-    [ORDER_STEP] = step,           [ORDER_COPY] = copy_block,    [ORDER_HEAD] = head,
-    [ORDER_CANARY] = reply_canary, [ORDER_SUMS] = reply_sums,
+    [ORDER_LOAD] = load,          [ORDER_TWIN] = make_twin,      [ORDER_SEGMENT] = reply_segment,
+    [ORDER_RUNNER] = make_runner, [ORDER_SHARE] = share_logits,  [ORDER_KV] = make_kv,
+    [ORDER_STEP] = step,          [ORDER_COPY] = copy_block,     [ORDER_STATE] = copy_state,
+    [ORDER_HEAD] = head,          [ORDER_CANARY] = reply_canary, [ORDER_SUMS] = reply_sums,
 };
 
 static enum status follow(struct follower *f)

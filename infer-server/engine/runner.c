@@ -120,8 +120,9 @@ void runner_free(struct runner *r)
 
 enum status runner_allocate_kv(struct runner *r, int n_blocks, int n_states)
 {
+    const int n[] = {n_blocks, n_states};
     enum status st;
-    CHECK(group_order(r->group, ORDER_KV, &n_blocks, sizeof n_blocks));
+    CHECK(group_order(r->group, ORDER_KV, n, sizeof n));
     CHECK(kv_memory_alloc(&r->kv, r->dev, r->config, r->model->dt, r->limits.block_size, n_blocks,
                           n_states));
     st = group_wait(r->group, NULL, 0);
@@ -267,7 +268,11 @@ enum status runner_copy_block(struct runner *r, int32_t from, int32_t to)
 
 void runner_copy_state(struct runner *r, int32_t from, int32_t to)
 {
-    if (r->kv.n_states > 0) kv_memory_copy_state(&r->kv, from, to);
+    const int32_t slots[] = {from, to};
+    if (r->kv.n_states == 0) return;
+    // where a rank is lost, the next step's order fails as well
+    group_order(r->group, ORDER_STATE, slots, sizeof slots);
+    kv_memory_copy_state(&r->kv, from, to);
 }
 
 enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device)

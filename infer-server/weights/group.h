@@ -35,9 +35,10 @@ enum order {
     ORDER_SEGMENT, // asks for struct segment_info
     ORDER_RUNNER,  // struct runner_limits
     ORDER_SHARE,   // the ranks' logits, with one another; is not answered
-    ORDER_KV,      // int: blocks
+    ORDER_KV,      // int[2]: blocks, and states of sequences
     ORDER_STEP,    // batch_write()
     ORDER_COPY,    // int[2]: a KV block, from and to
+    ORDER_STATE,   // int[2]: a sequence's states, from and to
     ORDER_HEAD,    // int32_t[]: rows of the last step whose logits are computed
     ORDER_CANARY,  // asks for uint64_t: arena_canary()
     ORDER_SUMS,    // asks for uint64_t[n_tensors]

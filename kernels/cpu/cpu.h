@@ -26,7 +26,12 @@ void *cpu_workspace(struct device *dev, size_t bytes);
 size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context);
 size_t cpu_squares_scratch(int64_t n);
 size_t cpu_delta_scratch(const struct delta_shape *shape, int rows, int max_context);
+size_t cpu_ssm_scratch(const struct delta_shape *shape, int rows);
 size_t cpu_lora_scratch(int rows, int max_rank, int dropped); // dropped: columns of x, or 0
+// Whether sequence `seq` goes on from no other of the batch, and the one behind the last that goes
+// on from it.
+bool cpu_delta_begins(const struct delta_batch *b, int seq);
+int cpu_delta_unit_end(const struct delta_batch *b, int seq);
 // Where what sequence `seq` of a paged batch carries along begins, n elements at `at` of its slot:
 // made what the sequence begins with.
 float *cpu_delta_state(const struct delta_batch *b, int seq, int64_t at, int64_t n);
@@ -90,6 +95,11 @@ static inline float exp_f32(float x)
 static inline float sigmoid(float x)
 {
     return 1.0f / (1.0f + exp_f32(-x));
+}
+
+static inline float softplus(float x)
+{
+    return x > 20 ? x : log1pf(expf(x));
 }
 
 static inline float max_f32(const float *x, int n)

@@ -38,11 +38,6 @@ static float normalise(float *y, const float *x, int n, float scale)
     return factor;
 }
 
-static float softplus(float x)
-{
-    return x > 20 ? x : log1pf(expf(x));
-}
-
 static int key_head_of(const struct delta_shape *s, int head)
 {
     return head / (s->n_heads / s->n_key_heads);
@@ -114,17 +109,17 @@ static void run(float *S, float *out, const struct delta_args *a, const struct d
 }
 
 // Whether sequence s begins a unit: it goes on from no other of the batch.
-static bool begins(const struct delta_batch *b, int s)
+bool cpu_delta_begins(const struct delta_batch *b, int s)
 {
     const struct batch_view *v = b->view;
     if (!b->kv) return v->parent[s] < 0;
     return s == 0 || v->state_slot[s] < 0 || v->state_slot[s - 1] != v->state_from[s];
 }
 
-static int unit_end(const struct delta_batch *b, int s)
+int cpu_delta_unit_end(const struct delta_batch *b, int s)
 {
     do s++;
-    while (s < b->view->n_seqs && !begins(b, s));
+    while (s < b->view->n_seqs && !cpu_delta_begins(b, s));
     return s;
 }
 
@@ -153,7 +148,7 @@ static void run_paged(float *out, const struct delta_args *a, const struct delta
         return;
     }
     const int64_t at = delta_window_elements(s) + head * matrix(s);
-    for (int end = unit_end(&a->batch, seq); seq < end; seq++)
+    for (int end = cpu_delta_unit_end(&a->batch, seq); seq < end; seq++)
         run(cpu_delta_state(&a->batch, seq, at, matrix(s)), out, a, s, head, seq);
 }
 
@@ -164,7 +159,7 @@ static void run_packed(float *out, const struct delta_args *a, const struct delt
     const size_t bytes = (size_t)matrix(s) * sizeof *S;
     memset(prefix, 0, bytes);
     run(prefix, out, a, s, head, seq);
-    for (int end = unit_end(&a->batch, seq++); seq < end; seq++) {
+    for (int end = cpu_delta_unit_end(&a->batch, seq++); seq < end; seq++) {
         memcpy(S, prefix, bytes);
         run(S, out, a, s, head, seq);
     }
@@ -178,7 +173,7 @@ void cpu_delta_rule(struct device *dev, void *out, const struct delta_args *a,
 #pragma omp parallel for schedule(dynamic) if (units > 1)
     for (int unit = 0; unit < units; unit++) {
         const int seq = unit / s->n_heads, head = unit % s->n_heads;
-        if (!begins(&a->batch, seq)) continue;
+        if (!cpu_delta_begins(&a->batch, seq)) continue;
         if (a->batch.kv)
             run_paged(out, a, s, head, seq);
         else
@@ -299,7 +294,7 @@ static void back_unit(struct back *b, int head, int seq)
     const int64_t size = matrix(b->s);
     const size_t bytes = (size_t)size * sizeof(float);
     const int rows = view->query_start[seq + 1] - view->query_start[seq];
-    const int end = unit_end(&b->args->batch, seq);
+    const int end = cpu_delta_unit_end(&b->args->batch, seq);
     memset(b->dS_prefix, 0, bytes); // S before the first row is 0
     keep_states(b, b->kept_prefix, b->dS_prefix, head, seq);
     b->kept = b->kept_prefix + (chunks_of(rows) + 1) * size;
@@ -336,7 +331,7 @@ static void back_key_head(struct back *b, int key_head, int seq)
     const struct batch_view *view = b->args->batch.view;
     const int each = s->n_heads / s->n_key_heads;
     const int first = view->query_start[seq],
-              end = view->query_start[unit_end(&b->args->batch, seq)];
+              end = view->query_start[cpu_delta_unit_end(&b->args->batch, seq)];
     const size_t bytes = (size_t)s->key_dim * sizeof(float);
     for (int row = first; row < end; row++) {
         float *dq = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
@@ -356,6 +351,7 @@ static int64_t thread_floats(const struct delta_shape *s, int max_context)
 size_t cpu_delta_scratch(const struct delta_shape *s, int rows, int max_context)
 {
     if (delta_is_conv(s)) return 0;
+    if (s->is_scan) return cpu_ssm_scratch(s, rows);
     return ((size_t)omp_get_max_threads() * (size_t)thread_floats(s, max_context) +
             (size_t)rows * (size_t)s->n_heads) *
            sizeof(float);
@@ -396,7 +392,7 @@ void cpu_delta_rule_back(struct device *dev, const struct delta_grads *grads, co
                          .dS_prefix = mine + size,
                          .chunk = mine + 2 * size,
                          .kept_prefix = mine + (CHUNK + 3) * size};
-        if (begins(&a->batch, seq)) back_key_head(&b, unit % s->n_key_heads, seq);
+        if (cpu_delta_begins(&a->batch, seq)) back_key_head(&b, unit % s->n_key_heads, seq);
     }
     add_shared(grads, rate_part, view->n_tokens, s);
 }

@@ -14,10 +14,13 @@ static int row_before(const struct batch_view *b, int s, int r, int back)
 }
 
 // The sum before SiLU; from[i]: inputs that meet tap i, NULL: zeros.
-static void convolve(float *sum, const float *const from[DELTA_MAX_TAPS], const float *w, int taps,
-                     int width)
+static void convolve(float *sum, const float *const from[DELTA_MAX_TAPS], const float *w,
+                     const float *bias, int taps, int width)
 {
-    memset(sum, 0, (size_t)width * sizeof *sum);
+    if (bias)
+        memcpy(sum, bias, (size_t)width * sizeof *sum);
+    else
+        memset(sum, 0, (size_t)width * sizeof *sum);
     for (int i = 0; i < taps; i++)
         if (from[i])
 #pragma omp simd
@@ -27,10 +30,11 @@ static void convolve(float *sum, const float *const from[DELTA_MAX_TAPS], const 
 
 static __attribute__((noinline)) void convolve_row(float *y,
                                                    const float *const from[DELTA_MAX_TAPS],
-                                                   const float *w, const struct delta_shape *s)
+                                                   const struct conv_args *a,
+                                                   const struct delta_shape *s)
 {
     const int width = delta_conv_width(s);
-    convolve(y, from, w, s->taps, width);
+    convolve(y, from, a->w, a->bias, s->taps, width);
     if (delta_is_conv(s)) return;
 #pragma omp simd
     for (int c = 0; c < width; c++) y[c] *= sigmoid(y[c]);
@@ -59,7 +63,7 @@ static void paged_rows(float *y, const struct conv_args *a, const struct delta_s
         const float *from[DELTA_MAX_TAPS];
         for (int i = 0; i < before; i++) from[i] = window + i * width;
         from[before] = input_row(a, row);
-        convolve_row(y + (int64_t)row * width, from, a->w, s);
+        convolve_row(y + (int64_t)row * width, from, a, s);
         memmove(window, window + width, (size_t)(before - 1) * (size_t)width * sizeof *window);
         memcpy(window + (before - 1) * width, from[before], (size_t)width * sizeof *window);
     }
@@ -86,7 +90,7 @@ void cpu_short_conv(struct device *dev, void *y, const struct conv_args *a,
     for (int row = 0; row < b->n_tokens; row++) {
         const float *from[DELTA_MAX_TAPS];
         packed_inputs(a, row, s->taps, from);
-        convolve_row((float *)y + (int64_t)row * width, from, a->w, s);
+        convolve_row((float *)y + (int64_t)row * width, from, a, s);
     }
 }
 
@@ -94,20 +98,22 @@ void cpu_short_conv(struct device *dev, void *y, const struct conv_args *a,
 // row.
 enum { CHANNELS = 64 };
 
-static void back_row(float *dx, float *dw, const float *dy, const struct conv_args *a,
+static void back_row(float *dx, float *dw, float *db, const float *dy, const struct conv_args *a,
                      const struct delta_shape *s, int row, int first, int n)
 {
     const struct batch_view *b = a->batch.view;
     const float *from[DELTA_MAX_TAPS], *w = (const float *)a->w + (int64_t)first * s->taps;
+    const float *bias = a->bias ? (const float *)a->bias + first : NULL;
     float sum[CHANNELS];
     packed_inputs(a, row, s->taps, from);
     for (int i = 0; i < s->taps; i++)
         if (from[i]) from[i] += first;
-    convolve(sum, from, w, s->taps, n);
+    convolve(sum, from, w, bias, s->taps, n);
     for (int c = 0; c < n; c++) {
         const float open = sigmoid(sum[c]);
         const float slope = delta_is_conv(s) ? 1 : open * fma_f32(sum[c], 1 - open, 1);
         sum[c] = dy[first + c] * slope;
+        if (db) db[first + c] += sum[c];
     }
     for (int i = 0; i < s->taps; i++) {
         const int to = row_before(b, b->seq_of[row], row, s->taps - 1 - i);
@@ -121,7 +127,7 @@ static void back_row(float *dx, float *dw, const float *dy, const struct conv_ar
     }
 }
 
-void cpu_short_conv_back(struct device *dev, void *dx, float *dw, const void *dy,
+void cpu_short_conv_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
                          const struct conv_args *a, const struct delta_shape *s)
 {
     const int rows = a->batch.view->n_tokens, width = delta_conv_width(s);
@@ -132,6 +138,6 @@ void cpu_short_conv_back(struct device *dev, void *dx, float *dw, const void *dy
         for (int row = 0; row < rows; row++)
             memset((float *)dx + row * a->x_stride + first, 0, (size_t)n * sizeof(float));
         for (int row = 0; row < rows; row++)
-            back_row(dx, dw, (const float *)dy + (int64_t)row * width, a, s, row, first, n);
+            back_row(dx, dw, db, (const float *)dy + (int64_t)row * width, a, s, row, first, n);
     }
 }

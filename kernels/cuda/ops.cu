@@ -11,7 +11,8 @@ size_t cuda_scratch_bytes(struct device *dev, const struct scratch_shape *s)
     };
     const size_t most = std::max(
         {s->attn.n_heads > 0 ? cuda_attn_scratch(dev, &s->attn, s->rows, s->dt) : 0,
-         cuda_norm_scratch(dev, s->hidden), cuda_column_sum_scratch(s->rows, s->widest),
+         cuda_norm_scratch(dev, std::max(s->hidden, delta_value_width(&s->delta))),
+         cuda_column_sum_scratch(s->rows, s->widest),
          cuda_matmul_scratch(s->rows, s->hidden), // added to the residual stream
          cuda_column_sum_scratch(s->logits_chunk, s->vocab),
          lora(s->rows, s->widest, std::max(s->widest, LORA_PARTS * s->hidden)),

@@ -112,10 +112,14 @@ static enum status find_place(const struct golden *g, const char *prefix, const 
         snprintf(ret->name, sizeof ret->name, "%s", tensor->name);
     }
     if (has(g, prefix, ret->name)) return ST_OK;
+    // Nemotron-H's has the folder's own words, for one expert after the other
+    const char *mixer = strstr(tensor->name, "mixer.experts.");
     const char *part = tensor->role == ROLE_ROUTER            ? "gate.weight"
-                       : tensor->role == ROLE_EXPERTS_GATE_UP ? "experts.gate_up_proj"
-                                                              : "experts.down_proj";
-    snprintf(ret->name, sizeof ret->name, "model.layers.%d.mlp.%s", tensor->layer, part);
+                       : tensor->role != ROLE_EXPERTS_GATE_UP ? "experts.down_proj"
+                       : mixer                                ? "experts.up_proj"
+                                                              : "experts.gate_up_proj";
+    snprintf(ret->name, sizeof ret->name, "model.layers.%d.%s.%s", tensor->layer,
+             mixer ? "mixer" : "mlp", part);
     while (t > 0 && w->tensors[t - 1].role == tensor->role &&
            w->tensors[t - 1].layer == tensor->layer)
         t--;

@@ -204,11 +204,12 @@ static void sampler_must_agree(const struct side *s)
     struct runner *r;
     must(row != NULL, "no memory");
     must_ok(runner_new(s->dev, s->weights, &limits, &r));
-    must_ok(runner_allocate_kv(r, 3, 0));
+    must_ok(runner_allocate_kv(r, 3, 1));
     r->model->comm = s->comm;
     for (int i = 0, at = 0; at < FIRST; at += chunks[i++]) {
         runner_clear(r);
-        must_ok(runner_feed(r, s->ids + at, chunks[i], at, blocks, 3, batch_plain));
+        must_ok(
+            runner_feed(r, s->ids + at, chunks[i], at, blocks, 3, (struct batch_seq){-1, 0, 0}));
         must_ok(runner_want(r, chunks[i] - 1, &unused));
         must_ok(runner_step(r));
         device_copy_out(s->dev, row, r->model->logits, vocab * sizeof *row);
@@ -422,6 +423,7 @@ TEST(two_ranks_agree_with_one)
         "/lfm2 is not to be shared: Lfm2ForCausalLM: layers of linear attention",
         "/minimax-m2 is not to be shared: MiniMaxM2ForCausalLM: norms of queries and keys go over "
         "all",
+        "/nemotron-h-latent is not to be shared: NemotronHForCausalLM: experts of a latent vector",
         "/olmoe is not to be shared: OlmoeForCausalLM: norms of queries and keys go over all heads",
         "/qwen3-next is not to be shared: Qwen3NextForCausalLM: layers of linear attention",
         "/qwen35-moe is not to be shared: Qwen3_5MoeForCausalLM: layers of linear attention",
@@ -437,8 +439,9 @@ TEST(four_ranks_agree_with_one)
         OPTIONS("/llama3 is not to be shared: LlamaForCausalLM: num_attention_heads is 6",
                 "/olmo2 is not to be shared: ", "/olmo3 is not to be shared: ",
                 "/lfm2 is not to be shared: ", "/olmoe is not to be shared: ",
-                "/minimax-m2 is not to be shared: ", "/qwen3-next is not to be shared: ",
-                "/qwen35-moe is not to be shared: ", "/qwen35 is not to be shared: ");
+                "/minimax-m2 is not to be shared: ", "/nemotron-h-latent is not to be shared: ",
+                "/qwen3-next is not to be shared: ", "/qwen35-moe is not to be shared: ",
+                "/qwen35 is not to be shared: ");
     run_ranks(4, refused);
 }
 

@@ -1,12 +1,13 @@
-/* test_delta.c: linear attention by the gated delta rule, the convolution before it, the gates, and
- * the gradients of all three; over packed batches with prefixes, and over paged ones that go on
- * from states. */
+/* test_delta.c: linear attention by the gated delta rule and by Mamba-2's, the convolution before
+ * it, the gates, and the gradients of all of these; over packed batches with prefixes, and over
+ * paged ones that go on from states. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
-// p: prefix rows, sequences behind it, rows of each, key heads, heads, key_dim, head_dim, taps. A
-// batch is the prefix, the sequences, and one of as many rows as the prefix that shares nothing.
-enum { PREFIX, SEQS, EACH, KEY_HEADS, HEADS, KEY_DIM, HEAD_DIM, TAPS };
+// p: prefix rows, sequences behind it, rows of each, key heads, heads, key_dim, head_dim, taps; and
+// of convolutions whether they have a bias. A batch is the prefix, the sequences, and one of as
+// many rows as the prefix that shares nothing.
+enum { PREFIX, SEQS, EACH, KEY_HEADS, HEADS, KEY_DIM, HEAD_DIM, TAPS, BIAS };
 
 static struct delta_shape shape_of(const struct op_test *t)
 {
@@ -102,9 +103,9 @@ static void rule_row(const struct delta_shape *s, int head, double *S, double *o
 }
 
 static double conv_row(const struct delta_shape *s, const double *const from[DELTA_MAX_TAPS],
-                       const double *w, int c)
+                       const double *w, const double *bias, int c)
 {
-    double sum = 0;
+    double sum = bias ? bias[c] : 0;
     for (int i = 0; i < s->taps; i++)
         if (from[i]) sum += w[c * s->taps + i] * from[i][c];
     return delta_is_conv(s) ? sum : sum * sigmoid_of(sum);
@@ -204,7 +205,8 @@ static int64_t x_stride(const struct op_test *t)
     return delta_conv_width(&s) + GAP;
 }
 
-static void conv_packed(struct op_test *t, double *y, const double *x, const double *w)
+static void conv_packed(struct op_test *t, double *y, const double *x, const double *w,
+                        const double *bias)
 {
     const struct delta_shape s = shape_of(t);
     const int rows = rows_of(t->p), width = delta_conv_width(&s);
@@ -216,7 +218,8 @@ static void conv_packed(struct op_test *t, double *y, const double *x, const dou
             const int at = n - s.taps + i;
             from[i] = at < 0 ? NULL : x + up_to[at] * x_stride(t);
         }
-        for (int c = 0; c < width; c++) y[(int64_t)r * width + c] = conv_row(&s, from, w, c);
+        for (int c = 0; c < width; c++)
+            y[(int64_t)r * width + c] = conv_row(&s, from, w, t->p[BIAS] ? bias : NULL, c);
     }
 }
 
@@ -225,6 +228,7 @@ static void conv_inputs(struct op_test *t)
     const struct delta_shape s = shape_of(t);
     floats(t, "x", IN, DATA, rows_of(t->p) * x_stride(t), 1);
     floats(t, "w", IN, DATA, (int64_t)delta_conv_width(&s) * s.taps, 1);
+    floats(t, "bias", IN, DATA, delta_conv_width(&s), 1);
 }
 
 static void conv_setup(struct op_test *t)
@@ -238,24 +242,26 @@ static void conv_setup(struct op_test *t)
 static void conv_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
-    const struct conv_args args = {d[1], x_stride(t), d[2], packed_batch(t, d + 3)};
+    const struct conv_args args = {d[1], x_stride(t), d[2], packed_batch(t, d + 4),
+                                   t->p[BIAS] ? d[3] : NULL};
     ops->short_conv(dev, d[0], &args, &s);
 }
 
 static void conv_reference(struct op_test *t, double **v)
 {
-    conv_packed(t, t->a[0].expect, v[1], v[2]);
+    conv_packed(t, t->a[0].expect, v[1], v[2], v[3]);
 }
 
 OP(conv, "short_conv");
 
-enum { CB_DX, CB_DW, CB_DY, CB_X, CB_W, CB_LISTS };
+enum { CB_DX, CB_DW, CB_DB, CB_DY, CB_X, CB_W, CB_BIAS, CB_LISTS };
 
 static void conv_back_setup(struct op_test *t)
 {
     const struct delta_shape s = shape_of(t);
     floats(t, "dx", OUT, DATA, rows_of(t->p) * x_stride(t), 1);
     floats(t, "dw", INOUT, F32, (int64_t)delta_conv_width(&s) * s.taps, 1);
+    floats(t, "db", t->p[BIAS] ? INOUT : IN, F32, delta_conv_width(&s), 1);
     floats(t, "dy", IN, DATA, (int64_t)rows_of(t->p) * delta_conv_width(&s), 1);
     conv_inputs(t);
     packed_lists(t);
@@ -264,15 +270,17 @@ static void conv_back_setup(struct op_test *t)
 static void conv_back_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
-    const struct conv_args args = {d[CB_X], x_stride(t), d[CB_W], packed_batch(t, d + CB_LISTS)};
-    ops->short_conv_back(dev, d[CB_DX], d[CB_DW], d[CB_DY], &args, &s);
+    const struct conv_args args = {d[CB_X], x_stride(t), d[CB_W], packed_batch(t, d + CB_LISTS),
+                                   t->p[BIAS] ? d[CB_BIAS] : NULL};
+    ops->short_conv_back(dev, d[CB_DX], d[CB_DW], t->p[BIAS] ? d[CB_DB] : NULL, d[CB_DY], &args,
+                         &s);
 }
 
 static double conv_loss(struct op_test *t, double **v)
 {
     const int64_t n = t->a[CB_DY].n;
     double *y = op_host((size_t)n * sizeof *y);
-    conv_packed(t, y, v[CB_X], v[CB_W]);
+    conv_packed(t, y, v[CB_X], v[CB_W], v[CB_BIAS]);
     return dot(v[CB_DY], y, n);
 }
 
@@ -283,6 +291,7 @@ static void conv_back_reference(struct op_test *t, double **v)
     for (int64_t i = 0; i < t->a[CB_DX].n; i++) // gaps between rows are nobody's
         if (i % x_stride(t) >= delta_conv_width(&s)) t->a[CB_DX].expect[i] = NAN;
     differentiate(t, v, CB_DW, CB_W, true, conv_loss);
+    if (t->p[BIAS]) differentiate(t, v, CB_DB, CB_BIAS, true, conv_loss);
 }
 
 OP(conv_back, "short_conv_back");
@@ -410,6 +419,7 @@ static void paged_conv_setup(struct op_test *t)
     floats(t, "states", INOUT, F32, SLOTS * slot_elements(&s), 1);
     floats(t, "x", IN, DATA, rows * x_stride(t), 1);
     floats(t, "w", IN, DATA, (int64_t)delta_conv_width(&s) * s.taps, 1);
+    floats(t, "bias", IN, DATA, delta_conv_width(&s), 1);
     paged_lists(t);
 }
 
@@ -419,7 +429,8 @@ static void paged_conv_launch(struct op_test *t, void **d)
     struct kv_view kv;
     struct kv_layer layer;
     const struct conv_args args = {d[2], x_stride(t), d[3],
-                                   paged_batch(t, d + 4, d[1], &kv, &layer)};
+                                   paged_batch(t, d + 5, d[1], &kv, &layer),
+                                   t->p[BIAS] ? d[4] : NULL};
     ops->short_conv(dev, d[0], &args, &s);
 }
 
@@ -439,7 +450,8 @@ static void paged_conv_reference(struct op_test *t, double **v)
             if (slot_of[seq] < 0) continue;
             for (int k = 0; k < before; k++) from[k] = window + k * width;
             from[before] = x;
-            for (int c = 0; c < width; c++) y[c] = conv_row(&s, from, v[3], c);
+            for (int c = 0; c < width; c++)
+                y[c] = conv_row(&s, from, v[3], t->p[BIAS] ? v[4] : NULL, c);
             for (int k = 0; k < (before - 1) * width; k++) window[k] = window[k + width];
             for (int c = 0; c < width; c++) window[(before - 1) * width + c] = x[c];
         }
@@ -447,6 +459,194 @@ static void paged_conv_reference(struct op_test *t, double **v)
 }
 
 OP(paged_conv, "short_conv");
+
+// ---- Mamba-2 ------------------------------------------------------------------------------------
+static struct delta_shape scan_shape(const struct op_test *t)
+{
+    struct delta_shape s = shape_of(t);
+    s.is_scan = true;
+    s.min_step = 0.3f; // which some of the steps are below
+    return s;
+}
+
+// What a scan reads beside x, B and C, of a head.
+struct scan_head {
+    const double *steps, *a_log, *dt_bias, *skip;
+};
+
+static void scan_row(const struct delta_shape *s, int head, double *S, double *out,
+                     const double *xbc, const double *steps, const struct scan_head *h)
+{
+    const double raw = log1p(exp(steps[head] + h->dt_bias[head]));
+    const double step = raw > (double)s->min_step ? raw : (double)s->min_step;
+    const double decay = exp(-exp(h->a_log[head]) * step), *x = xbc + head * s->head_dim;
+    const double *b =
+        xbc + delta_value_width(s) + head / (s->n_heads / s->n_key_heads) * s->key_dim;
+    for (int v = 0; v < s->head_dim; v++) {
+        double y = h->skip[head] * x[v];
+        for (int k = 0; k < s->key_dim; k++) {
+            double *at = S + k * s->head_dim + v;
+            *at = decay * *at + step * x[v] * b[k];
+            y += *at * b[delta_key_width(s) + k];
+        }
+        if (out) out[v] = y;
+    }
+}
+
+static void scan_packed(struct op_test *t, double *out, const double *xbc,
+                        const struct scan_head *head)
+{
+    const struct delta_shape s = scan_shape(t);
+    const int *p = t->p, n = s.key_dim * s.head_dim;
+    double *S = op_host((size_t)n * sizeof *S), *prefix = op_host((size_t)n * sizeof *S);
+    for (int h = 0; h < s.n_heads; h++)
+        for (int seq = 0, row = 0; seq < p[SEQS] + 2; seq++) {
+            const bool behind = seq > 0 && seq <= p[SEQS];
+            for (int i = 0; i < n; i++) S[i] = behind ? prefix[i] : 0;
+            for (int end = row + (behind ? p[EACH] : p[PREFIX]); row < end; row++)
+                scan_row(&s, h, S, out + ((int64_t)row * s.n_heads + h) * s.head_dim,
+                         xbc + (int64_t)row * delta_conv_width(&s),
+                         head->steps + (int64_t)row * (s.n_heads + GAP), head);
+            for (int i = 0; i < n && seq == 0; i++) prefix[i] = S[i];
+        }
+}
+
+static void scan_inputs(struct op_test *t, int rows)
+{
+    const struct delta_shape s = scan_shape(t);
+    floats(t, "xbc", IN, DATA, (int64_t)rows * delta_conv_width(&s), 1);
+    floats(t, "steps", IN, DATA, (int64_t)rows * (s.n_heads + GAP), 1.5f);
+    floats(t, "a_log", IN, DATA, s.n_heads, 0.5f);
+    floats(t, "dt_bias", IN, DATA, s.n_heads, 1);
+    floats(t, "skip", IN, DATA, s.n_heads, 1);
+}
+
+static struct scan_args scan_args_of(const struct op_test *t, void **d, struct delta_batch batch)
+{
+    return (struct scan_args){d[0], d[1], t->p[HEADS] + GAP, d[2], d[3], d[4], batch};
+}
+
+static void scan_setup(struct op_test *t)
+{
+    const struct delta_shape s = scan_shape(t);
+    floats(t, "out", OUT, DATA, (int64_t)rows_of(t->p) * delta_value_width(&s), 1);
+    scan_inputs(t, rows_of(t->p));
+    packed_lists(t);
+}
+
+static void scan_launch(struct op_test *t, void **d)
+{
+    const struct delta_shape s = scan_shape(t);
+    const struct scan_args args = scan_args_of(t, d + 1, packed_batch(t, d + 6));
+    ops->ssm_scan(dev, d[0], &args, &s);
+}
+
+static void scan_reference(struct op_test *t, double **v)
+{
+    scan_packed(t, t->a[0].expect, v[1], &(struct scan_head){v[2], v[3], v[4], v[5]});
+}
+
+OP(scan, "ssm_scan");
+
+enum {
+    SB_DX,
+    SB_DSTEPS,
+    SB_DA,
+    SB_DDT,
+    SB_DSKIP,
+    SB_DOUT,
+    SB_X,
+    SB_STEPS,
+    SB_A,
+    SB_DT,
+    SB_SKIP,
+    SB_LISTS
+};
+
+static void scan_back_setup(struct op_test *t)
+{
+    const struct delta_shape s = scan_shape(t);
+    const int rows = rows_of(t->p);
+    floats(t, "dxbc", OUT, DATA, (int64_t)rows * delta_conv_width(&s), 1);
+    floats(t, "dsteps", OUT, DATA, (int64_t)rows * (s.n_heads + GAP), 1);
+    floats(t, "da_log", INOUT, F32, s.n_heads, 1);
+    floats(t, "ddt_bias", INOUT, F32, s.n_heads, 1);
+    floats(t, "dskip", INOUT, F32, s.n_heads, 1);
+    floats(t, "dout", IN, DATA, (int64_t)rows * delta_value_width(&s), 1);
+    scan_inputs(t, rows);
+    packed_lists(t);
+}
+
+static void scan_back_launch(struct op_test *t, void **d)
+{
+    const struct delta_shape s = scan_shape(t);
+    const struct scan_grads grads = {d[SB_DX], d[SB_DSTEPS], d[SB_DA], d[SB_DDT], d[SB_DSKIP]};
+    const struct scan_args args = scan_args_of(t, d + SB_X, packed_batch(t, d + SB_LISTS));
+    ops->ssm_scan_back(dev, &grads, d[SB_DOUT], &args, &s);
+}
+
+static double scan_loss(struct op_test *t, double **v)
+{
+    const int64_t n = t->a[SB_DOUT].n;
+    double *out = op_host((size_t)n * sizeof *out);
+    scan_packed(t, out, v[SB_X], &(struct scan_head){v[SB_STEPS], v[SB_A], v[SB_DT], v[SB_SKIP]});
+    return dot(v[SB_DOUT], out, n);
+}
+
+static void scan_back_reference(struct op_test *t, double **v)
+{
+    differentiate(t, v, SB_DX, SB_X, false, scan_loss);
+    differentiate(t, v, SB_DSTEPS, SB_STEPS, false, scan_loss);
+    for (int64_t i = 0; i < t->a[SB_DSTEPS].n; i++) // gaps between rows are nobody's
+        if (i % (t->p[HEADS] + GAP) >= t->p[HEADS]) t->a[SB_DSTEPS].expect[i] = NAN;
+    differentiate(t, v, SB_DA, SB_A, true, scan_loss);
+    differentiate(t, v, SB_DDT, SB_DT, true, scan_loss);
+    differentiate(t, v, SB_DSKIP, SB_SKIP, true, scan_loss);
+}
+
+OP(scan_back, "ssm_scan_back");
+
+static void paged_scan_setup(struct op_test *t)
+{
+    const struct delta_shape s = scan_shape(t);
+    floats(t, "out", OUT, DATA, (int64_t)all_paged_rows(t->p) * delta_value_width(&s), 1);
+    floats(t, "states", INOUT, F32, SLOTS * slot_elements(&s), 1);
+    scan_inputs(t, all_paged_rows(t->p));
+    paged_lists(t);
+}
+
+static void paged_scan_launch(struct op_test *t, void **d)
+{
+    const struct delta_shape s = scan_shape(t);
+    struct kv_view kv;
+    struct kv_layer layer;
+    const struct scan_args args = scan_args_of(t, d + 2, paged_batch(t, d + 7, d[1], &kv, &layer));
+    ops->ssm_scan(dev, d[0], &args, &s);
+}
+
+static void paged_scan_reference(struct op_test *t, double **v)
+{
+    const struct delta_shape s = scan_shape(t);
+    const struct scan_head head = {v[3], v[4], v[5], v[6]};
+    const int64_t matrix = (int64_t)s.key_dim * s.head_dim;
+    double *out = t->a[0].expect, *states = t->a[1].expect;
+    for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
+    for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++) {
+        begin_state(&s, states, seq, GAP + delta_window_elements(&s), s.n_heads * matrix);
+        for (int i = 0; i < paged_rows(t->p, seq); i++, row++)
+            for (int h = 0; h < s.n_heads; h++) {
+                double *y = out + ((int64_t)row * s.n_heads + h) * s.head_dim;
+                double *S = states + slot_of[seq] * slot_elements(&s) + GAP +
+                            delta_window_elements(&s) + h * matrix;
+                for (int c = 0; c < s.head_dim; c++) y[c] = 0;
+                if (slot_of[seq] < 0) continue;
+                scan_row(&s, h, S, y, v[2] + (int64_t)row * delta_conv_width(&s),
+                         head.steps + (int64_t)row * (s.n_heads + GAP), &head);
+            }
+    }
+}
+
+OP(paged_scan, "ssm_scan");
 
 // ---- gates --------------------------------------------------------------------------------------
 // p: rows width gap kind
@@ -567,6 +767,18 @@ static const struct op_case cases[] = {
     {&op_rule_back, "4/8 heads of 128 x 128, prefix", {150, 3, 70, 4, 8, 128, 128, 4}, true},
     {&op_paged_rule, "paged, 2/4 heads of 8 x 12", {0, 0, 5, 2, 4, 8, 12, 3}, false},
     {&op_paged_rule, "paged, 2/2 heads of 128 x 100", {0, 0, 17, 2, 2, 128, 100, 4}, false},
+    {&op_scan, "2/4 heads of 8 x 12, prefix", {5, 2, 4, 2, 4, 8, 12, 3}, false},
+    {&op_scan, "1/3 heads of 70 x 33", {9, 1, 1, 1, 3, 70, 33, 4}, false},
+    {&op_scan, "8/64 heads of 128 x 64", {100, 3, 70, 8, 64, 128, 64, 4}, true},
+    {&op_scan_back, "2/4 heads of 8 x 12, prefix", {5, 2, 4, 2, 4, 8, 12, 3}, false},
+    {&op_scan_back, "1/3 heads of 40 x 33", {9, 1, 1, 1, 3, 40, 33, 4}, false},
+    {&op_scan_back, "1/1 heads of 20 x 70, many rows", {70, 1, 67, 1, 1, 20, 70, 4}, false},
+    {&op_scan_back, "4/16 heads of 128 x 64, prefix", {150, 3, 70, 4, 16, 128, 64, 4}, true},
+    {&op_paged_scan, "paged, 2/4 heads of 8 x 12", {0, 0, 5, 2, 4, 8, 12, 3}, false},
+    {&op_paged_scan, "paged, 2/2 heads of 128 x 100", {0, 0, 17, 2, 2, 128, 100, 4}, false},
+    {&op_conv, "52 channels, 3 taps, prefix, bias", {5, 2, 4, 2, 4, 3, 10, 3, 1}, false},
+    {&op_conv_back, "28 channels, 4 taps, bias", {2, 3, 1, 1, 2, 4, 10, 4, 1}, false},
+    {&op_paged_conv, "paged, 52 channels, 3 taps, bias", {0, 0, 5, 2, 4, 3, 10, 3, 1}, false},
     {&op_conv, "52 channels, 3 taps, prefix", {5, 2, 4, 2, 4, 3, 10, 3}, false},
     {&op_conv, "300 channels, 4 taps, short rows", {2, 3, 1, 1, 2, 50, 100, 4}, false},
     {&op_conv, "40 channels alone, 3 taps, prefix", {5, 2, 4, 0, 4, 3, 10, 3}, false},

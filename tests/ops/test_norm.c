@@ -3,7 +3,7 @@
 #include "tests/support/op_table.h"
 
 // p: kind tokens width heads bias gap(elements between heads' end and the next token) add in_place
-// without(weights)
+// without(weights) own(weights of each head)
 
 static struct norm_shape norm_shape_of(const int *p)
 {
@@ -12,7 +12,19 @@ static struct norm_shape norm_shape_of(const int *p)
                                .width = p[2],
                                .heads = p[3],
                                .stride = (int64_t)p[2] * p[3] + p[5],
-                               .eps = 1e-5f};
+                               .eps = 1e-5f,
+                               .own_weights = p[9]};
+}
+
+// Elements of w, and where those of row r begin.
+static int weights_of(const struct norm_shape *s)
+{
+    return s->own_weights ? s->heads * s->width : s->width;
+}
+
+static int own_weights(const struct norm_shape *s, int r)
+{
+    return s->own_weights ? r % s->heads * s->width : 0;
 }
 
 static int64_t norm_at(const struct norm_shape *s, int r)
@@ -35,9 +47,11 @@ static void norm_formula(const struct norm_shape *s, double *y, double *rstd, do
         double factor = 1 / sqrt(squares / s->width + s->eps);
         for (int c = 0; c < s->width; c++)
             y[norm_at(s, r) + c] =
-                (in[c] - m) * factor * ((w ? w[c] : 1) + (s->kind == NORM_RMS_PLUS_ONE)) +
+                (in[c] - m) * factor *
+                    ((w ? w[own_weights(s, r) + c] : 1) + (s->kind == NORM_RMS_PLUS_ONE)) +
                 (b ? b[c] : 0);
-        if (rstd) rstd[r] = factor;
+        if (rstd)
+            rstd[s->own_weights ? r % s->heads * (s->rows / s->heads) + r / s->heads : r] = factor;
         if (mean) mean[r] = m;
     }
 }
@@ -54,7 +68,7 @@ static void norm_setup(struct op_test *t)
     floats(t, "rstd", OUT, F32, s.rows, 1);
     floats(t, "mean", s.kind == NORM_LAYER ? OUT : IN, F32, s.rows, 1);
     floats(t, "x", IN, DATA, n, 2);
-    floats(t, "w", IN, DATA, s.width, 1);
+    floats(t, "w", IN, DATA, weights_of(&s), 1);
     floats(t, "b", IN, DATA, s.width, 1);
 }
 
@@ -86,18 +100,18 @@ static void norm_back_setup(struct op_test *t)
     struct norm_shape s = norm_shape_of(t->p);
     int64_t n = t->p[1] * s.stride;
     floats(t, "dx", t->p[6] || t->p[7] ? INOUT : OUT, DATA, n, 1);
-    floats(t, "dw", t->p[8] ? IN : INOUT, F32, s.width, 1);
+    floats(t, "dw", t->p[8] ? IN : INOUT, F32, weights_of(&s), 1);
     floats(t, "db", t->p[4] ? INOUT : IN, F32, s.width, 1);
     floats(t, "dy", IN, DATA, n, 1);
     float *x = floats(t, "x", IN, DATA, n, 2);
-    float *w = floats(t, "w", IN, DATA, s.width, 1);
+    float *w = floats(t, "w", IN, DATA, weights_of(&s), 1);
     floats(t, "b", IN, DATA, s.width, 1);
     float *rstd = floats(t, "rstd", IN, F32, s.rows, 1);
     float *mean = floats(t, "mean", IN, F32, s.rows, 1);
-    double *xd = op_host((size_t)n * 8), *wd = op_host((size_t)s.width * 8);
+    double *xd = op_host((size_t)n * 8), *wd = op_host((size_t)weights_of(&s) * 8);
     double *y = op_host((size_t)n * 8), *r = op_host((size_t)s.rows * 16);
     for (int64_t i = 0; i < n; i++) xd[i] = x[i];
-    for (int i = 0; i < s.width; i++) wd[i] = w[i];
+    for (int i = 0; i < weights_of(&s); i++) wd[i] = w[i];
     norm_formula(&s, y, r, r + s.rows, xd, t->p[8] ? NULL : wd, NULL);
     for (int i = 0; i < s.rows; i++) {
         rstd[i] = (float)r[i];
@@ -146,6 +160,8 @@ static const struct op_case cases[] = {
     {&op_norm, "rms in place 33 x 896", {NORM_RMS, 33, 896, 1, 0, 0, 0, 1}, false},
     {&op_norm, "rms heads 9 x 6 x 64", {NORM_RMS, 9, 64, 6, 0, 128, 0, 0}, false},
     {&op_norm, "rms heads in place 9 x 3 x 128", {NORM_RMS, 9, 128, 3, 0, 64, 0, 1}, false},
+    {&op_norm, "rms own heads 9 x 3 x 100", {NORM_RMS, 9, 100, 3, 0, 0, 0, 0, 0, 1}, false},
+    {&op_norm, "rms own heads 9 x 8 x 64", {NORM_RMS, 9, 64, 8, 0, 0, 0, 0, 0, 1}, false},
     {&op_norm, "rms+1 11 x 100", {NORM_RMS_PLUS_ONE, 11, 100, 1, 0, 0, 0, 0}, false},
     {&op_norm, "layer 13 x 97 bias", {NORM_LAYER, 13, 97, 1, 1, 0, 0, 0}, false},
     {&op_norm, "rms heads 9 x 2 x 24 no weights", {NORM_RMS, 9, 24, 2, 0, 96, 0, 1, 1}, false},
@@ -155,6 +171,8 @@ static const struct op_case cases[] = {
     {&op_norm_back, "rms add 37 x 96", {NORM_RMS, 37, 96, 1, 0, 0, 1, 0}, false},
     {&op_norm_back, "rms in place 6 x 130", {NORM_RMS, 6, 130, 1, 0, 0, 0, 1}, false},
     {&op_norm_back, "rms heads in place 4 x 5 x 64", {NORM_RMS, 4, 64, 5, 0, 96, 0, 1}, false},
+    {&op_norm_back, "rms own heads 4 x 3 x 20", {NORM_RMS, 4, 20, 3, 0, 0, 0, 1, 0, 1}, false},
+    {&op_norm_back, "rms own heads add 5 x 2 x 16", {NORM_RMS, 5, 16, 2, 0, 0, 1, 0, 0, 1}, false},
     {&op_norm_back, "rms+1 7 x 40", {NORM_RMS_PLUS_ONE, 7, 40, 1, 0, 0, 0, 0}, false},
     {&op_norm_back, "layer 7 x 33 bias", {NORM_LAYER, 7, 33, 1, 1, 0, 0, 0}, false},
     {&op_norm_back, "rms heads 9 x 2 x 24 no weights", {NORM_RMS, 9, 24, 2, 0, 96, 0, 1, 1}, false},

@@ -424,7 +424,7 @@ static void run_elements(struct ops_bench *o, const struct operands *x)
     const struct call *c = o->call;
     const int m = o->rows;
     const struct norm_args norm = {.x = x->in, .w = o->little, .rstd = x->more};
-    const struct norm_shape norm_shape = {NORM_RMS, m, c->k, 1, c->k, 1e-6f, c->dt};
+    const struct norm_shape norm_shape = {NORM_RMS, m, c->k, 1, c->k, 1e-6f, c->dt, false};
     switch ((int)o->call->op) {
     case OP_norm:
         ops->norm(dev, x->out, &norm, &norm_shape);

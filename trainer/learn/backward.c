@@ -16,11 +16,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 42
+#define N_PARTS 43
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
     }
+
+// Whether keys and values are also others', or one another.
+static bool shares_kv(const struct layer_config *l)
+{
+    return l->k_is_v || l->kv_from >= 0 || l->kv_shared >= 0;
+}
 
 // What the layers, each in its turn, and the head want.
 static void list_parts(const struct model *m, int max_tokens, int max_targets, int chunk,
@@ -37,7 +43,6 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
         const size_t kv = (size_t)(l->n_heads * (l->head_dim - latent->rope + latent->value));
         const size_t qkv = (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
         const size_t kv_width = 2 * (size_t)layer_kv_width(l);
-        const bool others = l->k_is_v || l->kv_from >= 0 || l->kv_shared >= 0;
         const struct device_part parts[N_PARTS] = {
             PART(dx, t * h * e),
             PART(dnormed, t * h * e),
@@ -45,11 +50,12 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(dparallel, c->parallel_block ? t * h * e : 0),
             PART(dgate_up, layer_mlp_elements(l, t) * (c->gated_mlp ? 2 : 1) * e),
             PART(dact, layer_mlp_elements(l, t) * e),
-            PART(dexpert, l->moe.n_experts > 0 ? layer_mlp_rows(l, t) * h * e : 0),
+            PART(dexpert, layer_expert_elements(c, l, t) * e),
+            PART(dlatent, t * (size_t)l->expert_latent * e),
             PART(drouter, t * (size_t)l->moe.n_experts * e),
             PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
             PART(dqkv, t * (wide > 0 ? 3 * wide : qkv) * e),
-            PART(dkv, others ? t * kv_width * e : 0),
+            PART(dkv, shares_kv(l) ? t * kv_width * e : 0),
             PART(dshared[0], l->kv_shared == 0 ? t * kv_width * e : 0),
             PART(dshared[1], l->kv_shared == 1 ? t * kv_width * e : 0),
             PART(dinputs, t * (size_t)config_layer_inputs(c) * e),
@@ -57,7 +63,7 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(down_gate, t * (size_t)c->layer_input * e),
             PART(dattn, t * (size_t)layer_attn_width(l) * e),
             PART(dattn_in, t * (size_t)layer_before_attn_width(c, l) * e),
-            PART(ddelta_gates, t * 2 * (size_t)l->delta.n_heads * e),
+            PART(ddelta_gates, t * (size_t)layer_delta_gates_width(l) * e),
             PART(dpair, c->mtp ? 2 * t * h * e : 0),
             PART(mtp_rstd, c->mtp ? t * sizeof(float) : 0),
             PART(dlogits, logits * e),
@@ -82,7 +88,6 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(latent.q_a, expanded * (size_t)latent->q_rank),
             PART(latent.dq_a, expanded * (size_t)latent->q_rank),
         };
-
         if (l == c->layers) memcpy(ret, parts, sizeof parts);
         device_parts_widen(ret, parts, N_PARTS);
     }
@@ -466,22 +471,31 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
                                router = weights_matrix(m->weights, ROLE_ROUTER, l);
     const struct moe_routing *r = &tape->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
-    int hidden = c->hidden, inner = layer->intermediate, a = rows * shape.top_k;
+    const bool latent = layer->expert_latent > 0;
+    int hidden = c->hidden, width = shape.width, inner = layer->intermediate;
+    int a = rows * shape.top_k;
     int experts = shape.n_experts;
     const struct act_shape act = model_act_shape(m, a, inner);
     const struct matmul to_act = {
-        .m = a, .n = inner, .k = hidden, .in = m->dt, .out = m->dt, .scales = down.scales};
+        .m = a, .n = inner, .k = width, .in = m->dt, .out = m->dt, .scales = down.scales};
     const struct matmul to_input = {
-        .m = a, .n = hidden, .k = up.n, .in = m->dt, .out = m->dt, .scales = up.scales};
-    const struct matmul to_down = {.m = a, .n = hidden, .k = inner, .in = m->dt};
-    const struct matmul to_gate_up = {.m = a, .n = up.n, .k = hidden, .in = m->dt};
+        .m = a, .n = width, .k = up.n, .in = m->dt, .out = m->dt, .scales = up.scales};
+    const struct matmul to_down = {.m = a, .n = width, .k = inner, .in = m->dt};
+    const struct matmul to_gate_up = {.m = a, .n = up.n, .k = width, .in = m->dt};
 
-    ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->expert_out, r, &shape);
+    const void *dout = b->dx;
+    if (latent) {
+        ops->moe_combine(m->dev, m->latent_sum, tape->expert_out, r->place, r->weight, &shape,
+                         false);
+        matrix_back(b, b->dlatent, b->dx, m->latent_sum, rows, ROLE_EXPERTS_OUT, l, false);
+        dout = b->dlatent;
+    }
+    ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->expert_out, r, &shape);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, down.w, r->offsets, experts, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
     experts_to_weight(m, g->down, g->down_bias, b->dexpert, m->act, r, experts, &to_down);
-    ops->gather_rows(m->dev, m->expert_in, m->normed,
-                     &(struct gather_args){r->row, a, hidden, 1.0f, m->dt, 0, 0});
+    ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
+                     &(struct gather_args){r->row, a, width, 1.0f, m->dt, 0, 0});
     experts_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->expert_in, r, experts,
                       &to_gate_up);
     ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, up.w, r->offsets, experts, &to_input);
@@ -496,7 +510,9 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
         input_back(m, b->dnormed, b->drouter, &router, rows, false);
     else
         device_fill(m->dev, b->dnormed, 0, (size_t)rows * (size_t)hidden * dtype_size(m->dt));
-    ops->moe_combine(m->dev, b->dnormed, b->dexpert, r->place, NULL, &shape, true);
+    ops->moe_combine(m->dev, latent ? b->dlatent : b->dnormed, b->dexpert, r->place, NULL, &shape,
+                     !latent);
+    if (latent) matrix_back(b, b->dnormed, b->dlatent, m->normed, rows, ROLE_EXPERTS_IN, l, true);
 }
 
 // From m->normed and dx, the shared expert's gradients; adds that of m->normed to dnormed.
@@ -783,8 +799,8 @@ static enum status pass_back(struct backward *b, const struct batch *batch, stru
     for (int l = m->config->n_layers - 1; l >= b->lowest; l--) {
         const struct layer_tape *layer = tape_layer(tape, m, l, view);
         own_back(b, l, view->n_tokens, tape);
-        mlp_back(b, l, view->n_tokens, layer, loss);
-        attention_back(b, l, view, layer);
+        if (layer_has_mlp(&m->config->layers[l])) mlp_back(b, l, view->n_tokens, layer, loss);
+        if (layer_mixes(&m->config->layers[l])) attention_back(b, l, view, layer);
         const struct weight_tensor *t = b->grads->tensors; // the layer's first
         while (t->role < ROLE_ATTN_NORM || t->layer < l) t++;
         if (loss->done) loss->done(loss->context, t->offset);

@@ -30,7 +30,8 @@ struct backward {
     void *dparallel; // (max_tokens, hidden) what a parallel block's MLP adds to dx
     void *dgate_up;  // (A, 2 * intermediate); A as in model.h
     void *dact;      // (A, intermediate)
-    void *dexpert;   // (A, hidden) sorted by expert
+    void *dexpert;   // (A, expert width) sorted by expert
+    void *dlatent;   // (max_tokens, expert width) of what experts give or read as a latent vector
     void *drouter;   // (max_tokens, n_experts)
     float *dweight;  // (max_tokens, moe.top_k)
     void *dqkv, *dattn; // (max_tokens, qkv width), (max_tokens, attention width)

@@ -130,8 +130,11 @@ static void conv_back(struct backward *b, int l, const struct batch_view *batch,
     const struct delta_shape shape = model_delta_shape(m, l);
     const int rows = batch->n_tokens;
     const size_t part = (size_t)delta_value_width(&shape) * dtype_size(m->dt);
-    const struct conv_args conv = {
-        m->gate, delta_conv_width(&shape), m->weights->layers[l].delta_conv, {batch, NULL, l}};
+    const struct conv_args conv = {m->gate,
+                                   delta_conv_width(&shape),
+                                   m->weights->layers[l].delta_conv,
+                                   {batch, NULL, l},
+                                   NULL};
     const struct gate_args before = model_conv_gate(m, l, NULL, tape->delta_in, rows, false),
                            behind = model_conv_gate(m, l, m->qkv, tape->delta_in, rows, true);
     char *din = b->dattn_in;
@@ -141,8 +144,41 @@ static void conv_back(struct backward *b, int l, const struct batch_view *batch,
     ops->gate(m->dev, m->attn_out, &behind);
     matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
     ops->gate_back(m->dev, b->dattn, din + part, b->dattn, &behind);
-    ops->short_conv_back(m->dev, b->dqkv, b->grads->layers[l].delta_conv, b->dattn, &conv, &shape);
+    ops->short_conv_back(m->dev, b->dqkv, b->grads->layers[l].delta_conv, NULL, b->dattn, &conv,
+                         &shape);
     ops->gate_back(m->dev, din + 2 * part, din, b->dqkv, &before);
+    matrix_back(b, b->dnormed, din, m->normed, rows, ROLE_DELTA_IN, l, false);
+}
+
+// Of Mamba-2: all but the scan's output is computed again.
+static void scan_back(struct backward *b, int l, const struct batch_view *batch,
+                      const struct layer_tape *tape, const void *dout)
+{
+    struct model *m = b->m;
+    const struct ops *ops = m->ops;
+    const struct layer_weights *g = &b->grads->layers[l];
+    const struct delta_shape shape = model_delta_shape(m, l);
+    const struct delta_batch order = {batch, NULL, l};
+    const struct conv_args conv = model_scan_conv(m, l, tape->delta_in, &order);
+    const struct scan_args scan = model_scan_args(m, l, tape->delta_in, &order);
+    const int rows = batch->n_tokens, width = delta_value_width(&shape);
+    const struct gate_args gate = model_delta_gate(m, l, tape->attn, tape->delta_in, rows);
+    const struct norm_shape norm = model_scan_norm_shape(m, l, rows);
+    const struct norm_args normed = {
+        .x = m->gate, .w = m->weights->layers[l].delta_norm, .rstd = tape->rstd_delta};
+    const size_t e = dtype_size(m->dt);
+    char *din = b->dattn_in, *dconv = din + (size_t)width * e;
+    const struct scan_grads grads = {b->dqkv, dconv + (size_t)delta_conv_width(&shape) * e,
+                                     g->delta_a_log, g->delta_dt_bias, g->delta_skip};
+
+    ops->gate(m->dev, m->gate, &gate);
+    ops->norm(m->dev, m->attn_out, &normed, &norm);
+    matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
+    ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &normed, &norm, false);
+    ops->gate_back(m->dev, b->dattn, din, b->dattn, &gate);
+    ops->short_conv(m->dev, m->qkv, &conv, &shape);
+    ops->ssm_scan_back(m->dev, &grads, b->dattn, &scan, &shape);
+    ops->short_conv_back(m->dev, dconv, g->delta_conv, g->delta_conv_bias, b->dqkv, &conv, &shape);
     matrix_back(b, b->dnormed, din, m->normed, rows, ROLE_DELTA_IN, l, false);
 }
 
@@ -156,11 +192,15 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
         conv_back(b, l, batch, tape, dout);
         return;
     }
+    if (layer->delta.is_scan) {
+        scan_back(b, l, batch, tape, dout);
+        return;
+    }
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct delta_shape shape = model_delta_shape(m, l);
     const int rows = batch->n_tokens, width = layer_delta_in_width(layer);
     const struct delta_batch order = {batch, NULL, l};
-    const struct conv_args conv = {tape->delta_in, width, w->delta_conv, order};
+    const struct conv_args conv = {tape->delta_in, width, w->delta_conv, order, NULL};
     const struct delta_args rule = {m->qkv, tape->delta_gates, w->delta_a_log, w->delta_dt_bias,
                                     order};
     const struct delta_grads grads = {b->dqkv, b->ddelta_gates, g->delta_a_log, g->delta_dt_bias};
@@ -176,7 +216,7 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
     ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &normed, &norm, false);
     ops->short_conv(m->dev, m->qkv, &conv, &shape);
     ops->delta_rule_back(m->dev, &grads, b->dattn, &rule, &shape);
-    ops->short_conv_back(m->dev, b->dattn_in, g->delta_conv, b->dqkv, &conv, &shape);
+    ops->short_conv_back(m->dev, b->dattn_in, g->delta_conv, NULL, b->dqkv, &conv, &shape);
     first_back(b, l, b->dattn_in, rows, ROLE_DELTA_IN, false);
     first_back(b, l, b->ddelta_gates, rows, ROLE_DELTA_GATES, true);
 }

@@ -156,7 +156,7 @@ static inline bool map_of(struct device *dev, CUtensorMap *ret, const void *x, c
 // Whether the columns of a call may be taken in pairs, of which the activation alone is stored.
 static inline bool few_may_gate(const matmul_call &c)
 {
-    return c.act->gated && c.act->kind != ACT_CLAMPED && !c.keep && c.shape->out == DT_BF16;
+    return c.act->gated && c.act->kind <= ACT_GELU && !c.keep && c.shape->out == DT_BF16;
 }
 
 // How many of n experts m random rows meet, about.

@@ -14,7 +14,7 @@
  * columns (of dq, dk, and of a row's gates) are of warps, in order; those over the value heads of a
  * key head, and over rows, are kernels of their own. */
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/rows/act.cuh"
+#include "kernels/cuda/recurrence/recurrence.cuh"
 
 #define CHUNK          64
 #define PART           32
@@ -24,62 +24,6 @@
 #define BLOCKS_PER_SM  4 // of the forward pass of packed batches
 #define LENGTH_EPS     1e-6f
 #define SHARED_THREADS 256
-
-// ---- a batch ------------------------------------------------------------------------------------
-
-// As the recurrences go over it (ops.h, delta_batch), by value, and who comes before whom in it.
-struct delta_rows {
-    const int32_t *query_start, *positions, *seq_of;
-    const int32_t *parent, *first_position, *attend_end; // packed
-    const int32_t *state_from, *state_slot;              // paged
-    int n_tokens, n_seqs;
-    bool paged;
-    float *states; // of the layer, in slot 0
-    int64_t slot_elements;
-};
-
-static struct delta_rows delta_rows_of(const struct delta_batch *b)
-{
-    struct delta_rows r = {};
-    r.query_start = b->view->query_start;
-    r.positions = b->view->positions;
-    r.seq_of = b->view->seq_of;
-    r.parent = b->view->parent;
-    r.first_position = b->view->first_position;
-    r.attend_end = b->view->attend_end;
-    r.state_from = b->view->state_from;
-    r.state_slot = b->view->state_slot;
-    r.n_tokens = b->view->n_tokens;
-    r.n_seqs = b->view->n_seqs;
-    r.paged = b->kv != NULL;
-    if (b->kv) {
-        r.states = b->kv->states + b->kv->layers[b->layer].state;
-        r.slot_elements = b->kv->slot_elements;
-    }
-    return r;
-}
-
-// Whether sequence s goes on from no other of the batch.
-__device__ __forceinline__ bool delta_begins(const delta_rows &b, int s)
-{
-    if (!b.paged) return b.parent[s] < 0;
-    return s == 0 || b.state_slot[s] < 0 || b.state_slot[s - 1] != b.state_from[s];
-}
-
-// The sequence behind the last that goes on from s, which begins.
-__device__ __forceinline__ int delta_unit_end(const delta_rows &b, int s)
-{
-    do s++;
-    while (s < b.n_seqs && !delta_begins(b, s));
-    return s;
-}
-
-// Whether sequence s of a unit that ends before `end` leaves its state: no sequence behind it
-// leaves another in the same slot.
-__device__ __forceinline__ bool delta_leaves(const delta_rows &b, int s, int end)
-{
-    return s + 1 == end || b.state_slot[s + 1] != b.state_slot[s];
-}
 
 // ---- one row ------------------------------------------------------------------------------------
 
@@ -119,11 +63,6 @@ __device__ __forceinline__ raw_row read_raw(const T *qkv, const source &f, int r
 struct gates_of_row {
     float v, beta, decay, a, softplus;
 };
-
-__device__ __forceinline__ float softplus_of(float x)
-{
-    return x > 20.f ? x : log1pf(expf(x));
-}
 
 struct vectors { // a warp's
     float q[PARTS * PART_PITCH], k[PARTS * PART_PITCH];
@@ -396,6 +335,7 @@ size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int r
 {
     if (s->n_heads == 0) return 0;
     if (delta_is_conv(s)) return conv_scratch(s, rows);
+    if (s->is_scan) return max(conv_scratch(s, rows), cuda_ssm_scratch(dev, s, rows));
     const struct back_memory m = lay_out_back(s, cuda_use(dev)->n_sms, rows, max_context);
     const size_t back = m.end * sizeof(float), conv = conv_scratch(s, rows);
     const size_t forward =
@@ -716,24 +656,25 @@ __device__ __forceinline__ float input(const T *x, const conv_rows &a, int s, in
 
 // The sum before SiLU.
 template <typename T>
-__device__ __forceinline__ float convolve(const T *x, const T *w, const conv_rows &a, int row,
-                                          int c)
+__device__ __forceinline__ float convolve(const T *x, const T *w, const T *bias, const conv_rows &a,
+                                          int row, int c)
 {
     int s = a.b.seq_of[row];
-    float sum = 0;
+    float sum = bias ? to_f32(bias[c]) : 0.f;
     for (int i = 0; i < a.taps; i++)
         sum = fmaf(to_f32(w[c * a.taps + i]), input(x, a, s, row, a.taps - 1 - i, c), sum);
     return sum;
 }
 
 // Block x is the row, here and below.
-template <typename T> __global__ void conv_kernel(T *y, const T *x, const T *w, conv_rows a)
+template <typename T>
+__global__ void conv_kernel(T *y, const T *x, const T *w, const T *bias, conv_rows a)
 {
     grid_begin();
     int row = blockIdx.x, c = blockIdx.y * CONV_THREADS + threadIdx.x;
     if (c >= a.width) return;
     bool padding = a.b.paged && a.b.state_slot[a.b.seq_of[row]] < 0;
-    float sum = padding ? 0.f : convolve(x, w, a, row, c);
+    float sum = padding ? 0.f : convolve(x, w, bias, a, row, c);
     y[(int64_t)row * a.width + c] = from_f32<T>(a.bare ? sum : sum * sigmoid(sum));
 }
 
@@ -764,7 +705,7 @@ void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "short_conv", conv_kernel<T>, dim3(rows.b.n_tokens, columns), CONV_THREADS,
-                    0, y, a->x, a->w, rows);
+                    0, y, a->x, a->w, a->bias, rows);
         if (rows.b.paged)
             cuda_launch(dev, "short_conv", window_kernel<T>, dim3(rows.b.n_seqs, columns),
                         CONV_THREADS, 0, a->x, rows);
@@ -773,12 +714,13 @@ void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,
 
 // The gradient of the sum before SiLU.
 template <typename T>
-__global__ void sum_back_kernel(float *dsum, const T *dy, const T *x, const T *w, conv_rows a)
+__global__ void sum_back_kernel(float *dsum, const T *dy, const T *x, const T *w, const T *bias,
+                                conv_rows a)
 {
     grid_begin();
     int row = blockIdx.x, c = blockIdx.y * CONV_THREADS + threadIdx.x;
     if (c >= a.width) return;
-    float sum = convolve(x, w, a, row, c), open = sigmoid(sum);
+    float sum = convolve(x, w, bias, a, row, c), open = sigmoid(sum);
     int64_t at = (int64_t)row * a.width + c;
     dsum[at] = to_f32(dy[at]) * (a.bare ? 1.f : open * (1.f + sum * (1.f - open)));
 }
@@ -812,25 +754,28 @@ __global__ void input_back_kernel(T *dx, const float *dsum, const T *w, conv_row
     dx[row * a.x_stride + c] = from_f32<T>(sum);
 }
 
-// Block y is the tap; 32 channels a block, whose rows SUM_ROWS warps share.
+// Block y is the tap, or behind the last one the bias; 32 channels a block, whose rows SUM_ROWS
+// warps share.
 template <typename T>
-__global__ void weight_back_kernel(float *dw, const float *dsum, const T *x, conv_rows a)
+__global__ void weight_back_kernel(float *dw, float *db, const float *dsum, const T *x, conv_rows a)
 {
     grid_begin();
     __shared__ float sums[SUM_ROWS][32];
     int c = blockIdx.x * 32 + threadIdx.x, tap = blockIdx.y;
     float sum = 0;
+    const bool is_bias = tap == a.taps;
     for (int row = threadIdx.y; row < a.b.n_tokens && c < a.width; row += SUM_ROWS)
         sum = fmaf(dsum[(int64_t)row * a.width + c],
-                   input(x, a, a.b.seq_of[row], row, a.taps - 1 - tap, c), sum);
+                   is_bias ? 1.f : input(x, a, a.b.seq_of[row], row, a.taps - 1 - tap, c), sum);
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || c >= a.width) return;
     for (int i = 1; i < SUM_ROWS; i++) sum += sums[i][threadIdx.x];
-    dw[c * a.taps + tap] += sum;
+    float *to = is_bias ? db + c : dw ? dw + c * a.taps + tap : NULL;
+    if (to) *to += sum;
 }
 
-void cuda_short_conv_back(struct device *dev, void *dx, float *dw, const void *dy,
+void cuda_short_conv_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
                           const struct conv_args *a, const struct delta_shape *s)
 {
     const struct conv_rows rows = {delta_rows_of(&a->batch), a->x_stride, delta_conv_width(s),
@@ -842,12 +787,12 @@ void cuda_short_conv_back(struct device *dev, void *dx, float *dw, const void *d
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
         cuda_launch(dev, "short_conv_back", sum_back_kernel<T>, grid, CONV_THREADS, 0, dsum, dy,
-                    a->x, a->w, rows);
+                    a->x, a->w, a->bias, rows);
         cuda_launch(dev, "short_conv_back", input_back_kernel<T>, grid, CONV_THREADS, 0, dx, dsum,
                     a->w, rows);
-        if (dw)
+        if (dw || db)
             cuda_launch(dev, "short_conv_back", weight_back_kernel<T>,
-                        dim3(ceil_div(rows.width, 32), s->taps), dim3(32, SUM_ROWS), 0, dw, dsum,
-                        a->x, rows);
+                        dim3(ceil_div(rows.width, 32), s->taps + (db != NULL)), dim3(32, SUM_ROWS),
+                        0, dw, db, dsum, a->x, rows);
     });
 }

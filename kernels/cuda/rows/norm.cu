@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     using H = held<T, V, E, GROUP>;
     H row, scale = {};
     row.take(x + row_offset(s, r), s.width);
-    if (w) scale.take(w, s.width);
+    if (w) scale.take(s.own_weights ? w + (int64_t)(r % s.heads) * s.width : w, s.width);
     y += row_offset(s, r);
     float centre = 0, squares = 0;
     if (s.kind == NORM_LAYER) {
@@ -158,7 +158,8 @@ __global__ void __launch_bounds__(block_of<GROUP>)
             if (is_row && threadIdx.x % GROUP == 0) scales[r] = of_row;
         }
     if (is_row && threadIdx.x % GROUP == 0) {
-        if (rstd) rstd[r] = factor;
+        const int stat = s.own_weights ? r % s.heads * (s.rows / s.heads) + r / s.heads : r;
+        if (rstd) rstd[stat] = factor;
         if (mean && s.kind == NORM_LAYER) mean[r] = centre;
     }
 }
@@ -298,6 +299,14 @@ void cuda_norm_back(struct device *dev, void *dx, float *dw, float *db, const vo
                     const struct norm_args *args, const struct norm_shape *shape, bool add)
 {
     if (shape->rows <= 0) return;
+    for (int h = 0; shape->own_weights && h < shape->heads; h++) {
+        const struct norm_args of = norm_args_of_head(args, shape, h);
+        const struct norm_shape head = norm_shape_of_head(shape);
+        const size_t first = (size_t)h * shape->width, at = first * dtype_size(shape->dt);
+        cuda_norm_back(dev, (char *)dx + at, dw ? dw + first : NULL, NULL, (const char *)dy + at,
+                       &of, &head, add);
+    }
+    if (shape->own_weights) return;
     const int width = shape->width, n_sums = (dw ? 1 : 0) + (db ? 1 : 0);
     bool fits = aligned(16, {dx, dy, args->x, args->w}, {});
     choose(dev, shape, fits, [&](auto t, auto v, auto e, auto group) {

@@ -25,7 +25,7 @@ T = 24
 FOLDERS = """llama3 llama-yarn mistral qwen2 qwen2-window qwen3 qwen2-moe qwen3-moe qwen3-moe-some qwen35 mixtral gemma
 gemma2 gemma3 phi phi3 phi3-longrope olmo2 olmo3 smollm3 starcoder2 gpt-oss deepseek-v2-lite deepseek-v2 deepseek-v3
 glm4-moe-lite seed-oss olmoe granite ministral3 exaone4 hunyuan-dense cohere2 glm4-moe minimax-m2 qwen3-next
-qwen35-moe lfm2 gemma4 gemma4-shared""".split()
+qwen35-moe lfm2 gemma4 gemma4-shared nemotron-h nemotron-h-moe nemotron-h-latent""".split()
 
 # What a config may say beside what a folder's says, older spellings and other families' fields among them.
 ROPES = [
@@ -124,7 +124,7 @@ TOGETHER = [
 ]
 # Fields of every config that say nothing of the logits and whose wrong values say nothing of a model.
 SKIPPED = {"transformers_version", "quantization_config", "use_cache", "initializer_range", "output_router_logits",
-           "pretraining_tp", "pad_token_id"}
+           "pretraining_tp", "pad_token_id", "chunk_size"}
 WORDS = {"hidden_act": [], "hidden_activation": [], "model_type": ["llama", "qwen3"], "architectures": [["OtherModel"]],
          "rope_type": ["linear", "default"], "dtype": ["bfloat16"]}
 
@@ -231,7 +231,7 @@ def one_folder(name):
             return numbers(have)
 
         print(f"[{name}] {numbers(base)}")
-        for key, values in fields(config, config["num_hidden_layers"]):
+        for key, values in fields(config, config.get("num_hidden_layers") or len(config["layers_block_type"])):
             print(key, *[f"{text_of(value)}:{outcome({key: value})}" for value in values])
         print("+", *[outcome(change) for change in extras()], flush=True)
 
