@@ -30,9 +30,12 @@ static bool in_number(char c)
     return c && strchr("+-.eE0123456789", c);
 }
 
-// The text with wide integers as fractions ("10..." becomes "10....0"), which are read as reals.
-static enum status widen_integers(const char *text, size_t len, struct bytes *ret)
+// The text with wide integers as fractions ("10..." becomes "10....0"), which are read as reals,
+// and Python's Infinity (the time_step_limit of published configs) as the largest number.
+static enum status widen_numbers(const char *text, size_t len, struct bytes *ret)
 {
+    static const char infinity[] = "Infinity", largest[] = "1.7976931348623157e308";
+    const size_t word = sizeof infinity - 1;
     bool in_string = false;
     for (size_t i = 0; i < len;) {
         size_t n = 1;
@@ -41,6 +44,10 @@ static enum status widen_integers(const char *text, size_t len, struct bytes *re
             n = 2;
         } else if (text[i] == '"') {
             in_string = !in_string;
+        } else if (!in_string && len - i >= word && memcmp(text + i, infinity, word) == 0) {
+            bytes_puts(ret, largest);
+            i += word;
+            continue;
         } else if (!in_string && in_number(text[i])) {
             while (i + n < len && in_number(text[i + n])) n++;
             wide = is_wide_integer(text + i, n);
@@ -52,7 +59,9 @@ static enum status widen_integers(const char *text, size_t len, struct bytes *re
     return bytes_status(ret);
 }
 
-enum status json_parse(const char *where, const char *text, size_t len, json_t **ret)
+// of_file: Python's Infinity is read.
+static enum status parse(const char *where, const char *text, size_t len, bool of_file,
+                         json_t **ret)
 {
     static const char bom[] = "\xef\xbb\xbf";
     json_error_t error;
@@ -61,8 +70,10 @@ enum status json_parse(const char *where, const char *text, size_t len, json_t *
     if (len >= 3 && memcmp(text, bom, 3) == 0) text += 3, len -= 3;
     // A sampled token may be the byte 0, so strings may hold NUL; json_get_string() refuses it.
     json_t *value = json_loadb(text, len, JSON_ALLOW_NUL, &error);
-    if (!value && json_error_code(&error) == json_error_numeric_overflow) {
-        CHECK(status_context(widen_integers(text, len, &widened), "%s", where));
+    if (!value && (json_error_code(&error) == json_error_numeric_overflow ||
+                   (of_file && json_error_code(&error) == json_error_invalid_syntax &&
+                    strstr(error.text, "'Infinity'")))) {
+        CHECK(status_context(widen_numbers(text, len, &widened), "%s", where));
         value = json_loadb(bytes_text(&widened), widened.len, JSON_ALLOW_NUL, &error);
     }
     if (!value) {
@@ -77,11 +88,16 @@ out:
     return st;
 }
 
+enum status json_parse(const char *where, const char *text, size_t len, json_t **ret)
+{
+    return parse(where, text, len, false, ret);
+}
+
 enum status json_read_file(const char *path, size_t max_bytes, json_t **ret)
 {
     struct bytes text = BYTES_INIT;
     enum status st = file_read(path, max_bytes, &text);
-    if (st == ST_OK) st = json_parse(path, bytes_text(&text), text.len, ret);
+    if (st == ST_OK) st = parse(path, bytes_text(&text), text.len, true, ret);
     bytes_release(&text);
     return st;
 }

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Beyond the standard: a UTF-8 byte order mark at the start is skipped, and an integer of more than
-// 64 bits is a real.
+// 64 bits is a real; in files Infinity, as Python writes it, is the largest number.
 enum status json_read_file(const char *path, size_t max_bytes, json_t **ret); // caller: json_decref
 enum status json_parse(const char *where, const char *text, size_t len, json_t **ret);
 enum status json_write_file(const char *path, unsigned mode,

@@ -144,7 +144,7 @@ ON_EACH_DTYPE(matmul_act)
 static void check_norm_rounded(enum norm_kind kind, int rows, int width, bool has_bias)
 {
     const size_t mark = op_mark(), n = (size_t)rows * width, row = width * dtype_size(dt);
-    const struct norm_shape shape = {kind, rows, width, 1, width, 1e-5f, dt};
+    const struct norm_shape shape = {kind, rows, width, 1, width, 1e-5f, dt, false};
     char *x = values(n, 1);
     void *w = values((size_t)width, 2), *y = to_device(NULL, n * dtype_size(dt)),
          *other = to_device(NULL, n * dtype_size(dt)), *codes = to_device(NULL, n),

@@ -120,6 +120,14 @@ TEST(files)
     test_write(path, "{\"a\"", 4);
     assert_fails(json_read_file(path, 1000, &back), ST_FORMAT, path);
     assert_null(back);
+    static const char python[] = "{\"limit\": [0.0, Infinity], \"text\": \"Infinity\"}";
+    test_write(path, python, sizeof python - 1);
+    assert_ok(json_read_file(path, 1000, &back));
+    assert_true(json_real_value(json_array_get(json_object_get(back, "limit"), 1)) > 1e308);
+    assert_string_equal(json_string_value(json_object_get(back, "text")), "Infinity");
+    json_decref(back);
+    back = NULL;
+    assert_status(json_parse("a request", python, sizeof python - 1, &back), ST_FORMAT);
     json_decref(o);
 }
 
