@@ -180,13 +180,14 @@ TEST(no_more_is_refused)
             n_refused, MAX_REFUSED);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static struct folder folders[MAX_FOLDERS];
     static char names[MAX_FOLDERS][32];
     size_t n = 0;
     table = test_read(test_path(test_root(), "tests/golden/configs/configs.txt"));
     refusals = test_rows("configs", "refusals");
+    test_only(argc, argv);
     assert_ok(device_open("cpu", &shared.dev));
     for (char *remaining = table, *line; (line = remaining) && *line == '+';) {
         next_line(&remaining);

@@ -106,8 +106,9 @@ TEST(all_was_seen)
 
 TESTS_BETWEEN(engine_bench_set_up, NULL)
 
-int main(void)
+int main(int argc, char **argv)
 {
+    test_only(argc, argv);
     reference_list_golden(one_model, "");
     reference_list_golden(rounded, " in e4m3, rows too");
     // as in test_trained_exact.c

@@ -72,8 +72,9 @@ static void rounded(void **state)
     train_model(*state, args("--quantization fp8"));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    test_only(argc, argv);
     reference_list_golden(one_model, "");
     reference_list_golden(rounded, " in e4m3, rows too");
     // On the CPU, whose time is short, weights with keys and values alone: no path is another.

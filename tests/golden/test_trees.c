@@ -181,8 +181,9 @@ static void one_model(void **state)
     assert_same_gradients(of_parts, of_conversations, elements, on_cpu() ? 1e-5 : 2e-2);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    test_only(argc, argv);
     reference_list_golden(one_model, "");
     return test_main();
 }

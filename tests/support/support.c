@@ -141,9 +141,14 @@ int test_main(void)
     return failed;
 }
 
-int main(int argc, char **argv)
+void test_only(int argc, char **argv)
 {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
+}
+
+int main(int argc, char **argv)
+{
+    test_only(argc, argv);
     return test_main();
 }
 

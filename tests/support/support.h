@@ -72,6 +72,9 @@ void test_fixtures(void (*before)(void), void (*after)(void));
 // Runs what is listed; the exit status. A file whose program does more than that calls it in a
 // main() of its own.
 int test_main(void);
+// Of what is listed that whose name a program's first argument is ("llama*": or begins with), where
+// it has one.
+void test_only(int argc, char **argv);
 
 // ---- assertions ---------------------------------------------------------------------------------
 
