@@ -632,6 +632,16 @@ static int threads_for(int n_rows)
     return n_rows / ROWS_EACH < max ? n_rows / ROWS_EACH : max;
 }
 
+static enum status mask_behind(const struct constraint_row *row, uint32_t *ret)
+{
+    int state = row->state;
+    const enum status st =
+        row->token < 0 ? ST_OK : constraint_next(row->constraint, state, row->token, &state);
+    if (st == ST_OK && state >= 0) return constraint_mask(row->constraint, state, ret);
+    memset(ret, 0, (size_t)constraint_words(row->constraint) * sizeof *ret);
+    return st;
+}
+
 enum status constraint_masks(const struct constraint_row *rows, int n, uint32_t *ret)
 {
     const int threads = threads_for(n);
@@ -640,8 +650,7 @@ enum status constraint_masks(const struct constraint_row *rows, int n, uint32_t 
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (int i = 0; i < n; i++) {
         const size_t words = (size_t)constraint_words(rows[i].constraint);
-        const enum status st =
-            constraint_mask(rows[i].constraint, rows[i].state, ret + (size_t)i * words);
+        const enum status st = mask_behind(&rows[i], ret + (size_t)i * words);
         if (st == ST_OK) continue;
 #pragma omp critical(constraint_failure)
         if (kept.code != ST_NO_MEMORY) status_keep(&kept, st);

@@ -57,10 +57,11 @@ enum status constraint_mask(struct constraint *c, int state, uint32_t *ret);
 struct constraint_row { // of logits
     struct constraint *constraint;
     int state;
-    int32_t token; // constraint_follow(): what came there
+    int32_t token; // what came there; -1: nothing has
 };
-// The masks of n rows, (n, constraint_words()), which OpenMP's threads make beside each other: the
-// same as one by one. Errors likewise, of a row that has one; its mask is of nothing.
+// The masks of n rows, (n, constraint_words()), behind what came there, which OpenMP's threads make
+// beside each other: the same as one by one. Errors likewise, of a row that has one; its mask is of
+// nothing, as that of a row whose token may not come.
 enum status constraint_masks(const struct constraint_row *rows, int n, uint32_t *ret);
 // The state behind a token; that of an end is the same. < 0: it may not come here. ST_TOO_LONG,
 // ST_UNSUPPORTED, ST_NO_MEMORY.

@@ -5,6 +5,7 @@
  * the row are counted in the copy only, since they may be refused. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/adjust.h"
+#include "infer-server/engine/masks_ahead.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -119,16 +120,16 @@ out:
     return st;
 }
 
-// Room for one more row's mask; what is on the device comes there as a whole, later.
-static enum status reserve_mask(struct adjuster *a)
+// Room for n masks; what is on the device comes there as a whole, later.
+static enum status reserve_masks(struct adjuster *a, int n)
 {
     enum status st = ST_OK;
     const size_t words = MASK_WORDS((size_t)a->vocab) * sizeof *a->masks,
-                 rows = (size_t)a->max_rows, cap = 2 * (size_t)a->n_masked + 1;
+                 rows = (size_t)a->max_rows, cap = 2 * (size_t)n;
     if (!a->wanted) a->wanted = malloc(rows * sizeof *a->wanted);
     if (!a->wanted) return status_fail(ST_NO_MEMORY, "no memory for masks");
     if (!a->host_masks) CHECK(device_host_alloc(a->dev, rows * words, (void **)&a->host_masks));
-    if (a->n_masked < a->cap_masked) return ST_OK;
+    if (n <= a->cap_masked) return ST_OK;
     device_release(a->dev, a->masks);
     a->masks = NULL;
     a->cap_masked = 0;
@@ -140,19 +141,34 @@ out:
 
 static enum status add_mask(struct adjuster *a, const struct adjustment *adjustment)
 {
-    const enum status st = reserve_mask(a);
+    const enum status st = reserve_masks(a, a->n_masked + 1);
     if (st != ST_OK) return st;
     a->wanted[a->n_masked++] =
         (struct constraint_row){adjustment->constraint, adjustment->state, -1};
     return ST_OK;
 }
 
+enum status adjuster_made(struct adjuster *a, int n, uint32_t **ret)
+{
+    const enum status st = reserve_masks(a, n);
+    a->n_made = st == ST_OK ? n : 0;
+    *ret = a->host_masks;
+    return st;
+}
+
+void adjuster_begin(struct adjuster *a)
+{
+    a->n_rows = a->n_entries = 0;
+    a->n_masked = a->n_made;
+}
+
 enum status adjuster_finish(struct adjuster *a)
 {
-    const enum status st = constraint_masks(a->wanted, a->n_masked, a->host_masks);
-    // Beyond a bound of the constraint nothing may come: that ends the sample, not the step, where
-    // its token is taken.
-    return st == ST_TOO_LONG || st == ST_UNSUPPORTED ? ST_OK : st;
+    const int first = a->n_made;
+    a->n_made = 0;
+    if (a->n_masked == first) return ST_OK;
+    return masks_make(a->wanted + first, a->n_masked - first,
+                      a->host_masks + (size_t)first * MASK_WORDS((size_t)a->vocab));
 }
 
 enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
@@ -161,7 +177,7 @@ enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
     static const struct logit_list empty = {0};
     const struct logit_list *list = adjustment->list ? adjustment->list : &empty;
     const int n_ahead = sampling_counts(s) ? adjustment->n_ahead : 0;
-    enum status st = adjustment->constraint ? add_mask(a, adjustment) : ST_OK;
+    enum status st = adjustment->constraint && !adjustment->made ? add_mask(a, adjustment) : ST_OK;
     if (st != ST_OK || list->n + n_ahead == 0) return st; // nothing was generated yet
     st = reserve(a, a->n_entries + list->n + n_ahead);
     if (st != ST_OK) return st;

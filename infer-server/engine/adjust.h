@@ -30,6 +30,7 @@ struct adjustment {                // of one row that is to be sampled
     int n_ahead;
     struct constraint *constraint; // what may come; NULL: anything
     int state;                     // of it, before the row
+    int made; // 1 and which of adjuster_made()'s masks is the row's; 0: it is to be made
 };
 static inline bool adjustment_is_any(const struct adjustment *a)
 {
@@ -41,24 +42,28 @@ static inline bool adjustment_is_any(const struct adjustment *a)
 struct adjuster { // but for the first line all zero at first
     struct device *dev;
     int max_rows, vocab;
-    int n_rows, n_entries;                      // of the present step: 0 begins a new one
+    int n_rows, n_entries;                      // of the present step
     struct logit_row *rows, *host_rows;         // (max_rows), once wanted
     struct logit_entry *entries, *host_entries; // (cap_entries)
     float *saved;                               // (cap_entries)
     int cap_entries;
-    int n_masked;                  // rows of the present step that have a mask
+    int n_masked, n_made;          // masks of the present step, or made for the next one to begin
     struct constraint_row *wanted; // (max_rows) of which constraint
     uint32_t *masks, *host_masks;  // (cap_masked), (max_rows) MASK_WORDS(vocab) each
     int cap_masked;
 };
 void adjuster_release(struct adjuster *a);
 
-// Row by row what is to be sampled next: adjuster_add() of those that are adjusted, then the whole:
-// adjuster_finish() makes the masks.
+// Of the step that begins next n masks, which the caller makes: *ret, MASK_WORDS(vocab) each.
+enum status adjuster_made(struct adjuster *a, int n, uint32_t **ret); // ST_NO_MEMORY
+// Row by row what is to be sampled next: adjuster_begin(), adjuster_add() of those that are
+// adjusted, then the whole: adjuster_finish() makes the masks.
+void adjuster_begin(struct adjuster *a);
 enum status adjuster_add(struct adjuster *a, int row, const struct sampling *s,
                          const struct adjustment *adjustment); // ST_NO_MEMORY
 enum status adjuster_finish(struct adjuster *a);               // ST_NO_MEMORY
-// The masks are those rows' that have one, in their order: `masks`, once they are applied.
+// The masks are those that were made, and then those rows' that have another, in their order:
+// `masks`, once they are applied.
 // Enqueues the adjustment of logits (max_rows, vocab), and its way back, where rows were added.
 void adjuster_apply(struct adjuster *a, float *logits);
 void adjuster_undo(struct adjuster *a, float *logits);

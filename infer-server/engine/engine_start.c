@@ -13,6 +13,7 @@
 #include "common/model/model_folder.h"
 #include "infer-server/engine/drafting.h"
 #include "infer-server/engine/logprobs.h"
+#include "infer-server/engine/masks_ahead.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -349,15 +350,16 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
     x->max_events = max_rows;
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
-    x->follow = malloc((size_t)max_batch * sizeof *x->follow);
+    x->constrained = malloc((size_t)max_batch * sizeof *x->constrained);
     x->events = malloc((size_t)max_rows * sizeof *x->events);
     x->records = malloc((size_t)max_rows * sizeof *x->records);
-    if (!x->item_end || !x->follow || !x->events || !x->records)
+    if (!x->item_end || !x->constrained || !x->events || !x->records)
         FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
     x->drafts = speculative_max(options->speculative) > 0;
     CHECK(drafting_measure(x->drafting, x->runners));
     x->ahead = !group && goes_ahead(x, options->step_ahead);
     if (x->ahead) CHECK(runner_make_sides(x->runners[RUNNER_POLICY]));
+    if (x->ahead) CHECK(masks_ahead_new(&x->masks));
     CHECK(device_sync(dev));
     *ret = x;
     return ST_OK;
@@ -370,7 +372,8 @@ void executor_free(struct executor *x)
 {
     if (!x) return;
     free(x->item_end);
-    free(x->follow);
+    free(x->constrained);
+    masks_ahead_free(x->masks);
     free(x->events);
     free(x->records);
     drafting_free(x->drafting);

@@ -23,6 +23,7 @@
 #include "infer-server/weights/adapters.h"
 #include "infer-server/engine/drafting.h"
 #include "infer-server/engine/logprobs.h"
+#include "infer-server/engine/masks_ahead.h"
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -272,7 +273,7 @@ static int take_tokens(struct executor *x, struct runner *r, struct sample *samp
     return v.n;
 }
 
-// The constraints' states behind what came, beside each other: the next layers run meanwhile.
+// The constraints' states behind what came, beside each other.
 static void follow_constraints(struct executor *x, const struct engine_step *step)
 {
     const struct sample_result *results = x->runners[step->runner]->results;
@@ -281,11 +282,11 @@ static void follow_constraints(struct executor *x, const struct engine_step *ste
         const struct sample *sample = step->sampled[i].sample;
         struct constraint *constraint = sample ? sample->request->sampling.constraint : NULL;
         if (constraint && sample->request->sampling.max_tokens > 0)
-            x->follow[n++] = (struct constraint_row){constraint, sample->text.constraint_state,
-                                                     results[row].token};
+            x->constrained[n++] = (struct constraint_row){constraint, sample->text.constraint_state,
+                                                          results[row].token};
         row += step->items[step->sampled[i].item].n_drafts + 1;
     }
-    constraint_follow(x->follow, n);
+    constraint_follow(x->constrained, n);
 }
 
 // Returns how many tokens were generated.
@@ -293,7 +294,7 @@ static int take_step(struct executor *x, const struct engine_step *step, uint64_
                      int64_t now_ns)
 {
     int n_tokens = 0;
-    follow_constraints(x, step);
+    if (!x->masked) follow_constraints(x, step);
     for (int i = 0, row = 0; i < step->n_sampled; i++) {
         struct sample *sample = step->sampled[i].sample;
         const struct step_item *item = &step->items[step->sampled[i].item];
@@ -344,13 +345,36 @@ static enum status plan(struct executor *x, uint64_t version, enum scheduler_adm
     return ST_OK;
 }
 
-// Enqueues all of it, up to the sampling.
-static enum status launch_layers(struct executor *x, const struct flight *f)
+// Begins with the masks of a step whose batch is built, behind what the one on its way samples.
+static enum status begin_masks(struct executor *x, const struct engine_step *step)
+{
+    struct runner *r = x->runners[RUNNER_POLICY];
+    uint32_t *masks;
+    int n = 0;
+    for (int i = 0; i < step->n_sampled; i++) { // no drafts: a row each
+        struct adjustment *row = &r->rows[i].adjustment;
+        const struct sample_text *text = &step->sampled[i].sample->text;
+        if (!row->constraint) continue;
+        x->constrained[n++] = (struct constraint_row){row->constraint, row->state,
+                                                      text->n_coming ? text->coming_row : -1};
+        row->made = n;
+    }
+    if (n == 0) return ST_OK;
+    const enum status st = sampler_made(r->sampler, n, &masks);
+    if (st != ST_OK) return st;
+    masks_ahead_begin(x->masks, x->constrained, n, sampler_coming(r->other.sampler), masks);
+    x->masked = true;
+    return ST_OK;
+}
+
+// Enqueues all of it, up to the sampling; late: what it samples depends on what comes before.
+static enum status launch_layers(struct executor *x, const struct flight *f, bool late)
 {
     struct runner *r = x->runners[f->step->runner];
     enum status st;
     delivery_started(f->step, f->start_ns);
     CHECK(build_batch(x, f->step));
+    if (late) CHECK(begin_masks(x, f->step));
     CHECK(runner_step(r));
     CHECK(copy_blocks(x, f->step));
     if (f->drafts && f->step->runner == RUNNER_POLICY) st = drafting_follow(x->drafting, f->step);
@@ -360,7 +384,7 @@ out:
 
 static enum status launch(struct executor *x, const struct flight *f)
 {
-    const enum status st = launch_layers(x, f);
+    const enum status st = launch_layers(x, f, false);
     return st == ST_OK ? runner_sample(x->runners[f->step->runner]) : st;
 }
 
@@ -436,7 +460,9 @@ static enum status sample_late(struct executor *x, const struct engine_step *ste
         if (text->counted.at)
             logit_list_count(&text->counted, &sample->request->sampling, text->generated,
                              text->n_generated);
+        const int made = r->rows[i].adjustment.made;
         r->rows[i] = row_of(x, sample, 0, 0, text->constraint_state);
+        if (r->rows[i].adjustment.constraint) r->rows[i].adjustment.made = made;
     }
     return runner_sample(r);
 }
@@ -475,12 +501,17 @@ static enum status go_ahead(struct executor *x, uint64_t version, enum scheduler
     const bool late = launched && waits_for_tokens(next.step);
     if (launched) {
         runner_turn(r);
-        st = late ? launch_layers(x, &next) : launch(x, &next);
+        st = late ? launch_layers(x, &next, true) : launch(x, &next);
         runner_turn(r);
         x->stats->steps_ahead++;
     }
     note_coming(x, false);
     if (st == ST_OK) st = executor_settle(x);
+    if (x->masked) {
+        const enum status made = masks_ahead_finish(x->masks, st != ST_OK);
+        x->masked = false;
+        if (st == ST_OK) st = made;
+    }
     if (!launched) return st;
     runner_turn(r);
     x->flight = next;

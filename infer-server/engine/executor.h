@@ -36,9 +36,11 @@ struct executor {    // read by the engine's own files, written by executor.c
     struct engine_stats *stats; // the engine's: tokens and ends are counted there
     const uint8_t *token_ends;  // (n_token_ends) the options'
     int n_token_ends;
-    int *item_end;                 // (max_batch) of a step: the row behind each item's last
-    struct constraint_row *follow; // (max_batch) likewise: what came of those with a constraint
-    bool ahead;                    // a step stays on its way until the next one is
+    int *item_end;                      // (max_batch) of a step: the row behind each item's last
+    struct constraint_row *constrained; // (max_batch) likewise: those that have a constraint
+    bool ahead;                         // a step stays on its way until the next one is
+    struct masks_ahead *masks;          // where it is
+    bool masked;                        // these follow the constraints of the step on its way
     struct flight flight;
     int64_t collected_ns;        // the last one was
     struct engine_event *events; // (max_events) of the present step, with their tokens

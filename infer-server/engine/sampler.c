@@ -92,7 +92,7 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
 {
     enum status st = ST_OK;
     *ret_drafted = false;
-    s->adjuster.n_rows = s->adjuster.n_entries = s->adjuster.n_masked = 0;
+    adjuster_begin(&s->adjuster);
     for (int i = 0; i < n; i++) {
         const struct sampling *sampling = rows[i].sampling;
         s->host_params[i] = (struct sample_params){
@@ -102,7 +102,9 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
             .top_k = sampling->top_k,
             .seed = rows[i].stream,
             .position = rows[i].position,
-            .mask = rows[i].adjustment.constraint ? s->adjuster.n_masked + 1 : 0};
+            .mask = rows[i].adjustment.made         ? rows[i].adjustment.made
+                    : rows[i].adjustment.constraint ? s->adjuster.n_masked + 1
+                                                    : 0};
         s->host_drafts[i] = rows[i].draft;
         *ret_drafted |= rows[i].draft.token >= 0;
         float *row = logits + (size_t)i * (size_t)s->vocab;
@@ -141,6 +143,7 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
     adjuster_undo(&s->adjuster, logits);
     st = sampled_logprobs_launch(&s->logprobs, logits, rows, n, s->results);
     if (st != ST_OK) return st;
+    for (int i = 0; i < n; i++) s->host_results[i].token = -1;
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     return ST_OK;
 }
@@ -149,6 +152,16 @@ const struct sample_result *sampler_collect(struct sampler *s, const struct samp
                                             int n, const struct top_logprob **ret_top)
 {
     sampled_logprobs_take(&s->logprobs, rows, n, s->host_results, ret_top);
+    return s->host_results;
+}
+
+enum status sampler_made(struct sampler *s, int n, uint32_t **ret)
+{
+    return adjuster_made(&s->adjuster, n, ret);
+}
+
+const struct sample_result *sampler_coming(const struct sampler *s)
+{
     return s->host_results;
 }
 

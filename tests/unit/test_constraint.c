@@ -206,8 +206,8 @@ TEST(a_mask_beyond_its_bound)
 TEST(many_rows)
 {
     enum { ROWS = 64, WORDS = VOCAB / 32 };
-    static uint32_t masks[ROWS * WORDS];
-    struct constraint_row rows[ROWS];
+    static uint32_t masks[ROWS * WORDS], after[ROWS * WORDS];
+    struct constraint_row rows[ROWS], before[ROWS];
     struct constraint *c[2];
     uint32_t mask[WORDS];
     int behind;
@@ -222,17 +222,23 @@ TEST(many_rows)
                                                       : 'x'};
         if (i % 2 == 0) behind = next(c[0], behind, i == 0 ? '{' : i == 2 ? '"' : 'a');
     }
-    assert_ok(constraint_masks(rows, ROWS, masks));
+    memcpy(before, rows, sizeof before);
+    for (int i = 0; i < ROWS; i++) before[i].token = -1;
+    assert_ok(constraint_masks(before, ROWS, masks));
     for (int i = 0; i < ROWS; i++) {
         assert_ok(constraint_mask(rows[i].constraint, rows[i].state, mask));
         assert_memory_equal(mask, masks + (size_t)i * WORDS, sizeof mask);
     }
     constraint_follow(rows, ROWS);
+    assert_ok(constraint_masks(rows, ROWS, after));
     for (int i = 0; i < ROWS; i++) {
         const struct constraint_row *r = &rows[i];
         const bool comes = (masks[i * WORDS + r->token / 32] >> r->token % 32 & 1) != 0;
         assert_ok(constraint_next(r->constraint, r->state, r->token, &behind));
         assert_int_equal(behind >= 0, comes);
+        memset(mask, 0, sizeof mask); // of nothing, where the token may not come
+        if (behind >= 0) assert_ok(constraint_mask(r->constraint, behind, mask));
+        assert_memory_equal(mask, after + (size_t)i * WORDS, sizeof mask);
     }
     for (int i = 0; i < 2; i++) constraint_release(c[i]);
 }
