@@ -307,7 +307,6 @@ static int take_step(struct executor *x, const struct engine_step *step, uint64_
         }
         row += item->n_drafts + 1;
     }
-    deliver_all(x);
     return n_tokens;
 }
 
@@ -398,7 +397,7 @@ static bool scores_prompts(const struct engine_step *step)
     return false;
 }
 
-// Waits for it, and gives its samples what they have of it.
+// Waits for it, and gives its samples what they have of it; events are yet to be delivered.
 static enum status collect(struct executor *x, const struct flight *f)
 {
     const struct engine_step *step = f->step;
@@ -480,11 +479,18 @@ static void note_coming(const struct executor *x, bool coming)
     }
 }
 
-enum status executor_settle(struct executor *x)
+static enum status collect_flight(struct executor *x)
 {
     const struct flight f = x->flight;
     x->flight.step = NULL;
     return f.step ? collect(x, &f) : ST_OK;
+}
+
+enum status executor_settle(struct executor *x)
+{
+    const enum status st = collect_flight(x);
+    deliver_all(x);
+    return st;
 }
 
 // The next step is on its way before the one that is there is collected.
@@ -506,16 +512,19 @@ static enum status go_ahead(struct executor *x, uint64_t version, enum scheduler
         x->stats->steps_ahead++;
     }
     note_coming(x, false);
-    if (st == ST_OK) st = executor_settle(x);
+    if (st == ST_OK) st = collect_flight(x);
     if (x->masked) {
         const enum status made = masks_ahead_finish(x->masks, st != ST_OK);
         x->masked = false;
         if (st == ST_OK) st = made;
     }
-    if (!launched) return st;
-    runner_turn(r);
-    x->flight = next;
-    return late && st == ST_OK ? sample_late(x, next.step) : st;
+    if (launched) {
+        runner_turn(r);
+        x->flight = next;
+        if (late && st == ST_OK) st = sample_late(x, next.step);
+    }
+    deliver_all(x); // behind the sampling, which the device may wait for
+    return st;
 }
 
 enum status executor_step(struct executor *x, uint64_t version, enum scheduler_admit admit,
