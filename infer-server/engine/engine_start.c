@@ -300,6 +300,12 @@ static bool goes_ahead(const struct executor *x, enum step_ahead choice)
            (choice == STEP_AHEAD_ON || (choice == STEP_AHEAD_AUTO && cuda));
 }
 
+static enum status make_ahead(struct executor *x)
+{
+    const enum status st = runner_make_sides(x->runners[RUNNER_POLICY]);
+    return st == ST_OK ? masks_ahead_new(&x->masks) : st;
+}
+
 enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
                          struct group *group, const struct engine_options *options,
                          engine_event_fn on_event, void *context, struct engine_stats *stats,
@@ -358,8 +364,7 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     x->drafts = speculative_max(options->speculative) > 0;
     CHECK(drafting_measure(x->drafting, x->runners));
     x->ahead = !group && goes_ahead(x, options->step_ahead);
-    if (x->ahead) CHECK(runner_make_sides(x->runners[RUNNER_POLICY]));
-    if (x->ahead) CHECK(masks_ahead_new(&x->masks));
+    if (x->ahead) CHECK(make_ahead(x));
     CHECK(device_sync(dev));
     *ret = x;
     return ST_OK;
