@@ -2,6 +2,7 @@
  * that trains that layer along with the policy, in place: it comes closer to the policy, its
  * checkpoints are gone on from, and a server drafts with one. */
 // SPDX-License-Identifier: Apache-2.0
+#include "tests/support/pair.h"
 #include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
@@ -63,6 +64,26 @@ TEST(it_goes_on_to_the_same_bits)
     test_same_file(a, b, "model.safetensors");
     test_same_file(a, b, "draft/model.safetensors");
     test_same_file(a, b, "draft/trainer/optimizer.safetensors");
+}
+
+// Each rank's server has the layer, and both hold one in the end.
+TEST(two_ranks_train_it_as_one)
+{
+    struct pair p;
+    double losses[2][PAIR_STEPS];
+    static const char *const names[] = {"one", "two"};
+    pair_learns_as_one(
+        &p, scene.model,
+        args("--speculative mtp:3 --draft-length fixed --dtype %s", daemon_exact_dtype()),
+        args(PAIR_NUMBERS " --max-steps %d --train-draft --draft-learning-rate 5e-3", PAIR_STEPS));
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(column(&p.s, names[i], "draft_loss", losses[i], PAIR_STEPS), PAIR_STEPS);
+    for (int i = 0; i < PAIR_STEPS; i++) assert_near(losses[0][i], losses[1][i], 1e-4);
+    pair_holds(&p, "two");
+    const char *layer = test_path(latest(&p.s, "two"), "draft/model.safetensors");
+    daemon_holds_file(&p.s.daemon, "mtp", layer);
+    daemon_holds_file(&p.other, "mtp", layer);
+    pair_close(&p);
 }
 
 TEST(a_server_drafts_with_a_checkpoints_layer)
