@@ -41,6 +41,14 @@ static float read_through(const float *x, int64_t n)
     return total;
 }
 
+#define REPEAT 7
+
+// No more than what is measured is.
+static int repeats(const struct bench *b)
+{
+    return b->o.steps < REPEAT ? (int)b->o.steps : REPEAT;
+}
+
 // Reading and writing: the better of a copy and a sum of two arrays, which differ in how many
 // streams the memory must follow. Reading alone: a pass of its own on the CPU, where it is slower a
 // byte; on CUDA it is taken to be the same.
@@ -48,7 +56,7 @@ enum status limits_bandwidth(struct bench *b)
 {
     bool cuda = device_kind(b->dev) == DEVICE_CUDA;
     size_t bytes = cuda ? (size_t)4 << 30 : (size_t)256 << 20;
-    enum { REPEAT = 7 };
+    const int n = repeats(b);
     double copy_ms[REPEAT], read_ms[REPEAT], add_ms[REPEAT];
     volatile float kept = 0;
     void *from = NULL, *to = NULL;
@@ -57,7 +65,7 @@ enum status limits_bandwidth(struct bench *b)
     CHECK(device_alloc(b->dev, bytes, &to));
     device_fill(b->dev, from, 0x11, bytes);
     device_fill(b->dev, to, 0x22, bytes);
-    for (int i = 0; i < REPEAT; i++) {
+    for (int i = 0; i < n; i++) {
         device_timer_start(b->dev);
         device_copy(b->dev, to, from, bytes);
         copy_ms[i] = device_timer_stop(b->dev);
@@ -70,9 +78,8 @@ enum status limits_bandwidth(struct bench *b)
     }
     CHECK(device_sync(b->dev));
     (void)kept;
-    b->bandwidth =
-        1e3 * (double)bytes * fmax(2 / minimum(copy_ms, REPEAT), 3 / minimum(add_ms, REPEAT));
-    b->read_bandwidth = cuda ? b->bandwidth : 1e3 * (double)bytes / minimum(read_ms, REPEAT);
+    b->bandwidth = 1e3 * (double)bytes * fmax(2 / minimum(copy_ms, n), 3 / minimum(add_ms, n));
+    b->read_bandwidth = cuda ? b->bandwidth : 1e3 * (double)bytes / minimum(read_ms, n);
 out:
     device_release(b->dev, to);
     device_release(b->dev, from);
@@ -94,7 +101,7 @@ enum status limits_matmul(struct bench *b, double *ret_flops)
     bool cuda = device_kind(b->dev) == DEVICE_CUDA;
     int size = cuda ? 8192 : 1024;
     int64_t n = (int64_t)size * size;
-    enum { REPEAT = 7 };
+    const int repeat = repeats(b);
     double ms[2 * REPEAT];
     void *x = NULL, *y = NULL, *z = NULL, *staging_device = NULL;
     float *staging = malloc((size_t)n * sizeof *staging);
@@ -108,7 +115,7 @@ enum status limits_matmul(struct bench *b, double *ret_flops)
     CHECK(device_alloc(b->dev, (size_t)n * sizeof(float), &staging_device));
     random_floats(b->dev, b->ops, x, b->dt, n, staging_device, staging, 1);
     random_floats(b->dev, b->ops, y, b->dt, n, staging_device, staging, 2);
-    for (int i = -2; i < 2 * REPEAT; i++) {
+    for (int i = -2; i < 2 * repeat; i++) {
         shape.trans_b = i % 2 == 0;
         device_timer_start(b->dev);
         b->ops->matmul(b->dev, z, x, y, NULL, &shape);
@@ -116,7 +123,7 @@ enum status limits_matmul(struct bench *b, double *ret_flops)
         if (i >= 0) ms[i] = took;
     }
     CHECK(device_sync(b->dev));
-    *ret_flops = 2e3 * (double)size * (double)size * (double)size / minimum(ms, 2 * REPEAT);
+    *ret_flops = 2e3 * (double)size * (double)size * (double)size / minimum(ms, 2 * repeat);
 out:
     device_release(b->dev, x);
     device_release(b->dev, y);
