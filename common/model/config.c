@@ -438,11 +438,6 @@ enum status model_config_shard(struct model_config *c, struct shard shard)
     struct layer_config *layers = NULL;
     enum status st = ST_OK;
     if (shard.size == 1) return ST_OK;
-    if (c->qk_norm_whole)
-        FAIL(ST_INVALID,
-             "%s: norms of queries and keys go over all heads, which several ranks cannot share; "
-             "take --tensor-parallel-size 1",
-             c->architecture);
     CHECK(check_shared(c, "vocab_size", c->vocab_size, shard.size));
     if (c->layer_input > 0)
         CHECK(check_shared(c, "vocab_size_per_layer_input", c->layer_input_vocab, shard.size));

@@ -295,6 +295,17 @@ static inline int layer_before_attn_width(const struct model_config *c,
 {
     return layer_delta_in_width(l) + (layer_attn_in_differs(c, l) ? layer_attn_in_width(c, l) : 0);
 }
+// The layer as all ranks hold it together; of one as they do: itself.
+static inline const struct layer_config *layer_whole(const struct model_config *c,
+                                                     const struct layer_config *l)
+{
+    return l >= c->layers && l < c->layers + c->n_layers ? &c->whole[l - c->layers] : l;
+}
+// Of a row's queries on all ranks, where norms go over these and ranks hold parts; else 0.
+static inline int layer_all_heads_width(const struct model_config *c, const struct layer_config *l)
+{
+    return c->qk_norm_whole && c->shard.size > 1 ? layer_q_width(l) * c->shard.size : 0;
+}
 // Of a norm over n heads' queries or keys, and how many of these norms a row has.
 static inline int layer_qk_norm_width(const struct model_config *c, const struct layer_config *l,
                                       int n)

@@ -34,7 +34,7 @@ int model_routing_parts(int n_experts, size_t a, size_t base, struct device_part
     return 5;
 }
 
-#define MAX_SCRATCH 49
+#define MAX_SCRATCH 51
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -80,14 +80,14 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
            expert = layer_expert_elements(c, l, t) * e;
     size_t gate_up = inner * 2 * e,
            lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
-    const bool latent = l->latent.rank > 0;
-    const size_t absorbed = (size_t)(l->n_heads + 1) * (size_t)layer_latent_width(l);
+    const int absorbed = (l->n_heads + 1) * layer_latent_width(l);
     const size_t qkv =
-        latent ? absorbed : (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
+        (size_t)(l->latent.rank > 0 ? absorbed : layer_qkv_width(l) + delta_conv_width(&l->delta));
     const size_t gates = (size_t)layer_delta_gates_width(l) * sizeof(float),
                  delta_in = (size_t)layer_delta_in_width(l) * e,
                  grouped = delta_in > gates ? delta_in : gates;
     const int gated = c->attn_gate ? layer_q_width(l) : 0;
+    const size_t all_heads = t * (size_t)layer_all_heads_width(c, l) * e;
     const size_t shared_kv = 2 * (size_t)layer_kv_width(l);
     const struct device_part parts[] = {
         SCRATCH(x, t * h * e),
@@ -97,6 +97,8 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(qkv, t * qkv * e),
         SCRATCH(attn_out, t * (size_t)layer_attn_width(l) * e),
         SCRATCH(attn_in, t * (size_t)layer_before_attn_width(c, l) * e),
+        SCRATCH(all_heads, all_heads),
+        SCRATCH(heads_parts, all_heads),
         SCRATCH(kv[0], l->kv_shared == 0 ? t * shared_kv * e : 0),
         SCRATCH(kv[1], l->kv_shared == 1 ? t * shared_kv * e : 0),
         SCRATCH(inputs, t * (size_t)config_layer_inputs(c) * e),
@@ -468,6 +470,58 @@ static bool normalise_for(struct model *m, enum tensor_role role, int l, int row
     return rounds;
 }
 
+struct norm_shape model_all_heads(struct model *m, void *all, const void *x, const struct heads *h)
+{
+    const struct model_config *c = m->config;
+    const struct layer_config *own = &c->layers[h->l], *whole = &c->whole[h->l];
+    const size_t e = dtype_size(m->dt), rows = (size_t)h->rows;
+    const size_t part = (size_t)((h->keys ? own->n_kv_heads : own->n_heads) * own->head_dim) * e;
+    const int width = (h->keys ? whole->n_kv_heads : whole->n_heads) * own->head_dim;
+    // neighbours hold the same heads of keys where there are fewer of these than ranks
+    const size_t parts = (size_t)width * e / part, same = (size_t)c->shard.size / parts;
+    char *gathered = m->heads_parts, *mine = gathered + (size_t)c->shard.rank * rows * part;
+    device_copy_2d(m->dev, mine, part, x, (size_t)layer_qkv_width(own) * e, part, rows);
+    comm_all_gather(m->comm, mine, gathered, rows * part);
+    for (size_t i = 0; i < parts; i++) {
+        char *from = gathered + i * same * rows * part;
+        for (size_t k = 1; k < same && h->parts; k++)
+            m->ops->add(m->dev, from, from + k * rows * part, (int64_t)(rows * part / e), 1.0f,
+                        m->dt);
+        device_copy_2d(m->dev, (char *)all + i * part, (size_t)width * e, from, part, part, rows);
+    }
+    return (struct norm_shape){.kind = c->norm,
+                               .rows = h->rows,
+                               .width = width,
+                               .heads = 1,
+                               .stride = width,
+                               .eps = c->norm_eps,
+                               .dt = m->dt};
+}
+
+void model_own_heads(struct model *m, void *x, void *all, const struct heads *h)
+{
+    const struct model_config *c = m->config;
+    const struct layer_config *own = &c->layers[h->l], *whole = &c->whole[h->l];
+    const size_t e = dtype_size(m->dt), head = (size_t)own->head_dim * e;
+    const int n = h->keys ? own->n_kv_heads : own->n_heads,
+              of = h->keys ? whole->n_kv_heads : whole->n_heads;
+    if (h->parts && c->shard.rank % (c->shard.size * n / of) != 0)
+        device_fill(m->dev, all, 0, (size_t)h->rows * (size_t)of * head);
+    device_copy_2d(m->dev, x, (size_t)layer_qkv_width(own) * e,
+                   (const char *)all + (size_t)shard_first(c->shard, of, n) * head,
+                   (size_t)of * head, (size_t)n * head, (size_t)h->rows);
+}
+
+// The norm of a row's whole queries, or keys, of which ranks hold parts.
+static void normalise_all_heads(struct model *m, void *x, const void *w, float *rstd,
+                                const struct heads *h)
+{
+    const struct norm_shape shape = model_all_heads(m, m->all_heads, x, h);
+    m->ops->norm(m->dev, m->all_heads, &(struct norm_args){.x = m->all_heads, .w = w, .rstd = rstd},
+                 &shape);
+    model_own_heads(m, x, m->all_heads, h);
+}
+
 // The norms of queries, keys and values, in place.
 static void normalise_heads(struct model *m, int l, void *qkv, const struct layer_tape *tape,
                             int rows)
@@ -479,6 +533,11 @@ static void normalise_heads(struct model *m, int l, void *qkv, const struct laye
     void *keys = (char *)qkv + (size_t)layer_q_width(layer) * dtype_size(m->dt);
     const struct norm_args of_q = {.x = qkv, .w = w->q_norm, .rstd = tape ? tape->rstd_q : NULL};
     const struct norm_args of_k = {.x = keys, .w = w->k_norm, .rstd = tape ? tape->rstd_k : NULL};
+    if (m->all_heads) {
+        normalise_all_heads(m, qkv, w->q_norm, of_q.rstd, &(struct heads){l, rows, false, false});
+        normalise_all_heads(m, keys, w->k_norm, of_k.rstd, &(struct heads){l, rows, true, false});
+        return;
+    }
     m->ops->norm(m->dev, qkv, &of_q, &q);
     if (layer->kv_from >= 0) return;
     m->ops->norm(m->dev, keys, &of_k, &k);

@@ -6,7 +6,8 @@
  * the residual stream and the logits are then whole on all of them, and the same to the bit: what
  * ranks hold parts of is summed, in an order that is the same for all (comm.h), in four places:
  * behind the look-up of embeddings, at the end of each of a layer's two branches, and (put
- * together, not summed) the logits. */
+ * together, not summed) the logits. Queries and keys are put together too where their norms go over
+ * all heads of a row. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_MODEL_H
 #define COMMON_MODEL_MODEL_H
@@ -118,6 +119,9 @@ struct model {
     void *qkv, *attn_out; // (max_tokens, qkv width), (max_tokens, attention width)
     void *attn_in, *gate; // (max_tokens, attention in width), (max_tokens, q width) where queries
                           // have gates. Linear attention: its in width; its normalised output
+    // Of norms over all heads of a row, which several ranks hold: (max_tokens, q width of all), and
+    // (ranks, max_tokens, q width)
+    void *all_heads, *heads_parts;
     void *kv[MAX_SHARED_KV];  // (max_tokens, 2 * kv width) that later layers attend to
     void *inputs, *inputs_in; // (max_tokens, n_layers * layer_input) of layers' own inputs; scratch
     void *own_gate, *own_act; // (max_tokens, layer_input)
@@ -185,6 +189,17 @@ void model_round_kv(struct model *m, void *x, int rows, int n, int head_dim, int
 // What a residual branch reads, (rows, hidden): args->x normalised, or as it is where there are no
 // weights to it.
 void model_normalise(struct model *m, void *y, int rows, const struct norm_args *args);
+// Where ranks hold parts of what a norm goes over: layer l's queries, or its keys, at x in rows of
+// qkv, whole in `all`, and this rank's part out of there; and the shape of the norm.
+struct heads {
+    int l, rows;
+    bool keys;
+    // Gradients: ranks that hold the same heads of keys have parts of them, which are added up in
+    // `all`, and given back to the first.
+    bool parts;
+};
+struct norm_shape model_all_heads(struct model *m, void *all, const void *x, const struct heads *h);
+void model_own_heads(struct model *m, void *x, void *all, const struct heads *h);
 // Of the norms of x before attention and before the MLP, with the tape's room for their statistics.
 struct norm_args model_attn_norm(const struct layer_weights *w, const void *x,
                                  const struct layer_tape *tape);

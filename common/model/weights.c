@@ -34,8 +34,8 @@
     X(SIZE_LAYER_VOCAB, (int64_t)c->layer_input_vocab *vocab / c->vocab_size)                      \
     X(SIZE_Q_IN, layer_q_width(l) * (c->attn_gate ? 2 : 1))                                        \
     X(SIZE_ATTN_IN, layer_attn_in_width(c, l))                                                     \
-    X(SIZE_Q_NORM, layer_qk_norm_width(c, l, l->n_heads))                                          \
-    X(SIZE_K_NORM, layer_qk_norm_width(c, l, l->n_kv_heads))                                       \
+    X(SIZE_Q_NORM, layer_qk_norm_width(c, l, layer_whole(c, l)->n_heads))                          \
+    X(SIZE_K_NORM, layer_qk_norm_width(c, l, layer_whole(c, l)->n_kv_heads))                       \
     X(SIZE_HEADS, l->n_heads)                                                                      \
     X(SIZE_HEAD, l->head_dim)                                                                      \
     X(SIZE_ATTN, layer_attn_width(l))                                                              \

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_PARTS 43
+#define N_PARTS 44
 #define PART(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct backward, name), (size)                                                    \
@@ -38,8 +38,7 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
     for (const struct layer_config *l = c->layers; l < c->layers + c->n_layers; l++) {
         const struct latent_config *latent = &l->latent;
         const size_t expanded = latent->rank > 0 ? t * e : 0; // of latent attention
-        const size_t wide = latent->rank > 0 ? (size_t)(l->n_heads * layer_expanded_dim(l)) : 0;
-        const size_t heads = expanded * wide;
+        const size_t wide = (size_t)(l->n_heads * layer_expanded_dim(l)), heads = expanded * wide;
         const size_t kv = (size_t)(l->n_heads * (l->head_dim - latent->rope + latent->value));
         const size_t qkv = (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
         const size_t kv_width = 2 * (size_t)layer_kv_width(l);
@@ -54,7 +53,8 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(dlatent, t * (size_t)l->expert_latent * e),
             PART(drouter, t * (size_t)l->moe.n_experts * e),
             PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
-            PART(dqkv, t * (wide > 0 ? 3 * wide : qkv) * e),
+            PART(dqkv, t * (latent->rank > 0 ? 3 * wide : qkv) * e),
+            PART(heads_raw, t * (size_t)layer_all_heads_width(c, l) * e),
             PART(dkv, shares_kv(l) ? t * kv_width * e : 0),
             PART(dshared[0], l->kv_shared == 0 ? t * kv_width * e : 0),
             PART(dshared[1], l->kv_shared == 1 ? t * kv_width * e : 0),
@@ -579,6 +579,19 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     pre_norm_back(b, parallel ? b->dparallel : b->dx, dnorm, dbias, rows, &norm, !parallel);
 }
 
+// The same of norms over all heads of a row, of which ranks hold parts: dw is whole on each.
+static void all_heads_back(struct backward *b, void *dx, void *dw, const struct norm_args *own,
+                           const struct heads *h)
+{
+    struct model *m = b->m;
+    struct norm_args norm = *own;
+    norm.x = b->heads_raw;
+    model_all_heads(m, b->heads_raw, own->x, &(struct heads){h->l, h->rows, h->keys, false});
+    const struct norm_shape shape = model_all_heads(m, m->all_heads, dx, h);
+    m->ops->norm_back(m->dev, m->all_heads, dw, NULL, m->all_heads, &norm, &shape, false);
+    model_own_heads(m, dx, m->all_heads, h);
+}
+
 // Takes dqkv back through the q and k norms, in place.
 static void heads_norm_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
@@ -592,6 +605,11 @@ static void heads_norm_back(struct backward *b, int l, int rows, const struct la
     const struct norm_args of_k = {
         .x = (const char *)tape->qkv_raw + keys, .w = w->k_norm, .rstd = tape->rstd_k};
     void *dk = (char *)b->dqkv + keys;
+    if (m->all_heads) {
+        all_heads_back(b, b->dqkv, g->q_norm, &of_q, &(struct heads){l, rows, false, true});
+        all_heads_back(b, dk, g->k_norm, &of_k, &(struct heads){l, rows, true, true});
+        return;
+    }
     m->ops->norm_back(m->dev, b->dqkv, g->q_norm, NULL, b->dqkv, &of_q, &q, false);
     if (layer->kv_from >= 0) return;
     m->ops->norm_back(m->dev, dk, g->k_norm, NULL, dk, &of_k, &k, false);

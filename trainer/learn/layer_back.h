@@ -38,6 +38,7 @@ struct backward {
     void *dattn_in;     // (max_tokens, attention in width), where queries have gates, or linear
                         // attention's
     void *ddelta_gates; // (max_tokens, 2 * heads)
+    void *heads_raw;    // (max_tokens, q width of all ranks) where norms go over all heads
     void *dkv;          // (max_tokens, 2 * kv width), and what layers that share these add up to
     void *dshared[MAX_SHARED_KV];
     void *dinputs;          // (max_tokens, n_layers * layer_input)

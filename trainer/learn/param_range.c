@@ -163,11 +163,11 @@ int64_t slice_first(const struct slice *slice, int rank)
 
 // ---- replicas -----------------------------------------------------------------------------------
 
-// Ranks add their heads' parts of these gradients.
-static bool is_of_heads(enum tensor_role role)
+// Ranks add their heads' parts of these gradients. Those of norms over all heads are whole on each.
+static bool is_of_heads(const struct model_config *c, enum tensor_role role)
 {
-    return role == ROLE_Q_NORM || role == ROLE_K_NORM || role == ROLE_QKV ||
-           role == ROLE_QKV_BIAS || role == ROLE_Q_A || role == ROLE_Q_A_NORM ||
+    if (role == ROLE_Q_NORM || role == ROLE_K_NORM) return !c->qk_norm_whole;
+    return role == ROLE_QKV || role == ROLE_QKV_BIAS || role == ROLE_Q_A || role == ROLE_Q_A_NORM ||
            role == ROLE_KV_A || role == ROLE_KV_A_NORM;
 }
 
@@ -188,7 +188,8 @@ enum status replicas_list(const struct param_ranges *ranges, struct replica **re
                 list = room;
                 elements = run->n * (t->n_dims == 2 ? t->shape[1] : 1);
                 if (run->replicas > 1)
-                    list[n++] = (struct replica){at, elements, run->replicas, is_of_heads(t->role)};
+                    list[n++] = (struct replica){at, elements, run->replicas,
+                                                 is_of_heads(r->weights->config, t->role)};
             }
         }
     *ret = TAKE_PTR(list);
