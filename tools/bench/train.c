@@ -217,12 +217,21 @@ static double per_second(const struct passes *p) // tokens of the sequences
     return (double)p->sequences.rows * 1e3 / p->ms;
 }
 
-static enum status train_independent(struct bench *b, double flops)
+// Behind the passes, so that its memory is not taken for theirs.
+static enum status limits(struct bench *b, double *ret_flops)
+{
+    enum status st = limits_bandwidth(b);
+    return st == ST_OK ? limits_matmul(b, ret_flops) : st;
+}
+
+static enum status train_independent(struct bench *b)
 {
     struct passes p = {0};
+    double flops = 0;
     enum status st;
     CHECK(independent(b, &p.sequences));
     CHECK(measure(b, &p));
+    CHECK(limits(b, &flops));
     const double work = operations(b, &p), limit_ms = 1e3 * work / flops;
     bench_print(b, "train",
                 json_pack("{s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "tokens", (json_int_t)p.rows,
@@ -247,9 +256,10 @@ static json_t *figures_of(const struct bench *b, const struct passes *p, double 
                      "limit_ms", limit_ms, "ratio_to_limit", limit_ms / p->ms);
 }
 
-static enum status train_conversations(struct bench *b, double flops)
+static enum status train_conversations(struct bench *b)
 {
     struct passes p[2] = {0}; // as trees, apart
+    double flops = 0;
     enum status st = ST_OK;
     for (int apart = 0; apart < 2; apart++) {
         CHECK(conversations(b, apart, &p[apart].sequences));
@@ -257,6 +267,7 @@ static enum status train_conversations(struct bench *b, double flops)
         learner_free(p[apart].learner); // the other has the memory then
         p[apart].learner = NULL;
     }
+    CHECK(limits(b, &flops));
     const double mib = 1024 * 1024, rate = p[1].ms / p[0].ms,
                  shared = 1 - (double)p[0].rows / (double)p[1].rows,
                  memory = (double)p[0].memory / (double)p[1].memory;
@@ -281,14 +292,8 @@ out:
 enum status bench_train(struct bench *b)
 {
     const bool cuda = device_kind(b->dev) == DEVICE_CUDA;
-    double flops = 0;
-    enum status st;
     if (b->o.tokens == 0) b->o.tokens = cuda ? 8192 : 512;
     if (b->o.sequence == 0) b->o.sequence = cuda ? 512 : 128;
     if (b->o.sequence > b->o.tokens) b->o.sequence = b->o.tokens;
-    CHECK(limits_bandwidth(b));
-    CHECK(limits_matmul(b, &flops));
-    st = b->o.turns > 0 ? train_conversations(b, flops) : train_independent(b, flops);
-out:
-    return st;
+    return b->o.turns > 0 ? train_conversations(b) : train_independent(b);
 }
