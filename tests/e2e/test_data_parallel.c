@@ -18,12 +18,12 @@ TEST(two_ranks_learn_as_one)
 {
     struct pair p;
     pair_open(&p);
-    assert_int_equal(train_one(&p, "one", "10"), 0);
-    pair_train(&p, "two", "10");
+    assert_int_equal(train_one(&p, "one", PAIR_WHOLE), 0);
+    pair_train(&p, "two", PAIR_WHOLE);
     pair_holds(&p, "two");
     same_losses(&p.s, "one", "two", PAIR_STEPS, 1e-5);
 
-    pair_train(&p, "again", "10");
+    pair_train(&p, "again", PAIR_WHOLE);
     same_losses(&p.s, "two", "again", PAIR_STEPS, 0);
     test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "model.safetensors");
     test_same_file(latest(&p.s, "two"), latest(&p.s, "again"), "trainer/optimizer.safetensors");
@@ -33,12 +33,12 @@ TEST(a_checkpoint_of_two_ranks_is_one_of_one)
 {
     struct pair p;
     pair_open(&p);
-    assert_int_equal(train_one(&p, "one", "10"), 0);
-    pair_train(&p, "first-two", "5");
-    assert_int_equal(train_one(&p, "first-two", "10"), 0);
+    assert_int_equal(train_one(&p, "one", PAIR_WHOLE), 0);
+    pair_train(&p, "first-two", PAIR_HALF);
+    assert_int_equal(train_one(&p, "first-two", PAIR_WHOLE), 0);
     same_losses(&p.s, "one", "first-two", PAIR_STEPS, 1e-5);
-    assert_int_equal(train_one(&p, "first-one", "5"), 0);
-    pair_train(&p, "first-one", "10");
+    assert_int_equal(train_one(&p, "first-one", PAIR_HALF), 0);
+    pair_train(&p, "first-one", PAIR_WHOLE);
     pair_holds(&p, "first-one");
     same_losses(&p.s, "one", "first-one", PAIR_STEPS, 1e-5);
 }
@@ -47,7 +47,7 @@ TEST(adapters_learn_as_one)
 {
     struct pair p;
     pair_learns_as_one(&p, NULL, args("--max-adapters 2 --max-lora-rank 8"),
-                       args(PAIR_NUMBERS " --lora-r 4 --max-steps 10"));
+                       args(PAIR_NUMBERS " --lora-r 4 --max-steps " PAIR_WHOLE));
     daemon_holds_adapter(&p.s.daemon, "policy", latest(&p.s, "two"));
     daemon_holds_adapter(&p.other, "policy", latest(&p.s, "two"));
 }
@@ -59,7 +59,8 @@ TEST(recipes_learn_as_one)
     struct pair p;
     pair_learns_as_one(&p, NULL, NULL,
                        args(PAIR_NUMBERS
-                            " --max-steps 10 --steps-per-generation 2 --top-entropy-quantile 0.5 "
+                            " --max-steps " PAIR_WHOLE
+                            " --steps-per-generation 2 --top-entropy-quantile 0.5 "
                             "--entropy-coef 0.01 --use-adaptive-entropy --entropy-target 100 "
                             "--kl-reward-coef 0.01 --loss-type sapo"));
 }
@@ -70,7 +71,7 @@ TEST(weights_in_e4m3_learn_as_one)
     struct pair p;
     if (!on_cpu()) test_skip("f32 is exact on the CPU alone");
     pair_learns_as_one(&p, NULL, args("--exact --quantization fp8-weights --kv-cache-dtype fp8"),
-                       args(PAIR_NUMBERS " --exact --max-steps 10"));
+                       args(PAIR_NUMBERS " --exact --max-steps " PAIR_WHOLE));
     each_within(&p.s, "one", "sampler_mismatch/max", PAIR_STEPS, 0, 0);
     each_within(&p.s, "two", "sampler_mismatch/max", PAIR_STEPS, 0, 0);
     pair_holds(&p, "two");
@@ -85,7 +86,7 @@ TEST(a_draft_learns_as_one)
     pair_learns_as_one(&p, test_path(test_root(), "tools/demo-model"),
                        args("--exact --draft %s --speculative draft_model:3",
                             test_path(test_root(), "tools/demo-draft")),
-                       args(PAIR_NUMBERS " --exact --train-draft --max-steps 10"));
+                       args(PAIR_NUMBERS " --exact --train-draft --max-steps " PAIR_WHOLE));
     assert_int_equal(column(&p.s, "one", "draft_loss", one, PAIR_STEPS), PAIR_STEPS);
     assert_int_equal(column(&p.s, "two", "draft_loss", two, PAIR_STEPS), PAIR_STEPS);
     for (int i = 0; i < PAIR_STEPS; i++) assert_true(fabs(one[i] - two[i]) < 1e-4 * fabs(one[i]));

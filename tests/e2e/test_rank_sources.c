@@ -17,7 +17,8 @@ TEST(environments_learn_as_one)
     struct pair p;
     double turns[2];
     pair_learns_as_one(&p, NULL, NULL,
-                       args(PAIR_NUMBERS " --max-steps 10 --reward environment --rollouts %s",
+                       args(PAIR_NUMBERS " --max-steps " PAIR_WHOLE
+                                         " --reward environment --rollouts %s",
                             environment_of("4 turns")));
     assert_true(column(&p.s, "two", "environment/turns", turns, 2) > 0);
     assert_true(turns[0] == 2); // of the samples of both

@@ -13,7 +13,9 @@ struct pair {
     const char *bridges; // with {rank} in it
 };
 
-#define PAIR_STEPS   10
+#define PAIR_STEPS   6 // over the end of an epoch, which is one of 4
+#define PAIR_HALF    "3"
+#define PAIR_WHOLE   "6"
 #define PAIR_NUMBERS "--prompts-per-step 5 --learning-rate 1e-4 --beta 0.05 --temperature 1.2"
 
 void pair_open(struct pair *p);
