@@ -14,10 +14,11 @@
 // v11 (whose first version has an id); DeepSeek's of V3 and R1, and of V3.1; gpt-oss's harmony,
 // where the recipient stands before or behind the channel; Qwen3-Coder's, which Qwen3.5 and
 // Nemotron 3 write too; GLM's since 4.5; LFM2's; Seed-OSS's; MiniMax-M2's; Granite's of 3;
-// Cohere's; HunYuan's.
-const char *const tool_parser_names[] = {
-    "auto", "off",  "hermes",   "llama3",  "mistral", "deepseek", "gpt-oss", "qwen3-coder",
-    "glm",  "lfm2", "seed-oss", "minimax", "granite", "cohere",   "hunyuan", NULL};
+// Cohere's; HunYuan's; Gemma's of 4.
+const char *const tool_parser_names[] = {"auto",     "off",     "hermes",      "llama3", "mistral",
+                                         "deepseek", "gpt-oss", "qwen3-coder", "glm",    "lfm2",
+                                         "seed-oss", "minimax", "granite",     "cohere", "hunyuan",
+                                         "gemma4",   NULL};
 
 #define DEEPSEEK_BEGIN MAY("<｜tool▁calls▁begin｜> ") "<｜tool▁call▁begin｜>"
 #define DEEPSEEK_END   "<｜tool▁call▁end｜>" MAY(" <｜tool▁calls▁end｜>")
@@ -54,6 +55,7 @@ static const struct tool_form forms[] = {
      .key = "parameters",
      .name = "tool_name"},
     {.patterns = {"<tool_calls> " CALLS " </tool_calls>"}},
+    {.patterns = {"<|tool_call>call:" NAME BARE " <tool_call|>"}},
 };
 
 _Static_assert(sizeof tool_parser_names / sizeof *tool_parser_names ==
@@ -73,12 +75,26 @@ const char *tool_form_name(const struct tool_form *form)
 bool tool_form_mentions(const struct tool_form *form, const char *token)
 {
     for (int i = 0; token && *token && form->patterns[i]; i++)
-        if (strstr(form->patterns[i], token)) return true;
+        if (strstr(form->patterns[i], token) ||
+            (strpbrk(form->patterns[i], BARE) && strcmp(token, TOOL_BARE_QUOTE) == 0))
+            return true;
     return false;
+}
+
+// Whether c belongs to a text between two TOOL_BARE_QUOTEs, or to one of these.
+static bool is_bare_text(struct json_reach *s, char c)
+{
+    static const char mark[] = TOOL_BARE_QUOTE;
+    s->mark = c == mark[s->mark] ? s->mark + 1 : c == *mark;
+    if (mark[s->mark]) return s->marked || s->mark > 0;
+    s->mark = 0;
+    s->marked = !s->marked;
+    return true;
 }
 
 bool json_reach_step(struct json_reach *s, char c)
 {
+    if (s->bare && !s->quote && is_bare_text(s, c)) return false;
     if (s->quote) {
         const bool ends = c == s->quote && !s->escaped;
         s->escaped = c == '\\' && !s->escaped;
@@ -142,7 +158,7 @@ static bool find_member(struct slice object, const char *key, struct slice *ret)
 // ---- one match ---------------------------------------------------------------------------------
 
 // What a pattern has beside a name.
-enum tool_json { TOOL_ARGUMENTS, TOOL_CALL, TOOL_CALLS, TOOL_TAGS, TOOL_PYTHON };
+enum tool_json { TOOL_ARGUMENTS, TOOL_CALL, TOOL_CALLS, TOOL_TAGS, TOOL_PYTHON, TOOL_BARE };
 
 // A pattern laid against a text from some byte on, as far as the text goes.
 struct tool_match {
@@ -242,16 +258,17 @@ static void find_arguments(struct tool_match *m, const char *text)
 // not held back for long.
 static enum tool_match_state read_json(struct tool_match *m, const char *text, size_t len, bool end)
 {
-    const bool inside = m->reach.depth > 0, python = *m->next == *PYTHON;
+    const bool inside = m->reach.depth > 0, python = *m->next == *PYTHON, bare = *m->next == *BARE;
     if (m->at == len) return end ? TOOL_MATCH_NO : TOOL_MATCH_OPEN;
     if (!inside && text[m->at] != (*m->next == *CALLS || python ? '[' : '{')) return TOOL_MATCH_NO;
     if (!inside) m->json = m->at;
-    m->kind = python ? TOOL_PYTHON : (enum tool_json)(*m->next - *ARGUMENTS);
+    m->kind = python ? TOOL_PYTHON : bare ? TOOL_BARE : (enum tool_json)(*m->next - *ARGUMENTS);
     m->reach.python = python;
+    m->reach.bare = bare;
     if (m->kind == TOOL_ARGUMENTS) m->arguments = m->json;
     while (m->at < len) {
         const char c = text[m->at];
-        if (!m->reach.quote && !python &&
+        if (!m->reach.quote && !python && !bare &&
             !(c && strchr("{}[]\":, \t\r\n+-.0123456789eEtrufalsn", c)))
             return TOOL_MATCH_NO;
         if (c == '{' && m->kind == TOOL_CALL && m->reach.depth == 1 && !m->reach.quote &&
@@ -332,6 +349,7 @@ static enum tool_match_state read_next(struct tool_match *m, const char *text, s
     case '\004': // CALL
     case '\005': // CALLS
     case '\020': // PYTHON
+    case '\022': // BARE
         return read_json(m, text, len, end);
     case '\006': // MAY(
         m->optional = true;
@@ -513,6 +531,18 @@ static enum status add_python(struct tool_calls *c, struct slice list, bool *ret
     return st;
 }
 
+static enum status add_bare(struct tool_calls *c, struct slice name, struct slice object,
+                            bool *ret_is)
+{
+    struct bytes arguments = BYTES_INIT;
+    enum status st = ST_OK;
+    *ret_is = tool_put_bare(object.text, object.len, &arguments);
+    if (*ret_is)
+        st = add_call(c, name, (struct slice){bytes_text(&arguments), arguments.len}, ret_is);
+    bytes_release(&arguments);
+    return st;
+}
+
 // What the pattern has matched.
 static enum status add_match(struct tool_calls *c, const struct tool_match *m, const char *text,
                              bool *ret_is)
@@ -523,6 +553,7 @@ static enum status add_match(struct tool_calls *c, const struct tool_match *m, c
     if (m->kind == TOOL_CALL) return add_object(c, json, ret_is);
     if (m->kind == TOOL_CALLS) return add_list(c, json, ret_is);
     if (m->kind == TOOL_PYTHON) return add_python(c, json, ret_is);
+    if (m->kind == TOOL_BARE) return add_bare(c, name, json, ret_is);
     return add_call(c, name, m->kind == TOOL_TAGS ? tagged : json, ret_is);
 }
 

@@ -97,7 +97,11 @@ struct json_reach {
     char quote; // in a string that ends with it; 0: in none
     bool escaped;
     bool python; // which has other brackets and quotes, too
+    bool bare;   // whose texts stand between TOOL_BARE_QUOTEs, too
+    bool marked; // in such a text
+    int mark;    // bytes of a TOOL_BARE_QUOTE that have come
 };
+#define TOOL_BARE_QUOTE "<|\"|>"
 // Goes on by one character; true: the value, a string, an object or a list, ends with it.
 bool json_reach_step(struct json_reach *s, char c);
 
@@ -116,5 +120,8 @@ bool tool_takes_text(const json_t *root, const json_t *schema); // among others
 // one.
 bool tool_next_python_call(const char *list, size_t len, size_t *at, struct slice *ret_name,
                            struct bytes *ret_arguments);
+// An object as Gemma 4 writes it, keys bare and texts between TOOL_BARE_QUOTEs, as JSON; false: it
+// is none.
+bool tool_put_bare(const char *object, size_t len, struct bytes *to);
 
 #endif

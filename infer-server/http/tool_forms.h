@@ -21,6 +21,7 @@
 #define VALUE      "\016"
 #define LINES      "\017"
 #define PYTHON     "\020" // [f(a=1), g()]
+#define BARE       "\022" // {a:1,b:<|"|>text<|"|>}
 
 // In a thought alone: any text up to the one behind it.
 #define FREE "\021"

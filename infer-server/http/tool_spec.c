@@ -97,6 +97,27 @@ static json_t *tagged_spec(const struct called *f, const char **at)
     return json_pack("{s:o}", "repeat", one);
 }
 
+// KEY:VALUE, as Gemma 4 writes it but for what is within lists and objects.
+static json_t *bare_argument(const struct called *f, const char *key, const json_t *type)
+{
+    static const char mark[] = TOOL_BARE_QUOTE;
+    const json_t *list = json_object_get(type, "enum"), *one;
+    json_t *value, *texts = json_array();
+    size_t i;
+    json_array_foreach (list, i, one)
+        if (json_is_string(one))
+            json_array_append_new(texts,
+                                  json_sprintf("%s%s%s", mark, json_string_value(one), mark));
+    if (json_array_size(texts) > 0 && json_array_size(texts) == json_array_size(list))
+        value = json_pack("{s:O}", "choice", texts);
+    else if (tool_takes_text(parameters(f), type))
+        value = json_pack("{s:[s, {s:[s]}]}", "sequence", mark, "until", mark);
+    else
+        value = schema_spec(f, type);
+    json_decref(texts);
+    return json_pack("{s:[s, s, o]}", "sequence", key, ":", value);
+}
+
 // KEY=VALUE, as Python writes it but for what is within lists and objects.
 static json_t *python_argument(const struct called *f, const char *key, const json_t *type)
 {
@@ -108,7 +129,8 @@ static json_t *python_argument(const struct called *f, const char *key, const js
 }
 
 // Arguments in the schema's order: commas stand between those that are there.
-static json_t *python_arguments(const struct called *f)
+static json_t *listed_arguments(const struct called *f, const char *comma,
+                                json_t *(*put)(const struct called *, const char *, const json_t *))
 {
     const json_t *schema = parameters(f);
     json_t *properties = json_object_get(schema, "properties"), *type;
@@ -118,9 +140,9 @@ static json_t *python_arguments(const struct called *f)
     json_object_foreach (properties, key, type) json_array_insert_new(keys, 0, json_string(key));
     for (size_t i = 0; i < json_array_size(keys); i++) {
         key = json_string_value(json_array_get(keys, i));
-        json_t *one = python_argument(f, key, json_object_get(properties, key));
+        json_t *one = put(f, key, json_object_get(properties, key));
         json_t *led = json_pack("{s:[o, O]}", "sequence", one, behind);
-        json_t *next = json_pack("{s:[s, O]}", "sequence", ", ", led);
+        json_t *next = json_pack("{s:[s, O]}", "sequence", comma, led);
         if (is_required(schema, key)) {
             json_decref(first);
             json_decref(behind);
@@ -138,7 +160,16 @@ static json_t *python_arguments(const struct called *f)
 
 static json_t *python_call(const struct called *f, const char *name)
 {
-    return json_pack("{s:[s, s, o, s]}", "sequence", name, "(", python_arguments(f), ")");
+    return json_pack("{s:[s, s, o, s]}", "sequence", name, "(",
+                     listed_arguments(f, ", ", python_argument), ")");
+}
+
+// Of a function without a schema any text up to the call's end.
+static json_t *bare_arguments(const struct called *f)
+{
+    json_t *all = f->typed ? listed_arguments(f, ",", bare_argument)
+                           : json_pack("{s:[s]}", "without", "<tool_call|>");
+    return json_pack("{s:[s, o, s]}", "sequence", "{", all, "}");
 }
 
 static json_t *json_call(const struct called *f, const char *name)
@@ -223,6 +254,8 @@ static json_t *element(const struct called *f, const char **at)
         return value_spec(f, at, *from == *LINES);
     case '\020': // PYTHON
         return list_spec(f, python_call);
+    case '\022': // BARE
+        return bare_arguments(f);
     case '\021': // FREE
         while (!IS_SPECIAL((*at)[n])) n++;
         return json_pack("{s:[o]}", "without", json_stringn(*at, n));

@@ -1,6 +1,6 @@
 /* tool_values.c: arguments of tool calls that models write otherwise than as JSON: texts between
- * tags, whose types the tool's schema knows, and Python's literals and calls. Pure functions; any
- * thread. */
+ * tags, whose types the tool's schema knows, Python's literals and calls, and Gemma 4's objects.
+ * Pure functions; any thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/http/tool_calls.h"
 
@@ -217,4 +217,62 @@ bool tool_next_python_call(const char *list, size_t len, size_t *at, struct slic
     bytes_puts(ret_arguments, "}");
     *at = i + 1;
     return i < len;
+}
+
+// ---- bare objects ------------------------------------------------------------------------------
+
+// A text between marks, one of JSON, a number or another word, as JSON; the index behind it.
+static size_t put_bare_value(const char *s, size_t len, size_t at, bool is_key, struct bytes *to)
+{
+    static const char mark[] = TOOL_BARE_QUOTE;
+    const size_t n = sizeof mark - 1;
+    struct json_out out = {to, false};
+    if (len - at >= n && memcmp(s + at, mark, n) == 0) {
+        const char *text = s + at + n, *end = memmem(text, len - at - n, mark, n);
+        json_out_string(&out, NULL, text, end ? (size_t)(end - text) : len - at - n);
+        return end ? (size_t)(end - s) + n : len;
+    }
+    struct json_reach reach = {0};
+    size_t end = at, next;
+    if (s[at] == '"')
+        while (end < len && !json_reach_step(&reach, s[end++])) {
+        }
+    else
+        while (end < len && !strchr(is_key ? ":" : ",]}", s[end])) end++;
+    for (next = end; end > at && isspace((unsigned char)s[end - 1]);) end--;
+    json_t *list = is_key ? NULL : parse_one(s + at, end - at);
+    if (list || s[at] == '"')
+        bytes_append(to, s + at, end - at);
+    else
+        json_out_string(&out, NULL, s + at, end - at);
+    json_decref(list);
+    return next;
+}
+
+bool tool_put_bare(const char *object, size_t len, struct bytes *to)
+{
+    enum { MAX_DEPTH = 64 };
+    char open[MAX_DEPTH + 1] = "";
+    int depth = 0;
+    bool key = false;
+    for (size_t at = 0; at < len;) {
+        const char c = object[at];
+        if (c && strchr("{[", c)) {
+            if (depth == MAX_DEPTH) return false;
+            open[++depth] = c;
+        }
+        if (c && strchr("}]", c) && depth-- == 0) return false;
+        if (!c || !strchr("{[}],:", c)) {
+            at = isspace((unsigned char)c) ? at + 1 : put_bare_value(object, len, at, key, to);
+            continue;
+        }
+        bytes_append(to, &c, 1);
+        if (c == ',' || c == ':') bytes_puts(to, " ");
+        key = c == '{' || (c == ',' && open[depth] == '{');
+        at++;
+    }
+    json_t *list = parse_one(bytes_text(to), to->len);
+    const bool is = json_is_object(json_array_get(list, 0));
+    json_decref(list);
+    return is;
 }
