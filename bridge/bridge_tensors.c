@@ -273,7 +273,8 @@ static enum status read_tensor(const struct reader *r, const char *name, const j
     if (dt != t->dt)
         return status_fail(ST_MISMATCH, "%s: dtype is %s, in param_mappings %s", where,
                            dtype_torch_name(dt), dtype_torch_name(t->dt));
-    const bool is_code = role->inference_only && dt == DT_E4M3;
+    const bool is_code = (role->inference_only && dt == DT_E4M3) ||
+                         (role->quantization == QUANTIZATION_MXFP4 && dt == DT_U8);
     if (dt != (t->is_buffer ? DT_F32 : role->dt) && !is_code)
         return status_fail(ST_MISMATCH, "%s: dtype is %s, that of %s %s %s", where,
                            dtype_torch_name(dt), t->is_buffer ? "buffers in role" : "role",
@@ -313,7 +314,8 @@ static enum status check_ranges(const char *where, const struct bridge_role *rol
     uint64_t parameters = 0; // cannot wrap where nothing overlaps
     for (int i = 0; i < n; i++) {
         sorted[i] = &role->tensors[i];
-        parameters += sorted[i]->bytes / dtype_size(sorted[i]->dt);
+        const bool halves = sorted[i]->dt == DT_U8; // two numbers a byte (common/base/mxfp4.h)
+        parameters += sorted[i]->bytes / dtype_size(sorted[i]->dt) * (halves ? 2 : 1);
     }
     qsort(sorted, (size_t)n, sizeof *sorted, by_offset);
     for (int i = 0; i < n && st == ST_OK; i++) {

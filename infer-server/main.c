@@ -44,7 +44,9 @@ static const struct option_spec table[] = {
                "of weights and activations; auto: bf16 on CUDA, f32 on the CPU"),
     OPT_CHOICE("quantization", server.engine.quantization, "none", quantization_names,
                "of what is multiplied; fp8-weights: the matrices of the layers in e4m3, in server "
-               "and trainer; fp8: the rows that they are multiplied with, too (docs/use/fp8.md)"),
+               "and trainer; fp8: the rows that they are multiplied with, too; mxfp4: experts of a "
+               "folder that stores them so, which adapters alone are trained beside "
+               "(docs/use/fp8.md)"),
     OPT_CHOICE(
         "kv-cache-dtype", server.engine.kv_cache, "auto", kv_cache_names,
         "of keys and values in the cache; auto: as they are computed; fp8: e4m3, with a scale "

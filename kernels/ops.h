@@ -48,9 +48,12 @@ struct matmul {
     // B is weights in e4m3: its i-th stored row is codes times 2^scales[i] (e4m3.h), of experts
     // all their rows; the result is that of the same B in `in`. NULL: B is of `in`.
     const int8_t *scales;
-    // A (m,k) is such rows too, B being weights in e4m3 that are stored (n,k); `in` is of the bias
-    // alone. Sums run over E4M3_CHUNK of k at a time, and each of these is added to an f32 total:
-    // an order of its own, which a row has in any batch. NULL: A is of `in`.
+    // B is weights in MXFP4 (common/base/mxfp4.h), rows of codes, and these are their scales; the
+    // result is that of the same B in `in`. NULL: it is not.
+    const uint8_t *mx_scales;
+    // A (m,k) is rows in e4m3 too, B being weights in e4m3 that are stored (n,k); `in` is of the
+    // bias alone. Sums run over E4M3_CHUNK of k at a time, and each of these is added to an f32
+    // total: an order of its own, which a row has in any batch. NULL: A is of `in`.
     const int8_t *a_scales;
     // Of `matmul` alone. columns: C (m, size * n) becomes whole on all of these ranks, each of
     // which computes n columns, in rank order, where beta is 0; or NULL. parts: (size, m, n), room

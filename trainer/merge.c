@@ -62,7 +62,9 @@ static enum status merge(void *context)
     char words[256];
     CHECK(device_open("cpu", &dev));
     CHECK(model_config_load(c->model, &config));
-    config->quantization = (enum quantization)c->to;
+    if (c->to == QUANTIZATION_MXFP4)
+        FAIL(ST_UNSUPPORTED, "--to mxfp4: no folder is written in four bits; fp8-weights is");
+    CHECK(model_config_quantise(config, (enum quantization)c->to, false));
     CHECK(weights_plan(config, DT_F32, &base));
     CHECK(weights_alloc(base, dev));
     CHECK(weights_load(base, dev, c->model));

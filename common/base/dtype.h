@@ -80,8 +80,14 @@ DTYPE_INLINE float f32_from_e4m3(uint8_t code)
     return x * 0x1p120f;
 }
 // What a model multiplies, beside its dtype. fp8-weights: the matrices of its layers in e4m3, the
-// rest as it is; fp8: the rows that these are multiplied with, too.
-enum quantization { QUANTIZATION_NONE, QUANTIZATION_FP8_WEIGHTS, QUANTIZATION_FP8 };
+// rest as it is; fp8: the rows that these are multiplied with, too. mxfp4: experts as a folder
+// stores them (mxfp4.h), which nobody trains.
+enum quantization {
+    QUANTIZATION_NONE,
+    QUANTIZATION_FP8_WEIGHTS,
+    QUANTIZATION_FP8,
+    QUANTIZATION_MXFP4
+};
 extern const char *const quantization_names[];
 // In what a KV cache holds keys and values: as they are computed, or in e4m3 with a scale for each
 // token and KV head, as which they then count wherever the model computes.

@@ -438,7 +438,8 @@ static struct matmul experts_shape(const struct model *m, int a, const struct we
                            .in = m->dt,
                            .out = m->dt,
                            .early = true,
-                           .scales = w->scales};
+                           .scales = w->scales,
+                           .mx_scales = w->mx_scales};
 }
 
 const void *experts_input(struct model *m, int l, int rows)

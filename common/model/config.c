@@ -432,12 +432,31 @@ out:
     return st;
 }
 
+enum status model_config_quantise(struct model_config *c, enum quantization quantization,
+                                  bool alone)
+{
+    const bool mxfp4 = quantization == QUANTIZATION_MXFP4;
+    if (mxfp4 && c->stored != STORED_MXFP4)
+        return status_fail(ST_UNSUPPORTED,
+                           "--quantization mxfp4 keeps experts in the four bits in which a folder "
+                           "stores them (gpt-oss's, quant_method mxfp4), and this %s has none",
+                           c->architecture);
+    c->quantization = quantization;
+    c->twin_alone = quantization && (alone || mxfp4);
+    return ST_OK;
+}
+
 enum status model_config_shard(struct model_config *c, struct shard shard)
 {
     const size_t bytes = (size_t)c->n_layers * sizeof *c->layers;
     struct layer_config *layers = NULL;
     enum status st = ST_OK;
     if (shard.size == 1) return ST_OK;
+    if (c->quantization == QUANTIZATION_MXFP4)
+        FAIL(ST_INVALID,
+             "%s: experts in MXFP4 are not divided among ranks; leave --tensor-parallel-size at 1, "
+             "or --quantization mxfp4 away",
+             c->architecture);
     CHECK(check_shared(c, "vocab_size", c->vocab_size, shard.size));
     if (c->layer_input > 0)
         CHECK(check_shared(c, "vocab_size_per_layer_input", c->layer_input_vocab, shard.size));

@@ -205,6 +205,11 @@ void model_config_free(struct model_config *config);
 enum status model_config_take_mtp(const char *folder, struct model_config *config);
 // For logs: what of the folder is left out, further layers or what reads images. False: nothing.
 bool left_out_describe(const struct model_config *config, char *ret, size_t size);
+// Sets how its weights lie in memory, once, before anything is planned from it and before
+// model_config_shard(). alone: nobody trains what is quantised (twin_alone), which mxfp4 means by
+// itself. ST_UNSUPPORTED where its folder has no experts in MXFP4.
+enum status model_config_quantise(struct model_config *config, enum quantization quantization,
+                                  bool alone);
 // Makes it the config of one rank's shard; once, before anything is planned from it. vocab_size
 // stays the whole model's. ST_INVALID names a number that so many ranks cannot share.
 enum status model_config_shard(struct model_config *config, struct shard shard);

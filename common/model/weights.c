@@ -8,6 +8,7 @@
 #include "common/model/weights.h"
 #include "common/base/hash.h"
 #include "common/base/file.h"
+#include "common/base/mxfp4.h"
 #include "kernels/comm.h"
 #include "kernels/ops.h"
 #include <stddef.h>
@@ -359,10 +360,22 @@ static void finish_plan(struct weights *w, int64_t at)
     w->bytes = w->canary_offset + WEIGHTS_CANARY_BYTES;
 }
 
-// A plan in e4m3 is a twin's.
+// Whether a twin of this config has the role's blocks.
+static bool in_twin(const struct model_config *c, enum tensor_role role)
+{
+    return roles[role].in_twin && (c->quantization != QUANTIZATION_MXFP4 || roles[role].of_experts);
+}
+
+// A plan in e4m3 is a twin's, in MXFP4 too.
 static bool is_planned(const struct weights *w, enum tensor_role role)
 {
-    return w->dt != DT_E4M3 || roles[role].in_twin;
+    return w->dt != DT_E4M3 || in_twin(w->config, role);
+}
+
+// Bytes of n codes of a twin.
+static int64_t code_bytes(const struct model_config *c, int64_t n)
+{
+    return c->quantization == QUANTIZATION_MXFP4 ? n / 2 : n;
 }
 
 static void count_role(struct weights *w, enum tensor_role role, int layer, int64_t *n)
@@ -441,14 +454,18 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
                         tensors, t);
         t->is_buffer = roles[role].is_buffer;
         w->n_parameters += t->n;
-        if (w->twin && c->twin_alone && roles[role].in_twin) {
+        if (w->twin && c->twin_alone && in_twin(c, role)) {
             t->in_twin = ++w->n_in_twin;
-            if (t->n > w->room_n) w->room_n = t->n < STAGING_ELEMENTS ? t->n : STAGING_ELEMENTS;
+            if (t->n > w->room_n && c->quantization != QUANTIZATION_MXFP4)
+                w->room_n = t->n < STAGING_ELEMENTS ? t->n : STAGING_ELEMENTS;
             continue;
         }
         t->offset = *at;
-        *at += t->is_buffer ? BUFFER_ELEMENTS * t->n : t->n;
-        if (w->dt == DT_E4M3) scales += t->shape[0];
+        *at += t->is_buffer       ? BUFFER_ELEMENTS * t->n
+               : w->dt == DT_E4M3 ? code_bytes(c, t->n)
+                                  : t->n;
+        if (w->dt == DT_E4M3)
+            scales += c->quantization == QUANTIZATION_MXFP4 ? t->n / MXFP4_BLOCK : t->shape[0];
     }
     *at += own.cols < whole.cols ? scales * (1 + c->shard.size) : scales;
 }
@@ -573,17 +590,22 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
     struct weights *held = (struct weights *)w; // whose pointers are read
     const struct model_config *c = w->config;
     const struct layer_config *l = &c->layers[layer];
-    const bool in_twin = w->twin && roles[role].in_twin;
+    const bool of_twin = w->twin && in_twin(c, role);
     const bool biased = role == ROLE_QKV || role == ROLE_O || role == ROLE_ROUTER ||
                         role == ROLE_GATE_UP || role == ROLE_DOWN || role == ROLE_HEAD ||
                         role == ROLE_DELTA_IN || role == ROLE_DELTA_OUT;
     struct weight_matrix m = {
-        .w = *role_pointer(in_twin ? w->twin : held, role, layer),
+        .w = *role_pointer(of_twin ? w->twin : held, role, layer),
         .bias = biased ? *role_pointer(held, role + 1, layer) : NULL,
         .n = (int)size_of(c, l, config_vocab_rows(c), roles[role].rows),
         .k = (int)size_of(c, l, config_vocab_rows(c), roles[role].cols),
     };
-    if (in_twin && m.w) m.scales = (int8_t *)m.w + matrix_rows(w, role, layer) * m.k;
+    if (!of_twin || !m.w) return m;
+    void *behind = (char *)m.w + code_bytes(c, matrix_rows(w, role, layer) * m.k);
+    if (c->quantization == QUANTIZATION_MXFP4)
+        m.mx_scales = behind;
+    else
+        m.scales = behind;
     m.rounds = m.scales && c->quantization == QUANTIZATION_FP8;
     return m;
 }
@@ -603,20 +625,24 @@ int64_t weights_widest(const struct weights *w)
 void weights_twin_tensor(const struct weights *twin, int i, const uint8_t **ret_codes,
                          const int8_t **ret_scales)
 {
+    const bool mxfp4 = twin->config->quantization == QUANTIZATION_MXFP4;
     const struct weight_tensor *t = &twin->tensors[i], *first = t;
     while (!weights_begins_block(twin, (int)(first - twin->tensors))) first--;
     const int64_t before = t->offset - first->offset, cols = t->shape[1];
     const int64_t rows = matrix_rows(twin, t->role, t->layer);
     *ret_codes = (const uint8_t *)twin->base + t->offset;
-    *ret_scales = (const int8_t *)twin->base + first->offset + rows * cols + before / cols;
+    *ret_scales = (const int8_t *)twin->base + first->offset +
+                  code_bytes(twin->config, rows * cols) +
+                  (mxfp4 ? 2 * before / MXFP4_BLOCK : before / cols);
 }
 
 struct weight_place weights_place(const struct weights *w, const struct weight_tensor *t)
 {
     if (t->in_twin) {
         const struct weight_tensor *codes = &w->twin->tensors[t->in_twin - 1];
-        return (struct weight_place){w->twin_offset + (size_t)codes->offset, (size_t)codes->n,
-                                     DT_E4M3};
+        return (struct weight_place){
+            w->twin_offset + (size_t)codes->offset, (size_t)code_bytes(w->config, codes->n),
+            w->config->quantization == QUANTIZATION_MXFP4 ? DT_U8 : DT_E4M3};
     }
     const enum dtype own = weights_tensor_dtype(w, t);
     return (struct weight_place){(size_t)t->offset * dtype_size(w->dt),
@@ -739,7 +765,7 @@ enum status weights_base_checksum(const struct weights *w, struct device *dev, u
     bytes[n++] = w->twin->canary_offset;
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_place place = weights_place(w, &w->tensors[i]);
-        if (roles[w->tensors[i].role].in_twin) continue;
+        if (in_twin(w->config, w->tensors[i].role)) continue;
         offsets[n] = place.offset;
         bytes[n++] = place.bytes;
     }
@@ -799,7 +825,9 @@ enum status weights_read(const struct weights *w, struct device *dev, int tensor
     const struct weight_tensor *t = &w->tensors[tensor];
     const enum dtype own = weights_tensor_dtype(w, t);
     const size_t bytes = (size_t)t->n * dtype_size(own);
-    if (t->in_twin) return status_fail(ST_UNSUPPORTED, "tensor %s is held in e4m3 alone", t->name);
+    if (t->in_twin)
+        return status_fail(ST_UNSUPPORTED, "tensor %s is held in %s alone", t->name,
+                           w->config->quantization == QUANTIZATION_MXFP4 ? "MXFP4" : "e4m3");
     void *staging = malloc(bytes);
     if (!staging) return status_fail(ST_NO_MEMORY, "no memory to read tensor %s", t->name);
     device_copy_out(dev, staging, weights_address(w, t->offset), bytes);

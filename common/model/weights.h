@@ -145,7 +145,8 @@ static inline enum dtype weights_tensor_dtype(const struct weights *w,
 {
     return t->is_buffer ? DT_F32 : w->dt;
 }
-// Where a tensor lies within the arena, bytes; of one in the twin alone its codes.
+// Where a tensor lies within the arena, bytes; of one in the twin alone its codes. In MXFP4 these
+// are DT_U8 of two numbers each.
 struct weight_place {
     size_t offset, bytes;
     enum dtype dt;
@@ -157,13 +158,14 @@ struct weight_matrix {
     void *w, *bias; // (n, k), (n)
     int n, k;
     const int8_t *scales; // of w, which is the twin's (ops.h, struct matmul); NULL: it is of w's dt
-    bool rounds;          // the forward pass multiplies it with rows in e4m3
+    const uint8_t *mx_scales; // likewise, of a twin in MXFP4
+    bool rounds;              // the forward pass multiplies it with rows in e4m3
 };
 struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role role, int layer);
 // Elements of the twin's largest matrix, of experts all: what is widened at once (ops.h,
 // scratch_shape). 0: there is no twin.
 int64_t weights_widest(const struct weights *w);
-// Where tensor i of the twin has its codes (e4m3.h) and its rows' scales, on the device.
+// Where tensor i of the twin has its codes (e4m3.h, mxfp4.h) and their scales, on the device.
 void weights_twin_tensor(const struct weights *twin, int i, const uint8_t **ret_codes,
                          const int8_t **ret_scales);
 // Enqueues making the twin of the tensors as they are; nothing where there is none. What writes

@@ -6,6 +6,7 @@
 #include "common/model/weights.h"
 #include "common/base/e4m3.h"
 #include "common/base/file.h"
+#include "common/base/mxfp4.h"
 #include "common/model/fp8_folder.h"
 #include "kernels/comm.h"
 #include "kernels/ops.h"
@@ -15,13 +16,10 @@
 #include <string.h>
 
 // ---- mxfp4 --------------------------------------------------------------------------------------
-// Matrices of gpt-oss's published folders: 4-bit floats (e2m1), 32 neighbours of a row with one
-// scale, a power of two (OCP Microscaling Formats 1.0, 2023). NAME_blocks (matrices, rows, columns
-// / 32, 16) U8 has two values a byte, the first in the low half; NAME_scales (matrices, rows,
-// columns / 32) U8 the exponents plus 127. Every value is a bf16. Reading only.
+// Matrices of gpt-oss's published folders (common/base/mxfp4.h): NAME_blocks (matrices, rows,
+// columns / 32, 16) U8 and NAME_scales (matrices, rows, columns / 32) U8. Reading only.
 
-#define MXFP4_BLOCK 32 // values with one scale
-#define NAN_SCALE   255
+#define NAN_SCALE 255
 
 static const struct safetensors_entry *find_half(const struct safetensors *set, const char *name,
                                                  const char *end)
@@ -34,15 +32,13 @@ static const struct safetensors_entry *find_half(const struct safetensors *set, 
 static void read_mxfp4_row(const struct safetensors_entry *e, int64_t row, int64_t first, int64_t n,
                            void *ret)
 {
-    static const float values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
-                                     -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
     const int64_t runs = e->shape[2]; // with a scale each
     const uint8_t *blocks = (const uint8_t *)e->data + row * runs * (MXFP4_BLOCK / 2),
                   *scales = (const uint8_t *)e->more + row * runs;
     for (int64_t i = 0; i < n; i++) {
         const int64_t c = first + i;
-        const int code = c % 2 ? blocks[c / 2] >> 4 : blocks[c / 2] & 15;
-        ((uint16_t *)ret)[i] = bf16_from_f32(ldexpf(values[code], scales[c / MXFP4_BLOCK] - 127));
+        ((uint16_t *)ret)[i] =
+            bf16_from_f32(mxfp4_code(blocks, c) * mxfp4_factor(scales[c / MXFP4_BLOCK]));
     }
 }
 
@@ -235,6 +231,11 @@ static enum status check_tensor(const struct weights *w, const struct weight_ten
     const char *name = weights_folder_name(t);
     const struct safetensors_entry *e = find_tensor(w, set, name);
     const char *config = t->role == ROLE_COUNT ? "adapter_config.json" : "config.json";
+    if (e && t->in_twin && w->config->quantization == QUANTIZATION_MXFP4)
+        return status_fail(ST_MISMATCH,
+                           "%s: tensor %s is not in MXFP4, which --quantization mxfp4 takes as it "
+                           "is: leave that away, or give the folder as it was published",
+                           e->file, name);
     if (!e && w->config->stored == STORED_MXFP4 && stored && t->n_dims == 2 &&
         mxfp4_find(set, name, NULL))
         return mxfp4_check(set, name, t->stored.shape);
@@ -444,6 +445,37 @@ static void code_slice(const struct weights *w, struct device *dev, const struct
         }
 }
 
+// A tensor that stays as it is stored: its rows' codes, and their scales, as they lie in the
+// folder.
+static void copy_codes(const struct weights *w, struct device *dev, const struct weight_tensor *t,
+                       const struct safetensors_entry *e, void *packed)
+{
+    const struct stored_in *s = &t->stored;
+    const uint8_t *codes;
+    const int8_t *scales;
+    weights_twin_tensor(w->twin, t->in_twin - 1, &codes, &scales);
+    const struct {
+        void *to;
+        const void *from;
+        size_t row; // bytes
+    } parts[] = {{(void *)codes, e->data, (size_t)t->shape[1] / 2},
+                 {(void *)scales, e->more, (size_t)t->shape[1] / MXFP4_BLOCK}};
+    for (int p = 0; p < 2; p++) {
+        const size_t bytes = parts[p].row;
+        const int64_t max = (int64_t)((size_t)STAGING_ELEMENTS * sizeof(float) / bytes);
+        for (int64_t row = 0, n; row < t->shape[0]; row += n) {
+            n = t->shape[0] - row < max ? t->shape[0] - row : max;
+            for (int64_t i = 0; i < n; i++)
+                memcpy((char *)packed + (size_t)i * bytes,
+                       (const char *)parts[p].from +
+                           (size_t)(s->first_row + (row + i) * s->row_step) * bytes,
+                       bytes);
+            device_copy_in(dev, (char *)parts[p].to + (size_t)row * bytes, packed,
+                           (size_t)n * bytes);
+        }
+    }
+}
+
 static void count_rounding(struct weights *w, const struct safetensors_entry *matrix)
 {
     const double change = fp8_rounding(matrix);
@@ -454,7 +486,7 @@ static void count_rounding(struct weights *w, const struct safetensors_entry *ma
 bool weights_describe_stored(const struct weights *w, char *ret, size_t size)
 {
     const char *note = stored_form_notes[w->config->stored];
-    if (!note) return false;
+    if (!note || w->config->quantization == QUANTIZATION_MXFP4) return false;
     snprintf(ret, size, "%s", note);
     if (w->config->stored != STORED_FP8 || !w->twin) return true;
     if (w->n_rounded == 0)
@@ -489,7 +521,10 @@ enum status weights_load_set(struct weights *w, struct device *dev, const struct
             e = &quantised;
             if (w->twin) count_rounding(w, e);
         }
-        (t->in_twin ? code_slice : copy_in_slice)(w, dev, t, e, staging, packed);
+        if (t->in_twin && w->config->quantization == QUANTIZATION_MXFP4)
+            copy_codes(w, dev, t, e, packed);
+        else
+            (t->in_twin ? code_slice : copy_in_slice)(w, dev, t, e, staging, packed);
     }
     if (w->room_n)
         device_fill(dev, (char *)w->base + w->room_offset, 0, w->canary_offset - w->room_offset);

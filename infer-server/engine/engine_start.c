@@ -200,9 +200,9 @@ enum status engine_load_configs(struct engine *e)
     // Once for all who compute with these weights: the bridge file tells it to trainers.
     const int context = executor_requested_context(e->config, o->max_context);
     e->config->rope_context = context;
-    e->config->quantization = (enum quantization)o->quantization;
     // a row that is cut has its scale of all ranks, who then need the numbers (weights_quantise())
-    e->config->twin_alone = o->quantization && o->inference_only && o->who.size <= 1;
+    CHECK(model_config_quantise(e->config, (enum quantization)o->quantization,
+                                o->inference_only && o->who.size <= 1));
     e->config->kv_cache = (enum kv_cache)o->kv_cache;
     if (e->draft_config) e->draft_config->kv_cache = e->config->kv_cache;
     if (e->frozen_config) e->frozen_config->kv_cache = e->config->kv_cache;
@@ -460,6 +460,24 @@ static void log_further(const struct engine *e, const char *what, const char *fo
     log_config(w, folder);
 }
 
+// How the layers' matrices are held.
+static void log_quantization(const struct weights *w)
+{
+    const enum quantization q = w->config->quantization;
+    if (!w->twin) return;
+    const double mb = (double)w->twin->canary_offset / 1e6;
+    if (q == QUANTIZATION_MXFP4)
+        log_info("engine: --quantization mxfp4: experts are held in four bits, %.1f MB of these "
+                 "weights: adapters are trained beside them, they themselves are not",
+                 mb);
+    else
+        log_info("engine: --quantization %s: the layers' matrices%s are multiplied in e4m3, %.1f "
+                 "MB of these weights%s",
+                 quantization_names[q],
+                 q == QUANTIZATION_FP8 ? ", and the rows that they take," : "", mb,
+                 w->config->twin_alone ? ", and there is no other copy of them" : "");
+}
+
 enum status engine_load(struct engine *e)
 {
     enum status st = ST_OK;
@@ -500,13 +518,7 @@ enum status engine_load(struct engine *e)
              e->live.kv_blocks_total, e->live.kv_block_tokens,
              (double)e->live.kv_blocks_total * (double)e->live.kv_bytes_per_block / 1e6);
     log_config(weights[RUNNER_POLICY], o->model_folder);
-    if (o->quantization)
-        log_info("engine: --quantization %s: the layers' matrices%s are multiplied in e4m3, %.1f "
-                 "MB of these weights%s",
-                 quantization_names[o->quantization],
-                 o->quantization == QUANTIZATION_FP8 ? ", and the rows that they take," : "",
-                 (double)weights[RUNNER_POLICY]->twin->canary_offset / 1e6,
-                 e->config->twin_alone ? ", and there is no other copy of them" : "");
+    log_quantization(weights[RUNNER_POLICY]);
     log_states(e);
     if (draft)
         log_further(e, draft->config->mtp ? "layer that predicts further tokens of" : "draft model",

@@ -34,7 +34,7 @@ static enum status open_all(struct follower *f, const struct engine_options *o)
     CHECK(group_open(f->dev, o->bridge_path, &o->who, &f->group));
     CHECK(model_config_load(o->model_folder, &f->config));
     f->config->rope_context = executor_requested_context(f->config, (int)o->max_context);
-    f->config->quantization = (enum quantization)o->quantization;
+    CHECK(model_config_quantise(f->config, (enum quantization)o->quantization, false));
     f->config->kv_cache = (enum kv_cache)o->kv_cache;
     CHECK(model_config_shard(f->config, (struct shard){o->who.rank, o->who.size}));
     CHECK(weights_plan(f->config,

@@ -265,15 +265,15 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
         const struct weight_tensor *t = &w->tensors[i];
         struct bridge_tensor *to = &role.tensors[i];
         snprintf(to->name, sizeof to->name, "%s", t->name);
+        const struct weight_place place = weights_place(w, t);
         to->n_dims = t->n_dims;
         int64_t stride = 1;
         for (int d = t->n_dims - 1; d >= 0; d--) {
-            to->shape[d] = t->shape[d];
+            to->shape[d] = t->shape[d] / (place.dt == DT_U8 && d == t->n_dims - 1 ? 2 : 1);
             to->stride[d] = stride;
-            stride *= t->shape[d];
+            stride *= to->shape[d];
         }
         if (w->config->shard.size > 1) describe_slice(t, &to->slice);
-        const struct weight_place place = weights_place(w, t);
         to->dt = place.dt;
         to->is_buffer = t->is_buffer;
         to->offset = place.offset;

@@ -12,6 +12,7 @@
  * then the old value of C, then the bias. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
+#include "common/base/mxfp4.h"
 #include "common/base/e4m3.h"
 #include "kernels/comm.h"
 #include <cblas.h>
@@ -180,6 +181,29 @@ void cpu_widen_row(float *to, const uint8_t *codes, int8_t scale, int64_t n)
     for (; at < n; at++) to[at] = f32_from_e4m3(codes[at]) * factor;
 }
 
+void cpu_widen_mxfp4(float *to, const uint8_t *codes, const uint8_t *scales, int64_t first,
+                     int64_t n)
+{
+    for (int64_t at = 0; at < n; at += MXFP4_BLOCK) {
+        const float factor = mxfp4_factor(scales[(first + at) / MXFP4_BLOCK]);
+        for (int64_t i = 0; i < MXFP4_BLOCK; i++)
+            to[at + i] = mxfp4_code(codes, first + at + i) * factor;
+    }
+}
+
+// The same of weights in MXFP4.
+static const float *widened_mxfp4(struct device *dev, const uint8_t *codes, const uint8_t *scales,
+                                  int64_t rows, int64_t cols)
+{
+    float *wide = cpu_workspace(dev, (size_t)(rows * cols) * sizeof *wide);
+    if (!wide) return NULL;
+#pragma omp parallel for if (rows * cols > PARALLEL_WORK)
+    for (int64_t r = 0; r < rows; r++)
+        cpu_widen_mxfp4(wide + r * cols, codes + r * cols / 2, scales + r * cols / MXFP4_BLOCK, 0,
+                        cols);
+    return wide;
+}
+
 const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales, int64_t rows,
                          int64_t cols)
 {
@@ -192,12 +216,27 @@ const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales
     return wide;
 }
 
+// The chunk of a B with scales that begins with column `first` of row `row`: `cols` rows of n
+// numbers, CHUNK apart.
+static void widen_chunk(float *to, const void *b, const struct matmul *s, int64_t row, int cols,
+                        int64_t first, int64_t n)
+{
+    const int64_t k = s->k;
+    for (int64_t j = row; j < row + cols; j++, to += CHUNK)
+        if (s->mx_scales)
+            cpu_widen_mxfp4(to, (const uint8_t *)b + j * k / 2, s->mx_scales + j * k / MXFP4_BLOCK,
+                            first, n);
+        else
+            cpu_widen_row(to, (const uint8_t *)b + j * k + first, s->scales[j], n);
+}
+
 // C(m,n) = A(m,k) B(n,k)^T [+ C] [+ bias], A in f32. Of a B with scales a thread widens the chunk
 // that it multiplies.
 static void dot_product(float *c, const float *a, const void *b, const float *bias,
                         const struct matmul *s)
 {
     const int m = s->m, n = s->n, k = s->k, chunk = s->a_scales ? E4M3_CHUNK : CHUNK;
+    const bool coded = s->scales || s->mx_scales;
 #pragma omp parallel for schedule(dynamic) if ((int64_t)m * n * k > PARALLEL_WORK * 8)
     for (int start = 0; start < n; start += COLUMNS) {
         const int cols = n - start < COLUMNS ? n - start : COLUMNS;
@@ -208,11 +247,9 @@ static void dot_product(float *c, const float *a, const void *b, const float *bi
             t.k = k - p < chunk ? k - p : chunk;
             t.add = p > 0 || s->beta != 0;
             t.bias = bias && p + chunk >= k ? bias + start : NULL;
-            t.b = s->scales ? wide : (const float *)b + at;
-            if (s->scales) t.ldb = CHUNK;
-            for (int j = 0; s->scales && j < cols; j++)
-                cpu_widen_row(wide + j * CHUNK, (const uint8_t *)b + at + (int64_t)j * k,
-                              s->scales[start + j], t.k);
+            t.b = coded ? wide : (const float *)b + at;
+            if (coded) t.ldb = CHUNK;
+            if (coded) widen_chunk(wide, b, s, start, cols, p, t.k);
             for (int i = 0; i < m; i += BLOCK)
                 cpu_dots(&t, i, m - i < BLOCK ? m : i + BLOCK, 0, cols);
         }
@@ -257,7 +294,8 @@ void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const
         return;
     }
     const int rows = shape->trans_b ? n : k, cols = shape->trans_b ? k : n; // of B as it is stored
-    const float *wide = cpu_widened(dev, b, shape->scales, rows, cols);
+    const float *wide = shape->mx_scales ? widened_mxfp4(dev, b, shape->mx_scales, rows, cols)
+                                         : cpu_widened(dev, b, shape->scales, rows, cols);
     if (!wide) return;
     if (k > 0)
         cblas_sgemm(CblasRowMajor, shape->trans_a ? CblasTrans : CblasNoTrans,

@@ -4,6 +4,7 @@
  * to the same expert (matmul.c). Every other sum is one thread's and runs in order. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
+#include "common/base/mxfp4.h"
 #include "kernels/routing.h"
 #include <omp.h>
 
@@ -172,16 +173,20 @@ void cpu_matmul_experts(struct device *dev, void *c, const void *a, const void *
                         const int32_t *offsets, int n_experts, const struct matmul *shape)
 {
     const int64_t n = shape->n, k = shape->k;
-    const size_t element = dtype_size(shape->scales ? DT_E4M3 : shape->in),
-                 of_row = dtype_size(shape->a_scales ? DT_E4M3 : shape->in);
+    const size_t of_row = dtype_size(shape->a_scales ? DT_E4M3 : shape->in);
+    const size_t all = (size_t)(n * k); // of an expert
+    const size_t bytes = shape->mx_scales ? all / 2
+                         : shape->scales  ? all
+                                          : all * dtype_size(shape->in);
     for (int e = 0; e < n_experts; e++) {
         const int64_t start = offsets[e];
         struct matmul one = *shape;
         one.m = offsets[e + 1] - offsets[e];
         if (shape->scales) one.scales += e * (shape->trans_b ? n : k);
+        if (shape->mx_scales) one.mx_scales += (size_t)e * (all / MXFP4_BLOCK);
         if (shape->a_scales) one.a_scales += start;
         cpu_matmul(dev, (float *)c + start * n, (const char *)a + (size_t)(start * k) * of_row,
-                   (const char *)b + (size_t)(e * n * k) * element, NULL, &one);
+                   (const char *)b + (size_t)e * bytes, NULL, &one);
     }
 }
 

@@ -387,6 +387,9 @@ struct wide_weights {
 
     wide_weights(struct device *dev, const void *w, const int8_t *scales, int64_t rows, int cols,
                  enum dtype dt);
+    // In MXFP4.
+    wide_weights(struct device *dev, const void *w, const uint8_t *mx_scales, int64_t rows,
+                 int cols, enum dtype dt);
 };
 
 // What the operations of a training step ask of cuda_workspace(), at most.

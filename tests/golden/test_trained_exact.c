@@ -21,7 +21,9 @@ static const char *with_tokenizer(const char *model)
     return folder;
 }
 
-static void train_model(const char *model, const char *const numbers[])
+#define STEPS "--exact --max-steps %d --temperature 0.7 --ignore-eos --save-steps 0"
+
+static void train_model(const char *model, const char *const numbers[], bool adapter)
 {
     const int n_steps = on_cpu() ? 2 : MAX_STEPS;
     double mismatch[MAX_STEPS + 1], entropy[MAX_STEPS + 1];
@@ -31,8 +33,7 @@ static void train_model(const char *model, const char *const numbers[])
                                "--max-context 48 --speculative ngram:4,suffix:8",
                                daemon_exact_dtype()),
                           numbers));
-    assert_train(&s, 0, "run",
-                 "--exact --max-steps %d --temperature 0.7 --ignore-eos --save-steps 0", n_steps);
+    assert_train(&s, 0, "run", adapter ? STEPS " --lora-r 4" : STEPS, n_steps);
     assert_int_equal(column(&s, "run", "sampler_mismatch/max", mismatch, n_steps + 1), n_steps);
     assert_int_equal(column(&s, "run", "entropy", entropy, n_steps + 1), n_steps);
     for (int i = 0; i < n_steps; i++) {
@@ -42,34 +43,47 @@ static void train_model(const char *model, const char *const numbers[])
     scene_end(&s);
 }
 
+// Adapters beside experts in four bits, which themselves nobody trains.
+static void in_four_bits(void **state)
+{
+    const char *model = test_golden("gpt-oss-mxfp4");
+    struct scene s;
+    (void)state;
+    train_model(model, args("--quantization mxfp4 --max-adapters 1"), true);
+    scene_open_model(&s, with_tokenizer(model), args("--quantization mxfp4"));
+    assert_train(&s, 1, "whole", "--max-steps 1");
+    assert_contains(test_read(test_path(s.folder, "trainer.log")), "train an adapter beside them");
+    scene_end(&s);
+}
+
 static void one_model(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, NULL);
+    train_model(*state, NULL, false);
 }
 
 static void in_e4m3(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, args("--quantization fp8-weights"));
+    train_model(*state, args("--quantization fp8-weights"), false);
 }
 
 static void with_kv_in_e4m3(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, args("--kv-cache-dtype fp8"));
+    train_model(*state, args("--kv-cache-dtype fp8"), false);
 }
 
 static void both_in_e4m3(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, args("--quantization fp8-weights --kv-cache-dtype fp8"));
+    train_model(*state, args("--quantization fp8-weights --kv-cache-dtype fp8"), false);
 }
 
 static void rounded(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, args("--quantization fp8"));
+    train_model(*state, args("--quantization fp8"), false);
 }
 
 int main(int argc, char **argv)
@@ -81,5 +95,6 @@ int main(int argc, char **argv)
     if (!on_cpu()) reference_list_golden(in_e4m3, " in e4m3");
     if (!on_cpu()) reference_list_golden(with_kv_in_e4m3, " with keys and values in e4m3");
     reference_list_golden(both_in_e4m3, " all in e4m3");
+    test_list(0, (struct CMUnitTest){"gpt-oss-mxfp4 in four bits", in_four_bits, NULL, NULL, NULL});
     return test_main();
 }

@@ -18,7 +18,7 @@ enum status reference_build(const char *folder, json_t *config, int max_tokens,
         CHECK(model_config_from_json("config.json", config, &ret->config));
     else
         CHECK(model_config_load(folder, &ret->config));
-    ret->config->quantization = ret->quantization;
+    CHECK(model_config_quantise(ret->config, ret->quantization, false));
     CHECK(weights_plan(ret->config, device_default_dtype(ret->dev), &ret->weights));
     CHECK(weights_alloc(ret->weights, ret->dev));
     CHECK(weights_load(ret->weights, ret->dev, folder));

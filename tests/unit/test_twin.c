@@ -3,6 +3,7 @@
  * is as it was. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/e4m3.h"
+#include "common/base/mxfp4.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/loaded.h"
 #include "trainer/learn/optimizer.h"
@@ -155,6 +156,81 @@ static void compare_rounded(const char *model)
 TEST(rows_are_rounded)
 {
     for_each_golden(compare_rounded);
+}
+
+// ---- four bits ----------------------------------------------------------------------------------
+
+// As transformers reads them (integrations/mxfp4.py): a table, times a power of two.
+TEST(numbers_of_four_bits)
+{
+    static const float table[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    for (int scale = 0; scale < 255; scale++)
+        for (int code = 0; code < 256; code++) {
+            const uint8_t byte = (uint8_t)code;
+            for (int i = 0; i < 2; i++) {
+                const int four = code >> (4 * i) & 15;
+                const float have = mxfp4_code(&byte, i) * mxfp4_factor((uint8_t)scale),
+                            want =
+                                ldexpf(four & 8 ? -table[four & 7] : table[four & 7], scale - 127);
+                assert_memory_equal(&have, &want, sizeof have);
+            }
+        }
+}
+
+// Experts as they are stored: the bits of those that were widened when they were loaded, in less
+// memory, through both of an expert's matrices and back through them.
+TEST(experts_in_four_bits)
+{
+    const char *model = test_golden("gpt-oss-mxfp4");
+    SCOPED(reference_close) struct reference r, plain;
+    int n;
+    const float *want = logits_as(model, QUANTIZATION_NONE, &n);
+    const float *have = logits_as(model, QUANTIZATION_MXFP4, &n);
+    assert_memory_equal(have, want, (size_t)n * sizeof *have);
+    reference_open_as(model, "cpu", QUANTIZATION_MXFP4, &r);
+    reference_open(model, "cpu", &plain);
+    const struct weights *a = r.weights, *b = plain.weights;
+    size_t codes = 0, widened = 0;
+    for (int i = 0; i < a->n_tensors; i++) {
+        const struct weight_tensor *t = &a->tensors[i];
+        const bool expert = t->role == ROLE_EXPERTS_GATE_UP || t->role == ROLE_EXPERTS_DOWN;
+        const struct weight_place x = weights_place(a, t), y = weights_place(b, &b->tensors[i]);
+        assert_int_equal(expert, t->in_twin > 0);
+        codes += expert ? x.bytes : 0;
+        widened += expert ? y.bytes : 0;
+    }
+    assert_true(codes > 0 && 8 * codes == widened);
+    assert_true(a->bytes + widened < b->bytes + 2 * codes);
+    assert_int_equal(a->n_parameters, b->n_parameters);
+
+    const int layer = 1;
+    const struct weight_matrix four = weights_matrix(a, ROLE_EXPERTS_DOWN, layer),
+                               wide = weights_matrix(b, ROLE_EXPERTS_DOWN, layer);
+    enum { ROWS = 5 };
+    const int32_t offsets[] = {0, 2, 2, 4, ROWS};
+    float dy[ROWS * 64], dx[2][ROWS * 64];
+    assert_true(four.n <= 64 && four.k <= 64 && !four.scales && !wide.mx_scales);
+    for (int i = 0; i < ROWS * four.n; i++) dy[i] = (float)(i * 37 % 19 - 9);
+    struct matmul back = {.m = ROWS, .n = four.k, .k = four.n, .in = DT_F32, .out = DT_F32};
+    r.model->ops->matmul_experts(r.dev, dx[1], dy, wide.w, offsets, 4, &back);
+    back.mx_scales = four.mx_scales;
+    r.model->ops->matmul_experts(r.dev, dx[0], dy, four.w, offsets, 4, &back);
+    assert_ok(device_sync(r.dev));
+    assert_memory_equal(dx[0], dx[1], (size_t)(ROWS * four.k) * sizeof(float));
+}
+
+TEST(four_bits_are_of_folders_that_have_them)
+{
+    struct loaded plain, stored;
+    loaded_config(test_golden("gpt-oss"), &plain);
+    assert_fails(model_config_quantise(plain.config, QUANTIZATION_MXFP4, false), ST_UNSUPPORTED,
+                 "GptOssForCausalLM has none");
+    loaded_config(test_golden("gpt-oss-mxfp4"), &stored);
+    assert_ok(model_config_quantise(stored.config, QUANTIZATION_MXFP4, false));
+    assert_fails(model_config_shard(stored.config, (struct shard){0, 2}), ST_INVALID,
+                 "experts in MXFP4");
+    loaded_close(&plain);
+    loaded_close(&stored);
 }
 
 static uint64_t sum_of(const struct reference *r)

@@ -457,6 +457,19 @@ static void experts_to_weight(struct model *m, void *dw, float *dbias, const voi
     if (dw) m->ops->matmul_experts_back(m->dev, dw, dy, x, r->offsets, experts, shape);
 }
 
+// dx (a, k) = dy (a, n) . w_e (n, k) of each row's expert.
+static struct matmul experts_input_shape(const struct model *m, int a,
+                                         const struct weight_matrix *w)
+{
+    return (struct matmul){.m = a,
+                           .n = w->k,
+                           .k = w->n,
+                           .in = m->dt,
+                           .out = m->dt,
+                           .scales = w->scales,
+                           .mx_scales = w->mx_scales};
+}
+
 // From m->normed and dx, the experts' gradients; leaves the gradient of m->normed in dnormed.
 static void experts_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
                          const struct backward_loss *loss)
@@ -476,10 +489,8 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     int a = rows * shape.top_k;
     int experts = shape.n_experts;
     const struct act_shape act = model_act_shape(m, a, inner);
-    const struct matmul to_act = {
-        .m = a, .n = inner, .k = width, .in = m->dt, .out = m->dt, .scales = down.scales};
-    const struct matmul to_input = {
-        .m = a, .n = width, .k = up.n, .in = m->dt, .out = m->dt, .scales = up.scales};
+    const struct matmul to_act = experts_input_shape(m, a, &down),
+                        to_input = experts_input_shape(m, a, &up);
     const struct matmul to_down = {.m = a, .n = width, .k = inner, .in = m->dt};
     const struct matmul to_gate_up = {.m = a, .n = up.n, .k = width, .in = m->dt};
 

@@ -282,6 +282,10 @@ enum status learner_new(struct device *dev, const struct model_config *config,
         l->options.logits_chunk = device_kind(dev) == DEVICE_CUDA ? GPU_CHUNK : CPU_CHUNK;
     if (l->options.logits_chunk > l->max_targets) l->options.logits_chunk = l->max_targets;
     CHECK(balance_coef(config, options->router_aux_loss_coef, &l->options.router_aux_loss_coef));
+    if (policy->n_in_twin > 0 && !options->adapter && !options->many_adapters)
+        FAIL(ST_UNSUPPORTED,
+             "the model's experts are held in four bits (--quantization mxfp4), which nobody "
+             "trains: train an adapter beside them (--lora-r), or leave --quantization away");
     CHECK(param_ranges_of(options->adapter ? options->adapter->weights : policy, options->freeze,
                           &l->trained));
     l->info.comm = options->comm;
@@ -344,8 +348,7 @@ static enum status load_teacher(struct learner *l, const char *folder)
     struct memory_plan *plan = &l->info.memory;
     enum status st;
     CHECK(model_config_load(folder, &l->teacher_config));
-    l->teacher_config->quantization = l->taught.quantization;
-    l->teacher_config->twin_alone = l->taught.quantization != QUANTIZATION_NONE;
+    CHECK(model_config_quantise(l->teacher_config, l->taught.quantization, true));
     if (l->teacher_config->vocab_size < l->config->vocab_size)
         FAIL(
             ST_MISMATCH,

@@ -111,7 +111,7 @@ enum status role_open(struct bridge *bridge, const struct bridge_role *role,
     CHECK(model_config_load(role->model, ret_model));
     if (strcmp(role->role, MTP_ROLE) == 0) CHECK(model_config_take_mtp(role->model, *ret_model));
     CHECK(take_rope(bridge, role, *ret_model));
-    (*ret_model)->quantization = role->quantization;
+    CHECK(model_config_quantise(*ret_model, role->quantization, false));
     (*ret_model)->kv_cache = role->kv_cache;
     if (file->tp_degree > 1)
         CHECK(model_config_shard(*ret_model, (struct shard){file->shard, file->tp_degree}));

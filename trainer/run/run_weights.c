@@ -245,7 +245,8 @@ static enum status plan(const struct run *run, const char *option, const char *f
                                     : model_config_load(from, ret_model));
     (*ret_model)->rope_context = (*ret_model)->max_positions;
     if (ret_model == &run->mapped.model)
-        (*ret_model)->quantization = (enum quantization)run->config->quantization;
+        CHECK(
+            model_config_quantise(*ret_model, (enum quantization)run->config->quantization, false));
     CHECK(weights_plan(*ret_model, device_default_dtype(run->own.device), ret_weights));
     st = describe(role, from, *ret_weights, ret);
 out:

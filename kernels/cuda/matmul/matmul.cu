@@ -474,23 +474,34 @@ size_t cuda_matmul_scratch(int rows, int width)
 
 bool matmul_is_e4m3(struct device *, const matmul_call &c)
 {
-    return c.shape->scales;
+    return c.shape->scales || c.shape->mx_scales;
 }
 
-void matmul_widened(struct device *dev, const matmul_call &c)
+// With a and b in the dtype of the call.
+static void multiply_wide(struct device *dev, const matmul_call &c, const wide_weights &a,
+                          const wide_weights &b)
 {
     struct matmul s = *c.shape;
-    const wide_weights a(dev, c.a, s.a_scales, s.m, s.k, s.in);
-    const wide_weights b(dev, c.b, s.scales,
-                         (int64_t)(s.trans_b ? s.n : s.k) * std::max(1, c.n_experts),
-                         s.trans_b ? s.k : s.n, s.in);
     s.scales = s.a_scales = NULL;
+    s.mx_scales = NULL;
     s.early = false;
     if (!a.w || !b.w) return;
     if (c.n_experts > 0)
         cuda_matmul_experts(dev, c.c, a.w, b.w, c.offsets, c.n_experts, &s);
     else
         cuda_matmul(dev, c.c, a.w, b.w, c.bias, &s);
+}
+
+void matmul_widened(struct device *dev, const matmul_call &c)
+{
+    const struct matmul &s = *c.shape;
+    const int64_t rows = (int64_t)(s.trans_b ? s.n : s.k) * std::max(1, c.n_experts);
+    const int cols = s.trans_b ? s.k : s.n;
+    const wide_weights a(dev, c.a, s.a_scales, s.m, s.k, s.in);
+    if (s.mx_scales)
+        multiply_wide(dev, c, a, wide_weights(dev, c.b, s.mx_scales, rows, cols, s.in));
+    else
+        multiply_wide(dev, c, a, wide_weights(dev, c.b, s.scales, rows, cols, s.in));
 }
 
 static bool is_columns(struct device *, const matmul_call &c)

@@ -518,8 +518,8 @@ static few_plan few_plan_of(struct device *dev, const matmul_call &call, const f
     const struct matmul *s = call.shape;
     const int m = s->m, e = p.n_experts;
     const few_plan none = {};
-    if (!on_hopper(dev) || s->in != DT_BF16 || s->scales || s->trans_a || !s->trans_b ||
-        s->k % CHUNK != 0 || s->k <= 0 || !aligned(16, {call.a, call.b}, {}) ||
+    if (!on_hopper(dev) || s->in != DT_BF16 || s->scales || s->mx_scales || s->trans_a ||
+        !s->trans_b || s->k % CHUNK != 0 || s->k <= 0 || !aligned(16, {call.a, call.b}, {}) ||
         !aligned(8, {p.c}, {}))
         return none;
     const few_columns columns = {END, s->n, p.apart, p.peers.size > 0};

@@ -3,6 +3,7 @@
  * accesses where widths and addresses allow. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/e4m3.cuh"
+#include "common/base/mxfp4.h"
 #include "common/base/rng.h"
 #include "kernels/cuda/rows/act.cuh"
 #include "kernels/cuda/rows/rope.cuh"
@@ -435,6 +436,34 @@ __global__ void widen_kernel(T *w, const uint8_t *codes, const int8_t *scales, u
     for (int i = 0; i < V; i++)
         x[i] = f32_from_e4m3(code.at[V > 1 ? e4m3_place(i, V) : 0]) * factor;
     store<T, V>(w + (at + c) * V, x);
+}
+
+// A thread has the eight numbers of four bytes.
+template <typename T>
+__global__ void widen_mxfp4_kernel(T *w, const uint32_t *codes, const uint8_t *scales, int64_t n)
+{
+    grid_begin();
+    const int64_t unit = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (unit >= n) return;
+    const uint32_t eight = codes[unit];
+    const float factor = mxfp4_factor(scales[unit * 8 / MXFP4_BLOCK]);
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = mxfp4_code((const uint8_t *)&eight, i) * factor;
+    store<T, 8>(w + unit * 8, x);
+}
+
+wide_weights::wide_weights(struct device *dev, const void *narrow, const uint8_t *mx_scales,
+                           int64_t rows, int cols, enum dtype dt)
+    : kept(dev, rows * cols * dtype_size(dt)), w(kept.memory)
+{
+    if (!kept.memory) return;
+    with_type(dt, [&](auto t) {
+        using T = decltype(t);
+        const int64_t n = rows * cols / 8;
+        cuda_launch(dev, "weights of mxfp4", widen_mxfp4_kernel<T>, ceil_div(n, THREADS), THREADS,
+                    0, (T *)w, (const uint32_t *)narrow, mx_scales, n);
+    });
 }
 
 wide_weights::wide_weights(struct device *dev, const void *narrow, const int8_t *scales,
