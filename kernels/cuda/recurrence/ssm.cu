@@ -111,7 +111,7 @@ template <typename T> __device__ __forceinline__ raw_row read_raw(const head_of_
 }
 
 // A warp's; the parts of a column are read side by side, from different banks.
-template <int PART> struct row_vectors {
+template <int PART> struct alignas(16) row_vectors {
     static constexpr int PITCH = PART + 4;
     float p[LANES * PITCH], r[LANES * PITCH];
 
