@@ -6,8 +6,34 @@
 #include "common/model/config.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/loaded.h"
+#include "tests/support/tiny_tokenizer.h"
 
 #define REQUESTS 40
+#define END      300 // of a text under a constraint
+
+static struct tokenizer *tokenizer;
+static struct constraints *constraints;
+static struct constraint *some[2];
+
+static void set_up(void)
+{
+    static const int ends[] = {END};
+    const char *bytes = test_folder();
+    json_t *specs[] = {test_keep(json_pack("{s:b}", "json_object", 1)),
+                       test_keep(json_pack("{s:s}", "regex", "([a-z]{2,9}[0-9 ]+)*!"))};
+    engine_bench_set_up();
+    assert_ok(tiny_tokenizer_write_bytes(bytes));
+    assert_ok(tokenizer_load(bytes, &tokenizer));
+    assert_ok(constraints_new(tokenizer, VOCAB, ends, 1, &constraints));
+    for (int i = 0; i < 2; i++) assert_ok(constraints_get(constraints, specs[i], &some[i]));
+}
+
+static void tear_down(void)
+{
+    for (int i = 0; i < 2; i++) constraint_release(some[i]);
+    constraints_free(constraints);
+    tokenizer_free(tokenizer);
+}
 
 // On the tests' device, where rows are computed alone: on the CPU, and in bf16 on a Hopper GPU.
 static struct engine_options options_here(void)
@@ -31,6 +57,11 @@ static struct sampling asked(int i, bool plain)
     if (rng_below(&r, 3) == 0) s.min_tokens = s.max_tokens / 2;
     if (rng_below(&r, 9) == 0) s.max_tokens = 0;
     if (plain) return s;
+    if (rng_below(&r, 2) == 0) { // its stops are few
+        s.constraint = some[rng_below(&r, 2)];
+        s.n_stop_ids = 1;
+        s.stop_ids[0] = END;
+    }
     if (rng_below(&r, 6) == 0) s.logprobs = 3;
     if (rng_below(&r, 6) == 0) s.repetition_penalty = 1.3f;
     if (rng_below(&r, 6) == 0) s.prompt_logprobs = true;
@@ -225,7 +256,7 @@ TEST(pauses_and_cancels)
     assert_int_equal(idle_stats(b).kv_blocks_used, 0);
 }
 
-TESTS_BETWEEN(engine_bench_set_up, NULL)
+TESTS_BETWEEN(set_up, tear_down)
 
 int main(int argc, char **argv)
 {
