@@ -258,14 +258,30 @@ static inline int delta_conv_width(const struct delta_shape *s) // queries, keys
     return 2 * delta_key_width(s) + delta_value_width(s);
 }
 // What a sequence of a paged batch carries on of a layer: the convolution's last taps - 1 inputs
-// (taps - 1, conv width), oldest first, then S of every head. f32 elements.
+// (taps - 1, conv width), oldest first, then the states of the key heads. S of a value head stands
+// at a position that DELTA_CHUNK divides; of the rows from there on, the open chunk, the state has
+// k, u, what a row adds to S with its key, and G, the sum of the log decays from the chunk's first
+// row on. A key head's state is k (DELTA_CHUNK, key_dim), then of each of its value heads S
+// (key_dim, head_dim), u (DELTA_CHUNK, head_dim) and G (DELTA_CHUNK). f32 elements; rows that are
+// not there yet are anything. Of Mamba-2's rule it is S of every head behind the last row.
+#define DELTA_CHUNK 64
 static inline int64_t delta_window_elements(const struct delta_shape *s)
 {
     return (int64_t)(s->taps - 1) * delta_conv_width(s);
 }
+static inline int64_t delta_head_elements(const struct delta_shape *s) // of a value head
+{
+    return (int64_t)s->key_dim * s->head_dim + DELTA_CHUNK * ((int64_t)s->head_dim + 1);
+}
+static inline int64_t delta_group_elements(const struct delta_shape *s) // of a key head
+{
+    return DELTA_CHUNK * (int64_t)s->key_dim + s->n_heads / s->n_key_heads * delta_head_elements(s);
+}
 static inline int64_t delta_state_elements(const struct delta_shape *s)
 {
-    return delta_window_elements(s) + (int64_t)s->n_heads * s->key_dim * s->head_dim;
+    const int64_t window = delta_window_elements(s);
+    if (s->is_scan) return window + (int64_t)s->n_heads * s->key_dim * s->head_dim;
+    return window + (delta_is_conv(s) ? 0 : s->n_key_heads * delta_group_elements(s));
 }
 
 // A batch as a recurrence goes over it, row after row: a sequence of a paged one goes on from a
@@ -594,8 +610,9 @@ struct ops {
     // out (T, n_heads * head_dim): for each value head, with the query q and key k of its key head
     // divided by their lengths, sqrt(sum of squares + 1e-6), q also by sqrt(key_dim), v its value,
     // row after row: S *= exp(-exp(a_log) * softplus(a + dt_bias));
-    // S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q. In f32, in this order, in every batch: a
-    // row has the same bits however its sequence is cut into batches.
+    // S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q. A row is computed from S at the border
+    // before it and the chunk's rows (delta_state_elements): it has the same bits however its
+    // sequence is cut into batches.
     void (*delta_rule)(struct device *, void *out, const struct delta_args *,
                        const struct delta_shape *);
     // The gradient from dout.                                                  packed batches

@@ -363,8 +363,8 @@ static void scan_attention(struct model *m, int l, const struct batch_view *batc
 // Linear attention by the gated delta rule (ops.h, delta_shape), as Qwen3.5 has it in three layers
 // of four, from m->normed to m->attn_out: one matmul gives the convolution's input and the output's
 // gate z, one the heads' gates b and a; convolution; the rule; RMSNorm of every head of its output,
-// times silu(z). Serving and training run the same operations, row after row, so that a row has the
-// same bits in both.
+// times silu(z). Serving and training run the same operations, in which a row's sums have one order
+// (delta_rule), so that it has the same bits in both.
 void delta_attention(struct model *m, int l, const struct batch_view *batch,
                      const struct kv_view *kv, struct layer_tape *tape)
 {

@@ -1,26 +1,26 @@
-/* delta.c: the gated delta rule (ops.h, delta_shape) and its gradient, row after row.
+/* delta.c: the gated delta rule (ops.h, delta_shape) and its gradient, by chunks of positions.
  *
- * A unit of work is a sequence, of a packed batch with those that go on behind it, and a key
- * head; its value heads follow one another. S lies (key_dim, head_dim), so that every loop runs
- * over values and sums over keys in order.
+ * S stands at a chunk's border and goes on at the next; of the rows between, the open chunk, k, u
+ * and G are kept. A row is a function of these alone and of its own numbers, so it has the same
+ * bits however its sequence is cut into batches. A unit of work is a sequence, of a packed batch
+ * with those that go on behind it, and a key head with its value heads. S lies (key_dim, head_dim),
+ * so that every loop runs over values and sums over keys in order.
  *
- * The gradient needs S before and after every row, from the last to the first. It goes forward
- * again, keeps S before every CHUNK-th row, and from there on S of a chunk's rows while it is that
- * chunk's turn: of a sequence of n rows n / CHUNK + CHUNK matrices, for one head and thread at a
- * time. */
+ * The gradient needs S at every border, from the last to the first, and u of all rows. It goes
+ * forward again and keeps both, one value head at a time. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include <omp.h>
 #include <string.h>
 
-enum { CHUNK = 32, DIM = DELTA_MAX_DIM };
+enum { CHUNK = DELTA_CHUNK, DIM = DELTA_MAX_DIM };
 
 // ---- one row ------------------------------------------------------------------------------------
 struct row {
     float q[DIM], k[DIM]; // as the rule takes them
     float q_scale, k_scale;
     const float *v;
-    float beta, decay;
+    float beta, log_decay;
     float a, rate; // of the decay: exp(-rate * softplus(a))
 };
 
@@ -56,55 +56,105 @@ static __attribute__((noinline)) void read_row(const struct delta_args *a,
     ret->beta = sigmoid(gates[head]);
     ret->a = gates[s->n_heads + head] + ((const float *)a->dt_bias)[head];
     ret->rate = expf(((const float *)a->a_log)[head]);
-    ret->decay = expf(-ret->rate * softplus(ret->a));
+    ret->log_decay = -ret->rate * softplus(ret->a);
 }
 
-// S and what it gives, one row further (one piece of code, so that all who call it get one result);
-// error (head_dim): the value less what S had for its key.
-static __attribute__((noinline)) void advance(float *S, float *out, float *error,
-                                              const struct row *r, const struct delta_shape *s)
+// Of a value head: S at the border, and of the open chunk's rows what the rows behind them need: k
+// (CHUNK, key_dim), u (CHUNK, head_dim), what the row added to S, and G (CHUNK), the sum of the log
+// decays from the chunk's first row on.
+struct state {
+    float *k, *S, *u, *G;
+};
+
+// The value head `index` of the key head whose state (ops.h) this is.
+static struct state state_of(float *group, const struct delta_shape *s, int index)
+{
+    float *S = group + CHUNK * s->key_dim + index * delta_head_elements(s);
+    float *u = S + s->key_dim * s->head_dim;
+    return (struct state){.k = group, .S = S, .u = u, .G = u + CHUNK * s->head_dim};
+}
+
+// Row t of the open chunk, whose key is there already (one piece of code, so that all who call it
+// get one result).
+static __attribute__((noinline)) void
+add_row(const struct state *st, float *out, const struct row *r, int t, const struct delta_shape *s)
 {
     const int n = s->head_dim;
-    float add[DIM];
-    memset(error, 0, (size_t)n * sizeof *error);
+    float *u = st->u + t * n;
+    st->G[t] = (t > 0 ? st->G[t - 1] : 0) + r->log_decay;
+    const float decay = expf(st->G[t]);
+    memset(u, 0, (size_t)n * sizeof *u);
     memset(out, 0, (size_t)n * sizeof *out);
     for (int k = 0; k < s->key_dim; k++) {
-        float *at = S + k * n;
+        const float *S = st->S + k * n;
 #pragma omp simd
         for (int v = 0; v < n; v++) {
-            at[v] *= r->decay;
-            error[v] = fma_f32(at[v], r->k[k], error[v]);
+            u[v] = fma_f32(S[v], r->k[k], u[v]);
+            out[v] = fma_f32(S[v], r->q[k], out[v]);
         }
     }
     for (int v = 0; v < n; v++) {
-        error[v] = r->v[v] - error[v];
-        add[v] = r->beta * error[v];
+        u[v] = r->beta * fma_f32(-decay, u[v], r->v[v]);
+        out[v] *= decay;
     }
-    for (int k = 0; k < s->key_dim; k++) {
-        float *at = S + k * n;
+    for (int j = 0; j < t; j++) {
+        const float *key = st->k + j * s->key_dim, *before = st->u + j * n;
+        const float since = expf(st->G[t] - st->G[j]);
+        const float read = -r->beta * (since * dot_f32(r->k, key, s->key_dim));
+        const float seen = since * dot_f32(r->q, key, s->key_dim);
 #pragma omp simd
         for (int v = 0; v < n; v++) {
-            at[v] = fma_f32(r->k[k], add[v], at[v]);
-            out[v] = fma_f32(at[v], r->q[k], out[v]);
+            u[v] = fma_f32(read, before[v], u[v]);
+            out[v] = fma_f32(seen, before[v], out[v]);
+        }
+    }
+    const float own = dot_f32(r->q, r->k, s->key_dim);
+    for (int v = 0; v < n; v++) out[v] = fma_f32(own, u[v], out[v]);
+}
+
+// S of the next border.
+static __attribute__((noinline)) void close_chunk(float *to, const struct state *st,
+                                                  const struct delta_shape *s)
+{
+    const int n = s->head_dim;
+    const float end = st->G[CHUNK - 1], decay = expf(end);
+    float since[CHUNK];
+    for (int j = 0; j < CHUNK; j++) since[j] = expf(end - st->G[j]);
+    for (int k = 0; k < s->key_dim; k++) {
+        const float *S = st->S + k * n;
+        float *next = to + k * n;
+        for (int v = 0; v < n; v++) next[v] = decay * S[v];
+        for (int j = 0; j < CHUNK; j++) {
+            const float key = since[j] * st->k[j * s->key_dim + k], *u = st->u + j * n;
+#pragma omp simd
+            for (int v = 0; v < n; v++) next[v] = fma_f32(key, u[v], next[v]);
         }
     }
 }
 
 // ---- forward ------------------------------------------------------------------------------------
-static int64_t matrix(const struct delta_shape *s)
+static int heads_each(const struct delta_shape *s)
 {
-    return (int64_t)s->key_dim * s->head_dim;
+    return s->n_heads / s->n_key_heads;
 }
 
-static void run(float *S, float *out, const struct delta_args *a, const struct delta_shape *s,
-                int head, int seq)
+// The rows of sequence seq, whose first has `position`, on the state of a key head.
+static void run(float *group, float *out, const struct delta_args *a, const struct delta_shape *s,
+                int key_head, int seq, int position)
 {
     const struct batch_view *b = a->batch.view;
-    float error[DIM];
+    const int each = heads_each(s);
     struct row r;
-    for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++) {
-        read_row(a, s, head, row, &r);
-        advance(S, out + (int64_t)row * delta_value_width(s) + head * s->head_dim, error, &r, s);
+    for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++, position++) {
+        const int t = position % CHUNK;
+        for (int i = 0; i < each; i++) {
+            const int head = key_head * each + i;
+            const struct state st = state_of(group, s, i);
+            read_row(a, s, head, row, &r);
+            memcpy(st.k + t * s->key_dim, r.k, (size_t)s->key_dim * sizeof *st.k);
+            add_row(&st, out + (int64_t)row * delta_value_width(s) + head * s->head_dim, &r, t, s);
+            if (t == CHUNK - 1) close_chunk(st.S, &st, s);
+        }
     }
 }
 
@@ -137,31 +187,34 @@ float *cpu_delta_state(const struct delta_batch *b, int seq, int64_t at, int64_t
     return state;
 }
 
-static void run_paged(float *out, const struct delta_args *a, const struct delta_shape *s, int head,
-                      int seq)
+static void run_paged(float *out, const struct delta_args *a, const struct delta_shape *s,
+                      int key_head, int seq)
 {
     const struct batch_view *b = a->batch.view;
+    const int width = heads_each(s) * s->head_dim;
     if (b->state_slot[seq] < 0) {
         for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++)
-            memset(out + (int64_t)row * delta_value_width(s) + head * s->head_dim, 0,
-                   (size_t)s->head_dim * sizeof *out);
+            memset(out + (int64_t)row * delta_value_width(s) + key_head * width, 0,
+                   (size_t)width * sizeof *out);
         return;
     }
-    const int64_t at = delta_window_elements(s) + head * matrix(s);
+    const int64_t n = delta_group_elements(s), at = delta_window_elements(s) + key_head * n;
     for (int end = cpu_delta_unit_end(&a->batch, seq); seq < end; seq++)
-        run(cpu_delta_state(&a->batch, seq, at, matrix(s)), out, a, s, head, seq);
+        run(cpu_delta_state(&a->batch, seq, at, n), out, a, s, key_head, seq,
+            b->positions[b->query_start[seq]]);
 }
 
+// memory: of two states of a key head
 static void run_packed(float *out, const struct delta_args *a, const struct delta_shape *s,
-                       int head, int seq)
+                       int key_head, int seq, float *memory)
 {
-    float prefix[DIM * DIM], S[DIM * DIM];
-    const size_t bytes = (size_t)matrix(s) * sizeof *S;
-    memset(prefix, 0, bytes);
-    run(prefix, out, a, s, head, seq);
+    const struct batch_view *b = a->batch.view;
+    const int64_t n = delta_group_elements(s);
+    memset(memory, 0, (size_t)n * sizeof *memory);
+    run(memory, out, a, s, key_head, seq, 0);
     for (int end = cpu_delta_unit_end(&a->batch, seq++); seq < end; seq++) {
-        memcpy(S, prefix, bytes);
-        run(S, out, a, s, head, seq);
+        memcpy(memory + n, memory, (size_t)n * sizeof *memory);
+        run(memory + n, out, a, s, key_head, seq, b->first_position[seq]);
     }
 }
 
@@ -169,121 +222,210 @@ void cpu_delta_rule(struct device *dev, void *out, const struct delta_args *a,
                     const struct delta_shape *s)
 {
     if (!cpu_is_f32(dev, "delta_rule", s->dt) || !delta_takes(dev, a->batch.view)) return;
-    const int units = a->batch.view->n_seqs * s->n_heads;
+    const int units = a->batch.view->n_seqs * s->n_key_heads;
+    const int64_t each = 2 * delta_group_elements(s);
+    float *scratch = NULL;
+    if (!a->batch.kv) {
+        scratch = cpu_workspace(dev, (size_t)(omp_get_max_threads() * each) * sizeof *scratch);
+        if (!scratch) return;
+    }
 #pragma omp parallel for schedule(dynamic) if (units > 1)
     for (int unit = 0; unit < units; unit++) {
-        const int seq = unit / s->n_heads, head = unit % s->n_heads;
+        const int seq = unit / s->n_key_heads, key_head = unit % s->n_key_heads;
         if (!cpu_delta_begins(&a->batch, seq)) continue;
         if (a->batch.kv)
-            run_paged(out, a, s, head, seq);
+            run_paged(out, a, s, key_head, seq);
         else
-            run_packed(out, a, s, head, seq);
+            run_packed(out, a, s, key_head, seq, scratch + omp_get_thread_num() * each);
     }
 }
 
 // ---- backward -----------------------------------------------------------------------------------
-// A thread's memory.
+// The gradients of a chunk's rows.
+struct row_grads {
+    float q[CHUNK][DIM], k[CHUNK][DIM], u[CHUNK][DIM];
+    double G[CHUNK], log_decay[CHUNK]; // sums of which little stays
+};
+
+// A thread's memory: of a value head, of the positions of a sequence and of the one it goes on
+// from.
 struct back {
     const struct delta_args *args;
     const struct delta_shape *s;
     const struct delta_grads *grads;
     const float *dout;
-    float *rate_part;          // (T, n_heads) of the gradient of a_log
-    float *kept, *kept_prefix; // S before every CHUNK-th row, and behind the last
-    float *chunk;              // (CHUNK + 1) S before the rows of a chunk, and behind its last
-    float *dS, *dS_prefix;
-    float errors[CHUNK][DIM];
+    float *rate_part; // (T, n_heads) of the gradient of a_log
+    float *S;         // at every border
+    float *k, *u, *G; // of every position
+    float *dS, *dS_shared;
+    struct row r[CHUNK];
+    struct row_grads d;
+    // What the sequences behind a prefix add to the rows of its open chunk.
+    float shared_u[CHUNK][DIM];
+    double shared_log_decay[CHUNK];
 };
 
-// The gradients of row's q and k as the rule takes them, and of its value and gates, from those of
-// S behind it (b->dS, which becomes that of S before it) and of its output.
-static void back_row(struct back *b, const float *before, const float *behind, const float *error,
-                     int head, int row)
+static int64_t matrix(const struct delta_shape *s)
 {
-    const struct delta_shape *s = b->s;
-    const int n = s->head_dim, first = head * n, keys = delta_key_width(s);
-    const float *dout = b->dout + (int64_t)row * delta_value_width(s) + first;
-    float *dqkv = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
-    float *dq = dqkv + key_head_of(s, head) * s->key_dim, *dk = dq + keys;
-    float *dv = dqkv + 2 * keys + first;
-    float dadd[DIM] = {0}, add[DIM], dread[DIM], ddecay = 0;
-    struct row r;
-    read_row(b->args, s, head, row, &r);
-    for (int v = 0; v < n; v++) add[v] = r.beta * error[v];
-    for (int k = 0; k < s->key_dim; k++) {
-        float *dS = b->dS + k * n;
-#pragma omp simd
-        for (int v = 0; v < n; v++) {
-            dS[v] = fma_f32(r.q[k], dout[v], dS[v]);
-            dadd[v] = fma_f32(dS[v], r.k[k], dadd[v]);
-        }
-        dq[k] += dot_f32(behind + k * n, dout, n);
-        dk[k] += dot_f32(dS, add, n);
-    }
-    for (int v = 0; v < n; v++) {
-        dv[v] = r.beta * dadd[v];
-        dread[v] = -dv[v];
-    }
-    for (int k = 0; k < s->key_dim; k++) {
-        float *dS = b->dS + k * n;
-        const float *S = before + k * n;
-        dk[k] = fma_f32(r.decay, dot_f32(S, dread, n), dk[k]);
-#pragma omp simd
-        for (int v = 0; v < n; v++) dS[v] = fma_f32(r.k[k], dread[v], dS[v]);
-        ddecay += dot_f32(S, dS, n);
-#pragma omp simd
-        for (int v = 0; v < n; v++) dS[v] *= r.decay;
-    }
-    float *dgates = (float *)b->grads->gates + (int64_t)row * 2 * s->n_heads;
-    const float dexponent = -ddecay * r.decay * r.rate; // of softplus(a)
-    dgates[head] = dot_f32(dadd, error, n) * r.beta * (1 - r.beta);
-    dgates[s->n_heads + head] = dexponent * sigmoid(r.a);
-    b->rate_part[(int64_t)row * s->n_heads + head] = dexponent * softplus(r.a);
+    return (int64_t)s->key_dim * s->head_dim;
 }
 
-static int chunks_of(int rows)
+static struct state state_at(const struct back *b, int chunk)
 {
-    return (rows + CHUNK - 1) / CHUNK;
+    const int64_t from = (int64_t)chunk * CHUNK;
+    return (struct state){.k = b->k + from * b->s->key_dim,
+                          .S = b->S + chunk * matrix(b->s),
+                          .u = b->u + from * b->s->head_dim,
+                          .G = b->G + from};
 }
 
-// Goes over sequence seq from `from` on; S before every chunk, and behind the last, go to kept.
-static void keep_states(struct back *b, float *kept, const float *from, int head, int seq)
+// Sequence seq, whose first row has `position`, from what is there of those before it.
+static void replay(const struct back *b, int head, int seq, int position)
 {
     const struct batch_view *view = b->args->batch.view;
-    const int64_t size = matrix(b->s);
-    const int first = view->query_start[seq], n = view->query_start[seq + 1] - first;
-    float out[DIM], error[DIM];
-    struct row r;
-    memcpy(kept, from, (size_t)size * sizeof *kept);
-    for (int i = 0; i < n; i++) {
-        if (i % CHUNK == 0) {
-            memcpy(kept + size, kept, (size_t)size * sizeof *kept);
-            kept += size;
-        }
-        read_row(b->args, b->s, head, first + i, &r);
-        advance(kept, out, error, &r, b->s);
-    }
-}
-
-static void back_sequence(struct back *b, const float *kept, int head, int seq)
-{
-    const struct batch_view *view = b->args->batch.view;
-    const int64_t size = matrix(b->s);
-    const int first = view->query_start[seq], end = view->query_start[seq + 1];
     float out[DIM];
     struct row r;
-    for (int c = chunks_of(end - first) - 1; c >= 0; c--) {
-        const int from = first + c * CHUNK, n = end - from < CHUNK ? end - from : CHUNK;
-        memcpy(b->chunk, kept + c * size, (size_t)size * sizeof *kept);
-        for (int i = 0; i < n; i++) {
-            float *S = b->chunk + (i + 1) * size;
-            memcpy(S, S - size, (size_t)size * sizeof *S);
-            read_row(b->args, b->s, head, from + i, &r);
-            advance(S, out, b->errors[i], &r, b->s);
+    for (int row = view->query_start[seq]; row < view->query_start[seq + 1]; row++, position++) {
+        const int t = position % CHUNK;
+        const struct state st = state_at(b, position / CHUNK);
+        read_row(b->args, b->s, head, row, &r);
+        memcpy(st.k + t * b->s->key_dim, r.k, (size_t)b->s->key_dim * sizeof *st.k);
+        add_row(&st, out, &r, t, b->s);
+        if (t == CHUNK - 1) close_chunk(st.S + matrix(b->s), &st, b->s);
+    }
+}
+
+static void add_scaled(float *y, float factor, const float *x, int n)
+{
+#pragma omp simd
+    for (int i = 0; i < n; i++) y[i] = fma_f32(factor, x[i], y[i]);
+}
+
+// What a whole chunk's rows get of the gradient of S behind it.
+static void back_border(struct back *b, const struct state *st)
+{
+    const int dim = b->s->key_dim, n = b->s->head_dim;
+    const float end = st->G[CHUNK - 1];
+    double *dG = b->d.G;
+    dG[CHUNK - 1] += expf(end) * dot_f32(st->S, b->dS, (int)matrix(b->s));
+    for (int j = 0; j < CHUNK; j++) {
+        const float since = expf(end - st->G[j]), *key = st->k + j * dim, *u = st->u + j * n;
+        for (int k = 0; k < dim; k++) {
+            const float *dS = b->dS + k * n;
+            b->d.k[j][k] = since * dot_f32(dS, u, n); // the first that a row gets
+            add_scaled(b->d.u[j], since * key[k], dS, n);
         }
-        for (int i = n - 1; i >= 0; i--)
-            back_row(b, b->chunk + i * size, b->chunk + (i + 1) * size, b->errors[i], head,
-                     from + i);
+        const float part = dot_f32(b->d.k[j], key, dim);
+        dG[CHUNK - 1] += part;
+        dG[j] -= part;
+    }
+}
+
+// Row t of a chunk, those behind it being done. dS becomes that of S before the chunk.
+static void back_row(struct back *b, const struct state *st, int head, int row, int t)
+{
+    const struct delta_shape *s = b->s;
+    const int dim = s->key_dim, n = s->head_dim;
+    const struct row *r = &b->r[t];
+    const float *dout = b->dout + (int64_t)row * delta_value_width(s) + head * n;
+    float *dv = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) +
+                2 * delta_key_width(s) + head * n;
+    float *dq = b->d.q[t], *dk = b->d.k[t], *du = b->d.u[t];
+    double *dG = b->d.G;
+    for (int j = 0; j <= t; j++) {
+        const float *key = st->k + j * dim, since = expf(st->G[t] - st->G[j]);
+        const float dseen = since * dot_f32(dout, st->u + j * n, n);
+        const float qk = dot_f32(r->q, key, dim);
+        add_scaled(b->d.u[j], since * qk, dout, n);
+        dG[t] += dseen * qk;
+        dG[j] -= dseen * qk;
+        add_scaled(dq, dseen, key, dim);
+        add_scaled(b->d.k[j], dseen, r->q, dim);
+    }
+    for (int j = 0; j < t; j++) {
+        const float *key = st->k + j * dim;
+        const float read = -r->beta * expf(st->G[t] - st->G[j]);
+        const float dread = read * dot_f32(du, st->u + j * n, n);
+        const float kk = dot_f32(r->k, key, dim);
+        add_scaled(b->d.u[j], read * kk, du, n);
+        dG[t] += dread * kk;
+        dG[j] -= dread * kk;
+        add_scaled(dk, dread, key, dim);
+        add_scaled(b->d.k[j], dread, r->k, dim);
+    }
+    for (int v = 0; v < n; v++) dv[v] = r->beta * du[v];
+    const float decay = expf(st->G[t]);
+    for (int k = 0; k < dim; k++) {
+        const float *S = st->S + k * n;
+        const float from_q = decay * dot_f32(S, dout, n), from_k = -decay * dot_f32(S, dv, n);
+        dq[k] += from_q;
+        dk[k] += from_k;
+        dG[t] += from_q * r->q[k] + from_k * r->k[k];
+        add_scaled(b->dS + k * n, decay * r->q[k], dout, n);
+        add_scaled(b->dS + k * n, -decay * r->k[k], dv, n);
+    }
+    float *dgates = (float *)b->grads->gates + (int64_t)row * 2 * s->n_heads;
+    dgates[head] = dot_f32(du, st->u + t * n, n) * (1 - r->beta);
+}
+
+// The row of `position` of sequence seq, or of the one it goes on from.
+static int row_of(const struct batch_view *v, int seq, int position)
+{
+    const int first = v->first_position[seq];
+    return position >= first ? v->query_start[seq] + position - first
+                             : v->query_start[v->parent[seq]] + position;
+}
+
+// The rows of positions `from` to `end` of a chunk, of sequence seq. Of those of the chunk before
+// `from`, which are those of the sequence it goes on from, what they get is added up.
+static void back_chunk(struct back *b, int head, int seq, int from, int end)
+{
+    const struct delta_shape *s = b->s;
+    const struct batch_view *view = b->args->batch.view;
+    const int chunk = from / CHUNK, first = chunk * CHUNK, own = from - first, n = end - first;
+    const int dim = s->key_dim;
+    const struct state st = state_at(b, chunk);
+    double dG = 0;
+    for (int t = 0; t < n; t++) read_row(b->args, s, head, row_of(view, seq, first + t), &b->r[t]);
+    if (n == CHUNK) {
+        back_border(b, &st);
+        const float decay = expf(st.G[n - 1]);
+        for (int64_t i = 0; i < matrix(s); i++) b->dS[i] *= decay;
+    }
+    for (int t = n - 1; t >= own; t--) back_row(b, &st, head, row_of(view, seq, first + t), t);
+    for (int t = n - 1; t >= 0; t--) {
+        const int row = row_of(view, seq, first + t);
+        const struct row *r = &b->r[t];
+        float *dq = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) +
+                    key_head_of(s, head) * dim;
+        float *dk = dq + delta_key_width(s);
+        dG += b->d.G[t];
+        add_scaled(dq, 1, b->d.q[t], dim);
+        add_scaled(dk, 1, b->d.k[t], dim);
+        b->d.log_decay[t] += dG;
+        if (t < own) {
+            add_scaled(b->shared_u[t], 1, b->d.u[t], s->head_dim);
+            b->shared_log_decay[t] += b->d.log_decay[t];
+            continue;
+        }
+        float *dgates = (float *)b->grads->gates + (int64_t)row * 2 * s->n_heads;
+        const float dexponent = -(float)b->d.log_decay[t] * r->rate; // of softplus(a)
+        dgates[s->n_heads + head] = dexponent * sigmoid(r->a);
+        b->rate_part[(int64_t)row * s->n_heads + head] = dexponent * softplus(r->a);
+    }
+    memset(&b->d, 0, sizeof b->d);
+}
+
+// Sequence seq from its last row to its first; dS of what it began with is left.
+static void back_sequence(struct back *b, int head, int seq)
+{
+    const struct batch_view *v = b->args->batch.view;
+    const int first = v->first_position[seq];
+    int end = first + v->query_start[seq + 1] - v->query_start[seq];
+    while (end > first) {
+        const int border = (end - 1) / CHUNK * CHUNK, from = border > first ? border : first;
+        back_chunk(b, head, seq, from, end);
+        end = from;
     }
 }
 
@@ -293,21 +435,29 @@ static void back_unit(struct back *b, int head, int seq)
     const struct batch_view *view = b->args->batch.view;
     const int64_t size = matrix(b->s);
     const size_t bytes = (size_t)size * sizeof(float);
-    const int rows = view->query_start[seq + 1] - view->query_start[seq];
     const int end = cpu_delta_unit_end(&b->args->batch, seq);
-    memset(b->dS_prefix, 0, bytes); // S before the first row is 0
-    keep_states(b, b->kept_prefix, b->dS_prefix, head, seq);
-    b->kept = b->kept_prefix + (chunks_of(rows) + 1) * size;
+    const int n = view->query_start[seq + 1] - view->query_start[seq], open = n / CHUNK * CHUNK;
+    memset(b->S, 0, bytes); // S before the first row is 0
+    memset(b->dS_shared, 0, bytes);
+    memset(b->shared_u, 0, sizeof b->shared_u);
+    memset(b->shared_log_decay, 0, sizeof b->shared_log_decay);
+    replay(b, head, seq, 0);
     for (int child = seq + 1; child < end; child++) {
-        keep_states(b, b->kept, b->kept - size, head, child);
+        replay(b, head, child, n);
         memset(b->dS, 0, bytes);
-        back_sequence(b, b->kept, head, child);
-        for (int64_t i = 0; i < size; i++) b->dS_prefix[i] += b->dS[i];
+        back_sequence(b, head, child);
+        for (int64_t i = 0; i < size; i++) b->dS_shared[i] += b->dS[i];
     }
-    memcpy(b->dS, b->dS_prefix, bytes);
-    back_sequence(b, b->kept_prefix, head, seq);
+    memset(b->dS, 0, bytes);
+    if (open < n) {
+        memcpy(b->d.u, b->shared_u, sizeof b->d.u);
+        memcpy(b->d.log_decay, b->shared_log_decay, sizeof b->d.log_decay);
+        back_chunk(b, head, seq, open, n);
+    }
+    for (int64_t i = 0; i < size; i++) b->dS[i] += b->dS_shared[i];
+    for (int from = open - CHUNK; from >= 0; from -= CHUNK)
+        back_chunk(b, head, seq, from, from + CHUNK);
 }
-
 // Takes the gradient of a query or key as the rule takes it, y = factor * x, back to x, in place.
 static void back_length(float *dx, const float *y, float factor, float scale, int n)
 {
@@ -320,7 +470,7 @@ static void back_lengths(struct back *b, int key_head, int row)
     const struct delta_shape *s = b->s;
     float *dq = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) + key_head * s->key_dim;
     struct row r;
-    read_row(b->args, s, key_head * (s->n_heads / s->n_key_heads), row, &r);
+    read_row(b->args, s, key_head * heads_each(s), row, &r);
     back_length(dq, r.q, r.q_scale, 1.0f / sqrtf((float)s->key_dim), s->key_dim);
     back_length(dq + delta_key_width(s), r.k, r.k_scale, 1, s->key_dim);
 }
@@ -329,7 +479,7 @@ static void back_key_head(struct back *b, int key_head, int seq)
 {
     const struct delta_shape *s = b->s;
     const struct batch_view *view = b->args->batch.view;
-    const int each = s->n_heads / s->n_key_heads;
+    const int each = heads_each(s);
     const int first = view->query_start[seq],
               end = view->query_start[cpu_delta_unit_end(&b->args->batch, seq)];
     const size_t bytes = (size_t)s->key_dim * sizeof(float);
@@ -342,19 +492,22 @@ static void back_key_head(struct back *b, int key_head, int seq)
     for (int row = first; row < end; row++) back_lengths(b, key_head, row);
 }
 
-// Matrices of a thread: those kept of a prefix and of a sequence behind it, a chunk's, and two.
+// A thread's floats: S at every border and two gradients of it; k, u and G of every position.
 static int64_t thread_floats(const struct delta_shape *s, int max_context)
 {
-    return matrix(s) * (chunks_of(max_context) + 3 + CHUNK + 1 + 2);
+    const int64_t chunks = max_context / CHUNK + 1;
+    return (chunks + 2) * matrix(s) + chunks * CHUNK * (s->key_dim + s->head_dim + 1);
 }
 
 size_t cpu_delta_scratch(const struct delta_shape *s, int rows, int max_context)
 {
     if (delta_is_conv(s)) return 0;
     if (s->is_scan) return cpu_ssm_scratch(s, rows);
-    return ((size_t)omp_get_max_threads() * (size_t)thread_floats(s, max_context) +
-            (size_t)rows * (size_t)s->n_heads) *
-           sizeof(float);
+    const size_t threads = (size_t)omp_get_max_threads();
+    const size_t forward = threads * 2 * (size_t)delta_group_elements(s);
+    const size_t back =
+        threads * (size_t)thread_floats(s, max_context) + (size_t)rows * (size_t)s->n_heads;
+    return (forward > back ? forward : back) * sizeof(float);
 }
 
 // The gradients of what all rows of a head share, row after row.
@@ -377,21 +530,25 @@ void cpu_delta_rule_back(struct device *dev, const struct delta_grads *grads, co
     float *scratch = cpu_workspace(dev, cpu_delta_scratch(s, view->n_tokens, view->max_context));
     if (!scratch) return;
     const int64_t each = thread_floats(s, view->max_context), size = matrix(s);
+    const int64_t positions = (view->max_context / CHUNK + 1) * CHUNK;
     const int units = view->n_seqs * s->n_key_heads;
     float *rate_part = scratch + omp_get_max_threads() * each;
 #pragma omp parallel for schedule(dynamic) if (units > 1)
     for (int unit = 0; unit < units; unit++) {
         const int seq = unit / s->n_key_heads;
         float *mine = scratch + omp_get_thread_num() * each;
+        float *k = mine + (positions / CHUNK + 2) * size, *u = k + positions * s->key_dim;
         struct back b = {.args = a,
                          .s = s,
                          .grads = grads,
                          .dout = dout,
                          .rate_part = rate_part,
+                         .S = mine + 2 * size,
+                         .k = k,
+                         .u = u,
+                         .G = u + positions * s->head_dim,
                          .dS = mine,
-                         .dS_prefix = mine + size,
-                         .chunk = mine + 2 * size,
-                         .kept_prefix = mine + (CHUNK + 3) * size};
+                         .dS_shared = mine + size};
         if (cpu_delta_begins(&a->batch, seq)) back_key_head(&b, unit % s->n_key_heads, seq);
     }
     add_shared(grads, rate_part, view->n_tokens, s);

@@ -77,8 +77,8 @@ static double sigmoid_of(double x)
     return 1 / (1 + exp(-x));
 }
 
-// One head, one row further; `out` (head_dim) may be NULL.
-static void rule_row(const struct delta_shape *s, int head, double *S, double *out,
+// One head, one row further; u (head_dim): what the row adds with its key.
+static void rule_row(const struct delta_shape *s, int head, double *S, double *out, double *u,
                      const double *qkv, const double *gates, double a_log, double dt_bias)
 {
     const int keys = delta_key_width(s), dim = s->key_dim, n = s->head_dim;
@@ -98,7 +98,8 @@ static void rule_row(const struct delta_shape *s, int head, double *S, double *o
             S[i * n + c] += k[i] / sqrt(kk) * beta * (v[c] - had);
             y += S[i * n + c] * q[i] / sqrt(qq * dim);
         }
-        if (out) out[c] = y;
+        out[c] = y;
+        u[c] = beta * (v[c] - had);
     }
 }
 
@@ -118,12 +119,13 @@ static void rule_packed(struct op_test *t, double *out, const double *qkv, const
     const struct delta_shape s = shape_of(t);
     const int *p = t->p, n = s.key_dim * s.head_dim;
     double *S = op_host((size_t)n * sizeof *S), *prefix = op_host((size_t)n * sizeof *S);
+    double u[DELTA_MAX_DIM];
     for (int h = 0; h < s.n_heads; h++)
         for (int seq = 0, row = 0; seq < p[SEQS] + 2; seq++) {
             const bool behind = seq > 0 && seq <= p[SEQS];
             for (int i = 0; i < n; i++) S[i] = behind ? prefix[i] : 0;
             for (int end = row + (behind ? p[EACH] : p[PREFIX]); row < end; row++)
-                rule_row(&s, h, S, out + ((int64_t)row * s.n_heads + h) * s.head_dim,
+                rule_row(&s, h, S, out + ((int64_t)row * s.n_heads + h) * s.head_dim, u,
                          qkv + (int64_t)row * delta_conv_width(&s),
                          gates + (int64_t)row * 2 * s.n_heads, a_log[h], dt_bias[h]);
             for (int i = 0; i < n && seq == 0; i++) prefix[i] = S[i];
@@ -298,12 +300,13 @@ OP(conv_back, "short_conv_back");
 
 // ---- paged batches ------------------------------------------------------------------------------
 // A sequence of EACH rows from its start in slot 2; one row in slot 0 that goes on from earlier
-// ones, two more behind it, and two drafts behind these, which leave their states in slots 1 and 4;
-// a padded row; a start in slot 3; and a row that goes on from slot 5 and leaves that as it is.
+// ones, two more behind it, over a chunk's border, and two drafts behind these, which leave their
+// states in slots 1 and 4; a padded row; a start in slot 3; and a row that goes on from slot 5, the
+// last of its chunk, and leaves that as it is.
 enum { SLOTS = 7, PAGED_SEQS = 8 };
 static const int from_of[PAGED_SEQS] = {2, 0, 0, 0, 1, -1, 3, 5};
 static const int slot_of[PAGED_SEQS] = {2, 0, 0, 1, 4, -1, 3, 6};
-static const int first_of[PAGED_SEQS] = {0, 9, 10, 12, 13, 0, 0, 20};
+static const int first_of[PAGED_SEQS] = {0, 62, 63, 65, 66, 0, 0, 127};
 
 static int paged_rows(const int *p, int seq)
 {
@@ -340,12 +343,11 @@ static int64_t slot_elements(const struct delta_shape *s)
 }
 
 // kv and layer are the caller's.
-static struct delta_batch paged_batch(struct op_test *t, void **lists, void *states,
-                                      struct kv_view *kv, struct kv_layer *layer)
+static struct delta_batch paged_batch(struct op_test *t, const struct delta_shape *s, void **lists,
+                                      void *states, struct kv_view *kv, struct kv_layer *layer)
 {
-    const struct delta_shape s = shape_of(t);
     *layer = (struct kv_layer){.state = GAP};
-    *kv = (struct kv_view){.layers = layer, .states = states, .slot_elements = slot_elements(&s)};
+    *kv = (struct kv_view){.layers = layer, .states = states, .slot_elements = slot_elements(s)};
     t->batch = (struct batch_view){.n_tokens = all_paged_rows(t->p),
                                    .n_seqs = PAGED_SEQS,
                                    .query_start = lists[0],
@@ -378,35 +380,100 @@ static void paged_rule_setup(struct op_test *t)
     paged_lists(t);
 }
 
+struct head_state {
+    int64_t k, S, u, G; // elements before them in the states: ops.h, delta_state_elements
+};
+
+static struct head_state head_state(const struct delta_shape *s, int slot, int head)
+{
+    const int each = s->n_heads / s->n_key_heads;
+    const int64_t k = slot * slot_elements(s) + GAP + delta_window_elements(s) +
+                      head / each * delta_group_elements(s);
+    const int64_t S = k + DELTA_CHUNK * s->key_dim + head % each * delta_head_elements(s);
+    const int64_t u = S + s->key_dim * s->head_dim;
+    return (struct head_state){k, S, u, u + DELTA_CHUNK * s->head_dim};
+}
+
+// Of each slot that is written the rows that are not there yet, which are anything: a number of
+// elements from one on. Returns false behind the last.
+static bool absent_rows(const struct op_test *t, int i, int64_t *ret_from, int64_t *ret_n)
+{
+    const struct delta_shape s = shape_of(t);
+    const int part = i % 3, h = i / 3 % s.n_heads, seq = i / 3 / s.n_heads;
+    if (seq == PAGED_SEQS) return false;
+    const struct head_state at = head_state(&s, slot_of[seq] < 0 ? 0 : slot_of[seq], h);
+    const int row = (first_of[seq] + paged_rows(t->p, seq)) % DELTA_CHUNK;
+    const int width = part == 0 ? s.key_dim : part == 1 ? s.head_dim : 1;
+    *ret_from = (part == 0 ? at.k : part == 1 ? at.u : at.G) + row * width;
+    // of a slot that the next sequence leaves too, that one's alone
+    const bool is =
+        slot_of[seq] >= 0 && (seq + 1 == PAGED_SEQS || slot_of[seq + 1] != slot_of[seq]);
+    *ret_n = is ? (DELTA_CHUNK - row) * width : 0;
+    return true;
+}
+
+// S before row t of the open chunk, or behind its last.
+static void state_before(const struct delta_shape *s, const double *states,
+                         const struct head_state *at, int t, double *ret)
+{
+    const double *k_of = states + at->k, *u = states + at->u, *sums = states + at->G;
+    const double G = t > 0 ? sums[t - 1] : 0;
+    for (int k = 0; k < s->key_dim; k++)
+        for (int v = 0; v < s->head_dim; v++) {
+            double *sum = &ret[k * s->head_dim + v];
+            *sum = exp(G) * states[at->S + k * s->head_dim + v];
+            for (int j = 0; j < t; j++)
+                *sum += exp(G - sums[j]) * k_of[j * s->key_dim + k] * u[j * s->head_dim + v];
+        }
+}
+
 static void paged_rule_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
     struct kv_view kv;
     struct kv_layer layer;
     const struct delta_args args = {d[2], d[3], d[4], d[5],
-                                    paged_batch(t, d + 6, d[1], &kv, &layer)};
+                                    paged_batch(t, &s, d + 6, d[1], &kv, &layer)};
+    int64_t from, n;
     ops->delta_rule(dev, d[0], &args, &s);
+    for (int i = 0; absent_rows(t, i, &from, &n); i++)
+        device_fill(dev, (float *)d[1] + from, 0, (size_t)n * sizeof(float));
 }
 
 static void paged_rule_reference(struct op_test *t, double **v)
 {
     const struct delta_shape s = shape_of(t);
-    const int64_t matrix = (int64_t)s.key_dim * s.head_dim;
+    const int matrix = s.key_dim * s.head_dim, each = s.n_heads / s.n_key_heads;
     double *out = t->a[0].expect, *states = t->a[1].expect;
+    double *S = op_host((size_t)matrix * sizeof *S);
     for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
     for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++) {
-        begin_state(&s, states, seq, GAP + delta_window_elements(&s), s.n_heads * matrix);
+        begin_state(&s, states, seq, GAP + delta_window_elements(&s),
+                    s.n_key_heads * delta_group_elements(&s));
         for (int i = 0; i < paged_rows(t->p, seq); i++, row++)
             for (int h = 0; h < s.n_heads; h++) {
-                double *y = out + ((int64_t)row * s.n_heads + h) * s.head_dim;
-                double *S = states + slot_of[seq] * slot_elements(&s) + GAP +
-                            delta_window_elements(&s) + h * matrix;
+                const int at = (first_of[seq] + i) % DELTA_CHUNK;
+                double *y = out + ((int64_t)row * s.n_heads + h) * s.head_dim, kk = 1e-6;
                 for (int c = 0; c < s.head_dim; c++) y[c] = 0;
                 if (slot_of[seq] < 0) continue;
-                rule_row(&s, h, S, y, v[2] + (int64_t)row * delta_conv_width(&s),
-                         v[3] + (int64_t)row * 2 * s.n_heads, v[4][h], v[5][h]);
+                const struct head_state to = head_state(&s, slot_of[seq], h);
+                const double *qkv = v[2] + (int64_t)row * delta_conv_width(&s);
+                const double *gates = v[3] + (int64_t)row * 2 * s.n_heads;
+                const double *k = qkv + delta_key_width(&s) + h / each * s.key_dim;
+                double *G = states + to.G, *key = states + to.k + at * s.key_dim;
+                state_before(&s, states, &to, at, S);
+                rule_row(&s, h, S, y, states + to.u + at * s.head_dim, qkv, gates, v[4][h],
+                         v[5][h]);
+                for (int c = 0; c < s.key_dim; c++) kk += k[c] * k[c];
+                for (int c = 0; c < s.key_dim; c++) key[c] = k[c] / sqrt(kk);
+                G[at] = (at > 0 ? G[at - 1] : 0) -
+                        exp(v[4][h]) * log1p(exp(gates[s.n_heads + h] + v[5][h]));
+                for (int c = 0; c < matrix && at == DELTA_CHUNK - 1; c++) states[to.S + c] = S[c];
             }
     }
+    int64_t from, n;
+    for (int i = 0; absent_rows(t, i, &from, &n); i++)
+        for (int64_t c = from; c < from + n; c++) states[c] = 0;
 }
 
 OP(paged_rule, "delta_rule");
@@ -429,7 +496,7 @@ static void paged_conv_launch(struct op_test *t, void **d)
     struct kv_view kv;
     struct kv_layer layer;
     const struct conv_args args = {d[2], x_stride(t), d[3],
-                                   paged_batch(t, d + 5, d[1], &kv, &layer),
+                                   paged_batch(t, &s, d + 5, d[1], &kv, &layer),
                                    t->p[BIAS] ? d[4] : NULL};
     ops->short_conv(dev, d[0], &args, &s);
 }
@@ -620,7 +687,8 @@ static void paged_scan_launch(struct op_test *t, void **d)
     const struct delta_shape s = scan_shape(t);
     struct kv_view kv;
     struct kv_layer layer;
-    const struct scan_args args = scan_args_of(t, d + 2, paged_batch(t, d + 7, d[1], &kv, &layer));
+    const struct scan_args args =
+        scan_args_of(t, d + 2, paged_batch(t, &s, d + 7, d[1], &kv, &layer));
     ops->ssm_scan(dev, d[0], &args, &s);
 }
 
@@ -797,6 +865,9 @@ static const struct op_case cases[] = {
     {&op_gate_back, "silu 6 x 33, apart", {6, 33, 7, GATE_SILU}, false},
     {&op_split, "split 4/2 heads of 6", {5, 4, 2, 6, 0}, false},
     {&op_split, "join 4/1 heads of 16", {3, 4, 1, 16, 1}, false},
+    {&op_paged_rule, "paged, 1/2 heads of 40 x 33, chunks", {0, 0, 150, 1, 2, 40, 33, 4}, false},
+    {&op_rule_back, "1/2 heads of 16 x 8, a prefix of a chunk", {64, 2, 3, 1, 2, 16, 8, 4}, false},
+    {&op_rule_back, "1/1 heads of 16 x 8, chunks behind", {3, 2, 130, 1, 1, 16, 8, 4}, false},
 };
 
 OP_TESTS(cases)

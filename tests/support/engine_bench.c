@@ -6,6 +6,7 @@
 #include "common/model/weights.h"
 #include "tests/support/tiny_model.h"
 #include <dirent.h>
+#include <unistd.h>
 
 const char *folder, *model_a, *model_b, *bridge_path;
 
@@ -439,4 +440,17 @@ void run_writer(const char *model, const char *times, bool dies)
     struct test_child child;
     start_writer(&child, model, times, dies);
     assert_int_equal(test_wait(&child, WAIT_MS), dies ? 128 + SIGKILL : 0);
+}
+
+const char *longer_model(const char *model)
+{
+    static const char field[] = "\"max_position_embeddings\":";
+    const char *longer = test_folder(), *config = test_read(test_path(model, "config.json"));
+    const char *at = strstr(config, field), *rest = at + strcspn(at, ",}");
+    struct bytes text = BYTES_INIT;
+    bytes_printf(&text, "%.*s%s 4096%s", (int)(at - config), config, field, rest);
+    test_put(longer, "config.json", test_keep(text.data));
+    const char *weights = "model.safetensors";
+    assert_int_equal(symlink(test_path(model, weights), test_path(longer, weights)), 0);
+    return longer;
 }

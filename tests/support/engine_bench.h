@@ -16,6 +16,9 @@ extern const char *folder, *model_a, *model_b; // two models of one layout
 extern const char *bridge_path; // of the test's engine; one that failed may still hold its own
 void engine_bench_set_up(void); // makes them; for TESTS_BETWEEN
 void for_each_golden(void (*serve)(const char *model)); // every model of tests/golden
+// A folder with the same model, which takes 4,096 positions: where the state of a sequence is as
+// large as the keys of some hundred tokens, only longer ones are short of blocks.
+const char *longer_model(const char *model);
 
 struct take { // what came back of a request; its tag. All of them stay until the program ends
     struct take *next;

@@ -7,7 +7,7 @@
 #include "tests/support/engine_bench.h"
 #include "tests/support/loaded.h"
 
-enum { LONGEST = 160, REQUESTS = 8, NEW = 24 };
+enum { LONGEST = 160, LONGER = 330, REQUESTS = 8, NEW = 24 };
 
 static const char *model;
 
@@ -35,13 +35,15 @@ static void serve(int64_t kv_bytes, bool preempts)
     struct take *takes[REQUESTS];
     int32_t prompts[REQUESTS][LONGEST];
     int lengths[REQUESTS];
-    options.model_folder = model;
+    const int longer = preempts ? LONGER : 0; // two do not find room for their blocks
+    const char *served = preempts ? longer_model(model) : model;
+    options.model_folder = served;
     options.prefill_chunk = 7;
     options.kv_bytes = kv_bytes;
-    options.max_context = LONGEST;
+    options.max_context = longer + LONGEST;
     bench_start(&b, &options);
     for (int i = 0; i < REQUESTS; i++) {
-        struct sampling s = random_sampling(NEW, (uint64_t)i + 1);
+        struct sampling s = random_sampling(NEW + longer, (uint64_t)i + 1);
         s.n = i % 3 + 1;
         lengths[i] = random_ids(prompts[i], 3 + 17 * i % 90, (uint64_t)i, 190);
         takes[i] = submit_ids(&b, prompts[i], lengths[i], &s);
@@ -52,10 +54,10 @@ static void serve(int64_t kv_bytes, bool preempts)
     assert_int_equal(stats.cache_hits, 0);
     assert_int_equal(stats.kv_blocks_used, 0);
     bench_end(&b);
-    struct reference *r = reference_of(model);
+    struct reference *r = reference_of(served);
     for (int i = 0; i < REQUESTS; i++) {
         for (int k = 0; k < i % 3 + 1; k++) {
-            assert_int_equal(takes[i]->sample[k].n, NEW);
+            assert_int_equal(takes[i]->sample[k].n, NEW + longer);
             assert_as_packed(r, prompts[i], lengths[i], takes[i], k);
         }
         const struct sample_telemetry *t = &takes[i]->sample[0].telemetry;
@@ -70,7 +72,7 @@ TEST(served_as_packed)
 
 TEST(served_as_packed_when_preempted)
 {
-    serve(120000, true);
+    serve(330000, true);
 }
 
 // With room for the states of few sequences as many run at once, and all are served.
@@ -104,7 +106,7 @@ TEST(states_bound_the_batch)
     struct kv_plan plan;
     struct device *dev = test_cpu();
     assert_int_equal(kv_memory_plan(dev, &request, &plan), ST_INVALID);
-    assert_contains(status_message(), "carries along a sequence; give --kv-memory 18816 or more");
+    assert_contains(status_message(), "carries along a sequence; give --kv-memory 163200 or more");
 }
 
 // ---- what does not go with states ---------------------------------------------------------------

@@ -6,7 +6,7 @@
 #include "tests/support/engine_bench.h"
 #include "tests/support/loaded.h"
 
-enum { REQUESTS = 8, NEW = 56, LONGEST = 112, VOCAB_HERE = 200 };
+enum { REQUESTS = 8, NEW = 56, LONGEST = 112, LONGER = 400, VOCAB_HERE = 200 };
 
 static const char *model, *stateless; // of one vocabulary
 
@@ -41,13 +41,15 @@ static struct engine_options options_for(const char *policy, const char *draft)
 }
 
 // All requests twice, the second time with what the first wrote in memory; ret: of both times.
-static void serve_twice(struct bench *b, const char *policy, struct take *ret[2][REQUESTS])
+static void serve_twice(struct bench *b, const char *policy, int longer,
+                        struct take *ret[2][REQUESTS])
 {
     int32_t prompts[REQUESTS][LONGEST];
     int lengths[REQUESTS];
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < REQUESTS; i++) {
-            struct sampling s = i % 2 ? random_sampling(NEW, (uint64_t)i) : greedy(NEW);
+            struct sampling s =
+                i % 2 ? random_sampling(NEW + longer, (uint64_t)i) : greedy(NEW + longer);
             s.logprobs = 0;
             s.n = i % 3 + 1;
             lengths[i] = fill_prompt(prompts[i], i);
@@ -66,11 +68,14 @@ static void serve_twice(struct bench *b, const char *policy, struct take *ret[2]
 static void serve_drafted(int64_t kv_bytes, bool preempts)
 {
     struct bench b;
-    struct engine_options options = options_for(model, NULL);
+    const int longer = preempts ? LONGER : 0; // some do not find room for their blocks
+    const char *served = preempts ? longer_model(model) : model;
+    struct engine_options options = options_for(served, NULL);
     struct take *takes[2][REQUESTS];
+    options.max_context = longer + LONGEST;
     options.kv_bytes = kv_bytes;
     bench_start(&b, &options);
-    serve_twice(&b, model, takes);
+    serve_twice(&b, served, longer, takes);
     const struct engine_stats stats = idle_stats(&b);
     assert_true((stats.preemptions > 0) == preempts);
     assert_true(stats.drafts.num_accepted_tokens > REQUESTS * NEW / 4);
@@ -88,7 +93,7 @@ TEST(drafted_as_packed)
 
 TEST(drafted_as_packed_when_preempted)
 {
-    serve_drafted(160000, true);
+    serve_drafted(660000, true);
 }
 
 // A model that drafts for itself, with the policy's noise, is never wrong.
@@ -98,7 +103,7 @@ TEST(a_twin_is_always_accepted)
     struct take *takes[2][REQUESTS];
     options.exact = true;
     struct bench *b = bench_of(&options);
-    serve_twice(b, model, takes);
+    serve_twice(b, model, 0, takes);
     const struct engine_stats stats = idle_stats(b);
     assert_true(stats.drafts.num_draft_tokens > REQUESTS * NEW);
     assert_int_equal(stats.drafts.num_accepted_tokens, stats.drafts.num_draft_tokens);
@@ -153,7 +158,7 @@ TEST(one_of_two_has_states)
         struct take *takes[2][REQUESTS];
         options.exact = true;
         struct bench *b = bench_of(&options);
-        serve_twice(b, options.model_folder, takes);
+        serve_twice(b, options.model_folder, 0, takes);
         const struct engine_stats stats = idle_stats(b);
         assert_true(stats.drafts.num_draft_tokens > 0);
         assert_true((stats.cache_hits > 0) == (i == 0));
