@@ -148,17 +148,25 @@ static double unread_parameters(const struct bench *b, double n)
     return unread;
 }
 
+// All but the table of layers' own inputs, in which rows are looked up.
+static double read_parameters(const struct bench *b)
+{
+    const struct model_config *c = b->config;
+    return (double)b->weights->n_parameters -
+           (double)config_layer_inputs(c) * config_layer_vocab_rows(c);
+}
+
 double limits_read_bytes(const struct bench *b, double n)
 {
     const struct weights *twin = b->weights->twin; // of which the experts are
     const double unread = unread_parameters(b, n), e = (double)dtype_size(b->dt);
     const double narrow = twin ? (double)twin->n_parameters - unread : 0;
-    return ((double)b->weights->n_parameters - unread - narrow) * e + narrow;
+    return (read_parameters(b) - unread - narrow) * e + narrow;
 }
 
 double limits_row_parameters(const struct bench *b)
 {
-    return (double)b->weights->n_parameters - unread_parameters(b, 1);
+    return read_parameters(b) - unread_parameters(b, 1);
 }
 
 double limits_attn_products(const struct bench *b)
