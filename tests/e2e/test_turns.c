@@ -181,7 +181,7 @@ TEST(the_budget_bounds_what_is_learned_from)
     daemon_start(&p.s.daemon, p.s.model,
                  OPTIONS("--dtype", daemon_exact_dtype(), "--max-context", "352"));
     train_kind("whole", "short", args("--token-budget 352"));
-    assert_said(&p.s, "step 1: the last turns of 8 samples, which are over --token-budget");
+    assert_said(&p.s, "the last turns of 8 samples, which are over --token-budget");
     assert_exact("short", STEPS);
     const double longest = metric(last_metrics(&p.s, "short"), "completions/max_length");
     assert_true(longest > TURNS * SAMPLED / 2 && longest < TURNS * SAMPLED);

@@ -175,9 +175,7 @@ static enum status try_update(struct scene *s, const struct update_config *confi
     c.step.lr = lr;
     c.step.version = control_version(bridge_control(s->bridge));
     c.step.publish = (struct publish){publish, s};
-    int cut;
-    assert_ok(
-        rollout_samples(rollout, &(struct rollout_learning){.advantages = by}, &samples, &cut));
+    assert_ok(rollout_samples(rollout, &(struct rollout_learning){.advantages = by}, &samples));
     enum status st = update_policy(s->learner, &c, samples, ret);
     samples_free(samples);
     return st;

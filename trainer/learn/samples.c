@@ -86,29 +86,9 @@ static int64_t targets_of(const struct pack_completion *c)
     return (int64_t)c->n * targets_each(c);
 }
 
-// One of a completion's parts: behind the prompt its context, and then its n tokens.
-struct part {
-    const int32_t *ids; // (n_context + n)
-    int n_context, n;
-};
-
 static int n_parts(const struct pack_completion *c)
 {
     return c->parts ? c->n_parts : 1;
-}
-
-static struct part part_of(const struct pack_completion *c, int k)
-{
-    if (!c->parts) return (struct part){.ids = c->ids, .n = c->n};
-    const struct pack_part *at = &c->parts[k];
-    const int end = k + 1 < c->n_parts ? at[1].first : c->n;
-    return (struct part){c->sequences + at->begin, at->n_context, end - at->first};
-}
-
-// Rows behind the prompt.
-static int rows_of(const struct part *part)
-{
-    return part->n_context + (part->n > 1 ? part->n - 1 : 0);
 }
 
 // What it takes of the budget, its prompt apart: its rows, but for what has more targets than rows.
@@ -147,18 +127,25 @@ struct trees {
     int n, root; // root: the first that has no parent
 };
 
-struct sequence { // of a completion's part
+struct sequence { // of one of a completion's parts
     const struct pack_group *groups;
     int group, completion, n_prompt;
-    struct part part;
+    const int32_t *ids; // behind the prompt: its context, and then its n tokens
+    int n_context, n;
     int end; // rows, its prompt's included
 };
 
-static struct sequence sequence_of(const struct pack_group *groups, int g, int c, int part)
+static struct sequence sequence_of(const struct pack_group *groups, int g, int c, int k)
 {
-    struct sequence s = {groups, g, c, groups[g].n_prompt, {0}, 0};
-    s.part = part_of(&groups[g].completions[c], part);
-    s.end = s.n_prompt + rows_of(&s.part);
+    const struct pack_completion *of = &groups[g].completions[c];
+    struct sequence s = {groups, g, c, groups[g].n_prompt, of->ids, 0, of->n, 0};
+    if (of->parts) {
+        const struct pack_part *part = &of->parts[k];
+        s.ids = of->sequences + part->begin;
+        s.n_context = part->n_context;
+        s.n = (k + 1 < of->n_parts ? part[1].first : of->n) - part->first;
+    }
+    s.end = s.n_prompt + s.n_context + (s.n > 1 ? s.n - 1 : 0);
     return s;
 }
 
@@ -172,7 +159,7 @@ static struct pack_node run_at(const struct sequence *s, int position)
         run.ids = s->groups[s->group].prompt + position;
         run.n = s->n_prompt - position;
     } else {
-        run.ids = s->part.ids + (position - s->n_prompt);
+        run.ids = s->ids + (position - s->n_prompt);
         run.n = s->end - position;
     }
     return run;
@@ -352,52 +339,43 @@ static struct micro_batch *next_batch(struct packing *p)
     return mb;
 }
 
-// The rows of a completion alone, its prompt apart, and how many of its parts, from the first on,
-// have at most that many with a target more each.
-static enum status rows_alone(const struct pack_group *groups, int g, int c, int64_t max_rows,
-                              int min_shared, int *ret_parts, int64_t *ret_rows)
+// The rows of a completion alone, its prompt apart.
+static enum status rows_alone(const struct pack_group *group, const struct pack_completion *c,
+                              int min_shared, int64_t *ret)
 {
-    const int parts = n_parts(&groups[g].completions[c]);
-    struct trees trees;
-    int64_t rows = 0;
-    int k = 0;
-    enum status st;
-    CHECK(trees_alloc(parts, &trees));
-    for (; k < parts; k++) {
-        const struct sequence s = sequence_of(groups, g, c, k);
-        const struct place place = find_place(&trees, &s, min_shared);
-        const int more = s.end - (place.position > s.n_prompt ? place.position : s.n_prompt);
-        if (rows + more + k + 1 > max_rows) break;
-        rows += more;
-        add_sequence(&trees, &s, place);
-    }
-    *ret_parts = k;
-    *ret_rows = rows;
-out:
-    trees_release(&trees);
-    return st;
+    const struct pack_group alone = {
+        .prompt = group->prompt, .n_prompt = group->n_prompt, .completions = c, .n = 1};
+    struct packing *p;
+    enum status st = packing_new(&alone, 1, INT_MAX, min_shared, &p);
+    if (st != ST_OK) return st;
+    *ret = p->batches->n_tokens - group->n_prompt;
+    packing_free(p);
+    return ST_OK;
 }
 
 enum status packing_parts(const struct pack_group *group, int completion, int token_budget,
                           int min_shared, int *ret)
 {
-    int64_t rows;
-    return rows_alone(group, 0, completion, token_budget - prompt_cost(group), min_shared, ret,
-                      &rows);
+    struct pack_completion c = group->completions[completion];
+    enum status st = ST_OK;
+    for (int64_t rows; st == ST_OK && c.n_parts > 0; c.n = c.parts[--c.n_parts].first) {
+        st = rows_alone(group, &c, min_shared, &rows);
+        if (prompt_cost(group) + rows + c.n_parts <= token_budget) break; // a target more each
+    }
+    *ret = c.n_parts;
+    return st;
 }
 
 // What a completion adds to a micro-batch's cost, its prompt apart: where a teacher reads other
 // prompts, its rows, if it shares no more than these, have room too.
-static enum status own_cost(const struct pack_group *groups, int g, int c, int min_shared,
-                            bool taught, int64_t *ret)
+static enum status own_cost(const struct pack_group *group, int c, int min_shared, bool taught,
+                            int64_t *ret)
 {
-    const struct pack_completion *completion = &groups[g].completions[c];
-    enum status st = ST_OK;
     int64_t rows = 0;
-    int parts;
-    if (taught && completion->parts)
-        st = rows_alone(groups, g, c, INT64_MAX, min_shared, &parts, &rows);
-    *ret = rows > cost_of(completion) ? rows : cost_of(completion);
+    enum status st = ST_OK;
+    if (taught && group->completions[c].parts)
+        st = rows_alone(group, &group->completions[c], min_shared, &rows);
+    *ret = rows > cost_of(&group->completions[c]) ? rows : cost_of(&group->completions[c]);
     return st;
 }
 
@@ -410,13 +388,6 @@ static int64_t min_cost(const struct pack_group *group, int c, int64_t own)
     return cost;
 }
 
-// What the teacher's prompt adds to it, which a micro-batch has once for a group.
-static int64_t taught_cost(const struct micro_batch *mb, const struct pack_group *groups, int g)
-{
-    const bool begins = mb->n_seqs == 0 || mb->seqs[mb->n_seqs - 1].group != g;
-    return begins ? prompt_cost(&groups[g]) : 0;
-}
-
 // Whether there is room for a completion's first part, or for the whole group from its first on.
 static bool fits(const struct micro_batch *mb, const struct sequence *s, struct place place,
                  int64_t cost, int token_budget)
@@ -424,8 +395,7 @@ static bool fits(const struct micro_batch *mb, const struct sequence *s, struct 
     const struct pack_group *group = &s->groups[s->group];
     int64_t rows = s->end - place.position;
     for (int i = 1; group->whole && s->completion == 0 && i < group->n; i++) {
-        const struct part part = part_of(&group->completions[i], 0);
-        rows += rows_of(&part);
+        rows += sequence_of(s->groups, s->group, i, 0).end - s->n_prompt;
         cost += cost_of(&group->completions[i]);
     }
     return mb->n_tokens + rows <= token_budget && mb->cost + cost <= token_budget;
@@ -480,8 +450,9 @@ enum status packing_new(const struct pack_group *groups, int n_groups, int token
         for (int c = 0; c < group->n; c++, sample++) {
             const struct sequence s = sequence_of(groups, g, c, 0);
             struct place place = find_place(&trees, &s, min_shared);
-            int64_t own, prompts = taught && mb ? taught_cost(mb, groups, g) : 0;
-            CHECK(own_cost(groups, g, c, min_shared, taught, &own));
+            // a teacher's prompt, which a micro-batch has once for a group
+            int64_t own, prompts = taught && c == 0 ? prompt_cost(group) : 0;
+            CHECK(own_cost(group, c, min_shared, taught, &own));
             if (min_cost(group, c, own) > token_budget) CHECK(over_budget(group, c, token_budget));
             if (!mb || !fits(mb, &s, place, own + prompts, token_budget) ||
                 !put(p, &trees, &kept, &s, place, min_shared, token_budget)) {
@@ -598,9 +569,9 @@ static enum status want_rows(struct batch *batch, const struct micro_batch *mb,
 {
     const struct pack_completion *c = packed_completion(seq, groups);
     for (int k = 0; k < seq->n_parts; k++) {
-        const struct part part = part_of(c, k);
-        const int before = groups[seq->group].n_prompt + part.n_context - 1;
-        for (int t = 0; t < part.n; t++)
+        const struct sequence s = sequence_of(groups, seq->group, seq->completion, k);
+        const int before = s.n_prompt + s.n_context - 1;
+        for (int t = 0; t < s.n; t++)
             for (int i = 0; i < targets_each(c); i++) {
                 const enum status st =
                     batch_want_row(batch, row_at(mb, seq->leaves[k], before + t));

@@ -169,25 +169,6 @@ static void give(const struct example *e, struct pack_group *group, struct pack_
                                   .line = e->line};
 }
 
-static struct pack_completion
-pack_completion_of(const struct completion *c, const struct rollout_learning *how, bool constrained)
-{
-    const float *const sampled = how->processed && c->processed ? c->processed : c->logprobs;
-    return (struct pack_completion){
-        .ids = c->ids,
-        .n = c->n,
-        .parts = c->parts,
-        .n_parts = c->n_parts,
-        .sequences = c->sequences,
-        .masked = how->mask_truncated && c->truncated,
-        .inputs = {[INPUT_ADVANTAGES] = c->advantages,
-                   [INPUT_LOGPROBS] = constrained ? c->processed : sampled},
-        .authors = c->authors,
-        .server_logprobs = constrained ? c->processed : c->logprobs,
-        .versions = c->versions,
-    };
-}
-
 // A completion of several parts stays in one micro-batch: those without room there go.
 static enum status cut_parts(struct rollout *r, int i, const struct rollout_learning *how,
                              const struct pack_group *group, struct pack_completion *c,
@@ -210,7 +191,7 @@ static enum status cut_parts(struct rollout *r, int i, const struct rollout_lear
 }
 
 enum status rollout_samples(struct rollout *r, const struct rollout_learning *how,
-                            struct samples **ret, int *ret_cut)
+                            struct samples **ret)
 {
     struct samples *s = NULL;
     int cut = 0;
@@ -231,18 +212,34 @@ enum status rollout_samples(struct rollout *r, const struct rollout_learning *ho
         const struct completion *c = &r->completions[i];
         const struct pack_group *group = &s->groups[i / r->n_per_group * each];
         const bool constrained = group->constraint;
+        const float *const sampled = how->processed && c->processed ? c->processed : c->logprobs;
         if (constrained && !c->processed && c->n > 0)
             FAIL(ST_MISMATCH,
                  "--constrained-loss: the server of line %d's sample gave no log-probabilities of "
                  "what it sampled from (cut_logprobs), which Commonweight's own does",
                  r->examples[i / r->n_per_group]->line);
-        s->completions[i] = pack_completion_of(c, how, constrained);
-        s->completions[i].advantage = how->advantages[i];
-        s->completions[i].line = r->examples[i / r->n_per_group]->line;
-        s->completions[i].number = i % r->n_per_group;
+        s->completions[i] = (struct pack_completion){
+            .ids = c->ids,
+            .n = c->n,
+            .parts = c->parts,
+            .n_parts = c->n_parts,
+            .sequences = c->sequences,
+            .masked = how->mask_truncated && c->truncated,
+            .advantage = how->advantages[i],
+            .inputs = {[INPUT_ADVANTAGES] = c->advantages,
+                       [INPUT_LOGPROBS] = constrained ? c->processed : sampled},
+            .authors = c->authors,
+            .server_logprobs = constrained ? c->processed : c->logprobs,
+            .versions = c->versions,
+            .line = r->examples[i / r->n_per_group]->line,
+            .number = i % r->n_per_group,
+        };
         CHECK(cut_parts(r, i, how, group, &s->completions[i], &cut));
     }
-    *ret_cut = cut;
+    if (cut > 0)
+        log_warn("the last turns of %d samples, which are over --token-budget with those before "
+                 "them (%d rows), are not learned from; raise it",
+                 cut, how->token_budget);
     return samples_begin(s, ret);
 out:
     samples_free(s);

@@ -129,10 +129,10 @@ struct rollout_learning {
     struct constraints *constraints; // the loss is of what they leave, of an example that has one;
                                      // NULL: of the whole distribution
 };
-// As the learner takes it. ret: begun; it borrows the rollout. ret_cut: samples that parts were
-// taken away from.
+// As the learner takes it; a warning says where parts were taken away. ret: begun; it borrows the
+// rollout.
 enum status rollout_samples(struct rollout *rollout, const struct rollout_learning *how,
-                            struct samples **ret, int *ret_cut);
+                            struct samples **ret);
 void rollout_free(struct rollout *r);
 
 // ---- what is asked of servers -------------------------------------------------------------------

@@ -151,7 +151,8 @@ static void fill_from_turns(const struct sampled_turns *turns, struct completion
     }
 }
 
-// The environment's tokens have no weights of their own: they count as of those before them.
+// The environment's tokens have no weights of their own: they count as of those before them. from:
+// NULL where all others are what a turn sampled.
 static enum status settle_tokens(const struct trajectory_bounds *bounds, const uint8_t *from,
                                  struct completion *c)
 {
@@ -159,7 +160,7 @@ static enum status settle_tokens(const struct trajectory_bounds *bounds, const u
     uint64_t version = first < c->n ? c->versions[first] : bounds->version;
     for (int t = 0; t < c->n; t++) {
         const bool sampled = c->authors[t] != AUTHOR_OTHER;
-        if (sampled && !from[t])
+        if (sampled && from && !from[t])
             return status_fail(ST_MISMATCH,
                                "field \"mask\": token %d is not the policy's: no turn sampled it "
                                "there, behind the tokens before it",
@@ -215,56 +216,30 @@ out:
 
 // ---- of turns -----------------------------------------------------------------------------------
 
-// Where the turns that are learned from lie among a completion's tokens: a turn's prompt goes on
-// behind the sequence so far, or is the context of a new one.
-struct layout {
-    struct turn_place {
-        bool learned, begins;
-        int read;       // tokens of the prompt that are the completion's
-        int first, end; // of what was sampled
-    } * turns;          // (n)
-    int n_tokens, n_parts, n_sequences;
-};
-
-static void lay_out(const struct sampled_turns *turns, const uint8_t *learned, struct layout *ret)
-{
-    const struct sampled_turn *last = NULL;
-    for (int k = 0; k < turns->n; k++) {
-        const struct sampled_turn *turn = &turns->items[k];
-        struct turn_place *place = &ret->turns[k];
-        const bool counts = learned[k] && turn->sampled.n > 0;
-        *place = (struct turn_place){.learned = counts, .end = ret->n_tokens};
-        if (!counts) continue;
-        place->begins = !last || follows(last, turn->prompt.ids, turn->prompt.n) != end_of(last);
-        place->read = place->begins ? 0 : turn->prompt.n - end_of(last);
-        place->first = ret->n_tokens + place->read;
-        place->end = ret->n_tokens = place->first + turn->sampled.n;
-        ret->n_parts += place->begins;
-        ret->n_sequences += place->begins ? end_of(turn) : place->read + turn->sampled.n;
-        last = turn;
-    }
-}
-
 static void put_ids(int32_t *to, int *n, const int32_t *ids, int n_ids)
 {
     memcpy(to + *n, ids, (size_t)n_ids * sizeof *ids);
     *n += n_ids;
 }
 
-static void fill_turn(const struct sampled_turn *turn, const struct turn_place *place,
-                      struct completion *c)
+// Its prompt goes on behind the turn added last, or is the context of a part of its own. NULL: none
+// was added.
+static void add_turn(const struct sampled_turn *turn, const struct sampled_turn *last,
+                     struct completion *c)
 {
-    const int read = place->first - place->read, n = place->read + turn->sampled.n;
-    if (place->begins) {
-        c->parts[c->n_parts++] = (struct pack_part){place->first, c->n_sequences, turn->prompt.n};
-        put_ids(c->sequences, &c->n_sequences, turn->prompt.ids, turn->prompt.n);
+    const bool goes_on = last && follows(last, turn->prompt.ids, turn->prompt.n) == end_of(last);
+    const int before = goes_on ? end_of(last) : turn->prompt.n; // what comes then is read
+    int n = c->n;
+    if (!goes_on) {
+        c->parts[c->n_parts++] = (struct pack_part){n, c->n_sequences, before};
+        put_ids(c->sequences, &c->n_sequences, turn->prompt.ids, before);
     }
-    memcpy(c->ids + read, turn->prompt.ids + turn->prompt.n - place->read,
-           (size_t)place->read * sizeof *c->ids);
-    memcpy(c->ids + place->first, turn->sampled.ids, (size_t)turn->sampled.n * sizeof *c->ids);
-    put_ids(c->sequences, &c->n_sequences, c->ids + read, n);
-    memset(c->authors + place->first, AUTHOR_POLICY, (size_t)turn->sampled.n);
-    fill_from(turn, place->first, c);
+    put_ids(c->ids, &n, turn->prompt.ids + before, turn->prompt.n - before);
+    memset(c->authors + n, AUTHOR_POLICY, (size_t)turn->sampled.n);
+    fill_from(turn, n, c);
+    put_ids(c->ids, &n, turn->sampled.ids, turn->sampled.n);
+    put_ids(c->sequences, &c->n_sequences, c->ids + c->n, n - c->n);
+    c->n = n;
 }
 
 // {"turns"}: 1 for those that are learned from. ret_ends: (turns->n) tokens up to each.
@@ -274,36 +249,32 @@ static enum status read_turns(const json_t *value, const struct sampled_turns *t
 {
     static const struct number_list choice = {"turns", NUMBER_U8, 0,
                                               1,       ST_FORMAT, "is neither 0 nor 1"};
-    struct layout layout = {.turns = calloc((size_t)turns->n + 1, sizeof *layout.turns)};
     const json_t *list = json_object_get(value, "turns");
-    uint8_t *learned = NULL, *from = NULL;
+    const struct sampled_turn *last = NULL;
+    uint8_t *learned = NULL;
     enum status st = ST_OK;
-    if (!layout.turns) FAIL(ST_NO_MEMORY, "no memory for turns");
     if (json_array_size(list) != (size_t)turns->n)
         FAIL(ST_FORMAT, "field \"turns\" has %zu entries for %d turns", json_array_size(list),
              turns->n);
     CHECK(json_read_numbers(list, &choice, turns->n, &learned));
-    lay_out(turns, learned, &layout);
-    c->n = layout.n_tokens;
+    for (int k = 0; k < turns->n; k++) c->n += learned[k] ? end_of(&turns->items[k]) : 0;
+    CHECK(alloc_lists(turns, c)); // as if none went on
     c->ids = calloc((size_t)c->n + 1, sizeof *c->ids);
     c->authors = calloc((size_t)c->n + 1, sizeof *c->authors);
-    c->parts = calloc((size_t)layout.n_parts + 1, sizeof *c->parts);
-    c->sequences = calloc((size_t)layout.n_sequences + 1, sizeof *c->sequences);
-    from = malloc((size_t)c->n + 1);
-    if (!c->ids || !c->authors || !c->parts || !c->sequences || !from)
+    c->sequences = calloc((size_t)c->n + 1, sizeof *c->sequences);
+    c->parts = calloc((size_t)turns->n + 1, sizeof *c->parts);
+    if (!c->ids || !c->authors || !c->parts || !c->sequences)
         FAIL(ST_NO_MEMORY, "no memory for %d tokens", c->n);
-    CHECK(alloc_lists(turns, c));
+    c->n = 0;
     for (int k = 0; k < turns->n; k++) {
-        if (layout.turns[k].learned) fill_turn(&turns->items[k], &layout.turns[k], c);
-        ret_ends[k] = layout.turns[k].end;
+        const struct sampled_turn *turn = &turns->items[k];
+        if (learned[k] && turn->sampled.n > 0) add_turn(turn, last, c), last = turn;
+        ret_ends[k] = c->n;
     }
     if (c->n_parts == 0) completion_keep_parts(c, 0);
-    memset(from, 1, (size_t)c->n);
-    CHECK(settle_tokens(bounds, from, c));
+    st = settle_tokens(bounds, NULL, c);
 out:
-    free(layout.turns);
     free(learned);
-    free(from);
     return st;
 }
 

@@ -22,34 +22,20 @@ static enum status count_skipped(int *in_a_row, bool skipped, const char *whose,
                        MAX_SKIPPED, way_out);
 }
 
-// What is learned from, as wanted; the run says the rest.
-static enum status samples_of(struct run *run, struct rollout_step *s,
-                              const struct rollout_learning *wanted, struct samples **ret)
-{
-    const struct learner_info *info = learner_info(run->learner);
-    struct rollout_learning how = *wanted;
-    int cut = 0;
-    how.advantages = s->scores.advantages;
-    how.constraints = run->constraints;
-    how.token_budget = info->token_budget;
-    how.min_shared = info->min_shared;
-    enum status st = rollout_samples(s->rollout, &how, ret, &cut);
-    if (cut > 0)
-        log_warn("step %" PRId64 ": the last turns of %d samples, which are over --token-budget "
-                 "with those before them (%d rows), are not learned from; raise it",
-                 run->step + 1, cut, info->token_budget);
-    return st;
-}
-
 // --kl-reward-coef: of each sample's reward, and the advantages anew.
 static enum status price_kl(struct run *run, struct rollout_step *s)
 {
+    const struct learner_info *info = learner_info(run->learner);
     struct scores *scores = &s->scores;
     struct samples *samples = NULL;
     enum status st;
     double *kl = calloc((size_t)scores->n + 1, sizeof *kl);
     if (!kl) return status_fail(ST_NO_MEMORY, "no memory for %d divergences", scores->n);
-    CHECK(samples_of(run, s, &(struct rollout_learning){0}, &samples));
+    const struct rollout_learning how = {.advantages = scores->advantages,
+                                         .token_budget = info->token_budget,
+                                         .min_shared = info->min_shared,
+                                         .constraints = run->constraints};
+    CHECK(rollout_samples(s->rollout, &how, &samples));
     CHECK(learner_kl(run->learner, samples, kl));
     for (int i = 0; i < scores->n; i++) scores->rewards[i] -= run->config->kl_reward_coef * kl[i];
     mean_std(kl, scores->n, &s->kl, NULL);
@@ -127,13 +113,18 @@ out:
 enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret)
 {
     const struct train_config *c = run->config;
+    const struct learner_info *info = learner_info(run->learner);
     struct samples *samples = NULL;
     enum status st = c->kl_reward_coef != 0 ? price_kl(run, s) : ST_OK;
     if (st != ST_OK) return st;
-    const struct rollout_learning how = {.processed = c->processed_logprobs,
+    const struct rollout_learning how = {.advantages = s->scores.advantages,
+                                         .processed = c->processed_logprobs,
                                          .mask_truncated = c->mask_truncated_completions,
-                                         .given = run_gives(run)};
-    CHECK(samples_of(run, s, &how, &samples));
+                                         .given = run_gives(run),
+                                         .token_budget = info->token_budget,
+                                         .min_shared = info->min_shared,
+                                         .constraints = run->constraints};
+    CHECK(rollout_samples(s->rollout, &how, &samples));
     CHECK(run_update(run, samples, lr, ret));
     if (c->log_completions && c->log_logprobs) {
         s->logprobs = calloc((size_t)s->rollout->n_tokens + 1, sizeof *s->logprobs);
