@@ -15,7 +15,7 @@
 
 // Which part of the Hugging Face tensor a shard holds: runs of its rows, one after the other, and
 // of these as many columns as the tensor has here, from first_column on.
-#define BRIDGE_MAX_RUNS 3
+#define BRIDGE_MAX_RUNS 5
 struct bridge_slice {
     int64_t whole[4]; // its shape
     int n_runs;       // 0: the tensor is the whole one
