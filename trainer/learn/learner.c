@@ -668,14 +668,6 @@ static bool ids_below(const int32_t *ids, int n, int vocab)
     return true;
 }
 
-static bool ids_of_completion_below(const struct pack_completion *c, int vocab)
-{
-    for (int k = 0; k < c->n_parts; k++)
-        if (!ids_below(c->sequences + c->parts[k].begin, c->parts[k].n_context, vocab))
-            return false;
-    return ids_below(c->ids, c->n, vocab);
-}
-
 static bool draft_knows(const struct learner *draft, const struct micro_batch *mb,
                         const struct pack_group *groups)
 {
@@ -685,7 +677,8 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
         const struct pack_completion *c = packed_completion(&mb->seqs[i], groups);
         if (draft->config->mtp && group->n_prompt < 2) return false; // it has no token before
         if (!ids_below(group->prompt, group->n_prompt, vocab)) return false;
-        if (!ids_of_completion_below(c, vocab)) return false;
+        if (!ids_below(c->ids, c->n, vocab)) return false;
+        if (!ids_below(c->sequences, c->n_sequences, vocab)) return false;
     }
     return true;
 }

@@ -49,8 +49,8 @@ struct pack_completion {
     int n;              // may be 0: nothing to learn from it
     // (n_parts) of at least one token each; NULL: one, right behind the prompt
     const struct pack_part *parts;
-    int n_parts;
-    const int32_t *sequences; // of its parts, behind the prompt
+    int n_parts, n_sequences;
+    const int32_t *sequences; // (n_sequences) of its parts, behind the prompt
     // (n, targets_each) instead of the n ids; NULL: these
     const int32_t *targets;
     int targets_each;

@@ -14,7 +14,7 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 #include "common/base/rng.h"
-#include "trainer/learn/samples.h"
+#include "trainer/learn/learner.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -175,15 +175,14 @@ static enum status cut_parts(struct rollout *r, int i, const struct rollout_lear
                              int *ret_cut)
 {
     struct completion *from = &r->completions[i];
-    const int n = from->n;
     int parts;
     if (!from->parts) return ST_OK;
-    enum status st =
-        packing_parts(group, i % r->n_per_group, how->token_budget, how->min_shared, &parts);
+    enum status st = packing_parts(group, i % r->n_per_group, how->learner->token_budget,
+                                   how->learner->min_shared, &parts);
     if (st != ST_OK) return st;
     *ret_cut += parts < from->n_parts;
     completion_keep_parts(from, parts);
-    r->n_tokens += from->n - n;
+    r->n_tokens += from->n - c->n;
     c->n = from->n;
     c->parts = from->parts;
     c->n_parts = from->n_parts;
@@ -223,6 +222,7 @@ enum status rollout_samples(struct rollout *r, const struct rollout_learning *ho
             .n = c->n,
             .parts = c->parts,
             .n_parts = c->n_parts,
+            .n_sequences = c->n_sequences,
             .sequences = c->sequences,
             .masked = how->mask_truncated && c->truncated,
             .advantage = how->advantages[i],
@@ -239,7 +239,7 @@ enum status rollout_samples(struct rollout *r, const struct rollout_learning *ho
     if (cut > 0)
         log_warn("the last turns of %d samples, which are over --token-budget with those before "
                  "them (%d rows), are not learned from; raise it",
-                 cut, how->token_budget);
+                 cut, how->learner->token_budget);
     return samples_begin(s, ret);
 out:
     samples_free(s);

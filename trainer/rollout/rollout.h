@@ -38,6 +38,7 @@ static inline bool sampling_is_filtered(const struct sampling_options *s)
     return s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
 }
 
+struct learner_info;
 struct samples;
 struct rollout {
     int n_groups, n_per_group;
@@ -125,7 +126,7 @@ struct rollout_learning {
     bool processed;          // the sampler's log-probabilities are those of what it sampled from
     bool mask_truncated;     // samples that hit the token limit do not count
     bool given;              // examples' completions follow, each behind its group
-    int token_budget, min_shared;    // of the learner: parts that have no room are taken away
+    const struct learner_info *learner; // parts that have no room there are taken away
     struct constraints *constraints; // the loss is of what they leave, of an example that has one;
                                      // NULL: of the whole distribution
 };

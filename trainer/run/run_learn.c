@@ -25,15 +25,13 @@ static enum status count_skipped(int *in_a_row, bool skipped, const char *whose,
 // --kl-reward-coef: of each sample's reward, and the advantages anew.
 static enum status price_kl(struct run *run, struct rollout_step *s)
 {
-    const struct learner_info *info = learner_info(run->learner);
     struct scores *scores = &s->scores;
     struct samples *samples = NULL;
     enum status st;
     double *kl = calloc((size_t)scores->n + 1, sizeof *kl);
     if (!kl) return status_fail(ST_NO_MEMORY, "no memory for %d divergences", scores->n);
     const struct rollout_learning how = {.advantages = scores->advantages,
-                                         .token_budget = info->token_budget,
-                                         .min_shared = info->min_shared,
+                                         .learner = learner_info(run->learner),
                                          .constraints = run->constraints};
     CHECK(rollout_samples(s->rollout, &how, &samples));
     CHECK(learner_kl(run->learner, samples, kl));
@@ -113,7 +111,6 @@ out:
 enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct update_stats *ret)
 {
     const struct train_config *c = run->config;
-    const struct learner_info *info = learner_info(run->learner);
     struct samples *samples = NULL;
     enum status st = c->kl_reward_coef != 0 ? price_kl(run, s) : ST_OK;
     if (st != ST_OK) return st;
@@ -121,8 +118,7 @@ enum status run_learn(struct run *run, struct rollout_step *s, double lr, struct
                                          .processed = c->processed_logprobs,
                                          .mask_truncated = c->mask_truncated_completions,
                                          .given = run_gives(run),
-                                         .token_budget = info->token_budget,
-                                         .min_shared = info->min_shared,
+                                         .learner = learner_info(run->learner),
                                          .constraints = run->constraints};
     CHECK(rollout_samples(s->rollout, &how, &samples));
     CHECK(run_update(run, samples, lr, ret));

@@ -407,21 +407,19 @@ static enum status open_learner(struct run *run)
         .tokens =
             c->curriculum.prompts_per_step * run->data->max_read + samples * c->sampling.max_tokens,
         .seqs = samples + c->curriculum.prompts_per_step,
-        .targets = samples * c->sampling.max_tokens,
     };
     if (c->atropos || c->rollouts) { // each sequence may have a prompt of its own
         shape.tokens = samples * shape.longest;
         shape.seqs = 2 * samples;
-        shape.targets = 0;
     }
     if (run_gives(run)) { // and the data's completions, each behind its prompt
         const int64_t given = run->data->max_read + run->data->max_completion;
         shape.longest = given > shape.longest ? given : shape.longest;
         shape.tokens += c->curriculum.prompts_per_step * given;
         shape.seqs += 2 * c->curriculum.prompts_per_step;
-        if (shape.targets > 0)
-            shape.targets += c->curriculum.prompts_per_step * run->data->max_completion;
     }
+    if (!c->atropos && !c->rollouts && !run_gives(run))
+        shape.targets = samples * c->sampling.max_tokens;
     if (c->sync_ref_model && run->ranks.shards)
         return status_fail(ST_UNSUPPORTED, "--sync-ref-model with a tensor-parallel server: no "
                                            "checkpoint could hold the reference's shards");
