@@ -133,13 +133,12 @@ struct family {
     const char *local_key; // of this key (NULL: there is none),
     double local_theta;    // or this one
     const char *ropes;     // rope_parameters of a config without any (JSON); NULL: none
-    bool
-        ropes_say_all; // those objects alone have thetas and shares, of which ROPE_DEFAULT has none
-    bool query_growth; // queries grow with their positions (rope_config.query_beta)
-    bool no_positions; // nothing is rotated, and what says how is not read
-    bool phi3_ropes;   // rope types are those of Phi-3's folders (rope.c)
-    int head_dim;      // 0: hidden_size / num_attention_heads
-    int max_positions; // 0: 2048
+    bool ropes_say_all;    // thetas and shares stand there alone; ROPE_DEFAULT has no share
+    bool query_growth;     // queries grow with their positions (rope_config.query_beta)
+    bool no_positions;     // nothing is rotated, and what says how is not read
+    bool phi3_ropes;       // rope types are those of Phi-3's folders (rope.c)
+    int head_dim;          // 0: hidden_size / num_attention_heads
+    int max_positions;     // 0: 2048
     bool tied;
     // Layers without a window have heads of this size, where per_layer_config does not say of each
     // (Gemma 4). 0: all layers have one size.

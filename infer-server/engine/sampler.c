@@ -8,6 +8,7 @@
 #include "infer-server/engine/sampler.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/logprobs.h"
+#include "infer-server/engine/masks_ahead.h"
 #include <stdlib.h>
 
 struct sampler {
@@ -112,8 +113,9 @@ static enum status prepare_rows(struct sampler *s, float *logits, const struct s
             forbid(s, row, s->eos_ids[k]);
         for (int k = 0; rows[i].no_stop && k < sampling->n_stop_ids; k++)
             forbid(s, row, sampling->stop_ids[k]);
-        if (adjustment_is_any(&rows[i].adjustment))
-            CHECK(adjuster_add(&s->adjuster, i, sampling, &rows[i].adjustment));
+        if (!adjustment_is_any(&rows[i].adjustment)) continue;
+        s->host_results[i].token = MASKS_AHEAD_NO_TOKEN;
+        CHECK(adjuster_add(&s->adjuster, i, sampling, &rows[i].adjustment));
     }
     st = adjuster_finish(&s->adjuster);
 out:
@@ -143,7 +145,6 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
     adjuster_undo(&s->adjuster, logits);
     st = sampled_logprobs_launch(&s->logprobs, logits, rows, n, s->results);
     if (st != ST_OK) return st;
-    for (int i = 0; i < n; i++) s->host_results[i].token = -1;
     device_copy_out(s->dev, s->host_results, s->results, (size_t)n * sizeof *s->results);
     return ST_OK;
 }

@@ -56,8 +56,8 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
 // they are all of one computation.
 const struct sample_result *sampler_collect(struct sampler *s, const struct sampler_row *rows,
                                             int n, const struct top_logprob **ret_top);
-// The masks of the next launch (adjust.h), and where its results come to on the host, each token of
-// them -1 before.
+// The masks of the next launch (adjust.h); and where a launch's results come to on the host, before
+// which the token of a row with a constraint is MASKS_AHEAD_NO_TOKEN.
 enum status sampler_made(struct sampler *s, int n, uint32_t **ret); // ST_NO_MEMORY
 const struct sample_result *sampler_coming(const struct sampler *s);
 // (n) On the device, from its launch to the next.

@@ -321,6 +321,21 @@ static void back_border(struct back *b, const struct state *st)
     }
 }
 
+// Of weight * exp(G_t - G_j) * (x . k_j) * (y . u_j), by which row t reads row j.
+static void back_pair(struct back *b, const struct state *st, int t, int j, float weight,
+                      const float *x, float *dx, const float *y)
+{
+    const int dim = b->s->key_dim, n = b->s->head_dim;
+    const float *key = st->k + j * dim;
+    const float since = weight * expf(st->G[t] - st->G[j]);
+    const float dread = since * dot_f32(y, st->u + j * n, n), read = dot_f32(x, key, dim);
+    add_scaled(b->d.u[j], since * read, y, n);
+    b->d.G[t] += dread * read;
+    b->d.G[j] -= dread * read;
+    add_scaled(dx, dread, key, dim);
+    add_scaled(b->d.k[j], dread, x, dim);
+}
+
 // Row t of a chunk, those behind it being done. dS becomes that of S before the chunk.
 static void back_row(struct back *b, const struct state *st, int head, int row, int t)
 {
@@ -332,27 +347,8 @@ static void back_row(struct back *b, const struct state *st, int head, int row, 
                 2 * delta_key_width(s) + head * n;
     float *dq = b->d.q[t], *dk = b->d.k[t], *du = b->d.u[t];
     double *dG = b->d.G;
-    for (int j = 0; j <= t; j++) {
-        const float *key = st->k + j * dim, since = expf(st->G[t] - st->G[j]);
-        const float dseen = since * dot_f32(dout, st->u + j * n, n);
-        const float qk = dot_f32(r->q, key, dim);
-        add_scaled(b->d.u[j], since * qk, dout, n);
-        dG[t] += dseen * qk;
-        dG[j] -= dseen * qk;
-        add_scaled(dq, dseen, key, dim);
-        add_scaled(b->d.k[j], dseen, r->q, dim);
-    }
-    for (int j = 0; j < t; j++) {
-        const float *key = st->k + j * dim;
-        const float read = -r->beta * expf(st->G[t] - st->G[j]);
-        const float dread = read * dot_f32(du, st->u + j * n, n);
-        const float kk = dot_f32(r->k, key, dim);
-        add_scaled(b->d.u[j], read * kk, du, n);
-        dG[t] += dread * kk;
-        dG[j] -= dread * kk;
-        add_scaled(dk, dread, key, dim);
-        add_scaled(b->d.k[j], dread, r->k, dim);
-    }
+    for (int j = 0; j <= t; j++) back_pair(b, st, t, j, 1, r->q, dq, dout);
+    for (int j = 0; j < t; j++) back_pair(b, st, t, j, -r->beta, r->k, dk, du);
     for (int v = 0; v < n; v++) dv[v] = r->beta * du[v];
     const float decay = expf(st->G[t]);
     for (int k = 0; k < dim; k++) {

@@ -166,12 +166,13 @@ void reference_list_golden(void (*test)(void **state), const char *suffix)
     struct dirent **list;
     const int n = scandir(root, &list, NULL, alphasort);
     for (int i = 0; i < n; i++) {
-        const char *model = test_path(root, list[i]->d_name);
-        char *name = NULL;
+        const char *file = ((struct dirent *)test_keep(list[i]))->d_name;
+        const char *model = test_path(root, file);
         if (!file_exists(test_path(model, "config.json"))) continue;
-        if (asprintf(&name, "%s%s", list[i]->d_name, suffix) < 0) abort();
-        test_list(0, (struct CMUnitTest){name, test, NULL, NULL, (void *)model});
+        test_list(0, (struct CMUnitTest){test_text("%s%s", file, suffix), test, NULL, NULL,
+                                         (void *)model});
     }
+    test_keep(list);
 }
 
 // Where --exact is refused, since whether the library keeps one order there was not measured, a

@@ -74,12 +74,15 @@ const char *tiny_mtp_folder(int vocab)
 {
     const char *folder = test_folder(), *parts[] = {"model.part", "mtp.part"};
     struct safetensors_source sources[256];
+    struct safetensors *sets[2];
     int n = 0;
     assert_ok(write_config(folder, 4, vocab));
     for (int i = 0; i < 2; i++) {
         assert_ok(write_weights(folder, i == 1, parts[i]));
-        n += tensor_sources(tensors_of_file(test_path(folder, parts[i])), sources + n);
+        assert_ok(safetensors_open_file(test_path(folder, parts[i]), &sets[i]));
+        n += tensor_sources(sets[i], sources + n);
     }
     tensors_write(folder, sources, n);
+    for (int i = 0; i < 2; i++) safetensors_free(sets[i]);
     return folder;
 }

@@ -95,9 +95,8 @@ struct learner *learner_draft(struct learner *l); // NULL: there is none
 #define TEACHER_POLICY "policy" // the policy's present weights: no memory but for scratch
 #define TEACHER_BASE   "base"   // the model that the adapter is trained on: likewise
 struct learner_teacher_config {
-    const char
-        *model; // borrowed: one of these, or a folder, which is loaded, in the policy's dtype
-    float beta; // which divergence (ops.h, distill)
+    const char *model; // borrowed: one of these, or a folder, loaded in the policy's dtype
+    float beta;        // which divergence (ops.h, distill)
     enum quantization quantization; // of a folder, whose matrices then have the twin alone
     bool prompts;                   // groups may have prompts of their own for it
 };

@@ -123,7 +123,8 @@ static enum status check_exact(const struct pass *p)
                        "--exact: %ld of %ld log-probabilities of this step differ from the "
                        "server's, most that of line %d, sample %d, token %d: %.9g there (weight "
                        "version %" PRIu64 "), %.9g here (version %" PRIu64
-                       "); are both programs of one build, on one kind of processor?",
+                       "); are both programs of one build, on one kind of processor? On a GPU "
+                       "models of a few odd widths may differ, too (docs/use/limits.md)",
                        differing, p->samples->first[p->samples->n], far->line, far->number, token,
                        (double)far->server_logprobs[token],
                        far->versions ? far->versions[token] : 0, (double)here, p->step->version);
