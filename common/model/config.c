@@ -410,13 +410,11 @@ static enum status check_shared(const struct model_config *c, const char *key, i
 
 static enum status check_layer(const struct model_config *c, const struct layer_config *l, int size)
 {
+    const bool is_conv = l->delta.n_heads > 0 && delta_is_conv(&l->delta);
     enum status st;
-    if (l->delta.n_heads > 0 && !l->delta.is_scan)
-        FAIL(ST_INVALID,
-             "%s: layers of linear attention are not divided among ranks; leave "
-             "--tensor-parallel-size at 1",
-             c->architecture);
-    CHECK(check_shared(c, "n_groups", l->delta.n_key_heads, size));
+    CHECK(check_shared(c, l->delta.is_scan ? "n_groups" : "linear_num_key_heads",
+                       l->delta.n_key_heads, size));
+    CHECK(check_shared(c, "hidden_size", is_conv ? l->delta.head_dim : 0, size));
     CHECK(check_shared(c, "num_attention_heads", l->n_heads, size));
     if (l->n_kv_heads > 0 && size % l->n_kv_heads != 0)
         CHECK(check_shared(c, "num_key_value_heads", l->n_kv_heads, size));
@@ -468,7 +466,10 @@ enum status model_config_shard(struct model_config *c, struct shard shard)
         l->n_heads /= shard.size;
         if (l->n_heads > 0)
             l->n_kv_heads = l->n_kv_heads > shard.size ? l->n_kv_heads / shard.size : 1;
-        l->delta.n_heads /= shard.size;
+        if (delta_is_conv(&l->delta))
+            l->delta.head_dim /= shard.size; // its channels are those of one head
+        else
+            l->delta.n_heads /= shard.size;
         l->delta.n_key_heads /= shard.size;
         l->intermediate /= shard.size;
         l->shared_intermediate /= shard.size;

@@ -48,10 +48,12 @@
     X(SIZE_DELTA_CONV, delta_conv_width(&l->delta))                                                \
     X(SIZE_DELTA_VALUE, delta_value_width(&l->delta))                                              \
     X(SIZE_DELTA_KEYS, delta_key_width(&l->delta))                                                 \
-    X(SIZE_DELTA_FIRST, delta_first_width(&l->delta))                                              \
-    X(SIZE_DELTA_THIRD, delta_third_width(&l->delta))                                              \
+    X(SIZE_DELTA_IN_FIRST, c->delta_grouped ? layer_delta_in_width(l) : delta_first_width(l))      \
+    X(SIZE_DELTA_FIRST, delta_first_width(l))                                                      \
+    X(SIZE_DELTA_THIRD, delta_third_width(l))                                                      \
     X(SIZE_DELTA_TAPS, l->delta.taps)                                                              \
     X(SIZE_DELTA_GATES, layer_delta_gates_width(l))                                                \
+    X(SIZE_DELTA_FIRST_GATES, l->delta.n_heads *(c->delta_grouped ? 2 : 1))                        \
     X(SIZE_DELTA_HEADS, l->delta.n_heads)                                                          \
     X(SIZE_DELTA_NORM, l->delta.is_scan ? delta_value_width(&l->delta) : l->delta.head_dim)        \
     X(SIZE_EXPERTS, l->moe.n_experts)                                                              \
@@ -68,16 +70,18 @@ enum size {
 #undef X
 };
 
-// Parts of linear attention's first matmul: the convolution's input and the gate, or of a short
-// convolution alone three of one width; of Mamba-2 the gate, x, B, C and the steps.
-static int delta_first_width(const struct delta_shape *s)
+// Parts of linear attention's first matmul, which ranks share each: q, k, v and the output's gate;
+// of Mamba-2 the gate, x, B, C and the steps; of a short convolution alone three of one width. What
+// is stored by key head is one part, of which ranks hold equal shares of the heads.
+static int delta_first_width(const struct layer_config *l) // and of the second
 {
-    return s->is_scan ? delta_value_width(s) : delta_conv_width(s);
+    const struct delta_shape *s = &l->delta;
+    return s->is_scan || delta_is_conv(s) ? delta_value_width(s) : delta_key_width(s);
 }
 
-static int delta_third_width(const struct delta_shape *s)
+static int delta_third_width(const struct layer_config *l) // and of the fourth
 {
-    return s->is_scan ? delta_key_width(s) : delta_is_conv(s) ? delta_value_width(s) : 0;
+    return l->delta.is_scan ? delta_key_width(&l->delta) : delta_value_width(&l->delta);
 }
 
 static int64_t size_of(const struct model_config *c, const struct layer_config *l, int vocab,
@@ -207,19 +211,19 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
     [ROLE_DELTA_IN] = {IN_LAYER(delta_in), IN_TWIN, .when = IF_DELTA, .rows = SIZE_DELTA_IN,
                        .cols = SIZE_HIDDEN,
-                       .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_VALUE, SIZE_DELTA_THIRD,
-                                 SIZE_DELTA_KEYS, SIZE_DELTA_HEADS}},
+                       .parts = {SIZE_DELTA_IN_FIRST, SIZE_DELTA_FIRST, SIZE_DELTA_THIRD,
+                                 SIZE_DELTA_THIRD, SIZE_DELTA_HEADS}},
     [ROLE_DELTA_IN_BIAS] = {IN_LAYER(delta_in_bias), .when = IF_DELTA_BIAS, .rows = SIZE_DELTA_IN,
-                            .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_VALUE, SIZE_DELTA_THIRD,
-                                      SIZE_DELTA_KEYS, SIZE_DELTA_HEADS}},
+                            .parts = {SIZE_DELTA_IN_FIRST, SIZE_DELTA_FIRST, SIZE_DELTA_THIRD,
+                                      SIZE_DELTA_THIRD, SIZE_DELTA_HEADS}},
     [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA_GATES, .rows = SIZE_DELTA_GATES,
-                          .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_HEADS, SIZE_DELTA_HEADS}},
+                          .cols = SIZE_HIDDEN, .parts = {SIZE_DELTA_FIRST_GATES, SIZE_DELTA_HEADS}},
     [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, .rows = SIZE_DELTA_CONV,
                          .cols = SIZE_DELTA_TAPS,
-                         .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_KEYS}},
+                         .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_THIRD}},
     [ROLE_DELTA_CONV_BIAS] = {IN_LAYER(delta_conv_bias), .when = IF_DELTA_CONV_BIAS,
                               .rows = SIZE_DELTA_CONV,
-                              .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_KEYS}},
+                              .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_THIRD}},
     [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA_STATE, .rows = SIZE_DELTA_HEADS},
     [ROLE_DELTA_DT_BIAS] = {IN_LAYER(delta_dt_bias), .when = IF_DELTA_STATE,
                             .rows = SIZE_DELTA_HEADS},
@@ -340,10 +344,12 @@ static struct cut cut_own(const struct model_config *c, int layer, enum tensor_r
     return cut_role(c, &c->layers[layer], config_vocab_rows(c), i);
 }
 
-// Tensors of an expert's parts: most families store each by itself, others all in one.
+// Tensors of an expert's parts: most families store each by itself, others all in one, or the first
+// ones.
 static int tensors_of(const struct model_config *c, enum tensor_role role, const struct cut *cut)
 {
-    return count_names(c->family->names[role]) == 1 ? 1 : cut->n_parts;
+    const int names = count_names(c->family->names[role]);
+    return names < cut->n_parts ? names : cut->n_parts;
 }
 
 static int64_t aligned(int64_t element)
@@ -440,7 +446,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
     const struct cut own = cut_own(c, layer, role),
                      whole = cut_role(c, &c->whole[layer], c->vocab_size, role);
     if (own.experts == 0 || !is_planned(w, role)) return;
-    const int tensors = tensors_of(c, role, &own), parts = own.n_parts / tensors;
+    const int tensors = tensors_of(c, role, &own), together = own.n_parts - tensors; // in the first
     int64_t scales = 0; // one byte each, and as many of every rank where rows are cut
     *at = aligned(*at);
     for (int i = 0; i < own.experts * tensors; i++) {
@@ -448,7 +454,8 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         name_of_role(c, role, i % tensors, layer, i / tensors, t->name);
         t->role = role;
         t->layer = layer;
-        plan_slice(c, &own, &whole, i % tensors * parts, parts, t);
+        const int nth = i % tensors;
+        plan_slice(c, &own, &whole, nth > 0 ? nth + together : 0, nth > 0 ? 1 : 1 + together, t);
         if (c->family->stored[role])
             plan_stored(c->family->stored[role], layer, own.experts, i / tensors, i % tensors,
                         tensors, t);

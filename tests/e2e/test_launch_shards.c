@@ -3,6 +3,7 @@
  * from. On the CPU, where ranks and servers are started with mpirun. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mpirun.h"
+#include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
 
 #define STEPS 6
@@ -64,6 +65,16 @@ TEST(any_number_goes_on_from_data_and_tensor_parallel)
     same_losses(&scene, "one", "mixed", STEPS, 1e-5);
 }
 
+static void learn_model(const char *run, const char *model, const char *ranks, const char *steps)
+{
+    scene_ended(&scene,
+                train_on(&scene, run,
+                         args("--ranks %s --model %s --tensor-parallel-size %s --exact --resume "
+                              "--prompts-per-step 4 --max-steps %s --server-args=--exact",
+                              ranks, model, ranks, steps)),
+                0);
+}
+
 static void learn_in_e4m3(const char *run, const char *ranks, const char *quantization)
 {
     scene_ended(&scene,
@@ -88,6 +99,24 @@ TEST(shards_multiply_in_e4m3)
     learn_in_e4m3("two", "2", "fp8-weights");
     learn_in_e4m3("alone", "1", "fp8-weights");
     same_losses(&scene, "alone", "two", 2, 1e-5);
+}
+
+// Models whose layers carry states along: trained as one rank does, with the sampler's bits, and
+// saved whole.
+TEST(linear_attention_learns_in_shards)
+{
+    static const char *const models[] = {"qwen35-moe", "qwen3-next", "lfm2"};
+    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
+    mpirun_words(2);
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        const char *model = tiny_tokenizer_beside(test_golden(models[i])),
+                   *one = test_text("%s-one", models[i]), *two = test_text("%s-two", models[i]);
+        learn_model(one, model, "1", "3");
+        learn_model(two, model, "2", "2");
+        each_within(&scene, two, "sampler_mismatch/max", 2, 0, 0);
+        learn_model(two, model, "1", "3");
+        same_losses(&scene, one, two, 3, 1e-5);
+    }
 }
 
 TEST(what_does_not_fit_is_refused)

@@ -202,31 +202,37 @@ TEST(two_ranks_in_e4m3)
     assert_int_equal(daemon_stop(&two), 0);
 }
 
-// States of sequences are copied on every rank: those of samples of one prompt, and of drafts that
-// were accepted.
-TEST(two_ranks_carry_states)
+static void carry_states(const char *name)
 {
     struct daemon two = {0}, one = {0};
-    const char *folder = test_folder(), *golden = test_golden("nemotron-h");
-    static const char *const files[] = {"config.json", "model.safetensors"};
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(symlink(test_path(golden, files[i]), test_path(folder, files[i])), 0);
-    assert_ok(tiny_tokenizer_write_bytes(folder));
-    mpirun_words(2);
+    const char *folder = tiny_tokenizer_beside(test_golden(name));
     daemon_start(&two, folder, args("--tensor-parallel-size 2 --speculative ngram:3"));
     daemon_start(&one, folder, args("--speculative ngram:3"));
-    for (int i = 0; i < 2; i++) { // with drafts that are sampled, and that are not; no byte 0
-        const char *body = test_text("{\"prompt\": [7, 11, 7, 11, 7, 11, 90, 7, 11], \"n\": %d, "
-                                     "\"max_tokens\": 24, \"temperature\": %d, \"seed\": 5, "
-                                     "\"logprobs\": 2, \"ignore_eos\": true, "
-                                     "\"logit_bias\": {\"0\": -100}}",
-                                     i ? 3 : 1, i);
+    // with drafts that are sampled, and that are not, some of which are accepted; no byte 0
+    for (int i = 0; i < 2; i++) {
+        const char *body =
+            test_text("{\"prompt\": [7, 11, 7, 11, 7, 11, 90, 7, 11], \"n\": %d, "
+                      "\"max_tokens\": 24, \"temperature\": %d, \"seed\": 5, "
+                      "\"logprobs\": 2, \"return_tokens_as_token_ids\": true, "
+                      "\"ignore_eos\": true, \"logit_bias\": {\"0\": -100, \"7\": 4, \"11\": 4}}",
+                      i ? 3 : 1, i);
         assert_same_choices(daemon_post(two.socket, "/v1/completions", 200, body),
                             daemon_post(one.socket, "/v1/completions", 200, body));
     }
     assert_true(daemon_metric(&two, "vllm:spec_decode_num_accepted_tokens_total") > 0);
     daemon_end(&one);
     assert_int_equal(daemon_stop(&two), 0);
+}
+
+// States of sequences are copied on every rank: those of samples of one prompt, and of drafts that
+// were accepted.
+TEST(two_ranks_carry_states)
+{
+    mpirun_words(2);
+    carry_states("nemotron-h");
+    carry_states("qwen35");
+    carry_states("qwen3-next");
+    carry_states("lfm2");
 }
 
 TEST(what_has_no_shards_is_refused)

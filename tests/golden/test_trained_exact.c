@@ -9,18 +9,6 @@
 
 enum { MAX_STEPS = 50 };
 
-// The model's folder beside a tokenizer of bytes; digits and signs are in every vocabulary.
-static const char *with_tokenizer(const char *model)
-{
-    static const char *const files[] = {"config.json", "generation_config.json",
-                                        "model.safetensors"};
-    const char *folder = test_folder();
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-        assert_int_equal(symlink(test_path(model, files[i]), test_path(folder, files[i])), 0);
-    assert_ok(tiny_tokenizer_write_bytes(folder));
-    return folder;
-}
-
 #define STEPS "--exact --max-steps %d --temperature 0.7 --ignore-eos --save-steps 0"
 
 static void train_model(const char *model, const char *const numbers[], bool adapter)
@@ -28,7 +16,7 @@ static void train_model(const char *model, const char *const numbers[], bool ada
     const int n_steps = on_cpu() ? 2 : MAX_STEPS;
     double mismatch[MAX_STEPS + 1], entropy[MAX_STEPS + 1];
     struct scene s;
-    scene_open_model(&s, with_tokenizer(model),
+    scene_open_model(&s, tiny_tokenizer_beside(model),
                      JOIN(args("--dtype %s --exact --block-size 4 --prefill-chunk 3 --max-batch 8 "
                                "--max-context 48 --speculative ngram:4,suffix:8",
                                daemon_exact_dtype()),
@@ -50,7 +38,7 @@ static void in_four_bits(void **state)
     struct scene s;
     (void)state;
     train_model(model, args("--quantization mxfp4 --max-adapters 1"), true);
-    scene_open_model(&s, with_tokenizer(model), args("--quantization mxfp4"));
+    scene_open_model(&s, tiny_tokenizer_beside(model), args("--quantization mxfp4"));
     assert_train(&s, 1, "whole", "--max-steps 1");
     assert_contains(test_read(test_path(s.folder, "trainer.log")), "train an adapter beside them");
     scene_end(&s);

@@ -6,6 +6,7 @@
 #include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/text/tokenizer_parts.h"
+#include "tests/support/support.h"
 
 #include <stdlib.h>
 
@@ -78,4 +79,15 @@ enum status tiny_tokenizer_write_bytes(const char *folder)
                            json_pack("{s:s, s:{s:s}, s:{s:s, s:o, s:[], s:b}}", "version", "1.0",
                                      "decoder", "type", "ByteFallback", "model", "type", "BPE",
                                      "vocab", vocab, "merges", "byte_fallback", 1));
+}
+
+const char *tiny_tokenizer_beside(const char *model)
+{
+    static const char *const files[] = {"config.json", "generation_config.json",
+                                        "model.safetensors"};
+    const char *folder = test_folder();
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        assert_int_equal(symlink(test_path(model, files[i]), test_path(folder, files[i])), 0);
+    assert_ok(tiny_tokenizer_write_bytes(folder));
+    return folder;
 }

@@ -18,5 +18,8 @@ enum status tiny_tokenizer_json(json_t **ret_tokenizer, json_t **ret_config);
 enum status tiny_tokenizer_write(const char *folder);
 // tokenizer.json of 256 tokens alone, one a byte, without special ones: for small vocabularies.
 enum status tiny_tokenizer_write_bytes(const char *folder);
+// Of a model without a tokenizer: a folder of its files and that tokenizer, in which digits and
+// signs are of every vocabulary.
+const char *tiny_tokenizer_beside(const char *model);
 
 #endif

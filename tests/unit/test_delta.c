@@ -110,24 +110,13 @@ TEST(states_bound_the_batch)
 }
 
 // ---- what does not go with states ---------------------------------------------------------------
-static void refused_at_start(const struct engine_options *options, enum status st,
-                             const char *words)
-{
-    struct engine *e = NULL;
-    assert_int_equal(engine_new(options, on_event, NULL, &e), st);
-    assert_contains(status_message(), words);
-}
-
-TEST(shards_and_drafts_without_memory_are_refused)
+TEST(drafts_without_memory_are_refused)
 {
     struct engine_options options = plain_options();
     struct sampling s = greedy(4);
     struct request *r;
     const int32_t prompt[3] = {1, 2, 3};
     options.model_folder = model;
-    options.who = (struct ranks){.size = 2, .local_size = 2};
-    refused_at_start(&options, ST_INVALID, "leave --tensor-parallel-size at 1");
-    options.who = (struct ranks){0};
     struct bench *b = bench_of(&options);
     s.speculative.chosen = true;
     s.speculative.k[SPECULATIVE_NGRAM] = 4;

@@ -50,8 +50,10 @@ static void check_held(const struct loaded *whole, const unsigned char *held, in
         const bool split = t->role == ROLE_EMBED || t->role == ROLE_HEAD || t->role == ROLE_O ||
                            t->role == ROLE_GATE_UP || t->role == ROLE_DOWN ||
                            t->role == ROLE_EXPERTS_GATE_UP || t->role == ROLE_EXPERTS_DOWN ||
-                           (t->role >= ROLE_DELTA_IN && t->role <= ROLE_DELTA_OUT) ||
-                           strstr(t->name, "q_proj") || strstr(t->name, "shared_expert.");
+                           (t->role >= ROLE_DELTA_IN && t->role <= ROLE_DELTA_OUT &&
+                            !strstr(t->name, "linear_attn.norm")) || // of every head
+                           strstr(t->name, "q_proj") ||
+                           strstr(t->name, "shared_expert.");
         for (int64_t e = 0; e < t->n; e++) {
             assert_in_range(held[t->offset + e], 1, size);
             if (split)
@@ -95,9 +97,9 @@ TEST(every_family)
     }
     closedir(dir);
     assert_true(folders > 10);
-    // qwen35, qwen35-moe, qwen3-next, lfm2: states; nemotron-h-latent: experts of a latent vector
-    assert_int_equal(n[2], folders - 5);
-    assert_int_equal(n[4], folders - 6); // llama3 has 6 heads
+    assert_int_equal(n[2], folders - 1); // nemotron-h-latent: experts of a latent vector
+    // llama3 has 6 heads; qwen35, qwen35-moe, qwen3-next 2 key heads of linear attention
+    assert_int_equal(n[4], folders - 5);
 }
 
 // Which rows and columns they are.
@@ -131,6 +133,26 @@ TEST(slices_are_where_ranks_say)
         assert_int_equal(s->runs[r].n, 32);
     }
     loaded_close(&m);
+    // linear attention's q and k of 2 heads of 8, v of 6 heads of 12; the gate by itself
+    assert_ok(load(test_golden("qwen35"), (struct shard){1, 2}, &m));
+    static const int64_t rows[3][2] = {{8, 8}, {24, 8}, {68, 36}};
+    s = &weights_find(m.weights, "model.layers.0.linear_attn.in_proj_qkv.weight")->slice;
+    assert_int_equal(s->n_runs, 3);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(s->runs[r].first, rows[r][0]);
+        assert_int_equal(s->runs[r].n, rows[r][1]);
+    }
+    s = &weights_find(m.weights, "model.layers.0.linear_attn.in_proj_z.weight")->slice;
+    assert_int_equal(s->n_runs, 1);
+    assert_int_equal(s->runs[0].first, 36);
+    loaded_close(&m);
+    // and all of them stored by key head
+    assert_ok(load(test_golden("qwen3-next"), (struct shard){1, 2}, &m));
+    s = &weights_find(m.weights, "model.layers.0.linear_attn.in_proj_qkvz.weight")->slice;
+    assert_int_equal(s->n_runs, 1);
+    assert_int_equal(s->runs[0].first, 88);
+    assert_int_equal(s->runs[0].n, 88);
+    loaded_close(&m);
 }
 
 TEST(shards_have_layouts_of_their_own)
@@ -158,5 +180,5 @@ TEST(uneven_numbers_are_named)
     refused("qwen2", 3, "vocab_size is 320, which 3 ranks cannot share");
     refused("qwen3", 5, "num_attention_heads is 4, which 5 ranks cannot share");
     refused("gemma2", 3, "num_attention_heads is 4, which 3 ranks cannot share");
-    refused("qwen35", 2, "layers of linear attention are not divided among ranks");
+    refused("qwen35", 4, "linear_num_key_heads is 2, which 4 ranks cannot share");
 }

@@ -168,7 +168,7 @@ static bool is_of_heads(const struct model_config *c, enum tensor_role role)
 {
     if (role == ROLE_Q_NORM || role == ROLE_K_NORM) return !c->qk_norm_whole;
     return role == ROLE_QKV || role == ROLE_QKV_BIAS || role == ROLE_Q_A || role == ROLE_Q_A_NORM ||
-           role == ROLE_KV_A || role == ROLE_KV_A_NORM;
+           role == ROLE_KV_A || role == ROLE_KV_A_NORM || role == ROLE_DELTA_NORM;
 }
 
 enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n)
