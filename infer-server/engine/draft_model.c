@@ -105,13 +105,13 @@ void draft_model_free(struct draft_model *d)
     free(d);
 }
 
-enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks, int max_batch,
+enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks, int n_states,
                                     int max_drafts)
 {
-    d->first_state = max_batch;
+    d->first_state = n_states;
     d->holds = calloc((size_t)n_blocks, sizeof *d->holds);
     if (!d->holds) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
-    return runner_allocate_kv(d->runner, n_blocks, max_batch + max_drafts);
+    return runner_allocate_kv(d->runner, n_blocks, n_states + max_drafts);
 }
 
 struct sampler_drafts draft_model_logits(const struct draft_model *d)
@@ -205,7 +205,7 @@ static void skip_computed(struct draft_model *d, struct sample *sample)
 // Positions first to first + n - 1, of which the policy's layer reads the tokens behind.
 static enum status feed_known(struct draft_model *d, const struct sample *sample, int first, int n)
 {
-    const int state = sample->blocks.state, row = batch_tokens(d->runner->batch);
+    const int state = sample->states.own, row = batch_tokens(d->runner->batch);
     const struct batch_seq seq = {-1, state, state};
     if (!d->policy) return sample_feed(sample, d->runner, first, n, seq);
     for (int i = 0; i < n; i++)
@@ -305,7 +305,7 @@ void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_ke
     const int n_fed = *computed_of(sample) - sample_known(sample); // drafts, accepted
     if (n_fed > 0)
         runner_copy_state(d->runner, state_of_row(d, sample->draft.rows[n_fed]),
-                          sample->blocks.state);
+                          sample->states.own);
     assert(*computed_of(sample) <= sample_computed(sample));
     // A step and its drafts reach over two blocks at most, or over so many small ones.
     note_computed(d, sample, n_kept > SPECULATIVE_MAX ? n_kept - SPECULATIVE_MAX - 1 : 0);
@@ -377,7 +377,7 @@ static enum status go_on(struct draft_model *d, struct sample *sample, struct pa
     const int position = positions_of(d, sample) - 1 + pass->depth, depth = pass->depth;
     const int row = pass->first_row + d->runner->n_rows;
     const struct batch_seq seq = {
-        -1, depth == 1 ? sample->blocks.state : state_of_row(d, sample->draft.rows[depth - 1]),
+        -1, depth == 1 ? sample->states.own : state_of_row(d, sample->draft.rows[depth - 1]),
         state_of_row(d, row)};
     if (d->policy) d->hidden_rows[batch_tokens(d->runner->batch)] = sample->draft.hidden_row;
     enum status st = runner_feed(d->runner, &sample->draft.tokens[depth - 1], 1, position,

@@ -191,12 +191,6 @@ enum status engine_load_configs(struct engine *e)
         memcpy(e->frozen_config->eos_ids, e->config->eos_ids, sizeof e->config->eos_ids);
         e->frozen_config->n_eos = e->config->n_eos;
     }
-    if (e->frozen_config && config_state_elements(e->frozen_config) > 0 &&
-        config_state_elements(e->config) == 0)
-        FAIL(ST_UNSUPPORTED,
-             "--tandem-model %s: it carries a state along each sequence, which is not shared among "
-             "samples that two models write; give a model without one",
-             o->frozen_folder);
     // Once for all who compute with these weights: the bridge file tells it to trainers.
     const int context = executor_requested_context(e->config, o->max_context);
     e->config->rope_context = context;
@@ -260,6 +254,14 @@ static enum status add_frozen_model(struct executor *x, const struct weights *we
     return status_context(st, "the frozen model");
 }
 
+// Whether those that write samples carry states along them: a draft model alone shares none.
+static bool writes_states(const struct executor *x)
+{
+    const struct runner *policy = x->runners[RUNNER_POLICY], *frozen = x->runners[RUNNER_FROZEN];
+    return config_state_elements(policy->config) > 0 ||
+           (frozen && config_state_elements(frozen->config) > 0);
+}
+
 // The pools take what memory is left: a block of each runner's for every block there is.
 static enum status allocate_kv(struct executor *x, const struct engine_options *options,
                                int context)
@@ -273,19 +275,21 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                        .block_size = options->block_size,
                                        .max_batch = options->max_batch,
                                        .max_drafts = drafts ? drafting_rows(options) : 0,
+                                       .keeps = writes_states(x),
                                        .max_context = context,
                                        .context_is_firm = options->max_context > 0,
                                        .block_bytes = x->block_bytes,
                                        .state_bytes = x->state_bytes};
     struct kv_plan plan = {0};
     enum status st = kv_memory_plan(policy->dev, &request, &plan);
-    const int n_blocks = plan.n_blocks, n_states = plan.max_batch + plan.max_drafts;
+    const int n_blocks = plan.n_blocks, n_states = plan.max_batch + plan.n_kept + plan.max_drafts;
+    x->n_states = plan.max_batch + plan.n_kept;
     x->max_batch = plan.max_batch;
     x->max_drafts = plan.max_drafts;
     x->max_context = plan.max_context;
     if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks, n_states);
     if (st == ST_OK && x->draft_model)
-        st = draft_model_allocate_kv(x->draft_model, n_blocks, x->max_batch, x->max_drafts);
+        st = draft_model_allocate_kv(x->draft_model, n_blocks, x->n_states, x->max_drafts);
     if (st == ST_OK && x->runners[RUNNER_FROZEN])
         st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks, n_states);
     if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
@@ -350,9 +354,8 @@ enum status executor_new(struct device *dev, const struct weights *const weights
         }
     CHECK(allocate_kv(x, options, requested));
     CHECK(drafting_new(options, x->draft_model, x->max_drafts, stats, &x->drafting));
-    const struct scheduler_limits limits = {.max_batch = x->max_batch,
-                                            .prefill_chunk = chunk,
-                                            .no_reuse = config_state_elements(config) > 0};
+    const struct scheduler_limits limits = {x->max_batch, chunk, writes_states(x),
+                                            x->n_states - x->max_batch};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
     x->max_events = max_rows;
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
@@ -439,13 +442,19 @@ static void log_config(const struct weights *w, const char *folder)
 static void log_states(const struct engine *e)
 {
     const struct executor *x = e->executor;
-    const bool policy = config_state_elements(e->config) > 0; // else the draft model
+    const bool policy = config_state_elements(e->config) > 0;
     if (x->state_bytes == 0) return;
-    log_info("engine: %s carries a state of %.1f MB along each sequence: %smemory has room for %d "
+    log_info("engine: %s carries a state of %.1f MB along each sequence: memory has room for %d "
              "sequences at once (--max-batch %lld) and %d drafts a step",
-             policy ? e->options.model_folder : e->options.draft_folder,
-             (double)x->state_bytes / 1e6, policy ? "there is no prefix cache, and " : "",
-             x->max_batch, (long long)e->options.max_batch, x->max_drafts);
+             policy             ? e->options.model_folder
+             : writes_states(x) ? e->options.frozen_folder
+                                : e->options.draft_folder,
+             (double)x->state_bytes / 1e6, x->max_batch, (long long)e->options.max_batch,
+             x->max_drafts);
+    if (writes_states(x))
+        log_info("engine: the prefix cache has room for %d states of prompts, and for as many more "
+                 "as fewer sequences run",
+                 x->n_states - x->max_batch);
 }
 
 // Of a model beside the policy: its part of the pool's bytes is in the line before.

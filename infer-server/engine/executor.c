@@ -89,7 +89,7 @@ void executor_use_adapters(struct executor *x, const struct adapters *adapters)
 // The slot of the states in which the k-th draft of an item leaves its own.
 static int draft_state(const struct executor *x, const struct step_item *item, int k)
 {
-    return x->max_batch + item->first_draft + k;
+    return x->n_states + item->first_draft + k;
 }
 
 /* The drafts of a decoding sample go in as sequences of one row each, with the sample's block
@@ -104,8 +104,8 @@ static enum status feed_item(const struct executor *x, struct runner *r,
     const int known = item->n - item->n_drafts, each = apart ? 1 : known;
     enum status st = ST_OK;
     struct batch_seq seq = {sample->request->sampling.adapter.index - 1, // the policy's
-                            sample->blocks.state, sample->blocks.state};
-    for (int k = 0; k < known && st == ST_OK; k += each)
+                            item->state, sample->states.own};
+    for (int k = 0; k < known && st == ST_OK; k += each, seq.state_from = seq.state_slot)
         st = sample_feed(sample, r, item->first + k, each, seq);
     if (sample->text.n_coming && item->first + known == sample_known(sample))
         runner_feed_sampled(r, sample->text.coming_row);
@@ -249,7 +249,7 @@ static int take_tokens(struct executor *x, struct runner *r, struct sample *samp
     const bool frozen = sample_author(sample) == RUNNER_FROZEN;
     scheduler_accept(x->scheduler, sample, v.n_accepted);
     if (v.n_accepted > 0)
-        runner_copy_state(r, draft_state(x, item, v.n_accepted - 1), sample->blocks.state);
+        runner_copy_state(r, draft_state(x, item, v.n_accepted - 1), sample->states.own);
     if (x->drafts) drafting_verified(x->drafting, sample, &v, results[0].token);
     for (int i = 0; i < v.n; i++) {
         sample_append(sample, results[i].token);

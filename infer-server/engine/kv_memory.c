@@ -50,8 +50,14 @@ static enum status plan_states(const struct kv_request *request, int64_t *bytes,
             (long long)*bytes, (long long)request->state_bytes,
             (long long)(2 * request->state_bytes));
     if (ret->max_drafts > fit / 4) ret->max_drafts = (int)(fit / 4);
-    if (ret->max_batch > fit - ret->max_drafts) ret->max_batch = (int)(fit - ret->max_drafts);
-    *bytes -= (ret->max_batch + ret->max_drafts) * request->state_bytes;
+    const int64_t others = request->keeps ? fit / 8 : 0;
+    int64_t left = fit - ret->max_drafts;
+    if (ret->max_batch > left - others) ret->max_batch = (int)(left - others);
+    const int64_t small = *bytes / 16 / request->state_bytes;
+    const int64_t kept = small > ret->max_batch ? small : ret->max_batch;
+    left -= ret->max_batch;
+    ret->n_kept = request->keeps ? (int)(kept < left ? kept : left) : 0;
+    *bytes -= (ret->max_batch + ret->n_kept + ret->max_drafts) * request->state_bytes;
     return ST_OK;
 }
 
@@ -71,7 +77,8 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
     // The least that has room for them beside the states, which take half at most.
     const int64_t blocks = requested * request->block_bytes;
     const int64_t states =
-        (int64_t)(request->max_batch + request->max_drafts) * request->state_bytes;
+        ((int64_t)request->max_batch * (1 + request->keeps) + request->max_drafts) *
+        request->state_bytes;
     if (n_blocks < requested && (request->context_is_firm || n_blocks < 1))
         return status_fail(
             ST_INVALID,

@@ -42,10 +42,19 @@ struct sample_text {    // what is known of it; written by verification (executo
 struct sample_blocks {         // its block table, the same in all runners' pools; the scheduler's
     int32_t *at;               // (all blocks it can ever need), of which n are allocated
     int n, peak;               // blocks shared with siblings count for each
-    int state;                 // its number among the running ones: its slot of the states
     int n_cached;              // blocks from the front that stand in the prefix cache
     struct block_hash *hashes; // of its blocks behind those that the prompt fills
     int n_hashed;              // blocks from the front whose hash is known, the prompt's among them
+};
+#define STATES_KEPT 2 // of a prompt
+struct kept_state {   // a state that others may begin with, behind whole blocks
+    int position;     // tokens before it; 0: none
+    int32_t slot;     // -1: none yet
+};
+struct sample_states {      // where a model carries any; the scheduler's
+    int32_t own;            // slot of its own, while it runs
+    struct kept_state from; // found in the prefix cache, until all that write it have begun there
+    struct kept_state keep[STATES_KEPT]; // that it leaves there, in order, until it has
 };
 struct sample_kv { // in one runner's pool; written by the scheduler, the draft's by draft_model.c
     int computed;  // tokens from the front whose keys and values lie in its blocks
@@ -68,6 +77,7 @@ struct sample {
     _Atomic bool cancel;
     struct sample_text text;
     struct sample_blocks blocks;
+    struct sample_states states;
     struct sample_kv kv[RUNNERS];
     struct sample_hidden hidden;
     struct sample_queue queue;
@@ -106,8 +116,7 @@ struct engine_options;
 enum status request_check(const struct engine_options *options, const struct model_config *config,
                           const struct request *r);
 // tandem.c: of what the frozen model has a part in.
-enum status tandem_check(const struct engine_options *options, const struct model_config *config,
-                         const struct sampling *sampling);
+enum status tandem_check(const struct engine_options *options, const struct sampling *sampling);
 // The drafts that are asked for; `where`: "--speculative", or the request's field.
 enum status check_drafts(const struct engine_options *options, struct speculative_choice choice,
                          const char *where);

@@ -23,7 +23,13 @@
  * Blocks that a step fills are cached at the end of the plan, those of prompts and of answers alike
  * (a chat's next turn begins with both); no plan before the next one can find them, so they are
  * computed by then. The cache is also how siblings that come back after a preemption, or for which
- * there was no place, share their group's prompt again. */
+ * there was no place, share their group's prompt again.
+ *
+ * Where models carry states, a sample can begin only where one is kept: the prompt's last whole
+ * block, and the block at which a prompt was found to part from what others have computed. Items
+ * of prompts end there, and the state is copied to a slot of its own. Slots are blocks of one
+ * manager, those of running samples and those that are kept, found by the keys of the KV blocks
+ * before them; who runs takes those least recently used. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/scheduler.h"
 #include <assert.h>
@@ -39,7 +45,7 @@ struct scheduler {
     struct scheduler_limits limits;
     struct block_manager *manager;
     struct sample_list running, waiting;
-    int *numbers; // (max_batch) sample_blocks.state: free ones, from running.n on
+    struct block_manager *states; // slots of the states, one a block
     uint64_t next_order, version;
     int passed_over; // steps in a row in which others waited for the other runner
     struct scheduler_counts counts;
@@ -94,12 +100,11 @@ enum status scheduler_new(const struct scheduler_limits *limits, struct block_ma
         step->items = calloc(n, sizeof *step->items);
         step->sampled = calloc(n, sizeof *step->sampled);
         step->copies = calloc(n, sizeof *step->copies);
-        step->states = calloc(n, sizeof *step->states);
+        step->states = calloc(2 * n, sizeof *step->states); // a sample begins, and leaves one
         if (!step->items || !step->sampled || !step->copies || !step->states) goto no_memory;
     }
-    s->numbers = calloc(n, sizeof *s->numbers);
-    if (!s->numbers) goto no_memory;
-    for (int i = 0; i < limits->max_batch; i++) s->numbers[i] = i;
+    if (block_manager_new(limits->max_batch + limits->n_kept, 1, &s->states) != ST_OK)
+        goto no_memory;
     if (!list_reserve(&s->running, limits->max_batch)) goto no_memory;
     *ret = s;
     return ST_OK;
@@ -118,7 +123,7 @@ void scheduler_free(struct scheduler *s)
         free(step->copies);
         free(step->states);
     }
-    free(s->numbers);
+    block_manager_free(s->states);
     free(s->running.at);
     free(s->waiting.at);
     free(s);
@@ -247,32 +252,108 @@ static void cache_blocks(struct block_manager *m, struct sample *sample, uint64_
 }
 
 // The run of blocks from the front that a waiting sample can begin with: into its block table, not
-// referenced yet. *ret_free of them nobody references.
-static int find_blocks(const struct block_manager *m, struct sample *sample, uint64_t version,
-                       int *ret_free)
+// referenced yet.
+static int find_blocks(const struct block_manager *m, struct sample *sample, uint64_t version)
 {
     const int last = sample_known(sample) - 1, rows = request_rows_read(sample->request);
     const int max = (rows < last ? rows : last) / block_manager_block_size(m);
     int n = 0;
-    *ret_free = 0;
     for (; n < max && n < sample->blocks.n_hashed; n++) {
         const struct block_key key = key_of(sample, n, version);
         const int32_t block = block_manager_find(m, &key);
         if (block < 0) break;
         sample->blocks.at[n] = block;
-        *ret_free += block_manager_ref_count(m, block) == 0;
     }
     return n;
 }
 
+// ---- states of a sample ------------------------------------------------------------------------
+
+static const struct sample_states no_states = {-1, {0, -1}, {{0, -1}, {0, -1}}};
+
+static struct block_key state_key(const struct scheduler *s, const struct sample *sample,
+                                  int position)
+{
+    return key_of(sample, position / block_manager_block_size(s->manager) - 1, s->version);
+}
+
+// Of n blocks that it finds, those before the last state that is kept. What it leaves for others:
+// the state where they part, and the one before what of its prompt fills no block.
+static int find_state(const struct scheduler *s, struct sample *sample, int n)
+{
+    const int block = block_manager_block_size(s->manager);
+    const int last = (sample->request->n_prompt - 1) / block * block, parted = n * block;
+    struct sample_states *states = &sample->states;
+    int32_t slot = -1;
+    for (; n > 0; n--) {
+        const struct block_key key = state_key(s, sample, n * block);
+        if ((slot = block_manager_find(s->states, &key)) >= 0) break;
+    }
+    // Its own slot is another one, and comes first.
+    const int spare = block_manager_available(s->states) - 1;
+    if (n > 0 && spare < 1 && block_manager_ref_count(s->states, slot) == 0) n = 0;
+    states->from = (struct kept_state){n * block, n > 0 ? slot : -1};
+    const int borders[STATES_KEPT] = {parted < last ? parted : 0, last};
+    for (int k = 0; k < STATES_KEPT; k++)
+        states->keep[k] = (struct kept_state){borders[k] > n * block ? borders[k] : 0, -1};
+    return n;
+}
+
+static void drop_state(struct scheduler *s, struct kept_state *state)
+{
+    if (state->slot >= 0) block_manager_drop(s->states, &state->slot, 1);
+    *state = (struct kept_state){0, -1};
+}
+
+// Up to which of its tokens an item may go.
+static int next_border(const struct sample *sample, int computed)
+{
+    for (int k = 0; k < STATES_KEPT; k++)
+        if (sample->states.keep[k].position > computed) return sample->states.keep[k].position;
+    return sample_known(sample);
+}
+
+// Behind the runner's item that ends there, unless it is there already or no slot is free.
+static void keep_state(struct scheduler *s, struct sample *sample, int computed)
+{
+    struct engine_step *step = s->step;
+    for (int k = 0; k < STATES_KEPT; k++) {
+        struct kept_state *keep = &sample->states.keep[k];
+        if (keep->position != computed) continue;
+        const struct block_key key = state_key(s, sample, computed);
+        if (keep->slot < 0 && (block_manager_find(s->states, &key) >= 0 ||
+                               !block_manager_allocate(s->states, 1, &keep->slot)))
+            keep->position = 0;
+        else
+            step->states[step->n_states++] = (struct step_state){sample->states.own, keep->slot};
+    }
+}
+
+// What all that write the sample have left there can be found from the next plan on.
+static void cache_states(struct scheduler *s, struct sample *sample)
+{
+    struct sample_states *states = &sample->states;
+    const int computed = sample_computed_by_all(sample);
+    if (computed > states->from.position) drop_state(s, &states->from);
+    for (int k = 0; k < STATES_KEPT; k++) {
+        struct kept_state *keep = &states->keep[k];
+        if (keep->slot < 0 || computed < keep->position) continue;
+        const struct block_key key = state_key(s, sample, keep->position);
+        if (sample->kv[sample->owner].version == s->version)
+            block_manager_cache(s->states, keep->slot, &key);
+        drop_state(s, keep);
+    }
+}
+
 // ---- running and waiting -----------------------------------------------------------------------
 
+// A slot of the states is free.
 static void start(struct scheduler *s, struct sample *sample)
 {
+    block_manager_allocate(s->states, 1, &sample->states.own);
     list_remove(&s->waiting, sample);
     sample->queue.state = SAMPLE_RUNNING;
     sample->queue.started = true;
-    sample->blocks.state = s->numbers[s->running.n];
     list_insert(&s->running, sample);
 }
 
@@ -284,7 +365,9 @@ static void stop(struct scheduler *s, struct sample *sample)
     memset(sample->kv, 0, sizeof sample->kv);
     sample->draft.n_verify = 0;
     list_remove(&s->running, sample);
-    s->numbers[s->running.n] = sample->blocks.state;
+    block_manager_drop(s->states, &sample->states.own, 1);
+    drop_state(s, &sample->states.from);
+    for (int k = 0; k < STATES_KEPT; k++) drop_state(s, &sample->states.keep[k]);
 }
 
 static void preempt(struct scheduler *s, struct sample *sample)
@@ -334,8 +417,11 @@ static void let_siblings_wait(const struct scheduler *s, struct sample *sample)
 {
     struct request *r = sample->request;
     const int prompt = r->full_blocks * block_manager_block_size(s->manager);
-    const bool fills = sample_computed_by_all(sample) < prompt && !sample_is_tandem(sample);
-    if (r->prefilling || !(fills || sample_n_sampled(sample) == 0)) return;
+    const bool is_new = sample_n_sampled(sample) == 0, tandem = sample_is_tandem(sample);
+    const bool fills = s->limits.states ? sample->states.keep[STATES_KEPT - 1].position > 0
+                                        : sample_computed_by_all(sample) < prompt;
+    const bool gives_row = is_new && !(tandem && s->limits.states); // share_prompt()
+    if (r->prefilling || (tandem && !is_new) || !(fills || gives_row)) return;
     for (int i = 0; i < r->sampling.n; i++)
         if (r->samples[i].queue.state == SAMPLE_WAITING) r->prefilling = sample;
 }
@@ -345,13 +431,18 @@ static void let_siblings_wait(const struct scheduler *s, struct sample *sample)
 static bool admit_one(struct scheduler *s, struct sample *sample, int places)
 {
     const int known = sample_known(sample), available = block_manager_available(s->manager);
-    int n_free = 0;
-    if (available < 1 + places) return false; // whatever it finds
-    const int found = s->limits.no_reuse ? 0 : find_blocks(s->manager, sample, s->version, &n_free);
+    if (available < 1 + places || block_manager_available(s->states) < 1)
+        return false; // whatever it finds
+    int found = find_blocks(s->manager, sample, s->version), n_free = 0;
+    sample->states = no_states;
+    if (s->limits.states) found = find_state(s, sample, found);
+    for (int i = 0; i < found; i++)
+        n_free += block_manager_ref_count(s->manager, sample->blocks.at[i]) == 0;
     const int needed = block_manager_blocks_for(s->manager, known) - found;
     if (available - n_free < needed + places) return false;
     blocks_share(s->manager, sample, sample->blocks.at, found);
     if (!blocks_grow(s->manager, sample, known)) return false; // was counted: never
+    if (sample->states.from.slot >= 0) block_manager_share(s->states, &sample->states.from.slot, 1);
     sample->blocks.n_cached = found;
     sample->kv[sample->owner].version = s->version;
     struct request *r = sample->request;
@@ -387,8 +478,10 @@ static void admit_waiting(struct scheduler *s, enum scheduler_admit admit)
 
 // ---- a step ------------------------------------------------------------------------------------
 
-static void add_item(struct engine_step *step, struct sample *sample, int n, int n_drafts)
+static void add_item(struct scheduler *s, struct sample *sample, int n, int n_drafts)
 {
+    struct engine_step *step = s->step;
+    const struct kept_state *from = &sample->states.from;
     int *computed = &sample->kv[step->runner].computed;
     if (*computed + n == sample_known(sample) && step->runner == sample_author(sample))
         step->sampled[step->n_sampled++] =
@@ -397,10 +490,14 @@ static void add_item(struct engine_step *step, struct sample *sample, int n, int
                                                       .first = *computed,
                                                       .n = n + n_drafts,
                                                       .n_drafts = n_drafts,
-                                                      .first_draft = step->n_drafts};
+                                                      .first_draft = step->n_drafts,
+                                                      .state = sample->states.own};
+    if (from->slot >= 0 && from->position == *computed)
+        step->items[step->n_items - 1].state = from->slot;
     step->n_tokens += n + n_drafts;
     step->n_drafts += n_drafts;
     *computed += n;
+    keep_state(s, sample, *computed);
 }
 
 // A block for its last token, taken from the youngest if need be; false where that is itself.
@@ -441,7 +538,8 @@ static int shared_prompt(const struct sample *from)
     return from->request->n_prompt - sample_is_tandem(from);
 }
 
-// Shares the computed prompt with a sibling. Its place is free; its block may not be.
+// Shares the computed prompt with a sibling. Its place is free; its block and state may not be. Of
+// a tandem the state before the last token is gone, and it begins where one is kept.
 static bool share_prompt(struct scheduler *s, const struct sample *from, int item,
                          struct sample *sample)
 {
@@ -449,8 +547,10 @@ static bool share_prompt(struct scheduler *s, const struct sample *from, int ite
     const bool tandem = sample_is_tandem(from);
     const int shared = shared_prompt(from), block = block_manager_block_size(s->manager);
     const int full = shared / block;
-    if (s->running.n >= s->limits.max_batch) return false;
+    if (s->running.n >= s->limits.max_batch || (tandem && s->limits.states)) return false;
     if (block_manager_available(s->manager) < 1 + s->running.n) return false;
+    if (block_manager_available(s->states) < 1) return false;
+    sample->states = no_states;
     blocks_share(s->manager, sample, from->blocks.at, full);
     if (!blocks_grow(s->manager, sample, from->request->n_prompt)) return false; // one was there
     if (shared > full * block)
@@ -461,7 +561,7 @@ static bool share_prompt(struct scheduler *s, const struct sample *from, int ite
     sample->kv[owner] = (struct sample_kv){.computed = shared, .version = from->kv[owner].version};
     if (tandem) sample->kv[RUNNER_FROZEN].computed = shared;
     start(s, sample);
-    step->states[step->n_states++] = (struct step_state){from->blocks.state, sample->blocks.state};
+    step->states[step->n_states++] = (struct step_state){from->states.own, sample->states.own};
     if (!tandem)
         step->sampled[step->n_sampled++] = (struct step_sample){.sample = sample, .item = item};
     return true;
@@ -501,16 +601,17 @@ static void plan_items(struct scheduler *s)
         if (sample_runner(sample) != step->runner || sample_n_sampled(sample) == 0) continue;
         if (sample_is_ending(sample)) continue;
         if (make_room(s, sample) && sample_is_decoding(sample))
-            add_item(step, sample, 1, room_for_drafts(s, sample));
+            add_item(s, sample, 1, room_for_drafts(s, sample));
     }
     for (int i = 0; i < s->running.n && room > 0; i++) { // prefill; the above are all computed
         struct sample *sample = s->running.at[i];
         if (sample_runner(sample) != step->runner || sample_is_ending(sample)) continue;
-        const int left = sample_known(sample) - sample_computed(sample);
+        const int computed = sample_computed(sample),
+                  left = next_border(sample, computed) - computed;
         // What a tandem's model has missed goes with its last token, which has a place as decoding.
         const int place = sample_is_tandem(sample) && sample->text.n_generated > 0 && left > 0;
         const int n = left < room + place ? left : room + place;
-        if (n > 0) add_item(step, sample, n, 0);
+        if (n > 0) add_item(s, sample, n, 0);
         room -= n - place;
     }
 }
@@ -531,10 +632,11 @@ const struct engine_step *schedule(struct scheduler *s, enum scheduler_admit adm
     }
     for (int i = 0; i < step->n_items; i++) start_siblings(s, i);
     for (int i = 0; i < step->n_items; i++) {
-        if (!s->limits.no_reuse) cache_blocks(s->manager, step->items[i].sample, s->version);
+        cache_blocks(s->manager, step->items[i].sample, s->version);
+        cache_states(s, step->items[i].sample);
         sample_check(step->items[i].sample, block_manager_block_size(s->manager));
     }
-    for (int i = 0; i < s->running.n && !s->limits.no_reuse; i++) // what it leaves for others
+    for (int i = 0; i < s->running.n; i++) // what it leaves for others
         if (sample_is_ending(s->running.at[i]))
             cache_blocks(s->manager, s->running.at[i], s->version);
     return step;

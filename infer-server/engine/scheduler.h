@@ -19,6 +19,7 @@ struct step_item {         // n tokens of a sample, from position first on, are 
     int first, n;
     int n_drafts;    // the last of them are drafts: they do not count as computed until accepted
     int first_draft; // drafts of the items before it
+    int32_t state;   // slot of the states that it begins with: its own, or one found
 };
 struct step_sample { // the next token of a sample is sampled from the last row of an item; where
                      // that has drafts, one from each of its last n_drafts + 1 rows
@@ -29,7 +30,7 @@ struct step_copy { // copy-on-write: block `to` becomes a copy of `from` once th
     int32_t from, to;
     bool frozen; // in the frozen model's pool too, whoever runs the step
 };
-struct step_state { // the same of a sequence's states
+struct step_state { // the same of a sequence's states, in the pool of the step's runner
     int32_t from, to;
 };
 struct engine_step {
@@ -38,7 +39,7 @@ struct engine_step {
     struct step_item *items;     // oldest sample first, decoding ones before prompts
     struct step_sample *sampled; // at most max_batch
     struct step_copy *copies;
-    struct step_state *states; // of siblings that begin behind their prompt
+    struct step_state *states; // of siblings that begin behind their prompt; and that are kept
 };
 
 static inline bool step_item_decodes(const struct step_item *item)
@@ -49,8 +50,8 @@ static inline bool step_item_decodes(const struct step_item *item)
 struct scheduler_limits {
     int max_batch;     // sequences running at once
     int prefill_chunk; // prompt tokens a step
-    bool no_reuse;     // nothing is looked up in the prefix cache, nor put there: blocks alone are
-                       // not all that a sequence goes on from
+    bool states;       // a sequence goes on from a state too, and begins where one is kept
+    int n_kept;        // slots of states beside those for max_batch sequences
 };
 
 enum scheduler_admit {

@@ -116,15 +116,9 @@ static enum status check_frozen(const struct engine_options *o, const struct sam
     return ST_OK;
 }
 
-static enum status check_tandem(const struct engine_options *o, const struct model_config *config,
-                                const struct sampling *s)
+static enum status check_tandem(const struct engine_options *o, const struct sampling *s)
 {
     const struct tandem_choice *t = &s->tandem;
-    if (config_state_elements(config) > 0) // which cannot go on to where another model wrote
-        return status_fail(
-            ST_UNSUPPORTED,
-            "tandem: this model carries a state along each sequence, and writes none "
-            "together with another; leave \"tandem\" out");
     if (!o->frozen_folder)
         return status_fail(ST_INVALID,
                            "tandem: the server was started without a model that writes with the "
@@ -146,9 +140,8 @@ static enum status check_tandem(const struct engine_options *o, const struct mod
     return ST_OK;
 }
 
-enum status tandem_check(const struct engine_options *o, const struct model_config *config,
-                         const struct sampling *s)
+enum status tandem_check(const struct engine_options *o, const struct sampling *s)
 {
-    enum status st = s->tandem.on ? check_tandem(o, config, s) : ST_OK;
+    enum status st = s->tandem.on ? check_tandem(o, s) : ST_OK;
     return st == ST_OK && s->frozen ? check_frozen(o, s) : st;
 }

@@ -1,8 +1,7 @@
 /* test_served_with.c: every model of tests/golden, served with a LoRA adapter, and writing together
  * with a frozen model (itself, without the adapter): prompts in chunks, a pool too small for all,
- * drafts. The log-probability of each token is that of its author's packed pass, to the bit. Models
- * that carry states along a sequence write none together, and say so. The adapter is a folder that
- * was saved and read again. */
+ * drafts. The log-probability of each token is that of its author's packed pass, to the bit. The
+ * adapter is a folder that was saved and read again. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/adapter.h"
 #include "infer-server/weights/adapters.h"
@@ -48,23 +47,15 @@ static void start(struct bench *b, const char *model, const char *adapter,
     if (b->command_status != ST_OK) fail_msg("%s", b->message);
 }
 
-// NULL: refused, for its states.
-static struct take *submit_one(struct bench *b, const int32_t *prompt, int i, bool states)
+static struct take *submit_one(struct bench *b, const int32_t *prompt, int i)
 {
     struct sampling s = random_sampling(NEW, (uint64_t)i);
-    struct request *r;
     s.logprobs = 0;
     if (is_adapted(i)) assert_true(engine_find_adapter(b->engine, "a", &s.adapter));
     if (is_tandem(i))
         s.tandem =
             (struct tandem_choice){.on = true, .selector = TANDEM_CHUNK, .p = 0.5, .chunk = 3};
-    if (!states || !is_tandem(i)) return submit_ids(b, prompt, PROMPT, &s);
-    assert_ok(request_new(prompt, PROMPT, &s, NULL, &r));
-    assert_int_equal(engine_submit(b->engine, r), ST_UNSUPPORTED);
-    assert_contains(status_message(), "tandem: this model carries a state along each sequence");
-    assert_contains(status_message(), "leave \"tandem\" out");
-    request_free(r);
-    return NULL;
+    return submit_ids(b, prompt, PROMPT, &s);
 }
 
 // Each token as its author has it: the policy with the adapter or without, or the frozen model,
@@ -117,24 +108,21 @@ static void serve_as(const char *model, enum quantization quantization, enum kv_
     reference_open_as(model, "cpu", quantization, &r);
     reference_open(model, "cpu", &f);
     r.config->kv_cache = f.config->kv_cache = kv_cache;
-    const bool states = config_state_elements(r.config) > 0;
     start(&b, model, saved, r.config);
     for (int i = 0; i < REQUESTS; i++) {
         for (int k = 0; k < PROMPT; k++)
             prompts[i][k] = (k % 5 * 31 + 7 + i / 4 * 17) % r.config->vocab_size;
-        takes[i] = submit_one(&b, prompts[i], i, states);
+        takes[i] = submit_one(&b, prompts[i], i);
     }
-    for (int i = 0; i < REQUESTS; i++)
-        if (takes[i]) await_done(&b, takes[i]);
+    for (int i = 0; i < REQUESTS; i++) await_done(&b, takes[i]);
     all_drafted += idle_stats(&b).drafts.num_draft_tokens;
     bench_end(&b);
     use_adapter(&r, saved, &adapter, &table);
     for (int i = 0; i < REQUESTS; i++) {
-        if (!takes[i]) continue;
         n_tandem += is_tandem(i) ? NEW : 0;
         n_frozen += check(&r, &f, prompts[i], takes[i], i);
     }
-    assert_true(states ? n_tandem == 0 : n_frozen > 0 && n_frozen < n_tandem);
+    assert_true(n_frozen > 0 && n_frozen < n_tandem);
     adapter_table_free(table);
     adapter_free(adapter);
 }

@@ -7,7 +7,13 @@
 #include "infer-server/engine/engine.h"
 #include "infer-server/engine/scheduler.h"
 
-enum { BLOCK = 4, MAX_BLOCKS = 512, MAX_SAMPLES = 1024, MAX_REQUESTS = 64 };
+enum { BLOCK = 4, MAX_BLOCKS = 512, MAX_SAMPLES = 1024, MAX_REQUESTS = 64, MAX_SLOTS = 64 };
+
+struct state { // what a slot holds: that of so many tokens
+    int n;
+    uint64_t hash;    // of them
+    uint64_t version; // the oldest that computed one of them
+};
 
 struct world {
     struct scheduler *scheduler;
@@ -16,6 +22,8 @@ struct world {
     int steps, max_running;
     int32_t content[MAX_BLOCKS * BLOCK]; // the token whose keys and values lie at each slot
     uint64_t version, computed_by[MAX_BLOCKS * BLOCK]; // and the version that computed it
+    bool states;
+    struct state slots[MAX_SLOTS];
     uint64_t admitted_at[MAX_SAMPLES]; // by order: the version when it was last admitted
     int64_t computed_tokens;
     struct request *requests[MAX_REQUESTS]; // (n_requests), freed with it
@@ -30,11 +38,16 @@ static void world_release(void *world)
     block_manager_free(w->cache);
 }
 
-// Released with the test.
-static struct world *world(int n_blocks, int max_batch, int chunk)
+// Released with the test. n_kept: of a model with states; -1: it has none.
+static struct world *world_of(int n_blocks, int max_batch, int chunk, int n_kept)
 {
     struct world *w = test_keep(calloc(1, sizeof *w));
-    const struct scheduler_limits limits = {.max_batch = max_batch, .prefill_chunk = chunk};
+    const struct scheduler_limits limits = {.max_batch = max_batch,
+                                            .prefill_chunk = chunk,
+                                            .states = n_kept >= 0,
+                                            .n_kept = n_kept > 0 ? n_kept : 0};
+    assert_true(max_batch + n_kept <= MAX_SLOTS);
+    w->states = limits.states;
     w->max_batch = max_batch;
     w->chunk = chunk;
     assert_ok(block_manager_new(n_blocks, BLOCK, &w->cache));
@@ -42,6 +55,11 @@ static struct world *world(int n_blocks, int max_batch, int chunk)
     w->version = 2;
     scheduler_update(w->scheduler, 2, false);
     return test_later(w, world_release);
+}
+
+static struct world *world(int n_blocks, int max_batch, int chunk)
+{
+    return world_of(n_blocks, max_batch, chunk, -1);
 }
 
 static void update(struct world *w, bool recompute)
@@ -122,6 +140,45 @@ static void check_item(struct world *w, const struct step_item *item)
     check_reads(w, s, item->first); // and reads what it would have written
 }
 
+static uint64_t hash_of(const struct sample *s, int n)
+{
+    uint64_t hash = 1;
+    for (int p = 0; p < n; p++) {
+        int32_t token;
+        sample_tokens(s, p, 1, &token);
+        hash = (hash ^ (uint64_t)token) * 0x100000001b3;
+    }
+    return hash;
+}
+
+// Each sample goes on from the state of its own tokens, whether found or its own, and no slot is
+// read that the same step writes for somebody else.
+static void check_states(struct world *w, const struct engine_step *step)
+{
+    for (int i = 0; i < step->n_items; i++) {
+        const struct step_item *item = &step->items[i];
+        const struct state *from = &w->slots[item->state];
+        assert_in_range(item->state, 0, MAX_SLOTS - 1);
+        if (item->first > 0) {
+            assert_int_equal(from->n, item->first);
+            assert_true(from->hash == hash_of(item->sample, item->first));
+            assert_true(from->version >= w->admitted_at[item->sample->queue.order]);
+        }
+        for (int k = 0; k < step->n_items; k++) {
+            const int32_t own = step->items[k].sample->states.own;
+            assert_true(k == i || (own != item->state && own != item->sample->states.own));
+        }
+    }
+    for (int i = 0; i < step->n_items; i++) {
+        const struct step_item *item = &step->items[i];
+        const int n = item->first + item->n;
+        const uint64_t version = item->first > 0 ? w->slots[item->state].version : w->version;
+        w->slots[item->sample->states.own] = (struct state){n, hash_of(item->sample, n), version};
+    }
+    for (int i = 0; i < step->n_states; i++)
+        w->slots[step->states[i].to] = w->slots[step->states[i].from];
+}
+
 // False where there was nothing to do. Samples that reach max_tokens are removed.
 static bool run_step(struct world *w, enum scheduler_admit admit)
 {
@@ -154,6 +211,7 @@ static bool run_step(struct world *w, enum scheduler_admit admit)
         memcpy(w->content + to, w->content + from, BLOCK * sizeof *w->content);
         memcpy(w->computed_by + to, w->computed_by + from, BLOCK * sizeof *w->computed_by);
     }
+    if (w->states) check_states(w, step);
     assert_int_equal(step->n_tokens, n_tokens);
     assert_true(n_prefill <= w->chunk);
     assert_true(step->n_items <= w->max_batch && step->n_sampled <= w->max_batch);
@@ -524,13 +582,14 @@ TEST(preempted_finds_its_own)
 TEST(random_load)
 {
     enum { N = 60 };
-    for (uint64_t seed = 0; seed < 40; seed++) {
+    for (uint64_t seed = 0; seed < 80; seed++) { // from 40 on with states
         struct request *requests[N];
         struct rng r;
         int n = 0;
         rng_init(&r, seed, 0);
-        struct world *w = world(16 + (int)rng_below(&r, 24), 1 + (int)rng_below(&r, 9),
-                                1 + (int)rng_below(&r, 20));
+        struct world *w =
+            world_of(16 + (int)rng_below(&r, 24), 1 + (int)rng_below(&r, 9),
+                     1 + (int)rng_below(&r, 20), seed < 40 ? -1 : 1 + (int)rng_below(&r, 9));
         while (n < N || scheduler_running(w->scheduler) + scheduler_waiting(w->scheduler) > 0) {
             if (n < N && rng_below(&r, 3) == 0) {
                 // one of three texts, and from some place on another: prompts share beginnings of
@@ -565,6 +624,57 @@ TEST(random_load)
         assert_int_equal(counts->hit_tokens, found);
         assert_true(counts->queried_tokens > found && (found > 0) == (seed % 4 != 0));
     }
+}
+
+// ---- states -------------------------------------------------------------------------------------
+
+// A request for a prompt that begins as the others up to `turn`; what it found.
+static int found_of(struct world *w, int n_prompt, int turn)
+{
+    static int n_texts;
+    int32_t prompt[256];
+    for (int i = 0; i < n_prompt; i++) prompt[i] = i + (i < turn ? 0 : 1000 * (1 + n_texts));
+    n_texts++;
+    struct request *r = add_salted(w, prompt, n_prompt, 1, 2, 0);
+    run_all(w);
+    assert_all_done(r);
+    return r->cached_tokens;
+}
+
+// A prompt leaves its state before what fills no block, and where it parts from another.
+TEST(states_are_kept_sparingly)
+{
+    struct world *w = world_of(64, 2, 64, 2);
+    const int last = 28; // of 30 tokens
+    assert_int_equal(found_of(w, 30, 30), 0);
+    assert_int_equal(found_of(w, 30, 30), last);
+    assert_int_equal(found_of(w, 50, 30), last); // goes on behind it
+    assert_int_equal(found_of(w, 30, 17), 0);    // no state is kept where it parts,
+    assert_int_equal(found_of(w, 30, 17), 16);   // but is from then on
+    assert_int_equal(found_of(w, 30, 18), 16);
+    assert_int_equal(found_of(w, 30, 12), 0);
+    assert_int_equal(found_of(w, 30, 12), 12);
+}
+
+// Those that were not asked for longest go first, and none is kept where all slots are in use.
+TEST(states_in_use_come_first)
+{
+    struct world *w = world_of(256, 3, 64, 1);
+    for (int i = 0; i < 4; i++) assert_int_equal(found_of(w, 30 + BLOCK * i, 0), 0);
+    struct request *many[3];
+    for (int i = 0; i < 3; i++) many[i] = add(w, 10 + BLOCK * i, 1, 40);
+    run_steps(w, 3);
+    assert_int_equal(scheduler_running(w->scheduler), 3);
+    struct request *first = add(w, 10, 1, 2), *second = add(w, 10 + BLOCK, 1, 2);
+    run_to_ends(w); // there was one slot left, for the first's
+    assert_int_equal(first->cached_tokens, 8);
+    assert_int_equal(second->cached_tokens, 0);
+    for (int i = 0; i < 3; i++) assert_all_done(many[i]);
+    struct world *full = world_of(256, 1, 64, 0);
+    add(full, 30, 1, 4);
+    struct request *none = add(full, 30, 1, 4);
+    run_to_ends(full);
+    assert_int_equal(none->cached_tokens, 0);
 }
 
 TEST(streams_differ)
