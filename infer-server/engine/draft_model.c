@@ -46,7 +46,6 @@ struct draft_model {
     unsigned step;        // the policy's last
     int32_t *hidden_rows; // (max_tokens) of each row of the batch where its hidden state is
     int32_t *want_rows;   // (max_rows) of the batch, that the pass samples behind
-    int32_t *rows_device; // (max_tokens)
 };
 
 // ---- life --------------------------------------------------------------------------------------
@@ -82,7 +81,6 @@ enum status draft_model_new(struct runner *runner, const struct model *policy,
     if (runner->config->mtp) {
         const size_t bytes = (size_t)runner->limits.max_tokens * sizeof *d->hidden_rows;
         d->policy = policy;
-        CHECK(device_alloc(runner->dev, bytes, (void **)&d->rows_device));
         if (!(d->hidden_rows = malloc(bytes)))
             FAIL(ST_NO_MEMORY, "no memory for %d drafting sequences", limits->max_batch);
     }
@@ -100,7 +98,6 @@ void draft_model_free(struct draft_model *d)
     free(d->holds);
     free(d->hidden_rows);
     free(d->want_rows);
-    device_release(d->runner->dev, d->rows_device);
     device_release(d->runner->dev, d->logits);
     free(d);
 }
@@ -219,19 +216,9 @@ static enum status feed_known(struct draft_model *d, const struct sample *sample
 // out of this model's.
 static enum status gather_hidden(struct draft_model *d, bool of_policy)
 {
-    struct runner *r = d->runner;
-    struct model *m = r->model;
-    const int n = batch_tokens(r->batch);
+    const int n = batch_tokens(d->runner->batch);
     if (!d->policy || n == 0) return ST_OK;
-    const struct gather_args rows = {
-        .index = d->rows_device, .n = n, .width = m->config->hidden, .scale = 1, .dt = m->dt};
-    const struct weights *from = of_policy ? d->policy->weights : m->weights;
-    device_copy_in(r->dev, d->rows_device, d->hidden_rows, (size_t)n * sizeof *d->hidden_rows);
-    m->ops->gather_rows(r->dev, m->hidden_in, of_policy ? d->policy->x : m->x, &rows);
-    if (of_policy || m->config->family->mtp_normalised)
-        model_normalise(m, m->hidden_in, n,
-                        &(struct norm_args){.x = m->hidden_in, .w = from->final_norm});
-    return ST_OK;
+    return runner_read_hidden(d->runner, of_policy ? d->policy : NULL, d->hidden_rows, n);
 }
 
 // Puts the sample's tokens up to `end` into the batch, as far as *room, which becomes less,
@@ -282,7 +269,7 @@ enum status draft_model_follow(struct draft_model *d, const struct engine_step *
         const struct step_copy *copy = &step->copies[i];
         const bool nothing = d->holds[copy->from] == NOTHING;
         d->holds[copy->to] = nothing ? NOTHING : SOME;
-        if (!nothing) kv_memory_copy_block(&d->runner->kv, copy->from, copy->to);
+        if (!nothing) CHECK(runner_copy_block(d->runner, copy->from, copy->to));
     }
     for (int i = 0; i < step->n_states; i++)
         runner_copy_state(d->runner, step->states[i].from, step->states[i].to);

@@ -26,9 +26,7 @@ static void engine_release(struct engine *e)
 {
     pthread_cond_destroy(&e->changed);
     pthread_mutex_destroy(&e->lock);
-    model_config_free(e->config);
-    model_config_free(e->draft_config);
-    model_config_free(e->frozen_config);
+    for (int i = 0; i < RUNNERS; i++) model_config_free(e->configs[i]);
     free(e);
 }
 
@@ -46,7 +44,7 @@ enum status engine_new(const struct engine_options *options, engine_event_fn on_
     clock_cond_init(&e->changed);
     pthread_mutex_init(&e->lock, NULL);
     CHECK(engine_check_options(&e->options));
-    CHECK(engine_load_configs(e));
+    CHECK(engine_load_configs(&e->options, e->configs));
     int error = thread_start(&e->thread, engine_thread, e);
     if (error) FAIL(ST_NO_MEMORY, "the engine's thread cannot be started: %s", strerror(error));
     pthread_mutex_lock(&e->lock);
@@ -83,9 +81,9 @@ void engine_info(struct engine *e, struct engine_info *ret)
     pthread_mutex_lock(&e->lock);
     const struct weights_owner *owner = e->owner;
     *ret = (struct engine_info){.bridge_path = e->options.bridge_path,
-                                .vocab_size = e->config->vocab_size,
-                                .n_eos = e->config->n_eos,
-                                .eos_ids = e->config->eos_ids,
+                                .vocab_size = e->configs[RUNNER_POLICY]->vocab_size,
+                                .n_eos = e->configs[RUNNER_POLICY]->n_eos,
+                                .eos_ids = e->configs[RUNNER_POLICY]->eos_ids,
                                 .max_context = e->max_context,
                                 .loaded = owner != NULL};
     pthread_mutex_unlock(&e->lock);
@@ -160,7 +158,7 @@ static enum status check_adapter(struct engine *e, const struct adapter_ref *ref
 
 enum status engine_submit(struct engine *e, struct request *r)
 {
-    enum status st = request_check(&e->options, e->config, r);
+    enum status st = request_check(&e->options, e->configs[RUNNER_POLICY], r);
     if (st != ST_OK) return st;
     const int64_t now_ns = clock_now_ns();
     pthread_mutex_lock(&e->lock);

@@ -31,8 +31,6 @@ static enum status check_ranks(const struct engine_options *o)
         bool given;
         const char *option, *why;
     } alone[] = {
-        {o->draft_folder, "--draft", "a draft model has no shards"},
-        {o->speculative.k[SPECULATIVE_MTP], "--speculative mtp", "its layer has no shards"},
         {o->frozen_folder, "--tandem-model", "a frozen model has no shards"},
         {o->max_adapters > 0, "--max-adapters", "LoRA adapters have no shards"},
     };
@@ -159,53 +157,52 @@ static const char *mtp_folder(const struct engine_options *o)
     return o->draft_folder ? o->draft_folder : o->model_folder;
 }
 
-static enum status take_mtp(struct engine *e)
+static enum status take_mtp(const struct engine_options *o, const struct model_config *policy,
+                            struct model_config **ret)
 {
-    const char *folder = mtp_folder(&e->options);
+    const char *folder = mtp_folder(o);
     enum status st = ST_OK;
-    if (!e->draft_config) CHECK(model_config_load(folder, &e->draft_config));
-    CHECK(model_config_take_mtp(folder, e->draft_config));
-    if (e->draft_config->hidden != e->config->hidden ||
-        e->draft_config->vocab_size != e->config->vocab_size)
+    if (!*ret) CHECK(model_config_load(folder, ret));
+    CHECK(model_config_take_mtp(folder, *ret));
+    if ((*ret)->hidden != policy->hidden || (*ret)->vocab_size != policy->vocab_size)
         FAIL(ST_MISMATCH,
              "--draft %s: its layer is of a model of hidden_size %d and a vocabulary of %d, and "
              "--model has %d and %d",
-             folder, e->draft_config->hidden, e->draft_config->vocab_size, e->config->hidden,
-             e->config->vocab_size);
+             folder, (*ret)->hidden, (*ret)->vocab_size, policy->hidden, policy->vocab_size);
 out:
     return status_context(st, "--speculative mtp");
 }
 
-enum status engine_load_configs(struct engine *e)
+enum status engine_load_configs(const struct engine_options *o, struct model_config *ret[RUNNERS])
 {
-    const struct engine_options *o = &e->options;
     const struct further_model draft = {"--draft", "draft model", o->draft_folder, false};
     const struct further_model frozen = {"--tandem-model", "frozen model", o->frozen_folder, true};
+    struct model_config **policy = &ret[RUNNER_POLICY], **other = &ret[RUNNER_FROZEN];
     enum status st;
-    CHECK(model_config_load(o->model_folder, &e->config));
-    if (o->draft_folder) CHECK(read_further(&draft, o->model_folder, e->config, &e->draft_config));
-    if (o->speculative.k[SPECULATIVE_MTP]) CHECK(take_mtp(e));
+    CHECK(model_config_load(o->model_folder, policy));
+    if (o->draft_folder) CHECK(read_further(&draft, o->model_folder, *policy, &ret[RUNNER_DRAFT]));
+    if (o->speculative.k[SPECULATIVE_MTP]) CHECK(take_mtp(o, *policy, &ret[RUNNER_DRAFT]));
     if (o->frozen_folder) {
-        CHECK(read_further(&frozen, o->model_folder, e->config, &e->frozen_config));
+        CHECK(read_further(&frozen, o->model_folder, *policy, other));
         // What both write ends where the policy's texts end.
-        memcpy(e->frozen_config->eos_ids, e->config->eos_ids, sizeof e->config->eos_ids);
-        e->frozen_config->n_eos = e->config->n_eos;
+        memcpy((*other)->eos_ids, (*policy)->eos_ids, sizeof(*other)->eos_ids);
+        (*other)->n_eos = (*policy)->n_eos;
     }
     // Once for all who compute with these weights: the bridge file tells it to trainers.
-    const int context = executor_requested_context(e->config, o->max_context);
-    e->config->rope_context = context;
+    const int context = executor_requested_context(*policy, (int)o->max_context);
     // a row that is cut has its scale of all ranks, who then need the numbers (weights_quantise())
-    CHECK(model_config_quantise(e->config, (enum quantization)o->quantization,
+    CHECK(model_config_quantise(*policy, (enum quantization)o->quantization,
                                 o->inference_only && o->who.size <= 1));
-    e->config->kv_cache = (enum kv_cache)o->kv_cache;
-    if (e->draft_config) e->draft_config->kv_cache = e->config->kv_cache;
-    if (e->frozen_config) e->frozen_config->kv_cache = e->config->kv_cache;
-    if (e->draft_config)
-        e->draft_config->rope_context =
-            context < e->draft_config->max_positions ? context : e->draft_config->max_positions;
-    if (e->frozen_config) e->frozen_config->rope_context = context;
-    if (o->who.size > 1)
-        CHECK(model_config_shard(e->config, (struct shard){o->who.rank, o->who.size}));
+    for (int i = 0; i < RUNNERS; i++) {
+        struct model_config *c = ret[i];
+        if (!c) continue;
+        c->kv_cache = (enum kv_cache)o->kv_cache;
+        c->rope_context =
+            i == RUNNER_DRAFT && c->max_positions < context ? c->max_positions : context;
+        if (o->who.size > 1)
+            CHECK(status_context(model_config_shard(c, (struct shard){o->who.rank, o->who.size}),
+                                 "%s", i == RUNNER_POLICY ? o->model_folder : mtp_folder(o)));
+    }
 out:
     return st;
 }
@@ -229,9 +226,11 @@ static enum status add_draft_model(struct executor *x, const struct weights *wei
     const struct runner_limits own =
         draft_model_runner_limits(&limits, weights->config, context, options->block_size);
     struct runner **runner = &x->runners[RUNNER_DRAFT];
-    enum status st = runner_new(x->runners[RUNNER_POLICY]->dev, weights, &own, runner);
+    const struct runner *policy = x->runners[RUNNER_POLICY];
+    enum status st = runner_new(policy->dev, weights, &own, runner);
+    if (st == ST_OK) st = runner_use_group(*runner, RUNNER_DRAFT, policy->group);
     if (st != ST_OK) return status_context(st, "the draft model");
-    return draft_model_new(*runner, x->runners[RUNNER_POLICY]->model, &limits, &x->draft_model);
+    return draft_model_new(*runner, policy->model, &limits, &x->draft_model);
 }
 
 // Rows of a step beside its decoding samples': what a tandem has missed.
@@ -334,7 +333,7 @@ enum status executor_new(struct device *dev, const struct weights *const weights
                                       .max_context = requested,
                                       .block_size = options->block_size};
     CHECK(runner_new(dev, weights[RUNNER_POLICY], &own, &x->runners[RUNNER_POLICY]));
-    CHECK(runner_use_group(x->runners[RUNNER_POLICY], group));
+    CHECK(runner_use_group(x->runners[RUNNER_POLICY], RUNNER_POLICY, group));
     CHECK(prompt_logprobs_new(x->runners[RUNNER_POLICY], &x->prompt_logprobs));
     if (weights[RUNNER_DRAFT]) {
         CHECK(add_draft_model(x, weights[RUNNER_DRAFT], options, requested));
@@ -442,7 +441,7 @@ static void log_config(const struct weights *w, const char *folder)
 static void log_states(const struct engine *e)
 {
     const struct executor *x = e->executor;
-    const bool policy = config_state_elements(e->config) > 0;
+    const bool policy = config_state_elements(e->configs[RUNNER_POLICY]) > 0;
     if (x->state_bytes == 0) return;
     log_info("engine: %s carries a state of %.1f MB along each sequence: memory has room for %d "
              "sequences at once (--max-batch %lld) and %d drafts a step",
@@ -494,9 +493,10 @@ enum status engine_load(struct engine *e)
     const struct engine_options *o = &e->options;
     const int64_t start_ns = clock_now_ns();
     const char *draft_folder = o->speculative.k[SPECULATIVE_MTP] ? mtp_folder(o) : o->draft_folder;
-    const struct weights_source sources[WEIGHTS_ROLES] = {{e->config, o->model_folder},
-                                                          {e->draft_config, draft_folder},
-                                                          {e->frozen_config, o->frozen_folder}};
+    const char *folders[] = {o->model_folder, draft_folder, o->frozen_folder};
+    struct weights_source sources[WEIGHTS_ROLES];
+    for (int i = 0; i < WEIGHTS_ROLES; i++)
+        sources[i] = (struct weights_source){e->configs[i], folders[i]};
     CHECK(weights_owner_new(e->dev, e->group, sources, (enum dtype)o->dtype, o->inference_only,
                             o->bridge_path, &owner));
     const struct weights *weights[RUNNERS];

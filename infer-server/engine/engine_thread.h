@@ -31,7 +31,7 @@ struct engine {
     struct engine_options options; // with defaults filled in
     engine_event_fn on_event;
     void *context;
-    struct model_config *config, *draft_config, *frozen_config; // NULL where there is none
+    struct model_config *configs[RUNNERS]; // NULL where there is none, but for the policy's
     pthread_t thread;
 
     pthread_mutex_t lock;
@@ -89,8 +89,7 @@ void engine_take_version(struct engine *e, bool recompute); // of weights that c
 
 // engine_start.c. Fills in the defaults; ST_INVALID names the option. Any thread.
 enum status engine_check_options(struct engine_options *options);
-enum status engine_load_configs(struct engine *e); // of all models, which must go together
-enum status engine_open_device(struct engine *e);  // the thread's, as all that follows
+enum status engine_open_device(struct engine *e); // the thread's, as all that follows
 enum status engine_load(struct engine *e);
 void engine_on_event(void *engine, const struct engine_event *event); // the executor's
 

@@ -61,6 +61,10 @@ enum status executor_new(struct device *dev, const struct weights *const weights
                          struct executor **ret);
 void executor_free(struct executor *x); // no samples in it
 
+// engine_start.c: the configs of the models that the options name, as this rank has them; NULL in
+// `ret` before, and the caller's to free, also on failure.
+enum status engine_load_configs(const struct engine_options *o, struct model_config *ret[RUNNERS]);
+
 // The longest sequence that is asked for: the one that was named (--max-context), or 0 and then
 // the default for this model.
 int executor_requested_context(const struct model_config *config, int named);

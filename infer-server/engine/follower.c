@@ -16,48 +16,63 @@
 #include <string.h>
 #include <unistd.h>
 
-struct follower {
-    struct device *dev;
-    struct group *group;
-    struct model_config *config;
+struct held { // one model's shard
     struct weights *weights;
-    struct shared_memory *memory;
     struct runner *runner;
     int32_t *rows; // (runner's max_rows) device
 };
 
+struct follower {
+    struct device *dev;
+    struct group *group;
+    struct model_config *configs[RUNNERS]; // NULL where there is none, but for the policy's
+    struct held held[RUNNERS], *now;       // of the order that is carried out
+    struct shared_memory *memory;          // of the policy, which a trainer maps
+};
+
+static enum status open_weights(struct follower *f, const struct engine_options *o)
+{
+    const enum dtype dt = o->dtype < 0 ? device_default_dtype(f->dev) : (enum dtype)o->dtype;
+    struct weights **policy = &f->held[RUNNER_POLICY].weights,
+                   **draft = &f->held[RUNNER_DRAFT].weights;
+    char name[SEGMENT_BYTES];
+    enum status st;
+    CHECK(weights_plan(f->configs[RUNNER_POLICY], dt, policy));
+    segment_name(o->bridge_path, "policy", name);
+    CHECK(shared_memory_create(f->dev, name, (*policy)->bytes, &f->memory));
+    weights_bind(*policy, shared_memory_data(f->memory));
+    (*policy)->comm = group_comm(f->group);
+    if (!f->configs[RUNNER_DRAFT]) goto out;
+    CHECK(weights_plan(f->configs[RUNNER_DRAFT], dt, draft));
+    CHECK(weights_alloc(*draft, f->dev));
+    (*draft)->comm = group_comm(f->group);
+    if (f->configs[RUNNER_DRAFT]->mtp) weights_share_ends(*draft, *policy);
+out:
+    return st;
+}
+
 static enum status open_all(struct follower *f, const struct engine_options *o)
 {
-    char name[SEGMENT_BYTES];
     enum status st;
     CHECK(group_open_device(o->device, &o->who, &f->dev));
     CHECK(group_open(f->dev, o->bridge_path, &o->who, &f->group));
-    CHECK(model_config_load(o->model_folder, &f->config));
-    f->config->rope_context = executor_requested_context(f->config, (int)o->max_context);
-    CHECK(model_config_quantise(f->config, (enum quantization)o->quantization, false));
-    f->config->kv_cache = (enum kv_cache)o->kv_cache;
-    CHECK(model_config_shard(f->config, (struct shard){o->who.rank, o->who.size}));
-    CHECK(weights_plan(f->config,
-                       o->dtype < 0 ? device_default_dtype(f->dev) : (enum dtype)o->dtype,
-                       &f->weights));
-    segment_name(o->bridge_path, "policy", name);
-    CHECK(shared_memory_create(f->dev, name, f->weights->bytes, &f->memory));
-    weights_bind(f->weights, shared_memory_data(f->memory));
-    f->weights->comm = group_comm(f->group);
+    CHECK(engine_load_configs(o, f->configs));
+    st = open_weights(f, o);
 out:
     return st;
 }
 
 // ---- runners of several ranks (runner.h) --------------------------------------------------------
 
-enum status runner_use_group(struct runner *r, struct group *group)
+enum status runner_use_group(struct runner *r, enum runner_role role, struct group *group)
 {
     r->group = group;
+    r->role = role;
     r->model->comm = group_comm(group);
     enum status st;
-    CHECK(group_order(group, ORDER_RUNNER, &r->limits, sizeof r->limits));
+    CHECK(group_order(group, ORDER_RUNNER, role, &r->limits, sizeof r->limits));
     CHECK(group_wait(group, NULL, 0)); // an answer that came during what follows would be a failure
-    CHECK(group_order(group, ORDER_SHARE, NULL, 0));
+    CHECK(group_order(group, ORDER_SHARE, role, NULL, 0));
     st = runner_share_logits(r);
 out:
     return st;
@@ -78,9 +93,10 @@ static enum status make_runner(struct follower *f, const struct bytes *data)
     struct runner_limits limits;
     enum status st;
     memcpy(&limits, data->data, sizeof limits);
-    CHECK(runner_new(f->dev, f->weights, &limits, &f->runner));
-    f->runner->model->comm = group_comm(f->group);
-    CHECK(device_alloc(f->dev, (size_t)limits.max_rows * sizeof *f->rows, (void **)&f->rows));
+    CHECK(runner_new(f->dev, f->now->weights, &limits, &f->now->runner));
+    f->now->runner->model->comm = group_comm(f->group);
+    CHECK(device_alloc(f->dev, (size_t)limits.max_rows * sizeof *f->now->rows,
+                       (void **)&f->now->rows));
     st = group_answer(f->group, ST_OK, NULL, 0);
 out:
     return st;
@@ -89,28 +105,28 @@ out:
 static enum status share_logits(struct follower *f, const struct bytes *data)
 {
     (void)data;
-    return runner_share_logits(f->runner);
+    return runner_share_logits(f->now->runner);
 }
 
 static enum status make_kv(struct follower *f, const struct bytes *data)
 {
     int n[2]; // blocks and states
     memcpy(n, data->data, sizeof n);
-    enum status st = runner_allocate_kv(f->runner, n[0], n[1]);
+    enum status st = runner_allocate_kv(f->now->runner, n[0], n[1]);
     return st == ST_OK ? group_answer(f->group, ST_OK, NULL, 0) : st;
 }
 
 static enum status load(struct follower *f, const struct bytes *data)
 {
     // a folder that cannot be loaded is no end: rank 0 may know another
-    return group_answer(f->group, weights_load_tensors(f->weights, f->dev, bytes_text(data)), NULL,
-                        0);
+    return group_answer(f->group, weights_load_tensors(f->now->weights, f->dev, bytes_text(data)),
+                        NULL, 0);
 }
 
 static enum status make_twin(struct follower *f, const struct bytes *data)
 {
     (void)data;
-    weights_quantise(f->weights, f->dev);
+    weights_quantise(f->now->weights, f->dev);
     enum status st = device_sync(f->dev);
     return st == ST_OK ? group_answer(f->group, ST_OK, NULL, 0) : st;
 }
@@ -131,18 +147,18 @@ static enum status reply_canary(struct follower *f, const struct bytes *data)
 {
     uint64_t word;
     (void)data;
-    enum status st = arena_canary(f->dev, f->weights, &word);
+    enum status st = arena_canary(f->dev, f->now->weights, &word);
     return st == ST_OK ? group_answer(f->group, ST_OK, &word, sizeof word) : st;
 }
 
 static enum status reply_sums(struct follower *f, const struct bytes *data)
 {
-    const size_t bytes = (size_t)f->weights->n_tensors * sizeof(uint64_t);
+    const size_t bytes = (size_t)f->now->weights->n_tensors * sizeof(uint64_t);
     uint64_t *sums = malloc(bytes);
     enum status st = ST_OK;
     (void)data;
     if (!sums) FAIL(ST_NO_MEMORY, "no memory for checksums");
-    CHECK(arena_checksums(f->dev, f->weights, sums));
+    CHECK(arena_checksums(f->dev, f->now->weights, sums));
     st = group_answer(f->group, ST_OK, sums, bytes);
 out:
     free(sums);
@@ -152,14 +168,14 @@ out:
 // ---- orders of a step ---------------------------------------------------------------------------
 static enum status step(struct follower *f, const struct bytes *data)
 {
-    return runner_follow(f->runner, data->data, data->len);
+    return runner_follow(f->now->runner, data->data, data->len);
 }
 
 static enum status copy_block(struct follower *f, const struct bytes *data)
 {
     int32_t blocks[2];
     memcpy(blocks, data->data, sizeof blocks);
-    enum status st = runner_copy_block(f->runner, blocks[0], blocks[1]);
+    enum status st = runner_copy_block(f->now->runner, blocks[0], blocks[1]);
     return st == ST_OK ? device_sync(f->dev) : st;
 }
 
@@ -167,15 +183,34 @@ static enum status copy_state(struct follower *f, const struct bytes *data)
 {
     int32_t slots[2];
     memcpy(slots, data->data, sizeof slots);
-    runner_copy_state(f->runner, slots[0], slots[1]);
+    runner_copy_state(f->now->runner, slots[0], slots[1]);
     return device_sync(f->dev);
 }
 
 static enum status head(struct follower *f, const struct bytes *data)
 {
     const int n = (int)(data->len / sizeof(int32_t));
-    enum status st = runner_head(f->runner, (const int32_t *)data->data, n, f->rows);
+    enum status st = runner_head(f->now->runner, (const int32_t *)data->data, n, f->now->rows);
     return st == ST_OK ? device_sync(f->dev) : st;
+}
+
+// What rank 0 reads, which is here too: residual streams are whole on every rank.
+static enum status read_hidden(struct follower *f, const struct bytes *data,
+                               const struct model *policy)
+{
+    const int n = (int)(data->len / sizeof(int32_t));
+    enum status st = runner_read_hidden(f->now->runner, policy, (const int32_t *)data->data, n);
+    return st == ST_OK ? device_sync(f->dev) : st;
+}
+
+static enum status hidden(struct follower *f, const struct bytes *data)
+{
+    return read_hidden(f, data, f->held[RUNNER_POLICY].runner->model);
+}
+
+static enum status further(struct follower *f, const struct bytes *data)
+{
+    return read_hidden(f, data, NULL);
 }
 
 typedef enum status order_fn(struct follower *f, const struct bytes *data);
@@ -184,15 +219,18 @@ static order_fn *const orders[ORDER_END] = {
     [ORDER_RUNNER] = make_runner, [ORDER_SHARE] = share_logits,  [ORDER_KV] = make_kv,
     [ORDER_STEP] = step,          [ORDER_COPY] = copy_block,     [ORDER_STATE] = copy_state,
     [ORDER_HEAD] = head,          [ORDER_CANARY] = reply_canary, [ORDER_SUMS] = reply_sums,
+    [ORDER_HIDDEN] = hidden,      [ORDER_FURTHER] = further,
 };
 
 static enum status follow(struct follower *f)
 {
     struct bytes data = BYTES_INIT;
     enum order order = ORDER_LOAD;
+    int model = 0;
     enum status st = ST_OK;
-    while (st == ST_OK && (st = group_next(f->group, &order, &data)) == ST_OK) {
+    while (st == ST_OK && (st = group_next(f->group, &order, &model, &data)) == ST_OK) {
         if (order >= ORDER_END) break;
+        f->now = &f->held[model];
         st = orders[order](f, &data);
     }
     bytes_release(&data);
@@ -209,16 +247,20 @@ enum status follower_run(const struct engine_options *options)
         signal(SIGINT, SIG_IGN);
         signal(SIGUSR1, SIG_IGN);
         log_info("rank %d of %d: %.1f MB of weights on %s", options->who.rank, options->who.size,
-                 (double)f.weights->bytes / 1e6, device_name(f.dev));
+                 (double)f.held[RUNNER_POLICY].weights->bytes / 1e6, device_name(f.dev));
         st = follow(&f);
         group_end(f.group);
     }
     if (st != ST_OK && f.group) group_answer(f.group, st, NULL, 0);
-    if (f.dev) device_release(f.dev, f.rows);
-    runner_free(f.runner);
+    for (struct held *h = f.held; h < f.held + RUNNERS; h++) {
+        if (f.dev) device_release(f.dev, h->rows);
+        runner_free(h->runner);
+    }
     shared_memory_free(f.memory);
-    weights_free(f.weights);
-    model_config_free(f.config);
+    for (int i = RUNNERS - 1; i >= 0; i--) { // a draft's ends may be the policy's
+        weights_free(f.held[i].weights);
+        model_config_free(f.configs[i]);
+    }
     group_free(f.group);
     device_free(f.dev);
     return st;

@@ -92,6 +92,9 @@ enum status runner_new(struct device *dev, const struct weights *weights,
     CHECK(make_side(r, &r->other));
     runner_turn(r);
     r->tokens = malloc((size_t)limits->max_tokens * sizeof *r->tokens);
+    if (config->mtp)
+        CHECK(device_alloc(dev, (size_t)limits->max_tokens * sizeof *r->hidden_rows,
+                           (void **)&r->hidden_rows));
     if (device_kind(dev) == DEVICE_CUDA) r->graphs = decode_graphs_new(dev);
     r->rows_apart = r->graphs != NULL;
     if (!r->tokens || (device_kind(dev) == DEVICE_CUDA && !r->graphs))
@@ -107,6 +110,7 @@ void runner_free(struct runner *r)
 {
     if (!r) return;
     free(r->tokens);
+    device_release(r->dev, r->hidden_rows);
     free(r->fed);
     decode_graphs_free(r->graphs);
     bytes_release(&r->message);
@@ -122,7 +126,7 @@ enum status runner_allocate_kv(struct runner *r, int n_blocks, int n_states)
 {
     const int n[] = {n_blocks, n_states};
     enum status st;
-    CHECK(group_order(r->group, ORDER_KV, n, sizeof n));
+    CHECK(group_order(r->group, ORDER_KV, r->role, n, sizeof n));
     CHECK(kv_memory_alloc(&r->kv, r->dev, r->config, r->model->dt, r->limits.block_size, n_blocks,
                           n_states));
     st = group_wait(r->group, NULL, 0);
@@ -232,6 +236,25 @@ static void feed_sampled(struct runner *r)
     }
 }
 
+enum status runner_read_hidden(struct runner *r, const struct model *policy, const int32_t *rows,
+                               int n)
+{
+    struct model *m = r->model;
+    const struct model *from = policy ? policy : m;
+    const struct gather_args args = {
+        .index = r->hidden_rows, .n = n, .width = m->config->hidden, .scale = 1, .dt = m->dt};
+    const size_t bytes = (size_t)n * sizeof *rows;
+    enum status st =
+        group_order(r->group, policy ? ORDER_HIDDEN : ORDER_FURTHER, r->role, rows, bytes);
+    if (st != ST_OK) return st;
+    device_copy_in(r->dev, r->hidden_rows, rows, bytes);
+    m->ops->gather_rows(r->dev, m->hidden_in, from->x, &args);
+    if (policy || m->config->family->mtp_normalised)
+        model_normalise(m, m->hidden_in, n,
+                        &(struct norm_args){.x = m->hidden_in, .w = from->weights->final_norm});
+    return ST_OK;
+}
+
 enum status runner_step(struct runner *r)
 {
     const bool decodes = batch_decodes(r->batch);
@@ -242,7 +265,7 @@ enum status runner_step(struct runner *r)
     if (r->group) {
         bytes_clear(&r->message);
         CHECK(batch_write(r->batch, &r->message));
-        CHECK(group_order(r->group, ORDER_STEP, r->message.data, r->message.len));
+        CHECK(group_order(r->group, ORDER_STEP, r->role, r->message.data, r->message.len));
     }
     feed_sampled(r);
     compute(r);
@@ -261,7 +284,7 @@ enum status runner_follow(struct runner *r, const void *data, size_t n)
 enum status runner_copy_block(struct runner *r, int32_t from, int32_t to)
 {
     const int32_t blocks[] = {from, to};
-    enum status st = group_order(r->group, ORDER_COPY, blocks, sizeof blocks);
+    enum status st = group_order(r->group, ORDER_COPY, r->role, blocks, sizeof blocks);
     if (st == ST_OK) kv_memory_copy_block(&r->kv, from, to);
     return st;
 }
@@ -271,14 +294,14 @@ void runner_copy_state(struct runner *r, int32_t from, int32_t to)
     const int32_t slots[] = {from, to};
     if (r->kv.n_states == 0) return;
     // where a rank is lost, the next step's order fails as well
-    group_order(r->group, ORDER_STATE, slots, sizeof slots);
+    group_order(r->group, ORDER_STATE, r->role, slots, sizeof slots);
     kv_memory_copy_state(&r->kv, from, to);
 }
 
 enum status runner_head(struct runner *r, const int32_t *rows, int n, int32_t *device)
 {
     const size_t bytes = (size_t)n * sizeof *rows;
-    enum status st = group_order(r->group, ORDER_HEAD, rows, bytes);
+    enum status st = group_order(r->group, ORDER_HEAD, r->role, rows, bytes);
     if (st != ST_OK) return st;
     device_copy_in(r->dev, device, rows, bytes);
     model_head(r->model, r->model->x, device, 0, n);

@@ -58,12 +58,14 @@ struct runner {
     struct sampler_drafts drafts; // what the drafts that its rows verify were sampled from
     struct decode_graphs *graphs; // CUDA, else NULL
     struct group *group;          // ranks that compute its steps with this one; NULL: none do
+    enum runner_role role;        // which of theirs it is
     struct bytes message;         // to them
     uint64_t adapted;             // adapter_table_sites() of its adapters
     bool rows_apart;              // a few tokens of a sequence are better fed as sequences of one
                                   // each: the step is then captured
     bool warm;                    // the last step took what steps of its shape always will
     int32_t *tokens;              // (max_tokens) for whoever feeds it
+    int32_t *hidden_rows;         // (max_tokens) device, of runner_read_hidden()
     int n_rows;                   // that are sampled; these lists have room for max_rows:
     struct sampler_row *rows;
     const struct sample_result *results; // after runner_collect(), until the next step
@@ -84,7 +86,7 @@ void runner_use_adapters(struct runner *r, const struct adapter_table *adapters)
 
 // follower.c. A shard's model: has every follower of the group make a runner like this one, and
 // waits. From then on they do what this one does: steps, copies of blocks, rows of the head.
-enum status runner_use_group(struct runner *r, struct group *group);
+enum status runner_use_group(struct runner *r, enum runner_role role, struct group *group);
 // All ranks of the group: so that they may write into one another's logits. Logs where they cannot.
 enum status runner_share_logits(struct runner *r);
 
@@ -100,6 +102,10 @@ enum status runner_feed(struct runner *r, const int32_t *tokens, int n, int firs
 void runner_feed_sampled(struct runner *r, int from);
 // Samples a token behind a row of the batch, which may be wanted more than once.
 enum status runner_want(struct runner *r, int row, const struct sampler_row *sampling);
+// Of a layer that predicts further tokens: enqueues what the n rows of the batch read beside their
+// tokens, which are rows (host memory) of the policy's last step, or of its own (NULL).
+enum status runner_read_hidden(struct runner *r, const struct model *policy, const int32_t *rows,
+                               int n);
 // Enqueues the forward pass, and the logits of the rows wanted. Batches of single rows run as
 // captured graphs on CUDA, padded to a few sizes.
 enum status runner_step(struct runner *r);

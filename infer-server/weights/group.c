@@ -227,11 +227,11 @@ int group_size(const struct group *g)
 }
 
 // ---- rank 0 -------------------------------------------------------------------------------------
-enum status group_order(struct group *g, enum order order, const void *data, size_t n)
+enum status group_order(struct group *g, enum order order, int model, const void *data, size_t n)
 {
     enum status st = ST_OK;
     for (int i = 0; g && i < g->peers->n && st == ST_OK; i++)
-        st = send_message(&g->peers->list[i], order, data, n);
+        st = send_message(&g->peers->list[i], order + ORDERS * (uint32_t)model, data, n);
     return st;
 }
 
@@ -275,12 +275,13 @@ enum status group_check(struct group *g)
 }
 
 // ---- a follower ---------------------------------------------------------------------------------
-enum status group_next(struct group *g, enum order *ret, struct bytes *ret_data)
+enum status group_next(struct group *g, enum order *ret, int *ret_model, struct bytes *ret_data)
 {
     uint32_t order = 0;
     enum status st = receive_message(&g->peers->list[0], INT64_MAX, &order, ret_data);
     if (st != ST_OK) return st;
-    *ret = (enum order)order;
+    *ret = (enum order)(order % ORDERS);
+    *ret_model = (int)(order / ORDERS);
     g->over = *ret == ORDER_END;
     return ST_OK;
 }

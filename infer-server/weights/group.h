@@ -29,6 +29,7 @@ struct segment_info {
     int64_t pid, pid_start_time;
 };
 
+// Each is of one of the models that the ranks share, by its number (runner.h, weights_owner.h).
 enum order {
     ORDER_LOAD,    // a folder's tensors into the arena, but for the twin
     ORDER_TWIN,    // all ranks make it together
@@ -40,9 +41,12 @@ enum order {
     ORDER_COPY,    // int[2]: a KV block, from and to
     ORDER_STATE,   // int[2]: a sequence's states, from and to
     ORDER_HEAD,    // int32_t[]: rows of the last step whose logits are computed
+    ORDER_HIDDEN,  // int32_t[]: rows of the policy's last step that its own layer goes on from
+    ORDER_FURTHER, // int32_t[]: the same of that layer's
     ORDER_CANARY,  // asks for uint64_t: arena_canary()
     ORDER_SUMS,    // asks for uint64_t[n_tensors]
     ORDER_END,
+    ORDERS
 };
 
 // Waits until all ranks have come, which know each other by the bridge file's path. One rank
@@ -57,7 +61,7 @@ struct comm *group_comm(const struct group *g);
 int group_size(const struct group *g);
 
 // Rank 0: all followers are to do that next. ST_PEER_GONE, or a follower's own failure, naming it.
-enum status group_order(struct group *g, enum order order, const void *data, size_t n);
+enum status group_order(struct group *g, enum order order, int model, const void *data, size_t n);
 // Waits until each follower has said that it has done its last order; answers (NULL: none) holds
 // `bytes` from each, in rank order.
 enum status group_wait(struct group *g, void *answers, size_t bytes);
@@ -65,7 +69,7 @@ enum status group_wait(struct group *g, void *answers, size_t bytes);
 enum status group_check(struct group *g);
 
 // A follower: waits for the next order. ST_PEER_GONE where rank 0 has ended without a word.
-enum status group_next(struct group *g, enum order *ret, struct bytes *ret_data);
+enum status group_next(struct group *g, enum order *ret, int *ret_model, struct bytes *ret_data);
 // Says that it has done an order that is waited for, or (st, this thread's sentence) has failed.
 enum status group_answer(struct group *g, enum status st, const void *data, size_t n);
 

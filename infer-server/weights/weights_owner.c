@@ -154,13 +154,14 @@ static enum status and_others(struct weights_owner *o, enum status here, void *a
 }
 
 // All shards of it; once each has loaded its own they make the twin together.
-static enum status load_shards(struct weights_owner *o, struct weights *w, const char *folder)
+static enum status load_shards(struct weights_owner *o, enum weights_role role, const char *folder)
 {
+    struct weights *w = o->arenas[role].weights;
     enum status st;
-    CHECK(group_order(o->group, ORDER_LOAD, folder, strlen(folder)));
+    CHECK(group_order(o->group, ORDER_LOAD, role, folder, strlen(folder)));
     CHECK(and_others(o, weights_load_tensors(w, o->dev, folder), NULL, 0));
     if (!w->twin) goto out;
-    CHECK(group_order(o->group, ORDER_TWIN, NULL, 0));
+    CHECK(group_order(o->group, ORDER_TWIN, role, NULL, 0));
     weights_quantise(w, o->dev);
     st = and_others(o, device_sync(o->dev), NULL, 0);
 out:
@@ -171,7 +172,7 @@ static enum status arena_load(struct weights_owner *o, enum weights_role role, c
 {
     struct weights *w = o->arenas[role].weights;
     enum status st =
-        folder ? load_shards(o, w, folder) : weights_init_random(w, o->dev, 1 + (uint64_t)role);
+        folder ? load_shards(o, role, folder) : weights_init_random(w, o->dev, 1 + (uint64_t)role);
     return role == WEIGHTS_POLICY ? st : status_context(st, "the %s model", role_names[role]);
 }
 
@@ -310,7 +311,7 @@ static enum status describe_shards(const struct weights_owner *o, struct bridge_
     const int n = group_size(o->group) - 1;
     struct segment_info *infos = calloc((size_t)n + 1, sizeof *infos);
     if (!infos) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
-    CHECK(group_order(o->group, ORDER_SEGMENT, NULL, 0));
+    CHECK(group_order(o->group, ORDER_SEGMENT, WEIGHTS_POLICY, NULL, 0));
     CHECK(group_wait(o->group, infos, sizeof *infos));
     for (int i = 0; i < n; i++)
         CHECK(describe_shard(o, i + 1, &infos[i], &file->roles[file->n_roles++]));
@@ -319,13 +320,23 @@ out:
     return st;
 }
 
+// The i-th arena that the bridge file lists may be: the model's, the draft's, the adapters'. NULL:
+// there is none. Shards are the policy's: nobody trains a draft in shards.
+static const struct weights *listed_arena(const struct weights_owner *o, int i)
+{
+    if (i == WEIGHTS_DRAFT && o->group) return NULL;
+    if (i < WEIGHTS_ROLES) return o->arenas[i].weights;
+    const struct adapter_info *info = adapters_info(o->adapters, i - WEIGHTS_ROLES);
+    return info && info->name[0] ? adapters_weights(o->adapters, i - WEIGHTS_ROLES) : NULL;
+}
+
 static enum status describe_roles(const struct weights_owner *o, struct bridge_file *file)
 {
     enum status st = ST_OK;
     for (int i = 0; i < WEIGHTS_ROLES; i++) {
         const struct arena *a = &o->arenas[i];
         struct bridge_role *role = &file->roles[file->n_roles];
-        if (!a->weights) continue;
+        if (!listed_arena(o, i)) continue;
         CHECK(
             describe_arena(o, a->weights, a->source.folder, shared_memory_handle(a->memory), role));
         snprintf(role->role, sizeof role->role, "%s",
@@ -577,19 +588,10 @@ int64_t weights_owner_parameters(const struct weights_owner *o)
 
 enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words)
 {
-    enum status st = group_order(o->group, ORDER_CANARY, NULL, 0);
+    enum status st = group_order(o->group, ORDER_CANARY, WEIGHTS_POLICY, NULL, 0);
     if (st != ST_OK) return st;
     st = arena_canary(o->dev, o->arenas[WEIGHTS_POLICY].weights, words);
     return and_others(o, st, words + 1, sizeof *words);
-}
-
-// The i-th arena that the bridge file lists may be: the model's, the draft's, the adapters'. NULL:
-// there is none.
-static const struct weights *listed_arena(const struct weights_owner *o, int i)
-{
-    if (i < WEIGHTS_ROLES) return o->arenas[i].weights;
-    const struct adapter_info *info = adapters_info(o->adapters, i - WEIGHTS_ROLES);
-    return info && info->name[0] ? adapters_weights(o->adapters, i - WEIGHTS_ROLES) : NULL;
 }
 
 static int listed_arenas(const struct weights_owner *o)
@@ -613,7 +615,7 @@ int weights_owner_tensors(const struct weights_owner *o)
 
 enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums)
 {
-    enum status st = group_order(o->group, ORDER_SUMS, NULL, 0);
+    enum status st = group_order(o->group, ORDER_SUMS, WEIGHTS_POLICY, NULL, 0);
     if (st != ST_OK) return st;
     for (int i = 0; i < listed_arenas(o) && st == ST_OK; i++) {
         const struct weights *w = listed_arena(o, i);
@@ -634,7 +636,7 @@ enum status weights_owner_base(struct weights_owner *o, const json_t **ret)
     control_info(o->control, &f);
     if (!o->base || o->base_version != f.policy_version || o->base_updates != f.updates) {
         if (!(sums = calloc(1 + others, sizeof *sums))) FAIL(ST_NO_MEMORY, "no memory for sums");
-        CHECK(group_order(o->group, ORDER_SUMS, NULL, 0));
+        CHECK(group_order(o->group, ORDER_SUMS, WEIGHTS_POLICY, NULL, 0));
         CHECK(and_others(o, weights_base_checksum(w, o->dev, sums), sums + 1,
                          shard_tensors(o) * sizeof *sums));
         json_decref(o->base);

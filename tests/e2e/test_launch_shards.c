@@ -3,6 +3,7 @@
  * from. On the CPU, where ranks and servers are started with mpirun. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mpirun.h"
+#include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
 
@@ -121,6 +122,16 @@ TEST(linear_attention_learns_in_shards)
 
 TEST(what_does_not_fit_is_refused)
 {
+    const char *model = tiny_mtp_folder(300);
+    mpirun_words(2);
+    assert_ok(tiny_tokenizer_write(model));
+    const int status = train_on(&scene, "draft",
+                                args("--ranks 2 --model %s --tensor-parallel-size 2 --train-draft "
+                                     "--max-steps 1 --server-args=%s",
+                                     model, "--speculative mtp:2"));
+    scene_ended(&scene, status, 1);
+    assert_said(&scene, "shares no draft model; start the server with one");
+    assert_said(&scene, "without --tensor-parallel-size");
     train_rows(&scene, "launch", "shards_that_do_not_fit", trainer_alone);
 }
 

@@ -2,7 +2,9 @@
  * as one does; clients see every shard; and when one of them is gone all end, and say who. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/daemon.h"
+#include "tests/support/generated.h"
 #include "tests/support/mpirun.h"
+#include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
 
 static void start_ranks(struct daemon *d, int n, const char *folder, const char *const options[])
@@ -202,12 +204,11 @@ TEST(two_ranks_in_e4m3)
     assert_int_equal(daemon_stop(&two), 0);
 }
 
-static void carry_states(const char *name)
+static void draft_alike(const char *folder, const char *const drafts[])
 {
     struct daemon two = {0}, one = {0};
-    const char *folder = tiny_tokenizer_beside(test_golden(name));
-    daemon_start(&two, folder, args("--tensor-parallel-size 2 --speculative ngram:3"));
-    daemon_start(&one, folder, args("--speculative ngram:3"));
+    daemon_start(&two, folder, JOIN(args("--tensor-parallel-size 2"), drafts));
+    daemon_start(&one, folder, drafts);
     // with drafts that are sampled, and that are not, some of which are accepted; no byte 0
     for (int i = 0; i < 2; i++) {
         const char *body =
@@ -220,6 +221,8 @@ static void carry_states(const char *name)
                             daemon_post(one.socket, "/v1/completions", 200, body));
     }
     assert_true(daemon_metric(&two, "vllm:spec_decode_num_accepted_tokens_total") > 0);
+    assert_contains(test_output(0, OPTIONS(test_binary("cw-ipc-check"), two.bridge)),
+                    "ok    rank 1: checksums");
     daemon_end(&one);
     assert_int_equal(daemon_stop(&two), 0);
 }
@@ -229,10 +232,23 @@ static void carry_states(const char *name)
 TEST(two_ranks_carry_states)
 {
     mpirun_words(2);
-    carry_states("nemotron-h");
-    carry_states("qwen35");
-    carry_states("qwen3-next");
-    carry_states("lfm2");
+    static const char *const names[] = {"nemotron-h", "qwen35", "qwen3-next", "lfm2"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        draft_alike(tiny_tokenizer_beside(test_golden(names[i])), args("--speculative ngram:3"));
+}
+
+// A layer that predicts further tokens has shards as the policy has, and a draft model.
+TEST(two_ranks_draft)
+{
+    const char *qwen = test_folder(), *golden = test_path(test_root(), "tests/golden/mtp/qwen35");
+    const char *latent = tiny_mtp_folder(300), *plain = daemon_model(test_folder(), false, 3);
+    mpirun_words(2);
+    assert_int_equal(symlink(test_path(golden, "config.json"), test_path(qwen, "config.json")), 0);
+    assert_ok(generated_write(golden, qwen));
+    draft_alike(qwen, args("--speculative mtp:3 --draft-length fixed"));
+    draft_alike(latent, args("--speculative mtp:3 --draft-length fixed --exact"));
+    draft_alike(plain, args("--speculative draft_model:3 --draft %s --draft-length fixed",
+                            daemon_model(test_folder(), false, 3)));
 }
 
 TEST(what_has_no_shards_is_refused)
@@ -242,8 +258,6 @@ TEST(what_has_no_shards_is_refused)
     setenv("WORLD_SIZE", "2", 1);
     refused(folder, args("--tensor-parallel-size 4"),
             "torchrun started 2 processes, and 4 share the model");
-    refused(folder, args("--tensor-parallel-size 2 --draft %s", folder),
-            "--draft does not go with --tensor-parallel-size 2");
     refused(folder, args("--tensor-parallel-size 2 --max-adapters 1"),
             "--max-adapters does not go with --tensor-parallel-size 2");
     refused(folder, args("--tensor-parallel-size 2 --tandem-model %s", folder),

@@ -37,7 +37,7 @@ static enum status open_draft(struct run *run)
         return status_fail(ST_NOT_FOUND,
                            "--train-draft: %s shares no draft model; start the server with one: "
                            "cw-infer-server --draft DIR --speculative draft_model:5, or "
-                           "--speculative mtp",
+                           "--speculative mtp, without --tensor-parallel-size",
                            file->path);
     run->mapped.draft_folder = role->model;
     enum status st = ST_OK;
