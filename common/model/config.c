@@ -421,11 +421,6 @@ static enum status check_layer(const struct model_config *c, const struct layer_
     CHECK(check_shared(c, l->moe.n_experts > 0 ? "an expert's width" : "intermediate_size",
                        l->intermediate, size));
     CHECK(check_shared(c, "shared_expert_intermediate_size", l->shared_intermediate, size));
-    if (l->expert_latent > 0)
-        FAIL(ST_INVALID,
-             "%s: experts of a latent vector (moe_latent_size) are not divided among ranks; leave "
-             "--tensor-parallel-size at 1",
-             c->architecture);
 out:
     return st;
 }

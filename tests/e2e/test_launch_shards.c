@@ -102,11 +102,11 @@ TEST(shards_multiply_in_e4m3)
     same_losses(&scene, "alone", "two", 2, 1e-5);
 }
 
-// Models whose layers carry states along: trained as one rank does, with the sampler's bits, and
-// saved whole.
+// Models whose layers carry states along, and experts of a latent vector: trained as one rank does,
+// with the sampler's bits, and saved whole.
 TEST(linear_attention_learns_in_shards)
 {
-    static const char *const models[] = {"qwen35-moe", "qwen3-next", "lfm2"};
+    static const char *const models[] = {"qwen35-moe", "qwen3-next", "lfm2", "nemotron-h-latent"};
     if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
     mpirun_words(2);
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {

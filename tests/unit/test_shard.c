@@ -97,9 +97,9 @@ TEST(every_family)
     }
     closedir(dir);
     assert_true(folders > 10);
-    assert_int_equal(n[2], folders - 1); // nemotron-h-latent: experts of a latent vector
+    assert_int_equal(n[2], folders);
     // llama3 has 6 heads; qwen35, qwen35-moe, qwen3-next 2 key heads of linear attention
-    assert_int_equal(n[4], folders - 5);
+    assert_int_equal(n[4], folders - 4);
 }
 
 // Which rows and columns they are.

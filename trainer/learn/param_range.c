@@ -163,12 +163,12 @@ int64_t slice_first(const struct slice *slice, int rank)
 
 // ---- replicas -----------------------------------------------------------------------------------
 
-// Ranks add their heads' parts of these gradients. Those of norms over all heads are whole on each.
-static bool is_of_heads(const struct model_config *c, enum tensor_role role)
+// Ranks add their heads' or experts' parts of these. Norms over all heads have them whole on each.
+static bool is_of_parts(const struct model_config *c, enum tensor_role role)
 {
     if (role == ROLE_Q_NORM || role == ROLE_K_NORM) return !c->qk_norm_whole;
-    return role == ROLE_QKV || role == ROLE_QKV_BIAS || role == ROLE_Q_A || role == ROLE_Q_A_NORM ||
-           role == ROLE_KV_A || role == ROLE_KV_A_NORM || role == ROLE_DELTA_NORM;
+    return (role >= ROLE_QKV && role <= ROLE_KV_A_NORM) || role == ROLE_DELTA_NORM ||
+           role == ROLE_EXPERTS_IN || role == ROLE_EXPERTS_OUT;
 }
 
 enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n)
@@ -189,7 +189,7 @@ enum status replicas_list(const struct param_ranges *ranges, struct replica **re
                 elements = run->n * (t->n_dims == 2 ? t->shape[1] : 1);
                 if (run->replicas > 1)
                     list[n++] = (struct replica){at, elements, run->replicas,
-                                                 is_of_heads(r->weights->config, t->role)};
+                                                 is_of_parts(r->weights->config, t->role)};
             }
         }
     *ret = TAKE_PTR(list);

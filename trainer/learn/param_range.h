@@ -65,7 +65,7 @@ int64_t slice_first(const struct slice *slice, int rank);
 struct replica {
     int64_t at, n; // elements, of the array of all ranges
     int holders;
-    bool in_parts; // each holder computes a part of the gradient, that of its own heads
+    bool in_parts; // each holder computes a part of the gradient, of its own heads or experts
 };
 // ret: (ret_n) the caller's to free.
 enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n);
