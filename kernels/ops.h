@@ -235,6 +235,7 @@ struct delta_shape {
     int n_key_heads, n_heads;
     int key_dim, head_dim;
     int taps;
+    int ahead; // rows that a paged sequence may be taken back by: drafts that are not accepted
     enum dtype dt;
     bool is_scan;   // Mamba-2's rule
     float min_step; // of that
@@ -257,17 +258,22 @@ static inline int delta_conv_width(const struct delta_shape *s) // queries, keys
 {
     return 2 * delta_key_width(s) + delta_value_width(s);
 }
-// What a sequence of a paged batch carries on of a layer: the convolution's last taps - 1 inputs
-// (taps - 1, conv width), oldest first, then the states of the key heads. S of a value head stands
+// What a sequence of a paged batch carries on of a layer: the convolution's last inputs (taps - 1 +
+// ahead, conv width), that of a position in the row that is its remainder, then the states of the
+// key heads. S of a value head stands
 // at a position that DELTA_CHUNK divides; of the rows from there on, the open chunk, the state has
 // k, u, what a row adds to S with its key, and G, the sum of the log decays from the chunk's first
 // row on. A key head's state is k (DELTA_CHUNK, key_dim), then of each of its value heads S
 // (key_dim, head_dim), u (DELTA_CHUNK, head_dim) and G (DELTA_CHUNK). f32 elements; rows that are
 // not there yet are anything. Of Mamba-2's rule it is S of every head behind the last row.
 #define DELTA_CHUNK 64
+static inline int delta_window(const struct delta_shape *s)
+{
+    return s->taps - 1 + s->ahead;
+}
 static inline int64_t delta_window_elements(const struct delta_shape *s)
 {
-    return (int64_t)(s->taps - 1) * delta_conv_width(s);
+    return (int64_t)delta_window(s) * delta_conv_width(s);
 }
 static inline int64_t delta_head_elements(const struct delta_shape *s) // of a value head
 {

@@ -21,8 +21,9 @@
  * gone keep whatever their slots hold.
  *
  * States, where the model has any. A sample's slot holds the one behind the tokens that are known,
- * computed here; each draft that is fed leaves its own in a slot that its row names, and what
- * verification accepts is copied from there. Blocks that others computed are of no use then. */
+ * computed here, and behind drafts, where it can be taken back; else each draft that is fed leaves
+ * its own in a slot that its row names, and what verification accepts is copied from there. Blocks
+ * that others computed are of no use then. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/draft_model.h"
 #include "common/base/clock.h"
@@ -156,9 +157,10 @@ void draft_model_look(const struct draft_model *d, const struct sample *sample, 
 // ---- keys and values ---------------------------------------------------------------------------
 
 // In which the draft that row `row` of the drafts' rows feeds leaves its own.
-static int state_of_row(const struct draft_model *d, int row)
+static int32_t state_of_row(const struct draft_model *d, const struct sample *sample, int row)
 {
-    return d->first_state + row - d->n_known_rows;
+    const bool goes_back = d->runner->draft_ahead > 0;
+    return goes_back ? sample->states.own : d->first_state + row - d->n_known_rows;
 }
 
 static int *computed_of(struct sample *sample)
@@ -291,7 +293,7 @@ void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_ke
     if (*computed_of(sample) > n_kept) *computed_of(sample) = n_kept;
     const int n_fed = *computed_of(sample) - sample_known(sample); // drafts, accepted
     if (n_fed > 0)
-        runner_copy_state(d->runner, state_of_row(d, sample->draft.rows[n_fed]),
+        runner_copy_state(d->runner, state_of_row(d, sample, sample->draft.rows[n_fed]),
                           sample->states.own);
     assert(*computed_of(sample) <= sample_computed(sample));
     // A step and its drafts reach over two blocks at most, or over so many small ones.
@@ -364,8 +366,9 @@ static enum status go_on(struct draft_model *d, struct sample *sample, struct pa
     const int position = positions_of(d, sample) - 1 + pass->depth, depth = pass->depth;
     const int row = pass->first_row + d->runner->n_rows;
     const struct batch_seq seq = {
-        -1, depth == 1 ? sample->states.own : state_of_row(d, sample->draft.rows[depth - 1]),
-        state_of_row(d, row)};
+        -1,
+        depth == 1 ? sample->states.own : state_of_row(d, sample, sample->draft.rows[depth - 1]),
+        state_of_row(d, sample, row)};
     if (d->policy) d->hidden_rows[batch_tokens(d->runner->batch)] = sample->draft.hidden_row;
     enum status st = runner_feed(d->runner, &sample->draft.tokens[depth - 1], 1, position,
                                  sample->blocks.at, sample->blocks.n, seq);

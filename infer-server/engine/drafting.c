@@ -16,6 +16,7 @@ struct drafting {
     struct draft_model *model;        // NULL: none
     enum speculative_method method;   // which it is
     struct speculative_choice choice; // of requests that do not choose
+    int ahead;                        // of a sample, where states are taken back; 0: any
     bool exact;                       // rows are sampled as without drafts
     bool measures;                    // costs decide how much is drafted
     struct engine_stats *stats;
@@ -39,13 +40,14 @@ int drafting_rows(const struct engine_options *options)
 }
 
 enum status drafting_new(const struct engine_options *options, struct draft_model *model,
-                         int max_rows, struct engine_stats *stats, struct drafting **ret)
+                         int max_rows, int ahead, struct engine_stats *stats, struct drafting **ret)
 {
     const bool fixed = options->speculative_fixed || options->exact;
     enum status st = ST_OK;
     struct drafting *d = calloc(1, sizeof *d);
     if (!d) return status_fail(ST_NO_MEMORY, "no memory for drafts");
     d->model = model;
+    d->ahead = ahead;
     d->method = model && draft_model_is_mtp(model) ? SPECULATIVE_MTP : SPECULATIVE_DRAFT_MODEL;
     d->choice = options->speculative;
     d->exact = options->exact;
@@ -112,13 +114,23 @@ static struct history history_of(const struct sample *sample)
                             .n_generated = sample->text.n_generated};
 }
 
+// Drafts that a step gives the sample, at most: one token more than it accepts. A state that is
+// taken back must not have come to the next border.
+static int room_for(const struct drafting *d, const struct sample *sample)
+{
+    const int room = sample->request->sampling.max_tokens - sample->text.n_generated - 1;
+    if (d->ahead == 0) return room;
+    const int border = DELTA_CHUNK - 1 - sample_known(sample) % DELTA_CHUNK;
+    const int back = d->ahead < border ? d->ahead : border;
+    return room < back ? room : back;
+}
+
 static void propose(struct drafting *d, struct sample *sample)
 {
     struct draft *draft = &sample->draft;
     struct speculative_choice choice = choice_of(d, sample);
     const struct history history = history_of(sample);
-    // The step gives one token more than it accepts.
-    const int room = sample->request->sampling.max_tokens - sample->text.n_generated - 1;
+    const int room = room_for(d, sample);
     int *k = &choice.k[d->method], within = 0, lag = 0;
     if (d->model) draft_model_look(d->model, sample, &within, &lag);
     if (*k > within) *k = within;

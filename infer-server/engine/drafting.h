@@ -18,10 +18,12 @@ struct drafting;
 
 int drafting_rows(const struct engine_options *options); // of one step, at most, if there is room
 
-// model: NULL where there is no draft model. max_rows: drafts of a step, at most. Both pointers are
-// borrowed; counts into stats.
+// model: NULL where there is no draft model. max_rows: drafts of a step, at most. ahead: by how
+// many a state is taken back (runner.h); 0: there is none. Both pointers are borrowed; counts into
+// stats.
 enum status drafting_new(const struct engine_options *options, struct draft_model *model,
-                         int max_rows, struct engine_stats *stats, struct drafting **ret);
+                         int max_rows, int ahead, struct engine_stats *stats,
+                         struct drafting **ret);
 void drafting_free(struct drafting *d);
 // What steps take, where that decides how much is drafted. On empty KV pools.
 enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS]);

@@ -199,6 +199,9 @@ enum status engine_load_configs(const struct engine_options *o, struct model_con
         c->kv_cache = (enum kv_cache)o->kv_cache;
         c->rope_context =
             i == RUNNER_DRAFT && c->max_positions < context ? c->max_positions : context;
+        if (i != RUNNER_FROZEN)
+            model_config_draft_ahead(c, i == RUNNER_DRAFT ? SPECULATIVE_MAX
+                                                          : speculative_max(o->speculative));
         if (o->who.size > 1)
             CHECK(status_context(model_config_shard(c, (struct shard){o->who.rank, o->who.size}),
                                  "%s", i == RUNNER_POLICY ? o->model_folder : mtp_folder(o)));
@@ -261,6 +264,27 @@ static bool writes_states(const struct executor *x)
            (frozen && config_state_elements(frozen->config) > 0);
 }
 
+// The fewest drafts by which a state is taken back; 0: none is.
+static int draft_ahead(const struct executor *x)
+{
+    int least = 0;
+    for (int i = RUNNER_POLICY; i <= RUNNER_DRAFT; i++) {
+        const int n = x->runners[i] ? x->runners[i]->draft_ahead : 0;
+        if (n > 0 && (least == 0 || n < least)) least = n;
+    }
+    return least;
+}
+
+// Whether a draft leaves a state in a slot of its own, to go back to (runner.h).
+static bool drafts_leave_states(const struct executor *x)
+{
+    for (int i = RUNNER_POLICY; i <= RUNNER_DRAFT; i++) {
+        const struct runner *r = x->runners[i];
+        if (r && config_state_elements(r->config) > 0 && r->draft_ahead == 0) return true;
+    }
+    return false;
+}
+
 // The pools take what memory is left: a block of each runner's for every block there is.
 static enum status allocate_kv(struct executor *x, const struct engine_options *options,
                                int context)
@@ -274,6 +298,7 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                        .block_size = options->block_size,
                                        .max_batch = options->max_batch,
                                        .max_drafts = drafts ? drafting_rows(options) : 0,
+                                       .draft_states = drafts_leave_states(x),
                                        .keeps = writes_states(x),
                                        .max_context = context,
                                        .context_is_firm = options->max_context > 0,
@@ -281,14 +306,15 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                        .state_bytes = x->state_bytes};
     struct kv_plan plan = {0};
     enum status st = kv_memory_plan(policy->dev, &request, &plan);
-    const int n_blocks = plan.n_blocks, n_states = plan.max_batch + plan.n_kept + plan.max_drafts;
+    const int n_blocks = plan.n_blocks, n_drafts = request.draft_states ? plan.max_drafts : 0,
+              n_states = plan.max_batch + plan.n_kept + n_drafts;
     x->n_states = plan.max_batch + plan.n_kept;
     x->max_batch = plan.max_batch;
     x->max_drafts = plan.max_drafts;
     x->max_context = plan.max_context;
     if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks, n_states);
     if (st == ST_OK && x->draft_model)
-        st = draft_model_allocate_kv(x->draft_model, n_blocks, x->n_states, x->max_drafts);
+        st = draft_model_allocate_kv(x->draft_model, n_blocks, x->n_states, n_drafts);
     if (st == ST_OK && x->runners[RUNNER_FROZEN])
         st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks, n_states);
     if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
@@ -352,7 +378,8 @@ enum status executor_new(struct device *dev, const struct weights *const weights
             x->state_bytes += kv_memory_state_bytes(x->runners[i]->config);
         }
     CHECK(allocate_kv(x, options, requested));
-    CHECK(drafting_new(options, x->draft_model, x->max_drafts, stats, &x->drafting));
+    CHECK(
+        drafting_new(options, x->draft_model, x->max_drafts, draft_ahead(x), stats, &x->drafting));
     const struct scheduler_limits limits = {x->max_batch, chunk, writes_states(x),
                                             x->n_states - x->max_batch};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));

@@ -49,15 +49,16 @@ static enum status plan_states(const struct kv_request *request, int64_t *bytes,
             "carries along a sequence; give --kv-memory %lld or more",
             (long long)*bytes, (long long)request->state_bytes,
             (long long)(2 * request->state_bytes));
-    if (ret->max_drafts > fit / 4) ret->max_drafts = (int)(fit / 4);
+    if (request->draft_states && ret->max_drafts > fit / 4) ret->max_drafts = (int)(fit / 4);
+    const int drafts = request->draft_states ? ret->max_drafts : 0;
     const int64_t others = request->keeps ? fit / 8 : 0;
-    int64_t left = fit - ret->max_drafts;
+    int64_t left = fit - drafts;
     if (ret->max_batch > left - others) ret->max_batch = (int)(left - others);
     const int64_t small = *bytes / 16 / request->state_bytes;
     const int64_t kept = small > ret->max_batch ? small : ret->max_batch;
     left -= ret->max_batch;
     ret->n_kept = request->keeps ? (int)(kept < left ? kept : left) : 0;
-    *bytes -= (ret->max_batch + ret->n_kept + ret->max_drafts) * request->state_bytes;
+    *bytes -= (ret->max_batch + ret->n_kept + drafts) * request->state_bytes;
     return ST_OK;
 }
 
@@ -76,9 +77,9 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
     if (n_blocks > INT32_MAX / request->block_size) n_blocks = INT32_MAX / request->block_size;
     // The least that has room for them beside the states, which take half at most.
     const int64_t blocks = requested * request->block_bytes;
-    const int64_t states =
-        ((int64_t)request->max_batch * (1 + request->keeps) + request->max_drafts) *
-        request->state_bytes;
+    const int64_t states = ((int64_t)request->max_batch * (1 + request->keeps) +
+                            (request->draft_states ? request->max_drafts : 0)) *
+                           request->state_bytes;
     if (n_blocks < requested && (request->context_is_firm || n_blocks < 1))
         return status_fail(
             ST_INVALID,

@@ -23,7 +23,8 @@ struct kv_request {
     double percent;       // 0: 30
     int block_size;       // tokens
     int max_batch;        // sequences
-    int max_drafts;       // of a step, each of which leaves a state; 0: nothing is drafted
+    int max_drafts;       // of a step; 0: nothing is drafted
+    bool draft_states;    // each of them leaves a state
     bool keeps;           // states for the prefix cache too
     int max_context;      // tokens a sequence, requested
     bool context_is_firm; // the user named max_context: less is an error, else it shrinks to fit
@@ -33,7 +34,7 @@ struct kv_request {
 struct kv_plan {
     int n_blocks;
     int max_batch;   // sequences: as requested, or for how many there are states
-    int max_drafts;  // of a step, likewise
+    int max_drafts;  // of a step, likewise where they leave any
     int n_kept;      // states beside these, for the prefix cache: as many as sequences, or as
                      // a sixteenth of the memory has room for
     int max_context; // the longest sequence that fits: as requested, or less where not firm

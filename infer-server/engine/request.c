@@ -135,7 +135,7 @@ enum status request_check(const struct engine_options *options, const struct mod
 {
     enum status st = check_ids(config, "prompt token", r->prompt, r->n_prompt);
     if (st == ST_OK) st = check_sampling(config, &r->sampling);
-    // Each draft takes memory for a state of its own.
+    // Drafts take memory in states, or for some of their own.
     if (st == ST_OK && config_state_elements(config) > 0 &&
         speculative_max(r->sampling.speculative) > 0 && speculative_max(options->speculative) == 0)
         st = status_fail(ST_UNSUPPORTED,

@@ -84,6 +84,7 @@ enum status runner_new(struct device *dev, const struct weights *weights,
     r->dev = dev;
     r->limits = *limits;
     r->config = config;
+    r->draft_ahead = config_draft_ahead(config);
     CHECK(model_new(dev, config, weights, limits->max_tokens, max_rows, limits->max_context,
                     &r->model));
     const size_t widened = (size_t)weights_widest(weights) + model_codes(r->model);
@@ -292,7 +293,7 @@ enum status runner_copy_block(struct runner *r, int32_t from, int32_t to)
 void runner_copy_state(struct runner *r, int32_t from, int32_t to)
 {
     const int32_t slots[] = {from, to};
-    if (r->kv.n_states == 0) return;
+    if (r->kv.n_states == 0 || from == to) return;
     // where a rank is lost, the next step's order fails as well
     group_order(r->group, ORDER_STATE, r->role, slots, sizeof slots);
     kv_memory_copy_state(&r->kv, from, to);

@@ -60,6 +60,8 @@ struct runner {
     struct group *group;          // ranks that compute its steps with this one; NULL: none do
     enum runner_role role;        // which of theirs it is
     struct bytes message;         // to them
+    int draft_ahead;              // drafts that its states can be taken back by; 0: each leaves its
+                                  // own in a slot of its own
     uint64_t adapted;             // adapter_table_sites() of its adapters
     bool rows_apart;              // a few tokens of a sequence are better fed as sequences of one
                                   // each: the step is then captured
@@ -113,7 +115,7 @@ enum status runner_step(struct runner *r);
 enum status runner_follow(struct runner *r, const void *data, size_t n);
 // Enqueues a copy of one KV block to another.
 enum status runner_copy_block(struct runner *r, int32_t from, int32_t to);
-// The same of the states of a sequence; of a model without any, nothing.
+// The same of the states of a sequence; of a model without any, or to itself, nothing.
 void runner_copy_state(struct runner *r, int32_t from, int32_t to);
 // Enqueues the logits of n rows of the last step, at most max_rows; rows is host memory, `device`
 // has room for them.

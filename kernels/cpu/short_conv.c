@@ -53,19 +53,22 @@ static void packed_inputs(const struct conv_args *a, int row, int taps,
         ret[i] = input_row(a, row_before(b, b->seq_of[row], row, taps - 1 - i));
 }
 
-// The rows of sequence s, in order, with the window of its state, which they leave behind.
+// The rows of sequence s, in order, with the window of its state, into which they go.
 static void paged_rows(float *y, const struct conv_args *a, const struct delta_shape *s, int seq)
 {
     const struct batch_view *b = a->batch.view;
-    const int width = delta_conv_width(s), before = s->taps - 1;
+    const int width = delta_conv_width(s), before = s->taps - 1, n = delta_window(s);
     float *window = cpu_delta_state(&a->batch, seq, 0, delta_window_elements(s));
     for (int row = b->query_start[seq]; row < b->query_start[seq + 1]; row++) {
         const float *from[DELTA_MAX_TAPS];
-        for (int i = 0; i < before; i++) from[i] = window + i * width;
+        const int position = b->positions[row];
+        for (int i = 0; i < before; i++) {
+            const int at = position - before + i;
+            from[i] = at < 0 ? NULL : window + at % n * width;
+        }
         from[before] = input_row(a, row);
         convolve_row(y + (int64_t)row * width, from, a, s);
-        memmove(window, window + width, (size_t)(before - 1) * (size_t)width * sizeof *window);
-        memcpy(window + (before - 1) * width, from[before], (size_t)width * sizeof *window);
+        memcpy(window + position % n * width, from[before], (size_t)width * sizeof *window);
     }
 }
 

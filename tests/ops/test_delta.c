@@ -16,6 +16,7 @@ static struct delta_shape shape_of(const struct op_test *t)
                                 .key_dim = t->p[KEY_DIM],
                                 .head_dim = t->p[HEAD_DIM],
                                 .taps = t->p[TAPS],
+                                .ahead = t->p[EACH] % 4,
                                 .dt = dt};
 }
 
@@ -513,14 +514,16 @@ static void paged_conv_reference(struct op_test *t, double **v)
             const double *from[DELTA_MAX_TAPS], *x = v[2] + row * x_stride(t);
             double *y = t->a[0].expect + (int64_t)row * width;
             double *window = states + slot_of[seq] * slot_elements(&s) + GAP;
+            const int position = first_of[seq] + i, n = delta_window(&s);
             for (int c = 0; c < width; c++) y[c] = 0;
             if (slot_of[seq] < 0) continue;
-            for (int k = 0; k < before; k++) from[k] = window + k * width;
+            for (int k = 0; k < before; k++)
+                from[k] =
+                    position < before - k ? NULL : window + (position - before + k) % n * width;
             from[before] = x;
             for (int c = 0; c < width; c++)
                 y[c] = conv_row(&s, from, v[3], t->p[BIAS] ? v[4] : NULL, c);
-            for (int k = 0; k < (before - 1) * width; k++) window[k] = window[k + width];
-            for (int c = 0; c < width; c++) window[(before - 1) * width + c] = x[c];
+            for (int c = 0; c < width; c++) window[position % n * width + c] = x[c];
         }
     }
 }

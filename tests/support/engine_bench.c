@@ -2,10 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/engine_bench.h"
 #include "bridge/attach.h"
+#include "common/base/file.h"
 #include "common/base/rng.h"
 #include "common/model/weights.h"
 #include "tests/support/tiny_model.h"
 #include <dirent.h>
+#include <jansson.h>
 #include <unistd.h>
 
 const char *folder, *model_a, *model_b, *bridge_path;
@@ -440,6 +442,32 @@ void run_writer(const char *model, const char *times, bool dies)
     struct test_child child;
     start_writer(&child, model, times, dies);
     assert_int_equal(test_wait(&child, WAIT_MS), dies ? 128 + SIGKILL : 0);
+}
+
+const char *lasting_model(const char *model)
+{
+    const char *lasting = test_folder();
+    struct bytes weights = BYTES_INIT;
+    uint64_t header;
+    const char *name;
+    json_t *tensor;
+    assert_ok(file_read(test_path(model, "model.safetensors"), SIZE_MAX, &weights));
+    memcpy(&header, weights.data, sizeof header);
+    json_t *tensors = json_loadb(weights.data + sizeof header, header, 0, NULL);
+    json_object_foreach (tensors, name, tensor) {
+        const json_t *span = json_object_get(tensor, "data_offsets");
+        if (!strstr(name, "A_log")) continue;
+        assert_string_equal(json_string_value(json_object_get(tensor, "dtype")), "F32");
+        for (json_int_t at = json_integer_value(json_array_get(span, 0));
+             at < json_integer_value(json_array_get(span, 1)); at += (json_int_t)sizeof(float))
+            memcpy(weights.data + sizeof header + header + at, &(float){-6}, sizeof(float));
+    }
+    json_decref(tensors);
+    test_put(lasting, "config.json", test_read(test_path(model, "config.json")));
+    assert_ok(file_write_atomic(test_path(lasting, "model.safetensors"), 0644, weights.data,
+                                weights.len));
+    bytes_release(&weights);
+    return lasting;
 }
 
 const char *longer_model(const char *model)

@@ -19,6 +19,9 @@ void for_each_golden(void (*serve)(const char *model)); // every model of tests/
 // A folder with the same model, which takes 4,096 positions: where the state of a sequence is as
 // large as the keys of some hundred tokens, only longer ones are short of blocks.
 const char *longer_model(const char *model);
+// One whose states forget little (A_log), where such a model's forget a row within some twenty:
+// what is wrong with a state shows far behind.
+const char *lasting_model(const char *model);
 
 struct take { // what came back of a request; its tag. All of them stay until the program ends
     struct take *next;

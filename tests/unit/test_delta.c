@@ -13,7 +13,7 @@ static const char *model;
 
 static void set_up(void)
 {
-    model = test_golden("qwen35");
+    model = lasting_model(test_golden("qwen35"));
     engine_bench_set_up();
 }
 

@@ -39,6 +39,7 @@ static struct engine_options options_for(const char *policy, const char *frozen)
     options.max_context = LONGEST + 32;
     options.max_queue = 256;
     options.prefill_chunk = 70;
+    options.speculative_fixed = 1;
     options.kv_bytes = 16 << 20;
     return options;
 }
@@ -112,22 +113,23 @@ static void serve_mix(const char *policy, const char *frozen)
 
 TEST(kept_states_change_no_bit)
 {
-    for (int i = 0; i < FAMILIES; i++) serve_mix(test_golden(families[i]), NULL);
+    for (int i = 0; i < FAMILIES; i++) serve_mix(lasting_model(test_golden(families[i])), NULL);
 }
 
 // Either of the two that write, or both, may carry states.
 TEST(two_models_write_as_each_alone)
 {
-    serve_mix(test_golden("qwen35"), test_golden("olmo2"));
-    serve_mix(test_golden("olmo2"), test_golden("qwen35"));
-    serve_mix(test_golden("nemotron-h-moe"), test_golden("qwen3-next"));
+    serve_mix(lasting_model(test_golden("qwen35")), test_golden("olmo2"));
+    serve_mix(test_golden("olmo2"), lasting_model(test_golden("qwen35")));
+    serve_mix(lasting_model(test_golden("nemotron-h-moe")),
+              lasting_model(test_golden("qwen3-next")));
 }
 
 // Each token of a tandem's group is its author's, to the bit.
 TEST(each_token_is_its_authors)
 {
     enum { PROMPT = 83, NEW = 60, GROUP = 4 };
-    const char *policy = test_golden("qwen35"), *frozen = test_golden("olmo2");
+    const char *policy = lasting_model(test_golden("qwen35")), *frozen = test_golden("olmo2");
     struct engine_options options = options_for(policy, frozen);
     struct bench *b = bench_of(&options);
     struct reference *r[2] = {reference_of(policy), reference_of(frozen)};

@@ -12,7 +12,7 @@ static const char *model, *stateless; // of one vocabulary
 
 static void set_up(void)
 {
-    model = test_golden("qwen35");
+    model = lasting_model(test_golden("qwen35"));
     stateless = test_golden("olmo2");
     engine_bench_set_up();
 }
@@ -93,7 +93,7 @@ TEST(drafted_as_packed)
 
 TEST(drafted_as_packed_when_preempted)
 {
-    serve_drafted(660000, true);
+    serve_drafted(540000, true);
 }
 
 // A model that drafts for itself, with the policy's noise, is never wrong.
@@ -169,8 +169,12 @@ TEST(one_of_two_has_states)
 TEST(memory_is_planned)
 {
     const json_t *cases = test_rows("state_drafts", "memory_is_planned");
-    struct kv_request request = {
-        .max_batch = 8, .block_size = 1, .max_context = 30, .block_bytes = 10, .state_bytes = 100};
+    struct kv_request request = {.max_batch = 8,
+                                 .draft_states = true,
+                                 .block_size = 1,
+                                 .max_context = 30,
+                                 .block_bytes = 10,
+                                 .state_bytes = 100};
     struct kv_plan plan;
     struct device *dev = test_cpu();
     for (size_t i = 0; i < json_array_size(cases); i++) {

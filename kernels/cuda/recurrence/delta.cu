@@ -461,7 +461,7 @@ __device__ __forceinline__ slot_parts slot_of(const delta_rows &b, int slot, con
     const int64_t matrix = (int64_t)s.key_dim * s.head_dim;
     const int64_t own = matrix + CHUNK * (s.head_dim + 1);
     const int width = 2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim;
-    float *k = b.states + slot * b.slot_elements + (int64_t)(s.taps - 1) * width +
+    float *k = b.states + slot * b.slot_elements + (int64_t)(s.taps - 1 + s.ahead) * width +
                head / each * (CHUNK * s.key_dim + each * own);
     float *S = k + CHUNK * s.key_dim + head % each * own;
     return {k, S, S + matrix, S + matrix + CHUNK * s.head_dim};
@@ -1262,7 +1262,8 @@ struct conv_rows {
     delta_rows b;
     int64_t x_stride;
     int width, taps;
-    bool bare; // no SiLU behind the sum
+    int window; // rows of a slot's
+    bool bare;  // no SiLU behind the sum
 };
 
 // The row `back` rows before row r of sequence s of a packed batch; -1: there is none.
@@ -1286,9 +1287,9 @@ __device__ __forceinline__ float input(const T *x, const conv_rows &a, int s, in
     while (!delta_begins(a.b, s)) s--;
     int first = a.b.query_start[s], row = r - back;
     if (row >= first) return to_f32(x[row * a.x_stride + c]);
-    int in_window = a.taps - 1 - (first - row);
-    if (in_window < 0 || a.b.positions[first] == 0) return 0.f;
-    return a.b.states[a.b.state_from[s] * a.b.slot_elements + in_window * a.width + c];
+    int position = a.b.positions[first] - (first - row);
+    if (position < 0) return 0.f;
+    return a.b.states[a.b.state_from[s] * a.b.slot_elements + position % a.window * a.width + c];
 }
 
 // The sum before SiLU.
@@ -1321,22 +1322,30 @@ template <typename T> __global__ void window_kernel(const T *x, conv_rows a)
     grid_begin();
     int s = blockIdx.x, c = blockIdx.y * CONV_THREADS + threadIdx.x;
     if (c >= a.width || a.b.state_slot[s] < 0 || !delta_begins(a.b, s)) return;
-    const int end = delta_unit_end(a.b, s);
-    // The first sequence's last, since all read what its slot held; an entry of it is written once
-    // those before it, and not those behind it, were read.
+    const int end = delta_unit_end(a.b, s), first = a.b.query_start[s];
+    const int position = a.b.positions[first];
+    const float *from = a.b.states + a.b.state_from[s] * a.b.slot_elements;
+    // The first sequence's last, since all read what its slot held.
     for (int seq = end - 1; seq >= s; seq--) {
         if (!delta_leaves(a.b, seq, end)) continue;
         float *window = a.b.states + a.b.state_slot[seq] * a.b.slot_elements;
-        for (int i = 0; i < a.taps - 1; i++)
-            window[i * a.width + c] = input(x, a, seq, a.b.query_start[seq + 1], a.taps - 1 - i, c);
+        const int behind = position + a.b.query_start[seq + 1] - first, oldest = behind - a.window;
+        const bool has_others = window == from && position > 0;
+        for (int at = has_others ? max(oldest, position) : oldest; at < behind; at++) {
+            const int i = (at + a.window) % a.window * a.width + c;
+            window[i] = at >= position ? to_f32(x[(first + at - position) * a.x_stride + c])
+                        : position > 0 ? from[i]
+                                       : 0.f;
+        }
     }
 }
 
 void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,
                      const struct delta_shape *s)
 {
-    const struct conv_rows rows = {delta_rows_of(&a->batch), a->x_stride, delta_conv_width(s),
-                                   s->taps, delta_is_conv(s)};
+    const struct conv_rows rows = {delta_rows_of(&a->batch), a->x_stride,
+                                   delta_conv_width(s),      s->taps,
+                                   delta_window(s),          delta_is_conv(s)};
     const int columns = ceil_div(rows.width, CONV_THREADS);
     if (rows.b.n_tokens <= 0) return;
     with_type(s->dt, [&](auto t) {
@@ -1415,8 +1424,8 @@ __global__ void weight_back_kernel(float *dw, float *db, const float *dsum, cons
 void cuda_short_conv_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
                           const struct conv_args *a, const struct delta_shape *s)
 {
-    const struct conv_rows rows = {delta_rows_of(&a->batch), a->x_stride, delta_conv_width(s),
-                                   s->taps, delta_is_conv(s)};
+    const struct conv_rows rows = {
+        delta_rows_of(&a->batch), a->x_stride, delta_conv_width(s), s->taps, 0, delta_is_conv(s)};
     const dim3 grid(rows.b.n_tokens, ceil_div(rows.width, CONV_THREADS));
     if (rows.b.n_tokens <= 0) return;
     float *dsum = (float *)cuda_workspace(dev, conv_scratch(s, rows.b.n_tokens));

@@ -223,7 +223,7 @@ __device__ __forceinline__ void each_in_slot(const delta_rows &b, int slot, cons
                                              int head, int part, int column, F f)
 {
     const int width = 2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim;
-    float *at = b.states + slot * b.slot_elements + (int64_t)(s.taps - 1) * width +
+    float *at = b.states + slot * b.slot_elements + (int64_t)(s.taps - 1 + s.ahead) * width +
                 (int64_t)head * s.key_dim * s.head_dim;
 #pragma unroll
     for (int i = 0; i < PART; i++) {
