@@ -289,13 +289,14 @@ static int find_state(const struct scheduler *s, struct sample *sample, int n)
         const struct block_key key = state_key(s, sample, n * block);
         if ((slot = block_manager_find(s->states, &key)) >= 0) break;
     }
-    // Its own slot is another one, and comes first.
-    const int spare = block_manager_available(s->states) - 1;
-    if (n > 0 && spare < 1 && block_manager_ref_count(s->states, slot) == 0) n = 0;
+    // Its own slot is another one, and comes first; where none is left but these, it keeps nothing.
+    int spare = block_manager_available(s->states) - 1;
+    if (n > 0 && block_manager_ref_count(s->states, slot) == 0 && --spare < 0) n = 0;
     states->from = (struct kept_state){n * block, n > 0 ? slot : -1};
     const int borders[STATES_KEPT] = {parted < last ? parted : 0, last};
     for (int k = 0; k < STATES_KEPT; k++)
-        states->keep[k] = (struct kept_state){borders[k] > n * block ? borders[k] : 0, -1};
+        states->keep[k] =
+            (struct kept_state){spare > 0 && borders[k] > n * block ? borders[k] : 0, -1};
     return n;
 }
 

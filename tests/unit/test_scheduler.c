@@ -671,7 +671,9 @@ TEST(states_in_use_come_first)
     assert_int_equal(second->cached_tokens, 0);
     for (int i = 0; i < 3; i++) assert_all_done(many[i]);
     struct world *full = world_of(256, 1, 64, 0);
-    add(full, 30, 1, 4);
+    const struct request *first_of_all = add(full, 30, 1, 4);
+    run_steps(full, 1); // and its prompt goes in one step
+    assert_int_equal(first_of_all->samples[0].text.n_generated, 1);
     struct request *none = add(full, 30, 1, 4);
     run_to_ends(full);
     assert_int_equal(none->cached_tokens, 0);
