@@ -22,7 +22,7 @@
 #include <string.h>
 
 #define MAX_FILE_BYTES (64u << 20)
-#define MAX_ROLES      80 // models, and the adapters that a server may hold
+#define MAX_ROLES      160 // models, and the adapters that a server may hold, or shards
 
 // ---- finding it ---------------------------------------------------------------------------------
 
@@ -62,6 +62,20 @@ enum status bridge_find(const char *explicit_path, char *ret_path, size_t size)
 
 #define SHARD "shard:" // and the rank
 static enum status from_json(const char *where, const json_t *json, struct bridge_file **ret);
+
+// Roles of which ranks hold shards.
+static const char *const divided[] = {"policy", "draft", MTP_ROLE};
+#define N_DIVIDED ((int)(sizeof divided / sizeof *divided))
+
+void bridge_shard_name(const char *role, int rank, char ret[SHARD_NAME])
+{
+    if (rank == 0)
+        snprintf(ret, SHARD_NAME, "%s", role);
+    else if (strcmp(role, divided[0]) == 0)
+        snprintf(ret, SHARD_NAME, SHARD "%d", rank);
+    else
+        snprintf(ret, SHARD_NAME, SHARD "%d:%s", rank, role);
+}
 
 bool bridge_is_shard(const struct bridge_role *role)
 {
@@ -307,34 +321,40 @@ out:
     return st;
 }
 
-static const struct bridge_role *shard_of(const struct bridge_file *file, int rank)
+static const struct bridge_role *shard_of(const struct bridge_file *file, int k, int rank)
 {
-    char name[32];
-    snprintf(name, sizeof name, SHARD "%d", rank);
-    return rank == 0 ? &file->roles[0] : bridge_file_role(file, name);
+    char name[SHARD_NAME];
+    bridge_shard_name(divided[k], rank, name);
+    return bridge_file_role(file, name);
 }
 
 // As many shards as ranks, and each tensor says which part it is.
 static enum status check_shards(const char *where, const json_t *json, struct bridge_file *file)
 {
     int64_t n = 0;
-    int shards = 1;
+    int others = 0;
     enum status st;
     CHECK(bridge_need_int(where, json, "tp_degree", 1, MAX_ROLES, &n));
     file->tp_degree = (int)n;
     memcpy(file->page_layout, file->roles[0].layout_hash, sizeof file->page_layout);
-    for (int i = 0; i < file->n_roles; i++) shards += bridge_is_shard(&file->roles[i]);
-    for (int rank = 0; rank < file->tp_degree; rank++) {
-        const struct bridge_role *role = shard_of(file, rank);
-        if (!role || shards != file->tp_degree)
-            FAIL(ST_FORMAT, "%s: \"tp_degree\" is %d, and there are %d shards of the policy", where,
-                 file->tp_degree, shards);
-        for (int i = 0; i < role->n_tensors; i++)
-            if ((role->tensors[i].slice.n_runs > 0) != (file->tp_degree > 1))
+    for (int i = 0; i < file->n_roles; i++) others += bridge_is_shard(&file->roles[i]);
+    for (int i = N_DIVIDED * file->tp_degree - 1; i >= 0; i--) {
+        const int k = i / file->tp_degree, rank = i % file->tp_degree;
+        const struct bridge_role *role = shard_of(file, k, rank);
+        if (k > 0 && !shard_of(file, k, 0)) continue;
+        if (!role)
+            FAIL(ST_FORMAT, "%s: \"tp_degree\" is %d, and there is no shard of rank %d of the %s",
+                 where, file->tp_degree, rank, divided[k]);
+        others -= rank > 0;
+        for (int t = 0; t < role->n_tensors; t++)
+            if ((role->tensors[t].slice.n_runs > 0) != (file->tp_degree > 1))
                 FAIL(ST_FORMAT, "%s: role %s: tensor %s %s \"shard\", and \"tp_degree\" is %d",
-                     where, role->role, role->tensors[i].name,
+                     where, role->role, role->tensors[t].name,
                      file->tp_degree > 1 ? "lacks its" : "has a", file->tp_degree);
     }
+    if (others != 0)
+        FAIL(ST_FORMAT, "%s: \"tp_degree\" is %d, and there are %d further shards", where,
+             file->tp_degree, others);
 out:
     return st;
 }
@@ -434,20 +454,21 @@ const struct bridge_role *bridge_file_role(const struct bridge_file *file, const
 
 enum status bridge_file_take_shard(struct bridge_file *file, int rank)
 {
-    const struct bridge_role *wanted = shard_of(file, rank);
     int n = 1;
-    if (rank < 0 || rank >= file->tp_degree || !wanted)
+    if (rank < 0 || rank >= file->tp_degree)
         return status_fail(ST_INVALID,
                            "%s: the server's weights have %d shards: there is none of rank %d",
                            file->path, file->tp_degree, rank);
-    if (rank > 0) {
-        struct bridge_role shard = *wanted, first = file->roles[0];
-        memcpy(shard.role, first.role, sizeof shard.role);
-        memcpy(file->device, shard.holder.device, sizeof file->device);
-        memcpy(file->device_uuid, shard.holder.device_uuid, sizeof file->device_uuid);
-        memcpy(first.role, wanted->role, sizeof first.role); // its place is left out below
-        file->roles[wanted - file->roles] = first;
-        file->roles[0] = shard;
+    for (int k = 0; k < N_DIVIDED && rank > 0; k++) {
+        const struct bridge_role *first = shard_of(file, k, 0), *wanted = shard_of(file, k, rank);
+        if (!first) continue;
+        struct bridge_role own = *wanted, other = *first; // each in the other's place and name
+        memcpy(own.role, first->role, sizeof own.role);
+        memcpy(other.role, wanted->role, sizeof other.role);
+        memcpy(file->device, own.holder.device, sizeof file->device);
+        memcpy(file->device_uuid, own.holder.device_uuid, sizeof file->device_uuid);
+        file->roles[wanted - file->roles] = other;
+        file->roles[first - file->roles] = own;
     }
     for (int i = 1; i < file->n_roles; i++) {
         if (bridge_is_shard(&file->roles[i]))

@@ -213,13 +213,13 @@ static enum status compare_sums(struct check *c, struct sums *s, uint64_t *ret_v
     CHECK(json_get_int("/bridge/info", answer, "weight_version", 0, INT64_MAX, &theirs));
     if ((uint64_t)theirs != version || control_version(control) != version) goto out;
     const json_t *sums = json_object_get(answer, "checksums");
-    const int shard = file->roles[0].n_tensors, all = s->n + (file->tp_degree - 1) * shard;
+    const int all = s->n * file->tp_degree;
     if ((int)json_array_size(sums) != all)
         FAIL(ST_MISMATCH, "the server sums %zu tensors, the bridge file names %d",
              json_array_size(sums), all);
-    // The server sums its arenas, and behind them each follower's shard.
-    const int first_sum = c->rank == 0 ? 0 : s->n + (c->rank - 1) * shard;
-    for (int i = 0; i < (c->rank == 0 ? s->n : shard); i++) {
+    // The server sums its arenas, and behind them each follower's.
+    const int first_sum = c->rank * s->n;
+    for (int i = 0; i < s->n; i++) {
         uint64_t sum = 0;
         CHECK(hex_word("/bridge/info: \"checksums\"", json_array_get(sums, (size_t)(first_sum + i)),
                        &sum));

@@ -18,6 +18,7 @@
 
 struct held { // one model's shard
     struct weights *weights;
+    struct shared_memory *memory; // which a trainer maps
     struct runner *runner;
     int32_t *rows; // (runner's max_rows) device
 };
@@ -27,26 +28,24 @@ struct follower {
     struct group *group;
     struct model_config *configs[RUNNERS]; // NULL where there is none, but for the policy's
     struct held held[RUNNERS], *now;       // of the order that is carried out
-    struct shared_memory *memory;          // of the policy, which a trainer maps
 };
 
 static enum status open_weights(struct follower *f, const struct engine_options *o)
 {
+    static const char *const names[] = {"policy", "draft"}; // there is no other
     const enum dtype dt = o->dtype < 0 ? device_default_dtype(f->dev) : (enum dtype)o->dtype;
-    struct weights **policy = &f->held[RUNNER_POLICY].weights,
-                   **draft = &f->held[RUNNER_DRAFT].weights;
     char name[SEGMENT_BYTES];
-    enum status st;
-    CHECK(weights_plan(f->configs[RUNNER_POLICY], dt, policy));
-    segment_name(o->bridge_path, "policy", name);
-    CHECK(shared_memory_create(f->dev, name, (*policy)->bytes, &f->memory));
-    weights_bind(*policy, shared_memory_data(f->memory));
-    (*policy)->comm = group_comm(f->group);
-    if (!f->configs[RUNNER_DRAFT]) goto out;
-    CHECK(weights_plan(f->configs[RUNNER_DRAFT], dt, draft));
-    CHECK(weights_alloc(*draft, f->dev));
-    (*draft)->comm = group_comm(f->group);
-    if (f->configs[RUNNER_DRAFT]->mtp) weights_share_ends(*draft, *policy);
+    enum status st = ST_OK;
+    for (int i = 0; i < 2; i++) {
+        struct held *h = &f->held[i];
+        if (!f->configs[i]) continue;
+        CHECK(weights_plan(f->configs[i], dt, &h->weights));
+        segment_name(o->bridge_path, names[i], name);
+        CHECK(shared_memory_create(f->dev, name, h->weights->bytes, &h->memory));
+        weights_bind(h->weights, shared_memory_data(h->memory));
+        h->weights->comm = group_comm(f->group);
+        if (f->configs[i]->mtp) weights_share_ends(h->weights, f->held[RUNNER_POLICY].weights);
+    }
 out:
     return st;
 }
@@ -137,7 +136,7 @@ static enum status reply_segment(struct follower *f, const struct bytes *data)
                                 .pid_start_time = (int64_t)process_start_time(getpid())};
     (void)data;
     snprintf(info.kind, sizeof info.kind, "%s", shared_memory_kind(f->dev));
-    snprintf(info.handle, sizeof info.handle, "%s", shared_memory_handle(f->memory));
+    snprintf(info.handle, sizeof info.handle, "%s", shared_memory_handle(f->now->memory));
     snprintf(info.device, sizeof info.device, "%s", device_spec(f->dev));
     snprintf(info.device_uuid, sizeof info.device_uuid, "%s", device_uuid(f->dev));
     return group_answer(f->group, ST_OK, &info, sizeof info);
@@ -256,8 +255,8 @@ enum status follower_run(const struct engine_options *options)
         if (f.dev) device_release(f.dev, h->rows);
         runner_free(h->runner);
     }
-    shared_memory_free(f.memory);
     for (int i = RUNNERS - 1; i >= 0; i--) { // a draft's ends may be the policy's
+        shared_memory_free(f.held[i].memory);
         weights_free(f.held[i].weights);
         model_config_free(f.configs[i]);
     }

@@ -284,19 +284,24 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
     return ST_OK;
 }
 
+static const char *name_of_role(const struct weights_owner *o, int role)
+{
+    return o->arenas[role].weights->config->mtp ? MTP_ROLE : role_names[role];
+}
+
 // The shard of a follower, whose plan is made once more to say where its tensors are.
-static enum status describe_shard(const struct weights_owner *o, int rank,
+static enum status describe_shard(const struct weights_owner *o, int role, int rank,
                                   const struct segment_info *info, struct bridge_role *ret)
 {
-    const struct arena *policy = &o->arenas[WEIGHTS_POLICY];
-    struct model_config config = *policy->source.config; // a follower's has the same sizes
+    const struct arena *first = &o->arenas[role];
+    struct model_config config = *first->source.config; // a follower's has the same sizes
     struct weights *w = NULL;
     config.shard.rank = rank;
-    enum status st = weights_plan(&config, policy->weights->dt, &w);
-    if (st == ST_OK) st = describe_arena(o, w, policy->source.folder, info->handle, ret);
+    enum status st = weights_plan(&config, first->weights->dt, &w);
+    if (st == ST_OK) st = describe_arena(o, w, first->source.folder, info->handle, ret);
     weights_free(w);
     if (st != ST_OK) return st;
-    snprintf(ret->role, sizeof ret->role, "shard:%d", rank);
+    bridge_shard_name(name_of_role(o, role), rank, ret->role);
     snprintf(ret->kind, sizeof ret->kind, "%s", info->kind);
     ret->holder = (struct bridge_holder){.pid = (pid_t)info->pid,
                                          .pid_start_time = (uint64_t)info->pid_start_time};
@@ -305,26 +310,26 @@ static enum status describe_shard(const struct weights_owner *o, int rank,
     return ST_OK;
 }
 
-static enum status describe_shards(const struct weights_owner *o, struct bridge_file *file)
+static enum status describe_shards(const struct weights_owner *o, int role,
+                                   struct bridge_file *file)
 {
     enum status st = ST_OK;
     const int n = group_size(o->group) - 1;
     struct segment_info *infos = calloc((size_t)n + 1, sizeof *infos);
     if (!infos) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
-    CHECK(group_order(o->group, ORDER_SEGMENT, WEIGHTS_POLICY, NULL, 0));
+    CHECK(group_order(o->group, ORDER_SEGMENT, role, NULL, 0));
     CHECK(group_wait(o->group, infos, sizeof *infos));
     for (int i = 0; i < n; i++)
-        CHECK(describe_shard(o, i + 1, &infos[i], &file->roles[file->n_roles++]));
+        CHECK(describe_shard(o, role, i + 1, &infos[i], &file->roles[file->n_roles++]));
 out:
     free(infos);
     return st;
 }
 
 // The i-th arena that the bridge file lists may be: the model's, the draft's, the adapters'. NULL:
-// there is none. Shards are the policy's: nobody trains a draft in shards.
+// there is none. Of several ranks, which have neither frozen model nor adapters, each has as many.
 static const struct weights *listed_arena(const struct weights_owner *o, int i)
 {
-    if (i == WEIGHTS_DRAFT && o->group) return NULL;
     if (i < WEIGHTS_ROLES) return o->arenas[i].weights;
     const struct adapter_info *info = adapters_info(o->adapters, i - WEIGHTS_ROLES);
     return info && info->name[0] ? adapters_weights(o->adapters, i - WEIGHTS_ROLES) : NULL;
@@ -339,8 +344,7 @@ static enum status describe_roles(const struct weights_owner *o, struct bridge_f
         if (!listed_arena(o, i)) continue;
         CHECK(
             describe_arena(o, a->weights, a->source.folder, shared_memory_handle(a->memory), role));
-        snprintf(role->role, sizeof role->role, "%s",
-                 a->weights->config->mtp ? MTP_ROLE : role_names[i]);
+        snprintf(role->role, sizeof role->role, "%s", name_of_role(o, i));
         file->n_roles++;
     }
     for (int i = 0; o->adapters && i < adapters_max(o->adapters); i++) {
@@ -353,7 +357,8 @@ static enum status describe_roles(const struct weights_owner *o, struct bridge_f
         if (!info->folder[0]) snprintf(role->model, sizeof role->model, "(made by a request)");
         file->n_roles++;
     }
-    st = describe_shards(o, file);
+    for (int i = 0; i < WEIGHTS_ROLES; i++)
+        if (o->group && o->arenas[i].weights) CHECK(describe_shards(o, i, file));
 out:
     return st;
 }
@@ -361,7 +366,7 @@ out:
 static enum status announce(struct weights_owner *o)
 {
     enum status st = ST_OK;
-    struct bridge_role roles[WEIGHTS_ROLES + ADAPTERS_MAX] = {0}; // adapters, or shards
+    struct bridge_role roles[WEIGHTS_ROLES + 2 * ADAPTERS_MAX] = {0}; // adapters, or shards
     struct bridge_file file = {
         .pid = getpid(), .n_roles = 0, .roles = roles, .tp_degree = group_size(o->group)};
     CHECK(describe_roles(o, &file));
@@ -607,23 +612,30 @@ static size_t shard_tensors(const struct weights_owner *o)
 
 int weights_owner_tensors(const struct weights_owner *o)
 {
-    int n = (group_size(o->group) - 1) * (int)shard_tensors(o);
+    int n = 0;
     for (int i = 0; i < listed_arenas(o); i++)
         if (listed_arena(o, i)) n += listed_arena(o, i)->n_tensors;
-    return n;
+    return n * group_size(o->group);
 }
 
 enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums)
 {
-    enum status st = group_order(o->group, ORDER_SUMS, WEIGHTS_POLICY, NULL, 0);
-    if (st != ST_OK) return st;
+    const int others = group_size(o->group) - 1, all = weights_owner_tensors(o) / (others + 1);
+    uint64_t *theirs = calloc((size_t)(all * others) + 1, sizeof *theirs);
+    enum status st = theirs ? ST_OK : status_fail(ST_NO_MEMORY, "no memory for checksums");
     for (int i = 0; i < listed_arenas(o) && st == ST_OK; i++) {
         const struct weights *w = listed_arena(o, i);
         if (!w) continue;
-        st = arena_checksums(o->dev, w, sums);
+        const size_t bytes = (size_t)w->n_tensors * sizeof *sums;
+        CHECK(group_order(o->group, ORDER_SUMS, i, NULL, 0));
+        CHECK(and_others(o, arena_checksums(o->dev, w, sums), theirs, bytes));
+        for (int r = 0; r < others; r++)
+            memcpy(sums + (r + 1) * all, theirs + r * w->n_tensors, bytes);
         sums += w->n_tensors;
     }
-    return and_others(o, st, sums, shard_tensors(o) * sizeof *sums);
+out:
+    free(theirs);
+    return st;
 }
 
 enum status weights_owner_base(struct weights_owner *o, const json_t **ret)

@@ -66,14 +66,15 @@ TEST(any_number_goes_on_from_data_and_tensor_parallel)
     same_losses(&scene, "one", "mixed", STEPS, 1e-5);
 }
 
-static void learn_model(const char *run, const char *model, const char *ranks, const char *steps)
+static void learn_model(const char *run, const char *model, const char *ranks, const char *steps,
+                        const char *drafts)
 {
+    const char *const *exact =
+        args("--ranks %s --model %s --tensor-parallel-size %s --exact --resume "
+             "--prompts-per-step 4 --max-steps %s --server-args=%s",
+             ranks, model, ranks, steps, test_text("--exact %s", drafts ? drafts : ""));
     scene_ended(&scene,
-                train_on(&scene, run,
-                         args("--ranks %s --model %s --tensor-parallel-size %s --exact --resume "
-                              "--prompts-per-step 4 --max-steps %s --server-args=--exact",
-                              ranks, model, ranks, steps)),
-                0);
+                train_on(&scene, run, drafts ? JOIN(exact, OPTIONS("--train-draft")) : exact), 0);
 }
 
 static void learn_in_e4m3(const char *run, const char *ranks, const char *quantization)
@@ -112,26 +113,44 @@ TEST(linear_attention_learns_in_shards)
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const char *model = tiny_tokenizer_beside(test_golden(models[i])),
                    *one = test_text("%s-one", models[i]), *two = test_text("%s-two", models[i]);
-        learn_model(one, model, "1", "3");
-        learn_model(two, model, "2", "2");
+        learn_model(one, model, "1", "3", NULL);
+        learn_model(two, model, "2", "2", NULL);
         each_within(&scene, two, "sampler_mismatch/max", 2, 0, 0);
-        learn_model(two, model, "1", "3");
+        learn_model(two, model, "1", "3", NULL);
         same_losses(&scene, one, two, 3, 1e-5);
+    }
+}
+
+// What drafts is trained in shards too, its own layer or another model, and is saved whole.
+TEST(drafts_learn_in_shards)
+{
+    double one[3], two[3];
+    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
+    mpirun_words(2);
+    for (int i = 0; i < 2; i++) {
+        const char *model = i ? scene.model : tiny_mtp_folder(300), *name = i ? "draft" : "mtp",
+                   *drafts = "--speculative mtp:2";
+        const char *whole = test_text("%s-one", name), *parts = test_text("%s-two", name);
+        if (i)
+            drafts = test_text("--draft %s --speculative draft_model:2",
+                               daemon_model(test_folder(), true, 8));
+        else
+            assert_ok(tiny_tokenizer_write(model));
+        learn_model(whole, model, "1", "3", drafts);
+        learn_model(parts, model, "2", "2", drafts);
+        learn_model(parts, model, "1", "3", drafts);
+        same_losses(&scene, whole, parts, 3, 1e-5);
+        assert_int_equal(column(&scene, whole, "draft_loss", one, 3), 3);
+        assert_int_equal(column(&scene, parts, "draft_loss", two, 3), 3);
+        for (int k = 0; k < 3; k++) {
+            assert_true(one[k] > 0);
+            assert_true(fabs(one[k] - two[k]) < 1e-5);
+        }
     }
 }
 
 TEST(what_does_not_fit_is_refused)
 {
-    const char *model = tiny_mtp_folder(300);
-    mpirun_words(2);
-    assert_ok(tiny_tokenizer_write(model));
-    const int status = train_on(&scene, "draft",
-                                args("--ranks 2 --model %s --tensor-parallel-size 2 --train-draft "
-                                     "--max-steps 1 --server-args=%s",
-                                     model, "--speculative mtp:2"));
-    scene_ended(&scene, status, 1);
-    assert_said(&scene, "shares no draft model; start the server with one");
-    assert_said(&scene, "without --tensor-parallel-size");
     train_rows(&scene, "launch", "shards_that_do_not_fit", trainer_alone);
 }
 

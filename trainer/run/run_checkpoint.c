@@ -118,14 +118,13 @@ static json_t *run_state(struct run *run, bool interim)
 // shard of rank 0's server.
 static enum status give_parts(const struct run *run, const struct model_folder *m)
 {
-    const struct train_ranks *ranks = &run->ranks;
-    struct optimizer *optimizers[] = {m->optimizer, m->draft ? m->draft->optimizer : NULL};
     enum status st = ST_OK;
-    if (ranks->shards && comm_rank(ranks->copies) == 0)
-        CHECK(weights_save_part(m->weights, bridge_device(run->mapped.bridge)));
-    for (int i = 0; i < 2; i++)
-        if (optimizers[i] && optimizer_steps(optimizers[i]) > 0)
-            CHECK(optimizer_save(optimizers[i], NULL));
+    for (; m; m = m->draft) {
+        if (run->ranks.shards && comm_rank(run->ranks.copies) == 0)
+            CHECK(weights_save_part(m->weights, bridge_device(run->mapped.bridge)));
+        if (m->optimizer && optimizer_steps(m->optimizer) > 0)
+            CHECK(optimizer_save(m->optimizer, NULL));
+    }
 out:
     return st;
 }

@@ -37,12 +37,13 @@ static enum status open_draft(struct run *run)
         return status_fail(ST_NOT_FOUND,
                            "--train-draft: %s shares no draft model; start the server with one: "
                            "cw-infer-server --draft DIR --speculative draft_model:5, or "
-                           "--speculative mtp, without --tensor-parallel-size",
+                           "--speculative mtp",
                            file->path);
     run->mapped.draft_folder = role->model;
     enum status st = ST_OK;
     if (!run->mapped.draft)
         st = role_open(run->mapped.bridge, role, &run->mapped.draft_model, &run->mapped.draft);
+    if (st == ST_OK) run->mapped.draft->comm = run->ranks.shards;
     if (st == ST_OK && run->mapped.draft_model->mtp)
         weights_share_ends(run->mapped.draft, run->mapped.policy);
     if (st == ST_OK && run->mapped.draft_model->vocab_size > run->mapped.model->vocab_size)
