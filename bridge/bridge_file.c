@@ -111,6 +111,7 @@ enum status bridge_file_write(const struct bridge_file *file)
                      "device_uuid", file->device_uuid, "control_page", file->control_page,
                      "layout_hash", policy->layout_hash, "socket", file->socket, "segments",
                      segments, "roles", roles);
+    if (file->expert_parallel) json_object_set_new(json, "expert_parallel", json_true());
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *r = &file->roles[i];
         const char *device = bridge_role_device(file, r);
@@ -335,6 +336,7 @@ static enum status check_shards(const char *where, const json_t *json, struct br
     int others = 0;
     enum status st;
     CHECK(bridge_need_int(where, json, "tp_degree", 1, MAX_ROLES, &n));
+    CHECK(json_get_bool(where, json, "expert_parallel", &file->expert_parallel));
     file->tp_degree = (int)n;
     memcpy(file->page_layout, file->roles[0].layout_hash, sizeof file->page_layout);
     for (int i = 0; i < file->n_roles; i++) others += bridge_is_shard(&file->roles[i]);

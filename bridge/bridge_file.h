@@ -70,6 +70,7 @@ struct bridge_file {
     char control_page[96]; // shared memory name
     char socket[256];      // the server's Unix socket
     int tp_degree;         // ranks that share the policy; 0 or 1: one
+    bool expert_parallel;  // they hold its experts whole, some each
     int shard;             // bridge_file_take_shard(): whose the policy is; 0 before
     char page_layout[65];  // layout_hash by which the control page goes: that of rank 0
     int n_roles;

@@ -127,6 +127,10 @@ static const struct option_spec table[] = {
     OPT_INT("tensor-parallel-size", tensor_parallel, "1", "N", 1, 64,
             "shares the model among N processes, which this one starts, each with a GPU of this "
             "host: of every layer each computes some heads and some of the MLP"),
+    OPT_FLAG("expert-parallel", server.engine.expert_parallel, NULL,
+             "each of these processes holds some of the experts, whole, instead of a part of each "
+             "(docs/use/scaling.md)",
+             NEEDS("tensor-parallel-size>1", "they share the experts")),
     OPT_CHOICE(
         "step-ahead", server.engine.step_ahead, "auto", OPTION_WORDS("auto", "on", "off"),
         "launches a step while the one before it is computed, where nothing in it depends on "
@@ -149,6 +153,7 @@ static const struct option_spec table[] = {
                              "no-enable-prefix-caching: --prefix-cache off",
                              "tokenizer: --model's folder has it",
                              "trust-remote-code: nothing: no code of a folder is run",
+                             "enable-expert-parallel: --expert-parallel",
                              "enforce-eager: nothing: captured steps give the same bits",
                              "seed: nothing: each request has its \"seed\"",
                              "enable-auto-tool-choice: --tool-call-parser, auto unless it is given",

@@ -663,6 +663,9 @@ struct ops {
     // probs, the counts being taken as given.
     void (*moe_balance_back)(struct device *, void *dlogits, const float *logits,
                              const float *counts, const struct moe_shape *, float scale);
+    // The calls for experts also take some neighbouring ones of a routing: n_experts, B and biases
+    // are then theirs, and offsets begins at the first of them. Rows of the others are not computed
+    // (of matmul_experts_act they may be written).
     // For each expert e, with its sorted rows r: C[r](n) = A[r](k) . op(B_e), out of shape->out. B
     // holds n_experts matrices one after the other, each (n,k) where trans_b, else (k,n). shape->m
     // is all rows (A); trans_a and beta must be 0.

@@ -155,13 +155,7 @@ static void check_canary(struct check *c)
 
 // ---- the same weights ---------------------------------------------------------------------------
 
-static int by_offset(const void *a, const void *b)
-{
-    const struct bridge_tensor *x = a, *y = b;
-    return x->offset < y->offset ? -1 : x->offset > y->offset;
-}
-
-struct sums { // of every role's tensors, each role's in arena order
+struct sums { // of every role's tensors, as the bridge file lists them
     int n;
     struct bridge_tensor *tensors;
     uint64_t *offset, *bytes, *mine;
@@ -179,9 +173,7 @@ static enum status sums_init(struct sums *s, const struct bridge_file *file)
         return status_fail(ST_NO_MEMORY, "no memory for %zu checksums", n);
     for (int i = 0; i < file->n_roles; i++) {
         const struct bridge_role *role = &file->roles[i];
-        struct bridge_tensor *tensors = s->tensors + s->n;
-        memcpy(tensors, role->tensors, (size_t)role->n_tensors * sizeof *tensors);
-        qsort(tensors, (size_t)role->n_tensors, sizeof *tensors, by_offset);
+        memcpy(s->tensors + s->n, role->tensors, (size_t)role->n_tensors * sizeof *role->tensors);
         s->n += role->n_tensors;
     }
     for (int i = 0; i < s->n; i++) {

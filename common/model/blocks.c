@@ -420,12 +420,35 @@ struct moe_shape model_shared_shape(const struct model *m, int rows)
                               .dt = m->dt};
 }
 
+struct own_experts model_own_experts(const struct model *m, int l, const struct moe_routing *r)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    return (struct own_experts){layer_own_experts(m->config, layer),
+                                r->offsets + layer_first_expert(m->config, layer)};
+}
+
+void model_experts_begin(struct model *m, int l, void *y, int a)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const size_t width = (size_t)layer_expert_width(m->config, layer);
+    if (layer_splits_experts(m->config, layer))
+        device_fill(m->dev, y, 0, (size_t)a * width * dtype_size(m->dt));
+}
+
+void model_experts_end(struct model *m, int l, void *y, int a)
+{
+    const struct layer_config *layer = &m->config->layers[l];
+    const size_t width = (size_t)layer_expert_width(m->config, layer);
+    if (layer_splits_experts(m->config, layer))
+        comm_all_reduce(m->comm, y, (size_t)a * width, m->dt);
+}
+
 // y (a, width) += each row's expert's bias, where experts have any.
 static void add_experts_bias(struct model *m, void *y, const void *bias,
-                             const struct moe_routing *routing, int l, int a, int width)
+                             const struct own_experts *own, int a, int width)
 {
-    const struct expert_rows rows = {a, m->config->layers[l].moe.n_experts, width, m->dt};
-    if (bias) m->ops->experts_bias(m->dev, y, bias, routing->offsets, &rows);
+    const struct expert_rows rows = {a, own->n, width, m->dt};
+    if (bias) m->ops->experts_bias(m->dev, y, bias, own->offsets, &rows);
 }
 
 // y (a, n) = each row times its expert's matrix.
@@ -456,6 +479,7 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, vo
     const struct layer_weights *w = &m->weights->layers[l];
     const struct moe_routing *routing = tape ? &tape->routing : &m->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
+    const struct own_experts own = model_own_experts(m, l, routing);
     const struct weight_matrix up = weights_matrix(m->weights, ROLE_EXPERTS_GATE_UP, l);
     const struct weight_matrix down = weights_matrix(m->weights, ROLE_EXPERTS_DOWN, l);
     int a = rows * shape.top_k, inner = layer->intermediate;
@@ -471,17 +495,18 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, vo
                         &(struct gather_args){routing->row, a, shape.width, 1.0f, m->dt, 0, 0});
     const void *in = model_rounded(m, m->expert_in, &up, &first);
     if (w->gate_up_bias) {
-        m->ops->matmul_experts(m->dev, gate_up, in, up.w, routing->offsets, shape.n_experts,
-                               &first);
-        add_experts_bias(m, gate_up, w->gate_up_bias, routing, l, a, up.n);
+        m->ops->matmul_experts(m->dev, gate_up, in, up.w, own.offsets, own.n, &first);
+        add_experts_bias(m, gate_up, w->gate_up_bias, &own, a, up.n);
         m->ops->act(m->dev, m->act, gate_up, &act);
     } else {
-        m->ops->matmul_experts_act(m->dev, m->act, gate_up, in, up.w, routing->offsets,
-                                   shape.n_experts, &first, &act, tape != NULL);
+        m->ops->matmul_experts_act(m->dev, m->act, gate_up, in, up.w, own.offsets, own.n, &first,
+                                   &act, tape != NULL);
     }
     in = model_rounded(m, m->act, &down, &second);
-    m->ops->matmul_experts(m->dev, out, in, down.w, routing->offsets, shape.n_experts, &second);
-    if (model_begins_sum(m)) add_experts_bias(m, out, w->down_bias, routing, l, a, down.n);
+    model_experts_begin(m, l, out, a);
+    m->ops->matmul_experts(m->dev, out, in, down.w, own.offsets, own.n, &second);
+    if (model_begins_mlp(m, l)) add_experts_bias(m, out, w->down_bias, &own, a, down.n);
+    model_experts_end(m, l, out, a);
     const bool latent = layer->expert_latent > 0;
     m->ops->moe_combine(m->dev, latent ? m->latent_sum : x_out, out, routing->place,
                         routing->weight, &shape, !latent);

@@ -433,6 +433,12 @@ static enum status check_layer(const struct model_config *c, const struct layer_
     CHECK(check_shared(c, "num_attention_heads", l->n_heads, size));
     if (l->n_kv_heads > 0 && size % l->n_kv_heads != 0)
         CHECK(check_shared(c, "num_key_value_heads", l->n_kv_heads, size));
+    if (c->expert_parallel && l->moe.n_experts % size != 0)
+        FAIL(ST_INVALID,
+             "%s: it has %d experts, which %d ranks cannot share evenly; take a "
+             "--tensor-parallel-size that divides them, or leave --expert-parallel away",
+             c->architecture, l->moe.n_experts, size);
+    if (c->expert_parallel && l->moe.n_experts > 0) return ST_OK;
     CHECK(check_shared(c, l->moe.n_experts > 0 ? "an expert's width" : "intermediate_size",
                        l->intermediate, size));
     CHECK(check_shared(c, "shared_expert_intermediate_size", l->shared_intermediate, size));
@@ -460,10 +466,12 @@ enum status model_config_shard(struct model_config *c, struct shard shard)
     struct layer_config *layers = NULL;
     enum status st = ST_OK;
     if (shard.size == 1) return ST_OK;
-    if (c->quantization == QUANTIZATION_MXFP4)
+    if (c->expert_parallel && config_experts(c) == 0)
+        FAIL(ST_INVALID, "%s: it has no experts; leave --expert-parallel away", c->architecture);
+    if (c->quantization == QUANTIZATION_MXFP4 && !c->expert_parallel)
         FAIL(ST_INVALID,
-             "%s: experts in MXFP4 are not divided among ranks; leave --tensor-parallel-size at 1, "
-             "or --quantization mxfp4 away",
+             "%s: experts in MXFP4 are not cut; give --expert-parallel, leave "
+             "--tensor-parallel-size at 1, or --quantization mxfp4 away",
              c->architecture);
     CHECK(check_shared(c, "vocab_size", c->vocab_size, shard.size));
     if (c->layer_input > 0)
@@ -481,6 +489,7 @@ enum status model_config_shard(struct model_config *c, struct shard shard)
         else
             l->delta.n_heads /= shard.size;
         l->delta.n_key_heads /= shard.size;
+        if (c->expert_parallel && l->moe.n_experts > 0) continue;
         l->intermediate /= shard.size;
         l->shared_intermediate /= shard.size;
     }

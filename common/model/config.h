@@ -50,6 +50,9 @@ struct rope_config { // filled by rope_config_read (rope.c)
 // shared) and of the vocabulary, in rank order. Where there are fewer key-value heads than ranks,
 // neighbours hold the same one. Norms, routers and biases of the residual stream are whole on every
 // rank.
+//
+// With expert_parallel experts are not cut: ranks hold equal numbers of whole ones, in rank order,
+// and of a layer that has any each computes all else of its MLP.
 
 struct shard { // {0, 1}: one rank holds all
     int rank, size;
@@ -134,7 +137,8 @@ struct model_config {
     // (n_layers) as this rank computes them: its heads and its part of the inner widths; and as
     // config.json says, which is the same list where one rank holds all
     struct layer_config *layers, *whole;
-    struct shard shard; // model_config_shard()
+    struct shard shard;   // model_config_shard()
+    bool expert_parallel; // of a shard: its user's to choose before that
     enum norm_kind norm;
     bool norm_bias; // of NORM_LAYER
     float norm_eps;
@@ -211,7 +215,8 @@ bool left_out_describe(const struct model_config *config, char *ret, size_t size
 enum status model_config_quantise(struct model_config *config, enum quantization quantization,
                                   bool alone);
 // Makes it the config of one rank's shard; once, before anything is planned from it. vocab_size
-// stays the whole model's. ST_INVALID names a number that so many ranks cannot share.
+// stays the whole model's, and so do the experts that are routed to. ST_INVALID names a number that
+// so many ranks cannot share.
 enum status model_config_shard(struct model_config *config, struct shard shard);
 
 // Of a layer that has experts; 0: none has any. All that have any have as many.
@@ -359,6 +364,20 @@ static inline int layer_shared_up_width(const struct model_config *c, const stru
 static inline int layer_expert_width(const struct model_config *c, const struct layer_config *l)
 {
     return l->expert_latent > 0 ? l->expert_latent : c->hidden;
+}
+// Whether ranks hold the layer's experts whole, some each.
+static inline bool layer_splits_experts(const struct model_config *c, const struct layer_config *l)
+{
+    return c->expert_parallel && c->shard.size > 1 && l->moe.n_experts > 0;
+}
+// Experts that this rank holds, and the first of them.
+static inline int layer_own_experts(const struct model_config *c, const struct layer_config *l)
+{
+    return l->moe.n_experts / (layer_splits_experts(c, l) ? c->shard.size : 1);
+}
+static inline int layer_first_expert(const struct model_config *c, const struct layer_config *l)
+{
+    return layer_splits_experts(c, l) ? c->shard.rank * layer_own_experts(c, l) : 0;
 }
 // Elements of what the MLP's matmuls take and give for t tokens: the larger of the experts' and the
 // shared one's.

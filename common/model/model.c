@@ -333,6 +333,16 @@ void model_sum_ranks(struct model *m, void *x, int rows)
     comm_all_reduce(m->comm, x, (size_t)rows * (size_t)m->config->hidden, m->dt);
 }
 
+bool model_begins_mlp(const struct model *m, int l)
+{
+    return layer_splits_experts(m->config, &m->config->layers[l]) || model_begins_sum(m);
+}
+
+void model_sum_mlp(struct model *m, int l, void *x, size_t n, enum dtype dt)
+{
+    if (!layer_splits_experts(m->config, &m->config->layers[l])) comm_all_reduce(m->comm, x, n, dt);
+}
+
 // ---- the forward pass ---------------------------------------------------------------------------
 // The matrix, and the shape of its matmul.
 static struct weight_matrix linear_matrix(const struct model *m, int rows, const struct linear *l,
@@ -774,13 +784,13 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
     if (!c->parallel_block)
         in.rounded = normalise_for(m, ROLE_GATE_UP, l, rows, model_mlp_norm(w, mid, tape));
     if (layer->moe.n_experts > 0) {
-        if (model_begins_sum(m))
+        if (model_begins_mlp(m, l))
             copy_rows(m, x_out, mid, rows, c->hidden);
         else
             device_fill(m->dev, x_out, 0, (size_t)rows * (size_t)c->hidden * dtype_size(m->dt));
         experts_block(m, l, rows, tape, x_out);
         if (layer->shared_intermediate > 0) shared_block(m, l, rows, tape, x_out);
-        model_sum_ranks(m, x_out, rows);
+        model_sum_mlp(m, l, x_out, (size_t)rows * (size_t)c->hidden, m->dt);
         return;
     }
     model_linear_act(m, m->act, gate_up, m->normed, rows, &in, inner, tape != NULL);

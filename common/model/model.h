@@ -248,6 +248,10 @@ struct head_args model_head_args(const struct model *m, int first, const int32_t
 bool model_begins_sum(const struct model *m);
 // Sums (rows, hidden) of dt over the ranks, in place.
 void model_sum_ranks(struct model *m, void *x, int rows);
+// The same two of layer l's MLP, of n elements: where ranks hold whole experts, each has all of
+// what else belongs to it, and begins and ends with whole sums.
+bool model_begins_mlp(const struct model *m, int l);
+void model_sum_mlp(struct model *m, int l, void *x, size_t n, enum dtype dt);
 
 // The embeddings of a batch's tokens into x (T, hidden), whole on every rank.
 void model_embed(struct model *m, void *x, const struct batch_view *batch);
@@ -284,6 +288,17 @@ void model_arrange(struct model *m, void *y, const void *x, int rows, enum tenso
 enum status model_arrange_init(struct model *m);
 // From m->normed to x_out += what the experts give, and the one that every row goes to.
 void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);
+// Those of layer l's experts that this rank holds, and where their rows begin.
+struct own_experts {
+    int n;
+    const int32_t *offsets; // (n + 1) of all sorted rows
+};
+struct own_experts model_own_experts(const struct model *m, int l, const struct moe_routing *r);
+// y (a, expert width) is what a rank's own experts give for their rows: before they compute it, and
+// behind that, when all ranks have all rows of it. Nothing where each rank has a part of every
+// expert. A row is one rank's, and a sum with zeros is it: the bits are those of one rank.
+void model_experts_begin(struct model *m, int l, void *y, int a);
+void model_experts_end(struct model *m, int l, void *y, int a);
 // What experts read of m->normed: m->normed itself, or a latent vector made of it.
 const void *experts_input(struct model *m, int l, int rows);
 void shared_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);

@@ -423,6 +423,15 @@ static void plan_slice(const struct model_config *c, const struct cut *own, cons
     if (own->cols) s->first_col = shard_first(c->shard, whole->cols, own->cols);
 }
 
+// The tensor of an expert that one rank holds whole: all of it, or nothing.
+static void plan_expert(bool is_own, struct weight_tensor *t)
+{
+    for (int r = 0; r < t->slice.n_runs; r++) t->slice.runs[r].replicas = 1;
+    if (is_own) return;
+    t->slice.n_runs = 0;
+    t->shape[0] = t->n = 0;
+}
+
 // Part `part` of `parts` of expert e, which are in one tensor of the folder.
 static void plan_stored(const char *pattern, int layer, int experts, int e, int part, int parts,
                         struct weight_tensor *t)
@@ -447,8 +456,11 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
                      whole = cut_role(c, &c->whole[layer], c->vocab_size, role);
     if (own.experts == 0 || !is_planned(w, role)) return;
     const int tensors = tensors_of(c, role, &own), together = own.n_parts - tensors; // in the first
+    const struct layer_config *l = &c->layers[layer];
+    const int first = layer_first_expert(c, l), end = first + layer_own_experts(c, l);
     int64_t scales = 0; // one byte each, and as many of every rank where rows are cut
     *at = aligned(*at);
+    const int64_t start = *at;
     for (int i = 0; i < own.experts * tensors; i++) {
         struct weight_tensor *t = &w->tensors[w->n_tensors++];
         name_of_role(c, role, i % tensors, layer, i / tensors, t->name);
@@ -456,18 +468,21 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         t->layer = layer;
         const int nth = i % tensors;
         plan_slice(c, &own, &whole, nth > 0 ? nth + together : 0, nth > 0 ? 1 : 1 + together, t);
+        if (roles[role].of_experts && layer_splits_experts(c, l))
+            plan_expert(i / tensors >= first && i / tensors < end, t);
         if (c->family->stored[role])
             plan_stored(c->family->stored[role], layer, own.experts, i / tensors, i % tensors,
                         tensors, t);
         t->is_buffer = roles[role].is_buffer;
         w->n_parameters += t->n;
+        w->n_held += t->n > 0;
         if (w->twin && c->twin_alone && in_twin(c, role)) {
             t->in_twin = ++w->n_in_twin;
             if (t->n > w->room_n && c->quantization != QUANTIZATION_MXFP4)
                 w->room_n = t->n < STAGING_ELEMENTS ? t->n : STAGING_ELEMENTS;
             continue;
         }
-        t->offset = *at;
+        t->offset = t->n > 0 ? *at : start; // within the same block on all ranks
         *at += t->is_buffer       ? BUFFER_ELEMENTS * t->n
                : w->dt == DT_E4M3 ? code_bytes(c, t->n)
                                   : t->n;
@@ -542,7 +557,8 @@ enum status weights_plan_list(const struct model_config *config, enum dtype dt,
         free(tensors);
         return status_fail(ST_NO_MEMORY, "no memory for the weights table");
     }
-    *w = (struct weights){.config = config, .dt = dt, .n_tensors = n, .tensors = tensors};
+    *w = (struct weights){
+        .config = config, .dt = dt, .n_tensors = n, .n_held = n, .tensors = tensors};
     for (int i = 0; i < n; i++) {
         struct weight_tensor *t = &tensors[i];
         t->role = ROLE_COUNT;
@@ -583,13 +599,13 @@ static void **role_pointer(struct weights *w, enum tensor_role role, int layer)
     return (void **)(holder + r->pointer);
 }
 
-// Of all experts where the block is theirs.
+// Of all experts that are held where the block is theirs.
 static int64_t matrix_rows(const struct weights *w, enum tensor_role role, int layer)
 {
     const struct model_config *c = w->config;
     const struct layer_config *l = &c->layers[layer];
     const int64_t rows = size_of(c, l, config_vocab_rows(c), roles[role].rows);
-    return rows * (roles[role].of_experts ? l->moe.n_experts : 1);
+    return rows * (roles[role].of_experts ? layer_own_experts(c, l) : 1);
 }
 
 struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role role, int layer)

@@ -16,8 +16,9 @@
  * the arena holds these matrices in the twin alone: loading rounds them, some rows at a time.
  *
  * A shard's arena (config.h) is laid out alike, from the shard's own sizes; a tensor is then a
- * slice of the Hugging Face tensor of that name. Its twin's codes are those of a whole model's:
- * ranks that have parts of a row take the largest of their scales.
+ * slice of the Hugging Face tensor of that name. Its table lists what other ranks hold alone, too:
+ * with no rows. Its twin's codes are those of a whole model's: ranks that have parts of a row take
+ * the largest of their scales.
  */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef COMMON_MODEL_WEIGHTS_H
@@ -100,6 +101,7 @@ struct weights {
     int64_t room_n;
     int n_in_twin; // tensors that lie there
     int n_tensors;
+    int n_held; // of these: of others there is nothing in this shard (expert_parallel)
     struct weight_tensor *tensors; // in arena order
     void *base;                    // device memory; NULL until bound
     struct device *owner;          // of memory that weights_alloc() took; else NULL

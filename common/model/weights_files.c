@@ -695,13 +695,14 @@ static enum status receive_slice(struct shard_join *j, int rank, char *slice, si
 enum status shard_join_tensor(struct shard_join *j, int i, const void *own, size_t element,
                               void *whole)
 {
-    const size_t bytes = (size_t)j->own->tensors[i].n * element;
+    const struct weight_tensor *t = &j->own->tensors[i];
     enum status st = ST_OK;
-    if (comm_rank(j->comm) > 0) return send_slice(j, own, bytes);
-    put(&j->own->tensors[i], own, element, whole);
+    if (comm_rank(j->comm) > 0) return send_slice(j, own, (size_t)t->n * element);
+    put(t, own, element, whole);
     for (int r = 1; r < comm_size(j->comm) && st == ST_OK; r++) {
-        st = receive_slice(j, r, j->slice, bytes);
-        if (st == ST_OK) put(&j->plans[r]->tensors[i], j->slice, element, whole);
+        t = &j->plans[r]->tensors[i];
+        st = receive_slice(j, r, j->slice, (size_t)t->n * element);
+        if (st == ST_OK) put(t, j->slice, element, whole);
     }
     return st;
 }

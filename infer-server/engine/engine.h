@@ -43,6 +43,7 @@ struct engine_options {
     int quantization;          // enum quantization, of the policy
     int kv_cache;              // enum kv_cache, of all models
     bool inference_only;       // nobody trains the weights, or may map them
+    bool expert_parallel;      // of several ranks: they hold experts whole, some each
     int64_t max_batch;         // sequences decoded at once
     int64_t max_context;       // 0: the model's, bounded by what memory allows
     int64_t kv_bytes;          // 0: kv_percent of what is free after the weights
@@ -115,7 +116,7 @@ enum status engine_unload_adapter(struct engine *e, const char *name, pid_t writ
                                   engine_done_fn done, void *context);
 // Facts for GET /bridge/info, gathered on the engine thread at a step boundary: canary is the
 // 64-bit word found in the arena's canary (the engine then stores its complement beside it), of
-// each shard; checksums, if wanted, is one ops.checksum value a tensor in arena order (the
+// each shard; checksums, if wanted, is one ops.checksum value a tensor as the file lists them (the
 // policy's, then the draft's), all of one even version. done() gets NULL info where the engine
 // fails or ends before it comes to that.
 struct engine_bridge_info {

@@ -202,6 +202,7 @@ enum status engine_load_configs(const struct engine_options *o, struct model_con
         if (i != RUNNER_FROZEN)
             model_config_draft_ahead(c, i == RUNNER_DRAFT ? SPECULATIVE_MAX
                                                           : speculative_max(o->speculative));
+        c->expert_parallel = o->expert_parallel && (i == RUNNER_POLICY || config_experts(c) > 0);
         if (o->who.size > 1)
             CHECK(status_context(model_config_shard(c, (struct shard){o->who.rank, o->who.size}),
                                  "%s", i == RUNNER_POLICY ? o->model_folder : mtp_folder(o)));

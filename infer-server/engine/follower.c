@@ -152,7 +152,7 @@ static enum status reply_canary(struct follower *f, const struct bytes *data)
 
 static enum status reply_sums(struct follower *f, const struct bytes *data)
 {
-    const size_t bytes = (size_t)f->now->weights->n_tensors * sizeof(uint64_t);
+    const size_t bytes = (size_t)f->now->weights->n_held * sizeof(uint64_t);
     uint64_t *sums = malloc(bytes);
     enum status st = ST_OK;
     (void)data;

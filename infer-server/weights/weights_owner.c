@@ -79,15 +79,16 @@ enum status arena_canary(struct device *dev, const struct weights *w, uint64_t *
 
 enum status arena_checksums(struct device *dev, const struct weights *w, uint64_t *sums)
 {
-    const size_t n = (size_t)w->n_tensors;
-    uint64_t *ranges = malloc(2 * n * sizeof *ranges); // offsets, then lengths
+    const size_t n = (size_t)w->n_held;
+    uint64_t *ranges = malloc(2 * n * sizeof *ranges), *to = ranges; // offsets, then lengths
     if (!ranges) return status_fail(ST_NO_MEMORY, "no memory for %zu checksums", n);
-    for (size_t i = 0; i < n; i++) {
-        const struct weight_place place = weights_place(w, &w->tensors[i]);
-        ranges[i] = place.offset;
-        ranges[n + i] = place.bytes;
+    for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++) {
+        const struct weight_place place = weights_place(w, t);
+        if (t->n == 0) continue;
+        *to = place.offset;
+        to++[n] = place.bytes;
     }
-    device_ops(dev)->checksum(dev, sums, w->base, ranges, ranges + n, w->n_tensors);
+    device_ops(dev)->checksum(dev, sums, w->base, ranges, ranges + n, w->n_held);
     free(ranges);
     return device_sync(dev);
 }
@@ -250,7 +251,7 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
                                .quantization = w->config->quantization,
                                .inference_only = o->inference_only,
                                .kv_cache = w->config->kv_cache,
-                               .n_tensors = w->n_tensors};
+                               .n_tensors = w->n_held};
     enum status st = ST_OK;
     if (folder && folder[0])
         st = path_absolute(folder, role.model, sizeof role.model);
@@ -260,11 +261,10 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
     snprintf(role.kind, sizeof role.kind, "%s", shared_memory_kind(o->dev));
     snprintf(role.handle, sizeof role.handle, "%s", handle);
     weights_layout_hash(w, role.layout_hash);
-    role.tensors = calloc((size_t)w->n_tensors, sizeof *role.tensors);
+    struct bridge_tensor *to = role.tensors = calloc((size_t)w->n_held, sizeof *role.tensors);
     if (!role.tensors) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        struct bridge_tensor *to = &role.tensors[i];
+    for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++) {
+        if (t->n == 0) continue;
         snprintf(to->name, sizeof to->name, "%s", t->name);
         const struct weight_place place = weights_place(w, t);
         to->n_dims = t->n_dims;
@@ -279,6 +279,7 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
         to->is_buffer = t->is_buffer;
         to->offset = place.offset;
         to->bytes = place.bytes;
+        to++;
     }
     *ret = role;
     return ST_OK;
@@ -367,8 +368,12 @@ static enum status announce(struct weights_owner *o)
 {
     enum status st = ST_OK;
     struct bridge_role roles[WEIGHTS_ROLES + 2 * ADAPTERS_MAX] = {0}; // adapters, or shards
-    struct bridge_file file = {
-        .pid = getpid(), .n_roles = 0, .roles = roles, .tp_degree = group_size(o->group)};
+    const struct model_config *policy = o->arenas[WEIGHTS_POLICY].source.config;
+    struct bridge_file file = {.pid = getpid(),
+                               .n_roles = 0,
+                               .roles = roles,
+                               .tp_degree = group_size(o->group),
+                               .expert_parallel = policy->expert_parallel};
     CHECK(describe_roles(o, &file));
     snprintf(file.path, sizeof file.path, "%s", o->bridge_path);
     process_boot_id(file.boot_id);
@@ -607,14 +612,14 @@ static int listed_arenas(const struct weights_owner *o)
 // Of one shard of the policy: as many in each.
 static size_t shard_tensors(const struct weights_owner *o)
 {
-    return (size_t)o->arenas[WEIGHTS_POLICY].weights->n_tensors;
+    return (size_t)o->arenas[WEIGHTS_POLICY].weights->n_held;
 }
 
 int weights_owner_tensors(const struct weights_owner *o)
 {
     int n = 0;
     for (int i = 0; i < listed_arenas(o); i++)
-        if (listed_arena(o, i)) n += listed_arena(o, i)->n_tensors;
+        if (listed_arena(o, i)) n += listed_arena(o, i)->n_held;
     return n * group_size(o->group);
 }
 
@@ -626,12 +631,12 @@ enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums)
     for (int i = 0; i < listed_arenas(o) && st == ST_OK; i++) {
         const struct weights *w = listed_arena(o, i);
         if (!w) continue;
-        const size_t bytes = (size_t)w->n_tensors * sizeof *sums;
+        const size_t bytes = (size_t)w->n_held * sizeof *sums;
         CHECK(group_order(o->group, ORDER_SUMS, i, NULL, 0));
         CHECK(and_others(o, arena_checksums(o->dev, w, sums), theirs, bytes));
         for (int r = 0; r < others; r++)
-            memcpy(sums + (r + 1) * all, theirs + r * w->n_tensors, bytes);
-        sums += w->n_tensors;
+            memcpy(sums + (r + 1) * all, theirs + r * w->n_held, bytes);
+        sums += w->n_held;
     }
 out:
     free(theirs);

@@ -78,8 +78,8 @@ int weights_owner_shards(const struct weights_owner *o);
 int64_t weights_owner_parameters(const struct weights_owner *o);
 enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words);
 int weights_owner_tensors(const struct weights_owner *o); // of all roles, and other shards
-// ops.checksum of every tensor in arena order, role by role, then likewise of each other rank; sums
-// (weights_owner_tensors).
+// ops.checksum of every tensor as the bridge file lists them, then likewise of each other rank;
+// sums (weights_owner_tensors).
 enum status weights_owner_checksums(struct weights_owner *o, uint64_t *sums);
 // What adapters are of, adapter_base(): the policy as it is. It is summed when somebody asks, and
 // once for as long as it stays the same, whatever becomes of the other roles. The owner's.

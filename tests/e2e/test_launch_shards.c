@@ -5,6 +5,7 @@
 #include "tests/support/mpirun.h"
 #include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
+#include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
 
 #define STEPS 6
@@ -77,14 +78,14 @@ static void learn_model(const char *run, const char *model, const char *ranks, c
                 train_on(&scene, run, drafts ? JOIN(exact, OPTIONS("--train-draft")) : exact), 0);
 }
 
-static void learn_in_e4m3(const char *run, const char *ranks, const char *quantization)
+static void learn_exactly(const char *model, const char *run, const char *ranks,
+                          const char *server_args)
 {
     scene_ended(&scene,
                 train_on(&scene, run,
                          args("--ranks %s --model %s --tensor-parallel-size %s --exact "
                               "--prompts-per-step 4 --max-steps 2 --server-args %s",
-                              ranks, scene.model, ranks,
-                              test_text("--exact --quantization %s", quantization))),
+                              ranks, model, ranks, test_text("--exact %s", server_args))),
                 0);
     each_within(&scene, run, "sampler_mismatch/max", 2, 0, 0);
     each_within(&scene, run, "entropy", 2, DBL_MIN, INFINITY);
@@ -97,10 +98,22 @@ TEST(shards_multiply_in_e4m3)
 {
     if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
     mpirun_words(2);
-    learn_in_e4m3("rows", "2", "fp8");
-    learn_in_e4m3("two", "2", "fp8-weights");
-    learn_in_e4m3("alone", "1", "fp8-weights");
+    learn_exactly(scene.model, "rows", "2", "--quantization fp8");
+    learn_exactly(scene.model, "two", "2", "--quantization fp8-weights");
+    learn_exactly(scene.model, "alone", "1", "--quantization fp8-weights");
     same_losses(&scene, "alone", "two", 2, 1e-5);
+}
+
+// The trainer learns from the bridge file that they are.
+TEST(experts_are_whole)
+{
+    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
+    mpirun_words(2);
+    const char *model = tiny_tokenizer_beside(test_golden("qwen3-moe"));
+    learn_exactly(model, "experts-rows", "2", "--expert-parallel --quantization fp8");
+    learn_exactly(model, "experts", "2", "--expert-parallel --quantization fp8-weights");
+    learn_exactly(model, "experts-one", "1", "--quantization fp8-weights");
+    same_losses(&scene, "experts-one", "experts", 2, 1e-5);
 }
 
 // Models whose layers carry states along, and experts of a latent vector: trained as one rank does,

@@ -204,11 +204,13 @@ TEST(two_ranks_in_e4m3)
     assert_int_equal(daemon_stop(&two), 0);
 }
 
-static void draft_alike(const char *folder, const char *const drafts[])
+// Two ranks give what one gives: those of `own` options beside `both`, which one has, too.
+static void ranks_give_the_same(const char *folder, const char *const own[],
+                                const char *const both[])
 {
     struct daemon two = {0}, one = {0};
-    daemon_start(&two, folder, JOIN(args("--tensor-parallel-size 2"), drafts));
-    daemon_start(&one, folder, drafts);
+    daemon_start(&two, folder, JOIN(JOIN(args("--tensor-parallel-size 2"), own), both));
+    daemon_start(&one, folder, both);
     // with drafts that are sampled, and that are not, some of which are accepted; no byte 0
     for (int i = 0; i < 2; i++) {
         const char *body =
@@ -234,7 +236,8 @@ TEST(two_ranks_carry_states)
     mpirun_words(2);
     static const char *const names[] = {"nemotron-h", "qwen35", "qwen3-next", "lfm2"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        draft_alike(tiny_tokenizer_beside(test_golden(names[i])), args("--speculative ngram:3"));
+        ranks_give_the_same(tiny_tokenizer_beside(test_golden(names[i])), OPTIONS(NULL),
+                            args("--speculative ngram:3"));
 }
 
 // A layer that predicts further tokens has shards as the policy has, and a draft model.
@@ -245,10 +248,52 @@ TEST(two_ranks_draft)
     mpirun_words(2);
     assert_int_equal(symlink(test_path(golden, "config.json"), test_path(qwen, "config.json")), 0);
     assert_ok(generated_write(golden, qwen));
-    draft_alike(qwen, args("--speculative mtp:3 --draft-length fixed"));
-    draft_alike(latent, args("--speculative mtp:3 --draft-length fixed --exact"));
-    draft_alike(plain, args("--speculative draft_model:3 --draft %s --draft-length fixed",
-                            daemon_model(test_folder(), false, 3)));
+    ranks_give_the_same(qwen, OPTIONS(NULL), args("--speculative mtp:3 --draft-length fixed"));
+    ranks_give_the_same(latent, OPTIONS(NULL),
+                        args("--speculative mtp:3 --draft-length fixed --exact"));
+    ranks_give_the_same(plain, OPTIONS(NULL),
+                        args("--speculative draft_model:3 --draft %s --draft-length fixed",
+                             daemon_model(test_folder(), false, 3)));
+}
+
+// With one that all rows go to; of a latent vector; in groups; rounded, and as a folder stores
+// them.
+TEST(two_ranks_hold_whole_experts)
+{
+    mpirun_words(2);
+    static const char *const rows[][2] = {{"qwen2-moe", "none"},
+                                          {"nemotron-h-latent", "none"},
+                                          {"deepseek-v3", "fp8-weights"},
+                                          {"qwen3-moe", "fp8"},
+                                          {"gpt-oss-mxfp4", "mxfp4"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        ranks_give_the_same(tiny_tokenizer_beside(test_golden(rows[i][0])),
+                            args("--expert-parallel"),
+                            args("--speculative ngram:3 --quantization %s", rows[i][1]));
+    // a layer that drafts has experts, too
+    ranks_give_the_same(tiny_mtp_folder(300), args("--expert-parallel"),
+                        args("--speculative mtp:3 --draft-length fixed --exact"));
+}
+
+// Which a bridge file lists for the rank that holds them.
+TEST(a_shard_lists_its_own_experts)
+{
+    struct daemon d = {0};
+    mpirun_words(2);
+    daemon_start(&d, tiny_tokenizer_beside(test_golden("qwen3-moe")),
+                 args("--tensor-parallel-size 2 --expert-parallel"));
+    const json_t *bridge = json_of_file(d.bridge),
+                 *ranks_of[] = {bridge, json_at(bridge, "roles.1")};
+    assert_true(json_is_true(json_at(bridge, "expert_parallel")));
+    for (int rank = 0; rank < 2; rank++)
+        for (int e = 0; e < 8; e++) {
+            const char *name = test_text("model.layers.0.mlp.experts.%d.down_proj.weight", e);
+            const json_t *mapping =
+                json_object_get(json_at(ranks_of[rank], "param_mappings"), name);
+            assert_int_equal(mapping != NULL, e / 4 == rank);
+            if (mapping) assert_int_equal(int_of(mapping, "shape.1"), 40);
+        }
+    assert_int_equal(daemon_stop(&d), 0);
 }
 
 TEST(what_has_no_shards_is_refused)
@@ -262,6 +307,11 @@ TEST(what_has_no_shards_is_refused)
             "--max-adapters does not go with --tensor-parallel-size 2");
     refused(folder, args("--tensor-parallel-size 2 --tandem-model %s", folder),
             "--tandem-model does not go with --tensor-parallel-size 2");
+    refused(folder, args("--tensor-parallel-size 2 --expert-parallel"),
+            "it has no experts; leave --expert-parallel away");
+    refused(tiny_tokenizer_beside(test_golden("qwen3-moe-some")),
+            args("--tensor-parallel-size 2 --expert-parallel"),
+            "it has 5 experts, which 2 ranks cannot share evenly");
     setenv("WORLD_SIZE", "3", 1);
     refused(folder, args("--tensor-parallel-size 3"), "num_attention_heads is 4");
     unsetenv("RANK");

@@ -3,6 +3,7 @@
  * on from each other's checkpoints. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mpirun.h"
+#include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
 
 #define STEPS 10
@@ -10,13 +11,16 @@
 static struct servers {
     struct scene s;           // a server of one rank
     struct daemon sharded[2]; // two of two ranks
+    bool experts_whole;       // which these share
 } servers;
 
 static void start_sharded(struct servers *p, int i)
 {
     struct daemon *d = &p->sharded[i];
     if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
-    daemon_spawn_ranks(d, 2, p->s.model, args("--tensor-parallel-size 2"));
+    daemon_spawn_ranks(d, 2, p->s.model,
+                       p->experts_whole ? args("--tensor-parallel-size 2 --expert-parallel")
+                                        : args("--tensor-parallel-size 2"));
     daemon_wait(d);
     assert_int_equal(symlink(d->bridge, test_text("%s/server-%d.json", p->s.folder, i)), 0);
 }
@@ -25,6 +29,14 @@ static void servers_open(struct servers *p)
 {
     memset(p, 0, sizeof *p);
     scene_open(&p->s);
+    start_sharded(p, 0);
+}
+
+// Of a mixture, whose ranks have some experts each; beside them one that all rows go to.
+static void servers_open_experts(struct servers *p, const char *name)
+{
+    *p = (struct servers){.experts_whole = true};
+    scene_open_model(&p->s, tiny_tokenizer_beside(test_golden(name)), NULL);
     start_sharded(p, 0);
 }
 
@@ -64,10 +76,8 @@ static void server_is_healthy(const struct servers *p, int i)
     assert_said(&check, "ok    rank 1: checksums");
 }
 
-TEST(ranks_of_a_server_learn_as_one)
+static void learn_as_one(struct servers *p)
 {
-    struct servers *p = &servers;
-    servers_open(p);
     train_one(p, "one", "10");
     train_ranks(p, 2, "two", "10");
     same_losses(&p->s, "one", "two", STEPS, 1e-5);
@@ -80,10 +90,20 @@ TEST(ranks_of_a_server_learn_as_one)
     test_same_file(latest(&p->s, "two"), latest(&p->s, "again"), "trainer/optimizer.safetensors");
 }
 
-TEST(a_checkpoint_is_of_whole_tensors)
+TEST(ranks_of_a_server_learn_as_one)
 {
-    struct servers *p = &servers;
-    servers_open(p);
+    servers_open(&servers);
+    learn_as_one(&servers);
+}
+
+TEST(ranks_with_whole_experts_learn_as_one)
+{
+    servers_open_experts(&servers, "qwen2-moe");
+    learn_as_one(&servers);
+}
+
+static void go_on_from_each_other(struct servers *p)
+{
     start_sharded(p, 1);
     train_one(p, "one", "10");
     train_ranks(p, 2, "mixed", "3");
@@ -105,6 +125,18 @@ TEST(a_checkpoint_is_of_whole_tensors)
                         "\"skip_special_tokens\": true}"),
             "choices.0.token_ids");
     for (int i = 1; i < 3; i++) assert_true(json_equal(answers[0], answers[i]));
+}
+
+TEST(a_checkpoint_is_of_whole_tensors)
+{
+    servers_open(&servers);
+    go_on_from_each_other(&servers);
+}
+
+TEST(a_checkpoint_has_all_experts)
+{
+    servers_open_experts(&servers, "deepseek-v3"); // without a loss that goes by micro-batches
+    go_on_from_each_other(&servers);
 }
 
 // The trainer of shard 1: the one of mpirun's children that does not hold the lease.

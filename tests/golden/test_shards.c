@@ -5,7 +5,9 @@
  * weights after a step must agree within f32 rounding: the sums are the same ones, in another
  * order. What must be the same to the bit: logits on all ranks; a second run; a run that computes
  * layers again in the backward pass; the sampler's pass (paged, in chunks, then token by token) and
- * the trainer's (packed); and after a step what several ranks hold alike. */
+ * the trainer's (packed); and after a step what several ranks hold alike. Models with experts are
+ * shared twice, with a part of every expert and with some experts whole on each rank, where what a
+ * mixture gives has the bits of one rank. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/e4m3.h"
 #include "common/model/model.h"
@@ -24,12 +26,13 @@ enum { FIRST = 11, SECOND = 7, ROWS = FIRST + SECOND, CHUNK = 5, BLOCK = 4 };
 
 // ---- a rank's program ---------------------------------------------------------------------------
 static const char *folder_now;
+static bool experts_whole; // --expert-parallel
 
 // A rank that finds something wrong ends, and mpirun then ends the others.
 static void must(bool holds, const char *what)
 {
     if (holds) return;
-    fprintf(stderr, "%s: %s\n", folder_now, what);
+    fprintf(stderr, "%s%s: %s\n", folder_now, experts_whole ? " by experts" : "", what);
     exit(1);
 }
 
@@ -67,14 +70,19 @@ static void fill_batch(struct side *s)
     must_ok(batch_commit(s->batch, 0, 0));
 }
 
+static enum status take_shard(struct model_config *config, struct comm *comm)
+{
+    config->expert_parallel = experts_whole && comm;
+    return model_config_shard(config, (struct shard){comm_rank(comm), comm_size(comm)});
+}
+
 // False where the model's numbers are not so many ranks' to share.
 static bool open_side(struct side *s, struct device *dev, struct comm *comm, const char *folder)
 {
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
     *s = (struct side){.dev = dev, .comm = comm};
     must_ok(model_config_load(folder, &s->config));
-    if (model_config_shard(s->config, (struct shard){comm_rank(comm), comm_size(comm)}) != ST_OK)
-        return false;
+    if (take_shard(s->config, comm) != ST_OK) return false;
     must_ok(weights_plan(s->config, DT_F32, &s->weights));
     must_ok(weights_alloc(s->weights, dev));
     must_ok(weights_load(s->weights, dev, folder));
@@ -222,8 +230,40 @@ static void sampler_must_agree(const struct side *s)
     runner_free(r);
 }
 
+// What layer l's experts give for made-up rows, behind them the one that all rows go to.
+static void mix(struct side *s, int l, float *ret)
+{
+    const size_t n = (size_t)ROWS * (size_t)s->config->hidden;
+    float *x = malloc(2 * n * sizeof *x);
+    must(x != NULL, "no memory");
+    for (size_t i = 0; i < 2 * n; i++) x[i] = (float)(i * 37 % 101) / 50.0f - 1.0f;
+    device_copy_in(s->dev, s->model->normed, x, n * sizeof *x);
+    device_copy_in(s->dev, s->model->x, x + n, n * sizeof *x);
+    experts_block(s->model, l, ROWS, NULL, s->model->x);
+    if (s->config->layers[l].shared_intermediate > 0)
+        shared_block(s->model, l, ROWS, NULL, s->model->x);
+    device_copy_out(s->dev, ret, s->model->x, n * sizeof *x);
+    must_ok(device_sync(s->dev));
+    free(x);
+}
+
+static void experts_must_give_the_same(struct side *part, struct side *whole)
+{
+    const size_t n = (size_t)ROWS * (size_t)whole->config->hidden;
+    float *have = malloc(2 * n * sizeof *have), *want = have + n;
+    must(have != NULL, "no memory");
+    for (int l = 0; l < whole->config->n_layers; l++) {
+        if (whole->config->layers[l].moe.n_experts == 0) continue;
+        mix(part, l, have);
+        mix(whole, l, want);
+        must(memcmp(have, want, n * sizeof *have) == 0, "experts give other bits than on one rank");
+    }
+    free(have);
+}
+
 static void compare(struct side *part, struct side *whole)
 {
+    if (experts_whole) experts_must_give_the_same(part, whole);
     const size_t logits = (size_t)ROWS * (size_t)whole->config->vocab_size;
     differentiate(whole, RECOMPUTE_NONE);
     differentiate(part, RECOMPUTE_NONE);
@@ -260,7 +300,7 @@ static struct weights *open_twin(struct side *s, struct device *dev, struct comm
 {
     *s = (struct side){.dev = dev, .comm = comm};
     must_ok(model_config_load(folder, &s->config));
-    must_ok(model_config_shard(s->config, (struct shard){comm_rank(comm), comm_size(comm)}));
+    must_ok(take_shard(s->config, comm));
     s->config->quantization = QUANTIZATION_FP8_WEIGHTS;
     must_ok(weights_plan(s->config, DT_F32, &s->weights));
     must_ok(weights_alloc(s->weights, dev));
@@ -348,6 +388,7 @@ static void step(struct side *s)
 static void run_folder(struct device *dev, struct comm *comm, const char *folder)
 {
     struct side part, whole;
+    const char *way = experts_whole ? " by experts" : "";
     folder_now = folder;
     const bool fits = open_side(&part, dev, comm, folder);
     if (fits) {
@@ -362,10 +403,12 @@ static void run_folder(struct device *dev, struct comm *comm, const char *folder
         run_twin(dev, comm, folder);
         close_side(&whole);
     }
-    if (comm_rank(comm) == 0 && fits) printf("%s agrees\n", folder);
+    if (comm_rank(comm) == 0 && fits) printf("%s%s agrees\n", folder, way);
     if (comm_rank(comm) == 0 && !fits)
-        printf("%s is not to be shared: %s\n", folder, status_message());
+        printf("%s%s is not to be shared: %s\n", folder, way, status_message());
+    experts_whole = !experts_whole && config_experts(part.config) > 0;
     close_side(&part);
+    if (experts_whole) run_folder(dev, comm, folder);
 }
 
 static int rank_main(const char *root)
@@ -416,21 +459,35 @@ static void run_ranks(int n, const char *const refused[])
     for (; refused[n_refused]; n_refused++) assert_contains(text, refused[n_refused]);
     assert_int_equal(count(text, " is not to be shared: "), n_refused);
     assert_int_equal(count(text, " --tensor-parallel-size "), n_refused);
-    assert_true(count(text, " agrees\n") > 10);
+    assert_true(count(text, " agrees\n") > 25);
+    assert_true(count(text, " by experts agrees\n") > 3);
     assert_int_equal(count(text, COMPARED), n); // what ends a rank is no failure of mpirun's here
 }
 
 TEST(two_ranks_agree_with_one)
 {
-    run_ranks(2, OPTIONS(NULL));
+    run_ranks(
+        2, OPTIONS("/gpt-oss-clamp by experts is not to be shared: GptOssForCausalLM: it has 3",
+                   "/qwen3-moe-fp8 by experts is not to be shared: Qwen3MoeForCausalLM: it has 5",
+                   "/qwen3-moe-some by experts is not to be shared: "));
 }
 
 TEST(four_ranks_agree_with_one)
 {
-    const char *const *refused =
-        OPTIONS("/llama3 is not to be shared: LlamaForCausalLM: num_attention_heads is 6",
-                "/qwen3-next is not to be shared: Qwen3NextForCausalLM: linear_num_key_heads is 2",
-                "/qwen35-moe is not to be shared: ", "/qwen35 is not to be shared: ");
+    const char *const *refused = OPTIONS(
+        "/llama3 is not to be shared: LlamaForCausalLM: num_attention_heads is 6",
+        "/qwen3-next is not to be shared: Qwen3NextForCausalLM: linear_num_key_heads is 2",
+        "/qwen35-moe is not to be shared: ", "/qwen35 is not to be shared: ",
+        "/deepseek-v2-lite by experts is not to be shared: ",
+        "/deepseek-v3-wide by experts is not to be shared: ",
+        "/gpt-oss by experts is not to be shared: GptOssForCausalLM: it has 6 experts",
+        "/gpt-oss-clamp by experts is not to be shared: ",
+        "/mixtral-6x3 by experts is not to be shared: ", "/olmoe by experts is not to be shared: ",
+        "/qwen2-moe by experts is not to be shared: ",
+        "/qwen3-moe-fp8 by experts is not to be shared: ",
+        "/qwen3-moe-some by experts is not to be shared: ",
+        "/qwen3-next by experts is not to be shared: ",
+        "/qwen35-moe by experts is not to be shared: ");
     run_ranks(4, refused);
 }
 

@@ -269,4 +269,51 @@ ON_EACH_DTYPE(experts_act)
     check_act(40, 64, 64, false, ACT_GELU);
 }
 
+// Calls for some neighbouring experts at a time give together what one for all of them gives, as
+// ranks that hold some each need it.
+static void check_some(int m, int n, int k)
+{
+    enum { EXPERTS = 6 };
+    static const int firsts[] = {0, 2, 3, EXPERTS};
+    const size_t e = dtype_size(dt), matrix = (size_t)n * (size_t)k, y_bytes = (size_t)(m * n) * e;
+    const size_t dw_bytes = EXPERTS * matrix * sizeof(float), db = EXPERTS * (size_t)n;
+    int32_t host[EXPERTS + 1] = {0, m / 3, m / 3, m / 2, m - 1, m, m};
+    const struct matmul shape = {.m = m, .n = n, .k = k, .trans_b = true, .in = dt, .out = dt};
+    char *a = normal_on_device(dt, (size_t)(m * k), 0.125f, 1);
+    char *b = normal_on_device(dt, EXPERTS * matrix, 0.125f, 2);
+    char *bias = normal_on_device(dt, db, 1, 3);
+    int32_t *offsets = to_device(host, sizeof host);
+    void *y[2];
+    float *dw[2], *dbias[2];
+    for (int i = 0; i < 2; i++) { // all at once, some at a time
+        y[i] = to_device(NULL, y_bytes);
+        dw[i] = to_device(NULL, dw_bytes);
+        dbias[i] = to_device(NULL, db * sizeof(float));
+        device_fill(dev, dw[i], 0, dw_bytes);
+        device_fill(dev, dbias[i], 0, db * sizeof(float));
+        for (int part = 0; part < (i ? 3 : 1); part++) {
+            const size_t first = i ? (size_t)firsts[part] : 0;
+            const int own = i ? firsts[part + 1] - firsts[part] : EXPERTS;
+            const struct expert_rows rows = {m, own, n, dt};
+            ops->matmul_experts(dev, y[i], a, b + first * matrix * e, offsets + first, own, &shape);
+            ops->experts_bias(dev, y[i], bias + first * (size_t)n * e, offsets + first, &rows);
+            ops->matmul_experts_back(dev, dw[i] + first * matrix, y[i], a, offsets + first, own,
+                                     &(struct matmul){.m = m, .n = n, .k = k, .in = dt});
+            ops->experts_bias_back(dev, dbias[i] + first * (size_t)n, y[i], offsets + first, &rows);
+        }
+    }
+    assert_same_bytes("some experts", y[1], y[0], y_bytes);
+    assert_same_bytes("gradients of some experts", dw[1], dw[0], dw_bytes);
+    assert_same_bytes("gradients of their biases", dbias[1], dbias[0], db * sizeof(float));
+}
+
+ON_EACH_DTYPE(some_experts)
+{
+    static const int rows[] = {3, 17, 64, 130, 600};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_some(rows[i], 96, 128);
+        check_some(rows[i], 37, 72);
+    }
+}
+
 OP_TESTS(cases)

@@ -6,14 +6,21 @@
 
 #include <dirent.h>
 
-static enum status load(const char *folder, struct shard shard, struct loaded *ret)
+// experts: they are whole (--expert-parallel).
+static enum status load_by(const char *folder, struct shard shard, bool experts, struct loaded *ret)
 {
     loaded_config(folder, ret);
+    ret->config->expert_parallel = experts;
     enum status st = model_config_shard(ret->config, shard);
     if (st != ST_OK) return st;
     loaded_zeros(ret, DT_F32);
     assert_ok(weights_load(ret->weights, ret->dev, folder));
     return ST_OK;
+}
+
+static enum status load(const char *folder, struct shard shard, struct loaded *ret)
+{
+    return load_by(folder, shard, false, ret);
 }
 
 static const float *values(const struct loaded *m, const struct weight_tensor *t)
@@ -42,29 +49,32 @@ static void compare_tensor(const struct loaded *whole, const struct loaded *part
 }
 
 // Who holds a tensor: each element one rank, all ranks, or (key-value heads) as many as share it.
-static void check_held(const struct loaded *whole, const unsigned char *held, int size)
+static void check_held(const struct loaded *whole, const unsigned char *held, int size,
+                       bool experts)
 {
     const struct weights *w = whole->weights;
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_tensor *t = &w->tensors[i];
+        const bool shared = strstr(t->name, "shared_expert") || strstr(t->name, ".router.") ||
+                            strstr(t->name, "mlp.gate.") || strstr(t->name, "latent_proj");
         const bool split = t->role == ROLE_EMBED || t->role == ROLE_HEAD || t->role == ROLE_O ||
                            t->role == ROLE_GATE_UP || t->role == ROLE_DOWN ||
                            t->role == ROLE_EXPERTS_GATE_UP || t->role == ROLE_EXPERTS_DOWN ||
                            (t->role >= ROLE_DELTA_IN && t->role <= ROLE_DELTA_OUT &&
                             !strstr(t->name, "linear_attn.norm")) || // of every head
                            strstr(t->name, "q_proj") ||
-                           strstr(t->name, "shared_expert.");
+                           (strstr(t->name, "shared_expert.") && !experts);
         for (int64_t e = 0; e < t->n; e++) {
             assert_in_range(held[t->offset + e], 1, size);
             if (split)
                 assert_int_equal(held[t->offset + e], 1);
-            else if (strstr(t->name, "norm.weight"))
+            else if (strstr(t->name, "norm.weight") || (shared && experts))
                 assert_int_equal(held[t->offset + e], size);
         }
     }
 }
 
-static bool shards_equal_whole(const char *folder, int size)
+static bool shards_equal_whole(const char *folder, int size, bool experts)
 {
     struct loaded whole, part;
     bool fits = true;
@@ -72,13 +82,13 @@ static bool shards_equal_whole(const char *folder, int size)
     unsigned char *held = test_keep(calloc(whole.weights->bytes / sizeof(float), 1));
     assert_non_null(held);
     for (int rank = 0; rank < size && fits; rank++) {
-        fits = load(folder, (struct shard){rank, size}, &part) == ST_OK;
+        fits = load_by(folder, (struct shard){rank, size}, experts, &part) == ST_OK;
         if (fits) assert_int_equal(part.weights->n_tensors, whole.weights->n_tensors);
         for (int i = 0; fits && i < part.weights->n_tensors; i++)
             compare_tensor(&whole, &part, &part.weights->tensors[i], held);
         loaded_close(&part);
     }
-    if (fits) check_held(&whole, held, size);
+    if (fits) check_held(&whole, held, size, experts);
     loaded_close(&whole);
     return fits;
 }
@@ -93,13 +103,66 @@ TEST(every_family)
         const char *folder = test_path(root, e->d_name);
         if (!file_exists(test_path(folder, "config.json"))) continue;
         folders++;
-        for (int size = 2; size <= 4; size += 2) n[size] += shards_equal_whole(folder, size);
+        for (int size = 2; size <= 4; size += 2) n[size] += shards_equal_whole(folder, size, false);
     }
     closedir(dir);
     assert_true(folders > 10);
     assert_int_equal(n[2], folders);
     // llama3 has 6 heads; qwen35, qwen35-moe, qwen3-next 2 key heads of linear attention
     assert_int_equal(n[4], folders - 4);
+}
+
+// Experts that are whole lie on one rank each, and all ranks have what else a mixture has.
+TEST(every_mixture_by_experts)
+{
+    static const struct {
+        const char *name;
+        bool fits[2]; // 2 ranks, and 4
+    } folders[] = {{"deepseek-v2", {true, true}},
+                   {"deepseek-v3", {true, true}},
+                   {"deepseek-v2-lite", {true, false}}, // 6 experts
+                   {"glm4-moe", {true, true}},
+                   {"gpt-oss", {true, false}},
+                   {"minimax-m2", {true, true}},
+                   {"mixtral", {true, true}},
+                   {"nemotron-h-latent", {true, true}},
+                   {"nemotron-h-moe", {true, true}},
+                   {"olmoe", {true, false}},
+                   {"qwen2-moe", {true, false}},
+                   {"qwen3-moe", {true, true}},
+                   {"qwen3-moe-some", {false, false}},
+                   {"qwen3-next", {true, false}},
+                   {"qwen35-moe", {true, false}}};
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
+        for (int k = 0; k < 2; k++)
+            assert_int_equal(shards_equal_whole(test_golden(folders[i].name), 2 << k, true),
+                             folders[i].fits[k]);
+}
+
+TEST(what_others_hold_has_no_rows)
+{
+    struct loaded m;
+    assert_ok(load_by(test_golden("qwen3-moe"), (struct shard){1, 2}, true, &m)); // 8 experts of 40
+    const struct weight_tensor *first = NULL;
+    int held = 0;
+    for (int i = 0; i < m.weights->n_tensors; i++) {
+        const struct weight_tensor *t = &m.weights->tensors[i];
+        held += t->n > 0;
+        if (t->role != ROLE_EXPERTS_DOWN) continue;
+        if (weights_begins_block(m.weights, i)) first = t;
+        const int e = (int)(t - first);
+        assert_int_equal(t->shape[0], e < 4 ? 0 : 48);
+        assert_int_equal(t->offset, first->offset + (e < 4 ? 0 : (e - 4) * 48 * 40));
+        if (e >= 4) assert_int_equal(t->slice.runs[0].replicas, 1);
+    }
+    assert_int_equal(held, m.weights->n_held);
+    const struct weight_matrix down = weights_matrix(m.weights, ROLE_EXPERTS_DOWN, 0);
+    assert_int_equal(down.n, 48);
+    assert_int_equal(down.k, 40);
+    assert_ptr_equal(
+        down.w,
+        values(&m, weights_find(m.weights, "model.layers.0.mlp.experts.4.down_proj.weight")));
+    loaded_close(&m);
 }
 
 // Which rows and columns they are.
@@ -167,11 +230,16 @@ TEST(shards_have_layouts_of_their_own)
     }
 }
 
-static void refused(const char *name, int size, const char *sentence)
+static void refused_by(const char *name, int size, bool experts, const char *sentence)
 {
     SCOPED(loaded_close) struct loaded m;
     const char *folder = test_golden(name);
-    assert_fails(load(folder, (struct shard){0, size}, &m), ST_INVALID, sentence);
+    assert_fails(load_by(folder, (struct shard){0, size}, experts, &m), ST_INVALID, sentence);
+}
+
+static void refused(const char *name, int size, const char *sentence)
+{
+    refused_by(name, size, false, sentence);
 }
 
 TEST(uneven_numbers_are_named)
@@ -181,4 +249,6 @@ TEST(uneven_numbers_are_named)
     refused("qwen3", 5, "num_attention_heads is 4, which 5 ranks cannot share");
     refused("gemma2", 3, "num_attention_heads is 4, which 3 ranks cannot share");
     refused("qwen35", 4, "linear_num_key_heads is 2, which 4 ranks cannot share");
+    refused_by("mixtral-6x3", 4, true, "it has 6 experts, which 4 ranks cannot share");
+    refused_by("qwen3", 2, true, "it has no experts; leave --expert-parallel away");
 }

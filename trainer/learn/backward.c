@@ -449,12 +449,12 @@ static void down_back(struct backward *b, const void *dout, const void *gate_up,
 // Adds to the gradients of all experts' matrices (experts, n, k) and biases, each where it is
 // trained, from dy (m, n) and x (m, k) in the experts' order.
 static void experts_to_weight(struct model *m, void *dw, float *dbias, const void *dy,
-                              const void *x, const struct moe_routing *r, int experts,
+                              const void *x, const struct own_experts *own,
                               const struct matmul *shape)
 {
-    const struct expert_rows rows = {shape->m, experts, shape->n, m->dt};
-    if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, r->offsets, &rows);
-    if (dw) m->ops->matmul_experts_back(m->dev, dw, dy, x, r->offsets, experts, shape);
+    const struct expert_rows rows = {shape->m, own->n, shape->n, m->dt};
+    if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, own->offsets, &rows);
+    if (dw) m->ops->matmul_experts_back(m->dev, dw, dy, x, own->offsets, own->n, shape);
 }
 
 // dx (a, k) = dy (a, n) . w_e (n, k) of each row's expert.
@@ -485,9 +485,8 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     const struct moe_routing *r = &tape->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
     const bool latent = layer->expert_latent > 0;
-    int hidden = c->hidden, width = shape.width, inner = layer->intermediate;
-    int a = rows * shape.top_k;
-    int experts = shape.n_experts;
+    int width = shape.width, inner = layer->intermediate, a = rows * shape.top_k;
+    const struct own_experts own = model_own_experts(m, l, r);
     const struct act_shape act = model_act_shape(m, a, inner);
     const struct matmul to_act = experts_input_shape(m, a, &down),
                         to_input = experts_input_shape(m, a, &up);
@@ -502,25 +501,26 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
         dout = b->dlatent;
     }
     ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->expert_out, r, &shape);
-    ops->matmul_experts(m->dev, b->dact, b->dexpert, down.w, r->offsets, experts, &to_act);
+    ops->matmul_experts(m->dev, b->dact, b->dexpert, down.w, own.offsets, own.n, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
-    experts_to_weight(m, g->down, g->down_bias, b->dexpert, m->act, r, experts, &to_down);
+    experts_to_weight(m, g->down, g->down_bias, b->dexpert, m->act, &own, &to_down);
     ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                      &(struct gather_args){r->row, a, width, 1.0f, m->dt, 0, 0});
-    experts_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->expert_in, r, experts,
-                      &to_gate_up);
-    ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, up.w, r->offsets, experts, &to_input);
-    comm_all_reduce(m->comm, b->dweight, (size_t)a, DT_F32);
+    experts_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->expert_in, &own, &to_gate_up);
+    model_experts_begin(m, l, b->dexpert, a);
+    ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, up.w, own.offsets, own.n, &to_input);
+    model_experts_end(m, l, b->dexpert, a);
+    model_sum_mlp(m, l, b->dweight, (size_t)a, DT_F32);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
     if (loss->assignments)
         ops->moe_balance_back(m->dev, b->drouter, tape->router_logits, loss->assignments, &shape,
                               loss->balance_scale);
-    back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, experts,
-                   hidden);
-    if (model_begins_sum(m))
+    back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, router.n,
+                   c->hidden);
+    if (model_begins_mlp(m, l))
         input_back(m, b->dnormed, b->drouter, &router, rows, false);
     else
-        device_fill(m->dev, b->dnormed, 0, (size_t)rows * (size_t)hidden * dtype_size(m->dt));
+        device_fill(m->dev, b->dnormed, 0, (size_t)rows * (size_t)c->hidden * dtype_size(m->dt));
     ops->moe_combine(m->dev, latent ? b->dlatent : b->dnormed, b->dexpert, r->place, NULL, &shape,
                      !latent);
     if (latent) matrix_back(b, b->dnormed, b->dlatent, m->normed, rows, ROLE_EXPERTS_IN, l, true);
@@ -542,10 +542,10 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
 
     if (layer->shared_gate) {
         m->ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->shared_out, r, &one);
-        comm_all_reduce(m->comm, b->dweight, (size_t)rows, DT_F32);
+        model_sum_mlp(m, l, b->dweight, (size_t)rows, DT_F32);
         m->ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->shared_logits, r, &one);
         back_to_weight(m, g->shared_gate, NULL, b->drouter, m->normed, rows, 1, hidden);
-        if (model_begins_sum(m)) input_back(m, b->dnormed, b->drouter, &gate, rows, true);
+        if (model_begins_mlp(m, l)) input_back(m, b->dnormed, b->drouter, &gate, rows, true);
         dout = b->dexpert;
     }
     down_back(b, dout, tape->shared_gate_up, &act, ROLE_SHARED_DOWN, l);
@@ -586,7 +586,7 @@ static void mlp_back(struct backward *b, int l, int rows, const struct layer_tap
     else
         plain_mlp_back(b, l, rows, tape);
     if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
-    model_sum_ranks(m, b->dnormed, rows);
+    model_sum_mlp(m, l, b->dnormed, (size_t)rows * (size_t)c->hidden, m->dt);
     pre_norm_back(b, parallel ? b->dparallel : b->dx, dnorm, dbias, rows, &norm, !parallel);
 }
 

@@ -163,12 +163,12 @@ int64_t slice_first(const struct slice *slice, int rank)
 
 // ---- replicas -----------------------------------------------------------------------------------
 
-// Ranks add their heads' or experts' parts of these. Norms over all heads have them whole on each.
+// Ranks add parts of these: their heads', or of experts that are cut. Norms over all heads do not.
 static bool is_of_parts(const struct model_config *c, enum tensor_role role)
 {
     if (role == ROLE_Q_NORM || role == ROLE_K_NORM) return !c->qk_norm_whole;
     return (role >= ROLE_QKV && role <= ROLE_KV_A_NORM) || role == ROLE_DELTA_NORM ||
-           role == ROLE_EXPERTS_IN || role == ROLE_EXPERTS_OUT;
+           ((role == ROLE_EXPERTS_IN || role == ROLE_EXPERTS_OUT) && !c->expert_parallel);
 }
 
 enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n)

@@ -87,6 +87,7 @@ const char *const train_foreign_names[] = {
     "vllm-max-model-length max-model-len: cw-infer-server --max-context",
     "vllm-tensor-parallel-size tensor-model-parallel-size: --tensor-parallel-size, with --gpus or "
     "--ranks",
+    "expert-model-parallel-size expert-parallel-size: cw-infer-server --expert-parallel",
     "vllm-enable-sleep-mode free-cache-engine: nothing: server and trainer have one copy of the "
     "weights",
     "bf16: cw-infer-server --dtype is the model's dtype",

@@ -113,8 +113,8 @@ enum status role_open(struct bridge *bridge, const struct bridge_role *role,
     CHECK(take_rope(bridge, role, *ret_model));
     CHECK(model_config_quantise(*ret_model, role->quantization, false));
     (*ret_model)->kv_cache = role->kv_cache;
-    if (file->tp_degree > 1)
-        CHECK(model_config_shard(*ret_model, (struct shard){file->shard, file->tp_degree}));
+    (*ret_model)->expert_parallel = file->expert_parallel && config_experts(*ret_model) > 0;
+    CHECK(model_config_shard(*ret_model, (struct shard){file->shard, file->tp_degree}));
     CHECK(weights_plan(*ret_model, role->dt, ret_weights));
     weights_layout_hash(*ret_weights, hash);
     if (strcmp(hash, role->layout_hash) != 0 || (*ret_weights)->bytes > role->bytes)

@@ -260,8 +260,9 @@ __global__ void bias_kernel(T *y, const T *bias, const int32_t *offsets, expert_
 {
     grid_begin();
     int c = (blockIdx.y * THREADS + threadIdx.x) * V;
-    if (c >= s.width) return;
-    int e = expert_of(offsets, s.n_experts, blockIdx.x);
+    const int row = blockIdx.x;
+    if (c >= s.width || row < offsets[0] || row >= offsets[s.n_experts]) return;
+    int e = expert_of(offsets, s.n_experts, row);
     float a[V], b[V];
     T *to = y + (int64_t)blockIdx.x * s.width + c;
     load<T, V>(a, to);
