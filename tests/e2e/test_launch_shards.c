@@ -134,23 +134,27 @@ TEST(linear_attention_learns_in_shards)
     }
 }
 
-// What drafts is trained in shards too, its own layer or another model, and is saved whole.
+// What drafts is trained in shards too, its own layer, whose experts are cut or whole, or another
+// model, and is saved whole.
 TEST(drafts_learn_in_shards)
 {
     double one[3], two[3];
     if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
     mpirun_words(2);
-    for (int i = 0; i < 2; i++) {
-        const char *model = i ? scene.model : tiny_mtp_folder(300), *name = i ? "draft" : "mtp",
+    static const char *const names[] = {"mtp", "draft", "mtp-experts"};
+    for (int i = 0; i < 3; i++) {
+        const bool draft = i == 1;
+        const char *model = draft ? scene.model : tiny_mtp_folder(300), *name = names[i],
                    *drafts = "--speculative mtp:2";
         const char *whole = test_text("%s-one", name), *parts = test_text("%s-two", name);
-        if (i)
+        if (draft)
             drafts = test_text("--draft %s --speculative draft_model:2",
                                daemon_model(test_folder(), true, 8));
         else
             assert_ok(tiny_tokenizer_write(model));
         learn_model(whole, model, "1", "3", drafts);
-        learn_model(parts, model, "2", "2", drafts);
+        learn_model(parts, model, "2", "2",
+                    test_text("%s%s", drafts, i == 2 ? " --expert-parallel" : ""));
         learn_model(parts, model, "1", "3", drafts);
         same_losses(&scene, whole, parts, 3, 1e-5);
         assert_int_equal(column(&scene, whole, "draft_loss", one, 3), 3);

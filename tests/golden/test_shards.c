@@ -7,14 +7,14 @@
  * layers again in the backward pass; the sampler's pass (paged, in chunks, then token by token) and
  * the trainer's (packed); and after a step what several ranks hold alike. Models with experts are
  * shared twice, with a part of every expert and with some experts whole on each rank, where what a
- * mixture gives has the bits of one rank. */
+ * mixture gives, and all its gradients, have the bits of one rank. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/e4m3.h"
 #include "common/model/model.h"
 #include "infer-server/engine/runner.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/support.h"
-#include "trainer/learn/backward.h"
+#include "trainer/learn/layer_back.h"
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/param_range.h"
 
@@ -156,11 +156,11 @@ static double largest_of(const float *x, size_t n)
     return largest;
 }
 
-// A shard's values (its arena or its gradients) against the slices of the whole's.
+// A shard's values (its arena or its gradients) against the slices of the whole's. largest: of
+// these, or 0: they must be the same.
 static void slices_must_be_close(const struct side *part, const float *have,
-                                 const struct side *whole, const float *want)
+                                 const struct side *whole, const float *want, double largest)
 {
-    const double largest = largest_of(want, (size_t)whole->weights->n_elements);
     for (int i = 0; i < part->weights->n_tensors; i++) {
         const struct weight_tensor *t = &part->weights->tensors[i];
         const struct weight_tensor *all = weights_find(whole->weights, t->name);
@@ -230,26 +230,40 @@ static void sampler_must_agree(const struct side *s)
     runner_free(r);
 }
 
-// What layer l's experts give for made-up rows, behind them the one that all rows go to.
+// What layer l's mixture gives for made-up rows, and then the gradient of these; the gradients of
+// its weights are the optimizer's.
 static void mix(struct side *s, int l, float *ret)
 {
-    const size_t n = (size_t)ROWS * (size_t)s->config->hidden;
-    float *x = malloc(2 * n * sizeof *x);
+    const size_t n = (size_t)ROWS * (size_t)s->config->hidden, bytes = n * sizeof *ret;
+    const struct backward_loss loss = {.temperature = 1};
+    struct model *m = s->model;
+    struct tape *tape;
+    float *x = malloc(2 * bytes);
     must(x != NULL, "no memory");
+    must_ok(tape_new(m, ROWS, RECOMPUTE_NONE, &tape));
+    struct layer_tape *layer = &tape->layers[l];
     for (size_t i = 0; i < 2 * n; i++) x[i] = (float)(i * 37 % 101) / 50.0f - 1.0f;
-    device_copy_in(s->dev, s->model->normed, x, n * sizeof *x);
-    device_copy_in(s->dev, s->model->x, x + n, n * sizeof *x);
-    experts_block(s->model, l, ROWS, NULL, s->model->x);
-    if (s->config->layers[l].shared_intermediate > 0)
-        shared_block(s->model, l, ROWS, NULL, s->model->x);
-    device_copy_out(s->dev, ret, s->model->x, n * sizeof *x);
+    optimizer_clear_grads(s->optimizer);
+    device_copy_in(s->dev, layer->x_mid, x, bytes);
+    device_copy_in(s->dev, m->x, x, bytes);
+    device_copy_in(s->dev, s->backward->dx, x + n, bytes);
+    const struct norm_args norm = model_mlp_norm(&s->weights->layers[l], layer->x_mid, layer);
+    model_normalise(m, m->normed, ROWS, &norm);
+    experts_block(m, l, ROWS, layer, m->x);
+    if (s->config->layers[l].shared_intermediate > 0) shared_block(m, l, ROWS, layer, m->x);
+    mlp_back(s->backward, l, ROWS, layer, &loss);
+    device_copy_out(s->dev, ret, m->x, bytes);
+    device_copy_out(s->dev, ret + n, s->backward->dx, bytes);
+    device_copy_out(s->dev, s->grads, optimizer_grads(s->optimizer, 0)->base,
+                    (size_t)s->weights->n_elements * sizeof(float));
     must_ok(device_sync(s->dev));
+    tape_free(s->dev, tape);
     free(x);
 }
 
 static void experts_must_give_the_same(struct side *part, struct side *whole)
 {
-    const size_t n = (size_t)ROWS * (size_t)whole->config->hidden;
+    const size_t n = 2 * (size_t)ROWS * (size_t)whole->config->hidden;
     float *have = malloc(2 * n * sizeof *have), *want = have + n;
     must(have != NULL, "no memory");
     for (int l = 0; l < whole->config->n_layers; l++) {
@@ -257,6 +271,8 @@ static void experts_must_give_the_same(struct side *part, struct side *whole)
         mix(part, l, have);
         mix(whole, l, want);
         must(memcmp(have, want, n * sizeof *have) == 0, "experts give other bits than on one rank");
+        must(largest_of(whole->grads, (size_t)whole->weights->n_elements) > 0, "no gradients");
+        slices_must_be_close(part, part->grads, whole, whole->grads, 0);
     }
     free(have);
 }
@@ -270,7 +286,8 @@ static void compare(struct side *part, struct side *whole)
     must_be_close(part->logits, whole->logits, logits, largest_of(whole->logits, logits), "logits");
     must_be_close(part->logprobs, whole->logprobs, ROWS, 10, "log-probabilities");
     must_be_same_everywhere(part->comm, part->logits, logits * sizeof(float), "logits of ranks");
-    slices_must_be_close(part, part->grads, whole, whole->grads);
+    slices_must_be_close(part, part->grads, whole, whole->grads,
+                         largest_of(whole->grads, (size_t)whole->weights->n_elements));
     must(fabs(part->norm - whole->norm) <= TOLERANCE * whole->norm, "the gradients' norm");
     must_be_same_everywhere(part->comm, &part->norm, sizeof part->norm, "norms of ranks");
     sampler_must_agree(part);
@@ -398,7 +415,8 @@ static void run_folder(struct device *dev, struct comm *comm, const char *folder
         repeat(&part, RECOMPUTE_LAYER);
         step(&part);
         step(&whole);
-        slices_must_be_close(&part, part.weights->base, &whole, whole.weights->base);
+        slices_must_be_close(&part, part.weights->base, &whole, whole.weights->base,
+                             largest_of(whole.weights->base, (size_t)whole.weights->n_elements));
         replicas_must_be_same(&part);
         run_twin(dev, comm, folder);
         close_side(&whole);

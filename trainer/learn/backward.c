@@ -449,12 +449,11 @@ static void down_back(struct backward *b, const void *dout, const void *gate_up,
 // Adds to the gradients of all experts' matrices (experts, n, k) and biases, each where it is
 // trained, from dy (m, n) and x (m, k) in the experts' order.
 static void experts_to_weight(struct model *m, void *dw, float *dbias, const void *dy,
-                              const void *x, const struct own_experts *own,
-                              const struct matmul *shape)
+                              const void *x, const struct own_experts *own, const struct matmul *s)
 {
-    const struct expert_rows rows = {shape->m, own->n, shape->n, m->dt};
+    const struct expert_rows rows = {s->m, own->n, s->n, m->dt};
     if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, own->offsets, &rows);
-    if (dw) m->ops->matmul_experts_back(m->dev, dw, dy, x, own->offsets, own->n, shape);
+    if (dw) m->ops->matmul_experts_back(m->dev, dw, dy, x, own->offsets, own->n, s);
 }
 
 // dx (a, k) = dy (a, n) . w_e (n, k) of each row's expert.
@@ -530,11 +529,9 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
 static void shared_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
 {
     struct model *m = b->m;
-    const struct model_config *c = m->config;
-    const struct layer_config *layer = &c->layers[l];
+    const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *g = &b->grads->layers[l];
     const struct weight_matrix gate = weights_matrix(m->weights, ROLE_SHARED_GATE, l);
-    const int hidden = c->hidden;
     const struct act_shape act = model_act_shape(m, rows, layer->shared_intermediate);
     const struct moe_shape one = model_shared_shape(m, rows);
     const struct moe_routing *r = &tape->shared_routing;
@@ -544,7 +541,7 @@ static void shared_back(struct backward *b, int l, int rows, const struct layer_
         m->ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->shared_out, r, &one);
         model_sum_mlp(m, l, b->dweight, (size_t)rows, DT_F32);
         m->ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->shared_logits, r, &one);
-        back_to_weight(m, g->shared_gate, NULL, b->drouter, m->normed, rows, 1, hidden);
+        back_to_weight(m, g->shared_gate, NULL, b->drouter, m->normed, rows, 1, gate.k);
         if (model_begins_mlp(m, l)) input_back(m, b->dnormed, b->drouter, &gate, rows, true);
         dout = b->dexpert;
     }
@@ -566,10 +563,8 @@ static void plain_mlp_back(struct backward *b, int l, int rows, const struct lay
     matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows, ROLE_GATE_UP, l, false);
 }
 
-// dx is the gradient of the layer's output on entry, of x_mid on return. A parallel block's MLP
-// reads the layer's input: its part goes to dparallel, because attention still needs dx as it is.
-static void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
-                     const struct backward_loss *loss)
+void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
+              const struct backward_loss *loss)
 {
     struct model *m = b->m;
     const struct model_config *c = m->config;

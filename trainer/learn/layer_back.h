@@ -1,5 +1,5 @@
 /* layer_back.h: what the files of the one backward pass share, as common/model/model.h does for the
- * forward pass. Nobody else includes it. */
+ * forward pass. Nobody else includes it but tests. */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef TRAINER_LAYER_BACK_H
 #define TRAINER_LAYER_BACK_H
@@ -69,6 +69,11 @@ struct backward {
 // and bias, where they are trained.
 void matrix_back(struct backward *b, void *dx, const void *dy, const void *x, int rows,
                  enum tensor_role role, int layer, bool add);
+
+// backward.c: dx is the gradient of the layer's output on entry, of x_mid on return. A parallel
+// block's MLP reads the layer's input: its part goes to dparallel, as attention needs dx as it is.
+void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
+              const struct backward_loss *loss);
 
 // mixers_back.c: from the gradient of a layer's linear attention, projected, to that of m->normed
 // (in dnormed), which it computes again.
