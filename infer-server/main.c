@@ -130,7 +130,7 @@ static const struct option_spec table[] = {
     OPT_FLAG("expert-parallel", server.engine.expert_parallel, NULL,
              "each of these processes holds some of the experts, whole, instead of a part of each "
              "(docs/use/scaling.md)",
-             NEEDS("tensor-parallel-size>1", "they share the experts")),
+             NEEDS("tensor-parallel-size>1", "whose processes share the experts")),
     OPT_CHOICE(
         "step-ahead", server.engine.step_ahead, "auto", OPTION_WORDS("auto", "on", "off"),
         "launches a step while the one before it is computed, where nothing in it depends on "
@@ -193,7 +193,7 @@ static enum status check_usage(void *context, struct option_set *set)
     const struct http_options *http = &c->server.http;
     char host[256], port[16];
     enum status st;
-    (void)set;
+    CHECK(options_check(set, c));
     if (!c->server.engine.model_folder)
         return status_fail(ST_INVALID, "--model DIR is needed: a Hugging Face model folder");
     if (http->max_buffered && http->max_buffered < http->max_body)

@@ -299,6 +299,7 @@ TEST(a_shard_lists_its_own_experts)
 TEST(what_has_no_shards_is_refused)
 {
     const char *folder = daemon_model(test_folder(), false, 3);
+    refused(folder, args("--expert-parallel"), "--expert-parallel needs --tensor-parallel-size");
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "2", 1);
     refused(folder, args("--tensor-parallel-size 4"),
