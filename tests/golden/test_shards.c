@@ -5,11 +5,13 @@
  * weights after a step must agree within f32 rounding: the sums are the same ones, in another
  * order. What must be the same to the bit: logits on all ranks; a second run; a run that computes
  * layers again in the backward pass; the sampler's pass (paged, in chunks, then token by token) and
- * the trainer's (packed); and after a step what several ranks hold alike. Models with experts are
- * shared twice, with a part of every expert and with some experts whole on each rank, where what a
- * mixture gives, and all its gradients, have the bits of one rank. */
+ * the trainer's (packed); after a step what several ranks hold alike; and files that they save,
+ * with those of one rank. Models with experts are shared twice, with a part of every expert and
+ * with some experts whole on each rank, where what a mixture gives, and all its gradients, have the
+ * bits of one rank. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/e4m3.h"
+#include "common/base/file.h"
 #include "common/model/model.h"
 #include "infer-server/engine/runner.h"
 #include "tests/support/mpirun.h"
@@ -19,6 +21,7 @@
 #include "trainer/learn/param_range.h"
 
 #include <dirent.h>
+#include <unistd.h>
 
 enum { FIRST = 11, SECOND = 7, ROWS = FIRST + SECOND, CHUNK = 5, BLOCK = 4 };
 #define COMPARED  "all folders were compared" // each rank says so, in the end
@@ -402,6 +405,40 @@ static void step(struct side *s)
     must_ok(device_sync(s->dev));
 }
 
+static void files_must_be_same(const char *a, const char *b, const char *what)
+{
+    struct file_map x, y;
+    must_ok(file_map_open(a, &x));
+    must_ok(file_map_open(b, &y));
+    must(x.len == y.len && memcmp(x.data, y.data, x.len) == 0, what);
+    file_map_release(&x);
+    file_map_release(&y);
+}
+
+// What ranks save together is what one rank saves: the weights, and the optimizer's state once they
+// have loaded one rank's.
+static void files_must_be_of_one_rank(struct side *part, struct side *whole)
+{
+    char dir[] = "/tmp/cw-shards-XXXXXX";
+    const bool writes = comm_rank(part->comm) == 0;
+    must(mkdtemp(dir) != NULL, "no folder for files");
+    const char *one = test_path(dir, "one"), *all = test_path(dir, "all");
+    must_ok(weights_load(whole->weights, whole->dev, folder_now));
+    must_ok(weights_load(part->weights, part->dev, folder_now));
+    part->weights->comm = part->comm;
+    must_ok(weights_save_as(whole->weights, whole->dev, dir, "one", DT_F32));
+    must_ok(writes ? weights_save_as(part->weights, part->dev, dir, "all", DT_F32)
+                   : weights_save_part(part->weights, part->dev));
+    if (writes) files_must_be_same(one, all, "ranks save other weights than one");
+    must_ok(optimizer_save(whole->optimizer, one));
+    must_ok(optimizer_load(part->optimizer, one));
+    must_ok(optimizer_save(part->optimizer, writes ? all : NULL));
+    if (writes) files_must_be_same(one, all, "ranks save another state than one");
+    unlink(one);
+    if (writes) unlink(all);
+    rmdir(dir);
+}
+
 static void run_folder(struct device *dev, struct comm *comm, const char *folder)
 {
     struct side part, whole;
@@ -418,6 +455,7 @@ static void run_folder(struct device *dev, struct comm *comm, const char *folder
         slices_must_be_close(&part, part.weights->base, &whole, whole.weights->base,
                              largest_of(whole.weights->base, (size_t)whole.weights->n_elements));
         replicas_must_be_same(&part);
+        files_must_be_of_one_rank(&part, &whole);
         run_twin(dev, comm, folder);
         close_side(&whole);
     }
