@@ -104,14 +104,15 @@ static json_t *info_json(struct server *s, uint64_t version)
     struct engine_info info;
     engine_info(s->engine, &info);
     return json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:s, s:s, s:I, s:b, s:b, s:i, s:I, s:i, s:I, s:o}", "status",
-        state, "state_detail", json_clean_string(detail), "model", json_clean_string(s->model.name),
-        "bridge", json_clean_string(info.bridge_path), "socket",
+        "{s:s, s:o, s:o, s:o, s:o, s:s, s:s, s:I, s:b, s:b, s:i, s:b, s:I, s:i, s:I, s:o}",
+        "status", state, "state_detail", json_clean_string(detail), "model",
+        json_clean_string(s->model.name), "bridge", json_clean_string(info.bridge_path), "socket",
         json_clean_string(s->options->engine.socket_path), "quantization",
         quantization_names[s->options->engine.quantization], "kv_cache_dtype",
         kv_cache_names[s->options->engine.kv_cache], "weight_version",
         (json_int_t)(version ? version : stats.weight_version), "paused", (int)s->paused, "exact",
-        (int)s->options->engine.exact, "tp_degree", info.loaded ? info.n_shards : 1, "weight_bytes",
+        (int)s->options->engine.exact, "tp_degree", info.loaded ? info.n_shards : 1,
+        "expert_parallel", (int)s->options->engine.expert_parallel, "weight_bytes",
         (json_int_t)stats.weight_bytes * (info.loaded ? info.n_shards : 1), "num_tensors",
         info.n_tensors, "num_parameters", (json_int_t)info.n_parameters, "control",
         control_json(&info));

@@ -285,6 +285,8 @@ TEST(a_shard_lists_its_own_experts)
     const json_t *bridge = json_of_file(d.bridge),
                  *ranks_of[] = {bridge, json_at(bridge, "roles.1")};
     assert_true(json_is_true(json_at(bridge, "expert_parallel")));
+    assert_true(
+        json_is_true(json_at(daemon_get(d.socket, "/bridge/info", 200), "expert_parallel")));
     for (int rank = 0; rank < 2; rank++)
         for (int e = 0; e < 8; e++) {
             const char *name = test_text("model.layers.0.mlp.experts.%d.down_proj.weight", e);
