@@ -30,7 +30,7 @@ enum tensor_role adapter_role(const struct weights *base, int tensor)
                              BIT(LAYER_OUT) | BIT(HEAD);
     const enum tensor_role role = base->tensors[tensor].role;
     if (role == ROLE_EMBED && base->config->tie_embeddings) return ROLE_HEAD;
-    return adapted >> role & 1 ? role : ROLE_COUNT;
+    return role < 64 && adapted >> role & 1 ? role : ROLE_COUNT;
 }
 
 int adapter_nth(const struct weights *base, int i)

@@ -2,6 +2,7 @@
  * attention, linear attention, experts. One thread. */
 // SPDX-License-Identifier: Apache-2.0
 #include "common/model/model.h"
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -451,16 +452,16 @@ static void add_experts_bias(struct model *m, void *y, const void *bias,
     if (bias) m->ops->experts_bias(m->dev, y, bias, own->offsets, &rows);
 }
 
-// y (a, n) = each row times its expert's matrix.
-static struct matmul experts_shape(const struct model *m, int a, const struct weight_matrix *w)
+struct matmul model_experts_shape(const struct model *m, int a, const struct weight_matrix *w,
+                                  bool back)
 {
     return (struct matmul){.m = a,
-                           .n = w->n,
-                           .k = w->k,
-                           .trans_b = true,
+                           .n = back ? w->k : w->n,
+                           .k = back ? w->n : w->k,
+                           .trans_b = !back,
                            .in = m->dt,
                            .out = m->dt,
-                           .early = true,
+                           .early = !back,
                            .scales = w->scales,
                            .mx_scales = w->mx_scales};
 }
@@ -473,7 +474,59 @@ const void *experts_input(struct model *m, int l, int rows)
     return m->latent_in;
 }
 
-void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out)
+struct norm_args model_beside_norm(const void *w, const void *x, const struct layer_tape *tape)
+{
+    return (struct norm_args){.x = x, .w = w, .rstd = tape ? tape->rstd2 : NULL};
+}
+
+float model_router_scale(const struct model *m)
+{
+    return m->config->experts_beside ? 1 / sqrtf((float)m->config->hidden) : 1;
+}
+
+struct gate_args model_expert_gate(const struct model *m, int l, const struct moe_routing *r,
+                                   int rows)
+{
+    const int k = m->config->layers[l].moe.top_k;
+    return (struct gate_args){.x = r->weight,
+                              .g = m->expert_scales,
+                              .rows = rows,
+                              .width = k,
+                              .g_stride = k,
+                              .kind = GATE_LINEAR,
+                              .dt = DT_F32,
+                              .x_stride = k};
+}
+
+float *model_expert_weights(struct model *m, int l, const struct moe_routing *r, int rows)
+{
+    const void *scale = m->weights->layers[l].expert_scale;
+    const int a = rows * m->config->layers[l].moe.top_k;
+    const struct gate_args gate = model_expert_gate(m, l, r, rows);
+    float *scales = m->expert_scales, *weights = scales + a;
+    if (!scale) return r->weight;
+    m->ops->gather_rows(m->dev, weights, scale,
+                        &(struct gather_args){r->expert, a, 1, 1.0f, m->dt, 0, 0});
+    m->ops->convert(m->dev, scales, DT_F32, weights, m->dt, a);
+    m->ops->gate(m->dev, weights, &gate);
+    return weights;
+}
+
+float *model_sort_by_expert(struct model *m, int l, const struct moe_routing *r, int rows)
+{
+    const int k = m->config->layers[l].moe.top_k, a = rows * k;
+    const struct moe_shape one = {.rows = rows, .top_k = k, .width = 1, .dt = DT_F32};
+    float *ones = m->expert_scales, *list = ones + a, *sorted = list + a;
+    struct moe_routing by_list = *r;
+    by_list.weight = list;
+    device_fill(m->dev, ones, 0x7f, (size_t)rows * sizeof *ones); // large numbers, whose tanh is 1
+    m->ops->softcap(m->dev, ones, rows, 1, 1);
+    m->ops->moe_combine_back(m->dev, sorted, sorted + a, ones, list, &by_list, &one);
+    return sorted;
+}
+
+void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *x,
+                   void *x_out)
 {
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
@@ -486,11 +539,19 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, vo
     float *logits = tape ? tape->router_logits : m->router_logits;
     void *gate_up = tape ? tape->gate_up : m->gate_up,
          *out = tape ? tape->expert_out : m->expert_out;
-    struct matmul first = experts_shape(m, a, &up), second = experts_shape(m, a, &down);
+    struct matmul first = model_experts_shape(m, a, &up, false),
+                  second = model_experts_shape(m, a, &down, false);
     const struct act_shape act = model_act_shape(m, a, inner);
 
+    const struct norm_args of_router = model_beside_norm(w->router_norm, x, tape),
+                           of_experts = model_beside_norm(w->experts_norm, x, tape);
+
+    if (w->router_norm) model_normalise(m, m->normed, rows, &of_router);
     model_linear(m, logits, m->normed, rows, &(struct linear){ROLE_ROUTER, l, .out = DT_F32});
+    if (w->router_norm)
+        m->ops->softcap(m->dev, logits, (int64_t)rows * shape.n_experts, 0, model_router_scale(m));
     m->ops->moe_route(m->dev, routing, logits, w->router_bias, &shape);
+    if (w->experts_norm) model_normalise(m, m->normed, rows, &of_experts);
     m->ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                         &(struct gather_args){routing->row, a, shape.width, 1.0f, m->dt, 0, 0});
     const void *in = model_rounded(m, m->expert_in, &up, &first);
@@ -509,7 +570,7 @@ void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, vo
     model_experts_end(m, l, out, a);
     const bool latent = layer->expert_latent > 0;
     m->ops->moe_combine(m->dev, latent ? m->latent_sum : x_out, out, routing->place,
-                        routing->weight, &shape, !latent);
+                        model_expert_weights(m, l, routing, rows), &shape, !latent);
     if (latent)
         model_linear(m, x_out, m->latent_sum, rows,
                      &(struct linear){ROLE_EXPERTS_OUT, l, .add = true, .out = m->dt});

@@ -160,6 +160,9 @@ struct model_config {
     bool pre_norm;       // what attention and MLP read is normalised
     bool post_norm;      // what attention and MLP give is normalised before it is added
     bool parallel_block; // attention and MLP read the same normalised input
+    // Experts stand beside the MLP, which is as a shared one here: each has norms of its own before
+    // and behind, and the post-norm goes over their sum (Gemma 4).
+    bool experts_beside;
     bool tie_embeddings;
     float logit_softcap; // 0: none
     float logit_scale;   // of logits, before the cap

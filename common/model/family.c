@@ -576,13 +576,37 @@ out:
     return st;
 }
 
+// Experts beside the MLP of every layer.
+static enum status read_experts_beside(const char *where, const json_t *json,
+                                       struct model_config *c)
+{
+    struct moe_shape moe = {.scoring = MOE_SOFTMAX, .norm_topk = true, .scale = 1};
+    int width = 0;
+    enum status st;
+    CHECK(json_get_bool(where, json, "enable_moe_block", &c->experts_beside));
+    if (!c->experts_beside) return ST_OK;
+    CHECK(json_get_int32(where, json, "num_experts", 1, 1024, &moe.n_experts));
+    CHECK(json_get_int32(where, json, "top_k_experts", 1, 1024, &moe.top_k));
+    CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
+    if (moe.n_experts == 0 || moe.top_k == 0 || width == 0)
+        FAIL(ST_FORMAT,
+             "%s: enable_moe_block wants num_experts, top_k_experts and moe_intermediate_size",
+             where);
+    for (struct layer_config *l = c->layers; l < c->layers + c->n_layers; l++) {
+        l->shared_intermediate = l->intermediate;
+        l->intermediate = width;
+        l->moe = moe;
+    }
+out:
+    return st;
+}
+
 static enum status configure_gemma4(const char *where, const json_t *json, struct model_config *c)
 {
     static const char *const kinds[] = {"full_attention", "sliding_attention"};
     const json_t *ropes = json_object_get(json, "rope_parameters");
     const json_t *both_ways = json_object_get(json, "use_bidirectional_attention");
     const char *seen = json_string_value(both_ways);
-    bool experts = false;
     enum status st = ST_OK;
     CHECK(configure_gemma(where, json, c));
     // "vision" means what images become, of which there is none here
@@ -590,8 +614,6 @@ static enum status configure_gemma4(const char *where, const json_t *json, struc
         FAIL(ST_UNSUPPORTED,
              "%s: use_bidirectional_attention is not supported: a token would see those behind it",
              where);
-    CHECK(json_get_bool(where, json, "enable_moe_block", &experts));
-    if (experts) FAIL(ST_UNSUPPORTED, "%s: enable_moe_block is not supported", where);
     if (json_object_get(json, "rope_scaling"))
         FAIL(ST_FORMAT, "%s: rope_scaling has no place in a %s model, which has rope_parameters",
              where, c->family->title);
@@ -602,6 +624,7 @@ static enum status configure_gemma4(const char *where, const json_t *json, struc
     for (int l = 0; l < c->n_layers; l++) c->layers[l].attn_scale = 1;
     CHECK(read_cap(where, json, "final_logit_softcapping", 0, &c->logit_softcap));
     CHECK(share_keys(where, json, c));
+    CHECK(read_experts_beside(where, json, c));
     c->layer_input = 256;
     c->layer_input_vocab = 262144;
     CHECK(json_get_int32(where, json, "hidden_size_per_layer_input", 0, 1 << 16, &c->layer_input));
@@ -934,22 +957,45 @@ static const struct family families[] = {
                  .every_key = "sliding_window_pattern"},
      .local_key = "rope_local_base_freq", .local_theta = 10000,
      .names = {GEMMA2_NAMES, QK_NORM_NAMES}, .configure = configure_gemma3},
-    {"gemma4_text", "Gemma4ForCausalLM", "Gemma 4 (text)", .act_key = "hidden_activation",
-     .window_ropes = true, .ropes_say_all = true, .partial_rotary = true, .head_dim = 256,
-     .global_head_dim = 512, .max_positions = 131072, .tied = true, .act = ACT_GELU_TANH,
-     .block = POST_NORM | QK_NORM, ATTENTION_BIAS,
+    {"gemma4_text",
+     "Gemma4ForCausalLM",
+     "Gemma 4 (text)",
+     .act_key = "hidden_activation",
+     .window_ropes = true,
+     .ropes_say_all = true,
+     .partial_rotary = true,
+     .head_dim = 256,
+     .global_head_dim = 512,
+     .max_positions = 131072,
+     .tied = true,
+     .act = ACT_GELU_TANH,
+     .block = POST_NORM | QK_NORM,
+     ATTENTION_BIAS,
      .windows = {SOME_LAYERS, .absent = 512, .full_every = 6, .last_full = true},
      .local_theta = 10000,
      .ropes = "{\"full_attention\": {\"rope_type\": \"proportional\","
               "\"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6}}",
-     .names = {GEMMA2_NAMES,
-               QK_NORM_NAMES, [ROLE_LAYER_EMBED] = "model.embed_tokens_per_layer.weight",
-               [ROLE_LAYER_INPUT] = "model.per_layer_model_projection.weight",
-               [ROLE_LAYER_INPUT_NORM] = "model.per_layer_projection_norm.weight",
-               [ROLE_LAYER_GATE] = LAYER "per_layer_input_gate.weight",
-               [ROLE_LAYER_OUT] = LAYER "per_layer_projection.weight",
-               [ROLE_POST_LAYER_NORM] = LAYER "post_per_layer_input_norm.weight",
-               [ROLE_LAYER_SCALE] = LAYER "layer_scalar"},
+     .names =
+         {GEMMA2_NAMES, QK_NORM_NAMES, [ROLE_LAYER_EMBED] = "model.embed_tokens_per_layer.weight",
+          [ROLE_LAYER_INPUT] = "model.per_layer_model_projection.weight",
+          [ROLE_LAYER_INPUT_NORM] = "model.per_layer_projection_norm.weight",
+          [ROLE_LAYER_GATE] = LAYER "per_layer_input_gate.weight",
+          [ROLE_LAYER_OUT] = LAYER "per_layer_projection.weight",
+          [ROLE_POST_LAYER_NORM] = LAYER "post_per_layer_input_norm.weight",
+          [ROLE_LAYER_SCALE] = LAYER "layer_scalar", [ROLE_ROUTER] = LAYER "router.proj.weight",
+          [ROLE_ROUTER_NORM] = LAYER "router.scale",
+          [ROLE_EXPERT_SCALE] = LAYER "router.per_expert_scale",
+          [ROLE_EXPERTS_NORM] = LAYER "pre_feedforward_layernorm_2.weight",
+          [ROLE_POST_SHARED_NORM] = LAYER "post_feedforward_layernorm_1.weight",
+          [ROLE_POST_EXPERTS_NORM] = LAYER "post_feedforward_layernorm_2.weight",
+          [ROLE_SHARED_GATE_UP] = LAYER "mlp.gate_proj.weight|" LAYER "mlp.up_proj.weight",
+          [ROLE_SHARED_DOWN] = LAYER "mlp.down_proj.weight",
+          [ROLE_EXPERTS_GATE_UP] =
+              LAYER "experts.%d.gate_proj.weight|" LAYER "experts.%d.up_proj.weight",
+          [ROLE_EXPERTS_DOWN] = LAYER "experts.%d.down_proj.weight"},
+     .stored = {[ROLE_EXPERTS_GATE_UP] = LAYER "experts.gate_up_proj",
+                [ROLE_EXPERTS_DOWN] = LAYER "experts.down_proj"},
+     .stored_rows = true,
      .configure = configure_gemma4},
     {"gemma4", "Gemma4ForConditionalGeneration", "Gemma 4 (text, images and audio)",
      .text_type = "gemma4_text",

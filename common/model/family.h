@@ -50,6 +50,9 @@ enum tensor_role {
     ROLE_MLP_NORM_BIAS,
     ROLE_ROUTER,
     ROLE_ROUTER_LOGIT_BIAS,
+    ROLE_ROUTER_NORM, // of what the router reads (config.h, experts_beside), as the next two
+    ROLE_EXPERT_SCALE,
+    ROLE_EXPERTS_NORM,
     ROLE_GATE_UP,
     ROLE_GATE_UP_BIAS,
     ROLE_EXPERTS_GATE_UP, // of every expert, one after the other, in layers that have experts
@@ -63,6 +66,8 @@ enum tensor_role {
     ROLE_SHARED_GATE_UP,
     ROLE_SHARED_DOWN,
     ROLE_SHARED_GATE,
+    ROLE_POST_SHARED_NORM, // config.h, experts_beside
+    ROLE_POST_EXPERTS_NORM,
     ROLE_POST_MLP_NORM,
     ROLE_LAYER_GATE, // of a layer's own inputs, as the next two
     ROLE_LAYER_OUT,
@@ -153,6 +158,8 @@ struct family {
     // turn. `names` are then what the table calls them. In published folders matrices may be
     // MXFP4, in two tensors (weights_files.c).
     const char *stored[ROLE_COUNT];
+    // They are (n_experts, rows, columns), a part's rows behind another's (Gemma 4).
+    bool stored_rows;
     // What names in a folder begin with in place of "model."; NULL: with that.
     const char *folder_prefix;
     // A layer that predicts further tokens: its tensors are `names` too, with `mtp_prefix` in place

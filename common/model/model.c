@@ -34,7 +34,7 @@ int model_routing_parts(int n_experts, size_t a, size_t base, struct device_part
     return 5;
 }
 
-#define MAX_SCRATCH 51
+#define MAX_SCRATCH 53
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -87,8 +87,6 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
                  delta_in = (size_t)layer_delta_in_width(l) * e,
                  grouped = delta_in > gates ? delta_in : gates;
     const int gated = c->attn_gate ? layer_q_width(l) : 0;
-    const size_t all_heads = t * (size_t)layer_all_heads_width(c, l) * e;
-    const size_t shared_kv = 2 * (size_t)layer_kv_width(l);
     const struct device_part parts[] = {
         SCRATCH(x, t * h * e),
         SCRATCH(normed, t * h * e),
@@ -97,10 +95,10 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(qkv, t * qkv * e),
         SCRATCH(attn_out, t * (size_t)layer_attn_width(l) * e),
         SCRATCH(attn_in, t * (size_t)layer_before_attn_width(c, l) * e),
-        SCRATCH(all_heads, all_heads),
-        SCRATCH(heads_parts, all_heads),
-        SCRATCH(kv[0], l->kv_shared == 0 ? t * shared_kv * e : 0),
-        SCRATCH(kv[1], l->kv_shared == 1 ? t * shared_kv * e : 0),
+        SCRATCH(all_heads, t * (size_t)layer_all_heads_width(c, l) * e),
+        SCRATCH(heads_parts, t * (size_t)layer_all_heads_width(c, l) * e),
+        SCRATCH(kv[0], l->kv_shared == 0 ? 2 * t * (size_t)layer_kv_width(l) * e : 0),
+        SCRATCH(kv[1], l->kv_shared == 1 ? 2 * t * (size_t)layer_kv_width(l) * e : 0),
         SCRATCH(inputs, t * (size_t)config_layer_inputs(c) * e),
         SCRATCH(inputs_in, t * (size_t)config_layer_inputs(c) * e),
         SCRATCH(own_gate, t * (size_t)c->layer_input * e),
@@ -113,6 +111,8 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(gate_up, gate_up > lse ? gate_up : lse),
         SCRATCH(act, inner * e),
         SCRATCH(block, config_scales_branches(c) ? t * h * e : 0),
+        SCRATCH(beside, c->experts_beside ? t * h * e : 0),
+        SCRATCH(expert_scales, c->experts_beside ? 4 * a * sizeof(float) : 0),
         SCRATCH(expert_in, expert),
         SCRATCH(expert_out, expert),
         SCRATCH(latent_in, t * (size_t)l->expert_latent * e),
@@ -569,6 +569,17 @@ struct branch {
     bool whole;
 };
 
+// Where that is more than added: from what it gives, not yet normalised, which may be in m->block.
+static void add_projected(struct model *m, int rows, const struct branch *b, const void *proj,
+                          const void *x_from, void *x_to)
+{
+    const int hidden = m->config->hidden;
+    copy_rows(m, x_to, x_from, rows, hidden);
+    model_normalise(m, m->block, rows,
+                    &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
+    m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->config->residual_scale, m->dt);
+}
+
 static void add_branch(struct model *m, int rows, const struct branch *b, const void *x_from,
                        void *x_to)
 {
@@ -582,13 +593,10 @@ static void add_branch(struct model *m, int rows, const struct branch *b, const 
         return;
     }
     void *proj = b->proj ? b->proj : m->block;
-    copy_rows(m, x_to, x_from, rows, hidden);
     out.add = false;
     model_linear(m, proj, b->in, rows, &out);
     if (!b->whole) model_sum_ranks(m, proj, rows);
-    model_normalise(m, m->block, rows,
-                    &(struct norm_args){.x = proj, .w = b->norm, .rstd = b->rstd});
-    m->ops->add(m->dev, x_to, m->block, (int64_t)rows * hidden, m->config->residual_scale, m->dt);
+    add_projected(m, rows, b, proj, x_from, x_to);
 }
 
 void model_rotate(struct model *m, int l, void *qkv, const struct batch_view *batch, float sign)
@@ -770,6 +778,36 @@ static void attention_block(struct model *m, int l, const struct batch_view *bat
     add_branch(m, rows, &o, x, x_mid);
 }
 
+// Experts beside the MLP: norms behind each, and the branch's end from their sum. m->normed is the
+// MLP's input.
+static void beside_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *mid,
+                         void *x_out)
+{
+    const struct layer_weights *w = &m->weights->layers[l];
+    const int64_t n = (int64_t)rows * m->config->hidden;
+    const size_t bytes = (size_t)n * dtype_size(m->dt);
+    void *own = tape ? tape->shared_out : m->beside, *theirs = tape ? tape->experts_sum : m->block,
+         *sum = tape ? tape->mlp_proj : m->beside;
+    const struct branch end = {
+        .norm = w->post_mlp_norm, .rstd = tape ? tape->rstd_post2 : NULL, .whole = true};
+    device_fill(m->dev, own, 0, bytes);
+    shared_block(m, l, rows, tape, own);
+    model_sum_mlp(m, l, own, (size_t)n, m->dt);
+    device_fill(m->dev, theirs, 0, bytes);
+    experts_block(m, l, rows, tape, mid, theirs);
+    model_sum_mlp(m, l, theirs, (size_t)n, m->dt);
+    model_normalise(m, sum, rows,
+                    &(struct norm_args){.x = own,
+                                        .w = w->post_shared_norm,
+                                        .rstd = tape ? tape->rstd_shared : NULL});
+    model_normalise(m, m->block, rows,
+                    &(struct norm_args){.x = theirs,
+                                        .w = w->post_experts_norm,
+                                        .rstd = tape ? tape->rstd_experts : NULL});
+    m->ops->add(m->dev, sum, m->block, n, 1.0f, m->dt);
+    add_projected(m, rows, &end, sum, mid, x_out);
+}
+
 // m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
 static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *mid,
                       void *x_out)
@@ -783,12 +821,16 @@ static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape,
 
     if (!c->parallel_block)
         in.rounded = normalise_for(m, ROLE_GATE_UP, l, rows, model_mlp_norm(w, mid, tape));
+    if (c->experts_beside) {
+        beside_block(m, l, rows, tape, mid, x_out);
+        return;
+    }
     if (layer->moe.n_experts > 0) {
         if (model_begins_mlp(m, l))
             copy_rows(m, x_out, mid, rows, c->hidden);
         else
             device_fill(m->dev, x_out, 0, (size_t)rows * (size_t)c->hidden * dtype_size(m->dt));
-        experts_block(m, l, rows, tape, x_out);
+        experts_block(m, l, rows, tape, mid, x_out);
         if (layer->shared_intermediate > 0) shared_block(m, l, rows, tape, x_out);
         model_sum_mlp(m, l, x_out, (size_t)rows * (size_t)c->hidden, m->dt);
         return;

@@ -64,6 +64,9 @@ struct layer_tape {
     void *shared_gate_up; // (T, 2 * shared_intermediate)
     void *shared_out;     // (T, hidden), not yet gated; where there is a gate, as the next two
     float *shared_logits; // (T)
+    // (T, hidden) of experts beside the MLP, as shared_out is of that, and (T) of the norms behind
+    void *experts_sum;
+    float *rstd_shared, *rstd_experts;
     struct moe_routing shared_routing;
     void *gate_up;     // (A, 2 * intermediate), or (A, intermediate) where not gated
     void *expert_out;  // (A, expert width) sorted by expert
@@ -135,6 +138,8 @@ struct model {
     void *latent_out;             // (max_tokens, n_heads, rank)
     void *gate_up, *act;          // (A, 2 * intermediate), (A, intermediate)
     void *block;                  // (max_tokens, hidden) what a block gives, before its post-norm
+    void *beside;                 // (max_tokens, hidden) what an MLP beside experts gives
+    float *expert_scales;         // (4, A) chosen experts' scales, weights times these, and room
     void *expert_in, *expert_out; // (A, expert width) sorted by expert
     // (max_tokens, expert width) what experts read and give, where that is a latent vector
     void *latent_in, *latent_sum;
@@ -286,8 +291,27 @@ void model_arrange(struct model *m, void *y, const void *x, int rows, enum tenso
                    enum dtype dt, bool back);
 // What model_arrange() reads, once.
 enum status model_arrange_init(struct model *m);
-// From m->normed to x_out += what the experts give, and the one that every row goes to.
-void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, void *x_out);
+// From m->normed (or x, where the config has experts_beside) to x_out += what the experts give, and
+// the one that every row goes to.
+void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *x,
+                   void *x_out);
+// Where router and experts read the residual stream x by norms of their own: of these. That its
+// statistics are those of the MLP's norm, which are there, is all that the tape needs.
+struct norm_args model_beside_norm(const void *w, const void *x, const struct layer_tape *tape);
+// By what a router's logits are multiplied then; else 1.
+float model_router_scale(const struct model *m);
+// y (a, n) = x (a, k), sorted by expert, times each row's expert's matrix w (n, k) transposed;
+// back: dx (a, k) from dy (a, n).
+struct matmul model_experts_shape(const struct model *m, int a, const struct weight_matrix *w,
+                                  bool back);
+// The weights of so many rows' chosen experts: the routing's, or where experts have scales of their
+// own the second of m->expert_scales' lists: each the routing's weight times the first's scale, as
+// the gate says.
+float *model_expert_weights(struct model *m, int l, const struct moe_routing *r, int rows);
+struct gate_args model_expert_gate(const struct model *m, int l, const struct moe_routing *r,
+                                   int rows);
+// That second list in the experts' order. The others are lost.
+float *model_sort_by_expert(struct model *m, int l, const struct moe_routing *r, int rows);
 // Those of layer l's experts that this rank holds, and where their rows begin.
 struct own_experts {
     int n;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_TAPE 57
+#define MAX_TAPE 60
 #define TAPE(name, size)                                                                           \
     {                                                                                              \
         offsetof(struct layer_tape, name), (size)                                                  \
@@ -43,7 +43,10 @@ static int tape_parts(const struct model_config *c, const struct layer_config *l
         TAPE(mean2, c->parallel_block ? 0 : mean),
         TAPE(router_logits, stat * (size_t)l->moe.n_experts),
         TAPE(shared_gate_up, t * (size_t)layer_shared_up_width(c, l) * e),
-        TAPE(shared_out, l->shared_gate ? hidden : 0),
+        TAPE(shared_out, l->shared_gate || c->experts_beside ? hidden : 0),
+        TAPE(rstd_shared, c->experts_beside ? stat : 0),
+        TAPE(experts_sum, c->experts_beside ? hidden : 0),
+        TAPE(rstd_experts, c->experts_beside ? stat : 0),
         TAPE(shared_logits, l->shared_gate ? stat : 0),
         TAPE(gate_up, a * (size_t)layer_up_width(c, l) * e),
         TAPE(expert_out, layer_expert_elements(c, l, t) * e),

@@ -127,6 +127,7 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(IF_EXPERTS_BIAS, experts && c->mlp_bias)                                                     \
     X(IF_EXPERTS_LATENT, experts && l->expert_latent > 0)                                          \
     X(IF_ROUTER_LOGIT_BIAS, experts && c->router_logit_bias)                                       \
+    X(IF_BESIDE, experts && c->experts_beside)                                                     \
     X(IF_ROUTER_BIAS, l->router_bias)                                                              \
     X(IF_SHARED, l->shared_intermediate > 0)                                                       \
     X(IF_SHARED_GATE, l->shared_gate)                                                              \
@@ -241,6 +242,10 @@ static const struct role roles[ROLE_COUNT] = {
                      .cols = SIZE_HIDDEN},
     [ROLE_ROUTER_LOGIT_BIAS] = {IN_LAYER(router_logit_bias), .when = IF_ROUTER_LOGIT_BIAS,
                                 .rows = SIZE_EXPERTS},
+    [ROLE_ROUTER_NORM] = {IN_LAYER(router_norm), NORM, .when = IF_BESIDE},
+    [ROLE_EXPERT_SCALE] = {IN_LAYER(expert_scale), .is_norm = true, .when = IF_BESIDE,
+                           .rows = SIZE_EXPERTS},
+    [ROLE_EXPERTS_NORM] = {IN_LAYER(experts_norm), NORM, .when = IF_BESIDE},
     [ROLE_GATE_UP] = {MLP_UP, IN_TWIN, .when = IF_MLP, .cols = SIZE_HIDDEN},
     [ROLE_GATE_UP_BIAS] = {MLP_UP_BIAS, .when = IF_MLP_BIAS},
     [ROLE_EXPERTS_GATE_UP] = {MLP_UP, IN_TWIN, OF_EXPERTS, .when = IF_EXPERTS, .cols = SIZE_EXPERT},
@@ -261,6 +266,8 @@ static const struct role roles[ROLE_COUNT] = {
                           .cols = SIZE_SHARED_INNER},
     [ROLE_SHARED_GATE] = {IN_LAYER(shared_gate), .when = IF_SHARED_GATE, .rows = SIZE_ONE,
                           .cols = SIZE_HIDDEN},
+    [ROLE_POST_SHARED_NORM] = {IN_LAYER(post_shared_norm), NORM, .when = IF_BESIDE},
+    [ROLE_POST_EXPERTS_NORM] = {IN_LAYER(post_experts_norm), NORM, .when = IF_BESIDE},
     [ROLE_POST_MLP_NORM] = {IN_LAYER(post_mlp_norm), NORM, .when = IF_POST_NORM},
     [ROLE_LAYER_GATE] = {IN_LAYER(layer_gate), .when = IF_LAYER_INPUT, .rows = SIZE_LAYER_INPUT,
                          .cols = SIZE_HIDDEN},
@@ -433,20 +440,20 @@ static void plan_expert(bool is_own, struct weight_tensor *t)
 }
 
 // Part `part` of `parts` of expert e, which are in one tensor of the folder.
-static void plan_stored(const char *pattern, int layer, int experts, int e, int part, int parts,
+static void plan_stored(const struct family *f, int layer, int experts, int e, int part, int parts,
                         struct weight_tensor *t)
 {
     struct stored_in *s = &t->stored;
     const int64_t rows = t->slice.whole[0] * parts, cols = t->n_dims == 2 ? t->slice.whole[1] : 1;
-    tensor_name(pattern, 0, layer, 0, s->name);
+    tensor_name(f->stored[t->role], 0, layer, 0, s->name);
     s->n_dims = t->n_dims + 1;
     s->shape[0] = experts;
-    s->shape[1] = t->n_dims == 2 ? cols : rows;
-    s->shape[2] = t->n_dims == 2 ? rows : 0;
-    s->first = e * rows * cols + part;
+    s->shape[1] = t->n_dims == 2 && !f->stored_rows ? cols : rows;
+    s->shape[2] = t->n_dims == 1 ? 0 : f->stored_rows ? cols : rows;
+    s->first = e * rows * cols + (f->stored_rows ? part * t->slice.whole[0] * cols : part);
     s->first_row = e * rows + part;
-    s->row_step = parts;
-    s->col_step = rows;
+    s->row_step = f->stored_rows ? cols : parts;
+    s->col_step = f->stored_rows ? 1 : rows;
 }
 
 static void plan_role(struct weights *w, enum tensor_role role, int layer, int64_t *at)
@@ -471,8 +478,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         if (roles[role].of_experts && layer_splits_experts(c, l))
             plan_expert(i / tensors >= first && i / tensors < end, t);
         if (c->family->stored[role])
-            plan_stored(c->family->stored[role], layer, own.experts, i / tensors, i % tensors,
-                        tensors, t);
+            plan_stored(c->family, layer, own.experts, i / tensors, i % tensors, tensors, t);
         t->is_buffer = roles[role].is_buffer;
         w->n_parameters += t->n;
         w->n_held += t->n > 0;

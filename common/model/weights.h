@@ -74,6 +74,9 @@ struct layer_weights {                // pointers into the arena; NULL where the
     void *router;                     // (n_experts, hidden)
     void *router_logit_bias;          // (n_experts)
     void *router_bias;                // (n_experts) f32
+    void *router_norm, *experts_norm; // (hidden) of what router and experts read; then (n_experts)
+    void *expert_scale;               // of weights, and (hidden) behind MLP and experts
+    void *post_shared_norm, *post_experts_norm;
     void *gate_up, *gate_up_bias; // (2 * intermediate, hidden): gate rows, then up rows; or the up
                                   // rows alone; n_experts of them where there are experts
     void *down, *down_bias;       // (hidden, intermediate), as many

@@ -46,7 +46,7 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(dx, t * h * e),
             PART(dnormed, t * h * e),
             PART(dproj, config_scales_branches(c) ? t * h * e : 0),
-            PART(dparallel, c->parallel_block ? t * h * e : 0),
+            PART(dparallel, c->parallel_block || c->experts_beside ? t * h * e : 0),
             PART(dgate_up, layer_mlp_elements(l, t) * (c->gated_mlp ? 2 : 1) * e),
             PART(dact, layer_mlp_elements(l, t) * e),
             PART(dexpert, layer_expert_elements(c, l, t) * e),
@@ -393,13 +393,23 @@ out:
 }
 
 // ---- the layers ---------------------------------------------------------------------------------
-// The gradient of what a residual branch gives: dx itself, or dx taken back through its scale and
-// the post-norm.
-static const void *residual_back(struct backward *b, int rows, const struct norm_args *post_norm,
-                                 void *dnorm)
+// dy taken back through the norm w of whole rows x, to `dx`; dy itself where there is none.
+static const void *norm_back(struct backward *b, void *dx, const void *dy, int rows, const void *x,
+                             const void *w, float *rstd, void *dw)
+{
+    const struct norm_shape shape = model_norm_shape(b->m, rows);
+    const struct norm_args norm = {.x = x, .w = w, .rstd = rstd};
+    if (!w) return dy;
+    b->m->ops->norm_back(b->m->dev, dx, dw, NULL, dy, &norm, &shape, false);
+    return dx;
+}
+
+// The gradient of what a residual branch gives, x: dx itself, or dx taken back through its scale
+// and the post-norm w.
+static const void *residual_back(struct backward *b, int rows, const void *x, const void *w,
+                                 float *rstd, void *dw)
 {
     struct model *m = b->m;
-    const struct norm_shape shape = model_norm_shape(m, rows);
     const int64_t n = (int64_t)rows * m->config->hidden;
     const float scale = m->config->residual_scale;
     const void *dbranch = b->dx;
@@ -408,159 +418,177 @@ static const void *residual_back(struct backward *b, int rows, const struct norm
         m->ops->add(m->dev, b->dproj, b->dx, n, scale, m->dt);
         dbranch = b->dproj;
     }
-    if (!post_norm->w) return dbranch;
-    m->ops->norm_back(m->dev, b->dproj, dnorm, NULL, dbranch, post_norm, &shape, false);
-    return b->dproj;
+    return norm_back(b, b->dproj, dbranch, rows, x, w, rstd, dw);
 }
 
-// dx = (add ? dx : 0) + dnormed, taken back through the norm in front of a residual branch where
-// there is one; where there is none, the branch's input is added to.
+// dx = (add ? dx : 0) + dnormed, ranks' parts unless it is whole, taken back through the norm
+// before a residual branch where there is one; where there is none, the branch's input is added to.
 static void pre_norm_back(struct backward *b, void *dx, void *dnorm, void *dbias, int rows,
-                          const struct norm_args *norm, bool add)
+                          const struct norm_args *norm, bool add, bool whole)
 {
     struct model *m = b->m;
     const struct norm_shape shape = model_norm_shape(m, rows);
+    if (!whole) model_sum_ranks(m, b->dnormed, rows);
     if (norm->w)
         m->ops->norm_back(m->dev, dx, dnorm, dbias, b->dnormed, norm, &shape, add);
     else
         m->ops->add(m->dev, dx, b->dnormed, (int64_t)rows * m->config->hidden, 1.0f, m->dt);
 }
 
-// From the gradient of what the matrix behind an activation gives: that of the activation's input,
-// in dgate_up, and the matrix's. The activation itself is computed again on the way; beforehand
-// where an adapter reads it.
-static void down_back(struct backward *b, const void *dout, const void *gate_up,
-                      const struct act_shape *act, enum tensor_role role, int l)
+// An MLP of two matrices of so many inner columns, from dout and m->normed: their gradients, and
+// that of m->normed is in dnormed, or added to it. The activation is computed again on the way;
+// beforehand where an adapter reads it.
+static void dense_back(struct backward *b, int l, int rows, const void *dout, const void *gate_up,
+                       int inner, enum tensor_role up, enum tensor_role down, bool add)
 {
     struct model *m = b->m;
-    const struct weight_matrix w = weights_matrix(m->weights, role, l),
-                               g = weights_matrix(b->grads, role, l);
+    const struct weight_matrix w = weights_matrix(m->weights, down, l),
+                               g = weights_matrix(b->grads, down, l);
+    const struct act_shape act = model_act_shape(m, rows, inner);
     if (b->adapter) {
-        m->ops->act(m->dev, m->act, gate_up, act);
-        matrix_back(b, b->dact, dout, m->act, act->rows, role, l, false);
-        m->ops->act_back(m->dev, b->dgate_up, NULL, b->dact, gate_up, act);
-        return;
+        m->ops->act(m->dev, m->act, gate_up, &act);
+        matrix_back(b, b->dact, dout, m->act, rows, down, l, false);
+        m->ops->act_back(m->dev, b->dgate_up, NULL, b->dact, gate_up, &act);
+    } else {
+        input_back(m, b->dact, dout, &w, rows, false);
+        m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, &act);
+        back_to_weight(m, g.w, g.bias, dout, m->act, rows, w.n, w.k);
     }
-    input_back(m, b->dact, dout, &w, act->rows, false);
-    m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, act);
-    back_to_weight(m, g.w, g.bias, dout, m->act, act->rows, w.n, w.k);
+    matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows, up, l, add);
 }
 
 // Adds to the gradients of all experts' matrices (experts, n, k) and biases, each where it is
 // trained, from dy (m, n) and x (m, k) in the experts' order.
 static void experts_to_weight(struct model *m, void *dw, float *dbias, const void *dy,
-                              const void *x, const struct own_experts *own, const struct matmul *s)
+                              const void *x, const struct own_experts *own, int a, int n, int k)
 {
-    const struct expert_rows rows = {s->m, own->n, s->n, m->dt};
+    const struct matmul shape = {.m = a, .n = n, .k = k, .in = m->dt};
+    const struct expert_rows rows = {a, own->n, n, m->dt};
     if (dbias) m->ops->experts_bias_back(m->dev, dbias, dy, own->offsets, &rows);
-    if (dw) m->ops->matmul_experts_back(m->dev, dw, dy, x, own->offsets, own->n, s);
+    if (dw) m->ops->matmul_experts_back(m->dev, dw, dy, x, own->offsets, own->n, &shape);
 }
 
-// dx (a, k) = dy (a, n) . w_e (n, k) of each row's expert.
-static struct matmul experts_input_shape(const struct model *m, int a,
-                                         const struct weight_matrix *w)
-{
-    return (struct matmul){.m = a,
-                           .n = w->k,
-                           .k = w->n,
-                           .in = m->dt,
-                           .out = m->dt,
-                           .scales = w->scales,
-                           .mx_scales = w->mx_scales};
-}
-
-// From m->normed and dx, the experts' gradients; leaves the gradient of m->normed in dnormed.
-static void experts_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
-                         const struct backward_loss *loss)
+// The gradients of experts' own scales, and of the routing's weights, times the factor of logits.
+static void scales_back(struct backward *b, int l, int rows, const struct moe_routing *r)
 {
     struct model *m = b->m;
-    const struct model_config *c = m->config;
-    const struct layer_config *layer = &c->layers[l];
+    const struct gate_args gate = model_expert_gate(m, l, r, rows);
+    const int a = rows * gate.width;
+    const struct expert_rows shape = {a, m->config->layers[l].moe.n_experts, 1, DT_F32};
+    float *dscale = b->grads->layers[l].expert_scale;
+    m->ops->gate_back(m->dev, b->dweight, m->expert_scales + a, b->dweight, &gate);
+    m->ops->softcap(m->dev, b->dweight, a, 0, model_router_scale(m));
+    if (!dscale) return;
+    const float *list = model_sort_by_expert(m, l, r, rows);
+    m->ops->experts_bias_back(m->dev, dscale, list, r->offsets, &shape);
+}
+
+// From m->normed and drouter, the gradients of a router or gate; dnormed is m->normed's, or more.
+static void router_back(struct backward *b, int l, int rows, enum tensor_role role, bool add)
+{
+    struct model *m = b->m;
+    const struct weight_matrix w = weights_matrix(m->weights, role, l),
+                               g = weights_matrix(b->grads, role, l);
+    back_to_weight(m, g.w, g.bias, b->drouter, m->normed, rows, w.n, w.k);
+    if (model_begins_mlp(m, l))
+        input_back(m, b->dnormed, b->drouter, &w, rows, add);
+    else if (!add)
+        device_fill(m->dev, b->dnormed, 0, (size_t)rows * (size_t)w.k * dtype_size(m->dt));
+}
+
+// From m->normed and dout, the experts' gradients, and the router's unless it reads by a norm of
+// its own: its dlogits are then in drouter. Leaves the gradient of m->normed in dnormed.
+static void experts_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
+                         const struct backward_loss *loss, const void *dout)
+{
+    struct model *m = b->m;
+    const struct layer_config *layer = &m->config->layers[l];
     const struct ops *ops = m->ops;
     const struct layer_weights *g = &b->grads->layers[l];
     const struct weight_matrix up = weights_matrix(m->weights, ROLE_EXPERTS_GATE_UP, l),
-                               down = weights_matrix(m->weights, ROLE_EXPERTS_DOWN, l),
-                               router = weights_matrix(m->weights, ROLE_ROUTER, l);
+                               down = weights_matrix(m->weights, ROLE_EXPERTS_DOWN, l);
     const struct moe_routing *r = &tape->routing;
     const struct moe_shape shape = model_moe_shape(m, l, rows);
     const bool latent = layer->expert_latent > 0;
-    int width = shape.width, inner = layer->intermediate, a = rows * shape.top_k;
+    const int width = shape.width, inner = layer->intermediate, a = rows * shape.top_k;
     const struct own_experts own = model_own_experts(m, l, r);
     const struct act_shape act = model_act_shape(m, a, inner);
-    const struct matmul to_act = experts_input_shape(m, a, &down),
-                        to_input = experts_input_shape(m, a, &up);
-    const struct matmul to_down = {.m = a, .n = width, .k = inner, .in = m->dt};
-    const struct matmul to_gate_up = {.m = a, .n = up.n, .k = width, .in = m->dt};
+    const struct matmul to_act = model_experts_shape(m, a, &down, true),
+                        to_input = model_experts_shape(m, a, &up, true);
+    const bool beside = m->config->experts_beside;
+    struct moe_routing scaled = *r;
 
-    const void *dout = b->dx;
+    scaled.weight = model_expert_weights(m, l, r, rows);
     if (latent) {
         ops->moe_combine(m->dev, m->latent_sum, tape->expert_out, r->place, r->weight, &shape,
                          false);
-        matrix_back(b, b->dlatent, b->dx, m->latent_sum, rows, ROLE_EXPERTS_OUT, l, false);
+        matrix_back(b, b->dlatent, dout, m->latent_sum, rows, ROLE_EXPERTS_OUT, l, false);
         dout = b->dlatent;
     }
-    ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->expert_out, r, &shape);
+    ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->expert_out, &scaled, &shape);
     ops->matmul_experts(m->dev, b->dact, b->dexpert, down.w, own.offsets, own.n, &to_act);
     ops->act_back(m->dev, b->dgate_up, m->act, b->dact, tape->gate_up, &act);
-    experts_to_weight(m, g->down, g->down_bias, b->dexpert, m->act, &own, &to_down);
+    experts_to_weight(m, g->down, g->down_bias, b->dexpert, m->act, &own, a, width, inner);
     ops->gather_rows(m->dev, m->expert_in, experts_input(m, l, rows),
                      &(struct gather_args){r->row, a, width, 1.0f, m->dt, 0, 0});
-    experts_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->expert_in, &own, &to_gate_up);
+    experts_to_weight(m, g->gate_up, g->gate_up_bias, b->dgate_up, m->expert_in, &own, a, up.n,
+                      width);
     model_experts_begin(m, l, b->dexpert, a);
     ops->matmul_experts(m->dev, b->dexpert, b->dgate_up, up.w, own.offsets, own.n, &to_input);
     model_experts_end(m, l, b->dexpert, a);
     model_sum_mlp(m, l, b->dweight, (size_t)a, DT_F32);
+    if (beside) scales_back(b, l, rows, r);
     ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->router_logits, r, &shape);
     if (loss->assignments)
         ops->moe_balance_back(m->dev, b->drouter, tape->router_logits, loss->assignments, &shape,
-                              loss->balance_scale);
-    back_to_weight(m, g->router, g->router_logit_bias, b->drouter, m->normed, rows, router.n,
-                   c->hidden);
-    if (model_begins_mlp(m, l))
-        input_back(m, b->dnormed, b->drouter, &router, rows, false);
-    else
-        device_fill(m->dev, b->dnormed, 0, (size_t)rows * (size_t)c->hidden * dtype_size(m->dt));
+                              loss->balance_scale * model_router_scale(m));
+    if (!beside) router_back(b, l, rows, ROLE_ROUTER, false);
     ops->moe_combine(m->dev, latent ? b->dlatent : b->dnormed, b->dexpert, r->place, NULL, &shape,
-                     !latent);
+                     !latent && !beside);
     if (latent) matrix_back(b, b->dnormed, b->dlatent, m->normed, rows, ROLE_EXPERTS_IN, l, true);
 }
 
-// From m->normed and dx, the shared expert's gradients; adds that of m->normed to dnormed.
-static void shared_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
+// From m->normed and dout, the shared expert's gradients; adds that of m->normed to dnormed, but
+// for experts beside it, which have none there.
+static void shared_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
+                        const void *dout)
 {
     struct model *m = b->m;
     const struct layer_config *layer = &m->config->layers[l];
-    const struct layer_weights *g = &b->grads->layers[l];
-    const struct weight_matrix gate = weights_matrix(m->weights, ROLE_SHARED_GATE, l);
-    const struct act_shape act = model_act_shape(m, rows, layer->shared_intermediate);
+    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct moe_shape one = model_shared_shape(m, rows);
     const struct moe_routing *r = &tape->shared_routing;
-    const void *dout = b->dx;
 
+    dout = norm_back(b, b->dproj, dout, rows, tape->shared_out, w->post_shared_norm,
+                     tape->rstd_shared, g->post_shared_norm);
     if (layer->shared_gate) {
-        m->ops->moe_combine_back(m->dev, b->dexpert, b->dweight, b->dx, tape->shared_out, r, &one);
+        m->ops->moe_combine_back(m->dev, b->dexpert, b->dweight, dout, tape->shared_out, r, &one);
         model_sum_mlp(m, l, b->dweight, (size_t)rows, DT_F32);
         m->ops->moe_route_back(m->dev, b->drouter, b->dweight, tape->shared_logits, r, &one);
-        back_to_weight(m, g->shared_gate, NULL, b->drouter, m->normed, rows, 1, gate.k);
-        if (model_begins_mlp(m, l)) input_back(m, b->dnormed, b->drouter, &gate, rows, true);
+        router_back(b, l, rows, ROLE_SHARED_GATE, true);
         dout = b->dexpert;
     }
-    down_back(b, dout, tape->shared_gate_up, &act, ROLE_SHARED_DOWN, l);
-    matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows, ROLE_SHARED_GATE_UP, l, true);
+    dense_back(b, l, rows, dout, tape->shared_gate_up, layer->shared_intermediate,
+               ROLE_SHARED_GATE_UP, ROLE_SHARED_DOWN, !m->config->experts_beside);
 }
 
-// From m->normed and dx, the plain MLP's gradients; leaves the gradient of m->normed in dnormed.
-static void plain_mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape)
+// From dout, the gradients of experts beside the MLP and of their router; adds that of x_mid to dx.
+static void beside_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
+                        const struct backward_loss *loss, const void *dout)
 {
     struct model *m = b->m;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const struct act_shape act = model_act_shape(m, rows, m->config->layers[l].intermediate);
-    const struct norm_args post_norm = {
-        .x = tape->mlp_proj, .w = w->post_mlp_norm, .rstd = tape->rstd_post2};
-    const void *dout = residual_back(b, rows, &post_norm, g->post_mlp_norm);
-
-    down_back(b, dout, tape->gate_up, &act, ROLE_DOWN, l);
-    matrix_back(b, b->dnormed, b->dgate_up, m->normed, rows, ROLE_GATE_UP, l, false);
+    const struct norm_args experts = model_beside_norm(w->experts_norm, tape->x_mid, tape),
+                           router = model_beside_norm(w->router_norm, tape->x_mid, tape);
+    const bool whole = layer_splits_experts(m->config, &m->config->layers[l]);
+    dout = norm_back(b, b->dparallel, dout, rows, tape->experts_sum, w->post_experts_norm,
+                     tape->rstd_experts, g->post_experts_norm);
+    model_normalise(m, m->normed, rows, &experts);
+    experts_back(b, l, rows, tape, loss, dout);
+    pre_norm_back(b, b->dx, g->experts_norm, NULL, rows, &experts, true, whole);
+    model_normalise(m, m->normed, rows, &router);
+    router_back(b, l, rows, ROLE_ROUTER, false);
+    pre_norm_back(b, b->dx, g->router_norm, NULL, rows, &router, true, whole);
 }
 
 void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape,
@@ -569,20 +597,25 @@ void mlp_back(struct backward *b, int l, int rows, const struct layer_tape *tape
     struct model *m = b->m;
     const struct model_config *c = m->config;
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
+    const struct layer_config *layer = &c->layers[l];
     bool parallel = c->parallel_block;
     const struct norm_args norm =
         parallel ? model_attn_norm(w, tape->x, tape) : model_mlp_norm(w, tape->x_mid, tape);
     void *dnorm = parallel ? g->attn_norm : g->mlp_norm,
          *dbias = parallel ? g->attn_norm_bias : g->mlp_norm_bias;
+    const void *dout = residual_back(b, rows, tape->mlp_proj, w->post_mlp_norm, tape->rstd_post2,
+                                     g->post_mlp_norm);
 
+    if (c->experts_beside) beside_back(b, l, rows, tape, loss, dout);
     model_normalise(m, m->normed, rows, &norm);
-    if (c->layers[l].moe.n_experts > 0)
-        experts_back(b, l, rows, tape, loss);
-    else
-        plain_mlp_back(b, l, rows, tape);
-    if (c->layers[l].shared_intermediate > 0) shared_back(b, l, rows, tape);
-    model_sum_mlp(m, l, b->dnormed, (size_t)rows * (size_t)c->hidden, m->dt);
-    pre_norm_back(b, parallel ? b->dparallel : b->dx, dnorm, dbias, rows, &norm, !parallel);
+    if (layer->moe.n_experts == 0)
+        dense_back(b, l, rows, dout, tape->gate_up, layer->intermediate, ROLE_GATE_UP, ROLE_DOWN,
+                   false);
+    else if (!c->experts_beside)
+        experts_back(b, l, rows, tape, loss, dout);
+    if (layer->shared_intermediate > 0) shared_back(b, l, rows, tape, dout);
+    pre_norm_back(b, parallel ? b->dparallel : b->dx, dnorm, dbias, rows, &norm, !parallel,
+                  layer_splits_experts(c, layer));
 }
 
 // The same of norms over all heads of a row, of which ranks hold parts: dw is whole on each.
@@ -715,9 +748,8 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     int rows = batch->n_tokens;
     const struct norm_args norm = model_attn_norm(w, tape->x, tape);
-    const struct norm_args post_norm = {
-        .x = tape->attn_proj, .w = w->post_attn_norm, .rstd = tape->rstd_post1};
-    const void *dout = residual_back(b, rows, &post_norm, g->post_attn_norm);
+    const void *dout = residual_back(b, rows, tape->attn_proj, w->post_attn_norm, tape->rstd_post1,
+                                     g->post_attn_norm);
 
     if (c->layers[l].delta.n_heads > 0) {
         model_normalise(m, m->normed, rows, &norm);
@@ -725,8 +757,7 @@ static void attention_back(struct backward *b, int l, const struct batch_view *b
     } else {
         attend_back(b, l, batch, tape, dout, &norm);
     }
-    model_sum_ranks(m, b->dnormed, rows);
-    pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true);
+    pre_norm_back(b, b->dx, g->attn_norm, g->attn_norm_bias, rows, &norm, true, false);
     if (c->parallel_block)
         m->ops->add(m->dev, b->dx, b->dparallel, (int64_t)rows * c->hidden, 1.0f, m->dt);
 }
@@ -741,12 +772,11 @@ static void own_back(struct backward *b, int l, int rows, const struct tape *tap
     const size_t e = dtype_size(m->dt);
     const struct act_shape act = model_own_act(m, rows);
     const struct gate_args gate = model_own_gate(m, l, tape->layers[0].inputs, rows);
-    const struct norm_args norm = {
-        .x = lt->own_proj, .w = w->post_layer_norm, .rstd = lt->rstd_own};
     if (c->layer_scale)
         m->ops->multiply(m->dev, b->dx, w->layer_scale, (int64_t)rows * c->hidden, m->dt);
     if (c->layer_input == 0) return;
-    const void *dout = residual_back(b, rows, &norm, g->post_layer_norm);
+    const void *dout =
+        residual_back(b, rows, lt->own_proj, w->post_layer_norm, lt->rstd_own, g->post_layer_norm);
     m->ops->act(m->dev, m->own_act, lt->own_gate, &act);
     m->ops->gate(m->dev, m->own_gate, &gate);
     matrix_back(b, b->down, dout, m->own_gate, rows, ROLE_LAYER_OUT, l, false);
