@@ -296,6 +296,29 @@ static void correction_of_nothing(const struct loss_config *config)
     assert_true(loss_of(config, &in, NULL, with) == loss_of(&off, &in, NULL, without));
     assert_memory_equal(with, without, sizeof with);
 }
+// off_policy_mask at a threshold of 0: a sequence of negative advantage that the policy has moved
+// away from has no part in the loss, and all others have theirs.
+TEST(a_bound_of_0_masks)
+{
+    const struct inputs in = make_inputs(3, false);
+    struct loss_config masked = plain;
+    float slopes[TOKENS], all[TOKENS];
+    masked.off_policy_mask = true;
+    const struct update_stats stats = stats_of(&masked, &in, NULL, slopes);
+    loss_of(&plain, &in, NULL, all);
+    int n = 0;
+    for (int s = 0; s < SEQS; s++) {
+        double drift = 0;
+        for (int t = first[s]; t < first[s + 1]; t++)
+            drift += (double)in.sampler[t] - in.logprobs[t];
+        const bool far = in.advantages[s] < 0 && drift > 0;
+        for (int t = first[s]; t < first[s + 1]; t++) assert_true(slopes[t] == (far ? 0 : all[t]));
+        n += far;
+    }
+    assert_true(n > 0 && n < SEQS);
+    assert_true(stats.range[STAT_OFF_POLICY].sum == n);
+}
+
 TEST(correction_is_exactly_one)
 {
     for_each_config(correction_of_nothing);

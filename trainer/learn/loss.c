@@ -229,9 +229,8 @@ static struct term term_of(const struct sequence *s, int t)
         term.tis = tis_weight(config, (double)s->old[t] - s->sampler[t]);
     const struct token token = token_of(s, t, term.ratio);
     term.surrogate = s->loss->surrogate(&token);
-    const double threshold = config->off_policy_threshold;
-    const bool far = threshold > 0 && s->drift > threshold && token.advantage < 0;
-    if (!far && (!s->rows->chosen || s->rows->chosen[t])) { // it has a part in the policy's term
+    if (!(s->far && token.advantage < 0) &&
+        (!s->rows->chosen || s->rows->chosen[t])) { // it has a part in the policy's term
         term.loss = -term.tis.weight * term.surrogate.value;
         term.by_log_ratio = -term.tis.weight * term.surrogate.by_log_ratio;
         term.by_logprob = -term.tis.weight * term.surrogate.by_logprob;
