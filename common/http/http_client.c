@@ -259,13 +259,14 @@ static enum status prepare(struct http_transfer *r, const struct http_call *call
     enum status st;
     CHECK(check_server(server));
     r->call = *call;
+    r->call.post |= call->body != NULL;
     r->call.body = NULL;
     r->call.server = strdup(server);
     r->call.path = strdup(call->path);
     r->easy = curl_easy_init();
     if (!r->call.server || !r->call.path || !r->easy)
         return status_fail(ST_NO_MEMORY, "no memory for an HTTP request");
-    if (!call->post) return ST_OK;
+    if (!r->call.post) return ST_OK;
     r->text = call->body ? json_dumps(call->body, JSON_COMPACT) : strdup("{}");
     if (!r->text)
         st = status_fail(ST_INVALID, "POST %s: the body cannot be written as JSON", call->path);

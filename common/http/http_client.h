@@ -30,8 +30,8 @@ typedef enum status (*http_line_fn)(void *context, const char *line, size_t len)
 struct http_call { // all borrowed until http_submit() returns, the context until the request ends
     const char *server; // NULL: the client's
     const char *path;
-    bool post;
-    const json_t *body;                  // of a POST; NULL: {}
+    const json_t *body;                  // of a POST; NULL: it is a GET, or {}
+    bool post;                           // also without a body
     int timeout_ms;                      // of the whole; 0: none
     int idle_timeout_ms;                 // longest gap between bytes; 0: none
     http_line_fn on_line;                // NULL: the whole body is http_finish()'s

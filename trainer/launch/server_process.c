@@ -225,11 +225,8 @@ enum status adapter_load_body(const char *name, const char *folder, json_t **ret
 enum status server_load_adapter(struct http_client *http, const char *server, const char *name,
                                 const char *folder, enum status (*alive)(void *context))
 {
-    struct http_call call = {.server = server,
-                             .path = "/v1/load_lora_adapter",
-                             .post = true,
-                             .timeout_ms = LOAD_MS,
-                             .alive = alive};
+    struct http_call call = {
+        .server = server, .path = "/v1/load_lora_adapter", .timeout_ms = LOAD_MS, .alive = alive};
     json_t *body;
     enum status st = adapter_load_body(name, folder, &body);
     call.body = body;

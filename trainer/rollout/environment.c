@@ -514,7 +514,6 @@ static enum status advance(struct pull *pull, struct episode *e)
     if (!e->ask.transfer) {
         if (asked->in_flight >= MAX_REQUESTS || !rollout_choose(asked, &e->ask)) return ST_OK;
         const struct http_call call = {.path = e->sampling ? ROLLOUTS : TOKENIZE,
-                                       .post = true,
                                        .body = e->body,
                                        .timeout_ms = clock_ms_until(asked->deadline)};
         return rollout_ask(asked, &e->ask, &call);

@@ -217,7 +217,7 @@ static enum status ask(struct servers *c, const char *path, const json_t *body, 
                        take_fn take)
 {
     enum status st = ST_OK;
-    struct http_call call = {.path = path, .post = body, .body = body, .timeout_ms = timeout_ms};
+    struct http_call call = {.path = path, .body = body, .timeout_ms = timeout_ms};
     for (struct worker *w = c->items; w < c->items + c->n; w++) {
         call.server = w->address;
         if (w->may) CHECK(http_submit(c->servers->http, &call, &w->request));

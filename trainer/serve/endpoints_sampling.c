@@ -101,7 +101,6 @@ static enum status ask(struct flight *f)
                      any->use.adapter[0] ? any->use.adapter : NULL, "request_id", f->name);
     if (!body) FAIL(ST_NO_MEMORY, "out of memory");
     const struct http_call call = {.path = "/v1/rollouts",
-                                   .post = true,
                                    .body = body,
                                    .timeout_ms = clock_ms_until(f->pull.deadline) + 1,
                                    .on_line = on_line,
