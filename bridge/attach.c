@@ -379,9 +379,7 @@ static void *heartbeat(void *argument)
     while (!b->stop) {
         int64_t since = atomic_load(&b->publishing_since_ns);
         if (!since || clock_ms_since(since) < PUBLISH_LIMIT_MS) control_heartbeat(b->control);
-        int64_t next = clock_deadline_ns(HEARTBEAT_MS);
-        struct timespec ts = {.tv_sec = next / NS_PER_S, .tv_nsec = next % NS_PER_S};
-        pthread_cond_timedwait(&b->stop_cond, &b->mutex, &ts);
+        clock_cond_wait(&b->stop_cond, &b->mutex, clock_deadline_ns(HEARTBEAT_MS));
     }
     pthread_mutex_unlock(&b->mutex);
     return NULL;

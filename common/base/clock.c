@@ -60,3 +60,10 @@ void clock_cond_init(pthread_cond_t *ret)
     pthread_cond_init(ret, &monotonic);
     pthread_condattr_destroy(&monotonic);
 }
+
+void clock_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ns)
+{
+    const struct timespec until = {.tv_sec = deadline_ns / NS_PER_S,
+                                   .tv_nsec = deadline_ns % NS_PER_S};
+    pthread_cond_timedwait(cond, lock, &until);
+}

@@ -21,6 +21,7 @@ double clock_ms_since(int64_t start_ns); // milliseconds from start to now
 int clock_ms_until(int64_t deadline_ns); // 0 once passed, rounded up; for poll()
 void clock_sleep_ms(int64_t ms);
 void clock_cond_init(pthread_cond_t *ret); // whose timed waits end by this clock
+void clock_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ns);
 
 #ifdef __cplusplus
 }

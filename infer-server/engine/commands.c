@@ -106,15 +106,13 @@ enum status engine_pause(struct engine *e, int timeout_ms)
 {
     enum status st = ST_OK;
     const int64_t deadline_ns = clock_deadline_ns(timeout_ms);
-    const struct timespec until = {.tv_sec = deadline_ns / NS_PER_S,
-                                   .tv_nsec = deadline_ns % NS_PER_S};
     pthread_mutex_lock(&e->lock);
     const uint64_t resumes = e->resumes;
     e->pause_wanted = true;
     engine_wake(e);
     while (!e->paused && e->resumes == resumes && !e->stopping && e->stats.state != ENGINE_FAILED) {
         if (clock_now_ns() >= deadline_ns) break;
-        pthread_cond_timedwait(&e->changed, &e->lock, &until);
+        clock_cond_wait(&e->changed, &e->lock, deadline_ns);
     }
     if (e->resumes != resumes) {
         st = status_fail(ST_CANCELLED, "the engine was told to resume before it had paused");

@@ -117,10 +117,8 @@ static void *watch(void *context)
     struct stop *s = context;
     while (!s->ended) {
         const int64_t until = clock_deadline_ns(WATCH_MS);
-        const struct timespec ts = {.tv_sec = until / NS_PER_S, .tv_nsec = until % NS_PER_S};
         pthread_mutex_lock(&s->end_lock);
-        while (!s->ended && clock_now_ns() < until)
-            pthread_cond_timedwait(&s->end, &s->end_lock, &ts);
+        while (!s->ended && clock_now_ns() < until) clock_cond_wait(&s->end, &s->end_lock, until);
         pthread_mutex_unlock(&s->end_lock);
         say_first(); // a step may take minutes
         if (signals_seen > 1) {

@@ -373,10 +373,9 @@ void request_queue_append(struct request_queue *queue, struct tinker_request *r)
 struct tinker_request *request_queue_next(struct request_queue *queue, int ms)
 {
     const int64_t until = clock_deadline_ns(ms);
-    const struct timespec ts = {.tv_sec = until / NS_PER_S, .tv_nsec = until % NS_PER_S};
     pthread_mutex_lock(&queue->lock);
     while (!queue->first && clock_now_ns() < until)
-        pthread_cond_timedwait(&queue->some, &queue->lock, &ts);
+        clock_cond_wait(&queue->some, &queue->lock, until);
     struct tinker_request *r = queue->first;
     if (r) queue->first = r->next;
     if (!queue->first) queue->last = &queue->first;
