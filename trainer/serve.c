@@ -25,14 +25,14 @@ struct config {
     struct trained_model_options model;
     struct tinker_options tinker;
     struct learner_options learner;
-    const char *config, *bridge, *listen, *api_key_file, *run_dir;
+    const char *config, *listen, *api_key_file, *run_dir;
     enum log_level log_level;
 };
 
 #define OPTIONS_OF struct config
 
 const struct option_spec serve_options[] = {
-    OPT_TEXT("bridge", bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
+    OPT_TEXT("bridge", model.bridge, NULL, "PATH", "the server's bridge file (default: searched)"),
     OPT_TEXT("listen", listen, "127.0.0.1:8011", "HOST:PORT",
              "where clients come; off loopback only with --api-key-file"),
     OPT_TEXT("api-key-file", api_key_file, NULL, "FILE",
@@ -56,9 +56,7 @@ const struct option_spec serve_options[] = {
     OPT_FLAG("exact", model.exact, NULL,
              "each datum is a micro-batch of its own, so that gradients have the same bits however "
              "datums are cut into requests; slower"),
-    OPT_TEXT("freeze", learner.freeze, NULL, "PATTERN,...",
-             "tensors that are not trained: globs of their names, the last that matches decides; "
-             "!PATTERN excepts"),
+    FREEZE_OPTION(),
     OPT_HEADING("Machine"),
     MEMORY_OPTIONS,
     OPT_INT("max-connections", tinker.http.max_connections, "900", "N", 1, 65536,
@@ -132,7 +130,6 @@ static enum status serve(void *context)
     log_open("cw-trainer", s->config.log_level);
     signal(SIGPIPE, SIG_IGN);
     stop_catch_signals();
-    s->config.model.bridge = s->config.bridge;
     s->config.model.learner = &s->config.learner;
     s->config.model.runs = s->runs;
     CHECK(loss_for_check(s->config.model.loss_for));

@@ -639,6 +639,14 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
     return m;
 }
 
+int64_t weights_largest(const struct weights *w)
+{
+    int64_t largest = 0;
+    for (int i = 0; i < w->n_tensors; i++)
+        if (w->tensors[i].n > largest) largest = w->tensors[i].n;
+    return largest;
+}
+
 int64_t weights_widest(const struct weights *w)
 {
     int64_t widest = 0;

@@ -635,7 +635,6 @@ enum status shard_join_new(const struct weights *w, struct device *dev, struct c
                            struct shard_join **ret)
 {
     enum status st = ST_OK;
-    int64_t largest = 0;
     struct shard_join *j = NULL;
     if (!comm) {
         *ret = NULL;
@@ -646,9 +645,7 @@ enum status shard_join_new(const struct weights *w, struct device *dev, struct c
     j->own = w;
     j->dev = dev;
     j->comm = comm;
-    for (int i = 0; i < w->n_tensors; i++)
-        if (w->tensors[i].n > largest) largest = w->tensors[i].n;
-    j->slice = malloc((size_t)largest * sizeof(float));
+    j->slice = malloc((size_t)weights_largest(w) * sizeof(float));
     if (!j->slice) FAIL(ST_NO_MEMORY, "no memory to put shards together");
     CHECK(device_alloc(dev, PIECE_BYTES, &j->piece));
     if (comm_rank(comm) == 0) CHECK(plan_ranks(j));

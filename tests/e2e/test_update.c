@@ -256,8 +256,8 @@ static uint64_t version(const struct scene *s)
 // Of three iterations the draft learns from the first, and is published with it.
 IN_SCENE(draft_learns_once_a_step, true)
 {
-    struct optimizer *policy = learner_optimizer(s->learner);
-    struct optimizer *draft = learner_optimizer(learner_draft(s->learner));
+    struct optimizer *policy = learner_info(s->learner)->optimizer;
+    struct optimizer *draft = learner_info(learner_info(s->learner)->draft)->optimizer;
     uint64_t before = version(s);
     struct update_stats u = update(s, TIS_OFF, 3, 0);
     assert_int_equal(version(s), before + 6);
@@ -281,7 +281,7 @@ IN_SCENE(broken_draft_is_left_alone, true)
     struct update_stats u = update(s, TIS_OFF, 1, 0);
     assert_true(u.draft_skipped && u.grad_norm > 0);
     assert_int_equal(version(s), before + 2);
-    assert_int_equal(optimizer_steps(learner_optimizer(learner_draft(s->learner))), 0);
+    assert_int_equal(optimizer_steps(learner_info(learner_info(s->learner)->draft)->optimizer), 0);
     assert_memory_equal(saved, w, bytes);
 }
 

@@ -43,7 +43,7 @@ void learning_end(struct learning *l)
 
 struct optimizer *learning_optimizer(const struct learning *l)
 {
-    return learner_optimizer(l->learner);
+    return learner_info(l->learner)->optimizer;
 }
 
 const float *learning_gradients(const struct learning *l)

@@ -41,7 +41,7 @@ TEST(fields)
     assert_null(d->examples[3].prompt);
     assert_int_equal(json_array_size(d->examples[4].messages), 1);
     assert_null(d->examples[4].answer);
-    assert_true(dataset_has_messages(d));
+    assert_true(d->messages);
     assert_fails(dataset_require_answers(d), ST_INVALID, "set.jsonl, line 6");
     assert_message("name another with --answer-field");
 }
@@ -217,7 +217,7 @@ TEST(named_fields_and_limits)
     assert_int_equal(d->n, 2);
     assert_string_equal(d->examples[0].prompt, "a");
     assert_string_equal(d->examples[0].answer, "7");
-    assert_true(d->examples[0].question && dataset_has_questions(d));
+    assert_true(d->examples[0].question && d->questions);
     assert_string_equal(d->examples[1].answer, "8");
     assert_int_equal(d->examples[1].line, 3);
     options.max_samples = 1;

@@ -49,7 +49,7 @@ static struct learning *models(const char *draft, int budget, int logits_chunk, 
 
 static const float *draft_gradients_of(const struct learning *m)
 {
-    return optimizer_grads(learner_optimizer(learner_draft(m->learner)), 0)->base;
+    return optimizer_grads(learner_info(learner_info(m->learner)->draft)->optimizer, 0)->base;
 }
 
 static void some_loss(void *context, const struct learner_rows *rows, float *ret_dlogprobs)
@@ -226,12 +226,12 @@ TEST(unknown_tokens_are_left_out)
     stats = draft_gradients(m, &s, learning_no_loss);
     assert_true(stats.targets > 0 && stats.targets <= TARGETS - lengths[2]);
     assert_true(isfinite(stats.kl) && stats.kl > 0);
-    assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m->learner)), &norm));
+    assert_ok(optimizer_prepare(learner_info(learner_info(m->learner)->draft)->optimizer, &norm));
     assert_true(norm > 0);
     for (int g = 0; g < GROUPS; g++) s.prompts[g][0] = 299; // all of them
     stats = draft_gradients(m, &s, learning_no_loss);
     assert_int_equal(stats.targets, 0);
-    assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m->learner)), &norm));
+    assert_ok(optimizer_prepare(learner_info(learner_info(m->learner)->draft)->optimizer, &norm));
     assert_true(norm == 0);
 }
 
@@ -247,8 +247,9 @@ TEST(training_raises_the_overlap)
         double norm;
         last = draft_gradients(m, &s, learning_no_loss);
         if (i == 0) first = last;
-        assert_ok(optimizer_prepare(learner_optimizer(learner_draft(m->learner)), &norm));
-        assert_ok(optimizer_apply(learner_optimizer(learner_draft(m->learner)), 5e-3));
+        assert_ok(
+            optimizer_prepare(learner_info(learner_info(m->learner)->draft)->optimizer, &norm));
+        assert_ok(optimizer_apply(learner_info(learner_info(m->learner)->draft)->optimizer, 5e-3));
     }
     struct draft_stats wanted = plain_stats(m, &s);
     if (!(first.overlap < 0.6 && last.overlap > 0.9 && last.kl < 0.1 * first.kl))
@@ -262,7 +263,7 @@ TEST(memory_is_planned)
 {
     struct learning *m = models(tiny_folder(32, 1, 300, 8), 30, 4, 1);
     const struct memory_plan plan = learner_info(m->learner)->memory,
-                             draft = learner_info(learner_draft(m->learner))->memory;
+                             draft = learner_info(learner_info(m->learner)->draft)->memory;
     assert_int_equal(plan.draft, draft.total);
     assert_int_equal(draft.weights_shared, m->draft.weights->bytes);
     assert_true(draft.moments == 8 * (size_t)m->draft.weights->n_elements);
@@ -284,7 +285,7 @@ TEST(larger_vocabulary_is_refused)
     assert_ok(learner_new(m->policy.dev, m->policy.config, m->policy.weights, false, &options, &l));
     assert_fails(learner_add_draft(l, large->config, large->weights, &draft_options), ST_MISMATCH,
                  "301 tokens");
-    assert_null(learner_draft(l));
+    assert_null(learner_info(l)->draft);
     learner_free(l);
 }
 

@@ -67,14 +67,14 @@ static double one_step(struct learning *m, const struct random_step *s, double l
 {
     double norm, loss = 0;
     struct update_stats stats = {0};
-    struct learner *draft = learner_draft(m->learner);
+    struct learner *draft = learner_info(m->learner)->draft;
     assert_ok(learner_run(m->learner, PASS_STEP, s->groups, GROUPS, cross_entropy, &loss,
                           draft ? &stats : NULL));
     assert_ok(optimizer_prepare(learning_optimizer(m), &norm));
-    if (draft) assert_ok(optimizer_prepare(learner_optimizer(draft), &norm));
+    if (draft) assert_ok(optimizer_prepare(learner_info(draft)->optimizer, &norm));
     if (lr == 0) return loss;
     assert_ok(optimizer_apply(learning_optimizer(m), lr));
-    if (draft) assert_ok(optimizer_apply(learner_optimizer(draft), lr));
+    if (draft) assert_ok(optimizer_apply(learner_info(draft)->optimizer, lr));
     return loss;
 }
 
@@ -131,7 +131,8 @@ TEST(recompute_changes_no_bit)
             struct learning *m = model(&s);
             one_step(m, &step, 0);
             grads[r][0] = optimizer_grads(learning_optimizer(m), 0);
-            grads[r][1] = optimizer_grads(learner_optimizer(learner_draft(m->learner)), 0);
+            grads[r][1] =
+                optimizer_grads(learner_info(learner_info(m->learner)->draft)->optimizer, 0);
         }
         for (int k = 0; k < 2; k++)
             assert_memory_equal(grads[0][k]->base, grads[1][k]->base, grads[0][k]->bytes);

@@ -446,7 +446,8 @@ TEST(its_gradient_is_a_slope)
     random_step_make(&step_shape, &s);
     long targets;
     divergence(l, &s, &targets);
-    const float *gradients = optimizer_grads(learner_optimizer(learner_draft(l)), 0)->base;
+    const float *gradients =
+        optimizer_grads(learner_info(learner_info(l)->draft)->optimizer, 0)->base;
     int n_large = 0;
     for (int k = 0; k < p.weights->n_tensors; k++) {
         const struct weight_tensor *t = &p.weights->tensors[k];

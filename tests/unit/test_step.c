@@ -77,7 +77,7 @@ TEST(a_step_is_the_same_by_halves)
     client.publish = (struct publish){publish, halves};
     for (int g = 0; g < GROUPS; g++)
         halves->samples->completions[g].inputs[INPUT_WEIGHTS] = weights;
-    optimizer_clear_grads(learner_optimizer(halves->learner));
+    optimizer_clear_grads(learner_info(halves->learner)->optimizer);
     // the last first, as one pass over all takes its micro-batches
     for (int g = GROUPS - 1; g >= 0; g--)
         assert_ok(

@@ -297,6 +297,8 @@ static enum status read_line(struct dataset *d, int line, const char *text, size
                         : read_answer(where, options->answer_field, &e));
     if (!options->completions) CHECK(read_format(where, d, &e)); // nothing else is sampled
     CHECK(read_taught(where, options, &e));
+    d->questions |= e.question;
+    d->messages |= e.messages != NULL;
     d->n_constrained += e.constraint != NULL;
     d->n_taught += json_has(e.row, "teacher_prompt");
     d->examples[d->n++] = e;
@@ -352,20 +354,6 @@ enum status dataset_load(const char *path, const struct prompt_options *options,
     st = dataset_parse(path, map.data ? (const char *)map.data : "", map.len, options, ret);
     file_map_release(&map);
     return st;
-}
-
-bool dataset_has_questions(const struct dataset *d)
-{
-    for (int i = 0; i < d->n; i++)
-        if (d->examples[i].question) return true;
-    return false;
-}
-
-bool dataset_has_messages(const struct dataset *d)
-{
-    for (int i = 0; i < d->n; i++)
-        if (d->examples[i].messages) return true;
-    return false;
 }
 
 enum status dataset_require_answers(const struct dataset *d)

@@ -73,6 +73,7 @@ struct dataset {
     int n;
     int max_prompt, max_completion; // tokens of the longest, after tokenising
     int max_read;                   // likewise of prompts and of what a teacher reads
+    bool messages, questions;       // at least one prompt is a chat; is a question
     int n_taught;                   // lines with a "teacher_prompt", read or not
     int n_constrained;              // examples with a constraint
     uint64_t digest;                // of what was read, to notice on resume that it changed
@@ -97,8 +98,6 @@ enum status dataset_load(const char *path, const struct prompt_options *options,
 enum status dataset_parse(const char *where, const char *text, size_t len,
                           const struct prompt_options *options, struct dataset **ret);
 void dataset_free(struct dataset *d);
-bool dataset_has_messages(const struct dataset *d);  // at least one prompt is a chat
-bool dataset_has_questions(const struct dataset *d); // at least one is a question
 
 struct prompt_format { // what examples are tokenised for
     const struct prompt_options *options;

@@ -406,9 +406,9 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
     CHECK(dataset_load(path, options, &data));
     if (data->byte_order_mark) log_info("%s begins with a byte order mark, which is skipped", path);
     CHECK(tokenizer_load(model_folder, &tokenizer));
-    bool ask = is_auto(options) && options->question_template && dataset_has_questions(data);
+    bool ask = is_auto(options) && options->question_template && data->questions;
     const struct chat_template_choice *choice = &options->chat_template;
-    bool needed = options->chat || choice->name || choice->file || dataset_has_messages(data);
+    bool needed = options->chat || choice->name || choice->file || data->messages;
     if (needed || ask) {
         st = chat_template_find(model_folder, choice, &chat);
         if (st != ST_OK && !(st == ST_NOT_FOUND && !needed)) goto out;
@@ -418,7 +418,7 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
     data->asks = ask && chat;
     const struct prompt_format format = {options, tokenizer, chat, vocab_size, data->asks};
     CHECK(dataset_tokenize(data, &format, &left_out));
-    bool used = chat && (options->chat || data->asks || dataset_has_messages(data));
+    bool used = chat && (options->chat || data->asks || data->messages);
     if (used && !(data->chat_source = strdup(chat_template_source(chat))))
         FAIL(ST_NO_MEMORY, "%s: no memory", path);
     *ret = data;

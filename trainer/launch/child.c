@@ -26,8 +26,7 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
-// Kills it and takes its status, as waitpid() gives it; 0 where there was none.
-static int end(struct child *c)
+int child_end(struct child *c)
 {
     int status = 0;
     if (c->pid > 0) {
@@ -40,11 +39,6 @@ static int end(struct child *c)
     bytes_release(&c->in);
     c->written = c->taken = 0;
     return status;
-}
-
-void child_end(struct child *c)
-{
-    end(c);
 }
 
 enum status child_start(struct child *c, const char *line)
@@ -75,7 +69,7 @@ static enum status ended(struct child *c)
 {
     char words[SPAWN_WORDS];
     spawn_exited(c->pid, GRACE_MS, NULL);
-    int status = end(c);
+    int status = child_end(c);
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
         return status_fail(ST_PEER_GONE, "command \"%s\" closed its output or was killed", c->line);
     spawn_words(status, words);

@@ -26,8 +26,9 @@ struct child {        // all zero: none
 // Starts `line`, words and quotes as a shell takes them. The shell replaces itself by the program,
 // so that the program's own end is seen.
 enum status child_start(struct child *c, const char *line);
-// Kills it, with what it started, and frees the buffers. For none: nothing.
-void child_end(struct child *c);
+// Kills it, with what it started, and frees the buffers. Its status, as waitpid() gives it; 0 where
+// there was none.
+int child_end(struct child *c);
 
 // Waits until the child has lived for `ms`, or ended sooner. ST_PEER_GONE says how it ended.
 enum status child_check(struct child *c, int ms);

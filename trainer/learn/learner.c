@@ -51,7 +51,6 @@ struct learner {
     struct tape *tape;
     struct batch *batch;
     struct backward *backward;
-    struct optimizer *optimizer;
     float *balance, *balance_host; // (2, n_experts) with a load-balancing loss; NULL: there is none
     // host, (max_targets); the floats are one allocation, as far as `agrees`
     int32_t *targets;
@@ -59,9 +58,7 @@ struct learner {
     struct token_logprob *ranked;         // NULL: not asked for
     struct constraint_row *constraints;   // NULL: no group has one
     float *divergence, *overlap, *agrees; // from a teacher, of a draft from the policy
-    // the draft model
-    struct learner *draft; // NULL: none
-    float loss_weight;     // of a draft
+    float loss_weight;                    // of a draft
     // of a draft that is the policy's own layer: (token_budget) of each row of its batch where the
     // policy has the token before; host, device
     int32_t *before_host, *before;
@@ -70,8 +67,8 @@ struct learner {
 void learner_free(struct learner *l)
 {
     if (!l) return;
-    learner_free(l->draft);
-    if (!l->options.many_adapters) optimizer_free(l->optimizer);
+    learner_free(l->info.draft);
+    if (!l->options.many_adapters) optimizer_free(l->info.optimizer);
     backward_free(l->backward);
     tape_free(l->dev, l->tape);
     batch_free(l->batch);
@@ -332,11 +329,11 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
                            "the draft model has a vocabulary of %d tokens, the policy one of %d: a "
                            "draft cannot propose what its target does not know",
                            config->vocab_size, l->config->vocab_size);
-    CHECK(learner_new(l->dev, config, draft, false, &draft_options, &l->draft));
-    l->draft->loss_weight = options->loss_weight;
-    l->info.memory.draft = l->draft->info.memory.total;
+    CHECK(learner_new(l->dev, config, draft, false, &draft_options, &l->info.draft));
+    l->info.draft->loss_weight = options->loss_weight;
+    l->info.memory.draft = l->info.draft->info.memory.total;
     l->info.memory.total += l->info.memory.draft;
-    widen_scratch(l, l->draft->scratch);
+    widen_scratch(l, l->info.draft->scratch);
     st = check_room(&l->info.memory, l->dev);
 out:
     return status_context(st, "training the draft model");
@@ -396,11 +393,6 @@ out:
     return st;
 }
 
-struct learner *learner_draft(struct learner *l)
-{
-    return l->draft;
-}
-
 const struct learner_info *learner_info(const struct learner *l)
 {
     return &l->info;
@@ -424,7 +416,7 @@ static double mib(size_t bytes)
 static const char *shares_prompts(const struct learner *l)
 {
     const struct model_config *models[] = {l->config, l->teacher_config,
-                                           l->draft ? l->draft->config : NULL};
+                                           l->info.draft ? l->info.draft->config : NULL};
     for (size_t k = 0; k < sizeof models / sizeof *models; k++)
         for (int i = 0; models[k] && i < models[k]->n_layers; i++)
             if (models[k]->layers[i].delta.n_heads > 0)
@@ -483,10 +475,8 @@ enum status learner_mix_reference(struct learner *l, double alpha)
 {
     const struct weights *reference = l->ref_weights;
     enum status st = ST_OK;
-    int64_t largest = 0;
+    const int64_t largest = weights_largest(reference);
     if (alpha == 1) return learner_set_reference(l, NULL);
-    for (int i = 0; i < reference->n_tensors; i++)
-        if (reference->tensors[i].n > largest) largest = reference->tensors[i].n;
     float *now = malloc(2 * (size_t)largest * sizeof *now), *own = now + largest;
     if (!now) return status_fail(ST_NO_MEMORY, "no memory to mix the reference model");
     for (int i = 0; i < reference->n_tensors; i++) {
@@ -571,7 +561,7 @@ static void set_dropout(struct learner *l, const struct micro_batch *mb, bool on
         device_copy_in(l->dev, l->row_samples, l->row_samples_host, n * sizeof *l->row_samples);
         dropout = (struct lora_dropout){
             .p = l->options.lora_dropout,
-            .seed = rng_seed_of(l->options.seed, (int)optimizer_steps(l->optimizer)),
+            .seed = rng_seed_of(l->options.seed, (int)optimizer_steps(l->info.optimizer)),
             .sample = l->row_samples,
             .position = batch_view(l->batch)->positions};
     }
@@ -583,7 +573,7 @@ enum status learner_use_adapter(struct learner *l, const struct adapter *adapter
 {
     enum status st = adapter_table_set(l->adapters, 0, adapter);
     if (st != ST_OK) return st;
-    l->optimizer = optimizer;
+    l->info.optimizer = optimizer;
     backward_use_adapter(l->backward, adapter, optimizer_grads(optimizer, 0));
     return ST_OK;
 }
@@ -605,10 +595,11 @@ static enum status prepare_backward(struct learner *l)
         if (!(l->row_samples_host = malloc(bytes))) FAIL(ST_NO_MEMORY, "no memory for dropout");
         CHECK(device_alloc(l->dev, bytes, (void **)&l->row_samples));
     }
-    CHECK(backward_new(l->model, adapter ? l->frozen : optimizer_grads(l->optimizer, 0),
+    CHECK(backward_new(l->model, adapter ? l->frozen : optimizer_grads(l->info.optimizer, 0),
                        l->options.token_budget, l->max_targets, l->options.logits_chunk,
                        &l->backward));
-    if (adapter && !l->options.many_adapters) CHECK(learner_use_adapter(l, adapter, l->optimizer));
+    if (adapter && !l->options.many_adapters)
+        CHECK(learner_use_adapter(l, adapter, l->info.optimizer));
 out:
     return st;
 }
@@ -622,8 +613,8 @@ enum status learner_prepare(struct learner *l)
     l->info.min_shared = shares_prompts(l) ? PACK_PROMPTS : PACK_MIN_SHARED;
     if (!o->is_draft) CHECK(device_reserve(l->dev, l->scratch));
     if (!o->many_adapters) {
-        CHECK(optimizer_new(l->dev, &l->trained, o->comm, &o->optimizer, &l->optimizer));
-        CHECK(optimizer_use_shards(l->optimizer, o->shards));
+        CHECK(optimizer_new(l->dev, &l->trained, o->comm, &o->optimizer, &l->info.optimizer));
+        CHECK(optimizer_use_shards(l->info.optimizer, o->shards));
     }
     CHECK(tape_new(l->model, o->token_budget, o->recompute, &l->tape));
     CHECK(prepare_backward(l));
@@ -635,7 +626,8 @@ enum status learner_prepare(struct learner *l)
     }
     CHECK(prepare_rows(l));
     if (l->has_reference) CHECK(reference_new(l));
-    if (l->draft) CHECK(status_context(learner_prepare(l->draft), "training the draft model"));
+    if (l->info.draft)
+        CHECK(status_context(learner_prepare(l->info.draft), "training the draft model"));
 out:
     return st;
 }
@@ -652,13 +644,13 @@ static bool all_zero(const float *x, int n)
 // What is done with every micro-batch beside the forward pass and the loss.
 struct passes {
     bool backward;
-    bool last;                       // of all that is added to these gradients
-    double rows;                     // of all micro-batches and ranks, with a load-balancing loss
-    float draft_scale;               // of each target in the draft's loss
-    struct update_stats *stats;      // NULL: nobody asks
-    bool draft;                      // learns too
-    const struct pack_group *taught; // the groups as the teacher reads them, where it does so
-    const struct pack_group *behind; // the same as the policy's own layer does
+    bool last;                  // of all that is added to these gradients
+    double rows;                // of all micro-batches and ranks, with a load-balancing loss
+    float draft_scale;          // of each target in the draft's loss
+    struct update_stats *stats; // NULL: nobody asks
+    bool draft;                 // learns too
+    struct pack_group *taught;  // the groups as the teacher reads them, where it does so
+    struct pack_group *behind;  // the same as the policy's own layer does
 };
 
 static bool ids_below(const int32_t *ids, int n, int vocab)
@@ -688,7 +680,7 @@ static bool draft_knows(const struct learner *draft, const struct micro_batch *m
 static enum status fill_behind(struct learner *l, const struct micro_batch *mb,
                                const struct passes *passes)
 {
-    struct learner *draft = l->draft;
+    struct learner *draft = l->info.draft;
     struct model *m = draft->model;
     struct packing *again = NULL;
     // What sequences share from their first tokens on is one token less.
@@ -714,7 +706,7 @@ out:
 static enum status distil(struct learner *l, const struct micro_batch *mb,
                           const struct passes *passes)
 {
-    struct learner *draft = l->draft;
+    struct learner *draft = l->info.draft;
     const int n = mb->first[mb->n_seqs];
     const struct batch *batch = draft->config->mtp ? draft->batch : l->batch;
     const struct distillation d = {.teacher = l->model,
@@ -882,7 +874,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
         model_forward(l->model, batch_view(l->batch), NULL, backward ? l->tape : NULL, &x);
         CHECK(backward_logprobs(l->backward, NULL, l->batch, x, l->targets, temperature,
                                 l->logprobs, l->entropy));
-        if (passes->draft && draft_knows(l->draft, mb, groups)) CHECK(distil(l, mb, passes));
+        if (passes->draft && draft_knows(l->info.draft, mb, groups)) CHECK(distil(l, mb, passes));
         if (backward && l->balance) CHECK(balance(l, mb->n_tokens, passes->rows, &back));
         phase_timers_lap(l->options.phases, PHASE_FORWARD);
     }
@@ -891,7 +883,7 @@ static enum status run_micro_batch(struct learner *l, const struct micro_batch *
     loss(context, &rows, l->dlogprobs);
     if (!all_zero(l->dentropy, n)) back.dentropy = l->dentropy;
     if (passes->last && !l->options.adapter) back.done = sum_grads;
-    back.context = l->optimizer;
+    back.context = l->info.optimizer;
     if (backward) CHECK(learn(l, mb, passes, &back));
 out:
     return st;
@@ -908,14 +900,14 @@ static enum status plan_passes(struct learner *l, const struct packing *packing,
         const struct micro_batch *mb = &packing->batches[i];
         const int targets = mb->first[mb->n_seqs];
         if (targets > 0) sums[0] += mb->n_tokens;
-        if (passes->draft && draft_knows(l->draft, mb, groups)) sums[1] += targets;
+        if (passes->draft && draft_knows(l->info.draft, mb, groups)) sums[1] += targets;
     }
     enum status st = comm_sum_host(l->options.comm, sums, 2);
     passes->rows = sums[0];
     l->info.balance_loss = 0;
     if (!passes->draft) return st;
     passes->stats->draft_targets = (long)sums[1];
-    passes->draft_scale = l->draft->loss_weight / (float)(sums[1] > 0 ? sums[1] : 1);
+    passes->draft_scale = l->info.draft->loss_weight / (float)(sums[1] > 0 ? sums[1] : 1);
     return st;
 }
 
@@ -947,20 +939,15 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
 {
     struct passes passes = {.backward = kind >= PASS_GRADIENTS,
                             .stats = stats,
-                            .draft = kind == PASS_STEP && stats && !stats->again && l->draft};
+                            .draft = kind == PASS_STEP && stats && !stats->again && l->info.draft};
     struct packing *packing = NULL;
     enum status st;
-    struct pack_group *taught = NULL, *behind = NULL;
-    if (l->teacher_batch && passes.backward) {
-        CHECK(groups_read(groups, n_groups, true, &taught));
-        passes.taught = taught;
-    }
-    if (passes.draft && l->draft->config->mtp) {
-        CHECK(groups_read(groups, n_groups, false, &behind));
-        passes.behind = behind;
-    }
-    if (kind == PASS_STEP) optimizer_clear_grads(l->optimizer);
-    if (passes.draft) optimizer_clear_grads(l->draft->optimizer);
+    if (l->teacher_batch && passes.backward)
+        CHECK(groups_read(groups, n_groups, true, &passes.taught));
+    if (passes.draft && l->info.draft->config->mtp)
+        CHECK(groups_read(groups, n_groups, false, &passes.behind));
+    if (kind == PASS_STEP) optimizer_clear_grads(l->info.optimizer);
+    if (passes.draft) optimizer_clear_grads(l->info.draft->info.optimizer);
     CHECK(packing_new(groups, n_groups, l->options.token_budget, l->info.min_shared, &packing));
     CHECK(plan_passes(l, packing, groups, &passes));
     // The last one packed, which is seldom full, goes first: sums of gradients over ranks run
@@ -972,12 +959,7 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
     st = end_of_backward(l);
 out:
     packing_free(packing);
-    free(taught);
-    free(behind);
+    free(passes.taught);
+    free(passes.behind);
     return st;
-}
-
-struct optimizer *learner_optimizer(struct learner *l)
-{
-    return l->optimizer;
 }

@@ -10,11 +10,8 @@
 #include "trainer/learn/stats.h"
 
 struct adapter;
-struct device;
 struct learner;
 struct model_config;
-struct param_ranges;
-struct weights;
 struct learner_config {
     struct optimizer_config optimizer;
     const char *freeze;  // tensors that are not trained (param_range.h); NULL: none
@@ -64,6 +61,8 @@ struct learner_info {            // of a learner, as it is now
     struct phase_timers *phases; // NULL: nobody counts
     const struct param_ranges *trained;
     const struct weights *reference; // NULL: none, or an adapter's
+    struct optimizer *optimizer;     // of its gradients; of many_adapters the present one's
+    struct learner *draft;           // NULL: there is none
     int token_budget, min_shared;    // packing_new(); the latter from learner_prepare() on
     struct memory_plan memory;
     double balance_coef; // of the load-balancing loss; 0: there is none
@@ -86,7 +85,6 @@ struct learner_draft_config {
 enum status learner_add_draft(struct learner *l, const struct model_config *config,
                               const struct weights *draft,
                               const struct learner_draft_config *options);
-struct learner *learner_draft(struct learner *l); // NULL: there is none
 // A teacher, which the loss may hold the policy to (learner_rows): Hinton et al. 2015; on the
 // policy's own samples Agarwal et al. 2024 (GKD). Before learner_prepare(). ST_MISMATCH where its
 // vocabulary is the smaller, ST_UNSUPPORTED where it is the larger and groups have constraints, or
@@ -154,8 +152,6 @@ enum status learner_run(struct learner *l, enum pass_kind kind, const struct pac
 // one is wanted and the model has no experts, ST_UNSUPPORTED where transformers has no such loss
 // for its routers (sigmoids, groups of experts).
 enum status balance_coef(const struct model_config *model, double wanted, double *ret);
-// Clips and applies the gradients; of many_adapters the present one's.
-struct optimizer *learner_optimizer(struct learner *l);
 
 // The plan as the user reads it, and what came of it; they log. The line before the first step:
 // where every byte will go (learner_info). weights: whose they are, "shared with the server (0

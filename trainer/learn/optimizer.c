@@ -642,10 +642,7 @@ enum status optimizer_save(struct optimizer *o, const char *path)
     CHECK(state_list(o, &state));
     if (o->shards) { // to be put together
         const struct weights *w = o->trained.list[0].weights;
-        int64_t largest = 0;
-        for (int i = 0; i < w->n_tensors; i++)
-            if (w->tensors[i].n > largest) largest = w->tensors[i].n;
-        state.own = malloc((size_t)largest * sizeof(float));
+        state.own = malloc((size_t)weights_largest(w) * sizeof(float));
         if (!state.own) FAIL(ST_NO_MEMORY, "no memory to save the optimizer");
         CHECK(shard_join_new(w, o->dev, o->shards, &state.join));
     }

@@ -255,7 +255,7 @@ out:
 // ret_skip: the gradient was not finite.
 static enum status clip(struct learner *l, double *ret_norm, bool *ret_skip)
 {
-    enum status st = optimizer_prepare(learner_optimizer(l), ret_norm);
+    enum status st = optimizer_prepare(learner_info(l)->optimizer, ret_norm);
     phase_timers_lap(learner_info(l)->phases, PHASE_OPTIMIZER);
     *ret_skip = st == ST_INVALID;
     return *ret_skip ? ST_OK : st;
@@ -270,8 +270,8 @@ static enum status apply_update(void *context)
 {
     struct apply *a = context;
     enum status st = ST_OK;
-    if (a->policy) CHECK(optimizer_apply(learner_optimizer(a->policy), a->step->lr));
-    if (a->draft) CHECK(optimizer_apply(learner_optimizer(a->draft), a->step->draft_lr));
+    if (a->policy) CHECK(optimizer_apply(learner_info(a->policy)->optimizer, a->step->lr));
+    if (a->draft) CHECK(optimizer_apply(learner_info(a->draft)->optimizer, a->step->draft_lr));
 out:
     return st;
 }
@@ -303,11 +303,11 @@ enum status learner_step(struct learner *l, struct samples *samples, int first, 
     if (samples) CHECK(learner_pass(l, PASS_STEP, samples, first, n, step, stats));
 
     CHECK(clip(l, &norm, &skip));
-    stats->gradient_wait_ms += optimizer_wait_ms(learner_optimizer(l));
+    stats->gradient_wait_ms += optimizer_wait_ms(learner_info(l)->optimizer);
     if (!skip) apply.policy = l;
     if (!stats->again && stats->draft_targets > 0) {
-        CHECK(clip(learner_draft(l), &stats->draft_grad_norm, &stats->draft_skipped));
-        if (!stats->draft_skipped) apply.draft = learner_draft(l);
+        CHECK(clip(learner_info(l)->draft, &stats->draft_grad_norm, &stats->draft_skipped));
+        if (!stats->draft_skipped) apply.draft = learner_info(l)->draft;
     }
     if (apply.policy || apply.draft) CHECK(publish(l, &step->publish, &apply, &stats->publish));
 

@@ -5,7 +5,7 @@
 #ifndef TRAINER_ADVANTAGE_H
 #define TRAINER_ADVANTAGE_H
 
-#include "common/base/status.h"
+#include <stdbool.h>
 
 // What the centred rewards are divided by, as TRL's scale_rewards: the group's standard deviation
 // (with n - 1) + 1e-4, that of all samples of the step, or nothing (Liu et al. 2025).

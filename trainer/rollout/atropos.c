@@ -10,7 +10,6 @@
 #include "common/base/clock.h"
 #include "common/base/file.h"
 #include "common/base/json.h"
-#include "common/base/log.h"
 
 #include <float.h>
 #include <inttypes.h>
@@ -30,11 +29,8 @@ struct atropos {
 // body: of a POST; NULL: a GET.
 static enum status ask(const struct atropos *a, const char *path, const json_t *body, json_t **ret)
 {
-    const struct http_call call = {.server = a->options.url,
-                                   .path = path,
-                                   .post = body != NULL,
-                                   .body = body,
-                                   .timeout_ms = ASK_MS};
+    const struct http_call call = {
+        .server = a->options.url, .path = path, .body = body, .timeout_ms = ASK_MS};
     return http_perform_json(a->via->http, &call, ret);
 }
 

@@ -24,10 +24,12 @@
     }
 static const struct {
     size_t field, each;
-} lists[COMPLETION_LISTS] = {LIST(ids),     LIST(logprobs), LIST(processed),   LIST(versions),
-                             LIST(authors), LIST(accepted), LIST(text_offset), LIST(advantages)};
+} lists[] = {LIST(ids),     LIST(logprobs), LIST(processed),   LIST(versions),
+             LIST(authors), LIST(accepted), LIST(text_offset), LIST(advantages)};
+enum { LISTS = sizeof lists / sizeof *lists };
 
-void **completion_list(const struct completion *c, int i, size_t *ret_each)
+// Where the i-th is, NULL in it where the completion has none, and the bytes of an entry.
+static void **list_of(const struct completion *c, int i, size_t *ret_each)
 {
     *ret_each = lists[i].each;
     return (void **)((char *)c + lists[i].field);
@@ -36,7 +38,7 @@ void **completion_list(const struct completion *c, int i, size_t *ret_each)
 void completion_release(struct completion *c)
 {
     size_t each;
-    for (int i = 0; i < COMPLETION_LISTS; i++) free(*completion_list(c, i, &each));
+    for (int i = 0; i < LISTS; i++) free(*list_of(c, i, &each));
     free(c->text);
     free(c->parts);
     free(c->sequences);
@@ -62,9 +64,9 @@ int completion_first_sampled(const struct completion *c)
 static void cut_tokens(struct completion *c, int first)
 {
     const size_t left = (size_t)(c->n - first);
-    for (int i = 0; i < COMPLETION_LISTS; i++) {
+    for (int i = 0; i < LISTS; i++) {
         size_t each;
-        char *list = *completion_list(c, i, &each);
+        char *list = *list_of(c, i, &each);
         if (list) memmove(list, list + (size_t)first * each, left * each);
     }
     for (int k = 0; k < c->n_rewards; k++) c->rewards[k].after -= first;
@@ -191,7 +193,8 @@ out:
 
 // ---- as bytes -----------------------------------------------------------------------------------
 
-void packed_put(struct bytes *to, const void *data, size_t bytes)
+// Appends a block; NULL is there as such.
+static void put(struct bytes *to, const void *data, size_t bytes)
 {
     const size_t held = data ? bytes + 1 : 0;
     bytes_append(to, &held, sizeof held);
@@ -200,7 +203,9 @@ void packed_put(struct bytes *to, const void *data, size_t bytes)
     bytes_append(to, "", 1);
 }
 
-enum status packed_get(struct packed *from, size_t bytes, void *ret_copy)
+// The next block, with a NUL behind it (ret_copy: pointer to its pointer), of so many bytes;
+// SIZE_MAX: of any number. ST_FORMAT where it is not whole, or of another length.
+static enum status get(struct packed *from, size_t bytes, void *ret_copy)
 {
     const size_t left = (size_t)(from->end - from->at);
     size_t held = 0;
@@ -221,16 +226,16 @@ enum status completion_pack(const struct completion *c, struct bytes *to)
 {
     char *telemetry = c->telemetry ? json_dumps(c->telemetry, JSON_COMPACT) : NULL;
     size_t each;
-    packed_put(to, c, sizeof *c); // for its numbers
-    for (int i = 0; i < COMPLETION_LISTS; i++) {
-        const void *list = *completion_list(c, i, &each);
-        packed_put(to, list, (size_t)c->n * each);
+    put(to, c, sizeof *c); // for its numbers
+    for (int i = 0; i < LISTS; i++) {
+        const void *list = *list_of(c, i, &each);
+        put(to, list, (size_t)c->n * each);
     }
-    packed_put(to, c->parts, (size_t)c->n_parts * sizeof *c->parts);
-    packed_put(to, c->sequences, (size_t)c->n_sequences * sizeof *c->sequences);
-    packed_put(to, c->rewards, (size_t)c->n_rewards * sizeof *c->rewards);
-    packed_put(to, c->text, strlen(c->text));
-    packed_put(to, telemetry, telemetry ? strlen(telemetry) : 0);
+    put(to, c->parts, (size_t)c->n_parts * sizeof *c->parts);
+    put(to, c->sequences, (size_t)c->n_sequences * sizeof *c->sequences);
+    put(to, c->rewards, (size_t)c->n_rewards * sizeof *c->rewards);
+    put(to, c->text, strlen(c->text));
+    put(to, telemetry, telemetry ? strlen(telemetry) : 0);
     free(telemetry);
     return c->telemetry && !telemetry ? status_fail(ST_NO_MEMORY, "no memory for a completion")
                                       : bytes_status(to);
@@ -243,21 +248,21 @@ enum status completion_unpack(struct packed *from, struct completion *ret)
     char *telemetry = NULL;
     size_t each;
     enum status st;
-    CHECK(packed_get(&r, sizeof *sent, &sent));
+    CHECK(get(&r, sizeof *sent, &sent));
     c.n = sent->n;
     c.n_rewards = sent->n_rewards;
     c.n_parts = sent->n_parts;
     c.n_sequences = sent->n_sequences;
     c.truncated = sent->truncated;
-    for (int i = 0; i < COMPLETION_LISTS; i++) {
-        void **list = completion_list(&c, i, &each);
-        CHECK(packed_get(&r, (size_t)c.n * each, list));
+    for (int i = 0; i < LISTS; i++) {
+        void **list = list_of(&c, i, &each);
+        CHECK(get(&r, (size_t)c.n * each, list));
     }
-    CHECK(packed_get(&r, (size_t)c.n_parts * sizeof *c.parts, &c.parts));
-    CHECK(packed_get(&r, (size_t)c.n_sequences * sizeof *c.sequences, &c.sequences));
-    CHECK(packed_get(&r, (size_t)c.n_rewards * sizeof *c.rewards, &c.rewards));
-    CHECK(packed_get(&r, SIZE_MAX, &c.text));
-    CHECK(packed_get(&r, SIZE_MAX, &telemetry));
+    CHECK(get(&r, (size_t)c.n_parts * sizeof *c.parts, &c.parts));
+    CHECK(get(&r, (size_t)c.n_sequences * sizeof *c.sequences, &c.sequences));
+    CHECK(get(&r, (size_t)c.n_rewards * sizeof *c.rewards, &c.rewards));
+    CHECK(get(&r, SIZE_MAX, &c.text));
+    CHECK(get(&r, SIZE_MAX, &telemetry));
     if (telemetry)
         CHECK(json_parse("another rank's telemetry", telemetry, strlen(telemetry), &c.telemetry));
     *from = r;
@@ -298,8 +303,8 @@ static enum status pack_groups(const struct rollout *r, struct bytes *to)
         const struct token_list *prompt = &r->prompts[g];
         const struct group_head head = {g, prompt->n};
         if (r->exchanged[g] || !r->completions[g * r->n_per_group].text) continue; // another's
-        packed_put(to, &head, sizeof head);
-        packed_put(to, prompt->ids, (size_t)prompt->n * sizeof *prompt->ids);
+        put(to, &head, sizeof head);
+        put(to, prompt->ids, (size_t)prompt->n * sizeof *prompt->ids);
         for (int i = g * r->n_per_group; i < (g + 1) * r->n_per_group; i++)
             CHECK(completion_pack(&r->completions[i], to));
     }
@@ -313,11 +318,11 @@ static enum status take_group(struct rollout *r, struct packed *from)
     struct group_head *head = NULL;
     int32_t *prompt = NULL;
     enum status st;
-    CHECK(packed_get(from, sizeof *head, &head));
+    CHECK(get(from, sizeof *head, &head));
     const int g = head->group, first = g * r->n_per_group;
     if (g < 0 || g >= r->n_groups || r->completions[first].text)
         FAIL(ST_MISMATCH, "another rank's group %d of %d is not wanted here", g, r->n_groups);
-    CHECK(packed_get(from, (size_t)head->n_prompt * sizeof *prompt, &prompt));
+    CHECK(get(from, (size_t)head->n_prompt * sizeof *prompt, &prompt));
     if (prompt) {
         token_list_release(&r->prompts[g]);
         r->prompts[g] = (struct token_list){.ids = prompt, .n = head->n_prompt};

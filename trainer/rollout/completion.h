@@ -49,11 +49,6 @@ enum status completion_read(const char *where, const json_t *line,
                             const struct completion_bounds *bounds, struct completion *ret);
 void completion_release(struct completion *c);
 
-// Its lists of an entry a token, each a row of one table: where the i-th is, NULL in it where the
-// completion has none, and the bytes of an entry.
-#define COMPLETION_LISTS 8
-void **completion_list(const struct completion *c, int i, size_t *ret_each);
-
 // The first token that a model wrote; n: there is none.
 int completion_first_sampled(const struct completion *c);
 // Takes the first tokens of it, or of each part's context, away.
@@ -62,14 +57,10 @@ void completion_cut(struct completion *c, int first);
 void completion_keep_parts(struct completion *c, int parts);
 
 // As bytes, for processes of one program on processors of one byte order: blocks, each with its
-// length before it. packed_put() appends one; NULL is there as such.
-void packed_put(struct bytes *to, const void *data, size_t bytes);
+// length before it.
 struct packed { // what has not been read of such bytes
     const char *at, *end;
 };
-// The next block, with a NUL behind it (ret_copy: pointer to its pointer), of so many bytes;
-// SIZE_MAX: of any number. ST_FORMAT where it is not whole, or of another length.
-enum status packed_get(struct packed *from, size_t bytes, void *ret_copy);
 enum status completion_pack(const struct completion *c, struct bytes *to);
 // The next one. ST_FORMAT, and nothing is read, where it is not whole.
 enum status completion_unpack(struct packed *from, struct completion *ret);

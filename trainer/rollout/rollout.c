@@ -397,7 +397,7 @@ json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t s
                      "seed", (json_int_t)seed, "response_format", format);
 }
 
-const json_t *rollout_format(const struct example *e)
+static const json_t *format_of(const struct example *e)
 {
     return e->constraint ? json_object_get(e->row, "response_format") : NULL;
 }
@@ -420,7 +420,7 @@ static json_t *completions_body(struct chunk *p)
                   (json_int_t)seed_of(p, p->first), "max_tokens", (json_int_t)s->max_tokens,
                   "temperature", s->temperature, "top_p", s->top_p, "logprobs", 1,
                   "return_token_ids", 1, "return_tokens_as_token_ids", 1, "stop", s->stop,
-                  "response_format", rollout_format(r->examples[p->first]));
+                  "response_format", format_of(r->examples[p->first]));
     if (body && s->top_k > 0) json_object_set_new(body, "top_k", json_integer(s->top_k));
     if (body && s->min_p > 0) json_object_set_new(body, "min_p", json_real(s->min_p));
     if (body && s->ignore_eos) json_object_set_new(body, "ignore_eos", json_true());
@@ -461,9 +461,9 @@ static json_t *rollouts_body(struct chunk *p)
     p->n_wanted = p->n_taken = 0;
     for (int g = p->first; !failed && g < p->first + p->n_groups; g++) {
         if (!rollout_wants(r, p->pull->common.servers->comm, g)) continue;
-        failed = json_array_append_new(groups, rollout_group(&r->examples[g]->prompt_ids, g,
-                                                             r->n_per_group, seed_of(p, g),
-                                                             rollout_format(r->examples[g])));
+        failed = json_array_append_new(groups,
+                                       rollout_group(&r->examples[g]->prompt_ids, g, r->n_per_group,
+                                                     seed_of(p, g), format_of(r->examples[g])));
         p->n_wanted += r->n_per_group;
     }
     if (failed) json_decref(groups);
@@ -607,7 +607,6 @@ static enum status advance(struct chunk *p)
         if (!request) return status_fail(ST_NO_MEMORY, "no memory for a rollout request");
         st = rollout_ask(pull, a,
                          &(struct http_call){.path = completions ? COMPLETIONS : ROLLOUTS,
-                                             .post = true,
                                              .body = request,
                                              .timeout_ms = pull->servers->timeout_ms,
                                              .idle_timeout_ms = pull->servers->idle_timeout_ms,

@@ -10,7 +10,6 @@
 #include "trainer/rollout/completion.h"
 #include "trainer/data/data.h"
 #include "common/model/tandem_selector.h"
-#include "common/constraint/constraint.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -39,7 +38,6 @@ static inline bool sampling_is_filtered(const struct sampling_options *s)
 }
 
 struct learner_info;
-struct samples;
 struct rollout {
     int n_groups, n_per_group;
     const struct example **examples; // (n_groups) borrowed
@@ -183,7 +181,6 @@ json_t *rollout_request(const struct rollout_pull *p, json_t *groups);
 // A group of such a list; NULL: no memory. format: a "response_format"; NULL: none.
 json_t *rollout_group(const struct token_list *prompt, int id, int n, uint64_t seed,
                       const json_t *format);
-const json_t *rollout_format(const struct example *e); // the example's; borrowed
 // A line that is there in place of a sample, {"error"}, is ST_IO.
 enum status rollout_check_line(const char *where, const json_t *line);
 // One sample, as a line of /v1/rollouts has it; its tokens are then of versions of the weights

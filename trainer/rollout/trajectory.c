@@ -3,6 +3,7 @@
 #include "trainer/rollout/trajectory.h"
 #include "common/base/bytes.h"
 #include "common/base/json.h"
+#include "common/base/names.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -74,9 +75,8 @@ enum status trajectory_check_fields(const json_t *object, const char *const name
     const json_t *value;
     if (!json_is_object(object)) return status_fail(ST_FORMAT, "it is not an object");
     json_object_foreach ((json_t *)object, key, value) {
-        int i = 0;
-        while (names[i] && strcmp(names[i], key) != 0) i++;
-        if (!names[i]) return status_fail(ST_INVALID, "field \"%s\" is not known here", key);
+        if (name_find(names, key) < 0)
+            return status_fail(ST_INVALID, "field \"%s\" is not known here", key);
     }
     return ST_OK;
 }

@@ -33,6 +33,15 @@ static enum status resolve(const char *path, char ret_folder[PATH_ROOM])
     return errno == ENOENT ? ST_OK : status_fail(ST_IO, "%s: %s", path, strerror(errno));
 }
 
+// "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
+static enum status path_beside(const char *path, char ret[PATH_ROOM])
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char folder[PATH_ROOM];
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
+    return path_put(ret, folder, ".%s.%d.new", name, (int)getpid());
+}
+
 // FOLDER/trainer/NAME, or FOLDER/NAME where an older checkpoint has it there.
 static enum status find_trainer_file(const char *folder, const char *name, char ret[PATH_ROOM])
 {
@@ -265,15 +274,6 @@ static enum status write_config(const char *folder, const struct model_folder *m
 out:
     json_decref(copy);
     return st;
-}
-
-// "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
-enum status path_beside(const char *path, char ret[PATH_ROOM])
-{
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    char folder[PATH_ROOM];
-    snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
-    return path_put(ret, folder, ".%s.%d.new", name, (int)getpid());
 }
 
 void sweep_beside(const char *path, bool all)

@@ -51,10 +51,8 @@ enum status model_folder_write(const char *folder, struct device *dev,
 enum status adapter_folder_start(const char *folder, const struct adapter *a, const char *from,
                                  uint64_t seed, const char *name, json_t *base);
 
-// "a/b" -> "a/.b.PID.new": beside it, so that a rename stays within one file system.
-enum status path_beside(const char *path, char ret[PATH_ROOM]);
-// Removes those of processes that were killed. all: whatever they were to be, of a folder that is
-// the project's own.
+// Removes what processes that were killed left beside it, half written. all: whatever it was to be,
+// of a folder that is the project's own.
 void sweep_beside(const char *path, bool all);
 
 // What is read of trainer_state.json, whoever trained: a count that is not there is 0.

@@ -15,6 +15,7 @@
 
 #define OPTIONS_OF struct train_config
 #define MAX_AHEAD  64
+#define TAKE_BETA  "take --beta, which puts the KL divergence into the loss"
 
 const char *const sync_way_names[] = {"shared", "checkpoint", NULL};
 
@@ -28,9 +29,8 @@ const struct option_spec train_options[] = {
     OPT_TEXT("atropos", atropos, NULL, "http://HOST:PORT",
              "Atropos' API server: in place of --data, groups that its environments have sampled "
              "and scored (docs/use/atropos.md)",
-             EXCLUDES("data", "prompts are the environments'"),
+             EXCLUDES("data|curriculum", "prompts are the environments'"),
              EXCLUDES("async|rollout-ahead", "environments run ahead by themselves"),
-             EXCLUDES("curriculum", "prompts are the environments'"),
              EXCLUDES("cost", "nobody tells what a sequence cost"),
              EXCLUDES("tandem", "environments ask for one model's tokens"),
              EXCLUDES("exact", "nobody tells which weights sampled a token"),
@@ -240,13 +240,9 @@ const struct option_spec train_options[] = {
         "kl-reward-coef", kl_reward_coef, "0", "B", 0, 1e6,
         "taken off a sample's reward for its KL divergence from these weights, summed over its "
         "tokens",
-        EXCLUDES("rollouts", "environments may give rewards of turns; take --beta, which puts the "
-                             "KL divergence into the loss"),
-        EXCLUDES("atropos", "environments there give advantages too; take --beta, which puts the "
-                            "KL divergence into the loss"),
-        EXCLUDES(
-            "reward-normalise",
-            "it has terms of its own; take --beta, which puts the KL divergence into the loss")),
+        EXCLUDES("rollouts", "environments may give rewards of turns; " TAKE_BETA),
+        EXCLUDES("atropos", "environments there give advantages too; " TAKE_BETA),
+        EXCLUDES("reward-normalise", "it has terms of its own; " TAKE_BETA)),
     OPT_FLAG("sync-ref-model", sync_ref_model, NULL,
              "move the weights that are the reference of both towards the policy's",
              NEEDS("beta|kl-reward-coef", "they have the reference"),

@@ -8,8 +8,6 @@
 #define TRAINER_MAPPED_H
 
 #include "bridge/control_info.h"
-#include "common/base/status.h"
-#include "common/base/log.h"
 #include "trainer/launch/launch.h"
 
 #include <jansson.h>

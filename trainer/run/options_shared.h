@@ -124,12 +124,14 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
 
 // A struct learner_options called `learner`: what is trained, AdamW and its learning
 // rate.
-#define ADAMW_OPTIONS(rate)                                                                        \
+#define FREEZE_OPTION(...)                                                                         \
     OPT_TEXT("freeze", learner.freeze, NULL, "PATTERN,...",                                        \
              "tensors that are not trained: globs of their names, the last that matches decides; " \
              "!PATTERN excepts",                                                                   \
-             EXCLUDES("lora-r", "an adapter is trained whole, and nothing of the model is; "       \
-                                "--lora-target says what it changes")),                            \
+             __VA_ARGS__)
+#define ADAMW_OPTIONS(rate)                                                                        \
+    FREEZE_OPTION(EXCLUDES("lora-r", "an adapter is trained whole, and nothing of the model is; "  \
+                                     "--lora-target says what it changes")),                       \
         OPT_DOUBLE("learning-rate", learner.schedule.peak, rate, "LR", 0, 10, "at its peak",       \
                    IS_COMMON),                                                                     \
         OPT_CHOICE("lr-scheduler-type", learner.schedule.type, "linear", schedule_type_names,      \

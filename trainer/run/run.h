@@ -14,13 +14,10 @@
 #define FOLDER_ROOM 512
 #define TASK_SIDES  2 // completions of an example, at most
 
-struct completion;
 struct dataset_run;
 struct rollout_step;
 struct run;
-struct samples;
 struct scores;
-struct update_stats;
 
 struct task_kind { // where the samples of its steps come from: sampled anew, or of a data set
     // The options together, before anything is opened: ST_INVALID names the option.

@@ -170,10 +170,10 @@ enum status run_save(struct run *run, bool interim)
                                      .source_folder = run->mapped.model_folder};
     if (run->saved.step == run->step || !run->folder[0]) return ST_OK;
     phase_timers_lap(&run->phases, PHASE_LOG);
-    model.optimizer = learner_optimizer(l);
+    model.optimizer = learner_info(l)->optimizer;
     if (run->mapped.draft) {
         draft.as = run->mapped.draft->dt;
-        draft.optimizer = learner_optimizer(learner_draft(l));
+        draft.optimizer = learner_info(learner_info(l)->draft)->optimizer;
         model.draft = &draft;
     }
     if (run->config->sync_ref_model) model.reference = &reference;
@@ -397,7 +397,8 @@ enum status run_resume(struct run *run, const char *folder)
     CHECK(status_context(curriculum_from_json(run->curriculum, curriculum, c.data_index), "%s",
                          folder));
     CHECK(resume_best(run, folder, c.state));
-    CHECK(checkpoint_load_optimizer(folder, c.optimizer_steps, learner_optimizer(run->learner)));
+    CHECK(checkpoint_load_optimizer(folder, c.optimizer_steps,
+                                    learner_info(run->learner)->optimizer));
     const bool held = c.draft_optimizer_steps >= 0;
     if (run->mapped.draft && !held)
         log_info("%s holds no draft model: it starts as the server serves it", folder);
@@ -407,8 +408,9 @@ enum status run_resume(struct run *run, const char *folder)
                  folder);
     if (run->mapped.draft && held) {
         CHECK(path_put(draft_folder, folder, DRAFT_FOLDER));
-        CHECK(checkpoint_load_optimizer(draft_folder, c.draft_optimizer_steps,
-                                        learner_optimizer(learner_draft(run->learner))));
+        CHECK(
+            checkpoint_load_optimizer(draft_folder, c.draft_optimizer_steps,
+                                      learner_info(learner_info(run->learner)->draft)->optimizer));
     }
     run->start = json_incref(json_object_get(c.state, "start"));
     CHECK(run_resume_reference(run, folder));

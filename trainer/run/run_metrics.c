@@ -100,9 +100,8 @@ void spec_counters_put(const struct spec_counters *c, json_t *metrics)
     metrics_put(metrics, "spec_decode/num_accepted_tokens", c->num_accepted_tokens);
     metrics_put(metrics, "spec_decode/acceptance_rate", spec_acceptance_rate(c));
     metrics_put(metrics, "spec_decode/acceptance_length", spec_acceptance_length(c));
-    for (int i = 0; i < c->n_positions; i++) {
+    for (int i = 0; i < c->n_positions; i++)
         metrics_putf(metrics, spec_acceptance_at(c, i), "spec_decode/acceptance_rate_pos_%d", i);
-    }
 }
 
 void spec_counters_text(const struct spec_counters *c, double seconds, struct bytes *ret)
@@ -217,9 +216,8 @@ static void put_inference(json_t *metrics, const struct rollout *r, const struct
         cost_quantities(&sample, sample.latency_ms, quantities);
         for (int k = 0; k < COST_TERMS; k++) means[k] += quantities[k] / n;
     }
-    for (size_t k = 0; k < sizeof told / sizeof *told; k++) {
+    for (size_t k = 0; k < sizeof told / sizeof *told; k++)
         metrics_putf(metrics, means[told[k]], "inference/%s", cost_terms[told[k]].quantity);
-    }
 }
 
 static void put_update(json_t *metrics, const struct run *run, const struct update_stats *u)

@@ -124,7 +124,7 @@ static enum status send_call(void *context)
 {
     const struct adapter_call *c = context;
     const struct http_call call = {
-        .path = "/v1/load_lora_adapter", .post = true, .body = c->body, .timeout_ms = MAKE_MS};
+        .path = "/v1/load_lora_adapter", .body = c->body, .timeout_ms = MAKE_MS};
     return http_perform(c->http, &call, NULL);
 }
 
@@ -291,8 +291,6 @@ out:
     return st;
 }
 
-#define QUANTIZATION "--quantization"
-
 // What a server may not compute otherwise than the weights' owner does.
 static enum status check_argument(const char *args, const char *option, const char *plain,
                                   const char *why)
@@ -313,7 +311,7 @@ static enum status open_server(struct run *run)
     char device[LAUNCH_DEVICE_ROOM];
     enum status st;
     const char *args = c->launch.server_args ? c->launch.server_args : "";
-    CHECK(check_argument(args, QUANTIZATION, quantization_names[QUANTIZATION_NONE],
+    CHECK(check_argument(args, "--quantization", quantization_names[QUANTIZATION_NONE],
                          "whose --quantization the server is given too; leave it away there"));
     CHECK(check_argument(args, "--kv-cache-dtype", kv_cache_names[KV_CACHE_AUTO],
                          "which has keys and values as they are; leave it away, or train with "
@@ -321,7 +319,7 @@ static enum status open_server(struct run *run)
     if (c->lora.r)
         bytes_printf(&arguments, "--max-adapters 1 --max-lora-rank %" PRId64 " ", c->lora.r);
     if (c->quantization)
-        bytes_printf(&arguments, QUANTIZATION " %s ", quantization_names[c->quantization]);
+        bytes_printf(&arguments, "--quantization %s ", quantization_names[c->quantization]);
     if (c->draft) bytes_puts(&arguments, "--draft {draft} --speculative draft_model:5 ");
     bytes_puts(&arguments, args);
     CHECK(bytes_status(&arguments));

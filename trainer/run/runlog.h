@@ -73,8 +73,6 @@ void tensorboard_free(struct tensorboard *tb);
 // finite as a float are left out. ST_IO where the file cannot take it.
 enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics);
 
-const char *tensorboard_path(const struct tensorboard *tb); // of its file; lives as long as tb
-
 // CRC-32C (Castagnoli, reflected 0x82f63b78), RFC 3720 appendix B.4; and as TFRecord stores it.
 uint32_t crc32c(const void *data, size_t len);
 uint32_t crc32c_masked(const void *data, size_t len);

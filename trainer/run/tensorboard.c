@@ -176,8 +176,3 @@ enum status tensorboard_write(struct tensorboard *tb, const json_t *metrics)
     bytes_release(&event);
     return st;
 }
-
-const char *tensorboard_path(const struct tensorboard *tb)
-{
-    return tb->path;
-}

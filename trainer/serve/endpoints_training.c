@@ -13,7 +13,6 @@
 #include "common/model/adapter.h"
 #include "trainer/learn/optimizer.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define GONE_MS 35000 // since a session was heard of: it sends a heartbeat every 10 s

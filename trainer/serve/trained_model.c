@@ -35,8 +35,7 @@
 // Takes the body's reference.
 static enum status post(struct trained_model *m, const char *path, json_t *body)
 {
-    const struct http_call call = {
-        .path = path, .post = true, .body = body, .timeout_ms = RESPONSE_MS};
+    const struct http_call call = {.path = path, .body = body, .timeout_ms = RESPONSE_MS};
     enum status st = body ? http_perform(m->server, &call, NULL)
                           : status_fail(ST_NO_MEMORY, "no memory to ask for an adapter");
     json_decref(body);
@@ -168,7 +167,7 @@ enum status trained_use_learner(struct trained_model *m, bool adapters)
     if (adapters) log_info("memory of the largest adapter that the server holds:");
     memory_log(m->learner, "shared with the server (0 extra)", learner.freeze);
     CHECK(learner_prepare(m->learner));
-    if (!adapters) optimizer_clear_grads(learner_optimizer(m->learner));
+    if (!adapters) optimizer_clear_grads(learner_info(m->learner)->optimizer);
 out:
     json_decref(json);
     if (st != ST_OK) close_learner(m);
@@ -321,7 +320,7 @@ enum status trained_forward_backward(struct trained_model *m, const char *run,
         st = learner_pass(m->learner, request->forward_only ? PASS_LOSS : PASS_GRADIENTS, samples,
                           first, each, &step, &stats);
     if (st != ST_OK && !request->forward_only) {
-        optimizer_clear_grads(learner_optimizer(m->learner));
+        optimizer_clear_grads(learner_info(m->learner)->optimizer);
         status_context(st, "the gradients since the last step are dropped");
     }
     if (st == ST_OK)
@@ -358,6 +357,6 @@ enum status trained_optim_step(struct trained_model *m, const char *run, double 
         t->steps++;
         t->unsaved = true;
     }
-    optimizer_clear_grads(learner_optimizer(m->learner));
+    optimizer_clear_grads(learner_info(m->learner)->optimizer);
     return status_context(st, "optim_step");
 }

@@ -36,7 +36,7 @@ const char *trainee_source(const struct trainee *t)
 
 struct optimizer *trainee_optimizer(const struct trainee *t)
 {
-    return t->adapter ? t->optimizer : learner_optimizer(t->model->learner);
+    return t->adapter ? t->optimizer : learner_info(t->model->learner)->optimizer;
 }
 
 struct trainee *trained_find(const struct trained_model *m, const char *run)
