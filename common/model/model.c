@@ -808,9 +808,8 @@ static void beside_block(struct model *m, int l, int rows, struct layer_tape *ta
     add_projected(m, rows, &end, sum, mid, x_out);
 }
 
-// m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
-static void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *mid,
-                      void *x_out)
+void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *mid,
+               void *x_out)
 {
     const struct model_config *c = m->config;
     const struct layer_config *layer = &c->layers[l];

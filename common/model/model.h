@@ -291,6 +291,10 @@ void model_arrange(struct model *m, void *y, const void *x, int rows, enum tenso
                    enum dtype dt, bool back);
 // What model_arrange() reads, once.
 enum status model_arrange_init(struct model *m);
+// model.c: layer l's MLP, experts or both, from the residual stream mid to x_out, which may be it.
+// m->normed holds attention's normalised input on entry: the MLP's too in a parallel block.
+void mlp_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *mid,
+               void *x_out);
 // From m->normed (or x, where the config has experts_beside) to x_out += what the experts give, and
 // the one that every row goes to.
 void experts_block(struct model *m, int l, int rows, struct layer_tape *tape, const void *x,

@@ -261,11 +261,9 @@ TEST(two_ranks_draft)
 TEST(two_ranks_hold_whole_experts)
 {
     mpirun_words(2);
-    static const char *const rows[][2] = {{"qwen2-moe", "none"},
-                                          {"nemotron-h-latent", "none"},
-                                          {"deepseek-v3", "fp8-weights"},
-                                          {"qwen3-moe", "fp8"},
-                                          {"gpt-oss-mxfp4", "mxfp4"}};
+    static const char *const rows[][2] = {{"qwen2-moe", "none"},  {"nemotron-h-latent", "none"},
+                                          {"gemma4-moe", "none"}, {"deepseek-v3", "fp8-weights"},
+                                          {"qwen3-moe", "fp8"},   {"gpt-oss-mxfp4", "mxfp4"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         ranks_give_the_same(tiny_tokenizer_beside(test_golden(rows[i][0])),
                             args("--expert-parallel"),

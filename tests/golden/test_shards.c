@@ -248,12 +248,8 @@ static void mix(struct side *s, int l, float *ret)
     for (size_t i = 0; i < 2 * n; i++) x[i] = (float)(i * 37 % 101) / 50.0f - 1.0f;
     optimizer_clear_grads(s->optimizer);
     device_copy_in(s->dev, layer->x_mid, x, bytes);
-    device_copy_in(s->dev, m->x, x, bytes);
     device_copy_in(s->dev, s->backward->dx, x + n, bytes);
-    const struct norm_args norm = model_mlp_norm(&s->weights->layers[l], layer->x_mid, layer);
-    model_normalise(m, m->normed, ROWS, &norm);
-    experts_block(m, l, ROWS, layer, NULL, m->x);
-    if (s->config->layers[l].shared_intermediate > 0) shared_block(m, l, ROWS, layer, m->x);
+    mlp_block(m, l, ROWS, layer, layer->x_mid, m->x);
     mlp_back(s->backward, l, ROWS, layer, &loss);
     device_copy_out(s->dev, ret, m->x, bytes);
     device_copy_out(s->dev, ret + n, s->backward->dx, bytes);
@@ -271,7 +267,6 @@ static void experts_must_give_the_same(struct side *part, struct side *whole)
     must(have != NULL, "no memory");
     for (int l = 0; l < whole->config->n_layers; l++) {
         if (whole->config->layers[l].moe.n_experts == 0) continue;
-        if (whole->config->experts_beside) continue; // they read by norms of what is before
         mix(part, l, have);
         mix(whole, l, want);
         must(memcmp(have, want, n * sizeof *have) == 0, "experts give other bits than on one rank");

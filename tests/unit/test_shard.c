@@ -118,20 +118,14 @@ TEST(every_mixture_by_experts)
     static const struct {
         const char *name;
         bool fits[2]; // 2 ranks, and 4
-    } folders[] = {{"deepseek-v2", {true, true}},
-                   {"deepseek-v3", {true, true}},
+    } folders[] = {{"deepseek-v2", {true, true}},       {"deepseek-v3", {true, true}},
                    {"deepseek-v2-lite", {true, false}}, // 6 experts
-                   {"glm4-moe", {true, true}},
-                   {"gpt-oss", {true, false}},
-                   {"minimax-m2", {true, true}},
-                   {"mixtral", {true, true}},
-                   {"nemotron-h-latent", {true, true}},
-                   {"nemotron-h-moe", {true, true}},
-                   {"olmoe", {true, false}},
-                   {"qwen2-moe", {true, false}},
-                   {"qwen3-moe", {true, true}},
-                   {"qwen3-moe-some", {false, false}},
-                   {"qwen3-next", {true, false}},
+                   {"glm4-moe", {true, true}},          {"gpt-oss", {true, false}},
+                   {"gemma4-moe", {true, true}},        {"minimax-m2", {true, true}},
+                   {"mixtral", {true, true}},           {"nemotron-h-latent", {true, true}},
+                   {"nemotron-h-moe", {true, true}},    {"olmoe", {true, false}},
+                   {"qwen2-moe", {true, false}},        {"qwen3-moe", {true, true}},
+                   {"qwen3-moe-some", {false, false}},  {"qwen3-next", {true, false}},
                    {"qwen35-moe", {true, false}}};
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
         for (int k = 0; k < 2; k++)
