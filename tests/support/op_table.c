@@ -229,7 +229,7 @@ static double compare(struct op_test *t, const char *what, double **got, double 
     double worst = 0;
     for (int k = 0; k < t->n_arrays; k++) {
         if (t->a[k].role == IN) continue;
-        double largest = 0, error = 0;
+        double largest = 0, error = 0, most = fmax(tolerance, t->a[k].noise);
         int64_t at = 0;
         for (int64_t i = 0; i < t->a[k].n; i++)
             if (isfinite(want[k][i])) largest = fmax(largest, fabs(want[k][i]));
@@ -240,11 +240,11 @@ static double compare(struct op_test *t, const char *what, double **got, double 
             double e = isfinite(x) && isfinite(y) ? fabs(x - y) / largest : INFINITY;
             if (e > error) error = e, at = i;
         }
-        if (error > (t->a[k].kind == I32 ? 0 : tolerance)) { // numbers of things are exact
+        if (error > (t->a[k].kind == I32 ? 0 : most)) { // numbers of things are exact
             printf("FAIL %s %s %s: %s[%lld] is %.9g, want %.9g (error %.3g of the largest, %.3g; "
                    "allowed %.0e)\n",
                    t->c->op->name, t->c->shape, what, t->a[k].name, (long long)at, got[k][at],
-                   want[k][at], error, largest, tolerance);
+                   want[k][at], error, largest, most);
             *good = false;
         }
         worst = fmax(worst, error);

@@ -29,6 +29,7 @@ struct array {
     float *f;       // DATA, F32: values before the run
     int32_t *i;     // I32
     double *expect; // outputs; NaN: not compared
+    double noise;   // of f32 itself, where it is more than the tolerance; 0: it is not
 };
 
 struct op_test {
