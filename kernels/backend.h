@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 // Every field mirrors the function of device.h of that name; see there for what it must do. NULL,
-// from capture_begin to graph_free, mark, wait and copy_in_beside: nothing is captured, and calls
-// are done when they return.
+// from capture_begin to graph_free, mark, wait, copy_in_beside and call_beside: nothing is
+// captured, and calls are done when they return.
 struct backend {
     enum device_kind kind;
     const char *shared_kind;
@@ -46,6 +46,7 @@ struct backend {
     void (*mark)(struct device *dev, int mark);
     enum status (*wait)(struct device *dev, int mark);
     void (*copy_in_beside)(struct device *dev, void *to, const void *host, size_t bytes);
+    void (*call_beside)(struct device *dev, void (*call)(void *), void *context);
 };
 
 struct device_block {

@@ -258,6 +258,14 @@ void device_copy_in_beside(struct device *dev, void *to, const void *host, size_
         dev->backend->copy_in_beside(dev, to, host, bytes);
 }
 
+void device_call_beside(struct device *dev, void (*call)(void *), void *context)
+{
+    if (dev->backend->call_beside)
+        dev->backend->call_beside(dev, call, context);
+    else
+        call(context);
+}
+
 void device_copy_out(struct device *dev, void *host, const void *from, size_t bytes)
 {
     if (bytes) dev->backend->copy_out(dev, host, from, bytes);

@@ -88,6 +88,9 @@ void device_copy_out(struct device *dev, void *host, const void *from, size_t by
 // As copy_in, but beside what is already enqueued, none of which may use `to`; what is enqueued
 // from here on comes behind it.
 void device_copy_in_beside(struct device *dev, void *to, const void *host, size_t bytes);
+// What is copied beside from here on waits until call(context) has returned, which a thread of the
+// device's calls (where nothing is enqueued, this one); in it nothing may be asked of the device.
+void device_call_beside(struct device *dev, void (*call)(void *), void *context);
 void device_copy(struct device *dev, void *to, const void *from, size_t bytes); // never overlapping
 // `rows` runs of `width` bytes; pitch: bytes from the start of one run to that of the next.
 void device_copy_2d(struct device *dev, void *to, size_t to_pitch, const void *from,

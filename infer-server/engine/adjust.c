@@ -5,7 +5,6 @@
  * the row are counted in the copy only, since they may be refused. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/adjust.h"
-#include "infer-server/engine/masks_ahead.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -148,12 +147,15 @@ static enum status add_mask(struct adjuster *a, const struct adjustment *adjustm
     return ST_OK;
 }
 
-enum status adjuster_made(struct adjuster *a, int n, uint32_t **ret)
+enum status adjuster_begin_masks(struct adjuster *a, struct masks_ahead *masks,
+                                 const struct constraint_row *rows, int n,
+                                 const struct sample_result *results, struct masks_job **ret)
 {
     const enum status st = reserve_masks(a, n);
-    a->n_made = st == ST_OK ? n : 0;
-    *ret = a->host_masks;
-    return st;
+    if (st != ST_OK) return st;
+    a->n_made = n;
+    *ret = a->coming = masks_ahead_begin(masks, rows, n, results, a->host_masks);
+    return ST_OK;
 }
 
 void adjuster_begin(struct adjuster *a)
@@ -211,6 +213,8 @@ void adjuster_apply(struct adjuster *a, float *logits)
                        (size_t)a->n_entries * sizeof *a->entries);
         adjust_rows(a, logits, false);
     }
+    if (a->coming) device_call_beside(a->dev, masks_job_await, a->coming);
+    a->coming = NULL;
     // the last step's masks are done with, as its tokens are there
     device_copy_in_beside(a->dev, a->masks, a->host_masks, masks);
 }

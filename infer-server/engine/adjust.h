@@ -8,6 +8,7 @@
 #define INFER_SERVER_ADJUST_H
 
 #include "infer-server/engine/engine_info.h"
+#include "infer-server/engine/masks_ahead.h"
 #include "kernels/ops.h"
 
 struct logit_list {         // of one sample; all zero: nothing is adjusted
@@ -30,7 +31,7 @@ struct adjustment {                // of one row that is to be sampled
     int n_ahead;
     struct constraint *constraint; // what may come; NULL: anything
     int state;                     // of it, before the row
-    int made; // 1 and which of adjuster_made()'s masks is the row's; 0: it is to be made
+    int made; // 1 and which of adjuster_begin_masks()'s is the row's; 0: it is to be made
 };
 static inline bool adjustment_is_any(const struct adjustment *a)
 {
@@ -51,11 +52,16 @@ struct adjuster { // but for the first line all zero at first
     struct constraint_row *wanted; // (max_rows) of which constraint
     uint32_t *masks, *host_masks;  // (cap_masked), (max_rows) MASK_WORDS(vocab) each
     int cap_masked;
+    struct masks_job *coming; // makes those n_made; NULL: none is on its way
 };
 void adjuster_release(struct adjuster *a);
 
-// Of the step that begins next n masks, which the caller makes: *ret, MASK_WORDS(vocab) each.
-enum status adjuster_made(struct adjuster *a, int n, uint32_t **ret); // ST_NO_MEMORY
+// Begins with n masks of the step that is adjusted next (masks_ahead.h); the device waits for them
+// where they are applied. *ret is to be finished behind that step.
+enum status adjuster_begin_masks(struct adjuster *a, struct masks_ahead *masks,
+                                 const struct constraint_row *rows, int n,
+                                 const struct sample_result *results,
+                                 struct masks_job **ret); // ST_NO_MEMORY
 // Row by row what is to be sampled next: adjuster_begin(), adjuster_add() of those that are
 // adjusted, then the whole: adjuster_finish() makes the masks.
 void adjuster_begin(struct adjuster *a);

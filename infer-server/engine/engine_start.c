@@ -330,10 +330,10 @@ static bool goes_ahead(const struct executor *x, enum step_ahead choice)
            (choice == STEP_AHEAD_ON || (choice == STEP_AHEAD_AUTO && cuda));
 }
 
-static enum status make_ahead(struct executor *x)
+static enum status make_ahead(struct executor *x, int max_batch)
 {
     const enum status st = runner_make_sides(x->runners[RUNNER_POLICY]);
-    return st == ST_OK ? masks_ahead_new(&x->masks) : st;
+    return st == ST_OK ? masks_ahead_new(max_batch, &x->masks) : st;
 }
 
 enum status executor_new(struct device *dev, const struct weights *const weights[RUNNERS],
@@ -394,7 +394,7 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     x->drafts = speculative_max(options->speculative) > 0;
     CHECK(drafting_measure(x->drafting, x->runners));
     x->ahead = !group && goes_ahead(x, options->step_ahead);
-    if (x->ahead) CHECK(make_ahead(x));
+    if (x->ahead) CHECK(make_ahead(x, max_batch));
     CHECK(device_sync(dev));
     *ret = x;
     return ST_OK;

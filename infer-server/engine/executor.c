@@ -11,8 +11,9 @@
  * to the other. Its plan counts the tokens that are coming; they are fed on the device. A sample
  * that turns out to have ended leaves the step that computes it once more. Where the next step
  * depends on what comes (may_go_ahead), the one before it is collected first, as without; where
- * what it samples does (penalties, constraints), its layers run meanwhile, and masks are made. Rows
- * are computed alone, so that the bits are those without.
+ * what it samples does (penalties), its layers run meanwhile; masks of constraints are made when
+ * the tokens come, and the device waits for these. Rows are computed alone, so that the bits are
+ * those without.
  *
  * Log-probabilities of prompts are read between sampling and taking what was sampled: the residual
  * stream is still there, and the logits are not needed any more. */
@@ -74,6 +75,7 @@ void executor_end_cancelled(struct executor *x)
 
 void executor_end_all(struct executor *x, enum finish_reason reason, const char *error)
 {
+    if (x->flight.step && x->flight.masks) masks_job_finish(x->flight.masks, true);
     x->flight.step = NULL; // nobody is left to have what comes of it
     while (n_samples(x) > 0) deliver_end(x, scheduler_at(x->scheduler, 0), reason, error);
     deliver_all(x);
@@ -334,6 +336,7 @@ static enum status plan(struct executor *x, uint64_t version, enum scheduler_adm
 {
     ret->version = version;
     ret->overlapped = false;
+    ret->masks = NULL;
     ret->start_ns = clock_now_ns();
     const bool policy =
         !x->runners[RUNNER_FROZEN] || scheduler_choose_runner(x->scheduler) == RUNNER_POLICY;
@@ -347,10 +350,10 @@ static enum status plan(struct executor *x, uint64_t version, enum scheduler_adm
 }
 
 // Begins with the masks of a step whose batch is built, behind what the one on its way samples.
-static enum status begin_masks(struct executor *x, const struct engine_step *step)
+static enum status begin_masks(struct executor *x, struct flight *f)
 {
+    const struct engine_step *step = f->step;
     struct runner *r = x->runners[RUNNER_POLICY];
-    uint32_t *masks;
     int n = 0;
     for (int i = 0; i < step->n_sampled; i++) { // no drafts: a row each
         struct adjustment *row = &r->rows[i].adjustment;
@@ -361,21 +364,18 @@ static enum status begin_masks(struct executor *x, const struct engine_step *ste
         row->made = n;
     }
     if (n == 0) return ST_OK;
-    const enum status st = sampler_made(r->sampler, n, &masks);
-    if (st != ST_OK) return st;
-    masks_ahead_begin(x->masks, x->constrained, n, sampler_coming(r->other.sampler), masks);
-    x->masked = true;
-    return ST_OK;
+    return sampler_begin_masks(r->sampler, x->masks, x->constrained, n, r->other.sampler,
+                               &f->masks);
 }
 
-// Enqueues all of it, up to the sampling; late: what it samples depends on what comes before.
-static enum status launch_layers(struct executor *x, const struct flight *f, bool late)
+// Enqueues all of it, up to the sampling.
+static enum status launch_layers(struct executor *x, struct flight *f)
 {
     struct runner *r = x->runners[f->step->runner];
     enum status st;
     delivery_started(f->step, f->start_ns);
     CHECK(build_batch(x, f->step));
-    if (late) CHECK(begin_masks(x, f->step));
+    if (f->overlapped) CHECK(begin_masks(x, f));
     CHECK(runner_step(r));
     CHECK(copy_blocks(x, f->step));
     if (f->drafts && f->step->runner == RUNNER_POLICY) st = drafting_follow(x->drafting, f->step);
@@ -383,9 +383,9 @@ out:
     return st;
 }
 
-static enum status launch(struct executor *x, const struct flight *f)
+static enum status launch(struct executor *x, struct flight *f)
 {
-    const enum status st = launch_layers(x, f, false);
+    const enum status st = launch_layers(x, f);
     return st == ST_OK ? runner_sample(x->runners[f->step->runner]) : st;
 }
 
@@ -399,13 +399,21 @@ static bool scores_prompts(const struct engine_step *step)
     return false;
 }
 
+// Waits for what it samples, and for its masks, which the device has waited for.
+static enum status wait_for_results(struct runner *r, const struct flight *f)
+{
+    const enum status st = runner_collect(r);
+    const enum status made = f->masks ? masks_job_finish(f->masks, st != ST_OK) : ST_OK;
+    return st == ST_OK ? made : st;
+}
+
 // Waits for it, and gives its samples what they have of it; events are yet to be delivered.
 static enum status collect(struct executor *x, const struct flight *f)
 {
     const struct engine_step *step = f->step;
     struct runner *r = x->runners[step->runner];
     enum status st;
-    CHECK(runner_collect(r));
+    CHECK(wait_for_results(r, f));
     if (scores_prompts(step))
         CHECK(prompt_logprobs_read(x->prompt_logprobs, r, step, x->item_end, f->version));
     const int64_t now_ns = clock_now_ns();
@@ -438,11 +446,15 @@ static bool may_go_ahead(const struct executor *x)
     return !x->drafts || !drafting_is_wanted(x->drafting, x->scheduler);
 }
 
-// Whether what it samples depends on what was sampled before: by penalties or a constraint.
+// Whether its sampling can be launched only when what was sampled before is known: penalties count
+// it, and whether a constrained answer may end before min_tokens hangs on it. Masks do not wait.
 static bool waits_for_tokens(const struct engine_step *step)
 {
-    for (int i = 0; i < step->n_sampled; i++)
-        if (sampling_changes(&step->sampled[i].sample->request->sampling)) return true;
+    for (int i = 0; i < step->n_sampled; i++) {
+        const struct sampling *sampling = &step->sampled[i].sample->request->sampling;
+        if (sampling_adjusts(sampling) || (sampling->constraint && sampling->min_tokens > 0))
+            return true;
+    }
     return false;
 }
 
@@ -509,17 +521,14 @@ static enum status go_ahead(struct executor *x, uint64_t version, enum scheduler
     const bool late = launched && waits_for_tokens(next.step);
     if (launched) {
         runner_turn(r);
-        st = late ? launch_layers(x, &next, true) : launch(x, &next);
+        st = late ? launch_layers(x, &next) : launch(x, &next);
         runner_turn(r);
         x->stats->steps_ahead++;
     }
     note_coming(x, false);
+    x->masked = next.masks;
     if (st == ST_OK) st = collect_flight(x);
-    if (x->masked) {
-        const enum status made = masks_ahead_finish(x->masks, st != ST_OK);
-        x->masked = false;
-        if (st == ST_OK) st = made;
-    }
+    x->masked = false;
     if (launched) {
         runner_turn(r);
         x->flight = next;

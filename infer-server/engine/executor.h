@@ -15,7 +15,8 @@ struct flight {                     // a step on its way
     uint64_t version;               // of the weights that compute it
     bool drafts;                    // there may be some
     int64_t start_ns, drafted_ns;
-    bool overlapped; // with the one before it or behind it: its time is not one step's
+    struct masks_job *masks; // that it samples under; NULL: none, or they were made at once
+    bool overlapped;         // with the one before it or behind it: its time is not one step's
 };
 
 struct executor {    // read by the engine's own files, written by executor.c
@@ -41,7 +42,7 @@ struct executor {    // read by the engine's own files, written by executor.c
     struct constraint_row *constrained; // (max_batch) likewise: those that have a constraint
     bool ahead;                         // a step stays on its way until the next one is
     struct masks_ahead *masks;          // where it is
-    bool masked;                        // these follow the constraints of the step on its way
+    bool masked; // the next step's follow the constraints of the one on its way
     struct flight flight;
     int64_t collected_ns;        // the last one was
     struct engine_event *events; // (max_events) of the present step, with their tokens

@@ -10,17 +10,24 @@
 
 #define LOOK_NS 20000
 
-struct masks_ahead {
-    pthread_t thread;
-    pthread_mutex_t lock; // of `begun`, `ended` and `kept`
-    pthread_cond_t changed;
-    bool begun, ended; // ended: the thread is to end
-    int abandoned;     // atomic
-    struct constraint_row *rows;
+struct masks_job {
+    struct masks_ahead *of;
+    struct constraint_row *rows; // (max_rows)
     int n;
     const struct sample_result *results;
     uint32_t *masks;
+    bool begun, taken;       // and not made; the tokens are
+    int abandoned;           // atomic
     struct status_kept kept; // what came of it
+};
+
+struct masks_ahead {
+    pthread_t thread;
+    pthread_mutex_t lock; // of `ended`, and of jobs' `begun` and `taken`
+    pthread_cond_t changed;
+    bool running, ended; // ended: the thread is to end
+    struct masks_job jobs[2];
+    int next; // the job that begins next; the engine's
 };
 
 enum status masks_make(const struct constraint_row *rows, int n, uint32_t *ret)
@@ -30,60 +37,76 @@ enum status masks_make(const struct constraint_row *rows, int n, uint32_t *ret)
 }
 
 // False: they were abandoned.
-static bool await_tokens(struct masks_ahead *m)
+static bool await_tokens(struct masks_job *job)
 {
     const struct timespec pause = {0, LOOK_NS};
-    for (int i = 0; i < m->n; i++) {
-        if (m->rows[i].token < 0) continue;
-        const int32_t *token = &m->results[m->rows[i].token].token;
+    for (int i = 0; i < job->n; i++) {
+        if (job->rows[i].token < 0) continue;
+        const int32_t *token = &job->results[job->rows[i].token].token;
         int32_t come;
         while ((come = __atomic_load_n(token, __ATOMIC_ACQUIRE)) == MASKS_AHEAD_NO_TOKEN) {
-            if (__atomic_load_n(&m->abandoned, __ATOMIC_RELAXED)) return false;
+            if (__atomic_load_n(&job->abandoned, __ATOMIC_RELAXED)) return false;
             nanosleep(&pause, NULL);
         }
-        m->rows[i].token = come;
+        job->rows[i].token = come;
     }
     return true;
+}
+
+static void make(struct masks_job *job)
+{
+    const bool come = await_tokens(job);
+    job->kept.code = ST_OK;
+    pthread_mutex_lock(&job->of->lock);
+    job->taken = true;
+    pthread_cond_broadcast(&job->of->changed);
+    pthread_mutex_unlock(&job->of->lock);
+    if (!come) return;
+    const enum status st = masks_make(job->rows, job->n, job->masks);
+    if (st != ST_OK) status_keep(&job->kept, st);
 }
 
 static void *work(void *context)
 {
     struct masks_ahead *m = context;
     pthread_mutex_lock(&m->lock);
-    while (!m->ended) {
-        if (!m->begun) {
+    for (int at = 0; !m->ended;) {
+        struct masks_job *job = &m->jobs[at];
+        if (!job->begun) {
             pthread_cond_wait(&m->changed, &m->lock);
             continue;
         }
         pthread_mutex_unlock(&m->lock);
-        m->kept.code = ST_OK;
-        if (await_tokens(m)) {
-            const enum status st = masks_make(m->rows, m->n, m->masks);
-            if (st != ST_OK) status_keep(&m->kept, st);
-        }
+        make(job);
         pthread_mutex_lock(&m->lock);
-        m->begun = false;
+        job->begun = false;
+        at = !at;
         pthread_cond_broadcast(&m->changed);
     }
     pthread_mutex_unlock(&m->lock);
     return NULL;
 }
 
-enum status masks_ahead_new(struct masks_ahead **ret)
+enum status masks_ahead_new(int max_rows, struct masks_ahead **ret)
 {
+    enum status st = ST_OK;
     struct masks_ahead *m = calloc(1, sizeof *m);
     if (!m) return status_fail(ST_NO_MEMORY, "no memory for masks");
     pthread_mutex_init(&m->lock, NULL);
     pthread_cond_init(&m->changed, NULL);
-    const int error = thread_start(&m->thread, work, m);
-    if (error) {
-        pthread_cond_destroy(&m->changed);
-        pthread_mutex_destroy(&m->lock);
-        free(m);
-        return status_fail(ST_IO, "no thread for masks: %s", strerror(error));
+    for (int i = 0; i < 2; i++) {
+        m->jobs[i].of = m;
+        m->jobs[i].rows = malloc((size_t)max_rows * sizeof *m->jobs[i].rows);
+        if (!m->jobs[i].rows) FAIL(ST_NO_MEMORY, "no memory for masks of %d rows", max_rows);
     }
+    const int error = thread_start(&m->thread, work, m);
+    if (error) FAIL(ST_IO, "no thread for masks: %s", strerror(error));
+    m->running = true;
     *ret = m;
     return ST_OK;
+out:
+    masks_ahead_free(m);
+    return st;
 }
 
 void masks_ahead_free(struct masks_ahead *m)
@@ -93,36 +116,45 @@ void masks_ahead_free(struct masks_ahead *m)
     m->ended = true;
     pthread_cond_broadcast(&m->changed);
     pthread_mutex_unlock(&m->lock);
-    pthread_join(m->thread, NULL);
+    if (m->running) pthread_join(m->thread, NULL);
     pthread_cond_destroy(&m->changed);
     pthread_mutex_destroy(&m->lock);
+    for (int i = 0; i < 2; i++) free(m->jobs[i].rows);
     free(m);
 }
 
-void masks_ahead_begin(struct masks_ahead *m, struct constraint_row *rows, int n,
-                       const struct sample_result *results, uint32_t *ret)
+struct masks_job *masks_ahead_begin(struct masks_ahead *m, const struct constraint_row *rows, int n,
+                                    const struct sample_result *results, uint32_t *ret)
 {
-    if (n == 0) return;
+    struct masks_job *job = &m->jobs[m->next], *other = &m->jobs[!m->next];
+    m->next = !m->next;
     for (int i = 0; i < n; i++) constraint_hold(rows[i].constraint);
+    memcpy(job->rows, rows, (size_t)n * sizeof *rows);
+    job->n = n;
+    job->results = results;
+    job->masks = ret;
+    job->abandoned = 0;
     pthread_mutex_lock(&m->lock);
-    m->rows = rows;
-    m->n = n;
-    m->results = results;
-    m->masks = ret;
-    m->abandoned = 0;
-    m->begun = true;
+    while (other->begun && !other->taken) pthread_cond_wait(&m->changed, &m->lock);
+    job->begun = true;
+    job->taken = false;
     pthread_cond_broadcast(&m->changed);
     pthread_mutex_unlock(&m->lock);
+    return job;
 }
 
-enum status masks_ahead_finish(struct masks_ahead *m, bool abandon)
+void masks_job_await(void *context)
 {
-    if (abandon) __atomic_store_n(&m->abandoned, 1, __ATOMIC_RELAXED);
-    pthread_mutex_lock(&m->lock);
-    while (m->begun) pthread_cond_wait(&m->changed, &m->lock);
-    pthread_mutex_unlock(&m->lock);
-    for (int i = 0; i < m->n; i++) constraint_release(m->rows[i].constraint);
-    const bool failed = m->n > 0 && m->kept.code != ST_OK;
-    m->n = 0;
-    return failed ? status_recall(&m->kept) : ST_OK;
+    struct masks_job *job = context;
+    pthread_mutex_lock(&job->of->lock);
+    while (job->begun) pthread_cond_wait(&job->of->changed, &job->of->lock);
+    pthread_mutex_unlock(&job->of->lock);
+}
+
+enum status masks_job_finish(struct masks_job *job, bool abandon)
+{
+    if (abandon) __atomic_store_n(&job->abandoned, 1, __ATOMIC_RELAXED);
+    masks_job_await(job);
+    for (int i = 0; i < job->n; i++) constraint_release(job->rows[i].constraint);
+    return job->kept.code == ST_OK ? ST_OK : status_recall(&job->kept);
 }

@@ -8,7 +8,6 @@
 #include "infer-server/engine/sampler.h"
 #include "common/base/rng.h"
 #include "infer-server/engine/logprobs.h"
-#include "infer-server/engine/masks_ahead.h"
 #include <stdlib.h>
 
 struct sampler {
@@ -156,14 +155,11 @@ const struct sample_result *sampler_collect(struct sampler *s, const struct samp
     return s->host_results;
 }
 
-enum status sampler_made(struct sampler *s, int n, uint32_t **ret)
+enum status sampler_begin_masks(struct sampler *s, struct masks_ahead *masks,
+                                const struct constraint_row *rows, int n,
+                                const struct sampler *before, struct masks_job **ret)
 {
-    return adjuster_made(&s->adjuster, n, ret);
-}
-
-const struct sample_result *sampler_coming(const struct sampler *s)
-{
-    return s->host_results;
+    return adjuster_begin_masks(&s->adjuster, masks, rows, n, before->host_results, ret);
 }
 
 const struct sample_result *sampler_results(const struct sampler *s)

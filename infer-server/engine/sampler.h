@@ -56,10 +56,12 @@ enum status sampler_launch(struct sampler *s, float *logits, const struct sample
 // they are all of one computation.
 const struct sample_result *sampler_collect(struct sampler *s, const struct sampler_row *rows,
                                             int n, const struct top_logprob **ret_top);
-// The masks of the next launch (adjust.h); and where a launch's results come to on the host, before
-// which the token of a row with a constraint is MASKS_AHEAD_NO_TOKEN.
-enum status sampler_made(struct sampler *s, int n, uint32_t **ret); // ST_NO_MEMORY
-const struct sample_result *sampler_coming(const struct sampler *s);
+// Begins with n masks of the next launch, behind the tokens that `before` samples (adjust.h). The
+// token of a row with a constraint is MASKS_AHEAD_NO_TOKEN on the host until it comes.
+enum status sampler_begin_masks(struct sampler *s, struct masks_ahead *masks,
+                                const struct constraint_row *rows, int n,
+                                const struct sampler *before,
+                                struct masks_job **ret); // ST_NO_MEMORY
 // (n) On the device, from its launch to the next.
 const struct sample_result *sampler_results(const struct sampler *s);
 

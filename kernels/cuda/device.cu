@@ -256,6 +256,11 @@ static void copy_in_beside(struct device *dev, void *to, const void *host, size_
     cuda_enqueued(state, false);
 }
 
+static void call_beside(struct device *dev, void (*call)(void *), void *context)
+{
+    cuda_ok(dev, cudaLaunchHostFunc(cuda_use(dev)->beside, call, context), "enqueuing a call");
+}
+
 static void copy_out(struct device *dev, void *host, const void *from, size_t bytes)
 {
     copy_with(dev, host, from, bytes, cudaMemcpyDeviceToHost, "copying from the device");
@@ -488,7 +493,7 @@ const struct backend backend_cuda = {
     release,     memory,       reserve,       host_alloc,  host_release,   copy_in,
     copy_out,    copy,         copy_2d,       fill,        sync,           shared_create,
     shared_open, shared_close, capture_begin, capture_end, graph_launch,   graph_free,
-    timer_start, timer_stop,   mark_here,     wait_for,    copy_in_beside,
+    timer_start, timer_stop,   mark_here,     wait_for,    copy_in_beside, call_beside,
 };
 
 // ---- arrays as the copy engine takes them ------------------------------------------------------

@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "common/model/config.h"
+#include "infer-server/engine/masks_ahead.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/loaded.h"
 #include "tests/support/tiny_tokenizer.h"
@@ -254,6 +255,36 @@ TEST(pauses_and_cancels)
     engine_cancel(b->engine, other->request, -1);
     await_done(b, other);
     assert_int_equal(idle_stats(b).kv_blocks_used, 0);
+}
+
+// Two steps' masks, as the engine has them: the results of a step lie where those of the step
+// before the last one lay, so a job's tokens are taken before the next one begins.
+TEST(masks_of_two_steps)
+{
+    enum { STEPS = 300 };
+    struct sample_result results[2] = {{.token = 'a'}};
+    const size_t size = (size_t)constraint_words(some[1]) * sizeof(uint32_t);
+    uint32_t *masks[2], *want = test_keep(malloc(size));
+    struct masks_job *before = NULL;
+    struct masks_ahead *m;
+    int behind;
+    assert_ok(constraint_next(some[1], CONSTRAINT_START, 'a', &behind));
+    assert_ok(constraint_mask(some[1], behind, want));
+    for (int i = 0; i < 2; i++) masks[i] = test_keep(malloc(size));
+    assert_ok(masks_ahead_new(1, &m));
+    for (int i = 0; i < STEPS; i++) { // step i samples into results[i % 2] what comes before i + 1
+        const struct constraint_row row = {some[1], CONSTRAINT_START, 0};
+        struct sample_result *now = &results[i % 2], *next = &results[(i + 1) % 2];
+        struct masks_job *job = masks_ahead_begin(m, &row, 1, now, masks[i % 2]);
+        next->token = MASKS_AHEAD_NO_TOKEN; // launched
+        if (before) assert_ok(masks_job_finish(before, false));
+        if (before) assert_memory_equal(masks[(i + 1) % 2], want, size);
+        __atomic_store_n(&now->token, 'a', __ATOMIC_RELEASE); // it comes
+        before = job;
+    }
+    masks_job_await(before);
+    assert_ok(masks_job_finish(before, false));
+    masks_ahead_free(m);
 }
 
 TESTS_BETWEEN(set_up, tear_down)
