@@ -74,6 +74,8 @@ enum status limits_matmul(struct bench *b, double *ret_flops);
 double limits_row_parameters(const struct bench *b);
 // Bytes of the weights that n rows together read, where rows spread evenly over experts.
 double limits_read_bytes(const struct bench *b, double n);
+// Bytes of one sequence's states that a decode step reads at least: each head's matrix.
+double limits_state_bytes(const struct bench *b);
 // layer_attn_products() of all layers.
 double limits_attn_products(const struct bench *b);
 

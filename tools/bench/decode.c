@@ -148,7 +148,8 @@ enum status bench_decode(struct bench *b)
     const double weights = limits_read_bytes(b, d.n) - looked_up * e;
     const double keys = (double)d.n * (double)b->o.context;
     const double read_ms =
-        1e3 * (weights + keys * (double)config_kv_bytes(c, b->dt)) / b->read_bandwidth;
+        1e3 * (weights + keys * (double)config_kv_bytes(c, b->dt) + d.n * limits_state_bytes(b)) /
+        b->read_bandwidth;
     // 2 operations a weight and row, and the attention scores and sums
     const double work =
         2 * (limits_row_parameters(b) - looked_up) * d.n + 2 * keys * limits_attn_products(b);

@@ -169,6 +169,16 @@ double limits_row_parameters(const struct bench *b)
     return read_parameters(b) - unread_parameters(b, 1);
 }
 
+double limits_state_bytes(const struct bench *b)
+{
+    double n = 0;
+    for (int i = 0; i < b->config->n_layers; i++) {
+        const struct delta_shape *s = &b->config->layers[i].delta;
+        if (!delta_is_conv(s)) n += (double)s->n_heads * s->key_dim * s->head_dim;
+    }
+    return n * sizeof(float);
+}
+
 double limits_attn_products(const struct bench *b)
 {
     double n = 0;
