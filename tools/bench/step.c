@@ -109,7 +109,7 @@ out:
 static enum status write_teacher(struct step_bench *s)
 {
     struct bench_options o = s->b.o;
-    struct bench b;
+    struct bench b = {0};
     enum status st;
     o.model = NULL;
     o.config = o.teacher;
