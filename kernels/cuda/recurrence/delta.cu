@@ -6,10 +6,10 @@
  * 64 at once and a decoded one alone, in tiles of 16 rows whose others are zeros: a row of a tile
  * is computed as if it were alone. So a row has the same bits wherever it comes in.
  *
- * Columns of S need nothing of each other. A block has COLUMNS of them (a slice) of one value head
+ * Columns of S need nothing of each other. A block has C of them (a slice) of one value head
  * of a sequence, of a packed batch with those that go on behind it; S is in registers as the sums
  * of an mma lie (tensor.cuh), 16 keys to a warp, and in shared memory as an operand. What all
- * slices of a head share in a slot, k and G, a second kernel writes once all have read it.
+ * slices of a key head's heads share in a slot, k and G, the last of their blocks writes.
  *
  * The gradient needs S at every border, from the last to the first, and u of every row: a block
  * goes forward again and keeps them. Blocks take one unit after another, so that scratch is bounded
@@ -21,19 +21,36 @@
 
 #define CHUNK          DELTA_CHUNK
 #define DIM            DELTA_MAX_DIM
-#define THREADS        256
-#define WARPS          (THREADS / 32) // 16 keys of S each
-#define TILES          (CHUNK / 16)   // of a chunk's rows
-#define PITCH          8              // elements behind each row in shared memory
+#define THREADS        256          // that have S of up to 64 columns, 16 keys to a warp
+#define TILES          (CHUNK / 16) // of a chunk's rows
+#define PITCH          8            // elements behind each row in shared memory
 #define LENGTH_EPS     1e-6f
 #define SHARED_THREADS 256
 
-// Columns of S in a block.
+// Columns of S in a block: of one row at a time, and of many.
 template <typename T> constexpr int columns = 128 / (int)sizeof(T);
+template <typename T> constexpr int many_columns = sizeof(T) == 2 ? 128 : 32;
 
-static int slices_of(const struct delta_shape *s)
+// The thread's number, read anew at each call: what is made of it is not kept in registers from one
+// use to the next, of which there are not enough.
+__device__ __forceinline__ int thread()
 {
-    return ceil_div(s->head_dim, s->dt == DT_BF16 ? columns<bf16> : columns<float>);
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return number;
+}
+
+// Threads of a block of C columns, and how many of its warps have the same keys.
+template <int C> constexpr int threads = C > 64 ? 2 * THREADS : THREADS;
+template <int C> constexpr int parts = threads<C> / THREADS;
+
+__device__ __forceinline__ int own_key()
+{
+    return thread() % THREADS / 32 * 16;
+}
+__device__ __forceinline__ int own_column()
+{
+    return thread() / THREADS * 64;
 }
 
 // ---- tiles --------------------------------------------------------------------------------------
@@ -61,7 +78,7 @@ template <int N, bool A, bool B>
 __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<bf16, A> a,
                                          operand_of<bf16, B> b, int steps, int used = N)
 {
-    const int lane = threadIdx.x % 32, low = lane % 8, first = lane / 8 % 2 * 8,
+    const int lane = thread() % 32, low = lane % 8, first = lane / 8 % 2 * 8,
               second = lane / 16 * 8;
     for (int k = 0; k < 16 * steps; k += 16) {
         uint32_t left[4];
@@ -88,7 +105,7 @@ template <int N, bool A, bool B>
 __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<float, A> a,
                                          operand_of<float, B> b, int steps, int used = N)
 {
-    const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
+    const int g = thread() % 32 / 4, c = thread() % 4 * 2;
     for (int k = 0; k < 16 * steps; k++) {
         const float top = a.at[A ? k * a.pitch + g : g * a.pitch + k];
         const float low = a.at[A ? k * a.pitch + g + 8 : (g + 8) * a.pitch + k];
@@ -109,11 +126,21 @@ __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<float, 
 // f(row, column, sum) for each sum of a thread.
 template <int N, typename F> __device__ __forceinline__ void each_sum(float (&sums)[N][4], F f)
 {
-    const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4 * 2;
+    const int g = thread() % 32 / 4, c = thread() % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) f(g + i / 2 * 8, 8 * n + c + i % 2, sums[n][i]);
+}
+
+// f(row, column, its sum, that of the next column).
+template <int N, typename F> __device__ __forceinline__ void each_pair(float (&sums)[N][4], F f)
+{
+    const int g = thread() % 32 / 4, c = thread() % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) f(g + i / 2 * 8, 8 * n + c, sums[n][i], sums[n][i + 1]);
 }
 
 template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4])
@@ -125,6 +152,7 @@ template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4])
 
 struct source { // of a value head, and which columns a block has
     const float *gates;
+    const void *vectors; // (T, 2 * keys) q and k as read_rows() gives them; NULL: it makes them
     float rate, dt_bias; // exp(a_log)
     int head, key_at, value_at, width, n_heads, key_dim, head_dim;
     int keys;  // width of the queries, and of the keys
@@ -136,6 +164,7 @@ __device__ __forceinline__ source source_of(const delta_shape &s, const float *g
 {
     source f;
     f.gates = gates;
+    f.vectors = NULL;
     f.rate = expf(a_log);
     f.dt_bias = dt_bias;
     f.head = head;
@@ -173,20 +202,20 @@ __device__ __forceinline__ void read_vector(float (&x)[DIM / 32], const T *from,
 {
 #pragma unroll
     for (int i = 0; i < DIM / 32; i++) {
-        const int e = threadIdx.x % 32 + 32 * i;
+        const int e = thread() % 32 + 32 * i;
         x[i] = e < key_dim ? to_f32(from[e]) : 0.f;
     }
 }
 
 // The chunk's rows. Those behind its last, up to the next sixteenth, are zeros. Of one decoded row
 // there is room for its sixteen rows alone where nothing goes over the others (ROWS 16).
-template <typename T, int ROWS> struct chunk_of {
+template <typename T, int ROWS, int C> struct chunk_of {
     T k[CHUNK][DIM + PITCH], q[ROWS][DIM + PITCH];
-    T S[DIM][columns<T> + PITCH]; // at the border
-    T u[CHUNK][columns<T> + PITCH];
+    T S[DIM][C + PITCH]; // at the border
+    T u[CHUNK][C + PITCH];
     T seen[ROWS][CHUNK + PITCH];             // what row t's output takes of u of row j
     alignas(16) float read[CHUNK][ROWS + 4]; // [j][t]: what u of row t takes of that of row j
-    float r[ROWS][columns<T> + 4];           // values; then u while it is being summed up
+    float r[ROWS][C + 4];                    // values; then u while it is being summed up
     float G[CHUNK], beta[CHUNK], log_decay[CHUNK];
 };
 
@@ -195,23 +224,67 @@ __device__ __forceinline__ int tile_end(int n)
     return (n + 15) / 16 * 16;
 }
 
+// Rows `begin` to `end` of a chunk, one `stride` behind the other in memory, of which the first
+// `columns` columns are there; zeros in what is not, from row t to the next sixteenth behind the
+// last. All are on their way at once, V columns in one access.
+template <int V, int ROWS, int COLUMNS, int THREADS_OF, typename T, int N, typename S>
+__device__ __forceinline__ void read_tile_by(T (*to)[N], const S *from, int64_t stride, int columns,
+                                             int t, int begin, int end)
+{
+    constexpr int UNITS = COLUMNS / V, EACH = (ROWS * UNITS + THREADS_OF - 1) / THREADS_OF;
+    constexpr int W = V < wide<T> ? V : wide<T>;
+    float x[EACH][V / W][W];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int unit = thread() + i * THREADS_OF, row = t + unit / UNITS;
+        const int column = unit % UNITS * V;
+        float all[V] = {};
+        if (row >= begin && row < end && column < columns)
+            load<S, V>(all, from + (row - begin) * stride + column);
+#pragma unroll
+        for (int v = 0; v < V; v++) x[i][v / W][v % W] = all[v];
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int unit = thread() + i * THREADS_OF, row = t + unit / UNITS;
+        if (unit >= ROWS * UNITS || row >= tile_end(end)) continue;
+#pragma unroll
+        for (int v = 0; v < V / W; v++)
+            store<T, W>(&to[row % ROWS][unit % UNITS * V + v * W], x[i][v]);
+    }
+}
+
+template <int ROWS, int COLUMNS, int THREADS_OF, typename T, int N, typename S>
+__device__ __forceinline__ void read_tile(T (*to)[N], const S *from, int64_t stride, int columns,
+                                          int t, int begin, int end)
+{
+    if (((size_t)from | stride * sizeof(S)) % 16 == 0 && columns % wide<S> == 0)
+        read_tile_by<wide<S>, ROWS, COLUMNS, THREADS_OF>(to, from, stride, columns, t, begin, end);
+    else
+        read_tile_by<1, ROWS, COLUMNS, THREADS_OF>(to, from, stride, columns, t, begin, end);
+}
+
 // q, k and gates of rows t to `end` of the chunk, the first of which is `row`, and G; for all
 // threads to wait for. What is read of some rows is on its way at once.
-template <typename T, int ROWS>
-__device__ __forceinline__ void read_rows(chunk_of<T, ROWS> &w, const T *qkv, const source &f,
+template <typename T, int ROWS, int C>
+__device__ __forceinline__ void read_rows(chunk_of<T, ROWS, C> &w, const T *qkv, const source &f,
                                           int row, int t, int end)
 {
-    constexpr int AT_ONCE = ROWS / 16;
-    const int lane = threadIdx.x % 32, behind = tile_end(end);
+    constexpr int AT_ONCE = ROWS / 16, WARPS = threads<C> / 32;
+    const int lane = thread() % 32, behind = tile_end(end);
     const float q_scale = 1.f / sqrtf((float)f.key_dim);
-    if (t + (int)threadIdx.x < behind) {
-        const int i = t + threadIdx.x;
-        const float b =
-            i < end ? f.gates[(int64_t)(row + threadIdx.x) * 2 * f.n_heads + f.head] : 0.f;
-        w.log_decay[i] = i < end ? log_decay_of(f, row + threadIdx.x) : 0.f;
+    if (t + thread() < behind) {
+        const int i = t + thread();
+        const float b = i < end ? f.gates[(int64_t)(row + thread()) * 2 * f.n_heads + f.head] : 0.f;
+        w.log_decay[i] = i < end ? log_decay_of(f, row + thread()) : 0.f;
         w.beta[i] = i < end ? sigmoid(b) : 0.f;
     }
-    for (int first = t + threadIdx.x / 32; first < behind; first += AT_ONCE * WARPS) {
+    if (ROWS == CHUNK && f.vectors) {
+        const T *from = (const T *)f.vectors + (int64_t)row * 2 * f.keys + f.key_at;
+        read_tile<ROWS, DIM, threads<C>>(w.q, from, 2 * f.keys, f.key_dim, t, t, end);
+        read_tile<ROWS, DIM, threads<C>>(w.k, from + f.keys, 2 * f.keys, f.key_dim, t, t, end);
+    }
+    for (int first = t + thread() / 32; first < behind && !f.vectors; first += AT_ONCE * WARPS) {
         float q[AT_ONCE][DIM / 32], k[AT_ONCE][DIM / 32];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
@@ -233,33 +306,24 @@ __device__ __forceinline__ void read_rows(chunk_of<T, ROWS> &w, const T *qkv, co
         }
     }
     __syncthreads();
-    if (threadIdx.x > 0) return;
+    if (thread() >= 32) return;
     float G = t > 0 ? w.G[t - 1] : 0.f;
-    for (int i = t; i < behind; i++) w.G[i] = G = __fadd_rn(G, w.log_decay[i]);
-}
-
-// Columns of a chunk's rows t to `end`, whose numbers are at(row, column of the head), and zeros
-// behind them; all on their way at once.
-template <int ROWS, int COLUMNS, typename T, int N, typename F>
-__device__ __forceinline__ void read_columns(T (*to)[N], const source &f, int t, int end, F at)
-{
-    constexpr int EACH = ROWS * COLUMNS / THREADS;
-    const int column = threadIdx.x % COLUMNS, first = t + threadIdx.x / COLUMNS;
-    T x[EACH];
+    for (int first = t / 32 * 32; first < behind; first += 32) {
+        const int own = first + lane;
+        const float log_decay = w.log_decay[own];
+        float until = 0.f;
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = first + i * (THREADS / COLUMNS);
-        x[i] = row < end && f.first + column < f.head_dim ? at(row, f.first + column) : T(0.f);
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = first + i * (THREADS / COLUMNS);
-        if (row < tile_end(end)) to[row % ROWS][column] = x[i];
+        for (int i = 0; i < 32; i++) {
+            const float next = __shfl_sync(~0u, log_decay, i);
+            if (first + i >= t) G = __fadd_rn(G, next);
+            if (lane == i) until = G;
+        }
+        if (own >= t && own < behind) w.G[own] = until;
     }
 }
 
 // Which rows and sums a warp has where those of keys and those of queries are computed side by
-// side: a tile of rows, or `part` of the columns of the only one.
+// side: `part` of the columns of a tile of rows, or of the only one.
 struct warp_tile {
     int tile, first, part;
     bool is_q;
@@ -267,18 +331,18 @@ struct warp_tile {
 
 template <int ROWS> __device__ __forceinline__ warp_tile own_tile(int t)
 {
-    const int warp = threadIdx.x / 32, own = warp % TILES, tile = ROWS == CHUNK ? own : t / 16;
-    return {tile, 16 * tile, ROWS == CHUNK ? 0 : own, warp >= TILES};
+    const int warp = thread() / 32, own = warp % TILES, tile = ROWS == CHUNK ? own : t / 16;
+    return {tile, 16 * tile, ROWS == CHUNK ? thread() / THREADS : own, warp / TILES % 2 > 0};
 }
 
-// Tiles of columns a warp has, of N.
-template <int ROWS, int N> constexpr int own_tiles = ROWS == CHUNK ? N : N / TILES;
+// Tiles of columns a warp has, of N in a block of C columns.
+template <int ROWS, int C, int N> constexpr int own_tiles = N / (ROWS == CHUNK ? parts<C> : TILES);
 
 // factor(row) times the sums of each row.
 template <int N, typename F>
 __device__ __forceinline__ void scale_rows(float (&sums)[N][4], F factor)
 {
-    const float top = factor(threadIdx.x % 32 / 4), low = factor(threadIdx.x % 32 / 4 + 8);
+    const float top = factor(thread() % 32 / 4), low = factor(thread() % 32 / 4 + 8);
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -286,10 +350,11 @@ __device__ __forceinline__ void scale_rows(float (&sums)[N][4], F factor)
 }
 
 // `read` and `seen` of a warp's rows.
-template <typename T, int ROWS>
-__device__ __forceinline__ void compare_rows(chunk_of<T, ROWS> &w, const warp_tile &own, int steps)
+template <typename T, int ROWS, int C>
+__device__ __forceinline__ void compare_rows(chunk_of<T, ROWS, C> &w, const warp_tile &own,
+                                             int steps)
 {
-    constexpr int N = own_tiles<ROWS, CHUNK / 8>;
+    constexpr int N = own_tiles<ROWS, C, CHUNK / 8>;
     const int first = own.part * 8 * N, used = 2 * (own.tile + 1) - own.part * N;
     float sums[N][4];
     if (used <= 0) return;
@@ -308,13 +373,13 @@ __device__ __forceinline__ void compare_rows(chunk_of<T, ROWS> &w, const warp_ti
 }
 
 // u of rows t to `end` from r, sixteen at a time; those before are there.
-template <typename T, int ROWS>
-__device__ __forceinline__ void solve(chunk_of<T, ROWS> &w, int t, int end)
+template <typename T, int ROWS, int C>
+__device__ __forceinline__ void solve(chunk_of<T, ROWS, C> &w, int t, int end)
 {
-    constexpr int GROUPS = THREADS / columns<T>, EACH = 16 / GROUPS;
-    const int column = threadIdx.x % columns<T>, group = threadIdx.x / columns<T>;
+    constexpr int GROUPS = threads<C> / C, EACH = 16 / GROUPS;
+    const int column = thread() % C, group = thread() / C;
     for (int b = t / 16 * 16; b < end; b += 16) {
-        float(*r)[columns<T> + 4] = w.r + b % ROWS;
+        float(*r)[C + 4] = w.r + b % ROWS;
         if (b > 0) {
             const int first = group * EACH;
             float sums[EACH], read[EACH];
@@ -354,24 +419,24 @@ __device__ __forceinline__ void solve(chunk_of<T, ROWS> &w, int t, int end)
 }
 
 // A thread's sums of S as an operand.
-template <typename T, int N>
-__device__ __forceinline__ void write_operand(T (*to)[columns<T> + PITCH], float (&S)[N][4])
+template <typename T, int P, int N>
+__device__ __forceinline__ void write_operand(T (*to)[P], float (&S)[N][4])
 {
-    each_sum(S, [&](int key, int column, float &sum) {
-        to[threadIdx.x / 32 * 16 + key][column] = from_f32<T>(sum);
+    each_pair(S, [&](int key, int column, float x, float y) {
+        store_pair(&to[own_key() + key][own_column() + column], x, y);
     });
 }
 
 // S of the next border, from a chunk whose rows are all there; its keys are lost.
-template <typename T, int ROWS, int N>
-__device__ __forceinline__ void close_chunk(chunk_of<T, ROWS> &w, float (&S)[N][4])
+template <typename T, int ROWS, int C, int N>
+__device__ __forceinline__ void close_chunk(chunk_of<T, ROWS, C> &w, float (&S)[N][4])
 {
     constexpr int V = wide<T>;
     const float end = w.G[CHUNK - 1], decay = expf(end);
-    if (threadIdx.x < CHUNK) w.log_decay[threadIdx.x] = expf(end - w.G[threadIdx.x]);
+    if (thread() < CHUNK) w.log_decay[thread()] = expf(end - w.G[thread()]);
     __syncthreads();
 #pragma unroll 4
-    for (int i = threadIdx.x; i < CHUNK * DIM / V; i += THREADS) {
+    for (int i = thread(); i < CHUNK * DIM / V; i += threads<C>) {
         T *at = &w.k[i / (DIM / V)][i % (DIM / V) * V];
         float k[V];
         load<T, V>(k, at);
@@ -381,32 +446,31 @@ __device__ __forceinline__ void close_chunk(chunk_of<T, ROWS> &w, float (&S)[N][
     }
     __syncthreads();
     scale_rows(S, [&](int) { return decay; });
-    multiply(S, turned(w.k[0] + threadIdx.x / 32 * 16, DIM + PITCH),
-             plain(w.u[0], columns<T> + PITCH), TILES);
-    write_operand<T>(w.S, S);
+    multiply(S, turned(w.k[0] + own_key(), DIM + PITCH), plain(w.u[0] + own_column(), C + PITCH),
+             TILES);
+    write_operand(w.S, S);
 }
 
 // Rows t to `end` of a chunk, the first of which is `row`, to out, or where that is NULL as far as
 // u. All threads are done with the chunk behind it.
-template <typename T, int ROWS, int N>
-__device__ __forceinline__ void add_rows(chunk_of<T, ROWS> &w, float (&S)[N][4], T *out,
+template <typename T, int ROWS, int C, int N>
+__device__ __forceinline__ void add_rows(chunk_of<T, ROWS, C> &w, float (&S)[N][4], T *out,
                                          const T *qkv, const source &f, int row, int t, int end)
 {
-    constexpr int M = own_tiles<ROWS, N>;
+    constexpr int M = own_tiles<ROWS, C, C / 8>;
     const int steps = (f.key_dim + 15) / 16;
     const warp_tile own = own_tile<ROWS>(t);
     const bool takes_part = own.first < end && own.first + 16 > t && (out || !own.is_q);
     const int first = own.part * 8 * M; // column
     float sums[M][4];
     clear(sums);
-    read_columns<ROWS, columns<T>>(w.r, f, t, end, [&](int i, int column) {
-        return to_f32(qkv[(int64_t)(row + i - t) * f.width + f.value_at + column]);
-    });
+    read_tile<ROWS, C, threads<C>>(w.r, qkv + (int64_t)row * f.width + f.value_at + f.first,
+                                   f.width, f.head_dim - f.first, t, t, end);
     read_rows(w, qkv, f, row, t, end);
     __syncthreads();
     if (takes_part) {
         multiply(sums, plain(own.is_q ? w.q[own.first % ROWS] : w.k[own.first], DIM + PITCH),
-                 plain(w.S[0] + first, columns<T> + PITCH), steps);
+                 plain(w.S[0] + first, C + PITCH), steps);
         scale_rows(sums, [&](int i) { return expf(w.G[own.first + i]); });
         if (!own.is_q)
             each_sum(sums, [&](int i, int column, float &sum) {
@@ -419,7 +483,7 @@ __device__ __forceinline__ void add_rows(chunk_of<T, ROWS> &w, float (&S)[N][4],
     solve(w, t, end);
     if (takes_part && own.is_q) {
         multiply(sums, plain(w.seen[own.first % ROWS], CHUNK + PITCH),
-                 plain(w.u[0] + first, columns<T> + PITCH), own.tile + 1);
+                 plain(w.u[0] + first, C + PITCH), own.tile + 1);
         each_sum(sums, [&](int i, int c, float &sum) {
             const int at = own.first + i, column = f.first + first + c;
             if (at >= t && at < end && column < f.head_dim)
@@ -436,17 +500,18 @@ __device__ __forceinline__ void add_rows(chunk_of<T, ROWS> &w, float (&S)[N][4],
 
 // ---- S in memory --------------------------------------------------------------------------------
 
-// In scratch a thread's sums have a place of their own.
-template <int N> __device__ __forceinline__ void keep(float *to, float (&S)[N][4])
+// In scratch a thread's sums have a place of their own; M is bf16 where they are read as an
+// operand.
+template <typename M, int N> __device__ __forceinline__ void keep(M *to, float (&S)[N][4])
 {
 #pragma unroll
-    for (int i = 0; i < 4 * N; i++) to[i * THREADS + threadIdx.x] = S[i / 4][i % 4];
+    for (int n = 0; n < N; n++) store<M, 4>(to + (n * blockDim.x + thread()) * 4, S[n]);
 }
 
-template <int N> __device__ __forceinline__ void recall(float (&S)[N][4], const float *from)
+template <typename M, int N> __device__ __forceinline__ void recall(float (&S)[N][4], const M *from)
 {
 #pragma unroll
-    for (int i = 0; i < 4 * N; i++) S[i / 4][i % 4] = from[i * THREADS + threadIdx.x];
+    for (int n = 0; n < N; n++) load<M, 4>(S[n], from + (n * blockDim.x + thread()) * 4);
 }
 
 // Of a value head in a slot (ops.h, delta_state_elements).
@@ -467,75 +532,71 @@ __device__ __forceinline__ slot_parts slot_of(const delta_rows &b, int slot, con
     return {k, S, S + matrix, S + matrix + CHUNK * s.head_dim};
 }
 
+// Has what the lines of n floats hold on its way to the second-level cache.
+__device__ __forceinline__ void prefetch(const float *from, int n)
+{
+    for (int i = thread() * 32; i < n; i += blockDim.x * 32)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+}
+
 // S, and the n rows of the open chunk.
-template <typename T, int ROWS, int N>
-__device__ __forceinline__ void read_slot(chunk_of<T, ROWS> &w, float (&S)[N][4],
+template <typename T, int ROWS, int C, int N>
+__device__ __forceinline__ void read_slot(chunk_of<T, ROWS, C> &w, float (&S)[N][4],
                                           const slot_parts &slot, const source &f, int n)
 {
+    prefetch(slot.k, n * f.key_dim);
+    prefetch(slot.u, n * f.head_dim);
     each_sum(S, [&](int i, int c, float &sum) {
-        const int key = threadIdx.x / 32 * 16 + i, column = f.first + c;
+        const int key = own_key() + i, column = f.first + own_column() + c;
         sum = key < f.key_dim && column < f.head_dim ? slot.S[key * f.head_dim + column] : 0.f;
     });
-    for (int first = threadIdx.x / 32; first < n; first += 4 * WARPS) {
-        float k[4][DIM / 32];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            read_vector(k[i], slot.k + (first + i * WARPS) * f.key_dim,
-                        first + i * WARPS < n ? f.key_dim : 0);
-#pragma unroll
-        for (int i = 0; i < 4 && first + i * WARPS < n; i++)
-#pragma unroll
-            for (int e = 0; e < DIM / 32; e++)
-                w.k[first + i * WARPS][threadIdx.x % 32 + 32 * e] = from_f32<T>(k[i][e]);
-    }
-    if (threadIdx.x < n) w.G[threadIdx.x] = slot.G[threadIdx.x];
-    read_columns<CHUNK, columns<T>>(w.u, f, 0, n, [&](int j, int column) {
-        return from_f32<T>(slot.u[j * f.head_dim + column]);
-    });
-    write_operand<T>(w.S, S);
+    for (int first = 0; first < n; first += CHUNK / 2) // of which a thread's registers hold half
+        read_tile<CHUNK / 2, DIM, threads<C>>(w.k + first, slot.k + first * f.key_dim, f.key_dim,
+                                              f.key_dim, 0, 0, min(n - first, CHUNK / 2));
+    if (thread() < n) w.G[thread()] = slot.G[thread()];
+    read_tile<CHUNK, C, threads<C>>(w.u, slot.u + f.first, f.head_dim, f.head_dim - f.first, 0, 0,
+                                    n);
+    write_operand(w.S, S);
 }
 
 // S where it is another than the slot's, and u of the open chunk's rows t to `end`.
-template <typename T, int ROWS, int N>
-__device__ __forceinline__ void write_slot(const slot_parts &slot, const chunk_of<T, ROWS> &w,
+template <typename T, int ROWS, int C, int N>
+__device__ __forceinline__ void write_slot(const slot_parts &slot, const chunk_of<T, ROWS, C> &w,
                                            float (&S)[N][4], const source &f, bool moved, int t,
                                            int end)
 {
     if (moved)
         each_sum(S, [&](int i, int c, float &sum) {
-            const int key = threadIdx.x / 32 * 16 + i, column = f.first + c;
+            const int key = own_key() + i, column = f.first + own_column() + c;
             if (key < f.key_dim && column < f.head_dim) slot.S[key * f.head_dim + column] = sum;
         });
-    for (int i = threadIdx.x; i < (end - t) * columns<T>; i += THREADS) {
-        const int j = t + i / columns<T>, column = f.first + i % columns<T>;
-        if (column < f.head_dim) slot.u[j * f.head_dim + column] = to_f32(w.u[j][i % columns<T>]);
+    for (int i = thread(); i < (end - t) * C; i += threads<C>) {
+        const int j = t + i / C, column = f.first + i % C;
+        if (column < f.head_dim) slot.u[j * f.head_dim + column] = to_f32(w.u[j][i % C]);
     }
 }
 
 // u of a block's rows t to `end`, (rows, columns) in scratch: from there, and to there.
-template <typename T, int ROWS>
-__device__ __forceinline__ void recall_rows(chunk_of<T, ROWS> &w, const T *u, int end)
+template <typename T, int ROWS, int C>
+__device__ __forceinline__ void recall_rows(chunk_of<T, ROWS, C> &w, const T *u, int end)
 {
-    source all = {};
-    all.head_dim = columns<T>;
-    read_columns<CHUNK, columns<T>>(w.u, all, 0, end,
-                                    [&](int j, int column) { return u[j * columns<T> + column]; });
+    read_tile<CHUNK, C, threads<C>>(w.u, u, C, C, 0, 0, end);
 }
 
-template <typename T, int ROWS>
-__device__ __forceinline__ void keep_rows(T *u, const chunk_of<T, ROWS> &w, int t, int end)
+template <typename T, int ROWS, int C>
+__device__ __forceinline__ void keep_rows(T *u, const chunk_of<T, ROWS, C> &w, int t, int end)
 {
-#pragma unroll 4
-    for (int i = t * columns<T> + threadIdx.x; i < end * columns<T>; i += THREADS)
-        u[i] = w.u[i / columns<T>][i % columns<T>];
+    constexpr int V = wide<T>;
+    for (int i = t * C / V + thread(); i < end * C / V; i += threads<C>)
+        *(pack<T, V> *)(u + i * V) = *(const pack<T, V> *)&w.u[i / (C / V)][i % (C / V) * V];
 }
 
 // ---- forward ------------------------------------------------------------------------------------
 
 // Rows first to `end`, of which the first comes behind n of the open chunk; returns how many that
 // has then. each(t, end): rows t to `end` of a chunk are there.
-template <typename T, int ROWS, int N, typename F>
-__device__ __forceinline__ int run(chunk_of<T, ROWS> &w, float (&S)[N][4], T *out, const T *qkv,
+template <typename T, int ROWS, int C, int N, typename F>
+__device__ __forceinline__ int run(chunk_of<T, ROWS, C> &w, float (&S)[N][4], T *out, const T *qkv,
                                    const source &f, int first, int end, int n, F each)
 {
     for (int row = first; row < end;) {
@@ -560,35 +621,35 @@ __device__ __forceinline__ unit_of unit_at(int unit, const delta_shape &s, int s
 
 // A sequence and those that go on from it. memory: the block's, of what the sequences behind a
 // packed prefix begin with.
-template <typename T, int ROWS>
-__device__ __forceinline__ void run_unit(chunk_of<T, ROWS> &w, T *out, const T *qkv,
+template <typename T, int ROWS, int C>
+__device__ __forceinline__ void run_unit(chunk_of<T, ROWS, C> &w, T *out, const T *qkv,
                                          const source &f, const delta_rows &b, const delta_shape &s,
                                          int seq, float *memory)
 {
     const int first = b.query_start[seq], behind = b.query_start[seq + 1];
     const int end = delta_unit_end(b, seq), from = b.paged ? b.state_from[seq] : 0;
     const int position = b.paged ? b.positions[first] : 0;
-    T *u = (T *)(memory + DIM * columns<T>);
+    T *u = (T *)(memory + DIM * C);
     if (b.paged && b.state_slot[seq] < 0) {
-        const int column = f.first + threadIdx.x;
-        if (threadIdx.x < columns<T> && column < f.head_dim)
+        const int column = f.first + thread();
+        if (thread() < C && column < f.head_dim)
             out[((int64_t)first * f.n_heads + f.head) * f.head_dim + column] = from_f32<T>(0.f);
         return;
     }
-    float S[columns<T> / 8][4];
+    float S[C / parts<C> / 8][4];
     clear(S);
     int n = position % CHUNK, open = 0; // rows of the prefix's
     if (position > 0)
         read_slot(w, S, slot_of(b, from, s, f.head), f, n);
     else
-        write_operand<T>(w.S, S);
+        write_operand(w.S, S);
     bool closed = position == 0;
     int known = n; // rows of u that the slot it came from has
     for (int next = seq; next < end; next++) {
         if (!b.paged && next > seq) {
             __syncthreads();
             recall(S, memory);
-            write_operand<T>(w.S, S);
+            write_operand(w.S, S);
             recall_rows(w, u, n = open);
             read_rows(w, qkv, f, behind - n, 0, n);
         }
@@ -609,36 +670,14 @@ __device__ __forceinline__ void run_unit(chunk_of<T, ROWS> &w, T *out, const T *
     }
 }
 
-template <typename T, int ROWS>
-__global__ void __launch_bounds__(THREADS, ROWS < CHUNK     ? 3
-                                           : sizeof(T) == 2 ? 2
-                                                            : 1)
-    delta_kernel(T *out, const T *qkv, const float *gates, const T *a_log, const T *dt_bias,
-                 delta_rows b, delta_shape s, int slices, float *scratch)
-{
-    grid_begin();
-    extern __shared__ __align__(16) char shared[];
-    chunk_of<T, ROWS> &w = *(chunk_of<T, ROWS> *)shared;
-    for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
-        const unit_of own = unit_at(unit, s, slices);
-        if (!delta_begins(b, own.seq)) continue;
-        const source f = source_of(s, gates, to_f32(a_log[own.head]), to_f32(dt_bias[own.head]),
-                                   own.head, own.slice * columns<T>);
-        run_unit(w, out, qkv, f, b, s, own.seq, scratch + blockIdx.x * 2 * DIM * columns<T>);
-        __syncthreads();
-    }
-}
-
-// k and G of the open chunk's rows to the slots, which all slices of all heads have read by now.
-// Block x is the sequence that begins a unit, block y the key head.
+// k and G of the open chunk's rows to the slots of a unit, which all slices of all heads of a key
+// head, a group, have read by now.
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    keep_kernel(const T *qkv, const float *gates, const T *a_log, const T *dt_bias, delta_rows b,
-                delta_shape s)
+__device__ __forceinline__ void keep_open(const T *qkv, const float *gates, const T *a_log,
+                                          const T *dt_bias, const delta_rows &b,
+                                          const delta_shape &s, int seq, int group)
 {
-    grid_begin();
-    const int seq = blockIdx.x, each = s.n_heads / s.n_key_heads, lane = threadIdx.x % 32;
-    if (b.state_slot[seq] < 0 || !delta_begins(b, seq)) return;
+    const int each = s.n_heads / s.n_key_heads, lane = thread() % 32;
     const int end = delta_unit_end(b, seq), row = b.query_start[seq], first = b.positions[row];
     // The first sequence's last, since all read what its slot held.
     for (int next = end - 1; next >= seq; next--) {
@@ -646,20 +685,21 @@ __global__ void __launch_bounds__(THREADS)
         const int behind = first + b.query_start[next + 1] - row;
         const int border = behind / CHUNK * CHUNK, n = behind - border;
         const int old = max(first - border, 0); // rows that are of earlier batches
-        const bool same = b.state_slot[next] == b.state_from[seq];
-        for (int i = threadIdx.x; i < each; i += THREADS) {
-            const int head = blockIdx.y * each + i;
+        const int known = b.state_slot[next] == b.state_from[seq] ? old : 0;
+        for (int i = thread(); i < each; i += blockDim.x) {
+            const int head = group * each + i;
             const source f =
                 source_of(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head, 0);
             const float *from = slot_of(b, b.state_from[seq], s, head).G;
-            float *to = slot_of(b, b.state_slot[next], s, head).G, G = 0.f;
-            for (int j = 0; j < n; j++)
+            float *to = slot_of(b, b.state_slot[next], s, head).G;
+            float G = known > 0 ? from[known - 1] : 0.f;
+            for (int j = known; j < n; j++)
                 to[j] = G =
                     j < old ? from[j] : __fadd_rn(G, log_decay_of(f, row + border + j - first));
         }
-        const float *from = slot_of(b, b.state_from[seq], s, blockIdx.y * each).k;
-        float *to = slot_of(b, b.state_slot[next], s, blockIdx.y * each).k;
-        for (int j = (same ? old : 0) + threadIdx.x / 32; j < n; j += WARPS) {
+        const float *from = slot_of(b, b.state_from[seq], s, group * each).k;
+        float *to = slot_of(b, b.state_slot[next], s, group * each).k;
+        for (int j = known + thread() / 32; j < n; j += blockDim.x / 32) {
             float k[DIM / 32];
             if (j < old) {
                 read_vector(k, from + j * s.key_dim, s.key_dim);
@@ -667,7 +707,7 @@ __global__ void __launch_bounds__(THREADS)
                 const int width = 2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim;
                 read_vector(k,
                             qkv + (int64_t)(row + border + j - first) * width +
-                                (s.n_key_heads + blockIdx.y) * s.key_dim,
+                                (s.n_key_heads + group) * s.key_dim,
                             s.key_dim);
                 const float factor = inverse_length(k);
                 for (int i = 0; i < DIM / 32; i++) k[i] = to_f32(from_f32<T>(k[i] * factor));
@@ -679,40 +719,120 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-static int blocks_of(struct device *dev, const struct delta_shape *s, int n_seqs, int per_sm)
+#define VECTOR_WARPS 8
+
+// q and k of all rows as the rule takes them: a warp has one of a row's vectors.
+template <typename T>
+__global__ void __launch_bounds__(VECTOR_WARPS * 32)
+    vectors_kernel(T *vectors, const T *qkv, delta_shape s, int64_t n)
 {
-    const int units = n_seqs * s->n_heads * slices_of(s), most = cuda_use(dev)->n_sms * per_sm;
+    grid_begin();
+    const int64_t i = (int64_t)blockIdx.x * VECTOR_WARPS + threadIdx.x / 32;
+    const int each = 2 * s.n_key_heads, which = i % each;
+    if (i >= n) return;
+    float x[DIM / 32];
+    read_vector(x,
+                qkv + i / each * (2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim) +
+                    which * s.key_dim,
+                s.key_dim);
+    const float inverse = inverse_length(x);
+    const float factor =
+        which < s.n_key_heads ? inverse * (1.f / sqrtf((float)s.key_dim)) : inverse;
+    for (int e = 0; e < DIM / 32; e++) {
+        const int at = threadIdx.x % 32 + 32 * e;
+        if (at < s.key_dim) vectors[i * s.key_dim + at] = from_f32<T>(x[e] * factor);
+    }
+}
+
+template <typename T>
+static void make_vectors(struct device *dev, T *vectors, const void *qkv, int rows,
+                         const struct delta_shape *s)
+{
+    const int64_t n = (int64_t)rows * 2 * s->n_key_heads;
+    cuda_launch(dev, "delta_rule", vectors_kernel<T>, ceil_div(n, VECTOR_WARPS), VECTOR_WARPS * 32,
+                0, vectors, qkv, *s, n);
+}
+
+// Floats that they take.
+template <typename T> static int64_t vectors_floats(const struct delta_shape *s, int64_t rows)
+{
+    return ceil_div(rows * 2 * s->n_key_heads * s->key_dim * (int64_t)sizeof(T), 256) * 64;
+}
+
+template <typename T, int ROWS, int C>
+__global__ void __launch_bounds__(threads<C>, ROWS < CHUNK ? 3 : 1)
+    delta_kernel(T *out, const T *qkv, const float *gates, const T *a_log, const T *dt_bias,
+                 delta_rows b, delta_shape s, int slices, float *scratch, const T *vectors,
+                 unsigned *tickets)
+{
+    grid_begin();
+    extern __shared__ __align__(16) char shared[];
+    chunk_of<T, ROWS, C> &w = *(chunk_of<T, ROWS, C> *)shared;
+    for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
+        const unit_of own = unit_at(unit, s, slices);
+        if (!delta_begins(b, own.seq)) continue;
+        source f = source_of(s, gates, to_f32(a_log[own.head]), to_f32(dt_bias[own.head]), own.head,
+                             own.slice * C);
+        f.vectors = vectors;
+        run_unit(w, out, qkv, f, b, s, own.seq, scratch + blockIdx.x * 2 * DIM * C);
+        __syncthreads();
+        if (!b.paged || b.state_slot[own.seq] < 0) continue;
+        const int each = s.n_heads / s.n_key_heads, group = own.head / each;
+        if (last_block(&tickets[own.seq * s.n_key_heads + group], each * slices))
+            keep_open(qkv, gates, a_log, dt_bias, b, s, own.seq, group);
+    }
+}
+
+template <typename T> static int many_slices(const struct delta_shape *s)
+{
+    return ceil_div(s->head_dim, many_columns<T>);
+}
+
+// Of many rows.
+template <typename T>
+static int blocks_of(struct device *dev, const struct delta_shape *s, int n_seqs)
+{
+    const int units = n_seqs * s->n_heads * many_slices<T>(s), most = cuda_use(dev)->n_sms;
     return units < most ? units : most;
 }
 
-#define BLOCKS_PER_SM 2 // of the forward pass of packed batches
-
-template <typename T> static constexpr int64_t begin_floats = 2 * DIM *columns<T>;
+template <typename T> static constexpr int64_t begin_floats = 2 * DIM *many_columns<T>;
 
 void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
                      const struct delta_shape *s)
 {
     const struct delta_rows rows = delta_rows_of(&a->batch);
     if (rows.n_tokens <= 0 || !delta_takes(dev, a->batch.view)) return;
+    if ((int64_t)rows.n_seqs * s->n_key_heads > N_TICKETS) {
+        device_fail(dev, "delta_rule: %d sequences of %d key heads; together at most %d",
+                    rows.n_seqs, s->n_key_heads, N_TICKETS);
+        return;
+    }
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
-        const int units = rows.n_seqs * s->n_heads * slices_of(s);
-        const int blocks = rows.paged ? units : blocks_of(dev, s, rows.n_seqs, BLOCKS_PER_SM);
+        constexpr int MANY = many_columns<T>;
+        const int blocks = blocks_of<T>(dev, s, rows.n_seqs);
         float *scratch = NULL; // a paged batch is computed without: its step may be being captured
-        if (!rows.paged &&
-            !(scratch = (float *)cuda_workspace(dev, blocks * begin_floats<T> * sizeof(float))))
-            return;
-        const auto launch = [&](auto kernel, size_t shared) {
-            cuda_launch(dev, "delta_rule", kernel, blocks, THREADS, shared, out, a->qkv, a->gates,
-                        a->a_log, a->dt_bias, rows, *s, slices_of(s), scratch);
+        T *vectors = NULL;
+        if (!rows.paged) {
+            const int64_t own = vectors_floats<T>(s, rows.n_tokens);
+            vectors = (T *)cuda_workspace(dev, (own + blocks * begin_floats<T>)*sizeof(float));
+            if (!vectors) return;
+            scratch = (float *)vectors + own;
+            make_vectors(dev, vectors, a->qkv, rows.n_tokens, s);
+        }
+        const auto launch = [&](auto kernel, size_t shared, int C, int n_threads) {
+            const int slices = ceil_div(s->head_dim, C), units = rows.n_seqs * s->n_heads * slices;
+            cuda_launch(dev, "delta_rule", kernel, rows.paged ? units : blocks, n_threads, shared,
+                        out, a->qkv, a->gates, a->a_log, a->dt_bias, rows, *s, slices, scratch,
+                        vectors, cuda_use(dev)->tickets);
         };
         if (rows.paged && a->batch.view->max_query == 1)
-            launch(delta_kernel<T, 16>, sizeof(chunk_of<T, 16>));
+            launch(delta_kernel<T, 16, columns<T>>, sizeof(chunk_of<T, 16, columns<T>>), columns<T>,
+                   THREADS);
         else
-            launch(delta_kernel<T, CHUNK>, sizeof(chunk_of<T, CHUNK>));
-        if (rows.paged)
-            cuda_launch(dev, "delta_rule", keep_kernel<T>, dim3(rows.n_seqs, s->n_key_heads),
-                        THREADS, 0, a->qkv, a->gates, a->a_log, a->dt_bias, rows, *s);
+            launch(delta_kernel<T, CHUNK, MANY>, sizeof(chunk_of<T, CHUNK, MANY>), MANY,
+                   threads<MANY>);
     });
 }
 
@@ -722,40 +842,46 @@ void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
 struct back_memory {
     float *at;
     int64_t block; // a block's, of which:
-    int64_t S, u;  // S at every border, as keep() has it; (positions, columns) u of every position
+    int64_t S, u;  // S at every border, as an operand; (positions, columns) u of every position
+    int64_t begin; // S at the border before what goes on from the first sequence
     // What sequences add to what they go on from: (CHUNK, columns) of u, (CHUNK, DIM) of k and
     // (CHUNK) of the log decays of the open chunk's rows, and of S before it.
     int64_t shared_u, shared_k, shared_log_decay, shared_S;
     int64_t dvectors; // (T, n_heads, slices, 2, key_dim): of q and k as the rule takes them
     int64_t dgates;   // (T, n_heads, slices, 2): of what beta is made of, and of the log decay
     int64_t shared;   // (T, n_heads, 2): a row's part of the gradients of a_log and dt_bias
+    int64_t vectors;  // make_vectors()
     int64_t end;
 };
 
+template <typename T>
 static struct back_memory lay_out_back(const struct delta_shape *s, int blocks, int rows,
                                        int max_context)
 {
-    const int64_t width = s->dt == DT_BF16 ? columns<bf16> : columns<float>, matrix = DIM * width;
+    const int64_t width = many_columns<T>, matrix = DIM * width, slices = many_slices<T>(s);
     const int64_t chunks = max_context / CHUNK + 1, heads = (int64_t)rows * s->n_heads;
     struct back_memory m = {};
     m.S = 0;
-    m.u = m.S + (chunks + 1) * matrix;
-    m.shared_u = m.u + chunks * CHUNK * width;
+    m.u = m.S + (chunks + 1) * matrix * (int)sizeof(T) / 4;
+    m.begin = m.u + chunks * CHUNK * width;
+    m.shared_u = m.begin + matrix;
     m.shared_k = m.shared_u + CHUNK * width;
     m.shared_log_decay = m.shared_k + CHUNK * DIM;
     m.shared_S = m.shared_log_decay + CHUNK;
     m.block = m.shared_S + matrix;
     m.dvectors = m.block * blocks;
-    m.dgates = m.dvectors + heads * slices_of(s) * 2 * s->key_dim;
-    m.shared = m.dgates + heads * slices_of(s) * 2;
-    m.end = m.shared + heads * 2;
+    m.dgates = m.dvectors + heads * slices * 2 * s->key_dim;
+    m.shared = m.dgates + heads * slices * 2;
+    m.vectors = (m.shared + heads * 2 + 63) / 64 * 64;
+    m.end = m.vectors + vectors_floats<T>(s, rows);
     return m;
 }
 
-// Of a short convolution.
+#define STRETCH 128 // rows whose parts of a short convolution's weights a thread adds up
+
 static size_t conv_scratch(const struct delta_shape *s, int rows)
 {
-    return (size_t)rows * delta_conv_width(s) * sizeof(float);
+    return (size_t)ceil_div(rows, STRETCH) * delta_conv_width(s) * (s->taps + 1) * sizeof(float);
 }
 
 size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int rows,
@@ -764,21 +890,22 @@ size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int r
     if (s->n_heads == 0) return 0;
     if (delta_is_conv(s)) return conv_scratch(s, rows);
     if (s->is_scan) return max(conv_scratch(s, rows), cuda_ssm_scratch(dev, s, rows));
-    const int n_sms = cuda_use(dev)->n_sms;
-    const struct back_memory m = lay_out_back(s, n_sms, rows, max_context);
-    const size_t back = m.end * sizeof(float), conv = conv_scratch(s, rows);
-    const size_t forward = (size_t)n_sms * BLOCKS_PER_SM * begin_floats<bf16> * sizeof(float);
-    return max(max(back, conv), forward);
+    size_t back = 0; // which is more than what the forward pass takes
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        back = lay_out_back<T>(s, cuda_use(dev)->n_sms, rows, max_context).end * sizeof(float);
+    });
+    return max(back, conv_scratch(s, rows));
 }
 
 enum { OF_SEEN, OF_READ, OF_QUERY, OF_KEY, OF_BORDER, ROW_PARTS };
 
-// Sums over rows and columns of a chunk are of warps, then added in order.
-template <typename T> struct back_chunk_of : chunk_of<T, CHUNK> {
-    T dS[DIM][columns<T> + PITCH]; // behind the chunk
-    T dout[CHUNK][columns<T> + PITCH], du[CHUNK][columns<T> + PITCH];
-    T dseen[CHUNK][CHUNK + PITCH], dread[CHUNK][CHUNK + PITCH]; // of the products of q or k and k
-    float row_parts[ROW_PARTS][2][CHUNK], column_parts[2][TILES][CHUNK];
+// Sums over rows and columns of a chunk are of warps, then added in order. The gradients of `seen`
+// and `read`, which are then of the products of q or k and k, take their place.
+template <typename T, int C> struct back_chunk_of : chunk_of<T, CHUNK, C> {
+    T dS[DIM][C + PITCH]; // behind the chunk
+    T dout[CHUNK][C + PITCH], du[CHUNK][C + PITCH];
+    float row_parts[ROW_PARTS][2 * parts<C>][CHUNK], column_parts[2][TILES][CHUNK];
     float decay[CHUNK], since[CHUNK]; // exp(G), and of what S behind the chunk has of a row
     float sums[32];
 };
@@ -800,31 +927,44 @@ __device__ __forceinline__ int row_at(const chunk_rows &c, int t)
     return t < c.own ? c.shared - c.own + t : c.first + t - c.own;
 }
 
-// The gradient of `seen` or `read` from (rows of dout or of du) times u, and what G gets of it.
-template <typename T>
-__device__ __forceinline__ void compare_back(back_chunk_of<T> &w, bool is_q, int n)
+// Which columns of a matrix of `all` a warp has where all warps of a tile of rows share them.
+struct warp_share {
+    int index, first;
+};
+
+template <int C> __device__ __forceinline__ warp_share own_share(int all)
 {
-    const int tile = own_tile<CHUNK>(0).tile, first = 16 * tile, half = own_tile<CHUNK>(0).is_q;
-    const int lane = threadIdx.x % 32;
-    if (first >= n) return;
-    float sums[CHUNK / 16][4], rows[2] = {}, column_sums[CHUNK / 16][2] = {};
+    const warp_tile own = own_tile<CHUNK>(0);
+    const int index = own.is_q + 2 * own.part;
+    return {index, index * (all / (2 * parts<C>))};
+}
+
+// A warp's sums of the gradient of `seen` or `read`, from (rows of dout or of du) times u, and what
+// G gets of it.
+template <typename T, int C, int N>
+__device__ __forceinline__ void compare_back(back_chunk_of<T, C> &w, float (&sums)[N][4], bool is_q,
+                                             int n)
+{
+    const int tile = own_tile<CHUNK>(0).tile, first = 16 * tile, lane = thread() % 32;
+    const warp_share share = own_share<C>(CHUNK);
+    float rows[2] = {}, column_sums[N][2] = {};
     clear(sums);
-    multiply(sums, plain((is_q ? w.dout : w.du)[first], columns<T> + PITCH),
-             turned(w.u[32 * half], columns<T> + PITCH), columns<T> / 16);
+    if (first >= n) return;
+    multiply(sums, plain((is_q ? w.dout : w.du)[first], C + PITCH),
+             turned(w.u[share.first], C + PITCH), C / 16);
     int i = 0;
     each_sum(sums, [&](int row, int column, float &sum) {
-        const int t = first + row, j = 32 * half + column;
+        const int t = first + row, j = share.first + column;
         float part = 0.f;
         if (is_q && j <= t) {
             part = sum * to_f32(w.seen[t][j]);
-            sum *= expf(w.G[t] - w.G[j]);
+            sum *= __expf(w.G[t] - w.G[j]);
         } else if (!is_q && j < t) {
             part = sum * w.read[j][t];
-            sum *= -w.beta[t] * expf(w.G[t] - w.G[j]);
+            sum *= -w.beta[t] * __expf(w.G[t] - w.G[j]);
         } else {
             sum = 0.f;
         }
-        (is_q ? w.dseen : w.dread)[t][j] = from_f32<T>(sum);
         rows[i % 4 / 2] += part;
         column_sums[i / 4][i % 2] += part;
         i++;
@@ -833,26 +973,36 @@ __device__ __forceinline__ void compare_back(back_chunk_of<T> &w, bool is_q, int
     for (int r = 0; r < 2; r++) {
         const float sum = lanes_sum<4>(rows[r]);
         if (lane % 4 == 0)
-            w.row_parts[is_q ? OF_SEEN : OF_READ][half][first + lane / 4 + 8 * r] = sum;
+            w.row_parts[is_q ? OF_SEEN : OF_READ][share.index][first + lane / 4 + 8 * r] = sum;
     }
 #pragma unroll
-    for (int c = 0; c < CHUNK / 8; c++) {
+    for (int c = 0; c < 2 * N; c++) {
         float sum = column_sums[c / 2][c % 2];
 #pragma unroll
         for (int o = 4; o < 32; o <<= 1) sum += __shfl_xor_sync(~0u, sum, o);
         if (lane / 4 == 0)
             w.column_parts[is_q ? OF_SEEN : OF_READ][tile]
-                          [32 * half + c / 2 * 8 + lane * 2 + c % 2] = sum;
+                          [share.first + c / 2 * 8 + lane * 2 + c % 2] = sum;
     }
+}
+
+// Those sums to where the matrix lay that all have read by now.
+template <int C, typename T, int P, int N>
+__device__ __forceinline__ void write_compared(T (*to)[P], float (&sums)[N][4])
+{
+    const int first = own_tile<CHUNK>(0).first, column = own_share<C>(CHUNK).first;
+    each_pair(sums, [&](int i, int c, float x, float y) {
+        store_pair(&to[first + i][column + c], x, y);
+    });
 }
 
 // The sums of u's gradient in r from the last row to row `own`, sixteen at a time; rows before get
 // theirs of these.
-template <typename T>
-__device__ __forceinline__ void solve_back(back_chunk_of<T> &w, int own, int n)
+template <typename T, int C>
+__device__ __forceinline__ void solve_back(back_chunk_of<T, C> &w, int own, int n)
 {
-    constexpr int GROUPS = THREADS / columns<T>, EACH = 16 / GROUPS;
-    const int column = threadIdx.x % columns<T>, group = threadIdx.x / columns<T>;
+    constexpr int GROUPS = threads<C> / C, EACH = 16 / GROUPS;
+    const int column = thread() % C, group = thread() / C;
     const int end = tile_end(n);
     for (int b = end - 16; b >= 0; b -= 16) {
         const int first = b + group * EACH;
@@ -890,34 +1040,40 @@ __device__ __forceinline__ void solve_back(back_chunk_of<T> &w, int own, int n)
     }
 }
 
-// Adds up sums times vectors[row][column] over a warp's columns, for its half of the columns.
+// Adds up sums times vectors[row][column] over a warp's columns.
 template <typename T, int N, int P>
 __device__ __forceinline__ void row_products(float (*to)[CHUNK], float (&sums)[N][4],
-                                             const T (*vectors)[P], int first, int half)
+                                             const T (*vectors)[P], int first,
+                                             const warp_share &share)
 {
     float rows[2] = {};
     int i = 0;
     each_sum(sums, [&](int row, int column, float &sum) {
-        rows[i++ % 4 / 2] += sum * to_f32(vectors[first + row][64 * half + column]);
+        rows[i++ % 4 / 2] += sum * to_f32(vectors[first + row][share.first + column]);
     });
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float sum = lanes_sum<4>(rows[r]);
-        if (threadIdx.x % 4 == 0) to[half][first + threadIdx.x % 32 / 4 + 8 * r] = sum;
+        if (thread() % 4 == 0) to[share.index][first + thread() % 32 / 4 + 8 * r] = sum;
     }
 }
 
 // The gradients of a chunk's rows from those of their outputs and of S behind it, dS, which becomes
 // that of S before it: all that is not the sequence's goes to what is shared. takes: what is shared
 // is added to the sequence's rows.
-template <typename T, int N>
-__device__ void back_chunk(back_chunk_of<T> &w, float (&dS)[N][4], const back_arrays<T> &to,
+template <typename T, int C, int N>
+__device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back_arrays<T> &to,
                            const back_memory &m, float *memory, const source &f, int slices,
-                           const chunk_rows &c, const float *S_before, const T *u, bool takes)
+                           const chunk_rows &c, const T *S_before, const T *u, bool takes)
 {
-    constexpr int C = columns<T>;
+    constexpr int SHARES = 2 * parts<C>;
+    constexpr int READ_PITCH = CHUNK + (sizeof(T) == 2 ? PITCH : 4);
     const warp_tile own = own_tile<CHUNK>(0);
-    const int steps = (f.key_dim + 15) / 16, half = own.is_q, n = c.n, tiles = tile_end(n) / 16;
+    const warp_share columns = own_share<C>(C), keys = own_share<C>(DIM);
+    const int steps = (f.key_dim + 15) / 16, n = c.n, tiles = tile_end(n) / 16;
+    T(*dseen)[CHUNK + PITCH] = w.seen;
+    T(*dread)[READ_PITCH] = (T(*)[READ_PITCH])w.read;
+    float compared[CHUNK / 8 / SHARES][4];
     const bool closes = n == CHUNK, takes_part = own.first < n;
     float *shared_u = memory + m.shared_u, *shared_k = memory + m.shared_k,
           *shared_log_decay = memory + m.shared_log_decay;
@@ -925,147 +1081,183 @@ __device__ void back_chunk(back_chunk_of<T> &w, float (&dS)[N][4], const back_ar
     {
         float S[N][4];
         recall(S, S_before);
-        write_operand<T>(w.S, S);
+        write_operand(w.S, S);
     }
-    write_operand<T>(w.dS, dS);
+    write_operand(w.dS, dS);
     recall_rows(w, u, n);
-    read_columns<CHUNK, C>(w.dout, f, 0, n, [&](int t, int column) {
-        const int64_t row = row_at(c, t);
-        return t < c.own ? T(0.f) : to.dout[(row * f.n_heads + f.head) * f.head_dim + column];
-    });
-    if (c.own > 0) read_rows<T, CHUNK>(w, to.qkv, f, c.shared - c.own, 0, c.own);
-    read_rows<T, CHUNK>(w, to.qkv, f, c.first, c.own, n);
+    read_tile<CHUNK, C, threads<C>>(
+        w.dout, to.dout + ((int64_t)c.first * f.n_heads + f.head) * f.head_dim + f.first,
+        f.n_heads * f.head_dim, f.head_dim - f.first, 0, c.own, n);
+    if (c.own > 0) read_rows(w, to.qkv, f, c.shared - c.own, 0, c.own);
+    read_rows(w, to.qkv, f, c.first, c.own, n);
     __syncthreads();
     const float last = w.G[n - 1];
-    if (threadIdx.x < CHUNK) {
-        w.decay[threadIdx.x] = expf(w.G[threadIdx.x]);
-        w.since[threadIdx.x] = expf(last - w.G[threadIdx.x]);
+    if (thread() < CHUNK) {
+        w.decay[thread()] = expf(w.G[thread()]);
+        w.since[thread()] = expf(last - w.G[thread()]);
     }
-    if (takes_part) compare_rows<T, CHUNK>(w, own, steps);
+    if (takes_part) compare_rows(w, own, steps);
     __syncthreads();
     if (takes_part) {
-        float sums[N / 2][4];
+        float sums[C / 8 / SHARES][4];
         clear(sums);
         if (closes) {
             multiply(sums, plain(w.k[own.first], DIM + PITCH),
-                     plain(w.dS[0] + half * (C / 2), C + PITCH), steps);
+                     plain(w.dS[0] + columns.first, C + PITCH), steps);
             scale_rows(sums, [&](int j) { return w.since[own.first + j]; });
         }
         multiply(sums, turned(w.seen[own.first] + own.first, CHUNK + PITCH),
-                 plain(w.dout[own.first] + half * (C / 2), C + PITCH), tiles - own.tile);
+                 plain(w.dout[own.first] + columns.first, C + PITCH), tiles - own.tile);
         each_sum(sums, [&](int row, int column, float &sum) {
-            const int j = own.first + row, at = half * (C / 2) + column;
+            const int j = own.first + row, at = columns.first + column;
             w.r[j][at] = sum + (takes && j < n ? shared_u[j * C + at] : 0.f);
         });
-        compare_back(w, true, n);
     }
+    compare_back(w, compared, true, n);
     __syncthreads();
+    write_compared<C>(dseen, compared);
     solve_back(w, c.own, n);
-    for (int t = threadIdx.x / 32; t < tile_end(n); t += WARPS) {
+    for (int t = thread() / 32; t < tile_end(n); t += threads<C> / 32) {
         const int row = row_at(c, t);
         const bool is_own = t >= c.own && t < n;
-        float dbeta = 0.f;
+        constexpr int V = C / 32; // columns of a lane
+        const int at = thread() % 32 * V, column = f.first + at;
+        float du[V], u[V], dvalue[V], own_du[V], dbeta = 0.f;
+        load<float, V>(du, &w.r[t][at]);
+        load<T, V>(u, &w.u[t][at]);
 #pragma unroll
-        for (int i = 0; i < C; i += 32) {
-            const int at = i + threadIdx.x % 32, column = f.first + at;
-            const float du = w.r[t][at];
-            w.du[t][at] = from_f32<T>(is_own ? du : 0.f);
-            dbeta = fmaf(du, to_f32(w.u[t][at]), dbeta);
-            if (t < c.own) shared_u[t * C + at] += du;
-            if (is_own && column < f.head_dim)
-                to.dqkv[(int64_t)row * f.width + f.value_at + column] = from_f32<T>(w.beta[t] * du);
+        for (int v = 0; v < V; v++) {
+            dbeta = fmaf(du[v], u[v], dbeta);
+            dvalue[v] = w.beta[t] * du[v];
+            own_du[v] = is_own ? du[v] : 0.f;
+            if (t < c.own) shared_u[t * C + at + v] += du[v];
         }
+        store<T, V>(&w.du[t][at], own_du);
+        T *to_value = to.dqkv + (int64_t)row * f.width + f.value_at + column;
+        if (is_own && (size_t)to_value % (V * sizeof(T)) == 0 && column + V <= f.head_dim)
+            store<T, V>(to_value, dvalue);
+        else
+            for (int v = 0; v < V && is_own && column + v < f.head_dim; v++)
+                to_value[v] = from_f32<T>(dvalue[v]);
         dbeta = lanes_sum(dbeta);
-        if (is_own && threadIdx.x % 32 == 0)
+        if (is_own && thread() % 32 == 0)
             m.at[m.dgates + (((int64_t)row * f.n_heads + f.head) * slices + f.first / C) * 2] =
                 dbeta * (1.f - w.beta[t]);
     }
     __syncthreads();
-    compare_back(w, false, n);
+    compare_back(w, compared, false, n);
+    __syncthreads();
+    write_compared<C>(dread, compared);
     __syncthreads();
     if (takes_part) {
-        const auto store = [&](float(&sums)[DIM / 16][4], int which) {
-            each_sum(sums, [&](int i, int column, float &sum) {
-                const int t = own.first + i, key = 64 * half + column;
-                if (which && t < c.own)
-                    shared_k[t * DIM + key] += sum;
-                else if (t >= c.own && t < n && key < f.key_dim)
-                    m.at[m.dvectors +
-                         ((((int64_t)row_at(c, t) * f.n_heads + f.head) * slices + f.first / C) *
-                              2 +
-                          which) *
-                             f.key_dim +
-                         key] = sum + (which && takes ? shared_k[t * DIM + key] : 0.f);
+        const auto store_rows = [&](float(&sums)[DIM / 8 / SHARES][4], int which) {
+            each_pair(sums, [&](int i, int column, float x, float y) {
+                const int t = own.first + i, key = keys.first + column;
+                float *shared = shared_k + t * DIM + key;
+                float *at =
+                    m.at + m.dvectors + key +
+                    ((((int64_t)row_at(c, t) * f.n_heads + f.head) * slices + f.first / C) * 2 +
+                     which) *
+                        f.key_dim;
+                if (which && t < c.own) {
+                    shared[0] += x;
+                    shared[1] += y;
+                } else if (t >= c.own && t < n && key < f.key_dim) {
+                    const bool adds = which && takes;
+                    if (adds) x += shared[0];
+                    if (adds) y += shared[1];
+                    if (f.key_dim % 2 == 0)
+                        store_pair(at, x, y);
+                    else
+                        at[0] = x;
+                    if (f.key_dim % 2 > 0 && key + 1 < f.key_dim) at[1] = y;
+                }
             });
         };
-        const auto S_half = turned(w.S[64 * half], C + PITCH);
-        const auto k_half = plain(w.k[0] + 64 * half, DIM + PITCH);
-        float sums[DIM / 16][4];
+        const auto S_of = turned(w.S[keys.first], C + PITCH);
+        const auto k_of = plain(w.k[0] + keys.first, DIM + PITCH);
+        float sums[DIM / 8 / SHARES][4];
         clear(sums);
-        multiply(sums, plain(w.dout[own.first], C + PITCH), S_half, C / 16);
+        multiply(sums, plain(w.dout[own.first], C + PITCH), S_of, C / 16);
         scale_rows(sums, [&](int t) { return w.decay[own.first + t]; });
-        row_products(w.row_parts[OF_QUERY], sums, w.q, own.first, half);
-        multiply(sums, plain(w.dseen[own.first], CHUNK + PITCH), k_half, own.tile + 1);
-        store(sums, 0);
+        row_products(w.row_parts[OF_QUERY], sums, w.q, own.first, keys);
+        multiply(sums, plain(dseen[own.first], CHUNK + PITCH), k_of, own.tile + 1);
+        store_rows(sums, 0);
         clear(sums);
-        multiply(sums, plain(w.du[own.first], C + PITCH), S_half, C / 16);
+        multiply(sums, plain(w.du[own.first], C + PITCH), S_of, C / 16);
         scale_rows(sums, [&](int t) { return -w.beta[own.first + t] * w.decay[own.first + t]; });
-        row_products(w.row_parts[OF_KEY], sums, w.k, own.first, half);
+        row_products(w.row_parts[OF_KEY], sums, w.k, own.first, keys);
         if (closes) {
-            float behind[DIM / 16][4];
+            float behind[DIM / 8 / SHARES][4];
             clear(behind);
-            multiply(behind, plain(w.u[own.first], C + PITCH), turned(w.dS[64 * half], C + PITCH),
+            multiply(behind, plain(w.u[own.first], C + PITCH), turned(w.dS[keys.first], C + PITCH),
                      C / 16);
             scale_rows(behind, [&](int j) { return w.since[own.first + j]; });
-            row_products(w.row_parts[OF_BORDER], behind, w.k, own.first, half);
+            row_products(w.row_parts[OF_BORDER], behind, w.k, own.first, keys);
 #pragma unroll
-            for (int i = 0; i < DIM / 4; i++) sums[i / 4][i % 4] += behind[i / 4][i % 4];
+            for (int i = 0; i < DIM / 2 / SHARES; i++) sums[i / 4][i % 4] += behind[i / 4][i % 4];
         }
-        multiply(sums, plain(w.dread[own.first], CHUNK + PITCH), k_half, own.tile + 1);
-        multiply(sums, turned(w.dread[own.first] + own.first, CHUNK + PITCH),
-                 plain(w.k[own.first] + 64 * half, DIM + PITCH), tiles - own.tile);
-        multiply(sums, turned(w.dseen[own.first] + own.first, CHUNK + PITCH),
-                 plain(w.q[own.first] + 64 * half, DIM + PITCH), tiles - own.tile);
-        store(sums, 1);
+        multiply(sums, plain(dread[own.first], READ_PITCH), k_of, own.tile + 1);
+        multiply(sums, turned(dread[own.first] + own.first, READ_PITCH),
+                 plain(w.k[own.first] + keys.first, DIM + PITCH), tiles - own.tile);
+        multiply(sums, turned(dseen[own.first] + own.first, CHUNK + PITCH),
+                 plain(w.q[own.first] + keys.first, DIM + PITCH), tiles - own.tile);
+        store_rows(sums, 1);
     }
     __syncthreads();
-#pragma unroll 4
-    for (int i = threadIdx.x; i < tile_end(n) * C; i += THREADS) {
-        T &dout = w.dout[i / C][i % C], &du = w.du[i / C][i % C];
-        dout = from_f32<T>(w.decay[i / C] * to_f32(dout));
-        du = from_f32<T>(-w.beta[i / C] * w.decay[i / C] * to_f32(du));
+    constexpr int V = wide<T>;
+    for (int i = thread(); i < tile_end(n) * C / V; i += threads<C>) {
+        const int t = i / (C / V), at = i % (C / V) * V;
+        const float of_out = w.decay[t], of_u = -w.beta[t] * w.decay[t];
+        float dout[V], du[V];
+        load<T, V>(dout, &w.dout[t][at]);
+        load<T, V>(du, &w.du[t][at]);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            dout[v] *= of_out;
+            du[v] *= of_u;
+        }
+        store<T, V>(&w.dout[t][at], dout);
+        store<T, V>(&w.du[t][at], du);
     }
     float dlast = 0.f;
     if (closes) {
         const float decay = w.decay[n - 1];
         each_sum(dS, [&](int key, int column, float &sum) {
             sum *= decay;
-            dlast = fmaf(sum, to_f32(w.S[threadIdx.x / 32 * 16 + key][column]), dlast);
+            dlast = fmaf(sum, to_f32(w.S[own_key() + key][own_column() + column]), dlast);
         });
     }
     dlast = block_sum(dlast, w.sums);
-    const int first_key = threadIdx.x / 32 * 16;
-    multiply(dS, turned(w.q[0] + first_key, DIM + PITCH), plain(w.dout[0], C + PITCH), tiles);
-    multiply(dS, turned(w.k[0] + first_key, DIM + PITCH), plain(w.du[0], C + PITCH), tiles);
-    for (int t = threadIdx.x; t < n; t += THREADS) {
-        float sum = 0.f;
-        for (int i = 0; i < OF_BORDER; i++) sum += w.row_parts[i][0][t] + w.row_parts[i][1][t];
+    multiply(dS, turned(w.q[0] + own_key(), DIM + PITCH),
+             plain(w.dout[0] + own_column(), C + PITCH), tiles);
+    multiply(dS, turned(w.k[0] + own_key(), DIM + PITCH), plain(w.du[0] + own_column(), C + PITCH),
+             tiles);
+    for (int t = thread(); t < CHUNK; t += threads<C>) {
+        float sum = 0.f, border = 0.f; // of G, and of G behind the chunk
+        for (int part = 0; part < SHARES && t < n; part++) {
+            for (int i = 0; i < OF_BORDER; i++) sum += w.row_parts[i][part][t];
+            if (closes) border += w.row_parts[OF_BORDER][part][t];
+        }
         for (int i = 0; i < 2; i++)
-            for (int tile = t / 16; tile < tiles; tile++) sum -= w.column_parts[i][tile][t];
+            for (int tile = t / 16; tile < tiles && t < n; tile++)
+                sum -= w.column_parts[i][tile][t];
         w.log_decay[t] = sum;
+        w.since[t] = border;
     }
     __syncthreads();
-    if (threadIdx.x > 0) return;
-    double dG = dlast; // sums of which little stays
-    for (int t = 0; t < n && closes; t++)
-        dG += w.row_parts[OF_BORDER][0][t] + w.row_parts[OF_BORDER][1][t];
-    for (int t = n - 1; t >= 0; t--) {
-        dG += w.log_decay[t];
-        if (closes) dG -= w.row_parts[OF_BORDER][0][t] + w.row_parts[OF_BORDER][1][t];
-        const float shared = takes ? shared_log_decay[t] : 0.f;
+    if (thread() >= 32) return;
+    // In double: of the sums little stays.
+    const int lane = thread();
+    double later = lanes_until((double)w.since[lane] + w.since[lane + 32]);
+    later = dlast + __shfl_sync(~0u, later, 31);
+    for (int t = CHUNK - 1 - lane; t >= 0; t -= 32) {
+        const double dG = later + lanes_until((double)w.log_decay[t] - w.since[t]);
+        later = __shfl_sync(~0u, dG, 31);
+        const float shared = takes && t < n ? shared_log_decay[t] : 0.f;
         if (t < c.own)
             shared_log_decay[t] += (float)dG;
-        else
+        else if (t < n)
             m.at[m.dgates +
                  (((int64_t)row_at(c, t) * f.n_heads + f.head) * slices + f.first / C) * 2 + 1] =
                 (float)dG + shared;
@@ -1074,30 +1266,31 @@ __device__ void back_chunk(back_chunk_of<T> &w, float (&dS)[N][4], const back_ar
 
 // The sequences of a unit go forward, the first of them before those behind it; and back, the first
 // of them last.
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
+template <typename T, int C>
+__global__ void __launch_bounds__(threads<C>)
     delta_back_kernel(back_arrays<T> to, back_memory m, const float *gates, const T *a_log,
                       const T *dt_bias, delta_rows b, delta_shape s, int slices)
 {
     grid_begin();
-    constexpr int C = columns<T>, N = C / 8;
+    constexpr int N = C / parts<C> / 8;
     constexpr int64_t MATRIX = DIM * C;
     extern __shared__ __align__(16) char shared_bytes[];
-    back_chunk_of<T> &w = *(back_chunk_of<T> *)shared_bytes;
+    back_chunk_of<T, C> &w = *(back_chunk_of<T, C> *)shared_bytes;
     float *memory = m.at + (int64_t)blockIdx.x * m.block, *shared_S = memory + m.shared_S;
-    float *kept = memory + m.S;
+    T *kept = (T *)(memory + m.S);
     T *u = (T *)(memory + m.u);
     for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
         const unit_of own = unit_at(unit, s, slices);
         if (!delta_begins(b, own.seq)) continue;
-        const source f = source_of(s, gates, to_f32(a_log[own.head]), to_f32(dt_bias[own.head]),
-                                   own.head, own.slice * C);
+        source f = source_of(s, gates, to_f32(a_log[own.head]), to_f32(dt_bias[own.head]), own.head,
+                             own.slice * C);
+        f.vectors = m.at + m.vectors;
         const int n_seqs = delta_unit_end(b, own.seq) - own.seq;
         const int behind = b.query_start[own.seq + 1], rows = behind - b.query_start[own.seq];
         const int open = rows % CHUNK, whole = rows - open;
         float S[N][4], dS[N][4], shared[N][4];
         if (n_seqs > 1) {
-            for (int64_t i = m.shared_u + threadIdx.x; i < m.shared_S; i += THREADS)
+            for (int64_t i = m.shared_u + thread(); i < m.shared_S; i += threads<C>)
                 memory[i] = 0.f;
             clear(shared);
             keep(shared_S, shared);
@@ -1111,19 +1304,22 @@ __global__ void __launch_bounds__(THREADS)
                 if (first)
                     clear(S);
                 else
-                    recall(S, kept + chunk * MATRIX);
+                    recall(S, memory + m.begin);
                 keep(kept + chunk * MATRIX, S);
-                write_operand<T>(w.S, S);
+                write_operand(w.S, S);
                 if (!first) {
                     recall_rows(w, u + (int64_t)whole * C, open);
-                    read_rows<T, CHUNK>(w, to.qkv, f, behind - open, 0, open);
+                    read_rows(w, to.qkv, f, behind - open, 0, open);
                 }
                 run<T, CHUNK>(w, S, NULL, to.qkv, f, b.query_start[seq], b.query_start[seq + 1],
                               before % CHUNK, [&](int t, int until) {
-                                  keep_rows<T, CHUNK>(u + (int64_t)chunk * CHUNK * C, w, t, until);
+                                  keep_rows(u + (int64_t)chunk * CHUNK * C, w, t, until);
                                   if (until == CHUNK) keep(kept + ++chunk * MATRIX, S);
                               });
-                if (n_seqs > 1 && first) continue;
+                if (n_seqs > 1 && first) {
+                    keep(memory + m.begin, S);
+                    continue;
+                }
             }
             const int row = b.query_start[seq];
             clear(dS);
@@ -1226,37 +1422,40 @@ void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, c
                           const struct delta_args *a, const struct delta_shape *s)
 {
     const struct delta_rows rows = delta_rows_of(&a->batch);
-    const int n = rows.n_tokens, slices = slices_of(s);
+    const int n = rows.n_tokens;
     if (n <= 0 || !delta_takes(dev, a->batch.view)) return;
-    const int blocks = blocks_of(dev, s, rows.n_seqs, 1);
-    struct back_memory m = lay_out_back(s, blocks, n, a->batch.view->max_context);
-    m.at = (float *)cuda_workspace(dev, m.end * sizeof(float));
-    if (!m.at) return;
     with_type(s->dt, [&](auto t) {
         using T = decltype(t);
+        constexpr int C = many_columns<T>;
+        const int blocks = blocks_of<T>(dev, s, rows.n_seqs), slices = many_slices<T>(s);
+        struct back_memory m = lay_out_back<T>(s, blocks, n, a->batch.view->max_context);
+        m.at = (float *)cuda_workspace(dev, m.end * sizeof(float));
+        if (!m.at) return;
+        make_vectors(dev, (T *)(m.at + m.vectors), a->qkv, n, s);
         const back_arrays<T> arrays = {(T *)grads->qkv, (const T *)dout, (const T *)a->qkv};
-        cuda_launch(dev, "delta_rule_back", delta_back_kernel<T>, blocks, THREADS,
-                    sizeof(back_chunk_of<T>), arrays, m, a->gates, a->a_log, a->dt_bias, rows, *s,
-                    slices);
+        cuda_launch(dev, "delta_rule_back", delta_back_kernel<T, C>, blocks, threads<C>,
+                    sizeof(back_chunk_of<T, C>), arrays, m, a->gates, a->a_log, a->dt_bias, rows,
+                    *s, slices);
         cuda_launch(dev, "delta_rule_back", length_back_kernel<T>, dim3(n, s->n_key_heads, 2), 32,
                     0, grads->qkv, a->qkv, (m.at + m.dvectors), *s, slices);
         cuda_launch(dev, "delta_rule_back", gates_back_kernel<T>,
                     ceil_div((int64_t)n * s->n_heads, SHARED_THREADS), SHARED_THREADS, 0,
                     grads->gates, m, a->gates, a->a_log, a->dt_bias, n, s->n_heads, slices);
+        if (grads->a_log || grads->dt_bias)
+            cuda_launch(dev, "delta_rule_back", shared_back_kernel, s->n_heads, SHARED_THREADS, 0,
+                        grads->a_log, grads->dt_bias, (m.at + m.shared), n, s->n_heads);
     });
-    if (grads->a_log || grads->dt_bias)
-        cuda_launch(dev, "delta_rule_back", shared_back_kernel, s->n_heads, SHARED_THREADS, 0,
-                    grads->a_log, grads->dt_bias, (m.at + m.shared), n, s->n_heads);
 }
 
 // ---- short convolutions -------------------------------------------------------------------------
 
 /* A causal convolution of a few rows, channel by channel, with SiLU behind it, and its gradient.
- * Rows are computed side by side, all by one function: a row meets the same numbers in the same
- * order wherever they lie, in the batch or in its slot's window. A second kernel then renews the
- * windows. */
+ * A row meets the same numbers in the same order wherever they lie: in its own sequence, where a
+ * thread has a run of rows side by side, in those its sequence goes on from, or in its slot's
+ * window, which is renewed behind. A thread has V channels, and room for TAPS taps. */
 #define CONV_THREADS 128
-#define SUM_ROWS     16 // rows at a time of a sum over rows
+#define RUN          8  // rows that a thread has side by side
+#define FEW_ROWS     16 // of a sequence, up to which a thread has all of it
 
 struct conv_rows {
     delta_rows b;
@@ -1277,8 +1476,7 @@ __device__ __forceinline__ int packed_before(const delta_rows &b, int s, int r, 
 
 // The input that channel c meets `back` rows before row r.
 template <typename T>
-__device__ __forceinline__ float input(const T *x, const conv_rows &a, int s, int r, int back,
-                                       int c)
+__device__ __noinline__ float input(const T *x, const conv_rows &a, int s, int r, int back, int c)
 {
     if (!a.b.paged) {
         int row = packed_before(a.b, s, r, back);
@@ -1292,10 +1490,10 @@ __device__ __forceinline__ float input(const T *x, const conv_rows &a, int s, in
     return a.b.states[a.b.state_from[s] * a.b.slot_elements + position % a.window * a.width + c];
 }
 
-// The sum before SiLU.
+// The sum before SiLU of a row wherever it stands.
 template <typename T>
-__device__ __forceinline__ float convolve(const T *x, const T *w, const T *bias, const conv_rows &a,
-                                          int row, int c)
+__device__ __noinline__ float convolve(const T *x, const T *w, const T *bias, const conv_rows &a,
+                                       int row, int c)
 {
     int s = a.b.seq_of[row];
     float sum = bias ? to_f32(bias[c]) : 0.f;
@@ -1304,26 +1502,119 @@ __device__ __forceinline__ float convolve(const T *x, const T *w, const T *bias,
     return sum;
 }
 
-// Block x is the row, here and below.
-template <typename T>
-__global__ void conv_kernel(T *y, const T *x, const T *w, const T *bias, conv_rows a)
+__device__ __forceinline__ float conv_out(const conv_rows &a, float sum)
 {
-    grid_begin();
-    int row = blockIdx.x, c = blockIdx.y * CONV_THREADS + threadIdx.x;
-    if (c >= a.width) return;
-    bool padding = a.b.paged && a.b.state_slot[a.b.seq_of[row]] < 0;
-    float sum = padding ? 0.f : convolve(x, w, bias, a, row, c);
-    y[(int64_t)row * a.width + c] = from_f32<T>(a.bare ? sum : sum * sigmoid(sum));
+    return a.bare ? sum : sum * sigmoid(sum);
 }
 
-// Block x is the sequence that begins a unit.
-template <typename T> __global__ void window_kernel(const T *x, conv_rows a)
+// The gradient of the sum before SiLU.
+__device__ __forceinline__ float conv_slope(const conv_rows &a, float sum, float dy)
+{
+    const float open = __fdividef(1.f, 1.f + __expf(-sum));
+    return dy * (a.bare ? 1.f : open * (1.f + sum * (1.f - open)));
+}
+
+// A thread's weights, by how many rows before its own an input stands.
+template <int V, int TAPS> struct conv_weights {
+    float at[TAPS][V], bias[V];
+};
+
+template <int V, int TAPS, typename T>
+__device__ __forceinline__ conv_weights<V, TAPS> weights_of(const T *w, const T *bias,
+                                                            const conv_rows &a, int c)
+{
+    conv_weights<V, TAPS> own;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        own.bias[v] = bias ? to_f32(bias[c + v]) : 0.f;
+#pragma unroll
+        for (int back = 0; back < TAPS; back++)
+            own.at[back][v] = back < a.taps ? to_f32(w[(c + v) * a.taps + a.taps - 1 - back]) : 0.f;
+    }
+    return own;
+}
+
+// The sum of a row whose own input is x[own], and those before it stand before that.
+template <int V, int TAPS, int N>
+__device__ __forceinline__ void convolve(float (&sum)[V], const float (&x)[N][V], int own,
+                                         const conv_weights<V, TAPS> &w, int taps)
+{
+#pragma unroll
+    for (int v = 0; v < V; v++) sum[v] = w.bias[v];
+#pragma unroll
+    for (int back = TAPS - 1; back >= 0; back--)
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            if (back < taps) sum[v] = fmaf(w.at[back][v], x[own - back][v], sum[v]);
+}
+
+// Up to RUN rows of a sequence, and whether all that they meet is in it alone, with the `ahead`
+// rows behind them.
+struct conv_run {
+    int begin, end; // the sequence's
+    int n;
+    bool alone;
+};
+
+__device__ __forceinline__ conv_run run_at(const conv_rows &a, int row, int last, int ahead)
+{
+    const int s = a.b.seq_of[row], begin = a.b.query_start[s], end = a.b.query_start[s + 1];
+    const int n = min(min(RUN, last - row), end - row);
+    const bool is_root = !a.b.paged && a.b.parent[s] < 0;
+    const bool is_leaf = ahead == 0 || a.b.attend_end[s] == end;
+    return {begin, end, n,
+            (row - a.taps + 1 >= begin || is_root) && (row + n + ahead <= end || is_leaf)};
+}
+
+// A row; zeros where the run has none.
+template <int V, typename T>
+__device__ __forceinline__ void read_row(float (&to)[V], const T *from, int64_t stride,
+                                         const conv_run &run, int row)
+{
+    const bool is_there = row >= run.begin && row < run.end;
+    if (is_there) load<T, V>(to, from + row * stride);
+#pragma unroll
+    for (int v = 0; v < V && !is_there; v++) to[v] = 0.f;
+}
+
+// Block x has RUN rows, here and below block y and the thread some channels.
+template <typename T, int V, int TAPS>
+__global__ void conv_kernel(T *y, const T *x, const T *w, const T *bias,
+                            const __grid_constant__ conv_rows a)
 {
     grid_begin();
-    int s = blockIdx.x, c = blockIdx.y * CONV_THREADS + threadIdx.x;
-    if (c >= a.width || a.b.state_slot[s] < 0 || !delta_begins(a.b, s)) return;
-    const int end = delta_unit_end(a.b, s), first = a.b.query_start[s];
-    const int position = a.b.positions[first];
+    const int c = (blockIdx.y * CONV_THREADS + threadIdx.x) * V;
+    const int last = min((int)(blockIdx.x + 1) * RUN, a.b.n_tokens);
+    if (c >= a.width) return;
+    const conv_weights<V, TAPS> weights = weights_of<V, TAPS>(w, bias, a, c);
+    conv_run run;
+    for (int row = blockIdx.x * RUN; row < last; row += run.n) {
+        run = run_at(a, row, last, 0);
+        const bool is_padding = a.b.paged && a.b.state_slot[a.b.seq_of[row]] < 0;
+        float x_of[RUN + TAPS - 1][V];
+#pragma unroll
+        for (int i = 0; i < RUN + TAPS - 1; i++)
+            read_row(x_of[i], x + c, a.x_stride, run, row - TAPS + 1 + i);
+#pragma unroll
+        for (int i = 0; i < RUN; i++) {
+            float sum[V];
+            if (i >= run.n) break;
+            convolve(sum, x_of, i + TAPS - 1, weights, a.taps);
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                if (!run.alone) sum[v] = convolve(x, w, bias, a, row + i, c + v);
+                sum[v] = is_padding ? 0.f : conv_out(a, sum[v]);
+            }
+            store<T, V>(y + (int64_t)(row + i) * a.width + c, sum);
+        }
+    }
+}
+
+// The windows that a unit leaves, of a channel.
+template <typename T>
+__device__ __forceinline__ void renew_windows(const T *x, const conv_rows &a, int s, int end, int c)
+{
+    const int first = a.b.query_start[s], position = a.b.positions[first];
     const float *from = a.b.states + a.b.state_from[s] * a.b.slot_elements;
     // The first sequence's last, since all read what its slot held.
     for (int seq = end - 1; seq >= s; seq--) {
@@ -1340,105 +1631,238 @@ template <typename T> __global__ void window_kernel(const T *x, conv_rows a)
     }
 }
 
-void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,
-                     const struct delta_shape *s)
+// Of a paged batch of few rows a sequence: block x is the sequence that begins a unit, whose
+// windows a thread renews as it goes.
+template <typename T, int V, int TAPS>
+__global__ void conv_few_kernel(T *y, const T *x, const T *w, const T *bias,
+                                const __grid_constant__ conv_rows a)
 {
-    const struct conv_rows rows = {delta_rows_of(&a->batch), a->x_stride,
-                                   delta_conv_width(s),      s->taps,
-                                   delta_window(s),          delta_is_conv(s)};
-    const int columns = ceil_div(rows.width, CONV_THREADS);
-    if (rows.b.n_tokens <= 0) return;
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        cuda_launch(dev, "short_conv", conv_kernel<T>, dim3(rows.b.n_tokens, columns), CONV_THREADS,
-                    0, y, a->x, a->w, a->bias, rows);
-        if (rows.b.paged)
-            cuda_launch(dev, "short_conv", window_kernel<T>, dim3(rows.b.n_seqs, columns),
-                        CONV_THREADS, 0, a->x, rows);
+    grid_begin();
+    const int s = blockIdx.x, c = (blockIdx.y * CONV_THREADS + threadIdx.x) * V;
+    if (c >= a.width || !delta_begins(a.b, s)) return;
+    const conv_weights<V, TAPS> weights = weights_of<V, TAPS>(w, bias, a, c);
+    const bool is_padding = a.b.state_slot[s] < 0;
+    const int end = delta_unit_end(a.b, s), first = a.b.query_start[s];
+    const int position = is_padding ? 0 : a.b.positions[first];
+    const float *window = a.b.states + a.b.state_from[s] * a.b.slot_elements + c;
+    float x_of[TAPS][V], sum[V];
+#pragma unroll
+    for (int back = 1; back < TAPS; back++)
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            x_of[TAPS - 1 - back][v] = back < a.taps && back <= position
+                                           ? window[(position - back) % a.window * a.width + v]
+                                           : 0.f;
+    for (int row = first; row < a.b.query_start[end]; row++) {
+        load<T, V>(x_of[TAPS - 1], x + row * a.x_stride + c);
+        convolve(sum, x_of, TAPS - 1, weights, a.taps);
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] = is_padding ? 0.f : conv_out(a, sum[v]);
+        store<T, V>(y + (int64_t)row * a.width + c, sum);
+#pragma unroll
+        for (int i = 1; i < TAPS; i++)
+#pragma unroll
+            for (int v = 0; v < V; v++) x_of[i - 1][v] = x_of[i][v];
+    }
+#pragma unroll
+    for (int v = 0; v < V && !is_padding; v++) renew_windows(x, a, s, end, c + v);
+}
+
+// Block x is the sequence that begins a unit.
+template <typename T> __global__ void window_kernel(const T *x, const __grid_constant__ conv_rows a)
+{
+    grid_begin();
+    int s = blockIdx.x, c = blockIdx.y * CONV_THREADS + threadIdx.x;
+    if (c >= a.width || a.b.state_slot[s] < 0 || !delta_begins(a.b, s)) return;
+    renew_windows(x, a, s, delta_unit_end(a.b, s), c);
+}
+
+static struct conv_rows conv_rows_of(const struct conv_args *a, const struct delta_shape *s)
+{
+    return {delta_rows_of(&a->batch), a->x_stride,     delta_conv_width(s), s->taps,
+            delta_window(s),          delta_is_conv(s)};
+}
+
+// Calls f(element, channels of a thread, taps that there is room for).
+template <typename F>
+static void with_channels(enum dtype dt, const struct conv_rows &a,
+                          std::initializer_list<const void *> rows, F f)
+{
+    const int64_t e = (int64_t)dtype_size(dt);
+    const bool fits = a.taps <= 4 && aligned(2 * e, rows, {a.x_stride * e, a.width * e});
+    with_type(dt, [&](auto t) {
+        if (fits)
+            f(t, number<2>(), number<4>());
+        else
+            f(t, number<1>(), number<DELTA_MAX_TAPS>());
     });
 }
 
-// The gradient of the sum before SiLU.
-template <typename T>
-__global__ void sum_back_kernel(float *dsum, const T *dy, const T *x, const T *w, const T *bias,
-                                conv_rows a)
+void cuda_short_conv(struct device *dev, void *y, const struct conv_args *a,
+                     const struct delta_shape *s)
 {
-    grid_begin();
-    int row = blockIdx.x, c = blockIdx.y * CONV_THREADS + threadIdx.x;
-    if (c >= a.width) return;
-    float sum = convolve(x, w, bias, a, row, c), open = sigmoid(sum);
-    int64_t at = (int64_t)row * a.width + c;
-    dsum[at] = to_f32(dy[at]) * (a.bare ? 1.f : open * (1.f + sum * (1.f - open)));
+    const struct conv_rows rows = conv_rows_of(a, s);
+    const bool few = rows.b.paged && a->batch.view->max_query <= FEW_ROWS;
+    if (rows.b.n_tokens <= 0) return;
+    with_channels(s->dt, rows, {a->x, y}, [&](auto t, auto v, auto taps) {
+        using T = decltype(t);
+        constexpr int V = decltype(v)::value, TAPS = decltype(taps)::value;
+        const int columns = ceil_div(rows.width, V * CONV_THREADS);
+        if (few) {
+            cuda_launch(dev, "short_conv", conv_few_kernel<T, V, TAPS>,
+                        dim3(rows.b.n_seqs, columns), CONV_THREADS, 0, y, a->x, a->w, a->bias,
+                        rows);
+            return;
+        }
+        cuda_launch(dev, "short_conv", conv_kernel<T, V, TAPS>,
+                    dim3(ceil_div(rows.b.n_tokens, RUN), columns), CONV_THREADS, 0, y, a->x, a->w,
+                    a->bias, rows);
+        if (rows.b.paged)
+            cuda_launch(dev, "short_conv", window_kernel<T>,
+                        dim3(rows.b.n_seqs, ceil_div(rows.width, CONV_THREADS)), CONV_THREADS, 0,
+                        a->x, rows);
+    });
 }
 
-// The sum of dsum over the rows that stand `ahead` rows behind row r: of its own sequence, or of
-// each that goes on behind it.
-__device__ __forceinline__ float behind(const float *dsum, const conv_rows &a, int r, int ahead,
-                                        int c)
+template <typename T> struct conv_back_arrays {
+    T *dx;
+    float *dw, *db; // (stretches, width, taps), (stretches, width)
+    const T *dy, *x, *w, *bias;
+};
+
+// The gradient of the sums before SiLU of the rows that stand `ahead` rows behind row r: of its own
+// sequence, or of each that goes on behind it.
+template <typename T>
+__device__ __noinline__ float behind(const conv_back_arrays<T> &to, const conv_rows &a, int r,
+                                     int ahead, int c)
 {
     const delta_rows &b = a.b;
+    const auto slope = [&](int row) {
+        return conv_slope(a, convolve(to.x, to.w, to.bias, a, row, c),
+                          to_f32(to.dy[(int64_t)row * a.width + c]));
+    };
     int s = b.seq_of[r];
-    if (r + ahead < b.query_start[s + 1]) return dsum[(int64_t)(r + ahead) * a.width + c];
+    if (r + ahead < b.query_start[s + 1]) return slope(r + ahead);
     int position = b.first_position[s] + r - b.query_start[s] + ahead;
     float sum = 0;
     for (int below = s + 1; below < b.n_seqs && b.query_start[below] < b.attend_end[s]; below++) {
         int past = position - b.first_position[below], row = b.query_start[below] + past;
-        if (past >= 0 && row < b.query_start[below + 1]) sum += dsum[(int64_t)row * a.width + c];
+        if (past >= 0 && row < b.query_start[below + 1]) sum += slope(row);
     }
     return sum;
 }
 
-template <typename T>
-__global__ void input_back_kernel(T *dx, const float *dsum, const T *w, conv_rows a)
+// Block x is a stretch.
+template <typename T, int V, int TAPS>
+__global__ void __launch_bounds__(CONV_THREADS)
+    conv_back_kernel(const __grid_constant__ conv_back_arrays<T> to,
+                     const __grid_constant__ conv_rows a)
 {
     grid_begin();
-    int row = blockIdx.x, c = blockIdx.y * CONV_THREADS + threadIdx.x;
+    constexpr int N = RUN + TAPS - 1; // rows that a run's inputs go into
+    const int c = (blockIdx.y * CONV_THREADS + threadIdx.x) * V;
     if (c >= a.width) return;
-    float sum = 0;
-    for (int i = 0; i < a.taps; i++)
-        sum = fmaf(to_f32(w[c * a.taps + i]), behind(dsum, a, row, a.taps - 1 - i, c), sum);
-    dx[row * a.x_stride + c] = from_f32<T>(sum);
-}
-
-// Block y is the tap, or behind the last one the bias; 32 channels a block, whose rows SUM_ROWS
-// warps share.
-template <typename T>
-__global__ void weight_back_kernel(float *dw, float *db, const float *dsum, const T *x, conv_rows a)
-{
-    grid_begin();
-    __shared__ float sums[SUM_ROWS][32];
-    int c = blockIdx.x * 32 + threadIdx.x, tap = blockIdx.y;
-    float sum = 0;
-    const bool is_bias = tap == a.taps;
-    for (int row = threadIdx.y; row < a.b.n_tokens && c < a.width; row += SUM_ROWS)
-        sum = fmaf(dsum[(int64_t)row * a.width + c],
-                   is_bias ? 1.f : input(x, a, a.b.seq_of[row], row, a.taps - 1 - tap, c), sum);
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y > 0 || c >= a.width) return;
-    for (int i = 1; i < SUM_ROWS; i++) sum += sums[i][threadIdx.x];
-    float *to = is_bias ? db + c : dw ? dw + c * a.taps + tap : NULL;
-    if (to) *to += sum;
+    const conv_weights<V, TAPS> w = weights_of<V, TAPS>(to.w, to.bias, a, c);
+    const int end = min((int)(blockIdx.x + 1) * STRETCH, a.b.n_tokens);
+    float dw[TAPS][V] = {}, db[V] = {};
+    // Of a run: inputs, and the gradients of the sums; with the last of them the next run goes on,
+    // where it is of the same sequence, which begins with row `known`.
+    float x[N + TAPS - 1][V], sums[N][V];
+    int known = -1;
+    const auto copy = [](float(&to)[V], const float(&from)[V]) {
+#pragma unroll
+        for (int v = 0; v < V; v++) to[v] = from[v];
+    };
+    // A row's gradient from those of the sums its input goes into; own_input(back, v): what it met.
+    const auto add_row = [&](int row, auto later, auto own_input) {
+        float dx[V] = {};
+#pragma unroll
+        for (int back = TAPS - 1; back >= 0; back--)
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                if (back < a.taps) dx[v] = fmaf(w.at[back][v], later(back, v), dx[v]);
+        store<T, V>(to.dx + row * a.x_stride + c, dx);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            const float own = later(0, v);
+            db[v] += own;
+#pragma unroll
+            for (int back = 0; back < TAPS; back++)
+                if (back < a.taps) dw[back][v] = fmaf(own, own_input(back, v), dw[back][v]);
+        }
+    };
+    conv_run run;
+#pragma unroll 1
+    for (int row = blockIdx.x * STRETCH; row < end; row += run.n) {
+        run = run_at(a, row, end, a.taps - 1);
+        if (!run.alone) {
+            known = -1;
+#pragma unroll 1
+            for (int r = row; r < row + run.n; r++)
+                add_row(
+                    r, [&](int back, int v) { return behind(to, a, r, back, c + v); },
+                    [&](int back, int v) { return input(to.x, a, a.b.seq_of[r], r, back, c + v); });
+            continue;
+        }
+        const bool goes_on = known == run.begin;
+        float dy[N][V];
+        known = run.begin;
+#pragma unroll
+        for (int i = 0; i < 2 * TAPS - 2; i++)
+            if (goes_on)
+                copy(x[i], x[i + RUN]);
+            else
+                read_row(x[i], to.x + c, a.x_stride, run, row - TAPS + 1 + i);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (i >= TAPS - 1) read_row(x[i + TAPS - 1], to.x + c, a.x_stride, run, row + i);
+            if (i >= TAPS - 1 || !goes_on) read_row(dy[i], to.dy + c, a.width, run, row + i);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (i < TAPS - 1 && goes_on) {
+                copy(sums[i], sums[i + RUN]);
+                continue;
+            }
+            convolve(sums[i], x, i + TAPS - 1, w, a.taps);
+#pragma unroll
+            for (int v = 0; v < V; v++) sums[i][v] = conv_slope(a, sums[i][v], dy[i][v]);
+        }
+#pragma unroll
+        for (int i = 0; i < RUN; i++)
+            if (i < run.n)
+                add_row(
+                    row + i, [&](int back, int v) { return sums[i + back][v]; },
+                    [&](int back, int v) { return x[i + TAPS - 1 - back][v]; });
+    }
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        const int64_t at = (int64_t)blockIdx.x * a.width + c + v;
+        to.db[at] = db[v];
+#pragma unroll
+        for (int back = 0; back < TAPS; back++)
+            if (back < a.taps) to.dw[at * a.taps + a.taps - 1 - back] = dw[back][v];
+    }
 }
 
 void cuda_short_conv_back(struct device *dev, void *dx, float *dw, float *db, const void *dy,
                           const struct conv_args *a, const struct delta_shape *s)
 {
-    const struct conv_rows rows = {
-        delta_rows_of(&a->batch), a->x_stride, delta_conv_width(s), s->taps, 0, delta_is_conv(s)};
-    const dim3 grid(rows.b.n_tokens, ceil_div(rows.width, CONV_THREADS));
+    const struct conv_rows rows = conv_rows_of(a, s);
+    const int width = rows.width, stretches = ceil_div(rows.b.n_tokens, STRETCH);
     if (rows.b.n_tokens <= 0) return;
-    float *dsum = (float *)cuda_workspace(dev, conv_scratch(s, rows.b.n_tokens));
-    if (!dsum) return;
-    with_type(s->dt, [&](auto t) {
+    float *parts = (float *)cuda_workspace(dev, conv_scratch(s, rows.b.n_tokens));
+    float *bias_parts = parts + (int64_t)stretches * width * s->taps;
+    if (!parts) return;
+    with_channels(s->dt, rows, {a->x, dx, dy}, [&](auto t, auto v, auto taps) {
         using T = decltype(t);
-        cuda_launch(dev, "short_conv_back", sum_back_kernel<T>, grid, CONV_THREADS, 0, dsum, dy,
-                    a->x, a->w, a->bias, rows);
-        cuda_launch(dev, "short_conv_back", input_back_kernel<T>, grid, CONV_THREADS, 0, dx, dsum,
-                    a->w, rows);
-        if (dw || db)
-            cuda_launch(dev, "short_conv_back", weight_back_kernel<T>,
-                        dim3(ceil_div(rows.width, 32), s->taps + (db != NULL)), dim3(32, SUM_ROWS),
-                        0, dw, db, dsum, a->x, rows);
+        constexpr int V = decltype(v)::value, TAPS = decltype(taps)::value;
+        const conv_back_arrays<T> to = {(T *)dx,           parts,           bias_parts,
+                                        (const T *)dy,     (const T *)a->x, (const T *)a->w,
+                                        (const T *)a->bias};
+        cuda_launch(dev, "short_conv_back", conv_back_kernel<T, V, TAPS>,
+                    dim3(stretches, ceil_div(width, V * CONV_THREADS)), CONV_THREADS, 0, to, rows);
     });
+    if (dw) cuda_add_parts(dev, dw, parts, stretches, width * s->taps);
+    if (db) cuda_add_parts(dev, db, bias_parts, stretches, width);
 }
