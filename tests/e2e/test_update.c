@@ -358,7 +358,7 @@ TEST(entropy_is_rewarded)
         struct scene s;
         struct update_config config = plain;
         const struct entropy_config entropy = {.coef = sign * 0.5, .top_quantile = 1};
-        struct entropy_state bonus = entropy_begin(&entropy);
+        struct entropy_state bonus = {.coef = entropy.coef, .last = INFINITY};
         scene_open(&s, false);
         config.step.entropy = &entropy;
         config.step.entropy_state = &bonus;
@@ -380,7 +380,7 @@ IN_SCENE(high_entropy_alone, false)
     static const float ones[SAMPLES] = {1, 1, 1, 1};
     struct update_config config = plain;
     struct entropy_config entropy = {.coef = 0, .top_quantile = 1};
-    struct entropy_state bonus = entropy_begin(&entropy);
+    struct entropy_state bonus = {.coef = entropy.coef, .last = INFINITY};
     const struct update_stats all = update_by(s, &config, &s->rollout, ones, 0);
     config.step.entropy = &entropy;
     config.step.entropy_state = &bonus;

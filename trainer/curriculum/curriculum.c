@@ -1,8 +1,7 @@
-/* curriculum.c: averages of the rewards, and the plan of an epoch made of them: the examples of
- * each bucket behind those of the one before, in the data's order, divided into batches as equal as
- * can be, and the batches shuffled. Owns both; the trainer's thread. What is saved are the averages
- * and each example's bucket: the plan follows from them, and the number of examples taken says
- * where in it a run is. */
+/* curriculum.c: averages of the rewards, and the plan of an epoch made of them: each bucket's
+ * batches behind those of the one before, shuffled. Owns both. What is saved are the averages and
+ * each example's bucket: the plan follows from them, and the number of examples taken says where in
+ * it a run is. */
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/curriculum/curriculum.h"
 #include "common/base/bytes.h"

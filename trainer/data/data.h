@@ -104,7 +104,6 @@ struct prompt_format { // what examples are tokenised for
     const struct tokenizer *tokenizer;
     const struct chat_template *chat; // NULL: the model has none; messages are then refused
     int vocab_size;                   // of the model: an id beyond it is refused
-    bool asks; // questions go into the template, with options.question_template around them
 };
 // Fills prompt_ids; with options.completions completion_ids too (the completion and what ends it:
 // options.end_id, or the chat template's end of turn) for supervised training. Of a conversation

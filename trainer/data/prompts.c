@@ -53,14 +53,14 @@ static const char *given_template(const struct prompt_options *options)
 // The prompt is, or becomes, a chat.
 static bool is_chat(const struct tokenizing *t)
 {
-    return t->e->messages || t->format->options->chat || (t->format->asks && t->e->question);
+    return t->e->messages || t->format->options->chat || (t->d->asks && t->e->question);
 }
 
 // A text prompt with what the format puts around it.
 static void put_prompt(const struct tokenizing *t, struct bytes *ret)
 {
     const struct prompt_options *o = t->format->options;
-    const bool asks = t->format->asks && t->e->question;
+    const bool asks = t->d->asks && t->e->question;
     const char *around = asks ? o->question_template : given_template(o);
     const char *place = around ? strstr(around, PROMPT_PLACE) : NULL;
     if (place) bytes_append(ret, around, (size_t)(place - around));
@@ -416,7 +416,7 @@ enum status prompts_load(const char *path, const char *model_folder, int vocab_s
         data->plain = chat_template_find(model_folder, choice, &chat) == ST_OK;
     }
     data->asks = ask && chat;
-    const struct prompt_format format = {options, tokenizer, chat, vocab_size, data->asks};
+    const struct prompt_format format = {options, tokenizer, chat, vocab_size};
     CHECK(dataset_tokenize(data, &format, &left_out));
     bool used = chat && (options->chat || data->asks || data->messages);
     if (used && !(data->chat_source = strdup(chat_template_source(chat))))

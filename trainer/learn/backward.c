@@ -22,12 +22,6 @@
         offsetof(struct backward, name), (size)                                                    \
     }
 
-// Whether keys and values are also others', or one another.
-static bool shares_kv(const struct layer_config *l)
-{
-    return l->k_is_v || l->kv_from >= 0 || l->kv_shared >= 0;
-}
-
 // What the layers, each in its turn, and the head want.
 static void list_parts(const struct model *m, int max_tokens, int max_targets, int chunk,
                        struct device_part ret[N_PARTS])
@@ -42,6 +36,7 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
         const size_t kv = (size_t)(l->n_heads * (l->head_dim - latent->rope + latent->value));
         const size_t qkv = (size_t)(layer_qkv_width(l) + delta_conv_width(&l->delta));
         const size_t kv_width = 2 * (size_t)layer_kv_width(l);
+        const bool shares_kv = l->k_is_v || l->kv_from >= 0 || l->kv_shared >= 0; // one, or others'
         const struct device_part parts[N_PARTS] = {
             PART(dx, t * h * e),
             PART(dnormed, t * h * e),
@@ -55,7 +50,7 @@ static void list_parts(const struct model *m, int max_tokens, int max_targets, i
             PART(dweight, t * (size_t)l->moe.top_k * sizeof(float)),
             PART(dqkv, t * (latent->rank > 0 ? 3 * wide : qkv) * e),
             PART(heads_raw, t * (size_t)layer_all_heads_width(c, l) * e),
-            PART(dkv, shares_kv(l) ? t * kv_width * e : 0),
+            PART(dkv, shares_kv ? t * kv_width * e : 0),
             PART(dshared[0], l->kv_shared == 0 ? t * kv_width * e : 0),
             PART(dshared[1], l->kv_shared == 1 ? t * kv_width * e : 0),
             PART(dinputs, t * (size_t)config_layer_inputs(c) * e),

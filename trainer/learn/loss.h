@@ -227,7 +227,6 @@ struct entropy_state { // after the updates so far; in checkpoints
     double coef, last; // last: mean entropy of the update before; INFINITY: there was none
 };
 
-struct entropy_state entropy_begin(const struct entropy_config *config);
 bool entropy_has_bonus(const struct entropy_config *config);
 // The coefficient of the next update.
 double entropy_coef(const struct entropy_config *config, const struct entropy_state *state);

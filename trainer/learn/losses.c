@@ -293,11 +293,6 @@ double *loss_setting(struct loss_config *config, int setting)
 
 // ---- entropy ------------------------------------------------------------------------------------
 
-struct entropy_state entropy_begin(const struct entropy_config *config)
-{
-    return (struct entropy_state){.coef = config->coef, .last = INFINITY};
-}
-
 bool entropy_has_bonus(const struct entropy_config *config)
 {
     return config->coef != 0 || config->adaptive;

@@ -106,7 +106,7 @@ static int64_t slice_end(const struct param_range *r, int64_t from)
 }
 
 // Into the list, where there is one.
-static void add_slice(struct slices *s, struct slice slice, bool low)
+static void add_slice(struct slices *s, const struct param_range *r, struct slice slice)
 {
     if (slice.n == 0) return;
     slice.state_at = s->n_state;
@@ -114,7 +114,7 @@ static void add_slice(struct slices *s, struct slice slice, bool low)
     if (s->list) s->list[s->n] = slice;
     s->n++;
     s->n_state += slice.n;
-    if (low) s->n_low += slice.n;
+    if (r->weights->dt == DT_BF16) s->n_low += slice.n;
 }
 
 static void cut(const struct param_ranges *ranges, struct slices *s)
@@ -125,9 +125,8 @@ static void cut(const struct param_ranges *ranges, struct slices *s)
             end = s->n_ranks > 1 ? slice_end(r, at) : r->n;
             const int64_t part = (end - at) / MOMENT_BLOCK / s->n_ranks * MOMENT_BLOCK,
                           shared = end - at - part * s->n_ranks;
-            add_slice(s, (struct slice){i, false, at, part, 0, 0}, r->weights->dt == DT_BF16);
-            add_slice(s, (struct slice){i, true, end - shared, shared, 0, 0},
-                      r->weights->dt == DT_BF16);
+            add_slice(s, r, (struct slice){i, false, at, part, 0, 0});
+            add_slice(s, r, (struct slice){i, true, end - shared, shared, 0, 0});
         }
     }
 }

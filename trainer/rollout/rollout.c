@@ -449,7 +449,7 @@ json_t *rollout_request(const struct rollout_pull *pull, json_t *groups)
 
 bool rollout_wants(const struct rollout *r, const struct comm *comm, int group)
 {
-    return rollout_owns(comm, group) && !r->whole[group] && !r->gathered[group];
+    return group % comm_size(comm) == comm_rank(comm) && !r->whole[group] && !r->gathered[group];
 }
 
 // Of the groups that have no completions; how many samples that are is the chunk's n_wanted.
@@ -488,11 +488,13 @@ enum status rollout_read(const struct rollout_pull *pull, const struct rollout_a
     const struct rollout_server *server = server_of(pull, ask);
     const struct sampling_options *sampling = pull->sampling;
     struct rollout_worker *worker = server->worker;
+    const bool filtered = sampling->temperature > 0 &&
+                          (sampling->top_k > 0 || sampling->top_p < 1 || sampling->min_p > 0);
     const struct completion_bounds bounds = {
         .vocab_size = pull->servers->vocab_size,
         .max_tokens = (int)sampling->max_tokens,
         .tandem = sampling->tandem.on,
-        .filtered = (sampling_is_filtered(sampling) && !(worker && worker->completions_of)) ||
+        .filtered = (filtered && !(worker && worker->completions_of)) ||
                     json_has(line, "cut_logprobs"), // of a response_format
         .oldest = worker ? worker->version : pull->oldest,
         .newest = worker ? worker->version : control_version(server->control),

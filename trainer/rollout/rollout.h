@@ -31,12 +31,6 @@ struct sampling_options {             // what sampling is asked for
     } tandem;
 };
 
-// Whether samples come from another distribution than the model's.
-static inline bool sampling_is_filtered(const struct sampling_options *s)
-{
-    return s->temperature > 0 && (s->top_k > 0 || s->top_p < 1 || s->min_p > 0);
-}
-
 struct learner_info;
 struct rollout {
     int n_groups, n_per_group;
@@ -91,11 +85,6 @@ struct rollout_servers { // who samples; borrowed parts, filled by the caller
 // Of one server, the client's own.
 struct rollout_servers rollout_servers_of(struct http_client *http, const struct control *control,
                                           int vocab_size, double timeout_s);
-// Whether a group is this rank's to pull: every size-th is.
-static inline bool rollout_owns(const struct comm *comm, int group)
-{
-    return group % comm_size(comm) == comm_rank(comm);
-}
 // Without completions yet; the caller fills in its examples.
 enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // Pulls the completions of all this rank's groups that have none. A server that is busy (429, 503)
@@ -107,7 +96,7 @@ enum status rollout_new(int n_groups, int n_per_group, struct rollout **ret);
 // rollout_free() only.
 enum status rollout_pull(const struct rollout_servers *source,
                          const struct sampling_options *sampling, struct rollout *r);
-// Whether a group is this rank's to pull, and has no completions yet.
+// Whether a group is this rank's to pull, as every size-th is, and has no completions yet.
 bool rollout_wants(const struct rollout *r, const struct comm *comm, int group);
 // What group's completions stand behind.
 const struct token_list *rollout_prompt(const struct rollout *r, int group);
@@ -188,7 +177,7 @@ enum status rollout_check_line(const char *where, const json_t *line);
 enum status rollout_read(const struct rollout_pull *p, const struct rollout_ask *a,
                          const char *where, const json_t *line, struct completion *ret);
 
-// completion.c: each rank has pulled its own groups (rollout_owns()); then each has those of all.
+// completion.c: each rank has pulled its own groups (rollout_wants()); then each has those of all.
 // What was exchanged before is not sent again, unless it was dropped (rollout_drop_older()) and
 // pulled anew. Of one rank nothing. ST_MISMATCH where another gives what is no group of its own.
 // The thread that owns the communicator.

@@ -189,8 +189,6 @@ struct sampling_options run_sampling(const struct run *run, int64_t step);
 // samples by copies of the weights does so by the present ones, or by those of up to
 // --restart-interval steps before.
 enum status run_settle(struct run *run, int64_t step, bool evaluation);
-// The first step whose order is not wholly learned from.
-int64_t run_first_order(const struct run *run);
 // What a checkpoint has of orders of which some groups were learned from: run_state's "orders". New
 // reference; null: there are none.
 json_t *run_orders(const struct run *run);

@@ -16,8 +16,7 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "trainer/learn/learner.h"
-#include "trainer/rollout/trajectory.h"
-#include "trainer/rollout/scoring.h"
+#include "trainer/rollout/rollout_queue.h"
 #include "trainer/run/checkpoint.h"
 #include "trainer/run/run.h"
 #include "trainer/run/stop.h"
@@ -185,7 +184,9 @@ enum status run_save(struct run *run, bool interim)
               clock_ms_since(start_ns) / 1e3);
     // What the server restores should this process die in the middle of an update.
     CHECK(control_set_snapshot(mapped_control(&run->mapped), folder));
-    CHECK(journal_forget(run->folder, run_first_order(run)));
+    // up to the first step whose order is not wholly learned from
+    CHECK(journal_forget(run->folder,
+                         run->queue ? run->ordered - rollout_queue_count(run->queue) : run->step));
 out:
     run->saved.failed = st != ST_OK;
     json_decref(model.state);

@@ -278,7 +278,7 @@ static void begin(struct run *run)
     run->best_metric = c->best_metric ? c->best_metric : "reward";
     snprintf(run->mapped.role, sizeof run->mapped.role, "%s%s", c->lora.r ? "adapter:" : "policy",
              c->lora.r ? c->lora.name : "");
-    run->entropy = entropy_begin(&c->entropy);
+    run->entropy = (struct entropy_state){.coef = c->entropy.coef, .last = INFINITY};
 }
 
 static enum status run_all(void *context)

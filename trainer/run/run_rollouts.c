@@ -255,11 +255,6 @@ out:
     return st;
 }
 
-int64_t run_first_order(const struct run *run)
-{
-    return run->queue ? run->ordered - rollout_queue_count(run->queue) : run->step;
-}
-
 json_t *run_orders(const struct run *run)
 {
     json_t *orders;

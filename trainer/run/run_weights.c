@@ -219,19 +219,16 @@ enum status run_find_base(struct run *run)
 static enum status describe(const char *name, const char *from, const struct weights *w,
                             struct bridge_role *ret)
 {
-    char *absolute = from ? realpath(from, NULL) : NULL;
-    if (from && (!absolute || strlen(absolute) >= sizeof ret->model)) {
-        free(absolute);
+    char absolute[PATH_ROOM] = "";
+    if (from && (!realpath(from, absolute) || strlen(absolute) >= sizeof ret->model))
         return status_fail(ST_INVALID, "%s: its path is too long, or cannot be found", from);
-    }
     *ret = (struct bridge_role){.bytes = w->bytes,
                                 .dt = w->dt,
                                 .n_parameters = w->n_parameters,
                                 .quantization = w->config->quantization};
     weights_layout_hash(w, ret->layout_hash);
     snprintf(ret->role, sizeof ret->role, "%s", name);
-    snprintf(ret->model, sizeof ret->model, "%s", absolute ? absolute : "");
-    free(absolute);
+    memcpy(ret->model, absolute, strlen(absolute) + 1);
     return ST_OK;
 }
 

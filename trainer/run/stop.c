@@ -2,12 +2,10 @@
  * WATCH_MS, and ends at once when it is told to.
  *
  * A second signal must not tear the weights: the thread takes the publish lock, which the main
- * thread holds from the request to quiesce to the even version, before it ends the process. A
- * request that is not granted yet, which may take as long as --quiesce-timeout, it revokes
- * instead. A dead server has no weights to tear: there the main thread, which maps the last whole
- * ones, gets GONE_MS to come to the end of what it computes, write its checkpoint, and end with its
- * own sentence.
- */
+ * thread holds from the request to quiesce to the even version, or revokes a request that is not
+ * granted yet, before it ends the process. A dead server has no weights to tear: there the main
+ * thread, which maps the last whole ones, gets GONE_MS to write its checkpoint and end with its own
+ * sentence. */
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/stop.h"
 #include "common/base/clock.h"
