@@ -4,6 +4,7 @@
 #include "common/base/json.h"
 #include "common/base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -485,4 +486,22 @@ json_t *json_clean_string(const char *sentence)
     json_t *string = json_stringn(bytes_text(&text), text.len);
     bytes_release(&text);
     return string;
+}
+
+static int is_entry(const struct dirent *entry)
+{
+    return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
+}
+
+json_t *json_folder(const char *folder)
+{
+    struct dirent **entries = NULL;
+    const int n = scandir(folder, &entries, is_entry, versionsort);
+    json_t *names = n < 0 ? NULL : json_array();
+    for (int i = 0; i < n; i++) {
+        json_array_append_new(names, json_string_nocheck(entries[i]->d_name));
+        free(entries[i]);
+    }
+    free(entries);
+    return names;
 }

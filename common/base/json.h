@@ -83,6 +83,8 @@ enum status json_read_numbers(const json_t *list, const struct number_list *how,
                               void *ret_array);
 json_t *json_ids(const int32_t *ids, int n); // a new list of them; NULL: no memory
 json_t *json_reals(const double *x, int n);  // likewise
+// The names in a folder, in their order (versionsort()); NULL: it cannot be read (errno says why).
+json_t *json_folder(const char *folder);
 
 // ---- text straight into a buffer ----------------------------------------------------------------
 // For answers that hold thousands of numbers: building a tree of json_t first would cost more than

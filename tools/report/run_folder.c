@@ -11,7 +11,6 @@
 #include "common/base/json.h"
 #include "common/base/log.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -46,12 +45,12 @@ static enum status check_inside(const struct run_folder *run, const char *path)
 static enum status list_reports(struct run_folder *run)
 {
     enum status st = ST_OK;
-    struct dirent **entries = NULL;
-    int n = scandir(run->path, &entries, NULL, versionsort);
-    if (n < 0) return status_fail(ST_IO, "%s: %s", run->path, strerror(errno));
+    json_t *names = json_folder(run->path), *entry;
+    size_t i;
+    if (!names) return status_fail(ST_IO, "%s: %s", run->path, strerror(errno));
     reports_release(run);
-    for (int i = 0; i < n; i++) {
-        const char *name = entries[i]->d_name, *digits = name + strlen(REPORT_PREFIX);
+    json_array_foreach (names, i, entry) {
+        const char *name = json_string_value(entry), *digits = name + strlen(REPORT_PREFIX);
         char *end;
         if (strncmp(name, REPORT_PREFIX, strlen(REPORT_PREFIX)) != 0) continue;
         const long long epoch = strtoll(digits, &end, 10);
@@ -67,8 +66,7 @@ static enum status list_reports(struct run_folder *run)
         CHECK(check_inside(run, path));
     }
 out:
-    for (int i = 0; i < n; i++) free(entries[i]);
-    free(entries);
+    json_decref(names);
     return st;
 }
 
@@ -221,8 +219,8 @@ static enum status find(const char *path, int depth, struct found_list *list)
     enum status st = ST_OK;
     struct stat info;
     char metrics[PATH_ROOM];
-    struct dirent **entries = NULL;
-    int n = 0;
+    json_t *names = NULL, *name;
+    size_t i;
     CHECK(path_put(metrics, path, "metrics.jsonl"));
     if (stat(metrics, &info) == 0) {
         struct found *grown = array_room(list->runs, list->n, sizeof *grown);
@@ -233,17 +231,16 @@ static enum status find(const char *path, int depth, struct found_list *list)
         goto out;
     }
     // what cannot be listed holds no run that could be read
-    if (depth > 0) n = scandir(path, &entries, NULL, alphasort);
-    for (int i = 0; i < n; i++) {
+    if (depth > 0) names = json_folder(path);
+    json_array_foreach (names, i, name) {
         char folder[PATH_ROOM];
-        if (entries[i]->d_name[0] == '.') continue;
-        CHECK(path_put(folder, path, "%s", entries[i]->d_name));
+        if (json_string_value(name)[0] == '.') continue;
+        CHECK(path_put(folder, path, "%s", json_string_value(name)));
         if (lstat(folder, &info) == 0 && S_ISDIR(info.st_mode))
             CHECK(find(folder, depth - 1, list));
     }
 out:
-    for (int i = 0; i < n; i++) free(entries[i]);
-    free(entries);
+    json_decref(names);
     return st;
 }
 

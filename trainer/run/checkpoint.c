@@ -13,7 +13,6 @@
 #include "common/model/model_folder.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -106,26 +105,25 @@ out:
     return st;
 }
 
-static int64_t step_of(const struct dirent *entry) // -1: it is no checkpoint
+static int64_t step_of(const char *name) // -1: it is no checkpoint
 {
     char *end;
-    if (strncmp(entry->d_name, "step-", 5) != 0 || !isdigit((unsigned char)entry->d_name[5]))
-        return -1;
-    int64_t step = strtoll(entry->d_name + 5, &end, 10);
+    if (strncmp(name, "step-", 5) != 0 || !isdigit((unsigned char)name[5])) return -1;
+    int64_t step = strtoll(name + 5, &end, 10);
     return *end ? -1 : step;
 }
 
-static int is_checkpoint(const struct dirent *entry)
+static bool is_checkpoint(const char *name)
 {
-    return step_of(entry) >= 0;
+    return step_of(name) >= 0;
 }
 
 // Half-written folders, and links (".latest.PID.new"), of processes that were killed: a run folder
 // has one writer.
-static int is_leftover(const struct dirent *entry)
+static bool is_leftover(const char *name)
 {
-    size_t len = strlen(entry->d_name);
-    return entry->d_name[0] == '.' && len >= 4 && strcmp(entry->d_name + len - 4, ".new") == 0;
+    const size_t len = strlen(name);
+    return name[0] == '.' && len >= 4 && strcmp(name + len - 4, ".new") == 0;
 }
 
 static bool is_kept(int64_t written, const struct checkpoint_others *others, int64_t step)
@@ -135,22 +133,22 @@ static bool is_kept(int64_t written, const struct checkpoint_others *others, int
 }
 
 // Removes what `chosen` chooses, but for the `keep` last checkpoints of these and what is_kept().
-static enum status remove_all(const char *checkpoints, int (*chosen)(const struct dirent *),
+static enum status remove_all(const char *checkpoints, bool (*chosen)(const char *name),
                               int64_t written, const struct checkpoint_others *others, int keep)
 {
-    struct dirent **entries = NULL;
     char path[PATH_ROOM];
     enum status st = ST_OK;
-    int n = scandir(checkpoints, &entries, chosen, versionsort);
-    if (n < 0) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
-    while (n-- > 0) {
-        const int64_t step = step_of(entries[n]);
-        const bool stays = step >= 0 && step != written && keep-- > 0;
-        if (st == ST_OK) st = path_put(path, checkpoints, "%s", entries[n]->d_name);
-        if (st == ST_OK && !stays && !is_kept(written, others, step)) st = file_remove_tree(path);
-        free(entries[n]);
+    json_t *names = json_folder(checkpoints);
+    if (!names) return status_fail(ST_IO, "%s: %s", checkpoints, strerror(errno));
+    for (size_t n = json_array_size(names); n-- > 0 && st == ST_OK;) {
+        const char *name = json_string_value(json_array_get(names, n));
+        const int64_t step = step_of(name);
+        const bool stays = step >= 0 && step != written && chosen(name) && keep-- > 0;
+        if (!chosen(name) || stays || is_kept(written, others, step)) continue;
+        st = path_put(path, checkpoints, "%s", name);
+        if (st == ST_OK) st = file_remove_tree(path);
     }
-    free(entries);
+    json_decref(names);
     return st;
 }
 
@@ -229,28 +227,24 @@ out:
     return st;
 }
 
-static int is_visible(const struct dirent *entry)
-{
-    return entry->d_name[0] != '.';
-}
-
 // The chat templates by name; a folder without any is fine.
 static enum status copy_chat_templates(const char *from, const char *to)
 {
     static const char subfolder[] = "additional_chat_templates";
-    struct dirent **entries = NULL;
     char source[PATH_ROOM], target[PATH_ROOM];
+    json_t *names = NULL, *name;
+    size_t i;
     enum status st;
-    int n = 0;
     CHECK(path_put(source, from, subfolder));
     CHECK(path_put(target, to, subfolder));
-    if ((n = scandir(source, &entries, is_visible, alphasort)) <= 0) goto out;
+    if (json_array_size(names = json_folder(source)) == 0) goto out;
     CHECK(file_make_folders(target));
-    for (int i = 0; i < n; i++) CHECK(copy_file(source, target, entries[i]->d_name));
+    json_array_foreach (names, i, name)
+        if (json_string_value(name)[0] != '.')
+            CHECK(copy_file(source, target, json_string_value(name)));
     st = file_sync_folder(target);
 out:
-    for (int i = 0; i < n; i++) free(entries[i]);
-    free(entries);
+    json_decref(names);
     return st;
 }
 
@@ -264,11 +258,10 @@ static enum status write_config(const char *folder, const struct model_folder *m
     const char *dot = strrchr(dtype, '.');
     json_t *copy = json_copy(config->source);
     CHECK(path_put(path, folder, "config.json"));
-    if (!copy || json_object_set_new(copy, json_object_get(copy, "dtype") ? "dtype" : "torch_dtype",
-                                     json_string(dot ? dot + 1 : dtype)) != 0)
-        FAIL(ST_NO_MEMORY, "no memory to write a model folder");
-    if (m->to && json_object_set_new(copy, "quantization_config",
-                                     fp8_config_new(m->weights, m->to == QUANTIZATION_FP8)) != 0)
+    if (json_object_set_new(copy, json_object_get(copy, "dtype") ? "dtype" : "torch_dtype",
+                            json_string(dot ? dot + 1 : dtype)) != 0 ||
+        (m->to && json_object_set_new(copy, "quantization_config",
+                                      fp8_config_new(m->weights, m->to == QUANTIZATION_FP8)) != 0))
         FAIL(ST_NO_MEMORY, "no memory to write a model folder");
     CHECK(json_write_file(path, 0644, copy));
 out:

@@ -6,7 +6,6 @@
 #include "common/base/names.h"
 #include "trainer/run/checkpoint.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,41 +142,22 @@ static bool is_run(const char *folder, const char *name)
            file_exists(path);
 }
 
-static bool is_entry(const char *folder, const char *name)
+// Adds all files below a folder, but for those in that folder of it (NULL: none); what cannot be
+// read is not there.
+static void add_files(const char *folder, const char *before, const char *but, json_t *files)
 {
-    (void)folder;
-    return strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
-}
-
-// The names in a folder, in order, of what is wanted; NULL where it cannot be read.
-static json_t *names_in(const char *folder, bool (*wanted)(const char *folder, const char *name))
-{
-    struct dirent **entries = NULL;
-    const int n = scandir(folder, &entries, NULL, versionsort);
-    json_t *names = n < 0 ? NULL : json_array();
-    for (int i = 0; i < n; i++) {
-        const char *name = entries[i]->d_name;
-        if (wanted(folder, name)) json_array_append_new(names, json_string(name));
-        free(entries[i]);
-    }
-    free(entries);
-    return names;
-}
-
-// Adds all files below a folder; what cannot be read is not there.
-static void add_files(const char *folder, const char *before, json_t *files)
-{
-    json_t *names = names_in(folder, is_entry), *name;
+    json_t *names = json_folder(folder), *name;
     char path[PATH_ROOM], within[PATH_ROOM];
     struct stat info;
     size_t i;
     json_array_foreach (names, i, name) {
         const char *text = json_string_value(name);
         if (path_put(path, folder, "%s", text) != ST_OK || lstat(path, &info) != 0) continue;
+        if (but && strcmp(text, but) == 0) continue;
         const bool is_folder = S_ISDIR(info.st_mode);
         snprintf(within, sizeof within, "%.1000s%s%s", before, text, is_folder ? "/" : "");
         if (is_folder)
-            add_files(path, within, files);
+            add_files(path, within, NULL, files);
         else if (S_ISREG(info.st_mode))
             json_object_set_new(files, within, json_integer(info.st_size));
     }
@@ -195,14 +175,9 @@ int64_t runs_bytes(const json_t *files)
 
 enum status runs_files(const char *folder, json_t **ret_files)
 {
-    json_t *files = json_object(), *size;
-    const char *name;
-    void *next;
+    json_t *files = json_object();
     if (!files) return status_fail(ST_NO_MEMORY, "out of memory");
-    add_files(folder, "", files);
-    json_object_foreach_safe(files, next, name, size) if (strncmp(name, TRAINER_FOLDER "/",
-                                                                  strlen(TRAINER_FOLDER "/")) == 0)
-        json_object_del(files, name);
+    add_files(folder, "", TRAINER_FOLDER, files);
     *ret_files = files;
     return ST_OK;
 }
@@ -216,7 +191,7 @@ static enum status append_checkpoints(const char *runs, const char *run, enum ru
     size_t i;
     enum status st;
     CHECK(path_put(parent, runs, "%s/%s", run, run_kind_names[kind]));
-    names = names_in(parent, is_entry);
+    names = json_folder(parent);
     json_array_foreach (names, i, name) {
         struct run_path path;
         struct stat info;
@@ -225,7 +200,7 @@ static enum status append_checkpoints(const char *runs, const char *run, enum ru
             stat(folder, &info) != 0)
             continue;
         json_t *files = json_object();
-        add_files(folder, "", files);
+        add_files(folder, "", NULL, files);
         run_path_set(&path, run, kind, text);
         snprintf(id, sizeof id, "%s/%s", run_kind_names[kind], text);
         json_t *checkpoint =
@@ -258,13 +233,13 @@ static json_t *last_of(const json_t *checkpoints, enum run_kind kind)
 
 enum status runs_checkpoints(const char *runs, const char *run, json_t *list)
 {
-    json_t *names = run ? json_pack("[s]", run) : names_in(runs, is_run), *name;
+    json_t *names = run ? json_pack("[s]", run) : json_folder(runs), *name;
     size_t i;
     enum status st = ST_OK;
     if (!names && run) FAIL(ST_NO_MEMORY, "out of memory");
     if (!names) FAIL(ST_IO, "%s: %s", runs, strerror(errno));
     json_array_foreach (names, i, name)
-        for (int kind = 0; kind < RUN_KINDS; kind++)
+        for (int kind = 0; kind < RUN_KINDS && is_run(runs, json_string_value(name)); kind++)
             CHECK(append_checkpoints(runs, json_string_value(name), (enum run_kind)kind, list));
 out:
     json_decref(names);
@@ -306,11 +281,12 @@ out:
 
 enum status runs_training_runs(const char *runs, json_t *warned, json_t *list)
 {
-    json_t *names = names_in(runs, is_run), *name, *run;
+    json_t *names = json_folder(runs), *name, *run;
     size_t i;
     if (!names) return status_fail(ST_IO, "%s: %s", runs, strerror(errno));
     json_array_foreach (names, i, name) {
         const char *text = json_string_value(name);
+        if (!is_run(runs, text)) continue;
         if (runs_training_run(runs, text, &run) == ST_OK) {
             json_array_append_new(list, run);
             continue;
