@@ -113,7 +113,9 @@ static enum status types_of(const json_t *schema, unsigned *ret)
         int t = 0;
         while (t < TYPES && !(name && strcmp(name, type_names[t]) == 0)) t++;
         if (t == TYPES)
-            return status_fail(ST_INVALID, "the JSON schema's type \"%s\" is none",
+            return status_fail(ST_INVALID,
+                               "the JSON schema's type \"%s\" is none of object, array, string, "
+                               "integer, number, boolean and null",
                                name ? CUT(name, 40) : "");
         *ret |= t == T_NUMBER ? NUMBERS : 1u << t;
     }

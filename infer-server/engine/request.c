@@ -144,7 +144,7 @@ enum status request_check(const struct engine_options *options, const struct mod
                          "or leave \"speculative\" out");
     if (st == ST_OK && (r->sampling.tandem.on || r->sampling.frozen))
         st = tandem_check(options, &r->sampling);
-    if (st == ST_OK) st = check_drafts(options, r->sampling.speculative, "speculative");
+    if (st == ST_OK) st = check_drafts(options, r->sampling.speculative, "\"speculative\"");
     return st;
 }
 

@@ -105,6 +105,7 @@ struct api_given {
     const json_t *response_format, *structured;
     const json_t *guided_json, *guided_regex, *guided_choice, *guided_grammar; // vLLM's
     const json_t *json_schema, *regex, *ebnf, *structural_tag;                 // SGLang's
+    const char *constrained_by; // the one of these that is given; NULL: none, or tools alone
     const char *chat_template, *effort;
     bool add_special, generation_prompt, continue_final, token_strings, strict_whitespace;
     int best_of, top_logprobs; // best_of 0: not said

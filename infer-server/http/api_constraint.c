@@ -28,8 +28,18 @@ static enum status take(struct api_request *r, const char *field, json_t *spec)
                            "field already; give one of them",
                            field);
     }
-    if (spec) r->constraint = spec;
+    if (spec) {
+        r->constraint = spec;
+        r->given.constrained_by = field;
+    }
     return ST_OK;
+}
+
+static enum status parse_text(const char *field, const json_t *value, json_t **ret)
+{
+    char name[64];
+    snprintf(name, sizeof name, "request: \"%s\"", field);
+    return json_parse(name, json_string_value(value), json_string_length(value), ret);
 }
 
 // One more field that asks for a constraint. A schema and a structural tag may be texts of JSON.
@@ -41,7 +51,7 @@ static enum status add(struct api_request *r, const char *field, const char *kin
     enum status st = ST_OK;
     if (!asks(value)) return ST_OK;
     if (json_is_string(value) && (tag || strcmp(kind, "json_schema") == 0))
-        CHECK(json_parse(field, json_string_value(value), json_string_length(value), &given));
+        CHECK(parse_text(field, value, &given));
     else
         given = json_incref((json_t *)value);
     if (tag)
@@ -95,6 +105,14 @@ static enum status read_structured(struct api_request *r)
     return ST_OK;
 }
 
+// Before what is wrong with a constraint stands who asked for it.
+static enum status name_fields(const struct api_request *r, enum status st)
+{
+    const char *field = r->given.constrained_by;
+    if (field && r->calls) return status_context(st, "request: \"tools\" or \"%s\"", field);
+    return status_context(st, "request: \"%s\"", field ? field : "tools");
+}
+
 enum status set_constraint(struct api_request *r, const struct api_model *model)
 {
     const struct api_given *given = &r->given;
@@ -128,8 +146,8 @@ enum status set_constraint(struct api_request *r, const struct api_model *model)
     if (r->sampling.ignore_eos)
         st = refuse("ignore_eos", "a constrained response ends where its constraint does");
     else
-        st = status_context(
-            constraints_get(model->constraints, r->constraint, &r->sampling.constraint), "request");
+        st = name_fields(
+            r, constraints_get(model->constraints, r->constraint, &r->sampling.constraint));
 out:
     return st;
 }

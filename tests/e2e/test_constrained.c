@@ -75,8 +75,10 @@ TEST(refusals)
     const json_t *rows = test_rows("constrained", "refused");
     for (size_t i = 0; i < json_array_size(rows); i++) {
         json_t *body = test_keep(with(json_object_get(json_array_get(rows, i), "fields"), NULL));
-        char *answer = test_keep(json_dumps(post(body, 400), 0));
+        json_t *object = post(body, 400);
+        char *answer = test_keep(json_dumps(object, 0));
         assert_contains(answer, row_text(rows, i, "says"));
+        assert_string_equal(text_of(object, "error.param"), row_text(rows, i, "param"));
     }
 }
 

@@ -109,7 +109,7 @@ static enum status check_exact(const struct run *run)
     if (!json_is_true(json_object_get(info, "exact")))
         st = status_fail(ST_MISMATCH,
                          "--exact: the server of %s was not started with it; start it as "
-                         "cw-infer-server --exact",
+                         "cw-infer-server --exact (with --gpus or --ranks: --server-args=--exact)",
                          bridge_file_of(run->mapped.bridge)->path);
     json_decref(info);
     return st;
