@@ -6,8 +6,17 @@
 
 #include <string.h>
 
-// A format of a structural tag to a spec. `ends`: what ends the tag that it is in, which free text
-// has not. A new reference.
+struct tag_type {
+    const char *type;
+    // A format of a structural tag to a spec. `ends`: what ends the tag that it is in, which free
+    // text has not. A new reference.
+    enum status (*read)(const struct tag_type *t, const json_t *format, const json_t *ends,
+                        json_t **ret);
+    const char *spec;  // what the spec is an object of; NULL: another, or a text
+    const char *field; // read_value(): what the format must have
+    bool is_text;      // that; else a schema
+    int min, max;      // read_times(); max < 0: any number
+};
 static enum status read_tag_format(const json_t *format, const json_t *ends, json_t **ret);
 
 static enum status give(json_t *spec, json_t **ret)
@@ -23,35 +32,14 @@ static enum status lacks(const json_t *format, const char *field, const char *wh
                        type ? CUT(type, 40) : "format", field, what);
 }
 
-static enum status read_const_string(const json_t *format, const json_t *ends, json_t **ret)
+static enum status read_value(const struct tag_type *t, const json_t *format, const json_t *ends,
+                              json_t **ret)
 {
-    json_t *value = json_object_get(format, "value");
+    json_t *value = json_object_get(format, t->field);
     (void)ends;
-    return json_is_string(value) ? give(json_incref(value), ret) : lacks(format, "value", "a text");
-}
-
-static enum status read_schema(const json_t *format, const json_t *ends, json_t **ret)
-{
-    json_t *schema = json_object_get(format, "json_schema");
-    (void)ends;
-    if (!schema) return lacks(format, "json_schema", "a schema");
-    return give(json_pack("{s:O}", "json_schema", schema), ret);
-}
-
-static enum status read_pattern(const json_t *format, const json_t *ends, json_t **ret)
-{
-    json_t *pattern = json_object_get(format, "pattern");
-    (void)ends;
-    if (!json_is_string(pattern)) return lacks(format, "pattern", "a text");
-    return give(json_pack("{s:O}", "regex", pattern), ret);
-}
-
-static enum status read_grammar(const json_t *format, const json_t *ends, json_t **ret)
-{
-    json_t *grammar = json_object_get(format, "grammar");
-    (void)ends;
-    if (!json_is_string(grammar)) return lacks(format, "grammar", "a text");
-    return give(json_pack("{s:O}", "grammar", grammar), ret);
+    if (t->is_text ? !json_is_string(value) : !value)
+        return lacks(format, t->field, t->is_text ? "a text" : "a schema");
+    return give(t->spec ? json_pack("{s:O}", t->spec, value) : json_incref(value), ret);
 }
 
 // Free text without `texts` (optional), "excludes" and `ends`.
@@ -72,75 +60,66 @@ static enum status read_free(const json_t *format, const json_t *texts, const js
     return give(json_pack("{s:s}", "regex", "[\\s\\S]*"), ret);
 }
 
-static enum status read_any_text(const json_t *format, const json_t *ends, json_t **ret)
+static enum status read_any_text(const struct tag_type *t, const json_t *format, const json_t *ends,
+                                 json_t **ret)
 {
+    (void)t;
     return read_free(format, NULL, ends, ret);
 }
 
-// An array of formats to one of specs.
-static enum status read_list(const json_t *format, const char *field, const json_t *ends,
-                             json_t **ret)
+static enum status read_tag(const struct tag_type *t, const json_t *format, const json_t *ends,
+                            json_t **ret);
+
+// An array of formats, or of tags, whose "type" may be left out, to a spec of theirs.
+static enum status read_list(const json_t *format, const char *field, const char *what,
+                             const char *spec, const json_t *ends, json_t **ret)
 {
+    const bool tags = strcmp(field, "tags") == 0;
     const json_t *list = json_object_get(format, field), *one;
-    json_t *all = json_array(), *spec;
-    enum status st =
-        json_array_size(list) > 0 ? ST_OK : lacks(format, field, "an array, not empty");
+    json_t *all = json_array(), *its;
+    enum status st = json_array_size(list) > 0 ? ST_OK : lacks(format, field, what);
     size_t i;
-    json_array_foreach (list, i, one)
-        if (st == ST_OK && (st = read_tag_format(one, ends, &spec)) == ST_OK)
-            json_array_append_new(all, spec);
-    if (st == ST_OK) return give(all, ret);
+    json_array_foreach (list, i, one) {
+        if (st == ST_OK)
+            st = tags ? read_tag(NULL, one, ends, &its) : read_tag_format(one, ends, &its);
+        if (st == ST_OK) json_array_append_new(all, its);
+    }
+    if (st == ST_OK) return give(json_pack("{s:o}", spec, all), ret);
     json_decref(all);
     return st;
 }
 
-static enum status read_sequence(const json_t *format, const json_t *ends, json_t **ret)
+static enum status read_elements(const struct tag_type *t, const json_t *format, const json_t *ends,
+                                 json_t **ret)
 {
-    json_t *all;
-    const enum status st = read_list(format, "elements", ends, &all);
-    return st == ST_OK ? give(json_pack("{s:o}", "sequence", all), ret) : st;
+    return read_list(format, "elements", "an array, not empty", t->spec, ends, ret);
 }
 
-static enum status read_or(const json_t *format, const json_t *ends, json_t **ret)
+static enum status read_tags(const json_t *format, const json_t *ends, json_t **ret)
 {
-    json_t *all;
-    const enum status st = read_list(format, "elements", ends, &all);
-    return st == ST_OK ? give(json_pack("{s:o}", "either", all), ret) : st;
+    return read_list(format, "tags", "an array of tags", "either", ends, ret);
 }
 
-// "content", `min` to `max` times; max < 0: any number.
-static enum status read_times(const json_t *format, const json_t *ends, int min, int max,
+// "content", `min` to `max` times.
+static enum status read_times(const struct tag_type *t, const json_t *format, const json_t *ends,
                               json_t **ret)
 {
     json_t *spec;
     const enum status st = read_tag_format(json_object_get(format, "content"), ends, &spec);
     if (st != ST_OK) return st;
-    spec = json_pack("{s:o, s:i}", "repeat", spec, "min", min);
-    if (max >= 0) json_object_set_new(spec, "max", json_integer(max));
+    spec = json_pack("{s:o, s:i}", "repeat", spec, "min", t->min);
+    if (t->max >= 0) json_object_set_new(spec, "max", json_integer(t->max));
     return give(spec, ret);
 }
 
-static enum status read_optional(const json_t *format, const json_t *ends, json_t **ret)
-{
-    return read_times(format, ends, 0, 1, ret);
-}
-
-static enum status read_star(const json_t *format, const json_t *ends, json_t **ret)
-{
-    return read_times(format, ends, 0, -1, ret);
-}
-
-static enum status read_plus(const json_t *format, const json_t *ends, json_t **ret)
-{
-    return read_times(format, ends, 1, -1, ret);
-}
-
 // "end" is a text, "" for none, or several of which one comes.
-static enum status read_tag(const json_t *format, const json_t *ends, json_t **ret)
+static enum status read_tag(const struct tag_type *t, const json_t *format, const json_t *ends,
+                            json_t **ret)
 {
     json_t *begin = json_object_get(format, "begin"), *end = json_object_get(format, "end");
     json_t *own = json_is_array(end) ? json_incref(end) : json_pack("[O]", end), *content = NULL;
     enum status st = ST_OK;
+    (void)t;
     if (!json_is_string(begin))
         st = lacks(format, "begin", "a text");
     else if (json_array_size(own) == 0 || !json_is_string(json_array_get(own, 0)))
@@ -154,21 +133,6 @@ static enum status read_tag(const json_t *format, const json_t *ends, json_t **r
         st = give(json_pack("{s:[O, O]}", "sequence", begin, content), ret);
     json_decref(content);
     json_decref(own);
-    return st;
-}
-
-// "tags", whose "type" may be left out, as one of them.
-static enum status read_tags(const json_t *format, const json_t *ends, json_t **ret)
-{
-    const json_t *tags = json_object_get(format, "tags"), *one;
-    json_t *all = json_array(), *spec;
-    enum status st = json_array_size(tags) > 0 ? ST_OK : lacks(format, "tags", "an array of tags");
-    size_t i;
-    json_array_foreach (tags, i, one)
-        if (st == ST_OK && (st = read_tag(one, ends, &spec)) == ST_OK)
-            json_array_append_new(all, spec);
-    if (st == ST_OK) return give(json_pack("{s:o}", "either", all), ret);
-    json_decref(all);
     return st;
 }
 
@@ -196,12 +160,14 @@ static enum status check_triggers(const json_t *format)
 }
 
 // Free text in which a trigger begins a tag.
-static enum status read_triggered(const json_t *format, const json_t *ends, json_t **ret)
+static enum status read_triggered(const struct tag_type *t, const json_t *format,
+                                  const json_t *ends, json_t **ret)
 {
     const bool needed = json_is_true(json_object_get(format, "at_least_one"));
     const bool single = json_is_true(json_object_get(format, "stop_after_first"));
     json_t *tags = NULL, *text = NULL, *parts = NULL;
     enum status st;
+    (void)t;
     CHECK(check_triggers(format));
     CHECK(read_tags(format, ends, &tags));
     CHECK(read_free(format, json_object_get(format, "triggers"), ends, &text));
@@ -221,9 +187,11 @@ out:
     return st;
 }
 
-static enum status read_separated(const json_t *format, const json_t *ends, json_t **ret)
+static enum status read_separated(const struct tag_type *t, const json_t *format,
+                                  const json_t *ends, json_t **ret)
 {
     json_t *separator = json_object_get(format, "separator"), *tags, *spec;
+    (void)t;
     if (!json_is_string(separator)) return lacks(format, "separator", "a text");
     const enum status st = read_tags(format, ends, &tags);
     if (st != ST_OK) return st;
@@ -236,28 +204,26 @@ static enum status read_separated(const json_t *format, const json_t *ends, json
 
 static enum status read_tag_format(const json_t *format, const json_t *ends, json_t **ret)
 {
-    static const struct {
-        const char *type;
-        enum status (*read)(const json_t *format, const json_t *ends, json_t **ret);
-    } formats[] = {{"const_string", read_const_string},
-                   {"json_schema", read_schema},
-                   {"regex", read_pattern},
-                   {"grammar", read_grammar},
-                   {"any_text", read_any_text},
-                   {"sequence", read_sequence},
-                   {"or", read_or},
-                   {"optional", read_optional},
-                   {"star", read_star},
-                   {"plus", read_plus},
-                   {"tag", read_tag},
-                   {"triggered_tags", read_triggered},
-                   {"tags_with_separator", read_separated}};
+    static const struct tag_type types[] = {
+        {"const_string", read_value, NULL, "value", true, 0, 0},
+        {"json_schema", read_value, "json_schema", "json_schema", false, 0, 0},
+        {"regex", read_value, "regex", "pattern", true, 0, 0},
+        {"grammar", read_value, "grammar", "grammar", true, 0, 0},
+        {"any_text", read_any_text, NULL, NULL, false, 0, 0},
+        {"sequence", read_elements, "sequence", NULL, false, 0, 0},
+        {"or", read_elements, "either", NULL, false, 0, 0},
+        {"optional", read_times, NULL, NULL, false, 0, 1},
+        {"star", read_times, NULL, NULL, false, 0, -1},
+        {"plus", read_times, NULL, NULL, false, 1, -1},
+        {"tag", read_tag, NULL, NULL, false, 0, 0},
+        {"triggered_tags", read_triggered, NULL, NULL, false, 0, 0},
+        {"tags_with_separator", read_separated, NULL, NULL, false, 0, 0}};
     const char *type = json_string_value(json_object_get(format, "type"));
     if (!type)
         return status_fail(ST_INVALID, "a structural tag's format must be an object with a "
                                        "\"type\"");
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
-        if (strcmp(formats[i].type, type) == 0) return formats[i].read(format, ends, ret);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(types[i].type, type) == 0) return types[i].read(&types[i], format, ends, ret);
     return status_fail(ST_UNSUPPORTED, "a structural tag's format \"%s\" is not supported",
                        CUT(type, 40));
 }
