@@ -176,10 +176,7 @@ static int add_node(struct automaton *a, struct node node)
     struct node *nodes = a->n_nodes < AUTOMATON_NODES && !a->failed
                              ? array_room(a->nodes, (size_t)a->n_nodes, sizeof *nodes)
                              : NULL;
-    if (!nodes) {
-        a->failed = true;
-        return -1;
-    }
+    if ((a->failed = !nodes)) return -1;
     a->nodes = nodes;
     nodes[a->n_nodes] = node;
     return a->n_nodes++;
@@ -377,10 +374,7 @@ int automaton_rule(struct automaton *a)
     struct rule *rules = a->n_rules < AUTOMATON_NODES && !a->failed
                              ? array_room(a->rules, (size_t)a->n_rules, sizeof *rules)
                              : NULL;
-    if (!rules) {
-        a->failed = true;
-        return -1;
-    }
+    if ((a->failed = !rules)) return -1;
     a->rules = rules;
     rules[a->n_rules] = (struct rule){.start = -1, .slice = AUTOMATON_SLICES};
     return a->n_rules++;
@@ -391,6 +385,14 @@ void automaton_define(struct automaton *a, int rule, int start)
     if (rule < 0) return;
     a->rules[rule].start = start;
     a->rules[rule].is_defined = true;
+}
+
+int automaton_rule_of(struct automaton *a, int start, enum automaton_slice slice)
+{
+    const int rule = start < 0 ? -1 : automaton_rule(a);
+    automaton_define(a, rule, start);
+    automaton_set_slice(a, rule, slice);
+    return rule;
 }
 
 bool automaton_is_defined(const struct automaton *a, int rule)
@@ -414,16 +416,10 @@ int automaton_call(struct automaton *a, int rule, int next)
     return add_node(a, (struct node){NODE_CALL, 0, 0, next, rule});
 }
 
-int automaton_repeat(struct automaton *a, int first, int further, int64_t min, int64_t max,
-                     int next)
+int automaton_repeat(struct automaton *a, int rule, int64_t min, int64_t max, int next)
 {
-    const bool may_end = min <= 0;
-    if (next < 0 || first < 0 || max == 0) return may_end ? next : -1;
-    if (first == further)
-        return add_node(a, (struct node){NODE_REPEAT, (int32_t)min, (int32_t)max, next, first});
-    const int rest =
-        automaton_repeat(a, further, further, may_end ? 0 : min - 1, max < 0 ? max : max - 1, next);
-    return automaton_either(a, automaton_call(a, first, rest), may_end ? next : -1);
+    if (next < 0 || rule < 0 || max == 0) return min <= 0 ? next : -1;
+    return add_node(a, (struct node){NODE_REPEAT, (int32_t)min, (int32_t)max, next, rule});
 }
 
 bool automaton_failed(const struct automaton *a)

@@ -46,9 +46,8 @@ void automaton_define(struct automaton *a, int rule, int start); // what ends in
 bool automaton_is_defined(const struct automaton *a, int rule);
 void automaton_name(struct automaton *a, int rule, const char *name, size_t n); // for errors
 int automaton_call(struct automaton *a, int rule, int next);
-// From min to max (< 0: any number) calls, the first of one rule and further ones of another.
-int automaton_repeat(struct automaton *a, int first, int further, int64_t min, int64_t max,
-                     int next);
+// From min to max (< 0: any number) calls.
+int automaton_repeat(struct automaton *a, int rule, int64_t min, int64_t max, int next);
 /* Most of what a text repeats are characters of a few sets. A slice is how the vocabulary looks to
  * one of them (constraint.c): a rule whose texts are its units is told of it (set_slice), and where
  * that is repeated, tokens need not be followed one by one. */
@@ -67,6 +66,8 @@ bool automaton_is_unit(enum automaton_slice slice, uint32_t point);
 enum automaton_slice automaton_slice_of(const struct automaton_range *ranges, int n,
                                         bool in_string);
 void automaton_set_slice(struct automaton *a, int rule, enum automaton_slice slice);
+// A rule that is defined at once; of nothing: -1.
+int automaton_rule_of(struct automaton *a, int start, enum automaton_slice slice);
 bool automaton_failed(const struct automaton *a);
 // All texts are those of this node. ST_INVALID: a rule calls itself before it reads anything.
 enum status automaton_finish(struct automaton *a, int start);

@@ -241,9 +241,8 @@ static enum status read_units(const struct constraints *all, enum automaton_slic
     enum status st;
     *ret_n = 0;
     CHECK(automaton_new(&a));
-    const int rule = automaton_rule(a);
-    automaton_define(a, rule, automaton_unit(a, slice, AUTOMATON_END));
-    CHECK(automaton_finish(a, automaton_repeat(a, rule, rule, 0, -1, AUTOMATON_END)));
+    const int rule = automaton_rule_of(a, automaton_unit(a, slice, AUTOMATON_END), slice);
+    CHECK(automaton_finish(a, automaton_repeat(a, rule, 0, -1, AUTOMATON_END)));
     for (int id = 0; id < all->vocab_size; id++) {
         const struct word w = all->words[id];
         struct item behind = {{id, 0}, w.at, w.n};

@@ -64,9 +64,8 @@ static int text(const struct json_grammar *g, const char *what, int next)
 
 int json_string_of(const struct json_grammar *g, int64_t min, int64_t max, int next)
 {
-    const int character = g->rules[RULE_CHARACTER];
     return text(g, "\"",
-                automaton_repeat(g->a, character, character, min, max, text(g, "\"", next)));
+                automaton_repeat(g->a, g->rules[RULE_CHARACTER], min, max, text(g, "\"", next)));
 }
 
 struct names { // the n of them from `at` on begin alike, with `done` bytes
@@ -117,8 +116,7 @@ int json_other_string(const struct json_grammar *g, const char *const *names, in
     const char **sorted = malloc((size_t)(n + 1) * sizeof *sorted);
     if (!sorted) return -1;
     const int end = text(g, "\"", next);
-    const int rest =
-        automaton_repeat(g->a, g->rules[RULE_CHARACTER], g->rules[RULE_CHARACTER], 0, -1, end);
+    const int rest = automaton_repeat(g->a, g->rules[RULE_CHARACTER], 0, -1, end);
     int made = rest, n_sorted = 0;
     if (n > 0) {
         memcpy(sorted, names, (size_t)n * sizeof *sorted);
@@ -231,8 +229,8 @@ static int digits_from(const struct json_grammar *g, bool whole, int n_whole, in
     if (i >= n_whole && whole) return end;
     if (!low && !high && i > n_whole) return any;
     if (!low && !high && (i > 0 || n_whole == 1))
-        return automaton_repeat(a, g->rules[RULE_DIGIT], g->rules[RULE_DIGIT], n_whole - i,
-                                n_whole - i, whole ? next : json_rule(g, RULE_FRACTION, next));
+        return automaton_repeat(a, g->rules[RULE_DIGIT], n_whole - i, n_whole - i,
+                                whole ? next : json_rule(g, RULE_FRACTION, next));
     if (i > n_whole && (!low || i >= low->n) && (!high || i >= high->n)) { // zeros are left
         if (high) return json_rule(g, RULE_ZEROS, end);
         return low->is_out ? json_rule(g, RULE_ZEROS, automaton_byte(a, '1', '9', any)) : any;
@@ -267,8 +265,7 @@ static int positive(const struct json_grammar *g, const struct number_range *r, 
     return automaton_either(
         g->a, made, // those that are longer
         automaton_byte(g->a, '1', '9',
-                       automaton_repeat(g->a, g->rules[RULE_DIGIT], g->rules[RULE_DIGIT],
-                                        low.n_whole, -1, after)));
+                       automaton_repeat(g->a, g->rules[RULE_DIGIT], low.n_whole, -1, after)));
 }
 
 int json_number_between(const struct json_grammar *g, const struct number_range *r, int next)

@@ -553,15 +553,6 @@ static int build_number(struct builder *b, const json_t *schema, bool whole, int
 
 // ---- arrays and objects -------------------------------------------------------------------------
 
-// As a rule of its own, which may be called from many places; -1: no value is there.
-static int build_rule(struct builder *b, const json_t *schema)
-{
-    const int start = build(b, schema, AUTOMATON_END),
-              rule = start >= 0 ? automaton_rule(b->a) : -1;
-    automaton_define(b->a, rule, start);
-    return rule;
-}
-
 static const struct chain { // of items or members, from the last one on
     int first, rest;        // what may follow none, and some, which a comma comes before
 } nothing = {-1, -1};
@@ -579,13 +570,13 @@ static struct chain chain_of(struct builder *b, int rule, int64_t min, int64_t m
                              struct chain end)
 {
     if (rule < 0 || max == 0) return min > 0 ? nothing : end;
-    const int further = automaton_rule(b->a), one = automaton_call(b->a, rule, AUTOMATON_END);
-    automaton_define(b->a, further, json_rule(b->g, RULE_COMMA, one));
-    const int rest = automaton_repeat(b->a, further, further, min > 0 ? min - 1 : 0,
-                                      max < 0 ? max : max - 1, end.rest),
+    const int one = automaton_call(b->a, rule, AUTOMATON_END),
+              further = automaton_rule_of(b->a, json_rule(b->g, RULE_COMMA, one), AUTOMATON_SLICES),
+              rest = automaton_repeat(b->a, further, min > 0 ? min - 1 : 0, max < 0 ? max : max - 1,
+                                      end.rest),
               first = automaton_call(b->a, rule, rest);
     return (struct chain){min > 0 ? first : automaton_either(b->a, first, end.first),
-                          automaton_repeat(b->a, further, further, min, max, end.rest)};
+                          automaton_repeat(b->a, further, min, max, end.rest)};
 }
 
 // One more before it, which was built to go on with chain->rest, or what may be in its stead.
@@ -609,7 +600,8 @@ static int build_array(struct builder *b, const json_t *schema, int next)
     if (max >= 0 && max < min) return -1;
     if (max >= 0 && max < n) n = max;
     const struct chain end = end_of(b, "]", next);
-    struct chain chain = chain_of(b, build_rule(b, items ? items : json_true()),
+    const int item = build(b, items ? items : json_true(), AUTOMATON_END);
+    struct chain chain = chain_of(b, automaton_rule_of(b->a, item, AUTOMATON_SLICES),
                                   min > n ? min - n : 0, max < 0 ? max : max - n, end);
     while (n-- > 0)
         put_before(b, &chain, build(b, json_array_get(prefix, (size_t)n), chain.rest),
@@ -652,10 +644,10 @@ static int build_object(struct builder *b, const json_t *schema, int next)
     int n = 0;
     json_object_foreach (members, name, value)
         if (names) names[n++] = name;
-    const int others = build(b, more, AUTOMATON_END), // of members that are not listed
-        rule = others >= 0 ? automaton_rule(b->a) : -1;
-    automaton_define(b->a, rule,
-                     json_other_string(b->g, names, n, json_rule(b->g, RULE_COLON, others)));
+    // of members that are not listed
+    const int value_of = json_rule(b->g, RULE_COLON, build(b, more, AUTOMATON_END)),
+              other = json_other_string(b->g, names, n, value_of),
+              rule = automaton_rule_of(b->a, other, AUTOMATON_SLICES);
     struct chain chain = chain_of(b, rule, 0, -1, end_of(b, "}", next));
     while (n-- > 0) {
         const int its =

@@ -266,11 +266,10 @@ static struct fragment both(struct parser *p, struct fragment one, struct fragme
 
 static struct fragment repeated(struct parser *p, struct fragment f, long min, long max)
 {
-    const int rule = f.rule < 0 ? automaton_rule(p->a) : f.rule, end = automaton_open(p->a);
+    const int rule = f.rule < 0 ? automaton_rule_of(p->a, f.start, f.slice) : f.rule,
+              end = automaton_open(p->a);
     automaton_close(p->a, f.end, AUTOMATON_END, -1);
-    if (f.rule < 0) automaton_define(p->a, rule, f.start);
-    if (f.rule < 0) automaton_set_slice(p->a, rule, f.slice);
-    return (struct fragment){automaton_repeat(p->a, rule, rule, min, max, end), end, -1,
+    return (struct fragment){automaton_repeat(p->a, rule, min, max, end), end, -1,
                              AUTOMATON_SLICES};
 }
 

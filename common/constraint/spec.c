@@ -196,10 +196,9 @@ static enum status build_free(struct spec_builder *b, const char *name, const js
             int made = automaton_either(b->a, behind(b, &f, points, i, until ? next : -1),
                                         until ? -1 : next);
             if (plain && node == f.nodes[0]) {
-                const int rule = automaton_rule(b->a);
-                automaton_define(b->a, rule, automaton_unit(b->a, SLICE_PLAIN, AUTOMATON_END));
-                automaton_set_slice(b->a, rule, SLICE_PLAIN);
-                made = automaton_repeat(b->a, rule, rule, 0, -1, made);
+                const int one = automaton_unit(b->a, SLICE_PLAIN, AUTOMATON_END);
+                made =
+                    automaton_repeat(b->a, automaton_rule_of(b->a, one, SLICE_PLAIN), 0, -1, made);
             }
             automaton_close(b->a, node, made, -1);
         }
@@ -230,30 +229,24 @@ static enum status build_either(struct spec_builder *b, const json_t *parts, int
     return st;
 }
 
-// As a rule of its own.
-static enum status build_rule(struct spec_builder *b, const json_t *spec, int next, int *ret)
-{
-    int start;
-    const enum status st = build(b, spec, next, &start);
-    *ret = automaton_rule(b->a);
-    if (st == ST_OK) automaton_define(b->a, *ret, start);
-    return st;
-}
-
 static enum status build_repeat(struct spec_builder *b, const json_t *spec, int next, int *ret)
 {
     const json_t *between = json_object_get(spec, "between");
     int64_t min, max;
-    int first, further;
+    int start, one;
     enum status st;
     CHECK(json_count(spec, "min", 0, &min));
     CHECK(json_count(spec, "max", -1, &max));
     if (max >= 0 && max < min) FAIL(ST_INVALID, "\"max\" is less than \"min\"");
-    CHECK(build_rule(b, json_object_get(spec, "repeat"), AUTOMATON_END, &first));
-    further = first;
-    if (between)
-        CHECK(build_rule(b, between, automaton_call(b->a, first, AUTOMATON_END), &further));
-    *ret = automaton_repeat(b->a, first, further, min, max, next);
+    CHECK(build(b, json_object_get(spec, "repeat"), AUTOMATON_END, &start));
+    one = automaton_rule_of(b->a, start, AUTOMATON_SLICES);
+    if (between) CHECK(build(b, between, automaton_call(b->a, one, AUTOMATON_END), &start));
+    if (between && max != 0) {
+        start = automaton_repeat(b->a, automaton_rule_of(b->a, start, AUTOMATON_SLICES),
+                                 min > 0 ? min - 1 : 0, max < 0 ? max : max - 1, next);
+        *ret = automaton_either(b->a, automaton_call(b->a, one, start), min > 0 ? -1 : next);
+    } else
+        *ret = automaton_repeat(b->a, one, min, max, next);
 out:
     return st;
 }
