@@ -3,8 +3,8 @@
  *
  * S stands at a chunk's border; a row is a function of it and of k, u and G of the open chunk's
  * rows (ops.h, delta_state_elements), in one order. All rows are computed by add_rows(), a prompt's
- * 64 at once and a decoded one alone, in tiles of 16 rows whose others are zeros: a row of a tile
- * is computed as if it were alone. So a row has the same bits wherever it comes in.
+ * 64 at once and a decoded one alone, in tiles of 16 rows: a row of a tile is computed as if
+ * it were alone. So a row has the same bits wherever it comes in.
  *
  * Columns of S need nothing of each other. A block has C of them (a slice) of one value head
  * of a sequence, of a packed batch with those that go on behind it; S is in registers as the sums
@@ -208,7 +208,8 @@ __device__ __forceinline__ void read_vector(float (&x)[DIM / 32], const T *from,
 }
 
 // The chunk's rows. Those behind its last, up to the next sixteenth, are zeros. Of one decoded row
-// there is room for its sixteen rows alone where nothing goes over the others (ROWS 16).
+// (ROWS 16) there is room for its sixteen alone where nothing goes over the others, and those
+// beside it, which change nothing of it, are anything but in u.
 template <typename T, int ROWS, int C> struct chunk_of {
     T k[CHUNK][DIM + PITCH], q[ROWS][DIM + PITCH];
     T S[DIM][C + PITCH]; // at the border
@@ -271,7 +272,7 @@ __device__ __forceinline__ void read_rows(chunk_of<T, ROWS, C> &w, const T *qkv,
                                           int row, int t, int end)
 {
     constexpr int AT_ONCE = ROWS / 16, WARPS = threads<C> / 32;
-    const int lane = thread() % 32, behind = tile_end(end);
+    const int lane = thread() % 32, behind = ROWS < CHUNK ? end : tile_end(end);
     const float q_scale = 1.f / sqrtf((float)f.key_dim);
     if (t + thread() < behind) {
         const int i = t + thread();
@@ -308,18 +309,21 @@ __device__ __forceinline__ void read_rows(chunk_of<T, ROWS, C> &w, const T *qkv,
     __syncthreads();
     if (thread() >= 32) return;
     float G = t > 0 ? w.G[t - 1] : 0.f;
-    for (int first = t / 32 * 32; first < behind; first += 32) {
-        const int own = first + lane;
-        const float log_decay = w.log_decay[own];
-        float until = 0.f;
+    if constexpr (ROWS < CHUNK)
+        w.G[t] = __fadd_rn(G, w.log_decay[t]);
+    else
+        for (int first = t / 32 * 32; first < behind; first += 32) {
+            const int own = first + lane;
+            const float log_decay = w.log_decay[own];
+            float until = 0.f;
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            const float next = __shfl_sync(~0u, log_decay, i);
-            if (first + i >= t) G = __fadd_rn(G, next);
-            if (lane == i) until = G;
+            for (int i = 0; i < 32; i++) {
+                const float next = __shfl_sync(~0u, log_decay, i);
+                if (first + i >= t) G = __fadd_rn(G, next);
+                if (lane == i) until = G;
+            }
+            if (own >= t && own < behind) w.G[own] = until;
         }
-        if (own >= t && own < behind) w.G[own] = until;
-    }
 }
 
 // Which rows and sums a warp has where those of keys and those of queries are computed side by
@@ -370,6 +374,23 @@ __device__ __forceinline__ void compare_rows(chunk_of<T, ROWS, C> &w, const warp
         else
             w.read[j][t % ROWS] = j < t ? -w.beta[t] * (since * sum) : 0.f;
     });
+}
+
+// u of one row from r, by the sums of solve(), and zeros behind it.
+template <typename T, int ROWS, int C>
+__device__ __forceinline__ void solve_row(chunk_of<T, ROWS, C> &w, int t)
+{
+    constexpr int GROUPS = threads<C> / C;
+    const int column = thread() % C, group = thread() / C;
+    if (group == 0) {
+        float sum = w.r[t % ROWS][column];
+#pragma unroll 8
+        for (int j = 0; j < t; j++) sum = fmaf(w.read[j][t % ROWS], to_f32(w.u[j][column]), sum);
+        w.u[t][column] = from_f32<T>(sum);
+    }
+    for (int i = t + group; i < tile_end(t + 1) && group > 0; i += GROUPS - 1)
+        w.u[i][column] = from_f32<T>(0.f);
+    __syncthreads();
 }
 
 // u of rows t to `end` from r, sixteen at a time; those before are there.
@@ -480,7 +501,10 @@ __device__ __forceinline__ void add_rows(chunk_of<T, ROWS, C> &w, float (&S)[N][
         compare_rows(w, own, steps);
     }
     __syncthreads();
-    solve(w, t, end);
+    if constexpr (ROWS < CHUNK)
+        solve_row(w, t);
+    else
+        solve(w, t, end);
     if (takes_part && own.is_q) {
         multiply(sums, plain(w.seen[own.first % ROWS], CHUNK + PITCH),
                  plain(w.u[0] + first, C + PITCH), own.tile + 1);
@@ -539,24 +563,27 @@ __device__ __forceinline__ void prefetch(const float *from, int n)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
 }
 
-// S, and the n rows of the open chunk.
+// S, as sums where it is to move on, and the n rows of the open chunk.
 template <typename T, int ROWS, int C, int N>
 __device__ __forceinline__ void read_slot(chunk_of<T, ROWS, C> &w, float (&S)[N][4],
-                                          const slot_parts &slot, const source &f, int n)
+                                          const slot_parts &slot, const source &f, int n,
+                                          bool moves)
 {
     prefetch(slot.k, n * f.key_dim);
     prefetch(slot.u, n * f.head_dim);
-    each_sum(S, [&](int i, int c, float &sum) {
-        const int key = own_key() + i, column = f.first + own_column() + c;
-        sum = key < f.key_dim && column < f.head_dim ? slot.S[key * f.head_dim + column] : 0.f;
-    });
+    read_tile<DIM, C, threads<C>>(w.S, slot.S + f.first, f.head_dim, f.head_dim - f.first, 0, 0,
+                                  f.key_dim);
     for (int first = 0; first < n; first += CHUNK / 2) // of which a thread's registers hold half
         read_tile<CHUNK / 2, DIM, threads<C>>(w.k + first, slot.k + first * f.key_dim, f.key_dim,
                                               f.key_dim, 0, 0, min(n - first, CHUNK / 2));
     if (thread() < n) w.G[thread()] = slot.G[thread()];
     read_tile<CHUNK, C, threads<C>>(w.u, slot.u + f.first, f.head_dim, f.head_dim - f.first, 0, 0,
                                     n);
-    write_operand(w.S, S);
+    each_sum(S, [&](int i, int c, float &sum) {
+        const int key = own_key() + i, column = f.first + own_column() + c;
+        const bool is_there = moves && key < f.key_dim && column < f.head_dim;
+        sum = is_there ? slot.S[key * f.head_dim + column] : 0.f;
+    });
 }
 
 // S where it is another than the slot's, and u of the open chunk's rows t to `end`.
@@ -637,12 +664,15 @@ __device__ __forceinline__ void run_unit(chunk_of<T, ROWS, C> &w, T *out, const 
         return;
     }
     float S[C / parts<C> / 8][4];
-    clear(S);
     int n = position % CHUNK, open = 0; // rows of the prefix's
-    if (position > 0)
-        read_slot(w, S, slot_of(b, from, s, f.head), f, n);
-    else
+    const bool moves =
+        ROWS == CHUNK || end > seq + 1 || b.state_slot[seq] != from || n + 1 == CHUNK;
+    if (position > 0) {
+        read_slot(w, S, slot_of(b, from, s, f.head), f, n, moves);
+    } else {
+        clear(S);
         write_operand(w.S, S);
+    }
     bool closed = position == 0;
     int known = n; // rows of u that the slot it came from has
     for (int next = seq; next < end; next++) {
