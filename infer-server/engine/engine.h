@@ -108,7 +108,6 @@ bool engine_find_adapter(struct engine *e, const char *name, struct adapter_ref 
 // A folder that records another base (adapter.h): ST_MISMATCH of an exact engine, else a message.
 // ST_BUSY where samples are computed with the one to unload, or a trainer is attached and the one
 // to replace in place might be its own.
-struct adapter_request;
 enum status engine_load_adapter(struct engine *e, const struct adapter_request *order,
                                 engine_done_fn done, void *context);
 // writer: the trainer that asks for it and has it mapped no more, or 0.

@@ -431,18 +431,15 @@ enum status engine_open_device(struct engine *e)
         return status_fail(ST_UNSUPPORTED, "--dtype %s: %s computes in %s only",
                            dtype_name((enum dtype)e->options.dtype), device_name(e->dev),
                            dtype_name(device_default_dtype(e->dev)));
-    if (e->options.quantization && !device_computes_in(e->dev, DT_E4M3))
+    const int quantization = e->options.quantization, kv_cache = e->options.kv_cache;
+    if ((quantization || kv_cache) && !device_computes_in(e->dev, DT_E4M3))
         return status_fail(ST_UNSUPPORTED,
-                           "--quantization %s: %s (%s) has no e4m3, as GPUs have from compute "
+                           "--%s %s: %s (%s) has no e4m3, as GPUs have from compute "
                            "capability 8.9 on, and --device cpu; leave it away",
-                           quantization_names[e->options.quantization], device_name(e->dev),
-                           device_spec(e->dev));
-    if (e->options.kv_cache && !device_computes_in(e->dev, DT_E4M3))
-        return status_fail(ST_UNSUPPORTED,
-                           "--kv-cache-dtype %s: %s (%s) has no e4m3, as GPUs have from compute "
-                           "capability 8.9 on, and --device cpu; leave it away",
-                           kv_cache_names[e->options.kv_cache], device_name(e->dev),
-                           device_spec(e->dev));
+                           quantization ? "quantization" : "kv-cache-dtype",
+                           quantization ? quantization_names[quantization]
+                                        : kv_cache_names[kv_cache],
+                           device_name(e->dev), device_spec(e->dev));
     if (e->options.exact && !device_is_exact(e->dev, (enum dtype)e->options.dtype))
         return status_fail(
             ST_UNSUPPORTED,

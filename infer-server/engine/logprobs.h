@@ -55,7 +55,6 @@ void sampled_logprobs_take(struct sampled_logprobs *s, const struct sampler_row 
 // computed too, in chunks of as many rows as the model has logits for, so that no prompt makes
 // memory grow.
 struct prompt_logprobs;
-struct runner;
 enum status prompt_logprobs_new(struct runner *runner, struct prompt_logprobs **ret);
 void prompt_logprobs_free(struct prompt_logprobs *p);
 
