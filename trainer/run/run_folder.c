@@ -285,15 +285,11 @@ static void put_memory(const struct run *run, json_t *start)
         const char *name;
         size_t bytes;
     } parts[] = {
-        {"weights", p->weights_shared},
-        {"residual", p->residual},
-        {"moments", p->moments},
-        {"gradients", p->gradients},
-        {"activations", p->activations},
-        {"workspace", p->workspace},
-        {"reference", p->reference},
-        {"draft", p->draft},
-        {"taken beside weights", p->total},
+        {"weights", p->weights_shared},  {"residual", p->residual},
+        {"moments", p->moments},         {"gradients", p->gradients},
+        {"activations", p->activations}, {"workspace", p->workspace},
+        {"reference", p->reference},     {"draft", p->draft},
+        {"teacher", p->teacher},         {"taken beside weights", p->total},
         {"free before", p->free},
     };
     json_t *memory = json_object();
