@@ -408,6 +408,7 @@ void executor_free(struct executor *x)
     if (!x) return;
     free(x->item_end);
     free(x->constrained);
+    if (x->masks) device_sync(x->runners[RUNNER_POLICY]->dev); // whose calls wait for masks
     masks_ahead_free(x->masks);
     free(x->events);
     free(x->records);

@@ -73,10 +73,16 @@ void executor_end_cancelled(struct executor *x)
     deliver_all(x);
 }
 
-void executor_end_all(struct executor *x, enum finish_reason reason, const char *error)
+// What comes of the step on its way is nobody's.
+static void abandon_flight(struct executor *x)
 {
     if (x->flight.step && x->flight.masks) masks_job_finish(x->flight.masks, true);
-    x->flight.step = NULL; // nobody is left to have what comes of it
+    x->flight.step = NULL;
+}
+
+void executor_end_all(struct executor *x, enum finish_reason reason, const char *error)
+{
+    abandon_flight(x);
     while (n_samples(x) > 0) deliver_end(x, scheduler_at(x->scheduler, 0), reason, error);
     deliver_all(x);
 }
@@ -527,7 +533,10 @@ static enum status go_ahead(struct executor *x, uint64_t version, enum scheduler
     }
     note_coming(x, false);
     x->masked = next.masks;
-    if (st == ST_OK) st = collect_flight(x);
+    if (st == ST_OK)
+        st = collect_flight(x);
+    else
+        abandon_flight(x); // the next one takes its place, for executor_end_all()
     x->masked = false;
     if (launched) {
         runner_turn(r);

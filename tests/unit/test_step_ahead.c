@@ -4,7 +4,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/rng.h"
 #include "common/model/config.h"
+#include "infer-server/engine/engine_thread.h"
 #include "infer-server/engine/masks_ahead.h"
+#include "kernels/backend.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/loaded.h"
 #include "tests/support/tiny_tokenizer.h"
@@ -285,6 +287,76 @@ TEST(masks_of_two_steps)
     masks_job_await(before);
     assert_ok(masks_job_finish(before, false));
     masks_ahead_free(m);
+}
+
+// A device as a GPU is: what it calls beside its work may be over no sooner than its work is.
+static struct {
+    struct backend backend;
+    void (*call)(void *context);
+    void *context;
+    pthread_t thread;
+    bool calls;
+    int n;
+} late;
+
+static void *call_late(void *unused)
+{
+    (void)unused;
+    clock_sleep_ms(20);
+    late.call(late.context);
+    return NULL;
+}
+
+static void end_call(void)
+{
+    if (late.calls) pthread_join(late.thread, NULL);
+    late.calls = false;
+}
+
+static void call_beside(struct device *dev, void (*call)(void *), void *context)
+{
+    (void)dev;
+    call(context); // the copy behind it is made at once here
+    end_call();
+    late.call = call;
+    late.context = context;
+    late.calls = pthread_create(&late.thread, NULL, call_late, NULL) == 0;
+    late.n++;
+}
+
+static enum status sync_late(struct device *dev)
+{
+    end_call();
+    return backend_cpu.sync(dev);
+}
+
+// An engine that ends while constrained requests run frees their masks when the device's calls,
+// which wait for these, are over.
+TEST(ends_with_masks_on_their_way)
+{
+    if (strcmp(test_device(), "cpu") != 0) test_skip("a GPU is late by itself");
+    struct engine_options options = options_here();
+    options.step_ahead = STEP_AHEAD_ON;
+    late.backend = backend_cpu;
+    late.backend.call_beside = call_beside;
+    late.backend.sync = sync_late;
+    for (int i = 0; i < 3; i++) {
+        struct bench b;
+        struct sampling s = random_sampling(200, 3);
+        s.constraint = some[1];
+        bench_start(&b, &options);
+        assert_ok(engine_pause(b.engine, WAIT_MS));
+        b.engine->dev->backend = &late.backend;
+        struct take *take = submit(&b, 20, 3, &s);
+        assert_ok(engine_resume(b.engine));
+        await_tokens(&b, take, 0, 4);
+        bench_end(&b);
+        const bool pending = late.calls;
+        end_call();
+        assert_false(pending);
+        assert_int_equal(take->sample[0].finish, FINISH_CANCELLED);
+    }
+    assert_true(late.n > 6);
 }
 
 TESTS_BETWEEN(set_up, tear_down)
