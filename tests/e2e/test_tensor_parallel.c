@@ -237,7 +237,7 @@ TEST(two_ranks_carry_states)
     static const char *const names[] = {"nemotron-h", "qwen35", "qwen3-next", "lfm2"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         ranks_give_the_same(tiny_tokenizer_beside(test_golden(names[i])), OPTIONS(NULL),
-                            args("--speculative ngram:3"));
+                            args("--speculative ngram:3 --draft-length fixed"));
 }
 
 // A layer that predicts further tokens has shards as the policy has, and a draft model.
@@ -265,9 +265,9 @@ TEST(two_ranks_hold_whole_experts)
                                           {"gemma4-moe", "none"}, {"deepseek-v3", "fp8-weights"},
                                           {"qwen3-moe", "fp8"},   {"gpt-oss-mxfp4", "mxfp4"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        ranks_give_the_same(tiny_tokenizer_beside(test_golden(rows[i][0])),
-                            args("--expert-parallel"),
-                            args("--speculative ngram:3 --quantization %s", rows[i][1]));
+        ranks_give_the_same(
+            tiny_tokenizer_beside(test_golden(rows[i][0])), args("--expert-parallel"),
+            args("--speculative ngram:3 --draft-length fixed --quantization %s", rows[i][1]));
     // a layer that drafts has experts, too
     ranks_give_the_same(tiny_mtp_folder(300), args("--expert-parallel"),
                         args("--speculative mtp:3 --draft-length fixed --exact"));
