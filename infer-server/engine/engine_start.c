@@ -265,6 +265,12 @@ static bool writes_states(const struct executor *x)
            (frozen && config_state_elements(frozen->config) > 0);
 }
 
+// Whether somebody finds them again: without a prefix cache the samples of a tandem's group alone.
+static bool keeps_states(const struct executor *x, const struct engine_options *options)
+{
+    return writes_states(x) && (!options->prefix_cache_off || x->runners[RUNNER_FROZEN]);
+}
+
 // The fewest drafts by which a state is taken back; 0: none is.
 static int draft_ahead(const struct executor *x)
 {
@@ -300,7 +306,7 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                        .max_batch = options->max_batch,
                                        .max_drafts = drafts ? drafting_rows(options) : 0,
                                        .draft_states = drafts_leave_states(x),
-                                       .keeps = writes_states(x),
+                                       .keeps = keeps_states(x, options),
                                        .max_context = context,
                                        .context_is_firm = options->max_context > 0,
                                        .block_bytes = x->block_bytes,
@@ -381,8 +387,8 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     CHECK(allocate_kv(x, options, requested));
     CHECK(
         drafting_new(options, x->draft_model, x->max_drafts, draft_ahead(x), stats, &x->drafting));
-    const struct scheduler_limits limits = {x->max_batch, chunk, writes_states(x),
-                                            x->n_states - x->max_batch};
+    const int n_kept = keeps_states(x, options) ? x->n_states - x->max_batch : -1;
+    const struct scheduler_limits limits = {x->max_batch, chunk, writes_states(x), n_kept};
     CHECK(scheduler_new(&limits, x->manager, &x->scheduler));
     x->max_events = max_rows;
     x->item_end = malloc((size_t)max_batch * sizeof *x->item_end);
@@ -476,7 +482,7 @@ static void log_states(const struct engine *e)
                                 : e->options.draft_folder,
              (double)x->state_bytes / 1e6, x->max_batch, (long long)e->options.max_batch,
              x->max_drafts);
-    if (writes_states(x))
+    if (keeps_states(x, &e->options))
         log_info("engine: the prefix cache has room for %d states of prompts, and for as many more "
                  "as fewer sequences run",
                  x->n_states - x->max_batch);

@@ -103,8 +103,8 @@ enum status scheduler_new(const struct scheduler_limits *limits, struct block_ma
         step->states = calloc(2 * n, sizeof *step->states); // a sample begins, and leaves one
         if (!step->items || !step->sampled || !step->copies || !step->states) goto no_memory;
     }
-    if (block_manager_new(limits->max_batch + limits->n_kept, 1, &s->states) != ST_OK)
-        goto no_memory;
+    const int n_states = limits->max_batch + (limits->n_kept > 0 ? limits->n_kept : 0);
+    if (block_manager_new(n_states, 1, &s->states) != ST_OK) goto no_memory;
     if (!list_reserve(&s->running, limits->max_batch)) goto no_memory;
     *ret = s;
     return ST_OK;
@@ -290,7 +290,7 @@ static int find_state(const struct scheduler *s, struct sample *sample, int n)
         if ((slot = block_manager_find(s->states, &key)) >= 0) break;
     }
     // Its own slot is another one, and comes first; where none is left but these, it keeps nothing.
-    int spare = block_manager_available(s->states) - 1;
+    int spare = s->limits.n_kept < 0 ? 0 : block_manager_available(s->states) - 1;
     if (n > 0 && block_manager_ref_count(s->states, slot) == 0 && --spare < 0) n = 0;
     states->from = (struct kept_state){n * block, n > 0 ? slot : -1};
     const int borders[STATES_KEPT] = {parted < last ? parted : 0, last};

@@ -51,7 +51,7 @@ struct scheduler_limits {
     int max_batch;     // sequences running at once
     int prefill_chunk; // prompt tokens a step
     bool states;       // a sequence goes on from a state too, and begins where one is kept
-    int n_kept;        // slots of states beside those for max_batch sequences
+    int n_kept;        // slots of states beside those for max_batch sequences; -1: none is kept
 };
 
 enum scheduler_admit {

@@ -189,6 +189,30 @@ TEST(states_are_of_one_version)
     await_done(b, running);
 }
 
+// Without a prefix cache no memory is for states that nobody finds, and no prompt is cut for one.
+TEST(without_a_cache_none_is_kept)
+{
+    struct engine_options options = options_for(longer_model(test_golden("qwen35")), NULL);
+    int blocks[2];
+    int32_t prompt[70];
+    for (int i = 0; i < 70; i++) prompt[i] = i * i % LIKE;
+    options.kv_bytes = 2 << 20;
+    options.max_context = 2048;
+    options.max_batch = 4;
+    for (int off = 0; off < 2; off++) {
+        options.prefix_cache_off = off;
+        struct bench b;
+        bench_start(&b, &options);
+        greedy_of(&b, prompt, 70, 1);
+        while (stats_of(&b).steps == 0) clock_sleep_ms(1); // they come behind a step's events
+        const struct engine_stats stats = idle_stats(&b);
+        bench_end(&b);
+        assert_int_equal(stats.steps, off ? 1 : 2);
+        blocks[off] = stats.kv_blocks_total;
+    }
+    assert_true(blocks[1] > blocks[0]);
+}
+
 TESTS_BETWEEN(engine_bench_set_up, NULL)
 
 int main(int argc, char **argv)
