@@ -59,8 +59,10 @@ static void note_failure(struct group *g, int i, int status)
     spawn_words(status, how);
     snprintf(name, sizeof name, "rank %d", g->plan->first + i);
     status_keep(&g->failed,
-                status_fail(ST_PEER_GONE, "%s (pid %d) %s%s", g->plan->name ? g->plan->name : name,
-                            (int)g->pids[i], how, g->n_left > 1 ? ", and the others with it" : ""));
+                status_fail(ST_PEER_GONE, "%s (pid %d) %s%s%s",
+                            g->plan->name ? g->plan->name : name, (int)g->pids[i], how,
+                            g->n_left > 1 ? ", and the others with it" : "",
+                            g->plan->name ? "; the reason stands above its own words" : ""));
 }
 
 // The one that has failed, -1 where none has. One that a signal ended did so of no other's failing,

@@ -30,7 +30,8 @@ struct server_process {
     char address[PATH_ROOM]; // a URL, or its socket
     struct server_options options;
     char log[PATH_ROOM];
-    pid_t pid; // 0: not started
+    off_t log_begin; // where the lines of the one that runs begin; an earlier one's go before
+    pid_t pid;       // 0: not started
 };
 
 // ---- its command --------------------------------------------------------------------------------
@@ -133,11 +134,11 @@ static const char *log_tail(const struct server_process *s, char ret[TAIL_BYTES 
 {
     const int fd = open(s->log, O_RDONLY | O_CLOEXEC);
     const off_t size = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
-    const off_t from = size > TAIL_BYTES ? size - TAIL_BYTES : 0;
+    const off_t from = size - s->log_begin > TAIL_BYTES ? size - TAIL_BYTES : s->log_begin;
     const ssize_t n = fd < 0 ? -1 : pread(fd, ret, TAIL_BYTES, from);
     if (fd >= 0) close(fd);
     ret[n > 0 ? n : 0] = '\0';
-    const char *line = from > 0 ? strchr(ret, '\n') : NULL;
+    const char *line = from > s->log_begin ? strchr(ret, '\n') : NULL;
     return line ? line + 1 : ret;
 }
 
@@ -159,6 +160,7 @@ static enum status start(struct server_process *s, const char *model, const char
     const int in = open("/dev/null", O_RDONLY | O_CLOEXEC),
               log = open(s->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (in < 0 || log < 0) FAIL(ST_IO, "%s: %s", s->log, strerror(errno));
+    s->log_begin = lseek(log, 0, SEEK_END);
     put_line(s, model, draft, &line);
     CHECK(bytes_status(&line));
     CHECK(spawn(bytes_text(&line), in, log, log, &s->pid));

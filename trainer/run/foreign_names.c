@@ -82,7 +82,8 @@ const char *const train_foreign_names[] = {
     "vllm-gpu-memory-utilization gpu-memory-utilization: cw-infer-server --kv-memory, in percent",
     "vllm-max-model-length max-model-len: cw-infer-server --max-context",
     "vllm-tensor-parallel-size tensor-model-parallel-size: --tensor-parallel-size",
-    "expert-model-parallel-size expert-parallel-size: cw-infer-server --expert-parallel",
+    "expert-model-parallel-size expert-parallel-size expert-parallel enable-expert-parallel: "
+    "cw-infer-server --expert-parallel, which --server-args hands to a server that is started",
     "vllm-enable-sleep-mode free-cache-engine: nothing: server and trainer share the weights",
     "bf16 fp16 torch-dtype dtype: cw-infer-server --dtype is the model's dtype: bf16 or f32",
     "full-determinism: --exact, and cw-infer-server --exact",
