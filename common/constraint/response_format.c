@@ -253,7 +253,11 @@ enum status constraint_of_format(const json_t *format, json_t **ret)
     if (!format || json_is_null(format)) return ST_OK;
     if (!type) return status_fail(ST_INVALID, "it must be an object with a \"type\"");
     if (strcmp(type, "text") == 0) return ST_OK;
-    if (strcmp(type, "json_object") == 0) return give(json_pack("{s:b}", "json_object", 1), ret);
+    if (strcmp(type, "json_object") == 0)
+        return !json_object_get(format, "schema")
+                   ? give(json_pack("{s:b}", "json_object", 1), ret)
+                   : status_fail(ST_INVALID, "a \"schema\" goes with {\"type\": \"json_schema\", "
+                                             "\"json_schema\": {\"schema\": ...}}");
     if (strcmp(type, "json_schema") == 0)
         return schema ? give(json_pack("{s:O}", "json_schema", schema), ret)
                       : status_fail(ST_INVALID, "the type json_schema needs \"json_schema\": "
