@@ -409,8 +409,11 @@ static bool scores_prompts(const struct engine_step *step)
 static enum status wait_for_results(struct runner *r, const struct flight *f)
 {
     const enum status st = runner_collect(r);
-    const enum status made = f->masks ? masks_job_finish(f->masks, st != ST_OK) : ST_OK;
-    return st == ST_OK ? made : st;
+    struct status_kept kept;
+    if (!f->masks) return st;
+    if (st != ST_OK) status_keep(&kept, st);
+    const enum status made = masks_job_finish(f->masks, st != ST_OK);
+    return st == ST_OK ? made : status_recall(&kept);
 }
 
 // Waits for it, and gives its samples what they have of it; events are yet to be delivered.

@@ -103,6 +103,7 @@ struct api_given {
     const json_t *groups, *group_id, *sampling, *tandem, *stream_options;
     const json_t *stop, *stop_token_ids, *logit_bias;
     const json_t *response_format, *structured;
+    const char *format_field; // where response_format stood; NULL: in its own
     const json_t *guided_json, *guided_regex, *guided_choice, *guided_grammar; // vLLM's
     const json_t *json_schema, *regex, *ebnf, *structural_tag;                 // SGLang's
     const char *constrained_by; // the one of these that is given; NULL: none, or tools alone

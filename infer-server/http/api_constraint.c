@@ -66,10 +66,11 @@ out:
 
 static enum status read_format(struct api_request *r)
 {
+    const char *field = r->given.format_field ? r->given.format_field : "response_format";
     json_t *spec;
     const enum status st = status_context(constraint_of_format(r->given.response_format, &spec),
-                                          "request: \"response_format\"");
-    return st == ST_OK ? take(r, "response_format", spec) : st;
+                                          "request: \"%s\"", field);
+    return st == ST_OK ? take(r, field, spec) : st;
 }
 
 // vLLM's object of one of them.

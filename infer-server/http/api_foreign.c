@@ -126,12 +126,15 @@ static void set_named_choice(struct api_request *r, const json_t *name)
 }
 
 // {"type": "json_schema", "schema": ...} and its like.
-static void set_format(struct api_request *r, const json_t *format)
+static void set_format(struct api_request *r, const json_t *format, const char *field)
 {
     if (!format || is(format, "type", "text")) return;
+    r->given.format_field = field;
     r->given.response_format =
-        keep(r, json_pack("{s:O?, s:{s:O?}}", "type", json_object_get(format, "type"),
-                          "json_schema", "schema", json_object_get(format, "schema")));
+        !is(format, "type", "json_schema")
+            ? format
+            : keep(r, json_pack("{s:s, s:{s:O?}}", "type", "json_schema", "json_schema", "schema",
+                                json_object_get(format, "schema")));
 }
 
 // ---- /v1/responses ------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ enum status api_read_responses_prompt(struct api_request *r, const struct api_mo
     given->messages = messages;
     CHECK(set_tools(r, "parameters"));
     if (is(choice, "type", "function")) set_named_choice(r, json_object_get(choice, "name"));
-    set_format(r, json_object_get(given->text, "format"));
+    set_format(r, json_object_get(given->text, "format"), "text.format");
     if (json_has(given->text, "verbosity") && !is(given->text, "verbosity", "medium"))
         FAIL(ST_UNSUPPORTED, "request: \"text\": \"verbosity\" is not supported but for medium");
     effort = json_object_get(given->thinking, "effort");
@@ -245,7 +248,7 @@ enum status api_read_messages_prompt(struct api_request *r, const struct api_mod
     given->generation_prompt = !given->continue_final;
     CHECK(set_tools(r, "input_schema"));
     set_choice(r);
-    set_format(r, json_object_get(given->text, "format"));
+    set_format(r, json_object_get(given->text, "format"), "output_config.format");
     if (json_is_string(effort))
         given->effort = json_string_value(effort);
     else if (thinks)
