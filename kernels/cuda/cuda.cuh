@@ -398,8 +398,9 @@ size_t cuda_attn_scratch(struct device *dev, const struct attn_shape *shape, int
 size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *shape, int rows,
                           int max_context);                                             // delta.cu
 size_t cuda_ssm_scratch(struct device *dev, const struct delta_shape *shape, int rows); // ssm.cu
-size_t cuda_norm_scratch(struct device *dev, int width);                                // norm.cu
-size_t cuda_column_sum_scratch(int rows, int cols);                                     // rows.cu
+size_t cuda_conv_scratch(const struct delta_shape *shape, int rows); // short_conv.cu
+size_t cuda_norm_scratch(struct device *dev, int width);             // norm.cu
+size_t cuda_column_sum_scratch(int rows, int cols);                  // rows.cu
 size_t cuda_matmul_scratch(int rows, int width); // matmul.cu: of one added to bf16
 // lora.cu; columns: of x or of y of all parts; dropped: bytes of a row of x, or 0
 size_t cuda_lora_scratch(int rows, int max_rank, int columns, size_t dropped);
