@@ -265,7 +265,7 @@ static inline int delta_conv_width(const struct delta_shape *s) // queries, keys
 // k, u, what a row adds to S with its key, and G, the sum of the log decays from the chunk's first
 // row on. A key head's state is k (DELTA_CHUNK, key_dim), then of each of its value heads S
 // (key_dim, head_dim), u (DELTA_CHUNK, head_dim) and G (DELTA_CHUNK). f32 elements; rows that are
-// not there yet are anything. Of Mamba-2's rule it is S of every head behind the last row.
+// not there yet are anything.
 #define DELTA_CHUNK 64
 static inline int delta_window(const struct delta_shape *s)
 {
@@ -286,11 +286,10 @@ static inline int64_t delta_group_elements(const struct delta_shape *s) // of a 
 static inline int64_t delta_state_elements(const struct delta_shape *s)
 {
     const int64_t window = delta_window_elements(s);
-    if (s->is_scan) return window + (int64_t)s->n_heads * s->key_dim * s->head_dim;
     return window + (delta_is_conv(s) ? 0 : s->n_key_heads * delta_group_elements(s));
 }
 
-// A batch as a recurrence goes over it, row after row: a sequence of a paged one goes on from a
+// A batch as a recurrence goes over it: a sequence of a paged one goes on from a
 // slot of the pool's states and leaves what it ends with in a slot (batch_view.h), one of a packed
 // one from the last row of its parent. Convolutions go over trees of any depth; the rule's parents
 // have no parents, and a batch of deeper trees is a failure.
@@ -307,24 +306,17 @@ struct conv_args {
     const void *bias; // (conv width), which the sum begins with; NULL: none
 };
 struct delta_args {
-    const void *qkv;             // (T, conv width) as the convolution gives it
-    const float *gates;          // (T, 2 * n_heads): b of every head, then a
+    const void *qkv; // (T, conv width) as the convolution gives it
+    // (T, 2 * n_heads) f32: b of every head, then a. Of Mamba-2 the steps, (T, n_heads) of the
+    // shape's dtype, rows `stride` elements apart.
+    const void *gates;
     const void *a_log, *dt_bias; // (n_heads)
     struct delta_batch batch;
+    int64_t stride;
+    const void *skip; // (n_heads) of Mamba-2
 };
 struct delta_grads {
-    void *qkv, *gates;      // (T, conv width), (T, 2 * n_heads) of the shape's dtype
-    float *a_log, *dt_bias; // (n_heads) +=; NULL: not trained
-};
-struct scan_args {
-    const void *xbc;   // (T, conv width) as the convolution gives it
-    const void *steps; // (T, n_heads), rows stride elements apart
-    int64_t stride;
-    const void *a_log, *dt_bias, *skip; // (n_heads)
-    struct delta_batch batch;
-};
-struct scan_grads {
-    void *xbc, *steps;             // as in scan_args
+    void *qkv, *gates;             // as in delta_args, but of the shape's dtype
     float *a_log, *dt_bias, *skip; // (n_heads) +=; NULL: not trained
 };
 
@@ -616,23 +608,16 @@ struct ops {
     // out (T, n_heads * head_dim): for each value head, with the query q and key k of its key head
     // divided by their lengths, sqrt(sum of squares + 1e-6), q also by sqrt(key_dim), v its value,
     // row after row: S *= exp(-exp(a_log) * softplus(a + dt_bias));
-    // S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q. A row is computed from S at the border
-    // before it and the chunk's rows (delta_state_elements): it has the same bits however its
-    // sequence is cut into batches.
+    // S += k (sigmoid(b) * (v - S^T k))^T; out = S^T q. Of Mamba-2, with k and q, the B and C of
+    // its group, as they are, and step = max(softplus(steps + dt_bias), min_step):
+    // S *= exp(-exp(a_log) * step); S += k (step * v)^T; out = S^T q + skip * v. A row is computed
+    // from S at the border before it and the chunk's rows (delta_state_elements): it has the same
+    // bits however its sequence is cut into batches.
     void (*delta_rule)(struct device *, void *out, const struct delta_args *,
                        const struct delta_shape *);
     // The gradient from dout.                                                  packed batches
     void (*delta_rule_back)(struct device *, const struct delta_grads *, const void *dout,
                             const struct delta_args *, const struct delta_shape *);
-    // out (T, n_heads * head_dim) of Mamba-2: for each head, with the B and C of its group and
-    // step = max(softplus(steps + dt_bias), min_step), row after row:
-    // S *= exp(-exp(a_log) * step); S += B (step * x)^T; out = S^T C + skip * x. In f32, in this
-    // order, in every batch.
-    void (*ssm_scan)(struct device *, void *out, const struct scan_args *,
-                     const struct delta_shape *);
-    // The gradient from dout.                                                  packed batches
-    void (*ssm_scan_back)(struct device *, const struct scan_grads *, const void *dout,
-                          const struct scan_args *, const struct delta_shape *);
 
     void (*act)(struct device *, void *y, const void *x, const struct act_shape *);
     // x = matmul of a, b and bias (beta 0), then y = act(x). x is scratch, which may stay

@@ -19,7 +19,7 @@ extern "C" {
     X(kv_round) X(kv_store) X(rope_store) X(matmul_rope_store) X(attn_paged) X(attn_packed) \
     X(attn_packed_back) X(attn_sinks_back) X(latent_query) X(latent_value) X(latent_expand) \
     X(latent_expand_back) X(split_gate) X(gate) X(gate_back) X(short_conv) X(short_conv_back) \
-    X(delta_rule) X(delta_rule_back) X(ssm_scan) X(ssm_scan_back) X(act) X(matmul_act) X(act_back) \
+    X(delta_rule) X(delta_rule_back) X(act) X(matmul_act) X(act_back) \
     X(moe_route) X(moe_route_back) X(moe_balance) X(moe_balance_back) X(matmul_experts) \
     X(matmul_experts_act) X(matmul_experts_back) X(experts_bias) X(experts_bias_back) \
     X(moe_combine) X(moe_combine_back) X(multiply) X(add) \

@@ -324,16 +324,16 @@ struct conv_args model_scan_conv(const struct model *m, int l, const void *in,
                               *order, w->delta_conv_bias};
 }
 
-struct scan_args model_scan_args(const struct model *m, int l, const void *in,
-                                 const struct delta_batch *order)
+struct delta_args model_scan_args(const struct model *m, int l, const void *in,
+                                  const struct delta_batch *order)
 {
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const int width = layer_delta_in_width(layer);
     const size_t before = (size_t)(width - layer->delta.n_heads) * dtype_size(m->dt);
-    return (struct scan_args){m->qkv,         (const char *)in + before, width,
-                              w->delta_a_log, w->delta_dt_bias,          w->delta_skip,
-                              *order};
+    return (struct delta_args){
+        m->qkv,       (const char *)in + before, w->delta_a_log, w->delta_dt_bias, *order, width,
+        w->delta_skip};
 }
 
 // Mamba-2, from m->normed to m->attn_out: one matmul gives the output's gate z, the convolution's
@@ -347,7 +347,7 @@ static void scan_attention(struct model *m, int l, const struct batch_view *batc
     void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
     const struct delta_batch order = {batch, kv, l};
     const struct conv_args conv = model_scan_conv(m, l, in, &order);
-    const struct scan_args scan = model_scan_args(m, l, in, &order);
+    const struct delta_args scan = model_scan_args(m, l, in, &order);
     const struct gate_args gate = model_delta_gate(m, l, out, in, rows);
     const struct norm_shape norm = model_scan_norm_shape(m, l, rows);
     const struct norm_args normed = {.x = m->gate,
@@ -356,7 +356,7 @@ static void scan_attention(struct model *m, int l, const struct batch_view *batc
 
     model_linear(m, in, m->normed, rows, &(struct linear){ROLE_DELTA_IN, l, .out = m->dt});
     m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
-    m->ops->ssm_scan(m->dev, out, &scan, &shape);
+    m->ops->delta_rule(m->dev, out, &scan, &shape);
     m->ops->gate(m->dev, m->gate, &gate);
     m->ops->norm(m->dev, m->attn_out, &normed, &norm);
 }
@@ -385,7 +385,8 @@ void delta_attention(struct model *m, int l, const struct batch_view *batch,
     float *gates = tape ? tape->delta_gates : m->delta_gates;
     const struct delta_batch order = {batch, kv, l};
     const struct conv_args conv = {in, width, w->delta_conv, order, NULL};
-    const struct delta_args rule = {m->qkv, gates, w->delta_a_log, w->delta_dt_bias, order};
+    const struct delta_args rule = {m->qkv,           gates, w->delta_a_log,
+                                    w->delta_dt_bias, order, .skip = NULL};
     const struct norm_shape norm = model_delta_norm_shape(m, l, rows);
     const struct norm_args normed = {
         .x = out, .w = w->delta_norm, .rstd = tape ? tape->rstd_delta : NULL};

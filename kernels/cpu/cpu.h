@@ -26,7 +26,6 @@ void *cpu_workspace(struct device *dev, size_t bytes);
 size_t cpu_attn_scratch(const struct attn_shape *shape, int max_context);
 size_t cpu_squares_scratch(int64_t n);
 size_t cpu_delta_scratch(const struct delta_shape *shape, int rows, int max_context);
-size_t cpu_ssm_scratch(const struct delta_shape *shape, int rows);
 size_t cpu_lora_scratch(int rows, int max_rank, int dropped); // dropped: columns of x, or 0
 // Whether sequence `seq` goes on from no other of the batch, and the one behind the last that goes
 // on from it.

@@ -1,4 +1,6 @@
-/* delta.c: the gated delta rule (ops.h, delta_shape) and its gradient, by chunks of positions.
+/* delta.c: the gated delta rule and Mamba-2's (ops.h, delta_shape), and their gradients, by chunks
+ * of positions. Mamba-2's is the gated delta rule with a row's u made of its value alone, not of
+ * what S and the rows before it hold of its key.
  *
  * S stands at a chunk's border and goes on at the next; of the rows between, the open chunk, k, u
  * and G are kept. A row is a function of these alone and of its own numbers, so it has the same
@@ -20,14 +22,27 @@ struct row {
     float q[DIM], k[DIM]; // as the rule takes them
     float q_scale, k_scale;
     const float *v;
-    float beta, log_decay;
-    float a, rate; // of the decay: exp(-rate * softplus(a))
+    float beta, log_decay; // beta: of Mamba-2 the step
+    float a, rate;         // of the decay: exp(-rate * softplus(a)), or exp(-rate * step)
+    float skip;            // of Mamba-2
 };
 
-static const float *row_part(const struct delta_args *a, const struct delta_shape *s, int row,
-                             int column)
+// Columns of a row of the convolution's width.
+static int query_column(const struct delta_shape *s, int key_head)
 {
-    return (const float *)a->qkv + (int64_t)row * delta_conv_width(s) + column;
+    const int before = s->is_scan ? delta_value_width(s) + delta_key_width(s) : 0;
+    return before + key_head * s->key_dim;
+}
+
+static int key_column(const struct delta_shape *s, int key_head)
+{
+    const int before = s->is_scan ? delta_value_width(s) : delta_key_width(s);
+    return before + key_head * s->key_dim;
+}
+
+static int value_column(const struct delta_shape *s, int head)
+{
+    return (s->is_scan ? 0 : 2 * delta_key_width(s)) + head * s->head_dim;
 }
 
 // x divided by its length, and times `scale`; returns the factor.
@@ -43,20 +58,41 @@ static int key_head_of(const struct delta_shape *s, int head)
     return head / (s->n_heads / s->n_key_heads);
 }
 
+// Elements of gates before those of row `row`.
+static int64_t gates_before(const struct delta_args *a, const struct delta_shape *s, int row)
+{
+    return row * (s->is_scan ? a->stride : 2 * s->n_heads);
+}
+
 static __attribute__((noinline)) void read_row(const struct delta_args *a,
                                                const struct delta_shape *s, int head, int row,
                                                struct row *ret)
 {
-    const int keys = delta_key_width(s), at = key_head_of(s, head) * s->key_dim;
-    const float *gates = a->gates + (int64_t)row * 2 * s->n_heads;
-    ret->q_scale =
-        normalise(ret->q, row_part(a, s, row, at), s->key_dim, 1.0f / sqrtf((float)s->key_dim));
-    ret->k_scale = normalise(ret->k, row_part(a, s, row, keys + at), s->key_dim, 1);
-    ret->v = row_part(a, s, row, 2 * keys + head * s->head_dim);
-    ret->beta = sigmoid(gates[head]);
-    ret->a = gates[s->n_heads + head] + ((const float *)a->dt_bias)[head];
+    const int key_head = key_head_of(s, head), dim = s->key_dim;
+    const float *x = (const float *)a->qkv + (int64_t)row * delta_conv_width(s);
+    const float *q = x + query_column(s, key_head), *k = x + key_column(s, key_head);
+    const float *gates = (const float *)a->gates + gates_before(a, s, row) + head;
+    ret->v = x + value_column(s, head);
     ret->rate = expf(((const float *)a->a_log)[head]);
-    ret->log_decay = -ret->rate * softplus(ret->a);
+    ret->a = gates[s->is_scan ? 0 : s->n_heads] + ((const float *)a->dt_bias)[head];
+    if (s->is_scan) {
+        memcpy(ret->q, q, (size_t)dim * sizeof *q);
+        memcpy(ret->k, k, (size_t)dim * sizeof *k);
+        ret->beta = fmaxf(softplus(ret->a), s->min_step);
+        ret->log_decay = -ret->rate * ret->beta;
+        ret->skip = ((const float *)a->skip)[head];
+    } else {
+        ret->q_scale = normalise(ret->q, q, dim, 1.0f / sqrtf((float)dim));
+        ret->k_scale = normalise(ret->k, k, dim, 1);
+        ret->beta = sigmoid(gates[0]);
+        ret->log_decay = -ret->rate * softplus(ret->a);
+    }
+}
+
+static void add_scaled(float *y, float factor, const float *x, int n)
+{
+#pragma omp simd
+    for (int i = 0; i < n; i++) y[i] = fma_f32(factor, x[i], y[i]);
 }
 
 // Of a value head: S at the border, and of the open chunk's rows what the rows behind them need: k
@@ -86,12 +122,8 @@ add_row(const struct state *st, float *out, const struct row *r, int t, const st
     memset(u, 0, (size_t)n * sizeof *u);
     memset(out, 0, (size_t)n * sizeof *out);
     for (int k = 0; k < s->key_dim; k++) {
-        const float *S = st->S + k * n;
-#pragma omp simd
-        for (int v = 0; v < n; v++) {
-            u[v] = fma_f32(S[v], r->k[k], u[v]);
-            out[v] = fma_f32(S[v], r->q[k], out[v]);
-        }
+        if (!s->is_scan) add_scaled(u, r->k[k], st->S + k * n, n);
+        add_scaled(out, r->q[k], st->S + k * n, n);
     }
     for (int v = 0; v < n; v++) {
         u[v] = r->beta * fma_f32(-decay, u[v], r->v[v]);
@@ -100,16 +132,12 @@ add_row(const struct state *st, float *out, const struct row *r, int t, const st
     for (int j = 0; j < t; j++) {
         const float *key = st->k + j * s->key_dim, *before = st->u + j * n;
         const float since = expf(st->G[t] - st->G[j]);
-        const float read = -r->beta * (since * dot_f32(r->k, key, s->key_dim));
-        const float seen = since * dot_f32(r->q, key, s->key_dim);
-#pragma omp simd
-        for (int v = 0; v < n; v++) {
-            u[v] = fma_f32(read, before[v], u[v]);
-            out[v] = fma_f32(seen, before[v], out[v]);
-        }
+        if (!s->is_scan)
+            add_scaled(u, -r->beta * (since * dot_f32(r->k, key, s->key_dim)), before, n);
+        add_scaled(out, since * dot_f32(r->q, key, s->key_dim), before, n);
     }
-    const float own = dot_f32(r->q, r->k, s->key_dim);
-    for (int v = 0; v < n; v++) out[v] = fma_f32(own, u[v], out[v]);
+    add_scaled(out, dot_f32(r->q, r->k, s->key_dim), u, n);
+    if (s->is_scan) add_scaled(out, r->skip, r->v, n);
 }
 
 // S of the next border.
@@ -254,7 +282,7 @@ struct back {
     const struct delta_shape *s;
     const struct delta_grads *grads;
     const float *dout;
-    float *rate_part; // (T, n_heads) of the gradient of a_log
+    float *parts;     // (T, n_heads, 3) of the gradients of a_log, dt_bias and skip
     float *S;         // at every border
     float *k, *u, *G; // of every position
     float *dS, *dS_shared;
@@ -293,12 +321,6 @@ static void replay(const struct back *b, int head, int seq, int position)
         add_row(&st, out, &r, t, b->s);
         if (t == CHUNK - 1) close_chunk(st.S + matrix(b->s), &st, b->s);
     }
-}
-
-static void add_scaled(float *y, float factor, const float *x, int n)
-{
-#pragma omp simd
-    for (int i = 0; i < n; i++) y[i] = fma_f32(factor, x[i], y[i]);
 }
 
 // What a whole chunk's rows get of the gradient of S behind it.
@@ -343,25 +365,47 @@ static void back_row(struct back *b, const struct state *st, int head, int row, 
     const int dim = s->key_dim, n = s->head_dim;
     const struct row *r = &b->r[t];
     const float *dout = b->dout + (int64_t)row * delta_value_width(s) + head * n;
-    float *dv = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) +
-                2 * delta_key_width(s) + head * n;
+    float *dv = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) + value_column(s, head);
+    float *dgate = (float *)b->grads->gates + gates_before(b->args, s, row) + head;
     float *dq = b->d.q[t], *dk = b->d.k[t], *du = b->d.u[t];
     double *dG = b->d.G;
     for (int j = 0; j <= t; j++) back_pair(b, st, t, j, 1, r->q, dq, dout);
-    for (int j = 0; j < t; j++) back_pair(b, st, t, j, -r->beta, r->k, dk, du);
+    for (int j = 0; j < t && !s->is_scan; j++) back_pair(b, st, t, j, -r->beta, r->k, dk, du);
     for (int v = 0; v < n; v++) dv[v] = r->beta * du[v];
     const float decay = expf(st->G[t]);
     for (int k = 0; k < dim; k++) {
         const float *S = st->S + k * n;
-        const float from_q = decay * dot_f32(S, dout, n), from_k = -decay * dot_f32(S, dv, n);
+        const float from_q = decay * dot_f32(S, dout, n);
+        const float from_k = s->is_scan ? 0 : -decay * dot_f32(S, dv, n);
         dq[k] += from_q;
         dk[k] += from_k;
         dG[t] += from_q * r->q[k] + from_k * r->k[k];
         add_scaled(b->dS + k * n, decay * r->q[k], dout, n);
-        add_scaled(b->dS + k * n, -decay * r->k[k], dv, n);
+        if (!s->is_scan) add_scaled(b->dS + k * n, -decay * r->k[k], dv, n);
     }
-    float *dgates = (float *)b->grads->gates + (int64_t)row * 2 * s->n_heads;
-    dgates[head] = dot_f32(du, st->u + t * n, n) * (1 - r->beta);
+    if (s->is_scan) {
+        add_scaled(dv, r->skip, dout, n);
+        *dgate = dot_f32(du, r->v, n); // of the step, as far as u is made of it
+        b->parts[((int64_t)row * s->n_heads + head) * 3 + 2] = dot_f32(r->v, dout, n);
+    } else {
+        *dgate = dot_f32(du, st->u + t * n, n) * (1 - r->beta);
+    }
+}
+
+// The gradient of what the row's decay is made of, from that of its logarithm.
+static void back_decay(const struct back *b, const struct row *r, int head, int row,
+                       float dlog_decay)
+{
+    const struct delta_shape *s = b->s;
+    float *part = b->parts + ((int64_t)row * s->n_heads + head) * 3;
+    float *dgate = (float *)b->grads->gates + gates_before(b->args, s, row) + head;
+    const float dexponent = -dlog_decay * r->rate; // of softplus(a), or of the step
+    part[0] = dexponent * (s->is_scan ? r->beta : softplus(r->a));
+    if (s->is_scan)
+        *dgate = softplus(r->a) >= s->min_step ? (*dgate + dexponent) * sigmoid(r->a) : 0;
+    else
+        *(dgate += s->n_heads) = dexponent * sigmoid(r->a);
+    part[1] = *dgate;
 }
 
 // The row of `position` of sequence seq, or of the one it goes on from.
@@ -379,7 +423,7 @@ static void back_chunk(struct back *b, int head, int seq, int from, int end)
     const struct delta_shape *s = b->s;
     const struct batch_view *view = b->args->batch.view;
     const int chunk = from / CHUNK, first = chunk * CHUNK, own = from - first, n = end - first;
-    const int dim = s->key_dim;
+    const int key_head = key_head_of(s, head);
     const struct state st = state_at(b, chunk);
     double dG = 0;
     for (int t = 0; t < n; t++) read_row(b->args, s, head, row_of(view, seq, first + t), &b->r[t]);
@@ -391,23 +435,17 @@ static void back_chunk(struct back *b, int head, int seq, int from, int end)
     for (int t = n - 1; t >= own; t--) back_row(b, &st, head, row_of(view, seq, first + t), t);
     for (int t = n - 1; t >= 0; t--) {
         const int row = row_of(view, seq, first + t);
-        const struct row *r = &b->r[t];
-        float *dq = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) +
-                    key_head_of(s, head) * dim;
-        float *dk = dq + delta_key_width(s);
+        float *dx = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
         dG += b->d.G[t];
-        add_scaled(dq, 1, b->d.q[t], dim);
-        add_scaled(dk, 1, b->d.k[t], dim);
+        add_scaled(dx + query_column(s, key_head), 1, b->d.q[t], s->key_dim);
+        add_scaled(dx + key_column(s, key_head), 1, b->d.k[t], s->key_dim);
         b->d.log_decay[t] += dG;
         if (t < own) {
             add_scaled(b->shared_u[t], 1, b->d.u[t], s->head_dim);
             b->shared_log_decay[t] += b->d.log_decay[t];
-            continue;
+        } else {
+            back_decay(b, &b->r[t], head, row, (float)b->d.log_decay[t]);
         }
-        float *dgates = (float *)b->grads->gates + (int64_t)row * 2 * s->n_heads;
-        const float dexponent = -(float)b->d.log_decay[t] * r->rate; // of softplus(a)
-        dgates[s->n_heads + head] = dexponent * sigmoid(r->a);
-        b->rate_part[(int64_t)row * s->n_heads + head] = dexponent * softplus(r->a);
     }
     memset(&b->d, 0, sizeof b->d);
 }
@@ -464,11 +502,12 @@ static void back_length(float *dx, const float *y, float factor, float scale, in
 static void back_lengths(struct back *b, int key_head, int row)
 {
     const struct delta_shape *s = b->s;
-    float *dq = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s) + key_head * s->key_dim;
+    float *dx = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
     struct row r;
     read_row(b->args, s, key_head * heads_each(s), row, &r);
-    back_length(dq, r.q, r.q_scale, 1.0f / sqrtf((float)s->key_dim), s->key_dim);
-    back_length(dq + delta_key_width(s), r.k, r.k_scale, 1, s->key_dim);
+    back_length(dx + query_column(s, key_head), r.q, r.q_scale, 1.0f / sqrtf((float)s->key_dim),
+                s->key_dim);
+    back_length(dx + key_column(s, key_head), r.k, r.k_scale, 1, s->key_dim);
 }
 
 static void back_key_head(struct back *b, int key_head, int seq)
@@ -480,12 +519,12 @@ static void back_key_head(struct back *b, int key_head, int seq)
               end = view->query_start[cpu_delta_unit_end(&b->args->batch, seq)];
     const size_t bytes = (size_t)s->key_dim * sizeof(float);
     for (int row = first; row < end; row++) {
-        float *dq = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
-        memset(dq + key_head * s->key_dim, 0, bytes);
-        memset(dq + delta_key_width(s) + key_head * s->key_dim, 0, bytes);
+        float *dx = (float *)b->grads->qkv + (int64_t)row * delta_conv_width(s);
+        memset(dx + query_column(s, key_head), 0, bytes);
+        memset(dx + key_column(s, key_head), 0, bytes);
     }
     for (int h = 0; h < each; h++) back_unit(b, key_head * each + h, seq);
-    for (int row = first; row < end; row++) back_lengths(b, key_head, row);
+    for (int row = first; row < end && !s->is_scan; row++) back_lengths(b, key_head, row);
 }
 
 // A thread's floats: S at every border and two gradients of it; k, u and G of every position.
@@ -498,24 +537,19 @@ static int64_t thread_floats(const struct delta_shape *s, int max_context)
 size_t cpu_delta_scratch(const struct delta_shape *s, int rows, int max_context)
 {
     if (delta_is_conv(s)) return 0;
-    if (s->is_scan) return cpu_ssm_scratch(s, rows);
     const size_t threads = (size_t)omp_get_max_threads();
     const size_t forward = threads * 2 * (size_t)delta_group_elements(s);
     const size_t back =
-        threads * (size_t)thread_floats(s, max_context) + (size_t)rows * (size_t)s->n_heads;
+        threads * (size_t)thread_floats(s, max_context) + 3 * (size_t)rows * (size_t)s->n_heads;
     return (forward > back ? forward : back) * sizeof(float);
 }
 
 // The gradients of what all rows of a head share, row after row.
-static void add_shared(const struct delta_grads *g, const float *rate_part, int rows,
-                       const struct delta_shape *s)
+static void add_shared(const struct delta_grads *g, const float *parts, int rows, int n_heads)
 {
-    for (int row = 0; row < rows; row++)
-        for (int h = 0; h < s->n_heads; h++) {
-            const float *dgates = (const float *)g->gates + (int64_t)row * 2 * s->n_heads;
-            if (g->a_log) g->a_log[h] += rate_part[(int64_t)row * s->n_heads + h];
-            if (g->dt_bias) g->dt_bias[h] += dgates[s->n_heads + h];
-        }
+    float *const to[] = {g->a_log, g->dt_bias, g->skip};
+    for (int64_t i = 0; i < (int64_t)rows * n_heads * 3; i++)
+        if (to[i % 3]) to[i % 3][i / 3 % n_heads] += parts[i];
 }
 
 void cpu_delta_rule_back(struct device *dev, const struct delta_grads *grads, const void *dout,
@@ -528,7 +562,7 @@ void cpu_delta_rule_back(struct device *dev, const struct delta_grads *grads, co
     const int64_t each = thread_floats(s, view->max_context), size = matrix(s);
     const int64_t positions = (view->max_context / CHUNK + 1) * CHUNK;
     const int units = view->n_seqs * s->n_key_heads;
-    float *rate_part = scratch + omp_get_max_threads() * each;
+    float *parts = scratch + omp_get_max_threads() * each;
 #pragma omp parallel for schedule(dynamic) if (units > 1)
     for (int unit = 0; unit < units; unit++) {
         const int seq = unit / s->n_key_heads;
@@ -538,7 +572,7 @@ void cpu_delta_rule_back(struct device *dev, const struct delta_grads *grads, co
                          .s = s,
                          .grads = grads,
                          .dout = dout,
-                         .rate_part = rate_part,
+                         .parts = parts,
                          .S = mine + 2 * size,
                          .k = k,
                          .u = u,
@@ -547,5 +581,5 @@ void cpu_delta_rule_back(struct device *dev, const struct delta_grads *grads, co
                          .dS_shared = mine + size};
         if (cpu_delta_begins(&a->batch, seq)) back_key_head(&b, unit % s->n_key_heads, seq);
     }
-    add_shared(grads, rate_part, view->n_tokens, s);
+    add_shared(grads, parts, view->n_tokens, s->n_heads);
 }

@@ -154,7 +154,7 @@ static void rule_setup(struct op_test *t)
 static void rule_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
-    const struct delta_args args = {d[1], d[2], d[3], d[4], packed_batch(t, d + 5)};
+    const struct delta_args args = {d[1], d[2], d[3], d[4], packed_batch(t, d + 5), .skip = NULL};
     ops->delta_rule(dev, d[0], &args, &s);
 }
 
@@ -183,9 +183,9 @@ static void rule_back_setup(struct op_test *t)
 static void rule_back_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
-    const struct delta_grads grads = {d[RB_DQKV], d[RB_DGATES], d[RB_DA], d[RB_DDT]};
-    const struct delta_args args = {d[RB_QKV], d[RB_GATES], d[RB_A], d[RB_DT],
-                                    packed_batch(t, d + RB_LISTS)};
+    const struct delta_grads grads = {d[RB_DQKV], d[RB_DGATES], d[RB_DA], d[RB_DDT], NULL};
+    const struct delta_args args = {
+        d[RB_QKV], d[RB_GATES], d[RB_A], d[RB_DT], packed_batch(t, d + RB_LISTS), .skip = NULL};
     ops->delta_rule_back(dev, &grads, d[RB_DOUT], &args, &s);
 }
 
@@ -428,53 +428,78 @@ static void state_before(const struct delta_shape *s, const double *states,
         }
 }
 
+// The rule of args, and zeros in what is not there.
+static void launch_paged(struct op_test *t, void *out, float *states, const struct delta_args *args,
+                         const struct delta_shape *s)
+{
+    int64_t from, n;
+    ops->delta_rule(dev, out, args, s);
+    for (int i = 0; absent_rows(t, i, &from, &n); i++)
+        device_fill(dev, states + from, 0, (size_t)n * sizeof(float));
+}
+
 static void paged_rule_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = shape_of(t);
     struct kv_view kv;
     struct kv_layer layer;
-    const struct delta_args args = {d[2], d[3], d[4], d[5],
-                                    paged_batch(t, &s, d + 6, d[1], &kv, &layer)};
-    int64_t from, n;
-    ops->delta_rule(dev, d[0], &args, &s);
-    for (int i = 0; absent_rows(t, i, &from, &n); i++)
-        device_fill(dev, (float *)d[1] + from, 0, (size_t)n * sizeof(float));
+    const struct delta_args args = {
+        d[2], d[3], d[4], d[5], paged_batch(t, &s, d + 6, d[1], &kv, &layer), .skip = NULL};
+    launch_paged(t, d[0], d[1], &args, &s);
 }
 
-static void paged_rule_reference(struct op_test *t, double **v)
+// Row `row` of a head: S before it becomes that behind it; its output, its key and u. Returns its
+// log decay.
+typedef double paged_row(const struct delta_shape *s, double **v, int row, int h, double *S,
+                         double *y, double *key, double *u);
+
+static double paged_rule_row(const struct delta_shape *s, double **v, int row, int h, double *S,
+                             double *y, double *key, double *u)
 {
-    const struct delta_shape s = shape_of(t);
-    const int matrix = s.key_dim * s.head_dim, each = s.n_heads / s.n_key_heads;
+    const double *qkv = v[2] + (int64_t)row * delta_conv_width(s);
+    const double *gates = v[3] + (int64_t)row * 2 * s->n_heads;
+    const double *k = qkv + delta_key_width(s) + h / (s->n_heads / s->n_key_heads) * s->key_dim;
+    double kk = 1e-6;
+    rule_row(s, h, S, y, u, qkv, gates, v[4][h], v[5][h]);
+    for (int c = 0; c < s->key_dim; c++) kk += k[c] * k[c];
+    for (int c = 0; c < s->key_dim; c++) key[c] = k[c] / sqrt(kk);
+    return -exp(v[4][h]) * log1p(exp(gates[s->n_heads + h] + v[5][h]));
+}
+
+static void paged_reference(struct op_test *t, double **v, const struct delta_shape *s,
+                            paged_row *row_of)
+{
+    const int matrix = s->key_dim * s->head_dim;
     double *out = t->a[0].expect, *states = t->a[1].expect;
     double *S = op_host((size_t)matrix * sizeof *S);
     for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
     for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++) {
-        begin_state(&s, states, seq, GAP + delta_window_elements(&s),
-                    s.n_key_heads * delta_group_elements(&s));
+        begin_state(s, states, seq, GAP + delta_window_elements(s),
+                    s->n_key_heads * delta_group_elements(s));
         for (int i = 0; i < paged_rows(t->p, seq); i++, row++)
-            for (int h = 0; h < s.n_heads; h++) {
+            for (int h = 0; h < s->n_heads; h++) {
                 const int at = (first_of[seq] + i) % DELTA_CHUNK;
-                double *y = out + ((int64_t)row * s.n_heads + h) * s.head_dim, kk = 1e-6;
-                for (int c = 0; c < s.head_dim; c++) y[c] = 0;
+                double *y = out + ((int64_t)row * s->n_heads + h) * s->head_dim;
+                for (int c = 0; c < s->head_dim; c++) y[c] = 0;
                 if (slot_of[seq] < 0) continue;
-                const struct head_state to = head_state(&s, slot_of[seq], h);
-                const double *qkv = v[2] + (int64_t)row * delta_conv_width(&s);
-                const double *gates = v[3] + (int64_t)row * 2 * s.n_heads;
-                const double *k = qkv + delta_key_width(&s) + h / each * s.key_dim;
-                double *G = states + to.G, *key = states + to.k + at * s.key_dim;
-                state_before(&s, states, &to, at, S);
-                rule_row(&s, h, S, y, states + to.u + at * s.head_dim, qkv, gates, v[4][h],
-                         v[5][h]);
-                for (int c = 0; c < s.key_dim; c++) kk += k[c] * k[c];
-                for (int c = 0; c < s.key_dim; c++) key[c] = k[c] / sqrt(kk);
-                G[at] = (at > 0 ? G[at - 1] : 0) -
-                        exp(v[4][h]) * log1p(exp(gates[s.n_heads + h] + v[5][h]));
+                const struct head_state to = head_state(s, slot_of[seq], h);
+                double *G = states + to.G;
+                state_before(s, states, &to, at, S);
+                const double log_decay = row_of(s, v, row, h, S, y, states + to.k + at * s->key_dim,
+                                                states + to.u + at * s->head_dim);
+                G[at] = (at > 0 ? G[at - 1] : 0) + log_decay;
                 for (int c = 0; c < matrix && at == DELTA_CHUNK - 1; c++) states[to.S + c] = S[c];
             }
     }
     int64_t from, n;
     for (int i = 0; absent_rows(t, i, &from, &n); i++)
         for (int64_t c = from; c < from + n; c++) states[c] = 0;
+}
+
+static void paged_rule_reference(struct op_test *t, double **v)
+{
+    const struct delta_shape s = shape_of(t);
+    paged_reference(t, v, &s, paged_rule_row);
 }
 
 OP(paged_rule, "delta_rule");
@@ -544,23 +569,26 @@ struct scan_head {
     const double *steps, *a_log, *dt_bias, *skip;
 };
 
-static void scan_row(const struct delta_shape *s, int head, double *S, double *out,
-                     const double *xbc, const double *steps, const struct scan_head *h)
+// One row further, as rule_row(); returns the log decay.
+static double scan_row(const struct delta_shape *s, int head, double *S, double *out, double *u,
+                       const double *xbc, const double *steps, const struct scan_head *h)
 {
     const double raw = log1p(exp(steps[head] + h->dt_bias[head]));
     const double step = raw > (double)s->min_step ? raw : (double)s->min_step;
-    const double decay = exp(-exp(h->a_log[head]) * step), *x = xbc + head * s->head_dim;
+    const double log_decay = -exp(h->a_log[head]) * step, *x = xbc + head * s->head_dim;
     const double *b =
         xbc + delta_value_width(s) + head / (s->n_heads / s->n_key_heads) * s->key_dim;
     for (int v = 0; v < s->head_dim; v++) {
         double y = h->skip[head] * x[v];
         for (int k = 0; k < s->key_dim; k++) {
             double *at = S + k * s->head_dim + v;
-            *at = decay * *at + step * x[v] * b[k];
+            *at = exp(log_decay) * *at + step * x[v] * b[k];
             y += *at * b[delta_key_width(s) + k];
         }
-        if (out) out[v] = y;
+        out[v] = y;
+        u[v] = step * x[v];
     }
+    return log_decay;
 }
 
 static void scan_packed(struct op_test *t, double *out, const double *xbc,
@@ -569,12 +597,13 @@ static void scan_packed(struct op_test *t, double *out, const double *xbc,
     const struct delta_shape s = scan_shape(t);
     const int *p = t->p, n = s.key_dim * s.head_dim;
     double *S = op_host((size_t)n * sizeof *S), *prefix = op_host((size_t)n * sizeof *S);
+    double u[DELTA_MAX_DIM];
     for (int h = 0; h < s.n_heads; h++)
         for (int seq = 0, row = 0; seq < p[SEQS] + 2; seq++) {
             const bool behind = seq > 0 && seq <= p[SEQS];
             for (int i = 0; i < n; i++) S[i] = behind ? prefix[i] : 0;
             for (int end = row + (behind ? p[EACH] : p[PREFIX]); row < end; row++)
-                scan_row(&s, h, S, out + ((int64_t)row * s.n_heads + h) * s.head_dim,
+                scan_row(&s, h, S, out + ((int64_t)row * s.n_heads + h) * s.head_dim, u,
                          xbc + (int64_t)row * delta_conv_width(&s),
                          head->steps + (int64_t)row * (s.n_heads + GAP), head);
             for (int i = 0; i < n && seq == 0; i++) prefix[i] = S[i];
@@ -591,9 +620,9 @@ static void scan_inputs(struct op_test *t, int rows)
     floats(t, "skip", IN, DATA, s.n_heads, 1);
 }
 
-static struct scan_args scan_args_of(const struct op_test *t, void **d, struct delta_batch batch)
+static struct delta_args scan_args_of(const struct op_test *t, void **d, struct delta_batch batch)
 {
-    return (struct scan_args){d[0], d[1], t->p[HEADS] + GAP, d[2], d[3], d[4], batch};
+    return (struct delta_args){d[0], d[1], d[2], d[3], batch, t->p[HEADS] + GAP, d[4]};
 }
 
 static void scan_setup(struct op_test *t)
@@ -607,8 +636,8 @@ static void scan_setup(struct op_test *t)
 static void scan_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = scan_shape(t);
-    const struct scan_args args = scan_args_of(t, d + 1, packed_batch(t, d + 6));
-    ops->ssm_scan(dev, d[0], &args, &s);
+    const struct delta_args args = scan_args_of(t, d + 1, packed_batch(t, d + 6));
+    ops->delta_rule(dev, d[0], &args, &s);
 }
 
 static void scan_reference(struct op_test *t, double **v)
@@ -616,7 +645,7 @@ static void scan_reference(struct op_test *t, double **v)
     scan_packed(t, t->a[0].expect, v[1], &(struct scan_head){v[2], v[3], v[4], v[5]});
 }
 
-OP(scan, "ssm_scan");
+OP(scan, "delta_rule, scan");
 
 enum {
     SB_DX,
@@ -653,9 +682,9 @@ static void scan_back_setup(struct op_test *t)
 static void scan_back_launch(struct op_test *t, void **d)
 {
     const struct delta_shape s = scan_shape(t);
-    const struct scan_grads grads = {d[SB_DX], d[SB_DSTEPS], d[SB_DA], d[SB_DDT], d[SB_DSKIP]};
-    const struct scan_args args = scan_args_of(t, d + SB_X, packed_batch(t, d + SB_LISTS));
-    ops->ssm_scan_back(dev, &grads, d[SB_DOUT], &args, &s);
+    const struct delta_grads grads = {d[SB_DX], d[SB_DSTEPS], d[SB_DA], d[SB_DDT], d[SB_DSKIP]};
+    const struct delta_args args = scan_args_of(t, d + SB_X, packed_batch(t, d + SB_LISTS));
+    ops->delta_rule_back(dev, &grads, d[SB_DOUT], &args, &s);
 }
 
 static double scan_loss(struct op_test *t, double **v)
@@ -677,7 +706,7 @@ static void scan_back_reference(struct op_test *t, double **v)
     differentiate(t, v, SB_DSKIP, SB_SKIP, true, scan_loss);
 }
 
-OP(scan_back, "ssm_scan_back");
+OP(scan_back, "delta_rule_back, scan");
 
 static void paged_scan_setup(struct op_test *t)
 {
@@ -693,34 +722,28 @@ static void paged_scan_launch(struct op_test *t, void **d)
     const struct delta_shape s = scan_shape(t);
     struct kv_view kv;
     struct kv_layer layer;
-    const struct scan_args args =
+    const struct delta_args args =
         scan_args_of(t, d + 2, paged_batch(t, &s, d + 7, d[1], &kv, &layer));
-    ops->ssm_scan(dev, d[0], &args, &s);
+    launch_paged(t, d[0], d[1], &args, &s);
+}
+
+static double paged_scan_row(const struct delta_shape *s, double **v, int row, int h, double *S,
+                             double *y, double *key, double *u)
+{
+    const struct scan_head head = {v[3], v[4], v[5], v[6]};
+    const double *xbc = v[2] + (int64_t)row * delta_conv_width(s);
+    const double *b = xbc + delta_value_width(s) + h / (s->n_heads / s->n_key_heads) * s->key_dim;
+    for (int c = 0; c < s->key_dim; c++) key[c] = b[c];
+    return scan_row(s, h, S, y, u, xbc, head.steps + (int64_t)row * (s->n_heads + GAP), &head);
 }
 
 static void paged_scan_reference(struct op_test *t, double **v)
 {
     const struct delta_shape s = scan_shape(t);
-    const struct scan_head head = {v[3], v[4], v[5], v[6]};
-    const int64_t matrix = (int64_t)s.key_dim * s.head_dim;
-    double *out = t->a[0].expect, *states = t->a[1].expect;
-    for (int64_t i = 0; i < t->a[1].n; i++) states[i] = v[1][i];
-    for (int seq = 0, row = 0; seq < PAGED_SEQS; seq++) {
-        begin_state(&s, states, seq, GAP + delta_window_elements(&s), s.n_heads * matrix);
-        for (int i = 0; i < paged_rows(t->p, seq); i++, row++)
-            for (int h = 0; h < s.n_heads; h++) {
-                double *y = out + ((int64_t)row * s.n_heads + h) * s.head_dim;
-                double *S = states + slot_of[seq] * slot_elements(&s) + GAP +
-                            delta_window_elements(&s) + h * matrix;
-                for (int c = 0; c < s.head_dim; c++) y[c] = 0;
-                if (slot_of[seq] < 0) continue;
-                scan_row(&s, h, S, y, v[2] + (int64_t)row * delta_conv_width(&s),
-                         head.steps + (int64_t)row * (s.n_heads + GAP), &head);
-            }
-    }
+    paged_reference(t, v, &s, paged_scan_row);
 }
 
-OP(paged_scan, "ssm_scan");
+OP(paged_scan, "delta_rule, scan");
 
 // ---- gates --------------------------------------------------------------------------------------
 // p: rows width gap kind
@@ -874,6 +897,9 @@ static const struct op_case cases[] = {
     {&op_paged_rule, "paged, 1/2 heads of 40 x 33, chunks", {0, 0, 150, 1, 2, 40, 33, 4}, false},
     {&op_rule_back, "1/2 heads of 16 x 8, a prefix of a chunk", {64, 2, 3, 1, 2, 16, 8, 4}, false},
     {&op_rule_back, "1/1 heads of 16 x 8, chunks behind", {3, 2, 130, 1, 1, 16, 8, 4}, false},
+    {&op_paged_scan, "paged, 1/2 heads of 40 x 33, chunks", {0, 0, 150, 1, 2, 40, 33, 4}, false},
+    {&op_scan_back, "1/2 heads of 16 x 8, a prefix of a chunk", {64, 2, 3, 1, 2, 16, 8, 4}, false},
+    {&op_scan_back, "1/1 heads of 16 x 8, chunks behind", {3, 2, 130, 1, 1, 16, 8, 4}, false},
 };
 
 OP_TESTS(cases)

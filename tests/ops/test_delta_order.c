@@ -1,6 +1,6 @@
-/* test_delta_order.c: a row of linear attention by the gated delta rule has the same bits whatever
- * it is computed with: in a packed batch, behind a shared prefix, in a prompt's chunks of any
- * length, decoded alone, or as a draft, on both sides of a chunk's border. */
+/* test_delta_order.c: a row of linear attention by either rule (ops.h, delta_shape) has the same
+ * bits whatever it is computed with: in a packed batch, behind a shared prefix, in a prompt's
+ * chunks of any length, decoded alone, or as a draft, on both sides of a chunk's border. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
@@ -9,15 +9,17 @@ enum { ROWS = 200, SLOTS = 6, MAX_SEQS = 3 };
 static const struct delta_shape shapes[] = {
     {.n_key_heads = 1, .n_heads = 2, .key_dim = 40, .head_dim = 33, .taps = 2},
     {.n_key_heads = 2, .n_heads = 4, .key_dim = 128, .head_dim = 128, .taps = 4},
+    {.n_key_heads = 1, .n_heads = 3, .key_dim = 40, .head_dim = 33, .taps = 2, .is_scan = true},
+    {.n_key_heads = 2, .n_heads = 8, .key_dim = 128, .head_dim = 64, .taps = 4, .is_scan = true},
+    {.n_key_heads = 1, .n_heads = 2, .key_dim = 128, .head_dim = 80, .taps = 4, .is_scan = true},
 };
 
 // One context: its rows, what they give, and slots for its states.
 struct scene {
     struct delta_shape shape;
-    char *qkv, *out; // rows on the device
-    float *gates;
-    void *a_log, *dt_bias;
-    size_t qkv_bytes, out_bytes; // of a row
+    char *qkv, *gates, *out; // rows on the device
+    void *a_log, *dt_bias, *skip;
+    size_t qkv_bytes, gates_bytes, out_bytes; // of a row
     struct kv_view kv;
     struct kv_layer layer;
     char *expected; // (ROWS, out_bytes)
@@ -26,8 +28,12 @@ struct scene {
 static struct delta_args args_of(const struct scene *s, int first, struct delta_batch batch)
 {
     return (struct delta_args){s->qkv + (size_t)first * s->qkv_bytes,
-                               s->gates + (size_t)first * 2 * (size_t)s->shape.n_heads, s->a_log,
-                               s->dt_bias, batch};
+                               s->gates + (size_t)first * s->gates_bytes,
+                               s->a_log,
+                               s->dt_bias,
+                               batch,
+                               2 * s->shape.n_heads,
+                               s->skip};
 }
 
 // The first n rows of out are rows of the context from `first` on.
@@ -149,9 +155,12 @@ static void check_shape(const struct delta_shape *shape)
     s.qkv_bytes = width * dtype_size(dt);
     s.out_bytes = (size_t)delta_value_width(shape) * dtype_size(dt);
     s.qkv = normal_on_device(dt, ROWS * width, 1, 1);
-    s.gates = normal_on_device(DT_F32, ROWS * 2 * heads, 1.5f, 2);
+    const enum dtype gates_dt = shape->is_scan ? dt : DT_F32;
+    s.gates_bytes = 2 * heads * dtype_size(gates_dt); // Mamba-2's steps are half of a row
+    s.gates = normal_on_device(gates_dt, ROWS * 2 * heads, 1.5f, 2);
     s.a_log = normal_on_device(dt, heads, 0.5f, 3);
     s.dt_bias = normal_on_device(dt, heads, 1, 4);
+    s.skip = normal_on_device(dt, heads, 1, 5);
     s.out = to_device(NULL, ROWS * s.out_bytes);
     s.kv = (struct kv_view){.layers = &s.layer,
                             .states = to_device(NULL, SLOTS * (size_t)slot * sizeof(float)),

@@ -160,7 +160,7 @@ static void scan_back(struct backward *b, int l, const struct batch_view *batch,
     const struct delta_shape shape = model_delta_shape(m, l);
     const struct delta_batch order = {batch, NULL, l};
     const struct conv_args conv = model_scan_conv(m, l, tape->delta_in, &order);
-    const struct scan_args scan = model_scan_args(m, l, tape->delta_in, &order);
+    const struct delta_args scan = model_scan_args(m, l, tape->delta_in, &order);
     const int rows = batch->n_tokens, width = delta_value_width(&shape);
     const struct gate_args gate = model_delta_gate(m, l, tape->attn, tape->delta_in, rows);
     const struct norm_shape norm = model_scan_norm_shape(m, l, rows);
@@ -168,8 +168,8 @@ static void scan_back(struct backward *b, int l, const struct batch_view *batch,
         .x = m->gate, .w = m->weights->layers[l].delta_norm, .rstd = tape->rstd_delta};
     const size_t e = dtype_size(m->dt);
     char *din = b->dattn_in, *dconv = din + (size_t)width * e;
-    const struct scan_grads grads = {b->dqkv, dconv + (size_t)delta_conv_width(&shape) * e,
-                                     g->delta_a_log, g->delta_dt_bias, g->delta_skip};
+    const struct delta_grads grads = {b->dqkv, dconv + (size_t)delta_conv_width(&shape) * e,
+                                      g->delta_a_log, g->delta_dt_bias, g->delta_skip};
 
     ops->gate(m->dev, m->gate, &gate);
     ops->norm(m->dev, m->attn_out, &normed, &norm);
@@ -177,7 +177,7 @@ static void scan_back(struct backward *b, int l, const struct batch_view *batch,
     ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &normed, &norm, false);
     ops->gate_back(m->dev, b->dattn, din, b->dattn, &gate);
     ops->short_conv(m->dev, m->qkv, &conv, &shape);
-    ops->ssm_scan_back(m->dev, &grads, b->dattn, &scan, &shape);
+    ops->delta_rule_back(m->dev, &grads, b->dattn, &scan, &shape);
     ops->short_conv_back(m->dev, dconv, g->delta_conv, g->delta_conv_bias, b->dqkv, &conv, &shape);
     matrix_back(b, b->dnormed, din, m->normed, rows, ROLE_DELTA_IN, l, false);
 }
@@ -202,8 +202,9 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
     const struct delta_batch order = {batch, NULL, l};
     const struct conv_args conv = {tape->delta_in, width, w->delta_conv, order, NULL};
     const struct delta_args rule = {m->qkv, tape->delta_gates, w->delta_a_log, w->delta_dt_bias,
-                                    order};
-    const struct delta_grads grads = {b->dqkv, b->ddelta_gates, g->delta_a_log, g->delta_dt_bias};
+                                    order,  .skip = NULL};
+    const struct delta_grads grads = {b->dqkv, b->ddelta_gates, g->delta_a_log, g->delta_dt_bias,
+                                      NULL};
     const struct norm_shape norm = model_delta_norm_shape(m, l, rows);
     const struct norm_args normed = {.x = tape->attn, .w = w->delta_norm, .rstd = tape->rstd_delta};
     const struct gate_args gate = model_delta_gate(m, l, m->gate, tape->delta_in, rows);

@@ -1,5 +1,6 @@
-/* delta.cu: the gated delta rule of linear attention (ops.h, delta_shape) and its gradient, by
- * chunks of positions.
+/* delta.cu: the gated delta rule of linear attention and Mamba-2's (ops.h, delta_shape), and their
+ * gradients, by chunks of positions. Of Mamba-2's (SCAN) a row's u is made of its value alone; k
+ * and q are the row's as they are, and beta is its step.
  *
  * S stands at a chunk's border; a row is a function of it and of k, u and G of the open chunk's
  * rows (ops.h, delta_state_elements), in one order. All rows are computed by add_rows(), a prompt's
@@ -150,28 +151,62 @@ template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4])
 
 // ---- rows ---------------------------------------------------------------------------------------
 
-struct source { // of a value head, and which columns a block has
-    const float *gates;
-    const void *vectors; // (T, 2 * keys) q and k as read_rows() gives them; NULL: it makes them
-    float rate, dt_bias; // exp(a_log)
-    int head, key_at, value_at, width, n_heads, key_dim, head_dim;
-    int keys;  // width of the queries, and of the keys
+// What a rule reads (ops.h, delta_args).
+template <typename T, bool SCAN> struct rule_inputs {
+    const T *qkv, *a_log, *dt_bias, *skip;
+    const std::conditional_t<SCAN, T, float> *gates;
+    int64_t stride;   // of gates
+    const T *vectors; // (T, 2 * keys) q and k as read_rows() gives them; NULL: it makes them
+};
+
+template <typename T, bool SCAN> static rule_inputs<T, SCAN> inputs_of(const struct delta_args *a)
+{
+    rule_inputs<T, SCAN> in = {};
+    in.qkv = (const T *)a->qkv;
+    in.a_log = (const T *)a->a_log;
+    in.dt_bias = (const T *)a->dt_bias;
+    in.skip = (const T *)a->skip;
+    in.gates = (decltype(in.gates))a->gates;
+    in.stride = a->stride;
+    return in;
+}
+
+// Of a value head, and which columns a block has.
+template <typename T, bool SCAN> struct source : rule_inputs<T, SCAN> {
+    float rate, bias, min_step, skips; // exp(a_log), dt_bias, skip
+    int head, q_at, k_at, value_at, width, n_heads, key_dim, head_dim;
     int first; // column
 };
 
-__device__ __forceinline__ source source_of(const delta_shape &s, const float *gates, float a_log,
-                                            float dt_bias, int head, int first)
+// Columns of the queries' heads, the keys' and the values' in a row.
+struct row_columns {
+    int q, k, value, width;
+};
+
+template <bool SCAN> __device__ __forceinline__ row_columns columns_of(const delta_shape &s)
 {
-    source f;
-    f.gates = gates;
-    f.vectors = NULL;
-    f.rate = expf(a_log);
-    f.dt_bias = dt_bias;
+    const int keys = s.n_key_heads * s.key_dim, values = s.n_heads * s.head_dim;
+    if (SCAN) return {values + keys, values, 0, 2 * keys + values};
+    return {0, keys, 2 * keys, 2 * keys + values};
+}
+
+template <typename T, bool SCAN>
+__device__ __forceinline__ source<T, SCAN> source_of(const rule_inputs<T, SCAN> &in,
+                                                     const delta_shape &s, int head, int first)
+{
+    const row_columns at = columns_of<SCAN>(s);
+    const int key_head = head / (s.n_heads / s.n_key_heads);
+    source<T, SCAN> f;
+    (rule_inputs<T, SCAN> &)f = in;
+    f.rate = expf(to_f32(in.a_log[head]));
+    f.bias = to_f32(in.dt_bias[head]);
+    f.min_step = s.min_step;
+    f.skips = SCAN ? to_f32(in.skip[head]) : 0.f;
     f.head = head;
-    f.keys = s.n_key_heads * s.key_dim;
-    f.key_at = head / (s.n_heads / s.n_key_heads) * s.key_dim;
-    f.value_at = 2 * f.keys + head * s.head_dim;
-    f.width = 2 * f.keys + s.n_heads * s.head_dim;
+    f.q_at = at.q + key_head * s.key_dim;
+    f.k_at = at.k + key_head * s.key_dim;
+    f.value_at = at.value + head * s.head_dim;
+    f.width = at.width;
     f.n_heads = s.n_heads;
     f.key_dim = s.key_dim;
     f.head_dim = s.head_dim;
@@ -179,12 +214,27 @@ __device__ __forceinline__ source source_of(const delta_shape &s, const float *g
     return f;
 }
 
-// The log decay of a row, and G of it behind that of the row before: written so that every kernel
-// rounds alike.
-__device__ __forceinline__ float log_decay_of(const source &f, int row)
+// What a row's gates are made of, beta, and its log decay, by which G behind it differs from that
+// of the row before: written so that every kernel rounds alike.
+struct row_gates {
+    float raw, beta, log_decay; // raw: before softplus
+};
+
+template <typename T, bool SCAN>
+__device__ __forceinline__ row_gates gates_of(const source<T, SCAN> &f, int row)
 {
-    const float a = f.gates[(int64_t)row * 2 * f.n_heads + f.n_heads + f.head];
-    return __fmul_rn(-f.rate, softplus_of(__fadd_rn(a, f.dt_bias)));
+    row_gates g;
+    if constexpr (SCAN) {
+        g.raw = __fadd_rn(to_f32(f.gates[row * f.stride + f.head]), f.bias);
+        g.beta = fmaxf(softplus_of(g.raw), f.min_step);
+        g.log_decay = __fmul_rn(-f.rate, g.beta);
+    } else {
+        const float *at = f.gates + (int64_t)row * 2 * f.n_heads + f.head;
+        g.raw = __fadd_rn(at[f.n_heads], f.bias);
+        g.beta = sigmoid(at[0]);
+        g.log_decay = __fmul_rn(-f.rate, softplus_of(g.raw));
+    }
+    return g;
 }
 
 // A warp's lane has elements lane + 32 i of a vector of key_dim; returns what divides by its
@@ -210,13 +260,14 @@ __device__ __forceinline__ void read_vector(float (&x)[DIM / 32], const T *from,
 // The chunk's rows. Those behind its last, up to the next sixteenth, are zeros. Of one decoded row
 // (ROWS 16) there is room for its sixteen alone where nothing goes over the others, and those
 // beside it, which change nothing of it, are anything but in u.
-template <typename T, int ROWS, int C> struct chunk_of {
+template <typename T, int ROWS, int C, bool SCAN> struct chunk_of {
     T k[CHUNK][DIM + PITCH], q[ROWS][DIM + PITCH];
     T S[DIM][C + PITCH]; // at the border
     T u[CHUNK][C + PITCH];
-    T seen[ROWS][CHUNK + PITCH];             // what row t's output takes of u of row j
-    alignas(16) float read[CHUNK][ROWS + 4]; // [j][t]: what u of row t takes of that of row j
-    float r[ROWS][C + 4];                    // values; then u while it is being summed up
+    T seen[ROWS][CHUNK + PITCH]; // what row t's output takes of u of row j
+    // [j][t]: what u of row t takes of that of row j
+    alignas(16) float read[SCAN ? 1 : CHUNK][ROWS + 4];
+    float r[ROWS][C + 4]; // values; then u while it is being summed up
     float G[CHUNK], beta[CHUNK], log_decay[CHUNK];
 };
 
@@ -267,37 +318,41 @@ __device__ __forceinline__ void read_tile(T (*to)[N], const S *from, int64_t str
 
 // q, k and gates of rows t to `end` of the chunk, the first of which is `row`, and G; for all
 // threads to wait for. What is read of some rows is on its way at once.
-template <typename T, int ROWS, int C>
-__device__ __forceinline__ void read_rows(chunk_of<T, ROWS, C> &w, const T *qkv, const source &f,
-                                          int row, int t, int end)
+template <typename T, int ROWS, int C, bool SCAN>
+__device__ __forceinline__ void read_rows(chunk_of<T, ROWS, C, SCAN> &w, const T *qkv,
+                                          const source<T, SCAN> &f, int row, int t, int end)
 {
     constexpr int AT_ONCE = ROWS / 16, WARPS = threads<C> / 32;
     const int lane = thread() % 32, behind = ROWS < CHUNK ? end : tile_end(end);
     const float q_scale = 1.f / sqrtf((float)f.key_dim);
+    const T *made = ROWS < CHUNK ? NULL : SCAN ? qkv : f.vectors;
     if (t + thread() < behind) {
         const int i = t + thread();
-        const float b = i < end ? f.gates[(int64_t)(row + thread()) * 2 * f.n_heads + f.head] : 0.f;
-        w.log_decay[i] = i < end ? log_decay_of(f, row + thread()) : 0.f;
-        w.beta[i] = i < end ? sigmoid(b) : 0.f;
+        row_gates gates = {};
+        if (i < end) gates = gates_of(f, row + thread());
+        w.log_decay[i] = gates.log_decay;
+        w.beta[i] = gates.beta;
     }
-    if (ROWS == CHUNK && f.vectors) {
-        const T *from = (const T *)f.vectors + (int64_t)row * 2 * f.keys + f.key_at;
-        read_tile<ROWS, DIM, threads<C>>(w.q, from, 2 * f.keys, f.key_dim, t, t, end);
-        read_tile<ROWS, DIM, threads<C>>(w.k, from + f.keys, 2 * f.keys, f.key_dim, t, t, end);
+    if (made) {
+        const int64_t stride = SCAN ? f.width : 2 * (f.k_at - f.q_at);
+        const T *from = made + row * stride;
+        read_tile<ROWS, DIM, threads<C>>(w.q, from + f.q_at, stride, f.key_dim, t, t, end);
+        read_tile<ROWS, DIM, threads<C>>(w.k, from + f.k_at, stride, f.key_dim, t, t, end);
     }
-    for (int first = t + thread() / 32; first < behind && !f.vectors; first += AT_ONCE * WARPS) {
+    for (int first = t + thread() / 32; first < behind && !made; first += AT_ONCE * WARPS) {
         float q[AT_ONCE][DIM / 32], k[AT_ONCE][DIM / 32];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int at = first + i * WARPS;
-            const T *from = qkv + (int64_t)(row + at - t) * f.width + f.key_at;
-            read_vector(q[i], from, at < end ? f.key_dim : 0);
-            read_vector(k[i], from + f.keys, at < end ? f.key_dim : 0);
+            const T *from = qkv + (int64_t)(row + at - t) * f.width;
+            read_vector(q[i], from + f.q_at, at < end ? f.key_dim : 0);
+            read_vector(k[i], from + f.k_at, at < end ? f.key_dim : 0);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int at = first + i * WARPS;
-            const float q_factor = inverse_length(q[i]) * q_scale, k_factor = inverse_length(k[i]);
+            const float q_factor = SCAN ? 1.f : inverse_length(q[i]) * q_scale,
+                        k_factor = SCAN ? 1.f : inverse_length(k[i]);
             if (at >= behind) break;
 #pragma unroll
             for (int e = 0; e < DIM / 32; e++) {
@@ -326,21 +381,25 @@ __device__ __forceinline__ void read_rows(chunk_of<T, ROWS, C> &w, const T *qkv,
         }
 }
 
-// Which rows and sums a warp has where those of keys and those of queries are computed side by
-// side: `part` of the columns of a tile of rows, or of the only one.
+// Which rows and sums a warp has where those of keys and those of queries, or more of the latter,
+// are computed side by side: `part` of the columns of a tile of rows, or of the only one.
 struct warp_tile {
     int tile, first, part;
     bool is_q;
 };
 
-template <int ROWS> __device__ __forceinline__ warp_tile own_tile(int t)
+template <int ROWS, bool SCAN = false> __device__ __forceinline__ warp_tile own_tile(int t)
 {
     const int warp = thread() / 32, own = warp % TILES, tile = ROWS == CHUNK ? own : t / 16;
+    if (SCAN && ROWS == CHUNK) return {tile, 16 * tile, warp / TILES, true};
     return {tile, 16 * tile, ROWS == CHUNK ? thread() / THREADS : own, warp / TILES % 2 > 0};
 }
 
 // Tiles of columns a warp has, of N in a block of C columns.
-template <int ROWS, int C, int N> constexpr int own_tiles = N / (ROWS == CHUNK ? parts<C> : TILES);
+template <int ROWS, int C, int N, bool SCAN>
+constexpr int own_tiles = N / (ROWS < CHUNK ? TILES
+                               : SCAN       ? 2 * parts<C>
+                                            : parts<C>);
 
 // factor(row) times the sums of each row.
 template <int N, typename F>
@@ -354,11 +413,11 @@ __device__ __forceinline__ void scale_rows(float (&sums)[N][4], F factor)
 }
 
 // `read` and `seen` of a warp's rows.
-template <typename T, int ROWS, int C>
-__device__ __forceinline__ void compare_rows(chunk_of<T, ROWS, C> &w, const warp_tile &own,
+template <typename T, int ROWS, int C, bool SCAN>
+__device__ __forceinline__ void compare_rows(chunk_of<T, ROWS, C, SCAN> &w, const warp_tile &own,
                                              int steps)
 {
-    constexpr int N = own_tiles<ROWS, C, CHUNK / 8>;
+    constexpr int N = own_tiles<ROWS, C, CHUNK / 8, SCAN>;
     const int first = own.part * 8 * N, used = 2 * (own.tile + 1) - own.part * N;
     float sums[N][4];
     if (used <= 0) return;
@@ -369,7 +428,7 @@ __device__ __forceinline__ void compare_rows(chunk_of<T, ROWS, C> &w, const warp
         if (column >= 8 * used) return;
         const int t = own.first + row, j = first + column;
         const float since = j <= t ? expf(w.G[t] - w.G[j]) : 0.f;
-        if (own.is_q)
+        if (SCAN || own.is_q)
             w.seen[t % ROWS][j] = from_f32<T>(j <= t ? since * sum : 0.f);
         else
             w.read[j][t % ROWS] = j < t ? -w.beta[t] * (since * sum) : 0.f;
@@ -377,8 +436,8 @@ __device__ __forceinline__ void compare_rows(chunk_of<T, ROWS, C> &w, const warp
 }
 
 // u of one row from r, by the sums of solve(), and zeros behind it.
-template <typename T, int ROWS, int C>
-__device__ __forceinline__ void solve_row(chunk_of<T, ROWS, C> &w, int t)
+template <typename T, int ROWS, int C, bool SCAN>
+__device__ __forceinline__ void solve_row(chunk_of<T, ROWS, C, SCAN> &w, int t)
 {
     constexpr int GROUPS = threads<C> / C;
     const int column = thread() % C, group = thread() / C;
@@ -394,8 +453,8 @@ __device__ __forceinline__ void solve_row(chunk_of<T, ROWS, C> &w, int t)
 }
 
 // u of rows t to `end` from r, sixteen at a time; those before are there.
-template <typename T, int ROWS, int C>
-__device__ __forceinline__ void solve(chunk_of<T, ROWS, C> &w, int t, int end)
+template <typename T, int ROWS, int C, bool SCAN>
+__device__ __forceinline__ void solve(chunk_of<T, ROWS, C, SCAN> &w, int t, int end)
 {
     constexpr int GROUPS = threads<C> / C, EACH = 16 / GROUPS;
     const int column = thread() % C, group = thread() / C;
@@ -449,8 +508,8 @@ __device__ __forceinline__ void write_operand(T (*to)[P], float (&S)[N][4])
 }
 
 // S of the next border, from a chunk whose rows are all there; its keys are lost.
-template <typename T, int ROWS, int C, int N>
-__device__ __forceinline__ void close_chunk(chunk_of<T, ROWS, C> &w, float (&S)[N][4])
+template <typename T, int ROWS, int C, bool SCAN, int N>
+__device__ __forceinline__ void close_chunk(chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4])
 {
     constexpr int V = wide<T>;
     const float end = w.G[CHUNK - 1], decay = expf(end);
@@ -474,14 +533,16 @@ __device__ __forceinline__ void close_chunk(chunk_of<T, ROWS, C> &w, float (&S)[
 
 // Rows t to `end` of a chunk, the first of which is `row`, to out, or where that is NULL as far as
 // u. All threads are done with the chunk behind it.
-template <typename T, int ROWS, int C, int N>
-__device__ __forceinline__ void add_rows(chunk_of<T, ROWS, C> &w, float (&S)[N][4], T *out,
-                                         const T *qkv, const source &f, int row, int t, int end)
+template <typename T, int ROWS, int C, bool SCAN, int N>
+__device__ __forceinline__ void add_rows(chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4], T *out,
+                                         const T *qkv, const source<T, SCAN> &f, int row, int t,
+                                         int end)
 {
-    constexpr int M = own_tiles<ROWS, C, C / 8>;
+    constexpr int M = own_tiles<ROWS, C, C / 8, SCAN>;
     const int steps = (f.key_dim + 15) / 16;
-    const warp_tile own = own_tile<ROWS>(t);
-    const bool takes_part = own.first < end && own.first + 16 > t && (out || !own.is_q);
+    const warp_tile own = own_tile<ROWS, SCAN>(t);
+    const bool takes_part =
+        own.first < end && own.first + 16 > t && (own.is_q ? out != NULL : !SCAN);
     const int first = own.part * 8 * M; // column
     float sums[M][4];
     clear(sums);
@@ -489,11 +550,17 @@ __device__ __forceinline__ void add_rows(chunk_of<T, ROWS, C> &w, float (&S)[N][
                                    f.width, f.head_dim - f.first, t, t, end);
     read_rows(w, qkv, f, row, t, end);
     __syncthreads();
+    if constexpr (SCAN)
+        for (int i = thread(); i < (tile_end(end) - t) * C; i += threads<C>) {
+            const int j = t + i / C;
+            const float u = j < end ? w.beta[j] * w.r[j % ROWS][i % C] : 0.f;
+            w.u[j][i % C] = from_f32<T>(u);
+        }
     if (takes_part) {
         multiply(sums, plain(own.is_q ? w.q[own.first % ROWS] : w.k[own.first], DIM + PITCH),
                  plain(w.S[0] + first, C + PITCH), steps);
         scale_rows(sums, [&](int i) { return expf(w.G[own.first + i]); });
-        if (!own.is_q)
+        if (!SCAN && !own.is_q)
             each_sum(sums, [&](int i, int column, float &sum) {
                 float &r = w.r[(own.first + i) % ROWS][first + column];
                 r = w.beta[own.first + i] * __fsub_rn(r, sum);
@@ -501,15 +568,16 @@ __device__ __forceinline__ void add_rows(chunk_of<T, ROWS, C> &w, float (&S)[N][
         compare_rows(w, own, steps);
     }
     __syncthreads();
-    if constexpr (ROWS < CHUNK)
+    if constexpr (!SCAN && ROWS < CHUNK)
         solve_row(w, t);
-    else
+    else if constexpr (!SCAN)
         solve(w, t, end);
     if (takes_part && own.is_q) {
         multiply(sums, plain(w.seen[own.first % ROWS], CHUNK + PITCH),
                  plain(w.u[0] + first, C + PITCH), own.tile + 1);
         each_sum(sums, [&](int i, int c, float &sum) {
             const int at = own.first + i, column = f.first + first + c;
+            if (SCAN) sum = fmaf(f.skips, w.r[at % ROWS][first + c], sum);
             if (at >= t && at < end && column < f.head_dim)
                 out[((int64_t)(row + at - t) * f.n_heads + f.head) * f.head_dim + column] =
                     from_f32<T>(sum);
@@ -564,9 +632,9 @@ __device__ __forceinline__ void prefetch(const float *from, int n)
 }
 
 // S, as sums where it is to move on, and the n rows of the open chunk.
-template <typename T, int ROWS, int C, int N>
-__device__ __forceinline__ void read_slot(chunk_of<T, ROWS, C> &w, float (&S)[N][4],
-                                          const slot_parts &slot, const source &f, int n,
+template <typename T, int ROWS, int C, bool SCAN, int N>
+__device__ __forceinline__ void read_slot(chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4],
+                                          const slot_parts &slot, const source<T, SCAN> &f, int n,
                                           bool moves)
 {
     prefetch(slot.k, n * f.key_dim);
@@ -587,10 +655,10 @@ __device__ __forceinline__ void read_slot(chunk_of<T, ROWS, C> &w, float (&S)[N]
 }
 
 // S where it is another than the slot's, and u of the open chunk's rows t to `end`.
-template <typename T, int ROWS, int C, int N>
-__device__ __forceinline__ void write_slot(const slot_parts &slot, const chunk_of<T, ROWS, C> &w,
-                                           float (&S)[N][4], const source &f, bool moved, int t,
-                                           int end)
+template <typename T, int ROWS, int C, bool SCAN, int N>
+__device__ __forceinline__ void write_slot(const slot_parts &slot,
+                                           const chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4],
+                                           const source<T, SCAN> &f, bool moved, int t, int end)
 {
     if (moved)
         each_sum(S, [&](int i, int c, float &sum) {
@@ -604,14 +672,14 @@ __device__ __forceinline__ void write_slot(const slot_parts &slot, const chunk_o
 }
 
 // u of a block's rows t to `end`, (rows, columns) in scratch: from there, and to there.
-template <typename T, int ROWS, int C>
-__device__ __forceinline__ void recall_rows(chunk_of<T, ROWS, C> &w, const T *u, int end)
+template <typename T, int ROWS, int C, bool SCAN>
+__device__ __forceinline__ void recall_rows(chunk_of<T, ROWS, C, SCAN> &w, const T *u, int end)
 {
     read_tile<CHUNK, C, threads<C>>(w.u, u, C, C, 0, 0, end);
 }
 
-template <typename T, int ROWS, int C>
-__device__ __forceinline__ void keep_rows(T *u, const chunk_of<T, ROWS, C> &w, int t, int end)
+template <typename T, int ROWS, int C, bool SCAN>
+__device__ __forceinline__ void keep_rows(T *u, const chunk_of<T, ROWS, C, SCAN> &w, int t, int end)
 {
     constexpr int V = wide<T>;
     for (int i = t * C / V + thread(); i < end * C / V; i += threads<C>)
@@ -622,9 +690,10 @@ __device__ __forceinline__ void keep_rows(T *u, const chunk_of<T, ROWS, C> &w, i
 
 // Rows first to `end`, of which the first comes behind n of the open chunk; returns how many that
 // has then. each(t, end): rows t to `end` of a chunk are there.
-template <typename T, int ROWS, int C, int N, typename F>
-__device__ __forceinline__ int run(chunk_of<T, ROWS, C> &w, float (&S)[N][4], T *out, const T *qkv,
-                                   const source &f, int first, int end, int n, F each)
+template <typename T, int ROWS, int C, bool SCAN, int N, typename F>
+__device__ __forceinline__ int run(chunk_of<T, ROWS, C, SCAN> &w, float (&S)[N][4], T *out,
+                                   const T *qkv, const source<T, SCAN> &f, int first, int end,
+                                   int n, F each)
 {
     for (int row = first; row < end;) {
         const int rows = min(CHUNK - n, end - row);
@@ -648,10 +717,10 @@ __device__ __forceinline__ unit_of unit_at(int unit, const delta_shape &s, int s
 
 // A sequence and those that go on from it. memory: the block's, of what the sequences behind a
 // packed prefix begin with.
-template <typename T, int ROWS, int C>
-__device__ __forceinline__ void run_unit(chunk_of<T, ROWS, C> &w, T *out, const T *qkv,
-                                         const source &f, const delta_rows &b, const delta_shape &s,
-                                         int seq, float *memory)
+template <typename T, int ROWS, int C, bool SCAN>
+__device__ __forceinline__ void run_unit(chunk_of<T, ROWS, C, SCAN> &w, T *out, const T *qkv,
+                                         const source<T, SCAN> &f, const delta_rows &b,
+                                         const delta_shape &s, int seq, float *memory)
 {
     const int first = b.query_start[seq], behind = b.query_start[seq + 1];
     const int end = delta_unit_end(b, seq), from = b.paged ? b.state_from[seq] : 0;
@@ -702,9 +771,8 @@ __device__ __forceinline__ void run_unit(chunk_of<T, ROWS, C> &w, T *out, const 
 
 // k and G of the open chunk's rows to the slots of a unit, which all slices of all heads of a key
 // head, a group, have read by now.
-template <typename T>
-__device__ __forceinline__ void keep_open(const T *qkv, const float *gates, const T *a_log,
-                                          const T *dt_bias, const delta_rows &b,
+template <typename T, bool SCAN>
+__device__ __forceinline__ void keep_open(const rule_inputs<T, SCAN> &in, const delta_rows &b,
                                           const delta_shape &s, int seq, int group)
 {
     const int each = s.n_heads / s.n_key_heads, lane = thread() % 32;
@@ -718,14 +786,13 @@ __device__ __forceinline__ void keep_open(const T *qkv, const float *gates, cons
         const int known = b.state_slot[next] == b.state_from[seq] ? old : 0;
         for (int i = thread(); i < each; i += blockDim.x) {
             const int head = group * each + i;
-            const source f =
-                source_of(s, gates, to_f32(a_log[head]), to_f32(dt_bias[head]), head, 0);
+            const source<T, SCAN> f = source_of(in, s, head, 0);
             const float *from = slot_of(b, b.state_from[seq], s, head).G;
             float *to = slot_of(b, b.state_slot[next], s, head).G;
             float G = known > 0 ? from[known - 1] : 0.f;
             for (int j = known; j < n; j++)
-                to[j] = G =
-                    j < old ? from[j] : __fadd_rn(G, log_decay_of(f, row + border + j - first));
+                to[j] = G = j < old ? from[j]
+                                    : __fadd_rn(G, gates_of(f, row + border + j - first).log_decay);
         }
         const float *from = slot_of(b, b.state_from[seq], s, group * each).k;
         float *to = slot_of(b, b.state_slot[next], s, group * each).k;
@@ -734,12 +801,12 @@ __device__ __forceinline__ void keep_open(const T *qkv, const float *gates, cons
             if (j < old) {
                 read_vector(k, from + j * s.key_dim, s.key_dim);
             } else {
-                const int width = 2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim;
+                const row_columns at = columns_of<SCAN>(s);
                 read_vector(k,
-                            qkv + (int64_t)(row + border + j - first) * width +
-                                (s.n_key_heads + group) * s.key_dim,
+                            in.qkv + (int64_t)(row + border + j - first) * at.width + at.k +
+                                group * s.key_dim,
                             s.key_dim);
-                const float factor = inverse_length(k);
+                const float factor = SCAN ? 1.f : inverse_length(k);
                 for (int i = 0; i < DIM / 32; i++) k[i] = to_f32(from_f32<T>(k[i] * factor));
             }
             for (int i = 0; i < DIM / 32; i++)
@@ -789,44 +856,60 @@ template <typename T> static int64_t vectors_floats(const struct delta_shape *s,
     return ceil_div(rows * 2 * s->n_key_heads * s->key_dim * (int64_t)sizeof(T), 256) * 64;
 }
 
-template <typename T, int ROWS, int C>
-__global__ void __launch_bounds__(threads<C>, ROWS < CHUNK ? 3 : 1)
-    delta_kernel(T *out, const T *qkv, const float *gates, const T *a_log, const T *dt_bias,
-                 delta_rows b, delta_shape s, int slices, float *scratch, const T *vectors,
-                 unsigned *tickets)
+// Blocks of many rows that an SM has, at most.
+template <int C, bool SCAN> constexpr int blocks_per_sm = SCAN &&C == 64 ? 2 : 1;
+
+template <typename T, int ROWS, int C, bool SCAN>
+__global__ void __launch_bounds__(threads<C>, ROWS < CHUNK ? 3 : blocks_per_sm<C, SCAN>)
+    delta_kernel(T *out, rule_inputs<T, SCAN> in, delta_rows b, delta_shape s, int slices,
+                 float *scratch, unsigned *tickets)
 {
     grid_begin();
     extern __shared__ __align__(16) char shared[];
-    chunk_of<T, ROWS, C> &w = *(chunk_of<T, ROWS, C> *)shared;
+    chunk_of<T, ROWS, C, SCAN> &w = *(chunk_of<T, ROWS, C, SCAN> *)shared;
     for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
         const unit_of own = unit_at(unit, s, slices);
         if (!delta_begins(b, own.seq)) continue;
-        source f = source_of(s, gates, to_f32(a_log[own.head]), to_f32(dt_bias[own.head]), own.head,
-                             own.slice * C);
-        f.vectors = vectors;
-        run_unit(w, out, qkv, f, b, s, own.seq, scratch + blockIdx.x * 2 * DIM * C);
+        const source<T, SCAN> f = source_of(in, s, own.head, own.slice * C);
+        run_unit(w, out, in.qkv, f, b, s, own.seq, scratch + blockIdx.x * 2 * DIM * C);
         __syncthreads();
         if (!b.paged || b.state_slot[own.seq] < 0) continue;
         const int each = s.n_heads / s.n_key_heads, group = own.head / each;
         if (last_block(&tickets[own.seq * s.n_key_heads + group], each * slices))
-            keep_open(qkv, gates, a_log, dt_bias, b, s, own.seq, group);
+            keep_open(in, b, s, own.seq, group);
     }
 }
 
-template <typename T> static int many_slices(const struct delta_shape *s)
+// Of many rows, C columns to a block.
+template <typename T_, bool SCAN_, int C_> struct rule_kind {
+    using T = T_;
+    static constexpr bool SCAN = SCAN_;
+    static constexpr int C = C_;
+};
+
+template <typename F> static void with_rule(const struct delta_shape *s, F f)
 {
-    return ceil_div(s->head_dim, many_columns<T>);
+    with_type(s->dt, [&](auto t) {
+        using T = decltype(t);
+        if (!s->is_scan)
+            f(rule_kind<T, false, many_columns<T>>());
+        else if (s->head_dim > columns<T>)
+            f(rule_kind<T, true, many_columns<T>>());
+        else
+            f(rule_kind<T, true, columns<T>>());
+    });
 }
 
-// Of many rows.
-template <typename T>
-static int blocks_of(struct device *dev, const struct delta_shape *s, int n_seqs)
+static int slices_of(const struct delta_shape *s, int C)
 {
-    const int units = n_seqs * s->n_heads * many_slices<T>(s), most = cuda_use(dev)->n_sms;
+    return ceil_div(s->head_dim, C);
+}
+
+static int blocks_of(struct device *dev, const struct delta_shape *s, int n_seqs, int C, int per_sm)
+{
+    const int units = n_seqs * s->n_heads * slices_of(s, C), most = cuda_use(dev)->n_sms * per_sm;
     return units < most ? units : most;
 }
-
-template <typename T> static constexpr int64_t begin_floats = 2 * DIM *many_columns<T>;
 
 void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
                      const struct delta_shape *s)
@@ -838,31 +921,34 @@ void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
                     rows.n_seqs, s->n_key_heads, N_TICKETS);
         return;
     }
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        constexpr int MANY = many_columns<T>;
-        const int blocks = blocks_of<T>(dev, s, rows.n_seqs);
+    with_rule(s, [&](auto kind) {
+        using K = decltype(kind);
+        using T = typename K::T;
+        constexpr int MANY = K::C, FEW = columns<T>;
+        const int blocks = blocks_of(dev, s, rows.n_seqs, MANY, blocks_per_sm<MANY, K::SCAN>);
         float *scratch = NULL; // a paged batch is computed without: its step may be being captured
-        T *vectors = NULL;
+        rule_inputs<T, K::SCAN> in = inputs_of<T, K::SCAN>(a);
         if (!rows.paged) {
-            const int64_t own = vectors_floats<T>(s, rows.n_tokens);
-            vectors = (T *)cuda_workspace(dev, (own + blocks * begin_floats<T>)*sizeof(float));
-            if (!vectors) return;
-            scratch = (float *)vectors + own;
-            make_vectors(dev, vectors, a->qkv, rows.n_tokens, s);
+            const int64_t own = K::SCAN ? 0 : vectors_floats<T>(s, rows.n_tokens);
+            scratch = (float *)cuda_workspace(dev, (own + blocks * 2 * DIM * MANY) * sizeof(float));
+            if (!scratch) return;
+            if (!K::SCAN) {
+                make_vectors(dev, (T *)scratch, a->qkv, rows.n_tokens, s);
+                in.vectors = (const T *)scratch;
+            }
+            scratch += own;
         }
         const auto launch = [&](auto kernel, size_t shared, int C, int n_threads) {
-            const int slices = ceil_div(s->head_dim, C), units = rows.n_seqs * s->n_heads * slices;
+            const int slices = slices_of(s, C), units = rows.n_seqs * s->n_heads * slices;
             cuda_launch(dev, "delta_rule", kernel, rows.paged ? units : blocks, n_threads, shared,
-                        out, a->qkv, a->gates, a->a_log, a->dt_bias, rows, *s, slices, scratch,
-                        vectors, cuda_use(dev)->tickets);
+                        out, in, rows, *s, slices, scratch, cuda_use(dev)->tickets);
         };
         if (rows.paged && a->batch.view->max_query == 1)
-            launch(delta_kernel<T, 16, columns<T>>, sizeof(chunk_of<T, 16, columns<T>>), columns<T>,
+            launch(delta_kernel<T, 16, FEW, K::SCAN>, sizeof(chunk_of<T, 16, FEW, K::SCAN>), FEW,
                    THREADS);
         else
-            launch(delta_kernel<T, CHUNK, MANY>, sizeof(chunk_of<T, CHUNK, MANY>), MANY,
-                   threads<MANY>);
+            launch(delta_kernel<T, CHUNK, MANY, K::SCAN>, sizeof(chunk_of<T, CHUNK, MANY, K::SCAN>),
+                   MANY, threads<MANY>);
     });
 }
 
@@ -878,17 +964,20 @@ struct back_memory {
     // (CHUNK) of the log decays of the open chunk's rows, and of S before it.
     int64_t shared_u, shared_k, shared_log_decay, shared_S;
     int64_t dvectors; // (T, n_heads, slices, 2, key_dim): of q and k as the rule takes them
-    int64_t dgates;   // (T, n_heads, slices, 2): of what beta is made of, and of the log decay
-    int64_t shared;   // (T, n_heads, 2): a row's part of the gradients of a_log and dt_bias
-    int64_t vectors;  // make_vectors()
+    // (T, n_heads, slices, 3): of what beta is made of, or of Mamba-2's step without its decay; of
+    // the log decay; and of Mamba-2's skip.
+    int64_t dgates;
+    int64_t shared;  // (T, n_heads, 3): a row's part of the gradients of a_log, dt_bias and skip
+    int64_t vectors; // make_vectors()
     int64_t end;
 };
 
-template <typename T>
+template <typename K>
 static struct back_memory lay_out_back(const struct delta_shape *s, int blocks, int rows,
                                        int max_context)
 {
-    const int64_t width = many_columns<T>, matrix = DIM * width, slices = many_slices<T>(s);
+    using T = typename K::T;
+    const int64_t width = K::C, matrix = DIM * width, slices = slices_of(s, K::C);
     const int64_t chunks = max_context / CHUNK + 1, heads = (int64_t)rows * s->n_heads;
     struct back_memory m = {};
     m.S = 0;
@@ -901,9 +990,9 @@ static struct back_memory lay_out_back(const struct delta_shape *s, int blocks, 
     m.block = m.shared_S + matrix;
     m.dvectors = m.block * blocks;
     m.dgates = m.dvectors + heads * slices * 2 * s->key_dim;
-    m.shared = m.dgates + heads * slices * 2;
-    m.vectors = (m.shared + heads * 2 + 63) / 64 * 64;
-    m.end = m.vectors + vectors_floats<T>(s, rows);
+    m.shared = m.dgates + heads * slices * 3;
+    m.vectors = (m.shared + heads * 3 + 63) / 64 * 64;
+    m.end = m.vectors + (K::SCAN ? 0 : vectors_floats<T>(s, rows));
     return m;
 }
 
@@ -912,11 +1001,10 @@ size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int r
 {
     if (s->n_heads == 0) return 0;
     if (delta_is_conv(s)) return cuda_conv_scratch(s, rows);
-    if (s->is_scan) return max(cuda_conv_scratch(s, rows), cuda_ssm_scratch(dev, s, rows));
     size_t back = 0; // which is more than what the forward pass takes
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        back = lay_out_back<T>(s, cuda_use(dev)->n_sms, rows, max_context).end * sizeof(float);
+    with_rule(s, [&](auto kind) {
+        using K = decltype(kind);
+        back = lay_out_back<K>(s, cuda_use(dev)->n_sms, rows, max_context).end * sizeof(float);
     });
     return max(back, cuda_conv_scratch(s, rows));
 }
@@ -925,9 +1013,9 @@ enum { OF_SEEN, OF_READ, OF_QUERY, OF_KEY, OF_BORDER, ROW_PARTS };
 
 // Sums over rows and columns of a chunk are of warps, then added in order. The gradients of `seen`
 // and `read`, which are then of the products of q or k and k, take their place.
-template <typename T, int C> struct back_chunk_of : chunk_of<T, CHUNK, C> {
+template <typename T, int C, bool SCAN> struct back_chunk_of : chunk_of<T, CHUNK, C, SCAN> {
     T dS[DIM][C + PITCH]; // behind the chunk
-    T dout[CHUNK][C + PITCH], du[CHUNK][C + PITCH];
+    T dout[CHUNK][C + PITCH], du[SCAN ? 1 : CHUNK][C + PITCH];
     float row_parts[ROW_PARTS][2 * parts<C>][CHUNK], column_parts[2][TILES][CHUNK];
     float decay[CHUNK], since[CHUNK]; // exp(G), and of what S behind the chunk has of a row
     float sums[32];
@@ -964,9 +1052,9 @@ template <int C> __device__ __forceinline__ warp_share own_share(int all)
 
 // A warp's sums of the gradient of `seen` or `read`, from (rows of dout or of du) times u, and what
 // G gets of it.
-template <typename T, int C, int N>
-__device__ __forceinline__ void compare_back(back_chunk_of<T, C> &w, float (&sums)[N][4], bool is_q,
-                                             int n)
+template <typename T, int C, bool SCAN, int N>
+__device__ __forceinline__ void compare_back(back_chunk_of<T, C, SCAN> &w, float (&sums)[N][4],
+                                             bool is_q, int n)
 {
     const int tile = own_tile<CHUNK>(0).tile, first = 16 * tile, lane = thread() % 32;
     const warp_share share = own_share<C>(CHUNK);
@@ -982,7 +1070,7 @@ __device__ __forceinline__ void compare_back(back_chunk_of<T, C> &w, float (&sum
         if (is_q && j <= t) {
             part = sum * to_f32(w.seen[t][j]);
             sum *= __expf(w.G[t] - w.G[j]);
-        } else if (!is_q && j < t) {
+        } else if (!SCAN && !is_q && j < t) {
             part = sum * w.read[j][t];
             sum *= -w.beta[t] * __expf(w.G[t] - w.G[j]);
         } else {
@@ -1021,8 +1109,8 @@ __device__ __forceinline__ void write_compared(T (*to)[P], float (&sums)[N][4])
 
 // The sums of u's gradient in r from the last row to row `own`, sixteen at a time; rows before get
 // theirs of these.
-template <typename T, int C>
-__device__ __forceinline__ void solve_back(back_chunk_of<T, C> &w, int own, int n)
+template <typename T, int C, bool SCAN>
+__device__ __forceinline__ void solve_back(back_chunk_of<T, C, SCAN> &w, int own, int n)
 {
     constexpr int GROUPS = threads<C> / C, EACH = 16 / GROUPS;
     const int column = thread() % C, group = thread() / C;
@@ -1084,10 +1172,11 @@ __device__ __forceinline__ void row_products(float (*to)[CHUNK], float (&sums)[N
 // The gradients of a chunk's rows from those of their outputs and of S behind it, dS, which becomes
 // that of S before it: all that is not the sequence's goes to what is shared. takes: what is shared
 // is added to the sequence's rows.
-template <typename T, int C, int N>
-__device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back_arrays<T> &to,
-                           const back_memory &m, float *memory, const source &f, int slices,
-                           const chunk_rows &c, const T *S_before, const T *u, bool takes)
+template <typename T, int C, bool SCAN, int N>
+__device__ void back_chunk(back_chunk_of<T, C, SCAN> &w, float (&dS)[N][4],
+                           const back_arrays<T> &to, const back_memory &m, float *memory,
+                           const source<T, SCAN> &f, int slices, const chunk_rows &c,
+                           const T *S_before, const T *u, bool takes)
 {
     constexpr int SHARES = 2 * parts<C>;
     constexpr int READ_PITCH = CHUNK + (sizeof(T) == 2 ? PITCH : 4);
@@ -1097,6 +1186,9 @@ __device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back
     T(*dseen)[CHUNK + PITCH] = w.seen;
     T(*dread)[READ_PITCH] = (T(*)[READ_PITCH])w.read;
     float compared[CHUNK / 8 / SHARES][4];
+    const auto dgates_at = [&](int row) {
+        return m.at + m.dgates + (((int64_t)row * f.n_heads + f.head) * slices + f.first / C) * 3;
+    };
     const bool closes = n == CHUNK, takes_part = own.first < n;
     float *shared_u = memory + m.shared_u, *shared_k = memory + m.shared_k,
           *shared_log_decay = memory + m.shared_log_decay;
@@ -1119,7 +1211,7 @@ __device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back
         w.decay[thread()] = expf(w.G[thread()]);
         w.since[thread()] = expf(last - w.G[thread()]);
     }
-    if (takes_part) compare_rows(w, own, steps);
+    if (takes_part) compare_rows(w, own_tile<CHUNK, SCAN>(0), steps);
     __syncthreads();
     if (takes_part) {
         float sums[C / 8 / SHARES][4];
@@ -1139,23 +1231,30 @@ __device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back
     compare_back(w, compared, true, n);
     __syncthreads();
     write_compared<C>(dseen, compared);
-    solve_back(w, c.own, n);
+    if constexpr (!SCAN) solve_back(w, c.own, n);
     for (int t = thread() / 32; t < tile_end(n); t += threads<C> / 32) {
         const int row = row_at(c, t);
         const bool is_own = t >= c.own && t < n;
         constexpr int V = C / 32; // columns of a lane
         const int at = thread() % 32 * V, column = f.first + at;
-        float du[V], u[V], dvalue[V], own_du[V], dbeta = 0.f;
+        float du[V], u[V], dvalue[V], own_du[V], dbeta = 0.f, dskip = 0.f;
         load<float, V>(du, &w.r[t][at]);
-        load<T, V>(u, &w.u[t][at]);
+        if (!SCAN) load<T, V>(u, &w.u[t][at]);
 #pragma unroll
         for (int v = 0; v < V; v++) {
+            if constexpr (SCAN)
+                u[v] = is_own && column + v < f.head_dim
+                           ? to_f32(to.qkv[(int64_t)row * f.width + f.value_at + column + v])
+                           : 0.f; // the value
+            const float dout = SCAN ? to_f32(w.dout[t][at + v]) : 0.f;
             dbeta = fmaf(du[v], u[v], dbeta);
+            dskip = fmaf(dout, u[v], dskip);
             dvalue[v] = w.beta[t] * du[v];
+            if (SCAN) dvalue[v] = fmaf(f.skips, dout, dvalue[v]);
             own_du[v] = is_own ? du[v] : 0.f;
             if (t < c.own) shared_u[t * C + at + v] += du[v];
         }
-        store<T, V>(&w.du[t][at], own_du);
+        if constexpr (!SCAN) store<T, V>(&w.du[t][at], own_du);
         T *to_value = to.dqkv + (int64_t)row * f.width + f.value_at + column;
         if (is_own && (size_t)to_value % (V * sizeof(T)) == 0 && column + V <= f.head_dim)
             store<T, V>(to_value, dvalue);
@@ -1163,15 +1262,20 @@ __device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back
             for (int v = 0; v < V && is_own && column + v < f.head_dim; v++)
                 to_value[v] = from_f32<T>(dvalue[v]);
         dbeta = lanes_sum(dbeta);
-        if (is_own && thread() % 32 == 0)
-            m.at[m.dgates + (((int64_t)row * f.n_heads + f.head) * slices + f.first / C) * 2] =
-                dbeta * (1.f - w.beta[t]);
+        if (SCAN) dskip = lanes_sum(dskip);
+        if (is_own && thread() % 32 == 0) {
+            float *dgates = dgates_at(row);
+            dgates[0] = SCAN ? dbeta : dbeta * (1.f - w.beta[t]);
+            dgates[2] = dskip;
+        }
     }
     __syncthreads();
-    compare_back(w, compared, false, n);
-    __syncthreads();
-    write_compared<C>(dread, compared);
-    __syncthreads();
+    if constexpr (!SCAN) {
+        compare_back(w, compared, false, n);
+        __syncthreads();
+        write_compared<C>(dread, compared);
+        __syncthreads();
+    }
     if (takes_part) {
         const auto store_rows = [&](float(&sums)[DIM / 8 / SHARES][4], int which) {
             each_pair(sums, [&](int i, int column, float x, float y) {
@@ -1207,9 +1311,12 @@ __device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back
         multiply(sums, plain(dseen[own.first], CHUNK + PITCH), k_of, own.tile + 1);
         store_rows(sums, 0);
         clear(sums);
-        multiply(sums, plain(w.du[own.first], C + PITCH), S_of, C / 16);
-        scale_rows(sums, [&](int t) { return -w.beta[own.first + t] * w.decay[own.first + t]; });
-        row_products(w.row_parts[OF_KEY], sums, w.k, own.first, keys);
+        if constexpr (!SCAN) {
+            multiply(sums, plain(w.du[own.first], C + PITCH), S_of, C / 16);
+            scale_rows(sums,
+                       [&](int t) { return -w.beta[own.first + t] * w.decay[own.first + t]; });
+            row_products(w.row_parts[OF_KEY], sums, w.k, own.first, keys);
+        }
         if (closes) {
             float behind[DIM / 8 / SHARES][4];
             clear(behind);
@@ -1220,9 +1327,11 @@ __device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back
 #pragma unroll
             for (int i = 0; i < DIM / 2 / SHARES; i++) sums[i / 4][i % 4] += behind[i / 4][i % 4];
         }
-        multiply(sums, plain(dread[own.first], READ_PITCH), k_of, own.tile + 1);
-        multiply(sums, turned(dread[own.first] + own.first, READ_PITCH),
-                 plain(w.k[own.first] + keys.first, DIM + PITCH), tiles - own.tile);
+        if constexpr (!SCAN) {
+            multiply(sums, plain(dread[own.first], READ_PITCH), k_of, own.tile + 1);
+            multiply(sums, turned(dread[own.first] + own.first, READ_PITCH),
+                     plain(w.k[own.first] + keys.first, DIM + PITCH), tiles - own.tile);
+        }
         multiply(sums, turned(dseen[own.first] + own.first, CHUNK + PITCH),
                  plain(w.q[own.first] + keys.first, DIM + PITCH), tiles - own.tile);
         store_rows(sums, 1);
@@ -1231,17 +1340,15 @@ __device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back
     constexpr int V = wide<T>;
     for (int i = thread(); i < tile_end(n) * C / V; i += threads<C>) {
         const int t = i / (C / V), at = i % (C / V) * V;
-        const float of_out = w.decay[t], of_u = -w.beta[t] * w.decay[t];
-        float dout[V], du[V];
-        load<T, V>(dout, &w.dout[t][at]);
-        load<T, V>(du, &w.du[t][at]);
+        const auto scale = [&](T *x, float factor) {
+            float scaled[V];
+            load<T, V>(scaled, x);
 #pragma unroll
-        for (int v = 0; v < V; v++) {
-            dout[v] *= of_out;
-            du[v] *= of_u;
-        }
-        store<T, V>(&w.dout[t][at], dout);
-        store<T, V>(&w.du[t][at], du);
+            for (int v = 0; v < V; v++) scaled[v] *= factor;
+            store<T, V>(x, scaled);
+        };
+        scale(&w.dout[t][at], w.decay[t]);
+        if constexpr (!SCAN) scale(&w.du[t][at], -w.beta[t] * w.decay[t]);
     }
     float dlast = 0.f;
     if (closes) {
@@ -1254,15 +1361,16 @@ __device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back
     dlast = block_sum(dlast, w.sums);
     multiply(dS, turned(w.q[0] + own_key(), DIM + PITCH),
              plain(w.dout[0] + own_column(), C + PITCH), tiles);
-    multiply(dS, turned(w.k[0] + own_key(), DIM + PITCH), plain(w.du[0] + own_column(), C + PITCH),
-             tiles);
+    if constexpr (!SCAN)
+        multiply(dS, turned(w.k[0] + own_key(), DIM + PITCH),
+                 plain(w.du[0] + own_column(), C + PITCH), tiles);
     for (int t = thread(); t < CHUNK; t += threads<C>) {
         float sum = 0.f, border = 0.f; // of G, and of G behind the chunk
         for (int part = 0; part < SHARES && t < n; part++) {
-            for (int i = 0; i < OF_BORDER; i++) sum += w.row_parts[i][part][t];
+            for (int i = 0; i < OF_BORDER; i += SCAN ? OF_QUERY : 1) sum += w.row_parts[i][part][t];
             if (closes) border += w.row_parts[OF_BORDER][part][t];
         }
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < (SCAN ? OF_READ : 2); i++)
             for (int tile = t / 16; tile < tiles && t < n; tile++)
                 sum -= w.column_parts[i][tile][t];
         w.log_decay[t] = sum;
@@ -1281,33 +1389,29 @@ __device__ void back_chunk(back_chunk_of<T, C> &w, float (&dS)[N][4], const back
         if (t < c.own)
             shared_log_decay[t] += (float)dG;
         else if (t < n)
-            m.at[m.dgates +
-                 (((int64_t)row_at(c, t) * f.n_heads + f.head) * slices + f.first / C) * 2 + 1] =
-                (float)dG + shared;
+            dgates_at(row_at(c, t))[1] = (float)dG + shared;
     }
 }
 
 // The sequences of a unit go forward, the first of them before those behind it; and back, the first
 // of them last.
-template <typename T, int C>
+template <typename T, int C, bool SCAN>
 __global__ void __launch_bounds__(threads<C>)
-    delta_back_kernel(back_arrays<T> to, back_memory m, const float *gates, const T *a_log,
-                      const T *dt_bias, delta_rows b, delta_shape s, int slices)
+    delta_back_kernel(back_arrays<T> to, back_memory m, rule_inputs<T, SCAN> in, delta_rows b,
+                      delta_shape s, int slices)
 {
     grid_begin();
     constexpr int N = C / parts<C> / 8;
     constexpr int64_t MATRIX = DIM * C;
     extern __shared__ __align__(16) char shared_bytes[];
-    back_chunk_of<T, C> &w = *(back_chunk_of<T, C> *)shared_bytes;
+    back_chunk_of<T, C, SCAN> &w = *(back_chunk_of<T, C, SCAN> *)shared_bytes;
     float *memory = m.at + (int64_t)blockIdx.x * m.block, *shared_S = memory + m.shared_S;
     T *kept = (T *)(memory + m.S);
     T *u = (T *)(memory + m.u);
     for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
         const unit_of own = unit_at(unit, s, slices);
         if (!delta_begins(b, own.seq)) continue;
-        source f = source_of(s, gates, to_f32(a_log[own.head]), to_f32(dt_bias[own.head]), own.head,
-                             own.slice * C);
-        f.vectors = m.at + m.vectors;
+        const source<T, SCAN> f = source_of(in, s, own.head, own.slice * C);
         const int n_seqs = delta_unit_end(b, own.seq) - own.seq;
         const int behind = b.query_start[own.seq + 1], rows = behind - b.query_start[own.seq];
         const int open = rows % CHUNK, whole = rows - open;
@@ -1334,11 +1438,11 @@ __global__ void __launch_bounds__(threads<C>)
                     recall_rows(w, u + (int64_t)whole * C, open);
                     read_rows(w, to.qkv, f, behind - open, 0, open);
                 }
-                run<T, CHUNK>(w, S, NULL, to.qkv, f, b.query_start[seq], b.query_start[seq + 1],
-                              before % CHUNK, [&](int t, int until) {
-                                  keep_rows(u + (int64_t)chunk * CHUNK * C, w, t, until);
-                                  if (until == CHUNK) keep(kept + ++chunk * MATRIX, S);
-                              });
+                run(w, S, (T *)NULL, to.qkv, f, b.query_start[seq], b.query_start[seq + 1],
+                    before % CHUNK, [&](int t, int until) {
+                        keep_rows(u + (int64_t)chunk * CHUNK * C, w, t, until);
+                        if (until == CHUNK) keep(kept + ++chunk * MATRIX, S);
+                    });
                 if (n_seqs > 1 && first) {
                     keep(memory + m.begin, S);
                     continue;
@@ -1366,40 +1470,40 @@ __global__ void __launch_bounds__(threads<C>)
 }
 
 // A row's gates: block x has some of (rows, n_heads).
-template <typename T>
-__global__ void gates_back_kernel(T *dgates, back_memory m, const float *gates, const T *a_log,
-                                  const T *dt_bias, int rows, int n_heads, int slices)
+template <typename T, bool SCAN>
+__global__ void gates_back_kernel(T *dgates, back_memory m, rule_inputs<T, SCAN> in, delta_shape s,
+                                  int rows, int slices)
 {
     grid_begin();
-    const int64_t i = (int64_t)blockIdx.x * SHARED_THREADS + threadIdx.x;
-    if (i >= (int64_t)rows * n_heads) return;
-    const int head = i % n_heads;
-    const int64_t at = i / n_heads * 2 * n_heads + head;
-    float db = 0.f, dlog_decay = 0.f;
-    for (int slice = 0; slice < slices; slice++) {
-        db += m.at[m.dgates + (i * slices + slice) * 2];
-        dlog_decay += m.at[m.dgates + (i * slices + slice) * 2 + 1];
-    }
-    const float a = gates[at + n_heads] + to_f32(dt_bias[head]);
-    const float dexponent = -dlog_decay * expf(to_f32(a_log[head])); // of softplus(a)
-    const float da = dexponent * sigmoid(a);
-    dgates[at] = from_f32<T>(db);
-    dgates[at + n_heads] = from_f32<T>(da);
-    m.at[m.shared + i * 2] = dexponent * softplus_of(a);
-    m.at[m.shared + i * 2 + 1] = da;
+    const int64_t i = (int64_t)blockIdx.x * SHARED_THREADS + threadIdx.x, row = i / s.n_heads;
+    if (row >= rows) return;
+    const source<T, SCAN> f = source_of(in, s, i % s.n_heads, 0);
+    const row_gates gates = gates_of(f, row);
+    float d[3] = {}; // as they lie in m.dgates
+    for (int j = 0; j < 3 * slices; j++) d[j % 3] += m.at[m.dgates + i * slices * 3 + j];
+    const float dexponent = -d[1] * f.rate; // of softplus(a), or of the step
+    float da = (SCAN ? d[0] + dexponent : dexponent) * sigmoid(gates.raw);
+    if (SCAN && softplus_of(gates.raw) < f.min_step) da = 0.f;
+    T *to = dgates + row * f.stride + f.head;
+    if (!SCAN) to[0] = from_f32<T>(d[0]);
+    to[SCAN ? 0 : f.n_heads] = from_f32<T>(da);
+    float *part = m.at + m.shared + i * 3;
+    part[0] = dexponent * (SCAN ? gates.beta : softplus_of(gates.raw));
+    part[1] = da;
+    part[2] = d[2];
 }
 
 // From the gradients of a row's q (block z 0) or k (1) as the value heads of a key head (block y)
 // take it, by slices, to that of what it was made of. A warp's.
-template <typename T>
+template <typename T, bool SCAN>
 __global__ void length_back_kernel(T *dqkv, const T *qkv, const float *dvectors, delta_shape s,
                                    int slices)
 {
     grid_begin();
     int each = s.n_heads / s.n_key_heads * slices, lane = threadIdx.x;
-    int width = 2 * s.n_key_heads * s.key_dim + s.n_heads * s.head_dim;
-    int64_t at =
-        (int64_t)blockIdx.x * width + (blockIdx.z * s.n_key_heads + blockIdx.y) * s.key_dim;
+    const row_columns columns = columns_of<SCAN>(s);
+    int64_t at = (int64_t)blockIdx.x * columns.width + (blockIdx.z ? columns.k : columns.q) +
+                 blockIdx.y * s.key_dim;
     const float *from =
         dvectors +
         (((int64_t)blockIdx.x * s.n_heads * slices + blockIdx.y * each) * 2 + blockIdx.z) *
@@ -1417,28 +1521,26 @@ __global__ void length_back_kernel(T *dqkv, const T *qkv, const float *dvectors,
     float inverse = 1.f / sqrtf(lanes_sum(squares) + LENGTH_EPS);
     float scale = blockIdx.z ? inverse : inverse / sqrtf((float)s.key_dim);
     along = lanes_sum(along) * inverse * inverse;
+    if (SCAN) scale = 1.f, along = 0.f;
     for (int i = 0; i < DELTA_MAX_DIM / 32; i++)
         if (lane + 32 * i < s.key_dim)
             dqkv[at + lane + 32 * i] = from_f32<T>(scale * (d[i] - x[i] * along));
 }
 
 // What all rows of a head share: block x is the head.
-__global__ void shared_back_kernel(float *da_log, float *ddt_bias, const float *parts, int rows,
-                                   int n_heads)
+__global__ void shared_back_kernel(float *da_log, float *ddt_bias, float *dskip, const float *parts,
+                                   int rows, int n_heads)
 {
     grid_begin();
     __shared__ float shared[32];
-    float a_log = 0, dt_bias = 0;
-    for (int row = threadIdx.x; row < rows; row += SHARED_THREADS) {
-        const float *part = parts + ((int64_t)row * n_heads + blockIdx.x) * 2;
-        a_log += part[0];
-        dt_bias += part[1];
+    float *const to[3] = {da_log, ddt_bias, dskip};
+    float sums[3] = {};
+    for (int row = threadIdx.x; row < rows; row += SHARED_THREADS)
+        for (int i = 0; i < 3; i++) sums[i] += parts[((int64_t)row * n_heads + blockIdx.x) * 3 + i];
+    for (int i = 0; i < 3; i++) {
+        const float sum = block_sum(sums[i], shared);
+        if (threadIdx.x == 0 && to[i]) to[i][blockIdx.x] += sum;
     }
-    a_log = block_sum(a_log, shared);
-    dt_bias = block_sum(dt_bias, shared);
-    if (threadIdx.x > 0) return;
-    if (da_log) da_log[blockIdx.x] += a_log;
-    if (ddt_bias) ddt_bias[blockIdx.x] += dt_bias;
 }
 
 void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, const void *dout,
@@ -1447,25 +1549,31 @@ void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, c
     const struct delta_rows rows = delta_rows_of(&a->batch);
     const int n = rows.n_tokens;
     if (n <= 0 || !delta_takes(dev, a->batch.view)) return;
-    with_type(s->dt, [&](auto t) {
-        using T = decltype(t);
-        constexpr int C = many_columns<T>;
-        const int blocks = blocks_of<T>(dev, s, rows.n_seqs), slices = many_slices<T>(s);
-        struct back_memory m = lay_out_back<T>(s, blocks, n, a->batch.view->max_context);
+    with_rule(s, [&](auto kind) {
+        using K = decltype(kind);
+        using T = typename K::T;
+        constexpr int C = K::C;
+        constexpr bool SCAN = K::SCAN;
+        const int blocks = blocks_of(dev, s, rows.n_seqs, C, 1), slices = slices_of(s, C);
+        struct back_memory m = lay_out_back<K>(s, blocks, n, a->batch.view->max_context);
         m.at = (float *)cuda_workspace(dev, m.end * sizeof(float));
         if (!m.at) return;
-        make_vectors(dev, (T *)(m.at + m.vectors), a->qkv, n, s);
+        rule_inputs<T, SCAN> in = inputs_of<T, SCAN>(a);
+        if (!SCAN) {
+            in.vectors = (const T *)(m.at + m.vectors);
+            make_vectors(dev, (T *)(m.at + m.vectors), a->qkv, n, s);
+        }
         const back_arrays<T> arrays = {(T *)grads->qkv, (const T *)dout, (const T *)a->qkv};
-        cuda_launch(dev, "delta_rule_back", delta_back_kernel<T, C>, blocks, threads<C>,
-                    sizeof(back_chunk_of<T, C>), arrays, m, a->gates, a->a_log, a->dt_bias, rows,
-                    *s, slices);
-        cuda_launch(dev, "delta_rule_back", length_back_kernel<T>, dim3(n, s->n_key_heads, 2), 32,
-                    0, grads->qkv, a->qkv, (m.at + m.dvectors), *s, slices);
-        cuda_launch(dev, "delta_rule_back", gates_back_kernel<T>,
+        cuda_launch(dev, "delta_rule_back", delta_back_kernel<T, C, SCAN>, blocks, threads<C>,
+                    sizeof(back_chunk_of<T, C, SCAN>), arrays, m, in, rows, *s, slices);
+        cuda_launch(dev, "delta_rule_back", length_back_kernel<T, SCAN>, dim3(n, s->n_key_heads, 2),
+                    32, 0, grads->qkv, a->qkv, (m.at + m.dvectors), *s, slices);
+        cuda_launch(dev, "delta_rule_back", gates_back_kernel<T, SCAN>,
                     ceil_div((int64_t)n * s->n_heads, SHARED_THREADS), SHARED_THREADS, 0,
-                    grads->gates, m, a->gates, a->a_log, a->dt_bias, n, s->n_heads, slices);
-        if (grads->a_log || grads->dt_bias)
+                    grads->gates, m, in, *s, n, slices);
+        if (grads->a_log || grads->dt_bias || grads->skip)
             cuda_launch(dev, "delta_rule_back", shared_back_kernel, s->n_heads, SHARED_THREADS, 0,
-                        grads->a_log, grads->dt_bias, (m.at + m.shared), n, s->n_heads);
+                        grads->a_log, grads->dt_bias, grads->skip, (m.at + m.shared), n,
+                        s->n_heads);
     });
 }
