@@ -1,14 +1,16 @@
 /* test_launch_shards.c: ranks by one command whose servers hold their model in shards (tensor
  * parallel), alone and together with data parallel; what they save is any number of ranks' to go on
- * from. On the CPU, where ranks and servers are started with mpirun. */
+ * from. On the CPU, where ranks and servers are started with mpirun; where there are two GPUs, what
+ * is of one or two ranks: in bf16 two do not round as one, so that there each is held to its own
+ * sampler, in more steps. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mpirun.h"
 #include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
 
-#define STEPS 6
+#define STEPS     6
+#define GPU_STEPS 20
 
 static const char *runtime;
 
@@ -19,11 +21,27 @@ static void open_runtime(struct scene *s)
 
 SCENE_OF_ALL(open_runtime)
 
+// Skips a test on a machine that cannot start two ranks.
+static void want_ranks(void)
+{
+    if (on_cpu())
+        mpirun_words(2); // which skips the test where there is none
+    else if (!daemon_has_device("cuda:1"))
+        test_skip("%s", status_message());
+}
+
+// The words that start so many ranks, "1" or "2".
+static const char *const *ranks_words(const char *ranks)
+{
+    return on_cpu() ? args("--ranks %s", ranks)
+                    : args("--gpus %s", strcmp(ranks, "2") == 0 ? "0,1" : "0");
+}
+
 // So many ranks, and so many for each server; 0: one, on the scene's server. Its exit status.
 static int run_ranks(const char *run, const char *ranks, const char *shards, const char *steps)
 {
-    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
-    mpirun_words(2); // which skips the test where there is none
+    if (!on_cpu()) test_skip("it starts up to four ranks of the CPU, with mpirun");
+    mpirun_words(2);
     return ranks ? train_on(&scene, run,
                             args("--ranks %s --model %s --tensor-parallel-size %s --resume "
                                  "--prompts-per-step 4 --max-steps %s --log-level debug",
@@ -71,9 +89,10 @@ static void learn_model(const char *run, const char *model, const char *ranks, c
                         const char *drafts)
 {
     const char *const *exact =
-        args("--ranks %s --model %s --tensor-parallel-size %s --exact --resume "
-             "--prompts-per-step 4 --max-steps %s --server-args=%s",
-             ranks, model, ranks, steps, test_text("--exact %s", drafts ? drafts : ""));
+        JOIN(ranks_words(ranks),
+             args("--model %s --tensor-parallel-size %s --exact --resume "
+                  "--prompts-per-step 4 --max-steps %s --server-args=%s",
+                  model, ranks, steps, test_text("--exact %s", drafts ? drafts : "")));
     scene_ended(&scene,
                 train_on(&scene, run, drafts ? JOIN(exact, OPTIONS("--train-draft")) : exact), 0);
 }
@@ -81,14 +100,20 @@ static void learn_model(const char *run, const char *model, const char *ranks, c
 static void learn_exactly(const char *model, const char *run, const char *ranks,
                           const char *server_args)
 {
-    scene_ended(&scene,
-                train_on(&scene, run,
-                         args("--ranks %s --model %s --tensor-parallel-size %s --exact "
-                              "--prompts-per-step 4 --max-steps 2 --server-args %s",
-                              ranks, model, ranks, test_text("--exact %s", server_args))),
-                0);
-    each_within(&scene, run, "sampler_mismatch/max", 2, 0, 0);
-    each_within(&scene, run, "entropy", 2, DBL_MIN, INFINITY);
+    const int steps = on_cpu() ? 2 : GPU_STEPS;
+    const char *const *words =
+        JOIN(ranks_words(ranks),
+             args("--model %s --tensor-parallel-size %s --exact --prompts-per-step 4 "
+                  "--max-steps %d --server-args %s",
+                  model, ranks, steps, test_text("--exact %s", server_args)));
+    scene_ended(&scene, train_on(&scene, run, words), 0);
+    each_within(&scene, run, "sampler_mismatch/max", steps, 0, 0);
+    each_within(&scene, run, "entropy", steps, DBL_MIN, INFINITY);
+}
+
+static void same_as_one(const char *one, const char *two, int steps)
+{
+    if (on_cpu()) same_losses(&scene, one, two, steps, 1e-5);
 }
 
 // Weights are those of one rank (golden/test_shards), when loaded and when published. A token's row
@@ -96,24 +121,22 @@ static void learn_exactly(const char *model, const char *run, const char *ranks,
 // trainer's alike.
 TEST(shards_multiply_in_e4m3)
 {
-    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
-    mpirun_words(2);
+    want_ranks();
     learn_exactly(scene.model, "rows", "2", "--quantization fp8");
     learn_exactly(scene.model, "two", "2", "--quantization fp8-weights");
     learn_exactly(scene.model, "alone", "1", "--quantization fp8-weights");
-    same_losses(&scene, "alone", "two", 2, 1e-5);
+    same_as_one("alone", "two", 2);
 }
 
 // The trainer learns from the bridge file that they are.
 TEST(experts_are_whole)
 {
-    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
-    mpirun_words(2);
+    want_ranks();
     const char *model = tiny_tokenizer_beside(test_golden("qwen3-moe"));
     learn_exactly(model, "experts-rows", "2", "--expert-parallel --quantization fp8");
     learn_exactly(model, "experts", "2", "--expert-parallel --quantization fp8-weights");
     learn_exactly(model, "experts-one", "1", "--quantization fp8-weights");
-    same_losses(&scene, "experts-one", "experts", 2, 1e-5);
+    same_as_one("experts-one", "experts", 2);
 }
 
 // Models whose layers carry states along, and experts of a latent vector: trained as one rank does,
@@ -121,8 +144,7 @@ TEST(experts_are_whole)
 TEST(linear_attention_learns_in_shards)
 {
     static const char *const models[] = {"qwen35-moe", "qwen3-next", "lfm2", "nemotron-h-latent"};
-    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
-    mpirun_words(2);
+    want_ranks();
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const char *model = tiny_tokenizer_beside(test_golden(models[i])),
                    *one = test_text("%s-one", models[i]), *two = test_text("%s-two", models[i]);
@@ -130,7 +152,7 @@ TEST(linear_attention_learns_in_shards)
         learn_model(two, model, "2", "2", NULL);
         each_within(&scene, two, "sampler_mismatch/max", 2, 0, 0);
         learn_model(two, model, "1", "3", NULL);
-        same_losses(&scene, one, two, 3, 1e-5);
+        same_as_one(one, two, 3);
     }
 }
 
@@ -139,8 +161,7 @@ TEST(linear_attention_learns_in_shards)
 TEST(drafts_learn_in_shards)
 {
     double one[3], two[3];
-    if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
-    mpirun_words(2);
+    want_ranks();
     static const char *const names[] = {"mtp", "draft", "mtp-experts"};
     for (int i = 0; i < 3; i++) {
         const bool draft = i == 1;
@@ -156,12 +177,12 @@ TEST(drafts_learn_in_shards)
         learn_model(parts, model, "2", "2",
                     test_text("%s%s", drafts, i == 2 ? " --expert-parallel" : ""));
         learn_model(parts, model, "1", "3", drafts);
-        same_losses(&scene, whole, parts, 3, 1e-5);
+        same_as_one(whole, parts, 3);
         assert_int_equal(column(&scene, whole, "draft_loss", one, 3), 3);
         assert_int_equal(column(&scene, parts, "draft_loss", two, 3), 3);
         for (int k = 0; k < 3; k++) {
             assert_true(one[k] > 0);
-            assert_true(fabs(one[k] - two[k]) < 1e-5);
+            assert_true(!on_cpu() || fabs(one[k] - two[k]) < 1e-5);
         }
     }
 }

@@ -72,6 +72,9 @@ void daemon_wait(struct daemon *d)
     test_wait_for_socket(d->socket, START_MS, &d->child);
     for (;;) {
         struct wire_answer a;
+        const int fd = daemon_connect(d->socket);
+        if (fd < 0) fail_msg("the daemon has ended:\n%s", test_read(d->log));
+        close(fd);
         daemon_request(d->socket, "GET", "/health", "", NULL, &a);
         int status = a.status;
         if (status == 200) return;
