@@ -503,6 +503,7 @@ void model_config_free(struct model_config *config)
 {
     if (!config) return;
     for (int i = 0; i < config->n_ropes; i++) {
+        if (i > 0 && i == config->query_rope) continue; // its lists are those of the keys' table
         free(config->ropes[i].short_factor);
         free(config->ropes[i].long_factor);
     }
