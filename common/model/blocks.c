@@ -301,11 +301,12 @@ struct gate_args model_conv_gate(const struct model *m, int l, const void *x, co
 static void conv_attention(struct model *m, int l, const struct batch_view *batch,
                            const struct kv_view *kv, struct layer_tape *tape)
 {
+    const struct layer_weights *w = &m->weights->layers[l];
     const struct delta_shape shape = model_delta_shape(m, l);
     const int rows = batch->n_tokens;
     void *in = tape ? tape->delta_in : m->attn_in;
     const struct conv_args conv = {
-        m->gate, delta_conv_width(&shape), m->weights->layers[l].delta_conv, {batch, kv, l}, NULL};
+        m->gate, delta_conv_width(&shape), w->delta_conv, {batch, kv, l}, w->delta_conv_bias};
     const struct gate_args before = model_conv_gate(m, l, NULL, in, rows, false),
                            behind = model_conv_gate(m, l, m->qkv, in, rows, true);
     model_linear(m, in, m->normed, rows, &(struct linear){ROLE_DELTA_IN, l, .out = m->dt});

@@ -305,13 +305,12 @@ static enum status configure_lfm2(const char *where, const json_t *json, struct 
     const json_t *types = json_object_get(json, "layer_types"),
                  *attention = json_object_get(json, "full_attn_idxs");
     struct delta_shape conv = {.n_heads = 1, .head_dim = c->hidden, .taps = 3};
-    bool bias = false, adjusted = true;
+    bool adjusted = true;
     double multiplier = 1;
     int inner = c->layers[0].intermediate, multiple = 256;
     enum status st = ST_OK;
-    CHECK(json_get_bool(where, json, "conv_bias", &bias));
-    if (bias)
-        FAIL(ST_UNSUPPORTED, "%s: conv_bias is not supported (no published LFM2 has it)", where);
+    CHECK(json_get_bool(where, json, "conv_bias", &c->delta_bias));
+    c->delta_conv_bias = c->delta_bias;
     CHECK(json_get_int32(where, json, "conv_L_cache", 2, DELTA_MAX_TAPS, &conv.taps));
     CHECK(json_get_bool(where, json, "tie_embedding", &c->tie_embeddings));
     CHECK(json_get_int32(where, json, "block_ff_dim", 1, 1 << 20, &inner));
@@ -797,8 +796,11 @@ static const struct family families[] = {
                [ROLE_ATTN_NORM] = LAYER "operator_norm.weight", [ROLE_O] = ATTN "out_proj.weight",
                [ROLE_Q_NORM] = ATTN "q_layernorm.weight", [ROLE_K_NORM] = ATTN "k_layernorm.weight",
                [ROLE_DELTA_IN] = LAYER "conv.in_proj.weight",
+               [ROLE_DELTA_IN_BIAS] = LAYER "conv.in_proj.bias",
                [ROLE_DELTA_CONV] = LAYER "conv.conv.weight",
+               [ROLE_DELTA_CONV_BIAS] = LAYER "conv.conv.bias",
                [ROLE_DELTA_OUT] = LAYER "conv.out_proj.weight",
+               [ROLE_DELTA_OUT_BIAS] = LAYER "conv.out_proj.bias",
                [ROLE_MLP_NORM] = LAYER "ffn_norm.weight",
                [ROLE_GATE_UP] = LAYER "feed_forward.w1.weight|" LAYER "feed_forward.w3.weight",
                [ROLE_DOWN] = LAYER "feed_forward.w2.weight",

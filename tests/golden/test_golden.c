@@ -654,7 +654,7 @@ static enum status check_recompute(struct golden *g, bool *ret_same)
     device_copy_out(g->dev, have, grads->base, grads->bytes);
     CHECK(device_sync(g->dev));
     *ret_same = loss == again && memcmp(want, have, grads->bytes) == 0 && inputs->held == lowest &&
-                inputs->bytes < whole->bytes;
+                (inputs->bytes < whole->bytes || g->config->n_layers == 1);
 out:
     g->tape = whole;
     tape_free(g->dev, inputs);

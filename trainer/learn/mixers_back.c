@@ -127,14 +127,12 @@ static void conv_back(struct backward *b, int l, const struct batch_view *batch,
 {
     struct model *m = b->m;
     const struct ops *ops = m->ops;
+    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
     const struct delta_shape shape = model_delta_shape(m, l);
     const int rows = batch->n_tokens;
     const size_t part = (size_t)delta_value_width(&shape) * dtype_size(m->dt);
-    const struct conv_args conv = {m->gate,
-                                   delta_conv_width(&shape),
-                                   m->weights->layers[l].delta_conv,
-                                   {batch, NULL, l},
-                                   NULL};
+    const struct conv_args conv = {
+        m->gate, delta_conv_width(&shape), w->delta_conv, {batch, NULL, l}, w->delta_conv_bias};
     const struct gate_args before = model_conv_gate(m, l, NULL, tape->delta_in, rows, false),
                            behind = model_conv_gate(m, l, m->qkv, tape->delta_in, rows, true);
     char *din = b->dattn_in;
@@ -144,7 +142,7 @@ static void conv_back(struct backward *b, int l, const struct batch_view *batch,
     ops->gate(m->dev, m->attn_out, &behind);
     matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
     ops->gate_back(m->dev, b->dattn, din + part, b->dattn, &behind);
-    ops->short_conv_back(m->dev, b->dqkv, b->grads->layers[l].delta_conv, NULL, b->dattn, &conv,
+    ops->short_conv_back(m->dev, b->dqkv, g->delta_conv, g->delta_conv_bias, b->dattn, &conv,
                          &shape);
     ops->gate_back(m->dev, din + 2 * part, din, b->dqkv, &before);
     matrix_back(b, b->dnormed, din, m->normed, rows, ROLE_DELTA_IN, l, false);

@@ -25,7 +25,7 @@ T = 24
 FOLDERS = """llama3 llama-yarn mistral qwen2 qwen2-window qwen3 qwen2-moe qwen3-moe qwen3-moe-some qwen35 mixtral gemma
 gemma2 gemma3 phi phi3 phi3-longrope olmo2 olmo3 smollm3 starcoder2 gpt-oss deepseek-v2-lite deepseek-v2 deepseek-v3
 glm4-moe-lite seed-oss olmoe granite ministral3 exaone4 hunyuan-dense cohere2 glm4-moe minimax-m2 qwen3-next
-qwen35-moe lfm2 gemma4 gemma4-shared gemma4-moe nemotron-h nemotron-h-moe nemotron-h-latent""".split()
+qwen35-moe lfm2 lfm2-bias gemma4 gemma4-shared gemma4-moe nemotron-h nemotron-h-moe nemotron-h-latent""".split()
 
 # What a config may say beside what a folder's says, older spellings and other families' fields among them.
 ROPES = [
