@@ -18,8 +18,8 @@
  * nothing is stored for them and their outputs are zeros. Where layers carry a state along the
  * sequence (ops.h, delta_shape), a paged sequence begins with what lies in one slot of them and
  * leaves its own in another or the same; -1 of padding. One that begins where the sequence before
- * it leaves its own goes on from that one: drafts do, each of which leaves a state to go back to,
- * or all of them one that can be taken back (delta_shape.ahead).
+ * it leaves its own goes on from that one: drafts do, which all leave one state that can be taken
+ * back (delta_shape.ahead).
  */
 // SPDX-License-Identifier: Apache-2.0
 #ifndef KERNELS_BATCH_VIEW_H

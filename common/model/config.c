@@ -218,7 +218,7 @@ void model_config_draft_ahead(struct model_config *config, int n)
 {
     for (int l = 0; l < config->n_layers; l++) {
         struct delta_shape *s = &config->layers[l].delta;
-        if (s->n_heads > 0 && !s->is_scan) s->ahead = n;
+        if (s->n_heads > 0) s->ahead = n;
     }
 }
 

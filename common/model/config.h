@@ -428,7 +428,7 @@ int64_t config_kv_bytes(const struct model_config *config, enum dtype dt);
 int64_t config_state_elements(const struct model_config *config);
 // States that keep the rows since a border can be taken back by so many drafts, as long as they do
 // not reach the next one (ops.h, delta_shape.ahead): makes room for that, before anything is
-// allocated. Mamba-2's cannot.
+// allocated.
 void model_config_draft_ahead(struct model_config *config, int n);
 // How many; 0: its states, if it has any, cannot.
 int config_draft_ahead(const struct model_config *config);

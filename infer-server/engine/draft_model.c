@@ -21,9 +21,8 @@
  * gone keep whatever their slots hold.
  *
  * States, where the model has any. A sample's slot holds the one behind the tokens that are known,
- * computed here, and behind drafts, where it can be taken back; else each draft that is fed leaves
- * its own in a slot that its row names, and what verification accepts is copied from there. Blocks
- * that others computed are of no use then. */
+ * computed here, and behind drafts, by which it can be taken back. Blocks that others computed are
+ * of no use then. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/draft_model.h"
 #include "common/base/clock.h"
@@ -39,8 +38,6 @@ struct draft_model {
     struct draft_model_limits limits;
     enum holds *holds;        // (n_blocks)
     float *logits;            // device; (max_drafts + max_batch, vocab) f32
-    int first_state;          // slot of the first draft's
-    int n_known_rows;         // of the last drafts: rows that fed no draft
     struct sample **sampling; // (max_rows) that the rows of the present pass sample for; or NULL
     // of the policy's own layer; NULL: it is another model
     const struct model *policy;
@@ -103,13 +100,11 @@ void draft_model_free(struct draft_model *d)
     free(d);
 }
 
-enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks, int n_states,
-                                    int max_drafts)
+enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks, int n_states)
 {
-    d->first_state = n_states;
     d->holds = calloc((size_t)n_blocks, sizeof *d->holds);
     if (!d->holds) return status_fail(ST_NO_MEMORY, "no memory for a draft model");
-    return runner_allocate_kv(d->runner, n_blocks, n_states + max_drafts);
+    return runner_allocate_kv(d->runner, n_blocks, n_states);
 }
 
 struct sampler_drafts draft_model_logits(const struct draft_model *d)
@@ -155,13 +150,6 @@ void draft_model_look(const struct draft_model *d, const struct sample *sample, 
 }
 
 // ---- keys and values ---------------------------------------------------------------------------
-
-// In which the draft that row `row` of the drafts' rows feeds leaves its own.
-static int32_t state_of_row(const struct draft_model *d, const struct sample *sample, int row)
-{
-    const bool goes_back = d->runner->draft_ahead > 0;
-    return goes_back ? sample->states.own : d->first_state + row - d->n_known_rows;
-}
 
 static int *computed_of(struct sample *sample)
 {
@@ -291,10 +279,6 @@ void draft_model_truncate(struct draft_model *d, struct sample *sample, int n_ke
     // What the policy's layer computed out of its own hidden states it computes again.
     if (d->policy) n_kept = positions_of(d, sample);
     if (*computed_of(sample) > n_kept) *computed_of(sample) = n_kept;
-    const int n_fed = *computed_of(sample) - sample_known(sample); // drafts, accepted
-    if (n_fed > 0)
-        runner_copy_state(d->runner, state_of_row(d, sample, sample->draft.rows[n_fed]),
-                          sample->states.own);
     assert(*computed_of(sample) <= sample_computed(sample));
     // A step and its drafts reach over two blocks at most, or over so many small ones.
     note_computed(d, sample, n_kept > SPECULATIVE_MAX ? n_kept - SPECULATIVE_MAX - 1 : 0);
@@ -364,11 +348,7 @@ out:
 static enum status go_on(struct draft_model *d, struct sample *sample, struct pass *pass)
 {
     const int position = positions_of(d, sample) - 1 + pass->depth, depth = pass->depth;
-    const int row = pass->first_row + d->runner->n_rows;
-    const struct batch_seq seq = {
-        -1,
-        depth == 1 ? sample->states.own : state_of_row(d, sample, sample->draft.rows[depth - 1]),
-        state_of_row(d, sample, row)};
+    const struct batch_seq seq = {-1, sample->states.own, sample->states.own};
     if (d->policy) d->hidden_rows[batch_tokens(d->runner->batch)] = sample->draft.hidden_row;
     enum status st = runner_feed(d->runner, &sample->draft.tokens[depth - 1], 1, position,
                                  sample->blocks.at, sample->blocks.n, seq);
@@ -448,7 +428,6 @@ enum status draft_model_sample(struct draft_model *d, struct sample *const *samp
                             .decodes = true};
         CHECK(run_pass(d, samples, n, &pass, passes, report));
         if (d->runner->n_rows == 0) break;
-        if (depth == 0) d->n_known_rows = d->runner->n_rows;
     }
 out:
     return st;

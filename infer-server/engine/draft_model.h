@@ -40,9 +40,8 @@ enum status draft_model_new(struct runner *runner, const struct model *policy,
                             const struct draft_model_limits *limits, struct draft_model **ret);
 bool draft_model_is_mtp(const struct draft_model *d);
 void draft_model_free(struct draft_model *d);
-// Where the model has states: n_states slots of samples, and max_drafts of one step.
-enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks, int n_states,
-                                    int max_drafts);
+// n_states: slots of samples' states, where the model has any.
+enum status draft_model_allocate_kv(struct draft_model *d, int n_blocks, int n_states);
 
 // Of a decoding sample: tokens that it may draft at most, as the model has a context of its own;
 // and those that the model has yet to compute, its last one not counted.

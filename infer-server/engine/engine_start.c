@@ -276,20 +276,10 @@ static int draft_ahead(const struct executor *x)
 {
     int least = 0;
     for (int i = RUNNER_POLICY; i <= RUNNER_DRAFT; i++) {
-        const int n = x->runners[i] ? x->runners[i]->draft_ahead : 0;
+        const int n = x->runners[i] ? config_draft_ahead(x->runners[i]->config) : 0;
         if (n > 0 && (least == 0 || n < least)) least = n;
     }
     return least;
-}
-
-// Whether a draft leaves a state in a slot of its own, to go back to (runner.h).
-static bool drafts_leave_states(const struct executor *x)
-{
-    for (int i = RUNNER_POLICY; i <= RUNNER_DRAFT; i++) {
-        const struct runner *r = x->runners[i];
-        if (r && config_state_elements(r->config) > 0 && r->draft_ahead == 0) return true;
-    }
-    return false;
 }
 
 // The pools take what memory is left: a block of each runner's for every block there is.
@@ -297,15 +287,13 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                int context)
 {
     const struct runner *policy = x->runners[RUNNER_POLICY];
-    // Drafts that only requests ask for would take states from sequences.
+    // States are taken back by what the server's options draft, and no further.
     const bool drafts =
         config_state_elements(policy->config) == 0 || speculative_max(options->speculative) > 0;
     const struct kv_request request = {.bytes = options->kv_bytes,
                                        .percent = options->kv_percent,
                                        .block_size = options->block_size,
                                        .max_batch = options->max_batch,
-                                       .max_drafts = drafts ? drafting_rows(options) : 0,
-                                       .draft_states = drafts_leave_states(x),
                                        .keeps = keeps_states(x, options),
                                        .max_context = context,
                                        .context_is_firm = options->max_context > 0,
@@ -313,17 +301,16 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
                                        .state_bytes = x->state_bytes};
     struct kv_plan plan = {0};
     enum status st = kv_memory_plan(policy->dev, &request, &plan);
-    const int n_blocks = plan.n_blocks, n_drafts = request.draft_states ? plan.max_drafts : 0,
-              n_states = plan.max_batch + plan.n_kept + n_drafts;
+    const int n_blocks = plan.n_blocks;
     x->n_states = plan.max_batch + plan.n_kept;
     x->max_batch = plan.max_batch;
-    x->max_drafts = plan.max_drafts;
+    x->max_drafts = drafts ? drafting_rows(options) : 0;
     x->max_context = plan.max_context;
-    if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks, n_states);
+    if (st == ST_OK) st = runner_allocate_kv(x->runners[RUNNER_POLICY], n_blocks, x->n_states);
     if (st == ST_OK && x->draft_model)
-        st = draft_model_allocate_kv(x->draft_model, n_blocks, x->n_states, n_drafts);
+        st = draft_model_allocate_kv(x->draft_model, n_blocks, x->n_states);
     if (st == ST_OK && x->runners[RUNNER_FROZEN])
-        st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks, n_states);
+        st = runner_allocate_kv(x->runners[RUNNER_FROZEN], n_blocks, x->n_states);
     if (st == ST_OK) st = block_manager_new(n_blocks, options->block_size, &x->manager);
     return st;
 }
@@ -476,12 +463,11 @@ static void log_states(const struct engine *e)
     const bool policy = config_state_elements(e->configs[RUNNER_POLICY]) > 0;
     if (x->state_bytes == 0) return;
     log_info("engine: %s carries a state of %.1f MB along each sequence: memory has room for %d "
-             "sequences at once (--max-batch %lld) and %d drafts a step",
+             "sequences at once (--max-batch %lld)",
              policy             ? e->options.model_folder
              : writes_states(x) ? e->options.frozen_folder
                                 : e->options.draft_folder,
-             (double)x->state_bytes / 1e6, x->max_batch, (long long)e->options.max_batch,
-             x->max_drafts);
+             (double)x->state_bytes / 1e6, x->max_batch, (long long)e->options.max_batch);
     if (keeps_states(x, &e->options))
         log_info("engine: the prefix cache has room for %d states of prompts, and for as many more "
                  "as fewer sequences run",

@@ -94,21 +94,11 @@ void executor_use_adapters(struct executor *x, const struct adapters *adapters)
 
 // ---- a step ------------------------------------------------------------------------------------
 
-// The slot of the states in which the k-th draft of an item leaves its own.
-static int32_t draft_state(const struct executor *x, const struct runner *r,
-                           const struct step_item *item, int k)
-{
-    return r->draft_ahead > 0 ? item->sample->states.own : x->n_states + item->first_draft + k;
-}
-
 /* The drafts of a decoding sample go in as sequences of one row each, with the sample's block
  * table. A verifying step is thus a decode batch of more rows: it takes the same kernels and
- * captured graphs. So do, `apart`, the few tokens that a tandem's model has missed. Where a state
- * can be taken back, drafts go into the sample's: those that are not accepted are written over.
- * Else each leaves its state in a slot of its own, behind those of the samples: the sample's is the
- * one behind its last known token until drafts are accepted. */
-static enum status feed_item(const struct executor *x, struct runner *r,
-                             const struct step_item *item, bool apart)
+ * captured graphs. So do, `apart`, the few tokens that a tandem's model has missed. Drafts go into
+ * the sample's state: those that are not accepted are written over. */
+static enum status feed_item(struct runner *r, const struct step_item *item, bool apart)
 {
     const struct sample *sample = item->sample;
     const int known = item->n - item->n_drafts, each = apart ? 1 : known;
@@ -119,12 +109,9 @@ static enum status feed_item(const struct executor *x, struct runner *r,
         st = sample_feed(sample, r, item->first + k, each, seq);
     if (sample->text.n_coming && item->first + known == sample_known(sample))
         runner_feed_sampled(r, sample->text.coming_row);
-    for (int k = 0; k < item->n_drafts && st == ST_OK; k++) {
-        seq.state_slot = draft_state(x, r, item, k);
+    for (int k = 0; k < item->n_drafts && st == ST_OK; k++)
         st = runner_feed(r, &sample->draft.tokens[k], 1, item->first + known + k, sample->blocks.at,
                          sample->blocks.n, seq);
-        seq.state_from = seq.state_slot;
-    }
     return st;
 }
 
@@ -193,7 +180,7 @@ static enum status build_batch(struct executor *x, const struct engine_step *ste
     enum status st = ST_OK;
     runner_clear(r);
     for (int i = 0; i < step->n_items; i++) {
-        CHECK(feed_item(x, r, &step->items[i], apart));
+        CHECK(feed_item(r, &step->items[i], apart));
         x->item_end[i] = batch_tokens(r->batch);
     }
     for (int i = 0; i < step->n_sampled; i++) {
@@ -258,8 +245,6 @@ static int take_tokens(struct executor *x, struct runner *r, struct sample *samp
     const int before = sample->text.n_generated;
     const bool frozen = sample_author(sample) == RUNNER_FROZEN;
     scheduler_accept(x->scheduler, sample, v.n_accepted);
-    if (v.n_accepted > 0)
-        runner_copy_state(r, draft_state(x, r, item, v.n_accepted - 1), sample->states.own);
     if (x->drafts) drafting_verified(x->drafting, sample, &v, results[0].token);
     for (int i = 0; i < v.n; i++) {
         sample_append(sample, results[i].token);

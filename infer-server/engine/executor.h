@@ -22,7 +22,7 @@ struct flight {                     // a step on its way
 struct executor {    // read by the engine's own files, written by executor.c
     int max_context; // the longest sequence: as requested, or what memory has room for
     int max_batch;   // sequences at once, likewise
-    int max_drafts;  // of a step, likewise
+    int max_drafts;  // of a step; 0: nothing is drafted
     int n_states;    // slots of the states of samples, and of those that are kept
     struct runner *runners[RUNNERS]; // NULL where there is no such model, but for the policy's
     struct block_manager *manager;

@@ -34,12 +34,11 @@ static enum status pool_bytes(struct device *dev, const struct kv_request *reque
     return ST_OK;
 }
 
-// Of so many bytes, for how many sequences and drafts there are states, which are then taken off.
+// Of so many bytes, for how many sequences there are states, which are then taken off.
 static enum status plan_states(const struct kv_request *request, int64_t *bytes,
                                struct kv_plan *ret)
 {
     ret->max_batch = request->max_batch;
-    ret->max_drafts = request->max_drafts;
     if (request->state_bytes == 0) return ST_OK;
     const int64_t fit = *bytes / 2 / request->state_bytes;
     if (fit < 1)
@@ -49,16 +48,13 @@ static enum status plan_states(const struct kv_request *request, int64_t *bytes,
             "carries along a sequence; give --kv-memory %lld or more",
             (long long)*bytes, (long long)request->state_bytes,
             (long long)(2 * request->state_bytes));
-    if (request->draft_states && ret->max_drafts > fit / 4) ret->max_drafts = (int)(fit / 4);
-    const int drafts = request->draft_states ? ret->max_drafts : 0;
     const int64_t others = request->keeps ? fit / 8 : 0;
-    int64_t left = fit - drafts;
-    if (ret->max_batch > left - others) ret->max_batch = (int)(left - others);
+    if (ret->max_batch > fit - others) ret->max_batch = (int)(fit - others);
     const int64_t small = *bytes / 16 / request->state_bytes;
     const int64_t kept = small > ret->max_batch ? small : ret->max_batch;
-    left -= ret->max_batch;
+    const int64_t left = fit - ret->max_batch;
     ret->n_kept = request->keeps ? (int)(kept < left ? kept : left) : 0;
-    *bytes -= (ret->max_batch + ret->n_kept + drafts) * request->state_bytes;
+    *bytes -= (ret->max_batch + ret->n_kept) * request->state_bytes;
     return ST_OK;
 }
 
@@ -77,9 +73,8 @@ enum status kv_memory_plan(struct device *dev, const struct kv_request *request,
     if (n_blocks > INT32_MAX / request->block_size) n_blocks = INT32_MAX / request->block_size;
     // The least that has room for them beside the states, which take half at most.
     const int64_t blocks = requested * request->block_bytes;
-    const int64_t states = ((int64_t)request->max_batch * (1 + request->keeps) +
-                            (request->draft_states ? request->max_drafts : 0)) *
-                           request->state_bytes;
+    const int64_t states =
+        (int64_t)request->max_batch * (1 + request->keeps) * request->state_bytes;
     if (n_blocks < requested && (request->context_is_firm || n_blocks < 1))
         return status_fail(
             ST_INVALID,

@@ -23,8 +23,6 @@ struct kv_request {
     double percent;       // 0: 30
     int block_size;       // tokens
     int max_batch;        // sequences
-    int max_drafts;       // of a step; 0: nothing is drafted
-    bool draft_states;    // each of them leaves a state
     bool keeps;           // states for the prefix cache too
     int max_context;      // tokens a sequence, requested
     bool context_is_firm; // the user named max_context: less is an error, else it shrinks to fit
@@ -34,14 +32,13 @@ struct kv_request {
 struct kv_plan {
     int n_blocks;
     int max_batch;   // sequences: as requested, or for how many there are states
-    int max_drafts;  // of a step, likewise where they leave any
     int n_kept;      // states beside these, for the prefix cache: as many as sequences, or as
                      // a sixteenth of the memory has room for
     int max_context; // the longest sequence that fits: as requested, or less where not firm
 };
 
 // How many blocks each pool gets (never more than max_batch sequences of max_context can use).
-// States take half of the memory at most, those of drafts a quarter of that, and an eighth is not
+// States take half of the memory at most, and an eighth of that is not
 // given to sequences where states are kept. ST_INVALID or ST_NO_MEMORY name what to change. Call it
 // when all else is allocated.
 enum status kv_memory_plan(struct device *dev, const struct kv_request *request,

@@ -84,7 +84,6 @@ enum status runner_new(struct device *dev, const struct weights *weights,
     r->dev = dev;
     r->limits = *limits;
     r->config = config;
-    r->draft_ahead = config_draft_ahead(config);
     CHECK(model_new(dev, config, weights, limits->max_tokens, max_rows, limits->max_context,
                     &r->model));
     const size_t widened = (size_t)weights_widest(weights) + model_codes(r->model);

@@ -60,8 +60,6 @@ struct runner {
     struct group *group;          // ranks that compute its steps with this one; NULL: none do
     enum runner_role role;        // which of theirs it is
     struct bytes message;         // to them
-    int draft_ahead;              // drafts that its states can be taken back by; 0: each leaves its
-                                  // own in a slot of its own
     uint64_t adapted;             // adapter_table_sites() of its adapters
     bool rows_apart;              // a few tokens of a sequence are better fed as sequences of one
                                   // each: the step is then captured

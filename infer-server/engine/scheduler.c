@@ -491,7 +491,6 @@ static void add_item(struct scheduler *s, struct sample *sample, int n, int n_dr
                                                       .first = *computed,
                                                       .n = n + n_drafts,
                                                       .n_drafts = n_drafts,
-                                                      .first_draft = step->n_drafts,
                                                       .state = sample->states.own};
     if (from->slot >= 0 && from->position == *computed)
         step->items[step->n_items - 1].state = from->slot;

@@ -17,9 +17,8 @@ struct scheduler;
 struct step_item {         // n tokens of a sample, from position first on, are computed
     struct sample *sample; // NULL once it has ended, as below
     int first, n;
-    int n_drafts;    // the last of them are drafts: they do not count as computed until accepted
-    int first_draft; // drafts of the items before it
-    int32_t state;   // slot of the states that it begins with: its own, or one found
+    int n_drafts;  // the last of them are drafts: they do not count as computed until accepted
+    int32_t state; // slot of the states that it begins with: its own, or one found
 };
 struct step_sample { // the next token of a sample is sampled from the last row of an item; where
                      // that has drafts, one from each of its last n_drafts + 1 rows

@@ -33,7 +33,7 @@ static struct draft_model *new_draft_model(int chunk, struct runner **ret_runner
     struct draft_model *d = NULL;
     assert_ok(runner_new(model.dev, model.weights, &own, ret_runner));
     assert_ok(draft_model_new(*ret_runner, NULL, &limits, &d));
-    assert_ok(draft_model_allocate_kv(d, SAMPLES * BLOCKS, SAMPLES, SAMPLES * 2));
+    assert_ok(draft_model_allocate_kv(d, SAMPLES * BLOCKS, SAMPLES));
     return d;
 }
 

@@ -1,18 +1,20 @@
-/* test_state_drafts.c: drafts for and by a model that carries a state along each sequence
- * (tests/golden/qwen35): wherever drafts are rejected, preempted or end a sample, what is sampled
- * has the bits of the packed pass, and a draft model drafts from the right state. */
+/* test_state_drafts.c: drafts for and by a model that carries a state along each sequence, of
+ * either rule (tests/golden/qwen35, nemotron-h-moe): wherever drafts are rejected, preempted or end
+ * a sample, what is sampled has the bits of the packed pass, and a draft model drafts from the
+ * right state. */
 // SPDX-License-Identifier: Apache-2.0
 #include "infer-server/engine/kv_memory.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/loaded.h"
 
-enum { REQUESTS = 8, NEW = 56, LONGEST = 112, LONGER = 400, VOCAB_HERE = 200 };
+enum { REQUESTS = 8, NEW = 56, LONGEST = 112, LONGER = 400, VOCAB_HERE = 200, LEAST = 128 };
 
-static const char *model, *stateless; // of one vocabulary
+static const char *model, *scan, *stateless; // scan has a vocabulary of LEAST
 
 static void set_up(void)
 {
     model = lasting_model(test_golden("qwen35"));
+    scan = lasting_model(test_golden("nemotron-h-moe"));
     stateless = test_golden("olmo2");
     engine_bench_set_up();
 }
@@ -21,7 +23,7 @@ static void set_up(void)
 static int fill_prompt(int32_t *prompt, int request)
 {
     const int n = 5 + 13 * request % 37;
-    for (int i = 0; i < n; i++) prompt[i] = (i % 7 * 29 + 3 + request) % VOCAB_HERE;
+    for (int i = 0; i < n; i++) prompt[i] = (i % 7 * 29 + 3 + request) % LEAST;
     return n;
 }
 
@@ -65,11 +67,10 @@ static void serve_twice(struct bench *b, const char *policy, int longer,
 }
 
 // Drafts of earlier texts: most are accepted the second time, and some never.
-static void serve_drafted(int64_t kv_bytes, bool preempts)
+static void serve_drafted(const char *served, int64_t kv_bytes, bool preempts)
 {
     struct bench b;
     const int longer = preempts ? LONGER : 0; // some do not find room for their blocks
-    const char *served = preempts ? longer_model(model) : model;
     struct engine_options options = options_for(served, NULL);
     struct take *takes[2][REQUESTS];
     options.max_context = longer + LONGEST;
@@ -88,25 +89,29 @@ static void serve_drafted(int64_t kv_bytes, bool preempts)
 
 TEST(drafted_as_packed)
 {
-    serve_drafted(8 << 20, false);
+    serve_drafted(model, 8 << 20, false);
+    serve_drafted(scan, 8 << 20, false);
 }
 
 TEST(drafted_as_packed_when_preempted)
 {
-    serve_drafted(540000, true);
+    serve_drafted(longer_model(model), 540000, true);
 }
 
 // A model that drafts for itself, with the policy's noise, is never wrong.
 TEST(a_twin_is_always_accepted)
 {
-    struct engine_options options = options_for(model, model);
-    struct take *takes[2][REQUESTS];
-    options.exact = true;
-    struct bench *b = bench_of(&options);
-    serve_twice(b, model, 0, takes);
-    const struct engine_stats stats = idle_stats(b);
-    assert_true(stats.drafts.num_draft_tokens > REQUESTS * NEW);
-    assert_int_equal(stats.drafts.num_accepted_tokens, stats.drafts.num_draft_tokens);
+    for (int i = 0; i < 2; i++) {
+        const char *both = i ? scan : model;
+        struct engine_options options = options_for(both, both);
+        struct take *takes[2][REQUESTS];
+        options.exact = true;
+        struct bench *b = bench_of(&options);
+        serve_twice(b, both, 0, takes);
+        const struct engine_stats stats = idle_stats(b);
+        assert_true(stats.drafts.num_draft_tokens > REQUESTS * NEW);
+        assert_int_equal(stats.drafts.num_accepted_tokens, stats.drafts.num_draft_tokens);
+    }
 }
 
 static int likeliest(const float *logits)
@@ -165,32 +170,25 @@ TEST(one_of_two_has_states)
     }
 }
 
-// Drafts have a quarter of the states; and what an error asks for is enough.
+// Sequences have most of the states; and what an error asks for is enough.
 TEST(memory_is_planned)
 {
     const json_t *cases = test_rows("state_drafts", "memory_is_planned");
-    struct kv_request request = {.max_batch = 8,
-                                 .draft_states = true,
-                                 .block_size = 1,
-                                 .max_context = 30,
-                                 .block_bytes = 10,
-                                 .state_bytes = 100};
+    struct kv_request request = {
+        .max_batch = 8, .block_size = 1, .max_context = 30, .block_bytes = 10, .state_bytes = 100};
     struct kv_plan plan;
     struct device *dev = test_cpu();
     for (size_t i = 0; i < json_array_size(cases); i++) {
         request.bytes = row_int(cases, i, "bytes");
-        request.max_drafts = row_int(cases, i, "max_drafts");
         request.keeps = json_object_get(json_array_get(cases, i), "kept");
         assert_ok(kv_memory_plan(dev, &request, &plan));
         assert_int_equal(plan.max_batch, row_int(cases, i, "batch"));
-        assert_int_equal(plan.max_drafts, row_int(cases, i, "drafts"));
         assert_int_equal(plan.n_kept, request.keeps ? row_int(cases, i, "kept") : 0);
     }
     request.keeps = false;
     request.context_is_firm = true;
     for (int batch = 1; batch <= 8; batch += 7) {
         request.max_batch = batch;
-        request.max_drafts = 0;
         request.bytes = 250;
         assert_status(kv_memory_plan(dev, &request, &plan), ST_INVALID);
         request.bytes = batch == 1 ? 400 : 600;
