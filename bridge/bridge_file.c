@@ -22,7 +22,7 @@
 #include <string.h>
 
 #define MAX_FILE_BYTES (64u << 20)
-#define MAX_ROLES      160 // models, and the adapters that a server may hold, or shards
+#define MAX_ROLES      256 // models, and the adapters that a server may hold, or shards
 
 // ---- finding it ---------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ enum status bridge_find(const char *explicit_path, char *ret_path, size_t size)
 static enum status from_json(const char *where, const json_t *json, struct bridge_file **ret);
 
 // Roles of which ranks hold shards.
-static const char *const divided[] = {"policy", "draft", MTP_ROLE};
+static const char *const divided[] = {"policy", "draft", MTP_ROLE, "frozen"};
 #define N_DIVIDED ((int)(sizeof divided / sizeof *divided))
 
 void bridge_shard_name(const char *role, int rank, char ret[SHARD_NAME])

@@ -35,8 +35,8 @@ struct bridge_tensor {
 };
 // One arena. The policy is there and is first; "draft", "reference" and "frozen" may follow, and
 // any number of "adapter:NAME". Others, of newer servers, are left out when the file is read. Of a
-// server with several ranks "policy" is the shard of rank 0, and "shard:R" that of rank R; of what
-// drafts "draft", or "mtp", and "shard:R:draft".
+// server with several ranks "policy" is the shard of rank 0, and "shard:R" that of rank R; of
+// further models "draft", "mtp" or "frozen", and "shard:R:draft".
 #define MTP_ROLE "mtp" // of the policy's own layer that predicts further tokens, in a draft's place
 struct bridge_role {
     char role[64], model[512]; // model: the Hugging Face folder it was loaded from
@@ -100,7 +100,7 @@ const struct bridge_role *bridge_file_role(const struct bridge_file *file, const
 // The name of a rank's shard of that role of rank 0's.
 #define SHARD_NAME 48
 void bridge_shard_name(const char *role, int rank, char ret[SHARD_NAME]);
-// Makes it the file of one rank's shards, which its "policy", and what drafts, then are, on that
+// Makes it the file of one rank's shards, which its "policy" and further models then are, on that
 // rank's device; the other shards are left out. ST_INVALID where there is no such rank.
 enum status bridge_file_take_shard(struct bridge_file *file, int rank);
 

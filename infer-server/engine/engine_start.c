@@ -24,25 +24,6 @@ const char *const kv_policy_names[] = {"keep", "recompute", "drain", NULL};
 
 // ---- options -----------------------------------------------------------------------------------
 
-// What several ranks do not share yet.
-static enum status check_ranks(const struct engine_options *o)
-{
-    const struct {
-        bool given;
-        const char *option, *why;
-    } alone[] = {
-        {o->frozen_folder, "--tandem-model", "a frozen model has no shards"},
-        {o->max_adapters > 0, "--max-adapters", "LoRA adapters have no shards"},
-    };
-    for (size_t i = 0; o->who.size > 1 && i < sizeof alone / sizeof *alone; i++)
-        if (alone[i].given)
-            return status_fail(ST_UNSUPPORTED,
-                               "%s does not go with --tensor-parallel-size %d: %s; leave one of "
-                               "them away",
-                               alone[i].option, o->who.size, alone[i].why);
-    return ST_OK;
-}
-
 enum status engine_check_options(struct engine_options *o)
 {
     if (!o->max_batch) o->max_batch = ENGINE_MAX_BATCH;
@@ -69,8 +50,11 @@ enum status engine_check_options(struct engine_options *o)
         return status_fail(ST_UNSUPPORTED,
                            "--speculative: one model drafts beside the policy, its own layer (mtp) "
                            "or another (draft_model); leave one of them away");
-    st = check_ranks(o);
-    if (st != ST_OK) return st;
+    if (o->who.size > 1 && o->max_adapters > 0)
+        return status_fail(ST_UNSUPPORTED,
+                           "--max-adapters does not go with --tensor-parallel-size %d: LoRA "
+                           "adapters have no shards; leave one of them away",
+                           o->who.size);
     if (!o->bridge_path || !o->bridge_path[0])
         return status_fail(ST_INVALID, "--bridge: a path is needed");
     if (!o->socket_path || !o->socket_path[0])
@@ -157,6 +141,13 @@ static const char *mtp_folder(const struct engine_options *o)
     return o->draft_folder ? o->draft_folder : o->model_folder;
 }
 
+static const char *folder_of(const struct engine_options *o, enum runner_role role)
+{
+    if (role == RUNNER_DRAFT)
+        return o->speculative.k[SPECULATIVE_MTP] ? mtp_folder(o) : o->draft_folder;
+    return role == RUNNER_POLICY ? o->model_folder : o->frozen_folder;
+}
+
 static enum status take_mtp(const struct engine_options *o, const struct model_config *policy,
                             struct model_config **ret)
 {
@@ -205,7 +196,7 @@ enum status engine_load_configs(const struct engine_options *o, struct model_con
         c->expert_parallel = o->expert_parallel && (i == RUNNER_POLICY || config_experts(c) > 0);
         if (o->who.size > 1)
             CHECK(status_context(model_config_shard(c, (struct shard){o->who.rank, o->who.size}),
-                                 "%s", i == RUNNER_POLICY ? o->model_folder : mtp_folder(o)));
+                                 "%s", folder_of(o, i)));
     }
 out:
     return st;
@@ -252,8 +243,9 @@ static enum status add_frozen_model(struct executor *x, const struct weights *we
                            "--tandem-model: it has a context of %d tokens, and %d are served; "
                            "give --max-context %d or less",
                            weights->config->max_positions, context, weights->config->max_positions);
-    enum status st =
-        runner_new(x->runners[RUNNER_POLICY]->dev, weights, &own, &x->runners[RUNNER_FROZEN]);
+    struct runner *policy = x->runners[RUNNER_POLICY], **runner = &x->runners[RUNNER_FROZEN];
+    enum status st = runner_new(policy->dev, weights, &own, runner);
+    if (st == ST_OK) st = runner_use_group(*runner, RUNNER_FROZEN, policy->group);
     return status_context(st, "the frozen model");
 }
 
@@ -510,11 +502,9 @@ enum status engine_load(struct engine *e)
     struct weights_owner *owner = NULL;
     const struct engine_options *o = &e->options;
     const int64_t start_ns = clock_now_ns();
-    const char *draft_folder = o->speculative.k[SPECULATIVE_MTP] ? mtp_folder(o) : o->draft_folder;
-    const char *folders[] = {o->model_folder, draft_folder, o->frozen_folder};
     struct weights_source sources[WEIGHTS_ROLES];
     for (int i = 0; i < WEIGHTS_ROLES; i++)
-        sources[i] = (struct weights_source){e->configs[i], folders[i]};
+        sources[i] = (struct weights_source){e->configs[i], folder_of(o, (enum runner_role)i)};
     CHECK(weights_owner_new(e->dev, e->group, sources, (enum dtype)o->dtype, o->inference_only,
                             o->bridge_path, &owner));
     const struct weights *weights[RUNNERS];
@@ -549,7 +539,7 @@ enum status engine_load(struct engine *e)
     log_states(e);
     if (draft)
         log_further(e, draft->config->mtp ? "layer that predicts further tokens of" : "draft model",
-                    draft_folder, draft);
+                    folder_of(o, RUNNER_DRAFT), draft);
     if (frozen) log_further(e, "frozen model", o->frozen_folder, frozen);
     if (frozen && speculative_max(o->speculative) > 0)
         log_info("engine: requests with \"tandem\" draft nothing");

@@ -32,11 +32,11 @@ struct follower {
 
 static enum status open_weights(struct follower *f, const struct engine_options *o)
 {
-    static const char *const names[] = {"policy", "draft"}; // there is no other
+    static const char *const names[RUNNERS] = {"policy", "draft", "frozen"};
     const enum dtype dt = o->dtype < 0 ? device_default_dtype(f->dev) : (enum dtype)o->dtype;
     char name[SEGMENT_BYTES];
     enum status st = ST_OK;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < RUNNERS; i++) {
         struct held *h = &f->held[i];
         if (!f->configs[i]) continue;
         CHECK(weights_plan(f->configs[i], dt, &h->weights));

@@ -328,12 +328,17 @@ out:
 }
 
 // The i-th arena that the bridge file lists may be: the model's, the draft's, the adapters'. NULL:
-// there is none. Of several ranks, which have neither frozen model nor adapters, each has as many.
+// there is none. Of several ranks, which have no adapters, each has as many.
 static const struct weights *listed_arena(const struct weights_owner *o, int i)
 {
     if (i < WEIGHTS_ROLES) return o->arenas[i].weights;
     const struct adapter_info *info = adapters_info(o->adapters, i - WEIGHTS_ROLES);
     return info && info->name[0] ? adapters_weights(o->adapters, i - WEIGHTS_ROLES) : NULL;
+}
+
+static int listed_arenas(const struct weights_owner *o)
+{
+    return WEIGHTS_ROLES + (o->adapters ? adapters_max(o->adapters) : 0);
 }
 
 static enum status describe_roles(const struct weights_owner *o, struct bridge_file *file)
@@ -367,13 +372,15 @@ out:
 static enum status announce(struct weights_owner *o)
 {
     enum status st = ST_OK;
-    struct bridge_role roles[WEIGHTS_ROLES + 2 * ADAPTERS_MAX] = {0}; // adapters, or shards
+    const size_t n = (size_t)(listed_arenas(o) * group_size(o->group)); // at most
     const struct model_config *policy = o->arenas[WEIGHTS_POLICY].source.config;
+    struct bridge_role *roles = calloc(n, sizeof *roles);
     struct bridge_file file = {.pid = getpid(),
                                .n_roles = 0,
                                .roles = roles,
                                .tp_degree = group_size(o->group),
                                .expert_parallel = policy->expert_parallel};
+    if (!roles) FAIL(ST_NO_MEMORY, "no memory for the bridge file");
     CHECK(describe_roles(o, &file));
     snprintf(file.path, sizeof file.path, "%s", o->bridge_path);
     process_boot_id(file.boot_id);
@@ -385,6 +392,7 @@ static enum status announce(struct weights_owner *o)
     CHECK(bridge_file_write(&file));
 out:
     for (int i = 0; i < file.n_roles; i++) free(roles[i].tensors);
+    free(roles);
     return st;
 }
 
@@ -602,11 +610,6 @@ enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words)
     if (st != ST_OK) return st;
     st = arena_canary(o->dev, o->arenas[WEIGHTS_POLICY].weights, words);
     return and_others(o, st, words + 1, sizeof *words);
-}
-
-static int listed_arenas(const struct weights_owner *o)
-{
-    return WEIGHTS_ROLES + (o->adapters ? adapters_max(o->adapters) : 0);
 }
 
 // Of one shard of the policy: as many in each.

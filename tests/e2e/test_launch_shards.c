@@ -9,8 +9,9 @@
 #include "tests/support/tiny_tokenizer.h"
 #include "tests/support/training.h"
 
-#define STEPS     6
-#define GPU_STEPS 20
+#define STEPS        6
+#define GPU_STEPS    20
+#define FROZEN_STEPS 4
 
 static const char *runtime;
 
@@ -185,6 +186,33 @@ TEST(drafts_learn_in_shards)
             assert_true(!on_cpu() || fabs(one[k] - two[k]) < 1e-5);
         }
     }
+}
+
+// The KL term's reference, and a tandem's frozen model.
+TEST(frozen_models_have_shards)
+{
+    want_ranks();
+    const char *frozen = daemon_model(test_folder(), true, 8);
+    const struct {
+        const char *name, *words, *server;
+    } rows[] = {
+        {"beta", "--beta 0.1", "--exact"},
+        {"tandem", "--tandem --beta 0.1", test_text("--exact --tandem-model %s", frozen)},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int n = 1; n <= 2; n++) {
+            const char *run = test_text("%s-%d", rows[i].name, n), *ranks = test_text("%d", n);
+            const char *const *words = args("--model %s --tensor-parallel-size %d --exact "
+                                            "--prompts-per-step 4 --max-steps %d "
+                                            "--server-args=%s",
+                                            scene.model, n, FROZEN_STEPS, rows[i].server);
+            words = JOIN(JOIN(ranks_words(ranks), words), words_of(rows[i].words));
+            scene_ended(&scene, train_on(&scene, run, words), 0);
+            each_within(&scene, run, "sampler_mismatch/max", FROZEN_STEPS, 0, 0);
+            each_within(&scene, run, "kl", FROZEN_STEPS, 0, INFINITY);
+            if (n == 2) same_as_one(test_text("%s-1", rows[i].name), run, FROZEN_STEPS);
+        }
+    each_within(&scene, "tandem-2", "tandem/frozen_token_fraction", FROZEN_STEPS, DBL_MIN, 1);
 }
 
 TEST(what_does_not_fit_is_refused)

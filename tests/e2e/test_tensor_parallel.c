@@ -262,6 +262,63 @@ TEST(two_ranks_draft)
                              daemon_model(test_folder(), false, 3)));
 }
 
+// What a policy and a frozen model write by turns, in the order of samples.
+static json_t *written(const struct daemon *d, const char *more, const char *sampling)
+{
+    struct wire_answer answer;
+    daemon_request(d->socket, "POST", "/v1/rollouts", "",
+                   test_text("{\"groups\":[{\"prompt_token_ids\":[7,11,7,11,90,7,11],\"n\":4}],%s"
+                             "\"sampling\":{\"max_tokens\":24,\"seed\":5,\"ignore_eos\":true%s}}",
+                             more, sampling),
+                   &answer);
+    if (answer.status != 200) fail_msg("%s", bytes_text(&answer.body));
+    const json_t *lines = json_of_lines(bytes_text(&answer.body));
+    json_t *ret = json_array(), *one;
+    size_t i;
+    assert_int_equal(json_array_size(lines), 4);
+    for (int k = 0; k < 4; k++) json_array_append_new(ret, json_null());
+    json_array_foreach (lines, i, one)
+        json_array_set_new(ret, (size_t)int_of(one, "sample"),
+                           json_pack("[O?, O?, O?, O?]", json_object_get(one, "token_ids"),
+                                     json_object_get(one, "logprobs"),
+                                     json_object_get(one, "model_mask"),
+                                     json_object_get(one, "prompt_logprobs")));
+    return ret;
+}
+
+// A frozen model has shards, too, and its states and blocks are copied on every rank.
+TEST(two_ranks_write_in_tandem)
+{
+    mpirun_words(2);
+    const char *states = tiny_tokenizer_beside(test_golden("qwen35"));
+    const char *const rows[][2] = {
+        {daemon_model(test_folder(), false, 3), daemon_model(test_folder(), false, 8)},
+        {states, states}};
+    static const char *const asks[][2] = {{"", ",\"tandem\":{}"},
+                                          {"", ",\"tandem\":{\"p\":0}"},
+                                          {"\"model\":\"frozen\",", ",\"prompt_logprobs\":1"},
+                                          {"", ""}};
+    for (int k = 0; k < 2; k++) {
+        struct daemon two = {0}, one = {0};
+        const char *const *frozen = args("--tandem-model %s --block-size 4", rows[k][1]);
+        daemon_start(&two, rows[k][0], JOIN(args("--tensor-parallel-size 2"), frozen));
+        daemon_start(&one, rows[k][0], frozen);
+        for (int i = 0; i < 4; i++) {
+            json_t *a = written(&two, asks[i][0], asks[i][1]),
+                   *b = written(&one, asks[i][0], asks[i][1]);
+            assert_alike(a, b);
+            json_decref(a);
+            json_decref(b);
+        }
+        assert_contains(test_output(0, OPTIONS(test_binary("cw-ipc-check"), two.bridge)),
+                        "ok    rank 1: checksums");
+        daemon_holds(&one, "frozen", rows[k][1]);
+        assert_string_equal(text_of(json_of_file(two.bridge), "roles.3.role"), "shard:1:frozen");
+        daemon_end(&one);
+        assert_int_equal(daemon_stop(&two), 0);
+    }
+}
+
 // With one that all rows go to; of a latent vector; in groups; rounded, and as a folder stores
 // them.
 TEST(two_ranks_hold_whole_experts)
@@ -311,8 +368,6 @@ TEST(what_has_no_shards_is_refused)
             "torchrun started 2 processes, and 4 share the model");
     refused(folder, args("--tensor-parallel-size 2 --max-adapters 1"),
             "--max-adapters does not go with --tensor-parallel-size 2");
-    refused(folder, args("--tensor-parallel-size 2 --tandem-model %s", folder),
-            "--tandem-model does not go with --tensor-parallel-size 2");
     refused(folder, args("--tensor-parallel-size 2 --expert-parallel"),
             "it has no experts; leave --expert-parallel away");
     refused(tiny_tokenizer_beside(test_golden("qwen3-moe-some")),
