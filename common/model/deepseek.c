@@ -61,6 +61,20 @@ out:
     return st;
 }
 
+enum { LISTED = -1 }; // as the first layer that has experts: mlp_layer_types says which have
+
+// Whether layer l has none: as the list says, else where it is one of the first.
+static enum status is_dense(const char *where, const json_t *types, int l, int n_layers, int first,
+                            bool *ret)
+{
+    const char *type = json_string_value(json_array_get(types, (size_t)l));
+    *ret = json_is_array(types) ? type && strcmp(type, "dense") == 0 : l < first;
+    if (!json_is_array(types) || *ret || (type && strcmp(type, "sparse") == 0)) return ST_OK;
+    return status_fail(ST_UNSUPPORTED,
+                       "%s: mlp_layer_types[%d] must be one of %d words, dense or sparse", where, l,
+                       n_layers);
+}
+
 // Experts in the layers from `first` on, of that width, and shared ones, which are one of their
 // widths together.
 static enum status deepseek_experts(const char *where, const json_t *json, struct model_config *c,
@@ -69,11 +83,15 @@ static enum status deepseek_experts(const char *where, const json_t *json, struc
 {
     // what transformers calls n_routed_experts too
     const char *alias = moe.scoring == MOE_SIGMOID ? "num_local_experts" : "num_experts";
+    const json_t *types = first == LISTED ? json_object_get(json, "mlp_layer_types") : NULL;
+    bool dense;
     int every = 1;
     double scale = moe.scale;
     enum status st = ST_OK;
+    if (first == LISTED) first = 1;
     CHECK(json_get_int32(where, json, "first_k_dense_replace", 0, 1 << 20, &first));
-    CHECK(json_get_int32(where, json, "moe_layer_freq", 1, 1 << 20, &every));
+    // which transformers does not read
+    CHECK(json_get_int32(where, json, "moe_layer_freq", 1, 1, &every));
     CHECK(json_get_int32(where, json, "n_routed_experts", 1, 1024, &moe.n_experts));
     CHECK(json_get_int32(where, json, alias, 1, 1024, &moe.n_experts));
     CHECK(json_get_int32(where, json, "num_experts_per_tok", 1, moe.n_experts, &moe.top_k));
@@ -96,8 +114,9 @@ static enum status deepseek_experts(const char *where, const json_t *json, struc
              "num_experts_per_tok %d",
              where, moe.topk_group, moe.n_group, moe.n_experts, moe.top_k);
     if (!grouped) moe.n_group = 0;
-    for (int l = first; l < c->n_layers; l++) {
-        if (l % every != 0) continue;
+    for (int l = 0; l < c->n_layers; l++) {
+        CHECK(is_dense(where, types, l, c->n_layers, first, &dense));
+        if (dense) continue;
         c->layers[l].intermediate = width;
         c->layers[l].moe = moe;
         c->layers[l].shared_intermediate = shared * width;
@@ -182,43 +201,17 @@ out:
     return st;
 }
 
-// "mlp_layer_types", else one dense layer: the first.
-static enum status dense_layers(const char *where, const json_t *json, int n_layers, int *ret_first)
-{
-    const json_t *types = json_object_get(json, "mlp_layer_types");
-    int dense = 0;
-    if (!types || json_is_null(types)) {
-        *ret_first = 1;
-        return ST_OK;
-    }
-    for (int l = 0; l < n_layers; l++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)l));
-        const bool is_dense = type && strcmp(type, "dense") == 0;
-        if (!type || (!is_dense && strcmp(type, "sparse") != 0) || (is_dense && dense < l))
-            return status_fail(
-                ST_UNSUPPORTED,
-                "%s: mlp_layer_types[%d]: %d entries, \"dense\" first and \"sparse\" "
-                "behind them, are supported",
-                where, l, n_layers);
-        dense += is_dense;
-    }
-    *ret_first = dense;
-    return ST_OK;
-}
-
 // GLM-4.7-Flash.
 enum status configure_glm4_moe_lite(const char *where, const json_t *json, struct model_config *c)
 {
     struct layer_config all = c->layers[0];
     const struct moe_shape moe = {
         .n_experts = 64, .top_k = 4, .n_group = 1, .topk_group = 1, .scale = 1.8f};
-    int first = 1;
     enum status st = ST_OK;
     all.head_dim = 256;
     all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 256, .q_rank = 768};
     CHECK(latent_attention(where, json, c, all));
-    CHECK(dense_layers(where, json, c->n_layers, &first));
-    st = configure_biased_experts(where, json, c, first, 1536, moe);
+    st = configure_biased_experts(where, json, c, LISTED, 1536, moe);
 out:
     return st;
 }

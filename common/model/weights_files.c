@@ -169,10 +169,13 @@ static bool is_unused_kv(const struct model_config *c, const char *name)
 }
 
 // Tensors of published folders that carry no weights of ours.
-static bool ignorable(const struct weights *w, const struct safetensors *set, const char *of_folder)
+static bool ignorable(const struct weights *w, const struct safetensors *set,
+                      const struct safetensors_entry *e)
 {
     char room[200];
-    const char *name = name_in_table(w, of_folder, room);
+    const char *of_folder = e->name, *name = name_in_table(w, of_folder, room);
+    for (int d = 0; d < e->n_dims; d++) // n_shared_experts may be 0
+        if (e->shape[d] == 0) return true;
     if (w->config->mtp || is_beside_text(w, name)) return true; // mtp: the rest is the model
     size_t len = strlen(name);
     const char *buffer = "rotary_emb.inv_freq"; // a constant that old exports stored
@@ -282,10 +285,10 @@ static enum status check_extra(const struct weights *w, const struct safetensors
     for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++)
         if (weights_is_first_stored(t))
             more -= find_tensor(w, set, weights_folder_name(t)) ? 1 : 2; // 2: MXFP4
-    for (int i = 0; i < n; i++) more -= ignorable(w, set, safetensors_at(set, i)->name);
+    for (int i = 0; i < n; i++) more -= ignorable(w, set, safetensors_at(set, i));
     for (int i = 0; more > 0 && i < n; i++) {
         const struct safetensors_entry *e = safetensors_at(set, i);
-        if (!ignorable(w, set, e->name) && !is_expected(w, e->name))
+        if (!ignorable(w, set, e) && !is_expected(w, e->name))
             return status_fail(
                 ST_MISMATCH, "%s: tensor %s is not part of a %s model as config.json describes it",
                 e->file, e->name, w->config->architecture);
