@@ -691,7 +691,7 @@ struct ops {
     // (rows, cols), each rounded to nearest even, and scales (rows), e4m3_scale() of the row's
     // largest magnitude (common/base/e4m3.h). Of columns of rows that other ranks have too: codes
     // NULL gives the scales alone, and with those of all ranks, of_ranks (n_ranks, rows), a row has
-    // the largest of them. Else of_ranks is NULL.
+    // the largest of them (of one rank they may be `scales` themselves). Else of_ranks is NULL.
     void (*quantise)(struct device *, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
                      int cols, enum dtype w_dt, const int8_t *of_ranks, int n_ranks);
     // x = cap * tanh(scale * x / cap) in place, or scale * x where cap is 0, f32 logits (Gemma 2;

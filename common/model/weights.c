@@ -484,8 +484,9 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         w->n_held += t->n > 0;
         if (w->twin && c->twin_alone && in_twin(c, role)) {
             t->in_twin = ++w->n_in_twin;
-            if (t->n > w->room_n && c->quantization != QUANTIZATION_MXFP4)
-                w->room_n = t->n < STAGING_ELEMENTS ? t->n : STAGING_ELEMENTS;
+            const int64_t n = t->shape[0] * t->slice.whole[1]; // of its rows all columns
+            if (n > w->room_n && c->quantization != QUANTIZATION_MXFP4)
+                w->room_n = n < STAGING_ELEMENTS ? n : STAGING_ELEMENTS;
             continue;
         }
         t->offset = t->n > 0 ? *at : start; // within the same block on all ranks
@@ -495,7 +496,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         if (w->dt == DT_E4M3)
             scales += c->quantization == QUANTIZATION_MXFP4 ? t->n / MXFP4_BLOCK : t->shape[0];
     }
-    *at += own.cols < whole.cols ? scales * (1 + c->shard.size) : scales;
+    *at += own.cols < whole.cols && !c->twin_alone ? scales * (1 + c->shard.size) : scales;
 }
 
 // Every block in the arena's order: those that the optimizer walks, and the buffers.

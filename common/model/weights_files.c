@@ -424,27 +424,37 @@ static void copy_in_slice(const struct weights *w, struct device *dev,
         }
 }
 
-// A tensor that the twin alone has, some rows at a time through the room behind it.
+// A tensor that the twin alone has, some rows at a time through the room behind it. Of a row of
+// which other ranks have columns, too, the scale is that of all of them, which the folder has.
 static void code_slice(const struct weights *w, struct device *dev, const struct weight_tensor *t,
                        const struct safetensors_entry *e, void *staging, void *packed)
 {
-    const int64_t cols = t->shape[1], max = w->room_n / cols;
     const struct tensor_slice *s = &t->slice;
+    const int64_t cols = t->shape[1], all = s->whole[1], max = w->room_n / all;
     struct weights through = *w; // whose arena is the room
-    struct weight_tensor rows = *t;
+    struct weight_tensor rows = *t, whole;
     const uint8_t *codes;
     const int8_t *scales;
     through.base = (char *)w->base + w->room_offset;
     rows.offset = 0;
     rows.slice.n_runs = 1;
+    whole = rows;
+    whole.shape[1] = (int)all;
+    whole.slice.first_col = 0;
     weights_twin_tensor(w->twin, t->in_twin - 1, &codes, &scales);
     for (int r = 0; r < s->n_runs; r++)
         for (int64_t row = 0, n; row < s->runs[r].n; row += n, codes += n * cols, scales += n) {
             n = s->runs[r].n - row < max ? s->runs[r].n - row : max;
-            rows.slice.runs[0] = (struct row_run){.first = s->runs[r].first + row, .n = n};
+            rows.slice.runs[0] = whole.slice.runs[0] =
+                (struct row_run){.first = s->runs[r].first + row, .n = n};
+            if (cols < all) {
+                copy_in_slice(&through, dev, &whole, e, staging, packed);
+                device_ops(dev)->quantise(dev, NULL, (int8_t *)scales, through.base, n, (int)all,
+                                          w->dt, NULL, 0);
+            }
             copy_in_slice(&through, dev, &rows, e, staging, packed);
             device_ops(dev)->quantise(dev, (uint8_t *)codes, (int8_t *)scales, through.base, n,
-                                      (int)cols, w->dt, NULL, 0);
+                                      (int)cols, w->dt, cols < all ? scales : NULL, cols < all);
         }
 }
 

@@ -181,9 +181,7 @@ enum status engine_load_configs(const struct engine_options *o, struct model_con
     }
     // Once for all who compute with these weights: the bridge file tells it to trainers.
     const int context = executor_requested_context(*policy, (int)o->max_context);
-    // a row that is cut has its scale of all ranks, who then need the numbers (weights_quantise())
-    CHECK(model_config_quantise(*policy, (enum quantization)o->quantization,
-                                o->inference_only && o->who.size <= 1));
+    CHECK(model_config_quantise(*policy, (enum quantization)o->quantization, o->inference_only));
     for (int i = 0; i < RUNNERS; i++) {
         struct model_config *c = ret[i];
         if (!c) continue;

@@ -188,31 +188,51 @@ TEST(drafts_learn_in_shards)
     }
 }
 
-// The KL term's reference, and a tandem's frozen model.
+// The KL term's reference, a tandem's frozen model and a teacher, which is whole where it cannot be
+// cut.
 TEST(frozen_models_have_shards)
 {
     want_ranks();
-    const char *frozen = daemon_model(test_folder(), true, 8);
+    const char *frozen = daemon_model(test_folder(), true, 8),
+               *experts = tiny_tokenizer_beside(test_golden("qwen3-moe")),
+               *heads = tiny_tokenizer_beside(test_golden("llama3")); // 6
     const struct {
-        const char *name, *words, *server;
+        const char *name, *model, *ranks, *words, *server, *column;
     } rows[] = {
-        {"beta", "--beta 0.1", "--exact"},
-        {"tandem", "--tandem --beta 0.1", test_text("--exact --tandem-model %s", frozen)},
+        {"beta", scene.model, "2", "--beta 0.1", "", "kl"},
+        {"tandem", scene.model, "2", "--tandem --beta 0.1", test_text("--tandem-model %s", frozen),
+         "tandem/frozen_token_fraction"},
+        {"forward", scene.model, "2", test_text("--distill-beta 0 --teacher %s", frozen), "",
+         "teacher/divergence"},
+        {"between", scene.model, "2",
+         test_text("--distill-beta 0.5 --teacher %s --teacher-quantization fp8-weights", frozen),
+         "", "teacher/divergence"},
+        {"reverse", experts, "2", test_text("--beta 0.1 --teacher %s", experts),
+         "--expert-parallel", "teacher/divergence"},
+        {"whole", experts, "4", test_text("--teacher %s", heads), "", "teacher/divergence"},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    double one[FROZEN_STEPS], two[FROZEN_STEPS];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows - !on_cpu(); i++)
         for (int n = 1; n <= 2; n++) {
-            const char *run = test_text("%s-%d", rows[i].name, n), *ranks = test_text("%d", n);
-            const char *const *words = args("--model %s --tensor-parallel-size %d --exact "
-                                            "--prompts-per-step 4 --max-steps %d "
-                                            "--server-args=%s",
-                                            scene.model, n, FROZEN_STEPS, rows[i].server);
+            const char *run = test_text("%s-%d", rows[i].name, n),
+                       *ranks = n == 1 ? "1" : rows[i].ranks;
+            const char *const *words =
+                args("--model %s --tensor-parallel-size %s --exact --prompts-per-step 4 "
+                     "--max-steps %d --server-args %s",
+                     rows[i].model, ranks, FROZEN_STEPS,
+                     test_text("--exact %s", n == 1 && i == 4 ? "" : rows[i].server));
             words = JOIN(JOIN(ranks_words(ranks), words), words_of(rows[i].words));
             scene_ended(&scene, train_on(&scene, run, words), 0);
             each_within(&scene, run, "sampler_mismatch/max", FROZEN_STEPS, 0, 0);
-            each_within(&scene, run, "kl", FROZEN_STEPS, 0, INFINITY);
-            if (n == 2) same_as_one(test_text("%s-1", rows[i].name), run, FROZEN_STEPS);
+            assert_int_equal(column(&scene, run, rows[i].column, n == 1 ? one : two, FROZEN_STEPS),
+                             FROZEN_STEPS);
+            if (n == 1) continue;
+            same_as_one(test_text("%s-1", rows[i].name), run, FROZEN_STEPS);
+            // the first step of --beta has a KL of 0
+            for (int k = 0; k < FROZEN_STEPS; k++)
+                assert_true((k == 0 || one[k] > 0) && (!on_cpu() || fabs(one[k] - two[k]) < 1e-5));
+            assert_int_equal(said(&scene, "each rank holds it whole"), rows[i].ranks[0] == '4');
         }
-    each_within(&scene, "tandem-2", "tandem/frozen_token_fraction", FROZEN_STEPS, DBL_MIN, 1);
 }
 
 TEST(what_does_not_fit_is_refused)

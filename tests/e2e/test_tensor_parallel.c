@@ -200,6 +200,13 @@ TEST(two_ranks_in_e4m3)
     daemon_post(two.socket, "/reload", 200, reload);
     daemon_post(one.socket, "/reload", 200, reload);
     assert_same_choices(samples(&two), samples(&one));
+    assert_int_equal(daemon_stop(&two), 0);
+    // the codes alone, in which the two have less
+    const int64_t both = int_of(daemon_get(one.socket, "/bridge/info", 200), "weight_bytes");
+    daemon_start(&two, other,
+                 args("--tensor-parallel-size 2 --quantization fp8-weights --inference-only"));
+    assert_same_choices(samples(&two), samples(&one));
+    assert_true(int_of(daemon_get(two.socket, "/bridge/info", 200), "weight_bytes") < both);
     daemon_end(&one);
     assert_int_equal(daemon_stop(&two), 0);
 }

@@ -310,14 +310,16 @@ static void repeat(struct side *s, enum recompute recompute)
 
 // ---- the twin -----------------------------------------------------------------------------------
 
-// Weights with a twin, as a rank or the whole model has them; comm NULL: that.
+// Weights with a twin, as a rank or the whole model has them; comm NULL: that. alone: there are no
+// others of its matrices.
 static struct weights *open_twin(struct side *s, struct device *dev, struct comm *comm,
-                                 const char *folder)
+                                 const char *folder, bool alone)
 {
     *s = (struct side){.dev = dev, .comm = comm};
     must_ok(model_config_load(folder, &s->config));
     must_ok(take_shard(s->config, comm));
     s->config->quantization = QUANTIZATION_FP8_WEIGHTS;
+    s->config->twin_alone = alone;
     must_ok(weights_plan(s->config, DT_F32, &s->weights));
     must_ok(weights_alloc(s->weights, dev));
     s->weights->comm = comm;
@@ -361,12 +363,16 @@ static int twins_must_be_same(const struct weights *part, const struct weights *
 // After loading, and after other numbers were written: 2^-3 to 2^3 times them, a factor a column.
 static void run_twin(struct device *dev, struct comm *comm, const char *folder)
 {
-    struct side part, whole;
-    struct weights *a = open_twin(&part, dev, comm, folder),
-                   *b = open_twin(&whole, dev, NULL, folder);
+    struct side part, whole, codes;
+    struct weights *a = open_twin(&part, dev, comm, folder, false),
+                   *b = open_twin(&whole, dev, NULL, folder, false),
+                   *alone = open_twin(&codes, dev, comm, folder, true);
     must_ok(weights_load(a, dev, folder));
     must_ok(weights_load(b, dev, folder));
+    must_ok(weights_load(alone, dev, folder));
     must(twins_must_be_same(a->twin, b->twin) > 0, "no row is cut");
+    twins_must_be_same(alone->twin, b->twin);
+    close_side(&codes);
     for (int i = 0; i < b->n_tensors; i++) {
         const struct weight_tensor *t = &b->tensors[i];
         float *x = malloc((size_t)t->n * sizeof *x), *own = malloc((size_t)t->n * sizeof *own);

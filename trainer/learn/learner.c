@@ -346,6 +346,10 @@ static enum status load_teacher(struct learner *l, const char *folder)
     enum status st;
     CHECK(model_config_load(folder, &l->teacher_config));
     CHECK(model_config_quantise(l->teacher_config, l->taught.quantization, true));
+    l->teacher_config->expert_parallel =
+        l->config->expert_parallel && config_experts(l->teacher_config) > 0;
+    if (model_config_shard(l->teacher_config, l->config->shard) != ST_OK)
+        log_warn("--teacher %s: each rank holds it whole: %s", folder, status_message());
     if (l->teacher_config->vocab_size < l->config->vocab_size)
         FAIL(
             ST_MISMATCH,
@@ -362,6 +366,7 @@ static enum status load_teacher(struct learner *l, const char *folder)
              "it reads at most %d tokens, and a prompt with its completion may have %d",
              l->teacher_config->max_positions, l->options.max_context);
     CHECK(weights_plan(l->teacher_config, l->policy->dt, &l->teacher_weights));
+    l->teacher_weights->comm = l->teacher_config->shard.size > 1 ? l->options.shards : NULL;
     plan->teacher = l->teacher_weights->bytes;
     plan->total += plan->teacher;
     CHECK(check_room(plan, l->dev));
@@ -384,7 +389,7 @@ enum status learner_add_teacher(struct learner *l, const struct learner_teacher_
     const struct weights *weights = own ? l->policy : l->teacher_weights;
     CHECK(model_new(l->dev, own ? l->config : l->teacher_config, weights, l->options.token_budget,
                     l->options.logits_chunk, l->options.max_context, &l->teacher));
-    if (own) l->teacher->comm = l->options.shards;
+    l->teacher->comm = own ? l->options.shards : l->teacher_weights->comm;
     plan->teacher += l->teacher->scratch_bytes;
     plan->total += l->teacher->scratch_bytes;
     widen_scratch(l, operations_scratch(l, l->teacher, weights));
