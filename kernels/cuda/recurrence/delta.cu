@@ -159,7 +159,8 @@ template <typename T, bool SCAN> struct rule_inputs {
     const T *vectors; // (T, 2 * keys) q and k as read_rows() gives them; NULL: it makes them
 };
 
-template <typename T, bool SCAN> static rule_inputs<T, SCAN> inputs_of(const struct delta_args *a)
+template <typename T, bool SCAN>
+static rule_inputs<T, SCAN> inputs_of(const struct delta_args *a, const struct delta_shape *s)
 {
     rule_inputs<T, SCAN> in = {};
     in.qkv = (const T *)a->qkv;
@@ -167,7 +168,7 @@ template <typename T, bool SCAN> static rule_inputs<T, SCAN> inputs_of(const str
     in.dt_bias = (const T *)a->dt_bias;
     in.skip = (const T *)a->skip;
     in.gates = (decltype(in.gates))a->gates;
-    in.stride = a->stride;
+    in.stride = SCAN ? a->stride : 2 * s->n_heads;
     return in;
 }
 
@@ -927,7 +928,7 @@ void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
         constexpr int MANY = K::C, FEW = columns<T>;
         const int blocks = blocks_of(dev, s, rows.n_seqs, MANY, blocks_per_sm<MANY, K::SCAN>);
         float *scratch = NULL; // a paged batch is computed without: its step may be being captured
-        rule_inputs<T, K::SCAN> in = inputs_of<T, K::SCAN>(a);
+        rule_inputs<T, K::SCAN> in = inputs_of<T, K::SCAN>(a, s);
         if (!rows.paged) {
             const int64_t own = K::SCAN ? 0 : vectors_floats<T>(s, rows.n_tokens);
             scratch = (float *)cuda_workspace(dev, (own + blocks * 2 * DIM * MANY) * sizeof(float));
@@ -1558,7 +1559,7 @@ void cuda_delta_rule_back(struct device *dev, const struct delta_grads *grads, c
         struct back_memory m = lay_out_back<K>(s, blocks, n, a->batch.view->max_context);
         m.at = (float *)cuda_workspace(dev, m.end * sizeof(float));
         if (!m.at) return;
-        rule_inputs<T, SCAN> in = inputs_of<T, SCAN>(a);
+        rule_inputs<T, SCAN> in = inputs_of<T, SCAN>(a, s);
         if (!SCAN) {
             in.vectors = (const T *)(m.at + m.vectors);
             make_vectors(dev, (T *)(m.at + m.vectors), a->qkv, n, s);
