@@ -978,53 +978,79 @@ __device__ __forceinline__ float open_to(gate_kind kind, float g)
     return kind == GATE_SILU ? g * sigmoid(g) : sigmoid(g);
 }
 
-// Block x is the row.
-template <typename T> __global__ void gate_kernel(T *y, gate_args a)
+// Block x is the row, of which a thread has V columns.
+template <typename T, int V> __global__ void gate_kernel(T *y, gate_args a)
 {
     grid_begin();
-    int c = blockIdx.y * THREADS + threadIdx.x;
+    const int c = (blockIdx.y * THREADS + threadIdx.x) * V;
     if (c >= a.width) return;
-    int64_t at_x = blockIdx.x * a.x_stride + c;
-    float g = to_f32(((const T *)a.g)[blockIdx.x * a.g_stride + c]);
-    y[(int64_t)blockIdx.x * a.width + c] =
-        from_f32<T>(to_f32(((const T *)a.x)[at_x]) * open_to(a.kind, g));
+    float x[V], g[V];
+    load<T, V>(x, (const T *)a.x + blockIdx.x * a.x_stride + c);
+    load<T, V>(g, (const T *)a.g + blockIdx.x * a.g_stride + c);
+#pragma unroll
+    for (int i = 0; i < V; i++) x[i] *= open_to(a.kind, g[i]);
+    store<T, V>(y + (int64_t)blockIdx.x * a.width + c, x);
 }
 
-template <typename T> __global__ void gate_back_kernel(T *dx, T *dg, const T *dy, gate_args a)
+template <typename T, int V>
+__global__ void gate_back_kernel(T *dx, T *dg, const T *dy, gate_args a)
 {
     grid_begin();
-    int c = blockIdx.y * THREADS + threadIdx.x;
+    const int c = (blockIdx.y * THREADS + threadIdx.x) * V;
     if (c >= a.width) return;
-    int64_t at_x = blockIdx.x * a.x_stride + c, at_g = blockIdx.x * a.g_stride + c;
-    float g = to_f32(((const T *)a.g)[at_g]), s = sigmoid(g),
-          d = to_f32(dy[(int64_t)blockIdx.x * a.width + c]);
-    float slope = a.kind == GATE_SILU ? s * (1.f + g * (1.f - s)) : s * (1.f - s);
-    if (a.kind == GATE_LINEAR) slope = 1.f;
-    dg[at_g] = from_f32<T>(d * to_f32(((const T *)a.x)[at_x]) * slope);
-    dx[at_x] = from_f32<T>(d * open_to(a.kind, g));
+    const int64_t at_x = blockIdx.x * a.x_stride + c, at_g = blockIdx.x * a.g_stride + c;
+    float x[V], g[V], d[V];
+    load<T, V>(x, (const T *)a.x + at_x);
+    load<T, V>(g, (const T *)a.g + at_g);
+    load<T, V>(d, dy + (int64_t)blockIdx.x * a.width + c);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        const float s = sigmoid(g[i]);
+        float slope = a.kind == GATE_SILU ? s * (1.f + g[i] * (1.f - s)) : s * (1.f - s);
+        if (a.kind == GATE_LINEAR) slope = 1.f;
+        x[i] = d[i] * x[i] * slope;
+        d[i] *= open_to(a.kind, g[i]);
+    }
+    store<T, V>(dg + at_g, x);
+    store<T, V>(dx + at_x, d);
+}
+
+// Calls f as with_type_wide() does, with the blocks that a call of these kernels has.
+template <typename F>
+static void with_gates(const gate_args *a, std::initializer_list<const void *> others, F f)
+{
+    const int e = (int)dtype_size(a->dt);
+    const bool fits = aligned(16, {a->x, a->g}, {a->width * e, a->g_stride * e, a->x_stride * e}) &&
+                      aligned(16, others, {});
+    if (a->rows <= 0 || a->width <= 0) return;
+    with_type_wide(a->dt, fits, [&](auto t, auto v) {
+        f(t, v, dim3(a->rows, ceil_div(a->width, THREADS * decltype(v)::value)));
+    });
 }
 
 void cuda_gate(struct device *dev, void *y, const struct gate_args *a)
 {
-    if (a->rows <= 0 || a->width <= 0) return;
-    launch_typed(a->dt, dev, "gate", gate_kernel, dim3(a->rows, ceil_div(a->width, THREADS)),
-                 THREADS, 0, y, *a);
+    with_gates(a, {y}, [&](auto t, auto v, dim3 grid) {
+        cuda_launch(dev, "gate", gate_kernel<decltype(t), decltype(v)::value>, grid, THREADS, 0, y,
+                    *a);
+    });
 }
 
 void cuda_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
                     const struct gate_args *a)
 {
-    if (a->rows <= 0 || a->width <= 0) return;
-    launch_typed(a->dt, dev, "gate_back", gate_back_kernel,
-                 dim3(a->rows, ceil_div(a->width, THREADS)), THREADS, 0, dx, dg, dy, *a);
+    with_gates(a, {dx, dg, dy}, [&](auto t, auto v, dim3 grid) {
+        cuda_launch(dev, "gate_back", gate_back_kernel<decltype(t), decltype(v)::value>, grid,
+                    THREADS, 0, dx, dg, dy, *a);
+    });
 }
 
-template <typename T>
+template <typename T, int V>
 __global__ void split_gate_kernel(T *qkv, T *gate, T *fused, int n_heads, int head_dim, int kv,
                                   bool join)
 {
     grid_begin();
-    int c = blockIdx.y * THREADS + threadIdx.x, q = n_heads * head_dim;
+    const int c = (blockIdx.y * THREADS + threadIdx.x) * V, q = n_heads * head_dim;
     if (c >= 2 * q + kv) return;
     int head = c / head_dim;
     bool is_gate = c < 2 * q && head % 2;
@@ -1032,15 +1058,19 @@ __global__ void split_gate_kernel(T *qkv, T *gate, T *fused, int n_heads, int he
     T *split =
         is_gate ? gate + (int64_t)blockIdx.x * q + to : qkv + (int64_t)blockIdx.x * (q + kv) + to;
     T *both = fused + (int64_t)blockIdx.x * (2 * q + kv) + c;
-    *(join ? both : split) = *(join ? split : both);
+    *(pack<T, V> *)(join ? both : split) = *(pack<T, V> *)(join ? split : both);
 }
 
 void cuda_split_gate(struct device *dev, void *qkv, void *gate, void *fused, int rows,
                      const struct attn_shape *s, bool join)
 {
-    int width = 2 * (s->n_heads + s->n_kv_heads) * s->head_dim;
+    const int width = 2 * (s->n_heads + s->n_kv_heads) * s->head_dim;
+    const bool fits = aligned(16, {qkv, gate, fused}, {s->head_dim * (int)dtype_size(s->dt)});
     if (rows <= 0) return;
-    launch_typed(s->dt, dev, "split_gate", split_gate_kernel, dim3(rows, ceil_div(width, THREADS)),
-                 THREADS, 0, qkv, gate, fused, s->n_heads, s->head_dim,
-                 2 * s->n_kv_heads * s->head_dim, join);
+    with_type_wide(s->dt, fits, [&](auto t, auto v) {
+        constexpr int V = decltype(v)::value;
+        cuda_launch(dev, "split_gate", split_gate_kernel<decltype(t), V>,
+                    dim3(rows, ceil_div(width, THREADS * V)), THREADS, 0, qkv, gate, fused,
+                    s->n_heads, s->head_dim, 2 * s->n_kv_heads * s->head_dim, join);
+    });
 }
