@@ -288,7 +288,7 @@ static void mixed(struct device *dev, const attn_call &c)
                         "multiples of 8")
 #define PLAIN                                                                                      \
     variant<attn_call, otherwise, plain>("plain", "all else: f32, odd heads, latent on 8.x")
-static const char for_wgmma[] = "bf16 on 9.0, heads up to 128, a multiple of 8";
+static const char for_wgmma[] = "bf16 on 9.0, heads up to 256, a multiple of 8";
 static const char for_mma[] = "bf16, heads up to 256, a multiple of 8";
 
 static const op_variant paged_rows[] = {

@@ -1,6 +1,6 @@
 /* attn_tensor.cu: attention of many rows in bf16 on the tensor cores, forward and gradient, after
  * FlashAttention-2 (Dao 2023) with mma m16n8k16, where attn_wgmma.cu does not have it: on other
- * GPUs than Hopper, of heads wider than 128 (the gradient: 192), and the gradient of a soft cap.
+ * GPUs than Hopper, the gradient of heads wider than 192, and that of a soft cap.
  *
  * Forward and dq: a block has 64 packed rows (attention.cuh), 16 a warp, and walks the keys in
  * tiles; scores stay in registers, where the layout of an mma result is that of the next one's left

@@ -5,19 +5,26 @@
  * lie columns of ones, so that the product that sums weighted values sums weights as well. A
  * warpgroup has the scores of a tile and the sums of the one before computed, then makes the scores
  * weights, while the other's products run. It never leaves products under way while it makes
- * weights: what goes on beside them is the other warpgroup's (docs/lab/performance.md).
+ * weights: what goes on beside them is the other warpgroup's (docs/lab/performance.md). Of heads of
+ * more than 128 a thread's registers hold the sums of half the columns: both warpgroups have the
+ * same rows, compute all scores, and each sums its half.
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attention/attn_wgmma.cuh"
 #include <algorithm>
 
-#define STAGES     4
 #define ONES_BYTES COLUMNS_APART // of which 8 columns are used
+
+template <int HD> constexpr bool is_wide = HD > 128;
+template <int HD> constexpr int summed = is_wide<HD> ? HD / 2 : HD; // columns of a warpgroup
+template <int HD> constexpr int item_rows = is_wide<HD> ? ROWS : BLOCK_ROWS;
+template <int HD> constexpr int forward_stages = is_wide<HD> ? 3 : 4;
+template <int HD> constexpr int ones_bytes = is_wide<HD> ? 0 : ONES_BYTES;
 
 #if HAS_WGMMA
 
 // Of a chunk, as row_sums; the last are the sums of weights.
-template <int HD> using chunk_sums = float[HD / 8 + 1][4];
+template <int N> using chunk_sums = float[N / 8 + 1][4];
 
 // all = the chunks so far and the next, whose largest scores are top.
 template <int HD>
@@ -38,14 +45,16 @@ __device__ __forceinline__ void join(row_sums<HD> &all, const chunk_sums<HD> &ch
 template <int HD, bool PAGED>
 __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, const work &item)
 {
+    constexpr int N = summed<HD>;
     const work w = item;
-    rows_seen seen = seen_by<PAGED>(a, w.s, w.p, c.row0);
+    const int row0 = c.row0 % item_rows<HD>, first = is_wide<HD> ? c.group * N : 0; // column
+    rows_seen seen = seen_by<PAGED>(a, w.s, w.p, row0);
     int least = __reduce_min_sync(~0u, min(seen.position[0], seen.position[1]));
     int max_hidden = __reduce_max_sync(~0u, max(seen.hidden[0], seen.hidden[1]));
     if (a.softcap > 0) least = -1; // there is something to be done to every tile
     const float factor = score_factor(a);
-    row_sums<HD> all;
-    chunk_sums<HD> r = {};
+    row_sums<N> all;
+    chunk_sums<N> r = {};
     float dots[ROWS / 8][4], top[2] = {-INFINITY, -INFINITY}, ended[2]; // of the chunk before
     uint32_t x[ROWS / 16][4];
     clear(all);
@@ -64,14 +73,14 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
                 top[h] = -INFINITY;
             }
         next_tiles<ROWS>(step, dots, top, factor);
-        if (tile % CHUNK_KEYS == 0 && tile > w.first) join<HD>(all, r, ended);
+        if (tile % CHUNK_KEYS == 0 && tile > w.first) join<N>(all, r, ended);
 #pragma unroll
         for (int i = 0; i < ROWS / 8; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 dots[i][e] = weight_of(dots[i][e], factor, step[e / 2].shift);
 #pragma unroll
-        for (int i = 0; i <= HD / 8; i++)
+        for (int i = 0; i <= N / 8; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) r[i][e] *= step[e / 2].shrink;
         as_left(x, dots);
@@ -79,7 +88,17 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
         settle(r);
     };
     auto add = [&](int tile, uint32_t stage) {
-        add_weighted(r, x, stage + tile_bytes<HD>, tile % CHUNK_KEYS != 0);
+        const int goes_on = tile % CHUNK_KEYS != 0;
+        const uint32_t values = stage + tile_bytes<HD> + first / 64 * COLUMNS_APART;
+        if constexpr (is_wide<HD>) {
+            add_weighted(reinterpret_cast<float(&)[N / 8][4]>(r), x, values, goes_on);
+#pragma unroll
+            for (int e = 0; e < 4; e++) r[N / 8][e] = goes_on ? r[N / 8][e] : 0.f;
+#pragma unroll
+            for (int n = 0; n < ROWS / 16; n++) add_row_sums(r[N / 8], x[n]);
+        } else {
+            add_weighted(r, x, values, goes_on);
+        }
     };
 
     int tile = w.first;
@@ -113,8 +132,8 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
     settle(r);
     barrier_arrive(empty);
     c.done_with_kept();
-    join<HD>(all, r, top);
-    store_result<HD>(all, a, w.p, c.row0);
+    join<N>(all, r, top);
+    store_result<N>(all, a, w.p, row0, first);
 }
 
 #endif // HAS_WGMMA
@@ -126,24 +145,25 @@ __global__ void __launch_bounds__(THREADS, 1)
 #if HAS_WGMMA
     grid_begin();
     extern __shared__ __align__(1024) char memory[];
+    constexpr int STAGES = forward_stages<HD>, ONES = ones_bytes<HD>;
     __shared__ block_state state;
-    for (int i = threadIdx.x; i < STAGES * ONES_BYTES / 16; i += THREADS) {
+    for (int i = threadIdx.x; i < STAGES * ONES / 16; i += THREADS) {
         int at = i % (ONES_BYTES / 16) * 16, s = i / (ONES_BYTES / 16);
         const uint32_t ones = 0x3f803f80;
-        *(uint4 *)(memory + s * (stage_bytes<HD> + ONES_BYTES) + stage_bytes<HD> + at) =
+        *(uint4 *)(memory + s * (stage_bytes<HD> + ONES) + stage_bytes<HD> + at) =
             make_uint4(ones, ones, ones, ones);
     }
     fence_async();
-    run_block<HD, STAGES, 1, 2, ONES_BYTES>(
+    run_block<HD, STAGES, is_wide<HD> ? 0 : 1, 2, ONES>(
         state, memory,
         [&](copier &c) {
             c.each_item(ticket, n_items, [&](int item) {
                 work w;
-                if (!take_queries<PAGED>(w, a, item)) return;
+                if (!take_queries<PAGED, item_rows<HD>>(w, a, item)) return;
                 c.begin(w);
                 packed_places places = places_of(a, w.p, a.out);
 #pragma unroll
-                for (int g = 0; g < GROUPS; g++)
+                for (int g = 0; g < item_rows<HD> / ROWS; g++)
                     copy_tiles<HD, 1>(c.kept + g * tile_bytes<HD>, a.head_dim,
                                       [&](int, int r, const bf16 *(&from)[2]) {
                                           return places.find(a, w.p, g * ROWS + r, from);
@@ -161,22 +181,27 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <int HD> static void forward(struct device *dev, const attn_args<bf16> &a, bool paged)
 {
     struct cuda_state *state = cuda_use(dev);
-    int n = query_items(a);
+    int n = query_items<item_rows<HD>>(a);
     cuda_launch(dev, "attention",
                 paged ? attn_wgmma_kernel<HD, true> : attn_wgmma_kernel<HD, false>,
-                std::min(n, state->n_sms), THREADS, block_memory<HD, STAGES, 1, ONES_BYTES>, a,
-                state->tickets, n);
+                std::min(n, state->n_sms), THREADS,
+                forward_stages<HD> * (stage_bytes<HD> + ones_bytes<HD>)+item_rows<HD> / ROWS *
+                    tile_bytes<HD>,
+                a, state->tickets, n);
 }
 
 bool attn_wgmma_takes(struct device *dev, const attn_call &c)
 {
-    return on_hopper(dev) && c.shape->head_dim <= 128 && attn_mma_takes(dev, c);
+    return on_hopper(dev) && attn_mma_takes(dev, c);
 }
 
 void attn_wgmma(struct device *dev, const attn_call &c)
 {
     const attn_args<bf16> a = attn_args_of<bf16>(c);
-    (a.head_dim <= 64 ? forward<64> : forward<128>)(dev, a, c.kv != NULL);
+    const auto launch = a.head_dim <= 64    ? forward<64>
+                        : a.head_dim <= 128 ? forward<128>
+                                            : forward<256>;
+    launch(dev, a, c.kv != NULL);
 }
 
 // ---- gradient ----------------------------------------------------------------------------------
@@ -194,7 +219,6 @@ void attn_wgmma(struct device *dev, const attn_call &c)
  * share) is several items, each every so many-th tile of its rows; the last of them to be done adds
  * up what all have written, in their order. */
 template <int HD> constexpr int stages_of = HD <= 128 ? 4 : 2;
-template <int HD> constexpr bool is_wide = HD > 128;
 
 struct gradient_args {
     attn_args<bf16> a;
