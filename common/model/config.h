@@ -210,6 +210,11 @@ void model_config_free(struct model_config *config);
 // head and hidden states are the model's (weights_share_ends(), model.h). ST_NOT_FOUND where there
 // is none.
 enum status model_config_take_mtp(const char *folder, struct model_config *config);
+// Such a layer predicts the first n tokens alone, by so many rows of the head; 0: all.
+static inline void model_config_predict_first(struct model_config *config, int64_t n)
+{
+    if (n > 0 && n < config->vocab_size) config->vocab_size = (int)n;
+}
 // For logs: what of the folder is left out, further layers or what reads images. False: nothing.
 bool left_out_describe(const struct model_config *config, char *ret, size_t size);
 // Sets how its weights lie in memory, once, before anything is planned from it and before

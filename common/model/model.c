@@ -921,7 +921,8 @@ void model_embed(struct model *m, void *x, const struct batch_view *batch)
     m->ops->gather_rows(m->dev, x, m->weights->embed,
                         &(struct gather_args){batch->tokens, batch->n_tokens, c->hidden,
                                               model_embed_scale(m), m->dt,
-                                              config_first_vocab_row(c), config_vocab_rows(c)});
+                                              config_first_vocab_row(c),
+                                              c->shard.size > 1 ? config_vocab_rows(c) : 0});
     model_sum_ranks(m, x, batch->n_tokens);
 }
 

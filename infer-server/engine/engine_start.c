@@ -55,6 +55,12 @@ enum status engine_check_options(struct engine_options *o)
                            "--max-adapters does not go with --tensor-parallel-size %d: LoRA "
                            "adapters have no shards; leave one of them away",
                            o->who.size);
+    if (o->draft_vocabulary > 0 && (!o->speculative.k[SPECULATIVE_MTP] || o->who.size > 1))
+        return status_fail(ST_INVALID,
+                           "--draft-vocabulary %lld: it is of the drafts of the model's own layer, "
+                           "where the head is in one piece; give --speculative mtp and no "
+                           "--tensor-parallel-size, or leave it away",
+                           (long long)o->draft_vocabulary);
     if (!o->bridge_path || !o->bridge_path[0])
         return status_fail(ST_INVALID, "--bridge: a path is needed");
     if (!o->socket_path || !o->socket_path[0])
@@ -160,6 +166,7 @@ static enum status take_mtp(const struct engine_options *o, const struct model_c
              "--draft %s: its layer is of a model of hidden_size %d and a vocabulary of %d, and "
              "--model has %d and %d",
              folder, (*ret)->hidden, (*ret)->vocab_size, policy->hidden, policy->vocab_size);
+    model_config_predict_first(*ret, o->draft_vocabulary);
 out:
     return status_context(st, "--speculative mtp");
 }

@@ -90,9 +90,9 @@ TEST(a_server_drafts_with_a_checkpoints_layer)
 {
     struct daemon d = {0};
     const char *checkpoint = latest(&scene, "whole");
-    daemon_start(
-        &d, checkpoint,
-        args("--draft %s/draft --speculative mtp:2 --dtype %s", checkpoint, daemon_exact_dtype()));
+    daemon_start(&d, checkpoint,
+                 args("--draft %s/draft --speculative mtp:2 --draft-vocabulary 200 --dtype %s",
+                      checkpoint, daemon_exact_dtype()));
     daemon_post(d.socket, "/v1/completions", 200,
                 "{\"prompt\": \"1+2=\", \"max_tokens\": 24, \"temperature\": 0}");
     assert_true(int_of(daemon_get(d.socket, "/v1/spec_decode_stats", 200), "num_drafts") > 0);
@@ -106,4 +106,16 @@ TEST(a_model_without_it_is_refused)
                                                latest(&scene, "whole"), "--speculative", "mtp")),
                      1);
     assert_said(&scene, "model.layers.2.");
+}
+
+TEST(a_part_of_the_vocabulary_is_of_its_drafts)
+{
+    const char *const *const refused[] = {args("--speculative ngram"),
+                                          args("--speculative mtp --tensor-parallel-size 2")};
+    for (size_t i = 0; i < 2; i++) {
+        const char *const *given = args("%s --model %s --draft-vocabulary 200",
+                                        test_binary("cw-infer-server"), scene.model);
+        assert_int_equal(scene_run(&scene, JOIN(given, refused[i])), 1);
+        assert_said(&scene, "--draft-vocabulary");
+    }
 }

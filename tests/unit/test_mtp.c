@@ -240,11 +240,13 @@ TEST(samples_of_linear_attention_are_those_without)
     check_same(golden_folder("qwen35"), true, &random, false);
 }
 
-// One draft a step: it is the layer's likeliest token at the position before the last known token,
-// as the layer computed over the whole sequence has it. So what is accepted is known.
-TEST(it_drafts_what_the_whole_sequence_foretells)
+// One draft a step: of the first `vocabulary` tokens the layer's likeliest at the position before
+// the last known token, as the layer computed over the whole sequence has it. So what is accepted
+// is known.
+static void check_foretold(int vocabulary)
 {
     struct engine_options options = drafting_options();
+    options.draft_vocabulary = vocabulary;
     struct bench *b = bench_of(&options);
     struct take *takes[REQUESTS];
     struct pair p;
@@ -262,7 +264,7 @@ TEST(it_drafts_what_the_whole_sequence_foretells)
             right = 0;
             if (TOKENS - n - 1 < 1) continue;
             const float *row = logits + (size_t)(n_prompt + n - 2) * SMALL_VOCAB;
-            right = likeliest(row, SMALL_VOCAB) == tokens[n_prompt + n];
+            right = likeliest(row, vocabulary) == tokens[n_prompt + n];
             drafts++;
             accepted += right;
         }
@@ -273,6 +275,16 @@ TEST(it_drafts_what_the_whole_sequence_foretells)
     printf("%lld accepted\n", (long long)all);
     assert_true(all > 0);
     close_pair(&p);
+}
+
+TEST(it_drafts_what_the_whole_sequence_foretells)
+{
+    check_foretold(SMALL_VOCAB);
+}
+
+TEST(it_drafts_of_the_first_tokens_alone)
+{
+    check_foretold(SMALL_VOCAB / 2);
 }
 
 // Parallel samples of a prompt, and one that another has left its blocks behind.

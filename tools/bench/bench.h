@@ -28,7 +28,7 @@ struct bench_options {
     const char *tandem_model;
     const char *teacher;      // of step
     int teacher_quantization; // quantization_names
-    int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds;
+    int64_t prompt_tokens, group, waves, repeats, rounds, warmup_rounds, draft_vocabulary;
     int64_t requests, shortest, longest; // of serve
     const char *schemas;                 // likewise
     double temperature;

@@ -94,6 +94,7 @@ static const struct option_spec table[] = {
              "serve: JSON schemas, one a line, that the answers are of in turns"),
     OPT_HEADING("Speculative decoding, tandem"),
     OPT_TEXT("draft", draft, NULL, "DIR", "a draft model's folder, with its weights"),
+    OPT_INT("draft-vocabulary", draft_vocabulary, "0", "N", 0, 1 << 24, "as cw-infer-server"),
     OPT_TEXT("draft-config", draft_config, NULL, "FILE",
              "a draft model's config.json; random weights"),
     OPT_TEXT("methods", methods, NULL, "LIST",

@@ -196,6 +196,7 @@ static enum status load_mtp(struct comparison *c)
     CHECK(o->model ? model_config_load(o->model, &c->mtp_config)
                    : model_config_load_file(o->config, &c->mtp_config));
     CHECK(model_config_take_mtp(o->model ? o->model : o->config, c->mtp_config));
+    model_config_predict_first(c->mtp_config, o->draft_vocabulary);
     CHECK(bench_load_weights(c->b->dev, c->mtp_config, c->b->dt, o->model, (uint64_t)o->seed + 1,
                              &c->mtp, &c->mtp_arena));
     weights_share_ends(c->mtp, c->b->weights);
@@ -219,6 +220,16 @@ static enum status load_prompts(struct comparison *c)
                                   &c->prompts, &left_out);
     if (st == ST_OK) c->longest_prompt = c->prompts->max_prompt;
     return st;
+}
+
+// As a server's, states are taken back by what is drafted.
+static void make_room_for_drafts(struct comparison *c)
+{
+    int most = 0;
+    for (int i = 0; i < c->n_arms; i++)
+        if (speculative_max(c->arms[i].choice) > most) most = speculative_max(c->arms[i].choice);
+    model_config_draft_ahead(c->b->config, most);
+    if (c->draft_config) model_config_draft_ahead(c->draft_config, SPECULATIVE_MAX);
 }
 
 // ---- a round -----------------------------------------------------------------------------------
@@ -300,13 +311,12 @@ out:
 
 // ---- a batch size ------------------------------------------------------------------------------
 
-// For blocks of so many bytes, and states of all sequences and drafts, which get half of the memory
-// at most, drafts a quarter of that (kv_memory_plan()).
-static int64_t pool_bytes(int64_t blocks, int64_t state, int batch, int drafts)
+// For blocks of so many bytes, and states of all sequences, which get half of the memory at most,
+// an eighth of that being the prefix cache's (kv_memory_plan()).
+static int64_t pool_bytes(int64_t blocks, int64_t state, int batch)
 {
-    const int64_t all = batch + drafts, planned = 4 * drafts > all ? 4 * drafts : all,
-                  least = 2 * planned * state, bytes = blocks + all * state;
-    return bytes > least ? bytes : least;
+    const int64_t states = state * (batch + batch / 7 + 1);
+    return state == 0 ? blocks : 2 * (blocks > states ? blocks : states);
 }
 
 // The first is another arm's each time.
@@ -339,8 +349,7 @@ static enum status open_executors(struct comparison *c, int batch, int repeat)
                                          .prefill_chunk = CHUNK,
                                          .speculative = arm->choice,
                                          .speculative_fixed = arm->fixed};
-        const int drafts = speculative_max(arm->choice) > 0 ? drafting_rows(&options) : 0;
-        options.kv_bytes = pool_bytes(n_blocks * block_bytes, state_bytes, batch, drafts);
+        options.kv_bytes = pool_bytes(n_blocks * block_bytes, state_bytes, batch);
         enum status st =
             executor_new(b->dev, weights, NULL, &options, on_event, c, &arm->stats, &arm->executor);
         if (st != ST_OK) return st;
@@ -444,6 +453,7 @@ static enum status compare(struct bench *b, const char *name)
         CHECK(load_draft(&c));
     CHECK(load_mtp(&c));
     CHECK(read_methods(&c));
+    make_room_for_drafts(&c);
     CHECK(load_prompts(&c));
     figures = malloc((size_t)(c.n_arms + 2) * rounds * sizeof *figures);
     c.results = json_array();
