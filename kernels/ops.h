@@ -308,7 +308,7 @@ struct conv_args {
 struct delta_args {
     const void *qkv; // (T, conv width) as the convolution gives it
     // (T, 2 * n_heads) f32: b of every head, then a. Of Mamba-2 the steps, (T, n_heads) of the
-    // shape's dtype, rows `stride` elements apart.
+    // shape's dtype, rows `stride` elements apart, which says nothing of others.
     const void *gates;
     const void *a_log, *dt_bias; // (n_heads)
     struct delta_batch batch;

@@ -325,16 +325,16 @@ struct conv_args model_scan_conv(const struct model *m, int l, const void *in,
                               *order, w->delta_conv_bias};
 }
 
-struct delta_args model_scan_args(const struct model *m, int l, const void *in,
-                                  const struct delta_batch *order)
+struct delta_args model_delta_args(const struct model *m, int l, const void *gates,
+                                   const struct delta_batch *order)
 {
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const int width = layer_delta_in_width(layer);
     const size_t before = (size_t)(width - layer->delta.n_heads) * dtype_size(m->dt);
-    return (struct delta_args){
-        m->qkv,       (const char *)in + before, w->delta_a_log, w->delta_dt_bias, *order, width,
-        w->delta_skip};
+    if (layer->delta.is_scan) gates = (const char *)gates + before;
+    return (struct delta_args){m->qkv, gates, w->delta_a_log, w->delta_dt_bias,
+                               *order, width, w->delta_skip};
 }
 
 // Mamba-2, from m->normed to m->attn_out: one matmul gives the output's gate z, the convolution's
@@ -348,7 +348,7 @@ static void scan_attention(struct model *m, int l, const struct batch_view *batc
     void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
     const struct delta_batch order = {batch, kv, l};
     const struct conv_args conv = model_scan_conv(m, l, in, &order);
-    const struct delta_args scan = model_scan_args(m, l, in, &order);
+    const struct delta_args scan = model_delta_args(m, l, in, &order);
     const struct gate_args gate = model_delta_gate(m, l, out, in, rows);
     const struct norm_shape norm = model_scan_norm_shape(m, l, rows);
     const struct norm_args normed = {.x = m->gate,
@@ -386,8 +386,7 @@ void delta_attention(struct model *m, int l, const struct batch_view *batch,
     float *gates = tape ? tape->delta_gates : m->delta_gates;
     const struct delta_batch order = {batch, kv, l};
     const struct conv_args conv = {in, width, w->delta_conv, order, NULL};
-    const struct delta_args rule = {m->qkv,           gates, w->delta_a_log,
-                                    w->delta_dt_bias, order, .skip = NULL};
+    const struct delta_args rule = model_delta_args(m, l, gates, &order);
     const struct norm_shape norm = model_delta_norm_shape(m, l, rows);
     const struct norm_args normed = {
         .x = out, .w = w->delta_norm, .rstd = tape ? tape->rstd_delta : NULL};

@@ -227,8 +227,9 @@ struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows)
 struct norm_shape model_scan_norm_shape(const struct model *m, int l, int rows);
 struct conv_args model_scan_conv(const struct model *m, int l, const void *in,
                                  const struct delta_batch *order);
-struct delta_args model_scan_args(const struct model *m, int l, const void *in,
-                                  const struct delta_batch *order);
+// Of either rule. gates: of Mamba-2 `in`, whose rows end with the steps.
+struct delta_args model_delta_args(const struct model *m, int l, const void *gates,
+                                   const struct delta_batch *order);
 struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
                                  int rows);
 struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,

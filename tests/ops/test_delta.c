@@ -674,9 +674,9 @@ static void scan_back_setup(struct op_test *t)
     floats(t, "dout", IN, DATA, (int64_t)rows * delta_value_width(&s), 1);
     scan_inputs(t, rows);
     packed_lists(t);
-    // Sums over all rows of what is itself a sum of differences, which cancel: of 510 rows f32
-    // alone is off by 7e-5 of the largest on the CPU, and by 3e-5 with sums in double.
-    t->a[SB_DA].noise = t->a[SB_DDT].noise = 1e-4;
+    // Sums over all rows of what is itself a sum of differences, which cancel: of 510 rows f32 is
+    // off by 2.1e-5 of the largest on an H200.
+    t->a[SB_DA].noise = t->a[SB_DDT].noise = 4e-5;
 }
 
 static void scan_back_launch(struct op_test *t, void **d)

@@ -158,7 +158,7 @@ static void scan_back(struct backward *b, int l, const struct batch_view *batch,
     const struct delta_shape shape = model_delta_shape(m, l);
     const struct delta_batch order = {batch, NULL, l};
     const struct conv_args conv = model_scan_conv(m, l, tape->delta_in, &order);
-    const struct delta_args scan = model_scan_args(m, l, tape->delta_in, &order);
+    const struct delta_args scan = model_delta_args(m, l, tape->delta_in, &order);
     const int rows = batch->n_tokens, width = delta_value_width(&shape);
     const struct gate_args gate = model_delta_gate(m, l, tape->attn, tape->delta_in, rows);
     const struct norm_shape norm = model_scan_norm_shape(m, l, rows);
@@ -199,8 +199,7 @@ void delta_back(struct backward *b, int l, const struct batch_view *batch,
     const int rows = batch->n_tokens, width = layer_delta_in_width(layer);
     const struct delta_batch order = {batch, NULL, l};
     const struct conv_args conv = {tape->delta_in, width, w->delta_conv, order, NULL};
-    const struct delta_args rule = {m->qkv, tape->delta_gates, w->delta_a_log, w->delta_dt_bias,
-                                    order,  .skip = NULL};
+    const struct delta_args rule = model_delta_args(m, l, tape->delta_gates, &order);
     const struct delta_grads grads = {b->dqkv, b->ddelta_gates, g->delta_a_log, g->delta_dt_bias,
                                       NULL};
     const struct norm_shape norm = model_delta_norm_shape(m, l, rows);
