@@ -8,16 +8,25 @@
 #include "common/base/rng.h"
 #include "kernels/ops.h"
 
-// Factors of columns 4 * block .. 4 * block + 3 of a row.
+// Factors of columns 4 * block .. 4 * block + 3 of a row. Those of a whole row are made in fours,
+// of which a shard's first column need not be one's first.
 RNG_INLINE void dropout_factors(const struct lora_dropout *d, int part, int32_t sample,
                                 int32_t position, uint32_t block, float ret[4])
 {
     const uint32_t key[2] = {(uint32_t)d->seed, (uint32_t)(d->seed >> 32)};
-    const uint32_t counter[4] = {block, d->matrix + (uint32_t)part, (uint32_t)sample,
-                                 (uint32_t)position};
-    uint32_t words[4];
+    const uint32_t first = d->column + 4 * block, ahead = first % 4;
+    uint32_t counter[4] = {first / 4, d->matrix + (uint32_t)part, (uint32_t)sample,
+                           (uint32_t)position};
+    uint32_t words[8] = {0};
     philox4x32(counter, key, words);
-    for (int i = 0; i < 4; i++) ret[i] = rng_open01(words[i]) < d->p ? 0.0f : 1.0f / (1.0f - d->p);
+    counter[0]++;
+    if (ahead) philox4x32(counter, key, words + 4);
+    for (int i = 0; i < 4; i++) {
+        uint32_t word = words[i];
+        for (int k = 1; k < 4; k++) // so that a GPU keeps them in registers
+            if (ahead == (uint32_t)k) word = words[i + k];
+        ret[i] = rng_open01(word) < d->p ? 0.0f : 1.0f / (1.0f - d->p);
+    }
 }
 
 #endif

@@ -465,6 +465,7 @@ struct lora_dropout {
     float p; // 0: none
     uint64_t seed;
     uint32_t matrix;                  // of part 0; part i has that number + i
+    uint32_t column;                  // of a whole row, which is x's first
     const int32_t *sample, *position; // of each row, device
 };
 struct lora_args {

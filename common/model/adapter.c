@@ -77,6 +77,27 @@ static enum status check_left_alone(const struct adapter *a, int tensor)
     return st;
 }
 
+// What this rank has of a matrix's two factors: A of its columns and B of its rows. Of a matrix
+// whose rows are cut all ranks have A, of one whose columns are cut B, and each computes a part of
+// its gradient; B A x of such a column's cut is a part of the sum that its layer takes.
+static void cut_factors(const struct weight_tensor *t, int n_ranks, struct weight_tensor *fa,
+                        struct weight_tensor *fb)
+{
+    const bool by_columns = t->shape[1] < t->slice.whole[1],
+               by_rows = t->shape[0] < t->slice.whole[0];
+    const int rank = (int)fa->shape[0];
+    fa->slice = (struct tensor_slice){.whole = {rank, t->slice.whole[1]},
+                                      .n_runs = 1,
+                                      .runs = {{0, rank, by_columns ? 1 : n_ranks}},
+                                      .first_col = t->slice.first_col};
+    fb->slice = t->slice;
+    fb->slice.whole[1] = rank;
+    fb->slice.first_col = 0;
+    if (by_columns) fb->slice.runs[0].replicas = n_ranks; // its one run
+    fa->in_parts = by_rows || t->in_parts;
+    fb->in_parts = by_columns || t->in_parts;
+}
+
 // Adds tensor i of the base and its two factors, where it is adapted.
 static enum status add_matrix(struct adapter *a, int i, struct weight_tensor *factors)
 {
@@ -103,6 +124,7 @@ static enum status add_matrix(struct adapter *a, int i, struct weight_tensor *fa
     m.b = m.a + 1;
     *fa = (struct weight_tensor){.layer = t->layer, .n_dims = 2, .shape = {m.rank, t->shape[1]}};
     *fb = (struct weight_tensor){.layer = t->layer, .n_dims = 2, .shape = {t->shape[0], m.rank}};
+    cut_factors(t, a->base->config->shard.size, fa, fb);
     CHECK(name_factor(fa, module, "A"));
     CHECK(name_factor(fb, module, "B"));
     a->list[a->n++] = m;
@@ -147,6 +169,7 @@ enum status adapter_new(struct adapter_config *config, const struct weights *bas
     st = weights_plan_list(base->config, dt, factors, 2 * a->n, &a->weights);
     factors = NULL;
     if (st != ST_OK) goto out;
+    a->weights->comm = base->comm;
     *ret = TAKE_PTR(a);
 out:
     free(factors);
@@ -169,7 +192,7 @@ void adapter_free(struct adapter *a)
 static bool is_head(const struct adapter *a, const struct safetensors_entry *e)
 {
     const struct adapted *last = &a->list[a->n - 1];
-    const int64_t *shape = a->base->tensors[last->base].shape;
+    const int64_t *shape = a->base->tensors[last->base].slice.whole;
     char module[sizeof a->base->tensors->name], name[sizeof module + sizeof PREFIX + 32];
     if (last->role != ROLE_HEAD) return false;
     adapter_module(a->base, last->base, module, sizeof module);
@@ -286,13 +309,15 @@ enum status adapter_init(const struct adapter *a, struct device *dev, uint64_t s
     device_fill(dev, w->base, 0, (size_t)w->n_elements * dtype_size(w->dt));
     for (int i = 0; i < a->n && st == ST_OK; i++) {
         const struct weight_tensor *t = &w->tensors[a->list[i].a];
-        const float bound = 1.0f / sqrtf((float)t->shape[1]);
-        float *x = malloc((size_t)t->n * sizeof *x);
+        const int64_t all = t->slice.whole[0] * t->slice.whole[1];
+        const float bound = 1.0f / sqrtf((float)t->slice.whole[1]);
+        float *x = malloc((size_t)(all + t->n) * sizeof *x);
         struct rng rng;
         if (!x) return status_fail(ST_NO_MEMORY, "no memory for tensor %s", t->name);
         rng_init(&rng, seed, (uint64_t)i);
-        for (int64_t j = 0; j < t->n; j++) x[j] = bound * (2 * rng_uniform(&rng) - 1);
-        st = weights_write(w, dev, a->list[i].a, x);
+        for (int64_t j = 0; j < all; j++) x[j] = bound * (2 * rng_uniform(&rng) - 1);
+        shard_take(t, x, sizeof *x, x + all);
+        st = weights_write(w, dev, a->list[i].a, x + all);
         free(x);
     }
     return st;
@@ -399,6 +424,7 @@ out:
 struct site {
     int n_parts, first[LORA_PARTS + 1], k; // columns of the matmul's result; see lora_args
     int at;                                // its first part in the list
+    uint32_t column;                       // of the whole matrix, this rank's first
 };
 
 struct adapter_table {
@@ -424,6 +450,7 @@ static void add_part(struct adapter_table *t, const struct weights *base, int i)
     if (role == ROLE_COUNT) return;
     if (s->n_parts == 0) s->at = t->n_parts;
     s->k = (int)tensor->shape[1];
+    s->column = (uint32_t)tensor->slice.first_col;
     s->first[s->n_parts + 1] = s->first[s->n_parts] + (int)tensor->shape[0];
     s->n_parts++;
     t->n_parts++;
@@ -525,6 +552,7 @@ bool adapter_table_args(const struct adapter_table *t, enum tensor_role role, in
                               .dt = t->dt,
                               .out = t->dt};
     ret->dropout.matrix = (uint32_t)s->at;
+    ret->dropout.column = s->column;
     memcpy(ret->first, s->first, sizeof s->first);
     return true;
 }

@@ -430,6 +430,15 @@ static void plan_slice(const struct model_config *c, const struct cut *own, cons
     if (own->cols) s->first_col = shard_first(c->shard, whole->cols, own->cols);
 }
 
+// Ranks add parts of the gradients of these: their heads', or of experts that are cut. Norms over
+// all heads do not.
+static bool is_of_parts(const struct model_config *c, enum tensor_role role)
+{
+    if (role == ROLE_Q_NORM || role == ROLE_K_NORM) return !c->qk_norm_whole;
+    return (role >= ROLE_QKV && role <= ROLE_KV_A_NORM) || role == ROLE_DELTA_NORM ||
+           ((role == ROLE_EXPERTS_IN || role == ROLE_EXPERTS_OUT) && !c->expert_parallel);
+}
+
 // The tensor of an expert that one rank holds whole: all of it, or nothing.
 static void plan_expert(bool is_own, struct weight_tensor *t)
 {
@@ -480,6 +489,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
         if (c->family->stored[role])
             plan_stored(c->family, layer, own.experts, i / tensors, i % tensors, tensors, t);
         t->is_buffer = roles[role].is_buffer;
+        t->in_parts = is_of_parts(c, role);
         w->n_parameters += t->n;
         w->n_held += t->n > 0;
         if (w->twin && c->twin_alone && in_twin(c, role)) {
@@ -570,8 +580,9 @@ enum status weights_plan_list(const struct model_config *config, enum dtype dt,
         struct weight_tensor *t = &tensors[i];
         t->role = ROLE_COUNT;
         t->n = t->shape[0] * (t->n_dims == 2 ? t->shape[1] : 1);
-        t->slice = (struct tensor_slice){
-            .whole = {t->shape[0], t->shape[1]}, .n_runs = 1, .runs = {{0, t->shape[0], 1}}};
+        if (t->slice.n_runs == 0)
+            t->slice = (struct tensor_slice){
+                .whole = {t->shape[0], t->shape[1]}, .n_runs = 1, .runs = {{0, t->shape[0], 1}}};
         t->offset = aligned(at);
         at = t->offset + t->n;
         w->n_parameters += t->n;

@@ -48,7 +48,8 @@ struct weight_tensor {
     int in_twin;      // > 0: it has no offset, and is tensor in_twin - 1 of a twin that is alone
     struct tensor_slice slice; // of the Hugging Face tensor
     struct stored_in stored;   // of the whole tensor
-    bool is_buffer;            // f32 in an arena of any dtype, behind n_elements: nothing trains it
+    bool in_parts;  // of rows that several ranks hold each computes a part of the gradient
+    bool is_buffer; // f32 in an arena of any dtype, behind n_elements: nothing trains it
 };
 
 struct layer_weights {                // pointers into the arena; NULL where the family has none
@@ -129,8 +130,8 @@ struct weights {
 
 enum status weights_plan(const struct model_config *config, enum dtype dt, struct weights **ret);
 // The same for tensors that are no model's (an adapter's): names, dimensions and layers are given,
-// n and offset are filled in; each is a block of its own, and none has a pointer. Takes `tensors`,
-// which is from malloc(), also on failure.
+// and of a shard's slices and in_parts; n and offset are filled in; each is a block of its own, and
+// none has a pointer. Takes `tensors`, which is from malloc(), also on failure.
 enum status weights_plan_list(const struct model_config *config, enum dtype dt,
                               struct weight_tensor *tensors, int n, struct weights **ret);
 // The same tensors at the same elements in another dtype, not bound and without a twin.

@@ -583,7 +583,7 @@ enum status weights_load(struct weights *w, struct device *dev, const char *fold
 
 // ---- shards -------------------------------------------------------------------------------------
 // Slices travel through a small buffer on the device, because that is what communicators carry;
-// where each belongs is said by the plan of the rank that sends it.
+// where each belongs is said by the rank that sends it.
 
 #define PIECE_BYTES ((size_t)16 << 20)
 
@@ -591,9 +591,9 @@ struct shard_join {
     const struct weights *own;
     struct device *dev;
     struct comm *comm;
-    struct weights **plans; // (ranks) rank 0's
-    void *piece;            // (PIECE_BYTES) device
-    void *slice;            // of the largest tensor, f32; host
+    struct weight_tensor *all; // (ranks) what each has of a tensor
+    void *piece;               // (PIECE_BYTES) device
+    void *slice;               // of the largest tensor, f32; host
 };
 
 static int64_t columns(const struct weight_tensor *t)
@@ -631,19 +631,6 @@ static int64_t whole_elements(const struct weight_tensor *t)
     return t->slice.whole[0] * (t->n_dims == 2 ? t->slice.whole[1] : 1);
 }
 
-static enum status plan_ranks(struct shard_join *j)
-{
-    enum status st = ST_OK;
-    const int n = comm_size(j->comm);
-    struct model_config config = *j->own->config; // other ranks' have the same sizes
-    j->plans = calloc((size_t)n, sizeof *j->plans);
-    if (!j->plans) FAIL(ST_NO_MEMORY, "no memory for the plans of %d shards", n);
-    for (config.shard.rank = 0; config.shard.rank < n; config.shard.rank++)
-        CHECK(weights_plan(&config, j->own->dt, &j->plans[config.shard.rank]));
-out:
-    return st;
-}
-
 enum status shard_join_new(const struct weights *w, struct device *dev, struct comm *comm,
                            struct shard_join **ret)
 {
@@ -659,9 +646,9 @@ enum status shard_join_new(const struct weights *w, struct device *dev, struct c
     j->dev = dev;
     j->comm = comm;
     j->slice = malloc((size_t)weights_largest(w) * sizeof(float));
-    if (!j->slice) FAIL(ST_NO_MEMORY, "no memory to put shards together");
+    j->all = calloc((size_t)comm_size(comm), sizeof *j->all);
+    if (!j->slice || !j->all) FAIL(ST_NO_MEMORY, "no memory to put shards together");
     CHECK(device_alloc(dev, PIECE_BYTES, &j->piece));
-    if (comm_rank(comm) == 0) CHECK(plan_ranks(j));
     *ret = TAKE_PTR(j);
 out:
     shard_join_free(j);
@@ -671,8 +658,7 @@ out:
 void shard_join_free(struct shard_join *j)
 {
     if (!j) return;
-    for (int r = 0; j->plans && r < comm_size(j->comm); r++) weights_free(j->plans[r]);
-    free(j->plans);
+    free(j->all);
     free(j->slice);
     device_release(j->dev, j->piece);
     free(j);
@@ -706,11 +692,12 @@ enum status shard_join_tensor(struct shard_join *j, int i, const void *own, size
                               void *whole)
 {
     const struct weight_tensor *t = &j->own->tensors[i];
-    enum status st = ST_OK;
+    enum status st = comm_gather_host(j->comm, t, j->all, sizeof *t);
+    if (st != ST_OK) return st;
     if (comm_rank(j->comm) > 0) return send_slice(j, own, (size_t)t->n * element);
     put(t, own, element, whole);
     for (int r = 1; r < comm_size(j->comm) && st == ST_OK; r++) {
-        t = &j->plans[r]->tensors[i];
+        t = &j->all[r];
         st = receive_slice(j, r, j->slice, (size_t)t->n * element);
         if (st == ST_OK) put(t, j->slice, element, whole);
     }

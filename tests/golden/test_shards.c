@@ -12,6 +12,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/base/e4m3.h"
 #include "common/base/file.h"
+#include "common/model/adapter.h"
 #include "common/model/model.h"
 #include "infer-server/engine/runner.h"
 #include "tests/support/mpirun.h"
@@ -44,11 +45,14 @@ static void must_ok(enum status st)
     must(st == ST_OK, status_message());
 }
 
-struct side { // the model, or a shard of it
+struct side { // the model, or a shard of it; and an adapter of it, where one is trained
     struct device *dev;
     struct comm *comm;
     struct model_config *config;
-    struct weights *weights;
+    struct weights *weights, *frozen, *trained; // the adapter's plan of gradients; what is trained
+    struct adapter *adapter;
+    struct adapter_table *adapters;
+    int32_t *row_lists; // device: of dropout each row's sample, then its position
     struct model *model;
     struct optimizer *optimizer;
     struct backward *backward;
@@ -63,12 +67,13 @@ struct side { // the model, or a shard of it
 
 static void fill_batch(struct side *s)
 {
+    const int adapter = s->adapter ? 0 : -1;
     for (int i = 0; i < ROWS; i++) {
         s->ids[i] = (i * 29 + 3) % s->config->vocab_size;
         s->targets[i] = (i * 71 + 5) % s->config->vocab_size;
     }
-    must_ok(batch_add_packed(s->batch, s->ids, FIRST, -1, -1, NULL));
-    must_ok(batch_add_packed(s->batch, s->ids + FIRST, SECOND, -1, -1, NULL));
+    must_ok(batch_add_packed(s->batch, s->ids, FIRST, -1, adapter, NULL));
+    must_ok(batch_add_packed(s->batch, s->ids + FIRST, SECOND, -1, adapter, NULL));
     for (int i = 0; i < ROWS; i++) must_ok(batch_want_row(s->batch, i));
     must_ok(batch_commit(s->batch, 0, 0));
 }
@@ -79,8 +84,44 @@ static enum status take_shard(struct model_config *config, struct comm *comm)
     return model_config_shard(config, (struct shard){comm_rank(comm), comm_size(comm)});
 }
 
+// An adapter of all matrices, whose B is not zero, with dropout in training.
+static void open_adapter(struct side *s)
+{
+    json_t *json = json_pack("{s:s, s:i, s:i}", "target_modules", ".*", "r", 3, "lora_alpha", 6);
+    struct adapter_config *config;
+    int32_t lists[2 * ROWS];
+    must_ok(adapter_config_from_json("the adapter", json, &config));
+    json_decref(json);
+    must_ok(adapter_new(config, s->weights, DT_F32, &s->adapter));
+    s->trained = s->adapter->weights;
+    must_ok(weights_alloc(s->trained, s->dev));
+    must_ok(adapter_init(s->adapter, s->dev, 7));
+    for (int i = 0; i < s->adapter->n; i++) {
+        const struct weight_tensor *t = &s->trained->tensors[s->adapter->list[i].b];
+        const int64_t all = t->slice.whole[0] * t->slice.whole[1];
+        float *x = test_keep(malloc((size_t)(all + t->n) * sizeof *x));
+        for (int64_t k = 0; k < all; k++) x[k] = (float)((k * 37 + i) % 101 - 50) / 5000.0f;
+        shard_take(t, x, sizeof *x, x + all);
+        must_ok(weights_write(s->trained, s->dev, s->adapter->list[i].b, x + all));
+    }
+    must_ok(weights_plan(s->config, DT_F32, &s->frozen));
+    must_ok(adapter_table_new(s->dev, s->weights, 1, 3, &s->adapters));
+    must_ok(adapter_table_set(s->adapters, 0, s->adapter));
+    must_ok(device_alloc(s->dev, sizeof lists, (void **)&s->row_lists));
+    for (int i = 0; i < 2 * ROWS; i++) lists[i] = i % ROWS;
+    device_copy_in(s->dev, s->row_lists, lists, sizeof lists);
+}
+
+static void drop(struct side *s, float p)
+{
+    const struct lora_dropout dropout = {
+        .p = p, .seed = 9, .sample = s->row_lists, .position = s->row_lists + ROWS};
+    if (s->adapter) adapter_table_drop(s->adapters, &dropout);
+}
+
 // False where the model's numbers are not so many ranks' to share.
-static bool open_side(struct side *s, struct device *dev, struct comm *comm, const char *folder)
+static bool open_side(struct side *s, struct device *dev, struct comm *comm, const char *folder,
+                      bool adapted)
 {
     static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
     *s = (struct side){.dev = dev, .comm = comm};
@@ -89,16 +130,21 @@ static bool open_side(struct side *s, struct device *dev, struct comm *comm, con
     must_ok(weights_plan(s->config, DT_F32, &s->weights));
     must_ok(weights_alloc(s->weights, dev));
     must_ok(weights_load(s->weights, dev, folder));
+    s->weights->comm = comm;
+    s->trained = s->weights;
+    if (adapted) open_adapter(s);
     must_ok(model_new(dev, s->config, s->weights, ROWS, ROWS, ROWS, &s->model));
     s->model->comm = comm;
-    must_ok(optimizer_new_whole(dev, s->weights, &adamw, &s->optimizer));
+    s->model->adapters = s->adapters;
+    must_ok(optimizer_new_whole(dev, s->trained, &adamw, &s->optimizer));
     must_ok(optimizer_use_shards(s->optimizer, comm));
-    must_ok(
-        backward_new(s->model, optimizer_grads(s->optimizer, 0), ROWS, ROWS, CHUNK, &s->backward));
+    const struct weights *grads = optimizer_grads(s->optimizer, 0);
+    must_ok(backward_new(s->model, adapted ? s->frozen : grads, ROWS, ROWS, CHUNK, &s->backward));
+    if (adapted) backward_use_adapter(s->backward, s->adapter, grads);
     must_ok(batch_new(dev, ROWS, 2, 0, ROWS, &s->batch));
     fill_batch(s);
     s->logits = malloc((size_t)ROWS * (size_t)s->config->vocab_size * sizeof *s->logits);
-    s->grads = malloc((size_t)s->weights->n_elements * sizeof *s->grads);
+    s->grads = malloc((size_t)s->trained->n_elements * sizeof *s->grads);
     must(s->logits && s->grads, "no memory");
     return true;
 }
@@ -111,6 +157,10 @@ static void close_side(struct side *s)
     backward_free(s->backward);
     optimizer_free(s->optimizer);
     model_free(s->model);
+    if (s->adapter) device_release(s->dev, s->row_lists);
+    adapter_table_free(s->adapters);
+    adapter_free(s->adapter);
+    weights_free(s->frozen);
     weights_free(s->weights);
     model_config_free(s->config);
 }
@@ -133,7 +183,7 @@ static void differentiate(struct side *s, enum recompute recompute)
                          &(struct backward_loss){.temperature = 0.7f, .dlogprobs = dlogprobs}));
     must_ok(optimizer_prepare(s->optimizer, &s->norm));
     device_copy_out(s->dev, s->grads, optimizer_grads(s->optimizer, 0)->base,
-                    (size_t)s->weights->n_elements * sizeof(float));
+                    (size_t)s->trained->n_elements * sizeof(float));
     must_ok(device_sync(s->dev));
     tape_free(s->dev, tape);
 }
@@ -164,9 +214,9 @@ static double largest_of(const float *x, size_t n)
 static void slices_must_be_close(const struct side *part, const float *have,
                                  const struct side *whole, const float *want, double largest)
 {
-    for (int i = 0; i < part->weights->n_tensors; i++) {
-        const struct weight_tensor *t = &part->weights->tensors[i];
-        const struct weight_tensor *all = weights_find(whole->weights, t->name);
+    for (int i = 0; i < part->trained->n_tensors; i++) {
+        const struct weight_tensor *t = &part->trained->tensors[i];
+        const struct weight_tensor *all = weights_find(whole->trained, t->name);
         if (t->is_buffer) continue; // without a gradient; replicas_must_be_same()
         const int64_t cols = t->n_dims == 2 ? t->shape[1] : 1, width = all->n / all->shape[0];
         const float *from = have + t->offset;
@@ -192,10 +242,10 @@ static void must_be_same_everywhere(struct comm *comm, const void *data, size_t 
 // After a step: what all ranks hold is the same, bit for bit.
 static void replicas_must_be_same(const struct side *s)
 {
-    for (int i = 0; i < s->weights->n_tensors; i++) {
-        const struct weight_tensor *t = &s->weights->tensors[i];
+    for (int i = 0; i < s->trained->n_tensors; i++) {
+        const struct weight_tensor *t = &s->trained->tensors[i];
         if (t->slice.n_runs == 1 && t->slice.runs[0].replicas == comm_size(s->comm))
-            must_be_same_everywhere(s->comm, (const float *)s->weights->base + t->offset,
+            must_be_same_everywhere(s->comm, (const float *)s->trained->base + t->offset,
                                     (size_t)t->n * sizeof(float), t->name);
     }
 }
@@ -218,10 +268,11 @@ static void sampler_must_agree(const struct side *s)
     must_ok(runner_new(s->dev, s->weights, &limits, &r));
     must_ok(runner_allocate_kv(r, 3, 1));
     r->model->comm = s->comm;
+    if (s->adapter) runner_use_adapters(r, s->adapters);
     for (int i = 0, at = 0; at < FIRST; at += chunks[i++]) {
         runner_clear(r);
-        must_ok(
-            runner_feed(r, s->ids + at, chunks[i], at, blocks, 3, (struct batch_seq){-1, 0, 0}));
+        must_ok(runner_feed(r, s->ids + at, chunks[i], at, blocks, 3,
+                            (struct batch_seq){s->adapter ? 0 : -1, 0, 0}));
         must_ok(runner_want(r, chunks[i] - 1, &unused));
         must_ok(runner_step(r));
         device_copy_out(s->dev, row, r->model->logits, vocab * sizeof *row);
@@ -278,7 +329,7 @@ static void experts_must_give_the_same(struct side *part, struct side *whole)
 
 static void compare(struct side *part, struct side *whole)
 {
-    if (experts_whole) experts_must_give_the_same(part, whole);
+    if (experts_whole && !part->adapter) experts_must_give_the_same(part, whole);
     const size_t logits = (size_t)ROWS * (size_t)whole->config->vocab_size;
     differentiate(whole, RECOMPUTE_NONE);
     differentiate(part, RECOMPUTE_NONE);
@@ -286,7 +337,7 @@ static void compare(struct side *part, struct side *whole)
     must_be_close(part->logprobs, whole->logprobs, ROWS, 10, "log-probabilities");
     must_be_same_everywhere(part->comm, part->logits, logits * sizeof(float), "logits of ranks");
     slices_must_be_close(part, part->grads, whole, whole->grads,
-                         largest_of(whole->grads, (size_t)whole->weights->n_elements));
+                         largest_of(whole->grads, (size_t)whole->trained->n_elements));
     must(fabs(part->norm - whole->norm) <= TOLERANCE * whole->norm, "the gradients' norm");
     must_be_same_everywhere(part->comm, &part->norm, sizeof part->norm, "norms of ranks");
     sampler_must_agree(part);
@@ -296,7 +347,7 @@ static void compare(struct side *part, struct side *whole)
 static void repeat(struct side *s, enum recompute recompute)
 {
     const size_t logits = (size_t)ROWS * (size_t)s->config->vocab_size * sizeof(float);
-    const size_t grads = (size_t)s->weights->n_elements * sizeof(float);
+    const size_t grads = (size_t)s->trained->n_elements * sizeof(float);
     float *logits_before = malloc(logits), *grads_before = malloc(grads);
     must(logits_before && grads_before, "no memory");
     memcpy(logits_before, s->logits, logits);
@@ -425,12 +476,16 @@ static void files_must_be_of_one_rank(struct side *part, struct side *whole)
     const bool writes = comm_rank(part->comm) == 0;
     must(mkdtemp(dir) != NULL, "no folder for files");
     const char *one = test_path(dir, "one"), *all = test_path(dir, "all");
-    must_ok(weights_load(whole->weights, whole->dev, folder_now));
-    must_ok(weights_load(part->weights, part->dev, folder_now));
-    part->weights->comm = part->comm;
-    must_ok(weights_save_as(whole->weights, whole->dev, dir, "one", DT_F32));
-    must_ok(writes ? weights_save_as(part->weights, part->dev, dir, "all", DT_F32)
-                   : weights_save_part(part->weights, part->dev));
+    if (part->adapter) {
+        must_ok(adapter_init(whole->adapter, whole->dev, 3));
+        must_ok(adapter_init(part->adapter, part->dev, 3));
+    } else {
+        must_ok(weights_load(whole->weights, whole->dev, folder_now));
+        must_ok(weights_load(part->weights, part->dev, folder_now));
+    }
+    must_ok(weights_save_as(whole->trained, whole->dev, dir, "one", DT_F32));
+    must_ok(writes ? weights_save_as(part->trained, part->dev, dir, "all", DT_F32)
+                   : weights_save_part(part->trained, part->dev));
     if (writes) files_must_be_same(one, all, "ranks save other weights than one");
     must_ok(optimizer_save(whole->optimizer, one));
     must_ok(optimizer_load(part->optimizer, one));
@@ -441,25 +496,48 @@ static void files_must_be_of_one_rank(struct side *part, struct side *whole)
     rmdir(dir);
 }
 
+static void train_both(struct side *part, struct side *whole)
+{
+    compare(part, whole);
+    repeat(part, RECOMPUTE_NONE);
+    repeat(part, RECOMPUTE_LAYER);
+    step(part);
+    step(whole);
+    slices_must_be_close(part, part->trained->base, whole, whole->trained->base,
+                         largest_of(whole->trained->base, (size_t)whole->trained->n_elements));
+    replicas_must_be_same(part);
+    files_must_be_of_one_rank(part, whole);
+}
+
+// An adapter's factors are cut as its matrices are, and trained without dropout and with it.
+static void run_adapter(struct device *dev, struct comm *comm, const char *folder)
+{
+    struct side part, whole;
+    must(open_side(&part, dev, comm, folder, true), "the shard does not open");
+    must(open_side(&whole, dev, NULL, folder, true), "the whole model does not open");
+    train_both(&part, &whole);
+    drop(&part, 0.3f);
+    drop(&whole, 0.3f);
+    differentiate(&part, RECOMPUTE_NONE);
+    differentiate(&whole, RECOMPUTE_NONE);
+    slices_must_be_close(&part, part.grads, &whole, whole.grads,
+                         largest_of(whole.grads, (size_t)whole.trained->n_elements));
+    close_side(&part);
+    close_side(&whole);
+}
+
 static void run_folder(struct device *dev, struct comm *comm, const char *folder)
 {
     struct side part, whole;
     const char *way = experts_whole ? " by experts" : "";
     folder_now = folder;
-    const bool fits = open_side(&part, dev, comm, folder);
+    const bool fits = open_side(&part, dev, comm, folder, false);
     if (fits) {
-        must(open_side(&whole, dev, NULL, folder), "the whole model does not open");
-        compare(&part, &whole);
-        repeat(&part, RECOMPUTE_NONE);
-        repeat(&part, RECOMPUTE_LAYER);
-        step(&part);
-        step(&whole);
-        slices_must_be_close(&part, part.weights->base, &whole, whole.weights->base,
-                             largest_of(whole.weights->base, (size_t)whole.weights->n_elements));
-        replicas_must_be_same(&part);
-        files_must_be_of_one_rank(&part, &whole);
+        must(open_side(&whole, dev, NULL, folder, false), "the whole model does not open");
+        train_both(&part, &whole);
         run_twin(dev, comm, folder);
         close_side(&whole);
+        run_adapter(dev, comm, folder);
     }
     if (comm_rank(comm) == 0 && fits) printf("%s%s agrees\n", folder, way);
     if (comm_rank(comm) == 0 && !fits)

@@ -86,17 +86,17 @@ static void lora_setup(struct op_test *t)
 // lists: sample, position and row; NULL: not needed.
 static struct lora_args lora_args_of(const struct op_test *t, const int32_t *adapter, void **lists)
 {
-    struct lora_args l = {
-        .adapter = adapter,
-        .row = lists && t->p[7] ? lists[2] : NULL,
-        .dropout = {(float)t->p[6] / 100, 77, 9, lists ? lists[0] : NULL, lists ? lists[1] : NULL},
-        .n_adapters = t->p[3],
-        .n_parts = t->p[2],
-        .max_rank = t->p[4],
-        .rows = t->p[0],
-        .k = t->p[1],
-        .dt = dt,
-        .out = t->p[7] ? DT_F32 : dt};
+    struct lora_args l = {.adapter = adapter,
+                          .row = lists && t->p[7] ? lists[2] : NULL,
+                          .dropout = {(float)t->p[6] / 100, 77, 9, 0, lists ? lists[0] : NULL,
+                                      lists ? lists[1] : NULL},
+                          .n_adapters = t->p[3],
+                          .n_parts = t->p[2],
+                          .max_rank = t->p[4],
+                          .rows = t->p[0],
+                          .k = t->p[1],
+                          .dt = dt,
+                          .out = t->p[7] ? DT_F32 : dt};
     for (int part = 0; part < t->p[2]; part++)
         l.first[part + 1] = l.first[part] + part_width(t->p, part);
     return l;

@@ -162,14 +162,6 @@ int64_t slice_first(const struct slice *slice, int rank)
 
 // ---- replicas -----------------------------------------------------------------------------------
 
-// Ranks add parts of these: their heads', or of experts that are cut. Norms over all heads do not.
-static bool is_of_parts(const struct model_config *c, enum tensor_role role)
-{
-    if (role == ROLE_Q_NORM || role == ROLE_K_NORM) return !c->qk_norm_whole;
-    return (role >= ROLE_QKV && role <= ROLE_KV_A_NORM) || role == ROLE_DELTA_NORM ||
-           ((role == ROLE_EXPERTS_IN || role == ROLE_EXPERTS_OUT) && !c->expert_parallel);
-}
-
 enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n)
 {
     struct replica *list = NULL;
@@ -187,8 +179,7 @@ enum status replicas_list(const struct param_ranges *ranges, struct replica **re
                 list = room;
                 elements = run->n * (t->n_dims == 2 ? t->shape[1] : 1);
                 if (run->replicas > 1)
-                    list[n++] = (struct replica){at, elements, run->replicas,
-                                                 is_of_parts(r->weights->config, t->role)};
+                    list[n++] = (struct replica){at, elements, run->replicas, t->in_parts};
             }
         }
     *ret = TAKE_PTR(list);
