@@ -55,6 +55,10 @@ struct matmul {
     // bias alone. Sums run over E4M3_CHUNK of k at a time, and each of these is added to an f32
     // total: an order of its own, which a row has in any batch. NULL: A is of `in`.
     const int8_t *a_scales;
+    // B is weights in e4m3 that are stored (k,n), and A a gradient: each of its columns times the
+    // power of two of B's row there, rounded to this a row at a time as `quantise` does, is
+    // multiplied with B's codes; sums as with a_scales. AUTO: A is multiplied as it is.
+    enum gradient_dtype rounds;
     // Of `matmul` alone. columns: C (m, size * n) becomes whole on all of these ranks, each of
     // which computes n columns, in rank order, where beta is 0; or NULL. parts: (size, m, n), room
     // for that.

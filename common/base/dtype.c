@@ -20,6 +20,7 @@ static const struct {
 const char *const dtype_option_names[] = {"auto", "f32", "bf16", NULL};
 const char *const quantization_names[] = {"none", "fp8-weights", "fp8", "mxfp4", NULL};
 const char *const kv_cache_names[] = {"auto", "fp8", NULL};
+const char *const gradient_dtype_names[] = {"auto", "e4m3", "e5m2", NULL};
 
 size_t dtype_size(enum dtype dt)
 {

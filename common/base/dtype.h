@@ -79,6 +79,37 @@ DTYPE_INLINE float f32_from_e4m3(uint8_t code)
     memcpy(&x, &u, 4);
     return x * 0x1p120f;
 }
+// e5m2 (the same paper; torch.float8_e5m2): 5 bits of exponent, 2 of mantissa, and otherwise alike
+// but that there are infinities, which nothing becomes: what is above 57,344 becomes that.
+DTYPE_INLINE uint8_t e5m2_from_f32(float x)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint16_t codes; // of 0 and x
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
+    return (uint8_t)codes;
+#else
+    uint32_t u, magnitude, code, small;
+    float sum;
+    memcpy(&u, &x, 4);
+    magnitude = u & 0x7fffffffu;
+    memcpy(&sum, &magnitude, 4);
+    sum += 128.0f; // rounds what is below 2^-14 to multiples of 2^-16
+    memcpy(&small, &sum, 4);
+    code = ((magnitude + 0xfffffu + (magnitude >> 21 & 1u)) >> 21) - (112u << 2);
+    code = code < 0x7bu ? code : 0x7bu;
+    code = magnitude < 0x38800000u ? small - 0x43000000u : code;
+    code = magnitude > 0x7f800000u ? 0x7fu : code;
+    return (uint8_t)((u >> 24 & 0x80u) | code);
+#endif
+}
+DTYPE_INLINE float f32_from_e5m2(uint8_t code)
+{
+    const uint32_t magnitude = code & 0x7fu;
+    const uint32_t u = (code & 0x80u) << 24 | (magnitude > 0x7cu ? 0x7fc00000u : magnitude << 21);
+    float x;
+    memcpy(&x, &u, 4);
+    return x * 0x1p112f;
+}
 // What a model multiplies, beside its dtype. fp8-weights: the matrices of its layers in e4m3, the
 // rest as it is; fp8: the rows that these are multiplied with, too. mxfp4: experts as a folder
 // stores them (mxfp4.h), which nobody trains.
@@ -93,6 +124,10 @@ extern const char *const quantization_names[];
 // token and KV head, as which they then count wherever the model computes.
 enum kv_cache { KV_CACHE_AUTO, KV_CACHE_FP8 };
 extern const char *const kv_cache_names[];
+// In what a gradient is multiplied with weights in e4m3 on its way to a layer's input: as it is, or
+// rounded a row at a time (ops.h, struct matmul).
+enum gradient_dtype { GRADIENT_AUTO, GRADIENT_E4M3, GRADIENT_E5M2 };
+extern const char *const gradient_dtype_names[];
 // A row in e4m3, of weights or of activations, is codes times a power of two, 2^scale: the smallest
 // by which the row's largest magnitude is within 448, so that a row's codes are a function of the
 // row alone. Within these bounds every code times the scale is exactly a number of f32 and of bf16.

@@ -23,6 +23,21 @@ DTYPE_INLINE float e4m3_rounded(float x, int8_t scale)
 {
     return f32_from_e4m3(e4m3_code(x, scale)) * e4m3_factor(scale);
 }
+// A gradient's row, which may be in e5m2: its scale, from the one that it has in e4m3 (57,344 is
+// 448 2^7), and what is left of x times the scale's inverse.
+DTYPE_INLINE int8_t gradient_scale(int8_t scale, enum gradient_dtype dt)
+{
+    if (dt != GRADIENT_E5M2 || scale == E4M3_SCALE_NAN) return scale;
+    return (int8_t)(scale - 7 > E4M3_SCALE_MIN ? scale - 7 : E4M3_SCALE_MIN);
+}
+DTYPE_INLINE uint8_t gradient_code(float x, enum gradient_dtype dt)
+{
+    return dt == GRADIENT_E5M2 ? e5m2_from_f32(x) : e4m3_from_f32(x);
+}
+DTYPE_INLINE float f32_from_gradient(uint8_t code, enum gradient_dtype dt)
+{
+    return dt == GRADIENT_E5M2 ? f32_from_e5m2(code) : f32_from_e4m3(code);
+}
 // Where the code of column c of a row lies. Of each 16 columns the first eight have the even places
 // and the others the odd ones: a thread of a tensor core that takes four neighbouring codes has the
 // four columns that it multiplies (kernels/cuda/matmul/matmul_e4m3.cu). Fewer than 16 at a row's

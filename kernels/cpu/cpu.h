@@ -57,6 +57,8 @@ void cpu_widen_mxfp4(float *to, const uint8_t *codes, const uint8_t *scales, int
 
 // A row of n numbers in e4m3 (common/base/e4m3.h), and back; returns its scale.
 int8_t cpu_quantise_row(uint8_t *codes, const float *x, int n);
+// The row as it is read back of the format: of a gradient, in place.
+void cpu_round_gradient(float *x, int64_t n, enum gradient_dtype dt);
 void cpu_widen_row(float *to, const uint8_t *codes, int8_t scale, int64_t n);
 
 enum status cpu_shared_create(struct device *dev, const char *name, struct shared_memory *memory);

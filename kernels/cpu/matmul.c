@@ -7,9 +7,9 @@
  * prefill and in a training batch; a BLAS picks its order by the whole shape. And at the few rows
  * of decoding it streams the weight once, at the speed of memory, where a BLAS first packs it.
  *
- * Order of summation: chunks of CHUNK along k, of E4M3_CHUNK where A is in e4m3; in a chunk, lane
- * l adds terms l, l + LANES, ... (vec.h); lanes are added by halves; chunks are added in order,
- * then the old value of C, then the bias. */
+ * Order of summation: chunks of CHUNK along k, of E4M3_CHUNK where A is in eight bits; in a chunk,
+ * lane l adds terms l, l + LANES, ... (vec.h); lanes are added by halves; chunks are added in
+ * order, then the old value of C, then the bias. */
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu.h"
 #include "common/base/mxfp4.h"
@@ -235,7 +235,7 @@ static void widen_chunk(float *to, const void *b, const struct matmul *s, int64_
 static void dot_product(float *c, const float *a, const void *b, const float *bias,
                         const struct matmul *s)
 {
-    const int m = s->m, n = s->n, k = s->k, chunk = s->a_scales ? E4M3_CHUNK : CHUNK;
+    const int m = s->m, n = s->n, k = s->k, chunk = s->a_scales || s->rounds ? E4M3_CHUNK : CHUNK;
     const bool coded = s->scales || s->mx_scales;
 #pragma omp parallel for schedule(dynamic) if ((int64_t)m * n * k > PARALLEL_WORK * 8)
     for (int start = 0; start < n; start += COLUMNS) {
@@ -266,6 +266,29 @@ static void add_bias(float *c, const float *bias, int m, int n)
     }
 }
 
+// A gradient that is rounded, times weights in e4m3 that lie across the sum: both are laid out
+// anew, A with the powers of two of B's rows.
+static void rounded_product(struct device *dev, float *c, const float *a, const uint8_t *b,
+                            const struct matmul *s)
+{
+    const int64_t m = s->m, n = s->n, k = s->k;
+    float *rows = cpu_workspace(dev, (size_t)((m + n) * k) * sizeof *rows), *along = rows + m * k;
+    struct matmul wide = *s;
+    wide.scales = NULL;
+    if (!rows) return;
+#pragma omp parallel for if (m * k > PARALLEL_WORK)
+    for (int64_t i = 0; i < m; i++) {
+        for (int64_t l = 0; l < k; l++) rows[i * k + l] = a[i * k + l] * e4m3_factor(s->scales[l]);
+        cpu_round_gradient(rows + i * k, k, s->rounds);
+    }
+#pragma omp parallel for if (n * k > PARALLEL_WORK)
+    for (int64_t start = 0; start < n; start += COLUMNS)
+        for (int64_t l = 0; l < k; l++)
+            for (int64_t j = start; j < n && j < start + COLUMNS; j++)
+                along[j * k + l] = f32_from_e4m3(b[l * n + e4m3_place(j, n)]);
+    dot_product(c, rows, along, NULL, &wide);
+}
+
 // A rank's columns, put together with the others'.
 static void matmul_columns(struct device *dev, const void *a, const void *b, const void *bias,
                            void *c, const struct matmul *shape)
@@ -286,6 +309,10 @@ void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const
     if (m <= 0 || n <= 0) return;
     if (shape->columns) {
         matmul_columns(dev, a, b, bias, c, shape);
+        return;
+    }
+    if (shape->rounds) {
+        rounded_product(dev, c, a, b, shape);
         return;
     }
     if (!shape->trans_a && shape->trans_b) {

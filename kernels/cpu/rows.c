@@ -163,6 +163,14 @@ int8_t cpu_quantise_row(uint8_t *codes, const float *x, int n)
     return scale;
 }
 
+void cpu_round_gradient(float *x, int64_t n, enum gradient_dtype dt)
+{
+    const int8_t scale = gradient_scale(row_scale(x, 0, (int)n, DT_F32), dt);
+    const float up = e4m3_factor(scale), down = power_of_two(-scale);
+    for (int64_t c = 0; c < n; c++)
+        x[c] = f32_from_gradient(gradient_code(x[c] * down, dt), dt) * up;
+}
+
 void cpu_kv_round(struct device *dev, void *x, const struct kv_heads *heads)
 {
     if (!cpu_is_f32(dev, "kv_round", heads->dt)) return;

@@ -386,10 +386,21 @@ struct wide_weights {
     const void *w;
 
     wide_weights(struct device *dev, const void *w, const int8_t *scales, int64_t rows, int cols,
-                 enum dtype dt);
+                 enum dtype dt, gradient_dtype of = GRADIENT_E4M3);
     // In MXFP4.
     wide_weights(struct device *dev, const void *w, const uint8_t *mx_scales, int64_t rows,
                  int cols, enum dtype dt);
+};
+
+// A gradient in eight bits, and the weights' codes laid out along its rows, whose scales are 0: the
+// operands of such a matmul (ops.h, struct matmul, rounds). NULL after a recorded failure
+// (rows.cu).
+struct rounded_gradient {
+    int matrices;
+    kept_workspace rows, row_scales, along, along_scales;
+
+    rounded_gradient(struct device *dev, const void *a, const void *b, const int32_t *offsets,
+                     int n_experts, const struct matmul *shape);
 };
 
 // What the operations of a training step ask of cuda_workspace(), at most.

@@ -51,6 +51,30 @@ TEST_IN(equal_bits_of_rows_too, scene_open)
     equal_bits(s, "fp8");
 }
 
+// Gradients that are rounded move no log-probability, and other weights come of them; nor do they
+// where an adapter is trained. Of a model whose rows are not in e4m3 they are refused.
+TEST_IN(gradients_in_eight_bits, scene_open)
+{
+    SCOPED(file_map_release) struct file_map plain, e4m3, e5m2;
+    struct file_map *const weights[] = {&plain, &e4m3, &e5m2};
+    restart(s, args("--exact " FP8));
+    assert_train(s, 1, "none", "--max-steps 1 --gradient-dtype e4m3");
+    assert_said(s, "--gradient-dtype e4m3 is of a model whose matrices are multiplied in e4m3 "
+                   "(--quantization fp8), and this one has --quantization fp8-weights");
+    for (int i = 0; i < 3; i++) {
+        const char *dt = gradient_dtype_names[i];
+        restart(s, args("--exact --quantization fp8"));
+        assert_train(s, 0, dt, "--exact --max-steps 5 --gradient-dtype %s", dt);
+        assert_no_mismatch(s, dt, 5);
+        assert_ok(file_map_open(test_path(latest(s, dt), "model.safetensors"), weights[i]));
+    }
+    assert_true(plain.len == e4m3.len && memcmp(plain.data, e4m3.data, plain.len) != 0);
+    assert_true(e4m3.len == e5m2.len && memcmp(e4m3.data, e5m2.data, e4m3.len) != 0);
+    restart(s, args("--exact --quantization fp8 --max-adapters 1"));
+    assert_train(s, 0, "adapter", "--exact --max-steps 5 --lora-r 4 --gradient-dtype e4m3");
+    assert_no_mismatch(s, "adapter", 5);
+}
+
 // The same of a KV cache in e4m3, which has room for nearly four times the tokens that f32 has.
 TEST_IN(equal_bits_with_keys_in_e4m3, scene_open)
 {

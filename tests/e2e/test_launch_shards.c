@@ -99,14 +99,14 @@ static void learn_model(const char *run, const char *model, const char *ranks, c
 }
 
 static void learn_exactly(const char *model, const char *run, const char *ranks,
-                          const char *server_args)
+                          const char *gradient_dtype, const char *server_args)
 {
     const int steps = on_cpu() ? 2 : GPU_STEPS;
     const char *const *words =
         JOIN(ranks_words(ranks),
              args("--model %s --tensor-parallel-size %s --exact --prompts-per-step 4 "
-                  "--max-steps %d --server-args %s",
-                  model, ranks, steps, test_text("--exact %s", server_args)));
+                  "--max-steps %d --gradient-dtype %s --server-args %s",
+                  model, ranks, steps, gradient_dtype, test_text("--exact %s", server_args)));
     scene_ended(&scene, train_on(&scene, run, words), 0);
     each_within(&scene, run, "sampler_mismatch/max", steps, 0, 0);
     each_within(&scene, run, "entropy", steps, DBL_MIN, INFINITY);
@@ -123,9 +123,9 @@ static void same_as_one(const char *one, const char *two, int steps)
 TEST(shards_multiply_in_e4m3)
 {
     want_ranks();
-    learn_exactly(scene.model, "rows", "2", "--quantization fp8");
-    learn_exactly(scene.model, "two", "2", "--quantization fp8-weights");
-    learn_exactly(scene.model, "alone", "1", "--quantization fp8-weights");
+    learn_exactly(scene.model, "rows", "2", "e4m3", "--quantization fp8");
+    learn_exactly(scene.model, "two", "2", "auto", "--quantization fp8-weights");
+    learn_exactly(scene.model, "alone", "1", "auto", "--quantization fp8-weights");
     same_as_one("alone", "two", 2);
 }
 
@@ -134,9 +134,9 @@ TEST(experts_are_whole)
 {
     want_ranks();
     const char *model = tiny_tokenizer_beside(test_golden("qwen3-moe"));
-    learn_exactly(model, "experts-rows", "2", "--expert-parallel --quantization fp8");
-    learn_exactly(model, "experts", "2", "--expert-parallel --quantization fp8-weights");
-    learn_exactly(model, "experts-one", "1", "--quantization fp8-weights");
+    learn_exactly(model, "experts-rows", "2", "e4m3", "--expert-parallel --quantization fp8");
+    learn_exactly(model, "experts", "2", "auto", "--expert-parallel --quantization fp8-weights");
+    learn_exactly(model, "experts-one", "1", "auto", "--quantization fp8-weights");
     same_as_one("experts-one", "experts", 2);
 }
 

@@ -11,7 +11,7 @@ enum { MAX_STEPS = 50 };
 
 #define STEPS "--exact --max-steps %d --temperature 0.7 --ignore-eos --save-steps 0"
 
-static void train_model(const char *model, const char *const numbers[], bool adapter)
+static void train_model(const char *model, const char *const numbers[], const char *options)
 {
     const int n_steps = on_cpu() ? 2 : MAX_STEPS;
     double mismatch[MAX_STEPS + 1], entropy[MAX_STEPS + 1];
@@ -21,7 +21,7 @@ static void train_model(const char *model, const char *const numbers[], bool ada
                                "--max-context 48 --speculative ngram:4,suffix:8",
                                daemon_exact_dtype()),
                           numbers));
-    assert_train(&s, 0, "run", adapter ? STEPS " --lora-r 4" : STEPS, n_steps);
+    assert_train(&s, 0, "run", options, n_steps);
     assert_int_equal(column(&s, "run", "sampler_mismatch/max", mismatch, n_steps + 1), n_steps);
     assert_int_equal(column(&s, "run", "entropy", entropy, n_steps + 1), n_steps);
     for (int i = 0; i < n_steps; i++) {
@@ -37,7 +37,7 @@ static void in_four_bits(void **state)
     const char *model = test_golden("gpt-oss-mxfp4");
     struct scene s;
     (void)state;
-    train_model(model, args("--quantization mxfp4 --max-adapters 1"), true);
+    train_model(model, args("--quantization mxfp4 --max-adapters 1"), STEPS " --lora-r 4");
     scene_open_model(&s, tiny_tokenizer_beside(model), args("--quantization mxfp4"));
     assert_train(&s, 1, "whole", "--max-steps 1");
     assert_contains(test_read(test_path(s.folder, "trainer.log")), "train an adapter beside them");
@@ -47,31 +47,31 @@ static void in_four_bits(void **state)
 static void one_model(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, NULL, false);
+    train_model(*state, NULL, STEPS);
 }
 
 static void in_e4m3(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, args("--quantization fp8-weights"), false);
+    train_model(*state, args("--quantization fp8-weights"), STEPS);
 }
 
 static void with_kv_in_e4m3(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, args("--kv-cache-dtype fp8"), false);
+    train_model(*state, args("--kv-cache-dtype fp8"), STEPS);
 }
 
 static void both_in_e4m3(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, args("--quantization fp8-weights --kv-cache-dtype fp8"), false);
+    train_model(*state, args("--quantization fp8-weights --kv-cache-dtype fp8"), STEPS);
 }
 
 static void rounded(void **state)
 {
     reference_skip_inexact(*state);
-    train_model(*state, args("--quantization fp8"), false);
+    train_model(*state, args("--quantization fp8"), STEPS " --gradient-dtype e4m3");
 }
 
 int main(int argc, char **argv)

@@ -390,4 +390,126 @@ ON_EACH_DTYPE(matmul_rounded)
         rounded(&shapes[i], rows, device_kind(dev) == DEVICE_CPU ? 4 : 10);
 }
 
+/* A gradient that is rounded on its way, times weights in e4m3 along the other side: near the sums
+ * in f64 of what the format makes of the row, whose columns have the powers of two of the weights'
+ * rows. */
+struct format {
+    int mantissa, least; // bits, and the exponent of the smallest normal number
+    double most;
+};
+
+// To nearest, of two the even one; nothing above the most.
+static double in_format(double x, const struct format *f)
+{
+    int exponent;
+    frexp(x, &exponent);
+    const double unit = ldexp(1, (exponent - 1 > f->least ? exponent - 1 : f->least) - f->mantissa);
+    return copysign(fmin(nearbyint(fabs(x) / unit) * unit, f->most), x);
+}
+
+// Row (k) times the factors (k), rounded with the least power of two that it is within.
+static void row_in_format(double *row, const int8_t *factors, int k, const struct format *f)
+{
+    double largest = 0;
+    int scale = -100;
+    for (int l = 0; l < k; l++) {
+        row[l] = ldexp(row[l], factors[l]);
+        largest = fmax(largest, fabs(row[l]));
+    }
+    while (largest > ldexp(f->most, scale)) scale++;
+    for (int l = 0; l < k; l++) row[l] = ldexp(in_format(ldexp(row[l], -scale), f), scale);
+}
+
+// c (m, n) = [c +] rows of `numbers` (m, k), of an expert each, rounded . codes.
+struct gradient_case {
+    int m, n, k, experts;
+    enum gradient_dtype rounds;
+    bool add;
+};
+
+static void check_gradient(const struct gradient_case *g)
+{
+    static const struct format formats[] = {
+        [GRADIENT_E4M3] = {3, -6, 448}, [GRADIENT_E5M2] = {2, -14, 57344}};
+    const int m = g->m, n = g->n, k = g->k, matrices = g->experts ? g->experts : 1;
+    const size_t mark = op_mark(), n_w = (size_t)(matrices * k) * (size_t)n, n_c = (size_t)(m * n);
+    struct rng rng;
+    rng_init(&rng, 25, 0);
+    float *w = normal_numbers(&rng, n_w, 1), *a = normal_numbers(&rng, (size_t)(m * k), 1);
+    float *have = op_host(n_c * sizeof *have), *before = op_host(n_c * sizeof *before);
+    double *row = op_host((size_t)k * sizeof *row);
+    int8_t *factors = op_host((size_t)(matrices * k));
+    int32_t offsets[9] = {0, m};
+    uint8_t *codes = to_device(NULL, n_w);
+    int8_t *scales = to_device(NULL, (size_t)(matrices * k));
+    void *c = normal_on_device(dt, n_c, 1, 3),
+         *dy = to_device(NULL, (size_t)(m * k) * dtype_size(dt)),
+         *wide = to_device(NULL, n_c * sizeof *have);
+    round_rows(w, codes, scales, matrices * k, n);
+    from_device(factors, scales, (size_t)(matrices * k));
+    if (g->experts) set_offsets(offsets, g->experts, m);
+    // Rows whose sizes are far apart, and columns too, as the rows of the weights are
+    // (round_rows()), but not products: a tensor core cuts each 13 bits behind the largest of 32.
+    for (int i = 0, e = 0; i < m; i++) {
+        while (offsets[e + 1] <= i) e++;
+        for (int l = 0; l < k; l++) {
+            float *x = &a[i * k + l];
+            *x = f32_from_bf16(bf16_from_f32(ldexpf(*x, i % 40 - 21 - (e * k + l) % 19 - l % 3)));
+        }
+    }
+    ops->convert(dev, dy, dt, to_device(a, (size_t)(m * k) * sizeof *a), DT_F32, (int64_t)m * k);
+    ops->convert(dev, wide, DT_F32, c, dt, (int64_t)n_c);
+    from_device(before, wide, n_c * sizeof *before);
+    const struct matmul s = {.m = m,
+                             .n = n,
+                             .k = k,
+                             .beta = g->add,
+                             .in = dt,
+                             .out = dt,
+                             .scales = scales,
+                             .rounds = g->rounds};
+    if (g->experts)
+        ops->matmul_experts(dev, c, dy, codes, to_device(offsets, sizeof offsets), g->experts, &s);
+    else
+        ops->matmul(dev, c, dy, codes, NULL, &s);
+    ops->convert(dev, wide, DT_F32, c, dt, (int64_t)n_c);
+    from_device(have, wide, n_c * sizeof *have);
+    const double rounding = dt == DT_BF16 ? 1.0 / 256 : 1e-6;
+    for (int i = 0, e = 0; i<m; i += m> 64 ? 23 : 1) {
+        while (offsets[e + 1] <= i) e++;
+        for (int l = 0; l < k; l++) row[l] = (double)a[i * k + l];
+        row_in_format(row, factors + e * k, k, &formats[g->rounds]);
+        for (int j = 0; j < n; j++) {
+            double sum = 0, all = 0;
+            for (int l = 0; l < k; l++) {
+                const int64_t at = ((int64_t)e * k + l) * n + j;
+                const double product = row[l] * ldexp((double)w[at], -factors[e * k + l]);
+                sum += product;
+                all += fabs(product);
+            }
+            if (g->add) sum += (double)before[i * n + j];
+            const double off = fabs((double)have[i * n + j] - sum);
+            if (!(off <= rounding * (fabs(sum) + (g->add ? all : 0)) + 2e-4 * all))
+                fail_msg("%s: row %d of %d, column %d of (%d, %d), %d experts: %g is off by %g",
+                         gradient_dtype_names[g->rounds], i, m, j, n, k, g->experts, sum, off);
+        }
+    }
+    op_release(mark);
+}
+
+ON_EACH_DTYPE(gradients_in_eight_bits)
+{
+    static const struct gradient_case cases_of[] = {
+        {3, 70, 110, 0, 0, false},  {37, 160, 128, 0, 0, true},   {130, 256, 192, 0, 0, false},
+        {70, 48, 320, 0, 0, false}, {300, 1536, 512, 0, 0, true}, {1030, 272, 1152, 0, 0, false},
+        {70, 30, 50, 4, 0, false},  {257, 96, 256, 8, 0, false},  {700, 320, 128, 3, 0, false}};
+    if (!device_computes_in(dev, DT_E4M3)) return;
+    for (size_t i = 0; i < sizeof cases_of / sizeof *cases_of; i++)
+        for (enum gradient_dtype to = GRADIENT_E4M3; to <= GRADIENT_E5M2; to++) {
+            struct gradient_case g = cases_of[i];
+            g.rounds = to;
+            check_gradient(&g);
+        }
+}
+
 OP_TESTS(cases)

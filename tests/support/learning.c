@@ -20,7 +20,7 @@ struct learning *learning_of(const struct learning_setting *setting)
     if (config.optimizer.eps == 0) config.optimizer.eps = 1e-8;
     if (config.temperature == 0) config.temperature = 1;
     const char *device = setting->device ? setting->device : "cpu";
-    reference_open(setting->folder, device, &l->policy);
+    reference_open_as(setting->folder, device, setting->quantization, &l->policy);
     if (setting->draft) reference_open(setting->draft, device, &l->draft);
     assert_ok(learner_new(l->policy.dev, l->policy.config, l->policy.weights, setting->reference,
                           &config, &l->learner));

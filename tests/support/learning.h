@@ -12,13 +12,14 @@ struct learning {
     struct learner *learner;
 };
 struct learning_setting {
-    const char *folder, *draft;   // model folders; draft: NULL: none
-    const char *teacher;          // a model folder; NULL: none
-    const char *device;           // NULL: the CPU
-    float beta;                   // of the divergence from it
-    bool reference;               // a copy of the policy stays beside it
-    float draft_weight;           // of the draft's loss
-    struct learner_config config; // 0: betas of 0.9 and 0.999, an eps of 1e-8, temperature 1
+    const char *folder, *draft;     // model folders; draft: NULL: none
+    const char *teacher;            // a model folder; NULL: none
+    const char *device;             // NULL: the CPU
+    enum quantization quantization; // of the policy
+    float beta;                     // of the divergence from it
+    bool reference;                 // a copy of the policy stays beside it
+    float draft_weight;             // of the draft's loss
+    struct learner_config config;   // 0: betas of 0.9 and 0.999, an eps of 1e-8, temperature 1
 };
 struct learning *learning_of(const struct learning_setting *setting);
 void learning_end(struct learning *l); // at once

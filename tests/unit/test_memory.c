@@ -1,7 +1,7 @@
 /* test_memory.c: the memory plan of a training run (trainer/learn/learner.h) against what a step
  * takes, as the device counts it, for every combination of the options that change it; and that
- * these options leave gradients as they are (--recompute) or training where it was
- * (--optim-moments). */
+ * these options leave gradients as they are (--recompute), near them (--gradient-dtype) or training
+ * where it was (--optim-moments, --gradient-dtype). */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/learning.h"
 #include "tests/support/random_step.h"
@@ -41,6 +41,8 @@ struct setting {
     int budget, logits_chunk;
     bool smallest; // a model of one layer
     bool latent;   // one with latent attention, of more heads than the CPU takes at a time
+    enum quantization quantization;
+    enum gradient_dtype gradient_dtype;
 };
 
 static struct learning *model(const struct setting *s)
@@ -55,12 +57,14 @@ static struct learning *model(const struct setting *s)
         .draft = s->draft ? tiny_folder(96, 2, VOCAB, 4) : NULL, // wider than its policy
         .draft_weight = 1,
         .reference = s->reference,
+        .quantization = s->quantization,
         .config = {.optimizer = {.max_grad_norm = 1, .moments = s->moments},
                    .token_budget = s->budget,
                    .logits_chunk = s->logits_chunk,
                    .max_seqs = SAMPLES + GROUPS,
                    .max_context = PROMPT + LENGTH,
-                   .recompute = s->recompute}});
+                   .recompute = s->recompute,
+                   .gradient_dtype = s->gradient_dtype}});
 }
 
 static double one_step(struct learning *m, const struct random_step *s, double lr)
@@ -85,12 +89,14 @@ TEST(plan_holds)
     struct random_step step;
     make_step(&step, 5);
     size_t totals[2][3];
-    for (int i = 0; i < 25; i++) {
+    for (int i = 0; i < 28; i++) {
         struct setting s = {.recompute = (enum recompute)(i % 2),
                             .moments = (enum moments_kind)(i / 2 % 3),
                             .draft = i / 6 % 2,
                             .reference = i / 12 % 2,
-                            .latent = i == 24,
+                            .latent = i == 24 || i == 27,
+                            .quantization = i < 25 ? QUANTIZATION_NONE : QUANTIZATION_FP8,
+                            .gradient_dtype = i < 25 ? GRADIENT_AUTO : GRADIENT_E4M3,
                             .budget = 90,
                             .logits_chunk = 32};
         struct learning *m = model(&s);
@@ -139,6 +145,42 @@ TEST(recompute_changes_no_bit)
     }
 }
 
+// Rounded on their way down, gradients are near those that were not, e4m3's nearer than e5m2's; of
+// what no rounding is behind, the last layer's down projection, they are the same.
+TEST(eight_bits_stay_near)
+{
+    struct random_step step;
+    double losses[3], off[3] = {0}, all = 0;
+    const float *grads[3];
+    const struct weights *w = NULL;
+    make_step(&step, 5);
+    for (int d = 0; d < 3; d++) {
+        const struct setting s = {.budget = 400,
+                                  .logits_chunk = 16,
+                                  .quantization = QUANTIZATION_FP8,
+                                  .gradient_dtype = (enum gradient_dtype)d};
+        struct learning *m = model(&s);
+        losses[d] = one_step(m, &step, 0);
+        grads[d] = learning_gradients(m);
+        w = optimizer_grads(learning_optimizer(m), 0);
+    }
+    assert_true(losses[1] == losses[0] && losses[2] == losses[0]);
+    for (int d = 0; d < 3; d++)
+        for (int64_t i = 0; i < w->n_elements; i++)
+            off[d] += pow((double)grads[d][i] - (double)grads[0][i], 2);
+    for (int64_t i = 0; i < w->n_elements; i++) all += pow((double)grads[0][i], 2);
+    printf("gradients in e4m3 are off by %.4f of their norm, in e5m2 by %.4f\n", sqrt(off[1] / all),
+           sqrt(off[2] / all));
+    // less than what one rounding is off at most
+    assert_true(off[1] > 0 && sqrt(off[1] / all) < 1.0 / 16);
+    assert_true(off[2] > 1.5 * 1.5 * off[1] && sqrt(off[2] / all) < 1.0 / 8);
+    const struct weight_matrix last = weights_matrix(w, ROLE_DOWN, w->config->n_layers - 1);
+    const int64_t at = (const float *)last.w - (const float *)w->base;
+    for (int d = 1; d < 3; d++)
+        assert_memory_equal(grads[d] + at, grads[0] + at,
+                            (size_t)(last.n * last.k) * sizeof(float));
+}
+
 // A task that generalises: each token is the one before plus 20, 21 or 22, by chance for one
 // completion of a prompt or the other. Every step has new prompts.
 static void make_lesson(struct random_step *s, int step)
@@ -155,11 +197,13 @@ static void make_lesson(struct random_step *s, int step)
 #define WINDOW 20 // steps of a mean
 
 // Means of the loss over windows of steps.
-static void curve(enum moments_kind moments, double lr, double ret[STEPS / WINDOW])
+static void curve(struct setting s, double lr, double ret[STEPS / WINDOW])
 {
-    struct setting s = {.moments = moments, .budget = 400, .logits_chunk = 128, .smallest = true};
-    struct learning *m = model(&s);
     struct random_step step;
+    s.budget = 400;
+    s.logits_chunk = 128;
+    s.smallest = true;
+    struct learning *m = model(&s);
     memset(ret, 0, STEPS / WINDOW * sizeof *ret);
     for (int i = 0; i < STEPS; i++) {
         make_lesson(&step, i);
@@ -168,20 +212,41 @@ static void curve(enum moments_kind moments, double lr, double ret[STEPS / WINDO
     learning_end(m);
 }
 
+// The means of the losses, and how far they are at most from those of the first.
+static double apart(const char *name, double lr, const double *loss, const double *first)
+{
+    double max = 0;
+    for (int w = 0; w < STEPS / WINDOW; w++) max = fmax(max, fabs(loss[w] - first[w]));
+    printf("lr %g, %-4s: loss", lr, name);
+    for (int w = 0; w < STEPS / WINDOW; w += 2) printf(" %.4f", loss[w]);
+    printf(", at most %.4f from the first's\n", max);
+    return max;
+}
+
+static const double lrs[] = {3e-4, 3e-3};
+
 // The distances that docs/lab/exactness.md states.
 TEST(moments_keep_the_loss)
 {
-    static const double lrs[] = {3e-4, 3e-3}, bounds[] = {0, 0.002, 0.03};
+    static const double bounds[] = {0, 0.002, 0.03};
     for (int l = 0; l < 2; l++) {
         double loss[3][STEPS / WINDOW];
-        for (int k = 0; k < 3; k++) curve((enum moments_kind)k, lrs[l], loss[k]);
         for (int k = 0; k < 3; k++) {
-            double max = 0;
-            for (int w = 0; w < STEPS / WINDOW; w++) max = fmax(max, fabs(loss[k][w] - loss[0][w]));
-            printf("lr %g, %-4s moments: loss", lrs[l], moments_kind_names[k]);
-            for (int w = 0; w < STEPS / WINDOW; w += 2) printf(" %.4f", loss[k][w]);
-            printf(", at most %.4f from f32's\n", max);
-            if (max > bounds[k]) fail_msg("more than %g", bounds[k]);
+            curve((struct setting){.moments = (enum moments_kind)k}, lrs[l], loss[k]);
+            assert_true(apart(moments_kind_names[k], lrs[l], loss[k], loss[0]) <= bounds[k]);
         }
+    }
+}
+
+// Likewise.
+TEST(eight_bits_keep_the_loss)
+{
+    static const double bounds[] = {0, 0.01, 0.02};
+    double loss[3][STEPS / WINDOW];
+    for (int d = 0; d < 3; d++) {
+        const struct setting s = {.quantization = QUANTIZATION_FP8,
+                                  .gradient_dtype = (enum gradient_dtype)d};
+        curve(s, lrs[1], loss[d]);
+        assert_true(apart(gradient_dtype_names[d], lrs[1], loss[d], loss[0]) <= bounds[d]);
     }
 }

@@ -156,30 +156,40 @@ TEST(e4m3_as_torch)
     assert_string_equal(hex, "f275e267d1b70f2c583fa6b5c47be61348a1aa22f7aa676cc5a0fb66798646a5");
 }
 
-// The nearest code to any f32, of two the even one; 448 for all above it; NaN for NaN.
-TEST(e4m3_rounds_to_nearest)
+// The nearest code to any f32, of two the even one; the most for all above it; NaN for NaN.
+static void check_nearest(uint8_t (*code_of)(float), float (*value_of)(uint8_t), int most)
 {
     struct rng r;
     rng_init(&r, 12, 0);
     for (int i = 0; i < 200000; i++) {
         const uint32_t u = rng_u32(&r);
         const float x = float_of(i % 2 ? u : (u & 0x87ffffffu) | 0x38000000u); // half: of its range
-        const uint8_t code = e4m3_from_f32(x);
+        const double magnitude = fmin(fabs((double)x), (double)value_of((uint8_t)most));
+        const uint8_t code = code_of(x);
         int nearest = 0;
         if (isnan(x)) {
             assert_int_equal(code & 0x7f, 0x7f);
             continue;
         }
-        for (int c = 1; c < 0x7f; c++) {
-            const double here = fabs(fabs((double)x) - (double)f32_from_e4m3((uint8_t)c));
-            const double best = fabs(fabs((double)x) - (double)f32_from_e4m3((uint8_t)nearest));
+        for (int c = 1; c <= most; c++) {
+            const double here = fabs(magnitude - (double)value_of((uint8_t)c));
+            const double best = fabs(magnitude - (double)value_of((uint8_t)nearest));
             if (here < best || (here == best && c % 2 == 0)) nearest = c;
         }
         if (code != (nearest | (bits_of(x) >> 24 & 0x80)))
             fail_msg("%.9g became %02x, nearest is %02x", (double)x, code, nearest);
     }
-    assert_int_equal(e4m3_from_f32(INFINITY), 0x7e);
-    assert_int_equal(e4m3_from_f32(-1e30f), 0xfe);
+    assert_int_equal(code_of(INFINITY), most);
+    assert_int_equal(code_of(-1e30f), most | 0x80);
+    assert_true(isnan(value_of(0x7f)) && isnan(value_of(0xff)));
+}
+
+TEST(eight_bits_round_to_nearest)
+{
+    check_nearest(e4m3_from_f32, f32_from_e4m3, 0x7e);
+    check_nearest(e5m2_from_f32, f32_from_e5m2, 0x7b);
+    assert_true(f32_from_e5m2(0x7b) == 57344.0f && f32_from_e5m2(1) == 0x1p-16f);
+    assert_true(f32_from_e5m2(0xbc) == -1.0f && f32_from_e5m2(0x80) == 0);
 }
 
 // The smallest power of two by which a magnitude is within 448, whose codes are exactly numbers of

@@ -20,6 +20,7 @@ struct bench_options {
     int recompute, moments; // recompute_names, moments_kind_names
     int sync;               // sync_way_names
     int quantization;       // quantization_names
+    int gradient_dtype;     // gradient_dtype_names
     int kv_cache;           // kv_cache_names
     int64_t batch, context, tokens, sequence, steps, warmup, seed, max_staleness, lora_r;
     int64_t turns, read, sampled, kept;                             // of train

@@ -65,6 +65,8 @@ static const struct option_spec table[] = {
     OPT_INT("seed", seed, "1", "N", 0, 0, "of random weights and tokens"),
     OPT_HEADING("Training"),
     OPT_CHOICE("recompute", recompute, "none", recompute_names, "train, step: as cw-trainer"),
+    OPT_CHOICE("gradient-dtype", gradient_dtype, "auto", gradient_dtype_names,
+               "train, step: as cw-trainer"),
     OPT_CHOICE("optim-moments", moments, "f32", moments_kind_names, "train, step: as cw-trainer"),
     OPT_INT("turns", turns, "0", "N", 0, 1000, "train: conversations of that many; 0: without"),
     OPT_INT("read", read, "256", "N", 1, 1 << 20, "tokens that a turn reads"),

@@ -148,10 +148,12 @@ static enum status run_trainer(const struct step_bench *s)
              "cw-trainer train %s --data %s --run-dir %s --reward regex "
              "--reward-pattern (?s)^(?:..)*+$ --prompts-per-step %d --num-generations %d "
              "--max-completion-length %d --ignore-eos --temperature 100 --max-steps %d "
-             "--save-steps 0 --learning-rate 1e-9 --recompute %s --optim-moments %s%s%s%s",
+             "--save-steps 0 --learning-rate 1e-9 --recompute %s --gradient-dtype %s "
+             "--optim-moments %s%s%s%s",
              weights, s->data, s->run, (int)(o->batch / o->group), (int)o->group, (int)o->tokens,
              (int)(o->steps + o->warmup), recompute_names[o->recompute],
-             moments_kind_names[o->moments], ahead, lora, teacher);
+             gradient_dtype_names[o->gradient_dtype], moments_kind_names[o->moments], ahead, lora,
+             teacher);
     return programs_run(&s->programs, command, TRAINING_S);
 }
 

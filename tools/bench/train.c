@@ -162,6 +162,7 @@ static enum status open_learner(struct bench *b, const struct sequences *s, stru
                                                         .max_grad_norm = 1,
                                                         .moments = (enum moments_kind)b->o.moments},
                                           .recompute = b->o.recompute,
+                                          .gradient_dtype = b->o.gradient_dtype,
                                           .temperature = 1,
                                           .token_budget = budget,
                                           .max_seqs = 2 * s->n,

@@ -128,6 +128,11 @@ void backward_use_adapter(struct backward *b, const struct adapter *a, const str
     if (a->list[0].role != ROLE_HEAD && a->list[0].layer < b->lowest) b->lowest = a->list[0].layer;
 }
 
+void backward_round(struct backward *b, enum gradient_dtype dt)
+{
+    b->rounds = dt;
+}
+
 void backward_free(struct backward *b)
 {
     struct device_part parts[N_PARTS];
@@ -235,17 +240,25 @@ enum status backward_logprobs(struct backward *b, struct model *other, const str
     return device_sync(m->dev);
 }
 
+// In what a gradient is multiplied with that matrix.
+static enum gradient_dtype rounding(const struct backward *b, const struct weight_matrix *w)
+{
+    return w->rounds ? b->rounds : GRADIENT_AUTO;
+}
+
 // dx (rows, k) = (add ? dx : 0) + dy (rows, n) . w (n, k)
-static void input_back(struct model *m, void *dx, const void *dy, const struct weight_matrix *w,
+static void input_back(struct backward *b, void *dx, const void *dy, const struct weight_matrix *w,
                        int rows, bool add)
 {
+    struct model *m = b->m;
     const struct matmul shape = {.m = rows,
                                  .n = w->k,
                                  .k = w->n,
                                  .beta = add,
                                  .in = m->dt,
                                  .out = m->dt,
-                                 .scales = w->scales};
+                                 .scales = w->scales,
+                                 .rounds = rounding(b, w)};
     m->ops->matmul(m->dev, dx, dy, w->w, NULL, &shape);
 }
 
@@ -270,7 +283,7 @@ static void rows_back(struct backward *b, void *dx, const void *dy, const void *
     struct lora_args args;
     struct lora_grads grads[LORA_PARTS];
     back_to_weight(m, g.w, g.bias, dy, x, rows, w.n, w.k);
-    input_back(m, dx, dy, &w, rows, add);
+    input_back(b, dx, dy, &w, rows, add);
     if (!b->adapter || !adapter_table_args(m->adapters, role, layer, rows, NULL, &args)) return;
     adapter_grads(b->adapter, b->adapter_grads, role, layer, grads);
     args.row = index;
@@ -445,7 +458,7 @@ static void dense_back(struct backward *b, int l, int rows, const void *dout, co
         matrix_back(b, b->dact, dout, m->act, rows, down, l, false);
         m->ops->act_back(m->dev, b->dgate_up, NULL, b->dact, gate_up, &act);
     } else {
-        input_back(m, b->dact, dout, &w, rows, false);
+        input_back(b, b->dact, dout, &w, rows, false);
         m->ops->act_back(m->dev, b->dgate_up, m->act, b->dact, gate_up, &act);
         back_to_weight(m, g.w, g.bias, dout, m->act, rows, w.n, w.k);
     }
@@ -486,7 +499,7 @@ static void router_back(struct backward *b, int l, int rows, enum tensor_role ro
                                g = weights_matrix(b->grads, role, l);
     back_to_weight(m, g.w, g.bias, b->drouter, m->normed, rows, w.n, w.k);
     if (model_begins_mlp(m, l))
-        input_back(m, b->dnormed, b->drouter, &w, rows, add);
+        input_back(b, b->dnormed, b->drouter, &w, rows, add);
     else if (!add)
         device_fill(m->dev, b->dnormed, 0, (size_t)rows * (size_t)w.k * dtype_size(m->dt));
 }
@@ -508,11 +521,13 @@ static void experts_back(struct backward *b, int l, int rows, const struct layer
     const int width = shape.width, inner = layer->intermediate, a = rows * shape.top_k;
     const struct own_experts own = model_own_experts(m, l, r);
     const struct act_shape act = model_act_shape(m, a, inner);
-    const struct matmul to_act = model_experts_shape(m, a, &down, true),
-                        to_input = model_experts_shape(m, a, &up, true);
+    struct matmul to_act = model_experts_shape(m, a, &down, true),
+                  to_input = model_experts_shape(m, a, &up, true);
     const bool beside = m->config->experts_beside;
     struct moe_routing scaled = *r;
 
+    to_act.rounds = rounding(b, &down);
+    to_input.rounds = rounding(b, &up);
     scaled.weight = model_expert_weights(m, l, r, rows);
     if (latent) {
         ops->moe_combine(m->dev, m->latent_sum, tape->expert_out, r->place, r->weight, &shape,

@@ -18,6 +18,9 @@ enum status backward_new(struct model *m, const struct weights *grads, int max_t
 // Also adds the gradients of an adapter to `grads`, its plan in DT_F32, bound and cleared. It is
 // the first of the model's table, and every row of a batch names it.
 void backward_use_adapter(struct backward *b, const struct adapter *a, const struct weights *grads);
+// Gradients are rounded to this where they are multiplied with matrices that the forward pass
+// multiplies with rows in e4m3. AUTO, as it begins: they are not.
+void backward_round(struct backward *b, enum gradient_dtype dt);
 void backward_free(struct backward *b);
 size_t backward_bytes(const struct model *m, int max_tokens, int max_targets,
                       int chunk); // for the memory plan

@@ -24,6 +24,7 @@ struct backward {
     const struct weights *adapter_grads;
     int lowest; // layer that is trained, or has something below it that is
     int max_tokens, max_targets, chunk;
+    enum gradient_dtype rounds; // backward_round()
     // device scratch
     void *dx, *dnormed; // (max_tokens, hidden)
     void *dproj;     // (max_tokens, hidden) of what a residual branch gives, before its post-norm

@@ -111,6 +111,19 @@ static void plan_arrays(struct learner *l, size_t free_before)
         plan->residual + plan->moments + plan->gradients + plan->activations + plan->reference;
 }
 
+// Elements of the largest gradient that is rounded for a matmul, of a layer.
+static size_t rounded_elements(const struct learner *l, const struct layer_config *layer, int qkv)
+{
+    const struct model_config *c = l->config;
+    const size_t t = (size_t)l->options.token_budget, rows = layer_mlp_rows(layer, t);
+    const size_t each[] = {rows * (size_t)layer_up_width(c, layer), rows * (size_t)c->hidden,
+                           t * (size_t)layer_shared_up_width(c, layer), t * (size_t)qkv};
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++)
+        if (each[i] > most) most = each[i];
+    return l->options.gradient_dtype ? most : 0;
+}
+
 // Of the policy's passes, or of a teacher's.
 static size_t operations_scratch(const struct learner *l, const struct model *m,
                                  const struct weights *weights)
@@ -120,6 +133,8 @@ static size_t operations_scratch(const struct learner *l, const struct model *m,
     for (int i = 0; i < c->n_layers; i++) {
         int up = layer_up_width(c, &c->layers[i]),
             qkv = layer_attn_in_width(c, &c->layers[i]) + layer_delta_in_width(&c->layers[i]);
+        const size_t codes = model_codes(m),
+                     back = m == l->model ? rounded_elements(l, &c->layers[i], qkv) : 0;
         struct scratch_shape shape = {
             .attn = backward_attn_shape(m, i),
             .delta = model_delta_shape(m, i),
@@ -129,7 +144,7 @@ static size_t operations_scratch(const struct learner *l, const struct model *m,
             .widest = up > qkv ? up : qkv,
             .logits_chunk = l->options.logits_chunk,
             .vocab = c->vocab_size,
-            .widened = weights_widest(weights) + (int64_t)model_codes(m),
+            .widened = weights_widest(weights) + (int64_t)(codes > back ? codes : back),
             .n_elements = l->trained.list[0].weights->n_elements,
             .lora_rank = l->options.adapter ? l->options.adapter->max_rank : 0,
             .lora_head = l->options.adapter && adapter_changes(l->options.adapter, ROLE_HEAD),
@@ -283,6 +298,12 @@ enum status learner_new(struct device *dev, const struct model_config *config,
         FAIL(ST_UNSUPPORTED,
              "the model's experts are held in four bits (--quantization mxfp4), which nobody "
              "trains: train an adapter beside them (--lora-r), or leave --quantization away");
+    if (options->gradient_dtype && config->quantization != QUANTIZATION_FP8)
+        FAIL(ST_UNSUPPORTED,
+             "--gradient-dtype %s is of a model whose matrices are multiplied in e4m3 "
+             "(--quantization fp8), and this one has --quantization %s: leave it away",
+             gradient_dtype_names[options->gradient_dtype],
+             quantization_names[config->quantization]);
     CHECK(param_ranges_of(options->adapter ? options->adapter->weights : policy, options->freeze,
                           &l->trained));
     l->info.comm = options->comm;
@@ -323,6 +344,7 @@ enum status learner_add_draft(struct learner *l, const struct model_config *conf
     draft_options.many_adapters = false;
     draft_options.router_aux_loss_coef = 0;
     draft_options.constrained = false;
+    draft_options.gradient_dtype = GRADIENT_AUTO; // it is not quantised
     draft_options.is_draft = true;
     if (config->vocab_size > l->config->vocab_size)
         return status_fail(ST_MISMATCH,
@@ -603,6 +625,7 @@ static enum status prepare_backward(struct learner *l)
     CHECK(backward_new(l->model, adapter ? l->frozen : optimizer_grads(l->info.optimizer, 0),
                        l->options.token_budget, l->max_targets, l->options.logits_chunk,
                        &l->backward));
+    backward_round(l->backward, (enum gradient_dtype)l->options.gradient_dtype);
     if (adapter && !l->options.many_adapters)
         CHECK(learner_use_adapter(l, adapter, l->info.optimizer));
 out:

@@ -30,6 +30,7 @@ struct learner_config {
     bool many_parts;     // completions may be of any number of parts
     int max_context;     // longest prompt with its completion
     int recompute;       // enum recompute: of activations, the draft model's too
+    int gradient_dtype;  // of a model in fp8 (enum gradient_dtype; ops.h, struct matmul, rounds)
     struct phase_timers *phases; // of the thread that drives it; NULL: nobody counts
     bool ranks;                  // learner_rows.ranked is wanted
     bool constrained;            // groups may have constraints

@@ -569,6 +569,7 @@ enum status learner_config_of(const struct learner_options *options,
         .max_targets = shape->targets,
         .max_context = (int)shape->longest,
         .recompute = options->recompute,
+        .gradient_dtype = options->gradient_dtype,
     };
     return ST_OK;
 }

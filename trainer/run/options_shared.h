@@ -17,7 +17,8 @@ struct learner_options { // called `learner` where the rows below are used
     struct optimizer_config adamw;
     struct schedule schedule; // total_steps: not an option
     int64_t token_budget, logits_chunk;
-    int recompute; // enum recompute
+    int recompute;      // enum recompute
+    int gradient_dtype; // enum gradient_dtype
     double router_aux_loss_coef;
 };
 
@@ -224,6 +225,9 @@ extern const char *const sft_foreign_names[], *const dpo_foreign_names[];
             "recompute", learner.recompute, "none", recompute_names,                               \
             "layer: keep each layer's input and what its attention gives, and compute the rest "   \
             "again before its backward"),                                                          \
+        OPT_CHOICE("gradient-dtype", learner.gradient_dtype, "auto", gradient_dtype_names,         \
+                   "of what a layer's matrices take back, of a model with --quantization fp8; "    \
+                   "gradients of weights stay as they are (docs/use/fp8.md)"),                     \
         OPT_CHOICE("optim-moments", learner.adamw.moments, "f32", moments_kind_names,              \
                    "of AdamW's moments: 8, 4 or 2.1 bytes a parameter")
 

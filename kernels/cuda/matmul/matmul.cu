@@ -59,7 +59,7 @@ LATE_FUNCTION(lt_GetStatusName, cublasLtGetStatusName, cublaslt, cublaslt.missin
 
 struct plan_key { // of C(m,n) = op(A) op(B) + beta C [+ bias], row-major; align_*: log2
     int m, n, k;
-    uint8_t trans_a, trans_b, beta, in, out, bias, align_a, align_b, align_c, factors, pad[2];
+    uint8_t trans_a, trans_b, beta, in, out, bias, align_a, align_b, align_c, factors, rounds, pad;
 };
 struct plan_operands {
     const void *a, *b, *bias;
@@ -163,6 +163,7 @@ static cublasStatus_t plan_describe(struct plan *plan)
 {
     const struct plan_key *key = &plan->key;
     cudaDataType_t in = data_type(key->in), out = data_type(key->out);
+    cudaDataType_t of_rows = key->rounds == GRADIENT_E5M2 ? CUDA_R_8F_E5M2 : in;
     // Stored (rows, width) row-major is (width, rows) column-major.
     cublasOperation_t op_a = key->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t op_b = key->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -191,7 +192,7 @@ static cublasStatus_t plan_describe(struct plan *plan)
         DESCRIBE(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, rows);
     }
     TRY(lt_MatrixLayoutCreate(&plan->a, in, a_rows, a_cols, a_rows));
-    TRY(lt_MatrixLayoutCreate(&plan->b, in, b_rows, b_cols, b_rows));
+    TRY(lt_MatrixLayoutCreate(&plan->b, of_rows, b_rows, b_cols, b_rows));
     TRY(lt_MatrixLayoutCreate(&plan->c, out, key->n, key->m, key->n));
 #undef DESCRIBE
 #undef TRY
@@ -440,6 +441,7 @@ static cublasStatus_t try_large(struct device *dev, void *c, const plan_operands
     key.in = (uint8_t)shape->in;
     key.out = (uint8_t)shape->out;
     key.bias = operands.bias != NULL;
+    key.rounds = (uint8_t)shape->rounds;
     key.factors = operands.a_factors != NULL;
     key.align_a = log2_alignment(operands.a);
     key.align_b = log2_alignment(operands.b);
@@ -483,6 +485,7 @@ static void multiply_wide(struct device *dev, const matmul_call &c, const wide_w
 {
     struct matmul s = *c.shape;
     s.scales = s.a_scales = NULL;
+    s.rounds = GRADIENT_AUTO;
     s.mx_scales = NULL;
     s.early = false;
     if (!a.w || !b.w) return;
@@ -497,11 +500,31 @@ void matmul_widened(struct device *dev, const matmul_call &c)
     const struct matmul &s = *c.shape;
     const int64_t rows = (int64_t)(s.trans_b ? s.n : s.k) * std::max(1, c.n_experts);
     const int cols = s.trans_b ? s.k : s.n;
-    const wide_weights a(dev, c.a, s.a_scales, s.m, s.k, s.in);
+    const wide_weights a(dev, c.a, s.a_scales, s.m, s.k, s.in, s.rounds);
     if (s.mx_scales)
         multiply_wide(dev, c, a, wide_weights(dev, c.b, s.mx_scales, rows, cols, s.in));
     else
         multiply_wide(dev, c, a, wide_weights(dev, c.b, s.scales, rows, cols, s.in));
+}
+
+bool matmul_rounds(struct device *, const matmul_call &c)
+{
+    return c.shape->rounds && !c.shape->a_scales;
+}
+
+void matmul_gradient(struct device *dev, const matmul_call &c)
+{
+    const rounded_gradient g(dev, c.a, c.b, c.offsets, c.n_experts, c.shape);
+    struct matmul s = *c.shape;
+    s.trans_b = true;
+    s.scales = (const int8_t *)g.along_scales.memory;
+    s.a_scales = (const int8_t *)g.row_scales.memory;
+    if (!s.scales) return;
+    if (s.rounds == GRADIENT_E4M3) s.rounds = GRADIENT_AUTO; // as any rows
+    if (c.n_experts > 0)
+        cuda_matmul_experts(dev, c.c, g.rows.memory, g.along.memory, c.offsets, c.n_experts, &s);
+    else
+        cuda_matmul(dev, c.c, g.rows.memory, g.along.memory, c.bias, &s);
 }
 
 static bool is_columns(struct device *, const matmul_call &c)
@@ -619,6 +642,7 @@ static void library_rounded(struct device *dev, const matmul_call &c)
 }
 
 static const op_variant matmul_rows[] = {
+    variant<matmul_call, matmul_rounds, matmul_gradient>("gradient", MATMUL_GRADIENT_TAKES),
     variant<matmul_call, matmul_e4m3_takes<true>, matmul_e4m3<true>>("few_rounded",
                                                                      MATMUL_ROUNDED_TAKES),
     variant<matmul_call, matmul_in_chunks, library_rounded>("library_rounded",
@@ -634,7 +658,7 @@ static const op_variant matmul_rows[] = {
     variant<matmul_call, adds_to_bf16, library_add>("library_add", "beta 1 to bf16"),
     variant<matmul_call, otherwise, library>("library", "all else: cuBLASLt"),
 };
-const struct op_variants matmul_variants = {OP_matmul, 9, matmul_rows};
+const struct op_variants matmul_variants = {OP_matmul, 10, matmul_rows};
 
 void cuda_matmul(struct device *dev, void *c, const void *a, const void *b, const void *bias,
                  const struct matmul *shape)

@@ -28,6 +28,12 @@ struct matmul_call {
 bool matmul_is_e4m3(struct device *dev, const matmul_call &call);
 void matmul_widened(struct device *dev, const matmul_call &call);
 
+// matmul.cu: A is a gradient that is rounded. It and B are laid out anew, and the call taken as one
+// of rows in eight bits.
+#define MATMUL_GRADIENT_TAKES "A a gradient in e4m3 or e5m2: rounded, then as rows in e4m3"
+bool matmul_rounds(struct device *dev, const matmul_call &call);
+void matmul_gradient(struct device *dev, const matmul_call &call);
+
 // matmul_e4m3.cu: the same for few rows in bf16 on Hopper, widened on the way; ROUNDED: A is in
 // e4m3, too.
 #define MATMUL_ROUNDED_TAKES                                                                       \

@@ -470,7 +470,7 @@ static e4m3_plan plan_of(struct device *dev, const matmul_call &call)
     const int e = call.n_experts, eights = s->n / 8;
     e4m3_plan plan = {};
     plan.rounded = ROUNDED;
-    if (ROUNDED ? !matmul_in_chunks(dev, call) || (e == 0 && s->m > MAX_ROUNDED)
+    if (ROUNDED ? !matmul_in_chunks(dev, call) || s->rounds || (e == 0 && s->m > MAX_ROUNDED)
                 : s->a_scales || !fits(dev, call) || s->n % (END == GATED ? 16 : 8) != 0 ||
                       s->m > (e > 0 ? std::max(64, 32 * e) : MAX_TOKENS))
         return plan;

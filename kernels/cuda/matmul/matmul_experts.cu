@@ -542,6 +542,7 @@ static void experts_wgmma_back(struct device *dev, const matmul_call &call)
 #define FOR_PLAIN "all else: f32, odd widths"
 
 static const op_variant experts_rows[] = {
+    variant<matmul_call, matmul_rounds, matmul_gradient>("gradient", MATMUL_GRADIENT_TAKES),
     variant<matmul_call, matmul_e4m3_takes<true>, matmul_e4m3<true>>("few_rounded",
                                                                      MATMUL_ROUNDED_TAKES),
     variant<matmul_call, matmul_e4m3_takes<false>, matmul_e4m3<false>>("few_e4m3",
@@ -558,7 +559,7 @@ static const op_variant experts_back_rows[] = {
     variant<matmul_call, experts_mma_takes, experts_mma_back>("mma", FOR_MMA),
     variant<matmul_call, otherwise, experts_plain_back>("plain", FOR_PLAIN),
 };
-const struct op_variants matmul_experts_variants = {OP_matmul_experts, 7, experts_rows};
+const struct op_variants matmul_experts_variants = {OP_matmul_experts, 8, experts_rows};
 const struct op_variants matmul_experts_back_variants = {OP_matmul_experts_back, 3,
                                                          experts_back_rows};
 

@@ -349,13 +349,42 @@ void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, e
     });
 }
 
+// Times the powers of two.
+template <typename T, int V>
+__device__ __forceinline__ void scale_pack(pack<T, V> &x, const int8_t *scales)
+{
+    const auto scale = *(const pack<int8_t, V> *)scales;
+    if constexpr (sizeof(T) == 2 && V % 4 == 0) { // as two numbers of bf16 at a time
+#pragma unroll
+        for (int i = 0; i < V / 4; i++) {
+            const uint32_t four = (((const uint32_t *)&scale)[i] ^ 0x80808080u) - 0x01010101u;
+            uint32_t *pairs = (uint32_t *)&x + 2 * i;
+            multiply_pair(pairs[0], __byte_perm(four, 0, 0x4140) << 7);
+            multiply_pair(pairs[1], __byte_perm(four, 0, 0x4342) << 7);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            x.at[i] = from_f32<T>(to_f32(x.at[i]) * e4m3_factor(scale.at[i]));
+    }
+}
+
 #define HELD_PACKS 2 // of a row, by a thread
 
+// A gradient that is rounded (ops.h, struct matmul).
+struct gradient_rows {
+    const int8_t *scales; // (cols), of each expert
+    const int32_t *offsets;
+    int n_experts; // 0: none
+    gradient_dtype dt;
+};
+
 // A block is a row's; of its columns a thread has V at a time: 16, all of whose codes lie together,
-// or 1. HELD: it has HELD_PACKS times as many and no more; else it loads them twice.
-template <typename T, int V, bool HELD>
+// or 1. HELD: it has HELD_PACKS times as many and no more; else it loads them twice. BACK: a row of
+// a gradient.
+template <typename T, int V, bool HELD, bool BACK>
 __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int cols,
-                                const int8_t *of_ranks, int n_ranks)
+                                const int8_t *of_ranks, int n_ranks, gradient_rows back)
 {
     grid_begin_early();
     __shared__ unsigned shared[32];
@@ -363,18 +392,31 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     const int64_t at = (int64_t)blockIdx.x * cols;
     const int first = threadIdx.x * V, stride = blockDim.x * V;
     packed held[HELD_PACKS];
+    if constexpr (BACK) {
+        int expert = 0; // the last that begins before the row or with it
+        for (int end = back.n_experts; end - expert > 1;) {
+            const int half = (expert + end) / 2;
+            (back.offsets[half] <= (int)blockIdx.x ? expert : end) = half;
+        }
+        back.scales += (int64_t)expert * cols;
+    }
+    auto from = [&](int c) {
+        packed x = *(const packed *)(w + at + c);
+        if constexpr (BACK) scale_pack<T, V>(x, back.scales + c);
+        return x;
+    };
     auto each = [&](auto f) {
         if constexpr (HELD) {
 #pragma unroll
             for (int i = 0; i < HELD_PACKS; i++)
                 if (first + i * stride < cols) f(first + i * stride, held[i]);
         } else {
-            for (int c = first; c < cols; c += stride) f(c, *(const packed *)(w + at + c));
+            for (int c = first; c < cols; c += stride) f(c, from(c));
         }
     };
 #pragma unroll
     for (int i = 0; i < HELD_PACKS && HELD; i++)
-        if (first + i * stride < cols) held[i] = *(const packed *)(w + at + first + i * stride);
+        if (first + i * stride < cols) held[i] = from(first + i * stride);
     unsigned largest = 0;
     each([&](int, const packed &x) {
         if (of_ranks) return;
@@ -386,6 +428,7 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     __syncthreads();
     int scale = row_scale(__reduce_max_sync(~0u, lane < blockDim.x / 32 ? shared[lane] : 0));
     if (of_ranks) scale = of_ranks[blockIdx.x];
+    if constexpr (BACK) scale = gradient_scale((int8_t)scale, back.dt);
     for (int i = 1; i < n_ranks; i++)
         scale = max(scale, (int)of_ranks[(int64_t)i * gridDim.x + blockIdx.x]);
     if (threadIdx.x == 0) scales[blockIdx.x] = (int8_t)scale;
@@ -394,8 +437,11 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     each([&](int c, const packed &x) {
         pack<uint8_t, V> code;
 #pragma unroll
-        for (int i = 0; i < V; i++)
-            code.at[V > 1 ? e4m3_place(i, V) : 0] = e4m3_from_f32(to_f32(x.at[i]) * down);
+        for (int i = 0; i < V; i++) {
+            const float y = to_f32(x.at[i]) * down;
+            code.at[V > 1 ? e4m3_place(i, V) : 0] =
+                BACK ? gradient_code(y, back.dt) : e4m3_from_f32(y);
+        }
         *(pack<uint8_t, V> *)(codes + at + (V > 1 ? c : e4m3_place(c, cols))) = code;
     });
 }
@@ -406,24 +452,95 @@ template <typename T> static bool in_sixteens(const void *codes, const T *w, int
     return cols % 16 == 0 && aligned(16, {codes}, {}) && aligned(16 * sizeof(T), {w}, {});
 }
 
-void cuda_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
-                   int cols, enum dtype w_dt, const int8_t *of_ranks, int n_ranks)
+template <bool BACK>
+static void quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w,
+                     int64_t rows, int cols, enum dtype w_dt, const int8_t *of_ranks, int n_ranks,
+                     const gradient_rows &back)
 {
     if (rows <= 0 || cols <= 0) return;
     with_type(w_dt, [&](auto t) {
         using T = decltype(t);
         const int wanted = ceil_div(cols, 16 * HELD_PACKS * 32) * 32; // threads that hold a row
-        const bool fits = in_sixteens(codes, (const T *)w, cols) && wanted <= 1024;
-        const auto kernel = fits ? quantise_kernel<T, 16, true> : quantise_kernel<T, 1, false>;
+        const bool fits = in_sixteens(codes, (const T *)w, cols) && wanted <= 1024 &&
+                          aligned(16, {back.scales}, {});
+        const auto kernel =
+            fits ? quantise_kernel<T, 16, true, BACK> : quantise_kernel<T, 1, false, BACK>;
         cuda_launch(dev, "quantise", kernel, (unsigned)rows, std::clamp(wanted, 128, 1024), 0,
-                    codes, scales, (const T *)w, cols, of_ranks, n_ranks);
+                    codes, scales, (const T *)w, cols, of_ranks, n_ranks, back);
     });
+}
+
+void cuda_quantise(struct device *dev, uint8_t *codes, int8_t *scales, const void *w, int64_t rows,
+                   int cols, enum dtype w_dt, const int8_t *of_ranks, int n_ranks)
+{
+    quantise<false>(dev, codes, scales, w, rows, cols, w_dt, of_ranks, n_ranks, {});
+}
+
+#define ACROSS_ROWS 128 // of a tile of codes that is laid out the other way,
+#define ACROSS_COLS 64  // and its columns
+
+// codes (cols, rows) of each matrix from those of w (rows, cols), and scales of 0. A block has a
+// tile; of a matrix whose sizes are no multiples of 16 a thread has a code.
+template <bool TILED>
+__global__ void __launch_bounds__(THREADS)
+    across_kernel(uint8_t *codes, int8_t *scales, const uint8_t *w, int rows, int cols)
+{
+    grid_begin();
+    __shared__ uint4 tile[ACROSS_ROWS][ACROSS_COLS / 16];
+    const int64_t matrix = (int64_t)blockIdx.z * rows * cols;
+    w += matrix;
+    codes += matrix;
+    scales += (int64_t)blockIdx.z * cols;
+    if constexpr (!TILED) {
+        const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, r = i / cols, c = i % cols;
+        if (r >= rows) return;
+        codes[c * rows + e4m3_place(r, rows)] = w[r * cols + e4m3_place(c, cols)];
+        scales[c] = 0;
+    } else {
+        const int first_row = blockIdx.x * ACROSS_ROWS, first_col = blockIdx.y * ACROSS_COLS;
+        for (int i = threadIdx.x; i < ACROSS_ROWS * 4; i += THREADS) {
+            const int r = i / 4, c = i % 4 * 16;
+            if (first_row + r < rows && first_col + c < cols)
+                tile[r][i % 4] =
+                    *(const uint4 *)(w + (int64_t)(first_row + r) * cols + first_col + c);
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < ACROSS_COLS * 8; i += THREADS) {
+            const int c = i % ACROSS_COLS, r = i / ACROSS_COLS * 16;
+            if (first_row + r >= rows || first_col + c >= cols) continue;
+            pack<uint8_t, 16> column;
+#pragma unroll
+            for (int k = 0; k < 16; k++)
+                column.at[e4m3_place(k, 16)] =
+                    ((const uint8_t *)tile[r + k])[c / 16 * 16 + e4m3_place(c % 16, 16)];
+            *(pack<uint8_t, 16> *)(codes + (int64_t)(first_col + c) * rows + first_row + r) =
+                column;
+            scales[first_col + c] = 0;
+        }
+    }
+}
+
+rounded_gradient::rounded_gradient(struct device *dev, const void *a, const void *b,
+                                   const int32_t *offsets, int n_experts, const struct matmul *s)
+    : matrices(std::max(1, n_experts)), rows(dev, (size_t)s->m * s->k), row_scales(dev, s->m),
+      along(dev, (size_t)matrices * s->k * s->n), along_scales(dev, (size_t)matrices * s->n)
+{
+    uint8_t *to = (uint8_t *)along.memory;
+    int8_t *zeros = (int8_t *)along_scales.memory;
+    if (!zeros || !rows.memory || !row_scales.memory || !to) return;
+    quantise<true>(dev, (uint8_t *)rows.memory, (int8_t *)row_scales.memory, a, s->m, s->k, s->in,
+                   NULL, 0, {s->scales, offsets, n_experts, s->rounds});
+    const bool tiled = s->n % 16 == 0 && s->k % 16 == 0 && aligned(16, {b}, {});
+    const dim3 tiles(ceil_div(s->k, ACROSS_ROWS), ceil_div(s->n, ACROSS_COLS), matrices);
+    cuda_launch(dev, "weights across", tiled ? across_kernel<true> : across_kernel<false>,
+                tiled ? tiles : dim3(ceil_div((int64_t)s->k * s->n, THREADS), 1, matrices), THREADS,
+                0, to, zeros, (const uint8_t *)b, s->k, s->n);
 }
 
 // A thread has V columns of a row of `units` times V.
 template <typename T, int V>
 __global__ void widen_kernel(T *w, const uint8_t *codes, const int8_t *scales, unsigned n,
-                             unsigned units)
+                             unsigned units, gradient_dtype dt)
 {
     grid_begin();
     const unsigned unit = blockIdx.x * THREADS + threadIdx.x;
@@ -435,7 +552,7 @@ __global__ void widen_kernel(T *w, const uint8_t *codes, const int8_t *scales, u
     float x[V];
 #pragma unroll
     for (int i = 0; i < V; i++)
-        x[i] = f32_from_e4m3(code.at[V > 1 ? e4m3_place(i, V) : 0]) * factor;
+        x[i] = f32_from_gradient(code.at[V > 1 ? e4m3_place(i, V) : 0], dt) * factor;
     store<T, V>(w + (at + c) * V, x);
 }
 
@@ -468,7 +585,7 @@ wide_weights::wide_weights(struct device *dev, const void *narrow, const uint8_t
 }
 
 wide_weights::wide_weights(struct device *dev, const void *narrow, const int8_t *scales,
-                           int64_t rows, int cols, enum dtype dt)
+                           int64_t rows, int cols, enum dtype dt, gradient_dtype of)
     : kept(dev, scales ? rows * cols * dtype_size(dt) : 0), w(scales ? kept.memory : narrow)
 {
     if (!kept.memory) return;
@@ -479,7 +596,7 @@ wide_weights::wide_weights(struct device *dev, const void *narrow, const int8_t 
         const int64_t n = rows * cols / v;
         const auto kernel = fits ? widen_kernel<T, 16> : widen_kernel<T, 1>;
         cuda_launch(dev, "weights of e4m3", kernel, ceil_div(n, THREADS), THREADS, 0, (T *)w,
-                    (const uint8_t *)narrow, scales, (unsigned)n, (unsigned)(cols / v));
+                    (const uint8_t *)narrow, scales, (unsigned)n, (unsigned)(cols / v), of);
     });
 }
 
