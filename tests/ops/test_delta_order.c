@@ -4,7 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
-enum { ROWS = 200, SLOTS = 6, MAX_SEQS = 3 };
+enum { ROWS = 200, SLOTS = 6, MAX_SEQS = 6 };
 
 static const struct delta_shape shapes[] = {
     {.n_key_heads = 1, .n_heads = 2, .key_dim = 40, .head_dim = 33, .taps = 2},
@@ -146,6 +146,20 @@ static void check_drafts(const struct scene *s)
     }
 }
 
+// A row and five drafts behind it in one slot, over borders of tiles and chunks. Three rows are
+// kept where no chunk was closed, and all six where one was: they cannot be taken back.
+static void check_taken_back(const struct scene *s)
+{
+    enum { RUNS = 6, KEPT = 3 };
+    static const struct run runs[RUNS] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1},
+                                          {1, 1, 1}, {1, 1, 1}, {1, 1, 1}};
+    run_paged(s, "a prompt", 0, &(struct run){49, 1, 1}, 1);
+    for (int first = 49; first + RUNS <= ROWS;) {
+        run_paged(s, "drafts in one slot", first, runs, RUNS);
+        first += first % DELTA_CHUNK + RUNS < DELTA_CHUNK ? KEPT : RUNS;
+    }
+}
+
 static void check_shape(const struct delta_shape *shape)
 {
     struct scene s = {.shape = *shape, .layer = {.state = 3}};
@@ -168,7 +182,7 @@ static void check_shape(const struct delta_shape *shape)
     s.expected = op_host(ROWS * s.out_bytes);
     run_packed(&s, (const int[]){ROWS, 0});
     from_device(s.expected, s.out, ROWS * s.out_bytes);
-    run_packed(&s, (const int[]){70, 80, 50}); // the third goes on behind the first too
+    run_packed(&s, (const int[]){70, 80, 50, 0}); // the third goes on behind the first too
     compare(&s, "behind a prefix", 0, 150);
     run_packed(&s, (const int[]){64, 136, 0});
     compare(&s, "behind a prefix of a chunk", 0, ROWS);
@@ -177,6 +191,7 @@ static void check_shape(const struct delta_shape *shape)
     check_chunks(&s, "chunks of 100", 100, 100);
     check_chunks(&s, "decode", 50, 1);
     check_drafts(&s);
+    check_taken_back(&s);
 }
 
 static void each_shape(void)

@@ -739,6 +739,7 @@ __device__ __forceinline__ void run_unit(chunk_of<T, ROWS, C, SCAN> &w, T *out, 
         ROWS == CHUNK || end > seq + 1 || b.state_slot[seq] != from || n + 1 == CHUNK;
     if (position > 0) {
         read_slot(w, S, slot_of(b, from, s, f.head), f, n, moves);
+        __syncthreads(); // it has zeros where read_rows() has the new rows' keys
     } else {
         clear(S);
         write_operand(w.S, S);
