@@ -3,9 +3,10 @@
  * and q are the row's as they are, and beta is its step.
  *
  * S stands at a chunk's border; a row is a function of it and of k, u and G of the open chunk's
- * rows (ops.h, delta_state_elements), in one order. All rows are computed by add_rows(), a prompt's
- * 64 at once and a decoded one alone, in tiles of 16 rows: a row of a tile is computed as if
- * it were alone. So a row has the same bits wherever it comes in.
+ * rows (ops.h, delta_state_elements), in one order. Where rows come one by one, or for Mamba-2's
+ * rule and the gradient 64 at once, add_rows() computes them, in tiles of 16 rows: a row of a tile
+ * is computed as if it were alone. The delta rule's many rows go by prepare_kernel() and
+ * chain_kernel(), in the same order. So a row has the same bits wherever it comes in.
  *
  * Columns of S need nothing of each other. A block has C of them (a slice) of one value head
  * of a sequence, of a packed batch with those that go on behind it; S is in registers as the sums
@@ -19,6 +20,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/recurrence/recurrence.cuh"
 #include "kernels/cuda/tensor.cuh"
+#include <algorithm>
 
 #define CHUNK          DELTA_CHUNK
 #define DIM            DELTA_MAX_DIM
@@ -74,10 +76,11 @@ template <typename T> __device__ __forceinline__ operand_of<T, true> turned(cons
 // sums (16, 8 N) += a (16, 16 steps) b (16 steps, 8 N), of which the first `used` tiles of 8
 // columns are wanted, an even number. A thread has (row g, columns 2 c and 2 c + 1) and the same of
 // row g + 8 of each tile, g being its lane / 4 and c its lane % 4. The order of a sum is that of
-// the steps, and of f32 that of its terms.
+// the steps, and of f32 that of its terms. factors: column k of a is rounded times factors[k].
 template <int N, bool A, bool B>
 __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<bf16, A> a,
-                                         operand_of<bf16, B> b, int steps, int used = N)
+                                         operand_of<bf16, B> b, int steps, int used = N,
+                                         const float *factors = NULL)
 {
     const int lane = thread() % 32, low = lane % 8, first = lane / 8 % 2 * 8,
               second = lane / 16 * 8;
@@ -87,6 +90,12 @@ __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<bf16, A
             load_matrices_transposed(left, a.at + (k + second + low) * a.pitch + first);
         else
             load_matrices(left, a.at + (first + low) * a.pitch + k + second);
+#pragma unroll
+        for (int i = 0; i < 4 && factors; i++) {
+            const float *by = factors + k + lane % 4 * 2 + i / 2 * 8;
+            const float2 x = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&left[i]));
+            left[i] = pack2(x.x * by[0], x.y * by[1]);
+        }
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             if (n >= used) break;
@@ -104,12 +113,14 @@ __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<bf16, A
 
 template <int N, bool A, bool B>
 __device__ __forceinline__ void multiply(float (&sums)[N][4], operand_of<float, A> a,
-                                         operand_of<float, B> b, int steps, int used = N)
+                                         operand_of<float, B> b, int steps, int used = N,
+                                         const float *factors = NULL)
 {
     const int g = thread() % 32 / 4, c = thread() % 4 * 2;
     for (int k = 0; k < 16 * steps; k++) {
-        const float top = a.at[A ? k * a.pitch + g : g * a.pitch + k];
-        const float low = a.at[A ? k * a.pitch + g + 8 : (g + 8) * a.pitch + k];
+        const float by = factors ? factors[k] : 1.f;
+        const float top = by * a.at[A ? k * a.pitch + g : g * a.pitch + k];
+        const float low = by * a.at[A ? k * a.pitch + g + 8 : (g + 8) * a.pitch + k];
 #pragma unroll
         for (int n = 0; n < N; n++) {
             if (n >= used) break;
@@ -858,6 +869,606 @@ template <typename T> static int64_t vectors_floats(const struct delta_shape *s,
     return ceil_div(rows * 2 * s->n_key_heads * s->key_dim * (int64_t)sizeof(T), 256) * 64;
 }
 
+// ---- chunks -------------------------------------------------------------------------------------
+
+/* Of many rows, what needs nothing of S is made of all chunks at once (prepare_kernel): of the rows
+ * of a sequence that stand in one, a piece, q and k as the rule takes them, and what rows read of
+ * those before them. What is left is a chain from chunk to chunk, of which a block has COLUMNS
+ * columns of S (chain_kernel). */
+#define COLUMNS  32
+#define TRIANGLE (TILES * (TILES + 1) / 2) // tiles of 16 rows and 16 that these read
+
+__device__ __forceinline__ int tile_at(int tile, int of)
+{
+    return tile * (tile + 1) / 2 + of;
+}
+
+template <typename T> struct piece_keys { // of a key head, rows that are not there being zeros
+    T k[CHUNK][DIM + PITCH], q[CHUNK][DIM + PITCH];
+};
+template <typename T> struct piece_head { // of a value head
+    float decay[CHUNK], since[CHUNK];     // exp(G), and of what S behind the chunk has of a row
+    float beta[CHUNK], G[CHUNK];
+    float read[TRIANGLE][16][16]; // [j][t]: what u of row t takes of that of row j
+    T seen[TRIANGLE][16][16];     // [t][j]: what row t's output takes of u of row j
+};
+
+// Rows of the batch from `row` on that are rows t to `end` of a chunk.
+struct piece {
+    int number, row, t, end;
+};
+
+// A sequence, and the position of its first row.
+struct stretch {
+    int seq, first, rows, position;
+};
+
+__device__ __forceinline__ stretch stretch_of(const delta_rows &b, int seq)
+{
+    const int first = b.query_start[seq];
+    return {seq, first, b.query_start[seq + 1] - first,
+            b.paged ? b.positions[first] : b.first_position[seq]};
+}
+
+// Pieces are numbered so that the number gives the sequence: no two have one, and some none.
+__device__ __forceinline__ int first_number(const delta_rows &b, int seq)
+{
+    return b.query_start[seq] / CHUNK + 2 * seq;
+}
+
+// The k-th of a sequence; without rows where there are not so many.
+__device__ __forceinline__ piece piece_of(const stretch &s, int k)
+{
+    const int border = (s.position / CHUNK + k) * CHUNK, from = max(s.position, border);
+    const int until = min(s.position + s.rows, border + CHUNK);
+    return {s.first / CHUNK + 2 * s.seq + k, s.first + from - s.position, from - border,
+            until - border};
+}
+
+// Whether the sequences of a unit that begins with seq have one row each (delta_kernel).
+__device__ __forceinline__ bool is_few(const delta_rows &b, int seq)
+{
+    if (!b.paged) return false;
+    const int end = delta_unit_end(b, seq);
+    return b.query_start[end] - b.query_start[seq] == end - seq;
+}
+
+#define HEADS (THREADS / CHUNK) // whose gates are made at once
+
+template <typename T> struct prepared {
+    piece_keys<T> keys;
+    float G[HEADS][CHUNK], beta[HEADS][CHUNK], log_decay[HEADS][CHUNK];
+};
+
+// Where the rows of a piece and those before it in the chunk are: the first n_known in the slot
+// that the unit goes on from, the rest in the batch, those before row t up to row `behind`.
+struct piece_rows {
+    int n_known, behind;
+    piece p;
+
+    __device__ int at(int i) const { return i < p.t ? behind - p.t + i : p.row + i - p.t; }
+};
+
+template <typename T>
+__device__ __forceinline__ void prepare_keys(piece_keys<T> &keys, const piece_rows &rows,
+                                             const source<T, false> &f, const float *known)
+{
+    constexpr int AT_ONCE = 4, WARPS = THREADS / 32;
+    const float q_scale = 1.f / sqrtf((float)f.key_dim);
+    const int lane = thread() % 32, end = rows.p.end;
+    for (int first = thread() / 32; first < tile_end(end); first += AT_ONCE * WARPS) {
+        float q[AT_ONCE][DIM / 32], k[AT_ONCE][DIM / 32];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int at = first + i * WARPS;
+            const T *from = f.qkv + (int64_t)rows.at(at) * f.width;
+            read_vector(q[i], from + f.q_at, at >= rows.p.t && at < end ? f.key_dim : 0);
+            if (at < rows.n_known)
+                read_vector(k[i], known + at * f.key_dim, f.key_dim);
+            else
+                read_vector(k[i], from + f.k_at, at < end ? f.key_dim : 0);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int at = first + i * WARPS;
+            const float length = inverse_length(k[i]), q_factor = inverse_length(q[i]) * q_scale;
+            const float k_factor = at < rows.n_known ? 1.f : length;
+            if (at >= tile_end(end)) break;
+#pragma unroll
+            for (int e = 0; e < DIM / 32; e++) {
+                keys.q[at][lane + 32 * e] = from_f32<T>(q[i][e] * q_factor);
+                keys.k[at][lane + 32 * e] = from_f32<T>(k[i][e] * k_factor);
+            }
+        }
+    }
+}
+
+// The gates of the rows of n value heads from `first` on.
+template <typename T>
+__device__ __forceinline__ void prepare_gates(prepared<T> &w, const piece_rows &rows,
+                                              const rule_inputs<T, false> &in, const delta_shape &s,
+                                              int first, int n)
+{
+    const int h = thread() / CHUNK, i = thread() % CHUNK;
+    if (h >= n) return;
+    row_gates gates = {};
+    if (i >= rows.n_known && i < rows.p.end)
+        gates = gates_of(source_of(in, s, first + h, 0), rows.at(i));
+    w.log_decay[h][i] = gates.log_decay;
+    w.beta[h][i] = gates.beta;
+}
+
+// G of a value head, by a warp: behind the known rows' the sum of the log decays in order.
+__device__ __forceinline__ void sum_decays(float *to, const float *log_decays, int n_known,
+                                           const float *known)
+{
+    const int lane = thread() % 32;
+    float G = n_known > 0 ? known[n_known - 1] : 0.f;
+    for (int first = 0; first < CHUNK; first += 32) {
+        const int own = first + lane;
+        const float log_decay = log_decays[own];
+        float until = own < n_known ? known[own] : 0.f;
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const float next = __shfl_sync(~0u, log_decay, i);
+            if (first + i >= n_known) G = __fadd_rn(G, next);
+            if (lane == i && own >= n_known) until = G;
+        }
+        to[own] = until;
+    }
+}
+
+// From a tile's products of its queries (is_q) or keys with keys.
+template <typename T, int N>
+__device__ __forceinline__ void write_compared(piece_head<T> &to, const float *G, const float *beta,
+                                               float (&sums)[N][4], int tile, bool is_q)
+{
+    each_pair(sums, [&](int row, int j, float x, float y) {
+        const int t = 16 * tile + row, of = j / 16;
+        if (of > tile) return;
+        x = j <= t ? expf(G[t] - G[j]) * x : 0.f;
+        y = j < t ? expf(G[t] - G[j + 1]) * y : 0.f;
+        if (is_q) {
+            store_pair(&to.seen[tile_at(tile, of)][row][j % 16], x, y);
+        } else {
+            float(*read)[16] = to.read[tile_at(tile, of)];
+            read[j % 16][row] = j < t ? -beta[t] * x : 0.f;
+            read[j % 16 + 1][row] = j + 1 < t ? -beta[t] * y : 0.f;
+        }
+    });
+}
+
+// Block x is the number of a piece, y a key head.
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 3)
+    prepare_kernel(piece_keys<T> *keys, piece_head<T> *heads, rule_inputs<T, false> in,
+                   delta_rows b, delta_shape s)
+{
+    grid_begin();
+    extern __shared__ __align__(16) char shared[];
+    prepared<T> &w = *(prepared<T> *)shared;
+    const int each = s.n_heads / s.n_key_heads, group = blockIdx.y, number = blockIdx.x;
+    int seq = 0;
+    for (int above = b.n_seqs; above - seq > 1;) {
+        const int middle = (seq + above) / 2;
+        *(first_number(b, middle) <= number ? &seq : &above) = middle;
+    }
+    const piece p = piece_of(stretch_of(b, seq), number - first_number(b, seq));
+    int unit = seq;
+    while (!delta_begins(b, unit)) unit--;
+    if (p.t >= p.end || is_few(b, unit)) return;
+    const int first = b.query_start[unit];
+    const piece_rows rows = {b.paged ? max(first - p.row + p.t, 0) : 0,
+                             b.paged ? p.row : b.query_start[unit + 1], p};
+    const int from = rows.n_known > 0 ? b.state_from[unit] : 0;
+    prepare_gates(w, rows, in, s, group * each, min(each, HEADS));
+    prepare_keys(w.keys, rows, source_of(in, s, group * each, 0),
+                 slot_of(b, from, s, group * each).k);
+    __syncthreads();
+    const int begin = p.t / 16 * 16, n = tile_end(p.end);
+    const int warp = thread() / 32, tile = warp % TILES;
+    const bool is_q = warp >= TILES, takes_part = 16 * tile >= begin && 16 * tile < n;
+    float sums[CHUNK / 8][4];
+    clear(sums);
+    if (takes_part)
+        multiply(sums, plain(is_q ? w.keys.q[16 * tile] : w.keys.k[16 * tile], DIM + PITCH),
+                 turned(w.keys.k[0], DIM + PITCH), (s.key_dim + 15) / 16, 2 * (tile + 1));
+    constexpr int UNITS = (DIM + PITCH) / wide<T>; // of a row
+    piece_keys<T> &to_keys = keys[(int64_t)number * s.n_key_heads + group];
+    for (int i = thread(); i < n * UNITS; i += THREADS) {
+        ((uint4 *)to_keys.k)[i] = ((uint4 *)w.keys.k)[i];
+        if (i >= begin * UNITS) ((uint4 *)to_keys.q)[i] = ((uint4 *)w.keys.q)[i];
+    }
+    for (int done = 0; done < each; done += HEADS) {
+        const int first_head = group * each + done, n_heads = min(each - done, HEADS);
+        if (done > 0) {
+            __syncthreads();
+            prepare_gates(w, rows, in, s, first_head, n_heads);
+            __syncthreads();
+        }
+        if (warp < n_heads)
+            sum_decays(w.G[warp], w.log_decay[warp], rows.n_known,
+                       slot_of(b, from, s, first_head + warp).G);
+        __syncthreads();
+        for (int h = 0; h < n_heads; h++) {
+            piece_head<T> &to = heads[(int64_t)number * s.n_heads + first_head + h];
+            if (thread() < CHUNK) {
+                const float G = w.G[h][thread()];
+                to.decay[thread()] = expf(G);
+                to.since[thread()] = expf(w.G[h][p.end - 1] - G);
+                to.beta[thread()] = w.beta[h][thread()];
+                to.G[thread()] = G;
+            }
+            if (takes_part) write_compared(to, w.G[h], w.beta[h], sums, tile, is_q);
+        }
+    }
+}
+
+template <typename T> struct chain_stage {
+    piece_keys<T> keys;
+    piece_head<T> head;
+    T v[CHUNK][COLUMNS + PITCH];
+};
+
+template <typename T> constexpr int chain_stages = sizeof(T) == 2 ? 2 : 1; // of which one is read
+
+template <typename T> struct chain_memory {
+    chain_stage<T> stage[chain_stages<T>];
+    T S[DIM][COLUMNS + PITCH], u[CHUNK][COLUMNS + PITCH];
+    float r[CHUNK][COLUMNS + 4]; // the sums of u
+};
+
+template <typename T> struct chain_args {
+    const piece_keys<T> *keys;
+    const piece_head<T> *heads;
+    T *out;
+};
+
+// Of a block the first warps go from chunk to chunk; the others read what comes next, and compute
+// outputs.
+#define CHAIN_THREADS (32 * TILES)
+
+template <int BARRIER, int N> __device__ __forceinline__ void meet()
+{
+    asm volatile("barrier.sync %0, %1;" ::"n"(BARRIER), "n"(N) : "memory");
+}
+
+__device__ __forceinline__ void fetch_bytes(void *to, const void *from, int bytes)
+{
+    for (int i = thread() - CHAIN_THREADS; i < bytes / 16; i += THREADS - CHAIN_THREADS)
+        copy16((bf16 *)to + 8 * i, (const bf16 *)from + 8 * i, true);
+}
+
+// Has what a piece needs on its way.
+template <typename T>
+__device__ __forceinline__ void fetch(chain_stage<T> &to, const chain_args<T> &a, const piece &p,
+                                      const source<T, false> &f, const delta_shape &s)
+{
+    constexpr int V = wide<T>, ROW = (DIM + PITCH) * (int)sizeof(T);
+    const int begin = p.t / 16, end = tile_end(p.end) / 16, first = p.end < CHUNK ? begin : 0;
+    const int tile = tile_at(begin, 0), n_tiles = tile_at(end, 0) - tile;
+    const piece_keys<T> &keys =
+        a.keys[(int64_t)p.number * s.n_key_heads + f.head / (s.n_heads / s.n_key_heads)];
+    const piece_head<T> &head = a.heads[(int64_t)p.number * s.n_heads + f.head];
+    fetch_bytes(to.keys.k[16 * first], keys.k[16 * first], 16 * (end - first) * ROW);
+    fetch_bytes(to.keys.q[16 * begin], keys.q[16 * begin], 16 * (end - begin) * ROW);
+    fetch_bytes(&to.head, &head, (int)offsetof(piece_head<T>, read));
+    fetch_bytes(to.head.read[tile], head.read[tile], n_tiles * (int)sizeof *head.read);
+    fetch_bytes(to.head.seen[tile], head.seen[tile], n_tiles * (int)sizeof *head.seen);
+    const T *v = f.qkv + (int64_t)p.row * f.width + f.value_at + f.first;
+    const bool in_units = ((size_t)v | f.width * sizeof(T)) % 16 == 0 && f.head_dim % V == 0;
+    const int each = in_units ? V : 1;
+    for (int i = thread() - CHAIN_THREADS; i < (16 * end - p.t) * COLUMNS / each;
+         i += THREADS - CHAIN_THREADS) {
+        const int row = i / (COLUMNS / each), column = i % (COLUMNS / each) * each;
+        const bool is_there = p.t + row < p.end && f.first + column < f.head_dim;
+        const T *from = is_there ? v + (int64_t)row * f.width + column : f.qkv;
+        if (in_units)
+            copy16((bf16 *)&to.v[p.t + row][column], (const bf16 *)from, is_there);
+        else
+            to.v[p.t + row][column] = is_there ? *from : from_f32<T>(0.f);
+    }
+}
+
+// What rows `first` to `last` read of u of a tile before them; `own` of n warps has every n-th four
+// rows.
+template <typename T>
+__device__ __forceinline__ void read_before(chain_memory<T> &w, const piece_head<T> &head, int of,
+                                            int first, int last, int own, int n)
+{
+    const int column = thread() % 32;
+    float u[16];
+#pragma unroll
+    for (int j = 0; j < 16; j++) u[j] = to_f32(w.u[16 * of + j][column]);
+    for (int row = first + 4 * own; row < last; row += 4 * n) {
+        const float(*read)[16] = head.read[tile_at(row / 16, of)];
+        float sums[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[i] = w.r[row + i][column];
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            float x[4];
+            load<float, 4>(x, &read[j][row % 16]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[i] = fmaf(x[i], u[j], sums[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) w.r[row + i][column] = sums[i];
+    }
+}
+
+// u of a tile's rows from row t of the chunk on, by a warp.
+template <typename T>
+__device__ __forceinline__ void solve_tile(chain_memory<T> &w, const piece_head<T> &head, int tile,
+                                           int t)
+{
+    const int column = thread() % 32;
+    const float(*read)[16] = head.read[tile_at(tile, tile)];
+    float sums[16];
+    T u[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        sums[i] = w.r[16 * tile + i][column];
+        u[i] = w.u[16 * tile + i][column];
+    }
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        if (16 * tile + j >= t) u[j] = from_f32<T>(sums[j]);
+        const float own = to_f32(u[j]);
+#pragma unroll
+        for (int i = (j + 1) / 4 * 4; i < 16; i += 4) {
+            float x[4];
+            load<float, 4>(x, &read[j][i]);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (i + e > j) sums[i + e] = fmaf(x[e], own, sums[i + e]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) w.u[16 * tile + i][column] = u[i];
+}
+
+// u of a piece from r; tile by tile, of which one is solved while those behind it read the one
+// before.
+template <typename T>
+__device__ __forceinline__ void solve_piece(chain_memory<T> &w, const piece_head<T> &head,
+                                            const piece &p)
+{
+    const int warp = thread() / 32, begin = p.t / 16, last = tile_end(p.end);
+    for (int of = 0; of < begin; of++) read_before(w, head, of, 16 * begin, last, warp, TILES);
+    if (begin > 0) meet<1, CHAIN_THREADS>();
+    for (int tile = begin; 16 * tile < last; tile++) {
+        const int behind = 16 * tile + 16;
+        if (warp == 0)
+            solve_tile(w, head, tile, p.t);
+        else if (tile > begin)
+            read_before(w, head, tile - 1, behind, last, warp - 1, TILES - 1);
+        if (behind >= last) break;
+        meet<1, CHAIN_THREADS>();
+        read_before(w, head, tile, behind, behind + 16, warp, TILES);
+        meet<1, CHAIN_THREADS>();
+    }
+}
+
+// A tile's queries or keys times S.
+template <typename T>
+__device__ __forceinline__ void multiply_state(float (&sums)[COLUMNS / 8][4],
+                                               const T (*rows)[DIM + PITCH],
+                                               const chain_memory<T> &w, int steps)
+{
+    const auto left = plain(rows[0], DIM + PITCH);
+    const auto S = plain(w.S[0], COLUMNS + PITCH);
+    clear(sums);
+    if (steps == DIM / 16)
+        multiply(sums, left, S, DIM / 16); // loads of one step under the products of others
+    else
+        multiply(sums, left, S, steps);
+}
+
+// The sums of S of a thread of the chain: 32 keys to a warp.
+typedef float chain_sums[2][COLUMNS / 8][4];
+
+template <typename T, typename F>
+__device__ __forceinline__ void each_state(chain_sums &S, const slot_parts &slot,
+                                           const source<T, false> &f, F each)
+{
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+        each_sum(S[m], [&](int i, int c, float &sum) {
+            const int key = thread() / 32 * 32 + 16 * m + i, column = f.first + c;
+            const bool is_there = key < f.key_dim && column < f.head_dim;
+            each(sum, slot.S + key * f.head_dim + column, is_there);
+        });
+}
+
+template <typename T> __device__ __forceinline__ void show(chain_memory<T> &w, chain_sums &S)
+{
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+        each_pair(S[m], [&](int i, int c, float x, float y) {
+            store_pair(&w.S[thread() / 32 * 32 + 16 * m + i][c], x, y);
+        });
+}
+
+// A piece, by the threads of the chain.
+template <typename T>
+__device__ __forceinline__ void go_on(chain_memory<T> &w, const chain_stage<T> &stage,
+                                      chain_sums &S, const piece &p, int steps)
+{
+    const int first = thread() / 32 * 16, key = thread() / 32 * 32;
+    const piece_head<T> &head = stage.head;
+    if (first < p.end && first + 16 > p.t) {
+        float sums[COLUMNS / 8][4];
+        multiply_state(sums, stage.keys.k + first, w, steps);
+        scale_rows(sums, [&](int i) { return head.decay[first + i]; });
+        each_sum(sums, [&](int i, int c, float &sum) {
+            const int t = first + i;
+            w.r[t][c] = head.beta[t] * __fsub_rn(to_f32(stage.v[t][c]), sum);
+        });
+    }
+    meet<1, CHAIN_THREADS>();
+    solve_piece(w, head, p);
+    meet<2, THREADS>();
+    if (p.end < CHUNK) return;
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        scale_rows(S[m], [&](int) { return head.decay[CHUNK - 1]; });
+        multiply(S[m], turned(stage.keys.k[0] + key + 16 * m, DIM + PITCH),
+                 plain(w.u[0], COLUMNS + PITCH), TILES, COLUMNS / 8, head.since);
+    }
+    show(w, S);
+}
+
+// Its outputs, by the others, who have `next` on its way meanwhile.
+template <typename T>
+__device__ __forceinline__ void write_outputs(chain_memory<T> &w, const chain_stage<T> &stage,
+                                              T *out, const piece &p, const source<T, false> &f,
+                                              int steps)
+{
+    const int tile = thread() / 32 % TILES, first = 16 * tile;
+    const bool takes_part = first < p.end && first + 16 > p.t;
+    float sums[COLUMNS / 8][4];
+    if (takes_part) {
+        multiply_state(sums, stage.keys.q + first, w, steps);
+        scale_rows(sums, [&](int i) { return stage.head.decay[first + i]; });
+    }
+    meet<2, THREADS>();
+    if (!takes_part) return;
+    for (int of = 0; of <= tile; of++)
+        multiply(sums, plain(stage.head.seen[tile_at(tile, of)][0], 16),
+                 plain(w.u[16 * of], COLUMNS + PITCH), 1);
+    each_pair(sums, [&](int i, int c, float x, float y) {
+        const int t = first + i, column = f.first + c;
+        T *to = out + ((int64_t)(p.row + t - p.t) * f.n_heads + f.head) * f.head_dim + column;
+        if (t < p.t || t >= p.end || column >= f.head_dim) return;
+        if (f.head_dim % 2 == 0) {
+            store_pair(to, x, y);
+        } else {
+            to[0] = from_f32<T>(x);
+            if (column + 1 < f.head_dim) to[1] = from_f32<T>(y);
+        }
+    });
+}
+
+// What the sequences behind a packed prefix begin with.
+#define BEGIN_FLOATS (2 * DIM * COLUMNS + CHUNK * COLUMNS)
+
+// A sequence and those that go on from it. memory: the block's, of BEGIN_FLOATS.
+template <typename T>
+__device__ __forceinline__ void run_chain(chain_memory<T> &w, const chain_args<T> &a,
+                                          const source<T, false> &f, const delta_rows &b,
+                                          const delta_shape &s, int seq, float *memory)
+{
+    constexpr int STAGES = chain_stages<T>;
+    const bool is_chain = thread() < CHAIN_THREADS;
+    const int end = delta_unit_end(b, seq), from = b.paged ? b.state_from[seq] : 0;
+    const int steps = (f.key_dim + 15) / 16;
+    const slot_parts before = slot_of(b, from, s, f.head);
+    float *u = memory + 2 * DIM * COLUMNS;
+    stretch at = stretch_of(b, seq);
+    piece p = piece_of(at, 0);
+    const int known = p.t; // rows of u that the slot has
+    bool closed = at.position == 0;
+    chain_sums S;
+    if (is_chain) {
+        each_state<T>(S, before, f, [&](float &sum, const float *from, bool is_there) {
+            sum = is_there && at.position > 0 ? *from : 0.f;
+        });
+        show(w, S);
+    } else if (STAGES > 1) {
+        fetch(w.stage[0], a, p, f, s);
+        copies_commit();
+        copies_wait<0>();
+    }
+    for (int i = thread(); i < known * COLUMNS; i += THREADS) {
+        const int column = f.first + i % COLUMNS;
+        w.u[i / COLUMNS][i % COLUMNS] =
+            from_f32<T>(column < f.head_dim ? before.u[i / COLUMNS * f.head_dim + column] : 0.f);
+    }
+    for (int k = 0, stage = 0;; stage = (stage + 1) % STAGES) {
+        stretch then = at;
+        piece next = piece_of(at, k + 1);
+        const bool ends = next.t >= next.end, is_last = ends && at.seq + 1 == end;
+        if (ends && !is_last) {
+            then = stretch_of(b, at.seq + 1);
+            next = piece_of(then, 0);
+        }
+        meet<2, THREADS>();
+        if (STAGES == 1) {
+            if (!is_chain) fetch(w.stage[0], a, p, f, s);
+            copies_commit();
+            copies_wait<0>();
+            meet<2, THREADS>();
+        }
+        if (is_chain) {
+            go_on(w, w.stage[stage], S, p, steps);
+        } else {
+            if (STAGES > 1 && !is_last) fetch(w.stage[(stage + 1) % STAGES], a, next, f, s);
+            copies_commit();
+            write_outputs(w, w.stage[stage], a.out, p, f, steps);
+            copies_wait<0>();
+        }
+        closed |= p.end == CHUNK;
+        const int open = p.end % CHUNK;
+        k = ends ? 0 : k + 1;
+        p = next;
+        if (!ends) continue;
+        meet<2, THREADS>();
+        if (b.paged && delta_leaves(b, at.seq, end)) {
+            const bool same = b.state_slot[at.seq] == from && !closed;
+            const slot_parts slot = slot_of(b, b.state_slot[at.seq], s, f.head);
+            if (is_chain && !same)
+                each_state<T>(S, slot, f, [](float &sum, float *to, bool is_there) {
+                    if (is_there) *to = sum;
+                });
+            for (int i = thread() + (same ? known : 0) * COLUMNS; i < open * COLUMNS;
+                 i += THREADS) {
+                const int column = f.first + i % COLUMNS;
+                if (column < f.head_dim)
+                    slot.u[i / COLUMNS * f.head_dim + column] =
+                        to_f32(w.u[i / COLUMNS][i % COLUMNS]);
+            }
+        } else if (!b.paged && at.seq + 1 < end) {
+            const bool first = at.seq == seq; // the others begin where it ends
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                float *place = memory + m * DIM * COLUMNS;
+                if (is_chain && first) keep(place, S[m]);
+                if (is_chain && !first) recall(S[m], place);
+            }
+            if (is_chain) show(w, S);
+            for (int i = thread(); i < then.position % CHUNK * COLUMNS; i += THREADS)
+                if (first)
+                    u[i] = to_f32(w.u[i / COLUMNS][i % COLUMNS]);
+                else
+                    w.u[i / COLUMNS][i % COLUMNS] = from_f32<T>(u[i]);
+        }
+        if (is_last) break;
+        at = then;
+        meet<2, THREADS>();
+    }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 1)
+    chain_kernel(chain_args<T> a, rule_inputs<T, false> in, delta_rows b, delta_shape s, int slices,
+                 float *scratch, unsigned *tickets)
+{
+    grid_begin();
+    extern __shared__ __align__(16) char shared[];
+    chain_memory<T> &w = *(chain_memory<T> *)shared;
+    for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
+        const unit_of own = unit_at(unit, s, slices);
+        if (!delta_begins(b, own.seq) || is_few(b, own.seq)) continue;
+        run_chain(w, a, source_of(in, s, own.head, own.slice * COLUMNS), b, s, own.seq,
+                  scratch + blockIdx.x * BEGIN_FLOATS);
+        __syncthreads();
+        const int each = s.n_heads / s.n_key_heads, group = own.head / each;
+        if (b.paged && last_block(&tickets[own.seq * s.n_key_heads + group], each * slices))
+            keep_open(in, b, s, own.seq, group);
+    }
+}
+
 // Blocks of many rows that an SM has, at most.
 template <int C, bool SCAN> constexpr int blocks_per_sm = SCAN &&C == 64 ? 2 : 1;
 
@@ -871,7 +1482,7 @@ __global__ void __launch_bounds__(threads<C>, ROWS < CHUNK ? 3 : blocks_per_sm<C
     chunk_of<T, ROWS, C, SCAN> &w = *(chunk_of<T, ROWS, C, SCAN> *)shared;
     for (int unit = blockIdx.x; unit < b.n_seqs * s.n_heads * slices; unit += gridDim.x) {
         const unit_of own = unit_at(unit, s, slices);
-        if (!delta_begins(b, own.seq)) continue;
+        if (!delta_begins(b, own.seq) || (ROWS < CHUNK && !is_few(b, own.seq))) continue;
         const source<T, SCAN> f = source_of(in, s, own.head, own.slice * C);
         run_unit(w, out, in.qkv, f, b, s, own.seq, scratch + blockIdx.x * 2 * DIM * C);
         __syncthreads();
@@ -913,6 +1524,43 @@ static int blocks_of(struct device *dev, const struct delta_shape *s, int n_seqs
     return units < most ? units : most;
 }
 
+// Of the chain: what it takes, and the bytes of that.
+template <typename T> struct chain_layout {
+    int n_pieces, slices, blocks;
+    size_t keys, heads, bytes; // of the pieces; behind them each block's BEGIN_FLOATS
+};
+
+template <typename T>
+static chain_layout<T> lay_out_chain(struct device *dev, const struct delta_shape *s, int rows,
+                                     int n_seqs)
+{
+    chain_layout<T> l;
+    l.n_pieces = rows / CHUNK + 2 * n_seqs;
+    l.slices = ceil_div(s->head_dim, COLUMNS);
+    l.blocks = std::min(n_seqs * s->n_heads * l.slices, cuda_use(dev)->n_sms);
+    l.keys = (size_t)l.n_pieces * s->n_key_heads * sizeof(piece_keys<T>);
+    l.heads = (size_t)l.n_pieces * s->n_heads * sizeof(piece_head<T>);
+    l.bytes = l.keys + l.heads + (size_t)l.blocks * BEGIN_FLOATS * sizeof(float);
+    return l;
+}
+
+template <typename T>
+static void run_chunks(struct device *dev, T *out, const rule_inputs<T, false> &in,
+                       const struct delta_rows &rows, const struct delta_shape *s)
+{
+    const chain_layout<T> l = lay_out_chain<T>(dev, s, rows.n_tokens, rows.n_seqs);
+    char *memory = (char *)cuda_workspace(dev, l.bytes);
+    if (!memory) return;
+    piece_keys<T> *keys = (piece_keys<T> *)memory;
+    piece_head<T> *heads = (piece_head<T> *)(memory + l.keys);
+    cuda_launch(dev, "delta_rule", prepare_kernel<T>, dim3(l.n_pieces, s->n_key_heads), THREADS,
+                sizeof(prepared<T>), keys, heads, in, rows, *s);
+    const chain_args<T> chain = {keys, heads, out};
+    cuda_launch(dev, "delta_rule", chain_kernel<T>, l.blocks, THREADS, sizeof(chain_memory<T>),
+                chain, in, rows, *s, l.slices, (float *)(memory + l.keys + l.heads),
+                cuda_use(dev)->tickets);
+}
+
 void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
                      const struct delta_shape *s)
 {
@@ -927,30 +1575,28 @@ void cuda_delta_rule(struct device *dev, void *out, const struct delta_args *a,
         using K = decltype(kind);
         using T = typename K::T;
         constexpr int MANY = K::C, FEW = columns<T>;
-        const int blocks = blocks_of(dev, s, rows.n_seqs, MANY, blocks_per_sm<MANY, K::SCAN>);
-        float *scratch = NULL; // a paged batch is computed without: its step may be being captured
-        rule_inputs<T, K::SCAN> in = inputs_of<T, K::SCAN>(a, s);
-        if (!rows.paged) {
-            const int64_t own = K::SCAN ? 0 : vectors_floats<T>(s, rows.n_tokens);
-            scratch = (float *)cuda_workspace(dev, (own + blocks * 2 * DIM * MANY) * sizeof(float));
-            if (!scratch) return;
-            if (!K::SCAN) {
-                make_vectors(dev, (T *)scratch, a->qkv, rows.n_tokens, s);
-                in.vectors = (const T *)scratch;
-            }
-            scratch += own;
-        }
-        const auto launch = [&](auto kernel, size_t shared, int C, int n_threads) {
-            const int slices = slices_of(s, C), units = rows.n_seqs * s->n_heads * slices;
-            cuda_launch(dev, "delta_rule", kernel, rows.paged ? units : blocks, n_threads, shared,
-                        out, in, rows, *s, slices, scratch, cuda_use(dev)->tickets);
+        const bool many = !rows.paged || a->batch.view->max_query > 1; // in no captured step
+        const rule_inputs<T, K::SCAN> in = inputs_of<T, K::SCAN>(a, s);
+        const auto launch = [&](auto kernel, size_t shared, int C, int blocks, int n_threads,
+                                float *scratch) {
+            cuda_launch(dev, "delta_rule", kernel, blocks, n_threads, shared, out, in, rows, *s,
+                        slices_of(s, C), scratch, cuda_use(dev)->tickets);
         };
-        if (rows.paged && a->batch.view->max_query == 1)
+        const auto units = [&](int C) { return rows.n_seqs * s->n_heads * slices_of(s, C); };
+        if (rows.paged && !(many && K::SCAN))
             launch(delta_kernel<T, 16, FEW, K::SCAN>, sizeof(chunk_of<T, 16, FEW, K::SCAN>), FEW,
-                   THREADS);
-        else
-            launch(delta_kernel<T, CHUNK, MANY, K::SCAN>, sizeof(chunk_of<T, CHUNK, MANY, K::SCAN>),
-                   MANY, threads<MANY>);
+                   units(FEW), THREADS, NULL);
+        if constexpr (!K::SCAN) {
+            if (many) run_chunks(dev, (T *)out, in, rows, s);
+        } else if (many) {
+            const int blocks = blocks_of(dev, s, rows.n_seqs, MANY, blocks_per_sm<MANY, true>);
+            float *scratch = NULL;
+            if (!rows.paged &&
+                !(scratch = (float *)cuda_workspace(dev, blocks * 2 * DIM * MANY * sizeof(float))))
+                return;
+            launch(delta_kernel<T, CHUNK, MANY, true>, sizeof(chunk_of<T, CHUNK, MANY, true>), MANY,
+                   rows.paged ? units(MANY) : blocks, threads<MANY>, scratch);
+        }
     });
 }
 
@@ -1003,12 +1649,13 @@ size_t cuda_delta_scratch(struct device *dev, const struct delta_shape *s, int r
 {
     if (s->n_heads == 0) return 0;
     if (delta_is_conv(s)) return cuda_conv_scratch(s, rows);
-    size_t back = 0; // which is more than what the forward pass takes
+    size_t back = 0, chain = 0; // the latter of sequences of 32 rows: of fewer it is more
     with_rule(s, [&](auto kind) {
         using K = decltype(kind);
         back = lay_out_back<K>(s, cuda_use(dev)->n_sms, rows, max_context).end * sizeof(float);
+        if (!K::SCAN) chain = lay_out_chain<typename K::T>(dev, s, rows, ceil_div(rows, 32)).bytes;
     });
-    return max(back, cuda_conv_scratch(s, rows));
+    return std::max({back, chain, cuda_conv_scratch(s, rows)});
 }
 
 enum { OF_SEEN, OF_READ, OF_QUERY, OF_KEY, OF_BORDER, ROW_PARTS };
