@@ -2066,6 +2066,7 @@ __global__ void __launch_bounds__(threads<C>)
         const int open = rows % CHUNK, whole = rows - open;
         float S[N][4], dS[N][4], shared[N][4];
         if (n_seqs > 1) {
+            __syncthreads(); // the unit before has read what was shared
             for (int64_t i = m.shared_u + thread(); i < m.shared_S; i += threads<C>)
                 memory[i] = 0.f;
             clear(shared);
