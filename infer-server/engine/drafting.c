@@ -10,6 +10,8 @@
 #define ROWS         512
 #define UNACCEPTED   32 // drafts of the draft model in vain, before that is said
 #define TIME_PROMPTS 8  // steps that follow prompts, one of which is timed
+#define DECLINED     4  // plans in a row that drafted nothing, after which steps go ahead
+#define IDLE         32 // so many, before there is a plan again
 
 struct drafting {
     struct speculative *speculative;
@@ -22,6 +24,8 @@ struct drafting {
     struct engine_stats *stats;
     struct step_report report; // of the present step
     unsigned n_followed;       // steps whose prompts the draft model followed
+    int n_declined;            // plans in a row that drafted nothing, though something could be
+    int n_idle;                // steps that go by without a plan, if nothing but a model drafts
     struct {                   // drafts of the draft model until one is accepted, or it is said
         bool over;             // that none was
         int drafts, tokens;
@@ -138,10 +142,21 @@ static void propose(struct drafting *d, struct sample *sample)
     draft->lag = lag;
 }
 
+// Whether nothing but a model drafts for it: what others find changes from one step to the next.
+static bool is_models_alone(struct speculative_choice choice)
+{
+    for (int m = 0; m < SPECULATIVE_METHODS; m++)
+        if (choice.k[m] > 0 && draft_methods[m]->propose) return false;
+    return true;
+}
+
 bool drafting_is_wanted(const struct drafting *d, const struct scheduler *scheduler)
 {
-    for (int i = 0; i < scheduler_running(scheduler); i++)
-        if (speculative_max(choice_of(d, scheduler_at(scheduler, i))) > 0) return true;
+    for (int i = 0; i < scheduler_running(scheduler); i++) {
+        const struct speculative_choice choice = choice_of(d, scheduler_at(scheduler, i));
+        if (!speculative_wants_drafts(d->speculative, choice)) continue;
+        if (d->n_idle == 0 || !is_models_alone(choice)) return true;
+    }
     return false;
 }
 
@@ -167,7 +182,7 @@ enum status drafting_propose(struct drafting *d, struct scheduler *scheduler, bo
 {
     const int64_t start_ns = clock_now_ns();
     int64_t attended;
-    int n_seqs, n = 0, n_sampling = 0;
+    int n_seqs, n = 0, n_sampling = 0, n_verified = 0;
     d->report = (struct step_report){.warm = true};
     if (!count_decoding(d, scheduler, &n_seqs, &attended) || !policy) return ST_OK;
     for (int i = 0; i < scheduler_running(scheduler); i++) {
@@ -180,10 +195,13 @@ enum status drafting_propose(struct drafting *d, struct scheduler *scheduler, bo
     for (int i = 0; i < scheduler_running(scheduler); i++) {
         struct sample *sample = scheduler_at(scheduler, i);
         if (sample->draft.n_verify == 0) continue;
+        n_verified++;
         scheduler_reserve_drafts(scheduler, sample);
         if (sample->draft.n_verify > 0 && is_models(&sample->draft))
             d->sampling[n_sampling++] = sample;
     }
+    if (n > 0) d->n_declined = n_verified > 0 ? 0 : d->n_declined + 1;
+    d->n_idle = d->n_declined >= DECLINED ? IDLE : 0;
     d->report.look_ms = clock_ms_since(start_ns);
     if (n_sampling == 0) return ST_OK;
     return draft_model_sample(d->model, d->sampling, n_sampling,
@@ -208,12 +226,12 @@ static void report_rows(const struct engine_step *step, struct step_report *repo
     }
 }
 
-enum status drafting_follow(struct drafting *d, const struct engine_step *step)
+enum status drafting_follow(struct drafting *d, const struct engine_step *step, bool ahead)
 {
     int n_tokens = 0;
     report_rows(step, &d->report);
     if (!d->model) return ST_OK;
-    const bool pays = speculative_model_pays(d->speculative, d->method);
+    const bool pays = !ahead && speculative_model_pays(d->speculative, d->method);
     const bool timed = pays && !d->report.decodes && d->n_followed++ % TIME_PROMPTS == 0;
     double ms = 0;
     const enum status st = draft_model_follow(d->model, step, pays, &n_tokens, timed ? &ms : NULL);
@@ -271,6 +289,12 @@ void drafting_step_over(struct drafting *d, double step_ms, bool warm)
     if (d->report.decodes) d->report.warm &= warm;
     d->report.step_ms = step_ms;
     speculative_step_over(d->speculative, &d->report);
+}
+
+void drafting_rested(struct drafting *d, double step_ms)
+{
+    d->n_idle -= d->n_idle > 0;
+    speculative_stepped(d->speculative, step_ms);
 }
 
 // ---- counts -------------------------------------------------------------------------------------

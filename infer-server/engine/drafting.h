@@ -28,13 +28,16 @@ void drafting_free(struct drafting *d);
 // What steps take, where that decides how much is drafted. On empty KV pools.
 enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS]);
 
-// Whether any running sample may be drafted for.
+// Whether the next step's plan is to know what the one before it samples: some method that a
+// running sample uses does not rest, and is not a model whose last drafts were all declined.
 bool drafting_is_wanted(const struct drafting *d, const struct scheduler *scheduler);
 // Looks for drafts of all decoding samples, and samples those of the draft model; sets
-// draft.n_verify of each. policy: the step is its; else nothing is drafted.
+// draft.n_verify of each. policy: the step is its, and the one before it is over; else nothing is
+// drafted.
 enum status drafting_propose(struct drafting *d, struct scheduler *scheduler, bool policy);
-// The policy's part of a step is enqueued: the draft model computes its prompts too.
-enum status drafting_follow(struct drafting *d, const struct engine_step *step);
+// The policy's part of a step is enqueued: the draft model computes its prompts too; but not of one
+// that was planned ahead, as the batch that they go into is waited for with the policy's.
+enum status drafting_follow(struct drafting *d, const struct engine_step *step, bool ahead);
 // The k-th draft of a sample as its row verifies it.
 struct sample_draft drafting_row(const struct drafting *d, const struct sample *sample, int k);
 
@@ -53,5 +56,7 @@ void drafting_learn(struct drafting *d, const struct sample *sample); // its las
 
 // warm: of the policy's step.
 void drafting_step_over(struct drafting *d, double step_ms, bool warm);
+// The same of a step beside which the next one is planned: nothing was drafted in it.
+void drafting_rested(struct drafting *d, double step_ms);
 
 #endif

@@ -312,11 +312,11 @@ static enum status allocate_kv(struct executor *x, const struct engine_options *
     return st;
 }
 
-// Followers are told a step's tokens; a draft model, and who writes with another, need them.
+// Followers are told a step's tokens, and who writes with another needs them.
 static bool goes_ahead(const struct executor *x, enum step_ahead choice)
 {
     const bool cuda = device_kind(x->runners[RUNNER_POLICY]->dev) == DEVICE_CUDA;
-    return !x->draft_model && !x->runners[RUNNER_FROZEN] &&
+    return !x->runners[RUNNER_FROZEN] &&
            (choice == STEP_AHEAD_ON || (choice == STEP_AHEAD_AUTO && cuda));
 }
 

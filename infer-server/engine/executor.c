@@ -333,7 +333,8 @@ static enum status plan(struct executor *x, uint64_t version, enum scheduler_adm
         !x->runners[RUNNER_FROZEN] || scheduler_choose_runner(x->scheduler) == RUNNER_POLICY;
     ret->drafts = x->drafts;
     const enum status st =
-        ret->drafts ? drafting_propose(x->drafting, x->scheduler, policy) : ST_OK;
+        ret->drafts ? drafting_propose(x->drafting, x->scheduler, policy && !x->flight.step)
+                    : ST_OK;
     if (st != ST_OK) return st;
     ret->drafted_ns = clock_now_ns();
     ret->step = schedule(x->scheduler, admit);
@@ -369,7 +370,8 @@ static enum status launch_layers(struct executor *x, struct flight *f)
     if (f->overlapped) CHECK(begin_masks(x, f));
     CHECK(runner_step(r));
     CHECK(copy_blocks(x, f->step));
-    if (f->drafts && f->step->runner == RUNNER_POLICY) st = drafting_follow(x->drafting, f->step);
+    if (f->drafts && f->step->runner == RUNNER_POLICY)
+        st = drafting_follow(x->drafting, f->step, f->overlapped);
 out:
     return st;
 }
@@ -418,8 +420,12 @@ static enum status collect(struct executor *x, const struct flight *f)
             n_prompt += step->items[i].n;
     const int n_generated = take_step(x, step, f->version, now_ns);
     histogram_add(&x->stats->step_tokens, &bounds_step_tokens, n_prompt + n_generated);
-    if (f->drafts && step->runner == RUNNER_POLICY && !f->overlapped)
-        drafting_step_over(x->drafting, (double)(now_ns - f->drafted_ns) / 1e6, r->warm);
+    if (f->drafts && step->runner == RUNNER_POLICY) {
+        if (f->overlapped)
+            drafting_rested(x->drafting, (double)(now_ns - start_ns) / 1e6);
+        else
+            drafting_step_over(x->drafting, (double)(now_ns - f->drafted_ns) / 1e6, r->warm);
+    }
     x->stats->steps++;
     x->collected_ns = clock_now_ns();
     x->stats->busy_seconds += (double)(x->collected_ns - start_ns) / 1e9;

@@ -323,6 +323,16 @@ static void charge(struct speculative *s, int m, const struct step_report *r, do
     s->owed_ms = 0;
 }
 
+static void begin_step(struct speculative *s)
+{
+    for (int m = 0; m < SPECULATIVE_METHODS; m++) {
+        struct method_state *by = &s->by[m];
+        set_rates(by, draft_methods[m]->guess);
+        by->asked = by->rows = by->saved = by->learned = 0;
+    }
+    s->n_testing = 0;
+}
+
 void speculative_step_over(struct speculative *s, const struct step_report *r)
 {
     const double ms = r->look_ms + r->draft_ms + r->catch_up_ms + r->step_ms;
@@ -336,13 +346,15 @@ void speculative_step_over(struct speculative *s, const struct step_report *r)
         all.rows += s->by[m].rows;
     }
     if (all.asked > 0) step_cost_learn(&s->looks, all.asked, 0, r->look_ms);
-    for (int m = 0; m < SPECULATIVE_METHODS; m++) {
-        struct method_state *by = &s->by[m];
-        charge(s, m, r, ms, &all);
-        set_rates(by, draft_methods[m]->guess);
-        by->asked = by->rows = by->saved = by->learned = 0;
-    }
-    s->n_testing = 0;
+    for (int m = 0; m < SPECULATIVE_METHODS; m++) charge(s, m, r, ms, &all);
+    begin_step(s);
+}
+
+void speculative_stepped(struct speculative *s, double ms)
+{
+    for (int m = 0; m < SPECULATIVE_METHODS; m++)
+        if (rests(s, m)) backoff_wait(&s->by[m].backoff, ms);
+    if (!s->fixed) begin_step(s);
 }
 
 void speculative_prompts_took(struct speculative *s, int n_tokens, double ms)

@@ -99,6 +99,8 @@ struct step_report {    // of a step
     double step_ms;     // for the rest
 };
 void speculative_step_over(struct speculative *s, const struct step_report *report);
+// The same of a step that drafted nothing, whose time is not one step's.
+void speculative_stepped(struct speculative *s, double ms);
 // The draft model computed so many tokens of prompts; ms: of that, where it was measured, else 0.
 void speculative_prompts_took(struct speculative *s, int n_tokens, double ms);
 // Whether the draft model is worth its prompts' passes: it was shown to pay.

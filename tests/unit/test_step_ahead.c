@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/loaded.h"
+#include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
 
 #define REQUESTS 40
@@ -200,6 +201,34 @@ static void serve_golden(const char *model)
 TEST(every_golden_model)
 {
     for_each_golden(serve_golden);
+}
+
+// Drafts of a layer that foretells nothing are declined: steps go ahead then, and greedy tokens are
+// those of steps that do not. A layer that always drafts never lets them.
+TEST(drafts_that_are_declined)
+{
+    enum { TOKENS = 200, PLAIN, WAITS, AHEAD, FIXED, WAYS };
+    struct take *takes[WAYS];
+    for (int way = PLAIN; way < WAYS; way++) {
+        struct engine_options options = options_here();
+        struct bench b;
+        const struct sampling s = greedy(TOKENS);
+        options.model_folder = tiny_mtp_folder(VOCAB);
+        options.max_context = 256;
+        options.step_ahead = way == WAITS ? STEP_AHEAD_OFF : STEP_AHEAD_ON;
+        options.speculative_fixed = way == FIXED;
+        assert_ok(speculative_parse(way == PLAIN ? "off" : "mtp:3", &options.speculative));
+        bench_start(&b, &options);
+        takes[way] = submit(&b, 20, 3, &s);
+        await_done(&b, takes[way]);
+        const struct engine_stats stats = idle_stats(&b);
+        printf("%lld of %lld steps ahead, %lld drafts\n", (long long)stats.steps_ahead,
+               (long long)stats.steps, (long long)stats.drafts.num_drafts);
+        if (way != FIXED) assert_true((stats.steps_ahead > TOKENS / 4) == (way != WAITS));
+        if (way == FIXED) assert_true(stats.drafts.num_drafts > TOKENS / 4);
+        bench_end(&b);
+        assert_same_takes(takes[PLAIN], takes[way], 1);
+    }
 }
 
 // A command waits for nothing that is on its way: tokens carry the version that sampled them, and
