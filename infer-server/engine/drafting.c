@@ -79,13 +79,16 @@ void drafting_free(struct drafting *d)
     free(d);
 }
 
-enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS])
+enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS],
+                             int max_batch)
 {
     enum status st = ST_OK;
     if (!d->measures) return ST_OK;
-    CHECK(step_timing_measure(runners[RUNNER_POLICY], speculative_step_cost(d->speculative)));
+    CHECK(step_timing_measure(runners[RUNNER_POLICY], max_batch,
+                              speculative_step_cost(d->speculative)));
     if (d->model)
-        CHECK(step_timing_measure(runners[RUNNER_DRAFT], speculative_pass_cost(d->speculative)));
+        CHECK(step_timing_measure(runners[RUNNER_DRAFT], max_batch,
+                                  speculative_pass_cost(d->speculative)));
 out:
     return st;
 }

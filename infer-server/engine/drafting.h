@@ -25,8 +25,10 @@ enum status drafting_new(const struct engine_options *options, struct draft_mode
                          int max_rows, int ahead, struct engine_stats *stats,
                          struct drafting **ret);
 void drafting_free(struct drafting *d);
-// What steps take, where that decides how much is drafted. On empty KV pools.
-enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS]);
+// What steps take, of up to max_batch samples, where that decides how much is drafted. On empty KV
+// pools.
+enum status drafting_measure(struct drafting *d, struct runner *const runners[RUNNERS],
+                             int max_batch);
 
 // Whether the next step's plan is to know what the one before it samples: some method that a
 // running sample uses does not rest, and is not a model whose last drafts were all declined.

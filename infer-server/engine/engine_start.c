@@ -382,7 +382,7 @@ enum status executor_new(struct device *dev, const struct weights *const weights
     if (!x->item_end || !x->constrained || !x->events || !x->records)
         FAIL(ST_NO_MEMORY, "no memory for steps of %d sequences", max_batch);
     x->drafts = speculative_max(options->speculative) > 0;
-    CHECK(drafting_measure(x->drafting, x->runners));
+    CHECK(drafting_measure(x->drafting, x->runners, x->max_batch));
     x->ahead = !group && goes_ahead(x, options->step_ahead);
     if (x->ahead) CHECK(make_ahead(x, max_batch));
     CHECK(device_sync(dev));

@@ -133,8 +133,8 @@ void runner_turn(struct runner *r);
 int runner_padded_rows(const struct runner *r, int n);
 
 // step_timing.c: what decoding steps of 1 row to max_rows take, sampling included; larger sizes
-// only within a second or so. Writes to the KV pool at will: nobody may have anything in it.
-// Captures the steps on CUDA. ST_DEVICE.
-enum status step_timing_measure(struct runner *r, struct step_cost *ret);
+// only within a second or so. Of more than max_batch rows, some are drafts'. Writes to the KV pool
+// at will: nobody may have anything in it. Captures the steps on CUDA. ST_DEVICE.
+enum status step_timing_measure(struct runner *r, int max_batch, struct step_cost *ret);
 
 #endif
