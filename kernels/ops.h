@@ -113,7 +113,7 @@ struct norm_args {
 
 // ACT_CLAMPED (gpt-oss) is gated: with g = min(gate, limit) and u = up between -limit and limit,
 // y = g * sigmoid(alpha * g) * (u + 1). ACT_RELU2 is the square of what is above 0.
-enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_CLAMPED, ACT_RELU2 };
+enum act_kind { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_CLAMPED, ACT_RELU2, ACT_RELU };
 // Gated: x (rows, 2 * width), gate then up: y (rows, width) = act(gate) * up.
 // Plain: x (rows, width): y = act(x).
 struct act_shape {

@@ -22,16 +22,16 @@ static enum status read_activation(const char *where, const json_t *json, struct
     enum status st = json_get_string(where, json, key, &name);
     c->act = c->family->act;
     if (st != ST_OK || !name) return st;
-    static const char *const names[] = {"silu",  "swish", "gelu_pytorch_tanh", "gelu_new", "gelu",
-                                        "relu2", NULL};
-    static const enum act_kind kinds[] = {ACT_SILU,      ACT_SILU, ACT_GELU_TANH,
-                                          ACT_GELU_TANH, ACT_GELU, ACT_RELU2};
+    static const char *const names[] = {
+        "silu", "swish", "gelu_pytorch_tanh", "gelu_new", "gelu", "relu2", "relu", NULL};
+    static const enum act_kind kinds[] = {ACT_SILU, ACT_SILU,  ACT_GELU_TANH, ACT_GELU_TANH,
+                                          ACT_GELU, ACT_RELU2, ACT_RELU};
     int i = name_find(names, name);
     if (i < 0)
-        return status_fail(
-            ST_UNSUPPORTED,
-            "%s: %s is \"%s\"; silu, gelu, gelu_new, gelu_pytorch_tanh and relu2 are supported",
-            where, key, name);
+        return status_fail(ST_UNSUPPORTED,
+                           "%s: %s is \"%s\"; silu, gelu, gelu_new, gelu_pytorch_tanh, relu and "
+                           "relu2 are supported",
+                           where, key, name);
     c->act = kinds[i];
     return ST_OK;
 }

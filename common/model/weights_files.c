@@ -243,8 +243,9 @@ static enum status check_tensor(const struct weights *w, const struct weight_ten
         mxfp4_find(set, name, NULL))
         return mxfp4_check(set, name, t->stored.shape);
     if (!e)
-        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it", folder, name,
-                           config);
+        return status_fail(ST_NOT_FOUND, "%s: tensor %s is missing; %s calls for it%s", folder,
+                           name, config,
+                           t->role == ROLE_HEAD ? " (tie_word_embeddings is not true)" : "");
     char have[96], want[96];
     int64_t shape[3];
     const int n_dims = weights_file_shape(t, shape);

@@ -22,6 +22,8 @@ static inline float activate(float x, enum act_kind kind)
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     case ACT_RELU2:
         return x > 0 ? x * x : 0;
+    case ACT_RELU:
+        return x > 0 ? x : 0;
     case ACT_CLAMPED:
         break; // clamped_row()
     }
@@ -44,6 +46,8 @@ static inline float derivative(float x, enum act_kind kind)
         return 0.5f * (1.0f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
     case ACT_RELU2:
         return x > 0 ? 2 * x : 0;
+    case ACT_RELU:
+        return x > 0;
     case ACT_CLAMPED:
         break; // clamped_back_row()
     }
@@ -55,6 +59,7 @@ static inline float derivative(float x, enum act_kind kind)
     ((kind) == ACT_SILU        ? row(__VA_ARGS__, ACT_SILU)                                        \
      : (kind) == ACT_GELU_TANH ? row(__VA_ARGS__, ACT_GELU_TANH)                                   \
      : (kind) == ACT_RELU2     ? row(__VA_ARGS__, ACT_RELU2)                                       \
+     : (kind) == ACT_RELU      ? row(__VA_ARGS__, ACT_RELU)                                        \
                                : row(__VA_ARGS__, ACT_GELU))
 static inline __attribute__((always_inline)) void
 act_row(float *y, const float *gate, const float *up, int width, enum act_kind kind)

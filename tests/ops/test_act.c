@@ -8,6 +8,7 @@ static double act_formula(double x, int kind)
 {
     if (kind == ACT_SILU) return x / (1 + exp(-x));
     if (kind == ACT_RELU2) return x > 0 ? x * x : 0;
+    if (kind == ACT_RELU) return x > 0 ? x : 0;
     if (kind == ACT_GELU) return 0.5 * x * (1 + erf(x / sqrt(2)));
     return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
@@ -150,6 +151,8 @@ static const struct op_case cases[] = {
     {&op_act, "gelu gated 3 x 65", {3, 65, ACT_GELU, 1}, false},
     {&op_act, "relu2 9 x 100", {9, 100, ACT_RELU2, 0}, false},
     {&op_act, "relu2 gated 3 x 65", {3, 65, ACT_RELU2, 1}, false},
+    {&op_act, "relu 9 x 100", {9, 100, ACT_RELU, 0}, false},
+    {&op_act, "relu gated 3 x 65", {3, 65, ACT_RELU, 1}, false},
     {&op_act, "clamped 5 x 7", {5, 7, ACT_CLAMPED, 1}, false},
     {&op_act, "clamped 9 x 104", {9, 104, ACT_CLAMPED, 1}, false},
     {&op_act, "silu gated 200 x 4096", {200, 4096, ACT_SILU, 1}, true},
@@ -161,6 +164,8 @@ static const struct op_case cases[] = {
     {&op_act_back, "gelu 3 x 17", {3, 17, ACT_GELU, 0}, false},
     {&op_act_back, "relu2 gated 3 x 17", {3, 17, ACT_RELU2, 1}, false},
     {&op_act_back, "relu2 3 x 17", {3, 17, ACT_RELU2, 0}, false},
+    {&op_act_back, "relu gated 3 x 17", {3, 17, ACT_RELU, 1}, false},
+    {&op_act_back, "relu 3 x 17", {3, 17, ACT_RELU, 0}, false},
     {&op_act_back, "clamped 5 x 7", {5, 7, ACT_CLAMPED, 1}, false},
     {&op_act_back, "clamped 3 x 24", {3, 24, ACT_CLAMPED, 1}, false},
     {&op_act_back, "clamped 301 x 1001", {301, 1001, ACT_CLAMPED, 1}, true},

@@ -22,6 +22,7 @@ __device__ __forceinline__ float activate(float x, act_kind kind)
     if (kind == ACT_SILU) return x * sigmoid(x);
     if (kind == ACT_GELU_TANH) return x * sigmoid(gelu_tanh_2u(x));
     if (kind == ACT_RELU2) return x > 0.f ? x * x : 0.f;
+    if (kind == ACT_RELU) return fmaxf(x, 0.f);
     return 0.5f * x * (1.f + erff(x * 0.70710678f));
 }
 

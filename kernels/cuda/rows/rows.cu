@@ -919,6 +919,7 @@ __device__ __forceinline__ float derivative(float x, act_kind kind)
         return s + x * s * (1.f - s) * 2.f * 0.7978845608f * (1.f + 3.f * 0.044715f * x * x);
     }
     if (kind == ACT_RELU2) return x > 0.f ? 2.f * x : 0.f;
+    if (kind == ACT_RELU) return x > 0.f;
     return 0.5f * (1.f + erff(x * 0.70710678f)) + x * 0.3989422804f * expf(-0.5f * x * x);
 }
 
