@@ -1,6 +1,7 @@
 /* test_delta_order.c: a row of linear attention by either rule (ops.h, delta_shape) has the same
  * bits whatever it is computed with: in a packed batch, behind a shared prefix, in a prompt's
- * chunks of any length, decoded alone, or as a draft, on both sides of a chunk's border. */
+ * chunks of any length, decoded alone or beside these, or as a draft, on both sides of a chunk's
+ * border. */
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/op_table.h"
 
@@ -160,6 +161,19 @@ static void check_taken_back(const struct scene *s)
     }
 }
 
+// Rows that decode in a batch with pieces of prompts, in states of their own and in one with them.
+static void check_mixed(const struct scene *s)
+{
+    run_paged(s, "a prompt", 0, &(struct run){60, 1, 1}, 1);
+    run_paged(s, "a prompt", 0, &(struct run){61, 2, 2}, 1);
+    run_paged(s, "a row beside several", 60, (const struct run[]){{1, 1, 1}, {20, 2, 2}}, 2);
+    run_paged(s, "a prompt", 0, &(struct run){101, 4, 4}, 1);
+    run_paged(s, "several beside a row", 81, (const struct run[]){{20, 2, 2}, {1, 4, 4}}, 2);
+    run_paged(s, "several behind a row", 101,
+              (const struct run[]){{1, 2, 3}, {30, 3, 5}, {3, 5, 5}}, 3);
+    run_paged(s, "a row behind several", 135, (const struct run[]){{60, 5, 0}, {1, 0, 1}}, 2);
+}
+
 static void check_shape(const struct delta_shape *shape)
 {
     struct scene s = {.shape = *shape, .layer = {.state = 3}};
@@ -192,6 +206,7 @@ static void check_shape(const struct delta_shape *shape)
     check_chunks(&s, "decode", 50, 1);
     check_drafts(&s);
     check_taken_back(&s);
+    check_mixed(&s);
 }
 
 static void each_shape(void)
