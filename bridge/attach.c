@@ -104,7 +104,7 @@ static bool was_unloaded(const struct bridge *b, const struct bridge_role *role)
 
 static enum status map_arenas(struct bridge *b, bridge_step_fn on_step, void *context)
 {
-    char step[80], detail[256];
+    char step[96], detail[256];
     struct status_kept kept;
     b->arenas = calloc((size_t)b->file->n_roles, sizeof *b->arenas);
     if (!b->arenas) return status_fail(ST_NO_MEMORY, "no memory for a bridge");

@@ -22,7 +22,7 @@
 #include <string.h>
 
 #define MAX_FILE_BYTES (64u << 20)
-#define MAX_ROLES      256 // models, and the adapters that a server may hold, or shards
+#define MAX_ROLES      4352 // models and the adapters that a server may hold, of up to 64 ranks
 
 // ---- finding it ---------------------------------------------------------------------------------
 
@@ -63,15 +63,11 @@ enum status bridge_find(const char *explicit_path, char *ret_path, size_t size)
 #define SHARD "shard:" // and the rank
 static enum status from_json(const char *where, const json_t *json, struct bridge_file **ret);
 
-// Roles of which ranks hold shards.
-static const char *const divided[] = {"policy", "draft", MTP_ROLE, "frozen"};
-#define N_DIVIDED ((int)(sizeof divided / sizeof *divided))
-
 void bridge_shard_name(const char *role, int rank, char ret[SHARD_NAME])
 {
     if (rank == 0)
         snprintf(ret, SHARD_NAME, "%s", role);
-    else if (strcmp(role, divided[0]) == 0)
+    else if (strcmp(role, "policy") == 0)
         snprintf(ret, SHARD_NAME, SHARD "%d", rank);
     else
         snprintf(ret, SHARD_NAME, SHARD "%d:%s", rank, role);
@@ -322,14 +318,15 @@ out:
     return st;
 }
 
-static const struct bridge_role *shard_of(const struct bridge_file *file, int k, int rank)
+static const struct bridge_role *shard_of(const struct bridge_file *file,
+                                          const struct bridge_role *first, int rank)
 {
     char name[SHARD_NAME];
-    bridge_shard_name(divided[k], rank, name);
+    bridge_shard_name(first->role, rank, name);
     return bridge_file_role(file, name);
 }
 
-// As many shards as ranks, and each tensor says which part it is.
+// Of each role as many shards as ranks, and each tensor says which part it is.
 static enum status check_shards(const char *where, const json_t *json, struct bridge_file *file)
 {
     int64_t n = 0;
@@ -340,13 +337,14 @@ static enum status check_shards(const char *where, const json_t *json, struct br
     file->tp_degree = (int)n;
     memcpy(file->page_layout, file->roles[0].layout_hash, sizeof file->page_layout);
     for (int i = 0; i < file->n_roles; i++) others += bridge_is_shard(&file->roles[i]);
-    for (int i = N_DIVIDED * file->tp_degree - 1; i >= 0; i--) {
-        const int k = i / file->tp_degree, rank = i % file->tp_degree;
-        const struct bridge_role *role = shard_of(file, k, rank);
-        if (k > 0 && !shard_of(file, k, 0)) continue;
+    for (int i = file->n_roles * file->tp_degree - 1; i >= 0; i--) {
+        const struct bridge_role *first = &file->roles[i / file->tp_degree];
+        const int rank = i % file->tp_degree;
+        const struct bridge_role *role = shard_of(file, first, rank);
+        if (bridge_is_shard(first)) continue;
         if (!role)
             FAIL(ST_FORMAT, "%s: \"tp_degree\" is %d, and there is no shard of rank %d of the %s",
-                 where, file->tp_degree, rank, divided[k]);
+                 where, file->tp_degree, rank, first->role);
         others -= rank > 0;
         for (int t = 0; t < role->n_tensors; t++)
             if ((role->tensors[t].slice.n_runs > 0) != (file->tp_degree > 1))
@@ -461,9 +459,9 @@ enum status bridge_file_take_shard(struct bridge_file *file, int rank)
         return status_fail(ST_INVALID,
                            "%s: the server's weights have %d shards: there is none of rank %d",
                            file->path, file->tp_degree, rank);
-    for (int k = 0; k < N_DIVIDED && rank > 0; k++) {
-        const struct bridge_role *first = shard_of(file, k, 0), *wanted = shard_of(file, k, rank);
-        if (!first) continue;
+    for (int i = 0; i < file->n_roles && rank > 0; i++) {
+        const struct bridge_role *first = &file->roles[i], *wanted = shard_of(file, first, rank);
+        if (bridge_is_shard(first)) continue;
         struct bridge_role own = *wanted, other = *first; // each in the other's place and name
         memcpy(own.role, first->role, sizeof own.role);
         memcpy(other.role, wanted->role, sizeof other.role);

@@ -36,10 +36,10 @@ struct bridge_tensor {
 // One arena. The policy is there and is first; "draft", "reference" and "frozen" may follow, and
 // any number of "adapter:NAME". Others, of newer servers, are left out when the file is read. Of a
 // server with several ranks "policy" is the shard of rank 0, and "shard:R" that of rank R; of
-// further models "draft", "mtp" or "frozen", and "shard:R:draft".
+// further models and adapters "draft", "mtp" or "frozen", and "shard:R:draft".
 #define MTP_ROLE "mtp" // of the policy's own layer that predicts further tokens, in a draft's place
 struct bridge_role {
-    char role[64], model[512]; // model: the Hugging Face folder it was loaded from
+    char role[80], model[512]; // model: the Hugging Face folder it was loaded from
     char kind[16],
         handle[160]; // "cuda-ipc" or "posix-shm" (shared_memory_kind), shared_memory_handle
     char layout_hash[65];
@@ -98,7 +98,7 @@ enum status bridge_file_check_boot(const struct bridge_file *file);
 enum status bridge_file_check_process(const struct bridge_file *file);
 const struct bridge_role *bridge_file_role(const struct bridge_file *file, const char *role);
 // The name of a rank's shard of that role of rank 0's.
-#define SHARD_NAME 48
+#define SHARD_NAME 80
 void bridge_shard_name(const char *role, int rank, char ret[SHARD_NAME]);
 // Makes it the file of one rank's shards, which its "policy" and further models then are, on that
 // rank's device; the other shards are left out. ST_INVALID where there is no such rank.

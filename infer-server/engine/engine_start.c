@@ -50,11 +50,6 @@ enum status engine_check_options(struct engine_options *o)
         return status_fail(ST_UNSUPPORTED,
                            "--speculative: one model drafts beside the policy, its own layer (mtp) "
                            "or another (draft_model); leave one of them away");
-    if (o->who.size > 1 && o->max_adapters > 0)
-        return status_fail(ST_UNSUPPORTED,
-                           "--max-adapters does not go with --tensor-parallel-size %d: LoRA "
-                           "adapters have no shards; leave one of them away",
-                           o->who.size);
     if (o->draft_vocabulary > 0 && (!o->speculative.k[SPECULATIVE_MTP] || o->who.size > 1))
         return status_fail(ST_INVALID,
                            "--draft-vocabulary %lld: it is of the drafts of the model's own layer, "

@@ -26,8 +26,11 @@ struct held { // one model's shard
 struct follower {
     struct device *dev;
     struct group *group;
+    const char *bridge_path;
     struct model_config *configs[RUNNERS]; // NULL where there is none, but for the policy's
     struct held held[RUNNERS], *now;       // of the order that is carried out
+    struct adapters *adapters;             // NULL: none
+    struct held adapter;                   // of them, which that order is of
 };
 
 static enum status open_weights(struct follower *f, const struct engine_options *o)
@@ -90,10 +93,12 @@ enum status runner_share_logits(struct runner *r)
 static enum status make_runner(struct follower *f, const struct bytes *data)
 {
     struct runner_limits limits;
+    const bool adapted = f->now == f->held && f->adapters;
     enum status st;
     memcpy(&limits, data->data, sizeof limits);
     CHECK(runner_new(f->dev, f->now->weights, &limits, &f->now->runner));
     f->now->runner->model->comm = group_comm(f->group);
+    if (adapted) runner_use_adapters(f->now->runner, adapters_table(f->adapters));
     CHECK(device_alloc(f->dev, (size_t)limits.max_rows * sizeof *f->now->rows,
                        (void **)&f->now->rows));
     st = group_answer(f->group, ST_OK, NULL, 0);
@@ -164,6 +169,23 @@ out:
     return st;
 }
 
+// What cannot be done to an adapter is no end either.
+static enum status change_adapters(struct follower *f, const struct bytes *data)
+{
+    struct adapter_change c;
+    char segment[SEGMENT_BYTES];
+    memcpy(&c, data->data, sizeof c);
+    c.text = bytes_text(data) + sizeof c;
+    segment_name(f->bridge_path, "adapter", segment);
+    enum status st = c.step == ADAPTERS_NEW
+                         ? adapters_new(f->dev, NULL, f->held[RUNNER_POLICY].weights, c.slot,
+                                        c.max_rank, &f->adapters)
+                         : adapters_change(f->adapters, &c, segment);
+    if (st == ST_OK && f->held[RUNNER_POLICY].runner)
+        runner_use_adapters(f->held[RUNNER_POLICY].runner, adapters_table(f->adapters));
+    return group_answer(f->group, st, NULL, 0);
+}
+
 // ---- orders of a step ---------------------------------------------------------------------------
 static enum status step(struct follower *f, const struct bytes *data)
 {
@@ -218,7 +240,7 @@ static order_fn *const orders[ORDER_END] = {
     [ORDER_RUNNER] = make_runner, [ORDER_SHARE] = share_logits,  [ORDER_KV] = make_kv,
     [ORDER_STEP] = step,          [ORDER_COPY] = copy_block,     [ORDER_STATE] = copy_state,
     [ORDER_HEAD] = head,          [ORDER_CANARY] = reply_canary, [ORDER_SUMS] = reply_sums,
-    [ORDER_HIDDEN] = hidden,      [ORDER_FURTHER] = further,
+    [ORDER_HIDDEN] = hidden,      [ORDER_FURTHER] = further,     [ORDER_ADAPTER] = change_adapters,
 };
 
 static enum status follow(struct follower *f)
@@ -229,7 +251,11 @@ static enum status follow(struct follower *f)
     enum status st = ST_OK;
     while (st == ST_OK && (st = group_next(f->group, &order, &model, &data)) == ST_OK) {
         if (order >= ORDER_END) break;
-        f->now = &f->held[model];
+        f->now = model < RUNNERS ? &f->held[model] : &f->adapter;
+        if (model >= RUNNERS) // whose weights are not written here
+            f->adapter = (struct held){
+                .weights = (struct weights *)adapters_weights(f->adapters, model - RUNNERS),
+                .memory = adapters_memory(f->adapters, model - RUNNERS)};
         st = orders[order](f, &data);
     }
     bytes_release(&data);
@@ -238,7 +264,7 @@ static enum status follow(struct follower *f)
 
 enum status follower_run(const struct engine_options *options)
 {
-    struct follower f = {0};
+    struct follower f = {.bridge_path = options->bridge_path};
     enum status st = open_all(&f, options);
     if (st == ST_OK) {
         // rank 0 ends what runs, and then its followers: what stops all of them is for it to hear
@@ -251,6 +277,7 @@ enum status follower_run(const struct engine_options *options)
         group_end(f.group);
     }
     if (st != ST_OK && f.group) group_answer(f.group, st, NULL, 0);
+    adapters_free(f.adapters);
     for (struct held *h = f.held; h < f.held + RUNNERS; h++) {
         if (f.dev) device_release(f.dev, h->rows);
         runner_free(h->runner);

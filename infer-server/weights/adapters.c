@@ -31,12 +31,12 @@ struct adapters {
     struct slot *slots; // (max)
 };
 
-static enum status plan_of_json(const struct adapters *a, const char *where, json_t *json,
+static enum status plan_of_json(const struct weights *base, const char *where, json_t *json,
                                 struct adapter **ret)
 {
     struct adapter_config *config;
     enum status st = adapter_config_from_json(where, json, &config);
-    return st == ST_OK ? adapter_new(config, a->base, a->base->dt, ret) : st;
+    return st == ST_OK ? adapter_new(config, base, base->dt, ret) : st;
 }
 
 // An adapter of that config's JSON, and its plan.
@@ -46,7 +46,7 @@ static enum status plan_of(const struct adapters *a, const char *where, const ch
     enum status st;
     json_t *json = NULL;
     CHECK(json_parse(where, text, strlen(text), &json));
-    st = plan_of_json(a, where, json, ret);
+    st = plan_of_json(a->base, where, json, ret);
 out:
     json_decref(json);
     return st;
@@ -63,7 +63,7 @@ static void note_loaded(const struct adapters *a, const struct slot *s, const st
     char role[CONTROL_ROLE_BYTES], from[CONTROL_ROLE_BYTES];
     role_of(s, role);
     if (copied) role_of(copied, from);
-    if (s->info.name[0])
+    if (s->info.name[0] && a->control)
         control_owner_loaded(a->control, role, copied ? from : s->info.folder, false);
 }
 
@@ -136,9 +136,16 @@ const struct adapter_info *adapters_info(const struct adapters *a, int slot)
 {
     return a->slots[slot].adapter ? &a->slots[slot].info : NULL;
 }
-const char *adapters_handle(const struct adapters *a, int slot)
+struct shared_memory *adapters_memory(const struct adapters *a, int slot)
 {
-    return shared_memory_handle(a->slots[slot].memory);
+    return a->slots[slot].memory;
+}
+
+enum status adapters_plan_on(const struct adapters *a, int slot, const struct weights *base,
+                             struct adapter **ret)
+{
+    const struct slot *s = &a->slots[slot];
+    return plan_of_json(base, s->info.name, s->adapter->config->source, ret);
 }
 
 static enum status free_slot(const struct adapters *a, int *ret)
@@ -158,7 +165,7 @@ static enum status plan_of_order(const struct adapters *a, const struct adapter_
                                  const struct adapter *copied, struct adapter **ret)
 {
     struct adapter_config *config;
-    if (copied) return plan_of_json(a, order->copy_of, copied->config->source, ret);
+    if (copied) return plan_of_json(a->base, order->copy_of, copied->config->source, ret);
     if (!order->folder) return plan_of(a, "\"config\"", order->config, ret);
     enum status st = adapter_config_load(order->folder, &config);
     return st == ST_OK ? adapter_new(config, a->base, a->base->dt, ret) : st;
@@ -209,7 +216,7 @@ void adapters_retire(struct adapters *a, int slot)
 {
     char role[CONTROL_ROLE_BYTES];
     role_of(&a->slots[slot], role);
-    control_owner_removed(a->control, role);
+    if (a->control) control_owner_removed(a->control, role);
     a->slots[slot].info.name[0] = 0;
 }
 
@@ -292,4 +299,30 @@ enum status adapters_revert(struct adapters *a)
         note_loaded(a, s, NULL);
     }
     return st;
+}
+
+enum status adapters_change(struct adapters *a, const struct adapter_change *c, const char *segment)
+{
+    const int slot = c->slot >= 0 ? c->slot : adapters_find(a, c->name);
+    const struct adapter_request order = {
+        .name = c->name,
+        .folder = c->step == ADAPTERS_LOAD ? c->text : NULL,
+        .config = c->step == ADAPTERS_MAKE ? c->text : NULL,
+        .copy_of = c->step == ADAPTERS_COPY ? c->text : NULL,
+    };
+    switch (c->step) {
+    case ADAPTERS_RETIRE:
+        adapters_retire(a, slot);
+        return ST_OK;
+    case ADAPTERS_REMOVE:
+        return slot < 0 ? ST_OK : adapters_remove(a, slot);
+    case ADAPTERS_RELOAD:
+        return adapters_reload(a, slot, c->text);
+    case ADAPTERS_RESTORE:
+        return adapters_restore(a, c->text);
+    case ADAPTERS_REVERT:
+        return adapters_revert(a);
+    default:
+        return adapters_add(a, &order, segment);
+    }
 }

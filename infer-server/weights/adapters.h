@@ -10,9 +10,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct adapter;
 struct adapter_table;
 struct control;
 struct device;
+struct shared_memory;
 struct weights;
 
 // A LoRA adapter that the server holds. index 0: none, the model itself; else its slot's number and
@@ -36,7 +38,7 @@ struct adapter_info {
 struct adapters;
 
 // Takes the memory of that many, and gives an adapter's back when it is added. control: the page
-// that says what each one's weights are.
+// that says what each one's weights are; NULL on a follower, whose rank 0 has it.
 enum status adapters_new(struct device *dev, struct control *control, const struct weights *base,
                          int max_adapters, int max_rank, struct adapters **ret);
 void adapters_free(struct adapters *a);
@@ -56,6 +58,28 @@ enum status adapters_add(struct adapters *a, const struct adapter_request *order
                          const char *segment);
 void adapters_retire(struct adapters *a, int slot); // it has no name any more
 enum status adapters_remove(struct adapters *a, int slot);
+// What is done to those of all ranks alike, one after another, so that each has its slot on all.
+enum adapter_step {
+    ADAPTERS_NEW,  // adapters_new()
+    ADAPTERS_LOAD, // adapters_add(), of a folder, a config, another's weights
+    ADAPTERS_MAKE,
+    ADAPTERS_COPY,
+    ADAPTERS_RETIRE,
+    ADAPTERS_REMOVE,
+    ADAPTERS_RELOAD,
+    ADAPTERS_RESTORE,
+    ADAPTERS_REVERT
+};
+struct adapter_change {
+    enum adapter_step step;
+    int slot,
+        max_rank; // -1: that of the name, if there is one; of a new list their number and rank
+    char name[ADAPTER_NAME_BYTES];
+    const char *text; // a folder, a config, another's name
+};
+enum status adapters_change(struct adapters *a, const struct adapter_change *c,
+                            const char *segment);
+
 // Whether an adapter is as that config (its text) says. ST_MISMATCH: it is not.
 enum status adapters_check(const struct adapters *a, int slot, const char *config);
 // Whether a folder is of the same config, and whole; then its weights.
@@ -73,6 +97,9 @@ int adapters_max(const struct adapters *a);
 // NULL: nobody's slot. The arena's plan, bound; who it is.
 const struct weights *adapters_weights(const struct adapters *a, int slot);
 const struct adapter_info *adapters_info(const struct adapters *a, int slot);
-const char *adapters_handle(const struct adapters *a, int slot); // of its shared memory
+struct shared_memory *adapters_memory(const struct adapters *a, int slot);
+// The same adapter's plan on another rank, whose base this is.
+enum status adapters_plan_on(const struct adapters *a, int slot, const struct weights *base,
+                             struct adapter **ret);
 
 #endif

@@ -29,7 +29,8 @@ struct segment_info {
     int64_t pid, pid_start_time;
 };
 
-// Each is of one of the models that the ranks share, by its number (runner.h, weights_owner.h).
+// Each is of one of the models that the ranks share, by its number (runner.h, weights_owner.h), or
+// behind these of the adapter in that slot.
 enum order {
     ORDER_LOAD,    // a folder's tensors into the arena, but for the twin
     ORDER_TWIN,    // all ranks make it together
@@ -45,6 +46,7 @@ enum order {
     ORDER_FURTHER, // int32_t[]: the same of that layer's
     ORDER_CANARY,  // asks for uint64_t: arena_canary()
     ORDER_SUMS,    // asks for uint64_t[n_tensors]
+    ORDER_ADAPTER, // struct adapter_change (adapters.h), and behind it its text
     ORDER_END,
     ORDERS
 };

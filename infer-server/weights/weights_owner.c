@@ -285,50 +285,8 @@ static enum status describe_arena(const struct weights_owner *o, const struct we
     return ST_OK;
 }
 
-static const char *name_of_role(const struct weights_owner *o, int role)
-{
-    return o->arenas[role].weights->config->mtp ? MTP_ROLE : role_names[role];
-}
-
-// The shard of a follower, whose plan is made once more to say where its tensors are.
-static enum status describe_shard(const struct weights_owner *o, int role, int rank,
-                                  const struct segment_info *info, struct bridge_role *ret)
-{
-    const struct arena *first = &o->arenas[role];
-    struct model_config config = *first->source.config; // a follower's has the same sizes
-    struct weights *w = NULL;
-    config.shard.rank = rank;
-    enum status st = weights_plan(&config, first->weights->dt, &w);
-    if (st == ST_OK) st = describe_arena(o, w, first->source.folder, info->handle, ret);
-    weights_free(w);
-    if (st != ST_OK) return st;
-    bridge_shard_name(name_of_role(o, role), rank, ret->role);
-    snprintf(ret->kind, sizeof ret->kind, "%s", info->kind);
-    ret->holder = (struct bridge_holder){.pid = (pid_t)info->pid,
-                                         .pid_start_time = (uint64_t)info->pid_start_time};
-    snprintf(ret->holder.device, sizeof ret->holder.device, "%s", info->device);
-    snprintf(ret->holder.device_uuid, sizeof ret->holder.device_uuid, "%s", info->device_uuid);
-    return ST_OK;
-}
-
-static enum status describe_shards(const struct weights_owner *o, int role,
-                                   struct bridge_file *file)
-{
-    enum status st = ST_OK;
-    const int n = group_size(o->group) - 1;
-    struct segment_info *infos = calloc((size_t)n + 1, sizeof *infos);
-    if (!infos) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
-    CHECK(group_order(o->group, ORDER_SEGMENT, role, NULL, 0));
-    CHECK(group_wait(o->group, infos, sizeof *infos));
-    for (int i = 0; i < n; i++)
-        CHECK(describe_shard(o, role, i + 1, &infos[i], &file->roles[file->n_roles++]));
-out:
-    free(infos);
-    return st;
-}
-
 // The i-th arena that the bridge file lists may be: the model's, the draft's, the adapters'. NULL:
-// there is none. Of several ranks, which have no adapters, each has as many.
+// there is none. Each of several ranks has as many.
 static const struct weights *listed_arena(const struct weights_owner *o, int i)
 {
     if (i < WEIGHTS_ROLES) return o->arenas[i].weights;
@@ -341,30 +299,80 @@ static int listed_arenas(const struct weights_owner *o)
     return WEIGHTS_ROLES + (o->adapters ? adapters_max(o->adapters) : 0);
 }
 
+// w: the i-th arena's plan, of this rank's shard or another's.
+static enum status describe_role(const struct weights_owner *o, int i, const struct weights *w,
+                                 const char *handle, struct bridge_role *ret)
+{
+    const bool adapter = i >= WEIGHTS_ROLES;
+    const struct adapter_info *info =
+        adapter ? adapters_info(o->adapters, i - WEIGHTS_ROLES) : NULL;
+    enum status st =
+        describe_arena(o, w, adapter ? info->folder : o->arenas[i].source.folder, handle, ret);
+    if (st != ST_OK) return st;
+    if (adapter)
+        snprintf(ret->role, sizeof ret->role, "adapter:%s", info->name);
+    else
+        snprintf(ret->role, sizeof ret->role, "%s", w->config->mtp ? MTP_ROLE : role_names[i]);
+    if (adapter && !info->folder[0]) snprintf(ret->model, sizeof ret->model, "(made by a request)");
+    return ST_OK;
+}
+
+// The shard of a follower, whose plan is made once more to say where its tensors are.
+static enum status describe_shard(const struct weights_owner *o, int i, int rank,
+                                  const struct segment_info *info, struct bridge_role *ret)
+{
+    const bool adapter = i >= WEIGHTS_ROLES;
+    const struct arena *first = &o->arenas[adapter ? WEIGHTS_POLICY : i];
+    struct model_config config = *first->source.config; // a follower's has the same sizes
+    struct weights *w = NULL;
+    struct adapter *a = NULL;
+    char name[SHARD_NAME];
+    config.shard.rank = rank;
+    enum status st = weights_plan(&config, first->weights->dt, &w);
+    if (st == ST_OK && adapter) st = adapters_plan_on(o->adapters, i - WEIGHTS_ROLES, w, &a);
+    if (st == ST_OK) st = describe_role(o, i, a ? a->weights : w, info->handle, ret);
+    adapter_free(a);
+    weights_free(w);
+    if (st != ST_OK) return st;
+    snprintf(name, sizeof name, "%s", ret->role);
+    bridge_shard_name(name, rank, ret->role);
+    snprintf(ret->kind, sizeof ret->kind, "%s", info->kind);
+    ret->holder = (struct bridge_holder){.pid = (pid_t)info->pid,
+                                         .pid_start_time = (uint64_t)info->pid_start_time};
+    snprintf(ret->holder.device, sizeof ret->holder.device, "%s", info->device);
+    snprintf(ret->holder.device_uuid, sizeof ret->holder.device_uuid, "%s", info->device_uuid);
+    return ST_OK;
+}
+
+static enum status describe_shards(const struct weights_owner *o, int i, struct bridge_file *file)
+{
+    enum status st = ST_OK;
+    const int n = group_size(o->group) - 1;
+    struct segment_info *infos = calloc((size_t)n + 1, sizeof *infos);
+    if (!infos) return status_fail(ST_NO_MEMORY, "no memory for the bridge file");
+    CHECK(group_order(o->group, ORDER_SEGMENT, i, NULL, 0));
+    CHECK(group_wait(o->group, infos, sizeof *infos));
+    for (int r = 0; r < n; r++)
+        CHECK(describe_shard(o, i, r + 1, &infos[r], &file->roles[file->n_roles++]));
+out:
+    free(infos);
+    return st;
+}
+
 static enum status describe_roles(const struct weights_owner *o, struct bridge_file *file)
 {
     enum status st = ST_OK;
-    for (int i = 0; i < WEIGHTS_ROLES; i++) {
-        const struct arena *a = &o->arenas[i];
-        struct bridge_role *role = &file->roles[file->n_roles];
-        if (!listed_arena(o, i)) continue;
-        CHECK(
-            describe_arena(o, a->weights, a->source.folder, shared_memory_handle(a->memory), role));
-        snprintf(role->role, sizeof role->role, "%s", name_of_role(o, i));
+    for (int i = 0; i < listed_arenas(o); i++) {
+        const struct weights *w = listed_arena(o, i);
+        if (!w) continue;
+        const struct shared_memory *memory = i < WEIGHTS_ROLES
+                                                 ? o->arenas[i].memory
+                                                 : adapters_memory(o->adapters, i - WEIGHTS_ROLES);
+        CHECK(describe_role(o, i, w, shared_memory_handle(memory), &file->roles[file->n_roles]));
         file->n_roles++;
     }
-    for (int i = 0; o->adapters && i < adapters_max(o->adapters); i++) {
-        const struct adapter_info *info = adapters_info(o->adapters, i);
-        struct bridge_role *role = &file->roles[file->n_roles];
-        if (!info || !info->name[0]) continue;
-        CHECK(describe_arena(o, adapters_weights(o->adapters, i), info->folder,
-                             adapters_handle(o->adapters, i), role));
-        snprintf(role->role, sizeof role->role, "adapter:%s", info->name);
-        if (!info->folder[0]) snprintf(role->model, sizeof role->model, "(made by a request)");
-        file->n_roles++;
-    }
-    for (int i = 0; i < WEIGHTS_ROLES; i++)
-        if (o->group && o->arenas[i].weights) CHECK(describe_shards(o, i, file));
+    for (int i = 0; i < listed_arenas(o); i++)
+        if (o->group && listed_arena(o, i)) CHECK(describe_shards(o, i, file));
 out:
     return st;
 }
@@ -406,11 +414,38 @@ enum status weights_owner_announce(struct weights_owner *o, const char *socket_p
 }
 
 // ---- adapters -----------------------------------------------------------------------------------
+
+static enum status order_change(struct weights_owner *o, const struct adapter_change *c)
+{
+    struct bytes data = BYTES_INIT;
+    bytes_append(&data, c, sizeof *c);
+    bytes_puts(&data, c->text ? c->text : "");
+    bytes_append(&data, "", 1);
+    enum status st = bytes_status(&data);
+    if (st == ST_OK) st = group_order(o->group, ORDER_ADAPTER, 0, data.data, data.len);
+    bytes_release(&data);
+    return st;
+}
+
+// On all ranks.
+static enum status change_adapters(struct weights_owner *o, const struct adapter_change *c)
+{
+    char segment[SEGMENT_BYTES];
+    segment_name(o->bridge_path, "adapter", segment);
+    enum status st = order_change(o, c);
+    return st == ST_OK ? and_others(o, adapters_change(o->adapters, c, segment), NULL, 0) : st;
+}
+
 enum status weights_owner_hold_adapters(struct weights_owner *o, int max_adapters, int max_rank)
 {
-    return status_context(adapters_new(o->dev, o->control, o->arenas[WEIGHTS_POLICY].weights,
-                                       max_adapters, max_rank, &o->adapters),
-                          "--max-adapters %d of --max-lora-rank %d", max_adapters, max_rank);
+    const struct adapter_change order = {ADAPTERS_NEW, max_adapters, max_rank, "", NULL};
+    enum status st = order_change(o, &order);
+    if (st == ST_OK)
+        st = and_others(o,
+                        adapters_new(o->dev, o->control, o->arenas[WEIGHTS_POLICY].weights,
+                                     max_adapters, max_rank, &o->adapters),
+                        NULL, 0);
+    return status_context(st, "--max-adapters %d of --max-lora-rank %d", max_adapters, max_rank);
 }
 
 const struct adapters *weights_owner_adapters(const struct weights_owner *o)
@@ -420,13 +455,18 @@ const struct adapters *weights_owner_adapters(const struct weights_owner *o)
 
 enum status weights_owner_add_adapter(struct weights_owner *o, const struct adapter_request *order)
 {
-    char name[SEGMENT_BYTES];
-    segment_name(o->bridge_path, "adapter", name);
-    enum status st = adapters_add(o->adapters, order, name);
-    if (st != ST_OK) return st;
-    st = announce(o);
-    if (st != ST_OK) adapters_remove(o->adapters, adapters_find(o->adapters, order->name));
-    return st;
+    struct status_kept kept;
+    struct adapter_change c = {.slot = -1, .step = ADAPTERS_COPY, .text = order->copy_of};
+    if (order->folder) c.step = ADAPTERS_LOAD, c.text = order->folder;
+    if (order->config) c.step = ADAPTERS_MAKE, c.text = order->config;
+    snprintf(c.name, sizeof c.name, "%s", order->name);
+    enum status st = change_adapters(o, &c);
+    if (st == ST_OK) st = announce(o);
+    if (st == ST_OK) return st;
+    status_keep(&kept, st);
+    c.step = ADAPTERS_REMOVE;
+    change_adapters(o, &c);
+    return status_recall(&kept);
 }
 
 // A writer's master weights are of what it wrote last.
@@ -451,13 +491,14 @@ enum status weights_owner_retire_adapter(struct weights_owner *o, int slot, pid_
                            "a trainer (pid %d) is attached to this server's memory; stop it before "
                            "the adapter '%s' is unloaded",
                            (int)info.writer_pid, adapters_info(o->adapters, slot)->name);
-    adapters_retire(o->adapters, slot);
-    return announce(o);
+    enum status st =
+        change_adapters(o, &(struct adapter_change){ADAPTERS_RETIRE, slot, 0, "", NULL});
+    return st == ST_OK ? announce(o) : st;
 }
 
 enum status weights_owner_remove_adapter(struct weights_owner *o, int slot)
 {
-    return adapters_remove(o->adapters, slot);
+    return change_adapters(o, &(struct adapter_change){ADAPTERS_REMOVE, slot, 0, "", NULL});
 }
 
 enum status weights_owner_reload_adapter(struct weights_owner *o, int slot, const char *folder)
@@ -466,7 +507,7 @@ enum status weights_owner_reload_adapter(struct weights_owner *o, int slot, cons
     if (st == ST_OK) st = adapters_check_folder(o->adapters, slot, folder);
     if (st != ST_OK) return st;
     control_owner_update_begin(o->control);
-    st = adapters_reload(o->adapters, slot, folder);
+    st = change_adapters(o, &(struct adapter_change){ADAPTERS_RELOAD, slot, 0, "", folder});
     control_owner_update_end(o->control);
     return st;
 }
@@ -520,7 +561,7 @@ static enum status restore_policy(struct weights_owner *o, const char *snapshot,
 {
     enum status st = arena_restore(o, WEIGHTS_POLICY, snapshot, ret);
     if (st == ST_OK && o->adapters && (!snapshot[0] || ret->fault[0]))
-        st = adapters_revert(o->adapters);
+        st = change_adapters(o, &(struct adapter_change){ADAPTERS_REVERT, 0, 0, "", NULL});
     if (st == ST_OK) control_owner_loaded(o->control, role_names[WEIGHTS_POLICY], ret->from, false);
     return st;
 }
@@ -530,10 +571,12 @@ static enum status restore_adapter(struct weights_owner *o, const char *snapshot
                                    struct weights_restored *ret)
 {
     snprintf(ret->from, sizeof ret->from, "%.511s", snapshot);
-    if (adapters_restore(o->adapters, snapshot) == ST_OK) return ST_OK;
+    const struct adapter_change restore = {ADAPTERS_RESTORE, 0, 0, "", snapshot},
+                                revert = {ADAPTERS_REVERT, 0, 0, "", NULL};
+    if (change_adapters(o, &restore) == ST_OK) return ST_OK;
     snprintf(ret->fault, sizeof ret->fault, "%s", status_message());
     snprintf(ret->from, sizeof ret->from, "the adapters' folders, or new adapters");
-    return adapters_revert(o->adapters);
+    return change_adapters(o, &revert);
 }
 
 enum status weights_owner_restore(struct weights_owner *o, struct weights_restored *ret)

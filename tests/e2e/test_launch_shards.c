@@ -188,6 +188,47 @@ TEST(drafts_learn_in_shards)
     }
 }
 
+// An adapter is cut as its matrices are, and saved as one rank saves it; its base, the reference of
+// --beta, is the model beside it.
+TEST(adapters_learn_in_shards)
+{
+    want_ranks();
+    const struct {
+        const char *name, *model, *words, *shards, *server; // the former of two ranks alone
+    } rows[] = {
+        {"lora", scene.model, "--lora-r 4 --beta 0.1", "", ""},
+        {"lora-dropout", scene.model,
+         "--lora-r 2 --lora-target o_proj,down_proj --lora-dropout 0.3", "", ""},
+        {"lora-experts", tiny_tokenizer_beside(test_golden("qwen3-moe")), "--lora-r 4",
+         "--expert-parallel", ""},
+        {"lora-states", tiny_tokenizer_beside(test_golden("qwen35")), "--lora-r 4 --beta 0.1", "",
+         ""},
+        {"lora-codes", scene.model, "--lora-r 4", "", "--quantization fp8-weights"},
+        {"lora-mxfp4", tiny_tokenizer_beside(test_golden("gpt-oss-mxfp4")), "--lora-r 4",
+         "--expert-parallel", "--quantization mxfp4"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *one = test_text("%s-one", rows[i].name),
+                   *two = test_text("%s-two", rows[i].name);
+        const char *const turns[][3] = {{one, "1", "3"}, {two, "2", "2"}, {two, "1", "3"}};
+        for (int k = 0; k < 3; k++) {
+            const char *const *words =
+                args("--model %s --tensor-parallel-size %s --prompts-per-step 4 --max-steps %s "
+                     "--exact --resume --server-args %s",
+                     rows[i].model, turns[k][1], turns[k][2],
+                     test_text("--exact --max-adapters 1 %s %s", rows[i].server,
+                               k == 1 ? rows[i].shards : ""));
+            words = JOIN(JOIN(ranks_words(turns[k][1]), words), words_of(rows[i].words));
+            scene_ended(&scene, train_on(&scene, turns[k][0], words), 0);
+        }
+        if (!strstr(rows[i].words, "dropout"))
+            each_within(&scene, two, "sampler_mismatch/max", 3, 0, 0);
+        each_within(&scene, two, "grad_norm", 3, DBL_MIN, INFINITY);
+        same_as_one(one, two, 3);
+        assert_true(file_exists(test_path(latest(&scene, two), "adapter_config.json")));
+    }
+}
+
 // The KL term's reference, a tandem's frozen model and a teacher, which is whole where it cannot be
 // cut.
 TEST(frozen_models_have_shards)

@@ -1,9 +1,11 @@
 /* test_tensor_parallel.c: cw-infer-server --tensor-parallel-size: several processes serve one model
  * as one does; clients see every shard; and when one of them is gone all end, and say who. */
 // SPDX-License-Identifier: Apache-2.0
+#include "bridge/bridge_file.h"
 #include "tests/support/daemon.h"
 #include "tests/support/generated.h"
 #include "tests/support/mpirun.h"
+#include "tests/support/tiny_adapter.h"
 #include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
 
@@ -326,6 +328,71 @@ TEST(two_ranks_write_in_tandem)
     }
 }
 
+static void adapter_call(struct daemon *const servers[2], const char *path, int status,
+                         const char *part, const char *body)
+{
+    for (int i = 0; i < 2; i++) daemon_call(servers[i], path, status, part, "%s", body);
+}
+
+// Requests of the base and of adapters, of which a batch has several, give the same on both.
+static void adapted_alike(struct daemon *const servers[2])
+{
+    static const char *const names[] = {"a", "b", "c", "m"};
+    for (int k = 0; k < 4; k++) {
+        const char *body = test_text("{\"model\": \"%s\", \"prompt\": [[7, 11, 7, 11, 90], [5]], "
+                                     "\"n\": 2, \"max_tokens\": 16, \"temperature\": 0.8, "
+                                     "\"seed\": 5, \"logprobs\": 2, \"ignore_eos\": true, "
+                                     "\"return_tokens_as_token_ids\": true}",
+                                     names[k]);
+        assert_same_choices(daemon_post(servers[0]->socket, "/v1/completions", 200, body),
+                            daemon_post(servers[1]->socket, "/v1/completions", 200, body));
+    }
+}
+
+// Adapters have shards as their matrices have; what is done to one is done to those of all ranks,
+// or to none.
+static void hold_adapters(const char *folder, const char *const own[])
+{
+    struct daemon two = {0}, one = {0}, *const servers[] = {&two, &one};
+    const char *a = test_folder(), *b = test_folder();
+    const char *const *both = args("--max-adapters 4 --max-lora-rank 4 --served-model-name m");
+    assert_ok(tiny_adapter_write(a, folder, "{\"r\":4,\"target_modules\":\"all-linear\"}", 1));
+    assert_ok(
+        tiny_adapter_write(b, folder, "{\"r\":3,\"target_modules\":[\"o_proj\",\"lm_head\"]}", 2));
+    daemon_start(&two, folder, JOIN(JOIN(args("--tensor-parallel-size 2"), own), both));
+    daemon_start(&one, folder, both);
+    const char *load = "{\"lora_name\":\"%s\",\"lora_path\":\"%s\"}";
+    adapter_call(servers, "/v1/load_lora_adapter", 200, "added", test_text(load, "a", b));
+    adapter_call(servers, "/v1/load_lora_adapter", 404, "/nowhere",
+                 test_text(load, "b", "/nowhere"));
+    adapter_call(servers, "/v1/load_lora_adapter", 200, "added", test_text(load, "b", b));
+    adapter_call(servers, "/v1/load_lora_adapter", 200, "added",
+                 "{\"lora_name\":\"c\",\"copy_of\":\"b\"}");
+    adapted_alike(servers);
+    adapter_call(servers, "/v1/unload_lora_adapter", 200, "removed", "{\"lora_name\":\"a\"}");
+    adapter_call(servers, "/v1/load_lora_adapter", 200, "added", test_text(load, "a", a));
+    adapted_alike(servers);
+    adapter_call(servers, "/v1/load_lora_adapter", 200, "added",
+                 "{\"lora_name\":\"new\",\"config\":{\"r\":2,\"target_modules\":\"all-linear\"}}");
+    const char *text = test_output(0, OPTIONS(test_binary("cw-ipc-check"), two.bridge));
+    assert_contains(text, "ok    rank 1: checksums");
+    assert_contains(text, "adapter:b");
+    struct bridge_file *file;
+    assert_ok(bridge_file_read(two.bridge, &file));
+    assert_non_null(bridge_file_role(file, "shard:1:adapter:new"));
+    bridge_file_free(file);
+    daemon_end(&one);
+    assert_int_equal(daemon_stop(&two), 0);
+}
+
+TEST(two_ranks_hold_adapters)
+{
+    mpirun_words(2);
+    hold_adapters(daemon_model(test_folder(), false, 3), OPTIONS(NULL));
+    hold_adapters(tiny_tokenizer_beside(test_golden("qwen35")), OPTIONS(NULL));
+    hold_adapters(tiny_tokenizer_beside(test_golden("qwen3-moe")), args("--expert-parallel"));
+}
+
 // With one that all rows go to; of a latent vector; in groups; rounded, and as a folder stores
 // them.
 TEST(two_ranks_hold_whole_experts)
@@ -373,8 +440,6 @@ TEST(what_has_no_shards_is_refused)
     setenv("WORLD_SIZE", "2", 1);
     refused(folder, args("--tensor-parallel-size 4"),
             "torchrun started 2 processes, and 4 share the model");
-    refused(folder, args("--tensor-parallel-size 2 --max-adapters 1"),
-            "--max-adapters does not go with --tensor-parallel-size 2");
     refused(folder, args("--tensor-parallel-size 2 --expert-parallel"),
             "it has no experts; leave --expert-parallel away");
     refused(tiny_tokenizer_beside(test_golden("qwen3-moe-some")),

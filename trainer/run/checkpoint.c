@@ -380,9 +380,14 @@ enum status adapter_folder_start(const char *folder, const struct adapter *a, co
     struct adapter_config *config;
     struct adapter *made = NULL;
     struct device *host = NULL;
+    struct model_config whole = *a->base->config; // of which this rank may have a shard
+    struct weights *plan = NULL;
+    whole.layers = whole.whole;
+    whole.shard = (struct shard){0, 1};
     CHECK(device_open("cpu", &host));
+    CHECK(weights_plan(&whole, a->base->dt, &plan));
     CHECK(adapter_config_from_json("adapter", a->config->source, &config));
-    CHECK(adapter_new(config, a->base, a->weights->dt, &made));
+    CHECK(adapter_new(config, plan, a->weights->dt, &made));
     CHECK(weights_alloc(made->weights, host));
     if (from) CHECK(adapter_check(made, from));
     CHECK(from ? adapter_load(made, host, from) : adapter_init(made, host, seed));
@@ -391,6 +396,7 @@ enum status adapter_folder_start(const char *folder, const struct adapter *a, co
     st = model_folder_write(folder, host, &m);
 out:
     adapter_free(made);
+    weights_free(plan);
     device_free(host);
     return st;
 }

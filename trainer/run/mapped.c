@@ -215,6 +215,7 @@ enum status train_ranks_meet(struct train_ranks *r, struct mapped *m, double tim
         if (n < size) CHECK(comm_split(r->all, r->launch->ranks.rank / n, &r->shards));
     }
     m->policy->comm = r->shards;
+    if (m->adapter) m->adapter->weights->comm = r->shards;
     if (bridge_file_of(m->bridge)->socket[0])
         log_info("%d ranks train together, on %d server%s with %d shard%s of the model each", size,
                  size / n, size == n ? "" : "s", n, n == 1 ? "" : "s");

@@ -166,6 +166,9 @@ json_t *run_weights(const struct run *run);
 // the snapshot that the server restores should this process die in the middle of an update.
 // interim: the next one replaces it.
 enum status run_save(struct run *run, bool interim);
+// A folder of it, by rank 0 with what the others give: all ranks call it.
+enum status run_write_model(const struct run *run, const char *folder,
+                            const struct model_folder *m);
 // One of the step just done, where it is due: by --save-steps, as the last or the best, or, until
 // the next one, by --save-minutes.
 enum status run_save_if_due(struct run *run);

@@ -118,14 +118,23 @@ static json_t *run_state(struct run *run, bool interim)
 static enum status give_parts(const struct run *run, const struct model_folder *m)
 {
     enum status st = ST_OK;
-    for (; m; m = m->draft) {
-        if (run->ranks.shards && comm_rank(run->ranks.copies) == 0)
-            CHECK(weights_save_part(m->weights, bridge_device(run->mapped.bridge)));
-        if (m->optimizer && optimizer_steps(m->optimizer) > 0)
-            CHECK(optimizer_save(m->optimizer, NULL));
-    }
+    if (!m) return ST_OK;
+    if (run->ranks.shards && comm_rank(run->ranks.copies) == 0)
+        CHECK(weights_save_part(m->adapter ? m->adapter->weights : m->weights,
+                                bridge_device(run->mapped.bridge)));
+    if (m->optimizer && optimizer_steps(m->optimizer) > 0)
+        CHECK(optimizer_save(m->optimizer, NULL));
+    CHECK(give_parts(run, m->draft));
+    st = give_parts(run, m->reference);
 out:
     return st;
+}
+
+enum status run_write_model(const struct run *run, const char *folder, const struct model_folder *m)
+{
+    return train_ranks_lead(&run->ranks)
+               ? model_folder_write(folder, bridge_device(run->mapped.bridge), m)
+               : give_parts(run, m);
 }
 
 // ret_folder: on every rank what rank 0 has written.

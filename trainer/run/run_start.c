@@ -155,10 +155,10 @@ static enum status start_adapter(struct run *run)
     CHECK(path_put(folder, run->folder, "start"));
     struct model_folder model = mapped_folder(&run->mapped);
     model.adapter_name = name;
-    if (train_ranks_lead(&run->ranks))
-        CHECK(served ? model_folder_write(folder, bridge_device(run->mapped.bridge), &model)
-                     : adapter_folder_start(folder, run->mapped.adapter, fresh ? NULL : from,
-                                            (uint64_t)run->config->seed, name, run->mapped.base));
+    if (served) CHECK(run_write_model(run, folder, &model));
+    if (!served && train_ranks_lead(&run->ranks))
+        CHECK(adapter_folder_start(folder, run->mapped.adapter, fresh ? NULL : from,
+                                   (uint64_t)run->config->seed, name, run->mapped.base));
     CHECK(comm_barrier(run->ranks.all));
     CHECK(served ? control_set_snapshot(mapped_control(&run->mapped), folder)
                  : run_load_weights(run, folder, draft));

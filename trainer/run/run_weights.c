@@ -64,8 +64,7 @@ static enum status write_weights(void *context, char ret_folder[PATH_ROOM])
     if (run->config->sync == SYNC_SHARED) model.source_folder = NULL;
     if (copies_draft(run)) model.draft = &draft;
     CHECK(path_put(path, run->folder, "workers"));
-    if (train_ranks_lead(&run->ranks))
-        CHECK(model_folder_write(path, bridge_device(m->bridge), &model));
+    CHECK(run_write_model(run, path, &model));
     CHECK(comm_barrier(run->ranks.all));
     if (!realpath(path, ret_folder)) FAIL(ST_IO, "%s: it cannot be found again", path);
     run->written_bytes += weights_bytes(run, ret_folder);
