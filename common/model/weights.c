@@ -659,6 +659,14 @@ int64_t weights_largest(const struct weights *w)
     return largest;
 }
 
+int64_t weights_parameters(const struct weights *w)
+{
+    int64_t sum = 0;
+    for (const struct weight_tensor *t = w->tensors; t < w->tensors + w->n_tensors; t++)
+        sum += t->slice.whole[0] * (t->n_dims > 1 ? t->slice.whole[1] : 1);
+    return sum;
+}
+
 int64_t weights_widest(const struct weights *w)
 {
     int64_t widest = 0;

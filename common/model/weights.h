@@ -168,7 +168,8 @@ struct weight_matrix {
     bool rounds;              // the forward pass multiplies it with rows in e4m3
 };
 struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role role, int layer);
-int64_t weights_largest(const struct weights *w); // elements of a tensor, at most
+int64_t weights_largest(const struct weights *w);    // elements of a tensor, at most
+int64_t weights_parameters(const struct weights *w); // of all shards, each once
 // Elements of the twin's largest matrix, of experts all: what is widened at once (ops.h,
 // scratch_shape). 0: there is no twin.
 int64_t weights_widest(const struct weights *w);

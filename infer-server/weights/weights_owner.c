@@ -637,14 +637,7 @@ int weights_owner_shards(const struct weights_owner *o)
 
 int64_t weights_owner_parameters(const struct weights_owner *o)
 {
-    const struct weights *w = o->arenas[WEIGHTS_POLICY].weights;
-    int64_t sum = 0;
-    if (weights_owner_shards(o) == 1) return w->n_parameters;
-    for (int i = 0; i < w->n_tensors; i++) {
-        const struct weight_tensor *t = &w->tensors[i];
-        sum += t->slice.whole[0] * (t->n_dims > 1 ? t->slice.whole[1] : 1);
-    }
-    return sum;
+    return weights_parameters(o->arenas[WEIGHTS_POLICY].weights);
 }
 
 enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words)

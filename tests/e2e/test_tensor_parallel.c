@@ -8,6 +8,7 @@
 #include "tests/support/tiny_adapter.h"
 #include "tests/support/tiny_latent.h"
 #include "tests/support/tiny_tokenizer.h"
+#include "tests/support/torn.h"
 
 static void start_ranks(struct daemon *d, int n, const char *folder, const char *const options[])
 {
@@ -374,6 +375,13 @@ static void hold_adapters(const char *folder, const char *const own[])
     adapted_alike(servers);
     adapter_call(servers, "/v1/load_lora_adapter", 200, "added",
                  "{\"lora_name\":\"new\",\"config\":{\"r\":2,\"target_modules\":\"all-linear\"}}");
+    // torn, they are their folders' again, or new
+    for (int i = 0; i < 2 && on_cpu(); i++) {
+        tear_roles(servers[i], "policy adapter:a adapter:c", NULL, NULL);
+        test_wait_for_text(servers[i]->log, "weights restored from", LIMIT_MS, NULL);
+        daemon_wait(servers[i]);
+    }
+    adapted_alike(servers);
     const char *text = test_output(0, OPTIONS(test_binary("cw-ipc-check"), two.bridge));
     assert_contains(text, "ok    rank 1: checksums");
     assert_contains(text, "adapter:b");

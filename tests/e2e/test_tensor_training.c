@@ -4,7 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/mpirun.h"
 #include "tests/support/tiny_tokenizer.h"
-#include "tests/support/training.h"
+#include "tests/support/torn.h"
 
 #define STEPS 10
 
@@ -12,15 +12,17 @@ static struct servers {
     struct scene s;           // a server of one rank
     struct daemon sharded[2]; // two of two ranks
     bool experts_whole;       // which these share
+    const char *options;      // of all
 } servers;
 
 static void start_sharded(struct servers *p, int i)
 {
     struct daemon *d = &p->sharded[i];
     if (!on_cpu()) test_skip("it starts ranks of the CPU, with mpirun");
-    daemon_spawn_ranks(d, 2, p->s.model,
-                       p->experts_whole ? args("--tensor-parallel-size 2 --expert-parallel")
-                                        : args("--tensor-parallel-size 2"));
+    const char *options =
+        test_text("--tensor-parallel-size 2%s %s", p->experts_whole ? " --expert-parallel" : "",
+                  p->options ? p->options : "");
+    daemon_spawn_ranks(d, 2, p->s.model, words_of(options));
     daemon_wait(d);
     assert_int_equal(symlink(d->bridge, test_text("%s/server-%d.json", p->s.folder, i)), 0);
 }
@@ -50,14 +52,19 @@ static void train_one(struct servers *p, const char *run, const char *steps)
 }
 
 // n ranks on the first server, or 4 on both.
-static void start_ranks(struct servers *p, struct test_child *child, int n, const char *run,
-                        const char *steps)
+static void start_ranks_with(struct servers *p, struct test_child *child, int n, const char *run,
+                             const char *const words[])
 {
     const char *bridge =
         n == 4 ? test_path(p->s.folder, "server-{rank}.json") : p->sharded[0].bridge;
-    const char *const *one =
-        trainer_command(&p->s, test_path(p->s.folder, run), args(COMMON, steps));
+    const char *const *one = trainer_command(&p->s, test_path(p->s.folder, run), words);
     scene_spawn(&p->s, child, JOIN(mpirun_words(n), with_word(one, p->s.daemon.bridge, bridge)));
+}
+
+static void start_ranks(struct servers *p, struct test_child *child, int n, const char *run,
+                        const char *steps)
+{
+    start_ranks_with(p, child, n, run, args(COMMON, steps));
 }
 
 static void train_ranks(struct servers *p, int n, const char *run, const char *steps)
@@ -169,6 +176,75 @@ TEST(a_trainer_that_is_killed_ends_both_and_the_run_goes_on)
     server_is_healthy(p, 0);
 }
 
+// So many ranks, or one on the server of one.
+static void train_with(struct servers *p, int n, const char *run, const char *words)
+{
+    struct test_child child = {0};
+    if (n == 1) {
+        scene_ended(&p->s, train(&p->s, run, words_of(words)), 0);
+        return;
+    }
+    start_ranks_with(p, &child, n, run, words_of(words));
+    if (test_wait(&child, LIMIT_MS) != 0 ||
+        !file_exists(test_text("%s/%s/metrics.jsonl", p->s.folder, run)))
+        fail_msg("%s", test_read(child.log));
+}
+
+static const char *adapted(const struct daemon *d)
+{
+    json_t *a = daemon_post(d->socket, "/v1/completions", 200,
+                            "{\"lora\": \"policy\", \"prompt\": \"1+4=\", \"max_tokens\": 8, "
+                            "\"temperature\": 0, \"logprobs\": 1, \"ignore_eos\": true}");
+    return test_keep(json_dumps(json_object_get(a, "choices"), 0));
+}
+
+// Of two servers and of one, from one another's checkpoints, and from what is served; a torn one is
+// restored from a checkpoint on all ranks.
+TEST(adapters_are_trained_by_all)
+{
+    struct servers *p = &servers;
+#define LORA "--prompts-per-step 4 --lora-r 4 --beta 0.05 --learning-rate 1e-2 --resume "
+    *p = (struct servers){.options = "--max-adapters 1"};
+    scene_open_model(&p->s, daemon_model(test_folder(), true, 11), words_of(p->options));
+    start_sharded(p, 0);
+    start_sharded(p, 1);
+    train_with(p, 1, "one", LORA "--max-steps 6");
+    train_with(p, 4, "mixed", LORA "--max-steps 2");
+    train_with(p, 2, "mixed", LORA "--max-steps 6");
+    same_losses(&p->s, "one", "mixed", 6, 1e-5);
+    each_within(&p->s, "mixed", "sampler_mismatch/max", 6, 0, 0);
+    server_is_healthy(p, 0);
+    train_with(p, 1, "on-one", LORA "--max-steps 2 --start-from current");
+    train_with(p, 2, "on-two", LORA "--max-steps 2 --start-from current");
+    same_losses(&p->s, "on-one", "on-two", 2, 1e-5);
+    const char *before = adapted(&p->sharded[0]);
+    tear_roles(&p->sharded[0], "adapter:policy", latest(&p->s, "on-two"), NULL);
+    test_wait_for_text(p->sharded[0].log, "weights restored from", LIMIT_MS, NULL);
+    daemon_wait(&p->sharded[0]);
+    server_is_healthy(p, 0);
+    assert_string_equal(adapted(&p->sharded[0]), before);
+}
+
+// A reference that moves is saved whole, and what workers load.
+TEST(what_else_is_written_is_of_all_ranks)
+{
+    struct servers *p = &servers;
+    struct daemon worker = {0};
+    servers_open(p);
+    daemon_start(&worker, p->s.model, NULL);
+#define MOVES                                                                                      \
+    "--prompts-per-step 4 --beta 0.05 --sync-ref-model --ref-model-sync-steps 2 --learning-rate "  \
+    "1e-3 --resume --max-steps "
+    train_with(p, 1, "one", MOVES "6");
+    train_with(p, 2, "two", MOVES "3");
+    train_with(p, 2, "two", MOVES "6");
+    same_losses(&p->s, "one", "two", 6, 1e-5);
+    train_with(p, 2, "workers",
+               test_text("--prompts-per-step 4 --max-steps 2 --workers %s", worker.bridge));
+    each_within(&p->s, "workers", "workers/up", 2, 1, 1);
+    daemon_end(&worker);
+}
+
 TEST(one_trainer_is_not_enough)
 {
     struct servers *p = &servers;
@@ -179,8 +255,9 @@ TEST(one_trainer_is_not_enough)
     assert_said(&p->s, "\"tp_degree\" is 2");
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     setenv("OMP_NUM_THREADS", "1", 1);
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     return test_main();
 }

@@ -104,7 +104,7 @@ void tear_roles(const struct daemon *d, const char *roles, const char *snapshot,
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        if (bridge_attach(d->bridge, NULL, &t.bridge) == ST_OK &&
+        if (bridge_attach_shard(d->bridge, 0, NULL, NULL, NULL, &t.bridge) == ST_OK &&
             bridge_become_writer(t.bridge) == ST_OK &&
             (!snapshot || control_set_snapshot(bridge_control(t.bridge), snapshot) == ST_OK))
             bridge_publish(t.bridge, 10000, scribble_and_die, &t, NULL);

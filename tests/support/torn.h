@@ -19,8 +19,9 @@ bool kill_in_an_update(struct test_child *trainer, const struct control *control
 // Follows /health until it says ok at an even version again. True if it said torn meanwhile.
 bool torn_until_restored(const struct scene *s, const struct control *control);
 // A writer, a process of this program's own, dies while it writes those roles (with blanks between
-// them). It names `snapshot` first, where that is not NULL, and moves it away in its update where
-// moved_to is none. Skips the test on a GPU, which does not allow it.
+// them), of a server with several ranks rank 0's. It names `snapshot` first, where that is not
+// NULL, and moves it away in its update where moved_to is none. Skips the test on a GPU, which does
+// not allow it.
 void tear_roles(const struct daemon *d, const char *roles, const char *snapshot,
                 const char *moved_to);
 

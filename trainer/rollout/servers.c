@@ -256,11 +256,11 @@ static enum status take_info(const struct servers *c, struct worker *w, const js
                            status ? status : "");
     if (json_is_true(json_object_get(info, "paused")))
         return status_fail(ST_BUSY, "%s: it is paused; POST /bridge/resume", w->address);
-    if (n != policy->n_parameters)
+    if (n != c->options.n_parameters)
         return status_fail(ST_MISMATCH,
                            "%s: it serves a model of %lld parameters, and that which is trained "
                            "has %lld; start it with --model %s",
-                           w->address, (long long)n, (long long)policy->n_parameters,
+                           w->address, (long long)n, (long long)c->options.n_parameters,
                            c->options.model_folder);
     st = take_numbers(w, info, "quantization", "quantization",
                       quantization_names[policy->quantization], quantization_names[0]);

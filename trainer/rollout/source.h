@@ -115,6 +115,7 @@ struct copies_options { // borrowed
     const char *shared;       // the server that shares the weights, which is none of them; or NULL
     // what they must serve
     const struct bridge_role *policy;
+    int64_t n_parameters; // of all its shards
     const char *model_folder;
     // The server that is started, by each rank; NULL: none is.
     struct server_process *server;

@@ -421,9 +421,6 @@ static enum status open_learner(struct run *run)
     }
     if (!c->atropos && !c->rollouts && !run_gives(run))
         shape.targets = samples * c->sampling.max_tokens;
-    if (c->sync_ref_model && run->ranks.shards)
-        return status_fail(ST_UNSUPPORTED, "--sync-ref-model with a tensor-parallel server: no "
-                                           "checkpoint could hold the reference's shards");
     if (samples > 1 << 20)
         return status_fail(ST_INVALID,
                            "--prompts-per-step times --num-generations (with a curriculum: "

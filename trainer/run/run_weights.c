@@ -98,6 +98,7 @@ enum status run_open_source(struct run *run)
         .n_ranks = run->launch->ranks.size,
         .shared = c->sync == SYNC_SHARED ? file->socket : NULL,
         .policy = bridge_file_role(file, "policy"),
+        .n_parameters = weights_parameters(run->mapped.policy),
         .model_folder = run->mapped.model_folder,
         .server = run->own.server,
         .socket = run->own.socket,
