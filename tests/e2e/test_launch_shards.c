@@ -230,7 +230,7 @@ TEST(adapters_learn_in_shards)
 }
 
 // The KL term's reference, a tandem's frozen model and a teacher, which is whole where it cannot be
-// cut.
+// cut; and all of them with a draft and an adapter.
 TEST(frozen_models_have_shards)
 {
     want_ranks();
@@ -250,6 +250,11 @@ TEST(frozen_models_have_shards)
          "", "teacher/divergence"},
         {"reverse", experts, "2", test_text("--beta 0.1 --teacher %s", experts),
          "--expert-parallel", "teacher/divergence"},
+        {"all", scene.model, "2",
+         test_text("--lora-r 4 --tandem --train-draft --beta 0.1 --teacher %s", frozen),
+         test_text("--max-adapters 1 --tandem-model %s --draft %s --speculative draft_model:2",
+                   frozen, frozen),
+         "draft_loss"},
         {"whole", experts, "4", test_text("--teacher %s", heads), "", "teacher/divergence"},
     };
     double one[FROZEN_STEPS], two[FROZEN_STEPS];
