@@ -814,12 +814,20 @@ enum status weights_base_checksum(const struct weights *w, struct device *dev, u
 {
     const size_t max = (size_t)w->n_tensors + 1;
     if (!w->twin) return weights_checksum(w, dev, ret);
-    uint64_t *offsets = malloc(3 * max * sizeof *offsets), *bytes = offsets + max,
-             *sums = bytes + max;
+    uint64_t *offsets = malloc(6 * max * sizeof *offsets), *bytes = offsets + 2 * max,
+             *sums = bytes + 2 * max;
     if (!offsets) return status_fail(ST_NO_MEMORY, "no memory for %zu checksums", max);
     int n = 0;
-    offsets[n] = w->twin_offset;
-    bytes[n++] = w->twin->canary_offset;
+    // codes and scales; behind them may be room for those of other ranks
+    for (const struct weight_tensor *t = w->twin->tensors;
+         t < w->twin->tensors + w->twin->n_tensors; t++) {
+        if (!weights_begins_block(w->twin, (int)(t - w->twin->tensors))) continue;
+        const int64_t rows = matrix_rows(w, t->role, t->layer);
+        const struct weight_matrix m = weights_matrix(w, t->role, t->layer);
+        const int64_t scales = m.mx_scales ? rows * m.k / MXFP4_BLOCK : rows;
+        offsets[n] = (uint64_t)((const char *)m.w - (const char *)w->base);
+        bytes[n++] = (uint64_t)(code_bytes(w->config, rows * m.k) + scales);
+    }
     for (int i = 0; i < w->n_tensors; i++) {
         const struct weight_place place = weights_place(w, &w->tensors[i]);
         if (in_twin(w->config, w->tensors[i].role)) continue;

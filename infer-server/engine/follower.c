@@ -155,6 +155,14 @@ static enum status reply_canary(struct follower *f, const struct bytes *data)
     return st == ST_OK ? group_answer(f->group, ST_OK, &word, sizeof word) : st;
 }
 
+static enum status reply_base(struct follower *f, const struct bytes *data)
+{
+    uint64_t sum;
+    (void)data;
+    enum status st = weights_base_checksum(f->now->weights, f->dev, &sum);
+    return st == ST_OK ? group_answer(f->group, ST_OK, &sum, sizeof sum) : st;
+}
+
 static enum status reply_sums(struct follower *f, const struct bytes *data)
 {
     const size_t bytes = (size_t)f->now->weights->n_held * sizeof(uint64_t);
@@ -241,6 +249,7 @@ static order_fn *const orders[ORDER_END] = {
     [ORDER_STEP] = step,          [ORDER_COPY] = copy_block,     [ORDER_STATE] = copy_state,
     [ORDER_HEAD] = head,          [ORDER_CANARY] = reply_canary, [ORDER_SUMS] = reply_sums,
     [ORDER_HIDDEN] = hidden,      [ORDER_FURTHER] = further,     [ORDER_ADAPTER] = change_adapters,
+    [ORDER_BASE] = reply_base,
 };
 
 static enum status follow(struct follower *f)

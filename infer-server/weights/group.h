@@ -46,6 +46,7 @@ enum order {
     ORDER_FURTHER, // int32_t[]: the same of that layer's
     ORDER_CANARY,  // asks for uint64_t: arena_canary()
     ORDER_SUMS,    // asks for uint64_t[n_tensors]
+    ORDER_BASE,    // asks for uint64_t: weights_base_checksum()
     ORDER_ADAPTER, // struct adapter_change (adapters.h), and behind it its text
     ORDER_END,
     ORDERS

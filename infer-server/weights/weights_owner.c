@@ -648,12 +648,6 @@ enum status weights_owner_canaries(struct weights_owner *o, uint64_t *words)
     return and_others(o, st, words + 1, sizeof *words);
 }
 
-// Of one shard of the policy: as many in each.
-static size_t shard_tensors(const struct weights_owner *o)
-{
-    return (size_t)o->arenas[WEIGHTS_POLICY].weights->n_held;
-}
-
 int weights_owner_tensors(const struct weights_owner *o)
 {
     int n = 0;
@@ -685,19 +679,17 @@ out:
 enum status weights_owner_base(struct weights_owner *o, const json_t **ret)
 {
     const struct weights *w = o->arenas[WEIGHTS_POLICY].weights;
-    const size_t others = shard_tensors(o) * (size_t)(group_size(o->group) - 1);
+    const size_t n = (size_t)group_size(o->group);
     enum status st = ST_OK;
     struct control_info f;
     uint64_t *sums = NULL;
     control_info(o->control, &f);
     if (!o->base || o->base_version != f.policy_version || o->base_updates != f.updates) {
-        if (!(sums = calloc(1 + others, sizeof *sums))) FAIL(ST_NO_MEMORY, "no memory for sums");
-        CHECK(group_order(o->group, ORDER_SUMS, WEIGHTS_POLICY, NULL, 0));
-        CHECK(and_others(o, weights_base_checksum(w, o->dev, sums), sums + 1,
-                         shard_tensors(o) * sizeof *sums));
+        if (!(sums = calloc(n, sizeof *sums))) FAIL(ST_NO_MEMORY, "no memory for sums");
+        CHECK(group_order(o->group, ORDER_BASE, WEIGHTS_POLICY, NULL, 0));
+        CHECK(and_others(o, weights_base_checksum(w, o->dev, sums), sums + 1, sizeof *sums));
         json_decref(o->base);
-        o->base = adapter_base(f.origin, f.version, f.updates, w->dt, group_size(o->group), sums,
-                               1 + others);
+        o->base = adapter_base(f.origin, f.version, f.updates, w->dt, (int)n, sums, n);
         o->base_version = f.policy_version;
         o->base_updates = f.updates; // a writer of an older release counts these alone
     }

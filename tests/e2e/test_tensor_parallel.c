@@ -190,6 +190,11 @@ TEST(two_ranks_serve_one_model)
 
 // In e4m3 too: the twin is made when all have loaded, and anew by /reload. That its codes are those
 // of one rank is what golden/test_shards compares.
+static const char *base_checksum(const struct daemon *d)
+{
+    return text_of(daemon_get(d->socket, "/bridge/info?checksums=1", 200), "base.checksum");
+}
+
 TEST(two_ranks_in_e4m3)
 {
     struct daemon two = {0}, one = {0};
@@ -203,13 +208,15 @@ TEST(two_ranks_in_e4m3)
     daemon_post(two.socket, "/reload", 200, reload);
     daemon_post(one.socket, "/reload", 200, reload);
     assert_same_choices(samples(&two), samples(&one));
+    const char *base = base_checksum(&two);
     assert_int_equal(daemon_stop(&two), 0);
-    // the codes alone, in which the two have less
+    // the codes alone, in which the two have less, and which are an adapter's base just as well
     const int64_t both = int_of(daemon_get(one.socket, "/bridge/info", 200), "weight_bytes");
     daemon_start(&two, other,
                  args("--tensor-parallel-size 2 --quantization fp8-weights --inference-only"));
     assert_same_choices(samples(&two), samples(&one));
     assert_true(int_of(daemon_get(two.socket, "/bridge/info", 200), "weight_bytes") < both);
+    assert_string_equal(base_checksum(&two), base);
     daemon_end(&one);
     assert_int_equal(daemon_stop(&two), 0);
 }
