@@ -19,18 +19,18 @@
 #define MAX_STATE    ((size_t)1 << 26)
 
 // ---- the plan -----------------------------------------------------------------------------------
-#define BIT(role) (1ull << ROLE_##role)
+#define BIT(role) ((unsigned __int128)1 << ROLE_##role)
 
 enum tensor_role adapter_role(const struct weights *base, int tensor)
 {
-    const uint64_t adapted = BIT(QKV) | BIT(Q_A) | BIT(Q_B) | BIT(Q) | BIT(KV_A) | BIT(O) |
-                             BIT(DELTA_IN) | BIT(DELTA_OUT) | BIT(GATE_UP) | BIT(DOWN) |
-                             BIT(EXPERTS_IN) | BIT(EXPERTS_OUT) | BIT(SHARED_GATE_UP) |
-                             BIT(SHARED_DOWN) | BIT(LAYER_INPUT) | BIT(LAYER_GATE) |
-                             BIT(LAYER_OUT) | BIT(HEAD);
+    const unsigned __int128 adapted = BIT(QKV) | BIT(Q_A) | BIT(Q_B) | BIT(Q) | BIT(KV_A) | BIT(O) |
+                                      BIT(DELTA_IN) | BIT(DELTA_OUT) | BIT(GATE_UP) | BIT(DOWN) |
+                                      BIT(EXPERTS_IN) | BIT(EXPERTS_OUT) | BIT(SHARED_GATE_UP) |
+                                      BIT(SHARED_DOWN) | BIT(LAYER_INPUT) | BIT(LAYER_GATE) |
+                                      BIT(LAYER_OUT) | BIT(HEAD);
     const enum tensor_role role = base->tensors[tensor].role;
     if (role == ROLE_EMBED && base->config->tie_embeddings) return ROLE_HEAD;
-    return role < 64 && adapted >> role & 1 ? role : ROLE_COUNT;
+    return role < ROLE_COUNT && adapted >> role & 1 ? role : ROLE_COUNT;
 }
 
 int adapter_nth(const struct weights *base, int i)

@@ -145,7 +145,8 @@ struct model_config {
     enum act_kind act;
     float act_alpha, act_limit; // of ACT_CLAMPED
     bool gated_mlp;             // act(gate) * up, else act(up)
-    bool qkv_bias, o_bias, mlp_bias, head_bias;
+    bool qkv_bias, mlp_bias, head_bias;
+    bool o_bias;        // of latent attention: of what makes its vectors, too
     bool delta_grouped; // linear attention's first matmuls give each key head's parts together
     bool delta_bias, delta_conv_bias; // of its matmuls, of its convolution
     bool attn_gate;                   // what attention gives is multiplied by the sigmoid of a gate

@@ -13,15 +13,6 @@ static enum status read_or_null(const char *where, const json_t *json, const cha
     return json_get_int32(where, json, key, 0, 1 << 20, field);
 }
 
-static enum status refuse_bias(const char *where, const json_t *json, const char *key)
-{
-    bool bias = false;
-    enum status st = json_get_bool(where, json, key, &bias);
-    if (st == ST_OK && bias)
-        st = status_fail(ST_UNSUPPORTED, "%s: %s: latent attention has no biases here", where, key);
-    return st;
-}
-
 // What these families' layers have in common; the numbers are those of a silent config. `all` is
 // every layer's attention.
 static enum status latent_attention(const char *where, const json_t *json, struct model_config *c,
@@ -30,10 +21,13 @@ static enum status latent_attention(const char *where, const json_t *json, struc
     struct latent_config *of = &all.latent;
     struct rope_config *rope = &c->ropes[0];
     int nope = all.head_dim - of->rope;
+    bool mlp_bias = false;
     enum status st = ST_OK;
     rope->interleaved = true;
-    CHECK(refuse_bias(where, json, "attention_bias"));
-    CHECK(refuse_bias(where, json, "mlp_bias"));
+    CHECK(json_get_bool(where, json, "attention_bias", &c->o_bias));
+    CHECK(json_get_bool(where, json, "mlp_bias", &mlp_bias));
+    if (mlp_bias)
+        FAIL(ST_UNSUPPORTED, "%s: mlp_bias is not supported (no published DeepSeek has it)", where);
     CHECK(json_get_bool(where, json, "rope_interleave", &rope->interleaved));
     CHECK(json_get_int32(where, json, "kv_lora_rank", 1, 4096, &of->rank));
     CHECK(read_or_null(where, json, "q_lora_rank", &of->q_rank));

@@ -695,9 +695,10 @@ out:
 #define DEEPSEEK_NAMES                                                                             \
     COMMON_NAMES, O_NAMES, GATED_MLP_NAMES,                                                        \
         [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",                                 \
-        [ROLE_Q_A] = ATTN "q_a_proj.weight", [ROLE_Q_A_NORM] = ATTN "q_a_layernorm.weight",        \
-        [ROLE_Q_B] = ATTN "q_b_proj.weight", [ROLE_Q] = ATTN "q_proj.weight",                      \
-        [ROLE_KV_A] = ATTN "kv_a_proj_with_mqa.weight",                                            \
+        [ROLE_Q_A] = ATTN "q_a_proj.weight", [ROLE_Q_A_BIAS] = ATTN "q_a_proj.bias",               \
+        [ROLE_KV_A_BIAS] = ATTN "kv_a_proj_with_mqa.bias",                                         \
+        [ROLE_Q_A_NORM] = ATTN "q_a_layernorm.weight", [ROLE_Q_B] = ATTN "q_b_proj.weight",        \
+        [ROLE_Q] = ATTN "q_proj.weight", [ROLE_KV_A] = ATTN "kv_a_proj_with_mqa.weight",           \
         [ROLE_KV_A_NORM] = ATTN "kv_a_layernorm.weight", [ROLE_KV_B] = ATTN "kv_b_proj.weight",    \
         [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                                   \
         [ROLE_ROUTER_BIAS] = LAYER "mlp.gate.e_score_correction_bias",                             \

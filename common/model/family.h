@@ -26,10 +26,12 @@ enum tensor_role {
     ROLE_K_NORM,
     ROLE_SINKS,
     ROLE_Q_A, // of latent attention, as far as ROLE_KV_B
+    ROLE_Q_A_BIAS,
     ROLE_Q_A_NORM,
     ROLE_Q_B,
-    ROLE_Q, // in place of those three
+    ROLE_Q, // in place of those four
     ROLE_KV_A,
+    ROLE_KV_A_BIAS,
     ROLE_KV_A_NORM,
     ROLE_KV_B,
     ROLE_O,

@@ -116,6 +116,8 @@ static int64_t size_of(const struct model_config *c, const struct layer_config *
     X(IF_LATENT, latent)                                                                           \
     X(IF_LATENT_Q_A, latent && l->latent.q_rank > 0)                                               \
     X(IF_LATENT_Q, latent && l->latent.q_rank == 0)                                                \
+    X(IF_Q_A_BIAS, latent && l->latent.q_rank > 0 && c->o_bias)                                    \
+    X(IF_KV_A_BIAS, latent && c->o_bias)                                                           \
     X(IF_QK_NORM, attention && c->qk_norm)                                                         \
     X(IF_K_NORM, attention && c->qk_norm && l->kv_from < 0)                                        \
     X(IF_SINKS, attention && c->sinks)                                                             \
@@ -197,6 +199,7 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
     [ROLE_Q_A] = {IN_LAYER(q_a), IN_TWIN, .when = IF_LATENT_Q_A, .rows = SIZE_Q_RANK,
                   .cols = SIZE_HIDDEN},
+    [ROLE_Q_A_BIAS] = {IN_LAYER(q_a_bias), .when = IF_Q_A_BIAS, .rows = SIZE_Q_RANK},
     [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), .is_norm = true, .when = IF_LATENT_Q_A,
                        .rows = SIZE_Q_RANK},
     [ROLE_Q_B] = {IN_LAYER(q_b), IN_TWIN, .when = IF_LATENT_Q_A, .rows = SIZE_Q,
@@ -204,6 +207,7 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_Q] = {IN_LAYER(q), IN_TWIN, .when = IF_LATENT_Q, .rows = SIZE_Q, .cols = SIZE_HIDDEN},
     [ROLE_KV_A] = {IN_LAYER(kv_a), IN_TWIN, .when = IF_LATENT, .rows = SIZE_LATENT,
                    .cols = SIZE_HIDDEN},
+    [ROLE_KV_A_BIAS] = {IN_LAYER(kv_a_bias), .when = IF_KV_A_BIAS, .rows = SIZE_LATENT},
     [ROLE_KV_A_NORM] = {IN_LAYER(kv_a_norm), .is_norm = true, .when = IF_LATENT,
                         .rows = SIZE_LATENT_RANK},
     [ROLE_KV_B] = {IN_LAYER(kv_b), IN_TWIN, .when = IF_LATENT, .rows = SIZE_LATENT_HEADS,
@@ -633,8 +637,9 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
     const struct layer_config *l = &c->layers[layer];
     const bool of_twin = w->twin && in_twin(c, role);
     const bool biased = role == ROLE_QKV || role == ROLE_O || role == ROLE_ROUTER ||
-                        role == ROLE_GATE_UP || role == ROLE_DOWN || role == ROLE_HEAD ||
-                        role == ROLE_DELTA_IN || role == ROLE_DELTA_OUT;
+                        role == ROLE_Q_A || role == ROLE_KV_A || role == ROLE_GATE_UP ||
+                        role == ROLE_DOWN || role == ROLE_HEAD || role == ROLE_DELTA_IN ||
+                        role == ROLE_DELTA_OUT;
     struct weight_matrix m = {
         .w = *role_pointer(of_twin ? w->twin : held, role, layer),
         .bias = biased ? *role_pointer(held, role + 1, layer) : NULL,

@@ -61,6 +61,7 @@ struct layer_weights {                // pointers into the arena; NULL where the
     // latent attention: (q_rank, hidden), (q_rank), (q width, q_rank), or q (q width, hidden); then
     // (rank + rope, hidden), (rank), (n_heads * (head_dim - rope + value), rank)
     void *q_a, *q_a_norm, *q_b, *q, *kv_a, *kv_a_norm, *kv_b;
+    void *q_a_bias, *kv_a_bias;        // (q_rank), (rank + rope)
     void *o, *o_bias;                  // (hidden, q width), (hidden)
     void *delta_in, *delta_in_bias;    // (in width, hidden), (in width)
     void *delta_gates;                 // (2 * heads, hidden)
