@@ -85,8 +85,8 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
         else if (needed[i].field == &c->n_layers && c->family->count_layers) {
             c->n_layers = c->family->count_layers(json);
             if (c->n_layers < 1 || c->n_layers > 1024)
-                FAIL(ST_FORMAT, "%s: %d layers are listed; 1 to 1024 are supported", where,
-                     c->n_layers);
+                FAIL(ST_FORMAT, "%s: layers_block_type lists %d layers; 1 to 1024 are supported",
+                     where, c->n_layers);
             continue;
         } else if (!json_has(json, needed[i].key))
             FAIL(ST_FORMAT, "%s: %s is missing", where, needed[i].key);
