@@ -514,6 +514,7 @@ struct scratch_shape {        // of a training step
     int64_t n_elements;       // gradients
     int64_t widened; // of the largest matrix in e4m3, its experts together, and the largest rows
                      // that it is multiplied with, where they are too; 0: none
+    int64_t rounded; // the same of gradients that are rounded, which may be widened, too; 0: none
     int lora_rank;   // of an adapter; 0: none
     bool lora_head;  // that changes the logits too
     bool lora_dropout;

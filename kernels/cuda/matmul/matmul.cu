@@ -519,7 +519,7 @@ void matmul_gradient(struct device *dev, const matmul_call &c)
     s.trans_b = true;
     s.scales = (const int8_t *)g.along_scales.memory;
     s.a_scales = (const int8_t *)g.row_scales.memory;
-    if (!s.scales) return;
+    if (!s.scales || !s.a_scales || !g.rows.memory || !g.along.memory) return;
     if (s.rounds == GRADIENT_E4M3) s.rounds = GRADIENT_AUTO; // as any rows
     if (c.n_experts > 0)
         cuda_matmul_experts(dev, c.c, g.rows.memory, g.along.memory, c.offsets, c.n_experts, &s);
