@@ -339,9 +339,9 @@ static enum status check_shards(const char *where, const json_t *json, struct br
     for (int i = 0; i < file->n_roles; i++) others += bridge_is_shard(&file->roles[i]);
     for (int i = file->n_roles * file->tp_degree - 1; i >= 0; i--) {
         const struct bridge_role *first = &file->roles[i / file->tp_degree];
+        if (bridge_is_shard(first)) continue;
         const int rank = i % file->tp_degree;
         const struct bridge_role *role = shard_of(file, first, rank);
-        if (bridge_is_shard(first)) continue;
         if (!role)
             FAIL(ST_FORMAT, "%s: \"tp_degree\" is %d, and there is no shard of rank %d of the %s",
                  where, file->tp_degree, rank, first->role);
