@@ -61,9 +61,10 @@ enum { LISTED = -1 }; // as the first layer that has experts: mlp_layer_types sa
 static enum status is_dense(const char *where, const json_t *types, int l, int n_layers, int first,
                             bool *ret)
 {
+    const bool listed = types && !json_is_null(types);
     const char *type = json_string_value(json_array_get(types, (size_t)l));
-    *ret = json_is_array(types) ? type && strcmp(type, "dense") == 0 : l < first;
-    if (!json_is_array(types) || *ret || (type && strcmp(type, "sparse") == 0)) return ST_OK;
+    *ret = listed ? type && strcmp(type, "dense") == 0 : l < first;
+    if (!listed || *ret || (type && strcmp(type, "sparse") == 0)) return ST_OK;
     return status_fail(ST_UNSUPPORTED,
                        "%s: mlp_layer_types[%d] must be one of %d words, dense or sparse", where, l,
                        n_layers);
