@@ -311,7 +311,7 @@ enum status optimizer_use_shards(struct optimizer *o, struct comm *comm)
     if (o->moments.kind == MOMENTS_8BIT)
         FAIL(ST_UNSUPPORTED, "moments in 8 bits do not go with a tensor-parallel server: their "
                              "scales are of a shard's blocks, and no checkpoint could hold them; "
-                             "give --optim-moments bf16");
+                             "give a new run --optim-moments bf16");
     o->shards = comm;
     CHECK(replicas_list(&o->trained, &o->replicas, &o->n_replicas));
     for (int i = 0; i < o->n_replicas; i++) {
