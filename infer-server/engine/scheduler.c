@@ -495,7 +495,6 @@ static void add_item(struct scheduler *s, struct sample *sample, int n, int n_dr
     if (from->slot >= 0 && from->position == *computed)
         step->items[step->n_items - 1].state = from->slot;
     step->n_tokens += n + n_drafts;
-    step->n_drafts += n_drafts;
     *computed += n;
     keep_state(s, sample, *computed);
 }
@@ -622,7 +621,7 @@ const struct engine_step *schedule(struct scheduler *s, enum scheduler_admit adm
     struct engine_step *step = s->step = &s->steps[s->step == s->steps];
     step->runner = runner;
     step->n_items = step->n_sampled = step->n_copies = step->n_states = 0;
-    step->n_tokens = step->n_drafts = 0;
+    step->n_tokens = 0;
     admit_waiting(s, admit);
     plan_items(s);
     // Those that were admitted wait for the other, or the one that waited was preempted.

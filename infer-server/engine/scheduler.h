@@ -34,7 +34,7 @@ struct step_state { // the same of a sequence's states, in the pool of the step'
 };
 struct engine_step {
     enum runner_role runner; // that computes it: the policy, or the frozen model
-    int n_items, n_sampled, n_copies, n_states, n_tokens, n_drafts;
+    int n_items, n_sampled, n_copies, n_states, n_tokens;
     struct step_item *items;     // oldest sample first, decoding ones before prompts
     struct step_sample *sampled; // at most max_batch
     struct step_copy *copies;
