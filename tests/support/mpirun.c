@@ -12,7 +12,8 @@ const char *const *mpirun_words(int n)
     if (system("command -v mpirun >/dev/null") != 0) test_skip("there is no mpirun");
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1); // of anybody else it is not looked at
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
-    setenv("OMP_NUM_THREADS", "1", 1); // machines of tests have few cores
+    setenv("OMP_NUM_THREADS", "1", 1);           // machines of tests have few cores
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 0); // Open MPI leaves some behind
     return args("mpirun --oversubscribe --bind-to none -n %d --enable-recovery", n);
 }
 
