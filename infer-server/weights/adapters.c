@@ -202,7 +202,6 @@ enum status adapters_add(struct adapters *a, const struct adapter_request *order
     snprintf(s.info.folder, sizeof s.info.folder, "%s", order->folder ? order->folder : "");
     s.info.ref = (struct adapter_ref){slot + 1, ++a->given};
     s.info.rank = s.adapter->max_rank;
-    s.info.n_parameters = s.adapter->weights->n_parameters;
     CHECK(adapter_table_set(a->table, slot, s.adapter));
     a->slots[slot] = s;
     note_loaded(a, &s, copied ? &a->slots[source] : NULL);

@@ -23,15 +23,14 @@ struct adapter_ref {
     int index;
     uint64_t id;
 };
-#define ADAPTER_NAME_BYTES 56 // the bridge file's roles have 64, "adapter:" among them
+#define ADAPTER_NAME_BYTES 56 // the control page's roles have 64, "adapter:" among them
 struct adapter_info {
     struct adapter_ref ref;
     char name[ADAPTER_NAME_BYTES]; // "": it is unloaded once the last sample with it has ended
     char folder[512];              // PEFT's, that it was loaded from; "": it was made new
     int rank;                      // the largest of its matrices
-    int64_t n_parameters;
-    int samples, running;      // that are waiting for it or computed with it; the latter alone
-    uint64_t generated_tokens; // of those that have ended
+    int samples, running;          // that are waiting for it or computed with it; the latter alone
+    uint64_t generated_tokens;     // of those that have ended
 };
 #define ADAPTERS_MAX 64
 
