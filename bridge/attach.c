@@ -137,8 +137,9 @@ static enum status choose_shard(struct bridge_file *file, int rank)
     return status_fail(
         ST_UNSUPPORTED,
         "%s: \"tp_degree\" is %d: the server's weights have so many shards, and this "
-        "client maps whole models",
-        file->path, file->tp_degree);
+        "client maps whole models; as many ranks of one trainer map a shard each (mpirun -n %d "
+        "cw-trainer train --bridge FILE)",
+        file->path, file->tp_degree, file->tp_degree);
 }
 
 static void no_step(void *context, const char *step, enum status st, const char *detail)

@@ -235,11 +235,21 @@ void options_list_idle(const struct option_set *set, const void *config, struct 
         }
 }
 
+// Whether one alternative is that an option is off which this table has not.
+static bool holds_here(const struct option_spec *table, const char *condition)
+{
+    for (const char *at = condition;; at++) {
+        const struct term t = next_term(table, &at);
+        if (!t.spec && t.relation == '=' && t.len == 0) return true;
+        if (!*at) return false;
+    }
+}
+
 void option_rules_describe(const struct option_spec *table, const struct option_spec *spec,
                            struct bytes *to)
 {
     for (const struct option_rule *r = spec->rules; r && r->kind != RULE_END; r++) {
-        if (r->kind == RULE_COMMON) continue;
+        if (r->kind == RULE_COMMON || holds_here(table, r->other)) continue;
         bytes_puts(to, " [");
         if (r->when) bytes_printf(to, "%s: ", r->when + (r->when[0] == '='));
         bytes_puts(to, r->kind == RULE_EXCLUDES ? "not with " : "with ");

@@ -267,7 +267,7 @@ enum status adapter_check(const struct adapter *a, const char *folder)
     if (!adapter_same(a, other))
         FAIL(ST_MISMATCH,
              "%s has other targets, ranks or scales than the adapter that is to "
-             "take its weights",
+             "take its weights: give that one those of its adapter_config.json",
              folder);
     st = open_tensors(a, folder, &set);
 out:

@@ -61,8 +61,10 @@ static bool names_policy(const struct api_model *model, const char *name)
 
 static enum status fail_model_name(const struct api_model *model, const char *name)
 {
-    return status_fail(ST_NOT_FOUND, "request: \"model\" is '%s'; this server has '%s'",
-                       CUT(name, 200), model->name);
+    return status_fail(
+        ST_NOT_FOUND,
+        "request: \"model\" is '%s'; this server has '%s', and what else /v1/models lists",
+        CUT(name, 200), model->name);
 }
 
 enum status api_check_model_name(const struct api_request *r, const struct api_model *model)

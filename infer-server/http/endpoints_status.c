@@ -86,8 +86,8 @@ void handle_model(void *server, struct http_request *q)
     if (found)
         http_reply_json(q, 200, json_incref(found));
     else
-        http_fail(q, 404, "\"model\" is '%s'; this server has '%s'", CUT(id, 200),
-                  CUT(s->model.name, 200));
+        http_fail(q, 404, "\"model\" is '%s'; this server has '%s', and what else /v1/models lists",
+                  CUT(id, 200), CUT(s->model.name, 200));
     json_decref(cards);
 }
 

@@ -345,6 +345,17 @@ static const struct option_spec rules_table[] = {
     OPT_END,
 };
 
+// An alternative of an option that the table has not, being off, always holds: nothing to be told.
+TEST(rules_in_the_help)
+{
+    const struct option_spec *spec = rules_table;
+    SCOPED(bytes_release) struct bytes text = BYTES_INIT;
+    for (; strcmp(spec->name, "folder") != 0; spec++)
+        if (strcmp(spec->name, "ahead") == 0) option_rules_describe(rules_table, spec, &text);
+    option_rules_describe(rules_table, spec, &text);
+    assert_string_equal(bytes_text(&text), " [>2: with --folder here or apart]");
+}
+
 TEST_EACH(rules_of_a_table, "options")
 {
     struct ruled c = {0};

@@ -66,6 +66,18 @@ TEST(rewards_without_spread)
     assert_int_equal(times_said(&s, &flat, 99, "look at --reward"), 1);
 }
 
+// Distillation without a reward has no spread of rewards, and learns.
+TEST(a_teacher_alone)
+{
+    struct divergence s = {0};
+    struct progress taught = healthy;
+    taught.reward = NAN;
+    taught.accuracy = -1;
+    taught.zero_spread = 1;
+    assert_int_equal(times_said(&s, &taught, 2000, "nothing"), 0);
+    assert_sums_up(&s, NULL);
+}
+
 TEST(no_right_sample)
 {
     struct divergence s = {0};

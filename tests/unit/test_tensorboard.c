@@ -246,6 +246,7 @@ TEST(live_line)
     SCOPED(bytes_release) struct bytes text = BYTES_INIT;
     struct progress p = {.step = 3,
                          .reward = 0.5124,
+                         .teacher = NAN,
                          .accuracy = 0.5,
                          .acceptance = 0.631,
                          .zero_spread = 0.25,
@@ -268,6 +269,13 @@ TEST(live_line)
                         "step 3/200  1:04:09 left  reward 0.512  zero-spread 25.0%"
                         "  grad norm 0.213  cut off 50.0%  4200 tokens/s"
                         "  length 12.2");
+    bytes_clear(&text);
+    p.reward = NAN; // a teacher alone
+    p.teacher = 0.08810;
+    progress_line(&p, 200, 64.4, &text);
+    assert_string_equal(bytes_text(&text),
+                        "step 3/200  1:04 left  teacher 0.0881  grad norm 0.213  cut off 50.0%"
+                        "  4200 tokens/s  length 12.2");
 }
 
 // A run whose folder is gone does not go on as if its lines were kept.

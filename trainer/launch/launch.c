@@ -394,8 +394,8 @@ enum status launch_open_server(struct launch *launch, const char *model, double 
              first_rank(launch), launch->folder, timeout_s);
     if (!runs && !model)
         FAIL(ST_NOT_FOUND,
-             "no server runs for this rank in %s: start it there, or give --model "
-             "DIR, so that one is started",
+             "no server runs for this rank in %s: start it there, name the bridge file of "
+             "another (--bridge), or give --model DIR, so that one is started",
              launch->folder);
     CHECK(path_put(launch->bridge, launch->folder, "bridge.json"));
     if (runs)

@@ -456,13 +456,14 @@ void memory_log(const struct learner *l, const char *weights, const char *freeze
 {
     const struct memory_plan p = l->info.memory;
     const struct param_ranges *trained = &l->trained;
+    const char *shard = l->options.shards ? ", in this rank's shard" : "";
     if (trained->list[0].weights != l->policy)
         log_info("the adapter's %" PRId64 " parameters are trained, beside %" PRId64
-                 " of the model",
-                 param_ranges_parameters(trained), l->policy->n_parameters);
+                 " of the model%s",
+                 param_ranges_parameters(trained), l->policy->n_parameters, shard);
     if (freeze && freeze[0])
-        log_info("--freeze %s: %" PRId64 " of %" PRId64 " parameters are trained", freeze,
-                 param_ranges_parameters(trained), trained->list[0].weights->n_parameters);
+        log_info("--freeze %s: %" PRId64 " of %" PRId64 " parameters are trained%s", freeze,
+                 param_ranges_parameters(trained), trained->list[0].weights->n_parameters, shard);
     if (shares_prompts(l))
         log_info("of what sequences share only a group's prompt is computed once: %s",
                  shares_prompts(l));

@@ -38,11 +38,13 @@ void progress_line(const struct progress *p, int64_t total_steps, double seconds
                    struct bytes *ret)
 {
     char left[DURATION_ROOM];
-    bytes_printf(ret, "step %" PRId64 "/%" PRId64 "  %s left  reward %.3f", p->step, total_steps,
-                 duration_text(seconds_left, left), p->reward);
+    bytes_printf(ret, "step %" PRId64 "/%" PRId64 "  %s left", p->step, total_steps,
+                 duration_text(seconds_left, left));
+    if (isfinite(p->reward)) bytes_printf(ret, "  reward %.3f", p->reward);
+    if (isfinite(p->teacher)) bytes_printf(ret, "  teacher %.4f", p->teacher);
     if (p->accuracy >= 0) bytes_printf(ret, "  accuracy %.1f%%", 100 * p->accuracy);
     if (p->acceptance >= 0) bytes_printf(ret, "  acceptance %.1f%%", 100 * p->acceptance);
-    bytes_printf(ret, "  zero-spread %.1f%%", 100 * p->zero_spread);
+    if (isfinite(p->reward)) bytes_printf(ret, "  zero-spread %.1f%%", 100 * p->zero_spread);
     if (isfinite(p->kl)) bytes_printf(ret, "  kl %.4f", p->kl);
     bytes_printf(ret, "  grad norm %.3g", isfinite(p->grad_norm) ? p->grad_norm : 0);
     if (p->clipped >= 0) bytes_printf(ret, "  clipped %.1f%%", 100 * p->clipped);
@@ -70,6 +72,7 @@ static bool is_news(const struct divergence *s, bool shows, long *said)
 
 static void look_at_rewards(struct divergence *s, const struct progress *now, struct bytes *ret)
 {
+    if (!isfinite(now->reward)) return; // a teacher alone is learnt from
     s->flat = now->zero_spread >= 1 ? s->flat + 1 : 0;
     s->flat_steps += s->flat > 0;
     s->wrong = now->accuracy == 0 ? s->wrong + 1 : 0;

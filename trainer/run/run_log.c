@@ -90,6 +90,7 @@ void run_log_step(struct run *run, const struct rollout_step *s, const struct up
     const struct progress progress = {
         .step = run->step,
         .reward = scores->stats.reward_mean,
+        .teacher = run->config->teacher ? stats_mean(update, STAT_TEACHER_DIVERGENCE) : NAN,
         .accuracy = run_accuracy(run, scores),
         .acceptance = s->spec.present && isfinite(acceptance) ? acceptance : -1,
         .zero_spread = scores->stats.frac_zero_std,

@@ -81,7 +81,8 @@ uint32_t crc32c_masked(const void *data, size_t len);
 
 struct progress {                // what a step's line says, and what divergence is looked for in
     int64_t step;                // steps done
-    double reward;               // mean over the step's samples
+    double reward;               // mean over the step's samples; NAN: there is none
+    double teacher;              // mean divergence from it; NAN: there is none
     double accuracy, acceptance; // shares of 1; < 0: there is none
     double zero_spread;          // share of groups whose samples all have the same reward
     double kl;                   // mean a token; NAN: there is no KL term
