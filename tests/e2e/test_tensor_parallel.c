@@ -136,6 +136,7 @@ static void show_clients_every_shard(void)
     struct bridge *whole;
     assert_status(bridge_attach(ranks.bridge, NULL, &whole), ST_UNSUPPORTED);
     assert_message("\"tp_degree\" is 2");
+    assert_message("as many ranks of one trainer");
     assert_status(bridge_attach_shard(ranks.bridge, 2, NULL, NULL, NULL, &whole), ST_INVALID);
 }
 
