@@ -248,7 +248,8 @@ static void change_adapters(struct engine *e, const struct command *c)
     enum status st = ST_OK;
     if (!weights_owner_adapters(e->owner))
         st = status_fail(ST_UNSUPPORTED,
-                         "this server holds no adapters; start it with --max-adapters N");
+                         "this server holds no adapters; start it with --max-adapters N, where "
+                         "cw-trainer starts it by --server-args");
     else
         st = c->kind == COMMAND_LOAD_ADAPTER ? load(e, c, message, sizeof message) : unload(e, c);
     if (st != ST_OK) snprintf(message, sizeof message, "%s", status_message());

@@ -208,7 +208,8 @@ TEST_IN(what_does_not_go_with_it, scene_open)
                                       s->model, FP8)));
     assert_said(s, "are this process's own, whose --quantization the server is given too");
     assert_train(s, 2, "flag", "--max-steps 1 --quantization fp8");
-    assert_said(s, "--quantization fp8 needs --sync checkpoint, else --bridge's server says");
+    assert_said(s, "--quantization fp8 needs --sync checkpoint, else --bridge's server says (with "
+                   "--gpus or --ranks: --server-args)");
     restart(s, args("--kv-cache-dtype fp8"));
     assert_train(s, 1, "plain", "--max-steps 2 --resume");
     assert_said(s, "was made on a server with --kv-cache-dtype auto, and this one has fp8");

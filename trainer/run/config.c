@@ -69,7 +69,8 @@ const struct option_spec train_options[] = {
     OPT_CHOICE("quantization", quantization, "none", quantization_names,
                "of what is multiplied, by this program and the server that it starts "
                "(cw-infer-server's; docs/use/fp8.md)",
-               NEEDS_WHEN("!=none", "sync=checkpoint", "else --bridge's server says")),
+               NEEDS_WHEN("!=none", "sync=checkpoint",
+                          "else --bridge's server says (with --gpus or --ranks: --server-args)")),
     OPT_INT(
         "restart-interval", restart_interval, "1", "STEPS", 1, MAX_AHEAD,
         "steps between checkpoints for the server; samples are up to so many steps less one old",

@@ -37,7 +37,7 @@ static enum status open_draft(struct run *run)
         return status_fail(ST_NOT_FOUND,
                            "--train-draft: %s shares no draft model; start the server with one: "
                            "cw-infer-server --draft DIR --speculative draft_model:5, or "
-                           "--speculative mtp",
+                           "--speculative mtp (with --gpus or --ranks: --server-args)",
                            file->path);
     run->mapped.draft_folder = role->model;
     enum status st = ST_OK;
@@ -63,10 +63,11 @@ static enum status check_tandem(const struct run *run)
     const bool own = run->config->sync == SYNC_CHECKPOINT; // the sampler says whether it has one
     if (!run->config->sampling.tandem.on) return ST_OK;
     if (!role && !own)
-        return status_fail(ST_NOT_FOUND,
-                           "--tandem: the server of %s has no frozen model; start it with one: "
-                           "cw-infer-server --tandem-model DIR",
-                           file->path);
+        return status_fail(
+            ST_NOT_FOUND,
+            "--tandem: the server of %s has no frozen model; start it with one: "
+            "cw-infer-server --tandem-model DIR (with --gpus or --ranks: --server-args)",
+            file->path);
     const struct tandem_options *t = &run->config->sampling.tandem;
     log_info(
         "--tandem: %s writes with the policy: selector %s, p %g%s; its tokens weigh %g in the loss",
