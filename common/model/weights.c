@@ -652,7 +652,7 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
         m.mx_scales = behind;
     else
         m.scales = behind;
-    m.rounds = m.scales && c->quantization == QUANTIZATION_FP8;
+    m.rounds = m.scales && c->quantization == QUANTIZATION_FP8 && role != ROLE_KV_B;
     return m;
 }
 

@@ -181,6 +181,19 @@ TEST(eight_bits_stay_near)
                             (size_t)(last.n * last.k) * sizeof(float));
 }
 
+// What the forward pass takes as it is, of latent attention's kv_b (docs/use/fp8.md), its gradient
+// is, too.
+TEST(a_matrix_whose_rows_are_plain_takes_plain_gradients)
+{
+    SCOPED(reference_close) struct reference r;
+    const char *folder = test_folder();
+    assert_ok(tiny_latent_write(folder, 48, VOCAB));
+    reference_open_as(folder, "cpu", QUANTIZATION_FP8, &r);
+    assert_true(weights_matrix(r.weights, ROLE_KV_A, 0).rounds);
+    assert_true(weights_matrix(r.weights, ROLE_KV_B, 0).scales);
+    assert_false(weights_matrix(r.weights, ROLE_KV_B, 0).rounds);
+}
+
 // A task that generalises: each token is the one before plus 20, 21 or 22, by chance for one
 // completion of a prompt or the other. Every step has new prompts.
 static void make_lesson(struct random_step *s, int step)
