@@ -57,6 +57,12 @@ TEST(names_are_as_in_vllm)
     daemon_call(
         &served, "/v1/load_lora_adapter", 400, "use_dora",
         "{\"lora_name\":\"c\",\"config\":{\"use_dora\":true,\"target_modules\":\"all-linear\"}}");
+    daemon_call(&served, "/v1/load_lora_adapter", 400, "\"param\":null", // of the request no field
+                "{\"lora_name\":\"c\",\"config\":{\"r\":4,\"target_modules\":[\"c_attn\"]}}");
+    const char *other = test_folder();
+    test_put(other, "adapter_config.json", "{\"peft_type\":\"IA3\"}");
+    daemon_call(&served, "/v1/load_lora_adapter", 400, "\"param\":null",
+                "{\"lora_name\":\"c\",\"lora_path\":\"%s\"}", other);
     daemon_call(&served, "/v1/unload_lora_adapter", 404, "no adapter 'c'", "{\"lora_name\":\"c\"}");
     json_t *models = daemon_get(served.socket, "/v1/models", 200),
            *data = json_object_get(models, "data");
