@@ -90,6 +90,12 @@ static enum status check(struct run *run, struct option_set *set, struct train_c
 {
     enum status st;
     c->reward.none = c->teacher && !c->rollouts && !options_given(set, "reward");
+    if (c->reward.none && c->eval_data)
+        FAIL(
+            ST_INVALID,
+            "--eval-data %s with --teacher and no --reward: nothing says how good held-out samples "
+            "are; give --reward NAME, with --reward-weights 0 where the teacher alone is to teach",
+            c->eval_data);
     if (c->reward.none) c->reward.names = "";
     if (c->rollouts && !options_given(set, "reward")) c->reward.names = "environment";
     CHECK(train_config_resolve(c, set, &run->resolved));

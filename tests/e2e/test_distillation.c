@@ -142,4 +142,6 @@ TEST_IN(what_does_not_fit, open_drafting)
     assert_said(s, "no line of");
     assert_true(distil(s, "base", args("--teacher base")) != 0);
     assert_said(s, "no adapter is trained");
+    assert_true(distil(s, "scores", args("--teacher policy --eval-data x")) != 0);
+    assert_said(s, "--eval-data x with --teacher and no --reward");
 }
