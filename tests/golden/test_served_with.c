@@ -39,8 +39,10 @@ static void start(struct bench *b, const char *model, const char *adapter,
     options.prefill_chunk = 5;
     options.speculative_fixed = 1;
     options.speculative = (struct speculative_choice){.chosen = true, .k[SPECULATIVE_NGRAM] = 3};
-    options.kv_bytes = 2 * (BLOCKS * kv_memory_block_bytes(config, DT_F32, BLOCK_TOKENS) +
-                            16 * kv_memory_state_bytes(config));
+    // For both models; states take half of it at most.
+    const int64_t blocks = 2 * BLOCKS * kv_memory_block_bytes(config, DT_F32, BLOCK_TOKENS),
+                  states = 2 * 16 * kv_memory_state_bytes(config);
+    options.kv_bytes = blocks + (states > 0 && states < blocks ? blocks : states);
     bench_start(b, &options);
     assert_ok(engine_load_adapter(b->engine, &order, on_command, b));
     await_command(b);
