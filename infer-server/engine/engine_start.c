@@ -161,6 +161,10 @@ static enum status take_mtp(const struct engine_options *o, const struct model_c
              "--draft %s: its layer is of a model of hidden_size %d and a vocabulary of %d, and "
              "--model has %d and %d",
              folder, (*ret)->hidden, (*ret)->vocab_size, policy->hidden, policy->vocab_size);
+    if (o->draft_vocabulary > policy->vocab_size)
+        FAIL(ST_INVALID,
+             "--draft-vocabulary %lld: the vocabulary has %d tokens; give fewer, or leave it away",
+             (long long)o->draft_vocabulary, policy->vocab_size);
     model_config_predict_first(*ret, o->draft_vocabulary);
 out:
     return status_context(st, "--speculative mtp");
