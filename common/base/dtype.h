@@ -45,9 +45,30 @@ DTYPE_INLINE float f32_from_bf16(uint16_t h)
 }
 float f32_from_f16(uint16_t h);
 
+// x in 8 bits, of which so many are mantissa, with this bias of the exponent: to nearest, ties to
+// even; what is above `largest` becomes that, NaN stays NaN. Without a branch: rows of activations
+// are rounded at every matmul.
+DTYPE_INLINE uint8_t code_from_f32(float x, int mantissa, int bias, uint32_t largest)
+{
+    const int shift = 23 - mantissa;
+    const uint32_t adds = (uint32_t)(151 - bias - mantissa) << 23; // rounds what is subnormal
+    uint32_t u, magnitude, code, small;
+    float sum, added;
+    memcpy(&u, &x, 4);
+    memcpy(&added, &adds, 4);
+    magnitude = u & 0x7fffffffu;
+    memcpy(&sum, &magnitude, 4);
+    sum += added;
+    memcpy(&small, &sum, 4);
+    code = magnitude + (1u << (shift - 1)) - 1 + (magnitude >> shift & 1u);
+    code = (code >> shift) - ((uint32_t)(127 - bias) << mantissa);
+    code = code < largest ? code : largest;
+    code = magnitude < (uint32_t)(128 - bias) << 23 ? small - adds : code;
+    code = magnitude > 0x7f800000u ? 0x7fu : code;
+    return (uint8_t)((u >> 24 & 0x80u) | code);
+}
 // e4m3 (Micikevicius et al. 2022, FP8 Formats for Deep Learning; torch.float8_e4m3fn): a sign, 4
-// bits of exponent, 3 of mantissa, no infinity. To nearest, ties to even; what is above 448 becomes
-// 448, NaN stays NaN. Without a branch: rows of activations are rounded at every matmul.
+// bits of exponent, 3 of mantissa, no infinity. What is above 448 becomes 448.
 DTYPE_INLINE uint8_t e4m3_from_f32(float x)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -55,18 +76,7 @@ DTYPE_INLINE uint8_t e4m3_from_f32(float x)
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
     return (uint8_t)codes;
 #else
-    uint32_t u, magnitude, code, small;
-    float sum;
-    memcpy(&u, &x, 4);
-    magnitude = u & 0x7fffffffu;
-    memcpy(&sum, &magnitude, 4);
-    sum += 16384.0f; // rounds what is below 2^-6 to multiples of 2^-9
-    memcpy(&small, &sum, 4);
-    code = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
-    code = code < 0x7eu ? code : 0x7eu;
-    code = magnitude < 0x3c800000u ? small - 0x46800000u : code;
-    code = magnitude > 0x7f800000u ? 0x7fu : code;
-    return (uint8_t)((u >> 24 & 0x80u) | code);
+    return code_from_f32(x, 3, 7, 0x7e);
 #endif
 }
 // Exponent and mantissa lie where f32 has them, which is 2^120 too small, subnormals as well.
@@ -88,18 +98,7 @@ DTYPE_INLINE uint8_t e5m2_from_f32(float x)
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
     return (uint8_t)codes;
 #else
-    uint32_t u, magnitude, code, small;
-    float sum;
-    memcpy(&u, &x, 4);
-    magnitude = u & 0x7fffffffu;
-    memcpy(&sum, &magnitude, 4);
-    sum += 128.0f; // rounds what is below 2^-14 to multiples of 2^-16
-    memcpy(&small, &sum, 4);
-    code = ((magnitude + 0xfffffu + (magnitude >> 21 & 1u)) >> 21) - (112u << 2);
-    code = code < 0x7bu ? code : 0x7bu;
-    code = magnitude < 0x38800000u ? small - 0x43000000u : code;
-    code = magnitude > 0x7f800000u ? 0x7fu : code;
-    return (uint8_t)((u >> 24 & 0x80u) | code);
+    return code_from_f32(x, 2, 15, 0x7b);
 #endif
 }
 DTYPE_INLINE float f32_from_e5m2(uint8_t code)
