@@ -534,7 +534,7 @@ int attn_parts(struct device *dev, int n_tokens, int n_kv_heads)
 {
     struct cuda_state *state = cuda_use(dev);
     int blocks = ceil_div(n_tokens, ROWS) * n_kv_heads, sms = state->n_sms;
-    // attn_wgmma.cu takes as many as a block of keys needs, up to this: workspace is the price
+    // workspace is the price; attn_wgmma.cu needs that of one
     int few = state->major == 9 ? 3 * sms : sms;
     return blocks >= 6 * sms ? 1 : blocks >= few ? 2 : 4;
 }

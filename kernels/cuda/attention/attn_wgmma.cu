@@ -216,16 +216,18 @@ void attn_wgmma(struct device *dev, const attn_call &c)
  * memory.
  *
  * A block of keys that many rows attend to (a long sequence's first, those of a prompt that samples
- * share) is several items, each every so many-th tile of its rows; the last of them to be done adds
- * up what all have written, in their order. */
+ * share, above all the root of a tree) is several items, parts, each every so many-th tile of its
+ * rows. They have one place for their sums, to which each adds its own when those before it have:
+ * parts are taken in their order, so that what one waits for is under way. */
 template <int HD> constexpr int stages_of = HD <= 128 ? 4 : 2;
+#define MAX_PARTS 8 // of a block of keys
 
 struct gradient_args {
     attn_args<bf16> a;
     bf16 *dqkv;
     const bf16 *dout;
     const float *delta;
-    float *parts;         // n_parts of dk and dv, of whole blocks of keys (part_of)
+    float *sums;          // of parts: dk and dv, of whole blocks of keys
     int n_parts;          // of a block of keys, at most
     int part_tiles;       // tiles that make a part, about
     int key_items, items; // OF_KEYS; all
@@ -512,35 +514,6 @@ __device__ __forceinline__ void store_keys(computer &c, const gradient_args &g, 
                        [&](int r) { return to(r, a.n_heads + a.n_kv_heads + w.kv_head); });
 }
 
-// Where a thread's sums of a part are: so many float4 for dk, as many for dv, 128 apart.
-template <int HD>
-__device__ __forceinline__ float4 *part_of(computer &c, const gradient_args &g, const work &w,
-                                           int part)
-{
-    int blocks = (g.a.n_tokens + BLOCK_ROWS - 1) / BLOCK_ROWS * GROUPS;
-    int64_t at = (int64_t)part * blocks + w.p.start / ROWS + c.group;
-    at = at * g.a.n_kv_heads + w.kv_head;
-    return (float4 *)g.parts + at * (HD / 4 * 128) + threadIdx.x % 128;
-}
-
-// Writes a part; true in the warpgroup that is the last to do so.
-template <int HD, work_kind KIND>
-__device__ __forceinline__ bool store_part(computer &c, const gradient_args &g, const work &w,
-                                           const float (&dk)[HD / 8][4],
-                                           const float (&dv)[HD / 8][4], int *is_last)
-{
-    float4 *to = part_of<HD>(c, g, w, w.part);
-#pragma unroll
-    for (int i = 0; i < HD / 8; i++) {
-        if (has_dk<HD, KIND>) to[i * 128] = make_float4(dk[i][0], dk[i][1], dk[i][2], dk[i][3]);
-        if (has_dv<HD, KIND>)
-            to[(HD / 8 + i) * 128] = make_float4(dv[i][0], dv[i][1], dv[i][2], dv[i][3]);
-    }
-    int ticket = 1 + (w.p.start / ROWS + c.group) * g.a.n_kv_heads + w.kv_head;
-    if (KIND == OF_VALUES) ticket += g.key_items / g.n_parts * GROUPS;
-    return last_group(g.tickets + ticket, w.n_parts, c.group, is_last);
-}
-
 __device__ __forceinline__ void add_four(float (&sum)[4], float4 x)
 {
     sum[0] += x.x;
@@ -549,23 +522,41 @@ __device__ __forceinline__ void add_four(float (&sum)[4], float4 x)
     sum[3] += x.w;
 }
 
+// Adds what the parts before have; false where there are further ones, for which it is written.
 template <int HD, work_kind KIND>
-__device__ __forceinline__ void add_parts(computer &c, const gradient_args &g, const work &w,
+__device__ __forceinline__ bool last_part(computer &c, const gradient_args &g, const work &w,
                                           float (&dk)[HD / 8][4], float (&dv)[HD / 8][4])
 {
-#pragma unroll
-    for (int i = 0; i < HD / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) dk[i][e] = dv[i][e] = 0;
-#pragma unroll 1
-    for (int z = 0; z < w.n_parts; z++) {
-        const float4 *from = part_of<HD>(c, g, w, z);
+    const int at = (w.p.start / ROWS + c.group) * g.a.n_kv_heads + w.kv_head;
+    float4 *sums = (float4 *)g.sums + (int64_t)at * (HD / 4 * 128) + threadIdx.x % 128;
+    unsigned *done = g.tickets + 1 + at; // so many parts
+    if (KIND == OF_VALUES) done += g.key_items / g.n_parts * GROUPS;
+    const bool first = threadIdx.x % 128 == 0, last = w.part + 1 == w.n_parts;
+    if (w.part > 0) {
+        if (first)
+            while (*(volatile unsigned *)done != (unsigned)w.part) __nanosleep(100);
+        group_sync(c.group);
+        __threadfence();
 #pragma unroll
         for (int i = 0; i < HD / 8; i++) {
-            if (has_dk<HD, KIND>) add_four(dk[i], __ldcg(from + i * 128));
-            if (has_dv<HD, KIND>) add_four(dv[i], __ldcg(from + (HD / 8 + i) * 128));
+            if (has_dk<HD, KIND>) add_four(dk[i], __ldcg(sums + i * 128));
+            if (has_dv<HD, KIND>) add_four(dv[i], __ldcg(sums + (HD / 8 + i) * 128));
         }
     }
+    if (last) {
+        if (first) *done = 0;
+        return true;
+    }
+#pragma unroll
+    for (int i = 0; i < HD / 8; i++) {
+        if (has_dk<HD, KIND>) sums[i * 128] = make_float4(dk[i][0], dk[i][1], dk[i][2], dk[i][3]);
+        if (has_dv<HD, KIND>)
+            sums[(HD / 8 + i) * 128] = make_float4(dv[i][0], dv[i][1], dv[i][2], dv[i][3]);
+    }
+    __threadfence();
+    group_sync(c.group);
+    if (first) *(volatile unsigned *)done = w.part + 1;
+    return false;
 }
 
 // The sums of a warpgroup's keys over the tiles of packed rows from p.base on.
@@ -623,7 +614,7 @@ __device__ __forceinline__ void sum_rows(computer &c, const gradient_args &g, co
 
 template <int HD, work_kind KIND>
 __device__ __forceinline__ void sum_keys(computer &c, const gradient_args &g, const work &item,
-                                         const row_numbers *numbers, int *is_last)
+                                         const row_numbers *numbers)
 {
     const attn_args<bf16> &a = g.a;
     float dk[HD / 8][4] = {}, dv[HD / 8][4] = {};
@@ -640,11 +631,8 @@ __device__ __forceinline__ void sum_keys(computer &c, const gradient_args &g, co
     const work w = item;
     c.done_with_kept();
     scale_rows<HD>(dk, a.scale);
-    if (w.n_parts > 1) {
-        if (!store_part<HD, KIND>(c, g, w, dk, dv, is_last)) return;
-        add_parts<HD, KIND>(c, g, w, dk, dv);
-    }
-    store_keys<HD, KIND>(c, g, w, dk, dv);
+    if (w.n_parts == 1 || last_part<HD, KIND>(c, g, w, dk, dv))
+        store_keys<HD, KIND>(c, g, w, dk, dv);
 }
 
 #endif // HAS_WGMMA
@@ -659,17 +647,14 @@ __global__ void __launch_bounds__(THREADS, 1) attn_gradient_kernel(gradient_args
     extern __shared__ __align__(1024) char memory[];
     __shared__ block_state state;
     __shared__ __align__(16) row_numbers numbers[stages_of<HD>];
-    __shared__ int is_last[GROUPS];
     run_block<HD, stages_of<HD>, 2, 2, 0, 24>( // of 232 registers there are too few
         state, memory, [&](copier &c) { copy_items<HD>(c, g, numbers); },
         [&](computer &c) {
-            c.each_item(state, OF_KEYS, [&](const work &w) {
-                sum_keys<HD, OF_KEYS>(c, g, w, numbers, &is_last[c.group]);
-            });
+            c.each_item(state, OF_KEYS,
+                        [&](const work &w) { sum_keys<HD, OF_KEYS>(c, g, w, numbers); });
             if (is_wide<HD>)
-                c.each_item(state, OF_VALUES, [&](const work &w) {
-                    sum_keys<HD, OF_VALUES>(c, g, w, numbers, &is_last[c.group]);
-                });
+                c.each_item(state, OF_VALUES,
+                            [&](const work &w) { sum_keys<HD, OF_VALUES>(c, g, w, numbers); });
             c.each_item(state, OF_QUERIES, [&](const work &w) { sum_queries<HD>(c, g, w); });
         });
 #endif
@@ -694,25 +679,29 @@ static int kinds_of_keys(const attn_call &c)
 
 bool attn_wgmma_back_takes(struct device *dev, const attn_call &c)
 {
-    const int tickets = 1 + kinds_of_keys(c) * key_blocks(c) * GROUPS;
     return on_hopper(dev) && c.shape->head_dim <= 192 && c.shape->softcap <= 0 &&
-           (c.n_parts <= 1 || tickets <= N_TICKETS) && aligned(16, {c.dqkv, c.dout}, {}) &&
-           attn_mma_takes(dev, c);
+           aligned(16, {c.dqkv, c.dout}, {}) && attn_mma_takes(dev, c);
 }
 
 void attn_wgmma_back(struct device *dev, const attn_call &c)
 {
     struct cuda_state *state = cuda_use(dev);
+    const int blocks = key_blocks(c), tickets = 1 + kinds_of_keys(c) * blocks * GROUPS;
     gradient_args g = {};
     g.a = attn_args_of<bf16>(c);
     g.dqkv = (bf16 *)c.dqkv;
     g.dout = (const bf16 *)c.dout;
     g.delta = c.delta;
-    g.parts = c.parts;
-    g.n_parts = c.n_parts;
-    // short parts where the blocks of keys alone would leave multiprocessors without work
-    g.part_tiles = key_blocks(c) * 4 >= state->n_sms * 3 ? 48 : 16;
-    g.key_items = key_blocks(c) * c.n_parts;
+    g.sums = c.parts;
+    g.n_parts = tickets <= N_TICKETS ? MAX_PARTS : 1;
+    // short parts where the blocks of keys alone would leave multiprocessors without work; where
+    // there are many, but for what most rows attend to, parts only cost their sums
+    g.part_tiles = 48;
+    if (blocks * 4 < state->n_sms * 3)
+        g.part_tiles = 16;
+    else if (blocks >= state->n_sms * 3)
+        g.part_tiles = std::max(48, ceil_div(g.a.n_tokens * g.a.group, ROWS * MAX_PARTS));
+    g.key_items = blocks * g.n_parts;
     g.items = kinds_of_keys(c) * g.key_items + query_items(g.a);
     g.tickets = state->tickets;
     const int dims = g.a.head_dim;
