@@ -397,6 +397,7 @@ static enum status round_weights(struct golden *g, const struct weights *weights
     CHECK(device_alloc(g->dev, (size_t)n * dtype_size(DT_BF16), &rounded));
     device_ops(g->dev)->convert(g->dev, rounded, DT_BF16, weights->base, DT_F32, n);
     device_ops(g->dev)->convert(g->dev, weights->base, DT_F32, rounded, DT_BF16, n);
+    weights_quantise(weights, g->dev);
     st = device_sync(g->dev);
     device_release(g->dev, rounded);
 out:

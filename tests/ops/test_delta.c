@@ -351,6 +351,7 @@ static struct delta_batch paged_batch(struct op_test *t, const struct delta_shap
     *kv = (struct kv_view){.layers = layer, .states = states, .slot_elements = slot_elements(s)};
     t->batch = (struct batch_view){.n_tokens = all_paged_rows(t->p),
                                    .n_seqs = PAGED_SEQS,
+                                   .max_query = t->p[EACH], // at least 2, which sequence 2 has
                                    .query_start = lists[0],
                                    .seq_of = lists[1],
                                    .positions = lists[2],
