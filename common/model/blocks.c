@@ -137,42 +137,30 @@ struct delta_shape model_delta_shape(const struct model *m, int l)
     return shape;
 }
 
-struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows)
-{
-    const struct delta_shape *s = &m->config->layers[l].delta;
-    return (struct norm_shape){NORM_RMS,
-                               rows * s->n_heads,
-                               s->head_dim,
-                               s->n_heads,
-                               delta_value_width(s),
-                               m->config->norm_eps,
-                               m->dt,
-                               false};
-}
-
-// Mamba-2's goes over the values of each group.
-struct norm_shape model_scan_norm_shape(const struct model *m, int l, int rows)
-{
-    const struct delta_shape *s = &m->config->layers[l].delta;
-    const int width = delta_value_width(s), groups = s->n_key_heads;
-    return (struct norm_shape){NORM_RMS, rows * groups,       width / groups, groups,
-                               width,    m->config->norm_eps, m->dt,          true};
-}
-
-struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,
-                                  int rows)
+// Behind the rule its values are normalised, each head's, and gated. Mamba-2 gates them before, and
+// normalises those of each group.
+struct delta_end model_delta_end(const struct model *m, int l, const void *out, const void *in,
+                                 int rows, float *rstd)
 {
     const struct layer_config *layer = &m->config->layers[l];
-    const size_t before =
-        layer->delta.is_scan ? 0 : (size_t)delta_conv_width(&layer->delta) * dtype_size(m->dt);
-    return (struct gate_args){x,
-                              (const char *)in + before,
-                              rows,
-                              delta_value_width(&layer->delta),
-                              layer_delta_in_width(layer),
-                              GATE_SILU,
-                              m->dt,
-                              delta_value_width(&layer->delta)};
+    const struct delta_shape *s = &layer->delta;
+    const int width = delta_value_width(s), n = s->is_scan ? s->n_key_heads : s->n_heads;
+    const size_t before = s->is_scan ? 0 : (size_t)delta_conv_width(s) * dtype_size(m->dt);
+    return (struct delta_end){
+        .gate = {s->is_scan ? out : m->gate, (const char *)in + before, rows, width,
+                 layer_delta_in_width(layer), GATE_SILU, m->dt, width},
+        .norm = {.x = s->is_scan ? m->gate : out,
+                 .w = m->weights->layers[l].delta_norm,
+                 .rstd = rstd},
+        .shape = {NORM_RMS, rows * n, width / n, n, width, m->config->norm_eps, m->dt, s->is_scan},
+        .gate_first = s->is_scan};
+}
+
+void model_delta_finish(struct model *m, const struct delta_end *end)
+{
+    if (end->gate_first) m->ops->gate(m->dev, m->gate, &end->gate);
+    m->ops->norm(m->dev, end->gate_first ? m->attn_out : m->gate, &end->norm, &end->shape);
+    if (!end->gate_first) m->ops->gate(m->dev, m->attn_out, &end->gate);
 }
 
 // The order of a row's entries where the first matmuls of linear attention group them by key head:
@@ -315,58 +303,35 @@ static void conv_attention(struct model *m, int l, const struct batch_view *batc
     m->ops->gate(m->dev, m->attn_out, &behind);
 }
 
-struct conv_args model_scan_conv(const struct model *m, int l, const void *in,
-                                 const struct delta_batch *order)
+struct conv_args model_delta_conv(const struct model *m, int l, const void *in,
+                                  const struct delta_batch *order)
 {
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
-    const size_t before = (size_t)delta_value_width(&layer->delta) * dtype_size(m->dt);
-    return (struct conv_args){(const char *)in + before, layer_delta_in_width(layer), w->delta_conv,
-                              *order, w->delta_conv_bias};
+    const int before = layer->delta.is_scan ? delta_value_width(&layer->delta) : 0;
+    return (struct conv_args){(const char *)in + (size_t)before * dtype_size(m->dt),
+                              layer_delta_in_width(layer), w->delta_conv, *order,
+                              w->delta_conv_bias};
 }
 
-struct delta_args model_delta_args(const struct model *m, int l, const void *gates,
+struct delta_args model_delta_args(const struct model *m, int l, const void *in, const void *gates,
                                    const struct delta_batch *order)
 {
     const struct layer_config *layer = &m->config->layers[l];
     const struct layer_weights *w = &m->weights->layers[l];
     const int width = layer_delta_in_width(layer);
     const size_t before = (size_t)(width - layer->delta.n_heads) * dtype_size(m->dt);
-    if (layer->delta.is_scan) gates = (const char *)gates + before;
+    if (layer->delta.is_scan) gates = (const char *)in + before;
     return (struct delta_args){m->qkv, gates, w->delta_a_log, w->delta_dt_bias,
                                *order, width, w->delta_skip};
-}
-
-// Mamba-2, from m->normed to m->attn_out: one matmul gives the output's gate z, the convolution's
-// input and the heads' steps; convolution; the scan; what it gives times silu(z), and RMSNorm of
-// each group of that.
-static void scan_attention(struct model *m, int l, const struct batch_view *batch,
-                           const struct kv_view *kv, struct layer_tape *tape)
-{
-    const struct delta_shape shape = model_delta_shape(m, l);
-    const int rows = batch->n_tokens;
-    void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
-    const struct delta_batch order = {batch, kv, l};
-    const struct conv_args conv = model_scan_conv(m, l, in, &order);
-    const struct delta_args scan = model_delta_args(m, l, in, &order);
-    const struct gate_args gate = model_delta_gate(m, l, out, in, rows);
-    const struct norm_shape norm = model_scan_norm_shape(m, l, rows);
-    const struct norm_args normed = {.x = m->gate,
-                                     .w = m->weights->layers[l].delta_norm,
-                                     .rstd = tape ? tape->rstd_delta : NULL};
-
-    model_linear(m, in, m->normed, rows, &(struct linear){ROLE_DELTA_IN, l, .out = m->dt});
-    m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
-    m->ops->delta_rule(m->dev, out, &scan, &shape);
-    m->ops->gate(m->dev, m->gate, &gate);
-    m->ops->norm(m->dev, m->attn_out, &normed, &norm);
 }
 
 // Linear attention by the gated delta rule (ops.h, delta_shape), as Qwen3.5 has it in three layers
 // of four, from m->normed to m->attn_out: one matmul gives the convolution's input and the output's
 // gate z, one the heads' gates b and a; convolution; the rule; RMSNorm of every head of its output,
-// times silu(z). Serving and training run the same operations, in which a row's sums have one order
-// (delta_rule), so that it has the same bits in both.
+// times silu(z). Of Mamba-2 one matmul gives z, the convolution's input and the heads' steps.
+// Serving and training run the same operations, in which a row's sums have one order (delta_rule),
+// so that it has the same bits in both.
 void delta_attention(struct model *m, int l, const struct batch_view *batch,
                      const struct kv_view *kv, struct layer_tape *tape)
 {
@@ -375,29 +340,21 @@ void delta_attention(struct model *m, int l, const struct batch_view *batch,
         conv_attention(m, l, batch, kv, tape);
         return;
     }
-    if (layer->delta.is_scan) {
-        scan_attention(m, l, batch, kv, tape);
-        return;
-    }
-    const struct layer_weights *w = &m->weights->layers[l];
     const struct delta_shape shape = model_delta_shape(m, l);
-    const int rows = batch->n_tokens, width = layer_delta_in_width(layer);
+    const int rows = batch->n_tokens;
     void *in = tape ? tape->delta_in : m->attn_in, *out = tape ? tape->attn : m->attn_out;
     float *gates = tape ? tape->delta_gates : m->delta_gates;
     const struct delta_batch order = {batch, kv, l};
-    const struct conv_args conv = {in, width, w->delta_conv, order, NULL};
-    const struct delta_args rule = model_delta_args(m, l, gates, &order);
-    const struct norm_shape norm = model_delta_norm_shape(m, l, rows);
-    const struct norm_args normed = {
-        .x = out, .w = w->delta_norm, .rstd = tape ? tape->rstd_delta : NULL};
-    const struct gate_args gate = model_delta_gate(m, l, m->gate, in, rows);
+    const struct conv_args conv = model_delta_conv(m, l, in, &order);
+    const struct delta_args rule = model_delta_args(m, l, in, gates, &order);
+    const struct delta_end end =
+        model_delta_end(m, l, out, in, rows, tape ? tape->rstd_delta : NULL);
 
     delta_linear(m, l, in, rows, ROLE_DELTA_IN, m->dt);
-    delta_linear(m, l, gates, rows, ROLE_DELTA_GATES, DT_F32);
+    if (!shape.is_scan) delta_linear(m, l, gates, rows, ROLE_DELTA_GATES, DT_F32);
     m->ops->short_conv(m->dev, m->qkv, &conv, &shape);
     m->ops->delta_rule(m->dev, out, &rule, &shape);
-    m->ops->norm(m->dev, m->gate, &normed, &norm);
-    m->ops->gate(m->dev, m->attn_out, &gate);
+    model_delta_finish(m, &end);
 }
 
 // ---- experts ------------------------------------------------------------------------------------

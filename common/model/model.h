@@ -219,21 +219,26 @@ struct norm_shape model_heads_shape(const struct model *m, int l, int rows, int 
 struct moe_shape model_moe_shape(const struct model *m, int l, int rows);
 // The gate of a shared expert: the routing of a mixture of one, which every row goes to.
 struct moe_shape model_shared_shape(const struct model *m, int rows);
-// Layer l's linear attention, and the norm of its output. Gates on what attention gives, x: on
-// attention's, and on linear attention's, within the rows of its first matmul.
+// Layer l's linear attention, whose convolution reads the rows of its first matmul, `in`; gates: of
+// the delta rule. Those of Mamba-2 are the steps, with which rows of `in` end.
 struct delta_shape model_delta_shape(const struct model *m, int l);
-struct norm_shape model_delta_norm_shape(const struct model *m, int l, int rows);
-// The same of Mamba-2, whose convolution and scan read the rows of its first matmul, `in`.
-struct norm_shape model_scan_norm_shape(const struct model *m, int l, int rows);
-struct conv_args model_scan_conv(const struct model *m, int l, const void *in,
-                                 const struct delta_batch *order);
-// Of either rule. gates: of Mamba-2 `in`, whose rows end with the steps.
-struct delta_args model_delta_args(const struct model *m, int l, const void *gates,
+struct conv_args model_delta_conv(const struct model *m, int l, const void *in,
+                                  const struct delta_batch *order);
+struct delta_args model_delta_args(const struct model *m, int l, const void *in, const void *gates,
                                    const struct delta_batch *order);
+// What stands behind the rule: from what it gives, out, to m->attn_out, by way of m->gate.
+struct delta_end {
+    struct gate_args gate;
+    struct norm_args norm;
+    struct norm_shape shape;
+    bool gate_first;
+};
+struct delta_end model_delta_end(const struct model *m, int l, const void *out, const void *in,
+                                 int rows, float *rstd);
+void model_delta_finish(struct model *m, const struct delta_end *end);
+// Of the gate on what attention gives, x.
 struct gate_args model_attn_gate(const struct model *m, int l, const void *x, const void *gate,
                                  int rows);
-struct gate_args model_delta_gate(const struct model *m, int l, const void *x, const void *in,
-                                  int rows);
 // Of layer l's short convolution alone, the gates around it within the rows of its first matmul
 // (gates before it, behind it, and what is gated): before, of what stands there; behind, of x.
 struct gate_args model_conv_gate(const struct model *m, int l, const void *x, const void *in,

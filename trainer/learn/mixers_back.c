@@ -148,73 +148,41 @@ static void conv_back(struct backward *b, int l, const struct batch_view *batch,
     matrix_back(b, b->dnormed, din, m->normed, rows, ROLE_DELTA_IN, l, false);
 }
 
-// Of Mamba-2: all but the scan's output is computed again.
-static void scan_back(struct backward *b, int l, const struct batch_view *batch,
-                      const struct layer_tape *tape, const void *dout)
-{
-    struct model *m = b->m;
-    const struct ops *ops = m->ops;
-    const struct layer_weights *g = &b->grads->layers[l];
-    const struct delta_shape shape = model_delta_shape(m, l);
-    const struct delta_batch order = {batch, NULL, l};
-    const struct conv_args conv = model_scan_conv(m, l, tape->delta_in, &order);
-    const struct delta_args scan = model_delta_args(m, l, tape->delta_in, &order);
-    const int rows = batch->n_tokens, width = delta_value_width(&shape);
-    const struct gate_args gate = model_delta_gate(m, l, tape->attn, tape->delta_in, rows);
-    const struct norm_shape norm = model_scan_norm_shape(m, l, rows);
-    const struct norm_args normed = {
-        .x = m->gate, .w = m->weights->layers[l].delta_norm, .rstd = tape->rstd_delta};
-    const size_t e = dtype_size(m->dt);
-    char *din = b->dattn_in, *dconv = din + (size_t)width * e;
-    const struct delta_grads grads = {b->dqkv, dconv + (size_t)delta_conv_width(&shape) * e,
-                                      g->delta_a_log, g->delta_dt_bias, g->delta_skip};
-
-    ops->gate(m->dev, m->gate, &gate);
-    ops->norm(m->dev, m->attn_out, &normed, &norm);
-    matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
-    ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &normed, &norm, false);
-    ops->gate_back(m->dev, b->dattn, din, b->dattn, &gate);
-    ops->short_conv(m->dev, m->qkv, &conv, &shape);
-    ops->delta_rule_back(m->dev, &grads, b->dattn, &scan, &shape);
-    ops->short_conv_back(m->dev, dconv, g->delta_conv, g->delta_conv_bias, b->dqkv, &conv, &shape);
-    matrix_back(b, b->dnormed, din, m->normed, rows, ROLE_DELTA_IN, l, false);
-}
-
+// All but what the rule gives is computed again.
 void delta_back(struct backward *b, int l, const struct batch_view *batch,
                 const struct layer_tape *tape, const void *dout)
 {
     struct model *m = b->m;
     const struct ops *ops = m->ops;
-    const struct layer_config *layer = &m->config->layers[l];
-    if (delta_is_conv(&layer->delta)) {
+    const struct delta_shape shape = model_delta_shape(m, l);
+    if (delta_is_conv(&shape)) {
         conv_back(b, l, batch, tape, dout);
         return;
     }
-    if (layer->delta.is_scan) {
-        scan_back(b, l, batch, tape, dout);
-        return;
-    }
-    const struct layer_weights *w = &m->weights->layers[l], *g = &b->grads->layers[l];
-    const struct delta_shape shape = model_delta_shape(m, l);
-    const int rows = batch->n_tokens, width = layer_delta_in_width(layer);
+    const struct layer_weights *g = &b->grads->layers[l];
+    const int rows = batch->n_tokens;
+    const size_t e = dtype_size(m->dt), value = (size_t)delta_value_width(&shape) * e,
+                 width = (size_t)delta_conv_width(&shape) * e;
     const struct delta_batch order = {batch, NULL, l};
-    const struct conv_args conv = {tape->delta_in, width, w->delta_conv, order, NULL};
-    const struct delta_args rule = model_delta_args(m, l, tape->delta_gates, &order);
-    const struct delta_grads grads = {b->dqkv, b->ddelta_gates, g->delta_a_log, g->delta_dt_bias,
-                                      NULL};
-    const struct norm_shape norm = model_delta_norm_shape(m, l, rows);
-    const struct norm_args normed = {.x = tape->attn, .w = w->delta_norm, .rstd = tape->rstd_delta};
-    const struct gate_args gate = model_delta_gate(m, l, m->gate, tape->delta_in, rows);
-    void *dgate = (char *)b->dattn_in + (size_t)delta_conv_width(&shape) * dtype_size(m->dt);
+    const struct conv_args conv = model_delta_conv(m, l, tape->delta_in, &order);
+    const struct delta_args rule =
+        model_delta_args(m, l, tape->delta_in, tape->delta_gates, &order);
+    const struct delta_end end =
+        model_delta_end(m, l, tape->attn, tape->delta_in, rows, tape->rstd_delta);
+    // rows of the first matmul: of Mamba-2 z, the convolution's input, the steps
+    char *din = b->dattn_in, *dconv = din + (shape.is_scan ? value : 0);
+    void *dz = din + (shape.is_scan ? 0 : width), *dsteps = dconv + width;
+    const struct delta_grads grads = {b->dqkv, shape.is_scan ? dsteps : b->ddelta_gates,
+                                      g->delta_a_log, g->delta_dt_bias, g->delta_skip};
 
-    ops->norm(m->dev, m->gate, &normed, &norm);
-    ops->gate(m->dev, m->attn_out, &gate);
+    model_delta_finish(m, &end);
     matrix_back(b, b->dattn, dout, m->attn_out, rows, ROLE_DELTA_OUT, l, false);
-    ops->gate_back(m->dev, b->dattn, dgate, b->dattn, &gate);
-    ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &normed, &norm, false);
+    if (!end.gate_first) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &end.gate);
+    ops->norm_back(m->dev, b->dattn, g->delta_norm, NULL, b->dattn, &end.norm, &end.shape, false);
+    if (end.gate_first) ops->gate_back(m->dev, b->dattn, dz, b->dattn, &end.gate);
     ops->short_conv(m->dev, m->qkv, &conv, &shape);
     ops->delta_rule_back(m->dev, &grads, b->dattn, &rule, &shape);
-    ops->short_conv_back(m->dev, b->dattn_in, g->delta_conv, NULL, b->dqkv, &conv, &shape);
-    first_back(b, l, b->dattn_in, rows, ROLE_DELTA_IN, false);
-    first_back(b, l, b->ddelta_gates, rows, ROLE_DELTA_GATES, true);
+    ops->short_conv_back(m->dev, dconv, g->delta_conv, g->delta_conv_bias, b->dqkv, &conv, &shape);
+    first_back(b, l, din, rows, ROLE_DELTA_IN, false);
+    if (!shape.is_scan) first_back(b, l, b->ddelta_gates, rows, ROLE_DELTA_GATES, true);
 }
