@@ -47,13 +47,10 @@ struct dots {
     bool add; // to what c holds
 };
 void cpu_dots(const struct dots *, int i0, int i1, int j0, int j1); // i0 <= i < i1, j0 <= j < j1
-// A matrix w (rows, cols) with scales (ops.h, struct matmul) as f32, in the workspace; w itself
-// where it has none. NULL after device_fail.
-const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales, int64_t rows,
-                         int64_t cols);
-// n numbers of a row in MXFP4 (common/base/mxfp4.h) from `first` on, which begins a block.
-void cpu_widen_mxfp4(float *to, const uint8_t *codes, const uint8_t *scales, int64_t first,
-                     int64_t n);
+// A matrix w (rows, cols) with scales, or those of MXFP4 (ops.h, struct matmul), as f32, in the
+// workspace; w itself where it has none. NULL after device_fail.
+const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales,
+                         const uint8_t *mx_scales, int64_t rows, int64_t cols);
 
 // A row of n numbers in e4m3 (common/base/e4m3.h), and back; returns its scale.
 int8_t cpu_quantise_row(uint8_t *codes, const float *x, int n);

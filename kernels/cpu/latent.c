@@ -12,7 +12,8 @@ static bool many(const struct latent_shape *s, int64_t per_head)
 
 static const float *widened(struct device *dev, const void *w, const struct latent_shape *s)
 {
-    return cpu_widened(dev, w, s->scales, (int64_t)s->n_heads * (s->nope + s->value), s->rank);
+    return cpu_widened(dev, w, s->scales, NULL, (int64_t)s->n_heads * (s->nope + s->value),
+                       s->rank);
 }
 
 // The rows of w that make head h's key; those of its value follow.

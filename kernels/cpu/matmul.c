@@ -181,8 +181,9 @@ void cpu_widen_row(float *to, const uint8_t *codes, int8_t scale, int64_t n)
     for (; at < n; at++) to[at] = f32_from_e4m3(codes[at]) * factor;
 }
 
-void cpu_widen_mxfp4(float *to, const uint8_t *codes, const uint8_t *scales, int64_t first,
-                     int64_t n)
+// n numbers of a row in MXFP4 (common/base/mxfp4.h) from `first` on, which begins a block.
+static void widen_mxfp4(float *to, const uint8_t *codes, const uint8_t *scales, int64_t first,
+                        int64_t n)
 {
     for (int64_t at = 0; at < n; at += MXFP4_BLOCK) {
         const float factor = mxfp4_factor(scales[(first + at) / MXFP4_BLOCK]);
@@ -191,47 +192,30 @@ void cpu_widen_mxfp4(float *to, const uint8_t *codes, const uint8_t *scales, int
     }
 }
 
-// The same of weights in MXFP4.
-static const float *widened_mxfp4(struct device *dev, const uint8_t *codes, const uint8_t *scales,
-                                  int64_t rows, int64_t cols)
+// n numbers of a row of w (.., cols) from `first` on: w has scales, or those of MXFP4.
+static void widen_part(float *to, const uint8_t *w, const int8_t *scales, const uint8_t *mx_scales,
+                       int64_t cols, int64_t row, int64_t first, int64_t n)
 {
+    if (mx_scales)
+        widen_mxfp4(to, w + row * cols / 2, mx_scales + row * cols / MXFP4_BLOCK, first, n);
+    else
+        cpu_widen_row(to, w + row * cols + first, scales[row], n);
+}
+
+const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales,
+                         const uint8_t *mx_scales, int64_t rows, int64_t cols)
+{
+    if (!scales && !mx_scales) return w;
     float *wide = cpu_workspace(dev, (size_t)(rows * cols) * sizeof *wide);
     if (!wide) return NULL;
 #pragma omp parallel for if (rows * cols > PARALLEL_WORK)
     for (int64_t r = 0; r < rows; r++)
-        cpu_widen_mxfp4(wide + r * cols, codes + r * cols / 2, scales + r * cols / MXFP4_BLOCK, 0,
-                        cols);
+        widen_part(wide + r * cols, w, scales, mx_scales, cols, r, 0, cols);
     return wide;
-}
-
-const float *cpu_widened(struct device *dev, const void *w, const int8_t *scales, int64_t rows,
-                         int64_t cols)
-{
-    if (!scales) return w;
-    float *wide = cpu_workspace(dev, (size_t)(rows * cols) * sizeof *wide);
-    if (!wide) return NULL;
-#pragma omp parallel for if (rows * cols > PARALLEL_WORK)
-    for (int64_t r = 0; r < rows; r++)
-        cpu_widen_row(wide + r * cols, (const uint8_t *)w + r * cols, scales[r], cols);
-    return wide;
-}
-
-// The chunk of a B with scales that begins with column `first` of row `row`: `cols` rows of n
-// numbers, CHUNK apart.
-static void widen_chunk(float *to, const void *b, const struct matmul *s, int64_t row, int cols,
-                        int64_t first, int64_t n)
-{
-    const int64_t k = s->k;
-    for (int64_t j = row; j < row + cols; j++, to += CHUNK)
-        if (s->mx_scales)
-            cpu_widen_mxfp4(to, (const uint8_t *)b + j * k / 2, s->mx_scales + j * k / MXFP4_BLOCK,
-                            first, n);
-        else
-            cpu_widen_row(to, (const uint8_t *)b + j * k + first, s->scales[j], n);
 }
 
 // C(m,n) = A(m,k) B(n,k)^T [+ C] [+ bias], A in f32. Of a B with scales a thread widens the chunk
-// that it multiplies.
+// that it multiplies: rows of it CHUNK apart.
 static void dot_product(float *c, const float *a, const void *b, const float *bias,
                         const struct matmul *s)
 {
@@ -249,7 +233,8 @@ static void dot_product(float *c, const float *a, const void *b, const float *bi
             t.bias = bias && p + chunk >= k ? bias + start : NULL;
             t.b = coded ? wide : (const float *)b + at;
             if (coded) t.ldb = CHUNK;
-            if (coded) widen_chunk(wide, b, s, start, cols, p, t.k);
+            for (int j = 0; coded && j < cols; j++)
+                widen_part(wide + j * CHUNK, b, s->scales, s->mx_scales, k, start + j, p, t.k);
             for (int i = 0; i < m; i += BLOCK)
                 cpu_dots(&t, i, m - i < BLOCK ? m : i + BLOCK, 0, cols);
         }
@@ -316,13 +301,12 @@ void cpu_matmul(struct device *dev, void *c, const void *a, const void *b, const
         return;
     }
     if (!shape->trans_a && shape->trans_b) {
-        const float *rows = cpu_widened(dev, a, shape->a_scales, m, k);
+        const float *rows = cpu_widened(dev, a, shape->a_scales, NULL, m, k);
         if (rows) dot_product(c, rows, b, bias, shape);
         return;
     }
     const int rows = shape->trans_b ? n : k, cols = shape->trans_b ? k : n; // of B as it is stored
-    const float *wide = shape->mx_scales ? widened_mxfp4(dev, b, shape->mx_scales, rows, cols)
-                                         : cpu_widened(dev, b, shape->scales, rows, cols);
+    const float *wide = cpu_widened(dev, b, shape->scales, shape->mx_scales, rows, cols);
     if (!wide) return;
     if (k > 0)
         cblas_sgemm(CblasRowMajor, shape->trans_a ? CblasTrans : CblasNoTrans,

@@ -188,12 +188,10 @@ static struct distribution distribution_of(const float *logits, const uint32_t *
 {
     const float scale = sampling_scale(params);
     struct distribution d = {.z = z, .vocab = vocab, .min_p = params->min_p};
-    float max = -INFINITY;
     for (int t = 0; t < vocab; t++) z[t] = logits[t] * scale;
     for (int t = 0; mask && t < vocab; t++)
         if (!(mask[t / 32] >> t % 32 & 1)) z[t] = MIN_LOGIT * scale;
-#pragma omp simd reduction(max : max)
-    for (int t = 0; t < vocab; t++) max = z[t] > max ? z[t] : max;
+    const float max = max_f32(z, vocab);
     while (d.likeliest < vocab - 1 && z[d.likeliest] != max) d.likeliest++;
     d.max = max;
     d.threshold = filter_threshold(z, vocab, max, params, scratch);
