@@ -23,8 +23,10 @@ struct device_graph {
     void (*launched)(struct comm *comm);
 };
 
-static enum status fail(struct device *dev, cudaError_t error, const char *what)
+// ST_OK where it succeeded.
+static enum status status_of(struct device *dev, cudaError_t error, const char *what)
 {
+    if (error == cudaSuccess) return ST_OK;
     cudaGetLastError();
     enum status st = error == cudaErrorMemoryAllocation ? ST_NO_MEMORY : ST_DEVICE;
     return status_fail(st, "%s: %s: %s", dev->spec, what, cudaGetErrorString(error));
@@ -59,8 +61,7 @@ static cudaError_t grow(struct device *dev, size_t bytes)
 static enum status reserve(struct device *dev, size_t bytes)
 {
     if (bytes <= cuda_use(dev)->workspace_bytes) return ST_OK;
-    cudaError_t error = grow(dev, bytes);
-    return error == cudaSuccess ? ST_OK : fail(dev, error, "taking scratch memory");
+    return status_of(dev, grow(dev, bytes), "taking scratch memory");
 }
 
 void *cuda_workspace(struct device *dev, size_t bytes)
@@ -130,7 +131,7 @@ static enum status open_at(int index, struct device *dev)
     cudaDeviceProp prop;
     error = cudaSetDevice(index);
     if (error == cudaSuccess) error = cudaGetDeviceProperties(&prop, index);
-    if (error != cudaSuccess) return fail(dev, error, "opening");
+    if (error != cudaSuccess) return status_of(dev, error, "opening");
     snprintf(dev->name, sizeof dev->name, "%.*s", (int)sizeof dev->name - 1, prop.name);
     cuda_uuid(&prop, dev->uuid, sizeof dev->uuid);
     cudaFuncAttributes attributes;
@@ -172,8 +173,8 @@ static enum status open_at(int index, struct device *dev)
         error =
             cudaMemsetAsync(state->tickets, 0, N_TICKETS * sizeof *state->tickets, state->stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(state->stream);
-    enum status st =
-        error == cudaSuccess ? matmul_state_new(dev, &state->matmul) : fail(dev, error, "opening");
+    enum status st = status_of(dev, error, "opening");
+    if (st == ST_OK) st = matmul_state_new(dev, &state->matmul);
     if (st != ST_OK) device_close(dev);
     return st;
 }
@@ -193,9 +194,8 @@ static enum status alloc(struct device *dev, size_t bytes, void **ret)
                            dev->spec, (double)bytes / 1048576, (double)available / 1048576,
                            (double)total / 1048576);
     }
-    if (error != cudaSuccess) return fail(dev, error, "taking memory");
-    *ret = memory;
-    return ST_OK;
+    if (error == cudaSuccess) *ret = memory;
+    return status_of(dev, error, "taking memory");
 }
 
 static void release(struct device *dev, void *memory)
@@ -209,8 +209,8 @@ static enum status memory(struct device *dev, size_t *ret_free, size_t *ret_tota
 {
     cuda_use(dev);
     size_t available = 0, total = 0;
-    cudaError_t error = cudaMemGetInfo(&available, &total);
-    if (error != cudaSuccess) return fail(dev, error, "asking for free memory");
+    enum status st = status_of(dev, cudaMemGetInfo(&available, &total), "asking for free memory");
+    if (st != ST_OK) return st;
     *ret_free = available;
     *ret_total = total;
     return ST_OK;
@@ -221,9 +221,8 @@ static enum status host_alloc(struct device *dev, size_t bytes, void **ret)
     cuda_use(dev);
     void *memory = NULL;
     cudaError_t error = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
-    if (error != cudaSuccess) return fail(dev, error, "taking pinned host memory");
-    *ret = memory;
-    return ST_OK;
+    if (error == cudaSuccess) *ret = memory;
+    return status_of(dev, error, "taking pinned host memory");
 }
 
 static void host_release(struct device *dev, void *memory)
@@ -295,9 +294,8 @@ static void fill(struct device *dev, void *to, unsigned char value, size_t bytes
 
 static enum status sync(struct device *dev)
 {
-    struct cuda_state *state = cuda_use(dev);
-    cudaError_t error = cudaStreamSynchronize(state->stream);
-    return error == cudaSuccess ? ST_OK : fail(dev, error, "waiting for enqueued work");
+    return status_of(dev, cudaStreamSynchronize(cuda_use(dev)->stream),
+                     "waiting for enqueued work");
 }
 
 // ---- memory shared between processes -----------------------------------------------------------
@@ -321,7 +319,8 @@ static enum status shared_create(struct device *dev, const char *name, struct sh
     if (error == cudaSuccess) error = cudaStreamSynchronize(state->stream);
     if (error == cudaSuccess) error = cudaIpcGetMemHandle(&handle, data);
     if (error != cudaSuccess) {
-        st = status_context(fail(dev, error, "making a CUDA IPC handle"), "shared memory %s", name);
+        st = status_context(status_of(dev, error, "making a CUDA IPC handle"), "shared memory %s",
+                            name);
         goto out;
     }
     CHECK(base64_encode(&handle, sizeof handle, &text));
@@ -424,7 +423,7 @@ static enum status capture_end(struct device *dev, struct device_graph **ret)
     state->capturing = false;
     cuda_enqueued(state, false);
     cudaError_t error = cudaStreamEndCapture(state->stream, &graph);
-    if (error != cudaSuccess) return fail(dev, error, "ending a capture");
+    if (error != cudaSuccess) return status_of(dev, error, "ending a capture");
     struct device_graph *made = (struct device_graph *)calloc(1, sizeof *made);
     if (!made) {
         cudaGraphDestroy(graph);
@@ -434,7 +433,7 @@ static enum status capture_end(struct device *dev, struct device_graph **ret)
     cudaGraphDestroy(graph);
     if (error != cudaSuccess) {
         free(made);
-        return fail(dev, error, "making a graph of captured work");
+        return status_of(dev, error, "making a graph of captured work");
     }
     made->comm = state->captured;
     made->launched = state->launched;
@@ -483,9 +482,8 @@ static void mark_here(struct device *dev, int mark)
 
 static enum status wait_for(struct device *dev, int mark)
 {
-    struct cuda_state *state = cuda_use(dev);
-    cudaError_t error = cudaEventSynchronize(state->marks[mark]);
-    return error == cudaSuccess ? ST_OK : fail(dev, error, "waiting for enqueued work");
+    return status_of(dev, cudaEventSynchronize(cuda_use(dev)->marks[mark]),
+                     "waiting for enqueued work");
 }
 
 const struct backend backend_cuda = {
@@ -570,18 +568,17 @@ void cuda_checksum(struct device *dev, uint64_t *sums, const void *base, const u
     if (!work) return;
     for (int i = 0; i < n; i++) longest = bytes[i] > longest ? bytes[i] : longest;
     uint64_t chunks = (longest / 4 + SUM_CHUNK) / SUM_CHUNK;
-    if (!cuda_ok(dev, cudaMemsetAsync(work, 0, list, state->stream), "checksum") ||
-        !cuda_ok(dev,
-                 cudaMemcpyAsync(work + n, offset, list, cudaMemcpyHostToDevice, state->stream),
-                 "checksum") ||
-        !cuda_ok(dev,
-                 cudaMemcpyAsync(work + 2 * n, bytes, list, cudaMemcpyHostToDevice, state->stream),
-                 "checksum"))
+    auto ok = [&](cudaError_t error) { return cuda_ok(dev, error, "checksum"); };
+    auto copy = [&](void *to, const void *from, enum cudaMemcpyKind kind) {
+        return ok(cudaMemcpyAsync(to, from, list, kind, state->stream));
+    };
+    if (!ok(cudaMemsetAsync(work, 0, list, state->stream)) ||
+        !copy(work + n, offset, cudaMemcpyHostToDevice) ||
+        !copy(work + 2 * n, bytes, cudaMemcpyHostToDevice))
         return;
     cuda_launch(dev, "checksum", checksum_kernel, dim3(n, chunks > 1024 ? 1024 : (unsigned)chunks),
                 SUM_THREADS, 0, (unsigned long long *)work, (const unsigned char *)base,
                 (const uint64_t *)(work + n), (const uint64_t *)(work + 2 * n));
-    cuda_ok(dev, cudaMemcpyAsync(sums, work, list, cudaMemcpyDeviceToHost, state->stream),
-            "checksum");
-    cuda_ok(dev, cudaStreamSynchronize(state->stream), "checksum");
+    copy(sums, work, cudaMemcpyDeviceToHost);
+    ok(cudaStreamSynchronize(state->stream));
 }

@@ -90,8 +90,7 @@ template <typename T>
 __device__ __forceinline__ word<T> rounded(const float (&sum)[word_elements<T>])
 {
     word<T> w;
-#pragma unroll
-    for (int i = 0; i < word_elements<T>; i++) w.at[i] = from_f32<T>(sum[i]);
+    unrolled<word_elements<T>>([&](int i) { w.at[i] = from_f32<T>(sum[i]); });
     return w;
 }
 
@@ -799,53 +798,47 @@ static bool sum_through_peers(struct comm *comm, void *data, size_t n, enum dtyp
     return true;
 }
 
+// Enqueues a call of NCCL's with these arguments, behind which it has the communicator and stream.
+#define ENQUEUE(comm, what, name, ...)                                                             \
+    enqueue(comm, what, [=](ncclComm_t c, cudaStream_t stream) {                                   \
+        return nccl_##name(__VA_ARGS__, c, stream);                                                \
+    })
+
 // What has room in the memory of peers goes there; of more, each rank adds up a share. Both in rank
 // order, so that the bits of a row do not depend on how many come with it. Sums beside the device's
 // stream, which are of gradients, and of what does not lie at whole words are NCCL's own.
 static void nccl_all_reduce(struct comm *comm, void *data, size_t n, enum dtype dt)
 {
     if (state_of(comm)->stream || (uintptr_t)data % 8)
-        enqueue(comm, "all_reduce", [=](ncclComm_t c, cudaStream_t stream) {
-            return nccl_AllReduce(data, data, n, type_of(dt), ncclSum, c, stream);
-        });
+        ENQUEUE(comm, "all_reduce", AllReduce, data, data, n, type_of(dt), ncclSum);
     else if (!sum_through_peers(comm, data, n, dt))
         sum_shares(comm, (char *)data, n, dt);
 }
 
 static void nccl_all_gather(struct comm *comm, const void *part, void *all, size_t bytes)
 {
-    enqueue(comm, "all_gather", [=](ncclComm_t c, cudaStream_t stream) {
-        return nccl_AllGather(part, all, bytes, ncclUint8, c, stream);
-    });
+    ENQUEUE(comm, "all_gather", AllGather, part, all, bytes, ncclUint8);
 }
 
 static void nccl_reduce_scatter(struct comm *comm, const void *all, void *part, size_t n,
                                 enum dtype dt)
 {
-    enqueue(comm, "reduce_scatter", [=](ncclComm_t c, cudaStream_t stream) {
-        return nccl_ReduceScatter(all, part, n, type_of(dt), ncclSum, c, stream);
-    });
+    ENQUEUE(comm, "reduce_scatter", ReduceScatter, all, part, n, type_of(dt), ncclSum);
 }
 
 static void nccl_broadcast(struct comm *comm, void *data, size_t bytes, int root)
 {
-    enqueue(comm, "broadcast", [=](ncclComm_t c, cudaStream_t stream) {
-        return nccl_Broadcast(data, data, bytes, ncclUint8, root, c, stream);
-    });
+    ENQUEUE(comm, "broadcast", Broadcast, data, data, bytes, ncclUint8, root);
 }
 
 static void nccl_send(struct comm *comm, const void *data, size_t bytes, int to)
 {
-    enqueue(comm, "send", [=](ncclComm_t c, cudaStream_t stream) {
-        return nccl_Send(data, bytes, ncclUint8, to, c, stream);
-    });
+    ENQUEUE(comm, "send", Send, data, bytes, ncclUint8, to);
 }
 
 static void nccl_recv(struct comm *comm, void *data, size_t bytes, int from)
 {
-    enqueue(comm, "recv", [=](ncclComm_t c, cudaStream_t stream) {
-        return nccl_Recv(data, bytes, ncclUint8, from, c, stream);
-    });
+    ENQUEUE(comm, "recv", Recv, data, bytes, ncclUint8, from);
 }
 
 const struct comm_backend comm_nccl = {
