@@ -159,6 +159,21 @@ template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x)
     return __float2bfloat16_rn(x);
 }
 
+// Loops whose indices the compiler is to know, as those of registers: f(i) for each i below N; or
+// f(i, j) besides for each j below M.
+template <int N, typename F> __device__ __forceinline__ void unrolled(F f)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) f(i);
+}
+template <int N, int M, typename F> __device__ __forceinline__ void unrolled(F f)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int j = 0; j < M; j++) f(i, j);
+}
+
 // V elements that are loaded and stored as one access where V * sizeof(T) is 4, 8 or 16.
 template <typename T, int V> struct alignas(V * sizeof(T)) pack {
     T at[V];
@@ -167,15 +182,13 @@ template <typename T, int V> struct alignas(V * sizeof(T)) pack {
 template <typename T, int V> __device__ __forceinline__ void load(float (&ret)[V], const T *from)
 {
     pack<T, V> p = *reinterpret_cast<const pack<T, V> *>(from);
-#pragma unroll
-    for (int i = 0; i < V; i++) ret[i] = to_f32(p.at[i]);
+    unrolled<V>([&](int i) { ret[i] = to_f32(p.at[i]); });
 }
 
 template <typename T, int V> __device__ __forceinline__ void store(T *to, const float (&x)[V])
 {
     pack<T, V> p;
-#pragma unroll
-    for (int i = 0; i < V; i++) p.at[i] = from_f32<T>(x[i]);
+    unrolled<V>([&](int i) { p.at[i] = from_f32<T>(x[i]); });
     *reinterpret_cast<pack<T, V> *>(to) = p;
 }
 
@@ -231,6 +244,15 @@ template <typename F> static inline void with_bf16_wide(enum dtype dt, bool fits
     else
         f(bf16(), number<1>());
 }
+
+// Launches kernel<T, V> on rows, whose columns blocks of `threads` have, V a thread. choose: one of
+// the two above, which says what T and V are.
+#define launch_columns(choose, dt, fits, dev, what, kernel, rows, width, threads, ...)             \
+    choose(dt, fits, [&](auto t, auto v) {                                                         \
+        constexpr int V = decltype(v)::value;                                                      \
+        cuda_launch(dev, what, kernel<decltype(t), V>, dim3(rows, ceil_div(width, (threads)*V)),   \
+                    threads, 0, __VA_ARGS__);                                                      \
+    })
 
 // ---- reductions, in a fixed order --------------------------------------------------------------
 

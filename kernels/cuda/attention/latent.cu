@@ -240,13 +240,10 @@ void cuda_latent_expand(struct device *dev, void *qkv, const void *q, const void
                         const void *keys, const struct latent_shape *s)
 {
     if (s->rows <= 0) return;
-    with_bf16_wide(s->dt, in_units(s, {qkv, q, kv, keys}), [&](auto t, auto v) {
-        using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        const int n = s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value);
-        cuda_launch(dev, "latent attention's expanded form", expand_kernel<T, V>,
-                    dim3(s->rows, ceil_div(n, THREADS * V)), THREADS, 0, qkv, q, kv, keys, *s);
-    });
+    const int width = s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value);
+    launch_columns(with_bf16_wide, s->dt, in_units(s, {qkv, q, kv, keys}), dev,
+                   "latent attention's expanded form", expand_kernel, s->rows, width, THREADS, qkv,
+                   q, kv, keys, *s);
 }
 
 // The same, and behind these threads those of the rotated entries, which add up the heads' in
@@ -275,8 +272,7 @@ __global__ void expand_back_kernel(T *dq, T *dkv, T *dkeys, const T *dqkv, laten
     for (int h = 0; h < s.n_heads; h++) {
         float x[V];
         load<T, V>(x, from + n + h * wide + s.nope + d);
-#pragma unroll
-        for (int k = 0; k < V; k++) sum[k] += x[k];
+        unrolled<V>([&](int k) { sum[k] += x[k]; });
     }
     store<T, V>(dkeys + row * (s.rank + s.rope) + s.rank + d, sum);
 }
@@ -285,12 +281,8 @@ void cuda_latent_expand_back(struct device *dev, void *dq, void *dkv, void *dkey
                              const struct latent_shape *s)
 {
     if (s->rows <= 0) return;
-    with_bf16_wide(s->dt, in_units(s, {dq, dkv, dkeys, dqkv}), [&](auto t, auto v) {
-        using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        int units = s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value) + s->rope;
-        cuda_launch(dev, "latent attention's gradient", expand_back_kernel<T, V>,
-                    dim3(s->rows, ceil_div(units, THREADS * V)), THREADS, 0, dq, dkv, dkeys, dqkv,
-                    *s);
-    });
+    const int width = s->n_heads * latent_expanded_dim(s->nope, s->rope, s->value) + s->rope;
+    launch_columns(with_bf16_wide, s->dt, in_units(s, {dq, dkv, dkeys, dqkv}), dev,
+                   "latent attention's gradient", expand_back_kernel, s->rows, width, THREADS, dq,
+                   dkv, dkeys, dqkv, *s);
 }

@@ -287,8 +287,7 @@ __global__ void combine_kernel(T *y, const T *x, const int32_t *place, const flo
     for (int j = 0; j < top_k; j++) {
         float v[V], scale = weight ? weight[first + j] : 1.f;
         load<T, V>(v, x + (int64_t)place[first + j] * width + c);
-#pragma unroll
-        for (int i = 0; i < V; i++) sum[i] += scale * v[i];
+        unrolled<V>([&](int i) { sum[i] += scale * v[i]; });
     }
     store<T, V>(to, sum);
 }
@@ -299,13 +298,8 @@ void cuda_moe_combine(struct device *dev, void *y, const void *x, const int32_t 
     const int width = s->width;
     if (s->rows <= 0 || width <= 0) return;
     bool fits = aligned(16, {y, x}, {(int64_t)(width * dtype_size(s->dt))});
-    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
-        using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "moe_combine", combine_kernel<T, V>,
-                    dim3(s->rows, ceil_div(width, THREADS * V)), THREADS, 0, y, x, place, weight,
-                    s->top_k, width, add);
-    });
+    launch_columns(with_bf16_wide, s->dt, fits, dev, "moe_combine", combine_kernel, s->rows, width,
+                   THREADS, y, x, place, weight, s->top_k, width, add);
 }
 
 // A block has an assignment.

@@ -29,9 +29,7 @@ __global__ void gather_kernel(T *y, const T *table, const int32_t *index, int n,
 #pragma unroll
     for (int i = 0; i < N; i++) {
         if (at + i >= n) return;
-        if (scale != 1.f)
-#pragma unroll
-            for (int j = 0; j < V; j++) x[i][j] *= scale;
+        if (scale != 1.f) unrolled<V>([&](int j) { x[i][j] *= scale; });
         store<T, V>(y + (int64_t)(at + i) * width + c, x[i]);
     }
 }
@@ -74,10 +72,8 @@ __global__ void scatter_kernel(U *table, const T *y, const int32_t *index, const
         int i = start;
         for (; i + 4 <= end; i += 4) {
             float x[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) x[j] = to_f32(y[(int64_t)order[i + j] * width + c]);
-#pragma unroll
-            for (int j = 0; j < 4; j++) sum += x[j];
+            unrolled<4>([&](int j) { x[j] = to_f32(y[(int64_t)order[i + j] * width + c]); });
+            unrolled<4>([&](int j) { sum += x[j]; });
         }
         for (; i < end; i++) sum += to_f32(y[(int64_t)order[i] * width + c]);
         *to = from_f32<U>(to_f32(*to) + scale * sum);
@@ -99,53 +95,107 @@ void cuda_scatter_add_rows(struct device *dev, void *table, const void *y,
     });
 }
 
-template <typename T, int V> __global__ void add_kernel(T *y, const T *x, int64_t n, float scale)
+// ---- one pass over n numbers -------------------------------------------------------------------
+
+// y[i] = f(y[i], x[i]). What f takes no notice of is not loaded. A thread has V numbers.
+template <int V, typename Y, typename X, typename F>
+__global__ void map_kernel(Y *y, const X *x, int64_t n, F f)
 {
     grid_begin();
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
     if (i >= n) return;
     float a[V], b[V];
-    load<T, V>(a, y + i);
-    load<T, V>(b, x + i);
-#pragma unroll
-    for (int j = 0; j < V; j++) a[j] = fmaf(scale, b[j], a[j]);
-    store<T, V>(y + i, a);
+    load<Y, V>(a, y + i);
+    load<X, V>(b, x + i);
+    unrolled<V>([&](int j) { a[j] = f(a[j], b[j]); });
+    store<Y, V>(y + i, a);
 }
+
+// V at a time where n and the addresses allow it.
+template <int V, typename Y, typename X, typename F>
+static void map(struct device *dev, const char *what, void *y, const void *x, int64_t n, F f)
+{
+    const bool fits = n % V == 0 && aligned(16, {y, x}, {});
+    if (n <= 0) return;
+    cuda_launch(dev, what, fits ? map_kernel<V, Y, X, F> : map_kernel<1, Y, X, F>,
+                ceil_div(n, THREADS * (fits ? V : 1)), THREADS, 0, y, x, n, f);
+}
+
+struct plus_scaled {
+    float scale;
+    __device__ float operator()(float y, float x) const { return fmaf(scale, x, y); }
+};
 
 void cuda_add(struct device *dev, void *y, const void *x, int64_t n, float scale, enum dtype dt)
 {
-    if (n <= 0) return;
-    bool fits = aligned(16, {y, x}, {n * (int64_t)dtype_size(dt)});
-    with_type_wide(dt, fits, [&](auto t, auto v) {
+    with_type(dt, [&](auto t) {
         using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "add", add_kernel<T, V>, ceil_div(n, THREADS * V), THREADS, 0, y, x, n,
-                    scale);
+        map<wide<T>, T, T>(dev, "add", y, x, n, plus_scaled{scale});
     });
 }
 
-template <typename T, int V> __global__ void multiply_kernel(T *x, const float *factor, int64_t n)
-{
-    grid_begin();
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
-    if (i >= n) return;
-    float a[V];
-    load<T, V>(a, x + i);
-#pragma unroll
-    for (int j = 0; j < V; j++) a[j] *= factor[0];
-    store<T, V>(x + i, a);
-}
+struct times {
+    const float *factor;
+    __device__ float operator()(float x, float) const { return x * factor[0]; }
+};
 
 void cuda_multiply(struct device *dev, void *x, const float *factor, int64_t n, enum dtype dt)
 {
-    if (n <= 0) return;
-    bool fits = aligned(16, {x}, {n * (int64_t)dtype_size(dt)});
-    with_type_wide(dt, fits, [&](auto t, auto v) {
+    with_type(dt, [&](auto t) {
         using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "multiply", multiply_kernel<T, V>, ceil_div(n, THREADS * V), THREADS, 0, x,
-                    factor, n);
+        map<wide<T>, T, T>(dev, "multiply", x, x, n, times{factor});
     });
+}
+
+struct converted {
+    __device__ float operator()(float, float x) const { return x; }
+};
+
+void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
+                  int64_t n)
+{
+    if ((x_dt != DT_F32 && x_dt != DT_BF16 && x_dt != DT_F16) ||
+        (y_dt != DT_F32 && y_dt != DT_BF16)) {
+        device_fail(dev, "convert: from %s to %s is not possible", dtype_name(x_dt),
+                    dtype_name(y_dt));
+        return;
+    }
+    with_type(y_dt, [&](auto t) {
+        using Y = decltype(t);
+        const auto convert = x_dt == DT_F16    ? map<4, Y, __half, converted>
+                             : x_dt == DT_BF16 ? map<4, Y, bf16, converted>
+                                               : map<4, Y, float, converted>;
+        convert(dev, "convert", y, x, n, {});
+    });
+}
+
+// The logits' soft cap and scale.
+struct capped {
+    float cap, scale;
+    __device__ float operator()(float x, float) const
+    {
+        return cap > 0 ? cap * tanhf(scale * x / cap) : scale * x;
+    }
+};
+
+void cuda_softcap(struct device *dev, float *x, int64_t n, float cap, float scale)
+{
+    map<4, float, float>(dev, "softcap", x, x, n, capped{cap, scale});
+}
+
+struct capped_back {
+    float cap, scale;
+    __device__ float operator()(float dx, float capped) const
+    {
+        const float t = cap > 0 ? capped / cap : 0.f;
+        return dx * (scale * (1.f - t * t));
+    }
+};
+
+void cuda_softcap_back(struct device *dev, float *dx, const float *capped, int64_t n, float cap,
+                       float scale)
+{
+    map<4, float, float>(dev, "softcap_back", dx, capped, n, capped_back{cap, scale});
 }
 
 // ---- column sums -------------------------------------------------------------------------------
@@ -167,11 +217,9 @@ __global__ void column_sum_kernel(float *parts, const T *x, int rows, int cols)
         for (int r = blockIdx.y * PART_ROWS + slot; r < end; r += 8) {
             float a[V];
             load<T, V>(a, x + (int64_t)r * cols + c);
-#pragma unroll
-            for (int i = 0; i < V; i++) sum[i] += a[i];
+            unrolled<V>([&](int i) { sum[i] += a[i]; });
         }
-#pragma unroll
-    for (int i = 0; i < V; i++) shared[slot][lane * V + i] = sum[i];
+    unrolled<V>([&](int i) { shared[slot][lane * V + i] = sum[i]; });
     __syncthreads();
     for (int i = threadIdx.x; i < 32 * V; i += 256) {
         int col = blockIdx.x * 32 * V + i;
@@ -267,8 +315,7 @@ __global__ void bias_kernel(T *y, const T *bias, const int32_t *offsets, expert_
     T *to = y + (int64_t)blockIdx.x * s.width + c;
     load<T, V>(a, to);
     load<T, V>(b, bias + (int64_t)e * s.width + c);
-#pragma unroll
-    for (int i = 0; i < V; i++) a[i] += b[i];
+    unrolled<V>([&](int i) { a[i] += b[i]; });
     store<T, V>(to, a);
 }
 
@@ -287,13 +334,8 @@ void cuda_experts_bias(struct device *dev, void *y, const void *bias, const int3
 {
     if (s->rows <= 0 || s->width <= 0) return;
     bool fits = aligned(16, {y, bias}, {(int64_t)(s->width * dtype_size(s->dt))});
-    with_bf16_wide(s->dt, fits, [&](auto t, auto v) {
-        using T = decltype(t);
-        constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "experts_bias", bias_kernel<T, V>,
-                    dim3(s->rows, ceil_div(s->width, THREADS * V)), THREADS, 0, y, bias, offsets,
-                    *s);
-    });
+    launch_columns(with_bf16_wide, s->dt, fits, dev, "experts_bias", bias_kernel, s->rows, s->width,
+                   THREADS, y, bias, offsets, *s);
 }
 
 void cuda_experts_bias_back(struct device *dev, float *dbias, const void *dy,
@@ -305,49 +347,7 @@ void cuda_experts_bias_back(struct device *dev, float *dbias, const void *dy,
                  s->width);
 }
 
-// ---- conversion --------------------------------------------------------------------------------
-
-template <typename Y, typename X, int V> __global__ void convert_kernel(Y *y, const X *x, int64_t n)
-{
-    grid_begin();
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
-    if (i >= n) return;
-    float a[V];
-    load<X, V>(a, x + i);
-    store<Y, V>(y + i, a);
-}
-
-template <typename Y, typename X>
-static void convert(struct device *dev, void *y, const void *x, int64_t n)
-{
-    if (aligned(16, {y, x}, {4 * n}))
-        cuda_launch(dev, "convert", convert_kernel<Y, X, 4>, ceil_div(n, THREADS * 4), THREADS, 0,
-                    y, x, n);
-    else
-        cuda_launch(dev, "convert", convert_kernel<Y, X, 1>, ceil_div(n, THREADS), THREADS, 0, y, x,
-                    n);
-}
-
-void cuda_convert(struct device *dev, void *y, enum dtype y_dt, const void *x, enum dtype x_dt,
-                  int64_t n)
-{
-    if (n <= 0) return;
-    if ((x_dt != DT_F32 && x_dt != DT_BF16 && x_dt != DT_F16) ||
-        (y_dt != DT_F32 && y_dt != DT_BF16)) {
-        device_fail(dev, "convert: from %s to %s is not possible", dtype_name(x_dt),
-                    dtype_name(y_dt));
-        return;
-    }
-    with_type(y_dt, [&](auto t) {
-        using Y = decltype(t);
-        if (x_dt == DT_F16)
-            convert<Y, __half>(dev, y, x, n);
-        else if (x_dt == DT_BF16)
-            convert<Y, bf16>(dev, y, x, n);
-        else
-            convert<Y, float>(dev, y, x, n);
-    });
-}
+// ---- rows in eight bits ------------------------------------------------------------------------
 
 // Times the powers of two.
 template <typename T, int V>
@@ -420,8 +420,7 @@ __global__ void quantise_kernel(uint8_t *codes, int8_t *scales, const T *w, int 
     unsigned largest = 0;
     each([&](int, const packed &x) {
         if (of_ranks) return;
-#pragma unroll
-        for (int i = 0; i < V; i++) largest = max(largest, magnitude_bits(to_f32(x.at[i])));
+        unrolled<V>([&](int i) { largest = max(largest, magnitude_bits(to_f32(x.at[i]))); });
     });
     const unsigned of_warp = __reduce_max_sync(~0u, largest), lane = threadIdx.x % 32;
     if (lane == 0) shared[threadIdx.x / 32] = of_warp;
@@ -566,8 +565,7 @@ __global__ void widen_mxfp4_kernel(T *w, const uint32_t *codes, const uint8_t *s
     const uint32_t eight = codes[unit];
     const float factor = mxfp4_factor(scales[unit * 8 / MXFP4_BLOCK]);
     float x[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = mxfp4_code((const uint8_t *)&eight, i) * factor;
+    unrolled<8>([&](int i) { x[i] = mxfp4_code((const uint8_t *)&eight, i) * factor; });
     store<T, 8>(w + unit * 8, x);
 }
 
@@ -727,8 +725,7 @@ template <typename T, int V> __global__ void rope_kernel(rope_work<T> w)
         float x[V], y[V];
         load<T, V>(x, lower);
         load<T, V>(y, lower + apart);
-#pragma unroll
-        for (int i = 0; i < V; i++) rotate(x[i], y[i], angle[i], w.sign);
+        unrolled<V>([&](int i) { rotate(x[i], y[i], angle[i], w.sign); });
         store<T, V>(lower, x);
         store<T, V>(lower + apart, y);
         if (head < a.n_heads || slot < 0) return;
@@ -999,8 +996,7 @@ __global__ void act_back_kernel(T *dx, T *y, const T *dy, const T *x, act_shape 
     load<T, V>(gate, x + at);
     load<T, V>(grad, dy + row * width + c);
     if (gated) load<T, V>(up, x + at + width);
-#pragma unroll
-    for (int i = 0; i < V; i++) again[i] = act_back(gate[i], up[i], grad[i], s);
+    unrolled<V>([&](int i) { again[i] = act_back(gate[i], up[i], grad[i], s); });
     store<T, V>(dx + at, gate);
     if (gated) store<T, V>(dx + at + width, up);
     if (y) store<T, V>(y + row * width + c, again);
@@ -1032,61 +1028,6 @@ void cuda_act_back(struct device *dev, void *dx, void *y, const void *dy, const 
     });
 }
 
-// ---- the logits' soft cap and scale ------------------------------------------------------------
-
-template <int V> __global__ void softcap_kernel(float *x, int64_t n, float cap, float scale)
-{
-    grid_begin();
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
-    if (i >= n) return;
-    float a[V];
-    load<float, V>(a, x + i);
-#pragma unroll
-    for (int k = 0; k < V; k++) a[k] = cap > 0 ? cap * tanhf(scale * a[k] / cap) : scale * a[k];
-    store<float, V>(x + i, a);
-}
-
-template <int V>
-__global__ void softcap_back_kernel(float *dx, const float *capped, int64_t n, float cap,
-                                    float scale)
-{
-    grid_begin();
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
-    if (i >= n) return;
-    float g[V], a[V];
-    load<float, V>(g, dx + i);
-    load<float, V>(a, capped + i);
-#pragma unroll
-    for (int k = 0; k < V; k++) {
-        float t = cap > 0 ? a[k] / cap : 0.f;
-        g[k] *= scale * (1.f - t * t);
-    }
-    store<float, V>(dx + i, g);
-}
-
-void cuda_softcap(struct device *dev, float *x, int64_t n, float cap, float scale)
-{
-    if (n <= 0) return;
-    if (aligned(16, {x}, {n * 4}))
-        cuda_launch(dev, "softcap", softcap_kernel<4>, ceil_div(n, 4 * THREADS), THREADS, 0, x, n,
-                    cap, scale);
-    else
-        cuda_launch(dev, "softcap", softcap_kernel<1>, ceil_div(n, THREADS), THREADS, 0, x, n, cap,
-                    scale);
-}
-
-void cuda_softcap_back(struct device *dev, float *dx, const float *capped, int64_t n, float cap,
-                       float scale)
-{
-    if (n <= 0) return;
-    if (aligned(16, {dx, capped}, {n * 4}))
-        cuda_launch(dev, "softcap_back", softcap_back_kernel<4>, ceil_div(n, 4 * THREADS), THREADS,
-                    0, dx, capped, n, cap, scale);
-    else
-        cuda_launch(dev, "softcap_back", softcap_back_kernel<1>, ceil_div(n, THREADS), THREADS, 0,
-                    dx, capped, n, cap, scale);
-}
-
 // ---- gates -------------------------------------------------------------------------------------
 
 // A gate beside a value, its gradient, and the rows of attention whose queries have one.
@@ -1105,8 +1046,7 @@ template <typename T, int V> __global__ void gate_kernel(T *y, gate_args a)
     float x[V], g[V];
     load<T, V>(x, (const T *)a.x + blockIdx.x * a.x_stride + c);
     load<T, V>(g, (const T *)a.g + blockIdx.x * a.g_stride + c);
-#pragma unroll
-    for (int i = 0; i < V; i++) x[i] *= open_to(a.kind, g[i]);
+    unrolled<V>([&](int i) { x[i] *= open_to(a.kind, g[i]); });
     store<T, V>(y + (int64_t)blockIdx.x * a.width + c, x);
 }
 
@@ -1133,34 +1073,27 @@ __global__ void gate_back_kernel(T *dx, T *dg, const T *dy, gate_args a)
     store<T, V>(dx + at_x, d);
 }
 
-// Calls f as with_type_wide() does, with the blocks that a call of these kernels has.
-template <typename F>
-static void with_gates(const gate_args *a, std::initializer_list<const void *> others, F f)
+// Whether 16 bytes of all rows may be taken at once.
+static bool gates_fit(const gate_args *a, std::initializer_list<const void *> others)
 {
-    const int e = (int)dtype_size(a->dt);
-    const bool fits = aligned(16, {a->x, a->g}, {a->width * e, a->g_stride * e, a->x_stride * e}) &&
-                      aligned(16, others, {});
-    if (a->rows <= 0 || a->width <= 0) return;
-    with_type_wide(a->dt, fits, [&](auto t, auto v) {
-        f(t, v, dim3(a->rows, ceil_div(a->width, THREADS * decltype(v)::value)));
-    });
+    const int64_t e = (int64_t)dtype_size(a->dt);
+    return aligned(16, {a->x, a->g}, {a->width * e, a->g_stride * e, a->x_stride * e}) &&
+           aligned(16, others, {});
 }
 
 void cuda_gate(struct device *dev, void *y, const struct gate_args *a)
 {
-    with_gates(a, {y}, [&](auto t, auto v, dim3 grid) {
-        cuda_launch(dev, "gate", gate_kernel<decltype(t), decltype(v)::value>, grid, THREADS, 0, y,
-                    *a);
-    });
+    if (a->rows <= 0 || a->width <= 0) return;
+    launch_columns(with_type_wide, a->dt, gates_fit(a, {y}), dev, "gate", gate_kernel, a->rows,
+                   a->width, THREADS, y, *a);
 }
 
 void cuda_gate_back(struct device *dev, void *dx, void *dg, const void *dy,
                     const struct gate_args *a)
 {
-    with_gates(a, {dx, dg, dy}, [&](auto t, auto v, dim3 grid) {
-        cuda_launch(dev, "gate_back", gate_back_kernel<decltype(t), decltype(v)::value>, grid,
-                    THREADS, 0, dx, dg, dy, *a);
-    });
+    if (a->rows <= 0 || a->width <= 0) return;
+    launch_columns(with_type_wide, a->dt, gates_fit(a, {dx, dg, dy}), dev, "gate_back",
+                   gate_back_kernel, a->rows, a->width, THREADS, dx, dg, dy, *a);
 }
 
 template <typename T, int V>
@@ -1185,10 +1118,7 @@ void cuda_split_gate(struct device *dev, void *qkv, void *gate, void *fused, int
     const int width = 2 * (s->n_heads + s->n_kv_heads) * s->head_dim;
     const bool fits = aligned(16, {qkv, gate, fused}, {s->head_dim * (int)dtype_size(s->dt)});
     if (rows <= 0) return;
-    with_type_wide(s->dt, fits, [&](auto t, auto v) {
-        constexpr int V = decltype(v)::value;
-        cuda_launch(dev, "split_gate", split_gate_kernel<decltype(t), V>,
-                    dim3(rows, ceil_div(width, THREADS * V)), THREADS, 0, qkv, gate, fused,
-                    s->n_heads, s->head_dim, 2 * s->n_kv_heads * s->head_dim, join);
-    });
+    launch_columns(with_type_wide, s->dt, fits, dev, "split_gate", split_gate_kernel, rows, width,
+                   THREADS, qkv, gate, fused, s->n_heads, s->head_dim,
+                   2 * s->n_kv_heads * s->head_dim, join);
 }
