@@ -78,6 +78,33 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const
     load_matrices_transposed(r, shared_address(p));
 }
 
+/* 16 x 16 of a tile whose rows lie PITCH apart, at (row, col), as mma takes it:
+ *   left:         rows are those of its left operand, columns the inner dimension;
+ *   right:        rows are the columns of the right operand, columns the inner dimension (A B');
+ *   right_across: rows are the inner dimension, columns those of the right operand (A B).
+ * A right operand comes as two 8-wide halves: registers 0, 1 and 2, 3. */
+template <int PITCH>
+__device__ __forceinline__ void load_left(uint32_t (&r)[4], const bf16 *tile, int row, int col)
+{
+    int lane = threadIdx.x % 32;
+    load_matrices(r, tile + (row + lane % 16) * PITCH + col + lane / 16 * 8);
+}
+
+template <int PITCH>
+__device__ __forceinline__ void load_right(uint32_t (&r)[4], const bf16 *tile, int row, int col)
+{
+    int lane = threadIdx.x % 32;
+    load_matrices(r, tile + (row + lane / 16 * 8 + lane % 8) * PITCH + col + lane / 8 % 2 * 8);
+}
+
+template <int PITCH>
+__device__ __forceinline__ void load_right_across(uint32_t (&r)[4], const bf16 *tile, int row,
+                                                  int col)
+{
+    int lane = threadIdx.x % 32;
+    load_matrices_transposed(r, tile + (row + lane % 16) * PITCH + col + lane / 16 * 8);
+}
+
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "

@@ -25,35 +25,8 @@ template <int HD> constexpr int blocks_per_sm = HD <= 64 ? 4 : HD <= 128 ? 3 : 2
 
 // ---- pieces ------------------------------------------------------------------------------------
 
-/* A tile is (rows, HD + PAD). Three ways to read it, each 16 x 16 elements at (row, col):
- *   left:   rows are the rows of an mma's left operand, columns its inner dimension;
- *   right:  rows are the columns of the right operand, columns the inner dimension (A B');
- *   right_transposed: rows are the inner dimension, columns the columns of the right operand (A B).
- * A right operand comes as two 8-wide halves: registers 0, 1 and 2, 3. */
-template <int HD>
-__device__ __forceinline__ void left(uint32_t (&r)[4], const bf16 *tile, int row, int col)
-{
-    int lane = threadIdx.x % 32;
-    load_matrices(r, tile + (row + lane % 16) * (HD + PAD) + col + lane / 16 * 8);
-}
-
-template <int HD>
-__device__ __forceinline__ void right(uint32_t (&r)[4], const bf16 *tile, int row, int col)
-{
-    int lane = threadIdx.x % 32;
-    load_matrices(r, tile + (row + lane / 16 * 8 + lane % 8) * (HD + PAD) + col + lane / 8 % 2 * 8);
-}
-
-template <int HD>
-__device__ __forceinline__ void right_transposed(uint32_t (&r)[4], const bf16 *tile, int row,
-                                                 int col)
-{
-    int lane = threadIdx.x % 32;
-    load_matrices_transposed(r, tile + (row + lane % 16) * (HD + PAD) + col + lane / 16 * 8);
-}
-
-// Starts copying N rows into a tile. place(r, at) sets at to the offset of row r in `from` and
-// gives whether there is one; zeros where there is none.
+// Starts copying N rows into a tile (N, HD + PAD). place(r, at) sets at to the offset of row r in
+// `from` and gives whether there is one; zeros where there is none.
 template <int HD, int N, typename F>
 __device__ __forceinline__ void copy_tile(bf16 *tile, int dims, const bf16 *from, F place)
 {
@@ -73,18 +46,15 @@ template <int HD, int N>
 __device__ __forceinline__ void product_rows(float (&acc)[N / 8][4], const bf16 *a, const bf16 *b)
 {
     int warp = threadIdx.x / 32;
-#pragma unroll
-    for (int i = 0; i < N / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) acc[i][e] = 0;
+    unrolled<N / 8, 4>([&](int i, int e) { acc[i][e] = 0; });
 #pragma unroll
     for (int d = 0; d < HD; d += 16) {
         uint32_t x[4];
-        left<HD>(x, a, warp * 16, d);
+        load_left<HD + PAD>(x, a, warp * 16, d);
 #pragma unroll
         for (int n = 0; n < N; n += 16) {
             uint32_t y[4];
-            right<HD>(y, b, n, d);
+            load_right<HD + PAD>(y, b, n, d);
             mma(acc[n / 8], x, y[0], y[1]);
             mma(acc[n / 8 + 1], x, y[2], y[3]);
         }
@@ -97,10 +67,7 @@ __device__ __forceinline__ void times_slope(const attn_args<bf16> &a, float (&dp
                                             const float (&score)[N / 8][4])
 {
     if (a.softcap > 0)
-#pragma unroll
-        for (int i = 0; i < N / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) dp[i][e] *= softcap_slope(a, score[i][e]);
+        unrolled<N / 8, 4>([&](int i, int e) { dp[i][e] *= softcap_slope(a, score[i][e]); });
 }
 
 // out (16 x HD) += w (16 x N, as mma results) times the tile b (N x HD)
@@ -115,7 +82,7 @@ __device__ __forceinline__ void add_weighted(float (&out)[HD / 8][4], const floa
 #pragma unroll
         for (int d = 0; d < HD; d += 16) {
             uint32_t y[4];
-            right_transposed<HD>(y, b, n, d);
+            load_right_across<HD + PAD>(y, b, n, d);
             mma(out[d / 8], x, y[0], y[1]);
             mma(out[d / 8 + 1], x, y[2], y[3]);
         }
@@ -300,16 +267,10 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<HD>)
         bool all_visible = tile + KEYS - 1 <= t.lowest &&
                            (a.window <= 0 || tile > t.highest - a.window) && p.in(ROWS - 1);
         float scale = to_scores<KEYS>(a, w);
-#pragma unroll
-        for (int i = 0; i < KEYS / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) dp[i][e] -= inner[e / 2];
+        unrolled<KEYS / 8, 4>([&](int i, int e) { dp[i][e] -= inner[e / 2]; });
         times_slope<KEYS>(a, dp, w);
-#pragma unroll
-        for (int i = 0; i < KEYS / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                w[i][e] = exp2_fast(w[i][e] * scale - lse[e / 2]) * dp[i][e];
+        unrolled<KEYS / 8, 4>(
+            [&](int i, int e) { w[i][e] = exp2_fast(w[i][e] * scale - lse[e / 2]) * dp[i][e]; });
         if (!all_visible) hide<KEYS>(w, seen, tile, 0.f);
         add_weighted<HD, KEYS>(dq, w, keys);
         __syncthreads();
@@ -496,8 +457,7 @@ __global__ void join_kernel(attn_args<bf16> a, bf16 *dqkv, const float *parts, i
     for (int z = 0; z < n; z++) {
         float x[4];
         load<float, 4>(x, parts + ((int64_t)z * a.n_tokens + blockIdx.x) * width + c);
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum[i] += x[i];
+        unrolled<4>([&](int i) { sum[i] += x[i]; });
     }
     int kv_head = c / (2 * a.head_dim), d = c % (2 * a.head_dim), is_v = d >= a.head_dim;
     int64_t head = a.n_heads + is_v * a.n_kv_heads + kv_head;

@@ -167,11 +167,18 @@ static inline int busy_experts(int m, int n)
     return std::min({m, n, (int)(n * (1 - missed) + 0.5)});
 }
 
-// All but what the plan and the shape say.
+// All but what the plan says.
 template <epilogue END> static inline few_args few_args_of(const matmul_call &c)
 {
     few_args p = {};
     p.c = c.c;
+    p.m = c.shape->m;
+    p.n = c.shape->n;
+    p.k = c.shape->k;
+    p.add = c.shape->beta != 0;
+    p.early = c.shape->early;
+    p.scales = c.shape->scales;
+    p.a_scales = c.shape->a_scales;
     p.bias = (const bf16 *)c.bias;
     p.offsets = c.offsets;
     p.n_experts = c.n_experts;

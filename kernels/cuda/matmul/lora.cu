@@ -95,8 +95,7 @@ __global__ void plain_shrink_kernel(float *h, const float *x, int part0, const l
                     if (base + i < at || base + i >= to) continue;
                     float v[V];
                     load<float, V>(v, x + (int64_t)(base + i) * stride + c);
-#pragma unroll
-                    for (int e = 0; e < V; e++) sum[i] = fmaf(v[e], w[e], sum[i]);
+                    unrolled<V>([&](int e) { sum[i] = fmaf(v[e], w[e], sum[i]); });
                 }
             }
 #pragma unroll
@@ -264,8 +263,7 @@ __device__ __forceinline__ void load_pairs(uint32_t (&ret)[N / 2], const bf16 *x
         for (int i = 0; i < N / V; i++) {
             const pack<uint32_t, V / 2> p =
                 *reinterpret_cast<const pack<uint32_t, V / 2> *>(x + at + i * V);
-#pragma unroll
-            for (int e = 0; e < V / 2; e++) ret[i * V / 2 + e] = p.at[e];
+            unrolled<V / 2>([&](int e) { ret[i * V / 2 + e] = p.at[e]; });
         }
         return;
     }
@@ -364,13 +362,10 @@ __device__ __forceinline__ float shrink_tile(float (&sums)[WARPS][ROWS][RANKS], 
     else
         shrink_sums<BACK, false, AT_ONCE>(sum, x0, x1, n, f, j0, packed);
     __syncthreads(); // sums were read
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) sums[warp][g + e / 2 * 8][4 * t + e % 2 * 2 + i] = sum[i][e];
+    unrolled<2, 4>(
+        [&](int i, int e) { sums[warp][g + e / 2 * 8][4 * t + e % 2 * 2 + i] = sum[i][e]; });
     __syncthreads();
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) all += sums[w][threadIdx.x / RANKS][threadIdx.x % RANKS];
+    unrolled<WARPS>([&](int w) { all += sums[w][threadIdx.x / RANKS][threadIdx.x % RANKS]; });
     return all;
 }
 
@@ -467,8 +462,7 @@ __device__ __forceinline__ void load_four(four<float> &ret, const float *y, int 
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (c + i < n) v[i] = y[c + i];
-#pragma unroll
-    for (int i = 0; i < 4; i++) ret.word[i] = __float_as_uint(v[i]);
+    unrolled<4>([&](int i) { ret.word[i] = __float_as_uint(v[i]); });
 }
 
 __device__ __forceinline__ float element(const four<bf16> &v, int i)
@@ -507,12 +501,10 @@ __device__ __forceinline__ void load_tile(four<Y> (&ret)[2][Q], const Y *y, int 
                                           int end, int c0, int n, bool packed)
 {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-        for (int q = 0; q < Q; q++)
-            load_four(ret[half][q], y + (int64_t)min(base + g + 8 * half, end - 1) * width,
-                      c0 + 16 * q + 4 * t, n, packed);
+    unrolled<2, Q>([&](int half, int q) {
+        load_four(ret[half][q], y + (int64_t)min(base + g + 8 * half, end - 1) * width,
+                  c0 + 16 * q + 4 * t, n, packed);
+    });
 }
 
 // total += sum, of the gradient (BACK) what the part's dropout keeps of it.
@@ -694,13 +686,10 @@ __global__ void __launch_bounds__(OUTER_THREADS)
     }
     for (int w = 0; w < OUTER_WARPS; w++) { // in their order
         if (w == warp)
-#pragma unroll
-            for (int m = 0; m < 4; m++)
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    float *to = &sums[8 * g + 2 * m + i % 4 / 2][i / 4 * 8 + 2 * t + i % 2];
-                    *to = (w ? *to : 0.f) + sum[m][i / 4][i % 4];
-                }
+            unrolled<4, 8>([&](int m, int i) {
+                float *to = &sums[8 * g + 2 * m + i % 4 / 2][i / 4 * 8 + 2 * t + i % 2];
+                *to = (w ? *to : 0.f) + sum[m][i / 4][i % 4];
+            });
         __syncthreads();
     }
     ret += place_of<B>(l, slice, part);

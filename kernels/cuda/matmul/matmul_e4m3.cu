@@ -46,8 +46,7 @@ template <int SLABS> struct own_slabs {
     __device__ __forceinline__ own_slabs(int warp, int slabs, int apart)
     {
         const int lane = threadIdx.x % 32, row = lane % 8;
-#pragma unroll
-        for (int h = 0; h < SLABS; h++) has[h] = warp < apart && warp + h * apart < slabs;
+        unrolled<SLABS>([&](int h) { has[h] = warp < apart && warp + h * apart < slabs; });
         const int second = SLABS == 2 ? lane / 8 % 2 : 0, step = lane / (SLABS == 2 ? 16 : 8);
         const int slab = has[0] ? warp + (second && has[SLABS - 1] ? apart : 0) : 0;
         offset = slab * 1024 + row * 128 + ((step ^ row) << 4);
@@ -91,10 +90,7 @@ __device__ __forceinline__ void e4m3_sums(float (&sum)[J][4], few_ring &ring, in
         }
         wgmma_commit();
     };
-#pragma unroll
-    for (int j = 0; j < J; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum[j][i] = 0;
+    unrolled<J, 4>([&](int j, int i) { sum[j][i] = 0; });
     // A stage's last batch stands behind the next one's first load: no gap between stages.
     uint64_t tokens = operand(ring.stage());
     barrier_wait(ring.is_full(), ring.parity);
@@ -142,16 +138,10 @@ __device__ __forceinline__ void rounded_sums(float (&total)[J][4], few_ring &rin
     float sum[TURNS + 1][J][4];
     uint32_t codes[TURNS + 1][LOADS][4], nobodys[2], before = 0; // before: to be emptied
     asm volatile("" : "=r"(nobodys[0]), "=r"(nobodys[1]));
-#pragma unroll
-    for (int j = 0; j < J; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) total[j][i] = sum[0][j][i] = sum[TURNS][j][i] = 0;
+    unrolled<J, 4>([&](int j, int i) { total[j][i] = sum[0][j][i] = sum[TURNS][j][i] = 0; });
     auto add = [&](float(&x)[J][4]) {
         settle(x);
-#pragma unroll
-        for (int j = 0; j < J; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) total[j][i] += x[j][i];
+        unrolled<J, 4>([&](int j, int i) { total[j][i] += x[j][i]; });
         if (before && first_lane) barrier_arrive(before);
         before = 0;
     };
@@ -163,8 +153,7 @@ __device__ __forceinline__ void rounded_sums(float (&total)[J][4], few_ring &rin
         const uint64_t tokens = operand(ring.stage() + AT * J * 1024);
         const uint32_t from = ring.stage() + ring.a_bytes + AT * slabs * 1024 + own.offset;
         if (AT == 0) barrier_wait(ring.is_full(), ring.parity);
-#pragma unroll
-        for (int i = 0; i < LOADS; i++) load_matrices(own_codes[i], from ^ (i * (4 / SLABS) << 4));
+        unrolled<LOADS>([&](int i) { load_matrices(own_codes[i], from ^ (i * (4 / SLABS) << 4)); });
         wgmma_fence();
 #pragma unroll
         for (int q = 0; q < STEPS; q++) {
@@ -507,17 +496,10 @@ static void launch(struct device *dev, const matmul_call &call)
     const boxes of_b = {(int64_t)s->n * std::max(1, p.n_experts), s->k / 2, p.apart, plan.slabs * 8,
                         chunks};
     if (!map_of(dev, &a_map, call.a, of_a) || !map_of(dev, &b_map, call.b, of_b)) return;
-    p.m = s->m;
-    p.n = s->n;
-    p.k = s->k;
     p.height = 8 * plan.j;
     p.width = 8 * plan.slabs;
     p.tiles = ceil_div(s->n, p.width);
     p.stages = plan.stages;
-    p.add = s->beta != 0;
-    p.early = s->early;
-    p.scales = s->scales;
-    p.a_scales = s->a_scales;
     const auto kernel = plan.j == 1   ? kernel_of<END, 1, ROUNDED>(plan)
                         : plan.j == 2 ? kernel_of<END, 2, ROUNDED>(plan)
                         : plan.j == 4 ? kernel_of<END, 4, ROUNDED>(plan)

@@ -268,8 +268,7 @@ __device__ __forceinline__ void tile_sums(float (&sum)[N_SUMS], stage_ring &ring
 {
     constexpr int BOXES = ROWS / 64 + WIDTH / 64;
     uint32_t before = 0;
-#pragma unroll
-    for (int i = 0; i < N_SUMS; i++) sum[i] = 0;
+    unrolled<N_SUMS>([&](int i) { sum[i] = 0; });
 #pragma unroll 1
     for (int p = t.p; p < t.p_end; p += DEPTH, ring.next()) {
         uint32_t l = ring.stage() + group * BOX, r = ring.stage() + ROWS / 64 * BOX;
@@ -349,14 +348,10 @@ __device__ __forceinline__ void store_tile(U *c, const float (&sum)[N_SUMS], cha
     for (int q = 0; q < WIDTH / COLUMNS; q++) {
         bulk_wait_read();
         __syncwarp();
-#pragma unroll
-        for (int g = 0; g < COLUMNS / 8; g++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float *pair = &sum[(q * COLUMNS / 8 + g) * 4 + h * 2];
-                store_pair(rows + (lane / 4 + h * 8) * PITCH + g * 8 + lane % 4 * 2, pair[0],
-                           pair[1]);
-            }
+        unrolled<COLUMNS / 8, 2>([&](int g, int h) {
+            const float *pair = &sum[(q * COLUMNS / 8 + g) * 4 + h * 2];
+            store_pair(rows + (lane / 4 + h * 8) * PITCH + g * 8 + lane % 4 * 2, pair[0], pair[1]);
+        });
         fence_async();
         __syncwarp();
         int column = t.j + q * COLUMNS, n = min(COLUMNS, width - column);

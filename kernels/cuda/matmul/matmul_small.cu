@@ -453,24 +453,19 @@ template <epilogue END, int J> static auto few_kernel_of(const few_plan &plan)
     return few_kernel<END, J, 1, false>;
 }
 
-// p: all but what the plan and the shape say.
+// p: all but what the plan says.
 template <epilogue END>
 static void launch_few(struct device *dev, const few_plan &plan, const void *a, const void *b,
-                       few_args p, const struct matmul *shape)
+                       few_args p)
 {
     CUtensorMap a_map, b_map;
-    boxes a_boxes = {shape->m, shape->k, 0, plan.height, plan.chunks};
-    boxes b_boxes = {(int64_t)shape->n * std::max(1, p.n_experts), shape->k, p.apart, plan.j * 8,
+    boxes a_boxes = {p.m, p.k, 0, plan.height, plan.chunks};
+    boxes b_boxes = {(int64_t)p.n * std::max(1, p.n_experts), p.k, p.apart, plan.j * 8,
                      plan.chunks};
     if (!map_of(dev, &a_map, a, a_boxes) || !map_of(dev, &b_map, b, b_boxes)) return;
-    p.m = shape->m;
-    p.n = shape->n;
-    p.k = shape->k;
     p.height = plan.height;
-    p.tiles = few_columns{END, shape->n, p.apart, false}.tiles(plan.j);
+    p.tiles = few_columns{END, p.n, p.apart, false}.tiles(plan.j);
     p.stages = plan.stages;
-    p.add = shape->beta != 0;
-    p.early = shape->early;
     with_tile<END>(plan.j, [&](auto j) {
         constexpr int J = decltype(j)::value;
         cuda_launch(dev, "matmul of few rows", few_kernel_of<END, J>(plan), plan.grid,
@@ -540,7 +535,7 @@ template <epilogue END> static bool takes(struct device *dev, const matmul_call 
 template <epilogue END>
 static void few(struct device *dev, const matmul_call &call, const few_args &p)
 {
-    launch_few<END>(dev, few_plan_of<END>(dev, call, p), call.a, call.b, p, call.shape);
+    launch_few<END>(dev, few_plan_of<END>(dev, call, p), call.a, call.b, p);
 }
 
 // ---- variants ----------------------------------------------------------------------------------

@@ -78,19 +78,16 @@ struct mma_tile {
                                               (p + lane % 8 + lane / 16 * 8) * (ROWS + TILE_PAD) +
                                               i + lane / 8 % 2 * 8);
         else
-            load_matrices(ret, from + (i + lane % 16) * (DEPTH + TILE_PAD) + p + lane / 16 * 8);
+            load_left<DEPTH + TILE_PAD>(ret, from, i, p);
     }
 
     // 16 x 16 of R: the right operands of two mma, columns j to j + 7 and j + 8 to j + 15.
     static __device__ __forceinline__ void right(uint32_t (&ret)[4], const bf16 *from, int j, int p)
     {
-        const int lane = threadIdx.x % 32;
         if (R_ACROSS)
-            load_matrices_transposed(ret, from + (p + lane % 16) * (COLS + TILE_PAD) + j +
-                                              lane / 16 * 8);
+            load_right_across<COLS + TILE_PAD>(ret, from, p, j);
         else
-            load_matrices(ret, from + (j + lane / 16 * 8 + lane % 8) * (DEPTH + TILE_PAD) + p +
-                                   lane / 8 % 2 * 8);
+            load_right<DEPTH + TILE_PAD>(ret, from, j, p);
     }
 
     static __device__ __forceinline__ void add_stage(sums &sum, const bf16 *from)
@@ -244,10 +241,7 @@ template <bool L_ACROSS, bool R_ACROSS> struct plain_tile {
                 float u[4], v[4];
                 load<float, 4>(u, &left[q][i]);
                 load<float, 4>(v, &right[q][j]);
-#pragma unroll
-                for (int f = 0; f < 4; f++)
-#pragma unroll
-                    for (int g = 0; g < 4; g++) sum[f][g] = __fmaf_rn(u[f], v[g], sum[f][g]);
+                unrolled<4, 4>([&](int f, int g) { sum[f][g] = __fmaf_rn(u[f], v[g], sum[f][g]); });
             }
             __syncthreads();
         }

@@ -98,8 +98,7 @@ template <int V, int TAPS, int N>
 __device__ __forceinline__ void convolve(float (&sum)[V], const float (&x)[N][V], int own,
                                          const conv_weights<V, TAPS> &w, int taps)
 {
-#pragma unroll
-    for (int v = 0; v < V; v++) sum[v] = w.bias[v];
+    unrolled<V>([&](int v) { sum[v] = w.bias[v]; });
 #pragma unroll
     for (int back = TAPS - 1; back >= 0; back--)
 #pragma unroll
@@ -329,8 +328,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
     float x[N + TAPS - 1][V], sums[N][V];
     int known = -1;
     const auto copy = [](float(&to)[V], const float(&from)[V]) {
-#pragma unroll
-        for (int v = 0; v < V; v++) to[v] = from[v];
+        unrolled<V>([&](int v) { to[v] = from[v]; });
     };
     // A row's gradient from those of the sums its input goes into; own_input(back, v): what it met.
     const auto add_row = [&](int row, auto later, auto own_input) {
@@ -384,8 +382,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
                 continue;
             }
             convolve(sums[i], x, i + TAPS - 1, w, a.taps);
-#pragma unroll
-            for (int v = 0; v < V; v++) sums[i][v] = conv_slope(a, sums[i][v], dy[i][v]);
+            unrolled<V>([&](int v) { sums[i][v] = conv_slope(a, sums[i][v], dy[i][v]); });
         }
 #pragma unroll
         for (int i = 0; i < RUN; i++)

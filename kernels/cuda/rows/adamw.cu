@@ -204,8 +204,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V; i < n; i += step) {
         float a[V];
         load<float, V>(a, x + i);
-#pragma unroll
-        for (int k = 0; k < V; k++) sum += (double)a[k] * a[k];
+        unrolled<V>([&](int k) { sum += (double)a[k] * a[k]; });
     }
     sum = block_sum_f64(sum);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;

@@ -20,10 +20,8 @@ __device__ __forceinline__ void load_scaled(float (&z)[4], const float *row, int
     if (in_fours && t + 3 < vocab)
         load<float, 4>(z, row + t);
     else
-#pragma unroll
-        for (int i = 0; i < 4; i++) z[i] = t + i < vocab ? row[t + i] : -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 4; i++) z[i] = __fmul_rn(z[i], scale);
+        unrolled<4>([&](int i) { z[i] = t + i < vocab ? row[t + i] : -INFINITY; });
+    unrolled<4>([&](int i) { z[i] = __fmul_rn(z[i], scale); });
 }
 
 struct log_sum {
@@ -42,16 +40,11 @@ __device__ __forceinline__ log_sum tile_sum(const float (&z)[TILE_GROUPS][4],
                                             float (&e)[TILE_GROUPS][4], float *shared)
 {
     float max = -INFINITY, sum = 0;
-#pragma unroll
-    for (int j = 0; j < TILE_GROUPS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) max = fmaxf(max, z[j][i]);
+    unrolled<TILE_GROUPS, 4>([&](int j, int i) { max = fmaxf(max, z[j][i]); });
     max = block_max(max, shared);
     float shift = shift_of(max);
-#pragma unroll
-    for (int j = 0; j < TILE_GROUPS; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum = __fadd_rn(sum, e[j][i] = expf(__fsub_rn(z[j][i], shift)));
+    unrolled<TILE_GROUPS, 4>(
+        [&](int j, int i) { sum = __fadd_rn(sum, e[j][i] = expf(__fsub_rn(z[j][i], shift))); });
     return {max, block_sum(sum, shared)};
 }
 
@@ -100,30 +93,22 @@ __device__ __forceinline__ tile_sums tile_by_warp(const float *row, int first, i
 {
     int lane = threadIdx.x % 32;
     float z[TILE_WARPS][TILE_GROUPS][4], max = -INFINITY, sums[TILE_WARPS], weighted = 0;
+    unrolled<TILE_WARPS, TILE_GROUPS>([&](int w, int j) {
+        load_scaled(z[w][j], row, first + (j * TILE_THREADS + w * 32 + lane) * 4, vocab, scale,
+                    in_fours);
+    });
 #pragma unroll
     for (int w = 0; w < TILE_WARPS; w++)
-#pragma unroll
-        for (int j = 0; j < TILE_GROUPS; j++)
-            load_scaled(z[w][j], row, first + (j * TILE_THREADS + w * 32 + lane) * 4, vocab, scale,
-                        in_fours);
-#pragma unroll
-    for (int w = 0; w < TILE_WARPS; w++)
-#pragma unroll
-        for (int j = 0; j < TILE_GROUPS; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) max = fmaxf(max, z[w][j][i]);
+        unrolled<TILE_GROUPS, 4>([&](int j, int i) { max = fmaxf(max, z[w][j][i]); });
     max = lanes_max(max);
 #pragma unroll
     for (int w = 0; w < TILE_WARPS; w++) {
         sums[w] = 0;
-#pragma unroll
-        for (int j = 0; j < TILE_GROUPS; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float d = __fsub_rn(z[w][j][i], shift_of(max)), e = expf(d);
-                sums[w] = __fadd_rn(sums[w], e);
-                weighted += e > 0 ? e * d : 0.f; // a logit of -inf adds nothing
-            }
+        unrolled<TILE_GROUPS, 4>([&](int j, int i) {
+            float d = __fsub_rn(z[w][j][i], shift_of(max)), e = expf(d);
+            sums[w] = __fadd_rn(sums[w], e);
+            weighted += e > 0 ? e * d : 0.f; // a logit of -inf adds nothing
+        });
         sums[w] = lanes_sum(sums[w]);
     }
 #pragma unroll
@@ -344,8 +329,7 @@ __global__ void logprob_back_kernel(T *dlogits, head_grads grads, const float *l
         for (int i = 0; i < V; i++)
             z[i] = g * ((t + i == hit ? 1.f : 0.f) - expf(z[i] * scale - shift));
     } else {
-#pragma unroll
-        for (int i = 0; i < V; i++) z[i] = 0;
+        unrolled<V>([&](int i) { z[i] = 0; });
     }
     store<T, V>(dlogits + at, z);
 }

@@ -124,16 +124,12 @@ __global__ void __launch_bounds__(block_of<GROUP>)
     float centre = 0, squares = 0;
     if (s.kind == NORM_LAYER) {
         float sum = 0;
-        each_pack<H>(s.width, [&](int k) {
-#pragma unroll
-            for (int i = 0; i < V; i++) sum += row(k, i);
-        });
+        each_pack<H>(s.width, [&](int k) { unrolled<V>([&](int i) { sum += row(k, i); }); });
         centre = group_sum<GROUP>(sum, shared) / s.width;
         row.keep_packed();
     }
     each_pack<H>(s.width, [&](int k) {
-#pragma unroll
-        for (int i = 0; i < V; i++) squares += (row(k, i) - centre) * (row(k, i) - centre);
+        unrolled<V>([&](int i) { squares += (row(k, i) - centre) * (row(k, i) - centre); });
     });
     float factor = 1.f / sqrtf(group_sum<GROUP>(squares, shared) / s.width + s.eps);
     row.keep_packed();
@@ -172,10 +168,8 @@ __device__ __forceinline__ void join_groups(float *parts, const float (&held)[H:
     extern __shared__ float sums[]; // (groups, width)
     int n = blockDim.x / GROUP;
     float *to = n == 1 ? parts : sums + threadIdx.x / GROUP * width;
-    each_pack<H>(width, [&](int k) {
-#pragma unroll
-        for (int i = 0; i < V; i++) to[H::column(k) + i] = held[k][i];
-    });
+    each_pack<H>(width,
+                 [&](int k) { unrolled<V>([&](int i) { to[H::column(k) + i] = held[k][i]; }); });
     if (n == 1) return;
     __syncthreads();
     for (int c = threadIdx.x; c < width; c += blockDim.x) {
