@@ -118,4 +118,27 @@ DTYPE_INLINE float moment_unpack_v(uint8_t code, float largest)
     return moment_value(code, largest, MOMENT_TOP_V);
 }
 
+// One block of codes that may be of different scales, whose common one is returned. Those of one
+// scale stay as they are; others are rounded anew, to the nearest. squares: they are v's.
+static inline float moments_join(uint8_t codes[MOMENT_BLOCK], const float scales[MOMENT_BLOCK],
+                                 bool squares)
+{
+    float values[MOMENT_BLOCK], largest = 0, scale = 0, of_zeros = 0;
+    bool same = true;
+    for (int i = 0; i < MOMENT_BLOCK; i++) {
+        values[i] =
+            squares ? moment_unpack_v(codes[i], scales[i]) : moment_unpack_m(codes[i], scales[i]);
+        largest = fmaxf(largest, fabsf(values[i]));
+        same = same && (codes[i] == 0 || scale == 0 || scale == scales[i]);
+        if (codes[i] != 0) scale = scales[i];
+        of_zeros = fmaxf(of_zeros, scales[i]);
+    }
+    if (same) return scale > 0 ? scale : of_zeros;
+    const float inverse = moment_inverse(largest);
+    for (int i = 0; i < MOMENT_BLOCK; i++)
+        codes[i] = squares ? moment_pack_v(values[i], inverse, 1 << 15)
+                           : moment_pack_m(values[i], inverse, 1 << 15);
+    return largest;
+}
+
 #endif

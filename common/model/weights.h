@@ -252,6 +252,27 @@ enum status shard_join_tensor(struct shard_join *j, int i, const void *own, size
 // What is held of a whole tensor.
 void shard_take(const struct weight_tensor *t, const void *whole, size_t element, void *ret_own);
 
+// An f32 for each block of so many elements of the arena, as the scales of 8-bit moments are. Where
+// ranks cut a tensor between such blocks, a shard's are blocks of the whole model's, too; elsewhere
+// what they hold together has one for each element.
+bool shard_cuts_between(const struct weights *w, int i, int64_t block);
+// Those that a whole model's tensor i has elements in.
+int64_t shard_whole_blocks(const struct weights *w, int i, int64_t block);
+// As shard_join_tensor(). own: of the blocks that the tensor has elements in, with room for one for
+// each element, which is then there.
+enum status shard_join_blocks(struct shard_join *j, int i, int64_t block, float *own, float *whole);
+// 8-bit moments (kernels/moments.h) of all blocks that tensor i has elements in: codes, and what is
+// first the scale of each element, then of each block. The file has one for each block, or (each)
+// element. `last`: the last block of the tensor before, with which the first may begin; then this
+// one's. Codes of a block with several scales are rounded anew.
+struct moment_block {
+    uint8_t codes[128];
+    float scale;
+};
+void shard_take_moments(const struct weights *w, int i, const void *codes, const void *scales,
+                        bool each, bool squares, struct moment_block *last, uint8_t *ret_codes,
+                        float *ret_scales);
+
 // ---- what weights.c and weights_files.c share ---------------------------------------------------
 
 #define STAGING_ELEMENTS ((int64_t)4 << 20)

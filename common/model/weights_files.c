@@ -9,6 +9,7 @@
 #include "common/base/mxfp4.h"
 #include "common/model/fp8_folder.h"
 #include "kernels/comm.h"
+#include "kernels/moments.h"
 #include "kernels/ops.h"
 #include <math.h>
 #include <stdio.h>
@@ -703,6 +704,68 @@ enum status shard_join_tensor(struct shard_join *j, int i, const void *own, size
         if (st == ST_OK) put(t, j->slice, element, whole);
     }
     return st;
+}
+
+// Elements of the whole model before tensor i in its block of memory.
+static int64_t whole_before(const struct weights *w, int i)
+{
+    int64_t n = 0;
+    while (!weights_begins_block(w, i)) n += whole_elements(&w->tensors[--i]);
+    return n;
+}
+
+int64_t shard_whole_blocks(const struct weights *w, int i, int64_t block)
+{
+    return (whole_before(w, i) % block + whole_elements(&w->tensors[i]) - 1) / block + 1;
+}
+
+bool shard_cuts_between(const struct weights *w, int i, int64_t block)
+{
+    const struct weight_tensor *t = &w->tensors[i];
+    bool all =
+        t->offset % block == 0 && whole_before(w, i) % block == 0 && whole_elements(t) % block == 0;
+    if (t->n_dims == 2 && t->shape[1] < t->slice.whole[1]) all = all && t->shape[1] % block == 0;
+    for (int r = 0; r < t->slice.n_runs; r++)
+        all = all && t->slice.runs[r].n * columns(t) % block == 0;
+    return all;
+}
+
+enum status shard_join_blocks(struct shard_join *j, int i, int64_t block, float *own, float *whole)
+{
+    const struct weight_tensor *t = &j->own->tensors[i];
+    const bool shrinks = comm_rank(j->comm) == 0 && shard_cuts_between(j->own, i, block);
+    const int64_t n = whole_elements(t), before = t->offset % block;
+    float *each = shrinks ? malloc((size_t)n * sizeof *each) : whole;
+    if (shrinks && !each) return status_fail(ST_NO_MEMORY, "no memory to put shards together");
+    for (int64_t k = t->n - 1; k >= 0; k--) own[k] = own[(before + k) / block];
+    const enum status st = shard_join_tensor(j, i, own, sizeof *own, each);
+    for (int64_t b = 0; shrinks && st == ST_OK && b < n / block; b++) whole[b] = each[b * block];
+    if (shrinks) free(each);
+    return st;
+}
+
+void shard_take_moments(const struct weights *w, int i, const void *codes, const void *scales,
+                        bool each, bool squares, struct moment_block *last, uint8_t *ret_codes,
+                        float *ret_scales)
+{
+    enum { BLOCK = sizeof last->codes };
+    const struct weight_tensor *t = &w->tensors[i];
+    const int64_t before = t->offset % BLOCK, whole = whole_before(w, i) % BLOCK;
+    memcpy(ret_codes, last->codes, (size_t)before);
+    for (int64_t k = 0; k < before; k++) ret_scales[k] = last->scale;
+    shard_take(t, codes, 1, ret_codes + before);
+    for (int64_t k = 0; k < t->n; k++) {
+        const int64_t at = place_of(t, k / columns(t)) + k % columns(t),
+                      entry = each ? at : (whole + at) / BLOCK;
+        memcpy(&ret_scales[before + k], (const char *)scales + (size_t)entry * sizeof *ret_scales,
+               sizeof *ret_scales);
+    }
+    for (int64_t b = 0; b * BLOCK < before + t->n; b++) {
+        uint8_t *own = ret_codes + b * BLOCK;
+        last->scale = moments_join(own, ret_scales + b * BLOCK, squares);
+        memcpy(last->codes, own, BLOCK);
+        ret_scales[b] = last->scale;
+    }
 }
 
 // ---- saving -------------------------------------------------------------------------------------

@@ -86,6 +86,26 @@ TEST(any_number_goes_on_from_data_and_tensor_parallel)
     same_losses(&scene, "one", "mixed", STEPS, 1e-5);
 }
 
+// Of 8 bits, a run that goes on is one that went through.
+TEST(moments_of_8_bits_have_shards)
+{
+    static const char *const turns[][3] = {
+        {"through", "2", "4"}, {"resumed", "2", "2"}, {"resumed", "2", "4"}, {"resumed", "1", "5"}};
+    want_ranks();
+    for (int i = 0; i < 4; i++)
+        scene_ended(
+            &scene,
+            train_on(&scene, turns[i][0],
+                     JOIN(ranks_words(turns[i][1]),
+                          args("--model %s --tensor-parallel-size %s --max-steps %s --resume "
+                               "--prompts-per-step 4 --optim-moments 8bit --exact "
+                               "--server-args=--exact",
+                               scene.model, turns[i][1], turns[i][2]))),
+            0);
+    same_losses(&scene, "through", "resumed", 4, 0);
+    assert_int_equal(steps_done(&scene, "resumed"), 5);
+}
+
 static void learn_model(const char *run, const char *model, const char *ranks, const char *steps,
                         const char *drafts)
 {

@@ -14,14 +14,18 @@
 #include "common/base/file.h"
 #include "common/model/adapter.h"
 #include "common/model/model.h"
+#include "common/model/safetensors.h"
 #include "infer-server/engine/runner.h"
+#include "kernels/moments.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/support.h"
+#include "tests/support/tiny_model.h"
 #include "trainer/learn/layer_back.h"
 #include "trainer/learn/optimizer.h"
 #include "trainer/learn/param_range.h"
 
 #include <dirent.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { FIRST = 11, SECOND = 7, ROWS = FIRST + SECOND, CHUNK = 5, BLOCK = 4 };
@@ -31,6 +35,7 @@ enum { FIRST = 11, SECOND = 7, ROWS = FIRST + SECOND, CHUNK = 5, BLOCK = 4 };
 // ---- a rank's program ---------------------------------------------------------------------------
 static const char *folder_now;
 static bool experts_whole; // --expert-parallel
+static enum moments_kind moments_kind;
 
 // A rank that finds something wrong ends, and mpirun then ends the others.
 static void must(bool holds, const char *what)
@@ -123,7 +128,7 @@ static void drop(struct side *s, float p)
 static bool open_side(struct side *s, struct device *dev, struct comm *comm, const char *folder,
                       bool adapted)
 {
-    static const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, MOMENTS_F32, false};
+    const struct optimizer_config adamw = {0.9, 0.999, 1e-8, 0.01, 1.0, moments_kind, false};
     *s = (struct side){.dev = dev, .comm = comm};
     must_ok(model_config_load(folder, &s->config));
     if (take_shard(s->config, comm) != ST_OK) return false;
@@ -137,7 +142,7 @@ static bool open_side(struct side *s, struct device *dev, struct comm *comm, con
     s->model->comm = comm;
     s->model->adapters = s->adapters;
     must_ok(optimizer_new_whole(dev, s->trained, &adamw, &s->optimizer));
-    must_ok(optimizer_use_shards(s->optimizer, comm));
+    if (optimizer_use_shards(s->optimizer, comm) != ST_OK) return false;
     const struct weights *grads = optimizer_grads(s->optimizer, 0);
     must_ok(backward_new(s->model, adapted ? s->frozen : grads, ROWS, ROWS, CHUNK, &s->backward));
     if (adapted) backward_use_adapter(s->backward, s->adapter, grads);
@@ -526,6 +531,104 @@ static void run_adapter(struct device *dev, struct comm *comm, const char *folde
     close_side(&whole);
 }
 
+// ---- 8-bit moments ------------------------------------------------------------------------------
+
+// An 8-bit moment as it is on disk, or its scale, which is an element's or its block's.
+static float moment_in(const struct safetensors *set, const char *array, const struct side *whole,
+                       int i, int64_t k)
+{
+    const struct weight_tensor *t = &whole->weights->tensors[i];
+    const struct safetensors_entry *codes =
+        safetensors_find(set, test_text("%s.%s", array, t->name));
+    const struct safetensors_entry *scales =
+        safetensors_find(set, test_text("%s_scale.%s", array, t->name));
+    must(codes && scales, "moments are missing");
+    const bool each = scales->n_dims == t->n_dims && scales->shape[0] == t->shape[0];
+    const int64_t at = each ? k : (t->offset % MOMENT_BLOCK + k) / MOMENT_BLOCK;
+    float scale;
+    memcpy(&scale, (const char *)scales->data + (size_t)at * sizeof scale, sizeof scale);
+    const uint8_t code = ((const uint8_t *)codes->data)[k];
+    return strstr(array, "_sq") ? moment_unpack_v(code, scale) : moment_unpack_m(code, scale);
+}
+
+// What one rank makes of the ranks' moments: theirs, but for roundings to the nearest code, a
+// sixteenth each, of a block as often as it has tensors (q, k, v), and for what is far below the
+// largest of all.
+static void moments_must_be_close(const struct side *whole, const char *ranks, const char *one)
+{
+    static const char *const arrays[] = {"exp_avg", "exp_avg_sq"};
+    struct safetensors *a, *b;
+    must_ok(safetensors_open_file(ranks, &a));
+    must_ok(safetensors_open_file(one, &b));
+    for (int n = 0; n < 2; n++)
+        for (int i = 0; i < whole->weights->n_tensors; i++) {
+            const struct weight_tensor *t = &whole->weights->tensors[i];
+            for (int64_t k = 0; !t->is_buffer && k < t->n; k += 1 + t->n / 200) {
+                const float x = moment_in(a, arrays[n], whole, i, k),
+                            y = moment_in(b, arrays[n], whole, i, k);
+                must(fabsf(x - y) <= fabsf(x) / 5 + 1e-5f, "one rank has other moments");
+            }
+        }
+    safetensors_free(a);
+    safetensors_free(b);
+}
+
+static void load_and_save(struct side *s, const char *from, const char *to)
+{
+    must_ok(optimizer_reset(s->optimizer));
+    must_ok(optimizer_load(s->optimizer, from));
+    must_ok(optimizer_save(s->optimizer, comm_rank(s->comm) == 0 ? to : NULL));
+}
+
+static bool cut_between_blocks(const struct weights *w)
+{
+    for (int i = 0; i < w->n_tensors; i++)
+        if (!w->tensors[i].is_buffer && !shard_cuts_between(w, i, MOMENT_BLOCK)) return false;
+    return true;
+}
+
+// Two steps, saved by all: what they load is that, to the bit, and what one rank loads, too, where
+// no block is cut.
+static void compare_moments(struct side *part, struct side *whole)
+{
+    const char *dir = getenv("SHARDS_FOLDER"); // the ranks' own, of all
+    const bool writes = comm_rank(part->comm) == 0, same = cut_between_blocks(part->weights);
+    const char *all = test_path(dir, "all"), *again = test_path(dir, "again"),
+               *one = test_path(dir, test_text("one-%d", comm_rank(part->comm)));
+    for (int i = 0; i < 2; i++) {
+        differentiate(part, RECOMPUTE_NONE);
+        step(part);
+    }
+    replicas_must_be_same(part);
+    must_ok(optimizer_save(part->optimizer, writes ? all : NULL));
+    must_ok(comm_barrier(part->comm));
+    load_and_save(part, all, again);
+    if (writes) files_must_be_same(all, again, "ranks load other moments than they saved");
+    load_and_save(whole, all, one);
+    moments_must_be_close(whole, all, one);
+    if (same) files_must_be_same(all, one, "one rank loads other moments than ranks saved");
+    if (same && writes) printf("%s has moments of one rank\n", folder_now);
+    load_and_save(part, one, again);
+    if (writes && same) files_must_be_same(all, again, "ranks load other moments than one saved");
+    must_ok(comm_barrier(part->comm));
+}
+
+static void run_moments(struct device *dev, struct comm *comm, const char *folder)
+{
+    struct side part, whole;
+    moments_kind = MOMENTS_8BIT;
+    if (open_side(&part, dev, comm, folder, false)) {
+        must(open_side(&whole, dev, NULL, folder, false), "the whole model does not open");
+        compare_moments(&part, &whole);
+        close_side(&whole);
+    } else {
+        must(strstr(status_message(), "--optim-moments bf16") != NULL, status_message());
+        if (comm_rank(comm) == 0) printf("%s has mixed blocks\n", folder);
+    }
+    close_side(&part);
+    moments_kind = MOMENTS_F32;
+}
+
 static void run_folder(struct device *dev, struct comm *comm, const char *folder)
 {
     struct side part, whole;
@@ -538,6 +641,7 @@ static void run_folder(struct device *dev, struct comm *comm, const char *folder
         run_twin(dev, comm, folder);
         close_side(&whole);
         run_adapter(dev, comm, folder);
+        run_moments(dev, comm, folder);
     }
     if (comm_rank(comm) == 0 && fits) printf("%s%s agrees\n", folder, way);
     if (comm_rank(comm) == 0 && !fits)
@@ -581,23 +685,40 @@ static int count(const char *text, const char *words)
     return n;
 }
 
-// All folders agree but those that so many ranks cannot share, each of which says what to do.
-static void run_ranks(int n, const char *const refused[])
+static char *ranks_say(int n, const char *root)
 {
-    int n_refused = 0;
-    const char *log = test_path(test_folder(), "log"), *root = test_golden("");
+    const char *log = test_path(test_folder(), "log");
     setenv("OMP_NUM_THREADS", "1", 1);
+    setenv("SHARDS_FOLDER", test_folder(), 1);
     const int status =
         test_command(log, 120000, JOIN(mpirun_words(n), OPTIONS(self, "--rank", root)));
     char *text = test_read(log);
     if (status != 0) print_error("%s\n", text);
     assert_int_equal(status, 0);
+    assert_int_equal(count(text, COMPARED), n); // what ends a rank is no failure of mpirun's here
+    return text;
+}
+
+// All folders agree but those that so many ranks cannot share, each of which says what to do.
+static void run_ranks(int n, const char *const refused[])
+{
+    int n_refused = 0;
+    char *text = ranks_say(n, test_golden(""));
     for (; refused[n_refused]; n_refused++) assert_contains(text, refused[n_refused]);
     assert_int_equal(count(text, " is not to be shared: "), n_refused);
     assert_int_equal(count(text, " --tensor-parallel-size "), n_refused);
     assert_true(count(text, " agrees\n") > 25);
     assert_true(count(text, " by experts agrees\n") > 3);
-    assert_int_equal(count(text, COMPARED), n); // what ends a rank is no failure of mpirun's here
+    assert_int_equal(count(text, " has mixed blocks\n"), n == 2 ? 1 : 13); // tiny heads, shared
+}
+
+// Wide enough that no rank has a part of a block, as models of real sizes are.
+TEST(moments_are_those_of_one_rank)
+{
+    const char *root = test_path(test_folder(), "wide");
+    assert_int_equal(mkdir(root, 0700), 0);
+    assert_ok(tiny_model_write(test_path(root, "tiny"), 512, 2, 64, 3));
+    assert_contains(ranks_say(2, root), "/tiny has moments of one rank\n");
 }
 
 TEST(two_ranks_agree_with_one)

@@ -18,7 +18,9 @@
  * moments also "exp_avg_scale.NAME" and "exp_avg_sq_scale.NAME", one for each block that the tensor
  * has elements in): readable by any safetensors loader, independent of padding, and bounded in host
  * memory by the largest tensor. Tensors that lie within one block of memory (q, k and v) may share
- * a scale, which then stands with both.
+ * a scale, which then stands with both. Of a tensor that shards of a model cut within blocks, whose
+ * blocks are then not one rank's, there is a scale for each element: any number of ranks goes on
+ * from these, and the same number with the same bits.
  */
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/learn/optimizer.h"
@@ -307,13 +309,15 @@ enum status optimizer_use_shards(struct optimizer *o, struct comm *comm)
 {
     enum status st = ST_OK;
     int sharing = 0; // ranks that are neighbours
+    const struct weight_tensor *mixed;
     if (!comm) return ST_OK;
-    if (o->moments.kind == MOMENTS_8BIT)
-        FAIL(ST_UNSUPPORTED, "moments in 8 bits do not go with a tensor-parallel server: their "
-                             "scales are of a shard's blocks, and no checkpoint could hold them; "
-                             "give a new run --optim-moments bf16");
     o->shards = comm;
-    CHECK(replicas_list(&o->trained, &o->replicas, &o->n_replicas));
+    CHECK(replicas_list(&o->trained, &o->replicas, &o->n_replicas, &mixed));
+    if (mixed && o->moments.kind == MOMENTS_8BIT)
+        FAIL(ST_UNSUPPORTED,
+             "8-bit moments of %s: several ranks hold rows of it within a block of %d elements "
+             "with others', and would round them differently; give a new run --optim-moments bf16",
+             mixed->name, MOMENT_BLOCK);
     for (int i = 0; i < o->n_replicas; i++) {
         const int holders = o->replicas[i].holders;
         if (!o->replicas[i].in_parts || holders == comm_size(comm)) continue;
@@ -501,13 +505,31 @@ struct piece {
     int64_t first, n;                   // entries, from the range's start
 };
 
+// each: an entry for each element, not for each block.
+static int state_shape(const struct piece *p, bool each, int64_t ret[2])
+{
+    const struct weights *w = p->range->weights;
+    memcpy(ret, p->tensor->slice.whole, 2 * sizeof *ret); // which is what a file holds
+    if (!p->array->per_block || each) return p->tensor->n_dims;
+    ret[0] = shard_whole_blocks(w, (int)(p->tensor - w->tensors), MOMENT_BLOCK);
+    return 1;
+}
+
+static bool has_shape(const struct safetensors_entry *entry, const struct piece *p, bool each)
+{
+    int64_t shape[2];
+    const int n = state_shape(p, each, shape);
+    return entry->dt == p->dt && entry->n_dims == n &&
+           memcmp(entry->shape, shape, (size_t)n * sizeof *shape) == 0;
+}
+
 // Where it lies, by a piece of no tensor, and what it is called.
-static enum status state_piece(const struct piece *base, const struct weight_tensor *tensor,
+static enum status state_piece(const struct optimizer *o, const struct piece *base, int i,
                                struct piece *ret_piece, struct safetensors_source *ret)
 {
     const struct param_range *range = base->range;
+    const struct weight_tensor *tensor = &range->weights->tensors[i];
     const bool per_block = base->array->per_block;
-    const int64_t *whole = tensor->slice.whole; // which is what a file holds
     int len = snprintf(ret->name, sizeof ret->name, "%s.%s%s", base->array->name,
                        range->arena ? range->arena : "", tensor->name);
     if (len < 0 || (size_t)len >= sizeof ret->name)
@@ -520,8 +542,8 @@ static enum status state_piece(const struct piece *base, const struct weight_ten
     ret_piece->n = per_block ? last - at / MOMENT_BLOCK + 1 : tensor->n;
     ret->dt = base->dt;
     ret->tag = ret_piece;
-    ret->n_dims = per_block ? 1 : tensor->n_dims;
-    for (int d = 0; d < ret->n_dims; d++) ret->shape[d] = per_block ? ret_piece->n : whole[d];
+    ret->n_dims = state_shape(
+        ret_piece, o->shards && !shard_cuts_between(range->weights, i, MOMENT_BLOCK), ret->shape);
     return ST_OK;
 }
 
@@ -550,12 +572,13 @@ static struct overlap overlap_of(const struct optimizer *o, const struct piece *
 
 struct state { // every piece of it, and what it is called on disk
     struct optimizer *o;
-    int n;
-    struct piece *pieces;
+    int n, n_tensors;
+    struct piece *pieces;               // n_tensors of each array, of the residual fewer
     struct safetensors_source *sources; // tag: its piece
+    struct moment_block last;           // of the tensor before, while it is loaded
     // while it is put together of shards, else NULL: a piece of this rank's
     struct shard_join *join;
-    char *own;
+    void *own;
 };
 
 static void state_release(struct state *s)
@@ -589,8 +612,9 @@ static enum status state_list(struct optimizer *o, struct state *s)
         if (!base.base || (a->of_bf16 && w->dt != DT_BF16)) continue;
         for (int k = 0; k < w->n_tensors; k++) {
             if (!param_range_holds(range, k)) continue;
-            CHECK(state_piece(&base, &w->tensors[k], &s->pieces[s->n], &s->sources[s->n]));
+            CHECK(state_piece(o, &base, k, &s->pieces[s->n], &s->sources[s->n]));
             s->n++;
+            s->n_tensors += a == state_arrays;
         }
     }
 out:
@@ -629,8 +653,9 @@ static enum status collect_piece(void *context, const struct safetensors_source 
     enum status st = gather_piece(s->o, p, s->join ? s->own : to);
     (void)bytes;
     if (st != ST_OK || !s->join || comm_rank(s->o->comm) > 0) return st;
-    return shard_join_tensor(s->join, (int)(p->tensor - p->range->weights->tensors), s->own,
-                             dtype_size(p->dt), to);
+    const int i = (int)(p->tensor - p->range->weights->tensors);
+    return p->array->per_block ? shard_join_blocks(s->join, i, MOMENT_BLOCK, s->own, to)
+                               : shard_join_tensor(s->join, i, s->own, dtype_size(p->dt), to);
 }
 
 enum status optimizer_save(struct optimizer *o, const char *path)
@@ -686,23 +711,51 @@ static enum status read_metadata(const struct optimizer *o, const char *path,
                        path, kind, mine, kind);
 }
 
-// This rank's part of a whole tensor's piece.
-static enum status load_piece(struct optimizer *o, const struct piece *p, const char *data)
+static void copy_in(struct optimizer *o, const struct piece *p, const void *data)
 {
     const size_t entry = dtype_size(p->dt);
-    char *own = NULL;
-    if (o->shards) {
-        own = malloc((size_t)p->n * entry);
-        if (!own) return status_fail(ST_NO_MEMORY, "no memory to load the optimizer's state");
-        shard_take(p->tensor, data, entry, own);
-        data = own;
-    }
     for (int i = 0; i < o->slices.n; i++) {
         const struct overlap part = overlap_of(o, p, &o->slices.list[i], comm_rank(o->comm));
-        device_copy_in(o->dev, part.memory, data + (size_t)part.at * entry, (size_t)part.n * entry);
+        device_copy_in(o->dev, part.memory, (const char *)data + (size_t)part.at * entry,
+                       (size_t)part.n * entry);
     }
+}
+
+// This rank's part of a whole tensor's piece.
+static enum status load_piece(struct state *s, const struct piece *p, const struct safetensors *set)
+{
+    enum status st = ST_OK;
+    const bool coded = p->dt == DT_U8; // 8-bit moments, which are loaded with their scales
+    const struct piece *blocks = coded ? p + 2 * s->n_tensors : p;
+    const char *name = s->sources[blocks - s->pieces].name;
+    const struct safetensors_entry *entry = safetensors_find(set, s->sources[p - s->pieces].name),
+                                   *scales = safetensors_find(set, name);
+    const struct weights *w = p->range->weights;
+    const bool as_saved = !s->o->shards && has_shape(scales, blocks, false);
+    struct piece all = *p; // with what else is in its blocks
+    void *own = NULL;
+    float *each = NULL;
+    if (as_saved) copy_in(s->o, p, entry->data);
+    if (as_saved || p->array->per_block || p->n == 0) return ST_OK;
+    if (coded) {
+        all.first -= p->first % MOMENT_BLOCK;
+        all.n = blocks->n * MOMENT_BLOCK;
+    }
+    own = calloc((size_t)all.n, dtype_size(p->dt));
+    each = calloc(coded ? (size_t)all.n : 1, sizeof *each);
+    if (!own || !each) FAIL(ST_NO_MEMORY, "no memory to load the optimizer's state");
+    if (!coded)
+        shard_take(p->tensor, entry->data, dtype_size(p->dt), own);
+    else
+        shard_take_moments(w, (int)(p->tensor - w->tensors), entry->data, scales->data,
+                           !has_shape(scales, blocks, false), p->array->field == PART(moments.v),
+                           &s->last, own, each);
+    copy_in(s->o, &all, own);
+    if (coded) copy_in(s->o, blocks, each);
+out:
     free(own);
-    return ST_OK;
+    free(each);
+    return st;
 }
 
 enum status optimizer_load(struct optimizer *o, const char *path)
@@ -719,17 +772,15 @@ enum status optimizer_load(struct optimizer *o, const char *path)
         const struct safetensors_source *want = &state.sources[i];
         const struct safetensors_entry *entry = safetensors_find(set, want->name);
         if (!entry) FAIL(ST_MISMATCH, "%s: tensor %s is missing", path, want->name);
-        bool same = entry->dt == want->dt && entry->n_dims == want->n_dims;
-        for (int d = 0; same && d < want->n_dims; d++) same = entry->shape[d] == want->shape[d];
-        if (!same)
+        const struct piece *p = &state.pieces[i];
+        if (!has_shape(entry, p, false) && !(p->array->per_block && has_shape(entry, p, true)))
             FAIL(ST_MISMATCH, "%s: tensor %s has another shape or dtype than the model's", path,
                  want->name);
     }
     if (state.n != safetensors_count(set))
         FAIL(ST_MISMATCH, "%s: holds %d tensors, the state of what is trained here has %d", path,
              safetensors_count(set), state.n);
-    for (int i = 0; i < state.n; i++)
-        CHECK(load_piece(o, &state.pieces[i], safetensors_find(set, state.sources[i].name)->data));
+    for (int i = 0; i < state.n; i++) CHECK(load_piece(&state, &state.pieces[i], set));
     CHECK(device_sync(o->dev));
     o->steps = steps;
 out:

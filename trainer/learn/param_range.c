@@ -162,18 +162,23 @@ int64_t slice_first(const struct slice *slice, int rank)
 
 // ---- replicas -----------------------------------------------------------------------------------
 
-enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n)
+enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n,
+                          const struct weight_tensor **ret_mixed)
 {
     struct replica *list = NULL;
     enum status st = ST_OK;
-    int n = 0;
+    int n = 0, before = 0; // holders of what comes before in the same block of memory
+    *ret_mixed = NULL;
     for (const struct param_range *r = ranges->list; r < ranges->list + ranges->n; r++)
         for (int i = 0; i < r->weights->n_tensors; i++) {
             const struct weight_tensor *t = &r->weights->tensors[i];
             int64_t at = r->at + t->offset - r->first, elements;
             if (!param_range_holds(r, i)) continue;
+            if (weights_begins_block(r->weights, i)) before = 0;
             for (int k = 0; k < t->slice.n_runs; k++, at += elements) {
                 const struct row_run *run = &t->slice.runs[k];
+                if (before && before != run->replicas && at % MOMENT_BLOCK != 0) *ret_mixed = t;
+                before = run->replicas;
                 struct replica *room = array_room(list, (size_t)n, sizeof *room);
                 if (!room) FAIL(ST_NO_MEMORY, "no memory for what ranks hold alike");
                 list = room;

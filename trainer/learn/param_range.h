@@ -67,7 +67,9 @@ struct replica {
     int holders;
     bool in_parts; // each holder computes a part of the gradient, of its own heads or experts
 };
-// ret: (ret_n) the caller's to free.
-enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n);
+// ret: (ret_n) the caller's to free. ret_mixed: a tensor with such rows that other rows share a
+// block of moments with (kernels/moments.h), or NULL.
+enum status replicas_list(const struct param_ranges *ranges, struct replica **ret, int *ret_n,
+                          const struct weight_tensor **ret_mixed);
 
 #endif
