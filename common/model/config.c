@@ -92,7 +92,8 @@ static enum status read_sizes(const char *where, const json_t *json, struct mode
             FAIL(ST_FORMAT, "%s: %s is missing", where, needed[i].key);
         CHECK(json_get_int32(where, json, needed[i].key, 1, needed[i].max, needed[i].field));
     }
-    all->n_kv_heads = all->n_heads;
+    const bool silent = !json_object_get(json, "num_key_value_heads");
+    all->n_kv_heads = silent && c->family->kv_heads ? c->family->kv_heads : all->n_heads;
     CHECK(json_get_int32(where, json, "num_key_value_heads", 1, 1024, &all->n_kv_heads));
     all->head_dim = c->family->head_dim ? c->family->head_dim : c->hidden / all->n_heads;
     if (!json_has(json, "head_dim") && !c->family->head_dim && c->hidden % all->n_heads != 0)
@@ -132,6 +133,7 @@ static enum status apply_defaults(const char *where, struct layer_config *all,
     c->qk_norm_late = c->family->block & QK_NORM_LATE;
     c->sinks = c->family->block & SINKS;
     c->attn_gate = c->family->block & ATTN_GATE;
+    c->delta_grouped = c->family->block & DELTA_GROUPED;
     c->head_bias = c->family->block & HEAD_BIAS;
     c->router_logit_bias = c->family->block & ROUTER_LOGIT_BIAS;
     c->embed_scale = c->residual_scale = c->logit_scale = 1;

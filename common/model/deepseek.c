@@ -13,16 +13,17 @@ static enum status read_or_null(const char *where, const json_t *json, const cha
     return json_get_int32(where, json, key, 0, 1 << 20, field);
 }
 
-// What these families' layers have in common; the numbers are those of a silent config. `all` is
-// every layer's attention.
+// What these families' layers have in common; nope, entries of a head that are not rotated, and
+// `silent` are those of a silent config.
 static enum status latent_attention(const char *where, const json_t *json, struct model_config *c,
-                                    struct layer_config all)
+                                    int nope, struct latent_config silent)
 {
+    struct layer_config all = c->layers[0];
     struct latent_config *of = &all.latent;
     struct rope_config *rope = &c->ropes[0];
-    int nope = all.head_dim - of->rope;
     bool mlp_bias = false;
     enum status st = ST_OK;
+    *of = silent;
     rope->interleaved = true;
     CHECK(json_get_bool(where, json, "attention_bias", &c->o_bias));
     CHECK(json_get_bool(where, json, "mlp_bias", &mlp_bias));
@@ -54,6 +55,10 @@ static enum status latent_attention(const char *where, const json_t *json, struc
 out:
     return st;
 }
+
+// DeepSeek's, of V2 and V3.
+static const struct latent_config deepseek_latent = {
+    .rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
 
 enum { LISTED = -1 }; // as the first layer that has experts: mlp_layer_types says which have
 
@@ -124,13 +129,10 @@ out:
 // DeepSeek-V2, V2-Lite, V2.5, Coder-V2.
 enum status configure_deepseek_v2(const char *where, const json_t *json, struct model_config *c)
 {
-    struct layer_config all = c->layers[0];
     struct moe_shape moe = {.n_experts = 64, .top_k = 1, .scoring = MOE_SOFTMAX, .scale = 1};
     const char *method = "greedy";
     enum status st = ST_OK;
-    all.head_dim = 192;
-    all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
-    CHECK(latent_attention(where, json, c, all));
+    CHECK(latent_attention(where, json, c, 128, deepseek_latent));
     if (!c->ropes[0].interleaved)
         FAIL(ST_UNSUPPORTED, "%s: rope_interleave is false; DeepSeek-V2 rotates neighbours", where);
     CHECK(json_expect(where, json, "scoring_func", "softmax", "no other is supported"));
@@ -179,17 +181,14 @@ out:
 // DeepSeek-V3, Moonlight.
 enum status configure_deepseek_v3(const char *where, const json_t *json, struct model_config *c)
 {
-    struct layer_config all = c->layers[0];
     const struct moe_shape moe = {
         .n_experts = 256, .top_k = 8, .n_group = 8, .topk_group = 4, .scale = 2.5f};
-    all.head_dim = 192;
-    all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 128, .q_rank = 1536};
     static const char *const flags[] = {"rope_interleave", "norm_topk_prob"};
     enum status st = ST_OK;
     for (int i = 0; i < 2; i++) // which transformers takes for false
         if (json_is_null(json_object_get(json, flags[i])))
             FAIL(ST_FORMAT, "%s: %s is null; true and false are supported", where, flags[i]);
-    CHECK(latent_attention(where, json, c, all));
+    CHECK(latent_attention(where, json, c, 128, deepseek_latent));
     c->n_mtp_layers = 1;
     st = configure_biased_experts(where, json, c, 3, 2048, moe);
 out:
@@ -199,13 +198,11 @@ out:
 // GLM-4.7-Flash.
 enum status configure_glm4_moe_lite(const char *where, const json_t *json, struct model_config *c)
 {
-    struct layer_config all = c->layers[0];
+    const struct latent_config latent = {.rank = 512, .rope = 64, .value = 256, .q_rank = 768};
     const struct moe_shape moe = {
         .n_experts = 64, .top_k = 4, .n_group = 1, .topk_group = 1, .scale = 1.8f};
     enum status st = ST_OK;
-    all.head_dim = 256;
-    all.latent = (struct latent_config){.rank = 512, .rope = 64, .value = 256, .q_rank = 768};
-    CHECK(latent_attention(where, json, c, all));
+    CHECK(latent_attention(where, json, c, 192, latent));
     st = configure_biased_experts(where, json, c, LISTED, 1536, moe);
 out:
     return st;

@@ -14,13 +14,30 @@
 static enum status read_biases(const char *where, const json_t *json, struct model_config *c)
 {
     const struct family *f = c->family;
-    bool has = f->block & f->keyed;
-    enum status st = f->bias_key ? json_get_bool(where, json, f->bias_key, &has) : ST_OK;
-    const unsigned biases = (f->block & ~f->keyed) | (has ? f->keyed : 0);
+    unsigned biases = f->block;
+    enum status st = ST_OK;
+    for (const struct bias_key *k = f->bias_keys; k < f->bias_keys + MAX_BIAS_KEYS && k->key; k++) {
+        bool has = biases & k->of;
+        CHECK(json_get_bool(where, json, k->key, &has));
+        biases = has ? biases | k->of : biases & ~k->of;
+    }
     c->qkv_bias = biases & QKV_BIAS;
     c->o_bias = biases & O_BIAS;
     c->mlp_bias = biases & MLP_BIAS;
+out:
     return st;
+}
+
+// Which of two words layer_types has for layer l: 0 or 1; -1: it says nothing.
+static enum status read_layer_type(const char *where, const json_t *json, int l,
+                                   const char *const words[2], int *ret)
+{
+    const json_t *types = json_object_get(json, "layer_types");
+    const char *type = json_string_value(json_array_get(types, (size_t)l));
+    *ret = type ? strcmp(type, words[1]) == 0 : -1;
+    if (*ret != 0 || strcmp(type, words[0]) == 0) return ST_OK;
+    return status_fail(ST_UNSUPPORTED, "%s: layer_types[%d] is \"%s\"; %s and %s are supported",
+                       where, l, type, words[0], words[1]);
 }
 
 // Whether layer l slides, where layer_types does not say.
@@ -32,32 +49,25 @@ static bool slides(const struct windows *w, int l, int full_every, int max_layer
 
 static enum status read_windows(const char *where, const json_t *json, struct model_config *c)
 {
+    static const char *const words[] = {"full_attention", "sliding_attention"};
     const struct windows *w = &c->family->windows;
-    const json_t *types = w->of == ALL_LAYERS ? NULL : json_object_get(json, "layer_types");
-    int window = w->absent, max_layers = 28, full_every = w->full_every;
+    int window = w->absent, max_layers = 28, full_every = w->full_every, type = -1;
     bool used = !w->by_use;
     enum status st = ST_OK;
     if (w->of == NO_WINDOWS) return ST_OK;
     if (w->by_use) CHECK(json_get_bool(where, json, "use_sliding_window", &used));
     if (w->by_use) CHECK(json_get_int32(where, json, "max_window_layers", 0, 1 << 20, &max_layers));
-    if (w->every_key && !json_is_array(types))
+    if (w->every_key && !json_is_array(json_object_get(json, "layer_types")))
         CHECK(json_get_int32(where, json, w->every_key, 1, 1024, &full_every));
     CHECK(json_get_int32(where, json, "sliding_window", 0, 1 << 30, &window));
     const bool none = !used || json_is_null(json_object_get(json, "sliding_window"));
     const bool zero = json_has(json, "sliding_window") && window == 0 && !none;
     if (none) window = 0;
     for (int l = 0; l < c->n_layers; l++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)l));
-        const bool sliding = (type ? strcmp(type, "sliding_attention") == 0
-                                   : slides(w, l, full_every, max_layers)) &&
+        if (w->of != ALL_LAYERS) CHECK(read_layer_type(where, json, l, words, &type));
+        const bool sliding = (type < 0 ? slides(w, l, full_every, max_layers) : type) &&
                              !(w->last_full && l == c->n_layers - 1);
-        if (type && !sliding && strcmp(type, "full_attention") != 0 &&
-            strcmp(type, "sliding_attention") != 0)
-            FAIL(ST_UNSUPPORTED,
-                 "%s: layer_types[%d] is \"%s\"; full_attention and sliding_attention are "
-                 "supported",
-                 where, l, type);
-        if (sliding && (zero || (type && window == 0)))
+        if (sliding && (zero || (type >= 0 && window == 0)))
             FAIL(ST_FORMAT, "%s: layer_types[%d] slides, but %s", where, l,
                  zero    ? "sliding_window is 0"
                  : !used ? "use_sliding_window is not true"
@@ -167,7 +177,7 @@ static enum status read_experts(const char *where, const json_t *json, struct mo
                             .norm_topk = true,
                             .scale = 1};
     const json_t *dense = NULL;
-    int every = 1, width = c->family->experts.width;
+    int every = 1, width = c->family->experts.width, shared = c->family->experts.shared;
     enum status st = ST_OK;
     if (moe.n_experts == 0) return ST_OK;
     // their number goes by two names, of transformers 5 and before
@@ -181,12 +191,16 @@ static enum status read_experts(const char *where, const json_t *json, struct mo
         CHECK(json_get_bool(where, json, "norm_topk_prob", &moe.norm_topk));
     }
     if (width > 0) CHECK(json_get_int32(where, json, "moe_intermediate_size", 1, 1 << 20, &width));
+    if (shared > 0)
+        CHECK(json_get_int32(where, json, "shared_expert_intermediate_size", 1, 1 << 20, &shared));
     c->router_aux_loss_coef = 0.001;
     CHECK(json_get_double(where, json, "router_aux_loss_coef", 0, 1e6, &c->router_aux_loss_coef));
     for (int l = 0; l < c->n_layers; l++) {
         if ((l + 1) % every != 0 || lists(dense, l)) continue;
         if (width > 0) c->layers[l].intermediate = width;
         c->layers[l].moe = moe;
+        c->layers[l].shared_intermediate = shared;
+        c->layers[l].shared_gate = shared > 0;
     }
 out:
     return st;
@@ -206,31 +220,6 @@ out:
 }
 
 // ---- keys of one family -------------------------------------------------------------------------
-
-static enum status configure_llama(const char *where, const json_t *json, struct model_config *c)
-{
-    return json_get_bool(where, json, "mlp_bias", &c->mlp_bias);
-}
-
-// Beside the experts one that every token goes to, with a gate; its width in a silent config.
-static enum status read_shared_expert(const char *where, const json_t *json, int shared,
-                                      struct model_config *c)
-{
-    enum status st =
-        json_get_int32(where, json, "shared_expert_intermediate_size", 1, 1 << 20, &shared);
-    for (int l = 0; l < c->n_layers; l++) {
-        if (c->layers[l].moe.n_experts == 0) continue;
-        c->layers[l].shared_intermediate = shared;
-        c->layers[l].shared_gate = true;
-    }
-    return st;
-}
-
-static enum status configure_qwen2_moe(const char *where, const json_t *json,
-                                       struct model_config *c)
-{
-    return read_shared_expert(where, json, 5632, c);
-}
 
 static enum status read_delta(const char *where, const json_t *json, struct delta_shape *ret)
 {
@@ -255,10 +244,10 @@ out:
 // the others.
 static enum status configure_qwen3_5(const char *where, const json_t *json, struct model_config *c)
 {
-    const json_t *types = json_object_get(json, "layer_types");
+    static const char *const words[] = {"full_attention", "linear_attention"};
     struct delta_shape delta = {0};
     bool gated = true;
-    int every = 4;
+    int every = 4, linear;
     enum status st = ST_OK;
     CHECK(json_get_bool(where, json, "attn_output_gate", &gated));
     if (!gated || c->act != ACT_SILU)
@@ -269,13 +258,8 @@ static enum status configure_qwen3_5(const char *where, const json_t *json, stru
     CHECK(read_delta(where, json, &delta));
     CHECK(json_get_int32(where, json, "mtp_num_hidden_layers", 0, 1024, &c->n_mtp_layers));
     for (int l = 0; l < c->n_layers; l++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)l));
-        const bool linear = type ? strcmp(type, "linear_attention") == 0 : (l + 1) % every != 0;
-        if (type && !linear && strcmp(type, "full_attention") != 0)
-            FAIL(ST_UNSUPPORTED,
-                 "%s: layer_types[%d] is \"%s\"; full_attention and linear_attention are supported",
-                 where, l, type);
-        if (!linear) continue;
+        CHECK(read_layer_type(where, json, l, words, &linear));
+        if (linear < 0 ? (l + 1) % every == 0 : !linear) continue;
         c->layers[l].n_heads = c->layers[l].n_kv_heads = 0;
         c->layers[l].delta = delta;
     }
@@ -283,31 +267,16 @@ out:
     return st;
 }
 
-static enum status configure_qwen3_5_moe(const char *where, const json_t *json,
-                                         struct model_config *c)
-{
-    enum status st = configure_qwen3_5(where, json, c);
-    return st != ST_OK ? st : read_shared_expert(where, json, 512, c);
-}
-
-// Qwen3.5-MoE's block; linear attention's first matmuls are stored by key head.
-static enum status configure_qwen3_next(const char *where, const json_t *json,
-                                        struct model_config *c)
-{
-    c->delta_grouped = true;
-    return configure_qwen3_5_moe(where, json, c);
-}
-
 // Short convolutions between gates in the layers that are not attention's; older names of the MLP's
 // width and of tying come before the newer ones.
 static enum status configure_lfm2(const char *where, const json_t *json, struct model_config *c)
 {
-    const json_t *types = json_object_get(json, "layer_types"),
-                 *attention = json_object_get(json, "full_attn_idxs");
+    static const char *const words[] = {"full_attention", "conv"};
+    const json_t *attention = json_object_get(json, "full_attn_idxs");
     struct delta_shape conv = {.n_heads = 1, .head_dim = c->hidden, .taps = 3};
     bool adjusted = true;
     double multiplier = 1;
-    int inner = c->layers[0].intermediate, multiple = 256;
+    int inner = c->layers[0].intermediate, multiple = 256, convolves;
     enum status st = ST_OK;
     CHECK(json_get_bool(where, json, "conv_bias", &c->delta_bias));
     c->delta_conv_bias = c->delta_bias;
@@ -321,15 +290,10 @@ static enum status configure_lfm2(const char *where, const json_t *json, struct 
     if (adjusted && !json_is_null(json_object_get(json, "block_ffn_dim_multiplier")))
         inner = ((int)(multiplier * inner) + multiple - 1) / multiple * multiple;
     for (int l = 0; l < c->n_layers; l++) {
-        const char *type = json_string_value(json_array_get(types, (size_t)l));
-        const bool attends = type ? strcmp(type, "full_attention") == 0
-                                  : !json_is_array(attention) || lists(attention, l);
-        if (type && !attends && strcmp(type, "conv") != 0)
-            FAIL(ST_UNSUPPORTED,
-                 "%s: layer_types[%d] is \"%s\"; full_attention and conv are supported", where, l,
-                 type);
+        CHECK(read_layer_type(where, json, l, words, &convolves));
+        if (convolves < 0) convolves = json_is_array(attention) && !lists(attention, l);
         c->layers[l].intermediate = inner;
-        if (attends) continue;
+        if (!convolves) continue;
         c->layers[l].n_heads = c->layers[l].n_kv_heads = 0;
         c->layers[l].delta = conv;
     }
@@ -343,7 +307,6 @@ static enum status configure_smollm3(const char *where, const json_t *json, stru
     const json_t *list = json_object_get(json, "no_rope_layers");
     int every = 4;
     enum status st = ST_OK;
-    CHECK(configure_llama(where, json, c));
     CHECK(json_get_int32(where, json, "no_rope_layer_interval", 1, 1 << 20, &every));
     if (json_has(json, "no_rope_layers") && (int)json_array_size(list) < c->n_layers)
         FAIL(ST_FORMAT, "%s: no_rope_layers must list num_hidden_layers (%d) numbers", where,
@@ -359,13 +322,6 @@ static enum status configure_smollm3(const char *where, const json_t *json, stru
         if (c->layers[l].rope >= 0) c->layers[l].window = 0; // those without positions slide
 out:
     return st;
-}
-
-// A bias on q, k and v by one key, on o by another.
-static enum status configure_seed_oss(const char *where, const json_t *json, struct model_config *c)
-{
-    enum status st = configure_llama(where, json, c);
-    return st != ST_OK ? st : json_get_bool(where, json, "attention_out_bias", &c->o_bias);
 }
 
 // Experts whose width is intermediate_size.
@@ -390,7 +346,6 @@ static enum status configure_granite(const char *where, const json_t *json, stru
 {
     double embedding = 1, logits = 1, residual = 1, attention = 1;
     enum status st = ST_OK;
-    CHECK(configure_llama(where, json, c));
     CHECK(json_get_double(where, json, "embedding_multiplier", 1e-6, 1e6, &embedding));
     CHECK(json_get_double(where, json, "logits_scaling", 1e-6, 1e6, &logits));
     CHECK(json_get_double(where, json, "residual_multiplier", 1e-6, 1e6, &residual));
@@ -476,16 +431,12 @@ out:
 static enum status configure_phi(const char *where, const json_t *json, struct model_config *c)
 {
     bool qk_norm = false;
-    enum status st = json_get_bool(where, json, "qk_layernorm", &qk_norm);
-    if (st == ST_OK && c->ropes[0].kind == ROPE_PROPORTIONAL)
-        st = status_fail(ST_UNSUPPORTED,
-                         "%s: rope type proportional is not supported (no published Phi model has "
-                         "it)",
-                         where);
-    if (st == ST_OK && qk_norm)
-        st =
-            status_fail(ST_UNSUPPORTED,
-                        "%s: qk_layernorm is not supported (no published Phi model has it)", where);
+    enum status st;
+    CHECK(json_get_bool(where, json, "qk_layernorm", &qk_norm));
+    if (qk_norm || c->ropes[0].kind == ROPE_PROPORTIONAL)
+        FAIL(ST_UNSUPPORTED, "%s: %s is not supported (no published Phi model has it)", where,
+             qk_norm ? "qk_layernorm" : "rope type proportional");
+out:
     return st;
 }
 
@@ -637,25 +588,32 @@ out:
 }
 
 // ---- names --------------------------------------------------------------------------------------
-#define LAYER "model.layers.%d."
-#define ATTN  LAYER "self_attn."
+#define LAYER  "model.layers.%d."
+#define ATTN   LAYER "self_attn."
+#define EXPERT LAYER "mlp.experts.%d."
+#define MOE    LAYER "block_sparse_moe."
+#define DELTA  LAYER "linear_attn."
+#define MIXER  LAYER "mixer." // of Nemotron-H
 
 #define COMMON_NAMES                                                                               \
     [ROLE_EMBED] = "model.embed_tokens.weight", [ROLE_ATTN_NORM] = LAYER "input_layernorm.weight", \
-    [ROLE_FINAL_NORM] = "model.norm.weight", [ROLE_HEAD] = "lm_head.weight"
+    [ROLE_FINAL_NORM] = "model.norm.weight", [ROLE_HEAD] = "lm_head.weight",                       \
+    [ROLE_O] = ATTN "o_proj.weight"
 #define SPLIT_QKV_NAMES                                                                            \
-    [ROLE_QKV] = ATTN "q_proj.weight|" ATTN "k_proj.weight|" ATTN "v_proj.weight",                 \
-    [ROLE_QKV_BIAS] = ATTN "q_proj.bias|" ATTN "k_proj.bias|" ATTN "v_proj.bias"
-#define O_NAMES [ROLE_O] = ATTN "o_proj.weight", [ROLE_O_BIAS] = ATTN "o_proj.bias"
+    [ROLE_QKV] = ATTN "q_proj.weight|" ATTN "k_proj.weight|" ATTN "v_proj.weight"
 #define GATED_MLP_NAMES                                                                            \
     [ROLE_GATE_UP] = LAYER "mlp.gate_proj.weight|" LAYER "mlp.up_proj.weight",                     \
-    [ROLE_GATE_UP_BIAS] = LAYER "mlp.gate_proj.bias|" LAYER "mlp.up_proj.bias",                    \
-    [ROLE_DOWN] = LAYER "mlp.down_proj.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.down_proj.bias"
-#define LLAMA_NAMES                                                                                \
-    COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,                                                        \
-        GATED_MLP_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
+    [ROLE_DOWN] = LAYER "mlp.down_proj.weight"
+#define QK_NORM_NAMES  [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"
+#define MLP_NORM_NAMES [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight"
+#define LLAMA_NAMES    COMMON_NAMES, SPLIT_QKV_NAMES, GATED_MLP_NAMES, MLP_NORM_NAMES
+// Gemma's of 2, and OLMo's.
+#define POST_NORM_NAMES                                                                            \
+    COMMON_NAMES, SPLIT_QKV_NAMES,                                                                 \
+        GATED_MLP_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",          \
+                         [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",               \
+                         [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
 
-#define DELTA LAYER "linear_attn."
 #define DELTA_PARTS_NAMES                                                                          \
     [ROLE_DELTA_IN] = DELTA "in_proj_qkv.weight|" DELTA "in_proj_z.weight",                        \
     [ROLE_DELTA_GATES] = DELTA "in_proj_b.weight|" DELTA "in_proj_a.weight"
@@ -666,45 +624,24 @@ out:
 #define QWEN_MTP_NAMES                                                                             \
     [ROLE_MTP_EMBED_NORM] = "mtp.pre_fc_norm_embedding.weight",                                    \
     [ROLE_MTP_HIDDEN_NORM] = "mtp.pre_fc_norm_hidden.weight", [ROLE_MTP_PROJ] = "mtp.fc.weight"
-#define QWEN_MTP      .mtp_prefix = "mtp.", .mtp_norm = "mtp.norm.weight", .mtp_normalised = true
-#define QK_NORM_NAMES [ROLE_Q_NORM] = ATTN "q_norm.weight", [ROLE_K_NORM] = ATTN "k_norm.weight"
-#define OLMO_NAMES                                                                                 \
-    COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES, GATED_MLP_NAMES,                                       \
-        QK_NORM_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",            \
-                       [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
+#define QWEN_MTP .mtp_prefix = "mtp.", .mtp_norm = "mtp.norm.weight", .mtp_normalised = true
 
-#define GEMMA2_NAMES                                                                               \
-    COMMON_NAMES, SPLIT_QKV_NAMES, O_NAMES,                                                        \
-        GATED_MLP_NAMES, [ROLE_POST_ATTN_NORM] = LAYER "post_attention_layernorm.weight",          \
-                         [ROLE_MLP_NORM] = LAYER "pre_feedforward_layernorm.weight",               \
-                         [ROLE_POST_MLP_NORM] = LAYER "post_feedforward_layernorm.weight"
-
-#define MIXER  LAYER "mixer." // of Nemotron-H
-#define EXPERT LAYER "mlp.experts.%d."
 #define QWEN_EXPERTS_NAMES                                                                         \
     LLAMA_NAMES, [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                          \
                  [ROLE_EXPERTS_GATE_UP] = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",      \
                  [ROLE_EXPERTS_DOWN] = EXPERT "down_proj.weight"
-
 #define SHARED_EXPERT_NAMES                                                                        \
     [ROLE_SHARED_GATE_UP] =                                                                        \
         LAYER "mlp.shared_expert.gate_proj.weight|" LAYER "mlp.shared_expert.up_proj.weight",      \
     [ROLE_SHARED_DOWN] = LAYER "mlp.shared_expert.down_proj.weight",                               \
     [ROLE_SHARED_GATE] = LAYER "mlp.shared_expert_gate.weight"
-
 #define DEEPSEEK_NAMES                                                                             \
-    COMMON_NAMES, O_NAMES, GATED_MLP_NAMES,                                                        \
-        [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",                                 \
-        [ROLE_Q_A] = ATTN "q_a_proj.weight", [ROLE_Q_A_BIAS] = ATTN "q_a_proj.bias",               \
-        [ROLE_KV_A_BIAS] = ATTN "kv_a_proj_with_mqa.bias",                                         \
-        [ROLE_Q_A_NORM] = ATTN "q_a_layernorm.weight", [ROLE_Q_B] = ATTN "q_b_proj.weight",        \
-        [ROLE_Q] = ATTN "q_proj.weight", [ROLE_KV_A] = ATTN "kv_a_proj_with_mqa.weight",           \
+    QWEN_EXPERTS_NAMES,                                                                            \
+        [ROLE_Q_A] = ATTN "q_a_proj.weight", [ROLE_Q_A_NORM] = ATTN "q_a_layernorm.weight",        \
+        [ROLE_Q_B] = ATTN "q_b_proj.weight", [ROLE_Q] = ATTN "q_proj.weight",                      \
+        [ROLE_KV_A] = ATTN "kv_a_proj_with_mqa.weight",                                            \
         [ROLE_KV_A_NORM] = ATTN "kv_a_layernorm.weight", [ROLE_KV_B] = ATTN "kv_b_proj.weight",    \
-        [ROLE_ROUTER] = LAYER "mlp.gate.weight",                                                   \
         [ROLE_ROUTER_BIAS] = LAYER "mlp.gate.e_score_correction_bias",                             \
-        [ROLE_EXPERTS_GATE_UP] =                                                                   \
-            LAYER "mlp.experts.%d.gate_proj.weight|" LAYER "mlp.experts.%d.up_proj.weight",        \
-        [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.%d.down_proj.weight",                             \
         [ROLE_SHARED_GATE_UP] = LAYER "mlp.shared_experts.gate_proj.weight|" LAYER                 \
                                       "mlp.shared_experts.up_proj.weight",                         \
         [ROLE_SHARED_DOWN] = LAYER "mlp.shared_experts.down_proj.weight",                          \
@@ -714,15 +651,34 @@ out:
 
 #define MIXTRAL_NAMES                                                                              \
     COMMON_NAMES, SPLIT_QKV_NAMES,                                                                 \
-        O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",                        \
-                 [ROLE_ROUTER] = LAYER "block_sparse_moe.gate.weight",                             \
-                 [ROLE_EXPERTS_GATE_UP] = LAYER "block_sparse_moe.experts.%d.w1.weight|" LAYER     \
-                                                "block_sparse_moe.experts.%d.w3.weight",           \
-                 [ROLE_EXPERTS_DOWN] = LAYER "block_sparse_moe.experts.%d.w2.weight"
+        MLP_NORM_NAMES, [ROLE_ROUTER] = MOE "gate.weight",                                         \
+                        [ROLE_EXPERTS_GATE_UP] =                                                   \
+                            MOE "experts.%d.w1.weight|" MOE "experts.%d.w3.weight",                \
+                        [ROLE_EXPERTS_DOWN] = MOE "experts.%d.w2.weight"
 
-// Biases of q, k, v and o by one key, as in Llama; a family whose o has a key of its own does
-// without this.
-#define ATTENTION_BIAS .bias_key = "attention_bias", .keyed = QKV_BIAS | O_BIAS
+#define GEMMA4_NAMES                                                                               \
+    POST_NORM_NAMES, QK_NORM_NAMES,                                                                \
+        [ROLE_LAYER_EMBED] = "model.embed_tokens_per_layer.weight",                                \
+        [ROLE_LAYER_INPUT] = "model.per_layer_model_projection.weight",                            \
+        [ROLE_LAYER_INPUT_NORM] = "model.per_layer_projection_norm.weight",                        \
+        [ROLE_LAYER_GATE] = LAYER "per_layer_input_gate.weight",                                   \
+        [ROLE_LAYER_OUT] = LAYER "per_layer_projection.weight",                                    \
+        [ROLE_POST_LAYER_NORM] = LAYER "post_per_layer_input_norm.weight",                         \
+        [ROLE_LAYER_SCALE] = LAYER "layer_scalar", [ROLE_ROUTER] = LAYER "router.proj.weight",     \
+        [ROLE_ROUTER_NORM] = LAYER "router.scale",                                                 \
+        [ROLE_EXPERT_SCALE] = LAYER "router.per_expert_scale",                                     \
+        [ROLE_EXPERTS_NORM] = LAYER "pre_feedforward_layernorm_2.weight",                          \
+        [ROLE_POST_SHARED_NORM] = LAYER "post_feedforward_layernorm_1.weight",                     \
+        [ROLE_POST_EXPERTS_NORM] = LAYER "post_feedforward_layernorm_2.weight",                    \
+        [ROLE_SHARED_GATE_UP] = LAYER "mlp.gate_proj.weight|" LAYER "mlp.up_proj.weight",          \
+        [ROLE_SHARED_DOWN] = LAYER "mlp.down_proj.weight",                                         \
+        [ROLE_EXPERTS_GATE_UP] =                                                                   \
+            LAYER "experts.%d.gate_proj.weight|" LAYER "experts.%d.up_proj.weight",                \
+        [ROLE_EXPERTS_DOWN] = LAYER "experts.%d.down_proj.weight"
+
+// Biases by the keys of most families. One whose o has a key of its own does without.
+#define ATTENTION_BIAS .bias_keys = {{"attention_bias", QKV_BIAS | O_BIAS}}
+#define LLAMA_BIASES   .bias_keys = {{"attention_bias", QKV_BIAS | O_BIAS}, {"mlp_bias", MLP_BIAS}}
 
 // ---- the table ----------------------------------------------------------------------------------
 static const struct family families[] = {
@@ -733,10 +689,10 @@ static const struct family families[] = {
      .windows = {SOME_LAYERS, .absent = 4096, .by_use = true, .late = true},
      .names = {LLAMA_NAMES, QK_NORM_NAMES}},
     {"qwen2_moe", "Qwen2MoeForCausalLM", "Qwen1.5-MoE, Qwen2-MoE", .block = QKV_BIAS,
-     .bias_key = "qkv_bias", .keyed = QKV_BIAS,
+     .bias_keys = {{"qkv_bias", QKV_BIAS}},
      .windows = {SOME_LAYERS, .absent = 4096, .by_use = true, .early = true, .full_every = 2},
-     .experts = {.n = 60, .per_token = 4, .width = 1408},
-     .names = {QWEN_EXPERTS_NAMES, SHARED_EXPERT_NAMES}, .configure = configure_qwen2_moe},
+     .experts = {.n = 60, .per_token = 4, .width = 1408, .shared = 5632},
+     .names = {QWEN_EXPERTS_NAMES, SHARED_EXPERT_NAMES}},
     {"qwen3_moe", "Qwen3MoeForCausalLM", "Qwen3-MoE", .block = QK_NORM, ATTENTION_BIAS,
      .windows = {ALL_LAYERS, .absent = 4096, .by_use = true},
      .experts = {.n = 128, .per_token = 8, .width = 768},
@@ -748,19 +704,21 @@ static const struct family families[] = {
      QWEN_MTP, .configure = configure_qwen3_5},
     {"qwen3_next", "Qwen3NextForCausalLM", "Qwen3-Next", .partial_rotary = true,
      .norm = NORM_RMS_PLUS_ONE, .head_dim = 256, .max_positions = 32768, .rotary_share = 0.25,
-     .block = QK_NORM | ATTN_GATE, ATTENTION_BIAS,
-     .experts = {.n = 512, .per_token = 10, .width = 512, .norm_topk = true}, QWEN_MTP,
+     .block = QK_NORM | ATTN_GATE | DELTA_GROUPED, ATTENTION_BIAS,
+     .experts = {.n = 512, .per_token = 10, .width = 512, .shared = 512, .norm_topk = true},
+     QWEN_MTP,
      .names = {QWEN_EXPERTS_NAMES, SHARED_EXPERT_NAMES, DELTA_NAMES, QWEN_MTP_NAMES,
                QK_NORM_NAMES, [ROLE_DELTA_IN] = DELTA "in_proj_qkvz.weight",
                [ROLE_DELTA_GATES] = DELTA "in_proj_ba.weight"},
-     .configure = configure_qwen3_next},
+     .configure = configure_qwen3_5},
     {"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "Qwen3.5-MoE, Qwen3.6-MoE (text)",
      .partial_rotary = true, .norm = NORM_RMS_PLUS_ONE, .head_dim = 256, .max_positions = 32768,
      .rotary_share = 0.25, .block = QK_NORM | ATTN_GATE, ATTENTION_BIAS,
-     .experts = {.n = 256, .per_token = 8, .width = 512, .everywhere = true}, QWEN_MTP,
+     .experts = {.n = 256, .per_token = 8, .width = 512, .shared = 512, .everywhere = true},
+     QWEN_MTP,
      .names = {QWEN_EXPERTS_NAMES, SHARED_EXPERT_NAMES, DELTA_NAMES, DELTA_PARTS_NAMES,
                QWEN_MTP_NAMES, QK_NORM_NAMES},
-     .configure = configure_qwen3_5_moe},
+     .configure = configure_qwen3_5},
     {"qwen3_5", "Qwen3_5ForConditionalGeneration", "Qwen3.5 (text and images)",
      .text_type = "qwen3_5_text",
      .text_defaults =
@@ -797,11 +755,8 @@ static const struct family families[] = {
                [ROLE_ATTN_NORM] = LAYER "operator_norm.weight", [ROLE_O] = ATTN "out_proj.weight",
                [ROLE_Q_NORM] = ATTN "q_layernorm.weight", [ROLE_K_NORM] = ATTN "k_layernorm.weight",
                [ROLE_DELTA_IN] = LAYER "conv.in_proj.weight",
-               [ROLE_DELTA_IN_BIAS] = LAYER "conv.in_proj.bias",
                [ROLE_DELTA_CONV] = LAYER "conv.conv.weight",
-               [ROLE_DELTA_CONV_BIAS] = LAYER "conv.conv.bias",
                [ROLE_DELTA_OUT] = LAYER "conv.out_proj.weight",
-               [ROLE_DELTA_OUT_BIAS] = LAYER "conv.out_proj.bias",
                [ROLE_MLP_NORM] = LAYER "ffn_norm.weight",
                [ROLE_GATE_UP] = LAYER "feed_forward.w1.weight|" LAYER "feed_forward.w3.weight",
                [ROLE_DOWN] = LAYER "feed_forward.w2.weight",
@@ -809,28 +764,23 @@ static const struct family families[] = {
      .configure = configure_lfm2},
     {"nemotron_h", "NemotronHForCausalLM", "Nemotron-H, Nemotron Nano 2, Nemotron 3",
      .norm_eps_key = "layer_norm_epsilon", .norm_eps = 1e-5, .act_key = "mlp_hidden_act",
-     .act = ACT_RELU2, .head_dim = 128, .max_positions = 4096, .block = PLAIN_MLP,
-     .bias_key = "mlp_bias", .keyed = MLP_BIAS, .no_positions = true,
-     .count_layers = nemotron_h_layers, .folder_prefix = "backbone.",
+     .act = ACT_RELU2, .head_dim = 128, .kv_heads = 8, .max_positions = 4096, .block = PLAIN_MLP,
+     .bias_keys = {{"mlp_bias", MLP_BIAS}}, .no_positions = true, .count_layers = nemotron_h_layers,
+     .folder_prefix = "backbone.",
      .names = {[ROLE_EMBED] = "model.embeddings.weight",
                [ROLE_ATTN_NORM] = LAYER "norm.weight",
                [ROLE_QKV] = MIXER "q_proj.weight|" MIXER "k_proj.weight|" MIXER "v_proj.weight",
                [ROLE_O] = MIXER "o_proj.weight",
                [ROLE_DELTA_IN] = MIXER "in_proj.weight",
-               [ROLE_DELTA_IN_BIAS] = MIXER "in_proj.bias",
                [ROLE_DELTA_CONV] = MIXER "conv1d.weight",
-               [ROLE_DELTA_CONV_BIAS] = MIXER "conv1d.bias",
                [ROLE_DELTA_A_LOG] = MIXER "A_log",
                [ROLE_DELTA_DT_BIAS] = MIXER "dt_bias",
                [ROLE_DELTA_SKIP] = MIXER "D",
                [ROLE_DELTA_NORM] = MIXER "norm.weight",
                [ROLE_DELTA_OUT] = MIXER "out_proj.weight",
-               [ROLE_DELTA_OUT_BIAS] = MIXER "out_proj.bias",
                [ROLE_MLP_NORM] = LAYER "norm.weight",
                [ROLE_GATE_UP] = MIXER "up_proj.weight",
-               [ROLE_GATE_UP_BIAS] = MIXER "up_proj.bias",
                [ROLE_DOWN] = MIXER "down_proj.weight",
-               [ROLE_DOWN_BIAS] = MIXER "down_proj.bias",
                [ROLE_ROUTER] = MIXER "gate.weight",
                [ROLE_ROUTER_BIAS] = MIXER "gate.e_score_correction_bias",
                [ROLE_EXPERTS_GATE_UP] = MIXER "experts.%d.up_proj.weight",
@@ -851,31 +801,34 @@ static const struct family families[] = {
     {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", .head_dim = 64,
      .max_positions = 202752, .norm_eps = 1e-5, .names = {DEEPSEEK_NAMES}, DEEPSEEK_MTP,
      .configure = configure_glm4_moe_lite},
-    {"llama", "LlamaForCausalLM", "Llama 1 to 3.2, Yi, DeepSeek-Coder", ATTENTION_BIAS,
-     .names = {LLAMA_NAMES}, .configure = configure_llama},
+    {"llama", "LlamaForCausalLM", "Llama 1 to 3.2, Yi, DeepSeek-Coder", LLAMA_BIASES,
+     .names = {LLAMA_NAMES}},
     {"mistral", "MistralForCausalLM", "Mistral", .windows = {SOME_LAYERS, .absent = 4096},
      .names = {LLAMA_NAMES}},
     {"olmo2", "Olmo2ForCausalLM", "OLMo 2", .norm_eps = 1e-5,
      .block = NO_PRE_NORM | POST_NORM | QK_NORM | QK_NORM_WHOLE, ATTENTION_BIAS,
-     .names = {OLMO_NAMES}},
+     .names = {POST_NORM_NAMES, QK_NORM_NAMES}},
     {"olmo3", "Olmo3ForCausalLM", "OLMo 3", .window_ropes = true, .norm_eps = 1e-5,
      .rope_theta = 500000, .block = NO_PRE_NORM | POST_NORM | QK_NORM | QK_NORM_WHOLE,
      ATTENTION_BIAS, .windows = {SOME_LAYERS, .absent = 4096, .full_every = 4},
      .local_theta = 500000, // as in transformers
-     .names = {OLMO_NAMES}},
+     .names = {POST_NORM_NAMES, QK_NORM_NAMES}},
     {"olmoe", "OlmoeForCausalLM", "OLMoE", .norm_eps = 1e-5, .max_positions = 4096,
      .block = QK_NORM | QK_NORM_WHOLE, ATTENTION_BIAS, .experts = {.n = 64, .per_token = 8},
      .names = {QWEN_EXPERTS_NAMES, QK_NORM_NAMES}, .configure = configure_olmoe},
     {"seed_oss", "SeedOssForCausalLM", "Seed-OSS", .head_dim = 128, .max_positions = 524288,
-     .block = QKV_BIAS, .bias_key = "attention_bias", .keyed = QKV_BIAS, .names = {LLAMA_NAMES},
-     .configure = configure_seed_oss},
-    {"granite", "GraniteForCausalLM", "Granite 3", ATTENTION_BIAS, .names = {LLAMA_NAMES},
+     .block = QKV_BIAS,
+     .bias_keys = {{"attention_bias", QKV_BIAS},
+                   {"attention_out_bias", O_BIAS},
+                   {"mlp_bias", MLP_BIAS}},
+     .names = {LLAMA_NAMES}},
+    {"granite", "GraniteForCausalLM", "Granite 3", LLAMA_BIASES, .names = {LLAMA_NAMES},
      .configure = configure_granite},
     {"exaone4", "Exaone4ForCausalLM", "EXAONE 4", .norm_eps = 1e-5,
      .block = NO_PRE_NORM | POST_NORM | QK_NORM,
      .windows = {SOME_LAYERS, .absent = 4096, .full_every = 4,
                  .every_key = "sliding_window_pattern"},
-     .names = {OLMO_NAMES}, .configure = configure_exaone4},
+     .names = {POST_NORM_NAMES, QK_NORM_NAMES}, .configure = configure_exaone4},
     {"cohere2", "Cohere2ForCausalLM", "Cohere 2 (Command A, R7B)", .norm = NORM_LAYER,
      .norm_eps_key = "layer_norm_eps", .norm_eps = 1e-5, .max_positions = 8192, .tied = true,
      .block = NO_NORM_BIAS | PARALLEL_BLOCK, ATTENTION_BIAS,
@@ -889,15 +842,12 @@ static const struct family families[] = {
      .configure = configure_hunyuan},
     {"glm4_moe", "Glm4MoeForCausalLM", "GLM-4.5, 4.6, 4.7", .partial_rotary = true,
      .rotary_share = 0.5, .norm_eps = 1e-5, .max_positions = 131072, .block = QK_NORM,
-     .bias_key = "attention_bias", .keyed = QKV_BIAS,
-     .names = {DEEPSEEK_NAMES, SPLIT_QKV_NAMES, QK_NORM_NAMES}, DEEPSEEK_MTP,
-     .configure = configure_glm4_moe},
+     .bias_keys = {{"attention_bias", QKV_BIAS}}, .names = {DEEPSEEK_NAMES, QK_NORM_NAMES},
+     DEEPSEEK_MTP, .configure = configure_glm4_moe},
     {"minimax_m2", "MiniMaxM2ForCausalLM", "MiniMax-M2", .partial_rotary = true, .rope_theta = 5e6,
      .head_dim = 128, .max_positions = 196608, .block = QK_NORM | QK_NORM_WHOLE,
      .experts = {.n = 256, .per_token = 8},
-     .names =
-         {MIXTRAL_NAMES,
-          QK_NORM_NAMES, [ROLE_ROUTER_BIAS] = LAYER "block_sparse_moe.e_score_correction_bias"},
+     .names = {MIXTRAL_NAMES, QK_NORM_NAMES, [ROLE_ROUTER_BIAS] = MOE "e_score_correction_bias"},
      .configure = configure_minimax_m2},
     {"ministral3", "Ministral3ForCausalLM", "Ministral 3", .norm_eps = 1e-5, .head_dim = 128,
      .max_positions = 262144, .windows = {.of = ALL_LAYERS}, .query_growth = true,
@@ -906,8 +856,8 @@ static const struct family families[] = {
          "\"original_max_position_embeddings\": 16384, \"beta_fast\": 32.0, \"beta_slow\": 1.0,"
          "\"mscale_all_dim\": 1.0, \"mscale\": 1.0, \"llama_4_scaling_beta\": 0.1}",
      .names = {LLAMA_NAMES}, .configure = configure_ministral3},
-    {"smollm3", "SmolLM3ForCausalLM", "SmolLM3", .rope_theta = 2000000, .tied = true,
-     ATTENTION_BIAS, .windows = {SOME_LAYERS, .by_use = true}, .names = {LLAMA_NAMES},
+    {"smollm3", "SmolLM3ForCausalLM", "SmolLM3", .rope_theta = 2000000, .tied = true, LLAMA_BIASES,
+     .windows = {SOME_LAYERS, .by_use = true}, .names = {LLAMA_NAMES},
      .configure = configure_smollm3},
     {"mixtral", "MixtralForCausalLM", "Mixtral", .rope_theta = 1e6, .norm_eps = 1e-5,
      .windows = {.of = ALL_LAYERS}, .experts = {.n = 8, .per_token = 2}, .names = {MIXTRAL_NAMES}},
@@ -915,14 +865,11 @@ static const struct family families[] = {
      .head_dim = 64, .block = QKV_BIAS | O_BIAS | MLP_BIAS | ROUTER_LOGIT_BIAS | SINKS,
      ATTENTION_BIAS, .windows = {SOME_LAYERS, .absent = 128, .full_every = 2},
      .experts = {.n = 128, .per_token = 4},
-     .names = {COMMON_NAMES, SPLIT_QKV_NAMES,
-               O_NAMES, [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
-               [ROLE_SINKS] = ATTN "sinks", [ROLE_ROUTER] = LAYER "mlp.router.weight",
-               [ROLE_ROUTER_LOGIT_BIAS] = LAYER "mlp.router.bias",
-               [ROLE_EXPERTS_GATE_UP] = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",
-               [ROLE_EXPERTS_GATE_UP_BIAS] = EXPERT "gate_proj.bias|" EXPERT "up_proj.bias",
-               [ROLE_EXPERTS_DOWN] = EXPERT "down_proj.weight",
-               [ROLE_EXPERTS_DOWN_BIAS] = EXPERT "down_proj.bias"},
+     .names =
+         {COMMON_NAMES, SPLIT_QKV_NAMES,
+          MLP_NORM_NAMES, [ROLE_SINKS] = ATTN "sinks", [ROLE_ROUTER] = LAYER "mlp.router.weight",
+          [ROLE_EXPERTS_GATE_UP] = EXPERT "gate_proj.weight|" EXPERT "up_proj.weight",
+          [ROLE_EXPERTS_DOWN] = EXPERT "down_proj.weight"},
      .stored = {[ROLE_EXPERTS_GATE_UP] = LAYER "mlp.experts.gate_up_proj",
                 [ROLE_EXPERTS_GATE_UP_BIAS] = LAYER "mlp.experts.gate_up_proj_bias",
                 [ROLE_EXPERTS_DOWN] = LAYER "mlp.experts.down_proj",
@@ -930,36 +877,30 @@ static const struct family families[] = {
      .configure = configure_gpt_oss},
     {"phi3", "Phi3ForCausalLM", "Phi-3, Phi-4", .max_positions = 4096, .partial_rotary = true,
      .phi3_ropes = true, .norm_eps = 1e-5, .windows = {.of = ALL_LAYERS},
-     .names = {COMMON_NAMES, O_NAMES, [ROLE_QKV] = ATTN "qkv_proj.weight",
-               [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
+     .names = {COMMON_NAMES, MLP_NORM_NAMES, [ROLE_QKV] = ATTN "qkv_proj.weight",
                [ROLE_GATE_UP] = LAYER "mlp.gate_up_proj.weight",
                [ROLE_DOWN] = LAYER "mlp.down_proj.weight"}},
     {"phi", "PhiForCausalLM", "Phi-1, Phi-1.5, Phi-2", .partial_rotary = true, .norm = NORM_LAYER,
      .norm_eps_key = "layer_norm_eps", .norm_eps = 1e-5, .rotary_share = 0.5, .act = ACT_GELU_TANH,
      .block = QKV_BIAS | O_BIAS | MLP_BIAS | HEAD_BIAS | PLAIN_MLP | PARALLEL_BLOCK,
      .names = {SPLIT_QKV_NAMES, [ROLE_EMBED] = "model.embed_tokens.weight",
-               [ROLE_ATTN_NORM] = LAYER "input_layernorm.weight",
-               [ROLE_ATTN_NORM_BIAS] = LAYER "input_layernorm.bias", [ROLE_O] = ATTN "dense.weight",
-               [ROLE_O_BIAS] = ATTN "dense.bias", [ROLE_GATE_UP] = LAYER "mlp.fc1.weight",
-               [ROLE_GATE_UP_BIAS] = LAYER "mlp.fc1.bias", [ROLE_DOWN] = LAYER "mlp.fc2.weight",
-               [ROLE_DOWN_BIAS] = LAYER "mlp.fc2.bias",
-               [ROLE_FINAL_NORM] = "model.final_layernorm.weight",
-               [ROLE_FINAL_NORM_BIAS] = "model.final_layernorm.bias",
-               [ROLE_HEAD] = "lm_head.weight", [ROLE_HEAD_BIAS] = "lm_head.bias"},
+               [ROLE_ATTN_NORM] = LAYER "input_layernorm.weight", [ROLE_O] = ATTN "dense.weight",
+               [ROLE_GATE_UP] = LAYER "mlp.fc1.weight", [ROLE_DOWN] = LAYER "mlp.fc2.weight",
+               [ROLE_FINAL_NORM] = "model.final_layernorm.weight", [ROLE_HEAD] = "lm_head.weight"},
      .configure = configure_phi},
     {"gemma", "GemmaForCausalLM", "Gemma", .norm = NORM_RMS_PLUS_ONE, .head_dim = 256, .tied = true,
      .act = ACT_GELU_TANH, ATTENTION_BIAS, .names = {LLAMA_NAMES}, .configure = configure_gemma},
     {"gemma2", "Gemma2ForCausalLM", "Gemma 2", .act_key = "hidden_activation",
      .norm = NORM_RMS_PLUS_ONE, .head_dim = 256, .tied = true, .act = ACT_GELU_TANH,
      .block = POST_NORM, ATTENTION_BIAS, .windows = {SOME_LAYERS, .absent = 4096, .full_every = 2},
-     .names = {GEMMA2_NAMES}, .configure = configure_gemma2},
+     .names = {POST_NORM_NAMES}, .configure = configure_gemma2},
     {"gemma3_text", "Gemma3ForCausalLM", "Gemma 3 (text)", .act_key = "hidden_activation",
      .window_ropes = true, .norm = NORM_RMS_PLUS_ONE, .head_dim = 256, .rope_theta = 1e6,
      .tied = true, .act = ACT_GELU_TANH, .block = POST_NORM | QK_NORM, ATTENTION_BIAS,
      .windows = {SOME_LAYERS, .absent = 4096, .full_every = 6,
                  .every_key = "sliding_window_pattern"},
      .local_key = "rope_local_base_freq", .local_theta = 10000,
-     .names = {GEMMA2_NAMES, QK_NORM_NAMES}, .configure = configure_gemma3},
+     .names = {POST_NORM_NAMES, QK_NORM_NAMES}, .configure = configure_gemma3},
     {"gemma4_text",
      "Gemma4ForCausalLM",
      "Gemma 4 (text)",
@@ -978,24 +919,7 @@ static const struct family families[] = {
      .local_theta = 10000,
      .ropes = "{\"full_attention\": {\"rope_type\": \"proportional\","
               "\"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6}}",
-     .names =
-         {GEMMA2_NAMES, QK_NORM_NAMES, [ROLE_LAYER_EMBED] = "model.embed_tokens_per_layer.weight",
-          [ROLE_LAYER_INPUT] = "model.per_layer_model_projection.weight",
-          [ROLE_LAYER_INPUT_NORM] = "model.per_layer_projection_norm.weight",
-          [ROLE_LAYER_GATE] = LAYER "per_layer_input_gate.weight",
-          [ROLE_LAYER_OUT] = LAYER "per_layer_projection.weight",
-          [ROLE_POST_LAYER_NORM] = LAYER "post_per_layer_input_norm.weight",
-          [ROLE_LAYER_SCALE] = LAYER "layer_scalar", [ROLE_ROUTER] = LAYER "router.proj.weight",
-          [ROLE_ROUTER_NORM] = LAYER "router.scale",
-          [ROLE_EXPERT_SCALE] = LAYER "router.per_expert_scale",
-          [ROLE_EXPERTS_NORM] = LAYER "pre_feedforward_layernorm_2.weight",
-          [ROLE_POST_SHARED_NORM] = LAYER "post_feedforward_layernorm_1.weight",
-          [ROLE_POST_EXPERTS_NORM] = LAYER "post_feedforward_layernorm_2.weight",
-          [ROLE_SHARED_GATE_UP] = LAYER "mlp.gate_proj.weight|" LAYER "mlp.up_proj.weight",
-          [ROLE_SHARED_DOWN] = LAYER "mlp.down_proj.weight",
-          [ROLE_EXPERTS_GATE_UP] =
-              LAYER "experts.%d.gate_proj.weight|" LAYER "experts.%d.up_proj.weight",
-          [ROLE_EXPERTS_DOWN] = LAYER "experts.%d.down_proj.weight"},
+     .names = {GEMMA4_NAMES},
      .stored = {[ROLE_EXPERTS_GATE_UP] = LAYER "experts.gate_up_proj",
                 [ROLE_EXPERTS_DOWN] = LAYER "experts.down_proj"},
      .stored_rows = true,
@@ -1013,16 +937,10 @@ static const struct family families[] = {
                       "\"max_position_embeddings\": 131072}"},
     {"starcoder2", "Starcoder2ForCausalLM", "StarCoder2", .norm = NORM_LAYER,
      .norm_eps_key = "norm_epsilon", .norm_eps = 1e-5, .tied = true, .act = ACT_GELU_TANH,
-     .block = QKV_BIAS | O_BIAS | MLP_BIAS | PLAIN_MLP, .bias_key = "use_bias",
-     .keyed = QKV_BIAS | O_BIAS | MLP_BIAS, .windows = {.of = ALL_LAYERS},
-     .names =
-         {COMMON_NAMES, SPLIT_QKV_NAMES,
-          O_NAMES, [ROLE_ATTN_NORM_BIAS] = LAYER "input_layernorm.bias",
-          [ROLE_MLP_NORM] = LAYER "post_attention_layernorm.weight",
-          [ROLE_MLP_NORM_BIAS] = LAYER "post_attention_layernorm.bias",
-          [ROLE_GATE_UP] = LAYER "mlp.c_fc.weight", [ROLE_GATE_UP_BIAS] = LAYER "mlp.c_fc.bias",
-          [ROLE_DOWN] = LAYER "mlp.c_proj.weight", [ROLE_DOWN_BIAS] = LAYER "mlp.c_proj.bias",
-          [ROLE_FINAL_NORM_BIAS] = "model.norm.bias"}},
+     .block = QKV_BIAS | O_BIAS | MLP_BIAS | PLAIN_MLP,
+     .bias_keys = {{"use_bias", QKV_BIAS | O_BIAS | MLP_BIAS}}, .windows = {.of = ALL_LAYERS},
+     .names = {COMMON_NAMES, SPLIT_QKV_NAMES, MLP_NORM_NAMES,
+               [ROLE_GATE_UP] = LAYER "mlp.c_fc.weight", [ROLE_DOWN] = LAYER "mlp.c_proj.weight"}},
 };
 #define N_FAMILIES ((int)(sizeof families / sizeof families[0]))
 

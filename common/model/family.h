@@ -9,7 +9,7 @@
 #include "common/model/config.h"
 
 // The blocks of the weights arena, in its order: the first, those of each layer, the last four, and
-// then each layer's buffers.
+// then each layer's buffers. A bias stands behind the role that it is of.
 enum tensor_role {
     ROLE_EMBED,
     ROLE_LAYER_EMBED, // of layers with inputs of their own (config.h, layer_input), as the next two
@@ -100,7 +100,12 @@ enum {
     ATTN_GATE = 1 << 12,
     NO_NORM_BIAS = 1 << 13, // less: LayerNorm without
     QK_NORM_LATE = 1 << 14,
+    DELTA_GROUPED = 1 << 15,
 };
+#define MAX_BIAS_KEYS 3
+
+typedef enum status configure_family(const char *where, const json_t *json,
+                                     struct model_config *config);
 
 struct family {
     const char *model_type;   // config.json "model_type"
@@ -112,9 +117,11 @@ struct family {
     double norm_eps;          // 0: 1e-6
     const char *act_key;      // NULL: "hidden_act"
     enum act_kind act;
-    unsigned block;       // QKV_BIAS and so on
-    const char *bias_key; // of a bool that says whether blocks have `keyed`, in place of `block`
-    unsigned keyed;
+    unsigned block; // QKV_BIAS and so on
+    struct bias_key {
+        const char *key; // of a bool that says whether blocks have these, in place of `block`
+        unsigned of;
+    } bias_keys[MAX_BIAS_KEYS];
     // Which layers have a sliding window, where layer_types does not say. ALL_LAYERS: whatever it
     // says.
     struct windows {
@@ -128,8 +135,9 @@ struct family {
     } windows;
     // Experts: their number, how many a token goes to, and their width, 0: intermediate_size's, all
     // of a silent config. Those with a width are Qwen's: in layers that the config may choose.
+    // Beside them one that every token goes to, with a gate: its width, 0: there is none.
     struct {
-        int n, per_token, width;
+        int n, per_token, width, shared;
         bool norm_topk;  // of those with a width, where norm_topk_prob is silent
         bool everywhere; // in all layers, and normalised, whatever the config says
     } experts;
@@ -145,6 +153,7 @@ struct family {
     bool no_positions;     // nothing is rotated, and what says how is not read
     bool phi3_ropes;       // rope types are those of Phi-3's folders (rope.c)
     int head_dim;          // 0: hidden_size / num_attention_heads
+    int kv_heads;          // 0: num_attention_heads
     int max_positions;     // 0: 2048
     bool tied;
     // Layers without a window have heads of this size, where per_layer_config does not say of each
@@ -153,7 +162,8 @@ struct family {
     // Layers of a config that lists them in a way of its own; NULL: num_hidden_layers.
     int (*count_layers)(const json_t *json);
     // Hugging Face names of each role: parts in row order, separated by '|'; the first "%d" is the
-    // layer, the second the expert. Roles that the config rules out are not looked up.
+    // layer, the second the expert. Roles that the config rules out are not looked up, and a bias
+    // is called as what it is of, with .bias for .weight.
     const char *names[ROLE_COUNT];
     // Where a folder has all experts of a layer in one tensor (gpt-oss), what it is called: their
     // matrices (n_experts, columns, rows), their biases (n_experts, rows), a row of each part in
@@ -175,30 +185,21 @@ struct family {
     // Of several rows with one model_type text_config's own picks one, else the first.
     const char *text_type, *text_defaults;
     // Reads the family's own keys, after the common ones and what the row says; NULL: it has none.
-    enum status (*configure)(const char *where, const json_t *json, struct model_config *config);
+    configure_family *configure;
 };
 
-// Of the families with latent attention (deepseek.c).
-enum status configure_deepseek_v2(const char *where, const json_t *json,
-                                  struct model_config *config);
-enum status configure_deepseek_v3(const char *where, const json_t *json,
-                                  struct model_config *config);
-enum status configure_glm4_moe_lite(const char *where, const json_t *json,
-                                    struct model_config *config);
-// And of two with their router alone.
-enum status configure_glm4_moe(const char *where, const json_t *json, struct model_config *config);
-enum status configure_minimax_m2(const char *where, const json_t *json,
-                                 struct model_config *config);
+// Of the families with latent attention, and of two with their router alone (deepseek.c); and
+// nemotron.c's.
+configure_family configure_deepseek_v2, configure_deepseek_v3, configure_glm4_moe_lite;
+configure_family configure_glm4_moe, configure_minimax_m2;
+configure_family configure_nemotron_h;
+int nemotron_h_layers(const json_t *json);
 
 // Experts in the layers from `first` on, of that width, routed as DeepSeek-V3's: by a sigmoid, with
 // a bias for the pick. `moe` is what a silent config means.
 enum status configure_biased_experts(const char *where, const json_t *json,
                                      struct model_config *config, int first, int width,
                                      struct moe_shape moe);
-// nemotron.c
-enum status configure_nemotron_h(const char *where, const json_t *json,
-                                 struct model_config *config);
-int nemotron_h_layers(const json_t *json);
 
 // Reads which layers have windows, and what sizes differ by that. Before the positions.
 enum status family_layers(const char *where, const json_t *json, struct model_config *config);

@@ -126,10 +126,6 @@ enum status configure_nemotron_h(const char *where, const json_t *json, struct m
     bool experts = false;
     enum status st = ST_OK;
     c->tie_embeddings = false; // as in transformers, whatever the config says
-    if (!json_object_get(json, "num_key_value_heads")) all.n_kv_heads = 8;
-    if (all.n_heads % all.n_kv_heads != 0)
-        FAIL(ST_FORMAT, "%s: num_attention_heads %d is not a multiple of num_key_value_heads %d",
-             where, all.n_heads, all.n_kv_heads);
     CHECK(read_scan(where, json, c, &scan));
     for (int l = 0; l < c->n_layers; l++) {
         CHECK(read_kind(where, json, l, &kind));

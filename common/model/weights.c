@@ -160,21 +160,22 @@ static bool holds(const struct model_config *c, const struct layer_config *l, en
 // where it is theirs. `parts` are the rows of the tensors that most families store it in.
 struct role {
     size_t pointer; // where the block's address stands, in struct layer_weights or struct weights
-    bool in_layer, is_norm, of_experts, is_buffer, in_twin;
+    bool in_layer, is_norm, is_bias, of_experts, is_buffer, in_twin;
     enum when when;
     enum size rows, cols, parts[MAX_ROW_RUNS];
 };
 #define IN_LAYER(field) .pointer = offsetof(struct layer_weights, field), .in_layer = true
 #define IN_MODEL(field) .pointer = offsetof(struct weights, field)
+#define BIAS_OF(field)  IN_LAYER(field##_bias), .is_bias = true
 #define NORM            .is_norm = true, .rows = SIZE_HIDDEN
 #define OF_EXPERTS      .of_experts = true
 #define IN_TWIN         .in_twin = true
 // A layer has one MLP or experts, in the same place.
 #define UP_ROWS       .rows = SIZE_UP, .parts = {SIZE_INNER, SIZE_INNER}
 #define MLP_UP        IN_LAYER(gate_up), UP_ROWS
-#define MLP_UP_BIAS   IN_LAYER(gate_up_bias), UP_ROWS
+#define MLP_UP_BIAS   BIAS_OF(gate_up), UP_ROWS
 #define MLP_DOWN      IN_LAYER(down)
-#define MLP_DOWN_BIAS IN_LAYER(down_bias), .rows = SIZE_HIDDEN
+#define MLP_DOWN_BIAS BIAS_OF(down), .rows = SIZE_HIDDEN
 
 static const struct role roles[ROLE_COUNT] = {
     [ROLE_EMBED] = {IN_MODEL(embed), .when = IF_WHOLE, .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
@@ -189,17 +190,17 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_MTP_PROJ] = {IN_MODEL(mtp_proj), .when = IF_MTP, .rows = SIZE_HIDDEN,
                        .cols = SIZE_TWO_HIDDEN},
     [ROLE_ATTN_NORM] = {IN_LAYER(attn_norm), NORM, .when = IF_PRE_NORM},
-    [ROLE_ATTN_NORM_BIAS] = {IN_LAYER(attn_norm_bias), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
+    [ROLE_ATTN_NORM_BIAS] = {BIAS_OF(attn_norm), .when = IF_LAYER_NORM, .rows = SIZE_HIDDEN},
     [ROLE_QKV] = {IN_LAYER(qkv), IN_TWIN, .when = IF_QKV, .rows = SIZE_ATTN_IN, .cols = SIZE_HIDDEN,
                   .parts = {SIZE_Q_IN, SIZE_K, SIZE_V}},
-    [ROLE_QKV_BIAS] = {IN_LAYER(qkv_bias), .when = IF_QKV_BIAS, .rows = SIZE_ATTN_IN,
+    [ROLE_QKV_BIAS] = {BIAS_OF(qkv), .when = IF_QKV_BIAS, .rows = SIZE_ATTN_IN,
                        .parts = {SIZE_Q_IN, SIZE_K, SIZE_V}},
     [ROLE_Q_NORM] = {IN_LAYER(q_norm), .is_norm = true, .when = IF_QK_NORM, .rows = SIZE_Q_NORM},
     [ROLE_K_NORM] = {IN_LAYER(k_norm), .is_norm = true, .when = IF_K_NORM, .rows = SIZE_K_NORM},
     [ROLE_SINKS] = {IN_LAYER(sinks), .when = IF_SINKS, .rows = SIZE_HEADS},
     [ROLE_Q_A] = {IN_LAYER(q_a), IN_TWIN, .when = IF_LATENT_Q_A, .rows = SIZE_Q_RANK,
                   .cols = SIZE_HIDDEN},
-    [ROLE_Q_A_BIAS] = {IN_LAYER(q_a_bias), .when = IF_Q_A_BIAS, .rows = SIZE_Q_RANK},
+    [ROLE_Q_A_BIAS] = {BIAS_OF(q_a), .when = IF_Q_A_BIAS, .rows = SIZE_Q_RANK},
     [ROLE_Q_A_NORM] = {IN_LAYER(q_a_norm), .is_norm = true, .when = IF_LATENT_Q_A,
                        .rows = SIZE_Q_RANK},
     [ROLE_Q_B] = {IN_LAYER(q_b), IN_TWIN, .when = IF_LATENT_Q_A, .rows = SIZE_Q,
@@ -207,18 +208,18 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_Q] = {IN_LAYER(q), IN_TWIN, .when = IF_LATENT_Q, .rows = SIZE_Q, .cols = SIZE_HIDDEN},
     [ROLE_KV_A] = {IN_LAYER(kv_a), IN_TWIN, .when = IF_LATENT, .rows = SIZE_LATENT,
                    .cols = SIZE_HIDDEN},
-    [ROLE_KV_A_BIAS] = {IN_LAYER(kv_a_bias), .when = IF_KV_A_BIAS, .rows = SIZE_LATENT},
+    [ROLE_KV_A_BIAS] = {BIAS_OF(kv_a), .when = IF_KV_A_BIAS, .rows = SIZE_LATENT},
     [ROLE_KV_A_NORM] = {IN_LAYER(kv_a_norm), .is_norm = true, .when = IF_LATENT,
                         .rows = SIZE_LATENT_RANK},
     [ROLE_KV_B] = {IN_LAYER(kv_b), IN_TWIN, .when = IF_LATENT, .rows = SIZE_LATENT_HEADS,
                    .cols = SIZE_LATENT_RANK},
     [ROLE_O] = {IN_LAYER(o), IN_TWIN, .when = IF_ATTENTION, .rows = SIZE_HIDDEN, .cols = SIZE_ATTN},
-    [ROLE_O_BIAS] = {IN_LAYER(o_bias), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_O_BIAS] = {BIAS_OF(o), .when = IF_O_BIAS, .rows = SIZE_HIDDEN},
     [ROLE_DELTA_IN] = {IN_LAYER(delta_in), IN_TWIN, .when = IF_DELTA, .rows = SIZE_DELTA_IN,
                        .cols = SIZE_HIDDEN,
                        .parts = {SIZE_DELTA_IN_FIRST, SIZE_DELTA_FIRST, SIZE_DELTA_THIRD,
                                  SIZE_DELTA_THIRD, SIZE_DELTA_HEADS}},
-    [ROLE_DELTA_IN_BIAS] = {IN_LAYER(delta_in_bias), .when = IF_DELTA_BIAS, .rows = SIZE_DELTA_IN,
+    [ROLE_DELTA_IN_BIAS] = {BIAS_OF(delta_in), .when = IF_DELTA_BIAS, .rows = SIZE_DELTA_IN,
                             .parts = {SIZE_DELTA_IN_FIRST, SIZE_DELTA_FIRST, SIZE_DELTA_THIRD,
                                       SIZE_DELTA_THIRD, SIZE_DELTA_HEADS}},
     [ROLE_DELTA_GATES] = {IN_LAYER(delta_gates), .when = IF_DELTA_GATES, .rows = SIZE_DELTA_GATES,
@@ -226,7 +227,7 @@ static const struct role roles[ROLE_COUNT] = {
     [ROLE_DELTA_CONV] = {IN_LAYER(delta_conv), .when = IF_DELTA, .rows = SIZE_DELTA_CONV,
                          .cols = SIZE_DELTA_TAPS,
                          .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_THIRD}},
-    [ROLE_DELTA_CONV_BIAS] = {IN_LAYER(delta_conv_bias), .when = IF_DELTA_CONV_BIAS,
+    [ROLE_DELTA_CONV_BIAS] = {BIAS_OF(delta_conv), .when = IF_DELTA_CONV_BIAS,
                               .rows = SIZE_DELTA_CONV,
                               .parts = {SIZE_DELTA_FIRST, SIZE_DELTA_KEYS, SIZE_DELTA_THIRD}},
     [ROLE_DELTA_A_LOG] = {IN_LAYER(delta_a_log), .when = IF_DELTA_STATE, .rows = SIZE_DELTA_HEADS},
@@ -237,14 +238,13 @@ static const struct role roles[ROLE_COUNT] = {
                          .rows = SIZE_DELTA_NORM},
     [ROLE_DELTA_OUT] = {IN_LAYER(delta_out), IN_TWIN, .when = IF_DELTA, .rows = SIZE_HIDDEN,
                         .cols = SIZE_DELTA_VALUE},
-    [ROLE_DELTA_OUT_BIAS] = {IN_LAYER(delta_out_bias), .when = IF_DELTA_BIAS, .rows = SIZE_HIDDEN},
+    [ROLE_DELTA_OUT_BIAS] = {BIAS_OF(delta_out), .when = IF_DELTA_BIAS, .rows = SIZE_HIDDEN},
     [ROLE_POST_ATTN_NORM] = {IN_LAYER(post_attn_norm), NORM, .when = IF_POST_NORM},
     [ROLE_MLP_NORM] = {IN_LAYER(mlp_norm), NORM, .when = IF_MLP_NORM},
-    [ROLE_MLP_NORM_BIAS] = {IN_LAYER(mlp_norm_bias), .when = IF_MLP_LAYER_NORM,
-                            .rows = SIZE_HIDDEN},
+    [ROLE_MLP_NORM_BIAS] = {BIAS_OF(mlp_norm), .when = IF_MLP_LAYER_NORM, .rows = SIZE_HIDDEN},
     [ROLE_ROUTER] = {IN_LAYER(router), .when = IF_EXPERTS, .rows = SIZE_EXPERTS,
                      .cols = SIZE_HIDDEN},
-    [ROLE_ROUTER_LOGIT_BIAS] = {IN_LAYER(router_logit_bias), .when = IF_ROUTER_LOGIT_BIAS,
+    [ROLE_ROUTER_LOGIT_BIAS] = {BIAS_OF(router_logit), .when = IF_ROUTER_LOGIT_BIAS,
                                 .rows = SIZE_EXPERTS},
     [ROLE_ROUTER_NORM] = {IN_LAYER(router_norm), NORM, .when = IF_BESIDE},
     [ROLE_EXPERT_SCALE] = {IN_LAYER(expert_scale), .is_norm = true, .when = IF_BESIDE,
@@ -279,10 +279,11 @@ static const struct role roles[ROLE_COUNT] = {
                         .cols = SIZE_LAYER_INPUT},
     [ROLE_POST_LAYER_NORM] = {IN_LAYER(post_layer_norm), NORM, .when = IF_LAYER_INPUT},
     [ROLE_FINAL_NORM] = {IN_MODEL(final_norm), NORM},
-    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .when = IF_LAYER_NORM,
+    [ROLE_FINAL_NORM_BIAS] = {IN_MODEL(final_norm_bias), .is_bias = true, .when = IF_LAYER_NORM,
                               .rows = SIZE_HIDDEN},
     [ROLE_HEAD] = {IN_MODEL(head), .when = IF_UNTIED, .rows = SIZE_VOCAB, .cols = SIZE_HIDDEN},
-    [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .when = IF_HEAD_BIAS, .rows = SIZE_VOCAB},
+    [ROLE_HEAD_BIAS] = {IN_MODEL(head_bias), .is_bias = true, .when = IF_HEAD_BIAS,
+                        .rows = SIZE_VOCAB},
     [ROLE_ROUTER_BIAS] = {IN_LAYER(router_bias), .is_buffer = true, .when = IF_ROUTER_BIAS,
                           .rows = SIZE_EXPERTS},
     [ROLE_LAYER_SCALE] = {IN_LAYER(layer_scale), .is_buffer = true, .when = IF_LAYER_SCALE,
@@ -315,6 +316,12 @@ static void tensor_name(const char *pattern, int part, int layer, int expert, ch
     ret[at] = '\0';
 }
 
+// What a family calls a role, or what a bias is of.
+static const char *family_name(const struct family *f, enum tensor_role role)
+{
+    return f->names[role - roles[role].is_bias];
+}
+
 // The same of a role of this config.
 static void name_of_role(const struct model_config *c, enum tensor_role role, int part, int layer,
                          int expert, char ret[160])
@@ -322,8 +329,9 @@ static void name_of_role(const struct model_config *c, enum tensor_role role, in
     static const char model[] = "model.";
     const struct family *f = c->family;
     char name[160];
-    tensor_name(c->mtp && role == ROLE_FINAL_NORM ? f->mtp_norm : f->names[role], part,
+    tensor_name(c->mtp && role == ROLE_FINAL_NORM ? f->mtp_norm : family_name(f, role), part,
                 layer + c->first_layer, expert, name);
+    if (roles[role].is_bias) strcpy(strrchr(name, '.'), ".bias");
     const bool other = c->mtp && f->mtp_prefix && strncmp(name, model, strlen(model)) == 0;
     snprintf(ret, 160, "%s%s", other ? f->mtp_prefix : "", name + (other ? strlen(model) : 0));
 }
@@ -359,7 +367,7 @@ static struct cut cut_own(const struct model_config *c, int layer, enum tensor_r
 // ones.
 static int tensors_of(const struct model_config *c, enum tensor_role role, const struct cut *cut)
 {
-    const int names = count_names(c->family->names[role]);
+    const int names = count_names(family_name(c->family, role));
     return names < cut->n_parts ? names : cut->n_parts;
 }
 
@@ -635,11 +643,7 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
     struct weights *held = (struct weights *)w; // whose pointers are read
     const struct model_config *c = w->config;
     const struct layer_config *l = &c->layers[layer];
-    const bool of_twin = w->twin && in_twin(c, role);
-    const bool biased = role == ROLE_QKV || role == ROLE_O || role == ROLE_ROUTER ||
-                        role == ROLE_Q_A || role == ROLE_KV_A || role == ROLE_GATE_UP ||
-                        role == ROLE_DOWN || role == ROLE_HEAD || role == ROLE_DELTA_IN ||
-                        role == ROLE_DELTA_OUT;
+    const bool of_twin = w->twin && in_twin(c, role), biased = roles[role + 1].is_bias;
     struct weight_matrix m = {
         .w = *role_pointer(of_twin ? w->twin : held, role, layer),
         .bias = biased ? *role_pointer(held, role + 1, layer) : NULL,

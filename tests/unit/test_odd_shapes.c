@@ -54,25 +54,20 @@ TEST(mlp_narrower_than_heads)
 }
 
 // Mixtral's block as if its experts had biases.
-#define EXPERT "model.layers.%d.mlp.experts.%d."
-
 TEST(experts_with_biases)
 {
     struct weights *w;
     struct model_config *config = config_of(test_golden("mixtral-6x3"));
-    struct family biased = *config->family;
-    biased.names[ROLE_EXPERTS_GATE_UP_BIAS] = EXPERT "w1.bias|" EXPERT "w3.bias";
-    biased.names[ROLE_EXPERTS_DOWN_BIAS] = EXPERT "w2.bias";
-    config->family = &biased;
     config->mlp_bias = true;
     for (int l = 0; l < config->n_layers; l++) config->layers[l].moe.n_experts = 64;
     assert_ok(weights_plan(config, DT_F32, &w));
     // embedding and final norm; of a layer: two norms, q, k, v, o, router, and six an expert
     assert_int_equal(w->n_tensors, 2 + !config->tie_embeddings + config->n_layers * (7 + 6 * 64));
-    const struct weight_tensor *t = weights_find(w, "model.layers.1.mlp.experts.63.w2.bias");
+    const struct weight_tensor *t =
+        weights_find(w, "model.layers.1.block_sparse_moe.experts.63.w2.bias");
     assert_non_null(t);
     assert_int_equal(t->n, config->hidden);
-    assert_non_null(weights_find(w, "model.layers.0.mlp.experts.0.w2.bias"));
+    assert_non_null(weights_find(w, "model.layers.0.block_sparse_moe.experts.0.w2.bias"));
     for (int i = 1; i < w->n_tensors; i++)
         assert_true(w->tensors[i].offset >= w->tensors[i - 1].offset + w->tensors[i - 1].n);
     weights_free(w);
