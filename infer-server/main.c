@@ -75,9 +75,10 @@ static const struct option_spec table[] = {
                OPTION_WORDS("adaptive", "fixed"),
                "drafts of a step: as many as pay, by measured time and acceptance, or always as "
                "many as there are: slower, but acceptance is then counted on all of a sample"),
-    OPT_INT("draft-vocabulary", server.engine.draft_vocabulary, "0", "N", 0, 1 << 24,
-            "mtp drafts the first N tokens of the vocabulary alone, and reads so many rows of the "
-            "head; 0: all"),
+    OPT_INT(
+        "draft-vocabulary", server.engine.draft_vocabulary, "0", "N", 0, 1 << 24,
+        "mtp and draft_model draft the first N tokens of the vocabulary alone, and read so many "
+        "rows of the head; 0: all"),
     OPT_HEADING("Sockets"),
     OPT_TEXT("socket", socket, NULL, "PATH",
              "Unix socket (default: $XDG_RUNTIME_DIR/commonweight/server.sock, else "

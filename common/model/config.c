@@ -475,7 +475,7 @@ enum status model_config_shard(struct model_config *c, struct shard shard)
              "%s: experts in MXFP4 are not cut; give --expert-parallel, leave "
              "--tensor-parallel-size at 1, or --quantization mxfp4 away",
              c->architecture);
-    CHECK(check_shared(c, "vocab_size", c->vocab_size, shard.size));
+    CHECK(check_shared(c, "vocab_size", config_embedded(c), shard.size));
     if (c->layer_input > 0)
         CHECK(check_shared(c, "vocab_size_per_layer_input", c->layer_input_vocab, shard.size));
     for (int l = 0; l < c->n_layers; l++) CHECK(check_layer(c, &c->whole[l], shard.size));

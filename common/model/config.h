@@ -134,6 +134,7 @@ struct model_config {
     const struct family *family;
     char model_type[32], architecture[64];
     int vocab_size, hidden, n_layers, max_positions;
+    int embedded; // rows of the embedding where fewer tokens are predicted; 0: vocab_size
     // (n_layers) as this rank computes them: its heads and its part of the inner widths; and as
     // config.json says, which is the same list where one rank holds all
     struct layer_config *layers, *whole;
@@ -211,10 +212,18 @@ void model_config_free(struct model_config *config);
 // head and hidden states are the model's (weights_share_ends(), model.h). ST_NOT_FOUND where there
 // is none.
 enum status model_config_take_mtp(const char *folder, struct model_config *config);
-// Such a layer predicts the first n tokens alone, by so many rows of the head; 0: all.
+// What drafts predicts the first n tokens alone, by so many rows of the head; 0: all. Nothing else
+// of it changes.
 static inline void model_config_predict_first(struct model_config *config, int64_t n)
 {
-    if (n > 0 && n < config->vocab_size) config->vocab_size = (int)n;
+    if (n <= 0 || n >= config->vocab_size) return;
+    config->embedded = config->vocab_size;
+    config->vocab_size = (int)n;
+}
+// Rows of embedding and head, of all ranks.
+static inline int config_embedded(const struct model_config *c)
+{
+    return c->embedded ? c->embedded : c->vocab_size;
 }
 // For logs: what of the folder is left out, further layers or what reads images. False: nothing.
 bool left_out_describe(const struct model_config *config, char *ret, size_t size);
@@ -410,7 +419,14 @@ static inline size_t layer_expert_elements(const struct model_config *c,
 // Rows of the embedding and of the head that this rank holds, and the first of them.
 static inline int config_vocab_rows(const struct model_config *c)
 {
-    return c->vocab_size / c->shard.size;
+    return config_embedded(c) / c->shard.size;
+}
+// Rows of the head that each rank multiplies with: of some, where few tokens are predicted, those
+// give nothing that is read.
+static inline int config_head_rows(const struct model_config *c)
+{
+    const int held = config_vocab_rows(c);
+    return held < c->vocab_size ? held : c->vocab_size;
 }
 static inline int config_first_vocab_row(const struct model_config *c)
 {

@@ -34,7 +34,7 @@ int model_routing_parts(int n_experts, size_t a, size_t base, struct device_part
     return 5;
 }
 
-#define MAX_SCRATCH 53
+#define MAX_SCRATCH 54
 #define SCRATCH(name, size)                                                                        \
     {                                                                                              \
         offsetof(struct model, name), (size)                                                       \
@@ -75,10 +75,9 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
 {
     const struct model_config *c = m->config;
     size_t e = dtype_size(m->dt), t = (size_t)m->max_tokens, r = (size_t)m->max_rows,
-           h = (size_t)c->hidden;
+           h = (size_t)c->hidden, head = (size_t)(c->shard.size * config_head_rows(c));
     size_t a = layer_mlp_rows(l, t), inner = layer_mlp_elements(l, t),
-           expert = layer_expert_elements(c, l, t) * e;
-    size_t gate_up = inner * 2 * e,
+           expert = layer_expert_elements(c, l, t) * e, gate_up = inner * 2 * e,
            lse = t * (size_t)l->n_heads * sizeof(float); // see attention_block()
     const int absorbed = (l->n_heads + 1) * layer_latent_width(l);
     const size_t qkv =
@@ -122,7 +121,8 @@ static int layer_scratch(const struct model *m, const struct layer_config *l,
         SCRATCH(row_normed, r * h * e),
         SCRATCH(row_rstd, 2 * r * sizeof(float)), // and row_mean
         SCRATCH(logits, logits_bytes(c, r)),
-        SCRATCH(logit_parts, c->shard.size > 1 ? r * (size_t)c->vocab_size * sizeof(float) : 0),
+        SCRATCH(logit_parts, c->shard.size > 1 ? r * head * sizeof(float) : 0),
+        SCRATCH(logits_of_all, head > (size_t)c->vocab_size ? r * head * sizeof(float) : 0),
         SCRATCH(codes, layer_codes(m, l)),
         SCRATCH(code_scales, layer_codes(m, l) > 0 ? a : 0),
     };
@@ -1020,7 +1020,13 @@ void model_head(struct model *m, const void *x, const int32_t *rows, int first, 
                                         .rstd = to.rstd,
                                         .mean = c->norm == NORM_LAYER ? to.mean : NULL});
     const struct linear head = {ROLE_HEAD, 0, .out = DT_F32};
-    linear_of(m, to.logits, to.normed, n, rows, &head, m->logit_parts);
+    const size_t width = (size_t)c->vocab_size * sizeof(float);
+    void *all = m->logits_of_all ? m->logits_of_all : to.logits;
+    linear_of(m, all, to.normed, n, rows, &head, m->logit_parts);
+    if (all != to.logits)
+        device_copy_2d(m->dev, to.logits, width, all,
+                       (size_t)(c->shard.size * config_head_rows(c)) * sizeof(float), width,
+                       (size_t)n);
     if (config_bends_logits(c))
         m->ops->softcap(m->dev, to.logits, (int64_t)n * c->vocab_size, c->logit_softcap,
                         c->logit_scale);

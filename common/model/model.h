@@ -149,6 +149,7 @@ struct model {
     float *row_rstd, *row_mean; // (max_rows)
     float *logits;              // (max_rows, vocab)
     float *logit_parts;         // the same as ranks compute it, part by part; NULL with one rank
+    float *logits_of_all;       // the same put together, of more than vocab_size; else NULL
     bool shares_logits;         // comm's ranks may have them mapped
     uint8_t *codes;             // what a matmul reads, in e4m3; of QUANTIZATION_FP8, as the next
     int8_t *code_scales;

@@ -32,7 +32,7 @@
     X(SIZE_V, layer_v_in_width(l))                                                                 \
     X(SIZE_LAYER_INPUT, c->layer_input)                                                            \
     X(SIZE_LAYER_INPUTS, c->layer_input * c->n_layers)                                             \
-    X(SIZE_LAYER_VOCAB, (int64_t)c->layer_input_vocab *vocab / c->vocab_size)                      \
+    X(SIZE_LAYER_VOCAB, (int64_t)c->layer_input_vocab *vocab / config_embedded(c))                 \
     X(SIZE_Q_IN, layer_q_width(l) * (c->attn_gate ? 2 : 1))                                        \
     X(SIZE_ATTN_IN, layer_attn_in_width(c, l))                                                     \
     X(SIZE_Q_NORM, layer_qk_norm_width(c, l, layer_whole(c, l)->n_heads))                          \
@@ -481,7 +481,7 @@ static void plan_role(struct weights *w, enum tensor_role role, int layer, int64
 {
     const struct model_config *c = w->config;
     const struct cut own = cut_own(c, layer, role),
-                     whole = cut_role(c, &c->whole[layer], c->vocab_size, role);
+                     whole = cut_role(c, &c->whole[layer], config_embedded(c), role);
     if (own.experts == 0 || !is_planned(w, role)) return;
     const int tensors = tensors_of(c, role, &own), together = own.n_parts - tensors; // in the first
     const struct layer_config *l = &c->layers[layer];
@@ -650,6 +650,7 @@ struct weight_matrix weights_matrix(const struct weights *w, enum tensor_role ro
         .n = (int)size_of(c, l, config_vocab_rows(c), roles[role].rows),
         .k = (int)size_of(c, l, config_vocab_rows(c), roles[role].cols),
     };
+    if (role == ROLE_HEAD) m.n = config_head_rows(c);
     if (!of_twin || !m.w) return m;
     void *behind = (char *)m.w + code_bytes(c, matrix_rows(w, role, layer) * m.k);
     if (c->quantization == QUANTIZATION_MXFP4)

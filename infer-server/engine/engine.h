@@ -57,7 +57,7 @@ struct engine_options {
     int prefix_cache_off; // 1: a request finds no blocks of another; samples of one still share
     struct speculative_choice speculative; // of requests that do not choose
     int speculative_fixed;                 // 1: always as many drafts as there are, paying or not
-    int64_t draft_vocabulary;              // first tokens that mtp drafts are of; 0: all
+    int64_t draft_vocabulary;              // first tokens that a model's drafts are of; 0: all
     enum step_ahead step_ahead;
     bool exact; // docs/internals/numerics.md: the same bits whatever is drafted and batched
     int64_t max_adapters, max_lora_rank; // room for LoRA adapters; 0: there are none

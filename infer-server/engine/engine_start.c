@@ -50,11 +50,11 @@ enum status engine_check_options(struct engine_options *o)
         return status_fail(ST_UNSUPPORTED,
                            "--speculative: one model drafts beside the policy, its own layer (mtp) "
                            "or another (draft_model); leave one of them away");
-    if (o->draft_vocabulary > 0 && (!o->speculative.k[SPECULATIVE_MTP] || o->who.size > 1))
+    if (o->draft_vocabulary > 0 && !o->speculative.k[SPECULATIVE_MTP] &&
+        !o->speculative.k[SPECULATIVE_DRAFT_MODEL])
         return status_fail(ST_INVALID,
-                           "--draft-vocabulary %lld: it is of the drafts of the model's own layer, "
-                           "where the head is in one piece; give --speculative mtp and no "
-                           "--tensor-parallel-size, or leave it away",
+                           "--draft-vocabulary %lld: it is of what a model drafts; give "
+                           "--speculative mtp or draft_model, or leave it away",
                            (long long)o->draft_vocabulary);
     if (!o->bridge_path || !o->bridge_path[0])
         return status_fail(ST_INVALID, "--bridge: a path is needed");
@@ -161,11 +161,6 @@ static enum status take_mtp(const struct engine_options *o, const struct model_c
              "--draft %s: its layer is of a model of hidden_size %d and a vocabulary of %d, and "
              "--model has %d and %d",
              folder, (*ret)->hidden, (*ret)->vocab_size, policy->hidden, policy->vocab_size);
-    if (o->draft_vocabulary > policy->vocab_size)
-        FAIL(ST_INVALID,
-             "--draft-vocabulary %lld: the vocabulary has %d tokens; give fewer, or leave it away",
-             (long long)o->draft_vocabulary, policy->vocab_size);
-    model_config_predict_first(*ret, o->draft_vocabulary);
 out:
     return status_context(st, "--speculative mtp");
 }
@@ -179,6 +174,11 @@ enum status engine_load_configs(const struct engine_options *o, struct model_con
     CHECK(model_config_load(o->model_folder, policy));
     if (o->draft_folder) CHECK(read_further(&draft, o->model_folder, *policy, &ret[RUNNER_DRAFT]));
     if (o->speculative.k[SPECULATIVE_MTP]) CHECK(take_mtp(o, *policy, &ret[RUNNER_DRAFT]));
+    if (ret[RUNNER_DRAFT] && o->draft_vocabulary > ret[RUNNER_DRAFT]->vocab_size)
+        FAIL(ST_INVALID,
+             "--draft-vocabulary %lld: the vocabulary has %d tokens; give fewer, or leave it away",
+             (long long)o->draft_vocabulary, ret[RUNNER_DRAFT]->vocab_size);
+    if (ret[RUNNER_DRAFT]) model_config_predict_first(ret[RUNNER_DRAFT], o->draft_vocabulary);
     if (o->frozen_folder) {
         CHECK(read_further(&frozen, o->model_folder, *policy, other));
         // What both write ends where the policy's texts end.

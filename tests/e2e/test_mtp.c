@@ -111,9 +111,8 @@ TEST(a_model_without_it_is_refused)
 TEST(a_part_of_the_vocabulary_is_of_its_drafts)
 {
     const char *const *const refused[] = {args("--speculative ngram"),
-                                          args("--speculative mtp --tensor-parallel-size 2"),
                                           args("--speculative mtp --draft-vocabulary 9999")};
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 2; i++) {
         const char *const *given = args("%s --model %s --draft-vocabulary 200",
                                         test_binary("cw-infer-server"), scene.model);
         assert_int_equal(scene_run(&scene, JOIN(given, refused[i])), 1);

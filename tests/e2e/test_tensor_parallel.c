@@ -247,7 +247,12 @@ static void ranks_give_the_same(const char *folder, const char *const own[],
         assert_same_choices(daemon_post(two.socket, "/v1/completions", 200, body),
                             daemon_post(one.socket, "/v1/completions", 200, body));
     }
-    assert_true(daemon_metric(&two, "vllm:spec_decode_num_accepted_tokens_total") > 0);
+    static const char *const counts[] = {"vllm:spec_decode_num_drafts_total",
+                                         "vllm:spec_decode_num_accepted_tokens_total"};
+    for (int i = 0; i < 2; i++) {
+        assert_true(daemon_metric(&two, counts[i]) > 0);
+        if (on_cpu()) assert_true(daemon_metric(&two, counts[i]) == daemon_metric(&one, counts[i]));
+    }
     assert_contains(test_output(0, OPTIONS(test_binary("cw-ipc-check"), two.bridge)),
                     "ok    rank 1: checksums");
     daemon_end(&one);
@@ -275,9 +280,14 @@ TEST(two_ranks_draft)
     assert_ok(generated_write(golden, qwen));
     ranks_give_the_same(qwen, OPTIONS(NULL), args("--speculative mtp:3 --draft-length fixed"));
     ranks_give_the_same(latent, OPTIONS(NULL), mtp_drafts());
-    ranks_give_the_same(plain, OPTIONS(NULL),
-                        args("--speculative draft_model:3 --draft %s --draft-length fixed",
-                             daemon_model(test_folder(), false, 3)));
+    // of the first tokens alone, which the first rank holds, or not all of them
+    ranks_give_the_same(latent, OPTIONS(NULL), JOIN(mtp_drafts(), args("--draft-vocabulary 101")));
+    ranks_give_the_same(latent, OPTIONS(NULL), JOIN(mtp_drafts(), args("--draft-vocabulary 171")));
+    for (int n = 0; n <= 171; n += 57)
+        ranks_give_the_same(plain, OPTIONS(NULL),
+                            args("--speculative draft_model:3 --draft %s --draft-length fixed "
+                                 "--draft-vocabulary %d",
+                                 daemon_model(test_folder(), false, 3), n));
 }
 
 // What a policy and a frozen model write by turns, in the order of samples.
