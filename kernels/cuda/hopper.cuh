@@ -294,17 +294,11 @@ WGMMA_LEFT(16, 128, wgmma_codes, LEFT_E4M3, "", 66, 67, 68, 69)
 // comes behind stays behind. To be said before wgmma that go on with sums, and after the wait.
 template <int J> __device__ __forceinline__ void settle(float (&sums)[J][4])
 {
-#pragma unroll
-    for (int i = 0; i < J; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) asm volatile("" : "+f"(sums[i][e])::"memory");
+    unrolled<J, 4>([&](int i, int e) { asm volatile("" : "+f"(sums[i][e])::"memory"); });
 }
 template <int J> __device__ __forceinline__ void settle(uint32_t (&left)[J][4])
 {
-#pragma unroll
-    for (int i = 0; i < J; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) asm volatile("" : "+r"(left[i][e])::"memory");
+    unrolled<J, 4>([&](int i, int e) { asm volatile("" : "+r"(left[i][e])::"memory"); });
 }
 
 // The registers that a thread of this warpgroup may have from now on.

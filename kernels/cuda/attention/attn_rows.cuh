@@ -33,13 +33,10 @@ template <int N>
 __device__ __forceinline__ void hide(float (&w)[N / 8][4], const rows_seen &seen, int start,
                                      float value)
 {
-#pragma unroll
-    for (int i = 0; i < N / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int j = start + i * 8 + threadIdx.x % 4 * 2 + e % 2;
-            if (j > seen.position[e / 2] || j <= seen.hidden[e / 2]) w[i][e] = value;
-        }
+    unrolled<N / 8, 4>([&](int i, int e) {
+        int j = start + i * 8 + threadIdx.x % 4 * 2 + e % 2;
+        if (j > seen.position[e / 2] || j <= seen.hidden[e / 2]) w[i][e] = value;
+    });
 }
 
 // Applies the soft cap, if any, to dot products. They times the factor given back are scores in
@@ -47,11 +44,7 @@ __device__ __forceinline__ void hide(float (&w)[N / 8][4], const rows_seen &seen
 template <int N>
 __device__ __forceinline__ float to_scores(const attn_args<bf16> &a, float (&w)[N / 8][4])
 {
-    if (a.softcap > 0)
-#pragma unroll
-        for (int i = 0; i < N / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) w[i][e] = capped(a, w[i][e]);
+    if (a.softcap > 0) unrolled<N / 8, 4>([&](int i, int e) { w[i][e] = capped(a, w[i][e]); });
     return score_factor(a);
 }
 // What a tile does to a thread's two rows; top is their largest score in the chunk so far.
@@ -60,10 +53,7 @@ __device__ __forceinline__ void next_tiles(tile_step (&step)[2], const float (&w
                                            float (&top)[2], float factor)
 {
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-#pragma unroll
-    for (int i = 0; i < N / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) most[e] = fmaxf(most[e], w[i][e]);
+    unrolled<N / 8, 4>([&](int i, int e) { most[e] = fmaxf(most[e], w[i][e]); });
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float x = fmaxf(most[h * 2], most[h * 2 + 1]);
@@ -81,12 +71,9 @@ __device__ __forceinline__ void take_weights(float (&w)[N / 8][4], float (&top)[
 {
     tile_step step[2];
     next_tiles<N>(step, w, top, factor);
-#pragma unroll
-    for (int h = 0; h < 2; h++) shrink[h] = step[h].shrink;
-#pragma unroll
-    for (int i = 0; i < N / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) w[i][e] = weight_of(w[i][e], factor, step[e / 2].shift);
+    unrolled<2>([&](int h) { shrink[h] = step[h].shrink; });
+    unrolled<N / 8, 4>(
+        [&](int i, int e) { w[i][e] = weight_of(w[i][e], factor, step[e / 2].shift); });
 }
 
 // The columns n .. n + 15 of mma results as the left operand of a product.
@@ -102,10 +89,7 @@ __device__ __forceinline__ void as_left(uint32_t (&x)[4], const float (&w)[N / 8
 
 template <int HD> __device__ __forceinline__ void scale_rows(float (&acc)[HD / 8][4], float by)
 {
-#pragma unroll
-    for (int i = 0; i < HD / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) acc[i][e] *= by;
+    unrolled<HD / 8, 4>([&](int i, int e) { acc[i][e] *= by; });
 }
 
 // Stores 16 x HD results of a warp; row_of(r), r in 0..15, gives the row's first element or NULL.
@@ -139,8 +123,7 @@ template <int HD> __device__ __forceinline__ void clear(row_sums<HD> &r)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         r.sum[e] = 0;
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) r.out[i][e] = 0;
+        unrolled<HD / 8>([&](int i) { r.out[i][e] = 0; });
     }
     r.top[0] = r.top[1] = -INFINITY;
 }
@@ -150,8 +133,7 @@ template <int HD> __device__ __forceinline__ void shrink_sums(row_sums<HD> &r, c
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         r.sum[e] *= by[e / 2];
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) r.out[i][e] *= by[e / 2];
+        unrolled<HD / 8>([&](int i) { r.out[i][e] *= by[e / 2]; });
     }
 }
 

@@ -74,15 +74,9 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
             }
         next_tiles<ROWS>(step, dots, top, factor);
         if (tile % CHUNK_KEYS == 0 && tile > w.first) join<N>(all, r, ended);
-#pragma unroll
-        for (int i = 0; i < ROWS / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                dots[i][e] = weight_of(dots[i][e], factor, step[e / 2].shift);
-#pragma unroll
-        for (int i = 0; i <= N / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) r[i][e] *= step[e / 2].shrink;
+        unrolled<ROWS / 8, 4>(
+            [&](int i, int e) { dots[i][e] = weight_of(dots[i][e], factor, step[e / 2].shift); });
+        unrolled<N / 8 + 1, 4>([&](int i, int e) { r[i][e] *= step[e / 2].shrink; });
         as_left(x, dots);
         settle(x);
         settle(r);
@@ -92,10 +86,8 @@ __device__ __forceinline__ void attend(computer &c, const attn_args<bf16> &a, co
         const uint32_t values = stage + tile_bytes<HD> + first / 64 * COLUMNS_APART;
         if constexpr (is_wide<HD>) {
             add_weighted(reinterpret_cast<float(&)[N / 8][4]>(r), x, values, goes_on);
-#pragma unroll
-            for (int e = 0; e < 4; e++) r[N / 8][e] = goes_on ? r[N / 8][e] : 0.f;
-#pragma unroll
-            for (int n = 0; n < ROWS / 16; n++) add_row_sums(r[N / 8], x[n]);
+            unrolled<4>([&](int e) { r[N / 8][e] = goes_on ? r[N / 8][e] : 0.f; });
+            unrolled<ROWS / 16>([&](int n) { add_row_sums(r[N / 8], x[n]); });
         } else {
             add_weighted(r, x, values, goes_on);
         }
